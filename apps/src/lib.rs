@@ -1,0 +1,1 @@
+//! The programs: l2fwd, tunnel-gateway and wirepath.

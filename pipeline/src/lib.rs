@@ -1,0 +1,1 @@
+//! Worker loop, stages, tables and tunnels.

@@ -1,0 +1,1 @@
+//! Huge-page regions and views of memory shared with devices.

@@ -1,0 +1,1 @@
+//! Packets, pools, batches, ports and poll-mode drivers.
