@@ -1,1 +1,3 @@
 //! Packets, pools, batches, ports and poll-mode drivers.
+
+pub mod packet;

@@ -1,0 +1,289 @@
+// UNSAFETY: maps memory and hands out its address.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+const HUGE_PAGE: usize = 2 << 20;
+
+/// What really holds a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// 2 MiB pages reserved by the administrator (`vm.nr_hugepages`).
+    HugePages,
+    /// Normal pages for which transparent huge pages were asked (`madvise(MADV_HUGEPAGE)`); the kernel may or may not have obliged.
+    TransparentHugePages,
+    /// Normal pages.
+    NormalPages,
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HugePages => "2 MiB huge pages",
+            Self::TransparentHugePages => "normal pages, transparent huge pages asked for",
+            Self::NormalPages => "normal pages",
+        })
+    }
+}
+
+/// Why a region could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// A region needs at least one byte.
+    #[error("a memory region of 0 bytes was asked for")]
+    Empty,
+    /// Huge pages were demanded and there are too few.
+    #[error(
+        "{pages} huge pages of 2 MiB are not free ({source}); reserve them with `sysctl vm.nr_hugepages={pages}` or allow normal pages"
+    )]
+    HugePages {
+        /// How many pages the region needs.
+        pages: usize,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
+    /// The kernel refused the mapping.
+    #[error("cannot map {bytes} bytes of memory: {source}")]
+    Map {
+        /// Size asked for.
+        bytes: usize,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
+}
+
+/// What to map: [`RegionBuilder::new`], then [`RegionBuilder::map`].
+#[derive(Clone, Debug)]
+pub struct RegionBuilder {
+    bytes: usize,
+    huge: Option<bool>,
+    node: Option<u32>,
+    shared: bool,
+}
+
+impl RegionBuilder {
+    /// A region of at least `bytes`; huge pages if there are any, else normal pages.
+    pub fn new(bytes: usize) -> Self {
+        Self { bytes, huge: None, node: None, shared: false }
+    }
+
+    /// `true`: huge pages or an error. `false`: never ask for reserved huge pages.
+    pub fn huge_pages(mut self, only: bool) -> Self {
+        self.huge = Some(only);
+        self
+    }
+
+    /// Prefer memory of this NUMA node (`mbind`, `MPOL_PREFERRED`): a wish, since a full node is better than no region.
+    pub fn numa_node(mut self, node: u32) -> Self {
+        self.node = Some(node);
+        self
+    }
+
+    /// Back the region with a memfd, so that another process can map the same memory (see [`Region::descriptor`]).
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// Maps the region; it is zeroed.
+    pub fn map(self) -> Result<Region, RegionError> {
+        if self.bytes == 0 {
+            return Err(RegionError::Empty);
+        }
+        let too_large = || RegionError::Map { bytes: self.bytes, source: std::io::ErrorKind::OutOfMemory.into() };
+        let bytes = self.bytes.checked_next_multiple_of(HUGE_PAGE).ok_or_else(too_large)?;
+        if self.huge != Some(false) {
+            match self.map_as(bytes, true) {
+                Ok(region) => return Ok(region),
+                Err(source) if self.huge == Some(true) => {
+                    return Err(RegionError::HugePages { pages: bytes / HUGE_PAGE, source });
+                }
+                Err(_) => {}
+            }
+        }
+        self.map_as(bytes, false).map_err(|source| RegionError::Map { bytes, source })
+    }
+
+    fn map_as(&self, bytes: usize, huge: bool) -> std::io::Result<Region> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // Normal pages: one huge page more than needed, so that the region can start on a 2 MiB boundary; without that, transparent
+        // huge pages would miss both ends. MAP_POPULATE on reserved pages only: a too small reservation then fails here and not
+        // with SIGBUS at the first touch.
+        let reserve = if huge || self.shared { bytes } else { bytes + HUGE_PAGE };
+        let mut flags = if huge { MapFlags::HUGETLB | MapFlags::POPULATE } else { MapFlags::NORESERVE };
+        let (start, file) = if self.shared {
+            let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
+            let file = memfd_create("wirepath-region", MemfdFlags::CLOEXEC | kind)?;
+            ftruncate(&file, bytes as u64)?;
+            // HUGETLB belongs to the memfd here, not to the mapping.
+            flags -= MapFlags::HUGETLB;
+            // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+            let start = unsafe { mmap(ptr::null_mut(), bytes, protection, flags | MapFlags::SHARED, &file, 0) }?;
+            (start, Some(file))
+        } else {
+            // SAFETY: as above.
+            let start = unsafe { mmap_anonymous(ptr::null_mut(), reserve, protection, flags | MapFlags::PRIVATE) }?;
+            (start, None)
+        };
+        let mut mapped = Mapping { start, bytes: reserve };
+        if reserve > bytes {
+            mapped.trim_to_boundary(bytes);
+        }
+        if let Some(node) = self.node {
+            prefer_node(mapped.start, bytes, node);
+        }
+        let backing = if huge {
+            Backing::HugePages
+        } else {
+            // SAFETY: the advice changes how the pages are provided, not what they contain.
+            match unsafe { madvise(mapped.start, bytes, Advice::LinuxHugepage) } {
+                Ok(()) => Backing::TransparentHugePages,
+                Err(_) => Backing::NormalPages,
+            }
+        };
+        // A child process must not get copy-on-write copies of pages that a device writes (see ibv_fork_init(3)).
+        // SAFETY: only affects fork.
+        let _ = unsafe { madvise(mapped.start, bytes, Advice::LinuxDontFork) };
+        Ok(Region { mapping: mapped, bytes, backing, file })
+    }
+}
+
+struct Mapping {
+    start: *mut c_void,
+    bytes: usize,
+}
+
+impl Mapping {
+    /// Gives back what lies before the first 2 MiB boundary and behind `bytes` from there.
+    fn trim_to_boundary(&mut self, bytes: usize) {
+        let start = self.start as usize;
+        let aligned = start.next_multiple_of(HUGE_PAGE);
+        let (before, after) = (aligned - start, start + self.bytes - (aligned + bytes));
+        // SAFETY: both parts are ours, and nobody has an address into them yet.
+        unsafe {
+            if before > 0 {
+                let _ = munmap(self.start, before);
+            }
+            self.start = self.start.byte_add(before);
+            if after > 0 {
+                let _ = munmap(self.start.byte_add(bytes), after);
+            }
+        }
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours; whoever holds an address into it also holds the region alive (contract of `Region::base`).
+        let _ = unsafe { munmap(self.start, self.bytes) };
+    }
+}
+
+/// A mapped piece of memory, zeroed at first, whose size is a multiple of 2 MiB and which starts on such a boundary unless it is
+/// shared normal memory.
+pub struct Region {
+    mapping: Mapping,
+    bytes: usize,
+    backing: Backing,
+    file: Option<OwnedFd>,
+}
+
+// SAFETY: the region is an address range; it synchronises nothing and hands out no references.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// First byte. Valid for [`Self::bytes`] bytes for as long as the region lives: who keeps the address keeps the region.
+    pub fn base(&self) -> NonNull<u8> {
+        NonNull::new(self.mapping.start.cast()).expect("mmap does not return null")
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What holds the region.
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// The file behind a shared region, to be passed to another process.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|file| file.as_fd())
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("bytes", &self.bytes).field("backing", &self.backing).finish_non_exhaustive()
+    }
+}
+
+fn prefer_node(start: *mut c_void, bytes: usize, node: u32) {
+    const MPOL_PREFERRED: libc::c_long = 1;
+    let mut mask = [0u64; 16];
+    let Some(word) = mask.get_mut(node as usize / 64) else { return };
+    *word = 1 << (node % 64);
+    // SAFETY: mbind(2) reads the mask, whose size in bits (plus one, as the kernel wants it) is given.
+    unsafe {
+        libc::syscall(libc::SYS_mbind, start, bytes, MPOL_PREFERRED, mask.as_ptr(), mask.len() * 64 + 1, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_and_read(region: &Region) {
+        let last = region.bytes() - 1;
+        // SAFETY: both addresses lie in the region, which nobody else uses.
+        unsafe {
+            let base = region.base().as_ptr();
+            assert_eq!(*base.add(last), 0);
+            base.write(1);
+            base.add(last).write(2);
+            assert_eq!((*base, *base.add(last)), (1, 2));
+        }
+    }
+
+    #[test]
+    fn maps_zeroed_memory_on_a_2_mib_boundary() {
+        for node in [None, Some(0)] {
+            let mut builder = RegionBuilder::new(3 << 20);
+            builder.node = node;
+            let region = builder.map().unwrap();
+            assert_eq!(region.bytes(), 4 << 20);
+            assert_eq!(region.base().as_ptr() as usize % HUGE_PAGE, 0);
+            write_and_read(&region);
+        }
+    }
+
+    #[test]
+    fn a_shared_region_has_a_descriptor() {
+        let region = RegionBuilder::new(1).shared().huge_pages(false).map().unwrap();
+        assert!(region.descriptor().is_some());
+        write_and_read(&region);
+    }
+
+    #[test]
+    fn nothing_and_everything_are_errors() {
+        assert!(matches!(RegionBuilder::new(0).map(), Err(RegionError::Empty)));
+        assert!(matches!(RegionBuilder::new(usize::MAX).map(), Err(RegionError::Map { .. })));
+    }
+
+    #[test]
+    fn demanded_huge_pages_name_the_remedy() {
+        // More than any machine has: must fail, whatever is reserved here.
+        let error = RegionBuilder::new(1 << 46).huge_pages(true).map().unwrap_err();
+        assert!(error.to_string().contains("sysctl vm.nr_hugepages="), "{error}");
+    }
+}

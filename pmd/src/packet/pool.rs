@@ -1,0 +1,633 @@
+// UNSAFETY: owns the buffers of a pool while no packet does, and finds a pool by the id in a packet's metadata.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::fmt;
+use std::mem::size_of;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wirepath_memory::{Backing, Region, RegionBuilder, RegionError};
+
+use super::batch::Batch;
+use super::meta::{FRESH, META, Meta, NO_SEGMENT, STRIDE};
+use super::{Handle, Packet};
+
+/// Most pools of one process at one time.
+pub const MAX_POOLS: usize = 64;
+/// Most buffers of one pool: the index part of a [`Handle`].
+pub const MAX_BUFFERS: u32 = (1 << 24) - 1;
+/// Buffers that a thread keeps at hand. Four magazines: two may be taken or given back before the shared list is touched again.
+const CACHE: usize = 4 * MAGAZINE;
+/// Buffers that change between a thread and the shared list at once.
+const MAGAZINE: usize = 128;
+
+static POOLS: [AtomicPtr<Shared>; MAX_POOLS] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_POOLS];
+/// Changes with every pool that takes an id, so that a thread notices a cache of a pool that is no more.
+static GENERATIONS: [AtomicU32; MAX_POOLS] = [const { AtomicU32::new(0) }; MAX_POOLS];
+/// Held while a pool comes or goes and while a thread's cache does; never on a burst path.
+static REGISTRY: Mutex<()> = Mutex::new(());
+
+fn registry() -> MutexGuard<'static, ()> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a pool could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// All ids are taken.
+    #[error("{MAX_POOLS} packet pools exist already; share one between ports")]
+    TooManyPools,
+    /// Zero, or more than a handle can number.
+    #[error("a packet pool of {0} buffers was asked for; possible are 1 to {MAX_BUFFERS}")]
+    BadSize(u64),
+    /// The arena has no room left.
+    #[error("pool '{name}' needs {wanted} buffers, but only {left} are left in its memory region")]
+    ArenaFull {
+        /// Name of the pool.
+        name: String,
+        /// Buffers asked for.
+        wanted: u32,
+        /// Buffers that would still fit.
+        left: u32,
+    },
+    /// No memory.
+    #[error(transparent)]
+    Memory(#[from] RegionError),
+}
+
+/// The region of one NUMA node, from which that node's pools are cut. It is registered whole with each port that needs it.
+#[derive(Debug)]
+pub struct Arena {
+    region: Arc<Region>,
+    used: usize,
+}
+
+impl Arena {
+    /// Maps a region with room for `buffers` buffers on `node` (`None`: wherever the kernel likes).
+    pub fn new(buffers: u32, node: Option<u32>) -> Result<Self, PoolError> {
+        let mut builder = RegionBuilder::new(Self::bytes(buffers)?);
+        if let Some(node) = node {
+            builder = builder.numa_node(node);
+        }
+        Ok(Self::in_region(builder.map()?))
+    }
+
+    /// Uses a region that was mapped before, for instance one with demanded huge pages or one that is shared.
+    pub fn in_region(region: Region) -> Self {
+        Self { region: Arc::new(region), used: 0 }
+    }
+
+    /// Bytes that `buffers` buffers take.
+    pub fn bytes(buffers: u32) -> Result<usize, PoolError> {
+        if buffers == 0 || buffers > MAX_BUFFERS { Err(PoolError::BadSize(buffers.into())) } else { Ok(buffers as usize * STRIDE) }
+    }
+
+    /// Cuts a pool of `buffers` buffers.
+    pub fn pool(&mut self, name: &str, buffers: u32) -> Result<Pool, PoolError> {
+        let bytes = Self::bytes(buffers)?;
+        let left = self.region.bytes() - self.used;
+        if bytes > left {
+            return Err(PoolError::ArenaFull { name: name.to_owned(), wanted: buffers, left: (left / STRIDE) as u32 });
+        }
+        let pool = Pool::cut(name, Arc::clone(&self.region), self.used, buffers)?;
+        self.used += bytes;
+        Ok(pool)
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
+/// A set of equal packet buffers.
+///
+/// Taking and giving back go through a cache of the calling thread and from there, in magazines, through a shared list without
+/// locks; both may happen on any thread. When the last `Pool` handle is gone the memory is freed once the last packet has come back.
+#[derive(Clone)]
+pub struct Pool {
+    handle: Arc<PoolHandle>,
+}
+
+struct PoolHandle {
+    shared: NonNull<Shared>,
+}
+
+// SAFETY: `Shared` is Sync (all its state is atomic or behind a lock), and outlives every handle.
+unsafe impl Send for PoolHandle {}
+// SAFETY: as above.
+unsafe impl Sync for PoolHandle {}
+
+struct Shared {
+    id: u8,
+    generation: u32,
+    name: String,
+    base: NonNull<u8>,
+    offset: usize,
+    count: u32,
+    region: Arc<Region>,
+    /// Top of the stack of magazines: a tag against ABA in the upper half, the index of the first buffer plus one below.
+    top: AtomicU64,
+    /// For each buffer that heads a magazine in the stack: the head of the next one (index plus one). Apart from the buffers
+    /// because a thread that loses the race for a magazine may read it while the winner already uses the buffer.
+    below: Box<[AtomicU32]>,
+    /// Buffers in the stack. Added after a magazine is in and subtracted after it is out: never too low.
+    stacked: AtomicU32,
+    caches: Mutex<Vec<Box<Cache>>>,
+    orphaned: AtomicU32,
+}
+
+/// What one thread has at hand. Written by its thread only; others read `len`.
+struct Cache {
+    len: AtomicU32,
+    slots: [Cell<*mut Meta>; CACHE],
+}
+
+#[derive(Clone, Copy)]
+struct Local {
+    cache: *const Cache,
+    generation: u32,
+}
+
+thread_local! {
+    // No destructor, so that an access is a plain load.
+    static LOCAL: [Cell<Local>; MAX_POOLS] =
+        const { [const { Cell::new(Local { cache: ptr::null(), generation: 0 }) }; MAX_POOLS] };
+    static RETURN_ON_EXIT: ReturnOnExit = const { ReturnOnExit };
+}
+
+/// Gives a thread's caches back when the thread ends.
+struct ReturnOnExit;
+
+impl Drop for ReturnOnExit {
+    fn drop(&mut self) {
+        let _registry = registry();
+        LOCAL.with(|local| {
+            for (id, entry) in local.iter().enumerate() {
+                let Local { cache, generation } = entry.get();
+                entry.set(Local { cache: ptr::null(), generation: 0 });
+                let shared = POOLS[id].load(Ordering::Acquire);
+                if cache.is_null() || shared.is_null() || GENERATIONS[id].load(Ordering::Relaxed) != generation {
+                    continue;
+                }
+                // SAFETY: the generation is that of the living pool, which cannot go while the registry is locked.
+                unsafe { (*shared).retire_cache(cache) };
+            }
+        });
+    }
+}
+
+impl Pool {
+    /// A pool with a region of its own, on any node.
+    pub fn new(name: &str, buffers: u32) -> Result<Self, PoolError> {
+        Arena::new(buffers, None)?.pool(name, buffers)
+    }
+
+    fn cut(name: &str, region: Arc<Region>, offset: usize, count: u32) -> Result<Self, PoolError> {
+        let _registry = registry();
+        reclaim_orphans();
+        let id = POOLS.iter().position(|pool| pool.load(Ordering::Relaxed).is_null()).ok_or(PoolError::TooManyPools)?;
+        let generation = GENERATIONS[id].load(Ordering::Relaxed).wrapping_add(1).max(1);
+        // SAFETY: the arena has checked that `count` buffers fit behind `offset`.
+        let base = unsafe { region.base().add(offset) };
+        let shared = Box::new(Shared {
+            id: id as u8,
+            generation,
+            name: name.to_owned(),
+            base,
+            offset,
+            count,
+            region,
+            top: AtomicU64::new(0),
+            below: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            stacked: AtomicU32::new(0),
+            caches: Mutex::new(Vec::new()),
+            orphaned: AtomicU32::new(0),
+        });
+        for first in (0..count).step_by(MAGAZINE).rev() {
+            let mut magazine = [ptr::null_mut(); MAGAZINE];
+            let n = MAGAZINE.min((count - first) as usize);
+            for (i, slot) in magazine[..n].iter_mut().enumerate() {
+                *slot = shared.buffer(first + i as u32);
+                // SAFETY: nobody else has an address of this buffer.
+                unsafe { (*slot).write(Meta::fresh(id as u8)) };
+            }
+            shared.push_magazine(&magazine[..n]);
+        }
+        GENERATIONS[id].store(generation, Ordering::Relaxed);
+        let shared = NonNull::from(Box::leak(shared));
+        POOLS[id].store(shared.as_ptr(), Ordering::Release);
+        Ok(Self { handle: Arc::new(PoolHandle { shared }) })
+    }
+
+    fn shared(&self) -> &Shared {
+        // SAFETY: lives as long as a handle.
+        unsafe { self.handle.shared.as_ref() }
+    }
+
+    /// Name given when the pool was made.
+    pub fn name(&self) -> &str {
+        &self.shared().name
+    }
+
+    /// Id of the pool in this process: the upper part of its packets' [`Handle`]s.
+    pub fn id(&self) -> u8 {
+        self.shared().id
+    }
+
+    /// Number of buffers, free or not.
+    pub fn capacity(&self) -> u32 {
+        self.shared().count
+    }
+
+    /// Number of free buffers, those in the caches of threads included. Exact when nobody takes or gives at the moment.
+    pub fn available(&self) -> u32 {
+        self.shared().available()
+    }
+
+    /// Buffers that are not free: in packets, or posted to devices.
+    pub fn outstanding(&self) -> u32 {
+        self.capacity().saturating_sub(self.available())
+    }
+
+    /// The region that holds the buffers.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.shared().region
+    }
+
+    /// What holds the buffers.
+    pub fn backing(&self) -> Backing {
+        self.shared().region.backing()
+    }
+
+    /// Offset in bytes of the first buffer in its region; buffer *i* starts `i *` [`STRIDE`] behind it.
+    pub fn region_offset(&self) -> usize {
+        self.shared().offset
+    }
+
+    /// An empty packet with the full headroom, or `None` if no buffer is free.
+    #[inline]
+    pub fn take(&self) -> Option<Packet> {
+        let cache = self.shared().local();
+        // SAFETY: the cache is this thread's.
+        unsafe {
+            let len = (*cache).len.load(Ordering::Relaxed);
+            let len = if len == 0 { self.shared().refill(cache) } else { len };
+            let at = len.checked_sub(1)?;
+            let meta = (*cache).slots.get_unchecked(at as usize).get();
+            (*cache).len.store(at, Ordering::Release);
+            meta.write(Meta::fresh(self.shared().id));
+            Some(Packet::from_meta(NonNull::new_unchecked(meta)))
+        }
+    }
+
+    /// Appends up to `want` empty packets to `batch`, as many as are free and fit. Returns how many.
+    #[inline]
+    pub fn take_batch(&self, want: usize, batch: &mut Batch) -> usize {
+        let (shared, want) = (self.shared(), want.min(batch.space()));
+        let cache = shared.local();
+        // SAFETY: the cache is this thread's; `want` slots below `len` hold free buffers, which the batch then owns; and the batch
+        // has room for them.
+        unsafe {
+            let mut len = (*cache).len.load(Ordering::Relaxed) as usize;
+            if len < want {
+                len = shared.refill(cache) as usize;
+            }
+            let n = want.min(len);
+            let from = (*cache).slots.as_ptr().add(len - n);
+            batch.push_with(n, |i| {
+                let meta = (*from.add(i)).get();
+                meta.write(Meta::fresh(shared.id));
+                Packet::from_meta(NonNull::new_unchecked(meta))
+            });
+            (*cache).len.store((len - n) as u32, Ordering::Release);
+            n
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("name", &self.name())
+            .field("capacity", &self.capacity())
+            .field("available", &self.available())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for PoolHandle {
+    fn drop(&mut self) {
+        let _registry = registry();
+        // SAFETY: the last handle goes now; the pool itself stays until `reclaim_orphans` finds all buffers back.
+        unsafe { self.shared.as_ref() }.orphaned.store(1, Ordering::Relaxed);
+        reclaim_orphans();
+    }
+}
+
+/// Frees every pool without handles whose buffers have all come back. The registry must be locked.
+fn reclaim_orphans() {
+    for (id, slot) in POOLS.iter().enumerate() {
+        let pool = slot.load(Ordering::Acquire);
+        // SAFETY: pools go only in here, under the lock.
+        let Some(shared) = (unsafe { pool.as_ref() }) else { continue };
+        if shared.orphaned.load(Ordering::Relaxed) == 0 || shared.available() < shared.count {
+            continue;
+        }
+        slot.store(ptr::null_mut(), Ordering::Release);
+        GENERATIONS[id].store(shared.generation.wrapping_add(1), Ordering::Release);
+        // SAFETY: no handle, so nobody can take; no packet, so nobody can give. The count of the last packet's cache or magazine
+        // was the last thing that its thread touched (`Release` there, `Acquire` in `available`).
+        drop(unsafe { Box::from_raw(pool) });
+    }
+}
+
+impl Shared {
+    fn buffer(&self, index: u32) -> *mut Meta {
+        assert!(index < self.count, "buffer {index} of pool '{}', which has {}", self.name, self.count);
+        // SAFETY: within the pool's part of the region.
+        unsafe { self.base.as_ptr().add(index as usize * STRIDE).cast() }
+    }
+
+    fn index(&self, meta: *const Meta) -> u32 {
+        ((meta as usize - self.base.as_ptr() as usize) / STRIDE) as u32
+    }
+
+    fn available(&self) -> u32 {
+        let caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached: u32 = caches.iter().map(|cache| cache.len.load(Ordering::Acquire)).sum();
+        self.stacked.load(Ordering::Acquire) + cached
+    }
+
+    /// This thread's cache of this pool.
+    #[inline(always)]
+    fn local(&self) -> *const Cache {
+        let local = LOCAL.with(|local| local[self.id as usize].get());
+        if local.generation == self.generation { local.cache } else { self.new_cache() }
+    }
+
+    #[cold]
+    fn new_cache(&self) -> *const Cache {
+        RETURN_ON_EXIT.with(|_| ());
+        let cache =
+            Box::new(Cache { len: AtomicU32::new(0), slots: [const { Cell::new(ptr::null_mut()) }; CACHE] });
+        let address = ptr::from_ref(&*cache);
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner).push(cache);
+        LOCAL.with(|local| local[self.id as usize].set(Local { cache: address, generation: self.generation }));
+        address
+    }
+
+    /// Gives everything in `cache` back and frees it.
+    ///
+    /// # Safety
+    /// `cache` is this thread's cache of this pool, and not used afterwards.
+    unsafe fn retire_cache(&self, cache: *const Cache) {
+        let mut caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = caches.iter().position(|c| ptr::eq(&raw const **c, cache)) else { return };
+        let cache = caches.swap_remove(at);
+        let len = cache.len.load(Ordering::Relaxed) as usize;
+        let mut free = [ptr::null_mut(); CACHE];
+        for (to, from) in free.iter_mut().zip(&cache.slots) {
+            *to = from.get();
+        }
+        for magazine in free[..len].chunks(MAGAZINE) {
+            self.push_magazine(magazine);
+        }
+    }
+
+    /// Fetches magazines until two are there or no more are to be had; returns the new length.
+    ///
+    /// # Safety
+    /// `cache` is this thread's.
+    #[cold]
+    #[inline(never)]
+    unsafe fn refill(&self, cache: *const Cache) -> u32 {
+        // SAFETY: as promised by the caller.
+        let cache = unsafe { &*cache };
+        let mut len = cache.len.load(Ordering::Relaxed) as usize;
+        while len < 2 * MAGAZINE {
+            let Some(head) = self.pop_magazine() else { break };
+            // SAFETY: this thread took the magazine off the stack: the buffers in it are its own now, and what `push_magazine`
+            // wrote is visible.
+            let (n, rest) = unsafe { magazine_of(self.buffer(head)) };
+            // SAFETY: as above; at most MAGAZINE - 1 entries, written by `push_magazine`.
+            let rest = unsafe { std::slice::from_raw_parts(rest, n as usize - 1) };
+            for (slot, index) in cache.slots[len..].iter().zip(rest.iter().chain([&head])) {
+                slot.set(self.buffer(*index));
+            }
+            // The entries first, so that `available` never counts a buffer in two places; too few for a moment is harmless here,
+            // since this thread holds a handle and the pool cannot go.
+            self.stacked.fetch_sub(n, Ordering::AcqRel);
+            len += n as usize;
+        }
+        cache.len.store(len as u32, Ordering::Release);
+        len as u32
+    }
+
+    /// Gives two magazines of a full cache back; returns the new length.
+    ///
+    /// # Safety
+    /// `cache` is this thread's.
+    #[cold]
+    #[inline(never)]
+    unsafe fn spill(&self, cache: *const Cache) -> u32 {
+        // SAFETY: as promised by the caller.
+        let cache = unsafe { &*cache };
+        let mut len = cache.len.load(Ordering::Relaxed) as usize;
+        // The oldest ones: what was freed last is still in the processor's cache.
+        let give = (2 * MAGAZINE).min(len);
+        let mut free = [ptr::null_mut(); 2 * MAGAZINE];
+        for (to, from) in free.iter_mut().zip(&cache.slots[..give]) {
+            *to = from.get();
+        }
+        for at in give..len {
+            cache.slots[at - give].set(cache.slots[at].get());
+        }
+        len -= give;
+        cache.len.store(len as u32, Ordering::Release);
+        for magazine in free[..give].chunks(MAGAZINE) {
+            self.push_magazine(magazine);
+        }
+        len as u32
+    }
+
+    fn push_magazine(&self, buffers: &[*mut Meta]) {
+        let Some((&head, rest)) = buffers.split_first() else { return };
+        assert!(rest.len() < MAGAZINE);
+        // SAFETY: the buffers are free and this thread's.
+        unsafe {
+            let (_, list) = magazine_of(head);
+            count_of(head).write(buffers.len() as u32);
+            for (i, &buffer) in rest.iter().enumerate() {
+                list.add(i).write(self.index(buffer));
+            }
+        }
+        let head = self.index(head);
+        let mut top = self.top.load(Ordering::Relaxed);
+        loop {
+            self.below[head as usize].store(top as u32, Ordering::Relaxed);
+            let next = ((top >> 32).wrapping_add(1) << 32) | u64::from(head + 1);
+            // Release: the magazine's content before its appearance.
+            match self.top.compare_exchange_weak(top, next, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => top = now,
+            }
+        }
+        self.stacked.fetch_add(buffers.len() as u32, Ordering::Release);
+    }
+
+    fn pop_magazine(&self) -> Option<u32> {
+        let mut top = self.top.load(Ordering::Acquire);
+        loop {
+            let head = (top as u32).checked_sub(1)?;
+            let below = self.below[head as usize].load(Ordering::Relaxed);
+            let next = ((top >> 32).wrapping_add(1) << 32) | u64::from(below);
+            match self.top.compare_exchange_weak(top, next, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => return Some(head),
+                Err(now) => top = now,
+            }
+        }
+    }
+}
+
+/// Where the first buffer of a magazine keeps the count, in its data room.
+///
+/// # Safety
+/// `meta` is the start of a free buffer.
+unsafe fn count_of(meta: *mut Meta) -> *mut u32 {
+    // SAFETY: inside the buffer, and aligned, since buffers are to 64.
+    unsafe { meta.cast::<u8>().add(FRESH).cast() }
+}
+
+/// Count and list of the other buffers' indices of a magazine.
+///
+/// # Safety
+/// `meta` is the start of a free buffer of this thread.
+unsafe fn magazine_of(meta: *mut Meta) -> (u32, *mut u32) {
+    const { assert!(FRESH + MAGAZINE * size_of::<u32>() <= STRIDE && FRESH.is_multiple_of(4) && META == 64) };
+    // SAFETY: inside the buffer.
+    unsafe {
+        let count = count_of(meta);
+        (count.read(), count.add(1))
+    }
+}
+
+/// Metadata of the segment with this handle.
+///
+/// # Safety
+/// The segment exists, so its pool does.
+#[inline]
+pub(super) unsafe fn resolve(handle: u32) -> NonNull<Meta> {
+    let Handle { pool, index } = Handle::unpack(handle);
+    // SAFETY: as promised.
+    unsafe { NonNull::new_unchecked((*POOLS[pool as usize].load(Ordering::Acquire)).buffer(index)) }
+}
+
+/// Handle of a living segment.
+///
+/// # Safety
+/// The segment is alive.
+#[inline]
+pub(super) unsafe fn handle_of(meta: NonNull<Meta>) -> Handle {
+    // SAFETY: a living segment's pool exists.
+    unsafe {
+        let pool = (*meta.as_ptr()).pool;
+        let shared = &*POOLS[pool as usize].load(Ordering::Acquire);
+        Handle { pool, index: shared.index(meta.as_ptr()) }
+    }
+}
+
+/// Region and offset of the first byte of a living segment's buffer.
+///
+/// # Safety
+/// The segment is alive.
+pub(super) unsafe fn region_of<'a>(meta: NonNull<Meta>) -> (&'a Arc<Region>, usize) {
+    // SAFETY: a living segment's pool exists, and the reference does not outlive the segment (the callers bind it to a borrow).
+    unsafe {
+        let shared = &*POOLS[(*meta.as_ptr()).pool as usize].load(Ordering::Acquire);
+        (&shared.region, meta.as_ptr() as usize - shared.region.base().as_ptr() as usize)
+    }
+}
+
+/// Puts one segment into this thread's cache.
+///
+/// # Safety
+/// The caller owns the segment and does not use it again.
+#[inline]
+unsafe fn put(meta: NonNull<Meta>) {
+    // SAFETY: a living segment's pool exists; the cache is this thread's.
+    unsafe {
+        let shared = &*POOLS[(*meta.as_ptr()).pool as usize].load(Ordering::Acquire);
+        let cache = shared.local();
+        let mut len = (*cache).len.load(Ordering::Relaxed);
+        if len as usize == CACHE {
+            len = shared.spill(cache);
+        }
+        (*cache).slots.get_unchecked(len as usize).set(meta.as_ptr());
+        (*cache).len.store(len + 1, Ordering::Release);
+    }
+}
+
+/// Gives a packet's segments back.
+///
+/// # Safety
+/// The caller owns the packet and does not use it again.
+pub(super) unsafe fn release(meta: NonNull<Meta>) {
+    let mut at = meta;
+    loop {
+        // SAFETY: `at` is the caller's, or was held by the segment before it.
+        unsafe {
+            if super::frozen::drop_reference(at) {
+                return;
+            }
+            let next = (*at.as_ptr()).next;
+            let following = (next != NO_SEGMENT).then(|| resolve(next));
+            put(at);
+            match following {
+                Some(following) => at = following,
+                None => return,
+            }
+        }
+    }
+}
+
+/// Gives a run of packets back; the common case, single segments of one pool, costs a few instructions each.
+///
+/// # Safety
+/// The caller owns the packets and does not use them again.
+#[inline]
+pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) {
+    let Some(first) = packets.first() else { return };
+    // SAFETY: the packets are the caller's, so their pools exist; the cache is this thread's, and has room for all of them.
+    unsafe {
+        let pool = (*first.as_ptr()).pool;
+        let shared = &*POOLS[pool as usize].load(Ordering::Acquire);
+        let cache = shared.local();
+        let mut len = (*cache).len.load(Ordering::Relaxed) as usize;
+        if len + packets.len() > CACHE {
+            len = shared.spill(cache) as usize;
+        }
+        debug_assert!(len + packets.len() <= CACHE);
+        let slots = (*cache).slots.as_ptr();
+        // Chains and packets of other pools, put aside: their release may hand this thread's cache on to others, after which the
+        // metadata of what lies in it must not be looked at any more.
+        let mut odd = [*first; super::batch::BATCH];
+        let mut odd_len = 0;
+        for meta in packets {
+            let it = &*meta.as_ptr();
+            if it.pool == pool && it.next == NO_SEGMENT {
+                (*slots.add(len)).set(meta.as_ptr());
+                len += 1;
+            } else {
+                odd[odd_len] = *meta;
+                odd_len += 1;
+            }
+        }
+        (*cache).len.store(len as u32, Ordering::Release);
+        for meta in &odd[..odd_len] {
+            release(*meta);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+use super::*;
+
+fn full(pool: &Pool) -> bool {
+    pool.available() == pool.capacity()
+}
+
+fn numbered(pool: &Pool, len: usize) -> Packet {
+    let mut packet = pool.take().unwrap();
+    let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+    assert!(packet.extend_from_slice(&bytes, pool));
+    packet
+}
+
+fn bytes(packet: &Packet) -> Vec<u8> {
+    packet.segments().flatten().copied().collect()
+}
+
+#[test]
+fn every_buffer_can_be_taken_and_comes_back() {
+    for count in [1, 127, 128, 129, 1000] {
+        let pool = Pool::new("p", count).unwrap();
+        let mut taken: Vec<Packet> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(taken.len(), count as usize);
+        assert_eq!(pool.available(), 0);
+        let mut handles: Vec<u32> = taken.iter().map(|p| p.handle().index).collect();
+        handles.sort_unstable();
+        assert!(handles.iter().copied().eq(0..count), "each buffer once");
+        while let Some(packet) = taken.pop() {
+            drop(packet);
+        }
+        assert!(full(&pool));
+    }
+}
+
+#[test]
+fn batches_take_and_free_in_bulk() {
+    let pool = Pool::new("p", 100).unwrap();
+    let mut batch = Batch::new();
+    assert_eq!(pool.take_batch(80, &mut batch), BATCH);
+    assert!(batch.is_full());
+    let mut second = Batch::new();
+    assert_eq!(pool.take_batch(64, &mut second), 36, "what is left");
+    batch.free_front(10);
+    assert_eq!((batch.len(), pool.available()), (54, 10));
+    batch.clear();
+    drop(second);
+    assert!(full(&pool));
+}
+
+#[test]
+fn a_fresh_packet_has_no_history() {
+    let pool = Pool::new("p", 1).unwrap();
+    let mut packet = numbered(&pool, 100);
+    packet.set_rss_hash(7);
+    packet.set_vlan(9);
+    packet.set_timestamp(1);
+    packet.set_app([1, 2]);
+    packet.set_verdicts(Verdicts::L3_BAD);
+    assert!(packet.trim_front(50));
+    drop(packet);
+    let packet = pool.take().unwrap();
+    assert_eq!((packet.len(), packet.headroom(), packet.tailroom()), (0, HEADROOM, DATA_ROOM));
+    assert_eq!((packet.rss_hash(), packet.vlan(), packet.timestamp(), packet.app()), (None, None, None, [0, 0]));
+    assert!(packet.verdicts().is_empty());
+}
+
+#[test]
+fn the_data_never_leaves_the_buffer() {
+    let pool = Pool::new("p", 4).unwrap();
+    let mut packet = numbered(&pool, DATA_ROOM);
+    assert!(!packet.is_chain());
+    assert!(packet.prepend_slice(HEADROOM + 1).is_none());
+    assert!(packet.prepend::<HEADROOM>().is_some());
+    assert!(packet.prepend::<1>().is_none());
+    assert!(packet.append(1).is_none());
+    assert_eq!(packet.data().len(), HEADROOM + DATA_ROOM);
+    assert!(!packet.trim_front(HEADROOM + DATA_ROOM + 1));
+    assert!(packet.trim_front(HEADROOM + DATA_ROOM));
+    assert_eq!((packet.len(), packet.tailroom()), (0, 0));
+    assert!(packet.prepend_slice(usize::MAX).is_none());
+    for (headroom, len) in [(HEADROOM + DATA_ROOM + 1, 0), (0, HEADROOM + DATA_ROOM + 1), (usize::MAX, 1), (1, usize::MAX)] {
+        assert!(!packet.set_data(headroom, len));
+    }
+    assert!(packet.set_data(HEADROOM + DATA_ROOM, 0));
+    assert!(packet.set_data(0, HEADROOM + DATA_ROOM));
+}
+
+#[test]
+fn chains_carry_long_packets() {
+    let pool = Pool::new("p", 16).unwrap();
+    for len in [DATA_ROOM + 1, 9216, 3 * DATA_ROOM] {
+        let packet = numbered(&pool, len);
+        let expected: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+        assert_eq!((packet.len(), packet.segment_count()), (len, len.div_ceil(DATA_ROOM)));
+        assert_eq!(bytes(&packet), expected);
+        let copy = packet.duplicate(&pool).unwrap();
+        assert_eq!(bytes(&copy), expected);
+        let mut out = vec![0; len + 10];
+        assert_eq!(packet.copy_to(&mut out), len);
+        assert_eq!(out[..len], expected);
+        drop((packet, copy));
+        assert!(full(&pool));
+    }
+}
+
+#[test]
+fn truncation_frees_what_is_cut_off() {
+    let pool = Pool::new("p", 16).unwrap();
+    for len in [0, 1, DATA_ROOM - 1, DATA_ROOM, DATA_ROOM + 1, 2 * DATA_ROOM, 5000, 9000, 10_000] {
+        let mut packet = numbered(&pool, 9000);
+        assert!(packet.truncate(len));
+        let want = len.min(9000);
+        assert_eq!((packet.len(), bytes(&packet).len()), (want, want));
+        assert_eq!(pool.outstanding() as usize, packet.segment_count());
+        drop(packet);
+        assert!(full(&pool));
+    }
+}
+
+#[test]
+fn pull_up_keeps_the_bytes() {
+    let pool = Pool::new("p", 16).unwrap();
+    let mut packet = pool.take().unwrap();
+    packet.append(10).unwrap().fill(1);
+    for fill in [2u8, 3, 4] {
+        let mut segment = pool.take().unwrap();
+        segment.append(20).unwrap().fill(fill);
+        packet.append_segment(segment).unwrap();
+    }
+    let before = bytes(&packet);
+    assert!(packet.pull_up(45));
+    assert_eq!((packet.data().len(), packet.len(), packet.segment_count()), (45, 70, 3));
+    assert_eq!(bytes(&packet), before);
+    assert!(!packet.pull_up(71));
+    assert!(packet.pull_up(70));
+    assert_eq!((packet.segment_count(), bytes(&packet)), (1, before));
+    drop(packet);
+    assert!(full(&pool));
+}
+
+#[test]
+fn a_pool_that_runs_dry_recovers() {
+    let pool = Pool::new("p", 3).unwrap();
+    let mut packet = pool.take().unwrap();
+    assert!(!packet.extend_from_slice(&[0; 9216], &pool), "needs five buffers");
+    assert_eq!(pool.available(), 0);
+    assert!(pool.take().is_none());
+    assert_eq!(pool.take_batch(8, &mut Batch::new()), 0);
+    drop(packet);
+    assert!(full(&pool));
+    assert!(pool.take().is_some());
+}
+
+#[test]
+fn frozen_payload_is_shared_and_freed_once() {
+    let pool = Pool::new("p", 16).unwrap();
+    let payload = numbered(&pool, 5000).freeze();
+    let mut copies: Vec<Packet> = (0..3u8)
+        .map(|i| {
+            let mut header = pool.take().unwrap();
+            header.append(50).unwrap().fill(i);
+            header.attach(&payload).unwrap()
+        })
+        .collect();
+    assert_eq!((payload.references(), pool.outstanding()), (4, 3 + 3));
+    drop(payload);
+    for (i, copy) in copies.iter_mut().enumerate() {
+        assert_eq!((copy.len(), copy.segment_count()), (5050, 4));
+        let all = bytes(copy);
+        assert!(all[..50].iter().all(|&b| b == i as u8));
+        assert!(all[50..].iter().enumerate().all(|(k, &b)| b == (k % 251) as u8));
+        assert!(!copy.truncate(100), "the cut would change what others see");
+        assert!(copy.append_segment(pool.take().unwrap()).is_err());
+        assert!(!copy.pull_up(60));
+        assert!(copy.truncate(50) && copy.truncate(20));
+        assert_eq!(copy.segment_count(), 1);
+    }
+    drop(copies);
+    assert!(full(&pool));
+}
+
+#[test]
+fn buffers_come_back_from_other_threads() {
+    let pool = Pool::new("p", 2000).unwrap();
+    for _ in 0..3 {
+        let packets: Vec<Packet> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(packets.len(), 2000);
+        std::thread::spawn(move || drop(packets)).join().unwrap();
+        assert!(full(&pool), "the ended thread kept none");
+    }
+}
+
+#[test]
+fn two_threads_trade_buffers_and_lose_none() {
+    let pool = Pool::new("p", 1500).unwrap();
+    let threads: Vec<_> = (0..4u64)
+        .map(|seed| {
+            let pool = pool.clone();
+            std::thread::spawn(move || {
+                let mut held: Vec<Packet> = Vec::new();
+                let mut x = seed * 7919 + 1;
+                for _ in 0..20_000 {
+                    x ^= x << 13;
+                    x ^= x >> 7;
+                    x ^= x << 17;
+                    if x % 5 < 3 {
+                        if let Some(mut packet) = pool.take() {
+                            // A buffer that two threads own would show here.
+                            packet.append(8).unwrap().copy_from_slice(&x.to_ne_bytes());
+                            packet.set_app([x, seed]);
+                            held.push(packet);
+                        }
+                    } else if !held.is_empty() {
+                        let packet = held.swap_remove(x as usize % held.len());
+                        assert_eq!(packet.data(), packet.app()[0].to_ne_bytes());
+                        assert_eq!(packet.app()[1], seed);
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+    assert!(full(&pool));
+}
+
+#[test]
+fn packets_outlive_their_pool_handle() {
+    let pool = Pool::new("short-lived", 300).unwrap();
+    let packet = numbered(&pool, 100);
+    drop(pool);
+    assert_eq!(packet.len(), 100);
+    let others: Vec<Pool> = (0..4).map(|_| Pool::new("other", 10).unwrap()).collect();
+    assert!(others.iter().all(|p| p.id() != packet.handle().pool), "an id in use is not given again");
+    drop(packet);
+}
+
+#[test]
+fn a_batch_of_mixed_pools_and_chains_returns_all() {
+    let a = Pool::new("a", 300).unwrap();
+    let b = Pool::new("b", 300).unwrap();
+    for _ in 0..10 {
+        let mut batch = Batch::new();
+        for i in 0..BATCH {
+            let len = if i % 7 == 0 { 5000 } else { 60 };
+            batch.push(numbered(if i % 3 == 0 { &a } else { &b }, len)).unwrap();
+        }
+        assert!(batch.push(numbered(&a, 1)).is_err());
+        let mut seen = 0;
+        batch.drain_front(5, |_| seen += 1);
+        batch.filter_map(|packet| (packet.len() > 60).then_some(packet));
+        assert_eq!((seen, batch.len()), (5, 9));
+        drop(batch);
+        assert!(full(&a) && full(&b));
+    }
+}
+
+#[test]
+fn an_arena_is_cut_until_it_is_full() {
+    let mut arena = Arena::new(1000, None).unwrap();
+    let a = arena.pool("a", 600).unwrap();
+    let b = arena.pool("b", 400).unwrap();
+    assert!(std::ptr::eq(&raw const **a.region(), &raw const **b.region()));
+    assert!(b.region_offset() >= a.region_offset() + 600 * STRIDE);
+    assert!(matches!(arena.pool("c", 1 << 20), Err(PoolError::ArenaFull { .. })));
+    assert!(matches!(Arena::new(0, None), Err(PoolError::BadSize(0))));
+    let packet = b.take().unwrap();
+    let (region, offset) = packet.place();
+    assert!(std::ptr::eq(&raw const **region, &raw const **b.region()));
+    assert_eq!(offset, b.region_offset() + packet.handle().index as usize * STRIDE);
+}
