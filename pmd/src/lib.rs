@@ -1,3 +1,11 @@
 //! Packets, pools, batches, ports and poll-mode drivers.
+//!
+//! A program opens ports by driver name or with `auto` ([`drivers::plan`]), configures and starts them ([`port`]), and polls the
+//! queues it gets. It never names a driver in code. Packets come from [`packet::Pool`]s and travel in [`packet::Batch`]es.
 
+pub mod counters;
+pub mod drivers;
+pub mod drops;
 pub mod packet;
+pub mod port;
+pub mod settings;

@@ -52,6 +52,7 @@ macro_rules! bits {
         }
     };
 }
+pub(crate) use bits;
 
 bits! {
     /// What the device says of the checksums of a received packet. Neither good nor bad: not checked.

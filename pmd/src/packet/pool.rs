@@ -81,7 +81,11 @@ impl Arena {
 
     /// Bytes that `buffers` buffers take.
     pub fn bytes(buffers: u32) -> Result<usize, PoolError> {
-        if buffers == 0 || buffers > MAX_BUFFERS { Err(PoolError::BadSize(buffers.into())) } else { Ok(buffers as usize * STRIDE) }
+        if buffers == 0 || buffers > MAX_BUFFERS {
+            Err(PoolError::BadSize(buffers.into()))
+        } else {
+            Ok(buffers as usize * STRIDE)
+        }
     }
 
     /// Cuts a pool of `buffers` buffers.
@@ -371,8 +375,7 @@ impl Shared {
     #[cold]
     fn new_cache(&self) -> *const Cache {
         RETURN_ON_EXIT.with(|_| ());
-        let cache =
-            Box::new(Cache { len: AtomicU32::new(0), slots: [const { Cell::new(ptr::null_mut()) }; CACHE] });
+        let cache = Box::new(Cache { len: AtomicU32::new(0), slots: [const { Cell::new(ptr::null_mut()) }; CACHE] });
         let address = ptr::from_ref(&*cache);
         self.caches.lock().unwrap_or_else(PoisonError::into_inner).push(cache);
         LOCAL.with(|local| local[self.id as usize].set(Local { cache: address, generation: self.generation }));

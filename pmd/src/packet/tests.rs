@@ -78,7 +78,9 @@ fn the_data_never_leaves_the_buffer() {
     assert!(packet.trim_front(HEADROOM + DATA_ROOM));
     assert_eq!((packet.len(), packet.tailroom()), (0, 0));
     assert!(packet.prepend_slice(usize::MAX).is_none());
-    for (headroom, len) in [(HEADROOM + DATA_ROOM + 1, 0), (0, HEADROOM + DATA_ROOM + 1), (usize::MAX, 1), (1, usize::MAX)] {
+    for (headroom, len) in
+        [(HEADROOM + DATA_ROOM + 1, 0), (0, HEADROOM + DATA_ROOM + 1), (usize::MAX, 1), (1, usize::MAX)]
+    {
         assert!(!packet.set_data(headroom, len));
     }
     assert!(packet.set_data(HEADROOM + DATA_ROOM, 0));

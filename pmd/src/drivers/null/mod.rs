@@ -1,0 +1,223 @@
+//! `null`: a source of frames and a sink, without any device. For measurements, demonstrations and tests.
+
+mod frames;
+
+use std::any::Any;
+use std::sync::Arc;
+
+pub use frames::{Frames, Kind};
+
+use super::Driver;
+use crate::counters::QueueCounters;
+use crate::drops::DropReason;
+use crate::packet::{Batch, Packet, Pool};
+use crate::port::{
+    Capabilities, Device, Link, Offloads, Plan, PortConfig, PortError, PortEvent, PortId, Queues, ReceiveQueue,
+    TransmitQueue,
+};
+use crate::settings::{ConfigError, Settings};
+
+/// Packets that a source hands over in one burst.
+const BURST: usize = 32;
+
+/// The driver.
+#[derive(Debug)]
+pub struct Null;
+
+/// What a `null` port does.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Frames that the port receives for ever; `None`: nothing is ever received.
+    pub source: Option<Frames>,
+    /// Stop after this many packets per queue.
+    pub count: Option<u64>,
+    /// Buffers in rotation per queue, as in the ring of a NIC; 0 takes each buffer from the pool when it is needed.
+    pub ring: u32,
+}
+
+impl Driver for Null {
+    fn name(&self) -> &'static str {
+        "null"
+    }
+
+    fn about(&self) -> &'static str {
+        "source of generated frames and sink for everything sent; needs no device"
+    }
+
+    fn plan(&self, _: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
+        Ok(Box::new(Options {
+            source: Frames::from_settings(settings)?,
+            count: settings.integer("count", 1..=i64::MAX)?,
+            ring: settings.integer("ring", 0..=65_536)?.unwrap_or(0),
+        }))
+    }
+}
+
+impl Plan for Options {
+    fn driver(&self) -> &'static str {
+        "null"
+    }
+
+    fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
+        Ok(Box::new(NullDevice { options: *self }))
+    }
+}
+
+struct NullDevice {
+    options: Options,
+}
+
+impl Device for NullDevice {
+    fn capabilities(&self) -> Capabilities {
+        let mode = match &self.options.source {
+            Some(frames) => format!("source of {frames}, sink"),
+            None => "sink".to_owned(),
+        };
+        Capabilities {
+            mode,
+            max_rx_queues: 256,
+            max_tx_queues: 256,
+            offloads: Offloads::TX_CHAINS,
+            max_tx_segments: u16::MAX,
+            ..Capabilities::plain("null", "")
+        }
+    }
+
+    fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let mut queues = Queues::default();
+        for index in 0..config.rx_queues {
+            queues.rx.push(match &self.options.source {
+                Some(frames) => Box::new(Source::new(frames, &self.options, config, index)?),
+                None => Box::new(Silence { counters: Arc::default() }),
+            });
+        }
+        for _ in 0..config.tx_queues {
+            queues.tx.push(Box::new(Sink { counters: Arc::default() }));
+        }
+        Ok(queues)
+    }
+
+    fn stop(&mut self, _: Queues) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn link(&mut self) -> Link {
+        Link::UP
+    }
+
+    fn events(&mut self) -> Vec<PortEvent> {
+        Vec::new()
+    }
+}
+
+/// Receives nothing.
+struct Silence {
+    counters: Arc<QueueCounters>,
+}
+
+impl ReceiveQueue for Silence {
+    fn receive(&mut self, _: &mut Batch) {
+        self.counters.empty.add(1);
+    }
+
+    fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+/// Receives generated frames.
+struct Source {
+    counters: Arc<QueueCounters>,
+    pool: Pool,
+    port: PortId,
+    frames: frames::Generator,
+    left: u64,
+    /// Buffers waiting for their turn, oldest at `next`; empty without a ring.
+    ring: Vec<Packet>,
+    next: usize,
+}
+
+impl Source {
+    fn new(frames: &Frames, options: &Options, config: &PortConfig, index: u16) -> Result<Self, PortError> {
+        let refused = |reason: String| PortError::Refused { driver: "null", device: String::new(), reason };
+        let frames = frames.generator(index).map_err(refused)?;
+        let mut ring = Vec::with_capacity(options.ring as usize);
+        for _ in 0..options.ring {
+            ring.push(config.pool.take().ok_or_else(|| {
+                refused(format!("a ring of {} buffers, but pool '{}' has no more", options.ring, config.pool.name()))
+            })?);
+        }
+        Ok(Self {
+            counters: Arc::default(),
+            pool: config.pool.clone(),
+            port: config.id,
+            frames,
+            left: options.count.unwrap_or(u64::MAX),
+            ring,
+            next: 0,
+        })
+    }
+}
+
+impl ReceiveQueue for Source {
+    #[inline]
+    fn receive(&mut self, batch: &mut Batch) {
+        let want = BURST.min(batch.space()).min(self.left.try_into().unwrap_or(BURST));
+        let start = batch.len();
+        let got = self.pool.take_batch(want, batch);
+        let packets = &mut batch.as_mut_slice()[start..];
+        if !self.ring.is_empty() {
+            // As a NIC does: the filled buffer comes out of the ring and a fresh one takes its place.
+            for packet in packets.iter_mut() {
+                std::mem::swap(packet, &mut self.ring[self.next]);
+                self.next += 1;
+                if self.next == self.ring.len() {
+                    self.next = 0;
+                }
+            }
+        }
+        let bytes = self.frames.fill(packets, self.port, &self.pool);
+        if got < want {
+            self.counters.drops.add(DropReason::NoBuffer, (want - got) as u64);
+        }
+        self.left -= got as u64;
+        self.counters.packets.add(got as u64);
+        self.counters.bytes.add(bytes);
+        self.counters.bursts.add(1);
+    }
+
+    fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+/// Accepts and frees everything.
+struct Sink {
+    counters: Arc<QueueCounters>,
+}
+
+impl TransmitQueue for Sink {
+    #[inline]
+    fn transmit(&mut self, batch: &mut Batch) {
+        self.counters.packets.add(batch.len() as u64);
+        self.counters.bytes.add(crate::port::bytes_of(batch.as_slice()));
+        self.counters.bursts.add(1);
+        batch.clear();
+    }
+
+    fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

@@ -1,0 +1,133 @@
+//! Why packets are dropped: one table for drivers, stages and applications.
+
+use crate::counters::Counter;
+
+macro_rules! drop_reasons {
+    ($($(#[$doc:meta])* $variant:ident, $name:literal, $text:literal;)*) => {
+        /// Why a packet left early. The order is part of nothing; the names are (they are the keys in JSON and metrics).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum DropReason { $(#[doc = $text] $variant,)* }
+
+        impl DropReason {
+            /// All reasons.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Name of the counter: lower case, words joined by `_`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// What happened, for people.
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    // Ports.
+    NoBuffer, "no_buffer", "the packet pool had no free buffer";
+    TxFull, "tx_full", "the transmit queue stayed full";
+    TxError, "tx_error", "the device or the kernel refused to transmit the packet";
+    TooLong, "too_long", "the frame is longer than the port or the framework carries";
+    TooShort, "too_short", "the frame is shorter than an Ethernet header";
+    BadDescriptor, "bad_descriptor", "the device described a packet that cannot exist";
+    DeviceLost, "device_lost", "the device went away with packets on their way";
+    LinkDown, "link_down", "the link of the output port is down";
+    KernelOffload, "kernel_offload", "the kernel left work undone on this packet that cannot be finished (segmentation or checksum)";
+    // Parsing.
+    Truncated, "truncated", "the frame ends inside a header";
+    BadVersion, "bad_version", "the version in the IP header does not fit the EtherType";
+    BadHeaderLength, "bad_header_length", "a header length is below its minimum or beyond the packet";
+    BadTotalLength, "bad_total_length", "a length field says more than the frame holds";
+    BadChecksum, "bad_checksum", "an IPv4 header checksum is wrong";
+    BadL4Checksum, "bad_l4_checksum", "a UDP or TCP checksum is wrong";
+    TooManyHeaders, "too_many_headers", "more VLAN tags, extension headers or tunnels than are followed";
+    BadFragment, "bad_fragment", "a fragment overlaps what cannot be overlapped, or reaches beyond 65 535 bytes";
+    UnknownEtherType, "unknown_ethertype", "no stage takes this EtherType";
+    // Switching and tunnels.
+    NoStage, "no_stage", "no stage took the packet";
+    NoSegment, "no_segment", "the port and VLAN belong to no segment";
+    UnknownVni, "unknown_vni", "the VXLAN network identifier belongs to no segment";
+    BadTunnelHeader, "bad_tunnel_header", "the tunnel header is malformed";
+    UnknownRemote, "unknown_remote", "the tunnel packet comes from an address that is no remote of its segment";
+    NotForUs, "not_for_us", "neither the Ethernet nor the IP destination is ours";
+    BadSource, "bad_source", "the source address is not a unicast address";
+    SplitHorizon, "split_horizon", "the only way out would be back to the side it came from";
+    NoDestination, "no_destination", "there is nobody to flood to";
+    SamePort, "same_port", "the destination is behind the port that the frame came from";
+    NoNeighbour, "no_neighbour", "the next hop's link-layer address is not known";
+    NoRoute, "no_route", "there is no route to the tunnel's remote";
+    TooBigForMtu, "too_big", "the encapsulated packet exceeds the MTU of the way";
+    NoHeadroom, "no_headroom", "there is no room in front of the packet for another header";
+    Reserved, "reserved_address", "IEEE 802.1D reserved group address, which bridges do not forward";
+    // Workers.
+    QueueFull, "queue_full", "the queue to another worker or to the control thread is full";
+    Stopping, "stopping", "the program is stopping";
+    Ruled, "ruled", "a rule says so";
+}
+
+/// One counter for each reason.
+#[derive(Debug)]
+pub struct DropCounters {
+    counters: [Counter; DropReason::ALL.len()],
+}
+
+impl DropCounters {
+    /// All zero.
+    pub const fn new() -> Self {
+        Self { counters: [const { Counter::new() }; DropReason::ALL.len()] }
+    }
+
+    /// Adds `n` packets. Single writer.
+    #[inline(always)]
+    pub fn add(&self, reason: DropReason, n: u64) {
+        self.counters[reason as usize].add(n);
+    }
+
+    /// Packets dropped for this reason.
+    pub fn get(&self, reason: DropReason) -> u64 {
+        self.counters[reason as usize].get()
+    }
+
+    /// The reasons that occurred, with their counts.
+    pub fn nonzero(&self) -> impl Iterator<Item = (DropReason, u64)> {
+        DropReason::ALL.iter().map(|&reason| (reason, self.get(reason))).filter(|&(_, n)| n > 0)
+    }
+
+    /// Sum over all reasons.
+    pub fn total(&self) -> u64 {
+        self.counters.iter().map(Counter::get).sum()
+    }
+}
+
+impl Default for DropCounters {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_counter_like() {
+        let mut names: Vec<_> = DropReason::ALL.iter().map(|r| r.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), DropReason::ALL.len());
+        assert!(names.iter().all(|n| n.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')));
+    }
+
+    #[test]
+    fn counts_by_reason() {
+        let drops = DropCounters::new();
+        drops.add(DropReason::TxFull, 2);
+        drops.add(DropReason::TxFull, 3);
+        assert_eq!(drops.nonzero().collect::<Vec<_>>(), [(DropReason::TxFull, 5)]);
+        assert_eq!(drops.total(), 5);
+    }
+}

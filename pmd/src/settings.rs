@@ -1,0 +1,454 @@
+//! Configuration files: TOML, read key by key, with errors that name file, line, key, what was found and what would be right.
+//!
+//! A reader asks a [`Settings`] table for the keys it knows and ends with [`Settings::finish`], which refuses the others and names
+//! the nearest known key. Nothing is started before the whole file has been read.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Range, RangeInclusive};
+use std::path::Path;
+use std::str::FromStr;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// What is wrong with a configuration, and where.
+#[derive(Debug)]
+pub struct ConfigError {
+    /// File name as given, or a word for text that came from elsewhere.
+    pub file: String,
+    /// Line and column, from 1; `None` if the file could not be read at all.
+    pub position: Option<(usize, usize)>,
+    /// Full key, such as `port[1].mtu`; empty for errors of syntax.
+    pub key: String,
+    /// What was found and what would be right.
+    pub message: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file)?;
+        if let Some((line, column)) = self.position {
+            write!(f, ":{line}:{column}")?;
+        }
+        if self.key.is_empty() {
+            write!(f, ": {}", self.message)
+        } else {
+            write!(f, ": {}: {}", self.key, self.message)
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// The text of a configuration and its name.
+#[derive(Clone, Debug)]
+pub struct Source {
+    file: String,
+    text: String,
+}
+
+/// A parsed [`Source`].
+#[derive(Debug)]
+pub struct Document<'s> {
+    source: &'s Source,
+    root: Spanned<DeTable<'s>>,
+}
+
+/// One table of a document, being read.
+#[derive(Debug)]
+pub struct Settings<'d> {
+    source: &'d Source,
+    table: &'d DeTable<'d>,
+    span: Range<usize>,
+    path: String,
+    asked: RefCell<Vec<&'static str>>,
+}
+
+type Result<T> = std::result::Result<T, ConfigError>;
+
+impl Source {
+    /// Text that came from elsewhere than a file.
+    pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { file: name.into(), text: text.into() }
+    }
+
+    /// Reads a file of at most 16 MiB.
+    pub fn load(path: &Path) -> Result<Self> {
+        let file = path.display().to_string();
+        let refuse = |message: String| ConfigError { file: file.clone(), position: None, key: String::new(), message };
+        let length = std::fs::metadata(path).map_err(|e| refuse(format!("cannot read this configuration: {e}")))?.len();
+        if length > 16 << 20 {
+            return Err(refuse(format!("{length} bytes; a configuration has at most 16 MiB")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot read this configuration: {e}")))?;
+        Ok(Self { file, text })
+    }
+
+    /// Checks the syntax.
+    pub fn parse(&self) -> Result<Document<'_>> {
+        // The parser recurses; what people write nests a few levels deep.
+        let root = DeTable::parse(&self.text).map_err(|e| ConfigError {
+            file: self.file.clone(),
+            position: e.span().map(|span| self.position(span.start)),
+            key: String::new(),
+            message: e.message().trim().replace('\n', ", "),
+        })?;
+        Ok(Document { source: self, root })
+    }
+
+    fn position(&self, offset: usize) -> (usize, usize) {
+        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
+        let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
+        let line = before.iter().filter(|&&b| b == b'\n').count() + 1;
+        (line, String::from_utf8_lossy(&before[line_start..]).chars().count() + 1)
+    }
+}
+
+impl<'s> Document<'s> {
+    /// The top table.
+    pub fn settings(&self) -> Settings<'_> {
+        Settings {
+            source: self.source,
+            table: self.root.get_ref(),
+            span: self.root.span(),
+            path: String::new(),
+            asked: RefCell::default(),
+        }
+    }
+}
+
+/// A value that a key can have.
+pub trait FromValue: Sized {
+    /// What would be right, for the error.
+    const EXPECTED: &'static str;
+    /// `None` if the value is of another kind.
+    fn from_value(value: &DeValue<'_>) -> Option<Self>;
+}
+
+impl FromValue for bool {
+    const EXPECTED: &'static str = "true or false";
+    fn from_value(value: &DeValue<'_>) -> Option<Self> {
+        value.as_bool()
+    }
+}
+
+impl FromValue for String {
+    const EXPECTED: &'static str = "a string";
+    fn from_value(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str().map(str::to_owned)
+    }
+}
+
+impl FromValue for i64 {
+    const EXPECTED: &'static str = "an integer";
+    fn from_value(value: &DeValue<'_>) -> Option<Self> {
+        match value {
+            DeValue::Integer(i) => Self::from_str_radix(i.as_str(), i.radix()).ok(),
+            _ => None,
+        }
+    }
+}
+
+impl FromValue for f64 {
+    const EXPECTED: &'static str = "a number";
+    fn from_value(value: &DeValue<'_>) -> Option<Self> {
+        match value {
+            DeValue::Float(x) => x.as_str().parse().ok(),
+            other => i64::from_value(other).map(|i| i as Self),
+        }
+    }
+}
+
+/// A value with the place where it stands, for checks that need the whole configuration.
+#[derive(Clone, Debug)]
+pub struct Placed<T> {
+    /// The value.
+    pub value: T,
+    place: Place,
+}
+
+/// A place in a configuration, for later errors.
+#[derive(Clone, Debug)]
+pub struct Place {
+    file: String,
+    position: (usize, usize),
+    key: String,
+}
+
+impl Place {
+    /// An error at this place.
+    pub fn error(&self, message: impl Into<String>) -> ConfigError {
+        ConfigError {
+            file: self.file.clone(),
+            position: Some(self.position),
+            key: self.key.clone(),
+            message: message.into(),
+        }
+    }
+}
+
+impl<T> Placed<T> {
+    /// An error at the value's place.
+    pub fn error(&self, message: impl Into<String>) -> ConfigError {
+        self.place.error(message)
+    }
+}
+
+impl<'d> Settings<'d> {
+    fn value(&self, key: &'static str) -> Option<&'d Spanned<DeValue<'d>>> {
+        self.asked.borrow_mut().push(key);
+        self.table.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(_, value)| value)
+    }
+
+    fn full_key(&self, key: &str) -> String {
+        match (self.path.as_str(), key) {
+            ("", key) => key.to_owned(),
+            (path, "") => path.to_owned(),
+            (path, key) => format!("{path}.{key}"),
+        }
+    }
+
+    fn error_at(&self, span: &Range<usize>, key: &str, message: String) -> ConfigError {
+        ConfigError {
+            file: self.source.file.clone(),
+            position: Some(self.source.position(span.start)),
+            key: self.full_key(key),
+            message,
+        }
+    }
+
+    /// An error about the table as a whole.
+    pub fn error(&self, message: impl Into<String>) -> ConfigError {
+        self.error_at(&self.span, "", message.into())
+    }
+
+    /// An error about the value of a key (or about the table, where the key is missing).
+    pub fn error_in(&self, key: &'static str, message: impl Into<String>) -> ConfigError {
+        let span = self.value(key).map_or(self.span.clone(), Spanned::span);
+        self.error_at(&span, key, message.into())
+    }
+
+    /// Where a key's value (or, if it is missing, the table) stands.
+    pub fn place(&self, key: &'static str) -> Place {
+        let span = self.value(key).map_or(self.span.clone(), Spanned::span);
+        Place { file: self.source.file.clone(), position: self.source.position(span.start), key: self.full_key(key) }
+    }
+
+    /// Full name of the table, such as `port[0]`; empty for the top.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether the key is there.
+    pub fn has(&self, key: &'static str) -> bool {
+        self.value(key).is_some()
+    }
+
+    /// The value of a key, if it is there.
+    pub fn get<T: FromValue>(&self, key: &'static str) -> Result<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match T::from_value(value.get_ref()) {
+            Some(read) => Ok(Some(read)),
+            None => Err(self.wrong(value, key, T::EXPECTED)),
+        }
+    }
+
+    fn wrong(&self, value: &Spanned<DeValue<'_>>, key: &str, expected: &str) -> ConfigError {
+        let text = self.source.text.get(value.span()).unwrap_or_default();
+        let mut found: String = text.chars().take(60).collect();
+        if found.len() < text.len() {
+            found.push('…');
+        }
+        self.error_at(&value.span(), key, format!("found {}, expected {expected}", found.replace('\n', " ")))
+    }
+
+    /// The value of a key that must be there.
+    pub fn required<T: FromValue>(&self, key: &'static str) -> Result<T> {
+        self.get(key)?.ok_or_else(|| self.missing(key, T::EXPECTED))
+    }
+
+    fn missing(&self, key: &str, expected: &str) -> ConfigError {
+        self.error_at(&self.span, key, format!("missing, expected {expected}"))
+    }
+
+    /// An integer within `range`, if the key is there.
+    pub fn integer<T: TryFrom<i64>>(&self, key: &'static str, range: RangeInclusive<i64>) -> Result<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let read = i64::from_value(value.get_ref()).filter(|i| range.contains(i)).and_then(|i| T::try_from(i).ok());
+        match read {
+            Some(read) => Ok(Some(read)),
+            None => Err(self.wrong(value, key, &format!("an integer from {} to {}", range.start(), range.end()))),
+        }
+    }
+
+    /// A string that parses as `T`, if the key is there; `expected` says what it should look like.
+    pub fn parsed<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.get_ref().as_str().and_then(|s| s.parse().ok()) {
+            Some(read) => Ok(Some(read)),
+            None => Err(self.wrong(value, key, expected)),
+        }
+    }
+
+    /// [`Self::parsed`] for a key that must be there.
+    pub fn required_parsed<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<T> {
+        self.parsed(key, expected)?.ok_or_else(|| self.missing(key, expected))
+    }
+
+    /// One of several words, if the key is there.
+    pub fn choice<T: Clone>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        if let Some((_, choice)) = choices.iter().find(|(word, _)| value.get_ref().as_str() == Some(word)) {
+            return Ok(Some(choice.clone()));
+        }
+        let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+        let mut expected = format!("one of \"{}\"", words.join("\", \""));
+        if let Some(near) = value.get_ref().as_str().and_then(|found| nearest(found, &words)) {
+            expected += &format!(" (did you mean \"{near}\"?)");
+        }
+        Err(self.wrong(value, key, &expected))
+    }
+
+    /// A list of strings that parse as `T`; a single string counts as a list of one. Empty if the key is missing.
+    pub fn list<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Vec<Placed<T>>> {
+        let Some(value) = self.value(key) else { return Ok(Vec::new()) };
+        let items: Vec<_> = value.get_ref().as_array().map_or_else(|| vec![value], |array| array.iter().collect());
+        items
+            .into_iter()
+            .enumerate()
+            .map(|(i, item)| match item.get_ref().as_str().and_then(|s| s.parse().ok()) {
+                Some(value) => Ok(Placed {
+                    value,
+                    place: Place {
+                        file: self.source.file.clone(),
+                        position: self.source.position(item.span().start),
+                        key: self.full_key(&format!("{key}[{i}]")),
+                    },
+                }),
+                None => Err(self.wrong(item, &format!("{key}[{i}]"), expected)),
+            })
+            .collect()
+    }
+
+    /// The table under a key, if it is there.
+    pub fn table(&self, key: &'static str) -> Result<Option<Settings<'d>>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.get_ref() {
+            DeValue::Table(table) => Ok(Some(self.nested(table, value.span(), key))),
+            _ => Err(self.wrong(value, key, "a table")),
+        }
+    }
+
+    /// The tables under a key (`[[key]]`, or an array of inline tables). Empty if it is missing.
+    pub fn tables(&self, key: &'static str) -> Result<Vec<Settings<'d>>> {
+        let Some(value) = self.value(key) else { return Ok(Vec::new()) };
+        let DeValue::Array(array) = value.get_ref() else {
+            return Err(self.wrong(value, key, &format!("tables, each written as [[{}]]", self.full_key(key))));
+        };
+        array
+            .iter()
+            .enumerate()
+            .map(|(i, item)| match item.get_ref() {
+                DeValue::Table(table) => Ok(self.nested(table, item.span(), &format!("{key}[{i}]"))),
+                _ => Err(self.wrong(item, &format!("{key}[{i}]"), "a table")),
+            })
+            .collect()
+    }
+
+    /// An empty table in place of one that is not there: every key takes its default, and errors point at this table.
+    pub fn empty(&self, key: &str) -> Settings<'d> {
+        static EMPTY: std::sync::LazyLock<DeTable<'static>> = std::sync::LazyLock::new(DeTable::new);
+        self.nested(&EMPTY, self.span.clone(), key)
+    }
+
+    fn nested(&self, table: &'d DeTable<'d>, span: Range<usize>, key: &str) -> Self {
+        Settings { source: self.source, table, span, path: self.full_key(key), asked: RefCell::default() }
+    }
+
+    /// Ends the reading of this table: keys that were never asked for are refused, with the nearest known one.
+    pub fn finish(self) -> Result<()> {
+        let asked = self.asked.borrow();
+        for name in self.table.keys() {
+            let key = name.get_ref().as_ref();
+            if asked.contains(&key) {
+                continue;
+            }
+            let mut known: Vec<&str> = asked.clone();
+            known.sort_unstable();
+            known.dedup();
+            let message = match nearest(key, &known) {
+                Some(near) => format!("unknown key; did you mean \"{near}\"?"),
+                None if known.is_empty() => "unknown key; this table has none".to_owned(),
+                None => format!("unknown key; known here: {}", known.join(", ")),
+            };
+            return Err(self.error_at(&name.span(), key, message));
+        }
+        Ok(())
+    }
+}
+
+/// The word most like `found`, if any is near enough to be a slip.
+pub fn nearest<'w>(found: &str, words: &[&'w str]) -> Option<&'w str> {
+    let distance = |word: &str| strsim::damerau_levenshtein(&found.to_lowercase(), word);
+    let near = words.iter().copied().min_by_key(|word| distance(word))?;
+    (distance(near) <= 1 + near.len() / 4).then_some(near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str, read: impl FnOnce(&Settings<'_>) -> Result<()>) -> String {
+        let source = Source::new("c.toml", text);
+        let document = source.parse().unwrap();
+        let settings = document.settings();
+        read(&settings).and_then(|()| settings.finish()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn errors_name_file_line_key_and_remedy() {
+        let text = "[[port]]\nmtu = 70000\n";
+        let message = error(text, |s| {
+            let port = s.tables("port")?.remove(0);
+            port.integer::<u16>("mtu", 68..=9216).map(drop)
+        });
+        assert_eq!(message, "c.toml:2:7: port[0].mtu: found 70000, expected an integer from 68 to 9216");
+    }
+
+    #[test]
+    fn unknown_keys_name_the_nearest() {
+        let message = error("devise = 'eth0'\n", |s| s.get::<String>("device").map(drop));
+        assert_eq!(message, "c.toml:1:1: devise: unknown key; did you mean \"device\"?");
+        let message = error("x = 1\n", |s| s.get::<String>("device").map(drop));
+        assert_eq!(message, "c.toml:1:1: x: unknown key; known here: device");
+    }
+
+    #[test]
+    fn values_of_the_wrong_kind_and_missing_ones() {
+        assert!(error("a = 'x'\n", |s| s.get::<bool>("a").map(drop)).ends_with("a: found 'x', expected true or false"));
+        assert!(error("", |s| s.required::<String>("name").map(drop)).ends_with("name: missing, expected a string"));
+        let choices = [("busy", 0), ("adaptive", 1)];
+        assert!(error("i = 'adaptiv'", |s| s.choice("i", &choices).map(drop)).contains("did you mean \"adaptive\"?"));
+        let message = error("a = ['1', 'x']", |s| s.list::<u8>("a", "a number").map(drop));
+        assert_eq!(message, "c.toml:1:11: a[1]: found 'x', expected a number");
+    }
+
+    #[test]
+    fn syntax_errors_have_a_line() {
+        let error = Source::new("c.toml", "a = 1\nb = = 2\n").parse().unwrap_err();
+        assert_eq!(error.position.unwrap().0, 2);
+    }
+
+    #[test]
+    fn integers_of_any_radix_and_floats() {
+        let source = Source::new("c", "a = 0x1F\nb = -3\nc = 1_000\nd = 1.5\n");
+        let document = source.parse().unwrap();
+        let s = document.settings();
+        assert_eq!(s.integer::<u16>("a", 0..=100).unwrap(), Some(31));
+        assert_eq!(s.integer::<i8>("b", -5..=5).unwrap(), Some(-3));
+        assert_eq!(s.get::<i64>("c").unwrap(), Some(1000));
+        assert_eq!((s.get::<f64>("d").unwrap(), s.get::<f64>("b").unwrap()), (Some(1.5), Some(-3.0)));
+        s.finish().unwrap();
+    }
+}
