@@ -1,1 +1,54 @@
-//! Views and builders of packet headers.
+//! Views and builders of packet headers: no copy, no allocation, no unsafe code, no panic on any input.
+//!
+//! - One module per protocol ([`ethernet`], [`vlan`], [`arp`], [`ipv4`], [`ipv6`], [`icmpv4`], [`icmpv6`], [`ndp`],
+//!   [`tcp`], [`udp`], [`vxlan`]), all of the same shape: `View` and `ViewMut` lay names over bytes that one constructor
+//!   has checked, `Repr` is the header as a plain value with `parse` and `emit`.
+//! - [`parse`] walks a whole frame once and says where each header lies, inside a tunnel too. It is what the burst path
+//!   uses; views are then laid over the offsets it found.
+//! - [`checksum`] is RFC 1071 arithmetic; [`finish`] completes the checksums that a kernel left to hardware.
+//! - [`build`] makes outer headers, and the ARP, NDP and ICMP packets that a gateway sends of itself.
+//!
+//! Numbers are in host order and lengths in bytes unless a name says otherwise. Codes that come from the wire are open
+//! newtypes with constants: a value without a name is a value all the same.
+//!
+//! # Adding a protocol
+//! One file with a `header!` table, its `split` function and a `Repr`; one arm in [`parse`] if frames of it are to be
+//! looked into.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+#[macro_use]
+mod field;
+
+pub mod arp;
+pub mod build;
+pub mod checksum;
+pub mod error;
+pub mod ethernet;
+pub mod finish;
+pub mod icmpv4;
+pub mod icmpv6;
+pub mod ip;
+pub mod ipv4;
+pub mod ipv6;
+pub mod ndp;
+pub mod parse;
+pub mod tcp;
+pub mod tuple;
+pub mod udp;
+pub mod vlan;
+pub mod vxlan;
+
+pub use checksum::Sum;
+pub use error::{NoRoom, ParseError};
+pub use ethernet::{EtherType, MacAddr};
+pub use field::Field;
+pub use ip::IpProtocol;
+pub use parse::{L3, L4, Layers, Parsed, Parser, Tunnel, parse};
+pub use tuple::FiveTuple;
+pub use vlan::Tag;
+pub use vxlan::Vni;

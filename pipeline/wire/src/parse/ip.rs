@@ -1,0 +1,196 @@
+//! The IP part of the parser: IPv4 and IPv6 of every shape, and the layer-4 headers behind them.
+
+use super::{Bytes, L3, L4, Layers, Parser, offset};
+use crate::field::{be16, get};
+use crate::ip::IpProtocol;
+use crate::{ParseError, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
+
+/// Longest IP packet that a fragment may be a piece of.
+const LONGEST: usize = 65535;
+
+/// Whether the words of a 20-byte header add up.
+#[inline(always)]
+pub(super) fn header_sum_is_valid(h: &[u8; 20]) -> bool {
+    let a = u64::from_ne_bytes(get::<0, 8, 20>(h));
+    let b = u64::from_ne_bytes(get::<8, 8, 20>(h));
+    let c = u64::from(u32::from_ne_bytes(get::<16, 4, 20>(h)));
+    let low = 0xffff_ffff;
+    let x = (a & low) + (a >> 32) + (b & low) + (b >> 32) + c;
+    let x = (x & low) + (x >> 32);
+    let x = (x & 0xffff) + (x >> 16);
+    let x = (x & 0xffff) + (x >> 16);
+    x == 0xffff
+}
+
+impl Parser {
+    pub(super) fn ipv4(&self, at: Bytes<'_>, l3: usize, layers: &mut Layers) -> Result<(), ParseError> {
+        let h: &[u8; ipv4::HEADER_LEN] = at.header(l3, ParseError::Ipv4Truncated)?;
+        if h[0] >> 4 != 4 {
+            return Err(ParseError::Ipv4BadVersion);
+        }
+        let header_len = usize::from(h[0] & 15) * 4;
+        let total = usize::from(be16::<2, 20>(h));
+        if header_len < ipv4::HEADER_LEN || total < header_len {
+            return Err(ParseError::Ipv4BadHeaderLength);
+        }
+        if l3 + total > at.end {
+            return Err(ParseError::Ipv4BadTotalLength);
+        }
+        let header = at.bytes(l3, header_len, ParseError::Ipv4Truncated)?;
+        if self.verify_ipv4 && !crate::checksum::sum(header).is_valid() {
+            return Err(ParseError::Ipv4BadChecksum);
+        }
+        layers.l3_kind = L3::Ipv4;
+        layers.end = (l3 + total) as u32;
+        layers.protocol = h[9];
+        if header_len > ipv4::HEADER_LEN {
+            layers.flags |= Layers::IP_OPTIONS;
+        }
+        let fragment = be16::<6, 20>(h);
+        fragment_check(
+            layers,
+            fragment & 0x1fff,
+            fragment & ipv4::MORE_FRAGMENTS != 0,
+            total - header_len,
+            total - header_len,
+        )?;
+        transport(Bytes { end: l3 + total, ..at }, l3 + header_len, IpProtocol(h[9]), layers)
+    }
+}
+
+/// Notes what piece of a packet this is, and refuses pieces that no packet has.
+///
+/// `piece` is the length of this piece, `rest` that of all behind the headers that every piece repeats.
+fn fragment_check(layers: &mut Layers, units: u16, more: bool, piece: usize, rest: usize) -> Result<(), ParseError> {
+    if units == 0 && !more {
+        // Not fragmented, or an atomic fragment (RFC 6946).
+        return Ok(());
+    }
+    if more && !piece.is_multiple_of(8) {
+        return Err(ParseError::FragmentUnaligned);
+    }
+    if usize::from(units) * 8 + rest > LONGEST {
+        return Err(ParseError::FragmentTooLong);
+    }
+    // RFC 3128 section 2: with an offset of 8 bytes it could change the flags of the TCP header before it.
+    if units == 1 && IpProtocol(layers.protocol) == IpProtocol::TCP {
+        return Err(ParseError::FragmentOverlap);
+    }
+    layers.flags |= if units == 0 { Layers::FRAGMENT_FIRST } else { Layers::FRAGMENT_LATER };
+    Ok(())
+}
+
+pub(super) fn ipv6(at: Bytes<'_>, l3: usize, layers: &mut Layers) -> Result<(), ParseError> {
+    let h: &[u8; ipv6::HEADER_LEN] = at.header(l3, ParseError::Ipv6Truncated)?;
+    if h[0] >> 4 != 6 {
+        return Err(ParseError::Ipv6BadVersion);
+    }
+    let payload_len = usize::from(be16::<4, 40>(h));
+    let start = l3 + ipv6::HEADER_LEN;
+    let end = start + payload_len;
+    if end > at.end {
+        return Err(ParseError::Ipv6BadPayloadLength);
+    }
+    let mut next = IpProtocol(h[6]);
+    if payload_len == 0 && next == IpProtocol::HOP_BY_HOP {
+        // RFC 2675 section 2: the length is in the jumbo payload option.
+        return Err(ParseError::Ipv6Jumbogram);
+    }
+    let at = Bytes { end, ..at };
+    layers.l3_kind = L3::Ipv6;
+    layers.end = end as u32;
+    let mut here = start;
+    let mut fragmented = false;
+    let mut count = 0;
+    while ipv6::is_extension(next) {
+        if count == ipv6::MAX_EXTENSIONS {
+            return Err(ParseError::ExtensionTooMany);
+        }
+        let fixed: &[u8; 8] = at.header(here, ParseError::ExtensionTruncated)?;
+        let len = ipv6::extension_len(next, fixed[1]);
+        let bytes = at.bytes(here, len, ParseError::ExtensionTruncated)?;
+        match next {
+            // RFC 8200 section 4.1: only immediately behind the IPv6 header.
+            IpProtocol::HOP_BY_HOP if count > 0 => return Err(ParseError::ExtensionOrder),
+            IpProtocol::HOP_BY_HOP | IpProtocol::DESTINATION_OPTIONS => check_options(next, bytes)?,
+            // RFC 4302 section 2: the fixed part alone is 12 bytes.
+            IpProtocol::AH if len < 12 => return Err(ParseError::ExtensionMalformed),
+            IpProtocol::FRAGMENT => {
+                if fragmented {
+                    return Err(ParseError::ExtensionOrder);
+                }
+                fragmented = true;
+                let word = be16::<2, 8>(fixed);
+                let piece = end - here - len;
+                layers.protocol = fixed[0];
+                // RFC 8200 section 4.5: the reassembled packet's payload length, extension headers included.
+                fragment_check(layers, word >> 3, word & 1 != 0, piece, piece + (here - start))?;
+            }
+            _ => {}
+        }
+        next = IpProtocol(fixed[0]);
+        here += len;
+        count += 1;
+        if layers.is_later_fragment() {
+            // What follows is the middle of something.
+            break;
+        }
+    }
+    if count > 0 {
+        layers.flags |= Layers::IP_OPTIONS;
+    }
+    layers.protocol = next.0;
+    transport(at, here, next, layers)
+}
+
+/// Options must fill their header exactly; a jumbo payload option beside a payload length is an error (RFC 2675 section 3).
+fn check_options(kind: IpProtocol, header: &[u8]) -> Result<(), ParseError> {
+    for option in ipv6::Options::of(header) {
+        let (code, _) = option?;
+        if kind == IpProtocol::HOP_BY_HOP && code == ipv6::OPTION_JUMBO {
+            return Err(ParseError::Ipv6Jumbogram);
+        }
+    }
+    Ok(())
+}
+
+/// The header behind the IP headers.
+fn transport(at: Bytes<'_>, l4: usize, protocol: IpProtocol, layers: &mut Layers) -> Result<(), ParseError> {
+    layers.l4 = offset(l4)?;
+    layers.payload = layers.l4;
+    if layers.is_later_fragment() {
+        return Ok(());
+    }
+    let (kind, len) = match (protocol, layers.l3_kind) {
+        (IpProtocol::TCP, _) => {
+            let h: &[u8; tcp::HEADER_LEN] = at.header(l4, ParseError::TcpTruncated)?;
+            let len = usize::from(h[12] >> 4) * 4;
+            if len < tcp::HEADER_LEN {
+                return Err(ParseError::TcpBadOffset);
+            }
+            at.bytes(l4, len, ParseError::TcpTruncated)?;
+            (L4::Tcp, len)
+        }
+        (IpProtocol::UDP, _) => {
+            let h: &[u8; udp::HEADER_LEN] = at.header(l4, ParseError::UdpTruncated)?;
+            let len = usize::from(be16::<4, 8>(h));
+            // The first piece of a datagram is shorter than the datagram.
+            if len < udp::HEADER_LEN || (!layers.is_fragment() && l4 + len > at.end) {
+                return Err(ParseError::UdpBadLength);
+            }
+            (L4::Udp, udp::HEADER_LEN)
+        }
+        (IpProtocol::ICMPV4, L3::Ipv4) => {
+            let _: &[u8; icmpv4::HEADER_LEN] = at.header(l4, ParseError::Icmpv4Truncated)?;
+            (L4::Icmpv4, icmpv4::HEADER_LEN)
+        }
+        (IpProtocol::ICMPV6, L3::Ipv6) => {
+            let _: &[u8; icmpv6::HEADER_LEN] = at.header(l4, ParseError::Icmpv6Truncated)?;
+            (L4::Icmpv6, icmpv6::HEADER_LEN)
+        }
+        _ => (L4::Other, 0),
+    };
+    layers.l4_kind = kind;
+    layers.payload = offset(l4 + len)?;
+    Ok(())
+}
