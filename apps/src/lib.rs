@@ -1,1 +1,4 @@
-//! The programs: l2fwd, tunnel-gateway and wirepath.
+//! What the programs share: the command-line contract ([`cli`]) and the parts of the tool `wirepath`.
+#![forbid(unsafe_code)]
+
+pub mod cli;

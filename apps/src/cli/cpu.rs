@@ -1,0 +1,54 @@
+//! The programs are built for x86-64-v3: on an older processor they would end in "illegal instruction", which tells nobody what to
+//! do. The flags come from the kernel, which also knows whether the registers are switched on; the standard library's detection is
+//! of no use here, since it takes what the build assumes for granted.
+
+use super::Failure;
+
+/// What x86-64-v3 adds to the baseline (System V psABI, table 3.1) in the words of `/proc/cpuinfo`; `abm` has LZCNT.
+const V3: &[&str] = &[
+    "cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",
+    "abm", "movbe", "xsave",
+];
+
+/// Features of x86-64-v3 that the first processor lacks; empty where the kernel does not tell, or on another architecture.
+pub fn missing_cpu_features() -> Vec<&'static str> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Vec::new();
+    }
+    std::fs::read_to_string("/proc/cpuinfo").map_or_else(|_| Vec::new(), |text| missing_from(&text))
+}
+
+fn missing_from(cpuinfo: &str) -> Vec<&'static str> {
+    let Some(flags) = cpuinfo.lines().find(|line| line.starts_with("flags")) else { return Vec::new() };
+    let has = |feature: &&&'static str| !flags.split_ascii_whitespace().any(|flag| flag == **feature);
+    V3.iter().filter(has).copied().collect()
+}
+
+pub(super) fn check() -> Result<(), Failure> {
+    // Built for an older processor: runs everywhere.
+    if cfg!(not(target_feature = "avx2")) {
+        return Ok(());
+    }
+    match missing_cpu_features() {
+        missing if missing.is_empty() => Ok(()),
+        missing => Err(Failure::Failed(format!(
+            "this program was built for x86-64-v3, but the processor has no {}; build it here with \
+             RUSTFLAGS=\"-C target-cpu=native\" cargo build --release",
+            missing.join(", ")
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_whole_words() {
+        let all = V3.join(" ");
+        assert!(missing_from(&format!("processor : 0\nflags\t\t: fpu {all}\n")).is_empty());
+        let older = all.replace("avx2", "avx2x").replace("fma", "");
+        assert_eq!(missing_from(&format!("flags : {older}\n")), ["avx2", "fma"]);
+        assert!(missing_from("no such line").is_empty(), "nothing known, nothing claimed");
+    }
+}
