@@ -150,21 +150,22 @@ impl Batch {
         n
     }
 
-    /// Frees the first `n` packets (all, if there are fewer) at once.
+    /// Frees the first `n` packets (all, if there are fewer) at once; returns their bytes.
     #[inline(always)]
-    pub fn free_front(&mut self, n: usize) {
+    pub fn free_front(&mut self, n: usize) -> u64 {
         let n = n.min(self.len);
         // SAFETY: a packet is a pointer to its metadata; they are freed here and forgotten by `remove_front`.
         unsafe {
-            pool::release_all(std::slice::from_raw_parts(self.slots.as_ptr().cast::<NonNull<Meta>>(), n));
+            let bytes = pool::release_all(std::slice::from_raw_parts(self.slots.as_ptr().cast::<NonNull<Meta>>(), n));
             self.remove_front(n);
+            bytes
         }
     }
 
-    /// Frees all packets at once.
+    /// Frees all packets at once; returns their bytes.
     #[inline(always)]
-    pub fn clear(&mut self) {
-        self.free_front(BATCH);
+    pub fn clear(&mut self) -> u64 {
+        self.free_front(BATCH)
     }
 
     /// Forgets the first `n` packets and closes the gap.

@@ -143,6 +143,41 @@ struct Shared {
     orphaned: AtomicU32,
 }
 
+/// Metadata that fresh packets shall have in common: the port they came in by, and their length where it is the same for all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Blank {
+    in_port: u16,
+    len: u16,
+}
+
+impl Blank {
+    /// An empty packet.
+    pub const fn new() -> Self {
+        Self { in_port: 0, len: 0 }
+    }
+
+    /// Packets of this input port.
+    pub const fn in_port(mut self, port: u16) -> Self {
+        self.in_port = port;
+        self
+    }
+
+    /// Packets of `len` bytes behind the full headroom, whatever the buffers contain.
+    ///
+    /// # Panics
+    /// If `len` exceeds [`super::DATA_ROOM`].
+    pub const fn len(mut self, len: usize) -> Self {
+        assert!(len <= super::DATA_ROOM);
+        self.len = len as u16;
+        self
+    }
+
+    #[inline(always)]
+    fn line(&self, pool: u8) -> Meta {
+        Meta { in_port: self.in_port, data_len: self.len, packet_len: self.len as u32, ..Meta::fresh(pool) }
+    }
+}
+
 /// What one thread has at hand. Written by its thread only; others read `len`.
 struct Cache {
     len: AtomicU32,
@@ -290,6 +325,12 @@ impl Pool {
     /// Appends up to `want` empty packets to `batch`, as many as are free and fit. Returns how many.
     #[inline]
     pub fn take_batch(&self, want: usize, batch: &mut Batch) -> usize {
+        self.take_batch_like(want, batch, &Blank::new())
+    }
+
+    /// [`Self::take_batch`], with metadata that all of the packets share written along: one store of a line instead of several.
+    #[inline]
+    pub fn take_batch_like(&self, want: usize, batch: &mut Batch, blank: &Blank) -> usize {
         let (shared, want) = (self.shared(), want.min(batch.space()));
         let cache = shared.local();
         // SAFETY: the cache is this thread's; `want` slots below `len` hold free buffers, which the batch then owns; and the batch
@@ -301,9 +342,11 @@ impl Pool {
             }
             let n = want.min(len);
             let from = (*cache).slots.as_ptr().add(len - n);
+            let blank = blank.line(shared.id);
             batch.push_with(n, |i| {
                 let meta = (*from.add(i)).get();
-                meta.write(Meta::fresh(shared.id));
+                // A line copied as bytes: the compiler then uses its widest stores.
+                ptr::copy_nonoverlapping(&raw const blank, meta, 1);
                 Packet::from_meta(NonNull::new_unchecked(meta))
             });
             (*cache).len.store((len - n) as u32, Ordering::Release);
@@ -596,13 +639,13 @@ pub(super) unsafe fn release(meta: NonNull<Meta>) {
     }
 }
 
-/// Gives a run of packets back; the common case, single segments of one pool, costs a few instructions each.
+/// Gives a run of packets back and returns their bytes; the common case, single segments of one pool, costs a few instructions each.
 ///
 /// # Safety
 /// The caller owns the packets and does not use them again.
 #[inline]
-pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) {
-    let Some(first) = packets.first() else { return };
+pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
+    let Some(first) = packets.first() else { return 0 };
     // SAFETY: the packets are the caller's, so their pools exist; the cache is this thread's, and has room for all of them.
     unsafe {
         let pool = (*first.as_ptr()).pool;
@@ -617,9 +660,10 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) {
         // Chains and packets of other pools, put aside: their release may hand this thread's cache on to others, after which the
         // metadata of what lies in it must not be looked at any more.
         let mut odd = [*first; super::batch::BATCH];
-        let mut odd_len = 0;
+        let (mut odd_len, mut bytes) = (0, 0);
         for meta in packets {
             let it = &*meta.as_ptr();
+            bytes += u64::from(it.packet_len);
             if it.pool == pool && it.next == NO_SEGMENT {
                 (*slots.add(len)).set(meta.as_ptr());
                 len += 1;
@@ -632,5 +676,6 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) {
         for meta in &odd[..odd_len] {
             release(*meta);
         }
+        bytes
     }
 }

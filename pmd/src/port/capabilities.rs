@@ -1,8 +1,7 @@
 use std::fmt;
 
 use crate::packet::offload::bits;
-/// Link-layer address.
-pub type MacAddress = [u8; 6];
+pub use wirepath_wire::MacAddr as MacAddress;
 
 bits! {
     /// Work that a device takes over.

@@ -5,15 +5,14 @@ mod frames;
 use std::any::Any;
 use std::sync::Arc;
 
-pub use frames::{Frames, Kind};
+pub use frames::{FrameSpec, Frames, Templates, TunnelSpec};
 
 use super::Driver;
 use crate::counters::QueueCounters;
 use crate::drops::DropReason;
-use crate::packet::{Batch, Packet, Pool};
+use crate::packet::{Batch, Blank, Packet, Pool};
 use crate::port::{
-    Capabilities, Device, Link, Offloads, Plan, PortConfig, PortError, PortEvent, PortId, Queues, ReceiveQueue,
-    TransmitQueue,
+    Capabilities, Device, Link, Offloads, Plan, PortConfig, PortError, PortEvent, Queues, ReceiveQueue, TransmitQueue,
 };
 use crate::settings::{ConfigError, Settings};
 
@@ -133,7 +132,7 @@ impl ReceiveQueue for Silence {
 struct Source {
     counters: Arc<QueueCounters>,
     pool: Pool,
-    port: PortId,
+    blank: Blank,
     frames: frames::Generator,
     left: u64,
     /// Buffers waiting for their turn, oldest at `next`; empty without a ring.
@@ -144,17 +143,24 @@ struct Source {
 impl Source {
     fn new(frames: &Frames, options: &Options, config: &PortConfig, index: u16) -> Result<Self, PortError> {
         let refused = |reason: String| PortError::Refused { driver: "null", device: String::new(), reason };
-        let frames = frames.generator(index).map_err(refused)?;
+        let blank = frames.blank().in_port(config.id);
+        let frames = frames.generator(index);
         let mut ring = Vec::with_capacity(options.ring as usize);
-        for _ in 0..options.ring {
-            ring.push(config.pool.take().ok_or_else(|| {
-                refused(format!("a ring of {} buffers, but pool '{}' has no more", options.ring, config.pool.name()))
-            })?);
+        while ring.len() < options.ring as usize {
+            let mut batch = Batch::new();
+            if config.pool.take_batch_like(options.ring as usize - ring.len(), &mut batch, &blank) == 0 {
+                return Err(refused(format!(
+                    "a ring of {} buffers, but pool '{}' has no more",
+                    options.ring,
+                    config.pool.name()
+                )));
+            }
+            batch.drain_front(usize::MAX, |packet| ring.push(packet));
         }
         Ok(Self {
             counters: Arc::default(),
             pool: config.pool.clone(),
-            port: config.id,
+            blank,
             frames,
             left: options.count.unwrap_or(u64::MAX),
             ring,
@@ -168,7 +174,7 @@ impl ReceiveQueue for Source {
     fn receive(&mut self, batch: &mut Batch) {
         let want = BURST.min(batch.space()).min(self.left.try_into().unwrap_or(BURST));
         let start = batch.len();
-        let got = self.pool.take_batch(want, batch);
+        let got = self.pool.take_batch_like(want, batch, &self.blank);
         let packets = &mut batch.as_mut_slice()[start..];
         if !self.ring.is_empty() {
             // As a NIC does: the filled buffer comes out of the ring and a fresh one takes its place.
@@ -180,7 +186,7 @@ impl ReceiveQueue for Source {
                 }
             }
         }
-        let bytes = self.frames.fill(packets, self.port, &self.pool);
+        let bytes = self.frames.fill(packets, &self.pool);
         if got < want {
             self.counters.drops.add(DropReason::NoBuffer, (want - got) as u64);
         }
@@ -208,9 +214,8 @@ impl TransmitQueue for Sink {
     #[inline]
     fn transmit(&mut self, batch: &mut Batch) {
         self.counters.packets.add(batch.len() as u64);
-        self.counters.bytes.add(crate::port::bytes_of(batch.as_slice()));
+        self.counters.bytes.add(batch.clear());
         self.counters.bursts.add(1);
-        batch.clear();
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {
