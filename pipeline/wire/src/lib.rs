@@ -6,6 +6,7 @@
 //! - [`parse`] walks a whole frame once and says where each header lies, inside a tunnel too. It is what the burst path
 //!   uses; views are then laid over the offsets it found.
 //! - [`checksum`] is RFC 1071 arithmetic; [`finish`] completes the checksums that a kernel left to hardware.
+//! - [`segment`] cuts superframes (TCP or UDP segmentation offload, inside VXLAN too) into frames.
 //! - [`build`] makes outer headers, and the ARP, NDP and ICMP packets that a gateway sends of itself.
 //!
 //! Numbers are in host order and lengths in bytes unless a name says otherwise. Codes that come from the wire are open
@@ -37,6 +38,7 @@ pub mod ipv4;
 pub mod ipv6;
 pub mod ndp;
 pub mod parse;
+pub mod segment;
 pub mod tcp;
 pub mod tuple;
 pub mod udp;

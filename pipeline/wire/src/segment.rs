@@ -1,0 +1,229 @@
+//! Cuts superframes into frames: TCP segmentation (TSO) and UDP segmentation (USO), inside VXLAN too.
+//!
+//! A kernel hands over frames of up to 64 KiB that its NIC was to cut (`virtio_net_hdr` with a `gso_size`). Every frame cut
+//! from one has the same headers but for lengths, IPv4 identifications, TCP sequence number and flags, and checksums, of the
+//! outer headers too. [`Segmenter`] writes those headers and names the piece of payload that follows; no payload is copied.
+
+use core::fmt;
+use core::ops::Range;
+
+use crate::checksum::{self, Sum, Transport};
+use crate::field::{be16, get, put};
+use crate::parse::{L3, L4, Layers, Parsed};
+use crate::tcp::flags;
+use crate::{finish, ipv4, ipv6, tcp, udp};
+
+/// Most frames that are cut from one superframe. 64 KiB at the smallest TCP segment size Linux uses (88) are 745.
+pub const MAX_SEGMENTS: usize = 1024;
+
+/// Why a frame cannot be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentError {
+    /// The segment size is zero.
+    NoSize,
+    /// No TCP or UDP header at the offset named.
+    NotTransport,
+    /// The packet or the one around it is a fragment.
+    Fragment,
+    /// The headers are not all in the first buffer.
+    HeaderSplit,
+    /// More than [`MAX_SEGMENTS`].
+    TooMany,
+    /// A frame cut out would be longer than IP allows.
+    TooLong,
+    /// The buffer for headers is too short.
+    NoRoom,
+}
+
+impl fmt::Display for SegmentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SegmentError::NoSize => "the segment size is zero",
+            SegmentError::NotTransport => "no TCP or UDP header where segmentation is asked for",
+            SegmentError::Fragment => "a fragment cannot be segmented",
+            SegmentError::HeaderSplit => "the headers are not all in the first buffer",
+            SegmentError::TooMany => "the segment size would make too many frames",
+            SegmentError::TooLong => "a segment would be longer than IP allows",
+            SegmentError::NoRoom => "the buffer is too short for the headers",
+        })
+    }
+}
+
+impl core::error::Error for SegmentError {}
+
+/// A frame cut out of a superframe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Length of the headers that were written, bytes; the same for every segment of a superframe.
+    pub header_len: usize,
+    /// Which bytes of the superframe follow them.
+    pub payload: Range<usize>,
+}
+
+/// Cuts one superframe.
+#[derive(Clone, Debug)]
+pub struct Segmenter<'a> {
+    headers: &'a [u8],
+    /// The stack around a tunnel.
+    outer: Option<Layers>,
+    /// The stack whose payload is cut.
+    inner: Layers,
+    payload_len: usize,
+    size: usize,
+    next: usize,
+    count: usize,
+}
+
+impl<'a> Segmenter<'a> {
+    /// Prepares to cut the payload behind the layer-4 header at `l4` (`csum_start` of a `virtio_net_hdr`) of a superframe
+    /// into pieces of `size` bytes.
+    ///
+    /// `head` is the superframe or its first buffer, which must hold all headers. Whether the header at `l4` is the
+    /// frame's own or the one inside a tunnel shows which of the two was meant: a VXLAN datagram may be the thing that is
+    /// repeated, or what is around it.
+    pub fn new(head: &'a [u8], parsed: &Parsed, l4: usize, size: u16) -> Result<Self, SegmentError> {
+        let (outer, inner) = match parsed.inner() {
+            Some(inner) if inner.l4() == l4 => (Some(*parsed.outer()), *inner),
+            _ if parsed.outer().l4() == l4 => (None, *parsed.outer()),
+            _ => return Err(SegmentError::NotTransport),
+        };
+        if inner.is_fragment() || outer.is_some_and(|o| o.is_fragment()) {
+            return Err(SegmentError::Fragment);
+        }
+        if !matches!(inner.l4_kind(), L4::Tcp | L4::Udp) {
+            return Err(SegmentError::NotTransport);
+        }
+        if size == 0 {
+            return Err(SegmentError::NoSize);
+        }
+        let headers = head.get(..inner.payload()).ok_or(SegmentError::HeaderSplit)?;
+        let payload_len = inner.end() - inner.payload();
+        let size = usize::from(size);
+        let count = payload_len.div_ceil(size).max(1);
+        if count > MAX_SEGMENTS {
+            return Err(SegmentError::TooMany);
+        }
+        // The longest length field: that of the outermost IPv4 header.
+        let first = outer.as_ref().unwrap_or(&inner);
+        if headers.len() - first.l3() + size.min(payload_len) > usize::from(u16::MAX) {
+            return Err(SegmentError::TooLong);
+        }
+        Ok(Segmenter { headers, outer, inner, payload_len, size, next: 0, count })
+    }
+
+    /// Length of the headers of each frame, bytes.
+    pub fn header_len(&self) -> usize {
+        self.headers.len()
+    }
+
+    /// How many frames are still to come.
+    pub fn remaining(&self) -> usize {
+        self.count - self.next
+    }
+
+    /// [`Segmenter::next_with`] where the superframe lies in one buffer.
+    pub fn next_into(&mut self, out: &mut [u8], frame: &[u8]) -> Option<Result<Segment, SegmentError>> {
+        self.next_with(out, |payload| checksum::sum(frame.get(payload).unwrap_or(&[])))
+    }
+
+    /// Writes the next frame's headers to the front of `out` and names its payload; `None` after the last.
+    ///
+    /// `payload_sum` gives the sum of a range of the superframe's bytes, summed from its own start. An error leaves the
+    /// position as it was.
+    pub fn next_with(
+        &mut self,
+        out: &mut [u8],
+        payload_sum: impl FnOnce(Range<usize>) -> Sum,
+    ) -> Option<Result<Segment, SegmentError>> {
+        if self.next == self.count {
+            return None;
+        }
+        let start = self.next * self.size;
+        let len = self.size.min(self.payload_len - start);
+        let at = self.inner.payload() + start;
+        let payload = at..at + len;
+        let written =
+            out.get_mut(..self.headers.len()).and_then(|out| self.write(out, start, len, payload_sum(payload.clone())));
+        if written.is_none() {
+            return Some(Err(SegmentError::NoRoom));
+        }
+        self.next += 1;
+        Some(Ok(Segment { header_len: self.headers.len(), payload }))
+    }
+
+    /// Headers of the segment whose `len` bytes of payload begin `start` bytes into the superframe's. `None` only if the
+    /// layers are not those of the headers.
+    fn write(&self, out: &mut [u8], start: usize, len: usize, payload: Sum) -> Option<()> {
+        out.copy_from_slice(self.headers);
+        let l4 = self.inner.l4();
+        let l4_len = out.len() - l4 + len;
+        let transport = match self.inner.l4_kind() {
+            L4::Tcp => {
+                let h: &mut [u8; tcp::HEADER_LEN] = out.get_mut(l4..)?.first_chunk_mut()?;
+                let seq = u32::from_be_bytes(get::<4, 4, 20>(h)).wrapping_add(start as u32);
+                put::<4, 4, 20>(h, seq.to_be_bytes());
+                if self.next + 1 != self.count {
+                    h[13] &= !(flags::FIN | flags::PSH);
+                }
+                if self.next != 0 {
+                    // RFC 3168 section 6.1.2: once per reduction.
+                    h[13] &= !flags::CWR;
+                }
+                Transport::Tcp
+            }
+            _ => {
+                let h: &mut [u8; udp::HEADER_LEN] = out.get_mut(l4..)?.first_chunk_mut()?;
+                put::<4, 2, 8>(h, (l4_len as u16).to_be_bytes());
+                Transport::Udp
+            }
+        };
+        self.ip(out, &self.inner, len)?;
+        seal(out, &self.inner, transport, l4_len, payload)?;
+        if let Some(outer) = &self.outer {
+            let l4 = outer.l4();
+            let l4_len = out.len() - l4 + len;
+            let h: &mut [u8; udp::HEADER_LEN] = out.get_mut(l4..)?.first_chunk_mut()?;
+            put::<4, 2, 8>(h, (l4_len as u16).to_be_bytes());
+            self.ip(out, outer, len)?;
+            seal(out, outer, Transport::Udp, l4_len, payload)?;
+        }
+        Some(())
+    }
+
+    /// Length, identification and checksum of an IP header.
+    fn ip(&self, out: &mut [u8], layers: &Layers, len: usize) -> Option<()> {
+        let l3 = layers.l3();
+        let total = out.len() - l3 + len;
+        match layers.l3_kind() {
+            L3::Ipv4 => {
+                let header = out.get_mut(l3..layers.l4())?;
+                let h: &mut [u8; ipv4::HEADER_LEN] = header.first_chunk_mut()?;
+                put::<2, 2, 20>(h, (total as u16).to_be_bytes());
+                let ident = be16::<4, 20>(h).wrapping_add(self.next as u16);
+                put::<4, 2, 20>(h, ident.to_be_bytes());
+                put::<10, 2, 20>(h, [0, 0]);
+                let checksum = checksum::sum(header).checksum();
+                put::<10, 2, 20>(header.first_chunk_mut()?, checksum.to_be_bytes());
+            }
+            _ => {
+                let h: &mut [u8; ipv6::HEADER_LEN] = out.get_mut(l3..)?.first_chunk_mut()?;
+                put::<4, 2, 40>(h, ((total - ipv6::HEADER_LEN) as u16).to_be_bytes());
+            }
+        }
+        Some(())
+    }
+}
+
+/// Layer-4 checksum over the headers from layer 4 on and the payload; an absent UDP checksum stays absent.
+fn seal(out: &mut [u8], layers: &Layers, transport: Transport, l4_len: usize, payload: Sum) -> Option<()> {
+    let pseudo = finish::pseudo(out, layers, transport.protocol(), l4_len)?;
+    let segment = out.get_mut(layers.l4()..)?;
+    if transport == Transport::Udp && transport.field(segment)? == 0 {
+        return Some(());
+    }
+    transport.set_field(segment, 0);
+    // An odd number of header bytes cannot be (all are of even length), but would be summed rightly.
+    let total = pseudo.and(checksum::sum(segment)).and_at(segment.len(), payload);
+    transport.set_field(segment, transport.encode(total));
+    Some(())
+}

@@ -1,0 +1,225 @@
+//! Superframes cut into frames, each of which must be what a sender with a small MTU would have sent.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use proptest::prelude::*;
+use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
+use wirepath_wire::checksum::{self, State};
+use wirepath_wire::finish::{self, Coverage};
+use wirepath_wire::segment::{MAX_SEGMENTS, SegmentError, Segmenter};
+use wirepath_wire::{IpProtocol, L4, Layers, MacAddr, Tag, Vni, ethernet, ipv4, ipv6, parse, tcp, udp};
+
+/// A frame whose layer-4 checksum is left to hardware.
+fn superframe(v6: bool, is_tcp: bool, options: usize, flags: u8, payload: &[u8]) -> Vec<u8> {
+    let l4_len = if is_tcp { 20 + options * 4 } else { 8 };
+    let ethertype = if v6 { ethernet::EtherType::IPV6 } else { ethernet::EtherType::IPV4 };
+    let at = 14 + if v6 { 40 } else { 20 };
+    let mut frame = vec![1u8; at + l4_len];
+    ethernet::Repr { dst: MacAddr::new(2, 0, 0, 0, 0, 2), src: MacAddr::new(2, 0, 0, 0, 0, 1), ethertype }
+        .emit(&mut frame)
+        .unwrap();
+    let protocol = if is_tcp { IpProtocol::TCP } else { IpProtocol::UDP };
+    let payload_len = (l4_len + payload.len()) as u16;
+    if v6 {
+        let (src, dst) = ("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap());
+        ipv6::Repr { src, dst, next_header: protocol, payload_len, hop_limit: 64, traffic_class: 2, flow_label: 5 }
+            .emit(&mut frame[14..])
+            .unwrap();
+    } else {
+        let (src, dst) = (Ipv4Addr::new(10, 1, 0, 1), Ipv4Addr::new(10, 1, 0, 2));
+        let fragment_word = ipv4::DONT_FRAGMENT;
+        ipv4::Repr { src, dst, protocol, payload_len, ttl: 64, traffic_class: 2, ident: 0xfffe, fragment_word }
+            .emit(&mut frame[14..])
+            .unwrap();
+    }
+    if is_tcp {
+        tcp::Repr { src_port: 5000, dst_port: 80, seq: u32::MAX - 100, ack: 7, flags, window: 512, urgent: 0 }
+            .emit(&mut frame[at..])
+            .unwrap();
+        frame[at + 12] = (5 + options as u8) << 4;
+    } else {
+        udp::Repr { src_port: 5000, dst_port: 80, payload_len: payload.len() as u16 }.emit(&mut frame[at..]).unwrap();
+    }
+    frame.extend(payload);
+    let layers = *parse(&frame).unwrap().outer();
+    leave_partial(&mut frame, &layers);
+    frame
+}
+
+/// Puts the pseudo header's sum where the checksum belongs.
+fn leave_partial(frame: &mut [u8], layers: &Layers) {
+    let cover = Coverage::of(frame, layers).unwrap();
+    cover.transport.set_field(&mut frame[cover.start..], cover.pseudo.fold());
+}
+
+fn wrap(inner: &[u8], v6: bool, tags: &[Tag], mode: OuterChecksum) -> Vec<u8> {
+    let (src, dst): (IpAddr, IpAddr) = if v6 {
+        (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 9, 1).into(), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 9, 2).into())
+    } else {
+        (Ipv4Addr::new(10, 9, 0, 1).into(), Ipv4Addr::new(10, 9, 0, 2).into())
+    };
+    let mac = MacAddr::new(2, 0, 0, 0, 9, 1);
+    let encap = VxlanEncap::new(&VxlanConfig {
+        src_mac: mac,
+        dst_mac: mac,
+        tags,
+        src,
+        dst,
+        dst_port: 4789,
+        vni: Vni::new(77).unwrap(),
+        ttl: 64,
+        traffic_class: 0,
+        flow_label: 0,
+        checksum: mode,
+    })
+    .unwrap();
+    let mut frame = vec![0; encap.len()];
+    let mut patch = encap.patch(inner.len(), 50000);
+    patch.inner_sum = checksum::sum(inner);
+    encap.emit(&mut frame, &patch).unwrap();
+    frame.extend(inner);
+    frame
+}
+
+fn cut(frame: &[u8], l4: usize, size: u16) -> Result<Vec<Vec<u8>>, SegmentError> {
+    let parsed = parse(frame).unwrap();
+    let mut segmenter = Segmenter::new(frame, &parsed, l4, size)?;
+    let mut out = Vec::new();
+    let expected = segmenter.remaining();
+    let mut headers = vec![0xa5; segmenter.header_len()];
+    while let Some(segment) = segmenter.next_into(&mut headers, frame) {
+        let segment = segment?;
+        out.push([&headers[..segment.header_len], &frame[segment.payload]].concat());
+    }
+    assert_eq!((out.len(), segmenter.remaining()), (expected, 0));
+    Ok(out)
+}
+
+fn state(frame: &[u8], layers: &Layers) -> State {
+    Coverage::of(frame, layers).unwrap().state(frame)
+}
+
+proptest! {
+    #[test]
+    fn every_segment_is_a_frame_in_order(
+        v6: bool, is_tcp: bool, options in 0usize..11, flags: u8, tunnel in proptest::option::of((any::<bool>(), 0usize..2)),
+        mode in prop_oneof![Just(OuterChecksum::Standard), Just(OuterChecksum::Always), Just(OuterChecksum::Zero)],
+        payload in proptest::collection::vec(any::<u8>(), 0..5000), size in 8u16..1500,
+    ) {
+        let inner = superframe(v6, is_tcp, options, flags, &payload);
+        let tags = [Tag::new(3)];
+        let frame = match tunnel {
+            Some((outer_v6, n)) => wrap(&inner, outer_v6, &tags[..n], mode),
+            None => inner.clone(),
+        };
+        let whole = parse(&frame).unwrap();
+        let segments = cut(&frame, whole.innermost().l4(), size).unwrap();
+        prop_assert_eq!(segments.len(), payload.len().div_ceil(usize::from(size)).max(1));
+        let mut joined: Vec<u8> = Vec::new();
+        let last = segments.len() - 1;
+        for (i, segment) in segments.iter().enumerate() {
+            // The parser verifies IPv4 header checksums and lengths.
+            let parsed = parse(segment).unwrap();
+            let layers = parsed.innermost();
+            prop_assert_eq!(parsed.tunnel_error(), None);
+            prop_assert_eq!(layers.end(), segment.len());
+            prop_assert_eq!(parsed.outer().end(), segment.len());
+            // A UDP checksum that happens to be partial-looking zero stays absent; all others are right.
+            let absent = !is_tcp && state(&frame, whole.innermost()) == State::Absent;
+            prop_assert_eq!(state(segment, layers), if absent { State::Absent } else { State::Good });
+            if let Some((outer_v6, _)) = tunnel {
+                let computed = match mode { OuterChecksum::Standard => outer_v6, OuterChecksum::Always => true, OuterChecksum::Zero => false };
+                prop_assert_eq!(state(segment, parsed.outer()), if computed { State::Good } else { State::Absent });
+                prop_assert_eq!(parsed.vni().unwrap().get(), 77);
+                if !outer_v6 {
+                    prop_assert_eq!(parsed.outer().ipv4(segment).unwrap().ident(), i as u16);
+                }
+            }
+            if !v6 {
+                prop_assert_eq!(layers.ipv4(segment).unwrap().ident(), 0xfffeu16.wrapping_add(i as u16));
+            }
+            let body = match layers.l4_kind() {
+                L4::Tcp => {
+                    let h = layers.tcp(segment).unwrap();
+                    prop_assert_eq!(h.seq(), (u32::MAX - 100).wrapping_add(joined.len() as u32));
+                    let gone = if i == last { 0 } else { tcp::flags::FIN | tcp::flags::PSH } | if i == 0 { 0 } else { tcp::flags::CWR };
+                    prop_assert_eq!(h.flags(), flags & !gone);
+                    prop_assert_eq!(h.header_len(), 20 + options * 4);
+                    h.payload()
+                }
+                _ => layers.udp(segment).unwrap().payload(),
+            };
+            joined.extend(body);
+        }
+        prop_assert_eq!(joined, payload);
+    }
+
+    #[test]
+    fn what_the_kernel_leaves_is_completed(
+        v6: bool, is_tcp: bool, tunnel in proptest::option::of(any::<bool>()), payload in proptest::collection::vec(any::<u8>(), 0..300),
+        outer_partial: bool,
+    ) {
+        let inner = superframe(v6, is_tcp, 2, 0x18, &payload);
+        let mut frame = inner.clone();
+        if let Some(outer_v6) = tunnel {
+            // Linux sums the outer datagram as if the inner checksum were complete.
+            let mut done = inner.clone();
+            let parsed = parse(&done).unwrap();
+            prop_assume!(finish::complete(&mut done, &parsed).outer);
+            frame = wrap(&done, outer_v6, &[], OuterChecksum::Always);
+            let at = frame.len() - inner.len();
+            frame[at..].copy_from_slice(&inner);
+            if outer_partial {
+                let layers = *parse(&frame).unwrap().outer();
+                leave_partial(&mut frame, &layers);
+            }
+        }
+        let parsed = parse(&frame).unwrap();
+        prop_assume!(state(&frame, parsed.innermost()) == State::Partial);
+        let done = finish::complete(&mut frame, &parsed);
+        prop_assert!(done.any());
+        prop_assert_eq!(done.inner, tunnel.is_some());
+        prop_assert_eq!(state(&frame, parsed.outer()), State::Good);
+        prop_assert_eq!(state(&frame, parsed.innermost()), State::Good);
+        let before = frame.clone();
+        prop_assert!(!finish::complete(&mut frame, &parsed).any());
+        prop_assert_eq!(frame, before);
+    }
+
+    #[test]
+    fn completing_across_buffers_is_completing_in_one(v6: bool, payload in proptest::collection::vec(any::<u8>(), 40..300), at: prop::sample::Index) {
+        let frame = superframe(v6, true, 0, 0x10, &payload);
+        let layers = *parse(&frame).unwrap().outer();
+        let mut whole = frame.clone();
+        let done = finish::complete_layers(&mut whole, &layers, || checksum::Sum::ZERO);
+        let cut = layers.payload() + at.index(payload.len());
+        let mut split = frame.clone();
+        let (head, tail) = split.split_at_mut(cut);
+        prop_assert_eq!(finish::complete_layers(head, &layers, || checksum::sum(tail)), done);
+        prop_assert_eq!(split, whole);
+    }
+}
+
+#[test]
+fn refusals() {
+    let frame = superframe(false, true, 0, 0x10, &[0; 3000]);
+    assert_eq!(cut(&frame, 34, 0).unwrap_err(), SegmentError::NoSize);
+    assert_eq!(cut(&frame, 33, 100).unwrap_err(), SegmentError::NotTransport);
+    assert_eq!(cut(&frame, 34, 2).unwrap_err(), SegmentError::TooMany);
+    assert_eq!(cut(&frame, 34, 3).unwrap().len(), 1000);
+    const { assert!(MAX_SEGMENTS >= 65535 / 88) };
+    let parsed = parse(&frame).unwrap();
+    assert_eq!(Segmenter::new(&frame[..53], &parsed, 34, 100).unwrap_err(), SegmentError::HeaderSplit);
+    let mut segmenter = Segmenter::new(&frame, &parsed, 34, 1000).unwrap();
+    assert_eq!(segmenter.next_into(&mut [0; 53], &frame), Some(Err(SegmentError::NoRoom)));
+    assert_eq!(segmenter.remaining(), 3, "an error does not lose a segment");
+    // A VXLAN datagram whose own UDP payload is to be cut: the offset says so.
+    let wrapped = wrap(&frame, false, &[], OuterChecksum::Zero);
+    assert_eq!(cut(&wrapped, 34, 1000).unwrap().len(), 4);
+    assert_eq!(cut(&wrapped, 34 + 50, 1000).unwrap().len(), 3);
+    let mut fragment = frame.clone();
+    fragment[20] = 0x20;
+    fragment[16..18].copy_from_slice(&(20u16 + 16 + 20 + 4).to_be_bytes());
+    ipv4::ViewMut::new(&mut fragment[14..]).unwrap().fill_checksum();
+    assert_eq!(cut(&fragment, 34, 1000).unwrap_err(), SegmentError::Fragment);
+}
