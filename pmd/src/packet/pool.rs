@@ -126,6 +126,7 @@ unsafe impl Sync for PoolHandle {}
 
 struct Shared {
     id: u8,
+    blank: Blank,
     generation: u32,
     name: String,
     base: NonNull<u8>,
@@ -143,22 +144,34 @@ struct Shared {
     orphaned: AtomicU32,
 }
 
-/// Metadata that fresh packets shall have in common: the port they came in by, and their length where it is the same for all.
-#[derive(Clone, Copy, Debug, Default)]
+/// The metadata line that fresh packets of one pool get, prepared once: what they have in common, such as the port they came in by,
+/// is then written along with the reset. Made by [`Pool::blank`].
+#[derive(Clone, Copy)]
+#[repr(align(64))]
 pub struct Blank {
-    in_port: u16,
-    len: u16,
+    /// A `Meta` as words: kept in memory and copied whole, since the compiler would otherwise store field by field.
+    line: [u64; META / 8],
 }
 
 impl Blank {
-    /// An empty packet.
-    pub const fn new() -> Self {
-        Self { in_port: 0, len: 0 }
+    const fn fresh(pool: u8) -> Self {
+        // SAFETY: a `Meta` is 64 bytes without padding (checked by `size_of` and the sum of its fields), any bytes are valid words.
+        Self { line: unsafe { std::mem::transmute::<Meta, [u64; META / 8]>(Meta::fresh(pool)) } }
+    }
+
+    fn meta(&mut self) -> &mut Meta {
+        // SAFETY: the words were a `Meta`, and are as large and as aligned.
+        unsafe { &mut *(&raw mut self.line).cast() }
+    }
+
+    fn pool(&self) -> u8 {
+        // SAFETY: as above.
+        unsafe { (*(&raw const self.line).cast::<Meta>()).pool }
     }
 
     /// Packets of this input port.
-    pub const fn in_port(mut self, port: u16) -> Self {
-        self.in_port = port;
+    pub fn in_port(mut self, port: u16) -> Self {
+        self.meta().in_port = port;
         self
     }
 
@@ -166,15 +179,17 @@ impl Blank {
     ///
     /// # Panics
     /// If `len` exceeds [`super::DATA_ROOM`].
-    pub const fn len(mut self, len: usize) -> Self {
+    pub fn len(mut self, len: usize) -> Self {
         assert!(len <= super::DATA_ROOM);
-        self.len = len as u16;
+        self.meta().data_len = len as u16;
+        self.meta().packet_len = len as u32;
         self
     }
+}
 
-    #[inline(always)]
-    fn line(&self, pool: u8) -> Meta {
-        Meta { in_port: self.in_port, data_len: self.len, packet_len: self.len as u32, ..Meta::fresh(pool) }
+impl fmt::Debug for Blank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blank").field("pool", &self.pool()).finish_non_exhaustive()
     }
 }
 
@@ -233,6 +248,7 @@ impl Pool {
         let base = unsafe { region.base().add(offset) };
         let shared = Box::new(Shared {
             id: id as u8,
+            blank: Blank::fresh(id as u8),
             generation,
             name: name.to_owned(),
             base,
@@ -317,7 +333,7 @@ impl Pool {
             let at = len.checked_sub(1)?;
             let meta = (*cache).slots.get_unchecked(at as usize).get();
             (*cache).len.store(at, Ordering::Release);
-            meta.write(Meta::fresh(self.shared().id));
+            ptr::copy_nonoverlapping((&raw const self.shared().blank.line).cast(), meta, 1);
             Some(Packet::from_meta(NonNull::new_unchecked(meta)))
         }
     }
@@ -325,13 +341,22 @@ impl Pool {
     /// Appends up to `want` empty packets to `batch`, as many as are free and fit. Returns how many.
     #[inline]
     pub fn take_batch(&self, want: usize, batch: &mut Batch) -> usize {
-        self.take_batch_like(want, batch, &Blank::new())
+        self.take_batch_like(want, batch, &self.shared().blank)
     }
 
-    /// [`Self::take_batch`], with metadata that all of the packets share written along: one store of a line instead of several.
+    /// Metadata for fresh packets of this pool, to be refined for [`Self::take_batch_like`].
+    pub fn blank(&self) -> Blank {
+        self.shared().blank
+    }
+
+    /// [`Self::take_batch`] with prepared metadata.
+    ///
+    /// # Panics
+    /// If `blank` was made by another pool.
     #[inline]
     pub fn take_batch_like(&self, want: usize, batch: &mut Batch, blank: &Blank) -> usize {
         let (shared, want) = (self.shared(), want.min(batch.space()));
+        assert!(blank.pool() == shared.id);
         let cache = shared.local();
         // SAFETY: the cache is this thread's; `want` slots below `len` hold free buffers, which the batch then owns; and the batch
         // has room for them.
@@ -342,11 +367,9 @@ impl Pool {
             }
             let n = want.min(len);
             let from = (*cache).slots.as_ptr().add(len - n);
-            let blank = blank.line(shared.id);
             batch.push_with(n, |i| {
                 let meta = (*from.add(i)).get();
-                // A line copied as bytes: the compiler then uses its widest stores.
-                ptr::copy_nonoverlapping(&raw const blank, meta, 1);
+                ptr::copy_nonoverlapping((&raw const blank.line).cast(), meta, 1);
                 Packet::from_meta(NonNull::new_unchecked(meta))
             });
             (*cache).len.store((len - n) as u32, Ordering::Release);

@@ -280,11 +280,11 @@ impl Frames {
     }
 
     /// Metadata that all frames share.
-    pub(super) fn blank(&self) -> Blank {
+    pub(super) fn blank(&self, pool: &Pool) -> Blank {
         match self {
-            Self::Untouched { size } => Blank::new().len(*size),
-            Self::Templates(t) if t.chunks * CHUNK <= DATA_ROOM => Blank::new().len(t.chunks * CHUNK),
-            Self::Templates(_) => Blank::new(),
+            Self::Untouched { size } => pool.blank().len(*size),
+            Self::Templates(t) if t.chunks * CHUNK <= DATA_ROOM => pool.blank().len(t.chunks * CHUNK),
+            Self::Templates(_) => pool.blank(),
         }
     }
 
@@ -344,7 +344,7 @@ mod tests {
     fn fill(frames: &Frames, pool: &Pool, n: usize) -> Vec<Vec<u8>> {
         let mut generator = frames.generator(0);
         let mut batch = crate::packet::Batch::new();
-        pool.take_batch_like(n, &mut batch, &frames.blank());
+        pool.take_batch_like(n, &mut batch, &frames.blank(pool));
         generator.fill(batch.as_mut_slice(), pool);
         batch.iter().map(|p| p.segments().flatten().copied().collect()).collect()
     }

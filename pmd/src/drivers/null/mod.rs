@@ -143,7 +143,7 @@ struct Source {
 impl Source {
     fn new(frames: &Frames, options: &Options, config: &PortConfig, index: u16) -> Result<Self, PortError> {
         let refused = |reason: String| PortError::Refused { driver: "null", device: String::new(), reason };
-        let blank = frames.blank().in_port(config.id);
+        let blank = frames.blank(&config.pool).in_port(config.id);
         let frames = frames.generator(index);
         let mut ring = Vec::with_capacity(options.ring as usize);
         while ring.len() < options.ring as usize {
