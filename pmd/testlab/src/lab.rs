@@ -1,0 +1,326 @@
+// UNSAFETY: a thread gets a mount namespace of its own.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::thread::ThreadId;
+
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::frames::FramePort;
+use crate::process::{Background, Outcome, run, spawn};
+
+/// Names of namespaces start with this, then come the process id, a number and the name given.
+const PREFIX: &str = "wp-";
+
+/// Hosts and cables, all gone when the lab is dropped.
+///
+/// Only one thread of a process has labs at a time, the others wait: tests with real traffic would otherwise disturb each other.
+#[derive(Debug)]
+pub struct Lab {
+    prefix: String,
+    _turn: Turn,
+}
+
+impl Lab {
+    /// An empty lab. Needs [`crate::Need::LAB`].
+    pub fn new(name: &str) -> Self {
+        static SWEPT: Once = Once::new();
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let turn = Turn::take();
+        SWEPT.call_once(sweep);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self { prefix: format!("{PREFIX}{}-{number}-{name}", std::process::id()), _turn: turn }
+    }
+
+    /// A host: a network namespace with its loopback up and no IPv6 chatter (see [`Namespace::ipv6`]).
+    pub fn namespace(&self, name: &str) -> Namespace {
+        let name = format!("{}-{name}", self.prefix);
+        run(&["ip", "netns", "add", &name]).expect();
+        let namespace = Namespace { name };
+        namespace.ip("link set lo up");
+        namespace.sysctl("net.ipv6.conf.default.disable_ipv6", "1");
+        namespace
+    }
+
+    /// A cable between two hosts (or within one), both ends up.
+    pub fn veth(&self, a: (&Namespace, &str), b: (&Namespace, &str)) {
+        Veth::new(a, b).plug();
+    }
+}
+
+/// A network namespace of a [`Lab`]. Drop it before or after the lab; its processes and links go with it.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// Name, as `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `ip -n NAME ...`, words separated by blanks; panics if it fails.
+    #[track_caller]
+    pub fn ip(&self, words: &str) -> String {
+        let arguments: Vec<&str> = ["ip", "-n", &self.name].into_iter().chain(words.split_whitespace()).collect();
+        run(&arguments).expect()
+    }
+
+    /// Runs a program in here to its end.
+    #[track_caller]
+    pub fn run(&self, arguments: &[&str]) -> Outcome {
+        run(&self.command(arguments))
+    }
+
+    /// Starts a program in here.
+    #[track_caller]
+    pub fn spawn(&self, arguments: &[&str]) -> Background {
+        spawn(&self.command(arguments))
+    }
+
+    fn command<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
+        [&["ip", "netns", "exec", &self.name], arguments].concat()
+    }
+
+    /// Runs `work` on a thread that is in here, `/sys` included; threads that it starts are in here too. A panic goes through.
+    pub fn inside<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                self.enter();
+                work()
+            });
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    }
+
+    fn enter(&self) {
+        let path = PathBuf::from("/run/netns").join(&self.name);
+        let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).expect("setns");
+        // Sysfs shows the network devices of whoever mounted it: as `ip netns exec` does, mount it anew where only this thread sees.
+        // SAFETY: of what can be unshared only the descriptor table makes other code unsound, and that stays shared.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.expect("unshare");
+        mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC).expect("private mounts");
+        mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None).expect("mount /sys");
+    }
+
+    /// Sets a kernel parameter of this namespace, if the kernel has it.
+    pub fn sysctl(&self, key: &str, value: &str) {
+        let path = format!("/proc/sys/{}", key.replace('.', "/"));
+        self.inside(|| {
+            if std::fs::exists(&path).unwrap_or(false) {
+                std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
+            }
+        });
+    }
+
+    /// Lets an interface speak IPv6, with addresses usable at once (no duplicate address detection, no router solicitations).
+    pub fn ipv6(&self, interface: &str) {
+        self.sysctl(&format!("net.ipv6.conf.{interface}.accept_dad"), "0");
+        self.sysctl(&format!("net.ipv6.conf.{interface}.router_solicitations"), "0");
+        self.sysctl(&format!("net.ipv6.conf.{interface}.disable_ipv6"), "0");
+    }
+
+    /// Raw frames in and out of an interface.
+    pub fn frames(&self, interface: &str) -> FramePort {
+        self.inside(|| FramePort::open(interface).unwrap_or_else(|error| panic!("{interface}: {error}")))
+    }
+
+    /// Link-layer address of an interface.
+    #[track_caller]
+    pub fn mac(&self, interface: &str) -> [u8; 6] {
+        let text =
+            self.inside(|| std::fs::read_to_string(format!("/sys/class/net/{interface}/address"))).expect("address");
+        let mut bytes = text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).expect("hex"));
+        std::array::from_fn(|_| bytes.next().expect("six bytes"))
+    }
+
+    /// A statistic of an interface, such as `rx_packets`.
+    #[track_caller]
+    pub fn statistic(&self, interface: &str, name: &str) -> u64 {
+        let path = format!("/sys/class/net/{interface}/statistics/{name}");
+        self.inside(|| std::fs::read_to_string(path)).expect("a statistic").trim().parse().expect("a number")
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        remove_namespace(&self.name);
+    }
+}
+
+/// A cable to be made.
+#[derive(Debug)]
+pub struct Veth<'a> {
+    ends: [(&'a Namespace, &'a str); 2],
+    mtu: u32,
+    queues: u32,
+    macs: [Option<&'a str>; 2],
+}
+
+impl<'a> Veth<'a> {
+    /// A cable from an interface of one namespace to one of another, or of the same.
+    pub fn new(a: (&'a Namespace, &'a str), b: (&'a Namespace, &'a str)) -> Self {
+        Self { ends: [a, b], mtu: 1500, queues: 1, macs: [None, None] }
+    }
+
+    /// MTU of both ends.
+    #[must_use]
+    pub fn mtu(mut self, mtu: u32) -> Self {
+        self.mtu = mtu;
+        self
+    }
+
+    /// Receive and transmit queues of both ends.
+    #[must_use]
+    pub fn queues(mut self, queues: u32) -> Self {
+        self.queues = queues;
+        self
+    }
+
+    /// Link-layer addresses of the ends.
+    #[must_use]
+    pub fn macs(mut self, a: &'a str, b: &'a str) -> Self {
+        self.macs = [Some(a), Some(b)];
+        self
+    }
+
+    /// Makes it; both ends are up afterwards.
+    #[track_caller]
+    pub fn plug(self) {
+        let [(a, a_name), (b, b_name)] = self.ends;
+        let queues = format!("numtxqueues {0} numrxqueues {0}", self.queues);
+        a.ip(&format!(
+            "link add {a_name} mtu {0} {queues} type veth peer name {b_name} mtu {0} {queues} netns {1}",
+            self.mtu, b.name
+        ));
+        for ((namespace, name), mac) in self.ends.into_iter().zip(self.macs) {
+            if let Some(mac) = mac {
+                namespace.ip(&format!("link set {name} address {mac}"));
+            }
+            namespace.ip(&format!("link set {name} up"));
+        }
+    }
+}
+
+fn remove_namespace(name: &str) {
+    for pid in run(&["ip", "netns", "pids", name]).stdout.split_whitespace() {
+        if let Some(pid) = pid.parse().ok().and_then(rustix::process::Pid::from_raw)
+            && pid != rustix::process::getpid()
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+    // Links first: a namespace lives on while someone holds a descriptor of it, and would keep them.
+    let links = run(&["ip", "-n", name, "-o", "link", "show"]).stdout;
+    for link in links.lines().filter_map(|line| line.split(": ").nth(1)) {
+        let link = link.split('@').next().unwrap_or(link);
+        if link != "lo" {
+            run(&["ip", "-n", name, "link", "del", link]);
+        }
+    }
+    run(&["ip", "netns", "del", name]);
+}
+
+/// Removes what runs left behind that were killed.
+fn sweep() {
+    let names = run(&["ip", "netns", "list"]).stdout;
+    for name in names.lines().filter_map(|line| line.split_whitespace().next()) {
+        let owner =
+            name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()).and_then(|pid| pid.parse::<u32>().ok());
+        if owner.is_some_and(|pid| pid != std::process::id() && !std::path::Path::new(&format!("/proc/{pid}")).exists())
+        {
+            remove_namespace(name);
+        }
+    }
+}
+
+/// The right to have labs, held by one thread at a time, as often as it likes.
+#[derive(Debug)]
+struct Turn {
+    thread: ThreadId,
+}
+
+static HOLDER: Mutex<Option<(ThreadId, u32)>> = Mutex::new(None);
+static FREE: Condvar = Condvar::new();
+
+fn holder() -> MutexGuard<'static, Option<(ThreadId, u32)>> {
+    HOLDER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Turn {
+    fn take() -> Self {
+        let thread = std::thread::current().id();
+        let mut held = holder();
+        loop {
+            match &mut *held {
+                None => *held = Some((thread, 1)),
+                Some((owner, times)) if *owner == thread => *times += 1,
+                Some(_) => {
+                    held = FREE.wait(held).unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                }
+            }
+            return Self { thread };
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut held = holder();
+        if let Some((owner, times)) = &mut *held
+            && *owner == self.thread
+        {
+            *times -= 1;
+            if *times == 0 {
+                *held = None;
+                FREE.notify_all();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Need;
+
+    #[test]
+    fn a_cable_between_two_hosts_and_nothing_left() {
+        crate::require!(all Need::LAB);
+        let lab = Lab::new("cable");
+        let (a, b) = (lab.namespace("a"), lab.namespace("b"));
+        Veth::new((&a, "eth0"), (&b, "eth0")).mtu(9000).queues(2).macs("02:00:00:00:00:0a", "02:00:00:00:00:0b").plug();
+        assert_eq!(b.mac("eth0"), [2, 0, 0, 0, 0, 0x0b]);
+        a.inside(|| {
+            let queues = std::fs::read_dir("/sys/class/net/eth0/queues").unwrap().count();
+            assert_eq!(queues, 4, "two each way");
+        });
+        let names = [a.name().to_owned(), b.name().to_owned()];
+        drop((a, b, lab));
+        let left = run(&["ip", "netns", "list"]).stdout;
+        assert!(names.iter().all(|name| !left.contains(name.as_str())));
+    }
+
+    #[test]
+    fn a_panic_leaves_nothing() {
+        crate::require!(all Need::LAB);
+        let name = Mutex::new(String::new());
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let lab = Lab::new("panic");
+            let host = lab.namespace("host");
+            name.lock().unwrap().push_str(host.name());
+            let _sleeper = host.spawn(&["sleep", "100"]);
+            host.inside(|| panic!("on purpose"));
+        }));
+        assert!(result.is_err());
+        assert!(!run(&["ip", "netns", "list"]).stdout.contains(name.lock().unwrap().as_str()));
+    }
+}
