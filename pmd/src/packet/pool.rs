@@ -160,13 +160,13 @@ impl Blank {
     }
 
     fn meta(&mut self) -> &mut Meta {
-        // SAFETY: the words were a `Meta`, and are as large and as aligned.
-        unsafe { &mut *(&raw mut self.line).cast() }
+        // SAFETY: the words were a `Meta`, at the start of a struct as aligned.
+        unsafe { &mut *std::ptr::from_mut(self).cast() }
     }
 
     fn pool(&self) -> u8 {
         // SAFETY: as above.
-        unsafe { (*(&raw const self.line).cast::<Meta>()).pool }
+        unsafe { (*std::ptr::from_ref(self).cast::<Meta>()).pool }
     }
 
     /// Packets of this input port.
