@@ -33,14 +33,14 @@ impl Coverage {
             return None;
         }
         let start = layers.l4();
-        let (transport, len) = match layers.l4_kind() {
-            L4::Tcp => (Transport::Tcp, layers.end().checked_sub(start)?),
-            // The datagram may be shorter than the packet.
-            L4::Udp => (Transport::Udp, usize::from(u16::from_be_bytes(*head.get(start + 4..)?.first_chunk()?))),
-            L4::Icmpv6 => (Transport::Icmpv6, layers.end().checked_sub(start)?),
+        let (transport, end) = match layers.l4_kind() {
+            L4::Tcp => (Transport::Tcp, layers.end()),
+            L4::Udp => (Transport::Udp, layers.udp_end(head)?),
+            L4::Icmpv6 => (Transport::Icmpv6, layers.end()),
             _ => return None,
         };
-        Some(Coverage { transport, start, end: start + len, pseudo: pseudo(head, layers, transport.protocol(), len)? })
+        let pseudo = pseudo(head, layers, transport.protocol(), end.checked_sub(start)?)?;
+        Some(Coverage { transport, start, end, pseudo })
     }
 
     /// What the checksum field holds, in a frame that lies in one buffer.

@@ -213,6 +213,16 @@ impl Layers {
         frame.get(self.l3()..)?.first_chunk()
     }
 
+    /// End of the UDP datagram, which may lie before the end of the packet; `None` if layer 4 is not UDP.
+    #[inline]
+    pub fn udp_end(&self, frame: &[u8]) -> Option<usize> {
+        if self.l4_kind != L4::Udp {
+            return None;
+        }
+        let len = frame.get(self.l4() + 4..)?.first_chunk()?;
+        Some(self.l4() + usize::from(u16::from_be_bytes(*len)))
+    }
+
     /// The bytes behind the IP headers, without padding; `None` if the packet goes on in another buffer.
     #[inline]
     pub fn l4_bytes<'a>(&self, frame: &'a [u8]) -> Option<&'a [u8]> {
@@ -458,6 +468,7 @@ impl Parser {
             EtherType::ARP => {
                 let _: &[u8; arp::HEADER_LEN] = at.header(l3, ParseError::ArpTruncated)?;
                 layers.l3_kind = L3::Arp;
+                layers.payload = offset(l3 + arp::HEADER_LEN)?;
             }
             _ => {}
         }

@@ -97,7 +97,12 @@ impl<'a> Segmenter<'a> {
             return Err(SegmentError::NoSize);
         }
         let headers = head.get(..inner.payload()).ok_or(SegmentError::HeaderSplit)?;
-        let payload_len = inner.end() - inner.payload();
+        // A datagram may be shorter than the packet it is in.
+        let end = match inner.udp_end(head) {
+            Some(end) => end,
+            None => inner.end(),
+        };
+        let payload_len = end.checked_sub(inner.payload()).ok_or(SegmentError::NotTransport)?;
         let size = usize::from(size);
         let count = payload_len.div_ceil(size).max(1);
         if count > MAX_SEGMENTS {

@@ -137,7 +137,7 @@ impl Spec {
                 out.extend([8, 6]);
                 e.l3 = out.len();
                 e.l4 = e.l3;
-                e.payload = e.l3;
+                e.payload = e.l3 + 28;
                 out.extend([0, 1, 8, 0, 6, 4, 0, 1]);
                 out.extend(&self.macs[6..]);
                 out.extend(&self.addresses[..4]);

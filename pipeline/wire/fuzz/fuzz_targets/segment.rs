@@ -1,0 +1,33 @@
+//! Any superframe and segment size: the pieces tile the payload, each is a frame in order with the right checksums.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wirepath_wire::checksum::State;
+use wirepath_wire::finish::Coverage;
+use wirepath_wire::segment::Segmenter;
+use wirepath_wire::{L4, Parser};
+
+fuzz_target!(|data: &[u8]| {
+    let Some((size, frame)) = data.split_first_chunk() else { return };
+    let parser = Parser { verify_ipv4: false, ..Parser::default() };
+    let Ok(parsed) = parser.parse(frame) else { return };
+    let layers = *parsed.innermost();
+    let Ok(mut segmenter) = Segmenter::new(frame, &parsed, layers.l4(), u16::from_be_bytes(*size)) else { return };
+    let mut headers = vec![0xa5; segmenter.header_len()];
+    let mut at = layers.payload();
+    // A VXLAN frame that was broken when whole may be in order when cut.
+    let vxlan_port = if parsed.inner().is_some() { parser.vxlan_port } else { None };
+    let reader = Parser { vxlan_port, ..Parser::default() };
+    while let Some(segment) = segmenter.next_into(&mut headers, frame) {
+        let segment = segment.expect("there is room");
+        assert_eq!((segment.header_len, segment.payload.start), (headers.len(), at));
+        at = segment.payload.end;
+        let piece = [&headers[..], &frame[segment.payload]].concat();
+        let again = reader.parse(&piece).expect("in order");
+        let state = Coverage::of(&piece, again.innermost()).expect("TCP or UDP").state(&piece);
+        assert!(state == State::Good || (state == State::Absent && layers.l4_kind() == L4::Udp), "{state:?}");
+        assert_eq!(again.innermost().end(), piece.len());
+    }
+    assert_eq!(at, layers.udp_end(frame).unwrap_or(layers.end()));
+});
