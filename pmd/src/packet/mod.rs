@@ -18,6 +18,7 @@ mod frozen;
 mod meta;
 pub mod offload;
 mod pool;
+mod stack;
 #[cfg(test)]
 mod tests;
 

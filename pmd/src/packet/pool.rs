@@ -5,13 +5,14 @@ use std::cell::Cell;
 use std::fmt;
 use std::mem::size_of;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wirepath_memory::{Backing, Region, RegionBuilder, RegionError};
 
 use super::batch::Batch;
 use super::meta::{FRESH, META, Meta, NO_SEGMENT, STRIDE};
+use super::stack::Stack;
 use super::{Handle, Packet};
 
 /// Most pools of one process at one time.
@@ -133,11 +134,8 @@ struct Shared {
     offset: usize,
     count: u32,
     region: Arc<Region>,
-    /// Top of the stack of magazines: a tag against ABA in the upper half, the index of the first buffer plus one below.
-    top: AtomicU64,
-    /// For each buffer that heads a magazine in the stack: the head of the next one (index plus one). Apart from the buffers
-    /// because a thread that loses the race for a magazine may read it while the winner already uses the buffer.
-    below: Box<[AtomicU32]>,
+    /// Magazines, each named by its first buffer.
+    stack: Stack,
     /// Buffers in the stack. Added after a magazine is in and subtracted after it is out: never too low.
     stacked: AtomicU32,
     caches: Mutex<Vec<Box<Cache>>>,
@@ -255,8 +253,7 @@ impl Pool {
             offset,
             count,
             region,
-            top: AtomicU64::new(0),
-            below: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            stack: Stack::new(count),
             stacked: AtomicU32::new(0),
             caches: Mutex::new(Vec::new()),
             orphaned: AtomicU32::new(0),
@@ -477,7 +474,7 @@ impl Shared {
         let cache = unsafe { &*cache };
         let mut len = cache.len.load(Ordering::Relaxed) as usize;
         while len < 2 * MAGAZINE {
-            let Some(head) = self.pop_magazine() else { break };
+            let Some(head) = self.stack.pop() else { break };
             // SAFETY: this thread took the magazine off the stack: the buffers in it are its own now, and what `push_magazine`
             // wrote is visible.
             let (n, rest) = unsafe { magazine_of(self.buffer(head)) };
@@ -533,31 +530,8 @@ impl Shared {
                 list.add(i).write(self.index(buffer));
             }
         }
-        let head = self.index(head);
-        let mut top = self.top.load(Ordering::Relaxed);
-        loop {
-            self.below[head as usize].store(top as u32, Ordering::Relaxed);
-            let next = ((top >> 32).wrapping_add(1) << 32) | u64::from(head + 1);
-            // Release: the magazine's content before its appearance.
-            match self.top.compare_exchange_weak(top, next, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(now) => top = now,
-            }
-        }
+        self.stack.push(self.index(head));
         self.stacked.fetch_add(buffers.len() as u32, Ordering::Release);
-    }
-
-    fn pop_magazine(&self) -> Option<u32> {
-        let mut top = self.top.load(Ordering::Acquire);
-        loop {
-            let head = (top as u32).checked_sub(1)?;
-            let below = self.below[head as usize].load(Ordering::Relaxed);
-            let next = ((top >> 32).wrapping_add(1) << 32) | u64::from(below);
-            match self.top.compare_exchange_weak(top, next, Ordering::Acquire, Ordering::Acquire) {
-                Ok(_) => return Some(head),
-                Err(now) => top = now,
-            }
-        }
     }
 }
 
