@@ -69,6 +69,18 @@ pub struct Capabilities {
     pub numa_node: Option<u32>,
     /// Whether an idle worker can sleep until the port has packets.
     pub can_wait: bool,
+    /// What becomes of the VLAN tags of received frames.
+    pub vlan_tags: VlanTags,
+}
+
+/// What becomes of the VLAN tags of received frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VlanTags {
+    /// Every tag is in the frame, or beside it in the packet's metadata.
+    Kept,
+    /// A tag that the kernel or the device holds beside the frame does not reach the port: a tagged frame may look untagged. An
+    /// application that tells segments apart by VLAN must refuse the port.
+    Lost,
 }
 
 impl Capabilities {
@@ -88,6 +100,7 @@ impl Capabilities {
             max_tx_segments: 1,
             numa_node: None,
             can_wait: false,
+            vlan_tags: VlanTags::Kept,
         }
     }
 }

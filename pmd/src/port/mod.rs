@@ -15,7 +15,7 @@ mod queue;
 use std::fmt;
 use std::sync::Arc;
 
-pub use capabilities::{Capabilities, Link, LinkState, MacAddress, Offloads};
+pub use capabilities::{Capabilities, Link, LinkState, MacAddress, Offloads, VlanTags};
 pub use error::PortError;
 pub use queue::{ReceiveQueue, RxQueue, TransmitQueue, TxQueue, bytes_of};
 
