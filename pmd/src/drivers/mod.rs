@@ -16,6 +16,8 @@
 //! ```
 
 pub mod auto;
+#[allow(dead_code)]
+pub(crate) mod kernel;
 pub mod null;
 
 use std::fmt;

@@ -1,0 +1,68 @@
+// UNSAFETY: SIOCETHTOOL takes a pointer inside `struct ifreq`.
+#![allow(unsafe_code)]
+
+//! Questions to a network driver by `ioctl(SIOCETHTOOL)`. Structures: `linux/ethtool.h`.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+const ETHTOOL_GDRVINFO: u32 = 3;
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+/// `ETH_FLAG_RXVLAN`: the device takes VLAN tags off received frames.
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+
+/// Asks with a structure of 32-bit words whose first is the command; returns it as the kernel filled it.
+fn ask<const WORDS: usize>(interface: &str, command: u32) -> io::Result<[u32; WORDS]> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let mut answer = [0; WORDS];
+    answer[0] = command;
+    // SAFETY: an all-zero `ifreq` is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if interface.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = answer.as_mut_ptr().cast();
+    // SAFETY: the kernel writes the structure of the command, which callers give its size in words; name and pointer are valid.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, (&raw mut request).cast::<c_void>()) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+/// Receive and transmit queues in use, or an error if the driver does not say.
+pub(crate) fn channels(interface: &str) -> io::Result<(u32, u32)> {
+    // struct ethtool_channels: cmd, max_rx, max_tx, max_other, max_combined, rx, tx, other, combined.
+    let answer: [u32; 9] = ask(interface, ETHTOOL_GCHANNELS)?;
+    let (rx, tx, combined) = (answer[5], answer[6], answer[8]);
+    Ok((rx.saturating_add(combined), tx.saturating_add(combined)))
+}
+
+/// Name of the kernel's driver.
+pub(crate) fn driver(interface: &str) -> io::Result<String> {
+    // struct ethtool_drvinfo: cmd, driver[32], version[32], fw_version[32], bus_info[32], erom_version[32], reserved2[12], five u32.
+    let answer: [u32; 49] = ask(interface, ETHTOOL_GDRVINFO)?;
+    let name: Vec<u8> = answer[1..9].iter().flat_map(|word| word.to_ne_bytes()).take_while(|&b| b != 0).collect();
+    Ok(String::from_utf8_lossy(&name).into_owned())
+}
+
+/// Whether the device takes VLAN tags off the frames that it receives.
+pub(crate) fn strips_vlan_tags(interface: &str) -> io::Result<bool> {
+    let answer: [u32; 2] = ask(interface, ETHTOOL_GFLAGS)?;
+    Ok(answer[1] & ETH_FLAG_RXVLAN != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_must_be_names_of_interfaces() {
+        assert!(driver("a-name-that-is-too-long").is_err());
+        assert_eq!(channels("no-such-if").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+    }
+}
