@@ -1,0 +1,338 @@
+//! One port under test and the other end of its wire.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use wirepath_pmd::drivers::{self, PortSettings};
+use wirepath_pmd::packet::{Batch, Packet, Pool};
+use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, RxQueue, StartedPort};
+use wirepath_pmd::settings::Source;
+use wirepath_testlab::skip_or_fail;
+
+use crate::fixture::{Fixture, Nature, Property, Rig};
+
+/// How long nothing may move before a test gives up. Generous: it only ends a hopeless wait.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Buffers of the pool of a test, unless it says otherwise.
+const BUFFERS: u32 = 8192;
+/// Number of the port under test.
+pub(crate) const PORT: u16 = 7;
+
+/// Runs one property for one driver.
+pub(crate) fn check(fixture: &dyn Fixture, property: Property, body: fn(&mut Bench)) {
+    if let Some(why) = fixture.exempt(property) {
+        let _ = writeln!(std::io::stderr(), "not for {}: {property:?}: {why}", fixture.driver());
+        return;
+    }
+    let setup = match fixture.set_up() {
+        Ok(setup) => setup,
+        Err(why) => return skip_or_fail(file!(), line!(), &format!("{}: {property:?}: {why}", fixture.driver())),
+    };
+    let (rig, place, lab) = (setup.rig, setup.place, setup.lab);
+    let run = || {
+        let mut bench = Bench::new(rig);
+        body(&mut bench);
+        bench.finish();
+    };
+    match &place {
+        Some(place) => place.inside(run),
+        None => run(),
+    }
+    drop(place);
+    drop(lab);
+}
+
+/// A port under test and the other end of its wire.
+pub(crate) struct Bench {
+    pub(crate) rig: Box<dyn Rig>,
+    pub(crate) nature: Nature,
+    pub(crate) pool: Pool,
+    pub(crate) port: Option<StartedPort>,
+    stopped: Option<ConfiguredPort>,
+    /// Test frames that came out of the port so far.
+    pub(crate) arrived: Vec<Vec<u8>>,
+}
+
+impl Bench {
+    pub(crate) fn new(rig: Box<dyn Rig>) -> Self {
+        let pool = Pool::new("contract", BUFFERS).expect("memory for a pool");
+        Self { nature: rig.nature(), rig, pool, port: None, stopped: None, arrived: Vec::new() }
+    }
+
+    /// Starts the port with an MTU of 9202, or as far as it goes.
+    pub(crate) fn start(&mut self, feed: &[Vec<u8>]) {
+        self.start_with(feed, |_| ());
+    }
+
+    /// Opens, configures and starts the port.
+    pub(crate) fn start_with(&mut self, feed: &[Vec<u8>], change: impl FnOnce(&mut PortConfig)) {
+        let settings = plan(&self.rig.port(feed));
+        let mut config = settings.config(PORT, self.pool.clone());
+        let open = OpenPort::open("dut", settings.plan).unwrap_or_else(|error| panic!("open: {error}"));
+        config.mtu = open.capabilities().max_mtu.min(9202);
+        change(&mut config);
+        let configured = open.configure(config).unwrap_or_else(|error| panic!("configure: {error}"));
+        let started = configured.start().unwrap_or_else(|error| panic!("start: {error}"));
+        for packet_queue in &started.rx {
+            assert_eq!(packet_queue.port(), PORT);
+        }
+        self.port = Some(started);
+    }
+
+    /// The started port.
+    pub(crate) fn started(&mut self) -> &mut StartedPort {
+        self.port.as_mut().expect("the test has started the port")
+    }
+
+    /// Longest frame that the port was configured for.
+    pub(crate) fn longest(&mut self) -> usize {
+        usize::from(self.started().port.config().mtu) + 14
+    }
+
+    /// Stops the port.
+    pub(crate) fn stop(&mut self) {
+        if let Some(StartedPort { port, rx, tx }) = self.port.take() {
+            self.stopped = Some(port.stop(rx, tx).unwrap_or_else(|error| panic!("stop: {error}")));
+        }
+        self.take_arrived();
+    }
+
+    /// Starts the stopped port again.
+    pub(crate) fn start_again(&mut self) {
+        let stopped = self.stopped.take().expect("the test has stopped the port");
+        self.port = Some(stopped.start().unwrap_or_else(|error| panic!("start again: {error}")));
+    }
+
+    /// Frames that one poll of every queue finds; each must carry the port's number.
+    pub(crate) fn poll(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        for queue in &mut self.started().rx {
+            poll_queue(queue, &mut frames);
+        }
+        frames
+    }
+
+    /// Offers frames to the port, never more than the wire holds, until it has received as many or nothing moves any more. Returns
+    /// the test frames it received. A rig that makes its own frames is polled for as many.
+    pub(crate) fn feed(&mut self, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let mut received: Vec<Vec<u8>> = Vec::new();
+        let (mut offered, mut last_move) = (0, Instant::now());
+        while received.len() < frames.len() && last_move.elapsed() < PATIENCE {
+            let before = (offered, received.len());
+            while offered < frames.len()
+                && offered - received.len() < self.nature.capacity
+                && self.rig.offer(&frames[offered])
+            {
+                offered += 1;
+            }
+            let polled = self.poll();
+            let feeds = self.nature.feeds;
+            received.extend(polled.into_iter().filter(|frame| !feeds || identify(frame).is_some()));
+            if before != (offered, received.len()) {
+                last_move = Instant::now();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        received
+    }
+
+    /// A packet with these bytes, in as many segments as it takes.
+    pub(crate) fn packet(&self, bytes: &[u8]) -> Packet {
+        packet(&self.pool, bytes)
+    }
+
+    /// Sends frames through transmit queue 0, never more than the wire holds; panics if the port stops taking them.
+    pub(crate) fn send(&mut self, frames: &[Vec<u8>]) {
+        let mut left: Vec<Packet> = frames.iter().rev().map(|frame| self.packet(frame)).collect();
+        self.send_packets(&mut left);
+    }
+
+    /// Sends packets, the last one first, as [`Self::send`] does.
+    pub(crate) fn send_packets(&mut self, left: &mut Vec<Packet>) {
+        let (mut batch, mut sent, before, mut last_move) = (Batch::new(), 0, self.arrived.len(), Instant::now());
+        while !(left.is_empty() && batch.is_empty()) {
+            assert!(last_move.elapsed() < PATIENCE, "the port takes no more after {sent} packets: {}", self.story());
+            let watch = self.nature.shows && !self.nature.shows_after_stop;
+            let on_wire = if watch { sent + batch.len() - (self.arrived.len() - before).min(sent) } else { 0 };
+            let room = self.nature.capacity.saturating_sub(on_wire).min(batch.space());
+            let from = left.len().saturating_sub(room);
+            batch.extend(left.drain(from..).rev());
+            let queue = &mut self.started().tx[0];
+            let n = queue.transmit(&mut batch);
+            if n == 0 {
+                queue.reclaim();
+            }
+            sent += n;
+            let arrived = self.arrived.len();
+            self.take_arrived();
+            if n > 0 || self.arrived.len() > arrived {
+                last_move = Instant::now();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Waits until that many test frames have come out of the port, stopping it if the rig shows them only then, and takes them.
+    pub(crate) fn take_sent(&mut self, count: usize) -> Vec<Vec<u8>> {
+        if self.nature.shows_after_stop {
+            self.stop();
+        }
+        let (mut last, mut last_move) = (self.arrived.len(), Instant::now());
+        while self.nature.shows && self.arrived.len() < count && last_move.elapsed() < PATIENCE {
+            if let Some(port) = &mut self.port {
+                port.tx.iter_mut().for_each(|queue| queue.reclaim());
+            }
+            self.take_arrived();
+            if self.arrived.len() > last {
+                (last, last_move) = (self.arrived.len(), Instant::now());
+            } else {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        std::mem::take(&mut self.arrived)
+    }
+
+    /// Notes what came out of the port.
+    pub(crate) fn take_arrived(&mut self) {
+        let frames = self.rig.arrived();
+        self.arrived.extend(frames.into_iter().filter(|frame| identify(frame).is_some()));
+    }
+
+    /// What the counters say, for messages.
+    pub(crate) fn story(&mut self) -> String {
+        match &mut self.port {
+            None => "not started".to_owned(),
+            Some(it) => format!(
+                "{:?}; received {:?}; sent {:?}; {:?}",
+                it.port.capabilities().mode,
+                it.port.rx_statistics(),
+                it.port.tx_statistics(),
+                it.port.extra_statistics()
+            ),
+        }
+    }
+
+    /// Both directions carry these frames, in order and without a loss.
+    #[track_caller]
+    pub(crate) fn assert_exchanges(&mut self, frames: &[Vec<u8>]) {
+        let received = self.feed(frames);
+        if self.nature.feeds {
+            let story = self.story();
+            assert_same(&received, frames, "received", &story);
+        } else {
+            assert!(received.len() >= frames.len(), "received {} of its own: {}", received.len(), self.story());
+        }
+        self.send(frames);
+        let story = self.story();
+        let sent = self.take_sent(frames.len());
+        if self.nature.shows {
+            assert_same(&sent, frames, "sent", &story);
+        }
+    }
+
+    /// Stops, and looks whether every buffer is back.
+    fn finish(mut self) {
+        self.stop();
+        drop((self.port.take(), self.stopped.take(), self.rig));
+        assert_eq!(self.pool.outstanding(), 0, "buffers that did not come back to the pool");
+    }
+}
+
+/// A packet with these bytes, in as many segments as it takes.
+pub(crate) fn packet(pool: &Pool, bytes: &[u8]) -> Packet {
+    let mut packet = pool.take().expect("a free buffer");
+    assert!(packet.extend_from_slice(bytes, pool), "free buffers");
+    packet
+}
+
+/// The bytes of a packet.
+pub(crate) fn bytes(packet: &Packet) -> Vec<u8> {
+    let bytes = packet.segments().collect::<Vec<_>>().concat();
+    assert_eq!(bytes.len(), packet.len());
+    bytes
+}
+
+/// Reads a `[[port]]` table.
+pub(crate) fn plan(table: &str) -> PortSettings {
+    let source = Source::new("contract.toml", format!("[[port]]\nname = \"dut\"\n{table}"));
+    let document = source.parse().unwrap_or_else(|error| panic!("{error}"));
+    let port = document.settings().tables("port").expect("one port").remove(0);
+    drivers::plan(port).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Takes what one poll finds.
+pub(crate) fn poll_queue(queue: &mut RxQueue, frames: &mut Vec<Vec<u8>>) {
+    let mut batch = Batch::new();
+    let n = queue.receive(&mut batch);
+    assert_eq!(n, batch.len());
+    for packet in batch.iter() {
+        assert_eq!(packet.in_port(), PORT);
+        frames.push(bytes(packet));
+    }
+}
+
+/// Panics with the first difference.
+#[track_caller]
+pub(crate) fn assert_same(got: &[Vec<u8>], want: &[Vec<u8>], what: &str, story: &str) {
+    if let Some(at) = got.iter().zip(want).position(|(got, want)| got != want) {
+        panic!(
+            "{what}: frame {at} is {:?} of {} bytes, expected {:?} of {} bytes: {story}",
+            identify(&got[at]),
+            got[at].len(),
+            identify(&want[at]),
+            want[at].len()
+        );
+    }
+    assert_eq!(got.len(), want.len(), "{what}: number of frames: {story}");
+}
+
+/// Marks a test frame's payload.
+const MAGIC: [u8; 4] = *b"WPCT";
+/// Shortest test frame.
+pub(crate) const SHORTEST: usize = 60;
+
+/// A test frame: a UDP datagram of a flow with a number and a pattern, `size` bytes without frame check sequence.
+pub(crate) fn frame(flow: u32, number: u32, size: usize) -> Vec<u8> {
+    assert!(size >= SHORTEST);
+    let mut frame = vec![0; size];
+    frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xd0, 2, 0, 0, 0, 0, 0xe0]);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    let total = (size - 14) as u16;
+    frame[14..24].copy_from_slice(&[0x45, 0, (total >> 8) as u8, total as u8, 0, 0, 0x40, 0, 64, 17]);
+    frame[26..34].copy_from_slice(&[198, 18, 0, 1, 198, 18, 1, 1]);
+    let sum: u32 = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    frame[24..26].copy_from_slice(&(!(folded as u16 + (folded >> 16) as u16)).to_be_bytes());
+    frame[34..36].copy_from_slice(&(0x4000 + (flow as u16 & 0x3fff)).to_be_bytes());
+    frame[36..38].copy_from_slice(&9999u16.to_be_bytes());
+    frame[38..40].copy_from_slice(&(total - 20).to_be_bytes());
+    frame[42..46].copy_from_slice(&MAGIC);
+    frame[46..50].copy_from_slice(&flow.to_be_bytes());
+    frame[50..54].copy_from_slice(&number.to_be_bytes());
+    for (at, byte) in frame[54..].iter_mut().enumerate() {
+        *byte = (at as u32 ^ number) as u8;
+    }
+    frame
+}
+
+/// Flow and number of a test frame; `None` for anything else. A damaged test frame is a panic.
+pub(crate) fn identify(bytes: &[u8]) -> Option<(u32, u32)> {
+    if bytes.len() < SHORTEST || bytes[42..46] != MAGIC {
+        return None;
+    }
+    let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    let (flow, number) = (word(46), word(50));
+    assert!(
+        bytes == frame(flow, number, bytes.len()),
+        "frame {number} of flow {flow}, {} bytes, is damaged",
+        bytes.len()
+    );
+    Some((flow, number))
+}
+
+/// Test frames of one flow with growing numbers and mixed sizes.
+pub(crate) fn frames(numbers: std::ops::Range<u32>) -> Vec<Vec<u8>> {
+    numbers.map(|number| frame(0, number, SHORTEST + (number as usize * 97) % 1454)).collect()
+}

@@ -1,0 +1,81 @@
+//! The contract: what every driver must do, checked with the same tests for all of them.
+//!
+//! A driver joins with a file in `fixtures/` that says how a port of it comes to a wire with something at the other end, and a line
+//! below. A property in `properties/` is a function over a [`Bench`](bench::Bench). What a driver cannot have, its fixture declares
+//! as data with the reason, which the run prints. After every test the port is stopped and each buffer must be back in its pool.
+//!
+//! One driver alone: `cargo test -p wirepath-pmd --test contract memory::`
+
+mod bench;
+mod fixture;
+mod fixtures;
+mod properties;
+
+/// Each property as a test of the driver's module.
+macro_rules! contract {
+    ($($driver:ident: $fixture:expr;)*) => { $(
+        mod $driver {
+            use crate::fixture::Property;
+            use crate::{bench, properties};
+
+            #[test]
+            fn order_and_no_loss() {
+                bench::check(&$fixture, Property::Order, properties::order::in_order_without_loss);
+            }
+            #[test]
+            fn partial_transmit() {
+                bench::check(&$fixture, Property::PartialTransmit, properties::partial::leaves_what_it_cannot_take);
+            }
+            #[test]
+            fn sizes() {
+                bench::check(&$fixture, Property::Sizes, properties::sizes::every_size_both_ways);
+            }
+            #[test]
+            fn too_long_is_refused() {
+                bench::check(&$fixture, Property::TooLong, properties::sizes::too_long_is_dropped_and_counted);
+            }
+            #[test]
+            fn chains() {
+                bench::check(&$fixture, Property::Chains, properties::chains::go_out_whole);
+            }
+            #[test]
+            fn statistics() {
+                bench::check(&$fixture, Property::Statistics, properties::statistics::equal_what_was_moved);
+            }
+            #[test]
+            fn several_queues() {
+                bench::check(&$fixture, Property::Queues, properties::queues::share_the_flows);
+            }
+            #[test]
+            fn pool_runs_dry() {
+                bench::check(&$fixture, Property::Exhaustion, properties::exhaustion::drops_counts_and_recovers);
+            }
+            #[test]
+            fn stop_and_start_under_traffic() {
+                bench::check(&$fixture, Property::Restart, properties::restart::stops_and_starts_under_traffic);
+            }
+            #[test]
+            fn link_down_and_up() {
+                bench::check(&$fixture, Property::Link, properties::link::goes_down_and_comes_back);
+            }
+            #[test]
+            fn removed_while_running() {
+                bench::check(&$fixture, Property::Removal, properties::removal::says_so_and_others_go_on);
+            }
+            #[test]
+            fn killed_and_started_again() {
+                bench::check(&$fixture, Property::Kill, properties::kill::leaves_nothing_in_the_way);
+            }
+        }
+    )* };
+}
+
+contract! {
+    null: crate::fixtures::null::Null;
+}
+
+/// The program that [`properties::kill`] kills: this test, run by name with a port in the environment. Without one it does nothing.
+#[test]
+fn child() {
+    properties::kill::child();
+}

@@ -1,0 +1,8 @@
+use crate::bench::{Bench, frames};
+
+/// Below the wire's capacity everything arrives, once, in order, in both directions.
+pub(crate) fn in_order_without_loss(bench: &mut Bench) {
+    let frames = frames(0..3000);
+    bench.start(&frames);
+    bench.assert_exchanges(&frames);
+}

@@ -1,0 +1,47 @@
+use std::time::Instant;
+
+use crate::bench::{Bench, PATIENCE, frames, identify};
+
+/// Stopped in the middle of traffic and started again, several times: packets flow again, in order, each at most once, and no buffer
+/// stays behind.
+pub(crate) fn stops_and_starts_under_traffic(bench: &mut Bench) {
+    let all = frames(0..2000);
+    let (mut offered, mut last) = (0, None);
+    for round in 0..4u32 {
+        if round == 0 {
+            bench.start(&all);
+        } else {
+            bench.start_again();
+        }
+        let (start, mut got) = (Instant::now(), 0);
+        while got < 100 {
+            assert!(start.elapsed() < PATIENCE, "round {round}: {got} received after the start: {}", bench.story());
+            if offered < all.len() && bench.rig.offer(&all[offered]) {
+                offered += 1;
+            }
+            for received in bench.poll() {
+                let Some((_, number)) = identify(&received) else {
+                    got += usize::from(!bench.nature.feeds);
+                    continue;
+                };
+                assert!(last.is_none_or(|last| number > last), "round {round}: {number} after {last:?}");
+                (last, got) = (Some(number), got + 1);
+            }
+        }
+        // These wait in the device, or on the wire, when it is stopped; and so do those that it still has to send.
+        for _ in 0..50 {
+            if offered < all.len() && bench.rig.offer(&all[offered]) {
+                offered += 1;
+            }
+        }
+        let base = 10_000 * (round + 1);
+        bench.send(&frames(base..base + 50));
+        bench.stop();
+        assert_eq!(bench.pool.outstanding(), 0, "round {round}: buffers that did not come back");
+    }
+    if bench.nature.shows {
+        let numbers: Vec<u32> = bench.take_sent(1).iter().filter_map(|f| identify(f)).map(|(_, n)| n).collect();
+        assert!(numbers.is_sorted_by(|a, b| a < b), "sent in order: {numbers:?}");
+        assert!(!numbers.is_empty());
+    }
+}
