@@ -1,5 +1,7 @@
 //! Why packets are dropped: one table for drivers, stages and applications.
 
+use wirepath_wire::ParseError;
+
 use crate::counters::Counter;
 
 macro_rules! drop_reasons {
@@ -61,12 +63,40 @@ drop_reasons! {
     NoNeighbour, "no_neighbour", "the next hop's link-layer address is not known";
     NoRoute, "no_route", "there is no route to the tunnel's remote";
     TooBigForMtu, "too_big", "the encapsulated packet exceeds the MTU of the way";
+    OuterFragment, "outer_fragment", "a tunnel packet came in pieces, which a VTEP does not put together (RFC 7348 section 4.3)";
+    BadEcn, "bad_ecn", "the underlay marked congestion on a packet whose sender does not understand it (RFC 6040)";
+    InnerVlan, "inner_vlan", "the frame in the tunnel has a VLAN tag, which its segment does not carry (RFC 7348 section 6.1)";
+    RateLimited, "rate_limited", "more questions to the program itself than it answers";
     NoHeadroom, "no_headroom", "there is no room in front of the packet for another header";
     Reserved, "reserved_address", "IEEE 802.1D reserved group address, which bridges do not forward";
     // Workers.
     QueueFull, "queue_full", "the queue to another worker or to the control thread is full";
     Stopping, "stopping", "the program is stopping";
     Ruled, "ruled", "a rule says so";
+}
+
+impl From<ParseError> for DropReason {
+    fn from(error: ParseError) -> Self {
+        use ParseError as E;
+        match error {
+            E::EthernetTruncated => Self::TooShort,
+            E::Ipv4BadVersion | E::Ipv6BadVersion => Self::BadVersion,
+            E::ArpBadFormat | E::Ipv4BadHeaderLength | E::Ipv4BadOption | E::TcpBadOffset | E::TcpBadOption => {
+                Self::BadHeaderLength
+            }
+            E::ExtensionOrder | E::ExtensionMalformed | E::NdpInvalid => Self::BadHeaderLength,
+            E::Ipv4BadTotalLength | E::Ipv6BadPayloadLength | E::Ipv6Jumbogram | E::UdpBadLength => {
+                Self::BadTotalLength
+            }
+            E::Ipv4BadChecksum => Self::BadChecksum,
+            E::UdpBadChecksum | E::TcpBadChecksum | E::Icmpv4BadChecksum | E::Icmpv6BadChecksum => Self::BadL4Checksum,
+            E::VlanTooDeep | E::ExtensionTooMany => Self::TooManyHeaders,
+            E::FragmentOverlap | E::FragmentTooLong | E::FragmentUnaligned => Self::BadFragment,
+            E::VxlanTruncated | E::VxlanBadFlags => Self::BadTunnelHeader,
+            // Headers that are cut off, and those that lie in several buffers.
+            _ => Self::Truncated,
+        }
+    }
 }
 
 /// One counter for each reason.
