@@ -1,1 +1,3 @@
 //! Worker loop, stages, tables and tunnels.
+
+pub mod tunnel;

@@ -1,0 +1,6 @@
+//! Tunnels.
+
+pub mod ecn;
+pub mod neighbour;
+pub mod rate;
+pub mod underlay;
