@@ -1,5 +1,6 @@
 //! Tunnels.
 
+pub mod config;
 pub mod ecn;
 pub mod neighbour;
 pub mod rate;

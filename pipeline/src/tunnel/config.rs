@@ -1,0 +1,583 @@
+//! The tables `[underlay]` and `[[segment]]` of a gateway's configuration.
+//!
+//! ```toml
+//! [underlay]
+//! port = "wan"
+//! addresses = ["10.9.0.1/24", "fd00:9::1/64"]   # VTEP addresses, never configured in the kernel
+//! gateways = ["10.9.0.254"]                     # next hops for remotes outside these networks, one of each IP version
+//! vlan = 7                                      # tag of the underlay, if it has one
+//! udp_port = 4789
+//! source_ports = "49152-65535"                  # range of the outer source port, chosen by the inner flow
+//! ttl = 64
+//! dscp = 0                                      # or "copy": that of the inner packet
+//! udp_checksum = "standard"                     # none over IPv4, computed over IPv6; or "always", "zero"
+//!
+//! [[segment]]
+//! name = "blue"
+//! vni = 42
+//! local = "10.9.0.1"                            # default: the first address of the remotes' IP version
+//! remotes = ["10.9.0.2", "10.9.0.3"]            # head-end replication list
+//! attach = [{ port = "lan" }, { port = "lan2", vlan = 100 }]
+//! learning = true
+//! ageing = 300                                  # seconds; 0: never
+//! mtu = 1450                                    # of the inner IP packets; default: what the underlay leaves
+//! accept_unknown_remotes = false                # take frames of VTEPs that are not in the list, and learn them
+//! inner_vlans = "discard"                       # or "carry": tags inside the tunnel
+//! static = [{ mac = "02:00:00:00:00:01", remote = "10.9.0.2" }, { mac = "02:00:00:00:00:02", port = "lan2", vlan = 100 }]
+//! ```
+//!
+//! Everything that can be checked without opening a port is checked here, cross references included.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use wirepath_pmd::settings::{ConfigError, Place, Placed, Settings};
+use wirepath_wire::build::OuterChecksum;
+use wirepath_wire::vlan::MAX_ID;
+use wirepath_wire::{MacAddr, Vni, vxlan};
+
+use super::underlay::{Prefix, is_station};
+
+/// Most segments of a gateway.
+pub const MAX_SEGMENTS: usize = 4096;
+/// Most remotes over all segments, configured ones.
+pub const MAX_REMOTES: usize = 65_536;
+
+type Result<T> = std::result::Result<T, ConfigError>;
+
+/// What a configuration says of the underlay.
+#[derive(Clone, Debug)]
+pub struct UnderlayConfig {
+    /// Index of the port in the list of ports.
+    pub port: usize,
+    /// Where that stands.
+    pub place: Place,
+    /// VTEP addresses.
+    pub addresses: Vec<Prefix>,
+    /// Next hops.
+    pub gateways: Vec<IpAddr>,
+    /// Tag of the underlay.
+    pub vlan: Option<u16>,
+    /// Destination port of the tunnels.
+    pub udp_port: u16,
+    /// Outer source ports, from and to.
+    pub source_ports: (u16, u16),
+    /// Outer TTL or hop limit.
+    pub ttl: u8,
+    /// Outer DSCP; `None`: copied from the inner packet.
+    pub dscp: Option<u8>,
+    /// What becomes of the outer UDP checksum.
+    pub checksum: OuterChecksum,
+}
+
+/// What is done with VLAN tags inside the tunnel (RFC 7348 section 6.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum InnerVlans {
+    /// Frames with one are dropped.
+    #[default]
+    Discard,
+    /// They pass both ways.
+    Carry,
+}
+
+/// A place where a segment touches a port.
+#[derive(Clone, Debug)]
+pub struct AttachmentConfig {
+    /// Index of the port.
+    pub port: usize,
+    /// VLAN on that port; `None`: frames without a tag.
+    pub vlan: Option<u16>,
+    /// Where it stands.
+    pub place: Place,
+}
+
+/// Where a static entry points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StaticPlace {
+    /// Index in [`SegmentConfig::remotes`].
+    Remote(usize),
+    /// Index in [`SegmentConfig::attachments`].
+    Attachment(usize),
+}
+
+/// A remote VTEP of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteConfig {
+    /// Its address.
+    pub address: IpAddr,
+    /// Our address towards it.
+    pub local: IpAddr,
+}
+
+/// One segment.
+#[derive(Clone, Debug)]
+pub struct SegmentConfig {
+    /// Its name in displays.
+    pub name: String,
+    /// Identifier in the overlay.
+    pub vni: Vni,
+    /// Our addresses for it, at most one of each IP version.
+    pub locals: Vec<IpAddr>,
+    /// Head-end replication list.
+    pub remotes: Vec<RemoteConfig>,
+    /// Local side.
+    pub attachments: Vec<AttachmentConfig>,
+    /// Whether addresses are learned.
+    pub learning: bool,
+    /// Seconds after which a learned address is forgotten; 0: never.
+    pub ageing: u32,
+    /// Largest inner IP packet, bytes; `None`: what the underlay leaves.
+    pub mtu: Option<u16>,
+    /// Whether frames of VTEPs that are not in the list are taken.
+    pub accept_unknown_remotes: bool,
+    /// VLAN tags inside the tunnel.
+    pub inner_vlans: InnerVlans,
+    /// Entries that are never overridden.
+    pub statics: Vec<(MacAddr, StaticPlace)>,
+}
+
+/// The gateway's part of a configuration.
+#[derive(Clone, Debug)]
+pub struct GatewayConfig {
+    /// The underlay.
+    pub underlay: UnderlayConfig,
+    /// Segments.
+    pub segments: Vec<SegmentConfig>,
+}
+
+struct Reader<'p> {
+    ports: &'p [&'p str],
+    underlay: UnderlayConfig,
+    vnis: HashMap<u32, String>,
+    names: HashSet<String>,
+    /// (port, VLAN) to segment.
+    attached: HashMap<(usize, Option<u16>), String>,
+    remotes: usize,
+}
+
+impl GatewayConfig {
+    /// Reads the gateway's tables; `ports` are the names of the ports in the same configuration.
+    pub fn read(root: &Settings<'_>, ports: &[&str]) -> Result<Self> {
+        let Some(table) = root.table("underlay")? else {
+            return Err(root.error_in("underlay", "missing, expected a table [underlay] with port and addresses"));
+        };
+        let underlay = read_underlay(&table, ports)?;
+        table.finish()?;
+        let tables = root.tables("segment")?;
+        if tables.is_empty() {
+            return Err(root.error_in("segment", "missing, expected at least one table [[segment]]"));
+        }
+        if tables.len() > MAX_SEGMENTS {
+            let message = format!("found {} segments, expected at most {MAX_SEGMENTS}", tables.len());
+            return Err(root.error_in("segment", message));
+        }
+        let mut reader = Reader {
+            ports,
+            underlay,
+            vnis: HashMap::new(),
+            names: HashSet::new(),
+            attached: HashMap::new(),
+            remotes: 0,
+        };
+        let mut segments = Vec::new();
+        for table in tables {
+            segments.push(reader.segment(&table)?);
+            table.finish()?;
+        }
+        Ok(Self { underlay: reader.underlay, segments })
+    }
+}
+
+/// Index of a port by the name that `key` gives.
+fn port_index(settings: &Settings<'_>, ports: &[&str]) -> Result<usize> {
+    let name: String = settings.required("port")?;
+    ports.iter().position(|port| *port == name).ok_or_else(|| {
+        let near = wirepath_pmd::settings::nearest(&name, ports);
+        let hint = match near {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None if ports.is_empty() => "there is none; write a table [[port]]".to_owned(),
+            None => format!("there are \"{}\"", ports.join("\", \"")),
+        };
+        settings.error_in("port", format!("found \"{name}\", expected the name of a port; {hint}"))
+    })
+}
+
+fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig> {
+    let port = port_index(table, ports)?;
+    let what = "an address with its prefix length, such as \"10.9.0.1/24\"";
+    let listed: Vec<Placed<Prefix>> = table.list("addresses", what)?;
+    if listed.is_empty() {
+        return Err(table.error_in("addresses", format!("missing, expected at least {what}")));
+    }
+    if listed.len() > 64 {
+        return Err(table.error_in("addresses", format!("found {} addresses, expected at most 64", listed.len())));
+    }
+    let mut addresses: Vec<Prefix> = Vec::new();
+    for prefix in listed {
+        if !is_station(prefix.value.address) {
+            return Err(prefix.error(format!("found {}, expected the address of a single station", prefix.value)));
+        }
+        if addresses.iter().any(|other| other.address == prefix.value.address) {
+            return Err(prefix.error(format!("{} stands here twice", prefix.value.address)));
+        }
+        addresses.push(prefix.value);
+    }
+    let mut gateways: Vec<IpAddr> = Vec::new();
+    for gateway in table.list::<IpAddr>("gateways", "an IP address")? {
+        let ip = gateway.value;
+        if gateways.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
+            return Err(gateway.error("a second gateway of this IP version; expected at most one of each"));
+        }
+        let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let on_link = link_local || addresses.iter().any(|prefix| prefix.contains(ip));
+        if !is_station(ip) || !on_link || addresses.iter().any(|prefix| prefix.address == ip) {
+            let message = format!("found {ip}, expected another station in one of the networks of \"addresses\"");
+            return Err(gateway.error(message));
+        }
+        gateways.push(ip);
+    }
+    let source_ports = match table.get::<String>("source_ports")? {
+        None => (0xc000, 0xffff),
+        Some(text) => text
+            .split_once('-')
+            .and_then(|(low, high)| Some((low.trim().parse().ok()?, high.trim().parse().ok()?)))
+            .filter(|(low, high)| 0 < *low && low <= high)
+            .ok_or_else(|| {
+                let message = format!("found \"{text}\", expected two ports such as \"49152-65535\"");
+                table.error_in("source_ports", message)
+            })?,
+    };
+    let dscp = match table.get::<String>("dscp") {
+        Ok(Some(word)) if word == "copy" => None,
+        Ok(None) => Some(0),
+        _ => match table.integer::<u8>("dscp", 0..=63) {
+            Ok(value) => value,
+            Err(error) => return Err(ConfigError { message: format!("{} or \"copy\"", error.message), ..error }),
+        },
+    };
+    let checksum = table.choice(
+        "udp_checksum",
+        &[("standard", OuterChecksum::Standard), ("always", OuterChecksum::Always), ("zero", OuterChecksum::Zero)],
+    )?;
+    Ok(UnderlayConfig {
+        port,
+        place: table.place("port"),
+        addresses,
+        gateways,
+        vlan: table.integer("vlan", 1..=MAX_ID.into())?,
+        udp_port: table.integer("udp_port", 1..=65_535)?.unwrap_or(vxlan::PORT),
+        source_ports,
+        ttl: table.integer("ttl", 1..=255)?.unwrap_or(64),
+        dscp,
+        checksum: checksum.unwrap_or_default(),
+    })
+}
+
+impl Reader<'_> {
+    fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
+        let vni: u32 = match table.integer("vni", 0..=i64::from(Vni::MAX))? {
+            Some(vni) => vni,
+            None => return Err(table.error_in("vni", "missing, expected an integer from 0 to 16777215")),
+        };
+        let name: String = table.get("name")?.unwrap_or_else(|| format!("vni{vni}"));
+        if let Some(other) = self.vnis.insert(vni, name.clone()) {
+            return Err(table.error_in("vni", format!("{vni} is the VNI of segment \"{other}\" already")));
+        }
+        if !self.names.insert(name.clone()) {
+            return Err(table.error_in("name", format!("another segment is called \"{name}\" already")));
+        }
+        let locals = self.locals(table)?;
+        let remotes = self.remotes(table, &locals)?;
+        let attachments = self.attachments(table, &name)?;
+        let accept_unknown_remotes = table.get("accept_unknown_remotes")?.unwrap_or(false);
+        if remotes.is_empty() && !accept_unknown_remotes {
+            let message = "missing, expected at least one remote (or accept_unknown_remotes = true)";
+            return Err(table.error_in("remotes", message));
+        }
+        let statics = statics(table, self.ports, &remotes, &attachments)?;
+        let inner = [("discard", InnerVlans::Discard), ("carry", InnerVlans::Carry)];
+        Ok(SegmentConfig {
+            name,
+            vni: Vni::from_low_bits(vni),
+            locals,
+            remotes,
+            attachments,
+            learning: table.get("learning")?.unwrap_or(true),
+            ageing: table.integer("ageing", 0..=1_000_000)?.unwrap_or(300),
+            mtu: table.integer("mtu", 68..=9202)?,
+            accept_unknown_remotes,
+            inner_vlans: table.choice("inner_vlans", &inner)?.unwrap_or_default(),
+            statics,
+        })
+    }
+
+    /// Our addresses for the segment: those it names, and of each IP version that it does not name the first one.
+    fn locals(&self, table: &Settings<'_>) -> Result<Vec<IpAddr>> {
+        let ours = &self.underlay.addresses;
+        let mut locals: Vec<IpAddr> = Vec::new();
+        let named = table.list::<IpAddr>("local", "an IP address")?;
+        let restricts = !named.is_empty();
+        for local in named {
+            if !ours.iter().any(|prefix| prefix.address == local.value) {
+                let list: Vec<String> = ours.iter().map(|prefix| prefix.address.to_string()).collect();
+                let message = format!("found {}, expected one of underlay.addresses: {}", local.value, list.join(", "));
+                return Err(local.error(message));
+            }
+            if locals.iter().any(|other| other.is_ipv4() == local.value.is_ipv4()) {
+                return Err(local.error("a second local address of this IP version; expected at most one of each"));
+            }
+            locals.push(local.value);
+        }
+        if !restricts {
+            for v4 in [true, false] {
+                locals.extend(ours.iter().map(|p| p.address).find(|address| address.is_ipv4() == v4));
+            }
+        }
+        Ok(locals)
+    }
+
+    fn remotes(&mut self, table: &Settings<'_>, locals: &[IpAddr]) -> Result<Vec<RemoteConfig>> {
+        let mut remotes: Vec<RemoteConfig> = Vec::new();
+        let mut seen = HashSet::new();
+        for remote in table.list::<IpAddr>("remotes", "an IP address")? {
+            let ip = remote.value;
+            let version = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+            if !is_station(ip) {
+                return Err(remote.error(format!("found {ip}, expected the address of a single station")));
+            }
+            if self.underlay.addresses.iter().any(|prefix| prefix.address == ip) {
+                return Err(remote.error(format!("{ip} is an address of this gateway, expected that of another")));
+            }
+            if !seen.insert(ip) {
+                return Err(remote.error(format!("{ip} stands here twice")));
+            }
+            let Some(&local) = locals.iter().find(|local| local.is_ipv4() == ip.is_ipv4()) else {
+                let message = format!("{ip} is {version}, but there is no {version} address to reach it from");
+                return Err(remote.error(format!("{message}; expected one in underlay.addresses (and in \"local\")")));
+            };
+            let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+            let on_link = link_local || self.underlay.addresses.iter().any(|prefix| prefix.contains(ip));
+            if !on_link && !self.underlay.gateways.iter().any(|gateway| gateway.is_ipv4() == ip.is_ipv4()) {
+                let message = format!("{ip} is in no network of underlay.addresses");
+                return Err(remote.error(format!("{message}; expected an {version} address in underlay.gateways")));
+            }
+            self.remotes += 1;
+            if self.remotes > MAX_REMOTES {
+                return Err(remote.error(format!("more than {MAX_REMOTES} remotes in all segments")));
+            }
+            remotes.push(RemoteConfig { address: ip, local });
+        }
+        Ok(remotes)
+    }
+
+    fn attachments(&mut self, table: &Settings<'_>, segment: &str) -> Result<Vec<AttachmentConfig>> {
+        let mut attachments = Vec::new();
+        for at in table.tables("attach")? {
+            let port = port_index(&at, self.ports)?;
+            let vlan: Option<u16> = at.integer("vlan", 1..=MAX_ID.into())?;
+            let place = at.place("port");
+            let name = self.ports.get(port).copied().unwrap_or_default();
+            if port == self.underlay.port {
+                let message = format!("\"{name}\" is the underlay port, expected a port for local stations");
+                return Err(at.error_in("port", message));
+            }
+            if let Some(other) = self.attached.insert((port, vlan), segment.to_owned()) {
+                let what = vlan.map_or("without tag".to_owned(), |vlan| format!("with VLAN {vlan}"));
+                let key = if vlan.is_some() { "vlan" } else { "port" };
+                let message = format!("frames {what} on port \"{name}\" belong to segment \"{other}\" already");
+                return Err(at.error_in(key, message));
+            }
+            at.finish()?;
+            attachments.push(AttachmentConfig { port, vlan, place });
+        }
+        if attachments.is_empty() {
+            return Err(table.error_in("attach", "missing, expected at least one port, as in [{ port = \"lan\" }]"));
+        }
+        Ok(attachments)
+    }
+}
+
+fn statics(
+    table: &Settings<'_>,
+    ports: &[&str],
+    remotes: &[RemoteConfig],
+    attachments: &[AttachmentConfig],
+) -> Result<Vec<(MacAddr, StaticPlace)>> {
+    let mut statics: Vec<(MacAddr, StaticPlace)> = Vec::new();
+    let mut seen = HashSet::new();
+    for entry in table.tables("static")? {
+        let mac: MacAddr = entry.required_parsed("mac", "an Ethernet address such as \"02:00:00:00:00:01\"")?;
+        if !mac.is_unicast() {
+            return Err(entry.error_in("mac", format!("found {mac}, expected the address of a single station")));
+        }
+        if !seen.insert(mac) {
+            return Err(entry.error_in("mac", format!("{mac} stands here twice")));
+        }
+        let place = match entry.parsed::<IpAddr>("remote", "an IP address")? {
+            Some(_) if entry.has("port") => {
+                return Err(entry.error_in("port", "found besides \"remote\", expected one of the two"));
+            }
+            Some(ip) => {
+                let at = remotes.iter().position(|remote| remote.address == ip);
+                let message =
+                    || entry.error_in("remote", format!("found {ip}, expected one of this segment's remotes"));
+                StaticPlace::Remote(at.ok_or_else(message)?)
+            }
+            None if !entry.has("port") => {
+                return Err(entry.error("neither \"remote\" nor \"port\", expected one of the two"));
+            }
+            None => {
+                let port = port_index(&entry, ports)?;
+                let vlan: Option<u16> = entry.integer("vlan", 1..=MAX_ID.into())?;
+                let at = attachments.iter().position(|a| a.port == port && a.vlan == vlan);
+                let message = || entry.error_in("port", "expected a port and VLAN of this segment's \"attach\"");
+                StaticPlace::Attachment(at.ok_or_else(message)?)
+            }
+        };
+        entry.finish()?;
+        statics.push((mac, place));
+    }
+    Ok(statics)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wirepath_pmd::settings::Source;
+
+    const UNDERLAY: &str = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n";
+
+    fn read(text: &str) -> Result<GatewayConfig> {
+        let source = Source::new("c.toml", text);
+        let document = source.parse()?;
+        let root = document.settings();
+        let config = GatewayConfig::read(&root, &["wan", "lan", "lan2"])?;
+        root.finish()?;
+        Ok(config)
+    }
+
+    fn refused(segments: &str) -> String {
+        read(&format!("{UNDERLAY}{segments}")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn everything_at_once() {
+        let text = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\ngateways = ['10.9.0.254']\nvlan = 7\n\
+            udp_port = 8472\nsource_ports = '1024-2047'\nttl = 9\ndscp = 'copy'\nudp_checksum = 'always'\n\
+            [[segment]]\nname = 'blue'\nvni = 42\nremotes = ['10.9.0.2', '192.0.2.1', 'fd00:9::2']\n\
+            attach = [{ port = 'lan' }, { port = 'lan2', vlan = 100 }]\nlearning = false\nageing = 0\nmtu = 1400\n\
+            inner_vlans = 'carry'\nstatic = [{ mac = '02:00:00:00:00:01', remote = '10.9.0.2' },\
+            { mac = '02:00:00:00:00:02', port = 'lan2', vlan = 100 }]\n\
+            [[segment]]\nvni = 43\naccept_unknown_remotes = true\nattach = [{ port = 'lan2' }]\n";
+        let config = read(text).unwrap();
+        let u = &config.underlay;
+        assert_eq!(
+            (u.port, u.vlan, u.udp_port, u.source_ports, u.ttl, u.dscp),
+            (0, Some(7), 8472, (1024, 2047), 9, None)
+        );
+        let [blue, other] = &config.segments[..] else { panic!() };
+        assert_eq!((blue.vni.get(), blue.learning, blue.ageing, blue.mtu), (42, false, 0, Some(1400)));
+        let locals: Vec<String> = blue.remotes.iter().map(|r| r.local.to_string()).collect();
+        assert_eq!(locals, ["10.9.0.1", "10.9.0.1", "fd00:9::1"]);
+        let places: Vec<StaticPlace> = blue.statics.iter().map(|(_, place)| *place).collect();
+        assert_eq!(places, [StaticPlace::Remote(0), StaticPlace::Attachment(1)]);
+        assert_eq!((other.name.as_str(), other.accept_unknown_remotes, other.ageing), ("vni43", true, 300));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused_at_its_place() {
+        let cases = [
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lam' }]",
+                "c.toml:7:20: segment[0].attach[0].port: found \"lam\", expected the name of a port; did you mean \"lan\"?",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'wan' }]",
+                "\"wan\" is the underlay port, expected a port for local stations",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n[[segment]]\nvni = 1\n",
+                "c.toml:9:7: segment[1].vni: 1 is the VNI of segment \"vni1\" already",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan', vlan = 5 }]\n\
+              [[segment]]\nvni = 2\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan', vlan = 5 }]",
+                "c.toml:11:34: segment[1].attach[0].vlan: frames with VLAN 5 on port \"lan\" belong to segment \"vni1\" already",
+            ),
+            (
+                "[[segment]]\nvni = 1\nlocal = 'fd00:9::1'\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]",
+                "c.toml:7:12: segment[0].remotes[0]: 10.9.0.2 is IPv4, but there is no IPv4 address to reach it from",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['192.0.2.1']\nattach = [{ port = 'lan' }]",
+                "expected an IPv4 address in underlay.gateways",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.1']\nattach = [{ port = 'lan' }]",
+                "is an address of this gateway",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2', '10.9.0.2']\nattach = [{ port = 'lan' }]",
+                "stands here twice",
+            ),
+            ("[[segment]]\nvni = 1\nremotes = ['224.0.0.1']\nattach = [{ port = 'lan' }]", "single station"),
+            (
+                "[[segment]]\nvni = 1\nlocal = '10.9.0.7'\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]",
+                "found 10.9.0.7, expected one of underlay.addresses: 10.9.0.1, fd00:9::1",
+            ),
+            ("[[segment]]\nvni = 1\nattach = [{ port = 'lan' }]", "segment[0].remotes: missing"),
+            ("[[segment]]\nvni = 1\nremotes = ['10.9.0.2']", "segment[0].attach: missing"),
+            ("[[segment]]\nremotes = ['10.9.0.2']", "segment[0].vni: missing"),
+            ("[[segment]]\nvni = 16777216", "found 16777216, expected an integer from 0 to 16777215"),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n\
+              static = [{ mac = '02:00:00:00:00:01', remote = '10.9.0.3' }]",
+                "expected one of this segment's remotes",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n\
+              static = [{ mac = '03:00:00:00:00:01', remote = '10.9.0.2' }]",
+                "expected the address of a single station",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\nageeing = 3",
+                "segment[0].ageeing: unknown key; did you mean \"ageing\"?",
+            ),
+            ("", "segment: missing, expected at least one table [[segment]]"),
+        ];
+        for (text, message) in cases {
+            let found = refused(text);
+            assert!(found.contains(message), "{text}\n  gave {found}\n  not  {message}");
+        }
+    }
+
+    #[test]
+    fn underlay_errors() {
+        let segment = "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n";
+        for (underlay, message) in [
+            ("", "underlay: missing"),
+            ("[underlay]\nport = 'wan'\n", "underlay.addresses: missing"),
+            (
+                "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1']\n",
+                "c.toml:3:14: underlay.addresses[0]: found '10.9.0.1'",
+            ),
+            ("[underlay]\nport = 'wan'\naddresses = ['127.0.0.1/8']\n", "single station"),
+            (
+                "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ngateways = ['10.8.0.1']\n",
+                "another station in one of the networks",
+            ),
+            ("[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\nsource_ports = '5-4'\n", "expected two ports"),
+            (
+                "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ndscp = 64\n",
+                "an integer from 0 to 63 or \"copy\"",
+            ),
+            (
+                "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ndscp = 'x'\n",
+                "found 'x', expected an integer from 0 to 63 or \"copy\"",
+            ),
+        ] {
+            let found = read(&format!("{underlay}{segment}")).unwrap_err().to_string();
+            assert!(found.contains(message), "{underlay}\n  gave {found}");
+        }
+    }
+}
