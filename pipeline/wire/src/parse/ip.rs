@@ -1,6 +1,6 @@
 //! The IP part of the parser: IPv4 and IPv6 of every shape, and the layer-4 headers behind them.
 
-use super::{Bytes, L3, L4, Layers, Parser, offset};
+use super::{Bytes, Found, L3, L4, Parser, flag, offset};
 use crate::field::{be16, get};
 use crate::ip::IpProtocol;
 use crate::{ParseError, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
@@ -23,7 +23,7 @@ pub(super) fn header_sum_is_valid(h: &[u8; 20]) -> bool {
 }
 
 impl Parser {
-    pub(super) fn ipv4(&self, at: Bytes<'_>, l3: usize, layers: &mut Layers) -> Result<(), ParseError> {
+    pub(super) fn ipv4(&self, at: Bytes<'_>, l3: usize, layers: &mut Found) -> Result<(), ParseError> {
         let h: &[u8; ipv4::HEADER_LEN] = at.header(l3, ParseError::Ipv4Truncated)?;
         if h[0] >> 4 != 4 {
             return Err(ParseError::Ipv4BadVersion);
@@ -44,7 +44,7 @@ impl Parser {
         layers.end = (l3 + total) as u32;
         layers.protocol = h[9];
         if header_len > ipv4::HEADER_LEN {
-            layers.flags |= Layers::IP_OPTIONS;
+            layers.flags |= flag::IP_OPTIONS;
         }
         let fragment = be16::<6, 20>(h);
         fragment_check(
@@ -61,7 +61,7 @@ impl Parser {
 /// Notes what piece of a packet this is, and refuses pieces that no packet has.
 ///
 /// `piece` is the length of this piece, `rest` that of all behind the headers that every piece repeats.
-fn fragment_check(layers: &mut Layers, units: u16, more: bool, piece: usize, rest: usize) -> Result<(), ParseError> {
+fn fragment_check(layers: &mut Found, units: u16, more: bool, piece: usize, rest: usize) -> Result<(), ParseError> {
     if units == 0 && !more {
         // Not fragmented, or an atomic fragment (RFC 6946).
         return Ok(());
@@ -76,11 +76,11 @@ fn fragment_check(layers: &mut Layers, units: u16, more: bool, piece: usize, res
     if units == 1 && IpProtocol(layers.protocol) == IpProtocol::TCP {
         return Err(ParseError::FragmentOverlap);
     }
-    layers.flags |= if units == 0 { Layers::FRAGMENT_FIRST } else { Layers::FRAGMENT_LATER };
+    layers.flags |= if units == 0 { flag::FRAGMENT_FIRST } else { flag::FRAGMENT_LATER };
     Ok(())
 }
 
-pub(super) fn ipv6(at: Bytes<'_>, l3: usize, layers: &mut Layers) -> Result<(), ParseError> {
+pub(super) fn ipv6(at: Bytes<'_>, l3: usize, layers: &mut Found) -> Result<(), ParseError> {
     let h: &[u8; ipv6::HEADER_LEN] = at.header(l3, ParseError::Ipv6Truncated)?;
     if h[0] >> 4 != 6 {
         return Err(ParseError::Ipv6BadVersion);
@@ -137,7 +137,7 @@ pub(super) fn ipv6(at: Bytes<'_>, l3: usize, layers: &mut Layers) -> Result<(), 
         }
     }
     if count > 0 {
-        layers.flags |= Layers::IP_OPTIONS;
+        layers.flags |= flag::IP_OPTIONS;
     }
     layers.protocol = next.0;
     transport(at, here, next, layers)
@@ -155,7 +155,7 @@ fn check_options(kind: IpProtocol, header: &[u8]) -> Result<(), ParseError> {
 }
 
 /// The header behind the IP headers.
-fn transport(at: Bytes<'_>, l4: usize, protocol: IpProtocol, layers: &mut Layers) -> Result<(), ParseError> {
+fn transport(at: Bytes<'_>, l4: usize, protocol: IpProtocol, layers: &mut Found) -> Result<(), ParseError> {
     layers.l4 = offset(l4)?;
     layers.payload = layers.l4;
     if layers.is_later_fragment() {
