@@ -12,6 +12,18 @@
 //! Numbers are in host order and lengths in bytes unless a name says otherwise. Codes that come from the wire are open
 //! newtypes with constants: a value without a name is a value all the same.
 //!
+//! ```
+//! use wirepath_wire::{FiveTuple, parse};
+//!
+//! fn summary(frame: &[u8]) -> Result<String, wirepath_wire::ParseError> {
+//!     let parsed = parse(frame)?;
+//!     let flow = FiveTuple::of(frame, parsed.innermost());
+//!     Ok(format!("VNI {:?}, flow {flow:?}", parsed.vni()))
+//! }
+//! assert_eq!(summary(&[0; 13]).unwrap_err().name(), "ethernet_truncated");
+//! assert_eq!(summary(&[0; 14]).unwrap(), "VNI None, flow None");
+//! ```
+//!
 //! # Adding a protocol
 //! One file with a `header!` table, its `split` function and a `Repr`; one arm in [`parse`] if frames of it are to be
 //! looked into.

@@ -10,6 +10,7 @@
 mod ip;
 
 use core::fmt;
+use core::ops::Range;
 
 use crate::ethernet::{self, EtherType};
 use crate::field::{be16, get};
@@ -451,10 +452,19 @@ impl Parser {
     #[inline]
     pub fn parse_chain(&self, head: &[u8], total: usize) -> Result<Parsed, ParseError> {
         let outer = self.layers(head, 0, total.max(head.len()))?;
-        if outer.l4_kind() == L4::Udp && self.vxlan_port.is_some() && !outer.is_fragment() {
-            return Ok(self.tunnel(head, outer));
-        }
-        Ok(Parsed { outer, ..Parsed::default() })
+        let vxlan = (Tunnel::Vxlan as u64) << 24;
+        let broken = |error: ParseError| (error as u64 + 1) << 40;
+        Ok(match self.vxlan(head, &outer) {
+            None => Parsed { outer, ..Parsed::default() },
+            Some(Err(error)) => Parsed { outer, tunnel: vxlan | broken(error), ..Parsed::default() },
+            Some(Ok((vni, frame))) => {
+                let tunnel = vxlan | VNI_KNOWN | u64::from(vni.get());
+                match self.layers(head, frame.start, frame.end) {
+                    Ok(inner) => Parsed { outer, inner, tunnel },
+                    Err(error) => Parsed { outer, tunnel: tunnel | broken(error), ..Parsed::default() },
+                }
+            }
+        })
     }
 
     /// Parses the Ethernet stack that starts at `start` and ends at `end`, tunnels left alone.
@@ -550,34 +560,35 @@ impl Parser {
         Ok(layers.pack())
     }
 
-    /// The whole answer for a frame that is a UDP datagram, with or without a tunnel in it.
+    /// The VXLAN header behind the UDP header at `outer`: network identifier, and where the inner frame starts and ends.
+    ///
+    /// `None` if `outer` is not a datagram to [`Parser::vxlan_port`], or a fragment of one. For who moves the inner frame
+    /// on by its Ethernet header and has no use for the rest of [`Parser::parse`].
     #[inline(always)]
-    fn tunnel(&self, head: &[u8], outer: Layers) -> Parsed {
-        let plain = Parsed { outer, ..Parsed::default() };
-        let at = outer.l4();
-        let Some(udp) = head.get(at..).and_then(|b| b.first_chunk::<{ udp::HEADER_LEN }>()) else { return plain };
-        if Some(be16::<2, 8>(udp)) != self.vxlan_port {
-            return plain;
+    pub fn vxlan(&self, head: &[u8], outer: &Layers) -> Option<Result<(Vni, Range<usize>), ParseError>> {
+        if outer.l4_kind() != L4::Udp || outer.is_fragment() {
+            return None;
         }
-        let tunnel = (Tunnel::Vxlan as u64) << 24;
-        let broken = |tunnel: u64, error: ParseError| Parsed { tunnel: tunnel | (error as u64 + 1) << 40, ..plain };
+        let at = outer.l4();
+        let bytes = head.get(at..)?;
+        let udp = bytes.first_chunk::<{ udp::HEADER_LEN }>()?;
+        if Some(be16::<2, 8>(udp)) != self.vxlan_port {
+            return None;
+        }
         // The UDP length may leave bytes of the IP packet out; that it is not below 8 was checked.
         let end = at + usize::from(be16::<4, 8>(udp));
-        let at = at + udp::HEADER_LEN;
-        let bytes = Bytes { head, end };
-        let header: &[u8; vxlan::HEADER_LEN] = match bytes.header(at, ParseError::VxlanTruncated) {
-            Ok(header) => header,
-            Err(error) => return broken(tunnel, error),
+        const BOTH: usize = udp::HEADER_LEN + vxlan::HEADER_LEN;
+        let header = match bytes.first_chunk::<BOTH>() {
+            Some(header) if at + BOTH <= end => header,
+            Some(_) => return Some(Err(ParseError::VxlanTruncated)),
+            None if at + BOTH > end => return Some(Err(ParseError::VxlanTruncated)),
+            None => return Some(Err(ParseError::HeaderSplit)),
         };
-        if header[0] & vxlan::FLAG_VNI == 0 {
-            return broken(tunnel, ParseError::VxlanBadFlags);
+        if header[8] & vxlan::FLAG_VNI == 0 {
+            return Some(Err(ParseError::VxlanBadFlags));
         }
-        let vni = u32::from_be_bytes(get::<4, 4, 8>(header)) >> 8;
-        let tunnel = tunnel | u64::from(vni) | VNI_KNOWN;
-        match self.layers(head, at + vxlan::HEADER_LEN, end) {
-            Ok(inner) => Parsed { outer, inner, tunnel },
-            Err(error) => broken(tunnel, error),
-        }
+        let vni = Vni::from_low_bits(u32::from_be_bytes(get::<12, 4, BOTH>(header)) >> 8);
+        Some(Ok((vni, at + BOTH..end)))
     }
 }
 

@@ -102,8 +102,8 @@ pub struct VxlanEncap {
     traffic_class: u8,
     ttl: u8,
     needs_sum: bool,
-    /// IPv4 header without length, traffic class and TTL.
-    ip_sum: Sum,
+    /// IPv4 header without length, traffic class and TTL; folded, in the byte order of the machine.
+    ip_sum: u16,
     /// Addresses, protocol, destination port and VXLAN header.
     udp_sum: Sum,
 }
@@ -141,7 +141,7 @@ impl VxlanEncap {
             }
             _ => return Err(EncapError::MixedVersions),
         };
-        let ip_sum = checksum::sum(&out.bytes[ip..out.at]);
+        let ip_sum = checksum::sum(&out.bytes[ip..out.at]).fold().to_be();
         let udp = out.at;
         out.bytes(&[0, 0]);
         out.bytes(&config.dst_port.to_be_bytes());
@@ -204,10 +204,15 @@ impl VxlanEncap {
     /// Writes the headers into the last [`VxlanEncap::len`] bytes of `headroom`, behind which the inner frame lies.
     ///
     /// Nothing is written if an error is returned.
-    #[inline]
+    #[inline(always)]
     pub fn emit(&self, headroom: &mut [u8], patch: &Patch) -> Result<(), EncapError> {
+        if self.len == 50 { self.emit4::<50>(headroom, patch) } else { self.emit_longer(headroom, patch) }
+    }
+
+    /// All but the common case, out of its way.
+    #[inline(never)]
+    fn emit_longer(&self, headroom: &mut [u8], patch: &Patch) -> Result<(), EncapError> {
         match self.len {
-            50 => self.emit4::<50>(headroom, patch),
             54 => self.emit4::<54>(headroom, patch),
             58 => self.emit4::<58>(headroom, patch),
             70 => self.emit6::<70>(headroom, patch),
@@ -233,9 +238,12 @@ impl VxlanEncap {
         ip[1] = p.traffic_class;
         ip[8] = p.ttl;
         put::<2, 2, 36>(ip, total.to_be_bytes());
-        let first = u16::from(p.traffic_class);
-        let sum = self.ip_sum.word(first).word(total).word(u16::from(p.ttl) << 8);
-        put::<10, 2, 36>(ip, sum.checksum().to_be_bytes());
+        // Four words: two folds are enough.
+        let words = [u16::from(p.traffic_class), u16::from(p.ttl) << 8, total];
+        let sum = words.iter().fold(u32::from(self.ip_sum), |sum, word| sum + u32::from(word.to_be()));
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        put::<10, 2, 36>(ip, (!(sum as u16)).to_ne_bytes());
         let udp: &mut [u8; 16] = ip.last_chunk_mut().ok_or(EncapError::NoHeadroom)?;
         self.udp(udp, total - ipv4::HEADER_LEN as u16, p);
         Ok(())
@@ -260,10 +268,14 @@ impl VxlanEncap {
         put::<0, 2, 16>(out, p.source_port.to_be_bytes());
         put::<4, 2, 16>(out, len.to_be_bytes());
         if self.needs_sum {
-            // The length counts twice: in the pseudo header and in the header.
-            let sum = self.udp_sum.word(len).word(len).word(p.source_port).and(p.inner_sum);
-            put::<6, 2, 16>(out, sum.udp_checksum().to_be_bytes());
+            put::<6, 2, 16>(out, self.udp_checksum(len, p.source_port, p.inner_sum).to_be_bytes());
         }
+    }
+
+    #[inline(never)]
+    fn udp_checksum(&self, len: u16, source_port: u16, inner: Sum) -> u16 {
+        // The length counts twice: in the pseudo header and in the header.
+        self.udp_sum.word(len).word(len).word(source_port).and(inner).udp_checksum()
     }
 }
 
