@@ -331,6 +331,25 @@ impl<'d> Settings<'d> {
             .collect()
     }
 
+    /// A list of integers within `range`; a single integer counts as a list of one. Empty if the key is missing.
+    pub fn integers<T: TryFrom<i64>>(&self, key: &'static str, range: RangeInclusive<i64>) -> Result<Vec<Placed<T>>> {
+        let Some(value) = self.value(key) else { return Ok(Vec::new()) };
+        let items: Vec<_> = value.get_ref().as_array().map_or_else(|| vec![value], |array| array.iter().collect());
+        let expected = format!("an integer from {} to {}", range.start(), range.end());
+        items
+            .into_iter()
+            .enumerate()
+            .map(|(i, item)| {
+                let key = format!("{key}[{i}]");
+                let read = i64::from_value(item.get_ref()).filter(|n| range.contains(n)).and_then(|n| T::try_from(n).ok());
+                let value = read.ok_or_else(|| self.wrong(item, &key, &expected))?;
+                let position = self.source.position(item.span().start);
+                let place = Place { file: self.source.file.clone(), position, key: self.full_key(&key) };
+                Ok(Placed { value, place })
+            })
+            .collect()
+    }
+
     /// The table under a key, if it is there.
     pub fn table(&self, key: &'static str) -> Result<Option<Settings<'d>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
@@ -432,6 +451,16 @@ mod tests {
         assert!(error("i = 'adaptiv'", |s| s.choice("i", &choices).map(drop)).contains("did you mean \"adaptive\"?"));
         let message = error("a = ['1', 'x']", |s| s.list::<u8>("a", "a number").map(drop));
         assert_eq!(message, "c.toml:1:11: a[1]: found 'x', expected a number");
+    }
+
+    #[test]
+    fn lists_of_integers() {
+        let source = Source::new("c", "a = [0, 3]\nb = 7\n");
+        let document = source.parse().unwrap();
+        let read = |key| document.settings().integers::<u16>(key, 0..=9).unwrap().iter().map(|p| p.value).collect::<Vec<_>>();
+        assert_eq!((read("a"), read("b"), read("c")), (vec![0, 3], vec![7], vec![]));
+        let message = error("a = [1, 10]", |s| s.integers::<u16>("a", 0..=9).map(drop));
+        assert_eq!(message, "c.toml:1:9: a[1]: found 10, expected an integer from 0 to 9");
     }
 
     #[test]

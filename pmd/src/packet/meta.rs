@@ -143,7 +143,7 @@ impl Meta {
             verdicts: Verdicts::NONE,
             flags: Flags::NONE,
             in_port: 0,
-            out_port: 0,
+            out_port: crate::port::NO_PORT,
             rss_hash: 0,
             mark: 0,
             vlan_tci: 0,

@@ -468,7 +468,7 @@ impl Packet {
         self.meta_mut().in_port = port;
     }
 
-    /// Port that the packet shall leave by.
+    /// Port that the packet shall leave by; [`crate::port::NO_PORT`] in a fresh packet.
     #[inline(always)]
     pub fn out_port(&self) -> u16 {
         self.meta().out_port

@@ -25,6 +25,9 @@ use crate::packet::Pool;
 /// Number that the application gave a port; packets carry it as input and output port.
 pub type PortId = u16;
 
+/// Output port of a packet for which nobody has decided one yet.
+pub const NO_PORT: PortId = PortId::MAX;
+
 /// Checked settings of a port: a driver and what it shall open. Made by [`crate::drivers::plan`] or by a driver's own options.
 pub trait Plan: fmt::Debug + Send {
     /// Name of the driver.
