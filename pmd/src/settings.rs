@@ -341,7 +341,8 @@ impl<'d> Settings<'d> {
             .enumerate()
             .map(|(i, item)| {
                 let key = format!("{key}[{i}]");
-                let read = i64::from_value(item.get_ref()).filter(|n| range.contains(n)).and_then(|n| T::try_from(n).ok());
+                let read =
+                    i64::from_value(item.get_ref()).filter(|n| range.contains(n)).and_then(|n| T::try_from(n).ok());
                 let value = read.ok_or_else(|| self.wrong(item, &key, &expected))?;
                 let position = self.source.position(item.span().start);
                 let place = Place { file: self.source.file.clone(), position, key: self.full_key(&key) };
@@ -457,7 +458,8 @@ mod tests {
     fn lists_of_integers() {
         let source = Source::new("c", "a = [0, 3]\nb = 7\n");
         let document = source.parse().unwrap();
-        let read = |key| document.settings().integers::<u16>(key, 0..=9).unwrap().iter().map(|p| p.value).collect::<Vec<_>>();
+        let read =
+            |key| document.settings().integers::<u16>(key, 0..=9).unwrap().iter().map(|p| p.value).collect::<Vec<_>>();
         assert_eq!((read("a"), read("b"), read("c")), (vec![0, 3], vec![7], vec![]));
         let message = error("a = [1, 10]", |s| s.integers::<u16>("a", 0..=9).map(drop));
         assert_eq!(message, "c.toml:1:9: a[1]: found 10, expected an integer from 0 to 9");

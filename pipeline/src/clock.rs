@@ -1,0 +1,104 @@
+// UNSAFETY: reads the time-stamp counter, which is an intrinsic.
+#![allow(unsafe_code)]
+
+//! Coarse time that is cheap enough to look at in every turn of a worker.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// The processor's time-stamp counter, or nanoseconds where there is none.
+#[inline(always)]
+pub fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: every x86-64 processor has it.
+        unsafe { std::arch::x86_64::_rdtsc() }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        start().elapsed().as_nanos() as u64
+    }
+}
+
+fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}
+
+/// Frequency of [`ticks`] in hertz, measured once against the operating system's clock (takes 10 ms).
+pub fn tick_hz() -> f64 {
+    static HZ: OnceLock<f64> = OnceLock::new();
+    *HZ.get_or_init(|| {
+        let (from, ticks_from) = (Instant::now(), ticks());
+        std::thread::sleep(Duration::from_millis(10));
+        let (elapsed, passed) = (from.elapsed(), ticks().wrapping_sub(ticks_from));
+        (passed as f64 / elapsed.as_secs_f64()).max(1.0)
+    })
+}
+
+/// Nanoseconds since the program first asked, from the operating system.
+pub fn precise() -> u64 {
+    start().elapsed().as_nanos() as u64
+}
+
+/// Turns [`ticks`] into nanoseconds since the program first asked, on the same scale as [`precise`]. Never goes back.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    base_ticks: u64,
+    base: u64,
+    /// Nanoseconds per tick, times 2³².
+    scale: u64,
+    /// Ticks after which the operating system is asked again: the counter drifts, and stands still in some suspended machines.
+    resync: u64,
+    last: u64,
+}
+
+impl Clock {
+    /// Synchronised with the operating system's clock.
+    pub fn new() -> Self {
+        let hz = tick_hz();
+        let scale = (1e9 / hz * (1u64 << 32) as f64) as u64;
+        let now = precise();
+        Self { base_ticks: ticks(), base: now, scale, resync: (hz / 4.0) as u64, last: now }
+    }
+
+    /// Nanoseconds now.
+    #[inline]
+    pub fn now(&mut self) -> u64 {
+        let passed = ticks().wrapping_sub(self.base_ticks);
+        let now = if passed > self.resync {
+            self.base_ticks = ticks();
+            self.base = precise();
+            self.base
+        } else {
+            self.base + ((u128::from(passed) * u128::from(self.scale)) >> 32) as u64
+        };
+        self.last = self.last.max(now);
+        self.last
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agrees_with_the_system_and_never_goes_back() {
+        let mut clock = Clock::new();
+        let mut last = 0;
+        for _ in 0..10_000 {
+            let now = clock.now();
+            assert!(now >= last);
+            last = now;
+        }
+        let before = precise();
+        clock.resync = 0;
+        assert!(clock.now() >= before, "resynchronised");
+    }
+}

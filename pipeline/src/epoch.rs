@@ -1,0 +1,264 @@
+// UNSAFETY: a table that was replaced is freed by the writer once no reader can hold a reference to it any more.
+#![allow(unsafe_code)]
+
+//! Tables that workers read without locks while the control thread replaces them.
+//!
+//! Quiescent-state based reclamation: a reader announces, between two batches, that it holds no reference
+//! ([`Reader::quiescent`]); what the writer took out of use is freed when every reader has announced that after it was taken out.
+//! Reading costs one load; announcing costs one load in the usual case that nothing was replaced.
+//!
+//! ```
+//! use wirepath_pipeline::epoch::{Domain, Shared};
+//!
+//! let domain = Domain::new();
+//! let table = Shared::new(&domain, vec![1, 2, 3]);
+//! let mut reader = domain.join(); // each worker has one; a stage gets the guard from its context
+//! assert_eq!(table.read(reader.guard()), &[1, 2, 3]);
+//! table.replace(vec![4]);
+//! assert_eq!(domain.waiting(), 1, "the old table may still be in use");
+//! reader.quiescent();
+//! domain.collect();
+//! assert_eq!((table.read(reader.guard()).len(), domain.waiting()), (1, 0));
+//! ```
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{Arc, AtomicPtr, AtomicU64, Mutex, Ordering, fence};
+
+/// Epoch of a reader that holds no reference and takes none until it says so.
+const OFFLINE: u64 = u64::MAX;
+
+/// A group of readers and the tables that they read. Cheap to clone; clones are the same domain.
+#[derive(Clone)]
+pub struct Domain {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// Counts what was retired.
+    epoch: CachePadded<AtomicU64>,
+    slots: Mutex<Vec<Arc<Slot>>>,
+    retired: Mutex<Vec<Retired>>,
+}
+
+/// The last epoch that a reader has seen with empty hands. Written by its reader only.
+struct Slot(CachePadded<AtomicU64>);
+
+struct Retired {
+    epoch: u64,
+    /// Dropped to free it.
+    _value: Box<dyn Send>,
+}
+
+macro_rules! lock {
+    ($mutex:expr) => {
+        $mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    };
+}
+
+impl Domain {
+    /// A domain without readers.
+    pub fn new() -> Self {
+        let inner = Inner {
+            epoch: CachePadded::new(AtomicU64::new(0)),
+            slots: Mutex::new(vec![]),
+            retired: Mutex::new(vec![]),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Adds a reader, which moves to the thread that reads. As long as it lives it must say [`Reader::quiescent`] now and then, or
+    /// nothing is freed.
+    pub fn join(&self) -> Reader {
+        let slot = Arc::new(Slot(CachePadded::new(AtomicU64::new(OFFLINE))));
+        lock!(self.inner.slots).push(Arc::clone(&slot));
+        let mut reader = Reader { domain: self.clone(), slot, seen: 0 };
+        reader.online();
+        reader
+    }
+
+    /// Frees `value` when no reader can hold a reference to it any more.
+    fn retire(&self, value: Box<dyn Send>) {
+        // A reader that loads this epoch or a later one sees, by the release here and its acquire, what was done before: it cannot
+        // find the value any more.
+        let epoch = self.inner.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+        lock!(self.inner.retired).push(Retired { epoch, _value: value });
+        self.collect();
+    }
+
+    /// Frees what no reader can hold any more. Called by every replacement; the control thread calls it now and then besides.
+    pub fn collect(&self) {
+        let free: Vec<Retired> = {
+            let mut retired = lock!(self.inner.retired);
+            if retired.is_empty() {
+                return;
+            }
+            // Against a reader that just comes online: either its slot is seen here, or it sees the new tables (`Reader::online`).
+            fence(Ordering::SeqCst);
+            let oldest =
+                lock!(self.inner.slots).iter().map(|slot| slot.0.load(Ordering::Acquire)).min().unwrap_or(OFFLINE);
+            retired.extract_if(.., |r| r.epoch <= oldest).collect()
+        };
+        drop(free);
+    }
+
+    /// How many replaced values are not freed yet.
+    pub fn waiting(&self) -> usize {
+        lock!(self.inner.retired).len()
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        std::ptr::eq(&raw const *self.inner, &raw const *other.inner)
+    }
+}
+
+impl Default for Domain {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain").field("waiting", &self.waiting()).finish_non_exhaustive()
+    }
+}
+
+/// One thread's membership of a [`Domain`].
+pub struct Reader {
+    domain: Domain,
+    slot: Arc<Slot>,
+    seen: u64,
+}
+
+/// Leave to read tables of a domain, until the reader's next quiescent moment: the borrow of the reader sees to that.
+#[derive(Clone, Copy)]
+pub struct Guard<'r> {
+    domain: &'r Domain,
+    _reader: PhantomData<&'r Reader>,
+}
+
+impl Reader {
+    /// Leave to read. References taken through the guard end before the next call that needs `&mut self`.
+    #[inline(always)]
+    pub fn guard(&self) -> Guard<'_> {
+        Guard { domain: &self.domain, _reader: PhantomData }
+    }
+
+    /// Says that this thread holds no reference now.
+    #[inline(always)]
+    pub fn quiescent(&mut self) {
+        // Acquire: what is read from here on is at least as new as this epoch.
+        let epoch = self.domain.inner.epoch.load(Ordering::Acquire);
+        if epoch != self.seen {
+            self.seen = epoch;
+            // Release: what was read before is done with.
+            self.slot.0.store(epoch, Ordering::Release);
+        }
+    }
+
+    /// Runs `f`, which may sleep, without keeping anything from being freed meanwhile.
+    pub fn offline<R>(&mut self, f: impl FnOnce() -> R) -> R {
+        /// Comes back online also if `f` panics: a guard of an offline reader would protect nothing.
+        struct Back<'r>(&'r mut Reader);
+        impl Drop for Back<'_> {
+            fn drop(&mut self) {
+                self.0.online();
+            }
+        }
+        self.slot.0.store(OFFLINE, Ordering::Release);
+        let _back = Back(self);
+        f()
+    }
+
+    fn online(&mut self) {
+        self.seen = self.domain.inner.epoch.load(Ordering::Acquire);
+        self.slot.0.store(self.seen, Ordering::Release);
+        // Against `collect`, see there: the store comes before every later load of a table.
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        lock!(self.domain.inner.slots).retain(|slot| !Arc::ptr_eq(slot, &self.slot));
+    }
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader").field("seen", &self.seen).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Guard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Guard")
+    }
+}
+
+/// A value that readers of a domain see whole, and that is only ever replaced whole.
+pub struct Shared<T: Send + Sync + 'static> {
+    current: AtomicPtr<T>,
+    domain: Domain,
+    _owns: PhantomData<T>,
+}
+
+// SAFETY: hands out `&T` to any thread and drops `T` on any thread: sound for `T: Send + Sync`.
+unsafe impl<T: Send + Sync> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for Shared<T> {}
+
+impl<T: Send + Sync + 'static> Shared<T> {
+    /// A first value.
+    pub fn new(domain: &Domain, value: T) -> Self {
+        Self { current: AtomicPtr::new(Box::into_raw(Box::new(value))), domain: domain.clone(), _owns: PhantomData }
+    }
+
+    /// The current value.
+    ///
+    /// # Panics
+    /// If the guard is of another domain.
+    #[inline(always)]
+    pub fn read<'g>(&'g self, guard: Guard<'g>) -> &'g T {
+        assert!(guard.domain.same(&self.domain), "guard of another epoch domain");
+        // SAFETY: the pointer came from a Box. If it is replaced meanwhile it is retired, and freed only after the guard's reader was
+        // quiescent, which needs `&mut Reader` and thus ends 'g.
+        unsafe { &*self.current.load(Ordering::Acquire) }
+    }
+
+    /// Puts another value in place; the old one is freed when no reader can see it any more.
+    pub fn replace(&self, value: T) {
+        let old = self.current.swap(Box::into_raw(Box::new(value)), Ordering::AcqRel);
+        self.domain.retire(Box::new(Replaced(old)));
+    }
+}
+
+/// A value that was taken out of a [`Shared`]. Stays a raw pointer while readers may hold references: a box would claim it alone.
+struct Replaced<T>(*mut T);
+
+// SAFETY: owns the value.
+unsafe impl<T: Send> Send for Replaced<T> {}
+
+impl<T> Drop for Replaced<T> {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from a Box and was swapped out once; `Domain::collect` drops this when no reader is left.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // SAFETY: from a Box; references to it borrow `self`, so there are none.
+        drop(unsafe { Box::from_raw(self.current.load(Ordering::Acquire)) });
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}

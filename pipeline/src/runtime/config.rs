@@ -1,0 +1,144 @@
+use wirepath_memory::{Backing, RegionBuilder};
+use wirepath_pmd::packet::{Arena, MAX_BUFFERS, PoolError};
+use wirepath_pmd::settings::{ConfigError, Placed, Settings};
+
+use crate::worker::Idle;
+
+/// Whether packet memory lies on huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// If there are any, else normal pages.
+    #[default]
+    Prefer,
+    /// Or do not start.
+    Require,
+    /// Normal pages, with transparent huge pages asked for.
+    Never,
+}
+
+/// How the workers run and where packets lie: the tables `[workers]` and `[pool]` of a configuration.
+///
+/// ```toml
+/// [workers]
+/// cores = [2, 3]      # one worker pinned to each; default: one worker, not pinned
+/// idle = "adaptive"   # or "busy"
+///
+/// [pool]
+/// buffers = 8192          # packet buffers on each NUMA node that has a port
+/// huge_pages = "prefer"   # or "require", "never"
+/// ```
+#[derive(Clone, Debug)]
+pub struct RuntimeConfig {
+    /// One worker for each, pinned there if a core is named.
+    pub workers: Vec<Option<usize>>,
+    /// What workers do without packets.
+    pub idle: Idle,
+    /// Allow workers without a receive queue: for programs that spread packets by [`crate::Context::hand_over`].
+    pub workers_without_queues: bool,
+    /// Packet buffers on each NUMA node that has a port.
+    pub buffers: u32,
+    /// Huge pages or not.
+    pub huge_pages: HugePages,
+}
+
+impl Default for RuntimeConfig {
+    fn default() -> Self {
+        Self {
+            workers: vec![None],
+            idle: Idle::Adaptive,
+            workers_without_queues: false,
+            buffers: 8192,
+            huge_pages: HugePages::Prefer,
+        }
+    }
+}
+
+impl RuntimeConfig {
+    /// Reads `[workers]` and `[pool]` of a configuration's top table; what is missing takes its default.
+    pub fn from_settings(top: &Settings<'_>) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        if let Some(table) = top.table("workers")? {
+            let cores = table.integers::<usize>("cores", 0..=1023)?;
+            for (i, core) in cores.iter().enumerate() {
+                if cores[..i].iter().any(|other| other.value == core.value) {
+                    let message = format!("core {} is named twice; each worker needs a core of its own", core.value);
+                    return Err(core.error(message));
+                }
+            }
+            if !cores.is_empty() {
+                config.workers = cores.iter().map(|Placed { value, .. }| Some(*value)).collect();
+            }
+            if let Some(idle) = table.choice("idle", &[("busy", Idle::Busy), ("adaptive", Idle::Adaptive)])? {
+                config.idle = idle;
+            }
+            table.finish()?;
+        }
+        if let Some(table) = top.table("pool")? {
+            if let Some(buffers) = table.integer("buffers", 64..=MAX_BUFFERS.into())? {
+                config.buffers = buffers;
+            }
+            let choices = [("prefer", HugePages::Prefer), ("require", HugePages::Require), ("never", HugePages::Never)];
+            if let Some(huge_pages) = table.choice("huge_pages", &choices)? {
+                config.huge_pages = huge_pages;
+            }
+            table.finish()?;
+        }
+        Ok(config)
+    }
+
+    /// Maps the packet memory of a NUMA node.
+    pub(super) fn arena(&self, node: Option<u32>) -> Result<Arena, PoolError> {
+        let mut builder = RegionBuilder::new(Arena::bytes(self.buffers)?);
+        if let Some(node) = node {
+            builder = builder.numa_node(node);
+        }
+        match self.huge_pages {
+            HugePages::Prefer => {}
+            HugePages::Require => builder = builder.huge_pages(true),
+            HugePages::Never => builder = builder.huge_pages(false),
+        }
+        let region = builder.map()?;
+        let backing = region.backing();
+        let mib = region.bytes() >> 20;
+        if self.huge_pages == HugePages::Prefer && backing != Backing::HugePages {
+            tracing::info!("packet memory: {mib} MiB on {backing}, as no huge pages are free (vm.nr_hugepages)");
+        } else {
+            tracing::info!("packet memory: {mib} MiB on {backing}");
+        }
+        Ok(Arena::in_region(region))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wirepath_pmd::settings::Source;
+
+    fn read(text: &str) -> Result<RuntimeConfig, String> {
+        let source = Source::new("c.toml", text);
+        let document = source.parse().map_err(|e| e.to_string())?;
+        let settings = document.settings();
+        let config = RuntimeConfig::from_settings(&settings).map_err(|e| e.to_string())?;
+        settings.finish().map_err(|e| e.to_string())?;
+        Ok(config)
+    }
+
+    #[test]
+    fn reads_workers_and_pool() {
+        let text = "[workers]\ncores = [1, 0]\nidle = 'busy'\n[pool]\nbuffers = 4096\nhuge_pages = 'never'\n";
+        let config = read(text).unwrap();
+        assert_eq!(config.workers, [Some(1), Some(0)]);
+        assert_eq!((config.idle, config.buffers, config.huge_pages), (Idle::Busy, 4096, HugePages::Never));
+        let default = read("").unwrap();
+        assert_eq!((default.workers, default.buffers), (vec![None], 8192));
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        let error = read("[workers]\ncores = [1, 1]\n").unwrap_err();
+        assert_eq!(error, "c.toml:2:13: workers.cores[1]: core 1 is named twice; each worker needs a core of its own");
+        assert!(read("[pool]\nbufers = 1\n").unwrap_err().contains("did you mean \"buffers\"?"));
+        let error = read("[pool]\nbuffers = 1\n").unwrap_err();
+        assert!(error.ends_with("found 1, expected an integer from 64 to 16777215"), "{error}");
+    }
+}

@@ -1,0 +1,388 @@
+//! From settings to running workers and back to a clean end.
+
+mod config;
+mod control;
+mod running;
+mod summary;
+
+use std::sync::Arc;
+use std::thread;
+
+use crossbeam_queue::ArrayQueue;
+use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::packet::{Batch, Pool, PoolError};
+use wirepath_pmd::port::{
+    Capabilities, ConfiguredPort, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
+};
+
+pub use config::{HugePages, RuntimeConfig};
+pub use control::{Control, ControlPlane};
+pub use running::{RunOptions, Running};
+pub use summary::{PortRates, PortSummary, Rates, Summary, WorkerSummary};
+
+use crate::clock::{self, Clock};
+use crate::context::{Core, LearnFilter, Output, WorkerCounters};
+use crate::epoch::Domain;
+use crate::events::ControlQueues;
+use crate::mailbox::Mailbox;
+use crate::stage::Stage;
+use crate::worker::{Input, Worker};
+
+/// Jobs that may wait for a worker.
+const JOBS: usize = 64;
+/// Most ports of one program: each worker keeps a batch for each.
+const MAX_PORTS: usize = 1024;
+
+/// Why a program could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// A port.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// Packet memory.
+    #[error("packet memory: {0}; with huge_pages = \"prefer\" and fewer buffers in [pool] the program may start")]
+    Memory(#[from] PoolError),
+    /// Nothing to do.
+    #[error("there is no port; a configuration needs at least one [[port]]")]
+    NoPorts,
+    /// More than can be numbered.
+    #[error("{0} ports; at most {MAX_PORTS} are possible")]
+    TooManyPorts(usize),
+    /// Nobody to do it.
+    #[error("there is no worker")]
+    NoWorkers,
+    /// Workers that would never have anything to do.
+    #[error(
+        "{workers} workers, but the ports have only {queues} receive queues; give a port more queues, or name fewer cores in \
+         [workers]"
+    )]
+    IdleWorkers {
+        /// Workers asked for.
+        workers: usize,
+        /// Receive queues of all ports.
+        queues: usize,
+    },
+    /// A core that the program may not use.
+    #[error("core {core} cannot be used; this program may run on {}", list(.allowed))]
+    NoCore {
+        /// The core asked for.
+        core: usize,
+        /// The cores that could be used.
+        allowed: Vec<usize>,
+    },
+    /// A queue or thread that the operating system did not give.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
+}
+
+fn list(cores: &[usize]) -> String {
+    let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
+    format!("cores {}", cores.join(", "))
+}
+
+/// What is known of an opened port before it is started.
+#[derive(Clone, Debug)]
+pub struct PortInfo {
+    /// Number: what packets carry and [`crate::Context::send`] takes. Ports are numbered as configured, from 0.
+    pub id: PortId,
+    /// Name.
+    pub name: String,
+    /// Link-layer address, where the port has one.
+    pub mac: Option<MacAddress>,
+    /// Largest layer-3 packet in bytes.
+    pub mtu: u16,
+    /// Queues each way.
+    pub queues: u16,
+    /// What the device can do.
+    pub capabilities: Capabilities,
+    /// Where its packets come from.
+    pub pool: Pool,
+}
+
+/// What a worker's stages are made for.
+#[derive(Clone, Debug)]
+pub struct WorkerInfo {
+    /// Index of the worker, from 0.
+    pub index: usize,
+    /// Number of workers.
+    pub workers: usize,
+    /// Core that it is pinned to.
+    pub core: Option<usize>,
+    /// Receive queues that it polls: port and index.
+    pub rx_queues: Vec<(PortId, u16)>,
+}
+
+/// Ports opened and configured, memory mapped, nothing started.
+pub struct Runtime {
+    config: RuntimeConfig,
+    ports: Vec<ConfiguredPort>,
+    info: Vec<PortInfo>,
+    domain: Domain,
+    pools: Vec<Pool>,
+}
+
+impl Runtime {
+    /// Maps packet memory (one region and one pool on each NUMA node that has a port) and opens the ports.
+    pub fn open(ports: Vec<PortSettings>, config: RuntimeConfig) -> Result<Self, RuntimeError> {
+        if ports.is_empty() {
+            return Err(RuntimeError::NoPorts);
+        }
+        if ports.len() > MAX_PORTS {
+            return Err(RuntimeError::TooManyPorts(ports.len()));
+        }
+        if config.workers.is_empty() {
+            return Err(RuntimeError::NoWorkers);
+        }
+        check_cores(&config.workers)?;
+        let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
+        let (mut configured, mut info) = (Vec::new(), Vec::new());
+        for (id, settings) in ports.into_iter().enumerate() {
+            let PortSettings { name, plan, queues, depth, mtu, promiscuous, .. } = settings;
+            let port = OpenPort::open(name.clone(), plan)?;
+            let capabilities = port.capabilities();
+            let node = capabilities.numa_node;
+            let pool = match pools.iter().find(|(of, _)| *of == node) {
+                Some((_, pool)) => pool.clone(),
+                None => {
+                    let label = node.map_or("packets".to_owned(), |node| format!("packets of node {node}"));
+                    let pool = config.arena(node)?.pool(&label, config.buffers)?;
+                    pools.push((node, pool.clone()));
+                    pool
+                }
+            };
+            let port_config = wirepath_pmd::port::PortConfig {
+                id: id as PortId,
+                rx_queues: queues,
+                tx_queues: queues,
+                depth,
+                mtu,
+                promiscuous,
+                pool: pool.clone(),
+            };
+            configured.push(port.configure(port_config)?);
+            info.push(PortInfo { id: id as PortId, name, mac: capabilities.mac, mtu, queues, capabilities, pool });
+        }
+        let queues: usize = info.iter().map(|port| usize::from(port.queues)).sum();
+        if config.workers.len() > queues && !config.workers_without_queues {
+            return Err(RuntimeError::IdleWorkers { workers: config.workers.len(), queues });
+        }
+        let pools = pools.into_iter().map(|(_, pool)| pool).collect();
+        Ok(Self { config, ports: configured, info, domain: Domain::new(), pools })
+    }
+
+    /// The ports, in the order of the configuration; a port's number is its place.
+    pub fn ports(&self) -> &[PortInfo] {
+        &self.info
+    }
+
+    /// The port of this name.
+    pub fn port(&self, name: &str) -> Option<&PortInfo> {
+        self.info.iter().find(|port| port.name == name)
+    }
+
+    /// The epoch domain that the workers belong to: what [`crate::epoch::Shared`] tables are made in.
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// The packet pools, one for each NUMA node that has a port.
+    pub fn pools(&self) -> &[Pool] {
+        &self.pools
+    }
+
+    /// How the workers run.
+    pub fn config(&self) -> &RuntimeConfig {
+        &self.config
+    }
+
+    /// Starts the ports and the workers; `make` makes the stages of each worker.
+    pub fn start<S: Stage + 'static>(self, mut make: impl FnMut(&WorkerInfo) -> S) -> Result<Running<S>, RuntimeError> {
+        let system = |what| move |e: rustix::io::Errno| RuntimeError::System { what, source: e.into() };
+        let n = self.config.workers.len();
+        let mailboxes: Arc<[Mailbox]> =
+            (0..n).map(|_| Mailbox::new()).collect::<Result<_, _>>().map_err(system("cannot make an eventfd"))?;
+        let control = Arc::new(ControlQueues::new().map_err(system("cannot make an eventfd"))?);
+        clock::tick_hz();
+
+        let mut ports = Vec::with_capacity(self.ports.len());
+        let (mut rx, mut tx) = (Vec::new(), Vec::new());
+        for port in self.ports {
+            match port.start() {
+                Ok(started) => {
+                    let can = started.port.capabilities();
+                    tracing::info!("port {}: driver {} {}: {}", started.port.name(), can.driver, can.device, can.mode);
+                    for note in &can.notes {
+                        tracing::info!("port {}: {note}", started.port.name());
+                    }
+                    ports.push(started.port);
+                    rx.push(started.rx);
+                    tx.push(started.tx);
+                }
+                Err(error) => {
+                    stop_ports(ports, rx.into_iter().flatten().collect(), tx.into_iter().flatten().collect());
+                    return Err(error.into());
+                }
+            }
+        }
+        let can_wait: Vec<bool> = ports.iter().map(|port| port.capabilities().can_wait).collect();
+        let inputs = spread_inputs(rx, n);
+        let (outputs, spare) = spread_outputs(tx, n);
+
+        let shared = (Arc::clone(&mailboxes), Arc::clone(&control));
+        let mut running = Running::new(ports, self.info, self.pools, spare, shared, self.domain);
+        for (index, (inputs, outputs)) in inputs.into_iter().zip(outputs).enumerate() {
+            let core = self.config.workers[index];
+            let info = WorkerInfo {
+                index,
+                workers: n,
+                core,
+                rx_queues: inputs.iter().map(|queue| (queue.port(), queue.index())).collect(),
+            };
+            let counters = Arc::new(WorkerCounters::default());
+            let jobs = Arc::new(ArrayQueue::new(JOBS));
+            let stage = make(&info);
+            let mut worker = Worker {
+                core: Core {
+                    index,
+                    now: clock::precise(),
+                    in_port: None,
+                    counters: Arc::clone(&counters),
+                    outputs,
+                    pending: 0,
+                    mailboxes: Arc::clone(&mailboxes),
+                    ring: 0,
+                    control: Arc::clone(&control),
+                    ring_control: false,
+                    filter: LearnFilter::new(),
+                },
+                inputs: inputs
+                    .into_iter()
+                    .map(|queue| Input { can_wait: can_wait[usize::from(queue.port())], queue })
+                    .collect(),
+                stage,
+                reader: running.domain().join(),
+                jobs: Arc::clone(&jobs),
+                idle: self.config.idle,
+                clock: Clock::new(),
+            };
+            let control = Arc::clone(&control);
+            let thread = thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
+                if let Some(core) = core
+                    && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
+                {
+                    tracing::warn!("worker {index} could not be pinned to core {core} and runs anywhere");
+                }
+                let result = worker.run();
+                // The control thread looks at its threads when the bell rings.
+                control.bell.ring();
+                let Worker { core, inputs, stage, .. } = worker;
+                drop(stage);
+                let mut tx = Vec::new();
+                for output in core.outputs {
+                    if let Output::Own { queue, pending } = output {
+                        core.counters.drops.add(wirepath_pmd::drops::DropReason::Stopping, pending.len() as u64);
+                        tx.push(queue);
+                    }
+                }
+                running::Ended { result, rx: inputs.into_iter().map(|input| input.queue).collect(), tx }
+            });
+            match thread {
+                Ok(thread) => running.add(thread, counters, jobs, info),
+                Err(source) => {
+                    running.stop(&mut ());
+                    return Err(RuntimeError::System { what: "cannot start a worker thread", source });
+                }
+            }
+        }
+        Ok(running)
+    }
+
+    /// Starts, runs until `options` say stop, stops, and returns what happened: the whole life of most programs.
+    pub fn run<S: Stage + 'static>(
+        self,
+        make: impl FnMut(&WorkerInfo) -> S,
+        control: &mut impl Control,
+        options: &RunOptions,
+    ) -> Result<Summary, RuntimeError> {
+        let mut running = self.start(make)?;
+        running.run(control, options);
+        Ok(running.stop(control))
+    }
+}
+
+/// Refuses cores that the program may not use, before anything is started.
+fn check_cores(workers: &[Option<usize>]) -> Result<(), RuntimeError> {
+    let Some(allowed) = core_affinity::get_core_ids() else { return Ok(()) };
+    let allowed: Vec<usize> = allowed.into_iter().map(|core| core.id).collect();
+    match workers.iter().flatten().find(|core| !allowed.contains(core)) {
+        Some(&core) => Err(RuntimeError::NoCore { core, allowed }),
+        None => Ok(()),
+    }
+}
+
+/// Gives the receive queues to the workers in turn: the queues of one port to different workers, and ports with one queue each too.
+fn spread_inputs(rx: Vec<Vec<RxQueue>>, workers: usize) -> Vec<Vec<RxQueue>> {
+    let mut inputs: Vec<Vec<RxQueue>> = (0..workers).map(|_| Vec::new()).collect();
+    for (i, queue) in rx.into_iter().flatten().enumerate() {
+        inputs[i % workers].push(queue);
+    }
+    inputs
+}
+
+/// Gives each worker a transmit queue of each port. Where a port has fewer queues than there are workers, the workers without one hand
+/// their packets over to one that has one: that costs them, but every worker reaches every port.
+///
+/// Also returns the queues that no worker needs: they must be kept until the port is stopped.
+fn spread_outputs(tx: Vec<Vec<TxQueue>>, workers: usize) -> (Vec<Box<[Output]>>, Vec<TxQueue>) {
+    let mut spare = Vec::new();
+    let mut outputs: Vec<Vec<Output>> = (0..workers).map(|_| Vec::with_capacity(tx.len())).collect();
+    for (id, queues) in tx.into_iter().enumerate() {
+        let n = queues.len().min(workers);
+        if n < workers && n > 0 {
+            let name = queues[0].port_name();
+            tracing::info!(
+                "port {name}: {n} transmit queues for {workers} workers; the others hand over to those that have one"
+            );
+        }
+        // Ports with few queues start at different workers.
+        let owner = |queue: usize| (queue + id) % workers;
+        let mut row: Vec<Output> = (0..workers).map(|_| Output::Absent).collect();
+        for (i, queue) in queues.into_iter().enumerate() {
+            if i < workers {
+                row[owner(i)] = Output::Own { queue, pending: Batch::new() };
+            } else {
+                spare.push(queue);
+            }
+        }
+        for worker in 0..workers {
+            if matches!(row[worker], Output::Absent) && n > 0 {
+                row[worker] = Output::Worker(owner(worker % n));
+            }
+        }
+        for (worker, output) in row.into_iter().enumerate() {
+            outputs[worker].push(output);
+        }
+    }
+    (outputs.into_iter().map(Vec::into_boxed_slice).collect(), spare)
+}
+
+/// Stops ports with their queues, as far as that goes.
+fn stop_ports(ports: Vec<Port>, rx: Vec<RxQueue>, tx: Vec<TxQueue>) -> Vec<String> {
+    let (mut rx, mut tx, mut problems) = (rx, tx, Vec::new());
+    for port in ports {
+        let id = port.id();
+        let mut own_rx: Vec<RxQueue> = rx.extract_if(.., |queue| queue.port() == id).collect();
+        let mut own_tx: Vec<TxQueue> = tx.extract_if(.., |queue| queue.port() == id).collect();
+        own_rx.sort_by_key(RxQueue::index);
+        own_tx.sort_by_key(TxQueue::index);
+        if let Err(error) = port.stop(own_rx, own_tx) {
+            problems.push(error.to_string());
+        }
+    }
+    problems
+}

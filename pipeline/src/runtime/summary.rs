@@ -1,0 +1,328 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wirepath_pmd::counters::QueueStats;
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::port::Port;
+
+use super::WorkerInfo;
+use crate::context::WorkerCounters;
+
+/// Counters of all queues at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Of each port: name, receive queues, transmit queues.
+    pub ports: Vec<(String, Vec<QueueStats>, Vec<QueueStats>)>,
+    /// Packets that workers and the control thread dropped.
+    pub worker_drops: u64,
+}
+
+/// Rates of a port over an interval.
+#[derive(Clone, Debug)]
+pub struct PortRates {
+    /// Name of the port.
+    pub name: String,
+    /// Packets received per second.
+    pub rx_pps: f64,
+    /// Bits received per second, from the first byte of the Ethernet header to the last of the payload.
+    pub rx_bps: f64,
+    /// Packets sent per second.
+    pub tx_pps: f64,
+    /// Bits sent per second.
+    pub tx_bps: f64,
+    /// Packets that the port's queues dropped per second.
+    pub drop_pps: f64,
+}
+
+/// Rates over an interval.
+#[derive(Clone, Debug)]
+pub struct Rates {
+    /// Time since the start.
+    pub elapsed: Duration,
+    /// Of each port.
+    pub ports: Vec<PortRates>,
+    /// Packets that workers dropped per second.
+    pub worker_drop_pps: f64,
+}
+
+fn total(queues: &[QueueStats]) -> QueueStats {
+    let mut sum = QueueStats::default();
+    queues.iter().for_each(|queue| sum.add(queue));
+    sum
+}
+
+impl Rates {
+    /// The rates between two moments that lie `time` apart, the later `elapsed` after the start.
+    pub fn between(before: &Snapshot, after: &Snapshot, time: Duration, elapsed: Duration) -> Self {
+        let seconds = time.as_secs_f64().max(1e-9);
+        let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
+        let ports = after.ports.iter().zip(&before.ports).map(|((name, rx, tx), (_, old_rx, old_tx))| {
+            let (rx, tx, old_rx, old_tx) = (total(rx), total(tx), total(old_rx), total(old_tx));
+            PortRates {
+                name: name.clone(),
+                rx_pps: rate(old_rx.packets, rx.packets),
+                rx_bps: rate(old_rx.bytes, rx.bytes) * 8.0,
+                tx_pps: rate(old_tx.packets, tx.packets),
+                tx_bps: rate(old_tx.bytes, tx.bytes) * 8.0,
+                drop_pps: rate(old_rx.dropped() + old_tx.dropped(), rx.dropped() + tx.dropped()),
+            }
+        });
+        Self { elapsed, ports: ports.collect(), worker_drop_pps: rate(before.worker_drops, after.worker_drops) }
+    }
+}
+
+/// A number with its decimal prefix: `12.3 M`.
+fn scaled(value: f64) -> String {
+    match value {
+        v if v >= 1e9 => format!("{:.2} G", v / 1e9),
+        v if v >= 1e6 => format!("{:.2} M", v / 1e6),
+        v if v >= 1e3 => format!("{:.2} k", v / 1e3),
+        v => format!("{v:.0} "),
+    }
+}
+
+impl fmt::Display for Rates {
+    /// One line for each port.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.ports.iter().map(|port| port.name.len()).max().unwrap_or(0);
+        for (i, port) in self.ports.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            let at = if i == 0 { format!("{:5.0} s", self.elapsed.as_secs_f64()) } else { " ".repeat(7) };
+            write!(
+                f,
+                "{at}  {:width$}  rx {:>9}pps {:>9}bit/s   tx {:>9}pps {:>9}bit/s",
+                port.name,
+                scaled(port.rx_pps),
+                scaled(port.rx_bps),
+                scaled(port.tx_pps),
+                scaled(port.tx_bps),
+            )?;
+            if port.drop_pps > 0.0 {
+                write!(f, "   dropped {}pps", scaled(port.drop_pps))?;
+            }
+        }
+        if self.worker_drop_pps > 0.0 {
+            write!(f, "   workers dropped {}pps", scaled(self.worker_drop_pps))?;
+        }
+        Ok(())
+    }
+}
+
+/// What became of a port.
+#[derive(Clone, Debug)]
+pub struct PortSummary {
+    /// Name.
+    pub name: String,
+    /// Driver.
+    pub driver: &'static str,
+    /// What the driver opened.
+    pub device: String,
+    /// The mode it really got.
+    pub mode: String,
+    /// Receive queues.
+    pub rx: Vec<QueueStats>,
+    /// Transmit queues.
+    pub tx: Vec<QueueStats>,
+    /// Figures of the device beyond the queues' own.
+    pub extra: Vec<(&'static str, u64)>,
+}
+
+impl PortSummary {
+    pub(super) fn new(port: &mut Port) -> Self {
+        let can = port.capabilities();
+        Self {
+            name: port.name().to_owned(),
+            driver: can.driver,
+            device: can.device,
+            mode: can.mode,
+            rx: port.rx_statistics(),
+            tx: port.tx_statistics(),
+            extra: port.extra_statistics(),
+        }
+    }
+}
+
+/// What a worker did.
+#[derive(Clone, Debug)]
+pub struct WorkerSummary {
+    /// Index.
+    pub index: usize,
+    /// Core that it was pinned to.
+    pub core: Option<usize>,
+    /// Drops of its stages.
+    pub drops: Vec<(DropReason, u64)>,
+    /// Rounds over its queues, and how many of them found nothing.
+    pub turns: (u64, u64),
+    /// Times that it slept.
+    pub sleeps: u64,
+    /// Packets handed over to other workers.
+    pub handed_over: u64,
+    /// Packets given to the control thread.
+    pub punted: u64,
+}
+
+impl WorkerSummary {
+    pub(super) fn new(info: &WorkerInfo, counters: &WorkerCounters) -> Self {
+        Self {
+            index: info.index,
+            core: info.core,
+            drops: counters.drops.nonzero().collect(),
+            turns: (counters.turns.get(), counters.idle_turns.get()),
+            sleeps: counters.sleeps.get(),
+            handed_over: counters.handed_over.get(),
+            punted: counters.punted.get(),
+        }
+    }
+}
+
+/// What happened from start to stop.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Time from the start of the workers to the order to stop.
+    pub elapsed: Duration,
+    /// Of each port.
+    pub ports: Vec<PortSummary>,
+    /// Of each worker.
+    pub workers: Vec<WorkerSummary>,
+    /// Drops of the control thread.
+    pub control_drops: Vec<(DropReason, u64)>,
+    /// Buffers that did not come back to their pools: a defect, if it is not 0.
+    pub leaked_buffers: u32,
+    /// Workers that panicked, with what they said. Not empty: the program ends with exit code 1.
+    pub failures: Vec<String>,
+    /// The application's own figures.
+    pub app: Option<Value>,
+}
+
+impl Summary {
+    /// Figures of all receive queues.
+    pub fn rx(&self) -> QueueStats {
+        total(&self.ports.iter().flat_map(|port| port.rx.iter().cloned()).collect::<Vec<_>>())
+    }
+
+    /// Figures of all transmit queues.
+    pub fn tx(&self) -> QueueStats {
+        total(&self.ports.iter().flat_map(|port| port.tx.iter().cloned()).collect::<Vec<_>>())
+    }
+
+    /// All drops, by reason: of queues, workers and control thread.
+    pub fn drops(&self) -> BTreeMap<DropReason, u64> {
+        let queues = self.ports.iter().flat_map(|port| port.rx.iter().chain(&port.tx)).flat_map(|queue| &queue.drops);
+        let workers = self.workers.iter().flat_map(|worker| &worker.drops);
+        let mut sum = BTreeMap::new();
+        for &(reason, n) in queues.chain(workers).chain(&self.control_drops) {
+            *sum.entry(reason).or_default() += n;
+        }
+        sum
+    }
+
+    /// Packets sent per second, over all ports.
+    pub fn pps(&self) -> f64 {
+        self.tx().packets as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// As one JSON object: `rx_packets`, `tx_packets`, `drops` by reason, `pps`, and the same for each port and queue.
+    pub fn to_json(&self) -> Value {
+        let (rx, tx) = (self.rx(), self.tx());
+        let mut object = json!({
+            "seconds": self.elapsed.as_secs_f64(),
+            "rx_packets": rx.packets,
+            "rx_bytes": rx.bytes,
+            "tx_packets": tx.packets,
+            "tx_bytes": tx.bytes,
+            "pps": self.pps(),
+            "drops": drops_json(self.drops()),
+            "ports": self.ports.iter().map(port_json).collect::<Vec<_>>(),
+            "workers": self.workers.iter().map(worker_json).collect::<Vec<_>>(),
+            "leaked_buffers": self.leaked_buffers,
+            "failures": self.failures,
+        });
+        if let (Some(app), Value::Object(map)) = (&self.app, &mut object) {
+            map.insert("app".to_owned(), app.clone());
+        }
+        object
+    }
+}
+
+fn drops_json(drops: impl IntoIterator<Item = (DropReason, u64)>) -> Value {
+    Value::Object(drops.into_iter().map(|(reason, n)| (reason.name().to_owned(), n.into())).collect())
+}
+
+fn queue_json(queue: &QueueStats) -> Value {
+    json!({
+        "packets": queue.packets,
+        "bytes": queue.bytes,
+        "bursts": queue.bursts,
+        "empty": queue.empty,
+        "completed_checksums": queue.completed_checksums,
+        "segmented": queue.segmented,
+        "copied": queue.copied,
+        "drops": drops_json(queue.drops.iter().copied()),
+    })
+}
+
+fn port_json(port: &PortSummary) -> Value {
+    let (rx, tx) = (total(&port.rx), total(&port.tx));
+    json!({
+        "name": port.name,
+        "driver": port.driver,
+        "device": port.device,
+        "mode": port.mode,
+        "rx_packets": rx.packets,
+        "rx_bytes": rx.bytes,
+        "tx_packets": tx.packets,
+        "tx_bytes": tx.bytes,
+        "rx_queues": port.rx.iter().map(queue_json).collect::<Vec<_>>(),
+        "tx_queues": port.tx.iter().map(queue_json).collect::<Vec<_>>(),
+        "device_counters": Value::Object(port.extra.iter().map(|&(name, n)| (name.to_owned(), n.into())).collect()),
+    })
+}
+
+fn worker_json(worker: &WorkerSummary) -> Value {
+    json!({
+        "index": worker.index,
+        "core": worker.core,
+        "turns": worker.turns.0,
+        "idle_turns": worker.turns.1,
+        "sleeps": worker.sleeps,
+        "handed_over": worker.handed_over,
+        "punted": worker.punted,
+        "drops": drops_json(worker.drops.iter().copied()),
+    })
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.elapsed.as_secs_f64();
+        let (rx, tx) = (self.rx(), self.tx());
+        writeln!(
+            f,
+            "{seconds:.1} s: received {} packets, sent {} ({}pps)",
+            rx.packets,
+            tx.packets,
+            scaled(self.pps()).trim_start()
+        )?;
+        for port in &self.ports {
+            let (rx, tx) = (total(&port.rx), total(&port.tx));
+            writeln!(
+                f,
+                "  {} ({}): rx {} packets, {} bytes; tx {} packets, {} bytes",
+                port.name, port.driver, rx.packets, rx.bytes, tx.packets, tx.bytes
+            )?;
+        }
+        for (reason, n) in self.drops() {
+            writeln!(f, "  dropped {n}: {} ({})", reason.text(), reason.name())?;
+        }
+        for failure in &self.failures {
+            writeln!(f, "  {failure}")?;
+        }
+        if self.leaked_buffers > 0 {
+            writeln!(f, "  {} packet buffers did not come back", self.leaked_buffers)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,399 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::Key;
+use super::hash_table::{HashTable, NO_DESTINATION};
+use crate::epoch::{Domain, Guard, Reader, Shared};
+use crate::wheel::{TimerId, TimerWheel};
+
+/// A forwarding database as the workers see it.
+#[derive(Debug)]
+pub struct Fdb {
+    table: Shared<HashTable>,
+    generation: AtomicU32,
+}
+
+/// Bounds of a forwarding database: what a flood of invented addresses can take at most.
+#[derive(Clone, Copy, Debug)]
+pub struct FdbLimits {
+    /// Entries in all; 64 bytes of memory each at most (table and its successor while it is rebuilt), and about 100 on the control
+    /// side.
+    pub entries: usize,
+    /// Learned entries of one segment, so that one segment cannot take them all. Static entries count only against `entries`.
+    pub per_segment: usize,
+    /// Seconds after which an address that was not seen is forgotten; 0: never.
+    pub ageing: u32,
+}
+
+impl Default for FdbLimits {
+    /// 65 536 entries, 16 384 of them for one segment, 300 seconds (IEEE 802.1Q table 8-6).
+    fn default() -> Self {
+        Self { entries: 65_536, per_segment: 16_384, ageing: 300 }
+    }
+}
+
+/// What became of an address that was to be learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Learned {
+    /// It was not known.
+    New,
+    /// It was known there.
+    Known,
+    /// It was known elsewhere.
+    Moved {
+        /// Its destination before.
+        from: u32,
+    },
+    /// A static entry says otherwise, and holds.
+    Static,
+    /// No station can have this address.
+    NotAStation,
+    /// A limit is reached, or the address's neighbourhood in the table is full.
+    Full,
+}
+
+/// One entry, for lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FdbEntry {
+    /// Segment and address.
+    pub key: Key,
+    /// Where it is.
+    pub destination: u32,
+    /// Second in which it was seen last; `None`: static.
+    pub seen: Option<u32>,
+}
+
+/// The one writer of a [`Fdb`], on the control thread.
+#[derive(Debug)]
+pub struct FdbWriter {
+    fdb: Arc<Fdb>,
+    domain: Domain,
+    reader: Reader,
+    limits: FdbLimits,
+    /// Entries that are not removed, with the timer of those that age.
+    entries: HashMap<Key, Option<TimerId>>,
+    learned: HashMap<u16, usize>,
+    wheel: TimerWheel<Key>,
+    /// Slots of the table that hold a key, removed or not.
+    used: usize,
+}
+
+/// Keys for which the first table is made.
+const FIRST: usize = 512;
+
+impl Fdb {
+    /// The table, for the length of a call.
+    #[inline(always)]
+    pub fn table<'g>(&'g self, guard: Guard<'g>) -> &'g HashTable {
+        self.table.read(guard)
+    }
+
+    /// Changes whenever a lookup might have another result than before: whoever keeps results compares this first.
+    #[inline(always)]
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
+    }
+}
+
+impl FdbWriter {
+    /// An empty database and its writer; `now` is the present second (see [`crate::Context::seconds`]).
+    pub fn new(domain: &Domain, limits: FdbLimits, now: u32) -> Self {
+        let fdb = Fdb { table: Shared::new(domain, HashTable::new(FIRST)), generation: AtomicU32::new(0) };
+        Self {
+            fdb: Arc::new(fdb),
+            domain: domain.clone(),
+            reader: domain.join(),
+            limits,
+            entries: HashMap::new(),
+            learned: HashMap::new(),
+            wheel: TimerWheel::new(now.into()),
+            used: 0,
+        }
+    }
+
+    /// What the workers read.
+    pub fn fdb(&self) -> Arc<Fdb> {
+        Arc::clone(&self.fdb)
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Notes that an address was seen at a destination (any number but [`NO_DESTINATION`]).
+    pub fn learn(&mut self, key: Key, destination: u32, now: u32) -> Learned {
+        if !key.is_station() || destination == NO_DESTINATION {
+            return Learned::NotAStation;
+        }
+        let known = self.entries.contains_key(&key);
+        self.reader.quiescent();
+        if known && let Some(entry) = self.fdb.table(self.reader.guard()).find(key) {
+            let from = entry.destination();
+            return if from == destination {
+                entry.touch(now);
+                Learned::Known
+            } else if entry.seen() == u32::MAX {
+                Learned::Static
+            } else {
+                entry.touch(now);
+                entry.set_destination(destination);
+                self.changed();
+                Learned::Moved { from }
+            };
+        }
+        let in_segment = self.learned.get(&key.segment()).copied().unwrap_or(0);
+        if self.entries.len() >= self.limits.entries || in_segment >= self.limits.per_segment {
+            return Learned::Full;
+        }
+        if !self.put(key, destination, now) {
+            return Learned::Full;
+        }
+        let timer =
+            (self.limits.ageing > 0).then(|| self.wheel.arm(u64::from(now) + u64::from(self.limits.ageing), key));
+        self.entries.insert(key, timer);
+        *self.learned.entry(key.segment()).or_default() += 1;
+        Learned::New
+    }
+
+    /// Puts in an entry that does not age, does not move and is not counted against its segment. `false`: no room, or no station's
+    /// address.
+    pub fn insert_static(&mut self, key: Key, destination: u32) -> bool {
+        if !key.is_station() || destination == NO_DESTINATION {
+            return false;
+        }
+        self.remove(key);
+        if self.entries.len() >= self.limits.entries || !self.put(key, destination, u32::MAX) {
+            return false;
+        }
+        self.entries.insert(key, None);
+        true
+    }
+
+    /// Removes an entry, static or not.
+    pub fn remove(&mut self, key: Key) -> Option<FdbEntry> {
+        let timer = self.entries.remove(&key)?;
+        if let Some(timer) = timer {
+            self.wheel.cancel(timer);
+        }
+        self.reader.quiescent();
+        let entry = self.fdb.table(self.reader.guard()).find(key)?;
+        let removed = described(entry);
+        entry.set_destination(NO_DESTINATION);
+        if removed.seen.is_some()
+            && let Some(n) = self.learned.get_mut(&key.segment())
+        {
+            *n -= 1;
+        }
+        self.changed();
+        Some(removed)
+    }
+
+    /// Removes all learned entries for which `which` says so: a port that went down, say. Returns how many.
+    pub fn flush(&mut self, mut which: impl FnMut(FdbEntry) -> bool) -> usize {
+        let keys: Vec<Key> = self.list().into_iter().filter(|e| e.seen.is_some() && which(*e)).map(|e| e.key).collect();
+        keys.iter().filter(|key| self.remove(**key).is_some()).count()
+    }
+
+    /// Forgets what was not seen for the ageing time, and calls `gone` for each. To be called about once a second.
+    pub fn age(&mut self, now: u32, mut gone: impl FnMut(FdbEntry)) {
+        let mut due = Vec::new();
+        self.wheel.advance(now.into(), |_, key| due.push(key));
+        for key in due {
+            self.reader.quiescent();
+            let Some(entry) = self.fdb.table(self.reader.guard()).find(key) else { continue };
+            // The workers may have seen a second that this thread has not reached yet.
+            let seen = entry.seen().min(now);
+            if now - seen < self.limits.ageing {
+                let timer = self.wheel.arm(u64::from(seen) + u64::from(self.limits.ageing), key);
+                self.entries.insert(key, Some(timer));
+            } else if let Some(entry) = self.remove(key) {
+                gone(entry);
+            }
+        }
+        if self.used > FIRST && self.used > 4 * self.entries.len() {
+            self.rebuild();
+        }
+        self.reader.quiescent();
+        self.domain.collect();
+    }
+
+    /// All entries, in no particular order.
+    pub fn list(&mut self) -> Vec<FdbEntry> {
+        self.reader.quiescent();
+        self.fdb.table(self.reader.guard()).iter().map(described).collect()
+    }
+
+    fn put(&mut self, key: Key, destination: u32, seen: u32) -> bool {
+        self.reader.quiescent();
+        if self.used * 2 >= self.fdb.table(self.reader.guard()).slots() {
+            self.rebuild();
+        }
+        match self.fdb.table(self.reader.guard()).insert(key, destination, seen) {
+            Some(took_slot) => {
+                self.used += usize::from(took_slot);
+                self.changed();
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Makes the next table, of the right size and without removed keys.
+    fn rebuild(&mut self) {
+        let next = HashTable::new(FIRST.max(self.entries.len() * 2));
+        self.used = 0;
+        let old = self.fdb.table(self.reader.guard());
+        let mut lost = Vec::new();
+        for entry in old.iter() {
+            match next.insert(entry.key(), entry.destination(), entry.seen()) {
+                Some(_) => self.used += 1,
+                None => lost.push((entry.key(), entry.seen())),
+            }
+        }
+        // Only chosen collisions can do this in a table that is a quarter full; the address is learned anew or flooded.
+        for (key, seen) in lost {
+            if let Some(Some(timer)) = self.entries.remove(&key) {
+                self.wheel.cancel(timer);
+            }
+            if seen != u32::MAX
+                && let Some(n) = self.learned.get_mut(&key.segment())
+            {
+                *n -= 1;
+            }
+        }
+        self.fdb.table.replace(next);
+        self.changed();
+        self.reader.quiescent();
+        self.domain.collect();
+    }
+
+    fn changed(&self) {
+        // Release: who sees the new number sees the change.
+        self.fdb.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn described(entry: &super::Entry) -> FdbEntry {
+    let seen = entry.seen();
+    FdbEntry { key: entry.key(), destination: entry.destination(), seen: (seen != u32::MAX).then_some(seen) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(i: u32) -> Key {
+        let [a, b, c, d] = i.to_be_bytes();
+        Key::new(3, [2, 0, a, b, c, d])
+    }
+
+    fn lookup(writer: &FdbWriter, domain: &Domain, key: Key) -> u32 {
+        let reader = domain.join();
+        writer.fdb.table(reader.guard()).lookup(key)
+    }
+
+    #[test]
+    fn learns_moves_and_keeps_static_entries() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits::default(), 0);
+        assert_eq!(writer.learn(key(1), 7, 0), Learned::New);
+        assert_eq!(writer.learn(key(1), 7, 1), Learned::Known);
+        let before = writer.fdb.generation();
+        assert_eq!(writer.learn(key(1), 8, 1), Learned::Moved { from: 7 });
+        assert_ne!(writer.fdb.generation(), before);
+        assert_eq!(lookup(&writer, &domain, key(1)), 8);
+        assert!(writer.insert_static(key(1), 9));
+        assert_eq!(writer.learn(key(1), 7, 2), Learned::Static);
+        assert_eq!((lookup(&writer, &domain, key(1)), writer.len()), (9, 1));
+        assert_eq!(writer.learn(Key::new(3, [1, 0, 0, 0, 0, 1]), 7, 0), Learned::NotAStation);
+        assert_eq!(writer.learn(Key::new(0, [0; 6]), 7, 0), Learned::NotAStation);
+        assert_eq!(lookup(&writer, &domain, Key::new(0, [0; 6])), NO_DESTINATION);
+    }
+
+    #[test]
+    fn ages_what_is_not_seen_and_only_that() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 10, ..FdbLimits::default() }, 100);
+        for i in 0..1000 {
+            assert_eq!(writer.learn(key(i), i, 100), Learned::New);
+        }
+        writer.insert_static(key(5000), 1);
+        let reader = domain.join();
+        for i in (0..1000).step_by(2) {
+            writer.fdb.table(reader.guard()).find(key(i)).unwrap().touch(106);
+        }
+        drop(reader);
+        let mut gone = Vec::new();
+        writer.age(109, |entry| gone.push(entry.destination));
+        assert!(gone.is_empty());
+        writer.age(110, |entry| gone.push(entry.destination));
+        gone.sort_unstable();
+        assert!(gone.iter().copied().eq((1..1000).step_by(2)));
+        writer.age(115, |_| panic!("seen at 106"));
+        let mut n = 0;
+        writer.age(116, |_| n += 1);
+        assert_eq!((n, writer.len(), domain.waiting()), (500, 1, 0));
+    }
+
+    #[test]
+    fn floods_are_bounded_and_the_table_shrinks_again() {
+        let domain = Domain::new();
+        let limits = FdbLimits { entries: 3000, per_segment: 2000, ageing: 5 };
+        let mut writer = FdbWriter::new(&domain, limits, 0);
+        let learned = (0..100_000).filter(|&i| writer.learn(key(i), 1, 0) == Learned::New).count();
+        assert_eq!(learned, 2000);
+        let other = |i: u32| Key::from_u64(key(i).to_u64() ^ 1 << 48);
+        let learned = (0..100_000).filter(|&i| writer.learn(other(i), 1, 0) == Learned::New).count();
+        assert_eq!(learned, 1000);
+        writer.age(5, |_| ());
+        let reader = domain.join();
+        assert!(writer.is_empty() && writer.fdb.table(reader.guard()).slots() <= 4 * FIRST);
+        drop(reader);
+        assert_eq!(writer.learn(key(1), 1, 6), Learned::New, "room again");
+    }
+
+    #[test]
+    fn a_churn_of_addresses_keeps_what_is_alive() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 3, ..FdbLimits::default() }, 0);
+        writer.insert_static(key(u32::MAX), 77);
+        for now in 0..200 {
+            for i in 0..100 {
+                assert_eq!(writer.learn(key(now * 100 + i), now, now), Learned::New);
+            }
+            writer.age(now, |_| ());
+            for back in 0..3.min(now + 1) {
+                for i in 0..100 {
+                    assert_eq!(lookup(&writer, &domain, key((now - back) * 100 + i)), now - back);
+                }
+            }
+            assert_eq!(lookup(&writer, &domain, key(u32::MAX)), 77);
+            assert!(writer.len() <= 301);
+        }
+    }
+
+    #[test]
+    fn batched_lookups_find_what_single_ones_do() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits::default(), 0);
+        for i in 0..10_000 {
+            writer.learn(key(i), i, 0);
+        }
+        writer.remove(key(4));
+        let reader = domain.join();
+        let keys: Vec<Key> = (0..64).map(|i| key(if i % 3 == 0 { 1 << 20 | i } else { i })).collect();
+        let mut out = [0; 64];
+        writer.fdb.table(reader.guard()).lookup_batch(&keys, &mut out);
+        for (i, key) in keys.iter().enumerate() {
+            assert_eq!(out[i], lookup(&writer, &domain, *key));
+            assert_eq!(out[i] != NO_DESTINATION, i % 3 != 0 && i != 4);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Forwarding tables: written by the control thread, read by the workers without locks.
+//!
+//! [`Fdb`] maps (segment, address) to a destination. It is one [`HashTable`] at a time, behind an epoch pointer; the control thread
+//! holds the [`FdbWriter`], which learns, ages and bounds it.
+
+mod fdb;
+mod hash;
+mod hash_table;
+
+pub use fdb::{Fdb, FdbEntry, FdbLimits, FdbWriter, Learned};
+pub use hash::{hash_u64, prefetch};
+pub use hash_table::{Entry, HashTable, NO_DESTINATION};
+
+/// Key of a forwarding entry: segment in the upper 16 bits, Ethernet address in the lower 48, first octet uppermost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(u64);
+
+impl Key {
+    /// Key of `mac` in `segment`.
+    #[inline(always)]
+    pub const fn new(segment: u16, mac: [u8; 6]) -> Self {
+        let [a, b, c, d, e, f] = mac;
+        Self((segment as u64) << 48 | u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
+    }
+
+    /// The key as a number.
+    #[inline(always)]
+    pub const fn to_u64(self) -> u64 {
+        self.0
+    }
+
+    /// The key with this number.
+    #[inline(always)]
+    pub const fn from_u64(key: u64) -> Self {
+        Self(key)
+    }
+
+    /// Segment.
+    #[inline(always)]
+    pub const fn segment(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+
+    /// Address.
+    #[inline(always)]
+    pub const fn mac(self) -> [u8; 6] {
+        let [_, _, a, b, c, d, e, f] = self.0.to_be_bytes();
+        [a, b, c, d, e, f]
+    }
+
+    /// Whether a station can have the address: no group bit, not zero.
+    #[inline(always)]
+    pub const fn is_station(self) -> bool {
+        self.0 & (1 << 40) == 0 && self.0 & 0xffff_ffff_ffff != 0
+    }
+
+    /// Hash for tables and for choosing a way.
+    #[inline(always)]
+    pub fn hash(self) -> u32 {
+        hash_u64(self.0)
+    }
+}
