@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn fires_what_a_naive_list_fires() {
         for seed in 1..200 {
-            let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15);
+            let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
             let start = random.below(1 << 40);
             let (mut wheel, mut list, mut next) = (TimerWheel::new(start), Vec::new(), 0u32);
             for _ in 0..300 {
