@@ -126,6 +126,11 @@ impl<'a> Segmenter<'a> {
         self.count - self.next
     }
 
+    /// Passes over the next `n` frames: for a receiver that cut them before, and comes back to the superframe for the rest.
+    pub fn skip(&mut self, n: usize) {
+        self.next = self.next.saturating_add(n).min(self.count);
+    }
+
     /// [`Segmenter::next_with`] where the superframe lies in one buffer.
     pub fn next_into(&mut self, out: &mut [u8], frame: &[u8]) -> Option<Result<Segment, SegmentError>> {
         self.next_with(out, |payload| checksum::sum(frame.get(payload).unwrap_or(&[])))

@@ -15,6 +15,7 @@
 //! [port.af_packet]      # settings of one driver, in a table of its name
 //! ```
 
+pub mod af_packet;
 pub mod auto;
 #[allow(dead_code)]
 pub(crate) mod kernel;
@@ -54,7 +55,7 @@ pub struct Candidate {
 }
 
 /// All drivers.
-pub static DRIVERS: &[&dyn Driver] = &[&auto::Auto, &null::Null];
+pub static DRIVERS: &[&dyn Driver] = &[&auto::Auto, &af_packet::AfPacket, &null::Null];
 
 /// Finds a driver by name.
 pub fn find(name: &str) -> Option<&'static dyn Driver> {

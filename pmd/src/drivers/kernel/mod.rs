@@ -3,11 +3,14 @@
 //! Everything is asked through sockets, never through `/sys/class/net`: a socket belongs to the network namespace of the thread that
 //! made it, while that directory shows the namespace that it was mounted in.
 
+pub(crate) mod bpf;
+pub(crate) mod control;
 pub(crate) mod ethtool;
 pub(crate) mod link;
 pub(crate) mod netlink;
 pub(crate) mod promiscuous;
 pub(crate) mod routes;
+pub(crate) mod vnet;
 pub(crate) mod watch;
 
 use std::io;
