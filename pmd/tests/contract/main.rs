@@ -71,6 +71,7 @@ macro_rules! contract {
 }
 
 contract! {
+    af_packet: crate::fixtures::af_packet::AfPacket;
     null: crate::fixtures::null::Null;
 }
 
