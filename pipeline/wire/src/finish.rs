@@ -43,6 +43,25 @@ impl Coverage {
         Some(Coverage { transport, start, end, pseudo })
     }
 
+    /// Sum of a whole frame of `total` bytes, of which `head` is the first buffer, without looking at the payload, given
+    /// that this checksum is right: all that it covers then adds up to the complement of the pseudo header's sum (Linux
+    /// calls this local checksum offload). For the outer UDP checksum over a frame that was just completed or verified.
+    ///
+    /// `None` if that cannot be said: an absent checksum, or bytes behind what is covered in other buffers.
+    pub fn frame_sum(&self, head: &[u8], total: usize) -> Option<Sum> {
+        let segment = head.get(self.start..)?;
+        if self.transport == Transport::Udp && self.transport.field(segment)? == 0 {
+            return None;
+        }
+        let covered = Sum::ZERO.word(self.pseudo.checksum());
+        let sum = checksum::sum(head.get(..self.start)?).and_at(self.start, covered);
+        if self.end == total {
+            return Some(sum);
+        }
+        let behind = head.get(self.end..total)?;
+        Some(sum.and_at(self.end, checksum::sum(behind)))
+    }
+
     /// What the checksum field holds, in a frame that lies in one buffer.
     pub fn state(&self, frame: &[u8]) -> State {
         match frame.get(self.start..self.end) {

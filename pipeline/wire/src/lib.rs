@@ -3,7 +3,7 @@
 //! - One module per protocol ([`ethernet`], [`vlan`], [`arp`], [`ipv4`], [`ipv6`], [`icmpv4`], [`icmpv6`], [`ndp`],
 //!   [`tcp`], [`udp`], [`vxlan`]), all of the same shape: `View` and `ViewMut` lay names over bytes that one constructor
 //!   has checked, `Repr` is the header as a plain value with `parse` and `emit`.
-//! - [`parse`] walks a whole frame once and says where each header lies, inside a tunnel too. It is what the burst path
+//! - [`mod@parse`] walks a whole frame once and says where each header lies, inside a tunnel too. It is what the burst path
 //!   uses; views are then laid over the offsets it found.
 //! - [`checksum`] is RFC 1071 arithmetic; [`finish`] completes the checksums that a kernel left to hardware.
 //! - [`segment`] cuts superframes (TCP or UDP segmentation offload, inside VXLAN too) into frames.
@@ -25,7 +25,7 @@
 //! ```
 //!
 //! # Adding a protocol
-//! One file with a `header!` table, its `split` function and a `Repr`; one arm in [`parse`] if frames of it are to be
+//! One file with a `header!` table, its `split` function and a `Repr`; one arm in [`mod@parse`] if frames of it are to be
 //! looked into.
 
 #![no_std]

@@ -187,6 +187,21 @@ proptest! {
     }
 
     #[test]
+    fn sum_of_a_completed_frame_is_known(v6: bool, is_tcp: bool, payload in proptest::collection::vec(any::<u8>(), 0..200), padding in 0usize..9) {
+        let mut frame = superframe(v6, is_tcp, 1, 0x10, &payload);
+        frame.resize(frame.len() + padding, 0x5a);
+        let parsed = parse(&frame).unwrap();
+        finish::complete(&mut frame, &parsed);
+        prop_assume!(state(&frame, parsed.outer()) == State::Good);
+        let cover = Coverage::of(&frame, parsed.outer()).unwrap();
+        let known = cover.frame_sum(&frame, frame.len()).unwrap().fold();
+        prop_assert_eq!(known, checksum::sum(&frame).fold());
+        let head = &frame[..parsed.outer().payload()];
+        let behind = frame.len() - parsed.outer().end();
+        prop_assert_eq!(cover.frame_sum(head, frame.len()).map(|s| s.fold()), (behind == 0).then_some(known));
+    }
+
+    #[test]
     fn completing_across_buffers_is_completing_in_one(v6: bool, payload in proptest::collection::vec(any::<u8>(), 40..300), at: prop::sample::Index) {
         let frame = superframe(v6, true, 0, 0x10, &payload);
         let layers = *parse(&frame).unwrap().outer();
