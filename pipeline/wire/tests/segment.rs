@@ -216,6 +216,24 @@ proptest! {
 }
 
 #[test]
+fn a_right_checksum_that_looks_incomplete_is_left_alone() {
+    let mut frame = superframe(false, true, 0, 0x10, &[0; 8]);
+    let parsed = parse(&frame).unwrap();
+    let cover = Coverage::of(&frame, parsed.outer()).unwrap();
+    assert_eq!(cover.state(&frame), State::Partial);
+    // A payload word that makes pseudo header, segment and field add up, the field being what it is.
+    let end = frame.len();
+    let missing = cover.pseudo.and(checksum::sum(&frame[cover.start..])).checksum();
+    frame[end - 2..].copy_from_slice(&missing.to_be_bytes());
+    assert_eq!(cover.transport.field(&frame[cover.start..]), Some(cover.pseudo.fold()));
+    assert_eq!(cover.state(&frame), State::Good);
+    assert!(!cover.transport.is_partial(&frame[cover.start..], cover.pseudo));
+    let before = frame.clone();
+    assert!(!finish::complete(&mut frame, &parsed).any());
+    assert_eq!(frame, before);
+}
+
+#[test]
 fn refusals() {
     let frame = superframe(false, true, 0, 0x10, &[0; 3000]);
     assert_eq!(cut(&frame, 34, 0).unwrap_err(), SegmentError::NoSize);
