@@ -1,0 +1,82 @@
+//! Forwarding between two ports: the framework's own cost.
+
+use clap::ValueEnum;
+use wirepath_apps::cli::Failure;
+use wirepath_pipeline::{Context, Stage};
+use wirepath_pmd::packet::Batch;
+use wirepath_wire::ethernet;
+
+use crate::measure::{self, Common, Figures};
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Ports to forward between
+    #[arg(long, value_enum, default_value_t = Driver::Null)]
+    driver: Driver,
+
+    /// What happens to each packet on its way
+    #[arg(long, value_enum, default_value_t = Mode::Macswap)]
+    mode: Mode,
+
+    /// Bytes of a frame
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(60..=2048))]
+    size: u16,
+
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Driver {
+    /// Source and sink without a device, which touch no frame
+    Null,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Mode {
+    /// Nothing: only from port to port
+    Io,
+    /// Both addresses rewritten
+    Mac,
+    /// The two addresses exchanged
+    Macswap,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
+    let Driver::Null = arguments.driver;
+    let (size, ring) = (arguments.size, arguments.common.ring());
+    let port = |name| {
+        format!(
+            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = {size}, ring = {ring} }}\n"
+        )
+    };
+    let ports = measure::ports(&(port("a") + &port("b")))?;
+    match arguments.mode {
+        Mode::Io => measure::run(ports, &arguments.common, |_| Ok(Box::new(|_| cross(|_| ())))),
+        Mode::Mac => measure::run(ports, &arguments.common, |_| Ok(Box::new(|_| cross(rewrite)))),
+        Mode::Macswap => measure::run(ports, &arguments.common, |_| Ok(Box::new(|_| cross(swap)))),
+    }
+}
+
+/// Sends what came by one port out of the other, after `change` has seen each frame.
+fn cross(change: impl Fn(&mut [u8]) + Send) -> impl Stage {
+    move |context: &mut Context<'_>, batch: &mut Batch| {
+        let Some(port) = context.in_port() else { return };
+        for packet in batch.iter_mut() {
+            change(packet.data_mut());
+        }
+        context.send_batch(port ^ 1, batch);
+    }
+}
+
+fn swap(frame: &mut [u8]) {
+    if let Ok(mut header) = ethernet::ViewMut::new(frame) {
+        header.swap_addresses();
+    }
+}
+
+fn rewrite(frame: &mut [u8]) {
+    if let Some(addresses) = frame.first_chunk_mut::<12>() {
+        *addresses = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+    }
+}

@@ -1,1 +1,0 @@
-//! Throughput and latency harness.

@@ -1,0 +1,44 @@
+//! `wirepath-bench`: what moving and encapsulating packets costs, in cycles per packet.
+//!
+//! Figures of one machine at one time mean little. Run the peer and this in turn, on a quiet machine, and compare the ratios; see
+//! `benches/README.md`.
+
+mod forward;
+mod measure;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use wirepath_apps::cli;
+
+#[derive(Parser)]
+#[command(
+    name = "wirepath-bench",
+    version,
+    about = "Measures what moving and encapsulating packets costs",
+    after_help = "Cycles are those of the time-stamp counter. Each figure includes packet source, sink and statistics.\n\
+                  A figure counts only beside that of a peer, taken in turn on the same quiet machine."
+)]
+struct Arguments {
+    #[command(flatten)]
+    common: cli::Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Forward between two ports in both directions, on one core
+    Forward(forward::Arguments),
+}
+
+fn main() -> ExitCode {
+    cli::main(|| {
+        let arguments = Arguments::parse();
+        arguments.common.start_logging();
+        let result = match arguments.command {
+            Command::Forward(arguments) => forward::run(&arguments)?,
+        };
+        result.print(arguments.common.json)
+    })
+}

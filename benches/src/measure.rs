@@ -1,0 +1,138 @@
+//! One measurement: run a pipeline, let it warm up, count packets and cycles.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use wirepath_apps::cli::{self, Failure, Rate};
+use wirepath_pipeline::{Idle, Running, Runtime, RuntimeConfig, Stage, WorkerInfo, clock};
+use wirepath_pmd::drivers::{self, PortSettings};
+use wirepath_pmd::settings::Source;
+
+/// Time before the figures are taken: caches, branch predictors and the clock of the core settle.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// What every measurement takes.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Common {
+    /// Core to run on
+    #[arg(long, value_name = "N")]
+    pub(crate) core: Option<usize>,
+
+    /// Length of the measurement, after a warm-up of 0.3 seconds
+    #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = positive)]
+    pub(crate) seconds: f64,
+
+    /// Buffers in rotation for each source; up to 64 stays within the first-level cache, 8192 is like the ring of a NIC
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(32..=65_536))]
+    pub(crate) buffers: u32,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|s| (0.01..=3600.0).contains(s)).ok_or("expected a number from 0.01 to 3600".to_owned())
+}
+
+impl Common {
+    /// The setting of a null source that keeps that many buffers in rotation: without a ring, each burst takes the buffers that the one
+    /// before gave back.
+    pub(crate) fn ring(&self) -> u32 {
+        if self.buffers <= 64 { 0 } else { self.buffers }
+    }
+}
+
+/// Figures of one measurement.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figures {
+    /// Packets sent per second, over all ports.
+    pub(crate) pps: f64,
+    /// Nanoseconds per packet.
+    pub(crate) ns_per_packet: f64,
+    /// Cycles of the time-stamp counter per packet.
+    pub(crate) cycles_per_packet: f64,
+    /// Packets sent during the measurement.
+    pub(crate) packets: u64,
+    /// Packets dropped since the start, for whatever reason.
+    pub(crate) dropped: u64,
+    /// Part of the time that the program really had a processor; below 1 the core was shared, and the figures are too high.
+    pub(crate) cpu_share: f64,
+}
+
+impl Figures {
+    pub(crate) fn print(&self, json: bool) -> Result<(), Failure> {
+        if json {
+            return cli::print_json(self);
+        }
+        cli::print(format_args!(
+            "{:.1} cycles/packet, {:.2} ns/packet, {} packets/s, {} dropped",
+            self.cycles_per_packet,
+            self.ns_per_packet,
+            Rate(self.pps),
+            self.dropped
+        ))?;
+        if self.cpu_share < 0.97 {
+            eprintln!(
+                "note: the program had its core for {:.0} % of the time only; others were at work on it",
+                100.0 * self.cpu_share
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Ports from the text of a configuration.
+pub(crate) fn ports(text: &str) -> Result<Vec<PortSettings>, Failure> {
+    let source = Source::new("wirepath-bench", text);
+    let document = source.parse().map_err(Failure::usage)?;
+    let settings = document.settings();
+    settings.tables("port").and_then(|tables| tables.into_iter().map(drivers::plan).collect()).map_err(Failure::usage)
+}
+
+/// Runs a pipeline on one core and measures it.
+pub(crate) fn run<S: Stage + 'static>(
+    ports: Vec<PortSettings>,
+    common: &Common,
+    prepare: impl FnOnce(&Runtime) -> Result<Box<dyn FnMut(&WorkerInfo) -> S>, Failure>,
+) -> Result<Figures, Failure> {
+    let config = RuntimeConfig {
+        workers: vec![common.core],
+        idle: Idle::Busy,
+        buffers: 4096 + 2 * common.ring() * ports.len() as u32,
+        ..RuntimeConfig::default()
+    };
+    let runtime = Runtime::open(ports, config).map_err(Failure::failed)?;
+    let make = prepare(&runtime)?;
+    let running = runtime.start(make).map_err(Failure::failed)?;
+    // The control thread sleeps while it is measured: on a machine with few cores it would take part of the worker's.
+    std::thread::sleep(WARM_UP);
+    let (before, cpu_before, at, ticks_at) = (sent(&running), cpu_time(), Instant::now(), clock::ticks());
+    std::thread::sleep(Duration::from_secs_f64(common.seconds));
+    let (after, ticks, elapsed) = (sent(&running), clock::ticks() - ticks_at, at.elapsed().as_secs_f64());
+    let cpu_share = (cpu_time() - cpu_before) / elapsed;
+    let failed = running.failed();
+    let summary = running.stop(&mut ());
+    if failed || !summary.failures.is_empty() {
+        return Err(Failure::failed(summary.failures.join("; ")));
+    }
+    let packets = after - before;
+    if packets == 0 {
+        return Err(Failure::failed("no packet was sent"));
+    }
+    Ok(Figures {
+        pps: packets as f64 / elapsed,
+        ns_per_packet: elapsed * 1e9 / packets as f64,
+        cycles_per_packet: ticks as f64 / packets as f64,
+        packets,
+        dropped: summary.drops().values().sum(),
+        cpu_share: cpu_share.min(1.0),
+    })
+}
+
+/// Packets sent over all ports.
+fn sent<S: Stage + 'static>(running: &Running<S>) -> u64 {
+    running.snapshot().ports.iter().flat_map(|(_, _, tx)| tx).map(|queue| queue.packets).sum()
+}
+
+/// Seconds of processor time that the program has had.
+fn cpu_time() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
