@@ -1,0 +1,359 @@
+// UNSAFETY: a socket option of UDP that no safe crate here covers.
+#![allow(unsafe_code)]
+
+//! `af_packet` beside a real kernel: superframes, tunnels, tags, and who answers.
+
+mod common;
+
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Done, Forwarder};
+use wirepath_pmd::packet::Batch;
+use wirepath_testlab::{Frame, FramePort, Lab, Namespace, Need, Veth, VlanTagger, eventually, judge, require, spawn};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Two hosts with a machine between them that forwards: `left eth0 -- west dut east -- eth0 right`.
+struct Line {
+    left: Arc<Namespace>,
+    dut: Arc<Namespace>,
+    right: Arc<Namespace>,
+    _lab: Lab,
+}
+
+impl Line {
+    fn new(name: &str, mtu: u32) -> Self {
+        let lab = Lab::new(name);
+        let [left, dut, right] = ["left", "dut", "right"].map(|name| Arc::new(lab.namespace(name)));
+        Veth::new((&left, "eth0"), (&dut, "west")).mtu(mtu).plug();
+        Veth::new((&right, "eth0"), (&dut, "east")).mtu(mtu).plug();
+        for (host, number) in [(&left, 1), (&right, 2)] {
+            host.ipv6("eth0");
+            host.ip(&format!("addr add 192.0.2.{number}/24 dev eth0"));
+            host.ip(&format!("addr add 2001:db8::{number}/64 dev eth0 nodad"));
+        }
+        Self { left, dut, right, _lab: lab }
+    }
+
+    fn forward(&self, mtu: u32) -> Forwarder {
+        let table = |device| format!("driver = \"af_packet\"\ndevice = \"{device}\"\nmtu = {mtu}\n");
+        Forwarder::start(&self.dut, [table("west"), table("east")])
+    }
+}
+
+fn assert_nothing_undone(done: &Done) {
+    for queue in done.rx.iter().chain(&done.tx) {
+        assert_eq!(queue.dropped(), 0, "{done:?}");
+    }
+}
+
+#[test]
+fn superframes_and_partial_checksums_are_finished() {
+    require!(all Need::LAB, Need::Program("tshark"));
+    let line = Line::new("tso", 1500);
+    let forwarder = line.forward(1500);
+    let mut tap = line.right.frames("eth0");
+    common::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 4 << 20);
+    let frames: Vec<_> = tap.drain().into_iter().map(|frame| frame.bytes).take(400).collect();
+    common::tcp(&line.left, &line.right, "2001:db8::2".parse().unwrap(), 4 << 20);
+    let done = forwarder.finish();
+    assert!(done.rx[0].segmented > 0, "no superframe came: {done:?}");
+    assert!(done.rx[0].completed_checksums > 0, "{done:?}");
+    assert_nothing_undone(&done);
+    assert!(frames.len() > 50 && frames.iter().all(|frame| frame.len() <= 1514));
+    judge::assert_clean(&frames);
+}
+
+#[test]
+fn jumbo_superframes_become_chains() {
+    require!(all Need::LAB);
+    let line = Line::new("jumbo", 9202);
+    let forwarder = line.forward(9202);
+    common::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 8 << 20);
+    let done = forwarder.finish();
+    assert!(done.rx[0].segmented > 0, "no superframe came: {done:?}");
+    assert!(done.tx[1].bytes / done.tx[1].packets > 4096, "not in large frames: {done:?}");
+    assert_nothing_undone(&done);
+}
+
+#[test]
+fn udp_superframes_are_cut() {
+    const UDP_SEGMENT: libc::c_int = 103;
+    require!(all Need::LAB);
+    let line = Line::new("uso", 1500);
+    let forwarder = line.forward(1500);
+    let to = line.right.inside(|| UdpSocket::bind("192.0.2.2:0").unwrap());
+    to.set_read_timeout(Some(PATIENCE)).unwrap();
+    let from = line.left.inside(|| UdpSocket::bind("192.0.2.1:0").unwrap());
+    from.connect(to.local_addr().unwrap()).unwrap();
+    let size: libc::c_int = 1001;
+    let address = (&raw const size).cast();
+    // SAFETY: the kernel reads the integer.
+    assert_eq!(unsafe { libc::setsockopt(from.as_raw_fd(), libc::SOL_UDP, UDP_SEGMENT, address, 4) }, 0);
+    // The first makes the neighbours known; what is sent meanwhile waits with the kernel.
+    let data = common::pattern(20 * 1001 + 7);
+    from.send(&data).unwrap();
+    let mut got = Vec::new();
+    for _ in 0..21 {
+        let mut datagram = [0; 2000];
+        let n = to.recv(&mut datagram).unwrap();
+        assert!(n == 1001 || n == 7);
+        got.extend_from_slice(&datagram[..n]);
+    }
+    assert!(got == data);
+    let done = forwarder.finish();
+    assert_eq!(done.rx[0].segmented, 1, "{done:?}");
+    assert_nothing_undone(&done);
+}
+
+#[test]
+fn vxlan_superframes_are_cut_inside_the_tunnel() {
+    require!(all Need::LAB, Need::Program("tshark"), Need::LinkType("vxlan"));
+    let line = Line::new("vxlan", 1500);
+    for (host, me, other) in [(&line.left, 1, 2), (&line.right, 2, 1)] {
+        let tunnels = [
+            ("vx4", format!("local 192.0.2.{me} remote 192.0.2.{other} dstport 4789 udpcsum")),
+            ("vx6", format!("local 2001:db8::{me} remote 2001:db8::{other} dstport 4789")),
+            // A port that nobody else takes for VXLAN, and no outer checksum.
+            ("vx8", format!("local 192.0.2.{me} remote 192.0.2.{other} dstport 8472 noudpcsum")),
+        ];
+        for (number, (name, how)) in tunnels.iter().enumerate() {
+            host.ip(&format!("link add {name} type vxlan id {} {how}", 42 + number));
+            host.ip(&format!("addr add 198.51.{number}.{me}/24 dev {name}"));
+            host.ip(&format!("link set {name} up"));
+        }
+    }
+    let forwarder = line.forward(1500);
+    let mut tap = line.right.frames("eth0");
+    let mut frames = Vec::new();
+    for number in 0..3 {
+        common::tcp(&line.left, &line.right, format!("198.51.{number}.2").parse().unwrap(), 2 << 20);
+        frames.extend(tap.drain().into_iter().map(|frame| frame.bytes).take(200));
+    }
+    let done = forwarder.finish();
+    assert!(done.rx[0].segmented > 10, "no superframes came: {done:?}");
+    assert_nothing_undone(&done);
+    judge::assert_clean(&frames);
+}
+
+#[test]
+fn tags_are_put_back() {
+    require!(all Need::LAB, Need::Kernel(6, 6));
+    let line = Line::new("tags", 1500);
+    let _tagger = VlanTagger::new(&line.left, "eth0", 100);
+    let _other = VlanTagger::new(&line.right, "eth0", 100);
+    let mut tap = line.right.frames("eth0");
+    let forwarder = line.forward(1500);
+    // Superframes and partial checksums with a tag beside them.
+    common::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 1 << 20);
+    let done = forwarder.finish();
+    assert!(done.rx[0].segmented > 0, "{done:?}");
+    assert_nothing_undone(&done);
+    let frames = tap.drain();
+    assert!(!frames.is_empty() && frames.iter().all(|frame| frame.bytes[12..16] == [0x81, 0, 0, 100]));
+
+    // Tags that are in the frame when it is sent: the kernel takes the outer one off on the way.
+    let raw = line.left.frames("eth0");
+    let frame = |tags: &[u8]| [&[2; 6], &[4; 6], tags, &[0x88, 0xb5], &[7; 50]].concat();
+    let sent: Vec<_> = [&[0x81, 0, 0x60, 100][..], &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 8], &[0x81, 0, 0, 0], &[]]
+        .iter()
+        .map(|tags| frame(tags))
+        .collect();
+    drop(_tagger);
+    line.dut.inside(|| {
+        let pool = common::pool();
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"west\"", &pool).unwrap();
+        sent.iter().for_each(|frame| raw.send(frame).unwrap());
+        let mut got: Vec<Vec<u8>> = Vec::new();
+        eventually(PATIENCE, || {
+            let mut batch = Batch::new();
+            it.rx[0].receive(&mut batch);
+            got.extend(batch.iter().map(|packet| packet.data().to_vec()).filter(|frame| frame[..6] == [2; 6]));
+            got.len() >= sent.len()
+        });
+        assert_eq!(got, sent);
+    });
+}
+
+/// An ARP request for 192.0.2.9, from 192.0.2.`sender`.
+fn arp_request(sender: u8) -> Vec<u8> {
+    let body = [0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, sender, 192, 0, 2, sender, 0, 0, 0, 0, 0, 0, 192, 0, 2, 9];
+    [&[0xff; 6][..], &[2, 0, 0, 0, 0, sender, 8, 6], &body, &[0; 18]].concat()
+}
+
+/// A TCP SYN to port 9 of 192.0.2.9, which nobody listens on; scapy knows the checksums.
+fn syn(mac: [u8; 6], from: u8) -> Vec<u8> {
+    let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+    let script = format!(
+        "emit(Ether(dst='{mac}', src='02:00:00:00:00:{from:02x}')/IP(src='192.0.2.{from}', dst='192.0.2.9')/TCP(sport=1234, dport=9, flags='S'))"
+    );
+    judge::scapy::<Vec<u8>>(&[], &script).frames.remove(0)
+}
+
+/// Waits for `count` frames to our stations and returns the stations: the last bytes of the addresses.
+fn answered(wire: &mut FramePort, count: usize) -> Vec<u8> {
+    let ours = |frame: &Frame| frame.bytes[..5] == [2, 0, 0, 0, 0];
+    (0..count).map_while(|_| wire.receive_where(PATIENCE, ours)).map(|frame| frame.bytes[5]).collect()
+}
+
+#[test]
+fn the_kernel_answers_only_while_it_may() {
+    require!(all Need::LAB, Need::Kernel(6, 6), Need::Scapy);
+    let lab = Lab::new("exclusive");
+    let (dut, peer) = (lab.namespace("dut"), lab.namespace("peer"));
+    Veth::new((&dut, "eth0"), (&peer, "eth0")).plug();
+    dut.ip("addr add 192.0.2.9/24 dev eth0");
+    for station in 1..=4 {
+        dut.ip(&format!("neigh add 192.0.2.{station} lladdr 02:00:00:00:00:{station:02x} dev eth0 nud permanent"));
+    }
+    let mut wire = peer.frames("eth0");
+    let mac = dut.mac("eth0");
+    let ask = |wire: &FramePort, station: u8, syn: &[u8]| {
+        wire.send(&arp_request(station)).unwrap();
+        wire.send(syn).unwrap();
+    };
+    let syns: Vec<_> = (1..=4).map(|station| syn(mac, station)).collect();
+    let pool = common::pool();
+    dut.inside(|| {
+        ask(&wire, 1, &syns[0]);
+        assert_eq!(answered(&mut wire, 2), [1, 1], "an ARP reply and a reset, without a port");
+
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"", &pool).unwrap();
+        assert!(it.port.capabilities().mode.ends_with(", exclusive"), "{:?}", it.port.capabilities());
+        ask(&wire, 2, &syns[1]);
+        let mut seen = 0;
+        eventually(PATIENCE, || {
+            seen += it.rx[0].receive(&mut Batch::new());
+            seen >= 2
+        });
+        assert_eq!(seen, 2, "the tap is in front of the program that drops");
+        it.port.stop(it.rx, it.tx).unwrap();
+        // The kernel has the interface again. Had it answered station 2, that would come before.
+        ask(&wire, 3, &syns[2]);
+        assert_eq!(answered(&mut wire, 2), [3, 3], "answers while the port was exclusive");
+
+        let table = "driver = \"af_packet\"\ndevice = \"eth0\"\n[port.af_packet]\nexclusive = false\n";
+        let it = common::start(table, &pool).unwrap();
+        let notes = it.port.capabilities().notes;
+        assert!(notes.iter().any(|note| note.contains("kernel also processes")), "{notes:?}");
+        ask(&wire, 4, &syns[3]);
+        assert_eq!(answered(&mut wire, 2), [4, 4]);
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+}
+
+#[test]
+fn four_queues_share_the_flows() {
+    require!(all Need::LAB);
+    let lab = Lab::new("fanout");
+    let (dut, peer) = (lab.namespace("dut"), lab.namespace("peer"));
+    Veth::new((&dut, "eth0"), (&peer, "eth0")).plug();
+    let wire = peer.frames("eth0");
+    let pool = common::pool();
+    let frame = |flow: u8, number: u8| {
+        let ip = [0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, flow];
+        let udp = [4, flow, 0, 9, 0, 26, 0, 0, flow, number];
+        [&[2; 6][..], &[4; 6], &[8, 0], &ip, &udp, &[0; 16]].concat()
+    };
+    dut.inside(|| {
+        for how in ["hash", "cpu", "queue"] {
+            let table =
+                format!("driver = \"af_packet\"\ndevice = \"eth0\"\nqueues = 4\n[port.af_packet]\nfanout = \"{how}\"");
+            let mut it = common::start(&table, &pool).unwrap();
+            assert_eq!((it.rx.len(), it.tx.len()), (4, 4));
+            (0..4).for_each(|number| (0..64).for_each(|flow| wire.send(&frame(flow, number)).unwrap()));
+            let mut got: Vec<Vec<(u8, u8)>> = vec![Vec::new(); 4];
+            eventually(PATIENCE, || {
+                for (queue, got) in it.rx.iter_mut().zip(&mut got) {
+                    let mut batch = Batch::new();
+                    queue.receive(&mut batch);
+                    got.extend(batch.iter().map(|packet| (packet.data()[42], packet.data()[43])));
+                }
+                got.iter().map(Vec::len).sum::<usize>() >= 256
+            });
+            let flows: Vec<u8> = got.concat().iter().map(|(flow, _)| *flow).collect();
+            assert_eq!(flows.len(), 256, "{how}: neither lost nor doubled");
+            for flow in 0..64 {
+                let numbers: Vec<_> = got.concat().into_iter().filter(|(f, _)| *f == flow).map(|(_, n)| n).collect();
+                assert_eq!(numbers, [0, 1, 2, 3], "{how}: flow {flow}");
+            }
+            if how == "hash" {
+                assert!(got.iter().all(|queue| !queue.is_empty()), "flows by queue: {got:?}");
+            }
+            it.port.stop(it.rx, it.tx).unwrap();
+        }
+    });
+}
+
+#[test]
+fn frames_for_others_only_when_promiscuous() {
+    require!(all Need::LAB);
+    let lab = Lab::new("promisc");
+    let (dut, peer) = (lab.namespace("dut"), lab.namespace("peer"));
+    Veth::new((&dut, "eth0"), (&peer, "eth0")).plug();
+    let (wire, mac, pool) = (peer.frames("eth0"), dut.mac("eth0"), common::pool());
+    dut.inside(|| {
+        for (promiscuous, want) in [(true, &[1, 2, 3][..]), (false, &[2, 3])] {
+            let table = format!("driver = \"af_packet\"\ndevice = \"eth0\"\npromiscuous = {promiscuous}\n");
+            let mut it = common::start(&table, &pool).unwrap();
+            for (to, number) in [([2; 6], 1), (mac, 2), ([0xff; 6], 3)] {
+                wire.send(&[&to[..], &[4; 6], &[0x88, 0xb5], &[number; 46]].concat()).unwrap();
+            }
+            let mut got = Vec::new();
+            eventually(PATIENCE, || {
+                let mut batch = Batch::new();
+                it.rx[0].receive(&mut batch);
+                got.extend(batch.iter().map(|packet| packet.data()[14]));
+                got.last() == Some(&3)
+            });
+            assert_eq!(got, want, "promiscuous = {promiscuous}");
+            let flags = dut.ip("-d link show eth0");
+            assert!(flags.contains(if promiscuous { "promiscuity 1" } else { "promiscuity 0" }), "{flags}");
+            it.port.stop(it.rx, it.tx).unwrap();
+        }
+    });
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    require!(all Need::LAB);
+    let lab = Lab::new("refusals");
+    let dut = lab.namespace("dut");
+    dut.ip("link add eth0 type veth peer name eth1");
+    let pool = common::pool();
+    let refused = |table: &str| {
+        dut.inside(|| common::start(&format!("driver = \"af_packet\"\n{table}"), &pool)).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("device = \"eth0\"\nmtu = 9000\n"),
+        "af_packet: eth0: the interface has MTU 1500, the port wants 9000; `ip link set dev eth0 mtu 9000`"
+    );
+    let error = refused("device = \"eth7\"\n");
+    assert!(error.starts_with("af_packet: no device 'eth7': ") && error.contains("eth0"), "{error}");
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn a_missing_privilege_names_the_remedy() {
+    require!(all Need::LAB, Need::Program("setpriv"));
+    let program = std::env::current_exe().unwrap();
+    let run = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "env", "WIREPATH_TEST_UNPRIVILEGED=1"];
+    let test = [program.to_str().unwrap(), "--exact", "unprivileged", "--nocapture"];
+    let outcome = spawn(&[&run[..], &test].concat()).wait(PATIENCE);
+    assert!(outcome.success, "{outcome:?}");
+    assert!(
+        outcome.stdout.contains("af_packet: lo: opening a packet socket needs CAP_NET_RAW; run as root, or `setcap")
+    );
+}
+
+/// What [`a_missing_privilege_names_the_remedy`] runs without privileges.
+#[test]
+fn unprivileged() {
+    if std::env::var_os("WIREPATH_TEST_UNPRIVILEGED").is_some() {
+        let error = common::start("driver = \"af_packet\"\ndevice = \"lo\"", &common::pool()).unwrap_err();
+        println!("{error}");
+    }
+}
