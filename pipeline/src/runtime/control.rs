@@ -108,6 +108,11 @@ impl ControlPlane {
         drop(packet);
     }
 
+    /// Counts a drop of `n` packets that were never made, or that the caller frees.
+    pub fn count_drops(&self, reason: DropReason, n: u64) {
+        self.drops.add(reason, n);
+    }
+
     /// What the control thread dropped.
     pub fn drops(&self) -> &DropCounters {
         &self.drops

@@ -22,7 +22,7 @@ pub struct FdbLimits {
     pub entries: usize,
     /// Learned entries of one segment, so that one segment cannot take them all. Static entries count only against `entries`.
     pub per_segment: usize,
-    /// Seconds after which an address that was not seen is forgotten; 0: never.
+    /// Seconds after which an address that was not seen is forgotten, where [`FdbWriter::set_ageing`] does not say otherwise; 0: never.
     pub ageing: u32,
 }
 
@@ -74,6 +74,8 @@ pub struct FdbWriter {
     /// Entries that are not removed, with the timer of those that age.
     entries: HashMap<Key, Option<TimerId>>,
     learned: HashMap<u16, usize>,
+    /// Ageing times of segments that have their own.
+    ageing: HashMap<u16, u32>,
     wheel: TimerWheel<Key>,
     /// Slots of the table that hold a key, removed or not.
     used: usize,
@@ -107,9 +109,19 @@ impl FdbWriter {
             limits,
             entries: HashMap::new(),
             learned: HashMap::new(),
+            ageing: HashMap::new(),
             wheel: TimerWheel::new(now.into()),
             used: 0,
         }
+    }
+
+    /// Gives one segment an ageing time of its own, in seconds (0: never); to be said before anything is learned there.
+    pub fn set_ageing(&mut self, segment: u16, seconds: u32) {
+        self.ageing.insert(segment, seconds);
+    }
+
+    fn ageing_of(&self, segment: u16) -> u32 {
+        self.ageing.get(&segment).copied().unwrap_or(self.limits.ageing)
     }
 
     /// What the workers read.
@@ -155,8 +167,8 @@ impl FdbWriter {
         if !self.put(key, destination, now) {
             return Learned::Full;
         }
-        let timer =
-            (self.limits.ageing > 0).then(|| self.wheel.arm(u64::from(now) + u64::from(self.limits.ageing), key));
+        let ageing = self.ageing_of(key.segment());
+        let timer = (ageing > 0).then(|| self.wheel.arm(u64::from(now) + u64::from(ageing), key));
         self.entries.insert(key, timer);
         *self.learned.entry(key.segment()).or_default() += 1;
         Learned::New
@@ -210,8 +222,9 @@ impl FdbWriter {
             let Some(entry) = self.fdb.table(self.reader.guard()).find(key) else { continue };
             // The workers may have seen a second that this thread has not reached yet.
             let seen = entry.seen().min(now);
-            if now - seen < self.limits.ageing {
-                let timer = self.wheel.arm(u64::from(seen) + u64::from(self.limits.ageing), key);
+            let ageing = self.ageing_of(key.segment());
+            if ageing == 0 || now - seen < ageing {
+                let timer = self.wheel.arm(u64::from(seen) + u64::from(ageing.max(1)), key);
                 self.entries.insert(key, Some(timer));
             } else if let Some(entry) = self.remove(key) {
                 gone(entry);
@@ -340,6 +353,23 @@ mod tests {
         let mut n = 0;
         writer.age(116, |_| n += 1);
         assert_eq!((n, writer.len(), domain.waiting()), (500, 1, 0));
+    }
+
+    #[test]
+    fn segments_age_at_their_own_pace() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 100, ..FdbLimits::default() }, 0);
+        let of = |segment| Key::new(segment, [2, 0, 0, 0, 0, 1]);
+        writer.set_ageing(1, 10);
+        writer.set_ageing(2, 0);
+        for segment in 0..3 {
+            writer.learn(of(segment), 1, 0);
+        }
+        let mut gone = Vec::new();
+        for now in [9, 10, 99, 100, 100_000] {
+            writer.age(now, |entry| gone.push((now, entry.key.segment())));
+        }
+        assert_eq!(gone, [(10, 1), (100, 0)]);
     }
 
     #[test]

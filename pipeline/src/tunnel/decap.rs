@@ -1,0 +1,345 @@
+//! Out of tunnels to local stations.
+//!
+//! As in [`super::encap`]: three passes for plain packets (IPv4, no options, no UDP checksum, no mark, known remote, untagged inner
+//! frame to a known station), and [`GatewayTables::decapsulate_one`] for all others, which parses everything and names what it
+//! refuses.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::packet::offload::Verdicts;
+use wirepath_pmd::packet::{BATCH, Batch, Packet};
+use wirepath_wire::finish::Coverage;
+use wirepath_wire::{EtherType, IpProtocol, L3, L4, MacAddr, checksum, vxlan};
+
+use super::config::InnerVlans;
+use super::encap::addresses;
+use super::stage::{Flow, GatewayTables, PuntCode, State, Tally, take_tag, to_attachment};
+use super::tables::{Destination, ETHERNET, Remotes, Underlay};
+use crate::Context;
+use crate::table::Key;
+
+/// Outer headers over IPv4 without tag.
+const OUTER4: usize = 50;
+/// These and the inner Ethernet header.
+const QUICK: usize = OUTER4 + ETHERNET;
+/// Header bytes that are looked at: outer Ethernet with a tag, IPv6 with some extension headers, UDP, VXLAN, inner Ethernet with tags,
+/// inner IP.
+const HEADERS: usize = 256;
+
+/// What a plain packet's outer headers say: VNI and source.
+#[inline(always)]
+fn quick_outer(h: &[u8; QUICK], len: usize, underlay: &Underlay, our_ip: u32) -> Option<(u32, u32)> {
+    let be16 = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
+    let be32 = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let be64 = |at: usize| u64::from(be32(at)) << 32 | u64::from(be32(at + 4));
+    let total = usize::from(be16(16));
+    // Marks ECT(0) and Not-ECT change nothing inside; the other two do (RFC 6040).
+    let ip = be32(12) & 0xffff_ff01 == 0x0800_4500 && be16(20) & 0x3fff == 0 && h[23] == IpProtocol::UDP.0;
+    let ours = be64(0) >> 16 == underlay.mac.to_u64() && be32(30) == our_ip && be16(36) == underlay.udp_port;
+    let lengths = total + ETHERNET == len && usize::from(be16(38)) + 20 == total;
+    let tunnel = be16(40) == 0 && h[42] & vxlan::FLAG_VNI != 0;
+    let sum: u32 = (14..34).step_by(2).map(|at| u32::from(be16(at))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (ip & ours & lengths & tunnel & (sum == 0xffff)).then(|| (be32(46) >> 8, be32(26)))
+}
+
+/// What becomes of a packet that is not plain.
+enum Refuse {
+    Drop(DropReason),
+    Punt(PuntCode),
+}
+
+impl From<DropReason> for Refuse {
+    fn from(reason: DropReason) -> Self {
+        Self::Drop(reason)
+    }
+}
+
+impl GatewayTables {
+    /// Takes a batch that came in by the underlay port.
+    #[inline(always)]
+    pub(super) fn decapsulate(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch) {
+        let underlay = &self.layout.underlay;
+        if let Some(vlan) = underlay.vlan {
+            strip_underlay_tag(context, batch, vlan);
+        }
+        let guard = context.guard();
+        let (fdb, remotes) = (self.fdb.table(guard), self.remotes.read(guard));
+        let second = context.seconds();
+        state.source.renew(self.fdb.generation(), second);
+        let our_ip = underlay.v4.first().map_or(0, |ip| ip.to_bits());
+
+        let mut keys = [Key::from_u64(0); BATCH];
+        let mut sources = [Key::from_u64(0); BATCH];
+        let mut source_remote = [0u32; BATCH];
+        let (mut new_sources, mut slow) = (0, 0u64);
+        let mut last = (state.source.key, state.source.destination);
+        // VNI and source of the packet before, and what came of them.
+        let mut tunnel = (u32::MAX, 0u32, 0u32, 0u16);
+        for (i, packet) in batch.as_slice().iter().enumerate() {
+            slow |= 1 << i;
+            let Some(quick) = packet.data().first_chunk::<QUICK>() else { continue };
+            let Some((vni, source)) = quick_outer(quick, packet.len(), underlay, our_ip) else { continue };
+            if (vni, source) != (tunnel.0, tunnel.1) {
+                let Some(remote) = remotes.source(vni, IpAddr::V4(Ipv4Addr::from_bits(source))) else { continue };
+                let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else { continue };
+                tunnel = (vni, source, remote, segment);
+            }
+            let (_, _, remote, segment) = tunnel;
+            let Some(inner) = quick.last_chunk::<ETHERNET>() else { continue };
+            let (dst, src, ethertype) = addresses(inner, segment);
+            if EtherType(ethertype).is_vlan() || packet.vlan().is_some() || !dst.is_station() || !src.is_station() {
+                continue;
+            }
+            slow &= !(1 << i);
+            keys[i] = dst;
+            let here = Destination::Remote(remote).pack();
+            if (src, here) != last {
+                last = (src, here);
+                sources[new_sources] = src;
+                source_remote[new_sources] = remote;
+                new_sources += 1;
+            }
+        }
+        if new_sources > 0 {
+            let mut known = None;
+            fdb.find_batch(&sources[..new_sources], |j, entry| {
+                known = self.seen(context, sources[j], Destination::Remote(source_remote[j]), entry, second);
+            });
+            if let Some((key, destination)) = known {
+                state.source.key = key;
+                state.source.destination = destination;
+            }
+        }
+
+        let packets = batch.as_mut_slice();
+        let (mut rx, mut tx) = (Tally::new(), Tally::new());
+        let counters = &state.counters;
+        let count_rx = |segment: u16, packets, bytes| {
+            if let Some(c) = counters.get(usize::from(segment)) {
+                c.overlay_rx.add(packets, bytes);
+            }
+        };
+        let count_tx = |segment: u16, packets, bytes| {
+            if let Some(c) = counters.get(usize::from(segment)) {
+                c.local_tx.add(packets, bytes);
+            }
+        };
+        let n = packets.len();
+        fdb.find_batch(&keys[..n], |i, entry| {
+            if slow & 1 << i != 0 {
+                return;
+            }
+            slow |= 1 << i;
+            let Some(entry) = entry else { return };
+            let Destination::Attachment(to) = Destination::unpack(entry.destination()) else { return };
+            let Some(attachment) = self.layout.attachments.get(to as usize) else { return };
+            let packet = &mut packets[i];
+            let len = packet.len() - OUTER4;
+            if len > attachment.max_frame || !packet.trim_front(OUTER4) {
+                return;
+            }
+            packet.set_verdicts(Verdicts::NONE);
+            // With the room that the outer headers left there is always room for a tag.
+            if to_attachment(packet, attachment).is_ok() {
+                slow &= !(1 << i);
+                rx.add(attachment.segment, len, count_rx);
+                tx.add(attachment.segment, len, count_tx);
+            }
+        });
+        rx.end(count_rx);
+        tx.end(count_tx);
+        if slow != 0 {
+            let mut i = 0;
+            batch.filter_map(|packet| {
+                let at = i;
+                i += 1;
+                if slow & 1 << at == 0 {
+                    return Some(packet);
+                }
+                self.decapsulate_one(state, context, remotes, packet);
+                None
+            });
+        }
+    }
+
+    /// Takes one packet that is not as plain as most.
+    #[cold]
+    #[inline(never)]
+    fn decapsulate_one(&self, state: &mut State, context: &mut Context<'_>, remotes: &Remotes, mut packet: Packet) {
+        match self.open(state, remotes, &mut packet) {
+            Ok((remote, segment)) => self.inside(state, context, remotes, packet, remote, segment),
+            Err(Refuse::Drop(reason)) => context.drop(packet, reason),
+            Err(Refuse::Punt(code)) => context.punt(packet, code.pack()),
+        }
+    }
+
+    /// Checks everything outside the inner frame and takes it off. Returns the remote, if it is one that is known, and the segment.
+    fn open(&self, state: &State, remotes: &Remotes, packet: &mut Packet) -> Result<(Option<u32>, u16), Refuse> {
+        let underlay = &self.layout.underlay;
+        if packet.vlan().is_some() {
+            return Err(DropReason::NotForUs.into());
+        }
+        packet.pull_up(packet.len().min(HEADERS));
+        let frame = packet.data();
+        let dst_mac = MacAddr(*frame.first_chunk().ok_or(DropReason::TooShort)?);
+        if dst_mac != underlay.mac && !dst_mac.is_group() {
+            return Err(DropReason::NotForUs.into());
+        }
+        let outer = state.parser.layers(frame, 0, packet.len()).map_err(DropReason::from)?;
+        if outer.tag_count() > 0 {
+            return Err(DropReason::NotForUs.into());
+        }
+        let (src, dst) = match outer.l3_kind() {
+            L3::Arp => return Err(Refuse::Punt(PuntCode::Host)),
+            L3::Ipv4 => {
+                let h = outer.ipv4_header(frame).ok_or(DropReason::Truncated)?;
+                (IpAddr::from([h[12], h[13], h[14], h[15]]), IpAddr::from([h[16], h[17], h[18], h[19]]))
+            }
+            L3::Ipv6 => {
+                let h = outer.ipv6_header(frame).ok_or(DropReason::Truncated)?;
+                let address = |at: usize| h.get(at..).and_then(|b| b.first_chunk::<16>()).map(|b| IpAddr::from(*b));
+                (address(8).ok_or(DropReason::Truncated)?, address(24).ok_or(DropReason::Truncated)?)
+            }
+            L3::Other => return Err(DropReason::NotForUs.into()),
+        };
+        if outer.l4_kind() == L4::Icmpv6 && !outer.is_fragment() {
+            // Neighbour discovery goes to groups; the control thread looks closer.
+            return Err(Refuse::Punt(PuntCode::Host));
+        }
+        if dst_mac != underlay.mac || !underlay.has(dst) {
+            return Err(DropReason::NotForUs.into());
+        }
+        if outer.is_fragment() {
+            return Err(DropReason::OuterFragment.into());
+        }
+        match outer.l4_kind() {
+            L4::Icmpv4 => return Err(Refuse::Punt(PuntCode::Host)),
+            L4::Udp => {}
+            _ => return Err(DropReason::NotForUs.into()),
+        }
+        let udp: &[u8; 8] = frame.get(outer.l4()..).and_then(|b| b.first_chunk()).ok_or(DropReason::Truncated)?;
+        if u16::from_be_bytes([udp[2], udp[3]]) != underlay.udp_port {
+            return Err(DropReason::NotForUs.into());
+        }
+        let udp_len = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
+        match u16::from_be_bytes([udp[6], udp[7]]) {
+            // RFC 8200 section 8.1; RFC 6935 section 5 allows it where it is configured.
+            0 if outer.l3_kind() == L3::Ipv6 && !underlay.zero_checksum6 => {
+                return Err(DropReason::BadL4Checksum.into());
+            }
+            0 => {}
+            _ => check_udp(packet, &outer)?,
+        }
+        let tunnel = outer.l4() + 8;
+        let header: &[u8; 8] = frame.get(tunnel..).and_then(|b| b.first_chunk()).ok_or(DropReason::BadTunnelHeader)?;
+        let end = outer.l4() + udp_len;
+        let inner = tunnel + vxlan::HEADER_LEN;
+        if end < inner || header[0] & vxlan::FLAG_VNI == 0 {
+            return Err(DropReason::BadTunnelHeader.into());
+        }
+        if end < inner + ETHERNET {
+            return Err(DropReason::TooShort.into());
+        }
+        let vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+        let segment = self.layout.segment_of(vni).ok_or(DropReason::UnknownVni)?;
+        let remote = remotes.source(vni, src);
+        if remote.is_none() {
+            let takes = self.layout.segments.get(usize::from(segment)).is_some_and(|s| s.accept_unknown_remotes);
+            let code = Refuse::Punt(PuntCode::NewRemote);
+            return Err(if takes { code } else { DropReason::UnknownRemote.into() });
+        }
+        let class = super::ecn::traffic_class(frame).unwrap_or(0);
+        // Behind the datagram there may be padding.
+        if !packet.truncate(end) || !packet.trim_front(inner) {
+            return Err(DropReason::Truncated.into());
+        }
+        packet.set_verdicts(Verdicts::NONE);
+        packet.pull_up(packet.len().min(HEADERS));
+        if !super::ecn::apply(class, packet.data_mut()) {
+            return Err(DropReason::BadEcn.into());
+        }
+        Ok((remote, segment))
+    }
+
+    /// Takes the frame that was in a tunnel.
+    fn inside(
+        &self,
+        state: &mut State,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packet: Packet,
+        remote: Option<u32>,
+        segment: u16,
+    ) {
+        if let Some(c) = state.counters.get(usize::from(segment)) {
+            c.overlay_rx.add(1, packet.len());
+        }
+        let Some(header) = packet.data().first_chunk::<ETHERNET>() else {
+            return context.drop(packet, DropReason::TooShort);
+        };
+        let (dst, src, ethertype) = addresses(header, segment);
+        let policy = self.layout.segments.get(usize::from(segment)).map(|s| s.inner_vlans);
+        if EtherType(ethertype).is_vlan() && policy != Some(InnerVlans::Carry) {
+            return context.drop(packet, DropReason::InnerVlan);
+        }
+        if !src.is_station() {
+            return context.drop(packet, DropReason::BadSource);
+        }
+        let guard = context.guard();
+        let fdb = self.fdb.table(guard);
+        let from = Destination::Remote(remote.unwrap_or(0));
+        if remote.is_some() {
+            self.seen(context, src, from, fdb.find(src), context.seconds());
+        }
+        if MacAddr(dst.mac()).is_link_local() {
+            return context.drop(packet, DropReason::Reserved);
+        }
+        let known = dst.is_station().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
+        match known.map(Destination::unpack) {
+            None => {
+                if let Some(c) = state.counters.get(usize::from(segment)) {
+                    c.unknown_unicast.add(u64::from(dst.is_station()));
+                }
+                self.flood(state, context, remotes, packet, from, segment, Flow::default());
+            }
+            Some(Destination::Attachment(to)) => self.deliver(state, context, packet, to),
+            Some(Destination::Remote(_)) => context.drop(packet, DropReason::SplitHorizon),
+        }
+    }
+}
+
+/// Verifies the outer UDP checksum, over all segments, unless the device did.
+fn check_udp(packet: &Packet, outer: &wirepath_wire::Layers) -> Result<(), Refuse> {
+    if packet.verdicts().contains(Verdicts::OUTER_L4_GOOD) {
+        return Ok(());
+    }
+    let bad = || Refuse::Drop(DropReason::BadL4Checksum);
+    let cover = Coverage::of(packet.data(), outer).ok_or_else(bad)?;
+    let (mut skip, mut left, mut at) = (cover.start, cover.end.saturating_sub(cover.start), 0);
+    let mut sum = cover.pseudo;
+    for segment in packet.segments() {
+        let here = segment.get(skip.min(segment.len())..).unwrap_or(&[]);
+        skip = skip.saturating_sub(segment.len());
+        let here = here.get(..left.min(here.len())).unwrap_or(&[]);
+        sum = sum.and_at(at, checksum::sum(here));
+        at += here.len();
+        left -= here.len();
+    }
+    if left == 0 && sum.is_valid() { Ok(()) } else { Err(bad()) }
+}
+
+/// Takes the underlay's tag off; frames without it are not for us.
+#[inline(never)]
+fn strip_underlay_tag(context: &mut Context<'_>, batch: &mut Batch, vlan: u16) {
+    batch.filter_map(|mut packet| {
+        packet.pull_up(packet.len().min(QUICK));
+        if take_tag(&mut packet) == Some(vlan) {
+            return Some(packet);
+        }
+        context.drop(packet, DropReason::NotForUs);
+        None
+    });
+}

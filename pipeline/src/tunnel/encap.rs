@@ -1,0 +1,385 @@
+//! From local stations into tunnels.
+//!
+//! A batch goes through in three passes: what each frame says (addresses, flow, mark), the lookups with all lines asked for before
+//! the first is needed, and the headers. What is not plain unicast to a reachable remote is only marked meanwhile and goes one by one
+//! through [`GatewayTables::encapsulate_one`] afterwards.
+
+use std::net::IpAddr;
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::packet::{BATCH, Batch, Packet};
+use wirepath_pmd::port::PortId;
+use wirepath_wire::build::{too_big, too_big_room};
+use wirepath_wire::{EtherType, MacAddr};
+
+use super::config::InnerVlans;
+use super::stage::{Flow, GatewayTables, PuntCode, State, Tally, take_tag, to_attachment, wrap};
+use super::tables::{Destination, ETHERNET, LocalPort, Reach, Remotes};
+use crate::Context;
+use crate::table::Key;
+
+/// Bytes that the quick look at a frame needs: Ethernet, IPv4 without options, ports.
+const QUICK: usize = 38;
+
+/// The key of the Ethernet destination and of the source, and the EtherType.
+#[inline(always)]
+pub(super) fn addresses(header: &[u8; ETHERNET], segment: u16) -> (Key, Key, u16) {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n] = *header;
+    let segment = u64::from(segment) << 48;
+    let dst = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 16;
+    let tail = u64::from_be_bytes([g, h, i, j, k, l, m, n]);
+    (Key::from_u64(segment | dst), Key::from_u64(segment | tail >> 16), tail as u16)
+}
+
+/// One word of a hash.
+#[inline(always)]
+fn mix(state: u64, word: u64) -> u64 {
+    let product = u128::from(state ^ word ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Flow of an IPv4 packet without options that is not a fragment; `None` for whatever else.
+#[inline(always)]
+fn quick_flow(h: &[u8; QUICK], ethertype: u16) -> Option<Flow> {
+    let fragment = u16::from_be_bytes([h[20], h[21]]) & 0x3fff;
+    if ethertype != EtherType::IPV4.0 || h[14] != 0x45 || fragment != 0 {
+        return None;
+    }
+    let addresses = u64::from_ne_bytes([h[26], h[27], h[28], h[29], h[30], h[31], h[32], h[33]]);
+    let protocol = h[23];
+    // Other protocols have something else in place of ports, which differs between packets of a flow.
+    let mask = if protocol == 6 || protocol == 17 { u32::MAX } else { 0 };
+    let ports = u32::from_ne_bytes([h[34], h[35], h[36], h[37]]) & mask;
+    let hash = mix(addresses, u64::from(ports) | u64::from(protocol) << 32);
+    Some(Flow { entropy: (hash ^ hash >> 32) as u32, class: h[15] })
+}
+
+impl GatewayTables {
+    /// Takes a batch that came in by a local port.
+    #[inline(always)]
+    pub(super) fn encapsulate(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch, port: PortId) {
+        let Some(local) = self.layout.local(port) else { return context.drop_batch(batch, DropReason::NoSegment) };
+        let mut attachments = [0; BATCH];
+        if local.has_vlans() {
+            sort_by_tag(local, context, batch, &mut attachments);
+        } else {
+            match local.untagged() {
+                Some(index) => attachments = [index; BATCH],
+                None => return context.drop_batch(batch, DropReason::NoSegment),
+            }
+        }
+        let guard = context.guard();
+        let (fdb, remotes) = (self.fdb.table(guard), self.remotes.read(guard));
+        let second = context.seconds();
+        state.source.renew(self.fdb.generation(), second);
+
+        let mut keys = [Key::from_u64(0); BATCH];
+        let mut flows = [Flow::default(); BATCH];
+        let mut sources = [Key::from_u64(0); BATCH];
+        let mut source_at = [0u8; BATCH];
+        let (mut new_sources, mut slow) = (0, 0u64);
+        let mut tally = Tally::new();
+        let counters = &state.counters;
+        let count_rx = |segment: u16, packets, bytes| {
+            if let Some(c) = counters.get(usize::from(segment)) {
+                c.local_rx.add(packets, bytes);
+            }
+        };
+        let mut last = (state.source.key, state.source.destination);
+        for (i, packet) in batch.as_slice().iter().enumerate() {
+            let Some(attachment) = self.layout.attachments.get(attachments[i] as usize) else { continue };
+            let data = packet.data();
+            tally.add(attachment.segment, packet.len(), count_rx);
+            let Some(quick) = data.first_chunk::<QUICK>() else {
+                slow |= 1 << i;
+                continue;
+            };
+            let Some(ethernet) = quick.first_chunk() else { continue };
+            let (dst, src, ethertype) = addresses(ethernet, attachment.segment);
+            keys[i] = dst;
+            flows[i] = match quick_flow(quick, ethertype) {
+                Some(flow) => flow,
+                None => Flow::of(data, packet.len(), &state.parser),
+            };
+            let tagged = EtherType(ethertype).is_vlan() || packet.vlan().is_some();
+            if tagged || !dst.is_station() || !src.is_station() {
+                slow |= 1 << i;
+            }
+            if (src, attachments[i]) != last {
+                last = (src, attachments[i]);
+                sources[new_sources] = src;
+                source_at[new_sources] = i as u8;
+                new_sources += 1;
+            }
+        }
+        tally.end(count_rx);
+        if new_sources > 0 {
+            let mut known = None;
+            fdb.find_batch(&sources[..new_sources], |j, entry| {
+                let here = attachments[usize::from(source_at[j]) % BATCH];
+                known = self.seen(context, sources[j], Destination::Attachment(here), entry, second);
+            });
+            if let Some((key, destination)) = known {
+                state.source.key = key;
+                state.source.destination = destination;
+            }
+        }
+
+        let packets = batch.as_mut_slice();
+        let underlay = &self.layout.underlay;
+        let mut tally = Tally::new();
+        let counters = &state.counters;
+        let count_tx = |segment: u16, packets, bytes| {
+            if let Some(c) = counters.get(usize::from(segment)) {
+                c.overlay_tx.add(packets, bytes);
+            }
+        };
+        let n = packets.len();
+        fdb.find_batch(&keys[..n], |i, entry| {
+            let packet = &mut packets[i];
+            if let Some(entry) = entry
+                && let Destination::Remote(remote) = Destination::unpack(entry.destination())
+                && let Some(remote) = remotes.list.get(remote as usize)
+                && let Reach::Ready(template) = &remote.reach
+                && slow & 1 << i == 0
+            {
+                let len = packet.len();
+                if len <= remote.max_frame && wrap(packet, template, underlay, flows[i]).is_ok() {
+                    tally.add(remote.segment, len, count_tx);
+                    return;
+                }
+            }
+            slow |= 1 << i;
+        });
+        tally.end(count_tx);
+        if slow != 0 {
+            let mut i = 0;
+            batch.filter_map(|packet| {
+                let at = i;
+                i += 1;
+                if slow & 1 << at == 0 {
+                    return Some(packet);
+                }
+                self.encapsulate_one(state, context, remotes, packet, attachments[at % BATCH]);
+                None
+            });
+        }
+    }
+
+    /// Compares where a source is with where it was known to be. `Some` if that was the same.
+    #[inline(always)]
+    pub(super) fn seen(
+        &self,
+        context: &mut Context<'_>,
+        source: Key,
+        here: Destination,
+        entry: Option<&crate::table::Entry>,
+        second: u32,
+    ) -> Option<(Key, u32)> {
+        let here = here.pack();
+        let learns = self.layout.segments.get(usize::from(source.segment())).is_some_and(|s| s.learning);
+        match entry {
+            Some(entry) if entry.destination() == here => {
+                entry.touch(second);
+                return Some((source, here));
+            }
+            // A static entry holds, whatever is seen.
+            Some(entry) if entry.seen() == u32::MAX => {}
+            _ if learns && source.is_station() => context.learn(source, here),
+            _ => {}
+        }
+        None
+    }
+
+    /// Takes one frame that is not as plain as most.
+    #[cold]
+    #[inline(never)]
+    fn encapsulate_one(
+        &self,
+        state: &mut State,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        mut packet: Packet,
+        from: u32,
+    ) {
+        let Some(attachment) = self.layout.attachments.get(from as usize) else {
+            return context.drop(packet, DropReason::NoSegment);
+        };
+        let Some(segment) = self.layout.segments.get(usize::from(attachment.segment)) else {
+            return context.drop(packet, DropReason::NoSegment);
+        };
+        packet.pull_up(packet.len().min(128));
+        let Some(header) = packet.data().first_chunk::<ETHERNET>() else {
+            return context.drop(packet, DropReason::TooShort);
+        };
+        let (dst, src, ethertype) = addresses(header, attachment.segment);
+        if EtherType(ethertype).is_vlan() || packet.vlan().is_some() {
+            if segment.inner_vlans == InnerVlans::Discard {
+                return context.drop(packet, DropReason::NoSegment);
+            }
+            if let Some(tci) = packet.vlan() {
+                // Inside a tunnel there is no place beside the frame.
+                packet.clear_vlan();
+                if packet.prepend_slice(super::tables::TAG).is_none() {
+                    return context.drop(packet, DropReason::NoHeadroom);
+                }
+                wirepath_wire::vlan::push(packet.data_mut(), wirepath_wire::Tag { tpid: EtherType::VLAN, tci });
+            }
+        }
+        if !src.is_station() {
+            return context.drop(packet, DropReason::BadSource);
+        }
+        let guard = context.guard();
+        let fdb = self.fdb.table(guard);
+        if packet.data().len() < QUICK || EtherType(ethertype).is_vlan() {
+            // The quick look did not come to this.
+            self.seen(context, src, Destination::Attachment(from), fdb.find(src), context.seconds());
+        }
+        if MacAddr(dst.mac()).is_link_local() {
+            return context.drop(packet, DropReason::Reserved);
+        }
+        let flow = Flow::of(packet.data(), packet.len(), &state.parser);
+        let known = dst.is_station().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
+        match known.map(Destination::unpack) {
+            None => {
+                if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
+                    c.unknown_unicast.add(u64::from(dst.is_station()));
+                }
+                self.flood(state, context, remotes, packet, Destination::Attachment(from), attachment.segment, flow);
+            }
+            Some(Destination::Attachment(to)) if to == from => context.drop(packet, DropReason::SamePort),
+            Some(Destination::Attachment(to)) => self.deliver(state, context, packet, to),
+            Some(Destination::Remote(to)) => self.send_to(state, context, remotes, packet, to, flow, Some(from)),
+        }
+    }
+
+    /// Sends a frame to a local attachment.
+    pub(super) fn deliver(&self, state: &mut State, context: &mut Context<'_>, mut packet: Packet, to: u32) {
+        let Some(attachment) = self.layout.attachments.get(to as usize) else {
+            return context.drop(packet, DropReason::NoSegment);
+        };
+        let len = packet.len();
+        match to_attachment(&mut packet, attachment) {
+            Ok(()) => {
+                if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
+                    c.local_tx.add(1, len);
+                }
+                context.send(attachment.port, packet);
+            }
+            Err(reason) => context.drop(packet, reason),
+        }
+    }
+
+    /// Sends a frame to a remote. If it is too long, its sender is told, who is behind attachment `sender`.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn send_to(
+        &self,
+        state: &mut State,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        mut packet: Packet,
+        to: u32,
+        flow: Flow,
+        sender: Option<u32>,
+    ) {
+        let Some(remote) = remotes.list.get(to as usize) else {
+            return context.drop(packet, DropReason::UnknownRemote);
+        };
+        let len = packet.len();
+        if len > remote.max_frame {
+            return self.refuse_too_big(state, context, packet, remote.max_frame, sender);
+        }
+        match &remote.reach {
+            Reach::Ready(template) => match wrap(&mut packet, template, &self.layout.underlay, flow) {
+                Ok(()) => {
+                    if let Some(c) = state.counters.get(usize::from(remote.segment)) {
+                        c.overlay_tx.add(1, len);
+                    }
+                    context.send(self.layout.underlay.port, packet);
+                }
+                Err(reason) => context.drop(packet, reason),
+            },
+            Reach::Resolving => context.punt(packet, PuntCode::Unresolved(to).pack()),
+            Reach::Unreachable => context.drop(packet, DropReason::NoNeighbour),
+        }
+    }
+
+    fn refuse_too_big(
+        &self,
+        state: &mut State,
+        context: &mut Context<'_>,
+        packet: Packet,
+        max_frame: usize,
+        sender: Option<u32>,
+    ) {
+        if let Some(sender) = sender
+            && let Some(attachment) = self.layout.attachments.get(sender as usize)
+        {
+            let told = self.tell_too_big(state, context, &packet, max_frame);
+            if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
+                c.too_big.add(1);
+                c.told_too_big.add(u64::from(told.is_some()));
+            }
+            if let Some(message) = told {
+                self.deliver(state, context, message, sender);
+            }
+        }
+        context.drop(packet, DropReason::TooBigForMtu);
+    }
+
+    /// The ICMP message that a packet is too big, in the name of its destination: a bridge has no address of its own there.
+    fn tell_too_big(
+        &self,
+        state: &mut State,
+        context: &Context<'_>,
+        packet: &Packet,
+        max_frame: usize,
+    ) -> Option<Packet> {
+        let frame = packet.data();
+        let layers = state.parser.layers(frame, 0, packet.len()).ok()?;
+        let from = match (layers.ipv4_header(frame), layers.ipv6_header(frame)) {
+            (Some(h), _) => IpAddr::from([h[16], h[17], h[18], h[19]]),
+            (_, Some(h)) => IpAddr::from(*h[24..].first_chunk::<16>()?),
+            _ => return None,
+        };
+        let mac = MacAddr(*frame.first_chunk()?);
+        let mtu = u16::try_from(max_frame.checked_sub(layers.l3() - layers.l2())?).unwrap_or(u16::MAX);
+        if mac.is_group() || !state.told.take(context.now() / 1_000_000) {
+            return None;
+        }
+        let mut message = state.pool.take()?;
+        let room = message.append(too_big_room(&layers).min(message.tailroom()))?;
+        let len = too_big(room, frame, &layers, mac, from, mtu).ok()?;
+        message.truncate(len);
+        message.set_in_port(packet.in_port());
+        Some(message)
+    }
+}
+
+/// Finds each frame's attachment by its tag, takes the tag off, and drops frames that belong to no segment.
+#[inline(never)]
+fn sort_by_tag(local: &LocalPort, context: &mut Context<'_>, batch: &mut Batch, attachments: &mut [u32; BATCH]) {
+    let mut kept = 0;
+    batch.filter_map(|mut packet| {
+        packet.pull_up(packet.len().min(QUICK));
+        let before = packet.data().get(12..14).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+        // A service tag is none of the VLANs that attachments name.
+        let other = packet.vlan().is_none() && before == Some(EtherType::QINQ.0);
+        let attachment = match take_tag(&mut packet) {
+            _ if other => None,
+            // Tag 0 gives a priority only.
+            None | Some(0) => local.untagged(),
+            Some(id) => local.vlan(id),
+        };
+        match attachment {
+            Some(index) => {
+                attachments[kept % BATCH] = index;
+                kept += 1;
+                Some(packet)
+            }
+            None => {
+                context.drop(packet, DropReason::NoSegment);
+                None
+            }
+        }
+    });
+}
