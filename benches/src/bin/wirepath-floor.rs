@@ -1,0 +1,252 @@
+// UNSAFETY: the bare work on raw memory, to measure abstractions against; nothing depends on it.
+#![allow(unsafe_code, missing_docs, clippy::undocumented_unsafe_blocks, clippy::cast_ptr_alignment)]
+
+//! The floor: what one core needs for the bare work, with no generality at all. A yardstick to measure abstractions against, not a
+//! design: fixed headers, one table, no statistics, no errors.
+//!
+//! Usage: `wirepath-floor io|macswap|encap|decap|table FLOWS BUFFERS [SECONDS]`, BUFFERS being those in rotation (32, 8192, ...).
+//! Prints cycles of the time-stamp counter per packet, and packets per second.
+
+use std::arch::x86_64::*;
+use std::time::Instant;
+
+const BURST: usize = 32;
+const STRIDE: usize = 2368; // odd multiple of 64
+const DATA: usize = 64 + 256; // metadata line + headroom
+
+#[repr(C, align(64))]
+struct Meta {
+    offset: u16,
+    len: u16,
+    rest: [u8; 60],
+}
+
+#[repr(C, align(32))]
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    key: [u64; 3],
+    used: u64,
+}
+
+/// First in, first out, so that `buffers` really rotate.
+struct Pool {
+    ring: Vec<*mut u8>,
+    head: usize,
+}
+
+impl Pool {
+    #[inline(always)]
+    fn take(&mut self, out: &mut [*mut u8; BURST]) {
+        let n = self.ring.len();
+        for slot in out.iter_mut() {
+            *slot = self.ring[self.head];
+            self.head = if self.head + 1 == n { 0 } else { self.head + 1 };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn hash(key: [u64; 3]) -> usize {
+    unsafe { _mm_crc32_u64(_mm_crc32_u64(_mm_crc32_u64(0, key[0]), key[1]), key[2]) as usize }
+}
+
+fn insert(table: &mut [Entry], key: [u64; 3]) {
+    let mask = table.len() - 1;
+    let mut at = unsafe { hash(key) } & mask;
+    while table[at].used != 0 {
+        if table[at].key == key {
+            return;
+        }
+        at = (at + 1) & mask;
+    }
+    table[at] = Entry { key, used: 1 };
+}
+
+#[inline(always)]
+unsafe fn find(table: &[Entry], h: usize, key: [u64; 3]) -> bool {
+    let mask = table.len() - 1;
+    let mut at = h & mask;
+    loop {
+        let e = unsafe { table.get_unchecked(at) };
+        if e.key == key {
+            return true;
+        }
+        if e.used == 0 {
+            return false;
+        }
+        at = (at + 1) & mask;
+    }
+}
+
+#[inline(always)]
+unsafe fn u16be(p: *const u8) -> u16 {
+    unsafe { u16::from_be((p as *const u16).read_unaligned()) }
+}
+
+/// Addresses, ports and protocol of an IPv4/UDP frame at `d`.
+#[inline(always)]
+unsafe fn five_tuple(d: *const u8) -> [u64; 3] {
+    unsafe { [(d.add(26) as *const u64).read_unaligned(), (d.add(34) as *const u32).read_unaligned() as u64, *d.add(23) as u64] }
+}
+
+#[inline(always)]
+unsafe fn mac(d: *const u8) -> [u64; 3] {
+    unsafe { [(d as *const u64).read_unaligned() & 0xffff_ffff_ffff, 0, 1] }
+}
+
+fn inner_frame(i: usize) -> [u8; 64] {
+    let mut f = [0u8; 64];
+    f[..6].copy_from_slice(&[2, 0x66, 0x77, (i >> 16) as u8, (i >> 8) as u8, i as u8]);
+    f[6..12].copy_from_slice(&[2, 0x11, 0x22, 0x33, 0x44, 0x55]);
+    f[12] = 8;
+    f[14] = 0x45;
+    f[17] = 50;
+    f[22] = 64;
+    f[23] = 17;
+    f[26..34].copy_from_slice(&[192, 168, 1, 1, 192, 168, 2, 1]);
+    f[34..36].copy_from_slice(&((1024 + i % 60000) as u16).to_be_bytes());
+    f[36..38].copy_from_slice(&((2000 + i / 60000) as u16).to_be_bytes());
+    f
+}
+
+const OUTER: [u8; 50] = [
+    2, 0, 0, 0, 0, 0x99, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 100, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2, 0xc0, 0,
+    0x12, 0xb5, 0, 80, 0, 0, 8, 0, 0, 0, 0, 0, 10, 0,
+];
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    let mode = args.get(1).map(String::as_str).unwrap_or("encap");
+    let flows: usize = args.get(2).map_or(1, |s| s.parse().expect("FLOWS"));
+    let buffers: usize = args.get(3).map_or(32, |s| s.parse().expect("BUFFERS")).max(BURST);
+    let seconds: f64 = args.get(4).map_or(2.0, |s| s.parse().expect("SECONDS"));
+
+    let layout = std::alloc::Layout::from_size_align(buffers * STRIDE, 1 << 21).unwrap();
+    let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+    let mut pool = Pool { ring: (0..buffers).map(|i| unsafe { memory.add(i * STRIDE) }).collect(), head: 0 };
+
+    let mut table = vec![Entry::default(); (flows * 2).next_power_of_two().max(64)];
+    let frames: Vec<[u8; 114]> = (0..flows)
+        .map(|i| {
+            let mut f = [0u8; 114];
+            if mode == "decap" {
+                f[..50].copy_from_slice(&OUTER);
+                f[50..].copy_from_slice(&inner_frame(i));
+            } else {
+                f[..64].copy_from_slice(&inner_frame(i));
+            }
+            f
+        })
+        .collect();
+    for i in 0..flows {
+        let f = inner_frame(i);
+        insert(&mut table, unsafe { if mode == "decap" { mac(f.as_ptr()) } else { five_tuple(f.as_ptr()) } });
+    }
+    let frame_len = if mode == "decap" { 114 } else { 64 };
+    let keys: Vec<[u64; 3]> = if mode == "table" {
+        let mut x = 88172645463325252u64;
+        (0..1 << 20)
+            .map(|_| {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                let f = inner_frame(x as usize % flows);
+                unsafe { five_tuple(f.as_ptr()) }
+            })
+            .collect()
+    } else {
+        Vec::new()
+    };
+
+    let (mut flow, mut packets, mut errors, mut at) = (0usize, 0u64, 0u64, 0usize);
+    let mut burst = [std::ptr::null_mut(); BURST];
+    let (start, tsc) = (Instant::now(), unsafe { _rdtsc() });
+    while start.elapsed().as_secs_f64() < seconds {
+        for _ in 0..2000 {
+            unsafe {
+                if mode == "table" {
+                    let batch = &keys[at..at + BURST];
+                    at = (at + BURST) & ((1 << 20) - 1);
+                    let mut h = [0; BURST];
+                    for i in 0..BURST {
+                        h[i] = hash(batch[i]);
+                        _mm_prefetch(table.as_ptr().add(h[i] & (table.len() - 1)) as *const i8, _MM_HINT_T0);
+                    }
+                    for i in 0..BURST {
+                        errors += !find(&table, h[i], batch[i]) as u64;
+                    }
+                    packets += BURST as u64;
+                    continue;
+                }
+                pool.take(&mut burst);
+                for &b in &burst {
+                    let m = &mut *(b as *mut Meta);
+                    m.offset = DATA as u16;
+                    m.len = frame_len as u16;
+                }
+                match mode {
+                    "io" => {}
+                    "macswap" => {
+                        for &b in &burst {
+                            let d = b.add((*(b as *const Meta)).offset as usize);
+                            let dst = (d as *const u64).read_unaligned() & 0xffff_ffff_ffff;
+                            let src = (d.add(4) as *const u64).read_unaligned() >> 16;
+                            (d as *mut u64).write_unaligned(src | dst << 48);
+                            (d.add(8) as *mut u32).write_unaligned((dst >> 16) as u32);
+                        }
+                    }
+                    _ => {
+                        for &b in &burst {
+                            std::ptr::copy_nonoverlapping(frames[flow].as_ptr(), b.add(DATA), frame_len);
+                            flow = if flow + 1 == flows { 0 } else { flow + 1 };
+                        }
+                        let (mut h, mut k) = ([0; BURST], [[0u64; 3]; BURST]);
+                        for i in 0..BURST {
+                            let m = &*(burst[i] as *const Meta);
+                            let d = burst[i].add(m.offset as usize);
+                            if u16be(d.add(12)) != 0x800 || *d.add(14) != 0x45 || u16be(d.add(16)) + 14 > m.len {
+                                errors += 1;
+                            }
+                            if mode == "decap" {
+                                let vni = (d.add(46) as *const u32).read_unaligned().swap_bytes() >> 8;
+                                if *d.add(23) != 17 || u16be(d.add(36)) != 4789 || *d.add(42) != 8 || vni != 10 {
+                                    errors += 1;
+                                }
+                                k[i] = mac(d.add(50));
+                            } else {
+                                k[i] = five_tuple(d);
+                            }
+                            h[i] = hash(k[i]);
+                            _mm_prefetch(table.as_ptr().add(h[i] & (table.len() - 1)) as *const i8, _MM_HINT_T0);
+                        }
+                        for i in 0..BURST {
+                            errors += !find(&table, h[i], k[i]) as u64;
+                            let m = &mut *(burst[i] as *mut Meta);
+                            if mode == "decap" {
+                                m.offset += 50;
+                                m.len -= 50;
+                                continue;
+                            }
+                            m.offset -= 50;
+                            m.len += 50;
+                            let d = burst[i].add(m.offset as usize);
+                            std::ptr::copy_nonoverlapping(OUTER.as_ptr(), d, 50);
+                            let ip_len = m.len - 14;
+                            (d.add(16) as *mut u16).write_unaligned(ip_len.to_be());
+                            let mut sum = 0xd926u32 + ip_len as u32; // the other words of this header
+                            sum = (sum & 0xffff) + (sum >> 16);
+                            (d.add(24) as *mut u16).write_unaligned((!(sum as u16)).to_be());
+                            (d.add(38) as *mut u16).write_unaligned((ip_len - 20).to_be());
+                            (d.add(34) as *mut u16).write_unaligned((0xc000 | h[i] as u16 & 0x3fff).to_be());
+                        }
+                    }
+                }
+            }
+            packets += BURST as u64;
+            std::hint::black_box(&mut pool);
+        }
+    }
+    let (cycles, elapsed) = (unsafe { _rdtsc() } - tsc, start.elapsed().as_secs_f64());
+    assert_eq!(errors, 0);
+    println!("{:.1} cycles/packet, {:.0} packets/s", cycles as f64 / packets as f64, packets as f64 / elapsed);
+}
