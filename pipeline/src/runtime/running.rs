@@ -193,6 +193,7 @@ impl<S> Running<S> {
                         tracing::error!("port {} is lost: {why}; the other ports go on", port.name());
                     }
                     PortEvent::Lost(_) => {}
+                    PortEvent::Finished => tracing::info!("port {}: its source has ended", port.name()),
                 }
                 control.port_event(port.id(), &event, &mut self.plane);
             }

@@ -19,7 +19,9 @@ pub mod af_packet;
 pub mod auto;
 #[allow(dead_code)]
 pub(crate) mod kernel;
+pub mod memory;
 pub mod null;
+pub mod requests;
 
 use std::fmt;
 
@@ -55,7 +57,7 @@ pub struct Candidate {
 }
 
 /// All drivers.
-pub static DRIVERS: &[&dyn Driver] = &[&auto::Auto, &af_packet::AfPacket, &null::Null];
+pub static DRIVERS: &[&dyn Driver] = &[&auto::Auto, &af_packet::AfPacket, &memory::Memory, &null::Null];
 
 /// Finds a driver by name.
 pub fn find(name: &str) -> Option<&'static dyn Driver> {

@@ -102,6 +102,8 @@ pub enum PortEvent {
     Link(Link),
     /// The device is gone or failed for good; the text names it. Its queues move nothing any more; other ports go on.
     Lost(String),
+    /// A source with an end, such as a file, has been received whole. The port goes on transmitting.
+    Finished,
 }
 
 /// A device that was opened.

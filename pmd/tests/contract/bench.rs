@@ -66,6 +66,8 @@ impl Bench {
 
     /// Opens, configures and starts the port.
     pub(crate) fn start_with(&mut self, feed: &[Vec<u8>], change: impl FnOnce(&mut PortConfig)) {
+        // Some devices can be had only once.
+        self.stopped = None;
         let settings = plan(&self.rig.port(feed));
         let mut config = settings.config(PORT, self.pool.clone());
         let open = OpenPort::open("dut", settings.plan).unwrap_or_else(|error| panic!("open: {error}"));

@@ -72,6 +72,7 @@ macro_rules! contract {
 
 contract! {
     af_packet: crate::fixtures::af_packet::AfPacket;
+    memory: crate::fixtures::memory::Memory;
     null: crate::fixtures::null::Null;
 }
 

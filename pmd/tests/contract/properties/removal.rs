@@ -23,7 +23,7 @@ pub(crate) fn says_so_and_others_go_on(bench: &mut Bench) {
         it.rx[0].receive(&mut batch);
         told = it.port.events().into_iter().find_map(|event| match event {
             PortEvent::Lost(text) => Some(text),
-            PortEvent::Link(_) => None,
+            PortEvent::Link(_) | PortEvent::Finished => None,
         });
         told.is_some()
     });
