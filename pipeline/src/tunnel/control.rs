@@ -557,7 +557,7 @@ impl Control for GatewayControl {
                     Destination::Remote(_) => false,
                 });
             }
-            PortEvent::Link(_) => {}
+            PortEvent::Link(_) | PortEvent::Finished => {}
         }
     }
 
