@@ -5,6 +5,7 @@
 
 mod forward;
 mod measure;
+mod tunnel;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,8 @@ struct Arguments {
 enum Command {
     /// Forward between two ports in both directions, on one core
     Forward(forward::Arguments),
+    /// Put frames into tunnels, take them out, or both, on one core
+    Tunnel(tunnel::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         arguments.common.start_logging();
         let result = match arguments.command {
             Command::Forward(arguments) => forward::run(&arguments)?,
+            Command::Tunnel(arguments) => tunnel::run(&arguments)?,
         };
         result.print(arguments.common.json)
     })

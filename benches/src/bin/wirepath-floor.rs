@@ -86,7 +86,13 @@ unsafe fn u16be(p: *const u8) -> u16 {
 /// Addresses, ports and protocol of an IPv4/UDP frame at `d`.
 #[inline(always)]
 unsafe fn five_tuple(d: *const u8) -> [u64; 3] {
-    unsafe { [(d.add(26) as *const u64).read_unaligned(), (d.add(34) as *const u32).read_unaligned() as u64, *d.add(23) as u64] }
+    unsafe {
+        [
+            (d.add(26) as *const u64).read_unaligned(),
+            (d.add(34) as *const u32).read_unaligned() as u64,
+            *d.add(23) as u64,
+        ]
+    }
 }
 
 #[inline(always)]
@@ -110,8 +116,8 @@ fn inner_frame(i: usize) -> [u8; 64] {
 }
 
 const OUTER: [u8; 50] = [
-    2, 0, 0, 0, 0, 0x99, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 100, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2, 0xc0, 0,
-    0x12, 0xb5, 0, 80, 0, 0, 8, 0, 0, 0, 0, 0, 10, 0,
+    2, 0, 0, 0, 0, 0x99, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 100, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 1, 10, 9, 0,
+    2, 0xc0, 0, 0x12, 0xb5, 0, 80, 0, 0, 8, 0, 0, 0, 0, 0, 10, 0,
 ];
 
 fn main() {

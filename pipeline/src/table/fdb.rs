@@ -124,6 +124,11 @@ impl FdbWriter {
         self.ageing.get(&segment).copied().unwrap_or(self.limits.ageing)
     }
 
+    /// Sets other bounds; entries that are there already stay, also beyond them.
+    pub fn set_limits(&mut self, limits: FdbLimits) {
+        self.limits = limits;
+    }
+
     /// What the workers read.
     pub fn fdb(&self) -> Arc<Fdb> {
         Arc::clone(&self.fdb)

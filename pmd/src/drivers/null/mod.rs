@@ -12,7 +12,8 @@ use crate::counters::QueueCounters;
 use crate::drops::DropReason;
 use crate::packet::{Batch, Blank, Packet, Pool};
 use crate::port::{
-    Capabilities, Device, Link, Offloads, Plan, PortConfig, PortError, PortEvent, Queues, ReceiveQueue, TransmitQueue,
+    Capabilities, Device, Link, MacAddress, Offloads, Plan, PortConfig, PortError, PortEvent, Queues, ReceiveQueue,
+    TransmitQueue,
 };
 use crate::settings::{ConfigError, Settings};
 
@@ -30,6 +31,8 @@ pub struct Options {
     pub source: Option<Frames>,
     /// Stop after this many packets per queue.
     pub count: Option<u64>,
+    /// Link-layer address that the port says it has.
+    pub mac: Option<MacAddress>,
     /// Buffers in rotation per queue, as in the ring of a NIC; 0 takes each buffer from the pool when it is needed.
     pub ring: u32,
 }
@@ -47,6 +50,7 @@ impl Driver for Null {
         Ok(Box::new(Options {
             source: Frames::from_settings(settings)?,
             count: settings.integer("count", 1..=i64::MAX)?,
+            mac: settings.parsed("mac", "a MAC address such as \"02:00:00:00:00:01\"")?,
             ring: settings.integer("ring", 0..=65_536)?.unwrap_or(0),
         }))
     }
@@ -74,6 +78,7 @@ impl Device for NullDevice {
         };
         Capabilities {
             mode,
+            mac: self.options.mac,
             max_rx_queues: 256,
             max_tx_queues: 256,
             offloads: Offloads::TX_CHAINS,
