@@ -22,6 +22,7 @@ pub(crate) mod kernel;
 pub mod memory;
 pub mod null;
 pub mod requests;
+pub mod tap;
 
 use std::fmt;
 
@@ -57,7 +58,7 @@ pub struct Candidate {
 }
 
 /// All drivers.
-pub static DRIVERS: &[&dyn Driver] = &[&auto::Auto, &af_packet::AfPacket, &memory::Memory, &null::Null];
+pub static DRIVERS: &[&dyn Driver] = &[&auto::Auto, &af_packet::AfPacket, &memory::Memory, &null::Null, &tap::Tap];
 
 /// Finds a driver by name.
 pub fn find(name: &str) -> Option<&'static dyn Driver> {

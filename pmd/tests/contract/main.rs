@@ -74,6 +74,7 @@ contract! {
     af_packet: crate::fixtures::af_packet::AfPacket;
     memory: crate::fixtures::memory::Memory;
     null: crate::fixtures::null::Null;
+    tap: crate::fixtures::tap::Tap;
 }
 
 /// The program that [`properties::kill`] kills: this test, run by name with a port in the environment. Without one it does nothing.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use super::socket::Socket;
 use crate::counters::QueueCounters;
 use crate::drivers::kernel::control::Control;
+use crate::drivers::requests;
 use crate::drops::DropReason;
 use crate::packet::{BATCH, Batch};
 use crate::port::{TransmitQueue, bytes_of};
@@ -44,24 +45,29 @@ impl Sender {
         Self { socket, control, messages, segments, counters: Arc::default() }
     }
 
-    /// Describes packets from the front of the batch, as many as there is room for; none if the first one can never be sent.
+    /// Describes packets from the front of the batch, as many as there is room for. An error is about the first packet, which can
+    /// never be sent.
     #[inline]
-    fn describe(&mut self, batch: &Batch) -> usize {
+    fn describe(&mut self, batch: &mut Batch) -> Result<usize, DropReason> {
         let mut used = 0;
-        for (n, (message, packet)) in self.messages.iter_mut().zip(batch.iter()).enumerate() {
-            let first = used;
-            if packet.len() < ETHERNET {
-                return n;
+        let stop = |n: usize, reason| if n == 0 { Err(reason) } else { Ok(n) };
+        for (n, (message, packet)) in self.messages.iter_mut().zip(batch.iter_mut()).enumerate() {
+            if let Err(reason) = requests::fulfil(packet) {
+                return stop(n, reason);
             }
+            if packet.len() < ETHERNET {
+                return stop(n, DropReason::TooShort);
+            }
+            let first = used;
             for segment in packet.segments() {
-                let Some(slot) = self.segments.get_mut(used) else { return n };
+                let Some(slot) = self.segments.get_mut(used) else { return stop(n, DropReason::TxError) };
                 *slot = libc::iovec { iov_base: segment.as_ptr().cast_mut().cast(), iov_len: segment.len() };
                 used += 1;
             }
             message.msg_hdr.msg_iov = &raw mut self.segments[first];
             message.msg_hdr.msg_iovlen = used - first;
         }
-        batch.len()
+        Ok(batch.len())
     }
 
     fn drop_front(&self, batch: &mut Batch, n: usize, reason: DropReason) {
@@ -75,12 +81,13 @@ impl TransmitQueue for Sender {
     fn transmit(&mut self, batch: &mut Batch) {
         let mut sent = 0;
         while !batch.is_empty() {
-            let n = self.describe(batch);
-            if n == 0 {
-                let short = batch.as_slice()[0].len() < ETHERNET;
-                self.drop_front(batch, 1, if short { DropReason::TooShort } else { DropReason::TxError });
-                continue;
-            }
+            let n = match self.describe(batch) {
+                Ok(n) => n,
+                Err(reason) => {
+                    self.drop_front(batch, 1, reason);
+                    continue;
+                }
+            };
             let fd = self.socket.as_fd().as_raw_fd();
             // SAFETY: the first `n` messages describe segments of packets in the batch, which stay until after the call.
             let rc = unsafe { libc::sendmmsg(fd, self.messages.as_mut_ptr(), n as u32, libc::MSG_DONTWAIT) };

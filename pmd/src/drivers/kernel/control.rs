@@ -1,14 +1,11 @@
-// UNSAFETY: asks and tells the kernel about a network interface with ioctls on `struct ifreq` (netdevice(7)).
+// UNSAFETY: asks the kernel about a network interface with ioctls on `struct ifreq` (netdevice(7)).
 #![allow(unsafe_code)]
 
-//! Questions about an interface that are cheap enough for the edge of a burst path (netlink takes the kernel's one big network lock),
-//! and the settings of an interface that is our own.
+//! Questions about an interface that are cheap enough for the edge of a burst path: netlink takes the kernel's one big network lock.
 
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
-use crate::port::MacAddress;
 
 /// An interface of the network namespace in which this was made, whatever namespace the thread is in later.
 #[derive(Debug)]
@@ -42,24 +39,6 @@ impl Control {
         self.ask(libc::SIOCGIFFLAGS).is_ok_and(|reply| i32::from(unsafe { reply.ifr_ifru.ifru_flags }) & both == both)
     }
 
-    /// Sets the MTU.
-    pub(crate) fn set_mtu(&self, mtu: u16) -> io::Result<()> {
-        self.set(libc::SIOCSIFMTU, |request| request.ifr_ifru.ifru_mtu = mtu.into())
-    }
-
-    /// Sets the Ethernet address.
-    pub(crate) fn set_mac(&self, mac: MacAddress) -> io::Result<()> {
-        /// `ARPHRD_ETHER` (linux/if_arp.h).
-        const ETHERNET: libc::sa_family_t = 1;
-        self.set(libc::SIOCSIFHWADDR, |request| {
-            let mut address = libc::sockaddr { sa_family: ETHERNET, sa_data: [0; 14] };
-            for (to, from) in address.sa_data.iter_mut().zip(mac.0) {
-                *to = from as _;
-            }
-            request.ifr_ifru.ifru_hwaddr = address;
-        })
-    }
-
     /// A request with the name that the interface has now: an error if it is gone.
     fn request(&self) -> io::Result<libc::ifreq> {
         // SAFETY: all zero is a valid `ifreq`.
@@ -73,12 +52,6 @@ impl Control {
         let mut request = self.request()?;
         self.call(what, &mut request)?;
         Ok(request)
-    }
-
-    fn set(&self, what: libc::c_ulong, fill: impl FnOnce(&mut libc::ifreq)) -> io::Result<()> {
-        let mut request = self.request()?;
-        fill(&mut request);
-        self.call(what, &mut request)
     }
 
     fn call(&self, what: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
@@ -103,6 +76,5 @@ mod tests {
         assert_eq!(control.is_up(), lo.up && lo.running);
         let none = Control::new(i32::MAX as u32).unwrap();
         assert!(!none.exists() && !none.is_up());
-        assert!(none.set_mtu(1500).is_err());
     }
 }

@@ -70,10 +70,6 @@ impl Finisher {
         Self { pool, port, made: 0 }
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
     /// Appends the packets that `frame` comes to, or drops and counts it. `false` if the batch is full and more of the same frame is to
     /// come: call again with it.
     #[inline(always)]

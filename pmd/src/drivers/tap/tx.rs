@@ -1,0 +1,117 @@
+use std::any::Any;
+use std::io::IoSlice;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::io::{Errno, writev};
+
+use super::device::Queue;
+use crate::counters::QueueCounters;
+use crate::drivers::kernel::vnet;
+use crate::drivers::requests;
+use crate::drops::DropReason;
+use crate::packet::{Batch, MAX_PACKET, Packet};
+use crate::port::{TransmitQueue, bytes_of};
+
+/// Segments that go out without a copy. A frame of 9216 bytes has five, with a private header six.
+pub(super) const SEGMENTS: usize = 16;
+
+/// Sends by writev(2), one call for each frame: the kernel has no other way for a TAP device.
+pub(super) struct Sender {
+    queue: Arc<Queue>,
+    /// Bytes of the longest frame: the interface itself takes any length.
+    longest: usize,
+    counters: Arc<QueueCounters>,
+}
+
+impl Sender {
+    pub(super) fn new(queue: Arc<Queue>, longest: usize) -> Self {
+        Self { queue, longest, counters: Arc::default() }
+    }
+
+    fn send(&self, packet: &Packet) -> Result<(), Errno> {
+        /// `virtio_net_hdr`: nothing is left to the kernel.
+        const COMPLETE: [u8; vnet::HEADER] = [0; vnet::HEADER];
+        let mut parts = [IoSlice::new(&[]); SEGMENTS + 1];
+        parts[0] = IoSlice::new(&COMPLETE);
+        let mut used = 1;
+        for segment in packet.segments() {
+            let Some(part) = parts.get_mut(used) else { return self.send_copy(packet) };
+            *part = IoSlice::new(segment);
+            used += 1;
+        }
+        writev(self.queue.as_fd(), &parts[..used]).map(drop)
+    }
+
+    /// For chains of many small pieces.
+    #[cold]
+    fn send_copy(&self, packet: &Packet) -> Result<(), Errno> {
+        let mut frame = vec![0; vnet::HEADER + packet.len().min(MAX_PACKET)];
+        packet.copy_to(&mut frame[vnet::HEADER..]);
+        self.counters.copied.add(1);
+        rustix::io::write(self.queue.as_fd(), &frame).map(drop)
+    }
+
+    fn drop_front(&self, batch: &mut Batch, n: usize, reason: DropReason) {
+        self.counters.drops.add(reason, n as u64);
+        batch.free_front(n);
+    }
+
+    /// Counts and frees the first `n` packets.
+    fn sent(&self, batch: &mut Batch, n: usize) {
+        self.counters.packets.add(n as u64);
+        self.counters.bytes.add(bytes_of(&batch.as_slice()[..n]));
+        batch.free_front(n);
+    }
+}
+
+impl TransmitQueue for Sender {
+    fn transmit(&mut self, batch: &mut Batch) {
+        let (mut any, mut sent) = (false, 0);
+        while let Some(packet) = batch.as_mut_slice().get_mut(sent) {
+            let result = match requests::fulfil(packet) {
+                Ok(()) if packet.len() > self.longest => Err(Errno::MSGSIZE),
+                Ok(()) => self.send(packet),
+                Err(reason) => {
+                    any |= sent > 0;
+                    self.sent(batch, sent);
+                    sent = 0;
+                    self.drop_front(batch, 1, reason);
+                    continue;
+                }
+            };
+            let error = match result {
+                Ok(()) => {
+                    sent += 1;
+                    continue;
+                }
+                Err(Errno::INTR) => continue,
+                Err(error) => error,
+            };
+            any |= sent > 0;
+            self.sent(batch, sent);
+            sent = 0;
+            let all = batch.len();
+            match error {
+                Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM => break,
+                Errno::MSGSIZE => self.drop_front(batch, 1, DropReason::TooLong),
+                // Shorter than an Ethernet header.
+                Errno::INVAL => self.drop_front(batch, 1, DropReason::TooShort),
+                Errno::IO => self.drop_front(batch, all, DropReason::LinkDown),
+                Errno::BADFD => self.drop_front(batch, all, DropReason::DeviceLost),
+                _ => self.drop_front(batch, 1, DropReason::TxError),
+            }
+        }
+        any |= sent > 0;
+        self.sent(batch, sent);
+        if any { self.counters.bursts.add(1) } else { self.counters.empty.add(1) }
+    }
+
+    fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

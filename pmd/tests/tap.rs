@@ -1,0 +1,112 @@
+//! `tap` beside a real kernel: its TCP with segmentation left on, its addresses, who has the interface.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::Forwarder;
+use wirepath_pmd::counters::QueueStats;
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::packet::Batch;
+use wirepath_testlab::{FramePort, Lab, Need, VlanTagger, eventually, require};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Two TAP interfaces of one program. Each ends in the namespace where the port was opened, so the second one moves to another host.
+fn tables(mtu: u32) -> [String; 2] {
+    ["left", "right"].map(|name| format!("driver = \"tap\"\ndevice = \"{name}\"\nmtu = {mtu}\n"))
+}
+
+#[test]
+fn tcp_of_the_kernel_arrives_whole() {
+    require!(all Need::LAB, Need::Kernel(6, 6));
+    for mtu in [1500, 9202] {
+        let lab = Lab::new("taptcp");
+        let (dut, other) = (Arc::new(lab.namespace("dut")), lab.namespace("other"));
+        let forwarder = Forwarder::start(&dut, tables(mtu));
+        dut.ip(&format!("link set right netns {}", other.name()));
+        for (host, name, number) in [(&*dut, "left", 1), (&other, "right", 2)] {
+            host.ip(&format!("link set {name} up mtu {mtu}"));
+            host.ipv6(name);
+            host.ip(&format!("addr add 192.0.2.{number}/24 dev {name}"));
+            host.ip(&format!("addr add 2001:db8::{number}/64 dev {name} nodad"));
+        }
+        common::tcp(&dut, &other, "192.0.2.2".parse().unwrap(), 4 << 20);
+        common::tcp(&dut, &other, "2001:db8::2".parse().unwrap(), 4 << 20);
+        // Tags that the kernel puts into superframes.
+        let _taggers = [VlanTagger::new(&dut, "left", 5), VlanTagger::new(&other, "right", 5)];
+        common::tcp(&dut, &other, "192.0.2.2".parse().unwrap(), 1 << 20);
+        let done = forwarder.finish();
+        assert!(done.rx[0].segmented > 0 && done.rx[0].completed_checksums > 0, "MTU {mtu}: {done:?}");
+        assert!(done.rx.iter().all(|queue| queue.dropped() == 0), "MTU {mtu}: {done:?}");
+        // While it moved to the other host the interface was down.
+        let harmless = |queue: &QueueStats| queue.drops.iter().all(|(reason, _)| *reason == DropReason::LinkDown);
+        assert!(done.tx.iter().all(harmless), "MTU {mtu}: {done:?}");
+        assert!(done.tx[1].packets > 2 * done.rx[0].segmented, "MTU {mtu}: {done:?}");
+    }
+}
+
+#[test]
+fn the_interface_is_as_configured_and_goes_with_the_port() {
+    require!(all Need::LAB);
+    let lab = Lab::new("tapconf");
+    let host = lab.namespace("host");
+    let pool = common::pool();
+    host.inside(|| {
+        let table = "driver = \"tap\"\ndevice = \"tap0\"\n[port.tap]\naddress = \"2001:db8::1/64\"\n";
+        let error = common::start(table, &pool).unwrap_err().to_string();
+        assert!(error.ends_with("; `sysctl -w net.ipv6.conf.tap0.disable_ipv6=0`"), "{error}");
+    });
+    host.sysctl("net.ipv6.conf.default.disable_ipv6", "0");
+    host.inside(|| {
+        let table = "driver = \"tap\"\ndevice = \"wp%d\"\nqueues = 2\nmtu = 4000\n[port.tap]\n\
+                     address = [\"192.0.2.1/24\", \"2001:db8::1/64\"]\nmac = \"02:00:00:00:00:77\"\n";
+        let it = common::start(table, &pool).unwrap();
+        assert!(it.port.capabilities().mode.contains("wp0"), "{:?}", it.port.capabilities());
+        assert_ne!(it.port.capabilities().mac.unwrap().0, [2, 0, 0, 0, 0, 0x77], "the port is another station");
+        let shown = host.ip("addr show wp0");
+        for part in ["mtu 4000", "link/ether 02:00:00:00:00:77", "inet 192.0.2.1/24", "inet6 2001:db8::1/64", "UP"] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        let stopped = it.port.stop(it.rx, it.tx).unwrap();
+        assert!(host.ip("link show").contains("wp0"), "a stopped port keeps its interface");
+        let it = stopped.start().unwrap();
+        drop((it.port, it.rx, it.tx));
+        assert!(!host.ip("link show").contains("wp0"), "goes with the port");
+    });
+}
+
+#[test]
+fn an_interface_for_one_queue_is_taken_as_it_is() {
+    require!(all Need::LAB);
+    let lab = Lab::new("tapone");
+    let host = lab.namespace("host");
+    host.ip("tuntap add dev solo mode tap");
+    let pool = common::pool();
+    host.inside(|| {
+        let it = common::start("driver = \"tap\"\ndevice = \"solo\"\n", &pool).unwrap();
+        assert_eq!(it.port.capabilities().max_rx_queues, 1);
+        let wire = FramePort::open("solo").unwrap();
+        let stopped = it.port.stop(it.rx, it.tx).unwrap();
+        let mut it = stopped.start().unwrap();
+        wire.send(&[7; 60]).unwrap();
+        let mut batch = Batch::new();
+        eventually(PATIENCE, || {
+            it.rx[0].receive(&mut batch);
+            batch.iter().any(|packet| packet.data() == [7; 60])
+        });
+        assert!(batch.iter().any(|packet| packet.data() == [7; 60]));
+        let refused = common::start("driver = \"tap\"\ndevice = \"solo\"\n", &pool).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "tap: solo: another program has the interface; stop it, or choose another name"
+        );
+        host.ip("link add veth0 type veth peer name veth1");
+        let refused = common::start("driver = \"tap\"\ndevice = \"veth0\"\n", &pool).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "tap: veth0: there is an interface of this name, but it is no TAP interface; `ip link del veth0`, or choose another name"
+        );
+    });
+}
