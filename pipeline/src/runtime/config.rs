@@ -1,4 +1,5 @@
 use wirepath_memory::{Backing, RegionBuilder};
+use wirepath_pmd::drivers::{self, PortSettings};
 use wirepath_pmd::packet::{Arena, MAX_BUFFERS, PoolError};
 use wirepath_pmd::settings::{ConfigError, Placed, Settings};
 
@@ -86,6 +87,20 @@ impl RuntimeConfig {
         Ok(config)
     }
 
+    /// Reads the `[[port]]` tables of a configuration's top table, in order; names must differ.
+    pub fn ports_from_settings(top: &Settings<'_>) -> Result<Vec<PortSettings>, ConfigError> {
+        let mut ports: Vec<PortSettings> = Vec::new();
+        for table in top.tables("port")? {
+            let port = drivers::plan(table)?;
+            if let Some(other) = ports.iter().find(|other| other.name == port.name) {
+                let message = format!("found \"{}\", which is the name of another port already", other.name);
+                return Err(port.place.error(message));
+            }
+            ports.push(port);
+        }
+        Ok(ports)
+    }
+
     /// Maps the packet memory of a NUMA node.
     pub(super) fn arena(&self, node: Option<u32>) -> Result<Arena, PoolError> {
         let mut builder = RegionBuilder::new(Arena::bytes(self.buffers)?);
@@ -131,6 +146,15 @@ mod tests {
         assert_eq!((config.idle, config.buffers, config.huge_pages), (Idle::Busy, 4096, HugePages::Never));
         let default = read("").unwrap();
         assert_eq!((default.workers, default.buffers), (vec![None], 8192));
+    }
+
+    #[test]
+    fn ports_have_names_of_their_own() {
+        let text = "[[port]]\nname = 'a'\ndriver = 'null'\n[[port]]\nname = 'a'\ndriver = 'null'\n";
+        let source = Source::new("c.toml", text);
+        let document = source.parse().unwrap();
+        let error = RuntimeConfig::ports_from_settings(&document.settings()).unwrap_err().to_string();
+        assert_eq!(error, "c.toml:5:8: port[1].name: found \"a\", which is the name of another port already");
     }
 
     #[test]
