@@ -128,6 +128,8 @@ pub struct SegmentConfig {
     pub ageing: u32,
     /// Largest inner IP packet, bytes; `None`: what the underlay leaves.
     pub mtu: Option<u16>,
+    /// Where that stands, or would.
+    pub mtu_place: Place,
     /// Whether frames of VTEPs that are not in the list are taken.
     pub accept_unknown_remotes: bool,
     /// VLAN tags inside the tunnel.
@@ -185,6 +187,28 @@ impl GatewayConfig {
             table.finish()?;
         }
         Ok(Self { underlay: reader.underlay, segments })
+    }
+
+    /// Checks that the underlay has room for what the segments promise; `mtus` are those of the ports, in order.
+    pub fn check_mtus(&self, mtus: &[u16]) -> Result<()> {
+        let Some(underlay) = mtus.get(self.underlay.port).map(|mtu| usize::from(*mtu)) else { return Ok(()) };
+        for segment in &self.segments {
+            for remote in &segment.remotes {
+                let tag = if segment.inner_vlans == InnerVlans::Carry { 4 } else { 0 };
+                let taken = super::control::overhead(remote.address) + 14 + tag;
+                let left = underlay.saturating_sub(taken);
+                let wanted = segment.mtu.map_or(68, usize::from);
+                if wanted > left {
+                    let message = format!(
+                        "found {wanted}, but {underlay} bytes of the underlay port less {taken} of headers towards {} leave {left}; \
+                         expected at most that, or a larger mtu of the underlay port",
+                        remote.address
+                    );
+                    return Err(segment.mtu_place.error(message));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -305,6 +329,7 @@ impl Reader<'_> {
             learning: table.get("learning")?.unwrap_or(true),
             ageing: table.integer("ageing", 0..=1_000_000)?.unwrap_or(300),
             mtu: table.integer("mtu", 68..=9202)?,
+            mtu_place: table.place("mtu"),
             accept_unknown_remotes,
             inner_vlans: table.choice("inner_vlans", &inner)?.unwrap_or_default(),
             statics,
@@ -549,6 +574,16 @@ mod tests {
             let found = refused(text);
             assert!(found.contains(message), "{text}\n  gave {found}\n  not  {message}");
         }
+    }
+
+    #[test]
+    fn segments_must_fit_the_underlay() {
+        let segment = "[[segment]]\nvni = 1\nremotes = ['10.9.0.2', 'fd00:9::2']\nattach = [{ port = 'lan' }]\nmtu = ";
+        let check = |mtu: u16| read(&format!("{UNDERLAY}{segment}{mtu}\n")).unwrap().check_mtus(&[1500, 1500, 1500]);
+        assert!(check(1430).is_ok());
+        let error = check(1431).unwrap_err().to_string();
+        assert!(error.starts_with("c.toml:8:7: segment[0].mtu: found 1431, but 1500 bytes"), "{error}");
+        assert!(error.contains("towards fd00:9::2 leave 1430"), "{error}");
     }
 
     #[test]

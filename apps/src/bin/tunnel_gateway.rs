@@ -1,0 +1,126 @@
+//! `tunnel-gateway`: VXLAN between local segments and remote VTEPs.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use wirepath_apps::cli::{self, Failure};
+use wirepath_apps::gateway::demo::{self, Demo, Peer};
+use wirepath_apps::gateway::{EXAMPLE, Report, Reporting, Setup};
+use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
+use wirepath_pipeline::{RunOptions, Runtime, Summary};
+use wirepath_pmd::settings::Source;
+
+/// Joins local segments (a port, or a VLAN on a port) to VXLAN segments over IPv4 and IPv6.
+///
+/// Without --config a demonstration runs, which needs no privileges and no interfaces: a source of traffic, the gateway, and a remote
+/// VTEP behind a cable in memory that sends every frame back. It stops after ten seconds, or as --seconds says.
+///
+/// With --config FILE the gateway runs on the ports of that file until it is stopped (Ctrl-C) or --seconds are over. It resolves its next
+/// hops by ARP and neighbour discovery, answers for its addresses (which must not be configured in the kernel), learns who is behind
+/// which remote, and replicates broadcast, multicast and unknown unicast to all remotes of a segment.
+#[derive(Debug, Parser)]
+#[command(name = "tunnel-gateway", version, after_long_help = after_help())]
+struct Arguments {
+    /// Configuration to run; see below for one to begin with
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Check the configuration and end: nothing is opened
+    #[arg(long, requires = "config")]
+    check: bool,
+
+    /// Stop after this many seconds
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    seconds: Option<u64>,
+
+    #[command(flatten)]
+    common: cli::Common,
+}
+
+fn after_help() -> String {
+    let indented: String = EXAMPLE.lines().map(|line| format!("    {line}\n")).collect();
+    format!(
+        "A configuration to begin with:\n\n{indented}\nMore under configs/ of the source tree, each key explained.\n\n\
+         Exit codes: 0 success, 1 failure, 2 bad usage or configuration (nothing was started).\n\n\
+         Examples:\n    tunnel-gateway                                  # the demonstration\n    \
+         tunnel-gateway --config gateway.toml --check\n    \
+         tunnel-gateway --config gateway.toml --seconds 60 --json"
+    )
+}
+
+fn main() -> ExitCode {
+    cli::main(|| {
+        let arguments = Arguments::parse();
+        arguments.common.start_logging();
+        run(&arguments)
+    })
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let demonstration = arguments.config.is_none();
+    let source = match &arguments.config {
+        Some(path) => Source::load(path)?,
+        None => Source::new("the demonstration", demo::CONFIG),
+    };
+    let setup = Setup::read(&source)?;
+    if !demonstration {
+        setup.check_ports_used()?;
+    }
+    if arguments.check {
+        return print_check(&setup, arguments.common.json);
+    }
+    let stop = cli::Stop::on_signals()?;
+    let seconds = arguments.seconds.or(demonstration.then_some(10));
+    let options = RunOptions {
+        duration: seconds.map(Duration::from_secs),
+        stop: Some(stop.flag()),
+        report_every: Some(Duration::from_secs(1)),
+    };
+    let live = !arguments.common.json && !arguments.common.quiet;
+    let (runtime, config) = setup.open()?;
+    let workers = runtime.config().workers.len();
+    let gateway = GatewayControl::new(&config, runtime.ports(), runtime.domain(), workers, 0);
+    if demonstration && live {
+        cli::print("source -> gateway -> VXLAN -> a VTEP that sends everything back -> gateway -> sink; Ctrl-C ends it\n")?;
+    }
+    let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
+    let (summary, control) = carry(runtime, Reporting::new(gateway, peer, live), &options)?;
+    if arguments.common.json {
+        cli::print_json(&summary.to_json())?;
+    } else {
+        cli::print(format_args!("{summary}{}", Report(&control.gateway)))?;
+    }
+    if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
+}
+
+/// From start to stop.
+fn carry(runtime: Runtime, mut control: Reporting, options: &RunOptions) -> Result<(Summary, Reporting), Failure> {
+    let failed = Failure::failed;
+    let summary = match control.peer.as_ref().map(Peer::port) {
+        Some(peer) => {
+            let mut running =
+                runtime.start(|worker| Demo { gateway: control.gateway.stage(worker), peer }).map_err(failed)?;
+            running.run(&mut control, options);
+            running.stop(&mut control)
+        }
+        None => {
+            let mut running = runtime.start(|worker| control.gateway.stage(worker)).map_err(failed)?;
+            running.run(&mut control, options);
+            running.stop(&mut control)
+        }
+    };
+    Ok((summary, control))
+}
+
+fn print_check(setup: &Setup, json: bool) -> Result<(), Failure> {
+    let GatewayConfig { segments, .. } = &setup.gateway;
+    let remotes: usize = segments.iter().map(|segment| segment.remotes.len()).sum();
+    let ports = setup.ports.len();
+    if json {
+        let object = serde_json::json!({ "ok": true, "ports": ports, "segments": segments.len(), "remotes": remotes });
+        return cli::print_json(&object);
+    }
+    cli::print(format_args!("configuration is in order: {ports} ports, {} segments, {remotes} remotes\n", segments.len()))
+}

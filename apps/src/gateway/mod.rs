@@ -1,0 +1,8 @@
+//! `tunnel-gateway`: reading its configuration, running it, and its demonstration.
+
+pub mod demo;
+mod report;
+mod setup;
+
+pub use report::{Report, Reporting};
+pub use setup::{EXAMPLE, Setup};

@@ -1,0 +1,101 @@
+use wirepath_pipeline::tunnel::GatewayConfig;
+use wirepath_pipeline::{Runtime, RuntimeConfig};
+use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::port::VlanTags;
+use wirepath_pmd::settings::{ConfigError, Source};
+
+use crate::cli::Failure;
+
+/// A configuration to begin with, for the help.
+pub const EXAMPLE: &str = r#"[[port]]
+name = "wan"
+device = "eth0"
+
+[[port]]
+name = "lan"
+device = "eth1"
+
+[underlay]
+port = "wan"
+addresses = ["10.9.0.1/24"]
+
+[[segment]]
+name = "blue"
+vni = 42
+remotes = ["10.9.0.2"]
+attach = [{ port = "lan" }]
+"#;
+
+/// A whole configuration of the gateway, checked as far as that goes without opening a port.
+#[derive(Debug)]
+pub struct Setup {
+    /// Ports.
+    pub ports: Vec<PortSettings>,
+    /// Workers and memory.
+    pub runtime: RuntimeConfig,
+    /// Underlay and segments.
+    pub gateway: GatewayConfig,
+}
+
+impl Setup {
+    /// Reads a configuration.
+    pub fn read(source: &Source) -> Result<Self, ConfigError> {
+        let document = source.parse()?;
+        let top = document.settings();
+        let ports = RuntimeConfig::ports_from_settings(&top)?;
+        if ports.is_empty() {
+            return Err(top.error_in("port", "missing, expected at least two tables [[port]]"));
+        }
+        let runtime = RuntimeConfig::from_settings(&top)?;
+        let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
+        let gateway = GatewayConfig::read(&top, &names)?;
+        top.finish()?;
+        let mtus: Vec<u16> = ports.iter().map(|port| port.mtu).collect();
+        gateway.check_mtus(&mtus)?;
+        Ok(Self { ports, runtime, gateway })
+    }
+
+    /// Refuses ports that nothing uses: most likely a segment was forgotten.
+    pub fn check_ports_used(&self) -> Result<(), ConfigError> {
+        for (index, port) in self.ports.iter().enumerate() {
+            let attached = self.gateway.segments.iter().any(|s| s.attachments.iter().any(|a| a.port == index));
+            if index != self.gateway.underlay.port && !attached {
+                let message = format!("port \"{}\" is neither the underlay's nor attached to a segment", port.name);
+                return Err(port.place.error(message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the ports and checks what only they know; nothing is started yet.
+    pub fn open(self) -> Result<(Runtime, GatewayConfig), Failure> {
+        let Self { ports, runtime, gateway } = self;
+        let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
+        check_tags(&runtime, &gateway)?;
+        Ok((runtime, gateway))
+    }
+}
+
+/// Refuses VLANs on ports that lose the tags of received frames: they would leak into the untagged segment.
+fn check_tags(runtime: &Runtime, gateway: &GatewayConfig) -> Result<(), Failure> {
+    let losing = |index: usize| {
+        let port = runtime.ports().get(index)?;
+        let lost = port.capabilities.vlan_tags == VlanTags::Lost;
+        lost.then(|| format!("port \"{}\" (driver {}) loses the VLAN tags of received frames", port.name, port.capabilities.driver))
+    };
+    if let (Some(why), true) = (losing(gateway.underlay.port), gateway.underlay.vlan.is_some()) {
+        let message = format!("{why}, so the underlay cannot have a VLAN there; driver = \"af_packet\" keeps them");
+        return Err(gateway.underlay.place.error(message).into());
+    }
+    for segment in &gateway.segments {
+        for attachment in &segment.attachments {
+            let Some(why) = losing(attachment.port) else { continue };
+            if attachment.vlan.is_some() {
+                let message = format!("{why}, so segments cannot be told apart by VLAN there; driver = \"af_packet\" keeps them");
+                return Err(attachment.place.error(message).into());
+            }
+            tracing::warn!("{why}: frames with a tag are taken for frames without one, of segment \"{}\"", segment.name);
+        }
+    }
+    Ok(())
+}
