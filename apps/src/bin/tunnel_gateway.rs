@@ -83,7 +83,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let workers = runtime.config().workers.len();
     let gateway = GatewayControl::new(&config, runtime.ports(), runtime.domain(), workers, 0);
     if demonstration && live {
-        cli::print("source -> gateway -> VXLAN -> a VTEP that sends everything back -> gateway -> sink; Ctrl-C ends it\n")?;
+        cli::print(
+            "source -> gateway -> VXLAN -> a VTEP that sends everything back -> gateway -> sink; Ctrl-C ends it\n",
+        )?;
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
     let (summary, control) = carry(runtime, Reporting::new(gateway, peer, live), &options)?;
@@ -122,5 +124,8 @@ fn print_check(setup: &Setup, json: bool) -> Result<(), Failure> {
         let object = serde_json::json!({ "ok": true, "ports": ports, "segments": segments.len(), "remotes": remotes });
         return cli::print_json(&object);
     }
-    cli::print(format_args!("configuration is in order: {ports} ports, {} segments, {remotes} remotes\n", segments.len()))
+    cli::print(format_args!(
+        "configuration is in order: {ports} ports, {} segments, {remotes} remotes\n",
+        segments.len()
+    ))
 }

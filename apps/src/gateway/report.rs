@@ -57,8 +57,18 @@ pub struct Report<'g>(pub &'g GatewayControl);
 impl std::fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut table = Table::new([
-            "SEGMENT", "VNI", "FROM LOCAL", "INTO TUNNELS", "OUT OF TUNNELS", "TO LOCAL", "FLOODED", "UNKNOWN", "TOO BIG",
-            "LEARNED", "MOVED", "AGED",
+            "SEGMENT",
+            "VNI",
+            "FROM LOCAL",
+            "INTO TUNNELS",
+            "OUT OF TUNNELS",
+            "TO LOCAL",
+            "FLOODED",
+            "UNKNOWN",
+            "TOO BIG",
+            "LEARNED",
+            "MOVED",
+            "AGED",
         ]);
         for (i, segment) in self.0.config().segments.iter().enumerate() {
             let (s, l) = (self.0.segment_stats(i), self.0.learn_stats(i));

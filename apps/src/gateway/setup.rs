@@ -81,7 +81,12 @@ fn check_tags(runtime: &Runtime, gateway: &GatewayConfig) -> Result<(), Failure>
     let losing = |index: usize| {
         let port = runtime.ports().get(index)?;
         let lost = port.capabilities.vlan_tags == VlanTags::Lost;
-        lost.then(|| format!("port \"{}\" (driver {}) loses the VLAN tags of received frames", port.name, port.capabilities.driver))
+        lost.then(|| {
+            format!(
+                "port \"{}\" (driver {}) loses the VLAN tags of received frames",
+                port.name, port.capabilities.driver
+            )
+        })
     };
     if let (Some(why), true) = (losing(gateway.underlay.port), gateway.underlay.vlan.is_some()) {
         let message = format!("{why}, so the underlay cannot have a VLAN there; driver = \"af_packet\" keeps them");
@@ -91,10 +96,14 @@ fn check_tags(runtime: &Runtime, gateway: &GatewayConfig) -> Result<(), Failure>
         for attachment in &segment.attachments {
             let Some(why) = losing(attachment.port) else { continue };
             if attachment.vlan.is_some() {
-                let message = format!("{why}, so segments cannot be told apart by VLAN there; driver = \"af_packet\" keeps them");
+                let message =
+                    format!("{why}, so segments cannot be told apart by VLAN there; driver = \"af_packet\" keeps them");
                 return Err(attachment.place.error(message).into());
             }
-            tracing::warn!("{why}: frames with a tag are taken for frames without one, of segment \"{}\"", segment.name);
+            tracing::warn!(
+                "{why}: frames with a tag are taken for frames without one, of segment \"{}\"",
+                segment.name
+            );
         }
     }
     Ok(())
