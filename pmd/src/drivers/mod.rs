@@ -16,6 +16,7 @@
 //! ```
 
 pub mod af_packet;
+pub mod af_xdp;
 pub mod auto;
 #[allow(dead_code)]
 pub(crate) mod kernel;
@@ -58,7 +59,8 @@ pub struct Candidate {
 }
 
 /// All drivers.
-pub static DRIVERS: &[&dyn Driver] = &[&auto::Auto, &af_packet::AfPacket, &memory::Memory, &null::Null, &tap::Tap];
+pub static DRIVERS: &[&dyn Driver] =
+    &[&auto::Auto, &af_xdp::AfXdp, &af_packet::AfPacket, &memory::Memory, &null::Null, &tap::Tap];
 
 /// Finds a driver by name.
 pub fn find(name: &str) -> Option<&'static dyn Driver> {

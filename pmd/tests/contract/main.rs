@@ -72,6 +72,19 @@ macro_rules! contract {
 
 contract! {
     af_packet: crate::fixtures::af_packet::AfPacket;
+    af_xdp: crate::fixtures::af_xdp::AfXdp { how: "driver = \"af_xdp\"\n", mtu: 9202 };
+    af_xdp_generic: crate::fixtures::af_xdp::AfXdp {
+        how: "driver = \"af_xdp\"\n[port.af_xdp]\nmode = \"generic\"\n",
+        mtu: 9202,
+    };
+    af_xdp_copying: crate::fixtures::af_xdp::AfXdp {
+        how: "driver = \"af_xdp\"\n[port.af_xdp]\npool_as_umem = false\n",
+        mtu: 9202,
+    };
+    af_xdp_single_buffer: crate::fixtures::af_xdp::AfXdp {
+        how: "driver = \"af_xdp\"\n[port.af_xdp]\nfragments = false\nattach_by_link = false\n",
+        mtu: 2026,
+    };
     memory: crate::fixtures::memory::Memory;
     null: crate::fixtures::null::Null;
     tap: crate::fixtures::tap::Tap;

@@ -4,6 +4,7 @@
 //! made it, while that directory shows the namespace that it was mounted in.
 
 pub(crate) mod bpf;
+pub(crate) mod checksums;
 pub(crate) mod control;
 pub(crate) mod ethtool;
 pub(crate) mod link;
@@ -12,6 +13,7 @@ pub(crate) mod promiscuous;
 pub(crate) mod routes;
 pub(crate) mod vnet;
 pub(crate) mod watch;
+pub(crate) mod xdp_features;
 
 use std::io;
 

@@ -1,0 +1,479 @@
+//! Opening, starting and stopping a port.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use wirepath_memory::RegionBuilder;
+use wirepath_memory::ring::RingSize;
+
+use super::attach::{self, Attached, Request};
+use super::chunks::{CHUNK, Chunks};
+use super::flight::Flight;
+use super::posted::Posted;
+use super::receive::{Buffers, Channel, Receive};
+use super::socket::{self, Bound, Failed, Got, Memory, Shared, Socket, Wish};
+use super::transmit::{Frames, MAX_SEGMENTS, Transmit};
+use super::{Mode, NAME, Options, program};
+use crate::drivers::Candidate;
+use crate::drivers::kernel::link::Interface;
+use crate::drivers::kernel::promiscuous::Promiscuous;
+use crate::drivers::kernel::watch::Watch;
+use crate::drivers::kernel::xdp_features::{self, XdpFeatures};
+use crate::drivers::kernel::{self, ethtool, netlink::Netlink};
+use crate::packet::{DATA_ROOM, STRIDE};
+use crate::port::{Capabilities, Device, Link, Offloads, PortConfig, PortError, PortEvent, Queues, VlanTags};
+
+/// Bytes of an Ethernet header with two VLAN tags.
+const HEADERS: u32 = 22;
+/// Headroom that XDP keeps free in every chunk.
+const XDP_HEADROOM: usize = 256;
+/// How long a stop waits for what is on its way out.
+const DRAIN: Duration = Duration::from_millis(200);
+
+pub(super) struct AfXdpDevice {
+    options: Options,
+    interface: Interface,
+    watch: Watch,
+    /// For questions in the namespace of the interface.
+    netlink: Netlink,
+    running: Option<Running>,
+    /// What the last start said.
+    notes: Vec<String>,
+}
+
+struct Running {
+    // First of all the program goes: frames then stay with the kernel.
+    attached: Attached,
+    _promiscuous: Option<Promiscuous>,
+    sockets: Vec<Arc<Socket>>,
+    shared: Arc<Shared>,
+    native: bool,
+    got: Got,
+    pool_is_umem: bool,
+    vlan_tags: VlanTags,
+}
+
+/// What can be expected of an interface, without touching it.
+pub(super) fn candidate(interface: Interface) -> Candidate {
+    let features = xdp_features::of(interface.index);
+    let usable = match (interface.mac, interface.xdp) {
+        (None, _) => Err("no Ethernet interface".to_owned()),
+        (_, Some(xdp)) => Err(occupied(&attach::name_of(xdp), xdp.program)),
+        _ => Ok(match features {
+            Some(XdpFeatures { native: true, zero_copy: true, .. }) => "native XDP, zero-copy (unproven)".to_owned(),
+            Some(XdpFeatures { native: true, .. }) => "native XDP, copy".to_owned(),
+            Some(_) => "generic XDP, copy".to_owned(),
+            None => "native or generic XDP (the kernel does not say)".to_owned(),
+        }),
+    };
+    Candidate { device: interface.name, usable }
+}
+
+fn occupied(name: &str, id: u32) -> String {
+    format!("XDP program '{name}' (id {id}) of somebody else is on the interface")
+}
+
+impl AfXdpDevice {
+    pub(super) fn open(options: Options) -> Result<Self, PortError> {
+        let interface = Interface::find(&options.device, NAME)?;
+        let refuse = |reason: String| PortError::Refused { driver: NAME, device: options.device.clone(), reason };
+        if interface.mac.is_none() {
+            return Err(refuse("is no Ethernet interface".into()));
+        }
+        if let Some(xdp) = interface.xdp
+            && !options.force
+            && attach::name_of(xdp) != program::NAME
+        {
+            return Err(refuse(self::foreign(&options.device, &attach::name_of(xdp), xdp.program)));
+        }
+        let system = |source| kernel::system(NAME, &options.device, "opening a netlink socket", source);
+        let (watch, netlink) = (Watch::new(&interface).map_err(system)?, Netlink::route().map_err(system)?);
+        // Asked now, so that a missing privilege is told before anything is configured, and `auto` can go on to another driver.
+        rustix::net::socket_with(
+            rustix::net::AddressFamily::XDP,
+            rustix::net::SocketType::RAW,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| kernel::system(NAME, &options.device, "opening an AF_XDP socket", e.into()))?;
+        Ok(Self { options, interface, watch, netlink, running: None, notes: Vec::new() })
+    }
+
+    fn refuse(&self, reason: impl Into<String>) -> PortError {
+        PortError::Refused { driver: NAME, device: self.options.device.clone(), reason: reason.into() }
+    }
+
+    fn system(&self, failed: Failed) -> PortError {
+        let device = self.options.device.clone();
+        let hint = match failed.source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                return kernel::privilege(NAME, &device, "AF_XDP", "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF");
+            }
+            Some(libc::ENOBUFS | libc::ENOMEM) => {
+                "; raise the limit of locked memory: `ulimit -l unlimited`".to_owned()
+            }
+            Some(libc::EBUSY) => {
+                "; another AF_XDP socket holds the queue: stop the program that uses it (`ss --xdp`)".into()
+            }
+            _ => String::new(),
+        };
+        PortError::System { driver: NAME, device, what: failed.what, source: failed.source, hint }
+    }
+
+    /// Looks whether the interface can be used, and sets it up if it is down.
+    fn prepare(&mut self, config: &PortConfig, notes: &mut Vec<String>) -> Result<(), PortError> {
+        let name = &self.options.device;
+        let Some(interface) = self.interface.again(&mut self.netlink) else {
+            return Err(PortError::NoDevice { driver: NAME, device: name.clone(), hint: "it was removed".into() });
+        };
+        self.interface = interface;
+        let (mtu, asked) = (self.interface.mtu, config.mtu);
+        if mtu < asked.into() {
+            return Err(self.refuse(format!(
+                "the interface's MTU is {mtu}, the configuration asks for {asked}: set mtu = {mtu}, or run `ip link set dev {name} mtu \
+                 {asked}`"
+            )));
+        }
+        if !self.interface.up {
+            self.interface.set_up().map_err(|e| kernel::system(NAME, name, "setting the interface up", e))?;
+            notes.push("the interface was down and has been set up".into());
+        }
+        Ok(())
+    }
+
+    /// Takes off a leftover of ours, refuses or takes off a program of somebody else. Sockets are bound by now: nobody else's program
+    /// of our name is alive, since its sockets would hold the queues.
+    fn make_way(&mut self, notes: &mut Vec<String>) -> Result<(), PortError> {
+        let Some(xdp) = self.interface.again(&mut self.netlink).and_then(|interface| interface.xdp) else {
+            return Ok(());
+        };
+        let (index, name) = (self.interface.index, attach::name_of(xdp));
+        if name == program::NAME && attach::detach_leftover(index, xdp).is_ok() {
+            notes.push("an XDP program that an earlier run had left behind was taken off".into());
+            return Ok(());
+        }
+        if !self.options.force {
+            return Err(self.refuse(foreign(&self.options.device, &name, xdp.program)));
+        }
+        attach::detach_any(index, xdp)
+            .map_err(|e| kernel::system(NAME, &self.options.device, "taking off an XDP program", e))?;
+        notes.push(format!(
+            "XDP program '{name}' (id {}) of somebody else was taken off, since force is set",
+            xdp.program
+        ));
+        Ok(())
+    }
+
+    /// Sizes of the rings, and how many buffers each socket posts.
+    fn sizes(&self, config: &PortConfig, sockets: u32, notes: &mut Vec<String>) -> (RingSize, RingSize, u32) {
+        let transmit = RingSize::at_least(config.depth.clamp(64, 1 << 16)).expect("within limits");
+        // A frame may take several buffers; and a port leaves three quarters of the pool to others.
+        let per_frame = (u32::from(config.mtu) + HEADERS).div_ceil(DATA_ROOM as u32);
+        let wanted = transmit.entries() * per_frame;
+        let most = (config.pool.capacity() / 4 / sockets).max(1);
+        if most < transmit.entries() && self.options.pool_as_umem {
+            notes.push(format!(
+                "{most} buffers are posted on each of {sockets} sockets, not {wanted}: pool '{}' has {}",
+                config.pool.name(),
+                config.pool.capacity()
+            ));
+        }
+        let posted = wanted.min(most);
+        (transmit, RingSize::at_least(posted.clamp(64, 1 << 16)).expect("within limits"), posted)
+    }
+
+    /// Opens the sockets over the pool's memory, or where the kernel refuses that, over a region of their own.
+    fn open_sockets(
+        &self,
+        config: &PortConfig,
+        queues: u32,
+        wish: Wish,
+        shared: &Arc<Shared>,
+        notes: &mut Vec<String>,
+    ) -> Result<(Vec<Bound>, Got, Memory), PortError> {
+        let index = self.interface.index;
+        let in_strides = config.pool.region_offset().is_multiple_of(STRIDE);
+        if self.options.pool_as_umem && in_strides {
+            let memory = Memory::Pool(Arc::clone(config.pool.region()));
+            match socket::open_all(index, queues, &memory, wish, shared) {
+                Ok((bound, got)) => return Ok((bound, got, memory)),
+                Err(failed)
+                    if failed.what.starts_with("registering") && failed.source.raw_os_error() == Some(libc::EINVAL) =>
+                {
+                    notes.push(format!(
+                        "the kernel refuses chunks of {STRIDE} bytes (unaligned chunks, Linux 5.4): frames are copied between the pool \
+                         and a UMEM of {CHUNK}-byte chunks"
+                    ));
+                }
+                Err(failed) => return Err(self.system(failed)),
+            }
+        } else {
+            notes.push(format!("frames are copied between the pool and a UMEM of {CHUNK}-byte chunks, as configured"));
+        }
+        let chunks = (wish.receive.entries() + wish.transmit.entries()) as usize * queues as usize;
+        let refused = |e| kernel::system(NAME, &self.options.device, "mapping a UMEM", std::io::Error::other(e));
+        let memory = Memory::Own(Arc::new(RegionBuilder::new(chunks * CHUNK).map().map_err(refused)?));
+        let (bound, got) =
+            socket::open_all(index, queues, &memory, wish, shared).map_err(|failed| self.system(failed))?;
+        Ok((bound, got, memory))
+    }
+
+    /// One way to run: sockets, and the program in one mode.
+    fn try_mode(
+        &mut self,
+        config: &PortConfig,
+        native: bool,
+        shared: &Arc<Shared>,
+        notes: &mut Vec<String>,
+    ) -> Result<(Vec<Bound>, Got, Memory, Attached, u32), PortError> {
+        let queues = self.interface.queues_in_use().0;
+        let (transmit, receive, posted) = self.sizes(config, queues, notes);
+        let wish = Wish {
+            zero_copy: native && self.options.zero_copy,
+            fragments: self.options.fragments,
+            transmit,
+            receive,
+            busy_poll: self.options.busy_poll,
+        };
+        let (bound, got, memory) = self.open_sockets(config, queues, wish, shared, notes)?;
+        let room = buffer_room(matches!(memory, Memory::Pool(_)));
+        if !got.fragments && u32::from(config.mtu) + HEADERS > room as u32 {
+            return Err(self.refuse(format!(
+                "an MTU of {} needs frames of several buffers (XDP fragments, Linux 6.6), which are {}; the largest MTU without is {}",
+                config.mtu,
+                if self.options.fragments { "not to be had here" } else { "switched off" },
+                room as u32 - HEADERS
+            )));
+        }
+        self.make_way(notes)?;
+        let features = xdp_features::of(self.interface.index);
+        let request = Request {
+            interface: self.interface.index,
+            native,
+            fragments: got.fragments,
+            vlan_tag: features.is_some_and(|features| features.vlan_tag),
+            link: self.options.attach_by_link,
+            kernel: &self.options.kernel,
+        };
+        let attached = attach::attach(request, &bound).map_err(|failed| self.system(failed))?;
+        Ok((bound, got, memory, attached, posted))
+    }
+
+    /// Whether tags that are kept beside a frame can get lost.
+    fn vlan_tags(&self, attached: &Attached, notes: &mut Vec<String>) -> VlanTags {
+        if attached.vlan_tag {
+            return VlanTags::Kept;
+        }
+        let device = &self.options.device;
+        if self.interface.parent.is_some() {
+            if ethtool::strips_vlan_tags(device).is_ok_and(|strips| !strips) {
+                return VlanTags::Kept;
+            }
+            notes.push(format!(
+                "VLAN tags that the NIC strips are lost here; `ethtool -K {device} rxvlan off` leaves them in the frame"
+            ));
+        } else {
+            notes.push(
+                "VLAN tags that a local sender leaves to hardware are lost here; `ethtool -K PEER txvlan off` at the other end of the \
+                 cable puts them into the frame"
+                    .into(),
+            );
+        }
+        VlanTags::Lost
+    }
+
+    /// Makes the queues of the sockets.
+    fn queues(
+        &self,
+        config: &PortConfig,
+        bound: Vec<Bound>,
+        memory: &Memory,
+        got: Got,
+        native: bool,
+        posted: u32,
+    ) -> Result<Queues, PortError> {
+        let mut channels: Vec<Vec<Channel>> = (0..config.rx_queues).map(|_| Vec::new()).collect();
+        let mut queues = Queues::default();
+        let mut first_chunk = 0;
+        for (i, Bound { receive, transmit, socket }) in bound.into_iter().enumerate() {
+            let (for_rx, for_tx) = (receive.fill.entries(), transmit.tx.entries());
+            let buffers = match memory {
+                Memory::Pool(region) => Buffers::Pool(Some(Posted::new(region))),
+                Memory::Own(region) => Buffers::Own(Chunks::new(region, first_chunk, for_rx)),
+            };
+            if i < config.tx_queues.into() {
+                let frames = match memory {
+                    Memory::Pool(region) => Frames::Pool(Some(Flight::new(Posted::new(region), for_tx))),
+                    Memory::Own(region) => Frames::Own(Chunks::new(region, first_chunk + for_rx, for_tx)),
+                };
+                let (socket, pool) = (Arc::clone(&socket), config.pool.clone());
+                let queue = Transmit::new(socket, transmit, frames, pool, got.fragments, got.need_wakeup);
+                queues.tx.push(Box::new(queue));
+            }
+            first_chunk += for_rx + for_tx;
+            if config.rx_queues > 0 {
+                // The interface may have more queues than the configuration asks for: none is left out, some share a receive queue.
+                let channel = Channel::new(socket, receive, buffers, posted, got.need_wakeup);
+                channels[i % usize::from(config.rx_queues)].push(channel);
+            }
+        }
+        let complete = !native || self.interface.may_have_partial_checksums();
+        for channels in channels {
+            let queue = Receive::new(channels, config.pool.clone(), config.id, complete, self.options.busy_poll)
+                .map_err(|e| kernel::system(NAME, &self.options.device, "preparing to sleep on sockets", e))?;
+            if queue.posted() == 0 {
+                let pool = config.pool.name();
+                return Err(self.refuse(format!("pool '{pool}' has no buffers left to receive into; give it more")));
+            }
+            queues.rx.push(Box::new(queue));
+        }
+        Ok(queues)
+    }
+}
+
+/// Bytes of a frame that the kernel puts into one buffer.
+const fn buffer_room(pool_is_umem: bool) -> usize {
+    if pool_is_umem { DATA_ROOM } else { CHUNK - XDP_HEADROOM }
+}
+
+fn foreign(device: &str, name: &str, id: u32) -> String {
+    format!("{}; take it off with `ip link set dev {device} xdp off`, or set force = true", occupied(name, id))
+}
+
+impl Device for AfXdpDevice {
+    fn capabilities(&self) -> Capabilities {
+        let (rx, tx) = self.interface.queues_in_use();
+        let fragments = self.running.as_ref().map_or(self.options.fragments, |it| it.got.fragments);
+        let mut notes = self.notes.clone();
+        let (mode, vlan_tags) = match &self.running {
+            None => ("not started".to_owned(), VlanTags::Lost),
+            Some(it) => {
+                let mut words = vec![if it.native { "native XDP" } else { "generic XDP" }];
+                words.push(if it.got.zero_copy { "zero-copy" } else { "copy" });
+                words.extend(it.got.fragments.then_some("fragments"));
+                words.extend(it.got.need_wakeup.then_some("need-wakeup"));
+                words.extend(self.options.busy_poll.then_some("busy-poll"));
+                words.extend((!it.pool_is_umem).then_some("UMEM apart from the pool"));
+                (words.join(", "), it.vlan_tags)
+            }
+        };
+        notes.push("zero-copy is unproven: the tests had no NIC that can do it".into());
+        let mut offloads = Offloads::NONE;
+        if fragments {
+            offloads = offloads.with(Offloads::RX_CHAINS);
+            if self.options.pool_as_umem {
+                offloads = offloads.with(Offloads::TX_CHAINS);
+            }
+        }
+        Capabilities {
+            mode,
+            notes,
+            mac: self.interface.mac,
+            max_rx_queues: rx.try_into().unwrap_or(u16::MAX),
+            max_tx_queues: rx.min(tx).try_into().unwrap_or(u16::MAX),
+            max_mtu: if fragments {
+                9216 - 14
+            } else {
+                (buffer_room(self.options.pool_as_umem) as u32 - HEADERS) as u16
+            },
+            offloads,
+            max_tx_segments: if offloads.contains(Offloads::TX_CHAINS) { MAX_SEGMENTS as u16 } else { 1 },
+            numa_node: self.interface.numa_node(),
+            can_wait: true,
+            vlan_tags,
+            ..Capabilities::plain(NAME, &self.options.device)
+        }
+    }
+
+    fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let mut notes = Vec::new();
+        self.prepare(config, &mut notes)?;
+        let shared = Arc::new(Shared::default());
+        shared.frame_limit.store(u64::from(self.interface.mtu) + 14, Ordering::Relaxed);
+        let (native, (bound, got, memory, attached, posted)) = match self.options.mode {
+            Mode::Native => (true, self.try_mode(config, true, &shared, &mut notes)?),
+            Mode::Generic => (false, self.try_mode(config, false, &shared, &mut notes)?),
+            Mode::Auto => {
+                let mut native_notes = notes.clone();
+                match self.try_mode(config, true, &shared, &mut native_notes) {
+                    Ok(it) => {
+                        notes = native_notes;
+                        (true, it)
+                    }
+                    // Only the attaching differs between the modes.
+                    Err(PortError::System { what, source, .. }) if what.starts_with("attaching") => {
+                        notes.push(format!("generic XDP, since {what} failed: {source}"));
+                        (false, self.try_mode(config, false, &shared, &mut notes)?)
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        notes.extend(attached.note().map(str::to_owned));
+        let vlan_tags = self.vlan_tags(&attached, &mut notes);
+        let promiscuous = config
+            .promiscuous
+            .then(|| Promiscuous::on(self.interface.index))
+            .transpose()
+            .map_err(|e| kernel::system(NAME, &self.options.device, "promiscuous mode", e))?;
+        let sockets = bound.iter().map(|b| Arc::clone(&b.socket)).collect();
+        let queues = self.queues(config, bound, &memory, got, native, posted)?;
+        self.notes = notes;
+        self.running = Some(Running {
+            attached,
+            _promiscuous: promiscuous,
+            sockets,
+            shared,
+            native,
+            got,
+            pool_is_umem: matches!(memory, Memory::Pool(_)),
+            vlan_tags,
+        });
+        Ok(queues)
+    }
+
+    fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
+        // The program first: from here on frames stay with the kernel. Then what is on its way out; then sockets and buffers.
+        let running = self.running.take();
+        let lost = running.as_ref().is_some_and(|it| it.shared.lost.load(Ordering::Relaxed)) || self.watch.is_lost();
+        drop(running);
+        let mut transmit: Vec<_> =
+            queues.tx.into_iter().filter_map(|queue| queue.into_any().downcast::<Transmit>().ok()).collect();
+        let end = Instant::now() + DRAIN;
+        while !lost && transmit.iter().any(|queue| !queue.is_idle()) && Instant::now() < end {
+            transmit.iter_mut().for_each(|queue| crate::port::TransmitQueue::reclaim(&mut **queue));
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    fn link(&mut self) -> Link {
+        self.watch.link()
+    }
+
+    fn events(&mut self) -> Vec<PortEvent> {
+        let mut events = self.watch.events();
+        if let Some(running) = &self.running {
+            if self.watch.is_lost() {
+                running.shared.lost.store(true, Ordering::Relaxed);
+            } else if running.shared.lost.load(Ordering::Relaxed) {
+                events.extend(self.watch.lose("was removed"));
+            }
+        }
+        events
+    }
+
+    fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
+        let Some(running) = &self.running else { return Vec::new() };
+        let mut all: Vec<(&'static str, u64)> = Vec::new();
+        for (name, value) in running.sockets.iter().filter_map(|socket| socket.statistics()).flatten() {
+            match all.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += value,
+                None => all.push((name, value)),
+            }
+        }
+        all.extend(running.attached.counters());
+        all
+    }
+}

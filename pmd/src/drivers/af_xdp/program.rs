@@ -1,0 +1,243 @@
+//! The XDP program: decides for every frame between the kernel and our socket.
+
+use std::net::IpAddr;
+
+use super::assembler::Register::*;
+use super::assembler::{Assembler, Condition, Label, Register, Width};
+use super::matches::KernelMatch;
+
+/// Name of our programs: how a leftover of ours is told from the program of somebody else.
+pub(super) const NAME: &str = "wirepath_xdp";
+
+/// What the program counts, by key of its map of counters.
+pub(super) const COUNTERS: [&str; 2] = ["xdp_passed_to_kernel", "xdp_tag_not_restored"];
+const PASSED: i32 = 0;
+const TAG_NOT_RESTORED: i32 = 1;
+
+const XDP_DROP: i32 = 1;
+const XDP_PASS: i32 = 2;
+
+// BPF_FUNC_*
+const MAP_LOOKUP_ELEM: i32 = 1;
+const XDP_ADJUST_HEAD: i32 = 44;
+const REDIRECT_MAP: i32 = 51;
+
+// struct xdp_md
+const DATA: i16 = 0;
+const DATA_END: i16 = 4;
+const RX_QUEUE: i16 = 16;
+
+// Our stack frame.
+const TAG_PROTOCOL: i16 = -8;
+const TAG_CONTROL: i16 = -6;
+const KEY: i16 = -12;
+
+/// What goes into the program.
+#[derive(Debug)]
+pub(super) struct Inputs<'a> {
+    /// Map of sockets by receive queue.
+    pub(super) sockets: i32,
+    /// Map of counters.
+    pub(super) counters: i32,
+    /// Type id of `bpf_xdp_metadata_rx_vlan_tag`, where the program may call it.
+    pub(super) vlan_tag: Option<u32>,
+    /// Frames that go on to the kernel.
+    pub(super) kernel: &'a [KernelMatch],
+}
+
+/// Assembles the program.
+///
+/// R6 holds the context throughout. A frame whose tag the kernel holds beside it is made whole here, before anything sees it: the tag
+/// goes back behind the addresses, so that no later stage can take it for untagged.
+pub(super) fn assemble(inputs: &Inputs<'_>) -> Result<Vec<[u8; 8]>, &'static str> {
+    let mut a = Assembler::default();
+    let (to_socket, to_kernel, lost) = (a.label(), a.label(), a.label());
+    a.copy(R6, R1);
+    let tagged = inputs.vlan_tag.map(|function| {
+        let tagged = a.label();
+        a.store_value(Width::Double, R10, TAG_PROTOCOL, 0);
+        a.copy(R1, R6);
+        a.copy(R2, R10);
+        a.add(R2, TAG_PROTOCOL.into());
+        a.copy(R3, R10);
+        a.add(R3, TAG_CONTROL.into());
+        a.call_kernel(function as i32);
+        // 0: there is one. Otherwise -ENODATA.
+        a.jump_if_32(R0, Condition::Equal, 0, tagged);
+        tagged
+    });
+    for it in inputs.kernel {
+        match_frame(&mut a, it, to_kernel);
+    }
+    a.place(to_socket);
+    a.load_map(R1, inputs.sockets);
+    a.load(Width::Word, R2, R6, RX_QUEUE);
+    // Where the queue has no socket the frame goes to the kernel.
+    a.set(R3, XDP_PASS);
+    a.call(REDIRECT_MAP);
+    a.exit();
+    if !inputs.kernel.is_empty() {
+        a.place(to_kernel);
+        count(&mut a, inputs.counters, PASSED);
+        a.set(R0, XDP_PASS);
+        a.exit();
+    }
+    if let Some(tagged) = tagged {
+        a.place(tagged);
+        restore_tag(&mut a, to_socket, lost);
+        a.place(lost);
+        count(&mut a, inputs.counters, TAG_NOT_RESTORED);
+        a.set(R0, XDP_DROP);
+        a.exit();
+    }
+    a.finish()
+}
+
+/// Moves the addresses forward by four bytes and writes the tag behind them.
+fn restore_tag(a: &mut Assembler, done: Label, failed: Label) {
+    a.copy(R1, R6);
+    a.set(R2, -4);
+    a.call(XDP_ADJUST_HEAD);
+    a.jump_if(R0, Condition::NotEqual, 0, failed);
+    a.load(Width::Word, R1, R6, DATA);
+    a.load(Width::Word, R2, R6, DATA_END);
+    a.copy(R3, R1);
+    a.add(R3, 18);
+    a.jump_if_register(R3, Condition::Greater, R2, failed);
+    for at in [0, 4, 8] {
+        a.load(Width::Word, R3, R1, at + 4);
+        a.store(Width::Word, R1, at, R3);
+    }
+    a.load(Width::Half, R3, R10, TAG_PROTOCOL);
+    a.store(Width::Half, R1, 12, R3);
+    a.load(Width::Half, R3, R10, TAG_CONTROL);
+    a.network_order_16(R3);
+    a.store(Width::Half, R1, 14, R3);
+    a.jump(done);
+}
+
+/// Adds one to a counter. Ends with anything in R0 to R5.
+fn count(a: &mut Assembler, map: i32, key: i32) {
+    let absent = a.label();
+    a.store_value(Width::Word, R10, KEY, key);
+    a.load_map(R1, map);
+    a.copy(R2, R10);
+    a.add(R2, KEY.into());
+    a.call(MAP_LOOKUP_ELEM);
+    a.jump_if(R0, Condition::Equal, 0, absent);
+    a.set(R1, 1);
+    a.atomic_add(R0, 0, R1);
+    a.place(absent);
+}
+
+/// A 16-bit field in network order as the program loads it.
+const fn half(value: u16) -> u32 {
+    u16::from_ne_bytes(value.to_be_bytes()) as u32
+}
+
+/// Jumps to `fits` if the frame fits.
+fn match_frame(a: &mut Assembler, it: &KernelMatch, fits: Label) {
+    let is_ip = it.protocol.is_some() || it.destination.is_some();
+    if !is_ip {
+        let Some(ethertype) = it.ethertype else { return };
+        let no = a.label();
+        frame(a, 14, no);
+        a.load(Width::Half, R4, R2, 12);
+        a.jump_if_32(R4, Condition::Equal, half(ethertype), fits);
+        a.place(no);
+        return;
+    }
+    if it.ethertype != Some(0x86dd) && !matches!(it.destination, Some(IpAddr::V6(_))) {
+        match_ipv4(a, it, fits);
+    }
+    if it.ethertype != Some(0x0800) && !matches!(it.destination, Some(IpAddr::V4(_))) {
+        match_ipv6(a, it, fits);
+    }
+}
+
+/// R2 = start, R3 = end of the frame, which has at least `bytes` in its first buffer, else jumps to `short`.
+fn frame(a: &mut Assembler, bytes: i32, short: Label) {
+    a.load(Width::Word, R2, R6, DATA);
+    a.load(Width::Word, R3, R6, DATA_END);
+    a.copy(R5, R2);
+    a.add(R5, bytes);
+    a.jump_if_register(R5, Condition::Greater, R3, short);
+}
+
+fn match_ipv4(a: &mut Assembler, it: &KernelMatch, fits: Label) {
+    let no = a.label();
+    frame(a, 34, no);
+    a.load(Width::Half, R4, R2, 12);
+    a.jump_if_32(R4, Condition::NotEqual, half(0x0800), no);
+    if let Some(protocol) = it.protocol {
+        a.load(Width::Byte, R4, R2, 23);
+        a.jump_if_32(R4, Condition::NotEqual, protocol.into(), no);
+    }
+    if let Some(IpAddr::V4(destination)) = it.destination {
+        a.load(Width::Word, R4, R2, 30);
+        a.jump_if_32(R4, Condition::NotEqual, u32::from_ne_bytes(destination.octets()), no);
+    }
+    if let Some(port) = it.destination_port {
+        // Later fragments have no ports.
+        a.load(Width::Half, R4, R2, 20);
+        a.jump_if_32(R4, Condition::Bits, half(0x1fff), no);
+        a.load(Width::Byte, R4, R2, 14);
+        a.and(R4, 0x0f);
+        a.shift_left(R4, 2);
+        a.add(R2, 14);
+        a.add_register(R2, R4);
+        match_port(a, R2, port, no);
+    }
+    a.jump(fits);
+    a.place(no);
+}
+
+fn match_ipv6(a: &mut Assembler, it: &KernelMatch, fits: Label) {
+    let no = a.label();
+    frame(a, 54, no);
+    a.load(Width::Half, R4, R2, 12);
+    a.jump_if_32(R4, Condition::NotEqual, half(0x86dd), no);
+    if let Some(protocol) = it.protocol {
+        a.load(Width::Byte, R4, R2, 20);
+        a.jump_if_32(R4, Condition::NotEqual, protocol.into(), no);
+    }
+    if let Some(IpAddr::V6(destination)) = it.destination {
+        for (at, word) in destination.octets().chunks_exact(4).enumerate() {
+            a.load(Width::Word, R4, R2, 38 + 4 * at as i16);
+            let word = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+            a.jump_if_32(R4, Condition::NotEqual, word, no);
+        }
+    }
+    if let Some(port) = it.destination_port {
+        a.add(R2, 54);
+        match_port(a, R2, port, no);
+    }
+    a.jump(fits);
+    a.place(no);
+}
+
+/// The transport header is at `header`, the frame's end in R3.
+fn match_port(a: &mut Assembler, header: Register, port: u16, no: Label) {
+    a.copy(R5, header);
+    a.add(R5, 4);
+    a.jump_if_register(R5, Condition::Greater, R3, no);
+    a.load(Width::Half, R4, header, 2);
+    a.jump_if_32(R4, Condition::NotEqual, half(port), no);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_combination_assembles() {
+        let kernel =
+            ["arp", "icmpv6", "tcp port 22", "udp port 546 to fd00::1", "to 192.0.2.1"].map(|t| t.parse().unwrap());
+        for vlan_tag in [None, Some(77)] {
+            for n in 0..=kernel.len() {
+                let inputs = Inputs { sockets: 3, counters: 4, vlan_tag, kernel: &kernel[..n] };
+                assert!(assemble(&inputs).unwrap().len() > 5);
+            }
+        }
+    }
+}

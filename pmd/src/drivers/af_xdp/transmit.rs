@@ -1,0 +1,371 @@
+//! Transmit queues: one socket each.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::chunks::{CHUNK, Chunks};
+use super::flight::Flight;
+use super::ring::{Descriptor, Reserved, SharedDescriptor};
+use super::socket::{CONTINUED, Kick, OFFSET_SHIFT, SHORTEST, Shared, Socket, TransmitRings};
+use crate::counters::QueueCounters;
+use crate::drivers::requests;
+use crate::drops::DropReason;
+use crate::packet::{BATCH, Batch, DATA_ROOM, HEADROOM, METADATA, Packet, Pool};
+use crate::port::TransmitQueue;
+
+/// Most descriptors of one frame: the kernel's `MAX_SKB_FRAGS` at its usual value.
+pub(super) const MAX_SEGMENTS: usize = 17;
+/// Longest frame in one buffer, which has no headroom then.
+pub(super) const SINGLE: usize = HEADROOM + DATA_ROOM;
+/// Calls of the kernel in one burst. In copy mode each moves 32 packets or more; what is left goes with the next burst.
+const KICKS: usize = 8;
+
+/// The frames' memory, on the transmitting side.
+pub(super) enum Frames {
+    /// Packets of the registered region. `None` only while the queue is being dropped.
+    Pool(Option<Flight>),
+    /// Chunks that frames are copied to.
+    Own(Chunks),
+}
+
+/// A transmit queue.
+pub(super) struct Transmit {
+    // Before the socket: a mapped ring keeps it open, and it must be closed when its `left` goes.
+    rings: TransmitRings,
+    socket: Arc<Socket>,
+    frames: Frames,
+    counters: Arc<QueueCounters>,
+    /// For copies of packets from other regions.
+    pool: Pool,
+    /// A frame may have several descriptors.
+    fragments: bool,
+    /// The kernel says when it has to be woken.
+    need_wakeup: bool,
+    done: Batch,
+}
+
+impl Transmit {
+    pub(super) fn new(
+        socket: Arc<Socket>,
+        rings: TransmitRings,
+        frames: Frames,
+        pool: Pool,
+        fragments: bool,
+        need_wakeup: bool,
+    ) -> Self {
+        let counters = Arc::default();
+        Self { socket, rings, frames, counters, pool, fragments, need_wakeup, done: Batch::new() }
+    }
+
+    /// Takes back what the kernel has sent.
+    fn take_completions(&mut self) {
+        loop {
+            let peeked = self.rings.completion.peek(BATCH as u32);
+            let (n, mut bad) = (peeked.len(), 0);
+            for at in 0..n {
+                let known = match &mut self.frames {
+                    Frames::Pool(Some(flight)) => flight.complete(peeked.get(at), &mut self.done),
+                    Frames::Pool(None) => true,
+                    Frames::Own(chunks) => chunks.take(peeked.get(at), 0, |_| ()).is_some(),
+                };
+                bad += u64::from(!known);
+            }
+            peeked.release();
+            self.done.clear();
+            bad += self.rings.completion.take_impossible();
+            if bad > 0 {
+                self.counters.drops.add(DropReason::BadDescriptor, bad);
+            }
+            if n < BATCH as u32 {
+                return;
+            }
+        }
+    }
+
+    /// Descriptors that the kernel can complete beyond those it has: more must not be posted.
+    fn room(&self) -> u32 {
+        let with_kernel = match &self.frames {
+            Frames::Pool(flight) => flight.as_ref().map_or(0, Flight::descriptors),
+            Frames::Own(chunks) => chunks.count(),
+        };
+        self.rings.tx.entries().saturating_sub(with_kernel)
+    }
+
+    /// Wakes the kernel until it has taken everything, or stops taking.
+    fn kick(&mut self) {
+        if self.need_wakeup && !self.rings.tx.needs_wakeup() {
+            return;
+        }
+        let mut pending = self.rings.tx.pending();
+        for _ in 0..KICKS {
+            if pending == 0 {
+                return;
+            }
+            let kick = self.socket.kick_transmit();
+            let left = self.rings.tx.pending();
+            // Nothing is lost by stopping: what is left stays in the ring for the next burst or `reclaim`.
+            if kick != Kick::Again || left == pending {
+                return;
+            }
+            pending = left;
+        }
+    }
+
+    /// Whether the kernel has sent everything.
+    pub(super) fn is_idle(&self) -> bool {
+        self.room() == self.rings.tx.entries()
+    }
+}
+
+/// Descriptors that a packet needs at most, as it is or as a copy.
+#[inline(always)]
+fn descriptors_of(packet: &Packet) -> u32 {
+    let copied = packet.len().div_ceil(DATA_ROOM).max(1);
+    let own = if packet.is_chain() { packet.segment_count() } else { 1 };
+    // A chain with more than the kernel takes is copied into fewer.
+    if own > MAX_SEGMENTS { copied as u32 } else { own.max(copied) as u32 }
+}
+
+/// Longest frame that may go out, given how it begins: tags do not count into the MTU.
+fn limit(shared: &Shared, head: &[u8]) -> u64 {
+    let is_tag = |at: usize| matches!(head.get(at..at + 2), Some([0x81, 0x00] | [0x88, 0xa8]));
+    let tags = if !is_tag(12) {
+        0
+    } else if !is_tag(16) {
+        4
+    } else {
+        8
+    };
+    shared.frame_limit.load(Ordering::Relaxed) + tags
+}
+
+/// Posts a packet of the pool's region, or a copy of it; tells whether it was copied.
+#[inline(always)]
+fn post(
+    packet: Packet,
+    flight: &mut Flight,
+    reserved: &mut Reserved<'_, SharedDescriptor>,
+    pool: &Pool,
+    fragments: bool,
+) -> Result<bool, DropReason> {
+    let packet = if packet.is_chain() {
+        packet
+    } else {
+        match post_single(packet, flight, reserved) {
+            Ok(()) => return Ok(false),
+            Err(packet) => packet,
+        }
+    };
+    post_other(packet, flight, reserved, pool, fragments)
+}
+
+#[inline(always)]
+fn post_single(
+    packet: Packet,
+    flight: &mut Flight,
+    reserved: &mut Reserved<'_, SharedDescriptor>,
+) -> Result<(), Packet> {
+    let (offset, len) = ((METADATA + packet.headroom()) as u64, packet.len() as u32);
+    let base = flight.insert(packet)?;
+    let pushed = reserved.push(Descriptor { address: base | offset << OFFSET_SHIFT, len, options: 0 });
+    debug_assert!(pushed, "room was looked at");
+    Ok(())
+}
+
+/// Chains, and packets of other regions.
+#[cold]
+fn post_other(
+    packet: Packet,
+    flight: &mut Flight,
+    reserved: &mut Reserved<'_, SharedDescriptor>,
+    pool: &Pool,
+    fragments: bool,
+) -> Result<bool, DropReason> {
+    let packet = if fragments && packet.is_chain() {
+        match post_chain(packet, flight, reserved) {
+            Ok(()) => return Ok(false),
+            Err(packet) => packet,
+        }
+    } else {
+        packet
+    };
+    let copy = if packet.len() <= SINGLE {
+        let mut copy = pool.take().ok_or(DropReason::NoBuffer)?;
+        let headroom = if packet.len() > DATA_ROOM { 0 } else { HEADROOM };
+        if !copy.set_data(headroom, packet.len()) {
+            return Err(DropReason::TooLong);
+        }
+        packet.copy_to(copy.data_mut());
+        copy
+    } else if fragments {
+        packet.duplicate(pool).ok_or(DropReason::NoBuffer)?
+    } else {
+        return Err(DropReason::TooLong);
+    };
+    drop(packet);
+    let posted = if copy.is_chain() { post_chain(copy, flight, reserved) } else { post_single(copy, flight, reserved) };
+    // Refused only if the copy has too many segments still.
+    posted.map(|()| true).map_err(|_| DropReason::TooLong)
+}
+
+/// Posts the segments of a chain in place, if the kernel can reach them and takes so many.
+fn post_chain(
+    packet: Packet,
+    flight: &mut Flight,
+    reserved: &mut Reserved<'_, SharedDescriptor>,
+) -> Result<(), Packet> {
+    let mut descriptors = [Descriptor::default(); MAX_SEGMENTS];
+    let mut offsets = [0; MAX_SEGMENTS];
+    let (mut n, mut reachable) = (0, true);
+    for place in packet.segment_places().filter(|place| place.len > 0) {
+        let (Some(base), true) = (flight.buffer_of(&place), n < MAX_SEGMENTS) else {
+            reachable = false;
+            break;
+        };
+        let address = base | (place.offset as u64 - base) << OFFSET_SHIFT;
+        offsets[n] = base;
+        descriptors[n] = Descriptor { address, len: place.len as u32, options: CONTINUED };
+        n += 1;
+    }
+    if !reachable || n == 0 || reserved.space() < n as u32 {
+        return Err(packet);
+    }
+    descriptors[n - 1].options = 0;
+    flight.insert_chain(packet, &offsets[..n])?;
+    for descriptor in &descriptors[..n] {
+        reserved.push(*descriptor);
+    }
+    Ok(())
+}
+
+/// Posts a copy in chunks of the port's own memory.
+fn post_copy(
+    packet: &Packet,
+    chunks: &mut Chunks,
+    reserved: &mut Reserved<'_, SharedDescriptor>,
+    fragments: bool,
+) -> Result<bool, DropReason> {
+    if packet.len() > CHUNK * if fragments { MAX_SEGMENTS } else { 1 } {
+        return Err(DropReason::TooLong);
+    }
+    let mut left = packet.len();
+    let mut segments = packet.segments();
+    let mut rest: &[u8] = &[];
+    while left > 0 {
+        let room = left.min(CHUNK);
+        let mut filled = 0;
+        // The parts of this chunk: what was left of a segment, then further ones.
+        let mut parts = std::iter::from_fn(|| {
+            if filled == room {
+                return None;
+            }
+            if rest.is_empty() {
+                rest = segments.by_ref().find(|segment| !segment.is_empty())?;
+            }
+            let (now, later) = rest.split_at(rest.len().min(room - filled));
+            filled += now.len();
+            rest = later;
+            Some(now)
+        });
+        let (address, n) = chunks.post_copy(&mut parts, room).ok_or(DropReason::TxFull)?;
+        left -= room;
+        let options = if left > 0 { CONTINUED } else { 0 };
+        reserved.push(Descriptor { address, len: n as u32, options });
+    }
+    Ok(true)
+}
+
+impl TransmitQueue for Transmit {
+    #[inline]
+    fn transmit(&mut self, batch: &mut Batch) {
+        let counters = &*self.counters;
+        if self.socket.shared.lost.load(Ordering::Relaxed) {
+            counters.drops.add(DropReason::DeviceLost, batch.len() as u64);
+            batch.clear();
+            return;
+        }
+        self.take_completions();
+        let room = self.room();
+        let counters = &*self.counters;
+        let mut reserved = self.rings.tx.reserve(room);
+        // How many fit, each with all its descriptors.
+        let (mut fit, mut left) = (0, reserved.space());
+        for packet in batch.iter() {
+            let need = match self.frames {
+                Frames::Pool(_) => descriptors_of(packet),
+                Frames::Own(_) => packet.len().div_ceil(CHUNK).max(1) as u32,
+            };
+            if need > left {
+                break;
+            }
+            left -= need;
+            fit += 1;
+        }
+        let (shared, pool, fragments, frames) = (&self.socket.shared, &self.pool, self.fragments, &mut self.frames);
+        let plain = shared.frame_limit.load(Ordering::Relaxed);
+        let (mut packets, mut bytes, mut copied) = (0u64, 0u64, 0u64);
+        batch.drain_front(fit, |mut packet| {
+            if let Err(reason) = requests::fulfil(&mut packet) {
+                return counters.drops.add(reason, 1);
+            }
+            let len = packet.len();
+            if len < SHORTEST {
+                return counters.drops.add(DropReason::TooShort, 1);
+            }
+            if len as u64 > plain && len as u64 > limit(shared, packet.data()) {
+                return counters.drops.add(DropReason::TooLong, 1);
+            }
+            let posted = match frames {
+                Frames::Pool(Some(flight)) => post(packet, flight, &mut reserved, pool, fragments),
+                Frames::Pool(None) => Err(DropReason::TxError),
+                Frames::Own(chunks) => post_copy(&packet, chunks, &mut reserved, fragments),
+            };
+            match posted {
+                Ok(was_copied) => {
+                    packets += 1;
+                    bytes += len as u64;
+                    copied += u64::from(was_copied);
+                }
+                Err(reason) => counters.drops.add(reason, 1),
+            }
+        });
+        reserved.commit();
+        if packets > 0 {
+            counters.packets.add(packets);
+            counters.bytes.add(bytes);
+            counters.bursts.add(1);
+            if copied > 0 {
+                counters.copied.add(copied);
+            }
+        } else {
+            counters.empty.add(1);
+        }
+        self.kick();
+    }
+
+    fn reclaim(&mut self) {
+        self.take_completions();
+        self.kick();
+    }
+
+    fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+impl Drop for Transmit {
+    fn drop(&mut self) {
+        // The kernel may read what is on its way until the socket is closed, which the receive queue may still hold.
+        if let Frames::Pool(flight) = &mut self.frames
+            && let Some(flight) = flight.take()
+        {
+            let (posted, chains) = flight.into_parts();
+            self.socket.keep(posted, chains);
+        }
+    }
+}
