@@ -11,10 +11,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Done, Forwarder};
-use wirepath_pmd::packet::Batch;
-use wirepath_testlab::{Frame, FramePort, Lab, Namespace, Need, Veth, VlanTagger, eventually, judge, require, spawn};
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::packet::offload::Flags;
+use wirepath_pmd::packet::{Batch, Packet, Pool};
+use wirepath_pmd::port::LinkState;
+use wirepath_testlab::{
+    CountingAllocator, Frame, FramePort, Lab, Namespace, Need, Veth, VlanTagger, allocations, eventually, judge,
+    require, spawn,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+fn packet(pool: &Pool, bytes: &[u8]) -> Packet {
+    let mut packet = pool.take().expect("a free buffer");
+    assert!(packet.extend_from_slice(bytes, pool));
+    packet
+}
 
 /// Two hosts with a machine between them that forwards: `left eth0 -- west dut east -- eth0 right`.
 struct Line {
@@ -314,6 +329,114 @@ fn frames_for_others_only_when_promiscuous() {
             assert!(flags.contains(if promiscuous { "promiscuity 1" } else { "promiscuity 0" }), "{flags}");
             it.port.stop(it.rx, it.tx).unwrap();
         }
+    });
+}
+
+#[test]
+fn the_interface_is_switched_off_and_on() {
+    require!(all Need::LAB);
+    let lab = Lab::new("updown");
+    let (dut, peer) = (lab.namespace("dut"), lab.namespace("peer"));
+    Veth::new((&dut, "eth0"), (&peer, "eth0")).plug();
+    dut.ip("link set eth0 down");
+    let (mut wire, pool) = (peer.frames("eth0"), common::pool());
+    dut.inside(|| {
+        // Off at the start too.
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"\nqueues = 2\n", &pool).unwrap();
+        assert_eq!(it.port.link().state, LinkState::Down);
+        for round in 0..3 {
+            let mut batch = Batch::new();
+            batch.extend([packet(&pool, &[9; 60])]);
+            it.tx[0].transmit(&mut batch);
+            assert!(batch.is_empty());
+            assert_eq!(it.tx[0].counters().drops.get(DropReason::LinkDown), round + 1);
+            assert!(it.rx[0].wait_descriptor().is_some());
+
+            dut.ip("link set eth0 up");
+            assert!(eventually(PATIENCE, || it.port.link().state == LinkState::Up));
+            let mut got = 0;
+            let mut number = 0;
+            let heard = eventually(PATIENCE, || {
+                number += 1;
+                let _ = wire.send(&[&[2; 6][..], &[number; 6], &[0x88, 0xb5], &[0; 46]].concat());
+                got += it.rx.iter_mut().map(|queue| queue.receive(&mut Batch::new())).sum::<usize>();
+                got > 0
+            });
+            assert!(heard, "receives again");
+            batch.extend([packet(&pool, &[9; 60])]);
+            it.tx[1].transmit(&mut batch);
+            assert!(wire.receive_where(PATIENCE, |frame| frame.bytes == [9; 60]).is_some(), "sends again");
+            dut.ip("link set eth0 down");
+        }
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn what_a_packet_asks_for_is_done_before_it_leaves() {
+    require!(all Need::LAB);
+    let lab = Lab::new("requests");
+    let (dut, peer) = (lab.namespace("dut"), lab.namespace("peer"));
+    Veth::new((&dut, "eth0"), (&peer, "eth0")).plug();
+    let (mut wire, pool) = (peer.frames("eth0"), common::pool());
+    dut.inside(|| {
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", &pool).unwrap();
+        let mut batch = Batch::new();
+        let mut tagged = packet(&pool, &[9; 60]);
+        tagged.set_vlan(0x2064);
+        let mut impossible = packet(&pool, &[8; 60]);
+        impossible.set_flags(Flags::TX_SEGMENT);
+        let pieces: Vec<Packet> = (0..1100).map(|_| packet(&pool, &[7])).collect();
+        let many = pieces.into_iter().reduce(|mut chain, piece| {
+            chain.append_segment(piece).unwrap();
+            chain
+        });
+        batch.extend([packet(&pool, &[1; 13]), tagged, impossible, many.unwrap(), packet(&pool, &[6; 60])]);
+        it.tx[0].transmit(&mut batch);
+        assert!(batch.is_empty());
+        let arrived = wire.receive(PATIENCE).unwrap().bytes;
+        assert_eq!((&arrived[12..16], arrived.len()), (&[0x81, 0, 0x20, 0x64][..], 64));
+        assert_eq!(wire.receive(PATIENCE).unwrap().bytes, [6; 60]);
+        let stats = it.port.tx_statistics().remove(0);
+        let drops = [(DropReason::TxError, 1), (DropReason::TooShort, 1), (DropReason::KernelOffload, 1)];
+        assert!(drops.iter().all(|drop| stats.drops.contains(drop)) && stats.packets == 2, "{stats:?}");
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn nothing_is_allocated_for_a_packet() {
+    require!(all Need::LAB);
+    let lab = Lab::new("alloc");
+    let (dut, peer) = (lab.namespace("dut"), lab.namespace("peer"));
+    Veth::new((&dut, "eth0"), (&peer, "eth0")).mtu(9202).plug();
+    let (wire, pool) = (peer.frames("eth0"), common::pool());
+    dut.inside(|| {
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"\nmtu = 9202\n", &pool).unwrap();
+        let mut received = 0;
+        let mut counted = 0;
+        for round in 0..20 {
+            for size in [60, 1514, 9216] {
+                wire.send(&vec![2; size]).unwrap();
+            }
+            eventually(PATIENCE, || {
+                let made = allocations(|| {
+                    let mut batch = Batch::new();
+                    received += it.rx[0].receive(&mut batch);
+                    it.tx[0].transmit(&mut batch);
+                    it.tx[0].reclaim();
+                });
+                // The first packet of a thread makes the thread's cache of the pool.
+                if round > 0 {
+                    counted += made;
+                }
+                received == (round + 1) * 3
+            });
+        }
+        assert_eq!((received, counted), (60, 0));
+        it.port.stop(it.rx, it.tx).unwrap();
     });
 }
 

@@ -13,7 +13,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::socket::Socket;
 
-/// Bytes of a block. The largest superframe (64 KiB and headers) must fit into one, and blocks are powers of two of pages.
+/// Bytes of a block. The largest superframe (64 KiB and headers) must fit into one, and blocks are powers of two of pages. What an
+/// administrator made larger still (`gso_max_size`, "BIG TCP") is cut off by the kernel, and then dropped and counted as too long.
 pub(super) const BLOCK: usize = 128 << 10;
 /// Milliseconds after which a block that is not full is handed over: the least that the kernel can do, and thus the longest that a
 /// lone frame waits.

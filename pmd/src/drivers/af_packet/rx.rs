@@ -2,8 +2,8 @@ use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use wirepath_wire::EtherType;
 use wirepath_wire::vlan::Tag;
-use wirepath_wire::{EtherType, vlan};
 
 use super::ring::{BLOCK, Ring};
 use super::socket::Socket;
@@ -87,6 +87,7 @@ impl ReceiveQueue for Receiver {
             while place.left > 0 {
                 let Some(frame) = frame_at(block, place.offset) else {
                     self.counters.drops.add(DropReason::BadDescriptor, place.left.into());
+                    self.finisher.abandon();
                     place.left = 0;
                     break;
                 };
@@ -135,8 +136,6 @@ impl ReceiveQueue for Receiver {
         self
     }
 }
-
-const _: () = assert!(vlan::TAG_LEN == 4);
 
 #[cfg(test)]
 mod tests {

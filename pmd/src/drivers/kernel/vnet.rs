@@ -70,6 +70,11 @@ impl Finisher {
         Self { pool, port, made: 0 }
     }
 
+    /// Gives up a superframe of which only a part was delivered.
+    pub(crate) fn abandon(&mut self) {
+        self.made = 0;
+    }
+
     /// Appends the packets that `frame` comes to, or drops and counts it. `false` if the batch is full and more of the same frame is to
     /// come: call again with it.
     #[inline(always)]

@@ -205,7 +205,7 @@ impl Device for TapDevice {
             max_rx_queues: most,
             max_tx_queues: most,
             offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
-            max_tx_segments: tx::SEGMENTS as u16,
+            max_tx_segments: 1023,
             can_wait: true,
             ..Capabilities::plain(NAME, &self.options.device)
         }

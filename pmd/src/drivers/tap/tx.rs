@@ -10,11 +10,11 @@ use crate::counters::QueueCounters;
 use crate::drivers::kernel::vnet;
 use crate::drivers::requests;
 use crate::drops::DropReason;
-use crate::packet::{Batch, MAX_PACKET, Packet};
+use crate::packet::{Batch, Packet};
 use crate::port::{TransmitQueue, bytes_of};
 
-/// Segments that go out without a copy. A frame of 9216 bytes has five, with a private header six.
-pub(super) const SEGMENTS: usize = 16;
+/// Segments that are gathered without much ado. A frame of 9216 bytes has five, with a private header six.
+const SEGMENTS: usize = 16;
 
 /// Sends by writev(2), one call for each frame: the kernel has no other way for a TAP device.
 pub(super) struct Sender {
@@ -29,27 +29,33 @@ impl Sender {
         Self { queue, longest, counters: Arc::default() }
     }
 
+    #[inline]
     fn send(&self, packet: &Packet) -> Result<(), Errno> {
-        /// `virtio_net_hdr`: nothing is left to the kernel.
-        const COMPLETE: [u8; vnet::HEADER] = [0; vnet::HEADER];
-        let mut parts = [IoSlice::new(&[]); SEGMENTS + 1];
-        parts[0] = IoSlice::new(&COMPLETE);
-        let mut used = 1;
-        for segment in packet.segments() {
-            let Some(part) = parts.get_mut(used) else { return self.send_copy(packet) };
-            *part = IoSlice::new(segment);
-            used += 1;
-        }
-        writev(self.queue.as_fd(), &parts[..used]).map(drop)
+        self.gather::<{ SEGMENTS + 1 }>(packet).unwrap_or_else(|| self.send_pieces(packet))
     }
 
     /// For chains of many small pieces.
     #[cold]
-    fn send_copy(&self, packet: &Packet) -> Result<(), Errno> {
-        let mut frame = vec![0; vnet::HEADER + packet.len().min(MAX_PACKET)];
-        packet.copy_to(&mut frame[vnet::HEADER..]);
-        self.counters.copied.add(1);
-        rustix::io::write(self.queue.as_fd(), &frame).map(drop)
+    #[inline(never)]
+    fn send_pieces(&self, packet: &Packet) -> Result<(), Errno> {
+        /// `UIO_MAXIOV`.
+        const MOST: usize = 1024;
+        self.gather::<MOST>(packet).unwrap_or(Err(Errno::MSGSIZE))
+    }
+
+    /// Writes the packet from `N` pieces at most, the header included; `None` if it has more.
+    #[inline(always)]
+    fn gather<const N: usize>(&self, packet: &Packet) -> Option<Result<(), Errno>> {
+        /// `virtio_net_hdr`: nothing is left to the kernel.
+        const COMPLETE: [u8; vnet::HEADER] = [0; vnet::HEADER];
+        let mut parts = [IoSlice::new(&[]); N];
+        parts[0] = IoSlice::new(&COMPLETE);
+        let mut used = 1;
+        for segment in packet.segments() {
+            *parts.get_mut(used)? = IoSlice::new(segment);
+            used += 1;
+        }
+        Some(writev(self.queue.as_fd(), &parts[..used]).map(drop))
     }
 
     fn drop_front(&self, batch: &mut Batch, n: usize, reason: DropReason) {
