@@ -136,8 +136,11 @@ fn sent<S: Stage + 'static>(running: &Running<S>) -> u64 {
     running.snapshot().ports.iter().flat_map(|(_, _, tx)| tx).map(|queue| queue.packets).sum()
 }
 
-/// Seconds of processor time that the program has had.
+/// Seconds of processor time that the program has had: user and system time of `/proc/self/stat` (proc(5)), in ticks of 10 ms. Not by
+/// clock_gettime through rustix, whose look at the vDSO ends the program under valgrind.
 fn cpu_time() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name in parentheses may contain anything; behind it, the fields from the third on.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

@@ -13,7 +13,7 @@ use wirepath_wire::finish::Coverage;
 use wirepath_wire::{EtherType, IpProtocol, L3, L4, MacAddr, checksum, vxlan};
 
 use super::config::InnerVlans;
-use super::encap::addresses;
+use super::encap::{addresses, be64};
 use super::stage::{Flow, GatewayTables, PuntCode, State, Tally, take_tag, to_attachment};
 use super::tables::{Destination, ETHERNET, Remotes, Underlay};
 use crate::Context;
@@ -30,18 +30,22 @@ const HEADERS: usize = 256;
 /// What a plain packet's outer headers say: VNI and source.
 #[inline(always)]
 fn quick_outer(h: &[u8; QUICK], len: usize, underlay: &Underlay, our_ip: u32) -> Option<(u32, u32)> {
-    let be16 = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
-    let be32 = |at: usize| u32::from_be_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
-    let be64 = |at: usize| u64::from(be32(at)) << 32 | u64::from(be32(at + 4));
-    let total = usize::from(be16(16));
+    let be16 = |at: usize| be64(h, at) >> 48;
+    let be32 = |at: usize| (be64(h, at) >> 32) as u32;
+    let total = be16(16);
     // Marks ECT(0) and Not-ECT change nothing inside; the other two do (RFC 6040).
     let ip = be32(12) & 0xffff_ff01 == 0x0800_4500 && be16(20) & 0x3fff == 0 && h[23] == IpProtocol::UDP.0;
-    let ours = be64(0) >> 16 == underlay.mac.to_u64() && be32(30) == our_ip && be16(36) == underlay.udp_port;
-    let lengths = total + ETHERNET == len && usize::from(be16(38)) + 20 == total;
+    let ours =
+        be64(h, 0) >> 16 == underlay.mac.to_u64() && be32(30) == our_ip && be16(36) == u64::from(underlay.udp_port);
+    let lengths = total + ETHERNET as u64 == len as u64 && be16(38) + 20 == total;
     let tunnel = be16(40) == 0 && h[42] & vxlan::FLAG_VNI != 0;
-    let sum: u32 = (14..34).step_by(2).map(|at| u32::from(be16(at))).sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
+    // The ones' complement sum does not mind the width of its words (RFC 1071 section 2).
+    let sum = u128::from(be64(h, 14)) + u128::from(be64(h, 22)) + u128::from(be32(30));
+    let sum = sum as u64 as u128 + (sum >> 64);
+    let sum = (sum as u64 >> 32) + (sum as u64 & 0xffff_ffff) + (sum >> 64) as u64;
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
     (ip & ours & lengths & tunnel & (sum == 0xffff)).then(|| (be32(46) >> 8, be32(26)))
 }
 

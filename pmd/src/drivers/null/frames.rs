@@ -314,27 +314,58 @@ impl Generator {
             Self::Untouched { size } => (packets.len() * *size) as u64,
             Self::Templates { templates, next } => {
                 let t = &**templates;
-                let mut at = *next * t.chunks;
-                for packet in packets.iter_mut() {
-                    let frame = &t.bytes[at..at + t.chunks];
-                    at += t.chunks;
-                    if at == t.bytes.len() {
-                        at = 0;
-                    }
-                    if t.chunks * CHUNK <= DATA_ROOM {
-                        for (to, from) in packet.data_mut().as_chunks_mut::<CHUNK>().0.iter_mut().zip(frame) {
-                            *to = *from;
-                        }
-                        let _ = packet.set_data(HEADROOM, t.len);
-                    } else {
-                        packet.extend_from_slice(&frame.as_flattened()[..t.len], pool);
-                    }
-                }
+                let at = *next * t.chunks;
+                let at = match t.chunks {
+                    1 => copy::<1>(packets, t, at),
+                    2 => copy::<2>(packets, t, at),
+                    _ => copy_long(packets, t, at, pool),
+                };
                 *next = at / t.chunks;
                 (packets.len() * t.len) as u64
             }
         }
     }
+}
+
+/// Copies frames of `N` chunks, from chunk `at` on, into packets that have room for them; returns the next chunk.
+#[inline(always)]
+fn copy<const N: usize>(packets: &mut [Packet], t: &Templates, mut at: usize) -> usize {
+    for packet in packets {
+        let frame = t.bytes[at..].first_chunk::<N>();
+        let room = packet.data_mut().as_chunks_mut::<CHUNK>().0.first_chunk_mut::<N>();
+        if let (Some(frame), Some(room)) = (frame, room) {
+            *room = *frame;
+        }
+        if t.len < N * CHUNK {
+            let _ = packet.set_data(HEADROOM, t.len);
+        }
+        at += N;
+        if at == t.bytes.len() {
+            at = 0;
+        }
+    }
+    at
+}
+
+/// [`copy`] for frames of any length.
+#[inline(never)]
+fn copy_long(packets: &mut [Packet], t: &Templates, mut at: usize, pool: &Pool) -> usize {
+    for packet in packets {
+        let frame = &t.bytes[at..at + t.chunks];
+        if t.chunks * CHUNK <= DATA_ROOM {
+            for (to, from) in packet.data_mut().as_chunks_mut::<CHUNK>().0.iter_mut().zip(frame) {
+                *to = *from;
+            }
+            let _ = packet.set_data(HEADROOM, t.len);
+        } else {
+            packet.extend_from_slice(&frame.as_flattened()[..t.len], pool);
+        }
+        at += t.chunks;
+        if at == t.bytes.len() {
+            at = 0;
+        }
+    }
+    at
 }
 
 #[cfg(test)]
