@@ -262,3 +262,125 @@ impl<T: Send + Sync + 'static> fmt::Debug for Shared<T> {
         f.debug_struct("Shared").finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicBool;
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+
+    /// A value that loom sees being freed: a read at the same time as the write in `drop`, or unordered with it, is an error.
+    struct Guarded(UnsafeCell<u32>);
+
+    // SAFETY: a cell that loom watches.
+    unsafe impl Sync for Guarded {}
+
+    impl Guarded {
+        fn new(value: u32) -> Self {
+            Self(UnsafeCell::new(value))
+        }
+
+        fn get(&self) -> u32 {
+            // SAFETY: loom checks that nobody writes meanwhile.
+            self.0.with(|value| unsafe { *value })
+        }
+    }
+
+    impl Drop for Guarded {
+        fn drop(&mut self) {
+            // SAFETY: loom checks that nobody reads meanwhile.
+            self.0.with_mut(|value| unsafe { *value = u32::MAX });
+        }
+    }
+
+    #[test]
+    fn nothing_is_freed_while_it_is_read() {
+        loom::model(|| {
+            let domain = Domain::new();
+            let table = Arc::new(Shared::new(&domain, Guarded::new(1)));
+            let mut reader = domain.join();
+            let worker = {
+                let table = Arc::clone(&table);
+                thread::spawn(move || {
+                    let mut last = 0;
+                    for _ in 0..2 {
+                        let value = table.read(reader.guard()).get();
+                        assert!((last..=2).contains(&value) && value > 0, "whole, and never older than before");
+                        last = value;
+                        reader.quiescent();
+                    }
+                })
+            };
+            table.replace(Guarded::new(2));
+            domain.collect();
+            worker.join().unwrap();
+            domain.collect();
+            assert_eq!(domain.waiting(), 0, "the reader is gone");
+        });
+    }
+
+    #[test]
+    fn a_sleeping_reader_holds_nothing_up_and_comes_back_to_the_new_table() {
+        loom::model(|| {
+            let domain = Domain::new();
+            let table = Arc::new(Shared::new(&domain, Guarded::new(1)));
+            let asleep = Arc::new(AtomicBool::new(false));
+            let mut reader = domain.join();
+            let worker = {
+                let (table, asleep) = (Arc::clone(&table), Arc::clone(&asleep));
+                thread::spawn(move || {
+                    reader.offline(|| asleep.store(true, Ordering::Release));
+                    assert!((1..=2).contains(&table.read(reader.guard()).get()));
+                    reader.quiescent();
+                })
+            };
+            table.replace(Guarded::new(2));
+            domain.collect();
+            worker.join().unwrap();
+            domain.collect();
+            assert_eq!(domain.waiting(), 0);
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod threads {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    #[should_panic(expected = "another epoch domain")]
+    fn guards_of_other_domains_are_refused() {
+        let table = Shared::new(&Domain::new(), 1);
+        let other = Domain::new();
+        table.read(other.join().guard());
+    }
+
+    #[test]
+    fn readers_see_whole_values_while_they_are_replaced() {
+        let domain = Domain::new();
+        let (table, stop) = (Shared::new(&domain, [0u64; 64]), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let mut reader = domain.join();
+                let (table, stop) = (&table, &stop);
+                scope.spawn(move || {
+                    let mut last = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        let value = table.read(reader.guard());
+                        assert!(value[0] >= last && value.iter().all(|x| *x == value[0]));
+                        last = value[0];
+                        reader.quiescent();
+                    }
+                });
+            }
+            for i in 1..2000 {
+                table.replace([i; 64]);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        domain.collect();
+        assert_eq!(domain.waiting(), 0);
+    }
+}

@@ -5,6 +5,7 @@ mod context;
 pub mod epoch;
 mod events;
 mod mailbox;
+mod parsed;
 mod runtime;
 mod stage;
 mod sync;
@@ -15,6 +16,7 @@ mod worker;
 
 pub use context::{Context, WorkerCounters};
 pub use events::{Learn, Punt};
+pub use parsed::ParsedBatch;
 pub use runtime::{
     Control, ControlPlane, HugePages, PortInfo, PortRates, PortSummary, Rates, RunOptions, Running, Runtime,
     RuntimeConfig, RuntimeError, Summary, WorkerInfo, WorkerSummary,

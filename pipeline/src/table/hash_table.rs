@@ -178,3 +178,44 @@ impl HashTable {
         self.entries.iter().filter(|entry| entry.destination() != NO_DESTINATION)
     }
 }
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// While the writer puts in, moves, removes and puts in again, a reader finds a key either not at all or with a destination that was
+    /// the key's own; never with that of the neighbour that collides with it.
+    #[test]
+    fn readers_never_see_the_destination_of_another_key() {
+        loom::model(|| {
+            let table = Arc::new(HashTable::new(8));
+            let (a, b) = colliding(&table);
+            let reader = {
+                let table = Arc::clone(&table);
+                thread::spawn(move || {
+                    for (key, own) in [(a, [10, 11, 12]), (b, [20, 20, 20])] {
+                        let found = table.lookup(key);
+                        assert!(found == NO_DESTINATION || own.contains(&found), "{found}");
+                    }
+                })
+            };
+            table.insert(a, 10, 0).unwrap();
+            table.insert(a, 11, 0).unwrap();
+            table.find(a).unwrap().set_destination(NO_DESTINATION);
+            table.insert(b, 20, 0).unwrap();
+            table.insert(a, 12, 0).unwrap();
+            reader.join().unwrap();
+            assert_eq!((table.lookup(a), table.lookup(b)), (12, 20));
+        });
+    }
+
+    /// Two keys whose search starts at the same slot.
+    fn colliding(table: &HashTable) -> (Key, Key) {
+        let slot = |key: Key| key.hash() as usize & table.mask;
+        let first = Key::from_u64(0x0001_0200_0000_0001);
+        let second = (2..1000).map(|i| Key::from_u64(0x0001_0200_0000_0000 | i)).find(|key| slot(*key) == slot(first));
+        (first, second.unwrap())
+    }
+}

@@ -1,0 +1,92 @@
+//! Joins ports in pairs, or bridges them all.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use wirepath_apps::cli::{self, Failure};
+use wirepath_apps::l2fwd::{self, Config, DEMONSTRATION, REPORT_EVERY};
+use wirepath_pipeline::RunOptions;
+use wirepath_pmd::settings::Source;
+
+/// Forwards Ethernet frames between ports.
+///
+/// Without --config it demonstrates itself for ten seconds: two ports generate frames, swallow what they are sent, and need no
+/// privilege.
+#[derive(Debug, Parser)]
+#[command(version, after_help = AFTER_HELP)]
+struct Arguments {
+    /// Configuration file (TOML); see below
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Stop by itself after this time [default: 10 in the demonstration, else never]
+    #[arg(short, long, value_name = "N", value_parser = seconds)]
+    seconds: Option<Duration>,
+
+    #[command(flatten)]
+    common: cli::Common,
+}
+
+const AFTER_HELP: &str = r#"Configuration, by example:
+  [[port]]
+  name = "left"             # how the rest of the file calls it
+  driver = "auto"           # or af_xdp, af_packet, tap, pcap, memory, null; see `wirepath devices`
+  device = "eth1"
+
+  [[port]]
+  name = "right"
+  device = "eth2"
+
+  [l2fwd]
+  mode = "pairs"            # or "bridge": learns addresses, joins all ports
+  pairs = [["left", "right"]]
+  rewrite_mac = false       # pairs: frames get the port's address as source
+  # ageing = 300            # bridge: seconds until an address is forgotten
+
+  [workers]
+  cores = [1]               # one worker pinned to each core; default: one, not pinned
+  idle = "adaptive"         # or "busy"
+
+More in configs/l2fwd-*.toml. SIGINT or SIGTERM stops cleanly. Exit code: 0 done, 1 failed, 2 bad usage or configuration."#;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("expected a number of seconds above 0".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    cli::main(|| {
+        let arguments = Arguments::parse();
+        arguments.common.start_logging();
+        let source = match &arguments.config {
+            Some(path) => Source::load(path)?,
+            None => Source::new("demonstration", DEMONSTRATION),
+        };
+        let config = Config::read(&source)?;
+        let live = !arguments.common.json && !arguments.common.quiet;
+        if arguments.config.is_none() && live {
+            cli::print("Demonstration: frames between two generated ports. With --config FILE it forwards real ones; --help explains.\n")?;
+        }
+        let default = arguments.config.is_none().then_some(Duration::from_secs(10));
+        let options = RunOptions {
+            duration: arguments.seconds.or(default),
+            stop: Some(cli::Stop::on_signals()?.flag()),
+            report_every: live.then_some(REPORT_EVERY),
+        };
+        let summary = l2fwd::run(config, &options, live)?;
+        if arguments.common.json {
+            cli::print_json(&summary.to_json())?;
+        } else {
+            cli::print(&summary)?;
+        }
+        match summary.failures.first() {
+            Some(failure) => Err(Failure::failed(failure)),
+            None => Ok(()),
+        }
+    })
+}

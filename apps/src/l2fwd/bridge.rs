@@ -1,0 +1,157 @@
+use std::sync::Arc;
+
+use serde_json::json;
+use wirepath_pipeline::epoch::Domain;
+use wirepath_pipeline::table::{Fdb, FdbLimits, FdbWriter, Key, Learned, NO_DESTINATION};
+use wirepath_pipeline::{Context, Control, ControlPlane, Learn, PortInfo, Stage};
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
+use wirepath_pmd::port::{LinkState, PortEvent, PortId};
+
+/// The bridge has one segment; VLAN tags are part of the frame.
+const SEGMENT: u16 = 0;
+
+/// A learning bridge over all ports.
+///
+/// Floods what has a group address or an unknown one by copy: in a network at rest that is rare, and a copy goes out by every device in
+/// one piece. Reserved group addresses (IEEE 802.1Q table 8-1, spanning tree and flow control among them) are not forwarded; there is no
+/// spanning tree, so the ports must not form a loop.
+#[derive(Clone, Debug)]
+pub struct Bridge {
+    fdb: Arc<Fdb>,
+    /// Where copies are made for each port.
+    pools: Arc<[Pool]>,
+}
+
+/// The control side of a [`Bridge`].
+#[derive(Debug)]
+pub struct BridgeControl {
+    writer: FdbWriter,
+    aged: u32,
+    /// Addresses learned, moved, forgotten, refused for want of room.
+    counts: [u64; 4],
+}
+
+impl Bridge {
+    /// A bridge over `ports` and its control side.
+    pub fn new(domain: &Domain, ports: &[PortInfo], ageing: u32) -> (Self, BridgeControl) {
+        let writer = FdbWriter::new(domain, FdbLimits { ageing, per_segment: 65_536, ..FdbLimits::default() }, 0);
+        let bridge = Self { fdb: writer.fdb(), pools: ports.iter().map(|port| port.pool.clone()).collect() };
+        (bridge, BridgeControl { writer, aged: 0, counts: [0; 4] })
+    }
+
+    fn flood(&self, context: &mut Context<'_>, packet: Packet) {
+        let from = packet.in_port();
+        let mut others = (0..self.pools.len() as PortId).filter(|&port| port != from).peekable();
+        while let Some(port) = others.next() {
+            if others.peek().is_none() {
+                return context.send(port, packet);
+            }
+            match packet.duplicate(&self.pools[usize::from(port)]) {
+                Some(copy) => context.send(port, copy),
+                None => context.count_drops(DropReason::NoBuffer, 1),
+            }
+        }
+        context.drop(packet, DropReason::NoDestination);
+    }
+}
+
+/// Destination and source of a frame as keys, or why it is refused.
+fn keys(packet: &Packet) -> Result<(Key, Key), DropReason> {
+    let Some(header) = packet.data().first_chunk::<14>() else { return Err(DropReason::TooShort) };
+    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
+    let (destination, source) = (Key::new(SEGMENT, [a, b, c, d, e, f]), Key::new(SEGMENT, [g, h, i, j, k, l]));
+    if !source.is_station() {
+        Err(DropReason::BadSource)
+    } else if destination.to_u64() & !0xf == 0x0180_c200_0000 {
+        Err(DropReason::Reserved)
+    } else {
+        Ok((destination, source))
+    }
+}
+
+impl Stage for Bridge {
+    fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+        let (mut destinations, mut sources) = ([Key::new(0, [0; 6]); BATCH], [Key::new(0, [0; 6]); BATCH]);
+        let mut n = 0;
+        batch.filter_map(|packet| match keys(&packet) {
+            Ok(both) => {
+                (destinations[n], sources[n]) = both;
+                n += 1;
+                Some(packet)
+            }
+            Err(reason) => {
+                context.drop(packet, reason);
+                None
+            }
+        });
+        let (table, now) = (self.fdb.table(context.guard()), context.seconds());
+        let packets = batch.as_slice();
+        table.find_batch(&sources[..n], |i, entry| {
+            let port = u32::from(packets[i].in_port());
+            match entry {
+                Some(entry) if entry.destination() == port => entry.touch(now),
+                _ => context.learn(sources[i], port),
+            }
+        });
+        let mut ports = [NO_DESTINATION; BATCH];
+        table.lookup_batch(&destinations[..n], &mut ports[..n]);
+        let mut at = 0;
+        batch.filter_map(|mut packet| {
+            let port = ports[at];
+            at += 1;
+            if port == NO_DESTINATION {
+                self.flood(context, packet);
+                None
+            } else if port == u32::from(packet.in_port()) {
+                context.drop(packet, DropReason::SamePort);
+                None
+            } else {
+                packet.set_out_port(port as PortId);
+                Some(packet)
+            }
+        });
+    }
+}
+
+impl Control for BridgeControl {
+    fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
+        match self.writer.learn(learn.key, learn.destination, plane.seconds()) {
+            Learned::New => self.counts[0] += 1,
+            Learned::Moved { .. } => self.counts[1] += 1,
+            Learned::Full => self.counts[3] += 1,
+            Learned::Known | Learned::Static | Learned::NotAStation => {}
+        }
+    }
+
+    fn tick(&mut self, plane: &mut ControlPlane) {
+        let now = plane.seconds();
+        if now != self.aged {
+            self.aged = now;
+            let forgotten = &mut self.counts[2];
+            self.writer.age(now, |_| *forgotten += 1);
+        }
+    }
+
+    fn port_event(&mut self, port: PortId, event: &PortEvent, _: &mut ControlPlane) {
+        let gone = match event {
+            PortEvent::Link(link) => link.state == LinkState::Down,
+            PortEvent::Lost(_) => true,
+        };
+        if gone {
+            // What was behind the port may turn up behind another one.
+            self.writer.flush(|entry| entry.destination == u32::from(port));
+        }
+    }
+
+    fn summary(&mut self) -> Option<serde_json::Value> {
+        let [learned, moved, forgotten, refused] = self.counts;
+        Some(json!({
+            "addresses": self.writer.len(),
+            "learned": learned,
+            "moved": moved,
+            "forgotten": forgotten,
+            "refused": refused,
+        }))
+    }
+}

@@ -1,0 +1,151 @@
+use wirepath_pipeline::RuntimeConfig;
+use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::port::PortId;
+use wirepath_pmd::settings::{ConfigError, Settings, Source};
+
+/// A configuration, checked.
+#[derive(Debug)]
+pub struct Config {
+    /// Ports.
+    pub ports: Vec<PortSettings>,
+    /// Workers and packet memory.
+    pub runtime: RuntimeConfig,
+    /// What to do with packets.
+    pub mode: Mode,
+}
+
+/// What to do with packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// What comes in by a port leaves by its peer.
+    Pairs {
+        /// Peer of each port.
+        peers: Vec<PortId>,
+        /// Whether frames get new addresses.
+        rewrite_mac: bool,
+    },
+    /// A learning bridge over all ports.
+    Bridge {
+        /// Seconds until an address that was not seen is forgotten; 0: never.
+        ageing: u32,
+    },
+}
+
+impl Config {
+    /// Reads a whole configuration. Nothing is opened.
+    pub fn read(source: &Source) -> Result<Self, ConfigError> {
+        let document = source.parse()?;
+        let top = document.settings();
+        let ports = RuntimeConfig::ports_from_settings(&top)?;
+        if ports.is_empty() {
+            return Err(top.error("no port; expected at least one [[port]]"));
+        }
+        let runtime = RuntimeConfig::from_settings(&top)?;
+        let table = top.table("l2fwd")?;
+        let mode = match table {
+            Some(table) => {
+                let mode = Mode::read(&table, &ports)?;
+                table.finish()?;
+                mode
+            }
+            None => Mode::read(&top.empty("l2fwd"), &ports)?,
+        };
+        top.finish()?;
+        Ok(Self { ports, runtime, mode })
+    }
+}
+
+impl Mode {
+    fn read(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Self, ConfigError> {
+        let bridge = table.choice("mode", &[("pairs", false), ("bridge", true)])?.unwrap_or(false);
+        let ageing = table.integer("ageing", 0..=1_000_000)?;
+        let rewrite_mac = table.get("rewrite_mac")?;
+        if bridge {
+            if table.has("pairs") {
+                return Err(table.error_in("pairs", "pairs are for mode = \"pairs\"; a bridge joins all ports"));
+            }
+            if rewrite_mac == Some(true) {
+                return Err(table.error_in("rewrite_mac", "found true, but a bridge leaves addresses alone"));
+            }
+            return Ok(Self::Bridge { ageing: ageing.unwrap_or(300) });
+        }
+        if ageing.is_some() {
+            return Err(table.error_in("ageing", "ageing is for mode = \"bridge\""));
+        }
+        let peers = if table.has("pairs") { named_pairs(table, ports)? } else { neighbours(table, ports)? };
+        Ok(Self::Pairs { peers, rewrite_mac: rewrite_mac.unwrap_or(false) })
+    }
+}
+
+/// Without `pairs`: ports two by two, in order; a single port sends back.
+fn neighbours(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortId>, ConfigError> {
+    match ports.len() {
+        1 => Ok(vec![0]),
+        n if n % 2 == 0 => Ok((0..n).map(|port| (port ^ 1) as PortId).collect()),
+        n => Err(table.error(format!("{n} ports cannot be joined two by two; say pairs = [[\"a\", \"b\"], ...]"))),
+    }
+}
+
+fn named_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortId>, ConfigError> {
+    let mut peers: Vec<Option<PortId>> = vec![None; ports.len()];
+    for pair in table.lists::<String>("pairs", "pairs of port names, as in [[\"a\", \"b\"]]")? {
+        let [a, b] = &pair[..] else {
+            let place = pair.first().map_or_else(|| table.error_in("pairs", ""), |name| name.error(""));
+            let message = format!("found {} names, expected two: a pair", pair.len());
+            return Err(ConfigError { message, ..place });
+        };
+        let mut index = |name: &wirepath_pmd::settings::Placed<String>| {
+            let found = ports.iter().position(|port| port.name == name.value);
+            let index = found.ok_or_else(|| name.error(format!("there is no port \"{}\"", name.value)))?;
+            if peers[index].is_some() {
+                return Err(name.error(format!("port \"{}\" is in another pair already", name.value)));
+            }
+            Ok(index)
+        };
+        let (first, second) = (index(a)?, index(b)?);
+        (peers[first], peers[second]) = (Some(second as PortId), Some(first as PortId));
+    }
+    let alone = |port: usize| table.error_in("pairs", format!("port \"{}\" is in no pair", ports[port].name));
+    peers.into_iter().enumerate().map(|(port, peer)| peer.ok_or_else(|| alone(port))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PORTS: &str = "[[port]]\nname = 'a'\ndriver = 'null'\n[[port]]\nname = 'b'\ndriver = 'null'\n\
+                         [[port]]\nname = 'c'\ndriver = 'null'\n[[port]]\nname = 'd'\ndriver = 'null'\n";
+
+    fn mode(text: &str) -> Result<Mode, String> {
+        let source = Source::new("c.toml", format!("{PORTS}[l2fwd]\n{text}"));
+        Config::read(&source).map(|config| config.mode).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn reads_pairs_and_bridges() {
+        assert_eq!(mode("").unwrap(), Mode::Pairs { peers: vec![1, 0, 3, 2], rewrite_mac: false });
+        let pairs = mode("pairs = [['a', 'd'], ['c', 'b']]\nrewrite_mac = true\n").unwrap();
+        assert_eq!(pairs, Mode::Pairs { peers: vec![3, 2, 1, 0], rewrite_mac: true });
+        assert_eq!(mode("mode = 'bridge'\nageing = 7").unwrap(), Mode::Bridge { ageing: 7 });
+        Config::read(&Source::new("demonstration", super::super::DEMONSTRATION)).unwrap();
+    }
+
+    #[test]
+    fn says_where_and_what_is_wrong() {
+        let at = |text| mode(text).unwrap_err();
+        assert_eq!(at("pairs = [['a', 'x']]"), "c.toml:14:16: l2fwd.pairs[0][1]: there is no port \"x\"");
+        assert!(at("pairs = [['a', 'b'], ['b', 'c']]").ends_with("pairs[1][0]: port \"b\" is in another pair already"));
+        assert!(at("pairs = [['a', 'b']]").ends_with("l2fwd.pairs: port \"c\" is in no pair"));
+        assert!(at("pairs = [['a', 'b', 'c']]").ends_with("found 3 names, expected two: a pair"));
+        assert!(at("pairs = [[]]").ends_with("found 0 names, expected two: a pair"));
+        assert!(at("pairs = [1]").contains("found 1, expected pairs of port names"));
+        assert!(at("mode = 'brige'").contains("did you mean \"bridge\"?"));
+        assert!(at("mode = 'bridge'\nrewrite_mac = true").ends_with("a bridge leaves addresses alone"));
+        assert!(at("ageing = 1").ends_with("ageing is for mode = \"bridge\""));
+        assert!(at("agein = 1").contains("did you mean \"ageing\"?"));
+        let three = &PORTS[..PORTS.rfind("[[port]]").unwrap()];
+        let error = Config::read(&Source::new("c", three)).unwrap_err().to_string();
+        assert!(error.contains("3 ports cannot be joined two by two"), "{error}");
+        assert!(Config::read(&Source::new("c", "")).unwrap_err().to_string().contains("no port"));
+    }
+}
