@@ -351,6 +351,24 @@ impl<'d> Settings<'d> {
             .collect()
     }
 
+    /// A list of lists of strings that parse as `T`. Empty if the key is missing.
+    pub fn lists<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Vec<Vec<Placed<T>>>> {
+        let Some(value) = self.value(key) else { return Ok(Vec::new()) };
+        let Some(rows) = value.get_ref().as_array() else { return Err(self.wrong(value, key, expected)) };
+        let cell = |key: String, item: &Spanned<DeValue<'_>>| {
+            let read = item.get_ref().as_str().and_then(|s| s.parse().ok());
+            let value = read.ok_or_else(|| self.wrong(item, &key, expected))?;
+            let position = self.source.position(item.span().start);
+            Ok(Placed { value, place: Place { file: self.source.file.clone(), position, key: self.full_key(&key) } })
+        };
+        let row = |(i, row): (usize, &Spanned<DeValue<'_>>)| {
+            let key = format!("{key}[{i}]");
+            let items = row.get_ref().as_array().ok_or_else(|| self.wrong(row, &key, expected))?;
+            items.iter().enumerate().map(|(j, item)| cell(format!("{key}[{j}]"), item)).collect()
+        };
+        rows.iter().enumerate().map(row).collect()
+    }
+
     /// The table under a key, if it is there.
     pub fn table(&self, key: &'static str) -> Result<Option<Settings<'d>>> {
         let Some(value) = self.value(key) else { return Ok(None) };

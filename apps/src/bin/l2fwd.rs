@@ -70,7 +70,9 @@ fn main() -> ExitCode {
         let config = Config::read(&source)?;
         let live = !arguments.common.json && !arguments.common.quiet;
         if arguments.config.is_none() && live {
-            cli::print("Demonstration: frames between two generated ports. With --config FILE it forwards real ones; --help explains.\n")?;
+            cli::print(
+                "Demonstration: frames between two generated ports. With --config FILE it forwards real ones; --help explains.\n",
+            )?;
         }
         let default = arguments.config.is_none().then_some(Duration::from_secs(10));
         let options = RunOptions {

@@ -137,6 +137,7 @@ impl Control for BridgeControl {
         let gone = match event {
             PortEvent::Link(link) => link.state == LinkState::Down,
             PortEvent::Lost(_) => true,
+            PortEvent::Finished => false,
         };
         if gone {
             // What was behind the port may turn up behind another one.

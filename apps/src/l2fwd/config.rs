@@ -94,7 +94,7 @@ fn named_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortI
             let message = format!("found {} names, expected two: a pair", pair.len());
             return Err(ConfigError { message, ..place });
         };
-        let mut index = |name: &wirepath_pmd::settings::Placed<String>| {
+        let index = |name: &wirepath_pmd::settings::Placed<String>| {
             let found = ports.iter().position(|port| port.name == name.value);
             let index = found.ok_or_else(|| name.error(format!("there is no port \"{}\"", name.value)))?;
             if peers[index].is_some() {

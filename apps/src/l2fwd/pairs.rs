@@ -19,7 +19,7 @@ impl Pairs {
     pub fn new(peers: &[PortId], rewrite: Option<&[PortInfo]>) -> Self {
         let addresses = |port: &PortInfo| {
             let [high, low] = port.id.to_be_bytes();
-            let source = port.mac.map_or([2, 0, 0, 1, high, low], Into::into);
+            let source = port.mac.map_or([2, 0, 0, 1, high, low], |mac| mac.octets());
             let mut both = [2, 0, 0, 0, high, low, 0, 0, 0, 0, 0, 0];
             both[6..].copy_from_slice(&source);
             both
