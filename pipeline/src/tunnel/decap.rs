@@ -8,16 +8,15 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::Verdicts;
-use wirepath_pmd::packet::{BATCH, Batch, Packet};
+use wirepath_pmd::packet::{Batch, Packet};
 use wirepath_wire::finish::Coverage;
 use wirepath_wire::{EtherType, IpProtocol, L3, L4, MacAddr, checksum, vxlan};
 
 use super::config::InnerVlans;
 use super::encap::{addresses, be64};
-use super::stage::{Flow, GatewayTables, PuntCode, State, Tally, take_tag, to_attachment};
+use super::stage::{Flow, GatewayTables, PuntCode, Scratch, State, Tally, take_tag, to_attachment};
 use super::tables::{Destination, ETHERNET, Remotes, Underlay};
 use crate::Context;
-use crate::table::Key;
 
 /// Outer headers over IPv4 without tag.
 const OUTER4: usize = 50;
@@ -75,9 +74,7 @@ impl GatewayTables {
         state.source.renew(self.fdb.generation(), second);
         let our_ip = underlay.v4.first().map_or(0, |ip| ip.to_bits());
 
-        let mut keys = [Key::from_u64(0); BATCH];
-        let mut sources = [Key::from_u64(0); BATCH];
-        let mut source_remote = [0u32; BATCH];
+        let Scratch { keys, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let mut last = (state.source.key, state.source.destination);
         // VNI and source of the packet before, and what came of them.
@@ -94,18 +91,22 @@ impl GatewayTables {
             let (_, _, remote, segment) = tunnel;
             let Some(inner) = quick.last_chunk::<ETHERNET>() else { continue };
             let (dst, src, ethertype) = addresses(inner, segment);
-            if EtherType(ethertype).is_vlan() || packet.vlan().is_some() || !dst.is_station() || !src.is_station() {
+            if EtherType(ethertype).is_vlan() || packet.vlan().is_some() {
                 continue;
             }
-            slow &= !(1 << i);
+            // Whether the destination is a station is not looked at: no table has another address, so the lookup fails.
             keys[i] = dst;
             let here = Destination::Remote(remote).pack();
             if (src, here) != last {
+                if !src.is_station() {
+                    continue;
+                }
                 last = (src, here);
                 sources[new_sources] = src;
                 source_remote[new_sources] = remote;
                 new_sources += 1;
             }
+            slow &= !(1 << i);
         }
         if new_sources > 0 {
             let mut known = None;
@@ -119,7 +120,8 @@ impl GatewayTables {
         }
 
         let packets = batch.as_mut_slice();
-        let (mut rx, mut tx) = (Tally::new(), Tally::new());
+        let segment = remotes.list.get(tunnel.2 as usize).map_or(0, |remote| remote.segment);
+        let (mut rx, mut tx) = (Tally::new(segment), Tally::new(segment));
         let counters = &state.counters;
         let count_rx = |segment: u16, packets, bytes| {
             if let Some(c) = counters.get(usize::from(segment)) {

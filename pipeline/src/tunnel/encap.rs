@@ -12,7 +12,7 @@ use wirepath_wire::build::{too_big, too_big_room};
 use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
-use super::stage::{Flow, GatewayTables, PuntCode, State, Tally, take_tag, to_attachment, wrap};
+use super::stage::{Flow, GatewayTables, PuntCode, Scratch, State, Tally, take_tag, to_attachment, wrap};
 use super::tables::{Destination, ETHERNET, LocalPort, Reach, Remotes};
 use crate::Context;
 use crate::table::Key;
@@ -63,56 +63,80 @@ impl GatewayTables {
     #[inline(always)]
     pub(super) fn encapsulate(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch, port: PortId) {
         let Some(local) = self.layout.local(port) else { return context.drop_batch(batch, DropReason::NoSegment) };
-        let mut attachments = [0; BATCH];
         if local.has_vlans() {
-            sort_by_tag(local, context, batch, &mut attachments);
+            sort_by_tag(local, context, batch, &mut state.scratch.attachments);
+            self.encapsulate_sorted(state, context, batch);
         } else {
             match local.untagged() {
-                Some(index) => attachments = [index; BATCH],
-                None => return context.drop_batch(batch, DropReason::NoSegment),
+                Some(index) => self.encapsulate_from::<false>(state, context, batch, index),
+                None => context.drop_batch(batch, DropReason::NoSegment),
             }
         }
+    }
+
+    #[inline(never)]
+    fn encapsulate_sorted(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch) {
+        self.encapsulate_from::<true>(state, context, batch, 0);
+    }
+
+    /// Takes a batch whose packets come from attachment `from`, or, if `SORTED`, each from its own as noted in the scratch space.
+    #[inline(always)]
+    fn encapsulate_from<const SORTED: bool>(
+        &self,
+        state: &mut State,
+        context: &mut Context<'_>,
+        batch: &mut Batch,
+        from: u32,
+    ) {
         let guard = context.guard();
         let (fdb, remotes) = (self.fdb.table(guard), self.remotes.read(guard));
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
+        let Some(first) = self.layout.attachments.get(from as usize) else { return };
 
-        let mut keys = [Key::from_u64(0); BATCH];
-        let mut flows = [Flow::default(); BATCH];
-        let mut sources = [Key::from_u64(0); BATCH];
-        let mut source_at = [0u8; BATCH];
+        let Scratch { keys, flows, sources, source_at, attachments } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
-        let mut tally = Tally::new();
         let counters = &state.counters;
         let count_rx = |segment: u16, packets, bytes| {
             if let Some(c) = counters.get(usize::from(segment)) {
                 c.local_rx.add(packets, bytes);
             }
         };
+        let mut tally = Tally::new(first.segment);
         let mut last = (state.source.key, state.source.destination);
         for (i, packet) in batch.as_slice().iter().enumerate() {
-            let Some(attachment) = self.layout.attachments.get(attachments[i] as usize) else { continue };
+            let here = if SORTED { attachments[i] } else { from };
+            let segment = if SORTED {
+                self.layout.attachments.get(here as usize).map_or(first.segment, |attachment| attachment.segment)
+            } else {
+                first.segment
+            };
             let data = packet.data();
-            tally.add(attachment.segment, packet.len(), count_rx);
-            let Some(quick) = data.first_chunk::<QUICK>() else {
+            tally.add(segment, packet.len(), count_rx);
+            let quick = data.first_chunk::<QUICK>();
+            let (Some(quick), Some(ethernet)) = (quick, data.first_chunk()) else {
                 slow |= 1 << i;
                 continue;
             };
-            let Some(ethernet) = quick.first_chunk() else { continue };
-            let (dst, src, ethertype) = addresses(ethernet, attachment.segment);
+            // Whether the destination is a station is not looked at: no table has another address, so the lookup fails.
+            let (dst, src, ethertype) = addresses(ethernet, segment);
             keys[i] = dst;
             flows[i] = match quick_flow(quick, ethertype) {
                 Some(flow) => flow,
-                None => Flow::of(data, packet.len(), &state.parser),
+                None => {
+                    slow |= u64::from(EtherType(ethertype).is_vlan()) << i;
+                    Flow::of(data, packet.len(), &state.parser)
+                }
             };
-            let tagged = EtherType(ethertype).is_vlan() || packet.vlan().is_some();
-            if tagged || !dst.is_station() || !src.is_station() {
-                slow |= 1 << i;
-            }
-            if (src, attachments[i]) != last {
-                last = (src, attachments[i]);
+            slow |= u64::from(packet.vlan().is_some()) << i;
+            if (src, here) != last {
+                if !src.is_station() {
+                    slow |= 1 << i;
+                    continue;
+                }
+                last = (src, here);
                 sources[new_sources] = src;
-                source_at[new_sources] = i as u8;
+                source_at[new_sources] = here;
                 new_sources += 1;
             }
         }
@@ -120,8 +144,7 @@ impl GatewayTables {
         if new_sources > 0 {
             let mut known = None;
             fdb.find_batch(&sources[..new_sources], |j, entry| {
-                let here = attachments[usize::from(source_at[j]) % BATCH];
-                known = self.seen(context, sources[j], Destination::Attachment(here), entry, second);
+                known = self.seen(context, sources[j], Destination::Attachment(source_at[j]), entry, second);
             });
             if let Some((key, destination)) = known {
                 state.source.key = key;
@@ -131,8 +154,7 @@ impl GatewayTables {
 
         let packets = batch.as_mut_slice();
         let underlay = &self.layout.underlay;
-        let mut tally = Tally::new();
-        let counters = &state.counters;
+        let mut tally = Tally::new(first.segment);
         let count_tx = |segment: u16, packets, bytes| {
             if let Some(c) = counters.get(usize::from(segment)) {
                 c.overlay_tx.add(packets, bytes);
@@ -149,7 +171,8 @@ impl GatewayTables {
             {
                 let len = packet.len();
                 if len <= remote.max_frame && wrap(packet, template, underlay, flows[i]).is_ok() {
-                    tally.add(remote.segment, len, count_tx);
+                    // Keys carry the segment, so the remote's is the one that the frame came from.
+                    tally.add(if SORTED { remote.segment } else { first.segment }, len, count_tx);
                     return;
                 }
             }
@@ -164,7 +187,8 @@ impl GatewayTables {
                 if slow & 1 << at == 0 {
                     return Some(packet);
                 }
-                self.encapsulate_one(state, context, remotes, packet, attachments[at % BATCH]);
+                let from = if SORTED { state.scratch.attachments[at % BATCH] } else { from };
+                self.encapsulate_one(state, context, remotes, packet, from);
                 None
             });
         }

@@ -84,6 +84,20 @@ pub(super) struct State {
     /// ICMP messages about packets that are too big.
     pub(super) told: TokenBucket,
     pub(super) source: KnownSource,
+    pub(super) scratch: Box<Scratch>,
+}
+
+/// What a pass over a batch leaves to the next one. Kept, because clearing it for each batch would cost as much as a header.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    /// Destinations.
+    pub(super) keys: [Key; BATCH],
+    pub(super) flows: [Flow; BATCH],
+    /// Sources that differ from the one before them, and where they are.
+    pub(super) sources: [Key; BATCH],
+    pub(super) source_at: [u32; BATCH],
+    /// Attachment of each packet, on ports with VLANs.
+    pub(super) attachments: [u32; BATCH],
 }
 
 /// The source that was confirmed last: most packets come from the same one as the packet before.
@@ -116,6 +130,13 @@ impl Gateway {
             parser: Parser { vxlan_port: None, ..Parser::default() },
             told: TokenBucket::new(100, 20),
             source: KnownSource::NONE,
+            scratch: Box::new(Scratch {
+                keys: [Key::from_u64(0); BATCH],
+                flows: [Flow::default(); BATCH],
+                sources: [Key::from_u64(0); BATCH],
+                source_at: [0; BATCH],
+                attachments: [0; BATCH],
+            }),
         };
         Self { tables, state }
     }
@@ -184,7 +205,7 @@ pub(super) fn wrap(
 ) -> Result<(), DropReason> {
     let mut patch = template.patch(packet.len(), underlay.source_port(flow.entropy));
     // RFC 6040 section 4.1: the mark is copied; RFC 2983: the DSCP is, if so configured.
-    patch.traffic_class = if underlay.copy_dscp { flow.class } else { patch.traffic_class | flow.class & 3 };
+    patch.traffic_class |= flow.class & underlay.copied_class;
     if template.needs_sum() {
         patch.inner_sum = packet_sum(packet);
     }
@@ -238,8 +259,9 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) const fn new() -> Self {
-        Self { segment: 0, packets: 0, bytes: 0 }
+    /// Beginning with the segment that most packets belong to.
+    pub(super) const fn new(segment: u16) -> Self {
+        Self { segment, packets: 0, bytes: 0 }
     }
 
     #[inline(always)]

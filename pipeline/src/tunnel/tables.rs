@@ -63,8 +63,9 @@ pub struct Underlay {
     pub udp_port: u16,
     /// First outer source port, and how many there are.
     pub source_ports: (u16, u32),
-    /// Whether the outer DSCP is that of the inner packet.
-    pub copy_dscp: bool,
+    /// Bits of the inner traffic class that the outer one takes: the ECN mark always, the DSCP if so configured (the template's is zero
+    /// then).
+    pub copied_class: u8,
     /// Whether datagrams without checksum are taken over IPv6 (RFC 6935).
     pub zero_checksum6: bool,
     /// Largest IP packet.
@@ -236,7 +237,7 @@ impl Layout {
             v6,
             udp_port: u.udp_port,
             source_ports: (u.source_ports.0, u32::from(u.source_ports.1 - u.source_ports.0) + 1),
-            copy_dscp: u.dscp.is_none(),
+            copied_class: if u.dscp.is_none() { 0xff } else { 3 },
             zero_checksum6: u.checksum == wirepath_wire::build::OuterChecksum::Zero,
             mtu: port.map_or(1500, |port| port.mtu),
         };
@@ -435,7 +436,7 @@ mod tests {
             v6: Vec::new(),
             udp_port: 4789,
             source_ports: (49152, 16384),
-            copy_dscp: false,
+            copied_class: 3,
             zero_checksum6: false,
             mtu: 1500,
         };
