@@ -178,7 +178,7 @@ impl GatewayTables {
         match self.open(state, remotes, &mut packet) {
             Ok((remote, segment)) => self.inside(state, context, remotes, packet, remote, segment),
             Err(Refuse::Drop(reason)) => context.drop(packet, reason),
-            Err(Refuse::Punt(code)) => context.punt(packet, code.pack()),
+            Err(Refuse::Punt(code)) => state.punt(context, packet, code),
         }
     }
 

@@ -327,7 +327,7 @@ impl GatewayTables {
                 }
                 Err(reason) => context.drop(packet, reason),
             },
-            Reach::Resolving => context.punt(packet, PuntCode::Unresolved(to).pack()),
+            Reach::Resolving => state.punt(context, packet, PuntCode::Unresolved(to)),
             Reach::Unreachable => context.drop(packet, DropReason::NoNeighbour),
         }
     }

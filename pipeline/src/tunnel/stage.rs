@@ -83,6 +83,7 @@ pub(super) struct State {
     pub(super) parser: Parser,
     /// ICMP messages about packets that are too big.
     pub(super) told: TokenBucket,
+    punts: Punts,
     pub(super) source: KnownSource,
     pub(super) scratch: Box<Scratch>,
 }
@@ -98,6 +99,31 @@ pub(super) struct Scratch {
     pub(super) source_at: [u32; BATCH],
     /// Attachment of each packet, on ports with VLANs.
     pub(super) attachments: [u32; BATCH],
+}
+
+/// How much a worker gives to the control thread. Each kind has its own share of the queue, so that frames for a next hop that is being
+/// asked for, or a VTEP that nobody knows, cannot keep out the answer that all wait for.
+#[derive(Debug)]
+struct Punts {
+    host: TokenBucket,
+    new_remotes: TokenBucket,
+    unresolved: TokenBucket,
+}
+
+impl State {
+    /// Gives a packet to the control thread, within limits.
+    pub(super) fn punt(&mut self, context: &mut Context<'_>, packet: Packet, code: PuntCode) {
+        let (bucket, reason) = match code {
+            PuntCode::Host => (&mut self.punts.host, DropReason::RateLimited),
+            PuntCode::NewRemote => (&mut self.punts.new_remotes, DropReason::UnknownRemote),
+            PuntCode::Unresolved(_) => (&mut self.punts.unresolved, DropReason::NoNeighbour),
+        };
+        if bucket.take(context.now() / 1_000_000) {
+            context.punt(packet, code.pack());
+        } else {
+            context.drop(packet, reason);
+        }
+    }
 }
 
 /// The source that was confirmed last: most packets come from the same one as the packet before.
@@ -129,6 +155,11 @@ impl Gateway {
             pool,
             parser: Parser { vxlan_port: None, ..Parser::default() },
             told: TokenBucket::new(100, 20),
+            punts: Punts {
+                host: TokenBucket::new(4_000, 400),
+                new_remotes: TokenBucket::new(200, 50),
+                unresolved: TokenBucket::new(1_000, 100),
+            },
             source: KnownSource::NONE,
             scratch: Box::new(Scratch {
                 keys: [Key::from_u64(0); BATCH],
