@@ -60,6 +60,7 @@ pub struct GatewayControl {
     config: GatewayConfig,
     tables: GatewayTables,
     counters: GatewayCounters,
+    workers: usize,
     pools: Vec<wirepath_pmd::packet::Pool>,
     station: Station,
     neighbours: Neighbours<Held>,
@@ -139,7 +140,9 @@ impl GatewayControl {
         Self {
             config: config.clone(),
             tables,
-            counters: GatewayCounters::new(workers, segments),
+            // One more for what this thread sends itself.
+            counters: GatewayCounters::new(workers + 1, segments),
+            workers,
             pools: ports.iter().map(|port| port.pool.clone()).collect(),
             station: Station::new(addresses),
             neighbours: Neighbours::new(Timing { capacity, ..Timing::default() }),
@@ -310,12 +313,19 @@ impl GatewayControl {
     /// Sends a frame that has waited for its next hop.
     fn release(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
         let underlay = &self.tables.layout.underlay;
-        let Some(Remote { reach: Reach::Ready(template), .. }) = self.list.get(remote as usize) else {
+        let len = packet.len();
+        let Some(Remote { reach: Reach::Ready(template), segment, .. }) = self.list.get(remote as usize) else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
         let flow = Flow::of(packet.data(), packet.len(), &Parser { vxlan_port: None, ..Parser::default() });
         match wrap(&mut packet, template, underlay, flow) {
-            Ok(()) => plane.send(underlay.port, packet),
+            Ok(()) => {
+                let own = self.counters.worker(self.workers);
+                if let Some(counters) = own.as_ref().and_then(|own| own.get(usize::from(*segment))) {
+                    counters.overlay_tx.add(1, len);
+                }
+                plane.send(underlay.port, packet);
+            }
             Err(reason) => plane.drop(packet, reason),
         }
     }
@@ -487,6 +497,8 @@ impl Control for GatewayControl {
             PuntCode::NewRemote => self.new_remote(plane, punt.packet, punt.worker),
             PuntCode::Unresolved(remote) => match self.routes.get(remote as usize).and_then(|route| route.next_hop) {
                 Some(next_hop) => {
+                    // It may be early: long lists of remotes are asked for bit by bit.
+                    self.neighbours.want(next_hop, plane.now() / 1_000_000, &mut self.actions);
                     self.neighbours.hold(next_hop, (punt.packet, remote), &mut self.actions);
                     self.perform(plane);
                 }
