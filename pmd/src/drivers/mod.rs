@@ -22,6 +22,7 @@ pub mod auto;
 pub(crate) mod kernel;
 pub mod memory;
 pub mod null;
+pub mod pcap;
 pub mod requests;
 pub mod tap;
 
@@ -60,7 +61,7 @@ pub struct Candidate {
 
 /// All drivers.
 pub static DRIVERS: &[&dyn Driver] =
-    &[&auto::Auto, &af_xdp::AfXdp, &af_packet::AfPacket, &memory::Memory, &null::Null, &tap::Tap];
+    &[&auto::Auto, &af_xdp::AfXdp, &af_packet::AfPacket, &memory::Memory, &null::Null, &pcap::Pcap, &tap::Tap];
 
 /// Finds a driver by name.
 pub fn find(name: &str) -> Option<&'static dyn Driver> {

@@ -87,6 +87,7 @@ contract! {
     };
     memory: crate::fixtures::memory::Memory;
     null: crate::fixtures::null::Null;
+    pcap: crate::fixtures::pcap::Pcap;
     tap: crate::fixtures::tap::Tap;
 }
 
