@@ -39,7 +39,7 @@ use crate::port::{Capabilities, Device, Link, Offloads, Plan, PortConfig, PortEr
 use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "af_packet";
-/// Rings take 4 MiB each by default; more queues than this are a mistake.
+/// Rings take 8 MiB each by default; more queues than this are a mistake.
 const MAX_QUEUES: u16 = 64;
 
 /// The driver.

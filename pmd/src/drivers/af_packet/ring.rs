@@ -19,9 +19,9 @@ pub(super) const BLOCK: usize = 128 << 10;
 /// Milliseconds after which a block that is not full is handed over: the least that the kernel can do, and thus the longest that a
 /// lone frame waits.
 const RETIRE_MS: u32 = 1;
-/// Fewest blocks: a worker that is kept from its core for a scheduler's tick must not lose frames, even if each millisecond closes a
-/// block with one frame in it.
-const MIN_BLOCKS: usize = 32;
+/// Fewest blocks, 8 MiB: a worker that is kept from its core for some turns of the scheduler must not lose frames, even if each
+/// millisecond closes a block with one frame in it.
+const MIN_BLOCKS: usize = 64;
 
 /// `block_status` in `struct tpacket_block_desc`.
 const STATUS: usize = 8;
@@ -36,7 +36,7 @@ pub(super) struct Ring {
 // SAFETY: the mapping belongs to this value alone, on whatever thread it is.
 unsafe impl Send for Ring {}
 
-/// Blocks for `depth` frames of 2 KiB: twice as many of full Ethernet size, ten times as many small ones.
+/// Blocks for `depth` frames of 2 KiB. A frame of full Ethernet size takes 1.6 KiB in a block, a small one 150 bytes.
 pub(super) fn blocks_for(depth: u32) -> usize {
     (depth as usize * 2048).div_ceil(BLOCK).max(MIN_BLOCKS)
 }
