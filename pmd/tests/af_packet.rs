@@ -261,6 +261,37 @@ fn the_kernel_answers_only_while_it_may() {
 }
 
 #[test]
+fn a_killed_program_gives_the_interface_back() {
+    require!(all Need::LAB, Need::Kernel(6, 6));
+    let lab = Lab::new("killed");
+    let (dut, peer) = (lab.namespace("dut"), lab.namespace("peer"));
+    Veth::new((&dut, "eth0"), (&peer, "eth0")).plug();
+    dut.ip("addr add 192.0.2.9/24 dev eth0");
+    let mut wire = peer.frames("eth0");
+    let program = std::env::current_exe().unwrap();
+    let child = dut.spawn(&["env", "WIREPATH_TEST_HOLD=1", program.to_str().unwrap(), "--exact", "hold"]);
+    assert!(wire.receive_where(PATIENCE, |frame| frame.bytes == [5; 60]).is_some(), "the child has the port");
+    wire.send(&arp_request(2)).unwrap();
+    child.kill();
+    wire.send(&arp_request(3)).unwrap();
+    assert_eq!(answered(&mut wire, 1), [3], "the kernel answers again, and did not before");
+    assert!(dut.ip("-d link show eth0").contains("promiscuity 0"));
+}
+
+/// What [`a_killed_program_gives_the_interface_back`] kills: holds the port, says so with a frame, and waits.
+#[test]
+fn hold() {
+    if std::env::var_os("WIREPATH_TEST_HOLD").is_some() {
+        let pool = common::pool();
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"", &pool).unwrap();
+        let mut batch = Batch::new();
+        batch.extend([packet(&pool, &[5; 60])]);
+        it.tx[0].transmit(&mut batch);
+        std::thread::sleep(3 * PATIENCE);
+    }
+}
+
+#[test]
 fn four_queues_share_the_flows() {
     require!(all Need::LAB);
     let lab = Lab::new("fanout");
