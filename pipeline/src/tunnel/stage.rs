@@ -7,7 +7,7 @@ use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::Verdicts;
 use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::PortId;
-use wirepath_wire::build::VxlanEncap;
+use wirepath_wire::build::{PLAIN_LEN, VxlanEncap};
 use wirepath_wire::{EtherType, Parser, Tag, vlan};
 
 use super::counters::SegmentCounters;
@@ -234,9 +234,33 @@ pub(super) fn wrap(
     underlay: &Underlay,
     flow: Flow,
 ) -> Result<(), DropReason> {
-    let mut patch = template.patch(packet.len(), underlay.source_port(flow.entropy));
+    let (len, source_port) = (packet.len(), underlay.source_port(flow.entropy));
+    let class = flow.class & underlay.copied_class;
+    if template.is_plain() && class == 0 && len <= PLAIN_MOST {
+        let Some(room) = packet.prepend::<PLAIN_LEN>() else { return Err(DropReason::NoHeadroom) };
+        template.emit_plain(room, len as u16, source_port);
+        packet.set_out_port(underlay.port);
+        packet.set_verdicts(Verdicts::NONE);
+        return Ok(());
+    }
+    wrap_other(packet, template, underlay, class, source_port)
+}
+
+/// Longest inner frame that IPv4 can carry in a tunnel.
+const PLAIN_MOST: usize = 65_535 - 36;
+
+/// [`wrap`] for marked packets, underlays with a tag, and those over IPv6.
+#[inline(never)]
+fn wrap_other(
+    packet: &mut Packet,
+    template: &VxlanEncap,
+    underlay: &Underlay,
+    class: u8,
+    source_port: u16,
+) -> Result<(), DropReason> {
+    let mut patch = template.patch(packet.len(), source_port);
     // RFC 6040 section 4.1: the mark is copied; RFC 2983: the DSCP is, if so configured.
-    patch.traffic_class |= flow.class & underlay.copied_class;
+    patch.traffic_class |= class;
     if template.needs_sum() {
         patch.inner_sum = packet_sum(packet);
     }

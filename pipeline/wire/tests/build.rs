@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::SlicedPacket;
 use proptest::prelude::*;
-use wirepath_wire::build::{self, EncapError, NoAnswer, OuterChecksum, VxlanConfig, VxlanEncap};
+use wirepath_wire::build::{self, EncapError, NoAnswer, OuterChecksum, PLAIN_LEN, VxlanConfig, VxlanEncap};
 use wirepath_wire::checksum::{self, State};
 use wirepath_wire::finish::Coverage;
 use wirepath_wire::{L4, MacAddr, NoRoom, ParseError, Parser, Tag, Vni, arp, icmpv4, ipv4, ipv6, ndp, parse, tcp, udp};
@@ -413,4 +413,20 @@ fn entropy_is_the_same_for_all_fragments_and_differs_by_ports() {
         buckets[usize::from(source >> 10 & 15)] += 1;
     }
     assert!(buckets.iter().all(|n| (180..340).contains(n)), "{buckets:?}");
+}
+
+proptest! {
+    /// The short way writes what the long one does.
+    #[test]
+    fn plain_headers_are_the_same(inner_len in 0usize..=65_499, port: u16, ttl: u8, class: u8, ports in any::<(u8, u8)>()) {
+        let mut config = config(false, &[], OuterChecksum::Standard);
+        (config.ttl, config.traffic_class) = (ttl, class);
+        config.src = Ipv4Addr::new(10, ports.0, ports.1, 1).into();
+        let encap = VxlanEncap::new(&config).unwrap();
+        prop_assert!(encap.is_plain());
+        let (mut plain, mut long) = ([0xa5; PLAIN_LEN], [0xa5; PLAIN_LEN]);
+        encap.emit_plain(&mut plain, inner_len as u16, port);
+        encap.emit(&mut long, &encap.patch(inner_len, port)).unwrap();
+        prop_assert_eq!(plain, long);
+    }
 }

@@ -26,6 +26,9 @@ pub enum OuterChecksum {
     Zero,
 }
 
+/// Bytes of outer headers over IPv4 without tag.
+pub const PLAIN_LEN: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN + vxlan::HEADER_LEN;
+
 /// What the outer headers to one remote are made of.
 #[derive(Clone, Copy, Debug)]
 pub struct VxlanConfig<'a> {
@@ -102,7 +105,7 @@ pub struct VxlanEncap {
     traffic_class: u8,
     ttl: u8,
     needs_sum: bool,
-    /// IPv4 header without length, traffic class and TTL; folded, in the byte order of the machine.
+    /// IPv4 header without length; folded, in the byte order of the machine.
     ip_sum: u16,
     /// Addresses, protocol, destination port and VXLAN header.
     udp_sum: Sum,
@@ -141,6 +144,11 @@ impl VxlanEncap {
             }
             _ => return Err(EncapError::MixedVersions),
         };
+        // The usual class and TTL in place, so that only what differs from them is left to be patched.
+        if v4 {
+            out.bytes[ip + 1] = config.traffic_class;
+            out.bytes[ip + 8] = config.ttl;
+        }
         let ip_sum = checksum::sum(&out.bytes[ip..out.at]).fold().to_be();
         let udp = out.at;
         out.bytes(&[0, 0]);
@@ -201,6 +209,26 @@ impl VxlanEncap {
         Patch { inner_len, source_port, traffic_class: self.traffic_class, ttl: self.ttl, inner_sum: Sum::ZERO }
     }
 
+    /// Whether [`Self::emit_plain`] can write these headers: IPv4 without tag, and no UDP checksum.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        self.len as usize == PLAIN_LEN && !self.needs_sum
+    }
+
+    /// [`Self::emit`] for the headers of most packets: [`Self::is_plain`], the template's own traffic class and TTL, and an inner frame of
+    /// at most 65 499 bytes.
+    #[inline(always)]
+    pub fn emit_plain(&self, out: &mut [u8; PLAIN_LEN], inner_len: u16, source_port: u16) {
+        let Some(template) = self.bytes.first_chunk::<PLAIN_LEN>() else { return };
+        *out = *template;
+        let total = inner_len.wrapping_add(36);
+        put::<16, 2, PLAIN_LEN>(out, total.to_be_bytes());
+        let sum = u32::from(self.ip_sum) + u32::from(total.to_be());
+        put::<24, 2, PLAIN_LEN>(out, (!((sum + (sum >> 16)) as u16)).to_ne_bytes());
+        put::<34, 2, PLAIN_LEN>(out, source_port.to_be_bytes());
+        put::<38, 2, PLAIN_LEN>(out, inner_len.wrapping_add(16).to_be_bytes());
+    }
+
     /// Writes the headers into the last [`VxlanEncap::len`] bytes of `headroom`, behind which the inner frame lies.
     ///
     /// Nothing is written if an error is returned.
@@ -238,8 +266,10 @@ impl VxlanEncap {
         ip[1] = p.traffic_class;
         ip[8] = p.ttl;
         put::<2, 2, 36>(ip, total.to_be_bytes());
-        // Four words: two folds are enough.
-        let words = [u16::from(p.traffic_class), u16::from(p.ttl) << 8, total];
+        // Six words: two folds are enough. The template's own class and TTL go out by their complements.
+        let word = |class: u8, ttl: u8| [u16::from(class), u16::from(ttl) << 8];
+        let ([class, ttl], [old_class, old_ttl]) = (word(p.traffic_class, p.ttl), word(self.traffic_class, self.ttl));
+        let words = [class, ttl, !old_class, !old_ttl, total];
         let sum = words.iter().fold(u32::from(self.ip_sum), |sum, word| sum + u32::from(word.to_be()));
         let sum = (sum & 0xffff) + (sum >> 16);
         let sum = (sum & 0xffff) + (sum >> 16);

@@ -6,7 +6,7 @@ mod encap;
 mod icmp;
 mod neighbour;
 
-pub use encap::{EncapError, MAX_ENCAP_LEN, OuterChecksum, Patch, VxlanConfig, VxlanEncap};
+pub use encap::{EncapError, MAX_ENCAP_LEN, OuterChecksum, PLAIN_LEN, Patch, VxlanConfig, VxlanEncap};
 pub use icmp::{NoAnswer, echo_reply, too_big, too_big_room};
 pub use neighbour::{
     ARP_FRAME_LEN, NDP_FRAME_LEN, arp_reply, arp_request, neighbor_advertisement, neighbor_solicitation,
