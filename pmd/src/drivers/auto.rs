@@ -1,8 +1,14 @@
 //! `driver = "auto"`: the best driver that can take the interface, with the reasons why the others were passed over.
 
+use std::vec::IntoIter;
+
+use super::kernel::link::Interface;
+use super::kernel::routes::carries_default_route;
 use super::{Driver, driver_plan};
 use crate::port::{Capabilities, Device, Link, Plan, PortConfig, PortError, PortEvent, Queues};
 use crate::settings::{ConfigError, Settings};
+
+const NAME: &str = "auto";
 
 /// Drivers that `auto` tries, best first.
 const ORDER: &[&str] = &["af_xdp", "af_packet"];
@@ -13,7 +19,7 @@ pub struct Auto;
 
 impl Driver for Auto {
     fn name(&self) -> &'static str {
-        "auto"
+        NAME
     }
 
     fn about(&self) -> &'static str {
@@ -44,39 +50,87 @@ struct Choice {
 
 impl Plan for Choice {
     fn driver(&self) -> &'static str {
-        "auto"
+        NAME
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
-        let _ = self.force;
-        let mut passed_over = Vec::new();
-        for plan in self.choices {
-            let driver = plan.driver();
-            match plan.open() {
-                Ok(device) => return Ok(Box::new(Chosen { device, passed_over })),
-                Err(error) => passed_over.push((driver, error.to_string())),
-            }
+        let interface = Interface::find(&self.device, NAME)?;
+        let default_route = carries_default_route(interface.index)
+            .map_err(|source| super::kernel::system(NAME, &self.device, "looking for default routes", source))?;
+        if default_route && !self.force {
+            return Err(PortError::Refused {
+                driver: NAME,
+                device: self.device,
+                reason: "carries a default route of this machine, and taking it from the kernel may cut the machine off; use another \
+                         interface, or set force = true in the table [port.auto]"
+                    .into(),
+            });
         }
-        Err(PortError::NoDriver { device: self.device, tried: passed_over })
+        let mut left = self.choices.into_iter();
+        let mut passed_over = Vec::new();
+        match next(&mut left, &mut passed_over) {
+            Some(device) => Ok(Box::new(Chosen { name: self.device, device, left, passed_over, default_route })),
+            None => Err(PortError::NoDriver { device: self.device, tried: passed_over }),
+        }
     }
 }
 
+/// Opens the next device that can be opened.
+fn next(left: &mut IntoIter<Box<dyn Plan>>, passed_over: &mut PassedOver) -> Option<Box<dyn Device>> {
+    left.find_map(|plan| {
+        let driver = plan.driver();
+        plan.open().map_err(|error| passed_over.push((driver, error.to_string()))).ok()
+    })
+}
+
+/// Drivers, and why they were not taken.
+type PassedOver = Vec<(&'static str, String)>;
+
 /// A device that `auto` opened.
 struct Chosen {
+    name: String,
     device: Box<dyn Device>,
-    passed_over: Vec<(&'static str, String)>,
+    /// Drivers to try if this one opens the device but cannot start it.
+    left: IntoIter<Box<dyn Plan>>,
+    passed_over: PassedOver,
+    default_route: bool,
 }
 
 impl Device for Chosen {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.device.capabilities();
+        let taken = format!("auto took {}", capabilities.driver);
+        let route = self.default_route.then(|| "carries a default route, taken since force is set".to_owned());
         let passed = self.passed_over.iter().map(|(driver, why)| format!("auto passed over {driver}: {why}"));
-        capabilities.notes.extend(passed);
+        let own = std::mem::take(&mut capabilities.notes);
+        capabilities.notes = std::iter::once(taken).chain(route).chain(passed).chain(own).collect();
         capabilities
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
-        self.device.start(config)
+        loop {
+            let error = match self.device.start(config) {
+                Ok(queues) => {
+                    // Stopped and started again it stays with this driver.
+                    self.left = Vec::new().into_iter();
+                    return Ok(queues);
+                }
+                Err(error) => error,
+            };
+            let driver = self.device.capabilities().driver;
+            match next(&mut self.left, &mut self.passed_over) {
+                Some(device) => {
+                    self.passed_over.push((driver, error.to_string()));
+                    self.device = device;
+                }
+                None if self.passed_over.is_empty() => return Err(error),
+                None => {
+                    let mut tried = self.passed_over.clone();
+                    tried.push((driver, error.to_string()));
+                    return Err(PortError::NoDriver { device: self.name.clone(), tried });
+                }
+            }
+        }
     }
 
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {

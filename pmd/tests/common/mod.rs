@@ -86,7 +86,8 @@ fn run(tables: &[String; 2], stop: &AtomicBool, ready: &std::sync::mpsc::Sender<
     Done { rx: [ra, rb], tx: [ta, tb], modes: [ma, mb] }
 }
 
-fn carry(from: &mut RxQueue, to: &mut TxQueue) -> usize {
+/// Carries what one poll of `from` finds to `to`; returns how many packets.
+pub(crate) fn carry(from: &mut RxQueue, to: &mut TxQueue) -> usize {
     let mut batch = Batch::new();
     let n = from.receive(&mut batch);
     for _ in 0..1000 {

@@ -11,7 +11,7 @@ use super::attach::{self, Attached, Request};
 use super::chunks::{CHUNK, Chunks};
 use super::flight::Flight;
 use super::posted::Posted;
-use super::receive::{Buffers, Channel, Receive};
+use super::receive::{Buffers, Channel, Leaves, Receive};
 use super::socket::{self, Bound, Failed, Got, Memory, Shared, Socket, Wish};
 use super::transmit::{Frames, MAX_SEGMENTS, Transmit};
 use super::{Mode, NAME, Options, program};
@@ -318,9 +318,12 @@ impl AfXdpDevice {
                 channels[i % usize::from(config.rx_queues)].push(channel);
             }
         }
-        let complete = !native || self.interface.may_have_partial_checksums();
+        let leaves = Leaves {
+            checksums: !native || self.interface.may_have_partial_checksums(),
+            superframes: !native && self.interface.parent.is_none(),
+        };
         for channels in channels {
-            let queue = Receive::new(channels, config.pool.clone(), config.id, complete, self.options.busy_poll)
+            let queue = Receive::new(channels, config.pool.clone(), config.id, leaves, self.options.busy_poll)
                 .map_err(|e| kernel::system(NAME, &self.options.device, "preparing to sleep on sockets", e))?;
             if queue.posted() == 0 {
                 let pool = config.pool.name();
@@ -403,6 +406,12 @@ impl Device for AfXdpDevice {
                     }
                     // Only the attaching differs between the modes.
                     Err(PortError::System { what, source, .. }) if what.starts_with("attaching") => {
+                        if self.interface.parent.is_none() {
+                            return Err(self.refuse(format!(
+                                "{what} failed ({source}), and generic XDP on a virtual interface loses VLAN tags and drops superframes \
+                                 of local senders: use driver = \"af_packet\", or set mode = \"generic\" if that is acceptable"
+                            )));
+                        }
                         notes.push(format!("generic XDP, since {what} failed: {source}"));
                         (false, self.try_mode(config, false, &shared, &mut notes)?)
                     }
@@ -411,6 +420,13 @@ impl Device for AfXdpDevice {
             }
         };
         notes.extend(attached.note().map(str::to_owned));
+        if !native && self.interface.parent.is_none() {
+            notes.push(
+                "superframes of a local sender are dropped (kernel_offload); `ethtool -K PEER tso off gso off` at the other end of the \
+                 cable prevents them"
+                    .into(),
+            );
+        }
         let vlan_tags = self.vlan_tags(&attached, &mut notes);
         let promiscuous = config
             .promiscuous

@@ -17,6 +17,8 @@ use crate::port::{PortId, ReceiveQueue};
 
 /// Buffers that are posted at once.
 const REFILL: u32 = 32;
+/// Bytes of two VLAN tags, which the MTU does not count.
+const TAGS: usize = 8;
 /// How far ahead of the packet at work the processor fetches.
 const AHEAD: u32 = 4;
 
@@ -60,14 +62,22 @@ pub(super) struct Receive {
     never: Option<OwnedFd>,
 }
 
+/// What the kernel of a local sender may leave undone in received frames.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaves {
+    /// TCP and UDP checksums: completed.
+    pub(super) checksums: bool,
+    /// Segmentation. XDP does not tell the size of the segments, so that nobody can make it good: frames beyond the MTU are dropped.
+    pub(super) superframes: bool,
+}
+
 /// What all channels of a queue use.
 struct Common {
     pool: Pool,
     port: PortId,
     counters: Arc<QueueCounters>,
     scratch: Batch,
-    /// Frames may have checksums that the sending kernel left undone.
-    complete_checksums: bool,
+    leaves: Leaves,
     busy_poll: bool,
 }
 
@@ -102,7 +112,11 @@ impl Channel {
             return;
         }
         let start = batch.len();
-        let (mut bad, mut short, mut dry, mut bytes) = (0, 0, 0, 0);
+        let (mut bad, mut short, mut dry, mut undone, mut bytes) = (0, 0, 0, 0, 0);
+        let longest = match common.leaves.superframes {
+            true => self.socket.shared.frame_limit.load(Ordering::Relaxed) as usize + TAGS,
+            false => usize::MAX,
+        };
         for at in 0..n {
             if let Buffers::Pool(Some(posted)) = &self.buffers
                 && at + AHEAD < n
@@ -139,6 +153,7 @@ impl Channel {
             match packet {
                 Some(packet) if more => self.partial = Some(packet),
                 Some(packet) if packet.len() < SHORTEST => short += 1,
+                Some(packet) if packet.len() > longest => undone += 1,
                 Some(mut packet) => {
                     packet.set_in_port(common.port);
                     bytes += packet.len() as u64;
@@ -153,7 +168,7 @@ impl Channel {
         peeked.release();
         let counters = &common.counters;
         let received = batch.len() - start;
-        if common.complete_checksums {
+        if common.leaves.checksums {
             let completed = batch.as_mut_slice()[start..].iter_mut().filter_map(checksums::complete).count();
             if completed > 0 {
                 counters.completed_checksums.add(completed as u64);
@@ -168,9 +183,12 @@ impl Channel {
             }
         }
         bad += self.rings.rx.take_impossible();
-        for (reason, n) in
-            [(DropReason::BadDescriptor, bad), (DropReason::TooShort, short), (DropReason::NoBuffer, dry)]
-        {
+        for (reason, n) in [
+            (DropReason::BadDescriptor, bad),
+            (DropReason::TooShort, short),
+            (DropReason::NoBuffer, dry),
+            (DropReason::KernelOffload, undone),
+        ] {
             if n > 0 {
                 counters.drops.add(reason, n);
             }
@@ -282,12 +300,11 @@ impl Receive {
         channels: Vec<Channel>,
         pool: Pool,
         port: PortId,
-        complete_checksums: bool,
+        leaves: Leaves,
         busy_poll: bool,
     ) -> std::io::Result<Self> {
         use rustix::event::{EventfdFlags, epoll, eventfd};
-        let mut common =
-            Common { pool, port, counters: Arc::default(), scratch: Batch::new(), complete_checksums, busy_poll };
+        let mut common = Common { pool, port, counters: Arc::default(), scratch: Batch::new(), leaves, busy_poll };
         let mut channels = channels;
         for channel in &mut channels {
             channel.refill(&mut common);
