@@ -18,7 +18,6 @@
 pub mod af_packet;
 pub mod af_xdp;
 pub mod auto;
-#[allow(dead_code)]
 pub(crate) mod kernel;
 pub mod memory;
 pub mod null;

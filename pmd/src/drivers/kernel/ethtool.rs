@@ -9,7 +9,6 @@ use std::os::fd::AsRawFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-const ETHTOOL_GDRVINFO: u32 = 3;
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// `ETH_FLAG_RXVLAN`: the device takes VLAN tags off received frames.
@@ -42,14 +41,6 @@ pub(crate) fn channels(interface: &str) -> io::Result<(u32, u32)> {
     Ok((rx.saturating_add(combined), tx.saturating_add(combined)))
 }
 
-/// Name of the kernel's driver.
-pub(crate) fn driver(interface: &str) -> io::Result<String> {
-    // struct ethtool_drvinfo: cmd, driver[32], version[32], fw_version[32], bus_info[32], erom_version[32], reserved2[12], five u32.
-    let answer: [u32; 49] = ask(interface, ETHTOOL_GDRVINFO)?;
-    let name: Vec<u8> = answer[1..9].iter().flat_map(|word| word.to_ne_bytes()).take_while(|&b| b != 0).collect();
-    Ok(String::from_utf8_lossy(&name).into_owned())
-}
-
 /// Whether the device takes VLAN tags off the frames that it receives.
 pub(crate) fn strips_vlan_tags(interface: &str) -> io::Result<bool> {
     let answer: [u32; 2] = ask(interface, ETHTOOL_GFLAGS)?;
@@ -62,7 +53,7 @@ mod tests {
 
     #[test]
     fn names_must_be_names_of_interfaces() {
-        assert!(driver("a-name-that-is-too-long").is_err());
+        assert!(strips_vlan_tags("a-name-that-is-too-long").is_err());
         assert_eq!(channels("no-such-if").unwrap_err().raw_os_error(), Some(libc::ENODEV));
     }
 }

@@ -12,12 +12,10 @@ const RTM_GETLINK: u16 = 18;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
-const IFLA_LINKINFO: u16 = 18;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_XDP: u16 = 43;
 const IFLA_PARENT_DEV_NAME: u16 = 56;
-const IFLA_INFO_KIND: u16 = 1;
 const IFLA_XDP_ATTACHED: u16 = 2;
 const IFLA_XDP_PROG_ID: u16 = 4;
 
@@ -42,8 +40,6 @@ pub(crate) struct Interface {
     pub(crate) running: bool,
     /// The loopback interface.
     pub(crate) loopback: bool,
-    /// Kind of a virtual interface as in `ip link add type KIND`, if it says so.
-    pub(crate) kind: Option<String>,
     /// Bus address of the hardware behind it; `None` for a virtual interface.
     pub(crate) parent: Option<String>,
     /// Queues allocated, of which fewer may be in use: see [`Self::queues_in_use`].
@@ -134,7 +130,6 @@ impl Interface {
             up: flags & IFF_UP != 0,
             running: flags & IFF_RUNNING != 0,
             loopback: flags & IFF_LOOPBACK != 0,
-            kind: attributes.find(IFLA_LINKINFO).and_then(|info| Attributes(info).find(IFLA_INFO_KIND)).map(text),
             parent: attributes.find(IFLA_PARENT_DEV_NAME).map(text),
             rx_queues: number(IFLA_NUM_RX_QUEUES).unwrap_or(1),
             tx_queues: number(IFLA_NUM_TX_QUEUES).unwrap_or(1),

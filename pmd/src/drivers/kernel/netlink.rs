@@ -1,7 +1,7 @@
 //! The little of netlink that drivers need: one request, its answers, and attributes. Format: `linux/netlink.h`, RFC 3549.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{
@@ -51,11 +51,6 @@ impl Netlink {
         bind(&socket, &SocketAddrNetlink::new(0, groups))?;
         // The kernel's dumps come in pieces of at most 32 KiB.
         Ok(Self { socket, sequence: 0, buffer: vec![0; 1 << 16] })
-    }
-
-    /// The socket, for `poll`.
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 
     /// Sends a request and hands each answer's type and body to `each`, until the kernel says that it was the last. Errors are what
