@@ -48,7 +48,7 @@ impl Receiver {
         packet.set_verdicts(Verdicts::NONE);
         packet.set_layers(Layers::default());
         packet.set_app([0; 2]);
-        packet.set_out_port(0);
+        packet.set_out_port(crate::port::NO_PORT);
         packet.set_in_port(self.port);
     }
 }
