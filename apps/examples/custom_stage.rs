@@ -1,0 +1,111 @@
+//! A stage of one's own, tested without ports or threads of its own making, in a chain with a closure.
+//!
+//! [`Policer`] is a token bucket for each port: what exceeds a rate is dropped and counted as `ruled`. It shows what stages are made of:
+//! state that belongs to one worker, the coarse clock, drops with a reason, and composition by tuples.
+//!
+//!     cargo run --release --example custom_stage -- --seconds 3
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use wirepath_apps::cli::{self, Failure};
+use wirepath_pipeline::{Context, Control, Rates, RunOptions, Runtime, RuntimeConfig, Stage};
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::packet::Batch;
+use wirepath_pmd::settings::Source;
+
+/// Two generators that would send as fast as they can.
+const PORTS: &str = "
+[[port]]
+name = 'east'
+driver = 'null'
+[port.null]
+source = 'udp4'
+
+[[port]]
+name = 'west'
+driver = 'null'
+[port.null]
+source = 'udp4'
+";
+
+/// Lets at most `rate` packets per second through from each port, and `burst` at once.
+struct Policer {
+    rate: u64,
+    burst: u64,
+    /// Of each port: tokens, each worth a packet, in billionths; and when they were counted, in nanoseconds.
+    buckets: Vec<(u64, u64)>,
+}
+
+impl Policer {
+    fn new(ports: usize, rate: u64, burst: u64) -> Self {
+        Self { rate, burst, buckets: vec![(burst * 1_000_000_000, 0); ports] }
+    }
+}
+
+impl Stage for Policer {
+    fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+        // A batch that was received comes by one port: one look at the bucket for all of its packets.
+        let Some(port) = context.in_port() else { return };
+        let (tokens, counted) = &mut self.buckets[usize::from(port)];
+        let now = context.now();
+        *tokens =
+            (*tokens + now.saturating_sub(*counted).min(1_000_000_000) * self.rate).min(self.burst * 1_000_000_000);
+        *counted = now;
+        let pass = ((*tokens / 1_000_000_000) as usize).min(batch.len());
+        *tokens -= pass as u64 * 1_000_000_000;
+        while batch.len() > pass {
+            let Some(packet) = batch.pop() else { break };
+            context.drop(packet, DropReason::Ruled);
+        }
+    }
+}
+
+/// The other of two ports.
+fn cross(context: &mut Context<'_>, batch: &mut Batch) {
+    let port = context.in_port().unwrap_or(0) ^ 1;
+    context.send_batch(port, batch);
+}
+
+struct Print;
+
+impl Control for Print {
+    fn rates(&mut self, rates: &Rates) {
+        let _ = cli::print(format_args!("{rates}\n"));
+    }
+}
+
+#[derive(Parser)]
+struct Arguments {
+    /// Stop after this many seconds
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Packets per second that may pass from each port
+    #[arg(long, default_value_t = 100_000)]
+    rate: u64,
+}
+
+fn main() -> ExitCode {
+    cli::main(|| {
+        let arguments = Arguments::parse();
+        let source = Source::new("built in", PORTS);
+        let ports = RuntimeConfig::ports_from_settings(&source.parse()?.settings())?;
+        let runtime = Runtime::open(ports, RuntimeConfig::default()).map_err(Failure::failed)?;
+        let options = RunOptions {
+            duration: Some(Duration::from_secs(arguments.seconds)),
+            stop: Some(cli::Stop::on_signals()?.flag()),
+            report_every: Some(Duration::from_secs(1)),
+        };
+        // Stages one after the other are a stage.
+        let chain = |_: &_| (Policer::new(2, arguments.rate, 64), cross);
+        let summary = runtime.run(chain, &mut Print, &options).map_err(Failure::failed)?;
+        let most = 2.0 * (arguments.rate as f64 * summary.elapsed.as_secs_f64() + 64.0);
+        cli::print(&summary)?;
+        let sent = summary.tx().packets;
+        if sent as f64 > most * 1.05 {
+            return Err(Failure::failed(format!("{sent} packets passed, {most:.0} may")));
+        }
+        Ok(())
+    })
+}

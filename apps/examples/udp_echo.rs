@@ -1,0 +1,59 @@
+//! A packet application in forty lines: sends every UDP datagram back to its sender and drops the rest.
+//!
+//!     cargo run --release --example udp_echo                            # on generated traffic
+//!     cargo run --release --example udp_echo -- --config my-ports.toml  # on the ports of a file
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Parser as _;
+use wirepath_apps::cli::{self, Failure};
+use wirepath_pipeline::{Context, ParsedBatch, RunOptions, Runtime, RuntimeConfig};
+use wirepath_pmd::{drops::DropReason, packet::Batch, settings::Source};
+use wirepath_wire::{L3, L4, Parser};
+
+const GENERATED: &str = "[[port]]\nname = 'generator'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
+
+#[derive(clap::Parser)]
+struct Arguments {
+    #[arg(long)]
+    config: Option<PathBuf>,
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+}
+
+fn main() -> ExitCode {
+    cli::main(|| {
+        let arguments = Arguments::parse();
+        let generated = || Ok(Source::new("generated traffic", GENERATED));
+        let source = arguments.config.as_deref().map_or_else(generated, Source::load)?;
+        let document = source.parse()?;
+        let ports = RuntimeConfig::ports_from_settings(&document.settings())?;
+        let config = RuntimeConfig::from_settings(&document.settings())?;
+        let runtime = Runtime::open(ports, config).map_err(Failure::failed)?;
+
+        let stage = |_: &_| {
+            let mut headers = ParsedBatch::new();
+            move |context: &mut Context<'_>, batch: &mut Batch| {
+                headers.parse(&Parser::default(), context, batch);
+                headers.filter_map(batch, |mut packet, headers| {
+                    let layers = headers.outer();
+                    if (layers.l3_kind(), layers.l4_kind()) != (L3::Ipv4, L4::Udp) {
+                        context.drop(packet, DropReason::Ruled);
+                        return None;
+                    }
+                    // Addresses and ports trade places, so that all checksums stay right.
+                    for (at, len) in [(layers.l2(), 6), (layers.l3() + 12, 4), (layers.l4(), 2)] {
+                        let (first, second) = packet.data_mut()[at..at + 2 * len].split_at_mut(len);
+                        first.swap_with_slice(second);
+                    }
+                    packet.set_out_port(packet.in_port());
+                    Some(packet)
+                });
+            }
+        };
+        let duration = Some(Duration::from_secs(arguments.seconds));
+        let options = RunOptions { duration, stop: Some(cli::Stop::on_signals()?.flag()), ..RunOptions::default() };
+        let summary = runtime.run(stage, &mut (), &options).map_err(Failure::failed)?;
+        cli::print(summary)
+    })
+}
