@@ -215,7 +215,8 @@ impl Runtime {
             match port.start() {
                 Ok(started) => {
                     let can = started.port.capabilities();
-                    tracing::info!("port {}: driver {} {}: {}", started.port.name(), can.driver, can.device, can.mode);
+                    let device = if can.device.is_empty() { String::new() } else { format!(" on {}", can.device) };
+                    tracing::info!("port {}: {}{device}: {}", started.port.name(), can.driver, can.mode);
                     for note in &can.notes {
                         tracing::info!("port {}: {note}", started.port.name());
                     }
