@@ -12,7 +12,7 @@ use super::chunks::{CHUNK, Chunks};
 use super::flight::Flight;
 use super::posted::Posted;
 use super::receive::{Buffers, Channel, Leaves, Receive};
-use super::socket::{self, Bound, Failed, Got, Memory, Shared, Socket, Wish};
+use super::socket::{self, Bound, Failed, Got, Memory, SHORTEST, Shared, Socket, Wish};
 use super::transmit::{Frames, MAX_SEGMENTS, Transmit};
 use super::{Mode, NAME, Options, program};
 use crate::drivers::Candidate;
@@ -335,6 +335,11 @@ impl AfXdpDevice {
     }
 }
 
+/// Longest untagged frame in bytes.
+fn frame_limit(mtu: u32) -> u64 {
+    u64::from(mtu) + SHORTEST as u64
+}
+
 /// Bytes of a frame that the kernel puts into one buffer.
 const fn buffer_room(pool_is_umem: bool) -> usize {
     if pool_is_umem { DATA_ROOM } else { CHUNK - XDP_HEADROOM }
@@ -393,7 +398,7 @@ impl Device for AfXdpDevice {
         let mut notes = Vec::new();
         self.prepare(config, &mut notes)?;
         let shared = Arc::new(Shared::default());
-        shared.frame_limit.store(u64::from(self.interface.mtu) + 14, Ordering::Relaxed);
+        shared.frame_limit.store(frame_limit(self.interface.mtu), Ordering::Relaxed);
         let (native, (bound, got, memory, attached, posted)) = match self.options.mode {
             Mode::Native => (true, self.try_mode(config, true, &shared, &mut notes)?),
             Mode::Generic => (false, self.try_mode(config, false, &shared, &mut notes)?),
@@ -461,6 +466,7 @@ impl Device for AfXdpDevice {
             transmit.iter_mut().for_each(|queue| crate::port::TransmitQueue::reclaim(&mut **queue));
             std::thread::sleep(Duration::from_micros(200));
         }
+        transmit.iter_mut().for_each(|queue| queue.count_unsent(lost));
         Ok(())
     }
 
@@ -471,6 +477,8 @@ impl Device for AfXdpDevice {
     fn events(&mut self) -> Vec<PortEvent> {
         let mut events = self.watch.events();
         if let Some(running) = &self.running {
+            // Somebody may change the MTU while the port runs.
+            running.shared.frame_limit.store(frame_limit(self.watch.mtu()), Ordering::Relaxed);
             if self.watch.is_lost() {
                 running.shared.lost.store(true, Ordering::Relaxed);
             } else if running.shared.lost.load(Ordering::Relaxed) {

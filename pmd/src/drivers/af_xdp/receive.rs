@@ -378,3 +378,127 @@ impl ReceiveQueue for Receive {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::super::ring::{Consumer, Producer, SharedDescriptor, fake};
+    use super::*;
+    use crate::packet::HEADROOM;
+
+    /// A queue with 64 buffers posted, and the kernel's side of its rings.
+    fn queue(pool: &Pool, leaves: Leaves) -> (Receive, Producer<SharedDescriptor>, Consumer<AtomicU64>) {
+        let ((kernel_rx, rx), (fill, kernel_fill)) = (fake::pair(64), fake::pair(64));
+        let buffers = Buffers::Pool(Some(Posted::new(pool.region())));
+        let channel = Channel::new(Socket::fake(), ReceiveRings { rx, fill }, buffers, 64, true);
+        let queue = Receive::new(vec![channel], pool.clone(), 3, leaves, false);
+        (queue.unwrap(), kernel_rx, kernel_fill)
+    }
+
+    const NOTHING: Leaves = Leaves { checksums: false, superframes: false };
+    const START: u64 = ((METADATA + HEADROOM) as u64) << OFFSET_SHIFT;
+
+    fn deliver(ring: &mut Producer<SharedDescriptor>, descriptors: &[(u64, u32, u32)]) {
+        let mut reserved = ring.reserve(64);
+        for &(address, len, options) in descriptors {
+            assert!(reserved.push(Descriptor { address, len, options }));
+        }
+        reserved.commit();
+    }
+
+    /// Addresses that the queue has posted, in order.
+    fn posted(ring: &mut Consumer<AtomicU64>) -> Vec<u64> {
+        let peeked = ring.peek(64);
+        let addresses = (0..peeked.len()).map(|i| peeked.get(i)).collect();
+        peeked.release();
+        addresses
+    }
+
+    #[test]
+    fn descriptors_of_what_was_never_posted_are_counted_and_touch_nothing() {
+        let pool = Pool::new("hostile", 300).unwrap();
+        let (mut queue, mut kernel, mut fill) = queue(&pool, NOTHING);
+        let at = posted(&mut fill);
+        assert_eq!(at.len(), 64);
+        let region = pool.region().bytes() as u64;
+        deliver(
+            &mut kernel,
+            &[
+                (at[0] + 1 | START, 100, 0),
+                (region | START, 100, 0),
+                (BASE_MASK | START, 100, 0),
+                // Data in the metadata line; behind the buffer; of more bytes than it has.
+                (at[1] | 63 << OFFSET_SHIFT, 100, 0),
+                (at[2] | 0xffff << OFFSET_SHIFT, 1, 0),
+                (at[3] | START, u32::MAX, 0),
+                (at[4] | START, 100, 0),
+                (at[4] | START, 100, 0),
+            ],
+        );
+        let mut batch = Batch::new();
+        queue.receive(&mut batch);
+        assert_eq!(batch.len(), 1, "one of them was right");
+        assert_eq!((batch.as_slice()[0].len(), batch.as_slice()[0].in_port()), (100, 3));
+        assert_eq!(queue.counters().drops.get(DropReason::BadDescriptor), 7);
+        drop((batch, queue));
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn a_frame_of_several_buffers_comes_whole_even_if_its_parts_come_apart() {
+        let pool = Pool::new("parts", 300).unwrap();
+        let (mut queue, mut kernel, mut fill) = queue(&pool, NOTHING);
+        let at = posted(&mut fill);
+        let mut batch = Batch::new();
+        deliver(&mut kernel, &[(at[0] | START, 2048, CONTINUED), (at[1] | START, 2048, CONTINUED)]);
+        queue.receive(&mut batch);
+        assert!(batch.is_empty());
+        deliver(&mut kernel, &[(at[2] | START, 7, 0), (at[3] | START, 64, 0)]);
+        queue.receive(&mut batch);
+        assert_eq!(batch.iter().map(|p| (p.len(), p.segment_count())).collect::<Vec<_>>(), [(4103, 3), (64, 1)]);
+
+        // One bad part spoils the whole frame and nothing behind it.
+        let bad = pool.region().bytes() as u64;
+        deliver(
+            &mut kernel,
+            &[(at[4] | START, 2048, CONTINUED), (bad, 2048, CONTINUED), (at[5] | START, 9, 0), (at[6] | START, 65, 0)],
+        );
+        batch.clear();
+        queue.receive(&mut batch);
+        assert_eq!(batch.iter().map(Packet::len).collect::<Vec<_>>(), [65]);
+        assert_eq!(queue.counters().drops.get(DropReason::BadDescriptor), 1);
+        drop((batch, queue));
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn short_frames_and_superframes_are_dropped_by_reason() {
+        let pool = Pool::new("lengths", 300).unwrap();
+        let (mut queue, mut kernel, mut fill) = queue(&pool, Leaves { checksums: true, superframes: true });
+        queue.channels[0].socket.shared.frame_limit.store(1514, Ordering::Relaxed);
+        let at = posted(&mut fill);
+        deliver(&mut kernel, &[(at[0] | START, 13, 0), (at[1] | START, 1522, 0), (at[2] | START, 1523, 0)]);
+        let mut batch = Batch::new();
+        queue.receive(&mut batch);
+        assert_eq!(batch.iter().map(Packet::len).collect::<Vec<_>>(), [1522]);
+        let drops: Vec<_> = queue.counters().drops.nonzero().collect();
+        assert_eq!(drops, [(DropReason::TooShort, 1), (DropReason::KernelOffload, 1)]);
+    }
+
+    #[test]
+    fn buffers_are_posted_again_and_a_dry_pool_is_survived() {
+        let pool = Pool::new("dry", 64).unwrap();
+        let (mut queue, mut kernel, mut fill) = queue(&pool, NOTHING);
+        let at = posted(&mut fill);
+        let mut batch = Batch::new();
+        deliver(&mut kernel, &at.iter().map(|at| (at | START, 60, 0)).collect::<Vec<_>>());
+        queue.receive(&mut batch);
+        assert_eq!(batch.len(), 64);
+        queue.receive(&mut Batch::new());
+        assert!(posted(&mut fill).is_empty(), "no buffer was free");
+        drop(batch);
+        queue.receive(&mut Batch::new());
+        assert_eq!(posted(&mut fill).len(), 64);
+    }
+}

@@ -335,3 +335,110 @@ impl<E: Entry> Peeked<'_, E> {
         self.ring.ring.consumer().store(self.ring.next, Ordering::Release);
     }
 }
+
+/// Rings over a file, of which the test plays the kernel's part.
+#[cfg(test)]
+pub(super) mod fake {
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    const OFFSETS: XdpRingOffset = XdpRingOffset { producer: 0, consumer: 64, desc: 192, flags: Some(128) };
+    const BYTES: u64 = 1 << 16;
+
+    /// A ring seen from both sides: as we produce and as the kernel consumes, or the other way round.
+    pub(crate) fn pair<E: Entry>(entries: u32) -> (Producer<E>, Consumer<E>) {
+        let file = file();
+        let size = RingSize::new(entries).unwrap();
+        (
+            Producer::map(file.as_fd(), 0, &OFFSETS, size).unwrap(),
+            Consumer::map(file.as_fd(), 0, &OFFSETS, size).unwrap(),
+        )
+    }
+
+    pub(crate) fn file() -> OwnedFd {
+        let file = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, BYTES).unwrap();
+        file
+    }
+
+    /// What a kernel could write if it were broken.
+    pub(crate) fn set_producer<E: Entry>(ring: &Consumer<E>, value: u32) {
+        ring.ring.producer().store(value, Ordering::Release);
+    }
+
+    pub(crate) fn set_consumer<E: Entry>(ring: &Producer<E>, value: u32) {
+        ring.ring.consumer().store(value, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn what_is_committed_arrives_in_order_round_the_end_of_the_ring() {
+        let (mut producer, mut consumer) = fake::pair::<AtomicU64>(8);
+        for round in 0..100u64 {
+            let mut reserved = producer.reserve(5);
+            assert_eq!(reserved.space(), 5);
+            for i in 0..5 {
+                assert!(reserved.push(round * 5 + i));
+            }
+            assert!(!reserved.push(99), "no more than was reserved");
+            assert_eq!(reserved.commit(), 5);
+            assert_eq!(producer.pending(), 5);
+            let peeked = consumer.peek(64);
+            let got: Vec<u64> = (0..peeked.len()).map(|i| peeked.get(i)).collect();
+            assert_eq!(got, (round * 5..round * 5 + 5).collect::<Vec<_>>());
+            peeked.release();
+            assert!(consumer.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_not_committed_or_released_changes_nothing() {
+        let (mut producer, mut consumer) = fake::pair::<SharedDescriptor>(4);
+        let mut reserved = producer.reserve(4);
+        reserved.push(Descriptor { address: 1, len: 2, options: 3 });
+        drop(reserved);
+        assert!(consumer.is_empty());
+        let mut reserved = producer.reserve(4);
+        let descriptor = Descriptor { address: 4, len: 5, options: 6 };
+        reserved.push(descriptor);
+        reserved.commit();
+        assert_eq!(consumer.peek(4).get(0), descriptor);
+        assert_eq!(consumer.peek(4).len(), 1, "still there");
+        assert_eq!(producer.reserve(4).space(), 3);
+    }
+
+    #[test]
+    fn impossible_counters_are_not_believed() {
+        let (mut producer, mut consumer) = fake::pair::<AtomicU64>(8);
+        for value in [9, 1000, 1 << 31] {
+            fake::set_producer(&consumer, value);
+            assert_eq!(consumer.peek(8).len(), 0);
+            assert_eq!(consumer.take_impossible(), 1);
+            fake::set_consumer(&producer, value);
+            let mut reserved = producer.reserve(9);
+            assert_eq!(reserved.space(), 8, "an empty ring stays an empty ring");
+            reserved.push(1);
+        }
+    }
+
+    #[test]
+    fn a_layout_that_reaches_outside_is_refused() {
+        let file = fake::file();
+        let size = RingSize::new(8).unwrap();
+        for (producer, consumer, desc) in
+            [(u64::MAX, 64, 192), (0, 1 << 40, 192), (0, 64, 191), (3, 64, 192), (0, 64, u64::MAX - 8)]
+        {
+            let offsets = XdpRingOffset { producer, consumer, desc, flags: Some(128) };
+            assert!(Producer::<AtomicU64>::map(file.as_fd(), 0, &offsets, size).is_err());
+        }
+    }
+}

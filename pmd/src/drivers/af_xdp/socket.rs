@@ -360,3 +360,12 @@ impl AsFd for Socket {
         self.descriptor.as_fd()
     }
 }
+
+#[cfg(test)]
+impl Socket {
+    /// A socket that is none: the test plays the kernel.
+    pub(super) fn fake() -> Arc<Self> {
+        let descriptor = super::ring::fake::file();
+        Arc::new(Self { descriptor, left: Mutex::default(), queue: 0, shared: Arc::default() })
+    }
+}

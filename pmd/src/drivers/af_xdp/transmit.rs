@@ -112,6 +112,12 @@ impl Transmit {
         }
     }
 
+    /// Counts what the kernel never took, at the end.
+    pub(super) fn count_unsent(&mut self, lost: bool) {
+        let reason = if lost { DropReason::DeviceLost } else { DropReason::Stopping };
+        self.counters.drops.add(reason, self.rings.tx.pending().into());
+    }
+
     /// Whether the kernel has sent everything.
     pub(super) fn is_idle(&self) -> bool {
         self.room() == self.rings.tx.entries()
@@ -367,5 +373,121 @@ impl Drop for Transmit {
             let (posted, chains) = flight.into_parts();
             self.socket.keep(posted, chains);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::super::posted::Posted;
+    use super::super::ring::{Consumer, Producer, fake};
+    use super::*;
+
+    /// A queue of 8 descriptors, and the kernel's side of its rings.
+    fn queue(pool: &Pool, fragments: bool) -> (Transmit, Consumer<SharedDescriptor>, Producer<AtomicU64>) {
+        let ((tx, kernel_tx), (kernel_completion, completion)) = (fake::pair(8), fake::pair(8));
+        let flight = Flight::new(Posted::new(pool.region()), 8);
+        let socket = Socket::fake();
+        socket.shared.frame_limit.store(9014, Ordering::Relaxed);
+        let frames = Frames::Pool(Some(flight));
+        let queue = Transmit::new(socket, TransmitRings { tx, completion }, frames, pool.clone(), fragments, true);
+        (queue, kernel_tx, kernel_completion)
+    }
+
+    fn packet(pool: &Pool, len: usize) -> Packet {
+        let mut packet = pool.take().unwrap();
+        assert!(packet.extend_from_slice(&vec![7; len], pool));
+        packet
+    }
+
+    fn sent(ring: &mut Consumer<SharedDescriptor>) -> Vec<Descriptor> {
+        let peeked = ring.peek(8);
+        let descriptors = (0..peeked.len()).map(|i| peeked.get(i)).collect();
+        peeked.release();
+        descriptors
+    }
+
+    fn complete(ring: &mut Producer<AtomicU64>, addresses: &[u64]) {
+        let mut reserved = ring.reserve(8);
+        addresses.iter().for_each(|&address| assert!(reserved.push(address)));
+        reserved.commit();
+    }
+
+    #[test]
+    fn takes_what_fits_and_leaves_the_rest_until_the_kernel_is_through() {
+        let pool = Pool::new("fits", 300).unwrap();
+        let (mut queue, mut kernel, mut completions) = queue(&pool, true);
+        let mut batch: Batch = (0..10).map(|_| packet(&pool, 100)).collect();
+        queue.transmit(&mut batch);
+        assert_eq!(batch.len(), 2);
+        let first = sent(&mut kernel);
+        assert_eq!(first.len(), 8);
+        queue.transmit(&mut batch);
+        assert_eq!(batch.len(), 2, "the kernel has taken them, but not sent");
+        complete(&mut completions, &[first[3].address, first[0].address]);
+        queue.transmit(&mut batch);
+        assert_eq!((batch.len(), sent(&mut kernel).len()), (0, 2));
+        assert_eq!(pool.outstanding(), 8);
+        drop(queue);
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn completions_of_what_was_never_sent_are_counted_and_free_nothing() {
+        let pool = Pool::new("lies", 300).unwrap();
+        let (mut queue, mut kernel, mut completions) = queue(&pool, true);
+        let mut batch: Batch = [packet(&pool, 100)].into_iter().collect();
+        queue.transmit(&mut batch);
+        let address = sent(&mut kernel)[0].address;
+        complete(&mut completions, &[address + 64, u64::MAX, 0x1234 << 20, address, address]);
+        queue.reclaim();
+        assert_eq!(queue.counters().drops.get(DropReason::BadDescriptor), 4);
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn chains_go_out_in_place_or_as_copies_or_not_at_all() {
+        let pool = Pool::new("chains", 300).unwrap();
+        let (mut with, mut kernel, _completions) = queue(&pool, true);
+        let mut batch: Batch = [packet(&pool, 5000)].into_iter().collect();
+        with.transmit(&mut batch);
+        let descriptors = sent(&mut kernel);
+        assert_eq!(descriptors.iter().map(|d| d.len).collect::<Vec<_>>(), [2048, 2048, 904]);
+        assert_eq!(descriptors.iter().map(|d| d.options).collect::<Vec<_>>(), [CONTINUED, CONTINUED, 0]);
+        // More segments than the kernel takes: the same bytes in fewer.
+        let mut many = packet(&pool, 20);
+        for _ in 0..MAX_SEGMENTS {
+            assert!(many.append_segment(packet(&pool, 20)).is_ok());
+        }
+        batch.push(many).unwrap();
+        with.transmit(&mut batch);
+        assert_eq!(sent(&mut kernel).iter().map(|d| (d.len, d.options)).collect::<Vec<_>>(), [(360, 0)]);
+        assert_eq!(with.counters().copied.get(), 1);
+
+        let (mut without, mut kernel, _completions) = queue(&pool, false);
+        let mut short_chain = packet(&pool, 1500);
+        assert!(short_chain.append_segment(packet(&pool, 700)).is_ok());
+        batch.extend([short_chain, packet(&pool, 5000)]);
+        without.transmit(&mut batch);
+        assert_eq!(sent(&mut kernel).iter().map(|d| (d.len, d.options)).collect::<Vec<_>>(), [(2200, 0)]);
+        assert_eq!(without.counters().drops.get(DropReason::TooLong), 1);
+        drop((with, without));
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_dropped_by_reason() {
+        let pool = Pool::new("reasons", 300).unwrap();
+        let (mut queue, mut kernel, _completions) = queue(&pool, true);
+        queue.socket.shared.frame_limit.store(1514, Ordering::Relaxed);
+        let mut tagged = packet(&pool, 1518);
+        tagged.data_mut()[12..14].copy_from_slice(&[0x81, 0]);
+        let mut batch: Batch =
+            [packet(&pool, 13), packet(&pool, 1515), packet(&pool, 1514), tagged].into_iter().collect();
+        queue.transmit(&mut batch);
+        assert_eq!(sent(&mut kernel).iter().map(|d| d.len).collect::<Vec<_>>(), [1514, 1518]);
+        let drops: Vec<_> = queue.counters().drops.nonzero().collect();
+        assert_eq!(drops, [(DropReason::TooLong, 1), (DropReason::TooShort, 1)]);
     }
 }

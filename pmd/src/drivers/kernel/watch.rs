@@ -88,6 +88,11 @@ impl Watch {
         })
     }
 
+    /// MTU in bytes, as of the last call of [`Self::events`].
+    pub(crate) fn mtu(&self) -> u32 {
+        self.interface.mtu
+    }
+
     /// Whether the device is gone.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost
