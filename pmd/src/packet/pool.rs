@@ -136,7 +136,8 @@ struct Shared {
     region: Arc<Region>,
     /// Magazines, each named by its first buffer.
     stack: Stack,
-    /// Buffers in the stack. Added after a magazine is in and subtracted after it is out: never too low.
+    /// Buffers in the stack, as a signed number. Added after a magazine is in, which is the last touch of who gives back, and subtracted
+    /// after it is out, which may come first: for a moment too low, below zero even.
     stacked: AtomicU32,
     caches: Mutex<Vec<Box<Cache>>>,
     orphaned: AtomicU32,
@@ -423,9 +424,12 @@ impl Shared {
     }
 
     fn available(&self) -> u32 {
+        // The shared list first. Without handles buffers only go from packets to caches to the list: one that goes there meanwhile is
+        // missed and never counted twice, so that `reclaim_orphans` frees no pool with packets.
+        let stacked = self.stacked.load(Ordering::Acquire) as i32;
         let caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
         let cached: u32 = caches.iter().map(|cache| cache.len.load(Ordering::Acquire)).sum();
-        self.stacked.load(Ordering::Acquire) + cached
+        (i64::from(stacked) + i64::from(cached)).clamp(0, self.count.into()) as u32
     }
 
     /// This thread's cache of this pool.

@@ -270,3 +270,53 @@ fn an_arena_is_cut_until_it_is_full() {
     assert!(std::ptr::eq(&raw const **region, &raw const **b.region()));
     assert_eq!(offset, b.region_offset() + packet.handle().index as usize * STRIDE);
 }
+
+#[test]
+fn no_buffer_is_counted_in_two_places() {
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    // A pool without handles is freed as soon as all buffers are counted as free: one count too many and packets dangle.
+    const HELD: u32 = 20;
+    const ROUNDS: u32 = 5_000;
+    const OTHERS: usize = 64;
+    let pool = Pool::new("p", 600).unwrap();
+    // Odd while buffers are given back and none is taken.
+    let phase = AtomicU32::new(0);
+    let (end, started) = (std::sync::Barrier::new(OTHERS + 1), std::sync::Barrier::new(OTHERS + 1));
+    std::thread::scope(|scope| {
+        let mut all: Vec<Packet> = std::iter::from_fn(|| pool.take()).collect();
+        let held = all.split_off(600 - HELD as usize);
+        // Caches of other threads, empty ones: counting takes longer.
+        for _ in 0..OTHERS {
+            scope.spawn(|| {
+                assert!(pool.take().is_none());
+                started.wait();
+                end.wait();
+            });
+        }
+        started.wait();
+        drop(all);
+        let watcher = scope.spawn(|| {
+            let mut most = 0;
+            loop {
+                let before = phase.load(SeqCst);
+                let available = pool.available();
+                if before % 2 == 1 && phase.load(SeqCst) == before {
+                    most = most.max(available);
+                }
+                if before == 2 * ROUNDS {
+                    return most;
+                }
+            }
+        });
+        for _ in 0..ROUNDS {
+            // More than a thread keeps at hand: magazines go to the shared list while the count is taken.
+            let taken: Vec<Packet> = std::iter::from_fn(|| pool.take()).collect();
+            phase.fetch_add(1, SeqCst);
+            drop(taken);
+            phase.fetch_add(1, SeqCst);
+        }
+        end.wait();
+        assert!(watcher.join().unwrap() <= 600 - HELD);
+        drop(held);
+    });
+}
