@@ -204,10 +204,12 @@ impl Packet {
         }
         let mut left = len;
         let mut at = self.meta;
+        let mut private = true;
         loop {
             // SAFETY: the chain's segments are alive; only private ones are changed.
             unsafe {
-                let private = !frozen::is_shared(at);
+                // Only the first of several shared segments counts references; what hangs on it is shared with it.
+                private &= !frozen::is_shared(at);
                 let here = usize::from((*at.as_ptr()).data_len);
                 let next = (*at.as_ptr()).next;
                 if left > here || (left == here && next != NO_SEGMENT && left > 0 && !private) {

@@ -320,3 +320,29 @@ fn no_buffer_is_counted_in_two_places() {
         drop(held);
     });
 }
+
+#[test]
+fn no_cut_changes_a_shared_segment() {
+    let pool = Pool::new("p", 16).unwrap();
+    let payload = numbered(&pool, 5000).freeze();
+    let header = || {
+        let mut header = pool.take().unwrap();
+        header.append(50).unwrap().fill(7);
+        header
+    };
+    let mut copy = header().attach(&payload).unwrap();
+    for len in 51..5050 {
+        assert!(!copy.truncate(len), "{len}");
+    }
+    assert_eq!((copy.len(), bytes(&copy).len(), payload.segments().count()), (5050, 5050, 3));
+    assert!(bytes(&copy)[50..].iter().enumerate().all(|(k, &b)| b == (k % 251) as u8));
+    // A shared segment behind a shared one with a private head of its own.
+    let mut nested = header().attach(&copy.freeze()).unwrap();
+    for len in 51..5100 {
+        assert!(!nested.truncate(len), "{len}");
+    }
+    assert_eq!(bytes(&nested).len(), 5100);
+    assert!(nested.truncate(50));
+    drop((nested, payload));
+    assert!(full(&pool));
+}
