@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use super::meta::Meta;
 use super::pool;
-use super::{Handle, Packet};
+use super::{Handle, MAX_PACKET, Packet};
 
 /// A payload that several packets share: read-only, counted. Each packet has a private segment of its own in front of it.
 ///
@@ -70,21 +70,14 @@ impl Packet {
     }
 
     /// Puts the shared payload behind this packet's data. Fails, giving the header back, if the packet has more than one segment
-    /// already, or if 65 535 packets share the payload.
+    /// already, if the whole would exceed [`MAX_PACKET`], or if 65 535 packets share the payload.
     pub fn attach(mut self, payload: &Frozen) -> Result<Self, Self> {
-        if self.is_chain() || !payload.add_reference() {
+        let len = self.len() + payload.len();
+        if self.is_chain() || len > MAX_PACKET || !payload.add_reference() {
             return Err(self);
         }
-        // SAFETY: the reference just added keeps the payload's segments alive; it passes to the packet.
-        unsafe {
-            let payload_meta = &*payload.meta.as_ptr();
-            let Some(len) = self.meta().packet_len.checked_add(payload_meta.packet_len) else {
-                drop_reference(payload.meta);
-                return Err(self);
-            };
-            let handle = pool::handle_of(payload.meta);
-            self.set_next(handle, len);
-        }
+        // The reference just added keeps the payload's segments alive; it passes to the packet.
+        self.set_next(payload.handle(), len as u32);
         Ok(self)
     }
 }

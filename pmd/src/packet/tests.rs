@@ -346,3 +346,15 @@ fn no_cut_changes_a_shared_segment() {
     drop((nested, payload));
     assert!(full(&pool));
 }
+
+#[test]
+fn a_payload_does_not_grow_a_packet_beyond_the_longest() {
+    let pool = Pool::new("p", 200).unwrap();
+    let payload = numbered(&pool, MAX_PACKET).freeze();
+    let mut header = pool.take().unwrap();
+    header.append(1).unwrap().fill(0);
+    let mut header = header.attach(&payload).unwrap_err();
+    assert_eq!(payload.references(), 1);
+    assert!(header.truncate(0));
+    assert_eq!(header.attach(&payload).unwrap().len(), MAX_PACKET);
+}
