@@ -110,7 +110,8 @@ impl Arena {
 /// A set of equal packet buffers.
 ///
 /// Taking and giving back go through a cache of the calling thread and from there, in magazines, through a shared list without
-/// locks; both may happen on any thread. When the last `Pool` handle is gone the memory is freed once the last packet has come back.
+/// locks; both may happen on any thread. When the last `Pool` handle is gone and the last packet has come back, the memory is freed as
+/// soon as a thread that used a pool ends, or another pool comes or goes.
 #[derive(Clone)]
 pub struct Pool {
     handle: Arc<PoolHandle>,
@@ -229,6 +230,7 @@ impl Drop for ReturnOnExit {
                 unsafe { (*shared).retire_cache(cache) };
             }
         });
+        reclaim_orphans();
     }
 }
 
@@ -320,17 +322,18 @@ impl Pool {
         self.shared().offset
     }
 
-    /// An empty packet with the full headroom, or `None` if no buffer is free.
+    /// An empty packet with the full headroom, or `None` if no buffer is free, or in a destructor of a thread-local while the thread
+    /// ends.
     #[inline]
     pub fn take(&self) -> Option<Packet> {
-        let cache = self.shared().local();
+        let cache = self.shared().local()?;
         // SAFETY: the cache is this thread's.
         unsafe {
-            let len = (*cache).len.load(Ordering::Relaxed);
+            let len = cache.len.load(Ordering::Relaxed);
             let len = if len == 0 { self.shared().refill(cache) } else { len };
             let at = len.checked_sub(1)?;
-            let meta = (*cache).slots.get_unchecked(at as usize).get();
-            (*cache).len.store(at, Ordering::Release);
+            let meta = cache.slots.get_unchecked(at as usize).get();
+            cache.len.store(at, Ordering::Release);
             ptr::copy_nonoverlapping((&raw const self.shared().blank.line).cast(), meta, 1);
             Some(Packet::from_meta(NonNull::new_unchecked(meta)))
         }
@@ -355,22 +358,22 @@ impl Pool {
     pub fn take_batch_like(&self, want: usize, batch: &mut Batch, blank: &Blank) -> usize {
         let (shared, want) = (self.shared(), want.min(batch.space()));
         assert!(blank.pool() == shared.id);
-        let cache = shared.local();
+        let Some(cache) = shared.local() else { return 0 };
         // SAFETY: the cache is this thread's; `want` slots below `len` hold free buffers, which the batch then owns; and the batch
         // has room for them.
         unsafe {
-            let mut len = (*cache).len.load(Ordering::Relaxed) as usize;
+            let mut len = cache.len.load(Ordering::Relaxed) as usize;
             if len < want {
                 len = shared.refill(cache) as usize;
             }
             let n = want.min(len);
-            let from = (*cache).slots.as_ptr().add(len - n);
+            let from = cache.slots.as_ptr().add(len - n);
             batch.push_with(n, |i| {
                 let meta = (*from.add(i)).get();
                 ptr::copy_nonoverlapping((&raw const blank.line).cast(), meta, 1);
                 Packet::from_meta(NonNull::new_unchecked(meta))
             });
-            (*cache).len.store((len - n) as u32, Ordering::Release);
+            cache.len.store((len - n) as u32, Ordering::Release);
             n
         }
     }
@@ -432,21 +435,28 @@ impl Shared {
         (i64::from(stacked) + i64::from(cached)).clamp(0, self.count.into()) as u32
     }
 
-    /// This thread's cache of this pool.
+    /// This thread's cache of this pool; `None` in a thread that ends and has given its caches back already: its last packets may be
+    /// freed by the destructors of thread-locals.
     #[inline(always)]
-    fn local(&self) -> *const Cache {
+    fn local(&self) -> Option<&Cache> {
         let local = LOCAL.with(|local| local[self.id as usize].get());
-        if local.generation == self.generation { local.cache } else { self.new_cache() }
+        if local.generation == self.generation {
+            // SAFETY: the generation is that of the living pool, whose caches live until their thread or the pool ends.
+            Some(unsafe { &*local.cache })
+        } else {
+            self.new_cache()
+        }
     }
 
     #[cold]
-    fn new_cache(&self) -> *const Cache {
-        RETURN_ON_EXIT.with(|_| ());
+    fn new_cache(&self) -> Option<&Cache> {
+        RETURN_ON_EXIT.try_with(|_| ()).ok()?;
         let cache = Box::new(Cache { len: AtomicU32::new(0), slots: [const { Cell::new(ptr::null_mut()) }; CACHE] });
         let address = ptr::from_ref(&*cache);
         self.caches.lock().unwrap_or_else(PoisonError::into_inner).push(cache);
         LOCAL.with(|local| local[self.id as usize].set(Local { cache: address, generation: self.generation }));
-        address
+        // SAFETY: as in `local`.
+        Some(unsafe { &*address })
     }
 
     /// Gives everything in `cache` back and frees it.
@@ -607,13 +617,13 @@ unsafe fn put(meta: NonNull<Meta>) {
     // SAFETY: a living segment's pool exists; the cache is this thread's.
     unsafe {
         let shared = &*POOLS[(*meta.as_ptr()).pool as usize].load(Ordering::Acquire);
-        let cache = shared.local();
-        let mut len = (*cache).len.load(Ordering::Relaxed);
+        let Some(cache) = shared.local() else { return shared.push_magazine(&[meta.as_ptr()]) };
+        let mut len = cache.len.load(Ordering::Relaxed);
         if len as usize == CACHE {
             len = shared.spill(cache);
         }
-        (*cache).slots.get_unchecked(len as usize).set(meta.as_ptr());
-        (*cache).len.store(len + 1, Ordering::Release);
+        cache.slots.get_unchecked(len as usize).set(meta.as_ptr());
+        cache.len.store(len + 1, Ordering::Release);
     }
 }
 
@@ -651,13 +661,13 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
     unsafe {
         let pool = (*first.as_ptr()).pool;
         let shared = &*POOLS[pool as usize].load(Ordering::Acquire);
-        let cache = shared.local();
-        let mut len = (*cache).len.load(Ordering::Relaxed) as usize;
+        let Some(cache) = shared.local() else { return release_each(packets) };
+        let mut len = cache.len.load(Ordering::Relaxed) as usize;
         if len + packets.len() > CACHE {
             len = shared.spill(cache) as usize;
         }
         debug_assert!(len + packets.len() <= CACHE);
-        let slots = (*cache).slots.as_ptr();
+        let slots = cache.slots.as_ptr();
         // Chains and packets of other pools, put aside: their release may hand this thread's cache on to others, after which the
         // metadata of what lies in it must not be looked at any more.
         let mut odd = [*first; super::batch::BATCH];
@@ -673,10 +683,27 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
                 odd_len += 1;
             }
         }
-        (*cache).len.store(len as u32, Ordering::Release);
+        cache.len.store(len as u32, Ordering::Release);
         for meta in &odd[..odd_len] {
             release(*meta);
         }
         bytes
     }
+}
+
+/// [`release_all`] in a thread without caches.
+///
+/// # Safety
+/// As there.
+#[cold]
+unsafe fn release_each(packets: &[NonNull<Meta>]) -> u64 {
+    let mut bytes = 0;
+    for meta in packets {
+        // SAFETY: as promised.
+        unsafe {
+            bytes += u64::from((*meta.as_ptr()).packet_len);
+            release(*meta);
+        }
+    }
+    bytes
 }

@@ -358,3 +358,35 @@ fn a_payload_does_not_grow_a_packet_beyond_the_longest() {
     assert!(header.truncate(0));
     assert_eq!(header.attach(&payload).unwrap().len(), MAX_PACKET);
 }
+
+#[test]
+fn a_thread_that_ends_gives_back_what_its_thread_locals_hold() {
+    thread_local! {
+        static KEPT: std::cell::RefCell<(Option<Packet>, Option<Batch>)> = const { std::cell::RefCell::new((None, None)) };
+    }
+    let pool = Pool::new("p", 600).unwrap();
+    let clone = pool.clone();
+    std::thread::spawn(move || {
+        // Made before the thread's cache, so destroyed after it.
+        KEPT.with_borrow_mut(|kept| *kept = (None, None));
+        let mut batch = Batch::new();
+        clone.take_batch(BATCH, &mut batch);
+        KEPT.with_borrow_mut(|kept| *kept = (clone.take(), Some(batch)));
+    })
+    .join()
+    .unwrap();
+    assert!(full(&pool));
+    let all: Vec<Packet> = std::iter::from_fn(|| pool.take()).collect();
+    assert_eq!(all.len(), 600, "and others can take it");
+}
+
+#[test]
+fn an_orphaned_pool_goes_with_the_thread_that_frees_its_last_packet() {
+    let pool = Pool::new("p", 10).unwrap();
+    let region = Arc::downgrade(pool.region());
+    let packet = pool.take().unwrap();
+    drop(pool);
+    assert!(region.upgrade().is_some());
+    std::thread::spawn(move || drop(packet)).join().unwrap();
+    assert!(region.upgrade().is_none());
+}
