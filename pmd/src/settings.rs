@@ -5,9 +5,12 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -41,11 +44,20 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The text of a configuration and its name.
-#[derive(Clone, Debug)]
+/// Bytes of the longest configuration.
+const MAX_TEXT: usize = 16 << 20;
+
+/// The text of a configuration and its name. Cheap to clone.
+#[derive(Clone)]
 pub struct Source {
-    file: String,
-    text: String,
+    file: Arc<str>,
+    text: Arc<str>,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("file", &self.file).finish_non_exhaustive()
+    }
 }
 
 /// A parsed [`Source`].
@@ -70,26 +82,30 @@ type Result<T> = std::result::Result<T, ConfigError>;
 impl Source {
     /// Text that came from elsewhere than a file.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { file: name.into(), text: text.into() }
+        Self { file: name.into().into(), text: text.into().into() }
     }
 
     /// Reads a file of at most 16 MiB.
     pub fn load(path: &Path) -> Result<Self> {
         let file = path.display().to_string();
         let refuse = |message: String| ConfigError { file: file.clone(), position: None, key: String::new(), message };
-        let length = std::fs::metadata(path).map_err(|e| refuse(format!("cannot read this configuration: {e}")))?.len();
-        if length > 16 << 20 {
-            return Err(refuse(format!("{length} bytes; a configuration has at most 16 MiB")));
+        // Not by its length: a pipe and a device have none.
+        let mut text = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_TEXT as u64 + 1).read_to_end(&mut text))
+            .map_err(|e| refuse(format!("cannot read this configuration: {e}")))?;
+        if text.len() > MAX_TEXT {
+            return Err(refuse("a configuration has at most 16 MiB, this one has more".to_owned()));
         }
-        let text = std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot read this configuration: {e}")))?;
-        Ok(Self { file, text })
+        let text = String::from_utf8(text).map_err(|e| refuse(format!("cannot read this configuration: {e}")))?;
+        Ok(Self::new(file, text))
     }
 
     /// Checks the syntax.
     pub fn parse(&self) -> Result<Document<'_>> {
         // The parser recurses; what people write nests a few levels deep.
         let root = DeTable::parse(&self.text).map_err(|e| ConfigError {
-            file: self.file.clone(),
+            file: self.file.to_string(),
             position: e.span().map(|span| self.position(span.start)),
             key: String::new(),
             message: e.message().trim().replace('\n', ", "),
@@ -171,8 +187,9 @@ pub struct Placed<T> {
 /// A place in a configuration, for later errors.
 #[derive(Clone, Debug)]
 pub struct Place {
-    file: String,
-    position: (usize, usize),
+    source: Source,
+    /// In bytes. Line and column are counted when there is an error: a long list has many places.
+    offset: usize,
     key: String,
 }
 
@@ -180,8 +197,8 @@ impl Place {
     /// An error at this place.
     pub fn error(&self, message: impl Into<String>) -> ConfigError {
         ConfigError {
-            file: self.file.clone(),
-            position: Some(self.position),
+            file: self.source.file.to_string(),
+            position: Some(self.source.position(self.offset)),
             key: self.key.clone(),
             message: message.into(),
         }
@@ -211,7 +228,7 @@ impl<'d> Settings<'d> {
 
     fn error_at(&self, span: &Range<usize>, key: &str, message: String) -> ConfigError {
         ConfigError {
-            file: self.source.file.clone(),
+            file: self.source.file.to_string(),
             position: Some(self.source.position(span.start)),
             key: self.full_key(key),
             message,
@@ -232,7 +249,11 @@ impl<'d> Settings<'d> {
     /// Where a key's value (or, if it is missing, the table) stands.
     pub fn place(&self, key: &'static str) -> Place {
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
-        Place { file: self.source.file.clone(), position: self.source.position(span.start), key: self.full_key(key) }
+        self.place_at(span.start, key)
+    }
+
+    fn place_at(&self, offset: usize, key: &str) -> Place {
+        Place { source: self.source.clone(), offset, key: self.full_key(key) }
     }
 
     /// Full name of the table, such as `port[0]`; empty for the top.
@@ -256,11 +277,8 @@ impl<'d> Settings<'d> {
 
     fn wrong(&self, value: &Spanned<DeValue<'_>>, key: &str, expected: &str) -> ConfigError {
         let text = self.source.text.get(value.span()).unwrap_or_default();
-        let mut found: String = text.chars().take(60).collect();
-        if found.len() < text.len() {
-            found.push('…');
-        }
-        self.error_at(&value.span(), key, format!("found {}, expected {expected}", found.replace('\n', " ")))
+        let found = excerpt(text).replace('\n', " ");
+        self.error_at(&value.span(), key, format!("found {found}, expected {expected}"))
     }
 
     /// The value of a key that must be there.
@@ -318,14 +336,7 @@ impl<'d> Settings<'d> {
             .into_iter()
             .enumerate()
             .map(|(i, item)| match item.get_ref().as_str().and_then(|s| s.parse().ok()) {
-                Some(value) => Ok(Placed {
-                    value,
-                    place: Place {
-                        file: self.source.file.clone(),
-                        position: self.source.position(item.span().start),
-                        key: self.full_key(&format!("{key}[{i}]")),
-                    },
-                }),
+                Some(value) => Ok(Placed { value, place: self.place_at(item.span().start, &format!("{key}[{i}]")) }),
                 None => Err(self.wrong(item, &format!("{key}[{i}]"), expected)),
             })
             .collect()
@@ -344,9 +355,7 @@ impl<'d> Settings<'d> {
                 let read =
                     i64::from_value(item.get_ref()).filter(|n| range.contains(n)).and_then(|n| T::try_from(n).ok());
                 let value = read.ok_or_else(|| self.wrong(item, &key, &expected))?;
-                let position = self.source.position(item.span().start);
-                let place = Place { file: self.source.file.clone(), position, key: self.full_key(&key) };
-                Ok(Placed { value, place })
+                Ok(Placed { value, place: self.place_at(item.span().start, &key) })
             })
             .collect()
     }
@@ -358,8 +367,7 @@ impl<'d> Settings<'d> {
         let cell = |key: String, item: &Spanned<DeValue<'_>>| {
             let read = item.get_ref().as_str().and_then(|s| s.parse().ok());
             let value = read.ok_or_else(|| self.wrong(item, &key, expected))?;
-            let position = self.source.position(item.span().start);
-            Ok(Placed { value, place: Place { file: self.source.file.clone(), position, key: self.full_key(&key) } })
+            Ok(Placed { value, place: self.place_at(item.span().start, &key) })
         };
         let row = |(i, row): (usize, &Spanned<DeValue<'_>>)| {
             let key = format!("{key}[{i}]");
@@ -420,14 +428,27 @@ impl<'d> Settings<'d> {
                 None if known.is_empty() => "unknown key; this table has none".to_owned(),
                 None => format!("unknown key; known here: {}", known.join(", ")),
             };
-            return Err(self.error_at(&name.span(), key, message));
+            return Err(self.error_at(&name.span(), &excerpt(key), message));
         }
         Ok(())
     }
 }
 
+/// The beginning of a text that may be long.
+fn excerpt(text: &str) -> String {
+    let mut start: String = text.chars().take(60).collect();
+    if start.len() < text.len() {
+        start.push('…');
+    }
+    start
+}
+
 /// The word most like `found`, if any is near enough to be a slip.
 pub fn nearest<'w>(found: &str, words: &[&'w str]) -> Option<&'w str> {
+    // The comparison takes time and memory by the product of the lengths.
+    if found.len() > 256 {
+        return None;
+    }
     let distance = |word: &str| strsim::damerau_levenshtein(&found.to_lowercase(), word);
     let near = words.iter().copied().min_by_key(|word| distance(word))?;
     (distance(near) <= 1 + near.len() / 4).then_some(near)
@@ -499,5 +520,53 @@ mod tests {
         assert_eq!(s.get::<i64>("c").unwrap(), Some(1000));
         assert_eq!((s.get::<f64>("d").unwrap(), s.get::<f64>("b").unwrap()), (Some(1.5), Some(-3.0)));
         s.finish().unwrap();
+    }
+
+    #[test]
+    fn hostile_texts_end_in_an_error_soon() {
+        // In a thread with the default stack, as a library may be called from one.
+        std::thread::spawn(|| {
+            let deep = |open: &str, close: &str| format!("a = {}1{}", open.repeat(100_000), close.repeat(100_000));
+            let nested = "{ a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a = ".repeat(70) + "1" + &"}".repeat(70);
+            for text in [
+                deep("[", "]"),
+                deep("{ a = ", " }"),
+                "[".repeat(1 << 20),
+                format!("{}a = 1", "a.".repeat(1 << 20)),
+                format!("[{}a]", "a.".repeat(1 << 20)),
+                format!("a = {nested}"),
+                "a = 1\n[a".to_owned(),
+                "\u{feff}\0".to_owned(),
+            ] {
+                if let Ok(document) = Source::new("c", text).parse() {
+                    assert!(document.settings().finish().is_err());
+                }
+            }
+        })
+        .join()
+        .unwrap();
+        let message = error(&format!("{} = 1", "k".repeat(1 << 20)), |s| s.get::<bool>("device").map(drop));
+        assert!(message.len() < 1000, "{} bytes", message.len());
+        let message = error(&format!("i = '{}'", "k".repeat(1 << 20)), |s| s.choice("i", &[("busy", 0)]).map(drop));
+        assert!(message.len() < 1000, "{} bytes", message.len());
+    }
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let error = Source::load(Path::new("/dev/zero")).unwrap_err();
+        assert!(error.message.contains("16 MiB"), "{error}");
+    }
+
+    #[test]
+    fn long_lists_are_read_in_linear_time() {
+        let n = 400_000;
+        let items = "1, ".repeat(n);
+        for text in [format!("a = [{items}]\n"), format!("a = [{}]\n", items.replace(' ', "\n"))] {
+            let source = Source::new("c", text);
+            let document = source.parse().unwrap();
+            let list = document.settings().integers::<u8>("a", 0..=9).unwrap();
+            assert_eq!(list.len(), n);
+            list[n - 1].error("last");
+        }
     }
 }
