@@ -425,7 +425,7 @@ mod tests {
         deliver(
             &mut kernel,
             &[
-                (at[0] + 1 | START, 100, 0),
+                ((at[0] + 1) | START, 100, 0),
                 (region | START, 100, 0),
                 (BASE_MASK | START, 100, 0),
                 // Data in the metadata line; behind the buffer; of more bytes than it has.
