@@ -43,6 +43,10 @@ pub struct WorkerCounters {
 }
 
 /// Where packets for a port go.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each port, and nearly all are the large one; a box would cost every send"
+)]
 pub(crate) enum Output {
     /// The worker's own queue, and what is gathered for it in this turn.
     Own { queue: TxQueue, pending: Batch },

@@ -360,9 +360,9 @@ fn spread_outputs(tx: Vec<Vec<TxQueue>>, workers: usize) -> (Vec<Box<[Output]>>,
                 spare.push(queue);
             }
         }
-        for worker in 0..workers {
-            if matches!(row[worker], Output::Absent) && n > 0 {
-                row[worker] = Output::Worker(owner(worker % n));
+        for (worker, output) in row.iter_mut().enumerate().filter(|_| n > 0) {
+            if matches!(output, Output::Absent) {
+                *output = Output::Worker(owner(worker % n));
             }
         }
         for (worker, output) in row.into_iter().enumerate() {
