@@ -1,4 +1,4 @@
-//! A stage of one's own, tested without ports or threads of its own making, in a chain with a closure.
+//! A stage of one's own, in a chain with a closure.
 //!
 //! [`Policer`] is a token bucket for each port: what exceeds a rate is dropped and counted as `ruled`. It shows what stages are made of:
 //! state that belongs to one worker, the coarse clock, drops with a reason, and composition by tuples.
@@ -97,10 +97,11 @@ fn main() -> ExitCode {
             stop: Some(cli::Stop::on_signals()?.flag()),
             report_every: Some(Duration::from_secs(1)),
         };
-        // Stages one after the other are a stage.
-        let chain = |_: &_| (Policer::new(2, arguments.rate, 64), cross);
+        // What comes in ten milliseconds may pass at once; stages one after the other are a stage.
+        let burst = arguments.rate / 100 + 1;
+        let chain = |_: &_| (Policer::new(2, arguments.rate, burst), cross);
         let summary = runtime.run(chain, &mut Print, &options).map_err(Failure::failed)?;
-        let most = 2.0 * (arguments.rate as f64 * summary.elapsed.as_secs_f64() + 64.0);
+        let most = 2.0 * (arguments.rate as f64 * summary.elapsed.as_secs_f64() + burst as f64);
         cli::print(&summary)?;
         let sent = summary.tx().packets;
         if sent as f64 > most * 1.05 {
