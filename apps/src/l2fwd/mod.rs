@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use bridge::{Bridge, BridgeControl};
 pub use config::{Config, Mode};
-pub use pairs::{Pairs, swap_addresses};
+pub use pairs::Pairs;
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, Summary};
 
 use crate::cli::{Failure, print};

@@ -56,23 +56,3 @@ impl Stage for Pairs {
         });
     }
 }
-
-/// Swaps destination and source address of an Ethernet header, in two reads and two writes.
-#[inline(always)]
-pub fn swap_addresses(header: &mut [u8; 12]) {
-    let [a, b, c, d, e, f, g, h, i, j, k, l] = *header;
-    let destination = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
-    let source = u64::from_le_bytes([g, h, i, j, k, l, 0, 0]);
-    header[..8].copy_from_slice(&(source | destination << 48).to_le_bytes());
-    header[8..].copy_from_slice(&((destination >> 16) as u32).to_le_bytes());
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn addresses_are_swapped() {
-        let mut header = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
-        super::swap_addresses(&mut header);
-        assert_eq!(header, [7, 8, 9, 10, 11, 12, 1, 2, 3, 4, 5, 6]);
-    }
-}
