@@ -1,0 +1,46 @@
+use crate::world::{Way, World, pings, remote_address};
+
+/// SIGTERM: exit code 0, a summary, and the interfaces as they were: no program attached, offload settings restored.
+pub(crate) fn ends_cleanly(way: Way) {
+    let world = World::new(way, 1, 1, 1500);
+    let before = state(&world);
+    let mut gateway = world.start();
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    if way.driver == "af_xdp" {
+        assert!(world.gateway.ip("-d link show wan").contains("xdp"), "a program is attached while it runs");
+    }
+    let summary = gateway.stop();
+    assert!(summary.number("rx_packets") > 0);
+    assert_eq!(state(&world), before, "left behind");
+}
+
+/// SIGKILL, twice, under traffic: the next start carries traffic as if nothing had been, and leaves nothing at its own end.
+pub(crate) fn starts_again_after_a_kill(way: Way) {
+    let world = World::new(way, 1, 1, 1500);
+    let before = state(&world);
+    for _ in 0..2 {
+        let mut gateway = world.start();
+        world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+        let _traffic = world.hosts[0].spawn(&["ping", "-n", "-i", "0.01", &remote_address(0)]);
+        gateway.kill();
+    }
+    let mut gateway = world.start();
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    assert!(pings(&world.hosts[0], &remote_address(0), 1200, 50));
+    gateway.stop();
+    assert_eq!(state(&world), before, "left behind");
+}
+
+/// What a program could leave behind: attached programs, promiscuity, offload settings.
+fn state(world: &World) -> Vec<String> {
+    let mut lines = Vec::new();
+    for port in ["wan", "lan0"] {
+        let link = world.gateway.ip(&format!("-d link show {port}"));
+        let words: Vec<&str> = link.split_whitespace().collect();
+        let after = |word: &str| words.iter().position(|w| *w == word).map_or("", |at| words[at + 1]);
+        lines.push(format!("{port}: xdp {}, promiscuity {}", link.contains("xdp"), after("promiscuity")));
+        lines.push(world.gateway.run(&["ethtool", "-k", port]).expect());
+        lines.push(world.gateway.run(&["tc", "filter", "show", "dev", port, "ingress"]).stdout);
+    }
+    lines
+}

@@ -1,0 +1,56 @@
+//! The programs among peers that we did not write: Linux hosts behind veth cables, the kernel's `vxlan` device as remote VTEP, scapy
+//! and tshark as judges of frames. Everything happens in network namespaces that each test makes and removes.
+//!
+//! Each check runs over each of the two kernel drivers and over both IP versions of the underlay; offloads of the peers are as the
+//! kernel sets them. One alone: `cargo test -p wirepath-apps --test peers af_xdp_ipv6::ping`
+
+mod broadcast;
+mod frames;
+mod hostile;
+mod l2fwd;
+mod life;
+mod memory;
+mod moves;
+mod mtu;
+mod ping;
+mod program;
+mod tcp;
+mod underlay;
+mod vlans;
+mod world;
+
+/// Each check as a test of each combination.
+macro_rules! everywhere {
+    ($($test:ident: $body:path;)*) => {
+        everywhere!(@ af_packet_ipv4, "af_packet", false, $($test: $body;)*);
+        everywhere!(@ af_packet_ipv6, "af_packet", true, $($test: $body;)*);
+        everywhere!(@ af_xdp_ipv4, "af_xdp", false, $($test: $body;)*);
+        everywhere!(@ af_xdp_ipv6, "af_xdp", true, $($test: $body;)*);
+    };
+    (@ $module:ident, $driver:literal, $ipv6:literal, $($test:ident: $body:path;)*) => {
+        mod $module {
+            $(#[test]
+            fn $test() {
+                crate::world::with(concat!(stringify!($module), "::", stringify!($test)), $driver, $ipv6, $body);
+            })*
+        }
+    };
+}
+
+everywhere! {
+    ping: crate::ping::small_and_jumbo;
+    tcp: crate::tcp::a_gibibyte_unharmed;
+    broadcast: crate::broadcast::reaches_every_remote_once;
+    moves: crate::moves::the_forwarding_database_follows;
+    vlans: crate::vlans::each_vlan_its_segment;
+    mtu: crate::mtu::too_big_is_refused_and_counted;
+    frames_out: crate::frames::judged_on_the_way_out;
+    frames_in: crate::frames::judged_on_the_way_in;
+    underlay: crate::underlay::answers_for_its_address_alone;
+    hostile: crate::hostile::survives_and_counts;
+    terminated: crate::life::ends_cleanly;
+    killed: crate::life::starts_again_after_a_kill;
+    memory: crate::memory::stays_small;
+    l2fwd_pair: crate::l2fwd::joins_a_pair;
+    l2fwd_bridge: crate::l2fwd::bridges_and_learns;
+}

@@ -1,0 +1,87 @@
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use wirepath_testlab::Namespace;
+
+use crate::world::{Way, World, host_address, remote_address};
+
+const GIBIBYTE: u64 = 1 << 30;
+/// A stream that stands still so long is broken.
+const STALLED: Duration = Duration::from_secs(30);
+
+/// A gibibyte of TCP from the host to the remote and a sixteenth of it back: checksums of both ends are equal.
+pub(crate) fn a_gibibyte_unharmed(way: Way) {
+    let world = World::new(way, 1, 1, 1500);
+    let mut gateway = world.start();
+    let (host, remote) = (&world.hosts[0], &world.remotes[0]);
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    for (from, to, address, bytes) in
+        [(host, remote, remote_address(0), GIBIBYTE), (remote, host, host_address(0), GIBIBYTE / 16)]
+    {
+        let start = Instant::now();
+        let (sent, received) = transfer(from, to, &address, bytes);
+        assert_eq!(sent, received, "bytes and checksum, sent and received");
+        assert_eq!(sent.0, bytes);
+        let _ = writeln!(
+            std::io::stderr(),
+            "{}: {} MiB of TCP to {address} in {:.1} s, checksum {:016x} at both ends",
+            way.name,
+            bytes >> 20,
+            start.elapsed().as_secs_f64(),
+            received.1
+        );
+    }
+    let summary = gateway.stop();
+    assert!(summary.number("rx_packets") > GIBIBYTE / 1500, "{}", summary.json);
+}
+
+/// Sends that many bytes over TCP; bytes and checksum of both ends.
+pub(crate) fn transfer(from: &Namespace, to: &Namespace, address: &str, bytes: u64) -> ((u64, u64), (u64, u64)) {
+    let listener = to.inside(|| TcpListener::bind((address, 5001)).expect("listen"));
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let (stream, _) = listener.accept().expect("a connection");
+            receive(stream)
+        });
+        let sent = from.inside(|| send(TcpStream::connect((address, 5001)).expect("connect"), bytes));
+        (sent, receiver.join().expect("the receiver"))
+    })
+}
+
+fn send(mut stream: TcpStream, bytes: u64) -> (u64, u64) {
+    stream.set_write_timeout(Some(STALLED)).expect("a timeout");
+    let mut hasher = DefaultHasher::new();
+    let mut block = vec![0u8; 256 << 10];
+    let (mut state, mut sent) = (0x9e37_79b9_7f4a_7c15u64, 0);
+    while sent < bytes {
+        // Every block differs, so that one that is lost, doubled or displaced shows.
+        for word in block.as_chunks_mut::<8>().0 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            *word = state.to_le_bytes();
+        }
+        let part = &block[..block.len().min((bytes - sent) as usize)];
+        hasher.write(part);
+        stream.write_all(part).expect("the stream goes on");
+        sent += part.len() as u64;
+    }
+    (sent, hasher.finish())
+}
+
+fn receive(mut stream: TcpStream) -> (u64, u64) {
+    stream.set_read_timeout(Some(STALLED)).expect("a timeout");
+    let mut hasher = DefaultHasher::new();
+    let (mut block, mut received) = (vec![0u8; 256 << 10], 0);
+    loop {
+        match stream.read(&mut block).expect("the stream goes on") {
+            0 => return (received, hasher.finish()),
+            n => {
+                hasher.write(&block[..n]);
+                received += n as u64;
+            }
+        }
+    }
+}

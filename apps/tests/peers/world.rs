@@ -1,0 +1,204 @@
+//! A small overlay network: local hosts, the gateway, an underlay with remote VTEPs.
+//!
+//! ```text
+//! host0 eth0 --- lan0 |         |
+//! host1 eth0 --- lan1 | gateway | wan --- bridge --- eth0 remote0 (vx0: the kernel's vxlan device)
+//!                                                --- eth0 remote1
+//! ```
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use wirepath_testlab::{Lab, Namespace, Need, Veth, eventually, skip_or_fail};
+
+use crate::program::Program;
+
+/// The gateway.
+pub(crate) const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
+/// The bridge.
+pub(crate) const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
+/// VNI of the segment that hosts and remotes are in, unless a test says otherwise.
+pub(crate) const VNI: u32 = 42;
+/// How long something that must happen may take. Generous: it only ends a hopeless wait.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What varies between runs of the same check.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    /// Name of the test.
+    pub(crate) name: &'static str,
+    /// Driver of the ports.
+    pub(crate) driver: &'static str,
+    /// IPv6 underlay.
+    pub(crate) ipv6: bool,
+}
+
+/// Runs a check if the machine can.
+pub(crate) fn with(name: &'static str, driver: &'static str, ipv6: bool, check: fn(Way)) {
+    let needs = [Need::Root, Need::Program("ip"), Need::Program("ping"), Need::Program("tshark"), Need::Scapy];
+    let kernel = if driver == "af_xdp" { Need::Kernel(6, 6) } else { Need::Kernel(5, 10) };
+    for need in needs.into_iter().chain([kernel, Need::LinkType("vxlan")]) {
+        if let Err(why) = need.check() {
+            return skip_or_fail(file!(), line!(), &format!("{name}: {why}"));
+        }
+    }
+    check(Way { name, driver, ipv6 });
+}
+
+impl Way {
+    /// Bytes that the tunnel adds to an inner frame, from the outer IP header on, and the inner Ethernet header.
+    pub(crate) fn overhead(self) -> u32 {
+        if self.ipv6 { 70 } else { 50 }
+    }
+
+    /// Underlay address of station `n`; the gateway is 1.
+    pub(crate) fn address(self, n: usize) -> IpAddr {
+        let text = if self.ipv6 { format!("fd00:9::{n:x}") } else { format!("10.9.0.{n}") };
+        text.parse().expect("an address")
+    }
+
+    /// The gateway's underlay address.
+    pub(crate) fn vtep(self) -> IpAddr {
+        self.address(1)
+    }
+
+    /// Underlay address of a remote.
+    pub(crate) fn remote(self, n: usize) -> IpAddr {
+        self.address(2 + n)
+    }
+
+    fn prefix(self) -> u32 {
+        if self.ipv6 { 64 } else { 24 }
+    }
+}
+
+/// Addresses inside the overlay.
+pub(crate) fn host_address(n: usize) -> String {
+    format!("10.1.0.{}", 1 + n)
+}
+pub(crate) fn remote_address(n: usize) -> String {
+    format!("10.1.0.{}", 101 + n)
+}
+
+/// All the machines.
+pub(crate) struct World {
+    pub(crate) way: Way,
+    pub(crate) gateway: Namespace,
+    pub(crate) hosts: Vec<Namespace>,
+    pub(crate) remotes: Vec<Namespace>,
+    /// The underlay's bridge.
+    _net: Namespace,
+    mtu: u32,
+    pub(crate) lab: Lab,
+}
+
+impl World {
+    /// Hosts and remotes with their cables; MTU of the underlay. Every remote has `vx0` for [`VNI`] and an address in it.
+    pub(crate) fn new(way: Way, hosts: usize, remotes: usize, mtu: u32) -> Self {
+        let lab = Lab::new(&way.name.replace("::", "-"));
+        let gateway = lab.namespace("gw");
+        let net = lab.namespace("net");
+        net.ip("link add br0 type bridge mcast_snooping 0");
+        net.ip("link set br0 up");
+        Veth::new((&gateway, "wan"), (&net, "gw")).mtu(mtu).plug();
+        net.ip("link set gw master br0");
+        let mut world = Self { way, gateway, hosts: Vec::new(), remotes: Vec::new(), _net: net, mtu, lab };
+        for n in 0..hosts {
+            let host = world.lab.namespace(&format!("host{n}"));
+            let lan = format!("lan{n}");
+            Veth::new((&world.gateway, &lan), (&host, "eth0")).mtu(world.inner_mtu()).plug();
+            host.ip(&format!("addr add {}/24 dev eth0", host_address(n)));
+            world.hosts.push(host);
+        }
+        for n in 0..remotes {
+            let remote = world.lab.namespace(&format!("remote{n}"));
+            let port = format!("r{n}");
+            Veth::new((&remote, "eth0"), (&world._net, &port)).mtu(mtu).plug();
+            world._net.ip(&format!("link set {port} master br0"));
+            if way.ipv6 {
+                remote.ipv6("eth0");
+            }
+            remote.ip(&format!("addr add {}/{} dev eth0", way.remote(n), way.prefix()));
+            world.remotes.push(remote);
+            world.vxlan(n, "vx0", VNI);
+            world.remotes[n].ip(&format!("addr add {}/24 dev vx0", remote_address(n)));
+        }
+        world
+    }
+
+    /// MTU of the inner packets.
+    pub(crate) fn inner_mtu(&self) -> u32 {
+        self.mtu - self.way.overhead()
+    }
+
+    /// Gives a remote a kernel VXLAN device whose only peer is the gateway.
+    pub(crate) fn vxlan(&self, remote: usize, name: &str, vni: u32) {
+        let (local, peer) = (self.way.remote(remote), self.way.vtep());
+        let namespace = &self.remotes[remote];
+        namespace.ip(&format!("link add {name} type vxlan id {vni} local {local} remote {peer} dev eth0 dstport 4789"));
+        namespace.ip(&format!("link set {name} up"));
+    }
+
+    /// Tables of all ports and the underlay.
+    pub(crate) fn ports(&self) -> String {
+        let mut text = String::new();
+        let mut port = |name: &str, mtu: u32| {
+            let driver = self.way.driver;
+            writeln!(text, "[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\nmtu = {mtu}\n")
+                .expect("a string grows");
+        };
+        port("wan", self.mtu);
+        for n in 0..self.hosts.len() {
+            port(&format!("lan{n}"), self.inner_mtu());
+        }
+        let (address, prefix) = (self.way.vtep(), self.way.prefix());
+        writeln!(text, "[underlay]\nport = \"wan\"\naddresses = [\"{address}/{prefix}\"]\n").expect("a string grows");
+        text
+    }
+
+    /// A segment with all remotes.
+    pub(crate) fn segment(&self, name: &str, vni: u32, attach: &[String]) -> String {
+        let remotes: Vec<String> = (0..self.remotes.len()).map(|n| format!("\"{}\"", self.way.remote(n))).collect();
+        format!(
+            "[[segment]]\nname = \"{name}\"\nvni = {vni}\nremotes = [{}]\nattach = [{}]\n\n",
+            remotes.join(", "),
+            attach.join(", ")
+        )
+    }
+
+    /// The gateway with one segment of all hosts and remotes.
+    pub(crate) fn start(&self) -> Program {
+        let attach: Vec<String> = (0..self.hosts.len()).map(|n| format!("{{ port = \"lan{n}\" }}")).collect();
+        self.start_with(&(self.ports() + &self.segment("blue", VNI, &attach)))
+    }
+
+    /// The gateway with a configuration.
+    pub(crate) fn start_with(&self, config: &str) -> Program {
+        Program::start(&self.gateway, GATEWAY, config)
+    }
+
+    /// Waits until a host reaches an address.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, program: &mut Program, host: &Namespace, address: &str) {
+        let reached = eventually(PATIENCE, || {
+            assert!(program.running(), "the program has ended");
+            pings(host, address, 56, 1)
+        });
+        assert!(reached, "{} does not reach {address}", host.name());
+    }
+}
+
+/// Whether pings of a size are all answered, whole (no fragments).
+pub(crate) fn pings(from: &Namespace, to: &str, size: u32, count: u32) -> bool {
+    let (size, count) = (size.to_string(), count.to_string());
+    let outcome = from.run(&["ping", "-n", "-M", "do", "-i", "0.02", "-W", "2", "-s", &size, "-c", &count, to]);
+    outcome.success && outcome.stdout.contains(" 0% packet loss")
+}
+
+/// An Ethernet frame of the local experimental EtherType 0x88b5 with a mark in its payload.
+pub(crate) fn ethernet(destination: [u8; 6], source: [u8; 6], mark: &str) -> Vec<u8> {
+    let mut frame = [&destination[..], &source, &[0x88, 0xb5], mark.as_bytes()].concat();
+    frame.resize(frame.len().max(60), 0);
+    frame
+}

@@ -1,0 +1,164 @@
+//! What the programs refuse, and how: one message that names the place and the way out, exit code 2 for a wrong configuration and 1 for
+//! what the machine denies; nothing is started.
+
+use std::path::{Path, PathBuf};
+
+use wirepath_testlab::{Lab, Need, Outcome, require, run};
+
+const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
+const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
+
+const PORTS: &str = "[[port]]\nname = \"lan\"\ndriver = \"null\"\n\n[[port]]\nname = \"wan\"\ndriver = \"null\"\n\n";
+const UNDERLAY: &str = "[underlay]\nport = \"wan\"\naddresses = [\"10.9.0.1/24\"]\n\n";
+
+/// Runs a program with a configuration.
+fn with_config(binary: &str, text: &str) -> (Outcome, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bad.toml");
+    std::fs::write(&file, text).unwrap();
+    (run(&[binary, "--config", file.to_str().unwrap(), "--seconds", "1"]), file)
+}
+
+/// The configuration is refused, at `position` (line:column), for `key`, with words that help.
+#[track_caller]
+fn refused(binary: &str, text: &str, position: &str, key: &str, words: &[&str]) {
+    let (outcome, file) = with_config(binary, text);
+    let said = &outcome.stderr;
+    assert_eq!(outcome.code, Some(2), "exit code; it said: {said}");
+    let place = format!("{}:{position}: {key}", file.display());
+    assert!(said.contains(&place), "expected {place} in: {said}");
+    for word in words {
+        assert!(said.contains(word), "expected {word:?} in: {said}");
+    }
+    assert!(outcome.stdout.is_empty(), "nothing was started: {}", outcome.stdout);
+}
+
+#[test]
+fn a_wrong_value_names_file_line_key_found_and_expected() {
+    let text = PORTS.replacen("driver = \"null\"", "driver = \"null\"\nmtu = 70000", 1);
+    refused(L2FWD, &text, "4:7", "port[0].mtu", &["70000", "68 to"]);
+    refused(GATEWAY, &text, "4:7", "port[0].mtu", &["70000", "68 to"]);
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest() {
+    let text = PORTS.replacen("driver", "drivr", 1);
+    refused(GATEWAY, &text, "3:1", "port[0].drivr", &["unknown key", "did you mean \"driver\""]);
+    let text = PORTS.to_owned()
+        + UNDERLAY
+        + "[[segment]]\nname = \"x\"\nvni = 1\nremote = [\"10.9.0.2\"]\nattach = [{ port = \"lan\" }]\n";
+    refused(GATEWAY, &text, "16:1", "segment[0].remote", &["did you mean \"remotes\""]);
+}
+
+#[test]
+fn what_refers_to_nothing() {
+    let segment = "[[segment]]\nname = \"x\"\nvni = 1\nremotes = [\"10.9.0.2\"]\nattach = [{ port = \"lam\" }]\n";
+    refused(GATEWAY, &(PORTS.to_owned() + UNDERLAY + segment), "17:20", "segment[0].attach[0].port", &["lam", "lan"]);
+    let text = PORTS.to_owned() + "[l2fwd]\nmode = \"pairs\"\npairs = [[\"lan\", \"wam\"]]\n";
+    let (outcome, file) = with_config(L2FWD, &text);
+    assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains(&format!("{}:11:", file.display())) && outcome.stderr.contains("wam"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn numbers_out_of_range() {
+    let segment =
+        "[[segment]]\nname = \"x\"\nvni = 16777216\nremotes = [\"10.9.0.2\"]\nattach = [{ port = \"lan\" }]\n";
+    refused(GATEWAY, &(PORTS.to_owned() + UNDERLAY + segment), "15:7", "segment[0].vni", &["16777216", "16777215"]);
+}
+
+#[test]
+fn no_toml_at_all_and_no_file() {
+    let (outcome, file) = with_config(GATEWAY, "[[port]\n");
+    assert_eq!(outcome.code, Some(2));
+    assert!(outcome.stderr.contains(&format!("{}:1:", file.display())), "{}", outcome.stderr);
+    for binary in [GATEWAY, L2FWD] {
+        let outcome = run(&[binary, "--config", "/nonexistent/x.toml"]);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("/nonexistent/x.toml"), "{}", outcome.stderr);
+        let outcome = run(&[binary, "--confg", "x"]);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn help_and_version() {
+    for binary in [GATEWAY, L2FWD] {
+        let help = run(&[binary, "--help"]).expect();
+        for option in ["--config", "--seconds", "--json"] {
+            assert!(help.contains(option), "{option} in: {help}");
+        }
+        assert!(run(&[binary, "--version"]).expect().contains(env!("CARGO_PKG_VERSION")));
+    }
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_named() {
+    require!(all Need::LAB);
+    let lab = Lab::new("nodevice");
+    let place = lab.namespace("here");
+    for driver in ["af_packet", "af_xdp", "auto"] {
+        let text = format!(
+            "[[port]]\nname = \"a\"\ndriver = \"{driver}\"\ndevice = \"nosuch0\"\n[[port]]\nname = \"b\"\ndriver = \"null\"\n\
+             [l2fwd]\nmode = \"pairs\"\npairs = [[\"a\", \"b\"]]\n"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("c.toml");
+        std::fs::write(&file, text).unwrap();
+        let outcome = place.run(&[L2FWD, "--config", file.to_str().unwrap(), "--seconds", "1"]);
+        assert_eq!(outcome.code, Some(1), "{driver}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("nosuch0"), "{driver}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_missing_privilege_is_one_line_with_the_remedy() {
+    require!(all Need::LAB, Need::Program("setpriv"));
+    let lab = Lab::new("nobody");
+    let place = lab.namespace("here");
+    lab.veth((&place, "a0"), (&place, "b0"));
+    // A copy that everybody can reach, wherever the build folder lies.
+    let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
+    let binary = folder.path().join("l2fwd");
+    std::fs::copy(L2FWD, &binary).unwrap();
+    for driver in ["af_packet", "af_xdp", "auto", "tap"] {
+        let device = if driver == "tap" { "wptap0" } else { "a0" };
+        let config = folder.path().join(format!("{driver}.toml"));
+        let text = format!(
+            "[[port]]\nname = \"a\"\ndriver = \"{driver}\"\ndevice = \"{device}\"\n[[port]]\nname = \"b\"\ndriver = \"null\"\n\
+             [l2fwd]\nmode = \"pairs\"\npairs = [[\"a\", \"b\"]]\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        std::fs::set_permissions(&config, mode(0o644)).unwrap();
+        let path = |path: &Path| path.to_str().unwrap().to_owned();
+        let outcome = place.run(&[
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+            &path(&binary),
+            "--config",
+            &path(&config),
+            "--seconds",
+            "1",
+        ]);
+        let said = &outcome.stderr;
+        assert_eq!(outcome.code, Some(1), "{driver}: {said}");
+        assert!(said.contains("CAP_NET"), "{driver}: names the capability: {said}");
+        assert!(
+            said.contains("setcap") || said.contains("sudo") || said.contains("root"),
+            "{driver}: names the remedy: {said}"
+        );
+        assert!(!said.contains("panicked"), "{driver}: {said}");
+    }
+}
+
+fn mode(mode: u32) -> std::fs::Permissions {
+    std::os::unix::fs::PermissionsExt::from_mode(mode)
+}
