@@ -286,7 +286,20 @@ impl<'d> Settings<'d> {
         self.get(key)?.ok_or_else(|| self.missing(key, T::EXPECTED))
     }
 
+    /// An error for a key of this table that was never asked for and looks like `key`, if there is one.
+    pub fn misspelt(&self, key: &str) -> Option<ConfigError> {
+        let asked = self.asked.borrow();
+        let slip = self.table.keys().find(|name| {
+            let name = name.get_ref().as_ref();
+            !asked.contains(&name) && nearest(name, &[key]).is_some()
+        })?;
+        Some(self.error_at(&slip.span(), slip.get_ref(), format!("unknown key; did you mean \"{key}\"?")))
+    }
+
     fn missing(&self, key: &str, expected: &str) -> ConfigError {
+        if let Some(slip) = self.misspelt(key) {
+            return slip;
+        }
         self.error_at(&self.span, key, format!("missing, expected {expected}"))
     }
 
@@ -414,6 +427,11 @@ impl<'d> Settings<'d> {
 
     /// Ends the reading of this table: keys that were never asked for are refused, with the nearest known one.
     pub fn finish(self) -> Result<()> {
+        self.check_keys()
+    }
+
+    /// As [`Self::finish`], for keys that were asked for so far: a slip in a key is the likelier cause of one that is missing.
+    pub fn check_keys(&self) -> Result<()> {
         let asked = self.asked.borrow();
         for name in self.table.keys() {
             let key = name.get_ref().as_ref();

@@ -316,7 +316,7 @@ impl Reader<'_> {
         let accept_unknown_remotes = table.get("accept_unknown_remotes")?.unwrap_or(false);
         if remotes.is_empty() && !accept_unknown_remotes {
             let message = "missing, expected at least one remote (or accept_unknown_remotes = true)";
-            return Err(table.error_in("remotes", message));
+            return Err(table.misspelt("remotes").unwrap_or_else(|| table.error_in("remotes", message)));
         }
         let statics = statics(table, self.ports, &remotes, &attachments)?;
         let inner = [("discard", InnerVlans::Discard), ("carry", InnerVlans::Carry)];

@@ -120,7 +120,10 @@ pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
     let depth = settings.integer("depth", 16..=65_536)?.unwrap_or(1024);
     let mtu = settings.integer("mtu", 68..=9202)?.unwrap_or(1500);
     let promiscuous = settings.get("promiscuous")?.unwrap_or(true);
-    let plan = driver_plan(driver, device.as_deref(), &settings)?;
+    // A misspelt key is reported before what the driver misses for want of it.
+    let plan = driver_plan(driver, device.as_deref(), &settings);
+    settings.check_keys()?;
+    let plan = plan?;
     settings.finish()?;
     Ok(PortSettings { name, place, plan, queues, depth, mtu, promiscuous })
 }
