@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
-use wirepath_apps::gateway::{EXAMPLE, Report, Reporting, Setup};
+use wirepath_apps::gateway::{EXAMPLE, Report, Reporting, Setup, check_tags, warn_of_lost_tags};
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
 use wirepath_pipeline::{RunOptions, Runtime, Summary};
 use wirepath_pmd::settings::Source;
@@ -88,7 +88,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         )?;
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
-    let (summary, control) = carry(runtime, Reporting::new(gateway, peer, live), &options)?;
+    let (summary, control) = carry(runtime, &config, Reporting::new(gateway, peer, live), &options)?;
     if arguments.common.json {
         cli::print_json(&summary.to_json())?;
     } else {
@@ -98,7 +98,12 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// From start to stop.
-fn carry(runtime: Runtime, mut control: Reporting, options: &RunOptions) -> Result<(Summary, Reporting), Failure> {
+fn carry(
+    runtime: Runtime,
+    config: &GatewayConfig,
+    mut control: Reporting,
+    options: &RunOptions,
+) -> Result<(Summary, Reporting), Failure> {
     let failed = Failure::failed;
     let summary = match control.peer.as_ref().map(Peer::port) {
         Some(peer) => {
@@ -109,6 +114,12 @@ fn carry(runtime: Runtime, mut control: Reporting, options: &RunOptions) -> Resu
         }
         None => {
             let mut running = runtime.start(|worker| control.gateway.stage(worker)).map_err(failed)?;
+            // Which mode a port is in is certain only now.
+            if let Err(refused) = check_tags(running.plane().ports(), config) {
+                running.stop(&mut control);
+                return Err(refused);
+            }
+            warn_of_lost_tags(running.plane().ports(), config);
             running.run(&mut control, options);
             running.stop(&mut control)
         }

@@ -5,4 +5,4 @@ mod report;
 mod setup;
 
 pub use report::{Report, Reporting};
-pub use setup::{EXAMPLE, Setup};
+pub use setup::{EXAMPLE, Setup, check_tags, warn_of_lost_tags};

@@ -1,5 +1,5 @@
 use wirepath_pipeline::tunnel::GatewayConfig;
-use wirepath_pipeline::{Runtime, RuntimeConfig};
+use wirepath_pipeline::{PortInfo, Runtime, RuntimeConfig};
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::port::VlanTags;
 use wirepath_pmd::settings::{ConfigError, Source};
@@ -71,23 +71,15 @@ impl Setup {
     pub fn open(self) -> Result<(Runtime, GatewayConfig), Failure> {
         let Self { ports, runtime, gateway } = self;
         let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
-        check_tags(&runtime, &gateway)?;
+        check_tags(runtime.ports(), &gateway)?;
         Ok((runtime, gateway))
     }
 }
 
-/// Refuses VLANs on ports that lose the tags of received frames: they would leak into the untagged segment.
-fn check_tags(runtime: &Runtime, gateway: &GatewayConfig) -> Result<(), Failure> {
-    let losing = |index: usize| {
-        let port = runtime.ports().get(index)?;
-        let lost = port.capabilities.vlan_tags == VlanTags::Lost;
-        lost.then(|| {
-            format!(
-                "port \"{}\" (driver {}) loses the VLAN tags of received frames",
-                port.name, port.capabilities.driver
-            )
-        })
-    };
+/// Refuses VLANs on ports that lose the tags of received frames: they would leak into the untagged segment. To be asked again once the
+/// ports are started: only then is their mode certain.
+pub fn check_tags(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
+    let losing = |index: usize| ports.get(index).and_then(loses_tags);
     if let (Some(why), true) = (losing(gateway.underlay.port), gateway.underlay.vlan.is_some()) {
         let message = format!("{why}, so the underlay cannot have a VLAN there; driver = \"af_packet\" keeps them");
         return Err(gateway.underlay.place.error(message).into());
@@ -100,11 +92,26 @@ fn check_tags(runtime: &Runtime, gateway: &GatewayConfig) -> Result<(), Failure>
                     format!("{why}, so segments cannot be told apart by VLAN there; driver = \"af_packet\" keeps them");
                 return Err(attachment.place.error(message).into());
             }
-            tracing::warn!(
-                "{why}: frames with a tag are taken for frames without one, of segment \"{}\"",
-                segment.name
-            );
         }
     }
     Ok(())
+}
+
+/// Says where a tag would go unnoticed: on started ports that lose the tags of received frames.
+pub fn warn_of_lost_tags(ports: &[PortInfo], gateway: &GatewayConfig) {
+    for segment in &gateway.segments {
+        for attachment in &segment.attachments {
+            if let Some(why) = ports.get(attachment.port).and_then(loses_tags) {
+                let name = &segment.name;
+                tracing::warn!("{why}: frames with a tag are taken for frames without one, of segment \"{name}\"");
+            }
+        }
+    }
+}
+
+fn loses_tags(port: &PortInfo) -> Option<String> {
+    (port.capabilities.vlan_tags == VlanTags::Lost).then(|| {
+        let (name, driver) = (&port.name, port.capabilities.driver);
+        format!("port \"{name}\" (driver {driver}) loses the VLAN tags of received frames")
+    })
 }

@@ -122,7 +122,7 @@ fn set_program(netlink: &mut Netlink, interface: u32, program: i32, flags: u32) 
 }
 
 /// Id of the kernel's function that tells a frame's VLAN tag, if the kernel has it (Linux 6.8) and its types are readable.
-fn vlan_tag_function() -> Option<u32> {
+pub(super) fn vlan_tag_function() -> Option<u32> {
     static ID: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();
     *ID.get_or_init(|| btf::function_id(&std::fs::read("/sys/kernel/btf/vmlinux").ok()?, VLAN_TAG_FUNCTION))
 }

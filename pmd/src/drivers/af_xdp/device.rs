@@ -283,6 +283,15 @@ impl AfXdpDevice {
         VlanTags::Lost
     }
 
+    /// What [`Self::vlan_tags`] will probably say once the program is attached.
+    fn expected_vlan_tags(&self) -> VlanTags {
+        let asked = self.options.mode != Mode::Generic
+            && xdp_features::of(self.interface.index).is_some_and(|features| features.vlan_tag)
+            && attach::vlan_tag_function().is_some();
+        let left = || ethtool::strips_vlan_tags(&self.options.device).is_ok_and(|strips| !strips);
+        if asked || (self.interface.parent.is_some() && left()) { VlanTags::Kept } else { VlanTags::Lost }
+    }
+
     /// Makes the queues of the sockets.
     fn queues(
         &self,
@@ -355,7 +364,7 @@ impl Device for AfXdpDevice {
         let fragments = self.running.as_ref().map_or(self.options.fragments, |it| it.got.fragments);
         let mut notes = self.notes.clone();
         let (mode, vlan_tags) = match &self.running {
-            None => ("not started".to_owned(), VlanTags::Lost),
+            None => ("not started".to_owned(), self.expected_vlan_tags()),
             Some(it) => {
                 let mut words = vec![if it.native { "native XDP" } else { "generic XDP" }];
                 words.push(if it.got.zero_copy { "zero-copy" } else { "copy" });
