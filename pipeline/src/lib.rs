@@ -111,7 +111,7 @@ pub use events::{Learn, Punt};
 pub use parsed::ParsedBatch;
 pub use runtime::{
     Control, ControlPlane, HugePages, PortInfo, PortRates, PortSummary, Rates, RunOptions, Running, Runtime,
-    RuntimeConfig, RuntimeError, Summary, WorkerInfo, WorkerSummary,
+    RuntimeConfig, RuntimeError, Stepped, Summary, WorkerInfo, WorkerSummary,
 };
 pub use stage::Stage;
 pub use worker::Idle;

@@ -54,12 +54,14 @@ pub struct ControlPlane {
     pub(super) drops: DropCounters,
     pub(super) sent: Counter,
     pub(super) stop: bool,
+    /// The time, in nanoseconds, where it is made and not read from a clock.
+    pub(super) stepped: Option<u64>,
 }
 
 impl ControlPlane {
     /// Nanoseconds since the program started.
     pub fn now(&self) -> u64 {
-        clock::precise()
+        self.stepped.unwrap_or_else(clock::precise)
     }
 
     /// Seconds since the program started: the tick of tables that age.

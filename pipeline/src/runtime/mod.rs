@@ -3,6 +3,7 @@
 mod config;
 mod control;
 mod running;
+mod stepped;
 mod summary;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use wirepath_pmd::port::{
 pub use config::{HugePages, RuntimeConfig};
 pub use control::{Control, ControlPlane};
 pub use running::{RunOptions, Running};
+pub use stepped::Stepped;
 pub use summary::{PortRates, PortSummary, Rates, Summary, WorkerSummary};
 
 use crate::clock::{self, Clock};

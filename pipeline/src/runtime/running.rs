@@ -93,6 +93,7 @@ impl<S> Running<S> {
             drops: DropCounters::new(),
             sent: wirepath_pmd::counters::Counter::new(),
             stop: false,
+            stepped: None,
         };
         let now = Instant::now();
         let lost = vec![false; ports.len()];

@@ -1,0 +1,34 @@
+//! Any text as a configuration: it is refused with a place and a message, or it is one from which a gateway can be made.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wirepath_pipeline::PortInfo;
+use wirepath_pipeline::epoch::Domain;
+use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
+use wirepath_pmd::packet::Pool;
+use wirepath_pmd::settings::Source;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let source = Source::new("fuzz", text);
+    let Ok(document) = source.parse() else { return };
+    match GatewayConfig::read(&document.settings(), &["wan", "lan", "lan2"]) {
+        Err(error) => {
+            let (line, column) = error.position.expect("the text was read");
+            assert!(line >= 1 && column >= 1 && line <= text.matches('\n').count() + 1);
+            assert!(!error.message.is_empty());
+        }
+        Ok(config) => {
+            let fits = config.check_mtus(&[1500, 1500, 9000]).is_ok();
+            let pool = Pool::new("fuzz", 8).expect("memory");
+            let ports: Vec<PortInfo> = ["wan", "lan", "lan2"]
+                .iter()
+                .enumerate()
+                .map(|(id, name)| PortInfo::on_paper(id as u16, name, None, 1500, &pool))
+                .collect();
+            let control = GatewayControl::new(&config, &ports, &Domain::new(), 1, 0);
+            assert!(!fits || control.config().segments.len() == config.segments.len());
+        }
+    }
+});

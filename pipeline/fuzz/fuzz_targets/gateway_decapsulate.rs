@@ -1,0 +1,91 @@
+//! Any bytes on a port of the gateway: nothing panics, and every packet is sent on, dropped with a reason, or was for the gateway itself.
+//!
+//! The first byte says where the packet comes in and how it lies in memory; the rest is the packet.
+
+#![no_main]
+
+use std::cell::RefCell;
+
+use libfuzzer_sys::fuzz_target;
+use wirepath_pipeline::epoch::Domain;
+use wirepath_pipeline::tunnel::{Gateway, GatewayConfig, GatewayControl};
+use wirepath_pipeline::{PortInfo, Stepped, WorkerInfo};
+use wirepath_pmd::packet::{Batch, Packet, Pool};
+use wirepath_pmd::settings::Source;
+
+const CONFIG: &str = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
+    [[segment]]\nvni = 42\nremotes = ['10.9.0.2', 'fd00:9::2']\nattach = [{ port = 'lan' }, { port = 'lan', vlan = 7 }]\n\
+    [[segment]]\nvni = 43\naccept_unknown_remotes = true\ninner_vlans = 'carry'\nattach = [{ port = 'lan', vlan = 8 }]\n";
+
+struct Lab {
+    stepped: Stepped<Gateway>,
+    control: GatewayControl,
+    pool: Pool,
+}
+
+fn lab() -> Lab {
+    let source = Source::new("fuzz", CONFIG);
+    let document = source.parse().expect("TOML");
+    let config = GatewayConfig::read(&document.settings(), &["wan", "lan"]).expect("a configuration");
+    let pool = Pool::new("fuzz", 256).expect("memory");
+    let us = "02:00:00:00:00:01".parse().ok();
+    let ports = vec![PortInfo::on_paper(0, "wan", us, 1500, &pool), PortInfo::on_paper(1, "lan", None, 1500, &pool)];
+    let domain = Domain::new();
+    let mut control = GatewayControl::new(&config, &ports, &domain, 1, 0);
+    for next_hop in ["10.9.0.2", "fd00:9::2"] {
+        control.bind(next_hop.parse().expect("an address"), "02:09:09:09:09:02".parse().expect("an address"));
+    }
+    let worker = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: vec![] };
+    let stepped = Stepped::new(ports, &domain, control.stage(&worker)).expect("eventfds");
+    Lab { stepped, control, pool }
+}
+
+/// A packet of these bytes, cut into segments of `cut` bytes if that is not 0.
+fn packet(bytes: &[u8], cut: usize, pool: &Pool) -> Option<Packet> {
+    let mut packet = pool.take()?;
+    if cut == 0 {
+        return packet.extend_from_slice(bytes, pool).then_some(packet);
+    }
+    let mut pieces = bytes.chunks(cut);
+    packet.extend_from_slice(pieces.next().unwrap_or(&[]), pool);
+    for piece in pieces.take(64) {
+        let mut segment = pool.take()?;
+        segment.extend_from_slice(piece, pool);
+        packet.append_segment(segment).ok()?;
+    }
+    Some(packet)
+}
+
+thread_local! {
+    static LAB: RefCell<Lab> = RefCell::new(lab());
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((how, bytes)) = data.split_first() else { return };
+    if bytes.is_empty() {
+        return;
+    }
+    LAB.with_borrow_mut(|lab| {
+        let port = u16::from(how & 1);
+        let cut = if how & 2 == 0 { 0 } else { 1 + usize::from(how >> 2) };
+        let Some(mut packet) = packet(bytes, cut, &lab.pool) else { return };
+        if how & 0x40 != 0 {
+            packet.set_vlan(7);
+        }
+        let before: u64 = lab.stepped.drops().values().sum();
+        let punted = lab.stepped.punted();
+        let mut batch: Batch = [packet].into_iter().collect();
+        lab.stepped.process(Some(port), &mut batch);
+        assert!(batch.is_empty());
+        let mut sent = 0;
+        while let Some(out) = lab.stepped.sent() {
+            sent += 1;
+            assert!(out.out_port() < 2 && out.len() == out.segments().map(<[u8]>::len).sum::<usize>());
+        }
+        let dropped = lab.stepped.drops().values().sum::<u64>() - before;
+        assert!(sent + dropped + (lab.stepped.punted() - punted) > 0, "a packet vanished");
+        lab.stepped.advance(10_000_000);
+        lab.stepped.control(&mut lab.control);
+        while lab.stepped.sent().is_some() {}
+    });
+});
