@@ -30,15 +30,26 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.file)?;
+        write!(f, "{}", OneLine(&self.file))?;
         if let Some((line, column)) = self.position {
             write!(f, ":{line}:{column}")?;
         }
-        if self.key.is_empty() {
-            write!(f, ": {}", self.message)
-        } else {
-            write!(f, ": {}: {}", self.key, self.message)
+        if !self.key.is_empty() {
+            write!(f, ": {}", OneLine(&self.key))?;
         }
+        write!(f, ": {}", OneLine(&self.message))
+    }
+}
+
+/// Text that quotes a file: control characters, which could break the line or steer a terminal, are shown as escapes.
+struct OneLine<'t>(&'t str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            if c.is_control() { write!(f, "{}", c.escape_default())? } else { fmt::Write::write_char(f, c)? }
+        }
+        Ok(())
     }
 }
 
@@ -520,6 +531,12 @@ mod tests {
         assert_eq!((read("a"), read("b"), read("c")), (vec![0, 3], vec![7], vec![]));
         let message = error("a = [1, 10]", |s| s.integers::<u16>("a", 0..=9).map(drop));
         assert_eq!(message, "c.toml:1:9: a[1]: found 10, expected an integer from 0 to 9");
+    }
+
+    #[test]
+    fn what_is_quoted_stays_on_its_line() {
+        let message = error("\"a\\n\\u001b[2J\" = 1\n", |s| s.get::<String>("device").map(drop));
+        assert_eq!(message, "c.toml:1:1: a\\n\\u{1b}[2J: unknown key; known here: device");
     }
 
     #[test]

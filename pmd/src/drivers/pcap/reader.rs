@@ -108,6 +108,7 @@ impl<R: Read> Reader<R> {
     }
 
     fn read_header(&mut self) -> Result<(), FileError> {
+        self.swapped = false;
         if !self.fill(4)? {
             return Err(self.malformed("neither pcap nor pcapng: the file is shorter than 4 bytes"));
         }

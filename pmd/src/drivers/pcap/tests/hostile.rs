@@ -171,6 +171,22 @@ fn rare_but_legal_files_are_read() {
 }
 
 #[test]
+fn a_file_of_the_other_byte_order_can_be_read_twice() {
+    let frame = [7; 60];
+    let old = Bytes::new(true).pcap(1).words(&[5, 6, 60, 60]).raw(&frame).bytes;
+    let new = Bytes::new(true).section().interface(1, &[]).packet(0, 9, 60, &frame).bytes;
+    for file in [old, new] {
+        let mut reader = Reader::new(std::io::Cursor::new(&file[..])).unwrap();
+        for _ in 0..3 {
+            assert_eq!(reader.next().unwrap().unwrap().data, frame);
+            assert!(reader.next().unwrap().is_none());
+            reader.get_mut().set_position(0);
+            reader.restart().unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_file_may_end_anywhere() {
     let short: Vec<Vec<u8>> = frames().into_iter().take(4).collect();
     for (format, precision) in KINDS {
