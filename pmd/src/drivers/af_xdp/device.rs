@@ -18,6 +18,7 @@ use super::{Mode, NAME, Options, program};
 use crate::drivers::Candidate;
 use crate::drivers::kernel::link::Interface;
 use crate::drivers::kernel::promiscuous::Promiscuous;
+use crate::drivers::kernel::routes::carries_default_route;
 use crate::drivers::kernel::watch::Watch;
 use crate::drivers::kernel::xdp_features::{self, XdpFeatures};
 use crate::drivers::kernel::{self, ethtool, netlink::Netlink};
@@ -57,6 +58,11 @@ struct Running {
 /// What can be expected of an interface, without touching it.
 pub(super) fn candidate(interface: Interface) -> Candidate {
     let features = xdp_features::of(interface.index);
+    let kept = if carries_default_route(interface.index).unwrap_or(false) {
+        "; carries a default route: auto takes it only with force"
+    } else {
+        ""
+    };
     let usable = match (interface.mac, interface.xdp) {
         (None, _) => Err("no Ethernet interface".to_owned()),
         (_, Some(xdp)) => Err(occupied(&attach::name_of(xdp), xdp.program)),
@@ -65,7 +71,7 @@ pub(super) fn candidate(interface: Interface) -> Candidate {
             Some(XdpFeatures { native: true, .. }) => "native XDP, copy".to_owned(),
             Some(_) => "generic XDP, copy".to_owned(),
             None => "native or generic XDP (the kernel does not say)".to_owned(),
-        }),
+        } + kept),
     };
     Candidate { device: interface.name, usable }
 }
