@@ -4,3 +4,4 @@
 pub mod cli;
 pub mod gateway;
 pub mod l2fwd;
+pub mod tools;

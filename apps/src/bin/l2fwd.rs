@@ -15,7 +15,7 @@ use wirepath_pmd::settings::Source;
 /// Without --config it demonstrates itself for ten seconds: two ports generate frames, swallow what they are sent, and need no
 /// privilege.
 #[derive(Debug, Parser)]
-#[command(version, after_help = AFTER_HELP)]
+#[command(name = "l2fwd", version, after_help = AFTER_HELP)]
 struct Arguments {
     /// Configuration file (TOML); see below
     #[arg(short, long, value_name = "FILE")]

@@ -43,8 +43,12 @@ use tracing_subscriber::EnvFilter;
 
 /// Runs a program: checks the processor, runs `body`, prints its error and gives its exit code.
 pub fn main(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
-    let result = cpu::check().and_then(|()| body());
-    match result {
+    main_unchecked(|| cpu::check().and_then(|()| body()))
+}
+
+/// [`main()`] without the look at the processor, for programs that say themselves what it lacks.
+pub fn main_unchecked(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    match body() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.report();

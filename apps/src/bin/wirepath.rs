@@ -1,0 +1,55 @@
+//! What this machine offers to the packet programs, and what stands in their way.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use wirepath_apps::cli;
+use wirepath_apps::tools::{devices, doctor};
+
+/// Says what this machine offers to Wirepath's packet programs.
+#[derive(Debug, Parser)]
+#[command(name = "wirepath", version, after_help = AFTER_HELP)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+
+    #[command(flatten)]
+    common: cli::Common,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Lists the ports that could be used: by which driver, in which mode, and why not
+    ///
+    /// Nothing is opened for traffic and nothing is changed. An interface appears once for each driver, the best one first: that is
+    /// the one `driver = "auto"` takes, unless the interface carries the default route. With --json: an object with `devices`
+    /// (device, driver, usable, and mode or reason) and `drivers` (driver, about).
+    Devices,
+
+    /// Looks for what stands in the way, and names the command that mends it
+    ///
+    /// OK: as it should be. WARN: works, but slower or with fewer drivers. FAIL: ports on network interfaces will not work. The exit
+    /// code is 1 if anything FAILs, else 0. The line behind `>` is the command that mends it. With --json: an object with `ok` and
+    /// `findings` (check, level, found, remedy).
+    Doctor,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  wirepath doctor            can this machine run real ports?
+  wirepath devices           what to write as `device` and `driver` in a configuration
+  wirepath devices --json    the same for programs
+
+Exit code: 0 done, 1 failed (doctor: something FAILs), 2 bad usage.";
+
+fn main() -> ExitCode {
+    // No processor check here: to tell what the processor lacks is the doctor's work.
+    cli::main_unchecked(|| {
+        let arguments = Arguments::parse();
+        arguments.common.start_logging();
+        match arguments.command {
+            Command::Devices => devices::run(arguments.common.json),
+            Command::Doctor => doctor::run(arguments.common.json),
+        }
+    })
+}

@@ -1,0 +1,124 @@
+//! `wirepath devices`: the ports that could be used, by which driver, in which mode, and why not.
+
+use serde::Serialize;
+use wirepath_pmd::drivers::{Candidate, DRIVERS, Driver};
+
+use crate::cli::{Failure, Table, print, print_json};
+
+/// A device and one driver's opinion of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Offer {
+    /// What to write as `device`.
+    pub device: String,
+    /// What to write as `driver`.
+    pub driver: &'static str,
+    /// Whether the driver can take it.
+    pub usable: bool,
+    /// The mode to expect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Why the driver cannot take it, and what would help.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    devices: &'a [Offer],
+    drivers: Vec<About>,
+}
+
+#[derive(Debug, Serialize)]
+struct About {
+    driver: &'static str,
+    about: &'static str,
+}
+
+/// Prints all offers.
+pub fn run(json: bool) -> Result<(), Failure> {
+    let offers = offers(DRIVERS);
+    let drivers = DRIVERS.iter().map(|driver| About { driver: driver.name(), about: driver.about() });
+    if json {
+        return print_json(&Report { devices: &offers, drivers: drivers.collect() });
+    }
+    let mut table = Table::new(["DEVICE", "DRIVER", "", "MODE, OR WHY NOT"]);
+    for offer in &offers {
+        let answer = offer.mode.as_ref().or(offer.reason.as_ref());
+        // Several lines would break the table.
+        let answer = answer.map(|text| text.replace('\n', "; ")).unwrap_or_default();
+        let mark = if offer.usable { "yes" } else { "no" };
+        table.row([offer.device.clone(), offer.driver.to_owned(), mark.to_owned(), answer]);
+    }
+    let mut about = Table::new(["DRIVER", "WHAT IT DOES"]);
+    for driver in drivers {
+        about.row([driver.driver.to_owned(), driver.about.to_owned()]);
+    }
+    print(format_args!("{table}\n{about}"))
+}
+
+/// Asks every driver; the offers for one device stand together, best driver first.
+fn offers(drivers: &[&dyn Driver]) -> Vec<Offer> {
+    let mut offers: Vec<Offer> = Vec::new();
+    for driver in drivers {
+        for Candidate { device, usable } in driver.candidates() {
+            let (mode, reason) = match usable {
+                Ok(mode) => (Some(mode), None),
+                Err(reason) => (None, Some(reason)),
+            };
+            let at = offers.iter().rposition(|offer| offer.device == device).map_or(offers.len(), |last| last + 1);
+            offers.insert(at, Offer { device, driver: driver.name(), usable: mode.is_some(), mode, reason });
+        }
+    }
+    offers
+}
+
+#[cfg(test)]
+mod tests {
+    use wirepath_pmd::port::Plan;
+    use wirepath_pmd::settings::{ConfigError, Settings};
+
+    use super::*;
+
+    struct Fake(&'static str, Vec<(&'static str, Result<&'static str, &'static str>)>);
+
+    impl Driver for Fake {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn about(&self) -> &'static str {
+            "a test"
+        }
+
+        fn plan(&self, _: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
+            Err(settings.error("opens nothing"))
+        }
+
+        fn candidates(&self) -> Vec<Candidate> {
+            let candidate = |(device, usable): &(&str, Result<&str, &str>)| Candidate {
+                device: (*device).to_owned(),
+                usable: usable.map(str::to_owned).map_err(str::to_owned),
+            };
+            self.1.iter().map(candidate).collect()
+        }
+    }
+
+    #[test]
+    fn offers_for_a_device_stand_together() {
+        let fast = Fake("fast", vec![("eth0", Err("no privilege")), ("eth1", Ok("zero-copy"))]);
+        let slow = Fake("slow", vec![("eth0", Ok("copy")), ("eth1", Ok("copy")), ("lo", Err("no Ethernet"))]);
+        let offers = offers(&[&fast, &slow]);
+        let rows: Vec<_> = offers.iter().map(|offer| (&*offer.device, offer.driver, offer.usable)).collect();
+        let want = [
+            ("eth0", "fast", false),
+            ("eth0", "slow", true),
+            ("eth1", "fast", true),
+            ("eth1", "slow", true),
+            ("lo", "slow", false),
+        ];
+        assert_eq!(rows, want);
+        let json = serde_json::to_string(&offers[0]).unwrap();
+        assert_eq!(json, r#"{"device":"eth0","driver":"fast","usable":false,"reason":"no privilege"}"#);
+    }
+}

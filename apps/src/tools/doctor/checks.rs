@@ -1,0 +1,256 @@
+use super::{Facts, Finding, Level};
+
+/// Bits of capabilities (capability.h).
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_NET_RAW: u32 = 13;
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_BPF: u32 = 39;
+
+/// Bytes of huge pages that the default pools of two ports fit into.
+const HUGE_BYTES: u64 = 64 << 20;
+/// Bytes of locked memory that they need for AF_XDP.
+const LOCKED_BYTES: u64 = 64 << 20;
+
+/// Judges the facts. The order is that of the report.
+pub fn examine(facts: &Facts) -> Vec<Finding> {
+    vec![
+        processor(facts),
+        kernel(facts),
+        capabilities(facts),
+        huge_pages(facts),
+        locked_memory(facts),
+        bpf_jit(facts),
+        tap(facts),
+        default_route(facts),
+        cores(facts),
+        governor(facts),
+        isolated(facts),
+    ]
+}
+
+fn ok(check: &'static str, found: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Ok, found: found.into(), remedy: None }
+}
+
+fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Warn, found: found.into(), remedy: Some(remedy.into()) }
+}
+
+fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Fail, found: found.into(), remedy: Some(remedy.into()) }
+}
+
+fn processor(facts: &Facts) -> Finding {
+    if facts.missing_cpu_features.is_empty() {
+        return ok("processor", "has all of x86-64-v3, which the programs are built for");
+    }
+    let missing = facts.missing_cpu_features.join(", ");
+    fail(
+        "processor",
+        format!("lacks {missing} of x86-64-v3"),
+        "RUSTFLAGS=\"-C target-cpu=native\" cargo build --release",
+    )
+}
+
+fn kernel(facts: &Facts) -> Finding {
+    const UPGRADE: &str = "apt install -t bookworm-backports linux-image-amd64   # or any Linux from 6.6 on";
+    let Some((major, minor)) = facts.kernel else {
+        return warn("kernel", "does not tell its version", "cat /proc/sys/kernel/osrelease");
+    };
+    let found = format!("Linux {major}.{minor}");
+    match (major, minor) {
+        version if version >= (6, 6) => ok("kernel", format!("{found}: AF_XDP with fragments, tcx")),
+        version if version >= (5, 4) => warn(
+            "kernel",
+            format!("{found}: AF_XDP without fragments (from 6.6 on), so no jumbo frames there"),
+            UPGRADE,
+        ),
+        _ => fail("kernel", format!("{found}: too old for AF_XDP as it is used here (5.4)"), UPGRADE),
+    }
+}
+
+fn has(facts: &Facts, capability: u32) -> bool {
+    facts.capabilities.is_some_and(|bits| bits >> capability & 1 == 1)
+}
+
+fn capabilities(facts: &Facts) -> Finding {
+    let remedy =
+        format!("setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {}   # or run as root", facts.program);
+    let bpf = has(facts, CAP_BPF) || has(facts, CAP_SYS_ADMIN);
+    let missing: Vec<&str> =
+        [(has(facts, CAP_NET_RAW), "CAP_NET_RAW"), (has(facts, CAP_NET_ADMIN), "CAP_NET_ADMIN"), (bpf, "CAP_BPF")]
+            .into_iter()
+            .filter_map(|(there, name)| (!there).then_some(name))
+            .collect();
+    if missing.is_empty() {
+        return ok("capabilities", "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF");
+    }
+    let names = missing.join(", ");
+    if has(facts, CAP_NET_RAW) {
+        return warn("capabilities", format!("{names} missing: no AF_XDP and no TAP; AF_PACKET works"), remedy);
+    }
+    fail("capabilities", format!("{names} missing: only memory, pcap and null ports work"), remedy)
+}
+
+fn huge_pages(facts: &Facts) -> Finding {
+    let (size, free) = facts.huge_pages.unwrap_or((2048, 0));
+    let bytes = size.saturating_mul(free).saturating_mul(1024);
+    if bytes >= HUGE_BYTES {
+        return ok("huge pages", format!("{free} of {size} KiB are free"));
+    }
+    let want = HUGE_BYTES.div_ceil(size.saturating_mul(1024).max(1));
+    let instead = if facts.transparent_huge_pages {
+        "pools use transparent huge pages if the kernel finds some"
+    } else {
+        "pools use normal pages, and transparent ones are off"
+    };
+    warn("huge pages", format!("{free} of {size} KiB are free: {instead}"), format!("sysctl vm.nr_hugepages={want}"))
+}
+
+fn locked_memory(facts: &Facts) -> Finding {
+    match facts.locked_memory {
+        _ if has(facts, CAP_IPC_LOCK) => ok("locked memory", "not limited, by CAP_IPC_LOCK"),
+        None => ok("locked memory", "not limited"),
+        Some(bytes) if bytes >= LOCKED_BYTES => ok("locked memory", format!("{} MiB", bytes >> 20)),
+        Some(bytes) => warn(
+            "locked memory",
+            format!("{} KiB: too little for the pools of AF_XDP ports", bytes >> 10),
+            format!("ulimit -l unlimited   # as root; or setcap cap_ipc_lock with the others on {}", facts.program),
+        ),
+    }
+}
+
+fn bpf_jit(facts: &Facts) -> Finding {
+    match facts.bpf_jit {
+        Some(false) => warn(
+            "BPF compiler",
+            "off: XDP programs are interpreted for every frame",
+            "sysctl net.core.bpf_jit_enable=1",
+        ),
+        Some(true) => ok("BPF compiler", "on"),
+        None => ok("BPF compiler", "the kernel gives no choice"),
+    }
+}
+
+fn tap(facts: &Facts) -> Finding {
+    if facts.tun {
+        return ok("TAP devices", "/dev/net/tun is there");
+    }
+    warn("TAP devices", "no /dev/net/tun: tap ports do not work", "modprobe tun")
+}
+
+fn default_route(facts: &Facts) -> Finding {
+    match facts.default_routes.as_slice() {
+        [] => ok("default route", "none: no interface is kept from auto"),
+        names => ok(
+            "default route",
+            format!("by {}: driver = \"auto\" refuses that interface unless force = true", names.join(", ")),
+        ),
+    }
+}
+
+fn cores(facts: &Facts) -> Finding {
+    match facts.cores {
+        1 => warn("cores", "one: workers share it with everything else", "lscpu   # then give the machine more"),
+        n => ok("cores", format!("{n} for this program")),
+    }
+}
+
+fn governor(facts: &Facts) -> Finding {
+    match facts.governor.as_deref() {
+        None => ok("clock rate", "not chosen by this system"),
+        Some("performance") => ok("clock rate", "governor performance"),
+        Some(name) => warn(
+            "clock rate",
+            format!("governor {name}: the rate follows the load, and so do measurements"),
+            "cpupower frequency-set -g performance",
+        ),
+    }
+}
+
+fn isolated(facts: &Facts) -> Finding {
+    if !facts.isolated.is_empty() {
+        return ok("isolated cores", format!("{}: pin workers there ([workers] cores = [...])", facts.isolated));
+    }
+    let mut finding =
+        ok("isolated cores", "none; for steady latency keep the workers' cores free of other work at boot");
+    if facts.cores > 2 {
+        finding.remedy =
+            Some(format!("isolcpus=1-{0} nohz_full=1-{0}   # on the kernel's command line", facts.cores - 1));
+    }
+    finding
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Facts {
+        Facts {
+            kernel: Some((6, 6)),
+            capabilities: Some(u64::MAX),
+            huge_pages: Some((2048, 32)),
+            transparent_huge_pages: true,
+            bpf_jit: Some(true),
+            cores: 4,
+            tun: true,
+            program: "/usr/bin/wirepath".into(),
+            isolated: "1-3".into(),
+            ..Facts::default()
+        }
+    }
+
+    fn level(facts: &Facts, check: &str) -> Level {
+        examine(facts).into_iter().find(|finding| finding.check == check).unwrap().level
+    }
+
+    #[test]
+    fn a_good_machine_has_nothing_to_mend() {
+        for finding in examine(&good()) {
+            assert_eq!((finding.level, &finding.remedy), (Level::Ok, &None), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn each_trouble_is_found_and_has_a_remedy() {
+        type Trouble = (&'static str, Level, fn(&mut Facts));
+        let troubles: [Trouble; 14] = [
+            ("processor", Level::Fail, |f| f.missing_cpu_features = vec!["avx2"]),
+            ("kernel", Level::Warn, |f| f.kernel = Some((6, 5))),
+            ("kernel", Level::Fail, |f| f.kernel = Some((4, 19))),
+            ("kernel", Level::Warn, |f| f.kernel = None),
+            ("capabilities", Level::Fail, |f| f.capabilities = Some(0)),
+            ("capabilities", Level::Fail, |f| f.capabilities = None),
+            ("capabilities", Level::Warn, |f| f.capabilities = Some(1 << CAP_NET_RAW)),
+            ("huge pages", Level::Warn, |f| f.huge_pages = Some((2048, 31))),
+            ("huge pages", Level::Warn, |f| f.huge_pages = None),
+            ("locked memory", Level::Warn, |f| {
+                f.locked_memory = Some(8 << 20);
+                f.capabilities = Some(!(1 << CAP_IPC_LOCK));
+            }),
+            ("BPF compiler", Level::Warn, |f| f.bpf_jit = Some(false)),
+            ("TAP devices", Level::Warn, |f| f.tun = false),
+            ("cores", Level::Warn, |f| f.cores = 1),
+            ("clock rate", Level::Warn, |f| f.governor = Some("powersave".into())),
+        ];
+        for (check, want, spoil) in troubles {
+            let mut facts = good();
+            spoil(&mut facts);
+            let finding = examine(&facts).into_iter().find(|finding| finding.check == check).unwrap();
+            assert_eq!(finding.level, want, "{finding:?}");
+            assert!(finding.remedy.is_some(), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn what_makes_up_for_something_counts() {
+        let mut facts = good();
+        facts.capabilities = Some(1 << CAP_NET_RAW | 1 << CAP_NET_ADMIN | 1 << CAP_SYS_ADMIN);
+        assert_eq!(level(&facts, "capabilities"), Level::Ok, "CAP_SYS_ADMIN includes what CAP_BPF allows");
+        facts.locked_memory = Some(64 << 20);
+        assert_eq!(level(&facts, "locked memory"), Level::Ok);
+        facts.huge_pages = Some((1 << 20, 1));
+        assert_eq!(level(&facts, "huge pages"), Level::Ok, "one page of 1 GiB");
+    }
+}

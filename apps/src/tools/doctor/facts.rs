@@ -1,0 +1,172 @@
+use std::path::Path;
+
+/// What the checks look at: text that the kernel shows in files. Everything may be missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Features of x86-64-v3 that the processor lacks.
+    pub missing_cpu_features: Vec<&'static str>,
+    /// Major and minor version of the kernel.
+    pub kernel: Option<(u32, u32)>,
+    /// Effective capabilities, one bit each.
+    pub capabilities: Option<u64>,
+    /// Most bytes that the program may lock; `None`: unlimited.
+    pub locked_memory: Option<u64>,
+    /// Size of a huge page in KiB, and how many are free.
+    pub huge_pages: Option<(u64, u64)>,
+    /// Whether transparent huge pages are given to programs that ask.
+    pub transparent_huge_pages: bool,
+    /// Whether BPF programs are compiled; `None` where the kernel gives no choice.
+    pub bpf_jit: Option<bool>,
+    /// Interfaces that carry a default route.
+    pub default_routes: Vec<String>,
+    /// How the clock rate of the first core is chosen; `None`: not by the system.
+    pub governor: Option<String>,
+    /// Cores kept free of other work, as a list like `2-5`; empty if none.
+    pub isolated: String,
+    /// Cores that are there.
+    pub cores: usize,
+    /// Whether TAP devices can be made.
+    pub tun: bool,
+    /// Path of this program.
+    pub program: String,
+}
+
+impl Facts {
+    /// Reads them below `root`, which is `/` but for tests.
+    pub fn read(root: &Path) -> Self {
+        let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+        let status = text("proc/self/status");
+        let meminfo = text("proc/meminfo");
+        let number = |name: &str| value(&meminfo, name).and_then(|v| v.split_whitespace().next()?.parse().ok());
+        let governor = text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+        Self {
+            missing_cpu_features: crate::cli::missing_cpu_features(),
+            kernel: version(&text("proc/sys/kernel/osrelease")),
+            capabilities: value(&status, "CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()),
+            locked_memory: locked_memory(&text("proc/self/limits")),
+            huge_pages: number("Hugepagesize").zip(number("HugePages_Free")),
+            transparent_huge_pages: {
+                let enabled = text("sys/kernel/mm/transparent_hugepage/enabled");
+                enabled.contains("[always]") || enabled.contains("[madvise]")
+            },
+            bpf_jit: Some(text("proc/sys/net/core/bpf_jit_enable").trim()).filter(|s| !s.is_empty()).map(|s| s != "0"),
+            default_routes: default_routes(&text("proc/self/net/route"), &text("proc/self/net/ipv6_route")),
+            governor: Some(governor.trim().to_owned()).filter(|name| !name.is_empty()),
+            isolated: text("sys/devices/system/cpu/isolated").trim().to_owned(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            tun: root.join("dev/net/tun").exists(),
+            program: std::env::current_exe().map_or_else(|_| "wirepath".to_owned(), |path| path.display().to_string()),
+        }
+    }
+}
+
+/// The value of a line `name: value`.
+fn value<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.trim().split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// The soft limit of `/proc/self/limits`; a limit that is not shown is none.
+fn locked_memory(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Interfaces of `/proc/net/route` (hexadecimal destination and mask, columns 2 and 8) and `/proc/net/ipv6_route` (destination and its
+/// length in columns 1 and 2, interface last; the loopback holds the kernel's own reject route).
+fn default_routes(v4: &str, v6: &str) -> Vec<String> {
+    let mut interfaces: Vec<String> = Vec::new();
+    for line in v4.lines().skip(1) {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        if let [interface, "00000000", _, _, _, _, _, "00000000", ..] = columns[..] {
+            interfaces.push(interface.to_owned());
+        }
+    }
+    for line in v6.lines() {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        if let [destination, "00", .., interface] = columns[..]
+            && destination.bytes().all(|b| b == b'0')
+            && interface != "lo"
+        {
+            interfaces.push(interface.to_owned());
+        }
+    }
+    interfaces.sort_unstable();
+    interfaces.dedup();
+    interfaces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_are_read_from_what_the_kernel_shows() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/self/status", "Name:\tx\nCapInh:\t0\nCapEff:\t0000000000003000\n");
+        write(
+            "proc/meminfo",
+            "MemTotal: 1 kB\nHugePages_Total:      64\nHugePages_Free:       60\nHugepagesize:       2048 kB\n",
+        );
+        write("proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
+        write(
+            "proc/self/limits",
+            "Limit                     Soft Limit           Hard Limit           Units     \n\
+             Max locked memory         8388608              8388608              bytes     \n",
+        );
+        write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+        write("proc/sys/net/core/bpf_jit_enable", "0\n");
+        write(
+            "proc/self/net/route",
+            "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
+             eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
+             eth1\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n",
+        );
+        let zero = "0".repeat(32);
+        write(
+            "proc/self/net/ipv6_route",
+            &format!(
+                "{zero} 00 {zero} 00 {zero} 0 1 0 3     eth2\n{zero} 00 {zero} 00 {zero} ffffffff 1 0 200200       lo\n"
+            ),
+        );
+        write("sys/devices/system/cpu/isolated", "2-3\n");
+        write("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n");
+        write("dev/net/tun", "");
+        let facts = Facts::read(root.path());
+        assert_eq!(
+            (facts.kernel, facts.capabilities, facts.locked_memory),
+            (Some((6, 1)), Some(0x3000), Some(8 << 20))
+        );
+        assert_eq!((facts.huge_pages, facts.transparent_huge_pages), (Some((2048, 60)), true));
+        assert_eq!((facts.bpf_jit, facts.tun, facts.isolated.as_str()), (Some(false), true, "2-3"));
+        assert_eq!(
+            (facts.default_routes, facts.governor.as_deref()),
+            (vec!["eth0".into(), "eth2".into()], Some("powersave"))
+        );
+    }
+
+    #[test]
+    fn nothing_to_read_is_no_panic() {
+        let root = tempfile::tempdir().unwrap();
+        let facts = Facts::read(root.path());
+        assert_eq!((facts.kernel, facts.capabilities, facts.huge_pages), (None, None, None));
+        assert!(facts.default_routes.is_empty() && !facts.tun);
+    }
+
+    #[test]
+    fn versions_of_every_shape() {
+        for (text, want) in [("6.18.44-fc-v669", Some((6, 18))), ("5.10\n", Some((5, 10))), ("", None), ("x.y", None)] {
+            assert_eq!(version(text), want);
+        }
+        assert_eq!(locked_memory("Max locked memory         unlimited            unlimited            bytes"), None);
+    }
+}

@@ -1,0 +1,4 @@
+//! The tool `wirepath`: what this machine has, and what stands in the way.
+
+pub mod devices;
+pub mod doctor;
