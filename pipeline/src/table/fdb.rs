@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Key;
-use super::hash_table::{HashTable, NO_DESTINATION};
+use super::hash_table::{Entry, HashTable, NO_DESTINATION};
 use crate::epoch::{Domain, Guard, Reader, Shared};
 use crate::wheel::{TimerId, TimerWheel};
 
@@ -253,14 +253,16 @@ impl FdbWriter {
         if self.used * 2 >= self.fdb.table(self.reader.guard()).slots() {
             self.rebuild();
         }
-        match self.fdb.table(self.reader.guard()).insert(key, destination, seen) {
-            Some(took_slot) => {
-                self.used += usize::from(took_slot);
-                self.changed();
-                true
-            }
-            None => false,
+        let mut took = self.fdb.table(self.reader.guard()).insert(key, destination, seen);
+        if took.is_none() && self.used > self.entries.len() {
+            // Removed keys may be what is in the way.
+            self.rebuild();
+            took = self.fdb.table(self.reader.guard()).insert(key, destination, seen);
         }
+        let Some(took_slot) = took else { return false };
+        self.used += usize::from(took_slot);
+        self.changed();
+        true
     }
 
     /// Makes the next table, of the right size and without removed keys.
@@ -269,7 +271,9 @@ impl FdbWriter {
         self.used = 0;
         let old = self.fdb.table(self.reader.guard());
         let mut lost = Vec::new();
-        for entry in old.iter() {
+        // Static entries first: no choice of learned addresses may take their places.
+        let is_static = |entry: &&Entry| entry.seen() == u32::MAX;
+        for entry in old.iter().filter(is_static).chain(old.iter().filter(|entry| !is_static(entry))) {
             match next.insert(entry.key(), entry.destination(), entry.seen()) {
                 Some(_) => self.used += 1,
                 None => lost.push((entry.key(), entry.seen())),
@@ -430,5 +434,44 @@ mod tests {
             assert_eq!(out[i], lookup(&writer, &domain, *key));
             assert_eq!(out[i] != NO_DESTINATION, i % 3 != 0 && i != 4);
         }
+    }
+
+    /// Keys whose hashes end in the same 16 bits: neighbours in every table of up to 65 536 slots.
+    fn colliding(ending: u32) -> impl Iterator<Item = Key> {
+        (0..).map(key).filter(move |key| key.hash() & 0xffff == ending)
+    }
+
+    #[test]
+    fn no_choice_of_addresses_displaces_a_static_entry() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 5, ..FdbLimits::default() }, 0);
+        // A large table, in which the static entry lies far from the others.
+        for i in 0..6000 {
+            writer.learn(Key::from_u64(key(i).to_u64() ^ 1 << 48), 1, 0);
+        }
+        let fixed = colliding(5 + (1 << 12)).next().unwrap();
+        assert!(writer.insert_static(fixed, 77));
+        // It gets small: these fill the neighbourhood of the static entry, and lay in lower slots before.
+        for key in (0..=70).flat_map(|ending| colliding(ending).take(2)) {
+            writer.learn(key, 2, 5);
+        }
+        writer.age(5, |_| ());
+        assert_eq!(lookup(&writer, &domain, fixed), 77);
+        assert_eq!(writer.learn(fixed, 2, 6), Learned::Static);
+    }
+
+    #[test]
+    fn removed_entries_block_nobody() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 5, ..FdbLimits::default() }, 0);
+        let keys: Vec<Key> = colliding(5).take(66).collect();
+        for key in &keys[..64] {
+            assert_eq!(writer.learn(*key, 1, 0), Learned::New);
+        }
+        assert_eq!(writer.learn(keys[64], 1, 0), Learned::Full, "the neighbourhood is full");
+        writer.age(5, |_| ());
+        assert_eq!(writer.learn(keys[64], 1, 6), Learned::New);
+        assert!(writer.insert_static(keys[65], 3));
+        assert_eq!((lookup(&writer, &domain, keys[64]), lookup(&writer, &domain, keys[65])), (1, 3));
     }
 }
