@@ -65,7 +65,8 @@ impl Entry {
     pub fn touch(&self, second: u32) {
         let seen = self.seen();
         if seen != second && seen != u32::MAX {
-            self.seen.store(second, Ordering::Relaxed);
+            // Exchanged, not stored: the writer may have made the entry a static one since. Once a second for an entry.
+            let _ = self.seen.compare_exchange(seen, second, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -74,7 +75,8 @@ impl Entry {
     }
 
     pub(super) fn set_seen(&self, second: u32) {
-        self.seen.store(second, Ordering::Relaxed);
+        // An exchange like that of `touch`, so that the two have one order in loom's model too; writer only.
+        self.seen.swap(second, Ordering::Relaxed);
     }
 }
 
@@ -211,6 +213,22 @@ mod tests {
             table.insert(a, 12, 0).unwrap();
             reader.join().unwrap();
             assert_eq!((table.lookup(a), table.lookup(b)), (12, 20));
+        });
+    }
+
+    #[test]
+    fn a_touch_does_not_undo_a_static_entry() {
+        loom::model(|| {
+            let table = Arc::new(HashTable::new(8));
+            let key = Key::from_u64(0x0001_0200_0000_0001);
+            table.insert(key, 10, 7).unwrap();
+            let worker = {
+                let table = Arc::clone(&table);
+                thread::spawn(move || table.find(key).unwrap().touch(8))
+            };
+            table.insert(key, 11, u32::MAX).unwrap();
+            worker.join().unwrap();
+            assert_eq!(table.find(key).unwrap().seen(), u32::MAX);
         });
     }
 
