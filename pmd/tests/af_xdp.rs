@@ -621,3 +621,57 @@ fn unprivileged() {
         println!("{error}");
     }
 }
+
+#[test]
+fn busy_polling_moves_packets_too() {
+    require!(all Need::LAB, Need::Kernel(5, 11));
+    let pair = Pair::new("busy", 1500, 1);
+    let mut wire = pair.peer.frames("eth0");
+    pair.dut.inside(|| {
+        let mut it = pair.start("busy_poll = true\n").unwrap();
+        assert_eq!(it.port.capabilities().mode, "native XDP, copy, fragments, need-wakeup, busy-poll");
+        for number in 0..100 {
+            wire.send(&numbered(number)).unwrap();
+            assert_eq!(collect(&mut it, 1, ours), [numbered(number)]);
+            let mut packet = pair.pool.take().unwrap();
+            assert!(packet.extend_from_slice(&numbered(number), &pair.pool));
+            let mut batch = Batch::new();
+            batch.push(packet).unwrap();
+            assert_eq!(it.tx[0].transmit(&mut batch), 1);
+            assert!(wire.receive_where(PATIENCE, |frame| frame.bytes == numbered(number)).is_some());
+        }
+        stop(it);
+    });
+    assert_eq!(pair.pool.outstanding(), 0);
+}
+
+#[test]
+fn a_program_left_behind_by_a_killed_run_is_taken_off() {
+    require!(all Need::LAB);
+    let pair = Pair::new("leftover", 1500, 1);
+    let program = std::env::current_exe().unwrap();
+    let run = ["env", "WIREPATH_TEST_LEAVE=1", program.to_str().unwrap(), "--exact", "left_behind", "--nocapture"];
+    pair.dut.inside(|| {
+        let child = spawn(&run);
+        let attached = || pair.dut.ip("-d link show eth0").contains("prog/xdp");
+        assert!(eventually(PATIENCE, attached));
+        child.kill();
+        assert!(attached(), "what netlink attached stays");
+        let it = pair.start("").unwrap();
+        let notes = it.port.capabilities().notes;
+        assert!(notes.iter().any(|note| note.contains("earlier run had left behind")), "{notes:?}");
+        stop(it);
+        assert!(eventually(PATIENCE, || !attached()), "a link takes its program with it");
+    });
+    assert_eq!(pair.pool.outstanding(), 0);
+}
+
+/// What [`a_program_left_behind_by_a_killed_run_is_taken_off`] runs and kills.
+#[test]
+fn left_behind() {
+    if std::env::var_os("WIREPATH_TEST_LEAVE").is_some() {
+        let table = "driver = \"af_xdp\"\ndevice = \"eth0\"\n[port.af_xdp]\nattach_by_link = false\n";
+        let _it = common::start(table, &common::pool()).unwrap();
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}

@@ -2,13 +2,13 @@
 //!
 //! | File | What it is |
 //! |---|---|
-//! | [`ring`] | the four rings of a socket as types |
-//! | [`posted`], [`flight`], [`chunks`] | what the kernel holds, so that nothing it hands back is believed unchecked |
-//! | [`socket`] | sockets, the registered memory, the modes |
-//! | [`receive`], [`transmit`] | the burst paths |
-//! | [`assembler`], [`program`], [`matches`], [`btf`] | the XDP program |
-//! | [`bpf`], [`attach`] | loading and attaching it |
-//! | [`device`] | start and stop |
+//! | `ring` | the four rings of a socket as types |
+//! | `posted`, `flight`, `chunks` | what the kernel holds, so that nothing it hands back is believed unchecked |
+//! | `socket` | sockets, the registered memory, the modes |
+//! | `receive`, `transmit` | the burst paths |
+//! | `assembler`, `program`, `matches`, `btf` | the XDP program |
+//! | `bpf`, `attach` | loading and attaching it |
+//! | `device` | start and stop |
 
 mod assembler;
 mod attach;
