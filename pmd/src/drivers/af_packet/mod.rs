@@ -8,7 +8,7 @@
 //!
 //! Each receive queue is a socket with a `TPACKET_V3` ring, joined to the others by a fan-out group; each transmit queue is a socket
 //! that only sends. The sockets carry a `virtio_net_hdr` with each frame, so that what the kernel left undone is known exactly and is
-//! finished: checksums completed, superframes cut, VLAN tags put back ([`super::kernel::vnet`]).
+//! finished: checksums completed, superframes cut, VLAN tags put back (`kernel::vnet`).
 //!
 //! A packet socket only taps: the kernel would process every frame as well, answer for addresses, forward. In `exclusive` mode a program
 //! at the interface's tc ingress, behind the tap, drops what the sockets have seen. It hangs on a link that belongs to this process.

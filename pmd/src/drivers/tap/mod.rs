@@ -9,7 +9,7 @@
 //! The interface is made when the port is opened, and goes with the program unless it was made before (`ip tuntap add`). Starting the
 //! port sets its MTU and switches it on. Each queue is one open `/dev/net/tun`, read and written one frame a call: the kernel offers
 //! nothing better. So that those calls carry much, the kernel may leave checksums and segmentation of what it sends to us; it is all
-//! finished here ([`super::kernel::vnet`]), and no packet leaves a port unfinished.
+//! finished here (`kernel::vnet`), and no packet leaves a port unfinished.
 
 mod device;
 mod interface;
