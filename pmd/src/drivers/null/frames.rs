@@ -11,6 +11,9 @@ use crate::settings::{ConfigError, Settings};
 /// Bytes that are copied at once into a packet.
 const CHUNK: usize = 64;
 
+/// Most memory that the frames of one source take.
+const MOST_MEMORY: u64 = 1 << 30;
+
 /// Frames of a source, taken in turn, one of each flow.
 #[derive(Clone, Debug)]
 pub enum Frames {
@@ -97,6 +100,15 @@ impl FrameSpec {
         let least = 14 + 4 * usize::from(self.vlan.is_some()) + if self.ipv6 { 40 } else { 20 } + 8;
         if !(least..=9216).contains(&self.size) {
             return Err(format!("frames of {} bytes asked for; possible are {least} to 9216", self.size));
+        }
+        let memory = u64::from(self.flows) * self.size as u64;
+        if self.flows == 0 || memory > MOST_MEMORY {
+            return Err(format!(
+                "{} flows of {} bytes asked for; possible are at least 1, and {} MiB in all",
+                self.flows,
+                self.size,
+                MOST_MEMORY >> 20
+            ));
         }
         let encap = match &self.tunnel {
             None => None,
@@ -204,13 +216,13 @@ fn emit_udp(datagram: &mut [u8], (src_port, dst_port): (u16, u16)) {
 
 impl Templates {
     /// `count` frames of `len` zero bytes.
-    pub fn new(about: String, count: u32, len: usize) -> Self {
+    fn new(about: String, count: u32, len: usize) -> Self {
         let chunks = len.div_ceil(CHUNK);
         Self { about, len, chunks, bytes: vec![[0; CHUNK]; chunks * count as usize] }
     }
 
     /// Frame number `flow`, padded at the end.
-    pub fn frame_mut(&mut self, flow: u32) -> &mut [u8] {
+    fn frame_mut(&mut self, flow: u32) -> &mut [u8] {
         let start = flow as usize * self.chunks;
         self.bytes[start..start + self.chunks].as_flattened_mut()
     }
@@ -307,21 +319,30 @@ pub(super) enum Generator {
 }
 
 impl Generator {
-    /// Fills packets made with [`Frames::blank`]; returns their bytes. Long frames whose chain finds no buffer stay short of them.
+    /// Bytes of a frame.
     #[inline(always)]
-    pub(super) fn fill(&mut self, packets: &mut [Packet], pool: &Pool) -> u64 {
+    pub(super) fn len(&self) -> usize {
         match self {
-            Self::Untouched { size } => (packets.len() * *size) as u64,
+            Self::Untouched { size } => *size,
+            Self::Templates { templates, .. } => templates.len,
+        }
+    }
+
+    /// Fills packets made with [`Frames::blank`]. `false`: some frames are short of segments for which there was no buffer.
+    #[inline(always)]
+    pub(super) fn fill(&mut self, packets: &mut [Packet], pool: &Pool) -> bool {
+        match self {
+            Self::Untouched { .. } => true,
             Self::Templates { templates, next } => {
                 let t = &**templates;
                 let at = *next * t.chunks;
-                let at = match t.chunks {
-                    1 => copy::<1>(packets, t, at),
-                    2 => copy::<2>(packets, t, at),
+                let (at, whole) = match t.chunks {
+                    1 => (copy::<1>(packets, t, at), true),
+                    2 => (copy::<2>(packets, t, at), true),
                     _ => copy_long(packets, t, at, pool),
                 };
                 *next = at / t.chunks;
-                (packets.len() * t.len) as u64
+                whole
             }
         }
     }
@@ -347,9 +368,10 @@ fn copy<const N: usize>(packets: &mut [Packet], t: &Templates, mut at: usize) ->
     at
 }
 
-/// [`copy`] for frames of any length.
+/// [`copy`] for frames of any length; also says whether there were buffers for all.
 #[inline(never)]
-fn copy_long(packets: &mut [Packet], t: &Templates, mut at: usize, pool: &Pool) -> usize {
+fn copy_long(packets: &mut [Packet], t: &Templates, mut at: usize, pool: &Pool) -> (usize, bool) {
+    let mut whole = true;
     for packet in packets {
         let frame = &t.bytes[at..at + t.chunks];
         if t.chunks * CHUNK <= DATA_ROOM {
@@ -358,14 +380,14 @@ fn copy_long(packets: &mut [Packet], t: &Templates, mut at: usize, pool: &Pool) 
             }
             let _ = packet.set_data(HEADROOM, t.len);
         } else {
-            packet.extend_from_slice(&frame.as_flattened()[..t.len], pool);
+            whole &= packet.extend_from_slice(&frame.as_flattened()[..t.len], pool);
         }
         at += t.chunks;
         if at == t.bytes.len() {
             at = 0;
         }
     }
-    at
+    (at, whole)
 }
 
 #[cfg(test)]
@@ -413,5 +435,8 @@ mod tests {
         let spec = FrameSpec { size: 61, ipv6: true, ..FrameSpec::default() };
         assert_eq!(spec.build().unwrap_err(), "frames of 61 bytes asked for; possible are 62 to 9216");
         assert!(FrameSpec { size: 9217, ..FrameSpec::default() }.build().is_err());
+        assert!(FrameSpec { flows: 0, ..FrameSpec::default() }.build().is_err());
+        let error = FrameSpec { flows: 4_000_000, size: 9216, ..FrameSpec::default() }.build().unwrap_err();
+        assert_eq!(error, "4000000 flows of 9216 bytes asked for; possible are at least 1, and 1024 MiB in all");
     }
 }

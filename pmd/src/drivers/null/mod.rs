@@ -174,6 +174,19 @@ impl Source {
     }
 }
 
+impl Source {
+    /// Frees the frames, from the batch's position `start` on, for whose later segments there was no buffer; returns how many are left.
+    #[cold]
+    fn drop_short(&self, batch: &mut Batch, start: usize) -> usize {
+        let (len, mut at) = (self.frames.len(), 0);
+        batch.filter_map(|packet| {
+            at += 1;
+            (at <= start || packet.len() == len).then_some(packet)
+        });
+        batch.len() - start
+    }
+}
+
 impl ReceiveQueue for Source {
     #[inline]
     fn receive(&mut self, batch: &mut Batch) {
@@ -191,13 +204,18 @@ impl ReceiveQueue for Source {
                 }
             }
         }
-        let bytes = self.frames.fill(packets, &self.pool);
+        let whole = self.frames.fill(packets, &self.pool);
+        let got = if whole { got } else { self.drop_short(batch, start) };
         if got < want {
             self.counters.drops.add(DropReason::NoBuffer, (want - got) as u64);
         }
+        if got == 0 {
+            self.counters.empty.add(1);
+            return;
+        }
         self.left -= got as u64;
         self.counters.packets.add(got as u64);
-        self.counters.bytes.add(bytes);
+        self.counters.bytes.add((got * self.frames.len()) as u64);
         self.counters.bursts.add(1);
     }
 
@@ -229,5 +247,31 @@ impl TransmitQueue for Sink {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::OpenPort;
+
+    #[test]
+    fn no_frame_is_handed_over_in_part() {
+        let pool = Pool::new("small", 12).unwrap();
+        let source = Some(FrameSpec { size: 9000, ..FrameSpec::default() }.build().unwrap());
+        let port = OpenPort::open("n", Box::new(Options { source, ..Options::default() })).unwrap();
+        let mut started = port.configure(PortConfig::new(0, pool.clone())).unwrap().start().unwrap();
+        let mut batch = Batch::new();
+        for _ in 0..3 {
+            started.rx[0].receive(&mut batch);
+            assert!(batch.iter().all(|packet| packet.len() == 9000));
+            assert!(batch.len() <= 2, "twelve buffers, five for each frame");
+            batch.clear();
+        }
+        let counters = started.rx[0].counters();
+        assert!(counters.drops.get(DropReason::NoBuffer) > 0);
+        assert_eq!(counters.bytes.get(), counters.packets.get() * 9000);
+        started.port.stop(started.rx, started.tx).unwrap();
+        assert_eq!(pool.outstanding(), 0);
     }
 }
