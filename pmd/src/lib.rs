@@ -6,6 +6,7 @@
 pub mod counters;
 pub mod drivers;
 pub mod drops;
+pub mod flow;
 pub mod packet;
 pub mod port;
 pub mod settings;

@@ -1,0 +1,202 @@
+//! The TOML form: `[[rule]]` tables.
+//!
+//! ```toml
+//! [[rule]]
+//! rule = "ingress prio 10: ipv4 dst 10.0.0.0/8 => drop"
+//!
+//! [[rule]]                       # the same, key by key
+//! direction = "ingress"
+//! priority = 10
+//! pattern = [{ item = "ipv4", dst = "10.0.0.0/8" }]
+//! actions = [{ action = "drop" }]
+//! ```
+
+use toml::de::DeValue;
+
+use super::Rule;
+use super::bits::Ports;
+use super::json::pair;
+use super::tree::{Fault, Node, Pair, Tree, Word, action_spec, item_kind};
+use crate::settings::{ConfigError, FromValue, Place, Settings};
+
+/// Reads the `[[rule]]` tables, in their order. Ports may be called by name.
+pub fn from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<Rule>, ConfigError> {
+    settings.tables("rule")?.into_iter().map(|table| rule(table, ports)).collect()
+}
+
+fn rule(table: Settings<'_>, ports: Ports<'_>) -> Result<Rule, ConfigError> {
+    if let Some(text) = table.get::<String>("rule")? {
+        let rule = Rule::parse(&text, ports);
+        let rule = rule.map_err(|error| table.error_in("rule", format!("{error}\n{}", error.underlined(&text))))?;
+        table.finish()?;
+        return Ok(rule);
+    }
+    let mut reader = Reader { places: vec![table.place("actions")] };
+    let direction = table.choice("direction", &[("ingress", "ingress"), ("egress", "egress")])?;
+    let direction =
+        direction.ok_or_else(|| table.error("missing: \"rule\" with the rule as text, or \"direction\""))?;
+    let direction = reader.word(&table, "direction", direction.to_owned());
+    let priority = table.integer::<u32>("priority", 0..=u32::MAX.into())?;
+    let priority = priority.map(|priority| reader.word(&table, "priority", priority.to_string()));
+    let mut items = Vec::new();
+    for item in table.tables("pattern")? {
+        let name = item.required::<String>("item")?;
+        let name = reader.word(&item, "item", name);
+        let kind = item_kind(&name).map_err(|fault| reader.error(fault))?;
+        let inner = item.get::<bool>("inner")?.unwrap_or(false);
+        let fields = kind.spec().fields.iter().map(|field| field.name());
+        let pairs = reader.pairs(item, true, fields)?;
+        items.push(Node { name, inner, pairs });
+    }
+    let mut actions = Vec::new();
+    for action in table.tables("actions")? {
+        let name = action.required::<String>("action")?;
+        let name = reader.word(&action, "action", name);
+        let spec = action_spec(&name).map_err(|fault| reader.error(fault))?;
+        let arguments = spec.positional.iter().chain(spec.named).copied();
+        let pairs = reader.pairs(action, false, arguments)?;
+        actions.push(Node { name, inner: false, pairs });
+    }
+    table.finish()?;
+    Tree { at: 0, direction, priority, items, actions }.rule(ports).map_err(|fault| reader.error(fault))
+}
+
+struct Reader {
+    places: Vec<Place>,
+}
+
+impl Reader {
+    fn word(&mut self, table: &Settings<'_>, key: &'static str, text: String) -> Word {
+        self.places.push(table.place(key));
+        Word { text, at: self.places.len() - 1 }
+    }
+
+    fn pairs(
+        &mut self,
+        table: Settings<'_>,
+        masks: bool,
+        keys: impl Iterator<Item = &'static str>,
+    ) -> Result<Vec<Pair>, ConfigError> {
+        let mut pairs = Vec::new();
+        for key in keys {
+            let Some(Scalar(text)) = table.get::<Scalar>(key)? else { continue };
+            let value = self.word(&table, key, text);
+            pairs.push(pair(Word { text: key.to_owned(), at: value.at }, value, masks));
+        }
+        table.finish()?;
+        Ok(pairs)
+    }
+
+    fn error(&self, fault: Fault) -> ConfigError {
+        self.places[fault.at.min(self.places.len() - 1)].error(fault.message)
+    }
+}
+
+/// A number, a string, or a list of them.
+struct Scalar(String);
+
+impl FromValue for Scalar {
+    const EXPECTED: &'static str = "a number, a string or a list of them";
+
+    fn from_value(value: &DeValue<'_>) -> Option<Self> {
+        match value {
+            DeValue::Array(list) => {
+                let words = list.iter().map(|value| Self::from_value(value.get_ref()).map(|Scalar(text)| text));
+                words.collect::<Option<Vec<_>>>().map(|words| Self(words.join("+")))
+            }
+            DeValue::String(text) => Some(Self(text.to_string())),
+            other => i64::from_value(other).map(|number| Self(number.to_string())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Source;
+
+    fn read(text: &str) -> Result<Vec<Rule>, String> {
+        let source = Source::new("c.toml", text);
+        let document = source.parse().map_err(|e| e.to_string())?;
+        let settings = document.settings();
+        let rules = from_settings(&settings, Ports(&[("lan", 1), ("wan", 2)])).map_err(|e| e.to_string())?;
+        settings.finish().map_err(|e| e.to_string())?;
+        Ok(rules)
+    }
+
+    #[test]
+    fn both_ways_of_writing() {
+        let rules = read(
+            r#"
+            [[rule]]
+            rule = "ingress prio 3: port id lan / ipv4 dst 10.0.0.0/8 ttl 0x1 mask 0x3 / udp dst 53 => mark 7, rss queues 0-1+4"
+
+            [[rule]]
+            direction = "ingress"
+            priority = 3
+            pattern = [
+                { item = "port", id = "lan" },
+                { item = "ipv4", dst = "10.0.0.0/8", ttl = "1 mask 3" },
+                { item = "udp", dst = 0x35 },
+            ]
+            actions = [{ action = "mark", value = 7 }, { action = "rss", queues = [0, 1, 4], on = ["src", "dst", "sport", "dport"] }]
+
+            [[rule]]
+            direction = "egress"
+            actions = [{ action = "drop" }]
+            "#,
+        )
+        .unwrap();
+        assert_eq!(rules[0], rules[1]);
+        assert_eq!(
+            rules[0].to_string(),
+            "ingress prio 3: port id 1 / ipv4 dst 10.0.0.0/8 ttl 0x1 mask 0x3 / udp dst 53 => mark 7, rss queues 0-1+4 on src+dst+sport+dport"
+        );
+        assert_eq!(rules[2].to_string(), "egress prio 0: any => drop");
+        assert_eq!(read("").unwrap(), []);
+    }
+
+    #[test]
+    fn errors_have_a_line_and_a_key() {
+        let cases = [
+            (
+                "[[rule]]\nrule = 'ingress: ipv5 => drop'",
+                "c.toml:2:8: rule[0].rule: column 10: unknown item \"ipv5\"; did you mean \"ipv4\"?",
+            ),
+            ("[[rule]]\nrule = 'ingress: any => drop'\npriority = 3", "c.toml:3:1: rule[0].priority: unknown key"),
+            ("[[rule]]\npriority = 3", "c.toml:1:1: rule[0]: missing: \"rule\""),
+            (
+                "[[rule]]\ndirection = 'ingress'\npattern = [{ item = 'ipv4', dst = '10.0.0.1/8' }]\nactions = [{ action = 'drop' }]",
+                "c.toml:3:35: rule[0].pattern[0].dst: \"10.0.0.1/8\" has bits outside its mask; write 10.0.0.0/8",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\npattern = [{ item = 'ipv4', dts = '10.0.0.1' }]\nactions = [{ action = 'drop' }]",
+                "c.toml:3:29: rule[0].pattern[0].dts: unknown key; did you mean \"dst\"?",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\npattern = [{ item = 'ipv' }]",
+                "c.toml:3:21: rule[0].pattern[0].item: unknown item \"ipv\"; did you mean \"ipv4\"?",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\nactions = [{ action = 'queue' }]",
+                "c.toml:3:23: rule[0].actions[0].action: \"queue\" needs id",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\nactions = [{ action = 'drop' }, { action = 'redirect', port = 'lam' }]",
+                "rule[0].actions[1].port: no port is called \"lam\"; did you mean \"lan\"?",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\npattern = [{ item = 'tcp' }, { item = 'vxlan' }]\nactions = [{ action = 'drop' }]",
+                "rule[0].pattern[1].item: layer 4 cannot be both tcp and udp",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\npriority = -1",
+                "rule[0].priority: found -1, expected an integer from 0 to 4294967295",
+            ),
+        ];
+        for (text, expected) in cases {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
+    }
+}
