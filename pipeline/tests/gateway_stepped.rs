@@ -11,7 +11,8 @@ use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::{Batch, Pool};
 use wirepath_pmd::port::PortId;
 use wirepath_pmd::settings::Source;
-use wirepath_wire::{EtherType, MacAddr, ethernet, parse};
+use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
+use wirepath_wire::{EtherType, MacAddr, Tag, Vni, ethernet, parse, vlan};
 
 const US: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const HOST: MacAddr = MacAddr([2, 0, 0, 0, 1, 1]);
@@ -30,8 +31,12 @@ struct Lab {
 
 impl Lab {
     fn new(segment: &str) -> Self {
+        Self::of("", segment)
+    }
+
+    fn of(underlay: &str, segment: &str) -> Self {
         let text = format!(
-            "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
+            "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n{underlay}\n\
              [[segment]]\nvni = 42\nattach = [{{ port = 'lan' }}]\n{segment}\n"
         );
         let source = Source::new("test", text);
@@ -186,6 +191,89 @@ fn another_vtep_with_our_address_is_noticed() {
     let defended = lab.settle();
     assert_eq!(lab.control.conflicts(), 1);
     assert!(defended.iter().any(|(port, bytes)| *port == WAN && bytes[6..12] == US.0 && bytes[12..14] == [8, 6]));
+}
+
+/// The frame with an 802.1Q tag.
+fn tagged(bytes: &[u8], id: u16) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    out.extend_from_slice(bytes);
+    assert!(vlan::push(&mut out, Tag::new(id)));
+    out
+}
+
+#[test]
+fn the_underlay_may_have_a_vlan() {
+    let mut lab = Lab::of("vlan = 9", "accept_unknown_remotes = true");
+    let sent = lab.settle();
+    assert!(
+        !sent.is_empty() && sent.iter().all(|(_, bytes)| bytes[12..16] == [0x81, 0, 0, 9]),
+        "what we say ourselves"
+    );
+    let peer = Addresses {
+        mac: MacAddr([2, 9, 9, 9, 9, 2]),
+        addresses: vec!["10.9.0.2/24".parse().unwrap()],
+        gateways: vec![],
+    };
+    let ask = peer.question("10.9.0.1".parse().unwrap(), None).unwrap();
+    lab.send(WAN, &ask);
+    assert_eq!((lab.settle().len(), lab.dropped(DropReason::NotForUs)), (0, 1), "without the tag it is not for us");
+    lab.send(WAN, &tagged(&ask, 8));
+    assert_eq!((lab.settle().len(), lab.dropped(DropReason::NotForUs)), (0, 2));
+    lab.send(WAN, &tagged(&ask, 9));
+    let reply = lab.settle();
+    assert_eq!((reply.len(), &reply[0].1[..6], &reply[0].1[12..18]), (1, &peer.mac.0[..], &[0x81, 0, 0, 9, 8, 6][..]));
+    // A tunnel packet of a VTEP that is not known yet goes through the control thread and back, and keeps its place.
+    let inner = frame(HOST, FAR);
+    lab.send(WAN, &tagged(&vxlan(&peer, &inner), 9));
+    let sent = lab.settle();
+    assert!(sent.iter().any(|(port, bytes)| *port == LAN && *bytes == inner), "{:?}", lab.stepped.drops());
+    // And out again with the tag, once the next hop has answered.
+    let mut answer = peer.question("10.9.0.1".parse().unwrap(), Some(US)).unwrap();
+    answer[21] = 2;
+    answer[32..38].copy_from_slice(&US.0);
+    lab.send(WAN, &tagged(&answer, 9));
+    lab.send(LAN, &frame(FAR, HOST));
+    let sent = lab.settle();
+    let out: Vec<_> = sent.iter().filter(|(port, bytes)| *port == WAN && bytes[16..18] == [8, 0]).collect();
+    assert_eq!((out.len(), &out[0].1[12..16]), (1, &[0x81, 0, 0, 9][..]));
+    assert_eq!(parse(&out[0].1).unwrap().vni().unwrap().get(), 42);
+}
+
+/// A tunnel packet to the gateway.
+fn vxlan(from: &Addresses, inner: &[u8]) -> Vec<u8> {
+    let encap = VxlanEncap::new(&VxlanConfig {
+        src_mac: from.mac,
+        dst_mac: US,
+        tags: &[],
+        src: from.addresses[0].address,
+        dst: "10.9.0.1".parse().unwrap(),
+        dst_port: 4789,
+        vni: Vni::new(42).unwrap(),
+        ttl: 64,
+        traffic_class: 0,
+        flow_label: 0,
+        checksum: OuterChecksum::Standard,
+    })
+    .unwrap();
+    let mut out = vec![0; encap.len()];
+    encap.emit(&mut out, &encap.patch(inner.len(), 50_000)).unwrap();
+    out.extend_from_slice(inner);
+    out
+}
+
+#[test]
+fn a_segment_that_carries_tags_carries_them_both_ways() {
+    let mut lab = Lab::new("remotes = ['10.9.0.2']\ninner_vlans = 'carry'").with_peer();
+    lab.settle();
+    let inner = tagged(&frame(FAR, HOST), 5);
+    lab.send(LAN, &inner);
+    let sent = lab.settle();
+    let out = sent.iter().find(|(port, bytes)| *port == WAN && parse(bytes).is_ok_and(|p| p.vni().is_some())).unwrap();
+    assert!(out.1.ends_with(&inner));
+    let peer = lab.peer.as_ref().unwrap().addresses().clone();
+    let back = tagged(&frame(HOST, FAR), 5);
+    lab.send(WAN, &vxlan(&peer, &back));
+    assert!(lab.settle().contains(&(LAN, back)));
 }
 
 #[test]

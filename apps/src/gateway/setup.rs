@@ -72,8 +72,32 @@ impl Setup {
         let Self { ports, runtime, gateway } = self;
         let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
         check_tags(runtime.ports(), &gateway)?;
+        let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);
+        // The others have no kernel beside them.
+        if !["memory", "null", "pcap"].contains(&driver) {
+            check_kernel(&gateway)?;
+        }
         Ok((runtime, gateway))
     }
+}
+
+/// Refuses addresses that the kernel has too: it would answer for them, with another Ethernet address or with "port unreachable".
+fn check_kernel(gateway: &GatewayConfig) -> Result<(), Failure> {
+    for prefix in &gateway.underlay.addresses {
+        let ip = prefix.address;
+        let version = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
+        let any = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
+        // Where every address can be bound to, this says nothing.
+        let says = any.is_ok_and(|value| value.trim() == "0");
+        if says && std::net::UdpSocket::bind((ip, 0)).is_ok() {
+            let message = format!(
+                "{ip} is configured in the kernel, which would answer for it; the gateway answers itself. Take it away: \
+                 ip address del {prefix} dev INTERFACE"
+            );
+            return Err(gateway.underlay.addresses_place.error(message).into());
+        }
+    }
+    Ok(())
 }
 
 /// Refuses VLANs on ports that lose the tags of received frames: they would leak into the untagged segment. To be asked again once the

@@ -54,6 +54,8 @@ pub struct UnderlayConfig {
     pub place: Place,
     /// VTEP addresses.
     pub addresses: Vec<Prefix>,
+    /// Where they stand.
+    pub addresses_place: Place,
     /// Next hops.
     pub gateways: Vec<IpAddr>,
     /// Tag of the underlay.
@@ -287,6 +289,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         port,
         place: table.place("port"),
         addresses,
+        addresses_place: table.place("addresses"),
         gateways,
         vlan: table.integer("vlan", 1..=MAX_ID.into())?,
         udp_port: table.integer("udp_port", 1..=65_535)?.unwrap_or(vxlan::PORT),
