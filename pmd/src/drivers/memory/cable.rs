@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-use crossbeam_queue::ArrayQueue;
 use rustix::event::EventfdFlags;
 
+use super::ring::{Consumer, Producer, ring};
 use crate::packet::Packet;
 
 /// Cables that configurations name.
@@ -40,10 +40,13 @@ pub(super) struct End {
 /// What one side receives from: a lane for each of its receive queues.
 pub(super) type Lanes = [Lane];
 
-/// A bounded queue of packets and the bell that wakes its sleeping reader.
+/// Where one receive queue gets its packets: a ring from each queue that sends to it, and the bell that wakes its sleeping reader.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) packets: ArrayQueue<Packet>,
+    depth: u32,
+    /// Rings that the reader has not taken over yet.
+    inbox: Mutex<Vec<Consumer<Packet>>>,
+    news: AtomicBool,
     asleep: AtomicBool,
     bell: OwnedFd,
 }
@@ -100,7 +103,8 @@ impl Cable {
         let mut state = lock(&self.state);
         change(&mut state);
         self.generation.fetch_add(1, Ordering::Release);
-        // Pairs with the fence in `Lane::published`: a sender sees the new generation, or the caller sees what the sender pushed.
+        // Pairs with the fence in `Lane::published`: a sender sees the new generation and lets go of the ring, which frees what is in
+        // it, or the receiver, which lets go later, sees what the sender pushed.
         fence(Ordering::SeqCst);
     }
 
@@ -133,12 +137,12 @@ impl End {
         self.cable.change(|state| state.lanes[self.side] = Some(lanes));
     }
 
-    /// Stops receiving and frees what was on its way.
+    /// Stops receiving. What the receive queues have not taken over is freed here; the rest when they are dropped, which must be later.
     pub(super) fn close(&self) {
         let mut lanes = None;
         self.cable.change(|state| lanes = state.lanes[self.side].take());
         for lane in lanes.iter().flat_map(|lanes| lanes.iter()) {
-            while lane.packets.pop().is_some() {}
+            lock(&lane.inbox).clear();
         }
     }
 
@@ -158,7 +162,30 @@ impl Drop for End {
 impl Lane {
     pub(super) fn new(depth: u32) -> rustix::io::Result<Self> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { packets: ArrayQueue::new(depth.max(1) as usize), asleep: AtomicBool::new(false), bell })
+        let (news, asleep) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { depth, inbox: Mutex::default(), news, asleep, bell })
+    }
+
+    /// A ring into this lane.
+    pub(super) fn connect(&self) -> Producer<Packet> {
+        let (producer, consumer) = ring(self.depth);
+        lock(&self.inbox).push(consumer);
+        self.news.store(true, Ordering::Release);
+        producer
+    }
+
+    /// Whether there are rings to take over.
+    #[inline(always)]
+    pub(super) fn has_news(&self) -> bool {
+        self.news.load(Ordering::Acquire)
+    }
+
+    /// Takes the new rings over.
+    #[cold]
+    pub(super) fn take_news(&self) -> Vec<Consumer<Packet>> {
+        let mut inbox = lock(&self.inbox);
+        self.news.store(false, Ordering::Relaxed);
+        std::mem::take(&mut inbox)
     }
 
     /// To be called after packets were pushed: wakes the reader if it sleeps.
@@ -178,11 +205,11 @@ impl Lane {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Announces that the reader goes to sleep; `None` if there are packets.
-    pub(super) fn sleep(&self) -> Option<BorrowedFd<'_>> {
+    /// Announces that the reader goes to sleep; `None` if there are packets, as `has_packets` finds after the announcement.
+    pub(super) fn sleep(&self, has_packets: impl FnOnce() -> bool) -> Option<BorrowedFd<'_>> {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if self.packets.is_empty() {
+        if !self.has_news() && !has_packets() {
             return Some(self.bell.as_fd());
         }
         self.wake_up();

@@ -11,15 +11,15 @@
 //! Programs make a pair with [`cable`], or take one end themselves with [`Endpoint`].
 //!
 //! - Transmit queue *i* feeds the other side's receive queue *i* modulo their number, so that packets of one queue stay in order.
-//! - A lane holds as many packets as the receiving port's `depth`. When it is full the sender keeps the rest.
+//! - From each transmit queue there is a ring for as many packets as the receiving port's `depth`. When it is full the sender keeps
+//!   the rest.
 //! - While the other side is not started the link is down, and what is sent is dropped as `link_down`.
 //! - Requests (checksums, VLAN tag) are done in software before the packet crosses. Other metadata does not cross.
-//!
-//! The lanes are `crossbeam_queue::ArrayQueue`s: several transmit queues may feed one lane.
 
 mod cable;
 mod endpoint;
 mod queues;
+mod ring;
 #[cfg(test)]
 mod tests;
 
@@ -180,8 +180,9 @@ impl Device for MemoryDevice {
     }
 
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
-        drop(queues);
+        // In this order: senders learn that nobody receives any more, and then what they sent is freed.
         self.stop_queues();
+        drop(queues);
         Ok(())
     }
 
