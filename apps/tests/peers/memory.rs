@@ -1,3 +1,5 @@
+use wirepath_testlab::announce;
+
 use crate::world::{Way, World, pings, remote_address};
 
 /// A two-port gateway with default settings stays under 64 MiB of resident memory, huge pages not counted (the kernel counts those
@@ -11,8 +13,7 @@ pub(crate) fn stays_small(way: Way) {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.id())).expect("status");
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
     let kib: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "{}: {kib} KiB resident", way.name);
+    announce(&format!("{}: {kib} KiB resident", way.name));
     assert!(kib < 64 << 10, "{status}");
     gateway.stop();
 }

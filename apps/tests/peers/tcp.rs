@@ -3,7 +3,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use wirepath_testlab::Namespace;
+use wirepath_testlab::{Namespace, announce};
 
 use crate::world::{Way, World, host_address, remote_address};
 
@@ -24,14 +24,13 @@ pub(crate) fn a_gibibyte_unharmed(way: Way) {
         let (sent, received) = transfer(from, to, &address, bytes);
         assert_eq!(sent, received, "bytes and checksum, sent and received");
         assert_eq!(sent.0, bytes);
-        let _ = writeln!(
-            std::io::stderr(),
+        announce(&format!(
             "{}: {} MiB of TCP to {address} in {:.1} s, checksum {:016x} at both ends",
             way.name,
             bytes >> 20,
             start.elapsed().as_secs_f64(),
             received.1
-        );
+        ));
     }
     let summary = gateway.stop();
     assert!(summary.number("rx_packets") > GIBIBYTE / 1500, "{}", summary.json);

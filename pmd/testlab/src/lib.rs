@@ -19,7 +19,7 @@ mod vlan;
 pub use alloc::{CountingAllocator, allocations};
 pub use frames::{Frame, FramePort};
 pub use lab::{Lab, Namespace, Veth};
-pub use need::{Need, skip_or_fail};
+pub use need::{Need, announce, skip_or_fail};
 pub use process::{Background, Outcome, run, spawn};
 pub use vlan::VlanTagger;
 

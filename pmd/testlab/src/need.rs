@@ -66,7 +66,12 @@ macro_rules! require {
 pub fn skip_or_fail(file: &str, line: u32, why: &str) {
     assert!(std::env::var_os("WIREPATH_NO_SKIP").is_none_or(|v| v == "0"), "nothing may be skipped here, but: {why}");
     let test = std::thread::current().name().filter(|name| *name != "main").unwrap_or("test").to_owned();
-    let _ = writeln!(std::io::stderr(), "skipped: {test} ({file}:{line}): {why}");
+    announce(&format!("skipped: {test} ({file}:{line}): {why}"));
+}
+
+/// Prints a line that the capture of test output does not swallow, in one piece: other tests print at the same time.
+pub fn announce(line: &str) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Where a program lies.

@@ -1,13 +1,12 @@
 //! One port under test and the other end of its wire.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use wirepath_pmd::drivers::{self, PortSettings};
 use wirepath_pmd::packet::{Batch, Packet, Pool};
 use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, RxQueue, StartedPort};
 use wirepath_pmd::settings::Source;
-use wirepath_testlab::skip_or_fail;
+use wirepath_testlab::{announce, skip_or_fail};
 
 use crate::fixture::{Fixture, Nature, Property, Rig};
 
@@ -21,7 +20,7 @@ pub(crate) const PORT: u16 = 7;
 /// Runs one property for one driver.
 pub(crate) fn check(fixture: &dyn Fixture, property: Property, body: fn(&mut Bench)) {
     if let Some(why) = fixture.exempt(property) {
-        let _ = writeln!(std::io::stderr(), "not for {}: {property:?}: {why}", fixture.driver());
+        announce(&format!("not for {}: {property:?}: {why}", fixture.driver()));
         return;
     }
     let setup = match fixture.set_up() {

@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::time::Instant;
 
 use wirepath_pmd::packet::Batch;
+use wirepath_testlab::announce;
 
 use crate::bench::{Bench, PATIENCE, frame, identify, packet, poll_queue};
 
@@ -17,7 +17,7 @@ pub(crate) fn share_the_flows(bench: &mut Bench) {
     let most = (can.max_rx_queues.min(2), can.max_tx_queues.min(2));
     bench.stop();
     if most == (1, 1) {
-        let _ = writeln!(std::io::stderr(), "one queue each way: {} has no more ({})", can.driver, can.mode);
+        announce(&format!("one queue each way: {} has no more ({})", can.driver, can.mode));
         return;
     }
     bench.start_with(&frames, |config| (config.rx_queues, config.tx_queues) = most);
@@ -43,7 +43,7 @@ pub(crate) fn share_the_flows(bench: &mut Bench) {
             received.append(&mut got);
         }
     }
-    let _ = writeln!(std::io::stderr(), "frames by receive queue: {used:?}");
+    announce(&format!("frames by receive queue: {used:?}"));
     if bench.nature.feeds {
         assert_complete(&received, &bench.story());
     } else {

@@ -1,4 +1,5 @@
 use wirepath_pmd::packet::Batch;
+use wirepath_testlab::announce;
 
 use crate::bench::{Bench, frame};
 
@@ -16,10 +17,9 @@ pub(crate) fn every_size_both_ways(bench: &mut Bench) {
     assert!(longest >= 1514, "a port carries at least ordinary Ethernet frames");
     let fitting: Vec<_> = all.iter().filter(|frame| frame.len() <= longest).cloned().collect();
     if fitting.len() < all.len() {
-        use std::io::Write;
         let notes = bench.started().port.capabilities().notes;
         assert!(!notes.is_empty(), "a port that ends at {longest} bytes says why");
-        let _ = writeln!(std::io::stderr(), "frames end at {longest} bytes: {}", notes.join("; "));
+        announce(&format!("frames end at {longest} bytes: {}", notes.join("; ")));
     }
     for _ in 0..3 {
         if bench.port.is_none() {
