@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use wirepath_apps::gateway::{EXAMPLE, Setup};
+use wirepath_pmd::drivers::pcap::Reader;
 use wirepath_pmd::settings::Source;
 
 fn run(arguments: &[&str]) -> Output {
@@ -76,6 +77,42 @@ fn help_shows_a_configuration_that_works() {
     }
     assert!(help.contains("Exit codes"));
     assert!(run(&["--version"]).status.success());
+}
+
+#[test]
+fn what_is_dropped_is_captured_with_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, capture) = (folder.path().join("c.toml"), folder.path().join("drops.pcapng"));
+    // Frames of a VNI that belongs to no segment.
+    let text = "[[port]]\nname = 'wan'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\ncount = 100\nmac = '02:00:00:00:00:01'\n\
+        [port.null.vxlan]\nvni = 7\nsource_mac = '02:00:00:00:00:02'\ndestination_mac = '02:00:00:00:00:01'\n\
+        source = '10.9.0.2'\ndestination = '10.9.0.1'\n\
+        [[port]]\nname = 'lan'\ndriver = 'null'\n\
+        [underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n\
+        [[segment]]\nvni = 42\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n";
+    std::fs::write(&config, text).unwrap();
+    let (config, file) = (config.to_str().unwrap(), capture.to_str().unwrap());
+    let output = run(&["--config", config, "--seconds", "1", "--json", "--capture-drops", file]);
+    assert!(output.status.success(), "{}", text_of(&output));
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&summary["drops"]["unknown_vni"], &summary["leaked_buffers"]), (&100.into(), &0.into()), "{summary}");
+    let bytes = std::fs::read(&capture).unwrap();
+    let comments = bytes.windows(11).filter(|window| window == b"unknown_vni").count();
+    assert_eq!(comments, 100);
+    let mut reader = Reader::new(std::io::Cursor::new(bytes)).unwrap();
+    let mut frames = 0;
+    while let Some(record) = reader.next().unwrap() {
+        assert_eq!(wirepath_wire::parse(record.data).unwrap().vni().unwrap().get(), 7);
+        frames += 1;
+    }
+    assert_eq!(frames, 100);
+    // A file that cannot be made ends it before anything is started.
+    let output = run(&["--config", config, "--capture-drops", "/does/not/exist/x.pcapng"]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+fn text_of(output: &Output) -> String {
+    text(&output.stderr)
 }
 
 #[test]

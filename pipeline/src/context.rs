@@ -120,13 +120,16 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn drop(&mut self, packet: Packet, reason: DropReason) {
         self.core.counters.drops.add(reason, 1);
-        drop(packet);
+        self.core.control.bury(packet, reason);
     }
 
     /// Drops a whole batch.
     #[inline(always)]
     pub fn drop_batch(&mut self, batch: &mut Batch, reason: DropReason) {
         self.core.counters.drops.add(reason, batch.len() as u64);
+        if self.core.control.is_capturing() {
+            batch.drain_front(BATCH, |packet| self.core.control.bury(packet, reason));
+        }
         batch.clear();
     }
 

@@ -1,8 +1,9 @@
 //! What workers tell the control thread.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crossbeam_queue::ArrayQueue;
+use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::Packet;
 
 use crate::mailbox::Bell;
@@ -28,6 +29,15 @@ pub struct Learn {
     pub destination: u32,
 }
 
+/// A packet that was dropped, for who wants to see it.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) packet: Packet,
+    pub(crate) reason: DropReason,
+}
+
+/// Dropped packets that may wait to be looked at.
+const REFUSED: usize = 256;
 /// Punted packets that may wait for the control thread.
 const PUNTS: usize = 1024;
 /// Learn events that may wait for the control thread.
@@ -51,6 +61,9 @@ pub(crate) struct ControlQueues {
     pub(crate) bell: Bell,
     pub(crate) punts: ArrayQueue<Punt>,
     pub(crate) learns: ArrayQueue<Learn>,
+    refused: ArrayQueue<Refused>,
+    /// Whether somebody wants to see what is dropped.
+    capture: AtomicBool,
     phase: AtomicU8,
 }
 
@@ -60,8 +73,35 @@ impl ControlQueues {
             bell: Bell::new()?,
             punts: ArrayQueue::new(PUNTS),
             learns: ArrayQueue::new(LEARNS),
+            refused: ArrayQueue::new(REFUSED),
+            capture: AtomicBool::new(false),
             phase: AtomicU8::new(0),
         })
+    }
+
+    /// Keeps what is dropped from now on for [`Self::refused`], as far as there is room.
+    pub(crate) fn capture(&self) {
+        self.capture.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends a packet that was counted as dropped.
+    #[inline(always)]
+    pub(crate) fn bury(&self, packet: Packet, reason: DropReason) {
+        if self.capture.load(Ordering::Relaxed) {
+            // Without room it is not seen, but it was counted.
+            let _ = self.refused.push(Refused { packet, reason });
+        }
+    }
+
+    /// Whether dropped packets are kept.
+    #[inline(always)]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capture.load(Ordering::Relaxed)
+    }
+
+    /// The next packet that was dropped.
+    pub(crate) fn refused(&self) -> Option<Refused> {
+        self.refused.pop()
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
-use wirepath_apps::gateway::{EXAMPLE, Report, Reporting, Setup, check_tags, warn_of_lost_tags};
+use wirepath_apps::gateway::{Capture, EXAMPLE, Report, Reporting, Setup, check_tags, warn_of_lost_tags};
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
 use wirepath_pipeline::{RunOptions, Runtime, Summary};
 use wirepath_pmd::settings::Source;
@@ -34,6 +34,10 @@ struct Arguments {
     /// Stop after this many seconds
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     seconds: Option<u64>,
+
+    /// Write packets that are dropped to this pcapng file, each with its reason as comment
+    #[arg(long, value_name = "FILE")]
+    capture_drops: Option<PathBuf>,
 
     #[command(flatten)]
     common: cli::Common,
@@ -80,6 +84,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let live = !arguments.common.json && !arguments.common.quiet;
     let (runtime, config) = setup.open()?;
+    let capture = arguments.capture_drops.as_deref().map(Capture::create).transpose()?;
     let workers = runtime.config().workers.len();
     let gateway = GatewayControl::new(&config, runtime.ports(), runtime.domain(), workers, 0);
     if demonstration && live {
@@ -88,7 +93,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         )?;
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
-    let (summary, control) = carry(runtime, &config, Reporting::new(gateway, peer, live), &options)?;
+    let mut control = Reporting::new(gateway, peer, live);
+    control.capture = capture;
+    let (summary, control) = carry(runtime, &config, control, &options)?;
     if arguments.common.json {
         cli::print_json(&summary.to_json())?;
     } else {
@@ -109,6 +116,7 @@ fn carry(
         Some(peer) => {
             let mut running =
                 runtime.start(|worker| Demo { gateway: control.gateway.stage(worker), peer }).map_err(failed)?;
+            control.look_at_drops(&running);
             running.run(&mut control, options);
             running.stop(&mut control)
         }
@@ -120,6 +128,7 @@ fn carry(
                 return Err(refused);
             }
             warn_of_lost_tags(running.plane().ports(), config);
+            control.look_at_drops(&running);
             running.run(&mut control, options);
             running.stop(&mut control)
         }

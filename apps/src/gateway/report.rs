@@ -1,9 +1,12 @@
 use serde_json::Value;
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
-use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates};
+use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, Running};
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::packet::Packet;
 use wirepath_pmd::port::{PortEvent, PortId};
 
+use super::capture::Capture;
 use super::demo::Peer;
 use crate::cli::{self, Rate, Table};
 
@@ -16,6 +19,8 @@ pub struct Reporting {
     pub peer: Option<Peer>,
     /// Show rates.
     pub live: bool,
+    /// Where dropped packets are written.
+    pub capture: Option<Capture>,
     before: Vec<SegmentStats>,
     at: f64,
 }
@@ -23,7 +28,14 @@ pub struct Reporting {
 impl Reporting {
     /// Shows the rates of a gateway if it is to be `live`.
     pub fn new(gateway: GatewayControl, peer: Option<Peer>, live: bool) -> Self {
-        Self { gateway, peer, live, before: Vec::new(), at: 0.0 }
+        Self { gateway, peer, live, capture: None, before: Vec::new(), at: 0.0 }
+    }
+
+    /// Has what is dropped captured, if it is to be.
+    pub fn look_at_drops<S>(&self, running: &Running<S>) {
+        if self.capture.is_some() {
+            running.capture_drops();
+        }
     }
 
     fn segments(&mut self, elapsed: f64) -> String {
@@ -111,6 +123,15 @@ impl Control for Reporting {
 
     fn tick(&mut self, plane: &mut ControlPlane) {
         self.gateway.tick(plane);
+        if let Some(capture) = &mut self.capture {
+            capture.flush();
+        }
+    }
+
+    fn refused(&mut self, packet: Packet, reason: DropReason) {
+        if let Some(capture) = &mut self.capture {
+            capture.write(&packet, reason);
+        }
     }
 
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
@@ -123,6 +144,10 @@ impl Control for Reporting {
             // A closed standard output ends the display, not the gateway.
             let _ = cli::print(format_args!("{rates}\n{segments}"));
         }
+    }
+
+    fn stop(&mut self, plane: &mut ControlPlane) {
+        self.gateway.stop(plane);
     }
 
     fn summary(&mut self) -> Option<Value> {

@@ -7,7 +7,7 @@ use wirepath_pmd::port::{PortEvent, PortId};
 
 use super::{PortInfo, Rates};
 use crate::clock;
-use crate::events::{Learn, Punt};
+use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
 
 /// The application's part of the control thread. All methods are called there, one at a time, and all have a default, so that
@@ -38,6 +38,17 @@ pub trait Control {
         let _ = rates;
     }
 
+    /// A packet that a stage or the control thread dropped, if [`super::Running::capture_drops`] was called: as it was when it was
+    /// dropped, which may be without its outer headers or its tag. It was counted already. Many at a time are not all shown.
+    fn refused(&mut self, packet: Packet, reason: DropReason) {
+        let _ = (packet, reason);
+    }
+
+    /// The workers have ended, the ports not yet: the time to let go of packets that were kept.
+    fn stop(&mut self, plane: &mut ControlPlane) {
+        let _ = plane;
+    }
+
     /// The application's own part of the final summary, under the key `"app"`.
     fn summary(&mut self) -> Option<serde_json::Value> {
         None
@@ -54,6 +65,7 @@ pub struct ControlPlane {
     pub(super) drops: DropCounters,
     pub(super) sent: Counter,
     pub(super) stop: bool,
+    pub(super) control: Arc<ControlQueues>,
     /// The time, in nanoseconds, where it is made and not read from a clock.
     pub(super) stepped: Option<u64>,
 }
@@ -107,7 +119,7 @@ impl ControlPlane {
     /// Drops a packet.
     pub fn drop(&mut self, packet: Packet, reason: DropReason) {
         self.drops.add(reason, 1);
-        drop(packet);
+        self.control.bury(packet, reason);
     }
 
     /// Counts a drop of `n` packets that were never made, or that the caller frees.

@@ -93,6 +93,7 @@ impl<S> Running<S> {
             drops: DropCounters::new(),
             sent: wirepath_pmd::counters::Counter::new(),
             stop: false,
+            control: Arc::clone(&control),
             stepped: None,
         };
         let now = Instant::now();
@@ -125,6 +126,11 @@ impl<S> Running<S> {
     /// The epoch domain of the workers.
     pub fn domain(&self) -> &Domain {
         &self.domain
+    }
+
+    /// Shows what is dropped from now on to [`Control::refused`].
+    pub fn capture_drops(&self) {
+        self.control.capture();
     }
 
     /// What the control thread can do.
@@ -213,6 +219,9 @@ impl<S> Running<S> {
             let Some(learn) = self.control.learns.pop() else { break };
             control.learn(learn, &mut self.plane);
         }
+        while let Some(refused) = self.control.refused() {
+            control.refused(refused.packet, refused.reason);
+        }
     }
 
     /// Whether a worker has ended by itself, which only a panic makes it do.
@@ -262,6 +271,10 @@ impl<S> Running<S> {
             while let Some(packet) = mailbox.work.pop().or_else(|| mailbox.transmit.pop()) {
                 self.plane.drop(packet, DropReason::Stopping);
             }
+        }
+        control.stop(&mut self.plane);
+        while let Some(refused) = self.control.refused() {
+            control.refused(refused.packet, refused.reason);
         }
         let app = control.summary();
         let ports: Vec<PortSummary> = self.ports.iter_mut().map(PortSummary::new).collect();

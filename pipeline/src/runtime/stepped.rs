@@ -54,6 +54,7 @@ impl<S: Stage> Stepped<S> {
     pub fn new(ports: Vec<PortInfo>, domain: &Domain, stage: S) -> Result<Self, RuntimeError> {
         let system = |e: rustix::io::Errno| RuntimeError::System { what: "cannot make an eventfd", source: e.into() };
         let mailboxes: Arc<[Mailbox]> = (0..2).map(|_| Mailbox::new()).collect::<Result<_, _>>().map_err(system)?;
+        let control = Arc::new(ControlQueues::new().map_err(system)?);
         let core = Core {
             index: 0,
             now: 0,
@@ -63,7 +64,7 @@ impl<S: Stage> Stepped<S> {
             pending: 0,
             mailboxes: Arc::clone(&mailboxes),
             ring: 0,
-            control: Arc::new(ControlQueues::new().map_err(system)?),
+            control: Arc::clone(&control),
             ring_control: false,
             filter: LearnFilter::new(),
         };
@@ -73,6 +74,7 @@ impl<S: Stage> Stepped<S> {
             drops: DropCounters::new(),
             sent: Counter::new(),
             stop: false,
+            control,
             stepped: Some(0),
         };
         Ok(Self { stage, core, reader: domain.join(), plane })

@@ -573,6 +573,12 @@ impl Control for GatewayControl {
         }
     }
 
+    fn stop(&mut self, plane: &mut ControlPlane) {
+        for (packet, _) in self.neighbours.release_all() {
+            plane.drop(packet, DropReason::Stopping);
+        }
+    }
+
     fn summary(&mut self) -> Option<Value> {
         Some(self.to_json())
     }

@@ -171,6 +171,11 @@ impl<P> Neighbours<P> {
         self.entries.remove(&ip).into_iter().flat_map(|entry| entry.held)
     }
 
+    /// Gives back everything that waits.
+    pub fn release_all(&mut self) -> impl Iterator<Item = P> {
+        self.entries.values_mut().flat_map(|entry| entry.held.drain(..))
+    }
+
     /// The Ethernet address, if it is known.
     pub fn mac(&self, ip: IpAddr) -> Option<MacAddr> {
         self.entries.get(&ip)?.mac

@@ -55,8 +55,20 @@ impl<W: Write> Writer<W> {
         segments: impl Iterator<Item = &'a [u8]>,
         len: usize,
     ) -> io::Result<()> {
+        self.write_with(timestamp, segments, len, "")
+    }
+
+    /// [`Self::write`] with a comment of at most 255 bytes, which only pcapng can hold.
+    pub fn write_with<'a>(
+        &mut self,
+        timestamp: u64,
+        segments: impl Iterator<Item = &'a [u8]>,
+        len: usize,
+        comment: &str,
+    ) -> io::Result<()> {
         let captured = len.min(self.snap as usize);
-        if self.buffer.len() + captured + 64 > BUFFER {
+        let comment = &comment.as_bytes()[..comment.len().min(255)];
+        if self.buffer.len() + captured + comment.len() + 80 > BUFFER {
             self.flush()?;
         }
         let unit = if self.precision == Precision::Nano { 1 } else { 1000 };
@@ -71,6 +83,10 @@ impl<W: Write> Writer<W> {
                 it.words(&[0, (units >> 32) as u32, units as u32, captured as u32, len as u32]);
                 it.data(segments, captured);
                 it.pad();
+                if !comment.is_empty() {
+                    it.option(1, comment);
+                    it.words(&[0]);
+                }
             }),
         }
         Ok(())
