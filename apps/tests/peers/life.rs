@@ -31,6 +31,23 @@ pub(crate) fn starts_again_after_a_kill(way: Way) {
     assert_eq!(state(&world), before, "left behind");
 }
 
+/// An interface disappears: the others carry on, and the program says which one it was.
+pub(crate) fn goes_on_without_a_port(way: Way) {
+    let world = World::new(way, 2, 1, 1500);
+    let mut gateway = world.start();
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    world.wait_for(&mut gateway, &world.hosts[1], &remote_address(0));
+    world.gateway.ip("link del lan1");
+    assert!(pings(&world.hosts[0], &remote_address(0), 1200, 100), "the other port goes on");
+    // The control thread looks a few times a second.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(pings(&world.hosts[0], &remote_address(0), 1200, 100), "and on");
+    assert!(gateway.running());
+    let (_, log) = gateway.stop_with_log();
+    assert!(log.contains("port lan1 is lost"), "{log}");
+    assert!(!log.contains("port lan0 is lost") && !log.contains("port wan is lost"), "{log}");
+}
+
 /// What a program could leave behind: attached programs, promiscuity, offload settings.
 fn state(world: &World) -> Vec<String> {
     let mut lines = Vec::new();

@@ -50,6 +50,7 @@ everywhere! {
     hostile: crate::hostile::survives_and_counts;
     terminated: crate::life::ends_cleanly;
     killed: crate::life::starts_again_after_a_kill;
+    port_lost: crate::life::goes_on_without_a_port;
     memory: crate::memory::stays_small;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
     l2fwd_bridge: crate::l2fwd::bridges_and_learns;

@@ -40,9 +40,14 @@ impl Program {
     }
 
     /// Stops it as an operator would; it must end with 0 and a summary.
-    pub(crate) fn stop(mut self) -> Summary {
+    pub(crate) fn stop(self) -> Summary {
+        self.stop_with_log().0
+    }
+
+    /// Stops it, and what it logged.
+    pub(crate) fn stop_with_log(mut self) -> (Summary, String) {
         let outcome = self.process.take().expect("not stopped yet").terminate(STOPPING);
-        Summary::read(&outcome)
+        (Summary::read(&outcome), outcome.stderr)
     }
 
     /// Kills it.
@@ -84,6 +89,7 @@ impl Summary {
         for key in ["rx_packets", "tx_packets", "pps", "drops"] {
             assert!(summary.json.get(key).is_some(), "the summary has no {key}: {}", summary.json);
         }
+        assert_eq!(summary.number("leaked_buffers"), 0, "{}", summary.json);
         summary
     }
 
