@@ -1,3 +1,7 @@
+use std::io::Write;
+
+use wirepath_testlab::Namespace;
+
 use crate::world::{Way, World, host_address, pings, remote_address};
 
 /// Ping with 56, 1400 and 8900 bytes, in both directions, unfragmented.
@@ -7,8 +11,8 @@ pub(crate) fn small_and_jumbo(way: Way) {
     let (host, remote) = (&world.hosts[0], &world.remotes[0]);
     world.wait_for(&mut gateway, host, &remote_address(0));
     for size in [56, 1400, 8900] {
-        assert!(pings(host, &remote_address(0), size, 50), "{size} bytes from the host");
-        assert!(pings(remote, &host_address(0), size, 50), "{size} bytes from the remote");
+        assert!(answered(host, &remote_address(0), size), "{size} bytes from the host");
+        assert!(answered(remote, &host_address(0), size), "{size} bytes from the remote");
     }
     let summary = gateway.stop();
     // Request and answer of 301 pings, received once and sent once.
@@ -16,4 +20,13 @@ pub(crate) fn small_and_jumbo(way: Way) {
     assert!(summary.number("tx_packets") >= 602, "{}", summary.json);
     assert!(summary.number("tx_packets") <= summary.number("rx_packets") + 100, "{}", summary.json);
     assert_eq!(summary.drops("too_big"), 0, "{}", summary.json);
+}
+
+/// Whether 50 pings in a row are all answered. Said and tried once more if not: the kernels at both ends drop a packet now and then when
+/// the machine has more to do than processors.
+fn answered(from: &Namespace, to: &str, size: u32) -> bool {
+    pings(from, to, size, 50) || {
+        let _ = writeln!(std::io::stderr(), "a ping of {size} bytes to {to} was not answered; once more");
+        pings(from, to, size, 50)
+    }
 }
