@@ -29,23 +29,32 @@ const HEADERS: usize = 256;
 /// What a plain packet's outer headers say: VNI and source.
 #[inline(always)]
 fn quick_outer(h: &[u8; QUICK], len: usize, underlay: &Underlay, our_ip: u32) -> Option<(u32, u32)> {
-    let be16 = |at: usize| be64(h, at) >> 48;
-    let be32 = |at: usize| (be64(h, at) >> 32) as u32;
-    let total = be16(16);
+    let (link, version, fragment) = (be64(h, 0), be64(h, 12), be64(h, 20));
+    let (addresses, udp, tunnel) = (be64(h, 26), be64(h, 34), be64(h, 42));
+    let total = version >> 16 & 0xffff;
+    let udp_len = udp >> 16 & 0xffff;
+    // Each term is zero if its field is as it should be: one branch for all of them.
+    let mut wrong = (link >> 16) ^ underlay.mac.to_u64();
     // Marks ECT(0) and Not-ECT change nothing inside; the other two do (RFC 6040).
-    let ip = be32(12) & 0xffff_ff01 == 0x0800_4500 && be16(20) & 0x3fff == 0 && h[23] == IpProtocol::UDP.0;
-    let ours =
-        be64(h, 0) >> 16 == underlay.mac.to_u64() && be32(30) == our_ip && be16(36) == u64::from(underlay.udp_port);
-    let lengths = total + ETHERNET as u64 == len as u64 && be16(38) + 20 == total;
-    let tunnel = be16(40) == 0 && h[42] & vxlan::FLAG_VNI != 0;
+    wrong |= (version >> 32 & 0xffff_ff01) ^ 0x0800_4500;
+    wrong |= fragment >> 48 & 0x3fff;
+    wrong |= (fragment >> 32 & 0xff) ^ u64::from(IpProtocol::UDP.0);
+    wrong |= (addresses & 0xffff_ffff) ^ u64::from(our_ip);
+    wrong |= (udp >> 32 & 0xffff) ^ u64::from(underlay.udp_port);
+    wrong |= udp & 0xffff;
+    wrong |= (!tunnel >> 56) & u64::from(vxlan::FLAG_VNI);
+    wrong |= (total + ETHERNET as u64) ^ len as u64;
+    wrong |= (udp_len + 20) ^ total;
     // The ones' complement sum does not mind the width of its words (RFC 1071 section 2).
-    let sum = u128::from(be64(h, 14)) + u128::from(be64(h, 22)) + u128::from(be32(30));
-    let sum = sum as u64 as u128 + (sum >> 64);
-    let sum = (sum as u64 >> 32) + (sum as u64 & 0xffff_ffff) + (sum >> 64) as u64;
-    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let (first, second) = (be64(h, 14), be64(h, 22));
+    let low = 0xffff_ffff;
+    let sum = (first >> 32) + (first & low) + (second >> 32) + (second & low) + (addresses & low);
+    let sum = (sum >> 32) + (sum & low);
     let sum = (sum >> 16) + (sum & 0xffff);
     let sum = (sum >> 16) + (sum & 0xffff);
-    (ip & ours & lengths & tunnel & (sum == 0xffff)).then(|| (be32(46) >> 8, be32(26)))
+    let sum = (sum >> 16) + (sum & 0xffff);
+    wrong |= sum ^ 0xffff;
+    (wrong == 0).then_some(((tunnel >> 8) as u32 & 0xff_ffff, (addresses >> 32) as u32))
 }
 
 /// What becomes of a packet that is not plain.
