@@ -15,7 +15,7 @@ use wirepath_wire::{EtherType, IpProtocol, L3, L4, MacAddr, checksum, vxlan};
 use super::config::InnerVlans;
 use super::encap::{addresses, be64};
 use super::stage::{Flow, GatewayTables, PuntCode, Scratch, State, Tally, take_tag, to_attachment};
-use super::tables::{Destination, ETHERNET, Remotes, Underlay};
+use super::tables::{Destination, ETHERNET, Remotes};
 use crate::Context;
 
 /// Outer headers over IPv4 without tag.
@@ -26,21 +26,28 @@ const QUICK: usize = OUTER4 + ETHERNET;
 /// inner IP.
 const HEADERS: usize = 256;
 
+/// What a plain packet is addressed to, as the comparison wants it.
+struct Ours {
+    mac: u64,
+    ip: u64,
+    udp_port: u64,
+}
+
 /// What a plain packet's outer headers say: VNI and source.
 #[inline(always)]
-fn quick_outer(h: &[u8; QUICK], len: usize, underlay: &Underlay, our_ip: u32) -> Option<(u32, u32)> {
+fn quick_outer(h: &[u8; QUICK], len: usize, ours: &Ours) -> Option<(u32, u32)> {
     let (link, version, fragment) = (be64(h, 0), be64(h, 12), be64(h, 20));
     let (addresses, udp, tunnel) = (be64(h, 26), be64(h, 34), be64(h, 42));
     let total = version >> 16 & 0xffff;
     let udp_len = udp >> 16 & 0xffff;
     // Each term is zero if its field is as it should be: one branch for all of them.
-    let mut wrong = (link >> 16) ^ underlay.mac.to_u64();
+    let mut wrong = (link >> 16) ^ ours.mac;
     // Marks ECT(0) and Not-ECT change nothing inside; the other two do (RFC 6040).
     wrong |= (version >> 32 & 0xffff_ff01) ^ 0x0800_4500;
     wrong |= fragment >> 48 & 0x3fff;
     wrong |= (fragment >> 32 & 0xff) ^ u64::from(IpProtocol::UDP.0);
-    wrong |= (addresses & 0xffff_ffff) ^ u64::from(our_ip);
-    wrong |= (udp >> 32 & 0xffff) ^ u64::from(underlay.udp_port);
+    wrong |= (addresses & 0xffff_ffff) ^ ours.ip;
+    wrong |= (udp >> 32 & 0xffff) ^ ours.udp_port;
     wrong |= udp & 0xffff;
     wrong |= (!tunnel >> 56) & u64::from(vxlan::FLAG_VNI);
     wrong |= (total + ETHERNET as u64) ^ len as u64;
@@ -81,7 +88,11 @@ impl GatewayTables {
         let (fdb, remotes) = (self.fdb.table(guard), self.remotes.read(guard));
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
-        let our_ip = underlay.v4.first().map_or(0, |ip| ip.to_bits());
+        let ours = Ours {
+            mac: underlay.mac.to_u64(),
+            ip: underlay.v4.first().map_or(0, |ip| ip.to_bits()).into(),
+            udp_port: underlay.udp_port.into(),
+        };
 
         let Scratch { keys, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
@@ -91,7 +102,7 @@ impl GatewayTables {
         for (i, packet) in batch.as_slice().iter().enumerate() {
             slow |= 1 << i;
             let Some(quick) = packet.data().first_chunk::<QUICK>() else { continue };
-            let Some((vni, source)) = quick_outer(quick, packet.len(), underlay, our_ip) else { continue };
+            let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { continue };
             if (vni, source) != (tunnel.0, tunnel.1) {
                 let Some(remote) = remotes.source(vni, IpAddr::V4(Ipv4Addr::from_bits(source))) else { continue };
                 let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else { continue };
@@ -130,15 +141,12 @@ impl GatewayTables {
 
         let packets = batch.as_mut_slice();
         let segment = remotes.list.get(tunnel.2 as usize).map_or(0, |remote| remote.segment);
-        let (mut rx, mut tx) = (Tally::new(segment), Tally::new(segment));
+        // What comes out of a tunnel plainly goes to a station of the same segment: one tally for both counters.
+        let mut tally = Tally::new(segment);
         let counters = &state.counters;
-        let count_rx = |segment: u16, packets, bytes| {
+        let count = |segment: u16, packets, bytes| {
             if let Some(c) = counters.get(usize::from(segment)) {
                 c.overlay_rx.add(packets, bytes);
-            }
-        };
-        let count_tx = |segment: u16, packets, bytes| {
-            if let Some(c) = counters.get(usize::from(segment)) {
                 c.local_tx.add(packets, bytes);
             }
         };
@@ -160,12 +168,10 @@ impl GatewayTables {
             // With the room that the outer headers left there is always room for a tag.
             if to_attachment(packet, attachment).is_ok() {
                 slow &= !(1 << i);
-                rx.add(attachment.segment, len, count_rx);
-                tx.add(attachment.segment, len, count_tx);
+                tally.add(attachment.segment, len, count);
             }
         });
-        rx.end(count_rx);
-        tx.end(count_tx);
+        tally.end(count);
         if slow != 0 {
             let mut i = 0;
             batch.filter_map(|packet| {
