@@ -571,7 +571,7 @@ fn auto_takes_af_xdp_and_says_so() {
         let it = start("").unwrap();
         let capabilities = it.port.capabilities();
         assert_eq!(capabilities.driver, "af_packet");
-        let why = "auto passed over af_xdp: af_xdp: eth0: XDP program 'somebody'";
+        let why = "auto passed over af_xdp: eth0: XDP program 'somebody'";
         assert!(capabilities.notes.iter().any(|note| note.starts_with(why)), "{capabilities:?}");
         stop(it);
         drop(foreign);

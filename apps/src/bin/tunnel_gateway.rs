@@ -145,7 +145,7 @@ fn print_check(setup: &Setup, json: bool) -> Result<(), Failure> {
         return cli::print_json(&object);
     }
     cli::print(format_args!(
-        "configuration is in order: {ports} ports, {} segments, {remotes} remotes\n",
+        "configuration is in order; ports: {ports}, segments: {}, remotes: {remotes}\n",
         segments.len()
     ))
 }

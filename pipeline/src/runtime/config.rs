@@ -87,14 +87,19 @@ impl RuntimeConfig {
         Ok(config)
     }
 
-    /// Reads the `[[port]]` tables of a configuration's top table, in order; names must differ.
+    /// Reads the `[[port]]` tables of a configuration's top table, in order; names and interfaces must differ.
     pub fn ports_from_settings(top: &Settings<'_>) -> Result<Vec<PortSettings>, ConfigError> {
         let mut ports: Vec<PortSettings> = Vec::new();
         for table in top.tables("port")? {
+            let device = table.place("device");
             let port = drivers::plan(table)?;
             if let Some(other) = ports.iter().find(|other| other.name == port.name) {
                 let message = format!("found \"{}\", which is the name of another port already", other.name);
                 return Err(port.place.error(message));
+            }
+            if let Some(other) = ports.iter().find(|other| other.shares_interface(&port)) {
+                let found = port.device.as_deref().unwrap_or_default();
+                return Err(device.error(format!("found \"{found}\", which port \"{}\" takes already", other.name)));
             }
             ports.push(port);
         }
@@ -155,6 +160,21 @@ mod tests {
         let document = source.parse().unwrap();
         let error = RuntimeConfig::ports_from_settings(&document.settings()).unwrap_err().to_string();
         assert_eq!(error, "c.toml:5:8: port[1].name: found \"a\", which is the name of another port already");
+    }
+
+    #[test]
+    fn ports_have_interfaces_of_their_own() {
+        let read = |second: &str| {
+            let text = format!("[[port]]\nname = 'a'\ndevice = 'eth0'\n[[port]]\nname = 'b'\n{second}\n");
+            let source = Source::new("c.toml", &text);
+            let document = source.parse().unwrap();
+            RuntimeConfig::ports_from_settings(&document.settings()).map(|ports| ports.len()).map_err(|e| e.to_string())
+        };
+        let error = read("driver = 'af_packet'\ndevice = 'eth0'").unwrap_err();
+        assert_eq!(error, "c.toml:7:10: port[1].device: found \"eth0\", which port \"a\" takes already");
+        assert_eq!(read("device = 'eth1'"), Ok(2));
+        // The name of a cable or of a generator is none of an interface.
+        assert_eq!(read("driver = 'memory'\ndevice = 'eth0'"), Ok(2));
     }
 
     #[test]

@@ -243,6 +243,11 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         if !is_station(prefix.value.address) {
             return Err(prefix.error(format!("found {}, expected the address of a single station", prefix.value)));
         }
+        if prefix.value.is_reserved(prefix.value.address) {
+            let message =
+                format!("found {}, the network itself or its broadcast address; expected {what}", prefix.value);
+            return Err(prefix.error(message));
+        }
         if addresses.iter().any(|other| other.address == prefix.value.address) {
             return Err(prefix.error(format!("{} stands here twice", prefix.value.address)));
         }
@@ -256,7 +261,8 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         }
         let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let on_link = link_local || addresses.iter().any(|prefix| prefix.contains(ip));
-        if !is_station(ip) || !on_link || addresses.iter().any(|prefix| prefix.address == ip) {
+        let reserved = addresses.iter().any(|prefix| prefix.is_reserved(ip));
+        if !is_station(ip) || reserved || !on_link || addresses.iter().any(|prefix| prefix.address == ip) {
             let message = format!("found {ip}, expected another station in one of the networks of \"addresses\"");
             return Err(gateway.error(message));
         }
@@ -370,7 +376,7 @@ impl Reader<'_> {
         for remote in table.list::<IpAddr>("remotes", "an IP address")? {
             let ip = remote.value;
             let version = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
-            if !is_station(ip) {
+            if !is_station(ip) || self.underlay.addresses.iter().any(|prefix| prefix.is_reserved(ip)) {
                 return Err(remote.error(format!("found {ip}, expected the address of a single station")));
             }
             if self.underlay.addresses.iter().any(|prefix| prefix.address == ip) {
@@ -549,6 +555,7 @@ mod tests {
                 "stands here twice",
             ),
             ("[[segment]]\nvni = 1\nremotes = ['224.0.0.1']\nattach = [{ port = 'lan' }]", "single station"),
+            ("[[segment]]\nvni = 1\nremotes = ['10.9.0.255']\nattach = [{ port = 'lan' }]", "single station"),
             (
                 "[[segment]]\nvni = 1\nlocal = '10.9.0.7'\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]",
                 "found 10.9.0.7, expected one of underlay.addresses: 10.9.0.1, fd00:9::1",
@@ -600,6 +607,15 @@ mod tests {
                 "c.toml:3:14: underlay.addresses[0]: found '10.9.0.1'",
             ),
             ("[underlay]\nport = 'wan'\naddresses = ['127.0.0.1/8']\n", "single station"),
+            ("[underlay]\nport = 'wan'\naddresses = ['10.9.0.0/24']\n", "the network itself or its broadcast address"),
+            (
+                "[underlay]\nport = 'wan'\naddresses = ['10.9.0.255/24']\n",
+                "the network itself or its broadcast address",
+            ),
+            (
+                "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ngateways = ['10.9.0.255']\n",
+                "another station in one of the networks",
+            ),
             (
                 "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ngateways = ['10.8.0.1']\n",
                 "another station in one of the networks",

@@ -37,6 +37,15 @@ impl Prefix {
         let host = width - u32::from(self.len).min(width);
         (a ^ b).checked_shr(host).unwrap_or(0) == 0
     }
+
+    /// Whether `ip` names the IPv4 network itself or is its broadcast address, so that no station can have it. Networks of one or two
+    /// addresses have neither (RFC 3021).
+    pub fn is_reserved(&self, ip: IpAddr) -> bool {
+        let IpAddr::V4(v4) = ip else { return false };
+        let hosts = u32::MAX.checked_shr(self.len.into()).unwrap_or(0);
+        let host = v4.to_bits() & hosts;
+        self.len < 31 && self.contains(ip) && (host == 0 || host == hosts)
+    }
 }
 
 impl FromStr for Prefix {

@@ -101,7 +101,7 @@ impl Device for Chosen {
         let mut capabilities = self.device.capabilities();
         let taken = format!("auto took {}", capabilities.driver);
         let route = self.default_route.then(|| "carries a default route, taken since force is set".to_owned());
-        let passed = self.passed_over.iter().map(|(driver, why)| format!("auto passed over {driver}: {why}"));
+        let passed = self.passed_over.iter().map(|(_, why)| format!("auto passed over {why}"));
         let own = std::mem::take(&mut capabilities.notes);
         capabilities.notes = std::iter::once(taken).chain(route).chain(passed).chain(own).collect();
         capabilities

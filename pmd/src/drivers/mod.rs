@@ -73,6 +73,8 @@ pub struct PortSettings {
     pub name: String,
     /// Where the port stands in the configuration.
     pub place: Place,
+    /// What the driver opens, as written in the configuration.
+    pub device: Option<String>,
     /// Driver and its settings.
     pub plan: Box<dyn Plan>,
     /// Queues each way.
@@ -86,6 +88,12 @@ pub struct PortSettings {
 }
 
 impl PortSettings {
+    /// Whether both ports would take the same interface from the kernel. One of them would get its frames, not both.
+    pub fn shares_interface(&self, other: &Self) -> bool {
+        let takes = |port: &Self| ["auto", "af_xdp", "af_packet"].contains(&port.plan.driver());
+        takes(self) && takes(other) && self.device == other.device
+    }
+
     /// The configuration to start the port with.
     pub fn config(&self, id: PortId, pool: Pool) -> PortConfig {
         PortConfig {
@@ -125,7 +133,7 @@ pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
     settings.check_keys()?;
     let plan = plan?;
     settings.finish()?;
-    Ok(PortSettings { name, place, plan, queues, depth, mtu, promiscuous })
+    Ok(PortSettings { name, place, device, plan, queues, depth, mtu, promiscuous })
 }
 
 /// Reads the table of one driver inside a port's table.

@@ -68,7 +68,7 @@ pub enum PortError {
         reason: String,
     },
     /// No driver of `auto` could take the device.
-    #[error("no driver can open '{device}':{}", .tried.iter().map(|(driver, why)| format!("\n  {driver}: {why}")).collect::<String>())]
+    #[error("no driver can open '{device}':{}", .tried.iter().map(|(_, why)| format!("\n  {why}")).collect::<String>())]
     NoDriver {
         /// The device.
         device: String,

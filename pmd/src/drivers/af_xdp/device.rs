@@ -63,9 +63,10 @@ pub(super) fn candidate(interface: Interface) -> Candidate {
     } else {
         ""
     };
-    let usable = match (interface.mac, interface.xdp) {
-        (None, _) => Err("no Ethernet interface".to_owned()),
-        (_, Some(xdp)) => Err(occupied(&attach::name_of(xdp), xdp.program)),
+    let usable = match (interface.mac, interface.xdp, try_socket(&interface.name)) {
+        (None, ..) => Err("no Ethernet interface".to_owned()),
+        (_, _, Err(error)) => Err(error.to_string()),
+        (_, Some(xdp), _) => Err(occupied(&attach::name_of(xdp), xdp.program)),
         _ => Ok(match features {
             Some(XdpFeatures { native: true, zero_copy: true, .. }) => "native XDP, zero-copy (unproven)".to_owned(),
             Some(XdpFeatures { native: true, .. }) => "native XDP, copy".to_owned(),
@@ -74,6 +75,18 @@ pub(super) fn candidate(interface: Interface) -> Candidate {
         } + kept),
     };
     Candidate { device: interface.name, usable }
+}
+
+/// Whether this program may have AF_XDP sockets.
+fn try_socket(device: &str) -> Result<(), PortError> {
+    rustix::net::socket_with(
+        rustix::net::AddressFamily::XDP,
+        rustix::net::SocketType::RAW,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|e| kernel::system(NAME, device, "opening an AF_XDP socket", e.into()))?;
+    Ok(())
 }
 
 fn occupied(name: &str, id: u32) -> String {
@@ -96,13 +109,7 @@ impl AfXdpDevice {
         let system = |source| kernel::system(NAME, &options.device, "opening a netlink socket", source);
         let (watch, netlink) = (Watch::new(&interface).map_err(system)?, Netlink::route().map_err(system)?);
         // Asked now, so that a missing privilege is told before anything is configured, and `auto` can go on to another driver.
-        rustix::net::socket_with(
-            rustix::net::AddressFamily::XDP,
-            rustix::net::SocketType::RAW,
-            rustix::net::SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|e| kernel::system(NAME, &options.device, "opening an AF_XDP socket", e.into()))?;
+        try_socket(&options.device)?;
         Ok(Self { options, interface, watch, netlink, running: None, notes: Vec::new() })
     }
 
@@ -381,7 +388,9 @@ impl Device for AfXdpDevice {
                 (words.join(", "), it.vlan_tags)
             }
         };
-        notes.push("zero-copy is unproven: the tests had no NIC that can do it".into());
+        if self.running.as_ref().is_some_and(|it| it.got.zero_copy) {
+            notes.push("zero-copy is unproven: the tests had no NIC that can do it".into());
+        }
         let mut offloads = Offloads::NONE;
         if fragments {
             offloads = offloads.with(Offloads::RX_CHAINS);
