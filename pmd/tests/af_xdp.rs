@@ -564,6 +564,12 @@ fn auto_takes_af_xdp_and_says_so() {
         let it = start("").unwrap();
         let capabilities = it.port.capabilities();
         assert_eq!((capabilities.driver, capabilities.notes[0].as_str()), ("af_xdp", "auto took af_xdp"));
+        // What was not got is not spoken of.
+        assert!(!capabilities.notes.iter().any(|note| note.contains("zero-copy")), "{capabilities:?}");
+
+        // A second one beside it would get nothing and send all the same: there is no way round.
+        let error = common::start("device = \"eth0\"\n", &common::pool()).unwrap_err().to_string();
+        assert!(error.starts_with("af_xdp: eth0: ") && error.contains("holds the queue"), "{error}");
         stop(it);
 
         // A foreign XDP program stands in the way of the first choice only.

@@ -83,6 +83,11 @@ fn next(left: &mut IntoIter<Box<dyn Plan>>, passed_over: &mut PassedOver) -> Opt
     })
 }
 
+/// Whether another program, or another port of this one, has the interface's queues.
+fn is_taken(error: &PortError) -> bool {
+    matches!(error, PortError::System { source, .. } if source.raw_os_error() == Some(libc::EBUSY))
+}
+
 /// Drivers, and why they were not taken.
 type PassedOver = Vec<(&'static str, String)>;
 
@@ -115,6 +120,8 @@ impl Device for Chosen {
                     self.left = Vec::new().into_iter();
                     return Ok(queues);
                 }
+                // Somebody forwards on this interface already. With another driver beside it both would send, and one would get nothing.
+                Err(error) if is_taken(&error) => return Err(error),
                 Err(error) => error,
             };
             let driver = self.device.capabilities().driver;
