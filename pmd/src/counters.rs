@@ -76,6 +76,18 @@ pub struct QueueStats {
 }
 
 impl QueueCounters {
+    /// Counts one poll, or one attempt to send: what it moved, or that it moved nothing. Single writer.
+    #[inline(always)]
+    pub fn count_burst(&self, packets: u64, bytes: u64) {
+        if packets == 0 {
+            self.empty.add(1);
+        } else {
+            self.packets.add(packets);
+            self.bytes.add(bytes);
+            self.bursts.add(1);
+        }
+    }
+
     /// Copies the counters. Each value is exact; together they may be a few packets apart if the queue is at work.
     pub fn snapshot(&self) -> QueueStats {
         QueueStats {

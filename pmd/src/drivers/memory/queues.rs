@@ -124,13 +124,7 @@ impl ReceiveQueue for Receiver {
             }
             ring.packets.release();
         }
-        if packets == 0 {
-            self.counters.empty.add(1);
-            return;
-        }
-        self.counters.packets.add(packets);
-        self.counters.bytes.add(bytes);
-        self.counters.bursts.add(1);
+        self.counters.count_burst(packets, bytes);
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {
@@ -251,13 +245,7 @@ impl TransmitQueue for Transmitter {
         }
         ring.publish();
         lane.published();
-        if packets == 0 {
-            self.counters.empty.add(1);
-        } else {
-            self.counters.packets.add(packets);
-            self.counters.bytes.add(bytes);
-            self.counters.bursts.add(1);
-        }
+        self.counters.count_burst(packets, bytes);
         self.refresh();
     }
 

@@ -209,14 +209,8 @@ impl ReceiveQueue for Source {
         if got < want {
             self.counters.drops.add(DropReason::NoBuffer, (want - got) as u64);
         }
-        if got == 0 {
-            self.counters.empty.add(1);
-            return;
-        }
         self.left -= got as u64;
-        self.counters.packets.add(got as u64);
-        self.counters.bytes.add((got * self.frames.len()) as u64);
-        self.counters.bursts.add(1);
+        self.counters.count_burst(got as u64, (got * self.frames.len()) as u64);
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {

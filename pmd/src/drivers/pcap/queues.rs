@@ -220,13 +220,7 @@ impl ReceiveQueue for Source {
         let start = batch.len();
         self.read(batch);
         let new = &batch.as_slice()[start..];
-        if new.is_empty() {
-            self.counters.empty.add(1);
-            return;
-        }
-        self.counters.packets.add(new.len() as u64);
-        self.counters.bytes.add(crate::port::bytes_of(new));
-        self.counters.bursts.add(1);
+        self.counters.count_burst(new.len() as u64, crate::port::bytes_of(new));
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {

@@ -67,13 +67,7 @@ impl ReceiveQueue for Receiver {
             self.pending = 0;
         }
         let got = &batch.as_slice()[before..];
-        if got.is_empty() {
-            self.counters.empty.add(1);
-        } else {
-            self.counters.packets.add(got.len() as u64);
-            self.counters.bytes.add(bytes_of(got));
-            self.counters.bursts.add(1);
-        }
+        self.counters.count_burst(got.len() as u64, bytes_of(got));
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {
