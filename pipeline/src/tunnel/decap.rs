@@ -128,16 +128,8 @@ impl GatewayTables {
             }
             slow &= !(1 << i);
         }
-        if new_sources > 0 {
-            let mut known = None;
-            fdb.find_batch(&sources[..new_sources], |j, entry| {
-                known = self.seen(context, sources[j], Destination::Remote(source_remote[j]), entry, second);
-            });
-            if let Some((key, destination)) = known {
-                state.source.key = key;
-                state.source.destination = destination;
-            }
-        }
+        let here = |j: usize| Destination::Remote(source_remote[j]);
+        self.seen_all(context, fdb, &sources[..new_sources], here, second, &mut state.source);
 
         let packets = batch.as_mut_slice();
         let segment = remotes.list.get(tunnel.2 as usize).map_or(0, |remote| remote.segment);

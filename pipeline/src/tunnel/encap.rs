@@ -12,10 +12,10 @@ use wirepath_wire::build::{too_big, too_big_room};
 use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
-use super::stage::{Flow, GatewayTables, PuntCode, Scratch, State, Tally, take_tag, to_attachment, wrap};
+use super::stage::{Flow, GatewayTables, KnownSource, PuntCode, Scratch, State, Tally, take_tag, to_attachment, wrap};
 use super::tables::{Destination, ETHERNET, LocalPort, Reach, Remotes};
 use crate::Context;
-use crate::table::Key;
+use crate::table::{HashTable, Key};
 
 /// Bytes that the quick look at a frame needs: Ethernet, IPv4 without options, ports.
 const QUICK: usize = 38;
@@ -141,16 +141,8 @@ impl GatewayTables {
             }
         }
         tally.end(count_rx);
-        if new_sources > 0 {
-            let mut known = None;
-            fdb.find_batch(&sources[..new_sources], |j, entry| {
-                known = self.seen(context, sources[j], Destination::Attachment(source_at[j]), entry, second);
-            });
-            if let Some((key, destination)) = known {
-                state.source.key = key;
-                state.source.destination = destination;
-            }
-        }
+        let here = |j: usize| Destination::Attachment(source_at[j]);
+        self.seen_all(context, fdb, &sources[..new_sources], here, second, &mut state.source);
 
         let packets = batch.as_mut_slice();
         let underlay = &self.layout.underlay;
@@ -191,6 +183,28 @@ impl GatewayTables {
                 self.encapsulate_one(state, context, remotes, packet, from);
                 None
             });
+        }
+    }
+
+    /// [`Self::seen`] for the sources of a batch; the last one is remembered if it is where it was known to be.
+    #[inline(always)]
+    pub(super) fn seen_all(
+        &self,
+        context: &mut Context<'_>,
+        fdb: &HashTable,
+        sources: &[Key],
+        here: impl Fn(usize) -> Destination,
+        second: u32,
+        remembered: &mut KnownSource,
+    ) {
+        if sources.is_empty() {
+            return;
+        }
+        let mut known = None;
+        fdb.find_batch(sources, |j, entry| known = self.seen(context, sources[j], here(j), entry, second));
+        if let Some((key, destination)) = known {
+            remembered.key = key;
+            remembered.destination = destination;
         }
     }
 
