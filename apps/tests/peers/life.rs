@@ -43,7 +43,9 @@ pub(crate) fn goes_on_without_a_port(way: Way) {
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert!(pings(&world.hosts[0], &remote_address(0), 1200, 100), "and on");
     assert!(gateway.running());
-    let (_, log) = gateway.stop_with_log();
+    let (summary, log) = gateway.stop_after_failure();
+    let failures = summary.json["failures"].as_array().expect("a list");
+    assert!(failures.len() == 1 && failures[0].as_str().is_some_and(|f| f.starts_with("port lan1")), "{failures:?}");
     assert!(log.contains("port lan1 is lost"), "{log}");
     assert!(!log.contains("port lan0 is lost") && !log.contains("port wan is lost"), "{log}");
 }

@@ -41,13 +41,17 @@ impl Program {
 
     /// Stops it as an operator would; it must end with 0 and a summary.
     pub(crate) fn stop(self) -> Summary {
-        self.stop_with_log().0
+        self.stop_with(0).0
     }
 
-    /// Stops it, and what it logged.
-    pub(crate) fn stop_with_log(mut self) -> (Summary, String) {
+    /// Stops it after a failure: it must end with 1 and a summary. The summary, and what it logged.
+    pub(crate) fn stop_after_failure(self) -> (Summary, String) {
+        self.stop_with(1)
+    }
+
+    fn stop_with(mut self, code: i32) -> (Summary, String) {
         let outcome = self.process.take().expect("not stopped yet").terminate(STOPPING);
-        (Summary::read(&outcome), outcome.stderr)
+        (Summary::read(&outcome, code), outcome.stderr)
     }
 
     /// Kills it.
@@ -80,8 +84,8 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    fn read(outcome: &Outcome) -> Self {
-        assert_eq!(outcome.code, Some(0), "{}:\n{}{}", outcome.command, outcome.stdout, outcome.stderr);
+    fn read(outcome: &Outcome, code: i32) -> Self {
+        assert_eq!(outcome.code, Some(code), "{}:\n{}{}", outcome.command, outcome.stdout, outcome.stderr);
         let json = serde_json::from_str(outcome.stdout.trim()).unwrap_or_else(|error| {
             panic!("{error}: the summary is no JSON object:\n{}{}", outcome.stdout, outcome.stderr)
         });

@@ -15,6 +15,7 @@ use wirepath_pmd::packet::{Batch, Pool, PoolError};
 use wirepath_pmd::port::{
     Capabilities, ConfiguredPort, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
 };
+use wirepath_pmd::settings::ConfigError;
 
 pub use config::{HugePages, RuntimeConfig};
 pub use control::{Control, ControlPlane};
@@ -38,9 +39,17 @@ const MAX_PORTS: usize = 1024;
 /// Why a program could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// A port.
-    #[error(transparent)]
-    Port(#[from] PortError),
+    /// A port that could not be opened or configured; the text says where the configuration asks for it.
+    #[error("{0}")]
+    Open(ConfigError),
+    /// A port that could not be started.
+    #[error("port '{port}': {source}")]
+    Start {
+        /// Name of the port.
+        port: String,
+        /// Why.
+        source: PortError,
+    },
     /// Packet memory.
     #[error("packet memory: {0}; with huge_pages = \"prefer\" and fewer buffers in [pool] the program may start")]
     Memory(#[from] PoolError),
@@ -144,8 +153,9 @@ impl Runtime {
         let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
         let (mut configured, mut info) = (Vec::new(), Vec::new());
         for (id, settings) in ports.into_iter().enumerate() {
-            let PortSettings { name, plan, queues, depth, mtu, promiscuous, .. } = settings;
-            let port = OpenPort::open(name.clone(), plan)?;
+            let PortSettings { name, plan, queues, depth, mtu, promiscuous, place, .. } = settings;
+            let at = |error: PortError| RuntimeError::Open(place.error(format!("port '{name}': {error}")));
+            let port = OpenPort::open(name.clone(), plan).map_err(at)?;
             let capabilities = port.capabilities();
             let node = capabilities.numa_node;
             let pool = match pools.iter().find(|(of, _)| *of == node) {
@@ -166,7 +176,7 @@ impl Runtime {
                 promiscuous,
                 pool: pool.clone(),
             };
-            configured.push(port.configure(port_config)?);
+            configured.push(port.configure(port_config).map_err(at)?);
             info.push(PortInfo { id: id as PortId, name, mac: capabilities.mac, mtu, queues, capabilities, pool });
         }
         let queues: usize = info.iter().map(|port| usize::from(port.queues)).sum();
@@ -213,7 +223,7 @@ impl Runtime {
 
         let mut ports = Vec::with_capacity(self.ports.len());
         let (mut rx, mut tx) = (Vec::new(), Vec::new());
-        for port in self.ports {
+        for (port, info) in self.ports.into_iter().zip(&self.info) {
             match port.start() {
                 Ok(started) => {
                     let can = started.port.capabilities();
@@ -228,7 +238,7 @@ impl Runtime {
                 }
                 Err(error) => {
                     stop_ports(ports, rx.into_iter().flatten().collect(), tx.into_iter().flatten().collect());
-                    return Err(error.into());
+                    return Err(RuntimeError::Start { port: info.name.clone(), source: error });
                 }
             }
         }

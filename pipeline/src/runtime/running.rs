@@ -52,7 +52,8 @@ struct Thread<S> {
 /// the end [`Self::stop`].
 pub struct Running<S> {
     ports: Vec<Port>,
-    lost: Vec<bool>,
+    /// Why a port moves nothing any more.
+    lost: Vec<Option<String>>,
     pools: Vec<Pool>,
     spare: Vec<TxQueue>,
     mailboxes: Arc<[Mailbox]>,
@@ -97,7 +98,7 @@ impl<S> Running<S> {
             stepped: None,
         };
         let now = Instant::now();
-        let lost = vec![false; ports.len()];
+        let lost = vec![None; ports.len()];
         Self {
             ports,
             lost,
@@ -195,8 +196,8 @@ impl<S> Running<S> {
             for event in port.events() {
                 match &event {
                     PortEvent::Link(link) => tracing::info!("port {}: link {link}", port.name()),
-                    PortEvent::Lost(why) if !self.lost[id] => {
-                        self.lost[id] = true;
+                    PortEvent::Lost(why) if self.lost[id].is_none() => {
+                        self.lost[id] = Some(why.clone());
                         tracing::error!("port {} is lost: {why}; the other ports go on", port.name());
                     }
                     PortEvent::Lost(_) => {}
@@ -275,6 +276,9 @@ impl<S> Running<S> {
         control.stop(&mut self.plane);
         while let Some(refused) = self.control.refused() {
             control.refused(refused.packet, refused.reason);
+        }
+        for (port, why) in self.ports.iter().zip(&self.lost) {
+            failures.extend(why.as_ref().map(|why| format!("port {} was lost: {why}", port.name())));
         }
         let app = control.summary();
         let ports: Vec<PortSummary> = self.ports.iter_mut().map(PortSummary::new).collect();

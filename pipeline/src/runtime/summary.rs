@@ -192,7 +192,7 @@ pub struct Summary {
     pub control_drops: Vec<(DropReason, u64)>,
     /// Buffers that did not come back to their pools: a defect, if it is not 0.
     pub leaked_buffers: u32,
-    /// Workers that panicked, with what they said. Not empty: the program ends with exit code 1.
+    /// Workers that panicked and ports that were lost, with why. Not empty: the program ends with exit code 1.
     pub failures: Vec<String>,
     /// The application's own figures.
     pub app: Option<Value>,
