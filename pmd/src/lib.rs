@@ -9,4 +9,6 @@ pub mod drops;
 pub mod flow;
 pub mod packet;
 pub mod port;
-pub mod settings;
+
+/// Configuration files, read key by key.
+pub use wirepath_settings as settings;

@@ -9,6 +9,8 @@ pub enum Need {
     Root,
     /// A program in `PATH`.
     Program(&'static str),
+    /// A file, such as a header, that a package brings.
+    File(&'static str),
     /// Scapy for the Python that [`crate::judge`] uses.
     Scapy,
     /// A kernel of at least this version.
@@ -30,6 +32,8 @@ impl Need {
             Self::Program(name) => {
                 Err(format!("needs the program '{name}', which is not in PATH; scripts/test installs it as root"))
             }
+            Self::File(path) if std::path::Path::new(path).exists() => Ok(()),
+            Self::File(path) => Err(format!("needs {path}; scripts/test installs it as root")),
             Self::Scapy => python().map(drop),
             Self::Kernel(major, minor) => {
                 let (has_major, has_minor) = kernel();
