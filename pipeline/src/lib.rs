@@ -98,6 +98,7 @@ pub mod epoch;
 mod events;
 mod mailbox;
 mod parsed;
+pub mod rules;
 mod runtime;
 mod stage;
 mod sync;

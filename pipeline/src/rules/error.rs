@@ -1,0 +1,27 @@
+use super::RuleId;
+
+/// Why a change of rules was refused. Nothing of a refused change has happened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuleTableError {
+    /// Nothing has this id, or not any more.
+    #[error("there is no rule {0}")]
+    NoSuchRule(RuleId),
+    /// [`super::RuleLimits::rules`] is reached.
+    #[error("there are {limit} rules, which is the limit")]
+    TooManyRules {
+        /// The limit.
+        limit: usize,
+    },
+    /// [`super::RuleLimits::masks`] is reached: every mask costs a look at another table for every packet of a new flow.
+    #[error(
+        "the rules of one direction compare {limit} different sets of bits, which is the limit; write the rule with a set that is in use"
+    )]
+    TooManyMasks {
+        /// The limit.
+        limit: usize,
+    },
+    /// A rule cannot be turned round, or a program cannot be made of its actions.
+    #[error("{0}")]
+    Unusable(String),
+}

@@ -1,0 +1,29 @@
+//! The software engine of flow rules ([`wirepath_pmd::flow`]): which rule each packet meets, and what became of the rules.
+//!
+//! [`RuleTable`] belongs to the control thread: it adds, removes, replaces and ages rules while the workers forward. Each worker has a
+//! [`RuleLookup`] for each direction, which finds the rule of every packet of a batch.
+//!
+//! ```
+//! use wirepath_pipeline::epoch::Domain;
+//! use wirepath_pipeline::rules::{RuleLimits, RuleTable, Timeouts};
+//!
+//! let domain = Domain::new(); // in a program: runtime.domain()
+//! let mut table = RuleTable::new(&domain, RuleLimits::default(), 0);
+//! let dns = table.add("ingress prio 10: udp dst 53 => mark 1".parse()?, Timeouts::NONE)?;
+//! table.change(|change| {
+//!     change.remove(dns)?;
+//!     change.add("ingress prio 10: udp dst 5353 => mark 1".parse().unwrap(), Timeouts::NONE)
+//! })?; // every packet meets the one rule or the other
+//! assert_eq!((table.len(), table.counters(dns)), (1, None));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod lookup;
+mod packet;
+mod table;
+
+pub use error::RuleTableError;
+pub use lookup::{Installed, RuleLookup};
+pub use packet::value;
+pub use table::{Change, Gone, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts, Why};
