@@ -1,0 +1,162 @@
+//! Every mirrored struct, union and constant against the C headers that are installed: a C program, generated from the same tables as the
+//! Rust types, prints sizes, offsets and values.
+//!
+//! Against other headers: `CPATH=DIRECTORY WIREPATH_TEST_RDMA_VERSION=65`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use rdma_core_sys::{Table, tables};
+use wirepath_testlab::{Need, require, skip_or_fail};
+
+/// rdma-core release of the installed headers: the library that is linked beside them tells it.
+fn header_version() -> Result<u32, String> {
+    if let Ok(version) = std::env::var("WIREPATH_TEST_RDMA_VERSION") {
+        return version.parse().map_err(|_| format!("WIREPATH_TEST_RDMA_VERSION={version} is no release number"));
+    }
+    let output = Command::new("cc").arg("-print-file-name=libibverbs.so").output().map_err(|e| e.to_string())?;
+    let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let file = Path::new(&path).canonicalize().map_err(|_| {
+        "needs the headers of rdma-core (Debian: libibverbs-dev); scripts/test installs them as root".to_owned()
+    })?;
+    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut numbers = name.rsplit('.');
+    numbers.nth(1).and_then(|major| major.parse().ok()).ok_or_else(|| format!("{name} has no version"))
+}
+
+/// Which structs the C headers have made longer at the end since rdma-core 44, and when. The libraries are told how long ours are, or
+/// look at the added part only if a mask says so.
+const GROWN: [(&str, u32); 5] = [
+    ("struct ibv_port_attr", 49),
+    ("struct ibv_qp_ex", 0),
+    ("struct mlx5dv_context", 45),
+    ("struct mlx5dv_context_attr", 57),
+    ("struct mlx5dv_obj", 63),
+];
+
+/// 16 bytes until rdma-core 60, 24 since: laid out by hand, see `Mlx5dv::create_flow`.
+const STEPPED: (&str, u32) = ("struct mlx5dv_flow_action_attr", 61);
+
+/// The only struct that grows at the front: what counts is the distance to its last field.
+const BACKWARDS: &str = "struct verbs_context";
+
+fn c_program(tables: &[&Table], version: u32) -> String {
+    let mut program = String::from("#include <stddef.h>\n#include <stdio.h>\n#include <time.h>\n");
+    for table in tables {
+        writeln!(program, "#include <{}>", table.header).unwrap();
+    }
+    program.push_str("int main(void)\n{\n");
+    for table in tables {
+        for layout in table.types.iter().filter(|layout| layout.since <= version) {
+            let name = layout.c_name;
+            writeln!(program, "printf(\"{name}|%zu|%zu\\n\", sizeof({name}), _Alignof({name}));").unwrap();
+            for field in layout.fields.iter().filter(|field| field.since <= version) {
+                let member = field.c_name;
+                writeln!(
+                    program,
+                    "printf(\"{name}.{member}|%zu|%zu\\n\", offsetof({name}, {member}), sizeof((({name} *)0)->{member}));"
+                )
+                .unwrap();
+            }
+        }
+        for constant in table.constants.iter().filter(|constant| constant.since <= version) {
+            let name = constant.name;
+            writeln!(program, "printf(\"{name}|%lld\\n\", (long long)({name}));").unwrap();
+        }
+    }
+    program.push_str("return 0;\n}\n");
+    program
+}
+
+/// What the program printed: name to numbers.
+fn run(program: &str) -> BTreeMap<String, Vec<i64>> {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, binary) = (directory.path().join("layout.c"), directory.path().join("layout"));
+    std::fs::write(&source, program).unwrap();
+    // -Wno-deprecated-declarations only: anything else that the compiler says about the program is an error of the tables.
+    let compiled = Command::new("cc").args(["-std=gnu11", "-o"]).arg(&binary).arg(&source).output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let output = Command::new(&binary).output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| {
+            let mut parts = line.split('|');
+            let name = parts.next().unwrap().to_owned();
+            (name, parts.map(|number| number.parse().unwrap()).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn every_struct_and_constant_is_as_the_c_headers_say() {
+    require!(Need::Program("cc"));
+    let version = match header_version() {
+        Ok(version) => version,
+        Err(why) => return skip_or_fail(file!(), line!(), &why),
+    };
+    let all = tables();
+    let (installed, absent): (Vec<&Table>, Vec<&Table>) = all.into_iter().partition(|table| table.since <= version);
+    let c = run(&c_program(&installed, version));
+    let mut wrong = Vec::new();
+    let mut compared = 0;
+    let mut compare = |name: &str, ours: &[i64], theirs: &[i64]| {
+        compared += 1;
+        if ours != theirs {
+            wrong.push(format!("{name}: here {ours:?}, in C {theirs:?}"));
+        }
+    };
+    for table in &installed {
+        for layout in table.types.iter().filter(|layout| layout.since <= version) {
+            let name = layout.c_name;
+            let (size, align) = (layout.size as i64, layout.align as i64);
+            let theirs = &c[name];
+            let grown = GROWN.iter().any(|(grown, since)| *grown == name && version >= *since)
+                || (name == STEPPED.0 && version >= STEPPED.1);
+            // The front of verbs_context grows; what lies behind its operations must not.
+            let shift = if name == BACKWARDS { theirs[0] - size } else { 0 };
+            assert!(shift >= 0, "{name} is longer here than in C");
+            if grown || name == BACKWARDS {
+                assert!(theirs[0] >= size, "{name} is longer here than in C");
+                compare(name, &[align], &theirs[1..]);
+            } else {
+                compare(name, &[size, align], theirs);
+            }
+            for field in layout.fields.iter().filter(|field| field.since <= version) {
+                // The union of an action has grown with it.
+                if name == STEPPED.0 && version >= STEPPED.1 && field.c_name == "qp" {
+                    continue;
+                }
+                let member = format!("{name}.{}", field.c_name);
+                compare(&member, &[field.offset as i64 + shift, field.size as i64], &c[&member]);
+            }
+        }
+        for constant in table.constants.iter().filter(|constant| constant.since <= version) {
+            compare(constant.name, &[constant.value], &c[constant.name]);
+        }
+    }
+    assert!(wrong.is_empty(), "against the headers of rdma-core {version}:\n{}", wrong.join("\n"));
+    assert!(compared > 700, "only {compared} comparisons: has a table been lost?");
+    println!("{compared} sizes, offsets and values agree with the headers of rdma-core {version}");
+    for table in absent {
+        println!("{}: not installed; its layouts are pinned by assertions in the source", table.header);
+    }
+}
+
+#[test]
+fn a_wrong_layout_is_found() {
+    require!(Need::Program("cc"));
+    if let Err(why) = header_version() {
+        return skip_or_fail(file!(), line!(), &why);
+    }
+    // The comparison is only worth something if C's numbers are not ours read back.
+    let program = "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\n\
+        int main(void) { printf(\"struct ibv_mr.lkey|%zu|%zu\\n\", offsetof(struct ibv_mr, rkey), sizeof(struct ibv_mr)); return 0; }\n";
+    let theirs = run(program);
+    let layout = tables().iter().flat_map(|table| table.types).find(|layout| layout.c_name == "struct ibv_mr").unwrap();
+    let lkey = layout.fields.iter().find(|field| field.c_name == "lkey").unwrap();
+    assert_ne!(theirs["struct ibv_mr.lkey"], [lkey.offset as i64, lkey.size as i64]);
+}
