@@ -3,14 +3,15 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use wirepath_nic_defs::{Constant, Structure, netlink, uverbs};
+use wirepath_nic_defs::{Constant, Structure, mlx5, netlink, uverbs};
 use wirepath_testlab::{Need, require};
 
 fn program(structures: &[Structure], constants: &[Constant]) -> String {
     let mut c = String::from(
         "#include <stddef.h>\n#include <rdma/ib_user_verbs.h>\n#include <rdma/ib_user_ioctl_verbs.h>\n\
          #include <rdma/ib_user_ioctl_cmds.h>\n#include <rdma/rdma_user_ioctl_cmds.h>\n#include <rdma/rdma_netlink.h>\n\
-         #include <infiniband/verbs.h>\n#if __has_include(<rdma/mana-abi.h>)\n#include <rdma/mana-abi.h>\n#endif\n",
+         #include <infiniband/verbs.h>\n#include <infiniband/mlx5dv.h>\n#include <rdma/mlx5-abi.h>\n\
+         #include <rdma/mlx5_user_ioctl_cmds.h>\n#include <rdma/mlx5_user_ioctl_verbs.h>\n#if __has_include(<rdma/mana-abi.h>)\n#include <rdma/mana-abi.h>\n#endif\n",
     );
     for structure in structures {
         let name = structure.name;
@@ -40,13 +41,24 @@ fn compiles(source: &str) -> Result<(), String> {
 }
 
 fn everything() -> (Vec<Structure>, Vec<Constant>) {
-    let structures = [uverbs::write::STRUCTURES, uverbs::ioctl::STRUCTURES].concat();
+    let structures = [
+        uverbs::write::STRUCTURES,
+        uverbs::ioctl::STRUCTURES,
+        uverbs::mlx5::STRUCTURES,
+        mlx5::WQE_STRUCTURES,
+        mlx5::CQE_STRUCTURES,
+    ]
+    .concat();
     let constants = [
         uverbs::CONSTANTS,
         uverbs::EVENT_CONSTANTS,
         uverbs::write::CONSTANTS,
         uverbs::ioctl::CONSTANTS,
         netlink::CONSTANTS,
+        uverbs::mlx5::CONSTANTS,
+        mlx5::WQE_CONSTANTS,
+        mlx5::CQE_CONSTANTS,
+        mlx5::DOORBELL_CONSTANTS,
     ]
     .concat();
     (structures, constants)

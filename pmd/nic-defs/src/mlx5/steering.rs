@@ -1,0 +1,302 @@
+//! Match parameters and header modification: formats of the device that `mlx5dv_create_flow_matcher`, `mlx5dv_create_flow` and
+//! `mlx5dv_create_flow_action_modify_header` pass on as they are. Sources: rdma-core `providers/mlx5/mlx5_ifc.h` and DPDK
+//! `drivers/common/mlx5/mlx5_prm.h`, which agree.
+
+use crate::table::bits;
+
+/// Most bytes of match parameters.
+pub const MATCH_BYTES: usize = 640;
+/// Bytes of each of the parts that the parameters consist of.
+pub const MATCH_PART: usize = 64;
+
+/// Outer headers are looked at: bit of `match_criteria_enable`, in the order of the parts.
+pub const CRITERIA_OUTER: u8 = 1 << 0;
+/// Tunnel headers and others.
+pub const CRITERIA_MISC: u8 = 1 << 1;
+/// Inner headers.
+pub const CRITERIA_INNER: u8 = 1 << 2;
+/// MPLS and registers.
+pub const CRITERIA_MISC2: u8 = 1 << 3;
+/// TCP numbers, VXLAN-GPE, ICMP.
+pub const CRITERIA_MISC3: u8 = 1 << 4;
+
+/// A bit string of the match parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatchField {
+    /// First bit, counted from the start, most significant bit first.
+    pub offset: u16,
+    /// Bits.
+    pub bits: u8,
+}
+
+impl MatchField {
+    /// `bits` at bit `at` (0 the most significant) of byte `byte`.
+    const fn at(byte: u16, at: u16, bits: u8) -> Self {
+        Self { offset: byte * 8 + at, bits }
+    }
+
+    /// The same field of the inner headers; for fields of [`header`].
+    #[must_use]
+    pub const fn inner(self) -> Self {
+        Self { offset: self.offset + 8 * 0x80, bits: self.bits }
+    }
+
+    /// The bit of `match_criteria_enable` for the part that the field lies in.
+    pub const fn criteria(self) -> u8 {
+        1 << (self.offset as usize / 8 / MATCH_PART)
+    }
+}
+
+/// Headers (`fte_match_set_lyr_2_4`): the outer ones; [`MatchField::inner`] for the inner.
+pub mod header {
+    use super::MatchField;
+
+    /// Source address. It comes first.
+    pub const SRC_MAC: MatchField = MatchField::at(0x00, 0, 48);
+    /// EtherType behind the tags.
+    pub const ETHERTYPE: MatchField = MatchField::at(0x06, 0, 16);
+    /// Destination address.
+    pub const DST_MAC: MatchField = MatchField::at(0x08, 0, 48);
+    /// Priority of the first tag.
+    pub const FIRST_PRIO: MatchField = MatchField::at(0x0e, 0, 3);
+    /// Drop eligible, of the first tag.
+    pub const FIRST_CFI: MatchField = MatchField::at(0x0e, 3, 1);
+    /// VLAN id of the first tag.
+    pub const FIRST_VID: MatchField = MatchField::at(0x0e, 4, 12);
+    /// Protocol, or next header behind the extensions.
+    pub const IP_PROTOCOL: MatchField = MatchField::at(0x10, 0, 8);
+    /// DSCP.
+    pub const IP_DSCP: MatchField = MatchField::at(0x11, 0, 6);
+    /// ECN.
+    pub const IP_ECN: MatchField = MatchField::at(0x11, 6, 2);
+    /// The first tag is a C-tag (0x8100).
+    pub const CVLAN_TAG: MatchField = MatchField::at(0x12, 0, 1);
+    /// The first tag is an S-tag (0x88a8).
+    pub const SVLAN_TAG: MatchField = MatchField::at(0x12, 1, 1);
+    /// A fragment, the first included.
+    pub const FRAGMENT: MatchField = MatchField::at(0x12, 2, 1);
+    /// 4 or 6.
+    pub const IP_VERSION: MatchField = MatchField::at(0x12, 3, 4);
+    /// Control bits.
+    pub const TCP_FLAGS: MatchField = MatchField::at(0x12, 7, 9);
+    /// TCP source port.
+    pub const TCP_SPORT: MatchField = MatchField::at(0x14, 0, 16);
+    /// TCP destination port.
+    pub const TCP_DPORT: MatchField = MatchField::at(0x16, 0, 16);
+    /// IPv4 header length in words.
+    pub const IPV4_IHL: MatchField = MatchField::at(0x1a, 0, 4);
+    /// Layer 3 in order.
+    pub const L3_OK: MatchField = MatchField::at(0x1a, 4, 1);
+    /// Layer 4 in order.
+    pub const L4_OK: MatchField = MatchField::at(0x1a, 5, 1);
+    /// IPv4 header checksum good.
+    pub const IPV4_CHECKSUM_OK: MatchField = MatchField::at(0x1a, 6, 1);
+    /// Layer-4 checksum good.
+    pub const L4_CHECKSUM_OK: MatchField = MatchField::at(0x1a, 7, 1);
+    /// Time to live, hop limit.
+    pub const TTL: MatchField = MatchField::at(0x1b, 0, 8);
+    /// UDP source port.
+    pub const UDP_SPORT: MatchField = MatchField::at(0x1c, 0, 16);
+    /// UDP destination port.
+    pub const UDP_DPORT: MatchField = MatchField::at(0x1e, 0, 16);
+    /// IPv6 source address.
+    pub const SRC_IPV6: MatchField = MatchField::at(0x20, 0, 128);
+    /// IPv4 source address: the last four bytes.
+    pub const SRC_IPV4: MatchField = MatchField::at(0x2c, 0, 32);
+    /// IPv6 destination address.
+    pub const DST_IPV6: MatchField = MatchField::at(0x30, 0, 128);
+    /// IPv4 destination address: the last four bytes.
+    pub const DST_IPV4: MatchField = MatchField::at(0x3c, 0, 32);
+}
+
+/// Tunnel headers and what else there is once (`fte_match_set_misc`).
+pub mod misc {
+    use super::MatchField;
+
+    /// A GRE checksum.
+    pub const GRE_C: MatchField = MatchField::at(0x40, 0, 1);
+    /// A GRE key.
+    pub const GRE_K: MatchField = MatchField::at(0x40, 2, 1);
+    /// A GRE sequence number.
+    pub const GRE_S: MatchField = MatchField::at(0x40, 3, 1);
+    /// The send queue, at egress.
+    pub const SOURCE_SQN: MatchField = MatchField::at(0x41, 0, 24);
+    /// The virtual port.
+    pub const SOURCE_PORT: MatchField = MatchField::at(0x46, 0, 16);
+    /// Priority of the second tag.
+    pub const OUTER_SECOND_PRIO: MatchField = MatchField::at(0x48, 0, 3);
+    /// Drop eligible, of the second tag.
+    pub const OUTER_SECOND_CFI: MatchField = MatchField::at(0x48, 3, 1);
+    /// VLAN id of the second tag.
+    pub const OUTER_SECOND_VID: MatchField = MatchField::at(0x48, 4, 12);
+    /// Priority of the second inner tag.
+    pub const INNER_SECOND_PRIO: MatchField = MatchField::at(0x4a, 0, 3);
+    /// Drop eligible, of the second inner tag.
+    pub const INNER_SECOND_CFI: MatchField = MatchField::at(0x4a, 3, 1);
+    /// VLAN id of the second inner tag.
+    pub const INNER_SECOND_VID: MatchField = MatchField::at(0x4a, 4, 12);
+    /// The second tag is a C-tag.
+    pub const OUTER_SECOND_CVLAN: MatchField = MatchField::at(0x4c, 0, 1);
+    /// The second inner tag is a C-tag.
+    pub const INNER_SECOND_CVLAN: MatchField = MatchField::at(0x4c, 1, 1);
+    /// The second tag is an S-tag.
+    pub const OUTER_SECOND_SVLAN: MatchField = MatchField::at(0x4c, 2, 1);
+    /// The second inner tag is an S-tag.
+    pub const INNER_SECOND_SVLAN: MatchField = MatchField::at(0x4c, 3, 1);
+    /// EtherType of what GRE carries.
+    pub const GRE_PROTOCOL: MatchField = MatchField::at(0x4e, 0, 16);
+    /// GRE key: 24 bits and 8.
+    pub const GRE_KEY: MatchField = MatchField::at(0x50, 0, 32);
+    /// VXLAN network identifier.
+    pub const VXLAN_VNI: MatchField = MatchField::at(0x54, 0, 24);
+    /// GENEVE network identifier.
+    pub const GENEVE_VNI: MatchField = MatchField::at(0x58, 0, 24);
+    /// GENEVE control packet.
+    pub const GENEVE_OAM: MatchField = MatchField::at(0x5b, 7, 1);
+    /// IPv6 flow label.
+    pub const OUTER_FLOW_LABEL: MatchField = MatchField::at(0x5c, 12, 20);
+    /// Inner IPv6 flow label.
+    pub const INNER_FLOW_LABEL: MatchField = MatchField::at(0x60, 12, 20);
+    /// Length of the GENEVE options in words.
+    pub const GENEVE_OPT_LEN: MatchField = MatchField::at(0x64, 10, 6);
+    /// EtherType of what GENEVE carries.
+    pub const GENEVE_PROTOCOL: MatchField = MatchField::at(0x66, 0, 16);
+    /// ESP SPI of the inner headers. It comes first.
+    pub const INNER_ESP_SPI: MatchField = MatchField::at(0x6c, 0, 32);
+    /// ESP SPI.
+    pub const OUTER_ESP_SPI: MatchField = MatchField::at(0x70, 0, 32);
+}
+
+/// MPLS and registers (`fte_match_set_misc2`).
+pub mod misc2 {
+    use super::MatchField;
+
+    /// First label stack entry behind Ethernet.
+    pub const OUTER_MPLS: MatchField = MatchField::at(0xc0, 0, 32);
+    /// The same of the inner headers.
+    pub const INNER_MPLS: MatchField = MatchField::at(0xc4, 0, 32);
+    /// First label stack entry behind GRE.
+    pub const MPLS_OVER_GRE: MatchField = MatchField::at(0xc8, 0, 32);
+    /// First label stack entry behind UDP.
+    pub const MPLS_OVER_UDP: MatchField = MatchField::at(0xcc, 0, 32);
+    /// Register C0.
+    pub const REG_C0: MatchField = MatchField::at(0xec, 0, 32);
+    /// Register A: what egress descriptors bring.
+    pub const REG_A: MatchField = MatchField::at(0xf0, 0, 32);
+    /// Register B.
+    pub const REG_B: MatchField = MatchField::at(0xf4, 0, 32);
+}
+
+/// TCP numbers, VXLAN-GPE and ICMP (`fte_match_set_misc3`).
+pub mod misc3 {
+    use super::MatchField;
+
+    /// Sequence number of the inner TCP header. It comes first.
+    pub const INNER_TCP_SEQ: MatchField = MatchField::at(0x100, 0, 32);
+    /// Sequence number.
+    pub const OUTER_TCP_SEQ: MatchField = MatchField::at(0x104, 0, 32);
+    /// Acknowledgement number of the inner TCP header.
+    pub const INNER_TCP_ACK: MatchField = MatchField::at(0x108, 0, 32);
+    /// Acknowledgement number.
+    pub const OUTER_TCP_ACK: MatchField = MatchField::at(0x10c, 0, 32);
+    /// VXLAN-GPE network identifier.
+    pub const GPE_VNI: MatchField = MatchField::at(0x111, 0, 24);
+    /// What VXLAN-GPE carries.
+    pub const GPE_NEXT_PROTOCOL: MatchField = MatchField::at(0x114, 0, 8);
+    /// VXLAN-GPE flags.
+    pub const GPE_FLAGS: MatchField = MatchField::at(0x115, 0, 8);
+    /// Second word of ICMP.
+    pub const ICMP_DATA: MatchField = MatchField::at(0x118, 0, 32);
+    /// Second word of ICMPv6.
+    pub const ICMPV6_DATA: MatchField = MatchField::at(0x11c, 0, 32);
+    /// ICMP type.
+    pub const ICMP_TYPE: MatchField = MatchField::at(0x120, 0, 8);
+    /// ICMP code.
+    pub const ICMP_CODE: MatchField = MatchField::at(0x121, 0, 8);
+    /// ICMPv6 type.
+    pub const ICMPV6_TYPE: MatchField = MatchField::at(0x122, 0, 8);
+    /// ICMPv6 code.
+    pub const ICMPV6_CODE: MatchField = MatchField::at(0x123, 0, 8);
+}
+
+bits! {
+    /// First word of a header modification (`set_action_in`, `add_action_in`, `copy_action_in`).
+    struct Modify: u32 {
+        /// Bits; 0 means 32.
+        length, with_length: 0, 5;
+        /// First bit in the field, from the least significant.
+        offset, with_offset: 8, 5;
+        /// `MODIFY_*`, the field.
+        field, with_field: 16, 12;
+        /// `MODIFY_SET`, `MODIFY_ADD` or `MODIFY_COPY`. The second word is data, or of a copy the target.
+        action, with_action: 28, 4;
+    }
+}
+
+/// [`Modify::action`]: writes data.
+pub const MODIFY_SET: u32 = 1;
+/// [`Modify::action`]: adds data.
+pub const MODIFY_ADD: u32 = 2;
+/// [`Modify::action`]: copies a field.
+pub const MODIFY_COPY: u32 = 3;
+
+/// [`Modify::field`]: source address, upper 32 bits.
+pub const MODIFY_SRC_MAC_HIGH: u32 = 0x01;
+/// Source address, lower 16 bits.
+pub const MODIFY_SRC_MAC_LOW: u32 = 0x02;
+/// EtherType.
+pub const MODIFY_ETHERTYPE: u32 = 0x03;
+/// Destination address, upper 32 bits.
+pub const MODIFY_DST_MAC_HIGH: u32 = 0x04;
+/// Destination address, lower 16 bits.
+pub const MODIFY_DST_MAC_LOW: u32 = 0x05;
+/// DSCP.
+pub const MODIFY_DSCP: u32 = 0x06;
+/// TCP control bits.
+pub const MODIFY_TCP_FLAGS: u32 = 0x07;
+/// TCP source port.
+pub const MODIFY_TCP_SPORT: u32 = 0x08;
+/// TCP destination port.
+pub const MODIFY_TCP_DPORT: u32 = 0x09;
+/// Time to live.
+pub const MODIFY_TTL: u32 = 0x0a;
+/// UDP source port.
+pub const MODIFY_UDP_SPORT: u32 = 0x0b;
+/// UDP destination port.
+pub const MODIFY_UDP_DPORT: u32 = 0x0c;
+/// IPv6 source address: four words, the highest first.
+pub const MODIFY_SRC_IPV6: u32 = 0x0d;
+/// IPv6 destination address: four words, the highest first.
+pub const MODIFY_DST_IPV6: u32 = 0x11;
+/// IPv4 source address.
+pub const MODIFY_SRC_IPV4: u32 = 0x15;
+/// IPv4 destination address.
+pub const MODIFY_DST_IPV4: u32 = 0x16;
+/// VLAN id of the first tag.
+pub const MODIFY_FIRST_VID: u32 = 0x17;
+/// Added to a field's number for the same of the inner headers (0x31 to 0x46).
+pub const MODIFY_INNER: u32 = 0x30;
+/// Hop limit.
+pub const MODIFY_HOP_LIMIT: u32 = 0x47;
+/// Inner hop limit.
+pub const MODIFY_INNER_HOP_LIMIT: u32 = 0x48;
+/// Register A.
+pub const MODIFY_REG_A: u32 = 0x49;
+/// Register B.
+pub const MODIFY_REG_B: u32 = 0x4a;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_lie_in_the_parts_that_their_criteria_name() {
+        assert_eq!(header::DST_IPV4.criteria(), CRITERIA_OUTER);
+        assert_eq!(header::SRC_MAC.inner().criteria(), CRITERIA_INNER);
+        assert_eq!(header::DST_IPV4.inner().criteria(), CRITERIA_INNER);
+        assert_eq!(misc::GRE_C.criteria(), CRITERIA_MISC);
+        assert_eq!(misc::OUTER_ESP_SPI.criteria(), CRITERIA_MISC);
+        assert_eq!(misc2::REG_A.criteria(), CRITERIA_MISC2);
+        assert_eq!(misc3::ICMPV6_CODE.criteria(), CRITERIA_MISC3);
+    }
+}
