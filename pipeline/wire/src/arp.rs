@@ -41,8 +41,14 @@ header! {
 
 const FORMAT: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
+/// Whether the addresses are those of Ethernet and IPv4.
+#[inline]
+pub(crate) fn is_known(header: &[u8; HEADER_LEN]) -> bool {
+    header[..6] == FORMAT
+}
+
 fn split(header: &[u8; HEADER_LEN], _: usize) -> Result<(usize, usize), ParseError> {
-    if header[..6] != FORMAT {
+    if !is_known(header) {
         return Err(ParseError::ArpBadFormat);
     }
     Ok((0, 0))

@@ -67,8 +67,18 @@ parse_errors! {
     Icmpv6Truncated "icmpv6_truncated" "the packet ends inside the ICMPv6 header",
     Icmpv6BadChecksum "icmpv6_bad_checksum" "the ICMPv6 checksum is wrong",
     NdpInvalid "ndp_invalid" "a neighbour discovery message fails the checks of RFC 4861 section 7.1",
+    EspTruncated "esp_truncated" "the packet ends inside the ESP header",
+    GreTruncated "gre_truncated" "the packet ends inside the GRE header",
+    GreBadFlags "gre_bad_flags" "a GRE header has a version or flags that say nothing known of what follows (RFC 2784 section 2.3)",
+    MplsTruncated "mpls_truncated" "the packet ends before the bottom of its MPLS label stack",
+    MplsTooDeep "mpls_too_deep" "more MPLS labels than are followed",
     VxlanTruncated "vxlan_truncated" "the datagram ends inside the VXLAN header",
     VxlanBadFlags "vxlan_bad_flags" "the VXLAN header has no valid VNI (I flag clear)",
+    VxlanGpeTruncated "vxlan_gpe_truncated" "the datagram ends inside the VXLAN-GPE header",
+    VxlanGpeBadVersion "vxlan_gpe_bad_version" "the version in a VXLAN-GPE header is not 0",
+    GeneveTruncated "geneve_truncated" "the datagram ends inside the GENEVE header",
+    GeneveBadVersion "geneve_bad_version" "the version in a GENEVE header is not 0",
+    GeneveBadOption "geneve_bad_option" "a GENEVE option runs out of the header",
 }
 
 impl ParseError {

@@ -178,6 +178,12 @@ impl EtherType {
         self.0 == EtherType::VLAN.0 || self.0 == EtherType::QINQ.0
     }
 
+    /// Whether a label stack follows (RFC 3032 section 5, RFC 5332 section 2).
+    #[inline]
+    pub const fn is_mpls(self) -> bool {
+        self.0 == EtherType::MPLS.0 || self.0 == EtherType::MPLS_UPSTREAM.0
+    }
+
     /// Whether this is really the length of an IEEE 802.3 frame (clause 3.2.6).
     pub const fn is_length(self) -> bool {
         self.0 < 0x600

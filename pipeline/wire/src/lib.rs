@@ -1,7 +1,7 @@
 //! Views and builders of packet headers: no copy, no allocation, no unsafe code, no panic on any input.
 //!
 //! - One module per protocol ([`ethernet`], [`vlan`], [`arp`], [`ipv4`], [`ipv6`], [`icmpv4`], [`icmpv6`], [`ndp`],
-//!   [`tcp`], [`udp`], [`vxlan`]), all of the same shape: `View` and `ViewMut` lay names over bytes that one constructor
+//!   [`tcp`], [`udp`], [`esp`], [`gre`], [`mpls`], [`vxlan`], [`vxlan_gpe`], [`geneve`]), all of the same shape: `View` and `ViewMut` lay names over bytes that one constructor
 //!   has checked, `Repr` is the header as a plain value with `parse` and `emit`.
 //! - [`mod@parse`] walks a whole frame once and says where each header lies, inside a tunnel too. It is what the burst path
 //!   uses; views are then laid over the offsets it found.
@@ -41,13 +41,17 @@ pub mod arp;
 pub mod build;
 pub mod checksum;
 pub mod error;
+pub mod esp;
 pub mod ethernet;
 pub mod finish;
+pub mod geneve;
+pub mod gre;
 pub mod icmpv4;
 pub mod icmpv6;
 pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
+pub mod mpls;
 pub mod ndp;
 pub mod parse;
 pub mod segment;
@@ -56,13 +60,14 @@ pub mod tuple;
 pub mod udp;
 pub mod vlan;
 pub mod vxlan;
+pub mod vxlan_gpe;
 
 pub use checksum::Sum;
 pub use error::{NoRoom, ParseError};
 pub use ethernet::{EtherType, MacAddr};
 pub use field::Field;
 pub use ip::IpProtocol;
-pub use parse::{L3, L4, Layers, Parsed, Parser, Tunnel, parse};
+pub use parse::{L3, L4, Layers, Parsed, Parser, Tunnel, Tunnels, extension, parse};
 pub use tuple::FiveTuple;
 pub use vlan::Tag;
 pub use vxlan::Vni;

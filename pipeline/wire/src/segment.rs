@@ -1,4 +1,4 @@
-//! Cuts superframes into frames: TCP segmentation (TSO) and UDP segmentation (USO), inside VXLAN too.
+//! Cuts superframes into frames: TCP segmentation (TSO) and UDP segmentation (USO), inside tunnels too.
 //!
 //! A kernel hands over frames of up to 64 KiB that its NIC was to cut (`virtio_net_hdr` with a `gso_size`). Every frame cut
 //! from one has the same headers but for lengths, IPv4 identifications, TCP sequence number and flags, and checksums, of the
@@ -11,7 +11,7 @@ use crate::checksum::{self, Sum, Transport};
 use crate::field::{be16, get, put};
 use crate::parse::{L3, L4, Layers, Parsed};
 use crate::tcp::flags;
-use crate::{finish, ipv4, ipv6, tcp, udp};
+use crate::{finish, gre, ipv4, ipv6, tcp, udp};
 
 /// Most frames that are cut from one superframe. 64 KiB at the smallest TCP segment size Linux uses (88) are 745.
 pub const MAX_SEGMENTS: usize = 1024;
@@ -87,6 +87,11 @@ impl<'a> Segmenter<'a> {
             _ if parsed.outer().l4() == l4 => (None, *parsed.outer()),
             _ => return Err(SegmentError::NotTransport),
         };
+        // A checksum or a sequence number of GRE would have to be another in each frame.
+        let rewritten = gre::FLAG_CHECKSUM | gre::FLAG_SEQUENCE;
+        if outer.is_some_and(|o| o.l4_kind() == L4::Gre && o.gre(head).is_none_or(|h| h.flags() & rewritten != 0)) {
+            return Err(SegmentError::NotTransport);
+        }
         if inner.is_fragment() || outer.is_some_and(|o| o.is_fragment()) {
             return Err(SegmentError::Fragment);
         }
@@ -192,10 +197,14 @@ impl<'a> Segmenter<'a> {
         if let Some(outer) = &self.outer {
             let l4 = outer.l4();
             let l4_len = out.len() - l4 + len;
-            let h: &mut [u8; udp::HEADER_LEN] = out.get_mut(l4..)?.first_chunk_mut()?;
-            put::<4, 2, 8>(h, (l4_len as u16).to_be_bytes());
-            self.ip(out, outer, len)?;
-            seal(out, outer, Transport::Udp, l4_len, payload)?;
+            if outer.is_ip() {
+                self.ip(out, outer, len)?;
+            }
+            if outer.l4_kind() == L4::Udp {
+                let h: &mut [u8; udp::HEADER_LEN] = out.get_mut(l4..)?.first_chunk_mut()?;
+                put::<4, 2, 8>(h, (l4_len as u16).to_be_bytes());
+                seal(out, outer, Transport::Udp, l4_len, payload)?;
+            }
         }
         Some(())
     }

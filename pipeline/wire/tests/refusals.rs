@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use wirepath_wire::{L4, ParseError, Parser, Tunnel, ipv4, ipv6, parse, tcp};
+use wirepath_wire::{L3, L4, ParseError, Parser, Tunnel, Tunnels, ipv4, ipv6, parse, tcp};
 
 const MACS: [u8; 12] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
 
@@ -122,6 +122,7 @@ fn every_reason_has_a_frame() {
         (UdpBadLength, v6(17, &udp(53, 0, &[]))),
         (Icmpv4Truncated, v4(1, 0, &[], &[8, 0, 0, 0])),
         (Icmpv6Truncated, v6(58, &[128, 0, 0])),
+        (EspTruncated, v4(50, 0, &[], &[0; 7])),
     ];
     let mut seen = BTreeSet::new();
     for (error, frame) in &cases {
@@ -136,14 +137,54 @@ fn every_reason_has_a_frame() {
         assert_eq!((parsed.tunnel(), parsed.tunnel_error(), parsed.inner()), (Tunnel::Vxlan, Some(*error), None));
         assert_eq!(parsed.vni().map(|v| v.get()), Some(42), "counted for its segment");
     }
-    for (error, body) in [(VxlanTruncated, &[8, 0, 0, 0, 0, 0, 42][..]), (VxlanBadFlags, &[0xf7, 0, 0, 0, 0, 0, 42, 0])]
-    {
-        let frame = vxlan(body);
+    // A tunnel header at fault: the frame is in order, the tunnel is named and has nothing in it.
+    let datagram = |port, body: &[u8]| v4(17, 0, &[], &udp(port, 8 + body.len() as u16, body));
+    let label = |bottom: u8| [0, 1, bottom, 64];
+    let deep = [label(0).repeat(16), label(1).to_vec()].concat();
+    let cases = [
+        (VxlanTruncated, Tunnel::Vxlan, datagram(4789, &[8, 0, 0, 0, 0, 0, 42])),
+        // The packet has the bytes, the datagram has not.
+        (VxlanTruncated, Tunnel::Vxlan, v4(17, 0, &[], &udp(4789, 15, &[8; 40]))),
+        (VxlanBadFlags, Tunnel::Vxlan, datagram(4789, &[0xf7, 0, 0, 0, 0, 0, 42, 0])),
+        (VxlanGpeTruncated, Tunnel::VxlanGpe, datagram(4790, &[0x0c, 0, 0, 3, 0, 0, 42])),
+        (VxlanGpeBadVersion, Tunnel::VxlanGpe, datagram(4790, &[0x2c, 0, 0, 3, 0, 0, 42, 0])),
+        (GeneveTruncated, Tunnel::Geneve, datagram(6081, &[0, 0, 0x65, 0x58, 0, 0, 42])),
+        (GeneveTruncated, Tunnel::Geneve, datagram(6081, &[1, 0, 0x65, 0x58, 0, 0, 42, 0, 0, 0, 0])),
+        (GeneveBadVersion, Tunnel::Geneve, datagram(6081, &[0x40, 0, 0x65, 0x58, 0, 0, 42, 0])),
+        (GeneveBadOption, Tunnel::Geneve, datagram(6081, &[1, 0, 0x65, 0x58, 0, 0, 42, 0, 0, 0, 0, 1])),
+        (GreTruncated, Tunnel::Gre, v4(47, 0, &[], &[0, 0, 8])),
+        (GreTruncated, Tunnel::Gre, v6(47, &[0x20, 0, 8, 0, 0, 0, 0])),
+        (MplsTruncated, Tunnel::Mpls, datagram(6635, &[label(0), label(0)].concat())),
+        (MplsTruncated, Tunnel::Mpls, eth(0x8847, &label(1)[..3])),
+        (MplsTooDeep, Tunnel::Mpls, eth(0x8848, &deep)),
+        (MplsTooDeep, Tunnel::Mpls, datagram(6635, &deep)),
+    ];
+    for (error, tunnel, frame) in cases {
         let parsed = parse(&frame).unwrap();
-        assert_eq!((parsed.tunnel_error(), parsed.inner(), parsed.vni()), (Some(error), None, None));
-        assert_eq!(parsed.outer().l4_kind(), L4::Udp);
+        assert_eq!((parsed.tunnel(), parsed.tunnel_error()), (tunnel, Some(error)));
+        assert_eq!((parsed.inner(), parsed.vni(), parsed.tunnel_of(0)), (None, None, Tunnel::None), "{error:?}");
+        assert!(!parsed.outer().has_labels() && !parsed.has_tunnel_labels(0));
         seen.insert(error);
     }
+    // The header is there, but not what it carries.
+    let cases = [
+        (GreBadFlags, v4(47, 0, &[], &[0, 1, 8, 0])),
+        (GreBadFlags, v4(47, 0, &[], &[0x40, 0, 8, 0, 0, 0, 0, 0])),
+        (MplsTruncated, v4(47, 0, &[], &[&[0, 0, 0x88, 0x47][..], &label(0)].concat())),
+        (MplsTooDeep, v6(47, &[&[0, 0, 0x88, 0x47][..], &deep].concat())),
+    ];
+    for (error, frame) in cases {
+        let parsed = parse(&frame).unwrap();
+        assert_eq!((parsed.outer().l4_kind(), parsed.tunnel_of(0)), (L4::Gre, Tunnel::Gre));
+        assert_eq!((parsed.tunnel_error(), parsed.inner(), parsed.has_tunnel_labels(0)), (Some(error), None, false));
+        seen.insert(error);
+    }
+    // IP that is broken behind labels: the frame can be switched by them all the same.
+    let broken = eth(0x8847, &[&label(1)[..], &bad_sum[14..]].concat());
+    let parsed = parse(&broken).unwrap();
+    assert!(parsed.outer().has_labels());
+    assert_eq!((parsed.outer().l3_kind(), parsed.outer().labels()), (L3::Other, 14..18));
+    assert_eq!((parsed.tunnel_error(), parsed.inner()), (Some(Ipv4BadChecksum), None));
     // What only views and checks of payload say; and a split header, which is no property of a frame.
     let elsewhere = [
         HeaderSplit,
@@ -168,11 +209,11 @@ fn other_ports_and_no_tunnels() {
     let header = [8, 0, 0, 0, 0, 0, 42, 0];
     let frame = v4(17, 0, &[], &udp(8472, 36, &[&header[..], &eth(0x88b5, &[0; 6])].concat()));
     assert_eq!(parse(&frame).unwrap().tunnel(), Tunnel::None);
-    let linux = Parser { vxlan_port: Some(8472), ..Parser::default() };
+    let linux = Parser { tunnels: Tunnels::default().with_vxlan(Some(8472)), ..Parser::default() };
     let parsed = linux.parse(&frame).unwrap();
     assert_eq!(parsed.inner().unwrap().ethertype().0, 0x88b5);
     assert_eq!(parsed.inner().unwrap().end(), frame.len());
-    let none = Parser { vxlan_port: None, ..Parser::default() };
+    let none = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
     assert_eq!(none.parse(&vxlan(&header)).unwrap().tunnel(), Tunnel::None);
     // A fragment of a VXLAN datagram is not looked into: it is not the datagram.
     let first = v4(17, 0x2000, &[], &udp(4789, 400, &[&header[..], &eth(0x88b5, &[0; 2])].concat()));

@@ -1,31 +1,132 @@
-//! A VXLAN frame: what the one-pass parser says of the inner frame is what a parser that starts there says.
+//! A tunnelled frame: what the one-pass parser says of the stack inside is what views say of the tunnel header, and what a parser
+//! says that starts at the stack inside.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_wire::{Parser, Tunnel, vxlan};
+use wirepath_wire::{
+    EtherType, L4, Layers, ParseError, Parsed, Parser, Tunnel, Tunnels, Vni, geneve, gre, mpls, vxlan, vxlan_gpe,
+};
+
+/// What a tunnel header says: what it carries and where that begins, behind the header.
+struct Said {
+    vni: Option<Vni>,
+    carries: Option<EtherType>,
+    len: usize,
+}
+
+fn labels(bytes: &[u8], len: usize) -> Result<Said, ParseError> {
+    let mut entries = mpls::Entries::of(bytes);
+    for entry in entries.by_ref() {
+        entry?;
+    }
+    let carries = entries.rest().first().map(|first| match first >> 4 {
+        4 => EtherType::IPV4,
+        6 => EtherType::IPV6,
+        _ => EtherType::TRANSPARENT_ETHERNET,
+    });
+    Ok(Said { vni: None, carries, len: len + bytes.len() - entries.rest().len() })
+}
+
+fn header(parsed: &Parsed, bytes: &[u8]) -> Result<Said, ParseError> {
+    match parsed.tunnel() {
+        Tunnel::None => unreachable!(),
+        Tunnel::Vxlan => vxlan::View::new(bytes).map(|header| Said {
+            vni: Some(header.vni()),
+            carries: Some(EtherType::TRANSPARENT_ETHERNET),
+            len: header.header_len(),
+        }),
+        Tunnel::VxlanGpe => vxlan_gpe::View::new(bytes).map(|header| Said {
+            vni: header.vni(),
+            carries: match header.next() {
+                Some(vxlan_gpe::NextProtocol::IPV4) => Some(EtherType::IPV4),
+                Some(vxlan_gpe::NextProtocol::IPV6) => Some(EtherType::IPV6),
+                Some(vxlan_gpe::NextProtocol::ETHERNET) => Some(EtherType::TRANSPARENT_ETHERNET),
+                _ => None,
+            },
+            len: header.header_len(),
+        }),
+        Tunnel::Geneve => {
+            let header = geneve::View::new(bytes)?;
+            for option in header.options() {
+                option?;
+            }
+            Ok(Said { vni: Some(header.vni()), carries: Some(header.protocol()), len: header.header_len() })
+        }
+        Tunnel::Gre => {
+            let header = gre::View::new(bytes)?;
+            if header.protocol().is_mpls() {
+                return labels(header.payload(), header.header_len());
+            }
+            Ok(Said { vni: None, carries: Some(header.protocol()), len: header.header_len() })
+        }
+        Tunnel::Mpls => labels(bytes, 0),
+        Tunnel::Ip => {
+            let carries = if parsed.outer().protocol().0 == 4 { EtherType::IPV4 } else { EtherType::IPV6 };
+            Ok(Said { vni: None, carries: Some(carries), len: 0 })
+        }
+    }
+}
+
+/// What a parser says that knows of no tunnel: where it begins, and the stack.
+fn alone(parser: Parser, bytes: &[u8], carries: EtherType) -> Option<(usize, Result<Layers, ParseError>)> {
+    let parser = Parser { tunnels: Tunnels::NONE, ..parser };
+    match carries {
+        EtherType::TRANSPARENT_ETHERNET => Some((0, parser.layers(bytes, 0, bytes.len()))),
+        EtherType::IPV4 | EtherType::IPV6 => {
+            let mut frame = vec![0; 12];
+            frame.extend(carries.0.to_be_bytes());
+            frame.extend(bytes);
+            Some((14, parser.layers(&frame, 0, frame.len())))
+        }
+        _ => None,
+    }
+}
 
 fuzz_target!(|data: &[u8]| {
     let parser = Parser { verify_ipv4: false, ..Parser::default() };
     let Ok(parsed) = parser.parse(data) else { return };
+    let outer = parsed.outer();
     if parsed.tunnel() == Tunnel::None {
         assert!(parsed.inner().is_none() && parsed.vni().is_none() && parsed.tunnel_header().is_none());
+        assert_eq!((parsed.tunnel_of(0), parsed.tunnel_of(1), parsed.tunnel_error()), (Tunnel::None, Tunnel::None, None));
         return;
     }
-    let datagram = parsed.outer().udp(data).expect("a tunnel lies in a datagram");
     let at = parsed.tunnel_header().expect("there is a tunnel");
-    let header = match vxlan::View::new(datagram.payload()) {
-        Ok(header) => header,
-        Err(error) => return assert_eq!(parsed.tunnel_error(), Some(error)),
+    let end = match outer.l4_kind() {
+        L4::Udp => outer.udp_end(data).expect("a datagram"),
+        _ => outer.end(),
     };
-    assert_eq!(parsed.vni(), Some(header.vni()));
-    // The headroom moved over the outer headers: the frame is now the inner one.
-    let frame = header.payload();
-    match (Parser { vxlan_port: None, ..parser }).parse(frame) {
-        Ok(alone) => {
-            let moved = parsed.inner().expect("in order").moved(-((at + vxlan::HEADER_LEN) as i32));
-            assert_eq!(moved.as_ref(), Some(alone.outer()));
+    let said = match header(&parsed, &data[at..end]) {
+        Ok(said) => said,
+        Err(error) => {
+            assert!(parsed.inner().is_none());
+            return assert_eq!(parsed.tunnel_error(), Some(error));
         }
-        Err(error) => assert_eq!(parsed.tunnel_error(), Some(error)),
+    };
+    assert_eq!(parsed.vni(), said.vni);
+    assert_eq!(parsed.tunnel_of(0), parsed.tunnel());
+    let inside = at + said.len;
+    let judged = said.carries.and_then(|carries| alone(parser, &data[inside..end], carries));
+    match (judged, parsed.inner()) {
+        (Some((before, Ok(alone))), Some(inner)) => {
+            assert_eq!(inner.l2(), inside);
+            let by = inside as i32 - before as i32;
+            // Where there is no Ethernet header one was put there; all else is the same.
+            assert_eq!(inner.has_link(), before == 0);
+            assert_eq!(inner.l3(), (alone.l3() as i32 + by) as usize);
+            assert_eq!((inner.l4() as i32, inner.payload() as i32), (alone.l4() as i32 + by, alone.payload() as i32 + by));
+            assert_eq!(inner.end() as i32, alone.end() as i32 + by);
+            assert_eq!((inner.l3_kind(), inner.l4_kind()), (alone.l3_kind(), alone.l4_kind()));
+            assert_eq!((inner.ethertype(), inner.protocol()), (alone.ethertype(), alone.protocol()));
+            assert_eq!((inner.extensions(), inner.tag_count()), (alone.extensions(), alone.tag_count()));
+            assert_eq!(inner.labels().len(), alone.labels().len());
+            if before == 0 {
+                assert_eq!(inner.moved(-by), Some(alone));
+            }
+        }
+        (Some((_, Err(error))), None) => assert_eq!(parsed.tunnel_error(), Some(error)),
+        (None, None) => assert_eq!(parsed.tunnel_error(), None),
+        (judged, inner) => panic!("{inner:?} in {outer:?}, alone {:?}", judged.map(|(_, j)| j)),
     }
 });

@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use wirepath_wire::checksum::State;
 use wirepath_wire::finish::Coverage;
 use wirepath_wire::segment::Segmenter;
-use wirepath_wire::{L4, Parser};
+use wirepath_wire::{L4, Parser, Tunnels};
 
 fuzz_target!(|data: &[u8]| {
     let Some((size, frame)) = data.split_first_chunk() else { return };
@@ -16,9 +16,9 @@ fuzz_target!(|data: &[u8]| {
     let Ok(mut segmenter) = Segmenter::new(frame, &parsed, layers.l4(), u16::from_be_bytes(*size)) else { return };
     let mut headers = vec![0xa5; segmenter.header_len()];
     let mut at = layers.payload();
-    // A VXLAN frame that was broken when whole may be in order when cut.
-    let vxlan_port = if parsed.inner().is_some() { parser.vxlan_port } else { None };
-    let reader = Parser { vxlan_port, ..Parser::default() };
+    // What is in a tunnel and broken when whole may be in order when cut.
+    let tunnels = if parsed.inner().is_some() { parser.tunnels } else { Tunnels::NONE };
+    let reader = Parser { tunnels, ..Parser::default() };
     while let Some(segment) = segmenter.next_into(&mut headers, frame) {
         let segment = segment.expect("there is room");
         assert_eq!((segment.header_len, segment.payload.start), (headers.len(), at));

@@ -71,6 +71,10 @@ pub fn too_big(
     if layers.is_later_fragment() {
         return Err(NoAnswer::LaterFragment);
     }
+    // The labels of the way back are others.
+    if layers.has_labels() || !layers.has_link() {
+        return Err(NoAnswer::NotIp);
+    }
     let l2 = head.get(layers.l2()..layers.l3()).ok_or(NoAnswer::NotIp)?;
     let ethernet = ethernet::View::new(l2).map_err(|_| NoAnswer::NotIp)?;
     let packet = head.get(layers.l3()..layers.end().min(head.len())).ok_or(NoAnswer::NotIp)?;
@@ -182,7 +186,7 @@ fn too_big6(
 /// The request must lie in one buffer, unfragmented, without IP options, sent to a single station. Whether it was sent to
 /// one of ours is for the caller to know.
 pub fn echo_reply(frame: &mut [u8], layers: &Layers) -> Result<(), NoAnswer> {
-    if layers.is_fragment() || layers.has_ip_options() {
+    if layers.is_fragment() || layers.has_ip_options() || layers.has_labels() || !layers.has_link() {
         return Err(NoAnswer::NotEcho);
     }
     match layers.l4_kind() {

@@ -1,9 +1,9 @@
 //! The IP part of the parser: IPv4 and IPv6 of every shape, and the layer-4 headers behind them.
 
-use super::{Bytes, Found, L3, L4, Parser, flag, offset};
+use super::{Bytes, Found, L3, L4, Parser, extension, flag, offset, tunnel};
 use crate::field::{be16, get};
 use crate::ip::IpProtocol;
-use crate::{ParseError, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
+use crate::{ParseError, esp, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
 
 /// Longest IP packet that a fragment may be a piece of.
 const LONGEST: usize = 65535;
@@ -109,6 +109,7 @@ pub(super) fn ipv6(at: Bytes<'_>, l3: usize, layers: &mut Found) -> Result<(), P
         let fixed: &[u8; 8] = at.header(here, ParseError::ExtensionTruncated)?;
         let len = ipv6::extension_len(next, fixed[1]);
         let bytes = at.bytes(here, len, ParseError::ExtensionTruncated)?;
+        layers.extensions |= extension::of(next);
         match next {
             // RFC 8200 section 4.1: only immediately behind the IPv6 header.
             IpProtocol::HOP_BY_HOP if count > 0 => return Err(ParseError::ExtensionOrder),
@@ -188,6 +189,16 @@ fn transport(at: Bytes<'_>, l4: usize, protocol: IpProtocol, layers: &mut Found)
             let _: &[u8; icmpv6::HEADER_LEN] = at.header(l4, ParseError::Icmpv6Truncated)?;
             (L4::Icmpv6, icmpv6::HEADER_LEN)
         }
+        (IpProtocol::ESP, _) => {
+            let _: &[u8; esp::HEADER_LEN] = at.header(l4, ParseError::EspTruncated)?;
+            (L4::Esp, esp::HEADER_LEN)
+        }
+        (IpProtocol::GRE, _) => match tunnel::gre_len(at, l4) {
+            Ok(len) => (L4::Gre, len),
+            Err(ParseError::HeaderSplit) => return Err(ParseError::HeaderSplit),
+            // A broken tunnel is for those to refuse who end it.
+            Err(_) => (L4::Other, 0),
+        },
         _ => (L4::Other, 0),
     };
     layers.l4_kind = kind;

@@ -1,11 +1,12 @@
 //! Where the headers of one stack lie, as three words.
 
 use core::fmt;
+use core::ops::Range;
 
 use crate::ethernet::{self, EtherType};
 use crate::ip::IpProtocol;
-use crate::vlan::Tag;
-use crate::{arp, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
+use crate::vlan::{self, Tag};
+use crate::{arp, esp, gre, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
 
 /// What layer 3 is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -14,7 +15,7 @@ pub enum L3 {
     /// Something else; [`Layers::ethertype`] says what.
     #[default]
     Other,
-    /// ARP, at least 28 bytes.
+    /// ARP for Ethernet and IPv4 (RFC 826); of other formats it is [`L3::Other`].
     Arp,
     /// IPv4.
     Ipv4,
@@ -39,6 +40,10 @@ pub enum L4 {
     Icmpv6,
     /// Something else; [`Layers::protocol`] says what.
     Other,
+    /// GRE, with the optional fields that its flags name (RFC 2784, RFC 2890).
+    Gre,
+    /// ESP (RFC 4303).
+    Esp,
 }
 
 /// Where the headers of one stack (the frame's own, or a tunnel's inner one) lie. Offsets count from the frame's start.
@@ -51,7 +56,7 @@ pub struct Layers {
     offsets: u64,
     /// End (32 bits), EtherType (16), protocol (8), flags (8).
     span: u64,
-    /// Two TCIs (16 bits each), kind of layer 3 (8), kind of layer 4 (8).
+    /// Two TCIs (16 bits each), kind of layer 3 (8), kind of layer 4 (8), IPv6 extension headers (8), more flags (8).
     kinds: u64,
 }
 
@@ -69,6 +74,8 @@ pub(super) struct Found {
     pub(super) l3_kind: L3,
     pub(super) l4_kind: L4,
     pub(super) flags: u8,
+    pub(super) extensions: u8,
+    pub(super) shape: u8,
 }
 
 impl Found {
@@ -82,8 +89,18 @@ impl Found {
                 | u64::from(self.ethertype) << 32
                 | u64::from(self.protocol) << 48
                 | u64::from(self.flags) << 56,
-            kinds: tag0 | tag1 << 16 | (self.l3_kind as u64) << 32 | (self.l4_kind as u64) << 40,
+            kinds: tag0
+                | tag1 << 16
+                | (self.l3_kind as u64) << 32
+                | (self.l4_kind as u64) << 40
+                | u64::from(self.extensions) << 48
+                | u64::from(self.shape) << 56,
         }
+    }
+
+    /// Layer 3 begins here, and nothing is known behind it.
+    pub(super) fn set_l3(&mut self, at: u16) {
+        (self.l3, self.l4, self.payload) = (at, at, at);
     }
 
     pub(super) fn is_fragment(&self) -> bool {
@@ -106,6 +123,40 @@ pub(super) mod flag {
     pub(in super::super) const IP_OPTIONS: u8 = 1 << 6;
 }
 
+/// More flags of [`Layers`].
+pub(super) mod shape {
+    /// The stack begins with IP.
+    pub(in super::super) const NO_LINK: u8 = 1 << 0;
+    /// There is a label stack between Ethernet and layer 3.
+    pub(in super::super) const LABELS: u8 = 1 << 1;
+}
+
+/// Bits of [`Layers::extensions`].
+pub mod extension {
+    /// Hop-by-hop options.
+    pub const HOP_BY_HOP: u8 = 1;
+    /// Routing header.
+    pub const ROUTING: u8 = 2;
+    /// Fragment header.
+    pub const FRAGMENT: u8 = 4;
+    /// Destination options.
+    pub const DESTINATION: u8 = 8;
+    /// Authentication header.
+    pub const AH: u8 = 16;
+
+    /// The bit of an extension header.
+    pub(in super::super) const fn of(next: crate::IpProtocol) -> u8 {
+        match next {
+            crate::IpProtocol::HOP_BY_HOP => HOP_BY_HOP,
+            crate::IpProtocol::ROUTING => ROUTING,
+            crate::IpProtocol::FRAGMENT => FRAGMENT,
+            crate::IpProtocol::DESTINATION_OPTIONS => DESTINATION,
+            crate::IpProtocol::AH => AH,
+            _ => 0,
+        }
+    }
+}
+
 impl Layers {
     /// Ethernet without tags, IPv4 without options, not a fragment; `start` is at most 2^16 - 1 - the length of the headers.
     #[inline(always)]
@@ -119,13 +170,13 @@ impl Layers {
         }
     }
 
-    /// Start of the Ethernet header.
+    /// Start of the stack: of the Ethernet header, or of the IP header if [`Layers::has_link`] says that there is none.
     #[inline]
     pub fn l2(&self) -> usize {
         usize::from(self.offsets as u16)
     }
 
-    /// Start of what follows Ethernet and tags.
+    /// Start of what follows Ethernet, VLAN tags and MPLS labels.
     #[inline]
     pub fn l3(&self) -> usize {
         usize::from((self.offsets >> 16) as u16)
@@ -169,11 +220,13 @@ impl Layers {
             3 => L4::Icmpv4,
             4 => L4::Icmpv6,
             5 => L4::Other,
+            6 => L4::Gre,
+            7 => L4::Esp,
             _ => L4::None,
         }
     }
 
-    /// EtherType behind the tags; below 0x600 a length.
+    /// EtherType behind the tags; below 0x600 a length. In a stack without Ethernet, the one that IP would have.
     #[inline]
     pub fn ethertype(&self) -> EtherType {
         EtherType((self.span >> 32) as u16)
@@ -208,6 +261,35 @@ impl Layers {
         Some(Tag { tpid, tci: (self.kinds >> (16 * index)) as u16 })
     }
 
+    /// Whether the stack begins with Ethernet. A frame's own always does, that inside a tunnel may begin with IP.
+    #[inline]
+    pub fn has_link(&self) -> bool {
+        self.shape() & shape::NO_LINK == 0
+    }
+
+    /// Whether an MPLS label stack lies between Ethernet and layer 3.
+    #[inline]
+    pub fn has_labels(&self) -> bool {
+        self.shape() & shape::LABELS != 0
+    }
+
+    /// Where that label stack lies; empty if there is none.
+    pub fn labels(&self) -> Range<usize> {
+        let link = if self.has_link() { ethernet::HEADER_LEN + vlan::TAG_LEN * self.tag_count() } else { 0 };
+        if self.has_labels() { self.l2() + link..self.l3() } else { self.l3()..self.l3() }
+    }
+
+    /// Which extension headers the IPv6 header has: bits of [`extension`].
+    #[inline]
+    pub fn extensions(&self) -> u8 {
+        (self.kinds >> 48) as u8
+    }
+
+    #[inline]
+    fn shape(&self) -> u8 {
+        (self.kinds >> 56) as u8
+    }
+
     /// Whether this is a piece of a fragmented packet.
     #[inline]
     pub fn is_fragment(&self) -> bool {
@@ -238,8 +320,11 @@ impl Layers {
         matches!(self.l3_kind(), L3::Ipv4 | L3::Ipv6)
     }
 
-    /// The Ethernet header in `frame`, which must be what was parsed.
+    /// The Ethernet header in `frame`, which must be what was parsed; `None` also where the stack begins with IP.
     pub fn ethernet<'a>(&self, frame: &'a [u8]) -> Option<ethernet::View<'a>> {
+        if !self.has_link() {
+            return None;
+        }
         ethernet::View::new(frame.get(self.l2()..)?).ok()
     }
 
@@ -306,6 +391,16 @@ impl Layers {
     /// The TCP header.
     pub fn tcp<'a>(&self, frame: &'a [u8]) -> Option<tcp::View<'a>> {
         (self.l4_kind() == L4::Tcp).then(|| tcp::View::new(self.l4_bytes(frame)?).ok())?
+    }
+
+    /// The GRE header.
+    pub fn gre<'a>(&self, frame: &'a [u8]) -> Option<gre::View<'a>> {
+        (self.l4_kind() == L4::Gre).then(|| gre::View::new(self.l4_bytes(frame)?).ok())?
+    }
+
+    /// The ESP header.
+    pub fn esp<'a>(&self, frame: &'a [u8]) -> Option<esp::View<'a>> {
+        (self.l4_kind() == L4::Esp).then(|| esp::View::new(self.l4_bytes(frame)?).ok())?
     }
 
     /// The ICMP header.

@@ -277,7 +277,7 @@ fn l3() -> impl Strategy<Value = L3Spec> {
                 L3Spec::V6 { extensions, fragment }
             }),
         1 => Just(L3Spec::Arp),
-        1 => prop_oneof![Just(0x88ccu16), Just(0x8847), Just(0x0042)].prop_map(L3Spec::Unknown),
+        1 => prop_oneof![Just(0x88ccu16), Just(0x88b5), Just(0x0042)].prop_map(L3Spec::Unknown),
     ]
 }
 
