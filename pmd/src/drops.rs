@@ -90,9 +90,13 @@ impl From<ParseError> for DropReason {
             }
             E::Ipv4BadChecksum => Self::BadChecksum,
             E::UdpBadChecksum | E::TcpBadChecksum | E::Icmpv4BadChecksum | E::Icmpv6BadChecksum => Self::BadL4Checksum,
-            E::VlanTooDeep | E::ExtensionTooMany => Self::TooManyHeaders,
+            E::VlanTooDeep | E::ExtensionTooMany | E::MplsTooDeep => Self::TooManyHeaders,
             E::FragmentOverlap | E::FragmentTooLong | E::FragmentUnaligned => Self::BadFragment,
-            E::VxlanTruncated | E::VxlanBadFlags => Self::BadTunnelHeader,
+            E::VxlanTruncated | E::VxlanBadFlags | E::VxlanGpeTruncated | E::VxlanGpeBadVersion => {
+                Self::BadTunnelHeader
+            }
+            E::GeneveTruncated | E::GeneveBadVersion | E::GeneveBadOption => Self::BadTunnelHeader,
+            E::GreTruncated | E::GreBadFlags | E::MplsTruncated => Self::BadTunnelHeader,
             // Headers that are cut off, and those that lie in several buffers.
             _ => Self::Truncated,
         }

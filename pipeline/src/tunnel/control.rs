@@ -9,7 +9,7 @@ use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::Packet;
 use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
 use wirepath_wire::build::{VxlanConfig, VxlanEncap};
-use wirepath_wire::{MacAddr, Parser, Tag, vlan};
+use wirepath_wire::{MacAddr, Parser, Tag, Tunnels, vlan};
 
 use super::config::{GatewayConfig, StaticPlace, UnderlayConfig};
 use super::counters::{GatewayCounters, SegmentStats};
@@ -317,7 +317,7 @@ impl GatewayControl {
         let Some(Remote { reach: Reach::Ready(template), segment, .. }) = self.list.get(remote as usize) else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
-        let flow = Flow::of(packet.data(), packet.len(), &Parser { vxlan_port: None, ..Parser::default() });
+        let flow = Flow::of(packet.data(), packet.len(), &Parser { tunnels: Tunnels::NONE, ..Parser::default() });
         match wrap(&mut packet, template, underlay, flow) {
             Ok(()) => {
                 let own = self.counters.worker(self.workers);
@@ -362,8 +362,9 @@ impl GatewayControl {
 
     /// A tunnel packet of a VTEP that is not known, in a segment that takes such: notes it, and lets the packet through again.
     fn new_remote(&mut self, plane: &mut ControlPlane, mut packet: Packet, worker: usize) {
-        let parsed = Parser { vxlan_port: Some(self.config.underlay.udp_port), ..Parser::default() }
-            .parse_chain(packet.data(), packet.len());
+        let parsed =
+            Parser { tunnels: Tunnels::NONE.with_vxlan(Some(self.config.underlay.udp_port)), ..Parser::default() }
+                .parse_chain(packet.data(), packet.len());
         let found = parsed.ok().and_then(|parsed| {
             let outer = parsed.outer();
             let source = match (outer.ipv4_header(packet.data()), outer.ipv6_header(packet.data())) {

@@ -202,7 +202,7 @@ impl GatewayTables {
             return Err(DropReason::NotForUs.into());
         }
         let outer = state.parser.layers(frame, 0, packet.len()).map_err(DropReason::from)?;
-        if outer.tag_count() > 0 {
+        if outer.tag_count() > 0 || outer.has_labels() {
             return Err(DropReason::NotForUs.into());
         }
         let (src, dst) = match outer.l3_kind() {

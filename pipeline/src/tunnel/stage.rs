@@ -8,7 +8,7 @@ use wirepath_pmd::packet::offload::Verdicts;
 use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::PortId;
 use wirepath_wire::build::{PLAIN_LEN, VxlanEncap};
-use wirepath_wire::{EtherType, Parser, Tag, vlan};
+use wirepath_wire::{EtherType, Parser, Tag, Tunnels, vlan};
 
 use super::counters::SegmentCounters;
 use super::rate::TokenBucket;
@@ -153,7 +153,7 @@ impl Gateway {
         let state = State {
             counters,
             pool,
-            parser: Parser { vxlan_port: None, ..Parser::default() },
+            parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() },
             told: TokenBucket::new(100, 20),
             punts: Punts {
                 host: TokenBucket::new(4_000, 400),

@@ -12,7 +12,7 @@ use wirepath_pmd::drops::DropReason;
 use wirepath_wire::build::{
     ARP_FRAME_LEN, NDP_FRAME_LEN, arp_reply, arp_request, echo_reply, neighbor_advertisement, neighbor_solicitation,
 };
-use wirepath_wire::{L3, L4, Layers, MacAddr, Parser, arp, ndp};
+use wirepath_wire::{L3, L4, Layers, MacAddr, Parser, Tunnels, arp, ndp};
 
 use super::neighbour::{Heard, Millis};
 use super::rate::TokenBucket;
@@ -212,7 +212,7 @@ impl Station {
     pub fn new(addresses: Addresses) -> Self {
         Self {
             addresses,
-            parser: Parser { vxlan_port: None, ..Parser::default() },
+            parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() },
             echoes: TokenBucket::new(1_000, 100),
             neighbours: TokenBucket::new(2_000, 500),
             defended: None,
@@ -230,7 +230,7 @@ impl Station {
             Ok(parsed) => *parsed.outer(),
             Err(error) => return Outcome::refused(error.into()),
         };
-        if layers.tag_count() > 0 {
+        if layers.tag_count() > 0 || layers.has_labels() {
             return Outcome::refused(DropReason::NotForUs);
         }
         match (layers.l3_kind(), layers.l4_kind()) {

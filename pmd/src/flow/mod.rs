@@ -37,6 +37,7 @@ mod config;
 mod fields;
 mod items;
 mod json;
+mod packet;
 mod reason;
 mod reformat;
 mod rule;
@@ -55,6 +56,7 @@ pub use items::{
     FIELDS, Fact, Field, FieldSpec, ITEMS, Item, ItemKind, ItemSpec, Layer, ext, items_reference, mpls, network, tunnel,
 };
 pub use json::JsonError;
+pub use packet::{Outside, fact, value};
 pub use reason::{At, Reason, RuleError};
 pub use reformat::{
     GENEVE_PORT, GPE_PORT, HeaderEnd, HeaderError, HeaderLayout, MAX_HEADER, MPLS_PORT, Reformat, ReformatKind, TEB,

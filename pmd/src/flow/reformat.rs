@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use wirepath_wire::{EtherType, IpProtocol, L3, ParseError, Parser, ethernet, ipv4, ipv6, udp, vlan, vxlan};
+use wirepath_wire::{EtherType, IpProtocol, L3, ParseError, Parser, Tunnels, ethernet, ipv4, ipv6, udp, vlan, vxlan};
 
 /// UDP destination port of VXLAN-GPE (IANA).
 pub const GPE_PORT: u16 = 4790;
@@ -306,7 +306,7 @@ fn ip(bytes: &[u8], l3: usize) -> Result<(u8, usize, IpProtocol), HeaderError> {
             udp[4..6].copy_from_slice(&length);
         }
     }
-    let parser = Parser { vxlan_port: None, verify_ipv4: false };
+    let parser = Parser { tunnels: Tunnels::NONE, verify_ipv4: false };
     let layers = parser
         .layers(&copy, 0, copy.len())
         .map_err(|e| HeaderError { offset: l3.min(bytes.len()), message: e.to_string() })?;

@@ -1,5 +1,7 @@
 use std::sync::atomic::AtomicU16;
 
+use wirepath_wire::Parsed;
+
 use super::offload::{Flags, Verdicts};
 
 /// Bytes of the metadata line in front of every buffer.
@@ -127,6 +129,47 @@ impl Layers {
     pub const fn with_kinds(mut self, l3: L3, l4: L4, outer_l3: L3) -> Self {
         self.kinds = l3 as u8 | (l4 as u8) << 2 | (outer_l3 as u8) << 4;
         self
+    }
+}
+
+impl From<&Parsed> for Layers {
+    /// What a parser found. All zero if a length is beyond what there is room for (chains of IPv6 extension headers).
+    ///
+    /// MPLS labels behind Ethernet count as part of it. A packet in a tunnel that is broken inside counts as not encapsulated.
+    fn from(parsed: &Parsed) -> Self {
+        Self::of(parsed).unwrap_or_default()
+    }
+}
+
+impl Layers {
+    fn of(parsed: &Parsed) -> Option<Self> {
+        let length = |from: usize, to: usize| u8::try_from(to.checked_sub(from)?).ok();
+        let kind = |layers: &wirepath_wire::Layers| match layers.l3_kind() {
+            wirepath_wire::L3::Ipv4 => L3::Ipv4,
+            wirepath_wire::L3::Ipv6 => L3::Ipv6,
+            _ => L3::Other,
+        };
+        let (outer, own) = (parsed.outer(), parsed.innermost());
+        let (l4, l4_len) = match own.l4_kind() {
+            wirepath_wire::L4::Tcp => (L4::Tcp, length(own.l4(), own.payload())?),
+            wirepath_wire::L4::Udp => (L4::Udp, length(own.l4(), own.payload())?),
+            _ => (L4::Other, 0),
+        };
+        let mut layers = Self {
+            outer_len: 0,
+            outer_l2_len: 0,
+            l2_len: length(own.l2(), own.l3())?,
+            l3_len: length(own.l3(), own.l4())?,
+            l4_len,
+            kinds: 0,
+        };
+        let mut outer_l3 = L3::Other;
+        if parsed.inner().is_some() {
+            layers.outer_len = length(0, own.l2())?;
+            layers.outer_l2_len = length(0, outer.l3())?;
+            outer_l3 = kind(outer);
+        }
+        Some(layers.with_kinds(kind(own), l4, outer_l3))
     }
 }
 

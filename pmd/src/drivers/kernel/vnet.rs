@@ -3,7 +3,7 @@
 
 use wirepath_wire::segment::Segmenter;
 use wirepath_wire::vlan::{TAG_LEN, Tag};
-use wirepath_wire::{L4, Parser, checksum};
+use wirepath_wire::{L4, Parser, Tunnels, checksum};
 
 use crate::counters::QueueCounters;
 use crate::drops::DropReason;
@@ -239,7 +239,7 @@ fn segmenter(frame: &[u8], header: Header) -> Option<Segmenter<'_>> {
     // A tunnel on a port of its own: the header says that there is something to cut inside.
     if parsed.inner().is_none() && parsed.outer().l4_kind() == L4::Udp && l4 > parsed.outer().l4() {
         let port = parsed.outer().udp(frame)?.dst_port();
-        parsed = Parser { vxlan_port: Some(port), ..parser }.parse(frame).ok()?;
+        parsed = Parser { tunnels: Tunnels::NONE.with_vxlan(Some(port)), ..parser }.parse(frame).ok()?;
     }
     Segmenter::new(frame, &parsed, l4, header.gso_size).ok()
 }
