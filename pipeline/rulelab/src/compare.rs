@@ -1,0 +1,87 @@
+//! Equality on the wire. Two engines may choose the UDP source port and the IPv4 identification of headers that they put on, and
+//! whether a UDP checksum over IPv4 is there; everything else must be the same.
+
+use std::fmt;
+
+use crate::headers::u16_at;
+use crate::rewrite::{Frame, outer_offsets, pseudo, sum};
+
+/// How a frame differs from what it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// First byte at fault.
+    pub at: usize,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "byte {}: {}", self.at, self.what)
+    }
+}
+
+/// Least source port that entropy may give (RFC 6335 section 6: dynamic ports).
+pub const LEAST_ENTROPY: u16 = 49152;
+
+fn differ<T>(at: usize, what: impl Into<String>) -> Result<T, Difference> {
+    Err(Difference { at, what: what.into() })
+}
+
+/// Whether `got` is what `expected` says.
+pub fn same(expected: &Frame, got: &[u8]) -> Result<(), Difference> {
+    let mut want = expected.bytes.clone();
+    let mut have = got.to_vec();
+    if want.len() != have.len() {
+        return differ(want.len().min(have.len()), format!("{} bytes, expected {}", have.len(), want.len()));
+    }
+    if let Some(put_on) = expected.put_on
+        && outer_offsets_of(&have) == Some(put_on)
+    {
+        if let Some((version, ip)) = put_on.ip {
+            if version == 4 {
+                let header = usize::from(have[ip] & 15) * 4;
+                if sum(&[&have[ip..ip + header]]) != 0xffff {
+                    return differ(ip + 10, "the outer IPv4 checksum is wrong");
+                }
+                // RFC 6864 section 4: any value.
+                for frame in [&mut want, &mut have] {
+                    frame[ip + 4..ip + 6].fill(0);
+                    frame[ip + 10..ip + 12].fill(0);
+                }
+            }
+            if let Some(udp) = put_on.udp {
+                let port = u16_at(&have, udp);
+                if port < LEAST_ENTROPY && port != u16_at(&want, udp) {
+                    return differ(
+                        udp,
+                        format!("outer source port {port}: neither that of the rule nor a dynamic one"),
+                    );
+                }
+                let checksum = u16_at(&have, udp + 6);
+                let length = have.len() - udp;
+                let right = sum(&[&pseudo(&have, version, ip, 17, length), &have[udp..]]) == 0xffff;
+                if !(right && checksum != 0 || checksum == 0) {
+                    return differ(udp + 6, "the outer UDP checksum is wrong");
+                }
+                for frame in [&mut want, &mut have] {
+                    frame[udp..udp + 2].fill(0);
+                    frame[udp + 6..udp + 8].fill(0);
+                }
+            }
+        }
+    }
+    match want.iter().zip(&have).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(at) => differ(at, format!("{:#04x}, expected {:#04x}", have[at], want[at])),
+    }
+}
+
+/// As far as a frame has them.
+fn outer_offsets_of(frame: &[u8]) -> Option<crate::rewrite::PutOn> {
+    let mut padded = frame.to_vec();
+    padded.resize(frame.len() + 200, 0);
+    let put_on = outer_offsets(&padded);
+    let end = put_on.udp.map(|udp| udp + 8).or(put_on.ip.map(|(version, ip)| ip + if version == 4 { 20 } else { 40 }));
+    (end.unwrap_or(14) <= frame.len()).then_some(put_on)
+}

@@ -1,0 +1,312 @@
+//! What actions do to bytes. Every step reads the headers afresh and writes plainly.
+
+use wirepath_pmd::flow::{Field, ItemKind, Reformat, ReformatKind};
+use wirepath_wire::Tag;
+
+use crate::fields::header;
+use crate::headers::{Headers, Network, Stack, TunnelPorts, u16_at};
+use crate::reference::{Cause, Fault};
+
+/// Bytes of a frame, and what in them may differ from one engine to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The frame without FCS.
+    pub bytes: Vec<u8>,
+    /// Outer headers that were put on.
+    pub put_on: Option<PutOn>,
+}
+
+/// Outer headers of an encapsulation: offsets from the start of the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutOn {
+    /// IP header and its version.
+    pub ip: Option<(u8, usize)>,
+    /// UDP header.
+    pub udp: Option<usize>,
+}
+
+/// RFC 1071: the sum that a header with a right checksum has is 0xffff.
+pub fn sum(parts: &[&[u8]]) -> u16 {
+    let mut sum: u64 = 0;
+    for part in parts {
+        for word in part.chunks(2) {
+            sum += u64::from(word[0]) << 8 | u64::from(word.get(1).copied().unwrap_or(0));
+        }
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+/// Pseudo-header of UDP, TCP and ICMPv6 (RFC 9293 section 3.1, RFC 8200 section 8.1).
+pub fn pseudo(frame: &[u8], version: u8, ip: usize, protocol: u8, length: usize) -> Vec<u8> {
+    let mut pseudo = match version {
+        4 => frame[ip + 12..ip + 20].to_vec(),
+        _ => frame[ip + 8..ip + 40].to_vec(),
+    };
+    pseudo.extend((length as u32).to_be_bytes());
+    pseudo.extend([0, 0, 0, protocol]);
+    pseudo
+}
+
+/// RFC 1624 equation 3: HC' = ~(~HC + ~m + m'). Both slices are the same 16-bit words before and after.
+fn adjust(frame: &mut [u8], checksum: usize, before: &[u8], after: &[u8]) -> u16 {
+    let not = |bytes: &[u8]| bytes.iter().map(|byte| !byte).collect::<Vec<u8>>();
+    let old = not(&frame[checksum..checksum + 2]);
+    let new = !sum(&[&old, &not(before), after]);
+    frame[checksum..checksum + 2].copy_from_slice(&new.to_be_bytes());
+    new
+}
+
+/// Where the checksum of layer 4 stands that covers what is behind it, and whether 0 means that there is none.
+fn layer4_checksum(frame: &[u8], stack: &Stack, fault: Fault) -> Option<(usize, bool)> {
+    match stack.transport? {
+        (6, at) => Some((at + 16, false)),
+        (17, at) if u16_at(frame, at + 6) == 0 && fault != Fault::NoChecksumMadeOne => None,
+        (17, at) => Some((at + 6, true)),
+        (58, at) => Some((at + 2, false)),
+        _ => None,
+    }
+}
+
+fn adjust_layer4(frame: &mut [u8], stack: &Stack, before: &[u8], after: &[u8], fault: Fault) {
+    if fault == Fault::Layer4ChecksumForgotten {
+        return;
+    }
+    if let Some((at, udp)) = layer4_checksum(frame, stack, fault)
+        && adjust(frame, at, before, after) == 0
+        && udp
+    {
+        frame[at..at + 2].fill(0xff);
+    }
+}
+
+impl Frame {
+    /// As it arrived.
+    pub fn new(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.to_vec(), put_on: None }
+    }
+
+    fn outer(&self, ports: &TunnelPorts) -> Stack {
+        Headers::of(&self.bytes, ports).stacks.swap_remove(0)
+    }
+
+    /// `set`: a field of the outermost header of its kind.
+    pub fn set(&mut self, field: Field, value: u128, ports: &TunnelPorts, fault: Fault) {
+        let stack = self.outer(ports);
+        let kind = field.spec().item;
+        let Some(at) = header(&stack, kind, 0) else { return };
+        let bytes = &mut self.bytes;
+        let before = bytes.clone();
+        let be = value.to_be_bytes();
+        let low = |n: usize| &be[16 - n..];
+        match field {
+            Field::EthDst => bytes[at..at + 6].copy_from_slice(low(6)),
+            Field::EthSrc => bytes[at + 6..at + 12].copy_from_slice(low(6)),
+            Field::VlanVid => {
+                bytes[at + 2] = bytes[at + 2] & 0xf0 | be[14] & 0x0f;
+                bytes[at + 3] = be[15];
+            }
+            Field::VlanPcp => bytes[at + 2] = bytes[at + 2] & 0x1f | be[15] << 5,
+            Field::VlanDei => bytes[at + 2] = bytes[at + 2] & 0xef | be[15] << 4,
+            Field::Ipv4Src => bytes[at + 12..at + 16].copy_from_slice(low(4)),
+            Field::Ipv4Dst => bytes[at + 16..at + 20].copy_from_slice(low(4)),
+            Field::Ipv4Dscp if fault == Fault::DscpTakesEcn => bytes[at + 1] = be[15] << 2,
+            Field::Ipv4Dscp => bytes[at + 1] = bytes[at + 1] & 3 | be[15] << 2,
+            Field::Ipv4Ttl => bytes[at + 8] = be[15],
+            Field::Ipv6Src => bytes[at + 8..at + 24].copy_from_slice(&be),
+            Field::Ipv6Dst => bytes[at + 24..at + 40].copy_from_slice(&be),
+            Field::Ipv6Dscp => {
+                bytes[at] = bytes[at] & 0xf0 | be[15] >> 2;
+                bytes[at + 1] = bytes[at + 1] & 0x3f | be[15] << 6;
+            }
+            Field::Ipv6Hops => bytes[at + 7] = be[15],
+            Field::TcpSrc | Field::UdpSrc => bytes[at..at + 2].copy_from_slice(low(2)),
+            Field::TcpDst | Field::UdpDst => bytes[at + 2..at + 4].copy_from_slice(low(2)),
+            other => panic!("{other:?} cannot be set"),
+        }
+        match kind {
+            ItemKind::Ipv4 => self.ipv4_changed(&before, at, &stack, fault),
+            ItemKind::Ipv6 => {
+                // What is sealed is the final destination (RFC 8200 section 8.1), so the next hop's address is not in the sum.
+                let to = if stack.on_the_way && fault != Fault::NextHopInChecksum { at + 24 } else { at + 40 };
+                let after = self.bytes[at + 8..to].to_vec();
+                adjust_layer4(&mut self.bytes, &stack, &before[at + 8..to], &after, fault);
+            }
+            ItemKind::Tcp | ItemKind::Udp => {
+                let after = self.bytes[at..at + 4].to_vec();
+                adjust_layer4(&mut self.bytes, &stack, &before[at..at + 4], &after, fault);
+            }
+            _ => {}
+        }
+    }
+
+    /// The header checksum, and that of layer 4, which covers the addresses.
+    fn ipv4_changed(&mut self, before: &[u8], at: usize, stack: &Stack, fault: Fault) {
+        let words = |bytes: &[u8]| [&bytes[at..at + 10], &bytes[at + 12..at + 20]].concat();
+        let after = words(&self.bytes);
+        if fault != Fault::HeaderChecksumForgotten && words(before) != after {
+            adjust(&mut self.bytes, at + 10, &words(before), &after);
+        }
+        let after = self.bytes[at + 12..at + 20].to_vec();
+        if after != before[at + 12..at + 20] {
+            adjust_layer4(&mut self.bytes, stack, &before[at + 12..at + 20], &after, fault);
+        }
+    }
+
+    /// `dec-ttl` (RFC 1812 section 5.3.1: what would be left with none is discarded).
+    pub fn dec_ttl(&mut self, ports: &TunnelPorts, fault: Fault) -> Result<(), Cause> {
+        let stack = self.outer(ports);
+        let least = if fault == Fault::HopsToNone { 0 } else { 1 };
+        match stack.network {
+            Network::Ipv4(at) => {
+                if self.bytes[at + 8] <= least {
+                    return Err(Cause::NoHopsLeft);
+                }
+                let before = self.bytes.clone();
+                self.bytes[at + 8] -= 1;
+                self.ipv4_changed(&before, at, &stack, fault);
+            }
+            Network::Ipv6(at) => {
+                if self.bytes[at + 7] <= least {
+                    return Err(Cause::NoHopsLeft);
+                }
+                self.bytes[at + 7] -= 1;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// `push-vlan`: outside of the tags that are there.
+    pub fn push_vlan(&mut self, tag: Tag, fault: Fault) {
+        let tagged = [0x8100, 0x88a8].contains(&u16_at(&self.bytes, 12));
+        let at = if fault == Fault::TagPushedInside && tagged { 16 } else { 12 };
+        let [a, b] = tag.tpid.0.to_be_bytes();
+        let [c, d] = tag.tci.to_be_bytes();
+        self.bytes.splice(at..at, [a, b, c, d]);
+    }
+
+    /// `pop-vlan`: the outermost.
+    pub fn pop_vlan(&mut self) {
+        self.bytes.drain(12..16);
+    }
+
+    /// The four kinds of `decap` and `encap`.
+    pub fn reformat(&mut self, reformat: &Reformat, ports: &TunnelPorts, fault: Fault) -> Result<(), Cause> {
+        match reformat.kind() {
+            ReformatKind::L2TunnelToL2 | ReformatKind::L3TunnelToL2 => self.decap(reformat, ports, fault),
+            ReformatKind::L2ToL2Tunnel => {
+                self.bytes.splice(0..0, reformat.bytes().iter().copied());
+                self.finish_outer(reformat.bytes().len(), fault);
+                Ok(())
+            }
+            ReformatKind::L2ToL3Tunnel => {
+                let stack = self.outer(ports);
+                let Some(ip) = stack.ip_at() else { return Ok(()) };
+                // What pads a short Ethernet frame is no part of the IP packet.
+                if fault != Fault::PaddingKept {
+                    self.bytes.truncate(ip_end(&self.bytes, ip));
+                }
+                self.bytes.splice(0..ip, reformat.bytes().iter().copied());
+                self.finish_outer(reformat.bytes().len(), fault);
+                Ok(())
+            }
+        }
+    }
+
+    fn decap(&mut self, reformat: &Reformat, ports: &TunnelPorts, fault: Fault) -> Result<(), Cause> {
+        let headers = Headers::of(&self.bytes, ports);
+        let [outer, inner] = &headers.stacks[..] else { return Err(Cause::NothingInside) };
+        // What the tunnel says it carries must be there.
+        let there = if reformat.bytes().is_empty() { inner.link } else { inner.ip_at() };
+        if there.is_none() {
+            return Err(Cause::NothingInside);
+        }
+        // RFC 6040 section 4.2, figure 4.
+        if let Some(at) = inner.ip_at().filter(|_| fault != Fault::EcnForgotten) {
+            let outer_ecn = outer.ip_at().map_or(0, |ip| ecn(&self.bytes, ip));
+            match (ecn(&self.bytes, at), outer_ecn) {
+                (0, 3) => return Err(Cause::Congestion),
+                (1 | 2, 3) => self.set_ecn(at, inner, 3),
+                (2, 1) => self.set_ecn(at, inner, 1),
+                _ => {}
+            }
+        }
+        // What the outer IP packet does not hold is padding.
+        if fault != Fault::PaddingKept {
+            self.bytes.truncate(outer.end);
+        }
+        self.bytes.drain(..inner.start);
+        self.bytes.splice(0..0, reformat.bytes().iter().copied());
+        Ok(())
+    }
+
+    fn set_ecn(&mut self, at: usize, stack: &Stack, ecn: u8) {
+        if self.bytes[at] >> 4 == 4 {
+            let before = self.bytes.clone();
+            self.bytes[at + 1] = self.bytes[at + 1] & 0xfc | ecn;
+            self.ipv4_changed(&before, at, stack, Fault::None);
+        } else {
+            self.bytes[at + 1] = self.bytes[at + 1] & 0xcf | ecn << 4;
+        }
+    }
+
+    /// Writes lengths and checksums of outer headers that `header` bytes at the front are.
+    fn finish_outer(&mut self, header: usize, fault: Fault) {
+        let put_on = outer_offsets(&self.bytes[..header]);
+        let all = self.bytes.len();
+        if let Some((version, ip)) = put_on.ip {
+            let wrong = if fault == Fault::OuterLength { 4 } else { 0 };
+            match version {
+                4 => {
+                    self.bytes[ip + 2..ip + 4].copy_from_slice(&((all - ip - wrong) as u16).to_be_bytes());
+                    self.bytes[ip + 10..ip + 12].fill(0);
+                    let header = usize::from(self.bytes[ip] & 15) * 4;
+                    let checksum = !sum(&[&self.bytes[ip..ip + header]]);
+                    self.bytes[ip + 10..ip + 12].copy_from_slice(&checksum.to_be_bytes());
+                }
+                _ => self.bytes[ip + 4..ip + 6].copy_from_slice(&((all - ip - 40) as u16).to_be_bytes()),
+            }
+            if let Some(udp) = put_on.udp {
+                let length = all - udp;
+                self.bytes[udp + 4..udp + 6].copy_from_slice(&(length as u16).to_be_bytes());
+                self.bytes[udp + 6..udp + 8].fill(0);
+                if version == 6 {
+                    let pseudo = pseudo(&self.bytes, version, ip, 17, length);
+                    let checksum = !sum(&[&pseudo, &self.bytes[udp..]]);
+                    let checksum = if checksum == 0 { 0xffff } else { checksum };
+                    self.bytes[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
+                }
+            }
+        }
+        self.put_on = Some(put_on);
+    }
+}
+
+fn ecn(frame: &[u8], ip: usize) -> u8 {
+    if frame[ip] >> 4 == 4 { frame[ip + 1] & 3 } else { frame[ip + 1] >> 4 & 3 }
+}
+
+fn ip_end(frame: &[u8], ip: usize) -> usize {
+    match frame[ip] >> 4 {
+        4 => ip + usize::from(u16_at(frame, ip + 2)),
+        _ => ip + 40 + usize::from(u16_at(frame, ip + 4)),
+    }
+}
+
+/// IP and UDP header of a stack of outer headers.
+pub fn outer_offsets(header: &[u8]) -> PutOn {
+    let mut at = 12;
+    while [0x8100, 0x88a8].contains(&u16_at(header, at)) {
+        at += 4;
+    }
+    let ip = at + 2;
+    let (version, protocol, behind) = match u16_at(header, at) {
+        0x0800 => (4, header[ip + 9], ip + usize::from(header[ip] & 15) * 4),
+        0x86dd => (6, header[ip + 6], ip + 40),
+        _ => return PutOn { ip: None, udp: None },
+    };
+    PutOn { ip: Some((version, ip)), udp: (protocol == 17).then_some(behind) }
+}
