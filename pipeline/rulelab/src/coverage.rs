@@ -24,9 +24,12 @@ impl Coverage {
     /// Takes note of a packet and the rule that it hit.
     pub fn note(&mut self, rule: Option<&Rule>, outcome: &Outcome) {
         self.packets += 1;
+        let mut seen = |what: String| *self.seen.entry(what).or_default() += 1;
+        if let Fate::Dropped(cause) = outcome.fate {
+            seen(format!("dropped: {cause:?}"));
+        }
         let Some(rule) = rule else { return };
         self.hits += 1;
-        let mut seen = |what: String| *self.seen.entry(what).or_default() += 1;
         for item in rule.pattern() {
             let name = item.kind.spec().name;
             seen(format!("{}{name}", inner(item.inner)));
@@ -45,9 +48,6 @@ impl Coverage {
                 }
                 action => seen(action.spec().name.to_owned()),
             }
-        }
-        if let Fate::Dropped(cause) = outcome.fate {
-            seen(format!("dropped: {cause:?}"));
         }
     }
 
@@ -85,7 +85,16 @@ impl Coverage {
             let (action, kind) = kind.words();
             all.push(format!("{action} {kind}"));
         }
-        for cause in ["Ruled", "NoHopsLeft", "RateLimited", "Congestion", "NothingInside"] {
+        for cause in [
+            "Ruled",
+            "NoHopsLeft",
+            "RateLimited",
+            "Congestion",
+            "NothingInside",
+            "OuterFragment",
+            "ThirdTag",
+            "Malformed",
+        ] {
             all.push(format!("dropped: {cause}"));
         }
         all

@@ -102,7 +102,11 @@ pub struct Stack {
     pub tunnel: Tunnel,
     /// Where the IP packet ends by its own length, or the data of the stack if there is no IP.
     pub end: usize,
-    /// A header that cannot be: everything from it on is not there.
+    /// Where what IP carries begins; not in later fragments.
+    pub layer4: Option<usize>,
+    /// Whether an option of mobile IPv6 names another source than the header (RFC 6275 section 6.3).
+    pub away_from_home: bool,
+    /// A header that cannot be. A frame whose own stack is broken is refused; a broken stack in a tunnel is not there.
     pub broken: Option<&'static str>,
 }
 
@@ -147,7 +151,9 @@ impl Headers {
             } else {
                 inner.ip(frame, version, at, ports);
             }
-            stacks.push(inner);
+            if inner.broken.is_none() {
+                stacks.push(inner);
+            }
         }
         Self { stacks }
     }
@@ -187,7 +193,16 @@ impl Stack {
                     return Inside::Nothing;
                 };
                 match guess(frame, behind, self.end) {
-                    Inside::Ip(version, at) => self.ip(frame, version, at, ports),
+                    Inside::Ip(version, at) => {
+                        // The frame is forwarded by its label, whatever is behind it.
+                        let mut with_ip = self.clone();
+                        let inside = with_ip.ip(frame, version, at, ports);
+                        if with_ip.broken.is_some() {
+                            return Inside::Nothing;
+                        }
+                        *self = with_ip;
+                        inside
+                    }
                     other => other,
                 }
             }
@@ -200,19 +215,18 @@ impl Stack {
         if at + 28 > self.end {
             return self.broken("ARP cut off");
         }
-        if frame[at..at + 6] != [0, 1, 8, 0, 6, 4] {
-            return self.broken("ARP for something else");
+        if frame[at..at + 6] == [0, 1, 8, 0, 6, 4] {
+            self.network = Network::Arp(at);
         }
-        self.network = Network::Arp(at);
         Inside::Nothing
     }
 
-    /// RFC 3032 section 2.1: entries of four bytes up to the one with the bottom bit. Returns what is behind.
+    /// RFC 3032 section 2.1: entries of four bytes up to the one with the bottom bit. Returns what is behind. A label stack without
+    /// end, or one of more than sixteen entries, is none.
     fn label_stack(&mut self, frame: &[u8], place: Place, mut at: usize) -> Option<usize> {
         let mut entries = Vec::new();
         loop {
-            if at + 4 > self.end {
-                self.broken = Some("label stack cut off");
+            if at + 4 > self.end || entries.len() == 16 {
                 return None;
             }
             entries.push(at);
@@ -245,6 +259,22 @@ impl Stack {
         if total < header || at + total > self.end {
             return self.broken("IPv4 total length");
         }
+        if crate::rewrite::sum(&[&frame[at..at + header]]) != 0xffff {
+            return self.broken("IPv4 header checksum");
+        }
+        // Section 3.1: end of list, no operation, and options that say how long they are.
+        let mut option = at + 20;
+        while option < at + header && frame[option] != 0 {
+            let left = at + header - option;
+            option += match frame[option] {
+                1 => 1,
+                _ if left < 2 => return self.broken("IPv4 option"),
+                _ => match usize::from(frame[option + 1]) {
+                    length if length < 2 || length > left => return self.broken("IPv4 option"),
+                    length => length,
+                },
+            };
+        }
         self.network = Network::Ipv4(at);
         self.end = at + total;
         self.protocol = frame[at + 9];
@@ -254,6 +284,10 @@ impl Stack {
             (0, _) => Fragment::First,
             _ => Fragment::Later,
         };
+        let (piece, offset) = (total - header, usize::from(flags & 0x1fff) * 8);
+        if let Some(what) = bad_piece(piece, offset, flags & 0x2000 != 0, header + offset + piece, self.protocol) {
+            return self.broken(what);
+        }
         self.layer4(frame, at + header, ports)
     }
 
@@ -273,7 +307,14 @@ impl Stack {
         self.end = at + 40 + payload;
         let mut next = frame[at + 6];
         let mut here = at + 40;
+        let mut piece = None;
         while EXTENSIONS.contains(&next) {
+            if self.extensions.len() == 8 {
+                return self.broken("too many extension headers");
+            }
+            if next == 0 && here != at + 40 {
+                return self.broken("hop-by-hop options are not the first");
+            }
             if here + 8 > self.end {
                 return self.broken("extension header cut off");
             }
@@ -288,9 +329,15 @@ impl Stack {
             }
             self.extensions.push(next);
             match next {
+                0 | 60 => {
+                    if let Some(what) = self.options(&frame[here + 2..here + length]) {
+                        return self.broken(what);
+                    }
+                }
                 43 => self.on_the_way |= frame[here + 3] > 0,
                 44 => {
                     let word = u16_at(frame, here + 2);
+                    piece = Some((here + 8, usize::from(word & 0xfff8), word & 1 == 1));
                     self.fragment = match (word >> 3, word & 1) {
                         // RFC 6946: an atomic fragment is the whole packet.
                         (0, 0) => self.fragment,
@@ -307,16 +354,46 @@ impl Stack {
             }
         }
         self.protocol = next;
+        if let Some((start, offset, more)) = piece {
+            let length = self.end - start;
+            let whole = start - 8 - (at + 40) + offset + length;
+            // What the first fragment has behind its header is the upper layer only if nothing else is.
+            if let Some(what) = bad_piece(length, offset, more, whole, next) {
+                return self.broken(what);
+            }
+        }
         self.layer4(frame, here, ports)
+    }
+
+    /// RFC 8200 section 4.2: Pad1, and options that say how long they are. RFC 2675: no jumbograms.
+    fn options(&mut self, mut options: &[u8]) -> Option<&'static str> {
+        while let [kind, rest @ ..] = options {
+            if *kind == 0 {
+                options = rest;
+                continue;
+            }
+            let Some(length) = rest.first().map(|length| usize::from(*length)).filter(|l| *l < rest.len()) else {
+                return Some("option of an extension header");
+            };
+            match kind {
+                0xc2 => return Some("jumbogram"),
+                0xc9 if length == 16 => self.away_from_home = true,
+                _ => {}
+            }
+            options = &rest[1 + length..];
+        }
+        None
     }
 
     fn layer4(&mut self, frame: &[u8], at: usize, ports: &TunnelPorts) -> Inside {
         if self.fragment == Fragment::Later {
             return Inside::Nothing;
         }
+        self.layer4 = Some(at);
         let left = self.end - at;
         let v4 = matches!(self.network, Network::Ipv4(_));
         match self.protocol {
+            4 | 41 if self.fragment != Fragment::No => return Inside::Nothing,
             4 => return Inside::Ip(4, at),
             41 => return Inside::Ip(6, at),
             // RFC 9293 section 3.1.
@@ -334,7 +411,7 @@ impl Stack {
             // RFC 792: all messages have eight bytes at least; RFC 4303 section 2: SPI and sequence number.
             1 if v4 && left < 8 => return self.broken("ICMP cut off"),
             50 if left < 8 => return self.broken("ESP cut off"),
-            58 if !v4 && left < 8 => return self.broken("ICMPv6 cut off"),
+            58 if !v4 && left < 4 => return self.broken("ICMPv6 cut off"),
             1 if v4 => {}
             58 if !v4 => {}
             50 => {}
@@ -355,54 +432,61 @@ impl Stack {
             return self.broken("UDP length");
         }
         self.transport = Some((17, at));
-        let end = self.end.min(at + length);
-        let port = u16_at(frame, at + 2);
-        let behind = at + 8;
-        if ![ports.vxlan, ports.vxlan_gpe, ports.geneve, ports.mpls].contains(&port) {
+        // Tunnels are looked for in whole packets only.
+        if self.fragment != Fragment::No {
             return Inside::Nothing;
         }
-        self.end = end;
+        let port = u16_at(frame, at + 2);
+        let (behind, end) = (at + 8, at + length);
         if port == ports.mpls {
-            return match self.label_stack(frame, Place::Udp, behind) {
-                Some(at) => guess(frame, at, self.end),
-                None => Inside::Nothing,
-            };
+            let mut within = self.clone();
+            within.end = end;
+            let Some(at) = within.label_stack(frame, Place::Udp, behind) else { return Inside::Nothing };
+            *self = within;
+            return guess(frame, at, end);
         }
+        // A tunnel header in disorder is none.
         if behind + 8 > end {
-            return self.broken("tunnel header cut off");
+            return Inside::Nothing;
         }
         let flags = frame[behind];
-        if port == ports.vxlan {
+        let inside = match port {
             // RFC 7348 section 5: the I flag MUST be set; the rest is ignored.
-            if flags & 0x08 == 0 {
-                return self.broken("VXLAN without a VNI");
+            port if port == ports.vxlan && flags & 0x08 != 0 => {
+                self.tunnel = Tunnel::Vxlan(behind);
+                Inside::Ethernet(behind + 8)
             }
-            self.tunnel = Tunnel::Vxlan(behind);
-            return Inside::Ethernet(behind + 8);
-        }
-        if port == ports.vxlan_gpe {
-            // draft-ietf-nvo3-vxlan-gpe section 3.1: version 0, I and P.
-            if flags & 0x3c != 0x0c {
-                return self.broken("VXLAN-GPE flags");
+            // draft-ietf-nvo3-vxlan-gpe section 3.1: version 0; without P it does not say what it carries.
+            port if port == ports.vxlan_gpe && flags & 0x30 == 0 => {
+                self.tunnel = Tunnel::VxlanGpe(behind);
+                match (flags & 0x04, frame[behind + 3]) {
+                    (0, _) => Inside::Nothing,
+                    (_, 1) => Inside::Ip(4, behind + 8),
+                    (_, 2) => Inside::Ip(6, behind + 8),
+                    (_, 3) => Inside::Ethernet(behind + 8),
+                    _ => Inside::Nothing,
+                }
             }
-            self.tunnel = Tunnel::VxlanGpe(behind);
-            return match frame[behind + 3] {
-                1 => Inside::Ip(4, behind + 8),
-                2 => Inside::Ip(6, behind + 8),
-                3 => Inside::Ethernet(behind + 8),
-                _ => Inside::Nothing,
-            };
-        }
-        // RFC 8926 section 3.4.
-        if flags >> 6 != 0 {
-            return self.broken("GENEVE version");
-        }
-        let inside = behind + 8 + usize::from(flags & 0x3f) * 4;
-        if inside > end {
-            return self.broken("GENEVE options cut off");
-        }
-        self.tunnel = Tunnel::Geneve(behind);
-        by_type(u16_at(frame, behind + 2), inside)
+            // RFC 8926 sections 3.4 and 3.5.
+            port if port == ports.geneve && flags >> 6 == 0 => {
+                let inside = behind + 8 + usize::from(flags & 0x3f) * 4;
+                let mut option = behind + 8;
+                while option < inside {
+                    if inside > end {
+                        return Inside::Nothing;
+                    }
+                    option += 4 + usize::from(frame[option + 3] & 0x1f) * 4;
+                }
+                if option != inside {
+                    return Inside::Nothing;
+                }
+                self.tunnel = Tunnel::Geneve(behind);
+                by_type(u16_at(frame, behind + 2), inside)
+            }
+            _ => return Inside::Nothing,
+        };
+        self.end = end;
+        inside
     }
 
     /// RFC 2784 section 2 and RFC 2890 section 2.
@@ -421,6 +505,9 @@ impl Stack {
         }
         self.transport = Some((47, at));
         self.tunnel = Tunnel::Gre(at);
+        if self.fragment != Fragment::No {
+            return Inside::Nothing;
+        }
         let behind = at + header;
         match u16_at(frame, at + 2) {
             0x8847 | 0x8848 => match self.label_stack(frame, Place::Gre, behind) {
@@ -448,6 +535,18 @@ impl Stack {
             _ => None,
         }
     }
+}
+
+/// What no fragment can be: `whole` is the length that the packet has at least.
+fn bad_piece(piece: usize, offset: usize, more: bool, whole: usize, protocol: u8) -> Option<&'static str> {
+    if (offset > 0 || more) && whole > 65535 {
+        return Some("a fragment beyond the longest packet");
+    }
+    if more && !piece.is_multiple_of(8) {
+        return Some("a fragment in the middle that is not a multiple of 8 bytes long");
+    }
+    // RFC 3128.
+    (offset == 8 && protocol == 6).then_some("a fragment that overlaps the TCP header")
 }
 
 fn by_type(ether_type: u16, at: usize) -> Inside {

@@ -20,6 +20,7 @@ pub mod make;
 mod reference;
 pub mod rewrite;
 mod rng;
+mod rss;
 pub mod show;
 
 pub use coverage::Coverage;

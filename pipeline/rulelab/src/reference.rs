@@ -1,16 +1,18 @@
 //! The reference: a list of rules that is walked from the first to the last for every packet.
 
-use wirepath_pmd::flow::{Action, Direction, Limit, RateUnit, Rss, Rule};
+use wirepath_pmd::flow::{Action, Direction, Limit, RateUnit, Rule};
 
 use crate::fields::Noted;
 use crate::fit::fits;
 use crate::headers::{Headers, TunnelPorts};
 use crate::rewrite::Frame;
+use crate::rss;
 
 /// An error that can be planted, so that a comparison can show that it would find it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // The names say it.
 pub enum Fault {
+    #[default]
     None,
     // Which rule.
     MaskBit,
@@ -20,6 +22,7 @@ pub enum Fault {
     HighNumberFirst,
     LastAddedFirst,
     EgressAtIngress,
+    DisorderAccepted,
     // What is done.
     HeaderChecksumForgotten,
     Layer4ChecksumForgotten,
@@ -34,13 +37,14 @@ pub enum Fault {
     MirrorSeesTheEnd,
     ActionsBackwards,
     MarkLost,
-    CountsWhatLeaves,
+    CountsWhatArrived,
+    RssForgetsThePorts,
     BurstAndOne,
 }
 
 impl Fault {
     /// All that are errors.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::MaskBit,
         Self::WrongLevel,
         Self::LabelsSkipped,
@@ -48,6 +52,7 @@ impl Fault {
         Self::HighNumberFirst,
         Self::LastAddedFirst,
         Self::EgressAtIngress,
+        Self::DisorderAccepted,
         Self::HeaderChecksumForgotten,
         Self::Layer4ChecksumForgotten,
         Self::NoChecksumMadeOne,
@@ -61,7 +66,8 @@ impl Fault {
         Self::MirrorSeesTheEnd,
         Self::ActionsBackwards,
         Self::MarkLost,
-        Self::CountsWhatLeaves,
+        Self::CountsWhatArrived,
+        Self::RssForgetsThePorts,
         Self::BurstAndOne,
     ];
 }
@@ -79,6 +85,12 @@ pub enum Cause {
     Congestion,
     /// `decap`: there is a tunnel, but not in it what it says that it carries.
     NothingInside,
+    /// `decap`: a tunnel packet in pieces.
+    OuterFragment,
+    /// `push-vlan`: a third tag.
+    ThirdTag,
+    /// Before any rule: the frame's own headers are in disorder.
+    Malformed,
 }
 
 /// Where a packet goes.
@@ -88,8 +100,6 @@ pub enum Fate {
     On,
     /// To this receive queue.
     Queue(u16),
-    /// To one of several.
-    Rss(Rss),
     /// Nowhere.
     Dropped(Cause),
     /// To the kernel.
@@ -123,7 +133,7 @@ pub type RuleId = u64;
 pub struct Count {
     /// Packets that it decided about.
     pub packets: u64,
-    /// Their bytes, as they arrived at the rule.
+    /// Their bytes, as they were when they came to `count`.
     pub bytes: u64,
 }
 
@@ -173,14 +183,10 @@ pub struct Reference {
     next: RuleId,
     /// Where tunnels are looked for.
     pub ports: TunnelPorts,
+    /// Toeplitz key of rules that have none.
+    pub rss_key: Vec<u8>,
     /// The planted error.
     pub fault: Fault,
-}
-
-impl Default for Fault {
-    fn default() -> Self {
-        Self::None
-    }
 }
 
 impl Reference {
@@ -232,6 +238,9 @@ impl Reference {
     /// The rule that a packet hits: the lowest priority number, then the first added.
     pub fn classify(&self, direction: Direction, frame: &[u8], noted: &Noted) -> Option<RuleId> {
         let headers = Headers::of(frame, &self.ports);
+        if headers.stacks[0].broken.is_some() {
+            return None;
+        }
         self.best(direction, frame, &headers, noted).map(|at| self.entries[at].id)
     }
 
@@ -261,11 +270,15 @@ impl Reference {
     /// What becomes of a packet that comes at this time, in nanoseconds.
     pub fn run(&mut self, direction: Direction, frame: &[u8], noted: &Noted, now: u64) -> Outcome {
         let headers = Headers::of(frame, &self.ports);
+        if headers.stacks[0].broken.is_some() && self.fault != Fault::DisorderAccepted {
+            let (fate, frame) = (Fate::Dropped(Cause::Malformed), Frame::new(frame));
+            return Outcome { rule: None, mirrors: vec![], fate, frame, mark: noted.mark, counted: None };
+        }
         let Some(at) = self.best(direction, frame, &headers, noted) else {
             let frame = Frame::new(frame);
             return Outcome { rule: None, mirrors: vec![], fate: Fate::On, frame, mark: noted.mark, counted: None };
         };
-        let (fault, ports) = (self.fault, self.ports.clone());
+        let (fault, ports, rss_key) = (self.fault, self.ports.clone(), self.rss_key.clone());
         let entry = &mut self.entries[at];
         let mut outcome = Outcome {
             rule: Some(entry.id),
@@ -284,13 +297,13 @@ impl Reference {
             let out = &mut outcome.frame;
             match action {
                 Action::Queue(queue) => outcome.fate = Fate::Queue(*queue),
-                Action::Rss(rss) => outcome.fate = Fate::Rss(rss.clone()),
+                Action::Rss(rss) => outcome.fate = Fate::Queue(rss::queue(rss, &rss_key, &out.bytes, &ports, fault)),
                 Action::Drop => going = Err(Cause::Ruled),
                 Action::Kernel => outcome.fate = Fate::Kernel,
                 Action::Redirect(port) => outcome.fate = Fate::Redirect(*port),
                 Action::Mirror(port) => outcome.mirrors.push((*port, out.clone())),
                 Action::Count => {
-                    let bytes = if fault == Fault::CountsWhatLeaves { out.bytes.len() } else { frame.len() } as u64;
+                    let bytes = if fault == Fault::CountsWhatArrived { frame.len() } else { out.bytes.len() } as u64;
                     outcome.counted = Some(bytes);
                     entry.count.packets += 1;
                     entry.count.bytes += bytes;
@@ -299,7 +312,7 @@ impl Reference {
                 Action::Mark(mark) => outcome.mark = *mark,
                 Action::Set { field, value } => out.set(*field, *value, &ports, fault),
                 Action::DecTtl => going = out.dec_ttl(&ports, fault),
-                Action::PushVlan(tag) => out.push_vlan(*tag, fault),
+                Action::PushVlan(tag) => going = out.push_vlan(*tag, &ports, fault),
                 Action::PopVlan => out.pop_vlan(),
                 Action::Reformat(reformat) => going = out.reformat(reformat, &ports, fault),
                 Action::Limit(limit) => {

@@ -4,7 +4,7 @@ use wirepath_pmd::flow::{Field, ItemKind, Reformat, ReformatKind};
 use wirepath_wire::Tag;
 
 use crate::fields::header;
-use crate::headers::{Headers, Network, Stack, TunnelPorts, u16_at};
+use crate::headers::{Fragment, Headers, Network, Stack, TunnelPorts, u16_at};
 use crate::reference::{Cause, Fault};
 
 /// Bytes of a frame, and what in them may differ from one engine to another.
@@ -23,6 +23,10 @@ pub struct PutOn {
     pub ip: Option<(u8, usize)>,
     /// UDP header.
     pub udp: Option<usize>,
+    /// The source port is written as 0: entropy takes its place.
+    pub any_port: bool,
+    /// IPv4 without DF: the identification is counted.
+    pub any_id: bool,
 }
 
 /// RFC 1071: the sum that a header with a right checksum has is 0xffff.
@@ -61,6 +65,10 @@ fn adjust(frame: &mut [u8], checksum: usize, before: &[u8], after: &[u8]) -> u16
 
 /// Where the checksum of layer 4 stands that covers what is behind it, and whether 0 means that there is none.
 fn layer4_checksum(frame: &[u8], stack: &Stack, fault: Fault) -> Option<(usize, bool)> {
+    // DCCP (RFC 4340 section 5.1) and UDP-Lite (RFC 3828 section 3.1) have their checksum where UDP has it, and always one.
+    if let (33 | 136, Some(at)) = (stack.protocol, stack.layer4) {
+        return (at + 8 <= stack.end).then_some((at + 6, stack.protocol == 136));
+    }
     match stack.transport? {
         (6, at) => Some((at + 16, false)),
         (17, at) if u16_at(frame, at + 6) == 0 && fault != Fault::NoChecksumMadeOne => None,
@@ -131,8 +139,11 @@ impl Frame {
             ItemKind::Ipv6 => {
                 // What is sealed is the final destination (RFC 8200 section 8.1), so the next hop's address is not in the sum.
                 let to = if stack.on_the_way && fault != Fault::NextHopInChecksum { at + 24 } else { at + 40 };
-                let after = self.bytes[at + 8..to].to_vec();
-                adjust_layer4(&mut self.bytes, &stack, &before[at + 8..to], &after, fault);
+                let from = if stack.away_from_home { at + 24 } else { at + 8 };
+                if from < to {
+                    let after = self.bytes[from..to].to_vec();
+                    adjust_layer4(&mut self.bytes, &stack, &before[from..to], &after, fault);
+                }
             }
             ItemKind::Tcp | ItemKind::Udp => {
                 let after = self.bytes[at..at + 4].to_vec();
@@ -180,12 +191,16 @@ impl Frame {
     }
 
     /// `push-vlan`: outside of the tags that are there.
-    pub fn push_vlan(&mut self, tag: Tag, fault: Fault) {
-        let tagged = [0x8100, 0x88a8].contains(&u16_at(&self.bytes, 12));
-        let at = if fault == Fault::TagPushedInside && tagged { 16 } else { 12 };
+    pub fn push_vlan(&mut self, tag: Tag, ports: &TunnelPorts, fault: Fault) -> Result<(), Cause> {
+        let tags = self.outer(ports).tags.len();
+        if tags == 2 {
+            return Err(Cause::ThirdTag);
+        }
+        let at = if fault == Fault::TagPushedInside && tags > 0 { 16 } else { 12 };
         let [a, b] = tag.tpid.0.to_be_bytes();
         let [c, d] = tag.tci.to_be_bytes();
         self.bytes.splice(at..at, [a, b, c, d]);
+        Ok(())
     }
 
     /// `pop-vlan`: the outermost.
@@ -218,6 +233,9 @@ impl Frame {
 
     fn decap(&mut self, reformat: &Reformat, ports: &TunnelPorts, fault: Fault) -> Result<(), Cause> {
         let headers = Headers::of(&self.bytes, ports);
+        if headers.stacks[0].fragment != Fragment::No {
+            return Err(Cause::OuterFragment);
+        }
         let [outer, inner] = &headers.stacks[..] else { return Err(Cause::NothingInside) };
         // What the tunnel says it carries must be there.
         let there = if reformat.bytes().is_empty() { inner.link } else { inner.ip_at() };
@@ -236,7 +254,8 @@ impl Frame {
         }
         // What the outer IP packet does not hold is padding.
         if fault != Fault::PaddingKept {
-            self.bytes.truncate(outer.end);
+            let end = if reformat.bytes().is_empty() { outer.end } else { inner.end };
+            self.bytes.truncate(end);
         }
         self.bytes.drain(..inner.start);
         self.bytes.splice(0..0, reformat.bytes().iter().copied());
@@ -272,8 +291,9 @@ impl Frame {
             if let Some(udp) = put_on.udp {
                 let length = all - udp;
                 self.bytes[udp + 4..udp + 6].copy_from_slice(&(length as u16).to_be_bytes());
-                self.bytes[udp + 6..udp + 8].fill(0);
-                if version == 6 {
+                // Written as 0 there is none (RFC 6935 over IPv6).
+                if u16_at(&self.bytes, udp + 6) != 0 {
+                    self.bytes[udp + 6..udp + 8].fill(0);
                     let pseudo = pseudo(&self.bytes, version, ip, 17, length);
                     let checksum = !sum(&[&pseudo, &self.bytes[udp..]]);
                     let checksum = if checksum == 0 { 0xffff } else { checksum };
@@ -306,7 +326,13 @@ pub fn outer_offsets(header: &[u8]) -> PutOn {
     let (version, protocol, behind) = match u16_at(header, at) {
         0x0800 => (4, header[ip + 9], ip + usize::from(header[ip] & 15) * 4),
         0x86dd => (6, header[ip + 6], ip + 40),
-        _ => return PutOn { ip: None, udp: None },
+        _ => return PutOn { ip: None, udp: None, any_port: false, any_id: false },
     };
-    PutOn { ip: Some((version, ip)), udp: (protocol == 17).then_some(behind) }
+    let udp = (protocol == 17).then_some(behind);
+    PutOn {
+        ip: Some((version, ip)),
+        udp,
+        any_port: udp.is_some_and(|udp| u16_at(header, udp) == 0),
+        any_id: version == 4 && header[ip + 6] & 0x40 == 0,
+    }
 }

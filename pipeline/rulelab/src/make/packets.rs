@@ -264,7 +264,7 @@ impl Maker<'_> {
                 Carrier::Ethernet => self.choose(level, proto_field, &[17, 47]),
             },
             None => {
-                let some = [6, 6, 17, 17, 17, message.1, message.1, 47, 50, 4, 41, 99, 59];
+                let some = [6, 6, 17, 17, 17, message.1, message.1, 47, 50, 4, 41, 99, 59, 33, 136];
                 self.choose(level, proto_field, &some)
             }
         };
@@ -351,6 +351,11 @@ impl Maker<'_> {
                         be(out, self.rng.below(2).into(), 1);
                         out.resize(out.len() + 20, 3);
                     }
+                    // Home address (RFC 6275), padded.
+                    60 if self.rng.one_in(4) => {
+                        be(out, 0x02_0102_0000_c910, 7);
+                        out.resize(out.len() + 16, 9);
+                    }
                     _ => {
                         // PadN over the rest.
                         let words = self.rng.below(2);
@@ -367,6 +372,10 @@ impl Maker<'_> {
             out.extend(self.payload());
         } else {
             self.transport(level, protocol as u8, out);
+        }
+        if more == 1 && !self.rng.one_in(10) {
+            let piece = (out.len() - behind_ip).next_multiple_of(8);
+            out.resize(behind_ip + piece, 0x5a);
         }
         self.finish_ip(version, start, behind_ip, protocol as u8, fragment != 0, out);
     }
@@ -444,6 +453,10 @@ impl Maker<'_> {
                     be(out, u128::from(version) << 4, 1);
                     out.extend(self.payload());
                 }
+            }
+            33 | 136 => {
+                out.resize(out.len() + 8, 0x35);
+                out.extend(self.payload());
             }
             _ => out.extend(self.payload()),
         }
