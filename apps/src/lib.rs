@@ -4,4 +4,5 @@
 pub mod cli;
 pub mod gateway;
 pub mod l2fwd;
+pub mod rules;
 pub mod tools;

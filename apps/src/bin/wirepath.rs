@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use wirepath_apps::cli;
-use wirepath_apps::tools::{devices, doctor};
+use wirepath_apps::tools::flow::FlowCommand;
+use wirepath_apps::tools::{devices, doctor, flow};
 
 /// Says what this machine offers to Wirepath's packet programs.
 #[derive(Debug, Parser)]
@@ -32,6 +33,10 @@ enum Command {
     /// code is 1 if anything FAILs, else 0. The line behind `>` is the command that mends it. With --json: an object with `ok` and
     /// `findings` (check, level, found, remedy).
     Doctor,
+
+    /// Flow rules: checks them, and explains the language
+    #[command(subcommand)]
+    Flow(FlowCommand),
 }
 
 const AFTER_HELP: &str = "\
@@ -39,6 +44,8 @@ Examples:
   wirepath doctor            can this machine run real ports?
   wirepath devices           what to write as `device` and `driver` in a configuration
   wirepath devices --json    the same for programs
+  wirepath flow check FILE   are these flow rules right, and does each of them run?
+  wirepath flow items        what patterns are made of
 
 Exit code: 0 done, 1 failed (doctor: something FAILs), 2 bad usage.";
 
@@ -50,6 +57,7 @@ fn main() -> ExitCode {
         match arguments.command {
             Command::Devices => devices::run(arguments.common.json),
             Command::Doctor => doctor::run(arguments.common.json),
+            Command::Flow(command) => flow::run(&command, arguments.common.json),
         }
     })
 }

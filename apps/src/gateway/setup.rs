@@ -5,6 +5,7 @@ use wirepath_pmd::port::VlanTags;
 use wirepath_pmd::settings::{ConfigError, Source};
 
 use crate::cli::Failure;
+use crate::rules::RuleSettings;
 
 /// A configuration to begin with, for the help.
 pub const EXAMPLE: &str = r#"[[port]]
@@ -35,6 +36,8 @@ pub struct Setup {
     pub runtime: RuntimeConfig,
     /// Underlay and segments.
     pub gateway: GatewayConfig,
+    /// Flow rules.
+    pub rules: RuleSettings,
 }
 
 impl Setup {
@@ -49,10 +52,11 @@ impl Setup {
         let runtime = RuntimeConfig::from_settings(&top)?;
         let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
         let gateway = GatewayConfig::read(&top, &names)?;
+        let rules = RuleSettings::read(&top, &ports)?;
         top.finish()?;
         let mtus: Vec<u16> = ports.iter().map(|port| port.mtu).collect();
         gateway.check_mtus(&mtus)?;
-        Ok(Self { ports, runtime, gateway })
+        Ok(Self { ports, runtime, gateway, rules })
     }
 
     /// Refuses ports that nothing uses: most likely a segment was forgotten.
@@ -69,7 +73,8 @@ impl Setup {
 
     /// Opens the ports and checks what only they know; nothing is started yet.
     pub fn open(self) -> Result<(Runtime, GatewayConfig), Failure> {
-        let Self { ports, runtime, gateway } = self;
+        let Self { ports, runtime, gateway, rules } = self;
+        rules.check_runnable()?;
         let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
         check_tags(runtime.ports(), &gateway)?;
         let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);

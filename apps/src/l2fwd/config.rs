@@ -3,6 +3,8 @@ use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::port::PortId;
 use wirepath_pmd::settings::{ConfigError, Settings, Source};
 
+use crate::rules::RuleSettings;
+
 /// A configuration, checked.
 #[derive(Debug)]
 pub struct Config {
@@ -12,6 +14,8 @@ pub struct Config {
     pub runtime: RuntimeConfig,
     /// What to do with packets.
     pub mode: Mode,
+    /// Flow rules.
+    pub rules: RuleSettings,
 }
 
 /// What to do with packets.
@@ -50,8 +54,9 @@ impl Config {
             }
             None => Mode::read(&top.empty("l2fwd"), &ports)?,
         };
+        let rules = RuleSettings::read(&top, &ports)?;
         top.finish()?;
-        Ok(Self { ports, runtime, mode })
+        Ok(Self { ports, runtime, mode, rules })
     }
 }
 

@@ -46,7 +46,8 @@ rewrite_mac = true
 
 /// Runs until `options` say stop. `live`: rates go to standard output.
 pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<Summary, Failure> {
-    let Config { ports, runtime, mode } = config;
+    let Config { ports, runtime, mode, rules } = config;
+    rules.check_runnable()?;
     let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
     let summary = match mode {
         Mode::Pairs { peers, rewrite_mac } => {

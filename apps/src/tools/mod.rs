@@ -1,4 +1,5 @@
-//! The tool `wirepath`: what this machine has, and what stands in the way.
+//! The tool `wirepath`: what this machine has, what stands in the way, and flow rules.
 
 pub mod devices;
 pub mod doctor;
+pub mod flow;

@@ -48,7 +48,7 @@ pub enum RuntimeError {
         /// Name of the port.
         port: String,
         /// Why.
-        source: PortError,
+        source: Box<PortError>,
     },
     /// Packet memory.
     #[error("packet memory: {0}; with huge_pages = \"prefer\" and fewer buffers in [pool] the program may start")]
@@ -238,7 +238,7 @@ impl Runtime {
                 }
                 Err(error) => {
                     stop_ports(ports, rx.into_iter().flatten().collect(), tx.into_iter().flatten().collect());
-                    return Err(RuntimeError::Start { port: info.name.clone(), source: error });
+                    return Err(RuntimeError::Start { port: info.name.clone(), source: Box::new(error) });
                 }
             }
         }

@@ -124,6 +124,21 @@ impl Source {
         Ok(Document { source: self, root })
     }
 
+    /// Name of the file, or the word given for text from elsewhere.
+    pub fn name(&self) -> &str {
+        &self.file
+    }
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The place of a byte, for errors in texts that are not TOML; `key` as in [`ConfigError::key`].
+    pub fn place(&self, offset: usize, key: impl Into<String>) -> Place {
+        Place { source: self.clone(), offset, key: key.into() }
+    }
+
     fn position(&self, offset: usize) -> (usize, usize) {
         let before = &self.text.as_bytes()[..offset.min(self.text.len())];
         let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
@@ -216,6 +231,18 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Name of the file, as in [`ConfigError::file`].
+    pub fn file(&self) -> &str {
+        &self.source.file
+    }
+
+    /// Line and column, from 1.
+    pub fn position(&self) -> (usize, usize) {
+        self.source.position(self.offset)
+    }
+}
+
 impl<T> Placed<T> {
     /// An error at the value's place.
     pub fn error(&self, message: impl Into<String>) -> ConfigError {
@@ -261,6 +288,23 @@ impl<'d> Settings<'d> {
     pub fn place(&self, key: &'static str) -> Place {
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
         self.place_at(span.start, key)
+    }
+
+    /// Where byte `offset` of a key's string stands, if the string is written without escapes before it; else where the string does.
+    pub fn place_within(&self, key: &'static str, offset: usize) -> Place {
+        let span = self.value(key).map_or(self.span.clone(), Spanned::span);
+        let raw = self.source.text.get(span.clone()).unwrap_or_default();
+        let long = raw.len() >= 6 && (raw.starts_with("\"\"\"") || raw.starts_with("'''"));
+        // A long string may begin behind a line break that is no part of it (TOML 1.0, "String").
+        let opening: usize = match raw.get(3..) {
+            Some(rest) if long && rest.starts_with("\r\n") => 5,
+            Some(rest) if long && rest.starts_with('\n') => 4,
+            _ if long => 3,
+            _ => 1,
+        };
+        let before = raw.get(opening..opening.saturating_add(offset));
+        let plain = before.is_some_and(|before| raw.starts_with('\'') || !before.contains('\\'));
+        self.place_at(if plain { span.start + opening + offset } else { span.start }, key)
     }
 
     fn place_at(&self, offset: usize, key: &str) -> Place {
@@ -502,6 +546,21 @@ mod tests {
             port.integer::<u16>("mtu", 68..=9216).map(drop)
         });
         assert_eq!(message, "c.toml:2:7: port[0].mtu: found 70000, expected an integer from 68 to 9216");
+    }
+
+    #[test]
+    fn a_place_within_a_string() {
+        let place = |text: &str, offset| {
+            let source = Source::new("c.toml", text);
+            let document = source.parse().unwrap();
+            document.settings().place_within("a", offset).position()
+        };
+        assert_eq!(place("a = \"one two\"", 4), (1, 10));
+        assert_eq!(place("a = 'one two'", 4), (1, 10));
+        assert_eq!(place("a = '''\none\ntwo'''", 4), (3, 1));
+        assert_eq!(place("a = \"\"\"one two\"\"\"", 4), (1, 12));
+        assert_eq!(place("a = \"\\tone two\"", 5), (1, 5), "escaped: the string");
+        assert_eq!(place("a = \"one\"", 99), (1, 5), "beyond: the string");
     }
 
     #[test]

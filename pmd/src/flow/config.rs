@@ -16,6 +16,7 @@ use toml::de::DeValue;
 use super::Rule;
 use super::bits::Ports;
 use super::json::pair;
+use super::list::Listed;
 use super::tree::{Fault, Node, Pair, Tree, Word, action_spec, item_kind};
 use crate::settings::{ConfigError, FromValue, Place, Settings};
 
@@ -24,10 +25,19 @@ pub fn from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<Ru
     settings.tables("rule")?.into_iter().map(|table| rule(table, ports)).collect()
 }
 
+/// As [`from_settings`], but goes on behind a rule that is wrong, and tells where each stands.
+pub fn list_from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<Listed>, ConfigError> {
+    let listed = |table: Settings<'_>| {
+        let key = if table.has("rule") { "rule" } else { "direction" };
+        Listed { place: table.place(key), rule: rule(table, ports) }
+    };
+    Ok(settings.tables("rule")?.into_iter().map(listed).collect())
+}
+
 fn rule(table: Settings<'_>, ports: Ports<'_>) -> Result<Rule, ConfigError> {
     if let Some(text) = table.get::<String>("rule")? {
         let rule = Rule::parse(&text, ports);
-        let rule = rule.map_err(|error| table.error_in("rule", format!("{error}\n{}", error.underlined(&text))))?;
+        let rule = rule.map_err(|error| table.place_within("rule", error.span.start).error(error.message))?;
         table.finish()?;
         return Ok(rule);
     }
@@ -161,7 +171,7 @@ mod tests {
         let cases = [
             (
                 "[[rule]]\nrule = 'ingress: ipv5 => drop'",
-                "c.toml:2:8: rule[0].rule: column 10: unknown item \"ipv5\"; did you mean \"ipv4\"?",
+                "c.toml:2:18: rule[0].rule: unknown item \"ipv5\"; did you mean \"ipv4\"?",
             ),
             ("[[rule]]\nrule = 'ingress: any => drop'\npriority = 3", "c.toml:3:1: rule[0].priority: unknown key"),
             ("[[rule]]\npriority = 3", "c.toml:1:1: rule[0]: missing: \"rule\""),

@@ -28,7 +28,7 @@
 //!
 //! # Forms
 //! Text ([`str::parse`], [`Rule::parse`]; grammar in [`text`]), TOML ([`from_settings`]), JSON ([`Rule::to_json`],
-//! [`Rule::from_json`]). All are read through the same tables ([`ITEMS`], [`FIELDS`], [`ACTIONS`]), which
+//! [`Rule::from_json`]); whole files of any of them: [`list`]. All are read through the same tables ([`ITEMS`], [`FIELDS`], [`ACTIONS`]), which
 //! [`items_reference`] and [`actions_reference`] print. [`verbs`] translates rules to the specs of `ibv_create_flow` and back.
 
 mod action;
@@ -37,6 +37,7 @@ mod config;
 mod fields;
 mod items;
 mod json;
+pub mod list;
 mod packet;
 mod reason;
 mod reformat;
@@ -50,7 +51,7 @@ mod tests;
 
 pub use action::{ACTIONS, Action, ActionSpec, HashFields, Limit, MAX_RSS_QUEUES, RateUnit, Rss, actions_reference};
 pub use bits::{Bits, Format, Ports};
-pub use config::from_settings;
+pub use config::{from_settings, list_from_settings};
 pub use fields::{FieldSet, Key, LEVELS, What, covers, overlaps};
 pub use items::{
     FIELDS, Fact, Field, FieldSpec, ITEMS, Item, ItemKind, ItemSpec, Layer, ext, items_reference, mpls, network, tunnel,

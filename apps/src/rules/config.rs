@@ -1,0 +1,141 @@
+use std::path::PathBuf;
+
+use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::flow::list::{self, Form, Listed};
+use wirepath_pmd::flow::{Ports, Rule, list_from_settings};
+use wirepath_pmd::port::PortId;
+use wirepath_pmd::settings::{ConfigError, Place, Settings, Source};
+
+/// A rule and where it was read.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Where it begins.
+    pub place: Place,
+    /// The rule.
+    pub rule: Rule,
+}
+
+/// The rules of a configuration: its `[[rule]]` tables, and behind them those of a file of their own.
+///
+/// ```toml
+/// [rules]
+/// file = "acl.rules"      # beside the configuration, unless the path is absolute; text, TOML or JSON
+///
+/// [[rule]]
+/// rule = "ingress prio 10: port id wan / ipv4 dst 10.0.0.0/8 => drop"
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct RuleSettings {
+    /// The rules, in the order in which they count among equals.
+    pub entries: Vec<Entry>,
+    /// How many of them stand in the configuration itself; they come first.
+    pub own: usize,
+    /// Where the others stand.
+    pub file: Option<PathBuf>,
+}
+
+/// The ports by name, for the words of rules.
+pub fn port_names(ports: &[PortSettings]) -> Vec<(&str, PortId)> {
+    ports.iter().zip(0..).map(|(port, id)| (port.name.as_str(), id)).collect()
+}
+
+impl RuleSettings {
+    /// Reads the rules of a configuration's top table. The first rule that is wrong is an error.
+    pub fn read(top: &Settings<'_>, ports: &[PortSettings]) -> Result<Self, ConfigError> {
+        let names = port_names(ports);
+        let mut settings = Self::default();
+        for listed in list_from_settings(top, Ports(&names))? {
+            settings.entries.push(Entry { place: listed.place, rule: listed.rule? });
+        }
+        settings.own = settings.entries.len();
+        settings.file = file_of(top)?;
+        settings.entries.extend(settings.read_file(&names)?);
+        Ok(settings)
+    }
+
+    /// Refuses what the programs do not run.
+    pub fn check_runnable(&self) -> Result<(), ConfigError> {
+        match self.entries.first() {
+            Some(entry) => {
+                Err(entry.place.error("this program does not run rules yet; take them out of its configuration"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the file of rules again; empty without one.
+    pub fn read_file(&self, names: &[(&str, PortId)]) -> Result<Vec<Entry>, ConfigError> {
+        let Some(file) = &self.file else { return Ok(Vec::new()) };
+        let rules = list::read_all(&Source::load(file)?, Ports(names))?;
+        Ok(rules.into_iter().map(|(place, rule)| Entry { place, rule }).collect())
+    }
+
+    /// As [`Self::read`], but goes on behind rules that are wrong. Also gives the file's text.
+    pub fn list(top: &Settings<'_>, names: &[(&str, PortId)]) -> Result<(Vec<Listed>, Option<Source>), ConfigError> {
+        let mut listed = list_from_settings(top, Ports(names))?;
+        let Some(file) = file_of(top)? else { return Ok((listed, None)) };
+        let source = Source::load(&file)?;
+        listed.extend(list::read(&source, Form::of(&source), Ports(names))?);
+        Ok((listed, Some(source)))
+    }
+}
+
+fn file_of(top: &Settings<'_>) -> Result<Option<PathBuf>, ConfigError> {
+    let Some(table) = top.table("rules")? else { return Ok(None) };
+    let file: Option<String> = table.get("file")?;
+    let place = table.place("file");
+    table.finish()?;
+    let Some(file) = file else { return Ok(None) };
+    if file.is_empty() {
+        return Err(place.error("found \"\", expected the path of a file of rules"));
+    }
+    let beside = std::path::Path::new(place.file()).parent().unwrap_or_else(|| "".as_ref());
+    Ok(Some(beside.join(file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use wirepath_pipeline::RuntimeConfig;
+
+    use super::*;
+
+    const PORTS: &str = "[[port]]\nname = 'lan'\ndriver = 'null'\n[[port]]\nname = 'wan'\ndriver = 'null'\n";
+
+    fn read(folder: &std::path::Path, text: &str) -> Result<RuleSettings, String> {
+        let config = folder.join("c.toml");
+        std::fs::write(&config, format!("{PORTS}{text}")).unwrap();
+        let source = Source::load(&config).unwrap();
+        let document = source.parse().unwrap();
+        let top = document.settings();
+        let ports = RuntimeConfig::ports_from_settings(&top).unwrap();
+        RuleSettings::read(&top, &ports).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn tables_first_then_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("acl.rules"), "ingress: port id wan => drop\n").unwrap();
+        let rules = read(
+            folder.path(),
+            "[rules]\nfile = 'acl.rules'\n[[rule]]\nrule = 'ingress: port id lan => redirect wan'\n",
+        )
+        .unwrap();
+        let texts: Vec<String> = rules.entries.iter().map(|entry| entry.rule.to_string()).collect();
+        assert_eq!(texts, ["ingress prio 0: port id 0 => redirect 1", "ingress prio 0: port id 1 => drop"]);
+        assert_eq!((rules.own, rules.entries[1].place.position()), (1, (1, 1)));
+        assert!(read(folder.path(), "").unwrap().entries.is_empty());
+    }
+
+    #[test]
+    fn errors_name_the_file_that_has_them() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("acl.rules"), "\ningress: port id wam => drop\n").unwrap();
+        let error = read(folder.path(), "[rules]\nfile = 'acl.rules'\n").unwrap_err();
+        assert!(error.ends_with("acl.rules:2:18: no port is called \"wam\"; did you mean \"wan\"?"), "{error}");
+        let error = read(folder.path(), "[rules]\nfile = 'none.rules'\n").unwrap_err();
+        assert!(error.contains("none.rules: cannot read this"), "{error}");
+        let error = read(folder.path(), "[rules]\nfiel = 'acl.rules'\n").unwrap_err();
+        assert!(error.contains("did you mean \"file\"?"), "{error}");
+        assert!(read(folder.path(), "[rules]\nfile = ''\n").unwrap_err().contains("expected the path"));
+    }
+}

@@ -1,0 +1,134 @@
+//! `wirepath flow` as its users run it.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn flow(arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_wirepath"))
+        .arg("flow")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// Exit code, standard output, standard error.
+fn said(arguments: &[&str], input: &str) -> (i32, String, String) {
+    let output = flow(arguments, input);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn json(arguments: &[&str], input: &str) -> (i32, Value) {
+    let (code, out, _) = said(arguments, input);
+    assert_eq!(out.lines().count(), 1, "one object on one line");
+    (code, serde_json::from_str(&out).unwrap())
+}
+
+#[test]
+fn rules_come_back_in_canonical_form_and_can_be_read_again() {
+    let text = "ingress prio 010: ipv4 dst 10.0.0.0/8 / udp dst 0x35 => drop # DNS\negress: any => count\n";
+    let canonical = "ingress prio 10: ipv4 dst 10.0.0.0/8 / udp dst 53 => drop\negress prio 0: any => count\n";
+    assert_eq!(said(&["check", "-"], text), (0, canonical.to_owned(), String::new()));
+    assert_eq!(said(&["check", "-"], canonical).1, canonical);
+    let (code, tables, _) = said(&["check", "-", "--toml"], text);
+    assert_eq!((code, said(&["check", "-"], &tables).1.as_str()), (0, canonical), "{tables}");
+    let (code, report) = json(&["check", "-", "--json"], text);
+    assert_eq!((code, &report["ok"]), (0, &Value::Bool(true)));
+    assert_eq!(said(&["check", "-"], &report.to_string()).1, canonical, "{report}");
+}
+
+#[test]
+fn every_wrong_rule_is_shown_with_its_word() {
+    let text = "ingress: ipv5 => drop\ningress: any => drop\ningress: ipv4\n    dst 10.0.0.300 => drop\n";
+    let (code, out, error) = said(&["check", "-"], text);
+    assert_eq!((code, out.as_str()), (2, "ingress prio 0: any => drop\n"));
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "error: -:1:10: unknown item \"ipv5\"; did you mean \"ipv4\"?",
+            "  ingress: ipv5 => drop",
+            "           ^^^^",
+            "error: -:4:9: found \"10.0.0.300\", expected an IPv4 address or prefix such as 10.0.0.0/8",
+            "      dst 10.0.0.300 => drop",
+            "          ^^^^^^^^^^",
+            "error: 2 of 3 rules are wrong",
+        ]
+    );
+    let (code, report) = json(&["check", "-", "--json"], text);
+    assert_eq!((code, &report["ok"], report["errors"].as_array().unwrap().len()), (2, &Value::Bool(false), 2));
+    assert_eq!((&report["errors"][1]["line"], &report["errors"][1]["column"]), (&4.into(), &9.into()));
+}
+
+#[test]
+fn of_a_configuration_the_rules_are_read_with_its_ports() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("l2fwd.toml");
+    let check = |text: &str, more: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        let mut arguments = vec!["check", file.to_str().unwrap()];
+        arguments.extend(more);
+        said(&arguments, "")
+    };
+    let ports = "[[port]]\nname = \"lan\"\ndriver = \"null\"\n[[port]]\nname = \"wan\"\ndriver = \"null\"\n";
+    let rule = |text: &str| format!("{ports}[[rule]]\nrule = \"{text}\"\n");
+    let (code, out, error) = check(&rule("ingress: port id wan => redirect lan"), &[]);
+    assert_eq!((code, out.as_str(), error.as_str()), (0, "ingress prio 0: port id 1 => redirect 0\n", ""));
+    let (code, _, error) = check(&rule("ingress: port id wam => drop"), &[]);
+    assert!(
+        code == 2 && error.contains(":8:26: rule[0].rule: no port is called \"wam\"; did you mean \"wan\"?"),
+        "{error}"
+    );
+    assert!(error.contains("\n                           ^^^\n"), "{error}");
+    // What is wrong elsewhere is told too.
+    let (code, out, error) = check(&(rule("ingress: any => drop") + "[l2fwd]\nmode = \"brige\"\n"), &[]);
+    assert!(code == 2 && error.contains("did you mean \"bridge\"?") && out.contains("any => drop"), "{error}");
+    let (code, _, error) = check(&rule("ingress: any => queue 1"), &[]);
+    assert!(code == 0 && error.contains("warning: ") && error.contains("port \"lan\" has no queue 1"), "{error}");
+    assert_eq!(check(&rule("ingress: any => queue 1"), &["--strict"]).0, 2);
+}
+
+#[test]
+fn a_rule_that_never_runs_is_told() {
+    let text = "ingress prio 1: ipv4 dst 10.0.0.0/8 => drop\ningress prio 2: ipv4 dst 10.1.2.3 / tcp => count\n";
+    let (code, _, error) = said(&["check", "-"], text);
+    assert_eq!(code, 0);
+    assert!(
+        error
+            .starts_with("warning: -:2:1: never runs: the rule in line 1, with a lower number, fits all its packets\n"),
+        "{error}"
+    );
+    let (_, report) = json(&["check", "-", "--json"], text);
+    assert_eq!((&report["warnings"][0]["kind"], &report["warnings"][0]["rule"]), (&"shadowed".into(), &1.into()));
+}
+
+#[test]
+fn the_language_is_listed() {
+    let (code, items, _) = said(&["items"], "");
+    assert!(code == 0 && items.contains("vxlan-gpe") && items.contains("an IPv4 address or prefix"), "{items}");
+    let (code, actions, _) = said(&["actions"], "");
+    assert!(code == 0 && actions.contains("rss [queues QUEUES]"), "{actions}");
+    let (_, items) = json(&["items", "--json"], "");
+    assert!(items["items"].as_array().unwrap().iter().any(|item| item["name"] == "geneve"));
+    let (_, actions) = json(&["actions", "--json"], "");
+    assert!(actions["actions"].as_array().unwrap().iter().any(|action| action["name"] == "dec-ttl"));
+}
+
+#[test]
+fn what_cannot_be_read_is_bad_usage() {
+    assert_eq!(said(&["check", "/nonexistent.rules"], "").0, 2);
+    assert_eq!(said(&["check"], "").0, 2);
+    assert_eq!(said(&["check", "-"], "\u{0}\u{1b}[2J").0, 2);
+    assert_eq!(flow(&["check", "-", "--form", "json"], "[").status.code(), Some(2));
+    let (code, _, error) = said(&["check", "-"], "ingress: \u{1b}[2J => drop\n");
+    assert!(code == 2 && !error.contains('\u{1b}'), "{error:?}");
+    assert!(!Path::new("-").exists());
+}
