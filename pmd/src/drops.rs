@@ -73,6 +73,9 @@ drop_reasons! {
     QueueFull, "queue_full", "the queue to another worker or to the control thread is full";
     Stopping, "stopping", "the program is stopping";
     Ruled, "ruled", "a rule says so";
+    OverRate, "over_rate", "beyond the rate that a rule allows";
+    HopLimit, "hop_limit", "the TTL or hop limit ran out where a rule takes one off";
+    RuleMismatch, "rule_mismatch", "a rule changes a header that the packet does not have";
 }
 
 impl From<ParseError> for DropReason {

@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use super::meta::Meta;
-use super::pool;
+use super::meta::NO_SEGMENT;
+use super::pool::{self, Pool};
 use super::{Handle, MAX_PACKET, Packet};
 
 /// A payload that several packets share: read-only, counted. Each packet has a private segment of its own in front of it.
@@ -79,6 +80,46 @@ impl Packet {
         // The reference just added keeps the payload's segments alive; it passes to the packet.
         self.set_next(payload.handle(), len as u32);
         Ok(self)
+    }
+
+    /// Another packet with the same bytes and metadata. Both have their first `private` bytes (or a little less, if the first segment
+    /// ends before) for themselves; what lies behind is shared and read-only from now on, in this packet too. `None`, and no change,
+    /// if `pool` is empty, `private` is longer than the data of a buffer, or 65 535 packets share the payload.
+    ///
+    /// A packet of one segment of at most `private` bytes is copied.
+    pub fn share(&mut self, private: usize, pool: &Pool) -> Option<Self> {
+        let mut copy = pool.take()?;
+        let here = self.data().len();
+        if here <= private {
+            copy.append(here)?.copy_from_slice(self.data());
+        } else {
+            let mut head = pool.take()?;
+            head.append(private)?.copy_from_slice(&self.data()[..private]);
+            copy.append(private)?.copy_from_slice(&self.data()[..private]);
+            head.copy_metadata(self);
+            let len = self.len();
+            let mut rest = std::mem::replace(self, head);
+            // Shorter than its data, as was looked at.
+            let _ = rest.trim_front(private);
+            let rest = rest.into_meta();
+            // SAFETY: alive, and owned by the chain from here on.
+            let handle = unsafe { pool::handle_of(rest) };
+            self.set_next(handle, len as u32);
+        }
+        copy.copy_metadata(self);
+        let next = self.meta().next;
+        if next != NO_SEGMENT {
+            let handle = Handle::unpack(next);
+            // SAFETY: the chain keeps its next segment alive. It is shared already, or this packet's alone, so that nobody else sees
+            // it become shared.
+            let references = unsafe { references(pool::resolve(next)) };
+            if references.load(Ordering::Relaxed) == 0 {
+                references.store(1, Ordering::Relaxed);
+            }
+            references.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1)).ok()?;
+            copy.set_next(handle, self.len() as u32);
+        }
+        Some(copy)
     }
 }
 

@@ -348,6 +348,53 @@ fn no_cut_changes_a_shared_segment() {
 }
 
 #[test]
+fn copies_that_share_what_lies_behind_their_headers() {
+    let pool = Pool::new("p", 40).unwrap();
+    for len in [0, 10, 100, 101, 1500, 2048, 5000] {
+        let mut packet = numbered(&pool, len);
+        packet.set_mark(7);
+        let whole = bytes(&packet);
+        let mut copies = vec![packet.share(100, &pool).unwrap()];
+        // A second time the tail is shared already.
+        copies.push(packet.share(100, &pool).unwrap());
+        let third = copies[0].share(40, &pool).unwrap();
+        copies.push(third);
+        let places = |packet: &Packet| packet.segment_places().map(|place| place.offset).collect::<Vec<_>>();
+        for copy in &copies {
+            assert_eq!((bytes(copy) == whole, copy.len(), copy.mark()), (true, len, Some(7)), "{len}");
+            assert_eq!(places(copy).last() == places(&packet).last(), len > 100, "{len}: payload is not copied");
+        }
+        // What each has for itself, the others do not see.
+        packet.data_mut().fill(0);
+        assert!(copies.iter().all(|copy| bytes(copy) == whole));
+        assert!(!packet.truncate(len.saturating_sub(1)) || len <= 101);
+        drop(packet);
+        assert!(copies.iter().all(|copy| bytes(copy) == whole));
+        drop(copies);
+        assert!(full(&pool), "{len}");
+    }
+    // Chains whose first segment ends before: their second one is shared as it is.
+    let mut chain = numbered(&pool, 30);
+    chain.append_segment(numbered(&pool, 300)).unwrap();
+    let whole = bytes(&chain);
+    let copy = chain.share(100, &pool).unwrap();
+    assert_eq!((bytes(&copy), copy.segment_count(), chain.segment_count()), (whole.clone(), 2, 2));
+    drop(chain);
+    assert_eq!(bytes(&copy), whole);
+    drop(copy);
+    assert!(full(&pool));
+    // Not enough buffers: nothing happens.
+    let mut packet = numbered(&pool, 2000);
+    let mut held: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    assert!(packet.share(100, &pool).is_none());
+    held.pop();
+    assert!(packet.share(100, &pool).is_none());
+    assert_eq!(packet.segment_count(), 1);
+    held.pop();
+    assert!(packet.share(100, &pool).is_some());
+}
+
+#[test]
 fn a_payload_does_not_grow_a_packet_beyond_the_longest() {
     let pool = Pool::new("p", 200).unwrap();
     let payload = numbered(&pool, MAX_PACKET).freeze();
