@@ -21,9 +21,11 @@
 mod error;
 mod lookup;
 mod packet;
+pub mod program;
 mod table;
 
 pub use error::RuleTableError;
 pub use lookup::{Installed, RuleLookup};
 pub use packet::value;
+pub use program::{Environment, Outcome, Program, Toeplitz};
 pub use table::{Change, Gone, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts, Why};

@@ -1,0 +1,390 @@
+//! Fields that are set and hops that are taken off: one masked write per header.
+
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::flow::{Field, network};
+use wirepath_pmd::packet::Packet;
+use wirepath_pmd::packet::offload::Flags;
+use wirepath_wire::checksum::{Sum, Transport};
+use wirepath_wire::{EtherType, IpProtocol, L3, L4, Layers, finish, ipv6};
+
+use super::Headers;
+
+const UDP_LITE: IpProtocol = IpProtocol(136);
+const DCCP: IpProtocol = IpProtocol(33);
+
+/// Neighbouring `set` and `dec-ttl` actions.
+#[derive(Debug, Default)]
+pub(super) struct Rewrite {
+    mac: Masked<3>,
+    tci: Masked<1>,
+    network: Network,
+    hops: Hops,
+    /// Source and destination port.
+    ports: Masked<1>,
+    transport: L4,
+    parts: Parts,
+}
+
+/// Which members of [`Rewrite`] do something.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parts {
+    mac: bool,
+    tci: bool,
+    ports: bool,
+}
+
+/// Values to be written under masks, as 32-bit words in host order; no bit of a value lies outside its mask.
+#[derive(Clone, Copy, Debug)]
+struct Masked<const WORDS: usize> {
+    mask: [u32; WORDS],
+    value: [u32; WORDS],
+}
+
+impl<const WORDS: usize> Default for Masked<WORDS> {
+    fn default() -> Self {
+        Self { mask: [0; WORDS], value: [0; WORDS] }
+    }
+}
+
+impl<const WORDS: usize> Masked<WORDS> {
+    /// Adds a field of `bits` bits that begins at bit `at` (the most significant one is bit 0). What was set before is overwritten.
+    fn put(&mut self, at: u16, bits: u8, value: u128) {
+        for bit in 0..u16::from(bits) {
+            let set = value >> (u16::from(bits) - 1 - bit) & 1;
+            let (word, shift) = (usize::from((at + bit) / 32), 31 - (at + bit) % 32);
+            if let (Some(mask), Some(word)) = (self.mask.get_mut(word), self.value.get_mut(word)) {
+                *mask |= 1 << shift;
+                *word = *word & !(1 << shift) | (set as u32) << shift;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn word(&self, index: usize, old: u32) -> u32 {
+        old & !self.mask[index] | self.value[index]
+    }
+
+    /// Writes over bytes, of which there are four for each word.
+    #[inline(always)]
+    fn write(&self, bytes: &mut [u8]) {
+        let (words, _) = bytes.as_chunks_mut::<4>();
+        for (index, word) in words.iter_mut().enumerate().take(WORDS) {
+            *word = self.word(index, u32::from_be_bytes(*word)).to_be_bytes();
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+enum Network {
+    #[default]
+    None,
+    V4(Masked<5>),
+    V6(Masked<10>),
+}
+
+/// What becomes of TTL or hop limit, over any sequence of `set` and `dec-ttl`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hops {
+    /// Below this, a `dec-ttl` finds none left. 256: even if there was a `set` before it.
+    least: u16,
+    set: Option<u8>,
+    minus: u8,
+}
+
+impl Hops {
+    fn dec(&mut self) {
+        match &mut self.set {
+            Some(value) if *value > 1 => *value -= 1,
+            Some(_) => self.least = 256,
+            None => {
+                self.minus = self.minus.saturating_add(1);
+                self.least = self.least.max(u16::from(self.minus) + 1);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn next(self, hops: u8) -> Result<u8, DropReason> {
+        if u16::from(hops) < self.least {
+            return Err(DropReason::HopLimit);
+        }
+        Ok(self.set.unwrap_or(hops.wrapping_sub(self.minus)))
+    }
+}
+
+/// By how much sums over a header changed.
+#[derive(Clone, Copy)]
+struct Change {
+    /// The pseudo header.
+    pseudo: Sum,
+    /// What else the checksum of layer 4 covers.
+    own: Sum,
+}
+
+impl Rewrite {
+    /// Adds a `set`.
+    pub(super) fn set(&mut self, field: Field, value: u128) {
+        let spec = field.spec();
+        let (at, bits) = (spec.offset.unwrap_or(0), spec.bits);
+        match field {
+            Field::EthDst | Field::EthSrc => {
+                self.mac.put(at, bits, value);
+                self.parts.mac = true;
+            }
+            Field::VlanVid | Field::VlanPcp | Field::VlanDei => {
+                self.tci.put(16 + at, bits, value);
+                self.parts.tci = true;
+            }
+            Field::Ipv4Ttl => {
+                self.v4();
+                self.hops.set = Some(value as u8);
+            }
+            Field::Ipv6Hops => {
+                self.v6();
+                self.hops.set = Some(value as u8);
+            }
+            Field::Ipv4Src | Field::Ipv4Dst | Field::Ipv4Dscp => self.v4().put(at, bits, value),
+            Field::Ipv6Src | Field::Ipv6Dst | Field::Ipv6Dscp => self.v6().put(at, bits, value),
+            Field::TcpSrc | Field::TcpDst => self.port(L4::Tcp, at, value),
+            Field::UdpSrc | Field::UdpDst => self.port(L4::Udp, at, value),
+            // The language sets no other.
+            _ => {}
+        }
+    }
+
+    /// Adds a `dec-ttl`.
+    pub(super) fn dec_ttl(&mut self, version: u8) {
+        match version {
+            network::IPV6 => drop(self.v6()),
+            _ => drop(self.v4()),
+        }
+        self.hops.dec();
+    }
+
+    fn v4(&mut self) -> &mut Masked<5> {
+        if !matches!(self.network, Network::V4(_)) {
+            self.network = Network::V4(Masked::default());
+        }
+        match &mut self.network {
+            Network::V4(masked) => masked,
+            _ => unreachable!("just made"),
+        }
+    }
+
+    fn v6(&mut self) -> &mut Masked<10> {
+        if !matches!(self.network, Network::V6(_)) {
+            self.network = Network::V6(Masked::default());
+        }
+        match &mut self.network {
+            Network::V6(masked) => masked,
+            _ => unreachable!("just made"),
+        }
+    }
+
+    fn port(&mut self, transport: L4, at: u16, value: u128) {
+        self.ports.put(at, 16, value);
+        self.transport = transport;
+        self.parts.ports = true;
+    }
+
+    pub(super) fn run(&self, packet: &mut Packet, headers: &Headers) -> Result<(), DropReason> {
+        if self.parts.mac {
+            let addresses = packet.data_mut().get_mut(..12).ok_or(DropReason::TooShort)?;
+            self.mac.write(addresses);
+        }
+        if self.parts.tci {
+            self.set_tag(packet)?;
+        }
+        let mut change = Change { pseudo: Sum::ZERO, own: Sum::ZERO };
+        let left_to_device = self.left_to_device(packet, headers);
+        let frame = packet.data_mut();
+        match &self.network {
+            Network::None => {}
+            Network::V4(masked) => self.ipv4(frame, headers.ip(L3::Ipv4)?, masked, &mut change)?,
+            Network::V6(masked) => self.ipv6(frame, headers.ip(L3::Ipv6)?, masked, &mut change)?,
+        }
+        let Some(layers) = headers.outer.as_ref().filter(|layers| layers.is_ip()) else {
+            return if self.parts.ports { Err(DropReason::RuleMismatch) } else { Ok(()) };
+        };
+        if self.parts.ports {
+            if layers.l4_kind() != self.transport {
+                return Err(DropReason::RuleMismatch);
+            }
+            let ports =
+                frame.get_mut(layers.l4()..).and_then(|b| b.first_chunk_mut::<4>()).ok_or(DropReason::Truncated)?;
+            let old = u32::from_be_bytes(*ports);
+            let new = self.ports.word(0, old);
+            *ports = new.to_be_bytes();
+            change.own = change.own.word32(!old).word32(new);
+        }
+        mend(frame, layers, change, left_to_device);
+        Ok(())
+    }
+
+    fn set_tag(&self, packet: &mut Packet) -> Result<(), DropReason> {
+        if let Some(tci) = packet.vlan() {
+            packet.set_vlan(self.tci.word(0, tci.into()) as u16);
+            return Ok(());
+        }
+        let tag = packet.data_mut().get_mut(12..16).ok_or(DropReason::RuleMismatch)?;
+        if !EtherType(u16::from_be_bytes([tag[0], tag[1]])).is_vlan() {
+            return Err(DropReason::RuleMismatch);
+        }
+        self.tci.write(tag);
+        Ok(())
+    }
+
+    /// Whether the checksum of layer 4 holds the pseudo header's sum only, and the device does the rest.
+    #[inline(always)]
+    fn left_to_device(&self, packet: &Packet, headers: &Headers) -> bool {
+        // What the device is asked to do is about the innermost headers, and about the outer ones apart.
+        let request = match headers.inner {
+            Some(_) => Flags::TX_OUTER_L4_CHECKSUM,
+            None => Flags::TX_L4_CHECKSUM,
+        };
+        packet.flags().contains(request) && self.is_partial(packet, headers)
+    }
+
+    #[cold]
+    fn is_partial(&self, packet: &Packet, headers: &Headers) -> bool {
+        if packet.flags().contains(Flags::TX_SEGMENT) {
+            return true;
+        }
+        let frame = packet.data();
+        headers.outer.as_ref().and_then(|layers| finish::Coverage::of(frame, layers)).is_some_and(|cover| {
+            let field = frame.get(cover.start..).and_then(|segment| cover.transport.field(segment));
+            field.is_some_and(|field| wirepath_wire::checksum::holds_pseudo_only(field, cover.pseudo))
+        })
+    }
+
+    #[inline(always)]
+    fn ipv4(
+        &self,
+        frame: &mut [u8],
+        layers: &Layers,
+        masked: &Masked<5>,
+        change: &mut Change,
+    ) -> Result<(), DropReason> {
+        let header =
+            frame.get_mut(layers.l3()..).and_then(|b| b.first_chunk_mut::<20>()).ok_or(DropReason::Truncated)?;
+        let ttl = self.hops.next(header[8])?;
+        let (words, _) = header.as_chunks_mut::<4>();
+        let mut all = Sum::ZERO;
+        for (index, bytes) in words.iter_mut().enumerate() {
+            let old = u32::from_be_bytes(*bytes);
+            let mut new = masked.word(index, old);
+            if index == 2 {
+                new = new & 0x00ff_ffff | u32::from(ttl) << 24;
+            }
+            *bytes = new.to_be_bytes();
+            all = all.word32(!old).word32(new);
+            if index >= 3 {
+                change.pseudo = change.pseudo.word32(!old).word32(new);
+            }
+        }
+        let sum = Sum::ZERO.word(!u16::from_be_bytes([header[10], header[11]])).and(all).checksum();
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn ipv6(
+        &self,
+        frame: &mut [u8],
+        layers: &Layers,
+        masked: &Masked<10>,
+        change: &mut Change,
+    ) -> Result<(), DropReason> {
+        let hidden = hidden_addresses(frame, layers);
+        let header =
+            frame.get_mut(layers.l3()..).and_then(|b| b.first_chunk_mut::<40>()).ok_or(DropReason::Truncated)?;
+        header[7] = self.hops.next(header[7])?;
+        let (words, _) = header.as_chunks_mut::<4>();
+        for (index, bytes) in words.iter_mut().enumerate() {
+            let old = u32::from_be_bytes(*bytes);
+            let new = masked.word(index, old);
+            *bytes = new.to_be_bytes();
+            let summed = match index {
+                0 | 1 => false,
+                2..6 => !hidden.src,
+                _ => !hidden.dst,
+            };
+            if summed {
+                change.pseudo = change.pseudo.word32(!old).word32(new);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts the checksum of layer 4 right.
+#[inline(always)]
+fn mend(frame: &mut [u8], layers: &Layers, change: Change, left_to_device: bool) {
+    let (offset, own) = match layers.l4_kind() {
+        L4::Tcp => (Transport::Tcp.checksum_offset(), change.own),
+        L4::Udp => (Transport::Udp.checksum_offset(), change.own),
+        L4::Icmpv6 => (Transport::Icmpv6.checksum_offset(), Sum::ZERO),
+        // UDP-Lite (RFC 3828 section 3.1) and DCCP (RFC 4340 section 9.1) have theirs where UDP has it, and cover the same addresses.
+        L4::Other if matches!(layers.protocol(), UDP_LITE | DCCP) => (6, Sum::ZERO),
+        _ => return,
+    };
+    let at = layers.l4() + offset;
+    let Some(field) = frame.get_mut(at..).and_then(|b| b.first_chunk_mut::<2>()).filter(|_| at + 2 <= layers.end())
+    else {
+        return;
+    };
+    let old = u16::from_be_bytes(*field);
+    let udp = layers.l4_kind() == L4::Udp;
+    // What is summed by the device is not in the field: ports are not.
+    let change = if left_to_device { change.pseudo } else { change.pseudo.and(own) };
+    // All ones is no change either.
+    if udp && old == 0 || matches!(change.fold(), 0 | 0xffff) {
+        return;
+    }
+    let new = match left_to_device {
+        true => Sum::ZERO.word(old).and(change).fold(),
+        false => match Sum::ZERO.word(!old).and(change).checksum() {
+            0 if udp || layers.protocol() == UDP_LITE => 0xffff,
+            new => new,
+        },
+    };
+    *field = new.to_be_bytes();
+}
+
+/// Addresses of an IPv6 header that are not those of the pseudo header.
+struct Hidden {
+    src: bool,
+    dst: bool,
+}
+
+#[inline(always)]
+fn hidden_addresses(frame: &[u8], layers: &Layers) -> Hidden {
+    if layers.has_ip_options() { look_for_hidden(frame, layers) } else { Hidden { src: false, dst: false } }
+}
+
+/// A routing header with segments left has the final destination, a home address option the true source.
+#[cold]
+fn look_for_hidden(frame: &[u8], layers: &Layers) -> Hidden {
+    /// RFC 6275 section 6.3.
+    const HOME_ADDRESS: u8 = 0xc9;
+    let mut hidden = Hidden { src: false, dst: false };
+    let (mut next, mut at) = (frame.get(layers.l3() + 6).copied(), layers.l3() + ipv6::HEADER_LEN);
+    while at < layers.l4() {
+        let (Some(kind), Some(fixed)) = (next, frame.get(at..).and_then(|b| b.first_chunk::<8>())) else { break };
+        let len = match IpProtocol(kind) {
+            IpProtocol::FRAGMENT => 8,
+            IpProtocol::AH => (usize::from(fixed[1]) + 2) * 4,
+            _ => (usize::from(fixed[1]) + 1) * 8,
+        };
+        match IpProtocol(kind) {
+            IpProtocol::ROUTING if fixed[3] != 0 => hidden.dst = true,
+            IpProtocol::DESTINATION_OPTIONS => {
+                let options = ipv6::Options::of(frame.get(at..at + len).unwrap_or_default());
+                hidden.src |= options.map_while(Result::ok).any(|(code, _)| code == HOME_ADDRESS);
+            }
+            _ => {}
+        }
+        (next, at) = (Some(fixed[0]), at + len);
+    }
+    hidden
+}
