@@ -264,9 +264,9 @@ struct Headers {
 }
 
 impl Headers {
-    /// Notes that bytes were put in front of everything behind the Ethernet addresses, or taken off.
-    fn moved(&mut self, by: i32) {
-        self.outer = self.outer.and_then(|layers| layers.moved(by));
+    /// Notes that bytes were put between the Ethernet addresses and what follows them, or taken out.
+    fn retagged(&mut self, by: i32) {
+        self.outer = self.outer.and_then(|layers| layers.retagged(by));
         self.inner = self.inner.and_then(|layers| layers.moved(by));
     }
 
@@ -296,7 +296,8 @@ fn note_layers(packet: &mut Packet, headers: &Headers) {
         let own = headers.inner.or(headers.outer)?;
         let byte = |length: usize| u8::try_from(length).ok();
         let mut it = MetaLayers::default();
-        it.l2_len = byte(own.l3().checked_sub(own.l2())?)?;
+        let start = headers.inner.map_or(0, |inner| inner.l2());
+        it.l2_len = byte(own.l3().checked_sub(start)?)?;
         it.l3_len = byte(own.l4().checked_sub(own.l3())?)?;
         it.l4_len = byte(own.payload().checked_sub(own.l4())?)?;
         let mut outer_l3 = MetaL3::Other;

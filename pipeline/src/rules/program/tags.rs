@@ -34,7 +34,7 @@ pub(super) fn pop(packet: &mut Packet, headers: &mut Headers) -> Result<(), Drop
     if vlan::pop(packet.data_mut()).is_none() || !packet.trim_front(TAG_LEN) {
         return Err(DropReason::RuleMismatch);
     }
-    headers.moved(-(TAG_LEN as i32));
+    headers.retagged(-(TAG_LEN as i32));
     note_layers(packet, headers);
     Ok(())
 }
@@ -61,7 +61,7 @@ fn write(packet: &mut Packet, headers: &mut Headers, tag: Tag) -> Result<(), Dro
     packet.prepend::<TAG_LEN>().ok_or(DropReason::NoHeadroom)?;
     // Long enough, as was looked at.
     vlan::push(packet.data_mut(), tag);
-    headers.moved(TAG_LEN as i32);
+    headers.retagged(TAG_LEN as i32);
     Ok(())
 }
 

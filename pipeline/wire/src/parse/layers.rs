@@ -417,10 +417,25 @@ impl Layers {
     ///
     /// `None` if an offset would not fit.
     pub fn moved(&self, by: i32) -> Option<Layers> {
-        let shift = |at: usize| u16::try_from(at as i64 + i64::from(by)).ok().map(u64::from);
+        self.moved_behind(by, by)
+    }
+
+    /// The same layers of a frame whose tags grew (positive) or shrank by `by` bytes: its Ethernet header starts where it did. The tags
+    /// that the layers name are not changed.
+    ///
+    /// `None` if an offset would not fit.
+    pub fn retagged(&self, by: i32) -> Option<Layers> {
+        self.moved_behind(0, by)
+    }
+
+    fn moved_behind(&self, link: i32, by: i32) -> Option<Layers> {
+        let by_link = |at: usize, by: i32| u16::try_from(at as i64 + i64::from(by)).ok().map(u64::from);
+        let shift = |at| by_link(at, by);
         let end = u32::try_from(self.end() as i64 + i64::from(by)).ok()?;
-        let offsets =
-            shift(self.l2())? | shift(self.l3())? << 16 | shift(self.l4())? << 32 | shift(self.payload())? << 48;
+        let offsets = by_link(self.l2(), link)?
+            | shift(self.l3())? << 16
+            | shift(self.l4())? << 32
+            | shift(self.payload())? << 48;
         let span = self.span & !u64::from(u32::MAX) | u64::from(end);
         Some(Layers { offsets, span, ..*self })
     }
