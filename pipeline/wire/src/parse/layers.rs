@@ -170,6 +170,16 @@ impl Layers {
         }
     }
 
+    #[inline(always)]
+    pub(super) fn words(self) -> [u64; 3] {
+        [self.offsets, self.span, self.kinds]
+    }
+
+    #[inline(always)]
+    pub(super) fn from_words([offsets, span, kinds]: [u64; 3]) -> Layers {
+        Layers { offsets, span, kinds }
+    }
+
     /// Start of the stack: of the Ethernet header, or of the IP header if [`Layers::has_link`] says that there is none.
     #[inline]
     pub fn l2(&self) -> usize {

@@ -54,8 +54,6 @@ impl Tunnel {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnels {
-    /// Bit `port % 64` for each of `ports`: tells most datagrams that are no tunnel in one step.
-    filter: u64,
     /// VXLAN, VXLAN-GPE, GENEVE, MPLS; [`NO_PORT`] for what is not looked into.
     ports: [u32; 4],
     gre: bool,
@@ -68,8 +66,7 @@ const NO_PORT: u32 = u32::MAX;
 
 impl Tunnels {
     /// None at all.
-    pub const NONE: Tunnels =
-        Tunnels { filter: 0, ports: [NO_PORT; 4], gre: false, ip: false, ethernet_in_mpls: false };
+    pub const NONE: Tunnels = Tunnels { ports: [NO_PORT; 4], gre: false, ip: false, ethernet_in_mpls: false };
 
     /// All: VXLAN on 4789, VXLAN-GPE on 4790, GENEVE on 6081, MPLS on 6635, GRE, IP in IP, Ethernet in MPLS.
     pub const ALL: Tunnels = Tunnels { gre: true, ip: true, ethernet_in_mpls: true, ..Tunnels::NONE }
@@ -83,14 +80,6 @@ impl Tunnels {
             Some(port) => port as u32,
             None => NO_PORT,
         };
-        self.filter = 0;
-        let mut i = 0;
-        while i < self.ports.len() {
-            if self.ports[i] != NO_PORT {
-                self.filter |= 1 << (self.ports[i] % 64);
-            }
-            i += 1;
-        }
         self
     }
 
@@ -139,10 +128,12 @@ impl Tunnels {
         found.map_or(Tunnel::None, |(_, kind)| kind)
     }
 
-    /// `false`: no tunnel is on this port. `port` above 16 bits for what has none.
+    /// Whether some tunnel is on this port; `port` above 16 bits for what has none.
     #[inline(always)]
-    pub(super) const fn may_be_on(&self, port: u32) -> bool {
-        self.filter >> (port % 64) & 1 != 0
+    pub(super) const fn any_on(&self, port: u32) -> bool {
+        // Without branches: one vector comparison.
+        let [a, b, c, d] = self.ports;
+        (a == port) | (b == port) | (c == port) | (d == port)
     }
 
     #[inline(always)]
@@ -209,7 +200,22 @@ impl Carried {
 }
 
 impl Parser {
+    /// Whether it is plain that a stack carries no tunnel: most do not.
+    #[inline(always)]
+    pub(super) fn carries_nothing(&self, head: &[u8], layers: &Layers) -> bool {
+        match layers.l4_kind() {
+            L4::Tcp | L4::Icmpv4 | L4::Icmpv6 | L4::Esp => true,
+            L4::Udp => match head.get(layers.l4()..).and_then(|b| b.first_chunk::<4>()) {
+                Some(h) => !self.tunnels.any_on(u32::from(be16::<2, 4>(h))),
+                None => true,
+            },
+            L4::None => !layers.ethertype().is_mpls(),
+            L4::Other | L4::Gre => false,
+        }
+    }
+
     /// What the stack carries. Nothing is looked for in fragments.
+    #[inline(always)]
     pub(super) fn carried(&self, head: &[u8], layers: &Layers) -> Carried {
         let mut at = Bytes { head, end: layers.end() };
         if layers.is_fragment() {
