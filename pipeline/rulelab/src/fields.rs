@@ -135,7 +135,8 @@ pub fn value(frame: &[u8], stack: &Stack, noted: &Noted, nth: usize, field: Fiel
             if flags & 0x2000 == 0 {
                 return None;
             }
-            n(if flags & 0x8000 != 0 { 8 } else { 4 }, 4)
+            // RFC 1701: checksum and offset are there with either of the flags C and R.
+            n(if flags & 0xc000 != 0 { 8 } else { 4 }, 4)
         }
         Field::VxlanFlags | Field::GpeFlags => n(0, 1),
         Field::GpeNext => n(3, 1),

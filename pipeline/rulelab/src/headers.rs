@@ -285,7 +285,7 @@ impl Stack {
             _ => Fragment::Later,
         };
         let (piece, offset) = (total - header, usize::from(flags & 0x1fff) * 8);
-        if let Some(what) = bad_piece(piece, offset, flags & 0x2000 != 0, header + offset + piece, self.protocol) {
+        if let Some(what) = bad_piece(piece, offset, flags & 0x2000 != 0, offset + piece, self.protocol) {
             return self.broken(what);
         }
         self.layer4(frame, at + header, ports)
@@ -312,6 +312,9 @@ impl Stack {
             if self.extensions.len() == 8 {
                 return self.broken("too many extension headers");
             }
+            if next == 44 && self.extensions.contains(&44) {
+                return self.broken("a second fragment header");
+            }
             if next == 0 && here != at + 40 {
                 return self.broken("hop-by-hop options are not the first");
             }
@@ -324,13 +327,14 @@ impl Stack {
                 51 => (usize::from(frame[here + 1]) + 2) * 4,
                 _ => (usize::from(frame[here + 1]) + 1) * 8,
             };
-            if here + length > self.end {
+            // RFC 4302 section 2: AH has twelve bytes at least.
+            if here + length > self.end || next == 51 && length < 12 {
                 return self.broken("extension header cut off");
             }
             self.extensions.push(next);
             match next {
                 0 | 60 => {
-                    if let Some(what) = self.options(&frame[here + 2..here + length]) {
+                    if let Some(what) = self.options(next, &frame[here + 2..here + length]) {
                         return self.broken(what);
                     }
                 }
@@ -365,8 +369,8 @@ impl Stack {
         self.layer4(frame, here, ports)
     }
 
-    /// RFC 8200 section 4.2: Pad1, and options that say how long they are. RFC 2675: no jumbograms.
-    fn options(&mut self, mut options: &[u8]) -> Option<&'static str> {
+    /// RFC 8200 section 4.2: Pad1, and options that say how long they are. RFC 2675 section 2: jumbograms say so hop by hop.
+    fn options(&mut self, header: u8, mut options: &[u8]) -> Option<&'static str> {
         while let [kind, rest @ ..] = options {
             if *kind == 0 {
                 options = rest;
@@ -376,8 +380,8 @@ impl Stack {
                 return Some("option of an extension header");
             };
             match kind {
-                0xc2 => return Some("jumbogram"),
-                0xc9 if length == 16 => self.away_from_home = true,
+                0xc2 if header == 0 => return Some("jumbogram"),
+                0xc9 if header == 60 && length == 16 => self.away_from_home = true,
                 _ => {}
             }
             options = &rest[1 + length..];
@@ -491,21 +495,20 @@ impl Stack {
 
     /// RFC 2784 section 2 and RFC 2890 section 2.
     fn gre(&mut self, frame: &[u8], at: usize) -> Inside {
+        // A tunnel's header that is cut off is none.
         if at + 4 > self.end {
-            return self.broken("GRE header cut off");
+            return Inside::Nothing;
         }
         let flags = u16_at(frame, at);
-        // Version 0. The bits between are those of RFC 1701, whose packets a receiver of RFC 2784 discards.
-        if flags & 0x4c07 != 0 {
-            return self.broken("GRE flags");
-        }
-        let header = 4 + [0x8000, 0x2000, 0x1000].iter().filter(|&&bit| flags & bit != 0).count() * 4;
+        // Checksum (and the offset of RFC 1701), key, sequence number.
+        let header = 4 + [0xc000, 0x2000, 0x1000].iter().filter(|&&bit| flags & bit != 0).count() * 4;
         if at + header > self.end {
-            return self.broken("GRE header cut off");
+            return Inside::Nothing;
         }
         self.transport = Some((47, at));
         self.tunnel = Tunnel::Gre(at);
-        if self.fragment != Fragment::No {
+        // Of another version, or with the bits that RFC 2784 section 2.3 knows nothing of, the header is there, and that is all.
+        if self.fragment != Fragment::No || flags & 0x4c07 != 0 {
             return Inside::Nothing;
         }
         let behind = at + header;
@@ -537,7 +540,7 @@ impl Stack {
     }
 }
 
-/// What no fragment can be: `whole` is the length that the packet has at least.
+/// What no fragment can be: `whole` is the length that the payload of the packet has at least.
 fn bad_piece(piece: usize, offset: usize, more: bool, whole: usize, protocol: u8) -> Option<&'static str> {
     if (offset > 0 || more) && whole > 65535 {
         return Some("a fragment beyond the longest packet");

@@ -253,10 +253,14 @@ impl Known {
                     let bits = Bits { value: 0, mask: mpls::BEHIND_LINK.into() };
                     self.require(Key::fact(level, Fact::Mpls), bits, At::Item(index))?;
                 }
-                // A GRE header that carries what comes next, if that is named.
-                let carries = item.kind == ItemKind::Gre && here.peek().is_none();
-                if let Some(inside) = inside.filter(|_| carries) {
-                    let bits = Bits { value: 0, mask: mpls::BEHIND_GRE.into() };
+                // A GRE or UDP header that carries what comes next, if that is named.
+                let place = match item.kind {
+                    ItemKind::Gre => mpls::BEHIND_GRE,
+                    ItemKind::Udp => mpls::BEHIND_UDP,
+                    _ => 0,
+                };
+                if let Some(inside) = inside.filter(|_| place != 0 && here.peek().is_none()) {
+                    let bits = Bits { value: 0, mask: place.into() };
                     self.require(Key::fact(level, Fact::Mpls), bits, At::Item(inside))?;
                 }
                 last = Some(item.kind);
