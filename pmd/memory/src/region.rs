@@ -228,7 +228,7 @@ impl fmt::Debug for Region {
     }
 }
 
-fn prefer_node(start: *mut c_void, bytes: usize, node: u32) {
+pub(crate) fn prefer_node(start: *mut c_void, bytes: usize, node: u32) {
     const MPOL_PREFERRED: libc::c_long = 1;
     let mut mask = [0u64; 16];
     let Some(word) = mask.get_mut(node as usize / 64) else { return };
