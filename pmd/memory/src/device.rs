@@ -147,8 +147,8 @@ impl Doorbell {
     pub fn ring(&self, value: u64) {
         store_fence();
         // Volatile: a register is written once for each time it is rung, however often that is.
-        // SAFETY: in range and aligned, see `new`; the page lives with self.
-        unsafe { self.page.start.as_ptr().add(self.offset).cast::<u64>().write_volatile(value) };
+        // SAFETY: the word is mapped for writing while self lives.
+        unsafe { self.page.word64(self.offset).as_ptr().write_volatile(value) };
         store_fence();
     }
 }
