@@ -113,13 +113,6 @@ impl Library {
         Ok(Self { name, version: Version::of_file(&path), path, handle })
     }
 
-    /// A function in the given symbol version. A library without symbol versions offers all of its functions in every version.
-    fn function(&self, symbol: &CStr, version: &CStr) -> Option<*mut c_void> {
-        // SAFETY: a loaded library and two C strings.
-        let address = unsafe { libc::dlvsym(self.handle.0, symbol.as_ptr(), version.as_ptr()) };
-        (!address.is_null()).then_some(address)
-    }
-
     /// Whether the library holds the code at this address.
     pub fn contains(&self, address: *const ()) -> bool {
         file_of_address(address).is_some_and(|path| path == self.path)
@@ -295,8 +288,9 @@ macro_rules! library {
             pub(crate) const FILE: &'static str = $file;
 
             pub(crate) fn resolve(library: $crate::Library) -> Self {
+                let look = $crate::load::Look::into(&library, &[$((concat!(stringify!($function), "\0"), concat!($version, "\0"))),*]);
                 Self {
-                    $($function: library.address(concat!(stringify!($function), "\0"), concat!($version, "\0")).map(|address| {
+                    $($function: look.up(concat!(stringify!($function), "\0"), concat!($version, "\0")).map(|address| {
                         // SAFETY: the symbol in this version is a function of this type, see the header.
                         unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) -> $result>(address) }
                     }),)*
@@ -328,14 +322,37 @@ macro_rules! library {
         }
     };
 }
-impl Library {
-    /// For `library!`: both strings end with a zero byte.
-    pub(crate) fn address(&self, symbol: &str, version: &str) -> Option<*mut c_void> {
-        let symbol = CStr::from_bytes_with_nul(symbol.as_bytes()).ok()?;
-        let version = CStr::from_bytes_with_nul(version.as_bytes()).ok()?;
-        self.function(symbol, version)
+/// Looks functions up in a library. All strings end with a zero byte.
+pub(crate) struct Look {
+    handle: Handle,
+    /// Whether it gives its functions in versions at all: a library that has none of them in the version asked for does not, and is
+    /// taken as it is.
+    versioned: bool,
+}
+
+impl Look {
+    pub(crate) fn into(library: &Library, functions: &[(&str, &str)]) -> Self {
+        let look = Self { handle: library.handle, versioned: true };
+        let versioned = functions.iter().any(|(symbol, version)| look.up(symbol, version).is_some());
+        Self { versioned, ..look }
     }
 
+    pub(crate) fn up(&self, symbol: &str, version: &str) -> Option<*mut c_void> {
+        let symbol = CStr::from_bytes_with_nul(symbol.as_bytes()).ok()?;
+        let version = CStr::from_bytes_with_nul(version.as_bytes()).ok()?;
+        // SAFETY: a loaded library and two C strings.
+        let address = unsafe {
+            if self.versioned {
+                libc::dlvsym(self.handle.0, symbol.as_ptr(), version.as_ptr())
+            } else {
+                libc::dlsym(self.handle.0, symbol.as_ptr())
+            }
+        };
+        (!address.is_null()).then_some(address)
+    }
+}
+
+impl Library {
     pub(crate) fn missing(&self, symbol: &'static str, needed: u32) -> MissingSymbol {
         MissingSymbol { library: self.name, path: self.path.clone(), found: self.version, symbol, needed }
     }
