@@ -55,7 +55,13 @@ pub fn read_pcap(file: &[u8]) -> Vec<Vec<u8>> {
 /// Fields of each frame as tshark sees them, one row for each frame; several values of one field are joined by commas.
 #[track_caller]
 pub fn fields<F: AsRef<[u8]>>(frames: &[F], names: &[&str]) -> Vec<Vec<String>> {
-    let mut arguments = vec!["-T", "fields", "-E", "separator=/t"];
+    fields_with(&[], frames, names)
+}
+
+/// The same with more arguments for tshark.
+#[track_caller]
+pub fn fields_with<F: AsRef<[u8]>>(more: &[&str], frames: &[F], names: &[&str]) -> Vec<Vec<String>> {
+    let mut arguments = [more, &["-T", "fields", "-E", "separator=/t"]].concat();
     for name in names {
         arguments.extend(["-e", name]);
     }
