@@ -1,5 +1,6 @@
 //! Rules of every kind, random and chosen.
 
+mod bytes;
 mod errors;
 mod packets;
 pub(super) mod random;

@@ -1,0 +1,213 @@
+//! Flat lists judged by real frames: what the parser finds in them must be what patterns mean.
+
+#[path = "../../../../pipeline/wire/tests/common/stacks.rs"]
+mod stacks;
+
+use std::collections::BTreeMap;
+
+use stacks::{First, Random, TUNNELS, Wish};
+use wirepath_wire::{Parsed, parse};
+
+use super::super::bits::ones;
+use super::super::*;
+
+const OUTSIDE: Outside = Outside { port: 7, mark: 0x12_3456, data: 0x89ab_cdef };
+
+fn wishes() -> Vec<Wish> {
+    let mut wishes = vec![Wish::default(); 30];
+    for tunnel in TUNNELS {
+        for around in [First::Ipv4, First::Ipv6] {
+            for inside in [First::Ethernet, First::Ipv4, First::Ipv6] {
+                wishes.push(Wish { tunnel: Some(tunnel), around: Some(around), inside: Some(inside), whole: false });
+            }
+        }
+    }
+    wishes
+}
+
+fn kind(name: &str) -> ItemKind {
+    match name {
+        "ip" => ItemKind::Ipv4,
+        name => ItemKind::named(name).expect("an item"),
+    }
+}
+
+/// A pattern of some of a frame's headers, with some of their values.
+fn pattern(random: &mut Random, made: &stacks::Made, parsed: &Parsed) -> Vec<Item> {
+    let value = |key| value(parsed, &made.bytes, OUTSIDE, key);
+    let mut items = Vec::new();
+    for (kind, wanted) in [(ItemKind::Port, random.one_in(4)), (ItemKind::Meta, random.one_in(4))] {
+        if wanted {
+            items.push(fields(random, Item::new(kind), 0, &value));
+        }
+    }
+    let named = [random.one_in(4), random.one_in(3)];
+    let inner_named = !named[1] && made.marks.iter().any(|m| m.level == 1);
+    for level in [0, 1] {
+        if named[usize::from(level)] {
+            continue;
+        }
+        let here: Vec<&str> = made.marks.iter().filter(|m| m.level == level).map(|m| m.name).collect();
+        let mut nth = BTreeMap::new();
+        let mut skipped = BTreeMap::new();
+        let both = parsed.stack(level.into()).is_some_and(|l| l.has_labels()) && parsed.has_tunnel_labels(level.into());
+        let mut behind_network = false;
+        for name in here {
+            let kind = kind(name);
+            behind_network |= kind.spec().layer > Layer::Label;
+            if kind == ItemKind::Mpls && behind_network && both {
+                // The keys are those of the first label stack.
+                continue;
+            }
+            // Labels are never passed over. Of tags and labels only the lower ones can be left out.
+            let left_out = skipped.get(name).copied().unwrap_or(false);
+            let mut must = kind == ItemKind::Mpls && !left_out && !nth.contains_key(name);
+            let last = items.last().filter(|item: &&Item| item.inner == (level == 1)).map(|item| item.kind);
+            if kind == ItemKind::Mpls && behind_network {
+                // "mpls" behind nothing that carries labels would be labels behind Ethernet.
+                if !matches!(last, Some(ItemKind::Udp | ItemKind::Gre | ItemKind::Mpls)) {
+                    continue;
+                }
+                must &= last == Some(ItemKind::Gre);
+            }
+            let bare = kind == ItemKind::Gre && both && inner_named;
+            if bare || left_out || (!must && random.one_in(2)) {
+                skipped.insert(name, true);
+                continue;
+            }
+            let count = nth.entry(name).or_insert(0u8);
+            let item = if level == 1 { Item::new(kind).inside() } else { Item::new(kind) };
+            items.push(fields(random, item, *count, &value));
+            *count += 1;
+        }
+    }
+    items
+}
+
+fn fields(random: &mut Random, mut item: Item, nth: u8, value: &impl Fn(Key) -> Option<u128>) -> Item {
+    for &field in item.kind.spec().fields {
+        let key = Key { level: u8::from(item.inner), nth, what: What::Field(field) };
+        let Some(value) = value(key).filter(|_| random.one_in(4)) else { continue };
+        let all = ones(field.spec().bits);
+        let mask =
+            if random.one_in(3) { u128::from(random.next()) << 64 | u128::from(random.next()) } else { all } & all;
+        item = item.with(field, Bits { value: value & mask, mask });
+    }
+    item
+}
+
+fn rule(pattern: &[Item]) -> Result<Rule, RuleError> {
+    Rule::new(Direction::Ingress, 0, pattern.to_vec(), vec![Action::Drop])
+}
+
+#[test]
+fn what_a_frame_has_is_a_pattern_that_it_fits() {
+    let mut used = std::collections::BTreeSet::new();
+    for (i, wish) in wishes().into_iter().enumerate() {
+        for seed in 0..60 {
+            let random = &mut Random::new(i as u64 * 1000 + seed);
+            let made = stacks::frame(random, wish);
+            let parsed = parse(&made.bytes).unwrap();
+            let fits = |set: &FieldSet| set.matches(|key| value(&parsed, &made.bytes, OUTSIDE, key));
+            for _ in 0..6 {
+                let items = pattern(random, &made, &parsed);
+                let show = || format!("{wish:?} {seed}\n{items:?}\n{parsed:?}\n{:02x?}", made.bytes);
+                let rule = rule(&items).unwrap_or_else(|e| panic!("{e}\n{}", show()));
+                assert!(fits(&rule.fields()), "{rule}\n{:?}\n{}", missed(&rule.fields(), &parsed, &made.bytes), show());
+                used.extend(items.iter().flat_map(|item| item.fields().iter().map(|(f, _)| (item.inner, *f as u8))));
+                // One bit of one value changed: no more.
+                let mut other = items.clone();
+                let Some(item) = other.iter_mut().filter(|item| !item.fields().is_empty()).last() else { continue };
+                let (field, bits) = item.fields()[random.below(item.fields().len())];
+                let lowest = bits.mask & bits.mask.wrapping_neg();
+                *item = item.clone().with(field, Bits { value: bits.value ^ lowest, mask: bits.mask });
+                if let Ok(other) = self::rule(&other) {
+                    assert!(!fits(&other.fields()), "{other}\n{}", show());
+                }
+            }
+        }
+    }
+    let all = FIELDS.iter().flat_map(|f| [(false, f.field as u8), (true, f.field as u8)]);
+    let outside = [Field::PortId, Field::MetaMark, Field::MetaData].map(|f| (true, f as u8));
+    let never: Vec<_> = all.filter(|f| !used.contains(f) && !outside.contains(f)).collect();
+    assert!(never.is_empty(), "{never:?}");
+}
+
+fn missed(set: &FieldSet, parsed: &Parsed, bytes: &[u8]) -> Vec<(Key, Bits, Option<u128>)> {
+    let value = |key| value(parsed, bytes, OUTSIDE, key);
+    let all = set.list().iter().map(|&(key, bits)| (key, bits, value(key)));
+    all.filter(|(_, bits, value)| !value.is_some_and(|v| bits.matches(v))).collect()
+}
+
+#[test]
+fn closing_a_pattern_takes_no_frame_away() {
+    // Patterns of one frame, tried on others: what closing adds must follow from the items for every frame.
+    let (mut hits, mut misses) = (0, 0);
+    for (i, wish) in wishes().into_iter().enumerate() {
+        let random = &mut Random::new(i as u64);
+        let frames: Vec<_> = (0..40).map(|_| stacks::frame(random, wish)).collect();
+        let parsed: Vec<_> = frames.iter().map(|f| parse(&f.bytes).unwrap()).collect();
+        for (made, own) in frames.iter().zip(&parsed) {
+            let items = pattern(random, made, own);
+            if items.iter().any(|item| item.kind == ItemKind::Mpls) {
+                continue;
+            }
+            let set = rule(&items).unwrap().fields();
+            for (frame, parsed) in frames.iter().zip(&parsed) {
+                let value = |key| value(parsed, &frame.bytes, OUTSIDE, key);
+                // Labels are never skipped, which items alone do not say.
+                if (0..2).any(|level| fact(parsed, level, Fact::Mpls).is_some_and(|bits| bits != 0)) {
+                    continue;
+                }
+                let mut nth = BTreeMap::new();
+                let plain = items.iter().all(|item| {
+                    let level = u8::from(item.inner);
+                    let count = nth.entry((level, item.kind)).or_insert(0u8);
+                    let here = *count;
+                    *count += 1;
+                    let facts = item.kind.spec().facts;
+                    facts.iter().all(|&(which, code)| fact(parsed, level, which) == Some(code))
+                        && (item.kind != ItemKind::Vlan
+                            || value(Key { level, nth: here, what: What::Field(Field::VlanVid) }).is_some())
+                        && item.fields().iter().all(|&(field, bits)| {
+                            value(Key { level, nth: here, what: What::Field(field) }).is_some_and(|v| bits.matches(v))
+                        })
+                });
+                assert_eq!(set.matches(value), plain, "{items:?}\n{parsed:?}\n{:02x?}", frame.bytes);
+                if plain { hits += 1 } else { misses += 1 }
+            }
+        }
+    }
+    assert!(hits > 5_000 && misses > 5_000, "{hits} {misses}");
+}
+
+#[test]
+fn frames_without_a_header_have_no_value_for_it() {
+    let get = |bytes: &[u8], level, nth, field| {
+        let parsed = parse(bytes).unwrap();
+        value(&parsed, bytes, OUTSIDE, Key { level, nth, what: What::Field(field) })
+    };
+    let mut seen = 0;
+    for seed in 0..200 {
+        let wish = Wish { tunnel: Some("gre"), inside: Some(First::Ipv4), around: Some(First::Ipv4), whole: true };
+        let made = stacks::frame(&mut Random::new(seed), wish);
+        let at = |name| made.marks.iter().find(|m| m.name == name && m.level == 0).unwrap().at;
+        assert_eq!(get(&made.bytes, 1, 0, Field::EthDst), None);
+        assert_eq!(get(&made.bytes, 1, 0, Field::EthTags), None);
+        assert!(get(&made.bytes, 1, 0, Field::Ipv4Src).is_some());
+        assert_eq!(get(&made.bytes, 2, 0, Field::Ipv4Src), None);
+        let gre = at("gre");
+        let flags = made.bytes[gre];
+        let key = gre + if flags & 0x80 != 0 { 8 } else { 4 };
+        let expected =
+            (flags & 0x20 != 0).then(|| u32::from_be_bytes(made.bytes[key..key + 4].try_into().unwrap()).into());
+        assert_eq!(get(&made.bytes, 0, 0, Field::GreKey), expected);
+        assert_eq!(get(&made.bytes, 0, 0, Field::GreFlags), Some(u128::from(flags) << 8));
+        seen += usize::from(expected.is_some() && flags & 0x80 != 0);
+        // The key flag cleared: the header is another, and without a key.
+        let mut changed = made.bytes.clone();
+        changed[gre] = 0x01;
+        assert_eq!(get(&changed, 0, 0, Field::GreKey), None);
+    }
+    assert!(seen > 10);
+}
