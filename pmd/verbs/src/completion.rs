@@ -150,6 +150,7 @@ impl CompletionQueue {
             )));
         }
         let inner = &context.inner;
+        inner.ready_for_queues()?;
         let create = inner.ibverbs().ibv_create_cq()?;
         inner.ibverbs().ibv_destroy_cq()?;
         let id = ObjectId::new();

@@ -153,6 +153,18 @@ impl ContextInner {
         false
     }
 
+    /// Queues of MANA lie in memory of an allocator, which has to be there before; without one libmana would make completion queues of
+    /// another kind.
+    pub(crate) fn ready_for_queues(&self) -> Result<()> {
+        if self.provider == Provider::Mana && self.allocator.get().is_none() {
+            let device = self.device.name();
+            return Err(Error::Request(format!(
+                "{device} needs an allocator of queue memory before queues (mana::Mana::set_allocator)"
+            )));
+        }
+        Ok(())
+    }
+
     /// Answers that a driver must not believe.
     pub(crate) fn nonsense(&self, call: &'static str, problem: impl Into<String>) -> Error {
         Error::Answer { call, device: self.device.name(), problem: problem.into() }

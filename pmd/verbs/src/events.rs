@@ -89,10 +89,14 @@ impl AsyncEvents {
         let get = inner.ibverbs().ibv_get_async_event()?;
         let acknowledge = inner.ibverbs().ibv_ack_async_event()?;
         let mut raw = ibv_async_event::zeroed();
+        // A short read fails without an errno of its own.
+        // SAFETY: the address of this thread's errno.
+        unsafe { *libc::__errno_location() = 0 };
         // SAFETY: an open context, whose descriptor does not block; the event is written.
         if unsafe { get(inner.raw.as_ptr(), &raw mut raw) } != 0 {
             return match crate::context::last_errno() {
                 libc::EAGAIN | libc::EINTR => Ok(None),
+                0 => Err(inner.nonsense("ibv_get_async_event", "an event that is cut short")),
                 errno => Err(inner.error("ibv_get_async_event", errno, None)),
             };
         }

@@ -129,6 +129,7 @@ impl RawPacketQp {
         if completions.iter().any(|queue| !Arc::ptr_eq(&queue.0.context.inner, context)) {
             return Err(Error::Request("a queue pair completes in queues of its own device only".to_owned()));
         }
+        context.ready_for_queues()?;
         let sizes = options.sizes;
         check_size("send queue", sizes.send_requests, sizes.send_segments.max(sizes.inline_bytes / 16))?;
         check_size("receive queue", sizes.receive_requests, sizes.receive_segments)?;

@@ -84,6 +84,7 @@ impl WorkQueue {
         if !Arc::ptr_eq(&options.completions.0.context.inner, context) {
             return Err(Error::Request("a receive queue completes in a queue of its own device only".to_owned()));
         }
+        context.ready_for_queues()?;
         if options.requests == 0 {
             return Err(Error::Request("a receive queue needs at least one request".to_owned()));
         }

@@ -364,6 +364,8 @@ fn requests_that_cannot_be_are_refused_before_a_library_sees_them() {
         WorkQueue::new(&all.parent, &WorkQueueOptions::new(&all.send_completions, u32::MAX, "")).map(drop),
         "too large",
     );
+    // Queue memory comes first.
+    refused(CompletionQueue::new(&other, &CompletionQueueOptions::new(64, "")).map(drop), "needs an allocator");
     // Objects of another device.
     let foreign = ProtectionDomain::new(&other).unwrap();
     refused(all.mana.parent_domain(&foreign, 1).map(drop), "object of");
