@@ -173,7 +173,7 @@ impl Batch {
     /// # Safety
     /// `n` <= `len`, and the packets have been moved out.
     #[inline(always)]
-    unsafe fn remove_front(&mut self, n: usize) {
+    pub(super) unsafe fn remove_front(&mut self, n: usize) {
         let rest = self.len - n;
         self.len = rest;
         if n > 0 && rest > 0 {

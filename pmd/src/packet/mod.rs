@@ -15,6 +15,7 @@
 
 mod batch;
 mod frozen;
+mod held;
 mod meta;
 pub mod offload;
 mod pool;
@@ -31,6 +32,7 @@ use wirepath_memory::Region;
 
 pub use batch::{BATCH, Batch};
 pub use frozen::Frozen;
+pub use held::Held;
 pub use meta::{DATA_ROOM, HEADROOM, L3, L4, Layers, STRIDE};
 use meta::{END, FIRST, Meta, NO_SEGMENT};
 use offload::{Flags, Verdicts};

@@ -1,0 +1,133 @@
+// UNSAFETY: an array of which only the entries between two counters are initialised.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+
+use super::meta::Meta;
+use super::{BATCH, Batch, Packet, pool};
+
+/// Packets that a device holds, first in first out: they move in and are freed in bulk. Its room is fixed; nothing is allocated later.
+pub struct Held {
+    slots: Box<[MaybeUninit<Packet>]>,
+    /// Free-running; a slot is the counter modulo the number of slots, a power of two.
+    first: u32,
+    end: u32,
+}
+
+impl Held {
+    /// Room for `packets` packets, rounded up to a power of two.
+    ///
+    /// # Panics
+    /// Above 2³¹ packets.
+    pub fn with_room_for(packets: u32) -> Self {
+        let count = packets.next_power_of_two();
+        Self { slots: (0..count).map(|_| MaybeUninit::uninit()).collect(), first: 0, end: 0 }
+    }
+
+    /// Packets that are held.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.end.wrapping_sub(self.first) as usize
+    }
+
+    /// Whether nothing is held.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.first == self.end
+    }
+
+    /// How many packets still fit.
+    #[inline(always)]
+    pub fn room(&self) -> usize {
+        self.slots.len() - self.len()
+    }
+
+    #[inline(always)]
+    fn slot(&self, counter: u32) -> usize {
+        counter as usize & (self.slots.len() - 1)
+    }
+
+    /// Takes in the first `n` packets of a batch.
+    ///
+    /// # Panics
+    /// If the batch has not as many, or there is no room for them.
+    #[inline(always)]
+    pub fn take_front(&mut self, batch: &mut Batch, n: usize) {
+        assert!(n <= batch.len() && n <= self.room());
+        let at = self.slot(self.end);
+        let before_end = n.min(self.slots.len() - at);
+        let from: *const MaybeUninit<Packet> = batch.as_slice().as_ptr().cast();
+        // SAFETY: `n` packets move from the front of the batch, which then forgets them, to free slots, in at most two runs.
+        unsafe {
+            ptr::copy_nonoverlapping(from, self.slots.as_mut_ptr().add(at), before_end);
+            ptr::copy_nonoverlapping(from.add(before_end), self.slots.as_mut_ptr(), n - before_end);
+            batch.remove_front(n);
+        }
+        self.end = self.end.wrapping_add(n as u32);
+    }
+
+    /// Frees the `n` packets that have been held longest (all, if there are fewer); returns their bytes.
+    #[inline(always)]
+    pub fn free_front(&mut self, n: usize) -> u64 {
+        let (mut left, mut bytes) = (n.min(self.len()), 0);
+        while left > 0 {
+            let at = self.slot(self.first);
+            let run = left.min(self.slots.len() - at).min(BATCH);
+            // First, so that nothing is freed twice should freeing panic.
+            self.first = self.first.wrapping_add(run as u32);
+            // SAFETY: the run is initialised, a packet is a pointer to its metadata, and the counter has moved past it.
+            bytes += unsafe {
+                pool::release_all(std::slice::from_raw_parts(self.slots.as_ptr().add(at).cast::<NonNull<Meta>>(), run))
+            };
+            left -= run;
+        }
+        bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.free_front(usize::MAX);
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("len", &self.len()).field("room", &self.room()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::Pool;
+
+    #[test]
+    fn moves_in_and_frees_in_order_round_the_ring() {
+        let pool = Pool::new("held", 300).unwrap();
+        let mut held = Held::with_room_for(100);
+        assert_eq!(held.room(), 128);
+        let mut batch = Batch::new();
+        for round in 0..20 {
+            assert_eq!(pool.take_batch(50, &mut batch), 50);
+            for packet in batch.iter_mut() {
+                packet.append(60 + round).unwrap();
+            }
+            held.take_front(&mut batch, 40);
+            assert_eq!((held.len(), batch.len()), (40, 10));
+            batch.clear();
+            assert_eq!(held.free_front(30), 30 * (60 + round as u64));
+            assert_eq!(held.free_front(usize::MAX), 10 * (60 + round as u64));
+            assert!(held.is_empty());
+        }
+        assert_eq!(pool.take_batch(64, &mut batch), 64);
+        held.take_front(&mut batch, 64);
+        assert_eq!(pool.take_batch(64, &mut batch), 64);
+        held.take_front(&mut batch, 64);
+        assert_eq!((held.room(), pool.outstanding()), (0, 128));
+        drop(held);
+        assert_eq!(pool.outstanding(), 0);
+    }
+}
