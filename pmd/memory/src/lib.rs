@@ -1,5 +1,5 @@
 //! Memory that devices and other processes see: regions of huge pages, buffers for queues cut from them, views of what a device writes,
-//! doorbells, and free-running ring counters.
+//! doorbells, rings of slots, and free-running ring counters.
 //!
 //! Everything above this crate names memory by *region and offset*; raw addresses stay in here and in the ring code of drivers.
 
@@ -7,9 +7,11 @@ mod buffers;
 mod device;
 mod region;
 pub mod ring;
+mod slots;
 
 pub use buffers::{
     BufferAllocator, BufferAllocatorBuilder, BufferError, Charge, Place, RegionReport, Usage, charge_to,
 };
 pub use device::{DeviceMemory, Doorbell};
 pub use region::{Backing, Region, RegionBuilder, RegionError};
+pub use slots::{Slot, Slots};
