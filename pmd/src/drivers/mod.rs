@@ -19,6 +19,7 @@ pub mod af_packet;
 pub mod af_xdp;
 pub mod auto;
 pub(crate) mod kernel;
+pub mod mana;
 pub mod memory;
 pub mod null;
 pub mod pcap;
@@ -59,8 +60,16 @@ pub struct Candidate {
 }
 
 /// All drivers.
-pub static DRIVERS: &[&dyn Driver] =
-    &[&auto::Auto, &af_xdp::AfXdp, &af_packet::AfPacket, &memory::Memory, &null::Null, &pcap::Pcap, &tap::Tap];
+pub static DRIVERS: &[&dyn Driver] = &[
+    &auto::Auto,
+    &mana::Mana,
+    &af_xdp::AfXdp,
+    &af_packet::AfPacket,
+    &memory::Memory,
+    &null::Null,
+    &pcap::Pcap,
+    &tap::Tap,
+];
 
 /// Finds a driver by name.
 pub fn find(name: &str) -> Option<&'static dyn Driver> {
@@ -90,7 +99,7 @@ pub struct PortSettings {
 impl PortSettings {
     /// Whether both ports would take the same interface from the kernel. One of them would get its frames, not both.
     pub fn shares_interface(&self, other: &Self) -> bool {
-        let takes = |port: &Self| ["auto", "af_xdp", "af_packet"].contains(&port.plan.driver());
+        let takes = |port: &Self| ["auto", "mana", "af_xdp", "af_packet"].contains(&port.plan.driver());
         takes(self) && takes(other) && self.device == other.device
     }
 

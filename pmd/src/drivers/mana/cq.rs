@@ -1,0 +1,200 @@
+//! Completion queues: which entry is new, and what is wrong with it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use wirepath_memory::{DeviceMemory, Slots};
+use wirepath_nic_defs::mana::{CQE_BYTES, CQE_TAIL, CqeHead, CqeTail, OWNER_VALUES, WQE_UNIT};
+
+use super::fault::Fault;
+
+/// Words of an entry.
+const WORDS: usize = CQE_BYTES as usize / 4;
+
+/// The entries of one completion queue that one work queue writes to. Owner bits say which pass of the ring an entry belongs to, so
+/// that nobody has to clear it; the device fills the last word last.
+#[derive(Debug)]
+pub(super) struct CompletionQueue {
+    entries: Slots<[AtomicU32; WORDS]>,
+    /// Logarithm of the number of entries.
+    shift: u32,
+    /// Free-running counter of the entry that is looked at next. It starts one pass in: zeroed memory then is one pass old.
+    next: u32,
+    /// Queue number and kind that every entry must carry.
+    from: u32,
+}
+
+/// An entry that the device has filled.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a>(&'a [AtomicU32; WORDS]);
+
+impl Entry<'_> {
+    /// The word at this offset, below 64.
+    #[inline(always)]
+    pub(super) fn word(self, offset: u32) -> u32 {
+        self.0[offset as usize / 4 % WORDS].load(Ordering::Relaxed)
+    }
+
+    /// What happened.
+    #[inline(always)]
+    pub(super) fn cqe_type(self) -> u32 {
+        CqeHead(self.word(0)).cqe_type()
+    }
+}
+
+impl CompletionQueue {
+    /// The entries of send queue or receive queue `queue`; `None` if their number is no power of two.
+    pub(super) fn new(memory: &DeviceMemory, queue: u32, is_sq: bool) -> Option<Self> {
+        let entries = Slots::new(memory)?;
+        let from = CqeTail::default().with_queue(queue).with_is_sq(is_sq.into()).0;
+        let count = entries.count();
+        Some(Self { entries, shift: count.trailing_zeros(), next: count, from })
+    }
+
+    /// The next entry, if the device has filled it.
+    #[inline(always)]
+    pub(super) fn look(&self) -> Result<Option<Entry<'_>>, Fault> {
+        /// Bits of the last word that have a meaning here: not the reserved ones.
+        const KNOWN: u32 = CqeTail(0).with_queue(u32::MAX).with_is_sq(1).with_owner(u32::MAX).0;
+        let entry = self.entries.at(self.next);
+        // Acquire: the other words are read after the one that says that they are there.
+        let tail = entry[CQE_TAIL as usize / 4].load(Ordering::Acquire);
+        let turn = self.next >> self.shift;
+        if tail & KNOWN == self.from | turn << (u32::BITS - OWNER_VALUES.ilog2()) {
+            return Ok(Some(Entry(entry)));
+        }
+        let owner = CqeTail(tail).owner();
+        if owner == turn.wrapping_sub(1) % OWNER_VALUES {
+            Ok(None)
+        } else if owner == turn % OWNER_VALUES {
+            Err(Fault::ForeignQueue)
+        } else {
+            Err(Fault::OwnerOutOfTurn)
+        }
+    }
+
+    /// Goes on to the next entry.
+    #[inline(always)]
+    pub(super) fn advance(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Number of entries.
+    pub(super) fn count(&self) -> u32 {
+        self.entries.count()
+    }
+}
+
+/// Compares the position that a completion names with the one whose turn it is.
+///
+/// Work queues complete in order, so the position adds nothing, except that it gives away a completion that comes twice: the buffer of
+/// a packet would be handed to the program while the device still writes it. Sources disagree on its unit (openvmm: bytes in its device,
+/// units in its driver; rdma-core: bytes), so the unit is learned from the first completions that tell it. A device that follows
+/// neither is taken at its word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Positions {
+    /// Not learned yet.
+    Unknown,
+    /// Counted in units of 32 bytes.
+    Units,
+    /// Counted in bytes.
+    Bytes,
+    /// The device does something else.
+    Unused,
+}
+
+impl Positions {
+    /// Whether `said` can be the position of one of the `count` work requests, each of `size` units, from `at` on; all but `said` in
+    /// units. Positions count modulo the ring, whose number of units is `mask + 1`.
+    #[inline(always)]
+    pub(super) fn fits(&mut self, said: u32, at: u32, count: u32, size: u32, mask: u32) -> bool {
+        let distance = match self {
+            Self::Units => said.wrapping_sub(at) & mask,
+            Self::Bytes => (said / WQE_UNIT).wrapping_sub(at) & mask,
+            Self::Unused => return true,
+            Self::Unknown => {
+                self.learn(said, at, mask);
+                return true;
+            }
+        };
+        distance < count * size
+    }
+
+    #[cold]
+    fn learn(&mut self, said: u32, at: u32, mask: u32) {
+        // The start of the ring looks the same in every unit; and a device that does not tell says nothing but zero.
+        if at & mask == 0 || said == 0 {
+            return;
+        }
+        *self = if (said ^ at) & mask == 0 {
+            Self::Units
+        } else if said.is_multiple_of(WQE_UNIT) && ((said / WQE_UNIT) ^ at) & mask == 0 {
+            Self::Bytes
+        } else {
+            Self::Unused
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::memory;
+    use super::*;
+
+    fn write(memory: &DeviceMemory, counter: u32, count: u32, queue: u32, is_sq: u32) {
+        let tail = CqeTail::default()
+            .with_queue(queue)
+            .with_is_sq(is_sq)
+            .with_owner(wirepath_nic_defs::mana::owner(counter, count));
+        memory.store32((counter % count) as usize * 64 + 60, tail.0);
+    }
+
+    #[test]
+    fn entries_are_new_once_over_many_passes() {
+        let memory = memory(8 * 64);
+        let mut queue = CompletionQueue::new(&memory, 0x12_3456, true).unwrap();
+        assert_eq!(queue.count(), 8);
+        for counter in 8..8 * 40 {
+            assert!(queue.look().unwrap().is_none(), "{counter}");
+            write(&memory, counter, 8, 0x12_3456, 1);
+            assert!(queue.look().unwrap().is_some(), "{counter}");
+            queue.advance();
+        }
+    }
+
+    #[test]
+    fn what_no_device_writes_is_seen() {
+        let memory = memory(8 * 64);
+        let queue = CompletionQueue::new(&memory, 7, false).unwrap();
+        write(&memory, 8, 8, 8, 0);
+        assert_eq!(queue.look().err(), Some(Fault::ForeignQueue));
+        write(&memory, 8, 8, 7, 1);
+        assert_eq!(queue.look().err(), Some(Fault::ForeignQueue), "a send queue");
+        for pass in 2..8 {
+            write(&memory, 8 * pass, 8, 7, 0);
+            assert_eq!(queue.look().err(), Some(Fault::OwnerOutOfTurn), "pass {pass}");
+        }
+        write(&memory, 8, 8, 7, 0);
+        memory.store32(60, memory.load32(60) | 0xf << 25);
+        assert!(queue.look().unwrap().is_some(), "reserved bits mean nothing");
+    }
+
+    #[test]
+    fn the_unit_of_positions_is_learned() {
+        for unit in [1, 32] {
+            let mut positions = Positions::Unknown;
+            for at in 0..40u32 {
+                assert!(positions.fits(at * unit, at, 1, 1, 127), "{at}");
+            }
+            assert!(!positions.fits(40 * unit, 41, 1, 1, 127), "twice");
+            assert!(!positions.fits(43 * unit, 42, 1, 1, 127), "one left out");
+            assert!(positions.fits(45 * unit, 42, 4, 1, 127), "one of four");
+            // Counted on for ever or modulo the ring.
+            assert!(positions.fits(130 * unit, 130, 1, 1, 127) && positions.fits(3 * unit, 131, 1, 1, 127));
+        }
+        let mut silent = Positions::Unknown;
+        assert!((0..40).all(|at| silent.fits(0, at, 1, 1, 127)));
+        let mut odd = Positions::Unknown;
+        assert!((0..40).all(|at| odd.fits(at * 7, at, 1, 1, 127)));
+        assert_eq!(odd, Positions::Unused);
+    }
+}

@@ -1,0 +1,157 @@
+//! How a queue's ring goes between the worker that owns the queue and the device that mends it.
+//!
+//! A worker alone touches its ring. When the ring is broken, or the device has gone, the worker hands it over here; whoever looks
+//! after the port (`Device::events`) destroys it, which is when the hardware lets go of the memory, makes a new one and puts it here.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::fault::Fault;
+
+/// The worker has the ring.
+const OUT: u32 = 0;
+/// The worker has it and shall bring it.
+const RECALLED: u32 = 1;
+/// The worker has brought it.
+const BACK: u32 = 2;
+/// A new one waits for the worker.
+const READY: u32 = 3;
+/// There will be no other.
+const LOST: u32 = 4;
+
+#[derive(Debug)]
+pub(super) struct Exchange<R> {
+    state: AtomicU32,
+    desk: Mutex<Desk<R>>,
+}
+
+#[derive(Debug)]
+struct Desk<R> {
+    ring: Option<R>,
+    fault: Option<Fault>,
+}
+
+impl<R> Exchange<R> {
+    /// The worker has the ring.
+    pub(super) fn new() -> Self {
+        Self { state: AtomicU32::new(OUT), desk: Mutex::new(Desk { ring: None, fault: None }) }
+    }
+
+    fn desk(&self) -> std::sync::MutexGuard<'_, Desk<R>> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Worker: whether there is something to do here. One load.
+    #[inline(always)]
+    pub(super) fn calls(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != OUT
+    }
+
+    /// Worker: brings the ring if it shall, takes a new one if there is one. `false`: the device is lost.
+    #[cold]
+    pub(super) fn visit(&self, ring: &mut Option<R>) -> bool {
+        // Most visits while a queue is being mended end here, without the lock.
+        match self.state.load(Ordering::Acquire) {
+            BACK => return true,
+            LOST => return false,
+            _ => {}
+        }
+        let mut desk = self.desk();
+        match self.state.load(Ordering::Relaxed) {
+            RECALLED => {
+                (desk.ring, desk.fault) = (ring.take(), None);
+                self.state.store(BACK, Ordering::Release);
+            }
+            READY => {
+                *ring = desk.ring.take();
+                self.state.store(OUT, Ordering::Release);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Worker: brings a broken ring.
+    #[cold]
+    pub(super) fn give_up(&self, ring: &mut Option<R>, fault: Fault) {
+        let mut desk = self.desk();
+        (desk.ring, desk.fault) = (ring.take(), Some(fault));
+        self.state.store(BACK, Ordering::Release);
+    }
+
+    /// Device: asks for the ring.
+    pub(super) fn recall(&self) {
+        let mut desk = self.desk();
+        match self.state.load(Ordering::Relaxed) {
+            OUT => self.state.store(RECALLED, Ordering::Release),
+            READY => {
+                desk.fault = None;
+                self.state.store(BACK, Ordering::Release);
+            }
+            _ => {}
+        }
+    }
+
+    /// Device: whether the worker has brought the ring, or has none.
+    pub(super) fn is_back(&self) -> bool {
+        self.state.load(Ordering::Acquire) == BACK
+    }
+
+    /// Device: whether the worker brought the ring because it is broken.
+    pub(super) fn fault(&self) -> Option<Fault> {
+        if self.is_back() { self.desk().fault } else { None }
+    }
+
+    /// Device: takes the ring that the worker has brought.
+    pub(super) fn collect(&self) -> Option<R> {
+        if self.is_back() { self.desk().ring.take() } else { None }
+    }
+
+    /// Device: puts a new ring here for the worker.
+    pub(super) fn hand_out(&self, ring: R) {
+        let mut desk = self.desk();
+        (desk.ring, desk.fault) = (Some(ring), None);
+        self.state.store(READY, Ordering::Release);
+    }
+
+    /// Device: tells the worker that there is nothing to wait for. The ring must be back.
+    pub(super) fn lose(&self) {
+        self.desk().ring = None;
+        self.state.store(LOST, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_goes_to_be_mended_and_comes_back() {
+        let exchange = Exchange::new();
+        let mut ring = Some(1);
+        assert!(!exchange.calls() && !exchange.is_back());
+        exchange.give_up(&mut ring, Fault::Stopped);
+        assert!(ring.is_none() && exchange.calls());
+        assert!(exchange.visit(&mut ring) && ring.is_none());
+        assert_eq!((exchange.fault(), exchange.collect(), exchange.collect()), (Some(Fault::Stopped), Some(1), None));
+        exchange.hand_out(2);
+        assert!(!exchange.is_back());
+        assert!(exchange.visit(&mut ring));
+        assert_eq!((ring, exchange.calls()), (Some(2), false));
+    }
+
+    #[test]
+    fn a_ring_is_recalled_wherever_it_is() {
+        let exchange = Exchange::new();
+        let mut ring = Some(1);
+        exchange.recall();
+        assert!(exchange.calls() && !exchange.is_back());
+        assert!(exchange.visit(&mut ring) && exchange.is_back());
+        assert_eq!((exchange.fault(), exchange.collect()), (None, Some(1)));
+        exchange.hand_out(2);
+        exchange.recall();
+        assert_eq!(exchange.collect(), Some(2), "before the worker fetched it");
+        exchange.lose();
+        assert!(!exchange.visit(&mut ring) && ring.is_none());
+    }
+}

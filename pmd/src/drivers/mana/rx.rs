@@ -1,0 +1,488 @@
+//! Receive queues.
+
+use std::any::Any;
+use std::fmt;
+use std::mem::{swap, take};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use wirepath_memory::{DeviceMemory, Doorbell};
+use wirepath_nic_defs::mana::{
+    CQE_RX_COALESCED_4, CQE_RX_OBJECT_FENCE, CQE_RX_OKAY, CQE_RX_TRUNCATED, OOB_SHORT, RX_COALESCED, RX_FLAGS,
+    RX_PACKET_BYTES, RX_PACKETS, RX_WQE_OFFSET, RqDoorbell, RxFlags, WQE_UNIT, wqe_units,
+};
+
+use super::cq::{CompletionQueue, Entry, Positions};
+use super::exchange::Exchange;
+use super::fault::Fault;
+use super::keys::Keys;
+use super::wqe::{Units, Wqe, pair, short_header};
+use crate::counters::QueueCounters;
+use crate::drops::DropReason;
+use crate::packet::offload::Verdicts;
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
+use crate::port::ReceiveQueue;
+
+/// Bytes of an Ethernet header.
+const SHORTEST: u32 = 14;
+
+/// Where a receive queue is, as `manadv_init_obj` says.
+#[derive(Debug)]
+pub(super) struct ReceivePlace {
+    /// The work queue.
+    pub(super) ring: DeviceMemory,
+    /// The completion queue: as many bytes as entries were asked for.
+    pub(super) completions: DeviceMemory,
+    /// Number of the receive queue.
+    pub(super) rq: u32,
+    /// Register of receive queues.
+    pub(super) doorbell: Doorbell,
+}
+
+/// What all receive queues of a port have in common: the hardware that spreads packets over them. As long as it is there, the device may
+/// write to every buffer that was posted, so that it takes in the buffers of the queues that go before it does.
+pub(super) struct Spread {
+    _hardware: Box<dyn Any + Send + Sync>,
+    buried: Mutex<Vec<Box<[Packet]>>>,
+}
+
+impl Spread {
+    /// `hardware` is what must be gone before the device lets go of posted buffers.
+    pub(super) fn new(hardware: Box<dyn Any + Send + Sync>) -> Arc<Self> {
+        Arc::new(Self { _hardware: hardware, buried: Mutex::default() })
+    }
+}
+
+impl fmt::Debug for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spread").finish_non_exhaustive()
+    }
+}
+
+/// Most packets of one completion.
+const COALESCED: usize = RX_COALESCED as usize;
+
+/// A packet of which a completion told.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrival {
+    /// Bytes; 0 for [`TRUNCATED`].
+    len: u32,
+    /// [`RxFlags`].
+    flags: u32,
+    hash: u32,
+}
+
+/// A packet that did not fit into its buffers.
+const TRUNCATED: Arrival = Arrival { len: 0, flags: 0, hash: 0 };
+
+/// A receive queue. All its work requests are posted all the time: whoever takes a filled buffer out puts a fresh one in its place, or
+/// leaves it where it is.
+pub(super) struct ReceiveRing {
+    spread: Arc<Spread>,
+    /// Buffers of every work request, in order; the device writes to them.
+    posted: Box<[Packet]>,
+    ring: Units,
+    completions: CompletionQueue,
+    doorbell: Doorbell,
+    number: u32,
+    lkey: u32,
+    /// Buffers of one work request, and the units that it takes.
+    buffers: usize,
+    units: u32,
+    /// Work requests, counted for ever: the one whose turn it is. As many as there are stand posted behind it.
+    next: u32,
+    positions: Positions,
+    /// Packets that the device told of and that were not handed over yet: the first `known`.
+    arrivals: Box<[Arrival; BATCH + COALESCED]>,
+    known: usize,
+}
+
+impl fmt::Debug for ReceiveRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveRing")
+            .field("number", &self.number)
+            .field("buffers", &self.buffers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Buffers that a frame of this length needs.
+pub(super) const fn buffers_for(frame: usize) -> usize {
+    frame.div_ceil(DATA_ROOM)
+}
+
+impl ReceiveRing {
+    /// Posts buffers for as many packets as the completion queue has entries, each in `buffers` buffers, and tells the device. `None` if
+    /// sizes are no powers of two or the ring is too small; `Err` if the pool runs dry.
+    pub(super) fn new(
+        spread: Arc<Spread>,
+        keys: &Keys,
+        place: ReceivePlace,
+        pool: &Pool,
+        blank: &Blank,
+        buffers: usize,
+        positions: Positions,
+    ) -> Result<Option<Self>, PoolDry> {
+        let Some(completions) = CompletionQueue::new(&place.completions, place.rq, false) else { return Ok(None) };
+        let Some(ring) = Units::new(&place.ring) else { return Ok(None) };
+        let (depth, units) = (completions.count(), wqe_units(OOB_SHORT, buffers as u32));
+        if depth.checked_mul(units).is_none_or(|all| all > ring.count()) {
+            return Ok(None);
+        }
+        let wanted = depth as usize * buffers;
+        let mut posted = Vec::with_capacity(wanted);
+        while posted.len() < wanted {
+            let mut batch = Batch::new();
+            if pool.take_batch_like(wanted - posted.len(), &mut batch, blank) == 0 {
+                return Err(PoolDry { pool: pool.name().to_owned(), wanted });
+            }
+            batch.drain_front(BATCH, |packet| posted.push(packet));
+        }
+        let mut this = Self {
+            spread,
+            posted: posted.into(),
+            ring,
+            completions,
+            doorbell: place.doorbell,
+            number: place.rq,
+            lkey: keys.home().lkey(),
+            buffers,
+            units,
+            next: 0u32.wrapping_sub(depth),
+            positions,
+            arrivals: Box::new([TRUNCATED; BATCH + COALESCED]),
+            known: 0,
+        };
+        for _ in 0..depth {
+            this.post();
+        }
+        this.ring_doorbell();
+        Ok(Some(this))
+    }
+
+    /// Work requests of the ring, less one.
+    #[inline(always)]
+    fn mask(&self) -> u32 {
+        self.completions.count() - 1
+    }
+
+    /// Position in units of the work request that a counter stands at.
+    #[inline(always)]
+    fn position(&self, counter: u32) -> u32 {
+        counter.wrapping_mul(self.units)
+    }
+
+    /// Takes note of what the device tells of, until `room` packets are known.
+    #[inline(always)]
+    fn look(&mut self, room: usize) -> Result<(), Fault> {
+        let longest = (self.buffers * DATA_ROOM) as u32;
+        let units = self.ring.count() - 1;
+        while self.known < room {
+            let Some(entry) = self.completions.look()? else { break };
+            let at = self.position(self.next.wrapping_add(self.known as u32));
+            let said = entry.word(RX_WQE_OFFSET);
+            if entry.cqe_type() == CQE_RX_OKAY {
+                if !self.positions.fits(said, at, 1, self.units, units) {
+                    return Err(Fault::OutOfOrder);
+                }
+                let arrival = packet_of(entry, 0);
+                if arrival.len.wrapping_sub(1) >= longest {
+                    return Err(Fault::BadLength);
+                }
+                self.arrivals[self.known] = arrival;
+                self.known += 1;
+            } else {
+                let mut more = [Arrival::default(); COALESCED];
+                let n = unusual(entry, &mut more, longest)?;
+                if n > 0 && !self.positions.fits(said, at, n as u32, self.units, units) {
+                    return Err(Fault::OutOfOrder);
+                }
+                self.arrivals[self.known..self.known + n].copy_from_slice(&more[..n]);
+                self.known += n;
+            }
+            self.completions.advance();
+        }
+        Ok(())
+    }
+
+    /// Hands over what is known, at most as many packets as the batch has room for, and posts as many buffers anew. Returns packets and
+    /// bytes.
+    #[inline(always)]
+    fn hand_over(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
+        let n = self.known.min(batch.space());
+        if n == 0 {
+            return (0, 0);
+        }
+        let moved = if self.buffers == 1 {
+            self.hand_over_single(n, batch, supply)
+        } else {
+            self.hand_over_chains(n, batch, supply)
+        };
+        // A completion of several packets may have told of more than there was room for.
+        self.arrivals.copy_within(n..self.known, 0);
+        self.known -= n;
+        self.ring_doorbell();
+        moved
+    }
+
+    #[inline(always)]
+    fn hand_over_single(&mut self, n: usize, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
+        let start = batch.len();
+        let got = supply.pool.take_batch_like(n, batch, supply.blank);
+        let (mut used, mut bytes) = (0, 0);
+        let fresh = &mut batch.as_mut_slice()[start..];
+        let header = short_header(1);
+        let what = pair(self.lkey, DATA_ROOM as u32);
+        for i in 0..n {
+            let arrival = self.arrivals[i];
+            let posted = &mut self.posted[(self.next & (self.completions.count() - 1)) as usize];
+            match fresh.get_mut(used) {
+                Some(packet) if arrival.len >= SHORTEST => {
+                    swap(packet, posted);
+                    describe(packet, arrival);
+                    bytes += u64::from(arrival.len);
+                    used += 1;
+                }
+                _ => supply.drop_one(arrival),
+            }
+            let at = self.next.wrapping_add(self.completions.count());
+            self.ring.write(at, [header, 0, posted.data().as_ptr() as u64, what]);
+            self.next = self.next.wrapping_add(1);
+        }
+        if used < got {
+            give_back(batch, got - used);
+        }
+        (used as u64, bytes)
+    }
+
+    fn hand_over_chains(&mut self, n: usize, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
+        let (mut packets, mut bytes) = (0, 0);
+        for i in 0..n {
+            let arrival = self.arrivals[i];
+            if arrival.len < SHORTEST {
+                supply.drop_one(arrival);
+            } else {
+                match self.chain(arrival, supply) {
+                    Some(packet) => {
+                        // There is room: the caller looked.
+                        let _ = batch.push(packet);
+                        packets += 1;
+                        bytes += u64::from(arrival.len);
+                    }
+                    None => supply.drop_one(arrival),
+                }
+            }
+            self.post();
+        }
+        (packets, bytes)
+    }
+
+    /// Takes the filled buffers of the work request whose turn it is and puts fresh ones in their place; all or, if the pool has too few,
+    /// none.
+    fn chain(&mut self, arrival: Arrival, supply: &Supply<'_>) -> Option<Packet> {
+        let mut fresh = Batch::new();
+        let wanted = buffers_for(arrival.len as usize);
+        if supply.pool.take_batch_like(wanted, &mut fresh, supply.blank) < wanted {
+            return None;
+        }
+        let first = (self.next & self.mask()) as usize * self.buffers;
+        let mut left = arrival.len as usize;
+        let mut chain: Option<Packet> = None;
+        for slot in &mut self.posted[first..first + wanted] {
+            let mut segment = fresh.pop()?;
+            swap(&mut segment, slot);
+            let here = left.min(DATA_ROOM);
+            left -= here;
+            if !segment.set_data(HEADROOM, here) {
+                return None;
+            }
+            match &mut chain {
+                None => chain = Some(segment),
+                Some(chain) => chain.append_segment(segment).ok()?,
+            }
+        }
+        let mut packet = chain?;
+        note(&mut packet, arrival);
+        Some(packet)
+    }
+
+    /// Posts the buffers in the slots of the work request whose turn it is once more, and goes on to the next.
+    fn post(&mut self) {
+        let first = (self.next & self.mask()) as usize * self.buffers;
+        let mut wqe = Wqe::new(&[short_header(self.buffers as u32), 0]);
+        for packet in &self.posted[first..first + self.buffers] {
+            let pushed = wqe.push(packet.data().as_ptr() as u64, self.lkey, DATA_ROOM);
+            debug_assert!(pushed, "no frame has as many buffers as a WQE has room for");
+        }
+        let at = self.position(self.next.wrapping_add(self.completions.count()));
+        let start = wqe.write_rest(&self.ring, at);
+        self.ring.write(at, start);
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Tells the device how far the ring is filled.
+    #[inline(always)]
+    fn ring_doorbell(&self) {
+        let tail = self.position(self.next.wrapping_add(self.completions.count())).wrapping_mul(WQE_UNIT);
+        self.doorbell.ring(RqDoorbell::default().with_id(self.number.into()).with_tail(tail.into()).0);
+    }
+}
+
+impl Drop for ReceiveRing {
+    fn drop(&mut self) {
+        let posted = take(&mut self.posted);
+        self.spread.buried.lock().unwrap_or_else(PoisonError::into_inner).push(posted);
+    }
+}
+
+/// The packet at place `i` of a completion.
+#[inline(always)]
+fn packet_of(entry: Entry<'_>, i: u32) -> Arrival {
+    let at = RX_PACKETS + i * RX_PACKET_BYTES;
+    Arrival { len: entry.word(at) & 0xffff, flags: entry.word(RX_FLAGS), hash: entry.word(at + 8) }
+}
+
+/// A completion that is not of one packet; returns how many work requests it used up.
+#[inline(never)]
+fn unusual(entry: Entry<'_>, arrivals: &mut [Arrival; COALESCED], longest: u32) -> Result<usize, Fault> {
+    match entry.cqe_type() {
+        CQE_RX_COALESCED_4 => {
+            let mut n = 0;
+            for (i, arrival) in (0..).zip(arrivals) {
+                *arrival = packet_of(entry, i);
+                if arrival.len == 0 {
+                    break;
+                }
+                if arrival.len > longest {
+                    return Err(Fault::BadLength);
+                }
+                n += 1;
+            }
+            if n == 0 { Err(Fault::BadLength) } else { Ok(n) }
+        }
+        CQE_RX_TRUNCATED => {
+            arrivals[0] = TRUNCATED;
+            Ok(1)
+        }
+        CQE_RX_OBJECT_FENCE => Ok(0),
+        _ => Err(Fault::UnknownType),
+    }
+}
+
+/// Notes the length of a packet in one buffer, and what the device found out.
+#[inline(always)]
+fn describe(packet: &mut Packet, arrival: Arrival) {
+    let fits = packet.set_data(HEADROOM, arrival.len as usize);
+    debug_assert!(fits, "lengths were looked at");
+    note(packet, arrival);
+}
+
+#[inline(always)]
+fn note(packet: &mut Packet, arrival: Arrival) {
+    let flags = RxFlags(arrival.flags);
+    packet.set_verdicts(verdicts(arrival.flags));
+    if flags.hash_type() != 0 {
+        packet.set_rss_hash(arrival.hash);
+    }
+    if flags.vlan_present() != 0 {
+        packet.set_vlan(flags.vlan_id() as u16);
+    }
+}
+
+/// The device's bits lie in the order of ours, TCP and UDP one after the other. Where it calls a checksum both good and bad, it is bad.
+#[inline(always)]
+fn verdicts(flags: u32) -> Verdicts {
+    const GOOD: u32 = 0x55;
+    let inner = flags >> 25 & 0xf | flags >> 27 & 0xc;
+    let bits = inner | flags >> 9 & 0x30;
+    Verdicts::from_bits((bits & !(bits >> 1 & GOOD)) as u8)
+}
+
+/// Drops the last `n` packets, which nobody filled.
+#[cold]
+fn give_back(batch: &mut Batch, n: usize) {
+    for _ in 0..n {
+        drop(batch.pop());
+    }
+}
+
+/// The pool had too few buffers to fill a ring.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a receive ring takes {wanted} buffers, which pool '{pool}' does not have left; a smaller `depth` or `mtu` needs fewer"
+)]
+pub(super) struct PoolDry {
+    pool: String,
+    /// Buffers that the ring takes.
+    wanted: usize,
+}
+
+/// Where buffers come from, and what is counted.
+struct Supply<'a> {
+    pool: &'a Pool,
+    blank: &'a Blank,
+    counters: &'a QueueCounters,
+}
+
+impl Supply<'_> {
+    /// Counts a packet whose buffer stays posted.
+    #[cold]
+    fn drop_one(&self, arrival: Arrival) {
+        self.counters.drops.add(
+            match arrival.len {
+                0 => DropReason::TooLong,
+                1..SHORTEST => DropReason::TooShort,
+                _ => DropReason::NoBuffer,
+            },
+            1,
+        );
+    }
+}
+
+/// Receives packets for one worker.
+pub(super) struct Receiver {
+    ring: Option<ReceiveRing>,
+    exchange: Arc<Exchange<ReceiveRing>>,
+    counters: Arc<QueueCounters>,
+    pool: Pool,
+    blank: Blank,
+}
+
+impl Receiver {
+    /// Receives by the ring that waits in `exchange`, whose buffers come from `pool`.
+    pub(super) fn new(exchange: Arc<Exchange<ReceiveRing>>, pool: Pool, blank: Blank) -> Self {
+        let mut ring = None;
+        exchange.visit(&mut ring);
+        Self { ring, exchange, counters: Arc::default(), pool, blank }
+    }
+
+    #[cold]
+    fn give_up(&mut self, fault: Fault) {
+        self.counters.drops.add(DropReason::BadDescriptor, 1);
+        self.exchange.give_up(&mut self.ring, fault);
+    }
+}
+
+impl ReceiveQueue for Receiver {
+    #[inline]
+    fn receive(&mut self, batch: &mut Batch) {
+        if self.exchange.calls() {
+            self.exchange.visit(&mut self.ring);
+        }
+        let Some(ring) = &mut self.ring else { return self.counters.empty.add(1) };
+        let looked = ring.look(batch.space());
+        let supply = Supply { pool: &self.pool, blank: &self.blank, counters: &self.counters };
+        let (packets, bytes) = ring.hand_over(batch, &supply);
+        self.counters.count_burst(packets, bytes);
+        if let Err(fault) = looked {
+            self.give_up(fault);
+        }
+    }
+
+    fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
