@@ -1,4 +1,6 @@
 //! Loading the libraries: each case in a process of its own, because libraries are loaded once for a process.
+//!
+//! On another release than the system's: `WIREPATH_TEST_RDMA_LIB_DIR=DIRECTORY`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,6 +9,11 @@ use rdma_core_sys::{LIBRARY_DIRECTORY_VARIABLE, LoadError, RdmaCore, Search};
 use wirepath_testlab::skip_or_fail;
 
 const CASE: &str = "WIREPATH_TEST_LOAD_CASE";
+
+/// The release to look into, if it is not the system's.
+fn other_release() -> Option<PathBuf> {
+    std::env::var_os("WIREPATH_TEST_RDMA_LIB_DIR").map(PathBuf::from)
+}
 
 /// Runs the test `name` of this file again in a new process; there, returns `true`.
 fn in_own_process(name: &str, directory: Option<&Path>) -> bool {
@@ -41,7 +48,7 @@ fn system_libraries() -> Option<PathBuf> {
 #[test]
 fn the_systems_libraries_have_every_function_of_their_release() {
     if system_libraries().is_none()
-        || !in_own_process("the_systems_libraries_have_every_function_of_their_release", None)
+        || !in_own_process("the_systems_libraries_have_every_function_of_their_release", other_release().as_deref())
     {
         return;
     }
@@ -57,17 +64,19 @@ fn the_systems_libraries_have_every_function_of_their_release() {
         assert_eq!(symbol.present, symbol.since <= version.major, "{symbol:?} in {version}");
     }
     // A second load is the first.
-    assert!(std::ptr::eq(libraries, RdmaCore::load(&Search::System).unwrap()));
+    assert!(std::ptr::eq(libraries, RdmaCore::load(&Search::from_environment()).unwrap()));
     let elsewhere = RdmaCore::load(&Search::Directory("/nonexistent".into())).unwrap_err();
     assert!(matches!(elsewhere, LoadError::LoadedFromElsewhere { .. }), "{elsewhere}");
 }
 
 #[test]
 fn a_function_that_is_too_new_is_a_typed_error() {
-    if system_libraries().is_none() || !in_own_process("a_function_that_is_too_new_is_a_typed_error", None) {
+    if system_libraries().is_none()
+        || !in_own_process("a_function_that_is_too_new_is_a_typed_error", other_release().as_deref())
+    {
         return;
     }
-    let libraries = RdmaCore::load(&Search::System).unwrap();
+    let libraries = RdmaCore::load(&Search::from_environment()).unwrap();
     let mlx5 = libraries.mlx5().unwrap();
     let found = mlx5.library().version.unwrap();
     match mlx5.mlx5dv_var_export() {
@@ -80,7 +89,7 @@ fn a_function_that_is_too_new_is_a_typed_error() {
             assert!(text.ends_with("has no mlx5dv_var_export; it needs rdma-core 63.0 or newer"), "{text}");
         }
     }
-    // No distribution packages libhbl.
+    // No release has libhbl.
     let hbl = libraries.hbl().unwrap_err().to_string();
     assert!(hbl.starts_with("libhbl cannot be loaded") && hbl.contains(LIBRARY_DIRECTORY_VARIABLE), "{hbl}");
 }
