@@ -40,23 +40,32 @@ pub fn traffic_class(frame: &[u8]) -> Option<u8> {
 
 /// Applies the mark of the outer header to the frame that was in it. `false`: drop it.
 pub fn apply(outer: u8, frame: &mut [u8]) -> bool {
-    let Some((at, version)) = ip_header(frame) else { return true };
-    let class = if version == 4 { frame[at + 1] } else { frame[at] << 4 | frame[at + 1] >> 4 };
+    let packet = ip_header(frame).and_then(|(at, _)| frame.get_mut(at..));
+    packet.is_none_or(|packet| apply_to_packet(outer, packet))
+}
+
+/// The same for an IP packet without Ethernet header. What is not IP passes.
+pub fn apply_to_packet(outer: u8, packet: &mut [u8]) -> bool {
+    let (version, class) = match packet {
+        [first, second, ..] if *first >> 4 == 4 && packet.len() >= 20 => (4, *second),
+        [first, second, ..] if *first >> 4 == 6 && packet.len() >= 40 => (6, *first << 4 | *second >> 4),
+        _ => return true,
+    };
     let Some(ecn) = decapsulate(outer, class) else { return false };
     let new = class & !3 | ecn;
     if new == class {
         return true;
     }
     if version == 4 {
-        let word = |class| u16::from_be_bytes([frame[at], class]);
+        let word = |class| u16::from_be_bytes([packet[0], class]);
         let (old, new_word) = (word(class), word(new));
-        let sum = u16::from_be_bytes([frame[at + 10], frame[at + 11]]);
+        let sum = u16::from_be_bytes([packet[10], packet[11]]);
         let sum = checksum::update(sum, old, new_word).to_be_bytes();
-        frame[at + 10..at + 12].copy_from_slice(&sum);
-        frame[at + 1] = new;
+        packet[10..12].copy_from_slice(&sum);
+        packet[1] = new;
     } else {
-        frame[at] = frame[at] & 0xf0 | new >> 4;
-        frame[at + 1] = frame[at + 1] & 0x0f | new << 4;
+        packet[0] = packet[0] & 0xf0 | new >> 4;
+        packet[1] = packet[1] & 0x0f | new << 4;
     }
     true
 }

@@ -71,7 +71,7 @@ impl Decap {
         packet.set_flags(packet.flags().without(OUTER_CHECKSUMS).without(Flags::LATER_FRAGMENT));
         packet.clear_vlan();
         note_layers(packet, headers);
-        if ecn::apply(class, packet.data_mut()) { Ok(()) } else { Err(DropReason::BadEcn) }
+        if merge_ecn(class, packet.data_mut(), headers.outer.as_ref()) { Ok(()) } else { Err(DropReason::BadEcn) }
     }
 
     /// Leaves the inner Ethernet frame, which need not carry anything that is looked into.
@@ -154,6 +154,25 @@ fn cut(packet: &mut Packet, end: usize, pool: Option<&Pool>) -> Result<(), DropR
         packet.truncate(end);
     }
     Ok(())
+}
+
+/// Merges the outer congestion mark into the IP header that came out (RFC 6040 section 4.2). `false`: the packet must be dropped.
+#[inline]
+fn merge_ecn(class: u8, frame: &mut [u8], layers: Option<&Layers>) -> bool {
+    // Not-ECT and ECT(0) outside change nothing; ECT(1) and CE are the odd ones.
+    if class & 1 == 0 { true } else { merge_mark(class, frame, layers) }
+}
+
+#[cold]
+fn merge_mark(class: u8, frame: &mut [u8], layers: Option<&Layers>) -> bool {
+    match layers.filter(|layers| layers.is_ip()) {
+        Some(layers) => match frame.get_mut(layers.l3()..) {
+            Some(packet) => ecn::apply_to_packet(class, packet),
+            None => true,
+        },
+        // Not parsed: perhaps its headers were in another buffer, or its addresses are all that is in order.
+        None => ecn::apply(class, frame),
+    }
 }
 
 /// DSCP and ECN of a stack's IP header; 0 without one.

@@ -112,13 +112,37 @@ impl Hops {
     }
 }
 
-/// By how much sums over a header changed.
+/// By how much a sum over words changed, and whether they did at all: a checksum over words that did not stays as it is, in whichever
+/// of the two forms that zero has.
+#[derive(Clone, Copy)]
+struct Delta {
+    sum: Sum,
+    bits: u32,
+}
+
+impl Delta {
+    const NONE: Self = Self { sum: Sum::ZERO, bits: 0 };
+
+    #[inline(always)]
+    fn word(&mut self, old: u32, new: u32) {
+        self.sum = self.sum.word32(!old).word32(new);
+        self.bits |= old ^ new;
+    }
+
+    /// The new value of a checksum (RFC 1624 equation 3).
+    #[inline(always)]
+    fn update(self, checksum: u16) -> u16 {
+        if self.bits == 0 { checksum } else { Sum::ZERO.word(!checksum).and(self.sum).checksum() }
+    }
+}
+
+/// What changed of that which the checksum of layer 4 covers.
 #[derive(Clone, Copy)]
 struct Change {
-    /// The pseudo header.
-    pseudo: Sum,
-    /// What else the checksum of layer 4 covers.
-    own: Sum,
+    /// In the pseudo header.
+    pseudo: Delta,
+    /// In its own header.
+    own: Delta,
 }
 
 impl Rewrite {
@@ -195,7 +219,7 @@ impl Rewrite {
         if self.parts.tci {
             self.set_tag(packet)?;
         }
-        let mut change = Change { pseudo: Sum::ZERO, own: Sum::ZERO };
+        let mut change = Change { pseudo: Delta::NONE, own: Delta::NONE };
         let left_to_device = self.left_to_device(packet, headers);
         let frame = packet.data_mut();
         match &self.network {
@@ -215,7 +239,7 @@ impl Rewrite {
             let old = u32::from_be_bytes(*ports);
             let new = self.ports.word(0, old);
             *ports = new.to_be_bytes();
-            change.own = change.own.word32(!old).word32(new);
+            change.own.word(old, new);
         }
         mend(frame, layers, change, left_to_device);
         Ok(())
@@ -269,7 +293,7 @@ impl Rewrite {
             frame.get_mut(layers.l3()..).and_then(|b| b.first_chunk_mut::<20>()).ok_or(DropReason::Truncated)?;
         let ttl = self.hops.next(header[8])?;
         let (words, _) = header.as_chunks_mut::<4>();
-        let mut all = Sum::ZERO;
+        let mut all = Delta::NONE;
         for (index, bytes) in words.iter_mut().enumerate() {
             let old = u32::from_be_bytes(*bytes);
             let mut new = masked.word(index, old);
@@ -277,12 +301,12 @@ impl Rewrite {
                 new = new & 0x00ff_ffff | u32::from(ttl) << 24;
             }
             *bytes = new.to_be_bytes();
-            all = all.word32(!old).word32(new);
+            all.word(old, new);
             if index >= 3 {
-                change.pseudo = change.pseudo.word32(!old).word32(new);
+                change.pseudo.word(old, new);
             }
         }
-        let sum = Sum::ZERO.word(!u16::from_be_bytes([header[10], header[11]])).and(all).checksum();
+        let sum = all.update(u16::from_be_bytes([header[10], header[11]]));
         header[10..12].copy_from_slice(&sum.to_be_bytes());
         Ok(())
     }
@@ -310,7 +334,7 @@ impl Rewrite {
                 _ => !hidden.dst,
             };
             if summed {
-                change.pseudo = change.pseudo.word32(!old).word32(new);
+                change.pseudo.word(old, new);
             }
         }
         Ok(())
@@ -323,30 +347,30 @@ fn mend(frame: &mut [u8], layers: &Layers, change: Change, left_to_device: bool)
     let (offset, own) = match layers.l4_kind() {
         L4::Tcp => (Transport::Tcp.checksum_offset(), change.own),
         L4::Udp => (Transport::Udp.checksum_offset(), change.own),
-        L4::Icmpv6 => (Transport::Icmpv6.checksum_offset(), Sum::ZERO),
+        L4::Icmpv6 => (Transport::Icmpv6.checksum_offset(), Delta::NONE),
         // UDP-Lite (RFC 3828 section 3.1) and DCCP (RFC 4340 section 9.1) have theirs where UDP has it, and cover the same addresses.
-        L4::Other if matches!(layers.protocol(), UDP_LITE | DCCP) => (6, Sum::ZERO),
+        L4::Other if matches!(layers.protocol(), UDP_LITE | DCCP) => (6, Delta::NONE),
         _ => return,
     };
     let at = layers.l4() + offset;
-    let Some(field) = frame.get_mut(at..).and_then(|b| b.first_chunk_mut::<2>()).filter(|_| at + 2 <= layers.end())
-    else {
+    let Some(field) = frame.get_mut(at..).and_then(|b| b.first_chunk_mut::<2>()).filter(|_| at + 2 <= layers.end()) else {
         return;
     };
     let old = u16::from_be_bytes(*field);
     let udp = layers.l4_kind() == L4::Udp;
-    // What is summed by the device is not in the field: ports are not.
-    let change = if left_to_device { change.pseudo } else { change.pseudo.and(own) };
-    // All ones is no change either.
-    if udp && old == 0 || matches!(change.fold(), 0 | 0xffff) {
+    if udp && old == 0 {
         return;
     }
-    let new = match left_to_device {
-        true => Sum::ZERO.word(old).and(change).fold(),
-        false => match Sum::ZERO.word(!old).and(change).checksum() {
-            0 if udp || layers.protocol() == UDP_LITE => 0xffff,
+    let pseudo = change.pseudo;
+    let new = if left_to_device {
+        // The sum itself, of the pseudo header alone: the rest is summed by the device.
+        if pseudo.bits == 0 { old } else { Sum::ZERO.word(old).and(pseudo.sum).fold() }
+    } else {
+        let both = Delta { sum: pseudo.sum.and(own.sum), bits: pseudo.bits | own.bits };
+        match both.update(old) {
+            0 if both.bits != 0 && (udp || layers.protocol() == UDP_LITE) => 0xffff,
             new => new,
-        },
+        }
     };
     *field = new.to_be_bytes();
 }

@@ -1,9 +1,8 @@
 //! Programs on packets built here; judged by full recomputation of every checksum.
 
-use wirepath_pmd::packet::offload::Verdicts;
 use wirepath_wire::Parser;
 use wirepath_wire::checksum;
-use wirepath_wire::checksum::{Sum, Transport};
+use wirepath_wire::checksum::Transport;
 use wirepath_wire::finish::Coverage;
 
 use super::*;
@@ -290,7 +289,8 @@ fn hops_run_out_where_the_order_says() {
         };
         let name = if version == 4 { "ttl" } else { "hops" };
         let set = |value: u8| format!("set ipv{version} {name} {value}");
-        let cases: Vec<(String, fn(u8) -> Option<u8>)> = vec![
+        type Expected = fn(u8) -> Option<u8>;
+        let cases: Vec<(String, Expected)> = vec![
             ("dec-ttl".into(), |t| (t > 1).then(|| t - 1)),
             ("dec-ttl, dec-ttl, dec-ttl".into(), |t| (t > 3).then(|| t - 3)),
             (format!("{}, dec-ttl", set(5)), |_| Some(4)),
