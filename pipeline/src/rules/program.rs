@@ -197,7 +197,7 @@ impl Program {
                 Step::PushVlan(tag) => tags::push(packet, &mut headers, *tag),
                 Step::PopVlan => tags::pop(packet, &mut headers),
                 Step::Decap(decap) => decap.run(packet, &mut headers, parsed, env.pool()),
-                Step::Encap(encap) => encap.run(packet, &mut headers),
+                Step::Encap(encap) => encap.run(packet, &mut headers, env.pool()),
                 Step::Mirror(port) => {
                     mirror(packet, &headers, *port, env);
                     Ok(())
@@ -325,6 +325,16 @@ fn l4(layers: &Layers) -> MetaL4 {
         L4::Udp => MetaL4::Udp,
         _ => MetaL4::Other,
     }
+}
+
+/// Cuts off what lies behind `end`. What is shared is copied first.
+fn cut(packet: &mut Packet, end: usize, pool: Option<&Pool>) -> Result<(), DropReason> {
+    if !packet.truncate(end) {
+        let copy = pool.and_then(|pool| packet.duplicate(pool)).ok_or(DropReason::NoBuffer)?;
+        *packet = copy;
+        packet.truncate(end);
+    }
+    Ok(())
 }
 
 #[cold]

@@ -46,9 +46,10 @@ pub fn apply(outer: u8, frame: &mut [u8]) -> bool {
 
 /// The same for an IP packet without Ethernet header. What is not IP passes.
 pub fn apply_to_packet(outer: u8, packet: &mut [u8]) -> bool {
-    let (version, class) = match packet {
-        [first, second, ..] if *first >> 4 == 4 && packet.len() >= 20 => (4, *second),
-        [first, second, ..] if *first >> 4 == 6 && packet.len() >= 40 => (6, *first << 4 | *second >> 4),
+    let len = packet.len();
+    let (version, class) = match *packet {
+        [first, second, ..] if first >> 4 == 4 && len >= 20 => (4, second),
+        [first, second, ..] if first >> 4 == 6 && len >= 40 => (6, first << 4 | second >> 4),
         _ => return true,
     };
     let Some(ecn) = decapsulate(outer, class) else { return false };

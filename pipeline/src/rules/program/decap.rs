@@ -6,7 +6,7 @@ use wirepath_pmd::packet::offload::{Flags, Verdicts};
 use wirepath_pmd::packet::{Packet, Pool};
 use wirepath_wire::{L3, L4, Layers, Parsed, ethernet};
 
-use super::{Headers, OUTER_CHECKSUMS, note_layers};
+use super::{Headers, OUTER_CHECKSUMS, cut, note_layers};
 use crate::tunnel::ecn;
 
 /// Bytes of what comes out that are made contiguous for who looks at it next.
@@ -143,16 +143,6 @@ fn to_packet(
     }
     packet.data_mut().get_mut(..header.len()).ok_or(DropReason::Truncated)?.copy_from_slice(header);
     headers.outer = i32::try_from(start).ok().and_then(|start| inner.moved(-start));
-    Ok(())
-}
-
-/// Cuts off what lies behind `end`. What is shared is copied first.
-fn cut(packet: &mut Packet, end: usize, pool: Option<&Pool>) -> Result<(), DropReason> {
-    if !packet.truncate(end) {
-        let copy = pool.and_then(|pool| packet.duplicate(pool)).ok_or(DropReason::NoBuffer)?;
-        *packet = copy;
-        packet.truncate(end);
-    }
     Ok(())
 }
 

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use wirepath_pmd::drivers::requests;
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::flow::{Reformat, ReformatKind};
-use wirepath_pmd::packet::Packet;
 use wirepath_pmd::packet::offload::{Flags, Verdicts};
+use wirepath_pmd::packet::{Packet, Pool};
 use wirepath_wire::checksum::{self, Sum};
 use wirepath_wire::tuple::{entropy, source_port};
 use wirepath_wire::{IpProtocol, L3, Layers, ethernet, ipv4, ipv6, udp};
 
-use super::{CHECKSUMS, Headers, note_layers, tags};
+use super::{CHECKSUMS, Headers, cut, note_layers, tags};
 
 /// An `encap` action: a template of which a few fields are filled for each packet.
 #[derive(Debug)]
@@ -101,14 +101,19 @@ impl Encap {
         size_of_val(self) + self.bytes.len()
     }
 
-    pub(super) fn run(&self, packet: &mut Packet, headers: &mut Headers) -> Result<(), DropReason> {
+    pub(super) fn run(
+        &self,
+        packet: &mut Packet,
+        headers: &mut Headers,
+        pool: Option<&Pool>,
+    ) -> Result<(), DropReason> {
         let source = match &self.udp {
             Some(Udp { entropy: true, .. }) => {
                 Some(source_port(entropy(packet.data(), &headers.outer.unwrap_or_default())))
             }
             _ => None,
         };
-        let taken = if self.l2 { self.take_frame(packet, headers)? } else { self.take_packet(packet, headers)? };
+        let taken = if self.l2 { self.take_frame(packet, headers)? } else { self.take_packet(packet, headers, pool)? };
         let segmented = packet.flags().contains(Flags::TX_SEGMENT);
         let inside = packet.len();
         let filled = Filled {
@@ -155,7 +160,7 @@ impl Encap {
     }
 
     /// Leaves the IP packet alone. Returns how many bytes it took off the front.
-    fn take_packet(&self, packet: &mut Packet, headers: &Headers) -> Result<usize, DropReason> {
+    fn take_packet(&self, packet: &mut Packet, headers: &Headers, pool: Option<&Pool>) -> Result<usize, DropReason> {
         let layers = headers.outer.filter(Layers::is_ip).ok_or(DropReason::RuleMismatch)?;
         let version = if layers.l3_kind() == L3::Ipv4 { 4 } else { 6 };
         if self.carries.is_some_and(|carries| carries != version) {
@@ -163,8 +168,7 @@ impl Encap {
         }
         packet.clear_vlan();
         finish(packet, headers)?;
-        // Padding in a shared segment stays: the inner length tells it from the packet.
-        packet.truncate(layers.end());
+        cut(packet, layers.end(), pool)?;
         if !packet.trim_front(layers.l3()) {
             return Err(DropReason::Truncated);
         }

@@ -353,7 +353,8 @@ fn mend(frame: &mut [u8], layers: &Layers, change: Change, left_to_device: bool)
         _ => return,
     };
     let at = layers.l4() + offset;
-    let Some(field) = frame.get_mut(at..).and_then(|b| b.first_chunk_mut::<2>()).filter(|_| at + 2 <= layers.end()) else {
+    let Some(field) = frame.get_mut(at..).and_then(|b| b.first_chunk_mut::<2>()).filter(|_| at + 2 <= layers.end())
+    else {
         return;
     };
     let old = u16::from_be_bytes(*field);
