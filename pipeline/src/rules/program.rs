@@ -193,7 +193,7 @@ impl Program {
         let mut headers = Headers { outer: Some(*parsed.outer()), inner: parsed.inner().copied() };
         for step in &self.steps {
             let done = match step {
-                Step::Rewrite(rewrite) => rewrite.run(packet, &headers),
+                Step::Rewrite(rewrite) => rewrite.run(packet, &headers, env.pool()),
                 Step::PushVlan(tag) => tags::push(packet, &mut headers, *tag),
                 Step::PopVlan => tags::pop(packet, &mut headers),
                 Step::Decap(decap) => decap.run(packet, &mut headers, parsed, env.pool()),
@@ -325,6 +325,18 @@ fn l4(layers: &Layers) -> MetaL4 {
         L4::Udp => MetaL4::Udp,
         _ => MetaL4::Other,
     }
+}
+
+/// Makes the first `n` bytes contiguous and writable, those of a shared segment by a copy.
+fn reach(packet: &mut Packet, n: usize, pool: Option<&Pool>) -> Result<(), DropReason> {
+    if packet.data().len() >= n || packet.pull_up(n) {
+        return Ok(());
+    }
+    if packet.len() >= n {
+        let copy = pool.and_then(|pool| packet.duplicate(pool)).ok_or(DropReason::NoBuffer)?;
+        *packet = copy;
+    }
+    if packet.data().len() >= n { Ok(()) } else { Err(DropReason::Truncated) }
 }
 
 /// Cuts off what lies behind `end`. What is shared is copied first.

@@ -6,11 +6,11 @@ use wirepath_pmd::packet::offload::{Flags, Verdicts};
 use wirepath_pmd::packet::{Packet, Pool};
 use wirepath_wire::{L3, L4, Layers, Parsed, ethernet};
 
-use super::{Headers, OUTER_CHECKSUMS, cut, note_layers};
+use super::{Headers, OUTER_CHECKSUMS, cut, note_layers, reach};
 use crate::tunnel::ecn;
 
-/// Bytes of what comes out that are made contiguous for who looks at it next.
-const HEADERS: usize = 128;
+/// Bytes that are made contiguous: where the parser did not come to the inner headers, and of what comes out.
+const HEADERS: usize = 256;
 
 /// A `decap` action.
 #[derive(Debug)]
@@ -51,6 +51,9 @@ impl Decap {
         }
         if verdicts.contains(Verdicts::OUTER_L4_BAD) {
             return Err(DropReason::BadL4Checksum);
+        }
+        if headers.inner.is_none() && packet.is_chain() {
+            reach(packet, packet.len().min(HEADERS), pool)?;
         }
         let class = traffic_class(packet.data(), &outer);
         match &self.header {

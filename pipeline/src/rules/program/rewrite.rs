@@ -2,12 +2,12 @@
 
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::flow::{Field, network};
-use wirepath_pmd::packet::Packet;
 use wirepath_pmd::packet::offload::Flags;
+use wirepath_pmd::packet::{Packet, Pool};
 use wirepath_wire::checksum::{Sum, Transport};
 use wirepath_wire::{EtherType, IpProtocol, L3, L4, Layers, finish, ipv6};
 
-use super::Headers;
+use super::{Headers, reach};
 
 const UDP_LITE: IpProtocol = IpProtocol(136);
 const DCCP: IpProtocol = IpProtocol(33);
@@ -211,7 +211,11 @@ impl Rewrite {
         self.parts.ports = true;
     }
 
-    pub(super) fn run(&self, packet: &mut Packet, headers: &Headers) -> Result<(), DropReason> {
+    pub(super) fn run(&self, packet: &mut Packet, headers: &Headers, pool: Option<&Pool>) -> Result<(), DropReason> {
+        if let Some(layers) = headers.outer.as_ref().filter(|layers| sums_unparsed(layers)) {
+            // The parser made sure of the headers that it knows.
+            reach(packet, (layers.l4() + 8).min(layers.end()), pool)?;
+        }
         if self.parts.mac {
             let addresses = packet.data_mut().get_mut(..12).ok_or(DropReason::TooShort)?;
             self.mac.write(addresses);
@@ -341,6 +345,12 @@ impl Rewrite {
     }
 }
 
+/// Whether layer 4 has a checksum over the addresses without being looked into.
+#[inline(always)]
+fn sums_unparsed(layers: &Layers) -> bool {
+    layers.l4_kind() == L4::Other && matches!(layers.protocol(), UDP_LITE | DCCP)
+}
+
 /// Puts the checksum of layer 4 right.
 #[inline(always)]
 fn mend(frame: &mut [u8], layers: &Layers, change: Change, left_to_device: bool) {
@@ -349,7 +359,7 @@ fn mend(frame: &mut [u8], layers: &Layers, change: Change, left_to_device: bool)
         L4::Udp => (Transport::Udp.checksum_offset(), change.own),
         L4::Icmpv6 => (Transport::Icmpv6.checksum_offset(), Delta::NONE),
         // UDP-Lite (RFC 3828 section 3.1) and DCCP (RFC 4340 section 9.1) have theirs where UDP has it, and cover the same addresses.
-        L4::Other if matches!(layers.protocol(), UDP_LITE | DCCP) => (6, Delta::NONE),
+        L4::Other if sums_unparsed(layers) => (6, Delta::NONE),
         _ => return,
     };
     let at = layers.l4() + offset;
