@@ -1,0 +1,156 @@
+//! Memory of the program, as a device and as the kernel reach it.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use wirepath_nic_emulator::host::Region;
+
+const PAGE: u64 = 4096;
+const MADV_POPULATE_READ: c_int = 22;
+const MADV_POPULATE_WRITE: c_int = 23;
+
+/// Memory that the program has registered. A program that unmaps it first is broken, and with a real NIC would not notice; here it
+/// ends with a fault that [`crate::traps`] explains.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pinned {
+    base: *mut u8,
+    length: u64,
+    writable: bool,
+}
+
+// SAFETY: plain memory that any thread may read and write; what it holds is shared with the program anyway.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// Makes all pages present, as the kernel does when it pins them.
+    pub(crate) fn new(address: u64, length: u64, writable: bool) -> Result<Self, Errno> {
+        let end = address.checked_add(length).filter(|_| length > 0).ok_or(Errno::FAULT)?;
+        let first = address & !(PAGE - 1);
+        let size = (end.next_multiple_of(PAGE) - first) as usize;
+        let advice = if writable { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+        // SAFETY: makes pages present and changes nothing in them; unmapped ones are an error.
+        if unsafe { libc::madvise(first as *mut c_void, size, advice) } != 0 {
+            match Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) {
+                // Kernels before 5.14: what is mapped at all is taken.
+                Errno::INVAL => {
+                    let mut present = vec![0u8; size / PAGE as usize];
+                    // SAFETY: one byte for each page.
+                    if unsafe { libc::mincore(first as *mut c_void, size, present.as_mut_ptr()) } != 0 {
+                        return Err(Errno::FAULT);
+                    }
+                }
+                _ => return Err(Errno::FAULT),
+            }
+        }
+        Ok(Self { base: address as *mut u8, length, writable })
+    }
+
+    #[inline]
+    fn at(&self, offset: u64, length: usize) -> Option<*mut u8> {
+        let fits = offset <= self.length && length as u64 <= self.length - offset;
+        // SAFETY: inside what was pinned.
+        fits.then(|| unsafe { self.base.add(offset as usize) })
+    }
+}
+
+impl Region for Pinned {
+    fn address(&self) -> u64 {
+        self.base as u64
+    }
+
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    #[inline]
+    fn read(&self, offset: u64, to: &mut [u8]) -> bool {
+        let Some(at) = self.at(offset, to.len()) else { return false };
+        // SAFETY: inside what was pinned. The program may write there at the same time, as it may with a device: then some of both is read.
+        unsafe { at.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+        true
+    }
+
+    #[inline]
+    fn write(&self, offset: u64, from: &[u8]) -> bool {
+        let Some(at) = self.at(offset, from.len()).filter(|_| self.writable) else { return false };
+        // SAFETY: as above; the program has given this memory to the device.
+        unsafe { at.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        true
+    }
+
+    #[inline]
+    fn load(&self, offset: u64) -> u32 {
+        match self.at(offset, 4) {
+            Some(at) if at.cast::<u32>().is_aligned() => {
+                // SAFETY: inside what was pinned, and aligned.
+                unsafe { AtomicU32::from_ptr(at.cast()) }.load(Ordering::Acquire)
+            }
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn load_pair(&self, offset: u64) -> u64 {
+        match self.at(offset, 8) {
+            Some(at) if at.cast::<u64>().is_aligned() => {
+                // SAFETY: as above.
+                unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire)
+            }
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn store(&self, offset: u64, value: u32) {
+        if let Some(at) = self.at(offset, 4).filter(|at| self.writable && at.cast::<u32>().is_aligned()) {
+            // SAFETY: as above.
+            unsafe { AtomicU32::from_ptr(at.cast()) }.store(value, Ordering::Release);
+        }
+    }
+}
+
+/// Copies between this process and itself by a system call, which turns a wrong address into an error.
+fn copy(read: bool, address: u64, ours: *mut u8, length: usize) -> Result<(), Errno> {
+    if length == 0 {
+        return Ok(());
+    }
+    let local = libc::iovec { iov_base: ours.cast(), iov_len: length };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: length };
+    // SAFETY: `local` is ours and long enough; the kernel checks `remote`.
+    let copied = unsafe {
+        let own = libc::getpid();
+        if read {
+            libc::process_vm_readv(own, &raw const local, 1, &raw const remote, 1, 0)
+        } else {
+            libc::process_vm_writev(own, &raw const local, 1, &raw const remote, 1, 0)
+        }
+    };
+    if copied == length as isize {
+        return Ok(());
+    }
+    let refused = std::io::Error::last_os_error().raw_os_error();
+    if copied < 0 && matches!(refused, Some(libc::EPERM | libc::ENOSYS)) {
+        // Containers may forbid the call: then a wrong address ends the program, as it would in a library.
+        // SAFETY: the program says that this is its memory.
+        unsafe {
+            if read {
+                (address as *const u8).copy_to_nonoverlapping(ours, length);
+            } else {
+                (address as *mut u8).copy_from_nonoverlapping(ours, length);
+            }
+        }
+        return Ok(());
+    }
+    Err(Errno::FAULT)
+}
+
+/// `copy_from_user`.
+pub(crate) fn copy_in(address: u64, to: &mut [u8]) -> Result<(), Errno> {
+    copy(true, address, to.as_mut_ptr(), to.len())
+}
+
+/// `copy_to_user`.
+pub(crate) fn copy_out(address: u64, from: &[u8]) -> Result<(), Errno> {
+    copy(false, address, from.as_ptr().cast_mut(), from.len())
+}

@@ -1,0 +1,211 @@
+//! Network devices of this machine as the far ends of links.
+
+use std::ffi::{CString, c_int};
+use std::io;
+use std::mem::zeroed;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use wirepath_nic_emulator::frame;
+use wirepath_nic_emulator::host::Wire;
+
+/// Linux: `PACKET_IGNORE_OUTGOING` (linux/if_packet.h), not in `libc`.
+const PACKET_IGNORE_OUTGOING: c_int = 23;
+/// Room of the kernel's queues.
+static BUFFER: c_int = 16 << 20;
+
+fn check(result: c_int, what: &str) -> Result<c_int, String> {
+    if result < 0 { Err(format!("{what}: {}", io::Error::last_os_error())) } else { Ok(result) }
+}
+
+fn request(interface: &str) -> Result<libc::ifreq, String> {
+    // SAFETY: zero is a valid request.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    let name = interface.as_bytes();
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ {
+        return Err("not a name of an interface".to_owned());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    Ok(request)
+}
+
+/// Sets an interface up.
+fn set_up(interface: &str) -> Result<(), String> {
+    let mut request = request(interface)?;
+    // SAFETY: plain calls with a request of the right type.
+    unsafe {
+        let socket = OwnedFd::from_raw_fd(check(
+            libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0),
+            "socket",
+        )?);
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request), "SIOCGIFFLAGS")?;
+        request.ifr_ifru.ifru_flags |= libc::IFF_UP as i16;
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request), "SIOCSIFFLAGS")?;
+    }
+    Ok(())
+}
+
+/// A TAP device, made if it is not there, and set up.
+pub(crate) fn tap(interface: &str) -> Result<Box<dyn Wire>, String> {
+    let mut request = request(interface)?;
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as i16;
+    // SAFETY: plain calls with a request of the right type.
+    let fd = unsafe {
+        let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let fd = OwnedFd::from_raw_fd(check(
+            libc::open(c"/dev/net/tun".as_ptr(), flags),
+            "/dev/net/tun (needs CAP_NET_ADMIN)",
+        )?);
+        check(
+            libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request),
+            "TUNSETIFF (needs CAP_NET_ADMIN, or a TAP device of this user)",
+        )?;
+        fd
+    };
+    // Someone without the right to do so has set it up before.
+    let _ = set_up(interface);
+    Ok(Box::new(Tap { fd }))
+}
+
+struct Tap {
+    fd: OwnedFd,
+}
+
+impl Wire for Tap {
+    fn send(&mut self, frame: &[u8]) -> bool {
+        // SAFETY: the kernel reads `len` bytes.
+        unsafe { libc::write(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len()) == frame.len() as isize }
+    }
+
+    fn receive(&mut self, frame: &mut [u8]) -> Option<usize> {
+        // SAFETY: the kernel writes at most `len` bytes.
+        let got = unsafe { libc::read(self.fd.as_raw_fd(), frame.as_mut_ptr().cast(), frame.len()) };
+        usize::try_from(got).ok().filter(|got| *got > 0)
+    }
+
+    fn descriptor(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// A packet socket on an interface: promiscuous, blind to what this machine sends.
+pub(crate) fn packet(interface: &str) -> Result<Box<dyn Wire>, String> {
+    let name = CString::new(interface).map_err(|_| "not a name of an interface".to_owned())?;
+    // SAFETY: plain calls; every structure is of the type that the call expects.
+    unsafe {
+        let index = libc::if_nametoindex(name.as_ptr());
+        if index == 0 {
+            return Err(format!("{}", io::Error::last_os_error()));
+        }
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let fd =
+            OwnedFd::from_raw_fd(check(libc::socket(libc::AF_PACKET, kind, 0), "packet socket (needs CAP_NET_RAW)")?);
+        let option = |level, name, value: *const c_int| {
+            libc::setsockopt(fd.as_raw_fd(), level, name, value.cast(), size_of::<c_int>() as libc::socklen_t)
+        };
+        // Larger queues are welcome where they are allowed.
+        option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &raw const BUFFER);
+        option(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &raw const BUFFER);
+        check(option(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &raw const ONE), "PACKET_IGNORE_OUTGOING")?;
+        check(option(libc::SOL_PACKET, libc::PACKET_AUXDATA, &raw const ONE), "PACKET_AUXDATA")?;
+        let mut member: libc::packet_mreq = zeroed();
+        member.mr_ifindex = index as i32;
+        member.mr_type = libc::PACKET_MR_PROMISC as u16;
+        let size = size_of::<libc::packet_mreq>() as libc::socklen_t;
+        let joined = libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_ADD_MEMBERSHIP,
+            (&raw const member).cast(),
+            size,
+        );
+        check(joined, "promiscuous mode")?;
+        let mut address: libc::sockaddr_ll = zeroed();
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index as i32;
+        let size = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        check(libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size), "bind")?;
+        Ok(Box::new(Packet { fd }))
+    }
+}
+
+static ONE: c_int = 1;
+
+struct Packet {
+    fd: OwnedFd,
+}
+
+impl Wire for Packet {
+    fn send(&mut self, frame: &[u8]) -> bool {
+        // SAFETY: the kernel reads `len` bytes.
+        unsafe {
+            libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), libc::MSG_DONTWAIT)
+                == frame.len() as isize
+        }
+    }
+
+    fn receive(&mut self, frame: &mut [u8]) -> Option<usize> {
+        // SAFETY: all-zero is valid for these plain structures.
+        let (mut message, mut control): (libc::msghdr, [u64; 16]) = unsafe { (zeroed(), zeroed()) };
+        // Room for a tag that is put back.
+        let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() - 4 };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = size_of_val(&control);
+        // SAFETY: every pointer in `message` is valid for its length, and outlives the call.
+        let got = unsafe {
+            crate::next::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT | libc::MSG_TRUNC)
+        };
+        let mut length = usize::try_from(got).ok().filter(|length| *length > 0)?;
+        if length > frame.len() - 4 {
+            // A superframe: no wire carries it. It is left out, and its length says so to the port.
+            return Some(frame.len());
+        }
+        // SAFETY: the kernel filled `message`; control messages are walked with the macros made for that, and read unaligned.
+        let aux = unsafe {
+            let mut at = libc::CMSG_FIRSTHDR(&raw const message);
+            let mut aux: Option<libc::tpacket_auxdata> = None;
+            while !at.is_null() {
+                if ((*at).cmsg_level, (*at).cmsg_type) == (libc::SOL_PACKET, libc::PACKET_AUXDATA) {
+                    aux = Some(libc::CMSG_DATA(at).cast::<libc::tpacket_auxdata>().read_unaligned());
+                }
+                at = libc::CMSG_NXTHDR(&raw const message, at);
+            }
+            aux
+        };
+        let aux = aux?;
+        if aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0 && length >= 12 {
+            // The kernel keeps the tag beside the frame.
+            let has_kind = aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+            let kind = if has_kind { aux.tp_vlan_tpid } else { 0x8100 };
+            frame.copy_within(12..length, 16);
+            frame[12..14].copy_from_slice(&kind.to_be_bytes());
+            frame[14..16].copy_from_slice(&aux.tp_vlan_tci.to_be_bytes());
+            length += 4;
+        }
+        if aux.tp_status & libc::TP_STATUS_CSUMNOTREADY != 0 {
+            complete_checksum(&mut frame[..length]);
+        }
+        Some(length)
+    }
+
+    fn descriptor(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// A veth peer may leave the transport checksum to hardware that is not there; a wire carries whole ones.
+fn complete_checksum(bytes: &mut [u8]) {
+    let layers = frame::parse(bytes);
+    let Some(at) = layers.checksum_at() else { return };
+    bytes[at..at + 2].fill(0);
+    let sum = layers.pseudo_header(bytes, layers.end - layers.l4) + frame::sum(&bytes[layers.l4..layers.end]);
+    let checksum = match !frame::fold(sum) {
+        0 => 0xffff,
+        checksum => checksum,
+    };
+    bytes[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+}

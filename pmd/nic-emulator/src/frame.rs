@@ -1,0 +1,275 @@
+//! What a NIC understands of a frame: where the headers lie, checksums, hashes. Written apart from the pipeline's parser on purpose:
+//! the judge must not share the mistakes of what it judges.
+
+/// Ethernet header, in bytes.
+pub const ETHERNET: usize = 14;
+/// TCP.
+pub const TCP: u8 = 6;
+/// UDP.
+pub const UDP: u8 = 17;
+
+const VLAN: u16 = 0x8100;
+const QINQ: u16 = 0x88a8;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const FRAGMENT_HEADER: u8 = 44;
+
+/// Version of the network layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// Where the headers of a frame lie. All offsets are inside the frame, headers complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layers {
+    /// Tag control of an outermost VLAN tag.
+    pub vlan: Option<u16>,
+    /// IP, if the frame has it.
+    pub network: Option<Network>,
+    /// Start of the IP header.
+    pub l3: usize,
+    /// Protocol behind the IP header and its extensions; 0 for fragments and what is cut off.
+    pub protocol: u8,
+    /// Start of the transport header.
+    pub l4: usize,
+    /// End of the IP packet: padding of the frame is beyond.
+    pub end: usize,
+}
+
+fn be16(frame: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// Looks into a frame; what cannot be understood ends the looking.
+pub fn parse(frame: &[u8]) -> Layers {
+    let mut layers = Layers { vlan: None, network: None, l3: 0, protocol: 0, l4: 0, end: frame.len() };
+    let mut at = 12;
+    let mut tags = 0;
+    let kind = loop {
+        match be16(frame, at) {
+            Some(VLAN | QINQ) if tags < 2 => {
+                if tags == 0 && be16(frame, at) == Some(VLAN) {
+                    layers.vlan = be16(frame, at + 2);
+                }
+                tags += 1;
+                at += 4;
+            }
+            Some(kind) => break kind,
+            None => return layers,
+        }
+    };
+    layers.l3 = at + 2;
+    match kind {
+        IPV4 => ipv4(frame, &mut layers),
+        IPV6 => ipv6(frame, &mut layers),
+        _ => {}
+    }
+    layers
+}
+
+fn ipv4(frame: &[u8], layers: &mut Layers) {
+    let l3 = layers.l3;
+    let Some(header) = frame.get(l3..l3 + 20) else { return };
+    let length = usize::from(header[0] & 0xf) * 4;
+    let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    if header[0] >> 4 != 4 || length < 20 || total < length || l3 + total > frame.len() {
+        return;
+    }
+    layers.network = Some(Network::V4);
+    layers.l4 = l3 + length;
+    layers.end = l3 + total;
+    let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0;
+    if !fragment {
+        transport(header[9], layers);
+    }
+}
+
+fn ipv6(frame: &[u8], layers: &mut Layers) {
+    let l3 = layers.l3;
+    let Some(header) = frame.get(l3..l3 + 40) else { return };
+    let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    if header[0] >> 4 != 6 || l3 + 40 + payload > frame.len() {
+        return;
+    }
+    layers.network = Some(Network::V6);
+    layers.l4 = l3 + 40;
+    layers.end = l3 + 40 + payload;
+    let mut next = header[6];
+    // Hop-by-hop, routing, destination options: two bytes say what follows and how long this is.
+    while [0, 43, 60].contains(&next) {
+        let Some(extension) = frame.get(layers.l4..layers.l4 + 8) else { return };
+        next = extension[0];
+        layers.l4 += 8 + 8 * usize::from(extension[1]);
+        if layers.l4 > layers.end {
+            return;
+        }
+    }
+    if next != FRAGMENT_HEADER {
+        transport(next, layers);
+    }
+}
+
+fn transport(protocol: u8, layers: &mut Layers) {
+    let least = match protocol {
+        TCP => 20,
+        UDP => 8,
+        _ => return,
+    };
+    if layers.l4 + least <= layers.end {
+        layers.protocol = protocol;
+    }
+}
+
+/// Sum of 16-bit words (RFC 1071), an odd last byte counting as the upper half.
+pub fn sum(bytes: &[u8]) -> u64 {
+    let (pairs, rest) = bytes.as_chunks::<2>();
+    let sum: u64 = pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum();
+    sum + rest.first().map_or(0, |byte| u64::from(*byte) << 8)
+}
+
+/// A sum folded into 16 bits.
+pub fn fold(mut sum: u64) -> u16 {
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+impl Layers {
+    /// Sum of the pseudo header for `length` bytes of transport header and payload.
+    pub fn pseudo_header(&self, frame: &[u8], length: usize) -> u64 {
+        let addresses = match self.network {
+            Some(Network::V4) => &frame[self.l3 + 12..self.l3 + 20],
+            Some(Network::V6) => &frame[self.l3 + 8..self.l3 + 40],
+            None => &[],
+        };
+        sum(addresses) + length as u64 + u64::from(self.protocol)
+    }
+
+    /// Offset of the checksum field in the frame, for TCP and UDP.
+    pub fn checksum_at(&self) -> Option<usize> {
+        match self.protocol {
+            TCP => Some(self.l4 + 16),
+            UDP => Some(self.l4 + 6),
+            _ => None,
+        }
+    }
+
+    /// Whether the IPv4 header checksum is right; `None` if there is none.
+    pub fn ip_checksum_ok(&self, frame: &[u8]) -> Option<bool> {
+        (self.network == Some(Network::V4)).then(|| fold(sum(&frame[self.l3..self.l4])) == 0xffff)
+    }
+
+    /// Whether the TCP or UDP checksum is right; `None` if there is none, or a UDP sender left it out.
+    pub fn transport_checksum_ok(&self, frame: &[u8]) -> Option<bool> {
+        let at = self.checksum_at()?;
+        let mut end = self.end;
+        if self.protocol == UDP {
+            if frame[at..at + 2] == [0, 0] {
+                return None;
+            }
+            end = self.l4 + usize::from(be16(frame, self.l4 + 4)?);
+            if end < self.l4 + 8 || end > self.end {
+                return Some(false);
+            }
+        }
+        let total = self.pseudo_header(frame, end - self.l4) + sum(&frame[self.l4..end]);
+        Some(fold(total) == 0xffff)
+    }
+
+    /// Source and destination address, as they are hashed; empty if there are none.
+    pub fn addresses<'f>(&self, frame: &'f [u8]) -> &'f [u8] {
+        match self.network {
+            Some(Network::V4) => &frame[self.l3 + 12..self.l3 + 20],
+            Some(Network::V6) => &frame[self.l3 + 8..self.l3 + 40],
+            None => &[],
+        }
+    }
+}
+
+/// The Toeplitz hash with its key spread out: for each byte position and value, what it contributes.
+#[derive(Clone)]
+pub struct Toeplitz {
+    table: Vec<[u32; 256]>,
+}
+
+impl std::fmt::Debug for Toeplitz {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Toeplitz").finish_non_exhaustive()
+    }
+}
+
+/// Longest input: two IPv6 addresses and two ports.
+const HASHED: usize = 36;
+
+impl Toeplitz {
+    /// For a key of 40 bytes.
+    pub fn new(key: &[u8; 40]) -> Self {
+        let window = |bit: usize| -> u32 {
+            (0..32).fold(0, |word, i| {
+                let at = bit + i;
+                word << 1 | u32::from(key[at / 8] >> (7 - at % 8) & 1)
+            })
+        };
+        let mut table = vec![[0u32; 256]; HASHED];
+        for (position, row) in table.iter_mut().enumerate() {
+            let windows: [u32; 8] = std::array::from_fn(|bit| window(position * 8 + bit));
+            for (value, entry) in row.iter_mut().enumerate() {
+                *entry = (0..8).filter(|bit| value >> (7 - bit) & 1 == 1).fold(0, |hash, bit| hash ^ windows[bit]);
+            }
+        }
+        Self { table }
+    }
+
+    /// Hash of `first` followed by `second`, at most 36 bytes together.
+    pub fn hash(&self, first: &[u8], second: &[u8]) -> u32 {
+        first.iter().chain(second).zip(&self.table).fold(0, |hash, (byte, row)| hash ^ row[usize::from(*byte)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The key and the vectors of Microsoft's "Verifying the RSS Hash Calculation".
+    const KEY: [u8; 40] = [
+        0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca,
+        0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b,
+        0xbe, 0xac, 0x01, 0xfa,
+    ];
+
+    #[test]
+    fn toeplitz_gives_the_published_hashes() {
+        let hash = Toeplitz::new(&KEY);
+        let addresses = [66, 9, 149, 187, 161, 142, 100, 80];
+        let ports = [0x0a, 0xea, 0x06, 0xe6]; // 2794 to 1766
+        assert_eq!(hash.hash(&addresses, &[]), 0x323e_8fc2);
+        assert_eq!(hash.hash(&addresses, &ports), 0x51cc_c178);
+        let v6: Vec<u8> = [
+            "3ffe:2501:200:1fff::7".parse::<std::net::Ipv6Addr>().unwrap().octets(),
+            "3ffe:2501:200:3::1".parse::<std::net::Ipv6Addr>().unwrap().octets(),
+        ]
+        .concat();
+        assert_eq!(hash.hash(&v6, &[]), 0x2cc1_8cd5);
+        assert_eq!(hash.hash(&v6, &[0x0a, 0xea, 0x06, 0xe6]), 0x4020_7d3d);
+    }
+
+    #[test]
+    fn headers_that_are_cut_off_are_not_seen() {
+        let mut frame = vec![0u8; 64];
+        frame[12..14].copy_from_slice(&IPV4.to_be_bytes());
+        frame[14] = 0x45;
+        frame[17] = 40;
+        frame[23] = TCP;
+        assert_eq!((parse(&frame).protocol, parse(&frame).l4, parse(&frame).end), (TCP, 34, 54));
+        for length in 0..54 {
+            assert_eq!(parse(&frame[..length]).network, None, "{length} bytes");
+        }
+        frame[20] = 0x20; // more fragments
+        assert_eq!((parse(&frame).network, parse(&frame).protocol), (Some(Network::V4), 0));
+    }
+}

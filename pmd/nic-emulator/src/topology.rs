@@ -1,0 +1,381 @@
+//! Which NICs there are and what they are plugged into: a TOML file.
+//!
+//! ```toml
+//! doorbells = "trap"                    # trap: every doorbell is seen and served at once. queue: seen, served by a thread.
+//!                                       # scan: fast; a thread looks at the queues themselves
+//! fetch = "at-once"                     # late: descriptors and data are fetched later, which finds buffers reused too early
+//! abi = "ioctl"                         # write: the older form of the kernel interface
+//! log = "nic.log"                       # refusals; standard error if not said
+//! stats = "nic.json"                    # counters, written when the program ends
+//! control = "nic.sock"                  # socket for counters and faults while the program runs
+//!
+//! [[device]]
+//! name = "mana0"
+//! kind = "mana"
+//!
+//! [[device.port]]
+//! mac = "02:00:00:00:01:01"
+//! link = "cable:a"                      # to the other port with the same cable; also loop, sink, none, tap:IF, veth:IF,
+//!                                       # pcap:FILE (what is sent), generator
+//! lose = 0.01                           # share of frames; also duplicate, corrupt, reorder
+//!
+//! [[fault]]
+//! kind = "refuse"                       # see `faults`
+//! command = "create_qp"
+//! errno = "ENOMEM"
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use wirepath_settings::{ConfigError, Settings, Source};
+
+use crate::faults::{self, Fault};
+
+type Result<T> = std::result::Result<T, ConfigError>;
+
+/// The whole file.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    /// How doorbells are seen.
+    pub doorbells: Doorbells,
+    /// Descriptors and data are fetched some time after the doorbell.
+    pub fetch_late: bool,
+    /// Every ioctl is refused with `ENOTTY`, so that libibverbs falls back to `write(2)`.
+    pub write_abi: bool,
+    /// File of refusals; standard error if `None`.
+    pub log: Option<PathBuf>,
+    /// File of counters.
+    pub stats: Option<PathBuf>,
+    /// Socket of [`crate::control`].
+    pub control: Option<PathBuf>,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// NICs.
+    pub devices: Vec<DeviceSpec>,
+    /// Ordered from the start.
+    pub faults: Vec<Fault>,
+}
+
+/// How doorbells are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doorbells {
+    /// The page is closed; each store traps, and the device works within the trap. Lossless, deterministic, no second core.
+    Trap,
+    /// The page is closed; each store is handed to a thread.
+    Queue,
+    /// The page is open; a thread looks at the work queues themselves. Hides missing doorbells, sees no arming.
+    Scan,
+}
+
+/// A NIC.
+#[derive(Clone, Debug)]
+pub struct DeviceSpec {
+    /// Name of the RDMA device.
+    pub name: String,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// PCI address, `0000:00:05.0`.
+    pub pci: String,
+    /// NUMA node, -1 if none.
+    pub numa_node: i32,
+    /// Ports, at least one.
+    pub ports: Vec<PortSpec>,
+    /// Largest number of work requests and completion entries of a queue.
+    pub max_queue: u32,
+    /// Completion-queue entries may hold four packets.
+    pub coalesce: bool,
+}
+
+/// What a NIC is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Microsoft Azure Network Adapter.
+    Mana,
+}
+
+/// A port.
+#[derive(Clone, Debug)]
+pub struct PortSpec {
+    /// Name of the network device that the generated sysfs shows.
+    pub netdev: String,
+    /// Its address.
+    pub mac: [u8; 6],
+    /// Largest packet without the Ethernet header, in bytes.
+    pub mtu: u32,
+    /// What it is plugged into.
+    pub link: LinkSpec,
+    /// What the link does to frames that leave the port.
+    pub impair: Impairments,
+    /// Frames to other unicast addresses are not received.
+    pub own_address_only: bool,
+    /// Frames from other addresses are not sent.
+    pub source_check: bool,
+}
+
+/// What a port is plugged into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkSpec {
+    /// Nothing: the port is up, and what it sends is lost.
+    None,
+    /// Itself: what it sends comes back.
+    Loop,
+    /// The port with the same cable.
+    Cable(String),
+    /// A counter that takes everything.
+    Sink,
+    /// An endless source of UDP packets; what is sent is counted.
+    Generator,
+    /// A TAP device.
+    Tap(String),
+    /// An interface, by packet socket.
+    Veth(String),
+    /// A file of what is sent.
+    Pcap(PathBuf),
+}
+
+/// What a link does to frames, as shares from 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Impairments {
+    /// Not delivered.
+    pub lose: f64,
+    /// Delivered twice.
+    pub duplicate: f64,
+    /// One bit flipped.
+    pub corrupt: f64,
+    /// Delivered after the next one.
+    pub reorder: f64,
+}
+
+impl Topology {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// File, line, key, what was found and what would be right.
+    pub fn load(path: &Path) -> Result<Self> {
+        Self::read(&Source::load(path)?)
+    }
+
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn read(source: &Source) -> Result<Self> {
+        let document = source.parse()?;
+        let settings = document.settings();
+        let doorbells = [("trap", Doorbells::Trap), ("queue", Doorbells::Queue), ("scan", Doorbells::Scan)];
+        let mut topology = Self {
+            doorbells: settings.choice("doorbells", &doorbells)?.unwrap_or(Doorbells::Trap),
+            fetch_late: settings.choice("fetch", &[("at-once", false), ("late", true)])?.unwrap_or(false),
+            write_abi: settings.choice("abi", &[("ioctl", false), ("write", true)])?.unwrap_or(false),
+            log: settings.get::<String>("log")?.map(PathBuf::from),
+            stats: settings.get::<String>("stats")?.map(PathBuf::from),
+            control: settings.get::<String>("control")?.map(PathBuf::from),
+            seed: settings.integer("seed", 0..=i64::MAX)?.unwrap_or(1),
+            devices: Vec::new(),
+            faults: Vec::new(),
+        };
+        if topology.fetch_late && topology.doorbells == Doorbells::Scan {
+            return Err(settings
+                .error_in("fetch", "found \"late\", which needs doorbells that are seen: \"trap\" or \"queue\""));
+        }
+        let mut netdevs = 0;
+        for (index, table) in settings.tables("device")?.into_iter().enumerate() {
+            let device = device(&table, index, &mut netdevs, &topology)?;
+            table.finish()?;
+            topology.devices.push(device);
+        }
+        settings.check_keys().or_else(|error| if settings.has("fault") { Ok(()) } else { Err(error) })?;
+        if topology.devices.is_empty() {
+            return Err(settings.error("no device; a NIC is a table [[device]] with kind and [[device.port]]"));
+        }
+        cables(&settings, &topology)?;
+        for table in settings.tables("fault")? {
+            let fault = faults::read(&table, &topology)?;
+            table.finish()?;
+            topology.faults.push(fault);
+        }
+        settings.finish()?;
+        Ok(topology)
+    }
+}
+
+fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topology) -> Result<DeviceSpec> {
+    let kind = table
+        .choice("kind", &[("mana", DeviceKind::Mana)])?
+        .ok_or_else(|| table.error_in("kind", "missing, expected \"mana\""))?;
+    let name = match table.get::<String>("name")? {
+        Some(name) => name,
+        None => format!("mana{index}"),
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if name.is_empty() || name.len() > 60 || !name.chars().all(plain) {
+        return Err(table.error_in("name", "expected a name of letters, digits, '_' and '-', at most 60"));
+    }
+    if so_far.devices.iter().any(|other| other.name == name) {
+        return Err(table.error_in("name", format!("there is a device {name} already")));
+    }
+    let pci = match table.parsed::<Pci>("pci", "a PCI address such as \"0000:00:05.0\"")? {
+        Some(Pci(address)) => address,
+        None => format!("0000:00:{:02x}.0", 0x10 + index),
+    };
+    if so_far.devices.iter().any(|other| other.pci == pci) {
+        return Err(table.error_in("pci", format!("there is a device at {pci} already")));
+    }
+    let mut device = DeviceSpec {
+        name,
+        kind,
+        pci,
+        numa_node: table.integer("numa_node", -1..=1023)?.unwrap_or(-1),
+        ports: Vec::new(),
+        max_queue: table.integer("max_queue", 64..=65_536)?.unwrap_or(8192),
+        coalesce: table.get("coalesce")?.unwrap_or(false),
+    };
+    let ports = table.tables("port")?;
+    if ports.len() > 8 {
+        return Err(table.error_in("port", "a device has at most 8 ports"));
+    }
+    for port in ports {
+        let spec = self::port(&port, index, device.ports.len(), *netdevs)?;
+        port.finish()?;
+        *netdevs += 1;
+        device.ports.push(spec);
+    }
+    if device.ports.is_empty() {
+        return Err(table.error("a device has at least one port: [[device.port]]"));
+    }
+    Ok(device)
+}
+
+fn port(table: &Settings<'_>, device: usize, port: usize, netdev: usize) -> Result<PortSpec> {
+    let mac = table.parsed::<Mac>("mac", "a unicast address such as \"02:00:00:00:01:01\"")?;
+    let link = table.parsed::<LinkSpec>(
+        "link",
+        "none, loop, sink, generator, cable:NAME, tap:INTERFACE, veth:INTERFACE or pcap:FILE",
+    )?;
+    let share = |key| -> Result<f64> {
+        match table.get::<f64>(key)? {
+            None => Ok(0.0),
+            Some(share) if (0.0..=1.0).contains(&share) => Ok(share),
+            Some(share) => Err(table.error_in(key, format!("found {share}, expected a share from 0 to 1"))),
+        }
+    };
+    Ok(PortSpec {
+        netdev: table.get::<String>("netdev")?.unwrap_or_else(|| format!("nic{netdev}")),
+        mac: mac.map_or([2, 0, 0, 0, device as u8 + 1, port as u8 + 1], |Mac(mac)| mac),
+        mtu: table.integer("mtu", 576..=9000)?.unwrap_or(9000),
+        link: link.unwrap_or(LinkSpec::None),
+        impair: Impairments {
+            lose: share("lose")?,
+            duplicate: share("duplicate")?,
+            corrupt: share("corrupt")?,
+            reorder: share("reorder")?,
+        },
+        own_address_only: table.get("own_address_only")?.unwrap_or(false),
+        source_check: table.get("source_check")?.unwrap_or(false),
+    })
+}
+
+/// A cable has two ends.
+fn cables(settings: &Settings<'_>, topology: &Topology) -> Result<()> {
+    let ports = || topology.devices.iter().flat_map(|device| &device.ports);
+    for port in ports() {
+        if let LinkSpec::Cable(name) = &port.link {
+            let ends = ports().filter(|other| other.link == port.link).count();
+            if ends != 2 {
+                return Err(settings.error(format!("cable:{name} has {ends} end(s); a cable joins two ports")));
+            }
+        }
+    }
+    Ok(())
+}
+
+impl FromStr for LinkSpec {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("none", "") => Ok(Self::None),
+            ("loop", "") => Ok(Self::Loop),
+            ("sink", "") => Ok(Self::Sink),
+            ("generator", "") => Ok(Self::Generator),
+            (_, "") => Err(()),
+            ("cable", name) => Ok(Self::Cable(name.to_owned())),
+            ("tap", interface) if interface.len() < 16 => Ok(Self::Tap(interface.to_owned())),
+            ("veth", interface) if interface.len() < 16 => Ok(Self::Veth(interface.to_owned())),
+            ("pcap", file) => Ok(Self::Pcap(file.into())),
+            _ => Err(()),
+        }
+    }
+}
+
+struct Mac([u8; 6]);
+
+impl FromStr for Mac {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        let bytes: Vec<u8> = text
+            .split(':')
+            .map(|part| u8::from_str_radix(part, 16).map_err(drop))
+            .collect::<std::result::Result<_, ()>>()?;
+        let mac: [u8; 6] = bytes.try_into().map_err(drop)?;
+        if mac[0] & 1 != 0 || mac == [0; 6] { Err(()) } else { Ok(Self(mac)) }
+    }
+}
+
+struct Pci(String);
+
+impl FromStr for Pci {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        let hex = |part: &str, digits| {
+            part.len() == digits && part.chars().all(|c| c.is_ascii_hexdigit() && !c.is_ascii_uppercase())
+        };
+        let parts: Vec<&str> = text.split([':', '.']).collect();
+        let right = matches!(parts[..], [domain, bus, device, function]
+            if hex(domain, 4) && hex(bus, 2) && hex(device, 2) && hex(function, 1));
+        if right && text.len() == 12 { Ok(Self(text.to_owned())) } else { Err(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Topology> {
+        Topology::read(&Source::new("t.toml", text))
+    }
+
+    #[test]
+    fn a_short_file_has_sensible_defaults() {
+        let topology = read("[[device]]\nkind = 'mana'\n[[device.port]]\n").unwrap();
+        assert_eq!(topology.doorbells, Doorbells::Trap);
+        let device = &topology.devices[0];
+        assert_eq!((device.name.as_str(), device.pci.as_str()), ("mana0", "0000:00:10.0"));
+        assert_eq!(device.ports[0].mac, [2, 0, 0, 0, 1, 1]);
+        assert_eq!(device.ports[0].link, LinkSpec::None);
+    }
+
+    #[test]
+    fn errors_name_line_and_remedy() {
+        let message = |text: &str| read(text).unwrap_err().to_string();
+        assert_eq!(
+            message("doorbells = 'trapp'"),
+            "t.toml:1:13: doorbells: found 'trapp', expected one of \"trap\", \"queue\", \"scan\" (did you mean \"trap\"?)"
+        );
+        let port = "[[device]]\nkind = 'mana'\n[[device.port]]\n";
+        assert!(
+            message(&format!("{port}link = 'cable:a'\n")).ends_with("cable:a has 1 end(s); a cable joins two ports")
+        );
+        assert!(
+            message(&format!("{port}lnk = 'sink'\n"))
+                .ends_with("device[0].port[0].lnk: unknown key; did you mean \"link\"?")
+        );
+        assert!(message(&format!("{port}lose = 2\n")).contains("found 2, expected a share from 0 to 1"));
+        assert!(message(&format!("{port}mac = '03:00:00:00:00:01'\n")).contains("a unicast address"));
+        assert!(message("").contains("no device"));
+        assert!(message("[[device]]\nkind = 'mana'\n").contains("at least one port"));
+    }
+}

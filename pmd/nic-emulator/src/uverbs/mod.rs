@@ -1,0 +1,469 @@
+//! The kernel's side of uverbs: commands in both forms, handles, references, events.
+
+mod attributes;
+mod events;
+mod ioctl_form;
+mod objects;
+mod request;
+mod write_form;
+
+use std::os::fd::RawFd;
+
+use rustix::io::Errno;
+use wirepath_nic_defs::uverbs::{self as defs, ioctl, write};
+use zerocopy::IntoBytes;
+
+pub use attributes::Attributes;
+pub use request::{COMMANDS, CreateQp, CreateWq, QpCap, Reply, Request};
+
+use crate::device::{Call, ContextId, Device, Event, NewCq, NewQp, NewWq, Owner};
+use crate::faults::{Orders, What};
+use crate::host::Host;
+use crate::log::Log;
+use events::Channel;
+use objects::{Kind, Objects};
+
+/// Longest command of the write form.
+const LONGEST: usize = 128 << 10;
+/// Completion vectors of every device.
+const VECTORS: u32 = 64;
+/// Accesses that are known.
+const ACCESSES: u32 = 0xff;
+
+/// An open uverbs device.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) id: ContextId,
+    pub(crate) device: usize,
+    live: bool,
+    objects: Objects,
+    events: Option<(RawFd, Channel)>,
+    channels: Vec<(RawFd, Channel)>,
+}
+
+/// What a command may touch besides its context.
+pub(crate) struct Kernel<'k, H: Host> {
+    pub(crate) host: &'k H,
+    pub(crate) log: &'k Log,
+    pub(crate) orders: &'k mut Orders,
+    pub(crate) device: &'k mut dyn Device<H>,
+    /// Only the write form works.
+    pub(crate) write_abi: bool,
+}
+
+impl Context {
+    pub(crate) fn new(id: ContextId, device: usize) -> Self {
+        Self { id, device, live: false, objects: Objects::default(), events: None, channels: Vec::new() }
+    }
+
+    /// `write(2)`: bytes taken.
+    pub(crate) fn write<H: Host>(
+        &mut self,
+        kernel: &mut Kernel<'_, H>,
+        address: u64,
+        length: usize,
+    ) -> Result<usize, Errno> {
+        if !(size_of::<write::CommandHeader>()..=LONGEST).contains(&length) {
+            return Err(Errno::INVAL);
+        }
+        let mut bytes = vec![0; length];
+        kernel.host.read(address, &mut bytes)?;
+        let parts = write_form::parts(&bytes)?;
+        let driver_at = parts.core_at + parts.core;
+        let request = write_form::decode(parts.command, parts.extended, &bytes[parts.core_at..driver_at])?;
+        let driver_in = &bytes[driver_at..driver_at + parts.driver];
+        let (reply, driver_out) = self.run(kernel, &request, driver_in, parts.driver_out, None, false)?;
+        let core = core_reply(&request, parts.extended, &reply);
+        let size = core.len().min(parts.core_out);
+        kernel.host.write(parts.response, &core[..size])?;
+        let size = driver_out.len().min(parts.driver_out);
+        kernel.host.write(parts.response + parts.core_out as u64, &driver_out[..size])?;
+        Ok(length)
+    }
+
+    /// `ioctl(2)`.
+    pub(crate) fn ioctl<H: Host>(
+        &mut self,
+        kernel: &mut Kernel<'_, H>,
+        request: u64,
+        address: u64,
+    ) -> Result<(), Errno> {
+        if kernel.write_abi || request & 0xffff_ffff != ioctl::REQUEST {
+            return Err(Errno::NOTTY);
+        }
+        let host = kernel.host;
+        let mut attributes = Attributes::read(host, address)?;
+        if attributes.driver() != kernel.device.driver() {
+            return Err(Errno::INVAL);
+        }
+        if attributes.method() == (ioctl::OBJECT_DEVICE, ioctl::INVOKE_WRITE) {
+            return self.write_over_ioctl(kernel, &mut attributes);
+        }
+        let request = ioctl_form::decode(&attributes)?;
+        let input = if attributes.has(ioctl::UHW_IN) && !matches!(request, Request::Driver { .. }) {
+            attributes.bytes(ioctl::UHW_IN)?
+        } else {
+            Vec::new()
+        };
+        let room = attributes.room(ioctl::UHW_OUT);
+        let (reply, output) = self.run(kernel, &request, &input, room, Some(&mut attributes), true)?;
+        ioctl_form::encode(&mut attributes, &request, &reply)?;
+        if !output.is_empty() {
+            attributes.put(ioctl::UHW_OUT, &output)?;
+        }
+        attributes.write_back()
+    }
+
+    fn write_over_ioctl<H: Host>(
+        &mut self,
+        kernel: &mut Kernel<'_, H>,
+        attributes: &mut Attributes<'_, H>,
+    ) -> Result<(), Errno> {
+        attributes.check_known(&[ioctl::CORE_IN, ioctl::CORE_OUT, ioctl::WRITE_CMD, ioctl::UHW_IN, ioctl::UHW_OUT])?;
+        let word = attributes.number(ioctl::WRITE_CMD)?.ok_or(Errno::INVAL)?;
+        let command = (word & 0xff) as u32;
+        let extended = word & u64::from(write::EXTENDED) != 0;
+        let core = if attributes.has(ioctl::CORE_IN) { attributes.bytes(ioctl::CORE_IN)? } else { Vec::new() };
+        if !extended && command == write::QUERY_DEVICE && !attributes.has(ioctl::CORE_OUT) {
+            // The library asks this to learn whether the form works: there is no room for the answer.
+            return Err(Errno::NOSPC);
+        }
+        let request = write_form::decode(command, extended, &core)?;
+        let input = if attributes.has(ioctl::UHW_IN) { attributes.bytes(ioctl::UHW_IN)? } else { Vec::new() };
+        let room = attributes.room(ioctl::UHW_OUT);
+        let (reply, output) = self.run(kernel, &request, &input, room, None, true)?;
+        attributes.put(ioctl::CORE_OUT, &core_reply(&request, extended, &reply))?;
+        if !output.is_empty() {
+            attributes.put(ioctl::UHW_OUT, &output)?;
+        }
+        attributes.write_back()
+    }
+
+    fn run<H: Host>(
+        &mut self,
+        kernel: &mut Kernel<'_, H>,
+        request: &Request,
+        input: &[u8],
+        room: usize,
+        attributes: Option<&mut Attributes<'_, H>>,
+        ioctl: bool,
+    ) -> Result<(Reply, Vec<u8>), Errno> {
+        let opens = matches!(request, Request::GetContext | Request::QueryContext);
+        if !self.live && !opens {
+            return Err(Errno::INVAL);
+        }
+        if kernel.device.is_dead(self.id) {
+            return Err(Errno::IO);
+        }
+        let refused = kernel
+            .orders
+            .strike(self.device, |what| matches!(what, What::Refuse { command, .. } if command == request.name()));
+        if let Some(What::Refuse { errno, .. }) = refused {
+            kernel.log.line(format_args!(
+                "{}: {} refused as ordered: {errno}",
+                kernel.device.spec().name,
+                request.name()
+            ));
+            return Err(errno);
+        }
+        let mut call = Call { host: kernel.host, log: kernel.log, context: self.id, input, room, output: Vec::new() };
+        let device = &mut *kernel.device;
+        let reply = self.execute(device, &mut call, request, attributes, ioctl).inspect_err(|errno| {
+            call.log.line(format_args!("{}: {} failed: {errno}", device.spec().name, request.name()));
+        })?;
+        Ok((reply, call.output))
+    }
+
+    fn execute<H: Host>(
+        &mut self,
+        device: &mut dyn Device<H>,
+        call: &mut Call<'_, H>,
+        request: &Request,
+        attributes: Option<&mut Attributes<'_, H>>,
+        ioctl: bool,
+    ) -> Result<Reply, Errno> {
+        let next = Owner { context: self.id, handle: self.objects.next() };
+        self.objects.room()?;
+        Ok(match request {
+            Request::GetContext => {
+                if self.live {
+                    return Err(Errno::INVAL);
+                }
+                device.open(call)?;
+                self.live = true;
+                let async_fd = if ioctl { None } else { Some(self.async_events(call)?) };
+                Reply::Context { async_fd, vectors: VECTORS }
+            }
+            Request::QueryContext => return Err(Errno::OPNOTSUPP),
+            Request::QueryDevice | Request::QueryDeviceExtended => Reply::Device(Box::new(device.query())),
+            Request::QueryPort { port } => Reply::Port(device.query_port(*port).ok_or(Errno::INVAL)?),
+            Request::QueryGidTable { entry_size } => {
+                if *entry_size < size_of::<ioctl::GidEntry>() as u64 {
+                    return Err(Errno::INVAL);
+                }
+                Reply::GidTable(device.gids())
+            }
+            Request::QueryGidEntry { port, index } => {
+                let found = device.gids().into_iter().find(|gid| gid.port_num == *port && gid.gid_index == *index);
+                Reply::GidTable(vec![found.ok_or(Errno::NODATA)?])
+            }
+            Request::AllocAsyncEvents => Reply::Descriptor(self.async_events(call)?),
+            Request::AllocPd => {
+                let id = device.alloc_pd(call)?;
+                Reply::Pd { pd: self.objects.add(Kind::Pd, id, 0, None, vec![]) }
+            }
+            Request::DeallocPd { pd } => {
+                device.dealloc_pd(self.objects.remove(*pd, Kind::Pd)?.id);
+                Reply::Empty
+            }
+            Request::RegMr { pd, start, length, iova, access } => {
+                let id = self.objects.id(*pd, Kind::Pd).map_err(|_| Errno::INVAL)?;
+                let (mr, key, rkey) = reg_mr(device, call, id, *start, *length, *iova, *access)?;
+                let mr = self.objects.add(Kind::Mr, mr, 0, None, vec![*pd]);
+                Reply::Mr { mr, lkey: key, rkey }
+            }
+            Request::DeregMr { mr } => {
+                device.dereg_mr(self.objects.remove(*mr, Kind::Mr)?.id);
+                Reply::Empty
+            }
+            Request::QueryMr { mr } => {
+                let (lkey, rkey, length) = device.query_mr(self.objects.id(*mr, Kind::Mr)?).ok_or(Errno::INVAL)?;
+                Reply::MrIs { lkey, rkey, length }
+            }
+            Request::CreateCompChannel => {
+                let (channel, theirs) = Channel::new()?;
+                let fd = call.host.hand_out(theirs);
+                self.channels.push((fd, channel));
+                Reply::Descriptor(fd)
+            }
+            Request::CreateCq { user_handle, cqe, vector, channel, flags: _ } => {
+                if *vector >= VECTORS || *cqe == 0 {
+                    return Err(Errno::INVAL);
+                }
+                if channel.is_some_and(|fd| !self.channels.iter().any(|(known, _)| *known == fd)) {
+                    return Err(Errno::INVAL);
+                }
+                let (id, entries) = device.create_cq(call, &NewCq { entries: *cqe, owner: next })?;
+                Reply::Cq { cq: self.objects.add(Kind::Cq, id, *user_handle, *channel, vec![]), cqe: entries }
+            }
+            Request::DestroyCq { cq } => {
+                let object = self.objects.remove(*cq, Kind::Cq)?;
+                device.destroy_cq(object.id);
+                self.gone(&object)
+            }
+            // Arming goes by the doorbell; the kernel's way of it is for queues of the kernel.
+            Request::ReqNotifyCq { .. } | Request::QueryQp { .. } => return Err(Errno::OPNOTSUPP),
+            Request::CreateQp(qp) => self.create_qp(device, call, qp, next)?,
+            Request::ModifyQp { qp, mask, state, port } => {
+                let id = self.objects.id(*qp, Kind::Qp)?;
+                device.modify_qp(call, id, *mask, *state, *port)?;
+                Reply::Empty
+            }
+            Request::DestroyQp { qp } => {
+                let object = self.objects.remove(*qp, Kind::Qp)?;
+                device.destroy_qp(object.id);
+                self.gone(&object)
+            }
+            Request::CreateWq(wq) => {
+                if wq.kind != defs::WQT_RQ || wq.max_wr == 0 || wq.max_sge == 0 {
+                    return Err(Errno::INVAL);
+                }
+                let pd = self.objects.id(wq.pd, Kind::Pd)?;
+                let cq = self.objects.id(wq.cq, Kind::Cq)?;
+                let new = NewWq { pd, cq, max_wr: wq.max_wr, max_sge: wq.max_sge, flags: wq.flags, owner: next };
+                let (id, number) = device.create_wq(call, &new)?;
+                let handle = self.objects.add(Kind::Wq, id, wq.user_handle, None, vec![wq.pd, wq.cq]);
+                Reply::Wq { wq: handle, max_wr: wq.max_wr, max_sge: wq.max_sge, number }
+            }
+            Request::ModifyWq { wq, mask, state, .. } => {
+                let id = self.objects.id(*wq, Kind::Wq)?;
+                device.modify_wq(call, id, *mask, *state)?;
+                Reply::Empty
+            }
+            Request::DestroyWq { wq } => {
+                let object = self.objects.remove(*wq, Kind::Wq)?;
+                device.destroy_wq(object.id);
+                self.gone(&object)
+            }
+            Request::CreateIndirectionTable { wqs } => {
+                let ids: Result<Vec<_>, _> = wqs.iter().map(|wq| self.objects.id(*wq, Kind::Wq)).collect();
+                let id = device.create_table(call, &ids?)?;
+                Reply::IndirectionTable { table: self.objects.add(Kind::Table, id, 0, None, wqs.clone()), number: id }
+            }
+            Request::DestroyIndirectionTable { table } => {
+                device.destroy_table(self.objects.remove(*table, Kind::Table)?.id);
+                Reply::Empty
+            }
+            Request::CreateFlow { qp, attribute, specs } => {
+                let id = self.objects.id(*qp, Kind::Qp)?;
+                let flow = device.create_flow(call, id, attribute, specs)?;
+                Reply::Flow { flow: self.objects.add(Kind::Flow, flow, 0, None, vec![*qp]) }
+            }
+            Request::DestroyFlow { flow } => {
+                device.destroy_flow(self.objects.remove(*flow, Kind::Flow)?.id);
+                Reply::Empty
+            }
+            Request::Driver { .. } => {
+                device.method(call, attributes.ok_or(Errno::PROTONOSUPPORT)?)?;
+                Reply::Empty
+            }
+        })
+    }
+
+    fn create_qp<H: Host>(
+        &mut self,
+        device: &mut dyn Device<H>,
+        call: &mut Call<'_, H>,
+        qp: &CreateQp,
+        owner: Owner,
+    ) -> Result<Reply, Errno> {
+        let id = |handle: Option<u32>, kind| handle.map(|handle| self.objects.id(handle, kind)).transpose();
+        let new = NewQp {
+            pd: self.objects.id(qp.pd, Kind::Pd)?,
+            send_cq: id(qp.send_cq, Kind::Cq)?,
+            recv_cq: id(qp.recv_cq, Kind::Cq)?,
+            table: id(qp.table, Kind::Table)?,
+            kind: qp.kind,
+            flags: qp.flags,
+            cap: qp.cap,
+            owner,
+        };
+        let (id, number, cap) = device.create_qp(call, &new)?;
+        let needs = [Some(qp.pd), qp.send_cq, qp.recv_cq, qp.table].into_iter().flatten().collect();
+        Ok(Reply::Qp { qp: self.objects.add(Kind::Qp, id, qp.user_handle, None, needs), number, cap })
+    }
+
+    fn async_events<H: Host>(&mut self, call: &Call<'_, H>) -> Result<RawFd, Errno> {
+        let (channel, theirs) = Channel::new()?;
+        let fd = call.host.hand_out(theirs);
+        self.events = Some((fd, channel));
+        Ok(fd)
+    }
+
+    /// Events that the application has read of an object that is gone; unread ones are taken back.
+    fn gone(&self, object: &objects::Object) -> Reply {
+        let (mut completions, mut others) = object.sent;
+        let channel = object.channel.and_then(|fd| self.channels.iter().find(|(known, _)| *known == fd));
+        if completions > 0
+            && let Some((_, channel)) = channel
+        {
+            completions -= channel.withdraw(object.user_handle, |_| true).min(completions);
+        }
+        if others > 0
+            && let Some((_, events)) = &self.events
+        {
+            others -= events
+                .withdraw(object.user_handle, |record| record.len() == size_of::<write::AsyncEvent>())
+                .min(others);
+        }
+        Reply::Gone { completions, others }
+    }
+
+    /// Passes an event on to the application.
+    pub(crate) fn deliver(&mut self, event: Event) {
+        match event {
+            Event::Completion(owner) => {
+                let Some(object) = self.objects.get_mut(owner.handle) else { return };
+                let Some(channel) = object.channel else { return };
+                let record = write::CompletionEvent { cq_handle: object.user_handle };
+                if let Some((_, channel)) = self.channels.iter().find(|(fd, _)| *fd == channel)
+                    && channel.push(record.as_bytes())
+                {
+                    object.sent.0 += 1;
+                }
+            }
+            Event::Object(owner, kind) => {
+                let Some(object) = self.objects.get_mut(owner.handle) else { return };
+                let record = write::AsyncEvent { element: object.user_handle, event_type: kind, reserved: 0 };
+                if let Some((_, events)) = &self.events
+                    && events.push(record.as_bytes())
+                {
+                    object.sent.1 += 1;
+                }
+            }
+            Event::Port(port, kind) => self.announce(u64::from(port), kind),
+            Event::Device(kind) => self.announce(0, kind),
+        }
+    }
+
+    fn announce(&self, element: u64, kind: u32) {
+        if let Some((_, events)) = &self.events {
+            events.push(write::AsyncEvent { element, event_type: kind, reserved: 0 }.as_bytes());
+        }
+    }
+
+    /// The application closed an event descriptor; whether it was one of this context.
+    pub(crate) fn close_descriptor(&mut self, fd: RawFd) -> bool {
+        if self.events.as_ref().is_some_and(|(known, _)| *known == fd) {
+            self.events = None;
+            return true;
+        }
+        let Some(at) = self.channels.iter().position(|(known, _)| *known == fd) else { return false };
+        // Queues that report to it go on without a channel, as the kernel's reference keeps the channel itself.
+        if !self.objects.uses_channel(fd) {
+            self.channels.swap_remove(at);
+        }
+        true
+    }
+
+    /// The file is closed: everything goes, users first.
+    pub(crate) fn end<H: Host>(&mut self, device: &mut dyn Device<H>) {
+        for object in self.objects.drain() {
+            match object.kind {
+                Kind::Pd => device.dealloc_pd(object.id),
+                Kind::Mr => device.dereg_mr(object.id),
+                Kind::Cq => device.destroy_cq(object.id),
+                Kind::Qp => device.destroy_qp(object.id),
+                Kind::Wq => device.destroy_wq(object.id),
+                Kind::Table => device.destroy_table(object.id),
+                Kind::Flow => device.destroy_flow(object.id),
+            }
+        }
+        if self.live {
+            device.close(self.id);
+        }
+    }
+}
+
+fn core_reply(request: &Request, extended: bool, reply: &Reply) -> Vec<u8> {
+    match request {
+        Request::DestroyQp { .. } => write_form::destroy_qp_reply(reply),
+        _ => write_form::encode(extended, reply),
+    }
+}
+
+fn reg_mr<H: Host>(
+    device: &mut dyn Device<H>,
+    call: &mut Call<'_, H>,
+    pd: u32,
+    start: u64,
+    length: u64,
+    iova: u64,
+    access: u32,
+) -> Result<(u32, u32, u32), Errno> {
+    let optional = (defs::ACCESS_OPTIONAL_LAST << 1).wrapping_sub(1) & !(defs::ACCESS_OPTIONAL_FIRST - 1);
+    let remote = defs::ACCESS_REMOTE_WRITE | defs::ACCESS_REMOTE_ATOMIC;
+    if access & !(ACCESSES | optional) != 0 {
+        return Err(call.refuse(Errno::INVAL, format_args!("reg_mr: access {access:#x} has bits that are not defined")));
+    }
+    if access & remote != 0 && access & defs::ACCESS_LOCAL_WRITE == 0 {
+        return Err(call.refuse(Errno::INVAL, "reg_mr: remote writes without local writes"));
+    }
+    if length == 0 || start.checked_add(length).is_none() {
+        return Err(call.refuse(Errno::INVAL, format_args!("reg_mr: {length} bytes at {start:#x}")));
+    }
+    if start & 0xfff != iova & 0xfff {
+        return Err(call.refuse(Errno::INVAL, "reg_mr: address of the device and of the process differ within a page"));
+    }
+    let writable = access & (defs::ACCESS_LOCAL_WRITE | remote | defs::ACCESS_MW_BIND) != 0;
+    let region = call.host.pin(start, length, writable).map_err(|errno| {
+        call.refuse(
+            errno,
+            format_args!(
+                "reg_mr: {length} bytes at {start:#x} are not all mapped{}",
+                if writable { " for writing" } else { "" }
+            ),
+        )
+    })?;
+    device.reg_mr(call, pd, region, iova, access)
+}
