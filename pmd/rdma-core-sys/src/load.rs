@@ -4,6 +4,7 @@ use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::hbldv::Hbldv;
 use crate::ibverbs::Ibverbs;
@@ -403,7 +404,6 @@ impl RdmaCore {
         if let Search::Directory(directory) = search {
             open_providers(directory);
         }
-        allow_destroying_after_the_device_is_gone(ibverbs.library());
         Ok(Self { search: search.clone(), ibverbs, mana, mlx5, hbl })
     }
 
@@ -415,6 +415,22 @@ impl RdmaCore {
     /// libibverbs.
     pub fn ibverbs(&self) -> &Ibverbs {
         &self.ibverbs
+    }
+
+    /// What RDMAV_ALLOW_DISASSOC_DESTROY does in the environment: once the kernel has taken a device away it has destroyed all objects,
+    /// and destroying them in the library (`EIO` from the kernel) has to succeed, or their memory would never be freed. Setting a
+    /// variable in the environment of a running program is not safe; the flag behind it is exported. Absent: only memory is lost.
+    ///
+    /// To be called after `ibv_get_device_list`: the first one initialises libibverbs, and sets the flag by the environment.
+    pub fn allow_destroying_after_the_device_is_gone(&self) {
+        let handle = self.ibverbs.library().handle;
+        // SAFETY: a loaded library and a C string; the symbol is a C bool, which libibverbs only reads once it is initialised.
+        unsafe {
+            let flag = libc::dlsym(handle.0, c"verbs_allow_disassociate_destroy".as_ptr()).cast::<bool>();
+            if !flag.is_null() {
+                AtomicBool::from_ptr(flag).store(true, Ordering::Relaxed);
+            }
+        }
     }
 
     /// libmana.
@@ -475,20 +491,6 @@ fn is_provider(path: &Path) -> bool {
         .and_then(OsStr::to_str)
         .and_then(|name| name.strip_prefix("lib")?.strip_suffix(".so")?.split_once("-rdmav"))
         .is_some_and(|(_, version)| !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-/// What RDMAV_ALLOW_DISASSOC_DESTROY does in the environment: once the kernel has taken a device away it has destroyed all objects, and
-/// destroying them in the library has to succeed, or their memory would never be freed. Setting a variable in the environment of a
-/// running program is not safe; the flag behind it is exported. Absent: only memory is lost.
-fn allow_destroying_after_the_device_is_gone(ibverbs: &Library) {
-    // SAFETY: a loaded library and a C string; the symbol is a C bool that libibverbs reads when objects are destroyed, and nobody
-    // does so yet.
-    unsafe {
-        let flag = libc::dlsym(ibverbs.handle.0, c"verbs_allow_disassociate_destroy".as_ptr()).cast::<bool>();
-        if !flag.is_null() {
-            flag.write(true);
-        }
-    }
 }
 
 #[cfg(test)]

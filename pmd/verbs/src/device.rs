@@ -56,8 +56,9 @@ impl Verbs {
         let mut number: c_int = 0;
         // SAFETY: the number is written.
         let list = unsafe { list_devices(&raw mut number) };
+        let errno = last_errno();
+        self.libraries.allow_destroying_after_the_device_is_gone();
         let Some(list) = NonNull::new(list) else {
-            let errno = last_errno();
             // "Kernel does not support verbs", ibv_get_device_list(3).
             if errno == libc::ENOSYS {
                 return Ok(Vec::new());
