@@ -49,13 +49,11 @@ pub const fn key_offset(flags: u16) -> Option<usize> {
 
 fn split(header: &[u8; HEADER_LEN], rest: usize) -> Result<(usize, usize), ParseError> {
     let flags = crate::field::be16::<0, HEADER_LEN>(header);
-    if flags & MUST_BE_ZERO != 0 {
-        return Err(ParseError::GreBadFlags);
-    }
     let options = options_len(flags);
     match rest.checked_sub(options) {
-        Some(payload) => Ok((options, payload)),
         None => Err(ParseError::GreTruncated),
+        Some(_) if flags & MUST_BE_ZERO != 0 => Err(ParseError::GreBadFlags),
+        Some(payload) => Ok((options, payload)),
     }
 }
 

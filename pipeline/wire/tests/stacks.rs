@@ -97,6 +97,32 @@ fn every_header_is_found_where_it_was_written() {
     assert_eq!(tunnels.len(), 1 + 2 + 2 + 4 + 2 + 1 + 1, "{tunnels:?}");
 }
 
+/// Seeds of the fuzz targets that take frames: one for each tunnel with each thing inside. With `WIREPATH_WRITE_SEEDS=1` in the
+/// environment they are written.
+#[test]
+fn seeds_of_the_fuzz_targets_have_every_stack() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let corpora = ["fuzz/corpus/parse", "fuzz/corpus/decapsulate", "../../pmd/fuzz/corpus/flow_value"];
+    for (i, wish) in wishes().into_iter().enumerate().filter(|(_, wish)| wish.tunnel.is_some()) {
+        let Wish { tunnel, around, inside, .. } = wish;
+        let name = format!("{}_{:?}_{:?}", tunnel.unwrap(), around.unwrap(), inside.unwrap()).to_lowercase();
+        let made = frame(&mut Random::new(i as u64), Wish { whole: true, ..wish });
+        for corpus in corpora {
+            let path = root.join(corpus).join(&name);
+            if std::env::var_os("WIREPATH_WRITE_SEEDS").is_some() {
+                std::fs::write(&path, &made.bytes).unwrap();
+            }
+            let seed = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            let parsed = parse(&seed).unwrap();
+            assert_eq!(
+                (parsed.tunnel(), parsed.tunnel_error()),
+                (parse(&made.bytes).unwrap().tunnel(), None),
+                "{name}"
+            );
+        }
+    }
+}
+
 #[test]
 fn cut_and_changed_frames_do_no_harm() {
     let (mut broken_tunnels, mut errors) = (0, BTreeSet::new());

@@ -89,7 +89,10 @@ fuzz_target!(|data: &[u8]| {
     let outer = parsed.outer();
     if parsed.tunnel() == Tunnel::None {
         assert!(parsed.inner().is_none() && parsed.vni().is_none() && parsed.tunnel_header().is_none());
-        assert_eq!((parsed.tunnel_of(0), parsed.tunnel_of(1), parsed.tunnel_error()), (Tunnel::None, Tunnel::None, None));
+        assert_eq!(
+            (parsed.tunnel_of(0), parsed.tunnel_of(1), parsed.tunnel_error()),
+            (Tunnel::None, Tunnel::None, None)
+        );
         return;
     }
     let at = parsed.tunnel_header().expect("there is a tunnel");
@@ -115,7 +118,10 @@ fuzz_target!(|data: &[u8]| {
             // Where there is no Ethernet header one was put there; all else is the same.
             assert_eq!(inner.has_link(), before == 0);
             assert_eq!(inner.l3(), (alone.l3() as i32 + by) as usize);
-            assert_eq!((inner.l4() as i32, inner.payload() as i32), (alone.l4() as i32 + by, alone.payload() as i32 + by));
+            assert_eq!(
+                (inner.l4() as i32, inner.payload() as i32),
+                (alone.l4() as i32 + by, alone.payload() as i32 + by)
+            );
             assert_eq!(inner.end() as i32, alone.end() as i32 + by);
             assert_eq!((inner.l3_kind(), inner.l4_kind()), (alone.l3_kind(), alone.l4_kind()));
             assert_eq!((inner.ethertype(), inner.protocol()), (alone.ethertype(), alone.protocol()));

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_wire::{Layers, Parser, build, finish, ndp, tuple};
+use wirepath_wire::{EtherType, Layers, ParseError, Parser, build, finish, mpls, ndp, tuple};
 
 fn look(frame: &[u8], layers: &Layers) {
     assert!(layers.l2() <= layers.l3() && layers.l3() <= layers.l4());
@@ -22,6 +22,10 @@ fn look(frame: &[u8], layers: &Layers) {
         tcp.options().count();
     }
     let _ = (layers.udp(frame), layers.icmpv4(frame), layers.icmpv6(frame));
+    let _ = (layers.gre(frame).and_then(|gre| gre.key()), layers.esp(frame));
+    let labels = layers.labels();
+    assert!(layers.l2() <= labels.start && labels.end == layers.l3() && labels.is_empty() != layers.has_labels());
+    assert!(!layers.has_labels() || mpls::Entries::of(&frame[labels.clone()]).count() * 4 == labels.len());
     let mut out = [0; 2048];
     for from in ["10.0.0.1", "fd00::1"] {
         let _ = build::too_big(&mut out, frame, layers, Default::default(), from.parse().unwrap(), 1400);
@@ -38,10 +42,20 @@ fuzz_target!(|data: &[u8]| {
         if let Some(inner) = parsed.inner() {
             look(data, inner);
         }
+        if let (Some(at), Some(inner)) = (parsed.tunnel_header(), parsed.inner()) {
+            assert!(at <= inner.l2() && inner.end() <= parsed.outer().end());
+            assert_eq!(parsed.tunnel_of(0), parsed.tunnel());
+        }
         // A chain whose first buffer holds all headers reads the same.
         let cut = parsed.innermost().payload();
-        let again = parser.parse_chain(&data[..cut], data.len()).expect("headers are at hand");
-        assert_eq!(again.outer(), parsed.outer());
+        match parser.parse_chain(&data[..cut], data.len()) {
+            Ok(again) => assert_eq!(again.outer(), parsed.outer()),
+            // What is broken behind labels, and ARP of other formats, was looked at but is no header that was found.
+            Err(error) => {
+                let looked = parsed.tunnel_error().is_some() || parsed.outer().ethertype() == EtherType::ARP;
+                assert!(error == ParseError::HeaderSplit && looked, "{error}");
+            }
+        }
         let mut copy = data.to_vec();
         if finish::complete(&mut copy, &parsed).any() {
             assert!(!finish::complete(&mut copy, &parsed).any());
