@@ -75,13 +75,13 @@ impl Domain {
     pub fn join(&self) -> Reader {
         let slot = Arc::new(Slot(CachePadded::new(AtomicU64::new(OFFLINE))));
         lock!(self.inner.slots).push(Arc::clone(&slot));
-        let mut reader = Reader { domain: self.clone(), slot, seen: 0 };
+        let mut reader = Reader { domain: self.clone(), slot, seen: 0, turn: 0 };
         reader.online();
         reader
     }
 
     /// Frees `value` when no reader can hold a reference to it any more.
-    fn retire(&self, value: Box<dyn Send>) {
+    pub(crate) fn retire(&self, value: Box<dyn Send>) {
         // A reader that loads this epoch or a later one sees, by the release here and its acquire, what was done before: it cannot
         // find the value any more.
         let epoch = self.inner.epoch.fetch_add(1, Ordering::AcqRel) + 1;
@@ -132,25 +132,37 @@ pub struct Reader {
     domain: Domain,
     slot: Arc<Slot>,
     seen: u64,
+    /// Counts quiescent moments.
+    turn: u64,
 }
 
 /// Leave to read tables of a domain, until the reader's next quiescent moment: the borrow of the reader sees to that.
 #[derive(Clone, Copy)]
 pub struct Guard<'r> {
     domain: &'r Domain,
+    turn: u64,
     _reader: PhantomData<&'r Reader>,
+}
+
+impl<'r> Guard<'r> {
+    /// Changes at every quiescent moment of the reader.
+    #[inline(always)]
+    pub(crate) fn turn(self) -> u64 {
+        self.turn
+    }
 }
 
 impl Reader {
     /// Leave to read. References taken through the guard end before the next call that needs `&mut self`.
     #[inline(always)]
     pub fn guard(&self) -> Guard<'_> {
-        Guard { domain: &self.domain, _reader: PhantomData }
+        Guard { domain: &self.domain, turn: self.turn, _reader: PhantomData }
     }
 
     /// Says that this thread holds no reference now.
     #[inline(always)]
     pub fn quiescent(&mut self) {
+        self.turn = self.turn.wrapping_add(1);
         // Acquire: what is read from here on is at least as new as this epoch.
         let epoch = self.domain.inner.epoch.load(Ordering::Acquire);
         if epoch != self.seen {
@@ -169,6 +181,7 @@ impl Reader {
                 self.0.online();
             }
         }
+        self.turn = self.turn.wrapping_add(1);
         self.slot.0.store(OFFLINE, Ordering::Release);
         let _back = Back(self);
         f()

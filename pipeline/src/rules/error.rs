@@ -21,7 +21,18 @@ pub enum RuleTableError {
         /// The limit.
         limit: usize,
     },
-    /// A rule cannot be turned round, or a program cannot be made of its actions.
-    #[error("{0}")]
-    Unusable(String),
+    /// More rules than [`super::RuleLimits::alike`] compare the same bits with the same values: of these only the first ever runs.
+    #[error("{limit} rules have this pattern, which is the limit; only the first of them ever runs")]
+    TooManyAlike {
+        /// The limit.
+        limit: usize,
+    },
+    /// A rule was to be replaced by one of the other direction.
+    #[error("a rule at {} cannot be replaced by one at {}", .from.name(), .to.name())]
+    OtherDirection {
+        /// The direction of the rule that is there.
+        from: wirepath_pmd::flow::Direction,
+        /// That of the other.
+        to: wirepath_pmd::flow::Direction,
+    },
 }

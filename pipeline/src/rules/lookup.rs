@@ -1,51 +1,138 @@
 use std::sync::Arc;
 
-use wirepath_pmd::counters::Counter;
-use wirepath_pmd::flow::{Direction, FieldSet, Rule};
+use wirepath_pmd::flow::{Direction, Rule};
 use wirepath_pmd::packet::{BATCH, Packet};
 use wirepath_wire::Parsed;
 
-use super::table::Rules;
-use super::{RuleId, value};
-use crate::epoch::{Guard, Shared};
+use super::cache::{Cache, CacheStats, Look};
+use super::hash::Secret;
+use super::records::{Count, Installed, NONE, Slab};
+use super::view::{Engine, Side, side};
+use super::words::WORDS;
+use super::{Program, RuleId};
+use crate::epoch::Guard;
+use crate::sync::{AtomicU64, Ordering};
+use crate::table::prefetch;
 
-/// A rule as a worker meets it.
-#[derive(Debug)]
-pub struct Installed {
-    pub(super) id: RuleId,
-    pub(super) rule: Arc<Rule>,
-    pub(super) fields: FieldSet,
-    pub(super) packets: Counter,
-    pub(super) bytes: Counter,
-    pub(super) last_hit: Counter,
+/// The rule that a packet meets.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit<'g> {
+    installed: &'g Installed,
+    count: &'g Count,
 }
 
-impl Installed {
+impl<'g> Hit<'g> {
     /// Its id.
-    pub fn id(&self) -> RuleId {
-        self.id
+    pub fn id(self) -> RuleId {
+        self.installed.id
     }
 
     /// The rule.
-    pub fn rule(&self) -> &Rule {
-        &self.rule
+    pub fn rule(self) -> &'g Rule {
+        &self.installed.rule
+    }
+
+    /// What it does.
+    #[inline]
+    pub fn program(self) -> &'g Program {
+        &self.installed.program
+    }
+
+    /// Counts a packet of so many bytes: what the rule's action `count` does. Rules without that action are counted as they are found.
+    #[inline]
+    pub fn count(self, bytes: usize) {
+        self.count.packets.add(1);
+        self.count.bytes.add(bytes as u64);
+    }
+}
+
+/// The version that both directions of a worker see in one turn, so that a packet meets the rules of one moment on its whole way.
+#[derive(Debug)]
+pub(super) struct Pin {
+    turn: AtomicU64,
+    version: AtomicU64,
+}
+
+impl Pin {
+    pub(super) fn new() -> Self {
+        Self { turn: AtomicU64::new(u64::MAX), version: AtomicU64::new(0) }
+    }
+
+    /// Only the one worker calls this: atomic for the compiler's sake.
+    #[inline(always)]
+    fn version(&self, turn: u64, present: impl FnOnce() -> u64) -> u64 {
+        if self.turn.load(Ordering::Relaxed) == turn {
+            return self.version.load(Ordering::Relaxed);
+        }
+        let version = present();
+        self.version.store(version, Ordering::Relaxed);
+        self.turn.store(turn, Ordering::Relaxed);
+        version
     }
 }
 
 /// Finds rules of one direction, for one worker.
 #[derive(Debug)]
 pub struct RuleLookup {
-    rules: Arc<Shared<Rules>>,
+    engine: Arc<Engine>,
     direction: Direction,
+    worker: usize,
+    pin: Arc<Pin>,
+    cache: Cache,
+    /// Of the hashes in the cache.
+    secret: Secret,
+    /// Version up to which the cache is true.
+    seen: u64,
+    /// Plan that the keys in the cache follow.
+    plan: u64,
+    scratch: Box<Scratch>,
 }
 
+/// What belongs to one batch.
+#[derive(Debug)]
+struct Scratch {
+    rows: [u64; BATCH * WORDS],
+    hashes: [u32; BATCH],
+    candidates: [u32; BATCH],
+    rules: [u32; BATCH],
+    /// Order of the best rule found so far.
+    orders: [u128; BATCH],
+    misses: [u8; BATCH],
+    active: [u8; BATCH],
+}
+
+/// "No entry of the cache."
+const NO_ENTRY: u32 = u32::MAX;
+
 impl RuleLookup {
-    pub(super) fn new(rules: Arc<Shared<Rules>>, direction: Direction) -> Self {
-        Self { rules, direction }
+    pub(super) fn new(engine: Arc<Engine>, direction: Direction, worker: usize, pin: Arc<Pin>, entries: usize) -> Self {
+        let scratch = Scratch {
+            rows: [0; BATCH * WORDS],
+            hashes: [0; BATCH],
+            candidates: [NO_ENTRY; BATCH],
+            rules: [NONE; BATCH],
+            orders: [0; BATCH],
+            misses: [0; BATCH],
+            active: [0; BATCH],
+        };
+        Self {
+            engine,
+            direction,
+            worker,
+            pin,
+            cache: Cache::new(entries),
+            secret: Secret::new(),
+            seen: 0,
+            plan: 0,
+            scratch: Box::new(scratch),
+        }
     }
 
     /// The rule of each packet, in the order of the packets: `found[i]` is what packet *i* meets, `None` if no rule fits. Each packet
-    /// is counted by its rule. `parsed[i]` is what the port's parser says of packet *i*; `now` is [`crate::Context::now`].
+    /// is counted by its rule, unless the rule has the action `count` ([`Hit::count`]). `parsed[i]` is what the parser says of packet
+    /// *i*; `now` is [`crate::Context::now`].
+    ///
+    /// Between two quiescent moments of the guard's reader, the rules are those of one moment: changes are seen from the next turn on.
     ///
     /// # Panics
     /// If the slices differ in length or are longer than a batch, or the guard is of another domain than the table.
@@ -55,18 +142,158 @@ impl RuleLookup {
         now: u64,
         packets: &[Packet],
         parsed: &[Parsed],
-        found: &mut [Option<&'g Installed>],
+        found: &mut [Option<Hit<'g>>],
     ) {
-        assert!(packets.len() <= BATCH && packets.len() == parsed.len() && packets.len() == found.len());
-        let rules = self.rules.read(guard);
-        let rules = if self.direction == Direction::Ingress { &rules.ingress } else { &rules.egress };
-        for ((packet, parsed), found) in packets.iter().zip(parsed).zip(found) {
-            let fits = |rule: &&Arc<Installed>| rule.fields.matches(|key| value(packet, parsed, self.direction, key));
-            *found = rules.iter().find(fits).map(|rule| &**rule);
-            if let Some(rule) = found {
-                rule.packets.add(1);
-                rule.bytes.add(packet.len() as u64);
-                rule.last_hit.set(now);
+        let count = packets.len();
+        assert!(count <= BATCH && count == parsed.len() && count == found.len());
+        let engine = &*self.engine;
+        // The version first, see `Engine`.
+        let version = self.pin.version(guard.turn(), || engine.log.version());
+        let slab = engine.slab.read(guard);
+        let rules = &engine.view.read(guard).sides[side(self.direction)];
+        if rules.plan.id != self.plan {
+            self.plan = rules.plan.id;
+            self.cache.reset(rules.plan.words.len());
+            self.seen = version;
+        } else if version != self.seen {
+            let cache = &mut self.cache;
+            let read = engine.log.read(self.seen, version, |added| {
+                if added.table as usize % 2 == side(self.direction) {
+                    cache.added(rules, slab, version, added);
+                }
+            });
+            if read.is_err() {
+                cache.flush();
+            }
+            self.seen = version;
+        }
+        if rules.tables.is_empty() {
+            found.fill(None);
+            return;
+        }
+        let scratch = &mut *self.scratch;
+        rules.plan.extract(self.direction, packets, parsed, &mut scratch.rows);
+        let misses = scratch.look(&mut self.cache, &self.secret, rules, slab, version, self.worker, count);
+        if misses > 0 {
+            scratch.search(rules, slab, version, misses);
+            let width = rules.plan.words.len();
+            for &i in &scratch.misses[..misses] {
+                let i = usize::from(i);
+                let row = &scratch.rows[i * width..(i + 1) * width];
+                self.cache.insert(rules, scratch.hashes[i], row, version, scratch.rules[i]);
+            }
+            self.cache.stats.misses += misses as u64;
+        }
+        self.cache.stats.hits += (count - misses) as u64;
+        for ((packet, &rule), found) in packets.iter().zip(&scratch.rules).zip(found) {
+            *found = None;
+            if rule == NONE {
+                continue;
+            }
+            // There is a rule in every record that is there.
+            let Some(installed) = slab.record(rule).installed().read(guard) else { continue };
+            let count = slab.count(self.worker, rule);
+            let hit = Hit { installed, count };
+            if !installed.counts_itself {
+                hit.count(packet.len());
+            }
+            count.last_hit.set(now);
+            *found = Some(hit);
+        }
+    }
+
+    /// What the cache did.
+    pub fn stats(&self) -> CacheStats {
+        self.cache.stats
+    }
+}
+
+impl Scratch {
+    /// Looks for all flows in the cache: rules of those that it has, list of those that it has not. Each step is done for the whole
+    /// batch, so that the memory accesses of the next one overlap.
+    #[expect(clippy::too_many_arguments, reason = "parts of the lookup, borrowed one by one")]
+    fn look(
+        &mut self,
+        cache: &mut Cache,
+        secret: &Secret,
+        rules: &Side,
+        slab: &Slab,
+        version: u64,
+        worker: usize,
+        count: usize,
+    ) -> usize {
+        let width = rules.plan.words.len();
+        let rows = &self.rows[..count * width];
+        for (row, hash) in rows.chunks_exact(width).zip(&mut self.hashes) {
+            *hash = secret.hash_row(row);
+            cache.prefetch_bucket(*hash);
+        }
+        for (hash, candidate) in self.hashes[..count].iter().zip(&mut self.candidates) {
+            *candidate = NO_ENTRY;
+            if let Some((entry, rule)) = cache.candidate(*hash) {
+                *candidate = entry;
+                if rule != NONE {
+                    prefetch(slab.record(rule));
+                    prefetch(slab.count(worker, rule));
+                }
+            }
+        }
+        let mut misses = 0;
+        for (i, row) in rows.chunks_exact(width).enumerate() {
+            let candidate = self.candidates[i];
+            let look =
+                if candidate == NO_ENTRY { Look::Miss } else { cache.check(rules, slab, version, candidate, row) };
+            match look {
+                Look::Hit(rule) => self.rules[i] = rule,
+                Look::Miss => {
+                    self.misses[misses] = i as u8;
+                    misses += 1;
+                }
+            }
+        }
+        misses
+    }
+
+    /// Tuple space search for the first `misses` packets of the list: table after table, each for all packets that might still find a
+    /// better rule there.
+    fn search(&mut self, rules: &Side, slab: &Slab, version: u64, misses: usize) {
+        let width = rules.plan.words.len();
+        for &i in &self.misses[..misses] {
+            self.rules[usize::from(i)] = NONE;
+            self.orders[usize::from(i)] = u128::MAX;
+        }
+        self.active[..misses].copy_from_slice(&self.misses[..misses]);
+        let mut active = misses;
+        // The hashes of the rows stay: they are needed to note the result.
+        let mut hashes = [0u32; BATCH];
+        for table in &rules.tables {
+            // Nothing here or in the tables behind goes before a rule of a lower priority.
+            let bound = u128::from(table.priority) << 64;
+            let mut left = 0;
+            for at in 0..active {
+                let i = self.active[at];
+                self.active[left] = i;
+                left += usize::from(self.orders[usize::from(i)] >= bound);
+            }
+            active = left;
+            if active == 0 {
+                break;
+            }
+            for (&i, hash) in self.active[..active].iter().zip(&mut hashes) {
+                let row = &self.rows[usize::from(i) * width..][..width];
+                *hash = table.hash(row);
+                table.slots.prefetch(*hash);
+            }
+            for (&i, &hash) in self.active[..active].iter().zip(&hashes) {
+                let i = usize::from(i);
+                let row = &self.rows[i * width..][..width];
+                if let Some(rule) = table.find(slab, version, hash, row) {
+                    let order = slab.record(rule).order();
+                    if order < self.orders[i] {
+                        self.orders[i] = order;
+                        self.rules[i] = rule;
+                    }
+                }
             }
         }
     }

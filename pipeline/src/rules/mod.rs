@@ -18,14 +18,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod cache;
 mod error;
+mod extract;
+mod hash;
+mod log;
 mod lookup;
+mod masks;
+mod memory;
 mod packet;
 pub mod program;
+mod records;
+mod slots;
 mod table;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod view;
+mod words;
 
+pub use cache::CacheStats;
 pub use error::RuleTableError;
-pub use lookup::{Installed, RuleLookup};
-pub use packet::value;
+pub use lookup::{Hit, RuleLookup};
+pub use packet::outside;
 pub use program::{Environment, Outcome, Program, Toeplitz};
+pub use slots::ExactTable;
 pub use table::{Change, Gone, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts, Why};

@@ -1,0 +1,267 @@
+//! Vectors of packets: the words that the rules of one direction look at, and no others.
+
+use wirepath_pmd::flow::{Direction, mpls, network, tunnel as code};
+use wirepath_pmd::packet::Packet;
+use wirepath_wire::{L3, L4, Layers, Parsed, Tunnel, gre};
+
+use super::words::{DATA, Kind, OUTSIDE, PER_LEVEL, PRESENT};
+
+/// Which words of a vector the rules of one direction compare, and what of them.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// Changes whenever `words` does.
+    pub(super) id: u64,
+    /// Index and mask of each word that is looked at, in order.
+    pub(super) words: Box<[(u8, u64)]>,
+}
+
+impl Plan {
+    /// Fills `rows` with a row of `words.len()` masked words for each packet.
+    #[inline]
+    pub(super) fn extract(&self, direction: Direction, packets: &[Packet], parsed: &[Parsed], rows: &mut [u64]) {
+        let width = self.words.len();
+        for (column, &(word, mask)) in self.words.iter().enumerate() {
+            let mut fill = Fill { packets, parsed, rows, width, column, mask };
+            match usize::from(word) {
+                OUTSIDE if direction == Direction::Ingress => fill.outside(|packet| {
+                    u64::from(packet.in_port()) | u64::from(packet.mark().unwrap_or(0) & 0xff_ffff) << 16
+                }),
+                OUTSIDE => fill.outside(|packet| {
+                    u64::from(packet.out_port()) | u64::from(packet.mark().unwrap_or(0) & 0xff_ffff) << 16
+                }),
+                DATA => fill.outside(|packet| packet.app()[0] & 0xffff_ffff),
+                word => fill.header(word / PER_LEVEL, Kind::ALL[word % PER_LEVEL]),
+            }
+        }
+    }
+}
+
+/// One column of all rows.
+struct Fill<'a> {
+    packets: &'a [Packet],
+    parsed: &'a [Parsed],
+    rows: &'a mut [u64],
+    width: usize,
+    column: usize,
+    mask: u64,
+}
+
+impl Fill<'_> {
+    #[inline(always)]
+    fn outside(&mut self, value: impl Fn(&Packet) -> u64) {
+        let cells = self.rows.iter_mut().skip(self.column).step_by(self.width);
+        for (cell, packet) in cells.zip(self.packets) {
+            *cell = value(packet) & self.mask;
+        }
+    }
+
+    /// A column of one header stack: 0 where there is no such stack.
+    #[inline(always)]
+    fn each(&mut self, level: usize, value: impl Fn(&[u8], &Parsed, &Layers) -> u64) {
+        let cells = self.rows.iter_mut().skip(self.column).step_by(self.width);
+        let packets = self.packets.iter().zip(self.parsed);
+        if level == 0 {
+            for (cell, (packet, parsed)) in cells.zip(packets) {
+                *cell = value(packet.data(), parsed, parsed.outer()) & self.mask;
+            }
+        } else {
+            for (cell, (packet, parsed)) in cells.zip(packets) {
+                *cell = parsed.stack(level).map_or(0, |layers| value(packet.data(), parsed, layers)) & self.mask;
+            }
+        }
+    }
+
+    /// The same for a word of IPv4 or another layer 3.
+    #[inline(always)]
+    fn network(&mut self, level: usize, kind: L3, value: impl Fn(&[u8], usize) -> u64) {
+        self.each(level, |data, _, layers| if layers.l3_kind() == kind { value(data, layers.l3()) } else { 0 });
+    }
+
+    #[inline(always)]
+    fn transport(&mut self, level: usize, is: impl Fn(L4) -> bool, value: impl Fn(&[u8], usize) -> u64) {
+        self.each(level, |data, _, layers| if is(layers.l4_kind()) { value(data, layers.l4()) } else { 0 });
+    }
+
+    fn header(&mut self, level: usize, kind: Kind) {
+        let mask = self.mask;
+        match kind {
+            Kind::Facts => self.each(level, |_, parsed, layers| facts(level, parsed, layers, mask)),
+            Kind::Misc => self.each(level, |data, _, layers| misc(data, layers)),
+            Kind::EthDst => {
+                self.each(level, |data, _, l| if l.has_link() { be64(data, l.l2()) >> 16 } else { 0 });
+            }
+            Kind::EthSrc => {
+                self.each(level, |data, _, l| if l.has_link() { be64(data, l.l2() + 4) & MAC } else { 0 });
+            }
+            Kind::Tags => self.each(level, |_, _, layers| {
+                let tag = |i| layers.tag(i).map_or(0, |tag| u64::from(tag.tpid.0) << 16 | u64::from(tag.tci));
+                tag(0) | tag(1) << 32
+            }),
+            Kind::Labels0 => self.each(level, |data, parsed, layers| labels(level, data, parsed, layers, 0)),
+            Kind::Labels1 => self.each(level, |data, parsed, layers| labels(level, data, parsed, layers, 2)),
+            Kind::Arp0 => self.network(level, L3::Arp, |data, at| be64(data, at + 6)),
+            Kind::Arp1 => self.network(level, L3::Arp, |data, at| be64(data, at + 16) & MAC),
+            Kind::Arp2 => {
+                self.network(level, L3::Arp, |data, at| be32(data, at + 14) << 32 | be32(data, at + 24));
+            }
+            Kind::Ipv4 => self.network(level, L3::Ipv4, |data, at| be64(data, at + 12)),
+            Kind::Ipv6Src0 => self.network(level, L3::Ipv6, |data, at| be64(data, at + 8)),
+            Kind::Ipv6Src1 => self.network(level, L3::Ipv6, |data, at| be64(data, at + 16)),
+            Kind::Ipv6Dst0 => self.network(level, L3::Ipv6, |data, at| be64(data, at + 24)),
+            Kind::Ipv6Dst1 => self.network(level, L3::Ipv6, |data, at| be64(data, at + 32)),
+            Kind::IpRest => self.each(level, |data, _, layers| ip_rest(data, layers)),
+            Kind::Ports if mask >> 32 == 0 => {
+                self.transport(level, |kind| matches!(kind, L4::Tcp | L4::Udp), be32);
+            }
+            Kind::Ports => self.each(level, |data, _, layers| match layers.l4_kind() {
+                L4::Udp => be32(data, layers.l4()),
+                L4::Tcp => {
+                    let rest = be32(data, layers.l4() + 12);
+                    be32(data, layers.l4()) | (rest >> 16 & 0x1ff) << 32 | (rest & 0xffff) << 41
+                }
+                _ => 0,
+            }),
+            Kind::Icmp => self.transport(level, |kind| matches!(kind, L4::Icmpv4 | L4::Icmpv6), be64),
+            Kind::TcpSeq => self.transport(level, |kind| kind == L4::Tcp, |data, at| be64(data, at + 4)),
+            Kind::Esp => self.transport(level, |kind| kind == L4::Esp, be64),
+            Kind::Gre => self.transport(
+                level,
+                |kind| kind == L4::Gre,
+                |data, at| {
+                    let start = be32(data, at);
+                    let key = gre::key_offset((start >> 16) as u16).map_or(0, |offset| be32(data, at + offset));
+                    start << 32 | key
+                },
+            ),
+            Kind::Tunnel => self.each(level, |data, parsed, layers| tunnel(level, data, parsed, layers)),
+        }
+    }
+}
+
+const MAC: u64 = 0xffff_ffff_ffff;
+
+/// Eight bytes; 0 if they are not there, which the parser has seen to.
+#[inline(always)]
+fn be64(data: &[u8], at: usize) -> u64 {
+    data.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
+#[inline(always)]
+fn be32(data: &[u8], at: usize) -> u64 {
+    data.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u32::from_be_bytes(*bytes).into())
+}
+
+/// Five facts. Those that cost more than a look at the stack only if they are asked for.
+#[inline(always)]
+fn facts(level: usize, parsed: &Parsed, layers: &Layers, mask: u64) -> u64 {
+    let version = match layers.l3_kind() {
+        L3::Arp => network::ARP,
+        L3::Ipv4 => network::IPV4,
+        L3::Ipv6 => network::IPV6,
+        L3::Other => network::NONE,
+    };
+    let found = matches!(layers.l4_kind(), L4::Tcp | L4::Udp | L4::Icmpv4 | L4::Icmpv6 | L4::Gre | L4::Esp);
+    let transport = if found { layers.protocol().0 } else { 0 };
+    let labelled = if layers.has_labels() { mpls::BEHIND_LINK } else { 0 };
+    let mut all = PRESENT
+        | u64::from(layers.has_link())
+        | u64::from(labelled) << 8
+        | u64::from(version) << 16
+        | u64::from(transport) << 24;
+    if mask & u64::from(mpls::BEHIND_UDP | mpls::BEHIND_GRE) << 8 != 0 && parsed.has_tunnel_labels(level) {
+        all |= match layers.l4_kind() {
+            L4::Udp => u64::from(mpls::BEHIND_UDP) << 8,
+            L4::Gre => u64::from(mpls::BEHIND_GRE) << 8,
+            _ => 0,
+        };
+    }
+    if mask & 0xff << 32 != 0 {
+        let tunnel = match parsed.tunnel_of(level) {
+            Tunnel::Vxlan => code::VXLAN,
+            Tunnel::VxlanGpe => code::VXLAN_GPE,
+            Tunnel::Geneve => code::GENEVE,
+            _ if layers.l4_kind() == L4::Gre => code::GRE,
+            _ => code::NONE,
+        };
+        all |= u64::from(tunnel) << 32;
+    }
+    all
+}
+
+#[inline(always)]
+fn misc(data: &[u8], layers: &Layers) -> u64 {
+    let link =
+        if layers.has_link() { u64::from(layers.ethertype().0) | ((1 << layers.tag_count()) - 1) << 16 } else { 0 };
+    let fragment = match (layers.is_first_fragment(), layers.is_later_fragment()) {
+        (_, true) => 3,
+        (true, _) => 1,
+        _ => 0,
+    };
+    let ip = u64::from(layers.protocol().0) << 18 | fragment << 26;
+    let (class, hops, rest) = match layers.l3_kind() {
+        L3::Ipv4 => {
+            let (start, middle) = (be64(data, layers.l3()), be32(data, layers.l3() + 8));
+            (start >> 48, middle >> 24, (start & 0x1fff) << 49)
+        }
+        L3::Ipv6 => {
+            let start = be64(data, layers.l3());
+            (start >> 52, start, u64::from(layers.extensions()) << 28)
+        }
+        _ => return link,
+    };
+    link | ip | rest | (class >> 2 & 0x3f) << 33 | (class & 3) << 39 | (hops & 0xff) << 41
+}
+
+#[inline(always)]
+fn ip_rest(data: &[u8], layers: &Layers) -> u64 {
+    let start = be64(data, layers.l3());
+    match layers.l3_kind() {
+        L3::Ipv4 => {
+            start >> 16 & 0xffff | (start >> 56 & 0xf) << 16 | (start >> 14 & 1) << 20 | (start >> 13 & 1) << 21
+        }
+        L3::Ipv6 => (start >> 32 & 0xf_ffff) << 24 | (start >> 8 & 0xff) << 44,
+        _ => 0,
+    }
+}
+
+/// Two label stack entries from the `first` on; 0 behind the bottom.
+fn labels(level: usize, data: &[u8], parsed: &Parsed, layers: &Layers, first: usize) -> u64 {
+    let start = if layers.has_labels() {
+        layers.labels().start
+    } else if parsed.has_tunnel_labels(level) {
+        layers.payload()
+    } else {
+        return 0;
+    };
+    let mut both = 0;
+    for nth in 0..first + 2 {
+        let entry = be32(data, start + 4 * nth);
+        if nth >= first {
+            both |= entry << (32 * (nth - first));
+        }
+        if entry & 0x100 != 0 {
+            break;
+        }
+    }
+    both
+}
+
+#[inline(always)]
+fn tunnel(level: usize, data: &[u8], parsed: &Parsed, layers: &Layers) -> u64 {
+    let kind = parsed.tunnel_of(level);
+    if !matches!(kind, Tunnel::Vxlan | Tunnel::VxlanGpe | Tunnel::Geneve) {
+        return 0;
+    }
+    let header = be64(data, layers.payload());
+    let vni = header >> 8 & 0xff_ffff;
+    match kind {
+        Tunnel::Vxlan => vni | (header >> 56) << 24,
+        Tunnel::VxlanGpe => vni | (header >> 56) << 24 | (header >> 32 & 0xff) << 32,
+        _ => {
+            vni | (header >> 32 & 0xffff) << 40
+                | (header >> 56 & 0x3f) << 56
+                | (header >> 55 & 1) << 62
+                | (header >> 54 & 1) << 63
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The tables of all masks, as the control thread has them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::RuleTableError;
+use super::extract::Plan;
+use super::records::{NONE, Slab};
+use super::slots::{Position, SlotTable};
+use super::view::{Side, TableView, View};
+
+/// Bits that rules compare: index of the word and mask.
+pub(super) type Mask = Box<[(u8, u64)]>;
+
+/// Keys for which a first table is made.
+const FIRST: usize = 16;
+
+/// The rules of one mask.
+#[derive(Debug)]
+struct Table {
+    mask: Mask,
+    slots: Arc<SlotTable>,
+    /// Slots that have a key, and those of them that have a rule.
+    used: usize,
+    keys: usize,
+    /// How many rules have each priority.
+    priorities: BTreeMap<u32, usize>,
+    /// What workers take for the lowest.
+    published: u32,
+    columns: Arc<[(u8, u64)]>,
+    /// Plan that the columns follow.
+    plan: u64,
+}
+
+/// All tables of both directions, and what of them the workers see.
+#[derive(Debug)]
+pub(super) struct Masks {
+    tables: BTreeMap<u32, Table>,
+    numbers: [HashMap<Mask, u32>; 2],
+    plans: [Arc<Plan>; 2],
+    next_plan: u64,
+    /// The workers must forget what they know of this direction.
+    replan: [bool; 2],
+    /// The workers' view is not what it should be.
+    stale: bool,
+}
+
+impl Masks {
+    pub(super) fn new() -> Self {
+        Self {
+            tables: BTreeMap::new(),
+            numbers: [HashMap::new(), HashMap::new()],
+            plans: [Arc::default(), Arc::default()],
+            next_plan: 1,
+            replan: [false; 2],
+            stale: false,
+        }
+    }
+
+    /// The table of a mask; a new one if need be.
+    pub(super) fn number(&mut self, side: usize, mask: &Mask, limit: usize) -> Result<u32, RuleTableError> {
+        if let Some(number) = self.numbers[side].get(mask) {
+            return Ok(*number);
+        }
+        if self.numbers[side].len() >= limit {
+            self.forget_empty();
+        }
+        if self.numbers[side].len() >= limit {
+            return Err(RuleTableError::TooManyMasks { limit });
+        }
+        let slots = SlotTable::new(mask.len(), FIRST);
+        let table = Table {
+            mask: mask.clone(),
+            slots: Arc::new(slots),
+            used: 0,
+            keys: 0,
+            priorities: BTreeMap::new(),
+            published: u32::MAX,
+            columns: Arc::new([]),
+            plan: 0,
+        };
+        let number = self.free_number(side);
+        self.tables.insert(number, table);
+        self.numbers[side].insert(mask.clone(), number);
+        self.stale = true;
+        Ok(number)
+    }
+
+    fn free_number(&self, side: usize) -> u32 {
+        // The smallest that is free: a table that went took the workers' plan along.
+        (side as u32..).step_by(2).find(|number| !self.tables.contains_key(number)).unwrap_or(side as u32)
+    }
+
+    /// Puts a record among those of its key, in order. Returns the hash of the key.
+    pub(super) fn link(
+        &mut self,
+        slab: &Slab,
+        number: u32,
+        key: &[u64],
+        record: u32,
+        alike: usize,
+    ) -> Result<u32, RuleTableError> {
+        let priority = slab.record(record).priority();
+        loop {
+            let table = self.tables.get_mut(&number).expect("tables with rules stay");
+            let hash = table.slots.secret().hash_row(key);
+            if let Some(position) = table.slots.position(hash, key) {
+                table.keys += usize::from(table.slots.get(position).is_none());
+                link_into(&table.slots, position, slab, record, alike)?;
+            } else if table.used < table.slots.room() && table.slots.insert(hash, key, record).is_ok() {
+                table.used += 1;
+                table.keys += 1;
+            } else {
+                self.rebuild(number);
+                continue;
+            }
+            *table.priorities.entry(priority).or_default() += 1;
+            self.stale |= priority < table.published;
+            return Ok(hash);
+        }
+    }
+
+    /// Takes a record from among those of its key.
+    pub(super) fn unlink(&mut self, slab: &Slab, number: u32, key: &[u64], record: u32) {
+        let table = self.tables.get_mut(&number).expect("tables with rules stay");
+        let hash = table.slots.secret().hash_row(key);
+        let next = slab.record(record).next();
+        let position = table.slots.position(hash, key).expect("what was linked is there");
+        let mut at = table.slots.get(position).unwrap_or(NONE);
+        if at == record {
+            table.slots.set(position, (next != NONE).then_some(next));
+            table.keys -= usize::from(next == NONE);
+        } else {
+            while at != NONE && slab.record(at).next() != record {
+                at = slab.record(at).next();
+            }
+            if at != NONE {
+                slab.record(at).set_next(next);
+            }
+        }
+        let priority = slab.record(record).priority();
+        if let Some(count) = table.priorities.get_mut(&priority) {
+            *count -= 1;
+            if *count == 0 {
+                table.priorities.remove(&priority);
+            }
+        }
+    }
+
+    /// A larger table, or one without removed keys.
+    fn rebuild(&mut self, number: u32) {
+        let table = self.tables.get_mut(&number).expect("tables with rules stay");
+        // Not full, and yet no place was found: only more room, and in the end other hashes, help.
+        let crowded = table.used < table.slots.room();
+        let capacity = (table.keys * 2).max(FIRST).max(if crowded { table.slots.room() * 2 } else { 0 });
+        let next = table.slots.rebuilt(capacity);
+        if !next.hashes_like(&table.slots) {
+            self.replan[number as usize % 2] = true;
+        }
+        table.slots = Arc::new(next);
+        table.used = table.keys;
+        self.stale = true;
+    }
+
+    /// Forgets tables without rules, and lets the workers know where lower priorities are gone. True if the workers' view changes.
+    pub(super) fn tidy(&mut self) -> bool {
+        self.forget_empty();
+        self.stale |= self.tables.values().any(|table| table.lowest() != table.published);
+        self.stale
+    }
+
+    fn forget_empty(&mut self) {
+        for (number, table) in self.tables.extract_if(.., |_, table| table.priorities.is_empty()) {
+            let side = number as usize % 2;
+            self.numbers[side].remove(&table.mask);
+            // Workers know tables by number: with another plan they forget what they knew.
+            (self.stale, self.replan[side]) = (true, true);
+        }
+    }
+
+    /// What the workers are to see, if it has changed.
+    pub(super) fn view(&mut self) -> Option<View> {
+        if !std::mem::take(&mut self.stale) {
+            return None;
+        }
+        Some(View { sides: [self.side(0), self.side(1)] })
+    }
+
+    fn side(&mut self, side: usize) -> Side {
+        let of_side = |number: &u32| *number as usize % 2 == side;
+        let mut words: BTreeMap<u8, u64> = BTreeMap::new();
+        for (_, table) in self.tables.iter().filter(|(number, _)| of_side(number)) {
+            for &(word, mask) in &table.mask {
+                *words.entry(word).or_default() |= mask;
+            }
+        }
+        let words: Box<[(u8, u64)]> = words.into_iter().collect();
+        if std::mem::take(&mut self.replan[side]) || words != self.plans[side].words {
+            self.next_plan += 1;
+            self.plans[side] = Arc::new(Plan { id: self.next_plan, words });
+        }
+        let plan = Arc::clone(&self.plans[side]);
+        let column = |word: u8| plan.words.iter().position(|(other, _)| *other == word).unwrap_or(0) as u8;
+        let mut tables = Vec::new();
+        for (&number, table) in self.tables.iter_mut().filter(|(number, _)| of_side(number)) {
+            if table.plan != plan.id {
+                table.plan = plan.id;
+                table.columns = table.mask.iter().map(|&(word, mask)| (column(word), mask)).collect();
+            }
+            table.published = table.lowest();
+            tables.push(TableView {
+                number,
+                priority: table.published,
+                slots: Arc::clone(&table.slots),
+                columns: Arc::clone(&table.columns),
+            });
+        }
+        tables.sort_by_key(|table| table.priority);
+        let last = tables.iter().map(|table| table.number as usize).max();
+        let mut places = vec![u16::MAX; last.map_or(0, |last| last + 1)];
+        for (place, table) in tables.iter().enumerate() {
+            places[table.number as usize] = place as u16;
+        }
+        Side { plan, tables, places }
+    }
+
+    /// Masks of one direction.
+    pub(super) fn len(&self, side: usize) -> usize {
+        self.numbers[side].len()
+    }
+
+    /// Bytes of all tables.
+    pub(super) fn bytes(&self) -> usize {
+        self.tables.values().map(|table| table.slots.bytes()).sum()
+    }
+}
+
+impl Table {
+    fn lowest(&self) -> u32 {
+        self.priorities.first_key_value().map_or(u32::MAX, |(priority, _)| *priority)
+    }
+}
+
+/// Puts a record into the chain at a position.
+fn link_into(
+    slots: &SlotTable,
+    position: Position,
+    slab: &Slab,
+    record: u32,
+    alike: usize,
+) -> Result<(), RuleTableError> {
+    let this = slab.record(record);
+    let (mut before, mut at, mut place, mut length) = (NONE, slots.get(position).unwrap_or(NONE), None, 1);
+    while at != NONE {
+        let other = slab.record(at);
+        if place.is_none() && this.order() < other.order() {
+            place = Some((before, at));
+        }
+        (before, at) = (at, other.next());
+        length += 1;
+    }
+    if length > alike {
+        return Err(RuleTableError::TooManyAlike { limit: alike });
+    }
+    let (before, behind) = place.unwrap_or((before, NONE));
+    this.set_next(behind);
+    // What comes before it last: who finds it finds what is behind it.
+    if before == NONE {
+        slots.set(position, Some(record));
+    } else {
+        slab.record(before).set_next(record);
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+// UNSAFETY: zeroed memory from the system as a slice, in huge pages where it is large.
+#![allow(unsafe_code)]
+
+//! Large arrays that start as zeros.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use crate::sync::AtomicU64;
+
+/// What may be made of zero bytes.
+///
+/// # Safety
+/// All-zero bytes must be a valid value that needs no drop, and the same value as [`Self::zero`] gives.
+pub(super) unsafe trait Zero {
+    /// That value.
+    fn zero() -> Self;
+}
+
+/// One cache line of words that several threads see.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct Line(pub(super) [AtomicU64; 8]);
+
+// SAFETY: zeros are atomics of value zero (those of loom are never made of bytes, see below).
+unsafe impl Zero for Line {
+    fn zero() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+// SAFETY: a number.
+unsafe impl Zero for u64 {
+    fn zero() -> Self {
+        0
+    }
+}
+
+/// An array of zeros. From 1 MiB on it is mapped: then huge pages are asked for, and what is never written takes no memory.
+pub(super) struct Zeroed<T: Zero>(Memory<T>);
+
+enum Memory<T> {
+    Heap(Box<[T]>),
+    #[cfg(not(loom))]
+    Mapped(wirepath_memory::Region, usize),
+}
+
+impl<T: Zero> Zeroed<T> {
+    pub(super) fn new(count: usize) -> Self {
+        #[cfg(not(loom))]
+        if count * size_of::<T>() >= 1 << 20 {
+            // Reserved huge pages are for packets.
+            let region = wirepath_memory::RegionBuilder::new(count * size_of::<T>()).huge_pages(false).map();
+            if let Ok(region) = region {
+                return Self(Memory::Mapped(region, count));
+            }
+        }
+        Self(Memory::Heap((0..count).map(|_| T::zero()).collect()))
+    }
+}
+
+impl<T: Zero> Deref for Zeroed<T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        match &self.0 {
+            Memory::Heap(all) => all,
+            // SAFETY: the region has room for so many (it was asked for that), starts on a page, is zeroed (a valid value, by `Zero`),
+            // lives as long as `self`, and nothing else knows its address.
+            #[cfg(not(loom))]
+            Memory::Mapped(region, count) => unsafe {
+                std::slice::from_raw_parts(region.base().as_ptr().cast::<T>().cast_const(), *count)
+            },
+        }
+    }
+}
+
+impl<T: Zero> DerefMut for Zeroed<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T] {
+        match &mut self.0 {
+            Memory::Heap(all) => all,
+            // SAFETY: as above; `&mut self` makes it the only reference.
+            #[cfg(not(loom))]
+            Memory::Mapped(region, count) => unsafe {
+                std::slice::from_raw_parts_mut(region.base().as_ptr().cast::<T>(), *count)
+            },
+        }
+    }
+}
+
+impl<T: Zero> fmt::Debug for Zeroed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} elements", self.len())
+    }
+}

@@ -1,0 +1,180 @@
+//! What workers see of each rule, and what they count.
+
+use std::sync::Arc;
+
+use wirepath_pmd::counters::Counter;
+use wirepath_pmd::flow::Rule;
+
+use super::{Program, RuleId};
+use crate::epoch::{Domain, Shared};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// "No record."
+pub(super) const NONE: u32 = u32::MAX;
+/// Of [`Record::born`] and [`Record::died`]: not yet.
+pub(super) const NEVER: u64 = u64::MAX;
+/// Records that are made at a time.
+pub(super) const CHUNK: usize = 1024;
+
+/// A rule as a worker meets it.
+#[derive(Debug)]
+pub(super) struct Installed {
+    pub(super) id: RuleId,
+    pub(super) rule: Arc<Rule>,
+    pub(super) program: Program,
+    /// Packets and bytes are counted by the rule's own `count`.
+    pub(super) counts_itself: bool,
+}
+
+/// A rule's version data. One cache line, written by the control thread.
+///
+/// Records are used again, never freed while the table lives. A rule is there for who sees version *v* if `born <= v < died`.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Record {
+    born: AtomicU64,
+    died: AtomicU64,
+    /// Order among rules of one priority.
+    sequence: AtomicU64,
+    priority: AtomicU32,
+    /// Next record with the same masked key, behind this one in the order; [`NONE`] at the end.
+    next: AtomicU32,
+    installed: Shared<Option<Installed>>,
+}
+
+impl Record {
+    fn new(domain: &Domain) -> Self {
+        Self {
+            born: AtomicU64::new(NEVER),
+            died: AtomicU64::new(NEVER),
+            sequence: AtomicU64::new(0),
+            priority: AtomicU32::new(0),
+            next: AtomicU32::new(NONE),
+            installed: Shared::new(domain, None),
+        }
+    }
+
+    /// Whether the rule is there in this version.
+    #[inline(always)]
+    pub(super) fn is_there(&self, version: u64) -> bool {
+        self.born.load(Ordering::Acquire) <= version && version < self.died.load(Ordering::Acquire)
+    }
+
+    /// Whether it is there in `version`, and is still the rule that was there in `before`, an earlier version.
+    #[inline(always)]
+    pub(super) fn is_still_there(&self, before: u64, version: u64) -> bool {
+        self.born.load(Ordering::Acquire) <= before && version < self.died.load(Ordering::Acquire)
+    }
+
+    /// Lower goes first.
+    #[inline(always)]
+    pub(super) fn order(&self) -> u128 {
+        u128::from(self.priority.load(Ordering::Relaxed)) << 64 | u128::from(self.sequence.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn priority(&self) -> u32 {
+        self.priority.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(super) fn next(&self) -> u32 {
+        self.next.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_next(&self, next: u32) {
+        self.next.store(next, Ordering::Release);
+    }
+
+    pub(super) fn installed(&self) -> &Shared<Option<Installed>> {
+        &self.installed
+    }
+
+    /// Gives the record to a rule that is born in `born`. Nobody may be looking at it: it is new, or its last rule's time is over for
+    /// every worker.
+    pub(super) fn begin(&self, installed: Installed, born: u64, priority: u32, sequence: u64) {
+        self.installed.replace(Some(installed));
+        self.priority.store(priority, Ordering::Relaxed);
+        self.sequence.store(sequence, Ordering::Relaxed);
+        self.next.store(NONE, Ordering::Relaxed);
+        // Not before `born`: a rule that never dies and was never born would be there.
+        self.born.store(born, Ordering::Release);
+        self.died.store(NEVER, Ordering::Release);
+    }
+
+    pub(super) fn die(&self, died: u64) {
+        self.died.store(died, Ordering::Release);
+    }
+
+    /// It never was.
+    pub(super) fn undo(&self) {
+        self.born.store(NEVER, Ordering::Release);
+    }
+
+    /// Frees what only rules have, when no worker looks at it any more.
+    pub(super) fn end(&self) {
+        self.born.store(NEVER, Ordering::Release);
+        self.installed.replace(None);
+    }
+}
+
+/// What one worker has counted for one rule.
+#[derive(Debug, Default)]
+#[repr(align(32))]
+pub(super) struct Count {
+    pub(super) packets: Counter,
+    pub(super) bytes: Counter,
+    pub(super) last_hit: Counter,
+}
+
+/// All records, and the counters of each worker. Only ever grows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slab {
+    records: Vec<Arc<[Record]>>,
+    counts: Vec<Vec<Arc<[Count]>>>,
+}
+
+fn counts() -> Arc<[Count]> {
+    (0..CHUNK).map(|_| Count::default()).collect()
+}
+
+impl Slab {
+    /// Records that there are.
+    pub(super) fn len(&self) -> usize {
+        self.records.len() * CHUNK
+    }
+
+    #[inline(always)]
+    pub(super) fn record(&self, index: u32) -> &Record {
+        &self.records[index as usize / CHUNK][index as usize % CHUNK]
+    }
+
+    #[inline(always)]
+    pub(super) fn count(&self, worker: usize, index: u32) -> &Count {
+        &self.counts[worker][index as usize / CHUNK][index as usize % CHUNK]
+    }
+
+    /// The counters of all workers for one record.
+    pub(super) fn counts(&self, index: u32) -> impl Iterator<Item = &Count> {
+        self.counts.iter().map(move |chunks| &chunks[index as usize / CHUNK][index as usize % CHUNK])
+    }
+
+    pub(super) fn workers(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// Another chunk of records.
+    pub(super) fn grow(&mut self, domain: &Domain) {
+        self.records.push((0..CHUNK).map(|_| Record::new(domain)).collect());
+        self.counts.iter_mut().for_each(|chunks| chunks.push(counts()));
+    }
+
+    /// Another worker.
+    pub(super) fn add_worker(&mut self) {
+        self.counts.push(self.records.iter().map(|_| counts()).collect());
+    }
+
+    /// Bytes that one rule takes here.
+    pub(super) fn bytes_per_rule(&self) -> usize {
+        size_of::<Record>() + size_of::<Option<Installed>>() + self.counts.len() * size_of::<Count>()
+    }
+}

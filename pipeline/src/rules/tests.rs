@@ -1,0 +1,328 @@
+//! The engine against the plain reading of the language: random rules and packets, changed while packets pass.
+
+use wirepath_pmd::flow::{Direction, FieldSet, Rule, value};
+use wirepath_pmd::packet::{BATCH, Batch, Pool};
+use wirepath_rulelab::{Noted, Rng, make};
+use wirepath_wire::{Parsed, Parser};
+
+use super::*;
+use crate::epoch::{Domain, Reader};
+
+/// One worker, and the rules in a list.
+struct Bench {
+    domain: Domain,
+    table: RuleTable,
+    ingress: RuleLookup,
+    egress: RuleLookup,
+    reader: Reader,
+    pool: Pool,
+    /// In the order in which they were added.
+    list: Vec<(RuleId, Rule, FieldSet)>,
+    now: u64,
+}
+
+impl Bench {
+    fn new(limits: RuleLimits) -> Self {
+        let domain = Domain::new();
+        let mut table = RuleTable::new(&domain, limits, 0);
+        let (ingress, egress) = table.lookups();
+        let reader = domain.join();
+        let pool = Pool::new("rules", 256).unwrap();
+        Self { domain, table, ingress, egress, reader, pool, list: Vec::new(), now: 1 }
+    }
+
+    fn add(&mut self, rule: Rule) -> RuleId {
+        let id = self.table.add(rule.clone(), Timeouts::NONE).unwrap();
+        let fields = rule.fields();
+        self.list.push((id, rule, fields));
+        id
+    }
+
+    fn remove(&mut self, index: usize) {
+        let (id, ..) = self.list.remove(index);
+        self.table.remove(id).unwrap();
+    }
+
+    fn turn(&mut self) {
+        self.reader.quiescent();
+        self.now += 1;
+    }
+
+    /// Looks up a batch of frames and compares with the list.
+    fn check(&mut self, direction: Direction, frames: &[(Vec<u8>, Noted)], context: &str) -> usize {
+        let parser = Parser::default();
+        let (mut batch, mut parsed): (Batch, Vec<Parsed>) = (Batch::new(), Vec::new());
+        for (frame, noted) in frames {
+            let Ok(found) = parser.parse(frame) else { continue };
+            let mut packet = self.pool.take().unwrap();
+            assert!(packet.extend_from_slice(frame, &self.pool));
+            packet.set_in_port(noted.port);
+            packet.set_out_port(noted.port);
+            if noted.mark != 0 {
+                packet.set_mark(noted.mark);
+            }
+            packet.set_app([noted.data.into(), 7]);
+            if batch.push(packet).is_ok() {
+                parsed.push(found);
+            }
+        }
+        let lookup = if direction == Direction::Ingress { &mut self.ingress } else { &mut self.egress };
+        let mut found = [None; BATCH];
+        let found = &mut found[..batch.len()];
+        lookup.find(self.reader.guard(), self.now, batch.as_slice(), &parsed, found);
+        for ((packet, parsed), found) in batch.iter().zip(&parsed).zip(&*found) {
+            let outside = outside(packet, direction);
+            let fits = |fields: &FieldSet| fields.matches(|key| value(parsed, packet.data(), outside, key));
+            let expected = self
+                .list
+                .iter()
+                .filter(|(_, rule, fields)| rule.direction() == direction && fits(fields))
+                .min_by_key(|(_, rule, _)| rule.priority());
+            assert_eq!(
+                found.map(|hit| hit.id()),
+                expected.map(|(id, ..)| *id),
+                "{context}: expected {:?}, found {:?} for {:02x?}",
+                expected.map(|(_, rule, _)| rule.to_string()),
+                found.map(|hit| hit.rule().to_string()),
+                packet.data(),
+            );
+        }
+        found.iter().filter(|hit| hit.is_some()).count()
+    }
+}
+
+fn rule(text: &str) -> Rule {
+    text.parse().unwrap()
+}
+
+#[test]
+fn finds_what_a_list_finds_while_rules_come_and_go() {
+    let mut hits = 0;
+    for seed in 0..60 {
+        let mut rng = Rng::new(seed);
+        // A small cache, so that flows leave it.
+        let flows = if seed % 2 == 0 { 16 } else { 4096 };
+        let mut bench = Bench::new(RuleLimits { masks: 4096, flows, ..RuleLimits::default() });
+        let count = 1 + rng.index(30);
+        for rule in make::rules(&mut rng, count) {
+            bench.add(rule);
+        }
+        // Few packets, again and again, so that most are in the cache when the rules change.
+        let packets: Vec<_> = (0..100)
+            .map(|_| {
+                let of = (!bench.list.is_empty() && rng.percent(90))
+                    .then(|| bench.list[rng.index(bench.list.len())].1.clone());
+                make::packet(&mut rng, of.as_ref())
+            })
+            .collect();
+        for step in 0..150 {
+            let frames: Vec<_> = (0..1 + rng.index(32)).map(|_| packets[rng.index(packets.len())].clone()).collect();
+            for direction in [Direction::Ingress, Direction::Egress] {
+                hits += bench.check(direction, &frames, &format!("seed {seed}, step {step}"));
+            }
+            let rules: Vec<Rule> = bench.list.iter().map(|(_, rule, _)| rule.clone()).collect();
+            for _ in 0..rng.below(4) {
+                if rng.percent(45) && !bench.list.is_empty() {
+                    bench.remove(rng.index(bench.list.len()));
+                } else {
+                    let added = make::rule(&mut rng, &rules);
+                    bench.add(added);
+                }
+            }
+            bench.turn();
+            if rng.one_in(10) {
+                bench.table.age(bench.now, |_| ());
+            }
+        }
+        let stats = bench.ingress.stats();
+        assert!(stats.hits > 0 && stats.misses > 0, "{stats:?}");
+    }
+    assert!(hits > 20_000, "{hits} packets met a rule");
+}
+
+/// Rules of few masks over few flows, so that additions often concern flows in the cache.
+#[test]
+fn additions_and_removals_reach_flows_in_the_cache() {
+    let mut checked = 0;
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let mut bench = Bench::new(RuleLimits { flows: 64, ..RuleLimits::default() });
+        let packets: Vec<(Vec<u8>, Noted)> = (0..200)
+            .map(|_| {
+                let of = rule(&format!(
+                    "ingress prio 0: eth / ipv4 src 10.0.0.{} dst 10.0.1.{} / udp dst {} => drop",
+                    rng.below(6),
+                    rng.below(6),
+                    rng.below(6)
+                ));
+                make::packet(&mut rng, Some(&of))
+            })
+            .collect();
+        for step in 0..400 {
+            for _ in 0..1 + rng.below(3) {
+                if rng.percent(50) && bench.list.len() > 3 {
+                    bench.remove(rng.index(bench.list.len()));
+                    continue;
+                }
+                let priority = rng.below(4);
+                let pattern = match rng.below(4) {
+                    0 => format!("eth / ipv4 dst 10.0.1.{}", rng.below(6)),
+                    1 => format!("eth / ipv4 src 10.0.0.{} / udp dst {}", rng.below(6), rng.below(6)),
+                    2 => format!("eth / ipv4 dst 10.0.1.{}/31", rng.below(3) * 2),
+                    _ => format!("udp dst {}", rng.below(6)),
+                };
+                bench.add(rule(&format!("ingress prio {priority}: {pattern} => drop")));
+            }
+            let frames: Vec<_> = (0..1 + rng.index(64)).map(|_| packets[rng.index(packets.len())].clone()).collect();
+            bench.turn();
+            bench.check(Direction::Ingress, &frames, &format!("seed {seed}, step {step}"));
+            if seed % 4 == 0 && rng.one_in(20) {
+                bench.table.age(bench.now, |_| ());
+            }
+        }
+        checked += bench.ingress.stats().checked;
+    }
+    assert!(checked > 1000, "{checked} entries looked at again");
+}
+
+#[test]
+fn a_change_that_fails_has_never_been() {
+    let mut bench = Bench::new(RuleLimits { rules: 3, masks: 2, alike: 2, ..RuleLimits::default() });
+    let first = bench.add(rule("ingress prio 5: udp dst 53 => mark 1"));
+    let fails = bench.table.change(|change| {
+        change.add(rule("ingress prio 1: udp dst 53 => drop"), Timeouts::NONE)?;
+        change.remove(first)?;
+        change.replace(first, rule("ingress prio 1: tcp => drop"))
+    });
+    assert_eq!(fails, Err(RuleTableError::NoSuchRule(first)));
+    let fails = bench.table.change(|change| {
+        change.replace(first, rule("ingress prio 1: udp dst 54 => drop"))?;
+        change.replace(first, rule("egress prio 1: udp dst 54 => drop"))
+    });
+    assert_eq!(fails, Err(RuleTableError::OtherDirection { from: Direction::Ingress, to: Direction::Egress }));
+    assert_eq!(bench.table.get(first).unwrap().to_string(), "ingress prio 5: udp dst 53 => mark 1");
+    let of = rule("ingress prio 5: eth / ipv4 / udp dst 53 => drop");
+    let mut rng = Rng::new(1);
+    let packets: Vec<_> = (0..50).map(|_| make::packet(&mut rng, Some(&of))).collect();
+    bench.turn();
+    assert!(bench.check(Direction::Ingress, &packets, "after failures") > 10);
+
+    bench.add(rule("ingress prio 5: tcp flags syn+!ack => drop"));
+    let limit = bench.table.add(rule("ingress prio 5: eth dst 02:00:00:00:00:01 => drop"), Timeouts::NONE);
+    assert_eq!(limit, Err(RuleTableError::TooManyMasks { limit: 2 }));
+    bench.add(rule("ingress prio 4: tcp flags syn+!ack => drop"));
+    let limit = bench.table.add(rule("ingress prio 3: udp dst 2 => drop"), Timeouts::NONE);
+    assert_eq!(limit, Err(RuleTableError::TooManyRules { limit: 3 }));
+    bench.remove(0);
+    let limit = bench.table.add(rule("ingress prio 3: tcp flags syn+!ack => drop"), Timeouts::NONE);
+    assert_eq!(limit, Err(RuleTableError::TooManyAlike { limit: 2 }));
+    bench.turn();
+    assert!(bench.check(Direction::Ingress, &packets, "after limits") <= packets.len());
+}
+
+#[test]
+fn counters_follow_a_rule_through_replacements_to_its_end() {
+    let mut bench = Bench::new(RuleLimits::default());
+    let of = rule("ingress prio 5: eth / ipv4 / udp dst 53 => drop");
+    let id = bench.table.add(of.clone(), Timeouts { idle: 0, hard: 10 }).unwrap();
+    bench.list.push((id, of.clone(), of.fields()));
+    let mut rng = Rng::new(3);
+    let packets: Vec<_> = (0..40).map(|_| make::packet(&mut rng, Some(&of))).collect();
+    let first = bench.check(Direction::Ingress, &packets, "first") as u64;
+    let counted = bench.table.counters(id).unwrap();
+    assert_eq!((counted.packets, counted.last_hit), (first, bench.now));
+    assert!(first > 10 && counted.bytes >= first * 42);
+    let replacement = rule("ingress prio 5: udp dst 53 => mark 3");
+    bench.table.replace(id, replacement.clone()).unwrap();
+    bench.list[0] = (id, replacement.clone(), replacement.fields());
+    assert_eq!(bench.table.counters(id), Some(counted), "the worker has not moved on");
+    // Still the old rule: the worker's turn is not over.
+    assert_eq!(bench.ingress_rules(&packets), "ingress prio 5: eth / ipv4 / udp dst 53 => drop");
+    bench.turn();
+    assert_eq!(bench.ingress_rules(&packets), "ingress prio 5: udp dst 53 => mark 3");
+    let mut gone = Vec::new();
+    for now in [1, 9, 10, 11, 12] {
+        bench.turn();
+        bench.table.age(now * 1_000_000_000, |what| gone.push(what));
+        assert_eq!(bench.table.len(), usize::from(now < 10), "at {now}");
+    }
+    let [gone] = &gone[..] else { panic!("{gone:?}") };
+    assert_eq!((gone.id, gone.why, gone.counters.packets), (id, Why::Hard, 3 * first));
+    assert_eq!(bench.table.masks(), [0, 0]);
+    assert_eq!(bench.table.counters(id), None);
+}
+
+impl Bench {
+    /// The rules that these packets meet.
+    fn ingress_rules(&mut self, frames: &[(Vec<u8>, Noted)]) -> String {
+        let parser = Parser::default();
+        let mut rules = std::collections::BTreeSet::new();
+        for (frame, _) in frames {
+            let Ok(parsed) = parser.parse(frame) else { continue };
+            let mut packet = self.pool.take().unwrap();
+            assert!(packet.extend_from_slice(frame, &self.pool));
+            let mut found = [None];
+            self.ingress.find(self.reader.guard(), self.now, &[packet], &[parsed], &mut found);
+            rules.extend(found[0].map(|hit| hit.rule().to_string()));
+        }
+        rules.into_iter().collect::<Vec<_>>().join("; ")
+    }
+}
+
+#[test]
+fn rules_that_nobody_meets_age() {
+    let mut bench = Bench::new(RuleLimits::default());
+    let idle = Timeouts { idle: 5, hard: 0 };
+    let of = rule("ingress prio 5: eth / ipv4 / udp dst 53 => drop");
+    let used = bench.table.add(of.clone(), idle).unwrap();
+    let unused = bench.table.add(rule("ingress prio 5: tcp => drop"), idle).unwrap();
+    let mut rng = Rng::new(3);
+    let packet = make::packet(&mut rng, Some(&of));
+    let mut gone = Vec::new();
+    for second in 1..=30u64 {
+        bench.now = second * 1_000_000_000;
+        bench.turn();
+        if second <= 10 {
+            bench.list = vec![(used, of.clone(), of.fields())];
+            assert_eq!(bench.check(Direction::Ingress, std::slice::from_ref(&packet), "used"), 1);
+        }
+        bench.table.age(bench.now, |what| gone.push((second, what.id, what.why)));
+    }
+    assert_eq!(gone.len(), 2, "{gone:?}");
+    assert!(gone[0].1 == unused && (5..=7).contains(&gone[0].0) && gone[0].2 == Why::Idle, "{gone:?}");
+    assert!(gone[1].1 == used && (15..=18).contains(&gone[1].0), "{gone:?}");
+}
+
+#[test]
+fn many_rules_come_and_go_in_bounded_memory() {
+    let mut bench = Bench::new(RuleLimits::default());
+    let of = |i: u32| {
+        rule(&format!("ingress prio 1: eth / ipv4 dst 10.{}.{}.{} / udp dst 1 => drop", i >> 16, i >> 8 & 255, i & 255))
+    };
+    let mut ids = std::collections::VecDeque::new();
+    for i in 0..30_000 {
+        ids.push_back(bench.table.add(of(i), Timeouts::NONE).unwrap());
+        if ids.len() > 500 {
+            bench.table.remove(ids.pop_front().unwrap()).unwrap();
+        }
+        if i % 50 == 0 {
+            bench.turn();
+        }
+    }
+    assert!(bench.table.records() <= 2048, "{} records", bench.table.records());
+    let mut gone = 0;
+    for _ in 0..3 {
+        bench.turn();
+        bench.table.age(1, |_| gone += 1);
+    }
+    bench.turn();
+    bench.domain.collect();
+    assert_eq!((gone, bench.table.len(), bench.domain.waiting()), (29_500, 500, 0));
+    bench.list = ids.iter().zip(29_500..).map(|(id, i)| (*id, of(i), of(i).fields())).collect();
+    let mut rng = Rng::new(5);
+    let packets: Vec<_> = (29_400..29_600).map(|i| make::packet(&mut rng, Some(&of(i)))).collect();
+    for packets in packets.chunks(50) {
+        bench.turn();
+        bench.check(Direction::Ingress, packets, "at the end");
+    }
+}
