@@ -47,7 +47,7 @@ mod tree;
 pub mod verbs;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use action::{ACTIONS, Action, ActionSpec, HashFields, Limit, MAX_RSS_QUEUES, RateUnit, Rss, actions_reference};
 pub use bits::{Bits, Format, Ports};

@@ -3,7 +3,7 @@
 mod bytes;
 mod errors;
 mod packets;
-pub(super) mod random;
+pub(crate) mod random;
 mod reformats;
 
 use super::*;

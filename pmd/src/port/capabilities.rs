@@ -1,5 +1,6 @@
 use std::fmt;
 
+use super::ToKernel;
 use crate::packet::offload::bits;
 pub use wirepath_wire::MacAddr as MacAddress;
 
@@ -71,6 +72,8 @@ pub struct Capabilities {
     pub can_wait: bool,
     /// What becomes of the VLAN tags of received frames.
     pub vlan_tags: VlanTags,
+    /// How packets get to the kernel's network stack. As `mode`, certain only once the port is started.
+    pub to_kernel: ToKernel,
 }
 
 /// What becomes of the VLAN tags of received frames.
@@ -101,6 +104,7 @@ impl Capabilities {
             numa_node: None,
             can_wait: false,
             vlan_tags: VlanTags::Kept,
+            to_kernel: ToKernel::No("no network stack of a kernel is behind it"),
         }
     }
 }

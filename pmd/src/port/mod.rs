@@ -10,6 +10,7 @@
 
 mod capabilities;
 mod error;
+mod kernel;
 mod queue;
 
 use std::fmt;
@@ -17,9 +18,11 @@ use std::sync::Arc;
 
 pub use capabilities::{Capabilities, Link, LinkState, MacAddress, Offloads, VlanTags};
 pub use error::PortError;
+pub use kernel::{KernelRule, ToKernel};
 pub use queue::{ReceiveQueue, RxQueue, TransmitQueue, TxQueue, bytes_of};
 
 use crate::counters::{QueueCounters, QueueStats};
+use crate::flow::Rule;
 use crate::packet::Pool;
 
 /// Number that the application gave a port; packets carry it as input and output port.
@@ -53,6 +56,27 @@ pub trait Device: Send {
 
     /// What happened since the last call. Cheap enough to be called a few times a second.
     fn events(&mut self) -> Vec<PortEvent>;
+
+    /// Tells the device all rules, in the order in which they are asked, before [`Self::start`] or while it runs; those told earlier
+    /// are forgotten. It may decide some before their packets reach the port ([`ToKernel::InFront`]): packets meet the old rules or the
+    /// new ones, never a mixture. Answers for every ingress rule of the port, which has the number `port`, with the action `kernel`;
+    /// after an error the old rules are in force.
+    fn set_rules(&mut self, rules: &[Rule], port: PortId) -> Result<Vec<KernelRule>, PortError> {
+        let _ = (rules, port);
+        Ok(Vec::new())
+    }
+
+    /// Packets and bytes of a rule that the device decides.
+    fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
+        let _ = rule;
+        None
+    }
+
+    /// Puts a frame into the kernel's receive path as if the interface had just received it, where [`ToKernel::InFront`] says so.
+    fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {
+        let _ = frame;
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
 
     /// Figures beyond the queues' own, such as what the kernel dropped before the driver saw it: name and value.
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
@@ -204,6 +228,11 @@ impl ConfiguredPort {
         &self.config
     }
 
+    /// Tells the device the rules, see [`Device::set_rules`].
+    pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<KernelRule>, PortError> {
+        self.device.set_rules(rules, self.config.id)
+    }
+
     /// Back to a port that can be configured anew.
     pub fn reconfigure(self) -> OpenPort {
         OpenPort { name: self.name, device: self.device }
@@ -249,6 +278,21 @@ impl Port {
     /// What each transmit queue did since the start.
     pub fn tx_statistics(&self) -> Vec<QueueStats> {
         self.tx.iter().map(|c| c.snapshot()).collect()
+    }
+
+    /// Tells the device the rules, see [`Device::set_rules`].
+    pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<KernelRule>, PortError> {
+        self.device.set_rules(rules, self.config.id)
+    }
+
+    /// Packets and bytes of a rule that the device decides.
+    pub fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
+        self.device.rule_counters(rule)
+    }
+
+    /// Puts a frame into the kernel's receive path, see [`Device::inject`].
+    pub fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {
+        self.device.inject(frame)
     }
 
     /// Figures of the device beyond the queues' own.

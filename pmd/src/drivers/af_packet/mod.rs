@@ -35,7 +35,7 @@ use super::kernel::vnet::Finisher;
 use super::kernel::watch::Watch;
 use super::kernel::{privilege, system};
 use super::{Candidate, Driver};
-use crate::port::{Capabilities, Device, Link, Offloads, Plan, PortConfig, PortError, PortEvent, Queues};
+use crate::port::{Capabilities, Device, Link, Offloads, Plan, PortConfig, PortError, PortEvent, Queues, ToKernel};
 use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "af_packet";
@@ -277,6 +277,7 @@ impl Device for AfPacketDevice {
             max_tx_segments: 1024,
             numa_node: self.interface.numa_node(),
             can_wait: true,
+            to_kernel: ToKernel::Beside,
             ..Capabilities::plain(NAME, &self.options.device)
         }
     }

@@ -43,6 +43,8 @@ pub(super) enum Condition {
     Equal = 0x10,
     /// Unsigned greater.
     Greater = 0x20,
+    /// Unsigned less.
+    Less = 0xa0,
     /// Any of the bits set.
     Bits = 0x40,
     /// Not equal.
@@ -104,6 +106,16 @@ impl Assembler {
         self.emit(0x0f, to as u8, from as u8, 0, 0);
     }
 
+    /// `to -= from`.
+    pub(super) fn subtract_register(&mut self, to: Register, from: Register) {
+        self.emit(0x1f, to as u8, from as u8, 0, 0);
+    }
+
+    /// `to |= value`.
+    pub(super) fn or(&mut self, to: Register, value: i32) {
+        self.emit(0x47, to as u8, 0, 0, value);
+    }
+
     /// `to &= value`.
     pub(super) fn and(&mut self, to: Register, value: i32) {
         self.emit(0x57, to as u8, 0, 0, value);
@@ -112,6 +124,11 @@ impl Assembler {
     /// `to <<= bits`.
     pub(super) fn shift_left(&mut self, to: Register, bits: i32) {
         self.emit(0x67, to as u8, 0, 0, bits);
+    }
+
+    /// `to >>= bits`, unsigned.
+    pub(super) fn shift_right(&mut self, to: Register, bits: i32) {
+        self.emit(0x77, to as u8, 0, 0, bits);
     }
 
     /// The low 16 bits from the machine's order to network order, the rest zero.

@@ -3,10 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use super::assembler::{Assembler, Register};
 use super::bpf::{self, Map, Program};
 use super::btf;
+use super::classify::{COUNTER_BYTES, Entry};
 use super::matches::KernelMatch;
 use super::program::{self, COUNTERS, Inputs};
+use super::rules;
 use super::socket::{Bound, Failed};
 use crate::drivers::kernel::link::Xdp;
 use crate::drivers::kernel::netlink::{Netlink, ifinfomsg, put};
@@ -35,21 +38,30 @@ pub(super) struct Request<'a> {
     /// Attach by link; without, by netlink.
     pub(super) link: bool,
     pub(super) kernel: &'a [KernelMatch],
+    /// Rules that the program decides.
+    pub(super) rules: &'a [Entry],
 }
 
 /// An attached program. Goes with this value; by link also with the process, however it ends.
 #[derive(Debug)]
 pub(super) struct Attached {
     hold: Hold,
-    counters: Map,
-    _sockets: Map,
+    maps: Maps,
     /// The program restores VLAN tags.
     pub(super) vlan_tag: bool,
+    function: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Maps {
+    sockets: Map,
+    counters: Map,
+    rules: Map,
 }
 
 #[derive(Debug)]
 enum Hold {
-    Link { _link: OwnedFd },
+    Link { link: OwnedFd },
     Netlink { netlink: Netlink, interface: u32, mode: u32 },
 }
 
@@ -64,36 +76,48 @@ pub(super) fn attach(request: Request<'_>, sockets: &[Bound]) -> Result<Attached
         map.set(bound.socket.queue, bound.socket.as_fd()).map_err(failed("putting a socket into its map"))?;
     }
     let counters = Map::new(bpf::MAP_ARRAY, 8, COUNTERS.len() as u32).map_err(failed("making the map of counters"))?;
+    let rules = Map::new(bpf::MAP_ARRAY, COUNTER_BYTES, rules::COUNTERS).map_err(failed("making the map of rules"))?;
+    let maps = Maps { sockets: map, counters, rules };
     let function = (request.vlan_tag && request.native).then(vlan_tag_function).flatten();
-    let mut last = None;
-    for vlan_tag in [function, None] {
-        if vlan_tag.is_none() && last.is_none() && function.is_some() {
-            continue;
-        }
-        let inputs = Inputs { sockets: map.number(), counters: counters.number(), vlan_tag, kernel: request.kernel };
-        let code = program::assemble(&inputs).map_err(|what| Failed {
-            what: format!("assembling the XDP program: {what}"),
-            source: io::ErrorKind::InvalidData.into(),
-        })?;
-        let bound = if vlan_tag.is_some() { bpf::DEVICE_BOUND } else { 0 };
-        let flags = bound | if request.fragments { bpf::HAS_FRAGS } else { 0 };
-        let program = match Program::load(&code, program::NAME, flags, request.interface) {
-            Ok(program) => program,
-            Err(error) => {
-                let mut what = "loading the XDP program".to_owned();
-                if !error.report.is_empty() {
-                    what += &format!(" (verifier: {})", error.report);
-                }
-                last = Some(Failed { what, source: error.source });
-                continue;
-            }
-        };
-        match hold(&program, &request) {
-            Ok(hold) => return Ok(Attached { hold, counters, _sockets: map, vlan_tag: vlan_tag.is_some() }),
-            Err(error) => last = Some(error),
+    let attempt = |function| {
+        let program = load(&request, &maps, function)?;
+        hold(&program, &request)
+    };
+    match function.map(|function| attempt(Some(function))) {
+        Some(Ok(hold)) => Ok(Attached { hold, maps, vlan_tag: true, function }),
+        _ => {
+            let hold = attempt(None)?;
+            Ok(Attached { hold, maps, vlan_tag: false, function: None })
         }
     }
-    Err(last.unwrap_or(Failed { what: "attaching".into(), source: io::ErrorKind::InvalidInput.into() }))
+}
+
+fn load(request: &Request<'_>, maps: &Maps, vlan_tag: Option<u32>) -> Result<Program, Failed> {
+    let inputs = Inputs {
+        sockets: maps.sockets.number(),
+        counters: maps.counters.number(),
+        vlan_tag,
+        kernel: request.kernel,
+        rules: request.rules,
+        rule_counters: maps.rules.number(),
+        without_socket: program::XDP_PASS,
+    };
+    let code = program::assemble(&inputs).map_err(|what| Failed {
+        what: format!("assembling the XDP program: {what}"),
+        source: io::ErrorKind::InvalidData.into(),
+    })?;
+    let bound = if vlan_tag.is_some() { bpf::DEVICE_BOUND } else { 0 };
+    let flags = bound | if request.fragments { bpf::HAS_FRAGS } else { 0 };
+    Program::load(&code, program::NAME, flags, request.interface).map_err(|error| {
+        let mut what = "loading the XDP program".to_owned();
+        if !request.rules.is_empty() {
+            what += " with rules (Linux 5.18)";
+        }
+        if !error.report.is_empty() {
+            what += &format!(" (verifier: {})", error.report);
+        }
+        Failed { what, source: error.source }
+    })
 }
 
 fn hold(program: &Program, request: &Request<'_>) -> Result<Hold, Failed> {
@@ -101,7 +125,7 @@ fn hold(program: &Program, request: &Request<'_>) -> Result<Hold, Failed> {
     let what = if request.native { "attaching as native XDP" } else { "attaching as generic XDP" };
     if request.link {
         match program.link(request.interface, mode) {
-            Ok(link) => return Ok(Hold::Link { _link: link }),
+            Ok(link) => return Ok(Hold::Link { link }),
             // A kernel without links for XDP (before 5.9) says EINVAL, as others do for much else: netlink will tell.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(source) => return Err(Failed { what: what.to_owned(), source }),
@@ -151,9 +175,31 @@ pub(super) fn detach_any(interface: u32, xdp: Xdp) -> io::Result<()> {
 }
 
 impl Attached {
+    /// Puts a program with other rules in the place of this one, between two frames.
+    pub(super) fn replace(&mut self, request: &Request<'_>) -> Result<(), Failed> {
+        let program = load(request, &self.maps, self.function)?;
+        let what = "replacing the XDP program";
+        match &mut self.hold {
+            Hold::Link { link } => program.replace(link).map_err(failed(what)),
+            Hold::Netlink { netlink, interface, mode } => {
+                set_program(netlink, *interface, program.number(), *mode).map_err(failed(what))
+            }
+        }
+    }
+
+    /// Packets and bytes of a rule's counter.
+    pub(super) fn rule_counter(&self, number: u32) -> Option<(u64, u64)> {
+        self.maps.rules.get_pair(number).ok().map(|[packets, bytes]| (packets, bytes))
+    }
+
+    /// Sets a rule's counter to zero.
+    pub(super) fn clear_rule_counter(&self, number: u32) -> Result<(), Failed> {
+        self.maps.rules.set_pair(number, [0; 2]).map_err(failed("clearing the counter of a rule"))
+    }
+
     /// What the program counted: names and values.
     pub(super) fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        COUNTERS.iter().zip(0..).map(|(&name, key)| (name, self.counters.get(key).unwrap_or(0)))
+        COUNTERS.iter().zip(0..).map(|(&name, key)| (name, self.maps.counters.get(key).unwrap_or(0)))
     }
 
     /// In words, if it is not the usual way.
@@ -166,6 +212,16 @@ impl Attached {
             ),
         }
     }
+}
+
+/// A program that gives every frame to the kernel: what frames are injected by.
+pub(super) fn injector(interface: u32) -> Result<Program, Failed> {
+    let mut a = Assembler::default();
+    a.set(Register::R0, program::XDP_PASS);
+    a.exit();
+    let code = a.finish().unwrap_or_default();
+    Program::load(&code, "wirepath_inject", 0, interface)
+        .map_err(|error| Failed { what: "loading the program for injected frames".to_owned(), source: error.source })
 }
 
 impl Drop for Attached {

@@ -10,9 +10,11 @@ const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
 const PROG_LOAD: libc::c_int = 5;
+const PROG_TEST_RUN: libc::c_int = 10;
 const PROG_GET_FD_BY_ID: libc::c_int = 13;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const LINK_CREATE: libc::c_int = 28;
+const LINK_UPDATE: libc::c_int = 29;
 const LINK_GET_FD_BY_ID: libc::c_int = 30;
 const LINK_GET_NEXT_ID: libc::c_int = 31;
 const LINK_DETACH: libc::c_int = 34;
@@ -30,6 +32,9 @@ pub(super) const MAP_XSK: u32 = 17;
 pub(super) const HAS_FRAGS: u32 = 1 << 5;
 /// `BPF_F_XDP_DEV_BOUND_ONLY`: the program may read the device's metadata.
 pub(super) const DEVICE_BOUND: u32 = 1 << 6;
+
+/// `BPF_F_TEST_XDP_LIVE_FRAMES` (Linux 5.18): what the program says is done with the frame.
+const LIVE_FRAMES: u32 = 1 << 1;
 
 /// `XDP_FLAGS_SKB_MODE`: generic XDP.
 pub(super) const GENERIC: u32 = 1 << 1;
@@ -106,6 +111,22 @@ impl Map {
         Ok(value)
     }
 
+    /// Reads a value of two 8-byte words.
+    pub(super) fn get_pair(&self, key: u32) -> io::Result<[u64; 2]> {
+        let mut value = [0u64; 2];
+        let mut attribute = self.element().pointer(2, &raw const key).pointer(4, value.as_mut_ptr());
+        // SAFETY: used with maps whose values have 16 bytes only.
+        unsafe { attribute.call(MAP_LOOKUP_ELEM, 32) }?;
+        Ok(value)
+    }
+
+    /// Writes a value of two 8-byte words.
+    pub(super) fn set_pair(&self, key: u32, value: [u64; 2]) -> io::Result<()> {
+        let mut attribute = self.element().pointer(2, &raw const key).pointer(4, value.as_ptr());
+        // SAFETY: used with maps whose values have 16 bytes only.
+        unsafe { attribute.call(MAP_UPDATE_ELEM, 32) }.map(drop)
+    }
+
     fn element(&self) -> Attribute {
         Attribute::new(&[(0, self.number() as u32)])
     }
@@ -175,6 +196,37 @@ impl Program {
         let mut attribute = Attribute::new(&[(0, program), (1, interface), (2, ATTACH_TYPE_XDP), (3, mode)]);
         // SAFETY: no pointers.
         unsafe { attribute.open(LINK_CREATE, 32) }
+    }
+
+    /// Takes the place of the program that a link holds, between two frames.
+    pub(super) fn replace(&self, link: &OwnedFd) -> io::Result<()> {
+        let mut attribute = Attribute::new(&[(0, link.as_raw_fd() as u32), (1, self.number() as u32)]);
+        // SAFETY: no pointers.
+        unsafe { attribute.call(LINK_UPDATE, 16) }.map(drop)
+    }
+
+    /// Runs the program on a frame as if an interface had received it, and does with the frame what the program says.
+    pub(super) fn run_live(&self, frame: &[u8], interface: u32) -> io::Result<()> {
+        // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+        let context = [0u32, frame.len() as u32, 0, interface, 0, 0];
+        let mut attribute = Attribute::new(&[(0, self.number() as u32), (2, frame.len() as u32), (8, 1)])
+            .pointer(4, frame.as_ptr())
+            .pointer(12, context.as_ptr());
+        attribute.0[10] = size_of_val(&context) as u32;
+        attribute.0[16] = LIVE_FRAMES;
+        attribute.0[18] = 1;
+        // SAFETY: frame and context are read while the borrows last; there is no output.
+        unsafe { attribute.call(PROG_TEST_RUN, 80) }.map(drop)
+    }
+
+    /// Runs the program on a frame for its answer alone.
+    #[cfg(test)]
+    pub(super) fn run(&self, frame: &[u8]) -> io::Result<u32> {
+        let mut attribute =
+            Attribute::new(&[(0, self.number() as u32), (2, frame.len() as u32), (8, 1)]).pointer(4, frame.as_ptr());
+        // SAFETY: the frame is read while the borrow lasts; there is no output but the answer, in the second word.
+        unsafe { attribute.call(PROG_TEST_RUN, 80) }?;
+        Ok(attribute.0[1])
     }
 
     /// Number of the descriptor, to attach by netlink.

@@ -8,10 +8,12 @@ use wirepath_memory::RegionBuilder;
 use wirepath_memory::ring::RingSize;
 
 use super::attach::{self, Attached, Request};
+use super::bpf::Program;
 use super::chunks::{CHUNK, Chunks};
 use super::flight::Flight;
 use super::posted::Posted;
 use super::receive::{Buffers, Channel, Leaves, Receive};
+use super::rules::{self, Counters, Decided};
 use super::socket::{self, Bound, Failed, Got, Memory, SHORTEST, Shared, Socket, Wish};
 use super::transmit::{Frames, MAX_SEGMENTS, Transmit};
 use super::{Mode, NAME, Options, program};
@@ -22,8 +24,12 @@ use crate::drivers::kernel::routes::carries_default_route;
 use crate::drivers::kernel::watch::Watch;
 use crate::drivers::kernel::xdp_features::{self, XdpFeatures};
 use crate::drivers::kernel::{self, ethtool, netlink::Netlink};
+use crate::flow::Rule;
 use crate::packet::{DATA_ROOM, STRIDE};
-use crate::port::{Capabilities, Device, Link, Offloads, PortConfig, PortError, PortEvent, Queues, VlanTags};
+use crate::port::{
+    Capabilities, Device, KernelRule, Link, Offloads, PortConfig, PortError, PortEvent, PortId, Queues, ToKernel,
+    VlanTags,
+};
 
 /// Bytes of an Ethernet header with two VLAN tags.
 const HEADERS: u32 = 22;
@@ -41,9 +47,16 @@ pub(super) struct AfXdpDevice {
     running: Option<Running>,
     /// What the last start said.
     notes: Vec<String>,
+    /// The rules that this port was told last.
+    told: Vec<Rule>,
+    counters: Counters,
+    /// Made when the first frame is injected.
+    injector: Option<Program>,
 }
 
 struct Running {
+    /// The program takes frames of several buffers.
+    fragments: bool,
     // First of all the program goes: frames then stay with the kernel.
     attached: Attached,
     _promiscuous: Option<Promiscuous>,
@@ -110,7 +123,17 @@ impl AfXdpDevice {
         let (watch, netlink) = (Watch::new(&interface).map_err(system)?, Netlink::route().map_err(system)?);
         // Asked now, so that a missing privilege is told before anything is configured, and `auto` can go on to another driver.
         try_socket(&options.device)?;
-        Ok(Self { options, interface, watch, netlink, running: None, notes: Vec::new() })
+        Ok(Self {
+            options,
+            interface,
+            watch,
+            netlink,
+            running: None,
+            notes: Vec::new(),
+            told: Vec::new(),
+            counters: Counters::default(),
+            injector: None,
+        })
     }
 
     fn refuse(&self, reason: impl Into<String>) -> PortError {
@@ -260,17 +283,25 @@ impl AfXdpDevice {
             )));
         }
         self.make_way(notes)?;
+        let mut decided = rules::decide(&self.told, config.id);
+        self.counters.assign(&self.told, &mut decided);
+        let request = self.request(native, got.fragments, &decided);
+        let attached = attach::attach(request, &bound).map_err(|failed| self.system(failed))?;
+        Ok((bound, got, memory, attached, posted))
+    }
+
+    /// What the program is made of.
+    fn request<'a>(&'a self, native: bool, fragments: bool, decided: &'a Decided) -> Request<'a> {
         let features = xdp_features::of(self.interface.index);
-        let request = Request {
+        Request {
             interface: self.interface.index,
             native,
-            fragments: got.fragments,
+            fragments,
             vlan_tag: features.is_some_and(|features| features.vlan_tag),
             link: self.options.attach_by_link,
             kernel: &self.options.kernel,
-        };
-        let attached = attach::attach(request, &bound).map_err(|failed| self.system(failed))?;
-        Ok((bound, got, memory, attached, posted))
+            rules: &decided.entries,
+        }
     }
 
     /// Whether tags that are kept beside a frame can get lost.
@@ -414,6 +445,14 @@ impl Device for AfXdpDevice {
             numa_node: self.interface.numa_node(),
             can_wait: true,
             vlan_tags,
+            to_kernel: match &self.running {
+                // What generic XDP hands to the kernel would come to its program again.
+                Some(it) if !it.native => ToKernel::InFrontOnly("frames cannot be injected past generic XDP"),
+                None if self.options.mode == Mode::Generic => {
+                    ToKernel::InFrontOnly("frames cannot be injected past generic XDP")
+                }
+                _ => ToKernel::InFront,
+            },
             ..Capabilities::plain(NAME, &self.options.device)
         }
     }
@@ -466,6 +505,7 @@ impl Device for AfXdpDevice {
         let queues = self.queues(config, bound, &memory, got, native, posted)?;
         self.notes = notes;
         self.running = Some(Running {
+            fragments: got.fragments,
             attached,
             _promiscuous: promiscuous,
             sockets,
@@ -510,6 +550,44 @@ impl Device for AfXdpDevice {
             }
         }
         events
+    }
+
+    fn set_rules(&mut self, rules: &[Rule], port: PortId) -> Result<Vec<KernelRule>, PortError> {
+        let mut decided = rules::decide(rules, port);
+        // Taken, so that the rest of the device can be asked meanwhile.
+        if let Some(mut running) = self.running.take() {
+            let before = self.counters.clone();
+            let fresh = self.counters.assign(rules, &mut decided);
+            let request = self.request(running.native, running.fragments, &decided);
+            let cleared = fresh.iter().try_for_each(|&number| running.attached.clear_rule_counter(number));
+            let replaced = cleared.and_then(|()| running.attached.replace(&request));
+            self.running = Some(running);
+            if let Err(failed) = replaced {
+                self.counters = before;
+                return Err(self.system(failed));
+            }
+        }
+        self.told = rules.to_vec();
+        Ok(decided.rules)
+    }
+
+    fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
+        self.running.as_ref()?.attached.rule_counter(self.counters.of(rule)?)
+    }
+
+    fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {
+        if self.running.as_ref().is_none_or(|it| !it.native) {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        }
+        if self.injector.is_none() {
+            let injector = attach::injector(self.interface.index);
+            self.injector =
+                Some(injector.map_err(|failed| std::io::Error::other(format!("{}: {}", failed.what, failed.source)))?);
+        }
+        match &self.injector {
+            Some(injector) => injector.run_live(frame, self.interface.index),
+            None => Ok(()),
+        }
     }
 
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {

@@ -7,6 +7,7 @@
 //! | `socket` | sockets, the registered memory, the modes |
 //! | `receive`, `transmit` | the burst paths |
 //! | `assembler`, `program`, `matches`, `btf` | the XDP program |
+//! | `rules`, `classify` | flow rules that it decides |
 //! | `bpf`, `attach` | loading and attaching it |
 //! | `device` | start and stop |
 
@@ -15,13 +16,17 @@ mod attach;
 mod bpf;
 mod btf;
 mod chunks;
+mod classify;
 mod device;
 mod flight;
+#[cfg(test)]
+mod judge;
 mod matches;
 mod posted;
 mod program;
 mod receive;
 mod ring;
+mod rules;
 mod socket;
 mod transmit;
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::assembler::Register::*;
 use super::assembler::{Assembler, Condition, Label, Register, Width};
+use super::classify::{self, Entry};
 use super::matches::KernelMatch;
 
 /// Name of our programs: how a leftover of ours is told from the program of somebody else.
@@ -14,8 +15,8 @@ pub(super) const COUNTERS: [&str; 2] = ["xdp_passed_to_kernel", "xdp_tag_not_res
 const PASSED: i32 = 0;
 const TAG_NOT_RESTORED: i32 = 1;
 
-const XDP_DROP: i32 = 1;
-const XDP_PASS: i32 = 2;
+pub(super) const XDP_DROP: i32 = 1;
+pub(super) const XDP_PASS: i32 = 2;
 
 // BPF_FUNC_*
 const MAP_LOOKUP_ELEM: i32 = 1;
@@ -28,9 +29,9 @@ const DATA_END: i16 = 4;
 const RX_QUEUE: i16 = 16;
 
 // Our stack frame.
-const TAG_PROTOCOL: i16 = -8;
-const TAG_CONTROL: i16 = -6;
-const KEY: i16 = -12;
+pub(super) const TAG_PROTOCOL: i16 = -8;
+pub(super) const TAG_CONTROL: i16 = -6;
+pub(super) const KEY: i16 = -12;
 
 /// What goes into the program.
 #[derive(Debug)]
@@ -43,18 +44,25 @@ pub(super) struct Inputs<'a> {
     pub(super) vlan_tag: Option<u32>,
     /// Frames that go on to the kernel.
     pub(super) kernel: &'a [KernelMatch],
+    /// Rules that are asked for the others, in order.
+    pub(super) rules: &'a [Entry],
+    /// Map of the rules' counters.
+    pub(super) rule_counters: i32,
+    /// What becomes of a frame whose queue has no socket.
+    pub(super) without_socket: i32,
 }
 
 /// Assembles the program.
 ///
-/// R6 holds the context throughout. A frame whose tag the kernel holds beside it is made whole here, before anything sees it: the tag
-/// goes back behind the addresses, so that no later stage can take it for untagged.
+/// R6 holds the context throughout, R9 -4 for a frame whose tag the kernel holds beside it, else 0. Such a frame is made whole here, before
+/// anything but the kernel sees it: the tag goes back behind the addresses, so that no later stage can take it for untagged.
 pub(super) fn assemble(inputs: &Inputs<'_>) -> Result<Vec<[u8; 8]>, &'static str> {
     let mut a = Assembler::default();
-    let (to_socket, to_kernel, lost) = (a.label(), a.label(), a.label());
+    let (decide, to_socket, to_kernel, whole, lost) = (a.label(), a.label(), a.label(), a.label(), a.label());
     a.copy(R6, R1);
-    let tagged = inputs.vlan_tag.map(|function| {
-        let tagged = a.label();
+    a.set(R9, 0);
+    if let Some(function) = inputs.vlan_tag {
+        let untagged = a.label();
         a.store_value(Width::Double, R10, TAG_PROTOCOL, 0);
         a.copy(R1, R6);
         a.copy(R2, R10);
@@ -63,28 +71,40 @@ pub(super) fn assemble(inputs: &Inputs<'_>) -> Result<Vec<[u8; 8]>, &'static str
         a.add(R3, TAG_CONTROL.into());
         a.call_kernel(function as i32);
         // 0: there is one. Otherwise -ENODATA.
-        a.jump_if_32(R0, Condition::Equal, 0, tagged);
-        tagged
-    });
+        a.jump_if_32(R0, Condition::NotEqual, 0, untagged);
+        a.set(R9, -4);
+        a.jump(decide);
+        a.place(untagged);
+    }
     for it in inputs.kernel {
         match_frame(&mut a, it, to_kernel);
     }
+    a.place(decide);
+    if !inputs.rules.is_empty() {
+        if inputs.vlan_tag.is_none() {
+            // Never read, but the verifier does not know that R9 is 0.
+            a.store_value(Width::Double, R10, TAG_PROTOCOL, 0);
+        }
+        classify::classify(&mut a, inputs.rules, inputs.rule_counters, to_socket, to_kernel);
+    }
     a.place(to_socket);
+    if inputs.vlan_tag.is_some() {
+        a.jump_if(R9, Condition::Equal, 0, whole);
+        restore_tag(&mut a, whole, lost);
+    }
+    a.place(whole);
     a.load_map(R1, inputs.sockets);
     a.load(Width::Word, R2, R6, RX_QUEUE);
-    // Where the queue has no socket the frame goes to the kernel.
-    a.set(R3, XDP_PASS);
+    a.set(R3, inputs.without_socket);
     a.call(REDIRECT_MAP);
     a.exit();
-    if !inputs.kernel.is_empty() {
+    if !inputs.kernel.is_empty() || inputs.rules.iter().any(|entry| entry.to_kernel.is_some()) {
         a.place(to_kernel);
         count(&mut a, inputs.counters, PASSED);
         a.set(R0, XDP_PASS);
         a.exit();
     }
-    if let Some(tagged) = tagged {
-        a.place(tagged);
-        restore_tag(&mut a, to_socket, lost);
+    if inputs.vlan_tag.is_some() {
         a.place(lost);
         count(&mut a, inputs.counters, TAG_NOT_RESTORED);
         a.set(R0, XDP_DROP);
@@ -131,7 +151,7 @@ fn count(a: &mut Assembler, map: i32, key: i32) {
 }
 
 /// A 16-bit field in network order as the program loads it.
-const fn half(value: u16) -> u32 {
+pub(super) const fn half(value: u16) -> u32 {
     u16::from_ne_bytes(value.to_be_bytes()) as u32
 }
 
@@ -235,7 +255,15 @@ mod tests {
             ["arp", "icmpv6", "tcp port 22", "udp port 546 to fd00::1", "to 192.0.2.1"].map(|t| t.parse().unwrap());
         for vlan_tag in [None, Some(77)] {
             for n in 0..=kernel.len() {
-                let inputs = Inputs { sockets: 3, counters: 4, vlan_tag, kernel: &kernel[..n] };
+                let inputs = Inputs {
+                    sockets: 3,
+                    counters: 4,
+                    vlan_tag,
+                    kernel: &kernel[..n],
+                    rules: &[],
+                    rule_counters: 5,
+                    without_socket: XDP_PASS,
+                };
                 assert!(assemble(&inputs).unwrap().len() > 5);
             }
         }

@@ -30,7 +30,9 @@ use super::kernel::vnet::Finisher;
 use super::kernel::watch::Watch;
 use super::kernel::{privilege, system};
 use super::{Candidate, Driver};
-use crate::port::{Capabilities, Device, Link, MacAddress, Offloads, Plan, PortConfig, PortError, PortEvent, Queues};
+use crate::port::{
+    Capabilities, Device, Link, MacAddress, Offloads, Plan, PortConfig, PortError, PortEvent, Queues, ToKernel,
+};
 use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "tap";
@@ -207,6 +209,7 @@ impl Device for TapDevice {
             offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
             max_tx_segments: 1023,
             can_wait: true,
+            to_kernel: ToKernel::Back,
             ..Capabilities::plain(NAME, &self.options.device)
         }
     }
