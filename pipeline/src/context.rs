@@ -40,6 +40,8 @@ pub struct WorkerCounters {
     pub learns_lost: Counter,
     /// Batches sent without touching the packets one by one.
     pub direct: Counter,
+    /// Packets that ended here because the kernel has them too, or that were sent into it.
+    pub to_kernel: Counter,
 }
 
 /// Where packets for a port go.
@@ -71,6 +73,9 @@ pub(crate) struct Core {
     pub(crate) control: Arc<ControlQueues>,
     pub(crate) ring_control: bool,
     pub(crate) filter: LearnFilter,
+    /// What is sent is kept in `held`, its output port set: for rules at egress.
+    pub(crate) holding: bool,
+    pub(crate) held: Vec<Packet>,
 }
 
 /// Access to a worker's outputs, counters and clock, for the length of one call.
@@ -197,8 +202,17 @@ impl<'a> Context<'a> {
 }
 
 impl Core {
+    #[cold]
+    fn hold(&mut self, port: PortId, mut packet: Packet) {
+        packet.set_out_port(port);
+        self.held.push(packet);
+    }
+
     #[inline]
     pub(crate) fn send(&mut self, port: PortId, packet: Packet) {
+        if self.holding {
+            return self.hold(port, packet);
+        }
         match self.outputs.get_mut(usize::from(port)) {
             Some(Output::Own { queue, pending }) => {
                 self.pending |= 1 << (port % 64);
@@ -220,6 +234,9 @@ impl Core {
 
     #[inline]
     pub(crate) fn send_batch(&mut self, port: PortId, batch: &mut Batch) {
+        if self.holding {
+            return batch.drain_front(BATCH, |packet| self.hold(port, packet));
+        }
         match self.outputs.get_mut(usize::from(port)) {
             Some(Output::Own { queue, pending }) => {
                 if pending.is_empty() && batch.len() >= DIRECT {

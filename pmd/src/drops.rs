@@ -75,6 +75,7 @@ drop_reasons! {
     Ruled, "ruled", "a rule says so";
     OverRate, "over_rate", "beyond the rate that a rule allows";
     HopLimit, "hop_limit", "the TTL or hop limit ran out where a rule takes one off";
+    NoKernel, "no_kernel", "a rule passes the packet to the kernel's network stack, which could not be given it";
     RuleMismatch, "rule_mismatch", "a rule changes a header that the packet does not have";
 }
 

@@ -2,8 +2,10 @@ use std::sync::Arc;
 
 use wirepath_pmd::counters::Counter;
 use wirepath_pmd::drops::{DropCounters, DropReason};
+use wirepath_pmd::flow::Rule;
+use wirepath_pmd::packet::offload::Flags;
 use wirepath_pmd::packet::{Packet, Pool};
-use wirepath_pmd::port::{PortEvent, PortId};
+use wirepath_pmd::port::{KernelRule, Port, PortError, PortEvent, PortId};
 
 use super::{PortInfo, Rates};
 use crate::clock;
@@ -61,9 +63,12 @@ impl Control for () {}
 #[derive(Debug)]
 pub struct ControlPlane {
     pub(super) ports: Vec<PortInfo>,
+    /// The same, started; none where they exist on paper only.
+    pub(super) devices: Vec<Port>,
     pub(super) mailboxes: Arc<[Mailbox]>,
     pub(super) drops: DropCounters,
     pub(super) sent: Counter,
+    pub(super) injected: Counter,
     pub(super) stop: bool,
     pub(super) control: Arc<ControlQueues>,
     /// The time, in nanoseconds, where it is made and not read from a clock.
@@ -89,6 +94,39 @@ impl ControlPlane {
     /// Where to take packets for a port from.
     pub fn pool(&self, port: PortId) -> Option<&Pool> {
         self.ports.get(usize::from(port)).map(|port| &port.pool)
+    }
+
+    /// Tells a port all flow rules, in the order in which they are asked: it may decide some of those that pass packets to the kernel
+    /// before these reach it. What became of each rule of the port with that action ([`wirepath_pmd::port::Device::set_rules`]).
+    pub fn set_rules(&mut self, port: PortId, rules: &[Rule]) -> Result<Vec<KernelRule>, PortError> {
+        self.devices.get_mut(usize::from(port)).map_or(Ok(Vec::new()), |port| port.set_rules(rules))
+    }
+
+    /// Packets and bytes of a rule that a port decides by itself.
+    pub fn rule_counters(&mut self, port: PortId, rule: &Rule) -> Option<(u64, u64)> {
+        self.devices.get_mut(usize::from(port))?.rule_counters(rule)
+    }
+
+    /// Puts a packet into the kernel's receive path as if it had just come in by the interface of the port that it came in by. Where
+    /// the port cannot do that, or the kernel refuses, it is dropped as `no_kernel`.
+    pub fn inject(&mut self, packet: Packet) {
+        let mut frame: Vec<u8> = packet.segments().flatten().copied().collect();
+        if let Some(tci) = packet.vlan().filter(|_| frame.len() >= 12) {
+            let service = packet.flags().contains(Flags::VLAN_SERVICE);
+            let [high, low] = tci.to_be_bytes();
+            let tag = if service { [0x88, 0xa8, high, low] } else { [0x81, 0x00, high, low] };
+            frame.splice(12..12, tag);
+        }
+        let port = self.devices.get_mut(usize::from(packet.in_port()));
+        match port.map(|port| port.inject(&frame)) {
+            Some(Ok(())) => self.injected.add(1),
+            _ => self.drop(packet, DropReason::NoKernel),
+        }
+    }
+
+    /// Packets that [`Self::inject`] has given to the kernel.
+    pub fn injected(&self) -> u64 {
+        self.injected.get()
     }
 
     /// Sends a packet of the control thread's by a port, through a worker. Packets of one port keep their order.

@@ -11,9 +11,10 @@ use std::thread;
 
 use crossbeam_queue::ArrayQueue;
 use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::flow::Rule;
 use wirepath_pmd::packet::{Batch, Pool, PoolError};
 use wirepath_pmd::port::{
-    Capabilities, ConfiguredPort, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
+    Capabilities, ConfiguredPort, KernelRule, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
 };
 use wirepath_pmd::settings::ConfigError;
 
@@ -212,6 +213,30 @@ impl Runtime {
         &self.config
     }
 
+    /// Tells all ports the flow rules before they are started ([`wirepath_pmd::port::Device::set_rules`]): what became of each rule
+    /// with the action `kernel`, for each port.
+    pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<Vec<KernelRule>>, RuntimeError> {
+        let mut all = Vec::with_capacity(self.ports.len());
+        for (port, info) in self.ports.iter_mut().zip(&self.info) {
+            let name = &info.name;
+            all.push(
+                port.set_rules(rules)
+                    .map_err(|source| RuntimeError::Start { port: name.clone(), source: Box::new(source) })?,
+            );
+        }
+        Ok(all)
+    }
+
+    /// The worker that polls each receive queue, by port and queue.
+    pub fn queue_workers(&self) -> Vec<Vec<usize>> {
+        let (mut next, workers) = (0.., self.config.workers.len());
+        let queues = self
+            .info
+            .iter()
+            .map(|port| (0..port.queues).filter_map(|_| next.next()).map(|i| owner(i, workers)).collect());
+        queues.collect()
+    }
+
     /// Starts the ports and the workers; `make` makes the stages of each worker.
     pub fn start<S: Stage + 'static>(self, mut make: impl FnMut(&WorkerInfo) -> S) -> Result<Running<S>, RuntimeError> {
         let system = |what| move |e: rustix::io::Errno| RuntimeError::System { what, source: e.into() };
@@ -272,6 +297,8 @@ impl Runtime {
                     control: Arc::clone(&control),
                     ring_control: false,
                     filter: LearnFilter::new(),
+                    holding: false,
+                    held: Vec::new(),
                 },
                 inputs: inputs
                     .into_iter()
@@ -338,11 +365,16 @@ fn check_cores(workers: &[Option<usize>]) -> Result<(), RuntimeError> {
     }
 }
 
+/// The worker of the receive queue with this number, counted over all ports.
+fn owner(queue: usize, workers: usize) -> usize {
+    queue % workers
+}
+
 /// Gives the receive queues to the workers in turn: the queues of one port to different workers, and ports with one queue each too.
 fn spread_inputs(rx: Vec<Vec<RxQueue>>, workers: usize) -> Vec<Vec<RxQueue>> {
     let mut inputs: Vec<Vec<RxQueue>> = (0..workers).map(|_| Vec::new()).collect();
     for (i, queue) in rx.into_iter().flatten().enumerate() {
-        inputs[i % workers].push(queue);
+        inputs[owner(i, workers)].push(queue);
     }
     inputs
 }

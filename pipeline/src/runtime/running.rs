@@ -8,7 +8,7 @@ use crossbeam_queue::ArrayQueue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wirepath_pmd::drops::{DropCounters, DropReason};
 use wirepath_pmd::packet::Pool;
-use wirepath_pmd::port::{Port, PortEvent, RxQueue, TxQueue};
+use wirepath_pmd::port::{Port, PortEvent, PortId, RxQueue, TxQueue};
 
 use super::summary::{PortSummary, Rates, Snapshot, Summary, WorkerSummary};
 use super::{Control, ControlPlane, PortInfo, WorkerInfo, stop_ports};
@@ -51,7 +51,6 @@ struct Thread<S> {
 /// Started ports and workers. The thread that holds it is the control thread: it calls [`Self::run`], or [`Self::tick`] often, and at
 /// the end [`Self::stop`].
 pub struct Running<S> {
-    ports: Vec<Port>,
     /// Why a port moves nothing any more.
     lost: Vec<Option<String>>,
     pools: Vec<Pool>,
@@ -68,7 +67,7 @@ pub struct Running<S> {
 impl<S> fmt::Debug for Running<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Running")
-            .field("ports", &self.ports)
+            .field("ports", &self.plane.devices)
             .field("workers", &self.threads.len())
             .finish_non_exhaustive()
     }
@@ -90,28 +89,18 @@ impl<S> Running<S> {
                 .zip(&ports)
                 .map(|(info, port)| PortInfo { capabilities: port.capabilities(), ..info })
                 .collect(),
+            devices: ports,
             mailboxes: Arc::clone(&mailboxes),
             drops: DropCounters::new(),
             sent: wirepath_pmd::counters::Counter::new(),
+            injected: wirepath_pmd::counters::Counter::new(),
             stop: false,
             control: Arc::clone(&control),
             stepped: None,
         };
         let now = Instant::now();
-        let lost = vec![None; ports.len()];
-        Self {
-            ports,
-            lost,
-            pools,
-            spare,
-            mailboxes,
-            control,
-            domain,
-            threads: vec![],
-            plane,
-            started: now,
-            last_tick: now,
-        }
+        let lost = vec![None; plane.devices.len()];
+        Self { lost, pools, spare, mailboxes, control, domain, threads: vec![], plane, started: now, last_tick: now }
     }
 
     pub(super) fn add(
@@ -191,9 +180,9 @@ impl<S> Running<S> {
             return;
         }
         self.last_tick = Instant::now();
-        for port in &mut self.ports {
-            let id = usize::from(port.id());
-            for event in port.events() {
+        for id in 0..self.plane.devices.len() {
+            for event in self.plane.devices[id].events() {
+                let port = &self.plane.devices[id];
                 match &event {
                     PortEvent::Link(link) => tracing::info!("port {}: link {link}", port.name()),
                     PortEvent::Lost(why) if self.lost[id].is_none() => {
@@ -203,7 +192,7 @@ impl<S> Running<S> {
                     PortEvent::Lost(_) => {}
                     PortEvent::Finished => tracing::info!("port {}: its source has ended", port.name()),
                 }
-                control.port_event(port.id(), &event, &mut self.plane);
+                control.port_event(id as PortId, &event, &mut self.plane);
             }
         }
         control.tick(&mut self.plane);
@@ -234,7 +223,8 @@ impl<S> Running<S> {
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             ports: self
-                .ports
+                .plane
+                .devices
                 .iter()
                 .map(|port| (port.name().to_owned(), port.rx_statistics(), port.tx_statistics()))
                 .collect(),
@@ -277,20 +267,21 @@ impl<S> Running<S> {
         while let Some(refused) = self.control.refused() {
             control.refused(refused.packet, refused.reason);
         }
-        for (port, why) in self.ports.iter().zip(&self.lost) {
+        for (port, why) in self.plane.devices.iter().zip(&self.lost) {
             failures.extend(why.as_ref().map(|why| format!("port {} was lost: {why}", port.name())));
         }
         let app = control.summary();
-        let ports: Vec<PortSummary> = self.ports.iter_mut().map(PortSummary::new).collect();
+        let ports: Vec<PortSummary> = self.plane.devices.iter_mut().map(PortSummary::new).collect();
         let control_drops = self.plane.drops.nonzero().collect();
-        for problem in stop_ports(std::mem::take(&mut self.ports), rx, tx) {
+        let injected = self.plane.injected();
+        for problem in stop_ports(std::mem::take(&mut self.plane.devices), rx, tx) {
             tracing::warn!("{problem}");
         }
         let leaked: u32 = self.pools.iter().map(Pool::outstanding).sum();
         if leaked > 0 && failures.is_empty() {
             tracing::warn!("{leaked} packet buffers did not come back to their pools");
         }
-        Summary { elapsed, ports, workers, control_drops, leaked_buffers: leaked, failures, app }
+        Summary { elapsed, ports, workers, control_drops, injected, leaked_buffers: leaked, failures, app }
     }
 
     fn drain(&mut self, control: &mut impl Control) {

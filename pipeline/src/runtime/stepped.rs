@@ -67,12 +67,16 @@ impl<S: Stage> Stepped<S> {
             control: Arc::clone(&control),
             ring_control: false,
             filter: LearnFilter::new(),
+            holding: false,
+            held: Vec::new(),
         };
         let plane = ControlPlane {
             ports,
+            devices: Vec::new(),
             mailboxes,
             drops: DropCounters::new(),
             sent: Counter::new(),
+            injected: Counter::new(),
             stop: false,
             control,
             stepped: Some(0),

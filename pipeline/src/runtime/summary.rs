@@ -163,6 +163,8 @@ pub struct WorkerSummary {
     pub handed_over: u64,
     /// Packets given to the control thread.
     pub punted: u64,
+    /// Packets whose copy the kernel has, or that were sent into it, since a rule said so.
+    pub to_kernel: u64,
 }
 
 impl WorkerSummary {
@@ -175,6 +177,7 @@ impl WorkerSummary {
             sleeps: counters.sleeps.get(),
             handed_over: counters.handed_over.get(),
             punted: counters.punted.get(),
+            to_kernel: counters.to_kernel.get(),
         }
     }
 }
@@ -190,6 +193,8 @@ pub struct Summary {
     pub workers: Vec<WorkerSummary>,
     /// Drops of the control thread.
     pub control_drops: Vec<(DropReason, u64)>,
+    /// Packets that the control thread put into the kernel's receive path.
+    pub injected: u64,
     /// Buffers that did not come back to their pools: a defect, if it is not 0.
     pub leaked_buffers: u32,
     /// Workers that panicked and ports that were lost, with why. Not empty: the program ends with exit code 1.
@@ -220,6 +225,12 @@ impl Summary {
         sum
     }
 
+    /// Packets that reached the ports and that rules gave to the kernel's own network stack. (What a device decides by itself is among
+    /// its own counters.)
+    pub fn to_kernel(&self) -> u64 {
+        self.injected + self.workers.iter().map(|worker| worker.to_kernel).sum::<u64>()
+    }
+
     /// Packets sent per second, over all ports.
     pub fn pps(&self) -> f64 {
         self.tx().packets as f64 / self.elapsed.as_secs_f64().max(1e-9)
@@ -238,6 +249,7 @@ impl Summary {
             "drops": drops_json(self.drops()),
             "ports": self.ports.iter().map(port_json).collect::<Vec<_>>(),
             "workers": self.workers.iter().map(worker_json).collect::<Vec<_>>(),
+            "to_kernel": self.to_kernel(),
             "leaked_buffers": self.leaked_buffers,
             "failures": self.failures,
         });
@@ -291,6 +303,7 @@ fn worker_json(worker: &WorkerSummary) -> Value {
         "sleeps": worker.sleeps,
         "handed_over": worker.handed_over,
         "punted": worker.punted,
+        "to_kernel": worker.to_kernel,
         "drops": drops_json(worker.drops.iter().copied()),
     })
 }
@@ -316,6 +329,9 @@ impl fmt::Display for Summary {
         }
         for (reason, n) in self.drops() {
             writeln!(f, "  dropped {n}: {} ({})", reason.text(), reason.name())?;
+        }
+        if self.to_kernel() > 0 {
+            writeln!(f, "  passed to the kernel {}", self.to_kernel())?;
         }
         for failure in &self.failures {
             writeln!(f, "  {failure}")?;
