@@ -1,0 +1,332 @@
+//! The objects with the real libibverbs and libmana, on an emulated NIC. Descriptors are written here byte by byte, not by a driver.
+
+// UNSAFETY: looks at a region as memory of a device.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use wirepath_memory::{Backing, BufferAllocator, DeviceMemory, Doorbell, Region, RegionBuilder};
+use wirepath_nic_emulator::launch;
+use wirepath_testlab::skip_or_fail;
+use wirepath_verbs::mana::{CompletionRing, Mana, map_doorbells};
+use wirepath_verbs::*;
+
+const LOOP: &str = "[[device]]\nkind = 'mana'\n[[device.port]]\nlink = 'loop'\n";
+
+/// Where rdma-core is not installed, tests are skipped.
+fn installed() -> bool {
+    match Verbs::load() {
+        Ok(_) => true,
+        Err(error) => {
+            skip_or_fail(file!(), line!(), &error.to_string());
+            false
+        }
+    }
+}
+
+fn open() -> Context {
+    let mut devices = Verbs::load().unwrap().devices().unwrap();
+    assert_eq!(devices.len(), 1);
+    devices.remove(0).open().unwrap()
+}
+
+struct Port {
+    buffers: Arc<BufferAllocator>,
+    context: Context,
+    mana: Mana,
+    domain: ProtectionDomain,
+    parent: ParentDomain,
+    send_completions: CompletionQueue,
+    receive_completions: CompletionQueue,
+    pair: RawPacketQp,
+    receive: WorkQueue,
+    table: IndirectionTable,
+    rss: RssQp,
+}
+
+fn port() -> Result<Port> {
+    port_on(open())
+}
+
+fn port_on(context: Context) -> Result<Port> {
+    let mana = Mana::of(&context)?;
+    let buffers = Arc::new(BufferAllocator::builder().build());
+    mana.set_allocator(buffers.clone())?;
+    let domain = ProtectionDomain::new(&context)?;
+    let parent = mana.parent_domain(&domain, 1)?;
+    let send_completions = CompletionQueue::new(&context, &CompletionQueueOptions::new(100, "send 0"))?;
+    let receive_completions = CompletionQueue::new(&context, &CompletionQueueOptions::new(256, "receive 0"))?;
+    let pair = RawPacketQp::new(&parent, &RawPacketQpOptions::send(&send_completions, 256, 2, "send 0"))?;
+    let receive = WorkQueue::new(&parent, &WorkQueueOptions::new(&receive_completions, 256, "receive 0"))?;
+    receive.start()?;
+    let table = IndirectionTable::new(std::slice::from_ref(&receive))?;
+    let rss = RssQp::new(&parent, &table, HashFields::IPV4, &[0x5a; 40])?;
+    Ok(Port {
+        buffers,
+        context,
+        mana,
+        domain,
+        parent,
+        send_completions,
+        receive_completions,
+        pair,
+        receive,
+        table,
+        rss,
+    })
+}
+
+/// The next completion of a ring: 64 bytes as words.
+fn completion(ring: &CompletionRing, head: u32) -> [u32; 16] {
+    let at = (head % ring.entries) as usize * 64;
+    let owner = (head / ring.entries) & 7;
+    let arrived = wirepath_testlab::eventually(std::time::Duration::from_secs(20), || {
+        ring.ring.load32_acquire(at + 60) >> 29 == owner
+    });
+    assert!(arrived, "no completion");
+    std::array::from_fn(|word| ring.ring.load32(at + word * 4))
+}
+
+#[test]
+fn the_device_is_found_and_told_apart() {
+    if !installed() {
+        return;
+    }
+    launch::under("the_device_is_found_and_told_apart", LOOP, || {
+        let context = open();
+        assert_eq!(context.provider(), Provider::Mana);
+        let attributes = context.attributes().unwrap();
+        assert_eq!((attributes.vendor_id, attributes.ports), (0x1414, 1));
+        assert!(attributes.max_work_requests >= 256);
+        let port = context.port(1).unwrap();
+        assert_eq!((port.state, port.link_layer), (PortState::Active, LinkLayer::Ethernet));
+        assert!(context.port(2).is_err());
+        assert!(
+            context.device().interfaces().iter().any(|interface| interface.port == 1),
+            "{:?}",
+            context.device().interfaces()
+        );
+        assert!(context.device().pci_address().is_some());
+    });
+}
+
+#[test]
+fn a_frame_goes_round_through_queues_in_our_memory() {
+    if !installed() {
+        return;
+    }
+    launch::under("a_frame_goes_round_through_queues_in_our_memory", LOOP, || {
+        let port = port().unwrap();
+        let region = Arc::new(RegionBuilder::new(1).map().unwrap());
+        let memory = MemoryRegion::register(&port.domain, &region, Access::PACKETS).unwrap();
+        let send = port.mana.send_queue(&port.pair).unwrap();
+        let receive = port.mana.receive_queue(&port.receive).unwrap();
+        let sent = port.mana.completion_queue(&port.send_completions).unwrap();
+        let received = port.mana.completion_queue(&port.receive_completions).unwrap();
+        assert_ne!(sent.id, received.id);
+        let usage: Vec<String> = port.buffers.usage().into_iter().map(|usage| usage.owner).collect();
+        assert_eq!(usage, ["receive 0: completions", "receive 0: requests", "send 0: completions", "send 0: requests"]);
+        let backing = port.buffers.regions().unwrap()[0].backing;
+        assert!(matches!(backing, Backing::HugePages | Backing::TransparentHugePages | Backing::NormalPages));
+
+        // A broadcast frame in the first half of the region, a buffer in the second.
+        let frame: [u8; 64] = std::array::from_fn(|at| if at < 6 { 0xff } else { at as u8 });
+        let bytes = view(&region);
+        for (at, chunk) in frame.chunks_exact(8).enumerate() {
+            bytes.store64(at * 8, u64::from_ne_bytes(chunk.try_into().unwrap()));
+        }
+        let buffer = memory.address(4096, 2048).unwrap();
+        let descriptor = |ring: &DeviceMemory, oob: [u32; 2], address: u64, size: u32| {
+            ring.store32(0, 0);
+            ring.store32(4, 1 | 2 << 8);
+            ring.store32(8, oob[0]);
+            ring.store32(12, oob[1]);
+            ring.store64(16, address);
+            ring.store32(24, memory.lkey());
+            ring.store32(28, size);
+        };
+        descriptor(&receive.ring, [0, 0], buffer, 2048);
+        Doorbell::new(&receive.doorbells, 0x400).ring(u64::from(receive.id) | 32 << 32);
+        let oob = [sent.id << 8, (send.id >> 10 & 0x3fff) << 10 | send.vport_offset << 24];
+        descriptor(&send.ring, oob, memory.address(0, 64).unwrap(), 64);
+        Doorbell::new(&send.doorbells, 0).ring(u64::from(send.id) | 32 << 32);
+
+        let done = completion(&sent, sent.entries);
+        assert_eq!((done[0] & 0x3f, done[15] & 0xff_ffff), (32, send.id));
+        let done = completion(&received, received.entries);
+        assert_eq!((done[0] & 0x3f, done[15] & 0xff_ffff), (1, receive.id));
+        assert_eq!(done[2] & 0xffff, 64, "length of the frame");
+        for (at, chunk) in frame.chunks_exact(8).enumerate() {
+            assert_eq!(bytes.load64(4096 + at * 8), u64::from_ne_bytes(chunk.try_into().unwrap()));
+        }
+
+        // Everything goes, in the order of the fields; views are last.
+        let buffers = Arc::clone(&port.buffers);
+        drop(port);
+        drop((memory, send, receive, sent, received));
+        assert_eq!(buffers.usage(), []);
+    });
+}
+
+/// The region as device memory.
+fn view(region: &Arc<Region>) -> DeviceMemory {
+    let keep: Arc<dyn std::any::Any + Send + Sync> = region.clone();
+    // SAFETY: kept, mapped, and used in no other way.
+    unsafe { DeviceMemory::new(region.base(), region.bytes(), keep) }
+}
+
+#[test]
+fn no_order_of_dropping_is_refused_by_the_real_libraries() {
+    if !installed() {
+        return;
+    }
+    launch::under("no_order_of_dropping_is_refused_by_the_real_libraries", LOOP, || {
+        for rotation in 0..20 {
+            let Port {
+                buffers,
+                context,
+                mana,
+                domain,
+                parent,
+                send_completions,
+                receive_completions,
+                pair,
+                receive,
+                table,
+                rss,
+            } = port().unwrap();
+            let mut handles: Vec<Box<dyn std::any::Any>> = vec![
+                Box::new(context),
+                Box::new(mana),
+                Box::new(domain),
+                Box::new(parent),
+                Box::new(send_completions),
+                Box::new(receive_completions),
+                Box::new(pair),
+                Box::new(receive),
+                Box::new(table),
+                Box::new(rss),
+            ];
+            if rotation >= 10 {
+                handles.reverse();
+            }
+            handles.rotate_left(rotation % 10);
+            for handle in handles {
+                drop(handle);
+            }
+            assert_eq!(buffers.usage(), [], "rotation {rotation}");
+        }
+    });
+}
+
+#[test]
+fn what_is_missing_is_said_before_the_library_is_asked() {
+    if !installed() {
+        return;
+    }
+    launch::under("what_is_missing_is_said_before_the_library_is_asked", LOOP, || {
+        let context = open();
+        let options = CompletionQueueOptions::new(64, "x");
+        assert!(matches!(CompletionQueue::new(&context, &options), Err(Error::Request(_))));
+        let port = port_on(context).unwrap();
+        // On a plain domain libmana refuses.
+        let options = RawPacketQpOptions::send(&port.send_completions, 64, 1, "x");
+        let error = RawPacketQp::new(&port.domain, &options).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EINVAL), "{error}");
+        // Nobody steers in this hardware, and queue pairs have no states.
+        assert_eq!(port.pair.set_state(QueuePairState::Initialized, 1).unwrap_err().errno(), Some(libc::EOPNOTSUPP));
+        // The registers are those of the device file, in any process that has it.
+        let other = map_doorbells(port.context.descriptor()).unwrap();
+        assert_eq!(other.bytes(), 4096);
+    });
+}
+
+/// Orders a fault from inside the program on the NIC.
+fn order(control: &str, fault: &str) {
+    use std::io::{Read, Write};
+    let mut stream = std::os::unix::net::UnixStream::connect(control).unwrap();
+    stream.write_all(format!("{fault}\n\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer.trim(), "ordered", "{fault}");
+}
+
+/// The next event that comes within a generous time.
+fn event(events: &mut AsyncEvents) -> AsyncEvent {
+    let mut found = None;
+    wirepath_testlab::eventually(std::time::Duration::from_secs(20), || {
+        found = events.next_event().unwrap();
+        found.is_some()
+    });
+    found.expect("an event")
+}
+
+#[test]
+fn a_port_that_the_kernel_holds_is_an_error_with_the_command_that_frees_it() {
+    if !installed() {
+        return;
+    }
+    for errno in ["EBUSY", "ENODEV"] {
+        let topology = format!("{LOOP}[[fault]]\nkind = 'port-held'\nerrno = '{errno}'\n");
+        launch::under("a_port_that_the_kernel_holds_is_an_error_with_the_command_that_frees_it", &topology, || {
+            let error = port().err().expect("the port is held");
+            assert!(
+                matches!(&error, Error::Call(CallError { call: "ibv_create_qp", cause: Cause::PortHeld { .. }, .. })),
+                "{error}"
+            );
+            let interface = open().device().interfaces().remove(0).name;
+            assert!(error.to_string().ends_with(&format!("ip link set dev {interface} down")), "{error}");
+        });
+    }
+}
+
+#[test]
+fn memory_that_may_not_be_locked_is_an_error_that_names_the_limit() {
+    if !installed() {
+        return;
+    }
+    let topology = format!("{LOOP}[[fault]]\nkind = 'refuse'\ncommand = 'reg_mr'\nerrno = 'ENOMEM'\n");
+    launch::under("memory_that_may_not_be_locked_is_an_error_that_names_the_limit", &topology, || {
+        let context = open();
+        let domain = ProtectionDomain::new(&context).unwrap();
+        let region = Arc::new(RegionBuilder::new(1).map().unwrap());
+        let error = MemoryRegion::register(&domain, &region, Access::PACKETS).unwrap_err();
+        assert!(matches!(&error, Error::Call(CallError { cause: Cause::LockedMemory { .. }, .. })), "{error}");
+        // The order was for once.
+        MemoryRegion::register(&domain, &region, Access::PACKETS).unwrap();
+    });
+}
+
+#[test]
+fn events_come_and_a_reset_device_is_opened_again() {
+    if !installed() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let inside = std::env::var("WIREPATH_TEST_CONTROL");
+    let control = inside.unwrap_or_else(|_| folder.path().join("control").to_str().unwrap().to_owned());
+    let topology = format!("control = '{control}'\n{LOOP}");
+    let environment = [("WIREPATH_TEST_CONTROL", control.as_str())];
+    launch::under_with("events_come_and_a_reset_device_is_opened_again", &topology, &environment, || {
+        let first = port().unwrap();
+        let mut events = first.context.events().unwrap();
+        assert_eq!(events.next_event().unwrap(), None);
+        order(&control, "kind = 'port-down'");
+        assert_eq!(event(&mut events), AsyncEvent { kind: EventKind::PortDown, element: Element::Port(1) });
+        assert_ne!(first.context.port(1).unwrap().state, PortState::Active);
+        order(&control, "kind = 'port-up'");
+        assert_eq!(event(&mut events), AsyncEvent { kind: EventKind::PortActive, element: Element::Port(1) });
+        assert_eq!(first.context.port(1).unwrap().state, PortState::Active);
+
+        order(&control, "kind = 'device-fatal'");
+        assert_eq!(event(&mut events), AsyncEvent { kind: EventKind::DeviceFatal, element: Element::Device });
+        let error = first.context.attributes().unwrap_err();
+        assert!(matches!(&error, Error::Call(CallError { cause: Cause::DeviceGone, .. })), "{error}");
+        // What the kernel has destroyed by itself can still be dropped, and gives its memory back.
+        let buffers = Arc::clone(&first.buffers);
+        drop(first);
+        drop(events);
+        assert_eq!(buffers.usage(), []);
+        drop(port().unwrap());
+    });
+}
