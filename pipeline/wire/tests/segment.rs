@@ -233,6 +233,65 @@ fn a_right_checksum_that_looks_incomplete_is_left_alone() {
     assert_eq!(frame, before);
 }
 
+/// An outer stack that is not a UDP datagram: GRE with these flags, IP in IP, or a label stack.
+fn wrap_otherwise(inner: &[u8], kind: &str, flags: u8) -> Vec<u8> {
+    let mut frame =
+        [&[2u8, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1][..], if kind == "mpls" { &[0x88, 0x47] } else { &[8, 0] }].concat();
+    if kind == "mpls" {
+        frame.extend([0, 1, 1, 64]);
+        frame.extend(inner);
+        return frame;
+    }
+    let (protocol, header, carried): (u8, Vec<u8>, &[u8]) = match kind {
+        "ip" => (if inner[14] >> 4 == 4 { 4 } else { 41 }, vec![], &inner[14..]),
+        _ => {
+            let options = 4 * (flags & 0xb0).count_ones() as usize;
+            (47, [&[flags, 0, 0x65, 0x58][..], &vec![9; options]].concat(), inner)
+        }
+    };
+    let payload_len = (header.len() + carried.len()) as u16;
+    let (src, dst) = (Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 2));
+    let mut ip = [0; 20];
+    let protocol = IpProtocol(protocol);
+    ipv4::Repr { src, dst, protocol, payload_len, ttl: 64, traffic_class: 0, ident: 7, fragment_word: 0 }
+        .emit(&mut ip)
+        .unwrap();
+    [&frame[..], &ip, &header, carried].concat()
+}
+
+#[test]
+fn tunnels_without_udp() {
+    for v6 in [false, true] {
+        let payload: Vec<u8> = (0..3000).map(|i| i as u8).collect();
+        let inner = superframe(v6, true, 3, 0x18, &payload);
+        for (kind, flags) in [("gre", 0), ("gre", 0x20), ("ip", 0), ("mpls", 0)] {
+            let frame = wrap_otherwise(&inner, kind, flags);
+            let whole = parse(&frame).unwrap();
+            let l4 = whole.inner().unwrap_or_else(|| panic!("{kind}: {whole:?}")).l4();
+            let segments = cut(&frame, l4, 1000).unwrap();
+            assert_eq!(segments.len(), 3);
+            let mut joined: Vec<u8> = Vec::new();
+            for (i, segment) in segments.iter().enumerate() {
+                let parsed = parse(segment).unwrap();
+                let layers = parsed.inner().unwrap();
+                assert_eq!((parsed.outer().end(), layers.end()), (segment.len(), segment.len()));
+                assert_eq!(state(segment, layers), State::Good);
+                if let Some(ip) = parsed.outer().ipv4(segment) {
+                    assert_eq!(ip.ident(), 7 + i as u16);
+                }
+                joined.extend(layers.tcp(segment).unwrap().payload());
+            }
+            assert_eq!(joined, payload);
+        }
+        // What would have to be another in each frame.
+        for flags in [0x80, 0x10, 0xb0] {
+            let frame = wrap_otherwise(&inner, "gre", flags);
+            let l4 = parse(&frame).unwrap().inner().unwrap().l4();
+            assert_eq!(cut(&frame, l4, 1000).unwrap_err(), SegmentError::NotTransport);
+        }
+    }
+}
+
 #[test]
 fn refusals() {
     let frame = superframe(false, true, 0, 0x10, &[0; 3000]);

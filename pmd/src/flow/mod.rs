@@ -17,6 +17,10 @@
 //! - Items stand in the order of headers. What follows a tunnel header belongs to the inner stack; `inner` says so where the
 //!   tunnel is left out (`ipv4 proto 4 / inner ipv4 dst 10.0.0.1`). There are two stacks; nothing is looked at behind the second.
 //! - `eth type` is the EtherType behind all VLAN tags. A layer-4 item never fits a later fragment; `ipv4 proto 17` does.
+//! - A tunnel header that is broken is not there, nor is a stack in a tunnel that is broken; nothing is looked for behind the
+//!   layer-4 header of a fragment. GRE fits with any flags, but only version 0 without routing is known to carry something.
+//! - Nothing tells what labels carry but the first four bits behind them: 4 is IPv4, 6 is IPv6, all else is taken for Ethernet (without
+//!   control word). Where a stack has labels at two places, the fields of `mpls` are those of the first.
 //! - `vxlan`, `vxlan-gpe` and `geneve` fit what the port's parser takes for that tunnel, on the UDP ports that it is told.
 //! - A **value** is compared as a whole, as a prefix (`10.0.0.0/8`), under `mask`, or by names of bits (`syn+!ack`).
 //! - **Actions** run in order. The one that decides where the packet goes is the last. Without one, the packet goes on.
