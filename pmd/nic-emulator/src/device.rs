@@ -157,6 +157,12 @@ pub trait Device<H: Host>: Send {
     /// Limits and capabilities.
     fn query(&self) -> write::ExtendedQueryDeviceReply;
 
+    /// Driver part of the limits, at most `room` bytes.
+    fn query_driver_part(&self, room: usize) -> Vec<u8> {
+        let _ = room;
+        Vec::new()
+    }
+
     /// State of a port, from 1.
     fn query_port(&self, port: u8) -> Option<ioctl::QueryPortReply>;
 

@@ -15,6 +15,7 @@ use crate::faults::{self, Fault, Orders, What};
 use crate::host::Host;
 use crate::log::Log;
 use crate::mana::Mana;
+use crate::mlx5::Mlx5;
 use crate::netlink::{self, Listed};
 use crate::topology::{DeviceKind, Doorbells, Topology};
 use crate::uverbs::{Context, Kernel};
@@ -83,6 +84,7 @@ impl<H: Host> Emulator<H> {
             ports += spec.ports.len();
             devices.push(match spec.kind {
                 DeviceKind::Mana => Box::new(Mana::new(spec.clone())),
+                DeviceKind::Mlx5 => Box::new(Mlx5::new(spec.clone())),
             });
         }
         let mut machine = Machine {

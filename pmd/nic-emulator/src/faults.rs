@@ -7,7 +7,7 @@
 //! | `port-freed` | `port` | it lets go |
 //! | `port-down`, `port-up` | `port` | link event |
 //! | `device-fatal` | | the device is reset: every queue stops, every command fails with `EIO` until the device is opened anew |
-//! | `completion-error` | `code` | a transmit completion has this type; the packet is not sent |
+//! | `completion-error` | `code` | a transmit completion has this type (MANA) or syndrome (mlx5); the packet is not sent |
 //! | `hostile` | `queue` (`tx`, `rx`), `what` | a completion that no honest device writes |
 //!
 //! All take `device` (the first one if not said), `after` (how many commands, packets or completions of the kind pass first) and
@@ -152,7 +152,7 @@ pub fn read(table: &Settings<'_>, topology: &Topology) -> Result<Fault, ConfigEr
         "port-down" => What::Link { port: port()?, up: false },
         "port-up" => What::Link { port: port()?, up: true },
         "device-fatal" => What::DeviceFatal,
-        "completion-error" => What::CompletionError { code: table.integer("code", 33..=63)?.unwrap_or(42) },
+        "completion-error" => What::CompletionError { code: table.integer("code", 1..=63)?.unwrap_or(42) },
         _ => What::Hostile {
             transmit: table.choice("queue", &[("tx", true), ("rx", false)])?.unwrap_or(false),
             lie: table

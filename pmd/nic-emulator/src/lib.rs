@@ -19,14 +19,19 @@ mod fabric;
 pub mod faults;
 pub mod frame;
 pub mod host;
+mod identity;
 mod keys;
 pub mod launch;
 mod log;
 pub mod mana;
+pub mod mlx5;
 pub mod netlink;
+pub mod segment;
+mod slab;
 pub mod sysfs;
 pub mod topology;
 pub mod trap;
+pub mod tunnel;
 pub mod uverbs;
 mod wire;
 
@@ -34,3 +39,9 @@ pub use emulator::{Emulator, FILE_BYTES, FILE_NAME, Opened};
 pub use keys::{Keys, Mr, Refusal};
 pub use log::Log;
 pub use wire::{Frame, Outbox};
+
+/// Nanoseconds since this was first asked: the clock of devices that stamp packets.
+pub(crate) fn clock() -> u64 {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+}

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::mana::guid_text;
+use crate::identity::guid_text;
 use crate::netlink::MAJOR;
 use crate::topology::{DeviceKind, DeviceSpec, Topology};
 
@@ -52,6 +52,7 @@ fn put(folder: &Path, name: &str, text: &str) -> io::Result<()> {
 fn pci_device(folder: &Path, device: &DeviceSpec, root: &Path) -> io::Result<()> {
     let (vendor, id, driver) = match device.kind {
         DeviceKind::Mana => ("0x1414", "0x00ba", "mana"),
+        DeviceKind::Mlx5 => ("0x15b3", "0x101d", "mlx5_core"),
     };
     fs::create_dir_all(folder)?;
     put(folder, "vendor", vendor)?;

@@ -85,6 +85,34 @@ pub struct DeviceSpec {
     pub max_queue: u32,
     /// Completion-queue entries may hold four packets.
     pub coalesce: bool,
+    /// What a ConnectX can do.
+    pub mlx5: Mlx5Spec,
+}
+
+/// What a ConnectX can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mlx5Spec {
+    /// Version of completion-queue entries: 1 names queues by the driver's index, 0 by number.
+    pub cqe_version: u8,
+    /// Doorbell pages are objects of the kernel interface; else they are mapped at open.
+    pub dynamic_pages: bool,
+    /// Header that must be in the descriptor.
+    pub min_inline: MinInline,
+    /// Completions may be compressed.
+    pub compression: bool,
+    /// Several packets in one descriptor.
+    pub multi_packet: bool,
+    /// Receive descriptors may be cut into strides.
+    pub striding: bool,
+}
+
+/// Header that must be in a send descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MinInline {
+    /// Nothing.
+    None,
+    /// The Ethernet header.
+    L2,
 }
 
 /// What a NIC is.
@@ -92,6 +120,8 @@ pub struct DeviceSpec {
 pub enum DeviceKind {
     /// Microsoft Azure Network Adapter.
     Mana,
+    /// ConnectX-6 Dx.
+    Mlx5,
 }
 
 /// A port.
@@ -202,10 +232,11 @@ impl Topology {
 
 fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topology) -> Result<DeviceSpec> {
     let kind = table
-        .choice("kind", &[("mana", DeviceKind::Mana)])?
-        .ok_or_else(|| table.error_in("kind", "missing, expected \"mana\""))?;
+        .choice("kind", &[("mana", DeviceKind::Mana), ("mlx5", DeviceKind::Mlx5)])?
+        .ok_or_else(|| table.error_in("kind", "missing, expected \"mana\" or \"mlx5\""))?;
     let name = match table.get::<String>("name")? {
         Some(name) => name,
+        None if kind == DeviceKind::Mlx5 => format!("mlx5_{index}"),
         None => format!("mana{index}"),
     };
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
@@ -229,7 +260,8 @@ fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topo
         numa_node: table.integer("numa_node", -1..=1023)?.unwrap_or(-1),
         ports: Vec::new(),
         max_queue: table.integer("max_queue", 64..=65_536)?.unwrap_or(8192),
-        coalesce: table.get("coalesce")?.unwrap_or(false),
+        coalesce: kind == DeviceKind::Mana && table.get("coalesce")?.unwrap_or(false),
+        mlx5: mlx5(table, kind)?,
     };
     let ports = table.tables("port")?;
     if ports.len() > 8 {
@@ -245,6 +277,28 @@ fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topo
         return Err(table.error("a device has at least one port: [[device.port]]"));
     }
     Ok(device)
+}
+
+/// The keys that only a ConnectX has.
+fn mlx5(table: &Settings<'_>, kind: DeviceKind) -> Result<Mlx5Spec> {
+    let mut spec = Mlx5Spec {
+        cqe_version: 1,
+        dynamic_pages: true,
+        min_inline: MinInline::None,
+        compression: true,
+        multi_packet: true,
+        striding: true,
+    };
+    if kind == DeviceKind::Mlx5 {
+        spec.cqe_version = table.integer("cqe_version", 0..=1)?.unwrap_or(1);
+        spec.dynamic_pages = table.choice("doorbell_pages", &[("objects", true), ("static", false)])?.unwrap_or(true);
+        let inline = [("none", MinInline::None), ("l2", MinInline::L2)];
+        spec.min_inline = table.choice("min_inline", &inline)?.unwrap_or(MinInline::None);
+        spec.compression = table.get("compression")?.unwrap_or(true);
+        spec.multi_packet = table.get("multi_packet")?.unwrap_or(true);
+        spec.striding = table.get("striding")?.unwrap_or(true);
+    }
+    Ok(spec)
 }
 
 fn port(table: &Settings<'_>, device: usize, port: usize, netdev: usize) -> Result<PortSpec> {

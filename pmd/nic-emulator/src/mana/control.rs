@@ -13,6 +13,7 @@ use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, Ob
 use crate::faults::What;
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
+use crate::identity;
 use crate::log::Log;
 use crate::topology::DeviceSpec;
 use crate::uverbs::QpCap;
@@ -233,7 +234,7 @@ impl<H: Host> Device<H> for Mana<H> {
 
     fn query(&self) -> write::ExtendedQueryDeviceReply {
         let mut reply = write::ExtendedQueryDeviceReply::new_zeroed();
-        let guid = guid(self.spec.ports[0].mac);
+        let guid = identity::guid(self.spec.ports[0].mac);
         reply.base = write::QueryDeviceReply {
             fw_ver: 0,
             node_guid: guid,
@@ -289,22 +290,7 @@ impl<H: Host> Device<H> for Mana<H> {
     }
 
     fn gids(&self) -> Vec<ioctl::GidEntry> {
-        // Link-local addresses made of the MAC, as RoCE devices have them.
-        let entry = |(at, port): (usize, &crate::topology::PortSpec)| {
-            let mut gid = [0u8; 16];
-            gid[..2].copy_from_slice(&[0xfe, 0x80]);
-            gid[8..].copy_from_slice(&guid(port.mac));
-            let (high, low) = gid.split_at(8);
-            let word = |half: &[u8]| u64::from_ne_bytes(half.try_into().expect("eight bytes"));
-            ioctl::GidEntry {
-                gid: [word(high), word(low)],
-                gid_index: 0,
-                port_num: at as u32 + 1,
-                gid_type: uverbs::GID_TYPE_ROCE_V2,
-                netdev_ifindex: 0,
-            }
-        };
-        self.spec.ports.iter().enumerate().map(entry).collect()
+        identity::gids(&self.spec)
     }
 
     fn open(&mut self, call: &mut Call<'_, H>) -> Result<(), Errno> {
@@ -593,9 +579,4 @@ impl<H: Host> Device<H> for Mana<H> {
                 + self.rqs.iter().map(|(_, rq)| rq.work.ring.length()).sum::<u64>(),
         })
     }
-}
-
-/// EUI-64 of a MAC.
-pub(crate) fn guid(mac: [u8; 6]) -> [u8; 8] {
-    [mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]]
 }

@@ -6,7 +6,6 @@
 mod control;
 mod queues;
 mod receive;
-mod slab;
 mod transmit;
 
 use std::collections::HashMap;
@@ -17,9 +16,10 @@ use crate::device::{ContextId, Env, ObjectId, Owner, Store};
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
 use crate::keys::Keys;
+use crate::slab::{Numbers, Slab};
 use crate::topology::{DeviceSpec, Doorbells};
 use queues::{Cq, Rq, Sq};
-use slab::{Numbers, Slab};
+
 use transmit::Wqe;
 
 /// Entries of the device's own indirection table; smaller ones are repeated.
@@ -250,12 +250,6 @@ enum Tail {
     Is(u32),
     /// It grows by this (short doorbells).
     Grows(u32),
-}
-
-/// EUI-64 of a MAC as sysfs writes GUIDs.
-pub(crate) fn guid_text(mac: [u8; 6]) -> String {
-    let guid = control::guid(mac);
-    guid.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect::<Vec<_>>().join(":")
 }
 
 /// Where events of a work queue go, for queues that stop.

@@ -10,6 +10,7 @@ use crate::faults::What;
 use crate::frame::{self, ETHERNET, Network, TCP, UDP};
 use crate::host::{Host, Region};
 use crate::keys::Keys;
+use crate::segment;
 use crate::topology::PortSpec;
 
 /// Most scatter-gather entries that fit into a WQE.
@@ -382,7 +383,7 @@ impl<R: Region> Sender<'_, R> {
         if wqe.count < 2 || mss == 0 {
             return Err(stop_queue(format!("segmentation with {} entries and a segment size of {mss}", wqe.count)));
         }
-        let layers = layers_of_large(&packet);
+        let layers = segment::layers_of_large(&packet);
         if layers.protocol != TCP || oob.compute_tcp_csum() != 1 {
             return Err(drop_packet(
                 defs::CQE_TX_HDR_PROCESSING_ERROR,
@@ -403,61 +404,20 @@ impl<R: Region> Sender<'_, R> {
                 format!("segments of {mss} bytes exceed the MTU {}", self.spec.mtu),
             ));
         }
-        let payload = &packet[header..];
         let (mut sent, mut bytes) = (0, 0);
-        let pieces = payload.len().div_ceil(mss).max(1);
-        for (i, piece) in payload.chunks(mss).enumerate() {
-            let length = header + piece.len();
-            let Some(room) = env.outbox.room(length) else { break };
-            room[..header].copy_from_slice(&packet[..header]);
-            room[header..].copy_from_slice(piece);
-            let (l3, l4) = (layers.l3, layers.l4);
-            if layers.network == Some(Network::V4) {
-                room[l3 + 2..l3 + 4].copy_from_slice(&((length - l3) as u16).to_be_bytes());
-                let id = u16::from_be_bytes([packet[l3 + 4], packet[l3 + 5]]).wrapping_add(i as u16);
-                room[l3 + 4..l3 + 6].copy_from_slice(&id.to_be_bytes());
-                room[l3 + 10..l3 + 12].fill(0);
-                let checksum = !frame::fold(frame::sum(&room[l3..l3 + usize::from(room[l3] & 0xf) * 4]));
-                room[l3 + 10..l3 + 12].copy_from_slice(&checksum.to_be_bytes());
-            } else {
-                room[l3 + 4..l3 + 6].copy_from_slice(&((length - l3 - 40) as u16).to_be_bytes());
+        let cut = segment::cut(&packet, header, mss, |segment| {
+            if let Some(room) = env.outbox.room(segment.len()) {
+                room.copy_from_slice(segment);
+                if !env.outbox.count_only(port, segment.len()) {
+                    env.outbox.send(port, segment.len());
+                }
+                sent += 1;
+                bytes += segment.len();
             }
-            let sequence = u32::from_be_bytes(packet[l4 + 4..l4 + 8].try_into().expect("four bytes"))
-                .wrapping_add((i * mss) as u32);
-            room[l4 + 4..l4 + 8].copy_from_slice(&sequence.to_be_bytes());
-            if i + 1 < pieces {
-                room[l4 + 13] &= !0x09; // FIN and PSH belong to the last segment
-            }
-            if i > 0 {
-                room[l4 + 13] &= !0x80; // CWR to the first
-            }
-            room[l4 + 16..l4 + 18].fill(0);
-            let sum = layers.pseudo_header(room, length - l4) + frame::sum(&room[l4..length]);
-            room[l4 + 16..l4 + 18].copy_from_slice(&(!frame::fold(sum)).to_be_bytes());
-            if !env.outbox.count_only(port, length) {
-                env.outbox.send(port, length);
-            }
-            sent += 1;
-            bytes += length;
-        }
+        });
+        cut.map_err(|why| drop_packet(defs::CQE_TX_HDR_PROCESSING_ERROR, why))?;
         Ok((sent, bytes))
     }
-}
-
-/// A packet that is longer than its IP length field can say: the field counts for nothing.
-fn layers_of_large(packet: &[u8]) -> frame::Layers {
-    let mut copy = packet[..packet.len().min(512)].to_vec();
-    // Where the IP header is does not depend on its length field; make the field fit what is looked at.
-    let l3 = frame::parse(packet).l3;
-    if l3 > 0 && copy.len() > l3 + 40 {
-        let rest = (copy.len() - l3) as u16;
-        match copy[l3] >> 4 {
-            4 => copy[l3 + 2..l3 + 4].copy_from_slice(&rest.to_be_bytes()),
-            6 => copy[l3 + 4..l3 + 6].copy_from_slice(&(rest - 40).to_be_bytes()),
-            _ => {}
-        }
-    }
-    frame::parse(&copy)
 }
 
 #[inline]

@@ -195,7 +195,11 @@ impl Context {
                 Reply::Context { async_fd, vectors: VECTORS }
             }
             Request::QueryContext => return Err(Errno::OPNOTSUPP),
-            Request::QueryDevice | Request::QueryDeviceExtended => Reply::Device(Box::new(device.query())),
+            Request::QueryDevice => Reply::Device(Box::new(device.query())),
+            Request::QueryDeviceExtended => {
+                call.output = device.query_driver_part(call.room);
+                Reply::Device(Box::new(device.query()))
+            }
             Request::QueryPort { port } => Reply::Port(device.query_port(*port).ok_or(Errno::INVAL)?),
             Request::QueryGidTable { entry_size } => {
                 if *entry_size < size_of::<ioctl::GidEntry>() as u64 {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Things by slot.
 #[derive(Debug)]
-pub(super) struct Slab<T> {
+pub(crate) struct Slab<T> {
     slots: Vec<Option<T>>,
 }
 
@@ -15,7 +15,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    pub(super) fn add(&mut self, thing: T) -> u32 {
+    pub(crate) fn add(&mut self, thing: T) -> u32 {
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         if slot == self.slots.len() {
             self.slots.push(Some(thing));
@@ -26,47 +26,47 @@ impl<T> Slab<T> {
     }
 
     #[inline]
-    pub(super) fn get(&self, slot: u32) -> Option<&T> {
+    pub(crate) fn get(&self, slot: u32) -> Option<&T> {
         self.slots.get(slot as usize)?.as_ref()
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 
-    pub(super) fn remove(&mut self, slot: u32) -> Option<T> {
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<T> {
         self.slots.get_mut(slot as usize)?.take()
     }
 
     /// Slots ever used.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().enumerate().filter_map(|(slot, thing)| Some((slot as u32, thing.as_ref()?)))
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().flatten()
     }
 }
 
 /// Numbers of queues. A number comes back late, so that a stale one is found out.
 #[derive(Debug)]
-pub(super) struct Numbers {
+pub(crate) struct Numbers {
     range: Range<u32>,
     next: u32,
     used: Vec<bool>,
 }
 
 impl Numbers {
-    pub(super) fn new(range: Range<u32>) -> Self {
+    pub(crate) fn new(range: Range<u32>) -> Self {
         Self { next: 0, used: vec![false; range.len()], range }
     }
 
-    pub(super) fn take(&mut self) -> Option<u32> {
+    pub(crate) fn take(&mut self) -> Option<u32> {
         let count = self.used.len() as u32;
         let at = (0..count).map(|i| (self.next + i) % count).find(|at| !self.used[*at as usize])?;
         self.used[at as usize] = true;
@@ -74,7 +74,7 @@ impl Numbers {
         Some(self.range.start + at)
     }
 
-    pub(super) fn give_back(&mut self, number: u32) {
+    pub(crate) fn give_back(&mut self, number: u32) {
         if self.range.contains(&number) {
             self.used[(number - self.range.start) as usize] = false;
         }

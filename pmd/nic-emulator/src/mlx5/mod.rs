@@ -1,0 +1,227 @@
+//! A ConnectX-5 / 6 Dx.
+//!
+//! Sources for what it does: rdma-core `providers/mlx5`, Linux `drivers/infiniband/hw/mlx5`, DPDK `drivers/net/mlx5` and
+//! `drivers/common/mlx5/mlx5_prm.h`, VPP `src/plugins/rdma`.
+//!
+//! The authority over what is posted is the doorbell record in the application's memory; the register only tells to look. With
+//! doorbells that are seen, nothing moves before the register is written, so that a missing one is found.
+
+mod completion;
+mod control;
+mod queues;
+mod receive;
+mod steering;
+mod transmit;
+
+use std::collections::HashMap;
+
+use wirepath_nic_defs::mlx5 as defs;
+
+use crate::device::{ContextId, Env, ObjectId, Owner, Store};
+use crate::frame::Toeplitz;
+use crate::host::{Host, Region};
+use crate::keys::Keys;
+use crate::slab::{Numbers, Slab};
+use crate::topology::{DeviceSpec, Doorbells};
+use completion::Cq;
+use queues::{Rq, Sq};
+use steering::Flow;
+
+/// Bytes of a doorbell page.
+const PAGE: u64 = 4096;
+/// Doorbell pages of a context.
+const PAGES: usize = 14;
+/// Bytes between BlueFlame registers; each has two buffers of half that.
+const BLUE_FLAME: usize = 512;
+/// Most bytes of a send WQE.
+const MAX_SEND_WQE: u16 = 1024;
+/// Most bytes of a receive WQE.
+const MAX_RECV_WQE: u16 = 512;
+/// Most entries of an indirection table.
+const MAX_TABLE: usize = 8192;
+
+/// The device.
+#[derive(Debug)]
+pub struct Mlx5<H: Host> {
+    spec: DeviceSpec,
+    ports: Vec<Port>,
+    keys: Keys<H::Region>,
+    pds: Slab<ContextId>,
+    cqs: Slab<Cq<H::Region>>,
+    sqs: Slab<Sq<H::Region>>,
+    rqs: Slab<Rq<H::Region>>,
+    tables: Slab<Vec<ObjectId>>,
+    qps: Slab<Qp>,
+    flows: Slab<Flow>,
+    /// Numbers on the wire: queues of all kinds, and completion queues.
+    queue_numbers: Numbers,
+    cq_numbers: Numbers,
+    by_sq: HashMap<u32, ObjectId>,
+    by_cq: HashMap<u32, ObjectId>,
+    contexts: HashMap<ContextId, Opened>,
+    /// Send queue that is served first next time.
+    turn: usize,
+    stray_doorbells: u64,
+    resets: u64,
+    next_flow: u64,
+}
+
+/// A context.
+#[derive(Debug, Default)]
+struct Opened {
+    /// The device was reset under it.
+    dead: bool,
+    /// Doorbell pages in use, as objects.
+    pages: [bool; PAGES],
+}
+
+#[derive(Debug, Default)]
+struct Port {
+    up: bool,
+    /// Rules, in the order in which they are asked.
+    rules: Vec<ObjectId>,
+    counters: PortCounters,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PortCounters {
+    received: u64,
+    received_bytes: u64,
+    sent: u64,
+    sent_bytes: u64,
+    no_rule: u64,
+    ruled_out: u64,
+    no_buffer: u64,
+}
+
+#[derive(Debug)]
+enum Qp {
+    Send(ObjectId),
+    Rss(Box<Rss>),
+}
+
+#[derive(Debug)]
+struct Rss {
+    table: Vec<ObjectId>,
+    hash: Option<Toeplitz>,
+    fields: u64,
+}
+
+impl<H: Host> Mlx5<H> {
+    /// A device as the topology wants it.
+    pub fn new(spec: DeviceSpec) -> Self {
+        Self {
+            ports: spec.ports.iter().map(|_| Port { up: true, ..Port::default() }).collect(),
+            spec,
+            keys: Keys::default(),
+            pds: Slab::default(),
+            cqs: Slab::default(),
+            sqs: Slab::default(),
+            rqs: Slab::default(),
+            tables: Slab::default(),
+            qps: Slab::default(),
+            flows: Slab::default(),
+            queue_numbers: Numbers::new(0x40..0x4000),
+            cq_numbers: Numbers::new(0x4_0400..0x4_4000),
+            by_sq: HashMap::new(),
+            by_cq: HashMap::new(),
+            contexts: HashMap::new(),
+            turn: 0,
+            stray_doorbells: 0,
+            resets: 0,
+            next_flow: 0,
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// A store to a doorbell page.
+    fn ring(&mut self, env: &mut Env<'_>, context: ContextId, store: Store) {
+        let offset = store.offset % PAGE as usize;
+        let word = |at: usize| {
+            u32::from_be_bytes(store.value.to_le_bytes()[4 * at..4 * at + 4].try_into().expect("four bytes"))
+        };
+        if offset == defs::UAR_ARM && store.size >= 8 {
+            self.arm(env, context, defs::Arm(word(0)), word(1));
+            return;
+        }
+        let Some(register) = offset.checked_sub(defs::UAR_BLUE_FLAME) else {
+            self.stray_doorbells += 1;
+            env.log.line(format_args!(
+                "{}: a store of {} bytes at {offset:#x} of a doorbell page is no doorbell",
+                self.name(),
+                store.size
+            ));
+            return;
+        };
+        if !register.is_multiple_of(BLUE_FLAME / 2) {
+            // The rest of a descriptor that is copied into a BlueFlame buffer.
+            return;
+        }
+        if store.size < 8 {
+            self.stray_doorbells += 1;
+            env.log.line(format_args!("{}: a doorbell of {} bytes; it is one store of 8", self.name(), store.size));
+            return;
+        }
+        let (first, second) = (defs::ControlOpcode(word(0)), defs::ControlDs(word(1)));
+        let found = self.by_sq.get(&second.queue()).copied();
+        let Some(sq) = found.and_then(|id| self.sqs.get_mut(id)).filter(|sq| sq.context == context) else {
+            self.stray_doorbells += 1;
+            env.log.line(format_args!(
+                "{}: doorbell for queue {:#x}, which this context does not have",
+                self.spec.name,
+                second.queue()
+            ));
+            return;
+        };
+        sq.doorbells += 1;
+        sq.rung = true;
+        if let Err(why) = sq.check_register(first, second) {
+            sq.wrong_doorbells += 1;
+            env.log.line(format_args!("{} sq {:#x}: {why}", self.spec.name, sq.number));
+        }
+    }
+
+    fn arm(&mut self, env: &mut Env<'_>, context: ContextId, arm: defs::Arm, number: u32) {
+        let cq = self.by_cq.get(&number).and_then(|id| self.cqs.get_mut(*id)).filter(|cq| cq.owner.context == context);
+        match cq {
+            Some(cq) => cq.arm(arm, env.events),
+            None => {
+                self.stray_doorbells += 1;
+                env.log.line(format_args!("{}: arm of cq {number:#x}, which this context does not have", self.name()));
+            }
+        }
+    }
+
+    /// The device is reset: queues stop, keys are gone, contexts are dead.
+    fn reset(&mut self) {
+        self.resets += 1;
+        self.keys = Keys::default();
+        self.sqs = Slab::default();
+        self.rqs = Slab::default();
+        self.cqs = Slab::default();
+        self.qps = Slab::default();
+        self.tables = Slab::default();
+        self.pds = Slab::default();
+        self.flows = Slab::default();
+        self.by_sq.clear();
+        self.by_cq.clear();
+        for port in &mut self.ports {
+            port.rules.clear();
+        }
+        for context in self.contexts.values_mut() {
+            context.dead = true;
+        }
+    }
+
+    fn scans(env: &Env<'_>) -> bool {
+        env.doorbells == Doorbells::Scan
+    }
+}
+
+/// Where events of a work queue go, for queues that stop.
+fn owner_of<R: Region>(rq: &Rq<R>) -> Owner {
+    rq.owner
+}

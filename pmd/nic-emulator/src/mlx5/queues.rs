@@ -1,0 +1,282 @@
+//! Work queues: rings with doorbell records.
+
+use wirepath_nic_defs::mlx5::{self as defs, ControlDs, ControlOpcode, RECORD_RECEIVE, RECORD_SEND, SEND_BLOCK};
+
+use crate::device::{ContextId, ObjectId, Owner};
+use crate::host::Region;
+
+/// State of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing moves.
+    Reset,
+    /// On the way up.
+    Init,
+    /// On the way up.
+    ReadyToReceive,
+    /// Packets move.
+    Ready,
+    /// Everything that is posted completes as flushed.
+    Error,
+}
+
+/// A send queue.
+#[derive(Debug)]
+pub(super) struct Sq<R> {
+    pub(super) number: u32,
+    /// What completions name in version 1.
+    pub(super) user_index: u32,
+    pub(super) ring: R,
+    record: R,
+    /// Basic blocks, a power of two.
+    pub(super) blocks: u32,
+    /// Basic blocks consumed, modulo 2^16.
+    pub(super) head: u16,
+    pub(super) state: State,
+    /// The register was written since the record was looked at.
+    pub(super) rung: bool,
+    pub(super) cq: ObjectId,
+    pub(super) context: ContextId,
+    pub(super) pd: ObjectId,
+    pub(super) port: usize,
+    pub(super) owner: Owner,
+    /// Blocks since the last completion that was asked for.
+    pub(super) silent: u32,
+    pub(super) sent: u64,
+    pub(super) sent_bytes: u64,
+    pub(super) errors: u64,
+    pub(super) completions: u64,
+    pub(super) descriptors: u64,
+    pub(super) doorbells: u64,
+    pub(super) wrong_doorbells: u64,
+}
+
+impl<R: Region> Sq<R> {
+    #[allow(clippy::too_many_arguments, reason = "made in one place")]
+    pub(super) fn new(
+        number: u32,
+        user_index: u32,
+        (ring, blocks): (R, u32),
+        record: R,
+        cq: ObjectId,
+        context: ContextId,
+        pd: ObjectId,
+        owner: Owner,
+    ) -> Self {
+        Self {
+            number,
+            user_index,
+            ring,
+            record,
+            blocks,
+            head: 0,
+            state: State::Reset,
+            rung: false,
+            cq,
+            context,
+            pd,
+            port: 0,
+            owner,
+            silent: 0,
+            sent: 0,
+            sent_bytes: 0,
+            errors: 0,
+            completions: 0,
+            descriptors: 0,
+            doorbells: 0,
+            wrong_doorbells: 0,
+        }
+    }
+
+    /// What the record says: blocks posted, modulo 2^16.
+    #[inline]
+    pub(super) fn posted_counter(&self) -> u32 {
+        u32::from_be(self.record.load(4 * RECORD_SEND as u64))
+    }
+
+    /// Blocks that are posted and not consumed.
+    #[inline]
+    pub(super) fn posted(&self) -> u32 {
+        u32::from((self.posted_counter() as u16).wrapping_sub(self.head))
+    }
+
+    /// Offset in the ring of `bytes` behind the head.
+    #[inline]
+    pub(super) fn at(&self, bytes: u32) -> u64 {
+        u64::from((u32::from(self.head) * SEND_BLOCK).wrapping_add(bytes) & (self.blocks * SEND_BLOCK - 1))
+    }
+
+    /// Reads the descriptor at the head, over the end of the ring if need be.
+    #[inline]
+    pub(super) fn fetch(&self, to: &mut [u8]) {
+        let at = self.at(0);
+        let size = u64::from(self.blocks * SEND_BLOCK);
+        let first = (size - at).min(to.len() as u64) as usize;
+        let (front, back) = to.split_at_mut(first);
+        let _ = self.ring.read(at, front);
+        if !back.is_empty() {
+            let _ = self.ring.read(0, back);
+        }
+    }
+
+    /// Whether the register says what the descriptor in the ring says, and the record was written before it.
+    pub(super) fn check_register(&self, first: ControlOpcode, second: ControlDs) -> Result<(), String> {
+        let index = first.index() as u16;
+        let ahead = (self.posted_counter() as u16).wrapping_sub(index);
+        if ahead == 0 || u32::from(ahead) > self.blocks {
+            return Err(format!(
+                "the register names the descriptor at {index:#x}, and the record says {:#x}: the record must be written before",
+                self.posted_counter() as u16
+            ));
+        }
+        let at = u64::from((u32::from(index) * SEND_BLOCK) & (self.blocks * SEND_BLOCK - 1));
+        let mut bytes = [0; 8];
+        let _ = self.ring.read(at, &mut bytes);
+        let mut said = [0; 8];
+        said[..4].copy_from_slice(&first.0.to_be_bytes());
+        said[4..].copy_from_slice(&second.0.to_be_bytes());
+        if bytes != said {
+            return Err(format!(
+                "the register says {said:02x?}, and the descriptor at {index:#x} begins with {bytes:02x?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// As new.
+    pub(super) fn reset(&mut self) {
+        self.head = 0;
+        self.silent = 0;
+        self.rung = false;
+    }
+}
+
+/// How a receive queue takes frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// One descriptor for each.
+    Linear,
+    /// A descriptor is cut into strides.
+    Striding {
+        /// Bytes of a stride, logarithm.
+        log_bytes: u32,
+        /// Strides of a descriptor, logarithm.
+        log_strides: u32,
+    },
+}
+
+/// A receive queue.
+#[derive(Debug)]
+pub(super) struct Rq<R> {
+    pub(super) number: u32,
+    pub(super) user_index: u32,
+    ring: R,
+    record: R,
+    /// Entries, a power of two.
+    pub(super) entries: u32,
+    /// Bytes of an entry, logarithm.
+    pub(super) log_entry: u32,
+    pub(super) layout: Layout,
+    /// Entries consumed, modulo 2^16.
+    pub(super) head: u16,
+    /// Strides consumed of the entry at the head.
+    pub(super) strides: u32,
+    pub(super) state: State,
+    pub(super) strip: bool,
+    pub(super) cq: ObjectId,
+    pub(super) pd: ObjectId,
+    pub(super) owner: Owner,
+    pub(super) received: u64,
+    pub(super) received_bytes: u64,
+    pub(super) no_buffer: u64,
+    pub(super) errors: u64,
+    pub(super) fillers: u64,
+}
+
+/// A scatter entry.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Segment {
+    pub(super) address: u64,
+    pub(super) key: u32,
+    pub(super) size: u32,
+}
+
+/// Scatter entries of one receive descriptor at most.
+pub(super) const MOST_SEGMENTS: usize = super::MAX_RECV_WQE as usize / defs::DATA_BYTES;
+
+impl<R: Region> Rq<R> {
+    #[allow(clippy::too_many_arguments, reason = "made in one place")]
+    pub(super) fn new(
+        number: u32,
+        user_index: u32,
+        (ring, entries, log_entry): (R, u32, u32),
+        record: R,
+        layout: Layout,
+        strip: bool,
+        cq: ObjectId,
+        pd: ObjectId,
+        owner: Owner,
+    ) -> Self {
+        Self {
+            number,
+            user_index,
+            ring,
+            record,
+            entries,
+            log_entry,
+            layout,
+            head: 0,
+            strides: 0,
+            state: State::Reset,
+            strip,
+            cq,
+            pd,
+            owner,
+            received: 0,
+            received_bytes: 0,
+            no_buffer: 0,
+            errors: 0,
+            fillers: 0,
+        }
+    }
+
+    /// Entries that are posted and not consumed. The record has 16 bits that count; drivers may write more.
+    #[inline]
+    pub(super) fn posted(&self) -> u32 {
+        let counter = u32::from_be(self.record.load(4 * RECORD_RECEIVE as u64)) as u16;
+        u32::from(counter.wrapping_sub(self.head))
+    }
+
+    /// The scatter list of the entry at the head.
+    #[inline]
+    pub(super) fn segments(&self, list: &mut [Segment; MOST_SEGMENTS]) -> usize {
+        let mut bytes = [0; super::MAX_RECV_WQE as usize];
+        let size = 1usize << self.log_entry;
+        let at = u64::from(u32::from(self.head) & (self.entries - 1)) << self.log_entry;
+        let Some(entry) = bytes.get_mut(..size) else { return 0 };
+        let _ = self.ring.read(at, entry);
+        let start = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
+        let mut count = 0;
+        for chunk in entry[start..].chunks_exact(defs::DATA_BYTES) {
+            let word = |at: usize| u32::from_be_bytes(chunk[at..at + 4].try_into().expect("four bytes"));
+            let (size, key) = (word(0), word(4));
+            if size == 0 {
+                // The end of a short list has a key of its own; other empty entries are passed over.
+                if key == defs::INVALID_LKEY {
+                    break;
+                }
+                continue;
+            }
+            list[count] =
+                Segment { size, key, address: u64::from_be_bytes(chunk[8..].try_into().expect("eight bytes")) };
+            count += 1;
+        }
+        count
+    }
+
+    /// As new.
+    pub(super) fn reset(&mut self) {
+        self.head = 0;
+        self.strides = 0;
+    }
+}

@@ -1,0 +1,346 @@
+//! Receive queues: frames meet rules, are hashed, spread, scattered, and told of.
+
+use wirepath_nic_defs::mlx5::{self as defs, CQE_BYTES, CqeFlags, CqeOwner, HashType, StrideCount};
+use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL, mlx5 as abi};
+
+use super::completion::{Cq, Entry};
+use super::queues::{Layout, MOST_SEGMENTS, Rq, Segment, State};
+use super::steering::Verdict;
+use super::{Mlx5, Qp, Rss, owner_of};
+use crate::device::{Env, Event};
+use crate::faults::What;
+use crate::frame::{self, ETHERNET, Layers, Network, TCP, UDP};
+use crate::host::{Host, Region};
+use crate::keys::Keys;
+use crate::tunnel;
+
+/// What is known of a frame when it reaches its queue.
+struct Arrival<'a> {
+    bytes: &'a [u8],
+    layers: Layers,
+    hash: u32,
+    hash_type: HashType,
+    tag: u32,
+}
+
+impl<H: Host> Mlx5<H> {
+    pub(super) fn take_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], offered: bool) -> bool {
+        let limit = self.spec.ports[at].mtu as usize + ETHERNET + 8;
+        if bytes.len() < ETHERNET || bytes.len() > limit {
+            return false;
+        }
+        let layers = frame::parse(bytes);
+        let (qp, tag) = match self.steer(at, bytes, &layers) {
+            Verdict::Queue { qp, tag } => (qp, tag),
+            Verdict::Drop => {
+                self.ports[at].counters.ruled_out += 1;
+                return false;
+            }
+            Verdict::Miss => {
+                self.ports[at].counters.no_rule += u64::from(!offered);
+                return false;
+            }
+        };
+        let Self { ports, qps, rqs, cqs, keys, spec, .. } = self;
+        let port = &mut ports[at].counters;
+        let Some(Qp::Rss(rss)) = qps.get(qp) else { return false };
+        let (hash, hash_type) = hash(rss, &layers, bytes);
+        let Some(rq) = rqs.get_mut(rss.table[hash as usize & (rss.table.len() - 1)]) else { return false };
+        let Some(cq) = cqs.get_mut(rq.cq) else { return false };
+        let arrival = Arrival { bytes, layers, hash, hash_type, tag };
+        if rq.state != State::Ready || cq.is_overrun() || rq.posted() == 0 || rq.posted() > rq.entries {
+            if rq.state == State::Ready && rq.posted() > rq.entries {
+                env.log.line(format_args!(
+                    "{} rq {:#x}: {} entries posted, and the ring has {}",
+                    spec.name,
+                    rq.number,
+                    rq.posted(),
+                    rq.entries
+                ));
+                rq.state = State::Error;
+                env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
+            }
+            if !offered {
+                rq.no_buffer += 1;
+                port.no_buffer += 1;
+            }
+            return false;
+        }
+        let result = match rq.layout {
+            Layout::Linear => linear(keys, rq, cq, env, &arrival),
+            Layout::Striding { log_bytes, log_strides } => {
+                striding(keys, rq, cq, env, &arrival, log_bytes, log_strides)
+            }
+        };
+        match result {
+            Ok(true) => {
+                rq.received += 1;
+                rq.received_bytes += bytes.len() as u64;
+                port.received += 1;
+                port.received_bytes += bytes.len() as u64;
+                true
+            }
+            Ok(false) => {
+                rq.no_buffer += u64::from(!offered);
+                port.no_buffer += u64::from(!offered);
+                false
+            }
+            Err((syndrome, why)) => {
+                env.log.line(format_args!(
+                    "{} rq {:#x}: entry {:#x}: {why}; the queue is in error",
+                    spec.name, rq.number, rq.head
+                ));
+                fail(rq, cq, env, syndrome);
+                false
+            }
+        }
+    }
+}
+
+type Outcome = Result<bool, (u8, String)>;
+
+/// The queue stops: the entry at its head completes with the syndrome, the others as flushed.
+fn fail<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8) {
+    rq.errors += 1;
+    let posted = rq.posted().min(rq.entries);
+    for i in 0..posted {
+        let mut entry: Entry = [0; CQE_BYTES];
+        entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
+        entry[0x36] = 0x52;
+        entry[0x37] = if i == 0 { syndrome } else { defs::SYNDROME_FLUSHED };
+        entry[0x3c..0x3e].copy_from_slice(&rq.head.to_be_bytes());
+        cq.complete(&entry, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_ERROR), env.events);
+        rq.head = rq.head.wrapping_add(1);
+    }
+    rq.state = State::Error;
+    env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
+}
+
+/// What is written, as up to two pieces: without the tag if it is taken off.
+fn pieces<'a, R>(rq: &Rq<R>, arrival: &Arrival<'a>) -> [&'a [u8]; 2] {
+    if rq.strip && arrival.layers.vlan.is_some() {
+        [&arrival.bytes[..12], &arrival.bytes[16..]]
+    } else {
+        [arrival.bytes, &[]]
+    }
+}
+
+/// Writes pieces at `offset` of a scatter list.
+fn scatter<R: Region>(
+    keys: &Keys<R>,
+    pd: u32,
+    list: &[Segment],
+    mut offset: usize,
+    pieces: [&[u8]; 2],
+) -> Result<(), (u8, String)> {
+    let mut at = 0;
+    let mut pieces = pieces.into_iter();
+    let mut rest = pieces.next().unwrap_or_default();
+    for (i, segment) in list.iter().enumerate() {
+        // Every entry is translated, even if this frame does not reach it.
+        let (region, start) =
+            keys.find(segment.key, segment.address, u64::from(segment.size), pd, true).map_err(|why| {
+                let what = format!(
+                    "segment {i}: address {:#x}, {} bytes, key {:#x}: {why}",
+                    segment.address, segment.size, segment.key
+                );
+                (defs::SYNDROME_LOCAL_PROTECTION, what)
+            })?;
+        let size = segment.size as usize;
+        let mut used = offset.min(size);
+        offset -= used;
+        while used < size {
+            if rest.is_empty() {
+                match pieces.next().filter(|next| !next.is_empty()) {
+                    Some(next) => rest = next,
+                    None => break,
+                }
+            }
+            let n = rest.len().min(size - used);
+            let _ = region.write(start + used as u64, &rest[..n]);
+            rest = &rest[n..];
+            used += n;
+            at += n;
+        }
+    }
+    let left = rest.len() + pieces.map(<[u8]>::len).sum::<usize>();
+    if left > 0 {
+        return Err((defs::SYNDROME_LOCAL_LENGTH, format!("{left} bytes of the frame found no room behind {at}")));
+    }
+    Ok(())
+}
+
+fn linear<R: Region>(
+    keys: &Keys<R>,
+    rq: &mut Rq<R>,
+    cq: &mut Cq<R>,
+    env: &mut Env<'_>,
+    arrival: &Arrival<'_>,
+) -> Outcome {
+    let mut list = [Segment::default(); MOST_SEGMENTS];
+    let count = rq.segments(&mut list);
+    let pieces = pieces(rq, arrival);
+    scatter(keys, rq.pd, &list[..count], 0, pieces)?;
+    let mut entry = entry(rq, arrival);
+    let length = pieces[0].len() + pieces[1].len();
+    entry[0x2c..0x30].copy_from_slice(&(length as u32).to_be_bytes());
+    entry[0x3c..0x3e].copy_from_slice(&rq.head.to_be_bytes());
+    rq.head = rq.head.wrapping_add(1);
+    tell(cq, env, &entry);
+    Ok(true)
+}
+
+fn striding<R: Region>(
+    keys: &Keys<R>,
+    rq: &mut Rq<R>,
+    cq: &mut Cq<R>,
+    env: &mut Env<'_>,
+    arrival: &Arrival<'_>,
+    log_bytes: u32,
+    log_strides: u32,
+) -> Outcome {
+    let pieces = pieces(rq, arrival);
+    let length = pieces[0].len() + pieces[1].len();
+    let wanted = (length as u32).div_ceil(1 << log_bytes);
+    let all = 1u32 << log_strides;
+    if wanted > all {
+        return Err((
+            defs::SYNDROME_LOCAL_LENGTH,
+            format!("{length} bytes need {wanted} strides, and an entry has {all}"),
+        ));
+    }
+    if all - rq.strides < wanted {
+        // What is left of the entry is passed over.
+        let mut filler = entry(rq, arrival);
+        let count = StrideCount::default().with_filler(1).with_strides(all - rq.strides);
+        filler[0x02..0x04].copy_from_slice(&rq.head.to_be_bytes());
+        filler[0x2c..0x30].copy_from_slice(&count.0.to_be_bytes());
+        filler[0x3c..0x3e].copy_from_slice(&(rq.strides as u16).to_be_bytes());
+        cq.complete(&filler, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), env.events);
+        rq.fillers += 1;
+        rq.strides = 0;
+        rq.head = rq.head.wrapping_add(1);
+        if rq.posted() == 0 {
+            return Ok(false);
+        }
+    }
+    let mut list = [Segment::default(); MOST_SEGMENTS];
+    let count = rq.segments(&mut list);
+    scatter(keys, rq.pd, &list[..count], (rq.strides as usize) << log_bytes, pieces)?;
+    let mut entry = entry(rq, arrival);
+    let strides = StrideCount::default().with_length(length as u32).with_strides(wanted);
+    entry[0x02..0x04].copy_from_slice(&rq.head.to_be_bytes());
+    entry[0x2c..0x30].copy_from_slice(&strides.0.to_be_bytes());
+    entry[0x3c..0x3e].copy_from_slice(&(rq.strides as u16).to_be_bytes());
+    rq.strides += wanted;
+    if rq.strides == all {
+        rq.strides = 0;
+        rq.head = rq.head.wrapping_add(1);
+    }
+    tell(cq, env, &entry);
+    Ok(true)
+}
+
+fn tell<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, entry: &Entry) {
+    if !env.orders.is_empty()
+        && let Some(What::Hostile { lie, .. }) =
+            env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: false, .. }))
+    {
+        env.log.line(format_args!("cq {:#x}: hostile completion as ordered: {lie:?}", cq.number));
+        cq.lie(entry, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), lie, env.events);
+        return;
+    }
+    cq.receive(entry, env.events);
+}
+
+/// What a completion says of the frame, whatever the queue is like.
+fn entry<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>) -> Entry {
+    let mut entry: Entry = [0; CQE_BYTES];
+    let Arrival { bytes, layers, .. } = arrival;
+    let inner = tunnel::inner(bytes, layers);
+    if inner.is_some() {
+        entry[defs::CQE_PACKET_INFO] = 1 | u8::from(layers.network == Some(Network::V6)) << 1;
+    }
+    // Of a tunnel, the inner headers are told.
+    let (start, layers) = inner.map_or((0, *layers), |(start, inner)| (start, inner));
+    let seen = &bytes[start..];
+    let mut flags = CqeFlags::default().with_l2_ok(1);
+    flags = match layers.network {
+        Some(Network::V4) => flags.with_l3_type(defs::L3_IPV4),
+        Some(Network::V6) => flags.with_l3_type(defs::L3_IPV6).with_l3_ok(1),
+        None => flags,
+    };
+    if layers.ip_checksum_ok(seen) == Some(true) {
+        flags = flags.with_l3_ok(1);
+    }
+    if layers.network == Some(Network::V4) {
+        let header = &seen[layers.l3..];
+        flags = flags.with_ip_options(u16::from(header[0] & 0xf > 5));
+        flags = flags.with_fragment(u16::from(u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0));
+    } else if layers.network == Some(Network::V6) {
+        flags = flags.with_ip_options(u16::from(layers.l4 > layers.l3 + 40));
+    }
+    match layers.protocol {
+        TCP => flags = flags.with_l4_type(defs::L4_TCP),
+        UDP => flags = flags.with_l4_type(defs::L4_UDP),
+        _ => {}
+    }
+    // A datagram without checksum is in order.
+    if matches!(layers.protocol, TCP | UDP) && layers.transport_checksum_ok(seen) != Some(false) {
+        flags = flags.with_l4_ok(1);
+    }
+    if rq.strip
+        && let Some(tag) = arrival.layers.vlan
+    {
+        flags = flags.with_vlan_stripped(1);
+        entry[0x1e..0x20].copy_from_slice(&tag.to_be_bytes());
+    }
+    entry[defs::CQE_FLAGS..defs::CQE_FLAGS + 2].copy_from_slice(&flags.0.to_be_bytes());
+    entry[defs::CQE_RX_HASH..defs::CQE_RX_HASH + 4].copy_from_slice(&arrival.hash.to_be_bytes());
+    entry[defs::CQE_RX_HASH_TYPE] = arrival.hash_type.0;
+    let checksum = frame::fold(frame::sum(&bytes[ETHERNET..]));
+    entry[defs::CQE_CHECKSUM..defs::CQE_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
+    entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
+    entry[0x30..0x38].copy_from_slice(&crate::clock().to_be_bytes());
+    entry[0x38..0x3c].copy_from_slice(&(arrival.tag & 0xff_ffff).to_be_bytes());
+    entry
+}
+
+/// The hash by which a frame is spread, and what went into it.
+fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, HashType) {
+    let none = (0, HashType::default());
+    let Some(toeplitz) = &rss.hash else { return none };
+    let inner = if rss.fields & abi::RX_HASH_INNER != 0 { tunnel::inner(bytes, layers) } else { None };
+    let (start, layers) = inner.map_or((0, *layers), |(start, inner)| (start, inner));
+    let bytes = &bytes[start..];
+    let Some(network) = layers.network else { return none };
+    let (src, dst, kind) = match network {
+        Network::V4 => (uverbs::RX_HASH_SRC_IPV4, uverbs::RX_HASH_DST_IPV4, 1),
+        Network::V6 => (uverbs::RX_HASH_SRC_IPV6, uverbs::RX_HASH_DST_IPV6, 2),
+    };
+    if rss.fields & (src | dst) == 0 {
+        return none;
+    }
+    let addresses = layers.addresses(bytes);
+    let (from, to) = addresses.split_at(addresses.len() / 2);
+    let (sport, dport, l4) = match layers.protocol {
+        TCP => (uverbs::RX_HASH_SRC_PORT_TCP, uverbs::RX_HASH_DST_PORT_TCP, 1),
+        UDP => (uverbs::RX_HASH_SRC_PORT_UDP, uverbs::RX_HASH_DST_PORT_UDP, 2),
+        _ => (0, 0, 0),
+    };
+    let mut input = Vec::with_capacity(36);
+    let take = |want: u64, bytes: &[u8], input: &mut Vec<u8>| {
+        if rss.fields & want != 0 {
+            input.extend_from_slice(bytes);
+        }
+    };
+    take(src, from, &mut input);
+    take(dst, to, &mut input);
+    let mut hash_type = HashType::default().with_ip(kind);
+    if l4 != 0 && rss.fields & (sport | dport) != 0 {
+        take(sport, &bytes[layers.l4..layers.l4 + 2], &mut input);
+        take(dport, &bytes[layers.l4 + 2..layers.l4 + 4], &mut input);
+        hash_type = hash_type.with_l4(l4);
+    }
+    (toeplitz.hash(&input, &[]), hash_type)
+}

@@ -1,0 +1,481 @@
+//! Send queues: descriptors are fetched, checked and carried out.
+
+use wirepath_nic_defs::mlx5::{
+    self as defs, CQE_BYTES, ControlDs, ControlOpcode, CqeOwner, ETH_BYTES, ETH_INLINE_DATA, ETH_INLINE_OFFSET,
+    SEGMENT, SEGMENTS_PER_BLOCK,
+};
+use wirepath_nic_defs::uverbs::EVENT_QP_FATAL;
+
+use super::completion::{Cq, Entry};
+use super::queues::{Sq, State};
+use super::{MAX_SEND_WQE, Mlx5, Port};
+use crate::device::{Env, Event};
+use crate::faults::What;
+use crate::frame::{self, ETHERNET, Network, TCP, UDP};
+use crate::host::{Host, Region};
+use crate::keys::Keys;
+use crate::topology::{DeviceSpec, MinInline};
+use crate::{segment, tunnel};
+
+/// Descriptors of one queue before the next has its turn.
+const TURN: u32 = 64;
+/// Longest frame with its VLAN tags, beyond the MTU.
+const OVERHEAD: usize = ETHERNET + 8;
+/// Longest packet that is cut into segments.
+const LARGEST: usize = (1 << 18) + 256;
+/// Most packets of a multi-packet descriptor.
+const MOST_PACKETS: u32 = 60;
+
+/// What is wrong with a descriptor: syndrome and reason.
+type Failure = (u8, String);
+
+fn malformed(why: impl Into<String>) -> Failure {
+    (defs::SYNDROME_LOCAL_QP_OPERATION, why.into())
+}
+
+fn wrong_length(why: impl Into<String>) -> Failure {
+    (defs::SYNDROME_LOCAL_LENGTH, why.into())
+}
+
+impl<H: Host> Mlx5<H> {
+    /// Serves the send queues in turn. True if there is more.
+    pub(super) fn transmit(&mut self, env: &mut Env<'_>) -> bool {
+        let count = self.sqs.len();
+        let mut more = false;
+        for i in 0..count {
+            let id = ((self.turn + i) % count) as u32;
+            let scan = Self::scans(env);
+            let Self { sqs, cqs, keys, ports, spec, .. } = self;
+            let Some(sq) = sqs.get_mut(id) else { continue };
+            let Some(cq) = cqs.get_mut(sq.cq) else { continue };
+            if !scan && !sq.rung {
+                continue;
+            }
+            if sq.state == State::Error {
+                flush(sq, cq, env);
+                continue;
+            }
+            if sq.state != State::Ready || cq.is_overrun() {
+                continue;
+            }
+            let posted = sq.posted();
+            if posted > sq.blocks {
+                env.log.line(format_args!(
+                    "{} sq {:#x}: {posted} blocks posted and not done, and the ring has {}: backwards, or an overrun",
+                    spec.name, sq.number, sq.blocks
+                ));
+                sq.wrong_doorbells += 1;
+                fail(sq, cq, env, defs::SYNDROME_LOCAL_QP_OPERATION, 0, defs::OPCODE_NOP);
+                continue;
+            }
+            let port = sq.port;
+            let mut sender = Sender { sq, cq, keys, port: &mut ports[port], spec };
+            let mut budget = TURN;
+            while budget > 0 && sender.sq.state == State::Ready && sender.sq.posted() > 0 {
+                if env.outbox.is_full() {
+                    self.turn = id as usize;
+                    return true;
+                }
+                sender.one(env);
+                budget -= 1;
+            }
+            if budget == 0 {
+                more = true;
+            } else {
+                sender.sq.rung = false;
+            }
+        }
+        if count > 0 {
+            self.turn = (self.turn + 1) % count;
+        }
+        more
+    }
+}
+
+/// What is posted to a queue in error completes as flushed.
+fn flush<R: Region>(sq: &mut Sq<R>, cq: &mut Cq<R>, env: &mut Env<'_>) {
+    while sq.posted() > 0 && sq.posted() <= sq.blocks && !cq.is_overrun() {
+        let mut head = [0; 8];
+        sq.fetch(&mut head);
+        let blocks = blocks_of(&head);
+        complete_error(sq, cq, env, defs::SYNDROME_FLUSHED, head[3]);
+        sq.head = sq.head.wrapping_add(blocks.min(sq.posted()) as u16);
+    }
+    sq.rung = false;
+}
+
+fn blocks_of(head: &[u8; 8]) -> u32 {
+    let ds = ControlDs(u32::from_be_bytes(head[4..8].try_into().expect("four bytes")));
+    ds.segments().div_ceil(SEGMENTS_PER_BLOCK).max(1)
+}
+
+fn complete_error<R: Region>(sq: &mut Sq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8, opcode: u8) {
+    let mut entry: Entry = [0; CQE_BYTES];
+    entry[0x20..0x24].copy_from_slice(&(sq.user_index & 0xff_ffff).to_be_bytes());
+    entry[0x36] = 0x68;
+    entry[0x37] = syndrome;
+    entry[0x38..0x3c].copy_from_slice(&(u32::from(opcode) << 24 | sq.number).to_be_bytes());
+    entry[0x3c..0x3e].copy_from_slice(&sq.head.to_be_bytes());
+    sq.completions += 1;
+    cq.complete(&entry, CqeOwner::default().with_opcode(defs::CQE_REQUEST_ERROR), env.events);
+}
+
+/// The queue stops: the descriptor at its head completes with the syndrome, what is behind it as flushed.
+fn fail<R: Region>(sq: &mut Sq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8, blocks: u32, opcode: u8) {
+    sq.errors += 1;
+    complete_error(sq, cq, env, syndrome, opcode);
+    sq.head = sq.head.wrapping_add(blocks as u16);
+    sq.state = State::Error;
+    env.events.push(Event::Object(sq.owner, EVENT_QP_FATAL));
+    flush(sq, cq, env);
+}
+
+/// A send queue at work.
+struct Sender<'s, R> {
+    sq: &'s mut Sq<R>,
+    cq: &'s mut Cq<R>,
+    keys: &'s Keys<R>,
+    port: &'s mut Port,
+    spec: &'s DeviceSpec,
+}
+
+/// A descriptor, taken apart.
+struct Descriptor<'d> {
+    opcode: u8,
+    flags: u8,
+    mss: u16,
+    /// Everything behind the control segment.
+    bytes: &'d [u8],
+}
+
+/// Inline header, VLAN tag to be inserted, and the data segments.
+type Ethernet<'d> = (&'d [u8], Option<u16>, &'d [u8]);
+
+impl<R: Region> Sender<'_, R> {
+    #[inline]
+    fn one(&mut self, env: &mut Env<'_>) {
+        let mut bytes = [0; MAX_SEND_WQE as usize];
+        self.sq.fetch(&mut bytes[..defs::SEND_BLOCK as usize]);
+        let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let (first, second) = (ControlOpcode(word(0)), ControlDs(word(4)));
+        let complete = bytes[11] & 0x0c;
+        let opcode = first.opcode() as u8;
+        let segments = second.segments();
+        let blocks = segments.div_ceil(SEGMENTS_PER_BLOCK).max(1);
+        let size = (segments * SEGMENT) as usize;
+        let result = self.check(first, second).and_then(|()| {
+            if blocks > 1 {
+                self.sq.fetch(&mut bytes[..size]);
+            }
+            let descriptor = Descriptor {
+                opcode,
+                flags: bytes[0x14],
+                mss: u16::from_be_bytes([bytes[0x16], bytes[0x17]]),
+                bytes: &bytes[defs::CONTROL_BYTES..size],
+            };
+            self.run(env, &descriptor)
+        });
+        self.sq.descriptors += 1;
+        match result {
+            Ok(()) => {
+                self.sq.silent += blocks;
+                if complete == defs::CONTROL_COMPLETE || complete == 0x0c {
+                    self.complete(env, opcode);
+                } else if self.sq.silent > self.sq.blocks {
+                    self.sq.wrong_doorbells += 1;
+                    self.sq.silent = 0;
+                    env.log.line(format_args!(
+                        "{} sq {:#x}: a whole ring without a completion that was asked for",
+                        self.spec.name, self.sq.number
+                    ));
+                }
+                self.sq.head = self.sq.head.wrapping_add(blocks as u16);
+            }
+            Err((syndrome, why)) => {
+                env.log.line(format_args!(
+                    "{} sq {:#x}: descriptor {:#x}: {why}; the queue is in error",
+                    self.spec.name, self.sq.number, self.sq.head
+                ));
+                fail(self.sq, self.cq, env, syndrome, blocks.min(self.sq.posted()), opcode);
+            }
+        }
+    }
+
+    fn check(&self, first: ControlOpcode, second: ControlDs) -> Result<(), Failure> {
+        if first.index() != u32::from(self.sq.head) {
+            return Err(malformed(format!("its index is {:#x}, and it lies at {:#x}", first.index(), self.sq.head)));
+        }
+        if second.queue() != self.sq.number {
+            return Err(malformed(format!("it names queue {:#x}", second.queue())));
+        }
+        let segments = second.segments();
+        if segments == 0 || second.0 & 0xc0 != 0 || segments * SEGMENT > u32::from(MAX_SEND_WQE) {
+            return Err(malformed(format!("{segments} segments; 1 to {}", u32::from(MAX_SEND_WQE) / SEGMENT)));
+        }
+        let blocks = segments.div_ceil(SEGMENTS_PER_BLOCK);
+        if blocks > self.sq.posted() {
+            return Err(malformed(format!("{blocks} blocks long, and the record posted {}", self.sq.posted())));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn complete(&mut self, env: &mut Env<'_>, opcode: u8) {
+        let mut entry: Entry = [0; CQE_BYTES];
+        entry[0x20..0x24].copy_from_slice(&(self.sq.user_index & 0xff_ffff).to_be_bytes());
+        entry[0x30..0x38].copy_from_slice(&crate::clock().to_be_bytes());
+        entry[0x38..0x3c].copy_from_slice(&(u32::from(opcode) << 24 | self.sq.number).to_be_bytes());
+        entry[0x3c..0x3e].copy_from_slice(&self.sq.head.to_be_bytes());
+        let owner = CqeOwner::default().with_opcode(defs::CQE_REQUEST);
+        self.sq.completions += 1;
+        self.sq.silent = 0;
+        if !env.orders.is_empty()
+            && let Some(What::Hostile { lie, .. }) =
+                env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: true, .. }))
+        {
+            env.log.line(format_args!(
+                "{} sq {:#x}: hostile completion as ordered: {lie:?}",
+                self.spec.name, self.sq.number
+            ));
+            self.cq.lie(&entry, owner, lie, env.events);
+            return;
+        }
+        self.cq.complete(&entry, owner, env.events);
+    }
+
+    #[inline]
+    fn run(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
+        if !env.orders.is_empty()
+            && let Some(What::CompletionError { code }) =
+                env.orders.strike(env.device, |what| matches!(what, What::CompletionError { .. }))
+        {
+            return Err((code as u8, "completion error as ordered".to_owned()));
+        }
+        match descriptor.opcode {
+            defs::OPCODE_NOP => Ok(()),
+            defs::OPCODE_SEND => self.send(env, descriptor),
+            defs::OPCODE_TSO => self.segment(env, descriptor),
+            defs::OPCODE_ENHANCED_MPW if self.spec.mlx5.multi_packet => self.multi_packet(env, descriptor),
+            opcode => Err(malformed(format!("opcode {opcode:#x}"))),
+        }
+    }
+
+    /// Inline header and VLAN tag of the Ethernet segment, and where the data segments begin.
+    fn ethernet<'d>(&self, bytes: &'d [u8]) -> Result<Ethernet<'d>, Failure> {
+        let Some(word) = bytes.get(ETH_INLINE_OFFSET..ETH_BYTES) else {
+            return Err(malformed("no Ethernet segment"));
+        };
+        let word = u32::from_be_bytes(word.try_into().expect("four bytes"));
+        if word & defs::ETH_INSERT_VLAN != 0 {
+            return Ok((&[], Some(word as u16), &bytes[ETH_BYTES..]));
+        }
+        let length = (word >> 16) as usize;
+        let end = (ETH_INLINE_DATA + length).next_multiple_of(SEGMENT as usize).max(ETH_BYTES);
+        let header = bytes.get(ETH_INLINE_DATA..ETH_INLINE_DATA + length).filter(|_| end <= bytes.len());
+        let header = header
+            .ok_or_else(|| wrong_length(format!("an inline header of {length} bytes reaches beyond the descriptor")))?;
+        Ok((header, None, &bytes[end..]))
+    }
+
+    /// The data segments of a descriptor, copied behind what is in `room` already: bytes in all.
+    fn gather(&self, segments: &[u8], room: &mut [u8], mut at: usize) -> Result<usize, Failure> {
+        let mut rest = segments;
+        while !rest.is_empty() {
+            let head: &[u8; 4] = rest.first_chunk().ok_or_else(|| malformed("a cut-off data segment"))?;
+            let count = u32::from_be_bytes(*head);
+            if count & defs::INLINE_SEGMENT != 0 {
+                let length = (count & !defs::INLINE_SEGMENT) as usize;
+                let data = rest.get(4..4 + length);
+                let data =
+                    data.ok_or_else(|| wrong_length(format!("{length} inline bytes reach beyond the descriptor")))?;
+                let to =
+                    room.get_mut(at..at + length).ok_or_else(|| wrong_length("a packet longer than the port takes"))?;
+                to.copy_from_slice(data);
+                at += length;
+                rest = rest.get((4 + length).next_multiple_of(SEGMENT as usize)..).unwrap_or_default();
+                continue;
+            }
+            let segment: &[u8; defs::DATA_BYTES] =
+                rest.first_chunk().ok_or_else(|| malformed("a cut-off data segment"))?;
+            at += self.fetch_segment(segment, room, at)?;
+            rest = &rest[defs::DATA_BYTES..];
+        }
+        Ok(at)
+    }
+
+    #[inline]
+    fn fetch_segment(&self, segment: &[u8; defs::DATA_BYTES], room: &mut [u8], at: usize) -> Result<usize, Failure> {
+        let size = u32::from_be_bytes(segment[..4].try_into().expect("four bytes")) as usize;
+        let key = u32::from_be_bytes(segment[4..8].try_into().expect("four bytes"));
+        let address = u64::from_be_bytes(segment[8..].try_into().expect("eight bytes"));
+        let (region, offset) = self.keys.find(key, address, size as u64, self.sq.pd, false).map_err(|why| {
+            (defs::SYNDROME_LOCAL_PROTECTION, format!("address {address:#x}, {size} bytes, key {key:#x}: {why}"))
+        })?;
+        let to = room.get_mut(at..at + size).ok_or_else(|| wrong_length("a packet longer than the port takes"))?;
+        let _ = region.read(offset, to);
+        Ok(size)
+    }
+
+    fn limit(&self) -> usize {
+        self.spec.ports[self.sq.port].mtu as usize + OVERHEAD
+    }
+
+    /// One packet.
+    fn send(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
+        let (header, vlan, segments) = self.ethernet(descriptor.bytes)?;
+        if self.spec.mlx5.min_inline == MinInline::L2 && header.len() < defs::ETH_L2_INLINE {
+            return Err(malformed(format!(
+                "{} bytes of header inline; this device wants {}",
+                header.len(),
+                defs::ETH_L2_INLINE
+            )));
+        }
+        let limit = self.limit();
+        let inserted = if vlan.is_some() { 4 } else { 0 };
+        let port = env.first_port + self.sq.port;
+        let Some(room) = env.outbox.room(limit + 4) else { return Err(wrong_length("no room")) };
+        room[inserted..inserted + header.len().min(limit)].copy_from_slice(&header[..header.len().min(limit)]);
+        let end = self.gather(segments, room, inserted + header.len())?;
+        let length = end - inserted;
+        if length < ETHERNET || length > limit {
+            return Err(wrong_length(format!("a packet of {length} bytes; {ETHERNET} to {limit}")));
+        }
+        if let Some(tag) = vlan {
+            room.copy_within(4..16, 0);
+            room[12..14].copy_from_slice(&0x8100u16.to_be_bytes());
+            room[14..16].copy_from_slice(&tag.to_be_bytes());
+        }
+        checksums(&mut room[..end], descriptor.flags);
+        self.out(env, port, end);
+        Ok(())
+    }
+
+    #[inline]
+    fn out(&mut self, env: &mut Env<'_>, port: usize, length: usize) {
+        if !env.outbox.count_only(port, length) {
+            env.outbox.send(port, length);
+        }
+        self.sq.sent += 1;
+        self.sq.sent_bytes += length as u64;
+        self.port.counters.sent += 1;
+        self.port.counters.sent_bytes += length as u64;
+    }
+
+    /// Several packets.
+    fn multi_packet(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
+        let (header, vlan, mut rest) = self.ethernet(descriptor.bytes)?;
+        if !header.is_empty() || vlan.is_some() || self.spec.mlx5.min_inline != MinInline::None {
+            return Err(malformed("inline header or VLAN tag in a multi-packet descriptor"));
+        }
+        if rest.is_empty() {
+            return Err(malformed("a multi-packet descriptor without packets"));
+        }
+        let limit = self.limit();
+        let port = env.first_port + self.sq.port;
+        let mut packets = 0;
+        while !rest.is_empty() {
+            packets += 1;
+            if packets > MOST_PACKETS {
+                return Err(malformed("too many packets"));
+            }
+            let Some(room) = env.outbox.room(limit) else { return Err(wrong_length("no room")) };
+            let inline = rest[0] & 0x80 != 0;
+            let size = if inline {
+                let length = (u32::from_be_bytes(rest[..4].try_into().expect("segments have 16 bytes"))
+                    & !defs::INLINE_SEGMENT) as usize;
+                (4 + length).next_multiple_of(SEGMENT as usize)
+            } else {
+                defs::DATA_BYTES
+            };
+            let segment =
+                rest.get(..size).ok_or_else(|| wrong_length("an inline packet reaches beyond the descriptor"))?;
+            let length = self.gather(segment, room, 0)?;
+            if length < ETHERNET {
+                return Err(wrong_length(format!("a packet of {length} bytes; {ETHERNET} to {limit}")));
+            }
+            checksums(&mut room[..length], descriptor.flags);
+            self.out(env, port, length);
+            rest = &rest[size..];
+        }
+        Ok(())
+    }
+
+    /// A large TCP packet, cut into segments.
+    fn segment(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
+        let (header, vlan, segments) = self.ethernet(descriptor.bytes)?;
+        let mss = usize::from(descriptor.mss);
+        if vlan.is_some() || header.len() < ETHERNET + 40 || mss == 0 {
+            return Err(wrong_length(format!(
+                "segmentation with {} bytes of header inline and segments of {mss}",
+                header.len()
+            )));
+        }
+        if header.len() + mss > self.limit() {
+            return Err(wrong_length(format!(
+                "segments of {mss} bytes behind {} of header; the port takes {}",
+                header.len(),
+                self.limit()
+            )));
+        }
+        let mut packet = vec![0; LARGEST];
+        packet[..header.len()].copy_from_slice(header);
+        let length = self.gather(segments, &mut packet, header.len())?;
+        let port = env.first_port + self.sq.port;
+        let mut sent = Vec::new();
+        let cut = segment::cut(&packet[..length], header.len(), mss, |segment| {
+            if let Some(room) = env.outbox.room(segment.len()) {
+                room[..segment.len()].copy_from_slice(segment);
+                if !env.outbox.count_only(port, segment.len()) {
+                    env.outbox.send(port, segment.len());
+                }
+                sent.push(segment.len());
+            }
+        });
+        cut.map_err(wrong_length)?;
+        for length in sent {
+            self.sq.sent += 1;
+            self.sq.sent_bytes += length as u64;
+            self.port.counters.sent += 1;
+            self.port.counters.sent_bytes += length as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Checksums that the driver left to the device; the device computes them whole, whatever the fields hold.
+#[inline]
+fn checksums(packet: &mut [u8], flags: u8) {
+    const ALL: u8 = defs::ETH_L3_CSUM | defs::ETH_L4_CSUM | defs::ETH_L3_INNER_CSUM | defs::ETH_L4_INNER_CSUM;
+    if flags & ALL == 0 {
+        return;
+    }
+    let layers = frame::parse(packet);
+    if flags & (defs::ETH_L3_INNER_CSUM | defs::ETH_L4_INNER_CSUM) != 0
+        && let Some((start, inner)) = tunnel::inner(packet, &layers)
+    {
+        fill(&mut packet[start..], &inner, flags & defs::ETH_L3_INNER_CSUM != 0, flags & defs::ETH_L4_INNER_CSUM != 0);
+    }
+    fill(packet, &layers, flags & defs::ETH_L3_CSUM != 0, flags & defs::ETH_L4_CSUM != 0);
+}
+
+fn fill(packet: &mut [u8], layers: &frame::Layers, l3: bool, l4: bool) {
+    if l3 && layers.network == Some(Network::V4) {
+        let header = layers.l3..layers.l3 + usize::from(packet[layers.l3] & 0xf) * 4;
+        let at = layers.l3 + 10;
+        packet[at..at + 2].fill(0);
+        let checksum = !frame::fold(frame::sum(&packet[header]));
+        packet[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+    }
+    if l4
+        && matches!(layers.protocol, TCP | UDP)
+        && let Some(at) = layers.checksum_at()
+    {
+        packet[at..at + 2].fill(0);
+        let total = layers.pseudo_header(packet, layers.end - layers.l4) + frame::sum(&packet[layers.l4..layers.end]);
+        let checksum = match !frame::fold(total) {
+            0 if layers.protocol == UDP => 0xffff,
+            checksum => checksum,
+        };
+        packet[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+    }
+}

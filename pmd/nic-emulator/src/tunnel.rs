@@ -1,0 +1,65 @@
+//! What lies inside a tunnel, as far as a NIC looks.
+
+use crate::frame::{self, Layers, Network, UDP};
+
+const GRE: u8 = 47;
+const VXLAN_PORT: u16 = 4789;
+const GENEVE_PORT: u16 = 6081;
+const TRANSPARENT_BRIDGING: u16 = 0x6558;
+
+/// The Ethernet frame inside VXLAN, GENEVE or GRE: where it begins, and its headers with offsets from there. Packets in a tunnel that
+/// have no Ethernet header are not looked into.
+pub fn inner(frame: &[u8], outer: &Layers) -> Option<(usize, Layers)> {
+    let half = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
+    let start = if outer.protocol == UDP {
+        let header = outer.l4 + 8;
+        match half(outer.l4 + 2)? {
+            VXLAN_PORT => header + 8,
+            GENEVE_PORT if half(header + 2)? == TRANSPARENT_BRIDGING => {
+                header + 8 + 4 * usize::from(*frame.get(header)? & 0x3f)
+            }
+            _ => return None,
+        }
+    } else {
+        let carries_gre = match outer.network? {
+            Network::V4 => frame.get(outer.l3 + 9) == Some(&GRE) && half(outer.l3 + 6)? & 0x3fff == 0,
+            Network::V6 => frame.get(outer.l3 + 6) == Some(&GRE),
+        };
+        let flags = half(outer.l4)?;
+        if !carries_gre || flags & 7 != 0 || half(outer.l4 + 2)? != TRANSPARENT_BRIDGING {
+            return None;
+        }
+        let words = [0x8000, 0x2000, 0x1000].iter().filter(|bit| flags & **bit != 0).count();
+        outer.l4 + 4 + 4 * words
+    };
+    if start + frame::ETHERNET > outer.end.min(frame.len()) {
+        return None;
+    }
+    Some((start, frame::parse(&frame[start..outer.end.min(frame.len())])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_in_vxlan_is_found_and_cut_off_ones_are_not() {
+        let mut inner_frame = vec![0u8; 60];
+        inner_frame[12..14].copy_from_slice(&[8, 0]);
+        inner_frame[14] = 0x45;
+        inner_frame[17] = 28;
+        inner_frame[23] = UDP;
+        let mut packet = vec![0u8; 50];
+        packet[12..14].copy_from_slice(&[8, 0]);
+        packet[14] = 0x45;
+        packet[16..18].copy_from_slice(&(36u16 + 60).to_be_bytes());
+        packet[23] = UDP;
+        packet[36..38].copy_from_slice(&VXLAN_PORT.to_be_bytes());
+        packet.extend(&inner_frame);
+        let (start, layers) = inner(&packet, &frame::parse(&packet)).unwrap();
+        assert_eq!((start, layers.protocol, layers.l4), (50, UDP, 34));
+        for length in 0..64 {
+            assert!(inner(&packet[..length], &frame::parse(&packet[..length])).is_none());
+        }
+    }
+}
