@@ -53,9 +53,17 @@ pub struct Call<'c, H> {
     pub room: usize,
     /// Driver part of the reply.
     pub output: Vec<u8>,
+    /// The refusal is one that every program meets and lives with: it is not logged.
+    pub quiet: bool,
 }
 
 impl<H: Host> Call<'_, H> {
+    /// Refuses the command as a NIC without the feature would, which is no mistake of the program.
+    pub fn decline(&mut self, errno: Errno) -> Errno {
+        self.quiet = true;
+        errno
+    }
+
     /// Refuses the command, and says why.
     pub fn refuse(&self, errno: Errno, why: impl std::fmt::Display) -> Errno {
         self.log.line(why);

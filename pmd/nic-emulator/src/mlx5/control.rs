@@ -301,12 +301,9 @@ impl<H: Host> Device<H> for Mlx5<H> {
 
     fn open(&mut self, call: &mut Call<'_, H>) -> Result<(), Errno> {
         let request: abi::GetContext = driver_part(call.input, 16)?;
-        let name = self.spec.name.clone();
         if request.flags & abi::CONTEXT_DEVX != 0 {
-            return Err(call.refuse(
-                Errno::INVAL,
-                format_args!("{name}: firmware commands (DEVX) are not emulated; the library asks again without"),
-            ));
+            // A device without firmware commands for programs; the library asks again without.
+            return Err(call.decline(Errno::INVAL));
         }
         let objects = self.spec.mlx5.dynamic_pages && request.lib_caps & abi::LIB_CAP_DYN_UAR != 0;
         let reply = abi::GetContextReply {
@@ -605,7 +602,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
             (abi::OBJECT_UAR, abi::UAR_ALLOC) if self.spec.mlx5.dynamic_pages => self.uar_alloc(call, attributes),
             (abi::OBJECT_UAR, abi::UAR_DESTROY) => self.uar_destroy(call, attributes),
             // Firmware commands: the library lives without.
-            (abi::OBJECT_DEVX, abi::DEVX_OTHER) => Err(Errno::OPNOTSUPP),
+            (abi::OBJECT_DEVX, abi::DEVX_OTHER) => Err(call.decline(Errno::OPNOTSUPP)),
             _ => Err(Errno::PROTONOSUPPORT),
         }
     }

@@ -166,10 +166,13 @@ impl Context {
             ));
             return Err(errno);
         }
-        let mut call = Call { host: kernel.host, log: kernel.log, context: self.id, input, room, output: Vec::new() };
+        let (host, log) = (kernel.host, kernel.log);
+        let mut call = Call { host, log, context: self.id, input, room, output: Vec::new(), quiet: false };
         let device = &mut *kernel.device;
         let reply = self.execute(device, &mut call, request, attributes, ioctl).inspect_err(|errno| {
-            call.log.line(format_args!("{}: {} failed: {errno}", device.spec().name, request.name()));
+            if !call.quiet {
+                call.log.line(format_args!("{}: {} failed: {errno}", device.spec().name, request.name()));
+            }
         })?;
         Ok((reply, call.output))
     }
