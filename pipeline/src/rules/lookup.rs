@@ -128,6 +128,11 @@ impl RuleLookup {
         }
     }
 
+    /// Which rules it finds.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
     /// The rule of each packet, in the order of the packets: `found[i]` is what packet *i* meets, `None` if no rule fits. Each packet
     /// is counted by its rule, unless the rule has the action `count` ([`Hit::count`]). `parsed[i]` is what the parser says of packet
     /// *i*; `now` is [`crate::Context::now`].

@@ -30,6 +30,7 @@ mod packet;
 pub mod program;
 mod records;
 mod slots;
+mod stage;
 mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -42,4 +43,5 @@ pub use lookup::{Hit, RuleLookup};
 pub use packet::outside;
 pub use program::{Environment, Outcome, Program, Toeplitz};
 pub use slots::ExactTable;
+pub use stage::{PUNT_TO_KERNEL, RuleStage};
 pub use table::{Change, Gone, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts, Why};

@@ -326,3 +326,62 @@ fn many_rules_come_and_go_in_bounded_memory() {
         bench.check(Direction::Ingress, packets, "at the end");
     }
 }
+
+/// Both stages in one chain, step by step.
+#[test]
+fn stages_do_what_rules_say() {
+    use crate::{Context, PortInfo, Stage, Stepped};
+    use wirepath_pmd::drops::DropReason;
+
+    let (domain, pool) = (Domain::new(), Pool::new("rules", 64).unwrap());
+    let mut table = RuleTable::new(&domain, RuleLimits::default(), 0);
+    let (ingress, egress) = table.lookups();
+    let (mut ingress, mut egress) =
+        (RuleStage::new(ingress).pool(pool.clone()).queues(vec![vec![0, 5]]), RuleStage::new(egress));
+    let chain = move |context: &mut Context<'_>, batch: &mut Batch| {
+        ingress.process(context, batch);
+        batch.iter_mut().for_each(|packet| packet.set_out_port(1));
+        egress.process(context, batch);
+    };
+    let ports = (0..3).map(|id| PortInfo::on_paper(id, "p", None, 1500, &pool)).collect();
+    let mut stepped = Stepped::new(ports, &domain, chain).unwrap();
+    for text in [
+        "ingress prio 1: udp dst 1 => drop",
+        "ingress prio 1: udp dst 2 => mirror 2, redirect 0",
+        "ingress prio 1: udp dst 3 => kernel",
+        "ingress prio 1: udp dst 4 => count, mark 4, queue 0",
+        "egress prio 1: meta mark 4 / port id 1 => set eth dst 02:00:00:00:00:44",
+        "egress prio 1: udp dst 5 => drop",
+    ] {
+        table.add(rule(text), Timeouts::NONE).unwrap();
+    }
+    let mut batch = Batch::new();
+    for port in 1..=6u8 {
+        let mut packet = pool.take().unwrap();
+        let mut frame = [0u8; 60];
+        frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00]);
+        frame[14..34].copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0x66, 0xbd, 10, 0, 0, 1, 10, 0, 0, 2]);
+        frame[34..42].copy_from_slice(&[0, 9, 0, port, 0, 26, 0, 0]);
+        assert!(packet.extend_from_slice(&frame, &pool));
+        batch.push(packet).unwrap();
+    }
+    stepped.process(Some(0), &mut batch);
+    let mut sent = Vec::new();
+    while let Some(packet) = stepped.sent() {
+        sent.push((packet.out_port(), packet.data()[37], packet.data()[5]));
+    }
+    sent.sort_unstable();
+    assert_eq!(sent, [(0, 2, 1), (1, 4, 0x44), (1, 6, 1), (2, 2, 1)]);
+    assert_eq!(stepped.drops().get(&DropReason::Ruled), Some(&2));
+    assert_eq!(stepped.punted(), 1);
+    let counted: Vec<u64> = (0..6)
+        .map(|i| {
+            table
+                .iter()
+                .find(|(id, _)| id.to_string() == i.to_string())
+                .map(|(id, _)| table.counters(id).unwrap().packets)
+                .unwrap()
+        })
+        .collect();
+    assert_eq!(counted, [1; 6]);
+}
