@@ -1,0 +1,140 @@
+//! Programs that are not ours, or only speak C, on emulated NICs: what they find must be what a real NIC shows.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use wirepath_nic_emulator::launch::{self, Launch};
+use wirepath_testlab::{Need, require};
+
+const LOOP: &str = "log = 'nic.log'\n[[device]]\nkind = 'mana'\n[[device.port]]\nlink = 'loop'\n[[device.port]]\nlink = 'sink'\nmtu = 1500\n\
+                    [[device]]\nkind = 'mana'\nname = 'mana_b'\n[[device.port]]\n";
+
+const HEADERS: [Need; 3] =
+    [Need::Program("cc"), Need::File("/usr/include/infiniband/manadv.h"), Need::File("/etc/libibverbs.d/mana.driver")];
+
+/// Every way of the kernel interface and of doorbells.
+const WAYS: [(&str, &str); 6] = [
+    ("ioctl", "trap"),
+    ("write", "trap"),
+    ("ioctl", "queue"),
+    ("ioctl", "scan"),
+    ("write", "scan"),
+    ("write", "queue"),
+];
+
+/// Compiles a C program of this folder.
+fn compile(folder: &tempfile::TempDir, name: &str) -> PathBuf {
+    let program = folder.path().join(name);
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(format!("{name}.c"));
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program)
+        .arg(source)
+        .args(["-lmana", "-libverbs"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+struct Ran {
+    success: bool,
+    stdout: String,
+    stderr: String,
+    log: String,
+}
+
+/// Runs a program on the NICs, in a folder of its own so that relative paths of the topology lie there.
+fn run(launch: &Launch, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str], environment: &[(&str, &str)]) -> Ran {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = launch.command(program);
+    let output = command.args(arguments).envs(environment.iter().copied()).current_dir(&folder).output().unwrap();
+    Ran {
+        success: output.status.success(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        log: std::fs::read_to_string(folder.path().join("nic.log")).unwrap_or_default(),
+    }
+}
+
+#[test]
+fn ibv_devinfo_lists_the_devices() {
+    require!(Need::Program("ibv_devinfo"), Need::File("/etc/libibverbs.d/mana.driver"));
+    let launch = launch::prepare(LOOP);
+    for abi in ["ioctl", "write"] {
+        let ran = run(&launch, "ibv_devinfo", &["-v"], &[(launch::ABI, abi)]);
+        assert!(ran.success, "{abi}: {}", ran.stderr);
+        assert!(ran.stderr.is_empty(), "{abi}: {}", ran.stderr);
+        let has = |text: &str| assert!(ran.stdout.contains(text), "{abi}: no {text:?} in\n{}", ran.stdout);
+        has("hca_id:\tmana0");
+        has("hca_id:\tmana_b");
+        has("vendor_id:\t\t\t0x1414");
+        has("phys_port_cnt:\t\t\t2");
+        has("state:\t\t\tPORT_ACTIVE (4)");
+        has("link_layer:\t\tEthernet");
+        has("IP csum offload");
+        has("GID[  0]:\t\tfe80::ff:fe00:101");
+        assert_eq!(ran.log, "", "nothing was refused");
+    }
+}
+
+#[test]
+fn a_c_program_against_manadv_in_every_way() {
+    require!(all HEADERS);
+    let launch = launch::prepare(LOOP);
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&folder, "manadv");
+    for (abi, doorbells) in WAYS {
+        let ran = run(&launch, &program, &[doorbells], &[(launch::ABI, abi), (launch::DOORBELLS, doorbells)]);
+        assert!(ran.success, "{abi}, {doorbells}: {}{}\n{}", ran.stdout, ran.stderr, ran.log);
+        assert_eq!(ran.stdout, "all good\n");
+        // Each refusal has its reason, with device, queue and entry.
+        let has = |text: &str| assert!(ran.log.contains(text), "{abi}, {doorbells}: no {text:?} in\n{}", ran.log);
+        has("mana0 sq 1040: wqe at 0x");
+        has("virtual port 6, and the queue's is 5");
+        has("entry 0: address 0x");
+        has("no memory region has this key; the queue stops");
+        has("entry 1: address 0x");
+        has("outside its memory region 0x");
+        has("reg_mr: 64 bytes at 0x10 are not all mapped");
+        if doorbells != "scan" {
+            has("is not a multiple of 32 bytes");
+            has("backwards, or an overrun");
+            has("which this context does not have");
+        }
+    }
+}
+
+/// The late fetch changes nothing for a program that waits for completions.
+#[test]
+fn fetching_late_is_not_seen_by_a_correct_program() {
+    require!(all HEADERS);
+    let launch = launch::prepare(&format!("fetch = 'late'\n{LOOP}"));
+    let folder = tempfile::tempdir().unwrap();
+    let ran = run(&launch, compile(&folder, "manadv"), &["trap"], &[]);
+    assert!(ran.success, "{}{}\n{}", ran.stdout, ran.stderr, ran.log);
+}
+
+#[test]
+fn without_a_topology_nothing_changes() {
+    require!(Need::Program("ibv_devinfo"));
+    let output = Command::new("ibv_devinfo").env("LD_PRELOAD", launch::build_library()).output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("mana"));
+    let plain = Command::new("ibv_devinfo").output().unwrap();
+    assert_eq!((output.status, output.stdout, output.stderr), (plain.status, plain.stdout, plain.stderr));
+}
+
+/// The names that the library puts in front of libc's, and no others.
+#[test]
+fn the_library_shows_nothing_else() {
+    require!(Need::Program("nm"));
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(launch::build_library()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut names: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    names.sort_unstable();
+    let expected = [
+        "close", "fstat", "fstat64", "ioctl", "mmap", "mmap64", "munmap", "open", "open64", "openat", "openat64",
+        "recvmsg", "sendmsg", "socket", "stat", "stat64", "write",
+    ];
+    assert_eq!(names, expected);
+}
