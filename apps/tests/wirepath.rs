@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use wirepath_testlab::{Need, eventually, require};
 
 fn wirepath(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_wirepath")).args(arguments).output().unwrap()
@@ -61,4 +62,76 @@ fn bad_usage_is_2_and_help_teaches() {
     assert!(["devices", "doctor", "Examples:", "Exit code:"].iter().all(|word| text.contains(word)), "{text}");
     let version = String::from_utf8(wirepath(&["--version"]).stdout).unwrap();
     assert_eq!(version.trim(), concat!("wirepath ", env!("CARGO_PKG_VERSION")));
+}
+
+/// A topology in a folder of its own, with the library built for this profile.
+fn emulated(topology: &str) -> (tempfile::TempDir, Command) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("nics.toml"), topology).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wirepath"));
+    command.args(["emulate", "--topology", "nics.toml"]).current_dir(&folder);
+    command.env(wirepath_nic_emulator::launch::PRELOAD, wirepath_nic_emulator::launch::build_library());
+    (folder, command)
+}
+
+#[test]
+fn any_program_runs_on_emulated_nics() {
+    require!(Need::Program("ibv_devinfo"), Need::File("/etc/libibverbs.d/mana.driver"));
+    let (_folder, mut command) = emulated("[[device]]\nkind = 'mana'\nname = 'nic_of_paper'\n[[device.port]]\n");
+    let output = command.args(["--", "ibv_devinfo", "-d", "nic_of_paper"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("hca_id:\tnic_of_paper"), "{output:?}");
+}
+
+#[test]
+fn the_exit_code_is_the_program_s() {
+    let nic = "[[device]]\nkind = 'mana'\n[[device.port]]\n";
+    let (_folder, mut command) = emulated(nic);
+    assert_eq!(command.args(["--", "sh", "-c", "exit 7"]).status().unwrap().code(), Some(7));
+    let (_folder, mut command) = emulated(nic);
+    assert_eq!(command.args(["--", "sh", "-c", "kill -9 $$"]).status().unwrap().code(), Some(128 + 9));
+    let (_folder, mut command) = emulated(nic);
+    let output = command.args(["--", "no-such-program"]).output().unwrap();
+    assert!(output.status.code() == Some(1) && String::from_utf8_lossy(&output.stderr).contains("no-such-program"));
+    let (_folder, mut command) = emulated("[[device]]\nkind = 'mana'\n[[device.prot]]\n");
+    let output = command.args(["--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("nics.toml:3") && text.contains("did you mean \"port\"?"), "{text}");
+}
+
+/// Counters out of a running program, and faults into it.
+#[test]
+fn a_running_program_is_asked() {
+    require!(Need::Program("ibv_asyncwatch"), Need::File("/etc/libibverbs.d/mana.driver"));
+    let nic = "control = 'nic.sock'\n[[device]]\nkind = 'mana'\n[[device.port]]\n";
+    let (folder, mut command) = emulated(nic);
+    let output = folder.path().join("out");
+    let program = ["--", "stdbuf", "-oL", "ibv_asyncwatch", "-d", "mana0"];
+    let mut child = command.args(program).stdout(std::fs::File::create(&output).unwrap()).spawn().unwrap();
+    let limit = std::time::Duration::from_secs(60);
+    let ask = |request: &str| {
+        let (_other, mut command) = emulated(nic);
+        command.current_dir(&folder).args(["--ask", request]).output().unwrap()
+    };
+    let seen = |text: &str| std::fs::read_to_string(&output).is_ok_and(|out| out.contains(text));
+    assert!(eventually(limit, || seen("async event FD")));
+    let answer = ask("counters");
+    let counters: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!(counters["devices"][0]["ports"][0]["up"], true);
+    assert_eq!(ask("kind = 'port-down'").status.code(), Some(0));
+    assert!(eventually(limit, || seen("IBV_EVENT_PORT_ERR") || seen("port error")), "{:?}", std::fs::read_to_string(&output));
+    let wrong = ask("kind = 'port-dwn'");
+    assert!(wrong.status.code() == Some(2) && String::from_utf8_lossy(&wrong.stdout).contains("did you mean"), "{wrong:?}");
+    // The signal goes on to the program that runs.
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+}
+
+#[test]
+fn the_example_of_emulated_nics_is_right() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/emulated-nics.toml");
+    let topology = wirepath_nic_emulator::topology::Topology::load(&path).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(topology.devices.len(), 2);
 }

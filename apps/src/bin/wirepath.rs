@@ -1,11 +1,13 @@
 //! What this machine offers to the packet programs, and what stands in their way.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use wirepath_apps::cli;
 use wirepath_apps::tools::flow::FlowCommand;
-use wirepath_apps::tools::{devices, doctor, flow};
+use wirepath_apps::tools::{devices, doctor, emulate, flow};
 
 /// Says what this machine offers to Wirepath's packet programs.
 #[derive(Debug, Parser)]
@@ -37,6 +39,29 @@ enum Command {
     /// Flow rules: checks them, and explains the language
     #[command(subcommand)]
     Flow(FlowCommand),
+
+    /// Runs any program on emulated NICs, under the libraries of rdma-core as they are installed
+    ///
+    /// The program finds the RDMA devices of the topology file, with ports joined by cables or to TAP devices, interfaces and files. What
+    /// a real NIC would refuse is refused, and the file's `log` (standard error if it names none) says why. The exit code is the
+    /// program's; 128 and the number of the signal that ended it.
+    Emulate {
+        /// File of devices, ports, links and faults; configs/ has examples
+        #[arg(long, value_name = "FILE")]
+        topology: PathBuf,
+
+        /// How doorbells are seen, whatever the file says: trap loses none, queue hands them to a thread, scan is fast
+        #[arg(long, value_parser = ["trap", "queue", "scan"])]
+        doorbells: Option<String>,
+
+        /// Asks a program that runs already, through the file's `control` socket: "counters", or a fault such as "kind = 'port-down'"
+        #[arg(long, value_name = "REQUEST", conflicts_with = "program")]
+        ask: Option<String>,
+
+        /// The program and its arguments
+        #[arg(last = true, required_unless_present = "ask")]
+        program: Vec<OsString>,
+    },
 }
 
 const AFTER_HELP: &str = "\
@@ -46,6 +71,7 @@ Examples:
   wirepath devices --json    the same for programs
   wirepath flow check FILE   are these flow rules right, and does each of them run?
   wirepath flow items        what patterns are made of
+  wirepath emulate --topology configs/emulated-nics.toml -- ibv_devinfo -v
 
 Exit code: 0 done, 1 failed (doctor: something FAILs), 2 bad usage.";
 
@@ -58,6 +84,10 @@ fn main() -> ExitCode {
             Command::Devices => devices::run(arguments.common.json),
             Command::Doctor => doctor::run(arguments.common.json),
             Command::Flow(command) => flow::run(&command, arguments.common.json),
+            Command::Emulate { topology, ask: Some(request), .. } => emulate::ask(&topology, &request),
+            Command::Emulate { topology, doorbells, program, .. } => {
+                emulate::run(&topology, doorbells.as_deref(), &program)
+            }
         }
     })
 }

@@ -14,6 +14,8 @@ pub enum Failure {
     Failed(String),
     /// The answer is "no", and was printed already: exit code 1.
     Silent,
+    /// A program that was run for the user ended with this exit code, and has said why.
+    Ended(u8),
 }
 
 impl Failure {
@@ -36,6 +38,7 @@ impl Failure {
         match self {
             Self::Usage(_) => 2,
             Self::Failed(_) | Self::Silent => 1,
+            Self::Ended(code) => *code,
         }
     }
 
@@ -52,6 +55,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Usage(message) | Self::Failed(message) => f.write_str(message),
             Self::Silent => f.write_str("failed"),
+            Self::Ended(code) => write!(f, "ended with exit code {code}"),
         }
     }
 }

@@ -217,7 +217,8 @@ impl Topology {
         }
         settings.check_keys().or_else(|error| if settings.has("fault") { Ok(()) } else { Err(error) })?;
         if topology.devices.is_empty() {
-            return Err(settings.error("no device; a NIC is a table [[device]] with kind and [[device.port]]"));
+            let missing = || settings.error("no device; a NIC is a table [[device]] with kind and [[device.port]]");
+            return Err(settings.misspelt("device").unwrap_or_else(missing));
         }
         cables(&settings, &topology)?;
         for table in settings.tables("fault")? {
@@ -274,7 +275,8 @@ fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topo
         device.ports.push(spec);
     }
     if device.ports.is_empty() {
-        return Err(table.error("a device has at least one port: [[device.port]]"));
+        let missing = || table.error("a device has at least one port: [[device.port]]");
+        return Err(table.misspelt("port").unwrap_or_else(missing));
     }
     Ok(device)
 }
