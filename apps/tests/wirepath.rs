@@ -120,9 +120,16 @@ fn a_running_program_is_asked() {
     let counters: Value = serde_json::from_slice(&answer.stdout).unwrap();
     assert_eq!(counters["devices"][0]["ports"][0]["up"], true);
     assert_eq!(ask("kind = 'port-down'").status.code(), Some(0));
-    assert!(eventually(limit, || seen("IBV_EVENT_PORT_ERR") || seen("port error")), "{:?}", std::fs::read_to_string(&output));
+    assert!(
+        eventually(limit, || seen("IBV_EVENT_PORT_ERR") || seen("port error")),
+        "{:?}",
+        std::fs::read_to_string(&output)
+    );
     let wrong = ask("kind = 'port-dwn'");
-    assert!(wrong.status.code() == Some(2) && String::from_utf8_lossy(&wrong.stdout).contains("did you mean"), "{wrong:?}");
+    assert!(
+        wrong.status.code() == Some(2) && String::from_utf8_lossy(&wrong.stdout).contains("did you mean"),
+        "{wrong:?}"
+    );
     // The signal goes on to the program that runs.
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();

@@ -55,10 +55,16 @@ pub fn run(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -> Re
 pub fn ask(topology: &Path, request: &str) -> Result<(), Failure> {
     let read = Topology::load(topology).map_err(|error| Failure::usage(error.to_string()))?;
     let socket = read.control.ok_or_else(|| {
-        Failure::usage(format!("{}: there is no control = \"FILE\", the socket by which a running program is asked", topology.display()))
+        Failure::usage(format!(
+            "{}: there is no control = \"FILE\", the socket by which a running program is asked",
+            topology.display()
+        ))
     })?;
     let failed = |error| {
-        Failure::failed(format!("{}: {error}; is a program running on these NICs, and from this folder?", socket.display()))
+        Failure::failed(format!(
+            "{}: {error}; is a program running on these NICs, and from this folder?",
+            socket.display()
+        ))
     };
     let mut stream = UnixStream::connect(&socket).map_err(failed)?;
     stream.write_all(request.as_bytes()).map_err(failed)?;

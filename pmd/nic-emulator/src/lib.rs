@@ -33,6 +33,7 @@ pub mod topology;
 pub mod trap;
 pub mod tunnel;
 pub mod uverbs;
+pub mod vectors;
 mod wire;
 
 pub use emulator::{Emulator, FILE_BYTES, FILE_NAME, Opened};
