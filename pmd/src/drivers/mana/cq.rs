@@ -137,7 +137,7 @@ impl Positions {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::memory;
+    use super::super::hostile::memory;
     use super::*;
 
     fn write(memory: &DeviceMemory, counter: u32, count: u32, queue: u32, is_sq: u32) {

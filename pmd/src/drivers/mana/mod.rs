@@ -22,6 +22,8 @@ mod exchange;
 mod fault;
 mod find;
 mod hardware;
+#[cfg(any(test, fuzzing))]
+pub mod hostile;
 mod keys;
 mod offload;
 mod rx;

@@ -1,11 +1,9 @@
 //! Rings against a device that is played here, in plain memory: what is written to it word by word, and what it may write.
 
-// UNSAFETY: memory for rings is handed out by address.
+// UNSAFETY: plays a device, which writes to buffers by address.
 #![allow(unsafe_code)]
 
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mana::*;
@@ -13,6 +11,7 @@ use wirepath_nic_defs::mana::*;
 use super::cq::Positions;
 use super::exchange::Exchange;
 use super::fault::Fault;
+use super::hostile::memory;
 use super::keys::{Key, Keys};
 use super::rx::{ReceivePlace, ReceiveRing, Receiver, Spread};
 use super::tx::{SendPlace, SendRing, Sender};
@@ -24,13 +23,6 @@ use crate::port::{ReceiveQueue, TransmitQueue};
 const LKEY: u32 = 0x4711;
 const QUEUE: u32 = 0x2c05;
 const CQ: u32 = 0x99;
-
-/// Memory as a device shares it.
-pub(super) fn memory(bytes: usize) -> DeviceMemory {
-    let buffer: Arc<[AtomicU64]> = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
-    // SAFETY: the buffer is kept, aligned to 8, and only reached through views.
-    unsafe { DeviceMemory::new(NonNull::from(&buffer[0]).cast(), bytes, Arc::new(buffer)) }
-}
 
 /// The device's side of a work queue and its completion queue.
 struct Played {
