@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use wirepath_nic_emulator::launch;
 use wirepath_pmd::drivers::{self, PortSettings};
 use wirepath_pmd::packet::{Batch, Packet, Pool};
 use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, RxQueue, StartedPort};
 use wirepath_pmd::settings::Source;
 use wirepath_testlab::{announce, skip_or_fail};
 
-use crate::fixture::{Fixture, Nature, Property, Rig};
+use crate::fixture::{Emulation, Fixture, Nature, Property, Rig};
 
 /// How long nothing may move before a test gives up. Generous: it only ends a hopeless wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -18,11 +19,27 @@ const BUFFERS: u32 = 8192;
 pub(crate) const PORT: u16 = 7;
 
 /// Runs one property for one driver.
-pub(crate) fn check(fixture: &dyn Fixture, property: Property, body: fn(&mut Bench)) {
+pub(crate) fn check(name: &str, fixture: &dyn Fixture, property: Property, body: fn(&mut Bench)) {
     if let Some(why) = fixture.exempt(property) {
         announce(&format!("not for {}: {property:?}: {why}", fixture.driver()));
         return;
     }
+    let Some(Emulation { topology, environment, folder }) = fixture.emulation() else {
+        return check_here(fixture, property, body);
+    };
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, &**value)).collect();
+    launch::under_with(name, &topology, &environment, || {
+        check_here(fixture, property, body);
+        // Only what a test ordered may be in there.
+        let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
+        let refused: Vec<_> = log.lines().filter(|line| !line.contains("as ordered")).collect();
+        assert!(refused.is_empty(), "a NIC would have refused:\n{}", refused.join("\n"));
+    });
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+/// Runs one property in this process.
+fn check_here(fixture: &dyn Fixture, property: Property, body: fn(&mut Bench)) {
     let setup = match fixture.set_up() {
         Ok(setup) => setup,
         Err(why) => return skip_or_fail(file!(), line!(), &format!("{}: {property:?}: {why}", fixture.driver())),

@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use wirepath_testlab::{Lab, Namespace};
@@ -29,8 +30,23 @@ pub(crate) trait Fixture: Sync {
         None
     }
 
+    /// The NICs that the test needs in its process; it is then started again in one that has them.
+    fn emulation(&self) -> Option<Emulation> {
+        None
+    }
+
     /// Makes device and wire; an error is why the test cannot run on this machine.
     fn set_up(&self) -> Result<Setup, String>;
+}
+
+/// Emulated NICs.
+pub(crate) struct Emulation {
+    /// Which ones: the emulator's file.
+    pub(crate) topology: String,
+    /// For the process that has them.
+    pub(crate) environment: Vec<(&'static str, String)>,
+    /// Where the emulator's `log` is: a line for everything that a real NIC would refuse. Removed after the test.
+    pub(crate) folder: PathBuf,
 }
 
 /// A device and a wire, made for one test.

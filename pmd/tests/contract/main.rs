@@ -18,54 +18,27 @@ macro_rules! contract {
             use crate::fixture::Property;
             use crate::{bench, properties};
 
-            #[test]
-            fn order_and_no_loss() {
-                bench::check(&$fixture, Property::Order, properties::order::in_order_without_loss);
+            contract! { @properties $driver, $fixture;
+                order_and_no_loss: Order, properties::order::in_order_without_loss;
+                partial_transmit: PartialTransmit, properties::partial::leaves_what_it_cannot_take;
+                sizes: Sizes, properties::sizes::every_size_both_ways;
+                too_long_is_refused: TooLong, properties::sizes::too_long_is_dropped_and_counted;
+                chains: Chains, properties::chains::go_out_whole;
+                statistics: Statistics, properties::statistics::equal_what_was_moved;
+                several_queues: Queues, properties::queues::share_the_flows;
+                pool_runs_dry: Exhaustion, properties::exhaustion::drops_counts_and_recovers;
+                stop_and_start_under_traffic: Restart, properties::restart::stops_and_starts_under_traffic;
+                link_down_and_up: Link, properties::link::goes_down_and_comes_back;
+                removed_while_running: Removal, properties::removal::says_so_and_others_go_on;
+                killed_and_started_again: Kill, properties::kill::leaves_nothing_in_the_way;
             }
-            #[test]
-            fn partial_transmit() {
-                bench::check(&$fixture, Property::PartialTransmit, properties::partial::leaves_what_it_cannot_take);
-            }
-            #[test]
-            fn sizes() {
-                bench::check(&$fixture, Property::Sizes, properties::sizes::every_size_both_ways);
-            }
-            #[test]
-            fn too_long_is_refused() {
-                bench::check(&$fixture, Property::TooLong, properties::sizes::too_long_is_dropped_and_counted);
-            }
-            #[test]
-            fn chains() {
-                bench::check(&$fixture, Property::Chains, properties::chains::go_out_whole);
-            }
-            #[test]
-            fn statistics() {
-                bench::check(&$fixture, Property::Statistics, properties::statistics::equal_what_was_moved);
-            }
-            #[test]
-            fn several_queues() {
-                bench::check(&$fixture, Property::Queues, properties::queues::share_the_flows);
-            }
-            #[test]
-            fn pool_runs_dry() {
-                bench::check(&$fixture, Property::Exhaustion, properties::exhaustion::drops_counts_and_recovers);
-            }
-            #[test]
-            fn stop_and_start_under_traffic() {
-                bench::check(&$fixture, Property::Restart, properties::restart::stops_and_starts_under_traffic);
-            }
-            #[test]
-            fn link_down_and_up() {
-                bench::check(&$fixture, Property::Link, properties::link::goes_down_and_comes_back);
-            }
-            #[test]
-            fn removed_while_running() {
-                bench::check(&$fixture, Property::Removal, properties::removal::says_so_and_others_go_on);
-            }
-            #[test]
-            fn killed_and_started_again() {
-                bench::check(&$fixture, Property::Kill, properties::kill::leaves_nothing_in_the_way);
-            }
+        }
+    )* };
+    (@properties $driver:ident, $fixture:expr; $($test:ident: $property:ident, $body:path;)*) => { $(
+        #[test]
+        fn $test() {
+            let name = concat!(stringify!($driver), "::", stringify!($test));
+            bench::check(name, &$fixture, Property::$property, $body);
         }
     )* };
 }
@@ -85,6 +58,8 @@ contract! {
         how: "driver = \"af_xdp\"\n[port.af_xdp]\nfragments = false\nattach_by_link = false\n",
         mtu: 2026,
     };
+    mana: crate::fixtures::mana::Mana { doorbells: "trap", device: "" };
+    mana_scan_coalesced: crate::fixtures::mana::Mana { doorbells: "scan", device: "coalesce = true\n" };
     memory: crate::fixtures::memory::Memory;
     null: crate::fixtures::null::Null;
     pcap: crate::fixtures::pcap::Pcap;

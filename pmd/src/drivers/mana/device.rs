@@ -49,6 +49,8 @@ pub(super) struct ManaDevice {
 struct Limits {
     queues: u16,
     depth: u32,
+    /// The library, not the device, sets the limit.
+    by_library: bool,
 }
 
 enum Health {
@@ -65,7 +67,8 @@ enum Health {
 struct Running {
     config: PortConfig,
     blank: Blank,
-    depth: u32,
+    /// Most entries of a ring.
+    most: u32,
     tx: Vec<Arc<Exchange<SendRing>>>,
     rx: Vec<Arc<Exchange<ReceiveRing>>>,
     spread: Option<Arc<Spread>>,
@@ -86,7 +89,12 @@ impl Running {
 
     /// A ring of long frames holds about as many buffers as one of short frames.
     fn receive_depth(&self) -> u32 {
-        (self.depth / self.buffers() as u32).next_power_of_two().max(MIN_DEPTH)
+        let wanted = (self.config.depth / self.buffers() as u32).max(MIN_DEPTH);
+        wanted.next_power_of_two().min(self.most)
+    }
+
+    fn send_depth(&self) -> u32 {
+        self.config.depth.max(MIN_DEPTH).next_power_of_two().min(self.most)
     }
 
     fn plan(&self) -> ReceivePlan<'_> {
@@ -136,18 +144,19 @@ impl ManaDevice {
     pub(super) fn open(options: Options) -> Result<Self, PortError> {
         let found = find(&options.device, options.port)?;
         let opened = Hardware::open(&found, options.shared).and_then(|hardware| {
-            hardware.probe()?;
+            let library = hardware.probe()?;
             let attributes = hardware.attributes()?;
             let state = hardware.port()?.state;
-            Ok((hardware, attributes, state))
+            Ok((hardware, library, attributes, state))
         });
-        let (hardware, attributes, state) = opened.map_err(|error| refused(&options.device, error))?;
+        let (hardware, library, attributes, state) = opened.map_err(|error| refused(&options.device, error))?;
         let most = [attributes.max_queue_pairs, attributes.max_completion_queues / 2, MAX_QUEUES].into_iter().min();
-        let depth = [attributes.max_work_requests, attributes.max_completions, MAX_DEPTH].into_iter().min();
+        let depth = attributes.max_work_requests.min(attributes.max_completions).min(MAX_DEPTH);
         let limits = Limits {
             queues: most.unwrap_or(1).max(1) as u16,
             // The power of two below.
-            depth: 1 << depth.unwrap_or(MIN_DEPTH).max(1).ilog2(),
+            depth: 1 << depth.min(library.unwrap_or(depth)).max(1).ilog2(),
+            by_library: library.is_some(),
         };
         Ok(Self {
             options,
@@ -169,7 +178,7 @@ impl ManaDevice {
         // Those that send first: they claim the port.
         let mut send = Vec::new();
         for index in 0..running.tx.len() {
-            send.push(hardware.send(index, running.depth, &keys, positions)?);
+            send.push(hardware.send(index, running.send_depth(), &keys, positions)?);
         }
         if !running.rx.is_empty() {
             let (spread, receive) = hardware.receive(&running.plan(), &keys, positions)?;
@@ -191,7 +200,7 @@ impl ManaDevice {
                 self.resets.count(fault);
             }
             drop(exchange.collect());
-            exchange.hand_out(hardware.send(index, running.depth, &keys, self.resets.positions())?);
+            exchange.hand_out(hardware.send(index, running.send_depth(), &keys, self.resets.positions())?);
         }
         if running.rx.iter().any(|exchange| exchange.is_back()) {
             running.recall_receivers();
@@ -329,8 +338,9 @@ impl Device for ManaDevice {
             let bytes: usize = hardware.allocator().usage().iter().map(|usage| usage.bytes).sum();
             let regions = hardware.allocator().regions().unwrap_or_default();
             mode += &format!(
-                ", {} receive buffers of each queue, {} KiB of queue memory",
-                running.receive_depth() as usize * running.buffers(),
+                ", rings of {} to send and {} to receive, {} KiB of queue memory",
+                running.send_depth(),
+                running.receive_depth(),
                 bytes >> 10
             );
             if let Some(region) = regions.first() {
@@ -343,6 +353,12 @@ impl Device for ManaDevice {
             "frames for other MAC addresses do not arrive: the hardware has no promiscuous mode".to_owned(),
             "VLAN tags are received without priority (PCP, DEI): completions have the number only".to_owned(),
         ];
+        if self.limits.by_library {
+            let most = self.limits.depth;
+            notes.push(format!(
+                "rings have at most {most} entries: libmana of rdma-core 44 takes no more, later ones do"
+            ));
+        }
         if self.resets.positions() == Positions::Unused {
             notes.push("positions in completions are not checked: they did not fit several times".to_owned());
         }
@@ -353,7 +369,8 @@ impl Device for ManaDevice {
             max_rx_queues: self.limits.queues,
             max_tx_queues: self.limits.queues,
             max_mtu: MAX_MTU,
-            max_depth: self.limits.depth,
+            // Rings that are asked to be deeper get as deep as they can; a note says so where that is shallow.
+            max_depth: MAX_DEPTH,
             offloads: Offloads::RX_L3_CHECKSUM
                 .with(Offloads::RX_L4_CHECKSUM)
                 .with(Offloads::RX_VLAN_STRIP)
@@ -378,12 +395,11 @@ impl Device for ManaDevice {
             self.hardware = Some(hardware);
         }
         (self.health, self.resets) = (Health::Well, Resets::default());
-        let depth = config.depth.next_power_of_two().clamp(MIN_DEPTH.min(self.limits.depth), self.limits.depth);
         let blank = config.pool.blank().in_port(config.id);
         self.running = Some(Running {
             config: config.clone(),
             blank,
-            depth,
+            most: self.limits.depth,
             tx: (0..config.tx_queues).map(|_| Arc::new(Exchange::new())).collect(),
             rx: (0..config.rx_queues).map(|_| Arc::new(Exchange::new())).collect(),
             keys: None,
@@ -405,8 +421,19 @@ impl Device for ManaDevice {
     }
 
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
+        // What was accepted is sent, as far as the device does so in time.
+        if matches!(self.health, Health::Well) {
+            let deadline = Instant::now() + DRAIN;
+            for queue in queues.tx {
+                if let Ok(mut sender) = queue.into_any().downcast::<Sender>() {
+                    while !sender.is_idle() && Instant::now() < deadline {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        }
         // The rings go with the workers' ends and the exchanges; the last of them, or the spreader, stops the hardware.
-        drop(queues);
+        drop(queues.rx);
         self.running = None;
         if !matches!(self.health, Health::Well) {
             self.hardware = None;
@@ -449,6 +476,9 @@ impl Device for ManaDevice {
         vec![("queue_resets", self.resets.queues), ("device_resets", self.resets.device)]
     }
 }
+
+/// How long packets that are on their way are waited for when a port stops.
+const DRAIN: Duration = Duration::from_millis(200);
 
 /// How long a device is waited for after a fatal error, unless the configuration says otherwise.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);

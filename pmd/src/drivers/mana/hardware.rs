@@ -21,6 +21,8 @@ use crate::packet::{Blank, Pool};
 /// Segments that the size of a send ring reckons with: room for as many packets of this many segments as it is deep. Packets of more take
 /// more room and are as welcome.
 const SEGMENTS: u32 = 3;
+/// Most entries of a ring in libmana of rdma-core 44.
+const OLD_LIBRARY: u32 = 256;
 /// Most entries of an indirection table (linux: drivers/infiniband/hw/mana/qp.c).
 const TABLE: usize = 64;
 /// The hash key of Microsoft's specification of receive-side scaling.
@@ -71,10 +73,16 @@ impl Hardware {
         Ok(Self { context, mana, base, domain, events, allocator, port: found.port })
     }
 
-    /// Says now what stands in the way of a queue pair: a capability, or the kernel, which holds the port.
-    pub(super) fn probe(&self) -> Result<()> {
-        let completions = CompletionQueue::new(&self.context, &CompletionQueueOptions::new(64, "probe"))?;
-        RawPacketQp::new(&self.domain, &RawPacketQpOptions::send(&completions, 64, 1, "probe")).map(drop)
+    /// Says now what stands in the way of a queue pair: a capability, or the kernel, which holds the port. Returns most entries of a
+    /// ring, where it is the library that sets a limit.
+    pub(super) fn probe(&self) -> Result<Option<u32>> {
+        let completions = |entries| CompletionQueue::new(&self.context, &CompletionQueueOptions::new(entries, "probe"));
+        RawPacketQp::new(&self.domain, &RawPacketQpOptions::send(&completions(64)?, 64, 1, "probe"))?;
+        // libmana of rdma-core 44 refuses more, whatever the device can do; later ones do not.
+        match completions(2 * OLD_LIBRARY) {
+            Err(error) if error.errno() == Some(libc::EINVAL) => Ok(Some(OLD_LIBRARY)),
+            _ => Ok(None),
+        }
     }
 
     pub(super) fn attributes(&self) -> Result<DeviceAttributes> {

@@ -331,6 +331,12 @@ impl Sender {
         Self { ring, exchange, counters: Arc::default(), pool, longest }
     }
 
+    /// Whether nothing is on its way any more, after a look.
+    pub(super) fn is_idle(&mut self) -> bool {
+        self.reclaim();
+        self.ring.as_ref().is_none_or(|ring| ring.len() == 0)
+    }
+
     /// What is on its way will not arrive: nobody knows which of it did.
     #[cold]
     fn give_up(&mut self, fault: Fault) {
