@@ -1,7 +1,7 @@
 //! The programs among peers that we did not write: Linux hosts behind veth cables, the kernel's `vxlan` device as remote VTEP, scapy
 //! and tshark as judges of frames. Everything happens in network namespaces that each test makes and removes.
 //!
-//! Each check runs over each of the two kernel drivers and over both IP versions of the underlay; offloads of the peers are as the
+//! Each check runs over both kernel drivers and over emulated NICs, and over both IP versions of the underlay; offloads of the peers are as the
 //! kernel sets them. One alone: `cargo test -p wirepath-apps --test peers af_xdp_ipv6::ping`
 
 mod broadcast;
@@ -26,6 +26,8 @@ macro_rules! everywhere {
         everywhere!(@ af_packet_ipv6, "af_packet", true, $($test: $body;)*);
         everywhere!(@ af_xdp_ipv4, "af_xdp", false, $($test: $body;)*);
         everywhere!(@ af_xdp_ipv6, "af_xdp", true, $($test: $body;)*);
+        everywhere!(@ mana_ipv4, "mana", false, $($test: $body;)*);
+        everywhere!(@ mana_ipv6, "mana", true, $($test: $body;)*);
     };
     (@ $module:ident, $driver:literal, $ipv6:literal, $($test:ident: $body:path;)*) => {
         mod $module {

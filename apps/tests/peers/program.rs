@@ -1,9 +1,13 @@
-//! A program of ours under test.
+//! A program of ours under test, on emulated NICs if its configuration asks for ports of such.
 
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use wirepath_nic_emulator::launch::{self, Launch};
 use wirepath_testlab::{Background, Namespace, Outcome};
 
 /// How long a program may take to stop.
@@ -12,7 +16,9 @@ const STOPPING: Duration = Duration::from_secs(30);
 /// A running program with its configuration. If the test panics, what the program logged is shown.
 pub(crate) struct Program {
     process: Option<Background>,
-    _folder: TempDir,
+    folder: TempDir,
+    /// Keeps the files of emulated NICs.
+    _nics: Option<Launch>,
 }
 
 impl Program {
@@ -21,8 +27,30 @@ impl Program {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("config.toml");
         std::fs::write(&file, config).expect("write the configuration");
-        let process = place.spawn(&[binary, "--config", file.to_str().expect("a plain path"), "--json"]);
-        Self { process: Some(process), _folder: folder }
+        let nics = nics(place, &folder, config);
+        let mut arguments: Vec<String> = Vec::new();
+        if let Some(nics) = &nics {
+            arguments.push("env".to_owned());
+            let variable = |(name, value): (&str, std::ffi::OsString)| format!("{name}={}", value.display());
+            arguments.extend(nics.environment().into_iter().map(variable));
+        }
+        arguments.extend([binary, "--config", file.to_str().expect("a plain path"), "--json"].map(str::to_owned));
+        let process = place.spawn(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        Self { process: Some(process), folder, _nics: nics }
+    }
+
+    /// Takes an emulated NIC away from the program: it is reset, and cannot be opened again.
+    pub(crate) fn lose_nic(&self, device: &str) {
+        for fault in
+            ["kind = 'refuse'\ncommand = 'get_context'\nerrno = 'ENODEV'\ncount = 1000000", "kind = 'device-fatal'"]
+        {
+            let mut socket = UnixStream::connect(self.folder.path().join("control")).expect("the control socket");
+            write!(socket, "device = 'nic-{device}'\n{fault}\n").expect("a request");
+            socket.shutdown(Shutdown::Write).expect("the end of the request");
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).expect("an answer");
+            assert_eq!(answer.trim(), "ordered");
+        }
     }
 
     fn process(&mut self) -> &mut Background {
@@ -51,6 +79,9 @@ impl Program {
 
     fn stop_with(mut self, code: i32) -> (Summary, String) {
         let outcome = self.process.take().expect("not stopped yet").terminate(STOPPING);
+        let log = std::fs::read_to_string(self.folder.path().join("nic.log")).unwrap_or_default();
+        let refused: Vec<_> = log.lines().filter(|line| !line.contains("as ordered")).collect();
+        assert!(refused.is_empty() || code != 0, "a NIC would have refused:\n{}", refused.join("\n"));
         (Summary::read(&outcome, code), outcome.stderr)
     }
 
@@ -59,6 +90,24 @@ impl Program {
         let outcome = self.process.take().expect("not stopped yet").kill();
         assert_eq!(outcome.code, None, "it had ended by itself: {}{}", outcome.stdout, outcome.stderr);
     }
+}
+
+/// A NIC for each `mana` port of a configuration, linked to the interface of the port's name and with its address: as if the NIC's own
+/// interface were there.
+fn nics(place: &Namespace, folder: &TempDir, config: &str) -> Option<Launch> {
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let mut topology = format!("log = '{}'\ncontrol = '{}'\n", file("nic.log"), file("control"));
+    let mut number = 0;
+    for port in config.split("[[port]]").filter(|port| port.contains("driver = \"mana\"")) {
+        let device = port.lines().find_map(|line| line.strip_prefix("device = \"")?.strip_suffix('"'));
+        let device = device.expect("a port names its device");
+        let mac = place.mac(device).map(|byte| format!("{byte:02x}")).join(":");
+        topology +=
+            &format!("[[device]]\nkind = 'mana'\nname = 'nic-{device}'\n[[device.port]]\nnetdev = '{device}'\n");
+        topology += &format!("mac = '{mac}'\nlink = 'veth:{device}'\n");
+        number += 1;
+    }
+    (number > 0).then(|| launch::prepare(&topology))
 }
 
 impl Drop for Program {

@@ -38,7 +38,8 @@ pub(crate) struct Way {
 pub(crate) fn with(name: &'static str, driver: &'static str, ipv6: bool, check: fn(Way)) {
     let needs = [Need::Root, Need::Program("ip"), Need::Program("ping"), Need::Program("tshark"), Need::Scapy];
     let kernel = if driver == "af_xdp" { Need::Kernel(6, 6) } else { Need::Kernel(5, 10) };
-    for need in needs.into_iter().chain([kernel, Need::LinkType("vxlan")]) {
+    let rdma = (driver == "mana").then_some(Need::File("/etc/libibverbs.d/mana.driver"));
+    for need in needs.into_iter().chain([kernel, Need::LinkType("vxlan")]).chain(rdma) {
         if let Err(why) = need.check() {
             return skip_or_fail(file!(), line!(), &format!("{name}: {why}"));
         }
@@ -147,6 +148,10 @@ impl World {
             let driver = self.way.driver;
             writeln!(text, "[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\nmtu = {mtu}\n")
                 .expect("a string grows");
+            if driver == "mana" {
+                // What is taken away does not come back in these tests.
+                text += "[port.mana]\nseconds_after_fatal = 0\n\n";
+            }
         };
         port("wan", self.mtu);
         for n in 0..self.hosts.len() {
