@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use wirepath_nic_emulator::launch;
 use wirepath_testlab::{Need, eventually, require};
 
 fn wirepath(arguments: &[&str]) -> Output {
@@ -49,6 +50,40 @@ fn doctor_s_exit_code_says_whether_anything_fails() {
     assert_eq!(output.status.code(), code);
     let lines = String::from_utf8(output.stdout).unwrap();
     assert_eq!(lines.lines().filter(|line| !line.trim_start().starts_with('>')).count(), findings.len(), "{lines}");
+}
+
+#[test]
+fn an_rdma_nic_is_listed_with_what_it_can_and_what_is_in_the_way() {
+    require!(Need::File("/etc/libibverbs.d/mana.driver"));
+    let nic = "[[device]]\nkind = 'mana'\n[[device.port]]\nnetdev = 'eth7'\n";
+    let held = format!("{nic}[[fault]]\nkind = 'port-held'\n");
+    for (topology, usable) in [(nic, true), (&held, false)] {
+        let nics = launch::prepare(topology);
+        let run = |command: &str| {
+            let output = nics.command(env!("CARGO_BIN_EXE_wirepath")).args([command, "--json"]).output().unwrap();
+            serde_json::from_slice::<Value>(&output.stdout).unwrap()
+        };
+        let devices = run("devices");
+        let offers = devices["devices"].as_array().unwrap();
+        let offer = offers.iter().find(|offer| offer["driver"] == "mana" && offer["device"] == "eth7").unwrap();
+        assert_eq!(offer["usable"], usable, "{offer}");
+        let doctor = run("doctor");
+        let find =
+            |name: &str| doctor["findings"].as_array().unwrap().iter().find(|f| f["check"] == name).unwrap().clone();
+        assert!(find("RDMA libraries")["found"].as_str().unwrap().contains("libmana"));
+        let finding = find("RDMA devices");
+        if usable {
+            let mode = offer["mode"].as_str().unwrap();
+            assert!(mode.contains("checksums") && mode.contains("no flow rules in this hardware"), "{mode}");
+            assert_eq!((&finding["level"], &finding["found"]), (&Value::from("OK"), &Value::from("mana0")));
+        } else {
+            assert!(offer["reason"].as_str().unwrap().contains("eth7 holds the port"), "{offer}");
+            assert_eq!(
+                (&finding["level"], &finding["remedy"]),
+                (&Value::from("WARN"), &Value::from("ip link set dev eth7 down"))
+            );
+        }
+    }
 }
 
 #[test]

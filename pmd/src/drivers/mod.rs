@@ -23,6 +23,7 @@ pub mod mana;
 pub mod memory;
 pub mod null;
 pub mod pcap;
+pub mod rdma;
 pub mod requests;
 pub mod tap;
 

@@ -22,6 +22,8 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         locked_memory(facts),
         bpf_jit(facts),
         tap(facts),
+        rdma_libraries(facts),
+        rdma_devices(facts),
         default_route(facts),
         cores(facts),
         governor(facts),
@@ -115,7 +117,7 @@ fn locked_memory(facts: &Facts) -> Finding {
         Some(bytes) if bytes >= LOCKED_BYTES => ok("locked memory", format!("{} MiB", bytes >> 20)),
         Some(bytes) => warn(
             "locked memory",
-            format!("{} KiB: too little for the pools of AF_XDP ports", bytes >> 10),
+            format!("{} KiB: too little for the pools of AF_XDP and RDMA ports", bytes >> 10),
             format!("ulimit -l unlimited   # as root; or setcap cap_ipc_lock with the others on {}", facts.program),
         ),
     }
@@ -138,6 +140,41 @@ fn tap(facts: &Facts) -> Finding {
         return ok("TAP devices", "/dev/net/tun is there");
     }
     warn("TAP devices", "no /dev/net/tun: tap ports do not work", "modprobe tun")
+}
+
+fn rdma_libraries(facts: &Facts) -> Finding {
+    const INSTALL: &str = "apt install libibverbs1 ibverbs-providers   # rdma-core 44 or later";
+    match &facts.rdma.libraries {
+        Err(missing) => warn("RDMA libraries", format!("{missing}: no mana ports"), INSTALL),
+        Ok(libraries) => {
+            let found = libraries.join(", ");
+            if libraries.iter().any(|library| library.starts_with("libmana")) {
+                ok("RDMA libraries", found)
+            } else {
+                warn("RDMA libraries", format!("{found}, but no libmana: no mana ports"), INSTALL)
+            }
+        }
+    }
+}
+
+fn rdma_devices(facts: &Facts) -> Finding {
+    let rdma = &facts.rdma;
+    if let Some((port, why)) = rdma.mana_ports.iter().find_map(|(port, why)| Some((port, why.as_ref()?))) {
+        // The reason ends with the command, where there is one.
+        let remedy = why.find("ip link set").map_or("wirepath devices", |at| &why[at..]);
+        return warn("RDMA devices", format!("{port} cannot be used: {why}"), remedy);
+    }
+    if rdma.mana_ports.is_empty() && rdma.mana_adapters > 0 {
+        return warn(
+            "RDMA devices",
+            format!("{} MANA adapter(s) without an RDMA device", rdma.mana_adapters),
+            "modprobe mana_ib   # Linux 6.2 or later",
+        );
+    }
+    match rdma.devices.as_slice() {
+        [] => ok("RDMA devices", "none"),
+        names => ok("RDMA devices", names.join(", ")),
+    }
 }
 
 fn default_route(facts: &Facts) -> Finding {
@@ -184,6 +221,8 @@ fn isolated(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use wirepath_pmd::drivers::rdma::Rdma;
+
     use super::*;
 
     fn good() -> Facts {
@@ -195,6 +234,7 @@ mod tests {
             bpf_jit: Some(true),
             cores: 4,
             tun: true,
+            rdma: Rdma { libraries: Ok(vec!["libmana 44.0".into()]), ..Rdma::default() },
             program: "/usr/bin/wirepath".into(),
             isolated: "1-3".into(),
             ..Facts::default()
@@ -215,7 +255,7 @@ mod tests {
     #[test]
     fn each_trouble_is_found_and_has_a_remedy() {
         type Trouble = (&'static str, Level, fn(&mut Facts));
-        let troubles: [Trouble; 14] = [
+        let troubles: [Trouble; 18] = [
             ("processor", Level::Fail, |f| f.missing_cpu_features = vec!["avx2"]),
             ("kernel", Level::Warn, |f| f.kernel = Some((6, 5))),
             ("kernel", Level::Fail, |f| f.kernel = Some((4, 19))),
@@ -231,6 +271,12 @@ mod tests {
             }),
             ("BPF compiler", Level::Warn, |f| f.bpf_jit = Some(false)),
             ("TAP devices", Level::Warn, |f| f.tun = false),
+            ("RDMA libraries", Level::Warn, |f| f.rdma.libraries = Err("libibverbs.so.1 is not there".into())),
+            ("RDMA libraries", Level::Warn, |f| f.rdma.libraries = Ok(vec!["libibverbs 44.0".into()])),
+            ("RDMA devices", Level::Warn, |f| f.rdma.mana_adapters = 1),
+            ("RDMA devices", Level::Warn, |f| {
+                f.rdma.mana_ports = vec![("eth1".into(), Some("held; free it: ip link set dev eth1 down".into()))];
+            }),
             ("cores", Level::Warn, |f| f.cores = 1),
             ("clock rate", Level::Warn, |f| f.governor = Some("powersave".into())),
         ];

@@ -1,5 +1,7 @@
 use std::path::Path;
 
+use wirepath_pmd::drivers::rdma::Rdma;
+
 /// What the checks look at: text that the kernel shows in files. Everything may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
@@ -27,6 +29,8 @@ pub struct Facts {
     pub cores: usize,
     /// Whether TAP devices can be made.
     pub tun: bool,
+    /// Libraries and devices of the RDMA drivers.
+    pub rdma: Rdma,
     /// Path of this program.
     pub program: String,
 }
@@ -55,6 +59,7 @@ impl Facts {
             isolated: text("sys/devices/system/cpu/isolated").trim().to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             tun: root.join("dev/net/tun").exists(),
+            rdma: Rdma::look(root),
             program: std::env::current_exe().map_or_else(|_| "wirepath".to_owned(), |path| path.display().to_string()),
         }
     }

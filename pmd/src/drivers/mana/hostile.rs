@@ -70,9 +70,9 @@ pub fn play(data: &[u8]) {
     let Some((&first, rest)) = data.split_first() else { return };
     let pool = Pool::new("hostile", 256).expect("memory");
     if first & 1 == 0 {
-        receive(&pool, rest, if first & 2 == 0 { 1 } else { 5 })
+        receive(&pool, rest, if first & 2 == 0 { 1 } else { 5 });
     } else {
-        transmit(&pool, rest)
+        transmit(&pool, rest);
     }
     assert_eq!(pool.outstanding(), 0, "buffers were lost");
 }
