@@ -27,7 +27,7 @@ fn compile(folder: &tempfile::TempDir, name: &str) -> PathBuf {
     let program = folder.path().join(name);
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(format!("{name}.c"));
     let output = Command::new("cc")
-        .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o"])
+        .args(["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(&program)
         .arg(source)
         .args(["-lmana", "-libverbs"])
@@ -102,6 +102,25 @@ fn a_c_program_against_manadv_in_every_way() {
             has("backwards, or an overrun");
             has("which this context does not have");
         }
+    }
+}
+
+/// Where doorbells are seen: the scan mode does not see that a queue is armed.
+#[test]
+fn events_faults_and_a_second_process() {
+    require!(all HEADERS);
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&folder, "processes");
+    let socket = folder.path().join("control").display().to_string();
+    let launch = launch::prepare(&format!(
+        "log = 'nic.log'\ncontrol = '{socket}'\n[[device]]\nkind = 'mana'\n[[device.port]]\nlink = 'sink'\n\
+         [[fault]]\nkind = 'refuse'\ncommand = 'create_qp'\nerrno = 'EBUSY'\nafter = 1\n"
+    ));
+    for (abi, doorbells) in WAYS.into_iter().filter(|(_, doorbells)| *doorbells != "scan") {
+        let ran = run(&launch, &program, &[&socket], &[(launch::ABI, abi), (launch::DOORBELLS, doorbells)]);
+        assert!(ran.success, "{abi}, {doorbells}: {}{}\n{}", ran.stdout, ran.stderr, ran.log);
+        assert_eq!(ran.stdout, "all good\n");
+        assert!(ran.log.contains("create_qp refused as ordered"), "{}", ran.log);
     }
 }
 

@@ -15,7 +15,7 @@ use wirepath_nic_emulator::topology::{Doorbells, Topology};
 use wirepath_nic_emulator::{Emulator, Log};
 
 use crate::memory::Pinned;
-use crate::{control, memory, thread, traps, wires};
+use crate::{memory, thread, traps, wires};
 
 /// The emulator of this process.
 pub(crate) type Nic = Emulator<Process>;
@@ -88,9 +88,7 @@ pub(crate) fn nic() -> Option<&'static Nic> {
     match made {
         Some(nic) => {
             NIC.store(Box::into_raw(Box::new(nic)), Ordering::Release);
-            let nic = existing()?;
-            control::start(nic);
-            Some(nic)
+            existing()
         }
         None => {
             OFF.store(true, Ordering::Relaxed);
@@ -141,7 +139,7 @@ extern "C" fn in_child() {
 
 extern "C" fn at_exit() {
     let Some(nic) = existing() else { return };
-    let Some(path) = &nic.topology().stats else { return };
+    let Some(path) = nic.topology().stats.as_ref().filter(|_| thread::started()) else { return };
     let written = catch_unwind(AssertUnwindSafe(|| std::fs::write(path, format!("{:#}\n", nic.counters()))));
     if !matches!(written, Ok(Ok(()))) {
         nic.log().line(format_args!("cannot write counters to {}", path.display()));

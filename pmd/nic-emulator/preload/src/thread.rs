@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::process::Nic;
-use crate::{shared, traps};
+use crate::{control, shared, traps};
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 static OTHERS: AtomicBool = AtomicBool::new(false);
@@ -43,6 +43,8 @@ pub(crate) fn start(nic: &'static Nic) {
     if STARTED.swap(true, Ordering::AcqRel) {
         return;
     }
+    // A process that only lists devices, or has one handed over, leaves the socket to the one that works with them.
+    control::start(nic);
     let Ok(waker) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else {
         nic.log().line("no eventfd for the device thread");
         return;
@@ -63,6 +65,11 @@ pub(crate) fn start(nic: &'static Nic) {
     if let Err(error) = started {
         nic.log().line(format_args!("no device thread: {error}"));
     }
+}
+
+/// Whether a device was ever opened in this process.
+pub(crate) fn started() -> bool {
+    STARTED.load(Ordering::Acquire)
 }
 
 /// After `fork`: there is no thread.
