@@ -180,6 +180,11 @@ pub trait Device<H: Host>: Send {
     /// A context was opened.
     fn open(&mut self, call: &mut Call<'_, H>) -> Result<(), Errno>;
 
+    /// What an open context is like, for a program that imports it.
+    fn query_context(&self, call: &mut Call<'_, H>) -> Result<(), Errno> {
+        Err(call.refuse(Errno::OPNOTSUPP, format_args!("{}: contexts cannot be imported", self.spec().name)))
+    }
+
     /// A context is gone, and its objects with it.
     fn close(&mut self, context: ContextId);
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 
 use crate::device::{ContextId, Device, Env, Event, Store};
@@ -48,6 +48,8 @@ struct Machine<H: Host> {
     linked: bool,
     contexts: HashMap<ContextId, Context>,
     files: HashMap<RawFd, ContextId>,
+    /// Contexts by the file system's number of their file, by which a duplicate of a descriptor is known.
+    inodes: HashMap<u64, ContextId>,
     sockets: HashMap<RawFd, VecDeque<Vec<u8>>>,
     next_context: ContextId,
     orders: Orders,
@@ -94,6 +96,7 @@ impl<H: Host> Emulator<H> {
             linked: false,
             contexts: HashMap::new(),
             files: HashMap::new(),
+            inodes: HashMap::new(),
             sockets: HashMap::new(),
             next_context: 1,
             orders: Orders::default(),
@@ -188,6 +191,7 @@ impl<H: Host> Emulator<H> {
         machine.next_context += 1;
         machine.contexts.insert(context, Context::new(context, device));
         machine.files.insert(file.as_raw_fd(), context);
+        machine.inodes.insert(fstat(&file)?.st_ino, context);
         Ok(Opened { file, context })
     }
 
@@ -232,6 +236,15 @@ impl<H: Host> Emulator<H> {
         Ok((context.id, devices[context.device].map(&self.log, context.id, offset, length)?))
     }
 
+    /// A descriptor that this process has made of another one, by `dup` or by sending it to itself: true if it is of an open device,
+    /// which from now on is open until both are closed.
+    pub fn adopt(&self, fd: RawFd, inode: u64) -> bool {
+        let mut machine = self.lock();
+        let Some(context) = machine.inodes.get(&inode).copied() else { return false };
+        machine.files.insert(fd, context);
+        true
+    }
+
     /// Minor number of an open device.
     pub fn minor(&self, fd: RawFd) -> Option<u32> {
         let machine = self.lock();
@@ -241,12 +254,18 @@ impl<H: Host> Emulator<H> {
     /// The application closes a descriptor that it has from here.
     pub fn close(&self, fd: RawFd) {
         let mut machine = self.lock();
-        let Machine { devices, contexts, files, sockets, .. } = &mut *machine;
+        let Machine { devices, contexts, files, inodes, sockets, .. } = &mut *machine;
         if sockets.remove(&fd).is_some() {
             return;
         }
-        if let Some(mut context) = files.remove(&fd).and_then(|context| contexts.remove(&context)) {
-            context.end(devices[context.device].as_mut());
+        if let Some(id) = files.remove(&fd) {
+            // A duplicate keeps it open.
+            if !files.values().any(|other| *other == id)
+                && let Some(mut context) = contexts.remove(&id)
+            {
+                inodes.retain(|_, other| *other != id);
+                context.end(devices[context.device].as_mut());
+            }
             return;
         }
         for context in contexts.values_mut() {

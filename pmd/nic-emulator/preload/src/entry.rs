@@ -144,12 +144,36 @@ macro_rules! stats {
 
 stats! { stat; stat64; }
 
+/// Whether it is a file without a name, as those behind open devices are.
+///
+/// # Safety
+/// `stat` is valid.
+unsafe fn is_unlinked_file(stat: *const Stat) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { (*stat).st_mode & libc::S_IFMT == libc::S_IFREG && (*stat).st_nlink == 0 }
+}
+
+/// A descriptor that may be a duplicate of an open device's: `ibv_import_device` looks at what it is given before it uses it.
+fn adopt(fd: c_int, inode: u64) {
+    if let Some(nic) = process::existing()
+        && shared::is_ours(fd)
+        && guarded(nic, || Ok(nic.adopt(fd, inode))) == Ok(true)
+    {
+        mark(fd, Kind::Device);
+    }
+}
+
 macro_rules! fstats {
     ($($name:ident;)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(fd: c_int, to: *mut Stat) -> c_int {
             // SAFETY: the program's own call.
             let result = unsafe { next::$name(fd, to) };
+            // SAFETY: the call above has filled it.
+            if result == 0 && kind(fd) == Kind::Foreign && unsafe { is_unlinked_file(to) } {
+                // SAFETY: as above.
+                adopt(fd, unsafe { (*to).st_ino });
+            }
             if result == 0
                 && kind(fd) == Kind::Device
                 && let Some(minor) = process::existing().and_then(|nic| nic.minor(fd))

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::completion::{Cq, MOST_MINIS};
 use super::queues::{Layout, Rq, Sq, State};
-use super::{BLUE_FLAME, MAX_RECV_WQE, MAX_SEND_WQE, MAX_TABLE, Mlx5, Opened, PAGE, PAGES, Qp, Rss};
+use super::{BLUE_FLAME, FIRST_PAGE, MAX_RECV_WQE, MAX_SEND_WQE, MAX_TABLE, Mlx5, Opened, PAGE, PAGES, Qp, Rss};
 use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, ObjectId, Store};
 use crate::faults::What;
 use crate::frame::Toeplitz;
@@ -155,6 +155,32 @@ impl<H: Host> Mlx5<H> {
         call.output = reply.as_bytes().to_vec();
         let id = self.qps.add(Qp::Rss(Box::new(Rss { table, hash, fields })));
         Ok((id, number, qp.cap))
+    }
+
+    fn context_reply(&self, objects: bool, cqe_version: u8) -> abi::GetContextReply {
+        abi::GetContextReply {
+            qp_tab_size: 1 << 18,
+            bf_reg_size: BLUE_FLAME as u32,
+            tot_bfregs: if objects { 0 } else { 2 * STATIC_PAGES as u32 },
+            cache_line_size: 64,
+            max_sq_desc_sz: MAX_SEND_WQE,
+            max_rq_desc_sz: MAX_RECV_WQE,
+            max_send_wqebb: self.spec.max_queue,
+            max_recv_wr: self.spec.max_queue,
+            max_srq_recv_wr: self.spec.max_queue,
+            num_ports: self.spec.ports.len() as u16,
+            response_length: size_of::<abi::GetContextReply>() as u32,
+            cqe_version,
+            cmds_supp_uhw: abi::UHW_QUERY_DEVICE | abi::UHW_CREATE_AH,
+            eth_min_inline: match self.spec.mlx5.min_inline {
+                MinInline::None => abi::INLINE_NONE,
+                MinInline::L2 => abi::INLINE_L2,
+            },
+            log_uar_size: 12,
+            num_uars_per_page: 1,
+            num_dyn_bfregs: 512,
+            ..abi::GetContextReply::new_zeroed()
+        }
     }
 
     fn has_page(&self, context: ContextId, page: usize) -> bool {
@@ -306,35 +332,22 @@ impl<H: Host> Device<H> for Mlx5<H> {
             return Err(call.decline(Errno::INVAL));
         }
         let objects = self.spec.mlx5.dynamic_pages && request.lib_caps & abi::LIB_CAP_DYN_UAR != 0;
-        let reply = abi::GetContextReply {
-            qp_tab_size: 1 << 18,
-            bf_reg_size: BLUE_FLAME as u32,
-            tot_bfregs: if objects { 0 } else { 2 * STATIC_PAGES as u32 },
-            cache_line_size: 64,
-            max_sq_desc_sz: MAX_SEND_WQE,
-            max_rq_desc_sz: MAX_RECV_WQE,
-            max_send_wqebb: self.spec.max_queue,
-            max_recv_wr: self.spec.max_queue,
-            max_srq_recv_wr: self.spec.max_queue,
-            num_ports: self.spec.ports.len() as u16,
-            response_length: size_of::<abi::GetContextReply>() as u32,
-            cqe_version: self.spec.mlx5.cqe_version.min(request.max_cqe_version),
-            cmds_supp_uhw: abi::UHW_QUERY_DEVICE | abi::UHW_CREATE_AH,
-            eth_min_inline: match self.spec.mlx5.min_inline {
-                MinInline::None => abi::INLINE_NONE,
-                MinInline::L2 => abi::INLINE_L2,
-            },
-            log_uar_size: 12,
-            num_uars_per_page: 1,
-            num_dyn_bfregs: 512,
-            ..abi::GetContextReply::new_zeroed()
-        };
+        let cqe_version = self.spec.mlx5.cqe_version.min(request.max_cqe_version);
+        let reply = self.context_reply(objects, cqe_version);
         call.output = reply.as_bytes()[..size_of::<abi::GetContextReply>().min(call.room)].to_vec();
-        let mut opened = Opened::default();
+        let mut opened = Opened { objects, cqe_version, ..Opened::default() };
         if !objects {
             opened.pages[..STATIC_PAGES as usize].fill(true);
         }
         self.contexts.insert(call.context, opened);
+        Ok(())
+    }
+
+    fn query_context(&self, call: &mut Call<'_, H>) -> Result<(), Errno> {
+        let opened = self.contexts.get(&call.context).ok_or(Errno::INVAL)?;
+        // Only a context whose pages are objects can be imported.
+        let reply = self.context_reply(opened.objects, opened.cqe_version);
+        call.output = reply.as_bytes()[..size_of::<abi::GetContextReply>().min(call.room)].to_vec();
         Ok(())
     }
 
@@ -355,7 +368,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
             ));
             return Err(Errno::INVAL);
         }
-        Ok(index * PAGE)
+        Ok((FIRST_PAGE + index) * PAGE)
     }
 
     fn alloc_pd(&mut self, call: &mut Call<'_, H>) -> Result<ObjectId, Errno> {

@@ -31,6 +31,9 @@ use steering::Flow;
 const PAGE: u64 = 4096;
 /// Doorbell pages of a context.
 const PAGES: usize = 14;
+/// Where they begin in its file: behind the page of other devices and the ring of other processes.
+const FIRST_PAGE: u64 = 2;
+const _: () = assert!((FIRST_PAGE + PAGES as u64) * PAGE <= crate::FILE_BYTES);
 /// Bytes between BlueFlame registers; each has two buffers of half that.
 const BLUE_FLAME: usize = 512;
 /// Most bytes of a send WQE.
@@ -71,7 +74,10 @@ pub struct Mlx5<H: Host> {
 struct Opened {
     /// The device was reset under it.
     dead: bool,
-    /// Doorbell pages in use, as objects.
+    /// Doorbell pages are objects.
+    objects: bool,
+    cqe_version: u8,
+    /// Doorbell pages in use.
     pages: [bool; PAGES],
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Context {
     live: bool,
     objects: Objects,
     events: Option<(RawFd, Channel)>,
+    /// Further descriptors of events, of importers: only the first one is told of ports and devices.
+    later_events: Vec<(RawFd, Channel)>,
     channels: Vec<(RawFd, Channel)>,
 }
 
@@ -53,7 +55,15 @@ pub(crate) struct Kernel<'k, H: Host> {
 
 impl Context {
     pub(crate) fn new(id: ContextId, device: usize) -> Self {
-        Self { id, device, live: false, objects: Objects::default(), events: None, channels: Vec::new() }
+        Self {
+            id,
+            device,
+            live: false,
+            objects: Objects::default(),
+            events: None,
+            later_events: Vec::new(),
+            channels: Vec::new(),
+        }
     }
 
     /// `write(2)`: bytes taken.
@@ -105,11 +115,11 @@ impl Context {
         } else {
             Vec::new()
         };
-        let room = attributes.room(ioctl::UHW_OUT);
+        let room = attributes.room(output_id(&request));
         let (reply, output) = self.run(kernel, &request, &input, room, Some(&mut attributes), true)?;
         ioctl_form::encode(&mut attributes, &request, &reply)?;
         if !output.is_empty() {
-            attributes.put(ioctl::UHW_OUT, &output)?;
+            attributes.put(output_id(&request), &output)?;
         }
         attributes.write_back()
     }
@@ -197,7 +207,10 @@ impl Context {
                 let async_fd = if ioctl { None } else { Some(self.async_events(call)?) };
                 Reply::Context { async_fd, vectors: VECTORS }
             }
-            Request::QueryContext => return Err(Errno::OPNOTSUPP),
+            Request::QueryContext => {
+                device.query_context(call)?;
+                Reply::Context { async_fd: None, vectors: VECTORS }
+            }
             Request::QueryDevice => Reply::Device(Box::new(device.query())),
             Request::QueryDeviceExtended => {
                 call.output = device.query_driver_part(call.room);
@@ -343,7 +356,11 @@ impl Context {
     fn async_events<H: Host>(&mut self, call: &Call<'_, H>) -> Result<RawFd, Errno> {
         let (channel, theirs) = Channel::new()?;
         let fd = call.host.hand_out(theirs);
-        self.events = Some((fd, channel));
+        if self.events.is_none() {
+            self.events = Some((fd, channel));
+        } else {
+            self.later_events.push((fd, channel));
+        }
         Ok(fd)
     }
 
@@ -403,6 +420,10 @@ impl Context {
     pub(crate) fn close_descriptor(&mut self, fd: RawFd) -> bool {
         if self.events.as_ref().is_some_and(|(known, _)| *known == fd) {
             self.events = None;
+            return true;
+        }
+        if let Some(at) = self.later_events.iter().position(|(known, _)| *known == fd) {
+            self.later_events.swap_remove(at);
             return true;
         }
         let Some(at) = self.channels.iter().position(|(known, _)| *known == fd) else { return false };
@@ -473,4 +494,12 @@ fn reg_mr<H: Host>(
         )
     })?;
     device.reg_mr(call, pd, region, iova, access)
+}
+
+/// Attribute of the driver part of a reply.
+fn output_id(request: &Request) -> u16 {
+    match request {
+        Request::QueryContext => defs::mlx5::QUERY_CONTEXT_REPLY,
+        _ => ioctl::UHW_OUT,
+    }
 }
