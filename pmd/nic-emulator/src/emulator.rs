@@ -28,7 +28,7 @@ pub const FILE_NAME: &str = "wirepath-uverbs";
 /// Turns before others get at the lock.
 const TURNS: usize = 64;
 /// Doorbells that wait for a thread.
-const WAITING: usize = 1 << 16;
+const WAITING: usize = 1 << 12;
 
 /// The NICs of a process.
 pub struct Emulator<H: Host> {
@@ -275,16 +275,20 @@ impl<H: Host> Emulator<H> {
         }
     }
 
-    /// A store to a doorbell page: carried out at once, or handed to [`Self::serve`], whichever the topology wants.
-    pub fn doorbell(&self, context: ContextId, store: Store) {
+    /// A store to a doorbell page: carried out at once, or handed to [`Self::serve`] (true), whichever the topology wants.
+    pub fn doorbell(&self, context: ContextId, store: Store) -> bool {
         let mut machine = self.lock();
         if self.topology.doorbells == Doorbells::Queue || self.topology.fetch_late {
-            if machine.bells.len() < WAITING {
-                machine.bells.push_back((context, store));
+            machine.bells.push_back((context, store));
+            // Too many for the thread: the store takes the time of what waits.
+            while machine.bells.len() > WAITING {
+                let Some((context, store)) = machine.bells.pop_front() else { break };
+                machine.ring(self.topology.doorbells, &self.log, context, store);
             }
-            return;
+            return true;
         }
         machine.ring(self.topology.doorbells, &self.log, context, store);
+        false
     }
 
     /// A store to a doorbell page by another process: always carried out.

@@ -223,10 +223,11 @@ unsafe fn carry_out(page: &Page, offset: usize, context: &mut ucontext_t) -> boo
                 let context = page.context.load(Ordering::Relaxed) as ContextId;
                 if let Some(nic) = nic {
                     let rung = catch_unwind(AssertUnwindSafe(|| nic.doorbell(context, store)));
-                    if rung.is_err() {
-                        nic.log().line("a fault of the emulator itself: please report it with what is above");
+                    match rung {
+                        Ok(true) => thread::wake_for_doorbell(),
+                        Ok(false) => {}
+                        Err(_) => nic.log().line("a fault of the emulator itself: please report it with what is above"),
                     }
-                    thread::wake_for_doorbell();
                 }
             }
         }
