@@ -27,6 +27,8 @@ pub const FILE_BYTES: u64 = 64 << 10;
 pub const FILE_NAME: &str = "wirepath-uverbs";
 /// Turns before others get at the lock.
 const TURNS: usize = 64;
+/// Nanoseconds after a doorbell before a device that fetches late looks at descriptors and data.
+const LATE: u64 = 200_000;
 /// Doorbells that wait for a thread.
 const WAITING: usize = 1 << 12;
 
@@ -55,8 +57,8 @@ struct Machine<H: Host> {
     orders: Orders,
     outbox: Outbox,
     events: Vec<Event>,
-    /// Doorbells that wait for the thread.
-    bells: VecDeque<(ContextId, Store)>,
+    /// Doorbells that wait for the thread, with the time from which they may be served.
+    bells: VecDeque<(u64, ContextId, Store)>,
     scratch: Vec<u8>,
 }
 
@@ -279,10 +281,11 @@ impl<H: Host> Emulator<H> {
     pub fn doorbell(&self, context: ContextId, store: Store) -> bool {
         let mut machine = self.lock();
         if self.topology.doorbells == Doorbells::Queue || self.topology.fetch_late {
-            machine.bells.push_back((context, store));
+            let due = if self.topology.fetch_late { crate::clock() + LATE } else { 0 };
+            machine.bells.push_back((due, context, store));
             // Too many for the thread: the store takes the time of what waits.
             while machine.bells.len() > WAITING {
-                let Some((context, store)) = machine.bells.pop_front() else { break };
+                let Some((_, context, store)) = machine.bells.pop_front() else { break };
                 machine.ring(self.topology.doorbells, &self.log, context, store);
             }
             return true;
@@ -482,7 +485,11 @@ impl<H: Host> Machine<H> {
     fn turn(&mut self, doorbells: Doorbells, log: &Log) -> bool {
         let mut busy = false;
         for _ in 0..64 {
-            let Some((context, store)) = self.bells.pop_front() else { break };
+            let Some((due, context, store)) = self.bells.pop_front() else { break };
+            if due > 0 && due > crate::clock() {
+                self.bells.push_front((due, context, store));
+                break;
+            }
             self.ring(doorbells, log, context, store);
             busy = true;
         }

@@ -68,7 +68,8 @@ impl Log {
         let line = format!("wirepath-nic: {text}{end}\n");
         // A log that cannot be written must not disturb the program under test.
         let _ = match &mut shared.to {
-            Target::Stderr => std::io::stderr().write_all(line.as_bytes()),
+            // Past the lock of the standard library, which a fork may have left taken.
+            Target::Stderr => rustix::io::write(rustix::stdio::stderr(), line.as_bytes()).map(drop).map_err(Into::into),
             Target::File(file) => file.write_all(line.as_bytes()),
             Target::Nowhere => Ok(()),
         };

@@ -6,8 +6,8 @@
 //! fetch = "at-once"                     # late: descriptors and data are fetched later, which finds buffers reused too early
 //! abi = "ioctl"                         # write: the older form of the kernel interface
 //! log = "nic.log"                       # refusals; standard error if not said
-//! stats = "nic.json"                    # counters, written when the program ends
-//! control = "nic.sock"                  # socket for counters and faults while the program runs
+//! stats = "nic.json"                    # counters, written when the program ends (of several processes, by the last one)
+//! control = "nic.sock"                  # socket for counters and faults while the program runs (of several processes, the first has it)
 //!
 //! [[device]]
 //! name = "mana0"

@@ -344,6 +344,21 @@ fn arming_a_queue_and_tails_that_cannot_be() {
     assert!(bench.emulator.log().last().unwrap().contains("is no doorbell"));
 }
 
+/// A driver that uses a buffer again before its completion is found out.
+#[test]
+fn a_late_fetch_sees_what_was_changed_too_early() {
+    let (bench, numbers) = ready(&format!("fetch = 'late'\n{LOOP}"));
+    bench.poke(BUFFERS, &[1; 60]);
+    post_receive(&bench, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 2000)]);
+    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
+    assert_eq!(entry(&bench, SEND_CQ, 0).1.owner(), 0, "nothing yet");
+    bench.poke(BUFFERS, &[2; 60]);
+    while entry(&bench, SEND_CQ, 0).1.owner() == 0 {
+        bench.emulator.serve();
+    }
+    assert_eq!(bench.peek(BUFFERS + 0x1000, 60), [2; 60]);
+}
+
 /// The same seed gives the same losses, and every frame is accounted for.
 #[test]
 fn links_lose_repeat_spoil_and_swap_as_told() {

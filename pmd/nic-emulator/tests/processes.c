@@ -197,6 +197,18 @@ int main(int count, char **arguments)
 	page[0x800 / 8] = (shared->taken - 1) << 32 | 1ull << 63 | shared->cq_id;
 	wait_readable(channel->fd);
 
+	/* A child may not use its parent's device, but open it for itself. */
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		struct ibv_device_attr device;
+		context = ibv_open_device(devices[0]);
+		CHECK(context && ibv_query_device(context, &device) == 0 && ibv_alloc_pd(context));
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	send_one(shared, page, 4);
+
 	/* A second process, started anew, with the device's file and the memory. */
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	child = fork();

@@ -11,6 +11,10 @@ const LONGEST: u64 = 64 << 10;
 /// Starts serving the socket, if the topology names one.
 pub(crate) fn start(nic: &'static Nic) {
     let Some(path) = &nic.topology().control else { return };
+    // The first process that works with the devices has it; what a dead one left behind is taken away.
+    if UnixStream::connect(path).is_ok() {
+        return;
+    }
     let _ = std::fs::remove_file(path);
     let listener = match UnixListener::bind(path) {
         Ok(listener) => listener,

@@ -15,7 +15,7 @@ use wirepath_nic_emulator::topology::{Doorbells, Topology};
 use wirepath_nic_emulator::{Emulator, Log};
 
 use crate::memory::Pinned;
-use crate::{memory, thread, traps, wires};
+use crate::{memory, shared, thread, traps, wires};
 
 /// The emulator of this process.
 pub(crate) type Nic = Emulator<Process>;
@@ -121,14 +121,24 @@ fn make() -> Option<Nic> {
     };
     // SAFETY: plain registrations of functions that live as long as the process.
     unsafe {
-        libc::pthread_atfork(None, None, Some(in_child));
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child));
         libc::atexit(at_exit);
     }
     Some(Emulator::new(topology, Process, log))
 }
 
-/// A child begins anew. Only plain stores: other threads of the parent may have held any lock.
+/// What a child needs must not be locked by a thread that it does not have.
+extern "C" fn before_fork() {
+    shared::hold();
+}
+
+extern "C" fn after_fork() {
+    shared::let_go();
+}
+
+/// A child begins anew. Beyond plain stores nothing is safe here: other threads of the parent may have held any lock.
 extern "C" fn in_child() {
+    shared::let_go();
     NIC.store(ptr::null_mut(), Ordering::Release);
     for kind in &KINDS {
         kind.store(0, Ordering::Relaxed);

@@ -4,12 +4,13 @@
 //! stores into the ring, from which the owner's device thread takes them. A process without the library writes the page itself, which the
 //! device thread looks at too: that loses doorbells if queues share a register, as polling always does.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{msghdr, off_t, size_t};
 use rustix::io::Errno;
@@ -109,7 +110,25 @@ unsafe impl Send for View {}
 
 const REGISTERS: [usize; 3] = [DOORBELL_SQ, DOORBELL_RQ, DOORBELL_CQ];
 
-static VIEWS: Mutex<Option<HashMap<RawFd, View>>> = Mutex::new(None);
+/// Views by the owner's descriptor; nothing before the first.
+type Views = Option<HashMap<RawFd, View>>;
+
+static VIEWS: Mutex<Views> = Mutex::new(None);
+
+thread_local! {
+    /// The lock, held over a fork.
+    static HELD: Cell<Option<MutexGuard<'static, Views>>> = const { Cell::new(None) };
+}
+
+/// Takes the lock before a fork.
+pub(crate) fn hold() {
+    HELD.set(Some(VIEWS.lock().unwrap_or_else(PoisonError::into_inner)));
+}
+
+/// Gives it back after the fork, in parent and child.
+pub(crate) fn let_go() {
+    drop(HELD.take());
+}
 
 /// Maps a new context's file for its owner.
 pub(crate) fn add(fd: RawFd, context: ContextId) -> Result<(), Errno> {
@@ -158,7 +177,7 @@ pub(crate) fn serve(nic: &Nic) -> bool {
     busy
 }
 
-/// After `fork`: a new lock, since the old one may be held by a thread that is not here.
+/// Whether a descriptor is a device's file.
 pub(crate) fn is_ours(fd: RawFd) -> bool {
     let mut link = [0u8; 64];
     let path = format!("/proc/self/fd/{fd}\0");
