@@ -21,7 +21,7 @@ use crate::topology::{DeviceKind, Doorbells, Topology};
 use crate::uverbs::{Context, Kernel};
 use crate::wire::Outbox;
 
-/// Bytes of the file behind an open device: doorbell pages first, then [`crate::ring`] for doorbells of other processes.
+/// Bytes of the file behind an open device: doorbell pages first, then a ring of doorbells of other processes.
 pub const FILE_BYTES: u64 = 64 << 10;
 /// Name of that file, by which other processes that are handed one know it.
 pub const FILE_NAME: &str = "wirepath-uverbs";

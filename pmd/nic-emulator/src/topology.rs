@@ -47,7 +47,7 @@ pub struct Topology {
     pub log: Option<PathBuf>,
     /// File of counters.
     pub stats: Option<PathBuf>,
-    /// Socket of [`crate::control`].
+    /// Socket for counters and faults while the program runs.
     pub control: Option<PathBuf>,
     /// Seed of everything random.
     pub seed: u64,

@@ -55,7 +55,7 @@ constants! {
     SYNDROME_RNR_RETRIES: u8 = 0x16, "MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR";
     /// The peer aborted.
     SYNDROME_ABORTED: u8 = 0x22, "MLX5_CQE_SYNDROME_REMOTE_ABORTED_ERR";
-    /// [`mini_format`] of the verbs interface: hash in each mini entry.
+    /// Format of compressed entries, as the verbs interface numbers it: hash in each mini entry.
     MINI_FORMAT_HASH: u8 = 1, "MLX5DV_CQE_RES_FORMAT_HASH";
     /// Checksum in each mini entry.
     MINI_FORMAT_CSUM: u8 = 2, "MLX5DV_CQE_RES_FORMAT_CSUM";
@@ -160,7 +160,7 @@ pub const FORMAT_NONE: u8 = 0;
 /// [`CqeOwner::format`] of the title of a compressed session.
 pub const FORMAT_COMPRESSED: u8 = 3;
 
-/// Bytes of a mini entry: four of [`MiniFormat`]'s, then the length (32 bits).
+/// Bytes of a mini entry: four as the format says, then the length (32 bits).
 pub const MINI_BYTES: usize = 8;
 /// Mini entries of an array, which takes the place of one entry.
 pub const MINIS_PER_ENTRY: usize = 8;

@@ -1,6 +1,6 @@
 //! The uverbs kernel interface: commands of `/dev/infiniband/uverbsN`.
 //!
-//! A command comes in one of three forms: [`write`], `write` wrapped in an ioctl, and [`ioctl`]. Driver parts follow the core structure
+//! A command comes in one of three forms: [`mod@write`], `write` wrapped in an ioctl, and [`ioctl`]. Driver parts follow the core structure
 //! of the command (`write`) or come as attributes of their own ([`ioctl::UHW_IN`], [`ioctl::UHW_OUT`]); [`mana`] and
 //! [`mlx5`] have those of the devices.
 

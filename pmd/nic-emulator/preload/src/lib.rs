@@ -1,8 +1,8 @@
 //! The library that puts emulated NICs under a program: `LD_PRELOAD=libwirepath_nic.so`.
 //!
-//! It stands between the program and libc at a dozen functions ([`entry`]) and nowhere else: opening `/dev/infiniband/uverbsN`, RDMA
+//! It stands between the program and libc at a dozen functions (`entry`) and nowhere else: opening `/dev/infiniband/uverbsN`, RDMA
 //! netlink sockets, and what follows on those descriptors goes to the emulator; everything else goes on to libc. Doorbell pages are
-//! closed to the program, and the stores that fault are carried out by [`traps`]. Without `WIREPATH_NIC_TOPOLOGY` it does nothing.
+//! closed to the program, and the stores that fault are carried out by `traps`. Without `WIREPATH_NIC_TOPOLOGY` it does nothing.
 //!
 //! A child after `fork` begins anew: what it has inherited of the emulator is dead, as a child may not use its parent's RDMA objects.
 //! Programs that are linked statically, or that make system calls themselves, are not reached.
