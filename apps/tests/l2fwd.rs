@@ -97,7 +97,7 @@ fn example_configurations_are_right() {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        if !name.starts_with("l2fwd-") {
+        if !name.starts_with("l2fwd-") || !name.ends_with(".toml") {
             continue;
         }
         let config = Config::read(&Source::load(&path).unwrap()).unwrap_or_else(|e| panic!("{e}"));

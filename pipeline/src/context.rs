@@ -210,9 +210,12 @@ impl Core {
 
     #[inline]
     pub(crate) fn send(&mut self, port: PortId, packet: Packet) {
-        if self.holding {
-            return self.hold(port, packet);
-        }
+        if self.holding { self.hold(port, packet) } else { self.transmit(port, packet) }
+    }
+
+    /// As [`Self::send`], past the rules of egress.
+    #[inline]
+    pub(crate) fn transmit(&mut self, port: PortId, packet: Packet) {
         match self.outputs.get_mut(usize::from(port)) {
             Some(Output::Own { queue, pending }) => {
                 self.pending |= 1 << (port % 64);

@@ -45,6 +45,12 @@ const AFTER_HELP: &str = r#"Configuration, by example:
   rewrite_mac = false       # pairs: frames get the port's address as source
   # ageing = 300            # bridge: seconds until an address is forgotten
 
+  [[rule]]                  # as many as you like; the words: `wirepath flow items`, `wirepath flow actions`
+  rule = "ingress prio 10: port id left / ipv4 dst 10.0.0.0/8 / tcp dst 23 => count, drop"
+
+  [rules]
+  file = "acl.rules"        # more of them, one on each line; read again on SIGHUP
+
   [workers]
   cores = [1]               # one worker pinned to each core; default: one, not pinned
   idle = "adaptive"         # or "busy"
@@ -80,11 +86,11 @@ fn main() -> ExitCode {
             stop: Some(cli::Stop::on_signals()?.flag()),
             report_every: live.then_some(REPORT_EVERY),
         };
-        let summary = l2fwd::run(config, &options, live)?;
+        let (summary, rules) = l2fwd::run(config, &options, live)?;
         if arguments.common.json {
             cli::print_json(&summary.to_json())?;
         } else {
-            cli::print(&summary)?;
+            cli::print(format_args!("{summary}{rules}"))?;
         }
         match summary.failures.first() {
             Some(failure) => Err(Failure::failed(failure)),

@@ -8,9 +8,11 @@ use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{Capture, EXAMPLE, Report, Reporting, Setup, check_tags, warn_of_lost_tags};
+use wirepath_apps::rules::{RuleSettings, WithRules};
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
-use wirepath_pipeline::{RunOptions, Runtime, Summary};
+use wirepath_pipeline::{ControlPlane, RunOptions, Runtime, Summary};
 use wirepath_pmd::settings::Source;
+use wirepath_wire::Tunnels;
 
 /// Joins local segments (a port, or a VLAN on a port) to VXLAN segments over IPv4 and IPv6.
 ///
@@ -46,7 +48,9 @@ struct Arguments {
 fn after_help() -> String {
     let indented: String = EXAMPLE.lines().map(|line| format!("    {line}\n")).collect();
     format!(
-        "A configuration to begin with:\n\n{indented}\nMore under configs/ of the source tree, each key explained.\n\n\
+        "A configuration to begin with:\n\n{indented}\nFlow rules stand in front of the gateway and behind it ([[rule]] tables, or [rules] file = \"FILE\", which is read again \
+         on SIGHUP):\n\n    [[rule]]\n    rule = \"ingress prio 1: port id wan / udp / vxlan vni 42 / ipv4 dst 10.1.255.0/24 => count, drop\"\n\n\
+         Their words: `wirepath flow items`, `wirepath flow actions`. More under configs/ of the source tree, each key explained.\n\n\
          Exit codes: 0 success, 1 failure, 2 bad usage or configuration (nothing was started).\n\n\
          Examples:\n    tunnel-gateway                                  # the demonstration\n    \
          tunnel-gateway --config gateway.toml --check\n    \
@@ -83,8 +87,11 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         report_every: Some(Duration::from_secs(1)),
     };
     let live = !arguments.common.json && !arguments.common.quiet;
-    let (runtime, config) = setup.open()?;
+    let (mut runtime, config, rules) = setup.open()?;
     let capture = arguments.capture_drops.as_deref().map(Capture::create).transpose()?;
+    if capture.is_some() {
+        runtime.capture_drops();
+    }
     let workers = runtime.config().workers.len();
     let gateway = GatewayControl::new(&config, runtime.ports(), runtime.domain(), workers, 0);
     if demonstration && live {
@@ -95,45 +102,66 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
     let mut control = Reporting::new(gateway, peer, live);
     control.capture = capture;
-    let (summary, control) = carry(runtime, &config, control, &options)?;
+    let (summary, control, rules) = carry(runtime, &config, rules, control, &options, live)?;
     if arguments.common.json {
         cli::print_json(&summary.to_json())?;
     } else {
-        cli::print(format_args!("{summary}{}", Report(&control.gateway)))?;
+        cli::print(format_args!("{summary}{rules}{}", Report(&control.gateway)))?;
     }
     if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
 }
 
-/// From start to stop.
+/// From start to stop. Also gives what is to be printed of the flow rules.
 fn carry(
-    runtime: Runtime,
+    mut runtime: Runtime,
     config: &GatewayConfig,
+    rules: RuleSettings,
     mut control: Reporting,
     options: &RunOptions,
-) -> Result<(Summary, Reporting), Failure> {
+    live: bool,
+) -> Result<(Summary, Reporting, String), Failure> {
     let failed = Failure::failed;
-    let summary = match control.peer.as_ref().map(Peer::port) {
-        Some(peer) => {
-            let mut running =
-                runtime.start(|worker| Demo { gateway: control.gateway.stage(worker), peer }).map_err(failed)?;
-            control.look_at_drops(&running);
-            running.run(&mut control, options);
-            running.stop(&mut control)
+    if let Some(peer) = control.peer.as_ref().map(Peer::port) {
+        let mut running =
+            runtime.start(|worker| Demo { gateway: control.gateway.stage(worker), peer }).map_err(failed)?;
+        running.run(&mut control, options);
+        return Ok((running.stop(&mut control), control, String::new()));
+    }
+    if rules.is_empty() {
+        let mut running = runtime.start(|worker| control.gateway.stage(worker)).map_err(failed)?;
+        if let Err(refused) = certain(running.plane(), config) {
+            running.stop(&mut control);
+            return Err(refused);
         }
-        None => {
-            let mut running = runtime.start(|worker| control.gateway.stage(worker)).map_err(failed)?;
-            // Which mode a port is in is certain only now.
-            if let Err(refused) = check_tags(running.plane().ports(), config) {
-                running.stop(&mut control);
-                return Err(refused);
-            }
-            warn_of_lost_tags(running.plane().ports(), config);
-            control.look_at_drops(&running);
-            running.run(&mut control, options);
-            running.stop(&mut control)
-        }
-    };
-    Ok((summary, control))
+        running.run(&mut control, options);
+        return Ok((running.stop(&mut control), control, String::new()));
+    }
+    // Rules see VXLAN where the gateway's tunnels are.
+    let tunnels = Tunnels::default().with_vxlan(Some(config.underlay.udp_port));
+    let parser = wirepath_wire::Parser { tunnels, ..wirepath_wire::Parser::default() };
+    let mut control = WithRules::begin(&mut runtime, rules, parser, control, live)?;
+    let mut running = runtime
+        .start(|worker| {
+            let gateway = control.control.gateway.stage(worker);
+            control.stage(worker, gateway)
+        })
+        .map_err(failed)?;
+    let checked = certain(running.plane(), config).and_then(|()| control.started(running.plane()));
+    if let Err(refused) = checked {
+        running.stop(&mut control);
+        return Err(refused);
+    }
+    running.run(&mut control, options);
+    let summary = running.stop(&mut control);
+    let report = control.report();
+    Ok((summary, control.control, report))
+}
+
+/// Looks at the ports once more: which mode a port is in is certain only when it is started.
+fn certain(plane: &ControlPlane, config: &GatewayConfig) -> Result<(), Failure> {
+    check_tags(plane.ports(), config)?;
+    warn_of_lost_tags(plane.ports(), config);
+    Ok(())
 }
 
 fn print_check(setup: &Setup, json: bool) -> Result<(), Failure> {

@@ -36,7 +36,7 @@ enum Command {
     /// `findings` (check, level, found, remedy).
     Doctor,
 
-    /// Flow rules: checks them, and explains the language
+    /// Flow rules: checks them, says where they run and what they do with a capture, and explains the language
     #[command(subcommand)]
     Flow(FlowCommand),
 
@@ -70,6 +70,9 @@ Examples:
   wirepath devices           what to write as `device` and `driver` in a configuration
   wirepath devices --json    the same for programs
   wirepath flow check FILE   are these flow rules right, and does each of them run?
+  wirepath flow explain CONF where would each rule run, and why there?
+  wirepath flow match CONF --pcap FILE
+                             which rule does each packet meet, and what becomes of it?
   wirepath flow items        what patterns are made of
   wirepath emulate --topology configs/emulated-nics.toml -- ibv_devinfo -v
 

@@ -1,7 +1,7 @@
 use serde_json::Value;
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
-use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, Running};
+use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates};
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::Packet;
 use wirepath_pmd::port::{PortEvent, PortId};
@@ -29,13 +29,6 @@ impl Reporting {
     /// Shows the rates of a gateway if it is to be `live`.
     pub fn new(gateway: GatewayControl, peer: Option<Peer>, live: bool) -> Self {
         Self { gateway, peer, live, capture: None, before: Vec::new(), at: 0.0 }
-    }
-
-    /// Has what is dropped captured, if it is to be.
-    pub fn look_at_drops<S>(&self, running: &Running<S>) {
-        if self.capture.is_some() {
-            running.capture_drops();
-        }
     }
 
     fn segments(&mut self, elapsed: f64) -> String {

@@ -72,9 +72,8 @@ impl Setup {
     }
 
     /// Opens the ports and checks what only they know; nothing is started yet.
-    pub fn open(self) -> Result<(Runtime, GatewayConfig), Failure> {
+    pub fn open(self) -> Result<(Runtime, GatewayConfig, RuleSettings), Failure> {
         let Self { ports, runtime, gateway, rules } = self;
-        rules.check_runnable()?;
         let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
         check_tags(runtime.ports(), &gateway)?;
         let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);
@@ -82,7 +81,7 @@ impl Setup {
         if !["memory", "null", "pcap"].contains(&driver) {
             check_kernel(&gateway)?;
         }
-        Ok((runtime, gateway))
+        Ok((runtime, gateway, rules))
     }
 }
 

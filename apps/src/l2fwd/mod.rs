@@ -9,6 +9,8 @@
 //! rewrite_mac = false         # mode "pairs": frames leave with the port's address as source
 //! ageing = 300                # mode "bridge": seconds until an address that was not seen is forgotten; 0: never
 //! ```
+//!
+//! Flow rules (`[[rule]]`, `[rules]`; [`crate::rules`]) stand around that: ingress before, egress behind.
 
 mod bridge;
 mod config;
@@ -22,6 +24,7 @@ pub use pairs::Pairs;
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, Summary};
 
 use crate::cli::{Failure, print};
+use crate::rules;
 
 /// The built-in demonstration: two ports that generate frames and swallow what is sent to them.
 pub const DEMONSTRATION: &str = r#"
@@ -44,22 +47,20 @@ mode = "pairs"
 rewrite_mac = true
 "#;
 
-/// Runs until `options` say stop. `live`: rates go to standard output.
-pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<Summary, Failure> {
+/// Runs until `options` say stop. `live`: rates go to standard output. Also gives what is to be printed of the flow rules.
+pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary, String), Failure> {
     let Config { ports, runtime, mode, rules } = config;
-    rules.check_runnable()?;
     let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
-    let summary = match mode {
+    match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
-            runtime.run(|_| stage.clone(), &mut Live { control: (), live }, options)
+            rules::run(runtime, rules, |_| stage.clone(), Live { control: (), live }, options, live)
         }
         Mode::Bridge { ageing } => {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);
-            runtime.run(|_| bridge.clone(), &mut Live { control, live }, options)
+            rules::run(runtime, rules, |_| bridge.clone(), Live { control, live }, options, live)
         }
-    };
-    summary.map_err(Failure::failed)
+    }
 }
 
 /// Time between two reports.

@@ -19,7 +19,8 @@ pub struct Entry {
 ///
 /// ```toml
 /// [rules]
-/// file = "acl.rules"      # beside the configuration, unless the path is absolute; text, TOML or JSON
+/// file = "acl.rules"      # beside the configuration, unless the path is absolute; text, TOML or JSON; read again on SIGHUP
+/// socket = "l2fwd.sock"   # where `wirepath flow list`, `add` and `remove` find the program
 ///
 /// [[rule]]
 /// rule = "ingress prio 10: port id wan / ipv4 dst 10.0.0.0/8 => drop"
@@ -32,6 +33,8 @@ pub struct RuleSettings {
     pub own: usize,
     /// Where the others stand.
     pub file: Option<PathBuf>,
+    /// Where the program listens for changes.
+    pub socket: Option<PathBuf>,
 }
 
 /// The ports by name, for the words of rules.
@@ -48,19 +51,14 @@ impl RuleSettings {
             settings.entries.push(Entry { place: listed.place, rule: listed.rule? });
         }
         settings.own = settings.entries.len();
-        settings.file = file_of(top)?;
+        (settings.file, settings.socket) = paths(top)?;
         settings.entries.extend(settings.read_file(&names)?);
         Ok(settings)
     }
 
-    /// Refuses what the programs do not run.
-    pub fn check_runnable(&self) -> Result<(), ConfigError> {
-        match self.entries.first() {
-            Some(entry) => {
-                Err(entry.place.error("this program does not run rules yet; take them out of its configuration"))
-            }
-            None => Ok(()),
-        }
+    /// Whether there are none, and nothing from which some could come.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.file.is_none() && self.socket.is_none()
     }
 
     /// Reads the file of rules again; empty without one.
@@ -73,24 +71,27 @@ impl RuleSettings {
     /// As [`Self::read`], but goes on behind rules that are wrong. Also gives the file's text.
     pub fn list(top: &Settings<'_>, names: &[(&str, PortId)]) -> Result<(Vec<Listed>, Option<Source>), ConfigError> {
         let mut listed = list_from_settings(top, Ports(names))?;
-        let Some(file) = file_of(top)? else { return Ok((listed, None)) };
+        let (Some(file), _) = paths(top)? else { return Ok((listed, None)) };
         let source = Source::load(&file)?;
         listed.extend(list::read(&source, Form::of(&source), Ports(names))?);
         Ok((listed, Some(source)))
     }
 }
 
-fn file_of(top: &Settings<'_>) -> Result<Option<PathBuf>, ConfigError> {
-    let Some(table) = top.table("rules")? else { return Ok(None) };
-    let file: Option<String> = table.get("file")?;
-    let place = table.place("file");
+/// The file and the socket of the table `[rules]`.
+fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>), ConfigError> {
+    let Some(table) = top.table("rules")? else { return Ok((None, None)) };
+    let path = |key: &'static str, what: &str| {
+        let place = table.place(key);
+        let beside = std::path::Path::new(place.file()).parent().unwrap_or_else(|| "".as_ref());
+        match table.get::<String>(key)? {
+            Some(path) if path.is_empty() => Err(place.error(format!("found \"\", expected the path of {what}"))),
+            path => Ok(path.map(|path| beside.join(path))),
+        }
+    };
+    let paths = (path("file", "a file of rules")?, path("socket", "a socket")?);
     table.finish()?;
-    let Some(file) = file else { return Ok(None) };
-    if file.is_empty() {
-        return Err(place.error("found \"\", expected the path of a file of rules"));
-    }
-    let beside = std::path::Path::new(place.file()).parent().unwrap_or_else(|| "".as_ref());
-    Ok(Some(beside.join(file)))
+    Ok(paths)
 }
 
 #[cfg(test)]

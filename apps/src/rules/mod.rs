@@ -1,5 +1,11 @@
-//! Flow rules of a program: where its configuration has them.
+//! Flow rules of a program: where its configuration has them, and the programs' stages between them.
 
 mod config;
+mod control;
+mod gateway;
+mod socket;
 
 pub use config::{Entry, RuleSettings, port_names};
+pub use control::{WithRules, run, word};
+pub use gateway::{Hop, OwnRule, PRIORITY, gateway_rules};
+pub use socket::ask;

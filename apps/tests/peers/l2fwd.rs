@@ -6,14 +6,14 @@ use crate::program::Program;
 use crate::world::{L2FWD, PATIENCE, Way, ethernet, pings};
 
 /// Hosts around one machine that runs `l2fwd`: `p0 .. pN` there, `eth0` with 10.3.0.1 and up here.
-struct Star {
-    hosts: Vec<Namespace>,
-    middle: Namespace,
-    ports: String,
+pub(crate) struct Star {
+    pub(crate) hosts: Vec<Namespace>,
+    pub(crate) middle: Namespace,
+    pub(crate) ports: String,
     _lab: Lab,
 }
 
-fn star(way: Way, count: usize) -> Star {
+pub(crate) fn star(way: Way, count: usize) -> Star {
     let lab = Lab::new(&way.name.replace("::", "-"));
     let middle = lab.namespace("middle");
     let (mut hosts, mut ports) = (Vec::new(), String::new());
@@ -31,7 +31,7 @@ fn star(way: Way, count: usize) -> Star {
     Star { hosts, middle, ports, _lab: lab }
 }
 
-fn address(way: Way, n: usize) -> String {
+pub(crate) fn address(way: Way, n: usize) -> String {
     if way.ipv6 { format!("fd00:3::{:x}", n + 1) } else { format!("10.3.0.{}", n + 1) }
 }
 

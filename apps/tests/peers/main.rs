@@ -14,6 +14,7 @@ mod moves;
 mod mtu;
 mod ping;
 mod program;
+mod rules;
 mod tcp;
 mod underlay;
 mod vlans;
@@ -56,4 +57,8 @@ everywhere! {
     memory: crate::memory::stays_small;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
     l2fwd_bridge: crate::l2fwd::bridges_and_learns;
+    l2fwd_rules: crate::rules::l2fwd_acts;
+    rules_for_the_kernel: crate::rules::software_decides_for_the_kernel;
+    rules_change: crate::rules::changed_while_it_runs;
+    gateway_rules: crate::rules::gateway_list;
 }

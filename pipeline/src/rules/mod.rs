@@ -18,7 +18,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod around;
 mod cache;
+mod control;
 mod error;
 mod extract;
 mod hash;
@@ -37,7 +39,11 @@ mod tests;
 mod view;
 mod words;
 
+pub use around::Ruled;
 pub use cache::CacheStats;
+pub use control::{
+    Place, Placed, RuleControl, RuleControlError, RuleRefused, Standing, check, in_order, order, place_all, place_rule,
+};
 pub use error::RuleTableError;
 pub use lookup::{Hit, RuleLookup};
 pub use packet::outside;

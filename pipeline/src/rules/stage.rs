@@ -77,11 +77,11 @@ impl RuleStage {
 }
 
 /// What the programs of a batch's rules work with.
-struct Surroundings<'a, 'c, 'g> {
-    context: &'a mut Context<'c>,
-    pool: Option<&'a Pool>,
-    toeplitz: &'a Toeplitz,
-    hit: Hit<'g>,
+pub(super) struct Surroundings<'a, 'c, 'g> {
+    pub(super) context: &'a mut Context<'c>,
+    pub(super) pool: Option<&'a Pool>,
+    pub(super) toeplitz: &'a Toeplitz,
+    pub(super) hit: Hit<'g>,
 }
 
 impl Environment for Surroundings<'_, '_, '_> {
@@ -102,7 +102,8 @@ impl Environment for Surroundings<'_, '_, '_> {
     }
 
     fn mirror(&mut self, port: PortId, copy: Packet) {
-        self.context.send(port, copy);
+        // Copies meet no rule.
+        self.context.core.transmit(port, copy);
     }
 
     fn lost_copy(&mut self, reason: DropReason) {

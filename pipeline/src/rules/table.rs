@@ -20,6 +20,13 @@ use crate::wheel::{TimerId, TimerWheel};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(u64);
 
+impl RuleId {
+    /// As a number, for people and other programs.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 impl fmt::Display for RuleId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)

@@ -136,6 +136,7 @@ pub struct Runtime {
     info: Vec<PortInfo>,
     domain: Domain,
     pools: Vec<Pool>,
+    capture: bool,
 }
 
 impl Runtime {
@@ -185,7 +186,7 @@ impl Runtime {
             return Err(RuntimeError::IdleWorkers { workers: config.workers.len(), queues });
         }
         let pools = pools.into_iter().map(|(_, pool)| pool).collect();
-        Ok(Self { config, ports: configured, info, domain: Domain::new(), pools })
+        Ok(Self { config, ports: configured, info, domain: Domain::new(), pools, capture: false })
     }
 
     /// The ports, in the order of the configuration; a port's number is its place.
@@ -211,6 +212,11 @@ impl Runtime {
     /// How the workers run.
     pub fn config(&self) -> &RuntimeConfig {
         &self.config
+    }
+
+    /// Shows what is dropped to [`Control::refused`], from the first packet on.
+    pub fn capture_drops(&mut self) {
+        self.capture = true;
     }
 
     /// Tells all ports the flow rules before they are started ([`wirepath_pmd::port::Device::set_rules`]): what became of each rule
@@ -244,6 +250,9 @@ impl Runtime {
         let mailboxes: Arc<[Mailbox]> =
             (0..n).map(|_| Mailbox::new()).collect::<Result<_, _>>().map_err(system("cannot make an eventfd"))?;
         let control = Arc::new(ControlQueues::new().map_err(system("cannot make an eventfd"))?);
+        if self.capture {
+            control.capture();
+        }
         clock::tick_hz();
 
         let mut ports = Vec::with_capacity(self.ports.len());

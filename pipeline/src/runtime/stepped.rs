@@ -122,6 +122,11 @@ impl<S: Stage> Stepped<S> {
         }
     }
 
+    /// What the control thread can do, beside [`Self::control`].
+    pub fn with_plane<R>(&mut self, f: impl FnOnce(&mut ControlPlane) -> R) -> R {
+        f(&mut self.plane)
+    }
+
     /// The next packet that was sent, with its output port.
     pub fn sent(&mut self) -> Option<Packet> {
         self.plane.mailboxes.iter().find_map(|mailbox| mailbox.transmit.pop())

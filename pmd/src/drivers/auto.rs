@@ -5,7 +5,10 @@ use std::vec::IntoIter;
 use super::kernel::link::Interface;
 use super::kernel::routes::carries_default_route;
 use super::{Driver, driver_plan};
-use crate::port::{Capabilities, Device, Link, Plan, PortConfig, PortError, PortEvent, Queues};
+use crate::flow::Rule;
+use crate::port::{
+    Capabilities, Device, KernelRule, Link, Plan, PortConfig, PortError, PortEvent, PortId, Queues, ToKernel,
+};
 use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "auto";
@@ -48,9 +51,24 @@ struct Choice {
     choices: Vec<Box<dyn Plan>>,
 }
 
+impl Choice {
+    /// The driver that takes most interfaces.
+    fn expected(&self) -> Option<&dyn Plan> {
+        self.choices.iter().find(|plan| plan.driver() == "af_xdp").map(|plan| &**plan)
+    }
+}
+
 impl Plan for Choice {
     fn driver(&self) -> &'static str {
         NAME
+    }
+
+    fn to_kernel(&self) -> ToKernel {
+        self.expected().map_or(ToKernel::No("no driver would open it"), |plan| plan.to_kernel())
+    }
+
+    fn decide(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
+        self.expected().map_or_else(Vec::new, |plan| plan.decide(rules, port))
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
@@ -69,7 +87,10 @@ impl Plan for Choice {
         let mut left = self.choices.into_iter();
         let mut passed_over = Vec::new();
         match next(&mut left, &mut passed_over) {
-            Some(device) => Ok(Box::new(Chosen { name: self.device, device, left, passed_over, default_route })),
+            Some(device) => {
+                let rules = Vec::new();
+                Ok(Box::new(Chosen { name: self.device, device, left, passed_over, default_route, rules }))
+            }
             None => Err(PortError::NoDriver { device: self.device, tried: passed_over }),
         }
     }
@@ -99,6 +120,8 @@ struct Chosen {
     left: IntoIter<Box<dyn Plan>>,
     passed_over: PassedOver,
     default_route: bool,
+    /// What the device was told, for the next one.
+    rules: Vec<Rule>,
 }
 
 impl Device for Chosen {
@@ -129,6 +152,7 @@ impl Device for Chosen {
                 Some(device) => {
                     self.passed_over.push((driver, error.to_string()));
                     self.device = device;
+                    self.device.set_rules(&self.rules, config.id)?;
                 }
                 None if self.passed_over.is_empty() => return Err(error),
                 None => {
@@ -154,5 +178,18 @@ impl Device for Chosen {
 
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
         self.device.extra_statistics()
+    }
+
+    fn set_rules(&mut self, rules: &[Rule], port: PortId) -> Result<Vec<KernelRule>, PortError> {
+        self.rules = rules.to_vec();
+        self.device.set_rules(rules, port)
+    }
+
+    fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
+        self.device.rule_counters(rule)
+    }
+
+    fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {
+        self.device.inject(frame)
     }
 }

@@ -104,7 +104,7 @@ impl Capabilities {
             numa_node: None,
             can_wait: false,
             vlan_tags: VlanTags::Kept,
-            to_kernel: ToKernel::No("no network stack of a kernel is behind it"),
+            to_kernel: ToKernel::No(super::NO_KERNEL),
         }
     }
 }

@@ -37,7 +37,21 @@ pub trait Plan: fmt::Debug + Send {
     fn driver(&self) -> &'static str;
     /// Opens the device.
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError>;
+
+    /// How packets will get to the kernel's network stack, as far as that is known before anything is opened.
+    fn to_kernel(&self) -> ToKernel {
+        ToKernel::No(NO_KERNEL)
+    }
+
+    /// What the device will answer to [`Device::set_rules`], as far as that is known before anything is opened.
+    fn decide(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
+        let _ = (rules, port);
+        Vec::new()
+    }
 }
+
+/// Of ports that have nothing to do with a kernel.
+const NO_KERNEL: &str = "no network stack of a kernel is behind it";
 
 /// What a driver implements for one opened device. Programs use [`OpenPort`] and what follows instead.
 pub trait Device: Send {

@@ -47,6 +47,18 @@ pub(super) fn run(arguments: &CheckArguments, json: bool) -> Result<(), Failure>
     }
 }
 
+/// Says what is wrong with rules that something else than [`run`] wants to use.
+pub(super) fn complain(input: &Input) -> Result<(), Failure> {
+    let text: String = input.errors.iter().map(|error| shown(&input.sources, error, "error") + "\n").collect();
+    // Nobody is left to hear that standard error is closed.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+    match input.errors.len() {
+        0 => Ok(()),
+        1 => Err(Failure::usage("1 error")),
+        n => Err(Failure::usage(format!("{n} errors"))),
+    }
+}
+
 /// A complaint with the line that it is about, the word underlined.
 pub(super) fn shown(sources: &[Source], error: &ConfigError, level: &str) -> String {
     let mut text = format!("{level}: {error}");

@@ -1,14 +1,18 @@
 //! `wirepath flow`: flow rules without ports.
 
 mod check;
+mod explain;
 mod input;
 mod lint;
+mod live;
+mod matches;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 pub use input::{Origin, Program};
 pub use lint::{Warning, warnings};
+pub use live::{AddArguments, RemoveArguments, SocketArguments};
 use serde_json::json;
 use wirepath_pmd::flow::list::Form;
 use wirepath_pmd::flow::{ACTIONS, ITEMS, actions_reference, items_reference};
@@ -26,6 +30,31 @@ pub enum FlowCommand {
     /// --strict, warnings count as errors.
     #[command(after_help = CHECK_HELP)]
     Check(CheckArguments),
+
+    /// Says where each rule of a configuration would run, and what stood in the way of running nearer to the wire
+    ///
+    /// Nothing is opened. `software`: in the engine of the workers. `xdp`: in the XDP program of an AF_XDP port, before packets reach it
+    /// (rules with the action kernel). `injected`: decided by the workers, packets given to the kernel one by one. `refused`: the program
+    /// would not start with this rule. Of a tunnel-gateway its own tunnels are shown as rules too. Exit code: 0, or 2 if a rule is wrong or
+    /// refused. With --json: an object with `ok`, `rules` (rule, file, line, ports: port, driver, where, why) and `gateway`.
+    Explain(ConfigArguments),
+
+    /// Shows which rule each packet of a capture meets and what becomes of it
+    ///
+    /// The packets come in by a port (--port; default: the first) and meet its rules of ingress; where the configuration says which port
+    /// they go on to (l2fwd in pairs, or a rule's redirect), they meet the rules of egress there. With --out they only leave by that port.
+    /// The time of rate limits is that of the capture. At the end: packets and bytes of each rule.
+    #[command(after_help = MATCH_HELP)]
+    Match(MatchArguments),
+
+    /// Lists the rules of a running program, with their numbers and what they counted
+    List(SocketArguments),
+
+    /// Adds a rule to a running program, behind those of its priority; prints its number
+    Add(AddArguments),
+
+    /// Removes rules from a running program
+    Remove(RemoveArguments),
 
     /// Lists the items that patterns are made of, their fields and how values are written
     Items,
@@ -75,6 +104,53 @@ pub struct CheckArguments {
     strict: bool,
 }
 
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub struct ConfigArguments {
+    /// Configuration of l2fwd or tunnel-gateway; for match also a file of rules
+    #[arg(value_name = "CONFIG")]
+    config: PathBuf,
+}
+
+impl ConfigArguments {
+    fn input(&self) -> InputArguments {
+        InputArguments { file: self.config.clone(), form: None, ports: Vec::new() }
+    }
+}
+
+/// Arguments of `match`.
+#[derive(Debug, Args)]
+pub struct MatchArguments {
+    #[command(flatten)]
+    config: ConfigArguments,
+
+    /// Capture to read: pcap or pcapng
+    #[arg(long, value_name = "FILE")]
+    pcap: PathBuf,
+
+    /// Write what leaves, as it leaves, to this file: pcapng with a comment at each packet, or pcap if it ends so
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+
+    /// Port that the packets come in by: a name, or a number
+    #[arg(long, value_name = "PORT", conflicts_with = "out")]
+    port: Option<String>,
+
+    /// Port that the packets leave by: only rules of egress are asked
+    #[arg(long, value_name = "PORT")]
+    out: Option<String>,
+
+    /// Only the figures of each rule, not of each packet
+    #[arg(long)]
+    summary: bool,
+}
+
+const MATCH_HELP: &str = "\
+Examples:
+  wirepath flow match configs/l2fwd-acl.toml --pcap trace.pcapng
+  wirepath flow match acl.rules --pcap trace.pcap --summary
+  wirepath flow match gateway.toml --pcap wan.pcap --port wan --write out.pcapng --json";
+
 /// [`Form`] as an argument.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum FormName {
@@ -100,6 +176,11 @@ impl From<FormName> for Form {
 pub fn run(command: &FlowCommand, json: bool) -> Result<(), Failure> {
     match command {
         FlowCommand::Check(arguments) => check::run(arguments, json),
+        FlowCommand::Explain(arguments) => explain::run(arguments, json),
+        FlowCommand::Match(arguments) => matches::run(arguments, json),
+        FlowCommand::List(arguments) => live::list(arguments, json),
+        FlowCommand::Add(arguments) => live::add(arguments, json),
+        FlowCommand::Remove(arguments) => live::remove(arguments, json),
         FlowCommand::Items if json => print_json(&items_json()),
         FlowCommand::Items => print(items_reference()),
         FlowCommand::Actions if json => print_json(&actions_json()),

@@ -141,8 +141,22 @@ impl Plan for Options {
         NAME
     }
 
+    fn to_kernel(&self) -> ToKernel {
+        to_kernel(self.exclusive)
+    }
+
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         Ok(Box::new(self.opened()?))
+    }
+}
+
+/// Whether the kernel has the frames too.
+fn to_kernel(exclusive: bool) -> ToKernel {
+    match exclusive {
+        true => ToKernel::No(
+            "its frames are kept from the kernel; with exclusive = false in [port.af_packet] the kernel has them all",
+        ),
+        false => ToKernel::Beside,
     }
 }
 
@@ -277,7 +291,7 @@ impl Device for AfPacketDevice {
             max_tx_segments: 1024,
             numa_node: self.interface.numa_node(),
             can_wait: true,
-            to_kernel: ToKernel::Beside,
+            to_kernel: to_kernel(self.running.as_ref().map_or(self.options.exclusive, |it| it.exclusive.is_some())),
             ..Capabilities::plain(NAME, &self.options.device)
         }
     }

@@ -398,6 +398,11 @@ const fn buffer_room(pool_is_umem: bool) -> usize {
     if pool_is_umem { DATA_ROOM } else { CHUNK - XDP_HEADROOM }
 }
 
+/// What generic XDP hands to the kernel would come to its program again.
+pub(super) fn to_kernel(native: bool) -> ToKernel {
+    if native { ToKernel::InFront } else { ToKernel::InFrontOnly("frames cannot be injected past generic XDP") }
+}
+
 fn foreign(device: &str, name: &str, id: u32) -> String {
     format!("{}; take it off with `ip link set dev {device} xdp off`, or set force = true", occupied(name, id))
 }
@@ -445,14 +450,7 @@ impl Device for AfXdpDevice {
             numa_node: self.interface.numa_node(),
             can_wait: true,
             vlan_tags,
-            to_kernel: match &self.running {
-                // What generic XDP hands to the kernel would come to its program again.
-                Some(it) if !it.native => ToKernel::InFrontOnly("frames cannot be injected past generic XDP"),
-                None if self.options.mode == Mode::Generic => {
-                    ToKernel::InFrontOnly("frames cannot be injected past generic XDP")
-                }
-                _ => ToKernel::InFront,
-            },
+            to_kernel: to_kernel(self.running.as_ref().map_or(self.options.mode != Mode::Generic, |it| it.native)),
             ..Capabilities::plain(NAME, &self.options.device)
         }
     }

@@ -34,7 +34,8 @@ pub use matches::KernelMatch;
 
 use super::kernel::link::Interface;
 use super::{Candidate, Driver};
-use crate::port::{Device, Plan, PortError};
+use crate::flow::Rule;
+use crate::port::{Device, KernelRule, Plan, PortError, PortId, ToKernel};
 use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "af_xdp";
@@ -138,5 +139,13 @@ impl Plan for Options {
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         Ok(Box::new(device::AfXdpDevice::open(*self)?))
+    }
+
+    fn to_kernel(&self) -> ToKernel {
+        device::to_kernel(self.mode != Mode::Generic)
+    }
+
+    fn decide(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
+        rules::decide(rules, port).rules
     }
 }

@@ -104,6 +104,10 @@ impl Plan for Options {
         NAME
     }
 
+    fn to_kernel(&self) -> ToKernel {
+        ToKernel::Back
+    }
+
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         let (queue, name) = Queue::open(&self.device).map_err(|e| open_error(&self.device, e))?;
         let failed = |what| {

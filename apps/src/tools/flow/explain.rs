@@ -1,0 +1,157 @@
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use wirepath_pipeline::PortInfo;
+use wirepath_pipeline::rules::{Place, check, in_order, place_rule};
+use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::flow::{Direction, Rule};
+use wirepath_pmd::packet::Pool;
+use wirepath_pmd::port::{Capabilities, KernelRule};
+use wirepath_wire::MacAddr;
+
+use super::input::{self, Input, Program};
+use super::{ConfigArguments, check::complain};
+use crate::cli::{Failure, print, print_json};
+use crate::rules::{Entry, OwnRule, gateway_rules, word};
+
+/// Where one rule runs on one port.
+struct Row {
+    port: String,
+    driver: &'static str,
+    place: Result<Place, String>,
+    /// What kept it from running nearer to the wire.
+    why: String,
+}
+
+pub(super) fn run(arguments: &ConfigArguments, json: bool) -> Result<(), Failure> {
+    let input = input::read(&arguments.input())?;
+    complain(&input)?;
+    let Input { entries, program, .. } = input;
+    let Some(program) = program else {
+        return Err(Failure::usage("rules alone run nowhere: give a configuration with the ports they are for"));
+    };
+    let (ports, own) = match &program {
+        Program::L2fwd(config) => (&config.ports, Vec::new()),
+        Program::Gateway(setup) => {
+            // Addresses that only opened ports and resolved next hops know.
+            let unknown = |_: IpAddr| (MacAddr([2, 0, 0, 0, 0, 0]), MacAddr([2, 0, 0, 0, 0, 0xff]));
+            (&setup.ports, gateway_rules(&setup.gateway, &unknown).map_err(Failure::failed)?)
+        }
+    };
+    let rows = rows(&entries, ports)?;
+    let refused = rows.iter().flatten().filter(|row| row.place.is_err()).count();
+    if json {
+        print_json(&report(&entries, &rows, &own, refused == 0))?;
+    } else {
+        print(text(&entries, &rows, &own))?;
+    }
+    match refused {
+        0 => Ok(()),
+        n => Err(Failure::usage(format!("{n} times a rule cannot be honoured; the program would not start"))),
+    }
+}
+
+/// Ports that are not opened, as far as their plans tell.
+fn on_paper(ports: &[PortSettings]) -> Result<Vec<PortInfo>, Failure> {
+    let pool = Pool::new("paper", 64)?;
+    let info = |(id, port): (u16, &PortSettings)| {
+        let plain = Capabilities::plain(port.plan.driver(), port.device.clone().unwrap_or_default());
+        PortInfo {
+            queues: port.queues,
+            capabilities: Capabilities { to_kernel: port.plan.to_kernel(), ..plain },
+            ..PortInfo::on_paper(id, &port.name, None, port.mtu, &pool)
+        }
+    };
+    Ok((0..).zip(ports).map(info).collect())
+}
+
+fn rows(entries: &[Entry], settings: &[PortSettings]) -> Result<Vec<Vec<Row>>, Failure> {
+    let ports = on_paper(settings)?;
+    let rules: Vec<Rule> = entries.iter().map(|entry| entry.rule.clone()).collect();
+    let answer = |sorted: &[Rule]| -> Result<Vec<Vec<KernelRule>>, Failure> {
+        Ok((0..).zip(settings).map(|(id, port)| port.plan.decide(sorted, id)).collect())
+    };
+    let decided = in_order(&rules, answer)?;
+    let rows = |(number, rule): (usize, &Rule)| {
+        let wrong = check(rule, &ports);
+        let row = |(port, place): (u16, Result<Place, String>)| {
+            let info = &ports[usize::from(port)];
+            let place = wrong.clone().map_or(place, Err);
+            let driver = info.capabilities.driver;
+            Row { port: info.name.clone(), driver, why: why(rule, driver, &place), place }
+        };
+        place_rule(rule, number, &ports, &decided).into_iter().map(row).collect()
+    };
+    Ok(rules.iter().enumerate().map(rows).collect())
+}
+
+/// What stood in the way of running nearer to the wire.
+fn why(rule: &Rule, driver: &str, place: &Result<Place, String>) -> String {
+    match place {
+        Err(why) => why.clone(),
+        Ok(Place::Injected(why)) => format!("packets are given to the kernel one by one: {why}"),
+        Ok(Place::Xdp) => "before packets reach the port".to_owned(),
+        Ok(Place::Software) => match rule.nic_bar() {
+            Some((_, bar)) => bar.text().to_owned(),
+            None if driver == "auto" => "no driver that it tries puts rules into a NIC".to_owned(),
+            None => format!("driver {driver} puts no rules into a NIC"),
+        },
+    }
+}
+
+fn place_word(place: &Result<Place, String>) -> &'static str {
+    place.as_ref().map_or("refused", word)
+}
+
+fn text(entries: &[Entry], rows: &[Vec<Row>], own: &[OwnRule]) -> String {
+    let mut text = String::new();
+    for (number, (entry, rows)) in entries.iter().zip(rows).enumerate() {
+        text += &format!("{number:>4}  {}\n", entry.rule);
+        for row in rows {
+            let (port, driver, place) = (&row.port, row.driver, place_word(&row.place));
+            text += &format!("        port {port} ({driver}): {place}: {}\n", row.why);
+        }
+    }
+    if entries.is_empty() {
+        text += "no rules\n";
+    }
+    if !own.is_empty() {
+        text += "\nThe gateway's own tunnels as rules (done by its stages; 02:00:00:00:00:00 and :ff stand for addresses that are known \
+                 once it runs):\n";
+        for it in own {
+            let way = if it.rule.direction() == Direction::Ingress { "from" } else { "to" };
+            text += &format!("  segment {} {way} {}, number {}\n    {}\n", it.segment, it.remote, it.tag, it.rule);
+        }
+    }
+    text
+}
+
+fn report(entries: &[Entry], rows: &[Vec<Row>], own: &[OwnRule], ok: bool) -> Value {
+    let rules: Vec<Value> = entries
+        .iter()
+        .zip(rows)
+        .map(|(entry, rows)| {
+            let ports: Vec<Value> = rows
+                .iter()
+                .map(|row| {
+                    json!({ "port": row.port, "driver": row.driver, "where": place_word(&row.place), "why": row.why })
+                })
+                .collect();
+            let line = entry.place.position().0;
+            json!({ "rule": entry.rule.to_string(), "file": entry.place.file(), "line": line, "ports": ports })
+        })
+        .collect();
+    let own: Vec<Value> = own
+        .iter()
+        .map(|it| {
+            json!({
+                "segment": it.segment,
+                "remote": it.remote.to_string(),
+                "number": it.tag,
+                "rule": it.rule.to_string(),
+                "where": "gateway",
+            })
+        })
+        .collect();
+    json!({ "ok": ok, "rules": rules, "gateway": own })
+}

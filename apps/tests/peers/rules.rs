@@ -1,0 +1,257 @@
+//! Flow rules in the programs: real traffic, every kind of action, the kernel's own address beside a forwarder, and changes at run time.
+
+use std::time::Duration;
+
+use wirepath_testlab::{FramePort, eventually, judge};
+
+use crate::l2fwd::{Star, address, star};
+use crate::program::{Program, Summary};
+use crate::world::{L2FWD, PATIENCE, VNI, Way, World, host_address, pings};
+
+/// What the forwarding machine is called by its own kernel.
+fn own(way: Way) -> &'static str {
+    if way.ipv6 { "fd00:3::64" } else { "10.3.0.100" }
+}
+
+/// Datagrams from host 0 to host 1, one for each port; those with a VLAN tag where one is given.
+fn datagrams(way: Way, ports: &[(u16, Option<u16>)]) -> Vec<Vec<u8>> {
+    let (from, to) = (address(way, 0), address(way, 1));
+    let ip = if way.ipv6 { "IPv6" } else { "IP" };
+    let mut script = String::new();
+    for (port, tag) in ports {
+        let tag = tag.map_or(String::new(), |vid| format!("Dot1Q(vlan={vid})/"));
+        script += &format!(
+            "emit(Ether(src='02:00:00:00:00:aa', dst='02:00:00:00:00:bb')/{tag}{ip}(src='{from}', dst='{to}')/UDP(sport=1, dport={port})/(b'x'*30))\n"
+        );
+    }
+    judge::scapy::<Vec<u8>>(&[], &script).frames
+}
+
+/// UDP destination port, wherever it lies behind tags and IP headers without options.
+fn port(frame: &[u8]) -> Option<u16> {
+    let mut at = 12;
+    while frame.get(at..at + 2)? == [0x81, 0] {
+        at += 4;
+    }
+    let (l4, protocol) = match frame.get(at..at + 2)? {
+        [0x08, 0x00] => (at + 22, frame.get(at + 11)?),
+        [0x86, 0xdd] => (at + 42, frame.get(at + 8)?),
+        _ => return None,
+    };
+    (*protocol == 17).then(|| Some(u16::from_be_bytes([*frame.get(l4 + 2)?, *frame.get(l4 + 3)?])))?
+}
+
+/// Sends a frame again and again until it comes out, so that all sent before has come out or will not.
+fn until_through(from: &FramePort, to: &mut FramePort, last: &[u8]) -> Vec<Vec<u8>> {
+    let mut seen = Vec::new();
+    let through = eventually(PATIENCE, || {
+        from.send(last).expect("sent");
+        std::thread::sleep(Duration::from_millis(50));
+        seen.extend(to.drain().into_iter().map(|frame| frame.bytes));
+        seen.iter().any(|frame| frame == last)
+    });
+    assert!(through, "the last frame does not come through");
+    seen
+}
+
+fn of(frames: &[Vec<u8>], wanted: u16) -> Vec<&Vec<u8>> {
+    frames.iter().filter(|frame| port(frame) == Some(wanted)).collect()
+}
+
+fn packets(summary: &Summary, words: &str) -> u64 {
+    let rules = summary.json["app"]["rules"].as_array().unwrap_or_else(|| panic!("no rules: {}", summary.json));
+    let rule = rules.iter().find(|rule| rule["rule"].as_str().is_some_and(|text| text.contains(words)));
+    rule.unwrap_or_else(|| panic!("no rule with {words}: {rules:?}"))["packets"].as_u64().expect("a number")
+}
+
+fn forwarder(way: Way, star: &Star, rules: &str) -> Program {
+    // So that the kernel sees frames of AF_PACKET at all.
+    let beside = if way.driver == "af_packet" { "[port.af_packet]\nexclusive = false\n\n" } else { "" };
+    let ports: String = star.ports.split_inclusive("\n\n").map(|port| port.to_owned() + beside).collect();
+    let pairs =
+        "[[port]]\nname = \"spare\"\ndriver = \"null\"\n[l2fwd]\npairs = [[\"p0\", \"p1\"], [\"p2\", \"spare\"]]\n";
+    Program::start(&star.middle, L2FWD, &(ports + pairs + rules))
+}
+
+/// Every kind of action on real frames; the kernel's own address stays reachable beside the forwarder.
+pub(crate) fn l2fwd_acts(way: Way) {
+    let star = star(way, 3);
+    let (ip, own, prefix) = if way.ipv6 { ("ipv6", own(way), 64) } else { ("ipv4", own(way), 24) };
+    if way.ipv6 {
+        star.middle.ipv6("p0");
+    }
+    star.middle.ip(&format!("addr add {own}/{prefix} dev p0"));
+    let ask = if way.ipv6 { "ipv6 dst ff02::1:ff00:64 / icmpv6 type 135".to_owned() } else { format!("arp tpa {own}") };
+    let texts = [
+        format!("ingress prio 1: port id p0 / {ip} dst {own} => count, kernel"),
+        format!("ingress prio 1: port id p0 / {ask} => kernel"),
+        "ingress prio 5: udp dst 9999 => count, drop".to_owned(),
+        format!("ingress prio 5: port id p0 / {ip} / udp dst 7001 => set udp dst 7002, set {ip} dscp 10, count"),
+        "ingress prio 5: port id p0 / udp dst 7003 => push-vlan vid 77".to_owned(),
+        "ingress prio 5: port id p1 / vlan vid 77 / udp dst 7004 => pop-vlan".to_owned(),
+        "ingress prio 5: port id p0 / udp dst 7005 => redirect p2".to_owned(),
+        "ingress prio 5: port id p0 / udp dst 7006 => mirror p2".to_owned(),
+        "ingress prio 5: port id p0 / udp dst 7007 => limit 1 pps burst 3".to_owned(),
+        "egress prio 1: port id p1 / udp dst 7008 => count, drop".to_owned(),
+    ];
+    let rules: String = texts.iter().map(|text| format!("[[rule]]\nrule = \"{text}\"\n")).collect();
+    let mut program = forwarder(way, &star, &rules);
+    let [mut a, mut b, mut c] = [0, 1, 2].map(|n| star.hosts[n].frames("eth0"));
+    let reached = eventually(PATIENCE, || {
+        assert!(program.running(), "l2fwd has ended");
+        pings(&star.hosts[0], &address(way, 1), 56, 1)
+    });
+    assert!(reached, "what no rule is about is forwarded");
+    assert!(pings(&star.hosts[0], own, 56, 20), "the kernel's own address");
+
+    let sent = datagrams(way, &[9999, 7001, 7003, 7005, 7006, 7008].map(|port| (port, None)));
+    sent.iter().for_each(|frame| a.send(frame).expect("sent"));
+    let many = datagrams(way, &[(7007, None), (7000, None)]);
+    (0..20).for_each(|_| a.send(&many[0]).expect("sent"));
+    let there = until_through(&a, &mut b, &many[1]);
+    assert!(of(&there, 9999).is_empty() && of(&there, 7001).is_empty() && of(&there, 7005).is_empty());
+    assert!(of(&there, 7008).is_empty(), "dropped at egress");
+    let changed = of(&there, 7002);
+    assert_eq!(changed.len(), 1, "rewritten");
+    let traffic_class = if way.ipv6 { (changed[0][14] & 15) << 4 | changed[0][15] >> 4 } else { changed[0][15] };
+    assert_eq!(traffic_class >> 2, 10, "DSCP");
+    judge::assert_clean(&changed);
+    let tagged = of(&there, 7003);
+    assert_eq!(tagged.len(), 1);
+    assert_eq!(tagged[0][..], [&sent[2][..12], &[0x81, 0, 0, 77], &sent[2][12..]].concat());
+    assert_eq!(of(&there, 7006), [&sent[4]], "the packet itself");
+    let limited = of(&there, 7007).len();
+    assert!((3..15).contains(&limited), "{limited} of 20 at one a second");
+    let probe: Vec<Vec<u8>> = c.drain().into_iter().map(|frame| frame.bytes).collect();
+    assert_eq!((of(&probe, 7005), of(&probe, 7006)), (vec![&sent[3]], vec![&sent[4]]), "redirected; a copy");
+    // The other way.
+    let back = datagrams(way, &[(7004, Some(77)), (7000, None)]);
+    b.send(&back[0]).expect("sent");
+    let here = until_through(&b, &mut a, &back[1]);
+    let untagged = [&back[0][..12], &back[0][16..]].concat();
+    assert_eq!(of(&here, 7004), [&untagged]);
+
+    let summary = program.stop();
+    assert!(packets(&summary, "count, kernel") >= 20, "{}", summary.json);
+    assert_eq!([packets(&summary, "9999"), packets(&summary, "7002"), packets(&summary, "7007")], [1, 1, 20]);
+    assert_eq!([packets(&summary, "redirect"), packets(&summary, "7008")], [1, 1]);
+    assert_eq!((summary.drops("ruled"), summary.drops("over_rate")), (2, 20 - limited as u64));
+    let first = &summary.json["app"]["rules"][0]["ports"][0];
+    let place = if way.driver == "af_xdp" { "xdp" } else { "software" };
+    assert_eq!((first["port"].as_str(), first["where"].as_str()), (Some("p0"), Some(place)));
+}
+
+/// A rule with `kernel` that the XDP program cannot decide: software does, and the kernel has the packet as it was changed.
+pub(crate) fn software_decides_for_the_kernel(way: Way) {
+    let star = star(way, 3);
+    let (ip, own, prefix) = if way.ipv6 { ("ipv6", own(way), 64) } else { ("ipv4", own(way), 24) };
+    if way.ipv6 {
+        star.middle.ipv6("p0");
+    }
+    star.middle.ip(&format!("addr add {own}/{prefix} dev p0"));
+    star.middle.run(&["sysctl", "-qw", "net.ipv4.icmp_ratelimit=0"]);
+    // A rule above that looks into tunnels keeps those below out of the XDP program.
+    let ask = if way.ipv6 { "ipv6 dst ff02::1:ff00:64 / icmpv6 type 135".to_owned() } else { format!("arp tpa {own}") };
+    let texts = [
+        "ingress prio 0: udp dst 4789 / vxlan vni 9 => drop".to_owned(),
+        format!("ingress prio 1: port id p0 / {ip} dst {own} => count, kernel"),
+        format!("ingress prio 1: port id p0 / {ask} => kernel"),
+    ];
+    let rules: String = texts.iter().map(|text| format!("[[rule]]\nrule = \"{text}\"\n")).collect();
+    let mut program = forwarder(way, &star, &rules);
+    let reached = eventually(PATIENCE, || {
+        assert!(program.running(), "l2fwd has ended");
+        // Until the program runs, the kernel answers by itself.
+        pings(&star.hosts[0], &address(way, 1), 56, 1)
+    });
+    assert!(reached);
+    assert!(pings(&star.hosts[0], own, 1200, 50));
+    let summary = program.stop();
+    assert!(summary.number("to_kernel") >= 50, "{}", summary.json);
+    let place = summary.json["app"]["rules"][1]["ports"][0]["where"].as_str();
+    assert_eq!(place, Some(if way.driver == "af_xdp" { "injected" } else { "software" }));
+}
+
+/// A file of rules is read again on SIGHUP; one that is wrong changes nothing.
+pub(crate) fn changed_while_it_runs(way: Way) {
+    let star = star(way, 3);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("acl.rules");
+    let write = |text: &str| std::fs::write(&file, text).expect("written");
+    write("ingress: udp dst 7100 => count, drop\n");
+    let mut program = forwarder(way, &star, &format!("[rules]\nfile = \"{}\"\n", file.display()));
+    let [a, mut b] = [0, 1].map(|n| star.hosts[n].frames("eth0"));
+    let frames = datagrams(way, &[(7100, None), (7101, None), (7000, None)]);
+    let hang_up = |program: &mut Program| {
+        let id = rustix::process::Pid::from_raw(program.id() as i32).expect("a process");
+        rustix::process::kill_process(id, rustix::process::Signal::HUP).expect("signalled");
+    };
+    // Which of the two comes through.
+    let mut through = |wanted: [bool; 2]| {
+        eventually(PATIENCE, || {
+            frames[..2].iter().for_each(|frame| a.send(frame).expect("sent"));
+            let seen = until_through(&a, &mut b, &frames[2]);
+            [0, 1].map(|i| seen.contains(&frames[i])) == wanted
+        })
+    };
+    assert!(through([false, true]), "the first rule");
+    write("ingress: udp dst 7101 => count, drop\n");
+    hang_up(&mut program);
+    assert!(through([true, false]), "the second rule");
+    write("ingress: udp dst 7100 = drop\n");
+    hang_up(&mut program);
+    assert!(through([true, false]), "a file that is wrong");
+    write("\n");
+    hang_up(&mut program);
+    assert!(through([true, true]), "no rule");
+    assert!(program.running());
+    program.stop();
+}
+
+/// An access list in front of a gateway, on what is inside the tunnel and on what local hosts send.
+pub(crate) fn gateway_list(way: Way) {
+    let world = World::new(way, 1, 1, 1600);
+    let rules = [
+        format!(
+            "ingress prio 1: port id wan / udp / vxlan vni {VNI} / ipv4 dst {} / udp dst 7777 => count, drop",
+            host_address(0)
+        ),
+        "ingress prio 2: port id lan0 / udp dst 7778 => count, drop".to_owned(),
+        format!("egress prio 3: port id wan / udp / vxlan vni {VNI} / ipv4 / icmp type 8 => count"),
+        "egress prio 4: port id lan0 / ipv4 / udp dst 7779 => set ipv4 ttl 3".to_owned(),
+    ];
+    let rules: String = rules.iter().map(|text| format!("[[rule]]\nrule = \"{text}\"\n")).collect();
+    let segment = world.segment("blue", VNI, &["{ port = \"lan0\" }".to_owned()]);
+    let mut program = world.start_with(&(world.ports() + &segment + &rules));
+    let (host, remote) = (&world.hosts[0], &world.remotes[0]);
+    world.wait_for(&mut program, host, &crate::world::remote_address(0));
+    let address = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let (here, there) = (address(host.mac("eth0")), address(remote.mac("vx0")));
+    let mut script = String::new();
+    for (from, to, source, destination) in [
+        (&there, &here, crate::world::remote_address(0), host_address(0)),
+        (&here, &there, host_address(0), crate::world::remote_address(0)),
+    ] {
+        for port in [7777, 7778, 7779, 7000] {
+            script += &format!(
+                "emit(Ether(src='{from}', dst='{to}')/IP(src='{source}', dst='{destination}')/UDP(sport=1, dport={port})/(b'x'*30))\n"
+            );
+        }
+    }
+    let frames = judge::scapy::<Vec<u8>>(&[], &script).frames;
+    let (mut local, mut far) = (host.frames("eth0"), remote.frames("vx0"));
+    frames[..3].iter().for_each(|frame| far.send(frame).expect("sent"));
+    let seen = until_through(&far, &mut local, &frames[3]);
+    assert!(of(&seen, 7777).is_empty(), "the rule looks into the tunnel");
+    assert_eq!(of(&seen, 7778), [&frames[1]]);
+    let changed = of(&seen, 7779);
+    assert_eq!((changed.len(), changed[0][22]), (1, 3), "TTL set as it leaves");
+    judge::assert_clean(&changed);
+    frames[4..7].iter().for_each(|frame| local.send(frame).expect("sent"));
+    let seen = until_through(&local, &mut far, &frames[7]);
+    assert_eq!((of(&seen, 7777), of(&seen, 7778).len()), (vec![&frames[4]], 0));
+    let summary = program.stop();
+    assert_eq!((packets(&summary, "7777"), packets(&summary, "7778")), (1, 1));
+    assert!(packets(&summary, "icmp type 8") >= 1, "counted behind encapsulation: {}", summary.json);
+    assert_eq!(summary.drops("ruled"), 2);
+}

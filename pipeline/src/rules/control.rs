@@ -1,0 +1,452 @@
+//! The rules of a program: checked against its ports, run by its workers, told to its ports.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use wirepath_pmd::flow::{Action, Direction, Field, ItemKind, Key, Rule, What};
+use wirepath_pmd::port::{KernelRule, PortId, ToKernel, VlanTags};
+use wirepath_wire::Parser;
+
+use super::around::{Ruled, Shared, Way};
+use super::stage::PUNT_TO_KERNEL;
+use super::{Gone, RuleCounters, RuleId, RuleLimits, RuleTable, RuleTableError, Timeouts};
+use crate::WorkerInfo;
+use crate::epoch::Domain;
+use crate::events::Punt;
+use crate::runtime::{ControlPlane, PortInfo, Runtime, RuntimeError};
+use crate::sync::Ordering;
+
+/// A rule that the program cannot honour.
+#[derive(Debug)]
+pub struct RuleRefused {
+    /// Place of the rule in the list that was given.
+    pub rule: usize,
+    /// What stands in the way.
+    pub reason: String,
+}
+
+/// Where a rule runs on a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the engine of the workers.
+    Software,
+    /// In the XDP program, before packets reach the port.
+    Xdp,
+    /// In the engine of the workers, and its packets are injected into the kernel's receive path one by one; why it is not in the XDP
+    /// program.
+    Injected(String),
+}
+
+/// Where a rule runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// On each port whose packets may fit it.
+    pub ports: Vec<(PortId, Place)>,
+}
+
+/// A rule that is in force.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    /// Its number, never given to another rule.
+    pub id: RuleId,
+    /// The rule.
+    pub rule: Rule,
+    /// What it has counted, where a port decides it included.
+    pub counters: RuleCounters,
+}
+
+/// The control side of [`Ruled`] stages: the rules, in the order in which equal priorities are asked.
+#[derive(Debug)]
+pub struct RuleControl {
+    table: RuleTable,
+    ports: Vec<PortInfo>,
+    around: Arc<Shared>,
+    rules: Vec<Entry>,
+    /// Rules that were taken out and put in again, to keep their order: whose counters are still to come.
+    moved: HashMap<RuleId, RuleId>,
+    aged: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: RuleId,
+    rule: Rule,
+    /// What it counted in earlier places of the order.
+    before: RuleCounters,
+}
+
+/// What stands in the way of a rule on these ports, whichever they are told; `None`: nothing.
+///
+/// Certain of the modes of ports only once they are started.
+pub fn check(rule: &Rule, ports: &[PortInfo]) -> Option<String> {
+    let name = |port: PortId| match ports.get(usize::from(port)) {
+        Some(_) => None,
+        None => Some(format!("there is no port {port}; the ports are numbered 0 to {}", ports.len().saturating_sub(1))),
+    };
+    let set = rule.fields();
+    let on = set.get(Key::field(0, Field::PortId));
+    if let Some(bits) = on.filter(|bits| bits.mask == 0xffff) {
+        let missing = PortId::try_from(bits.value).ok().and_then(name);
+        if missing.is_some() {
+            return missing;
+        }
+    }
+    let fits = |port: &&PortInfo| on.is_none_or(|bits| bits.matches(port.id.into()));
+    for action in rule.actions() {
+        let most = match action {
+            Action::Redirect(port) | Action::Mirror(port) => {
+                let missing = name(*port);
+                if missing.is_some() {
+                    return missing;
+                }
+                continue;
+            }
+            Action::Queue(queue) => *queue,
+            Action::Rss(rss) => rss.queues.iter().copied().max().unwrap_or(0),
+            _ => continue,
+        };
+        if let Some(port) = ports.iter().filter(fits).find(|port| most >= port.queues) {
+            let (name, queues) = (&port.name, port.queues);
+            return Some(format!("port \"{name}\" has no queue {most}; it has {queues} (queues = {queues})"));
+        }
+    }
+    let tags = set.list().iter().any(|(key, _)| {
+        key.level == 0
+            && matches!(key.what, What::Field(field) if field == Field::EthTags || field.spec().item == ItemKind::Vlan)
+    });
+    if tags && rule.direction() == Direction::Ingress {
+        let loses = |port: &&PortInfo| fits(port) && port.capabilities.vlan_tags == VlanTags::Lost;
+        if let Some(port) = ports.iter().find(loses) {
+            let (name, driver) = (&port.name, port.capabilities.driver);
+            return Some(format!(
+                "port \"{name}\" (driver {driver}) loses the VLAN tags of received frames, so the rule would not see them there; \
+                 driver = \"af_packet\" keeps them"
+            ));
+        }
+    }
+    None
+}
+
+/// Where a rule runs on a port, or why it cannot: `decided` is what the port answered for it.
+fn place(rule: &Rule, port: &PortInfo, decided: Option<&Result<(), String>>) -> Result<Place, String> {
+    if rule.actions().last() != Some(&Action::Kernel) {
+        return Ok(Place::Software);
+    }
+    let (name, driver) = (&port.name, port.capabilities.driver);
+    let changes = |action: &&Action| {
+        matches!(
+            action,
+            Action::Set { .. } | Action::DecTtl | Action::PushVlan(_) | Action::PopVlan | Action::Reformat(_)
+        )
+    };
+    match (port.capabilities.to_kernel, decided) {
+        (ToKernel::No(why), _) => Err(format!(
+            "\"kernel\" cannot be done on port \"{name}\" (driver {driver}): {why}; name the ports of the rule (port id NAME)"
+        )),
+        (ToKernel::Beside, _) => match rule.actions().iter().find(changes) {
+            Some(action) => Err(format!(
+                "\"kernel\" behind \"{}\" cannot be done on port \"{name}\" (driver {driver}): the kernel there has every frame as it \
+                 came in",
+                action.spec().name
+            )),
+            None => Ok(Place::Software),
+        },
+        (ToKernel::InFront | ToKernel::InFrontOnly(_), Some(Ok(()))) => Ok(Place::Xdp),
+        (ToKernel::InFront, Some(Err(why))) => Ok(Place::Injected(why.clone())),
+        (ToKernel::InFrontOnly(reason), Some(Err(why))) => {
+            Err(format!("\"kernel\" cannot be done on port \"{name}\" (driver {driver}): {why}, and {reason}"))
+        }
+        (ToKernel::Back, _) | (_, None) => Ok(Place::Software),
+    }
+}
+
+/// Where each rule runs on these ports, told what the ports answered (`rule` counts from 0 in `rules`, each list is sorted by it); the
+/// first that cannot be honoured is refused.
+pub fn place_all(rules: &[Rule], ports: &[PortInfo], decided: &[Vec<KernelRule>]) -> Result<Vec<Placed>, RuleRefused> {
+    let place = |number: usize| {
+        let refuse = |reason| RuleRefused { rule: number, reason };
+        if let Some(reason) = check(&rules[number], ports) {
+            return Err(refuse(reason));
+        }
+        let ports = place_rule(&rules[number], number, ports, decided).into_iter();
+        let ports = ports.map(|(port, place)| Ok((port, place?))).collect::<Result<_, String>>();
+        Ok(Placed { ports: ports.map_err(refuse)? })
+    };
+    (0..rules.len()).map(place).collect()
+}
+
+/// Where one rule runs on each port whose packets may fit it, or why it cannot; `number` is its place in the list that the ports were
+/// told.
+pub fn place_rule(
+    rule: &Rule,
+    number: usize,
+    ports: &[PortInfo],
+    decided: &[Vec<KernelRule>],
+) -> Vec<(PortId, Result<Place, String>)> {
+    let on = rule.fields().get(Key::field(0, Field::PortId));
+    let ports = ports.iter().zip(decided).filter(|(port, _)| on.is_none_or(|bits| bits.matches(port.id.into())));
+    let place = |(port, decided): (&PortInfo, &Vec<KernelRule>)| {
+        let it = decided.binary_search_by_key(&number, |it| it.rule).ok().map(|i| &decided[i].decided);
+        (port.id, place(rule, port, it))
+    };
+    ports.map(place).collect()
+}
+
+/// Rules in the order in which they are asked: their places in the list.
+pub fn order(rules: &[Rule]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rules.len()).collect();
+    order.sort_by_key(|&i| (rules[i].direction(), rules[i].priority()));
+    order
+}
+
+/// Tells ports rules in the order in which they are asked; their answers are about the list as it is here.
+pub fn in_order<E>(
+    rules: &[Rule],
+    tell: impl FnOnce(&[Rule]) -> Result<Vec<Vec<KernelRule>>, E>,
+) -> Result<Vec<Vec<KernelRule>>, E> {
+    let order = order(rules);
+    let sorted: Vec<Rule> = order.iter().map(|&i| rules[i].clone()).collect();
+    let mut decided = tell(&sorted)?;
+    for list in &mut decided {
+        list.iter_mut().for_each(|it| it.rule = order[it.rule]);
+        list.sort_by_key(|it| it.rule);
+    }
+    Ok(decided)
+}
+
+/// An error of [`RuleControl`].
+#[derive(Debug, thiserror::Error)]
+pub enum RuleControlError {
+    /// A rule that cannot be honoured.
+    #[error("rule {}: {}", .0.rule, .0.reason)]
+    Refused(RuleRefused),
+    /// The table is full.
+    #[error("{0}")]
+    Table(#[from] RuleTableError),
+    /// A port did not take the rules.
+    #[error("{0}")]
+    Port(#[from] wirepath_pmd::port::PortError),
+    /// The same, before the start.
+    #[error("{0}")]
+    Runtime(#[from] RuntimeError),
+}
+
+impl RuleControl {
+    /// For the ports of a runtime that is not started, without rules.
+    pub fn new(runtime: &Runtime, parser: Parser, limits: RuleLimits) -> Self {
+        Self::for_ports(runtime.domain(), runtime.ports().to_vec(), runtime.queue_workers(), parser, limits)
+    }
+
+    /// For ports that may exist on paper only. `workers` has the worker of each receive queue.
+    pub fn for_ports(
+        domain: &Domain,
+        ports: Vec<PortInfo>,
+        workers: Vec<Vec<usize>>,
+        parser: Parser,
+        limits: RuleLimits,
+    ) -> Self {
+        let around = Shared {
+            to_kernel: ports.iter().map(|port| Way::number(port.capabilities.to_kernel).into()).collect(),
+            pools: ports.iter().map(|port| port.pool.clone()).collect(),
+            workers,
+            // Whether a header checksum is right is for whoever the packet is addressed to.
+            parser: Parser { verify_ipv4: false, ..parser },
+            ingress: false.into(),
+            egress: false.into(),
+        };
+        Self {
+            table: RuleTable::new(domain, limits, 0),
+            ports,
+            around: Arc::new(around),
+            rules: Vec::new(),
+            moved: HashMap::new(),
+            aged: 0,
+        }
+    }
+
+    /// The rules around the stage of a worker.
+    pub fn stage<S>(&mut self, worker: &WorkerInfo, stage: S) -> Ruled<S> {
+        Ruled::new(stage, self.table.lookups(), Arc::clone(&self.around), worker.index)
+    }
+
+    /// The rules before the start. Says where each will run; nothing is in force if one cannot be honoured.
+    pub fn begin(&mut self, runtime: &mut Runtime, rules: &[Rule]) -> Result<Vec<Placed>, RuleControlError> {
+        let placed = self.ask(rules, |_, sorted| runtime.set_rules(sorted).map_err(RuleControlError::from))?;
+        self.put(rules)?;
+        Ok(placed)
+    }
+
+    /// Once the ports are started, and their modes are certain: looks at the rules again.
+    pub fn started(&mut self, plane: &mut ControlPlane) -> Result<Vec<Placed>, RuleControlError> {
+        self.ports = plane.ports().to_vec();
+        for (port, way) in self.ports.iter().zip(&self.around.to_kernel) {
+            way.store(Way::number(port.capabilities.to_kernel), Ordering::Relaxed);
+        }
+        let rules: Vec<Rule> = self.rules.iter().map(|entry| entry.rule.clone()).collect();
+        self.ask(&rules, |ports, sorted| tell(ports, plane, sorted))
+    }
+
+    /// Puts other rules in force, at one moment; where each runs. Rules that stay keep their counters. After an error the old ones are
+    /// in force.
+    pub fn replace(&mut self, plane: &mut ControlPlane, rules: &[Rule]) -> Result<Vec<Placed>, RuleControlError> {
+        let placed = self.ask(rules, |ports, sorted| tell(ports, plane, sorted));
+        let done = placed.and_then(|placed| self.put(rules).map(|()| placed));
+        if done.is_err() {
+            // The ports as they were.
+            let old: Vec<Rule> = self.rules.iter().map(|entry| entry.rule.clone()).collect();
+            self.ask(&old, |ports, sorted| tell(ports, plane, sorted))?;
+        }
+        done
+    }
+
+    /// Where each rule would run; `tell` tells the ports.
+    fn ask(
+        &self,
+        rules: &[Rule],
+        tell: impl FnOnce(&[PortInfo], &[Rule]) -> Result<Vec<Vec<KernelRule>>, RuleControlError>,
+    ) -> Result<Vec<Placed>, RuleControlError> {
+        let decided = in_order(rules, |sorted| tell(&self.ports, sorted))?;
+        place_all(rules, &self.ports, &decided).map_err(RuleControlError::Refused)
+    }
+
+    /// Makes the table have these rules.
+    fn put(&mut self, rules: &[Rule]) -> Result<(), RuleControlError> {
+        let kept = self.kept(rules);
+        let old = std::mem::take(&mut self.rules);
+        let changed = self.table.change(|change| {
+            for (entry, _) in old.iter().zip(&kept.old).filter(|(_, kept)| !**kept) {
+                change.remove(entry.id)?;
+            }
+            let mut ids = Vec::with_capacity(rules.len());
+            for (rule, from) in rules.iter().zip(&kept.new) {
+                ids.push(match from {
+                    Some(i) => old[*i].id,
+                    None => change.add(rule.clone(), Timeouts::NONE)?,
+                });
+            }
+            Ok(ids)
+        });
+        let ids = match changed {
+            Ok(ids) => ids,
+            Err(error) => {
+                self.rules = old;
+                return Err(error.into());
+            }
+        };
+        // What goes on under another number.
+        let mut gone: HashMap<&Rule, &Entry> = HashMap::new();
+        for (entry, _) in old.iter().zip(&kept.old).filter(|(_, kept)| !**kept) {
+            gone.entry(&entry.rule).or_insert(entry);
+        }
+        for ((rule, id), from) in rules.iter().zip(ids).zip(&kept.new) {
+            let mut entry = Entry { id, rule: rule.clone(), before: RuleCounters::default() };
+            if let Some(i) = from {
+                entry.before = old[*i].before;
+            } else if let Some(same) = gone.remove(rule) {
+                entry.before = same.before;
+                // What was to come from still earlier places comes here now.
+                self.moved.values_mut().filter(|to| **to == same.id).for_each(|to| *to = id);
+                self.moved.insert(same.id, id);
+            }
+            self.rules.push(entry);
+        }
+        let any = |direction| self.rules.iter().any(|entry| entry.rule.direction() == direction);
+        // Relaxed: see `Ruled`.
+        self.around.ingress.store(any(Direction::Ingress), Ordering::Relaxed);
+        self.around.egress.store(any(Direction::Egress), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Which of the old rules can stay where they are: of each direction and priority those that both lists begin with. The others must
+    /// be added again, behind them, for the order to be right.
+    fn kept(&self, rules: &[Rule]) -> Kept {
+        let mut kept = Kept { old: vec![false; self.rules.len()], new: vec![None; rules.len()] };
+        let mut groups: HashMap<(Direction, u32), (Vec<usize>, Vec<usize>)> = HashMap::new();
+        for (i, entry) in self.rules.iter().enumerate() {
+            groups.entry((entry.rule.direction(), entry.rule.priority())).or_default().0.push(i);
+        }
+        for (i, rule) in rules.iter().enumerate() {
+            groups.entry((rule.direction(), rule.priority())).or_default().1.push(i);
+        }
+        for (old, new) in groups.into_values() {
+            // What is only taken out between two that stay does not change their order.
+            let mut old = old.into_iter();
+            for i in new {
+                let Some(same) = old.by_ref().find(|&j| self.rules[j].rule == rules[i]) else { break };
+                kept.old[same] = true;
+                kept.new[i] = Some(same);
+            }
+        }
+        kept
+    }
+
+    /// A packet that a [`Ruled`] stage punted; `Some`: it is of another stage.
+    pub fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) -> Option<Punt> {
+        if punt.code != PUNT_TO_KERNEL {
+            return Some(punt);
+        }
+        plane.inject(punt.packet);
+        None
+    }
+
+    /// To be called on every tick: frees what no worker sees any more.
+    pub fn tick(&mut self, now: u64) {
+        const SECOND: u64 = 1_000_000_000;
+        if now - self.aged < SECOND {
+            return;
+        }
+        self.aged = now;
+        let (rules, moved) = (&mut self.rules, &mut self.moved);
+        self.table.age(now, |Gone { id, counters, .. }| {
+            if let Some(to) = moved.remove(&id)
+                && let Some(entry) = rules.iter_mut().find(|entry| entry.id == to)
+            {
+                entry.before = sum(entry.before, counters);
+            }
+        });
+    }
+
+    /// The rules in force, in the order of the list.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
+        self.rules.iter().map(|entry| &entry.rule)
+    }
+
+    /// The rules in force with their counters. `plane` asks the ports; without, what ports decide is not counted.
+    pub fn standing(&self, mut plane: Option<&mut ControlPlane>) -> Vec<Standing> {
+        let one = |entry: &Entry| {
+            let mut counters = sum(entry.before, self.table.counters(entry.id).unwrap_or_default());
+            for port in 0..self.ports.len() as PortId {
+                if let Some((packets, bytes)) = plane.as_mut().and_then(|plane| plane.rule_counters(port, &entry.rule))
+                {
+                    counters = sum(counters, RuleCounters { packets, bytes, last_hit: 0 });
+                }
+            }
+            Standing { id: entry.id, rule: entry.rule.clone(), counters }
+        };
+        self.rules.iter().map(one).collect()
+    }
+
+    /// The ports, as they were looked at last.
+    pub fn ports(&self) -> &[PortInfo] {
+        &self.ports
+    }
+}
+
+/// Which rules stay where they are.
+struct Kept {
+    old: Vec<bool>,
+    /// Place in the old list.
+    new: Vec<Option<usize>>,
+}
+
+fn tell(
+    ports: &[PortInfo],
+    plane: &mut ControlPlane,
+    sorted: &[Rule],
+) -> Result<Vec<Vec<KernelRule>>, RuleControlError> {
+    ports.iter().map(|port| plane.set_rules(port.id, sorted).map_err(RuleControlError::from)).collect()
+}
+
+fn sum(a: RuleCounters, b: RuleCounters) -> RuleCounters {
+    RuleCounters { packets: a.packets + b.packets, bytes: a.bytes + b.bytes, last_hit: a.last_hit.max(b.last_hit) }
+}

@@ -1,0 +1,239 @@
+//! Rules around a stage: what becomes of packets, and changes while they flow.
+
+use wirepath_pipeline::epoch::Domain;
+use wirepath_pipeline::rules::{RuleControl, RuleLimits, Ruled, order};
+use wirepath_pipeline::{Context, ControlPlane, PortInfo, Punt, Stage, Stepped, WorkerInfo};
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::flow::Rule;
+use wirepath_pmd::packet::{Batch, Pool};
+use wirepath_pmd::port::ToKernel;
+use wirepath_wire::Parser;
+
+/// From port 0 to 1 and from all others to 0.
+fn cross(context: &mut Context<'_>, batch: &mut Batch) {
+    let port = context.in_port().unwrap_or_else(|| batch.iter().next().map_or(0, |packet| packet.in_port()));
+    context.send_batch(u16::from(port == 0), batch);
+}
+
+struct Bench<S> {
+    stepped: Stepped<S>,
+    rules: RuleControl,
+    pool: Pool,
+}
+
+type Inner = fn(&mut Context<'_>, &mut Batch);
+
+fn bench(to_kernel: ToKernel) -> Bench<Ruled<Inner>> {
+    let (domain, pool) = (Domain::new(), Pool::new("test", 512).unwrap());
+    let ports: Vec<PortInfo> = (0..3)
+        .map(|id| {
+            let mut port = PortInfo::on_paper(id, &format!("p{id}"), None, 1500, &pool);
+            port.capabilities.to_kernel = to_kernel;
+            port
+        })
+        .collect();
+    let workers = vec![vec![0]; 3];
+    let mut rules = RuleControl::for_ports(&domain, ports.clone(), workers, Parser::default(), RuleLimits::default());
+    let info = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: vec![(0, 0), (1, 0), (2, 0)] };
+    let inner: Inner = cross;
+    let stage = rules.stage(&info, inner);
+    Bench { stepped: Stepped::new(ports, &domain, stage).unwrap(), rules, pool }
+}
+
+fn list(texts: &[&str]) -> Vec<Rule> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// A datagram in IPv4 with these last bytes of the addresses, and ports.
+fn datagram(from: u8, to: u8, sport: u16, dport: u16) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 8, 0];
+    frame.extend([0x45, 0, 0, 48, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, from, 10, 0, 0, to]);
+    let sum = frame[14..34].chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum::<u32>();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame.extend(sport.to_be_bytes());
+    frame.extend(dport.to_be_bytes());
+    frame.extend([0, 28, 0, 0]);
+    frame.extend([7; 20]);
+    frame
+}
+
+struct Kernel<'r>(&'r mut RuleControl);
+
+impl wirepath_pipeline::Control for Kernel<'_> {
+    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
+        assert!(self.0.punt(punt, plane).is_none(), "only what is for the kernel is punted here");
+    }
+}
+
+impl<S: Stage> Bench<S> {
+    fn set(&mut self, texts: &[&str]) {
+        let Self { stepped, rules, .. } = self;
+        stepped.with_plane(|plane| rules.replace(plane, &list(texts)).unwrap());
+    }
+
+    /// Puts frames in by a port; what comes out with its port, sorted by that.
+    fn pass(&mut self, port: u16, frames: &[Vec<u8>]) -> Vec<(u16, Vec<u8>)> {
+        let mut batch = Batch::new();
+        for frame in frames {
+            let mut packet = self.pool.take().unwrap();
+            packet.append(frame.len()).unwrap().copy_from_slice(frame);
+            assert!(batch.push(packet).is_ok());
+        }
+        self.stepped.process(Some(port), &mut batch);
+        self.stepped.control(&mut Kernel(&mut self.rules));
+        let mut out = Vec::new();
+        while let Some(packet) = self.stepped.sent() {
+            out.push((packet.out_port(), packet.segments().flatten().copied().collect()));
+        }
+        out.sort_by_key(|(port, _)| *port);
+        out
+    }
+
+    fn dropped(&self, reason: DropReason) -> u64 {
+        self.stepped.drops().get(&reason).copied().unwrap_or(0)
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        self.rules.standing(None).into_iter().map(|it| it.counters.packets).collect()
+    }
+}
+
+fn ports(out: &[(u16, Vec<u8>)]) -> Vec<u16> {
+    out.iter().map(|(port, _)| *port).collect()
+}
+
+#[test]
+fn ingress_rules_decide_before_the_stage() {
+    let mut bench = bench(ToKernel::No("paper"));
+    let frames = [datagram(1, 2, 5, 53), datagram(1, 2, 5, 54), datagram(1, 3, 5, 55), datagram(1, 4, 5, 56)];
+    assert_eq!(ports(&bench.pass(0, &frames)), [1, 1, 1, 1], "without rules");
+    bench.set(&[
+        "ingress prio 1: udp dst 53 => drop",
+        "ingress prio 2: udp dst 54 => redirect 2",
+        "ingress prio 3: ipv4 dst 10.0.0.3 / udp => set udp dst 99, count",
+        "ingress prio 3: port id 0 / ipv4 dst 10.0.0.4 => mirror 2, mark 7",
+    ]);
+    let out = bench.pass(0, &frames);
+    assert_eq!(ports(&out), [1, 1, 2, 2], "by port, each in order: {out:02x?}");
+    assert_eq!(out[0].1[36..38], 99u16.to_be_bytes());
+    assert_eq!((&out[1].1, &out[2].1, &out[3].1), (&frames[3], &frames[1], &frames[3]));
+    assert_eq!(bench.dropped(DropReason::Ruled), 1);
+    assert_eq!(bench.counts(), [1, 1, 1, 1]);
+    // Of another port.
+    assert_eq!(ports(&bench.pass(1, &frames[3..])), [0]);
+}
+
+#[test]
+fn egress_rules_decide_about_what_leaves() {
+    let mut bench = bench(ToKernel::No("paper"));
+    bench.set(&[
+        "ingress prio 1: udp dst 54 => redirect 2",
+        "ingress prio 2: udp dst 57 => mark 3",
+        "egress prio 1: port id 1 / udp dst 53 => drop",
+        "egress prio 2: port id 2 => push-vlan vid 9",
+        "egress prio 3: meta mark 3 => mirror 2, drop",
+        "egress prio 4: udp dst 58 => mirror 2",
+    ]);
+    let frames = [53, 54, 55, 57, 58].map(|port| datagram(1, 2, 5, port));
+    let out = bench.pass(0, &frames);
+    assert_eq!(ports(&out), [1, 1, 2, 2, 2], "{out:02x?}");
+    assert_eq!((&out[0].1, &out[1].1), (&frames[2], &frames[4]));
+    let two: Vec<&Vec<u8>> = out[2..].iter().map(|(_, frame)| frame).collect();
+    let tagged = [&frames[1][..12], &[0x81, 0, 0, 9], &frames[1][12..]].concat();
+    assert!(two.contains(&&tagged), "redirected at ingress, asked at egress");
+    assert!(two.contains(&&frames[3]), "copied, and dropped itself");
+    assert!(two.contains(&&frames[4]), "a copy is not asked");
+    assert_eq!(bench.dropped(DropReason::Ruled), 2);
+    // More than a batch leaves in order.
+    let many: Vec<Vec<u8>> = (0..64).map(|n| datagram(1, 2, n, 60)).collect();
+    assert_eq!(bench.pass(0, &many).into_iter().map(|(_, frame)| frame).collect::<Vec<_>>(), many);
+}
+
+#[test]
+fn broken_headers_meet_no_rule_and_end() {
+    let mut bench = bench(ToKernel::No("paper"));
+    let mut broken = datagram(1, 2, 5, 53);
+    broken[14] = 0x42;
+    assert_eq!(ports(&bench.pass(0, std::slice::from_ref(&broken))), [1], "without rules nobody looks");
+    bench.set(&["ingress: arp => drop"]);
+    assert!(bench.pass(0, &[broken]).is_empty());
+    assert_eq!(bench.dropped(DropReason::BadHeaderLength), 1);
+    let mut sum = datagram(1, 2, 5, 53);
+    sum[24] ^= 1;
+    assert_eq!(ports(&bench.pass(0, &[sum])), [1], "a checksum is nobody's business here");
+}
+
+#[test]
+fn the_kernel_gets_its_packets_as_the_port_can() {
+    let rule = "ingress: udp dst 53 => count, kernel";
+    let frames = [datagram(1, 2, 5, 53), datagram(1, 2, 5, 54)];
+    for (to_kernel, out, dropped) in [
+        (ToKernel::Beside, vec![1], 0),
+        (ToKernel::Back, vec![0, 1], 0),
+        // On paper nobody takes it.
+        (ToKernel::InFront, vec![1], 1),
+    ] {
+        let mut bench = bench(to_kernel);
+        bench.set(&[rule, "egress: port id 0 => drop"]);
+        assert_eq!(ports(&bench.pass(0, &frames)), out, "{to_kernel:?}");
+        assert_eq!((bench.dropped(DropReason::NoKernel), bench.counts()), (dropped, vec![1, 0]), "{to_kernel:?}");
+    }
+    let mut bench = bench(ToKernel::No("paper has no kernel"));
+    let refused = bench.stepped.with_plane(|plane| bench.rules.replace(plane, &list(&["ingress: any => drop", rule])));
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.starts_with("rule 1: \"kernel\" cannot be done on port \"p0\"") && text.contains("paper has no kernel"),
+        "{text}"
+    );
+    assert!(bench.rules.rules().next().is_none(), "nothing has changed");
+}
+
+#[test]
+fn what_the_ports_do_not_have_is_refused() {
+    let mut bench = bench(ToKernel::Beside);
+    for (rule, why) in [
+        ("ingress: any => redirect 3", "there is no port 3; the ports are numbered 0 to 2"),
+        ("ingress: any => mirror 9, count", "there is no port 9"),
+        ("ingress: port id 5 => drop", "there is no port 5"),
+        ("ingress: any => queue 1", "port \"p0\" has no queue 1; it has 1"),
+        ("ingress: port id 2 => rss queues 0-3", "port \"p2\" has no queue 3"),
+        ("ingress: ipv4 => dec-ttl, kernel", "\"kernel\" behind \"dec-ttl\" cannot be done on port \"p0\""),
+    ] {
+        let refused = bench.stepped.with_plane(|plane| bench.rules.replace(plane, &list(&[rule])));
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(why), "{rule}: {text}");
+    }
+}
+
+#[test]
+fn rules_that_stay_keep_their_counters_and_the_order_is_that_of_the_list() {
+    let mut bench = bench(ToKernel::Beside);
+    let (a, b) = ("ingress: udp dst 53 => drop", "ingress: udp => redirect 2");
+    let c = "ingress: ipv4 / udp => set udp dst 1";
+    let frames = [datagram(1, 2, 5, 53), datagram(1, 2, 5, 54)];
+    bench.set(&[a, b]);
+    assert_eq!(ports(&bench.pass(0, &frames)), [2]);
+    assert_eq!(bench.counts(), [1, 1]);
+    // One more behind: nothing moves.
+    bench.set(&[a, b, c]);
+    bench.pass(0, &frames);
+    assert_eq!(bench.counts(), [2, 2, 0]);
+    // In front: everything behind it moves, and keeps its counts.
+    bench.set(&[c, a, b]);
+    let out = bench.pass(0, &frames);
+    assert_eq!(ports(&out), [1, 1]);
+    assert_eq!(bench.counts()[0], 2);
+    for second in 1..4 {
+        bench.stepped.advance(2_000_000_000);
+        bench.pass(0, &[]);
+        bench.rules.tick(second * 2_000_000_000);
+    }
+    assert_eq!(bench.counts(), [2, 2, 2]);
+    bench.set(&[a]);
+    assert_eq!(bench.counts(), [2]);
+    bench.set(&[]);
+    assert_eq!(ports(&bench.pass(0, &frames)), [1, 1]);
+    assert_eq!(bench.rules.rules().len(), 0);
+    assert_eq!(order(&list(&[b, "ingress prio 1: any => drop", a])), [0, 2, 1]);
+}
