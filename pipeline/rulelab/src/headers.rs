@@ -115,6 +115,8 @@ pub struct Stack {
 pub struct Headers {
     /// One or two.
     pub stacks: Vec<Stack>,
+    /// Where an Ethernet frame begins that a tunnel header (no label stack) says is there, whatever it looks like.
+    pub frame: Option<usize>,
 }
 
 /// What comes behind a header that ends a stack.
@@ -122,6 +124,8 @@ enum Inside {
     Nothing,
     Ethernet(usize),
     Ip(u8, usize),
+    /// Ethernet, but the tunnel header does not say so: it is not looked into.
+    Unsaid(usize),
 }
 
 /// Numbers of the extension headers that are walked over: hop-by-hop, routing, fragment, AH, destination options.
@@ -138,9 +142,14 @@ impl Headers {
         let mut outer = Stack { end: frame.len(), ..Stack::default() };
         let inside = outer.ethernet(frame, 0, ports);
         let end = outer.end;
+        let labelled = !outer.labels.iter().all(|(place, _)| *place == Place::Link) || outer.tunnel == Tunnel::None;
+        let carried = match inside {
+            Inside::Ethernet(at) | Inside::Unsaid(at) if !labelled => Some(at),
+            _ => None,
+        };
         stacks.push(outer);
         if let Some((link, version, at)) = match inside {
-            Inside::Nothing => None,
+            Inside::Nothing | Inside::Unsaid(_) => None,
             Inside::Ethernet(at) => Some((true, 0, at)),
             Inside::Ip(version, at) => Some((false, version, at)),
         } {
@@ -155,7 +164,7 @@ impl Headers {
                 stacks.push(inner);
             }
         }
-        Self { stacks }
+        Self { stacks, frame: carried }
     }
 }
 
@@ -460,11 +469,11 @@ impl Stack {
                 self.tunnel = Tunnel::Vxlan(behind);
                 Inside::Ethernet(behind + 8)
             }
-            // draft-ietf-nvo3-vxlan-gpe section 3.1: version 0; without P it does not say what it carries.
+            // draft-ietf-nvo3-vxlan-gpe section 3.1: version 0; without P it is VXLAN.
             port if port == ports.vxlan_gpe && flags & 0x30 == 0 => {
                 self.tunnel = Tunnel::VxlanGpe(behind);
                 match (flags & 0x04, frame[behind + 3]) {
-                    (0, _) => Inside::Nothing,
+                    (0, _) => Inside::Unsaid(behind + 8),
                     (_, 1) => Inside::Ip(4, behind + 8),
                     (_, 2) => Inside::Ip(6, behind + 8),
                     (_, 3) => Inside::Ethernet(behind + 8),

@@ -220,6 +220,17 @@ impl Reference {
         self.entries.len() < before
     }
 
+    /// Puts a rule in the place of another: its name stays, and its place in the order if the priority does.
+    pub fn replace(&mut self, id: RuleId, rule: Rule) -> bool {
+        let Some(at) = self.entries.iter().position(|entry| entry.id == id) else { return false };
+        let mut entry = self.entries.remove(at);
+        let last = if entry.rule.priority() == rule.priority() { at } else { self.entries.len() };
+        entry.rule = rule;
+        entry.bucket = Bucket::default();
+        self.entries.insert(last, entry);
+        true
+    }
+
     /// The rules with their names, in the order in which they were added.
     pub fn rules(&self) -> impl Iterator<Item = (RuleId, &Rule)> {
         self.entries.iter().map(|entry| (entry.id, &entry.rule))
@@ -297,7 +308,7 @@ impl Reference {
             let out = &mut outcome.frame;
             match action {
                 Action::Queue(queue) => outcome.fate = Fate::Queue(*queue),
-                Action::Rss(rss) => outcome.fate = Fate::Queue(rss::queue(rss, &rss_key, &out.bytes, &ports, fault)),
+                Action::Rss(rss) => outcome.fate = Fate::Queue(rss::queue(rss, &rss_key, out, &ports, fault)),
                 Action::Drop => going = Err(Cause::Ruled),
                 Action::Kernel => outcome.fate = Fate::Kernel,
                 Action::Redirect(port) => outcome.fate = Fate::Redirect(*port),

@@ -14,11 +14,21 @@ pub struct Frame {
     pub bytes: Vec<u8>,
     /// Outer headers that were put on.
     pub put_on: Option<PutOn>,
+    /// Where checksums stand that changed and may be written as 0 or as 0xffff, which are the same number.
+    pub zeros: Vec<usize>,
+    /// UDP destination port that was there when the rule matched, and where: which tunnel it is does not change with a `set`.
+    matched_port: Option<(usize, u16)>,
+    /// Out of its tunnel: of the two stacks that are looked at, the second is the first now.
+    pub decapsulated: bool,
 }
 
 /// Outer headers of an encapsulation: offsets from the start of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutOn {
+    /// Their length, bytes.
+    pub length: usize,
+    /// IP version of the packet that went in; `None` for a frame.
+    pub version: Option<u8>,
     /// IP header and its version.
     pub ip: Option<(u8, usize)>,
     /// UDP header.
@@ -54,9 +64,13 @@ pub fn pseudo(frame: &[u8], version: u8, ip: usize, protocol: u8, length: usize)
     pseudo
 }
 
-/// RFC 1624 equation 3: HC' = ~(~HC + ~m + m'). Both slices are the same 16-bit words before and after.
+/// RFC 1624 equation 3: HC' = ~(~HC + ~m + m'). Both slices are the same 16-bit words before and after. Where their sums are the same
+/// the checksum is left alone: 0 and 0xffff say the same, and neither becomes the other.
 fn adjust(frame: &mut [u8], checksum: usize, before: &[u8], after: &[u8]) -> u16 {
     let not = |bytes: &[u8]| bytes.iter().map(|byte| !byte).collect::<Vec<u8>>();
+    if sum(&[&not(before), after]) % 0xffff == 0 {
+        return u16_at(frame, checksum);
+    }
     let old = not(&frame[checksum..checksum + 2]);
     let new = !sum(&[&old, &not(before), after]);
     frame[checksum..checksum + 2].copy_from_slice(&new.to_be_bytes());
@@ -78,26 +92,50 @@ fn layer4_checksum(frame: &[u8], stack: &Stack, fault: Fault) -> Option<(usize, 
     }
 }
 
-fn adjust_layer4(frame: &mut [u8], stack: &Stack, before: &[u8], after: &[u8], fault: Fault) {
-    if fault == Fault::Layer4ChecksumForgotten {
-        return;
-    }
-    if let Some((at, udp)) = layer4_checksum(frame, stack, fault)
-        && adjust(frame, at, before, after) == 0
-        && udp
-    {
-        frame[at..at + 2].fill(0xff);
-    }
-}
-
 impl Frame {
     /// As it arrived.
     pub fn new(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.to_vec(), put_on: None }
+        Self { bytes: bytes.to_vec(), put_on: None, zeros: Vec::new(), matched_port: None, decapsulated: false }
+    }
+
+    /// Replaces bytes at the front or in the middle by others.
+    fn splice(&mut self, at: std::ops::Range<usize>, with: &[u8]) {
+        self.zeros.retain(|&zero| zero < at.start || zero >= at.end);
+        for zero in self.zeros.iter_mut().filter(|zero| **zero >= at.end) {
+            *zero = *zero + with.len() - at.len();
+        }
+        self.matched_port = self.matched_port.filter(|(place, _)| *place < at.start || *place >= at.end);
+        if let Some((place, _)) = self.matched_port.as_mut().filter(|(place, _)| *place >= at.end) {
+            *place = *place + with.len() - at.len();
+        }
+        self.bytes.splice(at, with.iter().copied());
+    }
+
+    /// The headers that the rule has matched, where they are now.
+    pub fn headers(&self, ports: &TunnelPorts) -> Headers {
+        let mut bytes = self.bytes.clone();
+        if let Some((at, port)) = self.matched_port {
+            bytes[at..at + 2].copy_from_slice(&port.to_be_bytes());
+        }
+        Headers::of(&bytes, ports)
+    }
+
+    fn adjust_layer4(&mut self, stack: &Stack, before: &[u8], after: &[u8], fault: Fault) {
+        // What does not change leaves the checksum alone, be it 0 or 0xffff.
+        if fault == Fault::Layer4ChecksumForgotten || before == after {
+            return;
+        }
+        let Some((at, udp)) = layer4_checksum(&self.bytes, stack, fault) else { return };
+        let new = adjust(&mut self.bytes, at, before, after);
+        if !udp {
+            self.zeros.push(at);
+        } else if new == 0 {
+            self.bytes[at..at + 2].fill(0xff);
+        }
     }
 
     fn outer(&self, ports: &TunnelPorts) -> Stack {
-        Headers::of(&self.bytes, ports).stacks.swap_remove(0)
+        self.headers(ports).stacks.swap_remove(0)
     }
 
     /// `set`: a field of the outermost header of its kind.
@@ -131,7 +169,12 @@ impl Frame {
             }
             Field::Ipv6Hops => bytes[at + 7] = be[15],
             Field::TcpSrc | Field::UdpSrc => bytes[at..at + 2].copy_from_slice(low(2)),
-            Field::TcpDst | Field::UdpDst => bytes[at + 2..at + 4].copy_from_slice(low(2)),
+            Field::TcpDst | Field::UdpDst => {
+                if field == Field::UdpDst && self.matched_port.is_none() {
+                    self.matched_port = Some((at + 2, u16_at(bytes, at + 2)));
+                }
+                bytes[at + 2..at + 4].copy_from_slice(low(2));
+            }
             other => panic!("{other:?} cannot be set"),
         }
         match kind {
@@ -142,12 +185,12 @@ impl Frame {
                 let from = if stack.away_from_home { at + 24 } else { at + 8 };
                 if from < to {
                     let after = self.bytes[from..to].to_vec();
-                    adjust_layer4(&mut self.bytes, &stack, &before[from..to], &after, fault);
+                    self.adjust_layer4(&stack, &before[from..to], &after, fault);
                 }
             }
             ItemKind::Tcp | ItemKind::Udp => {
                 let after = self.bytes[at..at + 4].to_vec();
-                adjust_layer4(&mut self.bytes, &stack, &before[at..at + 4], &after, fault);
+                self.adjust_layer4(&stack, &before[at..at + 4], &after, fault);
             }
             _ => {}
         }
@@ -161,9 +204,7 @@ impl Frame {
             adjust(&mut self.bytes, at + 10, &words(before), &after);
         }
         let after = self.bytes[at + 12..at + 20].to_vec();
-        if after != before[at + 12..at + 20] {
-            adjust_layer4(&mut self.bytes, stack, &before[at + 12..at + 20], &after, fault);
-        }
+        self.adjust_layer4(stack, &before[at + 12..at + 20], &after, fault);
     }
 
     /// `dec-ttl` (RFC 1812 section 5.3.1: what would be left with none is discarded).
@@ -199,13 +240,13 @@ impl Frame {
         let at = if fault == Fault::TagPushedInside && tags > 0 { 16 } else { 12 };
         let [a, b] = tag.tpid.0.to_be_bytes();
         let [c, d] = tag.tci.to_be_bytes();
-        self.bytes.splice(at..at, [a, b, c, d]);
+        self.splice(at..at, &[a, b, c, d]);
         Ok(())
     }
 
     /// `pop-vlan`: the outermost.
     pub fn pop_vlan(&mut self) {
-        self.bytes.drain(12..16);
+        self.splice(12..16, &[]);
     }
 
     /// The four kinds of `decap` and `encap`.
@@ -213,8 +254,8 @@ impl Frame {
         match reformat.kind() {
             ReformatKind::L2TunnelToL2 | ReformatKind::L3TunnelToL2 => self.decap(reformat, ports, fault),
             ReformatKind::L2ToL2Tunnel => {
-                self.bytes.splice(0..0, reformat.bytes().iter().copied());
-                self.finish_outer(reformat.bytes().len(), fault);
+                self.splice(0..0, reformat.bytes());
+                self.finish_outer(reformat.bytes().len(), None, fault);
                 Ok(())
             }
             ReformatKind::L2ToL3Tunnel => {
@@ -224,57 +265,82 @@ impl Frame {
                 if fault != Fault::PaddingKept {
                     self.bytes.truncate(ip_end(&self.bytes, ip));
                 }
-                self.bytes.splice(0..ip, reformat.bytes().iter().copied());
-                self.finish_outer(reformat.bytes().len(), fault);
+                let version = self.bytes[ip] >> 4;
+                self.splice(0..ip, reformat.bytes());
+                self.finish_outer(reformat.bytes().len(), Some(version), fault);
                 Ok(())
             }
         }
     }
 
     fn decap(&mut self, reformat: &Reformat, ports: &TunnelPorts, fault: Fault) -> Result<(), Cause> {
-        let headers = Headers::of(&self.bytes, ports);
+        let headers = self.headers(ports);
         if headers.stacks[0].fragment != Fragment::No {
             return Err(Cause::OuterFragment);
         }
-        let [outer, inner] = &headers.stacks[..] else { return Err(Cause::NothingInside) };
-        // What the tunnel says it carries must be there.
-        let there = if reformat.bytes().is_empty() { inner.link } else { inner.ip_at() };
-        if there.is_none() {
+        let outer = &headers.stacks[0];
+        let outer_ecn = outer.ip_at().map_or(0, |ip| ecn(&self.bytes, ip));
+        let inner = headers.stacks.get(1);
+        let l2 = reformat.bytes().is_empty();
+        // A frame need not be in order to come out of its tunnel; a packet must be.
+        let start = match inner {
+            Some(inner) if l2 => inner.link,
+            Some(inner) => inner.ip_at(),
+            None => headers.frame.filter(|_| l2),
+        };
+        let Some(start) = start else { return Err(Cause::NothingInside) };
+        let end = match inner {
+            Some(inner) if !l2 => inner.end,
+            _ => outer.end,
+        };
+        if l2 && start + 14 > end {
             return Err(Cause::NothingInside);
-        }
-        // RFC 6040 section 4.2, figure 4.
-        if let Some(at) = inner.ip_at().filter(|_| fault != Fault::EcnForgotten) {
-            let outer_ecn = outer.ip_at().map_or(0, |ip| ecn(&self.bytes, ip));
-            match (ecn(&self.bytes, at), outer_ecn) {
-                (0, 3) => return Err(Cause::Congestion),
-                (1 | 2, 3) => self.set_ecn(at, inner, 3),
-                (2, 1) => self.set_ecn(at, inner, 1),
-                _ => {}
-            }
         }
         // What the outer IP packet does not hold is padding.
         if fault != Fault::PaddingKept {
-            let end = if reformat.bytes().is_empty() { outer.end } else { inner.end };
             self.bytes.truncate(end);
         }
-        self.bytes.drain(..inner.start);
-        self.bytes.splice(0..0, reformat.bytes().iter().copied());
+        self.splice(0..start, reformat.bytes());
+        self.decapsulated = true;
+        if fault == Fault::EcnForgotten { Ok(()) } else { self.merge_ecn(outer_ecn) }
+    }
+
+    /// RFC 6040 section 4.2, figure 4, for the IP packet that is directly behind Ethernet and two tags at most.
+    fn merge_ecn(&mut self, outer: u8) -> Result<(), Cause> {
+        let mut at = 12;
+        while at < 20 && at + 2 <= self.bytes.len() && [0x8100, 0x88a8].contains(&u16_at(&self.bytes, at)) {
+            at += 4;
+        }
+        let ip = at + 2;
+        let there = |length: usize| ip + length <= self.bytes.len();
+        let version = if there(1) { self.bytes[ip] >> 4 } else { 0 };
+        if !matches!((u16_at(&self.bytes, at), version), (0x0800, 4) if there(20))
+            && !matches!((u16_at(&self.bytes, at), version), (0x86dd, 6) if there(40))
+        {
+            return Ok(());
+        }
+        match (ecn(&self.bytes, ip), outer) {
+            (0, 3) => return Err(Cause::Congestion),
+            (1 | 2, 3) => self.set_ecn(ip, 3),
+            (2, 1) => self.set_ecn(ip, 1),
+            _ => {}
+        }
         Ok(())
     }
 
-    fn set_ecn(&mut self, at: usize, stack: &Stack, ecn: u8) {
+    fn set_ecn(&mut self, at: usize, ecn: u8) {
         if self.bytes[at] >> 4 == 4 {
             let before = self.bytes.clone();
             self.bytes[at + 1] = self.bytes[at + 1] & 0xfc | ecn;
-            self.ipv4_changed(&before, at, stack, Fault::None);
+            self.ipv4_changed(&before, at, &Stack::default(), Fault::None);
         } else {
             self.bytes[at + 1] = self.bytes[at + 1] & 0xcf | ecn << 4;
         }
     }
 
     /// Writes lengths and checksums of outer headers that `header` bytes at the front are.
-    fn finish_outer(&mut self, header: usize, fault: Fault) {
-        let put_on = outer_offsets(&self.bytes[..header]);
+    fn finish_outer(&mut self, header: usize, version: Option<u8>, fault: Fault) {
+        let put_on = PutOn { version, ..outer_offsets(&self.bytes[..header]) };
         let all = self.bytes.len();
         if let Some((version, ip)) = put_on.ip {
             let wrong = if fault == Fault::OuterLength { 4 } else { 0 };
@@ -326,10 +392,12 @@ pub fn outer_offsets(header: &[u8]) -> PutOn {
     let (version, protocol, behind) = match u16_at(header, at) {
         0x0800 => (4, header[ip + 9], ip + usize::from(header[ip] & 15) * 4),
         0x86dd => (6, header[ip + 6], ip + 40),
-        _ => return PutOn { ip: None, udp: None, any_port: false, any_id: false },
+        _ => return PutOn { length: header.len(), version: None, ip: None, udp: None, any_port: false, any_id: false },
     };
     let udp = (protocol == 17).then_some(behind);
     PutOn {
+        length: header.len(),
+        version: None,
         ip: Some((version, ip)),
         udp,
         any_port: udp.is_some_and(|udp| u16_at(header, udp) == 0),

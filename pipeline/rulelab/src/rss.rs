@@ -4,6 +4,7 @@ use wirepath_pmd::flow::{HashFields, Rss};
 
 use crate::headers::{Fragment, Headers, Network, TunnelPorts};
 use crate::reference::Fault;
+use crate::rewrite::Frame;
 
 /// For every bit of the input that is set, the 32 bits of the key that begin at the same place.
 pub(crate) fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
@@ -15,12 +16,26 @@ pub(crate) fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
 
 /// The queue of a packet: of the table's 512 entries, which the queues fill in turn, the one that the hash names. What has nothing to
 /// hash goes to the first.
-pub(crate) fn queue(rss: &Rss, key: &[u8], frame: &[u8], ports: &TunnelPorts, fault: Fault) -> u16 {
+pub(crate) fn queue(rss: &Rss, key: &[u8], frame: &Frame, ports: &TunnelPorts, fault: Fault) -> u16 {
     let key = rss.key.as_ref().map_or(key, |key| &key[..]);
     let on = |bit: u8| rss.on.0 & bit != 0;
-    let headers = Headers::of(frame, ports);
+    let frame_was_inside = frame.decapsulated;
+    let (headers, frame, level) = match frame.put_on.filter(|_| on(HashFields::INNER)) {
+        None => (frame.headers(ports), frame.bytes.clone(), usize::from(on(HashFields::INNER))),
+        // What went in.
+        Some(put_on) => {
+            let mut inside = match put_on.version {
+                None => Vec::new(),
+                Some(4) => [&[0; 12][..], &[0x08, 0x00]].concat(),
+                Some(_) => [&[0; 12][..], &[0x86, 0xdd]].concat(),
+            };
+            inside.extend(&frame.bytes[put_on.length..]);
+            (Headers::of(&inside, ports), inside, 0)
+        }
+    };
+    let nothing_inside = level == 1 && frame_was_inside;
     let mut input = Vec::new();
-    if let Some(stack) = headers.stacks.get(usize::from(on(HashFields::INNER))) {
+    if let Some(stack) = headers.stacks.get(level).filter(|_| !nothing_inside) {
         let addresses = match stack.network {
             Network::Ipv4(at) => Some((at + 12, 4)),
             Network::Ipv6(at) => Some((at + 8, 16)),

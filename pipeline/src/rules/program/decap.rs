@@ -113,9 +113,9 @@ impl Decap {
             tunnel::GENEVE if udp => Some(l4 + 16 + usize::from(frame.get(l4 + 8)? & 0x3f) * 4),
             tunnel::GRE => {
                 let flags = u16::from_be_bytes(*frame.get(l4..)?.first_chunk()?);
-                // Routing (RFC 1701) and other versions are not what the parser takes for GRE.
+                // Other versions, and flags for which a receiver discards the packet (RFC 2784 section 2.3), say nothing of what follows.
                 let optional = [0x8000, 0x2000, 0x1000].into_iter().filter(|bit| flags & bit != 0).count();
-                (flags & 0x4007 == 0).then_some(l4 + 4 + optional * 4)
+                (flags & 0x4c07 == 0).then_some(l4 + 4 + optional * 4)
             }
             // Label stacks do not tell what they carry; IP in IP carries no frame.
             _ => None,
