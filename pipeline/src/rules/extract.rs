@@ -121,7 +121,10 @@ impl Fill<'_> {
                 }
                 _ => 0,
             }),
-            Kind::Icmp => self.transport(level, |kind| matches!(kind, L4::Icmpv4 | L4::Icmpv6), be64),
+            Kind::Icmp => self.each(level, |data, _, layers| match layers.l4_kind() {
+                L4::Icmpv4 | L4::Icmpv6 => icmp(data, layers),
+                _ => 0,
+            }),
             Kind::TcpSeq => self.transport(level, |kind| kind == L4::Tcp, |data, at| be64(data, at + 4)),
             Kind::Esp => self.transport(level, |kind| kind == L4::Esp, be64),
             Kind::Gre => self.transport(
@@ -149,6 +152,14 @@ fn be64(data: &[u8], at: usize) -> u64 {
 #[inline(always)]
 fn be32(data: &[u8], at: usize) -> u64 {
     data.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u32::from_be_bytes(*bytes).into())
+}
+
+/// Type, code, checksum, identifier and sequence number. ICMPv6 messages may be too short for the last two; what lies behind the packet
+/// is not theirs.
+#[inline]
+fn icmp(data: &[u8], layers: &Layers) -> u64 {
+    let at = layers.l4();
+    if at + 8 <= layers.end().min(data.len()) { be64(data, at) } else { be32(data, at) << 32 }
 }
 
 /// Five facts. Those that cost more than a look at the stack only if they are asked for.

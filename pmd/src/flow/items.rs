@@ -274,8 +274,8 @@ items! {
     Icmpv6 "icmpv6" "ICMPv6 (RFC 4443)", Transport x 1, [Network = network::IPV6, Transport = 58] {
         Icmpv6Type "type" 8 bits at 0, Format::Number, "type";
         Icmpv6Code "code" 8 bits at 8, Format::Number, "code";
-        Icmpv6Id "id" 16 bits at 32, Format::Number, "identifier of an echo";
-        Icmpv6Seq "seq" 16 bits at 48, Format::Number, "sequence number of an echo";
+        Icmpv6Id "id" 16 bits at 32, Format::Number, "identifier of an echo; 0 in a message too short for one";
+        Icmpv6Seq "seq" 16 bits at 48, Format::Number, "sequence number of an echo; 0 in a message too short for one";
     }
     Esp "esp" "ESP header (RFC 4303); what follows is encrypted", Transport x 1, [Transport = 50] {
         EspSpi "spi" 32 bits at 0, Format::Hex, "security parameters index";

@@ -38,6 +38,9 @@ pub fn value(parsed: &Parsed, head: &[u8], outside: Outside, key: Key) -> Option
     }
     let layers = parsed.stack(key.level.into())?;
     let start = header(parsed, layers, head, key, spec.item)?;
+    if matches!(field, Field::Icmpv6Id | Field::Icmpv6Seq) && start + 8 > layers.end() {
+        return Some(0);
+    }
     if let Some(offset) = spec.offset {
         return bits(head, start, offset.into(), spec.bits);
     }
