@@ -4,7 +4,7 @@ use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::flow::{Fact, FieldSet, Key, Reformat, tunnel};
 use wirepath_pmd::packet::offload::{Flags, Verdicts};
 use wirepath_pmd::packet::{Packet, Pool};
-use wirepath_wire::{L3, L4, Layers, Parsed, ethernet};
+use wirepath_wire::{L3, L4, Layers, Parsed, Parser, ethernet};
 
 use super::{Headers, OUTER_CHECKSUMS, cut, note_layers, reach};
 use crate::tunnel::ecn;
@@ -145,7 +145,13 @@ fn to_packet(
         return Err(DropReason::Truncated);
     }
     packet.data_mut().get_mut(..header.len()).ok_or(DropReason::Truncated)?.copy_from_slice(header);
-    headers.outer = i32::try_from(start).ok().and_then(|start| inner.moved(-start));
+    headers.outer = if inner.has_link() {
+        // Behind labels, a whole frame: its Ethernet header and tags are gone, and what is known of them is of no use.
+        let parser = Parser { verify_ipv4: false, ..Parser::default() };
+        parser.layers(packet.data(), 0, packet.len()).ok()
+    } else {
+        i32::try_from(start).ok().and_then(|start| inner.moved(-start))
+    };
     Ok(())
 }
 

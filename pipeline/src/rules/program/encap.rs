@@ -140,7 +140,8 @@ impl Encap {
         let flags = packet.flags().without(Flags::LATER_FRAGMENT);
         packet.set_flags(if segmented { flags.with(requests) } else { flags });
         let by = self.bytes.len() as i32 - taken as i32;
-        headers.inner = headers.outer.take().and_then(|layers| layers.moved(by));
+        // Ethernet with tags may be longer than the labels that replace it: then its start lies before the frame and is left alone.
+        headers.inner = headers.outer.take().and_then(|layers| layers.moved(by).or_else(|| layers.retagged(by)));
         if segmented {
             self.note_segmented(packet, headers);
         } else {
