@@ -124,6 +124,8 @@ pub fn value(frame: &[u8], stack: &Stack, noted: &Noted, nth: usize, field: Fiel
         Field::TcpWindow => n(14, 2),
         Field::IcmpType | Field::Icmpv6Type => n(0, 1),
         Field::IcmpCode | Field::Icmpv6Code => n(1, 1),
+        // RFC 4443 section 2.1: only type, code and checksum are in every message.
+        Field::Icmpv6Id | Field::Icmpv6Seq if at + 8 > stack.end => 0,
         Field::IcmpId | Field::Icmpv6Id => n(4, 2),
         Field::IcmpSeq | Field::Icmpv6Seq => n(6, 2),
         Field::EspSpi => n(0, 4),

@@ -300,25 +300,34 @@ impl Frame {
         if fault != Fault::PaddingKept {
             self.bytes.truncate(end);
         }
+        // The IP header inside, as it was found; or what looks like one where nothing was.
+        let known = inner.and_then(Stack::ip_at).map(|ip| ip + reformat.bytes().len() - start);
         self.splice(0..start, reformat.bytes());
         self.decapsulated = true;
-        if fault == Fault::EcnForgotten { Ok(()) } else { self.merge_ecn(outer_ecn) }
+        if fault == Fault::EcnForgotten {
+            return Ok(());
+        }
+        known.or_else(|| self.plain_ip()).map_or(Ok(()), |ip| self.merge_ecn(ip, outer_ecn))
     }
 
-    /// RFC 6040 section 4.2, figure 4, for the IP packet that is directly behind Ethernet and two tags at most.
-    fn merge_ecn(&mut self, outer: u8) -> Result<(), Cause> {
+    /// An IP header directly behind Ethernet and two tags at most.
+    fn plain_ip(&self) -> Option<usize> {
         let mut at = 12;
         while at < 20 && at + 2 <= self.bytes.len() && [0x8100, 0x88a8].contains(&u16_at(&self.bytes, at)) {
             at += 4;
         }
         let ip = at + 2;
-        let there = |length: usize| ip + length <= self.bytes.len();
-        let version = if there(1) { self.bytes[ip] >> 4 } else { 0 };
-        if !matches!((u16_at(&self.bytes, at), version), (0x0800, 4) if there(20))
-            && !matches!((u16_at(&self.bytes, at), version), (0x86dd, 6) if there(40))
-        {
-            return Ok(());
-        }
+        let version = self.bytes.get(ip)? >> 4;
+        let length = match (u16_at(&self.bytes, at), version) {
+            (0x0800, 4) => 20,
+            (0x86dd, 6) => 40,
+            _ => return None,
+        };
+        (ip + length <= self.bytes.len()).then_some(ip)
+    }
+
+    /// RFC 6040 section 4.2, figure 4.
+    fn merge_ecn(&mut self, ip: usize, outer: u8) -> Result<(), Cause> {
         match (ecn(&self.bytes, ip), outer) {
             (0, 3) => return Err(Cause::Congestion),
             (1 | 2, 3) => self.set_ecn(ip, 3),

@@ -19,6 +19,8 @@ pub(crate) fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
 pub(crate) fn queue(rss: &Rss, key: &[u8], frame: &Frame, ports: &TunnelPorts, fault: Fault) -> u16 {
     let key = rss.key.as_ref().map_or(key, |key| &key[..]);
     let on = |bit: u8| rss.on.0 & bit != 0;
+    // What comes out of a tunnel may be in disorder. Nothing of that is hashed, but checksums are left to whoever it is for.
+    let ports = &TunnelPorts { checksums: ports.checksums && !frame.decapsulated, ..ports.clone() };
     let frame_was_inside = frame.decapsulated;
     let (headers, frame, level) = match frame.put_on.filter(|_| on(HashFields::INNER)) {
         None => (frame.headers(ports), frame.bytes.clone(), usize::from(on(HashFields::INNER))),
@@ -35,7 +37,7 @@ pub(crate) fn queue(rss: &Rss, key: &[u8], frame: &Frame, ports: &TunnelPorts, f
     };
     let nothing_inside = level == 1 && frame_was_inside;
     let mut input = Vec::new();
-    if let Some(stack) = headers.stacks.get(level).filter(|_| !nothing_inside) {
+    if let Some(stack) = headers.stacks.get(level).filter(|stack| !nothing_inside && stack.broken.is_none()) {
         let addresses = match stack.network {
             Network::Ipv4(at) => Some((at + 12, 4)),
             Network::Ipv6(at) => Some((at + 8, 16)),

@@ -437,7 +437,12 @@ impl Maker<'_> {
                 be(out, 0, 2);
                 be(out, self.field(level, 0, field(Field::IcmpId, Field::Icmpv6Id)), 2);
                 be(out, self.field(level, 0, field(Field::IcmpSeq, Field::Icmpv6Seq)), 2);
-                out.extend(self.payload());
+                if !v4 && self.rng.one_in(30) {
+                    // The shortest message has four bytes.
+                    out.truncate(out.len() - 1 - self.rng.index(4));
+                } else {
+                    out.extend(self.payload());
+                }
             }
             50 => {
                 be(out, self.field(level, 0, Field::EspSpi), 4);
