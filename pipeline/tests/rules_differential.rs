@@ -255,6 +255,10 @@ fn every_packet_becomes_what_the_reference_says() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert!(coverage.hit_rate() >= 50, "{} % of the packets hit a rule", coverage.hit_rate());
     let missing = coverage.missing(100);
+    if sets < SETS || packets < PACKETS {
+        println!("hit less than 100 times: {}", missing.join(", "));
+        return;
+    }
     assert!(missing.is_empty(), "hit less than 100 times: {}", missing.join(", "));
 }
 

@@ -68,7 +68,7 @@ pub fn pseudo(frame: &[u8], version: u8, ip: usize, protocol: u8, length: usize)
 /// the checksum is left alone: 0 and 0xffff say the same, and neither becomes the other.
 fn adjust(frame: &mut [u8], checksum: usize, before: &[u8], after: &[u8]) -> u16 {
     let not = |bytes: &[u8]| bytes.iter().map(|byte| !byte).collect::<Vec<u8>>();
-    if sum(&[&not(before), after]) % 0xffff == 0 {
+    if sum(&[&not(before), after]).is_multiple_of(0xffff) {
         return u16_at(frame, checksum);
     }
     let old = not(&frame[checksum..checksum + 2]);

@@ -68,9 +68,9 @@ fn pattern(random: &mut Random, made: &stacks::Made, parsed: &Parsed) -> Vec<Ite
                 if !matches!(last, Some(ItemKind::Udp | ItemKind::Gre | ItemKind::Mpls)) {
                     continue;
                 }
-                must &= last == Some(ItemKind::Gre);
+                must &= matches!(last, Some(ItemKind::Udp | ItemKind::Gre));
             }
-            let bare = kind == ItemKind::Gre && both && inner_named;
+            let bare = matches!(kind, ItemKind::Udp | ItemKind::Gre) && both && inner_named;
             if bare || left_out || (!must && random.one_in(2)) {
                 skipped.insert(name, true);
                 continue;
