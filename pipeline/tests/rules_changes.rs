@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use judged::{Case, World, check, number};
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::rules::program::DEFAULT_RSS_KEY;
-use wirepath_pipeline::rules::{Hit, Outcome, RuleId, RuleLimits, RuleTable, Timeouts};
+use wirepath_pipeline::rules::{Hit, Outcome, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts};
 use wirepath_pmd::flow::{Action, Direction, Rule};
 use wirepath_pmd::packet::{BATCH, Packet};
 use wirepath_rulelab::{Cause, Fate, Noted, Reference, Rng, make, show};
@@ -103,6 +103,9 @@ fn between_batches() {
         let first = make::rules(&mut rng, 20).into_iter().map(Step::Add).collect();
         apply(first, &mut table, &mut reference, &mut ids);
         let mut world = World::new();
+        // What every rule met or counted since it was added.
+        let mut sums: HashMap<RuleId, (u64, u64)> = HashMap::new();
+        let mut ended: HashMap<RuleId, RuleCounters> = HashMap::new();
         for turn in 0..150 {
             let steps = steps(&mut rng, &reference);
             if rng.one_in(10) {
@@ -152,7 +155,16 @@ fn between_batches() {
                         _ if !right => Err(format!("it met rule {got:?}")),
                         None => Ok(()),
                         Some(hit) => {
+                            let length = packet.len() as u64;
                             let outcome = hit.program().run(&mut packet, &parsed[n], &mut world);
+                            if let Some(bytes) = world.counted {
+                                hit.count(bytes as usize);
+                            }
+                            let counts = hit.rule().actions().contains(&Action::Count);
+                            if let Some(bytes) = if counts { world.counted } else { Some(length) } {
+                                let sum = sums.entry(hit.id()).or_default();
+                                *sum = (sum.0 + 1, sum.1 + bytes);
+                            }
                             check(case, outcome, &packet, &mut world)
                         }
                     };
@@ -167,7 +179,20 @@ fn between_batches() {
                     checked += 1;
                 }
             }
+            if rng.one_in(20) {
+                table.age(world.now, |gone| assert!(ended.insert(gone.id, gone.counters).is_none()));
+            }
         }
+        // Nothing is lost of what a rule counted, whether it is there or gone.
+        for _ in 0..3 {
+            reader.quiescent();
+            table.age(world.now, |gone| assert!(ended.insert(gone.id, gone.counters).is_none()));
+        }
+        for (id, (packets, bytes)) in sums {
+            let counters = table.counters(id).or_else(|| ended.get(&id).copied()).expect("a rule, or its end");
+            assert_eq!((counters.packets, counters.bytes), (packets, bytes), "RULES_SEED={seed}: {id:?}");
+        }
+        assert!(ended.len() > 50 && ended.keys().all(|id| table.counters(*id).is_none()));
     }
     println!("{checked} packets checked");
     assert!(checked > 10_000);

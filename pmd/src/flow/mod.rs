@@ -13,7 +13,7 @@
 //!   equal numbers the one that was added first.
 //! - An **item** says that its header is there and that the named fields have these values. **What is left out is not looked
 //!   at**: `udp dst 53` is UDP over IPv4 or IPv6, tagged or not. Only an MPLS label stack is never skipped: `eth / ipv4` does
-//!   not fit an IPv4 packet behind labels.
+//!   not fit an IPv4 packet behind labels, nor `udp / inner ipv4` one behind labels in UDP.
 //! - Items stand in the order of headers. What follows a tunnel header belongs to the inner stack; `inner` says so where the
 //!   tunnel is left out (`ipv4 proto 4 / inner ipv4 dst 10.0.0.1`). There are two stacks; nothing is looked at behind the second.
 //! - `eth type` is the EtherType behind all VLAN tags. A layer-4 item never fits a later fragment; `ipv4 proto 17` does.
