@@ -207,6 +207,30 @@ fn what_the_ports_do_not_have_is_refused() {
 }
 
 #[test]
+fn rules_about_tags_are_refused_where_tags_are_lost() {
+    use wirepath_pipeline::rules::check;
+    use wirepath_pmd::port::VlanTags;
+    let pool = Pool::new("test", 64).unwrap();
+    let mut ports: Vec<PortInfo> =
+        (0..2).map(|id| PortInfo::on_paper(id, &format!("p{id}"), None, 1500, &pool)).collect();
+    ports[1].capabilities.vlan_tags = VlanTags::Lost;
+    let refused = |text: &str| check(&text.parse().unwrap(), &ports);
+    for rule in
+        ["ingress: vlan vid 7 => drop", "ingress: eth tags none => drop", "ingress: port id 1 / vlan / ipv4 => drop"]
+    {
+        assert!(
+            refused(rule).is_some_and(|why| why.contains("port \"p1\"") && why.contains("loses the VLAN tags")),
+            "{rule}"
+        );
+    }
+    for rule in
+        ["ingress: port id 0 / vlan vid 7 => drop", "egress: vlan vid 7 => drop", "ingress: port id 1 / ipv4 => drop"]
+    {
+        assert_eq!(refused(rule), None, "{rule}");
+    }
+}
+
+#[test]
 fn rules_that_stay_keep_their_counters_and_the_order_is_that_of_the_list() {
     let mut bench = bench(ToKernel::Beside);
     let (a, b) = ("ingress: udp dst 53 => drop", "ingress: udp => redirect 2");

@@ -140,9 +140,11 @@ fn place(rule: &Rule, port: &PortInfo, decided: Option<&Result<(), String>>) -> 
         )
     };
     match (port.capabilities.to_kernel, decided) {
-        (ToKernel::No(why), _) => Err(format!(
-            "\"kernel\" cannot be done on port \"{name}\" (driver {driver}): {why}; name the ports of the rule (port id NAME)"
-        )),
+        (ToKernel::No(why), _) => {
+            let named = rule.fields().get(Key::field(0, Field::PortId)).is_some();
+            let hint = if named { "" } else { "; if it is about other ports, name them (port id NAME)" };
+            Err(format!("\"kernel\" cannot be done on port \"{name}\" (driver {driver}): {why}{hint}"))
+        }
         (ToKernel::Beside, _) => match rule.actions().iter().find(changes) {
             Some(action) => Err(format!(
                 "\"kernel\" behind \"{}\" cannot be done on port \"{name}\" (driver {driver}): the kernel there has every frame as it \
