@@ -5,6 +5,8 @@
 
 mod forward;
 mod measure;
+mod rules;
+mod table;
 mod tunnel;
 
 use std::process::ExitCode;
@@ -33,16 +35,22 @@ enum Command {
     Forward(forward::Arguments),
     /// Put frames into tunnels, take them out, or both, on one core
     Tunnel(tunnel::Arguments),
+    /// Find the rule of each packet, among many and while they change
+    Rules(rules::Arguments),
+    /// Look exact keys up in the rule engine's hash table, and put them in
+    Table(table::Arguments),
 }
 
 fn main() -> ExitCode {
     cli::main(|| {
         let arguments = Arguments::parse();
         arguments.common.start_logging();
-        let result = match arguments.command {
-            Command::Forward(arguments) => forward::run(&arguments)?,
-            Command::Tunnel(arguments) => tunnel::run(&arguments)?,
-        };
-        result.print(arguments.common.json)
+        let json = arguments.common.json;
+        match arguments.command {
+            Command::Forward(arguments) => forward::run(&arguments)?.print(json),
+            Command::Tunnel(arguments) => tunnel::run(&arguments)?.print(json),
+            Command::Rules(arguments) => rules::run(&arguments)?.print(json),
+            Command::Table(arguments) => table::run(&arguments)?.print(json),
+        }
     })
 }

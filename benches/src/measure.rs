@@ -27,7 +27,7 @@ pub(crate) struct Common {
     pub(crate) buffers: u32,
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|s| (0.01..=3600.0).contains(s)).ok_or("expected a number from 0.01 to 3600".to_owned())
 }
 
@@ -131,6 +131,68 @@ pub(crate) fn run<S: Stage + 'static>(
     })
 }
 
+/// One part of a measurement with several.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Phase {
+    /// Cycles of the time-stamp counter per packet, of the time in which the worker had its core.
+    pub(crate) cycles: f64,
+    /// What the part's own work returned.
+    pub(crate) extra: f64,
+}
+
+/// Runs a pipeline on one core while `work` runs on the control thread, which calls what it is given for each part that is measured.
+pub(crate) fn run_phases<S: Stage + 'static>(
+    ports: Vec<PortSettings>,
+    common: &Common,
+    prepare: impl FnOnce(&Runtime) -> Result<Box<dyn FnMut(&WorkerInfo) -> S>, Failure>,
+    work: impl FnOnce(&mut dyn FnMut(&mut dyn FnMut() -> f64) -> Phase) -> Vec<Phase>,
+) -> Result<Vec<Phase>, Failure> {
+    let config = RuntimeConfig {
+        workers: vec![common.core],
+        idle: Idle::Busy,
+        buffers: 4096 + 2 * common.ring() * ports.len() as u32,
+        ..RuntimeConfig::default()
+    };
+    let runtime = Runtime::open(ports, config).map_err(Failure::failed)?;
+    let make = prepare(&runtime)?;
+    let running = runtime.start(make).map_err(Failure::failed)?;
+    std::thread::sleep(WARM_UP);
+    let phases = work(&mut |part| {
+        let (packets, cpu, at, ticks) = (sent(&running), worker_time(), Instant::now(), clock::ticks());
+        let extra = part();
+        let (packets, ticks) = (sent(&running) - packets, clock::ticks() - ticks);
+        let share = ((worker_time() - cpu) / at.elapsed().as_secs_f64()).min(1.0);
+        Phase { cycles: ticks as f64 * share / packets.max(1) as f64, extra }
+    });
+    let failed = running.failed();
+    let summary = running.stop(&mut ());
+    if failed || !summary.failures.is_empty() {
+        return Err(Failure::failed(summary.failures.join("; ")));
+    }
+    Ok(phases)
+}
+
+/// Seconds of processor time that the workers have had (proc(5), schedstat: nanoseconds).
+fn worker_time() -> f64 {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let of = |path: std::path::PathBuf| {
+        let name = std::fs::read_to_string(path.join("comm")).ok()?;
+        let times = std::fs::read_to_string(path.join("schedstat")).ok()?;
+        if name.starts_with("worker-") { times.split_whitespace().next()?.parse::<f64>().ok() } else { None }
+    };
+    tasks.filter_map(|task| of(task.path())).sum::<f64>() / 1e9
+}
+
+/// Keeps this thread on a core.
+pub(crate) fn pin(core: Option<usize>) -> Result<(), Failure> {
+    match core {
+        Some(id) if !core_affinity::set_for_current(core_affinity::CoreId { id }) => {
+            Err(Failure::usage(format!("core {id}: this program may not run there")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Packets sent over all ports.
 fn sent<S: Stage + 'static>(running: &Running<S>) -> u64 {
     running.snapshot().ports.iter().flat_map(|(_, _, tx)| tx).map(|queue| queue.packets).sum()
@@ -138,7 +200,7 @@ fn sent<S: Stage + 'static>(running: &Running<S>) -> u64 {
 
 /// Seconds of processor time that the program has had: user and system time of `/proc/self/stat` (proc(5)), in ticks of 10 ms. Not by
 /// clock_gettime through rustix, whose look at the vDSO ends the program under valgrind.
-fn cpu_time() -> f64 {
+pub(crate) fn cpu_time() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The name in parentheses may contain anything; behind it, the fields from the third on.
     let fields = stat.rsplit(')').next().unwrap_or_default();

@@ -243,10 +243,21 @@ impl<T: Send + Sync + 'static> Shared<T> {
         unsafe { &*self.current.load(Ordering::Acquire) }
     }
 
+    /// Asks the processor to fetch the current value.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self) {
+        crate::table::prefetch_at(self.current.load(Ordering::Relaxed).cast_const());
+    }
+
+    /// Puts another value in place and returns the old one, which may still be read: to be given to [`Domain::retire`].
+    pub(crate) fn exchange(&self, value: T) -> Box<dyn Send> {
+        Box::new(Replaced(self.current.swap(Box::into_raw(Box::new(value)), Ordering::AcqRel)))
+    }
+
     /// Puts another value in place; the old one is freed when no reader can see it any more.
     pub fn replace(&self, value: T) {
-        let old = self.current.swap(Box::into_raw(Box::new(value)), Ordering::AcqRel);
-        self.domain.retire(Box::new(Replaced(old)));
+        let old = self.exchange(value);
+        self.domain.retire(old);
     }
 }
 

@@ -24,7 +24,7 @@ const WAYS: usize = 8;
 /// Tables whose additions are followed closely.
 const TRACKED: usize = 2;
 /// Entries that one place of the array names.
-const NAMES: usize = 4;
+const NAMES: usize = 8;
 /// Name that says "more than these".
 const MANY: u32 = u32::MAX;
 /// Words of an entry for which there is room for all entries; longer ones leave room for fewer.
@@ -49,7 +49,7 @@ unsafe impl Zero for Bucket {
 }
 
 /// Entries (plus one) whose key would be in the same place of a tracked table; 0: free.
-#[repr(C, align(16))]
+#[repr(C, align(32))]
 #[derive(Clone, Copy, Debug)]
 struct Names([u32; NAMES]);
 
@@ -107,6 +107,8 @@ pub(super) struct Cache {
     /// Stamp and key of each entry.
     entries: Zeroed<u64>,
     names: Zeroed<Names>,
+    /// Eight bits for each place of `names`, by more bits of the hash: most additions end here.
+    filter: Zeroed<u64>,
     /// Words of a key, and of an entry.
     width: usize,
     stride: usize,
@@ -131,6 +133,7 @@ impl Cache {
             buckets: Zeroed::new(buckets),
             entries: Zeroed::new(buckets * WAYS * WORDS_PER_ENTRY),
             names: Zeroed::new(buckets * WAYS),
+            filter: Zeroed::new((buckets * WAYS / 8).max(1)),
             width: 0,
             stride: 0,
             mask: 0,
@@ -141,7 +144,8 @@ impl Cache {
             random: 0x9e37_79b9_7f4a_7c15,
             stats: CacheStats::default(),
         };
-        cache.stats.bytes = size_of_val(&*cache.buckets) + size_of_val(&*cache.entries) + size_of_val(&*cache.names);
+        cache.stats.bytes = size_of_val(&*cache.buckets) + size_of_val(&*cache.entries);
+        cache.stats.bytes += size_of_val(&*cache.names) + size_of_val(&*cache.filter);
         cache.reset(0);
         cache.stats.flushes = 0;
         cache
@@ -168,6 +172,7 @@ impl Cache {
     fn clear_names(&mut self) {
         if self.named > 0 {
             self.names.fill(Names([0; NAMES]));
+            self.filter.fill(0);
             self.named = 0;
         }
     }
@@ -221,6 +226,9 @@ impl Cache {
         if !self.is_key(entry, row) || (rule != NONE && !slab.record(rule).is_still_there(stamp, version)) {
             return Look::Miss;
         }
+        if rule != NONE {
+            slab.record(rule).installed().prefetch();
+        }
         if stamp < self.doubtful {
             return self.check_again(side, slab, version, entry);
         }
@@ -245,11 +253,11 @@ impl Cache {
                 continue;
             }
             let key = &self.entries[at + 1..at + 1 + self.width];
-            let hash = table.hash(key);
+            let hash = table.hash(&side.secret, key);
             let better = table.find(slab, version, hash, key);
             rule = better_of(slab, rule, better);
             if self.is_tracked(table.number) {
-                self.name(hash, entry);
+                self.name(side, hash, entry);
             }
         }
         self.buckets[index].rules[way] = rule;
@@ -287,10 +295,15 @@ impl Cache {
         bucket.rules[way] = rule;
         for i in 0..TRACKED {
             if let Some(table) = self.tracked[i].and_then(|tracked| side.table(tracked.table)) {
-                let hash = table.hash(row);
-                self.name(hash, entry as u32);
+                let hash = table.hash(&side.secret, row);
+                self.name(side, hash, entry as u32);
             }
         }
+    }
+
+    fn filter_bit(&self, hash: u32) -> (usize, u64) {
+        let bit = hash as usize & (self.filter.len() * 64 - 1);
+        (bit / 64, 1 << (bit % 64))
     }
 
     fn is_tracked(&self, table: u32) -> bool {
@@ -298,15 +311,39 @@ impl Cache {
     }
 
     /// Notes that an entry's key has this hash in a tracked table.
-    fn name(&mut self, hash: u32, entry: u32) {
+    fn name(&mut self, side: &Side, hash: u32, entry: u32) {
         let place = hash as usize & (self.names.len() - 1);
+        let (word, bit) = self.filter_bit(hash);
+        self.filter[word] |= bit;
         let names = &mut self.names[place].0;
         if let Some(name) = names.iter_mut().find(|name| **name == 0 || **name == entry + 1) {
             self.named += usize::from(*name == 0);
             *name = entry + 1;
         } else {
-            names[0] = MANY;
+            self.name_instead(side, place, entry);
         }
+    }
+
+    /// Takes the place of a name that is out of date.
+    #[cold]
+    fn name_instead(&mut self, side: &Side, place: usize, entry: u32) {
+        if self.names[place].0[0] == MANY {
+            return;
+        }
+        for i in 0..NAMES {
+            let other = (self.names[place].0[i] - 1) as usize;
+            let at = other * self.stride;
+            let key = &self.entries[at + 1..at + 1 + self.width];
+            let here = |tracked: &Tracked| {
+                let table = side.table(tracked.table);
+                table.is_some_and(|table| table.hash(&side.secret, key) as usize & (self.names.len() - 1) == place)
+            };
+            if self.buckets[other / WAYS].tags[other % WAYS] == 0 || !self.tracked.iter().flatten().any(here) {
+                self.names[place].0[i] = entry + 1;
+                return;
+            }
+        }
+        self.names[place].0[0] = MANY;
     }
 
     /// A rule was added.
@@ -332,13 +369,17 @@ impl Cache {
             }
             return;
         }
+        let (word, bit) = self.filter_bit(added.hash);
+        if self.filter[word] & bit == 0 {
+            return;
+        }
         let names = self.names[added.hash as usize & (self.names.len() - 1)].0;
         if names[0] == MANY {
             self.doubt(added.table, version);
             return;
         }
         for entry in names.into_iter().take_while(|name| *name != 0).map(|name| name - 1) {
-            self.check_one(table, slab, version, entry, added.hash);
+            self.check_one((side, table), slab, version, entry, added.hash);
         }
     }
 
@@ -363,14 +404,14 @@ impl Cache {
     }
 
     /// Looks for a better rule for one entry in one table, if its key has this hash there.
-    fn check_one(&mut self, table: &TableView, slab: &Slab, version: u64, entry: u32, hash: u32) {
+    fn check_one(&mut self, (side, table): (&Side, &TableView), slab: &Slab, version: u64, entry: u32, hash: u32) {
         let (index, way) = (entry as usize / WAYS, entry as usize % WAYS);
         let at = entry as usize * self.stride;
         if self.buckets[index].tags[way] == 0 {
             return;
         }
         let key = &self.entries[at + 1..at + 1 + self.width];
-        if table.hash(key) != hash {
+        if table.hash(&side.secret, key) != hash {
             return;
         }
         self.stats.checked += 1;

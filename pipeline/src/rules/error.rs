@@ -27,6 +27,9 @@ pub enum RuleTableError {
         /// The limit.
         limit: usize,
     },
+    /// Too many rules meet in the hash table of their mask. The hash is secret, so this does not happen by itself, nor by choice.
+    #[error("the hash table of the rule's mask has no place for it")]
+    Crowded,
     /// A rule was to be replaced by one of the other direction.
     #[error("a rule at {} cannot be replaced by one at {}", .from.name(), .to.name())]
     OtherDirection {

@@ -44,6 +44,19 @@ impl Secret {
         (sum >> 32) as u32
     }
 
+    /// Factors of the two halves of a word of a packet's vector, lower half first, for hashes that are sums ([`Self::sum`]).
+    #[inline(always)]
+    pub(super) fn factors(&self, word: u8) -> [u64; 2] {
+        self.pairs[usize::from(word) % WORDS]
+    }
+
+    /// Hash out of the sum of the products of all halves with their factors: multilinear, as universal as the other (same sources). Tables
+    /// that compare the same bits share products.
+    #[inline(always)]
+    pub(super) fn sum(&self, products: u64) -> u32 {
+        (self.offset.wrapping_add(products) >> 32) as u32
+    }
+
     /// The same of a slice.
     #[inline(always)]
     pub(super) fn hash_row(&self, row: &[u64]) -> u32 {

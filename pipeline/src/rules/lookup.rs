@@ -95,10 +95,9 @@ struct Scratch {
     hashes: [u32; BATCH],
     candidates: [u32; BATCH],
     rules: [u32; BATCH],
-    /// Order of the best rule found so far.
-    orders: [u128; BATCH],
     misses: [u8; BATCH],
-    active: [u8; BATCH],
+    /// Of the packets in `misses`.
+    products: Vec<[u64; BATCH]>,
 }
 
 /// "No entry of the cache."
@@ -111,9 +110,8 @@ impl RuleLookup {
             hashes: [0; BATCH],
             candidates: [NO_ENTRY; BATCH],
             rules: [NONE; BATCH],
-            orders: [0; BATCH],
             misses: [0; BATCH],
-            active: [0; BATCH],
+            products: Vec::new(),
         };
         Self {
             engine,
@@ -195,11 +193,14 @@ impl RuleLookup {
             if rule == NONE {
                 continue;
             }
+            let record = slab.record(rule);
             // There is a rule in every record that is there.
-            let Some(installed) = slab.record(rule).installed().read(guard) else { continue };
+            let Some(installed) = record.installed().read(guard) else { continue };
+            // Whoever asked wants to know what it says.
+            prefetch(installed);
             let count = slab.count(self.worker, rule);
             let hit = Hit { installed, count };
-            if !installed.counts_itself {
+            if !record.counts_itself() {
                 hit.count(packet.len());
             }
             count.last_hit.set(now);
@@ -263,43 +264,40 @@ impl Scratch {
     /// better rule there.
     fn search(&mut self, rules: &Side, slab: &Slab, version: u64, misses: usize) {
         let width = rules.plan.words.len();
-        for &i in &self.misses[..misses] {
-            self.rules[usize::from(i)] = NONE;
-            self.orders[usize::from(i)] = u128::MAX;
+        let (rows, which) = (&self.rows[..], &self.misses[..misses]);
+        if self.products.len() < rules.products.len() {
+            // Only when there are new masks.
+            self.products.resize(rules.products.len(), [0; BATCH]);
         }
-        self.active[..misses].copy_from_slice(&self.misses[..misses]);
-        let mut active = misses;
-        // The hashes of the rows stay: they are needed to note the result.
+        rules.fill_products(rows, width, which, &mut self.products);
+        let (mut found, mut orders) = ([NONE; BATCH], [u128::MAX; BATCH]);
+        let mut active: [u8; BATCH] = std::array::from_fn(|j| j as u8);
+        let mut left = misses;
         let mut hashes = [0u32; BATCH];
         for table in &rules.tables {
             // Nothing here or in the tables behind goes before a rule of a lower priority.
             let bound = u128::from(table.priority) << 64;
-            let mut left = 0;
-            for at in 0..active {
-                let i = self.active[at];
-                self.active[left] = i;
-                left += usize::from(self.orders[usize::from(i)] >= bound);
+            let mut kept = 0;
+            for at in 0..left {
+                let j = active[at];
+                active[kept] = j;
+                kept += usize::from(orders[usize::from(j)] >= bound);
             }
-            active = left;
-            if active == 0 {
+            left = kept;
+            if left == 0 {
                 break;
             }
-            for (&i, hash) in self.active[..active].iter().zip(&mut hashes) {
-                let row = &self.rows[usize::from(i) * width..][..width];
-                *hash = table.hash(row);
-                table.slots.prefetch(*hash);
-            }
-            for (&i, &hash) in self.active[..active].iter().zip(&hashes) {
-                let i = usize::from(i);
-                let row = &self.rows[i * width..][..width];
-                if let Some(rule) = table.find(slab, version, hash, row) {
-                    let order = slab.record(rule).order();
-                    if order < self.orders[i] {
-                        self.orders[i] = order;
-                        self.rules[i] = rule;
-                    }
+            let active = &active[..left];
+            table.hash_batch(&rules.secret, &self.products, active, &mut hashes);
+            table.find_batch((slab, version), (rows, width, which), (active, &hashes), |j, rule| {
+                let order = slab.record(rule).order();
+                if order < orders[j] {
+                    (orders[j], found[j]) = (order, rule);
                 }
-            }
+            });
+        }
+        for (&i, &rule) in which.iter().zip(&found) {
+            self.rules[usize::from(i)] = rule;
         }
     }
 }

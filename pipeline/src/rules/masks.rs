@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::RuleTableError;
 use super::extract::Plan;
+use super::hash::Secret;
 use super::records::{NONE, Slab};
-use super::slots::{Position, SlotTable};
-use super::view::{Side, TableView, View};
+use super::slots::{Hash, Position, SlotTable};
+use super::view::{Column, Product, Side, TableView, View};
 
 /// Bits that rules compare: index of the word and mask.
 pub(super) type Mask = Box<[(u8, u64)]>;
@@ -27,7 +28,8 @@ struct Table {
     priorities: BTreeMap<u32, usize>,
     /// What workers take for the lowest.
     published: u32,
-    columns: Arc<[(u8, u64)]>,
+    columns: Arc<[Column]>,
+    terms: Arc<[u16]>,
     /// Plan that the columns follow.
     plan: u64,
 }
@@ -39,6 +41,8 @@ pub(super) struct Masks {
     numbers: [HashMap<Mask, u32>; 2],
     plans: [Arc<Plan>; 2],
     next_plan: u64,
+    /// Of the hashes in all tables.
+    secret: Arc<Secret>,
     /// The workers must forget what they know of this direction.
     replan: [bool; 2],
     /// The workers' view is not what it should be.
@@ -52,6 +56,7 @@ impl Masks {
             numbers: [HashMap::new(), HashMap::new()],
             plans: [Arc::default(), Arc::default()],
             next_plan: 1,
+            secret: Arc::new(Secret::new()),
             replan: [false; 2],
             stale: false,
         }
@@ -68,7 +73,8 @@ impl Masks {
         if self.numbers[side].len() >= limit {
             return Err(RuleTableError::TooManyMasks { limit });
         }
-        let slots = SlotTable::new(mask.len(), FIRST);
+        let words = mask.iter().map(|(word, _)| *word).collect();
+        let slots = SlotTable::new(mask.len(), FIRST, Hash::Sums(Arc::clone(&self.secret), words));
         let table = Table {
             mask: mask.clone(),
             slots: Arc::new(slots),
@@ -77,6 +83,7 @@ impl Masks {
             priorities: BTreeMap::new(),
             published: u32::MAX,
             columns: Arc::new([]),
+            terms: Arc::new([]),
             plan: 0,
         };
         let number = self.free_number(side);
@@ -103,15 +110,15 @@ impl Masks {
         let priority = slab.record(record).priority();
         loop {
             let table = self.tables.get_mut(&number).expect("tables with rules stay");
-            let hash = table.slots.secret().hash_row(key);
-            if let Some(position) = table.slots.position(hash, key) {
+            let hash = table.slots.hash(key);
+            if let Some(position) = table.slots.position(hash, |i| key[i]) {
                 table.keys += usize::from(table.slots.get(position).is_none());
                 link_into(&table.slots, position, slab, record, alike)?;
             } else if table.used < table.slots.room() && table.slots.insert(hash, key, record).is_ok() {
                 table.used += 1;
                 table.keys += 1;
             } else {
-                self.rebuild(number);
+                self.rebuild(number)?;
                 continue;
             }
             *table.priorities.entry(priority).or_default() += 1;
@@ -123,9 +130,9 @@ impl Masks {
     /// Takes a record from among those of its key.
     pub(super) fn unlink(&mut self, slab: &Slab, number: u32, key: &[u64], record: u32) {
         let table = self.tables.get_mut(&number).expect("tables with rules stay");
-        let hash = table.slots.secret().hash_row(key);
+        let hash = table.slots.hash(key);
         let next = slab.record(record).next();
-        let position = table.slots.position(hash, key).expect("what was linked is there");
+        let position = table.slots.position(hash, |i| key[i]).expect("what was linked is there");
         let mut at = table.slots.get(position).unwrap_or(NONE);
         if at == record {
             table.slots.set(position, (next != NONE).then_some(next));
@@ -148,18 +155,15 @@ impl Masks {
     }
 
     /// A larger table, or one without removed keys.
-    fn rebuild(&mut self, number: u32) {
+    fn rebuild(&mut self, number: u32) -> Result<(), RuleTableError> {
         let table = self.tables.get_mut(&number).expect("tables with rules stay");
-        // Not full, and yet no place was found: only more room, and in the end other hashes, help.
+        // Not full, and yet no place was found: only more room helps.
         let crowded = table.used < table.slots.room();
         let capacity = (table.keys * 2).max(FIRST).max(if crowded { table.slots.room() * 2 } else { 0 });
-        let next = table.slots.rebuilt(capacity);
-        if !next.hashes_like(&table.slots) {
-            self.replan[number as usize % 2] = true;
-        }
-        table.slots = Arc::new(next);
+        table.slots = Arc::new(table.slots.rebuilt(capacity).map_err(|_| RuleTableError::Crowded)?);
         table.used = table.keys;
         self.stale = true;
+        Ok(())
     }
 
     /// Forgets tables without rules, and lets the workers know where lower priorities are gone. True if the workers' view changes.
@@ -183,7 +187,12 @@ impl Masks {
         if !std::mem::take(&mut self.stale) {
             return None;
         }
-        Some(View { sides: [self.side(0), self.side(1)] })
+        Some(self.all())
+    }
+
+    /// What the workers are to see.
+    pub(super) fn all(&mut self) -> View {
+        View { sides: [self.side(0), self.side(1)] }
     }
 
     fn side(&mut self, side: usize) -> Side {
@@ -201,18 +210,24 @@ impl Masks {
         }
         let plan = Arc::clone(&self.plans[side]);
         let column = |word: u8| plan.words.iter().position(|(other, _)| *other == word).unwrap_or(0) as u8;
+        let mut products = Products::default();
         let mut tables = Vec::new();
         for (&number, table) in self.tables.iter_mut().filter(|(number, _)| of_side(number)) {
             if table.plan != plan.id {
                 table.plan = plan.id;
-                table.columns = table.mask.iter().map(|&(word, mask)| (column(word), mask)).collect();
+                let factors = |word| self.secret.factors(word);
+                let of = |&(word, mask): &(u8, u64)| Column { column: column(word), mask, factors: factors(word) };
+                table.columns = table.mask.iter().map(of).collect();
             }
+            // Their numbers depend on the tables before.
+            table.terms = products.of(&table.columns);
             table.published = table.lowest();
             tables.push(TableView {
                 number,
                 priority: table.published,
                 slots: Arc::clone(&table.slots),
                 columns: Arc::clone(&table.columns),
+                terms: Arc::clone(&table.terms),
             });
         }
         tables.sort_by_key(|table| table.priority);
@@ -221,7 +236,7 @@ impl Masks {
         for (place, table) in tables.iter().enumerate() {
             places[table.number as usize] = place as u16;
         }
-        Side { plan, tables, places }
+        Side { plan, secret: Arc::clone(&self.secret), products: products.all.into(), tables, places }
     }
 
     /// Masks of one direction.
@@ -232,6 +247,34 @@ impl Masks {
     /// Bytes of all tables.
     pub(super) fn bytes(&self) -> usize {
         self.tables.values().map(|table| table.slots.bytes()).sum()
+    }
+}
+
+/// The products that the hashes of all tables of one direction consist of.
+#[derive(Default)]
+struct Products {
+    all: Vec<Product>,
+    numbers: HashMap<(u8, bool, u32), u16>,
+}
+
+impl Products {
+    /// Numbers of those of a key.
+    fn of(&mut self, columns: &[Column]) -> Arc<[u16]> {
+        let halves = columns.iter().flat_map(|column| {
+            let half = |high: bool| (column, high, (column.mask >> (32 * u32::from(high))) as u32);
+            [half(false), half(true)]
+        });
+        halves
+            .filter(|(.., mask)| *mask != 0)
+            .map(|(column, high, mask)| {
+                *self.numbers.entry((column.column, high, mask)).or_insert_with(|| {
+                    let shift = 32 * u32::from(high);
+                    let factor = column.factors[usize::from(high)];
+                    self.all.push(Product { column: column.column, shift, mask, factor });
+                    (self.all.len() - 1) as u16
+                })
+            })
+            .collect()
     }
 }
 

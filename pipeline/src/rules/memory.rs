@@ -59,6 +59,17 @@ impl<T: Zero> Zeroed<T> {
     }
 }
 
+impl Zeroed<Line> {
+    /// Has the system provide all of the memory.
+    pub(super) fn touch(&self) {
+        const PAGE: usize = 4096;
+        for line in self.iter().step_by(PAGE / size_of::<Line>().min(PAGE)) {
+            // Written, since pages that are only read may stay one and the same.
+            line.0[0].store(line.0[0].load(crate::sync::Ordering::Relaxed), crate::sync::Ordering::Relaxed);
+        }
+    }
+}
+
 impl<T: Zero> Deref for Zeroed<T> {
     type Target = [T];
 

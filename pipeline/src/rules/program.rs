@@ -133,7 +133,8 @@ impl Program {
     /// Compiles a rule's actions. A rule is checked, so there is nothing to refuse.
     pub fn compile(rule: &Rule) -> Self {
         let (mut steps, mut fate) = (Vec::new(), Fate::Fixed(Outcome::Next));
-        let set = rule.fields();
+        // Closing a pattern costs more than all the rest, and most rules need it for nothing here.
+        let set = std::cell::LazyCell::new(|| rule.fields());
         let mut decapsulated = false;
         for action in rule.actions() {
             match action {
@@ -172,6 +173,14 @@ impl Program {
         match (&self.steps[..], &self.fate) {
             ([], Fate::Fixed(outcome)) => *outcome,
             _ => self.run_steps(packet, parsed, env),
+        }
+    }
+
+    /// Asks the processor to fetch the first step.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        if let Some(step) = self.steps.first() {
+            crate::table::prefetch(step);
         }
     }
 

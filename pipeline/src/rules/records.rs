@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use wirepath_pmd::counters::Counter;
-use wirepath_pmd::flow::Rule;
+use wirepath_pmd::flow::{Action, Rule};
 
 use super::{Program, RuleId};
 use crate::epoch::{Domain, Shared};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// "No record."
 pub(super) const NONE: u32 = u32::MAX;
@@ -22,8 +22,6 @@ pub(super) struct Installed {
     pub(super) id: RuleId,
     pub(super) rule: Arc<Rule>,
     pub(super) program: Program,
-    /// Packets and bytes are counted by the rule's own `count`.
-    pub(super) counts_itself: bool,
 }
 
 /// A rule's version data. One cache line, written by the control thread.
@@ -37,6 +35,8 @@ pub(super) struct Record {
     /// Order among rules of one priority.
     sequence: AtomicU64,
     priority: AtomicU32,
+    /// Packets and bytes are counted by the rule's own `count`.
+    counts_itself: AtomicBool,
     /// Next record with the same masked key, behind this one in the order; [`NONE`] at the end.
     next: AtomicU32,
     installed: Shared<Option<Installed>>,
@@ -49,6 +49,7 @@ impl Record {
             died: AtomicU64::new(NEVER),
             sequence: AtomicU64::new(0),
             priority: AtomicU32::new(0),
+            counts_itself: AtomicBool::new(false),
             next: AtomicU32::new(NONE),
             installed: Shared::new(domain, None),
         }
@@ -72,6 +73,11 @@ impl Record {
         u128::from(self.priority.load(Ordering::Relaxed)) << 64 | u128::from(self.sequence.load(Ordering::Relaxed))
     }
 
+    #[inline(always)]
+    pub(super) fn counts_itself(&self) -> bool {
+        self.counts_itself.load(Ordering::Relaxed)
+    }
+
     pub(super) fn priority(&self) -> u32 {
         self.priority.load(Ordering::Relaxed)
     }
@@ -91,14 +97,18 @@ impl Record {
 
     /// Gives the record to a rule that is born in `born`. Nobody may be looking at it: it is new, or its last rule's time is over for
     /// every worker.
-    pub(super) fn begin(&self, installed: Installed, born: u64, priority: u32, sequence: u64) {
-        self.installed.replace(Some(installed));
+    /// Returns what is to be retired.
+    pub(super) fn begin(&self, installed: Installed, born: u64, priority: u32, sequence: u64) -> Box<dyn Send> {
+        let counts_itself = installed.rule.actions().contains(&Action::Count);
+        self.counts_itself.store(counts_itself, Ordering::Relaxed);
+        let old = self.installed.exchange(Some(installed));
         self.priority.store(priority, Ordering::Relaxed);
         self.sequence.store(sequence, Ordering::Relaxed);
         self.next.store(NONE, Ordering::Relaxed);
         // Not before `born`: a rule that never dies and was never born would be there.
         self.born.store(born, Ordering::Release);
         self.died.store(NEVER, Ordering::Release);
+        old
     }
 
     pub(super) fn die(&self, died: u64) {
@@ -110,10 +120,10 @@ impl Record {
         self.born.store(NEVER, Ordering::Release);
     }
 
-    /// Frees what only rules have, when no worker looks at it any more.
-    pub(super) fn end(&self) {
+    /// The end, when no worker looks at it any more. Returns what is to be retired.
+    pub(super) fn end(&self) -> Box<dyn Send> {
         self.born.store(NEVER, Ordering::Release);
-        self.installed.replace(None);
+        self.installed.exchange(None)
     }
 }
 

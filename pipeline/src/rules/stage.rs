@@ -124,6 +124,9 @@ impl Stage for RuleStage {
         if found.iter().all(Option::is_none) {
             return;
         }
+        for hit in found.iter().flatten() {
+            hit.program().prefetch();
+        }
         let mut hits = found.iter();
         parsed.filter_map(batch, |mut packet, parsed| {
             let Some(hit) = hits.next().copied().flatten() else { return Some(packet) };

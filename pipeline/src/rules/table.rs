@@ -3,14 +3,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use wirepath_pmd::flow::{Action, Rule};
+use wirepath_pmd::flow::Rule;
 
 use super::log::{Added, Log};
 use super::lookup::Pin;
 use super::masks::Masks;
 use super::records::{Installed, Slab};
 use super::slots::MAX_VALUE;
-use super::view::{Engine, View, side};
+use super::view::{Engine, side};
 use super::words::Pattern;
 use super::{Program, RuleLookup, RuleTableError};
 use crate::epoch::{Domain, Shared};
@@ -166,10 +166,12 @@ struct Carried {
 ///
 /// A record is *dead* until no worker sees a version in which it was there; then it is taken out of its chain. It is *loose* until no
 /// worker stands on it any more; then it is free.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Limbo {
     dead: Vec<Dead>,
     loose: Vec<Dead>,
+    /// What records held.
+    garbage: Vec<Box<dyn Send>>,
     /// The same, waiting for the workers.
     waiting: Option<Waiting>,
 }
@@ -195,6 +197,18 @@ enum End {
     /// The rule that has taken its place.
     Replaced(RuleId),
     Gone(RuleId, Arc<Rule>, Why),
+}
+
+impl fmt::Debug for Limbo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Limbo of {}", self.len())
+    }
+}
+
+impl Limbo {
+    fn len(&self) -> usize {
+        self.dead.len() + self.loose.len() + self.garbage.len()
+    }
 }
 
 /// Dropped when every worker has been through a quiescent moment.
@@ -230,12 +244,13 @@ impl RuleTable {
     /// Without rules; `now` in nanoseconds of [`crate::Context::now`].
     pub fn new(domain: &Domain, limits: RuleLimits, now: u64) -> Self {
         /// Additions that a worker may be behind before it forgets its cache.
-        const NOTES: usize = 8192;
+        const NOTES: usize = 1 << 16;
         let limits =
             RuleLimits { rules: limits.rules.min(MAX_VALUE as usize / 2), masks: limits.masks.min(4096), ..limits };
+        let mut masks = Masks::new();
         let engine = Engine {
             log: Log::new(NOTES),
-            view: Shared::new(domain, View::default()),
+            view: Shared::new(domain, masks.all()),
             slab: Shared::new(domain, Slab::default()),
         };
         Self {
@@ -244,7 +259,7 @@ impl RuleTable {
             limits,
             slab: Slab::default(),
             free: Vec::new(),
-            masks: Masks::new(),
+            masks,
             rules: HashMap::new(),
             carried: HashMap::new(),
             next: 0,
@@ -298,7 +313,11 @@ impl RuleTable {
         } else {
             change.undo();
         }
-        self.reap();
+        // Many at a time: each time costs every worker two cache lines.
+        const FEW: usize = 64;
+        if self.limbo.len() >= FEW {
+            self.reap();
+        }
         result
     }
 
@@ -434,9 +453,9 @@ impl RuleTable {
             self.free.extend((first..self.slab.len() as u32).rev());
         }
         let record = *self.free.last().expect("just made");
-        let counts_itself = rule.actions().contains(&Action::Count);
-        let installed = Installed { id, rule: Arc::clone(rule), program: Program::compile(rule), counts_itself };
-        self.slab.record(record).begin(installed, version, rule.priority(), sequence);
+        let installed = Installed { id, rule: Arc::clone(rule), program: Program::compile(rule) };
+        let old = self.slab.record(record).begin(installed, version, rule.priority(), sequence);
+        self.limbo.garbage.push(old);
         match self.masks.link(&self.slab, table, &pattern.value, record, self.limits.alike) {
             Ok(hash) => {
                 self.free.pop();
@@ -444,7 +463,7 @@ impl RuleTable {
             }
             Err(error) => {
                 // Not linked anywhere: nobody can find it.
-                self.slab.record(record).end();
+                self.limbo.garbage.push(self.slab.record(record).end());
                 Err(error)
             }
         }
@@ -470,13 +489,14 @@ impl RuleTable {
                 }
             }
             let limbo = &mut self.limbo;
-            if limbo.dead.is_empty() && limbo.loose.is_empty() {
+            if limbo.len() == 0 {
                 return;
             }
             let over = Arc::new(AtomicBool::new(false));
             let (dead, loose) = (std::mem::take(&mut limbo.dead), std::mem::take(&mut limbo.loose));
             limbo.waiting = Some(Waiting { over: Arc::clone(&over), dead, loose });
-            self.domain.retire(Box::new(Token(over)));
+            let garbage = std::mem::take(&mut limbo.garbage);
+            self.domain.retire(Box::new((garbage, Token(over))));
         }
     }
 
@@ -489,7 +509,7 @@ impl RuleTable {
             count.bytes.set(0);
             count.last_hit.set(0);
         }
-        self.slab.record(record).end();
+        self.limbo.garbage.push(self.slab.record(record).end());
         self.free.push(record);
         match dead.end {
             End::Undone => {}

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use wirepath_pmd::flow::Direction;
+use wirepath_pmd::packet::BATCH;
 
 use super::extract::Plan;
+use super::hash::Secret;
 use super::log::Log;
 use super::records::{NONE, Slab};
-use super::slots::SlotTable;
+use super::slots::{SlotTable, product};
 use crate::epoch::Shared;
 
 /// What the control thread and the workers share.
@@ -22,15 +24,18 @@ pub(super) struct Engine {
     pub(super) slab: Shared<Slab>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct View {
     pub(super) sides: [Side; 2],
 }
 
 /// The tables of one direction.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Side {
     pub(super) plan: Arc<Plan>,
+    pub(super) secret: Arc<Secret>,
+    /// What the hashes of all tables are sums of.
+    pub(super) products: Arc<[Product]>,
     /// Sorted by priority.
     pub(super) tables: Vec<TableView>,
     /// Index in `tables` for each table's number; `u16::MAX` if there is none.
@@ -40,13 +45,32 @@ pub(super) struct Side {
 /// The rules of one mask.
 #[derive(Clone, Debug)]
 pub(super) struct TableView {
-    /// Even at ingress, odd at egress. Stays the same when the table is replaced by a larger one with the same hashes.
+    /// Even at ingress, odd at egress. Stays the same when the table is replaced by a larger one.
     pub(super) number: u32,
     /// No rule in it has a lower one.
     pub(super) priority: u32,
     pub(super) slots: Arc<SlotTable>,
-    /// Column of a row and mask, for each word of the key.
-    pub(super) columns: Arc<[(u8, u64)]>,
+    pub(super) columns: Arc<[Column]>,
+    /// Products that the hash of a key is the sum of.
+    pub(super) terms: Arc<[u16]>,
+}
+
+/// One word of a table's key: what of which column of a row, and what its halves are multiplied with for the hash.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Column {
+    pub(super) column: u8,
+    pub(super) mask: u64,
+    pub(super) factors: [u64; 2],
+}
+
+/// Half a word under a mask, times a factor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    pub(super) column: u8,
+    /// 0 or 32.
+    pub(super) shift: u32,
+    pub(super) mask: u32,
+    pub(super) factor: u64,
 }
 
 pub(super) const fn side(direction: Direction) -> usize {
@@ -62,40 +86,126 @@ impl Side {
     }
 }
 
+impl Product {
+    /// Of some rows of a batch, each of `width` words.
+    #[inline(always)]
+    fn fill(&self, rows: &[u64], width: usize, which: &[u8], out: &mut [u64; BATCH]) {
+        let (column, mask) = (usize::from(self.column), u64::from(self.mask));
+        for (&i, out) in which.iter().zip(out) {
+            let word = rows[usize::from(i) * width + column];
+            *out = (word >> self.shift & mask).wrapping_mul(self.factor);
+        }
+    }
+}
+
+impl Side {
+    /// All products of some rows of a batch, each of `width` words.
+    pub(super) fn fill_products(&self, rows: &[u64], width: usize, which: &[u8], out: &mut [[u64; BATCH]]) {
+        for (product, out) in self.products.iter().zip(out) {
+            product.fill(rows, width, which, out);
+        }
+    }
+}
+
 impl TableView {
     /// Hash of the key of a packet in this table.
+    pub(super) fn hash(&self, secret: &Secret, row: &[u64]) -> u32 {
+        let products =
+            self.columns.iter().map(|column| product(column.factors, row[usize::from(column.column)] & column.mask));
+        secret.sum(products.fold(0, u64::wrapping_add))
+    }
+
+    /// The hashes of the rows whose products have the numbers in `which`, in its order. Asks for the lines where the searches start.
     #[inline(always)]
-    pub(super) fn hash(&self, row: &[u64]) -> u32 {
-        // The usual lengths without a loop.
+    pub(super) fn hash_batch(&self, secret: &Secret, products: &[[u64; BATCH]], which: &[u8], hashes: &mut [u32]) {
+        let slots = &*self.slots;
+        /// With the number of terms known, nothing is left of the inner loop.
         #[inline(always)]
-        fn of<const N: usize>(table: &TableView, columns: &[(u8, u64); N], row: &[u64]) -> u32 {
-            table.slots.secret().hash(columns.iter().map(|&(column, mask)| row[usize::from(column)] & mask))
+        fn of<const N: usize>(
+            (slots, secret): (&SlotTable, &Secret),
+            products: [&[u64; BATCH]; N],
+            which: &[u8],
+            hashes: &mut [u32],
+        ) {
+            for (&j, hash) in which.iter().zip(hashes) {
+                let sum =
+                    products.iter().fold(0, |sum: u64, product| sum.wrapping_add(product[usize::from(j) % BATCH]));
+                *hash = secret.sum(sum);
+                slots.prefetch(*hash);
+            }
         }
-        match &*self.columns {
-            [a] => of(self, &[*a], row),
-            [a, b] => of(self, &[*a, *b], row),
-            [a, b, c] => of(self, &[*a, *b, *c], row),
-            [a, b, c, d] => of(self, &[*a, *b, *c, *d], row),
-            all => self.slots.secret().hash(all.iter().map(|&(column, mask)| row[usize::from(column)] & mask)),
+        let get = |k: u16| &products[usize::from(k)];
+        let with = (slots, secret);
+        match *self.terms {
+            [a] => of(with, [a].map(get), which, hashes),
+            [a, b] => of(with, [a, b].map(get), which, hashes),
+            [a, b, c] => of(with, [a, b, c].map(get), which, hashes),
+            [a, b, c, d] => of(with, [a, b, c, d].map(get), which, hashes),
+            [a, b, c, d, e] => of(with, [a, b, c, d, e].map(get), which, hashes),
+            [a, b, c, d, e, f] => of(with, [a, b, c, d, e, f].map(get), which, hashes),
+            ref all => {
+                for (&j, hash) in which.iter().zip(hashes) {
+                    let product = |k: &u16| get(*k)[usize::from(j) % BATCH];
+                    *hash = secret.sum(all.iter().map(product).fold(0, u64::wrapping_add));
+                    slots.prefetch(*hash);
+                }
+            }
+        }
+    }
+
+    /// The first rule of the table for each of the rows `misses[j]`, `j` in `which`: `found` gets `j` and the index of the record.
+    #[inline(always)]
+    pub(super) fn find_batch(
+        &self,
+        (slab, version): (&Slab, u64),
+        (rows, width, misses): (&[u64], usize, &[u8]),
+        (which, hashes): (&[u8], &[u32]),
+        mut found: impl FnMut(usize, u32),
+    ) {
+        let slots = &*self.slots;
+        let mut all = |columns: &[Column], words: usize| {
+            for (&j, &hash) in which.iter().zip(hashes) {
+                let key = |i: usize| {
+                    let Column { column, mask, .. } = columns[i];
+                    rows[usize::from(misses[usize::from(j)]) * width + usize::from(column)] & mask
+                };
+                if let Some(head) = slots.find(words, hash, key)
+                    && let Some(rule) = first_there(slab, version, head)
+                {
+                    found(usize::from(j), rule);
+                }
+            }
+        };
+        // The usual lengths without a loop.
+        match *self.columns {
+            [a] => all(&[a], 1),
+            [a, b] => all(&[a, b], 2),
+            [a, b, c] => all(&[a, b, c], 3),
+            [a, b, c, d] => all(&[a, b, c, d], 4),
+            ref columns => all(columns, columns.len()),
         }
     }
 
     /// The first rule of the table that a packet fits in this version: index of its record.
-    #[inline(always)]
     pub(super) fn find(&self, slab: &Slab, version: u64, hash: u32, row: &[u64]) -> Option<u32> {
-        let columns = &*self.columns;
-        let head = self.slots.find(hash, |i| {
-            let (column, mask) = columns[i];
+        let word = |i: usize| {
+            let Column { column, mask, .. } = self.columns[i];
             row[usize::from(column)] & mask
-        })?;
-        let mut index = head;
-        while index != NONE {
-            let record = slab.record(index);
-            if record.is_there(version) {
-                return Some(index);
-            }
-            index = record.next();
-        }
-        None
+        };
+        first_there(slab, version, self.slots.find(self.columns.len(), hash, word)?)
     }
+}
+
+/// The first record of a chain that is there in this version.
+#[inline(always)]
+fn first_there(slab: &Slab, version: u64, head: u32) -> Option<u32> {
+    let mut index = head;
+    while index != NONE {
+        let record = slab.record(index);
+        if record.is_there(version) {
+            return Some(index);
+        }
+        index = record.next();
+    }
+    None
 }

@@ -19,10 +19,16 @@ pub fn hash_u64(value: u64) -> u32 {
 
 /// Asks the processor to fetch the cache line of `value`.
 #[inline(always)]
-pub fn prefetch<T>(_value: &T) {
+pub fn prefetch<T>(value: &T) {
+    prefetch_at(value);
+}
+
+/// The same for a place that may be no value any more.
+#[inline(always)]
+pub(crate) fn prefetch_at<T>(_value: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch does not access memory in the sense of the language and cannot fault.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(_value).cast());
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_value.cast());
     }
 }

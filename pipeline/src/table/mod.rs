@@ -8,6 +8,7 @@ mod hash;
 mod hash_table;
 
 pub use fdb::{Fdb, FdbEntry, FdbLimits, FdbWriter, Learned};
+pub(crate) use hash::prefetch_at;
 pub use hash::{hash_u64, prefetch};
 pub use hash_table::{Entry, HashTable, NO_DESTINATION};
 

@@ -1,0 +1,445 @@
+//! The rule engine at work: packets whose rule is in the cache, packets whose rule is not, and rules that change meanwhile.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use wirepath_apps::cli::{self, Failure};
+use wirepath_pipeline::epoch::Domain;
+use wirepath_pipeline::rules::{CacheStats, RuleId, RuleLimits, RuleStage, RuleTable, Timeouts};
+use wirepath_pipeline::table::hash_u64;
+use wirepath_pipeline::{Context, Stage};
+use wirepath_pmd::flow::{Action, Bits, Direction, Field, Item, ItemKind, Rule};
+use wirepath_pmd::packet::Batch;
+
+use crate::measure::{self, Common, Phase};
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Rules
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
+    rules: u32,
+
+    /// Different masks among them
+    #[arg(long, value_name = "M", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    masks: u32,
+
+    /// Flows, in random order
+    #[arg(long, value_name = "F", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
+    flows: u32,
+
+    /// Changes of rules per second while packets pass, each half of them an addition
+    #[arg(long, value_name = "R", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
+    changes: u32,
+
+    /// What is changed
+    #[arg(long, value_enum, default_value_t = Changed::Exact)]
+    changed: Changed,
+
+    /// Who attacks
+    #[arg(long, value_enum, default_value_t = Attack::None)]
+    attack: Attack,
+
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Changed {
+    /// Rules for single flows that are not among the traffic, as when connections are set up
+    Exact,
+    /// Wildcard rules that concern the traffic
+    Wild,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Attack {
+    /// Nobody
+    None,
+    /// Flows whose addresses and ports have the same CRC32C, but for its upper bits
+    Flood,
+    /// Flows for which the cache has no room, by a factor of eight
+    Thrash,
+    /// Rules with as many masks as there may be, by default
+    Explode,
+}
+
+/// Figures in cycles of the time-stamp counter per packet, for the time in which the worker had its core. Packet source and sink,
+/// parsing, lookup and the rule's action (a mark) are included.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Figures {
+    rules: u32,
+    masks: u32,
+    flows: u32,
+    /// The same packets, one rule that fits them all.
+    one_rule_cycles: f64,
+    /// All rules, with room for all flows in the cache.
+    cycles: f64,
+    /// The same by one rule.
+    ratio: f64,
+    /// Part of the packets whose flow was in the cache.
+    cached: f64,
+    /// All rules, and a cache of 64 flows: nearly every packet is looked up.
+    miss_cycles: f64,
+    /// Changes per second that the control thread made, as one change set each.
+    changes: f64,
+    /// Cycles without and with these changes, in turn in one run.
+    quiet_cycles: f64,
+    changing_cycles: f64,
+    /// How much more, of 1.
+    changes_cost: f64,
+    /// Memory of a rule, beside the rule itself.
+    bytes_per_rule: usize,
+}
+
+impl Figures {
+    pub(crate) fn print(&self, json: bool) -> Result<(), Failure> {
+        if json {
+            return cli::print_json(self);
+        }
+        cli::print(format_args!(
+            "one rule {:.1}, {} rules of {} masks {:.1} ({:.2} times), missed {:.1} cycles/packet; {} bytes/rule",
+            self.one_rule_cycles,
+            self.rules,
+            self.masks,
+            self.cycles,
+            self.ratio,
+            self.miss_cycles,
+            self.bytes_per_rule
+        ))?;
+        if self.changes > 0.0 {
+            cli::print(format_args!(
+                "{:.0} changes/s: {:.1} instead of {:.1} cycles/packet, {:+.1} %",
+                self.changes,
+                self.changing_cycles,
+                self.quiet_cycles,
+                100.0 * self.changes_cost
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 16) as usize % n
+    }
+}
+
+/// IPv4 addresses and UDP ports.
+#[derive(Clone, Copy)]
+struct Flow {
+    source: u32,
+    destination: u32,
+    ports: [u16; 2],
+}
+
+impl Flow {
+    fn random(random: &mut Random) -> Self {
+        let (addresses, ports) = (random.next(), random.next());
+        // Networks of some size, so that prefixes are shared.
+        Self {
+            source: 0x0a00_0000 | (addresses >> 32) as u32 & 0x00ff_ffff,
+            destination: 0xac10_0000 | addresses as u32 & 0x000f_ffff,
+            ports: [(ports >> 32) as u16 | 1, ports as u16 % 1000 + 1],
+        }
+    }
+
+    fn frame(&self) -> [u8; 64] {
+        let mut frame = [0u8; 64];
+        frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
+        frame[12..26].copy_from_slice(&[8, 0, 0x45, 0, 0, 50, 0, 0, 0x40, 0, 64, 17, 0, 0]);
+        frame[26..30].copy_from_slice(&self.source.to_be_bytes());
+        frame[30..34].copy_from_slice(&self.destination.to_be_bytes());
+        let sum: u32 = frame[14..34].chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        frame[24..26].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+        frame[34..36].copy_from_slice(&self.ports[0].to_be_bytes());
+        frame[36..38].copy_from_slice(&self.ports[1].to_be_bytes());
+        frame[38..40].copy_from_slice(&30u16.to_be_bytes());
+        frame
+    }
+
+    /// A rule that this flow fits, comparing the bits of the mask with this number.
+    fn rule(&self, mask: u32, priority: u32, mark: u32) -> Rule {
+        let mut ip = Item::new(ItemKind::Ipv4);
+        let mut udp = Item::new(ItemKind::Udp);
+        let prefix = |address: u32, length| Bits::prefix(address.into(), length, 32);
+        // Mixed radix: length of the destination's prefix, of the source's, which ports.
+        let (destination, source, ports) =
+            (32 - mask % 11, [0, 24, 16, 32, 28, 20][mask as usize / 11 % 6], mask / 66 % 4);
+        ip = ip.with(Field::Ipv4Dst, prefix(self.destination, destination as u8));
+        ip = ip.with(Field::Ipv4Src, prefix(self.source, source));
+        if (ports + mask) & 1 != 0 {
+            udp = udp.exact(Field::UdpDst, self.ports[1].into());
+        }
+        if ports & 2 != 0 {
+            udp = udp.exact(Field::UdpSrc, self.ports[0].into());
+        }
+        made(vec![Item::new(ItemKind::Eth), ip, udp], priority, mark)
+    }
+
+    fn exact_rule(&self, mark: u32) -> Rule {
+        let ip = Item::new(ItemKind::Ipv4).exact(Field::Ipv4Src, self.source.into());
+        let ip = ip.exact(Field::Ipv4Dst, self.destination.into());
+        let udp = Item::new(ItemKind::Udp).exact(Field::UdpSrc, self.ports[0].into());
+        made(vec![Item::new(ItemKind::Eth), ip, udp.exact(Field::UdpDst, self.ports[1].into())], 100, mark)
+    }
+}
+
+fn made(pattern: Vec<Item>, priority: u32, mark: u32) -> Rule {
+    Rule::new(Direction::Ingress, priority, pattern, vec![Action::Mark(mark & 0xffff | 1)]).expect("a rule")
+}
+
+/// The rule that fits every packet of the measurement.
+fn any(priority: u32) -> Rule {
+    made(vec![Item::new(ItemKind::Eth), Item::new(ItemKind::Ipv4), Item::new(ItemKind::Udp)], priority, 1)
+}
+
+/// Packets and rules of a measurement.
+struct Setting {
+    flows: Vec<Flow>,
+    frames: Arc<[[u8; 64]]>,
+    /// Flows in the order in which they come.
+    order: Arc<[u32]>,
+    rules: Vec<Rule>,
+}
+
+impl Setting {
+    fn new(arguments: &Arguments, flows: u32, masks: u32) -> Self {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut some = Vec::with_capacity(flows as usize);
+        while some.len() < flows as usize {
+            let flow = Flow::random(&mut random);
+            let key = u64::from(flow.source) << 32 | u64::from(flow.destination);
+            let ports = u64::from(flow.ports[0]) << 16 | u64::from(flow.ports[1]);
+            // CRC is linear: what collides here collides with every start value.
+            if arguments.attack != Attack::Flood || (hash_u64(key) ^ hash_u64(ports << 32)) & 0xfff == 0 {
+                some.push(flow);
+            }
+        }
+        // One mask is that of the rule for all. Every flow may meet any number of rules; all of one priority, so that every search has
+        // to look into all tables.
+        let mut rules = vec![any(200)];
+        while rules.len() < arguments.rules as usize {
+            let flow = some[random.below(some.len())];
+            let mask = random.below(masks.saturating_sub(1).max(1) as usize);
+            rules.push(flow.rule(mask as u32, 100, rules.len() as u32));
+        }
+        Self {
+            frames: some.iter().map(Flow::frame).collect(),
+            order: (0..1 << 20).map(|_| random.below(some.len()) as u32).collect(),
+            flows: some,
+            rules,
+        }
+    }
+}
+
+/// Turns what came in into the measurement's frames, runs the rules and sends everything on.
+fn chain(mut rules: RuleStage, setting: &Setting, stats: Arc<Mutex<CacheStats>>) -> impl Stage + use<> {
+    let (frames, order) = (Arc::clone(&setting.frames), Arc::clone(&setting.order));
+    let (mut at, mut batches) = (0, 0u32);
+    move |context: &mut Context<'_>, batch: &mut Batch| {
+        for packet in batch.iter_mut() {
+            if let Some(data) = packet.data_mut().first_chunk_mut::<64>() {
+                *data = frames[order[at] as usize];
+            }
+            at = (at + 1) % order.len();
+        }
+        rules.process(context, batch);
+        batches += 1;
+        if batches % 1024 == 0 {
+            *stats.lock().expect("not poisoned") = rules.stats();
+        }
+        if let Some(port) = context.in_port() {
+            context.send_batch(port ^ 1, batch);
+        }
+    }
+}
+
+/// What the control thread does meanwhile.
+struct Changer<'s> {
+    setting: &'s Setting,
+    changed: Changed,
+    masks: u32,
+    random: Random,
+    added: VecDeque<RuleId>,
+    made: u64,
+}
+
+impl Changer<'_> {
+    /// As many changes as are due.
+    fn run(&mut self, table: &mut RuleTable, rate: f64, time: Duration) {
+        /// Rules that are there at a time.
+        const STANDING: usize = 1000;
+        let (start, mut made) = (Instant::now(), 0.0);
+        while start.elapsed() < time {
+            if made >= start.elapsed().as_secs_f64() * rate {
+                std::hint::spin_loop();
+                continue;
+            }
+            made += 1.0;
+            self.made += 1;
+            if self.added.len() >= STANDING {
+                // Half of the changes from here on.
+                if let Some(id) = self.added.pop_front() {
+                    let _ = table.remove(id);
+                }
+                continue;
+            }
+            let mark = self.random.next() as u32;
+            let rule = match self.changed {
+                Changed::Exact => Flow::random(&mut self.random).exact_rule(mark),
+                Changed::Wild => {
+                    let flow = self.setting.flows[self.random.below(self.setting.flows.len())];
+                    let mask = self.random.below(self.masks.saturating_sub(1).max(1) as usize);
+                    flow.rule(mask as u32, 100, mark)
+                }
+            };
+            if let Ok(id) = table.add(rule, Timeouts::NONE) {
+                self.added.push_back(id);
+            }
+        }
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
+    let masks = if arguments.attack == Attack::Explode { RuleLimits::default().masks as u32 } else { arguments.masks };
+    let room = arguments.flows.next_power_of_two() as usize * 2;
+    let flows = if arguments.attack == Attack::Thrash { room as u32 * 8 } else { arguments.flows };
+    let setting = Setting::new(arguments, flows, masks);
+    let limits = RuleLimits { masks: masks as usize + 1, flows: room, ..RuleLimits::default() };
+
+    let mut figures = Figures { rules: arguments.rules, flows, ..Figures::default() };
+    let one = phases(arguments, &setting, &[any(200)], limits, 0)?;
+    figures.one_rule_cycles = one.phases[0].cycles;
+    let all = phases(arguments, &setting, &setting.rules, limits, 0)?;
+    (figures.cycles, figures.cached) = (all.phases[0].cycles, all.cached);
+    figures.ratio = figures.cycles / figures.one_rule_cycles;
+    (figures.masks, figures.bytes_per_rule) = (all.masks as u32, all.bytes_per_rule);
+    let missed = phases(arguments, &setting, &setting.rules, RuleLimits { flows: 64, ..limits }, 0)?;
+    figures.miss_cycles = missed.phases[0].cycles;
+    if arguments.changes > 0 {
+        let both = phases(arguments, &setting, &setting.rules, limits, arguments.changes)?.phases;
+        let mean = |odd: usize| {
+            let of = both.iter().skip(odd).step_by(2).map(|phase| phase.cycles);
+            of.clone().sum::<f64>() / of.count() as f64
+        };
+        (figures.quiet_cycles, figures.changing_cycles) = (mean(0), mean(1));
+        figures.changes =
+            both.iter().skip(1).step_by(2).map(|phase| phase.extra).sum::<f64>() / (both.len() / 2) as f64;
+        figures.changes_cost = figures.changing_cycles / figures.quiet_cycles - 1.0;
+    }
+    Ok(figures)
+}
+
+/// The same rules, without workers.
+fn decoy(rules: &[Rule], limits: RuleLimits) -> RuleTable {
+    let mut table = RuleTable::new(&Domain::new(), limits, 0);
+    for rule in rules {
+        let _ = table.add(rule.clone(), Timeouts::NONE);
+    }
+    table
+}
+
+/// What one run gives.
+struct Measured {
+    phases: Vec<Phase>,
+    cached: f64,
+    masks: usize,
+    bytes_per_rule: usize,
+}
+
+/// Runs the packets against some rules: figures of one phase, or of several, every other one with `changes` per second.
+fn phases(
+    arguments: &Arguments,
+    setting: &Setting,
+    rules: &[Rule],
+    limits: RuleLimits,
+    changes: u32,
+) -> Result<Measured, Failure> {
+    let text = |name, ring| {
+        format!(
+            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = 64, ring = {ring} }}\n"
+        )
+    };
+    let sink = "[[port]]\nname = \"b\"\ndriver = \"null\"\n";
+    let ports = measure::ports(&(text("a", arguments.common.ring()) + sink))?;
+    let shared: Rc<RefCell<Option<RuleTable>>> = Rc::default();
+    let stats = Arc::new(Mutex::new(CacheStats::default()));
+    let seconds = Duration::from_secs_f64(arguments.common.seconds);
+    let (prepared, counted) = (Rc::clone(&shared), Arc::clone(&stats));
+    let phases = measure::run_phases(
+        ports,
+        &arguments.common,
+        move |runtime| {
+            let mut table = RuleTable::new(runtime.domain(), limits, 0);
+            table
+                .change(|change| rules.iter().try_for_each(|rule| change.add(rule.clone(), Timeouts::NONE).map(drop)))
+                .map_err(Failure::failed)?;
+            let (ingress, _) = table.lookups();
+            *prepared.borrow_mut() = Some(table);
+            let mut stage = Some(chain(RuleStage::new(ingress), setting, counted));
+            Ok(Box::new(move |_| stage.take().expect("one worker")))
+        },
+        |phase| {
+            let mut table = shared.borrow_mut();
+            let table = table.as_mut().expect("prepared before");
+            if changes == 0 {
+                return vec![phase(&mut || {
+                    std::thread::sleep(seconds);
+                    0.0
+                })];
+            }
+            const ROUNDS: u32 = 8;
+            let time = seconds / ROUNDS;
+            // The control thread does the same all the time, but every other time with rules that no worker looks at: what two cores
+            // share (caches, memory, often a whole core) is not the matter here.
+            let mut elsewhere = decoy(rules, limits);
+            let changer = || Changer {
+                setting,
+                changed: arguments.changed,
+                masks: arguments.masks,
+                random: Random(77),
+                added: VecDeque::new(),
+                made: 0,
+            };
+            let mut changers = [changer(), changer()];
+            let mut all = Vec::new();
+            for round in 0..2 * ROUNDS + 2 {
+                let changer = &mut changers[round as usize % 2];
+                let table = if round % 2 == 0 { &mut elsewhere } else { &mut *table };
+                let before = changer.made;
+                let measured = phase(&mut || {
+                    let start = Instant::now();
+                    changer.run(table, changes.into(), time);
+                    (changer.made - before) as f64 / start.elapsed().as_secs_f64()
+                });
+                // The first round of each makes the standing rules.
+                if round >= 2 {
+                    all.push(measured);
+                }
+            }
+            all
+        },
+    )?;
+    let stats = *stats.lock().expect("not poisoned");
+    tracing::debug!("{stats:?}");
+    let table = shared.borrow();
+    let (masks, bytes_per_rule) = table.as_ref().map_or((0, 0), |table| (table.masks()[0], table.bytes_per_rule()));
+    let cached = stats.hits as f64 / (stats.hits + stats.misses).max(1) as f64;
+    Ok(Measured { phases, cached, masks, bytes_per_rule })
+}
