@@ -60,6 +60,7 @@ use limit::Meter;
 use rewrite::Rewrite;
 use rss::Spread;
 pub use rss::{DEFAULT_RSS_KEY, RSS_KEY_LEN, Toeplitz};
+pub(super) use tags::tag_into_frame;
 
 /// What becomes of a packet when its program has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

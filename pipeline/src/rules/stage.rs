@@ -4,7 +4,7 @@ use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::PortId;
 use wirepath_wire::Parser;
 
-use super::program::DEFAULT_RSS_KEY;
+use super::program::{DEFAULT_RSS_KEY, tag_into_frame};
 use super::{CacheStats, Environment, Hit, Outcome, RuleLookup, Toeplitz};
 use crate::context::Context;
 use crate::parsed::ParsedBatch;
@@ -26,7 +26,8 @@ pub const PUNT_TO_KERNEL: u32 = 0x6b65_726e;
 /// | `queue`, `rss` | to the worker of that queue of the packet's port ([`Self::queues`]); stays if that is this one, or if nobody has it |
 /// | `kernel` | punted with [`PUNT_TO_KERNEL`] |
 ///
-/// What another worker has handed over has met the rules at ingress there.
+/// What another worker has handed over has met the rules at ingress there. A VLAN tag beside the frame ([`Packet::vlan`]) is written
+/// into it first.
 #[derive(Debug)]
 pub struct RuleStage {
     lookup: RuleLookup,
@@ -117,6 +118,16 @@ impl Stage for RuleStage {
             return;
         }
         let Self { lookup, parser, parsed, toeplitz, pool, queues, .. } = self;
+        // Rules and the parser see every tag, also one that the device left beside the frame.
+        if batch.iter().any(|packet| packet.vlan().is_some()) {
+            batch.filter_map(|mut packet| match tag_into_frame(&mut packet) {
+                Ok(()) => Some(packet),
+                Err(reason) => {
+                    context.drop(packet, reason);
+                    None
+                }
+            });
+        }
         parsed.parse(parser, context, batch);
         let mut found = [None; BATCH];
         let found = &mut found[..batch.len()];

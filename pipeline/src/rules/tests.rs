@@ -352,6 +352,8 @@ fn stages_do_what_rules_say() {
         "ingress prio 1: udp dst 4 => count, mark 4, queue 0",
         "egress prio 1: meta mark 4 / port id 1 => set eth dst 02:00:00:00:00:44",
         "egress prio 1: udp dst 5 => drop",
+        "ingress prio 0: vlan vid 7 => set vlan vid 8",
+        "egress prio 0: vlan vid 9 => pop-vlan",
     ] {
         table.add(rule(text), Timeouts::NONE).unwrap();
     }
@@ -384,4 +386,15 @@ fn stages_do_what_rules_say() {
         })
         .collect();
     assert_eq!(counted, [1; 6]);
+    // A tag that the device left beside the frame, and one that a stage in between put there.
+    for tci in [7, 9] {
+        let mut packet = pool.take().unwrap();
+        assert!(packet.extend_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xcc, 1, 2, 3, 4], &pool));
+        packet.set_vlan(tci);
+        batch.push(packet).unwrap();
+    }
+    stepped.process(Some(0), &mut batch);
+    let frames: Vec<Vec<u8>> =
+        std::iter::from_fn(|| stepped.sent()).map(|packet| [&packet.data()[12..], &[]].concat()).collect();
+    assert_eq!(frames, [vec![0x81, 0, 0, 8, 0x88, 0xcc, 1, 2, 3, 4], vec![0x88, 0xcc, 1, 2, 3, 4]]);
 }

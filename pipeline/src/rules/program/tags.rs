@@ -47,6 +47,11 @@ pub(super) fn write_beside(packet: &mut Packet, headers: &mut Headers) -> Result
     }
 }
 
+/// The same for a packet of whose headers nothing is known yet.
+pub(in crate::rules) fn tag_into_frame(packet: &mut Packet) -> Result<(), DropReason> {
+    write_beside(packet, &mut Headers { outer: None, inner: None })
+}
+
 fn take_beside(packet: &mut Packet) -> Option<Tag> {
     let tci = packet.vlan()?;
     let tpid = if packet.flags().contains(Flags::VLAN_SERVICE) { EtherType::QINQ } else { EtherType::VLAN };
