@@ -8,8 +8,8 @@ use std::path::Path;
 use crate::host::{Host, Wire, WireKind};
 use crate::topology::{Impairments, LinkSpec, Topology};
 
-/// Longest frame from outside.
-pub(crate) const LONGEST: usize = 9000 + 18;
+/// Longest frame from outside: longer than any port takes, so that what is too long is seen as such.
+pub(crate) const LONGEST: usize = 16 << 10;
 /// Frames that a generator offers in a turn.
 const GENERATED: usize = 64;
 

@@ -262,14 +262,14 @@ fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topo
         ports: Vec::new(),
         max_queue: table.integer("max_queue", 64..=65_536)?.unwrap_or(8192),
         coalesce: kind == DeviceKind::Mana && table.get("coalesce")?.unwrap_or(false),
-        mlx5: mlx5(table, kind)?,
+        mlx5: mlx5(table, kind, so_far.write_abi)?,
     };
     let ports = table.tables("port")?;
     if ports.len() > 8 {
         return Err(table.error_in("port", "a device has at most 8 ports"));
     }
     for port in ports {
-        let spec = self::port(&port, index, device.ports.len(), *netdevs)?;
+        let spec = self::port(&port, kind, index, device.ports.len(), *netdevs)?;
         port.finish()?;
         *netdevs += 1;
         device.ports.push(spec);
@@ -282,7 +282,7 @@ fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topo
 }
 
 /// The keys that only a ConnectX has.
-fn mlx5(table: &Settings<'_>, kind: DeviceKind) -> Result<Mlx5Spec> {
+fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5Spec> {
     let mut spec = Mlx5Spec {
         cqe_version: 1,
         dynamic_pages: true,
@@ -293,7 +293,9 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind) -> Result<Mlx5Spec> {
     };
     if kind == DeviceKind::Mlx5 {
         spec.cqe_version = table.integer("cqe_version", 0..=1)?.unwrap_or(1);
-        spec.dynamic_pages = table.choice("doorbell_pages", &[("objects", true), ("static", false)])?.unwrap_or(true);
+        // A kernel without the ioctl form has no such objects.
+        let pages = table.choice("doorbell_pages", &[("objects", true), ("static", false)])?;
+        spec.dynamic_pages = pages.unwrap_or(!write_abi);
         let inline = [("none", MinInline::None), ("l2", MinInline::L2)];
         spec.min_inline = table.choice("min_inline", &inline)?.unwrap_or(MinInline::None);
         spec.compression = table.get("compression")?.unwrap_or(true);
@@ -303,7 +305,15 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind) -> Result<Mlx5Spec> {
     Ok(spec)
 }
 
-fn port(table: &Settings<'_>, device: usize, port: usize, netdev: usize) -> Result<PortSpec> {
+/// Largest MTU that the kernel's driver lets an interface have.
+fn most_mtu(kind: DeviceKind) -> i64 {
+    match kind {
+        DeviceKind::Mana => 9000,
+        DeviceKind::Mlx5 => 9978,
+    }
+}
+
+fn port(table: &Settings<'_>, kind: DeviceKind, device: usize, port: usize, netdev: usize) -> Result<PortSpec> {
     let mac = table.parsed::<Mac>("mac", "a unicast address such as \"02:00:00:00:01:01\"")?;
     let link = table.parsed::<LinkSpec>(
         "link",
@@ -319,7 +329,7 @@ fn port(table: &Settings<'_>, device: usize, port: usize, netdev: usize) -> Resu
     Ok(PortSpec {
         netdev: table.get::<String>("netdev")?.unwrap_or_else(|| format!("nic{netdev}")),
         mac: mac.map_or([2, 0, 0, 0, device as u8 + 1, port as u8 + 1], |Mac(mac)| mac),
-        mtu: table.integer("mtu", 576..=9000)?.unwrap_or(9000),
+        mtu: table.integer("mtu", 576..=most_mtu(kind))?.unwrap_or(9000),
         link: link.unwrap_or(LinkSpec::None),
         impair: Impairments {
             lose: share("lose")?,

@@ -14,7 +14,7 @@ use crate::settings::{ConfigError, Settings};
 const NAME: &str = "auto";
 
 /// Drivers that `auto` tries, best first.
-const ORDER: &[&str] = &["mana", "af_xdp", "af_packet"];
+const ORDER: &[&str] = &["mlx5", "mana", "af_xdp", "af_packet"];
 
 /// The driver that chooses a driver.
 #[derive(Debug)]

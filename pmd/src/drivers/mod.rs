@@ -18,9 +18,11 @@
 pub mod af_packet;
 pub mod af_xdp;
 pub mod auto;
+pub(crate) mod direct;
 pub(crate) mod kernel;
 pub mod mana;
 pub mod memory;
+pub mod mlx5;
 pub mod null;
 pub mod pcap;
 pub mod rdma;
@@ -63,6 +65,7 @@ pub struct Candidate {
 /// All drivers.
 pub static DRIVERS: &[&dyn Driver] = &[
     &auto::Auto,
+    &mlx5::Mlx5,
     &mana::Mana,
     &af_xdp::AfXdp,
     &af_packet::AfPacket,
@@ -100,7 +103,7 @@ pub struct PortSettings {
 impl PortSettings {
     /// Whether both ports would take the same interface from the kernel. One of them would get its frames, not both.
     pub fn shares_interface(&self, other: &Self) -> bool {
-        let takes = |port: &Self| ["auto", "mana", "af_xdp", "af_packet"].contains(&port.plan.driver());
+        let takes = |port: &Self| ["auto", "mlx5", "mana", "af_xdp", "af_packet"].contains(&port.plan.driver());
         takes(self) && takes(other) && self.device == other.device
     }
 

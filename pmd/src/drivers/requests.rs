@@ -38,7 +38,8 @@ fn fulfil_some(packet: &mut Packet) -> Result<(), DropReason> {
     Ok(())
 }
 
-fn insert_tag(packet: &mut Packet, tci: u16, service: bool) -> Result<(), DropReason> {
+/// Writes a VLAN tag into the frame.
+pub(crate) fn insert_tag(packet: &mut Packet, tci: u16, service: bool) -> Result<(), DropReason> {
     if packet.data().len() < 12 {
         return Err(DropReason::TooShort);
     }

@@ -58,8 +58,38 @@ contract! {
         how: "driver = \"af_xdp\"\n[port.af_xdp]\nfragments = false\nattach_by_link = false\n",
         mtu: 2026,
     };
-    mana: crate::fixtures::mana::Mana { doorbells: "trap", device: "" };
-    mana_scan_coalesced: crate::fixtures::mana::Mana { doorbells: "scan", device: "coalesce = true\n" };
+    mana: crate::fixtures::nic::Nic { driver: "mana", settings: "", doorbells: "trap", device: "" };
+    mana_scan_coalesced: crate::fixtures::nic::Nic {
+        driver: "mana",
+        settings: "",
+        doorbells: "scan",
+        device: "coalesce = true\n",
+    };
+    mlx5: crate::fixtures::nic::Nic { driver: "mlx5", settings: "compress = 'off'\n", doorbells: "trap", device: "" };
+    mlx5_compressed: crate::fixtures::nic::Nic {
+        driver: "mlx5",
+        settings: "compress = 'hash'\nmulti_packet = false\n",
+        doorbells: "trap",
+        device: "doorbell_pages = 'static'\n",
+    };
+    mlx5_checksum_inline: crate::fixtures::nic::Nic {
+        driver: "mlx5",
+        settings: "compress = 'checksum'\ninline = 200\n",
+        doorbells: "queue",
+        device: "cqe_version = 0\n",
+    };
+    mlx5_striding: crate::fixtures::nic::Nic {
+        driver: "mlx5",
+        settings: "receive = 'striding'\ncompress = 'off'\nmin_inline = '18'\n",
+        doorbells: "trap",
+        device: "min_inline = 'l2'\n",
+    };
+    mlx5_striding_compressed: crate::fixtures::nic::Nic {
+        driver: "mlx5",
+        settings: "receive = 'striding'\ncompress = 'stride'\n",
+        doorbells: "scan",
+        device: "",
+    };
     memory: crate::fixtures::memory::Memory;
     null: crate::fixtures::null::Null;
     pcap: crate::fixtures::pcap::Pcap;

@@ -143,6 +143,20 @@ impl CompletionQueue {
     /// # Errors
     /// The size is 0 or above 2²⁴, or the device refused.
     pub fn new(context: &Context, options: &CompletionQueueOptions) -> Result<Self> {
+        let create = context.inner.ibverbs().ibv_create_cq()?;
+        Self::with(context, options, "ibv_create_cq", |context, entries, user, channel, vector| {
+            // SAFETY: an open context; a channel of it, which the queue keeps. A channel of another context is refused by the kernel.
+            unsafe { create(context, entries, user, channel, vector) }
+        })
+    }
+
+    /// A new queue, made by `create` from context, entries, user context, channel and vector.
+    pub(crate) fn with(
+        context: &Context,
+        options: &CompletionQueueOptions,
+        call: &'static str,
+        create: impl FnOnce(*mut ibv_context, i32, *mut c_void, *mut ibv_comp_channel, i32) -> *mut ibv_cq,
+    ) -> Result<Self> {
         if options.entries == 0 || options.entries > MOST_ENTRIES {
             return Err(Error::Request(format!(
                 "a completion queue of {} entries; 1 to {MOST_ENTRIES} are possible",
@@ -151,16 +165,13 @@ impl CompletionQueue {
         }
         let inner = &context.inner;
         inner.ready_for_queues()?;
-        let create = inner.ibverbs().ibv_create_cq()?;
         inner.ibverbs().ibv_destroy_cq()?;
         let id = ObjectId::new();
         let channel = options.channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.0.raw.as_ptr());
         let vector = options.vector.cast_signed();
         let charge = charge_to(format!("{}: completions", options.owner));
-        // SAFETY: an open context; a channel of it, which the queue keeps. A channel of another context is refused by the kernel.
-        let raw =
-            unsafe { create(inner.raw.as_ptr(), options.entries.cast_signed(), id.to_context(), channel, vector) };
-        let raw = inner.created("ibv_create_cq", raw, None)?;
+        let raw = create(inner.raw.as_ptr(), options.entries.cast_signed(), id.to_context(), channel, vector);
+        let raw = inner.created(call, raw, None)?;
         drop(charge);
         let queue = CompletionInner { raw, context: context.clone(), id, _channel: options.channel.clone() };
         Ok(Self(Arc::new(queue)))

@@ -20,7 +20,7 @@
 //! **Errors** name the call, the errno and, where it is known, what is in the way and what removes it ([`Cause`]).
 //!
 //! **Threads.** Control calls may come from any thread. Nothing here is meant for a burst path: drivers take the memory of their queues
-//! ([`mana`]) and work on that.
+//! ([`mana`], [`mlx5`]) and work on that.
 
 mod allocator;
 mod attributes;
@@ -30,8 +30,10 @@ mod device;
 mod domain;
 mod error;
 mod events;
+mod flow;
 pub mod mana;
 mod memory_region;
+pub mod mlx5;
 mod queue_pair;
 mod work_queue;
 
@@ -43,6 +45,7 @@ pub use device::{Device, Interface, Verbs};
 pub use domain::{Domain, ParentDomain, ProtectionDomain};
 pub use error::{CallError, Cause, Error, Result};
 pub use events::{AsyncEvent, AsyncEvents, Element, EventKind};
+pub use flow::{FlowMatch, FlowRule, FlowSpec};
 pub use memory_region::{Access, MemoryRegion};
 pub use queue_pair::{QueuePairState, QueueSizes, RawPacketQp, RawPacketQpOptions};
 pub use rdma_core_sys::{LIBRARY_DIRECTORY_VARIABLE, LoadError, MissingSymbol, Search, Version};

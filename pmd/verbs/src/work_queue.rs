@@ -79,6 +79,19 @@ impl WorkQueue {
     /// # Errors
     /// The device refused.
     pub fn new(domain: &impl Domain, options: &WorkQueueOptions) -> Result<Self> {
+        Self::with(domain, options, "ibv_create_wq", |context, attr| {
+            // SAFETY: objects of one living context.
+            unsafe { ibv_create_wq(context, attr) }
+        })
+    }
+
+    /// A new queue, made by `create` from context and attributes.
+    pub(crate) fn with(
+        domain: &impl Domain,
+        options: &WorkQueueOptions,
+        call: &'static str,
+        create: impl FnOnce(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq,
+    ) -> Result<Self> {
         let domain = domain.inner();
         let context = &domain.context.inner;
         if !Arc::ptr_eq(&options.completions.0.context.inner, context) {
@@ -110,9 +123,8 @@ impl WorkQueue {
             }
         }
         let _charge = charge_to(format!("{}: requests", options.owner));
-        // SAFETY: objects of one living context.
-        let raw = unsafe { ibv_create_wq(context.raw.as_ptr(), &raw mut attr) };
-        let raw = context.created("ibv_create_wq", raw, domain.port)?;
+        let raw = create(context.raw.as_ptr(), &raw mut attr);
+        let raw = context.created(call, raw, domain.port)?;
         let completions = options.completions.clone();
         let inner =
             WorkQueueInner { raw, domain: Arc::clone(domain), id, requests: attr.max_wr, _completions: completions };
@@ -246,9 +258,9 @@ impl std::ops::BitOr for HashFields {
 }
 
 #[derive(Debug)]
-struct RssInner {
-    raw: NonNull<ibv_qp>,
-    domain: Arc<DomainInner>,
+pub(crate) struct RssInner {
+    pub(crate) raw: NonNull<ibv_qp>,
+    pub(crate) domain: Arc<DomainInner>,
     id: ObjectId,
     _table: IndirectionTable,
 }
@@ -267,9 +279,9 @@ impl Drop for RssInner {
     }
 }
 
-/// The queue pair that hashes packets and spreads them over a table. It has no queues of its own.
-#[derive(Debug)]
-pub struct RssQp(RssInner);
+/// The queue pair that hashes packets and spreads them over a table. It has no queues of its own. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct RssQp(pub(crate) Arc<RssInner>);
 
 impl RssQp {
     /// A new one, with a Toeplitz key of 40 bytes (both devices take no other length). On MANA this is what makes the receive queues
@@ -303,7 +315,7 @@ impl RssQp {
         // SAFETY: objects of one living context; the key is copied during the call.
         let raw = unsafe { ibv_create_qp_ex(context.raw.as_ptr(), &raw mut attr) };
         let raw = context.created("ibv_create_qp_ex", raw, domain.port)?;
-        Ok(Self(RssInner { raw, domain: Arc::clone(domain), id, _table: table.clone() }))
+        Ok(Self(Arc::new(RssInner { raw, domain: Arc::clone(domain), id, _table: table.clone() })))
     }
 
     /// Its name in events.

@@ -18,13 +18,11 @@
 
 mod cq;
 mod device;
-mod exchange;
 mod fault;
 mod find;
 mod hardware;
 #[cfg(any(test, fuzzing))]
 pub mod hostile;
-mod keys;
 mod offload;
 mod rx;
 #[cfg(test)]
@@ -36,11 +34,16 @@ use std::time::Duration;
 
 use device::ManaDevice;
 
+use super::direct::keys;
 use super::{Candidate, Driver};
 use crate::port::{Device, Plan, PortError};
 use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "mana";
+
+mod exchange {
+    pub(super) type Exchange<R> = crate::drivers::direct::exchange::Exchange<R, super::fault::Fault>;
+}
 
 /// The driver.
 #[derive(Debug)]

@@ -6,8 +6,6 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::fault::Fault;
-
 /// The worker has the ring.
 const OUT: u32 = 0;
 /// The worker has it and shall bring it.
@@ -20,36 +18,36 @@ const READY: u32 = 3;
 const LOST: u32 = 4;
 
 #[derive(Debug)]
-pub(super) struct Exchange<R> {
+pub(crate) struct Exchange<R, F> {
     state: AtomicU32,
-    desk: Mutex<Desk<R>>,
+    desk: Mutex<Desk<R, F>>,
 }
 
 #[derive(Debug)]
-struct Desk<R> {
+struct Desk<R, F> {
     ring: Option<R>,
-    fault: Option<Fault>,
+    fault: Option<F>,
 }
 
-impl<R> Exchange<R> {
+impl<R, F: Copy> Exchange<R, F> {
     /// The worker has the ring.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { state: AtomicU32::new(OUT), desk: Mutex::new(Desk { ring: None, fault: None }) }
     }
 
-    fn desk(&self) -> std::sync::MutexGuard<'_, Desk<R>> {
+    fn desk(&self) -> std::sync::MutexGuard<'_, Desk<R, F>> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Worker: whether there is something to do here. One load.
     #[inline(always)]
-    pub(super) fn calls(&self) -> bool {
+    pub(crate) fn calls(&self) -> bool {
         self.state.load(Ordering::Relaxed) != OUT
     }
 
     /// Worker: brings the ring if it shall, takes a new one if there is one. `false`: the device is lost.
     #[cold]
-    pub(super) fn visit(&self, ring: &mut Option<R>) -> bool {
+    pub(crate) fn visit(&self, ring: &mut Option<R>) -> bool {
         // Most visits while a queue is being mended end here, without the lock.
         match self.state.load(Ordering::Acquire) {
             BACK => return true,
@@ -73,14 +71,14 @@ impl<R> Exchange<R> {
 
     /// Worker: brings a broken ring.
     #[cold]
-    pub(super) fn give_up(&self, ring: &mut Option<R>, fault: Fault) {
+    pub(crate) fn give_up(&self, ring: &mut Option<R>, fault: F) {
         let mut desk = self.desk();
         (desk.ring, desk.fault) = (ring.take(), Some(fault));
         self.state.store(BACK, Ordering::Release);
     }
 
     /// Device: asks for the ring.
-    pub(super) fn recall(&self) {
+    pub(crate) fn recall(&self) {
         let mut desk = self.desk();
         match self.state.load(Ordering::Relaxed) {
             OUT => self.state.store(RECALLED, Ordering::Release),
@@ -93,29 +91,29 @@ impl<R> Exchange<R> {
     }
 
     /// Device: whether the worker has brought the ring, or has none.
-    pub(super) fn is_back(&self) -> bool {
+    pub(crate) fn is_back(&self) -> bool {
         self.state.load(Ordering::Acquire) == BACK
     }
 
     /// Device: whether the worker brought the ring because it is broken.
-    pub(super) fn fault(&self) -> Option<Fault> {
+    pub(crate) fn fault(&self) -> Option<F> {
         if self.is_back() { self.desk().fault } else { None }
     }
 
     /// Device: takes the ring that the worker has brought.
-    pub(super) fn collect(&self) -> Option<R> {
+    pub(crate) fn collect(&self) -> Option<R> {
         if self.is_back() { self.desk().ring.take() } else { None }
     }
 
     /// Device: puts a new ring here for the worker.
-    pub(super) fn hand_out(&self, ring: R) {
+    pub(crate) fn hand_out(&self, ring: R) {
         let mut desk = self.desk();
         (desk.ring, desk.fault) = (Some(ring), None);
         self.state.store(READY, Ordering::Release);
     }
 
     /// Device: tells the worker that there is nothing to wait for. The ring must be back.
-    pub(super) fn lose(&self) {
+    pub(crate) fn lose(&self) {
         self.desk().ring = None;
         self.state.store(LOST, Ordering::Release);
     }
@@ -130,10 +128,10 @@ mod tests {
         let exchange = Exchange::new();
         let mut ring = Some(1);
         assert!(!exchange.calls() && !exchange.is_back());
-        exchange.give_up(&mut ring, Fault::Stopped);
+        exchange.give_up(&mut ring, "stopped");
         assert!(ring.is_none() && exchange.calls());
         assert!(exchange.visit(&mut ring) && ring.is_none());
-        assert_eq!((exchange.fault(), exchange.collect(), exchange.collect()), (Some(Fault::Stopped), Some(1), None));
+        assert_eq!((exchange.fault(), exchange.collect(), exchange.collect()), (Some("stopped"), Some(1), None));
         exchange.hand_out(2);
         assert!(!exchange.is_back());
         assert!(exchange.visit(&mut ring));
@@ -142,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_ring_is_recalled_wherever_it_is() {
-        let exchange = Exchange::new();
+        let exchange = Exchange::<_, ()>::new();
         let mut ring = Some(1);
         exchange.recall();
         assert!(exchange.calls() && !exchange.is_back());

@@ -8,7 +8,7 @@ use wirepath_memory::Region;
 
 /// A registered region. Its addresses are those of this process.
 #[derive(Clone, Debug)]
-pub(super) struct Key {
+pub(crate) struct Key {
     first: u64,
     bytes: u64,
     lkey: u32,
@@ -17,25 +17,25 @@ pub(super) struct Key {
 
 impl Key {
     /// `region`, registered whole under `lkey`.
-    pub(super) fn new(region: &Arc<Region>, lkey: u32) -> Self {
+    pub(crate) fn new(region: &Arc<Region>, lkey: u32) -> Self {
         let first = region.base().as_ptr() as u64;
         Self { first, bytes: region.bytes() as u64, lkey, _region: Arc::clone(region) }
     }
 
     /// The key for an address, if it lies in the region.
     #[inline(always)]
-    pub(super) fn find(&self, address: u64) -> Option<u32> {
+    pub(crate) fn find(&self, address: u64) -> Option<u32> {
         (address.wrapping_sub(self.first) < self.bytes).then_some(self.lkey)
     }
 
     /// The key itself.
-    pub(super) fn lkey(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         self.lkey
     }
 }
 
 /// The registered regions of a port: that of its pool, and others whose packets it may be asked to send.
-pub(super) struct Keys {
+pub(crate) struct Keys {
     home: Key,
     others: Vec<Key>,
     /// The registrations; ended with the last ring.
@@ -44,18 +44,18 @@ pub(super) struct Keys {
 
 impl Keys {
     /// `registrations` is what is dropped when nobody needs the keys any more.
-    pub(super) fn new(home: Key, others: Vec<Key>, registrations: Box<dyn Any + Send + Sync>) -> Self {
+    pub(crate) fn new(home: Key, others: Vec<Key>, registrations: Box<dyn Any + Send + Sync>) -> Self {
         Self { home, others, _registrations: registrations }
     }
 
     /// The region of the port's pool.
     #[inline(always)]
-    pub(super) fn home(&self) -> &Key {
+    pub(crate) fn home(&self) -> &Key {
         &self.home
     }
 
     /// The key for an address; `None` if the device cannot reach it.
-    pub(super) fn find(&self, address: u64) -> Option<u32> {
+    pub(crate) fn find(&self, address: u64) -> Option<u32> {
         self.home.find(address).or_else(|| self.others.iter().find_map(|key| key.find(address)))
     }
 }

@@ -1,0 +1,303 @@
+//! What completions say of received packets, entry by entry or several in one compressed session.
+//!
+//! A session is a title entry, which holds for all of its packets, and arrays of eight bytes for each packet: the first array in the entry
+//! behind the title, the others where every eighth entry from the title on would be. Entries of the session that no array was written to
+//! keep what they held, so that all of them have to be made nobody's.
+
+use wirepath_nic_defs::mlx5::{
+    CQE_RESPONDER_ERROR, CQE_RESPONDER_SEND, CqeFlags, FORMAT_COMPRESSED, FORMAT_NONE, MINI_FORMAT_CSUM_STRIDE,
+    MINI_FORMAT_HASH, MINIS_PER_ENTRY, StrideCount,
+};
+
+use super::cq::{CompletionQueue, Entry, Tail, kind};
+use super::fault::Fault;
+use crate::packet::offload::Verdicts;
+use crate::packet::{BATCH, DATA_ROOM, HEADROOM, Packet};
+
+const PLAIN: u8 = kind(CQE_RESPONDER_SEND, FORMAT_NONE);
+const TITLE: u8 = kind(CQE_RESPONDER_SEND, FORMAT_COMPRESSED);
+
+/// A packet of which a completion told.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Arrival {
+    /// Bytes.
+    pub(super) len: u32,
+    /// Step that it begins at: work request or stride, counted for ever.
+    pub(super) at: u32,
+    /// [`CqeFlags`], and below them the VLAN tag that was taken off.
+    described: u32,
+    hash: u32,
+    /// Flow tag; 0: none.
+    tag: u32,
+    /// Whether `hash` is one.
+    hashed: bool,
+    /// In nanoseconds; 0: none.
+    timestamp: u64,
+}
+
+impl Arrival {
+    #[inline(always)]
+    fn of(entry: Entry<'_>, tail: Tail) -> Self {
+        Self {
+            len: 0,
+            at: 0,
+            described: entry.word::<0x18>() as u32,
+            hash: entry.word::<0x08>() as u32,
+            tag: tail.low24(),
+            // The hash type.
+            hashed: entry.word::<0x10>() >> 56 != 0,
+            timestamp: 0,
+        }
+    }
+
+    /// Notes what the device found out in the packet.
+    #[inline(always)]
+    pub(super) fn note(&self, packet: &mut Packet) {
+        packet.set_verdicts(verdicts(self.described));
+        if self.hashed {
+            packet.set_rss_hash(self.hash);
+        }
+        if self.tag != 0 {
+            packet.set_mark(self.tag);
+        }
+        if CqeFlags((self.described >> 16) as u16).vlan_stripped() != 0 {
+            packet.set_vlan(self.described as u16);
+        }
+        if self.timestamp != 0 {
+            packet.set_timestamp(self.timestamp);
+        }
+    }
+
+    /// As [`Self::note`], for a packet in one buffer, with its length.
+    #[inline(always)]
+    pub(super) fn describe(&self, packet: &mut Packet) {
+        let fits = packet.set_data(HEADROOM, self.len as usize);
+        debug_assert!(fits, "lengths were looked at");
+        self.note(packet);
+    }
+}
+
+/// What the device calls right is right; what it does not, it may not have looked at.
+#[inline(always)]
+fn verdicts(described: u32) -> Verdicts {
+    const { assert!(CqeFlags(0).with_l3_ok(1).0 == 1 << 9 && CqeFlags(0).with_l4_ok(1).0 == 1 << 10) };
+    // Good bits lie two apart in ours.
+    Verdicts::from_bits((described >> (16 + 9) & 1 | described >> (16 + 10 - 2) & 4) as u8)
+}
+
+/// How packets lie in a receive queue, as far as completions go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Steps {
+    /// A work request for each packet, of so many bytes.
+    Requests {
+        /// Most bytes of a packet.
+        bytes: u32,
+    },
+    /// Strides of [`DATA_ROOM`] bytes, 2^`log` to a work request.
+    Strides {
+        /// Strides of a work request, logarithm.
+        log: u32,
+    },
+}
+
+/// A title that was read, with packets still to come.
+#[derive(Clone, Copy, Debug)]
+struct Session {
+    title: Arrival,
+    /// Work request of striding queues.
+    request: u16,
+    /// Packets in all, and those read.
+    count: u32,
+    read: u32,
+}
+
+/// What the device told of and was not handed over yet.
+pub(super) struct Arrivals {
+    list: Box<[Arrival; BATCH]>,
+    known: usize,
+    steps: Steps,
+    /// Steps of the whole ring.
+    all: u32,
+    /// One of `MINI_FORMAT_*`, if completions may be compressed.
+    format: Option<u8>,
+    session: Option<Session>,
+    /// Step of the next completion, and of the first that was not handed over.
+    seen: u32,
+    cleared: u32,
+    /// From ticks to nanoseconds in 32.32 bits; 0: no timestamps.
+    tick: u64,
+}
+
+impl Arrivals {
+    /// For a ring of `all` steps.
+    pub(super) fn new(steps: Steps, all: u32, format: Option<u8>, tick: u64) -> Self {
+        let list = Box::new([Arrival::default(); BATCH]);
+        Self { list, known: 0, steps, all, format, session: None, seen: 0, cleared: 0, tick }
+    }
+
+    /// What is known.
+    #[inline(always)]
+    pub(super) fn known(&self) -> &[Arrival] {
+        &self.list[..self.known]
+    }
+
+    /// All that is known was handed over; returns the step that the ring stands at.
+    #[inline(always)]
+    pub(super) fn clear(&mut self) -> u32 {
+        self.known = 0;
+        self.cleared = self.seen;
+        self.seen
+    }
+
+    /// Takes note of what the device tells of, until `room` packets are known. Whether there was anything.
+    #[inline(always)]
+    pub(super) fn look(&mut self, completions: &mut CompletionQueue, room: usize) -> Result<bool, Fault> {
+        let room = room.min(BATCH);
+        let (mut progress, mut result) = (false, Ok(()));
+        // A device that writes without an end must not keep the worker here.
+        for _ in 0..completions.count() {
+            if self.known >= room {
+                break;
+            }
+            if self.session.is_some() {
+                result = self.go_on(completions, room);
+                progress = true;
+                if result.is_err() {
+                    break;
+                }
+                continue;
+            }
+            let Some((entry, tail)) = completions.look() else { break };
+            progress = true;
+            if tail.kind() == PLAIN {
+                let mut arrival = Arrival::of(entry, tail);
+                if self.tick != 0 {
+                    arrival.timestamp = ((u128::from(entry.word::<0x30>()) * u128::from(self.tick)) >> 32) as u64;
+                }
+                let bytes = entry.word::<0x28>() as u32;
+                let request = (entry.word::<0x00>() >> 32) as u16;
+                result = self.add(arrival, bytes, tail.position(), request);
+                if result.is_err() {
+                    break;
+                }
+                completions.advance(1);
+            } else {
+                result = self.begin(entry, tail, completions.count());
+                if result.is_err() {
+                    break;
+                }
+            }
+        }
+        if progress && self.session.is_none() {
+            completions.publish();
+        }
+        result.map(|()| progress)
+    }
+
+    /// Takes in one packet, if it is the one whose turn it is.
+    #[inline(always)]
+    fn add(&mut self, mut arrival: Arrival, bytes: u32, position: u16, request: u16) -> Result<(), Fault> {
+        arrival.at = self.seen;
+        match self.steps {
+            Steps::Requests { bytes: most } => {
+                if position != self.seen as u16 {
+                    return Err(Fault::OutOfOrder);
+                }
+                if bytes.wrapping_sub(1) >= most {
+                    return Err(Fault::BadLength);
+                }
+                arrival.len = bytes;
+                self.seen = self.seen.wrapping_add(1);
+            }
+            Steps::Strides { log } => {
+                let count = StrideCount(bytes);
+                let mask = (1 << log) - 1;
+                if u32::from(position) != self.seen & mask || request != (self.seen >> log) as u16 {
+                    return Err(Fault::OutOfOrder);
+                }
+                let (strides, len) = (count.strides(), count.length());
+                // A packet ends in the work request that it begins in.
+                if strides.wrapping_sub(1) > mask - (self.seen & mask) {
+                    return Err(Fault::BadLength);
+                }
+                self.seen = self.seen.wrapping_add(strides);
+                // More than was posted.
+                if self.seen.wrapping_sub(self.cleared) > self.all {
+                    return Err(Fault::OutOfOrder);
+                }
+                if count.filler() != 0 {
+                    // Strides that are passed over: their buffers stay where they are.
+                    return Ok(());
+                }
+                if len == 0 || len.div_ceil(DATA_ROOM as u32) != strides {
+                    return Err(Fault::BadLength);
+                }
+                arrival.len = len;
+            }
+        }
+        // There is room: the caller looked.
+        if let Some(slot) = self.list.get_mut(self.known) {
+            *slot = arrival;
+            self.known += 1;
+        }
+        Ok(())
+    }
+
+    /// An entry that is not of one packet.
+    #[inline(never)]
+    fn begin(&mut self, entry: Entry<'_>, tail: Tail, entries: u32) -> Result<(), Fault> {
+        let Some(format) = self.format.filter(|_| tail.kind() == TITLE) else {
+            return Err(if tail.opcode() == CQE_RESPONDER_ERROR { entry.failure(tail) } else { Fault::UnknownType });
+        };
+        let count = entry.word::<0x28>() as u32;
+        // One packet would have its array in an entry that is not the session's; more than there are buffers cannot have come.
+        if !(2..=entries.min(self.all)).contains(&count) {
+            return Err(Fault::BadSession);
+        }
+        let mut title = Arrival::of(entry, tail);
+        // The title's hash is that of its own packet.
+        title.hashed &= format == MINI_FORMAT_HASH;
+        if format != MINI_FORMAT_CSUM_STRIDE && self.is_linear() && tail.position() != self.seen as u16 {
+            return Err(Fault::OutOfOrder);
+        }
+        let request = (entry.word::<0x00>() >> 32) as u16;
+        self.session = Some(Session { title, request, count, read: 0 });
+        Ok(())
+    }
+
+    fn is_linear(&self) -> bool {
+        matches!(self.steps, Steps::Requests { .. })
+    }
+
+    /// Goes on with the session, whose title is the next entry of the queue.
+    #[inline(never)]
+    fn go_on(&mut self, completions: &mut CompletionQueue, room: usize) -> Result<(), Fault> {
+        let Some(session) = &mut self.session else { return Ok(()) };
+        let Session { title, request, count, read } = *session;
+        let now = (count - read).min((room - self.known) as u32);
+        session.read += now;
+        let done = session.read == count;
+        let format = self.format;
+        for i in read..read + now {
+            let array = (i & !(MINIS_PER_ENTRY as u32 - 1)).max(1);
+            let mini = completions.peek(array, i as usize % MINIS_PER_ENTRY);
+            let (said, bytes) = ((mini >> 32) as u32, mini as u32);
+            let mut arrival = title;
+            // Work requests go up by one with each packet; strides are told where they are not.
+            let mut position = self.seen as u16;
+            match format {
+                Some(MINI_FORMAT_HASH) => arrival.hash = said,
+                Some(MINI_FORMAT_CSUM_STRIDE) => position = said as u16,
+                _ => {}
+            }
+            self.add(arrival, bytes, position, request)?;
+        }
+        if done {
+            self.session = None;
+            completions.invalidate(1, count - 1);
+            completions.advance(count);
+            completions.publish();
+        }
+        Ok(())
+    }
+}

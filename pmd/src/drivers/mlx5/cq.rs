@@ -1,0 +1,169 @@
+//! Completion queues: which entry is new.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wirepath_memory::{DeviceMemory, Slots};
+use wirepath_nic_defs::mlx5::{CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeOwner, RECORD_CONSUMED};
+
+use super::fault::Fault;
+
+/// Words of an entry.
+const WORDS: usize = CQE_BYTES / 8;
+/// The word with the owner bit, which the device writes last.
+const LAST: usize = WORDS - 1;
+/// The last word of an entry that nobody owns, in memory.
+const FRESH: u64 = (CQE_FRESH as u64).to_be();
+
+/// The entries of one completion queue.
+#[derive(Debug)]
+pub(super) struct CompletionQueue {
+    entries: Slots<[AtomicU64; WORDS]>,
+    records: DeviceMemory,
+    /// Logarithm of the number of entries.
+    shift: u32,
+    /// Free-running counter of the entry that is looked at next.
+    next: u32,
+}
+
+/// Last eight bytes of an entry: what it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tail(u64);
+
+impl Tail {
+    /// Opcode and format together: `opcode << 4 | format << 2`.
+    #[inline(always)]
+    pub(super) fn kind(self) -> u8 {
+        self.0 as u8 & 0xfc
+    }
+
+    /// The opcode alone.
+    pub(super) fn opcode(self) -> u8 {
+        CqeOwner(self.0 as u8).opcode()
+    }
+
+    /// Counter of a descriptor.
+    #[inline(always)]
+    pub(super) fn position(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// Sent: number of the queue. Received: flow tag.
+    #[inline(always)]
+    pub(super) fn low24(self) -> u32 {
+        (self.0 >> 32) as u32 & 0xff_ffff
+    }
+}
+
+/// [`Tail::kind`] of an entry of its own, and of the title of a compressed session.
+pub(super) const fn kind(opcode: u8, format: u8) -> u8 {
+    CqeOwner(0).with_opcode(opcode).with_format(format).0
+}
+
+/// An entry that the device has filled.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a>(&'a [AtomicU64; WORDS]);
+
+impl Entry<'_> {
+    /// The double word at an offset, a multiple of 8.
+    #[inline(always)]
+    pub(super) fn word<const OFFSET: usize>(self) -> u64 {
+        const { assert!(OFFSET.is_multiple_of(8) && OFFSET < CQE_BYTES) };
+        u64::from_be(self.0[OFFSET / 8].load(Ordering::Relaxed))
+    }
+
+    /// The device's report of an error.
+    #[cold]
+    pub(super) fn failure(self, tail: Tail) -> Fault {
+        let word = self.word::<0x30>();
+        Fault::Refused { syndrome: word as u8, vendor: (word >> 8) as u8, position: tail.position() }
+    }
+}
+
+impl CompletionQueue {
+    /// An empty queue; `None` if the number of entries is no power of two. Clears the entries: nothing may have been posted yet.
+    pub(super) fn new(ring: &DeviceMemory, records: &DeviceMemory) -> Option<Self> {
+        let entries = Slots::<[AtomicU64; WORDS]>::new(ring)?;
+        let count = entries.count();
+        (0..count).for_each(|at| entries.at(at)[LAST].store(FRESH, Ordering::Relaxed));
+        Some(Self { entries, records: records.clone(), shift: count.trailing_zeros(), next: 0 })
+    }
+
+    /// The next entry, if the device has filled it.
+    #[inline(always)]
+    pub(super) fn look(&self) -> Option<(Entry<'_>, Tail)> {
+        let entry = self.entries.at(self.next);
+        // Acquire: the other words are read after the one that says that they are there.
+        let tail = u64::from_be(entry[LAST].load(Ordering::Acquire));
+        let owner = (self.next >> self.shift) as u64;
+        if (tail ^ owner) & 1 != 0 || tail as u8 >= CQE_INVALID << 4 {
+            return None;
+        }
+        Some((Entry(entry), Tail(tail)))
+    }
+
+    /// Goes on by `count` entries.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, count: u32) {
+        self.next = self.next.wrapping_add(count);
+    }
+
+    /// The double word `at` of the entry that lies `ahead` of the next.
+    #[inline(always)]
+    pub(super) fn peek(&self, ahead: u32, at: usize) -> u64 {
+        u64::from_be(self.entries.at(self.next.wrapping_add(ahead))[at % WORDS].load(Ordering::Relaxed))
+    }
+
+    /// Takes ownership from `count` entries from `ahead` of the next on, which were not written as entries.
+    #[inline(always)]
+    pub(super) fn invalidate(&self, ahead: u32, count: u32) {
+        for i in 0..count {
+            self.entries.at(self.next.wrapping_add(ahead + i))[LAST].store(FRESH, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells the device what was consumed.
+    #[inline(always)]
+    pub(super) fn publish(&self) {
+        self.records.store32_release(4 * RECORD_CONSUMED, (self.next & CONSUMED_MASK).to_be());
+    }
+
+    /// Number of entries.
+    #[inline(always)]
+    pub(super) fn count(&self) -> u32 {
+        self.entries.count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hostile::memory;
+    use super::*;
+
+    #[test]
+    fn entries_are_new_once_over_many_passes_and_fresh_ones_never() {
+        let (ring, records) = (memory(8 * 64), memory(8));
+        let mut queue = CompletionQueue::new(&ring, &records).unwrap();
+        assert_eq!(queue.count(), 8);
+        for counter in 0..8 * 20u32 {
+            assert!(queue.look().is_none(), "{counter}");
+            let owner = ((counter / 8) & 1) as u8;
+            let tail = 0xaa12_3456_4321_0020 | u64::from(owner);
+            ring.store64((counter % 8) as usize * 64 + 56, tail.to_be());
+            let (_, tail) = queue.look().unwrap();
+            assert_eq!((tail.kind(), tail.position(), tail.low24()), (0x20, 0x4321, 0x12_3456));
+            queue.advance(1);
+            queue.publish();
+            assert_eq!(u32::from_be(records.load32(0)), counter + 1);
+        }
+        // Entries that minis were written over.
+        for at in 0..8 {
+            ring.store64(at * 64 + 56, 0x20u64.to_be() | 0x21u64.to_be());
+        }
+        queue.invalidate(0, 8);
+        assert!((0..16).all(|_| {
+            let nothing = queue.look().is_none();
+            queue.advance(1);
+            nothing
+        }));
+    }
+}

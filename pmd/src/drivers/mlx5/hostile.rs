@@ -1,0 +1,180 @@
+//! A device that writes whatever it is told to: for the fuzzer, and for a test with random bytes.
+
+// UNSAFETY: memory for rings is handed out by address.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use wirepath_memory::{DeviceMemory, Doorbell};
+use wirepath_nic_defs::mlx5::{CQE_BYTES, CQE_OWNER, MINI_FORMAT_CSUM, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH};
+
+use super::Exchange;
+use super::rx::{Layout, ReceiveMode, ReceivePlace, ReceiveRing, Receiver, Sink, Spread};
+use super::tx::{SendMode, SendPlace, SendRing, Sender};
+use crate::drivers::direct::keys::{Key, Keys};
+use crate::packet::{Batch, Pool};
+use crate::port::{ReceiveQueue, TransmitQueue};
+
+/// Memory as a device shares it.
+pub(super) fn memory(bytes: usize) -> DeviceMemory {
+    let buffer: Arc<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+    // SAFETY: the buffer is kept, aligned to 8, and only reached through views.
+    unsafe { DeviceMemory::new(NonNull::from(&buffer[0]).cast(), bytes, Arc::new(buffer)) }
+}
+
+/// Work requests of the receive rings, and blocks of the send ring.
+const REQUESTS: u32 = 8;
+const BLOCKS: u32 = 64;
+const QUEUE: u32 = 0x2c05;
+const LOG_STRIDES: u32 = 3;
+
+/// Completions as the device writes them.
+struct Writer {
+    ring: DeviceMemory,
+    produced: u32,
+}
+
+impl Writer {
+    /// Writes 64 bytes, and with `honest` the owner bit that makes them an entry.
+    fn write(&mut self, bytes: &[u8], honest: bool) {
+        let entries = (self.ring.bytes() / CQE_BYTES) as u32;
+        let mut entry = [0; CQE_BYTES];
+        let n = bytes.len().min(CQE_BYTES);
+        entry[..n].copy_from_slice(&bytes[..n]);
+        if honest {
+            let owner = ((self.produced / entries) & 1) as u8;
+            entry[CQE_OWNER] = entry[CQE_OWNER] & !1 | owner;
+        }
+        let base = (self.produced % entries) as usize * CQE_BYTES;
+        for (i, word) in entry.as_chunks::<8>().0.iter().enumerate() {
+            self.ring.store64(base + i * 8, u64::from_ne_bytes(*word));
+        }
+        self.produced = self.produced.wrapping_add(1);
+    }
+}
+
+/// Queues of every kind, with a device behind them that has no manners.
+struct Hostile {
+    pool: Pool,
+    receive: Vec<(Receiver, Writer, Arc<Exchange<ReceiveRing>>, ReceiveMode)>,
+    send: Vec<(Sender, Writer, Arc<Exchange<SendRing>>, SendMode)>,
+}
+
+fn receive_ring(pool: &Pool, mode: ReceiveMode) -> (ReceiveRing, Writer) {
+    let segments = match mode.layout {
+        Layout::Linear { .. } => mode.layout.segments(),
+        Layout::Striding { .. } => mode.layout.segments() + 1,
+    };
+    let stride = (16 * segments).next_power_of_two();
+    let completions = memory((mode.layout.buffers() * REQUESTS as usize).next_power_of_two() * CQE_BYTES);
+    let place = ReceivePlace {
+        ring: memory((stride * REQUESTS) as usize),
+        records: memory(8),
+        entries: REQUESTS,
+        stride,
+        completions: completions.clone(),
+        completion_records: memory(8),
+    };
+    let sink = Sink { address: 0x1000, lkey: 3, bytes: 16384 };
+    let blank = pool.blank().in_port(1);
+    let ring = ReceiveRing::new(Spread::new(Box::new(())), 7, sink, place, pool, &blank, mode);
+    (ring.expect("buffers").expect("sizes"), Writer { ring: completions, produced: 0 })
+}
+
+fn send_ring(pool: &Pool, mode: SendMode) -> (SendRing, Writer) {
+    let completions = memory(BLOCKS as usize * CQE_BYTES);
+    let page = memory(4096);
+    let doorbell = |offset| Doorbell::new(&page, offset);
+    let place = SendPlace {
+        ring: memory(BLOCKS as usize * 64),
+        records: memory(8),
+        completions: completions.clone(),
+        completion_records: memory(8),
+        number: QUEUE,
+        doorbells: [doorbell(0x800), doorbell(0x900)],
+    };
+    let keys = Arc::new(Keys::new(Key::new(pool.region(), 7), Vec::new(), Box::new(())));
+    let ring = SendRing::new(Box::new(()), keys, place, mode, 64).expect("sizes");
+    (ring, Writer { ring: completions, produced: 0 })
+}
+
+impl Hostile {
+    /// Queues in every receive mode and with both kinds of send descriptors; `name` of the pool.
+    fn new(name: &str) -> Self {
+        let pool = Pool::new(name, 2048).expect("a pool");
+        let layouts = [
+            (Layout::Linear { buffers: 1 }, None),
+            (Layout::Linear { buffers: 1 }, Some(MINI_FORMAT_HASH)),
+            (Layout::Linear { buffers: 3 }, Some(MINI_FORMAT_CSUM)),
+            (Layout::Striding { log: LOG_STRIDES }, None),
+            (Layout::Striding { log: LOG_STRIDES }, Some(MINI_FORMAT_CSUM_STRIDE)),
+        ];
+        let receive = layouts.map(|(layout, format)| {
+            let mode = ReceiveMode { layout, format, tick: 1 << 32, longest: 1522 };
+            let (ring, writer) = receive_ring(&pool, mode);
+            let exchange = Arc::new(Exchange::new());
+            exchange.hand_out(ring);
+            (Receiver::new(Arc::clone(&exchange), pool.clone(), pool.blank()), writer, exchange, mode)
+        });
+        let send = [false, true].map(|multi_packet| {
+            let mode = SendMode { inline_minimum: 0, inline: 0, multi_packet, max_tso: 65536, tunnels: 7 };
+            let (ring, writer) = send_ring(&pool, mode);
+            let exchange = Arc::new(Exchange::new());
+            exchange.hand_out(ring);
+            (Sender::new(Arc::clone(&exchange), pool.clone(), 1500), writer, exchange, mode)
+        });
+        Self { pool, receive: receive.into(), send: send.into() }
+    }
+
+    /// The device writes what `input` says: for each completion a byte that chooses the queue and whether the owner bit is right, then 64
+    /// bytes of it. Queues that were given up are made anew.
+    fn play(&mut self, input: &[u8]) {
+        for step in input.chunks(1 + CQE_BYTES) {
+            let Some((choice, bytes)) = step.split_first() else { return };
+            let (queue, honest, look) = (usize::from(choice & 7), choice & 8 != 0, choice & 0x10 != 0);
+            if let Some((receiver, writer, exchange, mode)) = self.receive.get_mut(queue) {
+                writer.write(bytes, honest);
+                if !look {
+                    continue;
+                }
+                let mut batch = Batch::new();
+                receiver.receive(&mut batch);
+                for packet in batch.iter() {
+                    assert!(packet.len() <= 1522 && packet.segments().map(<[u8]>::len).sum::<usize>() == packet.len());
+                }
+                if exchange.is_back() {
+                    drop((exchange.collect(), batch));
+                    let (ring, fresh) = receive_ring(&self.pool, *mode);
+                    exchange.hand_out(ring);
+                    *writer = fresh;
+                }
+            } else if let Some((sender, writer, exchange, mode)) = self.send.get_mut(queue - self.receive.len()) {
+                let mut batch = Batch::new();
+                self.pool.take_batch_like(usize::from(choice >> 5), &mut batch, &self.pool.blank().len(60));
+                sender.transmit(&mut batch);
+                writer.write(bytes, honest);
+                sender.reclaim();
+                if exchange.is_back() {
+                    drop(exchange.collect());
+                    let (ring, fresh) = send_ring(&self.pool, *mode);
+                    exchange.hand_out(ring);
+                    *writer = fresh;
+                }
+            }
+        }
+    }
+}
+
+/// Queues of every kind against a device that writes `data`; no buffer may be lost.
+///
+/// # Panics
+/// If something is wrong.
+pub fn play(data: &[u8]) {
+    let mut hostile = Hostile::new("hostile");
+    hostile.play(data);
+    let pool = hostile.pool.clone();
+    drop(hostile);
+    assert_eq!(pool.outstanding(), 0, "buffers were lost");
+}

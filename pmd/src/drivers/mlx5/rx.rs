@@ -1,0 +1,429 @@
+//! Receive queues.
+
+use std::any::Any;
+use std::fmt;
+use std::mem::{swap, take};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use wirepath_memory::DeviceMemory;
+use wirepath_nic_defs::mlx5::RECORD_RECEIVE;
+
+use super::Exchange;
+use super::arrival::{Arrival, Arrivals, Steps};
+use super::cq::CompletionQueue;
+use super::fault::Fault;
+use super::wqe::{Segments, pointer};
+use crate::counters::QueueCounters;
+use crate::drops::DropReason;
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
+use crate::port::ReceiveQueue;
+
+/// Bytes of an Ethernet header.
+const SHORTEST: u32 = 14;
+
+/// Where a receive queue is, as `mlx5dv_init_obj` says.
+#[derive(Debug)]
+pub(super) struct ReceivePlace {
+    /// The work queue.
+    pub(super) ring: DeviceMemory,
+    /// Its doorbell records.
+    pub(super) records: DeviceMemory,
+    /// Work requests.
+    pub(super) entries: u32,
+    /// Bytes of one.
+    pub(super) stride: u32,
+    /// The completion queue, and its doorbell records.
+    pub(super) completions: DeviceMemory,
+    pub(super) completion_records: DeviceMemory,
+}
+
+/// How packets lie in buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// A work request for each packet: so many buffers, and behind them the sink.
+    Linear {
+        /// Buffers.
+        buffers: usize,
+    },
+    /// A work request for 2^`log` strides, each of which is a buffer.
+    Striding {
+        /// Strides, logarithm.
+        log: u32,
+    },
+}
+
+impl Layout {
+    /// Segments that a work request has to have room for.
+    pub(super) const fn segments(self) -> u32 {
+        match self {
+            Self::Linear { buffers } => buffers as u32 + 1,
+            Self::Striding { log } => 1 << log,
+        }
+    }
+
+    /// Buffers of a work request.
+    pub(super) const fn buffers(self) -> usize {
+        match self {
+            Self::Linear { buffers } => buffers,
+            Self::Striding { log } => 1 << log,
+        }
+    }
+
+    /// Segments in front of the first that points to a buffer.
+    const fn lead(self) -> u32 {
+        match self {
+            Self::Linear { .. } => 0,
+            Self::Striding { .. } => 1,
+        }
+    }
+}
+
+/// Memory that frames too long for the port end in: without it, the device would stop the queue for one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sink {
+    pub(super) address: u64,
+    pub(super) lkey: u32,
+    pub(super) bytes: u32,
+}
+
+/// How a receive queue works.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReceiveMode {
+    pub(super) layout: Layout,
+    /// One of `MINI_FORMAT_*`, if completions may be compressed.
+    pub(super) format: Option<u8>,
+    /// From ticks to nanoseconds in 32.32 bits; 0: no timestamps.
+    pub(super) tick: u64,
+    /// Bytes of the longest frame.
+    pub(super) longest: u32,
+}
+
+/// What all receive queues of a port have in common: the rules and queue pairs that spread packets over them, and with these the work
+/// queues. As long as those are there, the device may write to every buffer that was posted, so that the buffers of the queues that go
+/// before are kept here.
+pub(super) struct Spread {
+    _hardware: Box<dyn Any + Send + Sync>,
+    buried: Mutex<Vec<Box<[Packet]>>>,
+}
+
+impl Spread {
+    /// `hardware` is what must be gone before the device lets go of posted buffers.
+    pub(super) fn new(hardware: Box<dyn Any + Send + Sync>) -> Arc<Self> {
+        Arc::new(Self { _hardware: hardware, buried: Mutex::default() })
+    }
+}
+
+impl fmt::Debug for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spread").finish_non_exhaustive()
+    }
+}
+
+/// A receive queue. All its work requests are posted all the time: whoever takes a filled buffer out puts a fresh one in its place, or
+/// leaves it where it is, so that slot and segment of a buffer never change.
+pub(super) struct ReceiveRing {
+    /// Buffers of every work request, in order; the device writes to them.
+    posted: Box<[Packet]>,
+    ring: Segments,
+    records: DeviceMemory,
+    completions: CompletionQueue,
+    mode: ReceiveMode,
+    /// Work requests, and segments from one to the next.
+    entries: u32,
+    distance: u32,
+    arrivals: Arrivals,
+    // Last: the work queue, which the views of its memory keep, goes before the buffers.
+    spread: Arc<Spread>,
+}
+
+impl fmt::Debug for ReceiveRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveRing").field("entries", &self.entries).field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+/// Buffers that a frame of this length needs.
+pub(super) const fn buffers_for(frame: usize) -> usize {
+    frame.div_ceil(DATA_ROOM)
+}
+
+impl ReceiveRing {
+    /// Posts buffers for all work requests, and tells the device. `None` if the sizes do not fit each other; `Err` if the pool runs dry.
+    pub(super) fn new(
+        spread: Arc<Spread>,
+        lkey: u32,
+        sink: Sink,
+        place: ReceivePlace,
+        pool: &Pool,
+        blank: &Blank,
+        mode: ReceiveMode,
+    ) -> Result<Option<Self>, PoolDry> {
+        let layout = mode.layout;
+        let (buffers, lead) = (layout.buffers(), layout.lead());
+        let Some(completions) = CompletionQueue::new(&place.completions, &place.completion_records) else {
+            return Ok(None);
+        };
+        let Some(ring) = Segments::new(&place.ring) else { return Ok(None) };
+        let distance = place.stride / 16;
+        let most = match layout {
+            Layout::Linear { .. } => place.entries,
+            Layout::Striding { log } => place.entries << log,
+        };
+        let fits = place.entries.is_power_of_two()
+            && place.entries <= 1 << 15
+            && u64::from(place.entries) * u64::from(distance) == u64::from(ring.count())
+            && lead + layout.segments() <= distance
+            && completions.count() >= most;
+        if !fits {
+            return Ok(None);
+        }
+        let wanted = place.entries as usize * buffers;
+        let mut posted = Vec::with_capacity(wanted);
+        while posted.len() < wanted {
+            let mut batch = Batch::new();
+            if pool.take_batch_like(wanted - posted.len(), &mut batch, blank) == 0 {
+                return Err(PoolDry { pool: pool.name().to_owned(), wanted });
+            }
+            batch.drain_front(BATCH, |packet| posted.push(packet));
+        }
+        let steps = match layout {
+            // What ends in the sink is told of and dropped.
+            Layout::Linear { buffers } => Steps::Requests { bytes: (buffers * DATA_ROOM) as u32 + sink.bytes },
+            Layout::Striding { log } => Steps::Strides { log },
+        };
+        for request in 0..place.entries {
+            let first = request * distance;
+            (0..distance).for_each(|i| ring.write(first + i, NOTHING));
+            for i in 0..buffers as u32 {
+                let packet = &posted[request as usize * buffers + i as usize];
+                ring.write(first + lead + i, pointer(packet.data().as_ptr() as u64, lkey, DATA_ROOM as u32));
+            }
+            match layout {
+                Layout::Linear { .. } => {
+                    ring.write(first + buffers as u32, pointer(sink.address, sink.lkey, sink.bytes));
+                }
+                Layout::Striding { .. } => ring.write(first, [0, 0]),
+            }
+        }
+        let this = Self {
+            posted: posted.into(),
+            ring,
+            records: place.records,
+            completions,
+            mode,
+            entries: place.entries,
+            distance,
+            arrivals: Arrivals::new(steps, most, mode.format, mode.tick),
+            spread,
+        };
+        this.publish(0);
+        Ok(Some(this))
+    }
+
+    /// The segment of a slot.
+    #[inline(always)]
+    fn segment(&self, slot: u32) -> u32 {
+        match self.mode.layout {
+            Layout::Linear { buffers: 1 } => slot * self.distance,
+            Layout::Linear { buffers } => slot / buffers as u32 * self.distance + slot % buffers as u32,
+            Layout::Striding { log } => (slot >> log) * self.distance + 1 + (slot & ((1 << log) - 1)),
+        }
+    }
+
+    /// Tells the device that everything up to this step is posted once more.
+    #[inline(always)]
+    fn publish(&self, step: u32) {
+        let request = match self.mode.layout {
+            Layout::Linear { .. } => step,
+            Layout::Striding { log } => step >> log,
+        };
+        let head = request.wrapping_add(self.entries) & 0xffff;
+        self.records.store32_release(4 * RECORD_RECEIVE, head.to_be());
+    }
+
+    /// Hands over what is known and puts as many buffers in their place. Returns packets and bytes.
+    #[inline(always)]
+    fn hand_over(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
+        let moved = if self.arrivals.known().is_empty() { (0, 0) } else { self.hand_over_some(batch, supply) };
+        let step = self.arrivals.clear();
+        self.publish(step);
+        moved
+    }
+
+    #[inline(always)]
+    fn hand_over_some(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
+        let n = self.arrivals.known().len();
+        let start = batch.len();
+        let got = supply.pool.take_batch_like(n, batch, supply.blank);
+        let (mut used, mut bytes) = (0, 0);
+        let (mask, per_step) = match self.mode.layout {
+            Layout::Linear { buffers } => (self.entries - 1, buffers as u32),
+            Layout::Striding { log } => ((self.entries << log) - 1, 1),
+        };
+        for i in 0..n {
+            let arrival = self.arrivals.known()[i];
+            let slot = (arrival.at & mask) * per_step;
+            let free = if used < got { batch.as_mut_slice().get_mut(start + used) } else { None };
+            let (true, Some(packet)) = (arrival.len.wrapping_sub(SHORTEST) <= self.mode.longest - SHORTEST, free)
+            else {
+                supply.drop_one(arrival, self.mode.longest);
+                continue;
+            };
+            self.exchange(slot, packet);
+            if arrival.len as usize <= DATA_ROOM {
+                arrival.describe(packet);
+            } else if !self.chain(slot, packet, arrival, supply) {
+                // As many bytes as there were buffers are of no use; its own buffer is a fresh one again.
+                let _ = packet.set_data(HEADROOM, 0);
+                supply.drop_one(arrival, self.mode.longest);
+                continue;
+            }
+            bytes += u64::from(arrival.len);
+            used += 1;
+        }
+        if used < got {
+            give_back(batch, got - used);
+        }
+        (used as u64, bytes)
+    }
+
+    /// Takes the buffer of a slot out and puts a fresh one in its place.
+    #[inline(always)]
+    fn exchange(&mut self, slot: u32, packet: &mut Packet) {
+        let segment = self.segment(slot);
+        let posted = &mut self.posted[slot as usize];
+        swap(packet, posted);
+        self.ring.at(segment)[1].store((posted.data().as_ptr() as u64).to_be(), Ordering::Relaxed);
+    }
+
+    /// Hangs the further buffers of a long packet on its first, which was taken out already; all or, if the pool has too few, none.
+    #[inline(never)]
+    fn chain(&mut self, slot: u32, first: &mut Packet, arrival: Arrival, supply: &Supply<'_>) -> bool {
+        let wanted = buffers_for(arrival.len as usize);
+        let mut fresh = Batch::new();
+        if supply.pool.take_batch_like(wanted - 1, &mut fresh, supply.blank) < wanted - 1 {
+            return false;
+        }
+        if !first.set_data(HEADROOM, DATA_ROOM) {
+            return false;
+        }
+        let mut left = arrival.len as usize - DATA_ROOM;
+        for i in 1..wanted as u32 {
+            let Some(mut segment) = fresh.pop() else { return false };
+            self.exchange(slot + i, &mut segment);
+            let here = left.min(DATA_ROOM);
+            left -= here;
+            if !segment.set_data(HEADROOM, here) || first.append_segment(segment).is_err() {
+                return false;
+            }
+        }
+        arrival.note(first);
+        true
+    }
+}
+
+/// The end of a list of segments, in memory.
+const NOTHING: [u64; 2] = pointer(0, wirepath_nic_defs::mlx5::INVALID_LKEY, 0);
+
+impl Drop for ReceiveRing {
+    fn drop(&mut self) {
+        let posted = take(&mut self.posted);
+        self.spread.buried.lock().unwrap_or_else(PoisonError::into_inner).push(posted);
+    }
+}
+
+/// Drops the last `n` packets, which nobody filled.
+#[cold]
+fn give_back(batch: &mut Batch, n: usize) {
+    for _ in 0..n {
+        drop(batch.pop());
+    }
+}
+
+/// The pool had too few buffers to fill a ring.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a receive ring takes {wanted} buffers, which pool '{pool}' does not have left; a smaller `depth` or `mtu` needs fewer"
+)]
+pub(super) struct PoolDry {
+    pool: String,
+    /// Buffers that the ring takes.
+    wanted: usize,
+}
+
+/// Where buffers come from, and what is counted.
+struct Supply<'a> {
+    pool: &'a Pool,
+    blank: &'a Blank,
+    counters: &'a QueueCounters,
+}
+
+impl Supply<'_> {
+    /// Counts a packet whose buffer stays posted.
+    #[cold]
+    fn drop_one(&self, arrival: Arrival, longest: u32) {
+        self.counters.drops.add(
+            match arrival.len {
+                0..SHORTEST => DropReason::TooShort,
+                len if len > longest => DropReason::TooLong,
+                _ => DropReason::NoBuffer,
+            },
+            1,
+        );
+    }
+}
+
+/// Receives packets for one worker.
+pub(super) struct Receiver {
+    ring: Option<ReceiveRing>,
+    exchange: Arc<Exchange<ReceiveRing>>,
+    counters: Arc<QueueCounters>,
+    pool: Pool,
+    blank: Blank,
+}
+
+impl Receiver {
+    /// Receives by the ring that waits in `exchange`, whose buffers come from `pool`.
+    pub(super) fn new(exchange: Arc<Exchange<ReceiveRing>>, pool: Pool, blank: Blank) -> Self {
+        let mut ring = None;
+        exchange.visit(&mut ring);
+        Self { ring, exchange, counters: Arc::default(), pool, blank }
+    }
+
+    #[cold]
+    fn give_up(&mut self, fault: Fault) {
+        self.counters.drops.add(DropReason::BadDescriptor, 1);
+        self.exchange.give_up(&mut self.ring, fault);
+    }
+}
+
+impl ReceiveQueue for Receiver {
+    #[inline]
+    fn receive(&mut self, batch: &mut Batch) {
+        if self.exchange.calls() {
+            self.exchange.visit(&mut self.ring);
+        }
+        let Some(ring) = &mut self.ring else { return self.counters.empty.add(1) };
+        let looked = ring.arrivals.look(&mut ring.completions, batch.space());
+        if let Ok(false) = looked
+            && ring.arrivals.known().is_empty()
+        {
+            return self.counters.empty.add(1);
+        }
+        let supply = Supply { pool: &self.pool, blank: &self.blank, counters: &self.counters };
+        let (packets, bytes) = ring.hand_over(batch, &supply);
+        self.counters.count_burst(packets, bytes);
+        if let Err(fault) = looked {
+            self.give_up(fault);
+        }
+    }
+
+    fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

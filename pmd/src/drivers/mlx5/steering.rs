@@ -1,0 +1,79 @@
+//! Which frames come in, and how they are spread.
+//!
+//! The device hashes the headers of one class of packets at a time, so that each class has a queue pair of its own, all over the same
+//! table, and a rule that sends its packets there. What belongs to no class, such as ARP, goes to the first queue without a hash.
+
+use wirepath_verbs::{
+    FlowMatch, FlowRule, FlowSpec, HashFields, IndirectionTable, ProtectionDomain, Result, RssQp, WorkQueue,
+};
+
+/// The hash key of Microsoft's specification of receive-side scaling.
+const KEY: [u8; 40] = [
+    0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca, 0x2b,
+    0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac,
+    0x01, 0xfa,
+];
+/// Entries of an indirection table for a number of queues that is no power of two.
+const TABLE: usize = 64;
+/// Priorities: the more headers a class names, the earlier.
+const TRANSPORT: u16 = 0;
+const NETWORK: u16 = 1;
+const REST: u16 = 2;
+const GROUP: [u8; 6] = [1, 0, 0, 0, 0, 0];
+
+/// Which frames a port receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// All.
+    Everybodys,
+    /// Those to this address, and to groups.
+    Ours([u8; 6]),
+}
+
+/// Classes of packets: what their headers are, and what is hashed.
+fn classes() -> [(&'static [FlowSpec], HashFields, u16); 6] {
+    use FlowSpec::{Ipv4, Ipv6, Tcp, Udp};
+    [
+        (&[Ipv4, Tcp], HashFields::IPV4 | HashFields::TCP, TRANSPORT),
+        (&[Ipv4, Udp], HashFields::IPV4 | HashFields::UDP, TRANSPORT),
+        (&[Ipv6, Tcp], HashFields::IPV6 | HashFields::TCP, TRANSPORT),
+        (&[Ipv6, Udp], HashFields::IPV6 | HashFields::UDP, TRANSPORT),
+        (&[Ipv4], HashFields::IPV4, NETWORK),
+        (&[Ipv6], HashFields::IPV6, NETWORK),
+    ]
+}
+
+/// Rules that are in force; each keeps the queue pair that its packets go to, and with it tables and queues.
+pub(super) type Rules = Vec<FlowRule>;
+
+/// Spreads the packets of a port over its queues. They come from here on.
+pub(super) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, whose: Whose) -> Result<Rules> {
+    // A power of two of entries, so that every queue gets as much as another where their number is one.
+    let entries =
+        if queues.len().is_power_of_two() { queues.len() } else { TABLE.max(queues.len().next_power_of_two()) };
+    let table: Vec<_> = queues.iter().cloned().cycle().take(entries).collect();
+    let table = IndirectionTable::new(&table)?;
+    let rest = IndirectionTable::new(&queues[..1])?;
+    let rest = RssQp::new(domain, &rest, HashFields::NONE, &KEY)?;
+    let ethernet = match whose {
+        Whose::Everybodys => FlowSpec::ANY,
+        Whose::Ours(destination) => FlowSpec::Ethernet { destination, mask: [0xff; 6] },
+    };
+    // The rest first: until the last rule is there, its queue gets what the others are for.
+    let mut rules = Vec::new();
+    match whose {
+        Whose::Everybodys => rules.push(FlowRule::new(&rest, port, 0, &FlowMatch::AllDefault)?),
+        Whose::Ours(_) => {
+            // A device puts rules for groups alone behind all others, whatever their priority, so that no class can be told there.
+            let group = FlowSpec::Ethernet { destination: GROUP, mask: GROUP };
+            rules.push(FlowRule::new(&rest, port, REST, &FlowMatch::Headers(vec![group]))?);
+            rules.push(FlowRule::new(&rest, port, REST, &FlowMatch::Headers(vec![ethernet]))?);
+        }
+    }
+    for (headers, fields, priority) in classes() {
+        let pair = RssQp::new(domain, &table, fields, &KEY)?;
+        let specs = std::iter::once(ethernet).chain(headers.iter().copied()).collect();
+        rules.push(FlowRule::new(&pair, port, priority, &FlowMatch::Headers(specs))?);
+    }
+    Ok(rules)
+}

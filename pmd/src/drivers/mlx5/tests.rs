@@ -1,0 +1,342 @@
+//! Rings against a device that is played here, in plain memory: what is written to it word by word, and what it may write.
+
+use std::sync::Arc;
+
+use wirepath_memory::{DeviceMemory, Doorbell};
+use wirepath_nic_defs::mlx5::*;
+
+use super::Exchange;
+use super::arrival::{Arrivals, Steps};
+use super::cq::CompletionQueue;
+use super::fault::Fault;
+use super::hostile::{self, memory};
+use super::tx::{SendMode, SendPlace, SendRing, Sender};
+use crate::drivers::direct::keys::{Key, Keys};
+use crate::drops::DropReason;
+use crate::packet::offload::Flags;
+use crate::packet::{Batch, L3, L4, Packet, Pool};
+use crate::port::TransmitQueue;
+
+const LKEY: u32 = 0x4711;
+const QUEUE: u32 = 0x123;
+const POINTERS: SendMode = SendMode { inline_minimum: 0, inline: 0, multi_packet: false, max_tso: 1 << 18, tunnels: 7 };
+
+/// A send queue and the device's side of it.
+struct Transmit {
+    ring: DeviceMemory,
+    records: DeviceMemory,
+    page: DeviceMemory,
+    completions: DeviceMemory,
+    produced: u32,
+    queue: Sender,
+    exchange: Arc<Exchange<SendRing>>,
+    pool: Pool,
+}
+
+fn transmit(blocks: u32, mode: SendMode) -> Transmit {
+    let pool = Pool::new("tx", 600).unwrap();
+    let completions = memory(blocks as usize * CQE_BYTES);
+    let (ring, records, page) = (memory(blocks as usize * 64), memory(8), memory(4096));
+    let place = SendPlace {
+        ring: ring.clone(),
+        records: records.clone(),
+        completions: completions.clone(),
+        completion_records: memory(8),
+        number: QUEUE,
+        doorbells: [0x800, 0x900].map(|at| Doorbell::new(&page, at)),
+    };
+    let keys = Arc::new(Keys::new(Key::new(pool.region(), LKEY), Vec::new(), Box::new(())));
+    let exchange = Arc::new(Exchange::new());
+    exchange.hand_out(SendRing::new(Box::new(()), keys, place, mode, 256).unwrap());
+    let queue = Sender::new(Arc::clone(&exchange), pool.clone(), 9000);
+    Transmit { ring, records, page, completions, produced: 0, queue, exchange, pool }
+}
+
+impl Transmit {
+    fn packet(&self, len: usize) -> Packet {
+        let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+        let mut packet = self.pool.take().unwrap();
+        assert!(packet.extend_from_slice(&bytes, &self.pool));
+        packet
+    }
+
+    fn send(&mut self, packets: impl IntoIterator<Item = Packet>) -> usize {
+        let mut batch: Batch = packets.into_iter().collect();
+        let before = batch.len();
+        self.queue.transmit(&mut batch);
+        before - batch.len()
+    }
+
+    /// Bytes of the ring from a block on.
+    fn bytes(&self, block: usize, count: usize) -> Vec<u8> {
+        (0..count / 8).flat_map(|i| self.ring.load64((block * 64 + i * 8) % self.ring.bytes()).to_ne_bytes()).collect()
+    }
+
+    /// Blocks that the record tells of.
+    fn posted(&self) -> u32 {
+        u32::from_be(self.records.load32(4))
+    }
+
+    fn complete(&mut self, opcode: u8, position: u16, syndrome: u8) {
+        let base = self.produced as usize % (self.completions.bytes() / CQE_BYTES) * CQE_BYTES;
+        let owner = ((self.produced as usize / (self.completions.bytes() / CQE_BYTES)) & 1) as u64;
+        self.completions.store64(base + 0x30, u64::from(syndrome).to_be());
+        let tail = u64::from(QUEUE) << 32 | u64::from(position) << 16 | u64::from(opcode) << 4 | owner;
+        self.completions.store64(base + 0x38, tail.to_be());
+        self.produced += 1;
+    }
+}
+
+fn words(text: &[u32]) -> Vec<u8> {
+    text.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+#[test]
+fn a_descriptor_is_as_the_documents_show_it() {
+    let mut it = transmit(64, POINTERS);
+    let five: Vec<_> = (0..5).map(|_| it.packet(60)).collect();
+    assert_eq!(it.send(five), 5);
+    let mut packet = it.packet(100);
+    let mut layers = packet.layers();
+    (layers.l2_len, layers.l3_len, layers.l4_len) = (14, 20, 8);
+    packet.set_layers(layers.with_kinds(L3::Ipv4, L4::Udp, L3::Other));
+    packet.set_flags(Flags::TX_L3_CHECKSUM.with(Flags::TX_L4_CHECKSUM));
+    let at = packet.data().as_ptr() as u64;
+    assert_eq!(it.send([packet]), 1);
+    let want = [0x0000_050a, 0x0001_2303, 8, 0, 0, 0xc000_0000, 0, 0, 100, LKEY, (at >> 32) as u32, at as u32];
+    assert_eq!(it.bytes(5, 48), words(&want));
+    assert_eq!(it.posted(), 6);
+    // Registers take turns; each gets the first eight bytes of the last descriptor.
+    assert_eq!(it.page.load64(0x800).to_ne_bytes(), words(&[0x0000_040a, 0x0001_2303])[..]);
+    assert_eq!(it.page.load64(0x900).to_ne_bytes(), words(&[0x0000_050a, 0x0001_2303])[..]);
+    // Of the first burst only the last asked for a completion.
+    let asks: Vec<u8> = (0..5).map(|block| it.bytes(block, 16)[11]).collect();
+    assert_eq!(asks, [0, 0, 0, 0, CONTROL_COMPLETE]);
+    it.complete(CQE_REQUEST, 4, 0);
+    it.queue.reclaim();
+    assert_eq!(it.pool.outstanding(), 1, "one completion stands for all before it");
+}
+
+#[test]
+fn several_packets_share_a_descriptor_over_the_end_of_the_ring() {
+    let mut it = transmit(64, SendMode { multi_packet: true, ..POINTERS });
+    let mut block = 0usize;
+    for round in 0..40 {
+        let packets: Vec<_> = (0..7).map(|i| it.packet(60 + i)).collect();
+        let places: Vec<_> = packets.iter().map(|packet| packet.data().as_ptr() as u64).collect();
+        assert_eq!(it.send(packets), 7);
+        let bytes = it.bytes(block, (2 + 7) * 16);
+        let index = block as u32 & 0xffff;
+        assert_eq!(bytes[..16], words(&[index << 8 | 0x29, QUEUE << 8 | 9, 8, 0]), "round {round}");
+        for (i, at) in places.iter().enumerate() {
+            let want = words(&[60 + i as u32, LKEY, (at >> 32) as u32, *at as u32]);
+            assert_eq!(bytes[32 + i * 16..48 + i * 16], want);
+        }
+        it.complete(CQE_REQUEST, block as u16, 0);
+        it.queue.reclaim();
+        assert_eq!(it.pool.outstanding(), 0);
+        block += 3;
+        assert_eq!(it.posted(), block as u32);
+    }
+    // A full ring leaves the rest: 32 packets take nine blocks.
+    let mut sent = 0;
+    for _ in 0..10 {
+        let more: Vec<_> = (0..32).map(|_| it.packet(60)).collect();
+        sent += it.send(more);
+    }
+    assert!((200..256).contains(&sent), "{sent}");
+}
+
+#[test]
+fn headers_lie_in_the_descriptor_where_the_device_wants_them() {
+    let mut it = transmit(64, SendMode { inline_minimum: 18, ..POINTERS });
+    let mut tagged = it.packet(60);
+    tagged.set_vlan(0xb064);
+    let (short, plain) = (it.packet(15), it.packet(60));
+    let at = plain.data().as_ptr() as u64;
+    assert_eq!(it.send([plain, tagged, short]), 3);
+    let bytes = it.bytes(0, 64);
+    assert_eq!((bytes[7], &bytes[28..30]), (4, &[0, 18][..]));
+    assert_eq!(bytes[30..48], (0..18).collect::<Vec<u8>>());
+    assert_eq!(bytes[48..], words(&[42, LKEY, ((at + 18) >> 32) as u32, (at + 18) as u32]));
+    // The tag is in the header, as there is no place for both.
+    let bytes = it.bytes(1, 64);
+    assert_eq!(bytes[30 + 10..48], [10, 11, 0x81, 0, 0xb0, 0x64, 12, 13]);
+    // Padded, and nothing is left to point to.
+    let bytes = it.bytes(2, 48);
+    assert_eq!((bytes[7], bytes[30 + 14], bytes[30 + 15]), (3, 14, 0));
+}
+
+#[test]
+fn an_error_ends_the_queue_and_says_why() {
+    let mut it = transmit(64, POINTERS);
+    let packets: Vec<_> = (0..3).map(|_| it.packet(60)).collect();
+    assert_eq!(it.send(packets), 3);
+    it.complete(CQE_REQUEST_ERROR, 1, SYNDROME_LOCAL_PROTECTION);
+    it.queue.reclaim();
+    let fault = it.exchange.fault().unwrap();
+    assert_eq!(fault, Fault::Refused { syndrome: 4, vendor: 0, position: 1 });
+    assert!(fault.to_string().ends_with("a key or address outside the registered memory"), "{fault}");
+    assert_eq!(it.queue.counters().drops.get(DropReason::TxError), 3);
+    drop(it.exchange.collect());
+    assert_eq!(it.pool.outstanding(), 0);
+}
+
+/// A completion ring as a device writes it.
+struct Played {
+    ring: DeviceMemory,
+    records: DeviceMemory,
+    produced: u32,
+}
+
+impl Played {
+    const ENTRIES: u32 = 64;
+
+    fn new() -> Self {
+        Self { ring: memory(Self::ENTRIES as usize * CQE_BYTES), records: memory(8), produced: 0 }
+    }
+
+    fn store(&self, slot: u32, offset: usize, word: u64) {
+        self.ring.store64((slot % Self::ENTRIES) as usize * CQE_BYTES + offset, word.to_be());
+    }
+
+    /// An entry; `format` as in its last byte.
+    fn entry(&mut self, slot: u32, format: u8, position: u32, bytes: u32, request: u32) {
+        self.store(slot, 0x00, u64::from(request) << 32);
+        self.store(slot, 0x08, 0x5555);
+        self.store(slot, 0x10, 0x44 << 56);
+        self.store(slot, 0x18, 0x0700_0000);
+        self.store(slot, 0x28, bytes.into());
+        let owner = u64::from((slot / Self::ENTRIES) & 1);
+        let last = CqeOwner(0).with_opcode(CQE_RESPONDER_SEND).with_format(format).0;
+        self.store(slot, 0x38, u64::from(position & 0xffff) << 16 | u64::from(last) | owner);
+    }
+
+    /// A session of `count` packets whose minis begin with `said` and then tell a length.
+    fn session(&mut self, count: u32, position: u32, request: u32, mini: impl Fn(u32) -> (u32, u32)) {
+        for i in 0..count {
+            let (said, bytes) = mini(i);
+            let slot = self.produced + if i < 8 { 1 } else { i / 8 * 8 };
+            self.store(slot, (i % 8) as usize * 8, u64::from(said) << 32 | u64::from(bytes));
+        }
+        self.entry(self.produced, FORMAT_COMPRESSED, position, count, request);
+        self.produced += count;
+    }
+}
+
+/// Reads everything, `room` packets at a time: lengths and steps.
+fn read(arrivals: &mut Arrivals, queue: &mut CompletionQueue, room: usize) -> Result<Vec<(u32, u32)>, Fault> {
+    let mut all = Vec::new();
+    while arrivals.look(queue, room)? {
+        assert!(arrivals.known().len() <= room);
+        all.extend(arrivals.known().iter().map(|arrival| (arrival.len, arrival.at)));
+        arrivals.clear();
+    }
+    Ok(all)
+}
+
+#[test]
+fn sessions_of_every_length_are_read_in_any_portions() {
+    for (format, room) in [(MINI_FORMAT_HASH, 64), (MINI_FORMAT_CSUM, 7), (MINI_FORMAT_HASH, 3), (MINI_FORMAT_CSUM, 64)]
+    {
+        let mut device = Played::new();
+        let mut queue = CompletionQueue::new(&device.ring, &device.records).unwrap();
+        let mut arrivals = Arrivals::new(Steps::Requests { bytes: 2048 }, Played::ENTRIES, Some(format), 0);
+        let mut step = 0;
+        for count in (2..=64).chain([2, 9, 64, 17]) {
+            // Plain ones to the end of the ring where the session would go over it.
+            while device.produced % Played::ENTRIES + count > Played::ENTRIES {
+                device.entry(device.produced, FORMAT_NONE, step, 77, 0);
+                device.produced += 1;
+                assert_eq!(read(&mut arrivals, &mut queue, room).unwrap(), [(77, step)]);
+                step += 1;
+            }
+            device.session(count, step, 0, |i| (0x1000 + i, 60 + i));
+            let got = read(&mut arrivals, &mut queue, room).unwrap();
+            assert_eq!(got, (0..count).map(|i| (60 + i, step + i)).collect::<Vec<_>>(), "{count}");
+            step += count;
+            assert_eq!(u32::from_be(device.records.load32(0)), device.produced, "published when it is read");
+        }
+    }
+}
+
+#[test]
+fn strides_fillers_and_their_sessions() {
+    let mut device = Played::new();
+    let mut queue = CompletionQueue::new(&device.ring, &device.records).unwrap();
+    let mut arrivals = Arrivals::new(Steps::Strides { log: 3 }, Played::ENTRIES, Some(MINI_FORMAT_CSUM_STRIDE), 0);
+    let strides = |strides, length| StrideCount(0).with_strides(strides).with_length(length).0;
+    // Two strides, then five single ones in a session, and a filler for the last.
+    device.entry(0, FORMAT_NONE, 0, strides(2, 3000), 0);
+    device.produced = 1;
+    device.session(5, 2, 0, |i| (2 + i, strides(1, 60 + i)));
+    device.entry(6, FORMAT_NONE, 7, StrideCount(strides(1, 0)).with_filler(1).0, 0);
+    device.entry(7, FORMAT_NONE, 0, strides(8, 16384), 1);
+    device.produced = 8;
+    let got = read(&mut arrivals, &mut queue, 64).unwrap();
+    assert_eq!(got, [(3000, 0), (60, 2), (61, 3), (62, 4), (63, 5), (64, 6), (16384, 8)]);
+    assert_eq!(arrivals.clear(), 16);
+}
+
+#[test]
+fn sessions_and_strides_that_cannot_be_are_seen() {
+    let strided = Steps::Strides { log: 3 };
+    let linear = Steps::Requests { bytes: 2048 };
+    let strides = |strides, length| StrideCount(0).with_strides(strides).with_length(length).0;
+    let try_session = |steps, format, count, position, request, mini: &dyn Fn(u32) -> (u32, u32)| {
+        let mut device = Played::new();
+        let mut queue = CompletionQueue::new(&device.ring, &device.records).unwrap();
+        let mut arrivals = Arrivals::new(steps, Played::ENTRIES, format, 0);
+        for i in 0..8 {
+            let (said, bytes) = mini(i);
+            device.store(1, i as usize * 8, u64::from(said) << 32 | u64::from(bytes));
+        }
+        device.entry(0, FORMAT_COMPRESSED, position, count, request);
+        read(&mut arrivals, &mut queue, 64).err()
+    };
+    let hash = Some(MINI_FORMAT_HASH);
+    let good = |i| (i, 60);
+    for count in [0, 1, 65, 1 << 16, u32::MAX] {
+        assert_eq!(try_session(linear, hash, count, 0, 0, &good), Some(Fault::BadSession), "{count}");
+    }
+    assert_eq!(try_session(linear, hash, 4, 0, 0, &good), None);
+    assert_eq!(try_session(linear, None, 4, 0, 0, &good), Some(Fault::UnknownType), "not asked for");
+    assert_eq!(try_session(linear, hash, 4, 1, 0, &good), Some(Fault::OutOfOrder));
+    assert_eq!(try_session(linear, hash, 4, 0, 0, &|i| (0, if i == 2 { 0 } else { 60 })), Some(Fault::BadLength));
+    assert_eq!(try_session(linear, hash, 12, 0, 0, &good), Some(Fault::BadLength), "an array nobody wrote");
+    let stride = Some(MINI_FORMAT_CSUM_STRIDE);
+    let good = |i| (i, strides(1, 60));
+    assert_eq!(try_session(strided, stride, 4, 0, 0, &good), None);
+    assert_eq!(try_session(strided, stride, 4, 0, 3, &good), Some(Fault::OutOfOrder), "another work request");
+    assert_eq!(try_session(strided, stride, 4, 0, 0, &|i| (i * 9, strides(1, 60))), Some(Fault::OutOfOrder));
+    assert_eq!(try_session(strided, stride, 4, 0, 0, &|i| (i, strides(9, 60))), Some(Fault::BadLength));
+    assert_eq!(try_session(strided, stride, 4, 0, 0, &|i| (i, strides(0, 60))), Some(Fault::BadLength));
+    assert_eq!(try_session(strided, stride, 4, 0, 0, &|i| (i, strides(1, 2049))), Some(Fault::BadLength));
+    assert_eq!(try_session(strided, stride, 4, 0, 0, &|i| (i, strides(1, 0))), Some(Fault::BadLength));
+}
+
+#[test]
+fn whatever_a_device_writes_no_buffer_is_lost() {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for _ in 0..300 {
+        let mut data = Vec::new();
+        for _ in 0..40 {
+            let mut step: Vec<u8> = (0..65).map(|_| random() as u8).collect();
+            // Mostly what gets past the first checks.
+            step[0] |= 8;
+            step[1 + CQE_OWNER] = [0x20, 0x2c, 0x2c, 0x00, 0xe0, 0xd0, 0x20, 0x90][random() as usize % 8];
+            if random() & 3 != 0 {
+                step[0x2d..0x2d + 3].fill(0);
+                step[1 + 0x3c..1 + 0x3e].fill(0);
+            }
+            data.extend(step);
+        }
+        hostile::play(&data);
+    }
+}
