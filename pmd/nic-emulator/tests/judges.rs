@@ -30,7 +30,7 @@ fn compile(folder: &tempfile::TempDir, name: &str) -> PathBuf {
         .args(["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(&program)
         .arg(source)
-        .args(["-lmana", "-libverbs"])
+        .args(["-lmana", "-lmlx5", "-libverbs"])
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -101,6 +101,40 @@ fn a_c_program_against_manadv_in_every_way() {
             has("is not a multiple of 32 bytes");
             has("backwards, or an overrun");
             has("which this context does not have");
+        }
+    }
+}
+
+#[test]
+fn a_c_program_against_mlx5dv_in_every_way() {
+    require!(
+        Need::Program("cc"),
+        Need::File("/usr/include/infiniband/mlx5dv.h"),
+        Need::File("/etc/libibverbs.d/mlx5.driver")
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&folder, "mlx5dv");
+    for device in ["", "cqe_version = 0\n", "doorbell_pages = 'static'\n"] {
+        let topology = format!("[[device]]\nkind = 'mlx5'\n{device}[[device.port]]\nlink = 'loop'\n");
+        let launch = launch::prepare(&format!("log = 'nic.log'\n{topology}"));
+        for (abi, doorbells) in WAYS {
+            // Doorbell pages that are objects need the ioctl form.
+            if abi == "write" && !device.contains("static") {
+                continue;
+            }
+            let ran = run(&launch, &program, &[], &[(launch::ABI, abi), (launch::DOORBELLS, doorbells)]);
+            assert!(ran.success, "{device}{abi}, {doorbells}: {}{}\n{}", ran.stdout, ran.stderr, ran.log);
+            assert_eq!(ran.stdout, "all good\n");
+            // Each refusal has its reason, with device, queue and descriptor.
+            let has = |text: &str| assert!(ran.log.contains(text), "{abi}, {doorbells}: no {text:?} in\n{}", ran.log);
+            has("its index is 0x4d, and it lies at 0x0");
+            has("opcode 0x7f");
+            has("0 segments");
+            has("16 blocks long, and the record posted 1");
+            has("an inline header of 1000 bytes reaches beyond the descriptor");
+            has("a packet of 5 bytes");
+            has("IPv4 and IPv6 in one hash");
+            has("with a key of 39 bytes");
         }
     }
 }
