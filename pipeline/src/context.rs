@@ -202,7 +202,7 @@ impl<'a> Context<'a> {
 }
 
 impl Core {
-    #[cold]
+    #[inline(never)]
     fn hold(&mut self, port: PortId, mut packet: Packet) {
         packet.set_out_port(port);
         self.held.push(packet);

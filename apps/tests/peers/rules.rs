@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wirepath_testlab::{FramePort, eventually, judge};
+use wirepath_testlab::{FramePort, Lab, Need, eventually, judge, require};
 
 use crate::l2fwd::{Star, address, star};
 use crate::program::{Program, Summary};
@@ -254,4 +254,40 @@ pub(crate) fn gateway_list(way: Way) {
     assert_eq!((packets(&summary, "7777"), packets(&summary, "7778")), (1, 1));
     assert!(packets(&summary, "icmp type 8") >= 1, "counted behind encapsulation: {}", summary.json);
     assert_eq!(summary.drops("ruled"), 2);
+}
+
+/// On a TAP device `kernel` gives the packet back, as the rule has changed it: a datagram that the kernel sends away comes to its own
+/// socket.
+#[test]
+fn tap_gives_back_what_a_rule_has_changed() {
+    require!(all Need::LAB);
+    let lab = Lab::new("rules-tap");
+    let host = lab.namespace("host");
+    let config = "[[port]]\nname = \"t\"\ndriver = \"tap\"\ndevice = \"tap0\"\n[[port]]\nname = \"sink\"\ndriver = \"null\"\n\
+                  [[rule]]\nrule = \"ingress: port id t / ipv4 dst 10.4.0.2 / udp dst 5000 => set ipv4 src 10.4.0.2, set ipv4 dst 10.4.0.1, \
+                  set eth dst 02:00:00:00:04:01, set eth src 02:00:00:00:04:02, count, kernel\"\n";
+    let mut program = Program::start(&host, L2FWD, config);
+    assert!(eventually(PATIENCE, || program.running() && host.run(&["ip", "link", "show", "tap0"]).success));
+    host.ip("link set tap0 address 02:00:00:00:04:01");
+    host.ip("link set tap0 up");
+    host.ip("addr add 10.4.0.1/24 dev tap0");
+    host.ip("neigh add 10.4.0.2 lladdr 02:00:00:00:04:02 dev tap0 nud permanent");
+    host.inside(|| {
+        let socket = std::net::UdpSocket::bind("10.4.0.1:5000").expect("bound");
+        socket.set_read_timeout(Some(Duration::from_millis(200))).expect("set");
+        let mut bytes = [0; 64];
+        let mut from = None;
+        let came = eventually(PATIENCE, || {
+            socket.send_to(b"there and back", "10.4.0.2:5000").expect("sent");
+            from = socket.recv_from(&mut bytes).ok();
+            from.is_some()
+        });
+        assert!(came, "the kernel gets it");
+        assert_eq!(
+            from.map(|(n, from)| (bytes[..n].to_vec(), from.to_string())),
+            Some((b"there and back".to_vec(), "10.4.0.2:5000".to_owned()))
+        );
+    });
+    let summary = program.stop();
+    assert!(packets(&summary, "kernel") >= 1 && summary.number("to_kernel") >= 1, "{}", summary.json);
 }

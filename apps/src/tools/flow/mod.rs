@@ -95,7 +95,7 @@ pub struct CheckArguments {
     #[command(flatten)]
     input: InputArguments,
 
-    /// Print the rules as [[rule]] tables
+    /// Print the rules as tables of TOML
     #[arg(long, conflicts_with = "json")]
     toml: bool,
 
@@ -156,7 +156,7 @@ Examples:
 pub enum FormName {
     /// One rule on each line
     Text,
-    /// [[rule]] tables
+    /// Tables of TOML
     Toml,
     /// An array
     Json,

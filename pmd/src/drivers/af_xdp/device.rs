@@ -10,6 +10,7 @@ use wirepath_memory::ring::RingSize;
 use super::attach::{self, Attached, Request};
 use super::bpf::Program;
 use super::chunks::{CHUNK, Chunks};
+use super::classify::Entry;
 use super::flight::Flight;
 use super::posted::Posted;
 use super::receive::{Buffers, Channel, Leaves, Receive};
@@ -50,6 +51,8 @@ pub(super) struct AfXdpDevice {
     /// The rules that this port was told last.
     told: Vec<Rule>,
     counters: Counters,
+    /// What the program decides at present.
+    entries: Vec<Entry>,
     /// Made when the first frame is injected.
     injector: Option<Program>,
 }
@@ -132,6 +135,7 @@ impl AfXdpDevice {
             notes: Vec::new(),
             told: Vec::new(),
             counters: Counters::default(),
+            entries: Vec::new(),
             injector: None,
         })
     }
@@ -287,6 +291,7 @@ impl AfXdpDevice {
         self.counters.assign(&self.told, &mut decided);
         let request = self.request(native, got.fragments, &decided);
         let attached = attach::attach(request, &bound).map_err(|failed| self.system(failed))?;
+        self.entries = decided.entries;
         Ok((bound, got, memory, attached, posted))
     }
 
@@ -556,6 +561,12 @@ impl Device for AfXdpDevice {
         if let Some(mut running) = self.running.take() {
             let before = self.counters.clone();
             let fresh = self.counters.assign(rules, &mut decided);
+            if decided.entries == self.entries {
+                // Of most changes the program sees nothing.
+                self.running = Some(running);
+                self.told = rules.to_vec();
+                return Ok(decided.rules);
+            }
             let request = self.request(running.native, running.fragments, &decided);
             let cleared = fresh.iter().try_for_each(|&number| running.attached.clear_rule_counter(number));
             let replaced = cleared.and_then(|()| running.attached.replace(&request));
@@ -564,6 +575,7 @@ impl Device for AfXdpDevice {
                 self.counters = before;
                 return Err(self.system(failed));
             }
+            self.entries = std::mem::take(&mut decided.entries);
         }
         self.told = rules.to_vec();
         Ok(decided.rules)
