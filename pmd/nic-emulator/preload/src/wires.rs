@@ -5,7 +5,7 @@ use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use wirepath_nic_emulator::frame;
+use wirepath_nic_emulator::{frame, tunnel};
 use wirepath_nic_emulator::host::Wire;
 
 /// Linux: `PACKET_IGNORE_OUTGOING` (linux/if_packet.h), not in `libc`.
@@ -197,9 +197,12 @@ impl Wire for Packet {
     }
 }
 
-/// A veth peer may leave the transport checksum to hardware that is not there; a wire carries whole ones.
+/// A veth peer may leave the transport checksum to hardware that is not there; a wire carries whole ones. In a tunnel it is that of the
+/// inner headers; an outer one is right already, since the kernel computes it as if the inner one were there (local checksum offload).
 fn complete_checksum(bytes: &mut [u8]) {
-    let layers = frame::parse(bytes);
+    let outer = frame::parse(bytes);
+    let (start, layers) = tunnel::inner(bytes, &outer).unwrap_or((0, outer));
+    let bytes = &mut bytes[start..];
     let Some(at) = layers.checksum_at() else { return };
     bytes[at..at + 2].fill(0);
     let sum = layers.pseudo_header(bytes, layers.end - layers.l4) + frame::sum(&bytes[layers.l4..layers.end]);
