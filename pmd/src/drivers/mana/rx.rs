@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mana::{
     CQE_RX_COALESCED_4, CQE_RX_OBJECT_FENCE, CQE_RX_OKAY, CQE_RX_TRUNCATED, OOB_SHORT, RX_COALESCED, RX_FLAGS,
-    RX_PACKET_BYTES, RX_PACKETS, RX_WQE_OFFSET, RqDoorbell, RxFlags, WQE_UNIT, wqe_units,
+    RX_PACKET_BYTES, RX_PACKETS, RX_WQE_OFFSET, RqDoorbell, RxFlags, wqe_units,
 };
 
 use super::cq::{CompletionQueue, Entry, Positions};
 use super::exchange::Exchange;
 use super::fault::Fault;
 use super::keys::Keys;
-use super::wqe::{Units, Wqe, pair, short_header};
+use super::wqe::{Units, Wqe, pair, short_header, tail};
 use crate::counters::QueueCounters;
 use crate::drops::DropReason;
 use crate::packet::offload::Verdicts;
@@ -60,6 +60,9 @@ impl fmt::Debug for Spread {
 
 /// Most packets of one completion.
 const COALESCED: usize = RX_COALESCED as usize;
+
+/// Completions without a packet that one look takes note of: a device that writes them without an end must not keep the worker there.
+const FENCES: u32 = 8;
 
 /// A packet of which a completion told.
 #[derive(Clone, Copy, Debug, Default)]
@@ -176,6 +179,7 @@ impl ReceiveRing {
     fn look(&mut self, room: usize) -> Result<(), Fault> {
         let longest = (self.buffers * DATA_ROOM) as u32;
         let units = self.ring.count() - 1;
+        let mut fences = 0;
         while self.known < room {
             let Some(entry) = self.completions.look()? else { break };
             let at = self.position(self.next.wrapping_add(self.known as u32));
@@ -198,8 +202,12 @@ impl ReceiveRing {
                 }
                 self.arrivals[self.known..self.known + n].copy_from_slice(&more[..n]);
                 self.known += n;
+                fences += u32::from(n == 0);
             }
             self.completions.advance();
+            if fences == FENCES {
+                break;
+            }
         }
         Ok(())
     }
@@ -322,7 +330,7 @@ impl ReceiveRing {
     /// Tells the device how far the ring is filled.
     #[inline(always)]
     fn ring_doorbell(&self) {
-        let tail = self.position(self.next.wrapping_add(self.completions.count())).wrapping_mul(WQE_UNIT);
+        let tail = tail(self.position(self.next.wrapping_add(self.completions.count())));
         self.doorbell.ring(RqDoorbell::default().with_id(self.number.into()).with_tail(tail.into()).0);
     }
 }

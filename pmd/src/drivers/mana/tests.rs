@@ -618,6 +618,18 @@ fn frames_that_are_none_are_dropped() {
 }
 
 #[test]
+fn fences_do_not_keep_the_worker() {
+    let mut it = receive(64, 1, 16);
+    for _ in 0..9 {
+        it.device.complete(&[(0, CQE_RX_OBJECT_FENCE | 1 << 6)]);
+    }
+    it.arrive(&frame(0, 60), RxFlags::default(), 0);
+    assert!(it.poll().is_empty(), "eight at a time");
+    assert_eq!(bytes(&it.poll().as_slice()[0]), frame(0, 60));
+    assert!(!it.exchange.calls());
+}
+
+#[test]
 fn hostile_receive_completions_end_the_ring_and_nothing_else() {
     let okay = |len: u32, at: u32| [(0, CQE_RX_OKAY | 1 << 6), (8, len), (56, at)];
     type Act = fn(&mut Receive, &dyn Fn(u32, u32) -> [(u32, u32); 3]);

@@ -15,7 +15,7 @@ use super::exchange::Exchange;
 use super::fault::Fault;
 use super::keys::Keys;
 use super::offload::{self, REQUESTS};
-use super::wqe::{Addressing, MAX_SEGMENTS, MAX_UNITS, SUPPRESS, UNIT, Units, Wishes, Wqe, pair, short_header};
+use super::wqe::{Addressing, MAX_SEGMENTS, MAX_UNITS, SUPPRESS, UNIT, Units, Wishes, Wqe, pair, short_header, tail};
 use crate::counters::QueueCounters;
 use crate::drops::DropReason;
 use crate::packet::{Batch, Held, Packet, Pool};
@@ -293,8 +293,8 @@ impl SendRing {
     /// Tells the device how far the ring is filled.
     #[inline(always)]
     fn ring_doorbell(&self) {
-        self.doorbell
-            .ring(SqDoorbell::default().with_id(self.number.into()).with_tail((self.next * WQE_UNIT).into()).0);
+        let tail = tail(self.next);
+        self.doorbell.ring(SqDoorbell::default().with_id(self.number.into()).with_tail(tail.into()).0);
     }
 }
 

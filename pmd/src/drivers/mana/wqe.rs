@@ -25,6 +25,14 @@ pub(super) const fn pair(first: u32, second: u32) -> u64 {
     first as u64 | (second as u64) << 32
 }
 
+/// Bytes to a position that counts units for ever, as doorbells want it: modulo 2^32.
+pub(super) const fn tail(position: u32) -> u32 {
+    position.wrapping_mul(WQE_UNIT)
+}
+
+// Rings outlive many times as many packets as fit into the counter of bytes.
+const _: () = assert!(tail(u32::MAX) == 0u32.wrapping_sub(WQE_UNIT) && tail(1 << 27) == 0);
+
 /// Header of a WQE with a short out-of-band part and `sges` entries.
 pub(super) const fn short_header(sges: u32) -> u64 {
     pair(0, WqeFlags(0).with_sges(sges).with_oob_words(OOB_WORDS_SHORT).0)
