@@ -78,6 +78,11 @@ impl Record {
         self.counts_itself.load(Ordering::Relaxed)
     }
 
+    /// Whether it has its rule no longer for who sees the newest version, or never had. Writer only.
+    pub(super) fn is_over(&self) -> bool {
+        self.died.load(Ordering::Relaxed) != NEVER || self.born.load(Ordering::Relaxed) == NEVER
+    }
+
     pub(super) fn priority(&self) -> u32 {
         self.priority.load(Ordering::Relaxed)
     }

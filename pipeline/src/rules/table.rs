@@ -312,6 +312,9 @@ impl RuleTable {
             change.commit();
         } else {
             change.undo();
+            // Tables may have been replaced by larger ones all the same. Records are taken out of chains in those only, so workers must
+            // see them before a record is used again.
+            self.publish_view();
         }
         // Many at a time: each time costs every worker two cache lines.
         const FEW: usize = 64;

@@ -220,6 +220,62 @@ fn a_change_that_fails_has_never_been() {
     assert!(bench.check(Direction::Ingress, &packets, "after limits") <= packets.len());
 }
 
+/// A UDP packet from 10.0.0.1 to 10.0.0.2.
+fn udp_to(port: u8) -> [u8; 60] {
+    let mut frame = [0u8; 60];
+    frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00]);
+    frame[14..34].copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0x66, 0xbd, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame[34..42].copy_from_slice(&[0, 9, 0, port, 0, 26, 0, 0]);
+    frame
+}
+
+/// A change that fails can leave a larger table behind. Workers must not go on in the one before it, whose chains nobody keeps right.
+#[test]
+fn a_failed_change_that_made_a_table_larger_leaves_no_chains_behind() {
+    let mut bench = Bench::new(RuleLimits::default());
+    let other = |i: u32| rule(&format!("ingress prio 1: eth / ipv4 dst 10.0.1.{i} / udp dst 1 => drop"));
+    let first = bench.add(rule("ingress prio 1: eth / ipv4 dst 10.0.0.2 / udp dst 1 => drop"));
+    let second = bench.add(rule("ingress prio 2: eth / ipv4 dst 10.0.0.2 / udp dst 1 => mark 2"));
+    bench.turn();
+    bench.remove(0);
+    bench.turn();
+    let Bench { table, ingress, reader, pool, now, .. } = &mut bench;
+    let gone = RuleTableError::NoSuchRule(first);
+    // Enough, one after the other, for the first rule's record to become free.
+    for _ in 0..5 {
+        let fails = table.change(|change| {
+            (0..50).try_for_each(|i| change.add(other(i), Timeouts::NONE).map(drop))?;
+            change.remove(first)
+        });
+        assert_eq!(fails, Err(gone.clone()));
+        reader.quiescent();
+    }
+    let changed = table.change(|change| {
+        (0..200).try_for_each(|i| change.add(other(i), Timeouts::NONE).map(drop))?;
+        let (frame, mut packet, mut found) = (udp_to(1), pool.take().unwrap(), [None]);
+        assert!(packet.extend_from_slice(&frame, pool));
+        let parsed = Parser::default().parse(&frame).unwrap();
+        ingress.find(reader.guard(), *now, &[packet], &[parsed], &mut found);
+        assert_eq!(found[0].map(|hit| hit.id()), Some(second), "whatever its record is used for now");
+        Ok(())
+    });
+    assert_eq!(changed, Ok(()));
+}
+
+/// What is gone does not count, however long a worker stays where it is.
+#[test]
+fn a_rule_is_replaced_any_number_of_times_in_one_turn() {
+    let mut bench = Bench::new(RuleLimits { alike: 2, ..RuleLimits::default() });
+    let marks = |n: u32| rule(&format!("ingress prio 1: udp dst 53 => mark {n}"));
+    let id = bench.table.add(marks(0), Timeouts::NONE).unwrap();
+    (1..200).for_each(|n| bench.table.replace(id, marks(n)).unwrap());
+    bench.table.add(marks(1000), Timeouts::NONE).unwrap();
+    assert_eq!(bench.table.add(marks(1001), Timeouts::NONE), Err(RuleTableError::TooManyAlike { limit: 2 }));
+    bench.turn();
+    let frame = (udp_to(53).to_vec(), make::packet(&mut Rng::new(1), None).1);
+    assert_eq!(bench.ingress_rules(&[frame]), "ingress prio 1: udp dst 53 => mark 199");
+}
+
 #[test]
 fn counters_follow_a_rule_through_replacements_to_its_end() {
     let mut bench = Bench::new(RuleLimits::default());
@@ -360,11 +416,7 @@ fn stages_do_what_rules_say() {
     let mut batch = Batch::new();
     for port in 1..=6u8 {
         let mut packet = pool.take().unwrap();
-        let mut frame = [0u8; 60];
-        frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00]);
-        frame[14..34].copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0x66, 0xbd, 10, 0, 0, 1, 10, 0, 0, 2]);
-        frame[34..42].copy_from_slice(&[0, 9, 0, port, 0, 26, 0, 0]);
-        assert!(packet.extend_from_slice(&frame, &pool));
+        assert!(packet.extend_from_slice(&udp_to(port), &pool));
         batch.push(packet).unwrap();
     }
     stepped.process(Some(0), &mut batch);
