@@ -26,7 +26,9 @@ pub(super) struct Shared {
     pub(super) workers: Vec<Vec<usize>>,
     /// What is taken for a tunnel.
     pub(super) parser: Parser,
-    /// Whether there are rules of a direction; without, nothing is parsed.
+    /// Whether there may be rules of a direction; without, nothing is parsed. Raised before the change that brings the first rule,
+    /// lowered when no worker can meet the last one any more: else a packet could meet the new rules of one direction and the old ones
+    /// of the other.
     pub(super) ingress: AtomicBool,
     pub(super) egress: AtomicBool,
 }
@@ -88,7 +90,8 @@ impl<S> Ruled<S> {
 impl<S: Stage> Stage for Ruled<S> {
     #[inline]
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
-        // Relaxed: which rules there are is the lookup's to say; this only spares looking where there are none.
+        // The version first: whoever sees the rules of a change sees the flags that were raised before it.
+        self.ingress.pin(context.guard());
         let egress = self.around.egress.load(Ordering::Relaxed);
         context.core.holding = egress;
         if context.in_port().is_some() && self.around.ingress.load(Ordering::Relaxed) {

@@ -14,7 +14,7 @@ use crate::WorkerInfo;
 use crate::epoch::Domain;
 use crate::events::Punt;
 use crate::runtime::{ControlPlane, PortInfo, Runtime, RuntimeError};
-use crate::sync::Ordering;
+use crate::sync::{AtomicBool, Ordering};
 
 /// A rule that the program cannot honour.
 #[derive(Debug)]
@@ -315,6 +315,10 @@ impl RuleControl {
     fn put(&mut self, rules: &[Rule]) -> Result<(), RuleControlError> {
         let kept = self.kept(rules);
         let old = std::mem::take(&mut self.rules);
+        for rule in rules {
+            // Relaxed: the change is published with release, and workers load these behind its version.
+            self.flag(rule.direction()).store(true, Ordering::Relaxed);
+        }
         let changed = self.table.change(|change| {
             for (entry, _) in old.iter().zip(&kept.old).filter(|(_, kept)| !**kept) {
                 change.remove(entry.id)?;
@@ -352,11 +356,14 @@ impl RuleControl {
             }
             self.rules.push(entry);
         }
-        let any = |direction| self.rules.iter().any(|entry| entry.rule.direction() == direction);
-        // Relaxed: see `Ruled`.
-        self.around.ingress.store(any(Direction::Ingress), Ordering::Relaxed);
-        self.around.egress.store(any(Direction::Egress), Ordering::Relaxed);
         Ok(())
+    }
+
+    fn flag(&self, direction: Direction) -> &AtomicBool {
+        match direction {
+            Direction::Ingress => &self.around.ingress,
+            Direction::Egress => &self.around.egress,
+        }
     }
 
     /// Which of the old rules can stay where they are: of each direction and priority those that both lists begin with. The others must
@@ -406,6 +413,12 @@ impl RuleControl {
                 entry.before = sum(entry.before, counters);
             }
         });
+        // A mask goes with its last record, which goes when no worker can meet its rule any more.
+        for (direction, masks) in [Direction::Ingress, Direction::Egress].into_iter().zip(self.table.masks()) {
+            if masks == 0 {
+                self.flag(direction).store(false, Ordering::Relaxed);
+            }
+        }
     }
 
     /// The rules in force, in the order of the list.

@@ -131,6 +131,12 @@ impl RuleLookup {
         self.direction
     }
 
+    /// Fixes the version of the rules for this turn of the worker, as the first [`Self::find`] of the turn would.
+    #[inline(always)]
+    pub(super) fn pin(&self, guard: Guard<'_>) {
+        self.pin.version(guard.turn(), || self.engine.log.version());
+    }
+
     /// The rule of each packet, in the order of the packets: `found[i]` is what packet *i* meets, `None` if no rule fits. Each packet
     /// is counted by its rule, unless the rule has the action `count` ([`Hit::count`]). `parsed[i]` is what the parser says of packet
     /// *i*; `now` is [`crate::Context::now`].
