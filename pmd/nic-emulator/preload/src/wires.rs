@@ -5,8 +5,8 @@ use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use wirepath_nic_emulator::{frame, tunnel};
 use wirepath_nic_emulator::host::Wire;
+use wirepath_nic_emulator::{frame, tunnel};
 
 /// Linux: `PACKET_IGNORE_OUTGOING` (linux/if_packet.h), not in `libc`.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
