@@ -14,4 +14,4 @@ pub use buffers::{
 };
 pub use device::{DeviceMemory, Doorbell};
 pub use region::{Backing, Region, RegionBuilder, RegionError};
-pub use slots::{Slot, Slots};
+pub use slots::{Slot, Slots, View};

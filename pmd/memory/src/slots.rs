@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -61,12 +62,63 @@ impl<S: Slot> Slots<S> {
     }
 }
 
+impl<S: Slot> Slots<S> {
+    /// The ring as a value of two words, for loops: what is written to slots may, as far as the compiler knows, change the ring.
+    #[inline(always)]
+    pub fn view(&self) -> View<'_, S> {
+        View { base: self.base, mask: self.mask, _slots: PhantomData }
+    }
+}
+
 impl<const N: usize> Slots<[AtomicU64; N]> {
     /// Writes a whole slot, its first word last.
     #[inline(always)]
     pub fn write(&self, counter: u32, words: [u64; N]) {
-        for (slot, word) in self.at(counter).iter().zip(words).rev() {
-            slot.store(word, Ordering::Relaxed);
+        self.view().write(counter, words);
+    }
+}
+
+/// [`Slots`], borrowed.
+#[derive(Debug)]
+pub struct View<'a, S: Slot> {
+    base: NonNull<S>,
+    mask: u32,
+    _slots: PhantomData<&'a Slots<S>>,
+}
+
+impl<S: Slot> Clone for View<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Slot> Copy for View<'_, S> {}
+
+impl<'a, S: Slot> View<'a, S> {
+    /// The slot that a free-running counter stands at.
+    #[inline(always)]
+    pub fn at(self, counter: u32) -> &'a S {
+        // SAFETY: as in `Slots::at`; the slots are borrowed.
+        unsafe { self.base.add((counter & self.mask) as usize).as_ref() }
+    }
+
+    /// Number of slots, less one.
+    #[inline(always)]
+    pub fn mask(self) -> u32 {
+        self.mask
+    }
+}
+
+impl<const N: usize> View<'_, [AtomicU64; N]> {
+    /// Writes a whole slot, its first word last.
+    #[inline(always)]
+    pub fn write(self, counter: u32, words: [u64; N]) {
+        let slot = self.at(counter);
+        // Not by iterators: this must become N stores.
+        let mut i = N;
+        while i > 0 {
+            i -= 1;
+            slot[i].store(words[i], Ordering::Relaxed);
         }
     }
 }

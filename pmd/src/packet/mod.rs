@@ -248,6 +248,24 @@ impl Packet {
         true
     }
 
+    /// Notes on a fresh packet of one segment what a device wrote behind its full headroom and found out: length, checksum verdicts,
+    /// and the RSS hash if there is one. `false`, and no change, if the buffer has not as many bytes.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn set_received(&mut self, len: u32, verdicts: Verdicts, hash: Option<u32>) -> bool {
+        if len > DATA_ROOM as u32 {
+            return false;
+        }
+        let meta = self.meta_mut();
+        debug_assert!(meta.next == NO_SEGMENT && usize::from(meta.data_off) == meta::FRESH && meta.flags.is_empty());
+        meta.data_len = len as u16;
+        meta.packet_len = len;
+        meta.verdicts = verdicts;
+        meta.rss_hash = hash.unwrap_or(0);
+        meta.flags = if hash.is_some() { Flags::RSS_HASH } else { Flags::NONE };
+        true
+    }
+
     /// Appends a copy of `bytes` to the packet, in further segments from `pool` where the last one has no room. `false`, with what
     /// fitted appended, if the pool ran dry or the packet would exceed [`MAX_PACKET`] or ends in a shared segment.
     pub fn extend_from_slice(&mut self, bytes: &[u8], pool: &Pool) -> bool {

@@ -28,6 +28,12 @@ impl Key {
         (address.wrapping_sub(self.first) < self.bytes).then_some(self.lkey)
     }
 
+    /// First address, bytes and key, for loops.
+    #[inline(always)]
+    pub(super) fn bounds(&self) -> (u64, u64, u32) {
+        (self.first, self.bytes, self.lkey)
+    }
+
     /// The key itself.
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use wirepath_memory::{DeviceMemory, Slots};
+use wirepath_memory::{DeviceMemory, Slots, View};
 use wirepath_nic_defs::mana::{CQE_BYTES, CQE_TAIL, CqeHead, CqeTail, OWNER_VALUES, WQE_UNIT};
 
 use super::fault::Fault;
@@ -50,9 +50,36 @@ impl CompletionQueue {
         Some(Self { entries, shift: count.trailing_zeros(), next: count, from })
     }
 
+    /// The queue as a value, to be read in a loop; [`Self::resume`] then says how far it was.
+    #[inline(always)]
+    pub(super) fn reader(&self) -> Reader<'_> {
+        Reader { entries: self.entries.view(), shift: self.shift, next: self.next, from: self.from }
+    }
+
+    /// Goes on where a reader ended.
+    #[inline(always)]
+    pub(super) fn resume(&mut self, next: u32) {
+        self.next = next;
+    }
+
+    /// Number of entries.
+    pub(super) fn count(&self) -> u32 {
+        self.entries.count()
+    }
+}
+
+/// A look at the entries, one after the other.
+pub(super) struct Reader<'a> {
+    entries: View<'a, [AtomicU32; WORDS]>,
+    shift: u32,
+    next: u32,
+    from: u32,
+}
+
+impl<'a> Reader<'a> {
     /// The next entry, if the device has filled it.
     #[inline(always)]
-    pub(super) fn look(&self) -> Result<Option<Entry<'_>>, Fault> {
+    pub(super) fn look(&self) -> Result<Option<Entry<'a>>, Fault> {
         /// Bits of the last word that have a meaning here: not the reserved ones.
         const KNOWN: u32 = CqeTail(0).with_queue(u32::MAX).with_is_sq(1).with_owner(u32::MAX).0;
         let entry = self.entries.at(self.next);
@@ -78,9 +105,10 @@ impl CompletionQueue {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Number of entries.
-    pub(super) fn count(&self) -> u32 {
-        self.entries.count()
+    /// The counter to go on with.
+    #[inline(always)]
+    pub(super) fn next(&self) -> u32 {
+        self.next
     }
 }
 
@@ -154,10 +182,13 @@ mod tests {
         let mut queue = CompletionQueue::new(&memory, 0x12_3456, true).unwrap();
         assert_eq!(queue.count(), 8);
         for counter in 8..8 * 40 {
-            assert!(queue.look().unwrap().is_none(), "{counter}");
+            assert!(queue.reader().look().unwrap().is_none(), "{counter}");
             write(&memory, counter, 8, 0x12_3456, 1);
-            assert!(queue.look().unwrap().is_some(), "{counter}");
-            queue.advance();
+            let mut reader = queue.reader();
+            assert!(reader.look().unwrap().is_some(), "{counter}");
+            reader.advance();
+            let next = reader.next();
+            queue.resume(next);
         }
     }
 
@@ -166,16 +197,16 @@ mod tests {
         let memory = memory(8 * 64);
         let queue = CompletionQueue::new(&memory, 7, false).unwrap();
         write(&memory, 8, 8, 8, 0);
-        assert_eq!(queue.look().err(), Some(Fault::ForeignQueue));
+        assert_eq!(queue.reader().look().err(), Some(Fault::ForeignQueue));
         write(&memory, 8, 8, 7, 1);
-        assert_eq!(queue.look().err(), Some(Fault::ForeignQueue), "a send queue");
+        assert_eq!(queue.reader().look().err(), Some(Fault::ForeignQueue), "a send queue");
         for pass in 2..8 {
             write(&memory, 8 * pass, 8, 7, 0);
-            assert_eq!(queue.look().err(), Some(Fault::OwnerOutOfTurn), "pass {pass}");
+            assert_eq!(queue.reader().look().err(), Some(Fault::OwnerOutOfTurn), "pass {pass}");
         }
         write(&memory, 8, 8, 7, 0);
         memory.store32(60, memory.load32(60) | 0xf << 25);
-        assert!(queue.look().unwrap().is_some(), "reserved bits mean nothing");
+        assert!(queue.reader().look().unwrap().is_some(), "reserved bits mean nothing");
     }
 
     #[test]

@@ -178,38 +178,56 @@ impl ReceiveRing {
     #[inline(always)]
     fn look(&mut self, room: usize) -> Result<(), Fault> {
         let longest = (self.buffers * DATA_ROOM) as u32;
-        let units = self.ring.count() - 1;
+        let (mask, units, step) = (self.mask(), self.ring.count() - 1, self.units);
+        // Values, not fields: as far as the compiler knows, what is noted could change them.
+        let mut reader = self.completions.reader();
+        let (next, mut known, mut positions) = (self.next, self.known, self.positions);
+        let (arrivals, posted) = (&mut *self.arrivals, &*self.posted);
         let mut fences = 0;
-        while self.known < room {
-            let Some(entry) = self.completions.look()? else { break };
-            let at = self.position(self.next.wrapping_add(self.known as u32));
-            let said = entry.word(RX_WQE_OFFSET);
+        let result = loop {
+            if known >= room.min(BATCH) {
+                break Ok(());
+            }
+            let entry = match reader.look() {
+                Ok(Some(entry)) => entry,
+                Ok(None) => break Ok(()),
+                Err(fault) => break Err(fault),
+            };
+            let counter = next.wrapping_add(known as u32);
+            let (at, said) = (counter.wrapping_mul(step), entry.word(RX_WQE_OFFSET));
             if entry.cqe_type() == CQE_RX_OKAY {
-                if !self.positions.fits(said, at, 1, self.units, units) {
-                    return Err(Fault::OutOfOrder);
+                if !positions.fits(said, at, 1, step, units) {
+                    break Err(Fault::OutOfOrder);
                 }
                 let arrival = packet_of(entry, 0);
                 if arrival.len.wrapping_sub(1) >= longest {
-                    return Err(Fault::BadLength);
+                    break Err(Fault::BadLength);
                 }
-                self.arrivals[self.known] = arrival;
-                self.known += 1;
+                if let Some(packet) = posted.get((counter & mask) as usize) {
+                    packet.prefetch_metadata();
+                    packet.prefetch_data();
+                }
+                arrivals[known] = arrival;
+                known += 1;
             } else {
-                let mut more = [Arrival::default(); COALESCED];
-                let n = unusual(entry, &mut more, longest)?;
-                if n > 0 && !self.positions.fits(said, at, n as u32, self.units, units) {
-                    return Err(Fault::OutOfOrder);
+                match unusual(entry, &mut arrivals[known..], longest) {
+                    Ok(n) if n > 0 && !positions.fits(said, at, n as u32, step, units) => break Err(Fault::OutOfOrder),
+                    Ok(n) => {
+                        known += n;
+                        fences += u32::from(n == 0);
+                    }
+                    Err(fault) => break Err(fault),
                 }
-                self.arrivals[self.known..self.known + n].copy_from_slice(&more[..n]);
-                self.known += n;
-                fences += u32::from(n == 0);
             }
-            self.completions.advance();
+            reader.advance();
             if fences == FENCES {
-                break;
+                break Ok(());
             }
-        }
-        Ok(())
+        };
+        let read = reader.next();
+        self.completions.resume(read);
+        (self.known, self.positions) = (known, positions);
+        result
     }
 
     /// Hands over what is known, at most as many packets as the batch has room for, and posts as many buffers anew. Returns packets and
@@ -237,25 +255,27 @@ impl ReceiveRing {
         let start = batch.len();
         let got = supply.pool.take_batch_like(n, batch, supply.blank);
         let (mut used, mut bytes) = (0, 0);
-        let fresh = &mut batch.as_mut_slice()[start..];
-        let header = short_header(1);
-        let what = pair(self.lkey, DATA_ROOM as u32);
-        for i in 0..n {
-            let arrival = self.arrivals[i];
-            let posted = &mut self.posted[(self.next & (self.completions.count() - 1)) as usize];
-            match fresh.get_mut(used) {
-                Some(packet) if arrival.len >= SHORTEST => {
+        let mut fresh = batch.as_mut_slice()[start..].iter_mut();
+        let (ring, what, depth, mask) =
+            (self.ring.view(), pair(self.lkey, DATA_ROOM as u32), self.completions.count(), self.mask());
+        let (mut next, slots) = (self.next, &mut *self.posted);
+        for arrival in &self.arrivals[..n] {
+            let arrival = *arrival;
+            let Some(posted) = slots.get_mut((next & mask) as usize) else { break };
+            let taken = if arrival.len >= SHORTEST { fresh.next() } else { None };
+            match taken {
+                Some(packet) => {
                     swap(packet, posted);
                     describe(packet, arrival);
                     bytes += u64::from(arrival.len);
                     used += 1;
                 }
-                _ => supply.drop_one(arrival),
+                None => supply.drop_one(arrival),
             }
-            let at = self.next.wrapping_add(self.completions.count());
-            self.ring.write(at, [header, 0, posted.data().as_ptr() as u64, what]);
-            self.next = self.next.wrapping_add(1);
+            ring.write(next.wrapping_add(depth), [short_header(1), 0, posted.data().as_ptr() as u64, what]);
+            next = next.wrapping_add(1);
         }
+        self.next = next;
         if used < got {
             give_back(batch, got - used);
         }
@@ -351,11 +371,11 @@ fn packet_of(entry: Entry<'_>, i: u32) -> Arrival {
 
 /// A completion that is not of one packet; returns how many work requests it used up.
 #[inline(never)]
-fn unusual(entry: Entry<'_>, arrivals: &mut [Arrival; COALESCED], longest: u32) -> Result<usize, Fault> {
+fn unusual(entry: Entry<'_>, arrivals: &mut [Arrival], longest: u32) -> Result<usize, Fault> {
     match entry.cqe_type() {
         CQE_RX_COALESCED_4 => {
             let mut n = 0;
-            for (i, arrival) in (0..).zip(arrivals) {
+            for (i, arrival) in (0..RX_COALESCED).zip(arrivals) {
                 *arrival = packet_of(entry, i);
                 if arrival.len == 0 {
                     break;
@@ -368,7 +388,8 @@ fn unusual(entry: Entry<'_>, arrivals: &mut [Arrival; COALESCED], longest: u32) 
             if n == 0 { Err(Fault::BadLength) } else { Ok(n) }
         }
         CQE_RX_TRUNCATED => {
-            arrivals[0] = TRUNCATED;
+            let Some(first) = arrivals.first_mut() else { return Ok(0) };
+            *first = TRUNCATED;
             Ok(1)
         }
         CQE_RX_OBJECT_FENCE => Ok(0),
@@ -376,15 +397,19 @@ fn unusual(entry: Entry<'_>, arrivals: &mut [Arrival; COALESCED], longest: u32) 
     }
 }
 
-/// Notes the length of a packet in one buffer, and what the device found out.
+/// Notes on a packet in one buffer what the device found out.
 #[inline(always)]
 fn describe(packet: &mut Packet, arrival: Arrival) {
-    let fits = packet.set_data(HEADROOM, arrival.len as usize);
+    let flags = RxFlags(arrival.flags);
+    let hash = (flags.hash_type() != 0).then_some(arrival.hash);
+    let fits = packet.set_received(arrival.len, verdicts(arrival.flags), hash);
     debug_assert!(fits, "lengths were looked at");
-    note(packet, arrival);
+    if flags.vlan_present() != 0 {
+        packet.set_vlan(flags.vlan_id() as u16);
+    }
 }
 
-#[inline(always)]
+/// The same on a chain, whose lengths are there.
 fn note(packet: &mut Packet, arrival: Arrival) {
     let flags = RxFlags(arrival.flags);
     packet.set_verdicts(verdicts(arrival.flags));

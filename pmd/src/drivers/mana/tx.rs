@@ -129,14 +129,17 @@ impl SendRing {
     #[inline(always)]
     fn complete(&mut self, counters: &QueueCounters) -> Result<(), Fault> {
         let mut through = 0;
+        let mask = self.ring.count() - 1;
         // A device that writes without an end must not keep the worker here.
         for _ in 0..self.bursts.len() {
-            let Some(entry) = self.completions.look()? else { break };
+            let mut reader = self.completions.reader();
+            let Some(entry) = reader.look()? else { break };
             let (kind, said) = (entry.cqe_type(), TxOffset(entry.word(TX_OFFSET)).wqe());
+            reader.advance();
+            let next = reader.next();
             if self.first_burst == self.end_burst {
                 return Err(Fault::NothingOnItsWay);
             }
-            let (eldest, mask) = (self.eldest, self.ring.count() - 1);
             let burst = *self.burst(self.first_burst);
             let done = if kind == CQE_TX_OKAY {
                 if !self.positions.fits(said, burst.last, 1, 1, mask) {
@@ -144,9 +147,9 @@ impl SendRing {
                 }
                 true
             } else {
-                self.failed(kind, said, eldest, burst, counters)?
+                self.failed(kind, said, self.eldest, burst, counters)?
             };
-            self.completions.advance();
+            self.completions.resume(next);
             if done {
                 through += burst.packets as usize;
                 self.eldest = burst.end;
@@ -162,14 +165,7 @@ impl SendRing {
     /// A packet that was not sent. It has a completion of its own; whether it was the last of its burst, so that there will be no other,
     /// its position tells.
     #[cold]
-    fn failed(
-        &mut self,
-        kind: u32,
-        said: u32,
-        eldest: u32,
-        burst: Burst,
-        counters: &QueueCounters,
-    ) -> Result<bool, Fault> {
+    fn failed(&self, kind: u32, said: u32, eldest: u32, burst: Burst, counters: &QueueCounters) -> Result<bool, Fault> {
         match kind {
             CQE_TX_SA_DROP..=CQE_TX_VLAN_TAGGING_VIOLATION => {}
             CQE_TX_GDMA_ERR => return Err(Fault::Stopped),
@@ -188,7 +184,10 @@ impl SendRing {
     #[inline(always)]
     fn post(&mut self, batch: &mut Batch, limits: &Limits<'_>) -> (usize, u64, Result<(), DropReason>) {
         let most = self.held.room().min(batch.len());
-        let home = self.keys.home();
+        // Values, not fields: as far as the compiler knows, what is written to the ring could change them.
+        let ring = self.ring.view();
+        let (home, home_bytes, lkey) = self.keys.home().bounds();
+        let (plain, all_long, longest) = (self.plain, self.addressing.needs_long, limits.longest);
         let (start, free) = (self.next, self.ring.count() - self.next.wrapping_sub(self.eldest));
         let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
         // The first unit of the WQE before, which is written when it is known whether another follows: only the last gets a completion.
@@ -198,34 +197,40 @@ impl SendRing {
             let used = at.wrapping_sub(start);
             let data = packet.data();
             let (address, len) = (data.as_ptr() as u64, data.len());
-            let simple = !packet.flags().intersects(REQUESTS) & !packet.is_chain() & limits.allow(len);
-            let (unit, units) = match home.find(address) {
-                Some(key) if simple & !self.addressing.needs_long => {
-                    if used >= free {
-                        break;
-                    }
-                    ([short_header(1), self.plain, address, pair(key, len as u32)], 1)
+            let simple = !packet.flags().intersects(REQUESTS)
+                & !packet.is_chain()
+                & (len.wrapping_sub(SHORTEST) <= longest - SHORTEST)
+                & (address.wrapping_sub(home) < home_bytes)
+                & !all_long;
+            let (unit, units) = if simple {
+                if used >= free {
+                    break;
                 }
-                _ => match self.describe(packet, limits, at, free - used) {
-                    Ok(Some(described)) => described,
+                bytes += len as u64;
+                ([short_header(1), plain, address, pair(lkey, len as u32)], 1)
+            } else {
+                match self.describe(packet, limits, at, free - used) {
+                    Ok(Some(described)) => {
+                        bytes += packet.len() as u64;
+                        described
+                    }
                     Ok(None) => break,
                     Err(reason) => {
                         result = Err(reason);
                         break;
                     }
-                },
+                }
             };
             if n > 0 {
-                self.ring.write(held_back_at, held_back);
+                ring.write(held_back_at, held_back);
             }
             (held_back, held_back_at) = (unit, at);
             at = at.wrapping_add(units);
             n += 1;
-            bytes += packet.len() as u64;
         }
         if n > 0 {
             held_back[1] &= !SUPPRESS;
-            self.ring.write(held_back_at, held_back);
+            ring.write(held_back_at, held_back);
             self.next = at;
             *self.burst(self.end_burst) = Burst { packets: n as u32, last: held_back_at, end: at };
             self.end_burst = self.end_burst.wrapping_add(1);
@@ -303,13 +308,6 @@ struct Limits<'a> {
     longest: usize,
     pool: &'a Pool,
     counters: &'a QueueCounters,
-}
-
-impl Limits<'_> {
-    #[inline(always)]
-    fn allow(&self, len: usize) -> bool {
-        len.wrapping_sub(SHORTEST) <= self.longest - SHORTEST
-    }
 }
 
 /// Sends packets of one worker.
