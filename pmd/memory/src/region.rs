@@ -216,6 +216,24 @@ impl Region {
         self.backing
     }
 
+    /// Maps the memory of another process's shared region, whole, from the file that was passed here.
+    ///
+    /// # Errors
+    /// It is no file that can be mapped.
+    pub fn attach(file: OwnedFd) -> Result<Self, RegionError> {
+        let failed = |bytes| move |source: rustix::io::Errno| RegionError::Map { bytes, source: source.into() };
+        let bytes = usize::try_from(rustix::fs::fstat(&file).map_err(failed(0))?.st_size).unwrap_or(0);
+        if bytes == 0 {
+            return Err(RegionError::Empty);
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+        let start =
+            unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, &file, 0) }.map_err(failed(bytes))?;
+        let mapping = Mapping { start, bytes };
+        Ok(Self { mapping, bytes, backing: Backing::NormalPages, file: Some(file) })
+    }
+
     /// The file behind a shared region, to be passed to another process.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(|file| file.as_fd())
@@ -272,6 +290,20 @@ mod tests {
         let region = RegionBuilder::new(1).shared().huge_pages(false).map().unwrap();
         assert!(region.descriptor().is_some());
         write_and_read(&region);
+    }
+
+    #[test]
+    fn an_attached_region_is_the_same_memory() {
+        let region = RegionBuilder::new(1).shared().huge_pages(false).map().unwrap();
+        let other = Region::attach(region.descriptor().unwrap().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(other.bytes(), region.bytes());
+        // SAFETY: both addresses lie in the regions, which nobody else uses.
+        unsafe {
+            region.base().as_ptr().add(77).write(7);
+            assert_eq!(*other.base().as_ptr().add(77), 7);
+        }
+        let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(Region::attach(socket.into()).is_err());
     }
 
     #[test]

@@ -249,10 +249,10 @@ impl Packet {
     }
 
     /// Notes on a fresh packet of one segment what a device wrote behind its full headroom and found out: length, checksum verdicts,
-    /// and the RSS hash if there is one. `false`, and no change, if the buffer has not as many bytes.
+    /// and the RSS hash if it is one. `false`, and no change, if the buffer has not as many bytes.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn set_received(&mut self, len: u32, verdicts: Verdicts, hash: Option<u32>) -> bool {
+    pub(crate) fn set_received(&mut self, len: u32, verdicts: Verdicts, hash: u32, is_hashed: bool) -> bool {
         if len > DATA_ROOM as u32 {
             return false;
         }
@@ -261,8 +261,8 @@ impl Packet {
         meta.data_len = len as u16;
         meta.packet_len = len;
         meta.verdicts = verdicts;
-        meta.rss_hash = hash.unwrap_or(0);
-        meta.flags = if hash.is_some() { Flags::RSS_HASH } else { Flags::NONE };
+        meta.rss_hash = hash;
+        meta.flags = if is_hashed { Flags::RSS_HASH } else { Flags::NONE };
         true
     }
 

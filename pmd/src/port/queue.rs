@@ -61,7 +61,7 @@ pub struct TxQueue {
 }
 
 impl RxQueue {
-    pub(super) fn new(inner: Box<dyn ReceiveQueue>, port: PortId, index: u16, name: &str) -> Self {
+    pub(crate) fn new(inner: Box<dyn ReceiveQueue>, port: PortId, index: u16, name: &str) -> Self {
         Self { counters: Arc::clone(inner.counters()), inner, port, index, name: name.to_owned() }
     }
 
@@ -84,7 +84,7 @@ impl RxQueue {
 }
 
 impl TxQueue {
-    pub(super) fn new(inner: Box<dyn TransmitQueue>, port: PortId, index: u16, name: &str) -> Self {
+    pub(crate) fn new(inner: Box<dyn TransmitQueue>, port: PortId, index: u16, name: &str) -> Self {
         Self { counters: Arc::clone(inner.counters()), inner, port, index, name: name.to_owned() }
     }
 

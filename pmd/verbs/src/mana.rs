@@ -14,7 +14,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_core_sys::manadv::*;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use wirepath_memory::DeviceMemory;
 
 use crate::context::ContextInner;
@@ -250,18 +249,22 @@ pub fn map_doorbells(device: BorrowedFd<'_>) -> Result<DeviceMemory> {
     impl Drop for Page {
         fn drop(&mut self) {
             // SAFETY: ours; views of it kept it.
-            let _ = unsafe { munmap(self.0.as_ptr(), DOORBELL_PAGE_BYTES) };
+            unsafe { libc::munmap(self.0.as_ptr(), DOORBELL_PAGE_BYTES) };
         }
     }
+    // By the C library, as libmana does it, and not by a bare system call: an emulated NIC watches for this.
     // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-    let page =
-        unsafe { mmap(std::ptr::null_mut(), DOORBELL_PAGE_BYTES, ProtFlags::WRITE, MapFlags::SHARED, device, 0) };
+    let page = unsafe {
+        libc::mmap(std::ptr::null_mut(), DOORBELL_PAGE_BYTES, libc::PROT_WRITE, libc::MAP_SHARED, device.as_raw_fd(), 0)
+    };
     let failed = |errno: i32| {
         let cause = crate::error::diagnose("mmap", errno, &crate::error::Situation::default());
         let subject = format!("the device file {}", device.as_raw_fd());
         Error::Call(crate::CallError { call: "mmap", subject, errno, cause })
     };
-    let page = page.map_err(|errno| failed(errno.raw_os_error()))?;
+    if page == libc::MAP_FAILED {
+        return Err(failed(crate::context::last_errno()));
+    }
     let page = NonNull::new(page).ok_or_else(|| failed(libc::ENOMEM))?;
     let keep = Arc::new(Page(page));
     // SAFETY: mapped for writing while `keep` lives, and used through the view only.

@@ -6,20 +6,28 @@ use std::sync::Arc;
 
 use wirepath_memory::Region;
 
-/// A registered region. Its addresses are those of this process.
+/// A registered region.
 #[derive(Clone, Debug)]
 pub(crate) struct Key {
     first: u64,
     bytes: u64,
     lkey: u32,
+    /// What is added to an address of ours to make it the device's: 0 in the process that registered the region.
+    distance: u64,
     _region: Arc<Region>,
 }
 
 impl Key {
     /// `region`, registered whole under `lkey`.
     pub(crate) fn new(region: &Arc<Region>, lkey: u32) -> Self {
+        Self::registered_at(region, lkey, region.base().as_ptr() as u64)
+    }
+
+    /// `region`, which a process registered whole under `lkey` that has it at address `there`.
+    pub(crate) fn registered_at(region: &Arc<Region>, lkey: u32, there: u64) -> Self {
         let first = region.base().as_ptr() as u64;
-        Self { first, bytes: region.bytes() as u64, lkey, _region: Arc::clone(region) }
+        let distance = there.wrapping_sub(first);
+        Self { first, bytes: region.bytes() as u64, lkey, distance, _region: Arc::clone(region) }
     }
 
     /// The key for an address, if it lies in the region.
@@ -28,15 +36,20 @@ impl Key {
         (address.wrapping_sub(self.first) < self.bytes).then_some(self.lkey)
     }
 
-    /// First address, bytes and key, for loops.
+    /// First address, bytes, key and distance, for loops.
     #[inline(always)]
-    pub(super) fn bounds(&self) -> (u64, u64, u32) {
-        (self.first, self.bytes, self.lkey)
+    pub(crate) fn bounds(&self) -> (u64, u64, u32, u64) {
+        (self.first, self.bytes, self.lkey, self.distance)
     }
 
     /// The key itself.
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
+    }
+
+    /// What is added to an address of ours to make it the device's.
+    pub(crate) fn distance(&self) -> u64 {
+        self.distance
     }
 }
 
@@ -63,6 +76,12 @@ impl Keys {
     /// The key for an address; `None` if the device cannot reach it.
     pub(crate) fn find(&self, address: u64) -> Option<u32> {
         self.home.find(address).or_else(|| self.others.iter().find_map(|key| key.find(address)))
+    }
+
+    /// Address as the device knows it, and key; `None` if the device cannot reach it.
+    pub(crate) fn reach(&self, address: u64) -> Option<(u64, u32)> {
+        let key = std::iter::once(&self.home).chain(&self.others).find(|key| key.find(address).is_some())?;
+        Some((address.wrapping_add(key.distance), key.lkey))
     }
 }
 

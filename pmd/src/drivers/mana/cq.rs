@@ -119,32 +119,39 @@ impl<'a> Reader<'a> {
 /// units in its driver; rdma-core: bytes), so the unit is learned from the first completions that tell it. A device that follows
 /// neither is taken at its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Positions {
-    /// Not learned yet.
+pub(super) struct Positions {
+    unit: Unit,
+    /// What takes the device's number to units, and which bits of it count: none until the unit is known.
+    shift: u32,
+    mask: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
     Unknown,
-    /// Counted in units of 32 bytes.
-    Units,
-    /// Counted in bytes.
-    Bytes,
-    /// The device does something else.
+    Known,
     Unused,
 }
 
 impl Positions {
-    /// Whether `said` can be the position of one of the `count` work requests, each of `size` units, from `at` on; all but `said` in
-    /// units. Positions count modulo the ring, whose number of units is `mask + 1`.
+    /// To be learned.
+    pub(super) const UNKNOWN: Self = Self { unit: Unit::Unknown, shift: 0, mask: 0 };
+    /// Not looked at.
+    pub(super) const UNUSED: Self = Self { unit: Unit::Unused, shift: 0, mask: 0 };
+
+    /// Whether `said` can be a position from `at` on, but not `size` units further. Positions count modulo the ring, whose number of units
+    /// is `mask + 1`.
     #[inline(always)]
-    pub(super) fn fits(&mut self, said: u32, at: u32, count: u32, size: u32, mask: u32) -> bool {
-        let distance = match self {
-            Self::Units => said.wrapping_sub(at) & mask,
-            Self::Bytes => (said / WQE_UNIT).wrapping_sub(at) & mask,
-            Self::Unused => return true,
-            Self::Unknown => {
-                self.learn(said, at, mask);
-                return true;
-            }
-        };
-        distance < count * size
+    pub(super) fn fits(&mut self, said: u32, at: u32, size: u32, mask: u32) -> bool {
+        if self.unit == Unit::Unknown {
+            self.learn(said, at, mask);
+        }
+        (said >> self.shift).wrapping_sub(at) & self.mask < size
+    }
+
+    /// The position in units.
+    pub(super) fn units(&self, said: u32) -> u32 {
+        said >> self.shift
     }
 
     #[cold]
@@ -153,12 +160,13 @@ impl Positions {
         if at & mask == 0 || said == 0 {
             return;
         }
+        let bytes = WQE_UNIT.ilog2();
         *self = if (said ^ at) & mask == 0 {
-            Self::Units
-        } else if said.is_multiple_of(WQE_UNIT) && ((said / WQE_UNIT) ^ at) & mask == 0 {
-            Self::Bytes
+            Self { unit: Unit::Known, shift: 0, mask }
+        } else if said.is_multiple_of(WQE_UNIT) && ((said >> bytes) ^ at) & mask == 0 {
+            Self { unit: Unit::Known, shift: bytes, mask }
         } else {
-            Self::Unused
+            Self::UNUSED
         };
     }
 }
@@ -212,20 +220,20 @@ mod tests {
     #[test]
     fn the_unit_of_positions_is_learned() {
         for unit in [1, 32] {
-            let mut positions = Positions::Unknown;
+            let mut positions = Positions::UNKNOWN;
             for at in 0..40u32 {
-                assert!(positions.fits(at * unit, at, 1, 1, 127), "{at}");
+                assert!(positions.fits(at * unit, at, 1, 127), "{at}");
             }
-            assert!(!positions.fits(40 * unit, 41, 1, 1, 127), "twice");
-            assert!(!positions.fits(43 * unit, 42, 1, 1, 127), "one left out");
-            assert!(positions.fits(45 * unit, 42, 4, 1, 127), "one of four");
+            assert!(!positions.fits(40 * unit, 41, 1, 127), "twice");
+            assert!(!positions.fits(43 * unit, 42, 1, 127), "one left out");
+            assert!(positions.fits(45 * unit, 42, 4, 127), "one of four");
             // Counted on for ever or modulo the ring.
-            assert!(positions.fits(130 * unit, 130, 1, 1, 127) && positions.fits(3 * unit, 131, 1, 1, 127));
+            assert!(positions.fits(130 * unit, 130, 1, 127) && positions.fits(3 * unit, 131, 1, 127));
         }
-        let mut silent = Positions::Unknown;
-        assert!((0..40).all(|at| silent.fits(0, at, 1, 1, 127)));
-        let mut odd = Positions::Unknown;
-        assert!((0..40).all(|at| odd.fits(at * 7, at, 1, 1, 127)));
-        assert_eq!(odd, Positions::Unused);
+        let mut silent = Positions::UNKNOWN;
+        assert!((0..40).all(|at| silent.fits(0, at, 1, 127)));
+        let mut odd = Positions::UNKNOWN;
+        assert!((0..40).all(|at| odd.fits(at * 7, at, 1, 127)));
+        assert_eq!(odd, Positions::UNUSED);
     }
 }

@@ -131,7 +131,7 @@ impl Running {
 
 impl Resets {
     fn positions(&self) -> Positions {
-        if self.out_of_order < PATIENCE_WITH_POSITIONS { Positions::Unknown } else { Positions::Unused }
+        if self.out_of_order < PATIENCE_WITH_POSITIONS { Positions::UNKNOWN } else { Positions::UNUSED }
     }
 
     fn count(&mut self, fault: Fault) {
@@ -359,7 +359,7 @@ impl Device for ManaDevice {
                 "rings have at most {most} entries: libmana of rdma-core 44 takes no more, later ones do"
             ));
         }
-        if self.resets.positions() == Positions::Unused {
+        if self.resets.positions() == Positions::UNUSED {
             notes.push("positions in completions are not checked: they did not fit several times".to_owned());
         }
         Capabilities {

@@ -1,8 +1,9 @@
 //! The verbs objects of an open port, and the queues made from them.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use wirepath_memory::{BufferAllocator, Doorbell};
+use wirepath_memory::{BufferAllocator, Doorbell, Region};
 use wirepath_nic_defs::mana::{DOORBELL_RQ, DOORBELL_SQ};
 use wirepath_verbs::mana::Mana;
 use wirepath_verbs::{
@@ -14,7 +15,7 @@ use wirepath_verbs::{
 use super::cq::Positions;
 use super::find::Found;
 use super::keys::{Key, Keys};
-use super::rx::{ReceivePlace, ReceiveRing, Spread};
+use super::rx::{ReceivePlace, ReceiveRing, Spread, Spreader};
 use super::tx::{SendPlace, SendRing};
 use crate::packet::{Blank, Pool};
 
@@ -104,27 +105,43 @@ impl Hardware {
 
     /// Registers the region of the port's pool.
     pub(super) fn register(&self, pool: &Pool) -> Result<Arc<Keys>> {
-        let registration = MemoryRegion::register(&self.base, pool.region(), Access::PACKETS)?;
-        let home = Key::new(pool.region(), registration.lkey());
+        self.register_region(pool.region())
+    }
+
+    /// Registers a region of packets.
+    pub(super) fn register_region(&self, region: &Arc<Region>) -> Result<Arc<Keys>> {
+        let registration = MemoryRegion::register(&self.base, region, Access::PACKETS)?;
+        let home = Key::new(region, registration.lkey());
         Ok(Arc::new(Keys::new(home, Vec::new(), Box::new(registration))))
+    }
+
+    fn queue(&self, direction: &str, index: usize) -> String {
+        format!("{} port {} {direction} queue {index}", self.context.device().name(), self.port)
     }
 
     /// Makes send queue `index`.
     pub(super) fn send(&self, index: usize, depth: u32, keys: &Arc<Keys>, positions: Positions) -> Result<SendRing> {
-        let owner = format!("{} port {} transmit queue {index}", self.context.device().name(), self.port);
+        let place = self.send_place(index, depth)?;
+        // The place keeps the queue.
+        SendRing::new(Box::new(()), Arc::clone(keys), place, positions)
+            .ok_or_else(|| odd(&self.queue("transmit", index)))
+    }
+
+    /// Makes send queue `index`, which lives as long as the views of its memory.
+    pub(super) fn send_place(&self, index: usize, depth: u32) -> Result<SendPlace> {
+        let owner = self.queue("transmit", index);
         let completions = CompletionQueue::new(&self.context, &CompletionQueueOptions::new(depth, &*owner))?;
         let pair = RawPacketQp::new(&self.domain, &RawPacketQpOptions::send(&completions, depth, SEGMENTS, &*owner))?;
         let queue = self.mana.send_queue(&pair)?;
         let entries = self.mana.completion_queue(&completions)?;
-        let place = SendPlace {
+        Ok(SendPlace {
             doorbell: Doorbell::new(&queue.doorbells, DOORBELL_SQ),
             ring: queue.ring,
             completions: entries.ring,
             sq: queue.id,
             cq: entries.id,
             vport: queue.vport_offset,
-        };
-        SendRing::new(Box::new(pair), Arc::clone(keys), place, positions).ok_or_else(|| odd(&owner))
+        })
     }
 
     /// Makes all receive queues and what spreads packets over them. Packets come from here on.
@@ -134,40 +151,69 @@ impl Hardware {
         keys: &Arc<Keys>,
         positions: Positions,
     ) -> Result<(Arc<Spread>, Vec<ReceiveRing>)> {
-        let owner = |index| format!("{} port {} receive queue {index}", self.context.device().name(), self.port);
+        let (rss, places) = self.receive_places(plan.queues, plan.depth, plan.buffers)?;
+        // In this order: nothing is unregistered that the device may still write.
+        let spread = Spread::new(Box::new(Rss(rss, Arc::clone(keys))));
+        let mut rings = Vec::new();
+        for (index, place) in places.into_iter().enumerate() {
+            let ring =
+                ReceiveRing::new(Arc::clone(&spread), keys, place, plan.pool, plan.blank, plan.buffers, positions);
+            let ring = ring.map_err(|dry| Error::Request(dry.to_string()))?;
+            rings.push(ring.ok_or_else(|| odd(&self.queue("receive", index)))?);
+        }
+        Ok((spread, rings))
+    }
+
+    /// Makes receive queues without buffers, and what spreads packets over them.
+    pub(super) fn receive_places(
+        &self,
+        number: usize,
+        depth: u32,
+        buffers: usize,
+    ) -> Result<(RssQp, Vec<ReceivePlace>)> {
         let mut queues = Vec::new();
-        for index in 0..plan.queues {
-            let owner = owner(index);
-            let completions = CompletionQueue::new(&self.context, &CompletionQueueOptions::new(plan.depth, &*owner))?;
-            let options = WorkQueueOptions {
-                segments: plan.buffers as u32,
-                ..WorkQueueOptions::new(&completions, plan.depth, &*owner)
-            };
+        for index in 0..number {
+            let owner = self.queue("receive", index);
+            let completions = CompletionQueue::new(&self.context, &CompletionQueueOptions::new(depth, &*owner))?;
+            let options =
+                WorkQueueOptions { segments: buffers as u32, ..WorkQueueOptions::new(&completions, depth, &*owner) };
             queues.push((completions, WorkQueue::new(&self.domain, &options)?));
         }
         // A power of two of entries, so that every queue gets as much as another where their number is one.
-        let entries = if plan.queues.is_power_of_two() { plan.queues } else { TABLE };
+        let entries = if number.is_power_of_two() { number } else { TABLE };
         let table: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).cycle().take(entries).collect();
         let table = IndirectionTable::new(&table)?;
         let fields = HashFields::IPV4 | HashFields::IPV6 | HashFields::TCP | HashFields::UDP;
         let rss = RssQp::new(&self.domain, &table, fields, &KEY)?;
-        // In this order: nothing is unregistered that the device may still write.
-        let spread = Spread::new(Box::new((rss, Arc::clone(keys))));
-        let mut rings = Vec::new();
-        for (index, (completions, queue)) in queues.iter().enumerate() {
+        let mut places = Vec::new();
+        for (completions, queue) in &queues {
             let queue = self.mana.receive_queue(queue)?;
             let entries = self.mana.completion_queue(completions)?;
-            let place = ReceivePlace {
+            places.push(ReceivePlace {
                 doorbell: Doorbell::new(&queue.doorbells, DOORBELL_RQ),
                 ring: queue.ring,
                 completions: entries.ring,
                 rq: queue.id,
-            };
-            let ring =
-                ReceiveRing::new(Arc::clone(&spread), keys, place, plan.pool, plan.blank, plan.buffers, positions);
-            rings.push(ring.map_err(|dry| Error::Request(dry.to_string()))?.ok_or_else(|| odd(&owner(index)))?);
+            });
         }
-        Ok((spread, rings))
+        Ok((rss, places))
+    }
+
+    /// The open device file, by which another process maps the registers.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.context.descriptor()
+    }
+}
+
+/// The queue pair in front of receive queues, and the registrations that it needs.
+struct Rss(RssQp, Arc<Keys>);
+
+impl Spreader for Rss {
+    fn end(self: Box<Self>) -> bool {
+        let Self(rss, keys) = *self;
+        drop(rss);
+        drop(keys);
+        true
     }
 }
 

@@ -13,7 +13,7 @@ use wirepath_nic_defs::mana::{CQE_BYTES, CQE_TAIL, CqeTail, owner, wqe_units};
 use super::cq::Positions;
 use super::exchange::Exchange;
 use super::keys::{Key, Keys};
-use super::rx::{ReceivePlace, ReceiveRing, Receiver, Spread};
+use super::rx::{ReceivePlace, ReceiveRing, Receiver, Spread, Spreader};
 use super::tx::{SendPlace, SendRing, Sender};
 use crate::packet::{Batch, Blank, Packet, Pool};
 use crate::port::{ReceiveQueue, TransmitQueue};
@@ -27,6 +27,15 @@ pub(super) fn memory(bytes: usize) -> DeviceMemory {
     let buffer: Arc<[AtomicU64]> = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
     // SAFETY: the buffer is kept, aligned to 8, and only reached through views.
     unsafe { DeviceMemory::new(NonNull::from(&buffer[0]).cast(), bytes, Arc::new(buffer)) }
+}
+
+/// No hardware.
+pub(super) struct Nothing;
+
+impl Spreader for Nothing {
+    fn end(self: Box<Self>) -> bool {
+        true
+    }
 }
 
 /// Completions as the device writes them.
@@ -140,8 +149,8 @@ fn receive_ring(pool: &Pool, blank: &Blank, buffers: usize) -> (ReceiveRing, Wri
         rq: QUEUE,
         doorbell: Doorbell::new(&memory(8), 0),
     };
-    let spread = Spread::new(Box::new(()));
-    let ring = ReceiveRing::new(spread, &keys(pool), place, pool, blank, buffers, Positions::Unknown);
+    let spread = Spread::new(Box::new(Nothing));
+    let ring = ReceiveRing::new(spread, &keys(pool), place, pool, blank, buffers, Positions::UNKNOWN);
     (ring.expect("buffers").expect("powers of two"), device)
 }
 
@@ -182,7 +191,7 @@ fn send_ring(pool: &Pool) -> (SendRing, Writer) {
         vport: 0,
         doorbell: Doorbell::new(&memory(8), 0),
     };
-    (SendRing::new(Box::new(()), keys(pool), place, Positions::Unknown).expect("powers of two"), device)
+    (SendRing::new(Box::new(()), keys(pool), place, Positions::UNKNOWN).expect("powers of two"), device)
 }
 
 #[cfg(test)]

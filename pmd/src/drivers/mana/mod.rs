@@ -25,6 +25,7 @@ mod hardware;
 pub mod hostile;
 mod offload;
 mod rx;
+mod second;
 #[cfg(test)]
 mod tests;
 mod tx;
@@ -33,6 +34,7 @@ mod wqe;
 use std::time::Duration;
 
 use device::ManaDevice;
+pub use second::{Borrowed, Lender, Shape};
 
 use super::direct::keys;
 use super::{Candidate, Driver};

@@ -38,17 +38,31 @@ pub(super) struct ReceivePlace {
     pub(super) doorbell: Doorbell,
 }
 
-/// What all receive queues of a port have in common: the hardware that spreads packets over them. As long as it is there, the device may
-/// write to every buffer that was posted, so that it takes in the buffers of the queues that go before it does.
+/// What spreads packets over the receive queues of a port. As long as it is there, the device may write to every buffer that was posted.
+pub(super) trait Spreader: Send + Sync {
+    /// Ends it; `false`: the device may still write.
+    fn end(self: Box<Self>) -> bool;
+}
+
+/// What all receive queues of a port have in common. It takes in the buffers of queues that go before the hardware does.
 pub(super) struct Spread {
-    _hardware: Box<dyn Any + Send + Sync>,
+    hardware: Option<Box<dyn Spreader>>,
     buried: Mutex<Vec<Box<[Packet]>>>,
 }
 
 impl Spread {
     /// `hardware` is what must be gone before the device lets go of posted buffers.
-    pub(super) fn new(hardware: Box<dyn Any + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self { _hardware: hardware, buried: Mutex::default() })
+    pub(super) fn new(hardware: Box<dyn Spreader>) -> Arc<Self> {
+        Arc::new(Self { hardware: Some(hardware), buried: Mutex::default() })
+    }
+}
+
+impl Drop for Spread {
+    fn drop(&mut self) {
+        if !self.hardware.take().is_none_or(Spreader::end) {
+            tracing::error!("receive buffers are given up: the device may still write to them");
+            std::mem::forget(take(self.buried.get_mut().unwrap_or_else(PoisonError::into_inner)));
+        }
     }
 }
 
@@ -88,6 +102,8 @@ pub(super) struct ReceiveRing {
     doorbell: Doorbell,
     number: u32,
     lkey: u32,
+    /// What is added to an address of ours to make it the device's.
+    distance: u64,
     /// Buffers of one work request, and the units that it takes.
     buffers: usize,
     units: u32,
@@ -148,6 +164,7 @@ impl ReceiveRing {
             doorbell: place.doorbell,
             number: place.rq,
             lkey: keys.home().lkey(),
+            distance: keys.home().distance(),
             buffers,
             units,
             next: 0u32.wrapping_sub(depth),
@@ -196,7 +213,7 @@ impl ReceiveRing {
             let counter = next.wrapping_add(known as u32);
             let (at, said) = (counter.wrapping_mul(step), entry.word(RX_WQE_OFFSET));
             if entry.cqe_type() == CQE_RX_OKAY {
-                if !positions.fits(said, at, 1, step, units) {
+                if !positions.fits(said, at, step, units) {
                     break Err(Fault::OutOfOrder);
                 }
                 let arrival = packet_of(entry, 0);
@@ -211,7 +228,9 @@ impl ReceiveRing {
                 known += 1;
             } else {
                 match unusual(entry, &mut arrivals[known..], longest) {
-                    Ok(n) if n > 0 && !positions.fits(said, at, n as u32, step, units) => break Err(Fault::OutOfOrder),
+                    Ok(n) if n > 0 && !positions.fits(said, at, n as u32 * step, units) => {
+                        break Err(Fault::OutOfOrder);
+                    }
                     Ok(n) => {
                         known += n;
                         fences += u32::from(n == 0);
@@ -258,7 +277,7 @@ impl ReceiveRing {
         let mut fresh = batch.as_mut_slice()[start..].iter_mut();
         let (ring, what, depth, mask) =
             (self.ring.view(), pair(self.lkey, DATA_ROOM as u32), self.completions.count(), self.mask());
-        let (mut next, slots) = (self.next, &mut *self.posted);
+        let (mut next, distance, slots) = (self.next, self.distance, &mut *self.posted);
         for arrival in &self.arrivals[..n] {
             let arrival = *arrival;
             let Some(posted) = slots.get_mut((next & mask) as usize) else { break };
@@ -272,7 +291,8 @@ impl ReceiveRing {
                 }
                 None => supply.drop_one(arrival),
             }
-            ring.write(next.wrapping_add(depth), [short_header(1), 0, posted.data().as_ptr() as u64, what]);
+            let address = (posted.data().as_ptr() as u64).wrapping_add(distance);
+            ring.write(next.wrapping_add(depth), [short_header(1), 0, address, what]);
             next = next.wrapping_add(1);
         }
         self.next = next;
@@ -338,7 +358,8 @@ impl ReceiveRing {
         let first = (self.next & self.mask()) as usize * self.buffers;
         let mut wqe = Wqe::new(&[short_header(self.buffers as u32), 0]);
         for packet in &self.posted[first..first + self.buffers] {
-            let pushed = wqe.push(packet.data().as_ptr() as u64, self.lkey, DATA_ROOM);
+            let address = (packet.data().as_ptr() as u64).wrapping_add(self.distance);
+            let pushed = wqe.push(address, self.lkey, DATA_ROOM);
             debug_assert!(pushed, "no frame has as many buffers as a WQE has room for");
         }
         let at = self.position(self.next.wrapping_add(self.completions.count()));
@@ -400,34 +421,75 @@ fn unusual(entry: Entry<'_>, arrivals: &mut [Arrival], longest: u32) -> Result<u
 /// Notes on a packet in one buffer what the device found out.
 #[inline(always)]
 fn describe(packet: &mut Packet, arrival: Arrival) {
-    let flags = RxFlags(arrival.flags);
-    let hash = (flags.hash_type() != 0).then_some(arrival.hash);
-    let fits = packet.set_received(arrival.len, verdicts(arrival.flags), hash);
+    let fits = packet.set_received(arrival.len, verdicts(arrival.flags), arrival.hash, is_hashed(arrival.flags));
     debug_assert!(fits, "lengths were looked at");
-    if flags.vlan_present() != 0 {
-        packet.set_vlan(flags.vlan_id() as u16);
+    if arrival.flags & RARE != 0 {
+        note_rare(packet, arrival.flags);
     }
 }
 
 /// The same on a chain, whose lengths are there.
 fn note(packet: &mut Packet, arrival: Arrival) {
-    let flags = RxFlags(arrival.flags);
     packet.set_verdicts(verdicts(arrival.flags));
-    if flags.hash_type() != 0 {
+    if is_hashed(arrival.flags) {
         packet.set_rss_hash(arrival.hash);
     }
-    if flags.vlan_present() != 0 {
-        packet.set_vlan(flags.vlan_id() as u16);
+    if arrival.flags & RARE != 0 {
+        note_rare(packet, arrival.flags);
     }
 }
 
-/// The device's bits lie in the order of ours, TCP and UDP one after the other. Where it calls a checksum both good and bad, it is bad.
+/// A VLAN tag that was taken off, or verdicts on an outer header.
+const RARE: u32 = RxFlags(0).with_vlan_present(1).with_outer_ip_ok(1).with_outer_ip_bad(1).0;
+
+#[cold]
+#[inline(never)]
+fn note_rare(packet: &mut Packet, flags: u32) {
+    let flags = RxFlags(flags);
+    if flags.vlan_present() != 0 {
+        packet.set_vlan(flags.vlan_id() as u16);
+    }
+    let outer = match (flags.outer_ip_ok(), flags.outer_ip_bad()) {
+        (_, 1) => Verdicts::OUTER_L3_BAD,
+        (1, _) => Verdicts::OUTER_L3_GOOD,
+        _ => Verdicts::NONE,
+    };
+    packet.set_verdicts(packet.verdicts().with(outer));
+}
+
+#[inline(always)]
+fn is_hashed(flags: u32) -> bool {
+    flags & RxFlags(0).with_hash_type(u32::MAX).0 != 0
+}
+
+/// The device's six bits on the headers of a packet, from IPv4 good to UDP bad, as verdicts. Where it calls a checksum both good and bad, it
+/// is bad.
+static VERDICTS: [Verdicts; 64] = {
+    let mut table = [Verdicts::NONE; 64];
+    let mut bits = 0;
+    while bits < 64 {
+        let flags = RxFlags((bits as u32) << IP_OK);
+        let mut verdicts = Verdicts::NONE;
+        if flags.ip_bad() == 1 {
+            verdicts = verdicts.with(Verdicts::L3_BAD);
+        } else if flags.ip_ok() == 1 {
+            verdicts = verdicts.with(Verdicts::L3_GOOD);
+        }
+        if flags.tcp_bad() == 1 || flags.udp_bad() == 1 {
+            verdicts = verdicts.with(Verdicts::L4_BAD);
+        } else if flags.tcp_ok() == 1 || flags.udp_ok() == 1 {
+            verdicts = verdicts.with(Verdicts::L4_GOOD);
+        }
+        table[bits] = verdicts;
+        bits += 1;
+    }
+    table
+};
+const IP_OK: u32 = RxFlags(0).with_ip_ok(1).0.trailing_zeros();
+
 #[inline(always)]
 fn verdicts(flags: u32) -> Verdicts {
-    const GOOD: u32 = 0x55;
-    let inner = flags >> 25 & 0xf | flags >> 27 & 0xc;
-    let bits = inner | flags >> 9 & 0x30;
-    Verdicts::from_bits((bits & !(bits >> 1 & GOOD)) as u8)
+    VERDICTS[(flags >> IP_OK) as usize % VERDICTS.len()]
 }
 
 /// Drops the last `n` packets, which nobody filled.

@@ -11,7 +11,7 @@ use wirepath_nic_defs::mana::*;
 use super::cq::Positions;
 use super::exchange::Exchange;
 use super::fault::Fault;
-use super::hostile::memory;
+use super::hostile::{Nothing, memory};
 use super::keys::{Key, Keys};
 use super::rx::{ReceivePlace, ReceiveRing, Receiver, Spread};
 use super::tx::{SendPlace, SendRing, Sender};
@@ -138,7 +138,7 @@ fn transmit(depth: u32, ring_bytes: usize, vport: u32) -> Transmit {
         vport,
         doorbell: Doorbell::new(&device.page, DOORBELL_SQ),
     };
-    let ring = SendRing::new(Box::new(()), keys(&pool), place, Positions::Unknown).unwrap();
+    let ring = SendRing::new(Box::new(()), keys(&pool), place, Positions::UNKNOWN).unwrap();
     let exchange = Arc::new(Exchange::new());
     exchange.hand_out(ring);
     let queue = Sender::new(Arc::clone(&exchange), pool.clone(), 9000);
@@ -396,7 +396,7 @@ fn hostile_transmit_completions_end_the_ring_and_nothing_else() {
             vport: 0,
             doorbell: Doorbell::new(&next.page, DOORBELL_SQ),
         };
-        it.exchange.hand_out(SendRing::new(Box::new(()), keys(&it.pool), place, Positions::Unknown).unwrap());
+        it.exchange.hand_out(SendRing::new(Box::new(()), keys(&it.pool), place, Positions::UNKNOWN).unwrap());
         it.device = next;
         let packets = it.packets(2);
         assert_eq!((it.send(packets), it.device.all().len()), (2, 2));
@@ -438,10 +438,10 @@ fn receive(depth: u32, buffers: usize, spare: u32) -> Receive {
         rq: QUEUE,
         doorbell: Doorbell::new(&device.page, DOORBELL_RQ),
     };
-    let spread = Spread::new(Box::new(()));
+    let spread = Spread::new(Box::new(Nothing));
     let blank = pool.blank().in_port(3);
     let keys = keys(&pool);
-    let ring = ReceiveRing::new(Arc::clone(&spread), &keys, place, &pool, &blank, buffers, Positions::Unknown)
+    let ring = ReceiveRing::new(Arc::clone(&spread), &keys, place, &pool, &blank, buffers, Positions::UNKNOWN)
         .unwrap()
         .unwrap();
     let exchange = Arc::new(Exchange::new());

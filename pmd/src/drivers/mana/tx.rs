@@ -142,7 +142,7 @@ impl SendRing {
             }
             let burst = *self.burst(self.first_burst);
             let done = if kind == CQE_TX_OKAY {
-                if !self.positions.fits(said, burst.last, 1, 1, mask) {
+                if !self.positions.fits(said, burst.last, 1, mask) {
                     return Err(Fault::OutOfOrder);
                 }
                 true
@@ -173,8 +173,7 @@ impl SendRing {
         }
         counters.drops.add(DropReason::TxError, 1);
         let mask = self.ring.count() - 1;
-        let said = if self.positions == Positions::Bytes { said / WQE_UNIT } else { said };
-        let into = said.wrapping_sub(eldest) & mask;
+        let into = self.positions.units(said).wrapping_sub(eldest) & mask;
         // A position that is nowhere in the burst says nothing: then the burst ends here, as it would without positions.
         Ok(into >= burst.last.wrapping_sub(eldest))
     }
@@ -186,7 +185,7 @@ impl SendRing {
         let most = self.held.room().min(batch.len());
         // Values, not fields: as far as the compiler knows, what is written to the ring could change them.
         let ring = self.ring.view();
-        let (home, home_bytes, lkey) = self.keys.home().bounds();
+        let (home, home_bytes, lkey, distance) = self.keys.home().bounds();
         let (plain, all_long, longest) = (self.plain, self.addressing.needs_long, limits.longest);
         let (start, free) = (self.next, self.ring.count() - self.next.wrapping_sub(self.eldest));
         let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
@@ -207,7 +206,7 @@ impl SendRing {
                     break;
                 }
                 bytes += len as u64;
-                ([short_header(1), plain, address, pair(lkey, len as u32)], 1)
+                ([short_header(1), plain, address.wrapping_add(distance), pair(lkey, len as u32)], 1)
             } else {
                 match self.describe(packet, limits, at, free - used) {
                     Ok(Some(described)) => {
@@ -284,8 +283,8 @@ impl SendRing {
             let (head, rest) = segment.split_at_checked(split)?;
             split = 0;
             for piece in [head, rest].into_iter().filter(|piece| !piece.is_empty()) {
-                let address = piece.as_ptr() as u64;
-                if entries == MAX_SEGMENTS || !wqe.push(address, self.keys.find(address)?, piece.len()) {
+                let (address, key) = self.keys.reach(piece.as_ptr() as u64)?;
+                if entries == MAX_SEGMENTS || !wqe.push(address, key, piece.len()) {
                     return None;
                 }
                 entries += 1;

@@ -1,0 +1,364 @@
+// UNSAFETY: takes views of memory that another process describes, after a check that it lies in what was mapped.
+#![allow(unsafe_code)]
+
+//! Queues of a port in another process.
+//!
+//! One process opens the port and makes the queues in shared memory ([`Lender`]); another gets them, with a part of the packet buffers and the
+//! page of doorbells, over a socket ([`Borrowed`]), and transmits and receives without the first. The first keeps the hardware's objects, and
+//! ends them when the other is done or gone.
+//!
+//! ```text
+//! lender                                     borrower
+//! region of packets (memfd), port, queues
+//!   -- description, files: device, packets, queue memory -->
+//!                                            maps them, posts buffers, works
+//!   <-- "done" ------------------------------
+//! destroys the queues
+//!   -- "ended" ----------------------------->
+//!                                            frees what was posted
+//! ```
+//!
+//! Both trust each other with the packets, as processes that share a region do; that a description fits what was mapped is checked all the
+//! same. A device that is reset ends the loan: queues of a borrower are not made anew.
+
+use std::io::{self, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde::{Deserialize, Serialize};
+use wirepath_memory::{DeviceMemory, Doorbell, Region};
+use wirepath_nic_defs::mana::{DOORBELL_RQ, DOORBELL_SQ};
+use wirepath_verbs::RssQp;
+
+use super::cq::Positions;
+use super::exchange::Exchange;
+use super::find::{find, refused};
+use super::hardware::Hardware;
+use super::keys::{Key, Keys};
+use super::rx::{ReceivePlace, ReceiveRing, Receiver, Spread, Spreader, buffers_for};
+use super::tx::{SendPlace, SendRing, Sender};
+use super::{NAME, Options};
+use crate::packet::{Arena, Pool, STRIDE};
+use crate::port::{PortError, PortId, RxQueue, TxQueue};
+
+/// Files that a loan comes with, at most: device, packets, and regions of queue memory.
+const MOST_FILES: usize = 16;
+/// Bytes of a description, at most.
+const MOST_BYTES: usize = 64 << 10;
+/// The borrower uses nothing any more.
+const DONE: u8 = b'd';
+/// The hardware uses nothing any more.
+const ENDED: u8 = b'e';
+/// How long a borrower waits for the lender's answer at the end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is lent.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Transmit queues.
+    pub tx_queues: u16,
+    /// Receive queues.
+    pub rx_queues: u16,
+    /// Entries of each ring: a power of two, at most 256 with libmana of rdma-core 44.
+    pub depth: u32,
+    /// Largest layer-3 packet in bytes.
+    pub mtu: u16,
+}
+
+/// Where something lies in a region of queue memory.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct At {
+    region: usize,
+    offset: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Queue {
+    ring: At,
+    completions: At,
+    number: u32,
+    /// Of a send queue.
+    cq: u32,
+    vport: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Description {
+    /// Address of the packets in the process that registered them, and their key.
+    packets: u64,
+    lkey: u32,
+    mtu: u16,
+    buffers: usize,
+    tx: Vec<Queue>,
+    rx: Vec<Queue>,
+}
+
+/// A port whose queues are for another process.
+pub struct Lender {
+    name: String,
+    // Ended in this order.
+    _rss: Option<RssQp>,
+    tx: Vec<SendPlace>,
+    rx: Vec<ReceivePlace>,
+    keys: Arc<Keys>,
+    hardware: Hardware,
+    packets: Arc<Region>,
+    shape: Shape,
+}
+
+impl Lender {
+    /// Opens the port and makes the queues. `packets` is a shared region ([`wirepath_memory::RegionBuilder::shared`]) of which the borrower
+    /// cuts its pool: nobody else may.
+    ///
+    /// # Errors
+    /// As those of opening and starting a port; the region is not shared.
+    pub fn open(options: Options, shape: Shape, packets: &Arc<Region>) -> Result<Self, PortError> {
+        let name = options.device.clone();
+        let failed = |error| refused(&name, error);
+        if packets.descriptor().is_none() || !shape.depth.is_power_of_two() {
+            let reason = "a loan needs packets in a shared region, and a depth that is a power of two".to_owned();
+            return Err(PortError::Refused { driver: NAME, device: name, reason });
+        }
+        let found = find(&options.device, options.port)?;
+        let hardware = Hardware::open(&found, true).map_err(failed)?;
+        let keys = hardware.register_region(packets).map_err(failed)?;
+        let tx = (0..usize::from(shape.tx_queues)).map(|index| hardware.send_place(index, shape.depth));
+        let tx = tx.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let (mut rss, mut rx) = (None, Vec::new());
+        if shape.rx_queues > 0 {
+            let buffers = buffers_for(usize::from(shape.mtu) + 14 + 8);
+            let made = hardware.receive_places(shape.rx_queues.into(), shape.depth, buffers).map_err(failed)?;
+            (rss, rx) = (Some(made.0), made.1);
+        }
+        Ok(Self { name, _rss: rss, tx, rx, keys, hardware, packets: Arc::clone(packets), shape })
+    }
+
+    /// Lends the queues to the process at the other end of the socket, and waits until it is done with them, or gone. Then ends them.
+    ///
+    /// # Errors
+    /// The socket cannot be written.
+    pub fn lend(self, socket: &UnixStream) -> io::Result<()> {
+        self.describe(socket)?;
+        let mut answer = [0];
+        // Anything but "done" means that the borrower is gone; the queues end either way.
+        let done = (&*socket).read(&mut answer).is_ok_and(|n| n == 1 && answer[0] == DONE);
+        drop(self);
+        if done { (&*socket).write_all(&[ENDED]) } else { Ok(()) }
+    }
+
+    fn describe(&self, socket: &UnixStream) -> io::Result<()> {
+        let allocator = self.hardware.allocator();
+        let at = |memory: &DeviceMemory| {
+            let place = allocator.place(memory.base().as_ptr()).ok_or(io::ErrorKind::NotFound)?;
+            io::Result::Ok(At { region: place.region, offset: place.offset, bytes: memory.bytes() })
+        };
+        let mut description = Description {
+            packets: self.packets.base().as_ptr() as u64,
+            lkey: self.keys.home().lkey(),
+            mtu: self.shape.mtu,
+            buffers: buffers_for(usize::from(self.shape.mtu) + 14 + 8),
+            tx: Vec::new(),
+            rx: Vec::new(),
+        };
+        for place in &self.tx {
+            let (ring, completions) = (at(&place.ring)?, at(&place.completions)?);
+            description.tx.push(Queue { ring, completions, number: place.sq, cq: place.cq, vport: place.vport });
+        }
+        for place in &self.rx {
+            let (ring, completions) = (at(&place.ring)?, at(&place.completions)?);
+            description.rx.push(Queue { ring, completions, number: place.rq, cq: 0, vport: 0 });
+        }
+        let regions = allocator.regions()?;
+        let mut files: Vec<BorrowedFd<'_>> = vec![self.hardware.descriptor()];
+        files.extend(self.packets.descriptor());
+        files.extend(regions.iter().filter_map(|region| region.descriptor.as_ref()).map(AsFd::as_fd));
+        let text = serde_json::to_vec(&description)?;
+        // The length first, with the files: what follows may come in pieces.
+        send_with_files(socket, &(text.len() as u32).to_le_bytes(), &files)?;
+        let mut socket = socket;
+        socket.write_all(&text)
+    }
+}
+
+impl std::fmt::Debug for Lender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lender").field("name", &self.name).field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+/// Queues of a port that another process has opened. They go together: once the first receive queue, or this, is dropped, the lender ends
+/// all of them.
+#[derive(Debug)]
+pub struct Borrowed {
+    /// Receive queues.
+    pub rx: Vec<RxQueue>,
+    /// Transmit queues.
+    pub tx: Vec<TxQueue>,
+    /// The buffers of the shared region.
+    pub pool: Pool,
+    _loan: Arc<Loan>,
+}
+
+/// The borrower's end of the socket.
+#[derive(Debug)]
+struct Loan {
+    socket: Mutex<Option<UnixStream>>,
+    /// The lender said that the hardware has let go.
+    ended: Mutex<bool>,
+}
+
+impl Loan {
+    /// Says that everything may end, and waits until it has. `false`: nobody said so.
+    fn end(&self) -> bool {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut socket) = self.socket.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let mut answer = [0];
+            let _ = socket.set_read_timeout(Some(PATIENCE));
+            *ended =
+                socket.write_all(&[DONE]).and_then(|()| socket.read_exact(&mut answer)).is_ok() && answer[0] == ENDED;
+        }
+        *ended
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+struct LoanEnd(Arc<Loan>);
+
+impl Spreader for LoanEnd {
+    fn end(self: Box<Self>) -> bool {
+        self.0.end()
+    }
+}
+
+impl Borrowed {
+    /// Takes the queues that a [`Lender`] lends at the other end of the socket, posts buffers and is ready. `port` is the number that its
+    /// packets carry.
+    ///
+    /// # Errors
+    /// What came is no loan, or cannot be mapped.
+    pub fn take(mut socket: UnixStream, port: PortId) -> Result<Self, PortError> {
+        let refuse = |reason: String| PortError::Refused { driver: NAME, device: "a borrowed port".to_owned(), reason };
+        let failed = |error: io::Error| refuse(format!("the lender sent no loan: {error}"));
+        let (description, files) = receive(&mut socket).map_err(failed)?;
+        let mut files = files.into_iter();
+        let (Some(device), Some(packets)) = (files.next(), files.next()) else {
+            return Err(refuse("the lender sent no files".to_owned()));
+        };
+        let page = wirepath_verbs::mana::map_doorbells(device.as_fd()).map_err(|error| refuse(error.to_string()))?;
+        let attach = |file: OwnedFd| Region::attach(file).map_err(|error| refuse(error.to_string()));
+        let packets = attach(packets)?;
+        let buffers = u32::try_from(packets.bytes() / STRIDE).map_err(|_| refuse("too many packets".to_owned()))?;
+        let mut arena = Arena::in_region(packets);
+        let pool = arena.pool("borrowed", buffers)?;
+        let memory = files.map(|file| attach(file).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let view = |at: At| {
+            let region = memory.get(at.region)?;
+            let fits = at.offset.checked_add(at.bytes).is_some_and(|end| end <= region.bytes()) && at.offset % 8 == 0;
+            // SAFETY: inside the region, which is kept; this process looks at queue memory through such views only.
+            fits.then(|| unsafe { DeviceMemory::new(region.base().add(at.offset), at.bytes, Arc::clone(region) as _) })
+        };
+        let loan = Arc::new(Loan { socket: Mutex::new(Some(socket)), ended: Mutex::new(false) });
+        let key = Key::registered_at(arena.region(), description.lkey, description.packets);
+        let keys = Arc::new(Keys::new(key, Vec::new(), Box::new(())));
+        let nonsense = || refuse("the lender described queues that cannot be".to_owned());
+        let (mut rx, mut tx) = (Vec::new(), Vec::new());
+        let spread = Spread::new(Box::new(LoanEnd(Arc::clone(&loan))));
+        let blank = pool.blank().in_port(port);
+        if !(1..=8).contains(&description.buffers) {
+            return Err(nonsense());
+        }
+        for (index, queue) in description.rx.iter().enumerate() {
+            let (Some(ring), Some(completions)) = (view(queue.ring), view(queue.completions)) else {
+                return Err(nonsense());
+            };
+            let place =
+                ReceivePlace { ring, completions, rq: queue.number, doorbell: Doorbell::new(&page, DOORBELL_RQ) };
+            let (spread, buffers) = (Arc::clone(&spread), description.buffers);
+            let ring = ReceiveRing::new(spread, &keys, place, &pool, &blank, buffers, Positions::UNKNOWN);
+            let ring = ring.map_err(|dry| refuse(dry.to_string()))?.ok_or_else(nonsense)?;
+            let exchange = Arc::new(Exchange::new());
+            exchange.hand_out(ring);
+            rx.push(RxQueue::new(Box::new(Receiver::new(exchange, pool.clone(), blank)), port, index as u16, NAME));
+        }
+        for (index, queue) in description.tx.iter().enumerate() {
+            let (Some(ring), Some(completions)) = (view(queue.ring), view(queue.completions)) else {
+                return Err(nonsense());
+            };
+            let doorbell = Doorbell::new(&page, DOORBELL_SQ);
+            let (sq, cq, vport) = (queue.number, queue.cq, queue.vport);
+            let place = SendPlace { ring, completions, sq, cq, vport, doorbell };
+            let ring = SendRing::new(Box::new(Arc::clone(&loan)), Arc::clone(&keys), place, Positions::UNKNOWN);
+            let exchange = Arc::new(Exchange::new());
+            exchange.hand_out(ring.ok_or_else(nonsense)?);
+            tx.push(TxQueue::new(
+                Box::new(Sender::new(exchange, pool.clone(), description.mtu)),
+                port,
+                index as u16,
+                NAME,
+            ));
+        }
+        Ok(Self { rx, tx, pool, _loan: loan })
+    }
+}
+
+/// Sends bytes with files. By the C library, and not by a bare system call: an emulated NIC watches for device files that are handed over.
+fn send_with_files(socket: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    const ROOM: usize = 16 + 4 * MOST_FILES;
+    if files.len() > MOST_FILES {
+        return Err(io::Error::other(format!("{} files are more than can be passed", files.len())));
+    }
+    let mut control = [0u64; ROOM.div_ceil(8)];
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: all zero is a valid header; the control message fits into `control`, which is aligned for it; every pointer is valid for its
+    // length and outlives the call, which reads only.
+    let sent = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+        let length = (files.len() * size_of::<libc::c_int>()) as libc::c_uint;
+        (message.msg_control, message.msg_controllen) =
+            (control.as_mut_ptr().cast(), libc::CMSG_SPACE(length) as usize);
+        let head = libc::CMSG_FIRSTHDR(&raw const message);
+        ((*head).cmsg_level, (*head).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+        (*head).cmsg_len = libc::CMSG_LEN(length) as usize;
+        for (i, file) in files.iter().enumerate() {
+            libc::CMSG_DATA(head).cast::<libc::c_int>().add(i).write_unaligned(file.as_raw_fd());
+        }
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+    };
+    match usize::try_from(sent) {
+        Ok(sent) if sent == bytes.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Reads a description and the files that came with it.
+fn receive(socket: &mut UnixStream) -> io::Result<(Description, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut length = [0; 4];
+    let got = recvmsg(&*socket, &mut [IoSliceMut::new(&mut length)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut files = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            files.extend(passed);
+        }
+    }
+    let length = u32::from_le_bytes(length) as usize;
+    if got.bytes != 4 || length > MOST_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut text = vec![0; length];
+    socket.read_exact(&mut text)?;
+    Ok((serde_json::from_slice(&text)?, files))
+}
