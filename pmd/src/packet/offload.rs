@@ -12,6 +12,13 @@ macro_rules! bits {
             pub const NONE: Self = Self(0);
             $($(#[$fdoc])* pub const $flag: Self = Self(1 << $bit);)*
 
+            /// These bits, for code that gets them in the same order from elsewhere.
+            #[allow(dead_code)]
+            #[inline(always)]
+            pub(crate) const fn from_bits(bits: $repr) -> Self {
+                Self(bits)
+            }
+
             /// Whether all bits of `other` are set.
             #[inline(always)]
             pub const fn contains(self, other: Self) -> bool {

@@ -263,7 +263,8 @@ impl Borrowed {
         let memory = files.map(|file| attach(file).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let view = |at: At| {
             let region = memory.get(at.region)?;
-            let fits = at.offset.checked_add(at.bytes).is_some_and(|end| end <= region.bytes()) && at.offset % 8 == 0;
+            let fits =
+                at.offset.checked_add(at.bytes).is_some_and(|end| end <= region.bytes()) && at.offset.is_multiple_of(8);
             // SAFETY: inside the region, which is kept; this process looks at queue memory through such views only.
             fits.then(|| unsafe { DeviceMemory::new(region.base().add(at.offset), at.bytes, Arc::clone(region) as _) })
         };
@@ -331,7 +332,8 @@ fn send_with_files(socket: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) 
         ((*head).cmsg_level, (*head).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
         (*head).cmsg_len = libc::CMSG_LEN(length) as usize;
         for (i, file) in files.iter().enumerate() {
-            libc::CMSG_DATA(head).cast::<libc::c_int>().add(i).write_unaligned(file.as_raw_fd());
+            let number = file.as_raw_fd().to_ne_bytes();
+            libc::CMSG_DATA(head).add(i * number.len()).copy_from_nonoverlapping(number.as_ptr(), number.len());
         }
         libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
     };

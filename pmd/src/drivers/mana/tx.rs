@@ -7,7 +7,6 @@ use std::sync::Arc;
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mana::{
     CQE_TX_GDMA_ERR, CQE_TX_OKAY, CQE_TX_SA_DROP, CQE_TX_VLAN_TAGGING_VIOLATION, SqDoorbell, TX_OFFSET, TxOffset,
-    WQE_UNIT,
 };
 
 use super::cq::{CompletionQueue, Positions};
