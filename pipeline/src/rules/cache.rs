@@ -16,7 +16,7 @@
 
 use super::log::Added;
 use super::memory::{Zero, Zeroed};
-use super::records::{NONE, Slab};
+use super::records::{NONE, Records};
 use super::view::{Side, TableView};
 use crate::table::prefetch;
 
@@ -219,7 +219,7 @@ impl Cache {
 
     /// Whether a candidate is the flow, and what its rule is in `version`.
     #[inline(always)]
-    pub(super) fn check(&mut self, side: &Side, slab: &Slab, version: u64, entry: u32, row: &[u64]) -> Look {
+    pub(super) fn check(&mut self, side: &Side, slab: Records<'_>, version: u64, entry: u32, row: &[u64]) -> Look {
         let stamp = self.stamp(entry);
         // Not what `candidate` said: a packet before this one may have made the entry look again.
         let rule = self.buckets[entry as usize / WAYS].rules[entry as usize % WAYS];
@@ -237,7 +237,7 @@ impl Cache {
 
     /// Looks into the tables that may have a better rule than the one that an entry names.
     #[cold]
-    fn check_again(&mut self, side: &Side, slab: &Slab, version: u64, entry: u32) -> Look {
+    fn check_again(&mut self, side: &Side, slab: Records<'_>, version: u64, entry: u32) -> Look {
         self.stats.checked += 1;
         let stamp = self.stamp(entry);
         let (index, way) = (entry as usize / WAYS, entry as usize % WAYS);
@@ -347,7 +347,7 @@ impl Cache {
     }
 
     /// A rule was added.
-    pub(super) fn added(&mut self, side: &Side, slab: &Slab, version: u64, added: Added) {
+    pub(super) fn added(&mut self, side: &Side, slab: Records<'_>, version: u64, added: Added) {
         let Some(table) = side.table(added.table) else {
             // It has another number by now.
             self.flush();
@@ -404,7 +404,14 @@ impl Cache {
     }
 
     /// Looks for a better rule for one entry in one table, if its key has this hash there.
-    fn check_one(&mut self, (side, table): (&Side, &TableView), slab: &Slab, version: u64, entry: u32, hash: u32) {
+    fn check_one(
+        &mut self,
+        (side, table): (&Side, &TableView),
+        slab: Records<'_>,
+        version: u64,
+        entry: u32,
+        hash: u32,
+    ) {
         let (index, way) = (entry as usize / WAYS, entry as usize % WAYS);
         let at = entry as usize * self.stride;
         if self.buckets[index].tags[way] == 0 {
@@ -425,7 +432,7 @@ impl Cache {
 }
 
 /// The rule that goes first.
-fn better_of(slab: &Slab, rule: u32, other: Option<u32>) -> u32 {
+fn better_of(slab: Records<'_>, rule: u32, other: Option<u32>) -> u32 {
     match other {
         Some(other) if rule == NONE || slab.record(other).order() < slab.record(rule).order() => other,
         _ => rule,

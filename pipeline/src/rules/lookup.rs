@@ -6,8 +6,8 @@ use wirepath_wire::Parsed;
 
 use super::cache::{Cache, CacheStats, Look};
 use super::hash::Secret;
-use super::records::{Count, Installed, NONE, Slab};
-use super::view::{Engine, Side, side};
+use super::records::{Count, Installed, NONE, Records};
+use super::view::{Engine, Side, first_there, side};
 use super::words::WORDS;
 use super::{Program, RuleId};
 use crate::epoch::Guard;
@@ -98,7 +98,12 @@ struct Scratch {
     misses: [u8; BATCH],
     /// Of the packets in `misses`.
     products: Vec<[u64; BATCH]>,
+    /// Packets (as `products`) and the first records that they found in the tables. Never more than [`MATCHES`].
+    matches: Vec<(u8, u32)>,
 }
+
+/// Records that are found before they are looked at.
+const MATCHES: usize = 4 * BATCH;
 
 /// "No entry of the cache."
 const NO_ENTRY: u32 = u32::MAX;
@@ -112,6 +117,7 @@ impl RuleLookup {
             rules: [NONE; BATCH],
             misses: [0; BATCH],
             products: Vec::new(),
+            matches: Vec::with_capacity(MATCHES),
         };
         Self {
             engine,
@@ -158,7 +164,7 @@ impl RuleLookup {
         let engine = &*self.engine;
         // The version first, see `Engine`.
         let version = self.pin.version(guard.turn(), || engine.log.version());
-        let slab = engine.slab.read(guard);
+        let slab = Records::read(&engine.slab, guard);
         let rules = &engine.view.read(guard).sides[side(self.direction)];
         if rules.plan.id != self.plan {
             self.plan = rules.plan.id;
@@ -189,7 +195,12 @@ impl RuleLookup {
             for &i in &scratch.misses[..misses] {
                 let i = usize::from(i);
                 let row = &scratch.rows[i * width..(i + 1) * width];
-                self.cache.insert(rules, scratch.hashes[i], row, version, scratch.rules[i]);
+                let rule = scratch.rules[i];
+                if rule != NONE {
+                    prefetch(slab.count(self.worker, rule));
+                    slab.record(rule).installed().prefetch();
+                }
+                self.cache.insert(rules, scratch.hashes[i], row, version, rule);
             }
             self.cache.stats.misses += misses as u64;
         }
@@ -229,7 +240,7 @@ impl Scratch {
         cache: &mut Cache,
         secret: &Secret,
         rules: &Side,
-        slab: &Slab,
+        slab: Records<'_>,
         version: u64,
         worker: usize,
         count: usize,
@@ -268,7 +279,7 @@ impl Scratch {
 
     /// Tuple space search for the first `misses` packets of the list: table after table, each for all packets that might still find a
     /// better rule there.
-    fn search(&mut self, rules: &Side, slab: &Slab, version: u64, misses: usize) {
+    fn search(&mut self, rules: &Side, slab: Records<'_>, version: u64, misses: usize) {
         let width = rules.plan.words.len();
         let (rows, which) = (&self.rows[..], &self.misses[..misses]);
         if self.products.len() < rules.products.len() {
@@ -278,32 +289,50 @@ impl Scratch {
         rules.fill_products(rows, width, which, &mut self.products);
         let (mut found, mut orders) = ([NONE; BATCH], [u128::MAX; BATCH]);
         let mut active: [u8; BATCH] = std::array::from_fn(|j| j as u8);
-        let mut left = misses;
-        let mut hashes = [0u32; BATCH];
-        for table in &rules.tables {
-            // Nothing here or in the tables behind goes before a rule of a lower priority.
-            let bound = u128::from(table.priority) << 64;
-            let mut kept = 0;
-            for at in 0..left {
-                let j = active[at];
-                active[kept] = j;
-                kept += usize::from(orders[usize::from(j)] >= bound);
-            }
-            left = kept;
-            if left == 0 {
-                break;
-            }
-            let active = &active[..left];
-            table.hash_batch(&rules.secret, &self.products, active, &mut hashes);
-            table.find_batch((slab, version), (rows, width, which), (active, &hashes), |j, rule| {
-                let order = slab.record(rule).order();
+        let (mut left, mut priority) = (misses, 0);
+        // Records are looked at some time after they were found, when their lines have come.
+        let mut matches = std::mem::take(&mut self.matches);
+        let settle = |matches: &mut Vec<(u8, u32)>, orders: &mut [u128; BATCH], found: &mut [u32; BATCH]| {
+            for (j, head) in matches.drain(..) {
+                let Some(rule) = first_there(slab, version, head) else { continue };
+                let (order, j) = (slab.record(rule).order(), usize::from(j));
                 if order < orders[j] {
                     (orders[j], found[j]) = (order, rule);
                 }
+            }
+        };
+        let mut hashes = [0u32; BATCH];
+        for table in &rules.tables {
+            if table.priority != priority {
+                priority = table.priority;
+                settle(&mut matches, &mut orders, &mut found);
+                // Nothing here or in the tables behind goes before a rule of a lower priority.
+                let bound = u128::from(priority) << 64;
+                let mut kept = 0;
+                for at in 0..left {
+                    let j = active[at];
+                    active[kept] = j;
+                    kept += usize::from(orders[usize::from(j)] >= bound);
+                }
+                left = kept;
+                if left == 0 {
+                    break;
+                }
+            }
+            let active = &active[..left];
+            table.hash_batch(&rules.secret, &self.products, active, &mut hashes);
+            if matches.len() + left > MATCHES {
+                settle(&mut matches, &mut orders, &mut found);
+            }
+            table.find_batch((rows, width, which), (active, &hashes), |j, head| {
+                prefetch(slab.record(head));
+                matches.push((j, head));
             });
         }
+        settle(&mut matches, &mut orders, &mut found);
         for (&i, &rule) in which.iter().zip(&found) {
             self.rules[usize::from(i)] = rule;
         }
+        self.matches = matches;
     }
 }

@@ -4,7 +4,9 @@
 //! Large arrays that start as zeros.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 
 use crate::sync::AtomicU64;
 
@@ -37,13 +39,19 @@ unsafe impl Zero for u64 {
 }
 
 /// An array of zeros. From 1 MiB on it is mapped: then huge pages are asked for, and what is never written takes no memory.
-pub(super) struct Zeroed<T: Zero>(Memory<T>);
-
-enum Memory<T> {
-    Heap(Box<[T]>),
+pub(super) struct Zeroed<T: Zero> {
+    start: NonNull<T>,
+    count: usize,
+    /// Keeps the memory; `None`: it is the heap's.
     #[cfg(not(loom))]
-    Mapped(wirepath_memory::Region, usize),
+    region: Option<wirepath_memory::Region>,
+    _owns: PhantomData<T>,
 }
+
+// SAFETY: owns its elements, like a box.
+unsafe impl<T: Zero + Send> Send for Zeroed<T> {}
+// SAFETY: as above.
+unsafe impl<T: Zero + Sync> Sync for Zeroed<T> {}
 
 impl<T: Zero> Zeroed<T> {
     pub(super) fn new(count: usize) -> Self {
@@ -52,10 +60,30 @@ impl<T: Zero> Zeroed<T> {
             // Reserved huge pages are for packets.
             let region = wirepath_memory::RegionBuilder::new(count * size_of::<T>()).huge_pages(false).map();
             if let Ok(region) = region {
-                return Self(Memory::Mapped(region, count));
+                return Self { start: region.base().cast(), count, region: Some(region), _owns: PhantomData };
             }
         }
-        Self(Memory::Heap((0..count).map(|_| T::zero()).collect()))
+        let all: Box<[T]> = (0..count).map(|_| T::zero()).collect();
+        // SAFETY: a box is not null.
+        let start = unsafe { NonNull::new_unchecked(Box::into_raw(all).cast()) };
+        Self {
+            start,
+            count,
+            #[cfg(not(loom))]
+            region: None,
+            _owns: PhantomData,
+        }
+    }
+}
+
+impl<T: Zero> Drop for Zeroed<T> {
+    fn drop(&mut self) {
+        #[cfg(not(loom))]
+        if self.region.is_some() {
+            return;
+        }
+        // SAFETY: without a region the memory came from a box of so many.
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.count)) });
     }
 }
 
@@ -75,29 +103,17 @@ impl<T: Zero> Deref for Zeroed<T> {
 
     #[inline(always)]
     fn deref(&self) -> &[T] {
-        match &self.0 {
-            Memory::Heap(all) => all,
-            // SAFETY: the region has room for so many (it was asked for that), starts on a page, is zeroed (a valid value, by `Zero`),
-            // lives as long as `self`, and nothing else knows its address.
-            #[cfg(not(loom))]
-            Memory::Mapped(region, count) => unsafe {
-                std::slice::from_raw_parts(region.base().as_ptr().cast::<T>().cast_const(), *count)
-            },
-        }
+        // SAFETY: so many elements: from a box, or a region that was asked for at that size, starts on a page and is zeroed (a valid value,
+        // by `Zero`). It lives as long as `self`, and nothing else knows the address.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
 
 impl<T: Zero> DerefMut for Zeroed<T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [T] {
-        match &mut self.0 {
-            Memory::Heap(all) => all,
-            // SAFETY: as above; `&mut self` makes it the only reference.
-            #[cfg(not(loom))]
-            Memory::Mapped(region, count) => unsafe {
-                std::slice::from_raw_parts_mut(region.base().as_ptr().cast::<T>(), *count)
-            },
-        }
+        // SAFETY: as above; `&mut self` makes it the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.count) }
     }
 }
 

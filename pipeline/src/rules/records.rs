@@ -6,7 +6,7 @@ use wirepath_pmd::counters::Counter;
 use wirepath_pmd::flow::{Action, Rule};
 
 use super::{Program, RuleId};
-use crate::epoch::{Domain, Shared};
+use crate::epoch::{Domain, Guard, Shared};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// "No record."
@@ -146,6 +146,41 @@ pub(super) struct Count {
 pub(super) struct Slab {
     records: Vec<Arc<[Record]>>,
     counts: Vec<Vec<Arc<[Count]>>>,
+}
+
+/// The records as a worker sees them in one turn.
+#[derive(Clone, Copy)]
+pub(super) struct Records<'g> {
+    slab: &'g Slab,
+    shared: &'g Shared<Slab>,
+    guard: Guard<'g>,
+}
+
+impl<'g> Records<'g> {
+    pub(super) fn read(shared: &'g Shared<Slab>, guard: Guard<'g>) -> Self {
+        Self { slab: shared.read(guard), shared, guard }
+    }
+
+    #[inline(always)]
+    pub(super) fn record(self, index: u32) -> &'g Record {
+        match self.slab.records.get(index as usize / CHUNK) {
+            Some(chunk) => &chunk[index as usize % CHUNK],
+            None => self.newer(index),
+        }
+    }
+
+    /// Tables change while they are looked at: this record was made since the turn began. It is for a later version, but what is behind
+    /// it in its chain is perhaps for this one. Who finds its number finds the slab that has it.
+    #[cold]
+    fn newer(self, index: u32) -> &'g Record {
+        self.shared.read(self.guard).record(index)
+    }
+
+    /// The counters of a rule that is there in the turn's version.
+    #[inline(always)]
+    pub(super) fn count(self, worker: usize, index: u32) -> &'g Count {
+        self.slab.count(worker, index)
+    }
 }
 
 fn counts() -> Arc<[Count]> {

@@ -128,8 +128,10 @@ impl SlotTable {
     }
 
     #[inline(always)]
-    fn bucket(&self, index: usize) -> *const AtomicU64 {
-        let index = (index & self.mask) << self.shift;
+    fn bucket(&self, words: usize, index: usize) -> *const AtomicU64 {
+        // One line, where the length of keys is known to be short.
+        let shift = if words <= PAIRED { 0 } else { self.shift };
+        let index = (index & self.mask) << shift;
         debug_assert!(index < self.lines.len());
         // SAFETY: there are `(mask + 1) << shift` lines.
         unsafe { self.lines.as_ptr().add(index) }.cast()
@@ -137,9 +139,9 @@ impl SlotTable {
 
     /// Asks for the line where a search starts.
     #[inline(always)]
-    pub(super) fn prefetch(&self, hash: u32) {
+    pub(super) fn prefetch(&self, words: usize, hash: u32) {
         // SAFETY: a pointer to the first word of a bucket.
-        prefetch(unsafe { &*self.bucket(hash as usize) });
+        prefetch(unsafe { &*self.bucket(words, hash as usize) });
     }
 
     /// The value of a key, `None` if it is not there; `key` gives its words, of which there are `words`: a constant where the caller
@@ -164,7 +166,7 @@ impl SlotTable {
     #[inline(always)]
     fn find_in(&self, words: usize, index: usize, hash: u32, key: &impl Fn(usize) -> u64) -> Probe {
         let tag = u64::from(hash.max(1));
-        let bucket = self.bucket(index);
+        let bucket = self.bucket(words, index);
         // SAFETY: every bucket begins with a slot.
         let first = unsafe { &*bucket }.load(Ordering::Acquire);
         let (slot, meta, found) = if words <= PAIRED {
@@ -248,7 +250,7 @@ impl SlotTable {
     fn insert_at_once(&self, words: usize, hash: u32, key: impl Fn(usize) -> u64, value: u32) -> bool {
         debug_assert_eq!(words, self.words);
         let tag = u64::from(hash.max(1));
-        let bucket = self.bucket(hash as usize);
+        let bucket = self.bucket(words, hash as usize);
         // SAFETY: every bucket begins with a slot.
         let first = unsafe { &*bucket }.load(Ordering::Relaxed);
         let is_free = first == 0;
@@ -442,7 +444,7 @@ impl<const N: usize> ExactTable<N> {
         let mut hashes = [0; AHEAD];
         let ask = |key: &[u64; N]| {
             let hash = self.secret.hash(key.iter().copied());
-            self.slots.prefetch(hash);
+            self.slots.prefetch(N, hash);
             hash
         };
         for (hash, key) in hashes.iter_mut().zip(keys) {

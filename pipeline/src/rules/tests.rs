@@ -450,3 +450,107 @@ fn stages_do_what_rules_say() {
         std::iter::from_fn(|| stepped.sent()).map(|packet| [&packet.data()[12..], &[]].concat()).collect();
     assert_eq!(frames, [vec![0x81, 0, 0, 8, 0x88, 0xcc, 1, 2, 3, 4], vec![0x88, 0xcc, 1, 2, 3, 4]]);
 }
+
+/// Rules are replaced in pairs, others come and go, and a worker looks: at every moment both of a pair are of one generation, and what
+/// was published before its turn is what it sees.
+#[test]
+fn a_worker_sees_the_rules_of_one_moment_at_a_time() {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    let domain = Domain::new();
+    let mut table = RuleTable::new(&domain, RuleLimits { flows: 256, ..RuleLimits::default() }, 0);
+    let (mut ingress, mut egress) = table.lookups();
+    let of = |direction: &str, port: u32, generation: u32| {
+        rule(&format!("{direction} prio 5: eth / ipv4 / udp dst {port} => mark {generation}"))
+    };
+    let pairs: Vec<(RuleId, RuleId)> = (1..=8)
+        .map(|port| {
+            let add = |table: &mut RuleTable, rule| table.add(rule, Timeouts::NONE).unwrap();
+            (add(&mut table, of("ingress", port, 1)), add(&mut table, of("egress", port, 1)))
+        })
+        .collect();
+    // Generation that was published, and the one that may be by now.
+    let (done, begun, stop) = (AtomicU32::new(1), AtomicU32::new(1), AtomicBool::new(false));
+    /// Ends the worker, also if a test fails here.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+    std::thread::scope(|scope| {
+        let stopping = Stop(&stop);
+        let mut reader = domain.join();
+        let (done, begun, stop) = (&done, &begun, &stop);
+        let worker = scope.spawn(move || {
+            let (pool, parser) = (Pool::new("rules", 64).unwrap(), Parser::default());
+            let mut rng = Rng::new(9);
+            let (mut batch, mut parsed) = (Batch::new(), Vec::new());
+            for port in (1..=8u8).cycle().take(32) {
+                let mut frame = [0u8; 60];
+                frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00]);
+                frame[14..34]
+                    .copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0x66, 0xbd, 10, 0, 0, 1, 10, 0, 0, 2]);
+                frame[34..42].copy_from_slice(&[rng.next() as u8, 9, 0, port, 0, 26, 0, 0]);
+                let mut packet = pool.take().unwrap();
+                assert!(packet.extend_from_slice(&frame, &pool));
+                parsed.push(parser.parse(&frame).unwrap());
+                batch.push(packet).unwrap();
+            }
+            let generation = |hit: &Option<Hit<'_>>| match hit.expect("there is always one").rule().actions() {
+                [wirepath_pmd::flow::Action::Mark(generation)] => *generation,
+                other => panic!("{other:?}"),
+            };
+            let (mut turns, mut seen) = (0u32, std::collections::BTreeSet::new());
+            while !stop.load(Ordering::Acquire) || turns < 1000 {
+                reader.quiescent();
+                let least = done.load(Ordering::Acquire);
+                let (mut first, mut second) = ([None; 32], [None; 32]);
+                ingress.find(reader.guard(), 1, batch.as_slice(), &parsed, &mut first);
+                egress.find(reader.guard(), 1, batch.as_slice(), &parsed, &mut second);
+                let most = begun.load(Ordering::Acquire);
+                let now = generation(&first[0]);
+                assert!((least..=most).contains(&now), "generation {now} of {least} to {most}");
+                assert!(first.iter().chain(&second).all(|hit| generation(hit) == now), "two moments at a time");
+                seen.insert(now);
+                turns += 1;
+            }
+            seen.len()
+        });
+        let mut extra = std::collections::VecDeque::new();
+        for generation in 2..600 {
+            begun.store(generation, Ordering::Release);
+            table
+                .change(|change| {
+                    for (port, (a, b)) in (1..).zip(&pairs) {
+                        change.replace(*a, of("ingress", port, generation))?;
+                        change.replace(*b, of("egress", port, generation))?;
+                    }
+                    Ok(())
+                })
+                .unwrap();
+            done.store(generation, Ordering::Release);
+            // Others, with the same mask, with patterns of the pairs but behind them, and new masks.
+            for i in 0..4 {
+                let text = match i {
+                    0 => format!("ingress prio 9: eth / ipv4 / udp dst {} => drop", generation % 8 + 1),
+                    1 => format!("egress prio 5: eth / ipv4 / udp dst {} => drop", 1000 + generation),
+                    2 => format!("ingress prio 6: ipv4 dst 10.0.0.0/{} => drop", 8 + generation % 24),
+                    _ => {
+                        format!("egress prio 7: eth / ipv4 src 10.1.{}.{} => drop", generation / 256, generation % 256)
+                    }
+                };
+                // Patterns of which there are too many already are refused.
+                extra.extend(table.add(rule(&text), Timeouts::NONE));
+            }
+            while extra.len() > if generation < 400 { 3000 } else { 50 } {
+                table.remove(extra.pop_front().unwrap()).unwrap();
+            }
+            if generation % 100 == 0 {
+                table.age(1, |_| ());
+            }
+        }
+        drop(stopping);
+        assert!(worker.join().unwrap() > 1);
+    });
+}

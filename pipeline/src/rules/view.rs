@@ -8,7 +8,7 @@ use wirepath_pmd::packet::BATCH;
 use super::extract::Plan;
 use super::hash::Secret;
 use super::log::Log;
-use super::records::{NONE, Slab};
+use super::records::{NONE, Records, Slab};
 use super::slots::{SlotTable, product};
 use crate::epoch::Shared;
 
@@ -122,7 +122,7 @@ impl TableView {
         /// With the number of terms known, nothing is left of the inner loop.
         #[inline(always)]
         fn of<const N: usize>(
-            (slots, secret): (&SlotTable, &Secret),
+            (slots, words, secret): (&SlotTable, usize, &Secret),
             products: [&[u64; BATCH]; N],
             which: &[u8],
             hashes: &mut [u32],
@@ -131,11 +131,12 @@ impl TableView {
                 let sum =
                     products.iter().fold(0, |sum: u64, product| sum.wrapping_add(product[usize::from(j) % BATCH]));
                 *hash = secret.sum(sum);
-                slots.prefetch(*hash);
+                slots.prefetch(words, *hash);
             }
         }
         let get = |k: u16| &products[usize::from(k)];
-        let with = (slots, secret);
+        let words = self.columns.len();
+        let with = (slots, words, secret);
         match *self.terms {
             [a] => of(with, [a].map(get), which, hashes),
             [a, b] => of(with, [a, b].map(get), which, hashes),
@@ -147,47 +148,50 @@ impl TableView {
                 for (&j, hash) in which.iter().zip(hashes) {
                     let product = |k: &u16| get(*k)[usize::from(j) % BATCH];
                     *hash = secret.sum(all.iter().map(product).fold(0, u64::wrapping_add));
-                    slots.prefetch(*hash);
+                    slots.prefetch(words, *hash);
                 }
             }
         }
     }
 
-    /// The first rule of the table for each of the rows `misses[j]`, `j` in `which`: `found` gets `j` and the index of the record.
+    /// Looks for the keys of the rows `misses[j]`, `j` in `which`: `found` gets `j` and the first record of those with the key.
     #[inline(always)]
     pub(super) fn find_batch(
         &self,
-        (slab, version): (&Slab, u64),
-        (rows, width, misses): (&[u64], usize, &[u8]),
-        (which, hashes): (&[u8], &[u32]),
-        mut found: impl FnMut(usize, u32),
+        packets: (&[u64], usize, &[u8]),
+        asked: (&[u8], &[u32]),
+        mut found: impl FnMut(u8, u32),
     ) {
-        let slots = &*self.slots;
-        let mut all = |columns: &[Column], words: usize| {
+        /// With the length of the key known, nothing is left of the inner loops.
+        #[inline(always)]
+        fn of(
+            (slots, columns, words): (&SlotTable, &[Column], usize),
+            (rows, width, misses): (&[u64], usize, &[u8]),
+            (which, hashes): (&[u8], &[u32]),
+            found: &mut impl FnMut(u8, u32),
+        ) {
             for (&j, &hash) in which.iter().zip(hashes) {
                 let key = |i: usize| {
                     let Column { column, mask, .. } = columns[i];
                     rows[usize::from(misses[usize::from(j)]) * width + usize::from(column)] & mask
                 };
-                if let Some(head) = slots.find(words, hash, key)
-                    && let Some(rule) = first_there(slab, version, head)
-                {
-                    found(usize::from(j), rule);
+                if let Some(head) = slots.find(words, hash, key) {
+                    found(j, head);
                 }
             }
-        };
-        // The usual lengths without a loop.
-        match *self.columns {
-            [a] => all(&[a], 1),
-            [a, b] => all(&[a, b], 2),
-            [a, b, c] => all(&[a, b, c], 3),
-            [a, b, c, d] => all(&[a, b, c, d], 4),
-            ref columns => all(columns, columns.len()),
+        }
+        let (slots, columns) = (&*self.slots, &*self.columns);
+        match columns.len() {
+            1 => of((slots, columns, 1), packets, asked, &mut found),
+            2 => of((slots, columns, 2), packets, asked, &mut found),
+            3 => of((slots, columns, 3), packets, asked, &mut found),
+            4 => of((slots, columns, 4), packets, asked, &mut found),
+            words => of((slots, columns, words), packets, asked, &mut found),
         }
     }
 
     /// The first rule of the table that a packet fits in this version: index of its record.
-    pub(super) fn find(&self, slab: &Slab, version: u64, hash: u32, row: &[u64]) -> Option<u32> {
+    pub(super) fn find(&self, slab: Records<'_>, version: u64, hash: u32, row: &[u64]) -> Option<u32> {
         let word = |i: usize| {
             let Column { column, mask, .. } = self.columns[i];
             row[usize::from(column)] & mask
@@ -198,7 +202,7 @@ impl TableView {
 
 /// The first record of a chain that is there in this version.
 #[inline(always)]
-fn first_there(slab: &Slab, version: u64, head: u32) -> Option<u32> {
+pub(super) fn first_there(slab: Records<'_>, version: u64, head: u32) -> Option<u32> {
     let mut index = head;
     while index != NONE {
         let record = slab.record(index);
