@@ -8,7 +8,7 @@ use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::ToKernel;
 use wirepath_wire::{Parsed, Parser};
 
-use super::stage::{PUNT_TO_KERNEL, Surroundings};
+use super::stage::{PUNT_TO_KERNEL, Surroundings, tags_into_frames};
 use super::{Hit, Outcome, RuleLookup, Toeplitz};
 use crate::context::Context;
 use crate::parsed::ParsedBatch;
@@ -112,6 +112,7 @@ impl<S: Stage> Stage for Ruled<S> {
 impl<S> Ruled<S> {
     fn at_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
         let Self { ingress, parsed, toeplitz, around, worker, .. } = self;
+        tags_into_frames(context, batch);
         parsed.parse(&around.parser, context, batch);
         let mut found: [Option<Hit<'_>>; BATCH] = [None; BATCH];
         let found = &mut found[..batch.len()];
@@ -166,6 +167,7 @@ impl<S> Ruled<S> {
     /// A batch of packets that leave by their output ports.
     fn leave(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
         let Self { egress, parsed, toeplitz, around, .. } = self;
+        tags_into_frames(context, batch);
         parsed.parse(&around.parser, context, batch);
         let mut found: [Option<Hit<'_>>; BATCH] = [None; BATCH];
         let found = &mut found[..batch.len()];

@@ -118,16 +118,7 @@ impl Stage for RuleStage {
             return;
         }
         let Self { lookup, parser, parsed, toeplitz, pool, queues, .. } = self;
-        // Rules and the parser see every tag, also one that the device left beside the frame.
-        if batch.iter().any(|packet| packet.vlan().is_some()) {
-            batch.filter_map(|mut packet| match tag_into_frame(&mut packet) {
-                Ok(()) => Some(packet),
-                Err(reason) => {
-                    context.drop(packet, reason);
-                    None
-                }
-            });
-        }
+        tags_into_frames(context, batch);
         parsed.parse(parser, context, batch);
         let mut found = [None; BATCH];
         let found = &mut found[..batch.len()];
@@ -156,6 +147,20 @@ impl Stage for RuleStage {
                 }
             }
             None
+        });
+    }
+}
+
+/// Rules and the parser see every tag, also one that the device left beside the frame.
+#[inline]
+pub(super) fn tags_into_frames(context: &mut Context<'_>, batch: &mut Batch) {
+    if batch.iter().any(|packet| packet.vlan().is_some()) {
+        batch.filter_map(|mut packet| match tag_into_frame(&mut packet) {
+            Ok(()) => Some(packet),
+            Err(reason) => {
+                context.drop(packet, reason);
+                None
+            }
         });
     }
 }
