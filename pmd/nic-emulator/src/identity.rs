@@ -1,6 +1,7 @@
-//! Identifiers that RDMA devices derive from the addresses of their ports.
+//! What RDMA devices tell of their ports: identifiers derived from their addresses, and their state.
 
-use wirepath_nic_defs::uverbs::{self, ioctl};
+use wirepath_nic_defs::uverbs::{self, ioctl, write};
+use zerocopy::FromZeros;
 
 use crate::topology::{DeviceSpec, PortSpec};
 
@@ -31,4 +32,30 @@ pub(crate) fn gids(spec: &DeviceSpec) -> Vec<ioctl::GidEntry> {
         }
     };
     spec.ports.iter().enumerate().map(entry).collect()
+}
+
+/// State of an Ethernet port, as the kernel tells it.
+pub(crate) fn port_reply(mtu: u32, up: bool, max_message: u32) -> ioctl::QueryPortReply {
+    let mtu = match mtu {
+        4096.. => uverbs::MTU_4096,
+        2048.. => uverbs::MTU_2048,
+        1024.. => uverbs::MTU_1024,
+        _ => uverbs::MTU_512,
+    };
+    let mut reply = ioctl::QueryPortReply::new_zeroed();
+    reply.legacy_resp = write::QueryPortReply {
+        max_msg_sz: max_message,
+        gid_tbl_len: 1,
+        pkey_tbl_len: 1,
+        state: if up { uverbs::PORT_ACTIVE } else { uverbs::PORT_DOWN },
+        max_mtu: mtu,
+        active_mtu: mtu,
+        max_vl_num: 1,
+        active_width: 2,  // 4X
+        active_speed: 32, // EDR: 100 Gbit/s
+        phys_state: if up { 5 } else { 3 },
+        link_layer: uverbs::LINK_LAYER_ETHERNET,
+        ..write::QueryPortReply::new_zeroed()
+    };
+    reply
 }

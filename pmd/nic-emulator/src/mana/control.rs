@@ -265,28 +265,7 @@ impl<H: Host> Device<H> for Mana<H> {
     fn query_port(&self, port: u8) -> Option<ioctl::QueryPortReply> {
         let at = usize::from(port).checked_sub(1)?;
         let (spec, state) = (self.spec.ports.get(at)?, self.ports.get(at)?);
-        let mtu = match spec.mtu {
-            4096.. => uverbs::MTU_4096,
-            2048.. => uverbs::MTU_2048,
-            1024.. => uverbs::MTU_1024,
-            _ => uverbs::MTU_512,
-        };
-        let mut reply = ioctl::QueryPortReply::new_zeroed();
-        reply.legacy_resp = write::QueryPortReply {
-            max_msg_sz: 0x0100_0000,
-            gid_tbl_len: 1,
-            pkey_tbl_len: 1,
-            state: if state.up { uverbs::PORT_ACTIVE } else { uverbs::PORT_DOWN },
-            max_mtu: mtu,
-            active_mtu: mtu,
-            max_vl_num: 1,
-            active_width: 2,  // 4X
-            active_speed: 32, // EDR: 100 Gbit/s
-            phys_state: if state.up { 5 } else { 3 },
-            link_layer: uverbs::LINK_LAYER_ETHERNET,
-            ..write::QueryPortReply::new_zeroed()
-        };
-        Some(reply)
+        Some(identity::port_reply(spec.mtu, state.up, 0x0100_0000))
     }
 
     fn gids(&self) -> Vec<ioctl::GidEntry> {

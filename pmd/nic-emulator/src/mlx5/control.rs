@@ -297,27 +297,9 @@ impl<H: Host> Device<H> for Mlx5<H> {
     fn query_port(&self, port: u8) -> Option<ioctl::QueryPortReply> {
         let at = usize::from(port).checked_sub(1)?;
         let (spec, state) = (self.spec.ports.get(at)?, self.ports.get(at)?);
-        let mtu = match spec.mtu {
-            4096.. => uverbs::MTU_4096,
-            2048.. => uverbs::MTU_2048,
-            1024.. => uverbs::MTU_1024,
-            _ => uverbs::MTU_512,
-        };
-        let mut reply = ioctl::QueryPortReply::new_zeroed();
-        reply.legacy_resp = write::QueryPortReply {
-            max_msg_sz: 0x4000_0000,
-            gid_tbl_len: 1,
-            pkey_tbl_len: 1,
-            state: if state.up { uverbs::PORT_ACTIVE } else { uverbs::PORT_DOWN },
-            max_mtu: uverbs::MTU_4096,
-            active_mtu: mtu,
-            max_vl_num: 1,
-            active_width: 2,  // 4X
-            active_speed: 32, // EDR: 100 Gbit/s
-            phys_state: if state.up { 5 } else { 3 },
-            link_layer: uverbs::LINK_LAYER_ETHERNET,
-            ..write::QueryPortReply::new_zeroed()
-        };
+        let mut reply = identity::port_reply(spec.mtu, state.up, 0x4000_0000);
+        // The device takes more than the port is set to.
+        reply.legacy_resp.max_mtu = uverbs::MTU_4096;
         Some(reply)
     }
 
