@@ -7,11 +7,13 @@
 //! of entries; the owner bit says which pass of the ring an entry belongs to.
 
 mod completion;
+mod devx;
 mod doorbell;
 mod steering;
 mod wqe;
 
 pub use completion::*;
+pub use devx::*;
 pub use doorbell::*;
 pub use steering::*;
 pub use wqe::*;

@@ -17,8 +17,12 @@ pub const CRITERIA_MISC: u8 = 1 << 1;
 pub const CRITERIA_INNER: u8 = 1 << 2;
 /// MPLS and registers.
 pub const CRITERIA_MISC2: u8 = 1 << 3;
-/// TCP numbers, VXLAN-GPE, ICMP.
+/// TCP numbers, VXLAN-GPE, ICMP, GTP.
 pub const CRITERIA_MISC3: u8 = 1 << 4;
+/// Samples of the flexible parser.
+pub const CRITERIA_MISC4: u8 = 1 << 5;
+/// MACsec and words of tunnel headers.
+pub const CRITERIA_MISC5: u8 = 1 << 6;
 
 /// A bit string of the match parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +43,27 @@ impl MatchField {
     #[must_use]
     pub const fn inner(self) -> Self {
         Self { offset: self.offset + 8 * 0x80, bits: self.bits }
+    }
+
+    /// The field of parameters: its bits, the last the least significant. Parameters that end before it have zeros there.
+    pub fn get(self, parameters: &[u8]) -> u128 {
+        let mut value = 0;
+        for bit in usize::from(self.offset)..usize::from(self.offset) + usize::from(self.bits) {
+            let byte = parameters.get(bit / 8).copied().unwrap_or(0);
+            value = value << 1 | u128::from(byte >> (7 - bit % 8) & 1);
+        }
+        value
+    }
+
+    /// Writes the field; bits of `value` that do not fit are cut off, bits behind the end of the parameters too.
+    pub fn set(self, parameters: &mut [u8], value: u128) {
+        for place in 0..usize::from(self.bits) {
+            let bit = usize::from(self.offset) + usize::from(self.bits) - 1 - place;
+            if let Some(byte) = parameters.get_mut(bit / 8) {
+                let mask = 1 << (7 - bit % 8);
+                *byte = if value >> place & 1 != 0 { *byte | mask } else { *byte & !mask };
+            }
+        }
     }
 
     /// The bit of `match_criteria_enable` for the part that the field lies in.
@@ -119,6 +144,8 @@ pub mod misc {
     pub const GRE_K: MatchField = MatchField::at(0x40, 2, 1);
     /// A GRE sequence number.
     pub const GRE_S: MatchField = MatchField::at(0x40, 3, 1);
+    /// The function whose port it came from, of a switch over several.
+    pub const SOURCE_VHCA_PORT: MatchField = MatchField::at(0x40, 4, 4);
     /// The send queue, at egress.
     pub const SOURCE_SQN: MatchField = MatchField::at(0x41, 0, 24);
     /// The virtual port.
@@ -149,6 +176,8 @@ pub mod misc {
     pub const GRE_KEY: MatchField = MatchField::at(0x50, 0, 32);
     /// VXLAN network identifier.
     pub const VXLAN_VNI: MatchField = MatchField::at(0x54, 0, 24);
+    /// Opcode of RoCE.
+    pub const BTH_OPCODE: MatchField = MatchField::at(0x57, 0, 8);
     /// GENEVE network identifier.
     pub const GENEVE_VNI: MatchField = MatchField::at(0x58, 0, 24);
     /// GENEVE control packet.
@@ -161,6 +190,8 @@ pub mod misc {
     pub const GENEVE_OPT_LEN: MatchField = MatchField::at(0x64, 10, 6);
     /// EtherType of what GENEVE carries.
     pub const GENEVE_PROTOCOL: MatchField = MatchField::at(0x66, 0, 16);
+    /// Destination queue pair of RoCE.
+    pub const BTH_DESTINATION: MatchField = MatchField::at(0x69, 0, 24);
     /// ESP SPI of the inner headers. It comes first.
     pub const INNER_ESP_SPI: MatchField = MatchField::at(0x6c, 0, 32);
     /// ESP SPI.
@@ -180,11 +211,17 @@ pub mod misc2 {
     /// First label stack entry behind UDP.
     pub const MPLS_OVER_UDP: MatchField = MatchField::at(0xcc, 0, 32);
     /// Register C0.
-    pub const REG_C0: MatchField = MatchField::at(0xec, 0, 32);
+    pub const REG_C0: MatchField = reg_c(0);
     /// Register A: what egress descriptors bring.
     pub const REG_A: MatchField = MatchField::at(0xf0, 0, 32);
     /// Register B.
     pub const REG_B: MatchField = MatchField::at(0xf4, 0, 32);
+
+    /// Registers C0 to C7; the last comes first.
+    pub const fn reg_c(number: u16) -> MatchField {
+        assert!(number < 8);
+        MatchField::at(0xec - 4 * number, 0, 32)
+    }
 }
 
 /// TCP numbers, VXLAN-GPE and ICMP (`fte_match_set_misc3`).
@@ -217,6 +254,42 @@ pub mod misc3 {
     pub const ICMPV6_TYPE: MatchField = MatchField::at(0x122, 0, 8);
     /// ICMPv6 code.
     pub const ICMPV6_CODE: MatchField = MatchField::at(0x123, 0, 8);
+    /// Tunnel endpoint identifier of GTP.
+    pub const GTP_TEID: MatchField = MatchField::at(0x128, 0, 32);
+}
+
+/// Words that a flexible parser took from anywhere (`fte_match_set_misc4`).
+pub mod misc4 {
+    use super::MatchField;
+
+    /// Value of a sample, 0 to 7.
+    pub const fn sample_value(number: u16) -> MatchField {
+        assert!(number < 8);
+        MatchField::at(0x140 + 8 * number, 0, 32)
+    }
+
+    /// Which sample of the parser that is.
+    pub const fn sample_id(number: u16) -> MatchField {
+        assert!(number < 8);
+        MatchField::at(0x144 + 8 * number, 0, 32)
+    }
+}
+
+/// MACsec and words of tunnel headers (`fte_match_set_misc5`).
+pub mod misc5 {
+    use super::MatchField;
+
+    /// Word of the MACsec tag, 0 to 3.
+    pub const fn macsec_tag(number: u16) -> MatchField {
+        assert!(number < 4);
+        MatchField::at(0x180 + 4 * number, 0, 32)
+    }
+
+    /// Word of the tunnel header behind UDP, 0 to 3.
+    pub const fn tunnel_header(number: u16) -> MatchField {
+        assert!(number < 4);
+        MatchField::at(0x190 + 4 * number, 0, 32)
+    }
 }
 
 bits! {
@@ -297,6 +370,36 @@ mod tests {
         assert_eq!(misc::GRE_C.criteria(), CRITERIA_MISC);
         assert_eq!(misc::OUTER_ESP_SPI.criteria(), CRITERIA_MISC);
         assert_eq!(misc2::REG_A.criteria(), CRITERIA_MISC2);
-        assert_eq!(misc3::ICMPV6_CODE.criteria(), CRITERIA_MISC3);
+        assert_eq!(misc3::GTP_TEID.criteria(), CRITERIA_MISC3);
+        assert_eq!(misc4::sample_id(7).criteria(), CRITERIA_MISC4);
+        assert_eq!(misc5::tunnel_header(3).criteria(), CRITERIA_MISC5);
+        assert_eq!((misc2::reg_c(7).offset, misc2::REG_C0.offset), (0xd0 * 8, 0xec * 8));
+    }
+
+    #[test]
+    fn a_field_is_written_where_it_is_read_and_nowhere_else() {
+        let fields = [
+            header::SRC_MAC,
+            header::TCP_FLAGS.inner(),
+            header::IP_VERSION,
+            header::DST_IPV6,
+            misc::SOURCE_SQN,
+            misc::GENEVE_OPT_LEN,
+            misc::OUTER_FLOW_LABEL,
+            misc5::tunnel_header(3),
+        ];
+        for field in fields {
+            for background in [0u8, 0xff] {
+                let mut parameters = [background; MATCH_BYTES];
+                let value = 0x1234_5678_9abc_def0_0fed_cba9_8765_4321 & (u128::MAX >> (128 - u32::from(field.bits)));
+                field.set(&mut parameters, value);
+                assert_eq!(field.get(&parameters), value, "{field:?}");
+                field.set(&mut parameters, if background == 0 { 0 } else { u128::MAX });
+                assert_eq!(parameters, [background; MATCH_BYTES], "{field:?}");
+            }
+        }
+        let mut short = [0u8; 4];
+        header::SRC_MAC.set(&mut short, 0xa1b2_c3d4_e5f6);
+        assert_eq!((short, header::SRC_MAC.get(&short)), ([0xa1, 0xb2, 0xc3, 0xd4], 0xa1b2_c3d4_0000));
     }
 }
