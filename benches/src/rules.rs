@@ -10,11 +10,12 @@ use clap::ValueEnum;
 use serde::Serialize;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_pipeline::epoch::Domain;
-use wirepath_pipeline::rules::{CacheStats, RuleId, RuleLimits, RuleStage, RuleTable, Timeouts};
+use wirepath_pipeline::rules::{Around, CacheStats, RuleId, RuleLimits, RuleTable, Ruled, Timeouts};
 use wirepath_pipeline::table::hash_u64;
 use wirepath_pipeline::{Context, Stage};
 use wirepath_pmd::flow::{Action, Bits, Direction, Field, Item, ItemKind, Rule};
 use wirepath_pmd::packet::Batch;
+use wirepath_wire::Parser;
 
 use crate::measure::{self, Common, Phase};
 
@@ -248,8 +249,8 @@ impl Setting {
     }
 }
 
-/// Turns what came in into the measurement's frames, runs the rules and sends everything on.
-fn chain(mut rules: RuleStage, setting: &Setting, stats: Arc<Mutex<CacheStats>>) -> impl Stage + use<> {
+/// Turns what came in into the measurement's frames, which meet the rules and leave.
+fn chain<S: Stage>(mut rules: Ruled<S>, setting: &Setting, stats: Arc<Mutex<CacheStats>>) -> impl Stage + use<S> {
     let (frames, order) = (Arc::clone(&setting.frames), Arc::clone(&setting.order));
     let (mut at, mut batches) = (0, 0u32);
     move |context: &mut Context<'_>, batch: &mut Batch| {
@@ -262,11 +263,15 @@ fn chain(mut rules: RuleStage, setting: &Setting, stats: Arc<Mutex<CacheStats>>)
         rules.process(context, batch);
         batches += 1;
         if batches % 1024 == 0 {
-            *stats.lock().expect("not poisoned") = rules.stats();
+            *stats.lock().expect("not poisoned") = rules.stats()[0];
         }
-        if let Some(port) = context.in_port() {
-            context.send_batch(port ^ 1, batch);
-        }
+    }
+}
+
+/// From one port to the other.
+fn across(context: &mut Context<'_>, batch: &mut Batch) {
+    if let Some(port) = context.in_port() {
+        context.send_batch(port ^ 1, batch);
     }
 }
 
@@ -390,9 +395,10 @@ fn phases(
             table
                 .change(|change| rules.iter().try_for_each(|rule| change.add(rule.clone(), Timeouts::NONE).map(drop)))
                 .map_err(Failure::failed)?;
-            let (ingress, _) = table.lookups();
+            let around = Around::new(runtime.ports(), runtime.queue_workers(), Parser::default());
+            let ruled = Ruled::new(across, &mut table, Arc::new(around), 0);
             *prepared.borrow_mut() = Some(table);
-            let mut stage = Some(chain(RuleStage::new(ingress), setting, counted));
+            let mut stage = Some(chain(ruled, setting, counted));
             Ok(Box::new(move |_| stage.take().expect("one worker")))
         },
         |phase| {

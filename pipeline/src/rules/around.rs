@@ -1,40 +1,58 @@
 //! Rules around the stages of a program.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
-use wirepath_pmd::port::ToKernel;
+use wirepath_pmd::port::{PortId, ToKernel};
 use wirepath_wire::{Parsed, Parser};
 
-use super::stage::{PUNT_TO_KERNEL, Surroundings, tags_into_frames};
-use super::{Hit, Outcome, RuleLookup, Toeplitz};
+use super::program::tag_into_frame;
+use super::{CacheStats, Environment, Hit, Outcome, RuleLookup, RuleTable, Toeplitz};
 use crate::context::Context;
 use crate::parsed::ParsedBatch;
+use crate::runtime::PortInfo;
 use crate::stage::Stage;
-use crate::sync::{AtomicBool, Ordering};
+
+/// [`crate::Punt::code`] of packets that a rule passes to the kernel's network stack: the control thread hands them on.
+pub const PUNT_TO_KERNEL: u32 = 0x6b65_726e;
 
 /// What every worker's [`Ruled`] stage knows of the ports.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub struct Around {
     /// How packets get to the kernel, for each port: a [`Way`]. It is certain only when the port runs.
-    pub(super) to_kernel: Box<[AtomicU8]>,
+    to_kernel: Box<[AtomicU8]>,
     /// Where copies for a mirror are made.
-    pub(super) pools: Box<[Pool]>,
+    pools: Box<[Pool]>,
     /// Worker of each receive queue, by port and queue.
-    pub(super) workers: Vec<Vec<usize>>,
+    workers: Vec<Vec<usize>>,
     /// What is taken for a tunnel.
-    pub(super) parser: Parser,
-    /// Whether there may be rules of a direction; without, nothing is parsed. Raised before the change that brings the first rule,
-    /// lowered when no worker can meet the last one any more: else a packet could meet the new rules of one direction and the old ones
-    /// of the other.
-    pub(super) ingress: AtomicBool,
-    pub(super) egress: AtomicBool,
+    parser: Parser,
 }
 
-/// Numbers of [`Shared::to_kernel`].
-pub(super) struct Way;
+impl Around {
+    /// For ports that may exist on paper only. `workers` has the worker of each receive queue, by port and queue.
+    pub fn new(ports: &[PortInfo], workers: Vec<Vec<usize>>, parser: Parser) -> Self {
+        Self {
+            to_kernel: ports.iter().map(|port| Way::number(port.capabilities.to_kernel).into()).collect(),
+            pools: ports.iter().map(|port| port.pool.clone()).collect(),
+            workers,
+            // Whether a header checksum is right is for whoever the packet is addressed to.
+            parser: Parser { verify_ipv4: false, ..parser },
+        }
+    }
+
+    /// Once the ports are started: how their packets get to the kernel.
+    pub(super) fn started(&self, ports: &[PortInfo]) {
+        for (port, way) in ports.iter().zip(&self.to_kernel) {
+            way.store(Way::number(port.capabilities.to_kernel), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Numbers of [`Around::to_kernel`].
+struct Way;
 
 impl Way {
     const NONE: u8 = 0;
@@ -42,7 +60,7 @@ impl Way {
     const BACK: u8 = 2;
     const INJECT: u8 = 3;
 
-    pub(super) fn number(to_kernel: ToKernel) -> u8 {
+    fn number(to_kernel: ToKernel) -> u8 {
         match to_kernel {
             ToKernel::Beside => Self::BESIDE,
             ToKernel::Back => Self::BACK,
@@ -56,10 +74,13 @@ impl Way {
 /// sends meets the rules of egress.
 ///
 /// - While there are rules of a direction, packets whose headers are wrong are dropped there with the reason: nobody could say which
-///   rule they fit. (IPv4 header checksums are not looked at.)
+///   rule they fit. (IPv4 header checksums are not looked at.) Without rules of a direction, nothing is parsed.
+/// - A VLAN tag that the device left beside the frame ([`Packet::vlan`]) is written into it first.
 /// - A packet that a rule gives to a queue of another worker goes on there, behind the rules of ingress.
 /// - What a rule redirects at ingress meets the rules of egress of its new port. Copies of a mirror meet no rule.
-/// - What the control thread sends (answers to ARP, say) meets no rule.
+/// - What the control thread sends ([`crate::ControlPlane::send`]: answers to ARP, say) meets no rule of egress.
+/// - All of a packet's way through one worker is under the rules of one moment. A packet that is handed over meets those of egress
+///   at the other worker, a turn later: a change in between holds for that half of its way.
 #[derive(Debug)]
 pub struct Ruled<S> {
     stage: S,
@@ -67,17 +88,14 @@ pub struct Ruled<S> {
     egress: RuleLookup,
     parsed: ParsedBatch,
     toeplitz: Toeplitz,
-    around: Arc<Shared>,
+    around: Arc<Around>,
     worker: usize,
 }
 
 impl<S> Ruled<S> {
-    pub(super) fn new(
-        stage: S,
-        (ingress, egress): (RuleLookup, RuleLookup),
-        around: Arc<Shared>,
-        worker: usize,
-    ) -> Self {
+    /// Around the stage of a worker: `table` belongs to whoever changes it, which [`super::RuleControl`] does for a whole list.
+    pub fn new(stage: S, table: &mut RuleTable, around: Arc<Around>, worker: usize) -> Self {
+        let (ingress, egress) = table.lookups();
         Self { stage, ingress, egress, parsed: ParsedBatch::new(), toeplitz: Toeplitz::default(), around, worker }
     }
 
@@ -85,16 +103,21 @@ impl<S> Ruled<S> {
     pub fn inner(&mut self) -> &mut S {
         &mut self.stage
     }
+
+    /// What the caches did, at ingress and at egress.
+    pub fn stats(&self) -> [CacheStats; 2] {
+        [self.ingress.stats(), self.egress.stats()]
+    }
 }
 
 impl<S: Stage> Stage for Ruled<S> {
     #[inline]
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
-        // The version first: whoever sees the rules of a change sees the flags that were raised before it.
+        // The version first, for both directions: whoever sees the rules of a change sees that there are some.
         self.ingress.pin(context.guard());
-        let egress = self.around.egress.load(Ordering::Relaxed);
+        let egress = self.egress.has_rules(context.guard());
         context.core.holding = egress;
-        if context.in_port().is_some() && self.around.ingress.load(Ordering::Relaxed) {
+        if context.in_port().is_some() && self.ingress.has_rules(context.guard()) {
             self.at_ingress(context, batch);
         }
         if !batch.is_empty() {
@@ -207,7 +230,7 @@ fn run(
 }
 
 #[cold]
-fn to_kernel(context: &mut Context<'_>, around: &Shared, packet: Packet) {
+fn to_kernel(context: &mut Context<'_>, around: &Around, packet: Packet) {
     let way = around.to_kernel.get(usize::from(packet.in_port()));
     match way.map_or(Way::NONE, |way| way.load(Ordering::Relaxed)) {
         Way::BESIDE => context.core.counters.to_kernel.add(1),
@@ -217,5 +240,54 @@ fn to_kernel(context: &mut Context<'_>, around: &Shared, packet: Packet) {
         }
         Way::INJECT => context.punt(packet, PUNT_TO_KERNEL),
         _ => context.drop(packet, DropReason::NoKernel),
+    }
+}
+
+/// What the programs of a batch's rules work with.
+struct Surroundings<'a, 'c, 'g> {
+    context: &'a mut Context<'c>,
+    pool: Option<&'a Pool>,
+    toeplitz: &'a Toeplitz,
+    hit: Hit<'g>,
+}
+
+impl Environment for Surroundings<'_, '_, '_> {
+    fn now(&self) -> u64 {
+        self.context.now()
+    }
+
+    fn pool(&self) -> Option<&Pool> {
+        self.pool
+    }
+
+    fn toeplitz(&self) -> &Toeplitz {
+        self.toeplitz
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.hit.count(bytes);
+    }
+
+    fn mirror(&mut self, port: PortId, copy: Packet) {
+        // Copies meet no rule.
+        self.context.core.transmit(port, copy);
+    }
+
+    fn lost_copy(&mut self, reason: DropReason) {
+        self.context.count_drops(reason, 1);
+    }
+}
+
+/// Rules and the parser see every tag, also one that the device left beside the frame.
+#[inline]
+fn tags_into_frames(context: &mut Context<'_>, batch: &mut Batch) {
+    if batch.iter().any(|packet| packet.vlan().is_some()) {
+        batch.filter_map(|mut packet| match tag_into_frame(&mut packet) {
+            Ok(()) => Some(packet),
+            Err(reason) => {
+                context.drop(packet, reason);
+                None
+            }
+        });
     }
 }

@@ -7,14 +7,13 @@ use wirepath_pmd::flow::{Action, Direction, Field, ItemKind, Key, Rule, What};
 use wirepath_pmd::port::{KernelRule, PortId, ToKernel, VlanTags};
 use wirepath_wire::Parser;
 
-use super::around::{Ruled, Shared, Way};
-use super::stage::PUNT_TO_KERNEL;
-use super::{Gone, RuleCounters, RuleId, RuleLimits, RuleTable, RuleTableError, Timeouts};
+use super::{
+    Around, Gone, PUNT_TO_KERNEL, RuleCounters, RuleId, RuleLimits, RuleTable, RuleTableError, Ruled, Timeouts,
+};
 use crate::WorkerInfo;
 use crate::epoch::Domain;
 use crate::events::Punt;
 use crate::runtime::{ControlPlane, PortInfo, Runtime, RuntimeError};
-use crate::sync::{AtomicBool, Ordering};
 
 /// A rule that the program cannot honour.
 #[derive(Debug)]
@@ -60,7 +59,7 @@ pub struct Standing {
 pub struct RuleControl {
     table: RuleTable,
     ports: Vec<PortInfo>,
-    around: Arc<Shared>,
+    around: Arc<Around>,
     rules: Vec<Entry>,
     /// Rules that were taken out and put in again, to keep their order: whose counters are still to come.
     moved: HashMap<RuleId, RuleId>,
@@ -247,15 +246,7 @@ impl RuleControl {
         parser: Parser,
         limits: RuleLimits,
     ) -> Self {
-        let around = Shared {
-            to_kernel: ports.iter().map(|port| Way::number(port.capabilities.to_kernel).into()).collect(),
-            pools: ports.iter().map(|port| port.pool.clone()).collect(),
-            workers,
-            // Whether a header checksum is right is for whoever the packet is addressed to.
-            parser: Parser { verify_ipv4: false, ..parser },
-            ingress: false.into(),
-            egress: false.into(),
-        };
+        let around = Around::new(&ports, workers, parser);
         Self {
             table: RuleTable::new(domain, limits, 0),
             ports,
@@ -268,7 +259,7 @@ impl RuleControl {
 
     /// The rules around the stage of a worker.
     pub fn stage<S>(&mut self, worker: &WorkerInfo, stage: S) -> Ruled<S> {
-        Ruled::new(stage, self.table.lookups(), Arc::clone(&self.around), worker.index)
+        Ruled::new(stage, &mut self.table, Arc::clone(&self.around), worker.index)
     }
 
     /// The rules before the start. Says where each will run; nothing is in force if one cannot be honoured.
@@ -281,9 +272,7 @@ impl RuleControl {
     /// Once the ports are started, and their modes are certain: looks at the rules again.
     pub fn started(&mut self, plane: &mut ControlPlane) -> Result<Vec<Placed>, RuleControlError> {
         self.ports = plane.ports().to_vec();
-        for (port, way) in self.ports.iter().zip(&self.around.to_kernel) {
-            way.store(Way::number(port.capabilities.to_kernel), Ordering::Relaxed);
-        }
+        self.around.started(&self.ports);
         let rules: Vec<Rule> = self.rules.iter().map(|entry| entry.rule.clone()).collect();
         self.ask(&rules, |ports, sorted| tell(ports, plane, sorted))
     }
@@ -315,10 +304,6 @@ impl RuleControl {
     fn put(&mut self, rules: &[Rule]) -> Result<(), RuleControlError> {
         let kept = self.kept(rules);
         let old = std::mem::take(&mut self.rules);
-        for rule in rules {
-            // Relaxed: the change is published with release, and workers load these behind its version.
-            self.flag(rule.direction()).store(true, Ordering::Relaxed);
-        }
         let changed = self.table.change(|change| {
             for (entry, _) in old.iter().zip(&kept.old).filter(|(_, kept)| !**kept) {
                 change.remove(entry.id)?;
@@ -357,13 +342,6 @@ impl RuleControl {
             self.rules.push(entry);
         }
         Ok(())
-    }
-
-    fn flag(&self, direction: Direction) -> &AtomicBool {
-        match direction {
-            Direction::Ingress => &self.around.ingress,
-            Direction::Egress => &self.around.egress,
-        }
     }
 
     /// Which of the old rules can stay where they are: of each direction and priority those that both lists begin with. The others must
@@ -413,12 +391,6 @@ impl RuleControl {
                 entry.before = sum(entry.before, counters);
             }
         });
-        // A mask goes with its last record, which goes when no worker can meet its rule any more.
-        for (direction, masks) in [Direction::Ingress, Direction::Egress].into_iter().zip(self.table.masks()) {
-            if masks == 0 {
-                self.flag(direction).store(false, Ordering::Relaxed);
-            }
-        }
     }
 
     /// The rules in force, in the order of the list.

@@ -143,6 +143,13 @@ impl RuleLookup {
         self.pin.version(guard.turn(), || self.engine.log.version());
     }
 
+    /// Whether any rule might be found: one that is there, or was a moment ago. To be asked behind [`Self::pin`].
+    #[inline(always)]
+    pub(super) fn has_rules(&self, guard: Guard<'_>) -> bool {
+        // A table comes before the version in which its first rule is there, and goes when no worker sees its last one.
+        !self.engine.view.read(guard).sides[side(self.direction)].tables.is_empty()
+    }
+
     /// The rule of each packet, in the order of the packets: `found[i]` is what packet *i* meets, `None` if no rule fits. Each packet
     /// is counted by its rule, unless the rule has the action `count` ([`Hit::count`]). `parsed[i]` is what the parser says of packet
     /// *i*; `now` is [`crate::Context::now`].

@@ -1,7 +1,8 @@
 //! The software engine of flow rules ([`wirepath_pmd::flow`]): which rule each packet meets, and what became of the rules.
 //!
 //! [`RuleTable`] belongs to the control thread: it adds, removes, replaces and ages rules while the workers forward. Each worker has a
-//! [`RuleLookup`] for each direction, which finds the rule of every packet of a batch.
+//! [`RuleLookup`] for each direction, which finds the rule of every packet of a batch, and around its stages a [`Ruled`] that does what the
+//! rules say.
 //!
 //! ```
 //! use wirepath_pipeline::epoch::Domain;
@@ -32,14 +33,13 @@ mod packet;
 pub mod program;
 mod records;
 mod slots;
-mod stage;
 mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod view;
 mod words;
 
-pub use around::Ruled;
+pub use around::{Around, PUNT_TO_KERNEL, Ruled};
 pub use cache::CacheStats;
 pub use control::{
     Place, Placed, RuleControl, RuleControlError, RuleRefused, Standing, check, in_order, order, place_all, place_rule,
@@ -49,5 +49,4 @@ pub use lookup::{Hit, RuleLookup};
 pub use packet::outside;
 pub use program::{Environment, Outcome, Program, Toeplitz};
 pub use slots::ExactTable;
-pub use stage::{PUNT_TO_KERNEL, RuleStage};
 pub use table::{Change, Gone, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts, Why};

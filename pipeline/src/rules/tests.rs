@@ -383,24 +383,28 @@ fn many_rules_come_and_go_in_bounded_memory() {
     }
 }
 
-/// Both stages in one chain, step by step.
+/// Both directions around a stage, step by step.
 #[test]
-fn stages_do_what_rules_say() {
-    use crate::{Context, PortInfo, Stage, Stepped};
+fn a_worker_does_what_rules_say() {
+    use std::sync::Arc;
+
+    use crate::{Context, PortInfo, Stepped};
     use wirepath_pmd::drops::DropReason;
+    use wirepath_pmd::port::ToKernel;
 
     let (domain, pool) = (Domain::new(), Pool::new("rules", 64).unwrap());
     let mut table = RuleTable::new(&domain, RuleLimits::default(), 0);
-    let (ingress, egress) = table.lookups();
-    let (mut ingress, mut egress) =
-        (RuleStage::new(ingress).pool(pool.clone()).queues(vec![vec![0, 5]]), RuleStage::new(egress));
-    let chain = move |context: &mut Context<'_>, batch: &mut Batch| {
-        ingress.process(context, batch);
-        batch.iter_mut().for_each(|packet| packet.set_out_port(1));
-        egress.process(context, batch);
-    };
-    let ports = (0..3).map(|id| PortInfo::on_paper(id, "p", None, 1500, &pool)).collect();
-    let mut stepped = Stepped::new(ports, &domain, chain).unwrap();
+    let ports: Vec<PortInfo> = (0..3)
+        .map(|id| {
+            let mut port = PortInfo::on_paper(id, "p", None, 1500, &pool);
+            port.capabilities.to_kernel = ToKernel::InFront;
+            port
+        })
+        .collect();
+    let stage = |_: &mut Context<'_>, batch: &mut Batch| batch.iter_mut().for_each(|packet| packet.set_out_port(1));
+    let around = Around::new(&ports, vec![vec![0, 5]], Parser::default());
+    let stage = Ruled::new(stage, &mut table, Arc::new(around), 0);
+    let mut stepped = Stepped::new(ports, &domain, stage).unwrap();
     for text in [
         "ingress prio 1: udp dst 1 => drop",
         "ingress prio 1: udp dst 2 => mirror 2, redirect 0",
