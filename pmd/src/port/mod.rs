@@ -10,6 +10,7 @@
 
 mod capabilities;
 mod error;
+pub mod hardware;
 mod kernel;
 mod queue;
 
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 pub use capabilities::{Capabilities, Link, LinkState, MacAddress, Offloads, VlanTags};
 pub use error::PortError;
+pub use hardware::RuleHardware;
 pub use kernel::{KernelRule, ToKernel};
 pub use queue::{ReceiveQueue, RxQueue, TransmitQueue, TxQueue, bytes_of};
 
@@ -83,6 +85,11 @@ pub trait Device: Send {
     /// Packets and bytes of a rule that the device decides.
     fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
         let _ = rule;
+        None
+    }
+
+    /// The rule hardware of the device, where it has some. Certain only once the device is started.
+    fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         None
     }
 
@@ -247,6 +254,11 @@ impl ConfiguredPort {
         self.device.set_rules(rules, self.config.id)
     }
 
+    /// The rule hardware, see [`Device::rule_hardware`].
+    pub fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.device.rule_hardware()
+    }
+
     /// Back to a port that can be configured anew.
     pub fn reconfigure(self) -> OpenPort {
         OpenPort { name: self.name, device: self.device }
@@ -302,6 +314,11 @@ impl Port {
     /// Packets and bytes of a rule that the device decides.
     pub fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
         self.device.rule_counters(rule)
+    }
+
+    /// The rule hardware, see [`Device::rule_hardware`].
+    pub fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.device.rule_hardware()
     }
 
     /// Puts a frame into the kernel's receive path, see [`Device::inject`].
