@@ -10,8 +10,10 @@
 //! | `completion-error` | `code` | a transmit completion has this type (MANA) or syndrome (mlx5); the packet is not sent |
 //! | `hostile` | `queue` (`tx`, `rx`), `what` | a completion that no honest device writes |
 //!
-//! All take `device` (the first one if not said), `after` (how many commands, packets or completions of the kind pass first) and
+//! All take `device` (which may be left out if there is only one), `after` (how many commands, packets or completions of the kind pass first) and
 //! `count` (how often, 1 if not said).
+
+use std::fmt;
 
 use rustix::io::Errno;
 use wirepath_settings::{ConfigError, Settings};
@@ -76,6 +78,22 @@ pub enum What {
     },
 }
 
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refuse { command, errno } => write!(f, "{command} refused: {errno}"),
+            Self::PortHeld { port, errno } => write!(f, "port {port} held by the kernel's driver: {errno}"),
+            Self::PortFreed { port } => write!(f, "port {port} given free by the kernel's driver"),
+            Self::Link { port, up } => write!(f, "port {port} {}", if *up { "up" } else { "down" }),
+            Self::DeviceFatal => f.write_str("device reset"),
+            Self::CompletionError { code } => write!(f, "completion error {code}"),
+            Self::Hostile { transmit, lie } => {
+                write!(f, "hostile {} completion ({lie})", if *transmit { "transmit" } else { "receive" })
+            }
+        }
+    }
+}
+
 /// How a hostile completion lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
@@ -109,6 +127,12 @@ pub const LIES: &[(&str, Lie)] = &[
     ("position", Lie::Position),
 ];
 
+impl fmt::Display for Lie {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(LIES.iter().find(|(_, lie)| lie == self).map_or("?", |(word, _)| word))
+    }
+}
+
 const ERRNOS: &[(&str, Errno)] = &[
     ("EPERM", Errno::PERM),
     ("EIO", Errno::IO),
@@ -130,7 +154,14 @@ const ERRNOS: &[(&str, Errno)] = &[
 /// File, line, key and what would be right.
 pub fn read(table: &Settings<'_>, topology: &Topology) -> Result<Fault, ConfigError> {
     let names: Vec<(&str, usize)> = topology.devices.iter().enumerate().map(|(i, d)| (d.name.as_str(), i)).collect();
-    let device = table.choice("device", &names)?.unwrap_or(0);
+    let device = match table.choice("device", &names)? {
+        Some(device) => device,
+        None if names.len() > 1 => {
+            let names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+            return Err(table.error_in("device", format!("missing; there are {}", names.join(", "))));
+        }
+        None => 0,
+    };
     let ports = topology.devices.get(device).map_or(1, |device| device.ports.len());
     let port = || -> Result<u8, ConfigError> { Ok(table.integer("port", 1..=ports as i64)?.unwrap_or(1)) };
     let errno = |default| -> Result<Errno, ConfigError> { Ok(table.choice("errno", ERRNOS)?.unwrap_or(default)) };

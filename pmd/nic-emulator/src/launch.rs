@@ -21,11 +21,14 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use wirepath_settings::{ConfigError, Source};
 
 use crate::sysfs;
@@ -41,6 +44,8 @@ pub const ABI: &str = "WIREPATH_NIC_ABI";
 pub const PRELOAD: &str = "WIREPATH_NIC_PRELOAD";
 /// Set in programs that [`under`] has started again: the name of the test.
 const INSIDE: &str = "WIREPATH_NIC_INSIDE";
+/// What the names of generated folders begin with; the process that made them follows.
+const FOLDER: &str = "wirepath-nic-";
 /// File name of the library.
 const LIBRARY: &str = "libwirepath_nic.so";
 
@@ -55,6 +60,16 @@ pub enum LaunchError {
         "{LIBRARY} is neither beside this program nor in ../lib/wirepath; build it with `cargo build -p wirepath-nic-preload`, or name it in {PRELOAD}"
     )]
     NoLibrary,
+    /// A file that the topology names cannot be written.
+    #[error("{key} = \"{}\" of the topology cannot be opened: {error}", .path.display())]
+    File {
+        /// Which one.
+        key: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
     /// The generated sysfs cannot be written.
     #[error("cannot write the sysfs of the emulated devices in {0}: {1}")]
     Sysfs(PathBuf, io::Error),
@@ -84,8 +99,10 @@ impl Launch {
     pub fn with_library(topology: &Path, library: PathBuf) -> Result<Self, LaunchError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let read = Topology::load(topology)?;
+        check_files(&read)?;
+        remove_leftovers(&std::env::temp_dir());
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("wirepath-nic-{}-{number}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("{FOLDER}{}-{number}", std::process::id()));
         let failed = |error| LaunchError::Sysfs(folder.clone(), error);
         // What a killed run with the same process id left.
         let _ = fs::remove_dir_all(&folder);
@@ -122,6 +139,38 @@ impl Launch {
 impl Drop for Launch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Opens what the program's NICs will open, as long as there is somebody to tell.
+fn check_files(topology: &Topology) -> Result<(), LaunchError> {
+    for (key, path) in [("log", &topology.log), ("stats", &topology.stats)] {
+        let Some(path) = path else { continue };
+        let opened = fs::File::options().create(true).append(true).open(path);
+        opened.map_err(|error| LaunchError::File { key, path: path.clone(), error })?;
+    }
+    let Some(path) = &topology.control else { return Ok(()) };
+    let failed = |error| LaunchError::File { key: "control", path: path.clone(), error };
+    SocketAddr::from_pathname(path).map_err(failed)?;
+    // Binding beside it shows whether there is a folder, and one that may be written.
+    let trial = path.with_extension(format!("{}", std::process::id()));
+    match UnixListener::bind(&trial) {
+        Ok(_) => fs::remove_file(&trial).map_err(failed),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Removes the folders of runs that were killed.
+fn remove_leftovers(folder: &Path) {
+    let Ok(entries) = folder.read_dir() else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(FOLDER)?.split_once('-'));
+        let Some(process) = process.and_then(|(pid, _)| pid.parse().ok()).and_then(Pid::from_raw) else { continue };
+        if test_kill_process(process) == Err(Errno::SRCH) {
+            // Another user's folder stays.
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -225,4 +274,30 @@ pub fn under_with(name: &str, topology: &str, environment: &[(&str, &str)], work
     assert!(stdout.contains("1 passed"), "there is no test named {name}:\n{stdout}");
     // What the test announces (a skip and its reason) is for people.
     eprint!("{stderr}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_killed_runs_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut dead = Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        let names = [format!("{FOLDER}{}-0", dead.id()), format!("{FOLDER}{}-0", std::process::id()), "other".into()];
+        names.iter().for_each(|name| fs::create_dir(folder.path().join(name)).unwrap());
+        remove_leftovers(folder.path());
+        assert_eq!(names.map(|name| folder.path().join(name).exists()), [false, true, true]);
+    }
+
+    #[test]
+    fn files_that_cannot_be_opened_are_named_before_the_program_starts() {
+        for key in ["log", "stats", "control"] {
+            let text = format!("{key} = '/nowhere/at/all'\n[[device]]\nkind = 'mana'\n[[device.port]]\n");
+            let topology = Topology::read(&Source::new("t", text)).unwrap();
+            let error = check_files(&topology).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{key} = \"/nowhere/at/all\"")), "{error}");
+        }
+    }
 }

@@ -28,7 +28,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use wirepath_settings::{ConfigError, Settings, Source};
+use wirepath_settings::{ConfigError, Place, Settings, Source};
 
 use crate::faults::{self, Fault};
 
@@ -209,9 +209,9 @@ impl Topology {
             return Err(settings
                 .error_in("fetch", "found \"late\", which needs doorbells that are seen: \"trap\" or \"queue\""));
         }
-        let mut netdevs = 0;
+        let (mut netdevs, mut cables) = (0, Vec::new());
         for (index, table) in settings.tables("device")?.into_iter().enumerate() {
-            let device = device(&table, index, &mut netdevs, &topology)?;
+            let device = device(&table, index, &mut netdevs, &mut cables, &topology)?;
             table.finish()?;
             topology.devices.push(device);
         }
@@ -220,7 +220,10 @@ impl Topology {
             let missing = || settings.error("no device; a NIC is a table [[device]] with kind and [[device.port]]");
             return Err(settings.misspelt("device").unwrap_or_else(missing));
         }
-        cables(&settings, &topology)?;
+        let mates = |name| cables.iter().filter(|(other, _)| other == name).count();
+        if let Some((name, place)) = cables.iter().find(|(name, _)| mates(name) == 1) {
+            return Err(place.error(format!("cable:{name} has one end; a cable joins two ports")));
+        }
         for table in settings.tables("fault")? {
             let fault = faults::read(&table, &topology)?;
             table.finish()?;
@@ -231,7 +234,13 @@ impl Topology {
     }
 }
 
-fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topology) -> Result<DeviceSpec> {
+fn device(
+    table: &Settings<'_>,
+    index: usize,
+    netdevs: &mut usize,
+    cables: &mut Vec<(String, Place)>,
+    so_far: &Topology,
+) -> Result<DeviceSpec> {
     let kind = table
         .choice("kind", &[("mana", DeviceKind::Mana), ("mlx5", DeviceKind::Mlx5)])?
         .ok_or_else(|| table.error_in("kind", "missing, expected \"mana\" or \"mlx5\""))?;
@@ -270,6 +279,10 @@ fn device(table: &Settings<'_>, index: usize, netdevs: &mut usize, so_far: &Topo
     }
     for port in ports {
         let spec = self::port(&port, kind, index, device.ports.len(), *netdevs)?;
+        unlike(&port, &spec, so_far.devices.iter().flat_map(|device| &device.ports).chain(&device.ports))?;
+        if let LinkSpec::Cable(name) = &spec.link {
+            cables.push((name.clone(), port.place("link")));
+        }
         port.finish()?;
         *netdevs += 1;
         device.ports.push(spec);
@@ -342,15 +355,34 @@ fn port(table: &Settings<'_>, kind: DeviceKind, device: usize, port: usize, netd
     })
 }
 
-/// A cable has two ends.
-fn cables(settings: &Settings<'_>, topology: &Topology) -> Result<()> {
-    let ports = || topology.devices.iter().flat_map(|device| &device.ports);
-    for port in ports() {
-        if let LinkSpec::Cable(name) = &port.link {
-            let ends = ports().filter(|other| other.link == port.link).count();
-            if ends != 2 {
-                return Err(settings.error(format!("cable:{name} has {ends} end(s); a cable joins two ports")));
+/// What two ports cannot share.
+fn unlike<'a>(table: &Settings<'_>, port: &PortSpec, others: impl Iterator<Item = &'a PortSpec>) -> Result<()> {
+    let mut ends = 1;
+    for other in others {
+        if other.netdev == port.netdev {
+            return Err(table.error_in("netdev", format!("there is a port with the interface {} already", port.netdev)));
+        }
+        if other.mac == port.mac {
+            return Err(table.error_in("mac", format!("the port of {} has this address already", other.netdev)));
+        }
+        if other.link != port.link {
+            continue;
+        }
+        match &port.link {
+            LinkSpec::Cable(_) => ends += 1,
+            LinkSpec::Tap(name) | LinkSpec::Veth(name) => {
+                return Err(
+                    table.error_in("link", format!("the port of {} is plugged into {name} already", other.netdev))
+                );
             }
+            LinkSpec::Pcap(file) => {
+                let file = file.display();
+                return Err(table.error_in("link", format!("the port of {} writes {file} already", other.netdev)));
+            }
+            LinkSpec::None | LinkSpec::Loop | LinkSpec::Sink | LinkSpec::Generator => {}
+        }
+        if ends > 2 {
+            return Err(table.error_in("link", "the cable has two ends already"));
         }
     }
     Ok(())
@@ -433,7 +465,8 @@ mod tests {
         );
         let port = "[[device]]\nkind = 'mana'\n[[device.port]]\n";
         assert!(
-            message(&format!("{port}link = 'cable:a'\n")).ends_with("cable:a has 1 end(s); a cable joins two ports")
+            message(&format!("{port}link = 'cable:a'\n"))
+                .ends_with("t.toml:4:8: device[0].port[0].link: cable:a has one end; a cable joins two ports")
         );
         assert!(
             message(&format!("{port}lnk = 'sink'\n"))
@@ -441,6 +474,15 @@ mod tests {
         );
         assert!(message(&format!("{port}lose = 2\n")).contains("found 2, expected a share from 0 to 1"));
         assert!(message(&format!("{port}mac = '03:00:00:00:00:01'\n")).contains("a unicast address"));
+        let twice = |key: &str| format!("{port}{key}\n[[device.port]]\n{key}\n");
+        assert!(
+            message(&twice("netdev = 'a'")).ends_with("port[1].netdev: there is a port with the interface a already")
+        );
+        assert!(message(&twice("mac = '02:00:00:00:00:07'")).contains("has this address already"));
+        assert!(message(&twice("link = 'pcap:f.pcap'")).contains("writes f.pcap already"));
+        assert!(message(&twice("link = 'tap:t'")).contains("plugged into t already"));
+        let three = format!("{}[[device.port]]\nlink = 'cable:a'\n", twice("link = 'cable:a'"));
+        assert!(message(&three).ends_with("port[2].link: the cable has two ends already"));
         assert!(message("").contains("no device"));
         assert!(message("[[device]]\nkind = 'mana'\n").contains("at least one port"));
     }

@@ -510,7 +510,7 @@ impl<H: Host> Device<H> for Mana<H> {
             }
             What::Refuse { .. } | What::CompletionError { .. } | What::Hostile { .. } => return,
         }
-        env.log.line(format_args!("{}: as ordered: {what:?}", self.spec.name));
+        env.log.line(format_args!("{}: as ordered: {what}", self.spec.name));
     }
 
     fn is_dead(&self, context: ContextId) -> bool {

@@ -135,7 +135,7 @@ fn complete<R: Region>(rq: &Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, held: &Hel
         && let Some(What::Hostile { lie, .. }) =
             env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: false, .. }))
     {
-        env.log.line(format_args!("rq {:?}: hostile completion as ordered: {lie:?}", rq.number));
+        env.log.line(format_args!("rq {:#x}: hostile completion as ordered: {lie}", rq.number.unwrap_or(0)));
         cq.lie(&entry, tail, lie, env.events);
         return;
     }

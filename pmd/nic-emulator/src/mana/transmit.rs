@@ -229,7 +229,7 @@ impl<R: Region> Sender<'_, R> {
             && let Some(What::Hostile { lie, .. }) =
                 env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: true, .. }))
         {
-            env.log.line(format_args!("{} sq {}: hostile completion as ordered: {lie:?}", self.name, self.sq.number));
+            env.log.line(format_args!("{} sq {}: hostile completion as ordered: {lie}", self.name, self.sq.number));
             self.cq.lie(&entry, tail, lie, env.events);
             return;
         }

@@ -646,7 +646,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
             }
             What::Refuse { .. } | What::CompletionError { .. } | What::Hostile { .. } => return,
         }
-        env.log.line(format_args!("{}: as ordered: {what:?}", self.spec.name));
+        env.log.line(format_args!("{}: as ordered: {what}", self.spec.name));
     }
 
     fn is_dead(&self, context: ContextId) -> bool {

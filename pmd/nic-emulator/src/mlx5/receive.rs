@@ -246,7 +246,7 @@ fn tell<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, entry: &Entry) {
         && let Some(What::Hostile { lie, .. }) =
             env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: false, .. }))
     {
-        env.log.line(format_args!("cq {:#x}: hostile completion as ordered: {lie:?}", cq.number));
+        env.log.line(format_args!("cq {:#x}: hostile completion as ordered: {lie}", cq.number));
         cq.lie(entry, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), lie, env.events);
         return;
     }

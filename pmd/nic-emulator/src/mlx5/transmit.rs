@@ -234,7 +234,7 @@ impl<R: Region> Sender<'_, R> {
                 env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: true, .. }))
         {
             env.log.line(format_args!(
-                "{} sq {:#x}: hostile completion as ordered: {lie:?}",
+                "{} sq {:#x}: hostile completion as ordered: {lie}",
                 self.spec.name, self.sq.number
             ));
             self.cq.lie(&entry, owner, lie, env.events);
