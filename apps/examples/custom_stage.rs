@@ -91,7 +91,7 @@ fn main() -> ExitCode {
         let arguments = Arguments::parse();
         let source = Source::new("built in", PORTS);
         let ports = RuntimeConfig::ports_from_settings(&source.parse()?.settings())?;
-        let runtime = Runtime::open(ports, RuntimeConfig::default()).map_err(Failure::failed)?;
+        let runtime = Runtime::open(ports, RuntimeConfig::default())?;
         let options = RunOptions {
             duration: Some(Duration::from_secs(arguments.seconds)),
             stop: Some(cli::Stop::on_signals()?.flag()),

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         let document = source.parse()?;
         let ports = RuntimeConfig::ports_from_settings(&document.settings())?;
         let config = RuntimeConfig::from_settings(&document.settings())?;
-        let runtime = Runtime::open(ports, config).map_err(Failure::failed)?;
+        let runtime = Runtime::open(ports, config)?;
 
         let stage = |_: &_| {
             let mut headers = ParsedBatch::new();

@@ -36,6 +36,18 @@ fn the_demonstration_ends_by_itself_with_one_line_of_json() {
 }
 
 #[test]
+fn a_configuration_is_checked_without_opening_anything() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("c.toml");
+    let port = |name: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"no-such-device\"\n");
+    std::fs::write(&path, port("a") + &port("b").replace("no-such", "nor-such")).unwrap();
+    let output = l2fwd(&["--config", path.to_str().unwrap(), "--check", "--json"]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "{\"ok\":true,\"ports\":2}\n"));
+    std::fs::write(&path, port("a") + "[l2fwd]\npairs = [['a', 'b']]\n").unwrap();
+    assert_eq!(l2fwd(&["--config", path.to_str().unwrap(), "--check"]).status.code(), Some(2));
+}
+
+#[test]
 fn the_demonstration_shows_rates_and_a_summary() {
     let output = l2fwd(&["--seconds", "1.5"]);
     let out = text(&output.stdout);
@@ -64,8 +76,11 @@ fn usage_errors_end_with_code_2_and_failures_with_1() {
     assert!(text(&output.stderr).contains("mtu.toml:4:7: port[0].mtu: found 1, expected an integer from 68"));
     let core = "[[port]]\nname = 'a'\ndriver = 'null'\n[workers]\ncores = [1023]\n";
     let output = l2fwd(&["--config", &write("core.toml", core)]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("core 1023 cannot be used"));
+    // What the device refuses: the machine's fault, not the configuration's.
+    let gone = "[[port]]\nname = 'a'\ndriver = 'pcap'\ndevice = '/nonexistent.pcap'\n";
+    assert_eq!(l2fwd(&["--config", &write("gone.toml", gone)]).status.code(), Some(1));
 }
 
 #[test]

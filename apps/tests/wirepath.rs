@@ -119,6 +119,20 @@ fn any_program_runs_on_emulated_nics() {
 }
 
 #[test]
+fn auto_finds_ports_without_an_interface_and_by_number() {
+    require!(Need::File("/etc/libibverbs.d/mana.driver"));
+    let (folder, mut command) = emulated(
+        "[[device]]\nkind = 'mana'\n[[device.port]]\nnetdev = 'paper0'\nlink = 'loop'\n[[device.port]]\nlink = 'loop'\n",
+    );
+    let port = |name: &str, device: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"{device}\"\n");
+    std::fs::write(folder.path().join("c.toml"), port("a", "paper0") + &port("b", "mana0/2")).unwrap();
+    let output = command.args(["--", env!("CARGO_BIN_EXE_l2fwd"), "--config", "c.toml", "--seconds", "0.2"]).output();
+    let output = output.unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.matches("auto took mana").count() == 2, "{text}");
+}
+
+#[test]
 fn the_exit_code_is_the_program_s() {
     let nic = "[[device]]\nkind = 'mana'\n[[device.port]]\n";
     let (_folder, mut command) = emulated(nic);
@@ -127,7 +141,11 @@ fn the_exit_code_is_the_program_s() {
     assert_eq!(command.args(["--", "sh", "-c", "kill -9 $$"]).status().unwrap().code(), Some(128 + 9));
     let (_folder, mut command) = emulated(nic);
     let output = command.args(["--", "no-such-program"]).output().unwrap();
-    assert!(output.status.code() == Some(1) && String::from_utf8_lossy(&output.stderr).contains("no-such-program"));
+    assert!(output.status.code() == Some(127) && String::from_utf8_lossy(&output.stderr).contains("no-such-program"));
+    let (_folder, mut command) = emulated(&format!("control = 'no/such/folder/socket'\n{nic}"));
+    let output = command.args(["--", "true"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("control = \"no/such/folder/socket\""), "{text}");
     let (_folder, mut command) = emulated("[[device]]\nkind = 'mana'\n[[device.prot]]\n");
     let output = command.args(["--", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));

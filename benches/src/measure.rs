@@ -102,7 +102,7 @@ pub(crate) fn run<S: Stage + 'static>(
         buffers: 4096 + 2 * common.ring() * ports.len() as u32,
         ..RuntimeConfig::default()
     };
-    let runtime = Runtime::open(ports, config).map_err(Failure::failed)?;
+    let runtime = Runtime::open(ports, config)?;
     let make = prepare(&runtime)?;
     let running = runtime.start(make).map_err(Failure::failed)?;
     // The control thread sleeps while it is measured: on a machine with few cores it would take part of the worker's.
@@ -153,7 +153,7 @@ pub(crate) fn run_phases<S: Stage + 'static>(
         buffers: 4096 + 2 * common.ring() * ports.len() as u32,
         ..RuntimeConfig::default()
     };
-    let runtime = Runtime::open(ports, config).map_err(Failure::failed)?;
+    let runtime = Runtime::open(ports, config)?;
     let make = prepare(&runtime)?;
     let running = runtime.start(make).map_err(Failure::failed)?;
     std::thread::sleep(WARM_UP);

@@ -21,6 +21,10 @@ struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
+    /// Check the configuration and end: nothing is opened
+    #[arg(long, requires = "config")]
+    check: bool,
+
     /// Stop by itself after this time [default: 10 in the demonstration, else never]
     #[arg(short, long, value_name = "N", value_parser = seconds)]
     seconds: Option<Duration>,
@@ -74,6 +78,9 @@ fn main() -> ExitCode {
             None => Source::new("demonstration", DEMONSTRATION),
         };
         let config = Config::read(&source)?;
+        if arguments.check {
+            return cli::print_check(&[("ports", config.ports.len())], arguments.common.json);
+        }
         let live = !arguments.common.json && !arguments.common.quiet;
         if arguments.config.is_none() && live {
             cli::print(

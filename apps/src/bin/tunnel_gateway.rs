@@ -77,7 +77,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         setup.check_ports_used()?;
     }
     if arguments.check {
-        return print_check(&setup, arguments.common.json);
+        let segments = &setup.gateway.segments;
+        let remotes = segments.iter().map(|segment| segment.remotes.len()).sum();
+        let counts = [("ports", setup.ports.len()), ("segments", segments.len()), ("remotes", remotes)];
+        return cli::print_check(&counts, arguments.common.json);
     }
     let stop = cli::Stop::on_signals()?;
     let seconds = arguments.seconds.or(demonstration.then_some(10));
@@ -162,18 +165,4 @@ fn certain(plane: &ControlPlane, config: &GatewayConfig) -> Result<(), Failure> 
     check_tags(plane.ports(), config)?;
     warn_of_lost_tags(plane.ports(), config);
     Ok(())
-}
-
-fn print_check(setup: &Setup, json: bool) -> Result<(), Failure> {
-    let GatewayConfig { segments, .. } = &setup.gateway;
-    let remotes: usize = segments.iter().map(|segment| segment.remotes.len()).sum();
-    let ports = setup.ports.len();
-    if json {
-        let object = serde_json::json!({ "ok": true, "ports": ports, "segments": segments.len(), "remotes": remotes });
-        return cli::print_json(&object);
-    }
-    cli::print(format_args!(
-        "configuration is in order; ports: {ports}, segments: {}, remotes: {remotes}\n",
-        segments.len()
-    ))
 }

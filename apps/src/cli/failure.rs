@@ -2,6 +2,7 @@ use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
 
+use wirepath_pipeline::RuntimeError;
 use wirepath_pmd::port::PortError;
 use wirepath_pmd::settings::ConfigError;
 
@@ -14,6 +15,13 @@ pub enum Failure {
     Failed(String),
     /// The answer is "no", and was printed already: exit code 1.
     Silent,
+    /// A program that should be run for the user was not: with the exit code that a shell would give.
+    NotRun {
+        /// 126: it cannot be run; 127: it is not there.
+        code: u8,
+        /// What to say.
+        message: String,
+    },
     /// A program that was run for the user ended with this exit code, and has said why.
     Ended(u8),
 }
@@ -38,12 +46,12 @@ impl Failure {
         match self {
             Self::Usage(_) => 2,
             Self::Failed(_) | Self::Silent => 1,
-            Self::Ended(code) => *code,
+            Self::NotRun { code, .. } | Self::Ended(code) => *code,
         }
     }
 
     pub(super) fn report(&self) {
-        if let Self::Usage(message) | Self::Failed(message) = self {
+        if let Self::Usage(message) | Self::Failed(message) | Self::NotRun { message, .. } = self {
             // Nobody is left to hear that standard error is closed.
             let _ = writeln!(std::io::stderr(), "error: {message}");
         }
@@ -53,7 +61,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(message) | Self::Failed(message) => f.write_str(message),
+            Self::Usage(message) | Self::Failed(message) | Self::NotRun { message, .. } => f.write_str(message),
             Self::Silent => f.write_str("failed"),
             Self::Ended(code) => write!(f, "ended with exit code {code}"),
         }
@@ -71,6 +79,12 @@ impl From<ConfigError> for Failure {
 impl From<PortError> for Failure {
     fn from(error: PortError) -> Self {
         Self::failed(error)
+    }
+}
+
+impl From<RuntimeError> for Failure {
+    fn from(error: RuntimeError) -> Self {
+        if error.is_configuration() { Self::usage(error) } else { Self::failed(error) }
     }
 }
 
@@ -96,6 +110,7 @@ mod tests {
         assert_eq!(Failure::from(error).code(), 2);
         assert_eq!(Failure::from(PortError::QueuesMissing { port: "p".into() }).code(), 1);
         assert_eq!(Failure::from(std::io::Error::other("x")).code(), 1);
+        assert_eq!(Failure::from(RuntimeError::NoCore { core: 99, allowed: vec![0] }).code(), 2);
         assert_eq!(Failure::Silent.code(), 1);
     }
 }

@@ -37,7 +37,7 @@ use std::process::ExitCode;
 
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
-pub use output::{Rate, Table, print, print_json};
+pub use output::{Rate, Table, print, print_check, print_json};
 pub use stop::Stop;
 use tracing_subscriber::EnvFilter;
 

@@ -20,6 +20,18 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(format_args!("{line}\n"))
 }
 
+/// Says that a configuration is in order, and how many of each thing it has: what `--check` prints.
+pub fn print_check(counts: &[(&str, usize)], json: bool) -> Result<(), Failure> {
+    if json {
+        let mut object = serde_json::Map::new();
+        object.insert("ok".to_owned(), true.into());
+        object.extend(counts.iter().map(|(name, count)| ((*name).to_owned(), (*count).into())));
+        return print_json(&object);
+    }
+    let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name}: {count}")).collect();
+    print(format_args!("configuration is in order; {}\n", counts.join(", ")))
+}
+
 /// A number per second as people say it: `12.34 M`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate(pub f64);

@@ -74,7 +74,7 @@ impl Setup {
     /// Opens the ports and checks what only they know; nothing is started yet.
     pub fn open(self) -> Result<(Runtime, GatewayConfig, RuleSettings), Failure> {
         let Self { ports, runtime, gateway, rules } = self;
-        let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
+        let runtime = Runtime::open(ports, runtime)?;
         check_tags(runtime.ports(), &gateway)?;
         let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);
         // The others have no kernel beside them.

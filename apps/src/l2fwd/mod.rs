@@ -50,7 +50,7 @@ rewrite_mac = true
 /// Runs until `options` say stop. `live`: rates go to standard output. Also gives what is to be printed of the flow rules.
 pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary, String), Failure> {
     let Config { ports, runtime, mode, rules } = config;
-    let runtime = Runtime::open(ports, runtime).map_err(Failure::failed)?;
+    let runtime = Runtime::open(ports, runtime)?;
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));

@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::Duration;
 
-use wirepath_nic_emulator::launch::{self, Launch};
+use wirepath_nic_emulator::launch::{self, Launch, LaunchError};
 use wirepath_nic_emulator::topology::Topology;
 
 use crate::cli::{Failure, Stop, print};
@@ -20,8 +20,8 @@ const LOOK: Duration = Duration::from_millis(20);
 pub fn run(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -> Result<(), Failure> {
     let (name, arguments) = program.split_first().ok_or_else(|| Failure::usage("no program to run"))?;
     let launch = Launch::new(topology).map_err(|error| match error {
-        launch::LaunchError::Topology(error) => Failure::usage(error.to_string()),
-        other => Failure::failed(other.to_string()),
+        wrong @ (LaunchError::Topology(_) | LaunchError::File { .. }) => Failure::usage(wrong),
+        other => Failure::failed(other),
     })?;
     // The program gets the terminal's signals itself, and may take its time to end: only then is there an end here.
     let stop = Stop::on_signals()?;
@@ -31,7 +31,11 @@ pub fn run(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -> Re
         command.env(launch::DOORBELLS, doorbells);
     }
     let failed = |error| Failure::failed(format!("cannot run {}: {error}", name.display()));
-    let mut child = command.spawn().map_err(failed)?;
+    // As a shell has it: a program that is not there, and one that cannot be run.
+    let mut child = command.spawn().map_err(|error| Failure::NotRun {
+        code: if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
+        message: format!("cannot run {}: {error}", name.display()),
+    })?;
     let mut told = false;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(failed)? {

@@ -41,8 +41,13 @@ const MAX_PORTS: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     /// A port that could not be opened or configured; the text says where the configuration asks for it.
-    #[error("{0}")]
-    Open(ConfigError),
+    #[error("{error}")]
+    Open {
+        /// With the place.
+        error: ConfigError,
+        /// Whether the configuration asks for more than the device has, so that only another configuration helps.
+        unsupported: bool,
+    },
     /// A port that could not be started.
     #[error("port '{port}': {source}")]
     Start {
@@ -90,6 +95,21 @@ pub enum RuntimeError {
         /// What the kernel answered.
         source: std::io::Error,
     },
+}
+
+impl RuntimeError {
+    /// Whether the configuration is wrong for this machine: it asks for more than there is. Else something failed.
+    pub fn is_configuration(&self) -> bool {
+        match self {
+            Self::Open { unsupported, .. } => *unsupported,
+            Self::NoPorts
+            | Self::TooManyPorts(_)
+            | Self::NoWorkers
+            | Self::IdleWorkers { .. }
+            | Self::NoCore { .. } => true,
+            Self::Start { .. } | Self::Memory(_) | Self::System { .. } => false,
+        }
+    }
 }
 
 fn list(cores: &[usize]) -> String {
@@ -155,8 +175,11 @@ impl Runtime {
         let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
         let (mut configured, mut info) = (Vec::new(), Vec::new());
         for (id, settings) in ports.into_iter().enumerate() {
-            let PortSettings { name, plan, queues, depth, mtu, promiscuous, place, .. } = settings;
-            let at = |error: PortError| RuntimeError::Open(place.error(format!("port '{name}': {error}")));
+            let PortSettings { name, plan, queues, depth, mtu, promiscuous, places, .. } = settings;
+            let at = |error: PortError| RuntimeError::Open {
+                unsupported: matches!(error, PortError::Unsupported { .. }),
+                error: places.refused(&error).error(format!("port '{name}': {error}")),
+            };
             let port = OpenPort::open(name.clone(), plan).map_err(at)?;
             let capabilities = port.capabilities();
             let node = capabilities.numa_node;

@@ -16,6 +16,9 @@ const NAME: &str = "auto";
 /// Drivers that `auto` tries, best first.
 const ORDER: &[&str] = &["mlx5", "mana", "af_xdp", "af_packet"];
 
+/// Those that find their devices without an interface of the kernel.
+const BESIDE_THE_KERNEL: &[&str] = &["mlx5", "mana"];
+
 /// The driver that chooses a driver.
 #[derive(Debug)]
 pub struct Auto;
@@ -72,7 +75,18 @@ impl Plan for Choice {
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
-        let interface = Interface::find(&self.device, NAME)?;
+        let mut left = self.choices.into_iter();
+        let mut passed_over = Vec::new();
+        let interface = match Interface::find(&self.device, NAME) {
+            Ok(interface) => interface,
+            // A port of an RDMA device need not have an interface that this network namespace knows.
+            Err(unknown) => {
+                let mut rdma =
+                    left.filter(|plan| BESIDE_THE_KERNEL.contains(&plan.driver())).collect::<Vec<_>>().into_iter();
+                let Some(device) = next(&mut rdma, &mut passed_over) else { return Err(unknown) };
+                return Ok(Chosen::boxed(self.device, device, rdma, passed_over, false));
+            }
+        };
         let default_route = carries_default_route(interface.index)
             .map_err(|source| super::kernel::system(NAME, &self.device, "looking for default routes", source))?;
         if default_route && !self.force {
@@ -84,13 +98,8 @@ impl Plan for Choice {
                     .into(),
             });
         }
-        let mut left = self.choices.into_iter();
-        let mut passed_over = Vec::new();
         match next(&mut left, &mut passed_over) {
-            Some(device) => {
-                let rules = Vec::new();
-                Ok(Box::new(Chosen { name: self.device, device, left, passed_over, default_route, rules }))
-            }
+            Some(device) => Ok(Chosen::boxed(self.device, device, left, passed_over, default_route)),
             None => Err(PortError::NoDriver { device: self.device, tried: passed_over }),
         }
     }
@@ -122,6 +131,18 @@ struct Chosen {
     default_route: bool,
     /// What the device was told, for the next one.
     rules: Vec<Rule>,
+}
+
+impl Chosen {
+    fn boxed(
+        name: String,
+        device: Box<dyn Device>,
+        left: IntoIter<Box<dyn Plan>>,
+        passed_over: PassedOver,
+        default_route: bool,
+    ) -> Box<dyn Device> {
+        Box::new(Self { name, device, left, passed_over, default_route, rules: Vec::new() })
+    }
 }
 
 impl Device for Chosen {

@@ -32,7 +32,7 @@ pub mod tap;
 use std::fmt;
 
 use crate::packet::Pool;
-use crate::port::{Plan, PortConfig, PortId};
+use crate::port::{Plan, PortConfig, PortError, PortId};
 use crate::settings::{ConfigError, Place, Settings};
 
 /// What a driver tells the program about itself.
@@ -80,12 +80,30 @@ pub fn find(name: &str) -> Option<&'static dyn Driver> {
     DRIVERS.iter().copied().find(|driver| driver.name() == name)
 }
 
+/// Where a configuration asks for what a port may refuse.
+#[derive(Clone, Debug)]
+pub struct Places([(&'static str, Place); 4]);
+
+impl Places {
+    fn of(port: &Settings<'_>) -> Self {
+        Self(["device", "queues", "depth", "mtu"].map(|key| (key, port.place(key))))
+    }
+
+    /// Where what the port refused is asked for; without such a key, where the port begins.
+    pub fn refused(&self, error: &PortError) -> &Place {
+        let (_, place) = self.0.iter().find(|(key, _)| *key == error.key()).unwrap_or(&self.0[0]);
+        place
+    }
+}
+
 /// A port of a configuration, checked.
 pub struct PortSettings {
     /// Name of the port.
     pub name: String,
-    /// Where the port stands in the configuration.
+    /// Where the port's name stands in the configuration.
     pub place: Place,
+    /// Where the rest stands.
+    pub places: Places,
     /// What the driver opens, as written in the configuration.
     pub device: Option<String>,
     /// Driver and its settings.
@@ -130,6 +148,7 @@ impl fmt::Debug for PortSettings {
 /// Reads one `[[port]]` table.
 pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
     let place = settings.place("name");
+    let places = Places::of(&settings);
     let name: String = settings.required("name")?;
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         return Err(place.error(format!("found \"{name}\", expected letters, digits, '-', '_' and '.'")));
@@ -146,7 +165,7 @@ pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
     settings.check_keys()?;
     let plan = plan?;
     settings.finish()?;
-    Ok(PortSettings { name, place, device, plan, queues, depth, mtu, promiscuous })
+    Ok(PortSettings { name, place, places, device, plan, queues, depth, mtu, promiscuous })
 }
 
 /// Reads the table of one driver inside a port's table.

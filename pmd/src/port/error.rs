@@ -4,13 +4,11 @@ use crate::packet::PoolError;
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// The configuration asks for more than the device has.
-    #[error("port '{port}': driver {driver} offers {least} to {most} {what}, {asked} asked for")]
+    #[error("driver {driver} offers {least} to {most} {what}, {asked} asked for")]
     Unsupported {
-        /// Name of the port.
-        port: String,
         /// Name of the driver.
         driver: &'static str,
-        /// What was asked for.
+        /// What was asked for: `receive queues`, `transmit queues`, `mtu` or `depth`.
         what: &'static str,
         /// How much.
         asked: u64,
@@ -84,4 +82,16 @@ pub enum PortError {
     /// No buffers.
     #[error(transparent)]
     Pool(#[from] PoolError),
+}
+
+impl PortError {
+    /// The key of a port's table that asks for what was refused.
+    pub fn key(&self) -> &'static str {
+        match self {
+            Self::Unsupported { what: "mtu", .. } => "mtu",
+            Self::Unsupported { what: "depth", .. } => "depth",
+            Self::Unsupported { .. } => "queues",
+            _ => "device",
+        }
+    }
 }

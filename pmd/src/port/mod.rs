@@ -203,7 +203,6 @@ impl OpenPort {
                 Ok(())
             } else {
                 Err(PortError::Unsupported {
-                    port: self.name.clone(),
                     driver: can.driver,
                     what,
                     asked,

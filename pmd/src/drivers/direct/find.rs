@@ -36,12 +36,21 @@ impl Found {
     }
 }
 
-/// Finds the port that belongs to a network interface, or port `port` (1 if not said) of an RDMA device.
+/// Finds the port that belongs to a network interface, or port `port` (1 if not said) of an RDMA device; `mlx5_0/2` is port 2 of
+/// `mlx5_0`, as rdma-link(8) writes it.
 pub(crate) fn find(who: &Who, name: &str, port: Option<u8>) -> Result<Found, PortError> {
     let devices = devices(who, name)?;
     for device in &devices {
         if device.name() == name {
             return Ok(Found::new(device, port.unwrap_or(1)));
+        }
+        if let Some((_, number)) = name.split_once('/').filter(|(of, _)| *of == device.name()) {
+            let number = number.parse().ok().filter(|number| *number > 0).ok_or_else(|| PortError::NoDevice {
+                driver: who.driver,
+                device: name.to_owned(),
+                hint: format!("the ports of {} are written {}/1 and so on", device.name(), device.name()),
+            })?;
+            return Ok(Found::new(device, number));
         }
         if let Some(interface) = device.interfaces().into_iter().find(|interface| interface.name == name) {
             return Ok(Found::new(device, interface.port));
