@@ -408,6 +408,8 @@ library! {
             output_bytes: usize) -> c_int = "MLX5_1.7" since 21;
         fn mlx5dv_devx_obj_create(context: *mut ibv_context, input: *const c_void, input_bytes: usize, output: *mut c_void,
             output_bytes: usize) -> *mut mlx5dv_devx_obj = "MLX5_1.7" since 21;
+        fn mlx5dv_devx_obj_query(object: *mut mlx5dv_devx_obj, input: *const c_void, input_bytes: usize, output: *mut c_void,
+            output_bytes: usize) -> c_int = "MLX5_1.7" since 21;
         fn mlx5dv_devx_obj_destroy(object: *mut mlx5dv_devx_obj) -> c_int = "MLX5_1.7" since 21;
         fn _mlx5dv_query_port(context: *mut ibv_context, port: u32, info: *mut mlx5dv_port, bytes: usize) -> c_int
             = "MLX5_1.19" since 35;

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use rdma_core_sys::verbs::{ibv_context, provider_operations};
+use rdma_core_sys::verbs::{ibv_context, ibv_device, provider_operations};
 use rdma_core_sys::{Ibverbs, MissingSymbol, RdmaCore};
 use rustix::fs::OFlags;
 
@@ -194,17 +194,26 @@ impl fmt::Debug for ContextInner {
 
 impl Context {
     pub(crate) fn open(device: &Device) -> Result<Self> {
+        let open = device.verbs().libraries.ibverbs().ibv_open_device()?;
+        // SAFETY: a device of a living list.
+        Self::open_by(device, "ibv_open_device", |raw| unsafe { open(raw) })
+    }
+
+    /// A context that `open`, the function `call`, makes of the device.
+    pub(crate) fn open_by(
+        device: &Device,
+        call: &'static str,
+        open: impl FnOnce(*mut ibv_device) -> *mut ibv_context,
+    ) -> Result<Self> {
         let libraries = device.verbs().libraries;
-        let open = libraries.ibverbs().ibv_open_device()?;
         // What closes it must be there before it is open.
         libraries.ibverbs().ibv_close_device()?;
-        // SAFETY: a device of a living list.
-        let raw = unsafe { open(device.raw().as_ptr()) };
+        let raw = open(device.raw().as_ptr());
         let errno = last_errno();
         let Some(raw) = NonNull::new(raw) else {
             let situation = Situation { device_file: device.file(), ..Situation::default() };
-            let cause = diagnose("ibv_open_device", errno, &situation);
-            return Err(CallError { call: "ibv_open_device", subject: device.name(), errno, cause }.into());
+            let cause = diagnose(call, errno, &situation);
+            return Err(CallError { call, subject: device.name(), errno, cause }.into());
         };
         let inner = ContextInner {
             raw,

@@ -185,7 +185,7 @@ pub(crate) struct Situation {
 
 /// What is likely in the way when `call` fails with `errno`.
 pub(crate) fn diagnose(call: &str, errno: i32, situation: &Situation) -> Cause {
-    let opens = call == "ibv_open_device";
+    let opens = call.ends_with("_open_device");
     let destroys = call.contains("destroy") || call.contains("dealloc") || call.contains("dereg");
     match errno {
         libc::EACCES | libc::ENOENT | libc::EPERM if opens => Cause::DeviceFile { path: situation.device_file.clone() },

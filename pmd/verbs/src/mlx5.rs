@@ -8,6 +8,9 @@
 //! ([`Mlx5::striding_queue`] for striding ones), started; then [`crate::IndirectionTable`]s, one [`crate::RssQp`] for each class of
 //! packets, and [`crate::FlowRule`]s: without a rule nothing is received.
 
+mod actions;
+mod steering;
+
 use std::any::Any;
 use std::ffi::c_void;
 use std::ops::RangeInclusive;
@@ -18,11 +21,15 @@ use rdma_core_sys::mlx5dv::*;
 use rdma_core_sys::verbs::*;
 use wirepath_memory::DeviceMemory;
 
+pub use self::actions::{FlowCounter, LinkHeader, Modification, ModifyHeader, Reformat};
+pub use self::steering::{
+    Actions, Egress, EgressFate, FlowTag, Ingress, IngressFate, MatchParameters, Matcher, SteeringRule, Table,
+};
 use crate::context::ContextInner;
 use crate::domain::Domain;
 use crate::{
-    CompletionQueue, CompletionQueueOptions, Context, Error, Provider, QueueAllocator, RawPacketQp, Result, WorkQueue,
-    WorkQueueOptions,
+    CompletionQueue, CompletionQueueOptions, Context, Device, Error, Provider, QueueAllocator, RawPacketQp, Result,
+    WorkQueue, WorkQueueOptions,
 };
 
 /// Size of a page of registers, and of doorbell records.
@@ -126,6 +133,28 @@ impl Mlx5 {
         Ok(Self { context: context.clone() })
     }
 
+    /// Opens a device so that it also takes commands ([`FlowCounter`] needs them), or, where it takes none, without.
+    ///
+    /// # Errors
+    /// It cannot be opened, the device is no mlx5, or libmlx5 is not there.
+    pub fn open(device: &Device) -> Result<Self> {
+        let open = device.verbs().libraries.mlx5()?.mlx5dv_open_device()?;
+        let mut attr = mlx5dv_context_attr { flags: MLX5DV_CONTEXT_FLAGS_DEVX, ..mlx5dv_context_attr::zeroed() };
+        let context = Context::open_by(device, "mlx5dv_open_device", |raw| {
+            // SAFETY: a device of a living list; libmlx5 refuses those of other providers.
+            unsafe { open(raw, &raw mut attr) }
+        });
+        match context {
+            Ok(context) => Self::of(&context),
+            Err(_) => Self::of(&device.open()?),
+        }
+    }
+
+    /// The open device.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
     fn library(&self) -> Result<&'static Mlx5dv> {
         Ok(self.context.inner.libraries.mlx5()?)
     }
@@ -163,15 +192,7 @@ impl Mlx5 {
     }
 
     fn same_device(&self, context: &Context) -> Result<()> {
-        if Arc::ptr_eq(&context.inner, &self.context.inner) {
-            return Ok(());
-        }
-        // libmlx5 would look into the wrong structures.
-        Err(Error::Request(format!(
-            "that is an object of {}, not of {}",
-            context.inner.device_name(),
-            self.inner().device_name()
-        )))
+        same_device(&self.context, context)
     }
 
     /// A completion queue whose receive completions may be compressed in `format`, one of `MLX5DV_CQE_RES_FORMAT_*`.
@@ -329,6 +350,15 @@ impl Mlx5 {
             _ => Err(self.inner().nonsense("mlx5dv_init_obj", "doorbell records outside the memory for queues")),
         }
     }
+}
+
+/// Refuses an object of another context: libmlx5 would look into the wrong structures.
+fn same_device(wanted: &Context, found: &Context) -> Result<()> {
+    if Arc::ptr_eq(&wanted.inner, &found.inner) {
+        return Ok(());
+    }
+    let (found, wanted) = (found.inner.device_name(), wanted.inner.device_name());
+    Err(Error::Request(format!("that is an object of {found}, not of {wanted}")))
 }
 
 fn translate(attr: &mlx5dv_context) -> Mlx5Capabilities {

@@ -3,9 +3,8 @@
 //! The device hashes the headers of one class of packets at a time, so that each class has a queue pair of its own, all over the same
 //! table, and a rule that sends its packets there. What belongs to no class, such as ARP, goes to the first queue without a hash.
 
-use wirepath_verbs::{
-    FlowMatch, FlowRule, FlowSpec, HashFields, IndirectionTable, ProtectionDomain, Result, RssQp, WorkQueue,
-};
+use wirepath_verbs::flow::{EthFilter, Flow, FlowType, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter};
+use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, ProtectionDomain, Result, RssQp, WorkQueue};
 
 /// The hash key of Microsoft's specification of receive-side scaling.
 const KEY: [u8; 40] = [
@@ -31,16 +30,21 @@ pub(super) enum Whose {
 }
 
 /// Classes of packets: what their headers are, and what is hashed.
-fn classes() -> [(&'static [FlowSpec], HashFields, u16); 6] {
-    use FlowSpec::{Ipv4, Ipv6, Tcp, Udp};
+fn classes() -> [(Vec<Spec>, HashFields, u16); 6] {
+    let (ipv4, ipv6, tcp, udp) = (Ipv4Filter::any(), Ipv6Filter::any(), TcpFilter::any(), UdpFilter::any());
     [
-        (&[Ipv4, Tcp], HashFields::IPV4 | HashFields::TCP, TRANSPORT),
-        (&[Ipv4, Udp], HashFields::IPV4 | HashFields::UDP, TRANSPORT),
-        (&[Ipv6, Tcp], HashFields::IPV6 | HashFields::TCP, TRANSPORT),
-        (&[Ipv6, Udp], HashFields::IPV6 | HashFields::UDP, TRANSPORT),
-        (&[Ipv4], HashFields::IPV4, NETWORK),
-        (&[Ipv6], HashFields::IPV6, NETWORK),
+        (vec![ipv4, tcp], HashFields::IPV4 | HashFields::TCP, TRANSPORT),
+        (vec![ipv4, udp], HashFields::IPV4 | HashFields::UDP, TRANSPORT),
+        (vec![ipv6, tcp], HashFields::IPV6 | HashFields::TCP, TRANSPORT),
+        (vec![ipv6, udp], HashFields::IPV6 | HashFields::UDP, TRANSPORT),
+        (vec![ipv4], HashFields::IPV4, NETWORK),
+        (vec![ipv6], HashFields::IPV6, NETWORK),
     ]
+}
+
+/// Ethernet to these addresses.
+fn ethernet(dst_mac: [u8; 6], mask: [u8; 6]) -> Spec {
+    EthFilter { dst_mac, ..EthFilter::default() }.under(EthFilter { dst_mac: mask, ..EthFilter::default() })
 }
 
 /// Rules that are in force; each keeps the queue pair that its packets go to, and with it tables and queues.
@@ -55,25 +59,24 @@ pub(super) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, 
     let table = IndirectionTable::new(&table)?;
     let rest = IndirectionTable::new(&queues[..1])?;
     let rest = RssQp::new(domain, &rest, HashFields::NONE, &KEY)?;
-    let ethernet = match whose {
-        Whose::Everybodys => FlowSpec::ANY,
-        Whose::Ours(destination) => FlowSpec::Ethernet { destination, mask: [0xff; 6] },
+    let address = match whose {
+        Whose::Everybodys => EthFilter::any(),
+        Whose::Ours(destination) => ethernet(destination, [0xff; 6]),
     };
     // The rest first: until the last rule is there, its queue gets what the others are for.
     let mut rules = Vec::new();
     match whose {
-        Whose::Everybodys => rules.push(FlowRule::new(&rest, port, 0, &FlowMatch::AllDefault)?),
+        Whose::Everybodys => rules.push(FlowRule::new(&rest, &Flow::of(port, FlowType::ALL_DEFAULT))?),
         Whose::Ours(_) => {
             // A device puts rules for groups alone behind all others, whatever their priority, so that no class can be told there.
-            let group = FlowSpec::Ethernet { destination: GROUP, mask: GROUP };
-            rules.push(FlowRule::new(&rest, port, REST, &FlowMatch::Headers(vec![group]))?);
-            rules.push(FlowRule::new(&rest, port, REST, &FlowMatch::Headers(vec![ethernet]))?);
+            rules.push(FlowRule::new(&rest, &Flow::normal(port, REST).with(ethernet(GROUP, GROUP)))?);
+            rules.push(FlowRule::new(&rest, &Flow::normal(port, REST).with(address))?);
         }
     }
     for (headers, fields, priority) in classes() {
         let pair = RssQp::new(domain, &table, fields, &KEY)?;
-        let specs = std::iter::once(ethernet).chain(headers.iter().copied()).collect();
-        rules.push(FlowRule::new(&pair, port, priority, &FlowMatch::Headers(specs))?);
+        let flow = headers.into_iter().fold(Flow::normal(port, priority).with(address), Flow::with);
+        rules.push(FlowRule::new(&pair, &flow)?);
     }
     Ok(rules)
 }

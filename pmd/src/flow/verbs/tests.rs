@@ -246,7 +246,7 @@ fn every_bit_of_every_spec_there_and_back() {
             }
             // Bits that no header has: of a flow label beyond 20, of the three IPv4 flags' byte, of a VNI beyond 24; and filler.
             let filler =
-                layout.filter * 8 - of(layout.kind, inner).fields().iter().map(|f| usize::from(f.2)).sum::<usize>();
+                layout.filter * 8 - of(layout.kind, inner).fields().iter().map(|f| usize::from(f.bits)).sum::<usize>();
             let headerless = match layout.kind {
                 IPV6 => 12,
                 IPV4_EXT => 6,
