@@ -25,7 +25,7 @@ pub(crate) fn star(way: Way, count: usize) -> Star {
             host.ipv6("eth0");
         }
         host.ip(&format!("addr add {}/{} dev eth0", address(way, n), if way.ipv6 { 64 } else { 24 }));
-        ports += &format!("[[port]]\nname = \"p{n}\"\ndriver = \"{}\"\ndevice = \"p{n}\"\n\n", way.driver);
+        ports += &way.port(n, &format!("p{n}"), "");
         hosts.push(host);
     }
     Star { hosts, middle, ports, _lab: lab }

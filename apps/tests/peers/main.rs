@@ -1,8 +1,8 @@
 //! The programs among peers that we did not write: Linux hosts behind veth cables, the kernel's `vxlan` device as remote VTEP, scapy
 //! and tshark as judges of frames. Everything happens in network namespaces that each test makes and removes.
 //!
-//! Each check runs over both kernel drivers and over emulated NICs, and over both IP versions of the underlay; offloads of the peers are as the
-//! kernel sets them. One alone: `cargo test -p wirepath-apps --test peers af_xdp_ipv6::ping`
+//! Each check runs over both kernel drivers and over emulated NICs, and over both IP versions of the underlay; the ways in which one driver
+//! receives and transmits meet those checks that show traffic of every kind. Offloads of the peers are as the kernel sets them. One alone: `cargo test -p wirepath-apps --test peers af_xdp_ipv6::ping`
 
 mod broadcast;
 mod frames;
@@ -20,23 +20,33 @@ mod underlay;
 mod vlans;
 mod world;
 
+use world::{Way, by};
+
+/// Checks as tests of one way.
+macro_rules! over {
+    ($module:ident, $way:expr, $($test:ident: $body:path;)*) => {
+        mod $module {
+            use super::*;
+
+            $(#[test]
+            fn $test() {
+                crate::world::with(Way { name: concat!(stringify!($module), "::", stringify!($test)), ..$way }, $body);
+            })*
+        }
+    };
+}
+
 /// Each check as a test of each combination.
 macro_rules! everywhere {
     ($($test:ident: $body:path;)*) => {
-        everywhere!(@ af_packet_ipv4, "af_packet", false, $($test: $body;)*);
-        everywhere!(@ af_packet_ipv6, "af_packet", true, $($test: $body;)*);
-        everywhere!(@ af_xdp_ipv4, "af_xdp", false, $($test: $body;)*);
-        everywhere!(@ af_xdp_ipv6, "af_xdp", true, $($test: $body;)*);
-        everywhere!(@ mana_ipv4, "mana", false, $($test: $body;)*);
-        everywhere!(@ mana_ipv6, "mana", true, $($test: $body;)*);
-    };
-    (@ $module:ident, $driver:literal, $ipv6:literal, $($test:ident: $body:path;)*) => {
-        mod $module {
-            $(#[test]
-            fn $test() {
-                crate::world::with(concat!(stringify!($module), "::", stringify!($test)), $driver, $ipv6, $body);
-            })*
-        }
+        over!(af_packet_ipv4, by("af_packet", false), $($test: $body;)*);
+        over!(af_packet_ipv6, by("af_packet", true), $($test: $body;)*);
+        over!(af_xdp_ipv4, by("af_xdp", false), $($test: $body;)*);
+        over!(af_xdp_ipv6, by("af_xdp", true), $($test: $body;)*);
+        over!(mana_ipv4, by("mana", false), $($test: $body;)*);
+        over!(mana_ipv6, by("mana", true), $($test: $body;)*);
+        // Multi-packet send, linear receive compressed by hash: as it comes.
+        over!(mlx5_ipv4, by("mlx5", false), $($test: $body;)*);
     };
 }
 
@@ -61,4 +71,41 @@ everywhere! {
     rules_for_the_kernel: crate::rules::software_decides_for_the_kernel;
     rules_change: crate::rules::changed_while_it_runs;
     gateway_rules: crate::rules::gateway_list;
+}
+
+over! {
+    mlx5_striding,
+    Way { settings: ["receive = \"striding\"\ninline = 200", ""], ..by("mlx5", true) },
+    ping: crate::ping::small_and_jumbo;
+    tcp: crate::tcp::some_unharmed;
+    frames_out: crate::frames::judged_on_the_way_out;
+    frames_in: crate::frames::judged_on_the_way_in;
+    vlans: crate::vlans::each_vlan_its_segment;
+    l2fwd_pair: crate::l2fwd::joins_a_pair;
+}
+over! {
+    mlx5_plain,
+    Way { settings: ["compress = \"off\"\nmulti_packet = false", ""], ..by("mlx5", true) },
+    ping: crate::ping::small_and_jumbo;
+    tcp: crate::tcp::some_unharmed;
+    frames_out: crate::frames::judged_on_the_way_out;
+    frames_in: crate::frames::judged_on_the_way_in;
+}
+over! {
+    mlx5_checksum,
+    Way { settings: ["compress = \"checksum\"\nmin_inline = \"18\"", ""], ..by("mlx5", false) },
+    ping: crate::ping::small_and_jumbo;
+    tcp: crate::tcp::some_unharmed;
+    frames_out: crate::frames::judged_on_the_way_out;
+    frames_in: crate::frames::judged_on_the_way_in;
+}
+over! {
+    mlx5_and_mana,
+    Way { others: Some("mana"), ..by("mlx5", false) },
+    ping: crate::ping::small_and_jumbo;
+    tcp: crate::tcp::some_unharmed;
+    frames_out: crate::frames::judged_on_the_way_out;
+    frames_in: crate::frames::judged_on_the_way_in;
+    vlans: crate::vlans::each_vlan_its_segment;
+    l2fwd_pair: crate::l2fwd::joins_a_pair;
 }

@@ -10,6 +10,8 @@ use tempfile::TempDir;
 use wirepath_nic_emulator::launch::{self, Launch};
 use wirepath_testlab::{Background, Namespace, Outcome};
 
+use crate::world::device_of;
+
 /// How long a program may take to stop.
 const STOPPING: Duration = Duration::from_secs(30);
 
@@ -92,18 +94,19 @@ impl Program {
     }
 }
 
-/// A NIC for each `mana` port of a configuration, linked to the interface of the port's name and with its address: as if the NIC's own
+/// A NIC for each port of a configuration whose driver has emulated ones, linked to the interface of the port's name and with its address: as if the NIC's own
 /// interface were there.
 fn nics(place: &Namespace, folder: &TempDir, config: &str) -> Option<Launch> {
     let file = |name: &str| folder.path().join(name).display().to_string();
     let mut topology = format!("log = '{}'\ncontrol = '{}'\n", file("nic.log"), file("control"));
     let mut number = 0;
-    for port in config.split("[[port]]").filter(|port| port.contains("driver = \"mana\"")) {
-        let device = port.lines().find_map(|line| line.strip_prefix("device = \"")?.strip_suffix('"'));
-        let device = device.expect("a port names its device");
+    for port in config.split("[[port]]") {
+        let value = |key: &str| port.lines().find_map(|line| line.strip_prefix(key)?.strip_suffix('"'));
+        let Some(kind) = value("driver = \"").and_then(device_of) else { continue };
+        let device = value("device = \"").expect("a port names its device");
         let mac = place.mac(device).map(|byte| format!("{byte:02x}")).join(":");
         topology +=
-            &format!("[[device]]\nkind = 'mana'\nname = 'nic-{device}'\n[[device.port]]\nnetdev = '{device}'\n");
+            &format!("[[device]]\nkind = '{kind}'\nname = 'nic-{device}'\n[[device.port]]\nnetdev = '{device}'\n");
         topology += &format!("mac = '{mac}'\nlink = 'veth:{device}'\n");
         number += 1;
     }

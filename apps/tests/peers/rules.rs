@@ -95,7 +95,7 @@ pub(crate) fn l2fwd_acts(way: Way) {
         "egress prio 1: port id p1 / udp dst 7008 => count, drop".to_owned(),
     ];
     // Behind a NIC of its own there is no kernel.
-    let kernel = way.driver != "mana";
+    let kernel = !way.is_emulated();
     let texts = texts.iter().filter(|text| kernel || !text.contains("kernel"));
     let rules: String = texts.map(|text| format!("[[rule]]\nrule = \"{text}\"\n")).collect();
     let mut program = forwarder(way, &star, &rules);
@@ -165,7 +165,7 @@ pub(crate) fn software_decides_for_the_kernel(way: Way) {
     ];
     let rules: String = texts.iter().map(|text| format!("[[rule]]\nrule = \"{text}\"\n")).collect();
     let mut program = forwarder(way, &star, &rules);
-    if way.driver == "mana" {
+    if way.is_emulated() {
         assert!(eventually(PATIENCE, || !program.running()), "without a kernel behind the port the rules are refused");
         return;
     }

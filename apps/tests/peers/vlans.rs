@@ -1,6 +1,6 @@
 use wirepath_testlab::{Need, Veth, VlanTagger, skip_or_fail};
 
-use crate::world::{Way, World, pings};
+use crate::world::{PATIENCE, Way, World, pings};
 
 /// One cable with an untagged network and two VLANs, each its own segment with its own VNI: each host talks to its counterpart, and
 /// to nobody else's. The hosts' tags are in packet metadata, as the kernel's VLAN devices send them.
@@ -50,9 +50,15 @@ pub(crate) fn each_vlan_its_segment(way: Way) {
         remote.ip(&format!("route replace 10.2.0.1/32 dev vx{vni} src {address}"));
         world.wait_for(&mut gateway, host, &address);
         assert!(pings(host, &address, 1200, 20), "VLAN {vlan:?}");
-        for (other, stranger) in world.hosts.iter().enumerate().filter(|(other, _)| *other != n) {
-            let asked = stranger.run(&["ping", "-n", "-c", "2", "-i", "0.2", "-W", "1", &address]);
-            assert!(!asked.success, "host{other} reaches {address}, which is in VLAN {vlan:?}");
+        // All at a time: each waits for answers that must not come.
+        let strangers: Vec<_> = (0..world.hosts.len())
+            .filter(|other| *other != n)
+            .map(|other| {
+                (other, world.hosts[other].spawn(&["ping", "-n", "-c", "2", "-i", "0.2", "-W", "1", &address]))
+            })
+            .collect();
+        for (other, asked) in strangers {
+            assert!(!asked.wait(PATIENCE).success, "host{other} reaches {address}, which is in VLAN {vlan:?}");
         }
     }
     gateway.stop();

@@ -30,24 +30,62 @@ pub(crate) struct Way {
     pub(crate) name: &'static str,
     /// Driver of the ports.
     pub(crate) driver: &'static str,
+    /// Driver of the ports but for the first, the underlay's, if it is another one.
+    pub(crate) others: Option<&'static str>,
+    /// What the driver's table says, and that of the other driver.
+    pub(crate) settings: [&'static str; 2],
     /// IPv6 underlay.
     pub(crate) ipv6: bool,
 }
 
+/// All ports by one driver, as it comes.
+pub(crate) const fn by(driver: &'static str, ipv6: bool) -> Way {
+    Way { name: "", driver, others: None, settings: [""; 2], ipv6 }
+}
+
+/// The emulated device behind ports of a driver, if it drives such.
+pub(crate) fn device_of(driver: &str) -> Option<&'static str> {
+    match driver {
+        "mana" => Some("mana"),
+        "mlx5" | "verbs" => Some("mlx5"),
+        _ => None,
+    }
+}
+
 /// Runs a check if the machine can.
-pub(crate) fn with(name: &'static str, driver: &'static str, ipv6: bool, check: fn(Way)) {
+pub(crate) fn with(way: Way, check: fn(Way)) {
     let needs = [Need::Root, Need::Program("ip"), Need::Program("ping"), Need::Program("tshark"), Need::Scapy];
-    let kernel = if driver == "af_xdp" { Need::Kernel(6, 6) } else { Need::Kernel(5, 10) };
-    let rdma = (driver == "mana").then_some(Need::File("/etc/libibverbs.d/mana.driver"));
+    let kernel = if way.driver == "af_xdp" { Need::Kernel(6, 6) } else { Need::Kernel(5, 10) };
+    // All providers come in one package.
+    let rdma = way.is_emulated().then_some(Need::File("/etc/libibverbs.d/mana.driver"));
     for need in needs.into_iter().chain([kernel, Need::LinkType("vxlan")]).chain(rdma) {
         if let Err(why) = need.check() {
-            return skip_or_fail(file!(), line!(), &format!("{name}: {why}"));
+            return skip_or_fail(file!(), line!(), &format!("{}: {why}", way.name));
         }
     }
-    check(Way { name, driver, ipv6 });
+    check(way);
 }
 
 impl Way {
+    /// Whether the ports are those of emulated NICs, behind which no kernel is.
+    pub(crate) fn is_emulated(self) -> bool {
+        device_of(self.driver).is_some()
+    }
+
+    /// The tables of port `n`, the underlay's or first being 0; `keys` for all of them.
+    pub(crate) fn port(self, n: usize, name: &str, keys: &str) -> String {
+        let (driver, settings) = match self.others {
+            Some(driver) if n > 0 => (driver, self.settings[1]),
+            _ => (self.driver, self.settings[0]),
+        };
+        let mut text = format!("[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\n{keys}\n");
+        if device_of(driver).is_some() {
+            // What is taken away does not come back in these tests.
+            writeln!(text, "[port.{driver}]\nseconds_after_fatal = 0\n{settings}\n").expect("a string grows");
+        }
+        text
+    }
+
     /// Bytes that the tunnel adds to an inner frame, from the outer IP header on, and the inner Ethernet header.
     pub(crate) fn overhead(self) -> u32 {
         if self.ipv6 { 70 } else { 50 }
@@ -72,7 +110,7 @@ impl Way {
     /// Has a host do itself what the kernel would leave to its network card: behind an emulated NIC is a wire, which carries no
     /// superframes.
     pub(crate) fn tame(self, host: &Namespace, interface: &str) {
-        if self.driver == "mana" {
+        if self.is_emulated() {
             host.run(&["ethtool", "-K", interface, "tx", "off", "tso", "off", "gso", "off"]).expect();
         }
     }
@@ -153,19 +191,9 @@ impl World {
 
     /// Tables of all ports and the underlay.
     pub(crate) fn ports(&self) -> String {
-        let mut text = String::new();
-        let mut port = |name: &str, mtu: u32| {
-            let driver = self.way.driver;
-            writeln!(text, "[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\nmtu = {mtu}\n")
-                .expect("a string grows");
-            if driver == "mana" {
-                // What is taken away does not come back in these tests.
-                text += "[port.mana]\nseconds_after_fatal = 0\n\n";
-            }
-        };
-        port("wan", self.mtu);
+        let mut text = self.way.port(0, "wan", &format!("mtu = {}\n", self.mtu));
         for n in 0..self.hosts.len() {
-            port(&format!("lan{n}"), self.inner_mtu());
+            text += &self.way.port(1 + n, &format!("lan{n}"), &format!("mtu = {}\n", self.inner_mtu()));
         }
         let (address, prefix) = (self.way.vtep(), self.way.prefix());
         writeln!(text, "[underlay]\nport = \"wan\"\naddresses = [\"{address}/{prefix}\"]\n").expect("a string grows");
@@ -207,7 +235,7 @@ impl World {
 /// Whether pings of a size are all answered, whole (no fragments).
 pub(crate) fn pings(from: &Namespace, to: &str, size: u32, count: u32) -> bool {
     let (size, count) = (size.to_string(), count.to_string());
-    let outcome = from.run(&["ping", "-n", "-M", "do", "-i", "0.02", "-W", "2", "-s", &size, "-c", &count, to]);
+    let outcome = from.run(&["ping", "-n", "-M", "do", "-i", "0.005", "-W", "2", "-s", &size, "-c", &count, to]);
     outcome.success && outcome.stdout.contains(" 0% packet loss")
 }
 
