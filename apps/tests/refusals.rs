@@ -42,8 +42,11 @@ fn a_wrong_value_names_file_line_key_found_and_expected() {
 
 #[test]
 fn more_than_the_device_or_the_machine_has() {
-    let text =
-        PORTS.replacen("driver = \"null\"", "driver = \"pcap\"\nqueues = 250\n[port.pcap]\nwrite = \"/dev/null\"\nformat = \"pcap\"", 1);
+    let text = PORTS.replacen(
+        "driver = \"null\"",
+        "driver = \"pcap\"\nqueues = 250\n[port.pcap]\nwrite = \"/dev/null\"\nformat = \"pcap\"",
+        1,
+    );
     refused(L2FWD, &text, "4:10", "port[0].queues", &["port 'lan'", "250 asked for"]);
     let (outcome, _) = with_config(L2FWD, &(PORTS.to_owned() + "[workers]\ncores = [1000]\n"));
     assert!(outcome.code == Some(2) && outcome.stderr.contains("core 1000 cannot be used"), "{}", outcome.stderr);

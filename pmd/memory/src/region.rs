@@ -6,7 +6,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 const HUGE_PAGE: usize = 2 << 20;
@@ -48,6 +48,9 @@ pub enum RegionError {
         /// What the kernel answered.
         source: std::io::Error,
     },
+    /// The file of another process could lose pages that are mapped here.
+    #[error("the memory that another process passed is no file that keeps its size (a memfd with F_SEAL_SHRINK)")]
+    Unsealed,
     /// The kernel refused the mapping.
     #[error("cannot map {bytes} bytes of memory: {source}")]
     Map {
@@ -119,8 +122,10 @@ impl RegionBuilder {
         let mut flags = if huge { MapFlags::HUGETLB | MapFlags::POPULATE } else { MapFlags::NORESERVE };
         let (start, file) = if self.shared {
             let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
-            let file = memfd_create("wirepath-region", MemfdFlags::CLOEXEC | kind)?;
+            let file = memfd_create("wirepath-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind)?;
             ftruncate(&file, bytes as u64)?;
+            // Nobody who gets the file can take pages away under those who have mapped them.
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
             // HUGETLB belongs to the memfd here, not to the mapping.
             flags -= MapFlags::HUGETLB;
             // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
@@ -219,12 +224,16 @@ impl Region {
     /// Maps the memory of another process's shared region, whole, from the file that was passed here.
     ///
     /// # Errors
-    /// It is no file that can be mapped.
+    /// It is no file that can be mapped, or one that could be cut while it is.
     pub fn attach(file: OwnedFd) -> Result<Self, RegionError> {
         let failed = |bytes| move |source: rustix::io::Errno| RegionError::Map { bytes, source: source.into() };
         let bytes = usize::try_from(rustix::fs::fstat(&file).map_err(failed(0))?.st_size).unwrap_or(0);
         if bytes == 0 {
             return Err(RegionError::Empty);
+        }
+        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if !sealed {
+            return Err(RegionError::Unsealed);
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
@@ -304,6 +313,9 @@ mod tests {
         }
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         assert!(Region::attach(socket.into()).is_err());
+        let loose = memfd_create("loose", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&loose, 1 << 21).unwrap();
+        assert!(matches!(Region::attach(loose), Err(RegionError::Unsealed)));
     }
 
     #[test]

@@ -93,7 +93,7 @@ pub struct Env<'e> {
 /// A store to the doorbell page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store {
-    /// Offset in the page.
+    /// Offset in the page; behind it in the context's file, where a device has several pages.
     pub offset: usize,
     /// Bytes: 1, 2, 4 or 8.
     pub size: usize,
@@ -183,6 +183,24 @@ pub trait Device<H: Host>: Send {
     /// What an open context is like, for a program that imports it.
     fn query_context(&self, call: &mut Call<'_, H>) -> Result<(), Errno> {
         Err(call.refuse(Errno::OPNOTSUPP, format_args!("{}: contexts cannot be imported", self.spec().name)))
+    }
+
+    /// What a process that imports the context needs to know of it, as a number that [`Self::adopt`] takes.
+    fn facts(&self, context: ContextId) -> Option<u64> {
+        let _ = context;
+        None
+    }
+
+    /// A context that another process has open, imported here.
+    fn adopt(&mut self, context: ContextId, facts: u64) -> Result<(), Errno> {
+        let _ = (context, facts);
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Number on the wire of a protection domain.
+    fn pd_number(&self, pd: ObjectId) -> Option<u32> {
+        let _ = pd;
+        None
     }
 
     /// A context is gone, and its objects with it.

@@ -18,11 +18,13 @@ use crate::mana::Mana;
 use crate::mlx5::Mlx5;
 use crate::netlink::{self, Listed};
 use crate::topology::{DeviceKind, Doorbells, Topology};
-use crate::uverbs::{Context, Kernel};
+use crate::uverbs::{Context, Elsewhere, Kernel, Question};
 use crate::wire::Outbox;
 
-/// Bytes of the file behind an open device: doorbell pages first, then a ring of doorbells of other processes.
-pub const FILE_BYTES: u64 = 64 << 10;
+/// Bytes of the doorbell pages, which the file behind an open device begins with.
+pub const DOORBELL_BYTES: u64 = 128 << 10;
+/// Bytes of the whole file: behind the doorbell pages is what other processes that the file is handed to leave for its owner.
+pub const FILE_BYTES: u64 = DOORBELL_BYTES + (64 << 10);
 /// Name of that file, by which other processes that are handed one know it.
 pub const FILE_NAME: &str = "wirepath-uverbs";
 /// Turns before others get at the lock.
@@ -245,6 +247,34 @@ impl<H: Host> Emulator<H> {
         let Some(context) = machine.inodes.get(&inode).copied() else { return false };
         machine.files.insert(fd, context);
         true
+    }
+
+    /// A descriptor of a device that another process has open and has handed over: from now on it is open here too, as far as programs
+    /// can import it. What it is like is asked of its owner.
+    ///
+    /// # Errors
+    /// The owner does not answer, or has another kind of device.
+    pub fn adopt_foreign(&self, fd: RawFd, inode: u64, elsewhere: Box<dyn Elsewhere>) -> Result<ContextId, Errno> {
+        let [minor, facts, _] = elsewhere.ask(Question::Context, 0)?;
+        let mut machine = self.lock();
+        let id = machine.next_context;
+        let device = usize::try_from(minor).ok().and_then(|minor| machine.devices.get_mut(minor)).ok_or(Errno::NXIO)?;
+        device.adopt(id, facts)?;
+        machine.next_context += 1;
+        machine.contexts.insert(id, Context::imported(id, minor as usize, elsewhere));
+        machine.files.insert(fd, id);
+        machine.inodes.insert(inode, id);
+        Ok(id)
+    }
+
+    /// Answers a process that has imported a context.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is no such object.
+    pub fn answer(&self, context: ContextId, question: Question, handle: u32) -> Result<[u64; 3], Errno> {
+        let machine = self.lock();
+        let context = machine.contexts.get(&context).ok_or(Errno::NOENT)?;
+        context.answer(machine.devices[context.device].as_ref(), question, handle)
     }
 
     /// Minor number of an open device.

@@ -36,7 +36,7 @@ pub mod uverbs;
 pub mod vectors;
 mod wire;
 
-pub use emulator::{Emulator, FILE_BYTES, FILE_NAME, Opened};
+pub use emulator::{DOORBELL_BYTES, Emulator, FILE_BYTES, FILE_NAME, Opened};
 pub use keys::{Keys, Mr, Refusal};
 pub use log::Log;
 pub use wire::{Frame, Outbox};

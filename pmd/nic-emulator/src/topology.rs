@@ -104,6 +104,8 @@ pub struct Mlx5Spec {
     pub multi_packet: bool,
     /// Receive descriptors may be cut into strides.
     pub striding: bool,
+    /// Pages of virtio doorbells (VAR) can be had.
+    pub var: bool,
 }
 
 /// Header that must be in a send descriptor.
@@ -303,6 +305,7 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         compression: true,
         multi_packet: true,
         striding: true,
+        var: true,
     };
     if kind == DeviceKind::Mlx5 {
         spec.cqe_version = table.integer("cqe_version", 0..=1)?.unwrap_or(1);
@@ -314,6 +317,7 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         spec.compression = table.get("compression")?.unwrap_or(true);
         spec.multi_packet = table.get("multi_packet")?.unwrap_or(true);
         spec.striding = table.get("striding")?.unwrap_or(true);
+        spec.var = table.get("var")?.unwrap_or(true);
     }
     Ok(spec)
 }

@@ -90,12 +90,25 @@ mirror! {
             HBLDV_ENCAP_TYPE_NO_ENC = 0,
             HBLDV_ENCAP_TYPE_ENC_OVER_IPV4 = 1,
             HBLDV_ENCAP_TYPE_ENC_OVER_UDP = 2,
+            HBLDV_WQ_WRITE = 1,
+            HBLDV_WQ_RECV_RDV = 2,
+            HBLDV_WQ_READ_RDV = 4,
+            HBLDV_WQ_SEND_RDV = 8,
+            HBLDV_WQ_READ_RDV_ENDP = 0x10,
+            HBLDV_SWQE_GRAN_32B = 0,
+            HBLDV_SWQE_GRAN_64B = 1,
+            HBLDV_MEM_HOST = 1,
+            HBLDV_MEM_DEVICE = 2,
+            HBLDV_CQ_TYPE_QP = 0,
+            HBLDV_CQ_TYPE_CC = 1,
         }
         u64 {
             HBLDV_QP_CAP_LOOPBACK = 1,
             HBLDV_QP_CAP_CONG_CTRL = 2,
             HBLDV_QP_CAP_COMPRESSION = 4,
             HBLDV_QP_CAP_ENCAP = 0x10,
+            HBLDV_PORT_CAP_ADVANCED = 1,
+            HBLDV_PORT_CAP_ADAPTIVE_TIMEOUT = 2,
         }
     }
 }

@@ -83,6 +83,8 @@ pub struct Library {
     /// What the file's name says.
     pub version: Option<Version>,
     handle: Handle,
+    /// The files that its functions lie in: a library can hand on those of another.
+    code: Vec<PathBuf>,
 }
 
 /// What dlopen(3) returned; never closed.
@@ -111,12 +113,21 @@ impl Library {
         })?;
         let handle = Handle(handle.into_raw());
         let path = file_of_handle(handle).unwrap_or(place);
-        Ok(Self { name, version: Version::of_file(&path), path, handle })
+        Ok(Self { name, version: Version::of_file(&path), code: vec![path.clone()], path, handle })
     }
 
     /// Whether the library holds the code at this address.
     pub fn contains(&self, address: *const ()) -> bool {
-        file_of_address(address).is_some_and(|path| path == self.path)
+        file_of_address(address).is_some_and(|path| self.code.contains(&path))
+    }
+
+    /// Notes where a function was found.
+    pub(crate) fn note(&mut self, function: *mut c_void) {
+        if let Some(path) = file_of_address(function.cast_const().cast())
+            && !self.code.contains(&path)
+        {
+            self.code.push(path);
+        }
     }
 }
 
@@ -288,10 +299,11 @@ macro_rules! library {
             pub(crate) const NAME: &'static str = $name;
             pub(crate) const FILE: &'static str = $file;
 
-            pub(crate) fn resolve(library: $crate::Library) -> Self {
+            pub(crate) fn resolve(mut library: $crate::Library) -> Self {
                 let look = $crate::load::Look::into(&library, &[$((concat!(stringify!($function), "\0"), concat!($version, "\0"))),*]);
                 Self {
                     $($function: look.up(concat!(stringify!($function), "\0"), concat!($version, "\0")).map(|address| {
+                        library.note(address);
                         // SAFETY: the symbol in this version is a function of this type, see the header.
                         unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) -> $result>(address) }
                     }),)*

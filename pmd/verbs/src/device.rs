@@ -5,6 +5,7 @@
 
 use std::ffi::{c_char, c_int};
 use std::fmt;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use rdma_core_sys::verbs::ibv_device;
 use rdma_core_sys::{Library, RdmaCore, Search};
 
 use crate::context::last_errno;
-use crate::error::{CallError, Situation, diagnose};
+use crate::error::{CallError, Cause, Situation, diagnose};
 use crate::{Context, Result};
 
 /// The RDMA libraries of this machine.
@@ -42,6 +43,48 @@ impl Verbs {
     /// The libraries that are loaded, with their versions.
     pub fn libraries(&self) -> Vec<&'static Library> {
         self.libraries.libraries()
+    }
+
+    /// The device that another process has open, by the file that it passed ([`Context::descriptor`]; ibv_import_device(3)): both have one
+    /// context of the kernel, which lives until both have closed it. Objects of the other process are imported
+    /// ([`crate::ImportedDomain`], [`crate::ImportedRegion`], [`crate::mlx5::var::ImportedVar`]).
+    ///
+    /// # Errors
+    /// It is no open device, or of one whose provider cannot import: of rdma-core, only libmlx5 can.
+    pub fn import_device(&self, file: OwnedFd) -> Result<Context> {
+        let ibverbs = self.libraries.ibverbs();
+        let import = ibverbs.ibv_import_device()?;
+        ibverbs.ibv_close_device()?;
+        let devices = self.devices()?;
+        // SAFETY: a descriptor that is open.
+        let raw = unsafe { import(file.as_raw_fd()) };
+        let errno = last_errno();
+        let failed = |errno: i32, cause| {
+            let subject = "the file that another process passed".to_owned();
+            Err(CallError { call: "ibv_import_device", subject, errno, cause }.into())
+        };
+        let Some(raw) = NonNull::new(raw) else {
+            let cause = match errno {
+                // No device file, or a context whose registers are no objects.
+                0 | libc::EINVAL => Cause::Refused,
+                errno => diagnose("ibv_import_device", errno, &Situation::default()),
+            };
+            return failed(if errno == 0 { libc::EINVAL } else { errno }, cause);
+        };
+        // The context closes it from here on.
+        let _: i32 = file.into_raw_fd();
+        // SAFETY: an open context, whose device lives as long.
+        let name = unsafe { text(&(*(*raw.as_ptr()).device).name) };
+        match devices.into_iter().find(|device| device.name() == name) {
+            Some(device) => Context::open_by(&device, "ibv_import_device", |_| raw.as_ptr()),
+            None => {
+                if let Ok(close) = ibverbs.ibv_close_device() {
+                    // SAFETY: opened just now.
+                    unsafe { close(raw.as_ptr()) };
+                }
+                failed(libc::ENODEV, Cause::DeviceGone)
+            }
+        }
     }
 
     /// The devices of this machine, now. No kernel support for RDMA is no error: there are none then.

@@ -19,6 +19,8 @@ pub struct DomainInner {
     base: Option<Arc<DomainInner>>,
     /// The port that a MANA parent domain stands for.
     pub(crate) port: Option<u8>,
+    /// Of another process, which ends it.
+    imported: bool,
 }
 
 // SAFETY: libibverbs and the providers lock what they change.
@@ -29,6 +31,14 @@ unsafe impl Sync for DomainInner {}
 impl Drop for DomainInner {
     fn drop(&mut self) {
         let context = &self.context.inner;
+        if self.imported {
+            // SAFETY: imported once; regions that were imported into it kept it.
+            match context.ibverbs().ibv_unimport_pd().map(|unimport| unsafe { unimport(self.raw.as_ptr()) }) {
+                Ok(()) => {}
+                Err(missing) => tracing::error!("{missing}"),
+            }
+            return;
+        }
         // SAFETY: nothing that was made from the domain is left, it would keep this alive.
         let result = context.ibverbs().ibv_dealloc_pd().map(|dealloc| unsafe { dealloc(self.raw.as_ptr()) });
         context.destroyed("ibv_dealloc_pd", result, || None);
@@ -80,12 +90,37 @@ impl ProtectionDomain {
         inner.ibverbs().ibv_dealloc_pd()?;
         // SAFETY: an open context.
         let raw = inner.created("ibv_alloc_pd", unsafe { alloc(inner.raw.as_ptr()) }, None)?;
-        Ok(Self(Arc::new(DomainInner { raw, context: context.clone(), base: None, port: None })))
+        Ok(Self(Arc::new(DomainInner { raw, context: context.clone(), base: None, port: None, imported: false })))
+    }
+
+    /// The kernel's name of the domain in this context, by which another process imports it.
+    pub fn handle(&self) -> u32 {
+        // SAFETY: a living domain; set when it was made.
+        unsafe { (*self.0.raw.as_ptr()).handle }
     }
 
     /// The device.
     pub fn context(&self) -> &Context {
         &self.0.context
+    }
+}
+
+/// A protection domain of another process, which keeps it: what is registered there can be looked up here, and nothing be made.
+#[derive(Clone, Debug)]
+pub struct ImportedDomain(pub(crate) Arc<DomainInner>);
+
+impl ImportedDomain {
+    /// The domain that the process which opened the device calls `handle` ([`ProtectionDomain::handle`]; ibv_import_pd(3)).
+    ///
+    /// # Errors
+    /// There is no such domain, or the provider cannot import.
+    pub fn new(context: &Context, handle: u32) -> Result<Self> {
+        let inner = &context.inner;
+        let import = inner.ibverbs().ibv_import_pd()?;
+        inner.ibverbs().ibv_unimport_pd()?;
+        // SAFETY: an open context.
+        let raw = inner.created("ibv_import_pd", unsafe { import(inner.raw.as_ptr(), handle) }, None)?;
+        Ok(Self(Arc::new(DomainInner { raw, context: context.clone(), base: None, port: None, imported: true })))
     }
 }
 
@@ -103,7 +138,13 @@ impl ParentDomain {
         // SAFETY: an open context and a domain of it.
         let raw = unsafe { ibv_alloc_parent_domain(context.inner.raw.as_ptr(), &raw mut attr) };
         let raw = context.inner.created("ibv_alloc_parent_domain", raw, port)?;
-        Ok(Self(Arc::new(DomainInner { raw, context: context.clone(), base: Some(Arc::clone(&base.0)), port })))
+        Ok(Self(Arc::new(DomainInner {
+            raw,
+            context: context.clone(),
+            base: Some(Arc::clone(&base.0)),
+            port,
+            imported: false,
+        })))
     }
 
     /// The device.

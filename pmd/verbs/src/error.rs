@@ -32,6 +32,20 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// What another process handed over cannot be what it should be.
+    #[error("{what} of another process cannot be used: {problem}")]
+    Foreign {
+        /// Such as "the exported VAR".
+        what: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The process that owns it has freed it.
+    #[error("{what} is no more: the process that owns it has freed it")]
+    Ended {
+        /// Such as "the imported VAR".
+        what: &'static str,
+    },
     /// The device belongs to another provider than was asked for.
     #[error("{device} is driven by {found}, not by {wanted}")]
     Provider {

@@ -31,10 +31,13 @@ mod domain;
 mod error;
 mod events;
 pub mod flow;
+pub mod hbl;
+mod lease;
 pub mod mana;
 mod memory_region;
 pub mod mlx5;
 mod queue_pair;
+mod registers;
 mod work_queue;
 
 pub use allocator::QueueAllocator;
@@ -42,11 +45,12 @@ pub use attributes::{DeviceAttributes, LinkLayer, PortAttributes, PortState, Raw
 pub use completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions, WorkCompletion};
 pub use context::{Context, ObjectId, Provider};
 pub use device::{Device, Interface, Verbs};
-pub use domain::{Domain, ParentDomain, ProtectionDomain};
+pub use domain::{Domain, ImportedDomain, ParentDomain, ProtectionDomain};
 pub use error::{CallError, Cause, Error, Result};
 pub use events::{AsyncEvent, AsyncEvents, Element, EventKind};
 pub use flow::{Counters, Flow, FlowRule, FlowTarget};
-pub use memory_region::{Access, MemoryRegion};
+pub use lease::{Lease, LeaseView};
+pub use memory_region::{Access, ImportedRegion, MemoryRegion};
 pub use queue_pair::{QueuePairState, QueueSizes, RawPacketQp, RawPacketQpOptions};
 pub use rdma_core_sys::{LIBRARY_DIRECTORY_VARIABLE, LoadError, MissingSymbol, Search, Version};
 pub use work_queue::{HashFields, IndirectionTable, RssQp, WorkQueue, WorkQueueOptions};

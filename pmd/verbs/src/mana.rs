@@ -9,7 +9,7 @@
 //! completion queue has a number since a queue pair uses it.
 
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use wirepath_memory::DeviceMemory;
 use crate::context::ContextInner;
 use crate::{
     CompletionQueue, Context, Error, ParentDomain, ProtectionDomain, Provider, QueueAllocator, RawPacketQp, Result,
-    WorkQueue,
+    WorkQueue, registers,
 };
 
 /// Size of a page of registers.
@@ -241,34 +241,7 @@ fn check_ring(bytes: u32) -> std::result::Result<(), String> {
 /// # Errors
 /// The kernel refused: it is not an open MANA device.
 pub fn map_doorbells(device: BorrowedFd<'_>) -> Result<DeviceMemory> {
-    struct Page(NonNull<c_void>);
-    // SAFETY: an address range, unmapped once.
-    unsafe impl Send for Page {}
-    // SAFETY: as above.
-    unsafe impl Sync for Page {}
-    impl Drop for Page {
-        fn drop(&mut self) {
-            // SAFETY: ours; views of it kept it.
-            unsafe { libc::munmap(self.0.as_ptr(), DOORBELL_PAGE_BYTES) };
-        }
-    }
-    // By the C library, as libmana does it, and not by a bare system call: an emulated NIC watches for this.
-    // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-    let page = unsafe {
-        libc::mmap(std::ptr::null_mut(), DOORBELL_PAGE_BYTES, libc::PROT_WRITE, libc::MAP_SHARED, device.as_raw_fd(), 0)
-    };
-    let failed = |errno: i32| {
-        let cause = crate::error::diagnose("mmap", errno, &crate::error::Situation::default());
-        let subject = format!("the device file {}", device.as_raw_fd());
-        Error::Call(crate::CallError { call: "mmap", subject, errno, cause })
-    };
-    if page == libc::MAP_FAILED {
-        return Err(failed(crate::context::last_errno()));
-    }
-    let page = NonNull::new(page).ok_or_else(|| failed(libc::ENOMEM))?;
-    let keep = Arc::new(Page(page));
-    // SAFETY: mapped for writing while `keep` lives, and used through the view only.
-    Ok(unsafe { DeviceMemory::new(page.cast(), DOORBELL_PAGE_BYTES, keep) })
+    registers::map(device, 0, DOORBELL_PAGE_BYTES, libc::PROT_WRITE)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use rdma_core_sys::verbs::*;
 use wirepath_memory::Region;
 
 use crate::domain::DomainInner;
-use crate::{Error, ProtectionDomain, Result};
+use crate::{Error, ImportedDomain, ProtectionDomain, Result};
 
 /// What the device may do with registered memory, besides reading it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +82,12 @@ impl MemoryRegion {
         self.lkey
     }
 
+    /// The kernel's name of the registration in this context, by which another process imports it.
+    pub fn handle(&self) -> u32 {
+        // SAFETY: a living registration; set when it was made.
+        unsafe { (*self.raw.as_ptr()).handle }
+    }
+
     /// The memory.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
@@ -98,6 +104,58 @@ impl MemoryRegion {
                 "{bytes} bytes at offset {offset} are not inside a region of {} bytes",
                 self.region.bytes()
             ))),
+        }
+    }
+}
+
+/// A registration of another process, which keeps it (ibv_import_mr(3)): what the kernel says of it. It names no memory of this process.
+#[derive(Debug)]
+pub struct ImportedRegion {
+    raw: NonNull<ibv_mr>,
+    domain: Arc<DomainInner>,
+    lkey: u32,
+    bytes: usize,
+}
+
+// SAFETY: as for `MemoryRegion`.
+unsafe impl Send for ImportedRegion {}
+// SAFETY: as above.
+unsafe impl Sync for ImportedRegion {}
+
+impl ImportedRegion {
+    /// The registration that the process which opened the device calls `handle` ([`MemoryRegion::handle`]).
+    ///
+    /// # Errors
+    /// There is no such registration, or the provider cannot import.
+    pub fn new(domain: &ImportedDomain, handle: u32) -> Result<Self> {
+        let context = &domain.0.context.inner;
+        let import = context.ibverbs().ibv_import_mr()?;
+        context.ibverbs().ibv_unimport_mr()?;
+        // SAFETY: an imported domain.
+        let raw = context.created("ibv_import_mr", unsafe { import(domain.0.raw.as_ptr(), handle) }, None)?;
+        // SAFETY: just made.
+        let (lkey, bytes) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).length) };
+        Ok(Self { raw, domain: Arc::clone(&domain.0), lkey, bytes })
+    }
+
+    /// The key that descriptors name the memory by.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// Bytes that are registered.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for ImportedRegion {
+    fn drop(&mut self) {
+        let unimport = self.domain.context.inner.ibverbs().ibv_unimport_mr();
+        // SAFETY: imported once; the kernel's object stays with its owner.
+        match unimport.map(|unimport| unsafe { unimport(self.raw.as_ptr()) }) {
+            Ok(()) => {}
+            Err(missing) => tracing::error!("{missing}"),
         }
     }
 }

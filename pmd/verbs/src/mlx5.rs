@@ -10,6 +10,7 @@
 
 mod actions;
 mod steering;
+pub mod var;
 
 use std::any::Any;
 use std::ffi::c_void;

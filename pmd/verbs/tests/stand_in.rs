@@ -31,9 +31,12 @@ fn headers() -> bool {
 
 fn compile(directory: &Path) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in");
-    for (source, file, library) in
-        [("ibverbs.c", "libibverbs.so.1.14.44.0", "libibverbs.so.1"), ("mana.c", "libmana.so.1.0.44.0", "libmana.so.1")]
-    {
+    let libraries = [
+        ("ibverbs.c", "libibverbs.so.1.14.44.0", "libibverbs.so.1"),
+        ("mana.c", "libmana.so.1.0.44.0", "libmana.so.1"),
+        ("hbl.c", "libhbl.so.1.0.44.0", "libhbl.so.1"),
+    ];
+    for (source, file, library) in libraries {
         let mut cc = Command::new("cc");
         cc.args(["-std=gnu11", "-shared", "-fPIC", "-g", "-o"]).arg(directory.join(file)).arg(sources.join(source));
         cc.arg(format!("-Wl,-soname,{library}"));
@@ -74,17 +77,18 @@ macro_rules! on_stand_ins {
 struct Control {
     ibverbs: libloading::Library,
     mana: libloading::Library,
+    hbl: libloading::Library,
 }
 
-const KINDS: [&str; 11] =
-    ["list", "context", "domain", "parent domain", "mr", "channel", "cq", "qp", "wq", "table", "rss qp"];
+const KINDS: [&str; 12] =
+    ["list", "context", "domain", "parent domain", "mr", "channel", "cq", "qp", "wq", "table", "rss qp", "encap"];
 
 impl Control {
     fn new() -> Self {
         let directory = PathBuf::from(std::env::var_os(LIBRARY_DIRECTORY_VARIABLE).unwrap());
         // SAFETY: the stand-ins, loaded already.
         let open = |name: &str| unsafe { libloading::Library::new(directory.join(name)).unwrap() };
-        Self { ibverbs: open("libibverbs.so.1"), mana: open("libmana.so.1") }
+        Self { ibverbs: open("libibverbs.so.1"), mana: open("libmana.so.1"), hbl: open("libhbl.so.1") }
     }
 
     fn fail(&self, call: &str, errno: i32) {
@@ -529,4 +533,185 @@ fn a_channel_wakes_for_its_queue() {
     assert_eq!(channel.next_event().unwrap(), None);
     drop((channel, options, context, queue));
     control.assert_clean();
+}
+
+mod gaudi {
+    use std::net::Ipv4Addr;
+
+    use wirepath_verbs::hbl::*;
+
+    use super::*;
+
+    /// The attributes that the kernel got last: address, size, IPv4 address, port, detail, kind.
+    #[repr(C)]
+    struct EncapAttributes {
+        pointer: u64,
+        bytes: u32,
+        source: u32,
+        port: u32,
+        detail: u16,
+        kind: u32,
+    }
+
+    impl Control {
+        fn set(&self, what: &[u8], value: i32) {
+            // SAFETY: the type of the functions in hbl.c.
+            unsafe { self.hbl.get::<unsafe extern "C" fn(c_int)>(what).unwrap()(value) };
+        }
+
+        fn last_encap(&self) -> (EncapAttributes, Vec<u8>) {
+            // SAFETY: the types of the functions and of the struct in hbl.c.
+            unsafe {
+                let attributes =
+                    self.hbl.get::<unsafe extern "C" fn() -> *const EncapAttributes>(b"stand_in_last_encap").unwrap()()
+                        .read();
+                let header = self.hbl.get::<unsafe extern "C" fn() -> *const u8>(b"stand_in_last_header").unwrap()();
+                let header = std::slice::from_raw_parts(header, attributes.bytes as usize).to_vec();
+                (attributes, header)
+            }
+        }
+    }
+
+    const RESPONDER: Responder = Responder {
+        peer: Peer { address: Ipv4Addr::new(10, 0, 0, 2), queue_pair: 7 },
+        source_index: 0,
+        path_mtu: 5,
+        sequence: 0,
+        local_key: 1,
+        priority: 1,
+    };
+    const REQUESTER: Requester =
+        Requester { sequence: 0, timeout: 14, retries: 7, remote_key: 2, peer_requests: 0, priority: 1 };
+
+    fn device() -> Device {
+        Verbs::load().unwrap().devices().unwrap().remove(0)
+    }
+
+    fn core() -> std::os::fd::OwnedFd {
+        tempfile::tempfile().unwrap().into()
+    }
+
+    fn over_udp() -> Encapsulation {
+        let header: Vec<u8> = (0..32).collect();
+        Encapsulation::new(Ipv4Addr::new(10, 0, 0, 1), EncapKind::OverUdp { destination_port: 4789 }, &header).unwrap()
+    }
+
+    fn created(port: &Port, domain: &ProtectionDomain) -> QueuePair<Created> {
+        let queue = port.completions(&CompletionQueueOptions::new(64, "gaudi")).unwrap();
+        let options = QueuePairOptions { send_requests: 64, receive_requests: 64 };
+        port.queue_pair(domain, &queue, &queue, &options).unwrap()
+    }
+
+    const HBL: &str = "STAND_IN_DEVICE";
+
+    #[test]
+    fn an_encapsulation_outlives_its_queue_pairs_and_is_said_in_both_transitions() {
+        on_stand_ins!(
+            "gaudi::an_encapsulation_outlives_its_queue_pairs_and_is_said_in_both_transitions",
+            (HBL, PathBuf::from("hbl_0"))
+        );
+        let device = device();
+        let hbl = Hbl::open(&device, core(), 0).unwrap();
+        let control = Control::new();
+        assert!(Hbl::drives(&device).unwrap());
+        assert_eq!(hbl.abilities().unwrap(), DeviceAbilities { congestion_control: true, ports: 0b11110 });
+        let domain = ProtectionDomain::new(hbl.context()).unwrap();
+        for number in [1, 2] {
+            let port = hbl.set_up_port(number, &PortSetup::new(16, 16)).unwrap();
+            assert_eq!(port.limits().unwrap().encaps, 1);
+            let encap = port.encap(&over_udp()).unwrap();
+            // The first port's number is 0: it must be said with its bit like any other.
+            assert_eq!(encap.id(), if number == 1 { 0 } else { 2 });
+            let (attributes, header) = control.last_encap();
+            assert_eq!((attributes.source, attributes.port), (0x0a00_0001, number));
+            assert_eq!((attributes.detail, attributes.kind), (4789, 2));
+            assert_eq!(header, over_udp().header());
+            let pair = created(&port, &domain).initialize(WorkQueueKind::Write, false).unwrap();
+            let pair = pair.receive(&RESPONDER, Some(&encap)).unwrap();
+            // Only the queue pair keeps it now; the stand-in notes an encapsulation that goes first, or is said once only.
+            drop(encap);
+            assert!(control.live().contains(&("encap", 1)), "{:?}", control.live());
+            let pair = pair.send(&REQUESTER).unwrap();
+            assert_eq!((pair.number(), pair.encap().unwrap().id()), (0x100 + number, if number == 1 { 0 } else { 2 }));
+            drop((port, pair));
+            assert!(!control.live().contains(&("encap", 1)), "{:?}", control.live());
+        }
+        // A pair without encapsulation says none.
+        let port = hbl.set_up_port(3, &PortSetup::new(16, 16)).unwrap();
+        let pair = created(&port, &domain).initialize(WorkQueueKind::SendRendezvous, true).unwrap();
+        let pair = pair.receive(&RESPONDER, None).unwrap().send(&REQUESTER).unwrap();
+        assert!(pair.encap().is_none());
+        drop((pair, port, domain, hbl, device));
+        control.assert_clean();
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_told_and_what_nobody_checks_is_checked() {
+        on_stand_ins!(
+            "gaudi::what_the_kernel_refuses_is_told_and_what_nobody_checks_is_checked",
+            (HBL, PathBuf::from("hbl_0"))
+        );
+        let device = device();
+        let hbl = Hbl::open(&device, core(), 0b110).unwrap();
+        let control = Control::new();
+        let errno = |error: Error| error.errno();
+        assert_eq!(Hbl::open(&device, core(), 0).map(drop).map_err(errno), Err(Some(libc::EBUSY)), "one user");
+        assert_eq!(hbl.set_up_port(3, &PortSetup::new(1, 1)).map(drop).map_err(errno), Err(Some(libc::EINVAL)));
+        let [one, two] = [1, 2].map(|number| hbl.set_up_port(number, &PortSetup::new(16, 16)).unwrap());
+        // A Gaudi 2 takes one kind and one size.
+        for (kind, bytes) in [
+            (EncapKind::None, 0),
+            (EncapKind::OverIpv4 { protocol: 47 }, 8),
+            (EncapKind::OverUdp { destination_port: 4789 }, 8),
+        ] {
+            let what = Encapsulation::new(Ipv4Addr::LOCALHOST, kind, &vec![0; bytes]).unwrap();
+            let error = one.encap(&what).unwrap_err();
+            assert_eq!(error.errno(), Some(libc::EOPNOTSUPP), "{error}");
+            assert!(error.to_string().starts_with("hbldv_create_encap on hbl_0 port 1 failed"), "{error}");
+        }
+        let first = one.encap(&over_udp()).unwrap();
+        assert_eq!(one.encap(&over_udp()).unwrap_err().errno(), Some(libc::EBUSY), "one for each port");
+        // Of another port: the kernel would take it.
+        let domain = ProtectionDomain::new(hbl.context()).unwrap();
+        let pair = created(&two, &domain).initialize(WorkQueueKind::Write, false).unwrap();
+        let error = pair.receive(&RESPONDER, Some(&first)).unwrap_err().to_string();
+        assert!(error.contains("is of port 1, not of port 2 of hbl_0"), "{error}");
+        // Transitions that are refused end the pair.
+        let pair = created(&two, &domain).initialize(WorkQueueKind::Write, false).unwrap();
+        let error = pair.receive(&Responder { priority: 4, ..RESPONDER }, None).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EINVAL), "{error}");
+        drop(first);
+        // Other NICs take other kinds; all of them reach the kernel as they are.
+        control.set(b"stand_in_any_size", 1);
+        for (kind, code, detail, bytes) in [
+            (EncapKind::None, 0, 0, 0),
+            (EncapKind::OverIpv4 { protocol: 47 }, 1, 47, 8),
+            (EncapKind::OverUdp { destination_port: 6081 }, 2, 6081, 12),
+        ] {
+            let what = Encapsulation::new(Ipv4Addr::new(192, 0, 2, 1), kind, &vec![7; bytes]).unwrap();
+            let encap = two.encap(&what).unwrap();
+            assert_eq!(encap.encapsulation(), &what);
+            let (attributes, header) = control.last_encap();
+            assert_eq!((attributes.kind, attributes.detail, attributes.port), (code, detail, 2));
+            assert_eq!((attributes.source, header), (0xc000_0201, vec![7; bytes]));
+        }
+        // A number that queue pairs have no room for.
+        control.set(b"stand_in_odd_id", 256);
+        let error = two.encap(&over_udp()).unwrap_err();
+        assert!(matches!(&error, Error::Answer { call: "hbldv_create_encap", .. }), "{error}");
+        // A destruction that is refused frees the library's memory all the same: no second try.
+        let encap = two.encap(&over_udp()).unwrap();
+        control.fail("hbldv_destroy_encap", libc::EBUSY);
+        drop((encap, domain, one, two, hbl, device));
+        control.assert_clean();
+    }
+
+    #[test]
+    fn another_device_is_refused() {
+        on_stand_ins!("gaudi::another_device_is_refused", (HBL, PathBuf::from("mlx5_0")));
+        let error = Hbl::open(&device(), core(), 0).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EOPNOTSUPP), "{error}");
+        assert!(!Hbl::drives(&device()).unwrap());
+        Control::new().assert_clean();
+    }
 }

@@ -153,12 +153,20 @@ unsafe fn is_unlinked_file(stat: *const Stat) -> bool {
     unsafe { (*stat).st_mode & libc::S_IFMT == libc::S_IFREG && (*stat).st_nlink == 0 }
 }
 
-/// A descriptor that may be a duplicate of an open device's: `ibv_import_device` looks at what it is given before it uses it.
+/// A descriptor that may be a duplicate of an open device's, or one of another process's device: `ibv_import_device` looks at what it is
+/// given before it uses it.
 fn adopt(fd: c_int, inode: u64) {
-    if let Some(nic) = process::existing()
-        && shared::is_ours(fd)
-        && guarded(nic, || Ok(nic.adopt(fd, inode))) == Ok(true)
-    {
+    if !shared::is_ours(fd) {
+        return;
+    }
+    let Some(nic) = process::nic() else { return };
+    let adopted = guarded(nic, || {
+        if !nic.adopt(fd, inode) {
+            shared::adopt_foreign(nic, fd, inode)?;
+        }
+        Ok(())
+    });
+    if adopted.is_ok() {
         mark(fd, Kind::Device);
     }
 }
@@ -251,7 +259,8 @@ unsafe fn map_device(
         // As the kernel's doorbell mappings: a child does not get it.
         // SAFETY: the mapping just made.
         unsafe { libc::madvise(page, length, libc::MADV_DONTFORK) };
-        if trapped && !traps::watch(page as usize, length, traps::Target::Context(context)) {
+        let target = shared::owner_of(context).unwrap_or(traps::Target::Context(context));
+        if trapped && !traps::watch(page as usize, length, at as usize, target) {
             nic.log().line("too many doorbell pages");
         }
     }

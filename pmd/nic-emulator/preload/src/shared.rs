@@ -1,22 +1,26 @@
 //! Doorbell pages in other processes: a device's file can be handed over (`SCM_RIGHTS`), and mapped there.
 //!
-//! The file holds the doorbell page, and behind it a ring of stores. A process under this library finds its page closed and puts its
+//! The file holds the doorbell pages, and behind them a ring of stores. A process under this library finds its page closed and puts its
 //! stores into the ring, from which the owner's device thread takes them. A process without the library writes the page itself, which the
 //! device thread looks at too: that loses doorbells if queues share a register, as polling always does.
+//!
+//! Behind the ring is a desk for questions: a process that imports a context (`ibv_import_device`) asks its owner there about objects.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use libc::{msghdr, off_t, size_t};
 use rustix::io::Errno;
 use wirepath_nic_defs::mana::{DOORBELL_CQ, DOORBELL_PAGE, DOORBELL_RQ, DOORBELL_SQ};
 use wirepath_nic_emulator::device::{ContextId, Store};
-use wirepath_nic_emulator::{FILE_BYTES, FILE_NAME};
+use wirepath_nic_emulator::uverbs::{Elsewhere, Question};
+use wirepath_nic_emulator::{DOORBELL_BYTES, FILE_BYTES, FILE_NAME};
 
 use crate::process::{Kind, Nic, kind};
 use crate::{next, traps};
@@ -25,6 +29,11 @@ use crate::{next, traps};
 const SLOTS: u32 = 1024;
 /// Turns after which a slot is given up that a process has taken and not filled: it has died in between.
 const PATIENCE: u32 = 1 << 20;
+/// Where the size of a store lies beside its offset.
+const SIZE_SHIFT: u32 = 20;
+const _: () = assert!(DOORBELL_BYTES <= 1 << SIZE_SHIFT);
+/// Where the desk for questions is.
+const DESK: usize = DOORBELL_BYTES as usize + (32 << 10);
 
 /// A ring of stores in the shared file: many producers in other processes, one consumer (D. Vyukov's bounded queue).
 #[repr(C)]
@@ -48,7 +57,8 @@ struct Slot {
     value: AtomicU64,
 }
 
-const _: () = assert!(DOORBELL_PAGE + size_of::<Ring>() <= FILE_BYTES as usize);
+const _: () = assert!(DOORBELL_BYTES as usize + size_of::<Ring>() <= DESK);
+const _: () = assert!(DESK + size_of::<Desk>() <= FILE_BYTES as usize);
 
 impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -65,7 +75,7 @@ impl Ring {
         // Bounded: an owner that has died takes nothing any more.
         for _ in 0..10_000_000u32 {
             if slot.turn.load(Ordering::Acquire) == turn {
-                slot.place.store(store.offset as u32 | (store.size as u32) << 16, Ordering::Relaxed);
+                slot.place.store(store.offset as u32 | (store.size as u32) << SIZE_SHIFT, Ordering::Relaxed);
                 slot.value.store(store.value, Ordering::Relaxed);
                 slot.turn.store(turn + 1, Ordering::Release);
                 return;
@@ -92,8 +102,151 @@ impl Ring {
         slot.turn.store(turn + 2, Ordering::Release);
         self.tail.store(number.wrapping_add(1), Ordering::Relaxed);
         // Another process wrote this: the device checks what it means, and these are just numbers.
-        Some(Store { offset: (place & 0xffff) as usize % DOORBELL_PAGE, size: (place >> 16 & 0xf) as usize, value })
+        let offset = place as usize % DOORBELL_BYTES as usize;
+        Some(Store { offset, size: (place >> SIZE_SHIFT & 0xf) as usize, value })
     }
+}
+
+/// A place for one question at a time.
+#[repr(C)]
+struct Desk {
+    /// The process that asks; 0 if nobody does.
+    taken: AtomicU32,
+    /// [`ASKED`] or [`ANSWERED`].
+    state: AtomicU32,
+    question: AtomicU32,
+    handle: AtomicU32,
+    errno: AtomicU32,
+    _rest: u32,
+    answer: [AtomicU64; 3],
+}
+
+const ASKED: u32 = 1;
+const ANSWERED: u32 = 2;
+/// How long a process waits for an answer, or for the desk.
+const WAIT: Duration = Duration::from_secs(5);
+
+impl Desk {
+    /// Owner: answers what was asked.
+    fn serve(&self, nic: &Nic, context: ContextId) {
+        if self.state.load(Ordering::Acquire) != ASKED {
+            return;
+        }
+        let answer = match Question::from_number(self.question.load(Ordering::Relaxed)) {
+            Some(question) => nic.answer(context, question, self.handle.load(Ordering::Relaxed)),
+            None => Err(Errno::INVAL),
+        };
+        let errno = answer.map_or_else(Errno::raw_os_error, |_| 0);
+        self.errno.store(errno.cast_unsigned(), Ordering::Relaxed);
+        for (to, word) in self.answer.iter().zip(answer.unwrap_or_default()) {
+            to.store(word, Ordering::Relaxed);
+        }
+        self.state.store(ANSWERED, Ordering::Release);
+    }
+
+    /// Waits until something is so.
+    fn wait(mut so: impl FnMut() -> bool) -> Result<(), Errno> {
+        let start = Instant::now();
+        while !so() {
+            if start.elapsed() > WAIT {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    fn ask(&self, question: Question, handle: u32) -> Result<[u64; 3], Errno> {
+        let me = std::process::id();
+        Self::wait(|| {
+            let holder =
+                self.taken.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|other| {
+                    // A process that has died while it asked leaves the desk to the next.
+                    // SAFETY: a plain call that does nothing.
+                    let gone = unsafe { libc::kill(other.cast_signed(), 0) } != 0;
+                    if gone && self.taken.compare_exchange(other, me, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                        0
+                    } else {
+                        other
+                    }
+                });
+            holder == 0
+        })?;
+        self.question.store(question as u32, Ordering::Relaxed);
+        self.handle.store(handle, Ordering::Relaxed);
+        self.state.store(ASKED, Ordering::Release);
+        let answered = Self::wait(|| self.state.load(Ordering::Acquire) == ANSWERED);
+        let answer = std::array::from_fn(|at| self.answer[at].load(Ordering::Relaxed));
+        let errno = self.errno.load(Ordering::Relaxed);
+        self.state.store(0, Ordering::Relaxed);
+        self.taken.store(0, Ordering::Release);
+        answered?;
+        if errno == 0 { Ok(answer) } else { Err(Errno::from_raw_os_error(errno.cast_signed())) }
+    }
+}
+
+/// Ring and desk of a device's file.
+///
+/// # Safety
+/// The whole file is mapped at `base`, and stays for as long as they are used.
+unsafe fn parts<'f>(base: *mut u8) -> (&'f Ring, &'f Desk) {
+    // SAFETY: inside the file and aligned; both are atomics, for which any bytes are valid.
+    unsafe { (&*base.add(DOORBELL_BYTES as usize).cast::<Ring>(), &*base.add(DESK).cast::<Desk>()) }
+}
+
+/// Maps a whole file of another process, for good: a trap may be in its ring.
+fn map_whole(fd: c_int) -> Option<*mut u8> {
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping of a file that is long enough.
+    let base = unsafe { next::mmap(ptr::null_mut(), FILE_BYTES as usize, both, libc::MAP_SHARED, fd, 0) };
+    (base != libc::MAP_FAILED).then_some(base.cast())
+}
+
+/// Most contexts of other processes that a process may import.
+const MOST_FOREIGN: usize = 64;
+
+/// The rings of contexts that were imported; without a lock, because traps look here.
+static FOREIGN: [(AtomicU32, AtomicPtr<Ring>); MOST_FOREIGN] =
+    [const { (AtomicU32::new(0), AtomicPtr::new(ptr::null_mut())) }; MOST_FOREIGN];
+
+/// The way to the owner of an imported context.
+#[derive(Debug)]
+struct Owner(&'static Desk);
+
+impl Elsewhere for Owner {
+    fn ask(&self, question: Question, handle: u32) -> Result<[u64; 3], Errno> {
+        self.0.ask(question, handle)
+    }
+}
+
+impl std::fmt::Debug for Desk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Desk").field("taken", &self.taken).finish_non_exhaustive()
+    }
+}
+
+/// A device's file that another process has handed over becomes an imported context.
+pub(crate) fn adopt_foreign(nic: &Nic, fd: RawFd, inode: u64) -> Result<(), Errno> {
+    let base = map_whole(fd).ok_or(Errno::NOMEM)?;
+    // SAFETY: mapped whole, and for good once it is adopted.
+    let (ring, desk): (&'static Ring, &'static Desk) = unsafe { parts(base) };
+    let context = nic.adopt_foreign(fd, inode, Box::new(Owner(desk))).inspect_err(|_| {
+        // SAFETY: mapped above; nobody has it.
+        unsafe { next::munmap(base.cast(), FILE_BYTES as usize) };
+    })?;
+    let free = FOREIGN
+        .iter()
+        .find(|(taken, _)| taken.compare_exchange(0, context, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+    let (_, place) = free.ok_or(Errno::NOMEM)?;
+    place.store(ptr::from_ref(ring).cast_mut(), Ordering::Release);
+    Ok(())
+}
+
+/// Who gets the stores to the pages of an imported context.
+pub(crate) fn owner_of(context: ContextId) -> Option<traps::Target> {
+    let (_, ring) = FOREIGN.iter().find(|(of, _)| of.load(Ordering::Acquire) == context)?;
+    // SAFETY: rings stay mapped as long as the process lives.
+    unsafe { ring.load(Ordering::Acquire).as_ref() }.map(traps::Target::Other)
 }
 
 /// The owner's view of a context's file.
@@ -159,7 +312,8 @@ pub(crate) fn serve(nic: &Nic) -> bool {
     let mut busy = false;
     for view in views.iter_mut().flat_map(HashMap::values_mut) {
         // SAFETY: the mapping is long enough, aligned, and lives while the lock is held.
-        let ring = unsafe { &*view.base.add(DOORBELL_PAGE).cast::<Ring>() };
+        let (ring, desk) = unsafe { parts(view.base) };
+        desk.serve(nic, view.context);
         for _ in 0..64 {
             let Some(store) = ring.pop() else { break };
             nic.doorbell_from_outside(view.context, store);
@@ -205,18 +359,17 @@ pub(crate) unsafe fn map_foreign(
     // What the owner's topology says about doorbells holds here too: the variable that names it is the same.
     let scan = crate::process::nic()
         .is_some_and(|nic| nic.topology().doorbells == wirepath_nic_emulator::topology::Doorbells::Scan);
-    let both = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: mappings of a file that is long enough.
     unsafe {
         if scan {
             return Some(next::mmap(address, length, protection, flags, fd, offset));
         }
-        let base = next::mmap(ptr::null_mut(), FILE_BYTES as usize, both, libc::MAP_SHARED, fd, 0);
         let page = next::mmap(address, length, libc::PROT_NONE, flags, fd, offset);
-        if base != libc::MAP_FAILED && page != libc::MAP_FAILED {
-            // The ring stays mapped as long as the process lives: a trap may be in it.
-            let ring = &*base.cast::<u8>().add(DOORBELL_PAGE).cast::<Ring>();
-            traps::watch(page as usize, length, traps::Target::Other(ring));
+        if page != libc::MAP_FAILED
+            && let Some(base) = map_whole(fd)
+        {
+            let (ring, _) = parts(base);
+            traps::watch(page as usize, length, 0, traps::Target::Other(ring));
         }
         Some(page)
     }

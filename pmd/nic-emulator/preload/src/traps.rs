@@ -30,6 +30,8 @@ struct Page {
     /// 0 if the place is free.
     start: AtomicUsize,
     length: AtomicUsize,
+    /// Where it lies in its file.
+    offset: AtomicUsize,
     context: AtomicUsize,
     ring: AtomicPtr<Ring>,
 }
@@ -38,6 +40,7 @@ static PAGES: [Page; MOST] = [const {
     Page {
         start: AtomicUsize::new(0),
         length: AtomicUsize::new(0),
+        offset: AtomicUsize::new(0),
         context: AtomicUsize::new(0),
         ring: AtomicPtr::new(ptr::null_mut()),
     }
@@ -58,13 +61,14 @@ pub(crate) fn enter_device() {
     AT_WORK.set(true);
 }
 
-/// Watches a page; false if there are too many.
-pub(crate) fn watch(start: usize, length: usize, target: Target) -> bool {
+/// Watches a page that lies at `offset` of its file; false if there are too many.
+pub(crate) fn watch(start: usize, length: usize, offset: usize, target: Target) -> bool {
     install();
     for (i, page) in PAGES.iter().enumerate() {
         // The start is written last: the handler believes what it finds behind it.
         if page.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             page.length.store(length, Ordering::Relaxed);
+            page.offset.store(offset, Ordering::Relaxed);
             let (context, ring) = match target {
                 Target::Context(context) => (context as usize, ptr::null_mut()),
                 Target::Other(ring) => (0, ptr::from_ref(ring).cast_mut()),
@@ -215,7 +219,8 @@ unsafe fn carry_out(page: &Page, offset: usize, context: &mut ucontext_t) -> boo
         let size = (decoded.size - at).min(8);
         let value = decoded.bytes[at..].first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let mask = u64::MAX >> (64 - 8 * size as u32);
-        let store = Store { offset: offset + at, size, value: value & mask };
+        let place = page.offset.load(Ordering::Relaxed) + offset + at;
+        let store = Store { offset: place, size, value: value & mask };
         // SAFETY: rings live as long as the process.
         match unsafe { page.ring.load(Ordering::Relaxed).as_ref() } {
             Some(ring) => ring.push(store),

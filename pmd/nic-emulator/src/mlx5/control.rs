@@ -7,6 +7,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::completion::{Cq, MOST_MINIS};
 use super::queues::{Layout, Rq, Sq, State};
+use super::var::VARS;
 use super::{BLUE_FLAME, FIRST_PAGE, MAX_RECV_WQE, MAX_SEND_WQE, MAX_TABLE, Mlx5, Opened, PAGE, PAGES, Qp, Rss};
 use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, ObjectId, Store};
 use crate::faults::What;
@@ -29,7 +30,7 @@ const MAX_TSO: u32 = 1 << 18;
 /// Pages that the library maps at open where pages are not objects.
 const STATIC_PAGES: u64 = 8;
 /// Offset of the pages that are objects, in pages; the number of the page is added.
-const OBJECT_PAGES: u64 = 9 << 8;
+pub(super) const OBJECT_PAGES: u64 = 9 << 8;
 
 /// The driver part of a request, zeros in place of what an older library does not send.
 fn driver_part<T: FromBytes + IntoBytes + Immutable + KnownLayout>(input: &[u8], least: usize) -> Result<T, Errno> {
@@ -184,7 +185,9 @@ impl<H: Host> Mlx5<H> {
     }
 
     fn has_page(&self, context: ContextId, page: usize) -> bool {
-        self.contexts.get(&context).is_some_and(|context| context.pages.get(page) == Some(&true))
+        self.contexts
+            .get(&context)
+            .is_some_and(|context| context.pages.get(page).is_some_and(|used| *used || context.imported))
     }
 
     fn uar_alloc(&mut self, call: &Call<'_, H>, attributes: &mut Attributes<'_, H>) -> Result<(), Errno> {
@@ -333,6 +336,21 @@ impl<H: Host> Device<H> for Mlx5<H> {
         Ok(())
     }
 
+    fn facts(&self, context: ContextId) -> Option<u64> {
+        // Only a context whose pages are objects can be imported.
+        self.contexts.get(&context).filter(|context| context.objects).map(|context| context.cqe_version.into())
+    }
+
+    fn adopt(&mut self, context: ContextId, facts: u64) -> Result<(), Errno> {
+        let cqe_version = u8::try_from(facts).map_err(|_| Errno::OPNOTSUPP)?;
+        self.contexts.insert(context, Opened { objects: true, cqe_version, imported: true, ..Opened::default() });
+        Ok(())
+    }
+
+    fn pd_number(&self, pd: ObjectId) -> Option<u32> {
+        self.pds.get(pd).map(|_| pd + 1)
+    }
+
     fn close(&mut self, context: ContextId) {
         self.contexts.remove(&context);
     }
@@ -341,9 +359,10 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let page = offset / PAGE;
         // The command is in bits 8 to 15, what exceeds 8 bits of the index above them.
         let (command, index) = (page >> 8 & 0xff, page & 0xff | page >> 16 << 8);
-        let right = length == PAGE as usize && offset.is_multiple_of(PAGE) && index < PAGES as u64;
+        let right = length == PAGE as usize && offset.is_multiple_of(PAGE) && index < (PAGES + VARS) as u64;
         let known = matches!(command, 0 | 2 | 3) || command == OBJECT_PAGES >> 8;
-        if !right || !known || !self.has_page(context, index as usize) {
+        let there = self.has_page(context, index as usize) || self.has_var(context, index as usize);
+        if !right || !known || !there {
             log.line(format_args!(
                 "{}: mmap of {length} bytes at {offset:#x}: command {command}, page {index}: no such doorbell page",
                 self.name()
@@ -596,6 +615,8 @@ impl<H: Host> Device<H> for Mlx5<H> {
         match attributes.method() {
             (abi::OBJECT_UAR, abi::UAR_ALLOC) if self.spec.mlx5.dynamic_pages => self.uar_alloc(call, attributes),
             (abi::OBJECT_UAR, abi::UAR_DESTROY) => self.uar_destroy(call, attributes),
+            (abi::OBJECT_VAR, abi::VAR_ALLOC) if self.spec.mlx5.var => self.var_alloc(call, attributes),
+            (abi::OBJECT_VAR, abi::VAR_DESTROY) if self.spec.mlx5.var => self.var_destroy(call, attributes),
             // Firmware commands: the library lives without.
             (abi::OBJECT_DEVX, abi::DEVX_OTHER) => Err(call.decline(Errno::OPNOTSUPP)),
             _ => Err(Errno::PROTONOSUPPORT),
@@ -690,7 +711,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
             .collect();
         serde_json::json!({
             "name": self.spec.name, "ports": ports, "send_queues": sqs, "receive_queues": rqs, "resets": self.resets,
-            "stray_doorbells": self.stray_doorbells,
+            "stray_doorbells": self.stray_doorbells, "var_doorbells": self.var_doorbells,
             "completions": self.cqs.iter().map(|(_, cq)| cq.completions).sum::<u64>(),
             "compressed_sessions": self.cqs.iter().map(|(_, cq)| cq.sessions).sum::<u64>(),
         })

@@ -12,6 +12,7 @@ mod queues;
 mod receive;
 mod steering;
 mod transmit;
+mod var;
 
 use std::collections::HashMap;
 
@@ -30,10 +31,10 @@ use steering::Flow;
 /// Bytes of a doorbell page.
 const PAGE: u64 = 4096;
 /// Doorbell pages of a context.
-const PAGES: usize = 14;
-/// Where they begin in its file: behind the page of other devices and the ring of other processes.
-const FIRST_PAGE: u64 = 2;
-const _: () = assert!((FIRST_PAGE + PAGES as u64) * PAGE <= crate::FILE_BYTES);
+const PAGES: usize = 24;
+/// Where they begin in its file: behind the page of other devices. Pages of virtio doorbells follow.
+const FIRST_PAGE: u64 = 1;
+const _: () = assert!((FIRST_PAGE + (PAGES + var::VARS) as u64) * PAGE <= crate::DOORBELL_BYTES);
 /// Bytes between BlueFlame registers; each has two buffers of half that.
 const BLUE_FLAME: usize = 512;
 /// Most bytes of a send WQE.
@@ -65,6 +66,7 @@ pub struct Mlx5<H: Host> {
     /// Send queue that is served first next time.
     turn: usize,
     stray_doorbells: u64,
+    var_doorbells: u64,
     resets: u64,
     next_flow: u64,
 }
@@ -79,6 +81,10 @@ struct Opened {
     cqe_version: u8,
     /// Doorbell pages in use.
     pages: [bool; PAGES],
+    /// Pages of virtio doorbells in use.
+    vars: [bool; var::VARS],
+    /// Another process has it open, and knows which pages are in use.
+    imported: bool,
 }
 
 #[derive(Debug, Default)]
@@ -134,6 +140,7 @@ impl<H: Host> Mlx5<H> {
             contexts: HashMap::new(),
             turn: 0,
             stray_doorbells: 0,
+            var_doorbells: 0,
             resets: 0,
             next_flow: 0,
         }
@@ -145,6 +152,11 @@ impl<H: Host> Mlx5<H> {
 
     /// A store to a doorbell page.
     fn ring(&mut self, env: &mut Env<'_>, context: ContextId, store: Store) {
+        if store.offset as u64 / PAGE >= FIRST_PAGE + PAGES as u64 {
+            // Of a queue of a virtual machine, which only firmware commands make.
+            self.var_doorbells += 1;
+            return;
+        }
         let offset = store.offset % PAGE as usize;
         let word = |at: usize| {
             u32::from_be_bytes(store.value.to_le_bytes()[4 * at..4 * at + 4].try_into().expect("four bytes"))

@@ -1,7 +1,7 @@
 //! Commands of the ioctl form: which attributes make which request, and where the reply goes.
 
 use rustix::io::Errno;
-use wirepath_nic_defs::uverbs::ioctl as abi;
+use wirepath_nic_defs::uverbs::{ioctl as abi, mlx5};
 use zerocopy::IntoBytes;
 
 use super::attributes::Attributes;
@@ -21,6 +21,7 @@ fn known(object: u16, method: u16) -> Option<&'static [u16]> {
         (OBJECT_DEVICE, QUERY_GID_ENTRY) => &[0, 1, 2, 3],
         (OBJECT_ASYNC_EVENT, ASYNC_EVENT_ALLOC) => &[ASYNC_EVENT_FD],
         (OBJECT_PD, PD_DESTROY) | (OBJECT_MR, MR_DESTROY) => &[0],
+        (OBJECT_PD, mlx5::PD_QUERY) => &[mlx5::PD_QUERY_HANDLE, mlx5::PD_QUERY_PDN],
         (OBJECT_MR, QUERY_MR) => &[0, 1, 2, 3, 4],
         (OBJECT_CQ, CQ_CREATE) => &[0, 1, 2, 3, 4, 5, 6, 7, UHW_IN, UHW_OUT],
         (OBJECT_CQ, CQ_DESTROY) | (OBJECT_QP, QP_DESTROY) | (OBJECT_WQ, WQ_DESTROY) => &[0, 1],
@@ -58,6 +59,7 @@ pub(super) fn decode<H: Host>(attributes: &Attributes<'_, H>) -> Result<Request,
             Request::QueryGidEntry { port: small(GID_ENTRY_PORT)?, index: small(GID_ENTRY_INDEX)? }
         }
         (OBJECT_ASYNC_EVENT, _) => Request::AllocAsyncEvents,
+        (OBJECT_PD, mlx5::PD_QUERY) => Request::QueryPd { pd: handle(mlx5::PD_QUERY_HANDLE)? },
         (OBJECT_PD, _) => Request::DeallocPd { pd: handle(DESTROY_HANDLE)? },
         (OBJECT_MR, MR_DESTROY) => Request::DeregMr { mr: handle(DESTROY_HANDLE)? },
         (OBJECT_MR, _) => Request::QueryMr { mr: handle(0)? },
@@ -134,6 +136,7 @@ pub(super) fn encode<H: Host>(
             attributes.put_handle(ASYNC_EVENT_FD, *fd as u64);
             Ok(())
         }
+        (_, Reply::PdIs { number }) => attributes.put(mlx5::PD_QUERY_PDN, number.as_bytes()),
         (_, Reply::MrIs { lkey, rkey, length }) => {
             attributes.put(QUERY_MR_RESP_LKEY, lkey.as_bytes())?;
             attributes.put(QUERY_MR_RESP_RKEY, rkey.as_bytes())?;

@@ -1,6 +1,7 @@
 //! The kernel's side of uverbs: commands in both forms, handles, references, events.
 
 mod attributes;
+mod elsewhere;
 mod events;
 mod ioctl_form;
 mod objects;
@@ -14,6 +15,7 @@ use wirepath_nic_defs::uverbs::{self as defs, ioctl, write};
 use zerocopy::IntoBytes;
 
 pub use attributes::Attributes;
+pub use elsewhere::{Elsewhere, Question};
 pub use request::{COMMANDS, CreateQp, CreateWq, QpCap, Reply, Request};
 
 use crate::device::{Call, ContextId, Device, Event, NewCq, NewQp, NewWq, Owner};
@@ -41,6 +43,8 @@ pub(crate) struct Context {
     /// Further descriptors of events, of importers: only the first one is told of ports and devices.
     later_events: Vec<(RawFd, Channel)>,
     channels: Vec<(RawFd, Channel)>,
+    /// The process that has the context open, if it is imported here.
+    elsewhere: Option<Box<dyn Elsewhere>>,
 }
 
 /// What a command may touch besides its context.
@@ -63,6 +67,7 @@ impl Context {
             events: None,
             later_events: Vec::new(),
             channels: Vec::new(),
+            elsewhere: None,
         }
     }
 
@@ -195,6 +200,7 @@ impl Context {
         attributes: Option<&mut Attributes<'_, H>>,
         ioctl: bool,
     ) -> Result<Reply, Errno> {
+        self.check_imported(device, call, request)?;
         let next = Owner { context: self.id, handle: self.objects.next() };
         self.objects.room()?;
         Ok(match request {
@@ -232,6 +238,10 @@ impl Context {
                 let id = device.alloc_pd(call)?;
                 Reply::Pd { pd: self.objects.add(Kind::Pd, id, 0, None, vec![]) }
             }
+            Request::QueryPd { pd } => {
+                let [number, ..] = self.answer(device, Question::Pd, *pd)?;
+                Reply::PdIs { number: number as u32 }
+            }
             Request::DeallocPd { pd } => {
                 device.dealloc_pd(self.objects.remove(*pd, Kind::Pd)?.id);
                 Reply::Empty
@@ -247,8 +257,8 @@ impl Context {
                 Reply::Empty
             }
             Request::QueryMr { mr } => {
-                let (lkey, rkey, length) = device.query_mr(self.objects.id(*mr, Kind::Mr)?).ok_or(Errno::INVAL)?;
-                Reply::MrIs { lkey, rkey, length }
+                let [lkey, rkey, length] = self.answer(device, Question::Mr, *mr)?;
+                Reply::MrIs { lkey: lkey as u32, rkey: rkey as u32, length }
             }
             Request::CreateCompChannel => {
                 let (channel, theirs) = Channel::new()?;

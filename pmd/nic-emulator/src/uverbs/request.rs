@@ -38,6 +38,9 @@ pub enum Request {
     QueryMr {
         mr: u32,
     },
+    QueryPd {
+        pd: u32,
+    },
     CreateCompChannel,
     CreateCq {
         user_handle: u64,
@@ -157,6 +160,9 @@ pub enum Reply {
         lkey: u32,
         rkey: u32,
     },
+    PdIs {
+        number: u32,
+    },
     MrIs {
         lkey: u32,
         rkey: u32,
@@ -204,6 +210,7 @@ pub const COMMANDS: &[&str] = &[
     "reg_mr",
     "dereg_mr",
     "query_mr",
+    "query_pd",
     "create_comp_channel",
     "create_cq",
     "destroy_cq",
@@ -237,6 +244,7 @@ impl Request {
             Self::RegMr { .. } => "reg_mr",
             Self::DeregMr { .. } => "dereg_mr",
             Self::QueryMr { .. } => "query_mr",
+            Self::QueryPd { .. } => "query_pd",
             Self::CreateCompChannel => "create_comp_channel",
             Self::CreateCq { .. } => "create_cq",
             Self::DestroyCq { .. } => "destroy_cq",

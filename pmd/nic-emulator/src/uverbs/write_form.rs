@@ -292,6 +292,7 @@ pub(super) fn encode(extended: bool, reply: &Reply) -> Vec<u8> {
         Reply::Mr { mr, lkey, rkey } => {
             abi::RegMrReply { mr_handle: *mr, lkey: *lkey, rkey: *rkey }.as_bytes().to_vec()
         }
+        Reply::PdIs { number } => number.as_bytes().to_vec(),
         Reply::MrIs { lkey, rkey, .. } => [*lkey, *rkey].as_bytes().to_vec(),
         Reply::Cq { cq, cqe } => {
             let base = abi::CreateCqReply { cq_handle: *cq, cqe: *cqe };

@@ -21,16 +21,14 @@
 //! Both trust each other with the packets, as processes that share a region do; that a description fits what was mapped is checked all the
 //! same. A device that is reset ends the loan: queues of a borrower are not made anew.
 
-use std::io::{self, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde::{Deserialize, Serialize};
-use wirepath_memory::{DeviceMemory, Doorbell, Region};
+use wirepath_memory::{DeviceMemory, Doorbell, Region, passing};
 use wirepath_nic_defs::mana::{DOORBELL_RQ, DOORBELL_SQ};
 use wirepath_verbs::RssQp;
 
@@ -45,10 +43,6 @@ use super::{NAME, Options};
 use crate::packet::{Arena, Pool, STRIDE};
 use crate::port::{PortError, PortId, RxQueue, TxQueue};
 
-/// Files that a loan comes with, at most: device, packets, and regions of queue memory.
-const MOST_FILES: usize = 16;
-/// Bytes of a description, at most.
-const MOST_BYTES: usize = 64 << 10;
 /// The borrower uses nothing any more.
 const DONE: u8 = b'd';
 /// The hardware uses nothing any more.
@@ -178,10 +172,7 @@ impl Lender {
         files.extend(self.packets.descriptor());
         files.extend(regions.iter().filter_map(|region| region.descriptor.as_ref()).map(AsFd::as_fd));
         let text = serde_json::to_vec(&description)?;
-        // The length first, with the files: what follows may come in pieces.
-        send_with_files(socket, &(text.len() as u32).to_le_bytes(), &files)?;
-        let mut socket = socket;
-        socket.write_all(&text)
+        passing::send(socket, &text, &files)
     }
 }
 
@@ -246,10 +237,10 @@ impl Borrowed {
     ///
     /// # Errors
     /// What came is no loan, or cannot be mapped.
-    pub fn take(mut socket: UnixStream, port: PortId) -> Result<Self, PortError> {
+    pub fn take(socket: UnixStream, port: PortId) -> Result<Self, PortError> {
         let refuse = |reason: String| PortError::Refused { driver: NAME, device: "a borrowed port".to_owned(), reason };
         let failed = |error: io::Error| refuse(format!("the lender sent no loan: {error}"));
-        let (description, files) = receive(&mut socket).map_err(failed)?;
+        let (description, files) = receive(&socket).map_err(failed)?;
         let mut files = files.into_iter();
         let (Some(device), Some(packets)) = (files.next(), files.next()) else {
             return Err(refuse("the lender sent no files".to_owned()));
@@ -312,55 +303,8 @@ impl Borrowed {
     }
 }
 
-/// Sends bytes with files. By the C library, and not by a bare system call: an emulated NIC watches for device files that are handed over.
-fn send_with_files(socket: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-    const ROOM: usize = 16 + 4 * MOST_FILES;
-    if files.len() > MOST_FILES {
-        return Err(io::Error::other(format!("{} files are more than can be passed", files.len())));
-    }
-    let mut control = [0u64; ROOM.div_ceil(8)];
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: all zero is a valid header; the control message fits into `control`, which is aligned for it; every pointer is valid for its
-    // length and outlives the call, which reads only.
-    let sent = unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-        let length = (files.len() * size_of::<libc::c_int>()) as libc::c_uint;
-        (message.msg_control, message.msg_controllen) =
-            (control.as_mut_ptr().cast(), libc::CMSG_SPACE(length) as usize);
-        let head = libc::CMSG_FIRSTHDR(&raw const message);
-        ((*head).cmsg_level, (*head).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-        (*head).cmsg_len = libc::CMSG_LEN(length) as usize;
-        for (i, file) in files.iter().enumerate() {
-            let number = file.as_raw_fd().to_ne_bytes();
-            libc::CMSG_DATA(head).add(i * number.len()).copy_from_nonoverlapping(number.as_ptr(), number.len());
-        }
-        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
-    };
-    match usize::try_from(sent) {
-        Ok(sent) if sent == bytes.len() => Ok(()),
-        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
-        Err(_) => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Reads a description and the files that came with it.
-fn receive(socket: &mut UnixStream) -> io::Result<(Description, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut length = [0; 4];
-    let got = recvmsg(&*socket, &mut [IoSliceMut::new(&mut length)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let mut files = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(passed) = message {
-            files.extend(passed);
-        }
-    }
-    let length = u32::from_le_bytes(length) as usize;
-    if got.bytes != 4 || length > MOST_BYTES {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut text = vec![0; length];
-    socket.read_exact(&mut text)?;
+fn receive(socket: &UnixStream) -> io::Result<(Description, Vec<OwnedFd>)> {
+    let (text, files) = passing::receive(socket)?;
     Ok((serde_json::from_slice(&text)?, files))
 }

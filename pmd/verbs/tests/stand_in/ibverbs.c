@@ -60,7 +60,7 @@ struct ibv_device **ibv_get_device_list(int *number)
 	list = calloc(2, sizeof(*list));
 	list[0] = &device;
 	device.node_type = IBV_NODE_RNIC;
-	strcpy(device.name, "mana_0");
+	strcpy(device.name, getenv("STAND_IN_DEVICE") ? getenv("STAND_IN_DEVICE") : "mana_0");
 	strcpy(device.dev_name, "uverbs0");
 	snprintf(device.ibdev_path, sizeof(device.ibdev_path), "%s", getenv("STAND_IN_SYSFS") ? getenv("STAND_IN_SYSFS") : "/nonexistent");
 	*number = 1;
@@ -325,7 +325,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 
 	if (stand_in_failure("ibv_create_qp"))
 		return NULL;
-	if (attr->qp_type != IBV_QPT_RAW_PACKET)
+	if (attr->qp_type != (provider.type ? provider.type : IBV_QPT_RAW_PACKET))
 		stand_in_wrong("type of queue pair");
 	qp = provider.create_qp ? provider.create_qp(pd, attr) : calloc(1, sizeof(*qp));
 	if (!qp)

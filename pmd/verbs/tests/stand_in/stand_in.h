@@ -2,7 +2,7 @@
 #include <stddef.h>
 #include <infiniband/verbs.h>
 
-enum { LIST, CONTEXT, DOMAIN, PARENT_DOMAIN, MR, CHANNEL, CQ, QP, WQ, TABLE, RSS_QP, KINDS };
+enum { LIST, CONTEXT, DOMAIN, PARENT_DOMAIN, MR, CHANNEL, CQ, QP, WQ, TABLE, RSS_QP, ENCAP, KINDS };
 /* Marks in fields that nobody else uses. */
 enum { PARENT = 0xdad, RSS = 0xff };
 
@@ -13,6 +13,8 @@ struct stand_in_provider {
 	void (*destroy_cq)(struct ibv_cq *);
 	struct ibv_qp *(*create_qp)(struct ibv_pd *, struct ibv_qp_init_attr *);
 	void (*destroy_qp)(struct ibv_qp *);
+	/* Of queue pairs, if not raw ones. */
+	enum ibv_qp_type type;
 };
 
 void stand_in_register(const struct stand_in_provider *);
