@@ -17,7 +17,7 @@ use rustix::fs::OFlags;
 
 use crate::allocator::Installed;
 use crate::error::{CallError, Situation, diagnose};
-use crate::{AsyncEvents, Device, DeviceAttributes, Error, PortAttributes, Result, attributes};
+use crate::{AsyncEvents, Cause, Device, DeviceAttributes, Error, PortAttributes, Result, attributes};
 
 /// Whose direct verbs work on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,8 +136,8 @@ impl ContextInner {
         }
     }
 
-    /// Says what became of a destruction; `false` if the object is still there. `memory` is then kept until the context is closed,
-    /// because the device may go on writing it.
+    /// Says what became of a destruction; `false` if the device may still use the object. `memory` is kept until the context is closed,
+    /// unless the destruction succeeded. A device that was reset or removed uses none of its objects any more.
     pub(crate) fn destroyed(
         &self,
         call: &'static str,
@@ -150,7 +150,7 @@ impl ContextInner {
         if let Some(memory) = memory() {
             self.orphans.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
         }
-        false
+        matches!(error, Error::Call(CallError { cause: Cause::DeviceGone, .. }))
     }
 
     /// Queues of MANA lie in memory of an allocator, which has to be there before; without one libmana would make completion queues of

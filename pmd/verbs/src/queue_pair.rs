@@ -10,7 +10,7 @@ use rdma_core_sys::verbs::*;
 use wirepath_memory::charge_to;
 
 use crate::domain::{Domain, DomainInner};
-use crate::{CompletionQueue, Error, ObjectId, Result};
+use crate::{CompletionQueue, Error, Fate, ObjectId, Result};
 
 /// Sizes of the queues of a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +82,7 @@ pub(crate) struct QueuePairInner {
     pub(crate) domain: Arc<DomainInner>,
     id: ObjectId,
     sizes: QueueSizes,
+    fate: Fate,
     _completions: [CompletionQueue; 2],
 }
 
@@ -95,7 +96,9 @@ impl Drop for QueuePairInner {
         let context = &self.domain.context.inner;
         // SAFETY: made by a creation, dropped once; views of its memory kept it alive.
         let result = context.ibverbs().ibv_destroy_qp().map(|destroy| unsafe { destroy(self.raw.as_ptr()) });
-        context.destroyed("ibv_destroy_qp", result, || None);
+        if context.destroyed("ibv_destroy_qp", result, || None) {
+            self.fate.set_gone();
+        }
     }
 }
 
@@ -181,7 +184,14 @@ impl RawPacketQp {
             inline_bytes: attr.cap.max_inline_data,
         };
         let completions = completions.map(CompletionQueue::clone);
-        Ok(Self(Arc::new(QueuePairInner { raw, domain: Arc::clone(domain), id, sizes, _completions: completions })))
+        Ok(Self(Arc::new(QueuePairInner {
+            raw,
+            domain: Arc::clone(domain),
+            id,
+            sizes,
+            fate: Fate::default(),
+            _completions: completions,
+        })))
     }
 
     /// Its name in events.
@@ -193,6 +203,11 @@ impl RawPacketQp {
     pub fn number(&self) -> u32 {
         // SAFETY: a living pair; set at creation.
         unsafe { (*self.0.raw.as_ptr()).qp_num }
+    }
+
+    /// Tells whether it was destroyed, once this and everything that keeps it is dropped.
+    pub fn fate(&self) -> Fate {
+        self.0.fate.clone()
     }
 
     /// The sizes that it has.

@@ -11,7 +11,7 @@ use wirepath_memory::charge_to;
 
 use crate::domain::{Domain, DomainInner};
 use crate::queue_pair::check_size;
-use crate::{CompletionQueue, Context, Error, ObjectId, Provider, Result};
+use crate::{CompletionQueue, Context, Error, Fate, ObjectId, Provider, Result};
 
 #[derive(Debug)]
 pub(crate) struct WorkQueueInner {
@@ -19,6 +19,7 @@ pub(crate) struct WorkQueueInner {
     pub(crate) domain: Arc<DomainInner>,
     id: ObjectId,
     requests: u32,
+    fate: Fate,
     _completions: CompletionQueue,
 }
 
@@ -31,7 +32,9 @@ impl Drop for WorkQueueInner {
     fn drop(&mut self) {
         // SAFETY: tables and views of its memory kept it alive, and are gone.
         let result = unsafe { ibv_destroy_wq(self.raw.as_ptr()) };
-        self.domain.context.inner.destroyed("ibv_destroy_wq", Ok(result), || None);
+        if self.domain.context.inner.destroyed("ibv_destroy_wq", Ok(result), || None) {
+            self.fate.set_gone();
+        }
     }
 }
 
@@ -126,14 +129,24 @@ impl WorkQueue {
         let raw = create(context.raw.as_ptr(), &raw mut attr);
         let raw = context.created(call, raw, domain.port)?;
         let completions = options.completions.clone();
-        let inner =
-            WorkQueueInner { raw, domain: Arc::clone(domain), id, requests: attr.max_wr, _completions: completions };
-        Ok(Self(Arc::new(inner)))
+        Ok(Self(Arc::new(WorkQueueInner {
+            raw,
+            domain: Arc::clone(domain),
+            id,
+            requests: attr.max_wr,
+            fate: Fate::default(),
+            _completions: completions,
+        })))
     }
 
     /// Its name in events.
     pub fn id(&self) -> ObjectId {
         self.0.id
+    }
+
+    /// Tells whether it was destroyed, once this and everything that keeps it is dropped.
+    pub fn fate(&self) -> Fate {
+        self.0.fate.clone()
     }
 
     /// Requests that may be outstanding.

@@ -6,6 +6,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::fault::Fault;
+
 /// The worker has the ring.
 const OUT: u32 = 0;
 /// The worker has it and shall bring it.
@@ -16,26 +18,32 @@ const BACK: u32 = 2;
 const READY: u32 = 3;
 /// There will be no other.
 const LOST: u32 = 4;
+/// The worker has it and shall look whether it is stuck.
+const DOUBTED: u32 = 5;
 
 #[derive(Debug)]
-pub(crate) struct Exchange<R, F> {
+pub(crate) struct Exchange<R> {
     state: AtomicU32,
-    desk: Mutex<Desk<R, F>>,
+    desk: Mutex<Desk<R>>,
+    /// Bursts that a send ring was told of, and that it was given; written by the worker alone.
+    landed: AtomicU32,
+    launched: AtomicU32,
 }
 
 #[derive(Debug)]
-struct Desk<R, F> {
+struct Desk<R> {
     ring: Option<R>,
-    fault: Option<F>,
+    fault: Option<Fault>,
 }
 
-impl<R, F: Copy> Exchange<R, F> {
+impl<R> Exchange<R> {
     /// The worker has the ring.
     pub(crate) fn new() -> Self {
-        Self { state: AtomicU32::new(OUT), desk: Mutex::new(Desk { ring: None, fault: None }) }
+        let desk = Mutex::new(Desk { ring: None, fault: None });
+        Self { state: AtomicU32::new(OUT), desk, landed: AtomicU32::new(0), launched: AtomicU32::new(0) }
     }
 
-    fn desk(&self) -> std::sync::MutexGuard<'_, Desk<R, F>> {
+    fn desk(&self) -> std::sync::MutexGuard<'_, Desk<R>> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -71,7 +79,7 @@ impl<R, F: Copy> Exchange<R, F> {
 
     /// Worker: brings a broken ring.
     #[cold]
-    pub(crate) fn give_up(&self, ring: &mut Option<R>, fault: F) {
+    pub(crate) fn give_up(&self, ring: &mut Option<R>, fault: Fault) {
         let mut desk = self.desk();
         (desk.ring, desk.fault) = (ring.take(), Some(fault));
         self.state.store(BACK, Ordering::Release);
@@ -81,12 +89,45 @@ impl<R, F: Copy> Exchange<R, F> {
     pub(crate) fn recall(&self) {
         let mut desk = self.desk();
         match self.state.load(Ordering::Relaxed) {
-            OUT => self.state.store(RECALLED, Ordering::Release),
+            OUT | DOUBTED => self.state.store(RECALLED, Ordering::Release),
             READY => {
                 desk.fault = None;
                 self.state.store(BACK, Ordering::Release);
             }
             _ => {}
+        }
+    }
+
+    /// Worker: how far the ring is. Two stores.
+    #[inline(always)]
+    pub(crate) fn note(&self, (landed, launched): (u32, u32)) {
+        self.landed.store(landed, Ordering::Relaxed);
+        self.launched.store(launched, Ordering::Relaxed);
+    }
+
+    /// Device: bursts that came back and that were given to the device, as the worker last saw it.
+    pub(crate) fn progress(&self) -> (u32, u32) {
+        (self.landed.load(Ordering::Relaxed), self.launched.load(Ordering::Relaxed))
+    }
+
+    /// Device: asks the worker to look whether its ring is stuck, and to bring it then.
+    pub(crate) fn doubt(&self) {
+        let _desk = self.desk();
+        if self.state.load(Ordering::Relaxed) == OUT {
+            self.state.store(DOUBTED, Ordering::Release);
+        }
+    }
+
+    /// Worker: whether it was asked to look.
+    pub(crate) fn is_doubted(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == DOUBTED
+    }
+
+    /// Worker: the ring is not stuck.
+    pub(crate) fn trust(&self) {
+        let _desk = self.desk();
+        if self.is_doubted() {
+            self.state.store(OUT, Ordering::Release);
         }
     }
 
@@ -96,8 +137,13 @@ impl<R, F: Copy> Exchange<R, F> {
     }
 
     /// Device: whether the worker brought the ring because it is broken.
-    pub(crate) fn fault(&self) -> Option<F> {
+    pub(crate) fn fault(&self) -> Option<Fault> {
         if self.is_back() { self.desk().fault } else { None }
+    }
+
+    /// Device: the same, once.
+    pub(crate) fn take_fault(&self) -> Option<Fault> {
+        if self.is_back() { self.desk().fault.take() } else { None }
     }
 
     /// Device: takes the ring that the worker has brought.
@@ -128,10 +174,10 @@ mod tests {
         let exchange = Exchange::new();
         let mut ring = Some(1);
         assert!(!exchange.calls() && !exchange.is_back());
-        exchange.give_up(&mut ring, "stopped");
+        exchange.give_up(&mut ring, Fault::Stopped);
         assert!(ring.is_none() && exchange.calls());
         assert!(exchange.visit(&mut ring) && ring.is_none());
-        assert_eq!((exchange.fault(), exchange.collect(), exchange.collect()), (Some("stopped"), Some(1), None));
+        assert_eq!((exchange.fault(), exchange.collect(), exchange.collect()), (Some(Fault::Stopped), Some(1), None));
         exchange.hand_out(2);
         assert!(!exchange.is_back());
         assert!(exchange.visit(&mut ring));
@@ -139,8 +185,28 @@ mod tests {
     }
 
     #[test]
+    fn a_doubted_ring_stays_where_it_is_unless_it_is_stuck_or_recalled() {
+        let exchange = Exchange::new();
+        let mut ring = Some(1);
+        exchange.note((3, 5));
+        assert_eq!(exchange.progress(), (3, 5));
+        exchange.doubt();
+        assert!(exchange.calls() && exchange.is_doubted() && !exchange.is_back());
+        exchange.trust();
+        assert!(!exchange.calls());
+        exchange.doubt();
+        exchange.recall();
+        exchange.trust();
+        assert!(exchange.calls() && !exchange.is_doubted(), "a recall counts more");
+        assert!(exchange.visit(&mut ring) && ring.is_none());
+        exchange.doubt();
+        assert!(exchange.is_back(), "nothing to doubt");
+        assert_eq!(exchange.collect(), Some(1));
+    }
+
+    #[test]
     fn a_ring_is_recalled_wherever_it_is() {
-        let exchange = Exchange::<_, ()>::new();
+        let exchange = Exchange::new();
         let mut ring = Some(1);
         exchange.recall();
         assert!(exchange.calls() && !exchange.is_back());

@@ -1,8 +1,12 @@
 //! Which RDMA device and port a name means.
 
+use std::time::Duration;
+
 use wirepath_verbs::{Device, Provider, Verbs};
 
+use crate::drivers::Candidate;
 use crate::port::{MacAddress, PortError};
+use crate::settings::{ConfigError, Settings};
 
 /// The driver that looks.
 #[derive(Debug)]
@@ -36,46 +40,103 @@ impl Found {
     }
 }
 
-/// Finds the port that belongs to a network interface, or port `port` (1 if not said) of an RDMA device; `mlx5_0/2` is port 2 of
-/// `mlx5_0`, as rdma-link(8) writes it.
-pub(crate) fn find(who: &Who, name: &str, port: Option<u8>) -> Result<Found, PortError> {
-    let devices = devices(who, name)?;
-    for device in &devices {
-        if device.name() == name {
-            return Ok(Found::new(device, port.unwrap_or(1)));
+impl Who {
+    /// Finds the port that belongs to a network interface, or the port (1 if not said) of an RDMA device; `mlx5_0/2` is port 2 of
+    /// `mlx5_0`, as rdma-link(8) writes it.
+    pub(crate) fn find(&self, which: &Which) -> Result<Found, PortError> {
+        let devices = self.devices(&which.device)?;
+        for device in &devices {
+            if device.name() == which.device {
+                return Ok(Found::new(device, which.port.unwrap_or(1)));
+            }
+            if let Some((_, number)) = which.device.split_once('/').filter(|(of, _)| *of == device.name()) {
+                let number = number.parse().ok().filter(|number| *number > 0).ok_or_else(|| PortError::NoDevice {
+                    driver: self.driver,
+                    device: which.device.clone(),
+                    hint: format!("the ports of {} are written {}/1 and so on", device.name(), device.name()),
+                })?;
+                return Ok(Found::new(device, number));
+            }
+            if let Some(interface) = device.interfaces().into_iter().find(|interface| interface.name == which.device) {
+                return Ok(Found::new(device, interface.port));
+            }
         }
-        if let Some((_, number)) = name.split_once('/').filter(|(of, _)| *of == device.name()) {
-            let number = number.parse().ok().filter(|number| *number > 0).ok_or_else(|| PortError::NoDevice {
-                driver: who.driver,
-                device: name.to_owned(),
-                hint: format!("the ports of {} are written {}/1 and so on", device.name(), device.name()),
-            })?;
-            return Ok(Found::new(device, number));
-        }
-        if let Some(interface) = device.interfaces().into_iter().find(|interface| interface.name == name) {
-            return Ok(Found::new(device, interface.port));
-        }
+        let names: Vec<String> = devices.iter().map(describe).collect();
+        let hint = match names.as_slice() {
+            [] => format!(
+                "there is no RDMA device; is the kernel's driver loaded (`modprobe {}`, Linux {})?",
+                self.module, self.since
+            ),
+            names => format!("no RDMA device of that name or behind that interface; there are {}", names.join(", ")),
+        };
+        Err(PortError::NoDevice { driver: self.driver, device: which.device.clone(), hint })
     }
-    let names: Vec<String> = devices.iter().map(describe).collect();
-    let hint = match names.as_slice() {
-        [] => format!(
-            "there is no RDMA device; is the kernel's driver loaded (`modprobe {}`, Linux {})?",
-            who.module, who.since
-        ),
-        names => format!("no RDMA device of that name or behind that interface; there are {}", names.join(", ")),
-    };
-    Err(PortError::NoDevice { driver: who.driver, device: name.to_owned(), hint })
+
+    /// All RDMA devices, of whatever kind.
+    fn devices(&self, name: &str) -> Result<Vec<Device>, PortError> {
+        Verbs::load().and_then(|verbs| verbs.devices()).map_err(|error| self.refused(name, error))
+    }
+
+    /// An error of a verbs call, which says what is in the way and what removes it.
+    #[allow(clippy::needless_pass_by_value)]
+    pub(crate) fn refused(&self, name: &str, error: wirepath_verbs::Error) -> PortError {
+        PortError::Refused { driver: self.driver, device: name.to_owned(), reason: error.to_string() }
+    }
+
+    /// Whether the device can be one for the driver: by its name, as the kernel's driver gives it, or by its provider.
+    fn may_be(&self, device: &Device) -> bool {
+        device.name().starts_with(self.prefix) || device.open().is_ok_and(|context| context.provider() == self.provider)
+    }
+
+    /// The ports that the driver could open; `describe` opens one and says what it can do.
+    pub(crate) fn candidates(&self, describe: impl Fn(&str) -> Result<String, PortError>) -> Vec<Candidate> {
+        // Without the libraries, or without devices, there is nothing to offer; `wirepath doctor` says why.
+        let devices = self.devices("").unwrap_or_default();
+        let names = devices.into_iter().filter(|device| self.may_be(device)).flat_map(|device| names(&device));
+        names
+            .map(|name| Candidate { usable: describe(&name).map_err(|error| error.to_string()), device: name })
+            .collect()
+    }
 }
 
-/// All RDMA devices, of whatever kind.
-pub(crate) fn devices(who: &Who, name: &str) -> Result<Vec<Device>, PortError> {
-    Verbs::load().and_then(|verbs| verbs.devices()).map_err(|error| refused(who, name, error))
+/// How long a device is waited for after a fatal error, unless the configuration says otherwise.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a transmit queue may be without a completion, unless the configuration says otherwise (linux: net/sched/sch_generic.c).
+const STALL: Duration = Duration::from_secs(5);
+
+/// Which port a driver opens, and how long it waits for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Which {
+    /// A network interface, or an RDMA device.
+    pub(crate) device: String,
+    /// Port of an RDMA device, counted from 1.
+    pub(crate) port: Option<u8>,
+    /// For a device that reported a fatal error.
+    pub(crate) patience: Duration,
+    /// For a completion, while packets are on their way and the link is up; zero: for ever.
+    pub(crate) stall: Duration,
 }
 
-/// An error of a verbs call, which says what is in the way and what removes it.
-#[allow(clippy::needless_pass_by_value)]
-pub(crate) fn refused(who: &Who, name: &str, error: wirepath_verbs::Error) -> PortError {
-    PortError::Refused { driver: who.driver, device: name.to_owned(), reason: error.to_string() }
+impl Which {
+    pub(crate) fn new(device: impl Into<String>) -> Self {
+        Self { device: device.into(), port: None, patience: PATIENCE, stall: STALL }
+    }
+
+    /// From the keys that the drivers have in common; `example` of an RDMA device.
+    pub(crate) fn read(device: Option<&str>, example: &str, settings: &Settings<'_>) -> Result<Self, ConfigError> {
+        let Some(device) = device else {
+            return Err(settings.error(format!(
+                "device: missing, expected a network interface or an RDMA device such as \"{example}\""
+            )));
+        };
+        let plain = Self::new(device);
+        Ok(Self {
+            port: settings.integer("port", 1..=255)?,
+            patience: settings.integer("seconds_after_fatal", 0..=3600)?.map_or(plain.patience, Duration::from_secs),
+            stall: settings.integer("seconds_stalled", 0..=3600)?.map_or(plain.stall, Duration::from_secs),
+            ..plain
+        })
+    }
 }
 
 fn describe(device: &Device) -> String {
@@ -83,13 +144,8 @@ fn describe(device: &Device) -> String {
     if interfaces.is_empty() { device.name() } else { format!("{} ({})", device.name(), interfaces.join(", ")) }
 }
 
-/// Whether the device can be one for the driver: by its name, as the kernel's driver gives it, or by its provider.
-pub(crate) fn may_be(who: &Who, device: &Device) -> bool {
-    device.name().starts_with(who.prefix) || device.open().is_ok_and(|context| context.provider() == who.provider)
-}
-
 /// What to write as `device` for each port: the interface, or the name of the RDMA device.
-pub(crate) fn names(device: &Device) -> Vec<String> {
+fn names(device: &Device) -> Vec<String> {
     let mut names: Vec<String> = device.interfaces().into_iter().map(|interface| interface.name).collect();
     if names.is_empty() {
         names.push(device.name());

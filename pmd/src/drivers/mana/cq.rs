@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use wirepath_memory::{DeviceMemory, Slots, View};
 use wirepath_nic_defs::mana::{CQE_BYTES, CQE_TAIL, CqeHead, CqeTail, OWNER_VALUES, WQE_UNIT};
 
-use super::fault::Fault;
+use crate::drivers::direct::fault::Fault;
 
 /// Words of an entry.
 const WORDS: usize = CQE_BYTES as usize / 4;
@@ -149,9 +149,21 @@ impl Positions {
         (said >> self.shift).wrapping_sub(at) & self.mask < size
     }
 
-    /// The position in units.
-    pub(super) fn units(&self, said: u32) -> u32 {
-        said >> self.shift
+    /// How far behind `from` the position lies, of at most `size` units; `None`: nobody can say. While the unit is not known, a position
+    /// counts that makes sense in one of them only.
+    pub(super) fn place(&self, said: u32, from: u32, size: u32, mask: u32) -> Option<u32> {
+        let behind = |shift: u32| Some((said >> shift).wrapping_sub(from) & mask).filter(|behind| *behind < size);
+        let bytes = WQE_UNIT.ilog2();
+        match self.unit {
+            Unit::Known => behind(self.shift),
+            // The start of a ring and silence look the same.
+            Unit::Unknown if said == 0 => None,
+            Unit::Unknown => match (behind(0), behind(bytes).filter(|_| said.is_multiple_of(WQE_UNIT))) {
+                (Some(_), Some(_)) => None,
+                (units, bytes) => units.or(bytes),
+            },
+            Unit::Unused => None,
+        }
     }
 
     #[cold]
@@ -173,8 +185,8 @@ impl Positions {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hostile::memory;
     use super::*;
+    use crate::drivers::direct::hostile::memory;
 
     fn write(memory: &DeviceMemory, counter: u32, count: u32, queue: u32, is_sq: u32) {
         let tail = CqeTail::default()
@@ -230,6 +242,13 @@ mod tests {
             // Counted on for ever or modulo the ring.
             assert!(positions.fits(130 * unit, 130, 1, 127) && positions.fits(3 * unit, 131, 1, 127));
         }
+        let mut known = Positions::UNKNOWN;
+        assert!(known.fits(5, 5, 1, 127));
+        assert_eq!((known.place(7, 5, 4, 127), known.place(9, 5, 4, 127)), (Some(2), None));
+        let unknown = Positions::UNKNOWN;
+        assert_eq!((unknown.place(7, 5, 4, 127), unknown.place(7 << 5, 5, 4, 127)), (Some(2), Some(2)));
+        assert_eq!((unknown.place(0, 0, 4, 127), unknown.place(32, 0, 64, 127)), (None, None), "either way");
+        assert_eq!(Positions::UNUSED.place(7, 5, 4, 127), None);
         let mut silent = Positions::UNKNOWN;
         assert!((0..40).all(|at| silent.fits(0, at, 1, 127)));
         let mut odd = Positions::UNKNOWN;

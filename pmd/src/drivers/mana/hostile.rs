@@ -1,42 +1,24 @@
 //! A device that writes whatever it is told to: for the fuzzer, and for a test with random bytes.
 
-// UNSAFETY: memory for rings is handed out by address.
-#![allow(unsafe_code)]
-
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mana::{CQE_BYTES, CQE_TAIL, CqeTail, owner, wqe_units};
 
 use super::cq::Positions;
-use super::exchange::Exchange;
-use super::keys::{Key, Keys};
-use super::rx::{ReceivePlace, ReceiveRing, Receiver, Spread, Spreader};
-use super::tx::{SendPlace, SendRing, Sender};
+use super::rx::{ReceivePlace, ReceiveRing};
+use super::tx::{SendPlace, SendRing};
+use crate::drivers::direct::exchange::Exchange;
+use crate::drivers::direct::graves::Ending;
+use crate::drivers::direct::hostile::{keys, memory};
+use crate::drivers::direct::receive::{Receiver, Spread};
+use crate::drivers::direct::send::Sender;
 use crate::packet::{Batch, Blank, Packet, Pool};
 use crate::port::{ReceiveQueue, TransmitQueue};
 
 const DEPTH: u32 = 16;
 const QUEUE: u32 = 0x2c05;
 const RING: usize = 4096;
-
-/// Memory as a device shares it.
-pub(super) fn memory(bytes: usize) -> DeviceMemory {
-    let buffer: Arc<[AtomicU64]> = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
-    // SAFETY: the buffer is kept, aligned to 8, and only reached through views.
-    unsafe { DeviceMemory::new(NonNull::from(&buffer[0]).cast(), bytes, Arc::new(buffer)) }
-}
-
-/// No hardware.
-pub(super) struct Nothing;
-
-impl Spreader for Nothing {
-    fn end(self: Box<Self>) -> bool {
-        true
-    }
-}
 
 /// Completions as the device writes them.
 struct Writer {
@@ -65,10 +47,6 @@ impl Writer {
         }
         self.produced = self.produced.wrapping_add(1);
     }
-}
-
-fn keys(pool: &Pool) -> Arc<Keys> {
-    Arc::new(Keys::new(Key::new(pool.region(), 1), Vec::new(), Box::new(())))
 }
 
 /// Plays the script in `data`: a byte says what is next, a completion or a poll, and whether the completion is honest about its queue.
@@ -149,8 +127,8 @@ fn receive_ring(pool: &Pool, blank: &Blank, buffers: usize) -> (ReceiveRing, Wri
         rq: QUEUE,
         doorbell: Doorbell::new(&memory(8), 0),
     };
-    let spread = Spread::new(Box::new(Nothing));
-    let ring = ReceiveRing::new(spread, &keys(pool), place, pool, blank, buffers, Positions::UNKNOWN);
+    let spread = Spread::new(Ending::none());
+    let ring = ReceiveRing::new(spread, &keys(pool, 1), place, pool, blank, buffers, Positions::UNKNOWN);
     (ring.expect("buffers").expect("powers of two"), device)
 }
 
@@ -191,7 +169,7 @@ fn send_ring(pool: &Pool) -> (SendRing, Writer) {
         vport: 0,
         doorbell: Doorbell::new(&memory(8), 0),
     };
-    (SendRing::new(Box::new(()), keys(pool), place, Positions::UNKNOWN).expect("powers of two"), device)
+    (SendRing::new(Ending::none(), keys(pool, 1), place, Positions::UNKNOWN).expect("powers of two"), device)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! [port.mana]
 //! port = 1                   # of an RDMA device, counted from 1
 //! seconds_after_fatal = 15   # how long a device that reported a fatal error is waited for
+//! seconds_stalled = 5        # how long a transmit queue waits for a completion until it is made anew; 0: for ever
 //! ```
 //!
 //! The kernel must have let go of the port: `ip link set dev eth1 down`.
@@ -17,12 +18,9 @@
 //! believed as far as it can be true: everything else ends the queue, which is then made anew while the program runs.
 
 mod cq;
-mod device;
-mod fault;
-mod find;
-mod hardware;
 #[cfg(any(test, fuzzing))]
 pub mod hostile;
+mod nic;
 mod offload;
 mod rx;
 mod second;
@@ -31,21 +29,16 @@ mod tests;
 mod tx;
 mod wqe;
 
-use std::time::Duration;
-
-use device::ManaDevice;
+use nic::ManaNic;
 pub use second::{Borrowed, Lender, Shape};
 
-use super::direct::keys;
+use super::direct::device::{DirectDevice, Nic};
+use super::direct::find::Which;
 use super::{Candidate, Driver};
 use crate::port::{Device, Plan, PortError};
 use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "mana";
-
-mod exchange {
-    pub(super) type Exchange<R> = crate::drivers::direct::exchange::Exchange<R, super::fault::Fault>;
-}
 
 /// The driver.
 #[derive(Debug)]
@@ -53,22 +46,17 @@ pub struct Mana;
 
 /// What a `mana` port opens.
 #[derive(Clone, Debug)]
-pub struct Options {
-    device: String,
-    port: Option<u8>,
-    patience: Duration,
-    shared: bool,
-}
+pub struct Options(Which);
 
 impl Options {
     /// The port behind a network interface, or port 1 of an RDMA device.
     pub fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), port: None, patience: device::PATIENCE, shared: false }
+        Self(Which::new(device))
     }
 
     /// Another port of the RDMA device, counted from 1.
     pub fn port(mut self, port: u8) -> Self {
-        self.port = Some(port);
+        self.0.port = Some(port);
         self
     }
 }
@@ -83,33 +71,17 @@ impl Driver for Mana {
     }
 
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
-        let Some(device) = device else {
-            return Err(
-                settings.error("device: missing, expected a network interface or an RDMA device such as \"mana_0\"")
-            );
-        };
-        let seconds = settings.integer("seconds_after_fatal", 0..=3600)?;
-        Ok(Box::new(Options {
-            port: settings.integer("port", 1..=255)?,
-            patience: seconds.map_or(device::PATIENCE, Duration::from_secs),
-            ..Options::new(device)
-        }))
+        Ok(Box::new(Options(Which::read(device, "mana_0", settings)?)))
     }
 
     fn candidates(&self) -> Vec<Candidate> {
-        // Without the libraries, or without devices, there is nothing to offer; `wirepath doctor` says why.
-        let devices = find::devices("").unwrap_or_default();
-        let offer = |name: String| {
-            let usable = ManaDevice::open(Options::new(&name)).map(|device| {
-                let can = device.capabilities();
-                format!(
-                    "{}, {} queues, MTU {}, checksums, VLAN, segmentation, RSS; {}",
-                    can.mode, can.max_rx_queues, can.max_mtu, can.notes[0]
-                )
-            });
-            Candidate { device: name, usable: usable.map_err(|error| error.to_string()) }
-        };
-        devices.into_iter().filter(find::may_be_mana).flat_map(|device| find::names(&device)).map(offer).collect()
+        ManaNic::WHO.candidates(|name| {
+            let can = DirectDevice::<ManaNic>::open(Which::new(name), ())?.capabilities();
+            Ok(format!(
+                "{}, {} queues, MTU {}, checksums, VLAN, segmentation, RSS; {}",
+                can.mode, can.max_rx_queues, can.max_mtu, can.notes[0]
+            ))
+        })
     }
 }
 
@@ -119,6 +91,6 @@ impl Plan for Options {
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
-        Ok(Box::new(ManaDevice::open(*self)?))
+        Ok(Box::new(DirectDevice::<ManaNic>::open(self.0, ())?))
     }
 }

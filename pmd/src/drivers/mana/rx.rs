@@ -1,9 +1,8 @@
 //! Receive queues.
 
-use std::any::Any;
 use std::fmt;
-use std::mem::{swap, take};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::mem::swap;
+use std::sync::Arc;
 
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mana::{
@@ -12,18 +11,17 @@ use wirepath_nic_defs::mana::{
 };
 
 use super::cq::{CompletionQueue, Entry, Positions};
-use super::exchange::Exchange;
-use super::fault::Fault;
-use super::keys::Keys;
 use super::wqe::{Units, Wqe, pair, short_header, tail};
-use crate::counters::QueueCounters;
+use crate::drivers::direct;
+use crate::drivers::direct::fault::Fault;
+use crate::drivers::direct::keys::Keys;
+use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
 use crate::drops::DropReason;
 use crate::packet::offload::Verdicts;
 use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
-use crate::port::ReceiveQueue;
 
 /// Bytes of an Ethernet header.
-const SHORTEST: u32 = 14;
+const SHORTEST: u32 = direct::SHORTEST as u32;
 
 /// Where a receive queue is, as `manadv_init_obj` says.
 #[derive(Debug)]
@@ -36,40 +34,6 @@ pub(super) struct ReceivePlace {
     pub(super) rq: u32,
     /// Register of receive queues.
     pub(super) doorbell: Doorbell,
-}
-
-/// What spreads packets over the receive queues of a port. As long as it is there, the device may write to every buffer that was posted.
-pub(super) trait Spreader: Send + Sync {
-    /// Ends it; `false`: the device may still write.
-    fn end(self: Box<Self>) -> bool;
-}
-
-/// What all receive queues of a port have in common. It takes in the buffers of queues that go before the hardware does.
-pub(super) struct Spread {
-    hardware: Option<Box<dyn Spreader>>,
-    buried: Mutex<Vec<Box<[Packet]>>>,
-}
-
-impl Spread {
-    /// `hardware` is what must be gone before the device lets go of posted buffers.
-    pub(super) fn new(hardware: Box<dyn Spreader>) -> Arc<Self> {
-        Arc::new(Self { hardware: Some(hardware), buried: Mutex::default() })
-    }
-}
-
-impl Drop for Spread {
-    fn drop(&mut self) {
-        if !self.hardware.take().is_none_or(Spreader::end) {
-            tracing::error!("receive buffers are given up: the device may still write to them");
-            std::mem::forget(take(self.buried.get_mut().unwrap_or_else(PoisonError::into_inner)));
-        }
-    }
-}
-
-impl fmt::Debug for Spread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spread").finish_non_exhaustive()
-    }
 }
 
 /// Most packets of one completion.
@@ -91,12 +55,8 @@ struct Arrival {
 /// A packet that did not fit into its buffers.
 const TRUNCATED: Arrival = Arrival { len: 0, flags: 0, hash: 0 };
 
-/// A receive queue. All its work requests are posted all the time: whoever takes a filled buffer out puts a fresh one in its place, or
-/// leaves it where it is.
+/// A receive queue.
 pub(super) struct ReceiveRing {
-    spread: Arc<Spread>,
-    /// Buffers of every work request, in order; the device writes to them.
-    posted: Box<[Packet]>,
     ring: Units,
     completions: CompletionQueue,
     doorbell: Doorbell,
@@ -113,6 +73,7 @@ pub(super) struct ReceiveRing {
     /// Packets that the device told of and that were not handed over yet: the first `known`.
     arrivals: Box<[Arrival; BATCH + COALESCED]>,
     known: usize,
+    posted: Posted,
 }
 
 impl fmt::Debug for ReceiveRing {
@@ -122,11 +83,6 @@ impl fmt::Debug for ReceiveRing {
             .field("buffers", &self.buffers)
             .finish_non_exhaustive()
     }
-}
-
-/// Buffers that a frame of this length needs.
-pub(super) const fn buffers_for(frame: usize) -> usize {
-    frame.div_ceil(DATA_ROOM)
 }
 
 impl ReceiveRing {
@@ -147,18 +103,8 @@ impl ReceiveRing {
         if depth.checked_mul(units).is_none_or(|all| all > ring.count()) {
             return Ok(None);
         }
-        let wanted = depth as usize * buffers;
-        let mut posted = Vec::with_capacity(wanted);
-        while posted.len() < wanted {
-            let mut batch = Batch::new();
-            if pool.take_batch_like(wanted - posted.len(), &mut batch, blank) == 0 {
-                return Err(PoolDry { pool: pool.name().to_owned(), wanted });
-            }
-            batch.drain_front(BATCH, |packet| posted.push(packet));
-        }
+        let posted = Posted::take(depth as usize * buffers, pool, blank, spread)?;
         let mut this = Self {
-            spread,
-            posted: posted.into(),
             ring,
             completions,
             doorbell: place.doorbell,
@@ -171,6 +117,7 @@ impl ReceiveRing {
             positions,
             arrivals: Box::new([TRUNCATED; BATCH + COALESCED]),
             known: 0,
+            posted,
         };
         for _ in 0..depth {
             this.post();
@@ -289,7 +236,7 @@ impl ReceiveRing {
                     bytes += u64::from(arrival.len);
                     used += 1;
                 }
-                None => supply.drop_one(arrival),
+                None => supply.drop_one(reason(arrival)),
             }
             let address = (posted.data().as_ptr() as u64).wrapping_add(distance);
             ring.write(next.wrapping_add(depth), [short_header(1), 0, address, what]);
@@ -307,7 +254,7 @@ impl ReceiveRing {
         for i in 0..n {
             let arrival = self.arrivals[i];
             if arrival.len < SHORTEST {
-                supply.drop_one(arrival);
+                supply.drop_one(reason(arrival));
             } else {
                 match self.chain(arrival, supply) {
                     Some(packet) => {
@@ -316,7 +263,7 @@ impl ReceiveRing {
                         packets += 1;
                         bytes += u64::from(arrival.len);
                     }
-                    None => supply.drop_one(arrival),
+                    None => supply.drop_one(reason(arrival)),
                 }
             }
             self.post();
@@ -376,10 +323,22 @@ impl ReceiveRing {
     }
 }
 
-impl Drop for ReceiveRing {
-    fn drop(&mut self) {
-        let posted = take(&mut self.posted);
-        self.spread.buried.lock().unwrap_or_else(PoisonError::into_inner).push(posted);
+impl receive::ReceiveRing for ReceiveRing {
+    #[inline(always)]
+    fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
+        let looked = self.look(batch.space());
+        let (packets, bytes) = self.hand_over(batch, supply);
+        (packets, bytes, looked)
+    }
+}
+
+/// Why a packet is dropped whose buffer stays posted.
+#[cold]
+fn reason(arrival: Arrival) -> DropReason {
+    match arrival.len {
+        0 => DropReason::TooLong,
+        1..SHORTEST => DropReason::TooShort,
+        _ => DropReason::NoBuffer,
     }
 }
 
@@ -490,94 +449,4 @@ const IP_OK: u32 = RxFlags(0).with_ip_ok(1).0.trailing_zeros();
 #[inline(always)]
 fn verdicts(flags: u32) -> Verdicts {
     VERDICTS[(flags >> IP_OK) as usize % VERDICTS.len()]
-}
-
-/// Drops the last `n` packets, which nobody filled.
-#[cold]
-fn give_back(batch: &mut Batch, n: usize) {
-    for _ in 0..n {
-        drop(batch.pop());
-    }
-}
-
-/// The pool had too few buffers to fill a ring.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "a receive ring takes {wanted} buffers, which pool '{pool}' does not have left; a smaller `depth` or `mtu` needs fewer"
-)]
-pub(super) struct PoolDry {
-    pool: String,
-    /// Buffers that the ring takes.
-    wanted: usize,
-}
-
-/// Where buffers come from, and what is counted.
-struct Supply<'a> {
-    pool: &'a Pool,
-    blank: &'a Blank,
-    counters: &'a QueueCounters,
-}
-
-impl Supply<'_> {
-    /// Counts a packet whose buffer stays posted.
-    #[cold]
-    fn drop_one(&self, arrival: Arrival) {
-        self.counters.drops.add(
-            match arrival.len {
-                0 => DropReason::TooLong,
-                1..SHORTEST => DropReason::TooShort,
-                _ => DropReason::NoBuffer,
-            },
-            1,
-        );
-    }
-}
-
-/// Receives packets for one worker.
-pub(super) struct Receiver {
-    ring: Option<ReceiveRing>,
-    exchange: Arc<Exchange<ReceiveRing>>,
-    counters: Arc<QueueCounters>,
-    pool: Pool,
-    blank: Blank,
-}
-
-impl Receiver {
-    /// Receives by the ring that waits in `exchange`, whose buffers come from `pool`.
-    pub(super) fn new(exchange: Arc<Exchange<ReceiveRing>>, pool: Pool, blank: Blank) -> Self {
-        let mut ring = None;
-        exchange.visit(&mut ring);
-        Self { ring, exchange, counters: Arc::default(), pool, blank }
-    }
-
-    #[cold]
-    fn give_up(&mut self, fault: Fault) {
-        self.counters.drops.add(DropReason::BadDescriptor, 1);
-        self.exchange.give_up(&mut self.ring, fault);
-    }
-}
-
-impl ReceiveQueue for Receiver {
-    #[inline]
-    fn receive(&mut self, batch: &mut Batch) {
-        if self.exchange.calls() {
-            self.exchange.visit(&mut self.ring);
-        }
-        let Some(ring) = &mut self.ring else { return self.counters.empty.add(1) };
-        let looked = ring.look(batch.space());
-        let supply = Supply { pool: &self.pool, blank: &self.blank, counters: &self.counters };
-        let (packets, bytes) = ring.hand_over(batch, &supply);
-        self.counters.count_burst(packets, bytes);
-        if let Err(fault) = looked {
-            self.give_up(fault);
-        }
-    }
-
-    fn counters(&self) -> &Arc<QueueCounters> {
-        &self.counters
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
 }

@@ -30,16 +30,19 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use wirepath_memory::{DeviceMemory, Doorbell, Region, passing};
 use wirepath_nic_defs::mana::{DOORBELL_RQ, DOORBELL_SQ};
-use wirepath_verbs::RssQp;
+use wirepath_verbs::{Fate, RssQp};
 
 use super::cq::Positions;
-use super::exchange::Exchange;
-use super::find::{find, refused};
-use super::hardware::Hardware;
-use super::keys::{Key, Keys};
-use super::rx::{ReceivePlace, ReceiveRing, Receiver, Spread, Spreader, buffers_for};
-use super::tx::{SendPlace, SendRing, Sender};
+use super::nic::{self, ManaNic, Opened, Placed};
+use super::rx::{ReceivePlace, ReceiveRing};
+use super::tx::{SendPlace, SendRing};
 use super::{NAME, Options};
+use crate::drivers::direct::device::Nic;
+use crate::drivers::direct::exchange::Exchange;
+use crate::drivers::direct::graves::{Ending, Graves};
+use crate::drivers::direct::keys::{Key, Keys};
+use crate::drivers::direct::receive::{Receiver, Spread};
+use crate::drivers::direct::send::Sender;
 use crate::packet::{Arena, Pool, STRIDE};
 use crate::port::{PortError, PortId, RxQueue, TxQueue};
 
@@ -97,10 +100,10 @@ pub struct Lender {
     name: String,
     // Ended in this order.
     _rss: Option<RssQp>,
-    tx: Vec<SendPlace>,
-    rx: Vec<ReceivePlace>,
+    tx: Vec<Placed<SendPlace>>,
+    rx: Vec<Placed<ReceivePlace>>,
     keys: Arc<Keys>,
-    hardware: Hardware,
+    opened: Opened,
     packets: Arc<Region>,
     shape: Shape,
 }
@@ -112,24 +115,24 @@ impl Lender {
     /// # Errors
     /// As those of opening and starting a port; the region is not shared.
     pub fn open(options: Options, shape: Shape, packets: &Arc<Region>) -> Result<Self, PortError> {
-        let name = options.device.clone();
-        let failed = |error| refused(&name, error);
+        let name = options.0.device.clone();
+        let failed = |error| ManaNic::WHO.refused(&name, error);
         if packets.descriptor().is_none() || !shape.depth.is_power_of_two() {
             let reason = "a loan needs packets in a shared region, and a depth that is a power of two".to_owned();
             return Err(PortError::Refused { driver: NAME, device: name, reason });
         }
-        let found = find(&options.device, options.port)?;
-        let hardware = Hardware::open(&found, true).map_err(failed)?;
-        let keys = hardware.register_region(packets).map_err(failed)?;
-        let tx = (0..usize::from(shape.tx_queues)).map(|index| hardware.send_place(index, shape.depth));
+        let found = ManaNic::WHO.find(&options.0)?;
+        let opened = Opened::open(&found, true, nic::verbs).map_err(failed)?;
+        let keys = nic::register(&opened, packets).map_err(failed)?;
+        let tx = (0..usize::from(shape.tx_queues)).map(|index| nic::send_place(&opened, index, shape.depth));
         let tx = tx.collect::<Result<Vec<_>, _>>().map_err(failed)?;
         let (mut rss, mut rx) = (None, Vec::new());
         if shape.rx_queues > 0 {
-            let buffers = buffers_for(usize::from(shape.mtu) + 14 + 8);
-            let made = hardware.receive_places(shape.rx_queues.into(), shape.depth, buffers).map_err(failed)?;
+            let buffers = nic::buffers(shape.mtu);
+            let made = nic::receive_places(&opened, shape.rx_queues.into(), shape.depth, buffers).map_err(failed)?;
             (rss, rx) = (Some(made.0), made.1);
         }
-        Ok(Self { name, _rss: rss, tx, rx, keys, hardware, packets: Arc::clone(packets), shape })
+        Ok(Self { name, _rss: rss, tx, rx, keys, opened, packets: Arc::clone(packets), shape })
     }
 
     /// Lends the queues to the process at the other end of the socket, and waits until it is done with them, or gone. Then ends them.
@@ -146,7 +149,7 @@ impl Lender {
     }
 
     fn describe(&self, socket: &UnixStream) -> io::Result<()> {
-        let allocator = self.hardware.allocator();
+        let allocator = &self.opened.allocator;
         let at = |memory: &DeviceMemory| {
             let place = allocator.place(memory.base().as_ptr()).ok_or(io::ErrorKind::NotFound)?;
             io::Result::Ok(At { region: place.region, offset: place.offset, bytes: memory.bytes() })
@@ -155,20 +158,20 @@ impl Lender {
             packets: self.packets.base().as_ptr() as u64,
             lkey: self.keys.home().lkey(),
             mtu: self.shape.mtu,
-            buffers: buffers_for(usize::from(self.shape.mtu) + 14 + 8),
+            buffers: nic::buffers(self.shape.mtu),
             tx: Vec::new(),
             rx: Vec::new(),
         };
-        for place in &self.tx {
+        for Placed { place, .. } in &self.tx {
             let (ring, completions) = (at(&place.ring)?, at(&place.completions)?);
             description.tx.push(Queue { ring, completions, number: place.sq, cq: place.cq, vport: place.vport });
         }
-        for place in &self.rx {
+        for Placed { place, .. } in &self.rx {
             let (ring, completions) = (at(&place.ring)?, at(&place.completions)?);
             description.rx.push(Queue { ring, completions, number: place.rq, cq: 0, vport: 0 });
         }
         let regions = allocator.regions()?;
-        let mut files: Vec<BorrowedFd<'_>> = vec![self.hardware.descriptor()];
+        let mut files: Vec<BorrowedFd<'_>> = vec![self.opened.context.descriptor()];
         files.extend(self.packets.descriptor());
         files.extend(regions.iter().filter_map(|region| region.descriptor.as_ref()).map(AsFd::as_fd));
         let text = serde_json::to_vec(&description)?;
@@ -182,8 +185,7 @@ impl std::fmt::Debug for Lender {
     }
 }
 
-/// Queues of a port that another process has opened. They go together: once the first receive queue, or this, is dropped, the lender ends
-/// all of them.
+/// Queues of a port that another process has opened. They go together: once the first of them, or this, is dropped, the lender ends all.
 #[derive(Debug)]
 pub struct Borrowed {
     /// Receive queues.
@@ -199,21 +201,26 @@ pub struct Borrowed {
 #[derive(Debug)]
 struct Loan {
     socket: Mutex<Option<UnixStream>>,
-    /// The lender said that the hardware has let go.
-    ended: Mutex<bool>,
+    /// Gone once the lender said that the hardware has let go.
+    fate: Fate,
 }
 
 impl Loan {
-    /// Says that everything may end, and waits until it has. `false`: nobody said so.
-    fn end(&self) -> bool {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Says that everything may end, and waits until it has.
+    fn end(&self) {
         if let Some(mut socket) = self.socket.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let mut answer = [0];
             let _ = socket.set_read_timeout(Some(PATIENCE));
-            *ended =
-                socket.write_all(&[DONE]).and_then(|()| socket.read_exact(&mut answer)).is_ok() && answer[0] == ENDED;
+            let read = socket.write_all(&[DONE]).and_then(|()| socket.read_exact(&mut answer));
+            if read.is_ok() && answer[0] == ENDED {
+                self.fate.set_gone();
+            }
         }
-        *ended
+    }
+
+    /// What ends before packets are free.
+    fn ending(self: &Arc<Self>) -> Ending {
+        Ending::new(Box::new(LoanEnd(Arc::clone(self))), vec![self.fate.clone()], &Graves::default())
     }
 }
 
@@ -223,11 +230,12 @@ impl Drop for Loan {
     }
 }
 
+/// Ends the loan when it goes.
 struct LoanEnd(Arc<Loan>);
 
-impl Spreader for LoanEnd {
-    fn end(self: Box<Self>) -> bool {
-        self.0.end()
+impl Drop for LoanEnd {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -259,12 +267,12 @@ impl Borrowed {
             // SAFETY: inside the region, which is kept; this process looks at queue memory through such views only.
             fits.then(|| unsafe { DeviceMemory::new(region.base().add(at.offset), at.bytes, Arc::clone(region) as _) })
         };
-        let loan = Arc::new(Loan { socket: Mutex::new(Some(socket)), ended: Mutex::new(false) });
+        let loan = Arc::new(Loan { socket: Mutex::new(Some(socket)), fate: Fate::default() });
         let key = Key::registered_at(arena.region(), description.lkey, description.packets);
         let keys = Arc::new(Keys::new(key, Vec::new(), Box::new(())));
         let nonsense = || refuse("the lender described queues that cannot be".to_owned());
         let (mut rx, mut tx) = (Vec::new(), Vec::new());
-        let spread = Spread::new(Box::new(LoanEnd(Arc::clone(&loan))));
+        let spread = Spread::new(loan.ending());
         let blank = pool.blank().in_port(port);
         if !(1..=8).contains(&description.buffers) {
             return Err(nonsense());
@@ -289,7 +297,7 @@ impl Borrowed {
             let doorbell = Doorbell::new(&page, DOORBELL_SQ);
             let (sq, cq, vport) = (queue.number, queue.cq, queue.vport);
             let place = SendPlace { ring, completions, sq, cq, vport, doorbell };
-            let ring = SendRing::new(Box::new(Arc::clone(&loan)), Arc::clone(&keys), place, Positions::UNKNOWN);
+            let ring = SendRing::new(loan.ending(), Arc::clone(&keys), place, Positions::UNKNOWN);
             let exchange = Arc::new(Exchange::new());
             exchange.hand_out(ring.ok_or_else(nonsense)?);
             tx.push(TxQueue::new(

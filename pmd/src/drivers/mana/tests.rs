@@ -9,12 +9,14 @@ use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mana::*;
 
 use super::cq::Positions;
-use super::exchange::Exchange;
-use super::fault::Fault;
-use super::hostile::{Nothing, memory};
-use super::keys::{Key, Keys};
-use super::rx::{ReceivePlace, ReceiveRing, Receiver, Spread};
-use super::tx::{SendPlace, SendRing, Sender};
+use super::rx::{ReceivePlace, ReceiveRing};
+use super::tx::{SendPlace, SendRing};
+use crate::drivers::direct::exchange::Exchange;
+use crate::drivers::direct::fault::Fault;
+use crate::drivers::direct::graves::Ending;
+use crate::drivers::direct::hostile::{keys, memory};
+use crate::drivers::direct::receive::{Receiver, Spread};
+use crate::drivers::direct::send::Sender;
 use crate::drops::DropReason;
 use crate::packet::offload::{Flags, Verdicts};
 use crate::packet::{Batch, DATA_ROOM, L3, L4, Layers, Packet, Pool};
@@ -116,13 +118,9 @@ impl Played {
     }
 }
 
-fn keys(pool: &Pool) -> Arc<Keys> {
-    Arc::new(Keys::new(Key::new(pool.region(), LKEY), Vec::new(), Box::new(())))
-}
-
 struct Transmit {
     device: Played,
-    queue: Sender,
+    queue: Sender<SendRing>,
     exchange: Arc<Exchange<SendRing>>,
     pool: Pool,
 }
@@ -138,7 +136,7 @@ fn transmit(depth: u32, ring_bytes: usize, vport: u32) -> Transmit {
         vport,
         doorbell: Doorbell::new(&device.page, DOORBELL_SQ),
     };
-    let ring = SendRing::new(Box::new(()), keys(&pool), place, Positions::UNKNOWN).unwrap();
+    let ring = SendRing::new(Ending::none(), keys(&pool, LKEY), place, Positions::UNKNOWN).unwrap();
     let exchange = Arc::new(Exchange::new());
     exchange.hand_out(ring);
     let queue = Sender::new(Arc::clone(&exchange), pool.clone(), 9000);
@@ -361,6 +359,9 @@ fn hostile_transmit_completions_end_the_ring_and_nothing_else() {
         (Fault::UnknownType, |it| it.complete(CQE_RX_OKAY, 3)),
         (Fault::UnknownType, |it| it.complete(63, 3)),
         (Fault::Stopped, |it| it.complete(CQE_TX_GDMA_ERR, 3)),
+        // The last of the burst, or one before it: a device that does not tell leaves that open.
+        (Fault::Unplaced, |it| it.complete(CQE_TX_SA_DROP, 0)),
+        (Fault::Unplaced, |it| it.complete(CQE_TX_SA_DROP, 4)),
         (Fault::ForeignQueue, |it| it.device.complete_as(1, QUEUE + 1, &[(0, 32)])),
         (Fault::OwnerOutOfTurn, |it| it.device.complete_as(5, QUEUE, &[(0, 32)])),
         (Fault::NothingOnItsWay, |it| {
@@ -396,7 +397,7 @@ fn hostile_transmit_completions_end_the_ring_and_nothing_else() {
             vport: 0,
             doorbell: Doorbell::new(&next.page, DOORBELL_SQ),
         };
-        it.exchange.hand_out(SendRing::new(Box::new(()), keys(&it.pool), place, Positions::UNKNOWN).unwrap());
+        it.exchange.hand_out(SendRing::new(Ending::none(), keys(&it.pool, LKEY), place, Positions::UNKNOWN).unwrap());
         it.device = next;
         let packets = it.packets(2);
         assert_eq!((it.send(packets), it.device.all().len()), (2, 2));
@@ -420,7 +421,7 @@ fn a_lost_device_takes_packets_and_drops_them() {
 
 struct Receive {
     device: Played,
-    queue: Receiver,
+    queue: Receiver<ReceiveRing>,
     exchange: Arc<Exchange<ReceiveRing>>,
     pool: Pool,
     spread: Arc<Spread>,
@@ -438,9 +439,9 @@ fn receive(depth: u32, buffers: usize, spare: u32) -> Receive {
         rq: QUEUE,
         doorbell: Doorbell::new(&device.page, DOORBELL_RQ),
     };
-    let spread = Spread::new(Box::new(Nothing));
+    let spread = Spread::new(Ending::none());
     let blank = pool.blank().in_port(3);
-    let keys = keys(&pool);
+    let keys = keys(&pool, LKEY);
     let ring = ReceiveRing::new(Arc::clone(&spread), &keys, place, &pool, &blank, buffers, Positions::UNKNOWN)
         .unwrap()
         .unwrap();

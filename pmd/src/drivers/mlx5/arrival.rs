@@ -10,7 +10,7 @@ use wirepath_nic_defs::mlx5::{
 };
 
 use super::cq::{CompletionQueue, Entry, Tail, kind};
-use super::fault::Fault;
+use crate::drivers::direct::fault::Fault;
 use crate::packet::offload::Verdicts;
 use crate::packet::{BATCH, DATA_ROOM, HEADROOM, Packet};
 
@@ -135,6 +135,11 @@ impl Arrivals {
         Self { list, known: 0, steps, all, format, session: None, seen: 0, cleared: 0, tick }
     }
 
+    /// The ring starts anew from its first step.
+    pub(super) fn restart(&mut self) {
+        (self.known, self.session, self.seen, self.cleared) = (0, None, 0, 0);
+    }
+
     /// What is known.
     #[inline(always)]
     pub(super) fn known(&self) -> &[Arrival] {
@@ -200,7 +205,8 @@ impl Arrivals {
         arrival.at = self.seen;
         match self.steps {
             Steps::Requests { bytes: most } => {
-                if position != self.seen as u16 {
+                // Another than the one whose turn it is, or one that was not posted again yet.
+                if position != self.seen as u16 || self.seen.wrapping_sub(self.cleared) >= self.all {
                     return Err(Fault::OutOfOrder);
                 }
                 if bytes.wrapping_sub(1) >= most {

@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wirepath_memory::{DeviceMemory, Slots};
-use wirepath_nic_defs::mlx5::{CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeOwner, RECORD_CONSUMED};
+use wirepath_nic_defs::mlx5::{
+    CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeOwner, FORMAT_COMPRESSED, RECORD_CONSUMED,
+};
 
-use super::fault::Fault;
+use crate::drivers::direct::fault::Fault;
 
 /// Words of an entry.
 const WORDS: usize = CQE_BYTES / 8;
@@ -83,9 +85,27 @@ impl CompletionQueue {
     /// An empty queue; `None` if the number of entries is no power of two. Clears the entries: nothing may have been posted yet.
     pub(super) fn new(ring: &DeviceMemory, records: &DeviceMemory) -> Option<Self> {
         let entries = Slots::<[AtomicU64; WORDS]>::new(ring)?;
-        let count = entries.count();
-        (0..count).for_each(|at| entries.at(at)[LAST].store(FRESH, Ordering::Relaxed));
-        Some(Self { entries, records: records.clone(), shift: count.trailing_zeros(), next: 0 })
+        let shift = entries.count().trailing_zeros();
+        let this = Self { entries, records: records.clone(), shift, next: 0 };
+        this.clear();
+        Some(this)
+    }
+
+    /// Makes all entries nobody's and tells the device what was consumed, while the device writes none.
+    pub(super) fn clear(&self) {
+        self.invalidate(0, self.count());
+        self.publish();
+    }
+
+    /// Passes over everything that the device has written.
+    pub(super) fn skip(&mut self) {
+        for _ in 0..self.count() {
+            let Some((entry, tail)) = self.look() else { break };
+            // A session has an entry for each of its packets.
+            let compressed = CqeOwner(tail.0 as u8).format() == FORMAT_COMPRESSED;
+            let count = if compressed { (entry.word::<0x28>() as u32).clamp(1, self.count()) } else { 1 };
+            self.advance(count);
+        }
     }
 
     /// The next entry, if the device has filled it.
@@ -136,8 +156,8 @@ impl CompletionQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hostile::memory;
     use super::*;
+    use crate::drivers::direct::hostile::memory;
 
     #[test]
     fn entries_are_new_once_over_many_passes_and_fresh_ones_never() {

@@ -1,28 +1,19 @@
 //! A device that writes whatever it is told to: for the fuzzer, and for a test with random bytes.
 
-// UNSAFETY: memory for rings is handed out by address.
-#![allow(unsafe_code)]
-
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mlx5::{CQE_BYTES, CQE_OWNER, MINI_FORMAT_CSUM, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH};
 
-use super::Exchange;
-use super::rx::{Layout, ReceiveMode, ReceivePlace, ReceiveRing, Receiver, Sink, Spread};
-use super::tx::{SendMode, SendPlace, SendRing, Sender};
-use crate::drivers::direct::keys::{Key, Keys};
+use super::rx::{Layout, ReceiveMode, ReceivePlace, ReceiveRing, Sink};
+use super::tx::{SendMode, SendPlace, SendRing};
+use crate::drivers::direct::exchange::Exchange;
+use crate::drivers::direct::graves::Ending;
+use crate::drivers::direct::hostile::{keys, memory};
+use crate::drivers::direct::receive::{Receiver, Spread};
+use crate::drivers::direct::send::Sender;
 use crate::packet::{Batch, Pool};
 use crate::port::{ReceiveQueue, TransmitQueue};
-
-/// Memory as a device shares it.
-pub(super) fn memory(bytes: usize) -> DeviceMemory {
-    let buffer: Arc<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
-    // SAFETY: the buffer is kept, aligned to 8, and only reached through views.
-    unsafe { DeviceMemory::new(NonNull::from(&buffer[0]).cast(), bytes, Arc::new(buffer)) }
-}
 
 /// Work requests of the receive rings, and blocks of the send ring.
 const REQUESTS: u32 = 8;
@@ -55,11 +46,14 @@ impl Writer {
     }
 }
 
+/// The worker's end of a queue, the device's, and what is between.
+type Played<Q, R, M> = (Q, Writer, Arc<Exchange<R>>, M);
+
 /// Queues of every kind, with a device behind them that has no manners.
 struct Hostile {
     pool: Pool,
-    receive: Vec<(Receiver, Writer, Arc<Exchange<ReceiveRing>>, ReceiveMode)>,
-    send: Vec<(Sender, Writer, Arc<Exchange<SendRing>>, SendMode)>,
+    receive: Vec<Played<Receiver<ReceiveRing>, ReceiveRing, ReceiveMode>>,
+    send: Vec<Played<Sender<SendRing>, SendRing, SendMode>>,
 }
 
 fn receive_ring(pool: &Pool, mode: ReceiveMode) -> (ReceiveRing, Writer) {
@@ -79,7 +73,7 @@ fn receive_ring(pool: &Pool, mode: ReceiveMode) -> (ReceiveRing, Writer) {
     };
     let sink = Sink { address: 0x1000, lkey: 3, bytes: 16384 };
     let blank = pool.blank().in_port(1);
-    let ring = ReceiveRing::new(Spread::new(Box::new(())), 7, sink, place, pool, &blank, mode);
+    let ring = ReceiveRing::new(Spread::new(Ending::none()), 7, sink, place, pool, &blank, mode);
     (ring.expect("buffers").expect("sizes"), Writer { ring: completions, produced: 0 })
 }
 
@@ -95,8 +89,7 @@ fn send_ring(pool: &Pool, mode: SendMode) -> (SendRing, Writer) {
         number: QUEUE,
         doorbells: [doorbell(0x800), doorbell(0x900)],
     };
-    let keys = Arc::new(Keys::new(Key::new(pool.region(), 7), Vec::new(), Box::new(())));
-    let ring = SendRing::new(Box::new(()), keys, place, mode, 64).expect("sizes");
+    let ring = SendRing::new(Ending::none(), keys(pool, 7), place, mode, 64).expect("sizes");
     (ring, Writer { ring: completions, produced: 0 })
 }
 

@@ -14,6 +14,7 @@
 //! min_inline = 18            # bytes that have to lie there, 0 or 18; found out, unless it is said
 //! timestamps = false         # hardware timestamps on received packets
 //! seconds_after_fatal = 15   # how long a device that reported a fatal error is waited for
+//! seconds_stalled = 5        # how long a transmit queue waits for a completion until it is made anew; 0: for ever
 //! ```
 //!
 //! The kernel keeps the port: its interface stays, and what no rule of ours takes still reaches it.
@@ -24,12 +25,10 @@
 
 mod arrival;
 mod cq;
-mod device;
-mod fault;
-mod find;
-mod hardware;
 #[cfg(any(test, fuzzing))]
 pub mod hostile;
+mod modes;
+mod nic;
 mod offload;
 mod rx;
 mod steering;
@@ -38,18 +37,15 @@ mod tests;
 mod tx;
 mod wqe;
 
-use std::time::Duration;
+use nic::Mlx5Nic;
 
-use device::Mlx5Device;
-use fault::Fault;
-
+use super::direct::device::{DirectDevice, Nic};
+use super::direct::find::Which;
 use super::{Candidate, Driver};
 use crate::port::{Device, Plan, PortError};
 use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "mlx5";
-
-type Exchange<R> = super::direct::exchange::Exchange<R, Fault>;
 
 /// The driver.
 #[derive(Debug)]
@@ -58,9 +54,7 @@ pub struct Mlx5;
 /// What an `mlx5` port opens, and how it is to work.
 #[derive(Clone, Debug)]
 pub struct Options {
-    device: String,
-    port: Option<u8>,
-    patience: Duration,
+    which: Which,
     receive: Receive,
     compress: Compress,
     multi_packet: bool,
@@ -90,10 +84,12 @@ enum Compress {
 impl Options {
     /// The port behind a network interface, or port 1 of an RDMA device.
     pub fn new(device: impl Into<String>) -> Self {
+        Self::of(Which::new(device))
+    }
+
+    fn of(which: Which) -> Self {
         Self {
-            device: device.into(),
-            port: None,
-            patience: device::PATIENCE,
+            which,
             receive: Receive::Linear,
             compress: Compress::Auto,
             multi_packet: true,
@@ -114,11 +110,6 @@ impl Driver for Mlx5 {
     }
 
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
-        let Some(device) = device else {
-            return Err(
-                settings.error("device: missing, expected a network interface or an RDMA device such as \"mlx5_0\"")
-            );
-        };
         let layouts = [("linear", Receive::Linear), ("striding", Receive::Striding)];
         let formats = [
             ("auto", Compress::Auto),
@@ -127,10 +118,8 @@ impl Driver for Mlx5 {
             ("checksum", Compress::Checksum),
             ("stride", Compress::Stride),
         ];
-        let plain = Options::new(device);
+        let plain = Options::of(Which::read(device, "mlx5_0", settings)?);
         let options = Options {
-            port: settings.integer("port", 1..=255)?,
-            patience: settings.integer("seconds_after_fatal", 0..=3600)?.map_or(plain.patience, Duration::from_secs),
             receive: settings.choice("receive", &layouts)?.unwrap_or(plain.receive),
             compress: settings.choice("compress", &formats)?.unwrap_or(plain.compress),
             multi_packet: settings.get("multi_packet")?.unwrap_or(plain.multi_packet),
@@ -155,16 +144,18 @@ impl Driver for Mlx5 {
     }
 
     fn candidates(&self) -> Vec<Candidate> {
-        // Without the libraries, or without devices, there is nothing to offer; `wirepath doctor` says why.
-        let devices = find::devices("").unwrap_or_default();
-        let offer = |name: String| {
-            let usable = Mlx5Device::open(Options::new(&name)).map(|device| {
-                let can = device.capabilities();
-                format!("{}, {} queues, MTU {}; {}", can.mode, can.max_rx_queues, can.max_mtu, device.abilities())
-            });
-            Candidate { device: name, usable: usable.map_err(|error| error.to_string()) }
-        };
-        devices.into_iter().filter(find::may_be_mlx5).flat_map(|device| find::names(&device)).map(offer).collect()
+        Mlx5Nic::WHO.candidates(|name| {
+            let device = Options::new(name).open()?;
+            let can = device.capabilities();
+            let abilities = device.nic().abilities();
+            Ok(format!("{}, {} queues, MTU {}; {abilities}", can.mode, can.max_rx_queues, can.max_mtu))
+        })
+    }
+}
+
+impl Options {
+    fn open(self) -> Result<DirectDevice<Mlx5Nic>, PortError> {
+        DirectDevice::open(self.which.clone(), self)
     }
 }
 
@@ -174,6 +165,6 @@ impl Plan for Options {
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
-        Ok(Box::new(Mlx5Device::open(*self)?))
+        Ok(Box::new(Self::open(*self)?))
     }
 }

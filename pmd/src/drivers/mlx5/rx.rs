@@ -1,26 +1,25 @@
 //! Receive queues.
 
-use std::any::Any;
 use std::fmt;
-use std::mem::{swap, take};
+use std::mem::swap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use wirepath_memory::DeviceMemory;
 use wirepath_nic_defs::mlx5::RECORD_RECEIVE;
+use wirepath_verbs::WorkQueue;
 
-use super::Exchange;
 use super::arrival::{Arrival, Arrivals, Steps};
 use super::cq::CompletionQueue;
-use super::fault::Fault;
 use super::wqe::{Segments, pointer};
-use crate::counters::QueueCounters;
+use crate::drivers::direct;
+use crate::drivers::direct::fault::Fault;
+use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
 use crate::drops::DropReason;
-use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
-use crate::port::ReceiveQueue;
+use crate::packet::{Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
 
 /// Bytes of an Ethernet header.
-const SHORTEST: u32 = 14;
+const SHORTEST: u32 = direct::SHORTEST as u32;
 
 /// Where a receive queue is, as `mlx5dv_init_obj` says.
 #[derive(Debug)]
@@ -99,32 +98,9 @@ pub(super) struct ReceiveMode {
     pub(super) longest: u32,
 }
 
-/// What all receive queues of a port have in common: the rules and queue pairs that spread packets over them, and with these the work
-/// queues. As long as those are there, the device may write to every buffer that was posted, so that the buffers of the queues that go
-/// before are kept here.
-pub(super) struct Spread {
-    _hardware: Box<dyn Any + Send + Sync>,
-    buried: Mutex<Vec<Box<[Packet]>>>,
-}
-
-impl Spread {
-    /// `hardware` is what must be gone before the device lets go of posted buffers.
-    pub(super) fn new(hardware: Box<dyn Any + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self { _hardware: hardware, buried: Mutex::default() })
-    }
-}
-
-impl fmt::Debug for Spread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spread").finish_non_exhaustive()
-    }
-}
-
 /// A receive queue. All its work requests are posted all the time: whoever takes a filled buffer out puts a fresh one in its place, or
 /// leaves it where it is, so that slot and segment of a buffer never change.
 pub(super) struct ReceiveRing {
-    /// Buffers of every work request, in order; the device writes to them.
-    posted: Box<[Packet]>,
     ring: Segments,
     records: DeviceMemory,
     completions: CompletionQueue,
@@ -133,19 +109,15 @@ pub(super) struct ReceiveRing {
     entries: u32,
     distance: u32,
     arrivals: Arrivals,
-    // Last: the work queue, which the views of its memory keep, goes before the buffers.
-    spread: Arc<Spread>,
+    /// The hardware's object, to start it anew.
+    queue: Option<WorkQueue>,
+    posted: Posted,
 }
 
 impl fmt::Debug for ReceiveRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReceiveRing").field("entries", &self.entries).field("mode", &self.mode).finish_non_exhaustive()
     }
-}
-
-/// Buffers that a frame of this length needs.
-pub(super) const fn buffers_for(frame: usize) -> usize {
-    frame.div_ceil(DATA_ROOM)
 }
 
 impl ReceiveRing {
@@ -178,15 +150,7 @@ impl ReceiveRing {
         if !fits {
             return Ok(None);
         }
-        let wanted = place.entries as usize * buffers;
-        let mut posted = Vec::with_capacity(wanted);
-        while posted.len() < wanted {
-            let mut batch = Batch::new();
-            if pool.take_batch_like(wanted - posted.len(), &mut batch, blank) == 0 {
-                return Err(PoolDry { pool: pool.name().to_owned(), wanted });
-            }
-            batch.drain_front(BATCH, |packet| posted.push(packet));
-        }
+        let posted = Posted::take(place.entries as usize * buffers, pool, blank, spread)?;
         let steps = match layout {
             // What ends in the sink is told of and dropped.
             Layout::Linear { buffers } => Steps::Requests { bytes: (buffers * DATA_ROOM) as u32 + sink.bytes },
@@ -207,7 +171,6 @@ impl ReceiveRing {
             }
         }
         let this = Self {
-            posted: posted.into(),
             ring,
             records: place.records,
             completions,
@@ -215,10 +178,35 @@ impl ReceiveRing {
             entries: place.entries,
             distance,
             arrivals: Arrivals::new(steps, most, mode.format, mode.tick),
-            spread,
+            queue: None,
+            posted,
         };
         this.publish(0);
         Ok(Some(this))
+    }
+
+    /// Tells which of the hardware's objects it is.
+    pub(super) fn belongs_to(&mut self, queue: WorkQueue) {
+        self.queue = Some(queue);
+    }
+
+    /// Starts a queue anew that the device has stopped: rules, tables and buffers stay. `None`: it is not possible.
+    pub(super) fn revive(mut self) -> Option<Self> {
+        let queue = self.queue.clone()?;
+        // From here on the device writes neither buffers nor completions.
+        queue
+            .reset()
+            .and_then(|()| {
+                self.completions.skip();
+                self.arrivals.restart();
+                queue.start()
+            })
+            .map_err(|error| tracing::warn!("{error}"))
+            .ok()?;
+        // The library, which knows nothing of what was read, has written there.
+        self.completions.clear();
+        self.publish(0);
+        Some(self)
     }
 
     /// The segment of a slot.
@@ -267,7 +255,7 @@ impl ReceiveRing {
             let free = if used < got { batch.as_mut_slice().get_mut(start + used) } else { None };
             let (true, Some(packet)) = (arrival.len.wrapping_sub(SHORTEST) <= self.mode.longest - SHORTEST, free)
             else {
-                supply.drop_one(arrival, self.mode.longest);
+                supply.drop_one(reason(arrival, self.mode.longest));
                 continue;
             };
             self.exchange(slot, packet);
@@ -276,7 +264,7 @@ impl ReceiveRing {
             } else if !self.chain(slot, packet, arrival, supply) {
                 // As many bytes as there were buffers are of no use; its own buffer is a fresh one again.
                 let _ = packet.set_data(HEADROOM, 0);
-                supply.drop_one(arrival, self.mode.longest);
+                supply.drop_one(reason(arrival, self.mode.longest));
                 continue;
             }
             bytes += u64::from(arrival.len);
@@ -326,104 +314,26 @@ impl ReceiveRing {
 /// The end of a list of segments, in memory.
 const NOTHING: [u64; 2] = pointer(0, wirepath_nic_defs::mlx5::INVALID_LKEY, 0);
 
-impl Drop for ReceiveRing {
-    fn drop(&mut self) {
-        let posted = take(&mut self.posted);
-        self.spread.buried.lock().unwrap_or_else(PoisonError::into_inner).push(posted);
-    }
-}
-
-/// Drops the last `n` packets, which nobody filled.
-#[cold]
-fn give_back(batch: &mut Batch, n: usize) {
-    for _ in 0..n {
-        drop(batch.pop());
-    }
-}
-
-/// The pool had too few buffers to fill a ring.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "a receive ring takes {wanted} buffers, which pool '{pool}' does not have left; a smaller `depth` or `mtu` needs fewer"
-)]
-pub(super) struct PoolDry {
-    pool: String,
-    /// Buffers that the ring takes.
-    wanted: usize,
-}
-
-/// Where buffers come from, and what is counted.
-struct Supply<'a> {
-    pool: &'a Pool,
-    blank: &'a Blank,
-    counters: &'a QueueCounters,
-}
-
-impl Supply<'_> {
-    /// Counts a packet whose buffer stays posted.
-    #[cold]
-    fn drop_one(&self, arrival: Arrival, longest: u32) {
-        self.counters.drops.add(
-            match arrival.len {
-                0..SHORTEST => DropReason::TooShort,
-                len if len > longest => DropReason::TooLong,
-                _ => DropReason::NoBuffer,
-            },
-            1,
-        );
-    }
-}
-
-/// Receives packets for one worker.
-pub(super) struct Receiver {
-    ring: Option<ReceiveRing>,
-    exchange: Arc<Exchange<ReceiveRing>>,
-    counters: Arc<QueueCounters>,
-    pool: Pool,
-    blank: Blank,
-}
-
-impl Receiver {
-    /// Receives by the ring that waits in `exchange`, whose buffers come from `pool`.
-    pub(super) fn new(exchange: Arc<Exchange<ReceiveRing>>, pool: Pool, blank: Blank) -> Self {
-        let mut ring = None;
-        exchange.visit(&mut ring);
-        Self { ring, exchange, counters: Arc::default(), pool, blank }
-    }
-
-    #[cold]
-    fn give_up(&mut self, fault: Fault) {
-        self.counters.drops.add(DropReason::BadDescriptor, 1);
-        self.exchange.give_up(&mut self.ring, fault);
-    }
-}
-
-impl ReceiveQueue for Receiver {
-    #[inline]
-    fn receive(&mut self, batch: &mut Batch) {
-        if self.exchange.calls() {
-            self.exchange.visit(&mut self.ring);
-        }
-        let Some(ring) = &mut self.ring else { return self.counters.empty.add(1) };
-        let looked = ring.arrivals.look(&mut ring.completions, batch.space());
+impl receive::ReceiveRing for ReceiveRing {
+    #[inline(always)]
+    fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
+        let looked = self.arrivals.look(&mut self.completions, batch.space());
         if let Ok(false) = looked
-            && ring.arrivals.known().is_empty()
+            && self.arrivals.known().is_empty()
         {
-            return self.counters.empty.add(1);
+            return (0, 0, Ok(()));
         }
-        let supply = Supply { pool: &self.pool, blank: &self.blank, counters: &self.counters };
-        let (packets, bytes) = ring.hand_over(batch, &supply);
-        self.counters.count_burst(packets, bytes);
-        if let Err(fault) = looked {
-            self.give_up(fault);
-        }
+        let (packets, bytes) = self.hand_over(batch, supply);
+        (packets, bytes, looked.map(drop))
     }
+}
 
-    fn counters(&self) -> &Arc<QueueCounters> {
-        &self.counters
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
+/// Why a packet is dropped whose buffer stays posted.
+#[cold]
+fn reason(arrival: Arrival, longest: u32) -> DropReason {
+    match arrival.len {
+        0..SHORTEST => DropReason::TooShort,
+        len if len > longest => DropReason::TooLong,
+        _ => DropReason::NoBuffer,
     }
 }

@@ -6,12 +6,8 @@
 use wirepath_verbs::flow::{EthFilter, Flow, FlowType, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter};
 use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, ProtectionDomain, Result, RssQp, WorkQueue};
 
-/// The hash key of Microsoft's specification of receive-side scaling.
-const KEY: [u8; 40] = [
-    0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca, 0x2b,
-    0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac,
-    0x01, 0xfa,
-];
+use crate::drivers::direct::RSS_KEY;
+
 /// Entries of an indirection table for a number of queues that is no power of two.
 const TABLE: usize = 64;
 /// Priorities: the more headers a class names, the earlier.
@@ -58,7 +54,7 @@ pub(super) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, 
     let table: Vec<_> = queues.iter().cloned().cycle().take(entries).collect();
     let table = IndirectionTable::new(&table)?;
     let rest = IndirectionTable::new(&queues[..1])?;
-    let rest = RssQp::new(domain, &rest, HashFields::NONE, &KEY)?;
+    let rest = RssQp::new(domain, &rest, HashFields::NONE, &RSS_KEY)?;
     let address = match whose {
         Whose::Everybodys => EthFilter::any(),
         Whose::Ours(destination) => ethernet(destination, [0xff; 6]),
@@ -74,7 +70,7 @@ pub(super) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, 
         }
     }
     for (headers, fields, priority) in classes() {
-        let pair = RssQp::new(domain, &table, fields, &KEY)?;
+        let pair = RssQp::new(domain, &table, fields, &RSS_KEY)?;
         let flow = headers.into_iter().fold(Flow::normal(port, priority).with(address), Flow::with);
         rules.push(FlowRule::new(&pair, &flow)?);
     }

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mlx5::*;
 
-use super::Exchange;
 use super::arrival::{Arrivals, Steps};
 use super::cq::CompletionQueue;
-use super::fault::Fault;
-use super::hostile::{self, memory};
-use super::tx::{SendMode, SendPlace, SendRing, Sender};
-use crate::drivers::direct::keys::{Key, Keys};
+use super::hostile;
+use super::tx::{SendMode, SendPlace, SendRing};
+use crate::drivers::direct::exchange::Exchange;
+use crate::drivers::direct::fault::Fault;
+use crate::drivers::direct::graves::Ending;
+use crate::drivers::direct::hostile::{keys, memory};
+use crate::drivers::direct::send::Sender;
 use crate::drops::DropReason;
 use crate::packet::offload::Flags;
 use crate::packet::{Batch, L3, L4, Packet, Pool};
@@ -28,7 +30,7 @@ struct Transmit {
     page: DeviceMemory,
     completions: DeviceMemory,
     produced: u32,
-    queue: Sender,
+    queue: Sender<SendRing>,
     exchange: Arc<Exchange<SendRing>>,
     pool: Pool,
 }
@@ -45,9 +47,8 @@ fn transmit(blocks: u32, mode: SendMode) -> Transmit {
         number: QUEUE,
         doorbells: [0x800, 0x900].map(|at| Doorbell::new(&page, at)),
     };
-    let keys = Arc::new(Keys::new(Key::new(pool.region(), LKEY), Vec::new(), Box::new(())));
     let exchange = Arc::new(Exchange::new());
-    exchange.hand_out(SendRing::new(Box::new(()), keys, place, mode, 256).unwrap());
+    exchange.hand_out(SendRing::new(Ending::none(), keys(&pool, LKEY), place, mode, 256).unwrap());
     let queue = Sender::new(Arc::clone(&exchange), pool.clone(), 9000);
     Transmit { ring, records, page, completions, produced: 0, queue, exchange, pool }
 }

@@ -1,6 +1,5 @@
 //! Transmit queues.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,21 +9,18 @@ use wirepath_nic_defs::mlx5::{
     CQE_REQUEST, CQE_REQUEST_ERROR, FORMAT_NONE, OPCODE_ENHANCED_MPW, OPCODE_SEND, RECORD_SEND, SEGMENTS_PER_BLOCK,
 };
 
-use super::Exchange;
 use super::cq::{CompletionQueue, kind};
-use super::fault::Fault;
 use super::offload::{self, MAX_TSO_HEADER, REQUESTS};
 use super::wqe::{COMPLETE, MAX_BLOCKS, Segments, Wishes, Wqe, blocks, control, pointer};
 use crate::counters::QueueCounters;
+use crate::drivers::direct::SHORTEST;
+use crate::drivers::direct::fault::Fault;
+use crate::drivers::direct::graves::Ending;
 use crate::drivers::direct::keys::Keys;
+use crate::drivers::direct::send::{self, Burst, Flight, Limits};
 use crate::drops::DropReason;
-use crate::packet::{Batch, Held, Packet, Pool};
-use crate::port::TransmitQueue;
+use crate::packet::{Batch, Packet};
 
-/// Bytes of an Ethernet header.
-const SHORTEST: usize = 14;
-/// VLAN tags that may come on top of the MTU.
-const TAGS: usize = 8;
 /// Most packets of a multi-packet descriptor: what DPDK goes up to.
 const MULTI_PACKET: usize = 32;
 /// Segments of a multi-packet descriptor in front of its packets.
@@ -68,54 +64,32 @@ pub(super) struct SendPlace {
     pub(super) doorbells: [Doorbell; 2],
 }
 
-/// Packets of one burst: only its last descriptor gets a completion, which stands for all.
-#[derive(Clone, Copy, Debug, Default)]
-struct Burst {
-    packets: u32,
-    /// Block counter of the last descriptor, and of what follows it.
-    last: u32,
-    end: u32,
-}
-
-/// A send queue with the packets that are on their way. Dropped, it first destroys the hardware's queue, then frees the packets.
+/// A send queue.
 pub(super) struct SendRing {
-    // What keeps the hardware's queue comes before what that queue reads; so does the rest that keeps its memory.
-    _hardware: Box<dyn Any + Send>,
     ring: Segments,
     records: DeviceMemory,
     completions: CompletionQueue,
     doorbells: [Doorbell; 2],
-    held: Held,
     keys: Arc<Keys>,
     number: u32,
     mode: SendMode,
     /// Basic blocks of the ring.
     blocks: u32,
-    /// Block counters: of the next descriptor, and of the eldest that is on its way.
-    next: u32,
-    eldest: u32,
-    /// Bursts on their way, `first_burst` the eldest; as many slots as blocks, of which each burst takes one at least.
-    bursts: Box<[Burst]>,
-    first_burst: u32,
-    end_burst: u32,
+    /// Descriptor that the register is told.
+    last: u32,
+    /// Positions are block counters. Last: whoever keeps the hardware's queue goes before.
+    flight: Flight,
 }
 
 impl fmt::Debug for SendRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendRing").field("number", &self.number).field("held", &self.held).finish_non_exhaustive()
+        f.debug_struct("SendRing").field("number", &self.number).field("flight", &self.flight).finish_non_exhaustive()
     }
 }
 
 impl SendRing {
-    /// A ring that no packet has gone through, for `depth` packets. `hardware` is what is dropped before the packets are freed. `None` if
-    /// sizes are no powers of two, or one of them too small.
-    pub(super) fn new(
-        hardware: Box<dyn Any + Send>,
-        keys: Arc<Keys>,
-        place: SendPlace,
-        mode: SendMode,
-        depth: u32,
-    ) -> Option<Self> {
+    /// A ring that no packet has gone through, for `depth` packets. `None` if sizes are no powers of two, or one of them too small.
+    pub(super) fn new(ending: Ending, keys: Arc<Keys>, place: SendPlace, mode: SendMode, depth: u32) -> Option<Self> {
         let ring = Segments::new(&place.ring)?;
         let blocks = ring.count() / SEGMENTS_PER_BLOCK;
         let completions = CompletionQueue::new(&place.completions, &place.completion_records)?;
@@ -124,125 +98,25 @@ impl SendRing {
             return None;
         }
         Some(Self {
-            _hardware: hardware,
             ring,
             records: place.records,
             completions,
             doorbells: place.doorbells,
-            held: Held::with_room_for(depth),
             keys,
             number: place.number,
             // Where something has to lie in the descriptor, there is one descriptor for each packet.
             mode: SendMode { multi_packet: mode.multi_packet && mode.pointers(), ..mode },
             blocks,
-            next: 0,
-            eldest: 0,
-            bursts: vec![Burst::default(); blocks as usize].into(),
-            first_burst: 0,
-            end_burst: 0,
+            last: 0,
+            // Each burst takes a block at least.
+            flight: Flight::new(depth, blocks, ending),
         })
-    }
-
-    /// Packets on their way.
-    pub(super) fn len(&self) -> usize {
-        self.held.len()
-    }
-
-    #[inline(always)]
-    fn burst(&mut self, counter: u32) -> &mut Burst {
-        let mask = self.bursts.len() - 1;
-        &mut self.bursts[counter as usize & mask]
-    }
-
-    /// Takes note of what the device has sent, and frees it.
-    #[inline(always)]
-    fn complete(&mut self) -> Result<(), Fault> {
-        let mut through = 0;
-        let mut result = Ok(());
-        // A device that writes without an end must not keep the worker here.
-        for _ in 0..self.bursts.len() {
-            let Some((entry, tail)) = self.completions.look() else { break };
-            if tail.kind() != kind(CQE_REQUEST, FORMAT_NONE) {
-                result = Err(if tail.opcode() == CQE_REQUEST_ERROR { entry.failure(tail) } else { Fault::UnknownType });
-                break;
-            }
-            if tail.low24() != self.number {
-                result = Err(Fault::ForeignQueue);
-                break;
-            }
-            if self.first_burst == self.end_burst {
-                result = Err(Fault::NothingOnItsWay);
-                break;
-            }
-            let burst = *self.burst(self.first_burst);
-            if tail.position() != burst.last as u16 {
-                result = Err(Fault::OutOfOrder);
-                break;
-            }
-            self.completions.advance(1);
-            through += burst.packets as usize;
-            self.eldest = burst.end;
-            self.first_burst = self.first_burst.wrapping_add(1);
-        }
-        if through > 0 {
-            self.completions.publish();
-            self.held.free_front(through);
-        }
-        result
-    }
-
-    /// Describes packets from the front of the batch to the device, tells it, and takes them in. Returns how many, with their bytes; an error
-    /// is about the packet behind them, which can never be sent.
-    #[inline(always)]
-    fn post(&mut self, batch: &mut Batch, limits: &Limits<'_>) -> (usize, u64, Result<(), DropReason>) {
-        let most = self.held.room().min(batch.len());
-        let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
-        let start = self.next;
-        let free = self.blocks - start.wrapping_sub(self.eldest);
-        let (mut at, mut last) = (start, start);
-        let packets = &mut batch.as_mut_slice()[..most];
-        while n < most {
-            let room = free - at.wrapping_sub(start);
-            let (count, sum, taken) = if self.mode.multi_packet {
-                self.pack(&packets[n..], at, room, limits)
-            } else {
-                self.point(&packets[n], at, room, limits)
-            };
-            if count > 0 {
-                (last, at) = (at, at.wrapping_add(taken));
-                n += count;
-                bytes += sum;
-                continue;
-            }
-            let packet = &mut packets[n];
-            match self.describe(packet, limits, at, room) {
-                Ok(Some(taken)) => {
-                    (last, at) = (at, at.wrapping_add(taken));
-                    n += 1;
-                    bytes += packet.len() as u64;
-                }
-                Ok(None) => break,
-                Err(reason) => {
-                    result = Err(reason);
-                    break;
-                }
-            }
-        }
-        if n > 0 {
-            // The first word of the control segment is in place; the device reads none of it before it is told.
-            self.ring.at(last.wrapping_mul(SEGMENTS_PER_BLOCK))[1].store(COMPLETE, Ordering::Relaxed);
-            self.next = at;
-            *self.burst(self.end_burst) = Burst { packets: n as u32, last, end: at };
-            self.end_burst = self.end_burst.wrapping_add(1);
-            self.held.take_front(batch, n);
-        }
-        (n, bytes, result)
     }
 
     /// Whether a pointer is all that there is to say of the packet.
     #[inline(always)]
     fn is_plain(packet: &Packet, limits: &Limits<'_>) -> bool {
-        !packet.flags().intersects(REQUESTS) & !packet.is_chain() & limits.allow(packet.data().len())
+        !packet.flags().intersects(REQUESTS) & !packet.is_chain() & is_allowed(limits, packet.data().len())
     }
 
     /// Describes one packet by a pointer; packets, bytes and blocks, all zero if that is not possible.
@@ -251,7 +125,7 @@ impl SendRing {
         let data = packet.data();
         let address = data.as_ptr() as u64;
         let Some(key) = self.keys.home().find(address) else { return (0, 0, 0) };
-        if !Self::is_plain(packet, limits) | (room == 0) | !limits.pointers {
+        if !Self::is_plain(packet, limits) | (room == 0) | !self.mode.pointers() {
             return (0, 0, 0);
         }
         let first = at.wrapping_mul(SEGMENTS_PER_BLOCK);
@@ -356,18 +230,101 @@ impl SendRing {
         }
         Some(wqe)
     }
+}
 
-    /// Tells the device how far the ring is filled: the record, which counts, then the register, which makes it look.
+impl send::SendRing for SendRing {
+    #[inline(always)]
+    fn flight(&self) -> &Flight {
+        &self.flight
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, _: &QueueCounters) -> Result<(), Fault> {
+        let mut through = 0;
+        let mut result = Ok(());
+        // A device that writes without an end must not keep the worker here.
+        for _ in 0..self.flight.most_bursts() {
+            let Some((entry, tail)) = self.completions.look() else { break };
+            if tail.kind() != kind(CQE_REQUEST, FORMAT_NONE) {
+                result = Err(if tail.opcode() == CQE_REQUEST_ERROR { entry.failure(tail) } else { Fault::UnknownType });
+                break;
+            }
+            if tail.low24() != self.number {
+                result = Err(Fault::ForeignQueue);
+                break;
+            }
+            let Some(burst) = self.flight.eldest_burst() else {
+                result = Err(Fault::NothingOnItsWay);
+                break;
+            };
+            if tail.position() != burst.last as u16 {
+                result = Err(Fault::OutOfOrder);
+                break;
+            }
+            self.completions.advance(1);
+            through += burst.packets as usize;
+            self.flight.landed(burst);
+        }
+        if through > 0 {
+            self.completions.publish();
+            self.flight.free(through);
+        }
+        result
+    }
+
+    #[inline(always)]
+    fn post(&mut self, batch: &mut Batch, limits: &Limits<'_>) -> (usize, u64, Result<(), DropReason>) {
+        let most = self.flight.room().min(batch.len());
+        let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
+        let start = self.flight.next;
+        let free = self.blocks - self.flight.used();
+        let (mut at, mut last) = (start, start);
+        let packets = &mut batch.as_mut_slice()[..most];
+        while n < most {
+            let room = free - at.wrapping_sub(start);
+            let (count, sum, taken) = if self.mode.multi_packet {
+                self.pack(&packets[n..], at, room, limits)
+            } else {
+                self.point(&packets[n], at, room, limits)
+            };
+            if count > 0 {
+                (last, at) = (at, at.wrapping_add(taken));
+                n += count;
+                bytes += sum;
+                continue;
+            }
+            let packet = &mut packets[n];
+            match self.describe(packet, limits, at, room) {
+                Ok(Some(taken)) => {
+                    (last, at) = (at, at.wrapping_add(taken));
+                    n += 1;
+                    bytes += packet.len() as u64;
+                }
+                Ok(None) => break,
+                Err(reason) => {
+                    result = Err(reason);
+                    break;
+                }
+            }
+        }
+        if n > 0 {
+            // The first word of the control segment is in place; the device reads none of it before it is told.
+            self.ring.at(last.wrapping_mul(SEGMENTS_PER_BLOCK))[1].store(COMPLETE, Ordering::Relaxed);
+            self.last = last;
+            self.flight.launch(batch, Burst { packets: n as u32, last, end: at });
+        }
+        (n, bytes, result)
+    }
+
+    /// The record, which counts, then the register, which makes the device look.
     #[inline(always)]
     fn ring_doorbell(&mut self) {
-        self.records.store32_release(4 * RECORD_SEND, (self.next & 0xffff).to_be());
-        let last = self.burst(self.end_burst.wrapping_sub(1)).last;
-        let word = self.ring.at(last.wrapping_mul(SEGMENTS_PER_BLOCK))[0].load(Ordering::Relaxed);
+        self.records.store32_release(4 * RECORD_SEND, (self.flight.next & 0xffff).to_be());
+        let word = self.ring.at(self.last.wrapping_mul(SEGMENTS_PER_BLOCK))[0].load(Ordering::Relaxed);
         self.doorbells[0].ring(word);
         self.doorbells.swap(0, 1);
     }
 }
-
 /// Makes the first `n` bytes lie in the first segment; a packet shorter than that is padded, which a device would do as well.
 #[cold]
 fn fill_up(packet: &mut Packet, n: usize) -> bool {
@@ -384,119 +341,10 @@ fn fill_up(packet: &mut Packet, n: usize) -> bool {
     true
 }
 
-/// What a port lets through, and where copies come from.
-struct Limits<'a> {
-    longest: usize,
-    pointers: bool,
-    pool: &'a Pool,
-    counters: &'a QueueCounters,
-}
-
-impl Limits<'_> {
-    #[inline(always)]
-    fn allow(&self, len: usize) -> bool {
-        len.wrapping_sub(SHORTEST) <= self.longest - SHORTEST
-    }
-}
-
-/// Sends packets of one worker.
-pub(super) struct Sender {
-    ring: Option<SendRing>,
-    exchange: Arc<Exchange<SendRing>>,
-    counters: Arc<QueueCounters>,
-    pool: Pool,
-    /// Bytes of the longest frame.
-    longest: usize,
-}
-
-impl Sender {
-    /// Sends by the ring that waits in `exchange`; copies of packets that the device cannot reach come from `pool`.
-    pub(super) fn new(exchange: Arc<Exchange<SendRing>>, pool: Pool, mtu: u16) -> Self {
-        let longest = usize::from(mtu) + SHORTEST + TAGS;
-        let mut ring = None;
-        exchange.visit(&mut ring);
-        Self { ring, exchange, counters: Arc::default(), pool, longest }
-    }
-
-    /// Whether nothing is on its way any more, after a look.
-    pub(super) fn is_idle(&mut self) -> bool {
-        self.reclaim();
-        self.ring.as_ref().is_none_or(|ring| ring.len() == 0)
-    }
-
-    /// What is on its way will not arrive: nobody knows which of it did.
-    #[cold]
-    fn give_up(&mut self, fault: Fault) {
-        let lost = self.ring.as_ref().map_or(0, SendRing::len);
-        self.counters.drops.add(DropReason::TxError, lost as u64);
-        self.exchange.give_up(&mut self.ring, fault);
-    }
-
-    #[cold]
-    fn visit(&mut self) -> bool {
-        let lost = self.ring.as_ref().map_or(0, SendRing::len);
-        let living = self.exchange.visit(&mut self.ring);
-        if self.ring.is_none() {
-            self.counters.drops.add(DropReason::DeviceLost, lost as u64);
-        }
-        living
-    }
-}
-
-impl TransmitQueue for Sender {
-    #[inline]
-    fn transmit(&mut self, batch: &mut Batch) {
-        if self.exchange.calls() && !self.visit() {
-            self.counters.drops.add(DropReason::DeviceLost, batch.len() as u64);
-            batch.clear();
-            return;
-        }
-        let Some(ring) = &mut self.ring else { return self.counters.empty.add(1) };
-        if let Err(fault) = ring.complete() {
-            self.give_up(fault);
-            return self.counters.empty.add(1);
-        }
-        let limits = Limits {
-            longest: self.longest,
-            pointers: ring.mode.pointers(),
-            pool: &self.pool,
-            counters: &self.counters,
-        };
-        let (mut packets, mut bytes) = (0, 0);
-        loop {
-            let (n, sum, result) = ring.post(batch, &limits);
-            packets += n as u64;
-            bytes += sum;
-            match result {
-                Ok(()) => break,
-                Err(reason) => {
-                    self.counters.drops.add(reason, 1);
-                    batch.free_front(1);
-                }
-            }
-        }
-        if packets > 0 {
-            ring.ring_doorbell();
-        }
-        self.counters.count_burst(packets, bytes);
-    }
-
-    fn reclaim(&mut self) {
-        if self.exchange.calls() {
-            self.visit();
-        }
-        if let Some(Err(fault)) = self.ring.as_mut().map(SendRing::complete) {
-            self.give_up(fault);
-        }
-    }
-
-    fn counters(&self) -> &Arc<QueueCounters> {
-        &self.counters
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
+/// Whether a frame of this length may be sent.
+#[inline(always)]
+fn is_allowed(limits: &Limits<'_>, len: usize) -> bool {
+    len.wrapping_sub(SHORTEST) <= limits.longest - SHORTEST
 }
 
 const _: () = assert!(MAX_TSO_HEADER < super::wqe::MAX_INLINE);

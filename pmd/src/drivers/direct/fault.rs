@@ -2,10 +2,10 @@ use std::fmt;
 
 use wirepath_nic_defs::mlx5::{SYNDROME_LOCAL_QP_OPERATION, syndrome_text};
 
-/// Why a queue is stopped and made anew: what the device reported, or what it did that no device does.
+/// Why a queue is stopped and made anew: what the device reported, or what it did that no device does. Until then it moves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// An error completion: the device has stopped the queue.
+pub(crate) enum Fault {
+    /// An error completion of an mlx5: the device has stopped the queue.
     Refused {
         /// `SYNDROME_*`.
         syndrome: u8,
@@ -14,11 +14,17 @@ pub(super) enum Fault {
         /// Counter of the descriptor.
         position: u16,
     },
+    /// An error completion of a MANA that has stopped the queue (`CQE_TX_GDMA_ERR`).
+    Stopped,
+    /// An error completion of which nobody knows whether its burst is still open.
+    Unplaced,
+    /// Owner bits that belong neither to this pass of the ring nor to the one before: entries were overwritten before they were read.
+    OwnerOutOfTurn,
     /// A completion for another queue.
     ForeignQueue,
     /// A completion of a type that has no place in this queue.
     UnknownType,
-    /// A received packet of a length that its buffers cannot hold.
+    /// A received packet without a byte, or longer than the buffers that were posted.
     BadLength,
     /// A compressed session of a number of packets that cannot be.
     BadSession,
@@ -26,11 +32,13 @@ pub(super) enum Fault {
     OutOfOrder,
     /// A completion although nothing is on its way.
     NothingOnItsWay,
+    /// No completion for a long time, although packets are on their way and the link is up.
+    Stalled,
 }
 
 impl Fault {
     /// Whether the device called a descriptor malformed.
-    pub(super) fn is_malformed(self) -> bool {
+    pub(crate) fn is_malformed(self) -> bool {
         matches!(self, Self::Refused { syndrome: SYNDROME_LOCAL_QP_OPERATION, .. })
     }
 }
@@ -45,12 +53,16 @@ impl fmt::Display for Fault {
                     syndrome_text(*syndrome)
                 );
             }
+            Self::Stopped => "the device stopped it",
+            Self::Unplaced => "an error completion without the position of its packet",
+            Self::OwnerOutOfTurn => "a completion with owner bits out of turn",
             Self::ForeignQueue => "a completion for another queue",
             Self::UnknownType => "a completion of a type that does not belong there",
             Self::BadLength => "a received packet of an impossible length",
             Self::BadSession => "a compressed session of an impossible number of packets",
             Self::OutOfOrder => "a completion out of order",
             Self::NothingOnItsWay => "a completion of nothing",
+            Self::Stalled => "no completion for a long time",
         })
     }
 }

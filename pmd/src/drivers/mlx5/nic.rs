@@ -1,0 +1,280 @@
+//! What an mlx5 can do, and the verbs objects of its queues.
+
+use std::sync::Arc;
+
+use wirepath_memory::{BufferAllocator, Doorbell, RegionBuilder};
+use wirepath_verbs::mlx5::Mlx5;
+use wirepath_verbs::{
+    CompletionQueue, CompletionQueueOptions, Error, ProtectionDomain, Provider, RawPacketQp, RawPacketQpOptions,
+    Result, WorkQueue, WorkQueueOptions,
+};
+
+use super::modes::Modes;
+use super::offload::MAX_TSO_HEADER;
+use super::rx::{Layout, ReceivePlace, ReceiveRing, Sink};
+use super::steering::{Whose, spread};
+use super::tx::{SendPlace, SendRing};
+use super::wqe::MAX_PIECES;
+use super::{NAME, Options};
+use crate::drivers::direct::MIN_DEPTH;
+use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
+use crate::drivers::direct::fault::Fault;
+use crate::drivers::direct::find::Who;
+use crate::drivers::direct::graves::Ending;
+use crate::drivers::direct::keys::Keys;
+use crate::drivers::direct::opened::{self, odd_ring};
+use crate::drivers::direct::receive::Spread;
+use crate::packet::Pool;
+use crate::port::{Capabilities, Offloads, PortConfig};
+
+/// Most queues each way that are offered.
+const MAX_QUEUES: u32 = 256;
+/// Largest MTU (linux: drivers/net/ethernet/mellanox/mlx5/core/en_main.c takes what firmware takes, about 9978).
+pub(super) const MAX_MTU: u16 = 9900;
+/// Most entries of a ring. A receive ring of more would count beyond its doorbell record.
+const MAX_DEPTH: u32 = 1 << 15;
+/// Basic blocks of a send ring for each packet of its depth: a packet with a header inside or of several segments takes more than one.
+const BLOCKS: u32 = 2;
+/// Bytes of a basic block.
+const BLOCK: u32 = 64;
+/// Fewest basic blocks of a send ring.
+const MIN_BLOCKS: u32 = 64;
+/// Bytes of the memory that frames too long for the port end in: as much as the largest frame, for which a port of the kernel can be
+/// configured.
+const SINK: usize = 16 << 10;
+/// Length of a stride.
+const STRIDE_LOG: u32 = crate::packet::DATA_ROOM.ilog2();
+const _: () = assert!(crate::packet::DATA_ROOM.is_power_of_two());
+
+type Opened = opened::Opened<Mlx5>;
+
+/// An mlx5.
+pub(super) struct Mlx5Nic {
+    queues: u16,
+    /// Most entries of a ring.
+    depth: u32,
+    modes: Modes,
+}
+
+/// The registered memory of a port: the pool's, and a sink.
+#[derive(Debug)]
+pub(super) struct Registered {
+    keys: Arc<Keys>,
+    sink: Sink,
+}
+
+/// Says what stands in the way of a queue pair, such as a missing capability.
+fn probe(opened: &Opened) -> Result<()> {
+    let completions = CompletionQueue::new(&opened.context, &CompletionQueueOptions::new(63, "probe"))?;
+    RawPacketQp::new(&opened.domain, &RawPacketQpOptions::send(&completions, 64, 1, "probe")).map(drop)
+}
+
+impl Mlx5Nic {
+    /// What the device takes over, in words.
+    pub(super) fn abilities(&self) -> String {
+        let mut words = vec!["VLAN", "segmentation", "RSS"];
+        if self.modes.checksums {
+            words.insert(0, "checksums");
+        }
+        if self.modes.send.tunnels != 0 {
+            words.push("checksums in tunnels");
+        }
+        words.join(", ")
+    }
+
+    fn send_depth(&self, config: &PortConfig) -> u32 {
+        config.depth.max(MIN_DEPTH).next_power_of_two().min(self.depth)
+    }
+
+    /// Work requests of a receive ring.
+    fn receive_depth(&self, config: &PortConfig) -> u32 {
+        self.modes.receive_depth(config).min(self.depth)
+    }
+}
+
+impl Nic for Mlx5Nic {
+    const WHO: Who = Who { driver: NAME, module: "mlx5_ib", since: "3.11", prefix: "mlx5", provider: Provider::Mlx5 };
+    type Options = Options;
+    type Verbs = Mlx5;
+    type Memory = Registered;
+    type Tx = SendRing;
+    type Rx = ReceiveRing;
+
+    fn verbs(domain: &ProtectionDomain, allocator: Arc<BufferAllocator>, _: u8) -> Result<Mlx5> {
+        let mlx5 = Mlx5::of(domain.context())?;
+        mlx5.set_allocator(allocator)?;
+        Ok(mlx5)
+    }
+
+    fn meet(options: Options, opened: &Opened) -> Result<Self> {
+        probe(opened)?;
+        let attributes = opened.attributes()?;
+        let queues = attributes
+            .max_queue_pairs
+            .min(attributes.max_completion_queues / 2)
+            .min(attributes.max_receive_work_queues);
+        // A send ring has more blocks than packets.
+        let depth = (attributes.max_work_requests / 2).min(attributes.max_completions).clamp(MIN_DEPTH, MAX_DEPTH);
+        Ok(Self {
+            queues: queues.clamp(1, MAX_QUEUES) as u16,
+            // The power of two below.
+            depth: 1 << depth.ilog2(),
+            modes: Modes::choose(&options, &opened.verbs.capabilities()?, &attributes),
+        })
+    }
+
+    fn capabilities(&self, plain: Capabilities) -> Capabilities {
+        let modes = &self.modes;
+        let mut offloads = Offloads::RX_MARK
+            .with(Offloads::RX_CHAINS)
+            .with(Offloads::TX_VLAN_INSERT)
+            .with(Offloads::TX_CHAINS)
+            .with(Offloads::TX_METADATA);
+        let mut more = |condition: bool, offload| {
+            if condition {
+                offloads = offloads.with(offload);
+            }
+        };
+        more(modes.checksums, Offloads::RX_L3_CHECKSUM.with(Offloads::RX_L4_CHECKSUM));
+        // What the device cannot do for a packet, the driver does.
+        more(true, Offloads::TX_L3_CHECKSUM.with(Offloads::TX_L4_CHECKSUM));
+        more(modes.send.tunnels != 0, Offloads::TX_TUNNEL_CHECKSUM);
+        more(modes.strip, Offloads::RX_VLAN_STRIP);
+        more(modes.has_hash(), Offloads::RX_HASH);
+        more(modes.tick != 0, Offloads::RX_TIMESTAMP);
+        more(modes.send.max_tso > 0, Offloads::TX_SEGMENT);
+        Capabilities {
+            mode: modes.text(),
+            notes: modes.notes.clone(),
+            max_rx_queues: self.queues,
+            max_tx_queues: self.queues,
+            max_mtu: MAX_MTU,
+            // Rings that are asked to be deeper get as deep as they can.
+            max_depth: MAX_DEPTH,
+            offloads,
+            max_tx_segments: MAX_PIECES as u16,
+            ..plain
+        }
+    }
+
+    fn depths(&self, config: &PortConfig) -> [usize; 2] {
+        let buffers = self.modes.layout(config).buffers();
+        [self.send_depth(config) as usize, self.receive_depth(config) as usize * buffers]
+    }
+
+    fn register(&self, opened: &Opened, pool: &Pool) -> Result<Registered> {
+        let sink = RegionBuilder::new(SINK).huge_pages(false).map();
+        let sink = Arc::new(sink.map_err(|error| Error::Request(error.to_string()))?);
+        let (drain, drained) = opened.register(&sink)?;
+        let (home, registration) = opened.register(pool.region())?;
+        let end = Sink { address: sink.base().as_ptr() as u64, lkey: drain.lkey(), bytes: SINK as u32 };
+        let keys = Arc::new(Keys::new(home, Vec::new(), Box::new((registration, drained))));
+        Ok(Registered { keys, sink: end })
+    }
+
+    fn send(&self, parts: &Parts<'_, Self>, index: usize) -> Result<Made<SendRing>> {
+        let Parts { opened, memory, .. } = parts;
+        let (mode, depth) = (self.modes.send, self.send_depth(parts.config));
+        let owner = opened.owner("transmit", index);
+        let blocks = (depth * BLOCKS).max(MIN_BLOCKS).next_power_of_two();
+        // A request with room for the headers of a packet that is cut takes this much (rdma-core: providers/mlx5/verbs.c).
+        let header = MAX_TSO_HEADER.next_multiple_of(16) as u32;
+        let request = (16 + 32 + header + 16).div_ceil(BLOCK);
+        // The library makes the ring a power of two of entries.
+        let completions = CompletionQueue::new(&opened.context, &CompletionQueueOptions::new(blocks - 1, &*owner))?;
+        let (requests, max_tso_header) =
+            if mode.max_tso > 0 { (blocks / request, MAX_TSO_HEADER as u16) } else { (blocks, 0) };
+        let options =
+            RawPacketQpOptions { max_tso_header, ..RawPacketQpOptions::send(&completions, requests, 1, &*owner) };
+        let pair = RawPacketQp::new(&opened.domain, &options)?;
+        pair.start(opened.port)?;
+        let queue = opened.verbs.send_queue(&pair)?;
+        let entries = opened.verbs.completion_queue(&completions)?;
+        let register = |offset| Doorbell::new(&queue.registers, offset);
+        let place = SendPlace {
+            doorbells: [register(queue.register), register(queue.register + queue.blue_flame)],
+            ring: queue.ring,
+            records: queue.records,
+            completions: entries.ring,
+            completion_records: entries.records,
+            number: queue.number,
+        };
+        // The place keeps the pair.
+        let ending = Ending::new(Box::new(()), vec![pair.fate()], parts.graves);
+        let id = pair.id();
+        let ring = SendRing::new(ending, Arc::clone(&memory.keys), place, mode, depth);
+        ring.map(|ring| Made { ring, id }).ok_or_else(|| odd_ring(&owner))
+    }
+
+    fn receive(&self, parts: &Parts<'_, Self>) -> Result<Receivers<ReceiveRing>> {
+        let Parts { opened, memory, config, .. } = parts;
+        let (mode, depth) = (self.modes.receive(config), self.receive_depth(config));
+        let mut queues = Vec::new();
+        let entries = match mode.layout {
+            Layout::Linear { .. } => depth,
+            Layout::Striding { log } => depth << log,
+        };
+        for index in 0..usize::from(config.rx_queues) {
+            let owner = opened.owner("receive", index);
+            let options = CompletionQueueOptions::new(entries - 1, &*owner);
+            let completions = match mode.format {
+                Some(format) => opened.verbs.completion_queue_with(&options, format)?,
+                None => CompletionQueue::new(&opened.context, &options)?,
+            };
+            let options = WorkQueueOptions {
+                segments: mode.layout.segments(),
+                vlan_strip: self.modes.strip,
+                ..WorkQueueOptions::new(&completions, depth, &*owner)
+            };
+            let queue = match mode.layout {
+                Layout::Linear { .. } => WorkQueue::new(&opened.domain, &options)?,
+                Layout::Striding { log } => opened.verbs.striding_queue(&opened.domain, &options, STRIDE_LOG, log)?,
+            };
+            // Clears the doorbell record, so that it comes before anything is posted.
+            queue.start()?;
+            queues.push((completions, queue));
+        }
+        let whose = match parts.found.mac {
+            Some(mac) if !config.promiscuous => Whose::Ours(mac.octets()),
+            _ => Whose::Everybodys,
+        };
+        let all: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).collect();
+        let fates = all.iter().map(WorkQueue::fate).collect();
+        let rules = spread(&opened.domain, &all, opened.port, whose)?;
+        // In this order: nothing is unregistered that the device may still write.
+        let hardware = Box::new((rules, all, Arc::clone(&memory.keys)));
+        let spread = Spread::new(Ending::new(hardware, fates, parts.graves));
+        let mut made = Vec::new();
+        for (index, (completions, work_queue)) in queues.into_iter().enumerate() {
+            let queue = opened.verbs.receive_queue(&work_queue)?;
+            let entries = opened.verbs.completion_queue(&completions)?;
+            let place = ReceivePlace {
+                ring: queue.ring,
+                records: queue.records,
+                entries: queue.entries,
+                stride: queue.stride,
+                completions: entries.ring,
+                completion_records: entries.records,
+            };
+            let (lkey, id) = (memory.keys.home().lkey(), work_queue.id());
+            let spread = Arc::clone(&spread);
+            let ring = ReceiveRing::new(spread, lkey, memory.sink, place, &config.pool, parts.blank, mode);
+            let ring = ring.map_err(|dry| Error::Request(dry.to_string()))?;
+            let mut ring = ring.ok_or_else(|| odd_ring(&opened.owner("receive", index)))?;
+            ring.belongs_to(work_queue);
+            made.push(Made { ring, id });
+        }
+        Ok(Receivers { spread, queues: made })
+    }
+
+    fn revive(&self, ring: ReceiveRing, fault: Fault) -> Option<ReceiveRing> {
+        // Of one that lied, nobody knows where it stands.
+        if matches!(fault, Fault::Refused { .. }) { ring.revive() } else { None }
+    }
+
+    fn learn(&mut self, fault: Fault, queue: Direction) {
+        if queue == Direction::Transmit {
+            self.modes.learn(fault);
+        }
+    }
+}
