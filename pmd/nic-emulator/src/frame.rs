@@ -139,6 +139,19 @@ pub fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
+/// Writes the transport checksum, as hardware does for a sender that left it out.
+pub fn complete(frame: &mut [u8], layers: &Layers) {
+    let Some(at) = layers.checksum_at() else { return };
+    frame[at..at + 2].fill(0);
+    let sum = layers.pseudo_header(frame, layers.end - layers.l4) + sum(&frame[layers.l4..layers.end]);
+    let checksum = match !fold(sum) {
+        // Zero would say that there is none (RFC 768).
+        0 => 0xffff,
+        checksum => checksum,
+    };
+    frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+}
+
 impl Layers {
     /// Sum of the pseudo header for `length` bytes of transport header and payload.
     pub fn pseudo_header(&self, frame: &[u8], length: usize) -> u64 {

@@ -1,6 +1,7 @@
 //! Cutting large TCP packets into segments.
 
-use crate::frame::{self, Layers, Network, TCP};
+use crate::frame::{self, Layers, Network, TCP, UDP};
+use crate::tunnel;
 
 /// Most bytes of headers that are looked at.
 const HEADERS: usize = 512;
@@ -43,7 +44,7 @@ pub fn cut(packet: &[u8], header: usize, mss: usize, mut take: impl FnMut(&[u8])
     }
     let payload = &packet[header..];
     let pieces = payload.len().div_ceil(mss).max(1);
-    let (l3, l4) = (layers.l3, layers.l4);
+    let l4 = layers.l4;
     let mut segment = Vec::with_capacity(header + mss);
     for i in 0..pieces {
         let piece = &payload[(i * mss).min(payload.len())..((i + 1) * mss).min(payload.len())];
@@ -51,16 +52,7 @@ pub fn cut(packet: &[u8], header: usize, mss: usize, mut take: impl FnMut(&[u8])
         segment.extend_from_slice(&packet[..header]);
         segment.extend_from_slice(piece);
         let length = segment.len();
-        if layers.network == Some(Network::V4) {
-            segment[l3 + 2..l3 + 4].copy_from_slice(&((length - l3) as u16).to_be_bytes());
-            let id = u16::from_be_bytes([packet[l3 + 4], packet[l3 + 5]]).wrapping_add(i as u16);
-            segment[l3 + 4..l3 + 6].copy_from_slice(&id.to_be_bytes());
-            segment[l3 + 10..l3 + 12].fill(0);
-            let checksum = !frame::fold(frame::sum(&segment[l3..l3 + usize::from(segment[l3] & 0xf) * 4]));
-            segment[l3 + 10..l3 + 12].copy_from_slice(&checksum.to_be_bytes());
-        } else {
-            segment[l3 + 4..l3 + 6].copy_from_slice(&((length - l3 - 40) as u16).to_be_bytes());
-        }
+        number_ip(&mut segment, &layers, i as u16);
         let sequence =
             u32::from_be_bytes(packet[l4 + 4..l4 + 8].try_into().expect("four bytes")).wrapping_add((i * mss) as u32);
         segment[l4 + 4..l4 + 8].copy_from_slice(&sequence.to_be_bytes());
@@ -76,6 +68,56 @@ pub fn cut(packet: &[u8], header: usize, mss: usize, mut take: impl FnMut(&[u8])
         take(&segment);
     }
     Ok(())
+}
+
+/// Makes the IP header fit a segment: its length, and the identification of the `i`-th.
+fn number_ip(segment: &mut [u8], layers: &Layers, i: u16) {
+    let (l3, length) = (layers.l3, segment.len() - layers.l3);
+    if layers.network == Some(Network::V4) {
+        segment[l3 + 2..l3 + 4].copy_from_slice(&(length as u16).to_be_bytes());
+        let id = u16::from_be_bytes([segment[l3 + 4], segment[l3 + 5]]).wrapping_add(i);
+        segment[l3 + 4..l3 + 6].copy_from_slice(&id.to_be_bytes());
+        segment[l3 + 10..l3 + 12].fill(0);
+        let checksum = !frame::fold(frame::sum(&segment[l3..l3 + usize::from(segment[l3] & 0xf) * 4]));
+        segment[l3 + 10..l3 + 12].copy_from_slice(&checksum.to_be_bytes());
+    } else {
+        segment[l3 + 4..l3 + 6].copy_from_slice(&((length - 40) as u16).to_be_bytes());
+    }
+}
+
+/// Cuts what a kernel hands to an interface that segments: a TCP packet of up to 64 KiB, its transport header at `l4`, alone or in a
+/// tunnel, whose headers each segment then has, renumbered.
+///
+/// # Errors
+/// Why it cannot be cut.
+pub fn cut_superframe(packet: &[u8], l4: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
+    let outer = frame::parse(packet);
+    let words = packet.get(l4 + 12).ok_or("cut off in its headers")? >> 4;
+    let header = l4 + usize::from(words) * 4;
+    if mss == 0 || header > packet.len() {
+        return Err(format!("headers of {header} bytes, segments of {mss}"));
+    }
+    let Some((start, _)) = tunnel::inner(packet, &outer).filter(|(start, _)| *start < l4) else {
+        return cut(packet, header, mss, take);
+    };
+    let (mut whole, mut i) = (Vec::new(), 0u16);
+    cut(&packet[start..], header - start, mss, |segment| {
+        whole.clear();
+        whole.extend_from_slice(&packet[..start]);
+        whole.extend_from_slice(segment);
+        number_ip(&mut whole, &outer, i);
+        if outer.protocol == UDP {
+            let length = whole.len() - outer.l4;
+            whole[outer.l4 + 4..outer.l4 + 6].copy_from_slice(&(length as u16).to_be_bytes());
+            // Zero says that the sender computes none (RFC 7348, section 5).
+            if whole[outer.l4 + 6..outer.l4 + 8] != [0, 0] {
+                let end = whole.len();
+                frame::complete(&mut whole, &Layers { end, ..outer });
+            }
+        }
+        i = i.wrapping_add(1);
+        take(&whole);
+    })
 }
 
 #[cfg(test)]
@@ -104,6 +146,44 @@ mod tests {
             assert_eq!(layers.transport_checksum_ok(segment), Some(true));
             let sequence = u32::from_be_bytes(segment[38..42].try_into().unwrap());
             assert_eq!(sequence, 0xffff_ff00u32.wrapping_add(1000 * i as u32));
+        }
+    }
+
+    #[test]
+    fn a_superframe_in_vxlan_becomes_whole_packets_in_vxlan() {
+        let mut inner = vec![0u8; 54];
+        inner[12..14].copy_from_slice(&[8, 0]);
+        inner[14] = 0x45;
+        inner[23] = TCP;
+        inner[46] = 0x50;
+        inner.extend((0..3000u32).map(|i| i as u8));
+        let total = (inner.len() - 14) as u16;
+        inner[16..18].copy_from_slice(&total.to_be_bytes());
+        let mut packet = vec![0u8; 50];
+        packet[12..14].copy_from_slice(&[8, 0]);
+        packet[14] = 0x45;
+        packet[16..18].copy_from_slice(&(36 + inner.len() as u16).to_be_bytes());
+        packet[18..20].copy_from_slice(&7u16.to_be_bytes());
+        packet[23] = UDP;
+        packet[36..38].copy_from_slice(&4789u16.to_be_bytes());
+        packet[38..40].copy_from_slice(&(16 + inner.len() as u16).to_be_bytes());
+        packet.extend(&inner);
+        for with_checksum in [false, true] {
+            packet[40..42].fill(u8::from(with_checksum));
+            let mut segments = Vec::new();
+            cut_superframe(&packet, 50 + 34, 1400, |segment| segments.push(segment.to_vec())).unwrap();
+            assert_eq!(segments.iter().map(Vec::len).collect::<Vec<_>>(), [1504, 1504, 304]);
+            for (i, segment) in segments.iter().enumerate() {
+                let outer = frame::parse(segment);
+                assert_eq!(u16::from_be_bytes([segment[18], segment[19]]), 7 + i as u16);
+                assert_eq!((outer.end, outer.ip_checksum_ok(segment)), (segment.len(), Some(true)));
+                assert_eq!(outer.transport_checksum_ok(segment), with_checksum.then_some(true));
+                let (start, layers) = tunnel::inner(segment, &outer).unwrap();
+                assert_eq!(layers.transport_checksum_ok(&segment[start..]), Some(true));
+            }
+        }
+        for (l4, mss) in [(84, 0), (4000, 100), (60, 1400), (packet.len() - 13, 1400)] {
+            assert!(cut_superframe(&packet, l4, mss, |_| {}).is_err(), "{l4} {mss}");
         }
     }
 }

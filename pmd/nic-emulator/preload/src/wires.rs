@@ -1,15 +1,22 @@
 //! Network devices of this machine as the far ends of links.
 
+use std::collections::VecDeque;
 use std::ffi::{CString, c_int};
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use wirepath_nic_emulator::host::Wire;
-use wirepath_nic_emulator::{frame, tunnel};
+use wirepath_nic_emulator::{frame, segment, tunnel};
 
 /// Linux: `PACKET_IGNORE_OUTGOING` (linux/if_packet.h), not in `libc`.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
+/// Linux: `PACKET_VNET_HDR` (linux/if_packet.h), not in `libc`.
+const PACKET_VNET_HDR: c_int = 15;
+/// Bytes of `struct virtio_net_hdr`, in front of each frame.
+const VNET: usize = 10;
+/// Most bytes of a frame that is still to be cut: 64 KiB of IP, Ethernet and two tags.
+const SUPERFRAME: usize = (64 << 10) + 22;
 /// Room of the kernel's queues.
 static BUFFER: c_int = 16 << 20;
 
@@ -127,7 +134,8 @@ pub(crate) fn packet(interface: &str) -> Result<Box<dyn Wire>, String> {
         address.sll_ifindex = index as i32;
         let size = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         check(libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size), "bind")?;
-        Ok(Box::new(Packet { fd }))
+        check(option(libc::SOL_PACKET, PACKET_VNET_HDR, &raw const ONE), "PACKET_VNET_HDR")?;
+        Ok(Box::new(Packet { fd, handed: vec![0; VNET + SUPERFRAME + 4], segments: VecDeque::new() }))
     }
 }
 
@@ -135,35 +143,27 @@ static ONE: c_int = 1;
 
 struct Packet {
     fd: OwnedFd,
+    /// What the kernel hands over: [`VNET`], then a frame or superframe.
+    handed: Vec<u8>,
+    /// Segments of a superframe that wait.
+    segments: VecDeque<Vec<u8>>,
 }
 
-impl Wire for Packet {
-    fn send(&mut self, frame: &[u8]) -> bool {
-        // SAFETY: the kernel reads `len` bytes.
-        unsafe {
-            libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), libc::MSG_DONTWAIT)
-                == frame.len() as isize
-        }
-    }
-
-    fn receive(&mut self, frame: &mut [u8]) -> Option<usize> {
+impl Packet {
+    /// The next frame or superframe, with its tag; the first `VNET` bytes are no part of it.
+    fn next(&mut self) -> Option<(VnetHeader, usize)> {
         // SAFETY: all-zero is valid for these plain structures.
         let (mut message, mut control): (libc::msghdr, [u64; 16]) = unsafe { (zeroed(), zeroed()) };
         // Room for a tag that is put back.
-        let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() - 4 };
+        let room = self.handed.len() - 4;
+        let mut part = libc::iovec { iov_base: self.handed.as_mut_ptr().cast(), iov_len: room };
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = size_of_val(&control);
         // SAFETY: every pointer in `message` is valid for its length, and outlives the call.
-        let got = unsafe {
-            crate::next::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT | libc::MSG_TRUNC)
-        };
-        let mut length = usize::try_from(got).ok().filter(|length| *length > 0)?;
-        if length > frame.len() - 4 {
-            // A superframe: no wire carries it. It is left out, and its length says so to the port.
-            return Some(frame.len());
-        }
+        let got = unsafe { crate::next::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let mut length = usize::try_from(got).ok().filter(|length| *length > VNET)?;
         // SAFETY: the kernel filled `message`; control messages are walked with the macros made for that, and read unaligned.
         let aux = unsafe {
             let mut at = libc::CMSG_FIRSTHDR(&raw const message);
@@ -176,19 +176,58 @@ impl Wire for Packet {
             }
             aux
         };
+        let mut vnet = VnetHeader::read(&self.handed)?;
         let aux = aux?;
-        if aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0 && length >= 12 {
+        if aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0 && length >= VNET + 12 {
             // The kernel keeps the tag beside the frame.
             let has_kind = aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
             let kind = if has_kind { aux.tp_vlan_tpid } else { 0x8100 };
-            frame.copy_within(12..length, 16);
-            frame[12..14].copy_from_slice(&kind.to_be_bytes());
-            frame[14..16].copy_from_slice(&aux.tp_vlan_tci.to_be_bytes());
+            self.handed.copy_within(VNET + 12..length, VNET + 16);
+            self.handed[VNET + 12..VNET + 14].copy_from_slice(&kind.to_be_bytes());
+            self.handed[VNET + 14..VNET + 16].copy_from_slice(&aux.tp_vlan_tci.to_be_bytes());
             length += 4;
+            vnet.checksum_start += 4;
         }
-        if aux.tp_status & libc::TP_STATUS_CSUMNOTREADY != 0 {
-            complete_checksum(&mut frame[..length]);
+        Some((vnet, length))
+    }
+}
+
+impl Wire for Packet {
+    fn send(&mut self, frame: &[u8]) -> bool {
+        // Nothing is left to anybody.
+        let none = [0u8; VNET];
+        let parts = [&none[..], frame]
+            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        // SAFETY: all-zero is a valid message; the kernel reads the parts, which outlive the call.
+        unsafe {
+            let mut message: libc::msghdr = zeroed();
+            message.msg_iov = parts.as_ptr().cast_mut();
+            message.msg_iovlen = parts.len();
+            libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) == (VNET + frame.len()) as isize
         }
+    }
+
+    fn receive(&mut self, frame: &mut [u8]) -> Option<usize> {
+        if self.segments.is_empty() {
+            let (vnet, end) = self.next()?;
+            let whole = &mut self.handed[VNET..end];
+            if vnet.segment_size == 0 {
+                if vnet.needs_checksum {
+                    complete_checksum(whole);
+                }
+                let length = whole.len().min(frame.len());
+                frame[..length].copy_from_slice(&whole[..length]);
+                return Some(length);
+            }
+            // What cannot be cut is lost, as on a wire that it does not fit.
+            let segments = &mut self.segments;
+            let _ = segment::cut_superframe(whole, vnet.checksum_start, vnet.segment_size, |segment| {
+                segments.push_back(segment.to_vec());
+            });
+        }
+        let segment = self.segments.pop_front()?;
+        let length = segment.len().min(frame.len());
+        frame[..length].copy_from_slice(&segment[..length]);
         Some(length)
     }
 
@@ -197,18 +236,30 @@ impl Wire for Packet {
     }
 }
 
+/// What the sender of a frame left to be done (`struct virtio_net_hdr`, linux/virtio_net.h, in the machine's byte order).
+#[derive(Clone, Copy, Debug)]
+struct VnetHeader {
+    needs_checksum: bool,
+    /// Payload of a segment; 0: the frame is to be sent as it is.
+    segment_size: usize,
+    /// Where the transport header begins.
+    checksum_start: usize,
+}
+
+impl VnetHeader {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let half = |at: usize| Some(usize::from(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?)));
+        let [flags, segmentation] = *bytes.first_chunk()?;
+        // VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_NONE.
+        let segment_size = if segmentation == 0 { 0 } else { half(4)? };
+        Some(Self { needs_checksum: flags & 1 != 0, segment_size, checksum_start: half(6)? })
+    }
+}
+
 /// A veth peer may leave the transport checksum to hardware that is not there; a wire carries whole ones. In a tunnel it is that of the
 /// inner headers; an outer one is right already, since the kernel computes it as if the inner one were there (local checksum offload).
 fn complete_checksum(bytes: &mut [u8]) {
     let outer = frame::parse(bytes);
     let (start, layers) = tunnel::inner(bytes, &outer).unwrap_or((0, outer));
-    let bytes = &mut bytes[start..];
-    let Some(at) = layers.checksum_at() else { return };
-    bytes[at..at + 2].fill(0);
-    let sum = layers.pseudo_header(bytes, layers.end - layers.l4) + frame::sum(&bytes[layers.l4..layers.end]);
-    let checksum = match !frame::fold(sum) {
-        0 => 0xffff,
-        checksum => checksum,
-    };
-    bytes[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+    frame::complete(&mut bytes[start..], &layers);
 }
