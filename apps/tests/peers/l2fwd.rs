@@ -20,7 +20,6 @@ pub(crate) fn star(way: Way, count: usize) -> Star {
     for n in 0..count {
         let host = lab.namespace(&format!("host{n}"));
         Veth::new((&middle, &format!("p{n}")), (&host, "eth0")).plug();
-        way.tame(&host, "eth0");
         if way.ipv6 {
             host.ipv6("eth0");
         }

@@ -21,7 +21,6 @@ pub(crate) fn each_vlan_its_segment(way: Way) {
         let host = world.lab.namespace(&format!("host{n}"));
         let port = format!("h{n}");
         Veth::new((&host, "eth0"), (&switch, &port)).mtu(mtu).plug();
-        world.way.tame(&host, "eth0");
         switch.ip(&format!("link set {port} master br0"));
         // The same addresses in every network: they must not meet.
         host.ip("addr add 10.2.0.1/24 dev eth0");

@@ -107,14 +107,6 @@ impl Way {
         self.address(2 + n)
     }
 
-    /// Has a host do itself what the kernel would leave to its network card: behind an emulated NIC is a wire, which carries no
-    /// superframes.
-    pub(crate) fn tame(self, host: &Namespace, interface: &str) {
-        if self.is_emulated() {
-            host.run(&["ethtool", "-K", interface, "tx", "off", "tso", "off", "gso", "off"]).expect();
-        }
-    }
-
     fn prefix(self) -> u32 {
         if self.ipv6 { 64 } else { 24 }
     }
@@ -155,7 +147,6 @@ impl World {
             let host = world.lab.namespace(&format!("host{n}"));
             let lan = format!("lan{n}");
             Veth::new((&world.gateway, &lan), (&host, "eth0")).mtu(world.inner_mtu()).plug();
-            way.tame(&host, "eth0");
             host.ip(&format!("addr add {}/24 dev eth0", host_address(n)));
             world.hosts.push(host);
         }
@@ -163,7 +154,6 @@ impl World {
             let remote = world.lab.namespace(&format!("remote{n}"));
             let port = format!("r{n}");
             Veth::new((&remote, "eth0"), (&world._net, &port)).mtu(mtu).plug();
-            way.tame(&remote, "eth0");
             world._net.ip(&format!("link set {port} master br0"));
             if way.ipv6 {
                 remote.ipv6("eth0");

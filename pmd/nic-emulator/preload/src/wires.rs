@@ -7,7 +7,7 @@ use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use wirepath_nic_emulator::host::Wire;
-use wirepath_nic_emulator::{frame, segment, tunnel};
+use wirepath_nic_emulator::{frame, segment};
 
 /// Linux: `PACKET_IGNORE_OUTGOING` (linux/if_packet.h), not in `libc`.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
@@ -186,7 +186,7 @@ impl Packet {
             self.handed[VNET + 12..VNET + 14].copy_from_slice(&kind.to_be_bytes());
             self.handed[VNET + 14..VNET + 16].copy_from_slice(&aux.tp_vlan_tci.to_be_bytes());
             length += 4;
-            vnet.checksum_start += 4;
+            vnet.transport += 4;
         }
         Some((vnet, length))
     }
@@ -212,16 +212,14 @@ impl Wire for Packet {
             let (vnet, end) = self.next()?;
             let whole = &mut self.handed[VNET..end];
             if vnet.segment_size == 0 {
-                if vnet.needs_checksum {
-                    complete_checksum(whole);
-                }
+                vnet.complete(whole);
                 let length = whole.len().min(frame.len());
                 frame[..length].copy_from_slice(&whole[..length]);
                 return Some(length);
             }
             // What cannot be cut is lost, as on a wire that it does not fit.
             let segments = &mut self.segments;
-            let _ = segment::cut_superframe(whole, vnet.checksum_start, vnet.segment_size, |segment| {
+            let _ = segment::cut_superframe(whole, vnet.transport, vnet.segment_size, |segment| {
                 segments.push_back(segment.to_vec());
             });
         }
@@ -239,11 +237,12 @@ impl Wire for Packet {
 /// What the sender of a frame left to be done (`struct virtio_net_hdr`, linux/virtio_net.h, in the machine's byte order).
 #[derive(Clone, Copy, Debug)]
 struct VnetHeader {
-    needs_checksum: bool,
+    /// Where the checksum field lies, from the transport header, if it holds only the sum of the pseudo header.
+    checksum: Option<usize>,
     /// Payload of a segment; 0: the frame is to be sent as it is.
     segment_size: usize,
-    /// Where the transport header begins.
-    checksum_start: usize,
+    /// Where the transport header begins: the inner one, unless only the outer checksum is missing.
+    transport: usize,
 }
 
 impl VnetHeader {
@@ -252,14 +251,21 @@ impl VnetHeader {
         let [flags, segmentation] = *bytes.first_chunk()?;
         // VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_NONE.
         let segment_size = if segmentation == 0 { 0 } else { half(4)? };
-        Some(Self { needs_checksum: flags & 1 != 0, segment_size, checksum_start: half(6)? })
+        let checksum = if flags & 1 != 0 { Some(half(8)?) } else { None };
+        Some(Self { checksum, segment_size, transport: half(6)? })
     }
-}
 
-/// A veth peer may leave the transport checksum to hardware that is not there; a wire carries whole ones. In a tunnel it is that of the
-/// inner headers; an outer one is right already, since the kernel computes it as if the inner one were there (local checksum offload).
-fn complete_checksum(bytes: &mut [u8]) {
-    let outer = frame::parse(bytes);
-    let (start, layers) = tunnel::inner(bytes, &outer).unwrap_or((0, outer));
-    frame::complete(&mut bytes[start..], &layers);
+    /// A wire carries whole checksums.
+    fn complete(&self, bytes: &mut [u8]) {
+        let Some(at) = self.checksum.map(|field| self.transport + field) else { return };
+        let Some(covered) = bytes.get(self.transport..) else { return };
+        let checksum = match !frame::fold(frame::sum(covered)) {
+            // Zero would say that there is none (RFC 768).
+            0 => 0xffff,
+            checksum => checksum,
+        };
+        if let Some(field) = bytes.get_mut(at..at + 2) {
+            field.copy_from_slice(&u16::to_be_bytes(checksum));
+        }
+    }
 }
