@@ -52,6 +52,7 @@ fn everything() -> (Vec<Structure>, Vec<Constant>) {
     let constants = [
         uverbs::CONSTANTS,
         uverbs::EVENT_CONSTANTS,
+        uverbs::FLOW_CONSTANTS,
         uverbs::write::CONSTANTS,
         uverbs::ioctl::CONSTANTS,
         netlink::CONSTANTS,

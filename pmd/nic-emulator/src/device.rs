@@ -6,6 +6,7 @@ use wirepath_nic_defs::uverbs::{ioctl, write};
 use crate::faults::{Orders, What};
 use crate::host::Host;
 use crate::log::Log;
+use crate::rules::FlowRules;
 use crate::topology::{DeviceSpec, Doorbells};
 use crate::uverbs::{Attributes, QpCap};
 use crate::wire::Outbox;
@@ -247,21 +248,9 @@ pub trait Device<H: Host>: Send {
     /// Indirection table gone.
     fn destroy_table(&mut self, table: ObjectId);
 
-    /// New flow rule.
-    fn create_flow(
-        &mut self,
-        call: &mut Call<'_, H>,
-        qp: ObjectId,
-        attribute: &[u8; 16],
-        specs: &[u8],
-    ) -> Result<ObjectId, Errno> {
-        let _ = (qp, attribute, specs);
-        Err(call.refuse(Errno::OPNOTSUPP, format_args!("{}: this hardware has no flow rules", self.spec().name)))
-    }
-
-    /// Flow rule gone.
-    fn destroy_flow(&mut self, flow: ObjectId) {
-        let _ = flow;
+    /// Flow rules, if the hardware has them.
+    fn rules(&mut self) -> Option<&mut dyn FlowRules<H>> {
+        None
     }
 
     /// A method of the driver's own.

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod connectx;
 pub mod device;
 mod emulator;
 mod fabric;
@@ -26,6 +27,7 @@ mod log;
 pub mod mana;
 pub mod mlx5;
 pub mod netlink;
+pub mod rules;
 pub mod segment;
 mod slab;
 pub mod sysfs;

@@ -6,17 +6,21 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     slots: Vec<Option<T>>,
+    /// No slot before this one is free.
+    full_to: usize,
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { slots: Vec::new() }
+        Self { slots: Vec::new(), full_to: 0 }
     }
 }
 
 impl<T> Slab<T> {
     pub(crate) fn add(&mut self, thing: T) -> u32 {
-        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        let free = self.slots[self.full_to..].iter().position(Option::is_none);
+        let slot = free.map_or(self.slots.len(), |at| self.full_to + at);
+        self.full_to = slot + 1;
         if slot == self.slots.len() {
             self.slots.push(Some(thing));
         } else {
@@ -36,7 +40,9 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn remove(&mut self, slot: u32) -> Option<T> {
-        self.slots.get_mut(slot as usize)?.take()
+        let thing = self.slots.get_mut(slot as usize)?.take()?;
+        self.full_to = self.full_to.min(slot as usize);
+        Some(thing)
     }
 
     /// Slots ever used.

@@ -30,6 +30,7 @@ use std::str::FromStr;
 
 use wirepath_settings::{ConfigError, Place, Settings, Source};
 
+pub use crate::connectx::{Class, SteeringSpec};
 use crate::faults::{self, Fault};
 
 type Result<T> = std::result::Result<T, ConfigError>;
@@ -106,6 +107,10 @@ pub struct Mlx5Spec {
     pub striding: bool,
     /// Pages of virtio doorbells (VAR) can be had.
     pub var: bool,
+    /// Which one it is.
+    pub class: Class,
+    /// What its rules can do.
+    pub steering: SteeringSpec,
 }
 
 /// Header that must be in a send descriptor.
@@ -306,6 +311,8 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         multi_packet: true,
         striding: true,
         var: true,
+        class: Class::ConnectX6Dx,
+        steering: SteeringSpec::of(Class::ConnectX6Dx),
     };
     if kind == DeviceKind::Mlx5 {
         spec.cqe_version = table.integer("cqe_version", 0..=1)?.unwrap_or(1);
@@ -318,6 +325,12 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         spec.multi_packet = table.get("multi_packet")?.unwrap_or(true);
         spec.striding = table.get("striding")?.unwrap_or(true);
         spec.var = table.get("var")?.unwrap_or(true);
+        spec.class = table.choice("class", Class::NAMES)?.unwrap_or(Class::ConnectX6Dx);
+        spec.steering = SteeringSpec::of(spec.class);
+        if let Some(table) = table.table("steering")? {
+            spec.steering.read(&table)?;
+            table.finish()?;
+        }
     }
     Ok(spec)
 }

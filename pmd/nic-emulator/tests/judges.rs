@@ -169,6 +169,35 @@ fn fetching_late_is_not_seen_by_a_correct_program() {
 }
 
 #[test]
+fn rules_of_libmlx5_meet_real_packets() {
+    require!(
+        Need::Program("cc"),
+        Need::File("/usr/include/infiniband/mlx5dv.h"),
+        Need::File("/etc/libibverbs.d/mlx5.driver")
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&folder, "steering");
+    let launch = launch::prepare(
+        "log = 'nic.log'\n[[device]]\nkind = 'mlx5'\nsteering = { devx = true }\n[[device.port]]\nlink = 'loop'\n",
+    );
+    for (abi, doorbells) in WAYS {
+        // Matchers have no write form.
+        if abi == "write" {
+            continue;
+        }
+        let ran = run(&launch, &program, &[], &[(launch::DOORBELLS, doorbells)]);
+        assert!(ran.success, "{doorbells}: {}{}\n{}", ran.stdout, ran.stderr, ran.log);
+        assert_eq!(ran.stdout, "all good\n");
+        let has = |text: &str| assert!(ran.log.contains(text), "{doorbells}: no {text:?} in\n{}", ran.log);
+        has("mlx5_0: rule: a rule with this match has tag 0xabcde, not 0x1");
+        has("the value has bits at byte 0x3c that the mask does not have");
+        has("the device does not compare what is at byte 0x18");
+        has("reformat of kind 1 in table 0");
+        has("a link header of 16 bytes; 14 or 18");
+    }
+}
+
+#[test]
 fn without_a_topology_nothing_changes() {
     require!(Need::Program("ibv_devinfo"));
     let output = Command::new("ibv_devinfo").env("LD_PRELOAD", launch::build_library()).output().unwrap();

@@ -332,7 +332,36 @@ structures! {
         /// Zero.
         reserved: u32,
     }
+
+    /// Rule of `ibv_create_flow`: what its counters count follows.
+    struct CreateFlow = "struct mlx5_ib_create_flow" {
+        /// Number of [`FlowCounters`] that follow: one for each spec that counts.
+        ncounters_data: u32,
+        /// Zero.
+        reserved: u32,
+    }
+
+    /// What a set of counters counts.
+    struct FlowCounters = "struct mlx5_ib_flow_counters_data" {
+        /// Address of [`FlowCounter`]s.
+        counters_data: u64,
+        /// How many.
+        ncounters: u32,
+        /// Zero.
+        reserved: u32,
+    }
+
+    /// One counter of a set.
+    struct FlowCounter = "struct mlx5_ib_flow_counters_desc" {
+        /// [`COUNTER_PACKETS`] or [`COUNTER_BYTES`].
+        description: u32,
+        /// Where it stands in the set.
+        index: u32,
+    }
 }
+
+/// Attribute of [`MATCHER_CREATE`] since rdma-core 50: the port, from 1. Older headers do not have `MLX5_IB_ATTR_FLOW_MATCHER_IB_PORT`.
+pub const MATCHER_PORT: u16 = 0x1006;
 
 constants! {
     /// What is compared with the headers of mlx5.
@@ -412,6 +441,22 @@ constants! {
     OBJECT_VAR: u16 = 0x1006, "MLX5_IB_OBJECT_VAR";
     /// Object: doorbell page.
     OBJECT_UAR: u16 = 0x1008, "MLX5_IB_OBJECT_UAR";
+    /// [`FlowCounter::description`].
+    COUNTER_PACKETS: u32 = 0, "IBV_COUNTER_PACKETS";
+    /// [`FlowCounter::description`].
+    COUNTER_BYTES: u32 = 1, "IBV_COUNTER_BYTES";
+    /// Method of firmware objects.
+    DEVX_OBJ_CREATE: u16 = 0x1000, "MLX5_IB_METHOD_DEVX_OBJ_CREATE";
+    /// Method of firmware objects.
+    DEVX_OBJ_DESTROY: u16 = 0x1001, "MLX5_IB_METHOD_DEVX_OBJ_DESTROY";
+    /// Method of firmware objects.
+    DEVX_OBJ_QUERY: u16 = 0x1003, "MLX5_IB_METHOD_DEVX_OBJ_QUERY";
+    /// Attribute of every method of firmware objects.
+    DEVX_OBJ_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE";
+    /// Attribute: command.
+    DEVX_OBJ_IN: u16 = 0x1001, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN";
+    /// Attribute: answer.
+    DEVX_OBJ_OUT: u16 = 0x1002, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT";
     /// Method.
     DEVX_OTHER: u16 = 0x1000, "MLX5_IB_METHOD_DEVX_OTHER";
     /// Attribute: command.
@@ -478,6 +523,8 @@ constants! {
     MATCHER_TABLE: u16 = 0x1005, "MLX5_IB_ATTR_FLOW_MATCHER_FT_TYPE";
     /// Attribute.
     MATCHER_DESTROY_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_FLOW_MATCHER_DESTROY_HANDLE";
+    /// Method of flows.
+    FLOW_REMOVE: u16 = 0x1001, "MLX5_IB_METHOD_DESTROY_FLOW";
     /// Method of flows.
     FLOW_CREATE: u16 = 0x1000, "MLX5_IB_METHOD_CREATE_FLOW";
     /// Attribute.

@@ -4,10 +4,13 @@
 //! of the command (`write`) or come as attributes of their own ([`ioctl::UHW_IN`], [`ioctl::UHW_OUT`]); [`mana`] and
 //! [`mlx5`] have those of the devices.
 
+mod flow;
 pub mod ioctl;
 pub mod mana;
 pub mod mlx5;
 pub mod write;
+
+pub use flow::*;
 
 use crate::table::constants;
 

@@ -15,15 +15,12 @@ use crate::frame::Toeplitz;
 use crate::host::Host;
 use crate::identity;
 use crate::log::Log;
+use crate::rules::FlowRules;
 use crate::topology::{DeviceSpec, MinInline};
 use crate::uverbs::{Attributes, QpCap};
 
 /// Mellanox.
 const VENDOR: u32 = 0x02c9;
-/// ConnectX-6 Dx.
-const PART: u32 = 0x101d;
-/// Firmware 22.31.1014.
-const FIRMWARE: u64 = 22 << 32 | 31 << 16 | 1014;
 const MOST: u32 = 1 << 16;
 const MAX_SEND_SGE: u32 = 30;
 const MAX_TSO: u32 = 1 << 18;
@@ -236,13 +233,13 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let guid = identity::guid(self.spec.ports[0].mac);
         let flags = uverbs::DEVICE_RAW_IP_CSUM | uverbs::DEVICE_MANAGED_FLOW_STEERING;
         reply.base = write::QueryDeviceReply {
-            fw_ver: FIRMWARE,
+            fw_ver: u64::from(self.spec.mlx5.class.firmware()) << 32 | 31 << 16 | 1014,
             node_guid: guid,
             sys_image_guid: guid,
             max_mr_size: u64::MAX,
             page_size_cap: 0xffff_f000,
             vendor_id: VENDOR,
-            vendor_part_id: PART,
+            vendor_part_id: self.spec.mlx5.class.part(),
             hw_ver: 0,
             max_qp: MOST,
             max_qp_wr: self.spec.max_queue,
@@ -312,7 +309,8 @@ impl<H: Host> Device<H> for Mlx5<H> {
 
     fn open(&mut self, call: &mut Call<'_, H>) -> Result<(), Errno> {
         let request: abi::GetContext = driver_part(call.input, 16)?;
-        if request.flags & abi::CONTEXT_DEVX != 0 {
+        let firmware = request.flags & abi::CONTEXT_DEVX != 0;
+        if firmware && !self.spec.mlx5.steering.firmware {
             // A device without firmware commands for programs; the library asks again without.
             return Err(call.decline(Errno::INVAL));
         }
@@ -320,7 +318,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let cqe_version = self.spec.mlx5.cqe_version.min(request.max_cqe_version);
         let reply = self.context_reply(objects, cqe_version);
         call.output = reply.as_bytes()[..size_of::<abi::GetContextReply>().min(call.room)].to_vec();
-        let mut opened = Opened { objects, cqe_version, ..Opened::default() };
+        let mut opened = Opened { objects, firmware, cqe_version, ..Opened::default() };
         if !objects {
             opened.pages[..STATIC_PAGES as usize].fill(true);
         }
@@ -597,18 +595,8 @@ impl<H: Host> Device<H> for Mlx5<H> {
         self.tables.remove(table);
     }
 
-    fn create_flow(
-        &mut self,
-        call: &mut Call<'_, H>,
-        qp: ObjectId,
-        attribute: &[u8; 16],
-        specs: &[u8],
-    ) -> Result<ObjectId, Errno> {
-        self.add_flow(call, qp, attribute, specs)
-    }
-
-    fn destroy_flow(&mut self, flow: ObjectId) {
-        self.remove_flow(flow);
+    fn rules(&mut self) -> Option<&mut dyn FlowRules<H>> {
+        Some(self)
     }
 
     fn method(&mut self, call: &mut Call<'_, H>, attributes: &mut Attributes<'_, H>) -> Result<(), Errno> {
@@ -628,11 +616,13 @@ impl<H: Host> Device<H> for Mlx5<H> {
             return false;
         }
         Mlx5::ring(self, env, context, store);
-        Mlx5::transmit(self, env)
+        self.work(env)
     }
 
     fn work(&mut self, env: &mut Env<'_>) -> bool {
-        Mlx5::transmit(self, env)
+        let more = Mlx5::transmit(self, env);
+        self.tell_sniffers(env);
+        more
     }
 
     fn receive(&mut self, env: &mut Env<'_>, port: usize, frame: &[u8], offered: bool) -> bool {
@@ -705,13 +695,14 @@ impl<H: Host> Device<H> for Mlx5<H> {
                 serde_json::json!({
                     "port": at + 1, "up": port.up, "received": c.received, "received_bytes": c.received_bytes, "sent": c.sent,
                     "sent_bytes": c.sent_bytes, "no_rule": c.no_rule, "ruled_out": c.ruled_out, "no_buffer": c.no_buffer,
-                    "rules": port.rules.len(),
+                    "sent_ruled_out": c.sent_ruled_out, "too_long": c.too_long, "rules": self.steering.rules(at),
                 })
             })
             .collect();
         serde_json::json!({
             "name": self.spec.name, "ports": ports, "send_queues": sqs, "receive_queues": rqs, "resets": self.resets,
             "stray_doorbells": self.stray_doorbells, "var_doorbells": self.var_doorbells,
+            "unfit": self.steering.unfit, "to_kernel": self.steering.to_kernel,
             "completions": self.cqs.iter().map(|(_, cq)| cq.completions).sum::<u64>(),
             "compressed_sessions": self.cqs.iter().map(|(_, cq)| cq.sessions).sum::<u64>(),
         })

@@ -26,7 +26,7 @@ use crate::slab::{Numbers, Slab};
 use crate::topology::{DeviceSpec, Doorbells};
 use completion::Cq;
 use queues::{Rq, Sq};
-use steering::Flow;
+use steering::Steering;
 
 /// Bytes of a doorbell page.
 const PAGE: u64 = 4096;
@@ -56,7 +56,7 @@ pub struct Mlx5<H: Host> {
     rqs: Slab<Rq<H::Region>>,
     tables: Slab<Vec<ObjectId>>,
     qps: Slab<Qp>,
-    flows: Slab<Flow>,
+    steering: Steering,
     /// Numbers on the wire: queues of all kinds, and completion queues.
     queue_numbers: Numbers,
     cq_numbers: Numbers,
@@ -68,7 +68,6 @@ pub struct Mlx5<H: Host> {
     stray_doorbells: u64,
     var_doorbells: u64,
     resets: u64,
-    next_flow: u64,
 }
 
 /// A context.
@@ -78,6 +77,8 @@ struct Opened {
     dead: bool,
     /// Doorbell pages are objects.
     objects: bool,
+    /// Firmware objects can be made.
+    firmware: bool,
     cqe_version: u8,
     /// Doorbell pages in use.
     pages: [bool; PAGES],
@@ -90,8 +91,6 @@ struct Opened {
 #[derive(Debug, Default)]
 struct Port {
     up: bool,
-    /// Rules, in the order in which they are asked.
-    rules: Vec<ObjectId>,
     counters: PortCounters,
 }
 
@@ -103,6 +102,8 @@ struct PortCounters {
     sent_bytes: u64,
     no_rule: u64,
     ruled_out: u64,
+    sent_ruled_out: u64,
+    too_long: u64,
     no_buffer: u64,
 }
 
@@ -124,6 +125,7 @@ impl<H: Host> Mlx5<H> {
     pub fn new(spec: DeviceSpec) -> Self {
         Self {
             ports: spec.ports.iter().map(|_| Port { up: true, ..Port::default() }).collect(),
+            steering: Steering::new(spec.mlx5.steering, spec.ports.len()),
             spec,
             keys: Keys::default(),
             pds: Slab::default(),
@@ -132,7 +134,6 @@ impl<H: Host> Mlx5<H> {
             rqs: Slab::default(),
             tables: Slab::default(),
             qps: Slab::default(),
-            flows: Slab::default(),
             queue_numbers: Numbers::new(0x40..0x4000),
             cq_numbers: Numbers::new(0x4_0400..0x4_4000),
             by_sq: HashMap::new(),
@@ -142,7 +143,6 @@ impl<H: Host> Mlx5<H> {
             stray_doorbells: 0,
             var_doorbells: 0,
             resets: 0,
-            next_flow: 0,
         }
     }
 
@@ -223,12 +223,9 @@ impl<H: Host> Mlx5<H> {
         self.qps = Slab::default();
         self.tables = Slab::default();
         self.pds = Slab::default();
-        self.flows = Slab::default();
+        self.steering = Steering::new(self.spec.mlx5.steering, self.ports.len());
         self.by_sq.clear();
         self.by_cq.clear();
-        for port in &mut self.ports {
-            port.rules.clear();
-        }
         for context in self.contexts.values_mut() {
             context.dead = true;
         }

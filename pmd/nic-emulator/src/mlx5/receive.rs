@@ -7,7 +7,7 @@ use super::completion::{Cq, Entry};
 use super::queues::{Layout, MOST_SEGMENTS, Rq, Segment, State};
 use super::steering::Verdict;
 use super::{Mlx5, Qp, Rss, owner_of};
-use crate::device::{Env, Event};
+use crate::device::{Env, Event, ObjectId};
 use crate::faults::What;
 use crate::frame::{self, ETHERNET, Layers, Network, TCP, UDP};
 use crate::host::{Host, Region};
@@ -21,6 +21,7 @@ struct Arrival<'a> {
     hash: u32,
     hash_type: HashType,
     tag: u32,
+    metadata: u32,
 }
 
 impl<H: Host> Mlx5<H> {
@@ -29,25 +30,57 @@ impl<H: Host> Mlx5<H> {
         if bytes.len() < ETHERNET || bytes.len() > limit {
             return false;
         }
-        let layers = frame::parse(bytes);
-        let (qp, tag) = match self.steer(at, bytes, &layers) {
-            Verdict::Queue { qp, tag } => (qp, tag),
+        match self.steering.receive(at, bytes) {
+            Verdict::Queue { qp, tag, counter } => {
+                let taken = self.deliver(env, at, bytes, (qp, tag, 0), offered);
+                if let Some(counter) = counter.filter(|_| taken || !offered) {
+                    counter.count(bytes.len());
+                }
+                taken
+            }
             Verdict::Drop => {
                 self.ports[at].counters.ruled_out += 1;
-                return false;
+                false
             }
             Verdict::Miss => {
                 self.ports[at].counters.no_rule += u64::from(!offered);
-                return false;
+                false
             }
-        };
+            Verdict::Several => {
+                let arrived = std::mem::take(&mut self.steering.arrived);
+                let mut taken = false;
+                for delivery in &arrived.deliveries {
+                    let to = (delivery.qp, delivery.tag, delivery.metadata);
+                    taken |= self.deliver(env, at, arrived.frame(delivery), to, offered);
+                }
+                if taken || !offered {
+                    arrived.count();
+                }
+                self.ports[at].counters.ruled_out += u64::from(arrived.dropped);
+                self.steering.arrived = arrived;
+                taken
+            }
+        }
+    }
+
+    /// Brings a frame to one of a queue pair's queues, with tag and metadata.
+    #[inline]
+    pub(super) fn deliver(
+        &mut self,
+        env: &mut Env<'_>,
+        at: usize,
+        bytes: &[u8],
+        (qp, tag, metadata): (ObjectId, u32, u32),
+        offered: bool,
+    ) -> bool {
+        let layers = frame::parse(bytes);
         let Self { ports, qps, rqs, cqs, keys, spec, .. } = self;
         let port = &mut ports[at].counters;
         let Some(Qp::Rss(rss)) = qps.get(qp) else { return false };
         let (hash, hash_type) = hash(rss, &layers, bytes);
         let Some(rq) = rqs.get_mut(rss.table[hash as usize & (rss.table.len() - 1)]) else { return false };
         let Some(cq) = cqs.get_mut(rq.cq) else { return false };
-        let arrival = Arrival { bytes, layers, hash, hash_type, tag };
+        let arrival = Arrival { bytes, layers, hash, hash_type, tag, metadata };
         if rq.state != State::Ready || cq.is_overrun() || rq.posted() == 0 || rq.posted() > rq.entries {
             if rq.state == State::Ready && rq.posted() > rq.entries {
                 env.log.line(format_args!(
@@ -301,6 +334,7 @@ fn entry<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>) -> Entry {
     let checksum = frame::fold(frame::sum(&bytes[ETHERNET..]));
     entry[defs::CQE_CHECKSUM..defs::CQE_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
     entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
+    entry[0x24..0x28].copy_from_slice(&arrival.metadata.to_be_bytes());
     entry[0x30..0x38].copy_from_slice(&crate::clock().to_be_bytes());
     entry[0x38..0x3c].copy_from_slice(&(arrival.tag & 0xff_ffff).to_be_bytes());
     entry

@@ -8,6 +8,7 @@ use wirepath_nic_defs::uverbs::EVENT_QP_FATAL;
 
 use super::completion::{Cq, Entry};
 use super::queues::{Sq, State};
+use super::steering::{Sent, Steering};
 use super::{MAX_SEND_WQE, Mlx5, Port};
 use crate::device::{Env, Event};
 use crate::faults::What;
@@ -45,7 +46,7 @@ impl<H: Host> Mlx5<H> {
         for i in 0..count {
             let id = ((self.turn + i) % count) as u32;
             let scan = Self::scans(env);
-            let Self { sqs, cqs, keys, ports, spec, .. } = self;
+            let Self { sqs, cqs, keys, ports, spec, steering, .. } = self;
             let Some(sq) = sqs.get_mut(id) else { continue };
             let Some(cq) = cqs.get_mut(sq.cq) else { continue };
             if !scan && !sq.rung {
@@ -69,7 +70,7 @@ impl<H: Host> Mlx5<H> {
                 continue;
             }
             let port = sq.port;
-            let mut sender = Sender { sq, cq, keys, port: &mut ports[port], spec };
+            let mut sender = Sender { sq, cq, keys, port: &mut ports[port], spec, steering, metadata: 0 };
             let mut budget = TURN;
             while budget > 0 && sender.sq.state == State::Ready && sender.sq.posted() > 0 {
                 if env.outbox.is_full() {
@@ -89,6 +90,15 @@ impl<H: Host> Mlx5<H> {
             self.turn = (self.turn + 1) % count;
         }
         more
+    }
+
+    /// Copies of what was sent go to those who have a copy of everything.
+    pub(super) fn tell_sniffers(&mut self, env: &mut Env<'_>) {
+        for (port, frame, to) in self.steering.take_overheard() {
+            for qp in to {
+                self.deliver(env, port, &frame, (qp, 0, 0), false);
+            }
+        }
     }
 }
 
@@ -137,6 +147,9 @@ struct Sender<'s, R> {
     keys: &'s Keys<R>,
     port: &'s mut Port,
     spec: &'s DeviceSpec,
+    steering: &'s mut Steering,
+    /// What the descriptor at hand brings for rules.
+    metadata: u32,
 }
 
 /// A descriptor, taken apart.
@@ -144,6 +157,7 @@ struct Descriptor<'d> {
     opcode: u8,
     flags: u8,
     mss: u16,
+    metadata: u32,
     /// Everything behind the control segment.
     bytes: &'d [u8],
 }
@@ -171,6 +185,7 @@ impl<R: Region> Sender<'_, R> {
                 opcode,
                 flags: bytes[0x14],
                 mss: u16::from_be_bytes([bytes[0x16], bytes[0x17]]),
+                metadata: u32::from_be_bytes([bytes[0x18], bytes[0x19], bytes[0x1a], bytes[0x1b]]),
                 bytes: &bytes[defs::CONTROL_BYTES..size],
             };
             self.run(env, &descriptor)
@@ -251,6 +266,7 @@ impl<R: Region> Sender<'_, R> {
         {
             return Err((code as u8, "completion error as ordered".to_owned()));
         }
+        self.metadata = descriptor.metadata;
         match descriptor.opcode {
             defs::OPCODE_NOP => Ok(()),
             defs::OPCODE_SEND => self.send(env, descriptor),
@@ -350,8 +366,13 @@ impl<R: Region> Sender<'_, R> {
         Ok(())
     }
 
+    /// Sends what lies in the outbox's room.
     #[inline]
-    fn out(&mut self, env: &mut Env<'_>, port: usize, length: usize) {
+    fn out(&mut self, env: &mut Env<'_>, port: usize, mut length: usize) {
+        if self.steering.watches(self.sq.port) {
+            let Some(passed) = self.pass(env, length) else { return };
+            length = passed;
+        }
         if !env.outbox.count_only(port, length) {
             env.outbox.send(port, length);
         }
@@ -359,6 +380,29 @@ impl<R: Region> Sender<'_, R> {
         self.sq.sent_bytes += length as u64;
         self.port.counters.sent += 1;
         self.port.counters.sent_bytes += length as u64;
+    }
+
+    /// Rules of what is sent: the length of what becomes of the frame, if anything does.
+    #[inline(never)]
+    fn pass(&mut self, env: &mut Env<'_>, length: usize) -> Option<usize> {
+        let room = env.outbox.room(length)?;
+        match self.steering.transmit(self.sq.port, room, self.sq.number, self.metadata) {
+            Sent::Unchanged => Some(length),
+            Sent::Drop => {
+                self.port.counters.sent_ruled_out += 1;
+                None
+            }
+            Sent::Changed => {
+                let packet = &self.steering.sent;
+                // Headers that were put on count as well.
+                if packet.len() > self.limit() {
+                    self.port.counters.too_long += 1;
+                    return None;
+                }
+                env.outbox.room(packet.len())?.copy_from_slice(packet);
+                Some(packet.len())
+            }
+        }
     }
 
     /// Several packets.
@@ -421,23 +465,13 @@ impl<R: Region> Sender<'_, R> {
         packet[..header.len()].copy_from_slice(header);
         let length = self.gather(segments, &mut packet, header.len())?;
         let port = env.first_port + self.sq.port;
-        let mut sent = Vec::new();
         let cut = segment::cut(&packet[..length], header.len(), mss, |segment| {
             if let Some(room) = env.outbox.room(segment.len()) {
                 room[..segment.len()].copy_from_slice(segment);
-                if !env.outbox.count_only(port, segment.len()) {
-                    env.outbox.send(port, segment.len());
-                }
-                sent.push(segment.len());
+                self.out(env, port, segment.len());
             }
         });
         cut.map_err(wrong_length)?;
-        for length in sent {
-            self.sq.sent += 1;
-            self.sq.sent_bytes += length as u64;
-            self.port.counters.sent += 1;
-            self.port.counters.sent_bytes += length as u64;
-        }
         Ok(())
     }
 }

@@ -123,6 +123,28 @@ impl<'h, H: Host> Attributes<'h, H> {
         }
     }
 
+    /// A choice of an enumeration, and its payload of at most two bytes.
+    pub fn choice(&self, id: u16) -> Option<(u8, u16)> {
+        self.get(id).filter(|attribute| attribute.len <= 2).map(|attribute| (attribute.elem_id, attribute.data as u16))
+    }
+
+    /// A list of handles; empty if it is missing.
+    ///
+    /// # Errors
+    /// As [`Self::bytes`].
+    pub fn handles(&self, id: u16) -> Result<Vec<u32>, Errno> {
+        if !self.has(id) {
+            return Ok(Vec::new());
+        }
+        let bytes = self.bytes(id)?;
+        let (words, rest) = bytes.as_chunks::<4>();
+        if rest.is_empty() {
+            Ok(words.iter().map(|word| u32::from_ne_bytes(*word)).collect())
+        } else {
+            Err(Errno::INVAL)
+        }
+    }
+
     /// A handle or descriptor.
     pub fn handle(&self, id: u16) -> Option<u32> {
         self.get(id).filter(|attribute| attribute.len == 0).map(|attribute| attribute.data as u32)

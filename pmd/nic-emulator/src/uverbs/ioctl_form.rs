@@ -1,11 +1,12 @@
 //! Commands of the ioctl form: which attributes make which request, and where the reply goes.
 
 use rustix::io::Errno;
-use wirepath_nic_defs::uverbs::{ioctl as abi, mlx5};
+use wirepath_nic_defs::uverbs::{DRIVER_MLX5, ioctl as abi, mlx5};
 use zerocopy::IntoBytes;
 
 use super::attributes::Attributes;
 use super::request::{CreateQp, CreateWq, Reply, Request};
+use super::steering_form;
 use crate::host::Host;
 
 /// Names of objects and methods below this belong to the core.
@@ -28,6 +29,9 @@ fn known(object: u16, method: u16) -> Option<&'static [u16]> {
         (OBJECT_QP, QP_CREATE) => &[0, 2, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, UHW_IN, UHW_OUT],
         (OBJECT_WQ, WQ_CREATE) => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, UHW_IN, UHW_OUT],
         (OBJECT_RWQ_IND_TBL, RWQ_IND_TBL_DESTROY) | (OBJECT_FLOW, FLOW_DESTROY) => &[0],
+        (OBJECT_FLOW_ACTION, FLOW_ACTION_DESTROY) => &[0],
+        (OBJECT_COUNTERS, COUNTERS_CREATE | COUNTERS_DESTROY) => &[0],
+        (OBJECT_COUNTERS, COUNTERS_READ) => &[READ_COUNTERS_HANDLE, READ_COUNTERS_BUFFER, READ_COUNTERS_FLAGS],
         _ => return None,
     })
 }
@@ -39,6 +43,11 @@ fn known(object: u16, method: u16) -> Option<&'static [u16]> {
 pub(super) fn decode<H: Host>(attributes: &Attributes<'_, H>) -> Result<Request, Errno> {
     use abi::*;
     let (object, method) = attributes.method();
+    if attributes.driver() == DRIVER_MLX5
+        && let Some(request) = steering_form::decode(attributes)?
+    {
+        return Ok(request);
+    }
     let Some(known) = known(object, method) else {
         // Objects and methods of drivers have numbers of their own.
         let foreign = object >= CORE_NAMES || method >= CORE_NAMES;
@@ -103,6 +112,13 @@ pub(super) fn decode<H: Host>(attributes: &Attributes<'_, H>) -> Result<Request,
         (OBJECT_WQ, _) => Request::DestroyWq { wq: handle(DESTROY_HANDLE)? },
         (OBJECT_RWQ_IND_TBL, _) => Request::DestroyIndirectionTable { table: handle(DESTROY_HANDLE)? },
         (OBJECT_FLOW, _) => Request::DestroyFlow { flow: handle(DESTROY_HANDLE)? },
+        (OBJECT_FLOW_ACTION, _) => Request::DestroyFlowAction { action: handle(DESTROY_HANDLE)? },
+        (OBJECT_COUNTERS, COUNTERS_CREATE) => Request::CreateCounters,
+        (OBJECT_COUNTERS, COUNTERS_READ) => Request::ReadCounters {
+            counters: handle(READ_COUNTERS_HANDLE)?,
+            count: attributes.room(READ_COUNTERS_BUFFER) / size_of::<u64>(),
+        },
+        (OBJECT_COUNTERS, _) => Request::DestroyCounters { counters: handle(DESTROY_HANDLE)? },
         _ => return Err(Errno::PROTONOSUPPORT),
     })
 }
@@ -118,6 +134,11 @@ pub(super) fn encode<H: Host>(
 ) -> Result<(), Errno> {
     use abi::*;
     match (request, reply) {
+        (Request::CreateCounters, Reply::Object { handle }) => {
+            attributes.put_handle(CREATE_COUNTERS_HANDLE, u64::from(*handle));
+            Ok(())
+        }
+        (_, Reply::Counters(values)) => attributes.put(READ_COUNTERS_BUFFER, values.as_bytes()),
         (_, Reply::Context { vectors, .. }) => {
             attributes.put(GET_CONTEXT_NUM_COMP_VECTORS, vectors.as_bytes())?;
             let support = wirepath_nic_defs::uverbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
@@ -170,7 +191,7 @@ pub(super) fn encode<H: Host>(
             attributes.put(CREATE_WQ_RESP_MAX_SGE, max_sge.as_bytes())?;
             attributes.put(CREATE_WQ_RESP_WQ_NUM, number.as_bytes())
         }
-        // The rest exists in the write form only, or says nothing.
-        _ => Ok(()),
+        // The rest is of drivers, or exists in the write form only, or says nothing.
+        _ => steering_form::encode(attributes, reply),
     }
 }

@@ -3,9 +3,12 @@
 mod attributes;
 mod elsewhere;
 mod events;
+mod flows;
 mod ioctl_form;
 mod objects;
 mod request;
+mod specs;
+mod steering_form;
 mod write_form;
 
 use std::os::fd::RawFd;
@@ -324,18 +327,16 @@ impl Context {
                 device.destroy_table(self.objects.remove(*table, Kind::Table)?.id);
                 Reply::Empty
             }
-            Request::CreateFlow { qp, attribute, specs } => {
-                let id = self.objects.id(*qp, Kind::Qp)?;
-                let flow = device.create_flow(call, id, attribute, specs)?;
-                Reply::Flow { flow: self.objects.add(Kind::Flow, flow, 0, None, vec![*qp]) }
-            }
-            Request::DestroyFlow { flow } => {
-                device.destroy_flow(self.objects.remove(*flow, Kind::Flow)?.id);
-                Reply::Empty
-            }
             Request::Driver { .. } => {
                 device.method(call, attributes.ok_or(Errno::PROTONOSUPPORT)?)?;
                 Reply::Empty
+            }
+            _ => {
+                let name = device.spec().name.clone();
+                let Some(rules) = device.rules() else {
+                    return Err(call.refuse(Errno::OPNOTSUPP, format_args!("{name}: this hardware has no flow rules")));
+                };
+                flows::execute(&mut self.objects, rules, call, &name, request)?
             }
         })
     }
@@ -454,7 +455,11 @@ impl Context {
                 Kind::Qp => device.destroy_qp(object.id),
                 Kind::Wq => device.destroy_wq(object.id),
                 Kind::Table => device.destroy_table(object.id),
-                Kind::Flow => device.destroy_flow(object.id),
+                kind => {
+                    if let Some(rules) = device.rules() {
+                        flows::destroy(rules, kind, object.id);
+                    }
+                }
             }
         }
         if self.live {

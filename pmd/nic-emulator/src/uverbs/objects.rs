@@ -17,6 +17,10 @@ pub(crate) enum Kind {
     Wq,
     Table,
     Flow,
+    Matcher,
+    FlowAction,
+    Counters,
+    FirmwareObject,
 }
 
 /// An object of the application.
@@ -41,6 +45,8 @@ pub(crate) struct Object {
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
     slots: Vec<Option<Object>>,
+    /// No slot before this one is free.
+    full_to: usize,
 }
 
 impl Objects {
@@ -65,12 +71,14 @@ impl Objects {
         } else {
             self.slots[handle as usize] = object;
         }
+        self.full_to = handle as usize + 1;
         handle
     }
 
     /// The handle that the next object gets.
     pub(crate) fn next(&self) -> u32 {
-        self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len()) as u32
+        let free = self.slots[self.full_to..].iter().position(Option::is_none);
+        free.map_or(self.slots.len(), |at| self.full_to + at) as u32
     }
 
     /// `ENOMEM` if there are too many already.
@@ -99,12 +107,18 @@ impl Objects {
             return Err(Errno::BUSY);
         }
         let object = self.slots[handle as usize].take().ok_or(Errno::NOENT)?;
+        self.full_to = self.full_to.min(handle as usize);
         for &need in &object.needs {
             if let Some(other) = self.slots[need as usize].as_mut() {
                 other.users -= 1;
             }
         }
         Ok(object)
+    }
+
+    /// Whether anything uses an object.
+    pub(crate) fn is_used(&self, handle: u32) -> bool {
+        self.slots.get(handle as usize).and_then(Option::as_ref).is_some_and(|object| object.users > 0)
     }
 
     /// Whether any object reports to this channel.

@@ -2,6 +2,8 @@
 
 use wirepath_nic_defs::uverbs::{ioctl, write};
 
+use crate::rules::{NewMatchedFlow, NewMatcher};
+
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the structures in wirepath_nic_defs::uverbs::write")]
@@ -93,6 +95,44 @@ pub enum Request {
     },
     DestroyFlow {
         flow: u32,
+    },
+    CreateMatcher(NewMatcher),
+    DestroyMatcher {
+        matcher: u32,
+    },
+    /// Objects by handle.
+    CreateMatchedFlow(NewMatchedFlow),
+    CreateModifyHeader {
+        table: u8,
+        commands: Vec<u8>,
+    },
+    CreateReformat {
+        kind: u8,
+        table: u8,
+        data: Option<Vec<u8>>,
+    },
+    DestroyFlowAction {
+        action: u32,
+    },
+    CreateCounters,
+    ReadCounters {
+        counters: u32,
+        count: usize,
+    },
+    DestroyCounters {
+        counters: u32,
+    },
+    CreateFirmwareObject {
+        command: Vec<u8>,
+        room: usize,
+    },
+    QueryFirmwareObject {
+        object: u32,
+        command: Vec<u8>,
+        room: usize,
+    },
+    DestroyFirmwareObject {
+        object: u32,
     },
     /// A method or object of the driver: the device reads the attributes itself.
     Driver {
@@ -195,6 +235,16 @@ pub enum Reply {
     Flow {
         flow: u32,
     },
+    /// A matcher, a flow action, or a set of counters.
+    Object {
+        handle: u32,
+    },
+    Counters(Vec<u64>),
+    /// The firmware's answer, and the object if there is a new one.
+    Firmware {
+        object: Option<u32>,
+        answer: Vec<u8>,
+    },
 }
 
 /// Names of commands, for faults on order.
@@ -226,6 +276,16 @@ pub const COMMANDS: &[&str] = &[
     "destroy_rwq_ind_table",
     "create_flow",
     "destroy_flow",
+    "create_matcher",
+    "destroy_matcher",
+    "create_flow_action",
+    "destroy_flow_action",
+    "create_counters",
+    "read_counters",
+    "destroy_counters",
+    "create_firmware_object",
+    "query_firmware_object",
+    "destroy_firmware_object",
     "driver",
 ];
 
@@ -258,8 +318,18 @@ impl Request {
             Self::DestroyWq { .. } => "destroy_wq",
             Self::CreateIndirectionTable { .. } => "create_rwq_ind_table",
             Self::DestroyIndirectionTable { .. } => "destroy_rwq_ind_table",
-            Self::CreateFlow { .. } => "create_flow",
+            Self::CreateFlow { .. } | Self::CreateMatchedFlow(_) => "create_flow",
             Self::DestroyFlow { .. } => "destroy_flow",
+            Self::CreateMatcher(_) => "create_matcher",
+            Self::DestroyMatcher { .. } => "destroy_matcher",
+            Self::CreateModifyHeader { .. } | Self::CreateReformat { .. } => "create_flow_action",
+            Self::DestroyFlowAction { .. } => "destroy_flow_action",
+            Self::CreateCounters => "create_counters",
+            Self::ReadCounters { .. } => "read_counters",
+            Self::DestroyCounters { .. } => "destroy_counters",
+            Self::CreateFirmwareObject { .. } => "create_firmware_object",
+            Self::QueryFirmwareObject { .. } => "query_firmware_object",
+            Self::DestroyFirmwareObject { .. } => "destroy_firmware_object",
             Self::Driver { .. } => "driver",
         }
     }

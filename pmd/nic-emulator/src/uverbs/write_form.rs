@@ -224,6 +224,9 @@ fn decode_extended(command: u32, core: &[u8]) -> Result<Request, Errno> {
         abi::MODIFY_QP => modify_qp(core)?,
         abi::CREATE_FLOW => {
             let (flow, specs) = prefix::<abi::CreateFlow>(core)?;
+            if flow.comp_mask != 0 {
+                return Err(Errno::INVAL);
+            }
             let size = usize::from(u16::from_le_bytes([flow.flow_attr[4], flow.flow_attr[5]]));
             let specs = specs.get(..size).ok_or(Errno::INVAL)?;
             Request::CreateFlow { qp: flow.qp_handle, attribute: flow.flow_attr, specs: specs.to_vec() }
@@ -278,7 +281,10 @@ fn decode_extended(command: u32, core: &[u8]) -> Result<Request, Errno> {
 /// The core structure of a reply.
 pub(super) fn encode(extended: bool, reply: &Reply) -> Vec<u8> {
     match reply {
-        Reply::Empty | Reply::GidTable(_) => Vec::new(),
+        // Some exist in the ioctl form only.
+        Reply::Empty | Reply::GidTable(_) | Reply::Object { .. } | Reply::Counters(_) | Reply::Firmware { .. } => {
+            Vec::new()
+        }
         Reply::Context { async_fd, vectors } => {
             abi::GetContextReply { async_fd: async_fd.unwrap_or(-1) as u32, num_comp_vectors: *vectors }
                 .as_bytes()

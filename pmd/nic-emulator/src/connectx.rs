@@ -1,0 +1,123 @@
+//! Generations of ConnectX, and what their rules can do: data, so that a test can take something away.
+//!
+//! ```toml
+//! class = "connectx-6dx"                # connectx-5
+//! steering = { priorities = 16, table_entries = 65536, match_parts = ["outer", "misc", "inner", "misc2", "misc3"],
+//!              reformats = ["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"], encap_bytes = 128,
+//!              modify_actions = 32, counters = 1048576, devx = false, sniffer = true, entropy = true }
+//! ```
+
+use wirepath_settings::{ConfigError, Settings};
+
+type Result<T> = std::result::Result<T, ConfigError>;
+
+/// Generations of ConnectX.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// ConnectX-5.
+    ConnectX5,
+    /// ConnectX-6 Dx.
+    ConnectX6Dx,
+}
+
+impl Class {
+    /// As the topology has them.
+    pub(crate) const NAMES: &[(&str, Self)] = &[("connectx-5", Self::ConnectX5), ("connectx-6dx", Self::ConnectX6Dx)];
+
+    /// PCI device number.
+    pub fn part(self) -> u32 {
+        match self {
+            Self::ConnectX5 => 0x1017,
+            Self::ConnectX6Dx => 0x101d,
+        }
+    }
+
+    /// Major number of its firmware.
+    pub fn firmware(self) -> u16 {
+        match self {
+            Self::ConnectX5 => 16,
+            Self::ConnectX6Dx => 22,
+        }
+    }
+}
+
+/// What the rules of a ConnectX can do, so that a test can take something away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SteeringSpec {
+    /// Priorities that a program may name.
+    pub priorities: u16,
+    /// Rules of a table: there is one for each priority and direction.
+    pub table_entries: u32,
+    /// Parts of the match parameters that are compared, as `match_criteria_enable` names them.
+    pub match_parts: u8,
+    /// Kinds of packet reformat, a bit for each.
+    pub reformats: u8,
+    /// Longest header that is put on.
+    pub encap_bytes: u32,
+    /// Header modifications of a rule.
+    pub modify_actions: u32,
+    /// Flow counters.
+    pub counters: u32,
+    /// Programs may make firmware objects (DevX), of which there are flow counters.
+    pub firmware: bool,
+    /// Rules that have a copy of everything.
+    pub sniffer: bool,
+    /// The device writes entropy into the headers that it puts on: UDP source port, low byte of a GRE key.
+    pub entropy: bool,
+}
+
+impl SteeringSpec {
+    /// Of a ConnectX as it is sold.
+    pub(crate) fn of(class: Class) -> Self {
+        Self {
+            priorities: 16,
+            table_entries: 1 << 16,
+            match_parts: 0x1f,
+            reformats: 0x0f,
+            encap_bytes: 128,
+            modify_actions: if class == Class::ConnectX5 { 16 } else { 32 },
+            counters: 1 << 20,
+            firmware: false,
+            sniffer: true,
+            entropy: true,
+        }
+    }
+
+    /// Takes over what a table `steering` says.
+    pub(crate) fn read(&mut self, table: &Settings<'_>) -> Result<()> {
+        self.priorities = table.integer("priorities", 1..=32)?.unwrap_or(self.priorities);
+        self.table_entries = table.integer("table_entries", 1..=1 << 24)?.unwrap_or(self.table_entries);
+        self.encap_bytes = table.integer("encap_bytes", 0..=1024)?.unwrap_or(self.encap_bytes);
+        self.modify_actions = table.integer("modify_actions", 0..=255)?.unwrap_or(self.modify_actions);
+        self.counters = table.integer("counters", 0..=1 << 24)?.unwrap_or(self.counters);
+        self.firmware = table.get("devx")?.unwrap_or(self.firmware);
+        self.sniffer = table.get("sniffer")?.unwrap_or(self.sniffer);
+        self.entropy = table.get("entropy")?.unwrap_or(self.entropy);
+        if table.has("reformats") {
+            self.reformats = bits(table, "reformats", REFORMATS)?;
+        }
+        if table.has("match_parts") {
+            self.match_parts = bits(table, "match_parts", MATCH_PARTS)?;
+        }
+        Ok(())
+    }
+}
+
+/// Names of the kinds of packet reformat, by number.
+const REFORMATS: &[&str] = &["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"];
+/// Names of the parts of match parameters, in their order.
+const MATCH_PARTS: &[&str] = &["outer", "misc", "inner", "misc2", "misc3"];
+
+/// A list of words, as bits by their place among `words`.
+fn bits(table: &Settings<'_>, key: &'static str, words: &[&str]) -> Result<u8> {
+    let mut bits = 0;
+    for word in table.list::<String>(key, "a list of words")? {
+        match words.iter().position(|known| **known == *word.value) {
+            Some(at) => bits |= 1 << at,
+            None => {
+                return Err(table.error_in(key, format!("found '{}', expected of {}", word.value, words.join(", "))));
+            }
+        }
+    }
+    Ok(bits)
+}

@@ -1,0 +1,318 @@
+//! Header modification: commands of 8 bytes that set, add to or copy a field. Source for fields and layout: Linux
+//! `include/linux/mlx5/mlx5_ifc.h`, DPDK `drivers/common/mlx5/mlx5_prm.h`.
+//!
+//! A command for a header that the packet does not have does nothing. The IPv4 header checksum and the checksums of TCP and UDP follow
+//! what was changed: a wrong one stays as wrong as it was.
+
+use rustix::io::Errno;
+use wirepath_nic_defs::mlx5 as defs;
+
+use super::headers::{Headers, Level, TCP, UDP};
+use super::key::Registers;
+use crate::frame;
+
+/// Bytes of a command.
+const COMMAND: usize = 8;
+
+/// A field of at most 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// So many bytes at an offset of the Ethernet header.
+    Link(usize, u8),
+    Ethertype,
+    /// Of the first VLAN tag.
+    Vid,
+    Dscp,
+    /// Time to live of IPv4.
+    Ttl,
+    /// Hop limit of IPv6.
+    HopLimit,
+    V4(usize),
+    V6(usize),
+    /// Protocol, offset in its header, bytes.
+    Transport(u8, usize, u8),
+    TcpFlags,
+    A,
+    B,
+    C(usize),
+}
+
+/// A field of one of the two levels, and its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Field {
+    place: Place,
+    inner: bool,
+    bits: u32,
+}
+
+/// The same fields exist once for each level, with numbers that are apart by this.
+const FIRST_INNER: u32 = defs::MODIFY_INNER + defs::MODIFY_SRC_MAC_HIGH;
+const LAST_INNER: u32 = defs::MODIFY_INNER + defs::MODIFY_DST_IPV4;
+/// Registers C0 to C7, and behind them TCP numbers of both levels.
+const REG_C0: u32 = defs::MODIFY_REG_B + 1;
+const TCP_NUMBERS: u32 = REG_C0 + 8;
+
+fn field(number: u32) -> Option<Field> {
+    use Place::*;
+    let (number, inner) = match number {
+        defs::MODIFY_INNER_HOP_LIMIT => (defs::MODIFY_HOP_LIMIT, true),
+        FIRST_INNER..=LAST_INNER => (number - defs::MODIFY_INNER, true),
+        number => (number, false),
+    };
+    let (place, bits) = match number {
+        defs::MODIFY_SRC_MAC_HIGH => (Link(6, 4), 32),
+        defs::MODIFY_SRC_MAC_LOW => (Link(10, 2), 16),
+        defs::MODIFY_ETHERTYPE => (Ethertype, 16),
+        defs::MODIFY_DST_MAC_HIGH => (Link(0, 4), 32),
+        defs::MODIFY_DST_MAC_LOW => (Link(4, 2), 16),
+        defs::MODIFY_DSCP => (Dscp, 6),
+        defs::MODIFY_TCP_FLAGS => (TcpFlags, 9),
+        defs::MODIFY_TCP_SPORT => (Transport(TCP, 0, 2), 16),
+        defs::MODIFY_TCP_DPORT => (Transport(TCP, 2, 2), 16),
+        defs::MODIFY_TTL => (Ttl, 8),
+        defs::MODIFY_UDP_SPORT => (Transport(UDP, 0, 2), 16),
+        defs::MODIFY_UDP_DPORT => (Transport(UDP, 2, 2), 16),
+        defs::MODIFY_SRC_IPV6..defs::MODIFY_DST_IPV6 => (V6(8 + 4 * (number - defs::MODIFY_SRC_IPV6) as usize), 32),
+        defs::MODIFY_DST_IPV6..defs::MODIFY_SRC_IPV4 => (V6(24 + 4 * (number - defs::MODIFY_DST_IPV6) as usize), 32),
+        defs::MODIFY_SRC_IPV4 => (V4(12), 32),
+        defs::MODIFY_DST_IPV4 => (V4(16), 32),
+        defs::MODIFY_FIRST_VID => (Vid, 12),
+        defs::MODIFY_HOP_LIMIT => (HopLimit, 8),
+        defs::MODIFY_REG_A => (A, 32),
+        defs::MODIFY_REG_B => (B, 32),
+        REG_C0..TCP_NUMBERS => (C((number - REG_C0) as usize), 32),
+        // Sequence and acknowledgement number, of the outer and then of the inner header.
+        _ if (TCP_NUMBERS..TCP_NUMBERS + 4).contains(&number) => {
+            let at = number - TCP_NUMBERS;
+            let place = Transport(TCP, 4 + 4 * (at as usize & 1), 4);
+            return Some(Field { place, inner: at >= 2, bits: 32 });
+        }
+        _ => return None,
+    };
+    Some(Field { place, inner, bits })
+}
+
+/// Bits of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slice {
+    field: Field,
+    /// From the least significant.
+    offset: u32,
+    length: u32,
+}
+
+impl Slice {
+    fn mask(self) -> u32 {
+        (u32::MAX >> (32 - self.length)) << self.offset
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Command {
+    Set(Slice, u32),
+    Add(Slice, u32),
+    /// To the first from the second.
+    Copy(Slice, Slice),
+}
+
+/// Commands that are carried out in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Program {
+    commands: Vec<Command>,
+    /// Table that it is for.
+    pub(super) table: u8,
+}
+
+fn slice(number: u32, offset: u32, length: u32) -> Result<Slice, String> {
+    let field = field(number).ok_or_else(|| format!("field {number:#x}"))?;
+    let length = if length == 0 { 32 } else { length };
+    if offset + length > field.bits {
+        return Err(format!("{length} bits at {offset} of field {number:#x}, which has {}", field.bits));
+    }
+    Ok(Slice { field, offset, length })
+}
+
+impl Program {
+    /// Reads commands of 8 bytes.
+    pub(super) fn read(bytes: &[u8], table: u8) -> Result<Self, (Errno, String)> {
+        let command = |bytes: &[u8; COMMAND]| {
+            let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+            let (first, second) = (defs::Modify(word(0)), word(4));
+            Ok(match first.action() {
+                defs::MODIFY_SET => Command::Set(slice(first.field(), first.offset(), first.length())?, second),
+                defs::MODIFY_ADD => {
+                    // The whole field is meant, whatever the length says.
+                    let whole = field(first.field()).ok_or_else(|| format!("field {:#x}", first.field()))?;
+                    if first.offset() != 0 {
+                        return Err("an addition that does not begin at bit 0".to_owned());
+                    }
+                    Command::Add(Slice { field: whole, offset: 0, length: whole.bits }, second)
+                }
+                defs::MODIFY_COPY => {
+                    let to = defs::Modify(second);
+                    let to = slice(to.field(), to.offset(), first.length())?;
+                    Command::Copy(to, slice(first.field(), first.offset(), first.length())?)
+                }
+                action => return Err(format!("action {action}")),
+            })
+        };
+        let commands: Result<Vec<_>, String> = bytes.as_chunks::<COMMAND>().0.iter().map(command).collect();
+        match commands {
+            Ok(commands) => Ok(Self { commands, table }),
+            Err(why) => Err((Errno::INVAL, format!("header modification: {why}"))),
+        }
+    }
+
+    /// Changes a packet whose headers are these; neither length nor headers change.
+    pub(super) fn apply(&self, packet: &mut [u8], headers: &Headers, registers: &mut Registers) {
+        let levels = [Some(headers.outer), headers.inner];
+        let before = levels.map(|level| level.map(|level| Sums::of(packet, &level)));
+        for command in &self.commands {
+            match *command {
+                Command::Set(to, value) => write(packet, headers, registers, to, value),
+                Command::Add(to, value) => {
+                    if let Some(old) = load(packet, headers, registers, to.field) {
+                        write(packet, headers, registers, to, old.wrapping_add(value));
+                    }
+                }
+                Command::Copy(to, from) => {
+                    if let Some(value) = load(packet, headers, registers, from.field) {
+                        write(packet, headers, registers, to, value >> from.offset);
+                    }
+                }
+            }
+        }
+        for (level, before) in levels.iter().zip(&before) {
+            if let (Some(level), Some(before)) = (level, before) {
+                before.follow(packet, level);
+            }
+        }
+    }
+}
+
+/// Bytes of a field in a packet: where, and how many.
+fn place(packet: &[u8], headers: &Headers, field: Field) -> Option<(usize, usize)> {
+    let level = if field.inner { headers.inner.as_ref()? } else { &headers.outer };
+    let ip = |version: u8, at: usize, count: usize| (level.version == version).then_some((level.l3 + at, count));
+    let (at, count) = match field.place {
+        Place::Link(at, count) => (level.l2? + at, usize::from(count)),
+        Place::Ethertype => (level.ethertype?, 2),
+        Place::Vid => (Some(level.l2? + 14).filter(|_| level.tags > 0)?, 2),
+        Place::Dscp => match level.version {
+            4 => (level.l3 + 1, 1),
+            6 => (level.l3, 2),
+            _ => return None,
+        },
+        Place::Ttl => ip(4, 8, 1)?,
+        Place::HopLimit => ip(6, 7, 1)?,
+        Place::V4(at) => ip(4, at, 4)?,
+        Place::V6(at) => ip(6, at, 4)?,
+        Place::Transport(protocol, at, count) => {
+            Some((level.l4 + at, usize::from(count))).filter(|_| level.transport && level.protocol == protocol)?
+        }
+        Place::TcpFlags => Some((level.l4 + 12, 2)).filter(|_| level.transport && level.protocol == TCP)?,
+        Place::A | Place::B | Place::C(_) => return None,
+    };
+    (at + count <= packet.len()).then_some((at, count))
+}
+
+/// Where the lowest bit of the field is in its bytes.
+fn shift(headers: &Headers, field: Field) -> u32 {
+    let level = if field.inner { headers.inner.unwrap_or_default() } else { headers.outer };
+    match (field.place, level.version) {
+        // Behind DSCP stand two bits of ECN, and of IPv6 four more of the flow label.
+        (Place::Dscp, 6) => 6,
+        (Place::Dscp, _) => 2,
+        _ => 0,
+    }
+}
+
+fn load(packet: &[u8], headers: &Headers, registers: &Registers, field: Field) -> Option<u32> {
+    let word = match field.place {
+        Place::A => return Some(registers.a),
+        Place::B => return Some(registers.b),
+        Place::C(number) => return Some(registers.c[number]),
+        _ => {
+            let (at, count) = place(packet, headers, field)?;
+            let word = packet[at..at + count].iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
+            word >> shift(headers, field)
+        }
+    };
+    Some(word & u32::MAX >> (32 - field.bits))
+}
+
+fn write(packet: &mut [u8], headers: &Headers, registers: &mut Registers, to: Slice, value: u32) {
+    let mask = to.mask();
+    let value = value << to.offset & mask;
+    let register = match to.field.place {
+        Place::A => &mut registers.a,
+        Place::B => &mut registers.b,
+        Place::C(number) => &mut registers.c[number],
+        _ => {
+            let Some((at, count)) = place(packet, headers, to.field) else { return };
+            let up = shift(headers, to.field);
+            let (value, mask) = (value << up, mask << up);
+            for (i, byte) in packet[at..at + count].iter_mut().enumerate() {
+                let down = 8 * (count - 1 - i);
+                *byte = *byte & !(mask >> down) as u8 | (value >> down) as u8;
+            }
+            return;
+        }
+    };
+    *register = *register & !mask | value;
+}
+
+/// Sums of what checksums cover and a modification can reach, lengths and the rest of the packet left out.
+struct Sums {
+    network: u64,
+    transport: Option<(usize, u64)>,
+}
+
+impl Sums {
+    fn of(packet: &[u8], level: &Level) -> Self {
+        let addresses = match level.version {
+            4 => frame::sum(&packet[level.l3 + 12..level.l3 + 20]),
+            6 => frame::sum(&packet[level.l3 + 8..level.l3 + 40]),
+            _ => 0,
+        };
+        let network = if level.version == 4 { frame::sum(&packet[level.l3..level.l3 + 10]) + addresses } else { 0 };
+        let transport = level.transport.then_some(()).and_then(|()| {
+            let (header, checksum) = match level.protocol {
+                TCP => (20, 16),
+                UDP => (8, 6),
+                _ => return None,
+            };
+            let at = level.l4 + checksum;
+            let sum = frame::sum(&packet[level.l4..at]) + frame::sum(&packet[at + 2..level.l4 + header]);
+            Some((at, sum + addresses))
+        });
+        Self { network, transport }
+    }
+
+    /// Checksums follow what has changed since.
+    fn follow(&self, packet: &mut [u8], level: &Level) {
+        let now = Self::of(packet, level);
+        if level.version == 4 && now.network != self.network {
+            adjust(packet, level.l3 + 10, self.network, now.network);
+        }
+        if let (Some((at, before)), Some((_, after))) = (self.transport, now.transport)
+            && before != after
+        {
+            let udp = level.protocol == UDP;
+            // A datagram without checksum stays without.
+            if !(udp && packet[at..at + 2] == [0, 0]) {
+                adjust(packet, at, before, after);
+                if udp && packet[at..at + 2] == [0, 0] {
+                    packet[at..at + 2].fill(0xff);
+                }
+            }
+        }
+    }
+}
+
+/// RFC 1624: the checksum at `at` when what it covers changed from one sum to another.
+fn adjust(packet: &mut [u8], at: usize, before: u64, after: u64) {
+    let old = u16::from_be_bytes([packet[at], packet[at + 1]]);
+    let sum = u64::from(!old) + u64::from(!frame::fold(before)) + u64::from(frame::fold(after));
+    packet[at..at + 2].copy_from_slice(&(!frame::fold(sum)).to_be_bytes());
+}
