@@ -3,6 +3,7 @@
 
 //! Hash tables of keys of a fixed number of words: one writer, readers without locks.
 
+use std::hint::select_unpredictable;
 use std::sync::Arc;
 
 use crate::sync::{AtomicU64, Ordering};
@@ -169,18 +170,18 @@ impl SlotTable {
         let bucket = self.bucket(words, index);
         // SAFETY: every bucket begins with a slot.
         let first = unsafe { &*bucket }.load(Ordering::Acquire);
-        let (slot, meta, found) = if words <= PAIRED {
+        let (slot, meta) = if words <= PAIRED {
             // SAFETY: with keys of at most three words, a bucket has two slots of four words.
             let second = unsafe { &*bucket.add(4) }.load(Ordering::Acquire);
-            // Chosen without a branch: which of the two it is cannot be foreseen.
-            let (is_first, is_second) = (first >> 32 == tag, second >> 32 == tag);
-            let offset = if is_first { 0 } else { 4 };
+            // Which of the two it is cannot be foreseen. A single question for both: asked for each, the compiler makes branches of it.
+            let is_first = first >> 32 == tag;
+            let offset = select_unpredictable(is_first, 0, 4);
             // SAFETY: as above.
-            (unsafe { bucket.add(offset) }, if is_first { first } else { second }, is_first | is_second)
+            (unsafe { bucket.add(offset) }, select_unpredictable(is_first, first, second))
         } else {
-            (bucket, first, first >> 32 == tag)
+            (bucket, first)
         };
-        if found {
+        if meta >> 32 == tag {
             // SAFETY: a slot has `words + 1` words.
             let word = |i: usize| unsafe { &*slot.add(1 + i) }.load(Ordering::Relaxed);
             let differs = (0..words).fold(0, |differs, i| differs | (word(i) ^ key(i)));
