@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::RuleTableError;
 use super::extract::Plan;
+use super::growing::Growing;
 use super::hash::Secret;
 use super::records::{NONE, Slab};
-use super::slots::{Hash, Position, SlotTable};
+use super::slots::{Full, Hash, SlotTable};
 use super::view::{Column, Product, Side, TableView, View};
 
 /// Bits that rules compare: index of the word and mask.
@@ -20,10 +21,7 @@ const FIRST: usize = 16;
 #[derive(Debug)]
 struct Table {
     mask: Mask,
-    slots: Arc<SlotTable>,
-    /// Slots that have a key, and those of them that have a rule.
-    used: usize,
-    keys: usize,
+    keys: Growing,
     /// How many rules have each priority.
     priorities: BTreeMap<u32, usize>,
     /// What workers take for the lowest.
@@ -77,9 +75,7 @@ impl Masks {
         let slots = SlotTable::new(mask.len(), FIRST, Hash::Sums(Arc::clone(&self.secret), words));
         let table = Table {
             mask: mask.clone(),
-            slots: Arc::new(slots),
-            used: 0,
-            keys: 0,
+            keys: Growing::new(slots),
             priorities: BTreeMap::new(),
             published: u32::MAX,
             columns: Arc::new([]),
@@ -108,35 +104,33 @@ impl Masks {
         alike: usize,
     ) -> Result<u32, RuleTableError> {
         let priority = slab.record(record).priority();
-        loop {
-            let table = self.tables.get_mut(&number).expect("tables with rules stay");
-            let hash = table.slots.hash(key);
-            if let Some(position) = table.slots.position(hash, |i| key[i]) {
-                table.keys += usize::from(table.slots.get(position).is_none());
-                link_into(&table.slots, position, slab, record, alike)?;
-            } else if table.used < table.slots.room() && table.slots.insert(hash, key, record).is_ok() {
-                table.used += 1;
-                table.keys += 1;
-            } else {
-                self.rebuild(number)?;
-                continue;
+        let table = self.tables.get_mut(&number).expect("tables with rules stay");
+        let slots = table.keys.slots();
+        let hash = slots.hash(key);
+        if let Some(position) = slots.position(hash, |i| key[i]) {
+            let first = slots.get(position).unwrap_or(NONE);
+            let head = link_into(first, slab, record, alike)?;
+            if head != first {
+                table.keys.set(position, hash, key, Some(head));
             }
-            *table.priorities.entry(priority).or_default() += 1;
-            self.stale |= priority < table.published;
-            return Ok(hash);
+        } else {
+            self.stale |= table.keys.insert(hash, key, record).map_err(|Full| RuleTableError::Crowded)?;
         }
+        *table.priorities.entry(priority).or_default() += 1;
+        self.stale |= priority < table.published;
+        Ok(hash)
     }
 
     /// Takes a record from among those of its key.
     pub(super) fn unlink(&mut self, slab: &Slab, number: u32, key: &[u64], record: u32) {
         let table = self.tables.get_mut(&number).expect("tables with rules stay");
-        let hash = table.slots.hash(key);
+        let slots = table.keys.slots();
+        let hash = slots.hash(key);
         let next = slab.record(record).next();
-        let position = table.slots.position(hash, |i| key[i]).expect("what was linked is there");
-        let mut at = table.slots.get(position).unwrap_or(NONE);
+        let position = slots.position(hash, |i| key[i]).expect("what was linked is there");
+        let mut at = slots.get(position).unwrap_or(NONE);
         if at == record {
-            table.slots.set(position, (next != NONE).then_some(next));
-            table.keys -= usize::from(next == NONE);
+            table.keys.set(position, hash, key, (next != NONE).then_some(next));
         } else {
             while at != NONE && slab.record(at).next() != record {
                 at = slab.record(at).next();
@@ -152,18 +146,6 @@ impl Masks {
                 table.priorities.remove(&priority);
             }
         }
-    }
-
-    /// A larger table, or one without removed keys.
-    fn rebuild(&mut self, number: u32) -> Result<(), RuleTableError> {
-        let table = self.tables.get_mut(&number).expect("tables with rules stay");
-        // Not full, and yet no place was found: only more room helps.
-        let crowded = table.used < table.slots.room();
-        let capacity = (table.keys * 2).max(FIRST).max(if crowded { table.slots.room() * 2 } else { 0 });
-        table.slots = Arc::new(table.slots.rebuilt(capacity).map_err(|_| RuleTableError::Crowded)?);
-        table.used = table.keys;
-        self.stale = true;
-        Ok(())
     }
 
     /// Forgets tables without rules, and lets the workers know where lower priorities are gone. True if the workers' view changes.
@@ -225,7 +207,7 @@ impl Masks {
             tables.push(TableView {
                 number,
                 priority: table.published,
-                slots: Arc::clone(&table.slots),
+                slots: Arc::clone(table.keys.slots()),
                 columns: Arc::clone(&table.columns),
                 terms: Arc::clone(&table.terms),
             });
@@ -246,7 +228,7 @@ impl Masks {
 
     /// Bytes of all tables.
     pub(super) fn bytes(&self) -> usize {
-        self.tables.values().map(|table| table.slots.bytes()).sum()
+        self.tables.values().map(|table| table.keys.bytes()).sum()
     }
 }
 
@@ -288,16 +270,11 @@ impl Table {
 /// of one pattern are replaced faster than a worker moves on.
 const PASSING: usize = 4096;
 
-/// Puts a record into the chain at a position.
-fn link_into(
-    slots: &SlotTable,
-    position: Position,
-    slab: &Slab,
-    record: u32,
-    alike: usize,
-) -> Result<(), RuleTableError> {
+/// Puts a record into the chain of its key, of which this is the first one. Returns which is the first then: readers are to find it last,
+/// since who finds it finds what is behind it.
+fn link_into(first: u32, slab: &Slab, record: u32, alike: usize) -> Result<u32, RuleTableError> {
     let this = slab.record(record);
-    let (mut before, mut at, mut place) = (NONE, slots.get(position).unwrap_or(NONE), None);
+    let (mut before, mut at, mut place) = (NONE, first, None);
     let (mut living, mut length) = (1, 1);
     while at != NONE {
         let other = slab.record(at);
@@ -313,11 +290,9 @@ fn link_into(
     }
     let (before, behind) = place.unwrap_or((before, NONE));
     this.set_next(behind);
-    // What comes before it last: who finds it finds what is behind it.
     if before == NONE {
-        slots.set(position, Some(record));
-    } else {
-        slab.record(before).set_next(record);
+        return Ok(record);
     }
-    Ok(())
+    slab.record(before).set_next(record);
+    Ok(first)
 }

@@ -23,7 +23,9 @@ mod around;
 mod cache;
 mod control;
 mod error;
+mod exact;
 mod extract;
+mod growing;
 mod hash;
 mod log;
 mod lookup;
@@ -45,8 +47,8 @@ pub use control::{
     Place, Placed, RuleControl, RuleControlError, RuleRefused, Standing, check, in_order, order, place_all, place_rule,
 };
 pub use error::RuleTableError;
+pub use exact::ExactTable;
 pub use lookup::{Hit, RuleLookup};
 pub use packet::outside;
 pub use program::{Environment, Outcome, Program, Toeplitz};
-pub use slots::ExactTable;
 pub use table::{Change, Gone, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts, Why};

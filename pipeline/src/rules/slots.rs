@@ -4,6 +4,7 @@
 //! Hash tables of keys of a fixed number of words: one writer, readers without locks.
 
 use std::hint::select_unpredictable;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::sync::{AtomicU64, Ordering};
@@ -11,6 +12,7 @@ use crate::table::prefetch;
 
 use super::hash::Secret;
 use super::memory::{Line, Zeroed};
+use super::words::WORDS;
 
 /// Buckets that a search looks at, at most: bounds what a lookup costs whatever the keys.
 const MAX_PROBE: usize = 32;
@@ -110,6 +112,26 @@ impl SlotTable {
     /// Slots, used by a key or removed one, beyond which the table should be replaced by a larger one.
     pub(super) fn room(&self) -> usize {
         self.room
+    }
+
+    pub(super) fn buckets(&self) -> usize {
+        self.mask + 1
+    }
+
+    /// An empty table of the same keys and hashes.
+    pub(super) fn like(&self, capacity: usize) -> Self {
+        Self::new(self.words, capacity, self.hash.clone())
+    }
+
+    /// Another hash, before there is a key.
+    pub(super) fn with_hash(mut self, hash: Hash) -> Self {
+        self.hash = hash;
+        self
+    }
+
+    /// Has the system provide all of the memory now, rather than in the middle of insertions.
+    pub(super) fn touch(&self) {
+        self.lines.touch();
     }
 
     /// Bytes of memory.
@@ -248,7 +270,7 @@ impl SlotTable {
     /// Puts in a key if it is quickly clear that it is not there and where there is room; writer only. Without a branch on which of
     /// two slots is free, so that insertions in a row wait for memory together and not one after the other.
     #[inline(always)]
-    fn insert_at_once(&self, words: usize, hash: u32, key: impl Fn(usize) -> u64, value: u32) -> bool {
+    pub(super) fn insert_at_once(&self, words: usize, hash: u32, key: impl Fn(usize) -> u64, value: u32) -> bool {
         debug_assert_eq!(words, self.words);
         let tag = u64::from(hash.max(1));
         let bucket = self.bucket(words, hash as usize);
@@ -301,16 +323,21 @@ impl SlotTable {
         Err(Full)
     }
 
-    /// Keys with their values; `key` is used for each. Writer only.
-    pub(super) fn for_each(&self, mut each: impl FnMut(&[u64], u32)) {
-        let mut key = vec![0; self.words];
-        for index in 0..=self.mask {
+    /// The bucket of a position.
+    pub(super) fn bucket_of(&self, position: Position) -> usize {
+        position.0 / 8 >> self.shift
+    }
+
+    /// Keys of some buckets with their values. Writer only.
+    pub(super) fn for_each(&self, buckets: Range<usize>, mut each: impl FnMut(&[u64], u32)) {
+        let key = &mut [0; WORDS][..self.words];
+        for index in buckets {
             for slot in self.slots_of(index) {
                 if let Some(value) = self.get(Position(slot)) {
                     for (i, word) in key.iter_mut().enumerate() {
                         *word = self.word(slot + 1 + i).load(Ordering::Relaxed);
                     }
-                    each(&key, value);
+                    each(key, value);
                 }
             }
         }
@@ -321,9 +348,11 @@ impl SlotTable {
         /// How often the room is doubled for keys that meet in spite of it: so many keys have one and the same hash.
         const TRIES: usize = 6;
         for _ in 0..TRIES {
-            let next = Self::new(self.words, capacity, self.hash.clone());
+            let next = self.like(capacity);
             let mut full = false;
-            self.for_each(|key, value| full |= !full && next.insert(next.hash(key), key, value).is_err());
+            self.for_each(0..self.buckets(), |key, value| {
+                full |= !full && next.insert(next.hash(key), key, value).is_err()
+            });
             if !full {
                 return Ok(next);
             }
@@ -333,204 +362,12 @@ impl SlotTable {
     }
 }
 
-/// A hash table from keys of `N` words to numbers, owned by one thread: what the rule engine's tables are made of, for whoever has
-/// exact keys only.
-///
-/// ```
-/// let mut table = wirepath_pipeline::rules::ExactTable::with_capacity(100);
-/// table.insert(&[1, 2], 7);
-/// let mut found = [None; 2];
-/// table.find_batch(&[[1, 2], [2, 1]], &mut found);
-/// assert_eq!(found, [Some(7), None]);
-/// ```
-#[derive(Debug)]
-pub struct ExactTable<const N: usize> {
-    slots: SlotTable,
-    secret: Arc<Secret>,
-    used: usize,
-    len: usize,
-}
-
-impl<const N: usize> ExactTable<N> {
-    /// With room for so many keys before it is rebuilt.
-    ///
-    /// # Panics
-    /// If keys have no words or more than 32.
-    pub fn with_capacity(capacity: usize) -> Self {
-        assert!((1..=32).contains(&N));
-        let secret = Arc::new(Secret::new());
-        let slots = SlotTable::new(N, capacity, Hash::Pairs(Arc::clone(&secret)));
-        // Now, rather than in the middle of insertions.
-        slots.lines.touch();
-        Self { slots, secret, used: 0, len: 0 }
-    }
-
-    /// Puts a key in or gives it a new value, at most `2^31 - 2`; returns the old one. Time is constant but for one rebuild each time
-    /// that the number of keys has doubled.
-    ///
-    /// # Panics
-    /// If the value is too large.
-    pub fn insert(&mut self, key: &[u64; N], value: u32) -> Option<u32> {
-        assert!(value <= MAX_VALUE);
-        let hash = self.secret.hash(key.iter().copied());
-        if self.used < self.slots.room() && self.slots.insert_at_once(N, hash, |i| key[i], value) {
-            self.used += 1;
-            self.len += 1;
-            return None;
-        }
-        self.insert_anyhow(hash, key, value)
-    }
-
-    #[inline(never)]
-    fn insert_anyhow(&mut self, mut hash: u32, key: &[u64; N], value: u32) -> Option<u32> {
-        if let Some(position) = self.slots.position(hash, |i| key[i]) {
-            let old = self.slots.get(position);
-            self.len += usize::from(old.is_none());
-            self.slots.set(position, Some(value));
-            return old;
-        }
-        loop {
-            if self.used < self.slots.room() && self.slots.insert(hash, key, value).is_ok() {
-                break;
-            }
-            let full = self.used < self.slots.room();
-            let capacity = (self.len * 2).max(self.slots.room() << u32::from(full));
-            self.slots = self.slots.rebuilt(capacity).unwrap_or_else(|Full| self.with_another_secret(capacity));
-            self.used = self.len;
-            hash = self.secret.hash(key.iter().copied());
-        }
-        self.used += 1;
-        self.len += 1;
-        None
-    }
-
-    /// Too many keys have the same hash, which nobody can bring about who does not know the secret.
-    #[cold]
-    fn with_another_secret(&mut self, capacity: usize) -> SlotTable {
-        loop {
-            self.secret = Arc::new(Secret::new());
-            self.slots.hash = Hash::Pairs(Arc::clone(&self.secret));
-            if let Ok(slots) = self.slots.rebuilt(capacity) {
-                return slots;
-            }
-        }
-    }
-
-    /// Takes a key out.
-    pub fn remove(&mut self, key: &[u64; N]) -> Option<u32> {
-        let hash = self.secret.hash(key.iter().copied());
-        let position = self.slots.position(hash, |i| key[i])?;
-        let old = self.slots.get(position)?;
-        self.slots.set(position, None);
-        self.len -= 1;
-        Some(old)
-    }
-
-    /// The value of a key.
-    #[inline]
-    pub fn find(&self, key: &[u64; N]) -> Option<u32> {
-        self.slots.find(N, self.secret.hash(key.iter().copied()), |i| key[i])
-    }
-
-    /// Looks up many keys: their lines are asked for before they are looked at.
-    ///
-    /// # Panics
-    /// If the slices differ in length.
-    #[inline]
-    pub fn find_batch(&self, keys: &[[u64; N]], found: &mut [Option<u32>]) {
-        assert_eq!(keys.len(), found.len());
-        /// Lines on their way at a time: about as many as a core can wait for.
-        const AHEAD: usize = 16;
-        // A ring of hashes; the first are asked for ahead, and then one for each that is looked at.
-        let mut hashes = [0; AHEAD];
-        let ask = |key: &[u64; N]| {
-            let hash = self.secret.hash(key.iter().copied());
-            self.slots.prefetch(N, hash);
-            hash
-        };
-        for (hash, key) in hashes.iter_mut().zip(keys) {
-            *hash = ask(key);
-        }
-        let next = keys.get(AHEAD..).unwrap_or_default();
-        for (i, (found, key)) in found.iter_mut().zip(keys).enumerate() {
-            let hash = hashes[i % AHEAD];
-            if let Some(next) = next.get(i) {
-                hashes[i % AHEAD] = ask(next);
-            }
-            *found = self.slots.find(N, hash, |i| key[i]);
-        }
-    }
-
-    /// Number of keys.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Bytes of memory.
-    pub fn bytes(&self) -> usize {
-        self.slots.bytes()
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::collections::HashMap;
-
     use super::*;
 
     fn some_hash() -> Hash {
         Hash::Pairs(Arc::new(Secret::new()))
-    }
-
-    fn next(x: &mut u64) -> u64 {
-        *x ^= *x << 13;
-        *x ^= *x >> 7;
-        *x ^= *x << 17;
-        *x
-    }
-
-    fn agrees_with_a_map<const N: usize>() {
-        let (mut table, mut map, mut x) = (ExactTable::<N>::with_capacity(4), HashMap::new(), 0x9e37_79b9_7f4a_7c15u64);
-        for round in 0..20_000u32 {
-            let mut key = [0; N];
-            key[0] = next(&mut x) % 3000;
-            key[N - 1] ^= next(&mut x) % 2;
-            if next(&mut x).is_multiple_of(3) {
-                assert_eq!(table.remove(&key), map.remove(&key));
-            } else {
-                assert_eq!(table.insert(&key, round), map.insert(key, round));
-            }
-            assert_eq!(table.len(), map.len());
-        }
-        for (key, value) in &map {
-            assert_eq!(table.find(key), Some(*value));
-        }
-        let keys: Vec<[u64; N]> = (0..6000)
-            .map(|i| {
-                let mut key = [0; N];
-                key[0] = i;
-                key
-            })
-            .collect();
-        let mut found = vec![None; keys.len()];
-        table.find_batch(&keys, &mut found);
-        assert!(keys.iter().zip(&found).all(|(key, found)| map.get(key) == found.as_ref()));
-    }
-
-    #[test]
-    fn behaves_like_a_map_for_keys_of_every_length() {
-        agrees_with_a_map::<1>();
-        agrees_with_a_map::<2>();
-        agrees_with_a_map::<3>();
-        agrees_with_a_map::<4>();
-        agrees_with_a_map::<7>();
-        agrees_with_a_map::<8>();
-        agrees_with_a_map::<16>();
     }
 
     #[test]
