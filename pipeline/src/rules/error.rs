@@ -27,6 +27,12 @@ pub enum RuleTableError {
         /// The limit.
         limit: usize,
     },
+    /// [`super::RuleLimits::passing`] is reached: a worker has not moved on for a long time.
+    #[error("{limit} rules that are gone may still be seen by a worker, which is the limit; it does not move on")]
+    TooManyPassing {
+        /// The limit.
+        limit: usize,
+    },
     /// Too many rules meet in the hash table of their mask. The hash is secret, so this does not happen by itself, nor by choice.
     #[error("the hash table of the rule's mask has no place for it")]
     Crowded,

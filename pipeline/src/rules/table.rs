@@ -1,7 +1,9 @@
-use std::collections::HashMap;
+mod change;
+mod limbo;
+
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use wirepath_pmd::flow::Rule;
 
@@ -15,6 +17,9 @@ use super::words::Pattern;
 use super::{Program, RuleLookup, RuleTableError};
 use crate::epoch::{Domain, Shared};
 use crate::wheel::{TimerId, TimerWheel};
+
+pub use change::Change;
+use limbo::Limbo;
 
 /// The name of a rule in a [`RuleTable`]; never given to another rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,14 +48,17 @@ pub struct RuleLimits {
     pub masks: usize,
     /// Rules with one and the same pattern.
     pub alike: usize,
+    /// Rules that are gone while a worker that does not move on may still see them; if there are more rules than that, as many as
+    /// there are. Further changes are refused.
+    pub passing: usize,
     /// Flows that the cache of each worker and direction has room for; 88 bytes each. Takes memory only as flows come.
     pub flows: usize,
 }
 
 impl Default for RuleLimits {
-    /// Four million rules, 128 masks, 64 rules of one pattern, 131 072 flows.
+    /// Four million rules, 128 masks, 64 rules of one pattern, 131 072 rules that pass, 131 072 flows.
     fn default() -> Self {
-        Self { rules: 4 << 20, masks: 128, alike: 64, flows: 1 << 17 }
+        Self { rules: 4 << 20, masks: 128, alike: 64, passing: 1 << 17, flows: 1 << 17 }
     }
 }
 
@@ -125,7 +133,8 @@ pub struct RuleTable {
     /// Records without a rule.
     free: Vec<u32>,
     masks: Masks,
-    rules: HashMap<RuleId, Box<Entry>>,
+    /// By a tree: a larger one takes no copy.
+    rules: BTreeMap<RuleId, Box<Entry>>,
     /// What rules that were put in the place of others have from these.
     carried: HashMap<RuleId, Carried>,
     next: u64,
@@ -162,82 +171,6 @@ struct Carried {
     records: Vec<u32>,
 }
 
-/// Records whose rules are gone for new versions, on their way to be used again.
-///
-/// A record is *dead* until no worker sees a version in which it was there; then it is taken out of its chain. It is *loose* until no
-/// worker stands on it any more; then it is free.
-#[derive(Default)]
-struct Limbo {
-    dead: Vec<Dead>,
-    loose: Vec<Dead>,
-    /// What records held.
-    garbage: Vec<Box<dyn Send>>,
-    /// The same, waiting for the workers.
-    waiting: Option<Waiting>,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    over: Arc<AtomicBool>,
-    dead: Vec<Dead>,
-    loose: Vec<Dead>,
-}
-
-#[derive(Debug)]
-struct Dead {
-    linked: Linked,
-    end: End,
-}
-
-/// Who is told of a record's last counters.
-#[derive(Debug)]
-enum End {
-    /// It never was.
-    Undone,
-    /// The rule that has taken its place.
-    Replaced(RuleId),
-    Gone(RuleId, Arc<Rule>, Why),
-}
-
-impl fmt::Debug for Limbo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Limbo of {}", self.len())
-    }
-}
-
-impl Limbo {
-    fn len(&self) -> usize {
-        self.dead.len() + self.loose.len() + self.garbage.len()
-    }
-}
-
-/// Dropped when every worker has been through a quiescent moment.
-struct Token(Arc<AtomicBool>);
-
-impl Drop for Token {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
-/// Changes that take effect at one moment.
-#[derive(Debug)]
-pub struct Change<'t> {
-    table: &'t mut RuleTable,
-    /// Version in which they do.
-    version: u64,
-    added: Vec<Added>,
-    done: Vec<Done>,
-}
-
-/// What is to be undone if the change fails.
-#[derive(Debug)]
-enum Done {
-    Added(RuleId),
-    Removed(RuleId, Box<Entry>, Why),
-    Replaced(RuleId, Box<Entry>),
-}
-
 const SECOND: u64 = 1_000_000_000;
 
 impl RuleTable {
@@ -260,7 +193,7 @@ impl RuleTable {
             slab: Slab::default(),
             free: Vec::new(),
             masks,
-            rules: HashMap::new(),
+            rules: BTreeMap::new(),
             carried: HashMap::new(),
             next: 0,
             wheel: TimerWheel::new(now / SECOND),
@@ -300,22 +233,19 @@ impl RuleTable {
     }
 
     /// Several changes that take effect at one moment: every packet is treated by the rules as they were before all of them, or as
-    /// they are after, at ingress and egress. If `f` fails, nothing has changed.
+    /// they are after, at ingress and egress. If `f` fails or panics, nothing has changed.
     pub fn change<R>(
         &mut self,
         f: impl FnOnce(&mut Change<'_>) -> Result<R, RuleTableError>,
     ) -> Result<R, RuleTableError> {
+        self.make_room()?;
         let version = self.engine.log.version() + 1;
-        let mut change = Change { table: self, version, added: Vec::new(), done: Vec::new() };
+        let mut change = Change::new(self, version);
         let result = f(&mut change);
         if result.is_ok() {
             change.commit();
-        } else {
-            change.undo();
-            // Tables may have been replaced by larger ones all the same. Records are taken out of chains in those only, so workers must
-            // see them before a record is used again.
-            self.publish_view();
         }
+        drop(change);
         // Many at a time: each time costs every worker two cache lines.
         const FEW: usize = 64;
         if self.limbo.len() >= FEW {
@@ -350,7 +280,7 @@ impl RuleTable {
         })
     }
 
-    /// All rules, in no particular order.
+    /// All rules, in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = (RuleId, &Rule)> {
         self.rules.iter().map(|(id, entry)| (*id, &*entry.rule))
     }
@@ -391,6 +321,19 @@ impl RuleTable {
     /// every rule that is gone since the last call. `now` in nanoseconds of [`crate::Context::now`].
     pub fn age(&mut self, now: u64, gone: impl FnMut(Gone)) {
         self.now = self.now.max(now);
+        self.domain.collect();
+        // Else their time comes with a later call.
+        if self.make_room().is_ok() {
+            self.expire();
+        }
+        self.reap();
+        if self.masks.tidy() {
+            self.publish_view();
+        }
+        self.gone.drain(..).for_each(gone);
+    }
+
+    fn expire(&mut self) {
         let mut due = Vec::new();
         self.wheel.advance(self.now / SECOND, |_, id| due.push(id));
         let mut over = Vec::new();
@@ -401,15 +344,9 @@ impl RuleTable {
             }
         }
         if !over.is_empty() {
-            // Every one of them is there.
+            // Every one of them is there, and there is room.
             let _ = self.change(|change| over.into_iter().try_for_each(|(id, why)| change.take(id, why)));
         }
-        self.domain.collect();
-        self.reap();
-        if self.masks.tidy() {
-            self.publish_view();
-        }
-        self.gone.drain(..).for_each(gone);
     }
 
     /// Whether a rule's time is over.
@@ -468,175 +405,6 @@ impl RuleTable {
                 // Not linked anywhere: nobody can find it.
                 self.limbo.garbage.push(self.slab.record(record).end());
                 Err(error)
-            }
-        }
-    }
-
-    /// Moves records on as far as the workers allow.
-    fn reap(&mut self) {
-        loop {
-            if let Some(waiting) = &self.limbo.waiting {
-                if !waiting.over.load(Ordering::Acquire) {
-                    self.domain.collect();
-                    if !waiting.over.load(Ordering::Acquire) {
-                        return;
-                    }
-                }
-                if let Some(waiting) = self.limbo.waiting.take() {
-                    waiting.loose.into_iter().for_each(|dead| self.finish(dead));
-                    for dead in waiting.dead {
-                        let Linked { record, table, key } = &dead.linked;
-                        self.masks.unlink(&self.slab, *table, key, *record);
-                        self.limbo.loose.push(dead);
-                    }
-                }
-            }
-            let limbo = &mut self.limbo;
-            if limbo.len() == 0 {
-                return;
-            }
-            let over = Arc::new(AtomicBool::new(false));
-            let (dead, loose) = (std::mem::take(&mut limbo.dead), std::mem::take(&mut limbo.loose));
-            limbo.waiting = Some(Waiting { over: Arc::clone(&over), dead, loose });
-            let garbage = std::mem::take(&mut limbo.garbage);
-            self.domain.retire(Box::new((garbage, Token(over))));
-        }
-    }
-
-    /// No worker has anything to do with the record any more.
-    fn finish(&mut self, dead: Dead) {
-        let record = dead.linked.record;
-        let counters = self.counted(record);
-        for count in self.slab.counts(record) {
-            count.packets.set(0);
-            count.bytes.set(0);
-            count.last_hit.set(0);
-        }
-        self.limbo.garbage.push(self.slab.record(record).end());
-        self.free.push(record);
-        match dead.end {
-            End::Undone => {}
-            End::Replaced(heir) => {
-                let carried = self.carried.entry(heir).or_default();
-                carried.counters = carried.counters.and(counters);
-                carried.records.retain(|other| *other != record);
-            }
-            End::Gone(id, rule, why) => {
-                let carried = self.carried.remove(&id).unwrap_or_default();
-                self.gone.push(Gone { id, rule, why, counters: counters.and(carried.counters) });
-            }
-        }
-    }
-}
-
-impl Change<'_> {
-    /// As [`RuleTable::add`].
-    pub fn add(&mut self, rule: Rule, timeouts: Timeouts) -> Result<RuleId, RuleTableError> {
-        let table = &mut *self.table;
-        if table.rules.len() >= table.limits.rules {
-            return Err(RuleTableError::TooManyRules { limit: table.limits.rules });
-        }
-        let (id, sequence, rule) = (RuleId(table.next), table.next, Arc::new(rule));
-        let (linked, added) = table.link(id, &rule, sequence, self.version)?;
-        table.next += 1;
-        let entry = Entry { rule, linked, sequence, timeouts, added: table.now, timer: None };
-        table.rules.insert(id, Box::new(entry));
-        table.arm(id);
-        self.added.push(added);
-        self.done.push(Done::Added(id));
-        Ok(id)
-    }
-
-    /// As [`RuleTable::remove`].
-    pub fn remove(&mut self, id: RuleId) -> Result<(), RuleTableError> {
-        self.take(id, Why::Removed)
-    }
-
-    fn take(&mut self, id: RuleId, why: Why) -> Result<(), RuleTableError> {
-        let entry = self.table.rules.remove(&id).ok_or(RuleTableError::NoSuchRule(id))?;
-        self.table.slab.record(entry.linked.record).die(self.version);
-        self.done.push(Done::Removed(id, entry, why));
-        Ok(())
-    }
-
-    /// As [`RuleTable::replace`].
-    pub fn replace(&mut self, id: RuleId, rule: Rule) -> Result<(), RuleTableError> {
-        let table = &mut *self.table;
-        let old = table.rules.get(&id).ok_or(RuleTableError::NoSuchRule(id))?;
-        let (from, to) = (old.rule.direction(), rule.direction());
-        if from != to {
-            return Err(RuleTableError::OtherDirection { from, to });
-        }
-        let same = old.rule.priority() == rule.priority();
-        let sequence = if same { old.sequence } else { table.next };
-        let (timeouts, added) = (old.timeouts, old.added);
-        let rule = Arc::new(rule);
-        let (linked, note) = table.link(id, &rule, sequence, self.version)?;
-        table.next += 1;
-        let entry = Entry { rule, linked, sequence, timeouts, added, timer: None };
-        let Some(mut old) = table.rules.insert(id, Box::new(entry)) else { return Ok(()) };
-        if let Some(entry) = table.rules.get_mut(&id) {
-            entry.timer = old.timer.take();
-        }
-        table.slab.record(old.linked.record).die(self.version);
-        table.carried.entry(id).or_default().records.push(old.linked.record);
-        self.added.push(note);
-        self.done.push(Done::Replaced(id, old));
-        Ok(())
-    }
-
-    /// All of it becomes visible.
-    fn commit(self) {
-        if self.done.is_empty() {
-            return;
-        }
-        let table = self.table;
-        table.publish_view();
-        table.engine.log.publish(&self.added);
-        for done in self.done {
-            match done {
-                Done::Added(_) => {}
-                Done::Removed(id, entry, why) => {
-                    if let Some(timer) = entry.timer {
-                        table.wheel.cancel(timer);
-                    }
-                    table.limbo.dead.push(Dead { linked: entry.linked, end: End::Gone(id, entry.rule, why) });
-                }
-                Done::Replaced(id, old) => {
-                    table.limbo.dead.push(Dead { linked: old.linked, end: End::Replaced(id) });
-                }
-            }
-        }
-    }
-
-    /// None of it ever was.
-    fn undo(self) {
-        let table = self.table;
-        for done in self.done.into_iter().rev() {
-            let fresh = match done {
-                Done::Added(id) => table.rules.remove(&id),
-                Done::Removed(id, entry, _) => {
-                    table.slab.record(entry.linked.record).die(super::records::NEVER);
-                    table.rules.insert(id, entry);
-                    None
-                }
-                Done::Replaced(id, mut old) => {
-                    table.slab.record(old.linked.record).die(super::records::NEVER);
-                    if let Some(carried) = table.carried.get_mut(&id) {
-                        carried.records.pop();
-                    }
-                    let mut fresh = table.rules.remove(&id);
-                    old.timer = fresh.as_mut().and_then(|fresh| fresh.timer.take());
-                    table.rules.insert(id, old);
-                    fresh
-                }
-            };
-            if let Some(fresh) = fresh {
-                if let Some(timer) = fresh.timer {
-                    table.wheel.cancel(timer);
-                }
-                table.slab.record(fresh.linked.record).undo();
-                table.limbo.dead.push(Dead { linked: fresh.linked, end: End::Undone });
             }
         }
     }

@@ -200,7 +200,17 @@ fn a_change_that_fails_has_never_been() {
         change.replace(first, rule("egress prio 1: udp dst 54 => drop"))
     });
     assert_eq!(fails, Err(RuleTableError::OtherDirection { from: Direction::Ingress, to: Direction::Egress }));
+    let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        bench.table.change(|change| -> Result<(), RuleTableError> {
+            change.add(rule("ingress prio 1: udp dst 53 => drop"), Timeouts { idle: 1, hard: 1 })?;
+            change.replace(first, rule("ingress prio 1: udp dst 54 => drop"))?;
+            change.remove(first)?;
+            panic!("in the middle of a change");
+        })
+    }));
+    assert!(panics.is_err());
     assert_eq!(bench.table.get(first).unwrap().to_string(), "ingress prio 5: udp dst 53 => mark 1");
+    assert_eq!(bench.table.len(), 1);
     let of = rule("ingress prio 5: eth / ipv4 / udp dst 53 => drop");
     let mut rng = Rng::new(1);
     let packets: Vec<_> = (0..50).map(|_| make::packet(&mut rng, Some(&of))).collect();
@@ -227,6 +237,40 @@ fn udp_to(port: u8) -> [u8; 60] {
     frame[14..34].copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0x66, 0xbd, 10, 0, 0, 1, 10, 0, 0, 2]);
     frame[34..42].copy_from_slice(&[0, 9, 0, port, 0, 26, 0, 0]);
     frame
+}
+
+#[test]
+fn a_worker_that_does_not_move_on_stops_changes_and_takes_no_memory() {
+    let mut bench = Bench::new(RuleLimits { passing: 200, ..RuleLimits::default() });
+    let of = |i: u32| rule(&format!("ingress prio 1: udp dst {} => drop", i % 60_000 + 1));
+    let (mut changes, mut refused) = (0, 0);
+    let mut add = |bench: &mut Bench, i| match bench.table.add(of(i), Timeouts { idle: 0, hard: 1 }) {
+        Ok(id) => {
+            changes += 1;
+            let limit = bench.table.remove(id);
+            assert!(matches!(limit, Ok(()) | Err(RuleTableError::TooManyPassing { limit: 200 })), "{limit:?}");
+        }
+        Err(error) => {
+            assert_eq!(error, RuleTableError::TooManyPassing { limit: 200 });
+            refused += 1;
+        }
+    };
+    (0..5000).for_each(|i| add(&mut bench, i));
+    assert_eq!(bench.table.records(), 1024);
+    let mut gone = 0;
+    bench.table.age(5_000_000_000, |_| gone += 1);
+    // Everything moves on with the worker, also what could not expire meanwhile.
+    for _ in 0..3 {
+        bench.turn();
+        bench.table.age(5_000_000_000, |_| gone += 1);
+    }
+    (0..50).for_each(|i| add(&mut bench, i));
+    assert!((100..300).contains(&changes) && refused > 4700, "{changes} changes, {refused} refused");
+    for _ in 0..3 {
+        bench.turn();
+        bench.table.age(9_000_000_000, |_| gone += 1);
+    }
+    assert_eq!((bench.table.len(), gone), (0, changes));
 }
 
 /// A change that fails can leave a larger table behind. Workers must not go on in the one before it, whose chains nobody keeps right.
