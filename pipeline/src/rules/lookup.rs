@@ -98,11 +98,23 @@ struct Scratch {
     misses: [u8; BATCH],
     /// Of the packets in `misses`.
     products: Vec<[u64; BATCH]>,
+    asked: Asked,
     /// Packets (as `products`) and the first records that they found in the tables. Never more than [`MATCHES`].
     matches: Vec<(u8, u32)>,
 }
 
-/// Records that are found before they are looked at.
+/// Keys that tables may have, and that are still to be looked for.
+#[derive(Debug)]
+struct Asked {
+    /// Packets (as `products`) and their hashes.
+    which: Box<[u8; MATCHES]>,
+    hashes: Box<[u32; MATCHES]>,
+    len: usize,
+    /// Index of a table, and where its keys end.
+    groups: Vec<(usize, usize)>,
+}
+
+/// Keys that are asked for before they are looked for, and records that are found before they are looked at.
 const MATCHES: usize = 4 * BATCH;
 
 /// "No entry of the cache."
@@ -117,6 +129,12 @@ impl RuleLookup {
             rules: [NONE; BATCH],
             misses: [0; BATCH],
             products: Vec::new(),
+            asked: Asked {
+                which: Box::new([0; MATCHES]),
+                hashes: Box::new([0; MATCHES]),
+                len: 0,
+                groups: Vec::with_capacity(MATCHES),
+            },
             matches: Vec::with_capacity(MATCHES),
         };
         Self {
@@ -288,17 +306,17 @@ impl Scratch {
     /// better rule there.
     fn search(&mut self, rules: &Side, slab: Records<'_>, version: u64, misses: usize) {
         let width = rules.plan.words.len();
-        let (rows, which) = (&self.rows[..], &self.misses[..misses]);
-        if self.products.len() < rules.products.len() {
+        let Self { rows, misses: which, products, asked, matches, rules: out, .. } = self;
+        let (rows, which) = (&rows[..], &which[..misses]);
+        if products.len() < rules.products.len() {
             // Only when there are new masks.
-            self.products.resize(rules.products.len(), [0; BATCH]);
+            products.resize(rules.products.len(), [0; BATCH]);
         }
-        rules.fill_products(rows, width, which, &mut self.products);
+        rules.fill_products(rows, width, which, products);
         let (mut found, mut orders) = ([NONE; BATCH], [u128::MAX; BATCH]);
         let mut active: [u8; BATCH] = std::array::from_fn(|j| j as u8);
         let (mut left, mut priority) = (misses, 0);
         // Records are looked at some time after they were found, when their lines have come.
-        let mut matches = std::mem::take(&mut self.matches);
         let settle = |matches: &mut Vec<(u8, u32)>, orders: &mut [u128; BATCH], found: &mut [u32; BATCH]| {
             for (j, head) in matches.drain(..) {
                 let Some(rule) = first_there(slab, version, head) else { continue };
@@ -308,11 +326,24 @@ impl Scratch {
                 }
             }
         };
-        let mut hashes = [0u32; BATCH];
-        for table in &rules.tables {
+        // Likewise keys, some tables later.
+        let look = |asked: &mut Asked, matches: &mut Vec<(u8, u32)>| {
+            let mut start = 0;
+            for (table, end) in asked.groups.drain(..) {
+                let keys = (&asked.which[start..end], &asked.hashes[start..end]);
+                rules.tables[table].find_batch((rows, width, which), keys, |j, head| {
+                    prefetch(slab.record(head));
+                    matches.push((j, head));
+                });
+                start = end;
+            }
+            asked.len = 0;
+        };
+        for (at, table) in rules.tables.iter().enumerate() {
             if table.priority != priority {
                 priority = table.priority;
-                settle(&mut matches, &mut orders, &mut found);
+                look(asked, matches);
+                settle(matches, &mut orders, &mut found);
                 // Nothing here or in the tables behind goes before a rule of a lower priority.
                 let bound = u128::from(priority) << 64;
                 let mut kept = 0;
@@ -326,20 +357,22 @@ impl Scratch {
                     break;
                 }
             }
-            let active = &active[..left];
-            table.hash_batch(&rules.secret, &self.products, active, &mut hashes);
-            if matches.len() + left > MATCHES {
-                settle(&mut matches, &mut orders, &mut found);
+            if asked.len + left > MATCHES {
+                look(asked, matches);
+                settle(matches, &mut orders, &mut found);
             }
-            table.find_batch((rows, width, which), (active, &hashes), |j, head| {
-                prefetch(slab.record(head));
-                matches.push((j, head));
-            });
+            let start = asked.len;
+            let room = (&mut asked.which[start..], &mut asked.hashes[start..]);
+            asked.len += table.hash_batch(&rules.secret, products, &active[..left], room);
+            if asked.len > start {
+                table.prefetch(&asked.hashes[start..asked.len]);
+                asked.groups.push((at, asked.len));
+            }
         }
-        settle(&mut matches, &mut orders, &mut found);
+        look(asked, matches);
+        settle(matches, &mut orders, &mut found);
         for (&i, &rule) in which.iter().zip(&found) {
-            self.rules[usize::from(i)] = rule;
+            out[usize::from(i)] = rule;
         }
-        self.matches = matches;
     }
 }

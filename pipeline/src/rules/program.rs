@@ -47,6 +47,8 @@ mod tags;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Deref;
+
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::flow::{Action, FieldSet, ReformatKind, Rule};
 use wirepath_pmd::packet::offload::Flags;
@@ -106,8 +108,43 @@ const PRIVATE: usize = 256;
 /// The actions of one rule, compiled.
 #[derive(Debug)]
 pub struct Program {
-    steps: Box<[Step]>,
+    steps: Steps,
     fate: Fate,
+}
+
+/// A single step, as most rules have, lies in the program itself: one line of memory less for each packet.
+#[derive(Debug)]
+enum Steps {
+    One(Step),
+    Many(Box<[Step]>),
+}
+
+impl Steps {
+    fn heap_bytes(&self) -> usize {
+        let list = if let Self::Many(steps) = self { size_of_val(&**steps) } else { 0 };
+        list + self.iter().map(Step::heap_bytes).sum::<usize>()
+    }
+}
+
+impl From<Vec<Step>> for Steps {
+    fn from(steps: Vec<Step>) -> Self {
+        match <[Step; 1]>::try_from(steps) {
+            Ok([step]) => Self::One(step),
+            Err(steps) => Self::Many(steps.into()),
+        }
+    }
+}
+
+impl Deref for Steps {
+    type Target = [Step];
+
+    #[inline(always)]
+    fn deref(&self) -> &[Step] {
+        match self {
+            Self::One(step) => std::slice::from_ref(step),
+            Self::Many(steps) => steps,
+        }
+    }
 }
 
 /// What runs before the packet's fate. Two words.
@@ -177,14 +214,6 @@ impl Program {
         }
     }
 
-    /// Asks the processor to fetch the first step.
-    #[inline(always)]
-    pub fn prefetch(&self) {
-        if let Some(step) = self.steps.first() {
-            crate::table::prefetch(step);
-        }
-    }
-
     /// Whether the program leaves headers and length of packets alone, so that what was parsed stays true.
     pub fn keeps_headers(&self) -> bool {
         let keeps = |step: &Step| matches!(step, Step::Mirror(_) | Step::Count | Step::Mark(_) | Step::Limit(_));
@@ -193,15 +222,14 @@ impl Program {
 
     /// Heap memory that it takes, bytes. The tables of keys that rules bring themselves included.
     pub fn heap_bytes(&self) -> usize {
-        let steps: usize = self.steps.iter().map(Step::heap_bytes).sum();
         let fate = if let Fate::Rss(spread) = &self.fate { spread.heap_bytes() } else { 0 };
-        size_of_val(&*self.steps) + steps + fate
+        self.steps.heap_bytes() + fate
     }
 
     #[inline(never)]
     fn run_steps<E: Environment>(&self, packet: &mut Packet, parsed: &Parsed, env: &mut E) -> Outcome {
         let mut headers = Headers { outer: Some(*parsed.outer()), inner: parsed.inner().copied() };
-        for step in &self.steps {
+        for step in &*self.steps {
             let done = match step {
                 Step::Rewrite(rewrite) => rewrite.run(packet, &headers, env.pool()),
                 Step::PushVlan(tag) => tags::push(packet, &mut headers, *tag),

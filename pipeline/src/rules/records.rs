@@ -16,8 +16,9 @@ pub(super) const NEVER: u64 = u64::MAX;
 /// Records that are made at a time.
 pub(super) const CHUNK: usize = 1024;
 
-/// A rule as a worker meets it.
+/// A rule as a worker meets it. One cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Installed {
     pub(super) id: RuleId,
     pub(super) rule: Arc<Rule>,
@@ -131,6 +132,8 @@ impl Record {
         self.installed.exchange(None)
     }
 }
+
+const _: () = assert!(size_of::<Option<Installed>>() == 64);
 
 /// What one worker has counted for one rule.
 #[derive(Debug, Default)]

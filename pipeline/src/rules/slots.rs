@@ -24,6 +24,11 @@ const VALUE: u64 = OVERFLOW - 1;
 /// Words of the longest key of which two fit a line.
 const PAIRED: usize = 3;
 
+/// Keys up to which a table is small: its filter stays in the first-level cache, where that of a large one would cost what the table does.
+const SMALL: usize = 4096;
+/// Bits of the filter for each key that there is room for: one in sixteen searches for another key goes on behind it.
+const FILTER_BITS: usize = 16;
+
 /// Largest value.
 pub(super) const MAX_VALUE: u32 = VALUE as u32 - 1;
 
@@ -76,6 +81,8 @@ pub(super) struct Position(usize);
 #[derive(Debug)]
 pub(super) struct SlotTable {
     lines: Zeroed<Line>,
+    /// Of small tables, a bit for each hash that was ever put in: most searches end there. Empty: there is none.
+    filter: Box<[AtomicU64]>,
     words: usize,
     /// Two slots in a bucket.
     pairs: bool,
@@ -92,14 +99,16 @@ impl SlotTable {
     pub(super) fn new(words: usize, capacity: usize, hash: Hash) -> Self {
         let slot = (words + 1).next_power_of_two().max(4);
         let (pairs, lines) = (slot == 4, slot.div_ceil(8));
-        // Small tables are kept sparse: there are many of them, each looked into for every new flow, and a slot that is taken by
-        // another key costs a branch that goes wrong.
-        let sparse = if capacity <= 4096 { 4 } else { 2 };
+        // Small tables are kept sparse: there are many of them, each looked into for every new flow, and a bucket that is full costs a
+        // branch that goes wrong.
+        let small = capacity <= SMALL;
+        let sparse = if small { 4 } else { 2 };
         let slots = (capacity.max(8) * sparse).next_power_of_two();
         let buckets = if pairs { slots / 2 } else { slots };
         let room = slots / sparse;
         Self {
             lines: Zeroed::new(buckets * lines),
+            filter: (0..if small { room * FILTER_BITS / 64 } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
             words,
             pairs,
             shift: lines.trailing_zeros(),
@@ -136,7 +145,7 @@ impl SlotTable {
 
     /// Bytes of memory.
     pub(super) fn bytes(&self) -> usize {
-        self.lines.len() * size_of::<Line>()
+        self.lines.len() * size_of::<Line>() + size_of_val(&*self.filter)
     }
 
     /// The hash of a key, which the other methods take.
@@ -158,6 +167,22 @@ impl SlotTable {
         debug_assert!(index < self.lines.len());
         // SAFETY: there are `(mask + 1) << shift` lines.
         unsafe { self.lines.as_ptr().add(index) }.cast()
+    }
+
+    /// Whether a key with this hash may be there.
+    #[inline(always)]
+    pub(super) fn may_have(&self, hash: u32) -> bool {
+        let place = hash as usize & (self.filter.len() * 64).wrapping_sub(1);
+        self.filter.get(place / 64).is_none_or(|word| word.load(Ordering::Acquire) >> (place % 64) & 1 != 0)
+    }
+
+    /// Writer only, before the key can be found.
+    #[inline(always)]
+    fn note(&self, hash: u32) {
+        let place = hash as usize & (self.filter.len() * 64).wrapping_sub(1);
+        if let Some(word) = self.filter.get(place / 64) {
+            word.store(word.load(Ordering::Relaxed) | 1 << (place % 64), Ordering::Release);
+        }
     }
 
     /// Asks for the line where a search starts.
@@ -288,6 +313,7 @@ impl SlotTable {
             (bucket, is_free)
         };
         if possible {
+            self.note(hash);
             for i in 0..words {
                 // SAFETY: a slot has `words + 1` words.
                 unsafe { &*slot.add(1 + i) }.store(key(i), Ordering::Relaxed);
@@ -308,6 +334,7 @@ impl SlotTable {
                 if meta & !OVERFLOW != 0 {
                     continue;
                 }
+                self.note(hash);
                 for (i, word) in key.iter().enumerate() {
                     self.word(slot + 1 + i).store(*word, Ordering::Relaxed);
                 }

@@ -115,43 +115,68 @@ impl TableView {
         secret.sum(products.fold(0, u64::wrapping_add))
     }
 
-    /// The hashes of the rows whose products have the numbers in `which`, in its order. Asks for the lines where the searches start.
+    /// The hashes of the rows whose products have the numbers in `which`, in its order. Those that may have a rule here are put at the
+    /// beginning of `asked`; returns how many.
     #[inline(always)]
-    pub(super) fn hash_batch(&self, secret: &Secret, products: &[[u64; BATCH]], which: &[u8], hashes: &mut [u32]) {
-        let slots = &*self.slots;
+    pub(super) fn hash_batch(
+        &self,
+        secret: &Secret,
+        products: &[[u64; BATCH]],
+        which: &[u8],
+        asked: (&mut [u8], &mut [u32]),
+    ) -> usize {
         /// With the number of terms known, nothing is left of the inner loop.
         #[inline(always)]
         fn of<const N: usize>(
-            (slots, words, secret): (&SlotTable, usize, &Secret),
+            (slots, secret): (&SlotTable, &Secret),
             products: [&[u64; BATCH]; N],
             which: &[u8],
-            hashes: &mut [u32],
-        ) {
-            for (&j, hash) in which.iter().zip(hashes) {
-                let sum =
-                    products.iter().fold(0, |sum: u64, product| sum.wrapping_add(product[usize::from(j) % BATCH]));
-                *hash = secret.sum(sum);
-                slots.prefetch(words, *hash);
+            asked: (&mut [u8], &mut [u32]),
+        ) -> usize {
+            let hashes = which.iter().map(|&j| {
+                let product = |all: &[u64; BATCH]| all[usize::from(j) % BATCH];
+                (j, secret.sum(products.iter().fold(0, |sum: u64, all| sum.wrapping_add(product(all)))))
+            });
+            keep(slots, hashes, asked)
+        }
+        /// Without a branch: which of them are kept cannot be foreseen.
+        #[inline(always)]
+        fn keep(
+            slots: &SlotTable,
+            hashes: impl Iterator<Item = (u8, u32)>,
+            (which, kept): (&mut [u8], &mut [u32]),
+        ) -> usize {
+            let mut n = 0;
+            for (j, hash) in hashes {
+                (which[n], kept[n]) = (j, hash);
+                n += usize::from(slots.may_have(hash));
             }
+            n
         }
         let get = |k: u16| &products[usize::from(k)];
-        let words = self.columns.len();
-        let with = (slots, words, secret);
+        let with = (&*self.slots, secret);
         match *self.terms {
-            [a] => of(with, [a].map(get), which, hashes),
-            [a, b] => of(with, [a, b].map(get), which, hashes),
-            [a, b, c] => of(with, [a, b, c].map(get), which, hashes),
-            [a, b, c, d] => of(with, [a, b, c, d].map(get), which, hashes),
-            [a, b, c, d, e] => of(with, [a, b, c, d, e].map(get), which, hashes),
-            [a, b, c, d, e, f] => of(with, [a, b, c, d, e, f].map(get), which, hashes),
+            [a] => of(with, [a].map(get), which, asked),
+            [a, b] => of(with, [a, b].map(get), which, asked),
+            [a, b, c] => of(with, [a, b, c].map(get), which, asked),
+            [a, b, c, d] => of(with, [a, b, c, d].map(get), which, asked),
+            [a, b, c, d, e] => of(with, [a, b, c, d, e].map(get), which, asked),
+            [a, b, c, d, e, f] => of(with, [a, b, c, d, e, f].map(get), which, asked),
             ref all => {
-                for (&j, hash) in which.iter().zip(hashes) {
+                let hashes = which.iter().map(|&j| {
                     let product = |k: &u16| get(*k)[usize::from(j) % BATCH];
-                    *hash = secret.sum(all.iter().map(product).fold(0, u64::wrapping_add));
-                    slots.prefetch(words, *hash);
-                }
+                    (j, secret.sum(all.iter().map(product).fold(0, u64::wrapping_add)))
+                });
+                keep(&self.slots, hashes, asked)
             }
         }
+    }
+
+    /// Asks for the lines where searches for these hashes start.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, hashes: &[u32]) {
+        let words = self.columns.len();
+        hashes.iter().for_each(|hash| self.slots.prefetch(words, *hash));
     }
 
     /// Looks for the keys of the rows `misses[j]`, `j` in `which`: `found` gets `j` and the first record of those with the key.
@@ -196,7 +221,8 @@ impl TableView {
             let Column { column, mask, .. } = self.columns[i];
             row[usize::from(column)] & mask
         };
-        first_there(slab, version, self.slots.find(self.columns.len(), hash, word)?)
+        let found = self.slots.may_have(hash).then(|| self.slots.find(self.columns.len(), hash, word))??;
+        first_there(slab, version, found)
     }
 }
 
