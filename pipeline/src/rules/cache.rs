@@ -10,7 +10,8 @@
 //!   the tables that rules are being added to (two at most are *tracked*) it keeps, for every entry, where it would be found: an array
 //!   over the hashes in that table. Nearly always nobody is there. If somebody is, just those entries are looked at again. In tables
 //!   that are not tracked, and where too many flows share a place in the array, the table is noted as *doubtful* from this version on:
-//!   entries with an older stamp look into that one table again at their next hit.
+//!   entries with an older stamp look into that one table again at their next hit. If there are more than two such tables, the flow is
+//!   looked up with the misses of its batch, which costs less than to look into one table after another.
 //!
 //! So an addition costs a worker one memory access, and not its cache.
 
@@ -23,6 +24,8 @@ use crate::table::prefetch;
 const WAYS: usize = 8;
 /// Tables whose additions are followed closely.
 const TRACKED: usize = 2;
+/// Doubtful tables that an entry is compared with by itself.
+const FEW: usize = 2;
 /// Entries that one place of the array names.
 const NAMES: usize = 8;
 /// Name that says "more than these".
@@ -115,8 +118,8 @@ pub(super) struct Cache {
     /// Buckets that are used, less one.
     mask: usize,
     doubts: Vec<Doubt>,
-    /// The largest of `doubts`: entries with this stamp or a later one need no second look.
-    doubtful: u64,
+    /// The tables with the latest doubts, the latest first. Entries with its stamp or a later one need no second look.
+    doubtful: [(u32, u64); FEW + 1],
     tracked: [Option<Tracked>; TRACKED],
     /// Names given since the array was cleared.
     named: usize,
@@ -138,7 +141,7 @@ impl Cache {
             stride: 0,
             mask: 0,
             doubts: Vec::new(),
-            doubtful: 0,
+            doubtful: [(u32::MAX, 0); FEW + 1],
             tracked: [None; TRACKED],
             named: 0,
             random: 0x9e37_79b9_7f4a_7c15,
@@ -229,8 +232,9 @@ impl Cache {
         if rule != NONE {
             slab.record(rule).installed().prefetch();
         }
-        if stamp < self.doubtful {
-            return self.check_again(side, slab, version, entry);
+        if stamp < self.doubtful[0].1 {
+            let many = stamp < self.doubtful[FEW].1;
+            return if many { Look::Miss } else { self.check_again(side, slab, version, entry) };
         }
         Look::Hit(rule)
     }
@@ -400,7 +404,10 @@ impl Cache {
             self.doubts.resize(table as usize + 1, Doubt::default());
         }
         self.doubts[table as usize].since = version;
-        self.doubtful = self.doubtful.max(version);
+        let known = self.doubtful.iter().position(|(other, _)| *other == table);
+        let known = known.unwrap_or(FEW);
+        self.doubtful[..=known].rotate_right(1);
+        self.doubtful[0] = (table, version);
     }
 
     /// Looks for a better rule for one entry in one table, if its key has this hash there.
