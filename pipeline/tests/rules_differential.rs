@@ -2,7 +2,8 @@
 //! and damaged ones too.
 //!
 //! Each rule set is one seed. Of its packets one in [`ROUNDS`] is different; every one is sent [`ROUNDS`] times, in another order each
-//! time, so that caches are cold and warm. A failure prints its seed, and `RULES_SEED=n` runs that set alone:
+//! time, so that caches are cold and warm. A failure prints the fewest and simplest rules and packets that still fail, and its seed;
+//! `RULES_SEED=n` runs that set alone:
 //!
 //! ```text
 //! RULES_SEED=17 cargo test -p wirepath-pipeline --test rules_differential
@@ -20,7 +21,7 @@ use wirepath_pipeline::rules::program::DEFAULT_RSS_KEY;
 use wirepath_pipeline::rules::{Hit, RuleId, RuleLimits, RuleLookup, RuleTable, Timeouts};
 use wirepath_pmd::flow::{Action, Direction, Rule};
 use wirepath_pmd::packet::{BATCH, Packet};
-use wirepath_rulelab::{Cause, Coverage, Fate, Fault, Reference, Rng, make, show};
+use wirepath_rulelab::{Cause, Coverage, Fate, Fault, Noted, Reference, Rng, make, show, shrink};
 use wirepath_wire::{Parsed, Parser};
 
 /// Rule sets in a usual run.
@@ -37,6 +38,7 @@ fn is_stateful(rule: &Rule) -> bool {
 /// One rule set with its packets. Returns what was seen.
 struct Set {
     seed: u64,
+    fault: Fault,
     rules: Vec<Rule>,
     reference: Reference,
     cases: Vec<Case>,
@@ -45,31 +47,63 @@ struct Set {
     coverage: Coverage,
 }
 
+/// A packet, and the direction whose rules it meets.
+type Sent = (Direction, Vec<u8>, Noted);
+
 impl Set {
     fn new(seed: u64, packets: usize, fault: Fault) -> Self {
         let mut rng = Rng::new(seed);
         let count = rng.pick(&[3, 10, 30, 100]);
         let rules = make::rules(&mut rng, count);
+        let sent = (0..packets).map(|_| {
+            let aim = rng.index(rules.len());
+            let wish = (!rng.one_in(10)).then_some(&rules[aim]);
+            let (frame, noted) = make::packet(&mut rng, wish);
+            (rules[aim].direction(), frame, noted)
+        });
+        let sent = sent.collect();
+        Self::of(seed, rules, sent, fault)
+    }
+
+    fn of(seed: u64, rules: Vec<Rule>, sent: Vec<Sent>, fault: Fault) -> Self {
         let mut reference = Reference::new(&rules).with(fault);
         reference.rss_key = DEFAULT_RSS_KEY.to_vec();
+        // What is only asked here for the memory of the test is forgotten.
+        let fresh = reference.clone();
         let mut coverage = Coverage::default();
-        let cases = (0..packets)
-            .map(|_| {
-                let aim = rng.index(rules.len());
-                let wish = (!rng.one_in(10)).then_some(&rules[aim]);
-                let (frame, noted) = make::packet(&mut rng, wish);
-                let direction = rules[aim].direction();
+        let cases = sent
+            .into_iter()
+            .map(|(direction, frame, noted)| {
                 let expected = reference.run(direction, &frame, &noted, 0);
                 let rule = expected.rule.and_then(|id| reference.rule(id));
                 coverage.note(rule, &expected);
                 Case::new(direction, frame, noted, expected)
             })
             .collect();
-        // What was only asked for the memory of the test is forgotten.
-        let mut fresh = Reference::new(&rules).with(fault);
-        fresh.rss_key = DEFAULT_RSS_KEY.to_vec();
         let stateful = fresh.rules().filter(|(_, rule)| is_stateful(rule)).map(|(id, _)| id).collect();
-        Self { seed, rules, reference: fresh, cases, stateful, coverage }
+        Self { seed, fault, rules, reference: fresh, cases, stateful, coverage }
+    }
+
+    /// The fewest packets and rules, and these as simple as can be, that fail as this set does.
+    fn shrunk(&self, rounds: usize) -> Self {
+        let of = |rules: &[Rule], sent: &[Sent]| Self::of(self.seed, rules.to_vec(), sent.to_vec(), self.fault);
+        let fails = |rules: &[Rule], sent: &[Sent]| of(rules, sent).run(rounds).is_err();
+        let sent: Vec<Sent> = self.cases.iter().map(|case| (case.direction, case.frame.clone(), case.noted)).collect();
+        let sent = shrink::fewest(&sent, |sent| fails(&self.rules, sent));
+        let rules = shrink::fewest(&self.rules, |rules| fails(rules, &sent));
+        let rules = shrink::simplest(&rules, |rules| fails(rules, &sent));
+        of(&rules, &sent)
+    }
+
+    /// Runs the set; a failure is told of the smallest that fails too.
+    fn run_and_shrink(&mut self, rounds: usize) -> Result<(), String> {
+        let Err(what) = self.run(rounds) else { return Ok(()) };
+        let mut small = self.shrunk(rounds);
+        let (rules, packets) = (small.rules.len(), small.cases.len());
+        let list = show::rules((0..).zip(&small.rules));
+        let sent: String = small.cases.iter().map(|case| show::packet(&case.frame, &case.noted)).collect();
+        let what_there = small.run(rounds).err().unwrap_or_default();
+        Err(format!("{what}\nshrunk to {rules} rules and {packets} packets:\n{list}{sent}{what_there}"))
     }
 
     fn failure(&self, at: usize, what: &str) -> String {
@@ -223,7 +257,7 @@ fn run_sets(seeds: std::ops::Range<u64>, packets: usize, rounds: usize) -> (Vec<
             }
             let mut set = Set::new(seed, packets / rounds, Fault::None);
             coverage.add(&set.coverage);
-            failures.extend(set.run(rounds).err());
+            failures.extend(set.run_and_shrink(rounds).err());
         }
     };
     std::thread::scope(|scope| {
@@ -265,12 +299,23 @@ fn every_packet_becomes_what_the_reference_says() {
 #[test]
 fn every_planted_error_is_found() {
     // An error in the reference differs from the engine as the same error in the engine would differ from the reference.
-    let mut left = Vec::new();
+    let (mut left, mut large) = (Vec::new(), Vec::new());
     for fault in Fault::ALL {
-        let found = (0..120).filter(|&seed| Set::new(seed, 400, fault).run(2).is_err()).take(2).count();
-        if found < 2 {
-            left.push(format!("{fault:?}: {found}"));
+        let failing = |seed: u64| {
+            let mut set = Set::new(seed, 400, fault);
+            set.run(2).is_err().then_some(set)
+        };
+        let found: Vec<Set> = (0..120).filter_map(failing).take(2).collect();
+        if found.len() < 2 {
+            left.push(format!("{fault:?}: {}", found.len()));
+            continue;
+        }
+        let mut small = found[0].shrunk(2);
+        assert!(small.run(2).is_err(), "{fault:?}: what is left does not fail");
+        if small.rules.len() > 2 || small.cases.len() > 20 {
+            large.push(format!("{fault:?}: {} rules, {} packets", small.rules.len(), small.cases.len()));
         }
     }
+    assert!(large.is_empty(), "not shrunk: {}", large.join(", "));
     assert!(left.is_empty(), "planted, and not found twice in 120 rule sets: {}", left.join(", "));
 }

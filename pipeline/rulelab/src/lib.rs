@@ -7,6 +7,7 @@
 //! - [`Reference`]: what becomes of a packet, rule after rule, byte after byte. [`Fault`] plants an error in it.
 //! - [`make`]: random rules that overlap and random packets that hit them, from one seed.
 //! - [`compare`]: equality of frames on the wire, but for what each engine may choose.
+//! - [`shrink`]: the smallest rules and packets that still fail.
 //! - [`Coverage`]: what a run has seen at all.
 
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ pub mod rewrite;
 mod rng;
 mod rss;
 pub mod show;
+pub mod shrink;
 
 pub use coverage::Coverage;
 pub use fields::Noted;
