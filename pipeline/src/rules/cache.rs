@@ -24,6 +24,8 @@ use crate::table::prefetch;
 const WAYS: usize = 8;
 /// Tables whose additions are followed closely.
 const TRACKED: usize = 2;
+/// Versions after which a table to which nothing was added is not followed any more.
+const QUIET: u64 = 1024;
 /// Doubtful tables that an entry is compared with by itself.
 const FEW: usize = 2;
 /// Entries that one place of the array names.
@@ -357,6 +359,13 @@ impl Cache {
             self.flush();
             return;
         };
+        if self.many_grow(version) {
+            for tracked in std::mem::take(&mut self.tracked).into_iter().flatten() {
+                self.doubt(tracked.table, version);
+            }
+            self.doubt(added.table, version);
+            return;
+        }
         if !self.is_tracked(added.table) {
             self.track(added.table, version);
             self.doubt(added.table, version);
@@ -387,10 +396,14 @@ impl Cache {
         }
     }
 
+    /// Whether rules are being added to so many tables that to follow some of them saves nothing.
+    fn many_grow(&self, version: u64) -> bool {
+        let (table, since) = self.doubtful[FEW];
+        table != u32::MAX && version - since <= QUIET
+    }
+
     /// Follows a table's additions, if there is a place for it.
     fn track(&mut self, table: u32, version: u64) {
-        /// Versions after which a table to which nothing was added is not followed any more.
-        const QUIET: u64 = 1024;
         let tracked = Tracked { table, last: version };
         if let Some(place) =
             self.tracked.iter_mut().find(|place| place.is_none_or(|other| version - other.last > QUIET))

@@ -1,6 +1,6 @@
 //! The rules of a program: checked against its ports, run by its workers, told to its ports.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use wirepath_pmd::flow::{Action, Direction, Field, ItemKind, Key, Rule, What};
@@ -400,17 +400,19 @@ impl RuleControl {
 
     /// The rules in force with their counters. `plane` asks the ports; without, what ports decide is not counted.
     pub fn standing(&self, mut plane: Option<&mut ControlPlane>) -> Vec<Standing> {
-        let one = |entry: &Entry| {
-            let mut counters = sum(entry.before, self.table.counters(entry.id).unwrap_or_default());
-            for port in 0..self.ports.len() as PortId {
-                if let Some((packets, bytes)) = plane.as_mut().and_then(|plane| plane.rule_counters(port, &entry.rule))
-                {
+        // Ports know rules by what they say: of those that say the same, the first is the one that runs.
+        let mut asked = HashSet::new();
+        let all = self.rules.iter().map(|Entry { id, rule, before }| {
+            let mut counters = sum(*before, self.table.counters(*id).unwrap_or_default());
+            let first = asked.insert(rule);
+            for port in (0..self.ports.len() as PortId).filter(|_| first) {
+                if let Some((packets, bytes)) = plane.as_mut().and_then(|plane| plane.rule_counters(port, rule)) {
                     counters = sum(counters, RuleCounters { packets, bytes, last_hit: 0 });
                 }
             }
-            Standing { id: entry.id, rule: entry.rule.clone(), counters }
-        };
-        self.rules.iter().map(one).collect()
+            Standing { id: *id, rule: rule.clone(), counters }
+        });
+        all.collect()
     }
 
     /// The ports, as they were looked at last.

@@ -6,6 +6,7 @@ use wirepath_wire::Parsed;
 
 use super::cache::{Cache, CacheStats, Look};
 use super::hash::Secret;
+use super::program::length;
 use super::records::{Count, Installed, NONE, Records};
 use super::view::{Engine, Side, first_there, side};
 use super::words::WORDS;
@@ -243,7 +244,7 @@ impl RuleLookup {
             let count = slab.count(self.worker, rule);
             let hit = Hit { installed, count };
             if !record.counts_itself() {
-                hit.count(packet.len());
+                hit.count(length(packet));
             }
             count.last_hit.set(now);
             *found = Some(hit);

@@ -315,7 +315,8 @@ impl Headers {
 }
 
 /// Bytes of the frame with a tag beside it.
-fn length(packet: &Packet) -> usize {
+#[inline(always)]
+pub(super) fn length(packet: &Packet) -> usize {
     packet.len() + if packet.vlan().is_some() { 4 } else { 0 }
 }
 

@@ -81,7 +81,7 @@ impl Timeouts {
 pub struct RuleCounters {
     /// Packets that met the rule.
     pub packets: u64,
-    /// Bytes of these packets as they were when they met it (or its action `count`), without FCS.
+    /// Bytes of these packets as they were when they met it (or its action `count`), a tag beside the frame included, without FCS.
     pub bytes: u64,
     /// Nanoseconds (of [`crate::Context::now`]) of the last one; 0: none.
     pub last_hit: u64,

@@ -240,6 +240,18 @@ fn udp_to(port: u8) -> [u8; 60] {
 }
 
 #[test]
+fn a_tag_beside_the_frame_counts() {
+    let mut bench = Bench::new(RuleLimits::default());
+    let id = bench.add(rule("ingress: any => drop"));
+    let mut packet = bench.pool.take().unwrap();
+    assert!(packet.extend_from_slice(&udp_to(1), &bench.pool));
+    packet.set_vlan(7);
+    let (parsed, mut found) = (Parser::default().parse(&udp_to(1)).unwrap(), [None]);
+    bench.ingress.find(bench.reader.guard(), 1, &[packet], &[parsed], &mut found);
+    assert_eq!(bench.table.counters(id), Some(RuleCounters { packets: 1, bytes: 64, last_hit: 1 }));
+}
+
+#[test]
 fn a_worker_that_does_not_move_on_stops_changes_and_takes_no_memory() {
     let mut bench = Bench::new(RuleLimits { passing: 200, ..RuleLimits::default() });
     let of = |i: u32| rule(&format!("ingress prio 1: udp dst {} => drop", i % 60_000 + 1));
