@@ -100,6 +100,16 @@ over! {
     frames_in: crate::frames::judged_on_the_way_in;
 }
 over! {
+    verbs,
+    by("verbs", false),
+    ping: crate::ping::small_and_jumbo;
+    tcp: crate::tcp::some_unharmed;
+    frames_out: crate::frames::judged_on_the_way_out;
+    frames_in: crate::frames::judged_on_the_way_in;
+    vlans: crate::vlans::each_vlan_its_segment;
+    l2fwd_pair: crate::l2fwd::joins_a_pair;
+}
+over! {
     mlx5_and_mana,
     Way { others: Some("mana"), ..by("mlx5", false) },
     ping: crate::ping::small_and_jumbo;

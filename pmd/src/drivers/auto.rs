@@ -13,7 +13,8 @@ use crate::settings::{ConfigError, Settings};
 
 const NAME: &str = "auto";
 
-/// Drivers that `auto` tries, best first.
+/// Drivers that `auto` tries, best first. `verbs` is taken by name only: nobody has seen yet what providers without a driver of their own
+/// here make of raw packets.
 const ORDER: &[&str] = &["mlx5", "mana", "af_xdp", "af_packet"];
 
 /// Those that find their devices without an interface of the kernel.

@@ -28,6 +28,7 @@ pub mod pcap;
 pub mod rdma;
 pub mod requests;
 pub mod tap;
+pub mod verbs;
 
 use std::fmt;
 
@@ -67,6 +68,7 @@ pub static DRIVERS: &[&dyn Driver] = &[
     &auto::Auto,
     &mlx5::Mlx5,
     &mana::Mana,
+    &verbs::Verbs,
     &af_xdp::AfXdp,
     &af_packet::AfPacket,
     &memory::Memory,
@@ -121,7 +123,8 @@ pub struct PortSettings {
 impl PortSettings {
     /// Whether both ports would take the same interface from the kernel. One of them would get its frames, not both.
     pub fn shares_interface(&self, other: &Self) -> bool {
-        let takes = |port: &Self| ["auto", "mlx5", "mana", "af_xdp", "af_packet"].contains(&port.plan.driver());
+        let takes =
+            |port: &Self| ["auto", "mlx5", "mana", "verbs", "af_xdp", "af_packet"].contains(&port.plan.driver());
         takes(self) && takes(other) && self.device == other.device
     }
 

@@ -90,6 +90,7 @@ contract! {
         doorbells: "scan",
         device: "",
     };
+    verbs: crate::fixtures::nic::Nic { driver: "verbs", settings: "", doorbells: "trap", device: "" };
     memory: crate::fixtures::memory::Memory;
     null: crate::fixtures::null::Null;
     pcap: crate::fixtures::pcap::Pcap;

@@ -198,28 +198,14 @@ impl CompletionQueue {
     }
 
     /// Takes completions through libibverbs, up to 64 and up to what fits; their number. Not for queues whose memory a driver reads by
-    /// itself.
+    /// itself. Drivers that poll all the time keep [`crate::Completions`].
     ///
     /// # Errors
     /// The provider cannot, or the queue is broken.
     pub fn poll(&self, completions: &mut [WorkCompletion]) -> Result<usize> {
-        const MOST: usize = 64;
-        let mut raw = [ibv_wc::zeroed(); MOST];
-        let wanted = completions.len().min(MOST);
-        // SAFETY: a living queue, and room for what is wanted.
-        let taken = unsafe { ibv_poll_cq(self.0.raw.as_ptr(), wanted as i32, raw.as_mut_ptr()) };
-        let context = &self.0.context.inner;
-        match usize::try_from(taken) {
-            Ok(taken) if taken <= wanted => {
-                for (completion, raw) in completions.iter_mut().zip(&raw[..taken]) {
-                    *completion = WorkCompletion::of(raw);
-                }
-                Ok(taken)
-            }
-            // Providers that cannot poll return the errno as it is.
-            Ok(_) => Err(context.error("ibv_poll_cq", taken, None)),
-            Err(_) => Err(context.error("ibv_poll_cq", libc::EIO, None)),
-        }
+        let mut room = crate::Completions::default();
+        let taken = room.poll(self, completions.len())?.zip(completions).map(|(from, to)| *to = from);
+        Ok(taken.count())
     }
 }
 
@@ -243,7 +229,7 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
-    fn of(raw: &ibv_wc) -> Self {
+    pub(crate) fn of(raw: &ibv_wc) -> Self {
         Self {
             request: raw.wr_id,
             status: raw.status,

@@ -39,6 +39,7 @@ mod memory_region;
 pub mod mlx5;
 mod queue_pair;
 mod registers;
+mod requests;
 mod work_queue;
 
 pub use allocator::QueueAllocator;
@@ -55,4 +56,5 @@ pub use lease::{Lease, LeaseView};
 pub use memory_region::{Access, ImportedRegion, MemoryRegion};
 pub use queue_pair::{QueuePairState, QueueSizes, RawPacketQp, RawPacketQpOptions};
 pub use rdma_core_sys::{LIBRARY_DIRECTORY_VARIABLE, LoadError, MissingSymbol, Search, Version};
+pub use requests::{Completions, ReceiveRequests, Refused, Segment, SendRequests, status_text};
 pub use work_queue::{HashFields, IndirectionTable, RssQp, WorkQueue, WorkQueueOptions};

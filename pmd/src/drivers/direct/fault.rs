@@ -14,6 +14,15 @@ pub(crate) enum Fault {
         /// Counter of the descriptor.
         position: u16,
     },
+    /// An error completion as libibverbs tells it (`enum ibv_wc_status`): the device has stopped the queue.
+    Failed {
+        /// `IBV_WC_*`.
+        status: u32,
+        /// The vendor's number for it.
+        vendor: u32,
+    },
+    /// The provider's library refused to post, or could not read a completion.
+    Library,
     /// An error completion of a MANA that has stopped the queue (`CQE_TX_GDMA_ERR`).
     Stopped,
     /// An error completion of which nobody knows whether its burst is still open.
@@ -53,6 +62,14 @@ impl fmt::Display for Fault {
                     syndrome_text(*syndrome)
                 );
             }
+            Self::Failed { status, vendor } => {
+                return write!(
+                    f,
+                    "the device stopped it with status {status}, vendor's {vendor:#04x}: {}",
+                    wirepath_verbs::status_text(*status)
+                );
+            }
+            Self::Library => "the provider's library can no longer work with it",
             Self::Stopped => "the device stopped it",
             Self::Unplaced => "an error completion without the position of its packet",
             Self::OwnerOutOfTurn => "a completion with owner bits out of turn",

@@ -14,7 +14,9 @@ pub(crate) mod hostile;
 pub(crate) mod keys;
 pub(crate) mod opened;
 pub(crate) mod receive;
+pub(crate) mod registered;
 pub(crate) mod send;
+pub(crate) mod steering;
 
 /// Bytes of an Ethernet header.
 pub(crate) const SHORTEST: usize = 14;

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mlx5::{CQE_BYTES, CQE_OWNER, MINI_FORMAT_CSUM, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH};
 
-use super::rx::{Layout, ReceiveMode, ReceivePlace, ReceiveRing, Sink};
+use super::rx::{Layout, ReceiveMode, ReceivePlace, ReceiveRing};
 use super::tx::{SendMode, SendPlace, SendRing};
 use crate::drivers::direct::exchange::Exchange;
 use crate::drivers::direct::graves::Ending;
 use crate::drivers::direct::hostile::{keys, memory};
 use crate::drivers::direct::receive::{Receiver, Spread};
+use crate::drivers::direct::registered::Sink;
 use crate::drivers::direct::send::Sender;
 use crate::packet::{Batch, Pool};
 use crate::port::{ReceiveQueue, TransmitQueue};

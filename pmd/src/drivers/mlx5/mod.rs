@@ -31,7 +31,6 @@ mod modes;
 mod nic;
 mod offload;
 mod rx;
-mod steering;
 #[cfg(test)]
 mod tests;
 mod tx;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use wirepath_memory::{BufferAllocator, Doorbell, RegionBuilder};
+use wirepath_memory::{BufferAllocator, Doorbell};
 use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::{
     CompletionQueue, CompletionQueueOptions, Error, ProtectionDomain, Provider, RawPacketQp, RawPacketQpOptions,
@@ -11,8 +11,7 @@ use wirepath_verbs::{
 
 use super::modes::Modes;
 use super::offload::MAX_TSO_HEADER;
-use super::rx::{Layout, ReceivePlace, ReceiveRing, Sink};
-use super::steering::{Whose, spread};
+use super::rx::{Layout, ReceivePlace, ReceiveRing};
 use super::tx::{SendPlace, SendRing};
 use super::wqe::MAX_PIECES;
 use super::{NAME, Options};
@@ -21,9 +20,10 @@ use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::find::Who;
 use crate::drivers::direct::graves::Ending;
-use crate::drivers::direct::keys::Keys;
 use crate::drivers::direct::opened::{self, odd_ring};
 use crate::drivers::direct::receive::Spread;
+use crate::drivers::direct::registered::Registered;
+use crate::drivers::direct::steering::{Whose, spread};
 use crate::packet::Pool;
 use crate::port::{Capabilities, Offloads, PortConfig};
 
@@ -39,9 +39,6 @@ const BLOCKS: u32 = 2;
 const BLOCK: u32 = 64;
 /// Fewest basic blocks of a send ring.
 const MIN_BLOCKS: u32 = 64;
-/// Bytes of the memory that frames too long for the port end in: as much as the largest frame, for which a port of the kernel can be
-/// configured.
-const SINK: usize = 16 << 10;
 /// Length of a stride.
 const STRIDE_LOG: u32 = crate::packet::DATA_ROOM.ilog2();
 const _: () = assert!(crate::packet::DATA_ROOM.is_power_of_two());
@@ -54,13 +51,6 @@ pub(super) struct Mlx5Nic {
     /// Most entries of a ring.
     depth: u32,
     modes: Modes,
-}
-
-/// The registered memory of a port: the pool's, and a sink.
-#[derive(Debug)]
-pub(super) struct Registered {
-    keys: Arc<Keys>,
-    sink: Sink,
 }
 
 /// Says what stands in the way of a queue pair, such as a missing capability.
@@ -163,13 +153,7 @@ impl Nic for Mlx5Nic {
     }
 
     fn register(&self, opened: &Opened, pool: &Pool) -> Result<Registered> {
-        let sink = RegionBuilder::new(SINK).huge_pages(false).map();
-        let sink = Arc::new(sink.map_err(|error| Error::Request(error.to_string()))?);
-        let (drain, drained) = opened.register(&sink)?;
-        let (home, registration) = opened.register(pool.region())?;
-        let end = Sink { address: sink.base().as_ptr() as u64, lkey: drain.lkey(), bytes: SINK as u32 };
-        let keys = Arc::new(Keys::new(home, Vec::new(), Box::new((registration, drained))));
-        Ok(Registered { keys, sink: end })
+        Registered::new(opened, pool)
     }
 
     fn send(&self, parts: &Parts<'_, Self>, index: usize) -> Result<Made<SendRing>> {
@@ -234,13 +218,9 @@ impl Nic for Mlx5Nic {
             queue.start()?;
             queues.push((completions, queue));
         }
-        let whose = match parts.found.mac {
-            Some(mac) if !config.promiscuous => Whose::Ours(mac.octets()),
-            _ => Whose::Everybodys,
-        };
         let all: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).collect();
         let fates = all.iter().map(WorkQueue::fate).collect();
-        let rules = spread(&opened.domain, &all, opened.port, whose)?;
+        let rules = spread(&opened.domain, &all, opened.port, Whose::of(parts.found.mac, config))?;
         // In this order: nothing is unregistered that the device may still write.
         let hardware = Box::new((rules, all, Arc::clone(&memory.keys)));
         let spread = Spread::new(Ending::new(hardware, fates, parts.graves));

@@ -15,6 +15,7 @@ use super::wqe::{Segments, pointer};
 use crate::drivers::direct;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
+use crate::drivers::direct::registered::Sink;
 use crate::drops::DropReason;
 use crate::packet::{Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
 
@@ -76,14 +77,6 @@ impl Layout {
             Self::Striding { .. } => 1,
         }
     }
-}
-
-/// Memory that frames too long for the port end in: without it, the device would stop the queue for one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sink {
-    pub(super) address: u64,
-    pub(super) lkey: u32,
-    pub(super) bytes: u32,
 }
 
 /// How a receive queue works.

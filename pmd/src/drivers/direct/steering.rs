@@ -6,7 +6,8 @@
 use wirepath_verbs::flow::{EthFilter, Flow, FlowType, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter};
 use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, ProtectionDomain, Result, RssQp, WorkQueue};
 
-use crate::drivers::direct::RSS_KEY;
+use super::RSS_KEY;
+use crate::port::{MacAddress, PortConfig};
 
 /// Entries of an indirection table for a number of queues that is no power of two.
 const TABLE: usize = 64;
@@ -18,11 +19,21 @@ const GROUP: [u8; 6] = [1, 0, 0, 0, 0, 0];
 
 /// Which frames a port receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(crate) enum Whose {
     /// All.
     Everybodys,
     /// Those to this address, and to groups.
     Ours([u8; 6]),
+}
+
+impl Whose {
+    /// Those of a port with this address, if it has one.
+    pub(crate) fn of(mac: Option<MacAddress>, config: &PortConfig) -> Self {
+        match mac {
+            Some(mac) if !config.promiscuous => Self::Ours(mac.octets()),
+            _ => Self::Everybodys,
+        }
+    }
 }
 
 /// Classes of packets: what their headers are, and what is hashed.
@@ -44,10 +55,10 @@ fn ethernet(dst_mac: [u8; 6], mask: [u8; 6]) -> Spec {
 }
 
 /// Rules that are in force; each keeps the queue pair that its packets go to, and with it tables and queues.
-pub(super) type Rules = Vec<FlowRule>;
+pub(crate) type Rules = Vec<FlowRule>;
 
 /// Spreads the packets of a port over its queues. They come from here on.
-pub(super) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, whose: Whose) -> Result<Rules> {
+pub(crate) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, whose: Whose) -> Result<Rules> {
     // A power of two of entries, so that every queue gets as much as another where their number is one.
     let entries =
         if queues.len().is_power_of_two() { queues.len() } else { TABLE.max(queues.len().next_power_of_two()) };

@@ -1,0 +1,203 @@
+//! Receive queues.
+
+use std::fmt;
+use std::mem::swap;
+use std::sync::Arc;
+
+use wirepath_verbs::{CompletionQueue, Completions, Error, ReceiveRequests, Segment, WorkCompletion, WorkQueue};
+
+use crate::drivers::direct::SHORTEST;
+use crate::drivers::direct::fault::Fault;
+use crate::drivers::direct::receive::{self, Posted, Spread, Supply, buffers_for};
+use crate::drivers::direct::registered::Sink;
+use crate::drops::DropReason;
+use crate::packet::offload::Verdicts;
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
+
+/// `IBV_WC_IP_CSUM_OK`: checksums of the network and transport headers are right.
+const CHECKSUMS_RIGHT: u32 = 1 << 2;
+
+/// How a receive queue works.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReceiveMode {
+    /// Buffers of a request; behind them lies the sink.
+    pub(super) buffers: usize,
+    /// Bytes of the longest frame.
+    pub(super) longest: u32,
+    /// Key of the buffers.
+    pub(super) lkey: u32,
+    pub(super) sink: Sink,
+}
+
+/// A receive queue. All its requests are posted all the time: whoever takes filled buffers out puts fresh ones in their place, or leaves them
+/// where they are.
+pub(super) struct ReceiveRing {
+    queue: WorkQueue,
+    completions: CompletionQueue,
+    room: Completions,
+    requests: ReceiveRequests,
+    /// Which requests the device has: a completion of another one is a lie.
+    out: Box<[bool]>,
+    /// Requests to be posted anew.
+    again: Vec<u32>,
+    mode: ReceiveMode,
+    posted: Posted,
+}
+
+impl fmt::Debug for ReceiveRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveRing").field("queue", &self.queue).field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+impl ReceiveRing {
+    /// Posts buffers for `depth` requests.
+    pub(super) fn new(
+        spread: Arc<Spread>,
+        queue: WorkQueue,
+        completions: CompletionQueue,
+        pool: &Pool,
+        blank: &Blank,
+        depth: u32,
+        mode: ReceiveMode,
+    ) -> Result<Self, Error> {
+        let count = depth as usize;
+        let posted = Posted::take(count * mode.buffers, pool, blank, spread);
+        let posted = posted.map_err(|dry| Error::Request(dry.to_string()))?;
+        let mut requests = ReceiveRequests::new(count, mode.buffers + 1);
+        let Sink { address, lkey, bytes } = mode.sink;
+        for request in 0..count {
+            for (i, packet) in posted[request * mode.buffers..][..mode.buffers].iter().enumerate() {
+                requests.set(request, i, place(packet, mode.lkey));
+            }
+            requests.set(request, mode.buffers, Segment { address, bytes, key: lkey });
+        }
+        requests.post(&queue, &(0..depth).collect::<Vec<_>>())?;
+        let (out, again) = (vec![true; count].into(), Vec::with_capacity(BATCH));
+        Ok(Self { queue, completions, room: Completions::default(), requests, out, again, mode, posted })
+    }
+}
+
+/// Where a fresh buffer's data goes.
+fn place(packet: &Packet, key: u32) -> Segment {
+    Segment { address: packet.data().as_ptr() as u64, bytes: DATA_ROOM as u32, key }
+}
+
+/// What a completion is about, if it can be true: request and bytes.
+fn check(said: &WorkCompletion, out: &[bool], most: u32) -> Result<(usize, u32), Fault> {
+    if said.status != 0 {
+        return Err(Fault::Failed { status: said.status, vendor: said.vendor_error });
+    }
+    let request = usize::try_from(said.request).ok().filter(|request| out.get(*request) == Some(&true));
+    let request = request.ok_or(Fault::OutOfOrder)?;
+    if said.bytes.wrapping_sub(1) >= most {
+        return Err(Fault::BadLength);
+    }
+    Ok((request, said.bytes))
+}
+
+/// Takes the filled buffers of a request out and puts fresh ones in their place; all or none.
+fn take_out(
+    request: usize,
+    bytes: u32,
+    mode: &ReceiveMode,
+    posted: &mut Posted,
+    requests: &mut ReceiveRequests,
+    supply: &Supply<'_>,
+) -> Result<Packet, DropReason> {
+    let len = bytes as usize;
+    if len < SHORTEST {
+        return Err(DropReason::TooShort);
+    }
+    if bytes > mode.longest {
+        return Err(DropReason::TooLong);
+    }
+    let wanted = buffers_for(len);
+    let mut fresh = Batch::new();
+    if supply.pool.take_batch_like(wanted, &mut fresh, supply.blank) < wanted {
+        return Err(DropReason::NoBuffer);
+    }
+    let (mut whole, mut left): (Option<Packet>, usize) = (None, len);
+    for i in 0..wanted {
+        let mut packet = fresh.pop().ok_or(DropReason::NoBuffer)?;
+        swap(&mut packet, &mut posted[request * mode.buffers + i]);
+        requests.set(request, i, place(&posted[request * mode.buffers + i], mode.lkey));
+        let here = left.min(DATA_ROOM);
+        left -= here;
+        if !packet.set_data(HEADROOM, here) {
+            return Err(DropReason::NoBuffer);
+        }
+        match &mut whole {
+            None => whole = Some(packet),
+            Some(whole) => whole.append_segment(packet).map_err(|_| DropReason::NoBuffer)?,
+        }
+    }
+    whole.ok_or(DropReason::TooShort)
+}
+
+impl receive::ReceiveRing for ReceiveRing {
+    fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
+        let Self { queue, completions, room, requests, out, again, mode, posted } = self;
+        let most = (mode.buffers * DATA_ROOM) as u32 + mode.sink.bytes;
+        let (mut packets, mut bytes, mut result) = (0, 0, Ok(()));
+        let told = match room.poll(completions, batch.space()) {
+            Ok(told) => told,
+            Err(error) => {
+                tracing::warn!("{error}");
+                return (0, 0, Err(Fault::Library));
+            }
+        };
+        for said in told {
+            let (request, len) = match check(&said, out, most) {
+                Ok(good) => good,
+                Err(fault) => {
+                    result = Err(fault);
+                    break;
+                }
+            };
+            out[request] = false;
+            again.push(request as u32);
+            match take_out(request, len, mode, posted, requests, supply) {
+                Ok(mut packet) => {
+                    if said.flags & CHECKSUMS_RIGHT != 0 {
+                        packet.set_verdicts(Verdicts::L3_GOOD.with(Verdicts::L4_GOOD));
+                    }
+                    packets += 1;
+                    bytes += u64::from(len);
+                    // There is room: no more were taken.
+                    drop(batch.push(packet));
+                }
+                Err(reason) => supply.drop_one(reason),
+            }
+        }
+        if let Err(error) = requests.post(queue, again) {
+            tracing::warn!("{error}");
+            result = Err(Fault::Library);
+        }
+        again.drain(..).for_each(|request| out[request as usize] = true);
+        (packets, bytes, result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_completions_of_what_is_out_are_believed() {
+        let out = [true, false];
+        let said = WorkCompletion { request: 0, bytes: 60, ..WorkCompletion::default() };
+        assert_eq!(check(&said, &out, 2048), Ok((0, 60)));
+        for (request, bytes, status, fault) in [
+            (1, 60, 0, Fault::OutOfOrder),
+            (2, 60, 0, Fault::OutOfOrder),
+            (u64::MAX, 60, 0, Fault::OutOfOrder),
+            (0, 0, 0, Fault::BadLength),
+            (0, 2049, 0, Fault::BadLength),
+            (9, 0, 5, Fault::Failed { status: 5, vendor: 0 }),
+        ] {
+            let said = WorkCompletion { request, bytes, status, ..said };
+            assert_eq!(check(&said, &out, 2048), Err(fault));
+        }
+    }
+}
