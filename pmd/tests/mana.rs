@@ -393,8 +393,13 @@ fn what_is_not_there_is_named() {
             error,
             "mana: no device 'eth9': no RDMA device of that name or behind that interface; there are left (eth8)"
         );
-        let error = OpenPort::open("dut", Box::new(Options::new("left").port(2))).expect_err("one port").to_string();
-        assert!(error.starts_with("mana: left: "), "{error}");
+        let error = OpenPort::open("dut", Box::new(Options::new("left/2"))).expect_err("one port").to_string();
+        assert!(error.starts_with("mana: left/2: "), "{error}");
+        let first = OpenPort::open("dut", Box::new(Options::new("eth8"))).unwrap();
+        let error = OpenPort::open("again", Box::new(Options::new("left"))).expect_err("open already").to_string();
+        assert_eq!(error, "mana: left: port 1 of left is open in this program already");
+        drop(first);
+        OpenPort::open("again", Box::new(Options::new("left"))).unwrap();
     });
 }
 

@@ -8,7 +8,7 @@ use wirepath_verbs::{Cause, Element, Error, EventKind, ObjectId, PortState, Prot
 
 use super::exchange::Exchange;
 use super::fault::Fault;
-use super::find::{Found, Which, Who};
+use super::find::{Claim, Found, Which, Who};
 use super::graves::Graves;
 use super::opened::Opened;
 use super::receive::{ReceiveRing, Receiver, Spread};
@@ -104,6 +104,7 @@ pub(crate) struct Receivers<R> {
 pub(crate) struct DirectDevice<N: Nic> {
     which: Which,
     found: Found,
+    _claim: Claim,
     nic: N,
     /// `None` while the device is away.
     opened: Option<Opened<N::Verbs>>,
@@ -232,6 +233,10 @@ impl<N: Nic> Running<N> {
 impl<N: Nic> DirectDevice<N> {
     pub(crate) fn open(which: Which, options: N::Options) -> std::result::Result<Self, PortError> {
         let found = N::WHO.find(&which)?;
+        let Some(claim) = Claim::new(&found) else {
+            let reason = format!("port {} of {} is open in this program already", found.port, found.device.name());
+            return Err(PortError::Refused { driver: N::WHO.driver, device: which.device, reason });
+        };
         let opened = Opened::open(&found, false, N::verbs).and_then(|opened| {
             let nic = N::meet(options, &opened)?;
             let state = opened.port()?.state;
@@ -241,6 +246,7 @@ impl<N: Nic> DirectDevice<N> {
         Ok(Self {
             which,
             found,
+            _claim: claim,
             nic,
             opened: Some(opened),
             running: None,

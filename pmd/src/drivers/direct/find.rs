@@ -1,5 +1,6 @@
 //! Which RDMA device and port a name means.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wirepath_verbs::{Device, Provider, Verbs};
@@ -41,13 +42,13 @@ impl Found {
 }
 
 impl Who {
-    /// Finds the port that belongs to a network interface, or the port (1 if not said) of an RDMA device; `mlx5_0/2` is port 2 of
-    /// `mlx5_0`, as rdma-link(8) writes it.
+    /// Finds the port that belongs to a network interface, or the first one of an RDMA device; `mlx5_0/2` is port 2 of `mlx5_0`, as
+    /// rdma-link(8) writes it.
     pub(crate) fn find(&self, which: &Which) -> Result<Found, PortError> {
         let devices = self.devices(&which.device)?;
         for device in &devices {
             if device.name() == which.device {
-                return Ok(Found::new(device, which.port.unwrap_or(1)));
+                return Ok(Found::new(device, 1));
             }
             if let Some((_, number)) = which.device.split_once('/').filter(|(of, _)| *of == device.name()) {
                 let number = number.parse().ok().filter(|number| *number > 0).ok_or_else(|| PortError::NoDevice {
@@ -99,6 +100,35 @@ impl Who {
     }
 }
 
+/// The right to a port of an RDMA device within this process. The kernel would say that somebody else holds it.
+#[derive(Debug)]
+pub(crate) struct Claim(String, u8);
+
+static CLAIMED: Mutex<Vec<(String, u8)>> = Mutex::new(Vec::new());
+
+fn claimed() -> MutexGuard<'static, Vec<(String, u8)>> {
+    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Claim {
+    /// `None` if the process has the port already.
+    pub(crate) fn new(found: &Found) -> Option<Self> {
+        let (device, port) = (found.device.name(), found.port);
+        let mut claimed = claimed();
+        if claimed.iter().any(|(other, number)| *other == device && *number == port) {
+            return None;
+        }
+        claimed.push((device.clone(), port));
+        Some(Self(device, port))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        claimed().retain(|(device, port)| *device != self.0 || *port != self.1);
+    }
+}
+
 /// How long a device is waited for after a fatal error, unless the configuration says otherwise.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a transmit queue may be without a completion, unless the configuration says otherwise (linux: net/sched/sch_generic.c).
@@ -107,10 +137,8 @@ const STALL: Duration = Duration::from_secs(5);
 /// Which port a driver opens, and how long it waits for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Which {
-    /// A network interface, or an RDMA device.
+    /// A network interface, or an RDMA device, whose second port is `DEVICE/2`.
     pub(crate) device: String,
-    /// Port of an RDMA device, counted from 1.
-    pub(crate) port: Option<u8>,
     /// For a device that reported a fatal error.
     pub(crate) patience: Duration,
     /// For a completion, while packets are on their way and the link is up; zero: for ever.
@@ -119,7 +147,7 @@ pub(crate) struct Which {
 
 impl Which {
     pub(crate) fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), port: None, patience: PATIENCE, stall: STALL }
+        Self { device: device.into(), patience: PATIENCE, stall: STALL }
     }
 
     /// From the keys that the drivers have in common; `example` of an RDMA device.
@@ -131,7 +159,6 @@ impl Which {
         };
         let plain = Self::new(device);
         Ok(Self {
-            port: settings.integer("port", 1..=255)?,
             patience: settings.integer("seconds_after_fatal", 0..=3600)?.map_or(plain.patience, Duration::from_secs),
             stall: settings.integer("seconds_stalled", 0..=3600)?.map_or(plain.stall, Duration::from_secs),
             ..plain

@@ -6,7 +6,6 @@
 //! device = "eth1"            # the kernel's interface, or the RDMA device ("mana_0")
 //!
 //! [port.mana]
-//! port = 1                   # of an RDMA device, counted from 1
 //! seconds_after_fatal = 15   # how long a device that reported a fatal error is waited for
 //! seconds_stalled = 5        # how long a transmit queue waits for a completion until it is made anew; 0: for ever
 //! ```
@@ -52,12 +51,6 @@ impl Options {
     /// The port behind a network interface, or port 1 of an RDMA device.
     pub fn new(device: impl Into<String>) -> Self {
         Self(Which::new(device))
-    }
-
-    /// Another port of the RDMA device, counted from 1.
-    pub fn port(mut self, port: u8) -> Self {
-        self.0.port = Some(port);
-        self
     }
 }
 

@@ -6,7 +6,6 @@
 //! device = "eth1"            # the kernel's interface, or the RDMA device ("mlx5_0")
 //!
 //! [port.mlx5]
-//! port = 1                   # of an RDMA device, counted from 1
 //! receive = "linear"         # or "striding": several buffers to a work request
 //! compress = "auto"          # completions of several packets in one: "off", "hash", "checksum" or "stride"
 //! multi_packet = true        # several packets in one send descriptor
