@@ -19,7 +19,8 @@ const PREFIX: &str = "wp-";
 
 /// Hosts and cables, all gone when the lab is dropped.
 ///
-/// Only one thread of a process has labs at a time, the others wait: tests with real traffic would otherwise disturb each other.
+/// As many threads of a process have labs at a time as there are processors, the others wait: tests with real traffic would otherwise
+/// disturb each other.
 #[derive(Debug)]
 pub struct Lab {
     prefix: String,
@@ -241,49 +242,51 @@ fn sweep() {
     }
 }
 
-/// The right to have labs, held by one thread at a time, as often as it likes.
+/// The right to have labs, held by a few threads at a time, by each as often as it likes.
 #[derive(Debug)]
 struct Turn {
     thread: ThreadId,
 }
 
-static HOLDER: Mutex<Option<(ThreadId, u32)>> = Mutex::new(None);
+/// Threads that have labs. Tests with real traffic wait more than they work; as many as there are processors
+/// keep these busy, and more would only disturb each other.
+static HOLDERS: Mutex<Vec<(ThreadId, u32)>> = Mutex::new(Vec::new());
 static FREE: Condvar = Condvar::new();
 
-fn holder() -> MutexGuard<'static, Option<(ThreadId, u32)>> {
-    HOLDER.lock().unwrap_or_else(PoisonError::into_inner)
+fn holders() -> MutexGuard<'static, Vec<(ThreadId, u32)>> {
+    HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn most_holders() -> usize {
+    std::thread::available_parallelism().map_or(1, |processors| processors.get().min(4))
 }
 
 impl Turn {
     fn take() -> Self {
         let thread = std::thread::current().id();
-        let mut held = holder();
+        let mut held = holders();
         loop {
-            match &mut *held {
-                None => *held = Some((thread, 1)),
-                Some((owner, times)) if *owner == thread => *times += 1,
-                Some(_) => {
-                    held = FREE.wait(held).unwrap_or_else(PoisonError::into_inner);
-                    continue;
-                }
+            if let Some((_, times)) = held.iter_mut().find(|(owner, _)| *owner == thread) {
+                *times += 1;
+                return Self { thread };
             }
-            return Self { thread };
+            if held.len() < most_holders() {
+                held.push((thread, 1));
+                return Self { thread };
+            }
+            held = FREE.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut held = holder();
-        if let Some((owner, times)) = &mut *held
-            && *owner == self.thread
-        {
+        let mut held = holders();
+        if let Some((_, times)) = held.iter_mut().find(|(owner, _)| *owner == self.thread) {
             *times -= 1;
-            if *times == 0 {
-                *held = None;
-                FREE.notify_all();
-            }
         }
+        held.retain(|(_, times)| *times > 0);
+        FREE.notify_all();
     }
 }
 
