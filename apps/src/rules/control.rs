@@ -247,7 +247,7 @@ impl<C: Control> Control for WithRules<C> {
     fn tick(&mut self, plane: &mut ControlPlane) {
         self.control.tick(plane);
         let now = plane.now();
-        self.rules.tick(now);
+        self.rules.tick(plane);
         if self.reload.swap(false, Ordering::Relaxed) {
             self.reload(plane);
         }

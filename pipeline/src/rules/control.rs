@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use wirepath_pmd::flow::{Action, Direction, Field, ItemKind, Key, Rule, What};
 use wirepath_pmd::port::{KernelRule, PortId, ToKernel, VlanTags};
-use wirepath_wire::Parser;
+use wirepath_wire::{Parser, Tunnels};
 
+use super::hardware::{HardwareRules, Placement};
 use super::{
     Around, Gone, PUNT_TO_KERNEL, RuleCounters, RuleId, RuleLimits, RuleTable, RuleTableError, Ruled, Timeouts,
 };
@@ -58,12 +59,15 @@ pub struct Standing {
 #[derive(Debug)]
 pub struct RuleControl {
     table: RuleTable,
+    hardware: HardwareRules,
     ports: Vec<PortInfo>,
     around: Arc<Around>,
     rules: Vec<Entry>,
     /// Rules that were taken out and put in again, to keep their order: whose counters are still to come.
     moved: HashMap<RuleId, RuleId>,
     aged: u64,
+    /// What is taken for a tunnel.
+    tunnels: Tunnels,
 }
 
 #[derive(Debug)]
@@ -246,9 +250,12 @@ impl RuleControl {
         parser: Parser,
         limits: RuleLimits,
     ) -> Self {
-        let around = Around::new(&ports, workers, parser);
+        let hardware = HardwareRules::new(domain);
+        let around = Around::new(&ports, workers, parser).with_tags(Arc::clone(hardware.tags()));
         Self {
             table: RuleTable::new(domain, limits, 0),
+            hardware,
+            tunnels: parser.tunnels,
             ports,
             around: Arc::new(around),
             rules: Vec::new(),
@@ -265,7 +272,7 @@ impl RuleControl {
     /// The rules before the start. Says where each will run; nothing is in force if one cannot be honoured.
     pub fn begin(&mut self, runtime: &mut Runtime, rules: &[Rule]) -> Result<Vec<Placed>, RuleControlError> {
         let placed = self.ask(rules, |_, sorted| runtime.set_rules(sorted).map_err(RuleControlError::from))?;
-        self.put(rules)?;
+        self.put(rules, None)?;
         Ok(placed)
     }
 
@@ -277,11 +284,44 @@ impl RuleControl {
         self.ask(&rules, |ports, sorted| tell(ports, plane, sorted))
     }
 
+    /// Puts what can be put there into the rule hardware of these started ports, from now on.
+    pub fn use_hardware(&mut self, plane: &mut ControlPlane, ports: impl IntoIterator<Item = PortId>) {
+        for port in ports {
+            if let Some(hardware) = plane.rule_hardware(port) {
+                self.hardware.add_port(port, hardware, self.tunnels);
+                self.around.has_device(port);
+            }
+        }
+        let all = self.rules.iter().filter_map(|entry| Some((entry.id, self.table.shared(entry.id)?)));
+        let all: Vec<(RuleId, Arc<Rule>)> = all.collect();
+        let now = plane.now();
+        self.hardware.begin(plane, &mut self.table, &[], &all, now);
+        self.hardware.finish(plane, &mut self.table, now);
+    }
+
+    /// Where each rule runs on the ports with rule hardware, in the order of the list.
+    pub fn placements(&mut self) -> Vec<Vec<(PortId, Placement)>> {
+        let Self { hardware, rules, table, .. } = self;
+        let name = |id: RuleId| table.get(id).map_or_else(String::new, ToString::to_string);
+        rules.iter().map(|entry| hardware.placements(entry.id, &name)).collect()
+    }
+
+    /// The hardware stage.
+    pub fn hardware(&self) -> &HardwareRules {
+        &self.hardware
+    }
+
+    /// Takes all rules out of the devices: packets meet them in the workers.
+    pub fn leave_hardware(&mut self, plane: &mut ControlPlane) {
+        let now = plane.now();
+        self.hardware.stop(plane, &mut self.table, now);
+    }
+
     /// Puts other rules in force, at one moment; where each runs. Rules that stay keep their counters. After an error the old ones are
     /// in force.
     pub fn replace(&mut self, plane: &mut ControlPlane, rules: &[Rule]) -> Result<Vec<Placed>, RuleControlError> {
         let placed = self.ask(rules, |ports, sorted| tell(ports, plane, sorted));
-        let done = placed.and_then(|placed| self.put(rules).map(|()| placed));
+        let done = placed.and_then(|placed| self.put(rules, Some(&mut *plane)).map(|()| placed));
         if done.is_err() {
             // The ports as they were.
             let old: Vec<Rule> = self.rules.iter().map(|entry| entry.rule.clone()).collect();
@@ -301,22 +341,43 @@ impl RuleControl {
     }
 
     /// Makes the table have these rules.
-    fn put(&mut self, rules: &[Rule]) -> Result<(), RuleControlError> {
+    fn put(&mut self, rules: &[Rule], plane: Option<&mut ControlPlane>) -> Result<(), RuleControlError> {
         let kept = self.kept(rules);
         let old = std::mem::take(&mut self.rules);
-        let changed = self.table.change(|change| {
+        let (table, hardware) = (&mut self.table, &mut self.hardware);
+        // Without ports that have rule hardware, there is nothing to tell them.
+        let mut plane = plane.filter(|_| !hardware.is_empty());
+        let changed = table.change(|change| {
+            let mut gone = Vec::new();
             for (entry, _) in old.iter().zip(&kept.old).filter(|(_, kept)| !**kept) {
                 change.remove(entry.id)?;
+                gone.push(entry.id);
             }
+            let mut added = Vec::new();
             let mut ids = Vec::with_capacity(rules.len());
             for (rule, from) in rules.iter().zip(&kept.new) {
                 ids.push(match from {
                     Some(i) => old[*i].id,
-                    None => change.add(rule.clone(), Timeouts::NONE)?,
+                    None => {
+                        let id = change.add(rule.clone(), Timeouts::NONE)?;
+                        added.extend(change.table().shared(id).map(|rule| (id, rule)));
+                        id
+                    }
                 });
+            }
+            // Nothing can go wrong any more, and no worker sees it yet.
+            if let Some(plane) = &mut plane {
+                let now = plane.now();
+                hardware.begin(*plane, change.table(), &gone, &added, now);
             }
             Ok(ids)
         });
+        if changed.is_ok()
+            && let Some(plane) = plane
+        {
+            let now = plane.now();
+            hardware.finish(plane, table, now);
+        }
         let ids = match changed {
             Ok(ids) => ids,
             Err(error) => {
@@ -377,14 +438,19 @@ impl RuleControl {
     }
 
     /// To be called on every tick: frees what no worker sees any more.
-    pub fn tick(&mut self, now: u64) {
+    pub fn tick(&mut self, plane: &mut ControlPlane) {
         const SECOND: u64 = 1_000_000_000;
+        let now = plane.now();
+        if !self.hardware.is_empty() {
+            self.hardware.tick(plane, &mut self.table, now);
+        }
         if now - self.aged < SECOND {
             return;
         }
         self.aged = now;
-        let (rules, moved) = (&mut self.rules, &mut self.moved);
+        let (rules, moved, hardware) = (&mut self.rules, &mut self.moved, &mut self.hardware);
         self.table.age(now, |Gone { id, counters, .. }| {
+            let counters = sum(counters, hardware.last_counted(id));
             if let Some(to) = moved.remove(&id)
                 && let Some(entry) = rules.iter_mut().find(|entry| entry.id == to)
             {
@@ -404,6 +470,9 @@ impl RuleControl {
         let mut asked = HashSet::new();
         let all = self.rules.iter().map(|Entry { id, rule, before }| {
             let mut counters = sum(*before, self.table.counters(*id).unwrap_or_default());
+            if let Some(plane) = &mut plane {
+                counters = sum(counters, self.hardware.counted(*plane, *id));
+            }
             let first = asked.insert(rule);
             for port in (0..self.ports.len() as PortId).filter(|_| first) {
                 if let Some((packets, bytes)) = plane.as_mut().and_then(|plane| plane.rule_counters(port, rule)) {

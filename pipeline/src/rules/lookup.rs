@@ -251,6 +251,20 @@ impl RuleLookup {
         }
     }
 
+    /// The rule of a record that a packet names: one that it has met before it came here. Not counted.
+    pub(super) fn met<'g>(&'g self, guard: Guard<'g>, now: u64, record: u32) -> Option<Hit<'g>> {
+        let slab = Records::read(&self.engine.slab, guard);
+        let installed = slab.record(record).installed().read(guard).as_ref()?;
+        let count = slab.count(self.worker, record);
+        count.last_hit.set(now);
+        Some(Hit { installed, count })
+    }
+
+    /// What a packet at egress is told instead of being changed, where a device does that; 0: nothing.
+    pub(super) fn egress_number(&self, guard: Guard<'_>, hit: Hit<'_>) -> u32 {
+        Records::read(&self.engine.slab, guard).record(hit.installed.record).egress()
+    }
+
     /// What the cache did.
     pub fn stats(&self) -> CacheStats {
         self.cache.stats

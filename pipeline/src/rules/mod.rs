@@ -26,6 +26,7 @@ mod error;
 mod exact;
 mod extract;
 mod growing;
+pub mod hardware;
 mod hash;
 mod log;
 mod lookup;

@@ -205,6 +205,16 @@ impl Program {
         Self { steps: steps.into(), fate }
     }
 
+    /// Of actions that look at no header, for packets whose rule has been found elsewhere.
+    pub(super) fn of_actions(actions: &[Action]) -> Self {
+        let steps = actions.iter().filter_map(|action| match action {
+            Action::Count => Some(Step::Count),
+            Action::Mark(mark) => Some(Step::Mark(*mark)),
+            _ => None,
+        });
+        Self { steps: steps.collect::<Vec<_>>().into(), fate: Fate::Fixed(Outcome::Next) }
+    }
+
     /// Runs on a packet. `parsed` is what the parser said of it as it is now.
     #[inline]
     pub fn run(&self, packet: &mut Packet, parsed: &Parsed, env: &mut impl Environment) -> Outcome {

@@ -23,6 +23,8 @@ pub(super) struct Installed {
     pub(super) id: RuleId,
     pub(super) rule: Arc<Rule>,
     pub(super) program: Program,
+    /// Where it is.
+    pub(super) record: u32,
 }
 
 /// A rule's version data. One cache line, written by the control thread.
@@ -40,6 +42,8 @@ pub(super) struct Record {
     counts_itself: AtomicBool,
     /// Next record with the same masked key, behind this one in the order; [`NONE`] at the end.
     next: AtomicU32,
+    /// Of a rule at egress that is in a device: what packets are told instead of being changed; 0: there is none.
+    egress: AtomicU32,
     installed: Shared<Option<Installed>>,
 }
 
@@ -52,6 +56,7 @@ impl Record {
             priority: AtomicU32::new(0),
             counts_itself: AtomicBool::new(false),
             next: AtomicU32::new(NONE),
+            egress: AtomicU32::new(0),
             installed: Shared::new(domain, None),
         }
     }
@@ -88,6 +93,14 @@ impl Record {
         self.priority.load(Ordering::Relaxed)
     }
 
+    pub(super) fn egress(&self) -> u32 {
+        self.egress.load(Ordering::Acquire)
+    }
+
+    pub(super) fn mark_egress(&self, number: u32) {
+        self.egress.store(number, Ordering::Release);
+    }
+
     #[inline(always)]
     pub(super) fn next(&self) -> u32 {
         self.next.load(Ordering::Acquire)
@@ -111,6 +124,7 @@ impl Record {
         self.priority.store(priority, Ordering::Relaxed);
         self.sequence.store(sequence, Ordering::Relaxed);
         self.next.store(NONE, Ordering::Relaxed);
+        self.egress.store(0, Ordering::Relaxed);
         // Not before `born`: a rule that never dies and was never born would be there.
         self.born.store(born, Ordering::Release);
         self.died.store(NEVER, Ordering::Release);

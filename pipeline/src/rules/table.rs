@@ -20,12 +20,17 @@ use crate::wheel::{TimerId, TimerWheel};
 
 pub use change::Change;
 use limbo::Limbo;
+pub(super) use limbo::Token;
 
 /// The name of a rule in a [`RuleTable`]; never given to another rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(u64);
 
 impl RuleId {
+    pub(super) fn of_number(number: u64) -> Self {
+        Self(number)
+    }
+
     /// As a number, for people and other programs.
     pub fn number(self) -> u64 {
         self.0
@@ -254,6 +259,21 @@ impl RuleTable {
         result
     }
 
+    /// The record of a rule: what packets name that have met it in a device.
+    pub(super) fn record(&self, id: RuleId) -> Option<u32> {
+        self.rules.get(&id).map(|entry| entry.linked.record)
+    }
+
+    /// A rule, to be kept.
+    pub(super) fn shared(&self, id: RuleId) -> Option<Arc<Rule>> {
+        self.rules.get(&id).map(|entry| Arc::clone(&entry.rule))
+    }
+
+    /// What workers give as transmit metadata instead of running the actions of a rule at egress; 0: they run them.
+    pub(super) fn mark_egress(&self, record: u32, number: u32) {
+        self.slab.record(record).mark_egress(number);
+    }
+
     /// A rule.
     pub fn get(&self, id: RuleId) -> Option<&Rule> {
         self.rules.get(&id).map(|entry| &*entry.rule)
@@ -393,7 +413,7 @@ impl RuleTable {
             self.free.extend((first..self.slab.len() as u32).rev());
         }
         let record = *self.free.last().expect("just made");
-        let installed = Installed { id, rule: Arc::clone(rule), program: Program::compile(rule) };
+        let installed = Installed { id, rule: Arc::clone(rule), program: Program::compile(rule), record };
         let old = self.slab.record(record).begin(installed, version, rule.priority(), sequence);
         self.limbo.garbage.push(old);
         match self.masks.link(&self.slab, table, &pattern.value, record, self.limits.alike) {

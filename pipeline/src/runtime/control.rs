@@ -5,12 +5,13 @@ use wirepath_pmd::drops::{DropCounters, DropReason};
 use wirepath_pmd::flow::Rule;
 use wirepath_pmd::packet::offload::Flags;
 use wirepath_pmd::packet::{Packet, Pool};
-use wirepath_pmd::port::{KernelRule, Port, PortError, PortEvent, PortId};
+use wirepath_pmd::port::{KernelRule, Port, PortError, PortEvent, PortId, RuleHardware};
 
 use super::{PortInfo, Rates};
 use crate::clock;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
+use crate::rules::hardware::{Devices, Ring};
 
 /// The application's part of the control thread. All methods are called there, one at a time, and all have a default, so that
 /// `&mut ()` is the control of a program that needs none.
@@ -59,6 +60,16 @@ pub trait Control {
 
 impl Control for () {}
 
+impl Devices for ControlPlane {
+    fn rule_hardware(&mut self, port: PortId) -> Option<&mut dyn RuleHardware> {
+        Self::rule_hardware(self, port)
+    }
+
+    fn receive_rings(&self, port: PortId) -> Vec<Ring> {
+        self.devices.get(usize::from(port)).map(Ring::of).unwrap_or_default()
+    }
+}
+
 /// What the control thread can do.
 #[derive(Debug)]
 pub struct ControlPlane {
@@ -105,6 +116,11 @@ impl ControlPlane {
     /// Packets and bytes of a rule that a port decides by itself.
     pub fn rule_counters(&mut self, port: PortId, rule: &Rule) -> Option<(u64, u64)> {
         self.devices.get_mut(usize::from(port))?.rule_counters(rule)
+    }
+
+    /// The rule hardware of a port, where it has some.
+    pub fn rule_hardware(&mut self, port: PortId) -> Option<&mut dyn RuleHardware> {
+        self.devices.get_mut(usize::from(port))?.rule_hardware()
     }
 
     /// Puts a packet into the kernel's receive path as if it had just come in by the interface of the port that it came in by. Where

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use wirepath_pmd::counters::Counter;
 use wirepath_pmd::drops::{DropCounters, DropReason};
 use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
-use wirepath_pmd::port::{Capabilities, MacAddress, PortId};
+use wirepath_pmd::port::{Capabilities, MacAddress, Port, PortId};
 
 use super::{Control, ControlPlane, PortInfo, RuntimeError};
 use crate::context::{Context, Core, LearnFilter, Output, WorkerCounters};
@@ -82,6 +82,12 @@ impl<S: Stage> Stepped<S> {
             stepped: Some(0),
         };
         Ok(Self { stage, core, reader: domain.join(), plane })
+    }
+
+    /// With started ports behind those on paper, whose control functions (flow rules in a NIC, say) the control thread calls. Their
+    /// queues stay with the caller.
+    pub fn devices(&mut self, devices: Vec<Port>) {
+        self.plane.devices = devices;
     }
 
     /// Lets time pass.

@@ -224,7 +224,7 @@ impl Format {
     }
 
     /// Writes a value and its mask so that [`Self::parse`] reads the same.
-    pub(super) fn print(self, bits: u8, Bits { value, mask }: Bits) -> String {
+    pub fn print(self, bits: u8, Bits { value, mask }: Bits) -> String {
         let full = mask == ones(bits);
         let one = |x: u128| match self {
             Format::Mac => MacAddr::from_u64(x as u64).to_string(),

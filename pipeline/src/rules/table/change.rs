@@ -33,6 +33,11 @@ impl<'t> Change<'t> {
         Self { table, version, added: Vec::new(), done: Vec::new() }
     }
 
+    /// The table, as it will be if nothing goes wrong from here on.
+    pub(in super::super) fn table(&mut self) -> &mut RuleTable {
+        self.table
+    }
+
     /// As [`RuleTable::add`].
     pub fn add(&mut self, rule: Rule, timeouts: Timeouts) -> Result<RuleId, RuleTableError> {
         let table = &mut *self.table;

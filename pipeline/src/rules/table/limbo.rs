@@ -1,5 +1,6 @@
 //! Rules that are gone and that workers may still see.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,10 @@ pub(super) struct Limbo {
     pub(super) garbage: Vec<Box<dyn Send>>,
     /// The same, waiting for the workers.
     waiting: Option<Waiting>,
+    /// Records that packets may still name ([`RuleTable::hold`]), and how often each is held.
+    held: HashMap<u32, u32>,
+    /// Of these, those that were loose.
+    kept: Vec<Dead>,
 }
 
 #[derive(Debug)]
@@ -65,7 +70,7 @@ impl Limbo {
 }
 
 /// Dropped when every worker has been through a quiescent moment.
-struct Token(Arc<AtomicBool>);
+pub(in super::super) struct Token(pub(in super::super) Arc<AtomicBool>);
 
 impl Drop for Token {
     fn drop(&mut self) {
@@ -95,7 +100,12 @@ impl RuleTable {
                     }
                 }
                 if let Some(waiting) = self.limbo.waiting.take() {
-                    waiting.loose.into_iter().for_each(|dead| self.finish(dead));
+                    for dead in waiting.loose {
+                        match self.limbo.held.contains_key(&dead.linked.record) {
+                            true => self.limbo.kept.push(dead),
+                            false => self.finish(dead),
+                        }
+                    }
                     for dead in waiting.dead {
                         let Linked { record, table, key } = &dead.linked;
                         self.masks.unlink(&self.slab, *table, key, *record);
@@ -112,6 +122,23 @@ impl RuleTable {
             limbo.waiting = Some(Waiting { over: Arc::clone(&over), dead, loose });
             let garbage = std::mem::take(&mut limbo.garbage);
             self.domain.retire(Box::new((garbage, Token(over))));
+        }
+    }
+
+    /// Keeps a record with its program and counters, even when its rule is gone, until it is released as often.
+    pub(in super::super) fn hold(&mut self, record: u32) {
+        *self.limbo.held.entry(record).or_default() += 1;
+    }
+
+    /// Undoes one [`Self::hold`].
+    pub(in super::super) fn release(&mut self, record: u32) {
+        if let Some(times) = self.limbo.held.get_mut(&record) {
+            *times -= 1;
+            if *times == 0 {
+                self.limbo.held.remove(&record);
+                let kept = self.limbo.kept.extract_if(.., |dead| dead.linked.record == record);
+                self.limbo.loose.extend(kept);
+            }
         }
     }
 

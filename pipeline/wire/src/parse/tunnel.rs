@@ -128,6 +128,18 @@ impl Tunnels {
         found.map_or(Tunnel::None, |(_, kind)| kind)
     }
 
+    /// The UDP port of a tunnel, where it is looked for.
+    pub fn port_of(&self, tunnel: Tunnel) -> Option<u16> {
+        let at = match tunnel {
+            Tunnel::Vxlan => 0,
+            Tunnel::VxlanGpe => 1,
+            Tunnel::Geneve => 2,
+            Tunnel::Mpls => 3,
+            _ => return None,
+        };
+        u16::try_from(self.ports[at]).ok()
+    }
+
     /// Whether some tunnel is on this port; `port` above 16 bits for what has none.
     #[inline(always)]
     pub(super) const fn any_on(&self, port: u32) -> bool {

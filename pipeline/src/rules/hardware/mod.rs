@@ -1,0 +1,727 @@
+//! The hardware stage: rules that a port's NIC can take over are put there; all keep their one meaning.
+//!
+//! **The software engine always has every rule.** A packet that comes without a tag is treated by it as on any port. A packet with a tag
+//! has met the rule that the tag names, in the NIC, and no other: what is left of that rule's actions is done, and nothing is looked up.
+//! So all that must be true is that the NIC gives a packet to a rule only if no rule above fits it, and that is what [`plan`] sees to:
+//! a rule may be in the NIC only if all rules above it that overlap are there too.
+//!
+//! # Changes
+//! What is in the NIC is right for the rules that the workers have at that moment, all the time:
+//! 1. Rules that must go (removed, moved, or below one that goes) leave the NIC, from below.
+//! 2. The workers get the new rules, all at one moment.
+//! 3. Rules that may be in the NIC are installed, from above. One that the NIC refuses stays in software, and so do those below it.
+//!
+//! At every moment a packet meets the rules as they were before or as they are afterwards. Those in a receive ring have met the rules
+//! that were there when they came: their tags keep their meaning until the rings are drained.
+//!
+//! # Egress
+//! Here software comes first: the workers find the rule, and instead of putting headers on they note the rule's number as transmit
+//! metadata; the NIC does what the number says. A number that the NIC does not know (any more) is dropped there, never sent bare.
+
+mod fit;
+mod overlap;
+mod plan;
+mod tags;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use wirepath_pmd::flow::{Action, Bits, Direction, Field, Item, ItemKind, Key, Rule};
+use wirepath_pmd::packet::BATCH;
+use wirepath_pmd::port::hardware::{
+    FateKind, HardwareCount, HardwareRule, HardwareRuleId, RefusalKind, RuleCapabilities, RuleFate, RuleHardware,
+    RuleRefusal,
+};
+use wirepath_pmd::port::{Port, PortId};
+use wirepath_wire::Tunnels;
+
+use super::table::Token;
+use super::{Program, RuleCounters, RuleId, RuleTable};
+use crate::epoch::Domain;
+pub use fit::Obstacle;
+use fit::{Fit, Judge, Rest};
+use plan::{Plan, Why};
+use tags::Space;
+pub(super) use tags::{Tagged, Tags};
+
+/// Set in every number that workers give as transmit metadata, so that one rule of the NIC finds all that it does not know.
+pub const METADATA: u32 = 1 << 31;
+
+/// Nanoseconds after which packets that a device had to send are gone from it, and those on their way into a receive ring are in it.
+const SETTLED: u64 = 1_000_000_000;
+/// Nanoseconds between two attempts to install what a device has refused.
+const AGAIN: u64 = 1_000_000_000;
+/// Refusals for want of room after which the device is not asked about the rest.
+const ENOUGH: usize = 16;
+
+/// Where a rule runs on a port with rule hardware.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// In the NIC; software does no more than note the mark and count.
+    Hardware,
+    /// The NIC does a part and software the rest; what stands in the way of the whole.
+    Split(Obstacle),
+    /// In software; what stands in the way of the NIC.
+    Software(Obstacle),
+}
+
+impl Placement {
+    /// In a word.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Hardware => "hardware",
+            Self::Split(_) => "split",
+            Self::Software(_) => "software",
+        }
+    }
+
+    /// What stands in the way of the NIC.
+    pub const fn obstacle(&self) -> Option<&Obstacle> {
+        match self {
+            Self::Hardware => None,
+            Self::Split(obstacle) | Self::Software(obstacle) => Some(obstacle),
+        }
+    }
+}
+
+/// Where the rule hardware of ports is found.
+pub trait Devices {
+    /// That of a port, if it has some.
+    fn rule_hardware(&mut self, port: PortId) -> Option<&mut dyn RuleHardware>;
+
+    /// What each receive queue of a port has counted: packets, polls that found nothing, and the length of its ring.
+    fn receive_rings(&self, port: PortId) -> Vec<Ring> {
+        let _ = port;
+        Vec::new()
+    }
+}
+
+/// What is known of a receive ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Packets taken out of it.
+    pub packets: u64,
+    /// Polls that found it empty.
+    pub empty: u64,
+    /// Most packets that lie in it.
+    pub depth: u64,
+}
+
+impl Ring {
+    /// Of the queues of a started port.
+    pub fn of(port: &Port) -> Vec<Self> {
+        let depth = u64::from(port.config().depth);
+        let ring =
+            |queue: wirepath_pmd::counters::QueueStats| Self { packets: queue.packets, empty: queue.empty, depth };
+        port.rx_statistics().into_iter().map(ring).collect()
+    }
+
+    /// Whether nothing is left of what lay in it then. A poll that had begun then may have found it empty before.
+    fn drained_since(self, then: Self) -> bool {
+        self.empty >= then.empty + 2 || self.packets >= then.packets + 2 * then.depth + BATCH as u64
+    }
+}
+
+/// The hardware stage of a program.
+#[derive(Debug)]
+pub struct HardwareRules {
+    domain: Domain,
+    ports: Vec<PortRules>,
+    space: Space,
+    draining: Vec<Draining>,
+    /// What devices have counted for rules that they no longer have.
+    banked: HashMap<RuleId, HardwareCount>,
+}
+
+/// One port.
+#[derive(Debug)]
+struct PortRules {
+    port: PortId,
+    plan: Plan,
+    installed: HashMap<RuleId, Installed>,
+    /// Rules that are to be installed.
+    wanted: BTreeSet<(plan::Place, RuleId)>,
+    /// The rules above all others; they are installed as soon as there are others.
+    aside: Vec<HardwareRuleId>,
+    /// What a device did not give back.
+    stuck: Vec<HardwareRuleId>,
+    epoch: u64,
+    again: u64,
+    counters: u32,
+}
+
+/// A rule in a device.
+#[derive(Debug)]
+struct Installed {
+    /// Its guards first.
+    ids: Vec<HardwareRuleId>,
+    level: u16,
+    direction: Direction,
+    tag: Option<u32>,
+    record: u32,
+    counted: bool,
+}
+
+/// A tag on its way back.
+struct Draining {
+    port: PortId,
+    tag: u32,
+    record: u32,
+    since: u64,
+    rings: Vec<Ring>,
+    /// Rules at egress that leave the device only now: packets that wait to be sent name them.
+    ids: Vec<HardwareRuleId>,
+    /// The rings are drained; set when no worker looks any more.
+    over: Option<Arc<AtomicBool>>,
+}
+
+impl fmt::Debug for Draining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tag {} of port {}", self.tag, self.port)
+    }
+}
+
+impl HardwareRules {
+    /// Without ports.
+    pub(super) fn new(domain: &Domain) -> Self {
+        Self {
+            domain: domain.clone(),
+            ports: Vec::new(),
+            space: Space::new(domain),
+            draining: Vec::new(),
+            banked: HashMap::new(),
+        }
+    }
+
+    pub(super) fn tags(&self) -> &Arc<Tags> {
+        self.space.tags()
+    }
+
+    /// Uses the rule hardware of a port from the next change on.
+    pub(super) fn add_port(&mut self, port: PortId, hardware: &dyn RuleHardware, tunnels: Tunnels) {
+        self.ports.push(PortRules {
+            port,
+            plan: Plan::new(Judge::new(hardware.capabilities(), port, tunnels)),
+            installed: HashMap::new(),
+            wanted: BTreeSet::new(),
+            aside: Vec::new(),
+            stuck: Vec::new(),
+            epoch: hardware.epoch(),
+            again: 0,
+            counters: 0,
+        });
+    }
+
+    /// Whether there is a port with rule hardware.
+    pub(super) fn is_empty(&self) -> bool {
+        self.ports.is_empty()
+    }
+
+    /// First half of a change, before the workers see it: plans, and takes out of the devices what must not be there any more.
+    pub(super) fn begin(
+        &mut self,
+        devices: &mut dyn Devices,
+        table: &mut RuleTable,
+        gone: &[RuleId],
+        added: &[(RuleId, Arc<Rule>)],
+        now: u64,
+    ) {
+        let Self { ports, draining, banked, .. } = self;
+        for it in ports {
+            let mut evict = Evict::default();
+            for id in gone {
+                if it.installed.contains_key(id) {
+                    evict.add(it, *id, !added.is_empty());
+                }
+            }
+            for id in gone {
+                if let Some(place) = it.plan.place(*id) {
+                    it.wanted.remove(&(place, *id));
+                }
+                it.plan.remove(*id);
+            }
+            for (id, rule) in added {
+                let set = rule.fields();
+                let on = set.get(Key::field(0, Field::PortId));
+                if on.is_none_or(|bits| bits.matches(it.port.into())) {
+                    it.plan.add(*id, (rule.priority(), id.number()), Arc::clone(rule), &set);
+                }
+            }
+            it.replan(&mut evict);
+            it.evict(devices, table, evict, (draining, banked), now);
+        }
+    }
+
+    /// Second half, when the workers have the new rules: installs what may be in the devices.
+    pub(super) fn finish(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
+        let Self { ports, draining, banked, space, .. } = self;
+        for it in ports {
+            it.install(devices, table, space, (draining, banked), now);
+        }
+    }
+
+    /// To be called now and then: asks again where a device has refused, and takes tags back.
+    pub(super) fn tick(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
+        let Self { ports, draining, banked, space, .. } = self;
+        for it in ports.iter_mut() {
+            let Some(device) = devices.rule_hardware(it.port) else { continue };
+            it.stuck.retain(|id| device.remove(*id).is_err());
+            if device.epoch() != it.epoch {
+                it.epoch = device.epoch();
+                let can = device.capabilities();
+                it.lost(devices, can, draining, now);
+                it.install(devices, table, space, (draining, banked), now);
+            } else if now >= it.again {
+                it.again = now + AGAIN;
+                for id in it.plan.refused() {
+                    it.plan.refuse(id, None);
+                }
+                let mut evict = Evict::default();
+                it.replan(&mut evict);
+                it.evict(devices, table, evict, (draining, banked), now);
+                it.install(devices, table, space, (draining, banked), now);
+            }
+        }
+        self.drain(devices, table, now);
+    }
+
+    /// Takes back the tags that no packet can carry any more.
+    fn drain(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
+        let Self { draining, space, domain, ports, .. } = self;
+        draining.retain_mut(|it| {
+            if let Some(over) = &it.over {
+                if !over.load(Ordering::Acquire) {
+                    return true;
+                }
+                if let Some(device) = devices.rule_hardware(it.port).filter(|_| !it.ids.is_empty()) {
+                    let mut stuck = Vec::new();
+                    undo(device, std::mem::take(&mut it.ids), &mut stuck);
+                    if let Some(port) = ports.iter_mut().find(|port| port.port == it.port) {
+                        port.stuck.extend(stuck);
+                    }
+                }
+                space.give_back(it.tag);
+                table.release(it.record);
+                return false;
+            }
+            let rings = devices.receive_rings(it.port);
+            let drained = rings.iter().zip(&it.rings).all(|(ring, then)| ring.drained_since(*then));
+            if drained && now >= it.since + SETTLED {
+                let over = Arc::new(AtomicBool::new(false));
+                domain.retire(Box::new(Token(Arc::clone(&over))));
+                it.over = Some(over);
+            }
+            true
+        });
+    }
+
+    /// Takes everything out of the devices.
+    pub(super) fn stop(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
+        let Self { ports, draining, banked, .. } = self;
+        for it in ports {
+            let mut evict = Evict::default();
+            let all: Vec<RuleId> = it.installed.keys().copied().collect();
+            all.into_iter().for_each(|id| evict.add(it, id, false));
+            it.evict(devices, table, evict, (draining, banked), now);
+            it.wanted.clear();
+            if let Some(device) = devices.rule_hardware(it.port) {
+                for id in it.aside.drain(..).rev() {
+                    let _ = device.remove(id);
+                }
+            }
+        }
+    }
+
+    /// What devices have counted for a rule.
+    pub(super) fn counted(&self, devices: &mut dyn Devices, id: RuleId) -> RuleCounters {
+        let mut sum = self.banked.get(&id).copied().unwrap_or_default();
+        for it in &self.ports {
+            let Some(installed) = it.installed.get(&id).filter(|installed| installed.counted) else { continue };
+            let main = installed.ids.last().copied();
+            if let Some(count) = main.and_then(|main| devices.rule_hardware(it.port)?.count(main)) {
+                sum.packets += count.packets;
+                sum.bytes += count.bytes;
+            }
+        }
+        RuleCounters { packets: sum.packets, bytes: sum.bytes, last_hit: 0 }
+    }
+
+    /// The same for one that is gone, for the last time.
+    pub(super) fn last_counted(&mut self, id: RuleId) -> RuleCounters {
+        let sum = self.banked.remove(&id).unwrap_or_default();
+        RuleCounters { packets: sum.packets, bytes: sum.bytes, last_hit: 0 }
+    }
+
+    /// Where a rule runs on each port with rule hardware whose packets may fit it. `name` tells people of a rule.
+    pub(super) fn placements(&mut self, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Vec<(PortId, Placement)> {
+        let of = |it: &mut PortRules| {
+            let placement = match it.plan.why_not(id) {
+                None => match it.plan.fit(id)? {
+                    Ok(Fit { split: None, .. }) => Placement::Hardware,
+                    Ok(Fit { split: Some(obstacle), .. }) => Placement::Split(obstacle),
+                    Err(obstacle) => Placement::Software(obstacle),
+                },
+                Some(Why::Obstacle(obstacle)) => Placement::Software(obstacle),
+                Some(Why::Above(other)) => Placement::Software(Obstacle::new(
+                    "priority",
+                    format!("above it and overlapping with it, this runs (partly) in software: {}", name(other)),
+                )),
+                Some(Why::TooDeep(levels)) => Placement::Software(Obstacle::new(
+                    "priority",
+                    format!("more rules overlap above it than the NIC has levels ({levels})"),
+                )),
+                Some(Why::Refused(refusal)) => Placement::Software(Obstacle::new("refused", refusal.reason)),
+            };
+            Some((it.port, placement))
+        };
+        self.ports.iter_mut().filter(|it| it.plan.contains(id)).filter_map(of).collect()
+    }
+
+    /// Rules in devices, by port.
+    pub fn installed(&self) -> impl Iterator<Item = (PortId, usize)> {
+        self.ports.iter().map(|it| (it.port, it.installed.len()))
+    }
+
+    /// Tags that wait for their rings to be drained.
+    pub fn draining(&self) -> usize {
+        self.draining.len()
+    }
+}
+
+/// Rules that leave a device, the lowest first.
+#[derive(Debug, Default)]
+struct Evict {
+    rules: BTreeSet<(plan::Place, RuleId)>,
+    seen: HashSet<RuleId>,
+}
+
+impl Evict {
+    /// With all that is installed below it, if `below`: else the packets of this one would meet those.
+    fn add(&mut self, it: &mut PortRules, id: RuleId, below: bool) {
+        let mut list = vec![id];
+        while let Some(id) = list.pop() {
+            if !self.seen.insert(id) {
+                continue;
+            }
+            let Some(place) = it.plan.place(id) else { continue };
+            self.rules.insert((place, id));
+            if below && it.installed.get(&id).is_some_and(|it| it.direction == Direction::Ingress) {
+                let lower = it.plan.below(id);
+                list.extend(lower.into_iter().filter(|other| it.installed.contains_key(other)));
+            }
+        }
+    }
+}
+
+type Books<'a> = (&'a mut Vec<Draining>, &'a mut HashMap<RuleId, HardwareCount>);
+
+impl PortRules {
+    /// Plans anew: what must leave, and what is wanted.
+    fn replan(&mut self, evict: &mut Evict) {
+        for id in self.plan.settle() {
+            let (Some(place), target) = (self.plan.place(id), self.plan.target(id)) else { continue };
+            self.wanted.remove(&(place, id));
+            match self.installed.get(&id) {
+                Some(installed) if Some(installed.level) == target => {}
+                Some(_) => evict.add(self, id, true),
+                None => {}
+            }
+            if target.is_some() && !self.installed.contains_key(&id) {
+                self.wanted.insert((place, id));
+            }
+        }
+    }
+
+    /// Takes rules out of the device, from below. Those that are still to be there are wanted again.
+    fn evict(
+        &mut self,
+        devices: &mut dyn Devices,
+        table: &mut RuleTable,
+        evict: Evict,
+        (draining, banked): Books<'_>,
+        now: u64,
+    ) {
+        if evict.rules.is_empty() {
+            return;
+        }
+        let rings = devices.receive_rings(self.port);
+        for &(place, id) in evict.rules.iter().rev() {
+            let Some(installed) = self.installed.remove(&id) else { continue };
+            if self.plan.target(id).is_some() {
+                self.wanted.insert((place, id));
+            }
+            if installed.direction == Direction::Egress {
+                table.mark_egress(installed.record, 0);
+            }
+            let Some(device) = devices.rule_hardware(self.port) else { continue };
+            if installed.direction == Direction::Egress {
+                if let Some(tag) = installed.tag {
+                    let (port, record, ids) = (self.port, installed.record, installed.ids);
+                    draining.push(Draining { port, tag, record, since: now, rings: rings.clone(), ids, over: None });
+                }
+                continue;
+            }
+            // The rule before its guards: what they keep away from it must not come to it.
+            for (nth, hardware) in installed.ids.iter().rev().enumerate() {
+                match device.remove(*hardware) {
+                    Ok(count) if nth == 0 && installed.counted => {
+                        let sum = banked.entry(id).or_default();
+                        sum.packets += count.packets;
+                        sum.bytes += count.bytes;
+                    }
+                    Ok(_) => {}
+                    Err(refusal) if refusal.kind == RefusalKind::Gone => {}
+                    Err(refusal) => {
+                        tracing::error!("port {}: a rule stays in the device: {refusal}", self.port);
+                        self.stuck.push(*hardware);
+                    }
+                }
+            }
+            self.counters -= u32::from(installed.counted);
+            if let Some(tag) = installed.tag {
+                let (port, record, ids) = (self.port, installed.record, Vec::new());
+                draining.push(Draining { port, tag, record, since: now, rings: rings.clone(), ids, over: None });
+            }
+        }
+    }
+
+    /// Installs what is wanted, from above.
+    fn install(
+        &mut self,
+        devices: &mut dyn Devices,
+        table: &mut RuleTable,
+        space: &mut Space,
+        (draining, banked): Books<'_>,
+        now: u64,
+    ) {
+        let mut full = 0;
+        while let Some((place, id)) = self.wanted.pop_first() {
+            let (Some(level), Some(Ok(fit)), Some(record)) =
+                (self.plan.target(id), self.plan.fit(id), table.record(id))
+            else {
+                continue;
+            };
+            let done = match full < ENOUGH {
+                true => self.install_one(devices, table, space, (id, level, record), fit),
+                false => Err(RuleRefusal {
+                    kind: RefusalKind::Full,
+                    errno: None,
+                    reason: "the NIC has had no room for the rules above it".to_owned(),
+                }),
+            };
+            let Err(refusal) = done else { continue };
+            match refusal.kind {
+                // All of its rules are gone: they are installed when it is back.
+                RefusalKind::Gone => {
+                    self.wanted.insert((place, id));
+                    return;
+                }
+                RefusalKind::Full => full += 1,
+                _ => {}
+            }
+            tracing::debug!("port {}: a rule stays in software: {refusal}", self.port);
+            self.again = now + AGAIN;
+            self.plan.refuse(id, Some(refusal));
+            let mut evict = Evict::default();
+            self.replan(&mut evict);
+            self.evict(devices, table, evict, (&mut *draining, &mut *banked), now);
+        }
+    }
+
+    fn install_one(
+        &mut self,
+        devices: &mut dyn Devices,
+        table: &mut RuleTable,
+        space: &mut Space,
+        (id, level, record): (RuleId, u16, u32),
+        fit: Fit,
+    ) -> Result<(), RuleRefusal> {
+        let Some(rule) = self.plan.rule(id).map(Arc::clone) else { return Ok(()) };
+        let direction = rule.direction();
+        let full = |reason: String| RuleRefusal { kind: RefusalKind::Full, errno: None, reason };
+        let can = &self.plan.judge.can;
+        let (limit, counters) = can.table(direction).map_or((Some(0), 0), |it| (it.rules, it.counters));
+        if limit.is_some_and(|limit| self.installed.len() + self.aside.len() >= limit as usize) {
+            return Err(full(format!("{} has no room for more rules", can.device)));
+        }
+        if fit.counted && self.counters >= counters {
+            return Err(full(format!("{} has no more counters", can.device)));
+        }
+        let tag = match (direction, &fit.rest) {
+            (Direction::Ingress, Rest::Gone) => None,
+            _ => {
+                // Numbers at egress are not marks of received packets.
+                let most = if direction == Direction::Egress { u32::MAX } else { can.max_tag() };
+                let none = || full(format!("all tags of {} are in use", can.device));
+                Some(space.take(most).ok_or_else(none)?)
+            }
+        };
+        let port = self.port;
+        let Some(device) = devices.rule_hardware(port) else {
+            return Err(RuleRefusal { kind: RefusalKind::Gone, errno: None, reason: "the port is gone".to_owned() });
+        };
+        if self.aside.is_empty() {
+            let done = put_aside(device, &self.plan.judge).map(|ids| self.aside = ids);
+            if let Err(refusal) = done {
+                tag.into_iter().for_each(|tag| space.give_back(tag));
+                return Err(refusal);
+            }
+        }
+        if let (Direction::Ingress, Some(tag)) = (direction, tag) {
+            table.hold(record);
+            space.set(tag, tagged(record, &rule, &fit));
+        }
+        let mut ids = Vec::new();
+        for guard in &fit.guards {
+            let guard = HardwareRule {
+                direction,
+                level,
+                pattern: guard.clone(),
+                actions: Vec::new(),
+                fate: RuleFate::Next,
+                tag: None,
+                count: false,
+            };
+            match device.install(&guard) {
+                Ok(id) => ids.push(id),
+                Err(refusal) => {
+                    undo(device, ids, &mut self.stuck);
+                    back(tag, direction, record, space, table);
+                    return Err(refusal);
+                }
+            }
+        }
+        let pattern = match direction {
+            Direction::Ingress => fit.pattern,
+            Direction::Egress => {
+                let number = METADATA | tag.unwrap_or_default();
+                vec![Item::new(ItemKind::Meta).exact(Field::MetaData, number.into())]
+            }
+        };
+        let main = HardwareRule {
+            direction,
+            level: level + u16::from(!fit.guards.is_empty()),
+            pattern,
+            actions: fit.actions,
+            fate: fit.fate,
+            tag: tag.filter(|_| direction == Direction::Ingress),
+            count: fit.counted,
+        };
+        match device.install(&main) {
+            Ok(main) => ids.push(main),
+            Err(refusal) => {
+                undo(device, ids, &mut self.stuck);
+                back(tag, direction, record, space, table);
+                return Err(refusal);
+            }
+        }
+        if let (Direction::Egress, Some(tag)) = (direction, tag) {
+            table.hold(record);
+            table.mark_egress(record, METADATA | tag);
+        }
+        self.counters += u32::from(fit.counted);
+        self.installed.insert(id, Installed { ids, level, direction, tag, record, counted: fit.counted });
+        Ok(())
+    }
+
+    /// The device has lost all of its rules, and may be another now.
+    fn lost(&mut self, devices: &dyn Devices, can: RuleCapabilities, draining: &mut Vec<Draining>, now: u64) {
+        let rings = devices.receive_rings(self.port);
+        for (_, it) in self.installed.drain() {
+            if let Some(tag) = it.tag {
+                let (port, record, ids) = (self.port, it.record, Vec::new());
+                draining.push(Draining { port, tag, record, since: now, rings: rings.clone(), ids, over: None });
+            }
+        }
+        self.aside.clear();
+        self.stuck.clear();
+        self.wanted.clear();
+        self.counters = 0;
+        self.plan.judge_anew(can);
+        let mut evict = Evict::default();
+        self.replan(&mut evict);
+        // Those whose place is as it was are to be installed all the same.
+        self.wanted.extend(self.plan.targets());
+    }
+}
+
+/// What is above all rules: packets that the device takes apart differently, and at egress numbers that it does not know.
+fn put_aside(device: &mut dyn RuleHardware, judge: &Judge) -> Result<Vec<HardwareRuleId>, RuleRefusal> {
+    let mut ids = Vec::new();
+    let next = |pattern: Vec<Item>, direction, level, fate| HardwareRule {
+        direction,
+        level,
+        pattern,
+        actions: Vec::new(),
+        fate,
+        tag: None,
+        count: false,
+    };
+    let mut rules: Vec<HardwareRule> = Vec::new();
+    for pattern in judge.aside(Direction::Ingress) {
+        rules.push(next(pattern.items().to_vec(), Direction::Ingress, 0, RuleFate::Next));
+    }
+    if let Some(egress) = judge.can.egress.as_ref() {
+        let unknown = Bits { value: METADATA.into(), mask: METADATA.into() };
+        let masks = egress.item(ItemKind::Meta, false).and_then(|item| item.field(Field::MetaData));
+        let drops = egress.actions.fates.contains(&FateKind::Drop);
+        if drops && egress.levels > 1 && masks.is_some_and(|masks| masks.allow(unknown.mask, 32)) {
+            let pattern = vec![Item::new(ItemKind::Meta).with(Field::MetaData, unknown)];
+            rules.push(next(pattern, Direction::Egress, egress.levels - 1, RuleFate::Drop));
+        }
+    }
+    for rule in &rules {
+        match device.install(rule) {
+            Ok(id) => ids.push(id),
+            Err(refusal) => {
+                undo(device, ids, &mut Vec::new());
+                return Err(refusal);
+            }
+        }
+    }
+    Ok(ids)
+}
+
+fn undo(device: &mut dyn RuleHardware, ids: Vec<HardwareRuleId>, stuck: &mut Vec<HardwareRuleId>) {
+    stuck.extend(ids.into_iter().rev().filter(|id| device.remove(*id).is_err()));
+}
+
+/// A tag that no packet has ever carried.
+fn back(tag: Option<u32>, direction: Direction, record: u32, space: &mut Space, table: &mut RuleTable) {
+    if let Some(tag) = tag {
+        space.give_back(tag);
+        if direction == Direction::Ingress {
+            table.release(record);
+        }
+    }
+}
+
+/// What workers do with the packets of a rule that is in a device.
+fn tagged(record: u32, rule: &Rule, fit: &Fit) -> Tagged {
+    let (rest, counts) = match &fit.rest {
+        Rest::Whole => (None, !rule.actions().contains(&Action::Count)),
+        Rest::Gone => (None, false),
+        Rest::Only(actions) => {
+            let counts = !fit.counted && !actions.contains(&Action::Count);
+            (Some(Program::of_actions(actions)), counts)
+        }
+    };
+    let whole = matches!(fit.rest, Rest::Whole);
+    let looks = |action: &Action| {
+        !matches!(
+            action,
+            Action::Count
+                | Action::Mark(_)
+                | Action::Limit(_)
+                | Action::Drop
+                | Action::Kernel
+                | Action::Queue(_)
+                | Action::Redirect(_)
+        )
+    };
+    Tagged { record, rest, counts, looks: whole && rule.actions().iter().any(looks) }
+}

@@ -1,0 +1,335 @@
+//! A NIC with rules, as plain as it can be.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use wirepath_pmd::flow::{Action, Direction, FIELDS, Field, ITEMS, ItemKind, ReformatKind, Rule};
+use wirepath_pmd::packet::offload::Flags;
+use wirepath_pmd::packet::{Packet, Pool};
+use wirepath_pmd::port::hardware::{
+    ActionCapabilities, FateKind, FieldNames, HardwareCount, HardwareRule, HardwareRuleId, ItemCapability, Masks,
+    ReformatCapability, RefusalKind, RuleBackend, RuleCapabilities, RuleFate, RuleHardware, RuleRefusal,
+    TableCapabilities, TunnelName,
+};
+use wirepath_pmd::port::{
+    Capabilities, Device, Link, OpenPort, Plan, Port, PortConfig, PortError, PortEvent, PortId, Queues,
+};
+use wirepath_rulelab::{Fate, Fault, Noted, Reference, Rng};
+
+/// What the NIC makes of a frame that it receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Arrived {
+    Packet { frame: Vec<u8>, tag: Option<u32>, queue: Option<u16> },
+    Dropped,
+}
+
+/// As a program looks at packets: header checksums are for whoever they are addressed to.
+pub(crate) fn reference(rules: &[Rule]) -> Reference {
+    let mut reference = Reference::new(rules);
+    reference.rss_key = wirepath_pipeline::rules::program::DEFAULT_RSS_KEY.to_vec();
+    reference.ports.checksums = false;
+    reference
+}
+
+pub(crate) struct Model {
+    can: RuleCapabilities,
+    rules: BTreeMap<u64, (HardwareRule, Rule, HardwareCount)>,
+    next: u64,
+    epoch: u64,
+    /// Refuses everything.
+    pub(crate) refuse: Option<RefusalKind>,
+    /// An error in how it matches and changes.
+    pub(crate) fault: Fault,
+}
+
+impl Model {
+    /// A started port of such a NIC.
+    pub(crate) fn port(can: RuleCapabilities, id: PortId, pool: &Pool) -> (Arc<Mutex<Self>>, Port) {
+        let model = Self { can, rules: BTreeMap::new(), next: 0, epoch: 0, refuse: None, fault: Fault::None };
+        let model = Arc::new(Mutex::new(model));
+        let plan = ModelPlan(Arc::clone(&model));
+        let open = OpenPort::open(format!("p{id}"), Box::new(plan)).unwrap();
+        let config = PortConfig { rx_queues: 0, tx_queues: 0, ..PortConfig::new(id, pool.clone()) };
+        (model, open.configure(config).unwrap().start().unwrap().port)
+    }
+
+    pub(crate) fn rules(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// All of its rules are gone.
+    pub(crate) fn lose(&mut self) {
+        self.rules.clear();
+        self.epoch += 1;
+    }
+
+    /// The first rule that fits. Two on one level are an error.
+    fn first(&self, direction: Direction, frame: &[u8], noted: &Noted) -> Result<Option<u64>, String> {
+        let mut best: Option<(u16, u64)> = None;
+        for (id, (rule, plain, _)) in &self.rules {
+            if rule.direction != direction || best.is_some_and(|(level, _)| level < rule.level) {
+                continue;
+            }
+            let reference = reference(std::slice::from_ref(plain)).with(self.fault);
+            if reference.classify(direction, frame, noted).is_none() {
+                continue;
+            }
+            if let Some((level, other)) = best
+                && level == rule.level
+            {
+                // Those that are set aside are alike.
+                if rule.tag.is_some() || self.rules[&other].0.tag.is_some() {
+                    return Err(format!("two rules of level {level} fit: {} and {}", plain, self.rules[&other].1));
+                }
+            }
+            best = Some((rule.level, *id));
+        }
+        let last_first = self.fault == Fault::LastAddedFirst;
+        if last_first && best.is_some() {
+            // Whatever fits at all, the lowest.
+            let fits =
+                |plain: &Rule| reference(std::slice::from_ref(plain)).classify(direction, frame, noted).is_some();
+            let all = self.rules.iter().filter(|(_, (rule, plain, _))| rule.direction == direction && fits(plain));
+            return Ok(all.max_by_key(|(_, (rule, ..))| rule.level).map(|(id, _)| *id));
+        }
+        Ok(best.map(|(_, id)| id))
+    }
+
+    pub(crate) fn receive(&mut self, frame: &[u8]) -> Result<Arrived, String> {
+        let noted = Noted::default();
+        let plain = Arrived::Packet { frame: frame.to_vec(), tag: None, queue: None };
+        let Some(id) = self.first(Direction::Ingress, frame, &noted)? else { return Ok(plain) };
+        let (rule, doing, count) = self.rules.get_mut(&id).unwrap();
+        let mut reference = reference(std::slice::from_ref(doing)).with(self.fault);
+        let outcome = reference.run(Direction::Ingress, frame, &noted, 0);
+        if rule.count {
+            count.packets += 1;
+            count.bytes += frame.len() as u64;
+        }
+        let queue = match (&outcome.fate, &rule.fate) {
+            (Fate::Dropped(_), RuleFate::Drop) | (Fate::Kernel, _) => return Ok(Arrived::Dropped),
+            (Fate::Dropped(cause), _) => {
+                return Err(format!("a NIC does not know that a packet is to be dropped: {cause:?} by {doing}"));
+            }
+            (Fate::Queue(queue), _) => Some(*queue),
+            _ => None,
+        };
+        Ok(Arrived::Packet { frame: outcome.frame.bytes, tag: rule.tag, queue })
+    }
+
+    /// What goes out; `None`: it was dropped.
+    pub(crate) fn send(&mut self, packet: &Packet) -> Option<Vec<u8>> {
+        let frame: Vec<u8> = packet.segments().flatten().copied().collect();
+        let metadata = if packet.flags().contains(Flags::TX_METADATA) { packet.mark().unwrap_or(0) } else { 0 };
+        let noted = Noted { data: metadata, ..Noted::default() };
+        let id = self.first(Direction::Egress, &frame, &noted).unwrap();
+        let Some(id) = id else { return Some(frame) };
+        let (_, doing, _) = self.rules.get(&id).unwrap();
+        let mut reference = reference(std::slice::from_ref(doing)).with(self.fault);
+        let outcome = reference.run(Direction::Egress, &frame, &noted, 0);
+        if matches!(outcome.fate, Fate::Dropped(_)) {
+            return None;
+        }
+        let mut bytes = outcome.frame.bytes;
+        if let Some(on) = outcome.frame.put_on
+            && let Some(udp) = on.udp.filter(|_| on.any_port)
+        {
+            bytes[udp..udp + 2].copy_from_slice(&50_000u16.to_be_bytes());
+        }
+        Some(bytes)
+    }
+}
+
+struct ModelPlan(Arc<Mutex<Model>>);
+
+impl std::fmt::Debug for ModelPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("model")
+    }
+}
+
+impl Plan for ModelPlan {
+    fn driver(&self) -> &'static str {
+        "model"
+    }
+
+    fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
+        Ok(Box::new(ModelDevice(Handle(self.0))))
+    }
+}
+
+struct ModelDevice(Handle);
+struct Handle(Arc<Mutex<Model>>);
+
+impl Device for ModelDevice {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::plain("model", "nic")
+    }
+
+    fn start(&mut self, _: &PortConfig) -> Result<Queues, PortError> {
+        Ok(Queues::default())
+    }
+
+    fn stop(&mut self, _: Queues) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn link(&mut self) -> Link {
+        Link::UP
+    }
+
+    fn events(&mut self) -> Vec<PortEvent> {
+        Vec::new()
+    }
+
+    fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
+        Some(&mut self.0)
+    }
+}
+
+impl RuleHardware for Handle {
+    fn capabilities(&self) -> RuleCapabilities {
+        self.0.lock().unwrap().can.clone()
+    }
+
+    fn install(&mut self, rule: &HardwareRule) -> Result<HardwareRuleId, RuleRefusal> {
+        let mut model = self.0.lock().unwrap();
+        if let Some(kind) = model.refuse {
+            return Err(RuleRefusal { kind, errno: Some(28), reason: "the model refuses".to_owned() });
+        }
+        let table = model.can.table(rule.direction).expect("a table");
+        assert!(rule.level < table.levels, "level {} of {}", rule.level, table.levels);
+        if let Some(tag) = rule.tag {
+            assert!(tag > 0 && tag < 0xff_ffff && tag <= model.can.max_tag(), "tag {tag}");
+        }
+        assert!(rule.actions.len() <= usize::from(table.actions.most.max(8)));
+        let mut actions = rule.actions.clone();
+        match &rule.fate {
+            RuleFate::Next => {}
+            RuleFate::Queue(queue) => actions.push(Action::Queue(*queue)),
+            RuleFate::Rss(rss) => actions.push(Action::Rss(rss.clone())),
+            RuleFate::Drop => actions.push(Action::Drop),
+            RuleFate::Kernel => actions.push(Action::Kernel),
+        }
+        if actions.is_empty() {
+            actions.push(Action::Count);
+        }
+        let plain = Rule::new(rule.direction, 0, rule.pattern.clone(), actions).expect("a rule");
+        let id = model.next;
+        model.next += 1;
+        model.rules.insert(id, (rule.clone(), plain, HardwareCount::default()));
+        Ok(HardwareRuleId(id))
+    }
+
+    fn remove(&mut self, id: HardwareRuleId) -> Result<HardwareCount, RuleRefusal> {
+        Ok(self.0.lock().unwrap().rules.remove(&id.0).expect("it is there").2)
+    }
+
+    fn count(&mut self, id: HardwareRuleId) -> Option<HardwareCount> {
+        self.0.lock().unwrap().rules.get(&id.0).map(|it| it.2)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.0.lock().unwrap().epoch
+    }
+}
+
+/// A NIC that can do all that a NIC could.
+pub(crate) fn everything() -> RuleCapabilities {
+    let mut items = Vec::new();
+    for spec in ITEMS {
+        for inner in [false, true] {
+            if matches!(spec.kind, ItemKind::Port | ItemKind::Meta) {
+                continue;
+            }
+            let mut item = ItemCapability::new(spec.kind);
+            item.inner = inner;
+            item.most = spec.most;
+            item.fields = spec.fields.iter().map(|field| (*field, Masks::Any)).collect();
+            items.push(item);
+        }
+    }
+    let tunnels = vec![
+        TunnelName::Vxlan,
+        TunnelName::VxlanGpe,
+        TunnelName::Geneve,
+        TunnelName::Gre,
+        TunnelName::Mpls,
+        TunnelName::Ip,
+    ];
+    let reformat = |kind| ReformatCapability {
+        kind,
+        max_header: 128,
+        tunnels: tunnels.clone(),
+        fills_source_port: vec![TunnelName::Vxlan],
+        keeps_gre_key: false,
+        udp_checksum: false,
+        merges_ecn: false,
+    };
+    let set: Vec<Field> = FIELDS.iter().filter(|spec| spec.settable).map(|spec| spec.field).collect();
+    let ingress = TableCapabilities {
+        levels: 12,
+        rules: None,
+        counters: 1000,
+        items,
+        // Pieces of packets: what is inside, and what a tunnel packet is, cannot be seen in one of them.
+        aside: vec!["ipv4 frag yes".parse().unwrap(), "ipv6 frag yes".parse().unwrap()],
+        actions: ActionCapabilities {
+            most: 2,
+            commands: 16,
+            set: FieldNames(set),
+            dec_ttl: true,
+            push_vlan: false,
+            pop_vlan: true,
+            reformats: vec![reformat(ReformatKind::L2TunnelToL2), reformat(ReformatKind::L3TunnelToL2)],
+            fates: vec![FateKind::Next, FateKind::Queue, FateKind::Rss, FateKind::Drop],
+        },
+    };
+    let egress = TableCapabilities {
+        levels: 4,
+        rules: None,
+        counters: 0,
+        items: vec![ItemCapability::new(ItemKind::Meta).with(Field::MetaData, Masks::Any)],
+        aside: Vec::new(),
+        actions: ActionCapabilities {
+            most: 2,
+            reformats: vec![reformat(ReformatKind::L2ToL2Tunnel), reformat(ReformatKind::L2ToL3Tunnel)],
+            fates: vec![FateKind::Next, FateKind::Drop],
+            ..ActionCapabilities::default()
+        },
+    };
+    RuleCapabilities {
+        tag_bits: 24,
+        ingress: Some(ingress),
+        egress: Some(egress),
+        ..RuleCapabilities::none("model", "nic", RuleBackend::Dv)
+    }
+}
+
+/// A NIC that can do some of it.
+pub(crate) fn some(rng: &mut Rng) -> RuleCapabilities {
+    let mut can = everything();
+    if rng.one_in(3) {
+        return can;
+    }
+    let table = can.ingress.as_mut().unwrap();
+    table.levels = 2 + rng.below(8) as u16;
+    let less = rng.pick(&[5, 20, 50]);
+    table.items.retain(|_| !rng.percent(less));
+    for item in &mut table.items {
+        item.fields.retain(|_| !rng.percent(less));
+        for (_, masks) in &mut item.fields {
+            *masks = rng.pick(&[Masks::Any, Masks::Any, Masks::Exact, Masks::Prefix]);
+        }
+    }
+    table.actions.fates.retain(|fate| *fate == FateKind::Next || !rng.percent(less));
+    table.actions.set.0.retain(|_| !rng.percent(less));
+    table.actions.dec_ttl = !rng.percent(less);
+    table.actions.reformats.retain(|_| !rng.percent(less));
+    table.counters = rng.pick(&[0, 1, 1000]);
+    table.rules = rng.pick(&[None, None, Some(6)]);
+    if rng.percent(less) {
+        can.tag_bits = rng.pick(&[0, 2, 16]);
+    }
+    can
+}
