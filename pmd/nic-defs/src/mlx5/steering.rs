@@ -356,7 +356,13 @@ pub const MODIFY_INNER_HOP_LIMIT: u32 = 0x48;
 /// Register A.
 pub const MODIFY_REG_A: u32 = 0x49;
 /// Register B.
-pub const MODIFY_REG_B: u32 = 0x4a;
+pub const MODIFY_REG_B: u32 = 0x50;
+/// Register C0; C1 to C7 follow.
+pub const MODIFY_REG_C0: u32 = 0x51;
+/// TCP sequence number; that of the inner header follows.
+pub const MODIFY_TCP_SEQ: u32 = 0x59;
+/// TCP acknowledgement number; that of the inner header follows.
+pub const MODIFY_TCP_ACK: u32 = 0x5b;
 
 #[cfg(test)]
 mod tests {

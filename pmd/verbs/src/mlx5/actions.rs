@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(bytes(Modification::add(MODIFY_TTL, 0xff)), [0x20, 0x0a, 0, 0, 0, 0, 0, 0xff]);
         assert_eq!(
             bytes(Modification::copy(MODIFY_SRC_MAC_HIGH, 8, MODIFY_REG_B, 16, 16)),
-            [0x30, 1, 8, 16, 0, 0x4a, 16, 0]
+            [0x30, 1, 8, 16, 0, 0x50, 16, 0]
         );
     }
 }
