@@ -8,11 +8,17 @@
 //! assert_eq!(bench.peek(BASE, 3), [1, 2, 3]);
 //! ```
 
+mod connectx;
+
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
+use wirepath_nic_defs::uverbs::write;
 use wirepath_settings::Source;
+use zerocopy::IntoBytes;
+
+pub use connectx::{Arrival, Connectx, RECEIVERS, Value};
 
 use crate::device::{ContextId, Store};
 use crate::host::{Host, Region, Wire, WireKind};
@@ -46,6 +52,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Where a range lies in the vector.
 fn place(address: u64, length: u64) -> Option<std::ops::Range<usize>> {
+    if length == 0 {
+        // Nothing may lie anywhere.
+        return Some(0..0);
+    }
     let start = address.checked_sub(BASE)?;
     let end = start.checked_add(length).filter(|end| *end <= SIZE as u64)?;
     Some(start as usize..end as usize)
@@ -131,6 +141,32 @@ impl Region for Part {
     fn store(&self, offset: u64, value: u32) {
         let _ = self.write(offset, &value.to_le_bytes());
     }
+}
+
+/// A plain command of the write form with its driver part, which expects a reply of so many bytes.
+pub fn plain(command: u32, core: &[u8], driver: &[u8], reply: usize) -> Vec<u8> {
+    let length = size_of::<write::CommandHeader>() + core.len() + driver.len();
+    let header = write::CommandHeader { command, in_words: (length / 4) as u16, out_words: (reply / 4) as u16 };
+    [header.as_bytes(), core, driver].concat()
+}
+
+/// An extended command of the write form with its driver part, which expects replies of so many bytes at an address.
+pub fn extended(at: u64, command: u32, core: &[u8], driver: &[u8], reply: usize, driver_reply: usize) -> Vec<u8> {
+    let mut core = core.to_vec();
+    core.resize(core.len().next_multiple_of(8), 0);
+    let words = |bytes: usize| bytes.div_ceil(8) as u16;
+    let header = write::CommandHeader {
+        command: command | write::EXTENDED,
+        in_words: words(core.len()),
+        out_words: words(reply),
+    };
+    let more = write::ExtendedHeader {
+        response: at,
+        provider_in_words: words(driver.len()),
+        provider_out_words: words(driver_reply),
+        cmd_hdr_reserved: 0,
+    };
+    [header.as_bytes(), more.as_bytes(), &core, driver].concat()
 }
 
 /// An emulator on vectors with its first device open.

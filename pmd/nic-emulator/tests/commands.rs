@@ -5,7 +5,7 @@ use wirepath_nic_defs::mana::{
     self, CqDoorbell, CqeHead, CqeTail, RqDoorbell, RxFlags, SqDoorbell, TxOob, TxOob1, WqeFlags,
 };
 use wirepath_nic_defs::uverbs::{ACCESS_LOCAL_WRITE, QPT_RAW_PACKET, mana as abi, write};
-use wirepath_nic_emulator::vectors::{BASE, Bench};
+use wirepath_nic_emulator::vectors::{self, BASE, Bench, plain};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Where commands and replies lie; rings and buffers are behind.
@@ -19,30 +19,9 @@ const BUFFERS: u64 = BASE + 0x1_0000;
 
 const LOOP: &str = "[[device]]\nkind = 'mana'\n[[device.port]]\nlink = 'loop'\n";
 
-/// A plain command with its driver part.
-fn plain(command: u32, core: &[u8], driver: &[u8], reply: usize) -> Vec<u8> {
-    let length = 8 + core.len() + driver.len();
-    let header = write::CommandHeader { command, in_words: (length / 4) as u16, out_words: (reply / 4) as u16 };
-    [header.as_bytes(), core, driver].concat()
-}
-
 /// An extended command with its driver part.
 fn extended(command: u32, core: &[u8], driver: &[u8], reply: usize, driver_reply: usize) -> Vec<u8> {
-    let mut core = core.to_vec();
-    core.resize(core.len().next_multiple_of(8), 0);
-    let words = |bytes: usize| bytes.div_ceil(8) as u16;
-    let header = write::CommandHeader {
-        command: command | write::EXTENDED,
-        in_words: words(core.len()),
-        out_words: words(reply),
-    };
-    let more = write::ExtendedHeader {
-        response: REPLY,
-        provider_in_words: words(driver.len()),
-        provider_out_words: words(driver_reply),
-        cmd_hdr_reserved: 0,
-    };
-    [header.as_bytes(), more.as_bytes(), &core, driver].concat()
+    vectors::extended(REPLY, command, core, driver, reply, driver_reply)
 }
 
 fn get_context() -> Vec<u8> {

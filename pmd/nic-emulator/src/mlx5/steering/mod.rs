@@ -12,6 +12,8 @@ mod reformat;
 mod rules;
 mod specs;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

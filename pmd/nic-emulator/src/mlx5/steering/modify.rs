@@ -48,9 +48,8 @@ struct Field {
 /// The same fields exist once for each level, with numbers that are apart by this.
 const FIRST_INNER: u32 = defs::MODIFY_INNER + defs::MODIFY_SRC_MAC_HIGH;
 const LAST_INNER: u32 = defs::MODIFY_INNER + defs::MODIFY_DST_IPV4;
-/// Registers C0 to C7, and behind them TCP numbers of both levels.
-const REG_C0: u32 = defs::MODIFY_REG_B + 1;
-const TCP_NUMBERS: u32 = REG_C0 + 8;
+const PAST_REG_C: u32 = defs::MODIFY_REG_C0 + 8;
+const PAST_TCP: u32 = defs::MODIFY_TCP_ACK + 2;
 
 fn field(number: u32) -> Option<Field> {
     use Place::*;
@@ -80,12 +79,12 @@ fn field(number: u32) -> Option<Field> {
         defs::MODIFY_HOP_LIMIT => (HopLimit, 8),
         defs::MODIFY_REG_A => (A, 32),
         defs::MODIFY_REG_B => (B, 32),
-        REG_C0..TCP_NUMBERS => (C((number - REG_C0) as usize), 32),
-        // Sequence and acknowledgement number, of the outer and then of the inner header.
-        _ if (TCP_NUMBERS..TCP_NUMBERS + 4).contains(&number) => {
-            let at = number - TCP_NUMBERS;
-            let place = Transport(TCP, 4 + 4 * (at as usize & 1), 4);
-            return Some(Field { place, inner: at >= 2, bits: 32 });
+        defs::MODIFY_REG_C0..PAST_REG_C => (C((number - defs::MODIFY_REG_C0) as usize), 32),
+        // Each is followed by that of the inner header.
+        defs::MODIFY_TCP_SEQ..PAST_TCP => {
+            let at = number - defs::MODIFY_TCP_SEQ;
+            let place = Transport(TCP, if at < 2 { 4 } else { 8 }, 4);
+            return Some(Field { place, inner: at % 2 == 1, bits: 32 });
         }
         _ => return None,
     };

@@ -5,6 +5,7 @@
 //! lie. For looking things up, groups of the same mask are one: a value stands in one of them only.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -72,7 +73,40 @@ struct Group {
 struct Masked {
     id: u32,
     mask: Mask,
-    entries: HashMap<Arc<[u64]>, Entry>,
+    entries: HashMap<Arc<[u64]>, Entry, BuildHasherDefault<Mix>>,
+}
+
+/// A hash of few words. Programs that choose values which collide slow down nobody but themselves.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.write_u64(u64::from_ne_bytes(*word));
+        }
+        for byte in rest {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product ^ product >> 64) as u64;
+    }
+
+    #[inline]
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Masked {
@@ -166,7 +200,7 @@ impl Table {
         let group = self.room(id)?;
         if at.is_none() {
             self.next_mask += 1;
-            self.masks.push(Masked { id, mask, entries: HashMap::new() });
+            self.masks.push(Masked { id, mask, entries: HashMap::default() });
         }
         let masked = match at {
             Some(at) => &mut self.masks[at],

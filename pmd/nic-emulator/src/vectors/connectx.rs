@@ -1,0 +1,356 @@
+//! An emulated ConnectX on vectors, set up as far as rules and packets: a send queue over a looped link, and queue pairs that receive.
+
+use rustix::io::Errno;
+use wirepath_nic_defs::mlx5::{CQE_BYTES, CQE_RESPONDER_SEND, CqeOwner, RECORD_SEND, UAR_BLUE_FLAME};
+use wirepath_nic_defs::uverbs::ioctl::{self, Attribute, Header};
+use wirepath_nic_defs::uverbs::{self as defs, mlx5 as abi, write};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::{BASE, Bench, extended, plain};
+
+/// Commands, attributes behind them, and replies.
+const COMMAND: u64 = BASE;
+const DATA: u64 = BASE + 0x1000;
+/// Where replies of the write form are expected.
+pub(super) const REPLY: u64 = BASE + 0x4000;
+/// Doorbell records.
+const RECORDS: u64 = BASE + 0x5000;
+const SEND_RING: u64 = BASE + 0x6000;
+const SEND_CQ: u64 = BASE + 0x7000;
+/// Ring and completions of each receiver.
+const RECEIVE: u64 = BASE + 0x8000;
+const SEND_BUFFER: u64 = BASE + 0x2_0000;
+const BUFFERS: u64 = BASE + 0x4_0000;
+
+/// Entries of every ring.
+const ENTRIES: u32 = 64;
+/// Bytes of a receive buffer.
+const SLOT: u64 = 2048;
+/// Queue pairs that receive.
+pub const RECEIVERS: usize = 2;
+
+/// Value of an attribute of a command in the ioctl form.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// Handle of an object, or room for a new one.
+    Handle(u32),
+    /// A constant.
+    Number(u64),
+    /// Bytes.
+    Bytes(Vec<u8>),
+    /// Choice of an enumeration, with a payload of two bytes.
+    Choice(u8, u16),
+    /// So many bytes that are written.
+    Room(usize),
+}
+
+/// A packet that arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Which receiver.
+    pub receiver: usize,
+    /// Flow tag.
+    pub tag: u32,
+    /// Register B.
+    pub metadata: u32,
+    /// What was written.
+    pub frame: Vec<u8>,
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct Connectx {
+    /// Emulator and memory.
+    pub bench: Bench,
+    /// Handles of queue pairs that receive.
+    pub receivers: [u32; RECEIVERS],
+    /// Handle of the queue pair that sends.
+    pub sender: u32,
+    send_queue: u32,
+    key: u32,
+    sent: u32,
+    seen: [u32; RECEIVERS],
+}
+
+impl Connectx {
+    /// With keys of `[[device]]`, such as `steering = { devx = true }`.
+    ///
+    /// # Panics
+    /// If it cannot be set up.
+    pub fn new(keys: &str) -> Self {
+        let bench =
+            Bench::new(&format!("[[device]]\nkind = 'mlx5'\n{keys}\n[[device.port]]\nlink = 'loop'\nmtu = 1600\n"));
+        let run = |command: &[u8]| -> Vec<u32> {
+            bench.write(COMMAND, command).unwrap_or_else(|errno| panic!("{errno}: {:?}", bench.emulator.log().last()));
+            bench.peek(REPLY, 64).chunks(4).map(|word| u32::from_ne_bytes(word.try_into().expect("four"))).collect()
+        };
+        let devx = keys.contains("devx = true");
+        let context = abi::GetContext {
+            total_num_bfregs: 16,
+            num_low_latency_bfregs: 4,
+            flags: if devx { abi::CONTEXT_DEVX } else { 0 },
+            max_cqe_version: 1,
+            ..abi::GetContext::new_zeroed()
+        };
+        run(&plain(write::GET_CONTEXT, REPLY.as_bytes(), context.as_bytes(), 8 + 72));
+        let pd = run(&plain(write::ALLOC_PD, REPLY.as_bytes(), &[], 8))[0];
+        let length = RECEIVERS as u64 * u64::from(ENTRIES) * SLOT + BUFFERS - SEND_BUFFER;
+        let mr = write::RegMr {
+            response: REPLY,
+            start: SEND_BUFFER,
+            length,
+            hca_va: SEND_BUFFER,
+            pd_handle: pd,
+            access_flags: defs::ACCESS_LOCAL_WRITE,
+        };
+        let key = run(&plain(write::REG_MR, mr.as_bytes(), &[], 12))[1];
+        let record = |at: u64| RECORDS + 64 * at;
+        let create_cq = |ring: u64, at: u64| {
+            let core = write::CreateCq {
+                response: REPLY,
+                user_handle: 0,
+                cqe: ENTRIES - 1,
+                comp_vector: 0,
+                comp_channel: -1,
+                reserved: 0,
+            };
+            let driver =
+                abi::CreateCq { buf_addr: ring, db_addr: record(at), cqe_size: 64, ..abi::CreateCq::new_zeroed() };
+            // Entries that were never written have an opcode that says so.
+            bench.poke(ring, &[0xf0; 64 * CQE_BYTES]);
+            run(&plain(write::CREATE_CQ, core.as_bytes(), driver.as_bytes(), 16))[0]
+        };
+        let send_cq = create_cq(SEND_CQ, 0);
+        let core = write::CreateQp {
+            response: REPLY,
+            pd_handle: pd,
+            send_cq_handle: send_cq,
+            recv_cq_handle: send_cq,
+            max_send_wr: ENTRIES,
+            max_send_sge: 1,
+            qp_type: defs::QPT_RAW_PACKET as u8,
+            ..write::CreateQp::new_zeroed()
+        };
+        let driver = abi::CreateQp {
+            db_addr: record(1),
+            sq_buf_addr: SEND_RING,
+            sq_wqe_count: ENTRIES,
+            ..abi::CreateQp::new_zeroed()
+        };
+        let qp = run(&plain(write::CREATE_QP, core.as_bytes(), driver.as_bytes(), 32 + 40));
+        for (state, mask) in [(1, 0x21), (2, 1), (3, 1)] {
+            let change = write::ModifyQp {
+                qp_handle: qp[0],
+                attr_mask: mask,
+                qp_state: state,
+                port_num: 1,
+                ..write::ModifyQp::new_zeroed()
+            };
+            run(&plain(write::MODIFY_QP, change.as_bytes(), &[], 0));
+        }
+        let receivers = std::array::from_fn(|at| {
+            let (ring, completions) = (RECEIVE + 0x2000 * at as u64, RECEIVE + 0x2000 * at as u64 + 0x1000);
+            let cq = create_cq(completions, 2 + 2 * at as u64);
+            let core = write::CreateWq {
+                pd_handle: pd,
+                cq_handle: cq,
+                max_wr: ENTRIES,
+                max_sge: 1,
+                ..write::CreateWq::new_zeroed()
+            };
+            let posted = record(3 + 2 * at as u64);
+            let driver = abi::CreateWq {
+                buf_addr: ring,
+                db_addr: posted,
+                rq_wqe_count: ENTRIES,
+                rq_wqe_shift: 4,
+                ..abi::CreateWq::new_zeroed()
+            };
+            let wq = run(&extended(REPLY, write::CREATE_WQ, core.as_bytes(), driver.as_bytes(), 24, 8))[2];
+            let change = write::ModifyWq { attr_mask: 1, wq_handle: wq, wq_state: 1, ..write::ModifyWq::new_zeroed() };
+            run(&extended(REPLY, write::MODIFY_WQ, change.as_bytes(), &[0; 8], 0, 0));
+            let table = run(&extended(REPLY, write::CREATE_RWQ_IND_TBL, [0u32, 0, wq, 0].as_bytes(), &[], 16, 0))[2];
+            let core = write::ExtendedCreateQp {
+                pd_handle: pd,
+                qp_type: defs::QPT_RAW_PACKET as u8,
+                comp_mask: write::CREATE_QP_MASK_IND_TABLE,
+                rwq_ind_tbl_handle: table,
+                ..write::ExtendedCreateQp::new_zeroed()
+            };
+            let rss = abi::CreateRssQp { rx_hash_function: 1, rx_key_len: 40, ..abi::CreateRssQp::new_zeroed() };
+            let rss = run(&extended(REPLY, write::CREATE_QP, core.as_bytes(), rss.as_bytes(), 40, 40))[0];
+            for slot in 0..u64::from(ENTRIES) {
+                let address = BUFFERS + (at as u64 * u64::from(ENTRIES) + slot) * SLOT;
+                let segment = [&(SLOT as u32).to_be_bytes()[..], &key.to_be_bytes(), &address.to_be_bytes()].concat();
+                bench.poke(ring + 16 * slot, &segment);
+            }
+            bench.poke(posted, &ENTRIES.to_be_bytes());
+            rss
+        });
+        Self { receivers, sender: qp[0], send_queue: qp[1], key, sent: 0, seen: [0; RECEIVERS], bench }
+    }
+
+    /// A command in the ioctl form: what stands in its handle attributes afterwards, and its rooms, in their order.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub fn ioctl(
+        &self,
+        object: u16,
+        method: u16,
+        attributes: &[(u16, Value)],
+    ) -> Result<(Vec<u32>, Vec<Vec<u8>>), Errno> {
+        let mut data_at = DATA;
+        let list: Vec<Attribute> = attributes
+            .iter()
+            .map(|(id, value)| {
+                let mut attribute = Attribute { attr_id: *id, flags: ioctl::MANDATORY, ..Attribute::new_zeroed() };
+                match value {
+                    Value::Handle(handle) => attribute.data = u64::from(*handle),
+                    Value::Number(number) => (attribute.len, attribute.data) = (8, *number),
+                    Value::Choice(choice, payload) => {
+                        (attribute.elem_id, attribute.len, attribute.data) = (*choice, 2, u64::from(*payload));
+                    }
+                    Value::Bytes(bytes) if bytes.len() <= 8 => {
+                        attribute.len = bytes.len() as u16;
+                        attribute.data.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+                    }
+                    Value::Bytes(bytes) => {
+                        (attribute.len, attribute.data) = (bytes.len() as u16, data_at);
+                        self.bench.poke(data_at, bytes);
+                        data_at += bytes.len() as u64;
+                    }
+                    Value::Room(length) => {
+                        (attribute.len, attribute.data) = (*length as u16, data_at);
+                        data_at += *length as u64;
+                    }
+                }
+                attribute
+            })
+            .collect();
+        let header = Header {
+            length: (size_of::<Header>() + list.len() * size_of::<Attribute>()) as u16,
+            object_id: object,
+            method_id: method,
+            num_attrs: list.len() as u16,
+            driver_id: defs::DRIVER_MLX5,
+            ..Header::new_zeroed()
+        };
+        self.bench.poke(COMMAND, &[header.as_bytes(), list.as_bytes()].concat());
+        self.bench.emulator.ioctl(self.bench.fd, ioctl::REQUEST, COMMAND)?;
+        let attribute_at = |at: usize| COMMAND + (size_of::<Header>() + at * size_of::<Attribute>()) as u64;
+        let mut handles = Vec::new();
+        let mut rooms = Vec::new();
+        for (at, (_, value)) in attributes.iter().enumerate() {
+            match value {
+                Value::Handle(_) => {
+                    let bytes = self.bench.peek(attribute_at(at) + 8, 4);
+                    handles.push(u32::from_ne_bytes(bytes.try_into().expect("four bytes")));
+                }
+                Value::Room(length) => rooms.push(self.bench.peek(list[at].data, *length)),
+                _ => {}
+            }
+        }
+        Ok((handles, rooms))
+    }
+
+    /// A new object: its handle, which stands in the first attribute.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub fn create(&self, object: u16, method: u16, id: u16, attributes: &[(u16, Value)]) -> Result<u32, Errno> {
+        let all = [&[(id, Value::Handle(0))][..], attributes].concat();
+        self.ioctl(object, method, &all).map(|(handles, _)| handles[0])
+    }
+
+    /// A matcher of direct verbs.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub fn matcher(&self, table: u8, priority: u16, criteria: u8, mask: &[u8]) -> Result<u32, Errno> {
+        let attributes = [
+            (abi::MATCHER_MASK, Value::Bytes(mask.to_vec())),
+            (abi::MATCHER_FLOW_TYPE, Value::Choice(0, priority)),
+            (abi::MATCHER_CRITERIA, Value::Bytes(vec![criteria])),
+            (abi::MATCHER_TABLE, Value::Number(u64::from(table))),
+        ];
+        self.create(abi::OBJECT_FLOW_MATCHER, abi::MATCHER_CREATE, abi::MATCHER_HANDLE, &attributes)
+    }
+
+    /// A rule of direct verbs, with further attributes.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub fn flow(&self, matcher: u32, value: &[u8], more: &[(u16, Value)]) -> Result<u32, Errno> {
+        let attributes =
+            [&[(abi::FLOW_VALUE, Value::Bytes(value.to_vec())), (abi::FLOW_MATCHER, Value::Handle(matcher))][..], more]
+                .concat();
+        self.create(ioctl::OBJECT_FLOW, abi::FLOW_CREATE, abi::FLOW_HANDLE, &attributes)
+    }
+
+    /// A rule of `ibv_create_flow`, in the write form; specs as the kernel has them.
+    ///
+    /// # Errors
+    /// As the kernel's.
+    pub fn verbs_flow(&self, qp: u32, attribute: [u8; 16], specs: &[u8]) -> Result<u32, Errno> {
+        let mut attribute = attribute;
+        attribute[4..6].copy_from_slice(&(specs.len() as u16).to_ne_bytes());
+        let core = write::CreateFlow { comp_mask: 0, qp_handle: qp, flow_attr: attribute };
+        let command = extended(REPLY, write::CREATE_FLOW, &[core.as_bytes(), specs].concat(), &[0; 8], 8, 0);
+        self.bench.write(COMMAND, &command)?;
+        Ok(u32::from_ne_bytes(self.bench.peek(REPLY + 4, 4).try_into().expect("four bytes")))
+    }
+
+    /// Sends a frame, which the link brings back.
+    pub fn send(&mut self, frame: &[u8]) {
+        self.bench.poke(SEND_BUFFER, frame);
+        let words = [
+            (self.sent & 0xffff) << 8 | 0x0a,
+            self.send_queue << 8 | 3,
+            8,
+            0,
+            0,
+            0,
+            0,
+            0,
+            frame.len() as u32,
+            self.key,
+            (SEND_BUFFER >> 32) as u32,
+            SEND_BUFFER as u32,
+        ];
+        let descriptor: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        self.bench.poke(SEND_RING + u64::from(self.sent % ENTRIES) * 64, &descriptor);
+        self.sent = self.sent.wrapping_add(1);
+        let record = RECORDS + 64 + 4 * RECORD_SEND as u64;
+        self.bench.poke(record, &(self.sent & 0xffff).to_be_bytes());
+        let first = u64::from_le_bytes(descriptor[..8].try_into().expect("eight bytes"));
+        self.bench.ring(UAR_BLUE_FLAME, first);
+        // The driver has seen every completion.
+        self.bench.poke(RECORDS, &(self.sent & 0xff_ffff).to_be_bytes());
+    }
+
+    /// What arrived since the last time.
+    pub fn arrivals(&mut self) -> Vec<Arrival> {
+        let mut arrivals = Vec::new();
+        for receiver in 0..RECEIVERS {
+            let completions = RECEIVE + 0x2000 * receiver as u64 + 0x1000;
+            loop {
+                let at = self.seen[receiver];
+                let entry = self.bench.peek(completions + u64::from(at % ENTRIES) * CQE_BYTES as u64, CQE_BYTES);
+                let word = |at: usize| u32::from_be_bytes(entry[at..at + 4].try_into().expect("four bytes"));
+                let owner = CqeOwner(entry[0x3f]);
+                if owner.opcode() != CQE_RESPONDER_SEND || u32::from(owner.owner()) != (at / ENTRIES) & 1 {
+                    break;
+                }
+                let slot = receiver as u64 * u64::from(ENTRIES) + u64::from(at % ENTRIES);
+                let frame = self.bench.peek(BUFFERS + slot * SLOT, (word(0x2c) as u64).min(SLOT) as usize);
+                arrivals.push(Arrival { receiver, tag: word(0x38) & 0xff_ffff, metadata: word(0x24), frame });
+                self.seen[receiver] = at.wrapping_add(1);
+                let record = |number: u64| RECORDS + 64 * (number + 2 * receiver as u64);
+                self.bench.poke(record(2), &(self.seen[receiver] & 0xff_ffff).to_be_bytes());
+                self.bench.poke(record(3), &((self.seen[receiver] + ENTRIES) & 0xffff).to_be_bytes());
+            }
+        }
+        arrivals
+    }
+}
