@@ -5,6 +5,7 @@
 
 mod forward;
 mod measure;
+mod nic;
 mod rules;
 mod table;
 mod tunnel;
@@ -35,6 +36,8 @@ enum Command {
     Forward(forward::Arguments),
     /// Put frames into tunnels, take them out, or both, on one core
     Tunnel(tunnel::Arguments),
+    /// Send and receive by a NIC's driver alone, on an emulated NIC or one that is there
+    Nic(nic::Arguments),
     /// Find the rule of each packet, among many and while they change
     Rules(rules::Arguments),
     /// Look exact keys up in the rule engine's hash table, and put them in
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         match arguments.command {
             Command::Forward(arguments) => forward::run(&arguments)?.print(json),
             Command::Tunnel(arguments) => tunnel::run(&arguments)?.print(json),
+            Command::Nic(arguments) => nic::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
             Command::Rules(arguments) => rules::run(&arguments)?.print(json),
             Command::Table(arguments) => table::run(&arguments)?.print(json),
         }

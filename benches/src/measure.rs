@@ -9,7 +9,7 @@ use wirepath_pmd::drivers::{self, PortSettings};
 use wirepath_pmd::settings::Source;
 
 /// Time before the figures are taken: caches, branch predictors and the clock of the core settle.
-const WARM_UP: Duration = Duration::from_millis(300);
+pub(crate) const WARM_UP: Duration = Duration::from_millis(300);
 
 /// What every measurement takes.
 #[derive(clap::Args, Clone, Debug)]
@@ -60,12 +60,29 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
+    /// Of `packets` that took `elapsed` seconds or `ticks` of the time-stamp counter, with a processor for `cpu_share` of the time.
+    pub(crate) fn new(packets: u64, dropped: u64, elapsed: f64, ticks: u64, cpu_share: f64) -> Result<Self, Failure> {
+        if packets == 0 {
+            return Err(Failure::failed("no packet was moved"));
+        }
+        let (count, cpu_share) = (packets as f64, cpu_share.min(1.0));
+        Ok(Self {
+            pps: count / elapsed,
+            ns_per_packet: elapsed * 1e9 / count,
+            cycles_per_packet: ticks as f64 / count,
+            own_cycles_per_packet: ticks as f64 * cpu_share / count,
+            packets,
+            dropped,
+            cpu_share,
+        })
+    }
+
     pub(crate) fn print(&self, json: bool) -> Result<(), Failure> {
         if json {
             return cli::print_json(self);
         }
         cli::print(format_args!(
-            "{:.1} cycles/packet, {:.2} ns/packet, {} packets/s, {} dropped",
+            "{:.1} cycles/packet, {:.2} ns/packet, {} packets/s, {} dropped\n",
             self.cycles_per_packet,
             self.ns_per_packet,
             Rate(self.pps),
@@ -116,19 +133,7 @@ pub(crate) fn run<S: Stage + 'static>(
     if failed || !summary.failures.is_empty() {
         return Err(Failure::failed(summary.failures.join("; ")));
     }
-    let packets = after - before;
-    if packets == 0 {
-        return Err(Failure::failed("no packet was sent"));
-    }
-    Ok(Figures {
-        pps: packets as f64 / elapsed,
-        ns_per_packet: elapsed * 1e9 / packets as f64,
-        cycles_per_packet: ticks as f64 / packets as f64,
-        own_cycles_per_packet: ticks as f64 * cpu_share.min(1.0) / packets as f64,
-        packets,
-        dropped: summary.drops().values().sum(),
-        cpu_share: cpu_share.min(1.0),
-    })
+    Figures::new(after - before, summary.drops().values().sum(), elapsed, ticks, cpu_share)
 }
 
 /// One part of a measurement with several.
@@ -181,6 +186,12 @@ fn worker_time() -> f64 {
         if name.starts_with("worker-") { times.split_whitespace().next()?.parse::<f64>().ok() } else { None }
     };
     tasks.filter_map(|task| of(task.path())).sum::<f64>() / 1e9
+}
+
+/// Seconds of processor time that this thread has had.
+pub(crate) fn thread_time() -> f64 {
+    let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    times.split_whitespace().next().and_then(|time| time.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
 /// Keeps this thread on a core.

@@ -7,8 +7,8 @@
 //! | `port-freed` | `port` | it lets go |
 //! | `port-down`, `port-up` | `port` | link event |
 //! | `device-fatal` | | the device is reset: every queue stops, every command fails with `EIO` until the device is opened anew |
-//! | `completion-error` | `code` | a transmit completion has this type (MANA) or syndrome (mlx5); the packet is not sent |
-//! | `hostile` | `queue` (`tx`, `rx`), `what` | a completion that no honest device writes |
+//! | `completion-error` | `code`, `queue` | a transmit completion has this type (MANA) or syndrome (mlx5); the packet is not sent. On mlx5 also one of a receive queue (`rx`), which stops |
+//! | `hostile` | `queue` (`tx`, `rx`), `what` | a completion that no honest device writes, or `nothing` where one is due |
 //!
 //! All take `device` (which may be left out if there is only one), `after` (how many commands, packets or completions of the kind pass first) and
 //! `count` (how often, 1 if not said).
@@ -64,8 +64,10 @@ pub enum What {
     },
     /// The device is reset.
     DeviceFatal,
-    /// A transmit completion that says error.
+    /// A completion that says error.
     CompletionError {
+        /// Of a send queue.
+        transmit: bool,
         /// Type of the completion.
         code: u32,
     },
@@ -86,7 +88,7 @@ impl fmt::Display for What {
             Self::PortFreed { port } => write!(f, "port {port} given free by the kernel's driver"),
             Self::Link { port, up } => write!(f, "port {port} {}", if *up { "up" } else { "down" }),
             Self::DeviceFatal => f.write_str("device reset"),
-            Self::CompletionError { code } => write!(f, "completion error {code}"),
+            Self::CompletionError { code, .. } => write!(f, "completion error {code}"),
             Self::Hostile { transmit, lie } => {
                 write!(f, "hostile {} completion ({lie})", if *transmit { "transmit" } else { "receive" })
             }
@@ -113,6 +115,8 @@ pub enum Lie {
     Type,
     /// A position in the ring that is not there.
     Position,
+    /// None is written, although one is due.
+    Nothing,
 }
 
 /// Words for [`Lie`].
@@ -125,6 +129,7 @@ pub const LIES: &[(&str, Lie)] = &[
     ("twice", Lie::Twice),
     ("type", Lie::Type),
     ("position", Lie::Position),
+    ("nothing", Lie::Nothing),
 ];
 
 impl fmt::Display for Lie {
@@ -132,6 +137,9 @@ impl fmt::Display for Lie {
         f.write_str(LIES.iter().find(|(_, lie)| lie == self).map_or("?", |(word, _)| word))
     }
 }
+
+/// Words for the direction of a queue: whether it sends.
+const QUEUES: &[(&str, bool)] = &[("tx", true), ("rx", false)];
 
 const ERRNOS: &[(&str, Errno)] = &[
     ("EPERM", Errno::PERM),
@@ -183,9 +191,12 @@ pub fn read(table: &Settings<'_>, topology: &Topology) -> Result<Fault, ConfigEr
         "port-down" => What::Link { port: port()?, up: false },
         "port-up" => What::Link { port: port()?, up: true },
         "device-fatal" => What::DeviceFatal,
-        "completion-error" => What::CompletionError { code: table.integer("code", 1..=63)?.unwrap_or(42) },
+        "completion-error" => What::CompletionError {
+            transmit: table.choice("queue", QUEUES)?.unwrap_or(true),
+            code: table.integer("code", 1..=63)?.unwrap_or(42),
+        },
         _ => What::Hostile {
-            transmit: table.choice("queue", &[("tx", true), ("rx", false)])?.unwrap_or(false),
+            transmit: table.choice("queue", QUEUES)?.unwrap_or(false),
             lie: table
                 .choice("what", LIES)?
                 .ok_or_else(|| table.error_in("what", "missing, expected how it lies, such as \"owner\""))?,

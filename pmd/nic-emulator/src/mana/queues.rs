@@ -177,6 +177,7 @@ impl<R: Region> Cq<R> {
         let mut tail = tail;
         let transmit = tail.is_sq() == 1;
         match lie {
+            Lie::Nothing => return,
             Lie::Owner => {
                 self.put(&entry, tail.with_owner(self.pass.wrapping_add(3)));
                 return;

@@ -327,8 +327,8 @@ impl<R: Region> Sender<'_, R> {
 
     #[cold]
     fn order(&self, env: &mut Env<'_>) -> Result<(), Failure> {
-        match env.orders.strike(env.device, |what| matches!(what, What::CompletionError { .. })) {
-            Some(What::CompletionError { code }) => Err(Failure {
+        match env.orders.strike(env.device, |what| matches!(what, What::CompletionError { transmit: true, .. })) {
+            Some(What::CompletionError { code, .. }) => Err(Failure {
                 code,
                 why: "completion error as ordered".to_owned(),
                 stop: code == defs::CQE_TX_GDMA_ERR,

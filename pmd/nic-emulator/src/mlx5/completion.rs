@@ -266,6 +266,7 @@ impl<R: Region> Cq<R> {
     pub(super) fn lie(&mut self, entry: &Entry, owner: CqeOwner, lie: Lie, events: &mut Vec<Event>) {
         let (mut entry, mut owner) = (*entry, owner);
         match lie {
+            Lie::Nothing => return,
             Lie::Owner => {
                 self.flush(events);
                 let wrong = defs::cqe_owner(self.produced, self.log_entries) ^ 1;

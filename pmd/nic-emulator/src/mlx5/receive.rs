@@ -99,7 +99,9 @@ impl<H: Host> Mlx5<H> {
             }
             return false;
         }
+        let ordered = if env.orders.is_empty() { None } else { ordered(env) };
         let result = match rq.layout {
+            _ if ordered.is_some() => Err(ordered.unwrap_or_default()),
             Layout::Linear => linear(keys, rq, cq, env, &arrival),
             Layout::Striding { log_bytes, log_strides } => {
                 striding(keys, rq, cq, env, &arrival, log_bytes, log_strides)
@@ -272,6 +274,16 @@ fn striding<R: Region>(
     }
     tell(cq, env, &entry);
     Ok(true)
+}
+
+/// An error that was ordered.
+#[cold]
+fn ordered(env: &mut Env<'_>) -> Option<(u8, String)> {
+    let concerns = |what: &What| matches!(what, What::CompletionError { transmit: false, .. });
+    match env.orders.strike(env.device, concerns) {
+        Some(What::CompletionError { code, .. }) => Some((code as u8, "completion error as ordered".to_owned())),
+        _ => None,
+    }
 }
 
 fn tell<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, entry: &Entry) {

@@ -261,8 +261,8 @@ impl<R: Region> Sender<'_, R> {
     #[inline]
     fn run(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
         if !env.orders.is_empty()
-            && let Some(What::CompletionError { code }) =
-                env.orders.strike(env.device, |what| matches!(what, What::CompletionError { .. }))
+            && let Some(What::CompletionError { code, .. }) =
+                env.orders.strike(env.device, |what| matches!(what, What::CompletionError { transmit: true, .. }))
         {
             return Err((code as u8, "completion error as ordered".to_owned()));
         }

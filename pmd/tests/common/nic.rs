@@ -1,0 +1,406 @@
+//! A NIC's driver on emulated NICs, in a process of its own, and what every such driver must stand: hostile completions, a device that is
+//! reset, queues that stall or cannot be destroyed, every way in which doorbells are seen.
+
+#![allow(dead_code)]
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use wirepath_nic_emulator::launch;
+use wirepath_pmd::drivers;
+use wirepath_pmd::drops::DropReason;
+use wirepath_pmd::packet::offload::Flags;
+use wirepath_pmd::packet::{Batch, L3, L4, Packet, Pool};
+use wirepath_pmd::port::{Link, OpenPort, PortConfig, PortEvent, StartedPort};
+use wirepath_pmd::settings::Source;
+
+/// How long something that must happen may take: it only ends a hopeless wait.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Says, in the process with the NICs, where their log and control socket are.
+const FOLDER: &str = "WIREPATH_NIC_TEST";
+
+/// A driver, and the emulated device that it is tried on.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    /// Name of the driver, and kind of the device.
+    pub(crate) driver: &'static str,
+    /// Name of the device; its port is plugged into itself.
+    pub(crate) device: &'static str,
+    /// Settings of the driver, one set after the other.
+    pub(crate) modes: &'static [&'static str],
+}
+
+/// Emulated NICs of this process.
+pub(crate) struct Nics {
+    pub(crate) folder: PathBuf,
+}
+
+impl Nics {
+    /// Orders a fault.
+    pub(crate) fn order(&self, fault: &str) {
+        let mut socket = UnixStream::connect(self.folder.join("control")).expect("the control socket");
+        writeln!(socket, "{fault}").expect("a request");
+        socket.shutdown(Shutdown::Write).expect("the end of the request");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).expect("an answer");
+        assert_eq!(answer.trim(), "ordered");
+    }
+
+    /// What the NICs refused, without what was ordered.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        log.lines().filter(|line| !line.contains("as ordered")).map(str::to_owned).collect()
+    }
+}
+
+/// Runs `work` in a process with NICs; `rest` is the topology.
+pub(crate) fn under(name: &str, rest: &str, work: impl FnOnce(&Nics)) {
+    let folder = std::env::var_os(FOLDER).map_or_else(
+        || tempfile::Builder::new().prefix("wirepath-nic-").tempdir().expect("a folder").keep(),
+        PathBuf::from,
+    );
+    let topology = format!("log = '{0}/log'\ncontrol = '{0}/control'\n{rest}", folder.display());
+    let place = folder.display().to_string();
+    launch::under_with(name, &topology, &[(FOLDER, &place)], || work(&Nics { folder: folder.clone() }));
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+impl Kind {
+    /// The device in a topology.
+    pub(crate) fn topology(&self) -> String {
+        format!("[[device]]\nkind = '{}'\nname = '{}'\n[[device.port]]\nlink = 'loop'\n", self.driver, self.device)
+    }
+
+    /// A port of `device`, not yet started.
+    pub(crate) fn open(&self, device: &str, settings: &str) -> OpenPort {
+        let driver = self.driver;
+        let text =
+            format!("[[port]]\nname = 'dut'\ndriver = '{driver}'\ndevice = '{device}'\n[port.{driver}]\n{settings}\n");
+        let source = Source::new("test.toml", text);
+        let document = source.parse().unwrap_or_else(|error| panic!("{error}"));
+        let port = document.settings().tables("port").expect("one port").remove(0);
+        let port = drivers::plan(port).unwrap_or_else(|error| panic!("{error}"));
+        OpenPort::open("dut", port.plan).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A started port of `device`.
+    pub(crate) fn start_on(
+        &self,
+        device: &str,
+        pool: &Pool,
+        settings: &str,
+        change: impl FnOnce(&mut PortConfig),
+    ) -> StartedPort {
+        let mut config = PortConfig { mtu: 9000, depth: 256, ..PortConfig::new(3, pool.clone()) };
+        change(&mut config);
+        let open = self.open(device, settings);
+        open.configure(config).and_then(|port| port.start()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A started port.
+    pub(crate) fn start(&self, pool: &Pool, settings: &str, change: impl FnOnce(&mut PortConfig)) -> StartedPort {
+        self.start_on(self.device, pool, settings, change)
+    }
+
+    /// Runs `work` in a process with the device; `keys` of the topology come before it.
+    pub(crate) fn under(&self, name: &str, keys: &str, work: impl FnOnce(&Nics)) {
+        under(name, &(keys.to_owned() + &self.topology()), work);
+    }
+}
+
+/// Two queues each way.
+pub(crate) fn two_queues(config: &mut PortConfig) {
+    (config.rx_queues, config.tx_queues) = (2, 2);
+}
+
+/// A figure of the device.
+pub(crate) fn figure(port: &mut StartedPort, name: &str) -> u64 {
+    let figures = port.port.extra_statistics();
+    figures.iter().find(|(found, _)| *found == name).unwrap_or_else(|| panic!("no {name} among {figures:?}")).1
+}
+
+/// Sends packets by queue 0, as they come, until all are taken.
+pub(crate) fn send(port: &mut StartedPort, packets: impl IntoIterator<Item = Packet>) {
+    let mut batch: Batch = packets.into_iter().collect();
+    let start = Instant::now();
+    while !batch.is_empty() {
+        port.tx[0].transmit(&mut batch);
+        assert!(start.elapsed() < PATIENCE, "the port takes nothing");
+    }
+}
+
+/// Receives until there are as many packets.
+pub(crate) fn receive(port: &mut StartedPort, count: usize) -> Vec<Packet> {
+    let mut all = Vec::new();
+    let start = Instant::now();
+    while all.len() < count {
+        for queue in &mut port.rx {
+            let mut batch = Batch::new();
+            queue.receive(&mut batch);
+            batch.drain_front(usize::MAX, |packet| all.push(packet));
+        }
+        assert!(start.elapsed() < PATIENCE, "{} of {count} received", all.len());
+    }
+    all
+}
+
+/// A UDP or TCP packet over IPv4 or IPv6 with checksums left to the device, as an application leaves them.
+pub(crate) fn packet(pool: &Pool, l3: L3, l4: L4, payload: usize) -> Packet {
+    let (header, protocol) = if l4 == L4::Tcp { (20, 6u8) } else { (8, 17) };
+    let mut frame = vec![2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9];
+    let length = (header + payload) as u16;
+    let pseudo = match l3 {
+        L3::Ipv6 => {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            frame.extend(length.to_be_bytes());
+            frame.extend([protocol, 64]);
+            frame.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+            frame.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
+            sum(&frame[22..54])
+        }
+        _ => {
+            frame.extend([0x08, 0, 0x45, 0]);
+            frame.extend((20 + length).to_be_bytes());
+            frame.extend([0, 7, 0x40, 0, 64, protocol, 0xde, 0xad, 198, 18, 0, 1, 198, 18, 0, 2]);
+            sum(&frame[26..34])
+        }
+    };
+    let l3_len = frame.len() - 14;
+    let partial = fold(pseudo + u32::from(protocol) + u32::from(length));
+    frame.extend([0x30, 0x39, 0, 9]);
+    if l4 == L4::Tcp {
+        frame.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 0x20, 0]);
+        frame.extend(partial.to_be_bytes());
+        frame.extend([0, 0]);
+    } else {
+        frame.extend(length.to_be_bytes());
+        frame.extend(partial.to_be_bytes());
+    }
+    frame.extend((0..payload).map(|i| (i * 7) as u8));
+    let mut packet = pool.take().expect("a buffer");
+    assert!(packet.extend_from_slice(&frame, pool));
+    let mut layers = packet.layers();
+    (layers.l2_len, layers.l3_len, layers.l4_len) = (14, l3_len as u8, header as u8);
+    packet.set_layers(layers.with_kinds(l3, l4, L3::Other));
+    packet.set_flags(Flags::TX_L3_CHECKSUM.with(Flags::TX_L4_CHECKSUM));
+    packet
+}
+
+pub(crate) fn sum(bytes: &[u8]) -> u32 {
+    bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
+}
+
+pub(crate) fn fold(mut sum: u32) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+pub(crate) fn bytes(packet: &Packet) -> Vec<u8> {
+    packet.segments().collect::<Vec<_>>().concat()
+}
+
+/// Whether the checksums of a frame are right, by our own count.
+pub(crate) fn is_sound(frame: &[u8]) -> bool {
+    let (l4, pseudo) = match frame[12..14] {
+        [0x86, 0xdd] => (54, sum(&frame[22..54]) + u32::from(frame[20])),
+        _ if fold(sum(&frame[14..34])) != 0xffff => return false,
+        _ => (34, sum(&frame[26..34]) + u32::from(frame[23])),
+    };
+    fold(pseudo + (frame.len() - l4) as u32 + sum(&frame[l4..])) == 0xffff
+}
+
+/// Stops a port; every buffer must come back.
+pub(crate) fn finish(port: StartedPort, pool: &Pool) {
+    let StartedPort { port, rx, tx } = port;
+    drop(port.stop(rx, tx).expect("the port stops"));
+    assert_eq!(pool.outstanding(), 0, "buffers that did not come back");
+}
+
+/// Sends until one comes back, looking after the port in between as a control thread does. Returns the events.
+pub(crate) fn until_it_flows(port: &mut StartedPort, pool: &Pool) -> Vec<PortEvent> {
+    let (start, mut events) = (Instant::now(), Vec::new());
+    loop {
+        assert!(start.elapsed() < PATIENCE, "nothing flows: {events:?}, {:?}", port.port.rx_statistics());
+        events.extend(port.port.events());
+        let mut batch = Batch::new();
+        drop(batch.push(packet(pool, L3::Ipv4, L4::Udp, 30)));
+        port.tx.iter_mut().for_each(|queue| queue.reclaim());
+        port.tx[0].transmit(&mut batch);
+        batch.clear();
+        let mut came = 0;
+        for queue in &mut port.rx {
+            came += queue.receive(&mut batch);
+            batch.clear();
+        }
+        if came > 0 {
+            return events;
+        }
+    }
+}
+
+/// Orders lies, each of which must cost a queue and nothing else.
+pub(crate) fn hostile_completions(kind: Kind, name: &str, lies: &[(&str, &str)]) {
+    kind.under(name, "", |nics| {
+        for ((queue, what), mode) in lies.iter().zip(kind.modes.iter().cycle()) {
+            let pool = Pool::new("hostile", 4096).expect("memory");
+            let mut port = kind.start(&pool, mode, two_queues);
+            // A few first: the position of completions may be learned from them.
+            for _ in 0..10 {
+                until_it_flows(&mut port, &pool);
+            }
+            assert_eq!(figure(&mut port, "queue_resets"), 0, "{queue} {what}");
+            nics.order(&format!("kind = 'hostile'\nqueue = '{queue}'\nwhat = '{what}'"));
+            let start = Instant::now();
+            while figure(&mut port, "queue_resets") == 0 {
+                assert!(start.elapsed() < PATIENCE, "{queue} {what} was not seen");
+                until_it_flows(&mut port, &pool);
+            }
+            for _ in 0..20 {
+                until_it_flows(&mut port, &pool);
+            }
+            let drops: u64 = port.rx.iter().map(|queue| queue.counters().drops.get(DropReason::BadDescriptor)).sum();
+            assert_eq!(drops, u64::from(*queue == "rx"), "{queue} {what}");
+            finish(port, &pool);
+        }
+    });
+}
+
+/// Resets the device, which must come back by itself.
+pub(crate) fn reset_device(kind: Kind, name: &str) {
+    kind.under(name, "", |nics| {
+        let pool = Pool::new("fatal", 4096).expect("memory");
+        let mut port = kind.start(&pool, "", two_queues);
+        for round in 1..=3 {
+            until_it_flows(&mut port, &pool);
+            nics.order("kind = 'device-fatal'");
+            let (start, mut events) = (Instant::now(), Vec::new());
+            while !events.contains(&PortEvent::Link(Link::UP)) {
+                assert!(start.elapsed() < PATIENCE, "round {round}: {events:?}");
+                // Workers poll on.
+                let mut batch: Batch = [packet(&pool, L3::Ipv4, L4::Udp, 30)].into_iter().collect();
+                for queue in &mut port.tx {
+                    queue.transmit(&mut batch);
+                    queue.reclaim();
+                }
+                batch.clear();
+                for queue in &mut port.rx {
+                    queue.receive(&mut batch);
+                }
+                events.extend(port.port.events());
+            }
+            assert_eq!(events, [PortEvent::Link(Link::DOWN), PortEvent::Link(Link::UP)]);
+            until_it_flows(&mut port, &pool);
+            assert_eq!(figure(&mut port, "device_resets"), round);
+        }
+        assert_eq!(figure(&mut port, "buried_packets"), 0, "a device that was reset has let go of everything");
+        finish(port, &pool);
+    });
+}
+
+/// Keeps a completion back: the transmit queue is made anew although nothing else happens. A worker that sleeps is no reason to.
+pub(crate) fn stalled_queue(kind: Kind, name: &str) {
+    kind.under(name, "", |nics| {
+        let pool = Pool::new("stalled", 4096).expect("memory");
+        let mut port = kind.start(&pool, "seconds_stalled = 1", |_| ());
+        until_it_flows(&mut port, &pool);
+        send(&mut port, [packet(&pool, L3::Ipv4, L4::Udp, 30)]);
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(1300) {
+            drop(port.port.events());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        port.tx[0].reclaim();
+        drop(port.port.events());
+        assert_eq!(figure(&mut port, "queue_resets"), 0, "nobody looked, and it was there");
+        nics.order("kind = 'hostile'\nqueue = 'tx'\nwhat = 'nothing'");
+        send(&mut port, (0..5).map(|_| packet(&pool, L3::Ipv4, L4::Udp, 30)));
+        let start = Instant::now();
+        while figure(&mut port, "queue_stalls") == 0 {
+            assert!(start.elapsed() < PATIENCE, "nobody noticed");
+            drop(port.port.events());
+            port.tx[0].reclaim();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(figure(&mut port, "queue_resets"), 1);
+        assert_eq!(port.tx[0].counters().drops.get(DropReason::TxError), 5);
+        until_it_flows(&mut port, &pool);
+        finish(port, &pool);
+    });
+}
+
+/// Lets the kernel refuse to destroy queues: their packets are out of reach for ever, and counted.
+pub(crate) fn queues_that_stay(kind: Kind, name: &str) {
+    kind.under(name, "", |nics| {
+        let pool = Pool::new("buried", 4096).expect("memory");
+        let mut port = kind.start(&pool, kind.modes[0], |_| ());
+        until_it_flows(&mut port, &pool);
+        // All that is sent is back: what is outstanding is posted.
+        port.tx[0].reclaim();
+        let before = pool.outstanding();
+        // The queue is made anew because of the lie; the old one stays.
+        nics.order("kind = 'refuse'\ncommand = 'destroy_wq'\nerrno = 'ENOMEM'");
+        nics.order("kind = 'hostile'\nqueue = 'rx'\nwhat = 'type'");
+        let start = Instant::now();
+        while figure(&mut port, "buried_packets") == 0 {
+            assert!(start.elapsed() < PATIENCE, "nobody was buried");
+            until_it_flows(&mut port, &pool);
+        }
+        for _ in 0..20 {
+            until_it_flows(&mut port, &pool);
+        }
+        port.tx[0].reclaim();
+        let buried = figure(&mut port, "buried_packets");
+        assert_eq!((buried, pool.outstanding()), (u64::from(before), 2 * before), "all that were posted");
+        let StartedPort { port, rx, tx } = port;
+        drop(port.stop(rx, tx).expect("the port stops"));
+        assert_eq!(pool.outstanding(), before, "not even when the device is closed");
+    });
+}
+
+/// Bursts of every size, up to jumbo frames, on four queues each way; `way` are keys of the topology.
+pub(crate) fn bursts(kind: Kind, name: &str, way: &str) {
+    kind.under(name, way, |nics| {
+        let pool = Pool::new("ways", 4096).expect("memory");
+        let mut port = kind.start(&pool, "", |config| (config.rx_queues, config.tx_queues) = (4, 4));
+        for round in 0..200usize {
+            let n = 1 + round % 40;
+            send(&mut port, (0..n).map(|i| packet(&pool, L3::Ipv4, L4::Udp, 30 + (i * 397) % 8000)));
+            let got = receive(&mut port, n);
+            assert!(got.iter().all(|packet| is_sound(&bytes(packet))), "round {round}");
+        }
+        assert_eq!(nics.refused(), [""; 0]);
+        finish(port, &pool);
+    });
+}
+
+/// The tests that every [`Kind`] has to stand; `lies` are those that its completions can tell.
+macro_rules! every_nic {
+    ($kind:expr, $need:expr, $lies:expr, $($name:ident: $body:expr;)*) => { $(
+        #[test]
+        fn $name() {
+            wirepath_testlab::require!($need);
+            $body($kind, stringify!($name));
+        }
+    )* };
+    ($kind:expr, $need:expr, $lies:expr) => {
+        crate::nic::every_nic! { $kind, $need, $lies,
+            hostile_completions_cost_a_queue_and_nothing_else:
+                |kind, name| crate::nic::hostile_completions(kind, name, $lies);
+            a_reset_device_is_opened_again_without_a_restart: crate::nic::reset_device;
+            a_transmit_queue_that_stalls_is_made_anew: crate::nic::stalled_queue;
+            packets_of_queues_that_cannot_be_destroyed_are_buried: crate::nic::queues_that_stay;
+            doorbells_served_by_a_thread: |kind, name| crate::nic::bursts(kind, name, "doorbells = 'queue'\n");
+            descriptors_fetched_late:
+                |kind, name| crate::nic::bursts(kind, name, "doorbells = 'queue'\nfetch = 'late'\n");
+            the_older_kernel_interface: |kind, name| crate::nic::bursts(kind, name, "abi = 'write'\n");
+            queues_looked_at_without_doorbells:
+                |kind, name| crate::nic::bursts(kind, name, "doorbells = 'scan'\n");
+        }
+    };
+}
+pub(crate) use every_nic;
