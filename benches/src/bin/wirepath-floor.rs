@@ -4,7 +4,8 @@
 //! The floor: what one core needs for the bare work, with no generality at all. A yardstick to measure abstractions against, not a
 //! design: fixed headers, one table, no statistics, no errors.
 //!
-//! Usage: `wirepath-floor io|macswap|encap|decap|table FLOWS BUFFERS [SECONDS]`, BUFFERS being those in rotation (32, 8192, ...).
+//! Usage: `wirepath-floor io|macswap|encap|decap|table|random FLOWS BUFFERS [SECONDS]`, BUFFERS being those in rotation (32, 8192, ...).
+//! `table`: lookups of flows that are numbered, which CRC32C spreads without a collision; `random`: of random ones, which meet.
 //! Prints cycles of the time-stamp counter per packet, and packets per second.
 
 use std::arch::x86_64::*;
@@ -95,6 +96,17 @@ unsafe fn five_tuple(d: *const u8) -> [u64; 3] {
     }
 }
 
+/// The same of a random flow.
+fn random_tuple(i: usize) -> [u64; 3] {
+    let mix = |n: u64| {
+        let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        n ^ n >> 31
+    };
+    let n = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    [mix(n), mix(!n) & 0xffff_ffff, 17]
+}
+
 #[inline(always)]
 unsafe fn mac(d: *const u8) -> [u64; 3] {
     unsafe { [(d as *const u64).read_unaligned() & 0xffff_ffff_ffff, 0, 1] }
@@ -146,18 +158,24 @@ fn main() {
         .collect();
     for i in 0..flows {
         let f = inner_frame(i);
-        insert(&mut table, unsafe { if mode == "decap" { mac(f.as_ptr()) } else { five_tuple(f.as_ptr()) } });
+        let key = match mode {
+            "decap" => unsafe { mac(f.as_ptr()) },
+            "random" => random_tuple(i),
+            _ => unsafe { five_tuple(f.as_ptr()) },
+        };
+        insert(&mut table, key);
     }
     let frame_len = if mode == "decap" { 114 } else { 64 };
-    let keys: Vec<[u64; 3]> = if mode == "table" {
+    let lookups = mode == "table" || mode == "random";
+    let keys: Vec<[u64; 3]> = if lookups {
         let mut x = 88172645463325252u64;
         (0..1 << 20)
             .map(|_| {
                 x ^= x << 13;
                 x ^= x >> 7;
                 x ^= x << 17;
-                let f = inner_frame(x as usize % flows);
-                unsafe { five_tuple(f.as_ptr()) }
+                let i = x as usize % flows;
+                if mode == "random" { random_tuple(i) } else { unsafe { five_tuple(inner_frame(i).as_ptr()) } }
             })
             .collect()
     } else {
@@ -170,7 +188,7 @@ fn main() {
     while start.elapsed().as_secs_f64() < seconds {
         for _ in 0..2000 {
             unsafe {
-                if mode == "table" {
+                if lookups {
                     let batch = &keys[at..at + BURST];
                     at = (at + BURST) & ((1 << 20) - 1);
                     let mut h = [0; BURST];

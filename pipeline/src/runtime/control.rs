@@ -145,7 +145,8 @@ impl ControlPlane {
         self.injected.get()
     }
 
-    /// Sends a packet of the control thread's by a port, through a worker. Packets of one port keep their order.
+    /// Sends a packet of the control thread's by a port, through a worker. Packets of one port keep their order. It meets no rule of
+    /// egress.
     pub fn send(&mut self, port: PortId, mut packet: Packet) {
         packet.set_out_port(port);
         // Any worker reaches any port; the same one for each port keeps the order.
