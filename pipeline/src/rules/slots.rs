@@ -352,7 +352,7 @@ impl SlotTable {
 
     /// The bucket of a position.
     pub(super) fn bucket_of(&self, position: Position) -> usize {
-        position.0 / 8 >> self.shift
+        (position.0 / 8) >> self.shift
     }
 
     /// Keys of some buckets with their values. Writer only.
@@ -378,7 +378,7 @@ impl SlotTable {
             let next = self.like(capacity);
             let mut full = false;
             self.for_each(0..self.buckets(), |key, value| {
-                full |= !full && next.insert(next.hash(key), key, value).is_err()
+                full |= !full && next.insert(next.hash(key), key, value).is_err();
             });
             if !full {
                 return Ok(next);
