@@ -102,7 +102,7 @@ fn headers(spec: &Spec) -> Option<&'static Headers> {
 }
 
 /// Adds what is compared of one of our fields; false if the spec has no such field.
-fn add(spec: &mut Spec, field: Field, bits: Bits) -> bool {
+pub(crate) fn add(spec: &mut Spec, field: Field, bits: Bits) -> bool {
     let parts = headers(spec).map_or(&[][..], |headers| headers.parts);
     let part = parts.iter().find(|(_, part, _)| *part == field);
     part.is_some_and(|(name, _, shift)| spec.compare(name, bits.value << shift, bits.mask << shift))

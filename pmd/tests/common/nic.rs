@@ -1,7 +1,7 @@
 //! A NIC's driver on emulated NICs, in a process of its own, and what every such driver must stand: hostile completions, a device that is
 //! reset, queues that stall or cannot be destroyed, every way in which doorbells are seen.
 
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports, unused_macros)]
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

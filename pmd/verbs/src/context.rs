@@ -80,6 +80,8 @@ pub(crate) struct ContextInner {
     pub(crate) libraries: &'static RdmaCore,
     device: Device,
     provider: Provider,
+    /// It takes commands of the device (mlx5: DevX).
+    pub(crate) commands: AtomicBool,
     pub(crate) events_taken: AtomicBool,
     // After `raw` was closed: until then the device may write there.
     pub(crate) allocator: OnceLock<Box<Installed>>,
@@ -220,6 +222,7 @@ impl Context {
             libraries,
             device: device.clone(),
             provider: provider_of(libraries, raw),
+            commands: AtomicBool::new(false),
             events_taken: AtomicBool::new(false),
             allocator: OnceLock::new(),
             orphans: Mutex::default(),

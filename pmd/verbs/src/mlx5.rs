@@ -17,6 +17,7 @@ use std::ffi::c_void;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rdma_core_sys::mlx5dv::*;
 use rdma_core_sys::verbs::*;
@@ -146,9 +147,17 @@ impl Mlx5 {
             unsafe { open(raw, &raw mut attr) }
         });
         match context {
-            Ok(context) => Self::of(&context),
+            Ok(context) => {
+                context.inner.commands.store(true, Ordering::Relaxed);
+                Self::of(&context)
+            }
             Err(_) => Self::of(&device.open()?),
         }
+    }
+
+    /// Whether the device takes commands of the program.
+    pub fn takes_commands(&self) -> bool {
+        self.inner().commands.load(Ordering::Relaxed)
     }
 
     /// The open device.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wirepath_memory::BufferAllocator;
-use wirepath_verbs::{Cause, Element, Error, EventKind, ObjectId, PortState, ProtectionDomain, Result};
+use wirepath_verbs::{Cause, Context, Element, Error, EventKind, ObjectId, PortState, ProtectionDomain, Result};
 
 use super::exchange::Exchange;
 use super::fault::Fault;
@@ -14,7 +14,9 @@ use super::opened::Opened;
 use super::receive::{ReceiveRing, Receiver, Spread};
 use super::send::{SendRing, Sender};
 use crate::packet::{Blank, Pool};
-use crate::port::{Capabilities, Device, Link, LinkState, PortConfig, PortError, PortEvent, Queues, VlanTags};
+use crate::port::{
+    Capabilities, Device, Link, LinkState, PortConfig, PortError, PortEvent, Queues, RuleHardware, VlanTags,
+};
 
 /// How long packets that are on their way are waited for when a port stops.
 const DRAIN: Duration = Duration::from_millis(200);
@@ -35,6 +37,11 @@ pub(crate) trait Nic: Sized + Send + 'static {
     type Tx: SendRing;
     /// A receive queue.
     type Rx: ReceiveRing;
+
+    /// Opens a device.
+    fn open(device: &wirepath_verbs::Device) -> Result<Context> {
+        device.open()
+    }
 
     /// The direct verbs of an open device, which take queue memory from `allocator`.
     fn verbs(domain: &ProtectionDomain, allocator: Arc<BufferAllocator>, port: u8) -> Result<Self::Verbs>;
@@ -69,6 +76,11 @@ pub(crate) trait Nic: Sized + Send + 'static {
 
     /// Forgets the conclusions that may have been due to what was started before.
     fn forget(&mut self) {}
+
+    /// The rules in the device.
+    fn rules(&mut self) -> Option<&mut dyn RuleHardware> {
+        None
+    }
 }
 
 /// Which way packets go.
@@ -230,6 +242,10 @@ impl<N: Nic> Running<N> {
     }
 }
 
+fn open<N: Nic>(found: &Found) -> Result<Opened<N::Verbs>> {
+    Opened::open(N::open(&found.device)?, found, false, N::verbs)
+}
+
 impl<N: Nic> DirectDevice<N> {
     pub(crate) fn open(which: Which, options: N::Options) -> std::result::Result<Self, PortError> {
         let found = N::WHO.find(&which)?;
@@ -237,7 +253,7 @@ impl<N: Nic> DirectDevice<N> {
             let reason = format!("port {} of {} is open in this program already", found.port, found.device.name());
             return Err(PortError::Refused { driver: N::WHO.driver, device: which.device, reason });
         };
-        let opened = Opened::open(&found, false, N::verbs).and_then(|opened| {
+        let opened = open::<N>(&found).and_then(|opened| {
             let nic = N::meet(options, &opened)?;
             let state = opened.port()?.state;
             Ok((opened, nic, state))
@@ -435,7 +451,7 @@ impl<N: Nic> DirectDevice<N> {
     fn reopen(&mut self) -> std::result::Result<(), String> {
         let found = N::WHO.find(&self.which).map_err(|error| error.to_string())?;
         let text = |error: Error| error.to_string();
-        let opened = Opened::open(&found, false, N::verbs).map_err(text)?;
+        let opened = open::<N>(&found).map_err(text)?;
         self.link = link_state(opened.port().map_err(text)?.state);
         (self.found, self.opened) = (found, Some(opened));
         self.build().map_err(text)
@@ -478,7 +494,7 @@ impl<N: Nic> Device for DirectDevice<N> {
     fn start(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
         if self.opened.is_none() {
             self.found = N::WHO.find(&self.which)?;
-            let opened = Opened::open(&self.found, false, N::verbs).map_err(|error| self.failed(error))?;
+            let opened = open::<N>(&self.found).map_err(|error| self.failed(error))?;
             self.opened = Some(opened);
         }
         (self.health, self.resets) = (Health::Well, Resets::default());
@@ -557,6 +573,10 @@ impl<N: Nic> Device for DirectDevice<N> {
             }
         }
         events
+    }
+
+    fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.nic.rules()
     }
 
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {

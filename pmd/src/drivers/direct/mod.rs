@@ -15,6 +15,7 @@ pub(crate) mod keys;
 pub(crate) mod opened;
 pub(crate) mod receive;
 pub(crate) mod registered;
+pub(crate) mod rules;
 pub(crate) mod send;
 pub(crate) mod steering;
 

@@ -23,14 +23,14 @@ pub(crate) struct Opened<V> {
 }
 
 impl<V> Opened<V> {
-    /// Opens the device and claims nothing yet. `shared`: queue memory that another process can map. `verbs` has the provider take queue
+    /// A device that was opened; claims nothing yet. `shared`: queue memory that another process can map. `verbs` has the provider take queue
     /// memory from the allocator.
     pub(crate) fn open(
+        context: Context,
         found: &Found,
         shared: bool,
         verbs: impl FnOnce(&ProtectionDomain, Arc<BufferAllocator>, u8) -> Result<V>,
     ) -> Result<Self> {
-        let context = found.device.open()?;
         let mut builder = BufferAllocator::builder();
         if let Some(node) = found.device.numa_node() {
             builder = builder.numa_node(node);

@@ -1,5 +1,6 @@
 //! The memory of a port that its device can reach.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use wirepath_memory::RegionBuilder;
@@ -21,10 +22,10 @@ pub(crate) struct Sink {
 }
 
 /// The registered memory of a port: that of its pool, and a sink.
-#[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) keys: Arc<Keys>,
     pub(crate) sink: Sink,
+    _with: Box<dyn Any + Send>,
 }
 
 impl Registered {
@@ -36,6 +37,11 @@ impl Registered {
         let (home, registration) = opened.register(pool.region())?;
         let end = Sink { address: sink.base().as_ptr() as u64, lkey: drain.lkey(), bytes: SINK as u32 };
         let keys = Arc::new(Keys::new(home, Vec::new(), Box::new((registration, drained))));
-        Ok(Self { keys, sink: end })
+        Ok(Self { keys, sink: end, _with: Box::new(()) })
+    }
+
+    /// With something that is there exactly as long.
+    pub(crate) fn with(self, what: impl Any + Send) -> Self {
+        Self { _with: Box::new(what), ..self }
     }
 }

@@ -7,14 +7,19 @@ use wirepath_verbs::flow::{EthFilter, Flow, FlowType, Ipv4Filter, Ipv6Filter, Sp
 use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, ProtectionDomain, Result, RssQp, WorkQueue};
 
 use super::RSS_KEY;
+use super::rules::ibv::priorities;
+use super::rules::{Class, Reception};
+use crate::flow::ItemKind;
 use crate::port::{MacAddress, PortConfig};
 
 /// Entries of an indirection table for a number of queues that is no power of two.
 const TABLE: usize = 64;
-/// Priorities: the more headers a class names, the earlier.
+/// Ranks: the more headers a class names, the earlier it is asked.
 const TRANSPORT: u16 = 0;
 const NETWORK: u16 = 1;
-const REST: u16 = 2;
+const REST: u16 = Class::ANY.rank;
+/// Priorities of the device that the port needs for itself.
+const RANKS: u16 = REST + 1;
 const GROUP: [u8; 6] = [1, 0, 0, 0, 0, 0];
 
 /// Which frames a port receives.
@@ -37,16 +42,28 @@ impl Whose {
 }
 
 /// Classes of packets: what their headers are, and what is hashed.
-fn classes() -> [(Vec<Spec>, HashFields, u16); 6] {
-    let (ipv4, ipv6, tcp, udp) = (Ipv4Filter::any(), Ipv6Filter::any(), TcpFilter::any(), UdpFilter::any());
+fn classes() -> [(Class, HashFields); 6] {
+    use ItemKind::{Ipv4, Ipv6, Tcp, Udp};
+    let class = |headers, rank| Class { headers, rank };
     [
-        (vec![ipv4, tcp], HashFields::IPV4 | HashFields::TCP, TRANSPORT),
-        (vec![ipv4, udp], HashFields::IPV4 | HashFields::UDP, TRANSPORT),
-        (vec![ipv6, tcp], HashFields::IPV6 | HashFields::TCP, TRANSPORT),
-        (vec![ipv6, udp], HashFields::IPV6 | HashFields::UDP, TRANSPORT),
-        (vec![ipv4], HashFields::IPV4, NETWORK),
-        (vec![ipv6], HashFields::IPV6, NETWORK),
+        (class(&[Ipv4, Tcp], TRANSPORT), HashFields::IPV4 | HashFields::TCP),
+        (class(&[Ipv4, Udp], TRANSPORT), HashFields::IPV4 | HashFields::UDP),
+        (class(&[Ipv6, Tcp], TRANSPORT), HashFields::IPV6 | HashFields::TCP),
+        (class(&[Ipv6, Udp], TRANSPORT), HashFields::IPV6 | HashFields::UDP),
+        (class(&[Ipv4], NETWORK), HashFields::IPV4),
+        (class(&[Ipv6], NETWORK), HashFields::IPV6),
     ]
+}
+
+/// A spec that only wants this header.
+fn any(header: ItemKind) -> Spec {
+    match header {
+        ItemKind::Ipv4 => Ipv4Filter::any(),
+        ItemKind::Ipv6 => Ipv6Filter::any(),
+        ItemKind::Tcp => TcpFilter::any(),
+        ItemKind::Udp => UdpFilter::any(),
+        _ => EthFilter::any(),
+    }
 }
 
 /// Ethernet to these addresses.
@@ -57,8 +74,14 @@ fn ethernet(dst_mac: [u8; 6], mask: [u8; 6]) -> Spec {
 /// Rules that are in force; each keeps the queue pair that its packets go to, and with it tables and queues.
 pub(crate) type Rules = Vec<FlowRule>;
 
-/// Spreads the packets of a port over its queues. They come from here on.
-pub(crate) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, whose: Whose) -> Result<Rules> {
+/// Spreads the packets of a port over its queues. They come from here on. The port's own rules have the last priorities of the device:
+/// those before are for what [`Reception`] serves.
+pub(crate) fn spread(
+    domain: &ProtectionDomain,
+    queues: &[WorkQueue],
+    port: u8,
+    whose: Whose,
+) -> Result<(Rules, Reception)> {
     // A power of two of entries, so that every queue gets as much as another where their number is one.
     let entries =
         if queues.len().is_power_of_two() { queues.len() } else { TABLE.max(queues.len().next_power_of_two()) };
@@ -66,6 +89,7 @@ pub(crate) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, 
     let table = IndirectionTable::new(&table)?;
     let rest = IndirectionTable::new(&queues[..1])?;
     let rest = RssQp::new(domain, &rest, HashFields::NONE, &RSS_KEY)?;
+    let first = priorities(&(&rest).into(), port).saturating_sub(RANKS);
     let address = match whose {
         Whose::Everybodys => EthFilter::any(),
         Whose::Ours(destination) => ethernet(destination, [0xff; 6]),
@@ -76,14 +100,20 @@ pub(crate) fn spread(domain: &ProtectionDomain, queues: &[WorkQueue], port: u8, 
         Whose::Everybodys => rules.push(FlowRule::new(&rest, &Flow::of(port, FlowType::ALL_DEFAULT))?),
         Whose::Ours(_) => {
             // A device puts rules for groups alone behind all others, whatever their priority, so that no class can be told there.
-            rules.push(FlowRule::new(&rest, &Flow::normal(port, REST).with(ethernet(GROUP, GROUP)))?);
-            rules.push(FlowRule::new(&rest, &Flow::normal(port, REST).with(address))?);
+            rules.push(FlowRule::new(&rest, &Flow::normal(port, first + REST).with(ethernet(GROUP, GROUP)))?);
+            rules.push(FlowRule::new(&rest, &Flow::normal(port, first + REST).with(address))?);
         }
     }
-    for (headers, fields, priority) in classes() {
+    let mut targets = Vec::new();
+    for (class, fields) in classes() {
         let pair = RssQp::new(domain, &table, fields, &RSS_KEY)?;
-        let flow = headers.into_iter().fold(Flow::normal(port, priority).with(address), Flow::with);
+        let headers = class.headers.iter().map(|header| any(*header));
+        let flow = headers.fold(Flow::normal(port, first + class.rank).with(address), Flow::with);
         rules.push(FlowRule::new(&pair, &flow)?);
+        targets.push((class, (&pair).into()));
     }
-    Ok(rules)
+    targets.push((Class::ANY, (&rest).into()));
+    // Rules in front would have what is not ours, too.
+    let priorities = if whose == Whose::Everybodys { first } else { 0 };
+    Ok((rules, Reception::new(domain, queues, targets, priorities)))
 }

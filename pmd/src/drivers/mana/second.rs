@@ -122,7 +122,8 @@ impl Lender {
             return Err(PortError::Refused { driver: NAME, device: name, reason });
         }
         let found = ManaNic::WHO.find(&options.0)?;
-        let opened = Opened::open(&found, true, nic::verbs).map_err(failed)?;
+        let opened =
+            found.device.open().and_then(|context| Opened::open(context, &found, true, nic::verbs)).map_err(failed)?;
         let keys = nic::register(&opened, packets).map_err(failed)?;
         let tx = (0..usize::from(shape.tx_queues)).map(|index| nic::send_place(&opened, index, shape.depth));
         let tx = tx.collect::<Result<Vec<_>, _>>().map_err(failed)?;

@@ -12,6 +12,7 @@
 //! inline = 0                 # bytes up to which a packet lies in its descriptor whole
 //! min_inline = 18            # bytes that have to lie there, 0 or 18; found out, unless it is said
 //! timestamps = false         # hardware timestamps on received packets
+//! rules = "auto"             # how flow rules get into the device: "dv" (mlx5dv), "ibv" (ibv_create_flow), "off"
 //! seconds_after_fatal = 15   # how long a device that reported a fatal error is waited for
 //! seconds_stalled = 5        # how long a transmit queue waits for a completion until it is made anew; 0: for ever
 //! ```
@@ -29,6 +30,7 @@ pub mod hostile;
 mod modes;
 mod nic;
 mod offload;
+mod rules;
 mod rx;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,7 @@ mod tx;
 mod wqe;
 
 use nic::Mlx5Nic;
+use rules::Wish;
 
 use super::direct::device::{DirectDevice, Nic};
 use super::direct::find::Which;
@@ -59,6 +62,7 @@ pub struct Options {
     inline: usize,
     min_inline: Option<usize>,
     timestamps: bool,
+    rules: Wish,
 }
 
 /// How packets lie in receive buffers.
@@ -94,6 +98,7 @@ impl Options {
             inline: 0,
             min_inline: None,
             timestamps: false,
+            rules: Wish::Auto,
         }
     }
 }
@@ -109,6 +114,7 @@ impl Driver for Mlx5 {
 
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
         let layouts = [("linear", Receive::Linear), ("striding", Receive::Striding)];
+        let wishes = [("auto", Wish::Auto), ("dv", Wish::Dv), ("ibv", Wish::Ibv), ("off", Wish::Off)];
         let formats = [
             ("auto", Compress::Auto),
             ("off", Compress::Off),
@@ -124,6 +130,7 @@ impl Driver for Mlx5 {
             inline: settings.integer("inline", 0..=wqe::MAX_INLINE as i64)?.unwrap_or(plain.inline),
             min_inline: settings.choice("min_inline", &[("0", 0), ("18", 18)])?,
             timestamps: settings.get("timestamps")?.unwrap_or(plain.timestamps),
+            rules: settings.choice("rules", &wishes)?.unwrap_or(plain.rules),
             ..plain
         };
         let strides = options.receive == Receive::Striding;

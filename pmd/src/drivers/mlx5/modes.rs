@@ -38,10 +38,7 @@ pub(super) struct Modes {
 
 impl Modes {
     pub(super) fn choose(options: &Options, can: &Mlx5Capabilities, attributes: &DeviceAttributes) -> Self {
-        let mut notes = vec![
-            "no flow rules in this hardware yet: all of them run in software".to_owned(),
-            format!("frames end at an MTU of {MAX_MTU}, or where the kernel's interface ends them"),
-        ];
+        let mut notes = vec![format!("frames end at an MTU of {MAX_MTU}, or where the kernel's interface ends them")];
         let wants = if WANT_INLINE.contains(&attributes.part_id) { ETH_L2_INLINE } else { 0 };
         let inline_minimum = options.min_inline.unwrap_or(wants);
         if options.multi_packet && !can.multi_packet {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use wirepath_memory::{BufferAllocator, Doorbell};
 use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::{
-    CompletionQueue, CompletionQueueOptions, Error, ProtectionDomain, Provider, RawPacketQp, RawPacketQpOptions,
-    Result, WorkQueue, WorkQueueOptions,
+    CompletionQueue, CompletionQueueOptions, Context, Device, Error, ProtectionDomain, Provider, RawPacketQp,
+    RawPacketQpOptions, Result, WorkQueue, WorkQueueOptions,
 };
 
 use super::modes::Modes;
 use super::offload::MAX_TSO_HEADER;
+use super::rules::Way;
 use super::rx::{Layout, ReceivePlace, ReceiveRing};
 use super::tx::{SendPlace, SendRing};
 use super::wqe::MAX_PIECES;
@@ -23,9 +24,11 @@ use crate::drivers::direct::graves::Ending;
 use crate::drivers::direct::opened::{self, odd_ring};
 use crate::drivers::direct::receive::Spread;
 use crate::drivers::direct::registered::Registered;
+use crate::drivers::direct::rules::Rules;
 use crate::drivers::direct::steering::{Whose, spread};
 use crate::packet::Pool;
-use crate::port::{Capabilities, Offloads, PortConfig};
+use crate::port::hardware::RuleBackend;
+use crate::port::{Capabilities, Offloads, PortConfig, RuleHardware};
 
 /// Most queues each way that are offered.
 const MAX_QUEUES: u32 = 256;
@@ -51,6 +54,8 @@ pub(super) struct Mlx5Nic {
     /// Most entries of a ring.
     depth: u32,
     modes: Modes,
+    /// Rules in the device, and how they get there.
+    rules: Option<(Rules<Way>, RuleBackend)>,
 }
 
 /// Says what stands in the way of a queue pair, such as a missing capability.
@@ -90,6 +95,11 @@ impl Nic for Mlx5Nic {
     type Tx = SendRing;
     type Rx = ReceiveRing;
 
+    /// So that the device takes commands, for flow counters.
+    fn open(device: &Device) -> Result<Context> {
+        Ok(Mlx5::open(device)?.context().clone())
+    }
+
     fn verbs(domain: &ProtectionDomain, allocator: Arc<BufferAllocator>, _: u8) -> Result<Mlx5> {
         let mlx5 = Mlx5::of(domain.context())?;
         mlx5.set_allocator(allocator)?;
@@ -105,11 +115,18 @@ impl Nic for Mlx5Nic {
             .min(attributes.max_receive_work_queues);
         // A send ring has more blocks than packets.
         let depth = (attributes.max_work_requests / 2).min(attributes.max_completions).clamp(MIN_DEPTH, MAX_DEPTH);
+        let can = options.rules.capabilities(&opened.verbs, attributes.flow_steering, NAME, &options.which.device);
+        let mut modes = Modes::choose(&options, &opened.verbs.capabilities()?, &attributes);
+        modes.notes.push(match &can {
+            Some(can) => format!("flow rules get into the device by {}", can.backend.name()),
+            None => "no flow rules in the device: all of them run in software".to_owned(),
+        });
         Ok(Self {
+            rules: can.map(|can| (can.backend, can)).map(|(backend, can)| (Rules::new(can), backend)),
             queues: queues.clamp(1, MAX_QUEUES) as u16,
             // The power of two below.
             depth: 1 << depth.ilog2(),
-            modes: Modes::choose(&options, &opened.verbs.capabilities()?, &attributes),
+            modes,
         })
     }
 
@@ -153,7 +170,9 @@ impl Nic for Mlx5Nic {
     }
 
     fn register(&self, opened: &Opened, pool: &Pool) -> Result<Registered> {
-        Registered::new(opened, pool)
+        let way = |backend| Way::new(backend, &opened.verbs, opened.port);
+        let rules = self.rules.as_ref().map(|(rules, backend)| rules.open(way(*backend)));
+        Ok(Registered::new(opened, pool)?.with(rules))
     }
 
     fn send(&self, parts: &Parts<'_, Self>, index: usize) -> Result<Made<SendRing>> {
@@ -220,9 +239,10 @@ impl Nic for Mlx5Nic {
         }
         let all: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).collect();
         let fates = all.iter().map(WorkQueue::fate).collect();
-        let rules = spread(&opened.domain, &all, opened.port, Whose::of(parts.found.mac, config))?;
+        let (own, reception) = spread(&opened.domain, &all, opened.port, Whose::of(parts.found.mac, config))?;
+        let rules = self.rules.as_ref().map(|(rules, _)| rules.receive(reception));
         // In this order: nothing is unregistered that the device may still write.
-        let hardware = Box::new((rules, all, Arc::clone(&memory.keys)));
+        let hardware = Box::new((rules, own, all, Arc::clone(&memory.keys)));
         let spread = Spread::new(Ending::new(hardware, fates, parts.graves));
         let mut made = Vec::new();
         for (index, (completions, work_queue)) in queues.into_iter().enumerate() {
@@ -250,6 +270,16 @@ impl Nic for Mlx5Nic {
     fn revive(&self, ring: ReceiveRing, fault: Fault) -> Option<ReceiveRing> {
         // Of one that lied, nobody knows where it stands.
         if matches!(fault, Fault::Refused { .. }) { ring.revive() } else { None }
+    }
+
+    fn forget(&mut self) {
+        if let Some((rules, _)) = &self.rules {
+            rules.clear();
+        }
+    }
+
+    fn rules(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.rules.as_mut().map(|(rules, _)| rules as &mut dyn RuleHardware)
     }
 
     fn learn(&mut self, fault: Fault, queue: Direction) {

@@ -18,10 +18,12 @@ use crate::drivers::direct::graves::Ending;
 use crate::drivers::direct::opened;
 use crate::drivers::direct::receive::{Spread, buffers_for};
 use crate::drivers::direct::registered::Registered;
+use crate::drivers::direct::rules::Rules;
+use crate::drivers::direct::rules::ibv::{self, Ibv};
 use crate::drivers::direct::steering::{Whose, spread};
 use crate::drivers::direct::{MIN_DEPTH, longest_frame};
 use crate::packet::Pool;
-use crate::port::{Capabilities, Offloads, PortConfig};
+use crate::port::{Capabilities, Offloads, PortConfig, RuleHardware};
 
 /// Most queues each way that are offered.
 const MAX_QUEUES: u32 = 256;
@@ -44,6 +46,8 @@ pub(super) struct VerbsNic {
     /// Whether the device computes and checks checksums.
     checksums: bool,
     notes: Vec<String>,
+    /// Rules in the device.
+    rules: Option<Rules<Ibv>>,
 }
 
 impl VerbsNic {
@@ -103,10 +107,21 @@ impl Nic for VerbsNic {
         let depth = (attributes.max_work_requests / 2).min(attributes.max_completions).clamp(MIN_DEPTH, MAX_DEPTH);
         let checksums = options.checksums && attributes.raw_checksum;
         let mut notes = vec![
-            "no flow rules in this hardware: all of them run in software".to_owned(),
             "VLAN tags stay in received frames, and nothing is known of hashes: completions of libibverbs tell neither"
                 .to_owned(),
         ];
+        let rules = attributes.flow_steering.then(|| {
+            let mut can = ibv::capabilities(NAME, &options.which.device);
+            can.tag_bits = 0;
+            can.notes.push("rules mark nothing: completions of libibverbs do not tell the mark".to_owned());
+            Rules::new(can)
+        });
+        notes.push(match &rules {
+            Some(_) => {
+                "flow rules get into the device by ibv_create_flow, as far as they mark and change nothing".to_owned()
+            }
+            None => "no flow rules in the device: all of them run in software".to_owned(),
+        });
         if options.checksums && !checksums {
             notes.push("checksums in software: the device has none for raw packets".to_owned());
         }
@@ -120,6 +135,7 @@ impl Nic for VerbsNic {
             segments: attributes.max_segments.max(1),
             checksums,
             notes,
+            rules,
         })
     }
 
@@ -153,7 +169,8 @@ impl Nic for VerbsNic {
     }
 
     fn register(&self, opened: &Opened, pool: &Pool) -> Result<Registered> {
-        Registered::new(opened, pool)
+        let rules = self.rules.as_ref().map(|rules| rules.open(Ibv::new(&opened.context, opened.port)));
+        Ok(Registered::new(opened, pool)?.with(rules))
     }
 
     fn send(&self, parts: &Parts<'_, Self>, index: usize) -> Result<Made<SendRing>> {
@@ -197,9 +214,10 @@ impl Nic for VerbsNic {
         }
         let all: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).collect();
         let fates = all.iter().map(WorkQueue::fate).collect();
-        let rules = spread(&opened.domain, &all, opened.port, Whose::of(parts.found.mac, config))?;
+        let (own, reception) = spread(&opened.domain, &all, opened.port, Whose::of(parts.found.mac, config))?;
+        let rules = self.rules.as_ref().map(|rules| rules.receive(reception));
         // In this order: nothing is unregistered that the device may still write.
-        let hardware = Box::new((rules, all, Arc::clone(&memory.keys)));
+        let hardware = Box::new((rules, own, all, Arc::clone(&memory.keys)));
         let spread = Spread::new(Ending::new(hardware, fates, parts.graves));
         let mut made = Vec::new();
         for (completions, queue) in queues {
@@ -212,4 +230,14 @@ impl Nic for VerbsNic {
     }
 
     fn learn(&mut self, _: Fault, _: Direction) {}
+
+    fn forget(&mut self) {
+        if let Some(rules) = &self.rules {
+            rules.clear();
+        }
+    }
+
+    fn rules(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.rules.as_mut().map(|rules| rules as &mut dyn RuleHardware)
+    }
 }

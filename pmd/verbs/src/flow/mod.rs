@@ -100,6 +100,10 @@ impl FlowAction {
     pub(crate) fn context(&self) -> &Context {
         &self.0.context
     }
+
+    pub(crate) fn is_used(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 /// A part of a flow: a spec, or one that points to an object.

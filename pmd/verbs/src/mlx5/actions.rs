@@ -55,6 +55,11 @@ impl LinkHeader {
 }
 
 impl<T: Table> Reformat<T> {
+    /// Whether anything else has it.
+    pub fn is_used(&self) -> bool {
+        self.action.is_used()
+    }
+
     fn create(mlx5: &Mlx5, kind: u32, data: &[u8]) -> Result<Self> {
         let create = mlx5.library()?.mlx5dv_create_flow_action_packet_reformat()?;
         let mut data = data.to_vec();
@@ -160,6 +165,11 @@ pub struct ModifyHeader<T: Table> {
 }
 
 impl<T: Table> ModifyHeader<T> {
+    /// Whether anything else has it.
+    pub fn is_used(&self) -> bool {
+        self.action.is_used()
+    }
+
     /// These commands, in this order.
     ///
     /// # Errors
@@ -216,8 +226,11 @@ impl FlowCounter {
     /// A counter at 0.
     ///
     /// # Errors
-    /// The device takes no commands (`EOPNOTSUPP`, `EINVAL`), or has no more counters.
+    /// The device takes no commands (`EOPNOTSUPP`), or has no more counters.
     pub fn new(mlx5: &Mlx5) -> Result<Self> {
+        if !mlx5.takes_commands() {
+            return Err(mlx5.inner().error("mlx5dv_devx_obj_create", libc::EOPNOTSUPP, None));
+        }
         let library = mlx5.library()?;
         let create = library.mlx5dv_devx_obj_create()?;
         library.mlx5dv_devx_obj_destroy()?;

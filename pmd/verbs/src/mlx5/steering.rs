@@ -259,7 +259,7 @@ impl<T: Table> Matcher<T> {
         Ok(Self(Arc::new(inner), std::marker::PhantomData))
     }
 
-    /// Whether rules have it.
+    /// Whether anything else has it.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
