@@ -87,6 +87,32 @@ fn an_rdma_nic_is_listed_with_what_it_can_and_what_is_in_the_way() {
 }
 
 #[test]
+fn a_connectx_is_offered_by_two_drivers_and_a_port_without_link_is_named() {
+    require!(Need::File("/etc/libibverbs.d/mlx5.driver"));
+    let nic = "[[device]]\nkind = 'mlx5'\n[[device.port]]\nnetdev = 'eth7'\n";
+    for (fault, level, remedy) in
+        [("", "OK", Value::Null), ("[[fault]]\nkind = 'port-down'\n", "WARN", Value::from("ip link set dev eth7 up"))]
+    {
+        let nics = launch::prepare(&format!("{nic}{fault}"));
+        let run = |command: &str| {
+            let output = nics.command(env!("CARGO_BIN_EXE_wirepath")).args([command, "--json"]).output().unwrap();
+            serde_json::from_slice::<Value>(&output.stdout).unwrap()
+        };
+        let devices = run("devices");
+        let offers: Vec<_> = devices["devices"].as_array().unwrap().iter().filter(|o| o["device"] == "eth7").collect();
+        let mode = |driver: &str| {
+            let offer = offers.iter().find(|offer| offer["driver"] == driver).unwrap();
+            offer["mode"].as_str().unwrap_or_else(|| panic!("{offer}")).to_owned()
+        };
+        assert!(mode("mlx5").contains("multi-packet send"), "{offers:?}");
+        assert!(mode("verbs").contains("plain verbs, checksums by the device"), "{offers:?}");
+        let doctor = run("doctor");
+        let finding = doctor["findings"].as_array().unwrap().iter().find(|f| f["check"] == "RDMA devices").unwrap();
+        assert_eq!((&finding["level"], &finding["remedy"]), (&Value::from(level), &remedy), "{finding}");
+    }
+}
+
+#[test]
 fn bad_usage_is_2_and_help_teaches() {
     assert_eq!(wirepath(&["devcies"]).status.code(), Some(2));
     assert_eq!(wirepath(&[]).status.code(), Some(2));

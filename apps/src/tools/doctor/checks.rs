@@ -1,3 +1,5 @@
+use wirepath_pmd::drivers::rdma::{Kind, NEEDED};
+
 use super::{Facts, Finding, Level};
 
 /// Bits of capabilities (capability.h).
@@ -143,37 +145,49 @@ fn tap(facts: &Facts) -> Finding {
 }
 
 fn rdma_libraries(facts: &Facts) -> Finding {
-    const INSTALL: &str = "apt install libibverbs1 ibverbs-providers   # rdma-core 44 or later";
-    match &facts.rdma.libraries {
-        Err(missing) => warn("RDMA libraries", format!("{missing}: no mana ports"), INSTALL),
-        Ok(libraries) => {
-            let found = libraries.join(", ");
-            if libraries.iter().any(|library| library.starts_with("libmana")) {
-                ok("RDMA libraries", found)
-            } else {
-                warn("RDMA libraries", format!("{found}, but no libmana: no mana ports"), INSTALL)
-            }
-        }
+    const CHECK: &str = "RDMA libraries";
+    let install = format!("apt install libibverbs1 ibverbs-providers   # rdma-core {} or later", NEEDED.major);
+    let rdma = &facts.rdma;
+    let libraries = match &rdma.libraries {
+        Err(missing) => return warn(CHECK, format!("{missing}: no mlx5, mana and verbs ports"), install),
+        Ok(libraries) => libraries,
+    };
+    let found = libraries.iter().map(|library| library.text.clone()).collect::<Vec<_>>().join(", ");
+    let is_missing = |kind: &&Kind| libraries.iter().all(|library| library.name != kind.library);
+    if let Some(kind) = rdma.kinds.iter().find(is_missing) {
+        return warn(CHECK, format!("{found}, but no {}: no {} ports", kind.library, kind.driver), install);
     }
+    if let Some(old) = libraries.iter().find(|library| library.version.is_some_and(|version| version < NEEDED)) {
+        return warn(CHECK, format!("{found}: {} is older than {NEEDED}, the oldest tested", old.name), install);
+    }
+    ok(CHECK, found)
 }
 
 fn rdma_devices(facts: &Facts) -> Finding {
+    const CHECK: &str = "RDMA devices";
     let rdma = &facts.rdma;
-    if let Some((port, why)) = rdma.mana_ports.iter().find_map(|(port, why)| Some((port, why.as_ref()?))) {
-        // The reason ends with the command, where there is one.
-        let remedy = why.find("ip link set").map_or("wirepath devices", |at| &why[at..]);
-        return warn("RDMA devices", format!("{port} cannot be used: {why}"), remedy);
+    let trouble = |kind: &Kind| kind.ports.iter().find_map(|(port, why)| Some((port.clone(), why.clone()?)));
+    if let Some((port, why)) = rdma.kinds.iter().find_map(trouble) {
+        let remedy = if let Some(at) = why.find("ip link set") {
+            // The reason ends with the command.
+            why[at..].to_owned()
+        } else if why.contains("CAP_NET_RAW") {
+            format!("setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {}   # or run as root", facts.program)
+        } else {
+            "wirepath devices".to_owned()
+        };
+        return warn(CHECK, format!("{port} cannot be used: {why}"), remedy);
     }
-    if rdma.mana_ports.is_empty() && rdma.mana_adapters > 0 {
-        return warn(
-            "RDMA devices",
-            format!("{} MANA adapter(s) without an RDMA device", rdma.mana_adapters),
-            "modprobe mana_ib   # Linux 6.2 or later",
-        );
+    if let Some(kind) = rdma.kinds.iter().find(|kind| kind.ports.is_empty() && kind.adapters > 0) {
+        let found = format!("{} adapter(s) for {} without an RDMA device", kind.adapters, kind.driver);
+        return warn(CHECK, found, format!("modprobe {}   # Linux {} or later", kind.module, kind.since));
+    }
+    if let Some(port) = rdma.down.first() {
+        return warn(CHECK, format!("{} down: no link", rdma.down.join(", ")), format!("ip link set dev {port} up"));
     }
     match rdma.devices.as_slice() {
-        [] => ok("RDMA devices", "none"),
-        names => ok("RDMA devices", names.join(", ")),
+        [] => ok(CHECK, "none"),
+        names => ok(CHECK, names.join(", ")),
     }
 }
 
@@ -221,9 +235,20 @@ fn isolated(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use wirepath_pmd::drivers::rdma::Rdma;
+    use wirepath_pmd::drivers::rdma::{Found, Rdma, Version};
 
     use super::*;
+
+    fn library(name: &str, major: u32) -> Found {
+        let version = Some(Version { major, minor: 0 });
+        Found { name: name.to_owned(), version, text: format!("{name} {major}.0") }
+    }
+
+    fn kinds() -> Vec<Kind> {
+        let kind =
+            |driver, library| Kind { driver, library, module: "x_ib", since: "6.2", adapters: 0, ports: Vec::new() };
+        vec![kind("mana", "libmana"), kind("mlx5", "libmlx5")]
+    }
 
     fn good() -> Facts {
         Facts {
@@ -234,7 +259,11 @@ mod tests {
             bpf_jit: Some(true),
             cores: 4,
             tun: true,
-            rdma: Rdma { libraries: Ok(vec!["libmana 44.0".into()]), ..Rdma::default() },
+            rdma: Rdma {
+                libraries: Ok(["libibverbs", "libmana", "libmlx5"].map(|name| library(name, 44)).to_vec()),
+                kinds: kinds(),
+                ..Rdma::default()
+            },
             program: "/usr/bin/wirepath".into(),
             isolated: "1-3".into(),
             ..Facts::default()
@@ -255,7 +284,7 @@ mod tests {
     #[test]
     fn each_trouble_is_found_and_has_a_remedy() {
         type Trouble = (&'static str, Level, fn(&mut Facts));
-        let troubles: [Trouble; 18] = [
+        let troubles: [Trouble; 21] = [
             ("processor", Level::Fail, |f| f.missing_cpu_features = vec!["avx2"]),
             ("kernel", Level::Warn, |f| f.kernel = Some((6, 5))),
             ("kernel", Level::Fail, |f| f.kernel = Some((4, 19))),
@@ -272,10 +301,17 @@ mod tests {
             ("BPF compiler", Level::Warn, |f| f.bpf_jit = Some(false)),
             ("TAP devices", Level::Warn, |f| f.tun = false),
             ("RDMA libraries", Level::Warn, |f| f.rdma.libraries = Err("libibverbs.so.1 is not there".into())),
-            ("RDMA libraries", Level::Warn, |f| f.rdma.libraries = Ok(vec!["libibverbs 44.0".into()])),
-            ("RDMA devices", Level::Warn, |f| f.rdma.mana_adapters = 1),
+            ("RDMA libraries", Level::Warn, |f| f.rdma.libraries = Ok(vec![library("libibverbs", 44)])),
+            ("RDMA libraries", Level::Warn, |f| {
+                f.rdma.libraries = Ok(["libibverbs", "libmana", "libmlx5"].map(|name| library(name, 39)).to_vec());
+            }),
+            ("RDMA devices", Level::Warn, |f| f.rdma.kinds[1].adapters = 1),
+            ("RDMA devices", Level::Warn, |f| f.rdma.down = vec!["eth2".into()]),
             ("RDMA devices", Level::Warn, |f| {
-                f.rdma.mana_ports = vec![("eth1".into(), Some("held; free it: ip link set dev eth1 down".into()))];
+                f.rdma.kinds[1].ports = vec![("eth2".into(), Some("needs CAP_NET_RAW".into()))];
+            }),
+            ("RDMA devices", Level::Warn, |f| {
+                f.rdma.kinds[0].ports = vec![("eth1".into(), Some("held; free it: ip link set dev eth1 down".into()))];
             }),
             ("cores", Level::Warn, |f| f.cores = 1),
             ("clock rate", Level::Warn, |f| f.governor = Some("powersave".into())),
