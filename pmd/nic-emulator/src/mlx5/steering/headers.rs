@@ -76,17 +76,25 @@ pub(super) struct Headers {
     pub(super) inner: Option<Level>,
 }
 
+#[inline]
 pub(super) fn half(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?))
 }
 
+/// The outer headers alone.
+#[inline]
+pub(super) fn outer(frame: &[u8]) -> Level {
+    ethernet(frame, 0, frame.len())
+}
+
 /// Takes a frame apart.
 pub(super) fn parse(frame: &[u8]) -> Headers {
-    let outer = ethernet(frame, 0, frame.len());
+    let outer = outer(frame);
     let (tunnel, inner) = tunnel(frame, &outer).unwrap_or_default();
     Headers { outer, tunnel, inner }
 }
 
+#[inline]
 fn ethernet(frame: &[u8], at: usize, end: usize) -> Level {
     let frame = &frame[..end];
     let mut level = Level { end, ..Level::default() };
@@ -104,22 +112,23 @@ fn ethernet(frame: &[u8], at: usize, end: usize) -> Level {
     }
     let Some(kind) = half(frame, kind_at) else { return level };
     level.ethertype = Some(kind_at);
-    network(frame, kind_at + 2, kind, level)
+    network(frame, kind_at + 2, kind, &mut level);
+    level
 }
 
-fn network(frame: &[u8], at: usize, kind: u16, mut level: Level) -> Level {
+#[inline]
+fn network(frame: &[u8], at: usize, kind: u16, level: &mut Level) {
     match kind {
-        IPV4 => ipv4(frame, at, &mut level),
-        IPV6 => ipv6(frame, at, &mut level),
+        IPV4 => ipv4(frame, at, level),
+        IPV6 => ipv6(frame, at, level),
         kind if MPLS.contains(&kind) && at + 4 <= frame.len() => {
             level.mpls = Some(at);
             if let Some(behind) = behind_labels(frame, at) {
-                by_version(frame, behind, &mut level);
+                by_version(frame, behind, level);
             }
         }
         _ => {}
     }
-    level
 }
 
 /// What is behind a label stack.
@@ -142,6 +151,7 @@ fn by_version(frame: &[u8], at: usize, level: &mut Level) {
     }
 }
 
+#[inline]
 fn ipv4(frame: &[u8], at: usize, level: &mut Level) {
     let Some(header) = frame.get(at..at + 20) else { return };
     let length = usize::from(header[0] & 15) * 4;
@@ -155,6 +165,7 @@ fn ipv4(frame: &[u8], at: usize, level: &mut Level) {
     transport(level);
 }
 
+#[inline]
 fn ipv6(frame: &[u8], at: usize, level: &mut Level) {
     let Some(header) = frame.get(at..at + 40) else { return };
     let end = at + 40 + usize::from(u16::from_be_bytes([header[4], header[5]]));
@@ -181,6 +192,7 @@ fn ipv6(frame: &[u8], at: usize, level: &mut Level) {
     transport(level);
 }
 
+#[inline]
 fn transport(level: &mut Level) {
     let least = match level.protocol {
         TCP => 20,
@@ -196,7 +208,8 @@ fn tunnel(frame: &[u8], outer: &Level) -> Option<(Tunnel, Option<Level>)> {
     let end = outer.end;
     let at = |start: usize| ethernet(frame, start, end);
     let packet = |start: usize, kind: u16| {
-        let level = network(&frame[..end], start, kind, Level { end, ..Level::default() });
+        let mut level = Level { end, ..Level::default() };
+        network(&frame[..end], start, kind, &mut level);
         (level.version != 0).then_some(level)
     };
     let bare = |start: usize| {
@@ -265,6 +278,7 @@ fn tunnel(frame: &[u8], outer: &Level) -> Option<(Tunnel, Option<Level>)> {
 
 impl Level {
     /// Type and control information of a VLAN tag, the outermost first.
+    #[inline]
     pub(super) fn tag(&self, frame: &[u8], number: u8) -> Option<(u16, u16)> {
         let at = self.l2? + 12 + 4 * usize::from(number);
         (number < self.tags).then(|| Some((half(frame, at)?, half(frame, at + 2)?))).flatten()

@@ -1,7 +1,8 @@
 //! A frame as match parameters: what the tables compare.
 
 use wirepath_nic_defs::mlx5::{
-    CRITERIA_INNER, CRITERIA_MISC, CRITERIA_MISC2, CRITERIA_MISC3, MatchField, header, misc, misc2, misc3,
+    CRITERIA_INNER, CRITERIA_MISC, CRITERIA_MISC2, CRITERIA_MISC3, CRITERIA_OUTER, MatchField, header, misc, misc2,
+    misc3,
 };
 use zerocopy::IntoBytes;
 
@@ -10,7 +11,7 @@ use crate::frame;
 
 /// Bytes of match parameters that the device knows: five parts.
 pub(super) const BYTES: usize = 5 * 64;
-const WORDS: usize = BYTES / 8;
+pub(super) const WORDS: usize = BYTES / 8;
 
 /// Match parameters by words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,29 +146,55 @@ const fn at(field: MatchField) -> usize {
     field.offset as usize / 8
 }
 
-/// The key of a frame, with the parts that `needs` names; the outer headers always. `checks`: the four bits that say which layers are in
-/// order are wanted as well.
-pub(super) fn of(frame: &[u8], headers: &Headers, registers: &Registers, needs: u8, checks: bool) -> Key {
-    let mut key = Key([0; WORDS]);
-    let bytes: &mut [u8; BYTES] = key.0.as_mut_bytes().try_into().expect("all words");
-    level(frame, &headers.outer, bytes, 0, checks);
-    if needs & CRITERIA_INNER != 0
-        && let Some(inner) = &headers.inner
-    {
-        level(frame, inner, bytes, at(header::SRC_MAC.inner()), checks);
-    }
-    if needs & CRITERIA_MISC != 0 {
-        once(frame, headers, registers, bytes);
-    }
-    if needs & CRITERIA_MISC2 != 0 {
-        labels(frame, headers, registers, bytes);
-    }
-    if needs & CRITERIA_MISC3 != 0 {
-        numbers(frame, headers, bytes);
-    }
-    key
+/// What the rules of a port and direction look at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// Parts of the parameters.
+    pub(super) parts: u8,
+    /// The four bits that say which layers are in order, which cost a sum over the packet.
+    pub(super) checks: bool,
 }
 
+impl Key {
+    /// Becomes the key of a frame, as far as rules look at it; other parts stay as they are.
+    #[inline]
+    pub(super) fn fill(&mut self, frame: &[u8], needs: Needs, registers: &Registers) {
+        let bytes: &mut [u8; BYTES] = self.0.as_mut_bytes().try_into().expect("all words");
+        bytes[..PART].fill(0);
+        if needs.parts & !CRITERIA_OUTER == 0 {
+            level(frame, &headers::outer(frame), bytes, 0, needs.checks);
+        } else {
+            rest(frame, needs, registers, bytes);
+        }
+    }
+}
+
+/// Bytes of a part.
+const PART: usize = 64;
+
+/// All parts that are needed.
+#[inline(never)]
+fn rest(frame: &[u8], needs: Needs, registers: &Registers, bytes: &mut [u8; BYTES]) {
+    let headers = &headers::parse(frame);
+    bytes[PART..].fill(0);
+    level(frame, &headers.outer, bytes, 0, needs.checks);
+    if needs.parts & CRITERIA_INNER != 0
+        && let Some(inner) = &headers.inner
+    {
+        level(frame, inner, bytes, at(header::SRC_MAC.inner()), needs.checks);
+    }
+    if needs.parts & CRITERIA_MISC != 0 {
+        once(frame, headers, registers, bytes);
+    }
+    if needs.parts & CRITERIA_MISC2 != 0 {
+        labels(frame, headers, registers, bytes);
+    }
+    if needs.parts & CRITERIA_MISC3 != 0 {
+        numbers(frame, headers, bytes);
+    }
+}
+
+#[inline]
 fn copy(bytes: &mut [u8; BYTES], to: usize, frame: &[u8], from: usize, count: usize) {
     if let Some(source) = frame.get(from..from + count) {
         bytes[to..to + count].copy_from_slice(source);
@@ -175,6 +202,7 @@ fn copy(bytes: &mut [u8; BYTES], to: usize, frame: &[u8], from: usize, count: us
 }
 
 /// The headers of a level.
+#[inline]
 fn level(frame: &[u8], level: &Level, bytes: &mut [u8; BYTES], base: usize, checks: bool) {
     let to = |field| base + at(field);
     if let Some(l2) = level.l2 {

@@ -25,8 +25,7 @@ use crate::device::ObjectId;
 use crate::rules::NewMatcher;
 use crate::slab::Slab;
 use crate::topology::SteeringSpec;
-use headers::Headers;
-use key::{Key, Registers};
+use key::{Key, Needs, Registers};
 use modify::Program;
 use reformat::Reformat;
 use table::{Destination, Mask, Place, Table};
@@ -174,16 +173,16 @@ struct Direction {
     /// By priority.
     tables: Vec<(u8, Table)>,
     /// Parts of keys that any mask looks at.
-    needs: u8,
-    /// Some mask looks at the bits that say whether layers are in order.
-    checks: bool,
+    needs: Needs,
+}
+
+impl Needs {
+    fn and(self, mask: &Mask) -> Self {
+        Self { parts: self.parts | mask.criteria, checks: self.checks || mask.checks }
+    }
 }
 
 impl Direction {
-    fn key(&self, frame: &[u8], headers: &Headers, registers: &Registers) -> Key {
-        key::of(frame, headers, registers, self.needs, self.checks)
-    }
-
     fn table(&mut self, priority: u8, size: u32) -> &mut Table {
         let at = match self.tables.binary_search_by_key(&priority, |(priority, _)| *priority) {
             Ok(at) => at,
@@ -201,8 +200,7 @@ impl Direction {
             if self.tables[at].1.is_empty() {
                 self.tables.remove(at);
                 let masks = || self.tables.iter().flat_map(|(_, table)| table.masks());
-                self.needs = masks().fold(0, |all, mask| all | mask.criteria);
-                self.checks = masks().any(|mask| mask.checks);
+                self.needs = masks().fold(Needs::default(), |all, mask| all.and(mask));
             }
         }
     }
@@ -254,6 +252,8 @@ pub(super) struct Steering {
     /// Flow counters of the firmware, in bulks.
     bulks: Slab<Vec<Arc<Counter>>>,
     supported: Key,
+    /// Of the frame at hand.
+    key: Key,
     /// Of a frame that became several.
     pub(super) arrived: Arrived,
     /// A frame that leaves changed.
@@ -291,6 +291,7 @@ impl Steering {
             counters: Slab::default(),
             bulks: Slab::default(),
             supported: key::supported(),
+            key: key::supported(),
             arrived: Arrived::default(),
             sent: Vec::new(),
             overheard: Vec::new(),
@@ -326,7 +327,7 @@ impl Steering {
         let port = &mut self.ports[new.port];
         let direction = if new.egress { &mut port.egress } else { &mut port.ingress };
         let mask = Mask::new(&new.mask, new.criteria);
-        let (needs, checks) = (mask.criteria, mask.checks);
+        let needs = direction.needs.and(&mask);
         let destination = Destination { rule, qp: new.qp, counter: new.counter };
         let size = self.spec.table_entries;
         let table = direction.table(new.priority, size);
@@ -335,8 +336,7 @@ impl Steering {
             direction.tables.retain(|(_, table)| !table.is_empty());
         }
         let place = place?;
-        direction.needs |= needs;
-        direction.checks |= checks;
+        direction.needs = needs;
         Ok((new.priority, place))
     }
 
@@ -366,9 +366,8 @@ impl Steering {
             if tables.is_empty() {
                 return Verdict::Miss;
             }
-            let headers = headers::parse(frame);
-            let key = port.ingress.key(frame, &headers, &Registers::default());
-            match tables.iter().find_map(|(_, table)| table.find(&key)) {
+            self.key.fill(frame, port.ingress.needs, &Registers::default());
+            match tables.iter().find_map(|(_, table)| table.find(&self.key)) {
                 None => return Verdict::Miss,
                 Some(entry) => {
                     if let [Destination { qp, counter, .. }] = &entry.destinations[..]
@@ -394,7 +393,7 @@ impl Steering {
 
     /// The same for frames that change, or go to several.
     fn receive_slowly(&mut self, at: usize, frame: &[u8]) -> Verdict {
-        let Self { ports, arrived, spec, unfit, to_kernel, .. } = self;
+        let Self { ports, arrived, spec, unfit, to_kernel, key, .. } = self;
         let port = &ports[at];
         arrived.deliveries.clear();
         arrived.bytes.clear();
@@ -408,13 +407,12 @@ impl Steering {
         }
         let mut packet = frame.to_vec();
         let mut registers = Registers::default();
-        let mut headers = headers::parse(&packet);
-        let mut key = port.ingress.key(&packet, &headers, &registers);
+        key.fill(&packet, port.ingress.needs, &registers);
         let mut from = 0;
         let mut left = false;
         let mut met = false;
         for (priority, table) in &port.ingress.tables {
-            let Some(entry) = Some(table).filter(|_| *priority >= from).and_then(|table| table.find(&key)) else {
+            let Some(entry) = Some(table).filter(|_| *priority >= from).and_then(|table| table.find(key)) else {
                 continue;
             };
             met = true;
@@ -427,12 +425,12 @@ impl Steering {
                 break;
             }
             if action.reformat.is_some() || action.modify.is_some() {
-                if change(action, &mut packet, &mut registers, &mut headers, spec.entropy).is_err() {
+                if change(action, &mut packet, &mut registers, spec.entropy).is_err() {
                     *unfit += 1;
                     arrived.dropped = true;
                     break;
                 }
-                key = port.ingress.key(&packet, &headers, &registers);
+                key.fill(&packet, port.ingress.needs, &registers);
             }
             arrived.deliver(entry, &packet, registers.b);
             left = action.next_space;
@@ -459,15 +457,14 @@ impl Steering {
 
     /// Asks the rules about a frame that leaves, with what its descriptor said.
     pub(super) fn transmit(&mut self, at: usize, frame: &[u8], queue: u32, metadata: u32) -> Sent {
-        let Self { ports, sent, spec, unfit, overheard, .. } = self;
+        let Self { ports, sent, spec, unfit, overheard, key, .. } = self;
         let port = &ports[at];
         let mut registers = Registers { a: metadata, queue, ..Registers::default() };
-        let mut headers = headers::parse(frame);
-        let mut key = port.egress.key(frame, &headers, &registers);
+        key.fill(frame, port.egress.needs, &registers);
         let mut changed = false;
         let mut dropped = false;
         for (_, table) in &port.egress.tables {
-            let Some(entry) = table.find(&key) else { continue };
+            let Some(entry) = table.find(key) else { continue };
             let action = &entry.action;
             let length = if changed { sent.len() } else { frame.len() };
             for counter in entry.destinations.iter().filter_map(|to| to.counter.as_ref()) {
@@ -483,12 +480,12 @@ impl Steering {
                     sent.extend_from_slice(frame);
                     changed = true;
                 }
-                if change(action, sent, &mut registers, &mut headers, spec.entropy).is_err() {
+                if change(action, sent, &mut registers, spec.entropy).is_err() {
                     *unfit += 1;
                     dropped = true;
                     break;
                 }
-                key = port.egress.key(sent, &headers, &registers);
+                key.fill(sent, port.egress.needs, &registers);
             }
             if !action.next_priority {
                 break;
@@ -516,22 +513,19 @@ fn change(
     action: &Action,
     packet: &mut Vec<u8>,
     registers: &mut Registers,
-    headers: &mut Headers,
     entropy: bool,
 ) -> Result<(), reformat::Unfit> {
-    if let Some(reformat) = action.reformat.as_ref().filter(|reformat| reformat.takes_off()) {
-        reformat.apply(packet, headers, entropy)?;
-        *headers = headers::parse(packet);
+    let reformat = action.reformat.as_ref();
+    if let Some(reformat) = reformat.filter(|reformat| reformat.takes_off()) {
+        reformat.apply(packet, entropy)?;
     }
     if let Some(program) = &action.modify {
-        program.apply(packet, headers, registers);
-        *headers = headers::parse(packet);
+        program.apply(packet, registers);
     }
-    if let Some(reformat) = action.reformat.as_ref().filter(|reformat| !reformat.takes_off()) {
-        reformat.apply(packet, headers, entropy)?;
-        *headers = headers::parse(packet);
+    match reformat.filter(|reformat| !reformat.takes_off()) {
+        Some(reformat) => reformat.apply(packet, entropy),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether a mask looks at the bits that say whether layers are in order, which cost a sum over the packet.

@@ -7,7 +7,7 @@
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5 as defs;
 
-use super::headers::{Headers, Level, TCP, UDP};
+use super::headers::{self, Headers, Level, TCP, UDP};
 use super::key::Registers;
 use crate::frame;
 
@@ -162,8 +162,9 @@ impl Program {
         }
     }
 
-    /// Changes a packet whose headers are these; neither length nor headers change.
-    pub(super) fn apply(&self, packet: &mut [u8], headers: &Headers, registers: &mut Registers) {
+    /// Changes a packet; its headers stay where they are.
+    pub(super) fn apply(&self, packet: &mut [u8], registers: &mut Registers) {
+        let headers = &headers::parse(packet);
         let levels = [Some(headers.outer), headers.inner];
         let before = levels.map(|level| level.map(|level| Sums::of(packet, &level)));
         for command in &self.commands {

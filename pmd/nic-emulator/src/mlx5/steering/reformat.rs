@@ -68,8 +68,9 @@ impl Reformat {
         matches!(self, Self::L2TunnelToL2 | Self::L3TunnelToL2(_))
     }
 
-    /// Changes a packet whose headers are these.
-    pub(super) fn apply(&self, packet: &mut Vec<u8>, headers: &Headers, entropy: bool) -> Result<(), Unfit> {
+    /// Changes a packet.
+    pub(super) fn apply(&self, packet: &mut Vec<u8>, entropy: bool) -> Result<(), Unfit> {
+        let headers = &headers::parse(packet);
         match self {
             Self::L2TunnelToL2 => {
                 let start = headers.inner.and_then(|inner| inner.l2).ok_or(Unfit)?;

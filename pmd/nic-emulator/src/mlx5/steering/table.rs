@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::key::Key;
+use super::key::{Key, WORDS};
 use super::{Action, Counter};
 use crate::device::ObjectId;
 
@@ -18,6 +18,8 @@ use crate::device::ObjectId;
 const LARGE_GROUPS: u32 = 6;
 /// Entries that are compared one after the other; more are hashed.
 const FEW: usize = 3;
+/// Words of a short mask.
+const SHORT: usize = 6;
 
 /// Which bits of a key a group compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,8 +120,14 @@ impl Masked {
             };
             return self.entries.iter().find(|(value, _)| fits(value)).map(|(_, entry)| entry);
         }
-        let mut room = [0; 40];
-        let words = &mut room[..self.mask.words.len()];
+        // Most masks are short; room for others costs more.
+        if self.mask.words.len() <= SHORT { self.hashed::<SHORT>(key) } else { self.hashed::<WORDS>(key) }
+    }
+
+    #[inline]
+    fn hashed<const ROOM: usize>(&self, key: &Key) -> Option<&Entry> {
+        let mut room = [0; ROOM];
+        let words = room.get_mut(..self.mask.words.len())?;
         for (word, (at, mask)) in words.iter_mut().zip(&self.mask.words) {
             *word = key.0[usize::from(*at)] & mask;
         }
