@@ -125,15 +125,19 @@ fn words(bench: &Bench, at: u64, count: usize) -> Vec<u32> {
 
 fn ready(topology: &str) -> (Bench, Numbers) {
     let bench = Bench::new(topology);
+    let numbers = set_up(&bench);
+    (bench, numbers)
+}
+
+fn set_up(bench: &Bench) -> Numbers {
     let mut replies = Vec::new();
     for command in setup() {
         bench.write(COMMAND, &command).unwrap_or_else(|errno| panic!("{errno}: {:?}", bench.emulator.log().last()));
-        replies.push(words(&bench, REPLY, 16));
+        replies.push(words(bench, REPLY, 16));
     }
     // Driver replies follow the core ones: 32 bytes for a queue pair, 40 for an extended one.
     let (mr, qp, rss) = (&replies[2], &replies[4], &replies[8]);
-    let numbers = Numbers { key: mr[1], sq: qp[8], send_cq: qp[9], vport: qp[10], receive_cq: rss[12], rq: rss[13] };
-    (bench, numbers)
+    Numbers { key: mr[1], sq: qp[8], send_cq: qp[9], vport: qp[10], receive_cq: rss[12], rq: rss[13] }
 }
 
 fn sge(address: u64, key: u32, size: u32) -> Vec<u8> {
@@ -306,6 +310,20 @@ fn ordered_faults_strike() {
     bench.emulator.order_text("kind = 'refuse'\ncommand = 'alloc_pd'\nerrno = 'ENOMEM'").unwrap();
     assert_eq!(bench.write(COMMAND, &alloc_pd()), Err(Errno::NOMEM));
     assert!(bench.write(COMMAND, &alloc_pd()).is_ok());
+}
+
+#[test]
+fn a_context_from_before_a_reset_takes_nothing_of_a_later_one_with_it() {
+    let (mut bench, _) = ready(LOOP);
+    bench.emulator.order_text("kind = 'device-fatal'").unwrap();
+    let again = bench.emulator.open(0).unwrap();
+    let before = std::mem::replace(&mut bench.fd, std::os::fd::AsRawFd::as_raw_fd(&again.file));
+    bench.context = again.context;
+    let numbers = set_up(&bench);
+    bench.emulator.close(before);
+    post_receive(&bench, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 64)]);
+    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
+    assert_eq!(entry(&bench, RECEIVE_CQ, 0).0.cqe_type(), mana::CQE_RX_OKAY);
 }
 
 #[test]

@@ -447,7 +447,9 @@ impl Context {
 
     /// The file is closed: everything goes, users first.
     pub(crate) fn end<H: Host>(&mut self, device: &mut dyn Device<H>) {
-        for object in self.objects.drain() {
+        // What a device had before its reset is gone: the numbers may be those of another context's objects by now.
+        let objects = if device.is_dead(self.id) { Vec::new() } else { self.objects.drain() };
+        for object in objects {
             match object.kind {
                 Kind::Pd => device.dealloc_pd(object.id),
                 Kind::Mr => device.dereg_mr(object.id),
