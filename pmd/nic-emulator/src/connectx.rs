@@ -121,3 +121,33 @@ fn bits(table: &Settings<'_>, key: &'static str, words: &[&str]) -> Result<u8> {
     }
     Ok(bits)
 }
+
+#[cfg(test)]
+mod tests {
+    use wirepath_settings::Source;
+
+    use super::*;
+    use crate::topology::Topology;
+
+    fn read(keys: &str) -> Result<SteeringSpec> {
+        let text = format!("[[device]]\nkind = 'mlx5'\n{keys}\n[[device.port]]\n");
+        Topology::read(&Source::new("t.toml", &*text)).map(|topology| topology.devices[0].mlx5.steering)
+    }
+
+    #[test]
+    fn a_device_can_what_its_class_can_but_for_what_is_taken_away() {
+        assert_eq!(read("").unwrap(), SteeringSpec::of(Class::ConnectX6Dx));
+        assert_eq!(read("class = 'connectx-5'").unwrap().modify_actions, 16);
+        let spec =
+            read("steering = { reformats = ['l3-tunnel-to-l2'], match_parts = ['outer', 'misc2'], devx = true }")
+                .unwrap();
+        assert_eq!((spec.reformats, spec.match_parts, spec.firmware), (0b100, 0b1001, true));
+        assert_eq!(read("steering = { reformats = [] }").unwrap().reformats, 0);
+        let message = |keys: &str| read(keys).unwrap_err().to_string();
+        assert!(
+            message("steering = { match_parts = ['outr'] }").contains("found 'outr', expected of outer, misc, inner")
+        );
+        assert!(message("steering = { priorites = 3 }").contains("did you mean \"priorities\"?"));
+        assert!(message("class = 'connectx-4'").contains("connectx-5"));
+    }
+}

@@ -51,12 +51,12 @@ fn put(folder: &Path, name: &str, text: &str) -> io::Result<()> {
 
 fn pci_device(folder: &Path, device: &DeviceSpec, root: &Path) -> io::Result<()> {
     let (vendor, id, driver) = match device.kind {
-        DeviceKind::Mana => ("0x1414", "0x00ba", "mana"),
-        DeviceKind::Mlx5 => ("0x15b3", "0x101d", "mlx5_core"),
+        DeviceKind::Mana => ("0x1414", "0x00ba".to_owned(), "mana"),
+        DeviceKind::Mlx5 => ("0x15b3", format!("{:#06x}", device.mlx5.class.part()), "mlx5_core"),
     };
     fs::create_dir_all(folder)?;
     put(folder, "vendor", vendor)?;
-    put(folder, "device", id)?;
+    put(folder, "device", &id)?;
     put(folder, "subsystem_vendor", vendor)?;
     put(folder, "subsystem_device", "0x0000")?;
     put(folder, "class", "0x020000")?;
