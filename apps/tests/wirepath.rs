@@ -105,7 +105,7 @@ fn a_connectx_is_offered_by_two_drivers_and_a_port_without_link_is_named() {
             offer["mode"].as_str().unwrap_or_else(|| panic!("{offer}")).to_owned()
         };
         assert!(mode("mlx5").contains("multi-packet send"), "{offers:?}");
-        assert!(mode("verbs").contains("plain verbs, checksums by the device"), "{offers:?}");
+        assert!(mode("verbs").contains("plain verbs, checksums sent by the device"), "{offers:?}");
         let doctor = run("doctor");
         let finding = doctor["findings"].as_array().unwrap().iter().find(|f| f["check"] == "RDMA devices").unwrap();
         assert_eq!((&finding["level"], &finding["remedy"]), (&Value::from(level), &remedy), "{finding}");

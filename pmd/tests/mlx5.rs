@@ -76,11 +76,17 @@ fn checksums_and_tags_are_the_devices_work() {
                     }
                 }
             }
-            // A wrong one is not mended on the way, and nobody calls it right.
-            let mut wrong = packet(&pool, L3::Ipv4, L4::Udp, 50);
-            wrong.set_flags(Flags::NONE);
-            send(&mut port, [wrong]);
-            assert_eq!(receive(&mut port, 1)[0].verdicts(), Verdicts::NONE);
+            // A wrong one is not mended on the way, and called wrong; of UDP, nobody knows whether it was to have a checksum.
+            for (l4, flags, verdicts) in [
+                (L4::Udp, Flags::NONE, Verdicts::L3_BAD),
+                (L4::Udp, Flags::TX_L3_CHECKSUM, Verdicts::L3_GOOD),
+                (L4::Tcp, Flags::TX_L3_CHECKSUM, Verdicts::L3_GOOD.with(Verdicts::L4_BAD)),
+            ] {
+                let mut wrong = packet(&pool, L3::Ipv4, l4, 50);
+                wrong.set_flags(flags);
+                send(&mut port, [wrong]);
+                assert_eq!(receive(&mut port, 1)[0].verdicts(), verdicts);
+            }
             assert_eq!(nics.refused(), [""; 0]);
             finish(port, &pool);
         }

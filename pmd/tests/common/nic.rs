@@ -25,7 +25,7 @@ const FOLDER: &str = "WIREPATH_NIC_TEST";
 /// A driver, and the emulated device that it is tried on.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
-    /// Name of the driver, and kind of the device.
+    /// Name of the driver.
     pub(crate) driver: &'static str,
     /// Name of the device; its port is plugged into itself.
     pub(crate) device: &'static str,
@@ -71,7 +71,9 @@ pub(crate) fn under(name: &str, rest: &str, work: impl FnOnce(&Nics)) {
 impl Kind {
     /// The device in a topology.
     pub(crate) fn topology(&self) -> String {
-        format!("[[device]]\nkind = '{}'\nname = '{}'\n[[device.port]]\nlink = 'loop'\n", self.driver, self.device)
+        // Plain verbs have no device of their own.
+        let kind = if self.driver == "verbs" { "mlx5" } else { self.driver };
+        format!("[[device]]\nkind = '{kind}'\nname = '{}'\n[[device.port]]\nlink = 'loop'\n", self.device)
     }
 
     /// A port of `device`, not yet started.

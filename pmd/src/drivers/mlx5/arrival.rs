@@ -5,8 +5,8 @@
 //! keep what they held, so that all of them have to be made nobody's.
 
 use wirepath_nic_defs::mlx5::{
-    CQE_RESPONDER_ERROR, CQE_RESPONDER_SEND, CqeFlags, FORMAT_COMPRESSED, FORMAT_NONE, MINI_FORMAT_CSUM_STRIDE,
-    MINI_FORMAT_HASH, MINIS_PER_ENTRY, StrideCount,
+    CQE_RESPONDER_ERROR, CQE_RESPONDER_SEND, CqeFlags, FORMAT_COMPRESSED, FORMAT_NONE, L3_IPV4, L4_TCP, L4_TCP_ACK,
+    L4_TCP_EMPTY_ACK, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH, MINIS_PER_ENTRY, StrideCount,
 };
 
 use super::cq::{CompletionQueue, Entry, Tail, kind};
@@ -77,12 +77,31 @@ impl Arrival {
     }
 }
 
-/// What the device calls right is right; what it does not, it may not have looked at.
+/// What the device says of checksums; most packets are right.
 #[inline(always)]
 fn verdicts(described: u32) -> Verdicts {
-    const { assert!(CqeFlags(0).with_l3_ok(1).0 == 1 << 9 && CqeFlags(0).with_l4_ok(1).0 == 1 << 10) };
-    // Good bits lie two apart in ours.
-    Verdicts::from_bits((described >> (16 + 9) & 1 | described >> (16 + 10 - 2) & 4) as u8)
+    const RIGHT: u32 = (CqeFlags(0).with_l3_ok(1).with_l4_ok(1).0 as u32) << 16;
+    if described & RIGHT == RIGHT {
+        return Verdicts::L3_GOOD.with(Verdicts::L4_GOOD);
+    }
+    other_verdicts(CqeFlags((described >> 16) as u16))
+}
+
+/// A checksum of a header that the device knows, and does not call right, is wrong. But for UDP: there may be none, which it does not tell
+/// apart; and behind a wrong IPv4 header or in fragments it looks at none.
+#[inline(never)]
+fn other_verdicts(flags: CqeFlags) -> Verdicts {
+    let network = match (flags.l3_ok(), flags.l3_type()) {
+        (1, _) => Verdicts::L3_GOOD,
+        (_, L3_IPV4) => Verdicts::L3_BAD,
+        _ => Verdicts::NONE,
+    };
+    let transport = match (flags.l4_ok(), flags.l4_type()) {
+        (1, _) => Verdicts::L4_GOOD,
+        (_, L4_TCP | L4_TCP_EMPTY_ACK | L4_TCP_ACK) if flags.l3_ok() == 1 && flags.fragment() == 0 => Verdicts::L4_BAD,
+        _ => Verdicts::NONE,
+    };
+    network.with(transport)
 }
 
 /// How packets lie in a receive queue, as far as completions go.
@@ -305,5 +324,34 @@ impl Arrivals {
             completions.publish();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wirepath_nic_defs::mlx5::{L3_IPV6, L4_UDP};
+
+    use super::*;
+
+    #[test]
+    fn wrong_is_only_what_the_device_must_have_looked_at() {
+        let plain = CqeFlags(0).with_l2_ok(1);
+        let tcp = plain.with_l3_type(L3_IPV4).with_l4_type(L4_TCP);
+        let udp = tcp.with_l4_type(L4_UDP);
+        let both = Verdicts::L3_GOOD.with(Verdicts::L4_GOOD);
+        for (flags, wanted) in [
+            (tcp.with_l3_ok(1).with_l4_ok(1), both),
+            (udp.with_l3_ok(1).with_l4_ok(1), both),
+            (tcp.with_l3_ok(1), Verdicts::L3_GOOD.with(Verdicts::L4_BAD)),
+            (tcp.with_l3_ok(1).with_l4_type(L4_TCP_ACK), Verdicts::L3_GOOD.with(Verdicts::L4_BAD)),
+            (tcp.with_l3_ok(1).with_fragment(1), Verdicts::L3_GOOD),
+            (tcp, Verdicts::L3_BAD),
+            (udp.with_l3_ok(1), Verdicts::L3_GOOD),
+            (udp, Verdicts::L3_BAD),
+            (plain.with_l3_type(L3_IPV6), Verdicts::NONE),
+            (plain, Verdicts::NONE),
+        ] {
+            assert_eq!(verdicts(u32::from(flags.0) << 16 | 0xffff), wanted, "{flags:?}");
+        }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! [port.verbs]
 //! port = 1                   # of an RDMA device, counted from 1
-//! checksums = true           # let the device compute and check them, if it can
+//! checksums = true           # let the device compute them, if it can
 //! seconds_after_fatal = 15   # how long a device that reported a fatal error is waited for
 //! seconds_stalled = 5        # how long a transmit queue waits for a completion until it is made anew; 0: for ever
 //! ```
@@ -15,7 +15,8 @@
 //! For NICs without a driver of their own here: its provider needs raw-packet queue pairs, receive work queues with indirection tables and
 //! `ibv_create_flow`. Where there is another driver, that one is faster and can do more: this one looks into no queue's memory, pays for
 //! a call and a translation for each packet, and knows of a packet what `ibv_wc` tells. VLAN tags stay in received frames, because plain
-//! completions have no place for them. `driver = "auto"` does not try it, since nobody has seen what other providers make of it.
+//! completions have no place for them. What the provider says of a completion is believed as far as the driver can tell: which request it is
+//! about, the provider may have counted instead of read. `driver = "auto"` does not try it, since nobody has seen what other providers make of it.
 
 mod nic;
 mod rx;

@@ -43,7 +43,7 @@ pub(super) struct VerbsNic {
     depth: u32,
     /// Most segments of a request.
     segments: u32,
-    /// Whether the device computes and checks checksums.
+    /// Whether the device computes checksums of what is sent. Whether it tells of those received, no provider says before.
     checksums: bool,
     notes: Vec<String>,
     /// Rules in the device.
@@ -141,15 +141,12 @@ impl Nic for VerbsNic {
 
     fn capabilities(&self, plain: Capabilities) -> Capabilities {
         // What the device cannot do for a packet, the driver does.
-        let mut offloads = Offloads::RX_CHAINS
+        let offloads = Offloads::RX_CHAINS
             .with(Offloads::TX_CHAINS)
             .with(Offloads::TX_VLAN_INSERT)
             .with(Offloads::TX_L3_CHECKSUM)
             .with(Offloads::TX_L4_CHECKSUM);
-        if self.checksums {
-            offloads = offloads.with(Offloads::RX_L3_CHECKSUM).with(Offloads::RX_L4_CHECKSUM);
-        }
-        let checksums = if self.checksums { "checksums by the device" } else { "checksums in software" };
+        let checksums = if self.checksums { "checksums sent by the device" } else { "checksums in software" };
         Capabilities {
             mode: format!("plain verbs, {checksums}, RSS"),
             notes: self.notes.clone(),

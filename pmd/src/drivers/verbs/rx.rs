@@ -36,8 +36,9 @@ pub(super) struct ReceiveRing {
     completions: CompletionQueue,
     room: Completions,
     requests: ReceiveRequests,
-    /// Which requests the device has: a completion of another one is a lie.
-    out: Box<[bool]>,
+    /// The request that completes next: those of a receive queue do so in the order in which they were posted, which is always the same.
+    next: u32,
+    depth: u32,
     /// Requests to be posted anew.
     again: Vec<u32>,
     mode: ReceiveMode,
@@ -51,7 +52,7 @@ impl fmt::Debug for ReceiveRing {
 }
 
 impl ReceiveRing {
-    /// Posts buffers for `depth` requests.
+    /// Posts buffers for `depth` requests, a power of two.
     pub(super) fn new(
         spread: Arc<Spread>,
         queue: WorkQueue,
@@ -73,8 +74,8 @@ impl ReceiveRing {
             requests.set(request, mode.buffers, Segment { address, bytes, key: lkey });
         }
         requests.post(&queue, &(0..depth).collect::<Vec<_>>())?;
-        let (out, again) = (vec![true; count].into(), Vec::with_capacity(BATCH));
-        Ok(Self { queue, completions, room: Completions::default(), requests, out, again, mode, posted })
+        let (room, again) = (Completions::default(), Vec::with_capacity(BATCH));
+        Ok(Self { queue, completions, room, requests, next: 0, depth, again, mode, posted })
     }
 }
 
@@ -83,17 +84,18 @@ fn place(packet: &Packet, key: u32) -> Segment {
     Segment { address: packet.data().as_ptr() as u64, bytes: DATA_ROOM as u32, key }
 }
 
-/// What a completion is about, if it can be true: request and bytes.
-fn check(said: &WorkCompletion, out: &[bool], most: u32) -> Result<(usize, u32), Fault> {
+/// Bytes of the packet that a completion tells of, if it can be true.
+fn check(said: &WorkCompletion, next: u32, most: u32) -> Result<u32, Fault> {
     if said.status != 0 {
         return Err(Fault::Failed { status: said.status, vendor: said.vendor_error });
     }
-    let request = usize::try_from(said.request).ok().filter(|request| out.get(*request) == Some(&true));
-    let request = request.ok_or(Fault::OutOfOrder)?;
+    if said.request != u64::from(next) {
+        return Err(Fault::OutOfOrder);
+    }
     if said.bytes.wrapping_sub(1) >= most {
         return Err(Fault::BadLength);
     }
-    Ok((request, said.bytes))
+    Ok(said.bytes)
 }
 
 /// Takes the filled buffers of a request out and puts fresh ones in their place; all or none.
@@ -137,7 +139,7 @@ fn take_out(
 
 impl receive::ReceiveRing for ReceiveRing {
     fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
-        let Self { queue, completions, room, requests, out, again, mode, posted } = self;
+        let Self { queue, completions, room, requests, next, depth, again, mode, posted } = self;
         let most = (mode.buffers * DATA_ROOM) as u32 + mode.sink.bytes;
         let (mut packets, mut bytes, mut result) = (0, 0, Ok(()));
         let told = match room.poll(completions, batch.space()) {
@@ -148,16 +150,18 @@ impl receive::ReceiveRing for ReceiveRing {
             }
         };
         for said in told {
-            let (request, len) = match check(&said, out, most) {
-                Ok(good) => good,
+            let len = match check(&said, *next, most) {
+                Ok(len) => len,
                 Err(fault) => {
                     result = Err(fault);
                     break;
                 }
             };
-            out[request] = false;
-            again.push(request as u32);
-            match take_out(request, len, mode, posted, requests, supply) {
+            let request = *next;
+            again.push(request);
+            // A power of two.
+            *next = (request + 1) & (*depth - 1);
+            match take_out(request as usize, len, mode, posted, requests, supply) {
                 Ok(mut packet) => {
                     if said.flags & CHECKSUMS_RIGHT != 0 {
                         packet.set_verdicts(Verdicts::L3_GOOD.with(Verdicts::L4_GOOD));
@@ -174,7 +178,7 @@ impl receive::ReceiveRing for ReceiveRing {
             tracing::warn!("{error}");
             result = Err(Fault::Library);
         }
-        again.drain(..).for_each(|request| out[request as usize] = true);
+        again.clear();
         (packets, bytes, result)
     }
 }
@@ -184,10 +188,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_completions_of_what_is_out_are_believed() {
-        let out = [true, false];
+    fn only_completions_of_the_request_whose_turn_it_is_are_believed() {
         let said = WorkCompletion { request: 0, bytes: 60, ..WorkCompletion::default() };
-        assert_eq!(check(&said, &out, 2048), Ok((0, 60)));
+        assert_eq!(check(&said, 0, 2048), Ok(60));
         for (request, bytes, status, fault) in [
             (1, 60, 0, Fault::OutOfOrder),
             (2, 60, 0, Fault::OutOfOrder),
@@ -197,7 +200,7 @@ mod tests {
             (9, 0, 5, Fault::Failed { status: 5, vendor: 0 }),
         ] {
             let said = WorkCompletion { request, bytes, status, ..said };
-            assert_eq!(check(&said, &out, 2048), Err(fault));
+            assert_eq!(check(&said, 0, 2048), Err(fault));
         }
     }
 }
