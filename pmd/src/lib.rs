@@ -10,5 +10,7 @@ pub mod flow;
 pub mod packet;
 pub mod port;
 
+/// Queues of a running port in another process.
+pub use drivers::direct::attach;
 /// Configuration files, read key by key.
 pub use wirepath_settings as settings;

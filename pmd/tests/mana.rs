@@ -1,20 +1,14 @@
 //! The `mana` driver on emulated NICs: what the contract of all drivers does not ask for. Offloads, hostile completions, a device that
-//! is reset, a port that the kernel holds, queues of another process. Each test starts itself again in a process with the NICs.
+//! is reset, a port that the kernel holds. Each test starts itself again in a process with the NICs.
 
 #[path = "common/nic.rs"]
 mod nic;
 
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::Command;
-use std::sync::Arc;
-use std::time::Instant;
-
-use nic::{Kind, PATIENCE, bytes, every_nic, figure, finish, is_sound, packet, receive, send, under, until_it_flows};
-use wirepath_memory::RegionBuilder;
-use wirepath_pmd::drivers::mana::{Borrowed, Lender, Options, Shape};
+use nic::{Kind, bytes, every_nic, figure, finish, is_sound, packet, receive, send, under, until_it_flows};
+use wirepath_pmd::drivers::mana::Options;
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::{Flags, Verdicts};
-use wirepath_pmd::packet::{Arena, Batch, L3, L4, Packet, Pool};
+use wirepath_pmd::packet::{L3, L4, Pool};
 use wirepath_pmd::port::{OpenPort, StartedPort};
 use wirepath_testlab::{Need, require};
 
@@ -176,68 +170,4 @@ fn what_is_not_there_is_named() {
         drop(first);
         OpenPort::open("again", Box::new(Options::new("left"))).unwrap();
     });
-}
-
-/// Where the second process finds the socket.
-const LOAN: &str = "WIREPATH_MANA_LOAN";
-
-#[test]
-fn a_second_process_transmits_and_receives() {
-    require!(RDMA);
-    // What the second process does; it has the library of the NICs loaded, but opens none.
-    if let Some(path) = std::env::var_os(LOAN) {
-        return borrow(UnixStream::connect(path).expect("the lender listens"));
-    }
-    MANA.under("a_second_process_transmits_and_receives", "", |nics| {
-        let bytes = Arena::bytes(4096).expect("a size");
-        let packets = Arc::new(RegionBuilder::new(bytes).shared().map().expect("memory"));
-        let path = nics.folder.join("loan");
-        let listener = UnixListener::bind(&path).expect("a socket");
-        // The second one takes over where a killed one left.
-        for killed in [true, false] {
-            let shape = Shape { tx_queues: 2, rx_queues: 2, depth: 256, mtu: 9000 };
-            let lender = Lender::open(Options::new("mana0"), shape, &packets).unwrap_or_else(|error| panic!("{error}"));
-            let mut child = Command::new(std::env::current_exe().expect("a path"))
-                .args(["a_second_process_transmits_and_receives", "--exact", "--nocapture"])
-                .env(LOAN, &path)
-                .env("WIREPATH_MANA_DIE", if killed { "1" } else { "" })
-                .spawn()
-                .expect("this program starts again");
-            let (socket, _) = listener.accept().expect("the borrower connects");
-            lender.lend(&socket).expect("lent");
-            assert_eq!(child.wait().expect("the borrower ends").success(), !killed);
-        }
-        assert_eq!(nics.refused(), [""; 0]);
-    });
-}
-
-fn borrow(socket: UnixStream) {
-    let Borrowed { mut rx, mut tx, pool, .. } = Borrowed::take(socket, 9).unwrap_or_else(|error| panic!("{error}"));
-    for round in 0..300usize {
-        let n = 1 + round % 20;
-        let mut batch: Batch =
-            (0..n).map(|i| packet(&pool, L3::Ipv4, L4::Udp, 30 + (i * 397 + round) % 8000)).collect();
-        let mut want: Vec<usize> = batch.iter().map(Packet::len).collect();
-        let (start, mut got) = (Instant::now(), Vec::new());
-        while got.len() < n {
-            assert!(start.elapsed() < PATIENCE, "round {round}: {} of {n} came back", got.len());
-            tx[round % 2].transmit(&mut batch);
-            let mut arrived = Batch::new();
-            rx.iter_mut().for_each(|queue| {
-                queue.receive(&mut arrived);
-            });
-            for packet in arrived.iter() {
-                assert!(is_sound(&bytes(packet)) && packet.in_port() == 9);
-                got.push(packet.len());
-            }
-        }
-        got.sort_unstable();
-        want.sort_unstable();
-        assert_eq!(got, want);
-        if round == 150 && std::env::var_os("WIREPATH_MANA_DIE").is_some_and(|die| !die.is_empty()) {
-            std::process::abort();
-        }
-    }
-    drop((rx, tx));
-    assert_eq!(pool.outstanding(), 0, "buffers that did not come back");
 }

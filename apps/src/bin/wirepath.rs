@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use wirepath_apps::cli;
 use wirepath_apps::tools::flow::FlowCommand;
-use wirepath_apps::tools::{devices, doctor, emulate, flow};
+use wirepath_apps::tools::{attach, devices, doctor, emulate, flow};
 
 /// Says what this machine offers to Wirepath's packet programs.
 #[derive(Debug, Parser)]
@@ -35,6 +35,14 @@ enum Command {
     /// code is 1 if anything FAILs, else 0. The line behind `>` is the command that mends it. With --json: an object with `ok` and
     /// `findings` (check, level, found, remedy).
     Doctor,
+
+    /// Looks at a port of a running program, or works with queues of it in this process
+    ///
+    /// The program offers the port with `attach = SOCKET` in the table of its `mlx5` or `mana` port and `shared = true` in [pool]. Alone:
+    /// its queues and pool, counted. With --transmit or --receive queues of the NIC are made for this process, which maps them, the packets
+    /// and the doorbells, and works without the program; they end with this process, however that ends. A receive queue takes its share of
+    /// what arrives. With --json: an object with `port`, and `done` if there was something to do.
+    Attach(attach::Options),
 
     /// Flow rules: checks them, says where they run and what they do with a capture, and explains the language
     #[command(subcommand)]
@@ -69,6 +77,7 @@ Examples:
   wirepath doctor            can this machine run real ports?
   wirepath devices           what to write as `device` and `driver` in a configuration
   wirepath devices --json    the same for programs
+  wirepath attach SOCKET     how is the port of a running program?
   wirepath flow check FILE   are these flow rules right, and does each of them run?
   wirepath flow explain CONF where would each rule run, and why there?
   wirepath flow match CONF --pcap FILE
@@ -86,6 +95,7 @@ fn main() -> ExitCode {
         match arguments.command {
             Command::Devices => devices::run(arguments.common.json),
             Command::Doctor => doctor::run(arguments.common.json),
+            Command::Attach(options) => attach::run(&options, arguments.common.json),
             Command::Flow(command) => flow::run(&command, arguments.common.json),
             Command::Emulate { topology, ask: Some(request), .. } => emulate::ask(&topology, &request),
             Command::Emulate { topology, doorbells, program, .. } => {

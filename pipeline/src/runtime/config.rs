@@ -27,6 +27,7 @@ pub enum HugePages {
 /// [pool]
 /// buffers = 8192          # packet buffers on each NUMA node that has a port
 /// huge_pages = "prefer"   # or "require", "never"
+/// shared = false          # packets in memory that other processes can map: for ports that are offered to them (`attach`)
 /// ```
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
@@ -40,6 +41,8 @@ pub struct RuntimeConfig {
     pub buffers: u32,
     /// Huge pages or not.
     pub huge_pages: HugePages,
+    /// Packets lie where other processes can map them.
+    pub shared: bool,
 }
 
 impl Default for RuntimeConfig {
@@ -50,6 +53,7 @@ impl Default for RuntimeConfig {
             workers_without_queues: false,
             buffers: 8192,
             huge_pages: HugePages::Prefer,
+            shared: false,
         }
     }
 }
@@ -82,6 +86,7 @@ impl RuntimeConfig {
             if let Some(huge_pages) = table.choice("huge_pages", &choices)? {
                 config.huge_pages = huge_pages;
             }
+            config.shared = table.get("shared")?.unwrap_or(false);
             table.finish()?;
         }
         Ok(config)
@@ -111,6 +116,9 @@ impl RuntimeConfig {
         let mut builder = RegionBuilder::new(Arena::bytes(self.buffers)?);
         if let Some(node) = node {
             builder = builder.numa_node(node);
+        }
+        if self.shared {
+            builder = builder.shared();
         }
         match self.huge_pages {
             HugePages::Prefer => {}
@@ -145,7 +153,8 @@ mod tests {
 
     #[test]
     fn reads_workers_and_pool() {
-        let text = "[workers]\ncores = [1, 0]\nidle = 'busy'\n[pool]\nbuffers = 4096\nhuge_pages = 'never'\n";
+        let text =
+            "[workers]\ncores = [1, 0]\nidle = 'busy'\n[pool]\nbuffers = 4096\nhuge_pages = 'never'\nshared = true\n";
         let config = read(text).unwrap();
         assert_eq!(config.workers, [Some(1), Some(0)]);
         assert_eq!((config.idle, config.buffers, config.huge_pages), (Idle::Busy, 4096, HugePages::Never));

@@ -36,7 +36,7 @@ pub use held::Held;
 pub use meta::{DATA_ROOM, HEADROOM, L3, L4, Layers, STRIDE};
 use meta::{END, FIRST, Meta, NO_SEGMENT};
 use offload::{Flags, Verdicts};
-pub use pool::{Arena, Blank, MAX_BUFFERS, MAX_POOLS, Pool, PoolError};
+pub use pool::{Arena, Blank, LentBuffers, MAX_BUFFERS, MAX_POOLS, Pool, PoolError};
 
 /// Bytes of the metadata line at the start of every buffer; data never starts before it.
 pub const METADATA: usize = meta::META;

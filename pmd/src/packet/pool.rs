@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::mem::size_of;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,6 +54,12 @@ pub enum PoolError {
         /// Buffers that would still fit.
         left: u32,
     },
+    /// What another process says of its pool does not fit the region that it passed.
+    #[error("another process lends packet buffers that are not in the {bytes} bytes of memory that it passed")]
+    NotLent {
+        /// Of the region.
+        bytes: usize,
+    },
     /// No memory.
     #[error(transparent)]
     Memory(#[from] RegionError),
@@ -96,7 +103,7 @@ impl Arena {
         if bytes > left {
             return Err(PoolError::ArenaFull { name: name.to_owned(), wanted: buffers, left: (left / STRIDE) as u32 });
         }
-        let pool = Pool::cut(name, Arc::clone(&self.region), self.used, buffers)?;
+        let pool = Pool::cut(name, Arc::clone(&self.region), self.used, buffers, None)?;
         self.used += bytes;
         Ok(pool)
     }
@@ -134,6 +141,8 @@ struct Shared {
     base: NonNull<u8>,
     offset: usize,
     count: u32,
+    /// Of these, the buffers that this process takes and gives back.
+    own: u32,
     region: Arc<Region>,
     /// Magazines, each named by its first buffer.
     stack: Stack,
@@ -240,7 +249,53 @@ impl Pool {
         Arena::new(buffers, None)?.pool(name, buffers)
     }
 
-    fn cut(name: &str, region: Arc<Region>, offset: usize, count: u32) -> Result<Self, PoolError> {
+    /// The part of another process's pool that it lends ([`Self::lend`]): `count` buffers from `offset` of its region, of which those in
+    /// `lent` are for this process. A buffer has the same index in both.
+    ///
+    /// # Errors
+    /// There is no such pool in the region, or no such buffers in the pool.
+    pub fn borrowed(
+        name: &str,
+        region: &Arc<Region>,
+        offset: usize,
+        count: u32,
+        lent: &[Range<u32>],
+    ) -> Result<Self, PoolError> {
+        let bytes = Arena::bytes(count)?;
+        let fits = offset.checked_add(bytes).is_some_and(|end| end <= region.bytes()) && offset.is_multiple_of(META);
+        let mut end = 0;
+        let ordered = lent.iter().all(|range| {
+            let right = range.start >= end && range.start < range.end && range.end <= count;
+            end = range.end;
+            right
+        });
+        if !fits || !ordered || lent.is_empty() {
+            return Err(PoolError::NotLent { bytes: region.bytes() });
+        }
+        let lent: Vec<u32> = lent.iter().cloned().flatten().collect();
+        Self::cut(name, Arc::clone(region), offset, count, Some(&lent))
+    }
+
+    /// Takes `buffers` buffers out for another process, which maps the region and makes a pool of them ([`Self::borrowed`]); `None` if
+    /// fewer are free.
+    pub fn lend(&self, buffers: u32) -> Option<LentBuffers> {
+        let mut packets = Vec::with_capacity(buffers as usize);
+        while packets.len() < buffers as usize {
+            packets.push(self.take()?);
+        }
+        let mut lent: Vec<u32> =
+            packets.into_iter().map(|packet| self.shared().index(packet.into_meta().as_ptr())).collect();
+        lent.sort_unstable();
+        Some(LentBuffers { pool: self.clone(), indices: lent.into() })
+    }
+
+    fn cut(
+        name: &str,
+        region: Arc<Region>,
+        offset: usize,
+        count: u32,
+        lent: Option<&[u32]>,
+    ) -> Result<Self, PoolError> {
         let _registry = registry();
         reclaim_orphans();
         let id = POOLS.iter().position(|pool| pool.load(Ordering::Relaxed).is_null()).ok_or(PoolError::TooManyPools)?;
@@ -255,17 +310,18 @@ impl Pool {
             base,
             offset,
             count,
+            own: lent.map_or(count, |lent| lent.len() as u32),
             region,
             stack: Stack::new(count),
             stacked: AtomicU32::new(0),
             caches: Mutex::new(Vec::new()),
             orphaned: AtomicU32::new(0),
         });
-        for first in (0..count).step_by(MAGAZINE).rev() {
+        for first in (0..shared.own).step_by(MAGAZINE).rev() {
             let mut magazine = [ptr::null_mut(); MAGAZINE];
-            let n = MAGAZINE.min((count - first) as usize);
-            for (i, slot) in magazine[..n].iter_mut().enumerate() {
-                *slot = shared.buffer(first + i as u32);
+            let n = MAGAZINE.min((shared.own - first) as usize);
+            for (at, slot) in (first..).zip(&mut magazine[..n]) {
+                *slot = shared.buffer(lent.map_or(at, |lent| lent[at as usize]));
                 // SAFETY: nobody else has an address of this buffer.
                 unsafe { (*slot).write(Meta::fresh(id as u8)) };
             }
@@ -294,6 +350,11 @@ impl Pool {
 
     /// Number of buffers, free or not.
     pub fn capacity(&self) -> u32 {
+        self.shared().own
+    }
+
+    /// Buffers of the pool in its region: more than [`Self::capacity`] if some are another process's.
+    pub fn span(&self) -> u32 {
         self.shared().count
     }
 
@@ -379,6 +440,48 @@ impl Pool {
     }
 }
 
+/// Buffers of a pool that another process uses. Dropped, they are the pool's again: no device and no process may write there any more.
+#[derive(Debug)]
+pub struct LentBuffers {
+    pool: Pool,
+    /// In order.
+    indices: Box<[u32]>,
+}
+
+impl LentBuffers {
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.indices.len()
+    }
+
+    /// Their indices in the pool.
+    pub fn ranges(&self) -> Vec<Range<u32>> {
+        let mut ranges: Vec<Range<u32>> = Vec::new();
+        for &index in &self.indices {
+            match ranges.last_mut() {
+                Some(range) if range.end == index => range.end += 1,
+                _ => ranges.push(index..index + 1),
+            }
+        }
+        ranges
+    }
+}
+
+impl Drop for LentBuffers {
+    fn drop(&mut self) {
+        let shared = self.pool.shared();
+        for &index in &self.indices {
+            let meta = shared.buffer(index);
+            // SAFETY: taken out of the pool when they were lent, so this is their only owner here. What the other process left in the
+            // metadata is not read.
+            unsafe {
+                meta.write(Meta::fresh(shared.id));
+                put(NonNull::new_unchecked(meta));
+            }
+        }
+    }
+}
+
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
@@ -404,7 +507,7 @@ fn reclaim_orphans() {
         let pool = slot.load(Ordering::Acquire);
         // SAFETY: pools go only in here, under the lock.
         let Some(shared) = (unsafe { pool.as_ref() }) else { continue };
-        if shared.orphaned.load(Ordering::Relaxed) == 0 || shared.available() < shared.count {
+        if shared.orphaned.load(Ordering::Relaxed) == 0 || shared.available() < shared.own {
             continue;
         }
         slot.store(ptr::null_mut(), Ordering::Release);

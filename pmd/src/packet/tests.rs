@@ -437,3 +437,51 @@ fn an_orphaned_pool_goes_with_the_thread_that_frees_its_last_packet() {
     std::thread::spawn(move || drop(packet)).join().unwrap();
     assert!(region.upgrade().is_none());
 }
+
+#[test]
+#[allow(clippy::single_range_in_vec_init, reason = "a list of ranges")]
+fn a_part_of_a_pool_is_another_processes() {
+    use wirepath_memory::{Region, RegionBuilder};
+    let bytes = Arena::bytes(1000).unwrap();
+    let region = RegionBuilder::new(bytes).shared().huge_pages(false).map().unwrap();
+    let other = Region::attach(region.descriptor().unwrap().try_clone_to_owned().unwrap()).unwrap();
+    let other = Arc::new(other);
+    let mut arena = Arena::in_region(region);
+    let _first = arena.pool("first", 10).unwrap();
+    let pool = arena.pool("lender", 900).unwrap();
+    let held = [pool.take().unwrap(), pool.take().unwrap()];
+    let lent = pool.lend(300).unwrap();
+    assert_eq!((pool.outstanding(), lent.count()), (302, 300));
+    assert!(pool.lend(599).is_none() && pool.outstanding() == 302, "as many are not free");
+    let ranges = lent.ranges();
+    assert_eq!(ranges.iter().map(ExactSizeIterator::len).sum::<usize>(), 300);
+    let borrowed = Pool::borrowed("borrower", &other, pool.region_offset(), pool.span(), &ranges).unwrap();
+    assert_eq!((borrowed.capacity(), borrowed.available(), borrowed.span()), (300, 300, 900));
+    let mut packets: Vec<Packet> = std::iter::from_fn(|| borrowed.take()).collect();
+    assert_eq!(packets.len(), 300);
+    for packet in &mut packets {
+        packet.append(64).unwrap().fill(0xa5);
+    }
+    // What is not lent is not touched.
+    for (i, packet) in held.into_iter().enumerate() {
+        assert!(packet.data().is_empty(), "{i}");
+    }
+    // The other process is killed with packets in its hands: theirs is the pool's memory all the same.
+    std::mem::forget(packets);
+    drop(lent);
+    assert_eq!(pool.outstanding(), 0);
+    assert_eq!(std::iter::from_fn(|| pool.take()).map(|packet| packet.len()).collect::<Vec<_>>(), [0; 900]);
+    // What does not fit the region, or is said twice, is refused.
+    let refused = |offset: usize, count: u32, lent: &[std::ops::Range<u32>]| {
+        assert!(matches!(Pool::borrowed("wrong", &other, offset, count, lent), Err(PoolError::NotLent { .. })));
+    };
+    let offset = pool.region_offset();
+    refused(usize::MAX - 63, 900, &[0..1]);
+    refused(offset + 1, 900, &[0..1]);
+    refused(offset, 1 << 20, &[0..1]);
+    refused(offset, 900, &[]);
+    refused(offset, 900, &[0..901]);
+    refused(offset, 900, &[0..4, 3..5]);
+    refused(offset, 900, &[4..4]);
+    assert!(matches!(Pool::borrowed("wrong", &other, offset, 0, &[0..1]), Err(PoolError::BadSize(0))));
+}

@@ -13,17 +13,27 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wirepath_pmd::counters::QueueStats;
 use wirepath_pmd::drivers;
 use wirepath_pmd::packet::{Batch, Pool};
-use wirepath_pmd::port::{OpenPort, PortError, RxQueue, StartedPort, TxQueue};
+use wirepath_pmd::port::{OpenPort, PortConfig, PortError, RxQueue, StartedPort, TxQueue};
 use wirepath_pmd::settings::Source;
 use wirepath_testlab::Namespace;
 
 /// Opens and starts the port of a `[[port]]` table (its keys without `name`) in the calling thread's namespace.
 pub(crate) fn start(table: &str, pool: &Pool) -> Result<StartedPort, PortError> {
+    start_with(table, pool, |_| {})
+}
+
+/// As [`start`], with what a table cannot say.
+pub(crate) fn start_with(
+    table: &str,
+    pool: &Pool,
+    change: impl FnOnce(&mut PortConfig),
+) -> Result<StartedPort, PortError> {
     let source = Source::new("test.toml", format!("[[port]]\nname = \"port\"\n{table}"));
     let document = source.parse().unwrap_or_else(|error| panic!("{error}"));
     let port = document.settings().tables("port").expect("one port").remove(0);
     let settings = drivers::plan(port).unwrap_or_else(|error| panic!("{error}"));
-    let config = settings.config(0, pool.clone());
+    let mut config = settings.config(0, pool.clone());
+    change(&mut config);
     OpenPort::open("port", settings.plan)?.configure(config)?.start()
 }
 

@@ -91,6 +91,8 @@ pub struct SendQueue {
     pub registers: DeviceMemory,
     /// Offset of its register.
     pub register: usize,
+    /// Where another process maps the page of registers in the device that was passed to it ([`Mlx5::registers_at`]).
+    pub registers_at: u64,
     /// Bytes of a BlueFlame buffer: the register alternates between its offset and this much behind. 0: one register, for doorbells only.
     pub blue_flame: usize,
 }
@@ -260,7 +262,7 @@ impl Mlx5 {
     /// The pair is of another device, or what libmlx5 says cannot be.
     pub fn send_queue(&self, pair: &RawPacketQp) -> Result<SendQueue> {
         self.same_device(&pair.0.domain.context)?;
-        let mut out = mlx5dv_qp::zeroed();
+        let mut out = mlx5dv_qp { comp_mask: MLX5DV_QP_MASK_UAR_MMAP_OFFSET, ..mlx5dv_qp::zeroed() };
         let mut object = mlx5dv_obj::zeroed();
         object.qp = mlx5dv_obj_qp { in_: pair.0.raw.as_ptr(), out: &raw mut out };
         self.init(&mut object, MLX5DV_OBJ_QP)?;
@@ -282,7 +284,25 @@ impl Mlx5 {
         };
         // SAFETY: libmlx5 mapped a page there for writing; it unmaps it with the context, which `keep` keeps.
         let registers = unsafe { DeviceMemory::new(page, PAGE_BYTES, Arc::clone(&keep)) };
-        Ok(SendQueue { ring, records, number: pair.number(), registers, register, blue_flame })
+        if out.comp_mask & MLX5DV_QP_MASK_UAR_MMAP_OFFSET == 0 {
+            return Err(self.inner().nonsense("mlx5dv_init_obj", "a send queue whose page of registers has no offset"));
+        }
+        let registers_at = out.uar_mmap_offset.cast_unsigned();
+        Ok(SendQueue { ring, records, number: pair.number(), registers, register, registers_at, blue_flame })
+    }
+
+    /// Maps the page of registers of another process's send queue ([`SendQueue::registers_at`]) on the device that it passed
+    /// ([`crate::Verbs::import_device`]).
+    ///
+    /// # Errors
+    /// The kernel knows no such page of the device.
+    pub fn registers_at(&self, offset: u64) -> Result<DeviceMemory> {
+        let at = libc::off_t::try_from(offset).ok().filter(|at| at % PAGE_BYTES as libc::off_t == 0);
+        let at = at.ok_or_else(|| Error::Foreign {
+            what: "the page of registers",
+            problem: format!("it would be at offset {offset:#x} of the device"),
+        })?;
+        crate::registers::map(self.context.descriptor(), at, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE)
     }
 
     /// Where a receive queue lies. What is returned keeps the queue.

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use wirepath_memory::BufferAllocator;
 use wirepath_verbs::{Cause, Context, Element, Error, EventKind, ObjectId, PortState, ProtectionDomain, Result};
 
+use super::attach::{Lend, Lender, Lent, PoolStatus, QueueStatus, Spreading, Status, Turn, Wanted};
 use super::exchange::Exchange;
 use super::fault::Fault;
 use super::find::{Claim, Found, Which, Who};
@@ -13,11 +16,15 @@ use super::graves::Graves;
 use super::opened::Opened;
 use super::receive::{ReceiveRing, Receiver, Spread};
 use super::send::{SendRing, Sender};
+use crate::counters::QueueCounters;
 use crate::packet::{Blank, Pool};
 use crate::port::{
-    Capabilities, Device, Link, LinkState, PortConfig, PortError, PortEvent, Queues, RuleHardware, VlanTags,
+    Capabilities, Device, Link, LinkState, PortConfig, PortError, PortEvent, Queues, ReceiveQueue, RuleHardware,
+    TransmitQueue, VlanTags,
 };
 
+/// Why a port cannot be offered to other processes.
+const NOT_SHARED: &str = "its packets are not in memory that can be shared (`[pool] shared = true`)";
 /// How long packets that are on their way are waited for when a port stops.
 const DRAIN: Duration = Duration::from_millis(200);
 /// How long a worker has to notice that its queue is broken, until it is asked for it.
@@ -37,6 +44,8 @@ pub(crate) trait Nic: Sized + Send + 'static {
     type Tx: SendRing;
     /// A receive queue.
     type Rx: ReceiveRing;
+    /// Where a receive queue lies, for another process.
+    type ReceiveAt: Serialize + DeserializeOwned + Send + 'static;
 
     /// Opens a device.
     fn open(device: &wirepath_verbs::Device) -> Result<Context> {
@@ -61,8 +70,8 @@ pub(crate) trait Nic: Sized + Send + 'static {
     /// Makes send queue `index`.
     fn send(&self, parts: &Parts<'_, Self>, index: usize) -> Result<Made<Self::Tx>>;
 
-    /// Makes all receive queues and what spreads packets over them. Packets come from here on.
-    fn receive(&self, parts: &Parts<'_, Self>) -> Result<Receivers<Self::Rx>>;
+    /// Makes all receive queues, and `lent` more for another process, and what spreads packets over them. Packets come from here on.
+    fn receive(&self, parts: &Parts<'_, Self>, lent: usize) -> Result<Receivers<Self>>;
 
     /// Makes a broken receive queue work again by itself, where the hardware allows it and the fault leaves it in a state that is known.
     fn revive(&self, ring: Self::Rx, fault: Fault) -> Option<Self::Rx> {
@@ -107,13 +116,15 @@ pub(crate) struct Made<R> {
 }
 
 /// All receive queues of a port.
-pub(crate) struct Receivers<R> {
+pub(crate) struct Receivers<N: Nic> {
     pub(crate) spread: Arc<Spread>,
-    pub(crate) queues: Vec<Made<R>>,
+    pub(crate) queues: Vec<Made<N::Rx>>,
+    /// Those for another process.
+    pub(crate) lent: Vec<Lent<N::ReceiveAt>>,
 }
 
 /// A port that was opened.
-pub(crate) struct DirectDevice<N: Nic> {
+pub(crate) struct DirectDevice<N: Lend> {
     which: Which,
     found: Found,
     _claim: Claim,
@@ -125,6 +136,8 @@ pub(crate) struct DirectDevice<N: Nic> {
     link: LinkState,
     resets: Resets,
     graves: Graves,
+    /// For other processes, while the port is started.
+    lender: Option<Lender>,
 }
 
 enum Health {
@@ -145,6 +158,7 @@ struct Running<N: Nic> {
     rx: Vec<Desk<N::Rx>>,
     spread: Option<Arc<Spread>>,
     memory: Option<N::Memory>,
+    spreading: Spreading<N::ReceiveAt>,
     /// Queues that the device says are broken. Their workers see it, and know more of it, unless they never look.
     suspects: Vec<(ObjectId, Instant)>,
 }
@@ -154,6 +168,8 @@ struct Desk<R> {
     exchange: Arc<Exchange<R>>,
     /// The queue's name in events.
     id: Option<ObjectId>,
+    /// The worker's.
+    counters: Arc<QueueCounters>,
     /// Bursts that had landed when it was last looked at, and since when there were no others.
     landed: u32,
     since: Instant,
@@ -175,7 +191,8 @@ impl Resets {
 
 impl<R> Desk<R> {
     fn new() -> Self {
-        Self { exchange: Arc::new(Exchange::new()), id: None, landed: 0, since: Instant::now() }
+        let (exchange, counters) = (Arc::new(Exchange::new()), Arc::default());
+        Self { exchange, id: None, counters, landed: 0, since: Instant::now() }
     }
 
     fn hand_out(&mut self, made: Made<R>) {
@@ -226,8 +243,15 @@ impl<N: Nic> Running<N> {
     fn tear_down(&mut self) {
         self.tx.iter().for_each(|desk| drop(desk.exchange.collect()));
         self.rx.iter().for_each(|desk| drop(desk.exchange.collect()));
-        self.spread = None;
+        self.end_spread();
         self.memory = None;
+    }
+
+    /// Ends what spreads packets over the queues here and elsewhere, whose rings are back.
+    fn end_spread(&mut self) {
+        self.spreading.let_go();
+        self.spread = None;
+        self.spreading.gone();
     }
 
     /// Tells the workers that there is nothing to wait for.
@@ -236,24 +260,26 @@ impl<N: Nic> Running<N> {
         self.rx.iter().filter(|desk| desk.exchange.is_back()).for_each(|desk| desk.exchange.lose());
     }
 
-    fn receivers_made(&mut self, made: Receivers<N::Rx>) {
+    fn receivers_made(&mut self, made: Receivers<N>) {
         self.spread = Some(made.spread);
+        self.spreading.made(made.lent);
         self.rx.iter_mut().zip(made.queues).for_each(|(desk, queue)| desk.hand_out(queue));
     }
 }
 
-fn open<N: Nic>(found: &Found) -> Result<Opened<N::Verbs>> {
-    Opened::open(N::open(&found.device)?, found, false, N::verbs)
+fn open<N: Nic>(which: &Which, found: &Found) -> Result<Opened<N::Verbs>> {
+    // Whoever attaches maps the memory of its queues.
+    Opened::open(N::open(&found.device)?, found, which.attach.is_some(), N::verbs)
 }
 
-impl<N: Nic> DirectDevice<N> {
+impl<N: Lend> DirectDevice<N> {
     pub(crate) fn open(which: Which, options: N::Options) -> std::result::Result<Self, PortError> {
         let found = N::WHO.find(&which)?;
         let Some(claim) = Claim::new(&found) else {
             let reason = format!("port {} of {} is open in this program already", found.port, found.device.name());
             return Err(PortError::Refused { driver: N::WHO.driver, device: which.device, reason });
         };
-        let opened = open::<N>(&found).and_then(|opened| {
+        let opened = open::<N>(&which, &found).and_then(|opened| {
             let nic = N::meet(options, &opened)?;
             let state = opened.port()?.state;
             Ok((opened, nic, state))
@@ -270,6 +296,7 @@ impl<N: Nic> DirectDevice<N> {
             link: link_state(state),
             resets: Resets::default(),
             graves: Graves::default(),
+            lender: None,
         })
     }
 
@@ -287,7 +314,7 @@ impl<N: Nic> DirectDevice<N> {
         let parts = Parts { opened, found, memory: &memory, config, blank, graves };
         // Those that send first: where a port is claimed, they claim it.
         let send = (0..running.tx.len()).map(|index| nic.send(&parts, index)).collect::<Result<Vec<_>>>()?;
-        let receive = if running.rx.is_empty() { None } else { Some(nic.receive(&parts)?) };
+        let receive = if running.rx.is_empty() { None } else { Some(nic.receive(&parts, 0)?) };
         running.memory = Some(memory);
         if let Some(made) = receive {
             running.receivers_made(made);
@@ -333,10 +360,18 @@ impl<N: Nic> DirectDevice<N> {
                 desk.exchange.hand_out(ring);
             }
         }
-        if running.rx.iter().any(|desk| desk.exchange.is_back()) {
+        let broken = running.rx.iter().any(|desk| desk.exchange.is_back());
+        if broken && !running.spreading.due && running.spreading.lent > 0 {
+            // Queues in another process are spread over along with these, and go with them.
+            if let Some(lender) = &mut self.lender {
+                lender.evict(&mut running.spreading);
+            }
+        }
+        if running.spreading.due || broken {
             running.recall_receivers();
         }
-        if !running.rx.is_empty() && running.rx.iter().all(|desk| desk.exchange.is_back()) {
+        let some = running.spreading.due || !running.rx.is_empty();
+        if some && running.rx.iter().all(|desk| desk.exchange.is_back()) {
             for (index, desk) in running.rx.iter().enumerate() {
                 if let Some(fault) = desk.exchange.take_fault() {
                     tracing::warn!("{name}: the receive queues are made anew: queue {index} had {fault}");
@@ -345,13 +380,60 @@ impl<N: Nic> DirectDevice<N> {
                 }
                 drop(desk.exchange.collect());
             }
-            running.spread = None;
+            running.end_spread();
             let Some(memory) = &running.memory else { return Ok(()) };
-            let Running { config, blank, .. } = &*running;
-            let made = nic.receive(&Parts { opened, found, memory, config, blank, graves })?;
-            running.receivers_made(made);
+            let Running { config, blank, spreading, .. } = &*running;
+            let parts = Parts { opened, found, memory, config, blank, graves };
+            let lent = usize::from(spreading.lent);
+            let made = match lent {
+                0 if running.rx.is_empty() => None,
+                0 => Some(nic.receive(&parts, 0)?),
+                _ => match nic.receive(&parts, lent) {
+                    Ok(made) => Some(made),
+                    Err(error) => {
+                        tracing::warn!("{name}: no receive queues for another process: {error}");
+                        if running.rx.is_empty() { None } else { Some(nic.receive(&parts, 0)?) }
+                    }
+                },
+            };
+            match made {
+                Some(made) => running.receivers_made(made),
+                None => running.spreading.made(Vec::new()),
+            }
         }
         Ok(())
+    }
+
+    /// Looks after the processes that are attached.
+    fn lend(&mut self) {
+        let Self {
+            nic, found, graves, which, opened: Some(opened), running: Some(running), lender: Some(lender), ..
+        } = self
+        else {
+            return;
+        };
+        let Running { config, blank, memory: Some(memory), spreading, tx, rx, .. } = running else { return };
+        let status = Status {
+            device: which.device.clone(),
+            driver: N::WHO.driver.to_owned(),
+            mode: nic.capabilities(Capabilities::plain(N::WHO.driver, &which.device)).mode,
+            port: config.id,
+            mtu: config.mtu,
+            process: std::process::id(),
+            tx: tx.iter().map(|desk| QueueStatus::of(&desk.counters)).collect(),
+            rx: rx.iter().map(|desk| QueueStatus::of(&desk.counters)).collect(),
+            pool: PoolStatus {
+                name: config.pool.name().to_owned(),
+                buffers: config.pool.capacity(),
+                free: config.pool.available(),
+            },
+            offered: Wanted { tx_queues: 0, rx_queues: 0, buffers: 0 },
+            attached: 0,
+            attached_ever: 0,
+            lost: 0,
+        };
+        let parts = Parts { opened, found, memory, config, blank, graves };
+        lender.turn(&mut Turn { nic, parts, spreading, status: &status });
     }
 
     /// Reads what the device reports; `true`: it is broken.
@@ -397,6 +479,9 @@ impl<N: Nic> DirectDevice<N> {
     fn goes_away(&mut self, events: &mut Vec<PortEvent>) {
         tracing::warn!("{}: the device reports a fatal error; it is closed and waited for", self.which.device);
         self.health = Health::Away { since: Instant::now() };
+        if let (Some(lender), Some(running)) = (&mut self.lender, &mut self.running) {
+            lender.end(&mut running.spreading);
+        }
         if self.link == LinkState::Up {
             self.link = LinkState::Down;
             events.push(PortEvent::Link(Link::DOWN));
@@ -451,7 +536,7 @@ impl<N: Nic> DirectDevice<N> {
     fn reopen(&mut self) -> std::result::Result<(), String> {
         let found = N::WHO.find(&self.which).map_err(|error| error.to_string())?;
         let text = |error: Error| error.to_string();
-        let opened = open::<N>(&found).map_err(text)?;
+        let opened = open::<N>(&self.which, &found).map_err(text)?;
         self.link = link_state(opened.port().map_err(text)?.state);
         (self.found, self.opened) = (found, Some(opened));
         self.build().map_err(text)
@@ -471,7 +556,7 @@ fn is_gone(error: &Error) -> bool {
     matches!(error, Error::Call(call) if call.cause == Cause::DeviceGone)
 }
 
-impl<N: Nic> Device for DirectDevice<N> {
+impl<N: Lend> Device for DirectDevice<N> {
     fn capabilities(&self) -> Capabilities {
         let mut can = self.nic.capabilities(Capabilities {
             mac: self.found.mac,
@@ -494,7 +579,7 @@ impl<N: Nic> Device for DirectDevice<N> {
     fn start(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
         if self.opened.is_none() {
             self.found = N::WHO.find(&self.which)?;
-            let opened = open::<N>(&self.found).map_err(|error| self.failed(error))?;
+            let opened = open::<N>(&self.which, &self.found).map_err(|error| self.failed(error))?;
             self.opened = Some(opened);
         }
         (self.health, self.resets) = (Health::Well, Resets::default());
@@ -507,19 +592,33 @@ impl<N: Nic> Device for DirectDevice<N> {
             rx: (0..config.rx_queues).map(|_| Desk::new()).collect(),
             memory: None,
             spread: None,
+            spreading: Spreading::default(),
             suspects: Vec::new(),
         });
         if let Err(error) = self.build() {
             self.running = None;
             return Err(self.failed(error));
         }
-        let Some(running) = &self.running else { return Ok(Queues::default()) };
-        let mut queues = Queues::default();
-        for desk in &running.tx {
-            queues.tx.push(Box::new(Sender::new(Arc::clone(&desk.exchange), config.pool.clone(), config.mtu)));
+        if let Some(offer) = &self.which.attach {
+            let shared = config.pool.region().descriptor().is_some();
+            let listening = if shared { Lender::listen(offer) } else { Err(std::io::Error::other(NOT_SHARED)) };
+            self.lender = Some(listening.map_err(|error| {
+                self.running = None;
+                let reason = format!("it cannot be offered on {}: {error}", offer.socket.display());
+                PortError::Refused { driver: N::WHO.driver, device: self.which.device.clone(), reason }
+            })?);
         }
-        for desk in &running.rx {
-            queues.rx.push(Box::new(Receiver::new(Arc::clone(&desk.exchange), config.pool.clone(), blank)));
+        let Some(running) = &mut self.running else { return Ok(Queues::default()) };
+        let mut queues = Queues::default();
+        for desk in &mut running.tx {
+            let sender = Sender::new(Arc::clone(&desk.exchange), config.pool.clone(), config.mtu);
+            desk.counters = Arc::clone(sender.counters());
+            queues.tx.push(Box::new(sender));
+        }
+        for desk in &mut running.rx {
+            let receiver = Receiver::new(Arc::clone(&desk.exchange), config.pool.clone(), blank);
+            desk.counters = Arc::clone(receiver.counters());
+            queues.rx.push(Box::new(receiver));
         }
         Ok(queues)
     }
@@ -538,6 +637,10 @@ impl<N: Nic> Device for DirectDevice<N> {
         }
         // The rings go with the workers' ends and the exchanges; the last of them, or the spreader, stops the hardware.
         drop(queues.rx);
+        if let (Some(mut lender), Some(running)) = (self.lender.take(), &mut self.running) {
+            lender.end(&mut running.spreading);
+            running.end_spread();
+        }
         self.running = None;
         if !matches!(self.health, Health::Well) {
             self.opened = None;
@@ -563,6 +666,8 @@ impl<N: Nic> Device for DirectDevice<N> {
                     });
                 if broken {
                     self.goes_away(&mut events);
+                } else {
+                    self.lend();
                 }
             }
             Health::Away { since } => self.return_from(since, &mut events),
@@ -581,11 +686,16 @@ impl<N: Nic> Device for DirectDevice<N> {
 
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
         let Resets { queues, device, stalls } = self.resets;
-        vec![
+        let mut figures = vec![
             ("queue_resets", queues),
             ("device_resets", device),
             ("queue_stalls", stalls),
             ("buried_packets", self.graves.count()),
-        ]
+        ];
+        if let Some(lender) = &self.lender {
+            let [attached, ever, lost] = lender.counts();
+            figures.extend([("attached_processes", attached), ("attachments", ever), ("attachments_lost", lost)]);
+        }
+        figures
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use wirepath_verbs::{Device, Provider, Verbs};
 
+use super::attach::Offer;
 use crate::drivers::Candidate;
 use crate::port::{MacAddress, PortError};
 use crate::settings::{ConfigError, Settings};
@@ -143,11 +144,13 @@ pub(crate) struct Which {
     pub(crate) patience: Duration,
     /// For a completion, while packets are on their way and the link is up; zero: for ever.
     pub(crate) stall: Duration,
+    /// What other processes are offered.
+    pub(crate) attach: Option<Offer>,
 }
 
 impl Which {
     pub(crate) fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), patience: PATIENCE, stall: STALL }
+        Self { device: device.into(), patience: PATIENCE, stall: STALL, attach: None }
     }
 
     /// From the keys that the drivers have in common; `example` of an RDMA device.
@@ -161,6 +164,7 @@ impl Which {
         Ok(Self {
             patience: settings.integer("seconds_after_fatal", 0..=3600)?.map_or(plain.patience, Duration::from_secs),
             stall: settings.integer("seconds_stalled", 0..=3600)?.map_or(plain.stall, Duration::from_secs),
+            attach: Offer::read(settings)?,
             ..plain
         })
     }

@@ -38,6 +38,17 @@ impl Ending {
         Self { hardware: Some(hardware), fates, graves: graves.clone() }
     }
 
+    /// More of the same.
+    pub(crate) fn also(&mut self, hardware: Box<dyn Any + Send + Sync>, fates: Vec<Fate>) {
+        self.hardware = Some(Box::new((self.hardware.take(), hardware)));
+        self.fates.extend(fates);
+    }
+
+    /// Drops what keeps the hardware, and judges nothing yet: somebody else keeps it as well.
+    pub(crate) fn let_go(&mut self) {
+        self.hardware = None;
+    }
+
     /// Nothing that a device knows of.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn none() -> Self {

@@ -73,11 +73,6 @@ impl Keys {
         &self.home
     }
 
-    /// The key for an address; `None` if the device cannot reach it.
-    pub(crate) fn find(&self, address: u64) -> Option<u32> {
-        self.home.find(address).or_else(|| self.others.iter().find_map(|key| key.find(address)))
-    }
-
     /// Address as the device knows it, and key; `None` if the device cannot reach it.
     pub(crate) fn reach(&self, address: u64) -> Option<(u64, u32)> {
         let key = std::iter::once(&self.home).chain(&self.others).find(|key| key.find(address).is_some())?;

@@ -4,6 +4,7 @@
 //! program runs, and waits for a device that is reset. [`send::Sender`] and [`receive::Receiver`] are the workers' ends. A driver adds a
 //! [`device::Nic`], which knows capabilities and verbs objects, and its rings, which know descriptors and completions.
 
+pub mod attach;
 pub(crate) mod device;
 pub(crate) mod exchange;
 pub(crate) mod fault;

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use wirepath_memory::{BufferAllocator, Region};
+use wirepath_memory::{BufferAllocator, DeviceMemory, Region};
 use wirepath_verbs::{
     Access, AsyncEvents, Context, DeviceAttributes, Error, MemoryRegion, PortAttributes, ProtectionDomain, Result,
 };
 
+use super::attach::At;
 use super::find::Found;
 use super::keys::Key;
 
@@ -54,6 +55,17 @@ impl<V> Opened<V> {
     pub(crate) fn register(&self, region: &Arc<Region>) -> Result<(Key, MemoryRegion)> {
         let registration = MemoryRegion::register(&self.domain, region, Access::PACKETS)?;
         Ok((Key::new(region, registration.lkey()), registration))
+    }
+
+    /// Where memory of a queue lies, for another process. `None`: it is none of ours.
+    pub(crate) fn at(&self, memory: &DeviceMemory) -> Option<At> {
+        const PAGE: usize = 4096;
+        let base = memory.base().as_ptr().cast_const();
+        // Doorbell records lie within a page that several queues have.
+        let within = if self.allocator.place(base).is_some() { 0 } else { base.addr() % PAGE };
+        let place = self.allocator.place(base.wrapping_sub(within))?;
+        let bytes = memory.bytes();
+        (within + bytes <= place.bytes).then_some(At { region: place.region, offset: place.offset + within, bytes })
     }
 
     /// What a queue is called in messages, and in the account of queue memory.

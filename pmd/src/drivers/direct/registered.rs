@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use wirepath_memory::RegionBuilder;
 use wirepath_verbs::{Error, Result};
 
@@ -14,7 +15,8 @@ use crate::packet::Pool;
 const SINK: usize = 16 << 10;
 
 /// Memory that frames too long for the port end in: without it, the device would stop the queue for one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Sink {
     pub(crate) address: u64,
     pub(crate) lkey: u32,
@@ -25,6 +27,8 @@ pub(crate) struct Sink {
 pub(crate) struct Registered {
     pub(crate) keys: Arc<Keys>,
     pub(crate) sink: Sink,
+    /// The kernel's name of the registration of the pool's region.
+    pub(crate) handle: u32,
     _with: Box<dyn Any + Send>,
 }
 
@@ -36,8 +40,9 @@ impl Registered {
         let (drain, drained) = opened.register(&sink)?;
         let (home, registration) = opened.register(pool.region())?;
         let end = Sink { address: sink.base().as_ptr() as u64, lkey: drain.lkey(), bytes: SINK as u32 };
+        let handle = registration.handle();
         let keys = Arc::new(Keys::new(home, Vec::new(), Box::new((registration, drained))));
-        Ok(Self { keys, sink: end, _with: Box::new(()) })
+        Ok(Self { keys, sink: end, handle, _with: Box::new(()) })
     }
 
     /// With something that is there exactly as long.

@@ -8,6 +8,10 @@
 //! [port.mana]
 //! seconds_after_fatal = 15   # how long a device that reported a fatal error is waited for
 //! seconds_stalled = 5        # how long a transmit queue waits for a completion until it is made anew; 0: for ever
+//! attach = "/run/gw.sock"    # other processes get queues of the port here (`wirepath attach`), `[pool] shared = true` with it
+//! attach_tx_queues = 1       # most of one process
+//! attach_rx_queues = 0
+//! attach_buffers = 2048
 //! ```
 //!
 //! The kernel must have let go of the port: `ip link set dev eth1 down`.
@@ -19,29 +23,34 @@
 mod cq;
 #[cfg(any(test, fuzzing))]
 pub mod hostile;
+mod lent;
 mod nic;
 mod offload;
 mod rx;
-mod second;
 #[cfg(test)]
 mod tests;
 mod tx;
 mod wqe;
 
 use nic::ManaNic;
-pub use second::{Borrowed, Lender, Shape};
 
+use super::direct::attach::{AttachError, Attached, Invitation, Offer};
 use super::direct::device::{DirectDevice, Nic};
 use super::direct::find::Which;
 use super::{Candidate, Driver};
 use crate::port::{Device, Plan, PortError};
 use crate::settings::{ConfigError, Settings};
 
-const NAME: &str = "mana";
+pub(super) const NAME: &str = "mana";
 
 /// The driver.
 #[derive(Debug)]
 pub struct Mana;
+
+/// Takes what another process lends of its port.
+pub(crate) fn accept(invitation: Invitation) -> Result<Attached, AttachError> {
+    invitation.take::<ManaNic>()
+}
 
 /// What a `mana` port opens.
 #[derive(Clone, Debug)]
@@ -51,6 +60,12 @@ impl Options {
     /// The port behind a network interface, or port 1 of an RDMA device.
     pub fn new(device: impl Into<String>) -> Self {
         Self(Which::new(device))
+    }
+
+    /// Offers the port to other processes ([`crate::attach`]).
+    pub fn offer(mut self, offer: Offer) -> Self {
+        self.0.attach = Some(offer);
+        self
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use wirepath_memory::{BufferAllocator, Doorbell, Region};
+use wirepath_memory::{BufferAllocator, Doorbell};
 use wirepath_nic_defs::mana::{DOORBELL_RQ, DOORBELL_SQ};
 use wirepath_verbs::mana::Mana;
 use wirepath_verbs::{
@@ -10,11 +10,11 @@ use wirepath_verbs::{
     ProtectionDomain, Provider, RawPacketQp, RawPacketQpOptions, Result, RssQp, WorkQueue, WorkQueueOptions,
 };
 
-use super::NAME;
 use super::cq::Positions;
 use super::rx::{ReceivePlace, ReceiveRing};
 use super::tx::{SendPlace, SendRing};
 use super::wqe::MAX_SEGMENTS;
+use super::{NAME, lent};
 use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::find::Who;
@@ -29,7 +29,7 @@ use crate::port::{Capabilities, Offloads, PortConfig};
 /// Most queues each way, and most entries of an indirection table (linux: drivers/infiniband/hw/mana/qp.c).
 const MAX_QUEUES: u32 = 64;
 /// Largest MTU (dpdk: drivers/net/mana/mana.h; linux asks the device, which no verb does).
-const MAX_MTU: u16 = 9000;
+pub(super) const MAX_MTU: u16 = 9000;
 /// Most entries of a ring.
 const MAX_DEPTH: u32 = 1 << 15;
 /// Most entries of a ring in libmana of rdma-core 44.
@@ -79,12 +79,6 @@ fn probe(opened: &Opened) -> Result<Option<u32>> {
     }
 }
 
-/// Registers a region of packets.
-pub(super) fn register(opened: &Opened, region: &Arc<Region>) -> Result<Arc<Keys>> {
-    let (home, registration) = opened.register(region)?;
-    Ok(Arc::new(Keys::new(home, Vec::new(), Box::new(registration))))
-}
-
 /// Makes send queue `index`, which lives as long as the views of its memory.
 pub(super) fn send_place(opened: &Opened, index: usize, depth: u32) -> Result<Placed<SendPlace>> {
     let owner = opened.owner("transmit", index);
@@ -105,7 +99,7 @@ pub(super) fn send_place(opened: &Opened, index: usize, depth: u32) -> Result<Pl
 }
 
 /// Makes receive queues without buffers, and what spreads packets over them.
-pub(super) fn receive_places(
+fn receive_places(
     opened: &Opened,
     number: usize,
     depth: u32,
@@ -146,13 +140,6 @@ pub(super) fn buffers(mtu: u16) -> usize {
     buffers_for(longest_frame(mtu))
 }
 
-/// The direct verbs of a device.
-pub(super) fn verbs(domain: &ProtectionDomain, allocator: Arc<BufferAllocator>, port: u8) -> Result<ManaVerbs> {
-    let mana = Mana::of(domain.context())?;
-    mana.set_allocator(allocator)?;
-    Ok(ManaVerbs { domain: mana.parent_domain(domain, port)?, mana })
-}
-
 impl ManaNic {
     fn positions(&self) -> Positions {
         if self.out_of_order < PATIENCE_WITH_POSITIONS { Positions::UNKNOWN } else { Positions::UNUSED }
@@ -163,7 +150,7 @@ impl ManaNic {
         (config.depth / buffers(config.mtu) as u32).max(MIN_DEPTH).next_power_of_two().min(self.depth)
     }
 
-    fn send_depth(&self, config: &PortConfig) -> u32 {
+    pub(super) fn send_depth(&self, config: &PortConfig) -> u32 {
         config.depth.max(MIN_DEPTH).next_power_of_two().min(self.depth)
     }
 }
@@ -175,9 +162,12 @@ impl Nic for ManaNic {
     type Memory = Arc<Keys>;
     type Tx = SendRing;
     type Rx = ReceiveRing;
+    type ReceiveAt = lent::ReceiveAt;
 
     fn verbs(domain: &ProtectionDomain, allocator: Arc<BufferAllocator>, port: u8) -> Result<ManaVerbs> {
-        verbs(domain, allocator, port)
+        let mana = Mana::of(domain.context())?;
+        mana.set_allocator(allocator)?;
+        Ok(ManaVerbs { domain: mana.parent_domain(domain, port)?, mana })
     }
 
     fn meet((): (), opened: &Opened) -> Result<Self> {
@@ -238,7 +228,8 @@ impl Nic for ManaNic {
     }
 
     fn register(&self, opened: &Opened, pool: &Pool) -> Result<Arc<Keys>> {
-        register(opened, pool.region())
+        let (home, registration) = opened.register(pool.region())?;
+        Ok(Arc::new(Keys::new(home, Vec::new(), Box::new(registration))))
     }
 
     fn send(&self, parts: &Parts<'_, Self>, index: usize) -> Result<Made<SendRing>> {
@@ -250,22 +241,27 @@ impl Nic for ManaNic {
             .ok_or_else(|| odd_ring(&parts.opened.owner("transmit", index)))
     }
 
-    fn receive(&self, parts: &Parts<'_, Self>) -> Result<Receivers<ReceiveRing>> {
+    fn receive(&self, parts: &Parts<'_, Self>, lent: usize) -> Result<Receivers<Self>> {
         let (config, keys) = (parts.config, parts.memory);
         let (depth, buffers) = (self.receive_depth(config), buffers(config.mtu));
-        let (rss, places) = receive_places(parts.opened, config.rx_queues.into(), depth, buffers)?;
+        let (rss, places) = receive_places(parts.opened, usize::from(config.rx_queues) + lent, depth, buffers)?;
         let fates = places.iter().map(|placed| placed.fate.clone()).collect();
         // In this order: nothing is unregistered that the device may still write.
         let spread = Spread::new(Ending::new(Box::new((rss, Arc::clone(keys))), fates, parts.graves));
-        let mut queues = Vec::new();
-        for (index, Placed { place, id, .. }) in places.into_iter().enumerate() {
+        let (mut queues, mut others) = (Vec::new(), Vec::new());
+        for (index, placed) in places.into_iter().enumerate() {
+            if index >= usize::from(config.rx_queues) {
+                others.push(lent::receive(parts.opened, placed)?);
+                continue;
+            }
+            let Placed { place, id, .. } = placed;
             let spread = Arc::clone(&spread);
             let ring = ReceiveRing::new(spread, keys, place, &config.pool, parts.blank, buffers, self.positions());
             let ring = ring.map_err(|dry| Error::Request(dry.to_string()))?;
             let ring = ring.ok_or_else(|| odd_ring(&parts.opened.owner("receive", index)))?;
             queues.push(Made { ring, id });
         }
-        Ok(Receivers { spread, queues })
+        Ok(Receivers { spread, queues, lent: others })
     }
 
     fn learn(&mut self, fault: Fault, _: Direction) {

@@ -74,7 +74,7 @@ fn receive_ring(pool: &Pool, mode: ReceiveMode) -> (ReceiveRing, Writer) {
     };
     let sink = Sink { address: 0x1000, lkey: 3, bytes: 16384 };
     let blank = pool.blank().in_port(1);
-    let ring = ReceiveRing::new(Spread::new(Ending::none()), 7, sink, place, pool, &blank, mode);
+    let ring = ReceiveRing::new(Spread::new(Ending::none()), &keys(pool, 7), sink, place, pool, &blank, mode);
     (ring.expect("buffers").expect("sizes"), Writer { ring: completions, produced: 0 })
 }
 

@@ -15,6 +15,10 @@
 //! rules = "auto"             # how flow rules get into the device: "dv" (mlx5dv), "ibv" (ibv_create_flow), "off"
 //! seconds_after_fatal = 15   # how long a device that reported a fatal error is waited for
 //! seconds_stalled = 5        # how long a transmit queue waits for a completion until it is made anew; 0: for ever
+//! attach = "/run/gw.sock"    # other processes get queues of the port here (`wirepath attach`), `[pool] shared = true` with it
+//! attach_tx_queues = 1       # most of one process
+//! attach_rx_queues = 0
+//! attach_buffers = 2048
 //! ```
 //!
 //! The kernel keeps the port: its interface stays, and what no rule of ours takes still reaches it.
@@ -27,6 +31,7 @@ mod arrival;
 mod cq;
 #[cfg(any(test, fuzzing))]
 pub mod hostile;
+mod lent;
 mod modes;
 mod nic;
 mod offload;
@@ -40,17 +45,23 @@ mod wqe;
 use nic::Mlx5Nic;
 use rules::Wish;
 
+use super::direct::attach::{AttachError, Attached, Invitation, Offer};
 use super::direct::device::{DirectDevice, Nic};
 use super::direct::find::Which;
 use super::{Candidate, Driver};
 use crate::port::{Device, Plan, PortError};
 use crate::settings::{ConfigError, Settings};
 
-const NAME: &str = "mlx5";
+pub(super) const NAME: &str = "mlx5";
 
 /// The driver.
 #[derive(Debug)]
 pub struct Mlx5;
+
+/// Takes what another process lends of its port.
+pub(crate) fn accept(invitation: Invitation) -> Result<Attached, AttachError> {
+    invitation.take::<Mlx5Nic>()
+}
 
 /// What an `mlx5` port opens, and how it is to work.
 #[derive(Clone, Debug)]
@@ -87,6 +98,12 @@ impl Options {
     /// The port behind a network interface, or port 1 of an RDMA device.
     pub fn new(device: impl Into<String>) -> Self {
         Self::of(Which::new(device))
+    }
+
+    /// Offers the port to other processes ([`crate::attach`]).
+    pub fn offer(mut self, offer: Offer) -> Self {
+        self.which.attach = Some(offer);
+        self
     }
 
     fn of(which: Which) -> Self {

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use wirepath_memory::{BufferAllocator, Doorbell};
 use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::{
-    CompletionQueue, CompletionQueueOptions, Context, Device, Error, ProtectionDomain, Provider, RawPacketQp,
-    RawPacketQpOptions, Result, WorkQueue, WorkQueueOptions,
+    CompletionQueue, CompletionQueueOptions, Context, Device, Error, Fate, ObjectId, ProtectionDomain, Provider,
+    RawPacketQp, RawPacketQpOptions, Result, WorkQueue, WorkQueueOptions,
 };
 
+use super::lent::Registers;
 use super::modes::Modes;
 use super::offload::MAX_TSO_HEADER;
 use super::rules::Way;
 use super::rx::{Layout, ReceivePlace, ReceiveRing};
 use super::tx::{SendPlace, SendRing};
 use super::wqe::MAX_PIECES;
-use super::{NAME, Options};
+use super::{NAME, Options, lent};
 use crate::drivers::direct::MIN_DEPTH;
 use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
 use crate::drivers::direct::fault::Fault;
@@ -35,7 +36,7 @@ const MAX_QUEUES: u32 = 256;
 /// Largest MTU (linux: drivers/net/ethernet/mellanox/mlx5/core/en_main.c takes what firmware takes, about 9978).
 pub(super) const MAX_MTU: u16 = 9900;
 /// Most entries of a ring. A receive ring of more would count beyond its doorbell record.
-const MAX_DEPTH: u32 = 1 << 15;
+pub(super) const MAX_DEPTH: u32 = 1 << 15;
 /// Basic blocks of a send ring for each packet of its depth: a packet with a header inside or of several segments takes more than one.
 const BLOCKS: u32 = 2;
 /// Bytes of a basic block.
@@ -46,16 +47,24 @@ const MIN_BLOCKS: u32 = 64;
 const STRIDE_LOG: u32 = crate::packet::DATA_ROOM.ilog2();
 const _: () = assert!(crate::packet::DATA_ROOM.is_power_of_two());
 
-type Opened = opened::Opened<Mlx5>;
+pub(super) type Opened = opened::Opened<Mlx5>;
 
 /// An mlx5.
 pub(super) struct Mlx5Nic {
     queues: u16,
     /// Most entries of a ring.
     depth: u32,
-    modes: Modes,
+    pub(super) modes: Modes,
     /// Rules in the device, and how they get there.
     rules: Option<(Rules<Way>, RuleBackend)>,
+}
+
+/// A send queue, how it is called in events, and how it is seen to be gone.
+pub(super) struct Placed {
+    pub(super) place: SendPlace,
+    pub(super) id: ObjectId,
+    pub(super) fate: Fate,
+    pub(super) registers: Registers,
 }
 
 /// Says what stands in the way of a queue pair, such as a missing capability.
@@ -77,8 +86,40 @@ impl Mlx5Nic {
         words.join(", ")
     }
 
-    fn send_depth(&self, config: &PortConfig) -> u32 {
+    pub(super) fn send_depth(&self, config: &PortConfig) -> u32 {
         config.depth.max(MIN_DEPTH).next_power_of_two().min(self.depth)
+    }
+
+    /// Makes send queue `index`, which lives as long as the views of its memory.
+    pub(super) fn send_place(&self, parts: &Parts<'_, Self>, index: usize) -> Result<Placed> {
+        let Parts { opened, .. } = parts;
+        let (mode, depth) = (self.modes.send, self.send_depth(parts.config));
+        let owner = opened.owner("transmit", index);
+        let blocks = (depth * BLOCKS).max(MIN_BLOCKS).next_power_of_two();
+        // A request with room for the headers of a packet that is cut takes this much (rdma-core: providers/mlx5/verbs.c).
+        let header = MAX_TSO_HEADER.next_multiple_of(16) as u32;
+        let request = (16 + 32 + header + 16).div_ceil(BLOCK);
+        // The library makes the ring a power of two of entries.
+        let completions = CompletionQueue::new(&opened.context, &CompletionQueueOptions::new(blocks - 1, &*owner))?;
+        let (requests, max_tso_header) =
+            if mode.max_tso > 0 { (blocks / request, MAX_TSO_HEADER as u16) } else { (blocks, 0) };
+        let options =
+            RawPacketQpOptions { max_tso_header, ..RawPacketQpOptions::send(&completions, requests, 1, &*owner) };
+        let pair = RawPacketQp::new(&opened.domain, &options)?;
+        pair.start(opened.port)?;
+        let queue = opened.verbs.send_queue(&pair)?;
+        let entries = opened.verbs.completion_queue(&completions)?;
+        let register = |offset| Doorbell::new(&queue.registers, offset);
+        let place = SendPlace {
+            doorbells: [register(queue.register), register(queue.register + queue.blue_flame)],
+            ring: queue.ring,
+            records: queue.records,
+            completions: entries.ring,
+            completion_records: entries.records,
+            number: queue.number,
+        };
+        let registers = Registers { at: queue.registers_at, register: queue.register, blue_flame: queue.blue_flame };
+        Ok(Placed { place, id: pair.id(), fate: pair.fate(), registers })
     }
 
     /// Work requests of a receive ring.
@@ -94,6 +135,7 @@ impl Nic for Mlx5Nic {
     type Memory = Registered;
     type Tx = SendRing;
     type Rx = ReceiveRing;
+    type ReceiveAt = lent::ReceiveAt;
 
     /// So that the device takes commands, for flow counters.
     fn open(device: &Device) -> Result<Context> {
@@ -176,40 +218,14 @@ impl Nic for Mlx5Nic {
     }
 
     fn send(&self, parts: &Parts<'_, Self>, index: usize) -> Result<Made<SendRing>> {
-        let Parts { opened, memory, .. } = parts;
         let (mode, depth) = (self.modes.send, self.send_depth(parts.config));
-        let owner = opened.owner("transmit", index);
-        let blocks = (depth * BLOCKS).max(MIN_BLOCKS).next_power_of_two();
-        // A request with room for the headers of a packet that is cut takes this much (rdma-core: providers/mlx5/verbs.c).
-        let header = MAX_TSO_HEADER.next_multiple_of(16) as u32;
-        let request = (16 + 32 + header + 16).div_ceil(BLOCK);
-        // The library makes the ring a power of two of entries.
-        let completions = CompletionQueue::new(&opened.context, &CompletionQueueOptions::new(blocks - 1, &*owner))?;
-        let (requests, max_tso_header) =
-            if mode.max_tso > 0 { (blocks / request, MAX_TSO_HEADER as u16) } else { (blocks, 0) };
-        let options =
-            RawPacketQpOptions { max_tso_header, ..RawPacketQpOptions::send(&completions, requests, 1, &*owner) };
-        let pair = RawPacketQp::new(&opened.domain, &options)?;
-        pair.start(opened.port)?;
-        let queue = opened.verbs.send_queue(&pair)?;
-        let entries = opened.verbs.completion_queue(&completions)?;
-        let register = |offset| Doorbell::new(&queue.registers, offset);
-        let place = SendPlace {
-            doorbells: [register(queue.register), register(queue.register + queue.blue_flame)],
-            ring: queue.ring,
-            records: queue.records,
-            completions: entries.ring,
-            completion_records: entries.records,
-            number: queue.number,
-        };
+        let Placed { place, id, fate, .. } = self.send_place(parts, index)?;
         // The place keeps the pair.
-        let ending = Ending::new(Box::new(()), vec![pair.fate()], parts.graves);
-        let id = pair.id();
-        let ring = SendRing::new(ending, Arc::clone(&memory.keys), place, mode, depth);
-        ring.map(|ring| Made { ring, id }).ok_or_else(|| odd_ring(&owner))
+        let ending = Ending::new(Box::new(()), vec![fate], parts.graves);
+        let ring = SendRing::new(ending, Arc::clone(&parts.memory.keys), place, mode, depth);
+        ring.map(|ring| Made { ring, id }).ok_or_else(|| odd_ring(&parts.opened.owner("transmit", index)))
     }
-
-    fn receive(&self, parts: &Parts<'_, Self>) -> Result<Receivers<ReceiveRing>> {
+    fn receive(&self, parts: &Parts<'_, Self>, lent: usize) -> Result<Receivers<Self>> {
         let Parts { opened, memory, config, .. } = parts;
         let (mode, depth) = (self.modes.receive(config), self.receive_depth(config));
         let mut queues = Vec::new();
@@ -217,9 +233,11 @@ impl Nic for Mlx5Nic {
             Layout::Linear { .. } => depth,
             Layout::Striding { log } => depth << log,
         };
-        for index in 0..usize::from(config.rx_queues) {
+        for index in 0..usize::from(config.rx_queues) + lent {
             let owner = opened.owner("receive", index);
-            let options = CompletionQueueOptions::new(entries - 1, &*owner);
+            // Buffers of a session that is read in parts are posted before its entries count as consumed.
+            let completions = if mode.format.is_some() { 2 * entries } else { entries };
+            let options = CompletionQueueOptions::new(completions - 1, &*owner);
             let completions = match mode.format {
                 Some(format) => opened.verbs.completion_queue_with(&options, format)?,
                 None => CompletionQueue::new(&opened.context, &options)?,
@@ -244,7 +262,7 @@ impl Nic for Mlx5Nic {
         // In this order: nothing is unregistered that the device may still write.
         let hardware = Box::new((rules, own, all, Arc::clone(&memory.keys)));
         let spread = Spread::new(Ending::new(hardware, fates, parts.graves));
-        let mut made = Vec::new();
+        let (mut made, mut others) = (Vec::new(), Vec::new());
         for (index, (completions, work_queue)) in queues.into_iter().enumerate() {
             let queue = opened.verbs.receive_queue(&work_queue)?;
             let entries = opened.verbs.completion_queue(&completions)?;
@@ -256,15 +274,19 @@ impl Nic for Mlx5Nic {
                 completions: entries.ring,
                 completion_records: entries.records,
             };
-            let (lkey, id) = (memory.keys.home().lkey(), work_queue.id());
+            if index >= usize::from(config.rx_queues) {
+                others.push(lent::receive(opened, place, work_queue.fate())?);
+                continue;
+            }
+            let id = work_queue.id();
             let spread = Arc::clone(&spread);
-            let ring = ReceiveRing::new(spread, lkey, memory.sink, place, &config.pool, parts.blank, mode);
+            let ring = ReceiveRing::new(spread, &memory.keys, memory.sink, place, &config.pool, parts.blank, mode);
             let ring = ring.map_err(|dry| Error::Request(dry.to_string()))?;
             let mut ring = ring.ok_or_else(|| odd_ring(&opened.owner("receive", index)))?;
             ring.belongs_to(work_queue);
             made.push(Made { ring, id });
         }
-        Ok(Receivers { spread, queues: made })
+        Ok(Receivers { spread, queues: made, lent: others })
     }
 
     fn revive(&self, ring: ReceiveRing, fault: Fault) -> Option<ReceiveRing> {

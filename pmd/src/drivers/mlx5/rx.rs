@@ -5,6 +5,7 @@ use std::mem::swap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::{Deserialize, Serialize};
 use wirepath_memory::DeviceMemory;
 use wirepath_nic_defs::mlx5::RECORD_RECEIVE;
 use wirepath_verbs::WorkQueue;
@@ -14,6 +15,7 @@ use super::cq::CompletionQueue;
 use super::wqe::{Segments, pointer};
 use crate::drivers::direct;
 use crate::drivers::direct::fault::Fault;
+use crate::drivers::direct::keys::Keys;
 use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
 use crate::drivers::direct::registered::Sink;
 use crate::drops::DropReason;
@@ -39,7 +41,7 @@ pub(super) struct ReceivePlace {
 }
 
 /// How packets lie in buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Layout {
     /// A work request for each packet: so many buffers, and behind them the sink.
     Linear {
@@ -80,7 +82,8 @@ impl Layout {
 }
 
 /// How a receive queue works.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct ReceiveMode {
     pub(super) layout: Layout,
     /// One of `MINI_FORMAT_*`, if completions may be compressed.
@@ -101,6 +104,8 @@ pub(super) struct ReceiveRing {
     /// Work requests, and segments from one to the next.
     entries: u32,
     distance: u32,
+    /// What is added to an address of ours to make it the device's.
+    shift: u64,
     arrivals: Arrivals,
     /// The hardware's object, to start it anew.
     queue: Option<WorkQueue>,
@@ -117,7 +122,7 @@ impl ReceiveRing {
     /// Posts buffers for all work requests, and tells the device. `None` if the sizes do not fit each other; `Err` if the pool runs dry.
     pub(super) fn new(
         spread: Arc<Spread>,
-        lkey: u32,
+        keys: &Keys,
         sink: Sink,
         place: ReceivePlace,
         pool: &Pool,
@@ -143,6 +148,7 @@ impl ReceiveRing {
         if !fits {
             return Ok(None);
         }
+        let (lkey, shift) = (keys.home().lkey(), keys.home().distance());
         let posted = Posted::take(place.entries as usize * buffers, pool, blank, spread)?;
         let steps = match layout {
             // What ends in the sink is told of and dropped.
@@ -154,7 +160,8 @@ impl ReceiveRing {
             (0..distance).for_each(|i| ring.write(first + i, NOTHING));
             for i in 0..buffers as u32 {
                 let packet = &posted[request as usize * buffers + i as usize];
-                ring.write(first + lead + i, pointer(packet.data().as_ptr() as u64, lkey, DATA_ROOM as u32));
+                let address = (packet.data().as_ptr() as u64).wrapping_add(shift);
+                ring.write(first + lead + i, pointer(address, lkey, DATA_ROOM as u32));
             }
             match layout {
                 Layout::Linear { .. } => {
@@ -170,6 +177,7 @@ impl ReceiveRing {
             mode,
             entries: place.entries,
             distance,
+            shift,
             arrivals: Arrivals::new(steps, most, mode.format, mode.tick),
             queue: None,
             posted,
@@ -275,7 +283,8 @@ impl ReceiveRing {
         let segment = self.segment(slot);
         let posted = &mut self.posted[slot as usize];
         swap(packet, posted);
-        self.ring.at(segment)[1].store((posted.data().as_ptr() as u64).to_be(), Ordering::Relaxed);
+        let address = (posted.data().as_ptr() as u64).wrapping_add(self.shift);
+        self.ring.at(segment)[1].store(address.to_be(), Ordering::Relaxed);
     }
 
     /// Hangs the further buffers of a long packet on its first, which was taken out already; all or, if the pool has too few, none.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::{Deserialize, Serialize};
 use wirepath_memory::{DeviceMemory, Doorbell};
 use wirepath_nic_defs::mlx5::{
     CQE_REQUEST, CQE_REQUEST_ERROR, FORMAT_NONE, OPCODE_ENHANCED_MPW, OPCODE_SEND, RECORD_SEND, SEGMENTS_PER_BLOCK,
@@ -27,7 +28,8 @@ const MULTI_PACKET: usize = 32;
 const LEAD: u32 = 2;
 
 /// How packets are described to the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct SendMode {
     /// Bytes of every packet that have to lie in the descriptor.
     pub(super) inline_minimum: usize,
@@ -129,6 +131,7 @@ impl SendRing {
             return (0, 0, 0);
         }
         let first = at.wrapping_mul(SEGMENTS_PER_BLOCK);
+        let address = address.wrapping_add(self.keys.home().distance());
         self.ring.write(first.wrapping_add(2), pointer(address, key, data.len() as u32));
         self.ring.write(first.wrapping_add(1), [0, 0]);
         self.ring.write(first, [control(OPCODE_SEND, at, self.number, 3), 0]);
@@ -149,6 +152,7 @@ impl SendRing {
             if !Self::is_plain(packet, limits) {
                 break;
             }
+            let address = address.wrapping_add(home.distance());
             self.ring.write(first.wrapping_add(LEAD + count), pointer(address, key, data.len() as u32));
             bytes += data.len() as u64;
             count += 1;
@@ -224,7 +228,8 @@ impl SendRing {
                 continue;
             }
             let address = piece.as_ptr() as u64;
-            if !wqe.push(address, self.keys.find(address)?, piece.len()) {
+            let (there, key) = self.keys.reach(address)?;
+            if !wqe.push(there, key, piece.len()) {
                 return None;
             }
         }

@@ -65,6 +65,10 @@ impl Driver for Verbs {
 
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
         let which = Which::read(device, "mlx4_0", settings)?;
+        if which.attach.is_some() {
+            let why = "queues of plain verbs cannot be in another process; \"mlx5\" and \"mana\" can offer theirs";
+            return Err(settings.error_in("attach", why));
+        }
         let checksums = settings.get("checksums")?.unwrap_or(true);
         Ok(Box::new(Options { which, checksums }))
     }

@@ -1,22 +1,26 @@
 //! What a provider's device can do, and the verbs objects of its queues.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use wirepath_memory::BufferAllocator;
+use wirepath_verbs::mlx5::var::{ImportedVar, Var};
 use wirepath_verbs::{
-    CompletionQueue, CompletionQueueOptions, Error, ProtectionDomain, Provider, RawPacketQp, RawPacketQpOptions,
-    Result, WorkQueue, WorkQueueOptions,
+    CompletionQueue, CompletionQueueOptions, Context, Error, ProtectionDomain, Provider, RawPacketQp,
+    RawPacketQpOptions, Result, WorkQueue, WorkQueueOptions,
 };
 
 use super::rx::{ReceiveMode, ReceiveRing};
 use super::tx::SendRing;
 use super::{NAME, Options};
+use crate::drivers::direct::attach::{Borrow, Lend, Lent, Views};
 use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::find::Who;
 use crate::drivers::direct::graves::Ending;
+use crate::drivers::direct::keys::Keys;
 use crate::drivers::direct::opened;
-use crate::drivers::direct::receive::{Spread, buffers_for};
+use crate::drivers::direct::receive::{PoolDry, Spread, buffers_for};
 use crate::drivers::direct::registered::Registered;
 use crate::drivers::direct::rules::Rules;
 use crate::drivers::direct::rules::ibv::{self, Ibv};
@@ -81,6 +85,7 @@ impl Nic for VerbsNic {
     type Memory = Registered;
     type Tx = SendRing;
     type Rx = ReceiveRing;
+    type ReceiveAt = ();
 
     fn verbs(_: &ProtectionDomain, _: Arc<BufferAllocator>, _: u8) -> Result<()> {
         Ok(())
@@ -183,7 +188,7 @@ impl Nic for VerbsNic {
         Ok(Made { ring, id })
     }
 
-    fn receive(&self, parts: &Parts<'_, Self>) -> Result<Receivers<ReceiveRing>> {
+    fn receive(&self, parts: &Parts<'_, Self>, _: usize) -> Result<Receivers<Self>> {
         let Parts { opened, memory, config, .. } = parts;
         let depth = self.receive_depth(config);
         let mode = ReceiveMode {
@@ -223,7 +228,7 @@ impl Nic for VerbsNic {
                 ReceiveRing::new(Arc::clone(&spread), queue, completions, &config.pool, parts.blank, depth, mode)?;
             made.push(Made { ring, id });
         }
-        Ok(Receivers { spread, queues: made })
+        Ok(Receivers { spread, queues: made, lent: Vec::new() })
     }
 
     fn learn(&mut self, _: Fault, _: Direction) {}
@@ -236,5 +241,61 @@ impl Nic for VerbsNic {
 
     fn rules(&mut self) -> Option<&mut dyn RuleHardware> {
         self.rules.as_mut().map(|rules| rules as &mut dyn RuleHardware)
+    }
+}
+
+/// Queues of libibverbs lie in memory that only its own process knows: a port of this driver is offered to nobody.
+fn not_lent() -> Error {
+    Error::Request("queues of plain verbs cannot be in another process".to_owned())
+}
+
+impl Lend for VerbsNic {
+    type Common = ();
+    type SendAt = ();
+    type Visitor = ();
+
+    fn common(&self, _: &Registered, _: &PortConfig) {}
+
+    fn lend_send(&self, _: &Parts<'_, Self>, _: usize) -> Result<Lent<()>> {
+        Err(not_lent())
+    }
+
+    fn lkey(memory: &Registered) -> u32 {
+        memory.keys.home().lkey()
+    }
+
+    fn registration(memory: &Registered) -> Option<u32> {
+        Some(memory.handle)
+    }
+
+    fn var((): &()) -> Result<Var> {
+        Err(not_lent())
+    }
+
+    fn import_var((): &(), _: &[u8], _: &OwnedFd) -> Result<ImportedVar> {
+        Err(not_lent())
+    }
+
+    fn visit(_: OwnedFd) -> Result<((), Option<Context>)> {
+        Err(not_lent())
+    }
+
+    fn borrow_send((): &(), (): &(), (): &(), _: &Views, _: &Arc<Keys>, _: Ending) -> Result<Option<SendRing>> {
+        Err(not_lent())
+    }
+
+    fn borrow_receive(
+        (): &(),
+        (): &(),
+        (): &(),
+        _: &Views,
+        _: &Borrow<'_>,
+        _: Arc<Spread>,
+    ) -> std::result::Result<Option<ReceiveRing>, PoolDry> {
+        Ok(None)
+    }
+
+    fn mtu((): &()) -> Option<u16> {
+        None
     }
 }

@@ -94,7 +94,8 @@ impl Reach {
     fn pieces<'a>(&self, packet: &'a Packet) -> impl Iterator<Item = Option<Segment>> + use<'a, '_> {
         packet.segments().filter(|segment| !segment.is_empty()).map(|segment| {
             let address = segment.as_ptr() as u64;
-            Some(Segment { address, bytes: segment.len() as u32, key: self.keys.find(address)? })
+            let (address, key) = self.keys.reach(address)?;
+            Some(Segment { address, bytes: segment.len() as u32, key })
         })
     }
 }

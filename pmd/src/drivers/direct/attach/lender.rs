@@ -1,0 +1,445 @@
+//! The process with the port: offers it, makes queues for others, and ends them.
+
+use std::any::Any;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use wirepath_memory::passing;
+use wirepath_verbs::Fate;
+use wirepath_verbs::mlx5::var::Var;
+
+use super::message::{
+    AttachError, Description, Inbox, MOST_BUFFERS, MOST_QUEUES, Packets, Reply, Request, Status, Wanted, encode,
+};
+use super::{Lend, Lent};
+use crate::drivers::direct::device::Parts;
+use crate::drivers::direct::graves::Ending;
+use crate::packet::LentBuffers;
+use crate::settings::{ConfigError, Settings};
+
+/// Connections at a time.
+const MOST_GUESTS: usize = 16;
+
+/// What a port offers to other processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Most transmit queues of one process.
+    pub tx_queues: u16,
+    /// Most receive queues of one process, and of all of them together.
+    pub rx_queues: u16,
+    /// Most packet buffers of one process.
+    pub buffers: u32,
+}
+
+impl Offer {
+    /// One transmit queue and 2048 buffers for each process.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into(), tx_queues: 1, rx_queues: 0, buffers: 2048 }
+    }
+
+    /// From the keys of a port.
+    pub(crate) fn read(settings: &Settings<'_>) -> Result<Option<Self>, ConfigError> {
+        let socket = settings.get::<String>("attach")?;
+        let plain = Self::new(socket.clone().unwrap_or_default());
+        let queues = i64::from(MOST_QUEUES);
+        let offer = Self {
+            tx_queues: settings.integer("attach_tx_queues", 0..=queues)?.unwrap_or(plain.tx_queues),
+            rx_queues: settings.integer("attach_rx_queues", 0..=queues)?.unwrap_or(plain.rx_queues),
+            buffers: settings.integer("attach_buffers", 1..=i64::from(MOST_BUFFERS))?.unwrap_or(plain.buffers),
+            ..plain
+        };
+        if socket.is_none() && offer != Self::new("") {
+            return Err(settings.error("attach: missing, expected the path of a socket for those that attach"));
+        }
+        Ok(socket.is_some().then_some(offer))
+    }
+}
+
+/// What was made for a process. Dropped, it ends, and its buffers are the pool's again.
+pub(crate) struct Loan {
+    ending: Ending,
+    buffers: Option<LentBuffers>,
+    rx_queues: u16,
+    /// Told that it ends before anything does.
+    var: Option<Var>,
+}
+
+impl Loan {
+    fn end(&mut self) {
+        self.var = None;
+        if let Some(buffers) = self.buffers.take() {
+            let count = buffers.count();
+            self.ending.release(buffers, count);
+        }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// How the port's packets are spread over receive queues here and elsewhere.
+pub(crate) struct Spreading<A> {
+    /// Receive queues that are to be in another process.
+    pub(crate) lent: u16,
+    /// The receive queues are to be made anew for that.
+    pub(crate) due: bool,
+    /// Those that were made.
+    made: Vec<Lent<A>>,
+    /// What ends once nothing is spread over its queues any more.
+    leaving: Vec<Loan>,
+}
+
+impl<A> Default for Spreading<A> {
+    fn default() -> Self {
+        Self { lent: 0, due: false, made: Vec::new(), leaving: Vec::new() }
+    }
+}
+
+impl<A> Spreading<A> {
+    fn change(&mut self, lent: u16) {
+        (self.lent, self.due) = (lent, true);
+    }
+
+    /// Before what spreads packets ends: nobody else keeps its queues any more.
+    pub(crate) fn let_go(&mut self) {
+        self.made.clear();
+        self.leaving.iter_mut().for_each(|loan| loan.ending.let_go());
+    }
+
+    /// Behind it: nothing is spread any more, and buffers are free.
+    pub(crate) fn gone(&mut self) {
+        self.leaving.clear();
+    }
+
+    /// All queues are there.
+    pub(crate) fn made(&mut self, lent: Vec<Lent<A>>) {
+        (self.made, self.due) = (lent, false);
+    }
+}
+
+/// What a guest is about.
+enum Stage {
+    /// It has asked for nothing, or only looked.
+    Looks,
+    /// Its queues are being made.
+    Waits(Loan, Vec<serde_json::Value>),
+    Attached(Loan),
+    /// It is done; its receive queues are about to end.
+    Leaves,
+    Gone,
+}
+
+/// A process at the other end of a socket.
+struct Guest {
+    socket: UnixStream,
+    inbox: Inbox,
+    stage: Stage,
+}
+
+/// Offers a port.
+pub(crate) struct Lender {
+    listener: UnixListener,
+    offer: Offer,
+    guests: Vec<Guest>,
+    served: u64,
+    lost: u64,
+}
+
+/// What the lender works with, in one turn of the port.
+pub(crate) struct Turn<'a, N: Lend> {
+    pub(crate) nic: &'a N,
+    pub(crate) parts: Parts<'a, N>,
+    pub(crate) spreading: &'a mut Spreading<N::ReceiveAt>,
+    /// How the port is, but for those attached.
+    pub(crate) status: &'a Status,
+}
+
+impl Lender {
+    /// Listens. What a process that was killed has left is removed.
+    pub(crate) fn listen(offer: &Offer) -> std::io::Result<Self> {
+        let path = &offer.socket;
+        if is_abandoned(path) {
+            std::fs::remove_file(path)?;
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, offer: offer.clone(), guests: Vec::new(), served: 0, lost: 0 })
+    }
+
+    /// Processes that are attached now, that were ever, and that ended without a word.
+    pub(crate) fn counts(&self) -> [u64; 3] {
+        let attached = self.guests.iter().filter(|guest| matches!(guest.stage, Stage::Attached(_))).count();
+        [attached as u64, self.served, self.lost]
+    }
+
+    /// Looks after everybody; never waits.
+    pub(crate) fn turn<N: Lend>(&mut self, turn: &mut Turn<'_, N>) {
+        self.accept();
+        let mut guests = std::mem::take(&mut self.guests);
+        for guest in &mut guests {
+            self.look_after(guest, turn);
+        }
+        guests.retain(|guest| !matches!(guest.stage, Stage::Gone));
+        self.guests = guests;
+    }
+
+    /// Ends what has receive queues of a device whose own are about to be made anew.
+    pub(crate) fn evict<A>(&mut self, spreading: &mut Spreading<A>) {
+        for guest in &mut self.guests {
+            if let Stage::Attached(loan) | Stage::Waits(loan, _) = &guest.stage
+                && loan.rx_queues > 0
+                && let Stage::Attached(loan) | Stage::Waits(loan, _) = std::mem::replace(&mut guest.stage, Stage::Gone)
+            {
+                self.lost += 1;
+                leave(loan, spreading);
+            }
+        }
+        self.guests.retain(|guest| !matches!(guest.stage, Stage::Gone));
+    }
+
+    /// Ends everything: the device goes, or the port stops. Whoever was attached sees that the socket is closed.
+    pub(crate) fn end<A>(&mut self, spreading: &mut Spreading<A>) {
+        for guest in self.guests.drain(..) {
+            if let Stage::Attached(loan) | Stage::Waits(loan, _) = guest.stage {
+                leave(loan, spreading);
+            }
+        }
+        (spreading.lent, spreading.due) = (0, false);
+    }
+
+    fn accept(&mut self) {
+        while self.guests.len() < MOST_GUESTS
+            && let Ok((socket, _)) = self.listener.accept()
+        {
+            // The file's mode keeps others out; on top of it, whoever was quicker than that.
+            let user = rustix::process::geteuid();
+            let known =
+                rustix::net::sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == user || peer.uid.is_root());
+            if known && socket.set_nonblocking(true).is_ok() {
+                self.guests.push(Guest { socket, inbox: Inbox::default(), stage: Stage::Looks });
+            }
+        }
+    }
+
+    fn look_after<N: Lend>(&mut self, guest: &mut Guest, turn: &mut Turn<'_, N>) {
+        let open = guest.read();
+        while let Some(request) = guest.inbox.next() {
+            let stage = std::mem::replace(&mut guest.stage, Stage::Gone);
+            guest.stage = match (request, stage) {
+                (Ok(Request::Look), stage) => {
+                    let status = self.status(turn.status);
+                    if guest.say(&Reply::Status(Box::new(status)), &[]) { stage } else { self.ends(stage, turn) }
+                }
+                (Ok(Request::Attach(wanted)), Stage::Looks) => match self.prepare(&wanted, turn) {
+                    Ok((loan, tx)) => Stage::Waits(loan, tx),
+                    Err(why) => {
+                        guest.say(&Reply::Refused(why), &[]);
+                        Stage::Gone
+                    }
+                },
+                (Ok(Request::Done), Stage::Attached(loan)) => {
+                    leave(loan, turn.spreading);
+                    Stage::Leaves
+                }
+                (request, stage) => {
+                    let why = match request {
+                        Ok(request) => format!("{request:?} is not for now"),
+                        Err(error) => error.to_string(),
+                    };
+                    guest.say(&Reply::Refused(why), &[]);
+                    self.ends(stage, turn)
+                }
+            };
+        }
+        guest.stage = match std::mem::replace(&mut guest.stage, Stage::Gone) {
+            stage if !open => self.ends(stage, turn),
+            Stage::Waits(loan, tx) if !turn.spreading.due => self.complete(guest, loan, tx, turn),
+            Stage::Leaves if !turn.spreading.due => {
+                guest.say(&Reply::Ended, &[]);
+                Stage::Gone
+            }
+            stage => stage,
+        };
+    }
+
+    /// A guest went without a word.
+    fn ends<N: Lend>(&mut self, stage: Stage, turn: &mut Turn<'_, N>) -> Stage {
+        if let Stage::Attached(loan) | Stage::Waits(loan, _) = stage {
+            self.lost += 1;
+            tracing::warn!("{}: a process that was attached is gone; its queues are ended", turn.status.device);
+            leave(loan, turn.spreading);
+        }
+        Stage::Gone
+    }
+
+    /// Makes what a process wants, but for receive queues, which all of the port's are made anew with.
+    fn prepare<N: Lend>(
+        &mut self,
+        wanted: &Wanted,
+        turn: &mut Turn<'_, N>,
+    ) -> Result<(Loan, Vec<serde_json::Value>), String> {
+        let Offer { tx_queues, rx_queues, buffers, .. } = self.offer;
+        let within = |what: &str, wanted: u32, most: u32| {
+            if wanted <= most { Ok(()) } else { Err(format!("{wanted} {what}; at most {most} are offered")) }
+        };
+        within("transmit queues", wanted.tx_queues.into(), tx_queues.into())?;
+        within("receive queues", wanted.rx_queues.into(), rx_queues.into())?;
+        within("buffers", wanted.buffers, buffers)?;
+        if wanted.rx_queues > 0 && (turn.spreading.lent > 0 || turn.spreading.due) {
+            return Err("receive queues are in another process already, or come back from there".to_owned());
+        }
+        let pool = &turn.parts.config.pool;
+        let buffers = pool.lend(wanted.buffers.max(1));
+        let buffers =
+            buffers.ok_or_else(|| format!("pool '{}' has no {} free buffers", pool.name(), wanted.buffers))?;
+        let (mut keep, mut fates, mut tx) = (Vec::<Box<dyn Any + Send + Sync>>::new(), Vec::<Fate>::new(), Vec::new());
+        for index in 0..usize::from(wanted.tx_queues) {
+            let made = turn.nic.lend_send(&turn.parts, index).map_err(|error| error.to_string())?;
+            keep.push(made.keep);
+            fates.push(made.fate);
+            tx.push(serde_json::to_value(made.at).map_err(|error| error.to_string())?);
+        }
+        if wanted.rx_queues > 0 {
+            turn.spreading.change(wanted.rx_queues);
+        }
+        let ending = Ending::new(Box::new(keep), fates, turn.parts.graves);
+        Ok((Loan { ending, buffers: Some(buffers), rx_queues: wanted.rx_queues, var: None }, tx))
+    }
+
+    /// Everything is there: describes it.
+    fn complete<N: Lend>(
+        &mut self,
+        guest: &Guest,
+        mut loan: Loan,
+        tx: Vec<serde_json::Value>,
+        turn: &mut Turn<'_, N>,
+    ) -> Stage {
+        self.served += 1;
+        let described = self.describe(guest, &mut loan, tx, turn);
+        match described {
+            Ok(()) => Stage::Attached(loan),
+            Err(error) => {
+                guest.say(&Reply::Refused(error.to_string()), &[]);
+                self.ends(Stage::Attached(loan), turn)
+            }
+        }
+    }
+
+    fn describe<N: Lend>(
+        &self,
+        guest: &Guest,
+        loan: &mut Loan,
+        tx: Vec<serde_json::Value>,
+        turn: &mut Turn<'_, N>,
+    ) -> Result<(), AttachError> {
+        let Parts { opened, memory, config, .. } = turn.parts;
+        let value = |error: serde_json::Error| AttachError::Description(error.to_string());
+        let mut rx = Vec::new();
+        if loan.rx_queues > 0 {
+            let made: Vec<_> = std::mem::take(&mut turn.spreading.made);
+            if made.len() != usize::from(loan.rx_queues) {
+                return Err(AttachError::Refused("the device made no receive queues for it".to_owned()));
+            }
+            let rings = made.iter().map(|lent| serde_json::to_value(&lent.at));
+            rx = rings.collect::<Result<_, _>>().map_err(value)?;
+            // The spread keeps them as well; both must go before their buffers are free.
+            let (keep, fates) = made.into_iter().map(|lent| (lent.keep, lent.fate)).unzip::<_, _, Vec<_>, Vec<_>>();
+            loan.ending.also(Box::new(keep), fates);
+        }
+        let regions = opened.allocator.regions()?;
+        let pool = &config.pool;
+        let lent = loan.buffers.as_ref().map(LentBuffers::ranges).unwrap_or_default();
+        let var = N::var(&opened.verbs).map_err(|error| error.to_string());
+        let exported =
+            var.as_ref().map_err(Clone::clone).and_then(|var| var.export().map_err(|error| error.to_string()));
+        let description = Description {
+            status: self.status(turn.status),
+            packets: Packets {
+                address: pool.region().base().as_ptr() as u64,
+                bytes: pool.region().bytes(),
+                lkey: N::lkey(memory),
+                offset: pool.region_offset(),
+                span: pool.span(),
+                lent,
+            },
+            domain: opened.domain.handle(),
+            registration: N::registration(memory),
+            regions: regions.len(),
+            common: serde_json::to_value(turn.nic.common(memory, config)).map_err(value)?,
+            tx,
+            rx,
+            var: exported.as_ref().map(|var| var.bytes.clone()).map_err(Clone::clone),
+        };
+        let mut files: Vec<BorrowedFd<'_>> = vec![opened.context.descriptor()];
+        files.extend(pool.region().descriptor());
+        files.extend(regions.iter().filter_map(|region| region.descriptor.as_ref()).map(AsFd::as_fd));
+        files.extend(exported.iter().map(|var| var.lease));
+        let message = encode(&Reply::Attached(Box::new(description)))?;
+        passing::send(&guest.socket, &message, &files)?;
+        drop(exported);
+        loan.var = var.ok();
+        Ok(())
+    }
+
+    fn status(&self, plain: &Status) -> Status {
+        let [attached, attached_ever, lost] = self.counts();
+        let Offer { tx_queues, rx_queues, buffers, .. } = self.offer;
+        let offered = Wanted { tx_queues, rx_queues, buffers };
+        Status { offered, attached, attached_ever, lost, ..plain.clone() }
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.offer.socket);
+    }
+}
+
+/// Ends what a guest had; receive queues, once nothing is spread over them.
+fn leave<A>(loan: Loan, spreading: &mut Spreading<A>) {
+    if loan.rx_queues > 0 {
+        spreading.change(0);
+        spreading.leaving.push(loan);
+    }
+}
+
+impl Guest {
+    /// Takes in what has come; `false`: it is gone, or talks nonsense.
+    fn read(&mut self) -> bool {
+        let mut bytes = [0; 512];
+        loop {
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return false,
+                Ok(n) => {
+                    if let Err(error) = self.inbox.take(&bytes[..n]) {
+                        self.say(&Reply::Refused(error.to_string()), &[]);
+                        return false;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Sends a reply; `false`: it does not read, or is gone.
+    fn say(&self, reply: &Reply, files: &[BorrowedFd<'_>]) -> bool {
+        encode(reply).is_ok_and(|bytes| passing::send(&self.socket, &bytes, files).is_ok())
+    }
+}
+
+/// Whether a socket is there on which nobody listens.
+fn is_abandoned(path: &Path) -> bool {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
