@@ -87,6 +87,11 @@ fn packets_are_marked_dropped_counted_and_told_apart_by_level() {
             let json = serde_json::to_string(&can).expect("capabilities are data");
             assert_eq!(serde_json::from_str::<wirepath_pmd::port::hardware::RuleCapabilities>(&json).unwrap(), can);
 
+            // What is a fragment goes aside.
+            for aside in &table.aside {
+                let id = install(&mut port, 0, &format!("ingress: {aside} => mark 3"));
+                hardware(&mut port).remove(id).expect("a rule is taken out");
+            }
             let four = install(&mut port, 0, "ingress: ipv4 dst 198.18.0.2 frag no / udp dst 9 => count, mark 4");
             let six = install(&mut port, 1, "ingress: ipv6 dst fd00::/16 => count, mark 6");
             let rest = install(&mut port, 3, "ingress: eth type 0x0800 => mark 0xfffffe");

@@ -172,6 +172,10 @@ fn is_of_groups(specs: &[Spec]) -> bool {
 impl Backend for Ibv {
     type Live = Live;
 
+    fn tells(&self, rule: &HardwareRule, fields: &FieldSet) -> Result<(), String> {
+        of(fields, tells_fragments(rule)).map(drop)
+    }
+
     fn install(&mut self, rule: &HardwareRule, places: &[Place]) -> Result<Live, RuleRefusal> {
         if rule.direction == Direction::Egress || !rule.actions.is_empty() || rule.fate == RuleFate::Kernel {
             return Err(unsupported("that by ibv_create_flow"));

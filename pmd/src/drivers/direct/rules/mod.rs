@@ -40,6 +40,9 @@ pub(crate) trait Backend: Send {
     /// A rule in the device; dropping it takes it out.
     type Live: Send;
 
+    /// Whether the device can tell the packets of this list from others, for a place of this rule; an error says what it would have to do.
+    fn tells(&self, rule: &HardwareRule, fields: &FieldSet) -> Result<(), String>;
+
     /// Puts a rule in, all of its places or none.
     fn install(&mut self, rule: &HardwareRule, places: &[Place]) -> Result<Self::Live, RuleRefusal>;
 
@@ -191,9 +194,14 @@ impl<B: Backend> State<B> {
             }
             (_, fate) => return Err(unsupported(format!("{:?} at egress", fate.kind()))),
         };
+        let backend = self.backend.as_ref().ok_or_else(gone)?;
         let mut places: Vec<Place> = Vec::new();
         for (class, target) in targets {
             for fields in class.of(rule).map_err(unsupported)? {
+                // A class that the device cannot tell goes where everything else goes.
+                if class != Class::ANY && backend.tells(rule, &fields).is_err() {
+                    continue;
+                }
                 // Nothing comes so far that an earlier entry of the same rule takes.
                 if !places.iter().any(|place| covers(&place.fields, &fields)) {
                     let priority = rule.level * ranks + class.rank.min(ranks - 1);

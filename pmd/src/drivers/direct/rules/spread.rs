@@ -7,7 +7,7 @@ use wirepath_verbs::{Error, HashFields, IndirectionTable, ProtectionDomain, RssQ
 
 use super::{refused, unsupported};
 use crate::drivers::direct::RSS_KEY;
-use crate::flow::{Action, Bits, Direction, Fact, Field, FieldSet, Item, ItemKind, Key, Rule, mpls};
+use crate::flow::{Action, Bits, Direction, Fact, Field, FieldSet, Item, ItemKind, Key, Rule, What, mpls};
 use crate::port::hardware::{HardwareRule, RuleRefusal};
 
 /// A class of packets, by headers that they have: the outermost that are left when a rule is done with them.
@@ -108,28 +108,32 @@ impl Class {
             let class = class.ok_or_else(|| "a class without packets".to_owned())?;
             lists = lists.iter().filter_map(|list| list.and(&class)).collect();
         }
-        let versions = [at_level(0, [Item::new(ItemKind::Ipv4)]), at_level(0, [Item::new(ItemKind::Ipv6)])];
-        let inner_versions = [at_level(1, [Item::new(ItemKind::Ipv4)]), at_level(1, [Item::new(ItemKind::Ipv6)])];
         let counts_hops = rule.actions.contains(&Action::DecTtl);
-        for (at, versions) in [(0, versions), (1, inner_versions)] {
-            split(&mut lists, &versions, |list| {
-                let transport = list.get(Key::fact(at, Fact::Transport)).is_some_and(|bits| bits.value != 0);
-                let wanted = transport || counts_hops && at == level;
-                wanted && list.get(Key::fact(at, Fact::Network)).is_none_or(|bits| bits.mask != 0xff)
-            });
+        for at in 0..2 {
+            let networks = [ItemKind::Ipv4, ItemKind::Ipv6];
+            split(
+                &mut lists,
+                networks,
+                |kind| at_level(at, [Item::new(kind)]),
+                |list| {
+                    let transport = list.get(Key::fact(at, Fact::Transport)).is_some_and(|bits| bits.value != 0);
+                    let wanted = transport || counts_hops && at == level;
+                    wanted && list.get(Key::fact(at, Fact::Network)).is_none_or(|bits| bits.mask != 0xff)
+                },
+            );
             for nth in 0..2u8 {
                 let announced = |tpid| {
                     let outer = (0..nth).map(|_| Item::new(ItemKind::Vlan));
                     at_level(at, outer.chain([Item::new(ItemKind::Vlan).exact(Field::VlanTpid, tpid)]))
                 };
-                split(&mut lists, &[announced(0x8100), announced(0x88a8)], |list| {
+                split(&mut lists, [0x8100, 0x88a8], announced, |list| {
                     let tags = list.get(Key::field(at, Field::EthTags)).unwrap_or(Bits { value: 0, mask: 0 });
-                    let tpid = Key { level: at, nth, what: crate::flow::What::Field(Field::VlanTpid) };
+                    let tpid = Key { level: at, nth, what: What::Field(Field::VlanTpid) };
                     tags.value >> nth & 1 != 0 && list.get(tpid).is_none_or(|bits| bits.mask != 0xffff)
                 });
             }
             let typed = |ethertype| at_level(at, [Item::new(ItemKind::Eth).exact(Field::EthType, ethertype)]);
-            split(&mut lists, &[typed(0x8847), typed(0x8848)], |list| {
+            split(&mut lists, [0x8847, 0x8848], typed, |list| {
                 let labels = list.get(Key::fact(at, Fact::Mpls)).unwrap_or(Bits { value: 0, mask: 0 });
                 let ethertype = list.get(Key::field(at, Field::EthType));
                 labels.value & u128::from(mpls::BEHIND_LINK) != 0 && ethertype.is_none_or(|bits| bits.mask != 0xffff)
@@ -139,18 +143,21 @@ impl Class {
     }
 }
 
-/// Splits the lists that need it into those that are one and those that are the other of two.
-fn split(lists: &mut Vec<FieldSet>, ways: &[Option<FieldSet>; 2], needed: impl Fn(&FieldSet) -> bool) {
-    *lists = lists
-        .iter()
-        .flat_map(|list| {
-            let ways = ways.iter().flatten().filter(|_| needed(list)).filter_map(|way| list.and(way));
-            let mut split: Vec<FieldSet> = ways.collect();
-            if !needed(list) {
-                split.push(list.clone());
-            }
-            split
-        })
+/// Splits the lists that need it into those that are one and those that are the other of two; `list` makes what those are.
+fn split<T: Copy>(
+    lists: &mut Vec<FieldSet>,
+    ways: [T; 2],
+    list: impl Fn(T) -> Option<FieldSet>,
+    needed: impl Fn(&FieldSet) -> bool,
+) {
+    // Seldom any does.
+    if !lists.iter().any(&needed) {
+        return;
+    }
+    let ways: Vec<FieldSet> = ways.into_iter().filter_map(list).collect();
+    *lists = std::mem::take(lists)
+        .into_iter()
+        .flat_map(|list| if needed(&list) { ways.iter().filter_map(|way| list.and(way)).collect() } else { vec![list] })
         .collect();
 }
 

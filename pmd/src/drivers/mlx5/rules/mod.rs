@@ -23,7 +23,7 @@ use wirepath_verbs::mlx5::{
 use self::can::capabilities;
 pub(super) use self::way::{Way, Wish};
 use crate::drivers::direct::rules::{Backend, Place, refused, unsupported};
-use crate::flow::{self, Action, ReformatKind};
+use crate::flow::{self, Action, FieldSet, ReformatKind};
 use crate::port::hardware::{HardwareCount, HardwareRule, RuleFate, RuleRefusal};
 
 /// What is shared by rules of a table.
@@ -196,6 +196,10 @@ impl Dv {
 
 impl Backend for Dv {
     type Live = Live;
+
+    fn tells(&self, _: &HardwareRule, fields: &FieldSet) -> std::result::Result<(), String> {
+        compare::parameters(fields).map(drop)
+    }
 
     fn install(&mut self, rule: &HardwareRule, places: &[Place]) -> std::result::Result<Live, RuleRefusal> {
         let counter = match rule.count {

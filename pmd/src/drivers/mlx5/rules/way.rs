@@ -5,6 +5,7 @@ use wirepath_verbs::mlx5::Mlx5;
 use super::{Dv, capabilities};
 use crate::drivers::direct::rules::ibv::{self, Ibv};
 use crate::drivers::direct::rules::{Backend, Place};
+use crate::flow::FieldSet;
 use crate::port::hardware::{HardwareCount, HardwareRule, RuleBackend, RuleCapabilities, RuleRefusal};
 
 /// What the configuration says.
@@ -64,6 +65,13 @@ impl Way {
 
 impl Backend for Way {
     type Live = Live;
+
+    fn tells(&self, rule: &HardwareRule, fields: &FieldSet) -> Result<(), String> {
+        match self {
+            Self::Dv(dv) => dv.tells(rule, fields),
+            Self::Ibv(ibv) => ibv.tells(rule, fields),
+        }
+    }
 
     fn install(&mut self, rule: &HardwareRule, places: &[Place]) -> Result<Live, RuleRefusal> {
         match self {
