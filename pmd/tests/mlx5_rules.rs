@@ -85,7 +85,9 @@ fn packets_are_marked_dropped_counted_and_told_apart_by_level() {
             let table = can.ingress.as_ref().expect("rules for what comes in");
             assert_eq!(table.levels, if queues == 1 { 13 } else { 4 });
             let json = serde_json::to_string(&can).expect("capabilities are data");
-            assert_eq!(serde_json::from_str::<wirepath_pmd::port::hardware::RuleCapabilities>(&json).unwrap(), can);
+            let read: wirepath_pmd::port::hardware::RuleCapabilities =
+                serde_json::from_str(&json).expect("what was written");
+            assert!(read == can, "{json}");
 
             // What is a fragment goes aside.
             for aside in &table.aside {

@@ -51,6 +51,8 @@ const MPLS_TYPES: [u128; 2] = [0x8847, 0x8848];
 const BRIDGING: u128 = 0x6558;
 const VXLAN_PORT: u128 = 4789;
 const FLAG: u128 = 1;
+/// Protocol of the authentication header.
+const AH: u128 = 51;
 
 /// A list being read.
 struct Reader<'a> {
@@ -158,7 +160,14 @@ impl Reader<'_> {
         let no = || Err(format!("comparing {} {}", field.spec().item.spec().name, field.name()));
         let one = |want, bits| Ok(vec![(nth, want, bits)]);
         let fragments = |which| self.mask(level, which);
+        let labels = self.set.get(Key::fact(level, Fact::Mpls)).map_or(0, |bits| bits.value as u8);
         match field {
+            // Packets behind labels are not put aside.
+            Field::Ipv4Frag | Field::Ipv6Frag | Field::Ipv6Ext | Field::Ipv6Proto
+                if labels & mpls::BEHIND_LINK != 0 =>
+            {
+                no()
+            }
             Field::EthTags => {
                 let mut wants = Vec::new();
                 for nth in (0..2).filter(|nth| bits.mask >> nth & 1 != 0) {
@@ -182,11 +191,15 @@ impl Reader<'_> {
             // Follow from the fragment flags.
             Field::Ipv4Offset if bits.value == 0 && fragments(Field::Ipv4Frag) & 2 != 0 => Ok(Vec::new()),
             Field::Ipv4Mf if fragments(Field::Ipv4Frag) & 3 == 3 => Ok(Vec::new()),
-            Field::Ipv6Ext if bits.mask == crate::flow::ext::FRAGMENT && fragments(Field::Ipv6Frag) & 1 != 0 => {
-                Ok(Vec::new())
+            // A header for fragments makes one for a device, be it the only one.
+            Field::Ipv6Ext if bits.mask == crate::flow::ext::FRAGMENT => {
+                Ok(vec![flag(0, Want::Fragment, bits.value != 0)])
+            }
+            // A device goes no further, and takes the header for what is carried.
+            Field::Ipv6Ext if bits.mask == crate::flow::ext::AH && bits.value != 0 => {
+                one(Want::Field(Field::Ipv6Proto), Bits::exact(AH, 8))
             }
             Field::MplsLabel | Field::MplsTc | Field::MplsBos | Field::MplsTtl if nth == 0 => {
-                let labels = self.set.get(Key::fact(level, Fact::Mpls)).map_or(0, |bits| bits.value as u8);
                 let behind = match labels {
                     mpls::BEHIND_LINK => Behind::Link,
                     mpls::BEHIND_UDP => Behind::Udp,

@@ -209,7 +209,8 @@ impl<B: Backend> State<B> {
                 }
             }
         }
-        Ok(places)
+        // There are such packets, or the rule would mean nothing.
+        if places.is_empty() { Err(unsupported("telling these packets from others")) } else { Ok(places) }
     }
 
     fn capabilities(&self) -> RuleCapabilities {

@@ -51,7 +51,17 @@ const IPV6: &[(Field, Masks)] = &[
     (Field::Ipv6Ecn, ANY),
     (Field::Ipv6Flow, ANY),
     (Field::Ipv6Hops, ANY),
+    (Field::Ipv6Ext, Masks::Within(crate::flow::ext::FRAGMENT)),
     (Field::Ipv6Frag, Masks::Within(1)),
+];
+/// Without what extension headers make different for a device: only outside are such packets aside.
+const INNER_IPV6: &[(Field, Masks)] = &[
+    (Field::Ipv6Src, ANY),
+    (Field::Ipv6Dst, ANY),
+    (Field::Ipv6Dscp, ANY),
+    (Field::Ipv6Ecn, ANY),
+    (Field::Ipv6Flow, ANY),
+    (Field::Ipv6Hops, ANY),
 ];
 const TCP: &[(Field, Masks)] =
     &[(Field::TcpSrc, ANY), (Field::TcpDst, ANY), (Field::TcpSeq, ANY), (Field::TcpAck, ANY), (Field::TcpFlags, ANY)];
@@ -70,7 +80,6 @@ pub(super) const OFFERS: &[Offer] = &[
     (ItemKind::Udp, false, 1, UDP, "", "ipv4 / udp src 1 dst 1"),
     (ItemKind::Icmp, false, 1, &[(Field::IcmpType, ANY), (Field::IcmpCode, ANY), (Field::IcmpId, ANY), (Field::IcmpSeq, ANY)], "",
         "icmp type 1 code 1 id 1 seq 1"),
-    (ItemKind::Icmpv6, false, 1, &[(Field::Icmpv6Type, ANY), (Field::Icmpv6Code, ANY)], "", "icmpv6 type 1 code 1"),
     (ItemKind::Esp, false, 1, &[(Field::EspSpi, ANY)], "", "ipv4 / esp spi 1"),
     (ItemKind::Gre, false, 1, &[(Field::GreFlags, Masks::Within(0xb000)), (Field::GreProto, ANY), (Field::GreKey, ANY)], "",
         "ipv4 / gre proto 0x6558 key 1"),
@@ -82,7 +91,7 @@ pub(super) const OFFERS: &[Offer] = &[
     (ItemKind::Eth, true, 1, ETH, "", "ipv4 / udp dst 4789 / vxlan / eth dst 02:00:00:00:00:01 type 0x88b5 tags none"),
     (ItemKind::Vlan, true, 2, VLAN, "", "ipv4 / udp dst 4789 / vxlan / vlan vid 1 tpid 0x8100 / vlan vid 1 tpid 0x8100"),
     (ItemKind::Ipv4, true, 1, IPV4, "", "ipv4 / udp dst 4789 / vxlan / ipv4 src 10.0.0.1 dscp 1 ecn 1 ttl 1 proto 1 frag no"),
-    (ItemKind::Ipv6, true, 1, IPV6, "", "ipv4 / udp dst 4789 / vxlan / ipv6 src fd00::1 flow 1 proto 1 frag no"),
+    (ItemKind::Ipv6, true, 1, INNER_IPV6, "", "ipv4 / udp dst 4789 / vxlan / ipv6 src fd00::1 flow 1 hops 1"),
     (ItemKind::Tcp, true, 1, TCP, NOT_A_FRAGMENT, "ipv4 / udp dst 4789 / vxlan / ipv4 frag no / tcp dst 1 seq 1 flags syn"),
     (ItemKind::Udp, true, 1, UDP, NOT_A_FRAGMENT, "ipv4 / udp dst 4789 / vxlan / ipv4 frag no / udp dst 1"),
 ];
@@ -90,8 +99,8 @@ pub(super) const OFFERS: &[Offer] = &[
 /// The transmit metadata, as a rule at egress sees it.
 const METADATA: Offer = (ItemKind::Meta, false, 1, &[(Field::MetaData, ANY)], "", "meta data 1");
 
-/// Fragments are known as such only: what is in the first of them is not looked at.
-const ASIDE: [&str; 2] = ["ipv4 frag yes", "ipv6 frag yes"];
+/// Fragments are known as such only: what is in the first of them is not looked at. Nor is what an authentication header is in front of.
+const ASIDE: [&str; 3] = ["ipv4 frag yes", "ipv6 ext fragment", "ipv6 ext ah"];
 
 /// A table being tried.
 struct Trial<'a, T: Side> {
@@ -260,6 +269,10 @@ pub(in super::super) fn capabilities(mlx5: &Mlx5, driver: &str, device: &str) ->
                 .to_owned(),
         );
     }
+    can.notes.push(
+        "the device takes what comes on a tunnel's UDP port for its header: broken ones, broken label stacks and broken headers in tunnels fit rules too"
+            .to_owned(),
+    );
     can.tag_bits = if ingress.is_some() { crate::port::hardware::TAG_BITS } else { 0 };
     (can.ingress, can.egress) = (ingress, egress);
     Some(can)
