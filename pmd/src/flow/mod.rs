@@ -43,6 +43,7 @@ mod items;
 mod json;
 pub mod list;
 mod packet;
+mod queue_pair;
 mod reason;
 mod reformat;
 mod rule;
@@ -62,6 +63,7 @@ pub use items::{
 };
 pub use json::JsonError;
 pub use packet::{Outside, fact, value};
+pub use queue_pair::{NoQueuePairEncap, queue_pair_encap};
 pub use reason::{At, Reason, RuleError};
 pub use reformat::{
     GENEVE_PORT, GPE_PORT, HeaderEnd, HeaderError, HeaderLayout, MAX_HEADER, MPLS_PORT, Reformat, ReformatKind, TEB,
