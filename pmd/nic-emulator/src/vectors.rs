@@ -18,7 +18,7 @@ use wirepath_nic_defs::uverbs::write;
 use wirepath_settings::Source;
 use zerocopy::IntoBytes;
 
-pub use connectx::{Arrival, Connectx, RECEIVERS, Value};
+pub use connectx::{Arrival, Connectx, RECEIVERS, SEND_BUFFER, Value};
 
 use crate::device::{ContextId, Store};
 use crate::host::{Host, Region, Wire, WireKind};

@@ -475,13 +475,13 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let next = match (sq.state, state) {
             (_, 0) => State::Reset,
             (_, 6) => State::Error,
-            (State::Reset, 1) => {
-                if mask & PORT == 0 || port == 0 || usize::from(port) > ports {
+            (now @ (State::Reset | State::Init), 1) => {
+                let names = mask & PORT != 0;
+                if now == State::Reset && !names || names && !(1..=ports).contains(&usize::from(port)) {
                     return refuse(format!("INIT needs a port; there are 1 to {ports}"));
                 }
                 State::Init
             }
-            (State::Init, 1) => State::Init,
             (State::Init, 2) => State::ReadyToReceive,
             (State::ReadyToReceive | State::Ready, 3) => State::Ready,
             (now, state) => return refuse(format!("from {now:?} to state {state}")),

@@ -1,7 +1,9 @@
 //! An emulated ConnectX on vectors, set up as far as rules and packets: a send queue over a looped link, and queue pairs that receive.
 
 use rustix::io::Errno;
-use wirepath_nic_defs::mlx5::{CQE_BYTES, CQE_RESPONDER_SEND, CqeOwner, RECORD_SEND, UAR_BLUE_FLAME};
+use wirepath_nic_defs::mlx5::{
+    CQE_BYTES, CQE_INVALID, CQE_OWNER, CQE_RESPONDER_SEND, CqeOwner, RECORD_SEND, UAR_BLUE_FLAME,
+};
 use wirepath_nic_defs::uverbs::ioctl::{self, Attribute, Header};
 use wirepath_nic_defs::uverbs::{self as defs, mlx5 as abi, write};
 use zerocopy::{FromZeros, IntoBytes};
@@ -19,7 +21,8 @@ const SEND_RING: u64 = BASE + 0x6000;
 const SEND_CQ: u64 = BASE + 0x7000;
 /// Ring and completions of each receiver.
 const RECEIVE: u64 = BASE + 0x8000;
-const SEND_BUFFER: u64 = BASE + 0x2_0000;
+/// Memory that is sent.
+pub const SEND_BUFFER: u64 = BASE + 0x2_0000;
 const BUFFERS: u64 = BASE + 0x4_0000;
 
 /// Entries of every ring.
@@ -67,9 +70,25 @@ pub struct Connectx {
     /// Handle of the queue pair that sends.
     pub sender: u32,
     send_queue: u32,
-    key: u32,
+    /// Key of all memory that is registered.
+    pub key: u32,
     sent: u32,
+    completed: u32,
     seen: [u32; RECEIVERS],
+}
+
+/// Commands that make a queue pair send, from reset on.
+fn ready(qp: u32) -> impl Iterator<Item = Vec<u8>> {
+    [(1, 0x21), (2, 1), (3, 1)].into_iter().map(move |(state, mask)| {
+        let change = write::ModifyQp {
+            qp_handle: qp,
+            attr_mask: mask,
+            qp_state: state,
+            port_num: 1,
+            ..write::ModifyQp::new_zeroed()
+        };
+        plain(write::MODIFY_QP, change.as_bytes(), &[], 0)
+    })
 }
 
 impl Connectx {
@@ -138,15 +157,8 @@ impl Connectx {
             ..abi::CreateQp::new_zeroed()
         };
         let qp = run(&plain(write::CREATE_QP, core.as_bytes(), driver.as_bytes(), 32 + 40));
-        for (state, mask) in [(1, 0x21), (2, 1), (3, 1)] {
-            let change = write::ModifyQp {
-                qp_handle: qp[0],
-                attr_mask: mask,
-                qp_state: state,
-                port_num: 1,
-                ..write::ModifyQp::new_zeroed()
-            };
-            run(&plain(write::MODIFY_QP, change.as_bytes(), &[], 0));
+        for change in ready(qp[0]) {
+            run(&change);
         }
         let receivers = std::array::from_fn(|at| {
             let (ring, completions) = (RECEIVE + 0x2000 * at as u64, RECEIVE + 0x2000 * at as u64 + 0x1000);
@@ -187,7 +199,7 @@ impl Connectx {
             bench.poke(posted, &ENTRIES.to_be_bytes());
             rss
         });
-        Self { receivers, sender: qp[0], send_queue: qp[1], key, sent: 0, seen: [0; RECEIVERS], bench }
+        Self { receivers, sender: qp[0], send_queue: qp[1], key, sent: 0, completed: 0, seen: [0; RECEIVERS], bench }
     }
 
     /// A command in the ioctl form: what stands in its handle attributes afterwards, and its rooms, in their order.
@@ -301,6 +313,64 @@ impl Connectx {
         Ok(u32::from_ne_bytes(self.bench.peek(REPLY + 4, 4).try_into().expect("four bytes")))
     }
 
+    /// Posts a descriptor of so many basic blocks, whatever it says; `honest`: with its right index and queue.
+    pub fn post(&mut self, descriptor: &[u8], blocks: u32, honest: bool) {
+        let mut bytes = descriptor.to_vec();
+        bytes.resize(bytes.len().clamp(16, (ENTRIES as usize - 1) * 64), 0);
+        if honest {
+            bytes[1..3].copy_from_slice(&(self.sent as u16).to_be_bytes());
+            bytes[4..7].copy_from_slice(&self.send_queue.to_be_bytes()[1..]);
+        }
+        let start = u64::from(self.sent % ENTRIES) * 64;
+        let (front, back) = bytes.split_at(bytes.len().min((u64::from(ENTRIES) * 64 - start) as usize));
+        self.bench.poke(SEND_RING + start, front);
+        self.bench.poke(SEND_RING, back);
+        self.sent = self.sent.wrapping_add(blocks);
+        let record = RECORDS + 64 + 4 * RECORD_SEND as u64;
+        self.bench.poke(record, &(self.sent & 0xffff).to_be_bytes());
+        let first = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+        self.bench.ring(UAR_BLUE_FLAME, first);
+        // The driver has seen every completion.
+        while self.completion(SEND_CQ, self.completed).is_some() {
+            self.completed = self.completed.wrapping_add(1);
+        }
+        self.bench.poke(RECORDS, &(self.completed & 0xff_ffff).to_be_bytes());
+    }
+
+    /// Overwrites a receive descriptor, whether it is posted or not.
+    pub fn spoil_receive(&self, receiver: usize, slot: u32, descriptor: &[u8]) {
+        let ring = RECEIVE + 0x2000 * (receiver % RECEIVERS) as u64;
+        let bytes = &descriptor[..descriptor.len().min(16)];
+        self.bench.poke(ring + 16 * u64::from(slot % ENTRIES), bytes);
+    }
+
+    /// Overwrites the memory that is sent.
+    pub fn fill(&self, bytes: &[u8]) {
+        self.bench.poke(SEND_BUFFER, &bytes[..bytes.len().min(0x2000)]);
+    }
+
+    /// Starts the send queue anew, as after an error.
+    pub fn restart(&mut self) {
+        let reset = write::ModifyQp { qp_handle: self.sender, attr_mask: 1, ..write::ModifyQp::new_zeroed() };
+        let reset = plain(write::MODIFY_QP, reset.as_bytes(), &[], 0);
+        for change in std::iter::once(reset).chain(ready(self.sender)) {
+            self.bench.write(COMMAND, &change).expect("a queue pair goes from any state to any other over reset");
+        }
+        self.sent = 0;
+    }
+
+    /// Has the first receiver take whatever no other rule wants.
+    ///
+    /// # Panics
+    /// If it has been told before.
+    pub fn receive_everything(&self) {
+        let mut everything = [0; 16];
+        everything[..4].copy_from_slice(&1u32.to_ne_bytes());
+        // The port.
+        everything[11] = 1;
+        self.verbs_flow(self.receivers[0], everything, &[]).expect("a rule for everything");
+    }
+
     /// Sends a frame, which the link brings back.
     pub fn send(&mut self, frame: &[u8]) {
         self.bench.poke(SEND_BUFFER, frame);
@@ -319,14 +389,14 @@ impl Connectx {
             SEND_BUFFER as u32,
         ];
         let descriptor: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-        self.bench.poke(SEND_RING + u64::from(self.sent % ENTRIES) * 64, &descriptor);
-        self.sent = self.sent.wrapping_add(1);
-        let record = RECORDS + 64 + 4 * RECORD_SEND as u64;
-        self.bench.poke(record, &(self.sent & 0xffff).to_be_bytes());
-        let first = u64::from_le_bytes(descriptor[..8].try_into().expect("eight bytes"));
-        self.bench.ring(UAR_BLUE_FLAME, first);
-        // The driver has seen every completion.
-        self.bench.poke(RECORDS, &(self.sent & 0xff_ffff).to_be_bytes());
+        self.post(&descriptor, 1, false);
+    }
+
+    /// An entry of a completion queue, if the device has written it.
+    fn completion(&self, ring: u64, at: u32) -> Option<Vec<u8>> {
+        let entry = self.bench.peek(ring + u64::from(at % ENTRIES) * CQE_BYTES as u64, CQE_BYTES);
+        let owner = CqeOwner(entry[CQE_OWNER]);
+        (owner.opcode() < CQE_INVALID && u32::from(owner.owner()) == (at / ENTRIES) & 1).then_some(entry)
     }
 
     /// What arrived since the last time.
@@ -334,12 +404,10 @@ impl Connectx {
         let mut arrivals = Vec::new();
         for receiver in 0..RECEIVERS {
             let completions = RECEIVE + 0x2000 * receiver as u64 + 0x1000;
-            loop {
+            while let Some(entry) = self.completion(completions, self.seen[receiver]) {
                 let at = self.seen[receiver];
-                let entry = self.bench.peek(completions + u64::from(at % ENTRIES) * CQE_BYTES as u64, CQE_BYTES);
                 let word = |at: usize| u32::from_be_bytes(entry[at..at + 4].try_into().expect("four bytes"));
-                let owner = CqeOwner(entry[0x3f]);
-                if owner.opcode() != CQE_RESPONDER_SEND || u32::from(owner.owner()) != (at / ENTRIES) & 1 {
+                if CqeOwner(entry[CQE_OWNER]).opcode() != CQE_RESPONDER_SEND {
                     break;
                 }
                 let slot = receiver as u64 * u64::from(ENTRIES) + u64::from(at % ENTRIES);

@@ -1,0 +1,102 @@
+//! Send descriptors of an emulated ConnectX, byte by byte: each kind, and what stops a queue.
+
+use wirepath_nic_emulator::vectors::{Connectx, SEND_BUFFER};
+
+/// An Ethernet frame of the local experimental type.
+const FRAME: [u8; 64] = {
+    let mut frame = [0x5a; 64];
+    frame[12] = 0x88;
+    frame[13] = 0xb5;
+    frame
+};
+
+/// Words of a descriptor, without index and queue.
+fn descriptor(opcode: u32, segments: u32, rest: &[u32]) -> Vec<u8> {
+    [&[opcode, segments, 8, 0], rest].concat().iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+fn pointer(nic: &Connectx, skip: u32, bytes: u32) -> [u32; 4] {
+    [bytes, nic.key, 0, SEND_BUFFER as u32 + skip]
+}
+
+/// Each with the number of packets that it sends.
+fn good(nic: &Connectx) -> Vec<(Vec<u8>, usize)> {
+    let whole = pointer(nic, 0, 64);
+    let plain = [&[0; 4][..], &whole].concat();
+    let tagged = [&[0, 0, 0, 0x8000_0123][..], &whole].concat();
+    // Eighteen bytes behind the segment's length field.
+    let mut inline = descriptor(0x0a, 4, &[&[0, 0, 0, 18 << 16][..], &[0; 4], &pointer(nic, 18, 46)].concat());
+    inline[0x1e..0x30].copy_from_slice(&FRAME[..18]);
+    let several = [&[0; 4][..], &whole, &whole, &whole].concat();
+    vec![
+        (descriptor(0x0a, 3, &plain), 1),
+        (descriptor(0x0a, 3, &tagged), 1),
+        (inline, 1),
+        (descriptor(0x29, 5, &several), 3),
+        (descriptor(0x00, 1, &[]), 0),
+    ]
+}
+
+/// Each with what the log says of it.
+fn bad(nic: &Connectx) -> Vec<(Vec<u8>, &'static str)> {
+    let whole = pointer(nic, 0, 64);
+    let one = |pointer: [u32; 4]| [&[0; 4][..], &pointer].concat();
+    vec![
+        (descriptor(0x0a, 3, &one([64, nic.key ^ 0x100, 0, SEND_BUFFER as u32])), "key"),
+        (descriptor(0x0a, 3, &one([64, nic.key, 1, SEND_BUFFER as u32])), "address"),
+        (descriptor(0x0a, 3, &one([5, nic.key, 0, SEND_BUFFER as u32])), "bytes"),
+        (descriptor(0x0a, 0, &one(whole)), "segments"),
+        (descriptor(0x0a, 63, &one(whole)), "blocks long"),
+        (descriptor(0x1d, 3, &one(whole)), "opcode"),
+        (descriptor(0x0e, 3, &one(whole)), "segmentation"),
+        (descriptor(0x0a, 3, &[&[0, 0, 0, 999 << 16][..], &whole].concat()), "inline"),
+        (descriptor(0x29, 2, &[0; 4]), "without packets"),
+    ]
+}
+
+fn blocks(descriptor: &[u8]) -> u32 {
+    (descriptor.len() as u32).div_ceil(64)
+}
+
+#[test]
+fn every_kind_of_descriptor_and_what_stops_a_queue() {
+    let mut nic = Connectx::new("");
+    nic.receive_everything();
+    nic.fill(&FRAME);
+    for (descriptor, packets) in good(&nic) {
+        nic.post(&descriptor, blocks(&descriptor), true);
+        let arrived = nic.arrivals();
+        assert_eq!(arrived.len(), packets, "{descriptor:02x?}: {:?}", nic.bench.emulator.log().last());
+        assert!(arrived.iter().all(|arrival| arrival.frame.ends_with(&FRAME[12..])));
+    }
+    assert_eq!(nic.bench.emulator.log().last(), None);
+    for (descriptor, word) in bad(&nic) {
+        nic.post(&descriptor, blocks(&descriptor), true);
+        let said = nic.bench.emulator.log().last().unwrap_or_default();
+        assert!(said.contains(word), "{word}: {said}");
+        assert_eq!(nic.arrivals(), []);
+        nic.restart();
+        let (plain, _) = good(&nic).remove(0);
+        nic.post(&plain, 1, true);
+        assert_eq!(nic.arrivals().len(), 1, "after {word}");
+    }
+}
+
+/// Writes these descriptors as seeds: `WIREPATH_SEEDS=FOLDER cargo test -p wirepath-nic-emulator --test descriptors`.
+#[test]
+fn seeds_for_the_fuzz_target() {
+    let nic = Connectx::new("");
+    let record = |kind: u8, bytes: &[u8]| [&[kind][..], &(bytes.len() as u16).to_le_bytes(), bytes].concat();
+    let post = |descriptor: &[u8]| record(0, &[&[blocks(descriptor) as u8][..], descriptor].concat());
+    let start = record(4, &FRAME);
+    let all_good = good(&nic).iter().fold(start.clone(), |seed, (bytes, _)| [seed, post(bytes)].concat());
+    let all_bad = bad(&nic).iter().fold(start, |seed, (bytes, _)| [seed, post(bytes), record(3, &[])].concat());
+    // A receive descriptor with a wrong key, then a packet for it.
+    let spoilt = [record(2, &[0, 0, 0, 0, 8, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 1]), all_good.clone()].concat();
+    assert!(all_good.len() > 300 && all_bad.len() > 300);
+    if let Some(folder) = std::env::var_os("WIREPATH_SEEDS") {
+        for (name, seed) in [("good", all_good), ("bad", all_bad), ("spoilt_receive", spoilt)] {
+            std::fs::write(std::path::Path::new(&folder).join(name), seed).unwrap();
+        }
+    }
+}
