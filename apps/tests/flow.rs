@@ -132,3 +132,72 @@ fn what_cannot_be_read_is_bad_usage() {
     assert!(code == 2 && !error.contains('\u{1b}'), "{error:?}");
     assert!(!Path::new("-").exists());
 }
+
+/// A NIC that matches Ethernet, IP and VXLAN, and takes VXLAN off and puts it on.
+const NIC: &str = r#"{
+    "driver": "mlx5", "device": "mlx5_0", "backend": "dv", "tag_bits": 24,
+    "ingress": {
+        "levels": 2, "counters": 100,
+        "items": [
+            {"item": "eth", "fields": {"dst": "exact", "tags": "any"}},
+            {"item": "ipv4", "fields": {"src": "any", "dst": "any", "ecn": "any", "frag": "0x1"}},
+            {"item": "udp", "fields": {"dst": "exact"}},
+            {"item": "vxlan", "fields": {"vni": "exact"}, "implies": "udp dst 4789"}
+        ],
+        "aside": ["ipv4 frag yes"],
+        "actions": {"most": 2, "reformats": [{"kind": "decap l2", "tunnels": ["vxlan"]}], "fates": ["next", "drop"]}
+    },
+    "egress": {
+        "levels": 2,
+        "items": [{"item": "meta", "fields": {"data": "any"}}],
+        "actions": {
+            "most": 1, "fates": ["next", "drop"],
+            "reformats": [{"kind": "encap l2", "max_header": 128, "tunnels": ["vxlan"], "fills_source_port": ["vxlan"]}]
+        }
+    }
+}"#;
+
+#[test]
+fn a_recorded_nic_tells_where_rules_would_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let nic = folder.path().join("nic.json");
+    std::fs::write(&nic, NIC).unwrap();
+    let config = folder.path().join("l2fwd.toml");
+    let rules = [
+        "ingress prio 1: ipv4 src 10.0.0.1 => mark 1",
+        "ingress prio 2: ipv4 src 10.0.0.2 => mark 2, redirect b",
+        "ingress prio 3: tcp dst 22 => drop",
+        "ingress prio 4: ipv4 dst 10.0.0.9 => drop",
+        "ingress prio 5: ipv4 src 10.0.0.9 / udp / vxlan vni 7 => decap l2",
+    ];
+    let tables: String = rules.map(|rule| format!("[[rule]]\nrule = '{rule}'\n")).concat();
+    let ports =
+        "[[port]]\nname = 'a'\ndriver = 'null'\n[[port]]\nname = 'b'\ndriver = 'null'\n[l2fwd]\nmode = 'pairs'\n";
+    std::fs::write(&config, format!("{ports}{tables}")).unwrap();
+    let (config, nic) = (config.to_str().unwrap(), nic.to_str().unwrap());
+    let (code, report) = json(&["explain", config, "--capabilities", nic, "--json"], "");
+    assert_eq!(code, 0, "{report}");
+    let on_a = |i: usize| &report["rules"][i]["ports"][0];
+    let is = |i: usize, word: &str, why: &str| {
+        assert_eq!(on_a(i)["where"], word, "{}", on_a(i));
+        assert!(on_a(i)["why"].as_str().unwrap().contains(why), "{}", on_a(i));
+    };
+    is(0, "hardware", "in the NIC");
+    is(1, "split", "another port is out of the NIC's reach");
+    is(2, "software", "tcp: mlx5_0 (mlx5dv) cannot match it");
+    // Fits the NIC, but packets to port 22 would miss the rule above.
+    is(3, "software", "tcp dst 22 => drop");
+    is(4, "hardware", "in the NIC");
+    let (code, text, _) = said(&["explain", config, "--capabilities", nic], "");
+    assert!(code == 0 && text.contains("port a (null): split: redirect 1:"), "{text}");
+    // Of the gateway, its own tunnels.
+    let simple = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tunnel-gateway-simple.toml");
+    let (code, report) = json(&["explain", simple.to_str().unwrap(), "--capabilities", nic, "--json"], "");
+    assert_eq!(code, 0, "{report}");
+    let own: Vec<&Value> = report["gateway"].as_array().unwrap().iter().map(|own| &own["where"]).collect();
+    assert_eq!(own[..2], ["hardware", "split"], "{report}");
+    // What is wrong with such a file is said.
+    std::fs::write(nic, NIC.replace("\"vni\"", "\"vin\"")).unwrap();
+    let (code, _, error) = said(&["explain", config, "--capabilities", nic], "");
+    assert!(code == 2 && error.contains("item \"vxlan\" has no field \"vin\""), "{error}");
+}

@@ -27,7 +27,11 @@ enum Command {
     /// Nothing is opened for traffic and nothing is changed. An interface appears once for each driver, the best one first: that is
     /// the one `driver = "auto"` takes, unless the interface carries the default route. With --json: an object with `devices`
     /// (device, driver, usable, and mode or reason) and `drivers` (driver, about).
-    Devices,
+    Devices {
+        /// Instead, open this device and print what its hardware for flow rules can do, as JSON that `flow explain --capabilities` reads
+        #[arg(long, value_name = "DRIVER:DEVICE")]
+        rules: Option<String>,
+    },
 
     /// Looks for what stands in the way, and names the command that mends it
     ///
@@ -93,7 +97,8 @@ fn main() -> ExitCode {
         let arguments = Arguments::parse();
         arguments.common.start_logging();
         match arguments.command {
-            Command::Devices => devices::run(arguments.common.json),
+            Command::Devices { rules: Some(device) } => devices::rules(&device),
+            Command::Devices { rules: None } => devices::run(arguments.common.json),
             Command::Doctor => doctor::run(arguments.common.json),
             Command::Attach(options) => attach::run(&options, arguments.common.json),
             Command::Flow(command) => flow::run(&command, arguments.common.json),

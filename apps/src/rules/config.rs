@@ -21,6 +21,7 @@ pub struct Entry {
 /// [rules]
 /// file = "acl.rules"      # beside the configuration, unless the path is absolute; text, TOML or JSON; read again on SIGHUP
 /// socket = "l2fwd.sock"   # where `wirepath flow list`, `add` and `remove` find the program
+/// hardware = "auto"       # NICs that can take rules over do; "off": the workers do everything
 ///
 /// [[rule]]
 /// rule = "ingress prio 10: port id wan / ipv4 dst 10.0.0.0/8 => drop"
@@ -35,6 +36,18 @@ pub struct RuleSettings {
     pub file: Option<PathBuf>,
     /// Where the program listens for changes.
     pub socket: Option<PathBuf>,
+    /// Whether rules go into the hardware of ports that have some.
+    pub hardware: Hardware,
+}
+
+/// What becomes of rules that a NIC could take over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Hardware {
+    /// The NIC does what it can.
+    #[default]
+    Auto,
+    /// The workers do everything.
+    Off,
 }
 
 /// The ports by name, for the words of rules.
@@ -51,7 +64,7 @@ impl RuleSettings {
             settings.entries.push(Entry { place: listed.place, rule: listed.rule? });
         }
         settings.own = settings.entries.len();
-        (settings.file, settings.socket) = paths(top)?;
+        (settings.file, settings.socket, settings.hardware) = paths(top)?;
         settings.entries.extend(settings.read_file(&names)?);
         Ok(settings)
     }
@@ -71,16 +84,16 @@ impl RuleSettings {
     /// As [`Self::read`], but goes on behind rules that are wrong. Also gives the file's text.
     pub fn list(top: &Settings<'_>, names: &[(&str, PortId)]) -> Result<(Vec<Listed>, Option<Source>), ConfigError> {
         let mut listed = list_from_settings(top, Ports(names))?;
-        let (Some(file), _) = paths(top)? else { return Ok((listed, None)) };
+        let (Some(file), ..) = paths(top)? else { return Ok((listed, None)) };
         let source = Source::load(&file)?;
         listed.extend(list::read(&source, Form::of(&source), Ports(names))?);
         Ok((listed, Some(source)))
     }
 }
 
-/// The file and the socket of the table `[rules]`.
-fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>), ConfigError> {
-    let Some(table) = top.table("rules")? else { return Ok((None, None)) };
+/// The file, the socket and the use of hardware of the table `[rules]`.
+fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>, Hardware), ConfigError> {
+    let Some(table) = top.table("rules")? else { return Ok((None, None, Hardware::default())) };
     let path = |key: &'static str, what: &str| {
         let place = table.place(key);
         let beside = std::path::Path::new(place.file()).parent().unwrap_or_else(|| "".as_ref());
@@ -89,7 +102,15 @@ fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>), Confi
             path => Ok(path.map(|path| beside.join(path))),
         }
     };
-    let paths = (path("file", "a file of rules")?, path("socket", "a socket")?);
+    let hardware = match table.get::<String>("hardware")?.as_deref() {
+        None | Some("auto") => Hardware::Auto,
+        Some("off") => Hardware::Off,
+        Some(other) => {
+            let message = format!("found \"{other}\", expected \"auto\" or \"off\"");
+            return Err(table.place("hardware").error(message));
+        }
+    };
+    let paths = (path("file", "a file of rules")?, path("socket", "a socket")?, hardware);
     table.finish()?;
     Ok(paths)
 }
@@ -137,6 +158,9 @@ mod tests {
         assert!(error.contains("none.rules: cannot read this"), "{error}");
         let error = read(folder.path(), "[rules]\nfiel = 'acl.rules'\n").unwrap_err();
         assert!(error.contains("did you mean \"file\"?"), "{error}");
+        assert!(
+            read(folder.path(), "[rules]\nhardware = 'on'\n").unwrap_err().contains("expected \"auto\" or \"off\"")
+        );
         assert!(read(folder.path(), "[rules]\nfile = ''\n").unwrap_err().contains("expected the path"));
     }
 }

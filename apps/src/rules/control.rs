@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
+use wirepath_pipeline::rules::hardware::Placement;
 use wirepath_pipeline::rules::{Place, Placed, RuleControl, RuleControlError, RuleLimits, Ruled, Standing};
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
 use wirepath_pmd::drops::DropReason;
@@ -11,7 +12,7 @@ use wirepath_pmd::port::{PortEvent, PortId};
 use wirepath_pmd::settings::{ConfigError, Source};
 use wirepath_wire::Parser;
 
-use super::config::{Entry, RuleSettings};
+use super::config::{Entry, Hardware, RuleSettings};
 use super::socket::{Request, Server};
 use crate::cli::{Failure, Rate, Table, print};
 
@@ -28,6 +29,8 @@ pub struct WithRules<C> {
     settings: RuleSettings,
     names: Vec<String>,
     placed: Vec<Placed>,
+    /// Where each rule runs on ports with rule hardware.
+    in_nics: Vec<Vec<(PortId, Placement)>>,
     live: bool,
     reload: Arc<AtomicBool>,
     /// As looked at last, and when that was.
@@ -66,6 +69,7 @@ impl<C: Control> WithRules<C> {
             settings,
             names,
             placed: Vec::new(),
+            in_nics: Vec::new(),
             live,
             reload,
             latest: Vec::new(),
@@ -93,12 +97,23 @@ impl<C: Control> WithRules<C> {
     /// To be called once the ports run, and their modes are certain.
     pub fn started(&mut self, plane: &mut ControlPlane) -> Result<(), Failure> {
         self.placed = self.rules.started(plane).map_err(|error| failure(&self.settings.entries, error))?;
+        if self.settings.hardware == Hardware::Auto {
+            self.rules.use_hardware(plane, 0..self.names.len() as PortId);
+        }
         self.log();
         Ok(())
     }
 
     /// Says where rules run that do not simply run in the workers.
-    fn log(&self) {
+    fn log(&mut self) {
+        self.in_nics = self.rules.placements();
+        for (entry, placements) in self.settings.entries.iter().chain(&self.added).zip(&self.in_nics) {
+            for (port, placement) in placements {
+                let (name, word) = (&self.names[usize::from(*port)], placement.word());
+                let why = placement.obstacle().map(|why| format!(" ({why})")).unwrap_or_default();
+                tracing::info!("port {name}: {word}{why}: {}", entry.rule);
+            }
+        }
         for (entry, placed) in self.settings.entries.iter().chain(&self.added).zip(&self.placed) {
             for (port, place) in &placed.ports {
                 let name = &self.names[usize::from(*port)];
@@ -149,11 +164,21 @@ impl<C: Control> WithRules<C> {
         match request {
             Request::List => {
                 self.look(plane);
-                let rule = |it: &Standing| {
+                // A NIC may have refused rules since, or taken them.
+                self.in_nics = self.rules.placements();
+                let rule = |(i, it): (usize, &Standing)| {
                     let (packets, bytes) = (it.counters.packets, it.counters.bytes);
-                    json!({ "id": it.id.number(), "rule": it.rule.to_string(), "packets": packets, "bytes": bytes })
+                    let ports = self.places(i);
+                    json!({
+                        "id": it.id.number(),
+                        "rule": it.rule.to_string(),
+                        "packets": packets,
+                        "bytes": bytes,
+                        "ports": ports,
+                    })
                 };
-                Ok(json!({ "ok": true, "rules": self.latest.iter().map(rule).collect::<Vec<_>>() }))
+                let rules: Vec<Value> = self.latest.iter().enumerate().map(rule).collect();
+                Ok(json!({ "ok": true, "rules": rules }))
             }
             Request::Add(text) => {
                 let rule = Rule::parse(&text, Ports(&names(&self.names))).map_err(|error| error.to_string())?;
@@ -176,6 +201,24 @@ impl<C: Control> WithRules<C> {
                 Ok(json!({ "ok": true }))
             }
         }
+    }
+
+    /// Where a rule runs, for each port: in a word, and what stands in the way of the NIC where there is one.
+    fn places(&self, number: usize) -> Vec<Value> {
+        let Some(placed) = self.placed.get(number) else { return Vec::new() };
+        let in_nic =
+            |port: &PortId| self.in_nics.get(number)?.iter().find(|(other, _)| other == port).map(|(_, it)| it);
+        let place = |(port, place): &(PortId, Place)| {
+            let name = &self.names[usize::from(*port)];
+            match in_nic(port) {
+                Some(nic) => {
+                    let why = nic.obstacle().map(ToString::to_string);
+                    json!({ "port": name, "where": nic.word(), "why": why })
+                }
+                None => json!({ "port": name, "where": word(place) }),
+            }
+        };
+        placed.ports.iter().map(place).collect()
     }
 
     /// What the rules did, as a table for the end.
@@ -278,6 +321,8 @@ impl<C: Control> Control for WithRules<C> {
     fn stop(&mut self, plane: &mut ControlPlane) {
         self.control.stop(plane);
         self.look(plane);
+        self.in_nics = self.rules.placements();
+        self.rules.leave_hardware(plane);
     }
 
     /// The program's own, and `rules`: each with its text, where it runs, `packets` and `bytes`.
@@ -285,18 +330,13 @@ impl<C: Control> Control for WithRules<C> {
         let rules: Vec<Value> = self
             .latest
             .iter()
-            .zip(&self.placed)
-            .map(|(it, placed)| {
-                let places: Vec<Value> = placed
-                    .ports
-                    .iter()
-                    .map(|(port, place)| json!({ "port": self.names[usize::from(*port)], "where": word(place) }))
-                    .collect();
+            .enumerate()
+            .map(|(i, it)| {
                 json!({
                     "rule": it.rule.to_string(),
                     "packets": it.counters.packets,
                     "bytes": it.counters.bytes,
-                    "ports": places,
+                    "ports": self.places(i),
                 })
             })
             .collect();

@@ -1,7 +1,11 @@
 //! `wirepath devices`: the ports that could be used, by which driver, in which mode, and why not.
 
 use serde::Serialize;
-use wirepath_pmd::drivers::{Candidate, DRIVERS, Driver};
+use wirepath_pmd::drivers::{self, Candidate, DRIVERS, Driver};
+use wirepath_pmd::packet::Pool;
+use wirepath_pmd::port::hardware::RuleCapabilities;
+use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, StartedPort};
+use wirepath_pmd::settings::Source;
 
 use crate::cli::{Failure, Table, print, print_json};
 
@@ -55,6 +59,35 @@ pub fn run(json: bool) -> Result<(), Failure> {
         about.row([driver.driver.to_owned(), driver.about.to_owned()]);
     }
     print(format_args!("{table}\n{about}"))
+}
+
+/// What the rule hardware of a device can do, `DRIVER:DEVICE`. The device is opened; where it says so only when it runs, it is started
+/// for a moment, without taking frames for other stations.
+pub fn ask(name: &str) -> Result<RuleCapabilities, Failure> {
+    let (driver, device) = name
+        .split_once(':')
+        .ok_or_else(|| Failure::usage(format!("found \"{name}\", expected a driver and a device such as mlx5:eth1")))?;
+    let found = drivers::find(driver).ok_or_else(|| Failure::usage(format!("there is no driver \"{driver}\"")))?;
+    let source = Source::new("the command line", "");
+    let document = source.parse()?;
+    let plan = found.plan(Some(device), &document.settings())?;
+    let mut port = OpenPort::open(name, plan).map_err(Failure::failed)?;
+    let none = || Failure::failed(format!("{name} has no hardware for flow rules: the workers do them all"));
+    if let Some(hardware) = port.rule_hardware() {
+        return Ok(hardware.capabilities());
+    }
+    let pool = Pool::new("capabilities", 4096)?;
+    let config = PortConfig { promiscuous: false, depth: 64, ..PortConfig::new(0, pool) };
+    let StartedPort { mut port, rx, tx } =
+        port.configure(config).and_then(ConfiguredPort::start).map_err(Failure::failed)?;
+    let can = port.rule_hardware().map(|hardware| hardware.capabilities());
+    port.stop(rx, tx).map_err(Failure::failed)?;
+    can.ok_or_else(none)
+}
+
+/// Prints what the rule hardware of a device can do, as `wirepath flow explain --capabilities` reads it.
+pub fn rules(name: &str) -> Result<(), Failure> {
+    print_json(&ask(name)?)
 }
 
 /// Asks every driver; the offers for one device stand together, best driver first.

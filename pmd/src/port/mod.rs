@@ -195,6 +195,11 @@ impl OpenPort {
         self.device.capabilities()
     }
 
+    /// The rule hardware, where the device knows it before it is started: see [`Device::rule_hardware`].
+    pub fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.device.rule_hardware()
+    }
+
     /// Checks the configuration against the capabilities.
     pub fn configure(self, config: PortConfig) -> Result<ConfiguredPort, PortError> {
         let can = self.device.capabilities();

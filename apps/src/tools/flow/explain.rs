@@ -1,30 +1,41 @@
 use std::net::IpAddr;
+use std::path::Path;
 
 use serde_json::{Value, json};
 use wirepath_pipeline::PortInfo;
+use wirepath_pipeline::rules::hardware::{self, Placement};
 use wirepath_pipeline::rules::{Place, check, in_order, place_rule};
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::flow::{Direction, Rule};
 use wirepath_pmd::packet::Pool;
+use wirepath_pmd::port::hardware::RuleCapabilities;
 use wirepath_pmd::port::{Capabilities, KernelRule};
-use wirepath_wire::MacAddr;
+use wirepath_wire::{MacAddr, Tunnels};
 
 use super::input::{self, Input, Program};
-use super::{ConfigArguments, check::complain};
+use super::{ExplainArguments, check::complain};
 use crate::cli::{Failure, print, print_json};
 use crate::rules::{Entry, OwnRule, gateway_rules, word};
+use crate::tools::devices::ask;
 
 /// Where one rule runs on one port.
 struct Row {
     port: String,
     driver: &'static str,
     place: Result<Place, String>,
+    /// In the NIC, or partly: in which word.
+    nic: Option<&'static str>,
     /// What kept it from running nearer to the wire.
     why: String,
 }
 
-pub(super) fn run(arguments: &ConfigArguments, json: bool) -> Result<(), Failure> {
-    let input = input::read(&arguments.input())?;
+pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failure> {
+    let can = match (&arguments.port, &arguments.capabilities) {
+        (Some(port), _) => Some(ask(port)?),
+        (_, Some(file)) => Some(recorded(file)?),
+        _ => None,
+    };
+    let input = input::read(&arguments.config.input())?;
     complain(&input)?;
     let Input { entries, program, .. } = input;
     let Some(program) = program else {
@@ -38,12 +49,20 @@ pub(super) fn run(arguments: &ConfigArguments, json: bool) -> Result<(), Failure
             (&setup.ports, gateway_rules(&setup.gateway, &unknown).map_err(Failure::failed)?)
         }
     };
-    let rows = rows(&entries, ports)?;
+    let mut rows = rows(&entries, ports)?;
+    let mut own_rows: Vec<Option<Placement>> = own.iter().map(|_| None).collect();
+    if let Some(can) = &can {
+        let tunnels = match &program {
+            Program::L2fwd(_) => Tunnels::default(),
+            Program::Gateway(setup) => Tunnels::default().with_vxlan(Some(setup.gateway.underlay.udp_port)),
+        };
+        own_rows = in_hardware(&mut rows, can, ports, tunnels, (&entries, &own));
+    }
     let refused = rows.iter().flatten().filter(|row| row.place.is_err()).count();
     if json {
-        print_json(&report(&entries, &rows, &own, refused == 0))?;
+        print_json(&report(&entries, &rows, (&own, &own_rows), refused == 0))?;
     } else {
-        print(text(&entries, &rows, &own))?;
+        print(text(&entries, &rows, (&own, &own_rows)))?;
     }
     match refused {
         0 => Ok(()),
@@ -78,7 +97,7 @@ fn rows(entries: &[Entry], settings: &[PortSettings]) -> Result<Vec<Vec<Row>>, F
             let info = &ports[usize::from(port)];
             let place = wrong.clone().map_or(place, Err);
             let driver = info.capabilities.driver;
-            Row { port: info.name.clone(), driver, why: why(rule, driver, &place), place }
+            Row { port: info.name.clone(), driver, why: why(rule, driver, &place), place, nic: None }
         };
         place_rule(rule, number, &ports, &decided).into_iter().map(row).collect()
     };
@@ -99,16 +118,53 @@ fn why(rule: &Rule, driver: &str, place: &Result<Place, String>) -> String {
     }
 }
 
-fn place_word(place: &Result<Place, String>) -> &'static str {
-    place.as_ref().map_or("refused", word)
+/// What a recorded device can do.
+fn recorded(file: &Path) -> Result<RuleCapabilities, Failure> {
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(|error| Failure::usage(format!("{}: cannot read this: {error}", file.display())))?;
+    serde_json::from_str(&text).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))
 }
 
-fn text(entries: &[Entry], rows: &[Vec<Row>], own: &[OwnRule]) -> String {
+/// Puts into the rows what rule hardware like this would take over, on the ports that could be such; what of the gateway's own tunnels
+/// it would.
+fn in_hardware(
+    rows: &mut [Vec<Row>],
+    can: &RuleCapabilities,
+    ports: &[PortSettings],
+    tunnels: Tunnels,
+    (entries, own): (&[Entry], &[OwnRule]),
+) -> Vec<Option<Placement>> {
+    let rules: Vec<Rule> =
+        entries.iter().map(|entry| &entry.rule).chain(own.iter().map(|own| &own.rule)).cloned().collect();
+    let could_be = |port: &PortSettings| port.plan.driver() == can.driver || port.plan.driver() == "auto";
+    let all = !ports.iter().any(could_be);
+    let mut own_rows = vec![None; own.len()];
+    for (id, port) in (0..).zip(ports).filter(|(_, port)| all || could_be(port)) {
+        let placements = hardware::on_paper(can, id, tunnels, &rules);
+        for (number, placement) in placements.into_iter().enumerate() {
+            let Some(placement) = placement else { continue };
+            let Some(rows) = rows.get_mut(number) else {
+                own_rows[number - entries.len()] = Some(placement);
+                continue;
+            };
+            let Some(row) = rows.iter_mut().find(|row| row.port == port.name && row.place.is_ok()) else { continue };
+            row.nic = Some(placement.word());
+            row.why = placement.obstacle().map_or_else(|| "in the NIC".to_owned(), ToString::to_string);
+        }
+    }
+    own_rows
+}
+
+fn place_word(row: &Row) -> &'static str {
+    row.nic.unwrap_or_else(|| row.place.as_ref().map_or("refused", word))
+}
+
+fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[OwnRule], &[Option<Placement>])) -> String {
     let mut text = String::new();
     for (number, (entry, rows)) in entries.iter().zip(rows).enumerate() {
         text += &format!("{number:>4}  {}\n", entry.rule);
         for row in rows {
-            let (port, driver, place) = (&row.port, row.driver, place_word(&row.place));
+            let (port, driver, place) = (&row.port, row.driver, place_word(row));
             text += &format!("        port {port} ({driver}): {place}: {}\n", row.why);
         }
     }
@@ -118,24 +174,31 @@ fn text(entries: &[Entry], rows: &[Vec<Row>], own: &[OwnRule]) -> String {
     if !own.is_empty() {
         text += "\nThe gateway's own tunnels as rules (done by its stages; 02:00:00:00:00:00 and :ff stand for addresses that are known \
                  once it runs):\n";
-        for it in own {
+        for (it, placement) in own.iter().zip(own_rows) {
             let way = if it.rule.direction() == Direction::Ingress { "from" } else { "to" };
             text += &format!("  segment {} {way} {}, number {}\n    {}\n", it.segment, it.remote, it.tag, it.rule);
+            if let Some(placement) = placement {
+                let why = placement.obstacle().map(|why| format!(": {why}")).unwrap_or_default();
+                text += &format!("    {}{why}\n", placement.word());
+            }
         }
     }
     text
 }
 
-fn report(entries: &[Entry], rows: &[Vec<Row>], own: &[OwnRule], ok: bool) -> Value {
+fn report(
+    entries: &[Entry],
+    rows: &[Vec<Row>],
+    (own, own_rows): (&[OwnRule], &[Option<Placement>]),
+    ok: bool,
+) -> Value {
     let rules: Vec<Value> = entries
         .iter()
         .zip(rows)
         .map(|(entry, rows)| {
             let ports: Vec<Value> = rows
                 .iter()
-                .map(|row| {
-                    json!({ "port": row.port, "driver": row.driver, "where": place_word(&row.place), "why": row.why })
-                })
+                .map(|row| json!({ "port": row.port, "driver": row.driver, "where": place_word(row), "why": row.why }))
                 .collect();
             let line = entry.place.position().0;
             json!({ "rule": entry.rule.to_string(), "file": entry.place.file(), "line": line, "ports": ports })
@@ -143,13 +206,15 @@ fn report(entries: &[Entry], rows: &[Vec<Row>], own: &[OwnRule], ok: bool) -> Va
         .collect();
     let own: Vec<Value> = own
         .iter()
-        .map(|it| {
+        .zip(own_rows)
+        .map(|(it, placement)| {
             json!({
                 "segment": it.segment,
                 "remote": it.remote.to_string(),
                 "number": it.tag,
                 "rule": it.rule.to_string(),
-                "where": "gateway",
+                "where": placement.as_ref().map_or("gateway", Placement::word),
+                "why": placement.as_ref().and_then(Placement::obstacle).map(ToString::to_string),
             })
         })
         .collect();

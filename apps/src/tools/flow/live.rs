@@ -41,13 +41,19 @@ pub(super) fn list(arguments: &SocketArguments, json: bool) -> Result<(), Failur
     if json {
         return print_json(&answer);
     }
-    let mut table = Table::new(["ID", "PACKETS", "BYTES", "RULE"]);
+    let mut table = Table::new(["ID", "PACKETS", "BYTES", "WHERE", "RULE"]);
     for rule in answer["rules"].as_array().into_iter().flatten() {
+        let places = rule["ports"].as_array().into_iter().flatten();
+        let mut places: Vec<&str> = places.filter_map(|place| place["where"].as_str()).collect();
+        places.sort_unstable();
+        places.dedup();
+        let places = places.join(", ");
         let text = |key: &str| match &rule[key] {
+            _ if key == "where" => places.clone(),
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        table.row(["id", "packets", "bytes", "rule"].map(text));
+        table.row(["id", "packets", "bytes", "where", "rule"].map(text));
     }
     print(table)
 }

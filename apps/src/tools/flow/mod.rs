@@ -37,7 +37,12 @@ pub enum FlowCommand {
     /// (rules with the action kernel). `injected`: decided by the workers, packets given to the kernel one by one. `refused`: the program
     /// would not start with this rule. Of a tunnel-gateway its own tunnels are shown as rules too. Exit code: 0, or 2 if a rule is wrong or
     /// refused. With --json: an object with `ok`, `rules` (rule, file, line, ports: port, driver, where, why) and `gateway`.
-    Explain(ConfigArguments),
+    ///
+    /// What a NIC takes over depends on the NIC: --port asks one of this machine (real or emulated), --capabilities reads what one has
+    /// said before. `hardware`: matched and done in the NIC. `split`: the NIC does a part (matches and marks, say) and the workers the
+    /// rest. The reason names the item, field, action or rule that stands in the way.
+    #[command(after_help = EXPLAIN_HELP)]
+    Explain(ExplainArguments),
 
     /// Shows which rule each packet of a capture meets and what becomes of it
     ///
@@ -104,7 +109,7 @@ pub struct CheckArguments {
     strict: bool,
 }
 
-/// Arguments of `explain`.
+/// Which configuration.
 #[derive(Debug, Args)]
 pub struct ConfigArguments {
     /// Configuration of l2fwd or tunnel-gateway; for match also a file of rules
@@ -116,6 +121,28 @@ impl ConfigArguments {
     fn input(&self) -> InputArguments {
         InputArguments { file: self.config.clone(), form: None, ports: Vec::new() }
     }
+}
+
+const EXPLAIN_HELP: &str = "\
+Examples:
+  wirepath flow explain configs/l2fwd-acl.toml
+  wirepath flow explain configs/l2fwd-acl.toml --port mlx5:eth1
+  wirepath devices --rules mlx5:eth1 > nic.json
+  wirepath flow explain configs/l2fwd-acl.toml --capabilities nic.json --json";
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArguments {
+    #[command(flatten)]
+    config: ConfigArguments,
+
+    /// Ask the rule hardware of this device, as if the ports that could be it were it
+    #[arg(long, value_name = "DRIVER:DEVICE", conflicts_with = "capabilities")]
+    port: Option<String>,
+
+    /// The same, with what such a device has said before
+    #[arg(long, value_name = "FILE")]
+    capabilities: Option<PathBuf>,
 }
 
 /// Arguments of `match`.

@@ -30,7 +30,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use wirepath_pmd::flow::{Action, Bits, Direction, Field, Item, ItemKind, Key, Rule};
+use wirepath_pmd::flow::{Action, Bits, Direction, Field, FieldSet, Item, ItemKind, Key, Rule};
 use wirepath_pmd::packet::BATCH;
 use wirepath_pmd::port::hardware::{
     FateKind, HardwareCount, HardwareRule, HardwareRuleId, RefusalKind, RuleCapabilities, RuleFate, RuleHardware,
@@ -246,8 +246,7 @@ impl HardwareRules {
             }
             for (id, rule) in added {
                 let set = rule.fields();
-                let on = set.get(Key::field(0, Field::PortId));
-                if on.is_none_or(|bits| bits.matches(it.port.into())) {
+                if is_of(&set, it.port) {
                     it.plan.add(*id, (rule.priority(), id.number()), Arc::clone(rule), &set);
                 }
             }
@@ -358,27 +357,8 @@ impl HardwareRules {
 
     /// Where a rule runs on each port with rule hardware whose packets may fit it. `name` tells people of a rule.
     pub(super) fn placements(&mut self, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Vec<(PortId, Placement)> {
-        let of = |it: &mut PortRules| {
-            let placement = match it.plan.why_not(id) {
-                None => match it.plan.fit(id)? {
-                    Ok(Fit { split: None, .. }) => Placement::Hardware,
-                    Ok(Fit { split: Some(obstacle), .. }) => Placement::Split(obstacle),
-                    Err(obstacle) => Placement::Software(obstacle),
-                },
-                Some(Why::Obstacle(obstacle)) => Placement::Software(obstacle),
-                Some(Why::Above(other)) => Placement::Software(Obstacle::new(
-                    "priority",
-                    format!("above it and overlapping with it, this runs (partly) in software: {}", name(other)),
-                )),
-                Some(Why::TooDeep(levels)) => Placement::Software(Obstacle::new(
-                    "priority",
-                    format!("more rules overlap above it than the NIC has levels ({levels})"),
-                )),
-                Some(Why::Refused(refusal)) => Placement::Software(Obstacle::new("refused", refusal.reason)),
-            };
-            Some((it.port, placement))
-        };
-        self.ports.iter_mut().filter(|it| it.plan.contains(id)).filter_map(of).collect()
+        let of = |it: &mut PortRules| Some((it.port, placement(&mut it.plan, id, name)?));
+        self.ports.iter_mut().filter_map(of).collect()
     }
 
     /// Rules in devices, by port.
@@ -390,6 +370,48 @@ impl HardwareRules {
     pub fn draining(&self) -> usize {
         self.draining.len()
     }
+}
+
+/// Where a rule runs; `None` if the plan does not have it. `name` tells people of a rule.
+fn placement(plan: &mut Plan, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Option<Placement> {
+    let obstacle = match plan.why_not(id) {
+        None => {
+            return Some(match plan.fit(id)? {
+                Ok(Fit { split: None, .. }) => Placement::Hardware,
+                Ok(Fit { split: Some(obstacle), .. }) => Placement::Split(obstacle),
+                Err(obstacle) => Placement::Software(obstacle),
+            });
+        }
+        Some(Why::Obstacle(obstacle)) => obstacle,
+        Some(Why::Above(other)) => {
+            let why = format!("above it and overlapping with it, this runs (partly) in software: {}", name(other));
+            Obstacle::new("priority", why)
+        }
+        Some(Why::TooDeep(levels)) => {
+            Obstacle::new("priority", format!("more rules overlap above it than the NIC has levels ({levels})"))
+        }
+        Some(Why::Refused(refusal)) => Obstacle::new("refused", refusal.reason),
+    };
+    Some(Placement::Software(obstacle))
+}
+
+/// Where rules would run on a port with such a NIC: nothing is opened. `None`: its packets cannot fit the rule.
+pub fn on_paper(can: &RuleCapabilities, port: PortId, tunnels: Tunnels, rules: &[Rule]) -> Vec<Option<Placement>> {
+    let mut plan = Plan::new(Judge::new(can.clone(), port, tunnels));
+    for (number, rule) in (0..).zip(rules) {
+        let set = rule.fields();
+        if is_of(&set, port) {
+            plan.add(RuleId::of_number(number), (rule.priority(), number), Arc::new(rule.clone()), &set);
+        }
+    }
+    plan.settle();
+    let name = |id: RuleId| rules.get(id.number() as usize).map_or_else(String::new, ToString::to_string);
+    (0..rules.len() as u64).map(|number| placement(&mut plan, RuleId::of_number(number), &name)).collect()
+}
+
+/// Whether packets of a port can fit a rule.
+fn is_of(set: &FieldSet, port: PortId) -> bool {
+    set.get(Key::field(0, Field::PortId)).is_none_or(|bits| bits.matches(port.into()))
 }
 
 /// Rules that leave a device, the lowest first.

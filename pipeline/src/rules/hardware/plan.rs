@@ -83,10 +83,6 @@ impl Plan {
         self.slots.get(at as usize)?.as_ref()
     }
 
-    pub(super) fn contains(&self, id: RuleId) -> bool {
-        self.nodes.contains_key(&id)
-    }
-
     pub(super) fn rule(&self, id: RuleId) -> Option<&Arc<Rule>> {
         Some(&self.node(*self.nodes.get(&id)?)?.rule)
     }
