@@ -7,10 +7,11 @@ use std::time::Duration;
 use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
-use wirepath_apps::gateway::{Capture, EXAMPLE, Report, Reporting, Setup, check_tags, warn_of_lost_tags};
-use wirepath_apps::rules::{RuleSettings, WithRules};
+use wirepath_apps::gateway::{Capture, EXAMPLE, Report, Reporting, Setup, check_tags, leave_to_nic, warn_of_lost_tags};
+use wirepath_apps::rules::{Hardware, RuleSettings, WithRules};
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
-use wirepath_pipeline::{ControlPlane, RunOptions, Runtime, Summary};
+use wirepath_pipeline::{ControlPlane, PortInfo, RunOptions, Runtime, Summary};
+use wirepath_pmd::port::Offloads;
 use wirepath_pmd::settings::Source;
 use wirepath_wire::Tunnels;
 
@@ -130,7 +131,9 @@ fn carry(
         running.run(&mut control, options);
         return Ok((running.stop(&mut control), control, String::new()));
     }
-    if rules.is_empty() {
+    let marks = |port: &PortInfo| port.capabilities.offloads.contains(Offloads::RX_MARK);
+    let nic = rules.hardware == Hardware::Auto && runtime.ports().get(config.underlay.port).is_some_and(marks);
+    if rules.is_empty() && !nic {
         let mut running = runtime.start(|worker| control.gateway.stage(worker)).map_err(failed)?;
         if let Err(refused) = certain(running.plane(), config) {
             running.stop(&mut control);
@@ -143,6 +146,7 @@ fn carry(
     let tunnels = Tunnels::default().with_vxlan(Some(config.underlay.udp_port));
     let parser = wirepath_wire::Parser { tunnels, ..wirepath_wire::Parser::default() };
     let mut control = WithRules::begin(&mut runtime, rules, parser, control, live)?;
+    control.leave_to_nics = Some(leave_to_nic);
     let mut running = runtime
         .start(|worker| {
             let gateway = control.control.gateway.stage(worker);

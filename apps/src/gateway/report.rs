@@ -6,6 +6,7 @@ use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::Packet;
 use wirepath_pmd::port::{PortEvent, PortId};
 
+use super::Offload;
 use super::capture::Capture;
 use super::demo::Peer;
 use crate::cli::{self, Rate, Table};
@@ -21,6 +22,8 @@ pub struct Reporting {
     pub live: bool,
     /// Where dropped packets are written.
     pub capture: Option<Capture>,
+    /// What the NIC of the underlay does.
+    pub offload: Offload,
     before: Vec<SegmentStats>,
     at: f64,
 }
@@ -28,7 +31,7 @@ pub struct Reporting {
 impl Reporting {
     /// Shows the rates of a gateway if it is to be `live`.
     pub fn new(gateway: GatewayControl, peer: Option<Peer>, live: bool) -> Self {
-        Self { gateway, peer, live, capture: None, before: Vec::new(), at: 0.0 }
+        Self { gateway, peer, live, capture: None, offload: Offload::default(), before: Vec::new(), at: 0.0 }
     }
 
     fn segments(&mut self, elapsed: f64) -> String {

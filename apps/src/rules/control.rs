@@ -25,6 +25,8 @@ const SHOWN: usize = 20;
 pub struct WithRules<C> {
     /// The program's own.
     pub control: C,
+    /// What the program itself leaves to NICs: called on every tick.
+    pub leave_to_nics: Option<fn(&mut C, &mut RuleControl, &mut ControlPlane)>,
     rules: RuleControl,
     settings: RuleSettings,
     names: Vec<String>,
@@ -65,6 +67,7 @@ impl<C: Control> WithRules<C> {
         let names = runtime.ports().iter().map(|port| port.name.clone()).collect();
         let mut it = Self {
             control,
+            leave_to_nics: None,
             rules,
             settings,
             names,
@@ -291,6 +294,9 @@ impl<C: Control> Control for WithRules<C> {
         self.control.tick(plane);
         let now = plane.now();
         self.rules.tick(plane);
+        if let Some(leave) = self.leave_to_nics.filter(|_| self.settings.hardware == Hardware::Auto) {
+            leave(&mut self.control, &mut self.rules, plane);
+        }
         if self.reload.swap(false, Ordering::Relaxed) {
             self.reload(plane);
         }

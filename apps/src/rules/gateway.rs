@@ -65,7 +65,8 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-fn decap(
+/// What comes from a remote with a segment's VNI is decapsulated, and marked with `tag`.
+pub fn decap(
     config: &GatewayConfig,
     local: IpAddr,
     remote: IpAddr,
@@ -102,7 +103,8 @@ fn decap(
     Rule::new(Direction::Ingress, PRIORITY, pattern, vec![Action::Reformat(decap), Action::Mark(tag)])
 }
 
-fn encap(
+/// What has `tag` as data is encapsulated for a remote. `None`: the outer DSCP is copied from the inner one, which no rule says.
+pub fn encap(
     config: &GatewayConfig,
     local: IpAddr,
     remote: IpAddr,

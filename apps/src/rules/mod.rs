@@ -7,5 +7,5 @@ mod socket;
 
 pub use config::{Entry, Hardware, RuleSettings, port_names};
 pub use control::{WithRules, run, word};
-pub use gateway::{Hop, OwnRule, PRIORITY, gateway_rules};
+pub use gateway::{Hop, OwnRule, PRIORITY, decap, encap, gateway_rules};
 pub use socket::ask;

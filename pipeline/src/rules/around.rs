@@ -198,6 +198,12 @@ impl<S> Ruled<S> {
     #[cold]
     #[inline(never)]
     fn at_device_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+        if batch.iter().all(|packet| packet.mark().is_none()) {
+            if self.ingress.has_rules(context.guard()) {
+                self.at_ingress(context, batch);
+            }
+            return;
+        }
         tags_into_frames(context, batch);
         let Self { ingress, egress, parsed, toeplitz, around, worker, .. } = self;
         let guard = context.guard();
@@ -218,16 +224,12 @@ impl<S> Ruled<S> {
             if tag.is_some() {
                 packets[count] = Some(packet);
             } else {
-                match around.parser.parse_chain(packet.data(), packet.len()) {
-                    Err(error) if rules => {
-                        context.drop(packet, DropReason::from(error));
-                        return None;
-                    }
-                    _ => {
-                        places[apart.len()] = count;
-                        let _ = apart.push(packet);
-                    }
+                if rules && let Err(error) = around.parser.parse_chain(packet.data(), packet.len()) {
+                    context.drop(packet, DropReason::from(error));
+                    return None;
                 }
+                places[apart.len()] = count;
+                let _ = apart.push(packet);
             }
             count += 1;
             None
@@ -364,8 +366,12 @@ fn met(
     packet: &mut Packet,
     entry: &Tagged,
 ) -> Outcome {
+    let Some(record) = entry.record else {
+        packet.set_mark(entry.own);
+        return Outcome::Next;
+    };
     // Its record is kept as long as packets may carry the tag.
-    let Some(hit) = lookup.met(context.guard(), context.now(), entry.record) else { return Outcome::Next };
+    let Some(hit) = lookup.met(context.guard(), context.now(), record) else { return Outcome::Next };
     let mut parsed = Parsed::default();
     if entry.looks {
         match around.parser.parse_chain(packet.data(), packet.len()) {

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use wirepath_pmd::flow::{Action, Direction, Field, ItemKind, Key, Rule, What};
+use wirepath_pmd::flow::{Action, Direction, Field, ItemKind, Key, Reformat, Rule, What};
 use wirepath_pmd::port::{KernelRule, PortId, ToKernel, VlanTags};
 use wirepath_wire::{Parser, Tunnels};
 
-use super::hardware::{HardwareRules, Placement};
+use super::hardware::{HardwareRules, Obstacle, Placement};
 use super::{
     Around, Gone, PUNT_TO_KERNEL, RuleCounters, RuleId, RuleLimits, RuleTable, RuleTableError, Ruled, Timeouts,
 };
@@ -304,6 +304,24 @@ impl RuleControl {
         let Self { hardware, rules, table, .. } = self;
         let name = |id: RuleId| table.get(id).map_or_else(String::new, ToString::to_string);
         rules.iter().map(|entry| hardware.placements(entry.id, &name)).collect()
+    }
+
+    /// A rule that only devices have: where its packets come without the device having met it, the program does the same by itself. It
+    /// stands behind all others. Packets that have met it come with this mark (24 bits) and [`hardware::OWN`](super::hardware::OWN).
+    pub fn own_decap(&mut self, plane: &mut ControlPlane, rule: Rule, mark: u32) {
+        let now = plane.now();
+        self.hardware.own_decap(plane, &mut self.table, rule, mark, now);
+    }
+
+    /// Leaves an encapsulation to the device of a port: packets that are sent there with this number as transmit metadata get the header.
+    /// The sender has checked their length, and left nothing to be done behind it.
+    pub fn own_encap(&mut self, plane: &mut ControlPlane, port: PortId, header: &Reformat) -> Result<u32, Obstacle> {
+        self.hardware.own_encap(plane, port, header)
+    }
+
+    /// No packet is sent with this number any more.
+    pub fn drop_encap(&mut self, plane: &ControlPlane, port: PortId, number: u32) {
+        self.hardware.drop_encap(port, number, plane.now());
     }
 
     /// The hardware stage.

@@ -53,6 +53,23 @@ pub struct LearnStats {
 struct Route {
     local: IpAddr,
     next_hop: Option<IpAddr>,
+    /// Where the next hop is.
+    mac: Option<MacAddr>,
+}
+
+/// A remote as whoever hands its tunnel to a NIC sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Tunnel {
+    /// Index of the segment.
+    pub segment: usize,
+    /// Identifier in the overlay.
+    pub vni: u32,
+    /// Our address.
+    pub local: IpAddr,
+    /// The remote's.
+    pub remote: IpAddr,
+    /// Ethernet address of the next hop, if it is known.
+    pub next_hop: Option<MacAddr>,
 }
 
 /// Everything of one gateway that is not in its workers.
@@ -71,6 +88,7 @@ pub struct GatewayControl {
     /// Remotes behind each next hop.
     behind: HashMap<IpAddr, Vec<u32>>,
     dirty: bool,
+    opened_by_nic: bool,
     wanted: VecDeque<IpAddr>,
     actions: Vec<Action<Held>>,
     learns: Vec<LearnStats>,
@@ -120,7 +138,7 @@ impl GatewayControl {
                     max_frame: max_frame(config, &layout, index, remote.address),
                     reach: Reach::Resolving,
                 });
-                routes.push(Route { local: remote.local, next_hop: addresses.next_hop(remote.address) });
+                routes.push(Route { local: remote.local, next_hop: addresses.next_hop(remote.address), mac: None });
             }
         }
         let mut behind: HashMap<IpAddr, Vec<u32>> = HashMap::new();
@@ -151,6 +169,7 @@ impl GatewayControl {
             routes,
             behind,
             dirty: false,
+            opened_by_nic: false,
             wanted,
             actions: Vec::new(),
             learns: vec![LearnStats::default(); segments],
@@ -171,6 +190,41 @@ impl GatewayControl {
         });
         let pool = self.pools[self.config.underlay.port].clone();
         Gateway::new(self.tables.clone(), counters, pool)
+    }
+
+    /// The remotes, by the numbers that [`Self::encapsulated_by_nic`] takes and that marks of opened packets have.
+    pub fn tunnels(&self) -> impl Iterator<Item = Tunnel> {
+        let tunnel = |(to, route): (&Remote, &Route)| Tunnel {
+            segment: usize::from(to.segment),
+            vni: vni(&self.tables.layout, to.segment),
+            local: route.local,
+            remote: to.address,
+            next_hop: route.mac,
+        };
+        self.list.iter().zip(&self.routes).map(tunnel)
+    }
+
+    /// Our Ethernet address on the underlay.
+    pub fn mac(&self) -> MacAddr {
+        self.tables.layout.underlay.mac
+    }
+
+    /// From here on, marks of packets from the underlay may say that the NIC has taken their outer headers off:
+    /// [`OWN`](crate::rules::hardware::OWN) and the number of the remote.
+    pub fn opened_by_nic(&mut self) {
+        (self.opened_by_nic, self.dirty) = (true, true);
+        self.publish();
+    }
+
+    /// The NIC puts the headers of this remote on packets with this transmit metadata; `None`: the workers do it again. When the next hop
+    /// moves they do, too.
+    pub fn encapsulated_by_nic(&mut self, remote: usize, number: Option<u32>) {
+        let Some(reach) = self.list.get_mut(remote).map(|remote| &mut remote.reach) else { return };
+        if let Reach::Ready(template) | Reach::InNic(template, _) = *reach {
+            *reach = number.map_or(Reach::Ready(template), |number| Reach::InNic(template, number));
+            self.dirty = true;
+            self.publish();
+        }
     }
 
     /// What the workers read.
@@ -243,6 +297,9 @@ impl GatewayControl {
     fn reach(&mut self, next_hop: IpAddr, mac: Option<MacAddr>, state: State) {
         let remotes = self.behind.get(&next_hop).cloned().unwrap_or_default();
         for remote in remotes {
+            if let Some(route) = self.routes.get_mut(remote as usize) {
+                route.mac = mac;
+            }
             let reach = match mac.and_then(|mac| self.template(remote as usize, mac)) {
                 Some(template) => Reach::Ready(template),
                 None if state == State::Failed => Reach::Unreachable,
@@ -259,7 +316,9 @@ impl GatewayControl {
     fn publish(&mut self) {
         if std::mem::take(&mut self.dirty) {
             let layout = &self.tables.layout;
-            self.tables.remotes.replace(Remotes::new(self.list.clone(), |segment| vni(layout, segment)));
+            let mut remotes = Remotes::new(self.list.clone(), |segment| vni(layout, segment));
+            remotes.opened_by_nic = self.opened_by_nic;
+            self.tables.remotes.replace(remotes);
         }
     }
 
@@ -314,7 +373,9 @@ impl GatewayControl {
     fn release(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
         let underlay = &self.tables.layout.underlay;
         let len = packet.len();
-        let Some(Remote { reach: Reach::Ready(template), segment, .. }) = self.list.get(remote as usize) else {
+        let Some(Remote { reach: Reach::Ready(template) | Reach::InNic(template, _), segment, .. }) =
+            self.list.get(remote as usize)
+        else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
         let flow = Flow::of(packet.data(), packet.len(), &Parser { tunnels: Tunnels::NONE, ..Parser::default() });
@@ -401,9 +462,10 @@ impl GatewayControl {
             let index = self.list.len();
             let max_frame = max_frame(&self.config, &self.tables.layout, usize::from(segment), source);
             self.list.push(Remote { address: source, segment, max_frame, reach: Reach::Resolving });
-            self.routes.push(Route { local, next_hop: Some(next_hop) });
+            let mac = self.neighbours.mac(next_hop);
+            self.routes.push(Route { local, next_hop: Some(next_hop), mac });
             self.behind.entry(next_hop).or_default().push(index as u32);
-            if let Some(template) = self.neighbours.mac(next_hop).and_then(|mac| self.template(index, mac)) {
+            if let Some(template) = mac.and_then(|mac| self.template(index, mac)) {
                 self.list[index].reach = Reach::Ready(template);
             }
             self.dirty = true;
@@ -451,6 +513,8 @@ impl GatewayControl {
                     "moved": l.moved,
                     "aged": l.aged,
                     "not_learned": l.refused,
+                    "nic_encapsulated": s.nic_encapsulated,
+                    "nic_decapsulated": s.nic_decapsulated,
                 })
             })
             .collect();

@@ -42,6 +42,10 @@ pub struct SegmentCounters {
     pub too_big: Counter,
     /// ICMP messages about that.
     pub told_too_big: Counter,
+    /// Of those into tunnels: the NIC puts the headers on.
+    pub nic_encapsulated: Counter,
+    /// Of those out of tunnels: the NIC has taken the headers off.
+    pub nic_decapsulated: Counter,
 }
 
 /// The same as plain numbers, over all workers.
@@ -63,6 +67,10 @@ pub struct SegmentStats {
     pub too_big: u64,
     /// ICMP messages about that.
     pub told_too_big: u64,
+    /// Of those into tunnels: the NIC puts the headers on.
+    pub nic_encapsulated: u64,
+    /// Of those out of tunnels: the NIC has taken the headers off.
+    pub nic_decapsulated: u64,
 }
 
 /// The counters of all workers.
@@ -96,6 +104,8 @@ impl GatewayCounters {
             sum.unknown_unicast += counters.unknown_unicast.get();
             sum.too_big += counters.too_big.get();
             sum.told_too_big += counters.told_too_big.get();
+            sum.nic_encapsulated += counters.nic_encapsulated.get();
+            sum.nic_decapsulated += counters.nic_decapsulated.get();
         }
         sum
     }

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::offload::Verdicts;
+use wirepath_pmd::packet::offload::{Flags, Verdicts};
 use wirepath_pmd::packet::{Batch, Packet};
 use wirepath_wire::finish::Coverage;
 use wirepath_wire::{EtherType, IpProtocol, L3, L4, MacAddr, checksum, vxlan};
@@ -17,6 +17,7 @@ use super::encap::{addresses, be64};
 use super::stage::{Flow, GatewayTables, PuntCode, Scratch, State, Tally, take_tag, to_attachment};
 use super::tables::{Destination, ETHERNET, Remotes};
 use crate::Context;
+use crate::rules::hardware::OWN;
 
 /// Outer headers over IPv4 without tag.
 const OUTER4: usize = 50;
@@ -81,6 +82,9 @@ impl GatewayTables {
     #[inline(always)]
     pub(super) fn decapsulate(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch) {
         let underlay = &self.layout.underlay;
+        if self.remotes.read(context.guard()).opened_by_nic && batch.iter().any(|packet| opened(packet).is_some()) {
+            return self.take_opened(state, context, batch);
+        }
         if let Some(vlan) = underlay.vlan {
             strip_underlay_tag(context, batch, vlan);
         }
@@ -176,6 +180,38 @@ impl GatewayTables {
                 None
             });
         }
+    }
+
+    /// Takes a batch of which the NIC has opened some packets. All keep their order.
+    #[cold]
+    #[inline(never)]
+    fn take_opened(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch) {
+        let remotes = self.remotes.read(context.guard());
+        batch.filter_map(|mut packet| {
+            let Some(remote) = opened(&packet) else {
+                if let Some(vlan) = self.layout.underlay.vlan {
+                    packet.pull_up(packet.len().min(QUICK));
+                    if take_tag(&mut packet) != Some(vlan) {
+                        context.drop(packet, DropReason::NotForUs);
+                        return None;
+                    }
+                }
+                self.decapsulate_one(state, context, remotes, packet);
+                return None;
+            };
+            let Some(segment) = remotes.list.get(remote as usize).map(|remote| remote.segment) else {
+                context.drop(packet, DropReason::UnknownRemote);
+                return None;
+            };
+            if let Some(c) = state.counters.get(usize::from(segment)) {
+                c.nic_decapsulated.add(1);
+            }
+            packet.set_flags(packet.flags().without(Flags::MARK));
+            packet.set_verdicts(Verdicts::NONE);
+            packet.pull_up(packet.len().min(HEADERS));
+            self.inside(state, context, remotes, packet, Some(remote), segment);
+            None
+        });
     }
 
     /// Takes one packet that is not as plain as most.
@@ -322,6 +358,12 @@ impl GatewayTables {
             Some(Destination::Remote(_)) => context.drop(packet, DropReason::SplitHorizon),
         }
     }
+}
+
+/// The remote of a packet whose outer headers the NIC has taken off.
+#[inline]
+fn opened(packet: &Packet) -> Option<u32> {
+    packet.mark().filter(|mark| mark & OWN != 0).map(|mark| mark & !OWN)
 }
 
 /// Verifies the outer UDP checksum, over all segments, unless the device did.

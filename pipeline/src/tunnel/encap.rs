@@ -12,7 +12,9 @@ use wirepath_wire::build::{too_big, too_big_room};
 use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
-use super::stage::{Flow, GatewayTables, KnownSource, PuntCode, Scratch, State, Tally, take_tag, to_attachment, wrap};
+use super::stage::{
+    Flow, GatewayTables, KnownSource, PuntCode, Scratch, State, Tally, in_nic, take_tag, to_attachment, wrap,
+};
 use super::tables::{Destination, ETHERNET, LocalPort, Reach, Remotes};
 use crate::Context;
 use crate::table::{HashTable, Key};
@@ -158,11 +160,24 @@ impl GatewayTables {
             if let Some(entry) = entry
                 && let Destination::Remote(remote) = Destination::unpack(entry.destination())
                 && let Some(remote) = remotes.list.get(remote as usize)
-                && let Reach::Ready(template) = &remote.reach
                 && slow & 1 << i == 0
             {
                 let len = packet.len();
-                if len <= remote.max_frame && wrap(packet, template, underlay, flows[i]).is_ok() {
+                let done = match &remote.reach {
+                    Reach::Ready(template) => {
+                        len <= remote.max_frame && wrap(packet, template, underlay, flows[i]).is_ok()
+                    }
+                    Reach::InNic(_, number)
+                        if len <= remote.max_frame && in_nic(packet, *number, underlay, flows[i]) =>
+                    {
+                        if let Some(c) = counters.get(usize::from(remote.segment)) {
+                            c.nic_encapsulated.add(1);
+                        }
+                        true
+                    }
+                    _ => false,
+                };
+                if done {
                     // Keys carry the segment, so the remote's is the one that the frame came from.
                     tally.add(if SORTED { remote.segment } else { first.segment }, len, count_tx);
                     return;
@@ -332,15 +347,24 @@ impl GatewayTables {
             return self.refuse_too_big(state, context, packet, remote.max_frame, sender);
         }
         match &remote.reach {
-            Reach::Ready(template) => match wrap(&mut packet, template, &self.layout.underlay, flow) {
-                Ok(()) => {
-                    if let Some(c) = state.counters.get(usize::from(remote.segment)) {
-                        c.overlay_tx.add(1, len);
-                    }
-                    context.send(self.layout.underlay.port, packet);
+            Reach::InNic(_, number) if in_nic(&mut packet, *number, &self.layout.underlay, flow) => {
+                if let Some(c) = state.counters.get(usize::from(remote.segment)) {
+                    c.overlay_tx.add(1, len);
+                    c.nic_encapsulated.add(1);
                 }
-                Err(reason) => context.drop(packet, reason),
-            },
+                context.send(self.layout.underlay.port, packet);
+            }
+            Reach::Ready(template) | Reach::InNic(template, _) => {
+                match wrap(&mut packet, template, &self.layout.underlay, flow) {
+                    Ok(()) => {
+                        if let Some(c) = state.counters.get(usize::from(remote.segment)) {
+                            c.overlay_tx.add(1, len);
+                        }
+                        context.send(self.layout.underlay.port, packet);
+                    }
+                    Err(reason) => context.drop(packet, reason),
+                }
+            }
             Reach::Resolving => state.punt(context, packet, PuntCode::Unresolved(to)),
             Reach::Unreachable => context.drop(packet, DropReason::NoNeighbour),
         }

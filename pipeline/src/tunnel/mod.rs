@@ -25,5 +25,5 @@ pub mod tables;
 pub mod underlay;
 
 pub use config::GatewayConfig;
-pub use control::{GatewayControl, LearnStats};
+pub use control::{GatewayControl, LearnStats, Tunnel};
 pub use stage::{Gateway, GatewayTables, PuntCode};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::offload::Verdicts;
+use wirepath_pmd::packet::offload::{Flags, Verdicts};
 use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::PortId;
 use wirepath_wire::build::{PLAIN_LEN, VxlanEncap};
@@ -245,6 +245,28 @@ pub(super) fn wrap(
     }
     wrap_other(packet, template, underlay, class, source_port)
 }
+
+/// Leaves the outer headers to the NIC, if it would put the same ones on: a mark or DSCP to be copied it cannot, nor finish what a sender
+/// has left to be done.
+#[inline]
+pub(super) fn in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flow: Flow) -> bool {
+    let flags = packet.flags();
+    if flow.class & underlay.copied_class != 0 || flags.intersects(UNFINISHED) || packet.vlan().is_some() {
+        return false;
+    }
+    packet.set_mark(number);
+    packet.set_flags(packet.flags().with(Flags::TX_METADATA));
+    packet.set_out_port(underlay.port);
+    packet.set_verdicts(Verdicts::NONE);
+    true
+}
+
+/// What a sender has left to be done behind the gateway.
+const UNFINISHED: Flags = Flags::TX_L3_CHECKSUM
+    .with(Flags::TX_L4_CHECKSUM)
+    .with(Flags::TX_OUTER_L3_CHECKSUM)
+    .with(Flags::TX_OUTER_L4_CHECKSUM)
+    .with(Flags::TX_SEGMENT);
 
 /// Longest inner frame that IPv4 can carry in a tunnel.
 const PLAIN_MOST: usize = 65_535 - 36;

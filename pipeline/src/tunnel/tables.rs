@@ -288,6 +288,8 @@ fn made_up_mac(ip: Option<IpAddr>) -> MacAddr {
 pub enum Reach {
     /// Put these headers in front.
     Ready(VxlanEncap),
+    /// The NIC puts them in front of packets with this number as transmit metadata; these, of those that it cannot do.
+    InNic(VxlanEncap, u32),
     /// The next hop is being asked for: the control thread keeps a few packets.
     Resolving,
     /// The next hop does not answer.
@@ -312,6 +314,8 @@ pub struct Remote {
 pub struct Remotes {
     /// Configured ones first, segment by segment.
     pub list: Vec<Remote>,
+    /// Whether the NIC may have taken tunnel headers off; packets say so by their mark.
+    pub opened_by_nic: bool,
     sources: Sources,
 }
 
@@ -319,7 +323,7 @@ impl Remotes {
     /// Of a list; `vni` gives the identifier of a segment.
     pub fn new(list: Vec<Remote>, vni: impl Fn(u16) -> u32) -> Self {
         let sources = Sources::new(list.iter().map(|remote| (vni(remote.segment), remote.address)));
-        Self { list, sources }
+        Self { list, opened_by_nic: false, sources }
     }
 
     /// Index of the remote that sends with this identifier from this address.

@@ -205,9 +205,15 @@ impl Judge {
     /// The item with the fields that the device compares.
     fn fields(&self, item: &Item, nth: u8, can: &ItemCapability, implied: &FieldSet) -> Result<Item, Obstacle> {
         let mut out = if item.inner { Item::new(item.kind).inside() } else { Item::new(item.kind) };
-        for &(field, bits) in item.fields() {
+        for &(field, mut bits) in item.fields() {
             let width = field.spec().bits;
-            let allowed = can.field(field).is_some_and(|masks| masks.allow(bits.mask, width));
+            let allows = |mask| can.field(field).is_some_and(|masks| masks.allow(mask, width));
+            // What is no fragment is no later one: the first bit says it all.
+            let whole = matches!(field, Field::Ipv4Frag | Field::Ipv6Frag) && bits == Bits::exact(0, 2);
+            if whole && !allows(bits.mask) {
+                bits = Bits { value: 0, mask: 1 };
+            }
+            let allowed = allows(bits.mask);
             if allowed {
                 out = out.with(field, bits);
                 continue;
@@ -460,12 +466,28 @@ impl Judge {
         Ok(())
     }
 
+    /// Whether an encapsulation of the program's own can be left to the device.
+    pub(super) fn own_encap(&self, reformat: &Reformat) -> Result<(), Obstacle> {
+        let stop = |why: String| Obstacle::new("encap", why);
+        let table = self.can.egress.as_ref().ok_or_else(|| stop(format!("{} has no table for it", self.device())))?;
+        self.told(table)?;
+        let can = table.reformat(reformat.kind());
+        let can = can.ok_or_else(|| stop(format!("{} cannot do this", self.device())))?;
+        self.encap(reformat, can).map_err(stop)
+    }
+
+    /// Whether packets can say at egress which rule they met.
+    fn told(&self, table: &TableCapabilities) -> Result<(), Obstacle> {
+        let data = table.item(ItemKind::Meta, false).and_then(|item| item.field(Field::MetaData));
+        if data.is_some_and(|masks| masks.allow(u32::MAX.into(), 32)) {
+            return Ok(());
+        }
+        Err(Obstacle::new("egress", format!("{} cannot be told which rule a packet met", self.device())))
+    }
+
     /// What a rule at egress leaves to the device: software finds the rule, the device changes the packet.
     fn egress(&self, rule: &Rule, table: &TableCapabilities) -> Result<Fit, Obstacle> {
-        let data = table.item(ItemKind::Meta, false).and_then(|item| item.field(Field::MetaData));
-        if !data.is_some_and(|masks| masks.allow(u32::MAX.into(), 32)) {
-            return Err(Obstacle::new("egress", format!("{} cannot be told which rule a packet met", self.device())));
-        }
+        self.told(table)?;
         let named = rule.fields().get(Key::field(0, Field::PortId)).is_some_and(|bits| bits.mask == 0xffff);
         if !named {
             return Err(Obstacle::new("port", "a rule at egress is given to the NIC of one port, which it must name"));

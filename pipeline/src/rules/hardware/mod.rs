@@ -30,7 +30,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use wirepath_pmd::flow::{Action, Bits, Direction, Field, FieldSet, Item, ItemKind, Key, Rule};
+use wirepath_pmd::flow::{Action, Bits, Direction, Field, FieldSet, Item, ItemKind, Key, Reformat, Rule};
 use wirepath_pmd::packet::BATCH;
 use wirepath_pmd::port::hardware::{
     FateKind, HardwareCount, HardwareRule, HardwareRuleId, RefusalKind, RuleCapabilities, RuleFate, RuleHardware,
@@ -50,6 +50,10 @@ pub(super) use tags::{Tagged, Tags};
 
 /// Set in every number that workers give as transmit metadata, so that one rule of the NIC finds all that it does not know.
 pub const METADATA: u32 = 1 << 31;
+
+/// Set in the marks of packets that have met a rule of the program's own ([`super::RuleControl::own_decap`]): no mark of a user's rule has
+/// it.
+pub const OWN: u32 = 1 << 24;
 
 /// Nanoseconds after which packets that a device had to send are gone from it, and those on their way into a receive ring are in it.
 const SETTLED: u64 = 1_000_000_000;
@@ -135,6 +139,12 @@ pub struct HardwareRules {
     draining: Vec<Draining>,
     /// What devices have counted for rules that they no longer have.
     banked: HashMap<RuleId, HardwareCount>,
+    /// Marks of rules that only devices have.
+    own: HashMap<RuleId, u32>,
+    /// Encapsulations of the program's own, by port and number.
+    encaps: HashMap<(PortId, u32), HardwareRuleId>,
+    /// Changes when encapsulations are lost with their device.
+    lost: u64,
 }
 
 /// One port.
@@ -162,7 +172,8 @@ struct Installed {
     level: u16,
     direction: Direction,
     tag: Option<u32>,
-    record: u32,
+    /// `None`: the program's own.
+    record: Option<u32>,
     counted: bool,
 }
 
@@ -170,7 +181,7 @@ struct Installed {
 struct Draining {
     port: PortId,
     tag: u32,
-    record: u32,
+    record: Option<u32>,
     since: u64,
     rings: Vec<Ring>,
     /// Rules at egress that leave the device only now: packets that wait to be sent name them.
@@ -194,6 +205,69 @@ impl HardwareRules {
             space: Space::new(domain),
             draining: Vec::new(),
             banked: HashMap::new(),
+            own: HashMap::new(),
+            encaps: HashMap::new(),
+            lost: 0,
+        }
+    }
+
+    /// Whether a port has rule hardware that is used.
+    pub fn has(&self, port: PortId) -> bool {
+        self.ports.iter().any(|it| it.port == port)
+    }
+
+    /// Changes when [`super::RuleControl::own_encap`] must be called anew for all.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// See [`super::RuleControl::own_decap`].
+    pub(super) fn own_decap(
+        &mut self,
+        devices: &mut dyn Devices,
+        table: &mut RuleTable,
+        rule: Rule,
+        mark: u32,
+        now: u64,
+    ) {
+        let id = RuleId::of_number(u64::MAX - self.own.len() as u64);
+        self.own.insert(id, OWN | mark);
+        self.begin(devices, table, &[], &[(id, Arc::new(rule))], now);
+        self.finish(devices, table, now);
+    }
+
+    /// See [`super::RuleControl::own_encap`].
+    pub(super) fn own_encap(
+        &mut self,
+        devices: &mut dyn Devices,
+        port: PortId,
+        reformat: &Reformat,
+    ) -> Result<u32, Obstacle> {
+        let stop = |why: String| Obstacle::new("encap", why);
+        let it = self.ports.iter_mut().find(|it| it.port == port).ok_or_else(|| stop("no rule hardware".to_owned()))?;
+        it.plan.judge.own_encap(reformat)?;
+        let device = devices.rule_hardware(port).ok_or_else(|| stop("the port is gone".to_owned()))?;
+        it.set_aside(device).map_err(|refusal| stop(refusal.reason))?;
+        let tag = self.space.take(u32::MAX).ok_or_else(|| stop("all numbers are in use".to_owned()))?;
+        let number = METADATA | tag;
+        let rule = at_egress(number, vec![Action::Reformat(reformat.clone())]);
+        match device.install(&rule) {
+            Ok(id) => {
+                self.encaps.insert((port, number), id);
+                Ok(number)
+            }
+            Err(refusal) => {
+                self.space.give_back(tag);
+                Err(stop(refusal.reason))
+            }
+        }
+    }
+
+    /// See [`super::RuleControl::drop_encap`].
+    pub(super) fn drop_encap(&mut self, port: PortId, number: u32, now: u64) {
+        if let Some(id) = self.encaps.remove(&(port, number)) {
+            let (tag, ids) = (number & !METADATA, vec![id]);
+            self.draining.push(Draining { port, tag, record: None, since: now, rings: Vec::new(), ids, over: None });
         }
     }
 
@@ -257,15 +331,15 @@ impl HardwareRules {
 
     /// Second half, when the workers have the new rules: installs what may be in the devices.
     pub(super) fn finish(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
-        let Self { ports, draining, banked, space, .. } = self;
+        let Self { ports, draining, banked, space, own, .. } = self;
         for it in ports {
-            it.install(devices, table, space, (draining, banked), now);
+            it.install(devices, table, (space, own), (draining, banked), now);
         }
     }
 
     /// To be called now and then: asks again where a device has refused, and takes tags back.
     pub(super) fn tick(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
-        let Self { ports, draining, banked, space, .. } = self;
+        let Self { ports, draining, banked, space, own, encaps, lost, .. } = self;
         for it in ports.iter_mut() {
             let Some(device) = devices.rule_hardware(it.port) else { continue };
             it.stuck.retain(|id| device.remove(*id).is_err());
@@ -273,7 +347,9 @@ impl HardwareRules {
                 it.epoch = device.epoch();
                 let can = device.capabilities();
                 it.lost(devices, can, draining, now);
-                it.install(devices, table, space, (draining, banked), now);
+                encaps.retain(|(port, _), _| *port != it.port);
+                *lost += 1;
+                it.install(devices, table, (space, own), (draining, banked), now);
             } else if now >= it.again {
                 it.again = now + AGAIN;
                 for id in it.plan.refused() {
@@ -282,7 +358,7 @@ impl HardwareRules {
                 let mut evict = Evict::default();
                 it.replan(&mut evict);
                 it.evict(devices, table, evict, (draining, banked), now);
-                it.install(devices, table, space, (draining, banked), now);
+                it.install(devices, table, (space, own), (draining, banked), now);
             }
         }
         self.drain(devices, table, now);
@@ -304,7 +380,7 @@ impl HardwareRules {
                     }
                 }
                 space.give_back(it.tag);
-                table.release(it.record);
+                it.record.into_iter().for_each(|record| table.release(record));
                 return false;
             }
             let rings = devices.receive_rings(it.port);
@@ -320,7 +396,12 @@ impl HardwareRules {
 
     /// Takes everything out of the devices.
     pub(super) fn stop(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
-        let Self { ports, draining, banked, .. } = self;
+        let Self { ports, draining, banked, encaps, .. } = self;
+        for ((port, _), id) in encaps.drain() {
+            if let Some(device) = devices.rule_hardware(port) {
+                let _ = device.remove(id);
+            }
+        }
         for it in ports {
             let mut evict = Evict::default();
             let all: Vec<RuleId> = it.installed.keys().copied().collect();
@@ -477,7 +558,7 @@ impl PortRules {
                 self.wanted.insert((place, id));
             }
             if installed.direction == Direction::Egress {
-                table.mark_egress(installed.record, 0);
+                installed.record.into_iter().for_each(|record| table.mark_egress(record, 0));
             }
             let Some(device) = devices.rule_hardware(self.port) else { continue };
             if installed.direction == Direction::Egress {
@@ -516,19 +597,20 @@ impl PortRules {
         &mut self,
         devices: &mut dyn Devices,
         table: &mut RuleTable,
-        space: &mut Space,
+        (space, own): (&mut Space, &HashMap<RuleId, u32>),
         (draining, banked): Books<'_>,
         now: u64,
     ) {
         let mut full = 0;
         while let Some((place, id)) = self.wanted.pop_first() {
-            let (Some(level), Some(Ok(fit)), Some(record)) =
-                (self.plan.target(id), self.plan.fit(id), table.record(id))
-            else {
+            let (Some(level), Some(Ok(fit))) = (self.plan.target(id), self.plan.fit(id)) else { continue };
+            let record = table.record(id);
+            let own = own.get(&id).copied();
+            if record.is_none() && own.is_none() {
                 continue;
-            };
+            }
             let done = match full < ENOUGH {
-                true => self.install_one(devices, table, space, (id, level, record), fit),
+                true => self.install_one(devices, table, space, (id, level, record, own), fit),
                 false => Err(RuleRefusal {
                     kind: RefusalKind::Full,
                     errno: None,
@@ -559,7 +641,7 @@ impl PortRules {
         devices: &mut dyn Devices,
         table: &mut RuleTable,
         space: &mut Space,
-        (id, level, record): (RuleId, u16, u32),
+        (id, level, record, own): (RuleId, u16, Option<u32>, Option<u32>),
         fit: Fit,
     ) -> Result<(), RuleRefusal> {
         let Some(rule) = self.plan.rule(id).map(Arc::clone) else { return Ok(()) };
@@ -586,16 +668,15 @@ impl PortRules {
         let Some(device) = devices.rule_hardware(port) else {
             return Err(RuleRefusal { kind: RefusalKind::Gone, errno: None, reason: "the port is gone".to_owned() });
         };
-        if self.aside.is_empty() {
-            let done = put_aside(device, &self.plan.judge).map(|ids| self.aside = ids);
-            if let Err(refusal) = done {
-                tag.into_iter().for_each(|tag| space.give_back(tag));
-                return Err(refusal);
-            }
+        if let Err(refusal) = self.set_aside(device) {
+            tag.into_iter().for_each(|tag| space.give_back(tag));
+            return Err(refusal);
         }
         if let (Direction::Ingress, Some(tag)) = (direction, tag) {
-            table.hold(record);
-            space.set(tag, tagged(record, &rule, &fit));
+            record.into_iter().for_each(|record| table.hold(record));
+            let mut entry = tagged(record, &rule, &fit);
+            entry.own = own.unwrap_or(0);
+            space.set(tag, entry);
         }
         let mut ids = Vec::new();
         for guard in &fit.guards {
@@ -617,21 +698,17 @@ impl PortRules {
                 }
             }
         }
-        let pattern = match direction {
-            Direction::Ingress => fit.pattern,
-            Direction::Egress => {
-                let number = METADATA | tag.unwrap_or_default();
-                vec![Item::new(ItemKind::Meta).exact(Field::MetaData, number.into())]
-            }
-        };
-        let main = HardwareRule {
-            direction,
-            level: level + u16::from(!fit.guards.is_empty()),
-            pattern,
-            actions: fit.actions,
-            fate: fit.fate,
-            tag: tag.filter(|_| direction == Direction::Ingress),
-            count: fit.counted,
+        let main = match direction {
+            Direction::Ingress => HardwareRule {
+                direction,
+                level: level + u16::from(!fit.guards.is_empty()),
+                pattern: fit.pattern,
+                actions: fit.actions,
+                fate: fit.fate,
+                tag,
+                count: fit.counted,
+            },
+            Direction::Egress => at_egress(METADATA | tag.unwrap_or_default(), fit.actions),
         };
         match device.install(&main) {
             Ok(main) => ids.push(main),
@@ -641,12 +718,20 @@ impl PortRules {
                 return Err(refusal);
             }
         }
-        if let (Direction::Egress, Some(tag)) = (direction, tag) {
+        if let (Direction::Egress, Some(tag), Some(record)) = (direction, tag, record) {
             table.hold(record);
             table.mark_egress(record, METADATA | tag);
         }
         self.counters += u32::from(fit.counted);
         self.installed.insert(id, Installed { ids, level, direction, tag, record, counted: fit.counted });
+        Ok(())
+    }
+
+    /// The rules above all others, unless they are there.
+    fn set_aside(&mut self, device: &mut dyn RuleHardware) -> Result<(), RuleRefusal> {
+        if self.aside.is_empty() {
+            self.aside = put_aside(device, &self.plan.judge)?;
+        }
         Ok(())
     }
 
@@ -708,22 +793,35 @@ fn put_aside(device: &mut dyn RuleHardware, judge: &Judge) -> Result<Vec<Hardwar
     Ok(ids)
 }
 
+/// What a packet with this number as transmit metadata is done to.
+fn at_egress(number: u32, actions: Vec<Action>) -> HardwareRule {
+    HardwareRule {
+        direction: Direction::Egress,
+        level: 0,
+        pattern: vec![Item::new(ItemKind::Meta).exact(Field::MetaData, number.into())],
+        actions,
+        fate: RuleFate::Next,
+        tag: None,
+        count: false,
+    }
+}
+
 fn undo(device: &mut dyn RuleHardware, ids: Vec<HardwareRuleId>, stuck: &mut Vec<HardwareRuleId>) {
     stuck.extend(ids.into_iter().rev().filter(|id| device.remove(*id).is_err()));
 }
 
 /// A tag that no packet has ever carried.
-fn back(tag: Option<u32>, direction: Direction, record: u32, space: &mut Space, table: &mut RuleTable) {
+fn back(tag: Option<u32>, direction: Direction, record: Option<u32>, space: &mut Space, table: &mut RuleTable) {
     if let Some(tag) = tag {
         space.give_back(tag);
         if direction == Direction::Ingress {
-            table.release(record);
+            record.into_iter().for_each(|record| table.release(record));
         }
     }
 }
 
 /// What workers do with the packets of a rule that is in a device.
-fn tagged(record: u32, rule: &Rule, fit: &Fit) -> Tagged {
+fn tagged(record: Option<u32>, rule: &Rule, fit: &Fit) -> Tagged {
     let (rest, counts) = match &fit.rest {
         Rest::Whole => (None, !rule.actions().contains(&Action::Count)),
         Rest::Gone => (None, false),
@@ -745,5 +843,5 @@ fn tagged(record: u32, rule: &Rule, fit: &Fit) -> Tagged {
                 | Action::Redirect(_)
         )
     };
-    Tagged { record, rest, counts, looks: whole && rule.actions().iter().any(looks) }
+    Tagged { own: 0, record, rest, counts, looks: whole && rule.actions().iter().any(looks) }
 }

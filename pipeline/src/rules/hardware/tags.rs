@@ -18,8 +18,11 @@ const CHUNK: usize = 256;
 /// What workers do with packets that carry a tag.
 #[derive(Debug)]
 pub(in super::super) struct Tagged {
-    /// Where the actions and counters of the rule are that the packet has met.
-    pub(in super::super) record: u32,
+    /// Where the actions and counters of the rule are that the packet has met; `None`: it is one of the program's own, whose packets
+    /// only get a mark.
+    pub(in super::super) record: Option<u32>,
+    /// That mark.
+    pub(in super::super) own: u32,
     /// What is left to do; `None`: all of it, as if the worker had found the rule itself.
     pub(in super::super) rest: Option<Program>,
     /// Whether the worker counts the packet for the rule.

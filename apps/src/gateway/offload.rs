@@ -1,0 +1,140 @@
+//! The tunnels of the gateway in the NIC of the underlay, as far as it can have them.
+//!
+//! The gateway does the same by itself, with the same packets on the wire: whatever the NIC does not take (marked by congestion, another
+//! remote, too long) it does as on any port.
+
+use std::net::IpAddr;
+
+use wirepath_pipeline::ControlPlane;
+use wirepath_pipeline::rules::RuleControl;
+use wirepath_pipeline::tunnel::{GatewayControl, Tunnel};
+use wirepath_pmd::flow::{Action, Direction, Field, Key};
+use wirepath_pmd::port::PortId;
+use wirepath_wire::MacAddr;
+
+use super::Reporting;
+use crate::rules::{decap, encap};
+
+/// What the NIC has of each remote.
+#[derive(Debug, Default)]
+pub struct Offload {
+    remotes: Vec<Remote>,
+    /// How often devices had lost what they had.
+    lost: u64,
+    /// Nanoseconds of the last look.
+    looked: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Remote {
+    opens: bool,
+    /// Next hop of the header, and its number; `None`: the NIC does not take it to this one.
+    wraps: Option<(MacAddr, Option<u32>)>,
+}
+
+/// Nanoseconds between two looks at the remotes.
+const LOOK: u64 = 100_000_000;
+
+/// To be called on every tick: gives the NIC what is new, and takes back what is old.
+pub fn leave_to_nic(reporting: &mut Reporting, rules: &mut RuleControl, plane: &mut ControlPlane) {
+    let Reporting { gateway, offload, .. } = reporting;
+    let port = gateway.config().underlay.port as PortId;
+    let now = plane.now();
+    if !rules.hardware().has(port) || now < offload.looked + LOOK {
+        return;
+    }
+    offload.looked = now;
+    if offload.lost != rules.hardware().lost() {
+        offload.lost = rules.hardware().lost();
+        for (index, remote) in offload.remotes.iter_mut().enumerate() {
+            remote.wraps = None;
+            gateway.encapsulated_by_nic(index, None);
+        }
+    }
+    // Rules at egress see packets as they leave, so they must be whole by then.
+    let watched = rules.rules().any(|rule| {
+        let on = rule.fields().get(Key::field(0, Field::PortId));
+        rule.direction() == Direction::Egress && on.is_none_or(|bits| bits.matches(port.into()))
+    });
+    let mut tunnels: Vec<Tunnel> = gateway.tunnels().collect();
+    if watched {
+        tunnels.iter_mut().for_each(|tunnel| tunnel.next_hop = None);
+    }
+    offload.remotes.resize(tunnels.len(), Remote::default());
+    for (index, (tunnel, remote)) in tunnels.iter().zip(&mut offload.remotes).enumerate() {
+        if !remote.opens {
+            remote.opens = true;
+            open(gateway, rules, plane, index, tunnel);
+        }
+        if let Some((hop, number)) = remote.wraps
+            && Some(hop) != tunnel.next_hop
+        {
+            gateway.encapsulated_by_nic(index, None);
+            number.into_iter().for_each(|number| rules.drop_encap(plane, port, number));
+            remote.wraps = None;
+        }
+        if let (None, Some(hop)) = (remote.wraps, tunnel.next_hop) {
+            let number = wrap(gateway, rules, plane, port, tunnel, hop);
+            remote.wraps = Some((hop, number));
+            gateway.encapsulated_by_nic(index, number);
+        }
+    }
+}
+
+/// Has the NIC take off what comes from a remote.
+fn open(
+    gateway: &mut GatewayControl,
+    rules: &mut RuleControl,
+    plane: &mut ControlPlane,
+    index: usize,
+    tunnel: &Tunnel,
+) {
+    // Over IPv6 a datagram without checksum is refused (RFC 8200 section 8.1), and a NIC says nothing of that afterwards.
+    if tunnel.remote.is_ipv6() {
+        return;
+    }
+    let us = gateway.mac();
+    let hop = |_: IpAddr| (us, us);
+    let rule = decap(gateway.config(), tunnel.local, tunnel.remote, tunnel.vni, index as u32, &hop);
+    // The configuration has been checked: it is a rule.
+    if let Ok(rule) = rule {
+        gateway.opened_by_nic();
+        rules.own_decap(plane, rule, index as u32);
+    }
+}
+
+/// Has the NIC put the header of a remote on: the number that says so.
+fn wrap(
+    gateway: &GatewayControl,
+    rules: &mut RuleControl,
+    plane: &mut ControlPlane,
+    port: PortId,
+    tunnel: &Tunnel,
+    hop: MacAddr,
+) -> Option<u32> {
+    let (config, us) = (gateway.config(), gateway.mac());
+    let refuse = |why: String| {
+        tracing::info!("tunnel to {} (VNI {}): headers are put on in software: {why}", tunnel.remote, tunnel.vni);
+        None
+    };
+    if config.underlay.source_ports != ALL_PORTS {
+        return refuse("the NIC chooses source ports from all dynamic ones".to_owned());
+    }
+    let hops = |_: IpAddr| (us, hop);
+    let rule = match encap(config, tunnel.local, tunnel.remote, tunnel.vni, 0, &hops) {
+        Ok(Some(rule)) => rule,
+        Ok(None) => return refuse("the outer DSCP is that of each packet".to_owned()),
+        Err(error) => return refuse(error.to_string()),
+    };
+    let Some(Action::Reformat(header)) = rule.actions().first() else { return None };
+    match rules.own_encap(plane, port, header) {
+        Ok(number) => {
+            tracing::info!("tunnel to {} (VNI {}): headers are put on in the NIC", tunnel.remote, tunnel.vni);
+            Some(number)
+        }
+        Err(obstacle) => refuse(obstacle.to_string()),
+    }
+}
+
+/// The source ports of tunnel packets unless others are configured (RFC 7348 section 5).
+const ALL_PORTS: (u16, u16) = (49152, 65535);
