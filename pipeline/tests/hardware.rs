@@ -528,4 +528,54 @@ fn a_thousand_changes_lose_no_packet() {
     assert!(most > 5, "the NIC had {most} rules at most");
 }
 
+/// Insertion, explanation and removal at scale: hosts, networks below them, and one below all. What it costs is what overlaps: of rules
+/// that all overlap with each other, pairs are counted.
+#[test]
+fn a_hundred_thousand_rules() {
+    const RULES: u32 = 100_000;
+    let mut can = everything();
+    can.ingress.as_mut().unwrap().levels = 4;
+    let mut bench = Bench::new(vec![can; PORTS.into()], false);
+    bench.use_hardware();
+    let host = |n: u32| format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255);
+    let mut rules: Vec<Rule> = (0..RULES)
+        .map(|n| {
+            let text = match n % 4 {
+                0 => format!("ingress prio 5: port id 0 / ipv4 src {} => drop", host(n)),
+                1 => format!("ingress prio 5: port id 0 / ipv4 src {} / udp dst {} => mark {n}", host(n), n % 60_000),
+                2 => format!("ingress prio 4: port id 0 / ipv4 src {} dst {} / tcp => queue 1", host(n), host(n + 1)),
+                _ => format!("ingress prio 6: port id 0 / ipv4 src {}/30 => count", host(n & !3)),
+            };
+            text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+        })
+        .collect();
+    rules.push("ingress prio 9: port id 0 / ipv4 => mark 9".parse().unwrap());
+    let start = std::time::Instant::now();
+    let can = bench.nics[0].lock().unwrap().can().clone();
+    let on_paper = wirepath_pipeline::rules::hardware::on_paper(&can, 0, wirepath_wire::Tunnels::ALL, &rules);
+    println!("explained: {:?}", start.elapsed());
+    let words = |placements: &[Option<Placement>]| {
+        let word = |word: &str| placements.iter().flatten().filter(|placement| placement.word() == word).count();
+        (word("hardware"), word("split"), word("software"))
+    };
+    let (hardware, ..) = words(&on_paper);
+    assert!(hardware > 0, "none fits the NIC");
+    let start = std::time::Instant::now();
+    bench.set(&rules);
+    println!("inserted: {:?}", start.elapsed());
+    let there = bench.control.hardware().installed().find(|(port, _)| *port == 0).map_or(0, |(_, n)| n);
+    assert!(there + 1 >= hardware, "{there} of {hardware}");
+    // One above all evicts what it overlaps with, and lets it come back.
+    rules.insert(0, "ingress prio 0: port id 0 / ipv4 / tcp => limit 1G pps".parse().unwrap());
+    let start = std::time::Instant::now();
+    bench.set(&rules);
+    println!("one above: {:?}", start.elapsed());
+    rules.remove(0);
+    bench.set(&rules);
+    let start = std::time::Instant::now();
+    bench.set(&[]);
+    println!("removed: {:?}", start.elapsed());
+    assert_eq!(bench.control.hardware().installed().map(|(_, n)| n).sum::<usize>(), 0);
+}
+
 const _: () = assert!(BATCH >= 30);

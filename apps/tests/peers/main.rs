@@ -12,6 +12,7 @@ mod life;
 mod memory;
 mod moves;
 mod mtu;
+mod offload;
 mod ping;
 mod program;
 mod rules;
@@ -73,6 +74,12 @@ everywhere! {
     gateway_rules: crate::rules::gateway_list;
 }
 
+over! {
+    mlx5_rules,
+    by("mlx5", false),
+    offload: crate::offload::software_touches_no_tunnel_header;
+    off: crate::offload::off_is_off;
+}
 over! {
     mlx5_striding,
     Way { settings: ["receive = \"striding\"\ninline = 200", ""], ..by("mlx5", true) },

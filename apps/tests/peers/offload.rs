@@ -1,0 +1,47 @@
+//! Tunnels in the NIC: the kernel's VXLAN device at the other end cannot tell.
+
+use std::time::Duration;
+
+use crate::world::{Way, World, host_address, pings, remote_address};
+
+/// Once both ends know each other, the NIC takes every tunnel header off and puts every one on.
+pub(crate) fn software_touches_no_tunnel_header(way: Way) {
+    let world = World::new(way, 1, 1, 1500);
+    let mut gateway = world.start();
+    let (host, remote) = (&world.hosts[0], &world.remotes[0]);
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    // The gateway looks at its tunnels a few times a second.
+    std::thread::sleep(Duration::from_secs(2));
+    for size in [56, 1400] {
+        assert!(pings(host, &remote_address(0), size, 200), "{size} bytes from the host");
+        assert!(pings(remote, &host_address(0), size, 200), "{size} bytes from the remote");
+    }
+    let summary = gateway.stop();
+    let segment = &summary.json["app"]["segments"][0];
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or_else(|| panic!("{}", summary.json));
+    for (all, by_nic) in [("overlay_rx", "nic_decapsulated"), ("overlay_tx", "nic_encapsulated")] {
+        let (all, by_nic) = (number(&segment[all]["packets"]), number(&segment[by_nic]));
+        assert!(by_nic >= 800, "the NIC did {by_nic} of {all}: {}", summary.json);
+        // What went on before the NIC had the tunnel.
+        assert!(all - by_nic < 50, "the NIC did {by_nic} of {all}: {}", summary.json);
+    }
+}
+
+/// The same traffic with the NIC told to stay out of it.
+pub(crate) fn off_is_off(way: Way) {
+    let world = World::new(way, 1, 1, 1500);
+    let attach = ["{ port = \"lan0\" }".to_owned()];
+    let config = world.ports() + &world.segment("blue", crate::world::VNI, &attach) + "[rules]\nhardware = \"off\"\n";
+    let mut gateway = world.start_with(&config);
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(pings(&world.hosts[0], &remote_address(0), 56, 50));
+    let summary = gateway.stop();
+    let segment = &summary.json["app"]["segments"][0];
+    assert_eq!(
+        (&segment["nic_decapsulated"], &segment["nic_encapsulated"]),
+        (&0.into(), &0.into()),
+        "{}",
+        summary.json
+    );
+}
