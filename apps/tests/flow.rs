@@ -168,7 +168,7 @@ fn a_recorded_nic_tells_where_rules_would_run() {
         "ingress prio 2: ipv4 src 10.0.0.2 => mark 2, redirect b",
         "ingress prio 3: tcp dst 22 => drop",
         "ingress prio 4: ipv4 dst 10.0.0.9 => drop",
-        "ingress prio 0: ipv4 src 10.0.0.9 / udp / vxlan vni 7 => decap l2",
+        "ingress prio 0: ipv4 src 10.0.0.9 ecn 0 / udp / vxlan vni 7 => decap l2",
     ];
     let tables: String = rules.map(|rule| format!("[[rule]]\nrule = '{rule}'\n")).concat();
     let ports =

@@ -108,8 +108,9 @@ impl Judge {
         self.can.table(direction).map_or(&[], |table| &table.aside)
     }
 
-    /// What the device could take over of a rule. `set` is what the rule demands.
-    pub(super) fn fit(&self, rule: &Rule, set: &FieldSet) -> Result<Fit, Obstacle> {
+    /// What the device could take over of a rule. `set` is what the rule demands; `own`: it is one of the program's own, all of which the
+    /// device does or nothing, and which nobody counts.
+    pub(super) fn fit(&self, rule: &Rule, set: &FieldSet, own: bool) -> Result<Fit, Obstacle> {
         let direction = rule.direction();
         let Some(table) = self.can.table(direction) else {
             let device = &self.can.device;
@@ -121,8 +122,9 @@ impl Judge {
         match direction {
             Direction::Ingress => {
                 let pattern = self.pattern(rule, set, table)?;
-                match self.ingress(rule, &pattern, table) {
+                match self.ingress(rule, &pattern, table, own) {
                     Ok(fit) => Ok(fit),
+                    Err(obstacle) if own => Err(obstacle),
                     Err(obstacle) => self.split(pattern, obstacle, table),
                 }
             }
@@ -285,7 +287,7 @@ impl Judge {
     }
 
     /// All of a rule's actions in the device, but for what is noted about the packets that come.
-    fn ingress(&self, rule: &Rule, pattern: &[Item], table: &TableCapabilities) -> Result<Fit, Obstacle> {
+    fn ingress(&self, rule: &Rule, pattern: &[Item], table: &TableCapabilities, own: bool) -> Result<Fit, Obstacle> {
         let can = &table.actions;
         let mut fit = Fit {
             guards: Vec::new(),
@@ -335,7 +337,7 @@ impl Judge {
         }
         let comes = !matches!(fit.fate, RuleFate::Drop | RuleFate::Kernel);
         // Workers count what comes as it comes; what does not, or was longer before, only the device can count.
-        fit.counted = !(comes && behind);
+        fit.counted = !own && !(comes && behind);
         if fit.counted {
             if table.counters == 0 {
                 return Err(Obstacle::new("counters", format!("{} does not count for rules", self.device())));

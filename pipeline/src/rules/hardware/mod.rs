@@ -304,7 +304,7 @@ impl HardwareRules {
         added: &[(RuleId, Arc<Rule>)],
         now: u64,
     ) {
-        let Self { ports, draining, banked, .. } = self;
+        let Self { ports, draining, banked, own, .. } = self;
         for it in ports {
             let mut evict = Evict::default();
             for id in gone {
@@ -321,7 +321,7 @@ impl HardwareRules {
             for (id, rule) in added {
                 let set = rule.fields();
                 if is_of(&set, it.port) {
-                    it.plan.add(*id, (rule.priority(), id.number()), Arc::clone(rule), &set);
+                    it.plan.add(*id, (rule.priority(), id.number()), Arc::clone(rule), &set, own.contains_key(id));
                 }
             }
             it.replan(&mut evict);
@@ -482,7 +482,7 @@ pub fn on_paper(can: &RuleCapabilities, port: PortId, tunnels: Tunnels, rules: &
     for (number, rule) in (0..).zip(rules) {
         let set = rule.fields();
         if is_of(&set, port) {
-            plan.add(RuleId::of_number(number), (rule.priority(), number), Arc::new(rule.clone()), &set);
+            plan.add(RuleId::of_number(number), (rule.priority(), number), Arc::new(rule.clone()), &set, false);
         }
     }
     plan.settle();

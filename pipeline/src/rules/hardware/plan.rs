@@ -43,6 +43,8 @@ struct Node {
     /// What its pattern in the device demands beyond the rule.
     extra: Box<[(Key, Bits)]>,
     refused: Option<Box<RuleRefusal>>,
+    /// One of the program's own: only in the device.
+    own: bool,
     /// Rules above that overlap and are not in the device, or leave packets of this one to software.
     blockers: u32,
     /// Rules above that overlap and are in the device, by their last level.
@@ -93,8 +95,8 @@ impl Plan {
 
     /// What the device is given for a rule.
     pub(super) fn fit(&self, id: RuleId) -> Option<Result<Fit, Obstacle>> {
-        let rule = self.rule(id)?;
-        Some(self.judge.fit(rule, &rule.fields()))
+        let node = self.node(*self.nodes.get(&id)?)?;
+        Some(self.judge.fit(&node.rule, &node.rule.fields(), node.own))
     }
 
     /// Where the rule is to be in the device.
@@ -103,8 +105,8 @@ impl Plan {
     }
 
     /// Adds a rule. `set` is what it demands.
-    pub(super) fn add(&mut self, id: RuleId, place: Place, rule: Arc<Rule>, set: &FieldSet) {
-        let (fits, span, extra) = match self.judge.fit(&rule, set) {
+    pub(super) fn add(&mut self, id: RuleId, place: Place, rule: Arc<Rule>, set: &FieldSet, own: bool) {
+        let (fits, span, extra) = match self.judge.fit(&rule, set, own) {
             Ok(fit) => (true, fit.span(), fit.extra.into()),
             Err(_) => (false, 1, Box::default()),
         };
@@ -117,6 +119,7 @@ impl Plan {
             span,
             extra,
             refused: None,
+            own,
             blockers: 0,
             above: vec![0; usize::from(self.levels())].into(),
             target: None,
@@ -265,7 +268,7 @@ impl Plan {
         *self = Self::new(judge);
         for node in nodes {
             let set = node.rule.fields();
-            self.add(node.id, node.place, node.rule, &set);
+            self.add(node.id, node.place, node.rule, &set, node.own);
         }
     }
 
@@ -295,7 +298,7 @@ impl Plan {
             return Some(Why::Refused((**refusal).clone()));
         }
         if !node.fits {
-            return self.judge.fit(&node.rule, &node.rule.fields()).err().map(Why::Obstacle);
+            return self.judge.fit(&node.rule, &node.rule.fields(), node.own).err().map(Why::Obstacle);
         }
         if node.blockers == 0 {
             return Some(Why::TooDeep(self.levels()));

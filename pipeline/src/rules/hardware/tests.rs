@@ -44,7 +44,7 @@ impl Rules {
         self.next += 1;
         let place: Place = (rule.priority(), id.number());
         let set = rule.fields();
-        self.plan.add(id, place, Arc::new(rule), &set);
+        self.plan.add(id, place, Arc::new(rule), &set, false);
         id
     }
 
