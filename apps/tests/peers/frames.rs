@@ -78,7 +78,7 @@ for f in frames:
 /// with a reason.
 pub(crate) fn judged_on_the_way_in(way: Way) {
     let world = World::new(way, 1, 1, 1500);
-    let mut gateway = world.start();
+    let mut gateway = world.start_without_nic();
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
     let (mut host, wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
     let start = format!(

@@ -30,9 +30,7 @@ pub(crate) fn software_touches_no_tunnel_header(way: Way) {
 /// The same traffic with the NIC told to stay out of it.
 pub(crate) fn off_is_off(way: Way) {
     let world = World::new(way, 1, 1, 1500);
-    let attach = ["{ port = \"lan0\" }".to_owned()];
-    let config = world.ports() + &world.segment("blue", crate::world::VNI, &attach) + "[rules]\nhardware = \"off\"\n";
-    let mut gateway = world.start_with(&config);
+    let mut gateway = world.start_without_nic();
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
     std::thread::sleep(Duration::from_secs(1));
     assert!(pings(&world.hosts[0], &remote_address(0), 56, 50));
