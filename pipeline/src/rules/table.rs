@@ -27,7 +27,6 @@ pub(super) use limbo::Token;
 pub struct RuleId(u64);
 
 impl RuleId {
-    #[cfg(test)]
     pub(super) fn of_number(number: u64) -> Self {
         Self(number)
     }

@@ -53,10 +53,6 @@ impl Model {
         (model, open.configure(config).unwrap().start().unwrap().port)
     }
 
-    pub(crate) fn can(&self) -> &RuleCapabilities {
-        &self.can
-    }
-
     pub(crate) fn rules(&self) -> usize {
         self.rules.len()
     }
