@@ -74,6 +74,19 @@ impl Batch {
         self.len = start + n;
     }
 
+    /// Appends what `next` gives, until it gives nothing or `most` packets have come, at most as many as there is room for.
+    #[inline(always)]
+    pub(crate) fn fill(&mut self, most: usize, mut next: impl FnMut() -> Option<Packet>) {
+        let mut len = self.len;
+        // A panic in `next` leaks what it gave before.
+        for slot in self.slots.iter_mut().skip(len).take(most) {
+            let Some(packet) = next() else { break };
+            slot.write(packet);
+            len += 1;
+        }
+        self.len = len;
+    }
+
     /// Takes the last packet.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<Packet> {

@@ -36,6 +36,7 @@ pub use held::Held;
 pub use meta::{DATA_ROOM, HEADROOM, L3, L4, Layers, STRIDE};
 use meta::{END, FIRST, Meta, NO_SEGMENT};
 use offload::{Flags, Verdicts};
+pub(crate) use pool::Received;
 pub use pool::{Arena, Blank, LentBuffers, MAX_BUFFERS, MAX_POOLS, Pool, PoolError};
 
 /// Bytes of the metadata line at the start of every buffer; data never starts before it.
@@ -128,6 +129,12 @@ impl Packet {
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.meta().packet_len as usize
+    }
+
+    /// Address of the first byte behind the full headroom, without a look at the metadata.
+    #[inline(always)]
+    pub(crate) fn fresh_address(&self) -> u64 {
+        self.at(meta::FRESH) as u64
     }
 
     /// Whether the packet has more than one segment.

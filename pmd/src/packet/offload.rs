@@ -19,6 +19,13 @@ macro_rules! bits {
                 Self(bits)
             }
 
+            /// The bits as they lie in memory.
+            #[allow(dead_code)]
+            #[inline(always)]
+            pub(crate) const fn bits(self) -> $repr {
+                self.0
+            }
+
             /// Whether all bits of `other` are set.
             #[inline(always)]
             pub const fn contains(self, other: Self) -> bool {

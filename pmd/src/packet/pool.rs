@@ -13,6 +13,7 @@ use wirepath_memory::{Backing, Region, RegionBuilder, RegionError};
 
 use super::batch::Batch;
 use super::meta::{FRESH, META, Meta, NO_SEGMENT, STRIDE};
+use super::offload::{Flags, Verdicts};
 use super::stack::Stack;
 use super::{Handle, Packet};
 
@@ -481,6 +482,99 @@ impl Drop for LentBuffers {
         }
     }
 }
+
+/// What a device said of a packet that lies in one buffer.
+#[derive(Clone, Copy)]
+pub(crate) struct Received {
+    /// Bytes behind the full headroom, at most [`super::DATA_ROOM`].
+    pub(crate) len: u32,
+    pub(crate) verdicts: Verdicts,
+    /// RSS hash, if it is one.
+    pub(crate) hash: u32,
+    pub(crate) hashed: bool,
+}
+
+/// The calling thread's buffers of a pool, for receive queues that put a fresh buffer in the place of each filled one. Metadata is written
+/// once for each packet, whole and from registers, when it has arrived. Posted buffers are of one segment each.
+pub(crate) struct Hand<'a> {
+    shared: &'a Shared,
+    cache: &'a Cache,
+    /// The first words of the line of fresh packets; the others are zero.
+    line: [u64; 3],
+}
+
+impl Pool {
+    /// This thread's buffers; `None` in a thread that ends.
+    ///
+    /// # Panics
+    /// If `blank` was made by another pool.
+    #[inline(always)]
+    pub(crate) fn hand(&self, blank: &Blank) -> Option<Hand<'_>> {
+        let shared = self.shared();
+        assert!(blank.pool() == shared.id);
+        let [first, second, third, ..] = blank.line;
+        debug_assert!(first >> DATA_LEN_SHIFT == 0, "lengths are the device's");
+        Some(Hand { shared, cache: shared.local()?, line: [first, second, third] })
+    }
+}
+
+impl Hand<'_> {
+    /// Takes the filled buffer out of `slot`, as a packet that was received, and puts a fresh one there. `None`, and no change, if no buffer
+    /// is free.
+    #[inline(always)]
+    pub(crate) fn exchange(&self, slot: &mut Packet, what: Received) -> Option<Packet> {
+        let mut len = self.cache.len.load(Ordering::Relaxed);
+        if len == 0 {
+            // SAFETY: the cache is this thread's.
+            len = unsafe { self.shared.refill(self.cache) };
+        }
+        let at = len.checked_sub(1)?;
+        // No more than what there is room for, whoever asks.
+        let bytes = u64::from(what.len.min(super::DATA_ROOM as u32));
+        let [first, second, third] = self.line;
+        let flags = if what.hashed { Flags::RSS_HASH } else { Flags::NONE };
+        // SAFETY: the slot below `len` holds a free buffer, which is `slot`'s from here on, and gets the words that say where its data is and
+        // that nothing hangs on it. The buffer in `slot` becomes the packet that is returned; its line is written whole.
+        unsafe {
+            let fresh = self.cache.slots.get_unchecked(at as usize).get();
+            self.cache.len.store(at, Ordering::Release);
+            let words: *mut u64 = fresh.cast();
+            words.write(first);
+            words.add(1).write(second);
+            let packet = std::mem::replace(slot, Packet::from_meta(NonNull::new_unchecked(fresh)));
+            let words: *mut u64 = packet.meta.as_ptr().cast();
+            words.write(first | bytes << DATA_LEN_SHIFT | bytes << PACKET_LEN_SHIFT);
+            words.add(1).write(
+                second | u64::from(what.verdicts.bits()) << VERDICTS_SHIFT | u64::from(flags.bits()) << FLAGS_SHIFT,
+            );
+            words.add(2).write(third | u64::from(what.hash) << HASH_SHIFT);
+            words.add(3).cast::<[u64; META / 8 - 3]>().write([0; META / 8 - 3]);
+            Some(packet)
+        }
+    }
+}
+
+/// Where fields of a [`Meta`] lie in its words.
+const fn shift(offset: usize, word: usize) -> u32 {
+    assert!(cfg!(target_endian = "little") && offset / 8 == word);
+    (offset % 8 * 8) as u32
+}
+const DATA_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, data_len), 0);
+const PACKET_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, packet_len), 0);
+const VERDICTS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, verdicts), 1);
+const FLAGS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, flags), 1);
+const HASH_SHIFT: u32 = shift(std::mem::offset_of!(Meta, rss_hash), 2);
+// What a fresh line has in these places is zero, and so is everything behind the third word.
+const _: () = {
+    let Blank { line } = Blank::fresh(0);
+    let mut at = 3;
+    while at < line.len() {
+        assert!(line[at] == 0);
+        at += 1;
+    }
+    assert!(line[0] >> 16 == 0 && (line[1] >> VERDICTS_SHIFT) & 0xff == 0 && line[1] >> FLAGS_SHIFT == 0);
+    assert!(line[2] >> HASH_SHIFT == 0);
+};
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -87,6 +87,9 @@ impl Drop for Posted {
     }
 }
 
+/// How many buffers ahead their lines are fetched.
+pub(crate) const AHEAD: u32 = 4;
+
 /// Buffers that a frame of this length needs.
 pub(crate) const fn buffers_for(frame: usize) -> usize {
     frame.div_ceil(DATA_ROOM)

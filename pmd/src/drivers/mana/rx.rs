@@ -15,10 +15,10 @@ use super::wqe::{Units, Wqe, pair, short_header, tail};
 use crate::drivers::direct;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::keys::Keys;
-use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
+use crate::drivers::direct::receive::{self, AHEAD, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
 use crate::drops::DropReason;
 use crate::packet::offload::Verdicts;
-use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool, Received};
 
 /// Bytes of an Ethernet header.
 const SHORTEST: u32 = direct::SHORTEST as u32;
@@ -138,8 +138,59 @@ impl ReceiveRing {
         counter.wrapping_mul(self.units)
     }
 
-    /// Takes note of what the device tells of, until `room` packets are known.
+    /// Hands over packets of one buffer each, one after the other, until there is no more, or something that [`Self::look`] has to see.
+    /// Returns packets and bytes, and whether that is so.
     #[inline(always)]
+    fn hand_over_plain(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, bool) {
+        let Some(hand) = supply.pool.hand(supply.blank) else { return (0, 0, true) };
+        // Values, not fields: as far as the compiler knows, what is written could change them.
+        let mut reader = self.completions.reader();
+        let (ring, what, units) = (self.ring.view(), pair(self.lkey, DATA_ROOM as u32), self.ring.count() - 1);
+        let (depth, mask, distance) = (self.completions.count(), self.mask(), self.distance);
+        let (start, mut next, mut positions) = (self.next, self.next, self.positions);
+        let slots = &mut *self.posted;
+        let (mut bytes, mut unusual) = (0, true);
+        batch.fill(BATCH, || {
+            let entry = match reader.look() {
+                Ok(Some(entry)) => entry,
+                Ok(None) => {
+                    unusual = false;
+                    return None;
+                }
+                Err(_) => return None,
+            };
+            let Arrival { len, flags, hash } = packet_of(entry, 0);
+            if (entry.cqe_type() != CQE_RX_OKAY)
+                | (len.wrapping_sub(SHORTEST) > DATA_ROOM as u32 - SHORTEST)
+                | !positions.fits(entry.word(RX_WQE_OFFSET), next, 1, units)
+            {
+                return None;
+            }
+            if let Some(later) = slots.get((next.wrapping_add(AHEAD) & mask) as usize) {
+                later.prefetch_metadata();
+                later.prefetch_data();
+            }
+            let slot = slots.get_mut((next & mask) as usize)?;
+            let what_came = Received { len, verdicts: verdicts(flags), hash, hashed: is_hashed(flags) };
+            let mut packet = hand.exchange(slot, what_came)?;
+            let address = slot.fresh_address().wrapping_add(distance);
+            ring.write(next.wrapping_add(depth), [short_header(1), 0, address, what]);
+            reader.advance();
+            next = next.wrapping_add(1);
+            bytes += u64::from(len);
+            if flags & RARE != 0 {
+                note_rare(&mut packet, flags);
+            }
+            Some(packet)
+        });
+        let read = reader.next();
+        self.completions.resume(read);
+        (self.next, self.positions) = (next, positions);
+        (next.wrapping_sub(start).into(), bytes, unusual && !batch.is_full())
+    }
+
+    /// Takes note of what the device tells of, until `room` packets are known.
+    #[inline(never)]
     fn look(&mut self, room: usize) -> Result<(), Fault> {
         let longest = (self.buffers * DATA_ROOM) as u32;
         let (mask, units, step) = (self.mask(), self.ring.count() - 1, self.units);
@@ -198,7 +249,6 @@ impl ReceiveRing {
 
     /// Hands over what is known, at most as many packets as the batch has room for, and posts as many buffers anew. Returns packets and
     /// bytes.
-    #[inline(always)]
     fn hand_over(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
         let n = self.known.min(batch.space());
         if n == 0 {
@@ -212,11 +262,9 @@ impl ReceiveRing {
         // A completion of several packets may have told of more than there was room for.
         self.arrivals.copy_within(n..self.known, 0);
         self.known -= n;
-        self.ring_doorbell();
         moved
     }
 
-    #[inline(always)]
     fn hand_over_single(&mut self, n: usize, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
         let start = batch.len();
         let got = supply.pool.take_batch_like(n, batch, supply.blank);
@@ -323,12 +371,31 @@ impl ReceiveRing {
     }
 }
 
-impl receive::ReceiveRing for ReceiveRing {
-    #[inline(always)]
-    fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
+impl ReceiveRing {
+    /// Receives whatever there may be.
+    #[inline(never)]
+    fn receive_any(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
         let looked = self.look(batch.space());
         let (packets, bytes) = self.hand_over(batch, supply);
         (packets, bytes, looked)
+    }
+}
+
+impl receive::ReceiveRing for ReceiveRing {
+    #[inline(always)]
+    fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
+        let before = self.next;
+        let plain = self.buffers == 1 && self.known == 0;
+        let (mut packets, mut bytes, unusual) = if plain { self.hand_over_plain(batch, supply) } else { (0, 0, true) };
+        let mut result = Ok(());
+        if unusual {
+            let (more, further, looked) = self.receive_any(batch, supply);
+            (packets, bytes, result) = (packets + more, bytes + further, looked);
+        }
+        if self.next != before {
+            self.ring_doorbell();
+        }
+        (packets, bytes, result)
     }
 }
 

@@ -12,7 +12,7 @@ use wirepath_nic_defs::mlx5::{
 use super::cq::{CompletionQueue, Entry, Tail, kind};
 use crate::drivers::direct::fault::Fault;
 use crate::packet::offload::Verdicts;
-use crate::packet::{BATCH, DATA_ROOM, HEADROOM, Packet};
+use crate::packet::{BATCH, Batch, DATA_ROOM, HEADROOM, Packet, Received};
 
 const PLAIN: u8 = kind(CQE_RESPONDER_SEND, FORMAT_NONE);
 const TITLE: u8 = kind(CQE_RESPONDER_SEND, FORMAT_COMPRESSED);
@@ -50,8 +50,14 @@ impl Arrival {
         }
     }
 
-    /// Notes what the device found out in the packet.
+    /// Whether there is a flow tag, or a VLAN tag that was taken off.
     #[inline(always)]
+    fn is_rare(&self) -> bool {
+        self.tag != 0 || self.described & RARE != 0
+    }
+
+    /// Notes what the device found out in the packet.
+    #[inline(never)]
     pub(super) fn note(&self, packet: &mut Packet) {
         packet.set_verdicts(verdicts(self.described));
         if self.hashed {
@@ -76,6 +82,9 @@ impl Arrival {
         self.note(packet);
     }
 }
+
+/// A VLAN tag was taken off.
+const RARE: u32 = (CqeFlags(0).with_vlan_stripped(1).0 as u32) << 16;
 
 /// What the device says of checksums; most packets are right.
 #[inline(always)]
@@ -165,6 +174,121 @@ impl Arrivals {
         &self.list[..self.known]
     }
 
+    /// Hands packets of one step and one buffer each to `take`, one after the other, until there is no more, or something that
+    /// [`Self::look`] has to see; returns whether that is so. Where nothing else is known, no timestamps are wanted, and every packet is
+    /// longer than `shortest` and at most `longest` bytes.
+    #[inline(always)]
+    pub(super) fn run(
+        &mut self,
+        completions: &mut CompletionQueue,
+        batch: &mut Batch,
+        (shortest, longest): (u32, u32),
+        mut take: impl FnMut(u32, Received) -> Option<Packet>,
+    ) -> bool {
+        let range = longest - shortest;
+        let log = match self.steps {
+            Steps::Requests { .. } => 0,
+            Steps::Strides { log } => log,
+        };
+        let (strided, in_request) = (!self.is_linear(), (1u32 << log) - 1);
+        // Length of a packet of one step; too short for any, if it has more or is none.
+        let length = |said: u32| {
+            let count = StrideCount(said);
+            if !strided {
+                said
+            } else if count.strides() == 1 && count.filler() == 0 {
+                count.length()
+            } else {
+                0
+            }
+        };
+        loop {
+            // Values, not fields: as far as the compiler knows, what is written could change them.
+            let mut seen = self.seen;
+            let mut reader = completions.reader();
+            if let Some(Session { title, request, count, read }) = self.session {
+                let (format, verdicts) = (self.format, verdicts(title.described));
+                let mut at = read;
+                batch.fill((count - read) as usize, || {
+                    let array = (at & !(MINIS_PER_ENTRY as u32 - 1)).max(1);
+                    let mini = reader.peek(array, at as usize % MINIS_PER_ENTRY);
+                    let (said, len) = ((mini >> 32) as u32, length(mini as u32));
+                    let turn =
+                        !strided || (said as u16 == (seen & in_request) as u16 && request == (seen >> log) as u16);
+                    if len.wrapping_sub(shortest) > range || !turn {
+                        return None;
+                    }
+                    let hash = if format == Some(MINI_FORMAT_HASH) { said } else { title.hash };
+                    let mut packet = take(seen, Received { len, verdicts, hash, hashed: title.hashed })?;
+                    if title.is_rare() {
+                        title.note(&mut packet);
+                    }
+                    (at, seen) = (at + 1, seen.wrapping_add(1));
+                    Some(packet)
+                });
+                (self.seen, self.cleared) = (seen, seen);
+                if at < count {
+                    self.session = Some(Session { title, request, count, read: at });
+                    return !batch.is_full();
+                }
+                self.end_session(completions, count);
+            } else {
+                let mut unusual = true;
+                batch.fill(BATCH, || {
+                    let Some((entry, tail)) = reader.look() else {
+                        unusual = false;
+                        return None;
+                    };
+                    let len = length(entry.word::<0x28>() as u32);
+                    let turn = u32::from(tail.position()) == if strided { seen & in_request } else { seen & 0xffff }
+                        && (!strided || (entry.word::<0x00>() >> 32) as u16 == (seen >> log) as u16);
+                    if tail.kind() != PLAIN || len.wrapping_sub(shortest) > range || !turn {
+                        return None;
+                    }
+                    let arrival = Arrival::of(entry, tail);
+                    let Arrival { hash, hashed, .. } = arrival;
+                    let mut packet = take(seen, Received { len, verdicts: verdicts(arrival.described), hash, hashed })?;
+                    if arrival.is_rare() {
+                        arrival.note(&mut packet);
+                    }
+                    reader.next = reader.next.wrapping_add(1);
+                    seen = seen.wrapping_add(1);
+                    Some(packet)
+                });
+                let next = reader.next;
+                completions.resume(next);
+                (self.seen, self.cleared) = (seen, seen);
+                if !unusual || batch.is_full() {
+                    return false;
+                }
+                let entries = completions.count();
+                let title = completions.look().filter(|(_, tail)| tail.kind() == TITLE);
+                let Some(Ok(())) = title.map(|(entry, tail)| self.begin(entry, tail, entries)) else { return true };
+            }
+        }
+    }
+
+    /// All packets of a session are read.
+    #[inline(always)]
+    fn end_session(&mut self, completions: &mut CompletionQueue, count: u32) {
+        self.session = None;
+        completions.invalidate(1, count - 1);
+        completions.advance(count);
+        completions.publish();
+    }
+
+    /// Whether packets can be handed over as they are found: nothing else is known, and nothing is wanted that only entries of their own tell.
+    #[inline(always)]
+    pub(super) fn may_run(&self) -> bool {
+        self.known == 0 && self.tick == 0
+    }
+
+    /// Step of the next completion.
+    #[inline(always)]
+    pub(super) fn step(&self) -> u32 {
+        self.seen
+    }
+
     /// All that is known was handed over; returns the step that the ring stands at.
     #[inline(always)]
     pub(super) fn clear(&mut self) -> u32 {
@@ -174,7 +298,7 @@ impl Arrivals {
     }
 
     /// Takes note of what the device tells of, until `room` packets are known. Whether there was anything.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn look(&mut self, completions: &mut CompletionQueue, room: usize) -> Result<bool, Fault> {
         let room = room.min(BATCH);
         let (mut progress, mut result) = (false, Ok(()));
@@ -318,10 +442,7 @@ impl Arrivals {
             self.add(arrival, bytes, position, request)?;
         }
         if done {
-            self.session = None;
-            completions.invalidate(1, count - 1);
-            completions.advance(count);
-            completions.publish();
+            self.end_session(completions, count);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wirepath_memory::{DeviceMemory, Slots};
+use wirepath_memory::{DeviceMemory, Slots, View};
 use wirepath_nic_defs::mlx5::{
     CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeOwner, FORMAT_COMPRESSED, RECORD_CONSUMED,
 };
@@ -111,14 +111,25 @@ impl CompletionQueue {
     /// The next entry, if the device has filled it.
     #[inline(always)]
     pub(super) fn look(&self) -> Option<(Entry<'_>, Tail)> {
-        let entry = self.entries.at(self.next);
-        // Acquire: the other words are read after the one that says that they are there.
-        let tail = u64::from_be(entry[LAST].load(Ordering::Acquire));
-        let owner = (self.next >> self.shift) as u64;
-        if (tail ^ owner) & 1 != 0 || tail as u8 >= CQE_INVALID << 4 {
-            return None;
-        }
-        Some((Entry(entry), Tail(tail)))
+        self.reader().look()
+    }
+
+    /// The queue as a value, to be read in a loop; [`Self::resume`] then says how far it was.
+    #[inline(always)]
+    pub(super) fn reader(&self) -> Reader<'_> {
+        Reader { entries: self.entries.view(), shift: self.shift, next: self.next }
+    }
+
+    /// Goes on where a reader ended.
+    #[inline(always)]
+    pub(super) fn resume(&mut self, next: u32) {
+        self.next = next;
+    }
+
+    /// Counter of the entry that is looked at next.
+    #[inline(always)]
+    pub(super) fn position(&self) -> u32 {
+        self.next
     }
 
     /// Goes on by `count` entries.
@@ -130,14 +141,16 @@ impl CompletionQueue {
     /// The double word `at` of the entry that lies `ahead` of the next.
     #[inline(always)]
     pub(super) fn peek(&self, ahead: u32, at: usize) -> u64 {
-        u64::from_be(self.entries.at(self.next.wrapping_add(ahead))[at % WORDS].load(Ordering::Relaxed))
+        self.reader().peek(ahead, at)
     }
 
     /// Takes ownership from `count` entries from `ahead` of the next on, which were not written as entries.
     #[inline(always)]
     pub(super) fn invalidate(&self, ahead: u32, count: u32) {
+        // Values, not fields: as far as the compiler knows, what is written could change them.
+        let (entries, first) = (self.entries.view(), self.next.wrapping_add(ahead));
         for i in 0..count {
-            self.entries.at(self.next.wrapping_add(ahead + i))[LAST].store(FRESH, Ordering::Relaxed);
+            entries.at(first.wrapping_add(i))[LAST].store(FRESH, Ordering::Relaxed);
         }
     }
 
@@ -151,6 +164,35 @@ impl CompletionQueue {
     #[inline(always)]
     pub(super) fn count(&self) -> u32 {
         self.entries.count()
+    }
+}
+
+/// A look at the entries, one after the other.
+pub(super) struct Reader<'a> {
+    entries: View<'a, [AtomicU64; WORDS]>,
+    shift: u32,
+    /// Counter of the entry that is looked at next.
+    pub(super) next: u32,
+}
+
+impl<'a> Reader<'a> {
+    /// The next entry, if the device has filled it.
+    #[inline(always)]
+    pub(super) fn look(&self) -> Option<(Entry<'a>, Tail)> {
+        let entry = self.entries.at(self.next);
+        // Acquire: the other words are read after the one that says that they are there.
+        let tail = u64::from_be(entry[LAST].load(Ordering::Acquire));
+        let owner = (self.next >> self.shift) as u64;
+        if (tail ^ owner) & 1 != 0 || tail as u8 >= CQE_INVALID << 4 {
+            return None;
+        }
+        Some((Entry(entry), Tail(tail)))
+    }
+
+    /// The double word `at` of the entry that lies `ahead` of the next.
+    #[inline(always)]
+    pub(super) fn peek(&self, ahead: u32, at: usize) -> u64 {
+        u64::from_be(self.entries.at(self.next.wrapping_add(ahead))[at % WORDS].load(Ordering::Relaxed))
     }
 }
 

@@ -16,7 +16,7 @@ use super::wqe::{Segments, pointer};
 use crate::drivers::direct;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::keys::Keys;
-use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
+use crate::drivers::direct::receive::{self, AHEAD, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
 use crate::drivers::direct::registered::Sink;
 use crate::drops::DropReason;
 use crate::packet::{Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
@@ -232,16 +232,7 @@ impl ReceiveRing {
     }
 
     /// Hands over what is known and puts as many buffers in their place. Returns packets and bytes.
-    #[inline(always)]
     fn hand_over(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
-        let moved = if self.arrivals.known().is_empty() { (0, 0) } else { self.hand_over_some(batch, supply) };
-        let step = self.arrivals.clear();
-        self.publish(step);
-        moved
-    }
-
-    #[inline(always)]
-    fn hand_over_some(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
         let n = self.arrivals.known().len();
         let start = batch.len();
         let got = supply.pool.take_batch_like(n, batch, supply.blank);
@@ -316,17 +307,63 @@ impl ReceiveRing {
 /// The end of a list of segments, in memory.
 const NOTHING: [u64; 2] = pointer(0, wirepath_nic_defs::mlx5::INVALID_LKEY, 0);
 
+impl ReceiveRing {
+    /// Hands over packets of one buffer each as they are found. Returns packets and bytes, and whether there is more of another kind.
+    #[inline(always)]
+    fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, bool) {
+        // Values, not fields: as far as the compiler knows, what is written could change them.
+        let (ring, distance, shift, slots) = (self.ring.view(), self.distance, self.shift, &mut *self.posted);
+        let (mask, log, lead) = match self.mode.layout {
+            Layout::Linear { buffers: 1 } => (self.entries - 1, 0, 0),
+            Layout::Striding { log } => ((self.entries << log) - 1, log, 1),
+            Layout::Linear { .. } => return (0, 0, true),
+        };
+        let (true, Some(hand)) = (self.arrivals.may_run(), supply.pool.hand(supply.blank)) else { return (0, 0, true) };
+        let (in_request, start) = ((1u32 << log) - 1, batch.len());
+        let (mut bytes, range) = (0, (SHORTEST, self.mode.longest.min(DATA_ROOM as u32)));
+        let more = self.arrivals.run(&mut self.completions, batch, range, |step, what| {
+            if let Some(later) = slots.get((step.wrapping_add(AHEAD) & mask) as usize) {
+                later.prefetch_metadata();
+                later.prefetch_data();
+            }
+            let slot = step & mask;
+            let posted = slots.get_mut(slot as usize)?;
+            let packet = hand.exchange(posted, what)?;
+            let segment = (slot >> log) * distance + lead + (slot & in_request);
+            let address = posted.fresh_address().wrapping_add(shift);
+            ring.at(segment)[1].store(address.to_be(), Ordering::Relaxed);
+            bytes += u64::from(what.len);
+            Some(packet)
+        });
+        ((batch.len() - start) as u64, bytes, more)
+    }
+
+    /// Receives whatever there may be.
+    #[inline(never)]
+    fn receive_any(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
+        let looked = self.arrivals.look(&mut self.completions, batch.space());
+        let moved = if self.arrivals.known().is_empty() { (0, 0) } else { self.hand_over(batch, supply) };
+        self.arrivals.clear();
+        (moved.0, moved.1, looked.map(drop))
+    }
+}
+
 impl receive::ReceiveRing for ReceiveRing {
     #[inline(always)]
     fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
-        let looked = self.arrivals.look(&mut self.completions, batch.space());
-        if let Ok(false) = looked
-            && self.arrivals.known().is_empty()
-        {
-            return (0, 0, Ok(()));
+        let before = self.completions.position();
+        let (mut packets, mut bytes, more) = self.run(batch, supply);
+        let mut result = Ok(());
+        if more {
+            let (others, further, looked) = self.receive_any(batch, supply);
+            (packets, bytes, result) = (packets + others, bytes + further, looked);
         }
-        let (packets, bytes) = self.hand_over(batch, supply);
-        (packets, bytes, looked.map(drop))
+        // Work requests that were filled are posted again, and entries that were read may be written.
+        if packets > 0 || self.completions.position() != before {
+            self.completions.publish();
+            self.publish(self.arrivals.step());
+        }
+        (packets, bytes, result)
     }
 }
 

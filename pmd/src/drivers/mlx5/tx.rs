@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
-use wirepath_memory::{DeviceMemory, Doorbell};
+use wirepath_memory::{DeviceMemory, Doorbell, View};
 use wirepath_nic_defs::mlx5::{
     CQE_REQUEST, CQE_REQUEST_ERROR, FORMAT_NONE, OPCODE_ENHANCED_MPW, OPCODE_SEND, RECORD_SEND, SEGMENTS_PER_BLOCK,
 };
 
 use super::cq::{CompletionQueue, kind};
 use super::offload::{self, MAX_TSO_HEADER, REQUESTS};
-use super::wqe::{COMPLETE, MAX_BLOCKS, Segments, Wishes, Wqe, blocks, control, pointer};
+use super::wqe::{COMPLETE, MAX_BLOCKS, Segment, Segments, Wishes, Wqe, blocks, control, pointer};
 use crate::counters::QueueCounters;
 use crate::drivers::direct::SHORTEST;
 use crate::drivers::direct::fault::Fault;
@@ -115,53 +115,42 @@ impl SendRing {
         })
     }
 
-    /// Whether a pointer is all that there is to say of the packet.
+    /// What is known of every plain packet, as values: as far as the compiler knows, what is written to the ring could change fields.
     #[inline(always)]
-    fn is_plain(packet: &Packet, limits: &Limits<'_>) -> bool {
-        !packet.flags().intersects(REQUESTS) & !packet.is_chain() & is_allowed(limits, packet.data().len())
+    fn plain(&self, limits: &Limits<'_>) -> Plain<'_> {
+        let (home, home_bytes, key, distance) = self.keys.home().bounds();
+        let range = limits.longest - SHORTEST;
+        Plain { ring: self.ring.view(), home, home_bytes, key, distance, range, number: self.number }
     }
 
     /// Describes one packet by a pointer; packets, bytes and blocks, all zero if that is not possible.
     #[inline(always)]
-    fn point(&self, packet: &Packet, at: u32, room: u32, limits: &Limits<'_>) -> (usize, u64, u32) {
-        let data = packet.data();
-        let address = data.as_ptr() as u64;
-        let Some(key) = self.keys.home().find(address) else { return (0, 0, 0) };
-        if !Self::is_plain(packet, limits) | (room == 0) | !self.mode.pointers() {
-            return (0, 0, 0);
-        }
+    fn point(plain: &Plain<'_>, packet: &Packet, at: u32, room: u32) -> (usize, u64, u32) {
+        let Some((data, bytes)) = plain.pointer(packet).filter(|_| room > 0) else { return (0, 0, 0) };
         let first = at.wrapping_mul(SEGMENTS_PER_BLOCK);
-        let address = address.wrapping_add(self.keys.home().distance());
-        self.ring.write(first.wrapping_add(2), pointer(address, key, data.len() as u32));
-        self.ring.write(first.wrapping_add(1), [0, 0]);
-        self.ring.write(first, [control(OPCODE_SEND, at, self.number, 3), 0]);
-        (1, data.len() as u64, 1)
+        plain.ring.write(first.wrapping_add(2), data);
+        plain.ring.write(first.wrapping_add(1), [0, 0]);
+        plain.ring.write(first, [control(OPCODE_SEND, at, plain.number, 3), 0]);
+        (1, bytes, 1)
     }
 
     /// Describes packets from the front by pointers in one descriptor; packets, bytes and blocks, all zero if that is not possible.
     #[inline(always)]
-    fn pack(&self, packets: &[Packet], at: u32, room: u32, limits: &Limits<'_>) -> (usize, u64, u32) {
+    fn pack(plain: &Plain<'_>, packets: &[Packet], at: u32, room: u32) -> (usize, u64, u32) {
         let first = at.wrapping_mul(SEGMENTS_PER_BLOCK);
         let most = ((room * SEGMENTS_PER_BLOCK).saturating_sub(LEAD) as usize).min(MULTI_PACKET);
-        let home = self.keys.home();
         let (mut count, mut bytes) = (0, 0);
         for packet in packets.iter().take(most) {
-            let data = packet.data();
-            let address = data.as_ptr() as u64;
-            let Some(key) = home.find(address) else { break };
-            if !Self::is_plain(packet, limits) {
-                break;
-            }
-            let address = address.wrapping_add(home.distance());
-            self.ring.write(first.wrapping_add(LEAD + count), pointer(address, key, data.len() as u32));
-            bytes += data.len() as u64;
+            let Some((data, len)) = plain.pointer(packet) else { break };
+            plain.ring.write(first.wrapping_add(LEAD + count), data);
+            bytes += len;
             count += 1;
         }
         if count == 0 {
             return (0, 0, 0);
         }
-        self.ring.write(first.wrapping_add(1), [0, 0]);
-        self.ring.write(first, [control(OPCODE_ENHANCED_MPW, at, self.number, LEAD + count), 0]);
+        plain.ring.write(first.wrapping_add(1), [0, 0]);
+        plain.ring.write(first, [control(OPCODE_ENHANCED_MPW, at, plain.number, LEAD + count), 0]);
         (count as usize, bytes, blocks(LEAD + count))
     }
 
@@ -285,12 +274,15 @@ impl send::SendRing for SendRing {
         let free = self.blocks - self.flight.used();
         let (mut at, mut last) = (start, start);
         let packets = &mut batch.as_mut_slice()[..most];
+        let (plain, multi_packet, pointers) = (self.plain(limits), self.mode.multi_packet, self.mode.pointers());
         while n < most {
             let room = free - at.wrapping_sub(start);
-            let (count, sum, taken) = if self.mode.multi_packet {
-                self.pack(&packets[n..], at, room, limits)
+            let (count, sum, taken) = if multi_packet {
+                Self::pack(&plain, &packets[n..], at, room)
+            } else if pointers {
+                Self::point(&plain, &packets[n], at, room)
             } else {
-                self.point(&packets[n], at, room, limits)
+                (0, 0, 0)
             };
             if count > 0 {
                 (last, at) = (at, at.wrapping_add(taken));
@@ -346,10 +338,32 @@ fn fill_up(packet: &mut Packet, n: usize) -> bool {
     true
 }
 
-/// Whether a frame of this length may be sent.
-#[inline(always)]
-fn is_allowed(limits: &Limits<'_>, len: usize) -> bool {
-    len.wrapping_sub(SHORTEST) <= limits.longest - SHORTEST
+/// What is known of every plain packet.
+struct Plain<'a> {
+    ring: View<'a, Segment>,
+    /// The region of the port's pool.
+    home: u64,
+    home_bytes: u64,
+    key: u32,
+    /// What is added to an address of ours to make it the device's.
+    distance: u64,
+    /// Bytes of the longest frame, less those of the shortest.
+    range: usize,
+    number: u32,
+}
+
+impl Plain<'_> {
+    /// The segment that points to a packet, with its bytes, if that is all that there is to say of it.
+    #[inline(always)]
+    fn pointer(&self, packet: &Packet) -> Option<([u64; 2], u64)> {
+        let data = packet.data();
+        let (address, len) = (data.as_ptr() as u64, data.len());
+        let is_plain = !packet.flags().intersects(REQUESTS)
+            & !packet.is_chain()
+            & (len.wrapping_sub(SHORTEST) <= self.range)
+            & (address.wrapping_sub(self.home) < self.home_bytes);
+        is_plain.then(|| (pointer(address.wrapping_add(self.distance), self.key, len as u32), len as u64))
+    }
 }
 
 const _: () = assert!(MAX_TSO_HEADER < super::wqe::MAX_INLINE);

@@ -23,8 +23,10 @@ pub(super) const MAX_INLINE: usize = (MAX_SEGMENTS - LEAD) * SEGMENT_BYTES;
 /// Second word of a control segment that asks for a completion, in memory.
 pub(super) const COMPLETE: u64 = ((CONTROL_COMPLETE as u64) << 32).to_be();
 
-/// A send ring as segments.
-pub(super) type Segments = Slots<[AtomicU64; SEGMENT_BYTES / 8]>;
+/// A segment in a ring.
+pub(super) type Segment = [AtomicU64; SEGMENT_BYTES / 8];
+/// A ring as segments.
+pub(super) type Segments = Slots<Segment>;
 
 /// First word of a control segment, in memory. `index` counts basic blocks.
 #[inline(always)]
