@@ -78,8 +78,10 @@ impl Batch {
     #[inline(always)]
     pub(crate) fn fill(&mut self, most: usize, mut next: impl FnMut() -> Option<Packet>) {
         let mut len = self.len;
+        let free = &mut self.slots[len..];
+        let most = most.min(free.len());
         // A panic in `next` leaks what it gave before.
-        for slot in self.slots.iter_mut().skip(len).take(most) {
+        for slot in &mut free[..most] {
             let Some(packet) = next() else { break };
             slot.write(packet);
             len += 1;

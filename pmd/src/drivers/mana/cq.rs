@@ -53,7 +53,10 @@ impl CompletionQueue {
     /// The queue as a value, to be read in a loop; [`Self::resume`] then says how far it was.
     #[inline(always)]
     pub(super) fn reader(&self) -> Reader<'_> {
-        Reader { entries: self.entries.view(), shift: self.shift, next: self.next, from: self.from }
+        let mut reader =
+            Reader { entries: self.entries.view(), shift: self.shift, next: self.next, from: self.from, expected: 0 };
+        reader.expect();
+        reader
     }
 
     /// Goes on where a reader ended.
@@ -74,9 +77,17 @@ pub(super) struct Reader<'a> {
     shift: u32,
     next: u32,
     from: u32,
+    /// The known bits of the last word of an entry of this pass.
+    expected: u32,
 }
 
 impl<'a> Reader<'a> {
+    /// Notes what entries of the pass that begins say.
+    #[inline(always)]
+    fn expect(&mut self) {
+        self.expected = self.from | (self.next >> self.shift) << (u32::BITS - OWNER_VALUES.ilog2());
+    }
+
     /// The next entry, if the device has filled it.
     #[inline(always)]
     pub(super) fn look(&self) -> Result<Option<Entry<'a>>, Fault> {
@@ -85,10 +96,10 @@ impl<'a> Reader<'a> {
         let entry = self.entries.at(self.next);
         // Acquire: the other words are read after the one that says that they are there.
         let tail = entry[CQE_TAIL as usize / 4].load(Ordering::Acquire);
-        let turn = self.next >> self.shift;
-        if tail & KNOWN == self.from | turn << (u32::BITS - OWNER_VALUES.ilog2()) {
+        if tail & KNOWN == self.expected {
             return Ok(Some(Entry(entry)));
         }
+        let turn = self.next >> self.shift;
         let owner = CqeTail(tail).owner();
         if owner == turn.wrapping_sub(1) % OWNER_VALUES {
             Ok(None)
@@ -103,6 +114,9 @@ impl<'a> Reader<'a> {
     #[inline(always)]
     pub(super) fn advance(&mut self) {
         self.next = self.next.wrapping_add(1);
+        if self.next & self.entries.mask() == 0 {
+            self.expect();
+        }
     }
 
     /// The counter to go on with.
