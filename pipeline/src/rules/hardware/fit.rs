@@ -337,7 +337,7 @@ impl Judge {
         }
         let comes = !matches!(fit.fate, RuleFate::Drop | RuleFate::Kernel);
         // Workers count what comes as it comes; what does not, or was longer before, only the device can count.
-        fit.counted = !own && !(comes && behind);
+        fit.counted = !(own || comes && behind);
         if fit.counted {
             if table.counters == 0 {
                 return Err(Obstacle::new("counters", format!("{} does not count for rules", self.device())));
