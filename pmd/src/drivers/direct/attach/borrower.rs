@@ -288,9 +288,8 @@ pub(super) fn hostile(described: &Packets) {
     let region = wirepath_memory::RegionBuilder::new(16 * crate::packet::STRIDE).shared().huge_pages(false).map();
     let file = region.expect("a region").descriptor().expect("shared").try_clone_to_owned().expect("a file");
     if let Ok((_, pool)) = packets(file, described) {
-        while let Some(mut packet) = pool.take() {
-            packet.append(60);
-            std::mem::forget(packet);
-        }
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        all.iter_mut().for_each(|packet| drop(packet.append(60)));
+        assert_eq!(all.len(), pool.capacity() as usize);
     }
 }
