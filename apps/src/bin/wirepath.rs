@@ -42,7 +42,7 @@ enum Command {
 
     /// Looks at a port of a running program, or works with queues of it in this process
     ///
-    /// The program offers the port with `attach = SOCKET` in the table of its `mlx5` or `mana` port and `shared = true` in [pool]. Alone:
+    /// The program offers the port with `attach = SOCKET` in the table of its `mlx5` or `mana` port and `shared = true` in the table `pool`. Alone:
     /// its queues and pool, counted. With --transmit or --receive queues of the NIC are made for this process, which maps them, the packets
     /// and the doorbells, and works without the program; they end with this process, however that ends. A receive queue takes its share of
     /// what arrives. With --json: an object with `port`, and `done` if there was something to do.

@@ -9,7 +9,7 @@ use crate::device::{Call, ContextId, ObjectId};
 pub enum FlowSpec {
     /// Headers that a packet must have.
     Match {
-        /// `IBV_FLOW_SPEC_*` without [`crate::uverbs::SPEC_INNER`].
+        /// `IBV_FLOW_SPEC_*` without `IBV_FLOW_SPEC_INNER`.
         kind: u32,
         /// Of the packet in the tunnel.
         inner: bool,

@@ -223,7 +223,7 @@ impl Format {
         }
     }
 
-    /// Writes a value and its mask so that [`Self::parse`] reads the same.
+    /// Writes a value and its mask so that it is read as the same.
     pub fn print(self, bits: u8, Bits { value, mask }: Bits) -> String {
         let full = mask == ones(bits);
         let one = |x: u128| match self {

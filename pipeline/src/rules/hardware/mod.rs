@@ -2,7 +2,7 @@
 //!
 //! **The software engine always has every rule.** A packet that comes without a tag is treated by it as on any port. A packet with a tag
 //! has met the rule that the tag names, in the NIC, and no other: what is left of that rule's actions is done, and nothing is looked up.
-//! So all that must be true is that the NIC gives a packet to a rule only if no rule above fits it, and that is what [`plan`] sees to:
+//! So all that must be true is that the NIC gives a packet to a rule only if no rule above fits it, and that is what `plan` sees to:
 //! a rule may be in the NIC only if all rules above it that overlap are there too.
 //!
 //! # Changes

@@ -664,35 +664,3 @@ fn hostile_receive_completions_end_the_ring_and_nothing_else() {
         assert_eq!(it.pool.outstanding(), 0);
     }
 }
-
-/// For `valgrind --tool=callgrind --toggle-collect='*Sender*transmit*'` (or `'*Receiver*receive*'`): instructions of the burst functions,
-/// without the device. Divide by the number that is printed.
-#[test]
-#[ignore = "a measurement, not a check"]
-fn cost_of_bursts() {
-    const BURSTS: u32 = 2000;
-    let mut it = transmit(256, 256 * 64, 5);
-    for burst in 1..=BURSTS {
-        let mut batch = Batch::new();
-        assert_eq!(it.pool.take_batch(32, &mut batch), 32);
-        for packet in batch.iter_mut() {
-            assert!(packet.append(64).is_some());
-        }
-        it.queue.transmit(&mut batch);
-        it.complete(CQE_TX_OKAY, burst * 32 - 1);
-    }
-    let mut it = receive(256, 1, 256);
-    let words = |at: u32| {
-        let flags = RxFlags::default().with_ip_ok(1).with_udp_ok(1).with_hash_type(HASH_UDP_IPV4);
-        [(0, CQE_RX_OKAY | 1 << 6), (RX_FLAGS, flags.0), (8, 64), (16, at), (56, at)]
-    };
-    let mut at = 0;
-    for _ in 0..BURSTS {
-        for _ in 0..32 {
-            it.device.complete(&words(at));
-            at += 1;
-        }
-        assert_eq!(it.poll().len(), 32);
-    }
-    eprintln!("{} packets each way", BURSTS * 32);
-}

@@ -289,7 +289,9 @@ pub(super) fn hostile(described: &Packets) {
     let file = region.expect("a region").descriptor().expect("shared").try_clone_to_owned().expect("a file");
     if let Ok((_, pool)) = packets(file, described) {
         let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
-        all.iter_mut().for_each(|packet| drop(packet.append(60)));
+        for packet in all.iter_mut() {
+            let _ = packet.append(60);
+        }
         assert_eq!(all.len(), pool.capacity() as usize);
     }
 }
