@@ -6,7 +6,10 @@ mod nic;
 
 use std::time::Duration;
 
-use nic::{Kind, bytes, every_nic, figure, finish, is_sound, packet, receive, send, two_queues, under, until_it_flows};
+use nic::{
+    Kind, bytes, every_nic, figure, finish, is_sound, large_tcp, packet, receive, send, two_queues, under,
+    until_it_flows,
+};
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::{Flags, Verdicts};
 use wirepath_pmd::packet::{L3, L4, Pool};
@@ -207,28 +210,7 @@ fn a_frame_too_long_costs_itself_alone() {
 #[test]
 fn large_tcp_packets_are_cut_by_the_device() {
     require!(RDMA);
-    MLX5.under("large_tcp_packets_are_cut_by_the_device", "", |nics| {
-        let pool = Pool::new("lso", 8192).expect("memory");
-        let mut port = MLX5.start(&pool, "", |_| ());
-        for l3 in [L3::Ipv4, L3::Ipv6] {
-            let mut large = packet(&pool, l3, L4::Tcp, 20_000);
-            large.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM).with(Flags::TX_L3_CHECKSUM));
-            large.set_mss(1440);
-            let headers = if l3 == L3::Ipv4 { 54 } else { 74 };
-            let payload = bytes(&large)[headers..].to_vec();
-            send(&mut port, [large]);
-            let pieces = receive(&mut port, 20_000usize.div_ceil(1440));
-            let mut whole = Vec::new();
-            for piece in &pieces {
-                let piece = bytes(piece);
-                assert!(is_sound(&piece) && piece.len() <= headers + 1440);
-                whole.extend_from_slice(&piece[headers..]);
-            }
-            assert_eq!(whole, payload);
-        }
-        assert_eq!(nics.refused(), [""; 0]);
-        finish(port, &pool);
-    });
+    large_tcp(MLX5, "large_tcp_packets_are_cut_by_the_device");
 }
 
 #[test]

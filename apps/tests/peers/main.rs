@@ -37,6 +37,21 @@ macro_rules! over {
     };
 }
 
+/// What judges every way in which frames come and go, and the checks named, as tests of one way.
+macro_rules! frames {
+    ($module:ident, $way:expr, $($test:ident: $body:path;)*) => {
+        over! {
+            $module,
+            $way,
+            ping: crate::ping::small_and_jumbo;
+            tcp: crate::tcp::some_unharmed;
+            frames_out: crate::frames::judged_on_the_way_out;
+            frames_in: crate::frames::judged_on_the_way_in;
+            $($test: $body;)*
+        }
+    };
+}
+
 /// Each check as a test of each combination.
 macro_rules! everywhere {
     ($($test:ident: $body:path;)*) => {
@@ -80,49 +95,29 @@ over! {
     offload: crate::offload::software_touches_no_tunnel_header;
     off: crate::offload::off_is_off;
 }
-over! {
+frames! {
     mlx5_striding,
     Way { settings: ["receive = \"striding\"\ninline = 200", ""], ..by("mlx5", true) },
-    ping: crate::ping::small_and_jumbo;
-    tcp: crate::tcp::some_unharmed;
-    frames_out: crate::frames::judged_on_the_way_out;
-    frames_in: crate::frames::judged_on_the_way_in;
     vlans: crate::vlans::each_vlan_its_segment;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
 }
-over! {
+frames! {
     mlx5_plain,
     Way { settings: ["compress = \"off\"\nmulti_packet = false", ""], ..by("mlx5", true) },
-    ping: crate::ping::small_and_jumbo;
-    tcp: crate::tcp::some_unharmed;
-    frames_out: crate::frames::judged_on_the_way_out;
-    frames_in: crate::frames::judged_on_the_way_in;
 }
-over! {
+frames! {
     mlx5_checksum,
     Way { settings: ["compress = \"checksum\"\nmin_inline = \"18\"", ""], ..by("mlx5", false) },
-    ping: crate::ping::small_and_jumbo;
-    tcp: crate::tcp::some_unharmed;
-    frames_out: crate::frames::judged_on_the_way_out;
-    frames_in: crate::frames::judged_on_the_way_in;
 }
-over! {
+frames! {
     verbs,
     by("verbs", false),
-    ping: crate::ping::small_and_jumbo;
-    tcp: crate::tcp::some_unharmed;
-    frames_out: crate::frames::judged_on_the_way_out;
-    frames_in: crate::frames::judged_on_the_way_in;
     vlans: crate::vlans::each_vlan_its_segment;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
 }
-over! {
+frames! {
     mlx5_and_mana,
     Way { others: Some("mana"), ..by("mlx5", false) },
-    ping: crate::ping::small_and_jumbo;
-    tcp: crate::tcp::some_unharmed;
-    frames_out: crate::frames::judged_on_the_way_out;
-    frames_in: crate::frames::judged_on_the_way_in;
     vlans: crate::vlans::each_vlan_its_segment;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
 }

@@ -364,6 +364,32 @@ pub(crate) fn queues_that_stay(kind: Kind, name: &str) {
     });
 }
 
+/// Large TCP packets leave as segments that carry the whole payload.
+pub(crate) fn large_tcp(kind: Kind, name: &str) {
+    kind.under(name, "", |nics| {
+        let pool = Pool::new("lso", 8192).expect("memory");
+        let mut port = kind.start(&pool, "", |_| ());
+        for l3 in [L3::Ipv4, L3::Ipv6] {
+            let mut large = packet(&pool, l3, L4::Tcp, 20_000);
+            large.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM).with(Flags::TX_L3_CHECKSUM));
+            large.set_mss(1440);
+            let headers = if l3 == L3::Ipv4 { 54 } else { 74 };
+            let payload = bytes(&large)[headers..].to_vec();
+            send(&mut port, [large]);
+            let pieces = receive(&mut port, 20_000usize.div_ceil(1440));
+            let mut whole = Vec::new();
+            for piece in &pieces {
+                let piece = bytes(piece);
+                assert!(is_sound(&piece) && piece.len() <= headers + 1440);
+                whole.extend_from_slice(&piece[headers..]);
+            }
+            assert_eq!(whole, payload);
+        }
+        assert_eq!(nics.refused(), [""; 0]);
+        finish(port, &pool);
+    });
+}
+
 /// Bursts of every size, up to jumbo frames, on four queues each way; `way` are keys of the topology.
 pub(crate) fn bursts(kind: Kind, name: &str, way: &str) {
     kind.under(name, way, |nics| {

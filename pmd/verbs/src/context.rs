@@ -195,6 +195,15 @@ impl fmt::Debug for ContextInner {
 }
 
 impl Context {
+    /// Refuses an object of another context: the provider's library would look into the wrong structures.
+    pub(crate) fn same_as(&self, found: &Self) -> Result<()> {
+        if Arc::ptr_eq(&self.inner, &found.inner) {
+            return Ok(());
+        }
+        let (found, wanted) = (found.inner.device_name(), self.inner.device_name());
+        Err(Error::Request(format!("that is an object of {found}, not of {wanted}")))
+    }
+
     pub(crate) fn open(device: &Device) -> Result<Self> {
         let open = device.verbs().libraries.ibverbs().ibv_open_device()?;
         // SAFETY: a device of a living list.

@@ -117,20 +117,8 @@ impl Mana {
     /// # Errors
     /// The domain is of another device, or libmana refused.
     pub fn parent_domain(&self, base: &ProtectionDomain, port: u8) -> Result<ParentDomain> {
-        self.same_device(&base.0.context)?;
+        self.context.same_as(&base.0.context)?;
         ParentDomain::with_word(base, port.into(), Some(port))
-    }
-
-    fn same_device(&self, context: &Context) -> Result<()> {
-        if Arc::ptr_eq(&context.inner, &self.context.inner) {
-            return Ok(());
-        }
-        // libmana would look into the wrong structures.
-        Err(Error::Request(format!(
-            "that is an object of {}, not of {}",
-            context.inner.device_name(),
-            self.inner().device_name()
-        )))
     }
 
     /// Where a send queue lies. What is returned keeps the queue pair.
@@ -138,7 +126,7 @@ impl Mana {
     /// # Errors
     /// The pair is of another device, or what libmana says cannot be.
     pub fn send_queue(&self, pair: &RawPacketQp) -> Result<SendQueue> {
-        self.same_device(&pair.0.domain.context)?;
+        self.context.same_as(&pair.0.domain.context)?;
         let mut out = manadv_qp::zeroed();
         let mut object = manadv_obj::zeroed();
         object.qp = manadv_obj_qp { in_: pair.0.raw.as_ptr(), out: &raw mut out };
@@ -156,7 +144,7 @@ impl Mana {
     /// # Errors
     /// The queue is of another device, or what libmana says cannot be.
     pub fn receive_queue(&self, queue: &WorkQueue) -> Result<ReceiveQueue> {
-        self.same_device(&queue.0.domain.context)?;
+        self.context.same_as(&queue.0.domain.context)?;
         let mut out = manadv_rwq::zeroed();
         let mut object = manadv_obj::zeroed();
         object.rwq = manadv_obj_rwq { in_: queue.0.raw.as_ptr(), out: &raw mut out };
@@ -174,7 +162,7 @@ impl Mana {
     /// # Errors
     /// No queue pair uses the queue yet, it is of another device, or what libmana says cannot be.
     pub fn completion_queue(&self, queue: &CompletionQueue) -> Result<CompletionRing> {
-        self.same_device(&queue.0.context)?;
+        self.context.same_as(&queue.0.context)?;
         let mut out = manadv_cq::zeroed();
         let mut object = manadv_obj::zeroed();
         object.cq = manadv_obj_cq { in_: queue.0.raw.as_ptr(), out: &raw mut out };

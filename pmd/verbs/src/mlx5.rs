@@ -203,10 +203,6 @@ impl Mlx5 {
         Ok(translate(&attr))
     }
 
-    fn same_device(&self, context: &Context) -> Result<()> {
-        same_device(&self.context, context)
-    }
-
     /// A completion queue whose receive completions may be compressed in `format`, one of `MLX5DV_CQE_RES_FORMAT_*`.
     ///
     /// # Errors
@@ -244,7 +240,7 @@ impl Mlx5 {
         log_bytes: u32,
         log_strides: u32,
     ) -> Result<WorkQueue> {
-        self.same_device(&domain.inner().context)?;
+        self.context.same_as(&domain.inner().context)?;
         let create = self.library()?.mlx5dv_create_wq()?;
         let mut mlx5 = mlx5dv_wq_init_attr::zeroed();
         mlx5.comp_mask = MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ;
@@ -261,7 +257,7 @@ impl Mlx5 {
     /// # Errors
     /// The pair is of another device, or what libmlx5 says cannot be.
     pub fn send_queue(&self, pair: &RawPacketQp) -> Result<SendQueue> {
-        self.same_device(&pair.0.domain.context)?;
+        self.context.same_as(&pair.0.domain.context)?;
         let mut out = mlx5dv_qp { comp_mask: MLX5DV_QP_MASK_UAR_MMAP_OFFSET, ..mlx5dv_qp::zeroed() };
         let mut object = mlx5dv_obj::zeroed();
         object.qp = mlx5dv_obj_qp { in_: pair.0.raw.as_ptr(), out: &raw mut out };
@@ -310,7 +306,7 @@ impl Mlx5 {
     /// # Errors
     /// The queue is of another device, or what libmlx5 says cannot be.
     pub fn receive_queue(&self, queue: &WorkQueue) -> Result<ReceiveQueue> {
-        self.same_device(&queue.0.domain.context)?;
+        self.context.same_as(&queue.0.domain.context)?;
         let mut out = mlx5dv_rwq::zeroed();
         let mut object = mlx5dv_obj::zeroed();
         object.rwq = mlx5dv_obj_rwq { in_: queue.0.raw.as_ptr(), out: &raw mut out };
@@ -331,7 +327,7 @@ impl Mlx5 {
     /// # Errors
     /// The queue is of another device, or what libmlx5 says cannot be.
     pub fn completion_queue(&self, queue: &CompletionQueue) -> Result<CompletionRing> {
-        self.same_device(&queue.0.context)?;
+        self.context.same_as(&queue.0.context)?;
         let mut out = mlx5dv_cq::zeroed();
         let mut object = mlx5dv_obj::zeroed();
         object.cq = mlx5dv_obj_cq { in_: queue.0.raw.as_ptr(), out: &raw mut out };
@@ -380,15 +376,6 @@ impl Mlx5 {
             _ => Err(self.inner().nonsense("mlx5dv_init_obj", "doorbell records outside the memory for queues")),
         }
     }
-}
-
-/// Refuses an object of another context: libmlx5 would look into the wrong structures.
-fn same_device(wanted: &Context, found: &Context) -> Result<()> {
-    if Arc::ptr_eq(&wanted.inner, &found.inner) {
-        return Ok(());
-    }
-    let (found, wanted) = (found.inner.device_name(), wanted.inner.device_name());
-    Err(Error::Request(format!("that is an object of {found}, not of {wanted}")))
 }
 
 fn translate(attr: &mlx5dv_context) -> Mlx5Capabilities {

@@ -15,8 +15,8 @@ use rdma_core_sys::mlx5dv::*;
 use rdma_core_sys::verbs::*;
 use wirepath_nic_defs::mlx5::{MATCH_BYTES, MATCH_PART, MatchField};
 
+use super::Mlx5;
 use super::actions::{FlowCounter, ModifyHeader, Reformat};
-use super::{Mlx5, same_device};
 use crate::flow::{FlowTarget, TAG_BITS};
 use crate::{Context, Error, Result};
 
@@ -340,7 +340,7 @@ impl<T: Table> SteeringRule<T> {
             return Err(Error::Request(format!("values outside the mask: {value:?} under {mask:?}")));
         }
         for context in actions.contexts() {
-            same_device(&mlx5.context, context)?;
+            mlx5.context.same_as(context)?;
         }
         let mut parameters = value.encode(mask.used());
         let library = mlx5.library()?;
