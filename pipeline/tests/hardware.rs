@@ -9,329 +9,58 @@
 //! ```
 
 mod model;
+mod stage;
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::collections::HashMap;
 
 use model::{Arrived, Model, everything};
-use wirepath_pipeline::epoch::Domain;
+use stage::{Bench, Case, PORTS, Wish, number, reference};
 use wirepath_pipeline::rules::hardware::Placement;
-use wirepath_pipeline::rules::{RuleControl, RuleLimits, Ruled, check};
-use wirepath_pipeline::{Context, ControlPlane, PortInfo, Punt, Stepped, WorkerInfo};
-use wirepath_pmd::flow::{Action, Direction, Rule};
-use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
+use wirepath_pmd::flow::{Direction, Rule};
+use wirepath_pmd::packet::{Batch, Pool};
+use wirepath_pmd::port::PortId;
 use wirepath_pmd::port::hardware::{RefusalKind, RuleCapabilities};
-use wirepath_pmd::port::{PortId, ToKernel};
-use wirepath_rulelab::{Cause, Fate, Fault, Noted, Rng, compare, make, show};
-use wirepath_wire::Parser;
+use wirepath_rulelab::{Cause, Fate, Fault, Noted, Rng, make};
 
 /// Rule sets in a usual run.
 const SETS: u64 = 200;
 /// Packets for each.
-const PACKETS: usize = 300;
-const PORTS: u16 = 3;
+const PACKETS: usize = 150;
+/// Queues of a port.
+const QUEUES: u16 = 16;
 
-/// What came to the stage inside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
-    frame: Vec<u8>,
-    mark: u32,
-}
+/// On modelled NICs.
+type Modelled = Bench<model::Shared>;
 
-fn bytes(packet: &Packet) -> Vec<u8> {
-    packet.segments().flatten().copied().collect()
-}
-
-type Inner = Box<dyn FnMut(&mut Context<'_>, &mut Batch) + Send>;
-
-struct Bench {
-    stepped: Stepped<Ruled<Inner>>,
-    control: RuleControl,
-    nics: Vec<Arc<Mutex<Model>>>,
-    seen: Arc<Mutex<Vec<Seen>>>,
-    pool: Pool,
-    ports: Vec<PortInfo>,
-}
-
-struct Kernel<'r>(&'r mut RuleControl);
-
-impl wirepath_pipeline::Control for Kernel<'_> {
-    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
-        assert!(self.0.punt(punt, plane).is_none(), "only what is for the kernel is punted here");
-    }
-
-    fn tick(&mut self, plane: &mut ControlPlane) {
-        self.0.tick(plane);
-    }
-}
-
-impl Bench {
-    /// Packets that came in end in the stage; or, for rules at egress, go out by the next port.
-    fn new(can: Vec<RuleCapabilities>, forward: bool) -> Self {
-        let (domain, pool) = (Domain::new(), Pool::new("test", 2048).unwrap());
-        let ports: Vec<PortInfo> = (0..PORTS)
-            .map(|id| {
-                let mut port = PortInfo::on_paper(id, &format!("p{id}"), None, 9000, &pool);
-                port.capabilities.to_kernel = ToKernel::Beside;
-                port.queues = 16;
-                port
-            })
-            .collect();
-        let workers = vec![vec![0; 16]; PORTS.into()];
-        let mut control =
-            RuleControl::for_ports(&domain, ports.clone(), workers, Parser::default(), RuleLimits::default());
-        let info =
-            WorkerInfo { index: 0, workers: 1, core: None, rx_queues: (0..PORTS).map(|port| (port, 0)).collect() };
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let inside = {
-            let seen = Arc::clone(&seen);
-            move |context: &mut Context<'_>, batch: &mut Batch| {
-                if forward {
-                    let port = context.in_port().map_or(0, |port| (port + 1) % PORTS);
-                    context.send_batch(port, batch);
-                } else {
-                    let mut seen = seen.lock().unwrap();
-                    batch.filter_map(|packet| {
-                        seen.push(Seen { frame: bytes(&packet), mark: packet.mark().unwrap_or(0) });
-                        None
-                    });
-                }
-            }
-        };
-        let stage = control.stage(&info, Box::new(inside) as Inner);
-        let mut stepped = Stepped::new(ports.clone(), &domain, stage).unwrap();
-        let (nics, devices) = can.into_iter().zip(0..).map(|(can, id)| Model::port(can, id, &pool)).unzip();
-        stepped.devices(devices);
-        Self { stepped, control, nics, seen, pool, ports }
-    }
-
-    fn set(&mut self, rules: &[Rule]) {
-        let Self { stepped, control, .. } = self;
-        stepped.with_plane(|plane| control.replace(plane, rules).unwrap());
-    }
-
-    fn use_hardware(&mut self) {
-        let Self { stepped, control, .. } = self;
-        stepped.with_plane(|plane| control.use_hardware(plane, 0..PORTS));
-    }
-
-    fn packet(&self, frame: &[u8], tag: Option<u32>) -> Packet {
-        let mut packet = self.pool.take().expect("a buffer");
-        packet.append(frame.len()).expect("room").copy_from_slice(frame);
-        if let Some(tag) = tag {
-            packet.set_mark(tag);
-        }
-        packet
-    }
-
-    fn tick(&mut self, nanoseconds: u64) {
-        self.stepped.advance(nanoseconds);
-        let Self { stepped, control, .. } = self;
-        stepped.control(&mut Kernel(control));
-    }
-
-    /// Packets and bytes of each rule.
-    fn counters(&mut self) -> Vec<(u64, u64)> {
-        let Self { stepped, control, .. } = self;
-        let standing = stepped.with_plane(|plane| control.standing(Some(plane)));
-        standing.iter().map(|it| (it.counters.packets, it.counters.bytes)).collect()
-    }
-
-    /// What has been sent, by port.
-    fn sent(&mut self) -> Vec<(PortId, Vec<u8>)> {
-        let mut out = Vec::new();
-        while let Some(packet) = self.stepped.sent() {
-            let port = packet.out_port();
-            let frame = self.nics.get(usize::from(port)).map(|nic| nic.lock().unwrap().send(&packet));
-            match frame {
-                Some(Some(frame)) => out.push((port, frame)),
-                Some(None) => {}
-                None => out.push((port, bytes(&packet))),
-            }
-        }
-        out
-    }
-}
-
-/// Rules that a program with these ports can have.
-fn rules_for(rng: &mut Rng, ports: &[PortInfo], count: usize, direction: Direction) -> Vec<Rule> {
-    let mut rules: Vec<Rule> = Vec::new();
-    while rules.len() < count {
-        let rule = match rng.below(6) {
-            0 => tunnel(rng, direction),
-            _ => make::rule(rng, &rules),
-        };
-        let right = rule.direction() == direction && check(&rule, ports).is_none();
-        // The kernel has every frame beside; changed ones it cannot have.
-        let kernel = rule.actions().last() == Some(&Action::Kernel);
-        if right && !kernel {
-            rules.push(rule);
-        }
-    }
-    rules
-}
-
-/// A rule that a NIC may take a tunnel off or put one on for: what random ones seldom are.
-fn tunnel(rng: &mut Rng, direction: Direction) -> Rule {
-    let (prio, vni, host) = (rng.below(6), rng.below(3), 1 + rng.below(3));
-    let text = match direction {
-        Direction::Ingress => {
-            let more = rng.pick(&["", ", set ipv4 dscp 3", ", set ipv4 dst 10.9.9.9, dec-ttl", ", dec-ttl, count"]);
-            let inner = if more.is_empty() { "" } else { " / ipv4" };
-            let outer = rng.pick(&["ipv4 src 10.0.0.HOST", "ipv4 src 10.0.0.HOST ecn 0", "ipv6 src fd00::HOST"]);
-            let outer = outer.replace("HOST", &host.to_string());
-            format!("ingress prio {prio}: eth / {outer} / udp / vxlan vni {vni} / eth{inner} => decap l2{more}, mark 5")
-        }
-        Direction::Egress => {
-            // Ethernet, IPv4, UDP from a port that is chosen by flow, VXLAN.
-            let mut header = "02000000000a02000000000b080045000000000040004011".to_owned() + "0000";
-            header += &format!(
-                "0a00000{host}0a0000fe{:04x}12b50000{:04x}08000000{vni:06x}00",
-                rng.pick(&[0, 5]),
-                rng.pick(&[0, 0, 1])
-            );
-            let before = rng.pick(&["", "count, "]);
-            let pattern = rng.pick(&["ipv4", "udp", "eth", "ipv6 / tcp"]);
-            format!("egress prio {prio}: port id {} / {pattern} => {before}encap l2 {header}", rng.below(3))
-        }
-    };
-    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+fn bench(can: Vec<RuleCapabilities>) -> Modelled {
+    let pool = Pool::new("test", 2048).unwrap();
+    let (nics, devices) = can.into_iter().zip(0..).map(|(can, id)| Model::port(can, id, &pool)).unzip();
+    Bench::new(nics, devices, &pool, QUEUES)
 }
 
 /// One random rule set on random NICs. `fault` is an error of the NIC.
 fn run(seed: u64, fault: Fault) -> Result<HashMap<&'static str, usize>, String> {
     let mut rng = Rng::new(seed);
-    let egress = seed % 4 == 3;
-    let direction = if egress { Direction::Egress } else { Direction::Ingress };
+    let direction = if seed % 4 == 3 { Direction::Egress } else { Direction::Ingress };
     let can: Vec<RuleCapabilities> = (0..PORTS).map(|_| model::some(&mut rng)).collect();
-    let mut bench = Bench::new(can, egress);
-    for nic in &bench.nics {
-        nic.lock().unwrap().fault = fault;
-    }
-    let count = rng.pick(&[3, 10, 30]);
-    let ports = bench.ports.clone();
-    let rules = rules_for(&mut rng, &ports, count, direction);
-    // Half of them come and go once before.
-    let early = rules_for(&mut rng, &ports, 3, direction);
-    bench.set(&early);
-    bench.use_hardware();
-    bench.set(&rules);
-    let mut words: HashMap<&'static str, usize> = HashMap::new();
-    for placements in bench.control.placements() {
-        for (_, placement) in placements {
-            *words.entry(placement.word()).or_default() += 1;
+    let wish = Wish { packets: PACKETS, everywhere: false, may: &|_| true };
+    let case = Case::new(&mut rng, &bench(can.clone()).ports, direction, &wish);
+    let judge = |case: &Case| {
+        let mut bench = bench(can.clone());
+        for nic in &bench.nics {
+            nic.lock().unwrap().fault = fault;
         }
-    }
-    let mut reference = model::reference(&rules);
-    let mut expected_counts = vec![(0, 0); rules.len()];
-    let fail = |what: String, frame: &[u8], noted: &Noted, expected: &wirepath_rulelab::Outcome| {
-        let rule = expected.rule.map(|id| rules[id as usize].to_string());
-        Err(format!(
-            "RULES_SEED={seed}: {what}\n  expected {} of rule {rule:?}\n{}",
-            show::outcome(expected),
-            show::packet(frame, noted)
-        ))
+        // Some rules come and go once before.
+        bench.set(&case.early);
+        bench.use_hardware();
+        let judged = bench.judge(case, Fault::None);
+        judged.map(|()| bench.words())
     };
-    for _ in 0..PACKETS / 30 {
-        let port = rng.below(PORTS.into()) as PortId;
-        let mut batch = Batch::new();
-        let mut expected = Vec::new();
-        for _ in 0..1 + rng.index(30) {
-            let aim = rng.index(rules.len());
-            let wish = (!rng.one_in(10)).then_some(&rules[aim]);
-            let (frame, _) = make::packet(&mut rng, wish);
-            if frame.len() > 1800 {
-                continue;
-            }
-            let here = if egress { (port + 1) % PORTS } else { port };
-            let noted = Noted { port: here, ..Noted::default() };
-            let outcome = reference.run(direction, &frame, &noted, 0);
-            if let Some(id) = outcome.rule {
-                let own = rules[id as usize].actions().contains(&Action::Count);
-                if let Some(bytes) = if own { outcome.counted } else { Some(frame.len() as u64) } {
-                    let count: &mut (u64, u64) = &mut expected_counts[id as usize];
-                    *count = (count.0 + 1, count.1 + bytes);
-                }
-            }
-            if egress {
-                let _ = batch.push(bench.packet(&frame, None));
-                expected.push((frame, noted, outcome));
-                continue;
-            }
-            let arrived = bench.nics[usize::from(port)].lock().unwrap().receive(&frame)?;
-            match arrived {
-                Arrived::Packet { frame: arrived, tag, queue } => {
-                    if let Some(queue) = queue
-                        && outcome.fate != Fate::Queue(queue)
-                    {
-                        return fail(format!("the NIC gave it to queue {queue}"), &frame, &noted, &outcome);
-                    }
-                    let _ = batch.push(bench.packet(&arrived, tag));
-                    expected.push((frame, noted, outcome));
-                }
-                Arrived::Dropped => {
-                    if outcome.fate != Fate::Dropped(Cause::Ruled) || !outcome.mirrors.is_empty() {
-                        return fail("the NIC dropped it".to_owned(), &frame, &noted, &outcome);
-                    }
-                }
-            }
-        }
-        bench.stepped.process(Some(port), &mut batch);
-        let seen = std::mem::take(&mut *bench.seen.lock().unwrap());
-        let mut seen = seen.into_iter();
-        let mut sent: BTreeMap<PortId, Vec<Vec<u8>>> = BTreeMap::new();
-        for (port, frame) in bench.sent() {
-            sent.entry(port).or_default().push(frame);
-        }
-        let mut take = |port: PortId, frame: &wirepath_rulelab::Frame| {
-            // Copies and redirected packets of one port need not keep their order among each other.
-            let list = sent.entry(port).or_default();
-            match list.iter().position(|sent| compare::same(frame, sent).is_ok()) {
-                Some(at) => {
-                    list.remove(at);
-                    Ok(())
-                }
-                None => Err(format!("port {port} did not send it; it sent {} others", list.len())),
-            }
-        };
-        for (frame, noted, outcome) in &expected {
-            for (port, copy) in &outcome.mirrors {
-                if let Err(what) = take(*port, copy) {
-                    return fail(format!("a copy: {what}"), frame, noted, outcome);
-                }
-            }
-            let there = match &outcome.fate {
-                Fate::On | Fate::Queue(_) if egress => take(noted.port, &outcome.frame),
-                Fate::On | Fate::Queue(_) => match seen.next() {
-                    None => Err("it did not come".to_owned()),
-                    Some(seen) if seen.mark != outcome.mark => {
-                        Err(format!("mark {}, expected {}", seen.mark, outcome.mark))
-                    }
-                    Some(seen) => compare::same(&outcome.frame, &seen.frame)
-                        .map_err(|e| format!("{e}\n  is    {}", show::hex(&seen.frame))),
-                },
-                Fate::Redirect(port) => take(*port, &outcome.frame),
-                Fate::Dropped(_) | Fate::Kernel => Ok(()),
-            };
-            if let Err(what) = there {
-                return fail(what, frame, noted, outcome);
-            }
-        }
-        if seen.next().is_some() || sent.values().any(|list| !list.is_empty()) {
-            return Err(format!("RULES_SEED={seed}: more came than was expected"));
-        }
-    }
-    let counters = bench.counters();
-    for ((rule, is), expected) in rules.iter().zip(counters).zip(expected_counts) {
-        if is != expected {
-            return Err(format!("RULES_SEED={seed}: counted {is:?}, expected {expected:?}: {rule}"));
-        }
-    }
-    Ok(words)
-}
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
+    judge(&case).map_err(|what| {
+        // What was planted needs no explanation.
+        let small = if fault == Fault::None { case.shrunk(|case| judge(case).is_err()).show() } else { String::new() };
+        format!("RULES_SEED={seed}: {what}\n{small}")
+    })
 }
 
 #[test]
@@ -374,7 +103,7 @@ fn list(texts: &[&str]) -> Vec<Rule> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-fn words(bench: &mut Bench) -> Vec<String> {
+fn words(bench: &mut Modelled) -> Vec<String> {
     let placements = bench.control.placements();
     let one =
         |list: &Vec<(PortId, Placement)>| list.iter().find(|(port, _)| *port == 0).map_or("none", |(_, p)| p.word());
@@ -383,7 +112,7 @@ fn words(bench: &mut Bench) -> Vec<String> {
 
 #[test]
 fn refused_rules_and_those_below_stay_in_software_until_the_nic_takes_them() {
-    let mut bench = Bench::new(vec![everything(); PORTS.into()], false);
+    let mut bench = bench(vec![everything(); PORTS.into()]);
     bench.use_hardware();
     bench.nics[0].lock().unwrap().refuse = Some(RefusalKind::Full);
     let rules = list(&[
@@ -409,7 +138,7 @@ fn refused_rules_and_those_below_stay_in_software_until_the_nic_takes_them() {
 
 #[test]
 fn tags_come_back_when_the_rings_are_drained() {
-    let mut bench = Bench::new(vec![everything(); PORTS.into()], false);
+    let mut bench = bench(vec![everything(); PORTS.into()]);
     bench.use_hardware();
     let [a, b] = [list(&["ingress: port id 0 / ipv4 => mark 1"]), list(&["ingress: port id 0 / ipv4 => mark 2"])];
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0, 0, 20, 0, 1, 0, 0, 64, 253, 0, 0];
@@ -448,7 +177,7 @@ fn tags_come_back_when_the_rings_are_drained() {
 
 #[test]
 fn a_thousand_changes_lose_no_packet() {
-    let mut bench = Bench::new(vec![everything(); PORTS.into()], false);
+    let mut bench = bench(vec![everything(); PORTS.into()]);
     bench.use_hardware();
     let mut rng = Rng::new(1);
     // Most of them for the NIC, and overlapping.
@@ -467,7 +196,7 @@ fn a_thousand_changes_lose_no_packet() {
         text.parse::<Rule>().unwrap_or_else(|error| panic!("{text}: {error}"))
     };
     let (mut most, mut before) = (0, Vec::new());
-    let mut before_reference = model::reference(&before);
+    let mut before_reference = reference(&before);
     for step in 0..1000 {
         let mut after = before.clone();
         if after.len() > 20 || (after.len() > 3 && rng.one_in(2)) {
@@ -493,7 +222,7 @@ fn a_thousand_changes_lose_no_packet() {
             }
         }
         bench.set(&after);
-        let mut after_reference = model::reference(&after);
+        let mut after_reference = reference(&after);
         bench.stepped.process(Some(0), &mut batch);
         let mut seen = std::mem::take(&mut *bench.seen.lock().unwrap()).into_iter();
         for frame in ring {
@@ -523,9 +252,7 @@ fn a_thousand_changes_lose_no_packet() {
         }
         most = most.max(bench.control.hardware().installed().map(|(_, n)| n).max().unwrap_or(0));
         before = after;
-        before_reference = model::reference(&before);
+        before_reference = reference(&before);
     }
     assert!(most > 5, "the NIC had {most} rules at most");
 }
-
-const _: () = assert!(BATCH >= 30);

@@ -14,7 +14,9 @@ use wirepath_pmd::port::hardware::{
 use wirepath_pmd::port::{
     Capabilities, Device, Link, OpenPort, Plan, Port, PortConfig, PortError, PortEvent, PortId, Queues,
 };
-use wirepath_rulelab::{Fate, Fault, Noted, Reference, Rng};
+use wirepath_rulelab::{Fate, Fault, Noted, Rng};
+
+use super::stage::{self, Nic, Received, reference};
 
 /// What the NIC makes of a frame that it receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,13 +25,8 @@ pub(crate) enum Arrived {
     Dropped,
 }
 
-/// As a program looks at packets: header checksums are for whoever they are addressed to.
-pub(crate) fn reference(rules: &[Rule]) -> Reference {
-    let mut reference = Reference::new(rules);
-    reference.rss_key = wirepath_pipeline::rules::program::DEFAULT_RSS_KEY.to_vec();
-    reference.ports.checksums = false;
-    reference
-}
+/// A model that the port and the test have in hand.
+pub(crate) type Shared = Arc<Mutex<Model>>;
 
 pub(crate) struct Model {
     can: RuleCapabilities,
@@ -44,7 +41,7 @@ pub(crate) struct Model {
 
 impl Model {
     /// A started port of such a NIC.
-    pub(crate) fn port(can: RuleCapabilities, id: PortId, pool: &Pool) -> (Arc<Mutex<Self>>, Port) {
+    pub(crate) fn port(can: RuleCapabilities, id: PortId, pool: &Pool) -> (Shared, Port) {
         let model = Self { can, rules: BTreeMap::new(), next: 0, epoch: 0, refuse: None, fault: Fault::None };
         let model = Arc::new(Mutex::new(model));
         let plan = ModelPlan(Arc::clone(&model));
@@ -118,8 +115,8 @@ impl Model {
     }
 
     /// What goes out; `None`: it was dropped.
-    pub(crate) fn send(&mut self, packet: &Packet) -> Option<Vec<u8>> {
-        let frame: Vec<u8> = packet.segments().flatten().copied().collect();
+    fn send(&mut self, packet: &Packet) -> Option<Vec<u8>> {
+        let frame = stage::bytes(packet);
         let metadata = if packet.flags().contains(Flags::TX_METADATA) { packet.mark().unwrap_or(0) } else { 0 };
         let noted = Noted { data: metadata, ..Noted::default() };
         let id = self.first(Direction::Egress, &frame, &noted).unwrap();
@@ -137,6 +134,22 @@ impl Model {
             bytes[udp..udp + 2].copy_from_slice(&50_000u16.to_be_bytes());
         }
         Some(bytes)
+    }
+}
+
+impl Nic for Shared {
+    fn receive(&mut self, frames: &[&[u8]], _: &[bool], pool: &Pool) -> Result<Vec<Received>, String> {
+        let mut received = Vec::new();
+        for frame in frames {
+            if let Arrived::Packet { frame, tag, queue } = self.lock().unwrap().receive(frame)? {
+                received.push((queue, stage::packet(pool, &frame, tag)));
+            }
+        }
+        Ok(received)
+    }
+
+    fn send(&mut self, packets: Vec<Packet>) -> Result<Vec<Vec<u8>>, String> {
+        Ok(packets.iter().filter_map(|packet| self.lock().unwrap().send(packet)).collect())
     }
 }
 

@@ -6,6 +6,8 @@
 //!              reformats = ["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"], encap_bytes = 128,
 //!              modify_actions = 32, counters = 1048576, devx = false, sniffer = true, entropy = true }
 //! ```
+//!
+//! `wrong` plants an error: `"mask"`, `"order"`, `"tag"`, `"checksum"` or `"length"` ([`Wrong`]).
 
 use wirepath_settings::{ConfigError, Settings};
 
@@ -64,6 +66,23 @@ pub struct SteeringSpec {
     pub sniffer: bool,
     /// The device writes entropy into the headers that it puts on: UDP source port, low byte of a GRE key.
     pub entropy: bool,
+    /// An error.
+    pub wrong: Option<Wrong>,
+}
+
+/// An error in what a device does, so that a comparison can show that it would find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// The last bit of a mask is not compared.
+    Mask,
+    /// Priorities that are four apart change places.
+    Order,
+    /// The last bit of a tag is turned over.
+    Tag,
+    /// A header modification leaves a wrong IPv4 header checksum.
+    Checksum,
+    /// A header that is put on has a wrong IPv4 length.
+    Length,
 }
 
 impl SteeringSpec {
@@ -80,6 +99,7 @@ impl SteeringSpec {
             firmware: false,
             sniffer: true,
             entropy: true,
+            wrong: None,
         }
     }
 
@@ -93,6 +113,7 @@ impl SteeringSpec {
         self.firmware = table.get("devx")?.unwrap_or(self.firmware);
         self.sniffer = table.get("sniffer")?.unwrap_or(self.sniffer);
         self.entropy = table.get("entropy")?.unwrap_or(self.entropy);
+        self.wrong = table.choice("wrong", WRONG)?;
         if table.has("reformats") {
             self.reformats = bits(table, "reformats", REFORMATS)?;
         }
@@ -103,6 +124,14 @@ impl SteeringSpec {
     }
 }
 
+/// Names of errors.
+const WRONG: &[(&str, Wrong)] = &[
+    ("mask", Wrong::Mask),
+    ("order", Wrong::Order),
+    ("tag", Wrong::Tag),
+    ("checksum", Wrong::Checksum),
+    ("length", Wrong::Length),
+];
 /// Names of the kinds of packet reformat, by number.
 const REFORMATS: &[&str] = &["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"];
 /// Names of the parts of match parameters, in their order.

@@ -35,6 +35,18 @@ impl Key {
         self.bytes().chunks(64).rev().fold(0, |all, part| all << 1 | u8::from(part.iter().any(|byte| *byte != 0)))
     }
 
+    /// Without the last of its bits, for errors on order.
+    pub(super) fn forget_a_bit(&mut self) {
+        if let Some(byte) = self.0.as_mut_bytes().iter_mut().rev().find(|byte| **byte != 0) {
+            *byte &= *byte - 1;
+        }
+    }
+
+    /// Only what `mask` has.
+    pub(super) fn keep(&mut self, mask: &Self) {
+        self.0.iter_mut().zip(mask.0).for_each(|(word, mask)| *word &= mask);
+    }
+
     /// Bits of this key that `other` does not have.
     pub(super) fn beyond(&self, other: &Self) -> Option<usize> {
         self.bytes().iter().zip(other.bytes()).position(|(ours, theirs)| ours & !theirs != 0)

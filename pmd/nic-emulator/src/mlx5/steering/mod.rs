@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::header;
 
+use crate::connectx::Wrong;
 use crate::device::ObjectId;
 use crate::rules::NewMatcher;
 use crate::slab::Slab;
@@ -280,6 +281,23 @@ struct NewEntry {
     counter: Option<Arc<Counter>>,
 }
 
+impl NewEntry {
+    /// With an error, if it is one of entries.
+    fn wrong(mut self, wrong: Wrong) -> Self {
+        match wrong {
+            Wrong::Mask => {
+                self.mask.forget_a_bit();
+                self.value.keep(&self.mask);
+            }
+            // Two for each priority that a program names.
+            Wrong::Order if self.priority < GROUP_PRIORITY => self.priority ^= 8,
+            Wrong::Tag => self.action.tag = self.action.tag.map(|tag| tag ^ 1),
+            Wrong::Order | Wrong::Checksum | Wrong::Length => {}
+        }
+        self
+    }
+}
+
 impl Steering {
     pub(super) fn new(spec: SteeringSpec, ports: usize) -> Self {
         Self {
@@ -324,6 +342,7 @@ impl Steering {
         if let Some(at) = new.mask.beyond(&self.supported) {
             return invalid(format!("the device does not compare what is at byte {at:#x}"));
         }
+        let new = if let Some(wrong) = self.spec.wrong { new.wrong(wrong) } else { new };
         let port = &mut self.ports[new.port];
         let direction = if new.egress { &mut port.egress } else { &mut port.ingress };
         let mask = Mask::new(&new.mask, new.criteria);
@@ -425,7 +444,7 @@ impl Steering {
                 break;
             }
             if action.reformat.is_some() || action.modify.is_some() {
-                if change(action, &mut packet, &mut registers, spec.entropy).is_err() {
+                if change(action, &mut packet, &mut registers, spec).is_err() {
                     *unfit += 1;
                     arrived.dropped = true;
                     break;
@@ -480,7 +499,7 @@ impl Steering {
                     sent.extend_from_slice(frame);
                     changed = true;
                 }
-                if change(action, sent, &mut registers, spec.entropy).is_err() {
+                if change(action, sent, &mut registers, spec).is_err() {
                     *unfit += 1;
                     dropped = true;
                     break;
@@ -513,18 +532,32 @@ fn change(
     action: &Action,
     packet: &mut Vec<u8>,
     registers: &mut Registers,
-    entropy: bool,
+    spec: &SteeringSpec,
 ) -> Result<(), reformat::Unfit> {
     let reformat = action.reformat.as_ref();
     if let Some(reformat) = reformat.filter(|reformat| reformat.takes_off()) {
-        reformat.apply(packet, entropy)?;
+        reformat.apply(packet, spec.entropy)?;
     }
     if let Some(program) = &action.modify {
         program.apply(packet, registers);
+        if spec.wrong == Some(Wrong::Checksum) {
+            turn_over(packet, 11);
+        }
     }
-    match reformat.filter(|reformat| !reformat.takes_off()) {
-        Some(reformat) => reformat.apply(packet, entropy),
-        None => Ok(()),
+    if let Some(reformat) = reformat.filter(|reformat| !reformat.takes_off()) {
+        reformat.apply(packet, spec.entropy)?;
+        if spec.wrong == Some(Wrong::Length) {
+            turn_over(packet, 3);
+        }
+    }
+    Ok(())
+}
+
+/// The last bit of a byte of the outer IPv4 header, for errors on order.
+fn turn_over(packet: &mut [u8], at: usize) {
+    let outer = headers::outer(packet);
+    if outer.version == 4 {
+        packet[outer.l3 + at] ^= 1;
     }
 }
 

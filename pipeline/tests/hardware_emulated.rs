@@ -1,0 +1,168 @@
+//! The whole hardware stage on emulated ConnectX devices: the same packets, order and counters as the naive reference says, on a port whose
+//! rules go in by mlx5dv, one by `ibv_create_flow`, and one where all of them run in software.
+//!
+//! ```text
+//! RULES_SEED=17 cargo test -p wirepath-pipeline --test hardware_emulated
+//! RULES_SETS=10000 cargo test -p wirepath-pipeline --test hardware_emulated       # more of them
+//! ```
+
+mod emulated;
+mod stage;
+
+use std::collections::HashMap;
+
+use emulated::{RDMA, is_sound};
+use stage::{Bench, Case, Nic, Received, Wish, number};
+use wirepath_nic_emulator::launch;
+use wirepath_pmd::flow::Direction;
+use wirepath_pmd::packet::{Batch, Packet, Pool};
+use wirepath_pmd::port::{RxQueue, StartedPort, TxQueue};
+use wirepath_rulelab::{Fault, Rng};
+use wirepath_testlab::require;
+
+/// Rule sets in a usual run.
+const SETS: u64 = 200;
+/// Frames for each, by all ports together.
+const PACKETS: usize = 120;
+/// Sets in which a planted error is looked for.
+const SEARCHED: u64 = 150;
+/// Queues of a port.
+const QUEUES: u16 = 4;
+/// Ways for rules to get into the device of a port; one port has none.
+const WAYS: [&str; 2] = ["dv", "ibv"];
+/// Names the error of the device, in the process that has it.
+const WRONG: &str = "WIREPATH_TEST_WRONG";
+
+/// Devices whose ports are joined: one is judged, the other sends and receives what is judged.
+fn topology(steering: &str) -> String {
+    let device = |name: &str, way: &str, more: &str| {
+        format!("[[device]]\nkind = 'mlx5'\nname = '{name}{way}'\n{more}\n[[device.port]]\nlink = 'cable:{way}'\n")
+    };
+    WAYS.iter().map(|way| device("near", way, steering) + &device("far", way, "")).collect()
+}
+
+/// A port's queues, and the port at the other end of its wire.
+struct Emulated {
+    rx: Vec<RxQueue>,
+    tx: Vec<TxQueue>,
+    far: StartedPort,
+}
+
+fn transmit(queue: &mut TxQueue, packets: impl IntoIterator<Item = Packet>) -> Result<(), String> {
+    let mut packets = packets.into_iter().peekable();
+    while packets.peek().is_some() {
+        let mut batch: Batch = packets.by_ref().take(wirepath_pmd::packet::BATCH).collect();
+        for _ in 0..1000 {
+            queue.transmit(&mut batch);
+        }
+        if !batch.is_empty() {
+            return Err("a port does not send".to_owned());
+        }
+    }
+    queue.reclaim();
+    Ok(())
+}
+
+impl Nic for Emulated {
+    fn receive(&mut self, frames: &[&[u8]], due: &[bool], pool: &Pool) -> Result<Vec<Received>, String> {
+        transmit(&mut self.far.tx[0], frames.iter().map(|frame| stage::packet(pool, frame, None)))?;
+        let due = due.iter().filter(|due| **due).count();
+        let received = emulated::receive(&mut self.rx, due);
+        Ok(received.into_iter().map(|(queue, packet)| (Some(queue), packet)).collect())
+    }
+
+    fn send(&mut self, packets: Vec<Packet>) -> Result<Vec<Vec<u8>>, String> {
+        let count = packets.len();
+        transmit(&mut self.tx[0], packets)?;
+        Ok(emulated::receive(&mut self.far.rx, count).iter().map(|(_, packet)| stage::bytes(packet)).collect())
+    }
+}
+
+fn bench() -> Bench<Emulated> {
+    let pool = Pool::new("nics", 1 << 13).expect("memory");
+    let (mut nics, mut ports) = (Vec::new(), Vec::new());
+    for (id, way) in (0..).zip(WAYS) {
+        let near = emulated::start(id, &pool, &format!("near{way}"), way, QUEUES);
+        let far = emulated::start(id, &pool, &format!("far{way}"), "off", 1);
+        nics.push(Emulated { rx: near.rx, tx: near.tx, far });
+        ports.push(near.port);
+    }
+    let mut bench = Bench::new(nics, ports, &pool, QUEUES);
+    bench.use_hardware();
+    bench
+}
+
+/// One random rule set. `fault`: an error of the reference, as if all engines had the opposite one.
+fn run(bench: &mut Bench<Emulated>, seed: u64, fault: Fault) -> Result<HashMap<&'static str, usize>, String> {
+    let mut rng = Rng::new(seed);
+    let direction = if seed % 4 == 3 { Direction::Egress } else { Direction::Ingress };
+    // What is broken meets no rule, in software nor behind a device.
+    let may = |frame: &[u8]| frame.len() >= 14 && is_sound(frame);
+    let wish = Wish { packets: PACKETS, everywhere: true, may: &may };
+    let case = Case::new(&mut rng, &bench.ports, direction, &wish);
+    let judge = |bench: &mut Bench<Emulated>, case: &Case| {
+        // What a failure has left in a queue.
+        for nic in &mut bench.nics {
+            emulated::receive(&mut nic.rx, 0);
+            emulated::receive(&mut nic.far.rx, 0);
+        }
+        bench.set(&[]);
+        bench.tick(3_000_000_000);
+        bench.set(&case.early);
+        bench.judge(case, fault)
+    };
+    if let Err(what) = judge(bench, &case) {
+        // What was planted needs no explanation.
+        let planted = fault != Fault::None || std::env::var_os(WRONG).is_some();
+        let small = if planted { String::new() } else { case.shrunk(|case| judge(bench, case).is_err()).show() };
+        return Err(format!("RULES_SEED={seed}: {what}\n{small}"));
+    }
+    Ok(bench.words())
+}
+
+#[test]
+fn every_way_gives_the_same_packets() {
+    require!(RDMA);
+    launch::under("every_way_gives_the_same_packets", &topology("steering = { devx = true }"), || {
+        let mut bench = bench();
+        let seeds = number("RULES_SEED").map_or(0..number("RULES_SETS").unwrap_or(SETS), |seed| seed..seed + 1);
+        let one = seeds.end - seeds.start == 1;
+        let mut words: HashMap<&str, usize> = HashMap::new();
+        let mut failures = Vec::new();
+        for seed in seeds {
+            match run(&mut bench, seed, Fault::None) {
+                Ok(seen) => seen.into_iter().for_each(|(word, n)| *words.entry(word).or_default() += n),
+                Err(failure) => failures.push(failure),
+            }
+            if failures.len() >= 5 {
+                break;
+            }
+        }
+        println!("{words:?}");
+        assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+        for word in ["hardware", "split", "software"] {
+            assert!(one || words.get(word).is_some_and(|n| *n > 50), "{word} is not tested: {words:?}");
+        }
+        // An error of one engine is found, be it that of the reference.
+        if !one {
+            for fault in [Fault::MaskBit, Fault::LastAddedFirst, Fault::MarkLost, Fault::CountsWhatArrived] {
+                let found = (0..SEARCHED).any(|seed| run(&mut bench, seed, fault).is_err());
+                assert!(found, "{fault:?} was not found");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_wrong_bit_in_an_emulated_nic_is_found() {
+    require!(RDMA);
+    let wrongs = ["mask", "order", "tag", "checksum", "length"];
+    for wrong in wrongs.iter().filter(|wrong| std::env::var(WRONG).map_or(true, |here| here == **wrong)) {
+        let steering = format!("steering = {{ devx = true, wrong = '{wrong}' }}");
+        launch::under_with("a_wrong_bit_in_an_emulated_nic_is_found", &topology(&steering), &[(WRONG, wrong)], || {
+            let mut bench = bench();
+            let found = (0..SEARCHED).any(|seed| run(&mut bench, seed, Fault::None).is_err());
+            assert!(found, "\"{wrong}\" was not found");
+        });
+    }
+}
