@@ -43,7 +43,7 @@ fn run(seed: u64, fault: Fault) -> Result<HashMap<&'static str, usize>, String> 
     let mut rng = Rng::new(seed);
     let direction = if seed % 4 == 3 { Direction::Egress } else { Direction::Ingress };
     let can: Vec<RuleCapabilities> = (0..PORTS).map(|_| model::some(&mut rng)).collect();
-    let wish = Wish { packets: PACKETS, everywhere: false, may: &|_| true };
+    let wish = Wish { packets: PACKETS, everywhere: false, can: None, may: &|_| true };
     let case = Case::new(&mut rng, &bench(can.clone()).ports, direction, &wish);
     let judge = |case: &Case| {
         let mut bench = bench(can.clone());

@@ -16,6 +16,7 @@ use stage::{Bench, Case, Nic, Received, Wish, number};
 use wirepath_nic_emulator::launch;
 use wirepath_pmd::flow::Direction;
 use wirepath_pmd::packet::{Batch, Packet, Pool};
+use wirepath_pmd::port::hardware::RuleCapabilities;
 use wirepath_pmd::port::{RxQueue, StartedPort, TxQueue};
 use wirepath_rulelab::{Fault, Rng};
 use wirepath_testlab::require;
@@ -78,7 +79,7 @@ impl Nic for Emulated {
     }
 }
 
-fn bench() -> Bench<Emulated> {
+fn lab() -> Lab {
     let pool = Pool::new("nics", 1 << 13).expect("memory");
     let (mut nics, mut ports) = (Vec::new(), Vec::new());
     for (id, way) in (0..).zip(WAYS) {
@@ -87,18 +88,26 @@ fn bench() -> Bench<Emulated> {
         nics.push(Emulated { rx: near.rx, tx: near.tx, far });
         ports.push(near.port);
     }
+    let can = ports[0].rule_hardware().expect("rule hardware").capabilities();
     let mut bench = Bench::new(nics, ports, &pool, QUEUES);
     bench.use_hardware();
-    bench
+    Lab { bench, can }
+}
+
+/// Devices and the program over them.
+struct Lab {
+    bench: Bench<Emulated>,
+    /// What the first device can do.
+    can: RuleCapabilities,
 }
 
 /// One random rule set. `fault`: an error of the reference, as if all engines had the opposite one.
-fn run(bench: &mut Bench<Emulated>, seed: u64, fault: Fault) -> Result<HashMap<&'static str, usize>, String> {
+fn run(Lab { bench, can }: &mut Lab, seed: u64, fault: Fault) -> Result<HashMap<&'static str, usize>, String> {
     let mut rng = Rng::new(seed);
     let direction = if seed % 4 == 3 { Direction::Egress } else { Direction::Ingress };
     // What is broken meets no rule, in software nor behind a device.
     let may = |frame: &[u8]| frame.len() >= 14 && is_sound(frame);
-    let wish = Wish { packets: PACKETS, everywhere: true, may: &may };
+    let wish = Wish { packets: PACKETS, everywhere: true, can: Some(can), may: &may };
     let case = Case::new(&mut rng, &bench.ports, direction, &wish);
     let judge = |bench: &mut Bench<Emulated>, case: &Case| {
         // What a failure has left in a queue.
@@ -124,13 +133,13 @@ fn run(bench: &mut Bench<Emulated>, seed: u64, fault: Fault) -> Result<HashMap<&
 fn every_way_gives_the_same_packets() {
     require!(RDMA);
     launch::under("every_way_gives_the_same_packets", &topology("steering = { devx = true }"), || {
-        let mut bench = bench();
+        let mut lab = lab();
         let seeds = number("RULES_SEED").map_or(0..number("RULES_SETS").unwrap_or(SETS), |seed| seed..seed + 1);
         let one = seeds.end - seeds.start == 1;
         let mut words: HashMap<&str, usize> = HashMap::new();
         let mut failures = Vec::new();
         for seed in seeds {
-            match run(&mut bench, seed, Fault::None) {
+            match run(&mut lab, seed, Fault::None) {
                 Ok(seen) => seen.into_iter().for_each(|(word, n)| *words.entry(word).or_default() += n),
                 Err(failure) => failures.push(failure),
             }
@@ -146,7 +155,7 @@ fn every_way_gives_the_same_packets() {
         // An error of one engine is found, be it that of the reference.
         if !one {
             for fault in [Fault::MaskBit, Fault::LastAddedFirst, Fault::MarkLost, Fault::CountsWhatArrived] {
-                let found = (0..SEARCHED).any(|seed| run(&mut bench, seed, fault).is_err());
+                let found = (0..SEARCHED).any(|seed| run(&mut lab, seed, fault).is_err());
                 assert!(found, "{fault:?} was not found");
             }
         }
@@ -160,8 +169,8 @@ fn a_wrong_bit_in_an_emulated_nic_is_found() {
     for wrong in wrongs.iter().filter(|wrong| std::env::var(WRONG).map_or(true, |here| here == **wrong)) {
         let steering = format!("steering = {{ devx = true, wrong = '{wrong}' }}");
         launch::under_with("a_wrong_bit_in_an_emulated_nic_is_found", &topology(&steering), &[(WRONG, wrong)], || {
-            let mut bench = bench();
-            let found = (0..SEARCHED).any(|seed| run(&mut bench, seed, Fault::None).is_err());
+            let mut lab = lab();
+            let found = (0..SEARCHED).any(|seed| run(&mut lab, seed, Fault::None).is_err());
             assert!(found, "\"{wrong}\" was not found");
         });
     }

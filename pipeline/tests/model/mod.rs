@@ -291,6 +291,7 @@ pub(crate) fn everything() -> RuleCapabilities {
             most: 2,
             commands: 16,
             set: FieldNames(set),
+            unmended: Vec::new(),
             dec_ttl: true,
             push_vlan: false,
             pop_vlan: true,

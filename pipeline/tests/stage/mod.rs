@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use wirepath_pipeline::epoch::Domain;
-use wirepath_pipeline::rules::hardware::Placement;
+use wirepath_pipeline::rules::hardware::{Placement, on_paper};
 use wirepath_pipeline::rules::{RuleControl, RuleLimits, Ruled, check};
 use wirepath_pipeline::{Context, ControlPlane, PortInfo, Punt, Stepped, WorkerInfo};
 use wirepath_pmd::flow::{Action, Direction, Rule};
 use wirepath_pmd::packet::offload::Flags;
 use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
+use wirepath_pmd::port::hardware::RuleCapabilities;
 use wirepath_pmd::port::{Port, PortId, ToKernel};
 use wirepath_rulelab::{Cause, Fate, Fault, Frame, Noted, Outcome, Reference, Rng, compare, make, show, shrink};
 use wirepath_wire::Parser;
@@ -51,6 +52,8 @@ pub(crate) fn number(name: &str) -> Option<u64> {
 pub(crate) struct Seen {
     pub(crate) frame: Vec<u8>,
     pub(crate) mark: u32,
+    /// It has met its rule in the NIC.
+    tagged: bool,
 }
 
 /// A packet as it would be on a wire: with the tag that a device left beside it.
@@ -113,12 +116,26 @@ pub(crate) struct Wish<'a> {
     pub(crate) packets: usize,
     /// Every frame comes by all ports; else each burst by one of them.
     pub(crate) everywhere: bool,
+    /// A NIC that most rules are for, in most cases.
+    pub(crate) can: Option<&'a RuleCapabilities>,
     /// Whether a frame may be among them.
     pub(crate) may: &'a dyn Fn(&[u8]) -> bool,
 }
 
-/// Rules that a program with these ports can have.
-pub(crate) fn rules_for(rng: &mut Rng, ports: &[PortInfo], count: usize, direction: Direction) -> Vec<Rule> {
+/// Whether a NIC could have something of a rule if there were no others.
+fn fits(can: &RuleCapabilities, rule: &Rule) -> bool {
+    let placed = on_paper(can, 0, Parser::default().tunnels, std::slice::from_ref(rule));
+    placed[0].as_ref().is_some_and(|placement| placement.word() != "software")
+}
+
+/// Rules that a program with these ports can have; with `can`, most of them are for such a NIC.
+fn rules_for(
+    rng: &mut Rng,
+    ports: &[PortInfo],
+    count: usize,
+    direction: Direction,
+    can: Option<&RuleCapabilities>,
+) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     while rules.len() < count {
         let rule = match rng.below(6) {
@@ -128,7 +145,7 @@ pub(crate) fn rules_for(rng: &mut Rng, ports: &[PortInfo], count: usize, directi
         let right = rule.direction() == direction && check(&rule, ports).is_none();
         // The kernel has every frame beside; changed ones it cannot have.
         let kernel = rule.actions().last() == Some(&Action::Kernel);
-        if right && !kernel {
+        if right && !kernel && can.is_none_or(|can| rng.one_in(10) || fits(can, &rule)) {
             rules.push(rule);
         }
     }
@@ -170,8 +187,9 @@ fn is_stateful(rule: &Rule) -> bool {
 impl Case {
     pub(crate) fn new(rng: &mut Rng, ports: &[PortInfo], direction: Direction, wish: &Wish<'_>) -> Self {
         let count = rng.pick(&[3, 10, 30]);
-        let rules = rules_for(rng, ports, count, direction);
-        let early = rules_for(rng, ports, 3, direction);
+        let can = wish.can.filter(|_| !rng.one_in(3));
+        let rules = rules_for(rng, ports, count, direction, can);
+        let early = rules_for(rng, ports, 3, direction, can);
         let judge = reference(&rules);
         let mut sent = Vec::new();
         let (mut burst, mut left, mut port) = (0, 0, 0);
@@ -268,7 +286,8 @@ impl<N: Nic> Bench<N> {
                 } else {
                     let mut seen = seen.lock().unwrap();
                     batch.filter_map(|packet| {
-                        seen.push(Seen { frame: bytes(&packet), mark: packet.mark().unwrap_or(0) });
+                        let tagged = packet.app()[1] != 0;
+                        seen.push(Seen { frame: bytes(&packet), mark: packet.mark().unwrap_or(0), tagged });
                         None
                     });
                 }
@@ -392,7 +411,8 @@ impl<N: Nic> Bench<N> {
     /// Takes packets through the stage, those of one queue after those of another.
     fn process(&mut self, port: PortId, received: Vec<Received>) -> BTreeMap<Option<u16>, Vec<Seen>> {
         let mut queues: BTreeMap<Option<u16>, Batch> = BTreeMap::new();
-        for (queue, packet) in received {
+        for (queue, mut packet) in received {
+            packet.set_app([0, packet.mark().is_some().into()]);
             let left = queues.entry(queue).or_default().push(packet);
             assert!(left.is_ok(), "more than were sent");
         }
@@ -469,7 +489,7 @@ pub(crate) fn packet(pool: &Pool, frame: &[u8], tag: Option<u32>) -> Packet {
 /// How a packet differs from what was expected.
 fn differs(expected: &Expected<'_>, queue: Option<u16>, seen: &Seen) -> Option<String> {
     let outcome = &expected.outcome;
-    if let Some(right) = expected.queue
+    if let Some(right) = expected.queue.filter(|_| seen.tagged)
         && queue.is_some_and(|queue| queue != right)
     {
         return Some(format!("the NIC gave it to queue {queue:?}, not to {right}"));

@@ -158,6 +158,10 @@ pub struct ActionCapabilities {
     pub commands: u16,
     /// Fields that `set` can write, as `item field`. Checksums are mended.
     pub set: FieldNames,
+    /// Packets whose checksums are **not** mended when `set` writes an address, one IP item each (`ipv4 proto 136`): they are left to
+    /// software.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unmended: Vec<PatternText>,
     /// `dec-ttl`. That packets with a TTL of 0 or 1 stay away from it is the stage's business.
     pub dec_ttl: bool,
     /// `push-vlan`.

@@ -372,6 +372,21 @@ impl Judge {
                     return unable();
                 }
                 work.commands += u16::from(field.spec().bits.div_ceil(32));
+                if matches!(field, Field::Ipv4Src | Field::Ipv4Dst | Field::Ipv6Src | Field::Ipv6Dst) {
+                    let kind = field.spec().item;
+                    let left = can.unmended.iter().filter_map(|left| left.items().first()).filter(|it| it.kind == kind);
+                    for (field, bits) in left.flat_map(|item| item.fields()) {
+                        let guard = guard(&fit.pattern, work.decapsulated, table, &[*field], *bits);
+                        let why = "the NIC cannot leave packets to software whose checksums it does not mend";
+                        match guard {
+                            Ok(guard) if guard.as_ref().is_none_or(|guard| !fit.guards.contains(guard)) => {
+                                fit.guards.extend(guard);
+                            }
+                            Ok(_) => {}
+                            Err(Unguarded) => return stop(why.to_owned()),
+                        }
+                    }
+                }
             }
             Action::DecTtl => {
                 if !can.dec_ttl {
@@ -380,12 +395,23 @@ impl Judge {
                 if work.hops {
                     return stop("only one hop can be taken away in the NIC".to_owned());
                 }
+                let last = |action: &Action| {
+                    let Action::Set { field: Field::Ipv4Ttl | Field::Ipv6Hops, value } = action else { return false };
+                    *value < 2
+                };
+                if fit.actions.iter().any(last) {
+                    return stop("of the TTL that the rule writes no hop is left".to_owned());
+                }
                 work.hops = true;
                 work.commands += 1;
-                fit.guards.extend(
-                    last_hop(&fit.pattern, work.decapsulated, table)
-                        .map_err(|why| Obstacle::new(action.to_string(), why))?,
-                );
+                // Packets that have no hop to lose: software drops and counts them.
+                let (hops, last) = ([Field::Ipv4Ttl, Field::Ipv6Hops], Bits { value: 0, mask: 0xfe });
+                match guard(&fit.pattern, work.decapsulated, table, &hops, last) {
+                    Ok(guard) => fit.guards.extend(guard),
+                    Err(Unguarded) => {
+                        return stop("the NIC cannot leave packets with a TTL of 0 or 1 to software".to_owned());
+                    }
+                }
             }
             Action::PushVlan(_) if can.push_vlan => {
                 work.tags += 1;
@@ -600,17 +626,25 @@ impl Work {
     }
 }
 
-/// Patterns of packets that have no hop to lose: software drops and counts them.
-fn last_hop(pattern: &[Item], inner: bool, table: &TableCapabilities) -> Result<Option<Vec<Item>>, String> {
-    let ip = pattern.iter().position(|it| it.inner == inner && matches!(it.kind, ItemKind::Ipv4 | ItemKind::Ipv6));
-    let Some(at) = ip else { return Err("the rule does not name the IP header".to_owned()) };
-    let field = if pattern[at].kind == ItemKind::Ipv4 { Field::Ipv4Ttl } else { Field::Ipv6Hops };
-    let last = Bits { value: 0, mask: 0xfe };
+/// The device cannot tell some packets of a rule, which must be left to software, from the others.
+struct Unguarded;
+
+/// The pattern of those packets of a rule that have this in one of these fields of IP headers; `None`: it has no such packets.
+fn guard(
+    pattern: &[Item],
+    inner: bool,
+    table: &TableCapabilities,
+    fields: &[Field],
+    bits: Bits,
+) -> Result<Option<Vec<Item>>, Unguarded> {
+    let of = |item: &Item| fields.iter().copied().find(|field| item.inner == inner && item.kind == field.spec().item);
+    let found = pattern.iter().enumerate().find_map(|(at, item)| Some((at, of(item)?)));
+    let Some((at, field)) = found else { return Err(Unguarded) };
     let compared = table.item(pattern[at].kind, inner).and_then(|item| item.field(field));
-    if !compared.is_some_and(|masks| masks.allow(last.mask, 8)) {
-        return Err("the NIC cannot leave packets with a TTL of 0 or 1 to software".to_owned());
+    if !compared.is_some_and(|masks| masks.allow(bits.mask, field.spec().bits)) {
+        return Err(Unguarded);
     }
-    let both = pattern[at].get(field).map_or(Some(last), |said| said.and(last));
+    let both = pattern[at].get(field).map_or(Some(bits), |said| said.and(bits));
     Ok(both.map(|both| {
         let mut guard = pattern.to_vec();
         guard[at] = guard[at].clone().with(field, both);

@@ -102,6 +102,20 @@ const METADATA: Offer = (ItemKind::Meta, false, 1, &[(Field::MetaData, ANY)], ""
 /// Fragments are known as such only: what is in the first of them is not looked at. Nor is what an authentication header is in front of.
 const ASIDE: [&str; 3] = ["ipv4 frag yes", "ipv6 ext fragment", "ipv6 ext ah"];
 
+/// A device knows the checksums of TCP and UDP, in packets that are whole. DCCP, ICMPv6 and UDP-Lite cover the addresses too; behind a
+/// routing header or the home address of destination options, checksums cover another address than the one that is written.
+const UNMENDED: [&str; 9] = [
+    "ipv4 proto 33",
+    "ipv4 proto 136",
+    "ipv4 frag yes",
+    "ipv6 proto 33",
+    "ipv6 proto 58",
+    "ipv6 proto 136",
+    "ipv6 frag yes",
+    "ipv6 ext routing",
+    "ipv6 ext dest",
+];
+
 /// A table being tried.
 struct Trial<'a, T: Side> {
     mlx5: &'a Mlx5,
@@ -193,6 +207,7 @@ impl<T: Side> Trial<'_, T> {
                 most: 2,
                 commands,
                 set: FieldNames(set),
+                unmended: UNMENDED.iter().filter_map(|pattern| pattern.parse().ok()).collect(),
                 dec_ttl,
                 fates,
                 ..ActionCapabilities::default()
