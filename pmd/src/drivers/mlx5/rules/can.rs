@@ -100,11 +100,11 @@ pub(super) const OFFERS: &[Offer] = &[
 const METADATA: Offer = (ItemKind::Meta, false, 1, &[(Field::MetaData, ANY)], "", "meta data 1");
 
 /// Fragments are known as such only: what is in the first of them is not looked at. Nor is what an authentication header is in front of.
-const ASIDE: [&str; 3] = ["ipv4 frag yes", "ipv6 ext fragment", "ipv6 ext ah"];
+pub(super) const ASIDE: [&str; 3] = ["ipv4 frag yes", "ipv6 ext fragment", "ipv6 ext ah"];
 
 /// A device knows the checksums of TCP and UDP, in packets that are whole. DCCP, ICMPv6 and UDP-Lite cover the addresses too; behind a
 /// routing header or the home address of destination options, checksums cover another address than the one that is written.
-const UNMENDED: [&str; 9] = [
+pub(super) const UNMENDED: [&str; 9] = [
     "ipv4 proto 33",
     "ipv4 proto 136",
     "ipv4 frag yes",
@@ -113,7 +113,7 @@ const UNMENDED: [&str; 9] = [
     "ipv6 proto 136",
     "ipv6 frag yes",
     "ipv6 ext routing",
-    "ipv6 ext dest",
+    "ipv6 ext destination",
 ];
 
 /// A table being tried.

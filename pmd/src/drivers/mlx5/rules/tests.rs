@@ -1,6 +1,6 @@
 use wirepath_nic_defs::mlx5::{CRITERIA_INNER, CRITERIA_MISC, CRITERIA_OUTER, header, misc, misc2};
 
-use super::can::OFFERS;
+use super::can::{ASIDE, OFFERS, UNMENDED};
 use super::*;
 use crate::flow::{FieldSet, Rule};
 
@@ -82,6 +82,15 @@ fn whatever_is_offered_can_be_compared() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn what_is_left_to_software_is_of_the_language() {
+    for text in ASIDE.iter().chain(&UNMENDED) {
+        let pattern: crate::port::hardware::PatternText =
+            text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(pattern.items().len(), 1, "{text}");
     }
 }
 
