@@ -124,11 +124,25 @@ fn transport(protocol: u8, layers: &mut Layers) {
     }
 }
 
-/// Sum of 16-bit words (RFC 1071), an odd last byte counting as the upper half.
+/// Sum of 16-bit words (RFC 1071), an odd last byte counting as the upper half. Folded into 16 bits already; 0 only if all bytes are.
 pub fn sum(bytes: &[u8]) -> u64 {
-    let (pairs, rest) = bytes.as_chunks::<2>();
-    let sum: u64 = pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum();
-    sum + rest.first().map_or(0, |byte| u64::from(*byte) << 8)
+    // Bytes of all words may be swapped, if those of their sum are swapped back (RFC 1071, 2.B): so words of any size will do.
+    let (words, mut rest) = bytes.as_chunks::<8>();
+    let mut sum = 0u64;
+    for word in words {
+        let word = u64::from_le_bytes(*word);
+        sum += (word & 0xffff_ffff) + (word >> 32);
+    }
+    if let Some((word, behind)) = rest.split_first_chunk::<4>() {
+        sum += u64::from(u32::from_le_bytes(*word));
+        rest = behind;
+    }
+    if let Some((word, behind)) = rest.split_first_chunk::<2>() {
+        sum += u64::from(u16::from_le_bytes(*word));
+        rest = behind;
+    }
+    sum += rest.first().map_or(0, |byte| u64::from(*byte));
+    u64::from(fold(sum).swap_bytes())
 }
 
 /// A sum folded into 16 bits.
@@ -238,9 +252,17 @@ impl Toeplitz {
         Self { table }
     }
 
-    /// Hash of `first` followed by `second`, at most 36 bytes together.
-    pub fn hash(&self, first: &[u8], second: &[u8]) -> u32 {
-        first.iter().chain(second).zip(&self.table).fold(0, |hash, (byte, row)| hash ^ row[usize::from(*byte)])
+    /// Hash of the parts, one behind the other, at most 36 bytes together.
+    #[inline]
+    pub fn hash<const PARTS: usize>(&self, parts: [&[u8]; PARTS]) -> u32 {
+        let mut rows = self.table.iter();
+        let mut hash = 0;
+        for part in parts {
+            for (byte, row) in part.iter().zip(&mut rows) {
+                hash ^= row[usize::from(*byte)];
+            }
+        }
+        hash
     }
 }
 
@@ -260,15 +282,31 @@ mod tests {
         let hash = Toeplitz::new(&KEY);
         let addresses = [66, 9, 149, 187, 161, 142, 100, 80];
         let ports = [0x0a, 0xea, 0x06, 0xe6]; // 2794 to 1766
-        assert_eq!(hash.hash(&addresses, &[]), 0x323e_8fc2);
-        assert_eq!(hash.hash(&addresses, &ports), 0x51cc_c178);
+        assert_eq!(hash.hash([&addresses]), 0x323e_8fc2);
+        assert_eq!(hash.hash([&addresses, &ports]), 0x51cc_c178);
         let v6: Vec<u8> = [
             "3ffe:2501:200:1fff::7".parse::<std::net::Ipv6Addr>().unwrap().octets(),
             "3ffe:2501:200:3::1".parse::<std::net::Ipv6Addr>().unwrap().octets(),
         ]
         .concat();
-        assert_eq!(hash.hash(&v6, &[]), 0x2cc1_8cd5);
-        assert_eq!(hash.hash(&v6, &[0x0a, 0xea, 0x06, 0xe6]), 0x4020_7d3d);
+        assert_eq!(hash.hash([&v6]), 0x2cc1_8cd5);
+        assert_eq!(hash.hash([&v6, &[0x0a, 0xea, 0x06, 0xe6]]), 0x4020_7d3d);
+    }
+
+    #[test]
+    fn sums_are_those_of_sixteen_bit_words() {
+        let mut bytes = [0u8; 80];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = (i * i * 37 + 11) as u8;
+        }
+        for start in 0..9 {
+            for end in start..bytes.len() {
+                let part = &bytes[start..end];
+                let words = part.chunks(2).map(|pair| u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0)));
+                assert_eq!(fold(sum(part)), fold(words.sum()), "{part:?}");
+            }
+        }
+        assert_eq!((sum(&[0; 40]), sum(&[0xff; 40])), (0, 0xffff));
     }
 
     #[test]

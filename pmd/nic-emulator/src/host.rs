@@ -62,6 +62,15 @@ pub trait Region: Clone + Send + 'static {
 
     /// An aligned word, ordered after what was written earlier (release). Nothing happens if it is not inside.
     fn store(&self, offset: u64, value: u32);
+
+    /// Two aligned words at once, as [`Self::store`].
+    fn store_pair(&self, offset: u64, value: u64);
+
+    /// The device will soon write to the line at `offset`: time to take it away from another processor. Changes nothing.
+    #[inline]
+    fn expect(&self, offset: u64) {
+        let _ = offset;
+    }
 }
 
 /// Kinds of network devices.

@@ -141,6 +141,10 @@ impl Region for Part {
     fn store(&self, offset: u64, value: u32) {
         let _ = self.write(offset, &value.to_le_bytes());
     }
+
+    fn store_pair(&self, offset: u64, value: u64) {
+        let _ = self.write(offset, &value.to_le_bytes());
+    }
 }
 
 /// A plain command of the write form with its driver part, which expects a reply of so many bytes.

@@ -108,6 +108,22 @@ impl Region for Pinned {
             unsafe { AtomicU32::from_ptr(at.cast()) }.store(value, Ordering::Release);
         }
     }
+
+    #[inline]
+    fn store_pair(&self, offset: u64, value: u64) {
+        if let Some(at) = self.at(offset, 8).filter(|at| self.writable && at.cast::<u64>().is_aligned()) {
+            // SAFETY: as above.
+            unsafe { AtomicU64::from_ptr(at.cast()) }.store(value, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn expect(&self, offset: u64) {
+        if let Some(at) = self.at(offset, 1) {
+            // SAFETY: a hint, which neither faults nor changes memory; processors without it take it for nothing.
+            unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+        }
+    }
 }
 
 /// Copies between this process and itself by a system call, which turns a wrong address into an error.

@@ -256,6 +256,15 @@ struct View {
     base: *mut u8,
     /// What the registers held when they were last looked at.
     seen: [u64; 3],
+    /// The same for [`rang`].
+    heard: [u64; 3],
+}
+
+impl View {
+    fn registers(&self) -> [u64; 3] {
+        // SAFETY: the mapping is long enough, aligned, and lives while the lock is held that guards the view.
+        REGISTERS.map(|offset| unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }.load(Ordering::Acquire))
+    }
 }
 
 // SAFETY: shared memory with atomic accesses only; unmapped under the lock below.
@@ -291,7 +300,7 @@ pub(crate) fn add(fd: RawFd, context: ContextId) -> Result<(), Errno> {
     if base == libc::MAP_FAILED {
         return Err(Errno::NOMEM);
     }
-    let view = View { context, base: base.cast(), seen: [0; 3] };
+    let view = View { context, base: base.cast(), seen: [0; 3], heard: [0; 3] };
     VIEWS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(fd, view);
     Ok(())
 }
@@ -304,6 +313,17 @@ pub(crate) fn remove(fd: RawFd) {
         // SAFETY: mapped in `add`, and used under the lock only.
         unsafe { next::munmap(view.base.cast(), FILE_BYTES as usize) };
     }
+}
+
+/// Whether a register was written since this was asked last. Only a hint: registers are shared by queues, and the value may be the same.
+pub(crate) fn rang() -> bool {
+    let mut views = VIEWS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut rang = false;
+    for view in views.iter_mut().flat_map(HashMap::values_mut) {
+        let registers = view.registers();
+        rang |= std::mem::replace(&mut view.heard, registers) != registers;
+    }
+    rang
 }
 
 /// Carries out what other processes stored; true if there was something.
@@ -319,9 +339,8 @@ pub(crate) fn serve(nic: &Nic) -> bool {
             nic.doorbell_from_outside(view.context, store);
             busy = true;
         }
-        for (offset, seen) in REGISTERS.into_iter().zip(&mut view.seen) {
-            // SAFETY: as above.
-            let value = unsafe { AtomicU64::from_ptr(view.base.add(offset).cast()) }.load(Ordering::Acquire);
+        let registers = view.registers();
+        for ((offset, value), seen) in REGISTERS.into_iter().zip(registers).zip(&mut view.seen) {
             if std::mem::replace(seen, value) != value {
                 nic.doorbell_from_outside(view.context, Store { offset, size: 8, value });
                 busy = true;

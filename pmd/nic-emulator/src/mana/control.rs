@@ -489,7 +489,7 @@ impl<H: Host> Device<H> for Mana<H> {
     }
 
     fn flush(&mut self, env: &mut Env<'_>) {
-        self.send_all_held(env);
+        self.end_burst(env);
     }
 
     fn fault(&mut self, env: &mut Env<'_>, what: &What) {

@@ -2,6 +2,7 @@
 
 use wirepath_nic_defs::mana as defs;
 use wirepath_nic_defs::mana::{CqeTail, WQE_UNIT};
+use zerocopy::IntoBytes;
 
 use super::Tail;
 use crate::device::{ContextId, Event, ObjectId, Owner};
@@ -41,6 +42,12 @@ impl<R: Region> Work<R> {
     #[inline]
     pub(super) fn at(&self, bytes: u32) -> u64 {
         u64::from(self.head.wrapping_mul(WQE_UNIT).wrapping_add(bytes) & (self.bytes - 1))
+    }
+
+    /// What lies so many bytes behind the head will soon be fetched, and cleared in scan mode.
+    #[inline]
+    pub(super) fn expect(&self, bytes: u32) {
+        self.ring.expect(self.at(bytes));
     }
 
     /// A doorbell.
@@ -124,7 +131,18 @@ pub(super) struct Held {
     pub(super) wqe: u32,
 }
 
+/// A completion entry but for its last word.
+pub(super) type Entry = [u32; 15];
+
+/// Entries that are published at once at most.
+const MOST_UNPUBLISHED: u32 = 32;
+/// How far ahead of their use lines of memory are asked for, in bytes.
+pub(super) const AHEAD: u32 = 256;
+
 /// A completion queue.
+///
+/// Of the entries of a burst the first is written last ([`Self::publish`]): a driver that waits for it finds all of them, and takes no
+/// lines away from the device meanwhile.
 #[derive(Debug)]
 pub(super) struct Cq<R> {
     /// Told when a queue is made that reports to it.
@@ -141,17 +159,43 @@ pub(super) struct Cq<R> {
     taken: u32,
     armed: bool,
     pub(super) produced: u64,
+    /// The first entry that is not published, with its index, and how many there are with it.
+    first: (u32, Entry, CqeTail),
+    unpublished: u32,
 }
 
 impl<R: Region> Cq<R> {
     pub(super) fn new(ring: R, entries: u32, owner: Owner) -> Self {
-        Self { number: None, spent: false, owner, ring, entries, index: 0, pass: 1, taken: 0, armed: true, produced: 0 }
+        Self {
+            number: None,
+            spent: false,
+            owner,
+            ring,
+            entries,
+            index: 0,
+            pass: 1,
+            taken: 0,
+            armed: true,
+            produced: 0,
+            first: (0, [0; 15], CqeTail::default()),
+            unpublished: 0,
+        }
     }
 
-    /// Writes an entry; the last word last.
-    #[inline]
-    pub(super) fn complete(&mut self, entry: &[u8; 60], tail: CqeTail, events: &mut Vec<Event>) {
-        self.put(entry, tail.with_owner(self.pass));
+    /// Writes an entry, which may have to be published.
+    #[inline(always)]
+    pub(super) fn complete(&mut self, entry: &Entry, tail: CqeTail, events: &mut Vec<Event>) {
+        let tail = tail.with_owner(self.pass);
+        if self.unpublished == MOST_UNPUBLISHED.min(self.entries / 2) {
+            self.publish();
+        }
+        if self.unpublished == 0 {
+            self.first = (self.index, *entry, tail);
+        } else {
+            self.put(self.index, entry, tail);
+        }
+        self.unpublished += 1;
+        self.ring.expect(u64::from(self.index) * u64::from(defs::CQE_BYTES) + u64::from(AHEAD));
         self.index += 1;
         if self.index == self.entries {
             self.index = 0;
@@ -164,34 +208,49 @@ impl<R: Region> Cq<R> {
         }
     }
 
+    /// All entries that were completed can be seen from now on.
     #[inline]
-    fn put(&self, entry: &[u8; 60], tail: CqeTail) {
-        let at = u64::from(self.index) * u64::from(defs::CQE_BYTES);
-        let _ = self.ring.write(at, entry);
-        self.ring.store(at + u64::from(defs::CQE_TAIL), tail.0);
+    pub(super) fn publish(&mut self) {
+        if self.unpublished > 0 {
+            let (index, entry, tail) = &self.first;
+            self.put(*index, entry, *tail);
+            self.unpublished = 0;
+        }
+    }
+
+    /// The last word last.
+    #[inline(always)]
+    fn put(&self, index: u32, entry: &Entry, tail: CqeTail) {
+        let at = u64::from(index) * u64::from(defs::CQE_BYTES);
+        let pair = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le();
+        let front: [u64; 7] = std::array::from_fn(|i| pair(entry[2 * i], entry[2 * i + 1]));
+        let _ = self.ring.write(at, front.as_bytes());
+        self.ring.store_pair(at + front.as_bytes().len() as u64, pair(entry[14], tail.0));
     }
 
     /// Writes an entry that lies.
-    pub(super) fn lie(&mut self, entry: &[u8; 60], tail: CqeTail, lie: Lie, events: &mut Vec<Event>) {
+    pub(super) fn lie(&mut self, entry: &Entry, tail: CqeTail, lie: Lie, events: &mut Vec<Event>) {
+        self.publish();
         let mut entry = *entry;
         let mut tail = tail;
         let transmit = tail.is_sq() == 1;
         match lie {
             Lie::Nothing => return,
             Lie::Owner => {
-                self.put(&entry, tail.with_owner(self.pass.wrapping_add(3)));
+                self.put(self.index, &entry, tail.with_owner(self.pass.wrapping_add(3)));
                 return;
             }
             Lie::Queue => tail = tail.with_queue(0xff_fff0),
             Lie::Kind => tail = tail.with_is_sq(1 - tail.is_sq()),
-            Lie::Length => entry[8..10].copy_from_slice(&0xffffu16.to_le_bytes()),
-            Lie::Empty => entry[8..10].fill(0),
+            Lie::Length => entry[2] |= 0xffff,
+            Lie::Empty => entry[2] &= !0xffff,
             Lie::Twice => self.complete(&entry, tail, events),
-            Lie::Type => entry[0] = entry[0] & 0xc0 | 0x3f,
-            Lie::Position if transmit => entry[8..12].fill(0xff),
-            Lie::Position => entry[56..60].fill(0xff),
+            Lie::Type => entry[0] |= 0x3f,
+            Lie::Position if transmit => entry[2] = u32::MAX,
+            Lie::Position => entry[14] = u32::MAX,
         }
         self.complete(&entry, tail, events);
+        self.publish();
     }
 
     /// A doorbell: openvmm's `gdma` model of arming.

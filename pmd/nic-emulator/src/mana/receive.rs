@@ -4,7 +4,7 @@ use wirepath_nic_defs::mana as defs;
 use wirepath_nic_defs::mana::{CqeHead, CqeTail, RxFlags, WQE_UNIT};
 use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL};
 
-use super::queues::{Cq, Held, Rq};
+use super::queues::{AHEAD, Cq, Held, Rq};
 use super::transmit::{Sge, Wqe, written};
 use super::{Mana, Qp, Rss, TABLE, owner_of};
 use crate::device::{Env, Event};
@@ -41,6 +41,7 @@ impl<H: Host> Mana<H> {
             }
             return false;
         }
+        rq.work.expect(AHEAD);
         let posted = if scan { u32::MAX } else { rq.work.posted() };
         let head = rq.work.head;
         let number = rq.number.unwrap_or_default();
@@ -96,16 +97,17 @@ impl<H: Host> Mana<H> {
         true
     }
 
-    pub(super) fn send_all_held(&mut self, env: &mut Env<'_>) {
-        if !self.spec.coalesce {
-            return;
-        }
-        let Self { rqs, cqs, .. } = self;
-        for rq in rqs.iter_mut() {
-            if let Some(cq) = cqs.get_mut(rq.cq) {
-                send_held(rq, cq, env);
+    /// A burst is over: what waits for more goes out.
+    pub(super) fn end_burst(&mut self, env: &mut Env<'_>) {
+        let Self { rqs, cqs, spec, .. } = self;
+        if spec.coalesce {
+            for rq in rqs.iter_mut() {
+                if let Some(cq) = cqs.get_mut(rq.cq) {
+                    send_held(rq, cq, env);
+                }
             }
         }
+        cqs.iter_mut().for_each(Cq::publish);
     }
 }
 
@@ -119,17 +121,18 @@ fn send_held<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>) {
 
 #[inline]
 fn complete<R: Region>(rq: &Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, held: &Held, code: u32) {
-    let mut entry = [0; 60];
-    let head = CqeHead::default().with_cqe_type(code).with_client_type(defs::CLIENT_ETHERNET);
-    entry[..4].copy_from_slice(&head.0.to_le_bytes());
-    entry[4..8].copy_from_slice(&held.flags.to_le_bytes());
+    // Words.
+    const PACKETS: usize = defs::RX_PACKETS as usize / 4;
+    const PACKET: usize = defs::RX_PACKET_BYTES as usize / 4;
+    const POSITION: usize = defs::RX_WQE_OFFSET as usize / 4;
+    let mut entry = [0; 15];
+    entry[0] = CqeHead::default().with_cqe_type(code).with_client_type(defs::CLIENT_ETHERNET).0;
+    entry[1] = held.flags;
     for (i, (length, hash)) in held.packets[..held.count as usize].iter().enumerate() {
-        let at = (defs::RX_PACKETS + i as u32 * defs::RX_PACKET_BYTES) as usize;
-        entry[at..at + 2].copy_from_slice(&length.to_le_bytes());
-        entry[at + 8..at + 12].copy_from_slice(&hash.to_le_bytes());
+        entry[PACKETS + i * PACKET] = u32::from(*length);
+        entry[PACKETS + i * PACKET + 2] = *hash;
     }
-    let offset = held.wqe & (rq.work.bytes / WQE_UNIT - 1);
-    entry[defs::RX_WQE_OFFSET as usize..].copy_from_slice(&offset.to_le_bytes());
+    entry[POSITION] = held.wqe & (rq.work.bytes / WQE_UNIT - 1);
     let tail = CqeTail::default().with_queue(rq.number.unwrap_or_default());
     if !env.orders.is_empty()
         && let Some(What::Hostile { lie, .. }) =
@@ -197,9 +200,9 @@ fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, u32) {
     let addresses = layers.addresses(bytes);
     let ports = || &bytes[layers.l4..layers.l4 + 4];
     match layers.protocol {
-        TCP if rss.fields & ports_tcp != 0 => (rss.hash.hash(addresses, ports()), tcp),
-        UDP if rss.fields & ports_udp != 0 => (rss.hash.hash(addresses, ports()), udp),
-        _ => (rss.hash.hash(addresses, &[]), plain),
+        TCP if rss.fields & ports_tcp != 0 => (rss.hash.hash([addresses, ports()]), tcp),
+        UDP if rss.fields & ports_udp != 0 => (rss.hash.hash([addresses, ports()]), udp),
+        _ => (rss.hash.hash([addresses]), plain),
     }
 }
 

@@ -3,7 +3,7 @@
 use wirepath_nic_defs::mana as defs;
 use wirepath_nic_defs::mana::{CqeHead, CqeTail, TxOffset, TxOob, TxOob1, TxOob2, TxOob3, WQE_UNIT, WqeFlags, WqeLast};
 
-use super::queues::{Cq, Sq, Work};
+use super::queues::{AHEAD, Cq, Sq, Work};
 use super::{Mana, Port};
 use crate::device::Env;
 use crate::faults::What;
@@ -150,13 +150,18 @@ impl<H: Host> Mana<H> {
                 Sender { sq, cq, keys, port: &mut ports[port], spec: &spec.ports[port], wqe, name: &spec.name };
             let mut budget = TURN;
             let scan = Self::scans(env);
-            while budget > 0 && sender.ready(scan) {
-                if env.outbox.is_full() {
-                    self.turn = id as usize;
-                    return true;
+            while budget > 0 && sender.ready(scan) && !env.outbox.is_full() {
+                if budget == TURN {
+                    (1..AHEAD / 64).for_each(|line| sender.sq.work.expect(64 * line));
                 }
+                sender.sq.work.expect(AHEAD);
                 sender.one(env, scan);
                 budget -= 1;
+            }
+            cq.publish();
+            if env.outbox.is_full() {
+                self.turn = id as usize;
+                return true;
             }
             more |= budget == 0;
         }
@@ -216,13 +221,12 @@ impl<R: Region> Sender<'_, R> {
 
     #[inline]
     fn complete(&mut self, env: &mut Env<'_>, code: u32, at: u32) {
-        let mut entry = [0; 60];
+        let mut entry = [0; 15];
         let vendor = if code == defs::CQE_TX_OKAY { 0 } else { code };
         let head =
             CqeHead::default().with_cqe_type(code).with_client_type(defs::CLIENT_ETHERNET).with_vendor_error(vendor);
-        entry[..4].copy_from_slice(&head.0.to_le_bytes());
-        let offset = TxOffset::default().with_wqe(at & (self.sq.work.bytes / WQE_UNIT - 1));
-        entry[8..12].copy_from_slice(&offset.0.to_le_bytes());
+        entry[0] = head.0;
+        entry[2] = TxOffset::default().with_wqe(at & (self.sq.work.bytes / WQE_UNIT - 1)).0;
         let tail = CqeTail::default().with_queue(self.sq.number).with_is_sq(1);
         self.sq.completions += 1;
         if !env.orders.is_empty()

@@ -374,19 +374,16 @@ fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, HashType) {
         UDP => (uverbs::RX_HASH_SRC_PORT_UDP, uverbs::RX_HASH_DST_PORT_UDP, 2),
         _ => (0, 0, 0),
     };
-    let mut input = Vec::with_capacity(36);
-    let take = |want: u64, bytes: &[u8], input: &mut Vec<u8>| {
-        if rss.fields & want != 0 {
-            input.extend_from_slice(bytes);
-        }
-    };
-    take(src, from, &mut input);
-    take(dst, to, &mut input);
+    // Ports are inside the frame if the protocol is one that has them.
+    let ports = if l4 == 0 { &[] } else { &bytes[layers.l4..layers.l4 + 4] };
+    let (from_port, to_port) = ports.split_at(ports.len() / 2);
+    let mut input = [(src, from), (dst, to), (sport, from_port), (dport, to_port)];
+    for (_, part) in input.iter_mut().filter(|(field, _)| rss.fields & field == 0) {
+        *part = &[];
+    }
     let mut hash_type = HashType::default().with_ip(kind);
-    if l4 != 0 && rss.fields & (sport | dport) != 0 {
-        take(sport, &bytes[layers.l4..layers.l4 + 2], &mut input);
-        take(dport, &bytes[layers.l4 + 2..layers.l4 + 4], &mut input);
+    if rss.fields & (sport | dport) != 0 {
         hash_type = hash_type.with_l4(l4);
     }
-    (toeplitz.hash(&input, &[]), hash_type)
+    (toeplitz.hash(input.map(|(_, part)| part)), hash_type)
 }
