@@ -15,4 +15,4 @@ pub use buffers::{
 };
 pub use device::{DeviceMemory, Doorbell};
 pub use region::{Backing, Region, RegionBuilder, RegionError};
-pub use slots::{Slot, Slots, View};
+pub use slots::{Slot, Slots, View, write as write_slot};

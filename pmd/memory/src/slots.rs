@@ -102,6 +102,14 @@ impl<'a, S: Slot> View<'a, S> {
         unsafe { self.base.add((counter & self.mask) as usize).as_ref() }
     }
 
+    /// The slots from the one that a free-running counter stands at to the end of the ring.
+    #[inline(always)]
+    pub fn run(self, counter: u32) -> &'a [S] {
+        let at = counter & self.mask;
+        // SAFETY: as in `at`: so many slots lie between that one and the end of the ring.
+        unsafe { std::slice::from_raw_parts(self.base.add(at as usize).as_ptr(), (self.mask - at) as usize + 1) }
+    }
+
     /// Number of slots, less one.
     #[inline(always)]
     pub fn mask(self) -> u32 {
@@ -113,13 +121,18 @@ impl<const N: usize> View<'_, [AtomicU64; N]> {
     /// Writes a whole slot, its first word last.
     #[inline(always)]
     pub fn write(self, counter: u32, words: [u64; N]) {
-        let slot = self.at(counter);
-        // Not by iterators: this must become N stores.
-        let mut i = N;
-        while i > 0 {
-            i -= 1;
-            slot[i].store(words[i], Ordering::Relaxed);
-        }
+        write(self.at(counter), words);
+    }
+}
+
+/// Writes a whole slot, its first word last.
+#[inline(always)]
+pub fn write<const N: usize>(slot: &[AtomicU64; N], words: [u64; N]) {
+    // Not by iterators: this must become N stores.
+    let mut i = N;
+    while i > 0 {
+        i -= 1;
+        slot[i].store(words[i], Ordering::Relaxed);
     }
 }
 
@@ -149,6 +162,9 @@ mod tests {
         assert_eq!(slots.at(7).each_ref().map(|word| word.load(Ordering::Relaxed)), [1, 2, 3, 4]);
         assert_eq!(slots.memory().load64(7 * 32 + 24), 4);
         assert_eq!(slots.at(8)[0].load(Ordering::Relaxed), 0);
+        let run = slots.view().run(8 * 9 + 5);
+        assert_eq!((run.len(), run[2][3].load(Ordering::Relaxed)), (3, 4));
+        assert_eq!((slots.view().run(16).len(), slots.view().run(u32::MAX).len()), (8, 1));
     }
 
     #[test]

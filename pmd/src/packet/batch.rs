@@ -74,19 +74,19 @@ impl Batch {
         self.len = start + n;
     }
 
-    /// Appends what `next` gives, until it gives nothing or `most` packets have come, at most as many as there is room for.
+    /// Where the next packets go: room for [`Self::space`].
     #[inline(always)]
-    pub(crate) fn fill(&mut self, most: usize, mut next: impl FnMut() -> Option<Packet>) {
-        let mut len = self.len;
-        let free = &mut self.slots[len..];
-        let most = most.min(free.len());
-        // A panic in `next` leaks what it gave before.
-        for slot in &mut free[..most] {
-            let Some(packet) = next() else { break };
-            slot.write(packet);
-            len += 1;
-        }
-        self.len = len;
+    pub(super) fn spare(&mut self) -> *mut MaybeUninit<Packet> {
+        self.slots[self.len..].as_mut_ptr()
+    }
+
+    /// Takes in `n` packets that were written to [`Self::spare`].
+    ///
+    /// # Safety
+    /// There was room for them, and they were.
+    #[inline(always)]
+    pub(super) unsafe fn grow(&mut self, n: usize) {
+        self.len += n;
     }
 
     /// Takes the last packet.

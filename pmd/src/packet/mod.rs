@@ -15,6 +15,7 @@
 
 mod batch;
 mod frozen;
+mod hand;
 mod held;
 mod meta;
 pub mod offload;
@@ -32,11 +33,11 @@ use wirepath_memory::Region;
 
 pub use batch::{BATCH, Batch};
 pub use frozen::Frozen;
+pub(crate) use hand::{Hand, Lengths, Received, Tellings};
 pub use held::Held;
 pub use meta::{DATA_ROOM, HEADROOM, L3, L4, Layers, STRIDE};
 use meta::{END, FIRST, Meta, NO_SEGMENT};
 use offload::{Flags, Verdicts};
-pub(crate) use pool::Received;
 pub use pool::{Arena, Blank, LentBuffers, MAX_BUFFERS, MAX_POOLS, Pool, PoolError};
 
 /// Bytes of the metadata line at the start of every buffer; data never starts before it.
@@ -252,24 +253,6 @@ impl Packet {
         meta.data_off = (FIRST + headroom) as u16;
         meta.data_len = len as u16;
         meta.packet_len = len as u32;
-        true
-    }
-
-    /// Notes on a fresh packet of one segment what a device wrote behind its full headroom and found out: length, checksum verdicts,
-    /// and the RSS hash if it is one. `false`, and no change, if the buffer has not as many bytes.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn set_received(&mut self, len: u32, verdicts: Verdicts, hash: u32, is_hashed: bool) -> bool {
-        if len > DATA_ROOM as u32 {
-            return false;
-        }
-        let meta = self.meta_mut();
-        debug_assert!(meta.next == NO_SEGMENT && usize::from(meta.data_off) == meta::FRESH && meta.flags.is_empty());
-        meta.data_len = len as u16;
-        meta.packet_len = len;
-        meta.verdicts = verdicts;
-        meta.rss_hash = hash;
-        meta.flags = if is_hashed { Flags::RSS_HASH } else { Flags::NONE };
         true
     }
 

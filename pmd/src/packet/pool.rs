@@ -13,7 +13,6 @@ use wirepath_memory::{Backing, Region, RegionBuilder, RegionError};
 
 use super::batch::Batch;
 use super::meta::{FRESH, META, Meta, NO_SEGMENT, STRIDE};
-use super::offload::{Flags, Verdicts};
 use super::stack::Stack;
 use super::{Handle, Packet};
 
@@ -134,7 +133,7 @@ unsafe impl Send for PoolHandle {}
 // SAFETY: as above.
 unsafe impl Sync for PoolHandle {}
 
-struct Shared {
+pub(super) struct Shared {
     id: u8,
     blank: Blank,
     generation: u32,
@@ -164,7 +163,7 @@ pub struct Blank {
 }
 
 impl Blank {
-    const fn fresh(pool: u8) -> Self {
+    pub(super) const fn fresh(pool: u8) -> Self {
         // SAFETY: a `Meta` is 64 bytes without padding (checked by `size_of` and the sum of its fields), any bytes are valid words.
         Self { line: unsafe { std::mem::transmute::<Meta, [u64; META / 8]>(Meta::fresh(pool)) } }
     }
@@ -174,7 +173,13 @@ impl Blank {
         unsafe { &mut *std::ptr::from_mut(self).cast() }
     }
 
-    fn pool(&self) -> u8 {
+    /// The line as words.
+    #[inline(always)]
+    pub(super) const fn line(&self) -> [u64; META / 8] {
+        self.line
+    }
+
+    pub(super) fn pool(&self) -> u8 {
         // SAFETY: as above.
         unsafe { (*std::ptr::from_ref(self).cast::<Meta>()).pool }
     }
@@ -204,9 +209,37 @@ impl fmt::Debug for Blank {
 }
 
 /// What one thread has at hand. Written by its thread only; others read `len`.
-struct Cache {
+///
+/// The line of a free buffer says what that of every buffer in a packet of one segment does: which pool it is of, that nothing hangs on it,
+/// and that nobody shares it.
+pub(super) struct Cache {
     len: AtomicU32,
     slots: [Cell<*mut Meta>; CACHE],
+}
+
+impl Cache {
+    /// Buffers at hand: in the slots below.
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed) as usize
+    }
+
+    /// Those from `len` on were taken.
+    #[inline(always)]
+    pub(super) fn set_len(&self, len: usize) {
+        self.len.store(len as u32, Ordering::Release);
+    }
+
+    /// A slot.
+    ///
+    /// # Safety
+    /// There are as many.
+    #[inline(always)]
+    pub(super) unsafe fn slot(&self, at: usize) -> &Cell<*mut Meta> {
+        debug_assert!(at < CACHE);
+        // SAFETY: as promised.
+        unsafe { self.slots.get_unchecked(at) }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -334,7 +367,8 @@ impl Pool {
         Ok(Self { handle: Arc::new(PoolHandle { shared }) })
     }
 
-    fn shared(&self) -> &Shared {
+    #[inline(always)]
+    pub(super) fn shared(&self) -> &Shared {
         // SAFETY: lives as long as a handle.
         unsafe { self.handle.shared.as_ref() }
     }
@@ -483,99 +517,6 @@ impl Drop for LentBuffers {
     }
 }
 
-/// What a device said of a packet that lies in one buffer.
-#[derive(Clone, Copy)]
-pub(crate) struct Received {
-    /// Bytes behind the full headroom, at most [`super::DATA_ROOM`].
-    pub(crate) len: u32,
-    pub(crate) verdicts: Verdicts,
-    /// RSS hash, if it is one.
-    pub(crate) hash: u32,
-    pub(crate) hashed: bool,
-}
-
-/// The calling thread's buffers of a pool, for receive queues that put a fresh buffer in the place of each filled one. Metadata is written
-/// once for each packet, whole and from registers, when it has arrived. Posted buffers are of one segment each.
-pub(crate) struct Hand<'a> {
-    shared: &'a Shared,
-    cache: &'a Cache,
-    /// The first words of the line of fresh packets; the others are zero.
-    line: [u64; 3],
-}
-
-impl Pool {
-    /// This thread's buffers; `None` in a thread that ends.
-    ///
-    /// # Panics
-    /// If `blank` was made by another pool.
-    #[inline(always)]
-    pub(crate) fn hand(&self, blank: &Blank) -> Option<Hand<'_>> {
-        let shared = self.shared();
-        assert!(blank.pool() == shared.id);
-        let [first, second, third, ..] = blank.line;
-        debug_assert!(first >> DATA_LEN_SHIFT == 0, "lengths are the device's");
-        Some(Hand { shared, cache: shared.local()?, line: [first, second, third] })
-    }
-}
-
-impl Hand<'_> {
-    /// Takes the filled buffer out of `slot`, as a packet that was received, and puts a fresh one there. `None`, and no change, if no buffer
-    /// is free.
-    #[inline(always)]
-    pub(crate) fn exchange(&self, slot: &mut Packet, what: Received) -> Option<Packet> {
-        let mut len = self.cache.len.load(Ordering::Relaxed);
-        if len == 0 {
-            // SAFETY: the cache is this thread's.
-            len = unsafe { self.shared.refill(self.cache) };
-        }
-        let at = len.checked_sub(1)?;
-        // No more than what there is room for, whoever asks.
-        let bytes = u64::from(what.len.min(super::DATA_ROOM as u32));
-        let [first, second, third] = self.line;
-        let flags = if what.hashed { Flags::RSS_HASH } else { Flags::NONE };
-        // SAFETY: the slot below `len` holds a free buffer, which is `slot`'s from here on, and gets the words that say where its data is and
-        // that nothing hangs on it. The buffer in `slot` becomes the packet that is returned; its line is written whole.
-        unsafe {
-            let fresh = self.cache.slots.get_unchecked(at as usize).get();
-            self.cache.len.store(at, Ordering::Release);
-            let words: *mut u64 = fresh.cast();
-            words.write(first);
-            words.add(1).write(second);
-            let packet = std::mem::replace(slot, Packet::from_meta(NonNull::new_unchecked(fresh)));
-            let words: *mut u64 = packet.meta.as_ptr().cast();
-            words.write(first | bytes << DATA_LEN_SHIFT | bytes << PACKET_LEN_SHIFT);
-            words.add(1).write(
-                second | u64::from(what.verdicts.bits()) << VERDICTS_SHIFT | u64::from(flags.bits()) << FLAGS_SHIFT,
-            );
-            words.add(2).write(third | u64::from(what.hash) << HASH_SHIFT);
-            words.add(3).cast::<[u64; META / 8 - 3]>().write([0; META / 8 - 3]);
-            Some(packet)
-        }
-    }
-}
-
-/// Where fields of a [`Meta`] lie in its words.
-const fn shift(offset: usize, word: usize) -> u32 {
-    assert!(cfg!(target_endian = "little") && offset / 8 == word);
-    (offset % 8 * 8) as u32
-}
-const DATA_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, data_len), 0);
-const PACKET_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, packet_len), 0);
-const VERDICTS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, verdicts), 1);
-const FLAGS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, flags), 1);
-const HASH_SHIFT: u32 = shift(std::mem::offset_of!(Meta, rss_hash), 2);
-// What a fresh line has in these places is zero, and so is everything behind the third word.
-const _: () = {
-    let Blank { line } = Blank::fresh(0);
-    let mut at = 3;
-    while at < line.len() {
-        assert!(line[at] == 0);
-        at += 1;
-    }
-    assert!(line[0] >> 16 == 0 && (line[1] >> VERDICTS_SHIFT) & 0xff == 0 && line[1] >> FLAGS_SHIFT == 0);
-    assert!(line[2] >> HASH_SHIFT == 0);
-};
-
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
@@ -635,7 +576,7 @@ impl Shared {
     /// This thread's cache of this pool; `None` in a thread that ends and has given its caches back already: its last packets may be
     /// freed by the destructors of thread-locals.
     #[inline(always)]
-    fn local(&self) -> Option<&Cache> {
+    pub(super) fn local(&self) -> Option<&Cache> {
         let local = LOCAL.with(|local| local[self.id as usize].get());
         if local.generation == self.generation {
             // SAFETY: the generation is that of the living pool, whose caches live until their thread or the pool ends.
@@ -680,7 +621,7 @@ impl Shared {
     /// `cache` is this thread's.
     #[cold]
     #[inline(never)]
-    unsafe fn refill(&self, cache: *const Cache) -> u32 {
+    pub(super) unsafe fn refill(&self, cache: *const Cache) -> u32 {
         // SAFETY: as promised by the caller.
         let cache = unsafe { &*cache };
         let mut len = cache.len.load(Ordering::Relaxed) as usize;
@@ -808,7 +749,7 @@ pub(super) unsafe fn region_of<'a>(meta: NonNull<Meta>) -> (&'a Arc<Region>, usi
 /// Puts one segment into this thread's cache.
 ///
 /// # Safety
-/// The caller owns the segment and does not use it again.
+/// The caller owns the segment, which nobody shares and nothing hangs on, and does not use it again.
 #[inline]
 unsafe fn put(meta: NonNull<Meta>) {
     // SAFETY: a living segment's pool exists; the cache is this thread's.
@@ -838,6 +779,7 @@ pub(super) unsafe fn release(meta: NonNull<Meta>) {
             }
             let next = (*at.as_ptr()).next;
             let following = (next != NO_SEGMENT).then(|| resolve(next));
+            (*at.as_ptr()).next = NO_SEGMENT;
             put(at);
             match following {
                 Some(following) => at = following,

@@ -11,7 +11,7 @@ use super::fault::Fault;
 use super::graves::Ending;
 use crate::counters::QueueCounters;
 use crate::drops::DropReason;
-use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, Packet, Pool};
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, Hand, Packet, Pool, Received};
 use crate::port::ReceiveQueue;
 
 /// What all receive queues of a port have in common: the rules and queue pairs that spread packets over them, and with these the work
@@ -87,20 +87,29 @@ impl Drop for Posted {
     }
 }
 
-/// How many buffers ahead their lines are fetched.
-pub(crate) const AHEAD: u32 = 4;
-
 /// Buffers that a frame of this length needs.
 pub(crate) const fn buffers_for(frame: usize) -> usize {
     frame.div_ceil(DATA_ROOM)
 }
 
-/// Drops the last `n` packets, which nobody filled.
-#[cold]
-pub(crate) fn give_back(batch: &mut Batch, n: usize) {
-    for _ in 0..n {
-        drop(batch.pop());
+/// Makes a packet of `len` bytes of as many of the filled buffers `slots` as it takes, and puts fresh ones in their place; all or, if the
+/// pool has too few, none.
+pub(crate) fn take_out(hand: &Hand<'_>, slots: &mut [Packet], len: u32) -> Option<Packet> {
+    let wanted = buffers_for(len as usize);
+    if slots.len() < wanted || !hand.has(wanted) {
+        return None;
     }
+    let (mut whole, mut left): (Option<Packet>, u32) = (None, len);
+    for slot in &mut slots[..wanted] {
+        let here = left.min(DATA_ROOM as u32);
+        left -= here;
+        let segment = hand.exchange(slot, Received::of(here)?)?;
+        match &mut whole {
+            None => whole = Some(segment),
+            Some(whole) => whole.append_segment(segment).ok()?,
+        }
+    }
+    whole
 }
 
 /// The pool had too few buffers to fill a ring.

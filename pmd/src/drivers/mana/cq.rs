@@ -14,7 +14,7 @@ const WORDS: usize = CQE_BYTES as usize / 4;
 /// that nobody has to clear it; the device fills the last word last.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
-    entries: Slots<[AtomicU32; WORDS]>,
+    entries: Slots<Whole>,
     /// Logarithm of the number of entries.
     shift: u32,
     /// Free-running counter of the entry that is looked at next. It starts one pass in: zeroed memory then is one pass old.
@@ -23,11 +23,31 @@ pub(super) struct CompletionQueue {
     from: u32,
 }
 
+/// An entry in memory, filled or not.
+pub(super) type Whole = [AtomicU32; WORDS];
+
+/// Bits of the last word that have a meaning here: not the reserved ones.
+const KNOWN: u32 = CqeTail(0).with_queue(u32::MAX).with_is_sq(1).with_owner(u32::MAX).0;
+
 /// An entry that the device has filled.
 #[derive(Clone, Copy)]
-pub(super) struct Entry<'a>(&'a [AtomicU32; WORDS]);
+pub(super) struct Entry<'a>(&'a Whole);
 
-impl Entry<'_> {
+impl<'a> Entry<'a> {
+    /// The entry, if the device has filled it, and its last word is as expected ([`CompletionQueue::rest`]).
+    #[inline(always)]
+    pub(super) fn expect(whole: &'a Whole, expected: u32) -> Option<Self> {
+        // Acquire: the other words are read after the one that says that they are there.
+        let tail = whole[CQE_TAIL as usize / 4].load(Ordering::Acquire);
+        if tail & KNOWN == expected { Some(Self(whole)) } else { None }
+    }
+
+    /// An entry that was found filled before.
+    #[inline(always)]
+    pub(super) fn again(whole: &'a Whole) -> Self {
+        Self(whole)
+    }
+
     /// The word at this offset, below 64.
     #[inline(always)]
     pub(super) fn word(self, offset: u32) -> u32 {
@@ -59,6 +79,18 @@ impl CompletionQueue {
         reader
     }
 
+    /// The entries from the next to the end of the ring, and the known bits of their last words.
+    #[inline(always)]
+    pub(super) fn rest(&self) -> (&[Whole], u32) {
+        (self.entries.view().run(self.next), self.reader().expected)
+    }
+
+    /// Goes on by `count` entries.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, count: u32) {
+        self.next = self.next.wrapping_add(count);
+    }
+
     /// Goes on where a reader ended.
     #[inline(always)]
     pub(super) fn resume(&mut self, next: u32) {
@@ -73,7 +105,7 @@ impl CompletionQueue {
 
 /// A look at the entries, one after the other.
 pub(super) struct Reader<'a> {
-    entries: View<'a, [AtomicU32; WORDS]>,
+    entries: View<'a, Whole>,
     shift: u32,
     next: u32,
     from: u32,
@@ -91,14 +123,11 @@ impl<'a> Reader<'a> {
     /// The next entry, if the device has filled it.
     #[inline(always)]
     pub(super) fn look(&self) -> Result<Option<Entry<'a>>, Fault> {
-        /// Bits of the last word that have a meaning here: not the reserved ones.
-        const KNOWN: u32 = CqeTail(0).with_queue(u32::MAX).with_is_sq(1).with_owner(u32::MAX).0;
         let entry = self.entries.at(self.next);
-        // Acquire: the other words are read after the one that says that they are there.
-        let tail = entry[CQE_TAIL as usize / 4].load(Ordering::Acquire);
-        if tail & KNOWN == self.expected {
-            return Ok(Some(Entry(entry)));
+        if let Some(entry) = Entry::expect(entry, self.expected) {
+            return Ok(Some(entry));
         }
+        let tail = entry[CQE_TAIL as usize / 4].load(Ordering::Relaxed);
         let turn = self.next >> self.shift;
         let owner = CqeTail(tail).owner();
         if owner == turn.wrapping_sub(1) % OWNER_VALUES {

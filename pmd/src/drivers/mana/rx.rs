@@ -1,24 +1,25 @@
 //! Receive queues.
 
 use std::fmt;
-use std::mem::swap;
+use std::iter::once;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use wirepath_memory::{DeviceMemory, Doorbell};
+use wirepath_memory::{DeviceMemory, Doorbell, write_slot};
 use wirepath_nic_defs::mana::{
     CQE_RX_COALESCED_4, CQE_RX_OBJECT_FENCE, CQE_RX_OKAY, CQE_RX_TRUNCATED, OOB_SHORT, RX_COALESCED, RX_FLAGS,
     RX_PACKET_BYTES, RX_PACKETS, RX_WQE_OFFSET, RqDoorbell, RxFlags, wqe_units,
 };
 
-use super::cq::{CompletionQueue, Entry, Positions};
-use super::wqe::{Units, Wqe, pair, short_header, tail};
+use super::cq::{CompletionQueue, Entry, Positions, Whole};
+use super::wqe::{UNIT, Units, Wqe, pair, short_header, tail};
 use crate::drivers::direct;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::keys::Keys;
-use crate::drivers::direct::receive::{self, AHEAD, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
+use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, take_out};
 use crate::drops::DropReason;
 use crate::packet::offload::Verdicts;
-use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool, Received};
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, Lengths, Packet, Pool, Received, Tellings};
 
 /// Bytes of an Ethernet header.
 const SHORTEST: u32 = direct::SHORTEST as u32;
@@ -64,6 +65,8 @@ pub(super) struct ReceiveRing {
     lkey: u32,
     /// What is added to an address of ours to make it the device's.
     distance: u64,
+    /// Lengths of packets in one buffer.
+    lengths: Lengths,
     /// Buffers of one work request, and the units that it takes.
     buffers: usize,
     units: u32,
@@ -111,6 +114,7 @@ impl ReceiveRing {
             number: place.rq,
             lkey: keys.home().lkey(),
             distance: keys.home().distance(),
+            lengths: Lengths::new(SHORTEST, DATA_ROOM as u32),
             buffers,
             units,
             next: 0u32.wrapping_sub(depth),
@@ -138,66 +142,48 @@ impl ReceiveRing {
         counter.wrapping_mul(self.units)
     }
 
-    /// Hands over packets of one buffer each, one after the other, until there is no more, or something that [`Self::look`] has to see.
-    /// Returns packets and bytes, and whether that is so.
+    /// Hands over packets of one buffer each as they are found, until there is no more, or something that [`Self::look`] has to see. Returns
+    /// their bytes, and whether that is so.
     #[inline(always)]
-    fn hand_over_plain(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, bool) {
-        let Some(hand) = supply.pool.hand(supply.blank) else { return (0, 0, true) };
-        // Values, not fields: as far as the compiler knows, what is written could change them.
-        let mut reader = self.completions.reader();
-        let (ring, what, units) = (self.ring.view(), pair(self.lkey, DATA_ROOM as u32), self.ring.count() - 1);
-        let (depth, mask, distance) = (self.completions.count(), self.mask(), self.distance);
-        let (start, mut next, mut positions) = (self.next, self.next, self.positions);
-        let slots = &mut *self.posted;
-        let (mut bytes, mut unusual) = (0, true);
-        batch.fill(BATCH, || {
-            let entry = match reader.look() {
-                Ok(Some(entry)) => entry,
-                Ok(None) => {
-                    unusual = false;
-                    return None;
-                }
-                Err(_) => return None,
+    fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, bool) {
+        let mut bytes = 0;
+        loop {
+            match self.completions.reader().look() {
+                Ok(Some(_)) => {}
+                Ok(None) => return (bytes, false),
+                Err(_) => return (bytes, true),
+            }
+            let Some(hand) = supply.pool.hand(supply.blank) else { return (bytes, true) };
+            let (entries, expected) = self.completions.rest();
+            let mut by = Entries {
+                expected,
+                next: self.next,
+                positions: self.positions,
+                mask: self.ring.count() - 1,
+                lengths: self.lengths,
+                distance: self.distance,
+                what: pair(self.lkey, DATA_ROOM as u32),
+                bytes: 0,
             };
-            let Arrival { len, flags, hash } = packet_of(entry, 0);
-            if (entry.cqe_type() != CQE_RX_OKAY)
-                | (len.wrapping_sub(SHORTEST) > DATA_ROOM as u32 - SHORTEST)
-                | !positions.fits(entry.word(RX_WQE_OFFSET), next, 1, units)
-            {
-                return None;
+            let (at, places) = ((self.next & self.mask()) as usize, self.next.wrapping_add(self.completions.count()));
+            let n = hand.run(batch, &mut self.posted[at..], self.ring.view().run(places), once(entries), &mut by);
+            (self.next, self.positions, bytes) = (by.next, by.positions, bytes + by.bytes);
+            self.completions.advance(n as u32);
+            if n == 0 || batch.is_full() {
+                return (bytes, !batch.is_full());
             }
-            if let Some(later) = slots.get((next.wrapping_add(AHEAD) & mask) as usize) {
-                later.prefetch_metadata();
-                later.prefetch_data();
-            }
-            let slot = slots.get_mut((next & mask) as usize)?;
-            let what_came = Received { len, verdicts: verdicts(flags), hash, hashed: is_hashed(flags) };
-            let mut packet = hand.exchange(slot, what_came)?;
-            let address = slot.fresh_address().wrapping_add(distance);
-            ring.write(next.wrapping_add(depth), [short_header(1), 0, address, what]);
-            reader.advance();
-            next = next.wrapping_add(1);
-            bytes += u64::from(len);
-            if flags & RARE != 0 {
-                note_rare(&mut packet, flags);
-            }
-            Some(packet)
-        });
-        let read = reader.next();
-        self.completions.resume(read);
-        (self.next, self.positions) = (next, positions);
-        (next.wrapping_sub(start).into(), bytes, unusual && !batch.is_full())
+        }
     }
 
     /// Takes note of what the device tells of, until `room` packets are known.
     #[inline(never)]
     fn look(&mut self, room: usize) -> Result<(), Fault> {
         let longest = (self.buffers * DATA_ROOM) as u32;
-        let (mask, units, step) = (self.mask(), self.ring.count() - 1, self.units);
+        let (units, step) = (self.ring.count() - 1, self.units);
         // Values, not fields: as far as the compiler knows, what is noted could change them.
         let mut reader = self.completions.reader();
         let (next, mut known, mut positions) = (self.next, self.known, self.positions);
-        let (arrivals, posted) = (&mut *self.arrivals, &*self.posted);
+        let arrivals = &mut *self.arrivals;
         let mut fences = 0;
         let result = loop {
             if known >= room.min(BATCH) {
@@ -217,10 +203,6 @@ impl ReceiveRing {
                 let arrival = packet_of(entry, 0);
                 if arrival.len.wrapping_sub(1) >= longest {
                     break Err(Fault::BadLength);
-                }
-                if let Some(packet) = posted.get((counter & mask) as usize) {
-                    packet.prefetch_metadata();
-                    packet.prefetch_data();
                 }
                 arrivals[known] = arrival;
                 known += 1;
@@ -254,98 +236,29 @@ impl ReceiveRing {
         if n == 0 {
             return (0, 0);
         }
-        let moved = if self.buffers == 1 {
-            self.hand_over_single(n, batch, supply)
-        } else {
-            self.hand_over_chains(n, batch, supply)
-        };
-        // A completion of several packets may have told of more than there was room for.
-        self.arrivals.copy_within(n..self.known, 0);
-        self.known -= n;
-        moved
-    }
-
-    fn hand_over_single(&mut self, n: usize, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
-        let start = batch.len();
-        let got = supply.pool.take_batch_like(n, batch, supply.blank);
-        let (mut used, mut bytes) = (0, 0);
-        let mut fresh = batch.as_mut_slice()[start..].iter_mut();
-        let (ring, what, depth, mask) =
-            (self.ring.view(), pair(self.lkey, DATA_ROOM as u32), self.completions.count(), self.mask());
-        let (mut next, distance, slots) = (self.next, self.distance, &mut *self.posted);
-        for arrival in &self.arrivals[..n] {
-            let arrival = *arrival;
-            let Some(posted) = slots.get_mut((next & mask) as usize) else { break };
-            let taken = if arrival.len >= SHORTEST { fresh.next() } else { None };
-            match taken {
-                Some(packet) => {
-                    swap(packet, posted);
-                    describe(packet, arrival);
-                    bytes += u64::from(arrival.len);
-                    used += 1;
-                }
-                None => supply.drop_one(reason(arrival)),
-            }
-            let address = (posted.data().as_ptr() as u64).wrapping_add(distance);
-            ring.write(next.wrapping_add(depth), [short_header(1), 0, address, what]);
-            next = next.wrapping_add(1);
-        }
-        self.next = next;
-        if used < got {
-            give_back(batch, got - used);
-        }
-        (used as u64, bytes)
-    }
-
-    fn hand_over_chains(&mut self, n: usize, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
+        let hand = supply.pool.hand(supply.blank);
         let (mut packets, mut bytes) = (0, 0);
         for i in 0..n {
             let arrival = self.arrivals[i];
-            if arrival.len < SHORTEST {
-                supply.drop_one(reason(arrival));
-            } else {
-                match self.chain(arrival, supply) {
-                    Some(packet) => {
-                        // There is room: the caller looked.
-                        let _ = batch.push(packet);
-                        packets += 1;
-                        bytes += u64::from(arrival.len);
-                    }
-                    None => supply.drop_one(reason(arrival)),
+            let first = (self.next & self.mask()) as usize * self.buffers;
+            let slots = &mut self.posted[first..first + self.buffers];
+            let taken = hand.as_ref().filter(|_| arrival.len >= SHORTEST);
+            match taken.and_then(|hand| take_out(hand, slots, arrival.len)) {
+                Some(mut packet) => {
+                    note(&mut packet, arrival);
+                    // There is room: the caller looked.
+                    drop(batch.push(packet));
+                    packets += 1;
+                    bytes += u64::from(arrival.len);
                 }
+                None => supply.drop_one(reason(arrival)),
             }
             self.post();
         }
+        // A completion of several packets may have told of more than there was room for.
+        self.arrivals.copy_within(n..self.known, 0);
+        self.known -= n;
         (packets, bytes)
-    }
-
-    /// Takes the filled buffers of the work request whose turn it is and puts fresh ones in their place; all or, if the pool has too few,
-    /// none.
-    fn chain(&mut self, arrival: Arrival, supply: &Supply<'_>) -> Option<Packet> {
-        let mut fresh = Batch::new();
-        let wanted = buffers_for(arrival.len as usize);
-        if supply.pool.take_batch_like(wanted, &mut fresh, supply.blank) < wanted {
-            return None;
-        }
-        let first = (self.next & self.mask()) as usize * self.buffers;
-        let mut left = arrival.len as usize;
-        let mut chain: Option<Packet> = None;
-        for slot in &mut self.posted[first..first + wanted] {
-            let mut segment = fresh.pop()?;
-            swap(&mut segment, slot);
-            let here = left.min(DATA_ROOM);
-            left -= here;
-            if !segment.set_data(HEADROOM, here) {
-                return None;
-            }
-            match &mut chain {
-                None => chain = Some(segment),
-                Some(chain) => chain.append_segment(segment).ok()?,
-            }
-        }
-        let mut packet = chain?;
-        note(&mut packet, arrival);
-        Some(packet)
     }
 
     /// Posts the buffers in the slots of the work request whose turn it is once more, and goes on to the next.
@@ -353,7 +266,7 @@ impl ReceiveRing {
         let first = (self.next & self.mask()) as usize * self.buffers;
         let mut wqe = Wqe::new(&[short_header(self.buffers as u32), 0]);
         for packet in &self.posted[first..first + self.buffers] {
-            let address = (packet.data().as_ptr() as u64).wrapping_add(self.distance);
+            let address = packet.fresh_address().wrapping_add(self.distance);
             let pushed = wqe.push(address, self.lkey, DATA_ROOM);
             debug_assert!(pushed, "no frame has as many buffers as a WQE has room for");
         }
@@ -384,10 +297,10 @@ impl ReceiveRing {
 impl receive::ReceiveRing for ReceiveRing {
     #[inline(always)]
     fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
-        let before = self.next;
+        let (before, start) = (self.next, batch.len());
         let plain = self.buffers == 1 && self.known == 0;
-        let (mut packets, mut bytes, unusual) = if plain { self.hand_over_plain(batch, supply) } else { (0, 0, true) };
-        let mut result = Ok(());
+        let (mut bytes, unusual) = if plain { self.run(batch, supply) } else { (0, true) };
+        let (mut packets, mut result) = ((batch.len() - start) as u64, Ok(()));
         if unusual {
             let (more, further, looked) = self.receive_any(batch, supply);
             (packets, bytes, result) = (packets + more, bytes + further, looked);
@@ -396,6 +309,49 @@ impl receive::ReceiveRing for ReceiveRing {
             self.ring_doorbell();
         }
         (packets, bytes, result)
+    }
+}
+
+/// Completions of a packet each, whose work requests are one unit.
+struct Entries {
+    /// The known bits of their last words.
+    expected: u32,
+    /// The work request whose turn it is, and where its packet lies.
+    next: u32,
+    positions: Positions,
+    mask: u32,
+    lengths: Lengths,
+    distance: u64,
+    /// Key and size of a buffer.
+    what: u64,
+    bytes: u64,
+}
+
+impl Tellings for Entries {
+    type Entry = Whole;
+    type Place = [AtomicU64; UNIT];
+
+    #[inline(always)]
+    fn next(&mut self, entry: &Whole) -> Option<Received> {
+        let entry = Entry::expect(entry, self.expected)?;
+        let Arrival { len, flags, hash } = packet_of(entry, 0);
+        if entry.cqe_type() != CQE_RX_OKAY || !self.positions.fits(entry.word(RX_WQE_OFFSET), self.next, 1, self.mask) {
+            return None;
+        }
+        let len = self.lengths.above(len.wrapping_sub(self.lengths.shortest()).into())?;
+        self.next = self.next.wrapping_add(1);
+        self.bytes += u64::from(len.bytes());
+        Some(Received { len, verdicts: verdicts(flags), hash, hashed: is_hashed(flags), more: flags & RARE != 0 })
+    }
+
+    #[inline(always)]
+    fn post(&self, place: &[AtomicU64; UNIT], address: u64) {
+        write_slot(place, [short_header(1), 0, address.wrapping_add(self.distance), self.what]);
+    }
+
+    #[cold]
+    fn note(&self, entry: &Whole, packet: &mut Packet) {
+        note_rare(packet, Entry::again(entry).word(RX_FLAGS));
     }
 }
 
@@ -444,17 +400,7 @@ fn unusual(entry: Entry<'_>, arrivals: &mut [Arrival], longest: u32) -> Result<u
     }
 }
 
-/// Notes on a packet in one buffer what the device found out.
-#[inline(always)]
-fn describe(packet: &mut Packet, arrival: Arrival) {
-    let fits = packet.set_received(arrival.len, verdicts(arrival.flags), arrival.hash, is_hashed(arrival.flags));
-    debug_assert!(fits, "lengths were looked at");
-    if arrival.flags & RARE != 0 {
-        note_rare(packet, arrival.flags);
-    }
-}
-
-/// The same on a chain, whose lengths are there.
+/// Notes on a packet what the device found out.
 fn note(packet: &mut Packet, arrival: Arrival) {
     packet.set_verdicts(verdicts(arrival.flags));
     if is_hashed(arrival.flags) {

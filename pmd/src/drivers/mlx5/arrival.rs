@@ -12,10 +12,10 @@ use wirepath_nic_defs::mlx5::{
 use super::cq::{CompletionQueue, Entry, Tail, kind};
 use crate::drivers::direct::fault::Fault;
 use crate::packet::offload::Verdicts;
-use crate::packet::{BATCH, Batch, DATA_ROOM, HEADROOM, Packet, Received};
+use crate::packet::{BATCH, DATA_ROOM, Packet};
 
-const PLAIN: u8 = kind(CQE_RESPONDER_SEND, FORMAT_NONE);
-const TITLE: u8 = kind(CQE_RESPONDER_SEND, FORMAT_COMPRESSED);
+pub(super) const PLAIN: u8 = kind(CQE_RESPONDER_SEND, FORMAT_NONE);
+pub(super) const TITLE: u8 = kind(CQE_RESPONDER_SEND, FORMAT_COMPRESSED);
 
 /// A packet of which a completion told.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,34 +25,44 @@ pub(super) struct Arrival {
     /// Step that it begins at: work request or stride, counted for ever.
     pub(super) at: u32,
     /// [`CqeFlags`], and below them the VLAN tag that was taken off.
-    described: u32,
-    hash: u32,
+    pub(super) described: u32,
+    pub(super) hash: u32,
     /// Flow tag; 0: none.
     tag: u32,
     /// Whether `hash` is one.
-    hashed: bool,
+    pub(super) hashed: bool,
     /// In nanoseconds; 0: none.
     timestamp: u64,
 }
 
 impl Arrival {
+    /// What an entry tells, but for length and timestamp.
     #[inline(always)]
-    fn of(entry: Entry<'_>, tail: Tail) -> Self {
+    pub(super) fn of(entry: Entry<'_>, tail: Tail) -> Self {
         Self {
             len: 0,
             at: 0,
-            described: entry.word::<0x18>() as u32,
-            hash: entry.word::<0x08>() as u32,
+            described: entry.described(),
+            hash: entry.hash(),
             tag: tail.low24(),
-            // The hash type.
-            hashed: entry.word::<0x10>() >> 56 != 0,
+            hashed: entry.is_hashed(),
             timestamp: 0,
         }
     }
 
+    /// Of `entry`, whose clock's ticks take `tick` nanoseconds in 32.32 bits; 0: no timestamps.
+    #[inline(always)]
+    pub(super) fn at_time(entry: Entry<'_>, tail: Tail, tick: u64) -> Self {
+        let mut arrival = Self::of(entry, tail);
+        if tick != 0 {
+            arrival.timestamp = ((u128::from(entry.time()) * u128::from(tick)) >> 32) as u64;
+        }
+        arrival
+    }
+
     /// Whether there is a flow tag, or a VLAN tag that was taken off.
     #[inline(always)]
-    fn is_rare(&self) -> bool {
+    pub(super) fn is_rare(&self) -> bool {
         self.tag != 0 || self.described & RARE != 0
     }
 
@@ -73,44 +83,43 @@ impl Arrival {
             packet.set_timestamp(self.timestamp);
         }
     }
-
-    /// As [`Self::note`], for a packet in one buffer, with its length.
-    #[inline(always)]
-    pub(super) fn describe(&self, packet: &mut Packet) {
-        let fits = packet.set_data(HEADROOM, self.len as usize);
-        debug_assert!(fits, "lengths were looked at");
-        self.note(packet);
-    }
 }
 
 /// A VLAN tag was taken off.
-const RARE: u32 = (CqeFlags(0).with_vlan_stripped(1).0 as u32) << 16;
+pub(super) const RARE: u32 = (CqeFlags(0).with_vlan_stripped(1).0 as u32) << 16;
 
-/// What the device says of checksums; most packets are right.
-#[inline(always)]
-fn verdicts(described: u32) -> Verdicts {
-    const RIGHT: u32 = (CqeFlags(0).with_l3_ok(1).with_l4_ok(1).0 as u32) << 16;
-    if described & RIGHT == RIGHT {
-        return Verdicts::L3_GOOD.with(Verdicts::L4_GOOD);
-    }
-    other_verdicts(CqeFlags((described >> 16) as u16))
-}
-
+/// What the device says of checksums, by the [`CqeFlags`] without the reserved ones.
+///
 /// A checksum of a header that the device knows, and does not call right, is wrong. But for UDP: there may be none, which it does not tell
 /// apart; and behind a wrong IPv4 header or in fragments it looks at none.
-#[inline(never)]
-fn other_verdicts(flags: CqeFlags) -> Verdicts {
-    let network = match (flags.l3_ok(), flags.l3_type()) {
-        (1, _) => Verdicts::L3_GOOD,
-        (_, L3_IPV4) => Verdicts::L3_BAD,
-        _ => Verdicts::NONE,
-    };
-    let transport = match (flags.l4_ok(), flags.l4_type()) {
-        (1, _) => Verdicts::L4_GOOD,
-        (_, L4_TCP | L4_TCP_EMPTY_ACK | L4_TCP_ACK) if flags.l3_ok() == 1 && flags.fragment() == 0 => Verdicts::L4_BAD,
-        _ => Verdicts::NONE,
-    };
-    network.with(transport)
+static VERDICTS: [Verdicts; 1 << FLAGS_BITS] = {
+    let mut table = [Verdicts::NONE; 1 << FLAGS_BITS];
+    let mut at = 0;
+    while at < table.len() {
+        let flags = CqeFlags(at as u16);
+        let network = match (flags.l3_ok(), flags.l3_type()) {
+            (1, _) => Verdicts::L3_GOOD,
+            (_, L3_IPV4) => Verdicts::L3_BAD,
+            _ => Verdicts::NONE,
+        };
+        let transport = match (flags.l4_ok(), flags.l4_type()) {
+            (1, _) => Verdicts::L4_GOOD,
+            (_, L4_TCP | L4_TCP_EMPTY_ACK | L4_TCP_ACK) if flags.l3_ok() == 1 && flags.fragment() == 0 => {
+                Verdicts::L4_BAD
+            }
+            _ => Verdicts::NONE,
+        };
+        table[at] = network.with(transport);
+        at += 1;
+    }
+    table
+};
+const FLAGS_BITS: u32 = CqeFlags(0).with_l4_ok(1).0.ilog2() + 1;
+
+/// The same by flags and what lies below them.
+#[inline(always)]
+pub(super) fn verdicts(described: u32) -> Verdicts {
+    VERDICTS[(described >> 16) as usize % VERDICTS.len()]
 }
 
 /// How packets lie in a receive queue, as far as completions go.
@@ -130,13 +139,13 @@ pub(super) enum Steps {
 
 /// A title that was read, with packets still to come.
 #[derive(Clone, Copy, Debug)]
-struct Session {
-    title: Arrival,
+pub(super) struct Session {
+    pub(super) title: Arrival,
     /// Work request of striding queues.
-    request: u16,
+    pub(super) request: u16,
     /// Packets in all, and those read.
-    count: u32,
-    read: u32,
+    pub(super) count: u32,
+    pub(super) read: u32,
 }
 
 /// What the device told of and was not handed over yet.
@@ -147,13 +156,13 @@ pub(super) struct Arrivals {
     /// Steps of the whole ring.
     all: u32,
     /// One of `MINI_FORMAT_*`, if completions may be compressed.
-    format: Option<u8>,
-    session: Option<Session>,
+    pub(super) format: Option<u8>,
+    pub(super) session: Option<Session>,
     /// Step of the next completion, and of the first that was not handed over.
     seen: u32,
     cleared: u32,
     /// From ticks to nanoseconds in 32.32 bits; 0: no timestamps.
-    tick: u64,
+    pub(super) tick: u64,
 }
 
 impl Arrivals {
@@ -174,119 +183,26 @@ impl Arrivals {
         &self.list[..self.known]
     }
 
-    /// Hands packets of one step and one buffer each to `take`, one after the other, until there is no more, or something that
-    /// [`Self::look`] has to see; returns whether that is so. Where nothing else is known, no timestamps are wanted, and every packet is
-    /// longer than `shortest` and at most `longest` bytes.
-    #[inline(always)]
-    pub(super) fn run(
-        &mut self,
-        completions: &mut CompletionQueue,
-        batch: &mut Batch,
-        (shortest, longest): (u32, u32),
-        mut take: impl FnMut(u32, Received) -> Option<Packet>,
-    ) -> bool {
-        let range = longest - shortest;
-        let log = match self.steps {
-            Steps::Requests { .. } => 0,
-            Steps::Strides { log } => log,
-        };
-        let (strided, in_request) = (!self.is_linear(), (1u32 << log) - 1);
-        // Length of a packet of one step; too short for any, if it has more or is none.
-        let length = |said: u32| {
-            let count = StrideCount(said);
-            if !strided {
-                said
-            } else if count.strides() == 1 && count.filler() == 0 {
-                count.length()
-            } else {
-                0
-            }
-        };
-        loop {
-            // Values, not fields: as far as the compiler knows, what is written could change them.
-            let mut seen = self.seen;
-            let mut reader = completions.reader();
-            if let Some(Session { title, request, count, read }) = self.session {
-                let (format, verdicts) = (self.format, verdicts(title.described));
-                let mut at = read;
-                batch.fill((count - read) as usize, || {
-                    let array = (at & !(MINIS_PER_ENTRY as u32 - 1)).max(1);
-                    let mini = reader.peek(array, at as usize % MINIS_PER_ENTRY);
-                    let (said, len) = ((mini >> 32) as u32, length(mini as u32));
-                    let turn =
-                        !strided || (said as u16 == (seen & in_request) as u16 && request == (seen >> log) as u16);
-                    if len.wrapping_sub(shortest) > range || !turn {
-                        return None;
-                    }
-                    let hash = if format == Some(MINI_FORMAT_HASH) { said } else { title.hash };
-                    let mut packet = take(seen, Received { len, verdicts, hash, hashed: title.hashed })?;
-                    if title.is_rare() {
-                        title.note(&mut packet);
-                    }
-                    (at, seen) = (at + 1, seen.wrapping_add(1));
-                    Some(packet)
-                });
-                (self.seen, self.cleared) = (seen, seen);
-                if at < count {
-                    self.session = Some(Session { title, request, count, read: at });
-                    return !batch.is_full();
-                }
-                self.end_session(completions, count);
-            } else {
-                let mut unusual = true;
-                batch.fill(BATCH, || {
-                    let Some((entry, tail)) = reader.look() else {
-                        unusual = false;
-                        return None;
-                    };
-                    let len = length(entry.word::<0x28>() as u32);
-                    let turn = u32::from(tail.position()) == if strided { seen & in_request } else { seen & 0xffff }
-                        && (!strided || (entry.word::<0x00>() >> 32) as u16 == (seen >> log) as u16);
-                    if tail.kind() != PLAIN || len.wrapping_sub(shortest) > range || !turn {
-                        return None;
-                    }
-                    let arrival = Arrival::of(entry, tail);
-                    let Arrival { hash, hashed, .. } = arrival;
-                    let mut packet = take(seen, Received { len, verdicts: verdicts(arrival.described), hash, hashed })?;
-                    if arrival.is_rare() {
-                        arrival.note(&mut packet);
-                    }
-                    reader.next = reader.next.wrapping_add(1);
-                    seen = seen.wrapping_add(1);
-                    Some(packet)
-                });
-                let next = reader.next;
-                completions.resume(next);
-                (self.seen, self.cleared) = (seen, seen);
-                if !unusual || batch.is_full() {
-                    return false;
-                }
-                let entries = completions.count();
-                let title = completions.look().filter(|(_, tail)| tail.kind() == TITLE);
-                let Some(Ok(())) = title.map(|(entry, tail)| self.begin(entry, tail, entries)) else { return true };
-            }
-        }
-    }
-
     /// All packets of a session are read.
     #[inline(always)]
-    fn end_session(&mut self, completions: &mut CompletionQueue, count: u32) {
+    pub(super) fn end_session(&mut self, completions: &mut CompletionQueue, count: u32) {
         self.session = None;
         completions.invalidate(1, count - 1);
         completions.advance(count);
         completions.publish();
     }
 
-    /// Whether packets can be handed over as they are found: nothing else is known, and nothing is wanted that only entries of their own tell.
-    #[inline(always)]
-    pub(super) fn may_run(&self) -> bool {
-        self.known == 0 && self.tick == 0
-    }
-
     /// Step of the next completion.
     #[inline(always)]
     pub(super) fn step(&self) -> u32 {
         self.seen
+    }
+
+    /// Packets up to this step were handed over as they were found: nothing else is known.
+    #[inline(always)]
+    pub(super) fn passed(&mut self, step: u32) {
+        debug_assert!(self.known == 0);
+        (self.seen, self.cleared) = (step, step);
     }
 
     /// All that is known was handed over; returns the step that the ring stands at.
@@ -318,12 +234,9 @@ impl Arrivals {
             let Some((entry, tail)) = completions.look() else { break };
             progress = true;
             if tail.kind() == PLAIN {
-                let mut arrival = Arrival::of(entry, tail);
-                if self.tick != 0 {
-                    arrival.timestamp = ((u128::from(entry.word::<0x30>()) * u128::from(self.tick)) >> 32) as u64;
-                }
-                let bytes = entry.word::<0x28>() as u32;
-                let request = (entry.word::<0x00>() >> 32) as u16;
+                let arrival = Arrival::at_time(entry, tail, self.tick);
+                let bytes = entry.byte_count();
+                let request = entry.request();
                 result = self.add(arrival, bytes, tail.position(), request);
                 if result.is_err() {
                     break;
@@ -394,11 +307,11 @@ impl Arrivals {
 
     /// An entry that is not of one packet.
     #[inline(never)]
-    fn begin(&mut self, entry: Entry<'_>, tail: Tail, entries: u32) -> Result<(), Fault> {
+    pub(super) fn begin(&mut self, entry: Entry<'_>, tail: Tail, entries: u32) -> Result<(), Fault> {
         let Some(format) = self.format.filter(|_| tail.kind() == TITLE) else {
             return Err(if tail.opcode() == CQE_RESPONDER_ERROR { entry.failure(tail) } else { Fault::UnknownType });
         };
-        let count = entry.word::<0x28>() as u32;
+        let count = entry.byte_count();
         // One packet would have its array in an entry that is not the session's; more than there are buffers cannot have come.
         if !(2..=entries.min(self.all)).contains(&count) {
             return Err(Fault::BadSession);
@@ -409,7 +322,7 @@ impl Arrivals {
         if format != MINI_FORMAT_CSUM_STRIDE && self.is_linear() && tail.position() != self.seen as u16 {
             return Err(Fault::OutOfOrder);
         }
-        let request = (entry.word::<0x00>() >> 32) as u16;
+        let request = entry.request();
         self.session = Some(Session { title, request, count, read: 0 });
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use wirepath_memory::{DeviceMemory, Slots, View};
 use wirepath_nic_defs::mlx5::{
-    CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeOwner, FORMAT_COMPRESSED, RECORD_CONSUMED,
+    CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeOwner, FORMAT_COMPRESSED, MINIS_PER_ENTRY, RECORD_CONSUMED,
 };
 
 use crate::drivers::direct::fault::Fault;
@@ -49,6 +49,15 @@ impl Tail {
         (self.0 >> 16) as u16
     }
 
+    /// The bits of a flow tag.
+    pub(super) const TAG: u64 = 0xff_ffff << 32;
+
+    /// Whether one of these bits is set.
+    #[inline(always)]
+    pub(super) fn has(self, bits: u64) -> bool {
+        self.0 & bits != 0
+    }
+
     /// Sent: number of the queue. Received: flow tag.
     #[inline(always)]
     pub(super) fn low24(self) -> u32 {
@@ -61,14 +70,70 @@ pub(super) const fn kind(opcode: u8, format: u8) -> u8 {
     CqeOwner(0).with_opcode(opcode).with_format(format).0
 }
 
+/// An entry in memory, filled or not.
+pub(super) type Whole = [AtomicU64; WORDS];
+
 /// An entry that the device has filled.
 #[derive(Clone, Copy)]
-pub(super) struct Entry<'a>(&'a [AtomicU64; WORDS]);
+pub(super) struct Entry<'a>(&'a Whole);
 
-impl Entry<'_> {
+impl<'a> Entry<'a> {
+    /// The entry, if the device has filled it and its last word has in the bits of [`Self::COMPARED`] what is expected.
+    #[inline(always)]
+    pub(super) fn expect(whole: &'a Whole, expected: u32) -> Option<(Self, Tail)> {
+        // Acquire: the other words are read after the one that says that they are there.
+        let tail = u64::from_be(whole[LAST].load(Ordering::Acquire));
+        if tail as u32 & Self::COMPARED == expected { Some((Self(whole), Tail(tail))) } else { None }
+    }
+
+    /// Of the last word: counter, opcode, format and owner.
+    pub(super) const COMPARED: u32 = 0xffff_0000 | CqeOwner(0xff).with_solicited(0).0 as u32;
+
+    /// An entry that was found filled before.
+    #[inline(always)]
+    pub(super) fn again(whole: &'a Whole) -> (Self, Tail) {
+        (Self(whole), Tail(u64::from_be(whole[LAST].load(Ordering::Relaxed))))
+    }
+
+    /// Work request of a packet in a striding queue.
+    #[inline(always)]
+    pub(super) fn request(self) -> u16 {
+        (self.word::<0x00>() >> 32) as u16
+    }
+
+    /// RSS hash of a received packet, if [`Self::is_hashed`].
+    #[inline(always)]
+    pub(super) fn hash(self) -> u32 {
+        self.word::<0x08>() as u32
+    }
+
+    /// Whether there is a hash type.
+    #[inline(always)]
+    pub(super) fn is_hashed(self) -> bool {
+        self.word::<0x10>() >> 56 != 0
+    }
+
+    /// `CqeFlags` of a received packet, and below them the VLAN tag that was taken off.
+    #[inline(always)]
+    pub(super) fn described(self) -> u32 {
+        self.word::<0x18>() as u32
+    }
+
+    /// Bytes of a packet, with strides in a striding queue; packets of a session.
+    #[inline(always)]
+    pub(super) fn byte_count(self) -> u32 {
+        self.word::<0x28>() as u32
+    }
+
+    /// The device's clock, in ticks.
+    #[inline(always)]
+    pub(super) fn time(self) -> u64 {
+        self.word::<0x30>()
+    }
+
     /// The double word at an offset, a multiple of 8.
     #[inline(always)]
-    pub(super) fn word<const OFFSET: usize>(self) -> u64 {
+    fn word<const OFFSET: usize>(self) -> u64 {
         const { assert!(OFFSET.is_multiple_of(8) && OFFSET < CQE_BYTES) };
         u64::from_be(self.0[OFFSET / 8].load(Ordering::Relaxed))
     }
@@ -103,7 +168,7 @@ impl CompletionQueue {
             let Some((entry, tail)) = self.look() else { break };
             // A session has an entry for each of its packets.
             let compressed = CqeOwner(tail.0 as u8).format() == FORMAT_COMPRESSED;
-            let count = if compressed { (entry.word::<0x28>() as u32).clamp(1, self.count()) } else { 1 };
+            let count = if compressed { entry.byte_count().clamp(1, self.count()) } else { 1 };
             self.advance(count);
         }
     }
@@ -120,10 +185,22 @@ impl CompletionQueue {
         Reader { entries: self.entries.view(), shift: self.shift, next: self.next }
     }
 
-    /// Goes on where a reader ended.
+    /// The arrays of a session, whose title is the next entry, for its packets from `read` to `count`: the first in the entry behind the
+    /// title, the others where every eighth entry from the title on would be.
     #[inline(always)]
-    pub(super) fn resume(&mut self, next: u32) {
-        self.next = next;
+    pub(super) fn arrays(&self, read: u32, count: u32) -> impl Iterator<Item = &[AtomicU64]> {
+        const MINIS: u32 = MINIS_PER_ENTRY as u32;
+        let (entries, title) = (self.entries.view(), self.next);
+        let mut at = read;
+        std::iter::from_fn(move || {
+            if at >= count {
+                return None;
+            }
+            let (first, start) = (at & !(MINIS - 1), at % MINIS);
+            at = first.wrapping_add(MINIS);
+            let end = (count - first).min(MINIS);
+            Some(&entries.at(title.wrapping_add(first.max(1)))[start as usize..end as usize])
+        })
     }
 
     /// Counter of the entry that is looked at next.
@@ -147,11 +224,20 @@ impl CompletionQueue {
     /// Takes ownership from `count` entries from `ahead` of the next on, which were not written as entries.
     #[inline(always)]
     pub(super) fn invalidate(&self, ahead: u32, count: u32) {
-        // Values, not fields: as far as the compiler knows, what is written could change them.
-        let (entries, first) = (self.entries.view(), self.next.wrapping_add(ahead));
-        for i in 0..count {
-            entries.at(first.wrapping_add(i))[LAST].store(FRESH, Ordering::Relaxed);
+        let first = self.next.wrapping_add(ahead);
+        let run = self.entries.view().run(first);
+        let (here, behind) = (run.len().min(count as usize), self.entries.view().run(0));
+        for entry in run[..here].iter().chain(&behind[..(count as usize - here).min(behind.len())]) {
+            entry[LAST].store(FRESH, Ordering::Relaxed);
         }
+    }
+
+    /// The entries from the next to the end of the ring, and what the last word of each that is of `kind` has in the bits that
+    /// [`Entry::expect`] looks at.
+    #[inline(always)]
+    pub(super) fn rest(&self, kind: u8) -> (&[Whole], u32) {
+        let owner = (self.next >> self.shift) & 1;
+        (self.entries.view().run(self.next), u32::from(kind) | owner)
     }
 
     /// Tells the device what was consumed.

@@ -36,6 +36,7 @@ mod modes;
 mod nic;
 mod offload;
 mod rules;
+mod run;
 mod rx;
 #[cfg(test)]
 mod tests;

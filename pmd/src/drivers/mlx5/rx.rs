@@ -1,25 +1,25 @@
 //! Receive queues.
 
 use std::fmt;
-use std::mem::swap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::AtomicU64;
 
 use serde::{Deserialize, Serialize};
-use wirepath_memory::DeviceMemory;
+use wirepath_memory::{DeviceMemory, Slots};
 use wirepath_nic_defs::mlx5::RECORD_RECEIVE;
 use wirepath_verbs::WorkQueue;
 
 use super::arrival::{Arrival, Arrivals, Steps};
 use super::cq::CompletionQueue;
-use super::wqe::{Segments, pointer};
+use super::run::{Places, Run, post};
+use super::wqe::{Segment, Segments, pointer};
 use crate::drivers::direct;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::keys::Keys;
-use crate::drivers::direct::receive::{self, AHEAD, PoolDry, Posted, Spread, Supply, buffers_for, give_back};
+use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, buffers_for, take_out};
 use crate::drivers::direct::registered::Sink;
 use crate::drops::DropReason;
-use crate::packet::{Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
+use crate::packet::{Batch, Blank, DATA_ROOM, Hand, Lengths, Packet, Pool};
 
 /// Bytes of an Ethernet header.
 const SHORTEST: u32 = direct::SHORTEST as u32;
@@ -98,9 +98,13 @@ pub(super) struct ReceiveMode {
 /// leaves it where it is, so that slot and segment of a buffer never change.
 pub(super) struct ReceiveRing {
     ring: Segments,
+    /// The same by work requests, if each is of one buffer and the sink.
+    requests: Option<Slots<[AtomicU64; 4]>>,
     records: DeviceMemory,
     completions: CompletionQueue,
     mode: ReceiveMode,
+    /// Lengths of packets in one buffer.
+    lengths: Lengths,
     /// Work requests, and segments from one to the next.
     entries: u32,
     distance: u32,
@@ -160,7 +164,7 @@ impl ReceiveRing {
             (0..distance).for_each(|i| ring.write(first + i, NOTHING));
             for i in 0..buffers as u32 {
                 let packet = &posted[request as usize * buffers + i as usize];
-                let address = (packet.data().as_ptr() as u64).wrapping_add(shift);
+                let address = packet.fresh_address().wrapping_add(shift);
                 ring.write(first + lead + i, pointer(address, lkey, DATA_ROOM as u32));
             }
             match layout {
@@ -170,11 +174,14 @@ impl ReceiveRing {
                 Layout::Striding { .. } => ring.write(first, [0, 0]),
             }
         }
+        let single = layout == (Layout::Linear { buffers: 1 }) && distance == 2;
         let this = Self {
+            requests: single.then(|| Slots::new(&place.ring)).flatten(),
             ring,
             records: place.records,
             completions,
             mode,
+            lengths: Lengths::new(SHORTEST, mode.longest),
             entries: place.entries,
             distance,
             shift,
@@ -210,14 +217,12 @@ impl ReceiveRing {
         Some(self)
     }
 
-    /// The segment of a slot.
-    #[inline(always)]
-    fn segment(&self, slot: u32) -> u32 {
-        match self.mode.layout {
-            Layout::Linear { buffers: 1 } => slot * self.distance,
+    /// The place of the buffer of a slot.
+    fn place(&self, slot: u32) -> &Segment {
+        self.ring.at(match self.mode.layout {
             Layout::Linear { buffers } => slot / buffers as u32 * self.distance + slot % buffers as u32,
             Layout::Striding { log } => (slot >> log) * self.distance + 1 + (slot & ((1 << log) - 1)),
-        }
+        })
     }
 
     /// Tells the device that everything up to this step is posted once more.
@@ -233,109 +238,59 @@ impl ReceiveRing {
 
     /// Hands over what is known and puts as many buffers in their place. Returns packets and bytes.
     fn hand_over(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64) {
-        let n = self.arrivals.known().len();
-        let start = batch.len();
-        let got = supply.pool.take_batch_like(n, batch, supply.blank);
-        let (mut used, mut bytes) = (0, 0);
+        let hand = supply.pool.hand(supply.blank);
+        let (mut packets, mut bytes) = (0, 0);
+        for i in 0..self.arrivals.known().len() {
+            let arrival = self.arrivals.known()[i];
+            let is_one = arrival.len.wrapping_sub(SHORTEST) <= self.mode.longest - SHORTEST;
+            let taken = hand.as_ref().filter(|_| is_one).and_then(|hand| self.take(hand, arrival));
+            let Some(mut packet) = taken else {
+                supply.drop_one(reason(arrival, self.mode.longest));
+                continue;
+            };
+            arrival.note(&mut packet);
+            // There is room: no more were looked for.
+            drop(batch.push(packet));
+            packets += 1;
+            bytes += u64::from(arrival.len);
+        }
+        (packets, bytes)
+    }
+
+    /// Takes the buffers of a packet out and puts fresh ones in their place.
+    fn take(&mut self, hand: &Hand<'_>, arrival: Arrival) -> Option<Packet> {
         let (mask, per_step) = match self.mode.layout {
             Layout::Linear { buffers } => (self.entries - 1, buffers as u32),
             Layout::Striding { log } => ((self.entries << log) - 1, 1),
         };
-        for i in 0..n {
-            let arrival = self.arrivals.known()[i];
-            let slot = (arrival.at & mask) * per_step;
-            let free = if used < got { batch.as_mut_slice().get_mut(start + used) } else { None };
-            let (true, Some(packet)) = (arrival.len.wrapping_sub(SHORTEST) <= self.mode.longest - SHORTEST, free)
-            else {
-                supply.drop_one(reason(arrival, self.mode.longest));
-                continue;
-            };
-            self.exchange(slot, packet);
-            if arrival.len as usize <= DATA_ROOM {
-                arrival.describe(packet);
-            } else if !self.chain(slot, packet, arrival, supply) {
-                // As many bytes as there were buffers are of no use; its own buffer is a fresh one again.
-                let _ = packet.set_data(HEADROOM, 0);
-                supply.drop_one(reason(arrival, self.mode.longest));
-                continue;
-            }
-            bytes += u64::from(arrival.len);
-            used += 1;
+        let slot = (arrival.at & mask) * per_step;
+        let packet = take_out(hand, &mut self.posted[slot as usize..], arrival.len)?;
+        for i in slot..slot + buffers_for(arrival.len as usize) as u32 {
+            post(self.place(i), self.posted[i as usize].fresh_address().wrapping_add(self.shift));
         }
-        if used < got {
-            give_back(batch, got - used);
-        }
-        (used as u64, bytes)
+        Some(packet)
     }
 
-    /// Takes the buffer of a slot out and puts a fresh one in its place.
+    /// Hands over packets of one buffer each as they are found. Returns their bytes, and whether there is more of another kind.
     #[inline(always)]
-    fn exchange(&mut self, slot: u32, packet: &mut Packet) {
-        let segment = self.segment(slot);
-        let posted = &mut self.posted[slot as usize];
-        swap(packet, posted);
-        let address = (posted.data().as_ptr() as u64).wrapping_add(self.shift);
-        self.ring.at(segment)[1].store(address.to_be(), Ordering::Relaxed);
-    }
-
-    /// Hangs the further buffers of a long packet on its first, which was taken out already; all or, if the pool has too few, none.
-    #[inline(never)]
-    fn chain(&mut self, slot: u32, first: &mut Packet, arrival: Arrival, supply: &Supply<'_>) -> bool {
-        let wanted = buffers_for(arrival.len as usize);
-        let mut fresh = Batch::new();
-        if supply.pool.take_batch_like(wanted - 1, &mut fresh, supply.blank) < wanted - 1 {
-            return false;
+    fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, bool) {
+        let Self { ring, requests, completions, arrivals, mode, distance, shift, lengths, posted, .. } = self;
+        if arrivals.session.is_none() && completions.look().is_none() {
+            return (0, false);
         }
-        if !first.set_data(HEADROOM, DATA_ROOM) {
-            return false;
-        }
-        let mut left = arrival.len as usize - DATA_ROOM;
-        for i in 1..wanted as u32 {
-            let Some(mut segment) = fresh.pop() else { return false };
-            self.exchange(slot + i, &mut segment);
-            let here = left.min(DATA_ROOM);
-            left -= here;
-            if !segment.set_data(HEADROOM, here) || first.append_segment(segment).is_err() {
-                return false;
+        let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
+        let (lengths, shift, posted) = (*lengths, *shift, &mut posted[..]);
+        match (mode.layout, requests) {
+            (Layout::Linear { .. }, Some(requests)) => {
+                let places = Places { ring: requests.view(), log: 0, distance: 1, lead: 0 };
+                Run { places, completions, arrivals, posted, lengths, shift }.go::<false>(&hand, batch)
             }
-        }
-        arrival.note(first);
-        true
-    }
-}
-
-/// The end of a list of segments, in memory.
-const NOTHING: [u64; 2] = pointer(0, wirepath_nic_defs::mlx5::INVALID_LKEY, 0);
-
-impl ReceiveRing {
-    /// Hands over packets of one buffer each as they are found. Returns packets and bytes, and whether there is more of another kind.
-    #[inline(always)]
-    fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, bool) {
-        // Values, not fields: as far as the compiler knows, what is written could change them.
-        let (ring, distance, shift, slots) = (self.ring.view(), self.distance, self.shift, &mut *self.posted);
-        let (mask, log, lead) = match self.mode.layout {
-            Layout::Linear { buffers: 1 } => (self.entries - 1, 0, 0),
-            Layout::Striding { log } => ((self.entries << log) - 1, log, 1),
-            Layout::Linear { .. } => return (0, 0, true),
-        };
-        let (true, Some(hand)) = (self.arrivals.may_run(), supply.pool.hand(supply.blank)) else { return (0, 0, true) };
-        let (in_request, start) = ((1u32 << log) - 1, batch.len());
-        let (mut bytes, range) = (0, (SHORTEST, self.mode.longest.min(DATA_ROOM as u32)));
-        let more = self.arrivals.run(&mut self.completions, batch, range, |step, what| {
-            if let Some(later) = slots.get((step.wrapping_add(AHEAD) & mask) as usize) {
-                later.prefetch_metadata();
-                later.prefetch_data();
+            (Layout::Striding { log }, _) => {
+                let places = Places { ring: ring.view(), log, distance: *distance, lead: mode.layout.lead() };
+                Run { places, completions, arrivals, posted, lengths, shift }.go::<true>(&hand, batch)
             }
-            let slot = step & mask;
-            let posted = slots.get_mut(slot as usize)?;
-            let packet = hand.exchange(posted, what)?;
-            let segment = (slot >> log) * distance + lead + (slot & in_request);
-            let address = posted.fresh_address().wrapping_add(shift);
-            ring.at(segment)[1].store(address.to_be(), Ordering::Relaxed);
-            bytes += u64::from(what.len);
-            Some(packet)
-        });
-        ((batch.len() - start) as u64, bytes, more)
+            _ => (0, true),
+        }
     }
 
     /// Receives whatever there may be.
@@ -348,12 +303,15 @@ impl ReceiveRing {
     }
 }
 
+/// The end of a list of segments, in memory.
+const NOTHING: [u64; 2] = pointer(0, wirepath_nic_defs::mlx5::INVALID_LKEY, 0);
+
 impl receive::ReceiveRing for ReceiveRing {
     #[inline(always)]
     fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
-        let before = self.completions.position();
-        let (mut packets, mut bytes, more) = self.run(batch, supply);
-        let mut result = Ok(());
+        let (before, start) = (self.completions.position(), batch.len());
+        let (mut bytes, more) = self.run(batch, supply);
+        let (mut packets, mut result) = ((batch.len() - start) as u64, Ok(()));
         if more {
             let (others, further, looked) = self.receive_any(batch, supply);
             (packets, bytes, result) = (packets + others, bytes + further, looked);

@@ -1,7 +1,6 @@
 //! Receive queues.
 
 use std::fmt;
-use std::mem::swap;
 use std::sync::Arc;
 
 use wirepath_verbs::{CompletionQueue, Completions, Error, ReceiveRequests, Segment, WorkCompletion, WorkQueue};
@@ -12,7 +11,7 @@ use crate::drivers::direct::receive::{self, Posted, Spread, Supply, buffers_for}
 use crate::drivers::direct::registered::Sink;
 use crate::drops::DropReason;
 use crate::packet::offload::Verdicts;
-use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, HEADROOM, Packet, Pool};
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, Packet, Pool};
 
 /// `IBV_WC_IP_CSUM_OK`: checksums of the network and transport headers are right.
 const CHECKSUMS_RIGHT: u32 = 1 << 2;
@@ -81,7 +80,7 @@ impl ReceiveRing {
 
 /// Where a fresh buffer's data goes.
 fn place(packet: &Packet, key: u32) -> Segment {
-    Segment { address: packet.data().as_ptr() as u64, bytes: DATA_ROOM as u32, key }
+    Segment { address: packet.fresh_address(), bytes: DATA_ROOM as u32, key }
 }
 
 /// Bytes of the packet that a completion tells of, if it can be true.
@@ -114,27 +113,13 @@ fn take_out(
     if bytes > mode.longest {
         return Err(DropReason::TooLong);
     }
-    let wanted = buffers_for(len);
-    let mut fresh = Batch::new();
-    if supply.pool.take_batch_like(wanted, &mut fresh, supply.blank) < wanted {
-        return Err(DropReason::NoBuffer);
+    let slots = &mut posted[request * mode.buffers..][..mode.buffers];
+    let hand = supply.pool.hand(supply.blank).ok_or(DropReason::NoBuffer)?;
+    let whole = receive::take_out(&hand, slots, bytes).ok_or(DropReason::NoBuffer)?;
+    for (i, packet) in slots[..buffers_for(len)].iter().enumerate() {
+        requests.set(request, i, place(packet, mode.lkey));
     }
-    let (mut whole, mut left): (Option<Packet>, usize) = (None, len);
-    for i in 0..wanted {
-        let mut packet = fresh.pop().ok_or(DropReason::NoBuffer)?;
-        swap(&mut packet, &mut posted[request * mode.buffers + i]);
-        requests.set(request, i, place(&posted[request * mode.buffers + i], mode.lkey));
-        let here = left.min(DATA_ROOM);
-        left -= here;
-        if !packet.set_data(HEADROOM, here) {
-            return Err(DropReason::NoBuffer);
-        }
-        match &mut whole {
-            None => whole = Some(packet),
-            Some(whole) => whole.append_segment(packet).map_err(|_| DropReason::NoBuffer)?,
-        }
-    }
-    whole.ok_or(DropReason::TooShort)
+    Ok(whole)
 }
 
 impl receive::ReceiveRing for ReceiveRing {
