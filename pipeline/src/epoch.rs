@@ -21,6 +21,7 @@
 //! assert_eq!((table.read(reader.guard()).len(), domain.waiting()), (1, 0));
 //! ```
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -41,7 +42,8 @@ struct Inner {
     /// Counts what was retired.
     epoch: CachePadded<AtomicU64>,
     slots: Mutex<Vec<Arc<Slot>>>,
-    retired: Mutex<Vec<Retired>>,
+    /// In the order of their epochs.
+    retired: Mutex<VecDeque<Retired>>,
 }
 
 /// The last epoch that a reader has seen with empty hands. Written by its reader only.
@@ -65,7 +67,7 @@ impl Domain {
         let inner = Inner {
             epoch: CachePadded::new(AtomicU64::new(0)),
             slots: Mutex::new(vec![]),
-            retired: Mutex::new(vec![]),
+            retired: Mutex::new(VecDeque::new()),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -84,8 +86,11 @@ impl Domain {
     pub(crate) fn retire(&self, value: Box<dyn Send>) {
         // A reader that loads this epoch or a later one sees, by the release here and its acquire, what was done before: it cannot
         // find the value any more.
-        let epoch = self.inner.epoch.fetch_add(1, Ordering::AcqRel) + 1;
-        lock!(self.inner.retired).push(Retired { epoch, _value: value });
+        {
+            let mut retired = lock!(self.inner.retired);
+            let epoch = self.inner.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+            retired.push_back(Retired { epoch, _value: value });
+        }
         self.collect();
     }
 
@@ -100,7 +105,8 @@ impl Domain {
             fence(Ordering::SeqCst);
             let oldest =
                 lock!(self.inner.slots).iter().map(|slot| slot.0.load(Ordering::Acquire)).min().unwrap_or(OFFLINE);
-            retired.extract_if(.., |r| r.epoch <= oldest).collect()
+            let some = retired.partition_point(|it| it.epoch <= oldest);
+            retired.drain(..some).collect()
         };
         drop(free);
     }

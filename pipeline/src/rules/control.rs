@@ -8,8 +8,9 @@ use wirepath_pmd::port::{KernelRule, PortId, ToKernel, VlanTags};
 use wirepath_wire::{Parser, Tunnels};
 
 use super::hardware::{HardwareRules, Obstacle, Placement};
+use super::listed::{Entry, Listed, ends_at_kernel};
 use super::{
-    Around, Gone, PUNT_TO_KERNEL, RuleCounters, RuleId, RuleLimits, RuleTable, RuleTableError, Ruled, Timeouts,
+    Around, Change, Gone, PUNT_TO_KERNEL, RuleCounters, RuleId, RuleLimits, RuleTable, RuleTableError, Ruled, Timeouts,
 };
 use crate::WorkerInfo;
 use crate::epoch::Domain;
@@ -62,20 +63,12 @@ pub struct RuleControl {
     hardware: HardwareRules,
     ports: Vec<PortInfo>,
     around: Arc<Around>,
-    rules: Vec<Entry>,
+    rules: Listed,
     /// Rules that were taken out and put in again, to keep their order: whose counters are still to come.
     moved: HashMap<RuleId, RuleId>,
     aged: u64,
     /// What is taken for a tunnel.
     tunnels: Tunnels,
-}
-
-#[derive(Debug)]
-struct Entry {
-    id: RuleId,
-    rule: Rule,
-    /// What it counted in earlier places of the order.
-    before: RuleCounters,
 }
 
 /// What stands in the way of a rule on these ports, whichever they are told; `None`: nothing.
@@ -132,7 +125,7 @@ pub fn check(rule: &Rule, ports: &[PortInfo]) -> Option<String> {
 
 /// Where a rule runs on a port, or why it cannot: `decided` is what the port answered for it.
 fn place(rule: &Rule, port: &PortInfo, decided: Option<&Result<(), String>>) -> Result<Place, String> {
-    if rule.actions().last() != Some(&Action::Kernel) {
+    if !ends_at_kernel(rule) {
         return Ok(Place::Software);
     }
     let (name, driver) = (&port.name, port.capabilities.driver);
@@ -258,7 +251,7 @@ impl RuleControl {
             tunnels: parser.tunnels,
             ports,
             around: Arc::new(around),
-            rules: Vec::new(),
+            rules: Listed::default(),
             moved: HashMap::new(),
             aged: 0,
         }
@@ -280,8 +273,12 @@ impl RuleControl {
     pub fn started(&mut self, plane: &mut ControlPlane) -> Result<Vec<Placed>, RuleControlError> {
         self.ports = plane.ports().to_vec();
         self.around.started(&self.ports);
-        let rules: Vec<Rule> = self.rules.iter().map(|entry| entry.rule.clone()).collect();
+        let rules = self.list();
         self.ask(&rules, |ports, sorted| tell(ports, plane, sorted))
+    }
+
+    fn list(&self) -> Vec<Rule> {
+        self.rules().cloned().collect()
     }
 
     /// Puts what can be put there into the rule hardware of these started ports, from now on.
@@ -300,10 +297,14 @@ impl RuleControl {
     }
 
     /// Where each rule runs on the ports with rule hardware, in the order of the list.
-    pub fn placements(&mut self) -> Vec<Vec<(PortId, Placement)>> {
-        let Self { hardware, rules, table, .. } = self;
-        let name = |id: RuleId| table.get(id).map_or_else(String::new, ToString::to_string);
-        rules.iter().map(|entry| hardware.placements(entry.id, &name)).collect()
+    pub fn placements(&self) -> Vec<Vec<(PortId, Placement)>> {
+        self.rules.iter().map(|entry| self.placement(entry.id)).collect()
+    }
+
+    /// The same of one.
+    pub fn placement(&self, id: RuleId) -> Vec<(PortId, Placement)> {
+        let name = |id: RuleId| self.table.get(id).map_or_else(String::new, ToString::to_string);
+        self.hardware.placements(id, &name)
     }
 
     /// A rule that only devices have: where its packets come without the device having met it, the program does the same by itself. It
@@ -342,10 +343,86 @@ impl RuleControl {
         let done = placed.and_then(|placed| self.put(rules, Some(&mut *plane)).map(|()| placed));
         if done.is_err() {
             // The ports as they were.
-            let old: Vec<Rule> = self.rules.iter().map(|entry| entry.rule.clone()).collect();
+            let old = self.list();
             self.ask(&old, |ports, sorted| tell(ports, plane, sorted))?;
         }
         done
+    }
+
+    /// Takes rules out of force and puts others in, all at one moment; these stand behind those of their priority, and behind all in the
+    /// list. What that costs does not depend on how many other rules there are, unless some end at the kernel: of these and those around
+    /// them the ports are told. After an error the rules are as they were.
+    pub fn change(
+        &mut self,
+        plane: &mut ControlPlane,
+        gone: &[RuleId],
+        new: Vec<Rule>,
+    ) -> Result<Vec<RuleId>, RuleControlError> {
+        if new.iter().any(ends_at_kernel) || self.rules.have_to_kernel() {
+            let rest = self.rules.iter().filter(|entry| !gone.contains(&entry.id));
+            let mut rules: Vec<Rule> = rest.map(|entry| Rule::clone(&entry.rule)).collect();
+            let from = rules.len();
+            rules.extend(new);
+            self.replace(plane, &rules)?;
+            return Ok(self.rules.iter().skip(from).map(|entry| entry.id).collect());
+        }
+        for (rule, number) in new.iter().zip(self.rules.iter().len()..) {
+            if let Some(reason) = check(rule, &self.ports) {
+                return Err(RuleControlError::Refused(RuleRefused { rule: number, reason }));
+            }
+        }
+        let entries = self.alter(Some(plane), |change, leaving, coming| {
+            gone.iter().try_for_each(|id| change.remove(*id))?;
+            leaving.extend(gone);
+            for rule in new {
+                let id = change.add(rule, Timeouts::NONE)?;
+                coming.extend(change.table().shared(id).map(|rule| (id, rule)));
+            }
+            Ok(coming.clone())
+        })?;
+        gone.iter().for_each(|id| drop(self.rules.remove(*id)));
+        let ids = entries.iter().map(|(id, _)| *id).collect();
+        for (id, rule) in entries {
+            self.rules.push(Entry { id, rule, before: RuleCounters::default() });
+        }
+        Ok(ids)
+    }
+
+    /// One more rule; see [`Self::change`].
+    pub fn add(&mut self, plane: &mut ControlPlane, rule: Rule) -> Result<RuleId, RuleControlError> {
+        let ids = self.change(plane, &[], vec![rule])?;
+        ids.first().copied().ok_or_else(|| RuleTableError::NoSuchRule(RuleId::of_number(u64::MAX)).into())
+    }
+
+    /// One rule less; see [`Self::change`].
+    pub fn remove(&mut self, plane: &mut ControlPlane, id: RuleId) -> Result<(), RuleControlError> {
+        self.change(plane, &[id], Vec::new()).map(drop)
+    }
+
+    /// Changes the table, and what the devices have of it: `f` says what goes and what comes.
+    fn alter<R>(
+        &mut self,
+        plane: Option<&mut ControlPlane>,
+        f: impl FnOnce(&mut Change<'_>, &mut Vec<RuleId>, &mut Vec<(RuleId, Arc<Rule>)>) -> Result<R, RuleTableError>,
+    ) -> Result<R, RuleTableError> {
+        let (table, hardware) = (&mut self.table, &mut self.hardware);
+        // Without ports that have rule hardware, there is nothing to tell them.
+        let mut plane = plane.filter(|_| !hardware.is_empty());
+        let changed = table.change(|change| {
+            let (mut gone, mut added) = (Vec::new(), Vec::new());
+            let done = f(change, &mut gone, &mut added)?;
+            // Nothing can go wrong any more, and no worker sees it yet.
+            if let Some(plane) = &mut plane {
+                let now = plane.now();
+                hardware.begin(*plane, change.table(), &gone, &added, now);
+            }
+            Ok(done)
+        })?;
+        if let Some(plane) = plane {
+            let now = plane.now();
+            hardware.finish(plane, table, now);
+        }
+        Ok(changed)
     }
 
     /// Where each rule would run; `tell` tells the ports.
@@ -360,18 +437,13 @@ impl RuleControl {
 
     /// Makes the table have these rules.
     fn put(&mut self, rules: &[Rule], plane: Option<&mut ControlPlane>) -> Result<(), RuleControlError> {
-        let kept = self.kept(rules);
-        let old = std::mem::take(&mut self.rules);
-        let (table, hardware) = (&mut self.table, &mut self.hardware);
-        // Without ports that have rule hardware, there is nothing to tell them.
-        let mut plane = plane.filter(|_| !hardware.is_empty());
-        let changed = table.change(|change| {
-            let mut gone = Vec::new();
+        let old = self.rules.take();
+        let kept = Kept::of(&old, rules);
+        let changed = self.alter(plane, |change, gone, added| {
             for (entry, _) in old.iter().zip(&kept.old).filter(|(_, kept)| !**kept) {
                 change.remove(entry.id)?;
                 gone.push(entry.id);
             }
-            let mut added = Vec::new();
             let mut ids = Vec::with_capacity(rules.len());
             for (rule, from) in rules.iter().zip(&kept.new) {
                 ids.push(match from {
@@ -383,23 +455,12 @@ impl RuleControl {
                     }
                 });
             }
-            // Nothing can go wrong any more, and no worker sees it yet.
-            if let Some(plane) = &mut plane {
-                let now = plane.now();
-                hardware.begin(*plane, change.table(), &gone, &added, now);
-            }
             Ok(ids)
         });
-        if changed.is_ok()
-            && let Some(plane) = plane
-        {
-            let now = plane.now();
-            hardware.finish(plane, table, now);
-        }
         let ids = match changed {
             Ok(ids) => ids,
             Err(error) => {
-                self.rules = old;
+                self.rules = old.into_iter().collect();
                 return Err(error.into());
             }
         };
@@ -409,7 +470,8 @@ impl RuleControl {
             gone.entry(&entry.rule).or_insert(entry);
         }
         for ((rule, id), from) in rules.iter().zip(ids).zip(&kept.new) {
-            let mut entry = Entry { id, rule: rule.clone(), before: RuleCounters::default() };
+            let Some(shared) = self.table.shared(id) else { continue };
+            let mut entry = Entry { id, rule: shared, before: RuleCounters::default() };
             if let Some(i) = from {
                 entry.before = old[*i].before;
             } else if let Some(same) = gone.remove(rule) {
@@ -421,29 +483,6 @@ impl RuleControl {
             self.rules.push(entry);
         }
         Ok(())
-    }
-
-    /// Which of the old rules can stay where they are: of each direction and priority those that both lists begin with. The others must
-    /// be added again, behind them, for the order to be right.
-    fn kept(&self, rules: &[Rule]) -> Kept {
-        let mut kept = Kept { old: vec![false; self.rules.len()], new: vec![None; rules.len()] };
-        let mut groups: HashMap<(Direction, u32), (Vec<usize>, Vec<usize>)> = HashMap::new();
-        for (i, entry) in self.rules.iter().enumerate() {
-            groups.entry((entry.rule.direction(), entry.rule.priority())).or_default().0.push(i);
-        }
-        for (i, rule) in rules.iter().enumerate() {
-            groups.entry((rule.direction(), rule.priority())).or_default().1.push(i);
-        }
-        for (old, new) in groups.into_values() {
-            // What is only taken out between two that stay does not change their order.
-            let mut old = old.into_iter();
-            for i in new {
-                let Some(same) = old.by_ref().find(|&j| self.rules[j].rule == rules[i]) else { break };
-                kept.old[same] = true;
-                kept.new[i] = Some(same);
-            }
-        }
-        kept
     }
 
     /// A packet that a [`Ruled`] stage punted; `Some`: it is of another stage.
@@ -470,7 +509,7 @@ impl RuleControl {
         self.table.age(now, |Gone { id, counters, .. }| {
             let counters = sum(counters, hardware.last_counted(id));
             if let Some(to) = moved.remove(&id)
-                && let Some(entry) = rules.iter_mut().find(|entry| entry.id == to)
+                && let Some(entry) = rules.get_mut(to)
             {
                 entry.before = sum(entry.before, counters);
             }
@@ -479,7 +518,7 @@ impl RuleControl {
 
     /// The rules in force, in the order of the list.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
-        self.rules.iter().map(|entry| &entry.rule)
+        self.rules.iter().map(|entry| &*entry.rule)
     }
 
     /// The rules in force with their counters. `plane` asks the ports; without, what ports decide is not counted.
@@ -497,7 +536,7 @@ impl RuleControl {
                     counters = sum(counters, RuleCounters { packets, bytes, last_hit: 0 });
                 }
             }
-            Standing { id: *id, rule: rule.clone(), counters }
+            Standing { id: *id, rule: Rule::clone(rule), counters }
         });
         all.collect()
     }
@@ -513,6 +552,31 @@ struct Kept {
     old: Vec<bool>,
     /// Place in the old list.
     new: Vec<Option<usize>>,
+}
+
+impl Kept {
+    /// Which of the old rules can stay where they are: of each direction and priority those that both lists begin with. The others must
+    /// be added again, behind them, for the order to be right.
+    fn of(there: &[Entry], rules: &[Rule]) -> Self {
+        let mut kept = Self { old: vec![false; there.len()], new: vec![None; rules.len()] };
+        let mut groups: HashMap<(Direction, u32), (Vec<usize>, Vec<usize>)> = HashMap::new();
+        for (i, entry) in there.iter().enumerate() {
+            groups.entry((entry.rule.direction(), entry.rule.priority())).or_default().0.push(i);
+        }
+        for (i, rule) in rules.iter().enumerate() {
+            groups.entry((rule.direction(), rule.priority())).or_default().1.push(i);
+        }
+        for (old, new) in groups.into_values() {
+            // What is only taken out between two that stay does not change their order.
+            let mut old = old.into_iter();
+            for i in new {
+                let Some(same) = old.by_ref().find(|&j| *there[j].rule == rules[i]) else { break };
+                kept.old[same] = true;
+                kept.new[i] = Some(same);
+            }
+        }
+        kept
+    }
 }
 
 fn tell(

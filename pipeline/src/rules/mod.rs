@@ -28,6 +28,7 @@ mod extract;
 mod growing;
 pub mod hardware;
 mod hash;
+mod listed;
 mod log;
 mod lookup;
 mod masks;

@@ -192,12 +192,17 @@ pub(super) struct Pattern {
 
 impl Pattern {
     pub(super) fn of(set: &FieldSet) -> Self {
+        Self::of_all(set.list().iter().filter(|(key, bits)| !is_implied(set, *key, *bits)))
+    }
+
+    /// Of these alone, whatever they follow from.
+    pub(super) fn of_keys(list: &[(Key, Bits)]) -> Self {
+        Self::of_all(list.iter())
+    }
+
+    fn of_all<'a>(list: impl Iterator<Item = &'a (Key, Bits)>) -> Self {
         let mut words = [(0, 0); WORDS];
-        for &(key, bits) in set.list() {
-            if !is_implied(set, key, bits) {
-                put(&mut words, key, bits);
-            }
-        }
+        list.for_each(|&(key, bits)| put(&mut words, key, bits));
         if words.iter().all(|(mask, _)| *mask == 0) {
             // Fits everything: there is always an outer stack.
             words[Kind::Facts as usize] = (PRESENT, PRESENT);

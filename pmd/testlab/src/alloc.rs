@@ -6,6 +6,7 @@ use std::cell::Cell;
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    static HELD: Cell<i64> = const { Cell::new(0) };
 }
 
 /// The system's allocator, counting for each thread. A test program installs it:
@@ -24,31 +25,48 @@ pub fn allocations(work: impl FnOnce()) -> u64 {
     COUNT.get() - start
 }
 
-fn count() {
+/// What `work` returns, and how many bytes more this thread holds then than before. Same condition; what other threads free of this one's
+/// is not seen.
+pub fn held<R>(work: impl FnOnce() -> R) -> (R, i64) {
+    allocations(|| {});
+    let before = HELD.get();
+    let done = work();
+    (done, HELD.get() - before)
+}
+
+fn count(bytes: usize) {
     COUNT.set(COUNT.get() + 1);
+    hold(bytes as i64);
+}
+
+fn hold(bytes: i64) {
+    // A thread that ends frees after its own counters are gone.
+    let _ = HELD.try_with(|held| held.set(held.get() + bytes));
 }
 
 // SAFETY: everything is the system allocator's; counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: the caller's promise.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size);
+        hold(-(layout.size() as i64));
         // SAFETY: the caller's promise.
         unsafe { System.realloc(at, layout, size) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        hold(-(layout.size() as i64));
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(at, layout) };
     }
@@ -65,5 +83,8 @@ mod tests {
     fn counts_what_allocates_and_nothing_else() {
         assert_eq!(allocations(|| drop(std::hint::black_box(vec![1u8; 100]))), 1);
         assert_eq!(allocations(|| _ = std::hint::black_box([1u8; 100])), 0);
+        let (list, bytes) = held(|| std::hint::black_box(vec![1u8; 100]));
+        assert_eq!(bytes, 100);
+        assert_eq!(held(|| drop(list)).1, -100);
     }
 }

@@ -4,7 +4,7 @@
 //! * [`Lab`] and [`Namespace`]: hosts and cables made of network namespaces and veth pairs, removed afterwards, also after a panic.
 //! * [`FramePort`]: raw frames in and out of an interface. [`VlanTagger`]: a host behind a VLAN, without the 8021q module.
 //! * [`judge`]: tshark and scapy say what they think of frames.
-//! * [`CountingAllocator`]: shows that a burst path allocates nothing.
+//! * [`CountingAllocator`]: shows that a burst path allocates nothing, and how much memory something takes.
 //!
 //! Panics are how this crate reports: a lab that cannot be set up fails the test that wanted it.
 
@@ -16,7 +16,7 @@ mod need;
 mod process;
 mod vlan;
 
-pub use alloc::{CountingAllocator, allocations};
+pub use alloc::{CountingAllocator, allocations, held};
 pub use frames::{Frame, FramePort};
 pub use lab::{Lab, Namespace, Veth};
 pub use need::{Need, announce, skip_or_fail};

@@ -18,6 +18,7 @@
 //! Here software comes first: the workers find the rule, and instead of putting headers on they note the rule's number as transmit
 //! metadata; the NIC does what the number says. A number that the NIC does not know (any more) is dropped there, never sent bare.
 
+mod drain;
 mod fit;
 mod overlap;
 mod plan;
@@ -26,9 +27,7 @@ mod tags;
 mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use wirepath_pmd::flow::{Action, Bits, Direction, Field, FieldSet, Item, ItemKind, Key, Reformat, Rule};
 use wirepath_pmd::packet::BATCH;
@@ -39,12 +38,14 @@ use wirepath_pmd::port::hardware::{
 use wirepath_pmd::port::{Port, PortId};
 use wirepath_wire::Tunnels;
 
-use super::table::Token;
+use super::words::Pattern;
 use super::{Program, RuleCounters, RuleId, RuleTable};
 use crate::epoch::Domain;
+use drain::{Batch, Drains};
 pub use fit::Obstacle;
 use fit::{Fit, Judge, Rest};
-use plan::{Plan, Why};
+use overlap::Index;
+use plan::{Place, Plan, Why};
 use tags::Space;
 pub(super) use tags::{Tagged, Tags};
 
@@ -55,12 +56,12 @@ pub const METADATA: u32 = 1 << 31;
 /// it.
 pub const OWN: u32 = 1 << 24;
 
-/// Nanoseconds after which packets that a device had to send are gone from it, and those on their way into a receive ring are in it.
-const SETTLED: u64 = 1_000_000_000;
 /// Nanoseconds between two attempts to install what a device has refused.
 const AGAIN: u64 = 1_000_000_000;
 /// Refusals for want of room after which the device is not asked about the rest.
 const ENOUGH: usize = 16;
+/// Refused rules that a device is asked about at one time.
+const ANEW: usize = 1024;
 
 /// Where a rule runs on a port with rule hardware.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +137,7 @@ pub struct HardwareRules {
     domain: Domain,
     ports: Vec<PortRules>,
     space: Space,
-    draining: Vec<Draining>,
+    draining: Drains,
     /// What devices have counted for rules that they no longer have.
     banked: HashMap<RuleId, HardwareCount>,
     /// Marks of rules that only devices have.
@@ -154,13 +155,15 @@ struct PortRules {
     plan: Plan,
     installed: HashMap<RuleId, Installed>,
     /// Rules that are to be installed.
-    wanted: BTreeSet<(plan::Place, RuleId)>,
+    wanted: BTreeSet<(Place, RuleId)>,
     /// The rules above all others; they are installed as soon as there are others.
     aside: Vec<HardwareRuleId>,
     /// What a device did not give back.
     stuck: Vec<HardwareRuleId>,
     epoch: u64,
     again: u64,
+    /// The refused rule that the device was asked about last, unless all were.
+    asked: Option<(Place, RuleId)>,
     counters: u32,
 }
 
@@ -177,25 +180,6 @@ struct Installed {
     counted: bool,
 }
 
-/// A tag on its way back.
-struct Draining {
-    port: PortId,
-    tag: u32,
-    record: Option<u32>,
-    since: u64,
-    rings: Vec<Ring>,
-    /// Rules at egress that leave the device only now: packets that wait to be sent name them.
-    ids: Vec<HardwareRuleId>,
-    /// The rings are drained; set when no worker looks any more.
-    over: Option<Arc<AtomicBool>>,
-}
-
-impl fmt::Debug for Draining {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tag {} of port {}", self.tag, self.port)
-    }
-}
-
 impl HardwareRules {
     /// Without ports.
     pub(super) fn new(domain: &Domain) -> Self {
@@ -203,7 +187,7 @@ impl HardwareRules {
             domain: domain.clone(),
             ports: Vec::new(),
             space: Space::new(domain),
-            draining: Vec::new(),
+            draining: Drains::default(),
             banked: HashMap::new(),
             own: HashMap::new(),
             encaps: HashMap::new(),
@@ -266,8 +250,9 @@ impl HardwareRules {
     /// See [`super::RuleControl::drop_encap`].
     pub(super) fn drop_encap(&mut self, port: PortId, number: u32, now: u64) {
         if let Some(id) = self.encaps.remove(&(port, number)) {
-            let (tag, ids) = (number & !METADATA, vec![id]);
-            self.draining.push(Draining { port, tag, record: None, since: now, rings: Vec::new(), ids, over: None });
+            let mut batch = Batch::new(port, Vec::new(), now);
+            batch.push(number & !METADATA, None, vec![id]);
+            self.draining.push(batch);
         }
     }
 
@@ -286,6 +271,7 @@ impl HardwareRules {
             stuck: Vec::new(),
             epoch: hardware.epoch(),
             again: 0,
+            asked: None,
             counters: 0,
         });
     }
@@ -306,11 +292,25 @@ impl HardwareRules {
     ) {
         let Self { ports, draining, banked, own, .. } = self;
         for it in ports {
+            let added: Vec<(RuleId, &Arc<Rule>, FieldSet)> = added
+                .iter()
+                .map(|(id, rule)| (*id, rule, rule.fields()))
+                .filter(|(.., set)| is_of(set, it.port))
+                .collect();
+            let place = |(id, rule, _): &(RuleId, &Arc<Rule>, FieldSet)| (rule.priority(), id.number());
             let mut evict = Evict::default();
-            for id in gone {
-                if it.installed.contains_key(id) {
-                    evict.add(it, *id, !added.is_empty());
+            let mut coming = Index::default();
+            if !gone.is_empty() {
+                let ingress = added.iter().filter(|(_, rule, _)| rule.direction() == Direction::Ingress);
+                for (number, new) in (0..).zip(ingress) {
+                    coming.insert(number, place(new), &Pattern::of(&new.2));
+                    coming.stand(number, 0, |_, _| {});
                 }
+            }
+            for id in gone.iter().filter(|id| it.installed.contains_key(id)) {
+                // Its packets may be for a rule that comes: nobody below that may have them in between.
+                let pattern = it.plan.rule(*id).filter(|_| !added.is_empty()).map(|rule| Pattern::of(&rule.fields()));
+                evict.add(it, *id, pattern.and_then(|pattern| coming.first(&pattern)));
             }
             for id in gone {
                 if let Some(place) = it.plan.place(*id) {
@@ -318,11 +318,9 @@ impl HardwareRules {
                 }
                 it.plan.remove(*id);
             }
-            for (id, rule) in added {
-                let set = rule.fields();
-                if is_of(&set, it.port) {
-                    it.plan.add(*id, (rule.priority(), id.number()), Arc::clone(rule), &set, own.contains_key(id));
-                }
+            for new in &added {
+                let (id, rule, set) = new;
+                it.plan.add(*id, place(new), Arc::clone(rule), set, own.contains_key(id));
             }
             it.replan(&mut evict);
             it.evict(devices, table, evict, (draining, banked), now);
@@ -351,10 +349,11 @@ impl HardwareRules {
                 *lost += 1;
                 it.install(devices, table, (space, own), (draining, banked), now);
             } else if now >= it.again {
-                it.again = now + AGAIN;
-                for id in it.plan.refused() {
-                    it.plan.refuse(id, None);
-                }
+                let some: Vec<(Place, RuleId)> = it.plan.refused_behind(it.asked).take(ANEW).collect();
+                it.asked = some.last().copied().filter(|_| some.len() == ANEW);
+                // As long as it takes them, it is asked about more at once; a refusal puts that off.
+                it.again = if it.asked.is_some() { now } else { now + AGAIN };
+                some.into_iter().for_each(|(_, id)| it.plan.refuse(id, None));
                 let mut evict = Evict::default();
                 it.replan(&mut evict);
                 it.evict(devices, table, evict, (draining, banked), now);
@@ -367,31 +366,10 @@ impl HardwareRules {
     /// Takes back the tags that no packet can carry any more.
     fn drain(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
         let Self { draining, space, domain, ports, .. } = self;
-        draining.retain_mut(|it| {
-            if let Some(over) = &it.over {
-                if !over.load(Ordering::Acquire) {
-                    return true;
-                }
-                if let Some(device) = devices.rule_hardware(it.port).filter(|_| !it.ids.is_empty()) {
-                    let mut stuck = Vec::new();
-                    undo(device, std::mem::take(&mut it.ids), &mut stuck);
-                    if let Some(port) = ports.iter_mut().find(|port| port.port == it.port) {
-                        port.stuck.extend(stuck);
-                    }
-                }
-                space.give_back(it.tag);
-                it.record.into_iter().for_each(|record| table.release(record));
-                return false;
-            }
-            let rings = devices.receive_rings(it.port);
-            let drained = rings.iter().zip(&it.rings).all(|(ring, then)| ring.drained_since(*then));
-            if drained && now >= it.since + SETTLED {
-                let over = Arc::new(AtomicBool::new(false));
-                domain.retire(Box::new(Token(Arc::clone(&over))));
-                it.over = Some(over);
-            }
-            true
-        });
+        let stuck = |at: PortId, id| {
+            ports.iter_mut().filter(|it| it.port == at).for_each(|it| it.stuck.push(id));
+        };
+        draining.turn(devices, table, (space, domain), stuck, now);
     }
 
     /// Takes everything out of the devices.
@@ -405,7 +383,7 @@ impl HardwareRules {
         for it in ports {
             let mut evict = Evict::default();
             let all: Vec<RuleId> = it.installed.keys().copied().collect();
-            all.into_iter().for_each(|id| evict.add(it, id, false));
+            all.into_iter().for_each(|id| evict.add(it, id, None));
             it.evict(devices, table, evict, (draining, banked), now);
             it.wanted.clear();
             if let Some(device) = devices.rule_hardware(it.port) {
@@ -437,14 +415,20 @@ impl HardwareRules {
     }
 
     /// Where a rule runs on each port with rule hardware whose packets may fit it. `name` tells people of a rule.
-    pub(super) fn placements(&mut self, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Vec<(PortId, Placement)> {
-        let of = |it: &mut PortRules| Some((it.port, placement(&mut it.plan, id, name)?));
-        self.ports.iter_mut().filter_map(of).collect()
+    pub(super) fn placements(&self, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Vec<(PortId, Placement)> {
+        let of = |it: &PortRules| Some((it.port, placement(&it.plan, id, name)?));
+        self.ports.iter().filter_map(of).collect()
     }
 
     /// Rules in devices, by port.
     pub fn installed(&self) -> impl Iterator<Item = (PortId, usize)> {
         self.ports.iter().map(|it| (it.port, it.installed.len()))
+    }
+
+    /// Entries of the tables by which rules that overlap are found: what memory grows with beside the rules themselves. Each rule is in
+    /// one for each set of bits by which its own kind (mask and headers) is told from others; at most 33.
+    pub fn entries(&self) -> usize {
+        self.ports.iter().map(|it| it.plan.entries()).sum()
     }
 
     /// Tags that wait for their rings to be drained.
@@ -454,7 +438,7 @@ impl HardwareRules {
 }
 
 /// Where a rule runs; `None` if the plan does not have it. `name` tells people of a rule.
-fn placement(plan: &mut Plan, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Option<Placement> {
+fn placement(plan: &Plan, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Option<Placement> {
     let obstacle = match plan.why_not(id) {
         None => {
             return Some(match plan.fit(id)? {
@@ -487,7 +471,7 @@ pub fn on_paper(can: &RuleCapabilities, port: PortId, tunnels: Tunnels, rules: &
     }
     plan.settle();
     let name = |id: RuleId| rules.get(id.number() as usize).map_or_else(String::new, ToString::to_string);
-    (0..rules.len() as u64).map(|number| placement(&mut plan, RuleId::of_number(number), &name)).collect()
+    (0..rules.len() as u64).map(|number| placement(&plan, RuleId::of_number(number), &name)).collect()
 }
 
 /// Whether packets of a port can fit a rule.
@@ -498,29 +482,36 @@ fn is_of(set: &FieldSet, port: PortId) -> bool {
 /// Rules that leave a device, the lowest first.
 #[derive(Debug, Default)]
 struct Evict {
-    rules: BTreeSet<(plan::Place, RuleId)>,
-    seen: HashSet<RuleId>,
+    rules: BTreeSet<(Place, RuleId)>,
+    seen: HashSet<(RuleId, Option<Place>)>,
 }
 
 impl Evict {
-    /// With all that is installed below it, if `below`: else the packets of this one would meet those.
-    fn add(&mut self, it: &mut PortRules, id: RuleId, below: bool) {
-        let mut list = vec![id];
-        while let Some(id) = list.pop() {
-            if !self.seen.insert(id) {
+    /// With what is installed below it, from a place on, and all that is below these: else the packets of those that leave would meet
+    /// others in the device.
+    fn add(&mut self, it: &PortRules, id: RuleId, below: Option<Place>) {
+        let mut list = vec![(id, below)];
+        while let Some((id, below)) = list.pop() {
+            if !self.seen.insert((id, below)) {
                 continue;
             }
             let Some(place) = it.plan.place(id) else { continue };
             self.rules.insert((place, id));
-            if below && it.installed.get(&id).is_some_and(|it| it.direction == Direction::Ingress) {
-                let lower = it.plan.below(id);
-                list.extend(lower.into_iter().filter(|other| it.installed.contains_key(other)));
-            }
+            let Some(from) =
+                below.filter(|_| it.installed.get(&id).is_some_and(|it| it.direction == Direction::Ingress))
+            else {
+                continue;
+            };
+            it.plan.below(id, |place, other| {
+                if place > from && it.installed.contains_key(&other) {
+                    list.push((other, Some(Place::default())));
+                }
+            });
         }
     }
 }
 
-type Books<'a> = (&'a mut Vec<Draining>, &'a mut HashMap<RuleId, HardwareCount>);
+type Books<'a> = (&'a mut Drains, &'a mut HashMap<RuleId, HardwareCount>);
 
 impl PortRules {
     /// Plans anew: what must leave, and what is wanted.
@@ -530,7 +521,7 @@ impl PortRules {
             self.wanted.remove(&(place, id));
             match self.installed.get(&id) {
                 Some(installed) if Some(installed.level) == target => {}
-                Some(_) => evict.add(self, id, true),
+                Some(_) => evict.add(self, id, Some(Place::default())),
                 None => {}
             }
             if target.is_some() && !self.installed.contains_key(&id) {
@@ -551,7 +542,7 @@ impl PortRules {
         if evict.rules.is_empty() {
             return;
         }
-        let rings = devices.receive_rings(self.port);
+        let mut tags = Batch::new(self.port, devices.receive_rings(self.port), now);
         for &(place, id) in evict.rules.iter().rev() {
             let Some(installed) = self.installed.remove(&id) else { continue };
             if self.plan.target(id).is_some() {
@@ -562,10 +553,7 @@ impl PortRules {
             }
             let Some(device) = devices.rule_hardware(self.port) else { continue };
             if installed.direction == Direction::Egress {
-                if let Some(tag) = installed.tag {
-                    let (port, record, ids) = (self.port, installed.record, installed.ids);
-                    draining.push(Draining { port, tag, record, since: now, rings: rings.clone(), ids, over: None });
-                }
+                installed.tag.into_iter().for_each(|tag| tags.push(tag, installed.record, installed.ids.clone()));
                 continue;
             }
             // The rule before its guards: what they keep away from it must not come to it.
@@ -585,11 +573,9 @@ impl PortRules {
                 }
             }
             self.counters -= u32::from(installed.counted);
-            if let Some(tag) = installed.tag {
-                let (port, record, ids) = (self.port, installed.record, Vec::new());
-                draining.push(Draining { port, tag, record, since: now, rings: rings.clone(), ids, over: None });
-            }
+            installed.tag.into_iter().for_each(|tag| tags.push(tag, installed.record, Vec::new()));
         }
+        draining.push(tags);
     }
 
     /// Installs what is wanted, from above.
@@ -736,14 +722,13 @@ impl PortRules {
     }
 
     /// The device has lost all of its rules, and may be another now.
-    fn lost(&mut self, devices: &dyn Devices, can: RuleCapabilities, draining: &mut Vec<Draining>, now: u64) {
-        let rings = devices.receive_rings(self.port);
+    fn lost(&mut self, devices: &dyn Devices, can: RuleCapabilities, draining: &mut Drains, now: u64) {
+        let mut tags = Batch::new(self.port, devices.receive_rings(self.port), now);
         for (_, it) in self.installed.drain() {
-            if let Some(tag) = it.tag {
-                let (port, record, ids) = (self.port, it.record, Vec::new());
-                draining.push(Draining { port, tag, record, since: now, rings: rings.clone(), ids, over: None });
-            }
+            it.tag.into_iter().for_each(|tag| tags.push(tag, it.record, Vec::new()));
         }
+        draining.push(tags);
+        self.asked = None;
         self.aside.clear();
         self.stuck.clear();
         self.wanted.clear();

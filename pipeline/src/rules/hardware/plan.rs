@@ -1,10 +1,11 @@
 //! Which rules can be in the device of one port, and on which level.
 //!
 //! A rule may be there only if every rule above it that it overlaps is there too, on a lower level: else a packet would meet the lower
-//! rule in the device before anybody asked the upper one. Each rule keeps count of the rules above it that stand in its way
-//! (*blockers*) and of the levels of the others, so that a change costs what it changes: the rules that overlap with it.
+//! rule in the device before anybody asked the upper one. What a rule has above it is asked of groups of rules ([`super::overlap`]), and
+//! a change tells only those for which it is the uppermost of its kind: one rule more or less among very many costs what it changes.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use wirepath_pmd::flow::{Bits, Direction, FieldSet, Key, Rule};
@@ -13,7 +14,7 @@ use wirepath_pmd::port::hardware::{RuleCapabilities, RuleRefusal};
 use super::super::RuleId;
 use super::super::words::Pattern;
 use super::fit::{Fit, Judge, Obstacle};
-use super::overlap::Index;
+use super::overlap::{Index, Standing};
 
 /// Where a rule stands in the order: priority, then when it was added.
 pub(super) type Place = (u32, u64);
@@ -26,8 +27,9 @@ pub(super) struct Plan {
     slots: Vec<Option<Node>>,
     free: Vec<u32>,
     index: Index,
-    /// Rules whose target may be another now.
-    dirty: BTreeSet<(Place, u32)>,
+    extras: Extras,
+    changes: Changes,
+    refused: BTreeSet<(Place, RuleId)>,
 }
 
 #[derive(Debug)]
@@ -35,21 +37,103 @@ struct Node {
     id: RuleId,
     place: Place,
     rule: Arc<Rule>,
-    pattern: Pattern,
     /// The device could take it over.
     fits: bool,
     /// Levels that it takes.
     span: u8,
-    /// What its pattern in the device demands beyond the rule.
-    extra: Box<[(Key, Bits)]>,
+    /// What its pattern in the device demands beyond the rule, by its number.
+    extra: u8,
     refused: Option<Box<RuleRefusal>>,
     /// One of the program's own: only in the device.
     own: bool,
-    /// Rules above that overlap and are not in the device, or leave packets of this one to software.
-    blockers: u32,
-    /// Rules above that overlap and are in the device, by their last level.
-    above: Box<[u32]>,
+    /// Of its direction: egress otherwise.
+    ingress: bool,
     target: Option<u16>,
+}
+
+/// Rules whose target may be another now.
+#[derive(Debug, Default)]
+struct Changes {
+    rules: BTreeSet<(Place, u32)>,
+    /// Rules that have come.
+    new: Vec<RuleId>,
+    told: usize,
+    /// There are so many that all are looked at, once, from above.
+    all: bool,
+}
+
+impl Changes {
+    fn note(&mut self, place: Place, at: u32, most: usize) {
+        /// So few are kept apart whatever there is.
+        const FEW: usize = 64;
+        if self.all {
+            return;
+        }
+        self.told += 1;
+        self.rules.insert((place, at));
+        if self.told > most.max(FEW) {
+            self.everything();
+        }
+    }
+
+    fn everything(&mut self) {
+        self.all = true;
+        self.rules.clear();
+    }
+}
+
+/// What patterns in the device demand beyond their rules: outer ECN 0 of IPv4, of IPv6; hardly ever anything else.
+#[derive(Debug, Default)]
+struct Extras(Vec<Extra>);
+
+#[derive(Debug)]
+struct Extra {
+    demands: Box<[(Key, Bits)]>,
+    pattern: Pattern,
+}
+
+/// How many of them are told apart; what more there are, no rule demands.
+const EXTRAS: u8 = 15;
+
+impl Extras {
+    /// Its number; 0: nothing.
+    fn number(&mut self, extra: &[(Key, Bits)]) -> u8 {
+        if extra.is_empty() {
+            return 0;
+        }
+        if let Some(at) = self.0.iter().position(|known| *known.demands == *extra) {
+            return at as u8 + 1;
+        }
+        if self.0.len() + 1 < usize::from(EXTRAS) {
+            self.0.push(Extra { demands: extra.into(), pattern: Pattern::of_keys(extra) });
+            return self.0.len() as u8;
+        }
+        EXTRAS
+    }
+
+    fn get(&self, number: u8) -> Option<&Pattern> {
+        Some(&self.0.get(usize::from(number).checked_sub(1)?)?.pattern)
+    }
+}
+
+/// Not in the device: whoever is below and overlaps cannot be there either.
+const ABSENT: Standing = 0;
+
+/// In the device; `end` is the last level that it takes.
+fn present(end: u16, extra: u8) -> Standing {
+    1 + (u32::from(end) << 4 | u32::from(extra))
+}
+
+/// Last level and extra demands of what is in the device.
+fn read(standing: Standing) -> Option<(u16, u8)> {
+    let bits = standing.checked_sub(1)?;
+    Some(((bits >> 4) as u16, bits as u8 & EXTRAS))
+}
+
+impl Node {
+    fn standing(&self) -> Standing {
+        self.target.map_or(ABSENT, |level| present(level + u16::from(self.span) - 1, self.extra))
+    }
 }
 
 /// Why a rule is not in the device.
@@ -73,7 +157,9 @@ impl Plan {
             slots: Vec::new(),
             free: Vec::new(),
             index: Index::default(),
-            dirty: BTreeSet::new(),
+            extras: Extras::default(),
+            changes: Changes::default(),
+            refused: BTreeSet::new(),
         }
     }
 
@@ -85,180 +171,154 @@ impl Plan {
         self.slots.get(at as usize)?.as_ref()
     }
 
+    fn find(&self, id: RuleId) -> Option<&Node> {
+        self.node(*self.nodes.get(&id)?)
+    }
+
     pub(super) fn rule(&self, id: RuleId) -> Option<&Arc<Rule>> {
-        Some(&self.node(*self.nodes.get(&id)?)?.rule)
+        Some(&self.find(id)?.rule)
     }
 
     pub(super) fn place(&self, id: RuleId) -> Option<Place> {
-        Some(self.node(*self.nodes.get(&id)?)?.place)
+        Some(self.find(id)?.place)
     }
 
     /// What the device is given for a rule.
     pub(super) fn fit(&self, id: RuleId) -> Option<Result<Fit, Obstacle>> {
-        let node = self.node(*self.nodes.get(&id)?)?;
+        let node = self.find(id)?;
         Some(self.judge.fit(&node.rule, &node.rule.fields(), node.own))
     }
 
     /// Where the rule is to be in the device.
     pub(super) fn target(&self, id: RuleId) -> Option<u16> {
-        self.node(*self.nodes.get(&id)?)?.target
+        self.find(id)?.target
     }
 
     /// Adds a rule. `set` is what it demands.
     pub(super) fn add(&mut self, id: RuleId, place: Place, rule: Arc<Rule>, set: &FieldSet, own: bool) {
         let (fits, span, extra) = match self.judge.fit(&rule, set, own) {
-            Ok(fit) => (true, fit.span(), fit.extra.into()),
-            Err(_) => (false, 1, Box::default()),
+            Ok(fit) => (true, fit.span(), self.extras.number(&fit.extra)),
+            Err(_) => (false, 1, 0),
         };
-        let pattern = Pattern::of(set);
-        let node = Node {
-            id,
-            place,
-            pattern,
-            fits,
-            span,
-            extra,
-            refused: None,
-            own,
-            blockers: 0,
-            above: vec![0; usize::from(self.levels())].into(),
-            target: None,
-            rule,
-        };
-        let at = match self.free.pop() {
-            Some(at) => at,
-            None => {
-                self.slots.push(None);
-                self.slots.len() as u32 - 1
-            }
-        };
+        let ingress = rule.direction() == Direction::Ingress;
+        let mut node = Node { id, place, fits, span, extra, refused: None, own, ingress, target: None, rule };
+        let at = self.free.pop().unwrap_or(self.slots.len() as u32);
+        if at as usize == self.slots.len() {
+            self.slots.push(None);
+        }
         self.nodes.insert(id, at);
-        let overlapping = self.neighbours(&node);
-        let ingress = node.rule.direction() == Direction::Ingress;
-        if ingress {
-            self.index.insert(at, &node.pattern);
+        if node.ingress {
+            self.index.insert(at, place, &Pattern::of(set));
+            // As things are above it now, so that nobody below is told of what will not be.
+            if !self.changes.all {
+                node.target = self.wanted(at, &node);
+            }
+            let Self { index, changes, nodes, .. } = self;
+            index.stand(at, node.standing(), |place, at| changes.note(place, at, nodes.len()));
         }
+        self.changes.new.push(id);
+        self.changes.note(place, at, self.nodes.len());
         self.slots[at as usize] = Some(node);
-        for other in overlapping {
-            let (upper, lower) = if self.place_at(other) < place { (other, at) } else { (at, other) };
-            self.weigh(upper, lower, 1);
-        }
-        self.dirty.insert((place, at));
-    }
-
-    fn place_at(&self, at: u32) -> Place {
-        self.node(at).map_or((u32::MAX, u64::MAX), |node| node.place)
-    }
-
-    /// Rules at ingress that overlap with this one.
-    fn neighbours(&mut self, node: &Node) -> Vec<u32> {
-        let mut found = Vec::new();
-        if node.rule.direction() == Direction::Ingress {
-            self.index.overlapping(&node.pattern, |at| found.push(at));
-        }
-        found
     }
 
     pub(super) fn remove(&mut self, id: RuleId) {
         let Some(at) = self.nodes.remove(&id) else { return };
         let Some(node) = self.slots[at as usize].take() else { return };
-        if node.rule.direction() == Direction::Ingress {
-            self.index.remove(at, &node.pattern);
-        }
-        let below: Vec<u32> =
-            self.neighbours(&node).into_iter().filter(|other| self.place_at(*other) > node.place).collect();
-        self.dirty.remove(&(node.place, at));
-        // Weighed as it was.
-        self.slots[at as usize] = Some(node);
-        for other in below {
-            self.weigh(at, other, -1);
-        }
-        self.slots[at as usize] = None;
-        self.free.push(at);
+        let Self { index, changes, nodes, refused, free, .. } = self;
+        index.remove(at, |place, at| changes.note(place, at, nodes.len()));
+        changes.rules.remove(&(node.place, at));
+        refused.remove(&(node.place, id));
+        free.push(at);
     }
 
     /// The device did not take a rule (`Some`), or may be asked again.
     pub(super) fn refuse(&mut self, id: RuleId, refusal: Option<RuleRefusal>) {
         let Some(&at) = self.nodes.get(&id) else { return };
-        if let Some(node) = &mut self.slots[at as usize] {
-            node.refused = refusal.map(Box::new);
-            self.dirty.insert((node.place, at));
-        }
-    }
-
-    /// Rules that were refused and might not be now.
-    pub(super) fn refused(&self) -> Vec<RuleId> {
-        let refused = |node: &&Node| node.refused.is_some();
-        self.slots.iter().flatten().filter(refused).map(|node| node.id).collect()
-    }
-
-    /// Counts an upper rule for a lower one, or no longer.
-    fn weigh(&mut self, upper: u32, lower: u32, by: i32) {
-        let (Some(above), Some(below)) = (self.node(upper), self.node(lower)) else { return };
-        let blocks = match above.target {
-            None => true,
-            Some(_) => !above.extra.is_empty() && !demands(below, &above.extra),
+        let Some(node) = &mut self.slots[at as usize] else { return };
+        match &refusal {
+            Some(_) => self.refused.insert((node.place, id)),
+            None => self.refused.remove(&(node.place, id)),
         };
-        let level = above.target.map(|level| level + u16::from(above.span) - 1);
-        let (place, Some(node)) = (self.place_at(lower), &mut self.slots[lower as usize]) else { return };
-        if blocks {
-            node.blockers = node.blockers.wrapping_add_signed(by);
-        }
-        if let Some(count) = level.and_then(|level| node.above.get_mut(usize::from(level))) {
-            *count = count.wrapping_add_signed(by);
-        }
-        self.dirty.insert((place, lower));
+        node.refused = refusal.map(Box::new);
+        self.changes.note(node.place, at, self.nodes.len());
+    }
+
+    /// Some of the rules that were refused and might not be now, from behind a place on.
+    pub(super) fn refused_behind(&self, behind: Option<(Place, RuleId)>) -> impl Iterator<Item = (Place, RuleId)> + '_ {
+        let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
+        self.refused.range((from, Bound::Unbounded)).copied()
+    }
+
+    /// What is above a rule: whether something keeps it out of the device, and the first level that is free for it.
+    fn situation(&self, at: u32, node: &Node) -> (bool, u16) {
+        let (mut blocked, mut least) = (false, self.judge.first_level(Direction::Ingress));
+        self.index.above(at, |standing, _, _| {
+            blocked |= self.blocks(standing, at, node);
+            if let Some((end, _)) = read(standing) {
+                least = least.max(end.saturating_add(1));
+            }
+        });
+        (blocked, least)
+    }
+
+    /// Whether a rule above that stands like this keeps a rule out of the device: it is not there itself, or leaves packets to software
+    /// which the device would give to this one.
+    fn blocks(&self, standing: Standing, at: u32, node: &Node) -> bool {
+        let Some((_, extra)) = read(standing) else { return true };
+        extra != 0
+            && (extra != node.extra || extra == EXTRAS)
+            && !self.extras.get(extra).is_some_and(|demands| self.index.demands(at, demands))
     }
 
     /// Where a rule is to be, as things are above it.
-    fn wanted(&self, node: &Node) -> Option<u16> {
+    fn wanted(&self, at: u32, node: &Node) -> Option<u16> {
         if !node.fits || node.refused.is_some() {
             return None;
         }
-        if node.rule.direction() == Direction::Egress {
+        if !node.ingress {
             return Some(0);
         }
-        if node.blockers > 0 {
-            return None;
-        }
-        let least = self.least(node);
+        let (blocked, least) = self.situation(at, node);
         let most = self.levels().checked_sub(node.span.into())?;
         match node.target {
+            _ if blocked => None,
             // As long as it is below all that it must be below, it stays.
             Some(level) if level >= least && level <= most => Some(level),
             _ => (least <= most).then_some(least),
         }
     }
 
-    fn least(&self, node: &Node) -> u16 {
-        let above = node.above.iter().rposition(|count| *count > 0);
-        above.map_or(self.judge.first_level(Direction::Ingress), |level| level as u16 + 1)
-    }
-
-    /// Decides anew about all rules whose neighbours have changed; gives those whose place in the device is another.
+    /// Decides anew about all rules whose neighbours have changed; gives those whose place in the device is another, and those that came.
     pub(super) fn settle(&mut self) -> Vec<RuleId> {
         let mut changed = Vec::new();
-        while let Some((_, at)) = self.dirty.pop_first() {
-            let Some(node) = self.node(at) else { continue };
-            let wanted = self.wanted(node);
-            if wanted == node.target {
-                continue;
-            }
-            let (id, place) = (node.id, node.place);
-            let pattern = node.pattern.clone();
-            let mut below = Vec::new();
-            if node.rule.direction() == Direction::Ingress {
-                self.index.overlapping(&pattern, |other| below.push(other));
-            }
-            below.retain(|other| self.place_at(*other) > place);
-            below.iter().for_each(|other| self.weigh(at, *other, -1));
-            if let Some(node) = &mut self.slots[at as usize] {
-                node.target = wanted;
-            }
-            below.iter().for_each(|other| self.weigh(at, *other, 1));
-            changed.push(id);
+        let mut behind = Bound::Unbounded;
+        while let Some((place, at)) = self.changes.rules.pop_first() {
+            changed.extend(self.decide(at));
+            behind = Bound::Excluded(place);
         }
+        if self.changes.all {
+            let all = self.slots.iter().flatten();
+            let mut all: Vec<(Place, u32)> =
+                all.filter_map(|node| Some((node.place, *self.nodes.get(&node.id)?))).collect();
+            all.retain(|(place, _)| (behind, Bound::Unbounded).contains(place));
+            all.sort_unstable();
+            // Nobody need be told: whoever is below comes later.
+            changed.extend(all.into_iter().filter_map(|(_, at)| self.decide(at)));
+        }
+        changed.append(&mut self.changes.new);
+        self.changes = Changes::default();
         changed
+    }
+
+    /// Decides anew about one; `Some`: its place in the device is another.
+    fn decide(&mut self, at: u32) -> Option<RuleId> {
+        let node = self.node(at)?;
+        let wanted = self.wanted(at, node);
+        let node = self.slots[at as usize].as_mut().filter(|node| node.target != wanted)?;
+        node.target = wanted;
+        let Self { index, changes, nodes, .. } = self;
+        index.stand(at, node.standing(), |place, at| changes.note(place, at, nodes.len()));
+        Some(node.id)
     }
 
     /// The device can do other things now: judges all rules anew.
@@ -266,6 +326,7 @@ impl Plan {
         let nodes: Vec<Node> = self.slots.drain(..).flatten().collect();
         let judge = self.judge.with(can);
         *self = Self::new(judge);
+        self.changes.everything();
         for node in nodes {
             let set = node.rule.fields();
             self.add(node.id, node.place, node.rule, &set, node.own);
@@ -278,17 +339,14 @@ impl Plan {
     }
 
     /// Rules below this one that overlap with it.
-    pub(super) fn below(&mut self, id: RuleId) -> Vec<RuleId> {
-        let Some(node) = self.nodes.get(&id).and_then(|at| self.node(*at)) else { return Vec::new() };
-        let (place, pattern) = (node.place, node.pattern.clone());
-        let mut found = Vec::new();
-        self.index.overlapping(&pattern, |at| found.push(at));
-        let node = |at: u32| self.node(at).filter(|node| node.place > place).map(|node| node.id);
-        found.into_iter().filter_map(node).collect()
+    pub(super) fn below(&self, id: RuleId, mut each: impl FnMut(Place, RuleId)) {
+        if let Some(&at) = self.nodes.get(&id) {
+            self.index.below(at, |place, other| self.node(other).into_iter().for_each(|node| each(place, node.id)));
+        }
     }
 
     /// Why a rule is not in the device; `None`: it is.
-    pub(super) fn why_not(&mut self, id: RuleId) -> Option<Why> {
+    pub(super) fn why_not(&self, id: RuleId) -> Option<Why> {
         let at = *self.nodes.get(&id)?;
         let node = self.node(at)?;
         if node.target.is_some() {
@@ -300,52 +358,57 @@ impl Plan {
         if !node.fits {
             return self.judge.fit(&node.rule, &node.rule.fields(), node.own).err().map(Why::Obstacle);
         }
-        if node.blockers == 0 {
-            return Some(Why::TooDeep(self.levels()));
+        let mut first: Option<(Place, u32)> = None;
+        self.index.above(at, |standing, place, other| {
+            if self.blocks(standing, at, node) && first.is_none_or(|(upper, _)| place < upper) {
+                first = Some((place, other));
+            }
+        });
+        match first.and_then(|(_, other)| self.node(other)) {
+            Some(other) => Some(Why::Above(other.id)),
+            None => Some(Why::TooDeep(self.levels())),
         }
-        let (place, pattern) = (node.place, node.pattern.clone());
-        let mut found = Vec::new();
-        self.index.overlapping(&pattern, |at| found.push(at));
-        let node = self.node(at)?;
-        let blocks = |other: &&Node| {
-            other.place < place && (other.target.is_none() || (!other.extra.is_empty() && !demands(node, &other.extra)))
-        };
-        let first = found.into_iter().filter_map(|at| self.node(at)).filter(blocks).min_by_key(|other| other.place);
-        first.map(|other| Why::Above(other.id))
     }
 
-    /// Whether what every rule was told of those above it is what they are.
+    /// Entries of the index: what memory grows with beside the rules themselves.
+    pub(super) fn entries(&self) -> usize {
+        self.index.entries()
+    }
+
+    /// Whether all is as it must be, by asking every rule of every other.
     #[cfg(test)]
     pub(super) fn check(&self) {
-        let nodes: Vec<&Node> =
-            self.slots.iter().flatten().filter(|node| node.rule.direction() == Direction::Ingress).collect();
-        for node in &nodes {
+        let nodes: Vec<(&Node, FieldSet, Pattern)> = self
+            .slots
+            .iter()
+            .flatten()
+            .filter(|node| node.ingress)
+            .map(|node| (node, node.rule.fields(), Pattern::of(&node.rule.fields())))
+            .collect();
+        for (node, set, pattern) in &nodes {
+            let (mut blocked, mut least) = (false, self.judge.first_level(Direction::Ingress));
             let above = nodes
                 .iter()
-                .filter(|other| other.place < node.place && super::overlap::overlap(&other.pattern, &node.pattern));
-            let (mut blockers, mut levels) = (0, vec![0u32; node.above.len()]);
-            for other in above {
-                match other.target {
-                    None => blockers += 1,
-                    Some(level) => {
-                        levels[usize::from(level) + usize::from(other.span) - 1] += 1;
-                        blockers += u32::from(!other.extra.is_empty() && !demands(node, &other.extra));
-                        if let Some(own) = node.target {
-                            assert!(own >= level + u16::from(other.span), "{} above {}", other.rule, node.rule);
-                        }
-                    }
-                }
+                .filter(|(other, _, that)| other.place < node.place && super::overlap::overlap(that, pattern));
+            for (other, ..) in above {
+                let Some(level) = other.target else {
+                    blocked = true;
+                    continue;
+                };
+                least = least.max(level + u16::from(other.span));
+                let fit = self.fit(other.id).unwrap().unwrap();
+                let own = self.fit(node.id).unwrap().map_or_else(|_| Vec::new(), |fit| fit.extra);
+                blocked |= fit.extra.iter().any(|(key, bits)| {
+                    let own = own.iter().find(|(own, _)| own == key).map(|(_, bits)| *bits);
+                    !own.or_else(|| set.get(*key)).is_some_and(|other| bits.covers(other))
+                });
             }
-            assert_eq!((node.blockers, &*node.above), (blockers, &levels[..]), "{}", node.rule);
-            assert!(node.target.is_none() || (node.blockers == 0 && node.fits), "{}", node.rule);
-            assert_eq!(node.target, self.wanted(node), "{}", node.rule);
+            let possible = node.fits && node.refused.is_none() && !blocked;
+            let most = self.levels().checked_sub(node.span.into()).filter(|most| possible && least <= *most);
+            match (node.target, most) {
+                (Some(level), Some(most)) => assert!((least..=most).contains(&level), "{}", node.rule),
+                (target, most) => assert_eq!(target.is_some(), most.is_some(), "{}", node.rule),
+            }
         }
     }
-}
-
-/// Whether a rule in the device demands this too.
-fn demands(node: &Node, extra: &[(Key, Bits)]) -> bool {
-    let set = node.rule.fields();
-    let own = |key: &Key| node.extra.iter().find(|(own, _)| own == key).map(|(_, bits)| *bits);
-    extra.iter().all(|(key, bits)| own(key).or_else(|| set.get(*key)).is_some_and(|other| bits.covers(other)))
 }

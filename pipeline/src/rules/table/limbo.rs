@@ -25,7 +25,7 @@ pub(super) struct Limbo {
     /// Records that packets may still name ([`RuleTable::hold`]), and how often each is held.
     held: HashMap<u32, u32>,
     /// Of these, those that were loose.
-    kept: Vec<Dead>,
+    kept: HashMap<u32, Dead>,
 }
 
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl RuleTable {
                 if let Some(waiting) = self.limbo.waiting.take() {
                     for dead in waiting.loose {
                         match self.limbo.held.contains_key(&dead.linked.record) {
-                            true => self.limbo.kept.push(dead),
+                            true => drop(self.limbo.kept.insert(dead.linked.record, dead)),
                             false => self.finish(dead),
                         }
                     }
@@ -136,8 +136,7 @@ impl RuleTable {
             *times -= 1;
             if *times == 0 {
                 self.limbo.held.remove(&record);
-                let kept = self.limbo.kept.extract_if(.., |dead| dead.linked.record == record);
-                self.limbo.loose.extend(kept);
+                self.limbo.loose.extend(self.limbo.kept.remove(&record));
             }
         }
     }

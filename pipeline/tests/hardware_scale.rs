@@ -1,0 +1,309 @@
+//! Very many rules in an emulated ConnectX, through the hardware stage: put in, explained, changed under traffic, taken out.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use wirepath_nic_emulator::launch;
+use wirepath_pipeline::epoch::Domain;
+use wirepath_pipeline::rules::hardware::Placement;
+use wirepath_pipeline::rules::{RuleControl, RuleId, RuleLimits, Ruled};
+use wirepath_pipeline::{Context, ControlPlane, PortInfo, Stepped, WorkerInfo};
+use wirepath_pmd::drivers;
+use wirepath_pmd::flow::Rule;
+use wirepath_pmd::packet::{Batch, Packet, Pool};
+use wirepath_pmd::port::{OpenPort, PortConfig, RxQueue, StartedPort, TxQueue};
+use wirepath_pmd::settings::Source;
+use wirepath_testlab::{CountingAllocator, Need, held, require};
+use wirepath_wire::Parser;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const RDMA: Need = Need::File("/etc/libibverbs.d/mlx5.driver");
+const NIC: &str = "[[device]]\nkind = 'mlx5'\nname = 'mlx50'\n[[device.port]]\nlink = 'loop'\n";
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of this process for each rule: the engine's, the stage's and the driver's.
+const BYTES: i64 = 3500;
+
+fn start(pool: &Pool, way: &str) -> StartedPort {
+    let text = format!("[[port]]\nname = 'dut'\ndriver = 'mlx5'\ndevice = 'mlx50'\n[port.mlx5]\nrules = '{way}'\n");
+    let source = Source::new("test.toml", text);
+    let document = source.parse().unwrap_or_else(|error| panic!("{error}"));
+    let port = document.settings().tables("port").expect("one port").remove(0);
+    let plan = drivers::plan(port).unwrap_or_else(|error| panic!("{error}")).plan;
+    let open = OpenPort::open("dut", plan).unwrap_or_else(|error| panic!("{error}"));
+    let config = PortConfig { depth: 256, ..PortConfig::new(0, pool.clone()) };
+    open.configure(config).and_then(|port| port.start()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What comes to the stage inside: bytes and mark.
+type Seen = Arc<Mutex<Vec<(Vec<u8>, u32)>>>;
+type Inner = Box<dyn FnMut(&mut Context<'_>, &mut Batch) + Send>;
+
+struct Bench {
+    stepped: Stepped<Ruled<Inner>>,
+    control: RuleControl,
+    rx: RxQueue,
+    tx: TxQueue,
+    seen: Seen,
+    pool: Pool,
+    since: Instant,
+    now: Duration,
+}
+
+struct Ticks<'r>(&'r mut RuleControl);
+
+impl wirepath_pipeline::Control for Ticks<'_> {
+    fn tick(&mut self, plane: &mut ControlPlane) {
+        self.0.tick(plane);
+    }
+}
+
+impl Bench {
+    fn new(way: &str) -> Self {
+        let (domain, pool) = (Domain::new(), Pool::new("test", 4096).expect("memory"));
+        let StartedPort { port, mut rx, mut tx } = start(&pool, way);
+        let mut info = PortInfo::on_paper(0, "dut", None, 1500, &pool);
+        info.queues = 1;
+        let ports = vec![info];
+        let mut control =
+            RuleControl::for_ports(&domain, ports.clone(), vec![vec![0]], Parser::default(), RuleLimits::default());
+        let worker = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: vec![(0, 0)] };
+        let seen = Seen::default();
+        let inside = {
+            let seen = Arc::clone(&seen);
+            move |_: &mut Context<'_>, batch: &mut Batch| {
+                let note = |packet: Packet| {
+                    let bytes = packet.segments().flatten().copied().collect();
+                    seen.lock().expect("not poisoned").push((bytes, packet.mark().unwrap_or(0)));
+                    None
+                };
+                batch.filter_map(note);
+            }
+        };
+        let stage = control.stage(&worker, Box::new(inside) as Inner);
+        let mut stepped = Stepped::new(ports, &domain, stage).expect("a worker");
+        stepped.devices(vec![port]);
+        stepped.with_plane(|plane| control.use_hardware(plane, [0]));
+        let (rx, tx) = (rx.remove(0), tx.remove(0));
+        Self { stepped, control, rx, tx, seen, pool, since: Instant::now(), now: Duration::ZERO }
+    }
+
+    fn change(&mut self, gone: &[RuleId], new: Vec<Rule>) -> Vec<RuleId> {
+        let Self { stepped, control, .. } = self;
+        stepped.with_plane(|plane| control.change(plane, gone, new).unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    /// Sends frames, as far as there is room.
+    fn send(&mut self, frames: impl Iterator<Item = Vec<u8>>) -> usize {
+        let packet = |frame: Vec<u8>| {
+            let mut packet = self.pool.take()?;
+            packet.append(frame.len())?.copy_from_slice(&frame);
+            Some(packet)
+        };
+        let mut batch: Batch = frames.map_while(packet).collect();
+        let before = batch.len();
+        self.tx.transmit(&mut batch);
+        before - batch.len()
+    }
+
+    /// What has come since, as the stage has it.
+    fn turn(&mut self) -> Vec<(Vec<u8>, u32)> {
+        let mut batch = Batch::new();
+        self.rx.receive(&mut batch);
+        self.stepped.process(Some(0), &mut batch);
+        let now = self.since.elapsed();
+        self.stepped.advance((now - self.now).as_nanos() as u64);
+        self.now = now;
+        let Self { stepped, control, .. } = self;
+        stepped.control(&mut Ticks(control));
+        std::mem::take(&mut *self.seen.lock().expect("not poisoned"))
+    }
+
+    /// Sends one frame and waits for it.
+    fn round(&mut self, frame: Vec<u8>) -> (Vec<u8>, u32) {
+        assert_eq!(self.send([frame].into_iter()), 1);
+        let start = Instant::now();
+        loop {
+            if let Some(seen) = self.turn().pop() {
+                return seen;
+            }
+            assert!(start.elapsed() < PATIENCE, "it did not come back");
+        }
+    }
+}
+
+/// IPv4 and UDP.
+fn frame(source: u32, port: u16, payload: u64) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0];
+    frame.extend(source.to_be_bytes());
+    frame.extend([192, 0, 2, 1]);
+    let sum: u32 = frame[14..34].chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    frame[24..26].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    frame.extend([4, 0]);
+    frame.extend(port.to_be_bytes());
+    frame.extend([0, 26, 0, 0]);
+    frame.extend(payload.to_be_bytes());
+    frame.resize(60, 0);
+    frame
+}
+
+fn address(n: u32) -> u32 {
+    0x0a00_0000 | n
+}
+
+fn rule(text: &str) -> Rule {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// Three kinds, all of each overlapping with all of the others, and one below them all.
+fn many(count: u32) -> Vec<Rule> {
+    let mut rules = vec![rule("ingress prio 9: eth => mark 99, queue 0")];
+    for n in 1..count {
+        let [_, a, b, c] = address(n).to_be_bytes();
+        rules.push(rule(&match n % 10 {
+            0 => format!("ingress prio 3: eth src 02:01:00:{a:02x}:{b:02x}:{c:02x} => mark 3, queue 0"),
+            1..=4 => format!("ingress prio 2: ipv4 dst 172.{a}.{b}.{c} => mark 2, queue 0"),
+            _ => format!(
+                "ingress prio 1: ipv4 src 10.{a}.{b}.{c} frag no / udp dst {} => mark 1, queue 0",
+                1 + n % 50_000
+            ),
+        }));
+    }
+    rules
+}
+
+fn scale(name: &str, way: &str, count: u32) {
+    launch::under(name, NIC, || {
+        let mut bench = Bench::new(way);
+        let rules = many(count);
+        let (ids, bytes) = held(|| {
+            let start = Instant::now();
+            let ids = bench.change(&[], rules);
+            eprintln!("{way}: {count} rules in {:?}", start.elapsed());
+            ids
+        });
+        let each = bytes / i64::from(count);
+        eprintln!("{way}: {each} bytes for each rule");
+        assert!(each < BYTES, "{each} bytes for each rule");
+        // Own table, those of the other kinds.
+        assert!(bench.control.hardware().entries() <= 3 * count as usize, "{}", bench.control.hardware().entries());
+        let start = Instant::now();
+        for &id in ids.iter().rev() {
+            let placement = bench.control.placement(id);
+            assert!(matches!(placement[..], [(0, Placement::Hardware)]), "{placement:?} of {id}");
+        }
+        eprintln!("{way}: explained in {:?}", start.elapsed());
+        assert_eq!(bench.control.hardware().installed().next(), Some((0, count as usize)));
+        // Each kind does what it says, and below them the last.
+        let n = count - 1;
+        for n in (n - 9..=n).filter(|n| n % 10 > 4).chain([5]) {
+            assert_eq!(bench.round(frame(address(n), 1 + (n % 50_000) as u16, 0)).1, 1, "rule {n}");
+        }
+        assert_eq!(bench.round(frame(address(5), 9, 0)).1, 99);
+        // One rule comes and goes: nobody else moves.
+        let start = Instant::now();
+        let more = rule("ingress prio 1: ipv4 src 10.0.0.5 frag no / udp dst 9 => mark 77, queue 0");
+        for _ in 0..100 {
+            let new = bench.change(&[], vec![more.clone()]);
+            assert_eq!(bench.control.placement(new[0]), [(0, Placement::Hardware)]);
+            assert_eq!(bench.round(frame(address(5), 9, 0)).1, 77);
+            bench.change(&new, Vec::new());
+            assert_eq!(bench.control.hardware().installed().next(), Some((0, count as usize)));
+        }
+        eprintln!("{way}: one hundred times one more and one less, with a frame each: {:?}", start.elapsed());
+        let start = Instant::now();
+        bench.change(&ids, Vec::new());
+        eprintln!("{way}: taken out in {:?}", start.elapsed());
+        assert_eq!(bench.control.hardware().installed().next(), Some((0, 0)));
+        assert_eq!(bench.control.hardware().entries(), 0);
+        let start = Instant::now();
+        while bench.control.hardware().draining() > 0 {
+            bench.turn();
+            assert!(start.elapsed() < PATIENCE, "{} tags do not come back", bench.control.hardware().draining());
+        }
+        assert_eq!(bench.round(frame(address(5), 6, 0)).1, 0);
+    });
+}
+
+#[test]
+fn a_hundred_thousand_rules_by_matchers() {
+    require!(RDMA);
+    scale("a_hundred_thousand_rules_by_matchers", "dv", 100_000);
+}
+
+#[test]
+fn ten_thousand_rules_of_plain_verbs() {
+    require!(RDMA);
+    scale("ten_thousand_rules_of_plain_verbs", "ibv", 10_000);
+}
+
+/// Flows whose rules change all the time.
+const FLOWS: u32 = 16;
+/// Changes in a usual run.
+const CHANGES: u32 = 1000;
+
+#[test]
+fn changes_under_traffic_lose_nothing_and_mix_nothing() {
+    require!(RDMA);
+    launch::under("changes_under_traffic_lose_nothing_and_mix_nothing", NIC, || {
+        let mut bench = Bench::new("dv");
+        bench.change(&[], many(30));
+        // Both of what a rule does say which it was.
+        let made = |flow: u32, version: u32| {
+            let (source, mac) = (std::net::Ipv4Addr::from(address(0x80_0000 | flow)), version.to_be_bytes());
+            let [a, b, c, d] = mac;
+            rule(&format!(
+                "ingress prio 1: ipv4 src {source} / udp dst 7 => set eth src 02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}, mark {}, queue 0",
+                version + 1000
+            ))
+        };
+        let mut ids: Vec<RuleId> = (0..FLOWS).map(|flow| bench.change(&[], vec![made(flow, 0)])[0]).collect();
+        let mut versions = [0u32; FLOWS as usize];
+        // For each frame on its way: its flow, and the version when it was sent.
+        let mut sent: Vec<(u32, u32)> = Vec::new();
+        let (mut seen, mut last) = (0usize, Instant::now());
+        let mut check = |bench: &mut Bench, sent: &[(u32, u32)], versions: &[u32; FLOWS as usize]| {
+            let came = bench.turn();
+            for (bytes, mark) in &came {
+                let number = u64::from_be_bytes(bytes[42..50].try_into().expect("eight bytes")) as usize;
+                assert_eq!(number, seen, "in their order, none lost");
+                seen += 1;
+                let (flow, then) = sent[number];
+                let version = u32::from_be_bytes(bytes[8..12].try_into().expect("four bytes"));
+                assert_eq!(*mark, version + 1000, "by one rule, not by two");
+                assert!(
+                    (then..=versions[flow as usize]).contains(&version),
+                    "version {version}, {then} when it was sent"
+                );
+            }
+            if !came.is_empty() {
+                last = Instant::now();
+            }
+            assert!(last.elapsed() < PATIENCE, "{} of {} came", seen, sent.len());
+            sent.len() - seen
+        };
+        let start = Instant::now();
+        for change in 0..CHANGES {
+            let flow = change % FLOWS;
+            // At most what the ring of the receiver holds.
+            while check(&mut bench, &sent, &versions) > 128 {}
+            let from = sent.len();
+            let frames = (from..from + 32).map(|n| frame(address(0x80_0000 | (n as u32 % FLOWS)), 7, n as u64));
+            let accepted = bench.send(frames);
+            let flows = (from..from + accepted).map(|n| n as u32 % FLOWS);
+            sent.extend(flows.map(|flow| (flow, versions[flow as usize])));
+            versions[flow as usize] += 1;
+            let new = made(flow, versions[flow as usize]);
+            ids[flow as usize] = bench.change(&[ids[flow as usize]], vec![new])[0];
+        }
+        while check(&mut bench, &sent, &versions) > 0 {}
+        eprintln!("{CHANGES} changes and {} packets in {:?}", sent.len(), start.elapsed());
+        for id in ids {
+            let placement = bench.control.placement(id);
+            assert_eq!(placement.len(), 1, "{placement:?}");
+            assert_ne!(placement[0].1.word(), "software", "{placement:?}");
+        }
+    });
+}
