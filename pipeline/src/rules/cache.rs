@@ -16,7 +16,7 @@
 //! So an addition costs a worker one memory access, and not its cache.
 
 use super::log::Added;
-use super::memory::{Zero, Zeroed};
+use super::memory::{Pages, Zero, Zeroed};
 use super::records::{NONE, Records};
 use super::view::{Side, TableView};
 use crate::table::prefetch;
@@ -135,10 +135,10 @@ impl Cache {
         // Eight at least: then there is room for one bucket of the longest keys.
         let buckets = (entries / WAYS).next_power_of_two().max(8);
         let mut cache = Self {
-            buckets: Zeroed::new(buckets),
-            entries: Zeroed::new(buckets * WAYS * WORDS_PER_ENTRY),
-            names: Zeroed::new(buckets * WAYS),
-            filter: Zeroed::new((buckets * WAYS / 8).max(1)),
+            buckets: Zeroed::new(buckets, Pages::Huge),
+            entries: Zeroed::new(buckets * WAYS * WORDS_PER_ENTRY, Pages::Huge),
+            names: Zeroed::new(buckets * WAYS, Pages::Huge),
+            filter: Zeroed::new((buckets * WAYS / 8).max(1), Pages::Huge),
             width: 0,
             stride: 0,
             mask: 0,

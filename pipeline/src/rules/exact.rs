@@ -28,7 +28,7 @@ impl<const N: usize> ExactTable<N> {
     pub fn with_capacity(capacity: usize) -> Self {
         assert!((1..=32).contains(&N));
         let secret = Arc::new(Secret::new());
-        let slots = SlotTable::new(N, Growing::capacity_for(capacity), Hash::Pairs(Arc::clone(&secret)));
+        let slots = SlotTable::new(N, capacity, Hash::Pairs(Arc::clone(&secret)));
         slots.touch();
         Self { table: Growing::new(slots), secret }
     }
@@ -72,7 +72,7 @@ impl<const N: usize> ExactTable<N> {
     fn with_another_secret(&mut self) {
         let slots = self.table.slots();
         self.secret = Arc::new(Secret::new());
-        let next = slots.like(Growing::capacity_for(self.table.keys() * 2));
+        let next = slots.like(self.table.keys() * 2);
         let mut table = Growing::new(next.with_hash(Hash::Pairs(Arc::clone(&self.secret))));
         let mut full = false;
         slots.for_each(0..slots.buckets(), |key, value| {
@@ -216,6 +216,11 @@ mod tests {
             assert_eq!(table.len(), map.len());
         }
         assert!(both > 1000, "in two tables for {both} rounds");
+        while table.table.is_growing() || !table.table.is_settled() {
+            let key = [next(&mut x), next(&mut x)];
+            assert_eq!(table.insert(&key, 1), map.insert(key, 1));
+            assert!(map.len() < 400_000, "the memory of a table that was replaced is still there");
+        }
         for key in &recent {
             assert_eq!(table.find(key), map.get(key).copied());
         }

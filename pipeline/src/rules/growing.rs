@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use super::slots::{Full, Position, SlotTable};
+use super::slots::{Full, Position, Remains, SlotTable};
 
-/// Tables with less room are replaced by a larger one at once: that takes no longer than a few page faults.
-const STEPWISE: usize = 1 << 14;
-/// Part of the room that is left when the next table is begun, ...
-const RESERVE: usize = 32;
-/// ... and buckets that each insertion copies from then on. Of keys with a slot each there are twice as many buckets as room.
-const STEP: usize = 2 * RESERVE;
+/// Tables with less room are replaced by a larger one at once: that takes no longer than a few
+/// page faults.
+const STEPWISE: usize = 1 << 10;
+/// The next table is made while so many keys come, as a part of the room.
+const PART: usize = 8;
 
 /// A hash table, and while it is nearly full the one that will take its place.
 ///
 /// **No pause:** each insertion copies some buckets, and what changes in those that are copied changes in both tables. Readers see the
-/// old one until the new one is whole. So the longest insertion takes as long as the system needs for two huge pages.
+/// old one until the new one is whole. The memory of the new one comes in small pages, of which an insertion needs one or two, and that
+/// of the old one goes by 256 KiB. So the longest insertion takes as long as the copies of 8 to 16 buckets and a page or two.
 #[derive(Debug)]
 pub(super) struct Growing {
     slots: Arc<SlotTable>,
@@ -23,7 +23,11 @@ pub(super) struct Growing {
     keys: usize,
     /// Used slots from which on there is more to do than to put in a key.
     calm: usize,
+    /// Used slots at which the next table is begun, and those at which it must be there.
+    begin: usize,
+    end: usize,
     next: Option<Box<Next>>,
+    old: Option<Old>,
 }
 
 #[derive(Debug)]
@@ -34,15 +38,19 @@ struct Next {
     copied: usize,
 }
 
+/// A table that was replaced.
+#[derive(Debug)]
+enum Old {
+    /// Readers may still look into it.
+    Seen(Arc<SlotTable>),
+    Unseen(Remains),
+}
+
 impl Growing {
     pub(super) fn new(slots: SlotTable) -> Self {
-        let calm = calm(&slots);
-        Self { slots: Arc::new(slots), used: 0, keys: 0, calm, next: None }
-    }
-
-    /// Capacity with which a table takes so many keys before it begins to grow.
-    pub(super) fn capacity_for(keys: usize) -> usize {
-        if keys < STEPWISE { keys } else { keys + keys.div_ceil(RESERVE - 1) }
+        let begin = slots.room();
+        let slots = Arc::new(slots);
+        Self { slots, used: 0, keys: 0, calm: begin, begin, end: end(begin), next: None, old: None }
     }
 
     /// What readers look into.
@@ -62,9 +70,20 @@ impl Growing {
         self.next.is_some()
     }
 
+    /// Whether all memory of the table before this one is given back.
+    #[cfg(test)]
+    pub(super) fn is_settled(&self) -> bool {
+        self.old.is_none()
+    }
+
     /// Bytes of memory.
     pub(super) fn bytes(&self) -> usize {
-        self.slots.bytes() + self.next.as_ref().map_or(0, |next| next.slots.bytes())
+        let old = match &self.old {
+            Some(Old::Seen(slots)) => slots.bytes(),
+            Some(Old::Unseen(remains)) => remains.bytes(),
+            None => 0,
+        };
+        self.slots.bytes() + self.next.as_ref().map_or(0, |next| next.slots.bytes()) + old
     }
 
     /// As [`SlotTable::insert_at_once`].
@@ -88,7 +107,7 @@ impl Growing {
     pub(super) fn insert(&mut self, hash: u32, key: &[u64], value: u32) -> Result<bool, Full> {
         let mut another = false;
         loop {
-            if self.used < self.slots.room()
+            if self.used < self.end
                 && let Ok(position) = self.slots.insert(hash, key, value)
             {
                 self.used += 1;
@@ -120,14 +139,18 @@ impl Growing {
 
     /// Part of every insertion: begins the next table, copies some buckets, or changes over.
     fn step(&mut self) -> bool {
-        if self.used < self.calm || self.slots.room() < STEPWISE {
+        self.dissolve();
+        if self.begin == self.end || (self.used < self.begin && self.next.is_none()) {
             return false;
         }
-        let capacity = Self::capacity_for(self.keys * 2);
-        let slots = &self.slots;
-        let next = self.next.get_or_insert_with(|| Box::new(Next { slots: slots.like(capacity), used: 0, copied: 0 }));
-        let end = (next.copied + STEP).min(slots.buckets());
+        let (slots, keys) = (&self.slots, self.keys);
+        let next = self.next.get_or_insert_with(|| {
+            Box::new(Next { slots: slots.like_gradually(more_than(keys)), used: 0, copied: 0 })
+        });
+        let some = slots.buckets() / (self.end - self.begin);
+        let end = (next.copied + some).min(slots.buckets());
         let mut full = false;
+        next.slots.touch_for(next.copied..end, slots.buckets());
         slots.for_each(next.copied..end, |key, value| {
             full |= !full && next.insert(next.slots.hash(key), key, value).is_err();
         });
@@ -137,31 +160,85 @@ impl Growing {
         } else if end == self.slots.buckets()
             && let Some(next) = self.next.take()
         {
-            self.calm = calm(&next.slots);
-            (self.slots, self.used) = (Arc::new(next.slots), next.used);
+            next.slots.settle();
+            let old = std::mem::replace(&mut self.slots, Arc::new(next.slots));
+            (self.used, self.old) = (next.used, Some(Old::Seen(old)));
+            self.set_bounds();
+            self.calm = 0;
             return true;
         } else {
-            // From here on, whatever the numbers are.
             self.calm = 0;
         }
         false
+    }
+
+    /// Gives back some memory of the table before this one, if readers do not see it any more.
+    fn dissolve(&mut self) {
+        self.old = match self.old.take() {
+            Some(Old::Seen(slots)) => match Arc::try_unwrap(slots) {
+                Ok(slots) => Some(Old::Unseen(slots.into_remains())),
+                Err(slots) => Some(Old::Seen(slots)),
+            },
+            Some(Old::Unseen(mut remains)) => remains.dissolve().then_some(Old::Unseen(remains)),
+            None => return,
+        };
+        if self.old.is_none() {
+            self.be_calm();
+        }
+    }
+
+    /// Gives back all that there is to give back.
+    pub(super) fn tidy(&mut self) {
+        if matches!(&self.old, Some(old) if !old.is_seen()) {
+            self.old = None;
+            self.be_calm();
+        }
+    }
+
+    /// Those of another table.
+    fn set_bounds(&mut self) {
+        self.begin = self.slots.room();
+        self.end = end(self.begin);
+        self.calm = self.begin;
+    }
+
+    fn be_calm(&mut self) {
+        self.calm = if self.next.is_none() { self.begin } else { 0 };
     }
 
     /// Keys meet in the next table. The present one is filled, and then replaced at once by one with more room.
     #[cold]
     fn give_up(&mut self) {
         self.next = None;
-        self.calm = self.slots.room();
+        (self.calm, self.begin) = (self.end, self.end);
     }
 
     /// A larger table at once, or one without removed keys.
     fn rebuild(&mut self) -> Result<(), Full> {
         // Not full, and yet no place was found: only more room helps.
-        let crowded = self.used < self.slots.room();
-        let capacity = (self.keys * 2).max(if crowded { self.slots.room() * 2 } else { 0 });
+        let crowded = self.used < self.end;
+        let capacity = more_than(self.keys).max(if crowded { self.slots.room() * 2 } else { 0 });
         self.slots = Arc::new(self.slots.rebuilt(capacity)?);
-        (self.used, self.calm, self.next) = (self.keys, calm(&self.slots), None);
+        (self.used, self.next) = (self.keys, None);
+        self.set_bounds();
         Ok(())
+    }
+}
+
+/// Room is a measure and no limit: while the next table is made, some more keys go into this one.
+fn end(room: usize) -> usize {
+    if room < STEPWISE { room } else { room + room / PART }
+}
+
+/// Capacity of the table after one with so many keys: twice the room, or as much if many keys are gone. Not for twice the keys: there may
+/// be a few more than room.
+fn more_than(keys: usize) -> usize {
+    keys + keys / 4 * 3
+}
+
+impl Old {
+    fn is_seen(&self) -> bool {
+        matches!(self, Self::Seen(slots) if Arc::strong_count(slots) > 1)
     }
 }
 
@@ -171,8 +248,4 @@ impl Next {
         self.used += 1;
         Ok(())
     }
-}
-
-fn calm(slots: &SlotTable) -> usize {
-    if slots.room() < STEPWISE { slots.room() } else { slots.room() - slots.room() / RESERVE }
 }

@@ -151,6 +151,7 @@ impl Masks {
     /// Forgets tables without rules, and lets the workers know where lower priorities are gone. True if the workers' view changes.
     pub(super) fn tidy(&mut self) -> bool {
         self.forget_empty();
+        self.tables.values_mut().for_each(|table| table.keys.tidy());
         self.stale |= self.tables.values().any(|table| table.lowest() != table.published);
         self.stale
     }

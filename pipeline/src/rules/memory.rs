@@ -5,10 +5,10 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// What may be made of zero bytes.
 ///
@@ -38,7 +38,7 @@ unsafe impl Zero for u64 {
     }
 }
 
-/// An array of zeros. From 1 MiB on it is mapped: then huge pages are asked for, and what is never written takes no memory.
+/// An array of zeros. If it is large it is mapped: what is never written takes no memory then.
 pub(super) struct Zeroed<T: Zero> {
     start: NonNull<T>,
     count: usize,
@@ -53,13 +53,35 @@ unsafe impl<T: Zero + Send> Send for Zeroed<T> {}
 // SAFETY: as above.
 unsafe impl<T: Zero + Sync> Sync for Zeroed<T> {}
 
+/// How the system is to provide the memory of a large array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// In huge pages, as far as it can.
+    Huge,
+    /// In small pages: each first write costs little. Huge ones may be asked for when all is written.
+    Gradual,
+}
+
+impl Pages {
+    /// Bytes from which on an array is mapped rather than taken from the heap, which writes all of it at once.
+    fn mapped_from(self) -> usize {
+        match self {
+            Self::Huge => 1 << 20,
+            Self::Gradual => 1 << 15,
+        }
+    }
+}
+
 impl<T: Zero> Zeroed<T> {
-    pub(super) fn new(count: usize) -> Self {
+    pub(super) fn new(count: usize, pages: Pages) -> Self {
+        #[cfg(loom)]
+        let _ = pages;
         #[cfg(not(loom))]
-        if count * size_of::<T>() >= 1 << 20 {
+        if count * size_of::<T>() >= pages.mapped_from() {
             // Reserved huge pages are for packets.
-            let region = wirepath_memory::RegionBuilder::new(count * size_of::<T>()).huge_pages(false).map();
-            if let Ok(region) = region {
+            let builder = wirepath_memory::RegionBuilder::new(count * size_of::<T>()).huge_pages(false);
+            let builder = if pages == Pages::Gradual { builder.gradual() } else { builder };
+            if let Ok(region) = builder.map() {
                 return Self { start: region.base().cast(), count, region: Some(region), _owns: PhantomData };
             }
         }
@@ -76,6 +98,32 @@ impl<T: Zero> Zeroed<T> {
     }
 }
 
+impl<T: Zero> Zeroed<T> {
+    /// Has the system make huge pages of the memory when it has time.
+    pub(super) fn ask_for_huge_pages(&self) {
+        #[cfg(not(loom))]
+        if let Some(region) = &self.region {
+            region.ask_for_huge_pages();
+        }
+    }
+
+    /// Forgets all elements but the first `count`, and gives back their memory as far as it is mapped. False: that is everything, or
+    /// it cannot be done in parts.
+    pub(super) fn truncate(&mut self, count: usize) -> bool {
+        #[cfg(loom)]
+        let _ = count;
+        #[cfg(not(loom))]
+        if let Some(region) = self.region.as_mut().filter(|_| count > 0) {
+            self.count = self.count.min(count);
+            // SAFETY: the elements are numbers without a drop, and none behind `count` can be reached: `&mut self` is the only reference,
+            // and lends no more than `count` from now on.
+            unsafe { region.truncate(self.count * size_of::<T>()) };
+            return true;
+        }
+        false
+    }
+}
+
 impl<T: Zero> Drop for Zeroed<T> {
     fn drop(&mut self) {
         #[cfg(not(loom))]
@@ -88,12 +136,12 @@ impl<T: Zero> Drop for Zeroed<T> {
 }
 
 impl Zeroed<Line> {
-    /// Has the system provide all of the memory.
-    pub(super) fn touch(&self) {
-        const PAGE: usize = 4096;
-        for line in self.iter().step_by(PAGE / size_of::<Line>().min(PAGE)) {
-            // Written, since pages that are only read may stay one and the same.
-            line.0[0].store(line.0[0].load(crate::sync::Ordering::Relaxed), crate::sync::Ordering::Relaxed);
+    /// Has the system provide the pages that begin in this part.
+    pub(super) fn touch(&self, lines: Range<usize>) {
+        const PAGE: usize = 4096 / size_of::<Line>();
+        for line in (lines.start.next_multiple_of(PAGE)..lines.end).step_by(PAGE) {
+            // Written, whatever is there: a page that was read first is provided twice, once for reading and once for writing.
+            let _ = self[line].0[0].compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }

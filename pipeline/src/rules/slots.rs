@@ -11,18 +11,50 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::table::prefetch;
 
 use super::hash::Secret;
-use super::memory::{Line, Zeroed};
+use super::memory::{Line, Pages, Zeroed};
 use super::words::WORDS;
 
 /// Buckets that a search looks at, at most: bounds what a lookup costs whatever the keys.
 const MAX_PROBE: usize = 32;
 
-/// A key was put into a later bucket because this one was full.
-const OVERFLOW: u64 = 1 << 31;
-const VALUE: u64 = OVERFLOW - 1;
+/// Half of a word that belongs to a slot: it has a key, and above the zero of "no value" the value plus one.
+const USED: u32 = 1 << 31;
+const VALUE: u32 = USED - 1;
+/// Of a bucket's last word: a key was put into a later bucket because this one was full.
+const OVERFLOW: u64 = 1 << 32;
+/// The word with the first slot's value, and the one with those of the two others.
+const LAST: usize = 7;
+const OTHERS: usize = 6;
 
-/// Words of the longest key of which two fit a line.
-const PAIRED: usize = 3;
+/// Words of the longest key of which several fit a line.
+const SHORT: usize = 3;
+
+/// Slots of a bucket with keys of so many words.
+const fn slots_of(words: usize) -> usize {
+    match words {
+        0..=2 => 3,
+        SHORT => 2,
+        _ => 1,
+    }
+}
+
+/// Where in its bucket a slot has a word of its key.
+#[inline(always)]
+const fn place(words: usize, slot: usize, i: usize) -> usize {
+    match words {
+        0..=2 => slot * 2 + i,
+        SHORT => slot * SHORT + i,
+        // Around the value.
+        _ => i + (i >= LAST) as usize,
+    }
+}
+
+/// Where in its bucket a slot has its value: index of the word, and bits below.
+#[inline(always)]
+const fn value_at(slot: usize) -> (usize, u32) {
+    // Calculated: an insertion does not know the slot in advance.
+    (LAST - (slot > 0) as usize, (slot / 2 * 32) as u32)
+}
 
 /// Keys up to which a table is small: its filter stays in the first-level cache, where that of a large one would cost what the table does.
 const SMALL: usize = 4096;
@@ -30,7 +62,7 @@ const SMALL: usize = 4096;
 const FILTER_BITS: usize = 16;
 
 /// Largest value.
-pub(super) const MAX_VALUE: u32 = VALUE as u32 - 1;
+pub(super) const MAX_VALUE: u32 = VALUE - 1;
 
 /// How keys are hashed.
 #[derive(Clone, Debug)]
@@ -61,8 +93,6 @@ enum Probe {
     Nothing,
     /// Not there, but perhaps in the next one.
     Full,
-    /// Another key has this tag, or had it: that of the other slot may be the one.
-    Unclear,
 }
 
 /// The neighbourhood of the key is full.
@@ -71,21 +101,27 @@ pub(super) struct Full;
 
 /// Where a key lies; stays true for the life of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Position(usize);
+pub(super) struct Position {
+    line: usize,
+    slot: usize,
+}
 
-/// A slot is the word *tag, value* and the words of the key, padded to 4, 8, 16, ... words. A bucket is a cache line with two slots of
-/// four words, or one longer slot. Tag: the key's hash; value: 0 if there is none.
+/// A bucket is one cache line with three keys of up to two words or two of three words, or as many lines as one longer key takes. Its
+/// last words hold a half for each slot: whether it has a key, and the value. Slots are taken in order.
 ///
-/// **Why a reader is never led astray:** a slot's key is written once, before the tag. Removal only clears the value; the slot stays
-/// that key's until the writer makes the next table. So a reader that finds tag and key reads a value of that key.
+/// **Why three to a line:** a table with one key for each bucket finds 98 of 100 keys in the line that was asked for, where two to a
+/// line would find 90; what the others cost is a branch that goes wrong and another wait for memory. There is no room for tags, and no need: all
+/// keys of the line are compared.
+///
+/// **Why a reader is never led astray:** a slot's key is written once, before the half that says so. Removal only clears the value;
+/// the slot stays that key's until the writer makes the next table. So a reader that finds the half and the key reads a value of that
+/// key.
 #[derive(Debug)]
 pub(super) struct SlotTable {
     lines: Zeroed<Line>,
     /// Of small tables, a bit for each hash that was ever put in: most searches end there. Empty: there is none.
     filter: Box<[AtomicU64]>,
     words: usize,
-    /// Two slots in a bucket.
-    pairs: bool,
     /// Lines of a bucket, as a power of two.
     shift: u32,
     mask: usize,
@@ -94,23 +130,46 @@ pub(super) struct SlotTable {
     room: usize,
 }
 
+/// The memory of a table that nobody needs, to be given back bit by bit.
+#[derive(Debug)]
+pub(super) struct Remains(Zeroed<Line>);
+
+impl Remains {
+    /// Gives back so little of it that it takes no time to speak of. False: the rest can go at once.
+    pub(super) fn dissolve(&mut self) -> bool {
+        /// 256 KiB: 64 small pages.
+        const LINES: usize = (256 << 10) / size_of::<Line>();
+        self.0.truncate(self.0.len().saturating_sub(LINES))
+    }
+
+    /// Bytes of memory.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+}
+
 impl SlotTable {
     /// For keys of `words` words, and room for `capacity` of them.
     pub(super) fn new(words: usize, capacity: usize, hash: Hash) -> Self {
-        let slot = (words + 1).next_power_of_two().max(4);
-        let (pairs, lines) = (slot == 4, slot.div_ceil(8));
-        // Small tables are kept sparse: there are many of them, each looked into for every new flow, and a bucket that is full costs a
-        // branch that goes wrong.
+        Self::with_pages(words, capacity, hash, Pages::Huge)
+    }
+
+    fn with_pages(words: usize, capacity: usize, hash: Hash, pages: Pages) -> Self {
+        // Small tables of longer keys are kept sparse: there are many of them, each looked into for every new flow, and a bucket that is
+        // full costs a branch that goes wrong.
         let small = capacity <= SMALL;
-        let sparse = if small { 4 } else { 2 };
-        let slots = (capacity.max(8) * sparse).next_power_of_two();
-        let buckets = if pairs { slots / 2 } else { slots };
-        let room = slots / sparse;
+        let buckets_for_a_key = match slots_of(words) {
+            3 => 1,
+            2 if !small => 1,
+            1 if small => 4,
+            _ => 2,
+        };
+        let room = capacity.max(8).next_power_of_two();
+        let (buckets, lines) = (room * buckets_for_a_key, (words + 1).div_ceil(8).next_power_of_two());
         Self {
-            lines: Zeroed::new(buckets * lines),
+            lines: Zeroed::new(buckets * lines, pages),
             filter: (0..if small { room * FILTER_BITS / 64 } else { 0 }).map(|_| AtomicU64::new(0)).collect(),
             words,
-            pairs,
             shift: lines.trailing_zeros(),
             mask: buckets - 1,
             hash,
@@ -138,9 +197,31 @@ impl SlotTable {
         self
     }
 
+    /// The same, whose memory the system provides bit by bit: nobody waits for the zeros of a huge page.
+    pub(super) fn like_gradually(&self, capacity: usize) -> Self {
+        Self::with_pages(self.words, capacity, self.hash.clone(), Pages::Gradual)
+    }
+
     /// Has the system provide all of the memory now, rather than in the middle of insertions.
     pub(super) fn touch(&self) {
-        self.lines.touch();
+        self.lines.touch(0..self.lines.len());
+    }
+
+    /// The same for what some buckets of a table with `of` of them are copied to.
+    pub(super) fn touch_for(&self, buckets: Range<usize>, of: usize) {
+        for start in (buckets.start..self.buckets()).step_by(of) {
+            self.lines.touch(start << self.shift..(start + buckets.len()) << self.shift);
+        }
+    }
+
+    /// The memory is in use from end to end: the system may make huge pages of it when it has time.
+    pub(super) fn settle(&self) {
+        self.lines.ask_for_huge_pages();
+    }
+
+    /// What is left of a table that nobody looks into any more.
+    pub(super) fn into_remains(self) -> Remains {
+        Remains(self.lines)
     }
 
     /// Bytes of memory.
@@ -162,7 +243,7 @@ impl SlotTable {
     #[inline(always)]
     fn bucket(&self, words: usize, index: usize) -> *const AtomicU64 {
         // One line, where the length of keys is known to be short.
-        let shift = if words <= PAIRED { 0 } else { self.shift };
+        let shift = if words <= SHORT { 0 } else { self.shift };
         let index = (index & self.mask) << shift;
         debug_assert!(index < self.lines.len());
         // SAFETY: there are `(mask + 1) << shift` lines.
@@ -179,6 +260,9 @@ impl SlotTable {
     /// Writer only, before the key can be found.
     #[inline(always)]
     fn note(&self, hash: u32) {
+        if self.filter.is_empty() {
+            return;
+        }
         let place = hash as usize & (self.filter.len() * 64).wrapping_sub(1);
         if let Some(word) = self.filter.get(place / 64) {
             word.store(word.load(Ordering::Relaxed) | 1 << (place % 64), Ordering::Release);
@@ -192,87 +276,113 @@ impl SlotTable {
         prefetch(unsafe { &*self.bucket(words, hash as usize) });
     }
 
+    /// A word of a bucket.
+    ///
+    /// # Safety
+    /// The bucket is one of this table, and has such a word.
+    #[inline(always)]
+    unsafe fn word<'t>(&'t self, bucket: *const AtomicU64, i: usize) -> &'t AtomicU64 {
+        // SAFETY: the caller's; the table keeps its lines.
+        unsafe { &*bucket.add(i) }
+    }
+
     /// The value of a key, `None` if it is not there; `key` gives its words, of which there are `words`: a constant where the caller
     /// knows it, so that nothing is left of the loops.
     #[inline(always)]
     pub(super) fn find(&self, words: usize, hash: u32, key: impl Fn(usize) -> u64) -> Option<u32> {
         debug_assert_eq!(words, self.words);
-        match self.find_in(words, probe(hash, 0), hash, &key) {
-            Probe::Value(value) => return Some(value),
-            Probe::Nothing => return None,
-            Probe::Unclear => return self.find_farther(hash, key),
-            Probe::Full => {}
-        }
-        match self.find_in(words, probe(hash, 1), hash, &key) {
+        match self.find_in(words, probe(hash, 0), &key) {
             Probe::Value(value) => Some(value),
             Probe::Nothing => None,
-            Probe::Full | Probe::Unclear => self.find_farther(hash, key),
+            Probe::Full => match self.find_in(words, probe(hash, 1), &key) {
+                Probe::Value(value) => Some(value),
+                Probe::Nothing => None,
+                Probe::Full => self.find_farther(hash, key),
+            },
         }
     }
 
     /// A look into one bucket.
     #[inline(always)]
-    fn find_in(&self, words: usize, index: usize, hash: u32, key: &impl Fn(usize) -> u64) -> Probe {
-        let tag = u64::from(hash.max(1));
+    fn find_in(&self, words: usize, index: usize, key: &impl Fn(usize) -> u64) -> Probe {
         let bucket = self.bucket(words, index);
-        // SAFETY: every bucket begins with a slot.
-        let first = unsafe { &*bucket }.load(Ordering::Acquire);
-        let (slot, meta) = if words <= PAIRED {
-            // SAFETY: with keys of at most three words, a bucket has two slots of four words.
-            let second = unsafe { &*bucket.add(4) }.load(Ordering::Acquire);
-            // Which of the two it is cannot be foreseen. A single question for both: asked for each, the compiler makes branches of it.
-            let is_first = first >> 32 == tag;
-            let offset = select_unpredictable(is_first, 0, 4);
-            // SAFETY: as above.
-            (unsafe { bucket.add(offset) }, select_unpredictable(is_first, first, second))
-        } else {
-            (bucket, first)
+        // SAFETY: a bucket has eight words at least, and as many as its keys need.
+        let word = |i: usize| unsafe { self.word(bucket, i) };
+        // Acquire: with the half that says so comes the key, with the value what was written before it.
+        let last = word(LAST).load(Ordering::Acquire);
+        let slots = slots_of(words);
+        let others = if slots > 1 { word(OTHERS).load(Ordering::Acquire) } else { 0 };
+        // Which of them it is cannot be foreseen: no branch. No two slots have one key, and unused ones a half of zero.
+        let of = |slot: usize, half: u32| {
+            let differs =
+                (0..words).fold(0, |differs, i| differs | (word(place(words, slot, i)).load(Ordering::Relaxed) ^ key(i)));
+            select_unpredictable(differs == 0, half, 0)
         };
-        if meta >> 32 == tag {
-            // SAFETY: a slot has `words + 1` words.
-            let word = |i: usize| unsafe { &*slot.add(1 + i) }.load(Ordering::Relaxed);
-            let differs = (0..words).fold(0, |differs, i| differs | (word(i) ^ key(i)));
-            if differs == 0 && meta & VALUE != 0 {
-                return Probe::Value((meta & VALUE) as u32 - 1);
-            }
-            return Probe::Unclear;
+        let mut half = of(0, last as u32);
+        if slots > 1 {
+            half |= of(1, others as u32);
         }
-        if first & OVERFLOW == 0 { Probe::Nothing } else { Probe::Full }
+        if slots > 2 {
+            half |= of(2, (others >> 32) as u32);
+        }
+        match half & VALUE {
+            0 if half == 0 && last & OVERFLOW != 0 => Probe::Full,
+            0 => Probe::Nothing,
+            value => Probe::Value(value - 1),
+        }
     }
 
     /// The same in all buckets, one by one.
     #[cold]
     #[inline(never)]
     fn find_farther(&self, hash: u32, key: impl Fn(usize) -> u64) -> Option<u32> {
-        let position = self.position(hash, &key)?;
-        // Acquire: with the value comes what was written before it.
-        ((self.word(position.0).load(Ordering::Acquire) & VALUE) as u32).checked_sub(1)
+        self.get(self.position(hash, &key)?)
     }
 
-    fn word(&self, position: usize) -> &AtomicU64 {
-        &self.lines[position / 8].0[position % 8]
+    /// Index of the first line of a bucket.
+    fn line(&self, index: usize) -> usize {
+        (index & self.mask) << self.shift
     }
 
-    /// First words of the slots of a bucket.
-    fn slots_of(&self, index: usize) -> impl Iterator<Item = usize> + use<> {
-        let first = ((index & self.mask) << self.shift) * 8;
-        [Some(first), self.pairs.then_some(first + 4)].into_iter().flatten()
+    fn at(&self, line: usize, i: usize) -> &AtomicU64 {
+        &self.lines[line + i / 8].0[i % 8]
+    }
+
+    /// What a slot's half says.
+    fn half(&self, Position { line, slot }: Position) -> u32 {
+        let (word, shift) = value_at(slot);
+        // Acquire: see `find_in`.
+        (self.at(line, word).load(Ordering::Acquire) >> shift) as u32
+    }
+
+    /// Writer only.
+    fn set_half(&self, Position { line, slot }: Position, half: u32) {
+        let (word, shift) = value_at(slot);
+        let word = self.at(line, word);
+        let rest = word.load(Ordering::Relaxed) & !(u64::from(u32::MAX) << shift);
+        // Release: who sees the half sees the key, and what was written before the value.
+        word.store(rest | u64::from(half) << shift, Ordering::Release);
+    }
+
+    /// Positions in a bucket.
+    fn positions(&self, index: usize) -> impl Iterator<Item = Position> + use<> {
+        let line = self.line(index);
+        (0..slots_of(self.words)).map(move |slot| Position { line, slot })
     }
 
     /// Where a key lies, with a value or without.
     pub(super) fn position(&self, hash: u32, key: impl Fn(usize) -> u64) -> Option<Position> {
-        let tag = u64::from(hash.max(1));
         for distance in 0..MAX_PROBE {
-            let mut first = None;
-            for slot in self.slots_of(probe(hash, distance)) {
-                let meta = self.word(slot).load(Ordering::Acquire);
-                first = first.or(Some(meta));
-                let same = |i: usize| self.word(slot + 1 + i).load(Ordering::Relaxed) == key(i);
-                if meta >> 32 == tag && (0..self.words).all(same) {
-                    return Some(Position(slot));
+            let index = probe(hash, distance);
+            for position in self.positions(index) {
+                let same = |i: usize| {
+                    self.at(position.line, place(self.words, position.slot, i)).load(Ordering::Relaxed) == key(i)
+                };
+                if self.half(position) != 0 && (0..self.words).all(same) {
+                    return Some(position);
                 }
             }
-            if first.is_none_or(|first| first & OVERFLOW == 0) {
+            if self.at(self.line(index), LAST).load(Ordering::Acquire) & OVERFLOW == 0 {
                 return None;
             }
         }
@@ -281,45 +391,45 @@ impl SlotTable {
 
     /// The value at a position.
     pub(super) fn get(&self, position: Position) -> Option<u32> {
-        ((self.word(position.0).load(Ordering::Relaxed) & VALUE) as u32).checked_sub(1)
+        (self.half(position) & VALUE).checked_sub(1)
     }
 
     /// Replaces or removes the value at a position. Writer only.
     pub(super) fn set(&self, position: Position, value: Option<u32>) {
-        let meta = self.word(position.0);
-        let rest = meta.load(Ordering::Relaxed) & !VALUE;
-        // Release: who sees the value sees what was written before it.
-        meta.store(rest | value.map_or(0, |value| u64::from(value) + 1), Ordering::Release);
+        self.set_half(position, USED | value.map_or(0, |value| value + 1));
     }
 
     /// Puts in a key if it is quickly clear that it is not there and where there is room; writer only. Without a branch on which of
-    /// two slots is free, so that insertions in a row wait for memory together and not one after the other.
+    /// the slots is free, so that insertions in a row wait for memory together and not one after the other.
     #[inline(always)]
     pub(super) fn insert_at_once(&self, words: usize, hash: u32, key: impl Fn(usize) -> u64, value: u32) -> bool {
         debug_assert_eq!(words, self.words);
-        let tag = u64::from(hash.max(1));
         let bucket = self.bucket(words, hash as usize);
-        // SAFETY: every bucket begins with a slot.
-        let first = unsafe { &*bucket }.load(Ordering::Relaxed);
-        let is_free = first == 0;
-        let (slot, possible) = if words <= PAIRED {
-            // SAFETY: with keys of at most three words, a bucket has two slots of four words.
-            let second = unsafe { &*bucket.add(4) }.load(Ordering::Relaxed);
-            let offset = if is_free { 0 } else { 4 };
-            let other = (first >> 32 != tag) & (first & OVERFLOW == 0) & (second >> 32 != tag);
-            // SAFETY: as above.
-            (unsafe { bucket.add(offset) }, other & (is_free | (second == 0)))
-        } else {
-            (bucket, is_free)
-        };
+        // SAFETY: as in `find_in`.
+        let word = |i: usize| unsafe { self.word(bucket, i) };
+        let last = word(LAST).load(Ordering::Relaxed);
+        let slots = slots_of(words);
+        let others = if slots > 1 { word(OTHERS).load(Ordering::Relaxed) } else { 0 };
+        let halves = [last as u32, others as u32, (others >> 32) as u32];
+        // A key of zeros is like that of a free slot, and not put in here.
+        let mut there = false;
+        for slot in 0..slots {
+            let differs =
+                (0..words).fold(0, |differs, i| differs | (word(place(words, slot, i)).load(Ordering::Relaxed) ^ key(i)));
+            there |= differs == 0;
+        }
+        // They are taken in order: if the last is free, nothing is in a later bucket either.
+        let possible = !there & (halves[slots - 1] == 0);
+        let used = halves[..slots - 1].iter().map(|half| usize::from(*half != 0)).sum();
         if possible {
             self.note(hash);
             for i in 0..words {
-                // SAFETY: a slot has `words + 1` words.
-                unsafe { &*slot.add(1 + i) }.store(key(i), Ordering::Relaxed);
+                word(place(words, used, i)).store(key(i), Ordering::Relaxed);
             }
-            // SAFETY: the slot. Release: who sees the tag sees the key.
-            unsafe { &*slot }.store(tag << 32 | (u64::from(value) + 1), Ordering::Release);
+            let (at, shift) = value_at(used);
+            let rest = select_unpredictable(used == 0, last, others);
+            // Release: who sees the half sees the key.
+            word(at).store(rest | u64::from(USED | (value + 1)) << shift, Ordering::Release);
         }
         possible
     }
@@ -327,45 +437,37 @@ impl SlotTable {
     /// Puts in a key that is not there. Writer only.
     pub(super) fn insert(&self, hash: u32, key: &[u64], value: u32) -> Result<Position, Full> {
         debug_assert!(key.len() == self.words && value <= MAX_VALUE);
-        let tag = u64::from(hash.max(1)) << 32;
         for distance in 0..MAX_PROBE {
-            for slot in self.slots_of(probe(hash, distance)) {
-                let meta = self.word(slot).load(Ordering::Relaxed);
-                if meta & !OVERFLOW != 0 {
-                    continue;
-                }
-                self.note(hash);
-                for (i, word) in key.iter().enumerate() {
-                    self.word(slot + 1 + i).store(*word, Ordering::Relaxed);
-                }
-                for passed in 0..distance {
-                    let first = self.word(((probe(hash, passed) & self.mask) << self.shift) * 8);
-                    first.store(first.load(Ordering::Relaxed) | OVERFLOW, Ordering::Release);
-                }
-                // Release: who sees the tag sees the key.
-                self.word(slot).store(meta | tag | (u64::from(value) + 1), Ordering::Release);
-                return Ok(Position(slot));
+            let free = self.positions(probe(hash, distance)).find(|position| self.half(*position) == 0);
+            let Some(position) = free else { continue };
+            self.note(hash);
+            for (i, word) in key.iter().enumerate() {
+                self.at(position.line, place(self.words, position.slot, i)).store(*word, Ordering::Relaxed);
             }
+            for passed in 0..distance {
+                let last = self.at(self.line(probe(hash, passed)), LAST);
+                last.store(last.load(Ordering::Relaxed) | OVERFLOW, Ordering::Release);
+            }
+            self.set(position, Some(value));
+            return Ok(position);
         }
         Err(Full)
     }
 
     /// The bucket of a position.
     pub(super) fn bucket_of(&self, position: Position) -> usize {
-        (position.0 / 8) >> self.shift
+        position.line >> self.shift
     }
 
     /// Keys of some buckets with their values. Writer only.
     pub(super) fn for_each(&self, buckets: Range<usize>, mut each: impl FnMut(&[u64], u32)) {
         let key = &mut [0; WORDS][..self.words];
-        for index in buckets {
-            for slot in self.slots_of(index) {
-                if let Some(value) = self.get(Position(slot)) {
-                    for (i, word) in key.iter_mut().enumerate() {
-                        *word = self.word(slot + 1 + i).load(Ordering::Relaxed);
-                    }
-                    each(key, value);
+        for position in buckets.flat_map(|index| self.positions(index)) {
+            if let Some(value) = self.get(position) {
+                for (i, word) in key.iter_mut().enumerate() {
+                    *word = self.at(position.line, place(self.words, position.slot, i)).load(Ordering::Relaxed);
                 }
+                each(key, value);
             }
         }
     }
@@ -413,12 +515,12 @@ mod tests {
     fn a_neighbourhood_that_is_full_refuses_and_is_bounded() {
         let table = SlotTable::new(2, 1000, some_hash());
         let fits = (0..1000).take_while(|&i| table.insert(5, &[i, 0], 1).is_ok()).count();
-        assert_eq!(fits, 2 * MAX_PROBE);
-        assert_eq!(table.find(2, 5, |i| [63, 0][i]), Some(1));
-        assert_eq!(table.find(2, 5, |i| [64, 0][i]), None);
+        assert_eq!(fits, 3 * MAX_PROBE);
+        assert_eq!(table.find(2, 5, |i| [95, 0][i]), Some(1));
+        assert_eq!(table.find(2, 5, |i| [96, 0][i]), None);
         let next = table.rebuilt(1000).unwrap();
-        let hash = next.hash(&[63, 0]);
-        assert_eq!(next.find(2, hash, |i| [63, 0][i]), Some(1));
+        let hash = next.hash(&[95, 0]);
+        assert_eq!(next.find(2, hash, |i| [95, 0][i]), Some(1));
     }
 }
 

@@ -68,12 +68,13 @@ pub struct RegionBuilder {
     huge: Option<bool>,
     node: Option<u32>,
     shared: bool,
+    gradual: bool,
 }
 
 impl RegionBuilder {
     /// A region of at least `bytes`; huge pages if there are any, else normal pages.
     pub fn new(bytes: usize) -> Self {
-        Self { bytes, huge: None, node: None, shared: false }
+        Self { bytes, huge: None, node: None, shared: false, gradual: false }
     }
 
     /// `true`: huge pages or an error. `false`: never ask for reserved huge pages.
@@ -91,6 +92,13 @@ impl RegionBuilder {
     /// Back the region with a memfd, so that another process can map the same memory (see [`Region::descriptor`]).
     pub fn shared(mut self) -> Self {
         self.shared = true;
+        self
+    }
+
+    /// Where normal pages are taken, asks for no transparent huge pages: the first write to each 4 KiB costs as much as zeros for these,
+    /// and nobody waits for 2 MiB of them. See [`Region::ask_for_huge_pages`] for later.
+    pub fn gradual(mut self) -> Self {
+        self.gradual = true;
         self
     }
 
@@ -145,12 +153,10 @@ impl RegionBuilder {
         }
         let backing = if huge {
             Backing::HugePages
+        } else if !self.gradual && advise_huge(mapped.start, bytes) {
+            Backing::TransparentHugePages
         } else {
-            // SAFETY: the advice changes how the pages are provided, not what they contain.
-            match unsafe { madvise(mapped.start, bytes, Advice::LinuxHugepage) } {
-                Ok(()) => Backing::TransparentHugePages,
-                Err(_) => Backing::NormalPages,
-            }
+            Backing::NormalPages
         };
         // A child process must not get copy-on-write copies of pages that a device writes (see ibv_fork_init(3)).
         // SAFETY: only affects fork.
@@ -191,7 +197,7 @@ impl Drop for Mapping {
     }
 }
 
-/// A mapped piece of memory, zeroed at first, whose size is a multiple of 2 MiB and which starts on such a boundary unless it is
+/// A mapped piece of memory, zeroed at first, whose size is a multiple of 2 MiB unless it was cut short, and which starts on such a boundary unless it is
 /// shared normal memory.
 pub struct Region {
     mapping: Mapping,
@@ -214,6 +220,29 @@ impl Region {
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Asks for transparent huge pages in the place of normal ones that are there already: the kernel's own thread makes them when it
+    /// has time (khugepaged).
+    pub fn ask_for_huge_pages(&self) {
+        advise_huge(self.mapping.start, self.bytes);
+    }
+
+    /// Gives back all but the first `bytes`, up to the next boundary of 4 KiB; does nothing to reserved huge pages and to regions that
+    /// are no larger.
+    ///
+    /// # Safety
+    /// Nobody may use an address behind `bytes` from now on.
+    pub unsafe fn truncate(&mut self, bytes: usize) {
+        const PAGE: usize = 4096;
+        let kept = bytes.max(1).next_multiple_of(PAGE);
+        if self.backing == Backing::HugePages || kept >= self.bytes {
+            return;
+        }
+        // SAFETY: this part of the mapping is ours, and by contract nobody's else.
+        if unsafe { munmap(self.mapping.start.byte_add(kept), self.bytes - kept) }.is_ok() {
+            (self.bytes, self.mapping.bytes) = (kept, kept);
+        }
     }
 
     /// What holds the region.
@@ -255,6 +284,12 @@ impl fmt::Debug for Region {
     }
 }
 
+/// Asks for transparent huge pages; whether the kernel knows what that is.
+fn advise_huge(start: *mut c_void, bytes: usize) -> bool {
+    // SAFETY: the advice changes how the pages are provided, not what they contain.
+    unsafe { madvise(start, bytes, Advice::LinuxHugepage) }.is_ok()
+}
+
 pub(crate) fn prefer_node(start: *mut c_void, bytes: usize, node: u32) {
     const MPOL_PREFERRED: libc::c_long = 1;
     let mut mask = [0u64; 16];
@@ -291,6 +326,26 @@ mod tests {
             assert_eq!(region.bytes(), 4 << 20);
             assert_eq!(region.base().as_ptr() as usize % HUGE_PAGE, 0);
             write_and_read(&region);
+        }
+    }
+
+    #[test]
+    fn a_region_is_cut_short_and_stays_usable() {
+        let mut region = RegionBuilder::new(3 << 20).huge_pages(false).gradual().map().unwrap();
+        assert_eq!(region.backing(), Backing::NormalPages);
+        region.ask_for_huge_pages();
+        write_and_read(&region);
+        // SAFETY: nobody keeps an address.
+        unsafe { region.truncate(5000) };
+        assert_eq!(region.bytes(), 8192);
+        // SAFETY: as above.
+        unsafe { region.truncate(1 << 30) };
+        assert_eq!(region.bytes(), 8192);
+        // SAFETY: both lie in the region, which nobody else uses.
+        unsafe {
+            let base = region.base().as_ptr();
+            assert_eq!(*base, 1);
+            base.add(8191).write(3);
         }
     }
 
