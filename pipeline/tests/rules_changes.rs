@@ -74,7 +74,8 @@ fn steps(rng: &mut Rng, rules: &mut Rules) -> Vec<Step> {
                 // The same priority sometimes, and then the same place.
                 if rng.one_in(2) {
                     let (pattern, actions) = (rule.pattern().to_vec(), rule.actions().to_vec());
-                    rule = Rule::new(rule.direction(), old.priority(), pattern, actions).expect("only the priority differs");
+                    rule = Rule::new(rule.direction(), old.priority(), pattern, actions)
+                        .expect("only the priority differs");
                 }
                 Step::Replace(name, rule)
             }
@@ -137,7 +138,8 @@ impl Play {
         let domain = Domain::new();
         let mut table = RuleTable::new(&domain, RuleLimits::default(), 0);
         let (ingress, egress) = table.lookups();
-        let reference = Reference { rss_key: DEFAULT_RSS_KEY.to_vec(), ..Reference::default() };
+        let mut reference = Reference::default();
+        reference.rss_key = DEFAULT_RSS_KEY.to_vec();
         Self {
             reader: domain.join(),
             table,
@@ -293,13 +295,12 @@ impl Play {
 /// Plays a script; what failed and at which event. Returns how many packets were compared, and how many rules went.
 fn play(events: &[Event], planted: Planted) -> Result<(u64, usize), (usize, String)> {
     let mut at = 0;
-    let result = catch_unwind(AssertUnwindSafe(|| {
+    let result: Result<Result<_, String>, _> = catch_unwind(AssertUnwindSafe(|| {
         let mut play = Play::new(planted);
-        events.iter().try_for_each(|event| {
+        for event in events {
             play.event(event)?;
             at += 1;
-            Ok(())
-        })?;
+        }
         play.end()?;
         Ok((play.checked, play.ended.len()))
     }));
@@ -527,7 +528,10 @@ fn forward(script: &[Vec<Step>], frames: &[Frame], planted: Planted) -> Result<S
     let met: u64 = seen.iter().flat_map(|(sums, _)| sums.values()).sum();
     let between: u64 = seen.iter().map(|(_, between)| between).sum();
     let batches: u64 = done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
-    Ok(format!("{batches} batches, {between} of them during a change, {met} packets met a rule, {} rules left", ids.len()))
+    Ok(format!(
+        "{batches} batches, {between} of them during a change, {met} packets met a rule, {} rules left",
+        ids.len()
+    ))
 }
 
 /// A script with packets for its rules.
@@ -564,7 +568,8 @@ fn shrunk_under_traffic(script: &[Vec<Step>], frames: &[Frame], planted: Planted
     };
     let steps = shrink::fewest(&steps, |steps| fails(&whole(steps), &frames));
     let fails_with_marks = |steps: &[(usize, Step)]| {
-        steps.iter().filter_map(|step| step.1.rule()).all(|rule| mark_of(rule).is_some()) && fails(&whole(steps), &frames)
+        steps.iter().filter_map(|step| step.1.rule()).all(|rule| mark_of(rule).is_some())
+            && fails(&whole(steps), &frames)
     };
     let with = |step: &(usize, Step), rule: &Rule| (step.0, step.1.with_rule(rule));
     let steps = simplest(&steps, |step| step.1.rule(), with, fails_with_marks);

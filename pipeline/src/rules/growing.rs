@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::slots::{Full, Position, Remains, SlotTable};
 
-/// Tables with less room are replaced by a larger one at once: that takes no longer than a few
-/// page faults.
+/// Tables with less room are replaced by a larger one at once: that takes no longer than a few page faults.
 const STEPWISE: usize = 1 << 10;
 /// The next table is made while so many keys come, as a part of the room.
 const PART: usize = 8;
@@ -144,9 +143,9 @@ impl Growing {
             return false;
         }
         let (slots, keys) = (&self.slots, self.keys);
-        let next = self.next.get_or_insert_with(|| {
-            Box::new(Next { slots: slots.like_gradually(more_than(keys)), used: 0, copied: 0 })
-        });
+        let next = self
+            .next
+            .get_or_insert_with(|| Box::new(Next { slots: slots.like_gradually(more_than(keys)), used: 0, copied: 0 }));
         let some = slots.buckets() / (self.end - self.begin);
         let end = (next.copied + some).min(slots.buckets());
         let mut full = false;
@@ -219,7 +218,7 @@ impl Growing {
         let crowded = self.used < self.end;
         let capacity = more_than(self.keys).max(if crowded { self.slots.room() * 2 } else { 0 });
         self.slots = Arc::new(self.slots.rebuilt(capacity)?);
-        (self.used, self.next) = (self.keys, None);
+        (self.used, self.next, self.old) = (self.keys, None, None);
         self.set_bounds();
         Ok(())
     }

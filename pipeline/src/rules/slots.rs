@@ -314,8 +314,8 @@ impl SlotTable {
         let others = if slots > 1 { word(OTHERS).load(Ordering::Acquire) } else { 0 };
         // Which of them it is cannot be foreseen: no branch. No two slots have one key, and unused ones a half of zero.
         let of = |slot: usize, half: u32| {
-            let differs =
-                (0..words).fold(0, |differs, i| differs | (word(place(words, slot, i)).load(Ordering::Relaxed) ^ key(i)));
+            let differs = (0..words)
+                .fold(0, |differs, i| differs | (word(place(words, slot, i)).load(Ordering::Relaxed) ^ key(i)));
             select_unpredictable(differs == 0, half, 0)
         };
         let mut half = of(0, last as u32);
@@ -414,8 +414,8 @@ impl SlotTable {
         // A key of zeros is like that of a free slot, and not put in here.
         let mut there = false;
         for slot in 0..slots {
-            let differs =
-                (0..words).fold(0, |differs, i| differs | (word(place(words, slot, i)).load(Ordering::Relaxed) ^ key(i)));
+            let differs = (0..words)
+                .fold(0, |differs, i| differs | (word(place(words, slot, i)).load(Ordering::Relaxed) ^ key(i)));
             there |= differs == 0;
         }
         // They are taken in order: if the last is free, nothing is in a later bucket either.
