@@ -281,7 +281,7 @@ impl SlotTable {
     /// # Safety
     /// The bucket is one of this table, and has such a word.
     #[inline(always)]
-    unsafe fn word<'t>(&'t self, bucket: *const AtomicU64, i: usize) -> &'t AtomicU64 {
+    unsafe fn word(&self, bucket: *const AtomicU64, i: usize) -> &AtomicU64 {
         // SAFETY: the caller's; the table keeps its lines.
         unsafe { &*bucket.add(i) }
     }

@@ -47,7 +47,7 @@ impl fmt::Display for Step {
 }
 
 /// The steps of one change that are possible with the rules that are there.
-fn possible<'s>(steps: &'s [Step], is_there: impl Fn(Name) -> bool) -> Vec<&'s Step> {
+fn possible(steps: &[Step], is_there: impl Fn(Name) -> bool) -> Vec<&Step> {
     // In one change nothing is done twice to a rule.
     let mut touched = HashSet::new();
     let possible = |step: &&Step| match step {
