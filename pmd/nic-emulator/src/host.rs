@@ -66,6 +66,12 @@ pub trait Region: Clone + Send + 'static {
     /// Two aligned words at once, as [`Self::store`].
     fn store_pair(&self, offset: u64, value: u64);
 
+    /// The device is done with the line at `offset`, which another processor will write next: it may leave this one's caches. Changes nothing.
+    #[inline]
+    fn release(&self, offset: u64) {
+        let _ = offset;
+    }
+
     /// The device will soon write to the line at `offset`: time to take it away from another processor. Changes nothing.
     #[inline]
     fn expect(&self, offset: u64) {

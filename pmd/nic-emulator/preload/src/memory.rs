@@ -118,6 +118,14 @@ impl Region for Pinned {
     }
 
     #[inline]
+    fn release(&self, offset: u64) {
+        if let Some(at) = self.at(offset, 1) {
+            // SAFETY: a hint, which neither faults nor changes memory; processors without it take it for nothing.
+            unsafe { std::arch::asm!("cldemote [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+        }
+    }
+
+    #[inline]
     fn expect(&self, offset: u64) {
         if let Some(at) = self.at(offset, 1) {
             // SAFETY: a hint, which neither faults nor changes memory; processors without it take it for nothing.

@@ -85,7 +85,12 @@ impl<R: Region> Work<R> {
             self.tail = self.head.wrapping_add(units);
             self.tail_bytes = self.tail.wrapping_mul(WQE_UNIT);
         }
+        let line = (self.head & !1).wrapping_mul(WQE_UNIT);
         self.head = self.head.wrapping_add(units);
+        // The line is left.
+        if clear && line != (self.head & !1).wrapping_mul(WQE_UNIT) {
+            self.ring.release(u64::from(line & (self.bytes - 1)));
+        }
     }
 }
 
@@ -226,6 +231,7 @@ impl<R: Region> Cq<R> {
         let front: [u64; 7] = std::array::from_fn(|i| pair(entry[2 * i], entry[2 * i + 1]));
         let _ = self.ring.write(at, front.as_bytes());
         self.ring.store_pair(at + front.as_bytes().len() as u64, pair(entry[14], tail.0));
+        self.ring.release(at);
     }
 
     /// Writes an entry that lies.

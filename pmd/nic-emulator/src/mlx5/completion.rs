@@ -13,6 +13,9 @@ use crate::host::Region;
 /// Most packets of a compressed session.
 pub(super) const MOST_MINIS: usize = 64;
 
+/// How far ahead of their use lines of memory are asked for, in bytes.
+const AHEAD: u64 = 256;
+
 /// A whole entry before its last byte.
 pub(super) type Entry = [u8; CQE_BYTES];
 
@@ -103,6 +106,8 @@ impl<R: Region> Cq<R> {
         let _ = self.ring.write(at, &entry[..CQE_OWNER - 3]);
         let last = [entry[CQE_OWNER - 3], entry[CQE_OWNER - 2], entry[CQE_OWNER - 1], owner.0];
         self.ring.store(at + CQE_OWNER as u64 - 3, u32::from_ne_bytes(last));
+        self.ring.release(at);
+        self.ring.expect(at + AHEAD);
     }
 
     /// An entry of its own. `owner` has the opcode.

@@ -630,6 +630,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
     }
 
     fn flush(&mut self, env: &mut Env<'_>) {
+        self.arrives = None;
         for cq in self.cqs.iter_mut() {
             cq.flush(env.events);
         }

@@ -65,6 +65,8 @@ pub struct Mlx5<H: Host> {
     contexts: HashMap<ContextId, Opened>,
     /// Send queue that is served first next time.
     turn: usize,
+    /// Time of the burst that is arriving.
+    arrives: Option<u64>,
     stray_doorbells: u64,
     var_doorbells: u64,
     resets: u64,
@@ -140,6 +142,7 @@ impl<H: Host> Mlx5<H> {
             by_cq: HashMap::new(),
             contexts: HashMap::new(),
             turn: 0,
+            arrives: None,
             stray_doorbells: 0,
             var_doorbells: 0,
             resets: 0,

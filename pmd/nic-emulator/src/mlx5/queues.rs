@@ -186,6 +186,8 @@ pub(super) struct Rq<R> {
     pub(super) cq: ObjectId,
     pub(super) pd: ObjectId,
     pub(super) owner: Owner,
+    /// The scatter list of the entry at the head, when it was last fetched.
+    pub(super) list: Vec<Segment>,
     pub(super) received: u64,
     pub(super) received_bytes: u64,
     pub(super) no_buffer: u64,
@@ -232,6 +234,7 @@ impl<R: Region> Rq<R> {
             cq,
             pd,
             owner,
+            list: Vec::with_capacity(MOST_SEGMENTS),
             received: 0,
             received_bytes: 0,
             no_buffer: 0,
@@ -247,17 +250,15 @@ impl<R: Region> Rq<R> {
         u32::from(counter.wrapping_sub(self.head))
     }
 
-    /// The scatter list of the entry at the head.
+    /// Fetches the scatter list of the entry at the head.
     #[inline]
-    pub(super) fn segments(&self, list: &mut [Segment; MOST_SEGMENTS]) -> usize {
-        let mut bytes = [0; super::MAX_RECV_WQE as usize];
-        let size = 1usize << self.log_entry;
-        let at = u64::from(u32::from(self.head) & (self.entries - 1)) << self.log_entry;
-        let Some(entry) = bytes.get_mut(..size) else { return 0 };
-        let _ = self.ring.read(at, entry);
-        let start = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
-        let mut count = 0;
-        for chunk in entry[start..].chunks_exact(defs::DATA_BYTES) {
+    pub(super) fn fetch(&mut self) {
+        self.list.clear();
+        let start = u64::from(u32::from(self.head) & (self.entries - 1)) << self.log_entry;
+        let skip = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
+        for at in (skip..(1 << self.log_entry).min(usize::from(super::MAX_RECV_WQE))).step_by(defs::DATA_BYTES) {
+            let mut chunk = [0; defs::DATA_BYTES];
+            let _ = self.ring.read(start + at as u64, &mut chunk);
             let word = |at: usize| u32::from_be_bytes(chunk[at..at + 4].try_into().expect("four bytes"));
             let (size, key) = (word(0), word(4));
             if size == 0 {
@@ -267,11 +268,9 @@ impl<R: Region> Rq<R> {
                 }
                 continue;
             }
-            list[count] =
-                Segment { size, key, address: u64::from_be_bytes(chunk[8..].try_into().expect("eight bytes")) };
-            count += 1;
+            let address = u64::from_be_bytes(chunk[8..].try_into().expect("eight bytes"));
+            self.list.push(Segment { size, key, address });
         }
-        count
     }
 
     /// As new.

@@ -4,7 +4,7 @@ use wirepath_nic_defs::mlx5::{self as defs, CQE_BYTES, CqeFlags, CqeOwner, HashT
 use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL, mlx5 as abi};
 
 use super::completion::{Cq, Entry};
-use super::queues::{Layout, MOST_SEGMENTS, Rq, Segment, State};
+use super::queues::{Layout, Rq, Segment, State};
 use super::steering::Verdict;
 use super::{Mlx5, Qp, Rss, owner_of};
 use crate::device::{Env, Event, ObjectId};
@@ -22,6 +22,8 @@ struct Arrival<'a> {
     hash_type: HashType,
     tag: u32,
     metadata: u32,
+    /// Time stamp.
+    at: u64,
 }
 
 impl<H: Host> Mlx5<H> {
@@ -74,13 +76,14 @@ impl<H: Host> Mlx5<H> {
         offered: bool,
     ) -> bool {
         let layers = frame::parse(bytes);
-        let Self { ports, qps, rqs, cqs, keys, spec, .. } = self;
+        let Self { ports, qps, rqs, cqs, keys, spec, arrives, .. } = self;
         let port = &mut ports[at].counters;
         let Some(Qp::Rss(rss)) = qps.get(qp) else { return false };
         let (hash, hash_type) = hash(rss, &layers, bytes);
         let Some(rq) = rqs.get_mut(rss.table[hash as usize & (rss.table.len() - 1)]) else { return false };
         let Some(cq) = cqs.get_mut(rq.cq) else { return false };
-        let arrival = Arrival { bytes, layers, hash, hash_type, tag, metadata };
+        let arrival =
+            Arrival { bytes, layers, hash, hash_type, tag, metadata, at: *arrives.get_or_insert_with(crate::clock) };
         if rq.state != State::Ready || cq.is_overrun() || rq.posted() == 0 || rq.posted() > rq.entries {
             if rq.state == State::Ready && rq.posted() > rq.entries {
                 env.log.line(format_args!(
@@ -212,10 +215,9 @@ fn linear<R: Region>(
     env: &mut Env<'_>,
     arrival: &Arrival<'_>,
 ) -> Outcome {
-    let mut list = [Segment::default(); MOST_SEGMENTS];
-    let count = rq.segments(&mut list);
+    rq.fetch();
     let pieces = pieces(rq, arrival);
-    scatter(keys, rq.pd, &list[..count], 0, pieces)?;
+    scatter(keys, rq.pd, &rq.list, 0, pieces)?;
     let mut entry = entry(rq, arrival);
     let length = pieces[0].len() + pieces[1].len();
     entry[0x2c..0x30].copy_from_slice(&(length as u32).to_be_bytes());
@@ -259,9 +261,8 @@ fn striding<R: Region>(
             return Ok(false);
         }
     }
-    let mut list = [Segment::default(); MOST_SEGMENTS];
-    let count = rq.segments(&mut list);
-    scatter(keys, rq.pd, &list[..count], (rq.strides as usize) << log_bytes, pieces)?;
+    rq.fetch();
+    scatter(keys, rq.pd, &rq.list, (rq.strides as usize) << log_bytes, pieces)?;
     let mut entry = entry(rq, arrival);
     let strides = StrideCount::default().with_length(length as u32).with_strides(wanted);
     entry[0x02..0x04].copy_from_slice(&rq.head.to_be_bytes());
@@ -347,7 +348,7 @@ fn entry<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>) -> Entry {
     entry[defs::CQE_CHECKSUM..defs::CQE_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
     entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
     entry[0x24..0x28].copy_from_slice(&arrival.metadata.to_be_bytes());
-    entry[0x30..0x38].copy_from_slice(&crate::clock().to_be_bytes());
+    entry[0x30..0x38].copy_from_slice(&arrival.at.to_be_bytes());
     entry[0x38..0x3c].copy_from_slice(&(arrival.tag & 0xff_ffff).to_be_bytes());
     entry
 }

@@ -99,6 +99,7 @@ impl<H: Host> Mlx5<H> {
                 self.deliver(env, port, &frame, (qp, 0, 0), false);
             }
         }
+        self.arrives = None;
     }
 }
 
