@@ -113,6 +113,19 @@ fn shown_live_and_at_the_end() {
 }
 
 #[test]
+fn asked_while_it_shows_rates() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("rules.sock");
+    let child = start(folder.path(), CONFIG, false);
+    assert!(eventually(PATIENCE, || socket.exists() && flow(&["list"], &socket).0 == Some(0)));
+    for _ in 0..5 {
+        assert_eq!(rules(&socket).len(), 1);
+    }
+    let output = end(child);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn what_cannot_be_honoured_is_refused_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     for (rule, why) in [

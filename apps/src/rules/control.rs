@@ -304,7 +304,8 @@ impl<C: Control> Control for WithRules<C> {
             socket.serve(|request| self.answer(plane, request));
             self.socket = Some(socket);
         }
-        if self.live && now - self.looked > LOOK {
+        // An answer to a question may have looked just now.
+        if self.live && now.saturating_sub(self.looked) > LOOK {
             self.look(plane);
         }
     }
