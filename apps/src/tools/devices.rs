@@ -71,8 +71,12 @@ pub fn ask(name: &str) -> Result<RuleCapabilities, Failure> {
     let source = Source::new("the command line", "");
     let document = source.parse()?;
     let plan = found.plan(Some(device), &document.settings())?;
-    let mut port = OpenPort::open(name, plan).map_err(Failure::failed)?;
     let none = || Failure::failed(format!("{name} has no hardware for flow rules: the workers do them all"));
+    // What has none is not opened: an interface would get an XDP program, and a TAP device come into being.
+    if !plan.rules_in_hardware() {
+        return Err(none());
+    }
+    let mut port = OpenPort::open(name, plan).map_err(Failure::failed)?;
     if let Some(hardware) = port.rule_hardware() {
         return Ok(hardware.capabilities());
     }

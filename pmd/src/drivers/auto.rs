@@ -7,7 +7,8 @@ use super::kernel::routes::carries_default_route;
 use super::{Driver, driver_plan};
 use crate::flow::Rule;
 use crate::port::{
-    Capabilities, Device, KernelRule, Link, Plan, PortConfig, PortError, PortEvent, PortId, Queues, ToKernel,
+    Capabilities, Device, KernelRule, Link, Plan, PortConfig, PortError, PortEvent, PortId, Queues, RuleHardware,
+    ToKernel,
 };
 use crate::settings::{ConfigError, Settings};
 
@@ -73,6 +74,10 @@ impl Plan for Choice {
 
     fn decide(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
         self.expected().map_or_else(Vec::new, |plan| plan.decide(rules, port))
+    }
+
+    fn rules_in_hardware(&self) -> bool {
+        self.choices.iter().any(|plan| plan.rules_in_hardware())
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
@@ -209,6 +214,10 @@ impl Device for Chosen {
 
     fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
         self.device.rule_counters(rule)
+    }
+
+    fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.device.rule_hardware()
     }
 
     fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {

@@ -4,7 +4,7 @@
 //! hardware stage's to decide (`wirepath_pipeline::rules::hardware`). A driver never guesses: what it does not list in
 //! [`RuleCapabilities`] is not asked of it, and what it lists must mean in the device **exactly** what it means in [`crate::flow`].
 //!
-//! Capabilities are data. They are written as JSON (`wirepath devices --json`) and read again (`wirepath flow explain
+//! Capabilities are data. They are written as JSON (`wirepath devices --rules`) and read again (`wirepath flow explain
 //! --capabilities FILE`); every name in them is a word of the rule language, and unknown ones are refused.
 //!
 //! # The two tables

@@ -45,6 +45,11 @@ pub trait Plan: fmt::Debug + Send {
         ToKernel::No(NO_KERNEL)
     }
 
+    /// Whether the device may have hardware for flow rules ([`Device::rule_hardware`]), as far as that is known before anything is opened.
+    fn rules_in_hardware(&self) -> bool {
+        false
+    }
+
     /// What the device will answer to [`Device::set_rules`], as far as that is known before anything is opened.
     fn decide(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
         let _ = (rules, port);

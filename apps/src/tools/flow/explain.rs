@@ -15,7 +15,7 @@ use wirepath_wire::{MacAddr, Tunnels};
 use super::input::{self, Input, Program};
 use super::{ExplainArguments, check::complain};
 use crate::cli::{Failure, print, print_json};
-use crate::rules::{Entry, OwnRule, gateway_rules, word};
+use crate::rules::{Entry, Hardware, OwnRule, gateway_rules, word};
 use crate::tools::devices::ask;
 
 /// Where one rule runs on one port.
@@ -49,14 +49,14 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
             (&setup.ports, gateway_rules(&setup.gateway, &unknown).map_err(Failure::failed)?)
         }
     };
-    let mut rows = rows(&entries, ports)?;
+    let mut rows = rows(&entries, ports, program.hardware())?;
     let mut own_rows: Vec<Option<Placement>> = own.iter().map(|_| None).collect();
-    if let Some(can) = &can {
+    if let Some(can) = can.filter(|_| program.hardware() == Hardware::Auto) {
         let tunnels = match &program {
             Program::L2fwd(_) => Tunnels::default(),
             Program::Gateway(setup) => Tunnels::default().with_vxlan(Some(setup.gateway.underlay.udp_port)),
         };
-        own_rows = in_hardware(&mut rows, can, ports, tunnels, (&entries, &own));
+        own_rows = in_hardware(&mut rows, &can, ports, tunnels, (&entries, &own));
     }
     let refused = rows.iter().flatten().filter(|row| row.place.is_err()).count();
     if json {
@@ -84,7 +84,7 @@ fn on_paper(ports: &[PortSettings]) -> Result<Vec<PortInfo>, Failure> {
     Ok((0..).zip(ports).map(info).collect())
 }
 
-fn rows(entries: &[Entry], settings: &[PortSettings]) -> Result<Vec<Vec<Row>>, Failure> {
+fn rows(entries: &[Entry], settings: &[PortSettings], hardware: Hardware) -> Result<Vec<Vec<Row>>, Failure> {
     let ports = on_paper(settings)?;
     let rules: Vec<Rule> = entries.iter().map(|entry| entry.rule.clone()).collect();
     let answer = |sorted: &[Rule]| -> Result<Vec<Vec<KernelRule>>, Failure> {
@@ -97,7 +97,8 @@ fn rows(entries: &[Entry], settings: &[PortSettings]) -> Result<Vec<Vec<Row>>, F
             let info = &ports[usize::from(port)];
             let place = wrong.clone().map_or(place, Err);
             let driver = info.capabilities.driver;
-            Row { port: info.name.clone(), driver, why: why(rule, driver, &place), place, nic: None }
+            let why = why(rule, &settings[usize::from(port)], hardware, &place);
+            Row { port: info.name.clone(), driver, why, place, nic: None }
         };
         place_rule(rule, number, &ports, &decided).into_iter().map(row).collect()
     };
@@ -105,15 +106,19 @@ fn rows(entries: &[Entry], settings: &[PortSettings]) -> Result<Vec<Vec<Row>>, F
 }
 
 /// What stood in the way of running nearer to the wire.
-fn why(rule: &Rule, driver: &str, place: &Result<Place, String>) -> String {
+fn why(rule: &Rule, port: &PortSettings, hardware: Hardware, place: &Result<Place, String>) -> String {
+    let driver = port.plan.driver();
     match place {
         Err(why) => why.clone(),
         Ok(Place::Injected(why)) => format!("packets are given to the kernel one by one: {why}"),
         Ok(Place::Xdp) => "before packets reach the port".to_owned(),
         Ok(Place::Software) => match rule.nic_bar() {
             Some((_, bar)) => bar.text().to_owned(),
-            None if driver == "auto" => "no driver that it tries puts rules into a NIC".to_owned(),
-            None => format!("driver {driver} puts no rules into a NIC"),
+            None if !port.plan.rules_in_hardware() => format!("driver {driver} puts no rules into a NIC here"),
+            None if hardware == Hardware::Off => "hardware = \"off\" leaves everything to the workers".to_owned(),
+            None => {
+                "the NIC takes over what it can once the program runs; --port and --capabilities tell what".to_owned()
+            }
         },
     }
 }
@@ -136,7 +141,9 @@ fn in_hardware(
 ) -> Vec<Option<Placement>> {
     let rules: Vec<Rule> =
         entries.iter().map(|entry| &entry.rule).chain(own.iter().map(|own| &own.rule)).cloned().collect();
-    let could_be = |port: &PortSettings| port.plan.driver() == can.driver || port.plan.driver() == "auto";
+    let could_be = |port: &PortSettings| {
+        port.plan.rules_in_hardware() && [can.driver.as_str(), "auto"].contains(&port.plan.driver())
+    };
     let all = !ports.iter().any(could_be);
     let mut own_rows = vec![None; own.len()];
     for (id, port) in (0..).zip(ports).filter(|(_, port)| all || could_be(port)) {

@@ -9,7 +9,7 @@ use super::InputArguments;
 use crate::cli::Failure;
 use crate::gateway::Setup;
 use crate::l2fwd::Config;
-use crate::rules::{Entry, RuleSettings};
+use crate::rules::{Entry, Hardware, RuleSettings};
 
 /// Which program a configuration is for.
 #[derive(Debug)]
@@ -18,6 +18,16 @@ pub enum Program {
     L2fwd(Config),
     /// `tunnel-gateway`.
     Gateway(Setup),
+}
+
+impl Program {
+    /// Whether its rules go into NICs.
+    pub(super) fn hardware(&self) -> Hardware {
+        match self {
+            Self::L2fwd(config) => config.rules.hardware,
+            Self::Gateway(setup) => setup.rules.hardware,
+        }
+    }
 }
 
 /// Ports that rules name.

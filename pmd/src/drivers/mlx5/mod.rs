@@ -190,4 +190,8 @@ impl Plan for Options {
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         Ok(Box::new(Self::open(*self)?))
     }
+
+    fn rules_in_hardware(&self) -> bool {
+        self.rules != Wish::Off
+    }
 }
