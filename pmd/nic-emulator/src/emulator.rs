@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 
 use crate::device::{ContextId, Device, Env, Event, Store};
@@ -189,8 +189,10 @@ impl<H: Host> Emulator<H> {
             self.log.line(why);
             Errno::IO
         })?;
-        let file = memfd_create(FILE_NAME, MemfdFlags::CLOEXEC)?;
+        let file = memfd_create(FILE_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, FILE_BYTES)?;
+        // It is handed to other processes, and a device file cannot be cut either.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let context = machine.next_context;
         machine.next_context += 1;
         machine.contexts.insert(context, Context::new(context, device));

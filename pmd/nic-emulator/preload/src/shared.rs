@@ -9,13 +9,14 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libc::{msghdr, off_t, size_t};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use wirepath_nic_defs::mana::{DOORBELL_CQ, DOORBELL_PAGE, DOORBELL_RQ, DOORBELL_SQ};
 use wirepath_nic_emulator::device::{ContextId, Store};
@@ -350,14 +351,20 @@ pub(crate) fn serve(nic: &Nic) -> bool {
     busy
 }
 
-/// Whether a descriptor is a device's file.
+/// Whether a descriptor is a device's file, whole and for good: what is mapped of it cannot be taken away.
 pub(crate) fn is_ours(fd: RawFd) -> bool {
     let mut link = [0u8; 64];
     let path = format!("/proc/self/fd/{fd}\0");
     // SAFETY: a path that ends in zero, and a buffer with its length.
     let length = unsafe { libc::readlink(path.as_ptr().cast(), link.as_mut_ptr().cast(), link.len()) };
     let Some(link) = usize::try_from(length).ok().and_then(|length| link.get(..length)) else { return false };
-    link.strip_prefix(b"/memfd:").is_some_and(|rest| rest.starts_with(FILE_NAME.as_bytes()))
+    if !link.strip_prefix(b"/memfd:").is_some_and(|rest| rest.starts_with(FILE_NAME.as_bytes())) {
+        return false;
+    }
+    // SAFETY: the link above was that of an open descriptor, and this is the call that uses it.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+        && fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|bytes| bytes >= FILE_BYTES))
 }
 
 /// Maps a device's file that another process has handed over; `None` if the descriptor is nothing of the kind.
