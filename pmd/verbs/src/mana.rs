@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_core_sys::manadv::*;
+use rustix::fs::{FileType, SealFlags, Stat, fcntl_get_seals, fstat};
 use wirepath_memory::DeviceMemory;
 
 use crate::context::ContextInner;
@@ -227,8 +228,17 @@ fn check_ring(bytes: u32) -> std::result::Result<(), String> {
 /// written, not read. The file may be closed afterwards; the mapping keeps the kernel's side of the queues.
 ///
 /// # Errors
-/// The kernel refused: it is not an open MANA device.
+/// The kernel refused: it is not an open MANA device. Or it is a file that could lose the page while it is mapped.
 pub fn map_doorbells(device: BorrowedFd<'_>) -> Result<DeviceMemory> {
+    let keeps_its_size = || fcntl_get_seals(device).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    let lasts = |file: &Stat| {
+        FileType::from_raw_mode(file.st_mode) != FileType::RegularFile
+            || file.st_size >= DOORBELL_PAGE_BYTES as i64 && keeps_its_size()
+    };
+    if !fstat(device).is_ok_and(|file| lasts(&file)) {
+        let problem = "it is no device, nor memory that stays".to_owned();
+        return Err(Error::Foreign { what: "the page of doorbells", problem });
+    }
     registers::map(device, 0, DOORBELL_PAGE_BYTES, libc::PROT_WRITE)
 }
 
@@ -236,6 +246,7 @@ pub fn map_doorbells(device: BorrowedFd<'_>) -> Result<DeviceMemory> {
 mod tests {
     use std::os::fd::AsFd;
 
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
     use wirepath_memory::Doorbell;
 
     use super::*;
@@ -251,8 +262,13 @@ mod tests {
     #[test]
     fn registers_are_mapped_from_a_passed_file() {
         use std::os::unix::fs::FileExt;
-        let file = tempfile::tempfile().unwrap();
+        let file = memfd_create("doorbells", MemfdFlags::ALLOW_SEALING).map(std::fs::File::from).unwrap();
+        file.set_len(DOORBELL_PAGE_BYTES as u64 - 1).unwrap();
+        // Too short, or not for good: a store would end the process.
+        assert!(matches!(map_doorbells(file.as_fd()), Err(Error::Foreign { .. })));
         file.set_len(DOORBELL_PAGE_BYTES as u64).unwrap();
+        assert!(matches!(map_doorbells(file.as_fd()), Err(Error::Foreign { .. })));
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
         let page = map_doorbells(file.as_fd()).unwrap();
         Doorbell::new(&page, 0x400).ring(0x0102_0304_0506_0708);
         let mut seen = [0; 8];
