@@ -1,9 +1,10 @@
 //! The tool as its users run it.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use wirepath_nic_emulator::launch;
+use wirepath_pmd::attach::Attached;
 use wirepath_testlab::{Need, eventually, require};
 
 fn wirepath(arguments: &[&str]) -> Output {
@@ -110,6 +111,79 @@ fn a_connectx_is_offered_by_two_drivers_and_a_port_without_link_is_named() {
         let finding = doctor["findings"].as_array().unwrap().iter().find(|f| f["check"] == "RDMA devices").unwrap();
         assert_eq!((&finding["level"], &finding["remedy"]), (&Value::from(level), &remedy), "{finding}");
     }
+}
+
+#[test]
+fn a_nic_tells_what_it_does_with_rules_whoever_opens_it() {
+    require!(Need::File("/etc/libibverbs.d/mlx5.driver"));
+    let nics = launch::prepare("[[device]]\nkind = 'mlx5'\n[[device.port]]\nnetdev = 'eth7'\n");
+    let run = |arguments: &[&str]| nics.command(env!("CARGO_BIN_EXE_wirepath")).args(arguments).output().unwrap();
+    let said: Vec<Value> = ["mlx5:eth7", "auto:eth7"]
+        .map(|device| serde_json::from_slice(&run(&["devices", "--rules", device]).stdout).unwrap())
+        .into();
+    assert!(said[0]["driver"] == "mlx5" && said[0] == said[1], "{said:?}");
+    // What has no such hardware is not even opened.
+    let none = run(&["devices", "--rules", "af_xdp:lo"]);
+    let text = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(none.status.code() == Some(1) && text.contains("af_xdp:lo has no hardware for flow rules"), "{text}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("l2fwd.toml");
+    let explain = |rules: &str, more: &[&str]| {
+        let port = |name: &str, driver: &str| {
+            format!("[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\n")
+        };
+        let ports = port("eth7", "mlx5") + "[port.mlx5]\nrules = \"auto\"\n" + &port("eth8", "auto");
+        let rule = "[[rule]]\nrule = \"ingress: port id eth7 / udp dst 53 => mark 7\"\n";
+        std::fs::write(&config, ports + rule + rules).unwrap();
+        let output = run(&[&["flow", "explain", config.to_str().unwrap(), "--json"], more].concat());
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let row = &report["rules"][0]["ports"][0];
+        (row["where"].as_str().unwrap().to_owned(), row["why"].as_str().unwrap().to_owned())
+    };
+    let (place, why) = explain("", &[]);
+    assert!(place == "software" && why.contains("--port and --capabilities tell what"), "{place}: {why}");
+    assert_eq!(explain("", &["--port", "mlx5:eth7"]).0, "hardware");
+    let (place, why) = explain("[rules]\nhardware = \"off\"\n", &["--port", "mlx5:eth7"]);
+    assert!(place == "software" && why.contains("hardware = \"off\""), "{place}: {why}");
+}
+
+#[test]
+fn an_attached_process_that_is_interrupted_says_so() {
+    require!(Need::File("/etc/libibverbs.d/mlx5.driver"));
+    let nics = launch::prepare("[[device]]\nkind = 'mlx5'\n[[device.port]]\nnetdev = 'eth7'\n");
+    let folder = tempfile::tempdir().unwrap();
+    let (config, socket) = (folder.path().join("l2fwd.toml"), folder.path().join("port.sock"));
+    let text = format!(
+        "[[port]]\nname = 'a'\ndriver = 'mlx5'\ndevice = 'eth7'\n[port.mlx5]\nattach = '{}'\nattach_rx_queues = 1\n\
+         [[port]]\nname = 'b'\ndriver = 'null'\n[pool]\nshared = true\n",
+        socket.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let program = |name: &str, arguments: &[&str]| {
+        let mut command = nics.command(name);
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let l2fwd = program(env!("CARGO_BIN_EXE_l2fwd"), &["--config", config.to_str().unwrap(), "--json"]);
+    let limit = std::time::Duration::from_secs(60);
+    assert!(eventually(limit, || socket.exists()));
+    let path = socket.to_str().unwrap();
+    // For ever, as good as.
+    let attached =
+        program(env!("CARGO_BIN_EXE_wirepath"), &["attach", path, "--json", "--receive", &u64::MAX.to_string()]);
+    let status = || Attached::look(&socket).unwrap();
+    assert!(eventually(limit, || status().attached == 1));
+    let interrupt = |child: std::process::Child| {
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    assert_eq!(interrupt(attached)["done"]["received"], 0);
+    assert_eq!((status().attached_ever, status().lost), (1, 0), "it has said that it goes");
+    let counters = &interrupt(l2fwd)["ports"][0]["device_counters"];
+    assert_eq!(counters["attachments_lost"], 0, "{counters}");
 }
 
 #[test]

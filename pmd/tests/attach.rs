@@ -376,7 +376,7 @@ fn foreign_bytes_and_wishes_that_are_not_offered_are_refused() {
             }
             match round % 3 {
                 0 => bytes.splice(0..0, 12u32.to_le_bytes()).for_each(drop),
-                1 => bytes.splice(0..0, *b"\x10\0\0\0wpattach\x02\0\"Look\"").for_each(drop),
+                1 => bytes.splice(0..0, *b"\x10\0\0\0wpattach\x03\0\"Look\"").for_each(drop),
                 _ => {}
             }
             let _ = stranger.write_all(&bytes);
@@ -389,7 +389,7 @@ fn foreign_bytes_and_wishes_that_are_not_offered_are_refused() {
             if round % 3 == 1 {
                 first.until("an answer", 0, |_| {
                     let _ = stranger.read_to_end(&mut answer);
-                    String::from_utf8_lossy(&answer).contains("speaks version 2")
+                    String::from_utf8_lossy(&answer).contains("speaks version 3")
                 });
             }
         }

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use wirepath_pmd::attach::{Attached, QueueStatus, Status, Wanted};
+use wirepath_pmd::attach::{AttachError, Attached, QueueStatus, Status, Wanted};
 use wirepath_pmd::packet::Batch;
 
-use crate::cli::{Failure, Table, print, print_json};
+use crate::cli::{Failure, Stop, Table, print, print_json};
 
 /// Packet buffers beside those of receive rings.
 const BUFFERS: u32 = 512;
+/// How long frames that were accepted may take to leave once it is to stop.
+const DRAIN: Duration = Duration::from_secs(1);
 
 /// What to do there.
 #[derive(Clone, Debug, Args)]
@@ -55,11 +57,10 @@ struct Done {
 /// # Errors
 /// Nobody offers a port there, or not what is asked for.
 pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
-    let failed =
-        |error: wirepath_pmd::attach::AttachError| Failure::failed(format!("{}: {error}", options.socket.display()));
+    let failed = |error: AttachError| Failure::failed(format!("{}: {error}", options.socket.display()));
     let done = match options {
         Options { transmit: None, receive: None, .. } => None,
-        _ => Some(work(options).map_err(failed)?),
+        _ => Some(work(options, &Stop::on_signals()?).map_err(failed)?),
     };
     let port = Attached::look(&options.socket).map_err(failed)?;
     if json {
@@ -74,7 +75,7 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
     }
 }
 
-fn work(options: &Options) -> Result<Done, wirepath_pmd::attach::AttachError> {
+fn work(options: &Options, stop: &Stop) -> Result<Done, AttachError> {
     let receives = options.receive.is_some();
     let wanted = Wanted {
         tx_queues: u16::from(options.transmit.is_some()),
@@ -84,13 +85,25 @@ fn work(options: &Options) -> Result<Done, wirepath_pmd::attach::AttachError> {
     let mut attached = Attached::attach(&options.socket, &wanted, 0)?;
     let var = attached.var.as_ref().map(|var| format!("page {}", var.page_id()));
     let mut done = Done { var: var.unwrap_or_else(Clone::clone), ..Done::default() };
-    let end = Instant::now() + Duration::from_secs(options.receive.unwrap_or(0));
+    let begin = Instant::now();
+    let patience = Duration::from_secs(options.receive.unwrap_or(0));
     let frames = options.transmit.unwrap_or(0);
     let mut rest = Batch::new();
-    let mut looked = Instant::now();
-    // Without receive buffers, what is out of the pool is on its way.
-    while done.transmitted < frames || Instant::now() < end || !receives && attached.pool.outstanding() > 0 {
-        while (rest.len() as u64) < 32.min(frames - done.transmitted)
+    let mut looked = begin;
+    let mut stopped = None;
+    loop {
+        if stop.requested() && stopped.is_none() {
+            stopped = Some(Instant::now());
+            rest = Batch::new();
+        }
+        let works = stopped.is_none() && (done.transmitted < frames || begin.elapsed() < patience);
+        // Without receive buffers, what is out of the pool is on its way.
+        let flies = !receives && attached.pool.outstanding() > 0;
+        if !works && (!flies || stopped.is_some_and(|since| since.elapsed() > DRAIN)) {
+            return Ok(done);
+        }
+        while works
+            && (rest.len() as u64) < 32.min(frames - done.transmitted)
             && let Some(mut frame) = attached.pool.take()
         {
             let Some(bytes) = frame.append(options.size.into()) else { break };
@@ -119,8 +132,6 @@ fn work(options: &Options) -> Result<Done, wirepath_pmd::attach::AttachError> {
         }
         std::thread::yield_now();
     }
-    drop(rest);
-    Ok(done)
 }
 
 fn describe(socket: &Path, port: &Status) -> String {

@@ -10,10 +10,10 @@ use std::os::unix::net::UnixStream;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Files that a message comes with, at most.
-pub const MOST_FILES: usize = 16;
-/// Bytes of a message, at most.
-pub const MOST_BYTES: usize = 64 << 10;
+/// Files that a message comes with, at most: what the kernel passes at once (`SCM_MAX_FD`).
+pub const MOST_FILES: usize = 253;
+/// Bytes of a message, at most: what the buffer of a socket takes at once, so that nobody has to wait.
+pub const MOST_BYTES: usize = 128 << 10;
 
 /// Sends a message: its length as four bytes, little-endian, with the files, then its bytes.
 ///

@@ -10,6 +10,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use wirepath_memory::{DeviceMemory, Region, passing};
 use wirepath_verbs::mlx5::var::ImportedVar;
@@ -115,7 +117,7 @@ impl Attached {
     /// # Errors
     /// Nobody offers one there.
     pub fn look(socket: &Path) -> Result<Status, AttachError> {
-        let socket = connect(socket)?;
+        let socket = connect(socket, PATIENCE).map_err(late)?;
         say(&socket, &Request::Look)?;
         match hear(&socket)?.0 {
             Reply::Status(status) => Ok(*status),
@@ -130,7 +132,7 @@ impl Attached {
     /// # Errors
     /// Nobody offers one there, or not as much; what came cannot be mapped, or is not what the kernel knows of the device.
     pub fn attach(socket: &Path, wanted: &Wanted, port: PortId) -> Result<Self, AttachError> {
-        let socket = connect(socket)?;
+        let socket = connect(socket, PATIENCE).map_err(late)?;
         say(&socket, &Request::Attach(*wanted))?;
         let invitation = match hear(&socket)? {
             (Reply::Attached(description), files) => {
@@ -170,19 +172,28 @@ impl Peek for UnixStream {
     }
 }
 
-fn connect(path: &Path) -> Result<UnixStream, AttachError> {
-    let socket = UnixStream::connect(path)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.set_write_timeout(Some(PATIENCE))?;
-    Ok(socket)
+/// A connection whose every step ends within `patience`.
+pub(super) fn connect(path: &Path, patience: Duration) -> std::io::Result<UnixStream> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Before it connects: where too many wait to be let in, that waits too.
+    for way in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&socket, way, Some(patience))?;
+    }
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+fn late(error: std::io::Error) -> AttachError {
+    let late = || std::io::Error::new(ErrorKind::TimedOut, format!("no answer within {} s", PATIENCE.as_secs()));
+    AttachError::Socket(if error.kind() == ErrorKind::WouldBlock { late() } else { error })
 }
 
 fn say(socket: &UnixStream, request: &Request) -> Result<(), AttachError> {
-    Ok(passing::send(socket, &encode(request)?, &[])?)
+    passing::send(socket, &encode(request)?, &[]).map_err(late)
 }
 
 fn hear(socket: &UnixStream) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
-    let (bytes, files) = passing::receive(socket)?;
+    let (bytes, files) = passing::receive(socket).map_err(late)?;
     Ok((decode(&bytes)?, files))
 }
 
@@ -218,13 +229,17 @@ impl Invitation {
     pub(crate) fn take<N: Lend>(self) -> Result<Attached, AttachError> {
         let Self { socket, description, files, wanted, port } = self;
         let Description { status, packets: lent, domain, registration, regions, common, tx, rx, var } = description;
-        if files.len() != 2 + regions + usize::from(var.is_ok()) {
+        if files.len() != regions.saturating_add(2 + usize::from(var.is_ok())) {
             return Err(cannot_be(format!("{} files with {regions} regions of queue memory", files.len())));
         }
         if (tx.len(), rx.len()) != (wanted.tx_queues.into(), wanted.rx_queues.into())
             || tx.len().max(rx.len()) > MOST_QUEUES.into()
         {
             return Err(cannot_be(format!("{} and {} queues", tx.len(), rx.len())));
+        }
+        let buffers: u64 = lent.lent.iter().map(|range| u64::from(range.end.saturating_sub(range.start))).sum();
+        if buffers != u64::from(wanted.buffers.max(1)) {
+            return Err(cannot_be(format!("{buffers} buffers")));
         }
         let common: N::Common = read("queues", common)?;
         if N::mtu(&common) != Some(status.mtu) {

@@ -6,11 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use wirepath_memory::passing;
+use wirepath_memory::passing::{self, MOST_BYTES};
 use wirepath_verbs::Fate;
 use wirepath_verbs::mlx5::var::Var;
 
+use super::borrower::connect;
 use super::message::{
     AttachError, Description, Inbox, MOST_BUFFERS, MOST_QUEUES, Packets, Reply, Request, Status, Wanted, encode,
 };
@@ -22,6 +24,10 @@ use crate::settings::{ConfigError, Settings};
 
 /// Connections at a time.
 const MOST_GUESTS: usize = 16;
+/// How long a connection may be silent that has asked for nothing, or only looked: others wait to be let in.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long whoever listens on the socket already may take to let somebody in.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// What a port offers to other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,6 +148,8 @@ struct Guest {
     socket: UnixStream,
     inbox: Inbox,
     stage: Stage,
+    /// When it last asked for something.
+    heard: Instant,
 }
 
 /// Offers a port.
@@ -149,6 +157,8 @@ pub(crate) struct Lender {
     listener: UnixListener,
     offer: Offer,
     guests: Vec<Guest>,
+    /// Those that are attached, as the turn began.
+    attached: u64,
     served: u64,
     lost: u64,
 }
@@ -172,7 +182,7 @@ impl Lender {
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, offer: offer.clone(), guests: Vec::new(), served: 0, lost: 0 })
+        Ok(Self { listener, offer: offer.clone(), guests: Vec::new(), attached: 0, served: 0, lost: 0 })
     }
 
     /// Processes that are attached now, that were ever, and that ended without a word.
@@ -184,6 +194,7 @@ impl Lender {
     /// Looks after everybody; never waits.
     pub(crate) fn turn<N: Lend>(&mut self, turn: &mut Turn<'_, N>) {
         self.accept();
+        [self.attached, ..] = self.counts();
         let mut guests = std::mem::take(&mut self.guests);
         for guest in &mut guests {
             self.look_after(guest, turn);
@@ -224,8 +235,10 @@ impl Lender {
             let user = rustix::process::geteuid();
             let known =
                 rustix::net::sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == user || peer.uid.is_root());
+            // Room for the longest reply: nobody waits here until it is read.
+            let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 2 * MOST_BYTES);
             if known && socket.set_nonblocking(true).is_ok() {
-                self.guests.push(Guest { socket, inbox: Inbox::default(), stage: Stage::Looks });
+                self.guests.push(Guest { socket, inbox: Inbox::default(), stage: Stage::Looks, heard: Instant::now() });
             }
         }
     }
@@ -233,6 +246,7 @@ impl Lender {
     fn look_after<N: Lend>(&mut self, guest: &mut Guest, turn: &mut Turn<'_, N>) {
         let open = guest.read();
         while let Some(request) = guest.inbox.next() {
+            guest.heard = Instant::now();
             let stage = std::mem::replace(&mut guest.stage, Stage::Gone);
             guest.stage = match (request, stage) {
                 (Ok(Request::Look), stage) => {
@@ -262,6 +276,7 @@ impl Lender {
         }
         guest.stage = match std::mem::replace(&mut guest.stage, Stage::Gone) {
             stage if !open => self.ends(stage, turn),
+            Stage::Looks if guest.heard.elapsed() > PATIENCE => Stage::Gone,
             Stage::Waits(loan, tx) if !turn.spreading.due => self.complete(guest, loan, tx, turn),
             Stage::Leaves if !turn.spreading.due => {
                 guest.say(&Reply::Ended, &[]);
@@ -391,9 +406,9 @@ impl Lender {
     }
 
     fn status(&self, plain: &Status) -> Status {
-        let [attached, attached_ever, lost] = self.counts();
         let Offer { tx_queues, rx_queues, buffers, .. } = self.offer;
         let offered = Wanted { tx_queues, rx_queues, buffers };
+        let (attached, attached_ever, lost) = (self.attached, self.served, self.lost);
         Status { offered, attached, attached_ever, lost, ..plain.clone() }
     }
 }
@@ -441,5 +456,5 @@ impl Guest {
 /// Whether a socket is there on which nobody listens.
 fn is_abandoned(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    is_socket && connect(path, SIGN_OF_LIFE).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }

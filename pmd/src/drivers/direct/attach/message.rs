@@ -9,14 +9,14 @@ use wirepath_memory::passing::MOST_BYTES;
 use crate::counters::QueueCounters;
 
 /// Version of the protocol: both processes speak the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// What every message begins with; the version follows.
 const MAGIC: &[u8; 8] = b"wpattach";
 /// Bytes before what a message says.
 const HEAD: usize = MAGIC.len() + size_of::<u16>();
 /// Most queues of one attachment, each way.
 pub(super) const MOST_QUEUES: u16 = 64;
-/// Most buffers of one attachment: what their description has room for, at the worst.
+/// Most buffers of one attachment: what their description has room for, scattered as they may be.
 pub(super) const MOST_BUFFERS: u32 = 1 << 14;
 
 /// Why a process could not attach, or is attached no more.
@@ -130,7 +130,36 @@ pub(super) struct Packets {
     pub(super) offset: usize,
     pub(super) span: u32,
     /// Those that are lent.
+    #[serde(with = "steps")]
     pub(super) lent: Vec<Range<u32>>,
+}
+
+/// Ranges in order, in few bytes: how many are not in one, how many are, and so on in turn.
+mod steps {
+    use std::ops::Range;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(ranges: &[Range<u32>], to: S) -> Result<S::Ok, S::Error> {
+        let mut last = 0;
+        to.collect_seq(ranges.iter().flat_map(|range| {
+            let begin = std::mem::replace(&mut last, range.end);
+            [range.start - begin, range.end - range.start]
+        }))
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Vec<Range<u32>>, D::Error> {
+        let mut last = 0u32;
+        let range = |pair: &[u32]| {
+            let &[not, are] = pair else { return None };
+            let start = last.checked_add(not)?;
+            last = start.checked_add(are)?;
+            Some(start..last)
+        };
+        let ranges: Option<_> = Vec::<u32>::deserialize(from)?.chunks(2).map(range).collect();
+        ranges.ok_or_else(|| Error::custom("buffers beyond all numbers"))
+    }
 }
 
 /// How a port is.
@@ -302,12 +331,28 @@ mod tests {
         }
         assert!(Inbox::default().take(&2000u32.to_le_bytes()).is_err());
         for wrong in
-            [&b""[..], b"wpattach", b"wpattach\x01\x00", b"xpattach\x01\x00\"Look\"", b"wpattach\x01\x00\"Lock\""]
+            [&b""[..], b"wpattach", b"wpattach\x02\x00", b"xpattach\x02\x00\"Look\"", b"wpattach\x02\x00\"Lock\""]
         {
             assert!(matches!(decode::<Request>(wrong), Err(AttachError::Message(_))), "{wrong:?}");
         }
-        let later = decode::<Request>(b"wpattach\x02\x00\"Look\"").unwrap_err().to_string();
-        assert!(later.contains("speaks version 2 of the protocol, this one version 1"), "{later}");
+        let later = decode::<Request>(b"wpattach\x03\x00\"Look\"").unwrap_err().to_string();
+        assert!(later.contains("speaks version 3 of the protocol, this one version 2"), "{later}");
+    }
+
+    #[test]
+    fn the_largest_loan_fits_into_a_message_however_scattered_it_is() {
+        let every = |nth: u32| (0..MOST_BUFFERS).map(move |at| nth * at + 1..nth * at + 2).collect::<Vec<_>>();
+        for lent in [every(2), every(8000), vec![0..5, 7..9, 9..10], Vec::new()] {
+            let packets = Packets { address: u64::MAX, bytes: 1 << 40, lkey: 1, offset: 0, span: u32::MAX, lent };
+            let bytes = encode(&packets).unwrap();
+            // The rest is a few kilobytes: names, counters of each queue, and where they lie.
+            assert!(bytes.len() < MOST_BYTES - (8 << 10), "{}", bytes.len());
+            assert_eq!(decode::<Packets>(&bytes).unwrap().lent, packets.lent);
+        }
+        let text = b"wpattach\x02\x00{\"address\":0,\"bytes\":0,\"lkey\":0,\"offset\":0,\"span\":0,\"lent\":";
+        for wrong in ["[1]}", "[4294967295,1]}", "[1,-1]}", "[1,2,3]}"] {
+            assert!(decode::<Packets>(&[text, wrong.as_bytes()].concat()).is_err(), "{wrong}");
+        }
     }
 
     #[test]
