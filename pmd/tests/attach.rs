@@ -201,6 +201,16 @@ fn attach(role: &str, socket: &Path) {
     let both = role.ends_with("both");
     let wanted = Wanted { tx_queues: 2, rx_queues: if both { 2 } else { 0 }, buffers: 2500 };
     let mut attached = attached(socket, wanted);
+    if role == "holds" {
+        let packets: Vec<Packet> = std::iter::from_fn(|| attached.pool.take()).collect();
+        assert_eq!(packets.len(), 2500);
+        // Its queues have ended when this returns.
+        drop(attached);
+        std::io::stdin().read_exact(&mut [0]).expect("a grant");
+        // What is free is written to as well.
+        drop(packets);
+        return;
+    }
     let Attached { rx, tx, pool, status, var, .. } = &mut attached;
     assert_eq!((status.pool.name.as_str(), pool.capacity()), ("first", 2500));
     assert!(var.is_ok() || !var.as_ref().unwrap_err().is_empty());
@@ -261,6 +271,42 @@ fn two_guests(name: &str, nic: Nic) {
         }
         first.finish();
     });
+}
+
+/// Buffers are lent until nothing in the other process can write to them.
+fn held(name: &str, nic: Nic, killed: bool) {
+    require!(RDMA);
+    under(name, nic, |folder| {
+        let mut first = First::start(nic, folder, 1);
+        let own = first.pool.outstanding();
+        let mut guest = second(name, "holds", &first.socket);
+        first.until("it is attached", 0, |first| first.statistic("attached_processes") == 1);
+        first.until("its end", 0, |first| first.statistic("attached_processes") == 0);
+        // More turns than a loan takes to come back, with packets of its own.
+        let sent = first.sent;
+        first.until("turns", 4, |first| first.sent > sent + 2000);
+        first.until("frames are back", 0, |first| first.got[usize::from(b'F')] == first.sent);
+        assert_eq!(first.pool.outstanding(), own + 2500, "{killed}: taken back from a process that has them");
+        if killed {
+            guest.kill().expect("a kill");
+        } else {
+            guest.stdin.as_mut().expect("a pipe").write_all(&[1]).expect("a grant");
+        }
+        first.until("buffers are back", 0, |first| first.pool.outstanding() == own);
+        assert_eq!(guest.wait().expect("an end").success(), !killed);
+        assert_eq!((first.statistic("attachments_lost"), first.statistic("buried_packets")), (0, 0));
+        first.finish();
+    });
+}
+
+#[test]
+fn buffers_are_lent_until_the_last_packet_is_gone() {
+    held("buffers_are_lent_until_the_last_packet_is_gone", MLX5, false);
+}
+
+#[test]
+fn buffers_are_lent_until_the_process_is_gone() {
+    held("buffers_are_lent_until_the_process_is_gone", MANA, true);
 }
 
 #[test]

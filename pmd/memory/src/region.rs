@@ -161,7 +161,7 @@ impl RegionBuilder {
         // A child process must not get copy-on-write copies of pages that a device writes (see ibv_fork_init(3)).
         // SAFETY: only affects fork.
         let _ = unsafe { madvise(mapped.start, bytes, Advice::LinuxDontFork) };
-        Ok(Region { mapping: mapped, bytes, backing, file })
+        Ok(Region { mapping: mapped, bytes, backing, file, _behind: None })
     }
 }
 
@@ -204,6 +204,8 @@ pub struct Region {
     bytes: usize,
     backing: Backing,
     file: Option<OwnedFd>,
+    /// Dropped once nothing is mapped any more.
+    _behind: Option<OwnedFd>,
 }
 
 // SAFETY: the region is an address range; it synchronises nothing and hands out no references.
@@ -269,7 +271,13 @@ impl Region {
         let start =
             unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, &file, 0) }.map_err(failed(bytes))?;
         let mapping = Mapping { start, bytes };
-        Ok(Self { mapping, bytes, backing: Backing::NormalPages, file: Some(file) })
+        Ok(Self { mapping, bytes, backing: Backing::NormalPages, file: Some(file), _behind: None })
+    }
+
+    /// With a file that is closed once the region is gone: by that another process sees that its memory is not used here any more.
+    pub fn until_closed(mut self, file: OwnedFd) -> Self {
+        self._behind = Some(file);
+        self
     }
 
     /// The file behind a shared region, to be passed to another process.

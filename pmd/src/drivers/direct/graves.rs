@@ -21,7 +21,9 @@ impl Graves {
     fn bury<T>(&self, packets: T, count: usize) {
         forget(packets);
         self.0.fetch_add(count as u64, Ordering::Relaxed);
-        tracing::error!("{count} packets are given up: the device may still read or write them");
+        tracing::error!(
+            "{count} packets are given up: the device, or a process that was attached, may still write them"
+        );
     }
 }
 
@@ -42,6 +44,16 @@ impl Ending {
     pub(crate) fn also(&mut self, hardware: Box<dyn Any + Send + Sync>, fates: Vec<Fate>) {
         self.hardware = Some(Box::new((self.hardware.take(), hardware)));
         self.fates.extend(fates);
+    }
+
+    /// The same queues, kept by somebody else: to free what outlives this.
+    pub(crate) fn behind(&self) -> Self {
+        Self::new(Box::new(()), self.fates.clone(), &self.graves)
+    }
+
+    /// Buries `count` packets that somebody else may still write to.
+    pub(crate) fn bury<T>(&self, packets: T, count: usize) {
+        self.graves.bury(packets, count);
     }
 
     /// Drops what keeps the hardware, and judges nothing yet: somebody else keeps it as well.

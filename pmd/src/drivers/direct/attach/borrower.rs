@@ -51,7 +51,8 @@ impl Views {
     }
 }
 
-/// Queues of a port that another process has. They go together: once the first of them, or this, is dropped, all end.
+/// Queues of a port that another process has. They go together: once the first of them, or this, is dropped, all end. The buffers go back
+/// when nothing holds a packet of them any more, nor the pool.
 #[derive(Debug)]
 pub struct Attached {
     /// Receive queues.
@@ -202,8 +203,8 @@ fn cannot_be(what: impl Into<String>) -> AttachError {
 }
 
 /// The region of packets and the part of its pool that is lent.
-fn packets(file: OwnedFd, packets: &Packets) -> Result<(Arc<Region>, Pool), AttachError> {
-    let region = Arc::new(Region::attach(file)?);
+fn packets(region: Region, packets: &Packets) -> Result<(Arc<Region>, Pool), AttachError> {
+    let region = Arc::new(region);
     if region.bytes() != packets.bytes {
         return Err(cannot_be(format!("{} bytes of packets in a region of {}", packets.bytes, region.bytes())));
     }
@@ -249,7 +250,9 @@ impl Invitation {
         let (Some(device), Some(memory)) = (files.next(), files.next()) else {
             return Err(cannot_be("no files"));
         };
-        let (region, pool) = packets(memory, &lent)?;
+        // The other process takes the buffers back when the socket is closed: not before the last packet has come back to the pool here.
+        let kept = socket.try_clone()?.into();
+        let (region, pool) = packets(Region::attach(memory)?.until_closed(kept), &lent)?;
         let queue_memory = files.by_ref().take(regions).map(|file| Region::attach(file).map(Arc::new));
         let views = Views { regions: queue_memory.collect::<Result<_, _>>()? };
         let (visitor, context) = N::visit(device)?;
@@ -302,7 +305,8 @@ impl Invitation {
 pub(super) fn hostile(described: &Packets) {
     let region = wirepath_memory::RegionBuilder::new(16 * crate::packet::STRIDE).shared().huge_pages(false).map();
     let file = region.expect("a region").descriptor().expect("shared").try_clone_to_owned().expect("a file");
-    if let Ok((_, pool)) = packets(file, described) {
+    if let Ok((_, pool)) = Region::attach(file).map_err(AttachError::from).and_then(|region| packets(region, described))
+    {
         let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
         for packet in all.iter_mut() {
             let _ = packet.append(60);

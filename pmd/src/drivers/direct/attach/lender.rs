@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::io::{ErrorKind, Read};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -28,6 +29,8 @@ const MOST_GUESTS: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long whoever listens on the socket already may take to let somebody in.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+/// How long those that are attached may take to let go when the port stops.
+const GOODBYE: Duration = Duration::from_millis(500);
 
 /// What a port offers to other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +79,19 @@ pub(crate) struct Loan {
 }
 
 impl Loan {
+    /// The buffers alone, which are the other process's until it is seen to have let go.
+    fn rest(&mut self) -> Self {
+        Self { ending: self.ending.behind(), buffers: self.buffers.take(), rx_queues: 0, var: None }
+    }
+
+    /// Gives the buffers up: a process that does not listen may still write to them.
+    fn bury(mut self) {
+        if let Some(buffers) = self.buffers.take() {
+            let count = buffers.count();
+            self.ending.bury(buffers, count);
+        }
+    }
+
     fn end(&mut self) {
         self.var = None;
         if let Some(buffers) = self.buffers.take() {
@@ -138,8 +154,10 @@ enum Stage {
     /// Its queues are being made.
     Waits(Loan, Vec<serde_json::Value>),
     Attached(Loan),
-    /// It is done; its receive queues are about to end.
-    Leaves,
+    /// It is done, or has to be; its receive queues are about to end.
+    Leaves(Loan),
+    /// Its queues have ended. The buffers are lent until it has closed its end of the socket, as it does behind its last packet.
+    Left(Loan),
     Gone,
 }
 
@@ -208,21 +226,17 @@ impl Lender {
         for guest in &mut self.guests {
             if let Stage::Attached(loan) | Stage::Waits(loan, _) = &guest.stage
                 && loan.rx_queues > 0
-                && let Stage::Attached(loan) | Stage::Waits(loan, _) = std::mem::replace(&mut guest.stage, Stage::Gone)
             {
-                self.lost += 1;
-                leave(loan, spreading);
+                self.lost += u64::from(guest.leaves(spreading));
             }
         }
-        self.guests.retain(|guest| !matches!(guest.stage, Stage::Gone));
     }
 
-    /// Ends everything: the device goes, or the port stops. Whoever was attached sees that the socket is closed.
+    /// Ends everything: the device goes, or the port stops. Whoever was attached sees that nothing comes over the socket any more.
     pub(crate) fn end<A>(&mut self, spreading: &mut Spreading<A>) {
-        for guest in self.guests.drain(..) {
-            if let Stage::Attached(loan) | Stage::Waits(loan, _) = guest.stage {
-                leave(loan, spreading);
-            }
+        for guest in &mut self.guests {
+            guest.leaves(spreading);
+            let _ = guest.socket.shutdown(Shutdown::Write);
         }
         (spreading.lent, spreading.due) = (0, false);
     }
@@ -244,14 +258,18 @@ impl Lender {
     }
 
     fn look_after<N: Lend>(&mut self, guest: &mut Guest, turn: &mut Turn<'_, N>) {
-        let open = guest.read();
+        let heard = guest.read();
         while let Some(request) = guest.inbox.next() {
             guest.heard = Instant::now();
             let stage = std::mem::replace(&mut guest.stage, Stage::Gone);
             guest.stage = match (request, stage) {
                 (Ok(Request::Look), stage) => {
+                    guest.stage = stage;
                     let status = self.status(turn.status);
-                    if guest.say(&Reply::Status(Box::new(status)), &[]) { stage } else { self.ends(stage, turn) }
+                    if !guest.say(&Reply::Status(Box::new(status)), &[]) {
+                        self.ends(guest, turn);
+                    }
+                    continue;
                 }
                 (Ok(Request::Attach(wanted)), Stage::Looks) => match self.prepare(&wanted, turn) {
                     Ok((loan, tx)) => Stage::Waits(loan, tx),
@@ -260,40 +278,44 @@ impl Lender {
                         Stage::Gone
                     }
                 },
-                (Ok(Request::Done), Stage::Attached(loan)) => {
-                    leave(loan, turn.spreading);
-                    Stage::Leaves
-                }
+                (Ok(Request::Done), Stage::Attached(loan)) => Stage::Leaves(leave(loan, turn.spreading)),
+                // It was told already.
+                (Ok(Request::Done), stage @ (Stage::Leaves(_) | Stage::Left(_))) => stage,
                 (request, stage) => {
                     let why = match request {
                         Ok(request) => format!("{request:?} is not for now"),
                         Err(error) => error.to_string(),
                     };
+                    guest.stage = stage;
                     guest.say(&Reply::Refused(why), &[]);
-                    self.ends(stage, turn)
+                    self.ends(guest, turn);
+                    continue;
                 }
             };
         }
+        if heard != Heard::Open {
+            self.ends(guest, turn);
+        }
         guest.stage = match std::mem::replace(&mut guest.stage, Stage::Gone) {
-            stage if !open => self.ends(stage, turn),
             Stage::Looks if guest.heard.elapsed() > PATIENCE => Stage::Gone,
             Stage::Waits(loan, tx) if !turn.spreading.due => self.complete(guest, loan, tx, turn),
-            Stage::Leaves if !turn.spreading.due => {
+            Stage::Leaves(loan) if !turn.spreading.due => {
                 guest.say(&Reply::Ended, &[]);
-                Stage::Gone
+                Stage::Left(loan)
             }
             stage => stage,
         };
+        if heard == Heard::Closed && matches!(guest.stage, Stage::Left(_)) {
+            guest.stage = Stage::Gone;
+        }
     }
 
-    /// A guest went without a word.
-    fn ends<N: Lend>(&mut self, stage: Stage, turn: &mut Turn<'_, N>) -> Stage {
-        if let Stage::Attached(loan) | Stage::Waits(loan, _) = stage {
+    /// A guest went without a word, or is to go.
+    fn ends<N: Lend>(&mut self, guest: &mut Guest, turn: &mut Turn<'_, N>) {
+        if guest.leaves(turn.spreading) {
             self.lost += 1;
             tracing::warn!("{}: a process that was attached is gone; its queues are ended", turn.status.device);
-            leave(loan, turn.spreading);
         }
-        Stage::Gone
     }
 
     /// Makes what a process wants, but for receive queues, which all of the port's are made anew with.
@@ -344,7 +366,8 @@ impl Lender {
             Ok(()) => Stage::Attached(loan),
             Err(error) => {
                 guest.say(&Reply::Refused(error.to_string()), &[]);
-                self.ends(Stage::Attached(loan), turn)
+                self.lost += 1;
+                Stage::Leaves(leave(loan, turn.spreading))
             }
         }
     }
@@ -416,35 +439,78 @@ impl Lender {
 impl Drop for Lender {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.offer.socket);
+        // Those who look at their socket have a moment to let go.
+        let begin = Instant::now();
+        for mut guest in self.guests.drain(..) {
+            let loan = match std::mem::replace(&mut guest.stage, Stage::Gone) {
+                Stage::Leaves(loan) | Stage::Left(loan) => loan,
+                Stage::Attached(mut loan) | Stage::Waits(mut loan, _) => loan.rest(),
+                Stage::Looks | Stage::Gone => continue,
+            };
+            let _ = guest.socket.shutdown(Shutdown::Write);
+            while guest.read() != Heard::Closed {
+                if begin.elapsed() > GOODBYE {
+                    loan.bury();
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
     }
 }
 
-/// Ends what a guest had; receive queues, once nothing is spread over them.
-fn leave<A>(loan: Loan, spreading: &mut Spreading<A>) {
+/// Ends what a guest had; receive queues, once nothing is spread over them. What is returned are its buffers.
+fn leave<A>(mut loan: Loan, spreading: &mut Spreading<A>) -> Loan {
+    let rest = loan.rest();
     if loan.rx_queues > 0 {
         spreading.change(0);
         spreading.leaving.push(loan);
     }
+    rest
+}
+
+/// What there was on a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    Open,
+    Nonsense,
+    Closed,
 }
 
 impl Guest {
-    /// Takes in what has come; `false`: it is gone, or talks nonsense.
-    fn read(&mut self) -> bool {
+    /// Takes in what has come.
+    fn read(&mut self) -> Heard {
         let mut bytes = [0; 512];
-        loop {
+        // A guest that writes without an end must not keep the others waiting.
+        for _ in 0..16 {
             match self.socket.read(&mut bytes) {
-                Ok(0) => return false,
+                Ok(0) => return Heard::Closed,
+                // Nobody listens to it any more.
+                Ok(_) if matches!(self.stage, Stage::Leaves(_) | Stage::Left(_) | Stage::Gone) => {}
                 Ok(n) => {
                     if let Err(error) = self.inbox.take(&bytes[..n]) {
                         self.say(&Reply::Refused(error.to_string()), &[]);
-                        return false;
+                        return Heard::Nonsense;
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Heard::Open,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return false,
+                Err(_) => return Heard::Closed,
             }
         }
+        Heard::Open
+    }
+
+    /// Ends what it has; `true`: it had something.
+    fn leaves<A>(&mut self, spreading: &mut Spreading<A>) -> bool {
+        let stage = std::mem::replace(&mut self.stage, Stage::Gone);
+        let had = matches!(stage, Stage::Attached(_) | Stage::Waits(..));
+        self.stage = match stage {
+            Stage::Attached(loan) | Stage::Waits(loan, _) => Stage::Leaves(leave(loan, spreading)),
+            Stage::Looks => Stage::Gone,
+            stage => stage,
+        };
+        had
     }
 
     /// Sends a reply; `false`: it does not read, or is gone.

@@ -138,15 +138,18 @@ pub(super) struct Packets {
 mod steps {
     use std::ops::Range;
 
-    use serde::de::Error;
+    use serde::de::Error as _;
+    use serde::ser::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(ranges: &[Range<u32>], to: S) -> Result<S::Ok, S::Error> {
         let mut last = 0;
-        to.collect_seq(ranges.iter().flat_map(|range| {
+        let steps = |range: &Range<u32>| {
             let begin = std::mem::replace(&mut last, range.end);
-            [range.start - begin, range.end - range.start]
-        }))
+            Some([range.start.checked_sub(begin)?, range.end.checked_sub(range.start)?])
+        };
+        let steps: Option<Vec<[u32; 2]>> = ranges.iter().map(steps).collect();
+        to.collect_seq(steps.ok_or_else(|| Error::custom("buffers that are lent twice"))?.as_flattened())
     }
 
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Vec<Range<u32>>, D::Error> {
@@ -158,7 +161,7 @@ mod steps {
             Some(start..last)
         };
         let ranges: Option<_> = Vec::<u32>::deserialize(from)?.chunks(2).map(range).collect();
-        ranges.ok_or_else(|| Error::custom("buffers beyond all numbers"))
+        ranges.ok_or_else(|| D::Error::custom("buffers beyond all numbers"))
     }
 }
 

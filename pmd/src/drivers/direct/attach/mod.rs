@@ -11,12 +11,14 @@
 //!   -- description, files: device, packets, queue memory, lease ->
 //!                                             maps them, posts buffers, works
 //!                            <- done -------- (or nothing, if it was killed)
-//! ends the queues, takes the buffers back
+//! ends the queues
 //!   -- ended ----------------------------->   frees what was posted
+//!                                             unmaps the packets, when none is left
+//! takes the buffers back    <- closes -------
 //! ```
 //!
-//! Either may die at any time. The first sees that the socket is closed, destroys the queues of whoever is gone, and has its buffers again;
-//! the other sees it by [`Attached::is_live`]. Queues that only send disturb nobody. Receive queues take part in how packets are spread, so
+//! Either may die at any time. The first sees that the socket is closed, destroys the queues of whoever is gone, and has its buffers again:
+//! not before, since even a free buffer is written to, by whoever's it is. The other sees it by [`Attached::is_live`]. Queues that only send disturb nobody. Receive queues take part in how packets are spread, so
 //! that all receive queues of the port are made anew when some are lent and when they come back: what arrives meanwhile is lost.
 //!
 //! Every message names the protocol and its version, and is checked whole: before anything is mapped, and by what the kernel says of the
