@@ -177,7 +177,7 @@ fn prepare(pool: &Pool, size: usize) {
 struct Work<'a> {
     mode: Mode,
     burst: usize,
-    /// Lets others run when there is nothing to do, so that few polls are in vain.
+    /// Waits when there is nothing to do, so that few polls are in vain.
     polite: bool,
     pool: &'a Pool,
     /// A frame that lies in its buffer.
@@ -194,7 +194,8 @@ impl Work<'_> {
 
     fn give_way(&self, busy: bool) {
         if !busy && self.polite {
-            std::thread::yield_now();
+            // Long enough for a device whose thread takes turns with this one.
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 

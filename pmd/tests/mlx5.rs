@@ -12,8 +12,8 @@ use nic::{
 };
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::{Flags, Verdicts};
-use wirepath_pmd::packet::{L3, L4, Pool};
-use wirepath_pmd::port::StartedPort;
+use wirepath_pmd::packet::{Batch, L3, L4, Packet, Pool};
+use wirepath_pmd::port::{Offloads, StartedPort};
 use wirepath_testlab::{Need, require};
 
 const RDMA: Need = Need::File("/etc/libibverbs.d/mlx5.driver");
@@ -119,6 +119,103 @@ fn bursts_are_compressed_and_hashed_alike_in_every_mode() {
             }
             assert_eq!(nics.refused(), [""; 0]);
             assert_eq!(figure(&mut port, "queue_resets"), 0);
+            finish(port, &pool);
+        }
+    });
+}
+
+/// A lone packet goes by BlueFlame and a burst by the register, in both models of their pages.
+fn blue_flame(name: &str, pages: &str, doorbells: &str) {
+    require!(RDMA);
+    let device = MLX5.topology().replace("[[device.port]]", &format!("doorbell_pages = '{pages}'\n[[device.port]]"));
+    under(name, &format!("doorbells = '{doorbells}'\n{device}"), |nics| {
+        for (mode, lone, burst) in [
+            ("", 1, 0),
+            ("blue_flame = 0", 0, 0),
+            ("multi_packet = false", 1, 0),
+            // Nine packets take eleven segments, three blocks.
+            ("blue_flame = 256", 1, 1),
+            ("inline = 300\nblue_flame = 256", 1, 0),
+        ] {
+            let pool = Pool::new("flame", 4096).expect("memory");
+            let mut port = MLX5.start(&pool, mode, two_queues);
+            assert_eq!(port.port.capabilities().mode.contains("BlueFlame"), !mode.contains("blue_flame = 0"));
+            for count in [1, 9, 1, 9] {
+                for queue in 0..2 {
+                    let mut batch: Batch = (0..count).map(|_| packet(&pool, L3::Ipv4, L4::Udp, 30)).collect();
+                    let sent: Vec<_> = batch.iter().map(bytes).collect();
+                    // Those that ask for nothing share a descriptor.
+                    batch.iter_mut().for_each(|packet| packet.set_flags(Flags::NONE));
+                    port.tx[queue].transmit(&mut batch);
+                    assert!(batch.is_empty());
+                    assert_eq!(receive(&mut port, count).iter().map(bytes).collect::<Vec<_>>(), sent, "{mode}");
+                }
+            }
+            let of_each = 2 * (lone + burst);
+            assert_eq!(nics.sent("blue_flames"), [of_each; 2], "{pages} pages, {mode}");
+            assert_eq!((nics.sent("doorbells"), nics.sent("wrong_doorbells")), (vec![4; 2], vec![0; 2]));
+            assert_eq!(nics.refused(), [""; 0]);
+            finish(port, &pool);
+        }
+        // More queues than registers: those that share one leave it at the doorbell.
+        let pool = Pool::new("flames", 16384).expect("memory");
+        let mut port = MLX5.start(&pool, "", |config| (config.tx_queues, config.depth) = (20, 64));
+        for queue in 0..20 {
+            let mut batch: Batch = [packet(&pool, L3::Ipv4, L4::Udp, 30)].into_iter().collect();
+            port.tx[queue].transmit(&mut batch);
+            assert!(is_sound(&bytes(&receive(&mut port, 1)[0])));
+        }
+        assert_eq!(nics.sent("doorbells"), [1; 20]);
+        let registers = if pages == "static" { 15 } else { 16 };
+        assert_eq!(nics.sent("blue_flames").iter().sum::<u64>(), 20 - 2 * (20 - registers));
+        assert_eq!(nics.refused(), [""; 0]);
+        finish(port, &pool);
+    });
+}
+
+#[test]
+fn blue_flame_in_pages_that_are_objects() {
+    blue_flame("blue_flame_in_pages_that_are_objects", "objects", "trap");
+}
+
+#[test]
+fn blue_flame_in_pages_of_old() {
+    blue_flame("blue_flame_in_pages_of_old", "static", "trap");
+}
+
+#[test]
+fn blue_flame_beside_a_device_that_looks_later() {
+    blue_flame("blue_flame_beside_a_device_that_looks_later", "objects", "queue");
+}
+
+/// A packet with this frame in VXLAN, whose own checksums are left to the device.
+fn in_vxlan(pool: &Pool, frame: &[u8]) -> Packet {
+    let mut packet = packet(pool, L3::Ipv4, L4::Udp, 8 + frame.len());
+    let data = packet.data_mut();
+    data[36..38].copy_from_slice(&4789u16.to_be_bytes());
+    data[42..50].copy_from_slice(&[8, 0, 0, 0, 0, 0, 42, 0]);
+    data[50..].copy_from_slice(frame);
+    packet
+}
+
+#[test]
+fn of_a_tunnel_the_inner_checksums_are_told_where_the_device_is_to_look_into_it() {
+    require!(RDMA);
+    MLX5.under("of_a_tunnel_the_inner_checksums_are_told_where_the_device_is_to_look_into_it", "", |nics| {
+        let right = Verdicts::L3_GOOD.with(Verdicts::L4_GOOD);
+        let wrong = Verdicts::L3_GOOD.with(Verdicts::L4_BAD);
+        for (mode, told) in [("", wrong), ("receive = 'striding'", wrong), ("tunnels = false", right)] {
+            let pool = Pool::new("tunnels", 4096).expect("memory");
+            let mut port = MLX5.start(&pool, mode, |_| ());
+            assert_eq!(port.port.capabilities().offloads.contains(Offloads::TX_TUNNEL_CHECKSUM), told == wrong);
+            send(&mut port, [packet(&pool, L3::Ipv4, L4::Tcp, 40)]);
+            let mut inner = bytes(&receive(&mut port, 1)[0]);
+            send(&mut port, [in_vxlan(&pool, &inner)]);
+            assert_eq!(receive(&mut port, 1)[0].verdicts(), right, "{mode}");
+            *inner.last_mut().expect("a payload") ^= 1;
+            send(&mut port, [in_vxlan(&pool, &inner)]);
+            assert_eq!(receive(&mut port, 1)[0].verdicts(), told, "{mode}");
+            assert_eq!(nics.refused(), [""; 0]);
             finish(port, &pool);
         }
     });

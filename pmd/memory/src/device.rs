@@ -147,9 +147,25 @@ impl Doorbell {
     pub fn ring(&self, value: u64) {
         store_fence();
         // Volatile: a register is written once for each time it is rung, however often that is.
-        // SAFETY: the word is mapped for writing while self lives.
-        unsafe { self.page.word64(self.offset).as_ptr().write_volatile(value) };
+        self.write(0, value);
         store_fence();
+    }
+
+    /// Writes the register, and what follows in the buffer behind it, in order: `count` double words in all. Write-combining memory sends
+    /// each line of 64 bytes in one piece, so that it is to be whole lines.
+    #[inline(always)]
+    pub fn ring_with(&self, count: usize, word: impl Fn(usize) -> u64) {
+        store_fence();
+        for i in 0..count {
+            self.write(i, word(i));
+        }
+        store_fence();
+    }
+
+    #[inline(always)]
+    fn write(&self, at: usize, value: u64) {
+        // SAFETY: the word is mapped for writing while self lives.
+        unsafe { self.page.word64(self.offset + 8 * at).as_ptr().write_volatile(value) };
     }
 }
 
@@ -193,6 +209,8 @@ mod tests {
         assert_eq!(all.load32_acquire(28), 0xaabb_ccdd);
         Doorbell::new(&all, 8).ring(7);
         assert_eq!(all.load64(8), 7);
+        Doorbell::new(&all, 0).ring_with(2, |i| 5 + i as u64);
+        assert_eq!([0, 8, 16].map(|at| all.load64(at)), [5, 6, 0]);
         drop(all);
         assert_eq!(end.load32(4), 0xaabb_ccdd, "a part keeps the whole");
     }
@@ -210,6 +228,7 @@ mod tests {
         assert!(refused(&|m| drop(m.part(8, usize::MAX))));
         assert!(refused(&|m| drop(m.part(4, 4))));
         assert!(refused(&|m| drop(Doorbell::new(m, 16))));
+        assert!(refused(&|m| Doorbell::new(m, 8).ring_with(2, |_| 0)));
         assert!(!refused(&|m| m.store64(8, 0)));
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
+use super::front::Front;
 use super::meta::Meta;
 use super::{BATCH, Batch, Packet, pool};
 
@@ -14,6 +15,9 @@ pub struct Held {
     /// Free-running; a slot is the counter modulo the number of slots, a power of two.
     first: u32,
     end: u32,
+    /// Counter behind the last packet that is, or may be, a chain or of another pool than `pool`.
+    odd: u32,
+    pool: u8,
 }
 
 impl Held {
@@ -23,7 +27,7 @@ impl Held {
     /// Above 2³¹ packets.
     pub fn with_room_for(packets: u32) -> Self {
         let count = packets.next_power_of_two();
-        Self { slots: (0..count).map(|_| MaybeUninit::uninit()).collect(), first: 0, end: 0 }
+        Self { slots: (0..count).map(|_| MaybeUninit::uninit()).collect(), first: 0, end: 0, odd: 0, pool: 0 }
     }
 
     /// Packets that are held.
@@ -55,6 +59,22 @@ impl Held {
     /// If the batch has not as many, or there is no room for them.
     #[inline(always)]
     pub fn take_front(&mut self, batch: &mut Batch, n: usize) {
+        self.take_in(batch, n, None);
+    }
+
+    /// Takes in the packets that were gone through.
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, front: Front<'_>) {
+        let (batch, n, pool) = front.into_parts();
+        self.take_in(batch, n, pool);
+    }
+
+    /// Takes in packets, all of one segment and of `pool` if there is one.
+    #[inline(always)]
+    fn take_in(&mut self, batch: &mut Batch, n: usize, pool: Option<u8>) {
         assert!(n <= batch.len() && n <= self.room());
         let at = self.slot(self.end);
         let before_end = n.min(self.slots.len() - at);
@@ -66,24 +86,38 @@ impl Held {
             batch.remove_front(n);
         }
         self.end = self.end.wrapping_add(n as u32);
+        match pool {
+            Some(pool) if pool == self.pool => {}
+            // Of what is held already, nobody knows any more which of it was of the pool before.
+            Some(pool) => (self.pool, self.odd) = (pool, self.end),
+            None => self.odd = self.end,
+        }
     }
 
-    /// Frees the `n` packets that have been held longest (all, if there are fewer); returns their bytes.
+    /// Frees the `n` packets that have been held longest (all, if there are fewer).
     #[inline(always)]
-    pub fn free_front(&mut self, n: usize) -> u64 {
-        let (mut left, mut bytes) = (n.min(self.len()), 0);
+    pub fn free_front(&mut self, n: usize) {
+        let mut left = n.min(self.len());
         while left > 0 {
             let at = self.slot(self.first);
             let run = left.min(self.slots.len() - at).min(BATCH);
+            let is_odd = self.odd.wrapping_sub(self.first).cast_signed() > 0;
             // First, so that nothing is freed twice should freeing panic.
             self.first = self.first.wrapping_add(run as u32);
-            // SAFETY: the run is initialised, a packet is a pointer to its metadata, and the counter has moved past it.
-            bytes += unsafe {
-                pool::release_all(std::slice::from_raw_parts(self.slots.as_ptr().add(at).cast::<NonNull<Meta>>(), run))
-            };
+            // SAFETY: the run is initialised, a packet is a pointer to its metadata, and the counter has moved past it. Behind `odd`, each is
+            // of one segment and of the pool.
+            unsafe {
+                let packets = std::slice::from_raw_parts(self.slots.as_ptr().add(at).cast::<NonNull<Meta>>(), run);
+                if is_odd {
+                    pool::release_all(packets);
+                } else {
+                    // Kept close, so that it does not seem to be ahead when the others have gone round.
+                    self.odd = self.first;
+                    pool::release_plain(packets, self.pool);
+                }
+            }
             left -= run;
         }
-        bytes
     }
 }
 
@@ -118,8 +152,9 @@ mod tests {
             held.take_front(&mut batch, 40);
             assert_eq!((held.len(), batch.len()), (40, 10));
             batch.clear();
-            assert_eq!(held.free_front(30), 30 * (60 + round as u64));
-            assert_eq!(held.free_front(usize::MAX), 10 * (60 + round as u64));
+            held.free_front(30);
+            assert_eq!(held.len(), 10);
+            held.free_front(usize::MAX);
             assert!(held.is_empty());
         }
         assert_eq!(pool.take_batch(64, &mut batch), 64);

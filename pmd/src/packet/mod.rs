@@ -14,6 +14,7 @@
 //! than one buffer is a chain of segments. A payload that several packets share is [`Frozen`].
 
 mod batch;
+pub(crate) mod front;
 mod frozen;
 mod hand;
 mod held;

@@ -830,6 +830,32 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
     }
 }
 
+/// [`release_all`] for packets of one segment of one pool, whose metadata need not be looked at.
+///
+/// # Safety
+/// As there, and all packets are of one segment, and of this pool.
+#[inline(always)]
+pub(super) unsafe fn release_plain(packets: &[NonNull<Meta>], pool: u8) {
+    debug_assert!(packets.len() <= super::batch::BATCH);
+    if packets.is_empty() {
+        return;
+    }
+    // SAFETY: the packets are the caller's, so their pool exists; the cache is this thread's, and has room for all of them.
+    unsafe {
+        let shared = &*POOLS[pool as usize].load(Ordering::Acquire);
+        let Some(cache) = shared.local() else {
+            release_each(packets);
+            return;
+        };
+        let mut len = cache.len.load(Ordering::Relaxed) as usize;
+        if len + packets.len() > CACHE {
+            len = shared.spill(cache) as usize;
+        }
+        ptr::copy_nonoverlapping(packets.as_ptr().cast(), cache.slots.as_ptr().cast_mut().add(len), packets.len());
+        cache.len.store((len + packets.len()) as u32, Ordering::Release);
+    }
+}
+
 /// [`release_all`] in a thread without caches.
 ///
 /// # Safety

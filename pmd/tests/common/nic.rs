@@ -39,14 +39,26 @@ pub(crate) struct Nics {
 }
 
 impl Nics {
-    /// Orders a fault.
-    pub(crate) fn order(&self, fault: &str) {
+    /// Asks the control socket.
+    fn ask(&self, request: &str) -> String {
         let mut socket = UnixStream::connect(self.folder.join("control")).expect("the control socket");
-        writeln!(socket, "{fault}").expect("a request");
+        writeln!(socket, "{request}").expect("a request");
         socket.shutdown(Shutdown::Write).expect("the end of the request");
         let mut answer = String::new();
         socket.read_to_string(&mut answer).expect("an answer");
-        assert_eq!(answer.trim(), "ordered");
+        answer
+    }
+
+    /// Orders a fault.
+    pub(crate) fn order(&self, fault: &str) {
+        assert_eq!(self.ask(fault).trim(), "ordered");
+    }
+
+    /// A counter of each queue that sends, in the first device.
+    pub(crate) fn sent(&self, name: &str) -> Vec<u64> {
+        let all: serde_json::Value = serde_json::from_str(&self.ask("counters")).expect("counters");
+        let queues = all["devices"][0]["send_queues"].as_array().expect("send queues");
+        queues.iter().map(|queue| queue[name].as_u64().expect("a number")).collect()
     }
 
     /// What the NICs refused, without what was ordered.

@@ -5,7 +5,7 @@
 //!
 //! The order of a port: [`Mlx5::set_allocator`] before any queue; completion queues ([`Mlx5::completion_queue_with`] for compressed
 //! entries); a [`RawPacketQp`] for each send queue, moved to sending with [`RawPacketQp::start`]; [`WorkQueue`]s
-//! ([`Mlx5::striding_queue`] for striding ones), started; then [`crate::IndirectionTable`]s, one [`crate::RssQp`] for each class of
+//! ([`Mlx5::striding_queue`] for striding ones), started; then [`IndirectionTable`]s, one [`RssQp`] for each class of
 //! packets, and [`crate::FlowRule`]s: without a rule nothing is received.
 
 mod actions;
@@ -30,8 +30,8 @@ pub use self::steering::{
 use crate::context::ContextInner;
 use crate::domain::Domain;
 use crate::{
-    CompletionQueue, CompletionQueueOptions, Context, Device, Error, Provider, QueueAllocator, RawPacketQp, Result,
-    WorkQueue, WorkQueueOptions,
+    CompletionQueue, CompletionQueueOptions, Context, Device, Error, HashFields, IndirectionTable, Provider,
+    QueueAllocator, RawPacketQp, Result, RssQp, WorkQueue, WorkQueueOptions,
 };
 
 /// Size of a page of registers, and of doorbell records.
@@ -247,6 +247,32 @@ impl Mlx5 {
         mlx5.striding_rq_attrs.single_stride_log_num_of_bytes = log_bytes;
         mlx5.striding_rq_attrs.single_wqe_log_num_of_strides = log_strides;
         WorkQueue::with(domain, options, "mlx5dv_create_wq", |context, attr| {
+            // SAFETY: an open context of libmlx5, living objects in the attributes.
+            unsafe { create(context, attr, &raw mut mlx5) }
+        })
+    }
+
+    /// [`RssQp::new`] whose packets the device looks into if they are in a tunnel that it knows ([`Mlx5Capabilities::tunnels`]): what it
+    /// says of checksums is then about the inner headers. Without, it is about the outer ones (mlx5dv_create_qp(3),
+    /// `MLX5DV_QP_CREATE_TUNNEL_OFFLOADS`).
+    ///
+    /// # Errors
+    /// The device refused; it does if it knows no tunnel.
+    pub fn rss_into_tunnels(
+        &self,
+        domain: &impl Domain,
+        table: &IndirectionTable,
+        fields: HashFields,
+        key: &[u8; 40],
+    ) -> Result<RssQp> {
+        self.context.same_as(&domain.inner().context)?;
+        let create = self.library()?.mlx5dv_create_qp()?;
+        let mut mlx5 = mlx5dv_qp_init_attr {
+            comp_mask: MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+            create_flags: MLX5DV_QP_CREATE_TUNNEL_OFFLOADS,
+            ..mlx5dv_qp_init_attr::zeroed()
+        };
+        RssQp::with(domain, table, fields, key, "mlx5dv_create_qp", |context, attr| {
             // SAFETY: an open context of libmlx5, living objects in the attributes.
             unsafe { create(context, attr, &raw mut mlx5) }
         })

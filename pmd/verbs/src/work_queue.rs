@@ -303,6 +303,21 @@ impl RssQp {
     /// # Errors
     /// The device refused: a capability is missing, the port is held, or the fields cannot be combined.
     pub fn new(domain: &impl Domain, table: &IndirectionTable, fields: HashFields, key: &[u8; 40]) -> Result<Self> {
+        Self::with(domain, table, fields, key, "ibv_create_qp_ex", |context, attr| {
+            // SAFETY: objects of one living context; the key is copied during the call.
+            unsafe { ibv_create_qp_ex(context, attr) }
+        })
+    }
+
+    /// [`Self::new`] by another call, which gets living objects of one context.
+    pub(crate) fn with(
+        domain: &impl Domain,
+        table: &IndirectionTable,
+        fields: HashFields,
+        key: &[u8; 40],
+        call: &'static str,
+        create: impl FnOnce(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp,
+    ) -> Result<Self> {
         let domain = domain.inner();
         let context = &domain.context.inner;
         if !Arc::ptr_eq(&table.0.context.inner, context) {
@@ -325,9 +340,8 @@ impl RssQp {
             },
             ..ibv_qp_init_attr_ex::zeroed()
         };
-        // SAFETY: objects of one living context; the key is copied during the call.
-        let raw = unsafe { ibv_create_qp_ex(context.raw.as_ptr(), &raw mut attr) };
-        let raw = context.created("ibv_create_qp_ex", raw, domain.port)?;
+        let raw = create(context.raw.as_ptr(), &raw mut attr);
+        let raw = context.created(call, raw, domain.port)?;
         Ok(Self(Arc::new(RssInner { raw, domain: Arc::clone(domain), id, _table: table.clone() })))
     }
 

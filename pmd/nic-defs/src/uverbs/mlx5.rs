@@ -410,6 +410,10 @@ constants! {
     QP_FLAG_SCATTER_CQE: u32 = 2, "MLX5_QP_FLAG_SCATTER_CQE";
     /// [`CreateQp::flags`]: inner headers are looked at.
     QP_FLAG_TUNNEL: u32 = 4, "MLX5_QP_FLAG_TUNNEL_OFFLOADS";
+    /// [`CreateRssQp::flags`]: what the port itself sends to one station is received.
+    QP_FLAG_LOOPBACK_UC: u32 = 0x40, "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC";
+    /// [`CreateRssQp::flags`]: what the port itself sends to groups is received.
+    QP_FLAG_LOOPBACK_MC: u32 = 0x80, "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC";
     /// [`CreateQp::flags`]: the register is named.
     QP_FLAG_BFREG_INDEX: u32 = 8, "MLX5_QP_FLAG_BFREG_INDEX";
     /// [`CreateQp::flags`]: the page of the register is named.

@@ -26,6 +26,8 @@ const MAX_SEND_SGE: u32 = 30;
 const MAX_TSO: u32 = 1 << 18;
 /// Pages that the library maps at open where pages are not objects.
 const STATIC_PAGES: u64 = 8;
+/// Registers in them.
+pub(super) const STATIC_REGISTERS: usize = 2 * STATIC_PAGES as usize;
 /// Offset of the pages that are objects, in pages; the number of the page is added.
 pub(super) const OBJECT_PAGES: u64 = 9 << 8;
 
@@ -96,11 +98,20 @@ impl<H: Host> Mlx5<H> {
         let record = self.record(call, part.db_addr)?;
         let number = self.queue_numbers.take().ok_or(Errno::NOSPC)?;
         let user_index = if self.spec.mlx5.cqe_version == 0 { 0xff_ffff } else { part.uidx };
-        let sq = Sq::new(number, user_index, (ring, blocks), record, send_cq, call.context, qp.pd, qp.owner);
+        // The first register is for doorbells that need no order; the others go to whom they have least work with (linux:
+        // drivers/infiniband/hw/mlx5/qp.c, alloc_bfreg).
+        let opened = self.contexts.get_mut(&call.context).filter(|opened| !opened.objects);
+        let register = opened.map(|opened| {
+            let least = (1..STATIC_REGISTERS).min_by_key(|at| opened.registers[*at]).unwrap_or(0);
+            opened.registers[least] += 1;
+            least
+        });
+        let mut sq = Sq::new(number, user_index, (ring, blocks), record, send_cq, call.context, qp.pd, qp.owner);
+        sq.register = register;
         let sq = self.sqs.add(sq);
         self.by_sq.insert(number, sq);
         let reply = abi::CreateQpReply {
-            bfreg_index: part.bfreg_index,
+            bfreg_index: register.map_or(part.bfreg_index, |register| register as u32),
             comp_mask: abi::QP_REPLY_TISN | abi::QP_REPLY_SQN,
             tisn: number,
             sqn: number,
@@ -126,6 +137,7 @@ impl<H: Host> Mlx5<H> {
         let tcp = uverbs::RX_HASH_SRC_PORT_TCP | uverbs::RX_HASH_DST_PORT_TCP;
         let udp = uverbs::RX_HASH_SRC_PORT_UDP | uverbs::RX_HASH_DST_PORT_UDP;
         let known = v4 | v6 | tcp | udp | abi::RX_HASH_IPSEC_SPI | abi::RX_HASH_INNER;
+        let tunnels = part.flags & abi::QP_FLAG_TUNNEL != 0;
         let wrong = if fields & !known != 0 {
             Some(format!("hash fields {fields:#x}"))
         } else if both(v4, v6) {
@@ -145,13 +157,22 @@ impl<H: Host> Mlx5<H> {
         if let Some(why) = wrong {
             return Err(call.refuse(Errno::INVAL, format_args!("{name}: {why}")));
         }
+        // linux: drivers/infiniband/hw/mlx5/qp.c, create_rss_raw_qp_tir: of other flags, only those about loop-back are for such a pair.
+        if part.flags & !(abi::QP_FLAG_TUNNEL | abi::QP_FLAG_LOOPBACK_UC | abi::QP_FLAG_LOOPBACK_MC) != 0 {
+            return Err(call.refuse(Errno::OPNOTSUPP, format_args!("{name}: flags {:#x}", part.flags)));
+        }
+        if fields & abi::RX_HASH_INNER != 0 && !tunnels {
+            return Err(
+                call.refuse(Errno::OPNOTSUPP, format_args!("{name}: a hash of inner headers without tunnel offloads"))
+            );
+        }
         let key: [u8; 40] = part.rx_hash_key[..40].try_into().expect("forty bytes");
         let hash = (fields != 0).then(|| Toeplitz::new(&key));
         let number = self.queue_numbers.take().ok_or(Errno::NOSPC)?;
         let reply =
             abi::CreateQpReply { comp_mask: abi::QP_REPLY_TIRN, tirn: number, ..abi::CreateQpReply::new_zeroed() };
         call.output = reply.as_bytes().to_vec();
-        let id = self.qps.add(Qp::Rss(Box::new(Rss { table, hash, fields })));
+        let id = self.qps.add(Qp::Rss(Box::new(Rss { table, hash, fields, tunnels })));
         Ok((id, number, qp.cap))
     }
 
@@ -159,7 +180,7 @@ impl<H: Host> Mlx5<H> {
         abi::GetContextReply {
             qp_tab_size: 1 << 18,
             bf_reg_size: BLUE_FLAME as u32,
-            tot_bfregs: if objects { 0 } else { 2 * STATIC_PAGES as u32 },
+            tot_bfregs: if objects { 0 } else { STATIC_REGISTERS as u32 },
             cache_line_size: 64,
             max_sq_desc_sz: MAX_SEND_WQE,
             max_rq_desc_sz: MAX_RECV_WQE,
@@ -351,6 +372,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
 
     fn close(&mut self, context: ContextId) {
         self.contexts.remove(&context);
+        self.told.retain(|(of, _), _| *of != context);
     }
 
     fn map(&mut self, log: &Log, context: ContextId, offset: u64, length: usize) -> Result<u64, Errno> {
@@ -500,6 +522,9 @@ impl<H: Host> Device<H> for Mlx5<H> {
         match self.qps.remove(qp) {
             Some(Qp::Send(sq)) => {
                 if let Some(sq) = self.sqs.remove(sq) {
+                    if let (Some(at), Some(opened)) = (sq.register, self.contexts.get_mut(&sq.context)) {
+                        opened.registers[at] = opened.registers[at].saturating_sub(1);
+                    }
                     self.by_sq.remove(&sq.number);
                     self.queue_numbers.give_back(sq.number);
                 }
@@ -673,6 +698,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
                 serde_json::json!({
                     "number": sq.number, "port": sq.port + 1, "packets": sq.sent, "bytes": sq.sent_bytes, "errors": sq.errors,
                     "descriptors": sq.descriptors, "completions": sq.completions, "doorbells": sq.doorbells,
+                    "blue_flames": sq.blue_flames,
                     "wrong_doorbells": sq.wrong_doorbells, "unserved": sq.posted(), "state": format!("{:?}", sq.state),
                 })
             })

@@ -62,6 +62,8 @@ pub struct Mlx5<H: Host> {
     cq_numbers: Numbers,
     by_sq: HashMap<u32, ObjectId>,
     by_cq: HashMap<u32, ObjectId>,
+    /// What registers were told last, by context and place: queue, and first words of the descriptor.
+    told: HashMap<(ContextId, usize), (u32, u64)>,
     contexts: HashMap<ContextId, Opened>,
     /// Send queue that is served first next time.
     turn: usize,
@@ -84,6 +86,8 @@ struct Opened {
     cqe_version: u8,
     /// Doorbell pages in use.
     pages: [bool; PAGES],
+    /// Queues by register, where pages are not objects.
+    registers: [u32; control::STATIC_REGISTERS],
     /// Pages of virtio doorbells in use.
     vars: [bool; var::VARS],
     /// Another process has it open, and knows which pages are in use.
@@ -120,6 +124,8 @@ struct Rss {
     table: Vec<ObjectId>,
     hash: Option<Toeplitz>,
     fields: u64,
+    /// Whether packets are looked into that are in a tunnel.
+    tunnels: bool,
 }
 
 impl<H: Host> Mlx5<H> {
@@ -143,6 +149,7 @@ impl<H: Host> Mlx5<H> {
             contexts: HashMap::new(),
             turn: 0,
             arrives: None,
+            told: HashMap::new(),
             stray_doorbells: 0,
             var_doorbells: 0,
             resets: 0,
@@ -177,8 +184,10 @@ impl<H: Host> Mlx5<H> {
             ));
             return;
         };
-        if !register.is_multiple_of(BLUE_FLAME / 2) {
-            // The rest of a descriptor that is copied into a BlueFlame buffer.
+        let behind = register % (BLUE_FLAME / 2);
+        let buffer = (context, store.offset - behind);
+        if behind != 0 {
+            self.copied(env, buffer, behind, store.value);
             return;
         }
         if store.size < 8 {
@@ -199,7 +208,24 @@ impl<H: Host> Mlx5<H> {
         };
         sq.doorbells += 1;
         sq.rung = true;
+        self.told.insert(buffer, (second.queue(), store.value));
         if let Err(why) = sq.check_register(first, second) {
+            sq.wrong_doorbells += 1;
+            env.log.line(format_args!("{} sq {:#x}: {why}", self.spec.name, sq.number));
+        }
+    }
+
+    /// The rest of a descriptor that is copied into a BlueFlame buffer.
+    fn copied(&mut self, env: &mut Env<'_>, buffer: (ContextId, usize), behind: usize, value: u64) {
+        let told = self.told.get(&buffer).copied();
+        let found = told.and_then(|(number, told)| Some((*self.by_sq.get(&number)?, told)));
+        let Some((sq, told)) = found.and_then(|(id, told)| Some((self.sqs.get_mut(id)?, told))) else {
+            self.stray_doorbells += 1;
+            env.log.line(format_args!("{}: a store {behind:#x} behind a register that was told nothing", self.name()));
+            return;
+        };
+        sq.blue_flames += u64::from(behind == 8);
+        if let Err(why) = sq.check_buffer(told, behind, value) {
             sq.wrong_doorbells += 1;
             env.log.line(format_args!("{} sq {:#x}: {why}", self.spec.name, sq.number));
         }
@@ -229,6 +255,7 @@ impl<H: Host> Mlx5<H> {
         self.steering = Steering::new(self.spec.mlx5.steering, self.ports.len());
         self.by_sq.clear();
         self.by_cq.clear();
+        self.told.clear();
         for context in self.contexts.values_mut() {
             context.dead = true;
         }

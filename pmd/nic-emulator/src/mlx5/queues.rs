@@ -48,6 +48,10 @@ pub(super) struct Sq<R> {
     pub(super) completions: u64,
     pub(super) descriptors: u64,
     pub(super) doorbells: u64,
+    /// Where pages are not objects, its register.
+    pub(super) register: Option<usize>,
+    /// Descriptors that were written to a register whole.
+    pub(super) blue_flames: u64,
     pub(super) wrong_doorbells: u64,
 }
 
@@ -84,6 +88,8 @@ impl<R: Region> Sq<R> {
             completions: 0,
             descriptors: 0,
             doorbells: 0,
+            register: None,
+            blue_flames: 0,
             wrong_doorbells: 0,
         }
     }
@@ -138,6 +144,25 @@ impl<R: Region> Sq<R> {
         if bytes != said {
             return Err(format!(
                 "the register says {said:02x?}, and the descriptor at {index:#x} begins with {bytes:02x?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether what is written to the BlueFlame buffer `offset` behind the register, which was told the descriptor's first words, is what the
+    /// ring has there. The buffer is written while the device may be done with the descriptor, so that the ring may have another by then.
+    pub(super) fn check_buffer(&self, told: u64, offset: usize, value: u64) -> Result<(), String> {
+        let index = ControlOpcode((told as u32).swap_bytes()).index();
+        let read = |at: usize| {
+            let mut bytes = [0; 8];
+            let at = u64::from(index * SEND_BLOCK) + at as u64;
+            let _ = self.ring.read(at & u64::from(self.blocks * SEND_BLOCK - 1), &mut bytes);
+            u64::from_le_bytes(bytes)
+        };
+        if read(0) == told && read(offset) != value {
+            return Err(format!(
+                "{value:#x} is written {offset:#x} behind the register, and the descriptor at {index:#x} has {:#x} there",
+                read(offset)
             ));
         }
         Ok(())

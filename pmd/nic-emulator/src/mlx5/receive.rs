@@ -24,6 +24,8 @@ struct Arrival<'a> {
     metadata: u32,
     /// Time stamp.
     at: u64,
+    /// Whether it is looked into, if it is in a tunnel.
+    tunnels: bool,
 }
 
 impl<H: Host> Mlx5<H> {
@@ -82,8 +84,8 @@ impl<H: Host> Mlx5<H> {
         let (hash, hash_type) = hash(rss, &layers, bytes);
         let Some(rq) = rqs.get_mut(rss.table[hash as usize & (rss.table.len() - 1)]) else { return false };
         let Some(cq) = cqs.get_mut(rq.cq) else { return false };
-        let arrival =
-            Arrival { bytes, layers, hash, hash_type, tag, metadata, at: *arrives.get_or_insert_with(crate::clock) };
+        let at = *arrives.get_or_insert_with(crate::clock);
+        let arrival = Arrival { bytes, layers, hash, hash_type, tag, metadata, at, tunnels: rss.tunnels };
         if rq.state != State::Ready || cq.is_overrun() || rq.posted() == 0 || rq.posted() > rq.entries {
             if rq.state == State::Ready && rq.posted() > rq.entries {
                 env.log.line(format_args!(
@@ -303,7 +305,7 @@ fn tell<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, entry: &Entry) {
 fn entry<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>) -> Entry {
     let mut entry: Entry = [0; CQE_BYTES];
     let Arrival { bytes, layers, .. } = arrival;
-    let inner = tunnel::inner(bytes, layers);
+    let inner = if arrival.tunnels { tunnel::inner(bytes, layers) } else { None };
     if inner.is_some() {
         entry[defs::CQE_PACKET_INFO] = 1 | u8::from(layers.network == Some(Network::V6)) << 1;
     }

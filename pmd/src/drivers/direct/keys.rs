@@ -36,18 +36,14 @@ impl Key {
         (address.wrapping_sub(self.first) < self.bytes).then_some(self.lkey)
     }
 
-    /// First address, bytes, key and distance, for loops.
-    #[inline(always)]
-    pub(crate) fn bounds(&self) -> (u64, u64, u32, u64) {
-        (self.first, self.bytes, self.lkey, self.distance)
-    }
-
     /// The key itself.
+    #[inline(always)]
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
     }
 
     /// What is added to an address of ours to make it the device's.
+    #[inline(always)]
     pub(crate) fn distance(&self) -> u64 {
         self.distance
     }

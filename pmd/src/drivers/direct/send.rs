@@ -10,6 +10,7 @@ use super::graves::Ending;
 use super::longest_frame;
 use crate::counters::QueueCounters;
 use crate::drops::DropReason;
+use crate::packet::front::Front;
 use crate::packet::{Batch, Held, Pool};
 use crate::port::TransmitQueue;
 
@@ -88,19 +89,30 @@ impl Flight {
     /// Frees the eldest packets.
     #[inline(always)]
     pub(crate) fn free(&mut self, packets: usize) {
-        if packets > 0 {
-            self.held.free_front(packets);
-        }
+        self.held.free_front(packets);
     }
 
     /// Takes in the packets of a burst from the front of a batch. There must be room.
     #[inline(always)]
     pub(crate) fn launch(&mut self, batch: &mut Batch, burst: Burst) {
+        self.note(burst);
+        self.held.take_front(batch, burst.packets as usize);
+    }
+
+    /// Takes in the packets that were gone through, the last of which is described at `last`; what follows them is at `end`. There must be
+    /// room.
+    #[inline(always)]
+    pub(crate) fn launch_front(&mut self, front: Front<'_>, last: u32, end: u32) {
+        self.note(Burst { packets: front.taken() as u32, last, end });
+        self.held.take(front);
+    }
+
+    #[inline(always)]
+    fn note(&mut self, burst: Burst) {
         let slot = self.slot(self.end);
         self.bursts[slot] = burst;
         self.end = self.end.wrapping_add(1);
         self.next = burst.end;
-        self.held.take_front(batch, burst.packets as usize);
     }
 
     /// Bursts that were sent and that were given to the device, counted for ever.

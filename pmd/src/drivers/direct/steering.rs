@@ -3,10 +3,11 @@
 //! The device hashes the headers of one class of packets at a time, so that each class has a queue pair of its own, all over the same
 //! table, and a rule that sends its packets there. What belongs to no class, such as ARP, goes to the first queue without a hash.
 
-use wirepath_verbs::flow::{EthFilter, Flow, FlowType, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter};
-use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, ProtectionDomain, Result, RssQp, WorkQueue};
+use std::sync::Arc;
 
-use super::RSS_KEY;
+use wirepath_verbs::flow::{EthFilter, Flow, FlowType, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter};
+use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, Result, RssQp, WorkQueue};
+
 use super::rules::ibv::priorities;
 use super::rules::{Class, Reception};
 use crate::flow::ItemKind;
@@ -74,21 +75,19 @@ fn ethernet(dst_mac: [u8; 6], mask: [u8; 6]) -> Spec {
 /// Rules that are in force; each keeps the queue pair that its packets go to, and with it tables and queues.
 pub(crate) type Rules = Vec<FlowRule>;
 
+/// Makes a queue pair that spreads packets over a table by these fields, with [`super::RSS_KEY`].
+pub(crate) type MakePair = Arc<dyn Fn(&IndirectionTable, HashFields) -> Result<RssQp> + Send + Sync>;
+
 /// Spreads the packets of a port over its queues. They come from here on. The port's own rules have the last priorities of the device:
 /// those before are for what [`Reception`] serves.
-pub(crate) fn spread(
-    domain: &ProtectionDomain,
-    queues: &[WorkQueue],
-    port: u8,
-    whose: Whose,
-) -> Result<(Rules, Reception)> {
+pub(crate) fn spread(pairs: &MakePair, queues: &[WorkQueue], port: u8, whose: Whose) -> Result<(Rules, Reception)> {
     // A power of two of entries, so that every queue gets as much as another where their number is one.
     let entries =
         if queues.len().is_power_of_two() { queues.len() } else { TABLE.max(queues.len().next_power_of_two()) };
     let table: Vec<_> = queues.iter().cloned().cycle().take(entries).collect();
     let table = IndirectionTable::new(&table)?;
     let rest = IndirectionTable::new(&queues[..1])?;
-    let rest = RssQp::new(domain, &rest, HashFields::NONE, &RSS_KEY)?;
+    let rest = pairs(&rest, HashFields::NONE)?;
     let first = priorities(&(&rest).into(), port).saturating_sub(RANKS);
     let address = match whose {
         Whose::Everybodys => EthFilter::any(),
@@ -106,7 +105,7 @@ pub(crate) fn spread(
     }
     let mut targets = Vec::new();
     for (class, fields) in classes() {
-        let pair = RssQp::new(domain, &table, fields, &RSS_KEY)?;
+        let pair = pairs(&table, fields)?;
         let headers = class.headers.iter().map(|header| any(*header));
         let flow = headers.fold(Flow::normal(port, first + class.rank).with(address), Flow::with);
         rules.push(FlowRule::new(&pair, &flow)?);
@@ -115,5 +114,5 @@ pub(crate) fn spread(
     targets.push((Class::ANY, (&rest).into()));
     // Rules in front would have what is not ours, too.
     let priorities = if whose == Whose::Everybodys { first } else { 0 };
-    Ok((rules, Reception::new(domain, queues, targets, priorities)))
+    Ok((rules, Reception::new(pairs, queues, targets, priorities)))
 }

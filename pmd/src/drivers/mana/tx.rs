@@ -1,6 +1,7 @@
 //! Transmit queues.
 
 use std::fmt;
+use std::mem::replace;
 use std::sync::Arc;
 
 use wirepath_memory::{DeviceMemory, Doorbell};
@@ -18,6 +19,7 @@ use crate::drivers::direct::graves::Ending;
 use crate::drivers::direct::keys::Keys;
 use crate::drivers::direct::send::{self, Burst, Flight, Limits};
 use crate::drops::DropReason;
+use crate::packet::front::{Front, Plain};
 use crate::packet::{Batch, Packet};
 
 /// Longest packet that the device is asked to cut.
@@ -192,57 +194,63 @@ impl send::SendRing for SendRing {
 
     #[inline(always)]
     fn post(&mut self, batch: &mut Batch, limits: &Limits<'_>) -> (usize, u64, Result<(), DropReason>) {
-        let most = self.flight.room().min(batch.len());
+        let mut front = Front::new(batch, self.flight.room(), Plain::of(limits.pool, REQUESTS));
         // Values, not fields: as far as the compiler knows, what is written to the ring could change them.
-        let ring = self.ring.view();
-        let (home, home_bytes, lkey, distance) = self.keys.home().bounds();
-        let (plain, all_long, longest) = (self.plain, self.addressing.needs_long, limits.longest);
+        let (ring, home) = (self.ring.view(), self.keys.home());
+        let (lkey, distance, plain, range) = (home.lkey(), home.distance(), self.plain, limits.longest - SHORTEST);
         let (start, free) = (self.flight.next, self.ring.count() - self.flight.used());
-        let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
+        let (mut bytes, mut result) = (0, Ok(()));
         // The first unit of the WQE before, which is written when it is known whether another follows: only the last gets a completion.
         let (mut held_back, mut held_back_at) = ([0; UNIT], start);
-        let mut at = start;
-        for packet in &mut batch.as_mut_slice()[..most] {
-            let used = at.wrapping_sub(start);
-            let data = packet.data();
-            let (address, len) = (data.as_ptr() as u64, data.len());
-            let simple = !packet.flags().intersects(REQUESTS)
-                & !packet.is_chain()
-                & (len.wrapping_sub(SHORTEST) <= longest - SHORTEST)
-                & (address.wrapping_sub(home) < home_bytes)
-                & !all_long;
-            let (unit, units) = if simple {
-                if used >= free {
-                    break;
-                }
-                bytes += len as u64;
-                ([short_header(1), plain, address.wrapping_add(distance), pair(lkey, len as u32)], 1)
-            } else {
-                match self.describe(packet, limits, at, free - used) {
-                    Ok(Some(described)) => {
-                        bytes += packet.len() as u64;
-                        described
-                    }
-                    Ok(None) => break,
-                    Err(reason) => {
-                        result = Err(reason);
-                        break;
-                    }
-                }
-            };
-            if n > 0 {
+        let (mut at, mut is_first) = (start, true);
+        let mut hold_back = |unit, units| {
+            if !replace(&mut is_first, false) {
                 ring.write(held_back_at, held_back);
             }
             (held_back, held_back_at) = (unit, at);
             at = at.wrapping_add(units);
-            n += 1;
+            at.wrapping_sub(start)
+        };
+        let mut used = 0;
+        while front.left() > 0 {
+            let room = if self.addressing.needs_long { 0 } else { free - used };
+            let taken = front.plain(room as usize, |address, len| {
+                if len.wrapping_sub(SHORTEST) > range {
+                    return false;
+                }
+                bytes += len as u64;
+                let address = address.wrapping_add(distance);
+                used = hold_back([short_header(1), plain, address, pair(lkey, len as u32)], 1);
+                true
+            });
+            if taken > 0 {
+                continue;
+            }
+            let mut described = Ok(None);
+            let at = start.wrapping_add(used);
+            let len = front.any(|packet| {
+                described = self.describe(packet, limits, at, free - used);
+                described.is_ok_and(|described| described.is_some()).then(|| packet.len() as u64)
+            });
+            match (described, len) {
+                (Ok(Some((unit, units))), Some(len)) => {
+                    used = hold_back(unit, units);
+                    bytes += len;
+                }
+                (Err(reason), _) => {
+                    result = Err(reason);
+                    break;
+                }
+                _ => break,
+            }
         }
-        if n > 0 {
+        let taken = front.taken();
+        if taken > 0 {
             held_back[1] &= !SUPPRESS;
             ring.write(held_back_at, held_back);
-            self.flight.launch(batch, Burst { packets: n as u32, last: held_back_at, end: at });
+            self.flight.launch_front(front, held_back_at, at);
         }
-        (n, bytes, result)
+        (taken, bytes, result)
     }
 
     #[inline(always)]

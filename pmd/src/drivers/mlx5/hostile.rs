@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use wirepath_memory::{DeviceMemory, Doorbell};
+use wirepath_memory::DeviceMemory;
 use wirepath_nic_defs::mlx5::{CQE_BYTES, CQE_OWNER, MINI_FORMAT_CSUM, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH};
 
 use super::rx::{Layout, ReceiveMode, ReceivePlace, ReceiveRing};
-use super::tx::{SendMode, SendPlace, SendRing};
+use super::tx::{Registers, SendMode, SendPlace, SendRing};
 use crate::drivers::direct::exchange::Exchange;
 use crate::drivers::direct::graves::Ending;
 use crate::drivers::direct::hostile::{keys, memory};
@@ -80,15 +80,13 @@ fn receive_ring(pool: &Pool, mode: ReceiveMode) -> (ReceiveRing, Writer) {
 
 fn send_ring(pool: &Pool, mode: SendMode) -> (SendRing, Writer) {
     let completions = memory(BLOCKS as usize * CQE_BYTES);
-    let page = memory(4096);
-    let doorbell = |offset| Doorbell::new(&page, offset);
     let place = SendPlace {
         ring: memory(BLOCKS as usize * 64),
         records: memory(8),
         completions: completions.clone(),
         completion_records: memory(8),
         number: QUEUE,
-        doorbells: [doorbell(0x800), doorbell(0x900)],
+        registers: Registers::new(&memory(4096), 0x800, 256, Arc::default()),
     };
     let ring = SendRing::new(Ending::none(), keys(pool, 7), place, mode, 64).expect("sizes");
     (ring, Writer { ring: completions, produced: 0 })
@@ -113,7 +111,8 @@ impl Hostile {
             (Receiver::new(Arc::clone(&exchange), pool.clone(), pool.blank()), writer, exchange, mode)
         });
         let send = [false, true].map(|multi_packet| {
-            let mode = SendMode { inline_minimum: 0, inline: 0, multi_packet, max_tso: 65536, tunnels: 7 };
+            let mode =
+                SendMode { inline_minimum: 0, inline: 0, multi_packet, max_tso: 65536, tunnels: 7, blue_flame: 64 };
             let (ring, writer) = send_ring(&pool, mode);
             let exchange = Arc::new(Exchange::new());
             exchange.hand_out(ring);

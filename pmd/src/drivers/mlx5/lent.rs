@@ -4,15 +4,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use wirepath_memory::{DeviceMemory, Doorbell};
+use wirepath_memory::DeviceMemory;
 use wirepath_verbs::mlx5::var::{ImportedVar, Var, VarKind};
 use wirepath_verbs::mlx5::{Mlx5, PAGE_BYTES};
 use wirepath_verbs::{Context, Fate, Result, Verbs};
 
 use super::nic::{MAX_DEPTH, MAX_MTU, Mlx5Nic, Opened, Placed};
 use super::rx::{Layout, ReceiveMode, ReceivePlace, ReceiveRing};
-use super::tx::{SendMode, SendPlace, SendRing};
-use super::wqe::MAX_INLINE;
+use super::tx::{self, SendMode, SendPlace, SendRing};
+use super::wqe::{MAX_BLUE_FLAME, MAX_INLINE};
 use crate::drivers::direct::attach::{At, Borrow, Lend, Lent, Views};
 use crate::drivers::direct::device::Parts;
 use crate::drivers::direct::graves::Ending;
@@ -169,9 +169,11 @@ impl Lend for Mlx5Nic {
             return Ok(None);
         }
         let page = mlx5.registers_at(page)?;
-        let doorbells = [register, register + blue_flame].map(|offset| Doorbell::new(&page, offset));
-        let place = SendPlace { ring, records, completions, completion_records, number: at.number, doorbells };
-        Ok(SendRing::new(ending, Arc::clone(keys), place, common.send, common.depth))
+        // Here nobody knows who else uses the registers, so that descriptors are not written there.
+        let send = SendMode { blue_flame: 0, ..common.send };
+        let registers = tx::Registers::new(&page, register, blue_flame, Arc::new(()));
+        let place = SendPlace { ring, records, completions, completion_records, number: at.number, registers };
+        Ok(SendRing::new(ending, Arc::clone(keys), place, send, common.depth))
     }
 
     fn borrow_receive(
@@ -217,6 +219,7 @@ impl Common {
             && layout
             && inline
             && send.max_tso <= MAX_PACKET
+            && send.blue_flame <= MAX_BLUE_FLAME
             && receive.longest as usize == longest_frame(*mtu)
             && sink.bytes <= 1 << 20
     }

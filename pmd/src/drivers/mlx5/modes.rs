@@ -90,7 +90,8 @@ impl Modes {
                 inline: options.inline,
                 multi_packet: options.multi_packet && can.multi_packet && inline_minimum == 0 && options.inline == 0,
                 max_tso: (attributes.max_tso as usize).min(MAX_PACKET),
-                tunnels: can.tunnels,
+                tunnels: if options.tunnels { can.tunnels } else { 0 },
+                blue_flame: options.blue_flame,
             },
             layout,
             log_strides,
@@ -127,7 +128,11 @@ impl Modes {
                 format!("send with {} bytes inline", inline.max(inline_minimum))
             }
         };
-        format!("direct verbs, {receive}, {completions}, {send}")
+        let register = match self.send.blue_flame {
+            0 => String::new(),
+            bytes => format!(", lone descriptors of up to {bytes} bytes by BlueFlame"),
+        };
+        format!("direct verbs, {receive}, {completions}, {send}{register}")
     }
 
     /// How packets lie in the receive queues of a port.

@@ -1,12 +1,13 @@
 //! What an mlx5 can do, and the verbs objects of its queues.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use wirepath_memory::{BufferAllocator, Doorbell};
+use wirepath_memory::BufferAllocator;
 use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::{
     CompletionQueue, CompletionQueueOptions, Context, Device, Error, Fate, ObjectId, ProtectionDomain, Provider,
-    RawPacketQp, RawPacketQpOptions, Result, WorkQueue, WorkQueueOptions,
+    RawPacketQp, RawPacketQpOptions, Result, RssQp, WorkQueue, WorkQueueOptions,
 };
 
 use super::lent::Registers;
@@ -14,10 +15,9 @@ use super::modes::Modes;
 use super::offload::MAX_TSO_HEADER;
 use super::rules::Way;
 use super::rx::{Layout, ReceivePlace, ReceiveRing};
-use super::tx::{SendPlace, SendRing};
+use super::tx::{self, SendPlace, SendRing};
 use super::wqe::MAX_PIECES;
 use super::{NAME, Options, lent};
-use crate::drivers::direct::MIN_DEPTH;
 use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::find::Who;
@@ -26,7 +26,8 @@ use crate::drivers::direct::opened::{self, odd_ring};
 use crate::drivers::direct::receive::Spread;
 use crate::drivers::direct::registered::Registered;
 use crate::drivers::direct::rules::Rules;
-use crate::drivers::direct::steering::{Whose, spread};
+use crate::drivers::direct::steering::{MakePair, Whose, spread};
+use crate::drivers::direct::{MIN_DEPTH, RSS_KEY};
 use crate::packet::Pool;
 use crate::port::hardware::RuleBackend;
 use crate::port::{Capabilities, Offloads, PortConfig, RuleHardware};
@@ -57,6 +58,8 @@ pub(super) struct Mlx5Nic {
     pub(super) modes: Modes,
     /// Rules in the device, and how they get there.
     rules: Option<(Rules<Way>, RuleBackend)>,
+    /// Users of the registers at an address.
+    registers: Mutex<HashMap<usize, Weak<()>>>,
 }
 
 /// A send queue, how it is called in events, and how it is seen to be gone.
@@ -86,6 +89,17 @@ impl Mlx5Nic {
         words.join(", ")
     }
 
+    /// What everybody holds who has the registers at this address.
+    fn users(&self, address: usize) -> Arc<()> {
+        let mut all = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, users| users.strong_count() > 0);
+        all.get(&address).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let users = Arc::new(());
+            all.insert(address, Arc::downgrade(&users));
+            users
+        })
+    }
+
     pub(super) fn send_depth(&self, config: &PortConfig) -> u32 {
         config.depth.max(MIN_DEPTH).next_power_of_two().min(self.depth)
     }
@@ -109,9 +123,9 @@ impl Mlx5Nic {
         pair.start(opened.port)?;
         let queue = opened.verbs.send_queue(&pair)?;
         let entries = opened.verbs.completion_queue(&completions)?;
-        let register = |offset| Doorbell::new(&queue.registers, offset);
+        let users = self.users(queue.registers.base().addr().get() + queue.register);
         let place = SendPlace {
-            doorbells: [register(queue.register), register(queue.register + queue.blue_flame)],
+            registers: tx::Registers::new(&queue.registers, queue.register, queue.blue_flame, users),
             ring: queue.ring,
             records: queue.records,
             completions: entries.ring,
@@ -169,6 +183,7 @@ impl Nic for Mlx5Nic {
             // The power of two below.
             depth: 1 << depth.ilog2(),
             modes,
+            registers: Mutex::default(),
         })
     }
 
@@ -257,7 +272,13 @@ impl Nic for Mlx5Nic {
         }
         let all: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).collect();
         let fates = all.iter().map(WorkQueue::fate).collect();
-        let (own, reception) = spread(&opened.domain, &all, opened.port, Whose::of(parts.found.mac, config))?;
+        let (verbs, domain, tunnels) = (opened.verbs.clone(), opened.domain.clone(), self.modes.send.tunnels);
+        let pairs: MakePair = Arc::new(move |table, fields| match tunnels {
+            // The device refuses what it knows nothing of.
+            0 => RssQp::new(&domain, table, fields, &RSS_KEY),
+            _ => verbs.rss_into_tunnels(&domain, table, fields, &RSS_KEY),
+        });
+        let (own, reception) = spread(&pairs, &all, opened.port, Whose::of(parts.found.mac, config))?;
         let rules = self.rules.as_ref().map(|(rules, _)| rules.receive(reception));
         // In this order: nothing is unregistered that the device may still write.
         let hardware = Box::new((rules, own, all, Arc::clone(&memory.keys)));

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use wirepath_memory::{DeviceMemory, Doorbell};
+use wirepath_memory::DeviceMemory;
 use wirepath_nic_defs::mlx5::*;
 
 use super::arrival::{Arrivals, Steps};
 use super::cq::CompletionQueue;
 use super::hostile;
-use super::tx::{SendMode, SendPlace, SendRing};
+use super::tx::{Registers, SendMode, SendPlace, SendRing};
 use crate::drivers::direct::exchange::Exchange;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::graves::Ending;
@@ -21,7 +21,8 @@ use crate::port::TransmitQueue;
 
 const LKEY: u32 = 0x4711;
 const QUEUE: u32 = 0x123;
-const POINTERS: SendMode = SendMode { inline_minimum: 0, inline: 0, multi_packet: false, max_tso: 1 << 18, tunnels: 7 };
+const POINTERS: SendMode =
+    SendMode { inline_minimum: 0, inline: 0, multi_packet: false, max_tso: 1 << 18, tunnels: 7, blue_flame: 0 };
 
 /// A send queue and the device's side of it.
 struct Transmit {
@@ -45,7 +46,7 @@ fn transmit(blocks: u32, mode: SendMode) -> Transmit {
         completions: completions.clone(),
         completion_records: memory(8),
         number: QUEUE,
-        doorbells: [0x800, 0x900].map(|at| Doorbell::new(&page, at)),
+        registers: Registers::new(&page, 0x800, 256, Arc::default()),
     };
     let exchange = Arc::new(Exchange::new());
     exchange.hand_out(SendRing::new(Ending::none(), keys(&pool, LKEY), place, mode, 256).unwrap());
@@ -146,6 +147,33 @@ fn several_packets_share_a_descriptor_over_the_end_of_the_ring() {
         sent += it.send(more);
     }
     assert!((200..256).contains(&sent), "{sent}");
+}
+
+#[test]
+fn a_lone_short_descriptor_goes_into_the_register_whole() {
+    let page =
+        |it: &Transmit, at: usize| (0..32).flat_map(|i| it.page.load64(at + i * 8).to_ne_bytes()).collect::<Vec<_>>();
+    let mut it = transmit(64, SendMode { multi_packet: true, blue_flame: 128, ..POINTERS });
+    // One packet: a block. Registers take turns.
+    assert_eq!(it.send([it.packet(60)]), 1);
+    assert_eq!(page(&it, 0x800)[..64], it.bytes(0, 64));
+    assert_eq!(page(&it, 0x900), [0; 256]);
+    // Five packets: seven segments, two blocks, with what the ring has behind.
+    let five: Vec<_> = (0..5).map(|_| it.packet(60)).collect();
+    assert_eq!(it.send(five), 5);
+    assert_eq!(page(&it, 0x900)[..128], it.bytes(1, 128));
+    assert_eq!(page(&it, 0x900)[128..], [0; 128]);
+    // Too long, and then two of them: the register alone.
+    let before = (page(&it, 0x800), page(&it, 0x900));
+    let many: Vec<_> = (0..7).map(|_| it.packet(60)).collect();
+    assert_eq!(it.send(many), 7);
+    let mut asking = it.packet(60);
+    asking.set_vlan(5);
+    assert_eq!(it.send([it.packet(60), asking]), 2);
+    let after = (page(&it, 0x800), page(&it, 0x900));
+    assert_eq!((&after.0[..8], &after.1[..8]), (&it.bytes(3, 8)[..], &it.bytes(7, 8)[..]));
+    assert_eq!((&after.0[8..], &after.1[8..]), (&before.0[8..], &before.1[8..]));
+    assert_eq!(it.posted(), 8);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use wirepath_memory::{DeviceMemory, Doorbell, View};
 use wirepath_nic_defs::mlx5::{
     CQE_REQUEST, CQE_REQUEST_ERROR, FORMAT_NONE, OPCODE_ENHANCED_MPW, OPCODE_SEND, RECORD_SEND, SEGMENTS_PER_BLOCK,
+    SEND_BLOCK,
 };
 
 use super::cq::{CompletionQueue, kind};
@@ -18,12 +19,13 @@ use crate::drivers::direct::SHORTEST;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::graves::Ending;
 use crate::drivers::direct::keys::Keys;
-use crate::drivers::direct::send::{self, Burst, Flight, Limits};
+use crate::drivers::direct::send::{self, Flight, Limits};
 use crate::drops::DropReason;
+use crate::packet::front::{Front, Plain};
 use crate::packet::{Batch, Packet};
 
 /// Most packets of a multi-packet descriptor: what DPDK goes up to.
-const MULTI_PACKET: usize = 32;
+const MULTI_PACKET: u32 = 32;
 /// Segments of a multi-packet descriptor in front of its packets.
 const LEAD: u32 = 2;
 
@@ -41,11 +43,13 @@ pub(super) struct SendMode {
     pub(super) max_tso: usize,
     /// `TUNNEL_*`: what the device looks into.
     pub(super) tunnels: u32,
+    /// A burst of one descriptor of up to this many bytes is written to the register whole.
+    pub(super) blue_flame: usize,
 }
 
 impl SendMode {
     /// Whether packets are described by a pointer alone.
-    fn pointers(&self) -> bool {
+    fn by_pointer(&self) -> bool {
         self.inline_minimum == 0 && self.inline == 0
     }
 }
@@ -62,8 +66,41 @@ pub(super) struct SendPlace {
     pub(super) completion_records: DeviceMemory,
     /// Number of the queue.
     pub(super) number: u32,
-    /// Its registers, which take turns; both are the same if there is one only.
-    pub(super) doorbells: [Doorbell; 2],
+    pub(super) registers: Registers,
+}
+
+/// The registers of a send queue, which take turns; both are the same if there is one only.
+#[derive(Debug)]
+pub(super) struct Registers {
+    doorbells: [Doorbell; 2],
+    /// Bytes of the buffer (BlueFlame) that each begins, for whole descriptors; 0: there is none.
+    buffer: usize,
+    /// Whose turn it is.
+    turn: usize,
+    /// Held by everybody who uses these registers: libmlx5 gives them to several queues if there are many.
+    users: Arc<()>,
+}
+
+impl Registers {
+    /// Those at `register` of a page, and at `buffer` bytes behind; `users` is held by everybody who has the same.
+    ///
+    /// # Panics
+    /// They are not in the page.
+    pub(super) fn new(page: &DeviceMemory, register: usize, buffer: usize, users: Arc<()>) -> Self {
+        Self { doorbells: [register, register + buffer].map(|at| Doorbell::new(page, at)), buffer, turn: 0, users }
+    }
+
+    /// Whether no other queue writes there, whose words would get among those of a descriptor.
+    #[inline(always)]
+    fn are_ours_alone(&self) -> bool {
+        Arc::strong_count(&self.users) == 1
+    }
+
+    #[inline(always)]
+    fn next(&mut self) -> &Doorbell {
+        self.turn ^= 1;
+        &self.doorbells[self.turn ^ 1]
+    }
 }
 
 /// A send queue.
@@ -71,7 +108,7 @@ pub(super) struct SendRing {
     ring: Segments,
     records: DeviceMemory,
     completions: CompletionQueue,
-    doorbells: [Doorbell; 2],
+    registers: Registers,
     keys: Arc<Keys>,
     number: u32,
     mode: SendMode,
@@ -79,6 +116,10 @@ pub(super) struct SendRing {
     blocks: u32,
     /// Descriptor that the register is told.
     last: u32,
+    /// End of what the device was told of.
+    told: u32,
+    /// Blocks of the longest descriptor that the register gets whole.
+    blue_flame: u32,
     /// Positions are block counters. Last: whoever keeps the hardware's queue goes before.
     flight: Flight,
 }
@@ -103,13 +144,15 @@ impl SendRing {
             ring,
             records: place.records,
             completions,
-            doorbells: place.doorbells,
+            blue_flame: (mode.blue_flame.min(place.registers.buffer) as u32 / SEND_BLOCK).min(blocks),
+            registers: place.registers,
             keys,
             number: place.number,
             // Where something has to lie in the descriptor, there is one descriptor for each packet.
-            mode: SendMode { multi_packet: mode.multi_packet && mode.pointers(), ..mode },
+            mode: SendMode { multi_packet: mode.multi_packet && mode.by_pointer(), ..mode },
             blocks,
             last: 0,
+            told: 0,
             // Each burst takes a block at least.
             flight: Flight::new(depth, blocks, ending),
         })
@@ -117,41 +160,48 @@ impl SendRing {
 
     /// What is known of every plain packet, as values: as far as the compiler knows, what is written to the ring could change fields.
     #[inline(always)]
-    fn plain(&self, limits: &Limits<'_>) -> Plain<'_> {
-        let (home, home_bytes, key, distance) = self.keys.home().bounds();
+    fn pointers(&self, limits: &Limits<'_>) -> Pointers<'_> {
+        let home = self.keys.home();
         let range = limits.longest - SHORTEST;
-        Plain { ring: self.ring.view(), home, home_bytes, key, distance, range, number: self.number }
+        Pointers { ring: self.ring.view(), key: home.lkey(), distance: home.distance(), range, number: self.number }
     }
 
-    /// Describes one packet by a pointer; packets, bytes and blocks, all zero if that is not possible.
+    /// Describes plain packets by a pointer each, as long as there are any; bytes, last descriptor and end.
     #[inline(always)]
-    fn point(plain: &Plain<'_>, packet: &Packet, at: u32, room: u32) -> (usize, u64, u32) {
-        let Some((data, bytes)) = plain.pointer(packet).filter(|_| room > 0) else { return (0, 0, 0) };
-        let first = at.wrapping_mul(SEGMENTS_PER_BLOCK);
-        plain.ring.write(first.wrapping_add(2), data);
-        plain.ring.write(first.wrapping_add(1), [0, 0]);
-        plain.ring.write(first, [control(OPCODE_SEND, at, plain.number, 3), 0]);
-        (1, bytes, 1)
+    fn point(pointers: &Pointers<'_>, front: &mut Front<'_>, start: u32, room: u32) -> Described {
+        let (mut bytes, mut at) = (0, start);
+        front.plain(room as usize, |address, len| {
+            let Some(data) = pointers.to(address, len) else { return false };
+            let first = at.wrapping_mul(SEGMENTS_PER_BLOCK);
+            pointers.ring.write(first.wrapping_add(2), data);
+            pointers.ring.write(first.wrapping_add(1), [0, 0]);
+            pointers.ring.write(first, [control(OPCODE_SEND, at, pointers.number, 3), 0]);
+            at = at.wrapping_add(1);
+            bytes += len as u64;
+            true
+        });
+        Described { bytes, last: at.wrapping_sub(1), end: at }
     }
 
-    /// Describes packets from the front by pointers in one descriptor; packets, bytes and blocks, all zero if that is not possible.
+    /// Describes plain packets by pointers in one descriptor; bytes, that descriptor and its end, which is `at` if there are none.
     #[inline(always)]
-    fn pack(plain: &Plain<'_>, packets: &[Packet], at: u32, room: u32) -> (usize, u64, u32) {
+    fn pack(pointers: &Pointers<'_>, front: &mut Front<'_>, at: u32, room: u32) -> Described {
         let first = at.wrapping_mul(SEGMENTS_PER_BLOCK);
-        let most = ((room * SEGMENTS_PER_BLOCK).saturating_sub(LEAD) as usize).min(MULTI_PACKET);
-        let (mut count, mut bytes) = (0, 0);
-        for packet in packets.iter().take(most) {
-            let Some((data, len)) = plain.pointer(packet) else { break };
-            plain.ring.write(first.wrapping_add(LEAD + count), data);
-            bytes += len;
-            count += 1;
+        let most = (room * SEGMENTS_PER_BLOCK).saturating_sub(LEAD).min(MULTI_PACKET);
+        let (mut bytes, mut segments) = (0, LEAD);
+        front.plain(most as usize, |address, len| {
+            let Some(data) = pointers.to(address, len) else { return false };
+            pointers.ring.write(first.wrapping_add(segments), data);
+            segments += 1;
+            bytes += len as u64;
+            true
+        });
+        if segments == LEAD {
+            return Described { bytes: 0, last: at, end: at };
         }
-        if count == 0 {
-            return (0, 0, 0);
-        }
-        plain.ring.write(first.wrapping_add(1), [0, 0]);
-        plain.ring.write(first, [control(OPCODE_ENHANCED_MPW, at, plain.number, LEAD + count), 0]);
-        (count as usize, bytes, blocks(LEAD + count))
+        pointers.ring.write(first.wrapping_add(1), [0, 0]);
+        pointers.ring.write(first, [control(OPCODE_ENHANCED_MPW, at, pointers.number, segments), 0]);
+        Described { bytes, last: at, end: at.wrapping_add(blocks(segments)) }
     }
 
     /// Describes any packet; returns the blocks that it takes. `None`: no room in the ring at the moment.
@@ -268,60 +318,74 @@ impl send::SendRing for SendRing {
 
     #[inline(always)]
     fn post(&mut self, batch: &mut Batch, limits: &Limits<'_>) -> (usize, u64, Result<(), DropReason>) {
-        let most = self.flight.room().min(batch.len());
-        let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
+        let mut front = Front::new(batch, self.flight.room(), Plain::of(limits.pool, REQUESTS));
+        let (mut bytes, mut result) = (0, Ok(()));
         let start = self.flight.next;
         let free = self.blocks - self.flight.used();
         let (mut at, mut last) = (start, start);
-        let packets = &mut batch.as_mut_slice()[..most];
-        let (plain, multi_packet, pointers) = (self.plain(limits), self.mode.multi_packet, self.mode.pointers());
-        while n < most {
+        let (pointers, multi_packet, by_pointer) =
+            (self.pointers(limits), self.mode.multi_packet, self.mode.by_pointer());
+        while front.left() > 0 {
             let room = free - at.wrapping_sub(start);
-            let (count, sum, taken) = if multi_packet {
-                Self::pack(&plain, &packets[n..], at, room)
-            } else if pointers {
-                Self::point(&plain, &packets[n], at, room)
-            } else {
-                (0, 0, 0)
-            };
-            if count > 0 {
-                (last, at) = (at, at.wrapping_add(taken));
-                n += count;
-                bytes += sum;
-                continue;
-            }
-            let packet = &mut packets[n];
-            match self.describe(packet, limits, at, room) {
-                Ok(Some(taken)) => {
-                    (last, at) = (at, at.wrapping_add(taken));
-                    n += 1;
-                    bytes += packet.len() as u64;
+            if by_pointer {
+                let described = if multi_packet {
+                    Self::pack(&pointers, &mut front, at, room)
+                } else {
+                    Self::point(&pointers, &mut front, at, room)
+                };
+                if described.end != at {
+                    (last, at) = (described.last, described.end);
+                    bytes += described.bytes;
+                    continue;
                 }
-                Ok(None) => break,
-                Err(reason) => {
+            }
+            let mut described = Ok(None);
+            let taken = front.any(|packet| {
+                described = self.describe(packet, limits, at, room);
+                described.is_ok_and(|taken| taken.is_some()).then(|| packet.len() as u64)
+            });
+            match (described, taken) {
+                (Ok(Some(blocks)), Some(len)) => {
+                    (last, at) = (at, at.wrapping_add(blocks));
+                    bytes += len;
+                }
+                (Err(reason), _) => {
                     result = Err(reason);
                     break;
                 }
+                _ => break,
             }
         }
-        if n > 0 {
+        let taken = front.taken();
+        if taken > 0 {
             // The first word of the control segment is in place; the device reads none of it before it is told.
             self.ring.at(last.wrapping_mul(SEGMENTS_PER_BLOCK))[1].store(COMPLETE, Ordering::Relaxed);
             self.last = last;
-            self.flight.launch(batch, Burst { packets: n as u32, last, end: at });
+            self.flight.launch_front(front, last, at);
         }
-        (n, bytes, result)
+        (taken, bytes, result)
     }
 
-    /// The record, which counts, then the register, which makes the device look.
+    /// The record, which counts, then the register, which makes the device look. A lone short descriptor goes into the register's buffer
+    /// whole: the device need not fetch it, and write-combining memory sends one line either way. Of several, the device fetches the others
+    /// anyway (rdma-core: providers/mlx5/qp.c, post_send_db).
     #[inline(always)]
     fn ring_doorbell(&mut self) {
-        self.records.store32_release(4 * RECORD_SEND, (self.flight.next & 0xffff).to_be());
-        let word = self.ring.at(self.last.wrapping_mul(SEGMENTS_PER_BLOCK))[0].load(Ordering::Relaxed);
-        self.doorbells[0].ring(word);
-        self.doorbells.swap(0, 1);
+        let (last, next) = (self.last, self.flight.next);
+        self.records.store32_release(4 * RECORD_SEND, (next & 0xffff).to_be());
+        let first = last.wrapping_mul(SEGMENTS_PER_BLOCK);
+        let Self { ring, registers, .. } = self;
+        let word = |at: usize| ring.at(first.wrapping_add(at as u32 / 2))[at % 2].load(Ordering::Relaxed);
+        let blocks = next.wrapping_sub(last);
+        if self.told == last && blocks <= self.blue_flame && registers.are_ours_alone() {
+            registers.next().ring_with((blocks * SEND_BLOCK / 8) as usize, word);
+        } else {
+            registers.next().ring(word(0));
+        }
+        self.told = next;
     }
 }
+
 /// Makes the first `n` bytes lie in the first segment; a packet shorter than that is padded, which a device would do as well.
 #[cold]
 fn fill_up(packet: &mut Packet, n: usize) -> bool {
@@ -339,11 +403,8 @@ fn fill_up(packet: &mut Packet, n: usize) -> bool {
 }
 
 /// What is known of every plain packet.
-struct Plain<'a> {
+struct Pointers<'a> {
     ring: View<'a, Segment>,
-    /// The region of the port's pool.
-    home: u64,
-    home_bytes: u64,
     key: u32,
     /// What is added to an address of ours to make it the device's.
     distance: u64,
@@ -352,18 +413,21 @@ struct Plain<'a> {
     number: u32,
 }
 
-impl Plain<'_> {
-    /// The segment that points to a packet, with its bytes, if that is all that there is to say of it.
+impl Pointers<'_> {
+    /// The segment that points to a packet's data in the port's pool, if the port lets that many bytes through.
     #[inline(always)]
-    fn pointer(&self, packet: &Packet) -> Option<([u64; 2], u64)> {
-        let data = packet.data();
-        let (address, len) = (data.as_ptr() as u64, data.len());
-        let is_plain = !packet.flags().intersects(REQUESTS)
-            & !packet.is_chain()
-            & (len.wrapping_sub(SHORTEST) <= self.range)
-            & (address.wrapping_sub(self.home) < self.home_bytes);
-        is_plain.then(|| (pointer(address.wrapping_add(self.distance), self.key, len as u32), len as u64))
+    fn to(&self, address: u64, len: usize) -> Option<[u64; 2]> {
+        let is_in_range = len.wrapping_sub(SHORTEST) <= self.range;
+        is_in_range.then(|| pointer(address.wrapping_add(self.distance), self.key, len as u32))
     }
+}
+
+/// What came of packets.
+struct Described {
+    bytes: u64,
+    /// The last descriptor, and where the next one begins.
+    last: u32,
+    end: u32,
 }
 
 const _: () = assert!(MAX_TSO_HEADER < super::wqe::MAX_INLINE);

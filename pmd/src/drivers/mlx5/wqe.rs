@@ -20,6 +20,8 @@ const LEAD: usize = (CONTROL_BYTES + ETH_BYTES) / SEGMENT_BYTES;
 pub(super) const MAX_PIECES: usize = MAX_SEGMENTS - LEAD;
 /// Most bytes of a packet that lies in its descriptor.
 pub(super) const MAX_INLINE: usize = (MAX_SEGMENTS - LEAD) * SEGMENT_BYTES;
+/// Most bytes of a descriptor that goes into a register whole, however large the buffer: that of all devices so far.
+pub(super) const MAX_BLUE_FLAME: usize = 256;
 /// Second word of a control segment that asks for a completion, in memory.
 pub(super) const COMPLETE: u64 = ((CONTROL_COMPLETE as u64) << 32).to_be();
 

@@ -7,7 +7,7 @@ use wirepath_memory::BufferAllocator;
 use wirepath_verbs::mlx5::var::{ImportedVar, Var};
 use wirepath_verbs::{
     CompletionQueue, CompletionQueueOptions, Context, Error, ProtectionDomain, Provider, RawPacketQp,
-    RawPacketQpOptions, Result, WorkQueue, WorkQueueOptions,
+    RawPacketQpOptions, Result, RssQp, WorkQueue, WorkQueueOptions,
 };
 
 use super::rx::{ReceiveMode, ReceiveRing};
@@ -24,8 +24,8 @@ use crate::drivers::direct::receive::{PoolDry, Spread, buffers_for};
 use crate::drivers::direct::registered::Registered;
 use crate::drivers::direct::rules::Rules;
 use crate::drivers::direct::rules::ibv::{self, Ibv};
-use crate::drivers::direct::steering::{Whose, spread};
-use crate::drivers::direct::{MIN_DEPTH, longest_frame};
+use crate::drivers::direct::steering::{MakePair, Whose, spread};
+use crate::drivers::direct::{MIN_DEPTH, RSS_KEY, longest_frame};
 use crate::packet::Pool;
 use crate::port::{Capabilities, Offloads, PortConfig, RuleHardware};
 
@@ -216,7 +216,9 @@ impl Nic for VerbsNic {
         }
         let all: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).collect();
         let fates = all.iter().map(WorkQueue::fate).collect();
-        let (own, reception) = spread(&opened.domain, &all, opened.port, Whose::of(parts.found.mac, config))?;
+        let domain = opened.domain.clone();
+        let pairs: MakePair = Arc::new(move |table, fields| RssQp::new(&domain, table, fields, &RSS_KEY));
+        let (own, reception) = spread(&pairs, &all, opened.port, Whose::of(parts.found.mac, config))?;
         let rules = self.rules.as_ref().map(|rules| rules.receive(reception));
         // In this order: nothing is unregistered that the device may still write.
         let hardware = Box::new((rules, own, all, Arc::clone(&memory.keys)));

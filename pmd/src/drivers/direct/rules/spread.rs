@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use wirepath_verbs::flow::FlowTarget;
-use wirepath_verbs::{Error, HashFields, IndirectionTable, ProtectionDomain, RssQp, WorkQueue};
+use wirepath_verbs::{Error, HashFields, IndirectionTable, WorkQueue};
 
 use super::{refused, unsupported};
-use crate::drivers::direct::RSS_KEY;
+use crate::drivers::direct::steering::MakePair;
 use crate::flow::{Action, Bits, Direction, Fact, Field, FieldSet, Item, ItemKind, Key, Rule, What, mpls};
 use crate::port::hardware::{HardwareRule, RuleRefusal};
 
@@ -22,7 +22,7 @@ pub(crate) struct Class {
 /// Several queues of a port.
 pub(crate) struct Reception {
     classes: Vec<(Class, FlowTarget)>,
-    domain: ProtectionDomain,
+    pairs: MakePair,
     queues: Vec<WorkQueue>,
     /// Queue pairs that deliver to one queue, made when a rule wants them.
     single: HashMap<u16, FlowTarget>,
@@ -34,14 +34,14 @@ impl Reception {
     /// What receives on a port. `classes` ends with the one that everything is in; `priorities`: how many the device has in front of the
     /// port's own rules.
     pub(crate) fn new(
-        domain: &ProtectionDomain,
+        pairs: &MakePair,
         queues: &[WorkQueue],
         classes: Vec<(Class, FlowTarget)>,
         priorities: u16,
     ) -> Self {
         // With one queue, there is nothing to spread.
         let classes = if queues.len() == 1 { classes.into_iter().rev().take(1).collect() } else { classes };
-        Self { classes, domain: domain.clone(), queues: queues.to_vec(), single: HashMap::new(), priorities }
+        Self { classes, pairs: MakePair::clone(pairs), queues: queues.to_vec(), single: HashMap::new(), priorities }
     }
 
     pub(super) fn classes(&self) -> &[(Class, FlowTarget)] {
@@ -72,7 +72,7 @@ impl Reception {
         };
         let make = || -> Result<FlowTarget, Error> {
             let table = IndirectionTable::new(std::slice::from_ref(work_queue))?;
-            Ok(FlowTarget::Rss(RssQp::new(&self.domain, &table, HashFields::NONE, &RSS_KEY)?))
+            Ok(FlowTarget::Rss((self.pairs)(&table, HashFields::NONE)?))
         };
         let target = make().map_err(|error| refused(&error))?;
         self.single.insert(queue, target.clone());
