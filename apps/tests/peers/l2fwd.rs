@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use wirepath_testlab::{Lab, Namespace, Veth, eventually};
+use wirepath_testlab::{Lab, Namespace, Veth, announce, eventually};
 
 use crate::program::Program;
 use crate::world::{L2FWD, PATIENCE, Way, ethernet, pings};
@@ -82,4 +82,24 @@ pub(crate) fn bridges_and_learns(way: Way) {
     });
     assert!(learned, "frames to a known address go to its port alone");
     l2fwd.stop();
+}
+
+/// TCP that this machine's kernel leaves to be cut by whoever sends it: the NIC does, and the peer's kernel gets every byte in place.
+pub(crate) fn superframes_are_cut_by_the_nic(way: Way) {
+    const BYTES: u64 = 32 << 20;
+    let star = star(way, 1);
+    let tap = "[[port]]\nname = \"local\"\ndriver = \"tap\"\ndevice = \"tap0\"\n[port.tap]\naddress = [\"10.3.0.100/24\"]\nsuperframes = \"whole\"\n";
+    let config = star.ports.clone() + tap + "[l2fwd]\nmode = \"pairs\"\npairs = [[\"p0\", \"local\"]]\n";
+    let mut l2fwd = Program::start(&star.middle, L2FWD, &config);
+    wait_for(&mut l2fwd, &star.middle, &address(way, 0));
+    let (sent, received) = crate::tcp::transfer(&star.middle, &star.hosts[0], &address(way, 0), BYTES);
+    assert_eq!((sent, sent.0), (received, BYTES), "bytes and checksum, sent and received");
+    let counters = l2fwd.nic_counters();
+    let queue = &counters["devices"][0]["send_queues"][0];
+    let (cut, left) = (queue["segmented"].as_u64().expect("a number"), queue["packets"].as_u64().expect("a number"));
+    // Some are cut into many, and what left are frames.
+    assert!(cut > 0 && left > 2 * cut && left >= BYTES / 1500, "{counters}");
+    announce(&format!("{}: {cut} superframes among {left} frames that left", way.name));
+    let summary = l2fwd.stop();
+    assert_eq!(summary.drops("kernel_offload"), 0, "{}", summary.json);
 }

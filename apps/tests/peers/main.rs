@@ -95,6 +95,11 @@ over! {
     offload: crate::offload::software_touches_no_tunnel_header;
     off: crate::offload::off_is_off;
 }
+over! {
+    mlx5_segmentation,
+    by("mlx5", false),
+    cut: crate::l2fwd::superframes_are_cut_by_the_nic;
+}
 frames! {
     mlx5_striding,
     Way { settings: ["receive = \"striding\"\ninline = 200", ""], ..by("mlx5", true) },

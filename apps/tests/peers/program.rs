@@ -46,13 +46,22 @@ impl Program {
         for fault in
             ["kind = 'refuse'\ncommand = 'get_context'\nerrno = 'ENODEV'\ncount = 1000000", "kind = 'device-fatal'"]
         {
-            let mut socket = UnixStream::connect(self.folder.path().join("control")).expect("the control socket");
-            write!(socket, "device = 'nic-{device}'\n{fault}\n").expect("a request");
-            socket.shutdown(Shutdown::Write).expect("the end of the request");
-            let mut answer = String::new();
-            socket.read_to_string(&mut answer).expect("an answer");
-            assert_eq!(answer.trim(), "ordered");
+            assert_eq!(self.ask_nics(&format!("device = 'nic-{device}'\n{fault}\n")).trim(), "ordered");
         }
+    }
+
+    fn ask_nics(&self, request: &str) -> String {
+        let mut socket = UnixStream::connect(self.folder.path().join("control")).expect("the control socket");
+        write!(socket, "{request}").expect("a request");
+        socket.shutdown(Shutdown::Write).expect("the end of the request");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).expect("an answer");
+        answer
+    }
+
+    /// What the emulated NICs have counted.
+    pub(crate) fn nic_counters(&self) -> Value {
+        serde_json::from_str(&self.ask_nics("counters\n")).expect("counters")
     }
 
     fn process(&mut self) -> &mut Background {

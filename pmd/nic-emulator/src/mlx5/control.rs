@@ -698,7 +698,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
                 serde_json::json!({
                     "number": sq.number, "port": sq.port + 1, "packets": sq.sent, "bytes": sq.sent_bytes, "errors": sq.errors,
                     "descriptors": sq.descriptors, "completions": sq.completions, "doorbells": sq.doorbells,
-                    "blue_flames": sq.blue_flames,
+                    "blue_flames": sq.blue_flames, "segmented": sq.segmented,
                     "wrong_doorbells": sq.wrong_doorbells, "unserved": sq.posted(), "state": format!("{:?}", sq.state),
                 })
             })

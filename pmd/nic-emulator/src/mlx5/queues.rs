@@ -47,6 +47,8 @@ pub(super) struct Sq<R> {
     pub(super) errors: u64,
     pub(super) completions: u64,
     pub(super) descriptors: u64,
+    /// Packets that were cut.
+    pub(super) segmented: u64,
     pub(super) doorbells: u64,
     /// Where pages are not objects, its register.
     pub(super) register: Option<usize>,
@@ -87,6 +89,7 @@ impl<R: Region> Sq<R> {
             errors: 0,
             completions: 0,
             descriptors: 0,
+            segmented: 0,
             doorbells: 0,
             register: None,
             blue_flames: 0,

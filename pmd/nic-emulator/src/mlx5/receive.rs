@@ -346,7 +346,11 @@ fn entry<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>) -> Entry {
     entry[defs::CQE_FLAGS..defs::CQE_FLAGS + 2].copy_from_slice(&flags.0.to_be_bytes());
     entry[defs::CQE_RX_HASH..defs::CQE_RX_HASH + 4].copy_from_slice(&arrival.hash.to_be_bytes());
     entry[defs::CQE_RX_HASH_TYPE] = arrival.hash_type.0;
-    let checksum = frame::fold(frame::sum(&bytes[ETHERNET..]));
+    // Of the network packet: neither tags nor padding are in it (linux: drivers/net/ethernet/mellanox/mlx5/core/en_rx.c,
+    // mlx5e_handle_csum, adds them).
+    let outer = &arrival.layers;
+    let summed = if outer.network.is_some() { outer.l3..outer.end } else { ETHERNET..bytes.len() };
+    let checksum = frame::fold(frame::sum(&bytes[summed]));
     entry[defs::CQE_CHECKSUM..defs::CQE_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
     entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
     entry[0x24..0x28].copy_from_slice(&arrival.metadata.to_be_bytes());

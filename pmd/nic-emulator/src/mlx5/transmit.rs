@@ -473,6 +473,7 @@ impl<R: Region> Sender<'_, R> {
             }
         });
         cut.map_err(wrong_length)?;
+        self.sq.segmented += 1;
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! Frames as a kernel hands them over beside a `struct virtio_net_hdr` (linux/virtio_net.h): with a checksum left to a device, or as a
-//! superframe that a device was to cut, and with a VLAN tag beside the frame. What a port receives is finished here.
+//! superframe that a device was to cut, and with a VLAN tag beside the frame. What a port receives is finished here, or passed on to a
+//! device that does it.
 
 use wirepath_wire::segment::Segmenter;
 use wirepath_wire::vlan::{TAG_LEN, Tag};
@@ -7,7 +8,8 @@ use wirepath_wire::{L4, Parser, Tunnels, checksum};
 
 use crate::counters::QueueCounters;
 use crate::drops::DropReason;
-use crate::packet::{Batch, Packet, Pool};
+use crate::packet::offload::Flags;
+use crate::packet::{Batch, Layers, Packet, Pool};
 use crate::port::PortId;
 
 /// Bytes of the header, in the byte order of the machine (`vio_le()` of a packet socket, the default of a TAP device).
@@ -63,11 +65,18 @@ pub(crate) struct Finisher {
     port: PortId,
     /// Frames of the current superframe that were made before the batch was full.
     made: usize,
+    /// TCP superframes are not cut here.
+    whole: bool,
 }
 
 impl Finisher {
     pub(crate) fn new(pool: Pool, port: PortId) -> Self {
-        Self { pool, port, made: 0 }
+        Self { pool, port, made: 0, whole: false }
+    }
+
+    /// Whether TCP superframes are passed on whole, for a device to cut, where they can be.
+    pub(crate) fn whole(self, whole: bool) -> Self {
+        Self { whole, ..self }
     }
 
     /// Gives up a superframe of which only a part was delivered.
@@ -136,6 +145,21 @@ impl Finisher {
         counters: &QueueCounters,
     ) -> bool {
         if header.gso_type != GSO_NONE {
+            if self.whole
+                && tag.is_none()
+                && let Some(layers) = layers_to_cut(frame, header)
+            {
+                match self.copy(frame, None) {
+                    Ok(mut packet) => {
+                        packet.set_layers(layers);
+                        packet.set_mss(header.gso_size);
+                        packet.set_flags(CUT);
+                        let _ = batch.push(packet);
+                    }
+                    Err(reason) => counters.drops.add(reason, 1),
+                }
+                return true;
+            }
             return self.cut(frame, header, tag, batch, counters);
         }
         match self.complete(frame, header, tag) {
@@ -223,6 +247,23 @@ impl Finisher {
         *segments = at;
         Ok(packet)
     }
+}
+
+/// What is asked of the device that cuts.
+const CUT: Flags = Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM);
+
+/// Where the headers of a superframe are that every NIC could cut: TCP outside any tunnel, to be marked with ECN on none of its segments.
+fn layers_to_cut(frame: &[u8], header: Header) -> Option<Layers> {
+    if !matches!(header.gso_type, GSO_TCPV4 | GSO_TCPV6) || header.flags & NEEDS_CSUM == 0 || header.gso_size == 0 {
+        return None;
+    }
+    let parsed = Parser { verify_ipv4: false, ..Parser::default() }.parse(frame).ok()?;
+    let outer = parsed.outer();
+    let is_plain = parsed.inner().is_none() && outer.l4_kind() == L4::Tcp;
+    let is_there = outer.l4() == usize::from(header.csum_start) && outer.payload() < frame.len();
+    let layers = Layers::from(&parsed);
+    // All zero if a length is out of range.
+    (is_plain && is_there && layers.l4_len > 0).then_some(layers)
 }
 
 /// What cuts this superframe, if it is of a kind that can be cut.

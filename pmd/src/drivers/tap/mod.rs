@@ -4,12 +4,14 @@
 //! [port.tap]
 //! address = ["10.0.0.1/24", "fd00::1/64"]   # of the kernel's interface; none by default
 //! mac = "02:00:00:00:00:01"                 # of the kernel's interface; the kernel chooses by default
+//! superframes = "cut"                       # or "whole": TCP superframes go on as they are
 //! ```
 //!
 //! The interface is made when the port is opened, and goes with the program unless it was made before (`ip tuntap add`). Starting the
 //! port sets its MTU and switches it on. Each queue is one open `/dev/net/tun`, read and written one frame a call: the kernel offers
 //! nothing better. So that those calls carry much, the kernel may leave checksums and segmentation of what it sends to us; it is all
-//! finished here (`kernel::vnet`), and no packet leaves a port unfinished.
+//! finished here (`kernel::vnet`), and no packet leaves a port unfinished. `superframes = "whole"` is for ports whose NIC cuts them
+//! (`TX_SEGMENT`): a superframe then crosses the program as one packet. A port that cannot cut drops it and counts it.
 
 mod device;
 mod interface;
@@ -51,12 +53,13 @@ pub struct Options {
     device: String,
     addresses: Vec<Prefix>,
     mac: Option<MacAddress>,
+    whole: bool,
 }
 
 impl Options {
     /// An interface of this name; `%d` in it stands for a number of the kernel's choice.
     pub fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), addresses: Vec::new(), mac: None }
+        Self { device: device.into(), addresses: Vec::new(), mac: None, whole: false }
     }
 }
 
@@ -87,6 +90,7 @@ impl Driver for Tap {
             device: device.to_owned(),
             addresses: addresses.into_iter().map(|placed| placed.value).collect(),
             mac,
+            whole: settings.choice("superframes", &[("cut", false), ("whole", true)])?.unwrap_or(false),
         }))
     }
 
@@ -199,7 +203,11 @@ impl Device for TapDevice {
             notes.push("no UDP superframes from the kernel (Linux 6.2)".to_owned());
         }
         Capabilities {
-            mode: format!("TAP interface {}, one frame a call, superframes from the kernel", self.interface.name),
+            mode: format!(
+                "TAP interface {}, one frame a call, superframes from the kernel{}",
+                self.interface.name,
+                if self.options.whole { ", TCP ones left whole" } else { "" }
+            ),
             notes,
             // The kernel's interface is the other station of this wire; this end gets an address of its own.
             mac: self.interface.mac.map(|mac| {
@@ -245,7 +253,8 @@ impl Device for TapDevice {
         let mut queues = Queues::default();
         for index in 0..usize::from(config.rx_queues) {
             let queue = Arc::clone(&self.queues[index % self.queues.len()]);
-            queues.rx.push(Box::new(Receiver::new(queue, Finisher::new(config.pool.clone(), config.id))));
+            let finisher = Finisher::new(config.pool.clone(), config.id).whole(self.options.whole);
+            queues.rx.push(Box::new(Receiver::new(queue, finisher)));
         }
         for index in 0..usize::from(config.tx_queues) {
             let queue = Arc::clone(&self.queues[index % self.queues.len()]);
