@@ -23,6 +23,10 @@
 //! attach_buffers = 2048
 //! ```
 //!
+//! Compressed completions are in the layout of sessions. The enhanced one of newer devices, whose entries each say which pass they are of, is
+//! a bit of the queue's context that only firmware commands set (DPDK does, by DevX): neither `mlx5dv_create_cq` nor the kernel's own command
+//! has a place for it.
+//!
 //! The kernel keeps the port: its interface stays, and what no rule of ours takes still reaches it.
 //!
 //! A send queue is a ring of descriptors; of a burst only the last asks for a completion. BlueFlame pays where a packet is sent alone: the

@@ -15,7 +15,8 @@
 //! For NICs without a driver of their own here: its provider needs raw-packet queue pairs, receive work queues with indirection tables and
 //! `ibv_create_flow`. Where there is another driver, that one is faster and can do more: this one looks into no queue's memory, pays for
 //! a call and a translation for each packet, and knows of a packet what `ibv_wc` tells. VLAN tags stay in received frames, because plain
-//! completions have no place for them. What the provider says of a completion is believed as far as the driver can tell: which request it is
+//! completions have no place for them; nor have they for timestamps (both take an extended queue, `ibv_create_cq_ex`, which is not used here) or
+//! for the hash, of which libibverbs knows nothing. Large TCP packets are not cut (`IBV_WR_TSO` is not used). What the provider says of a completion is believed as far as the driver can tell: which request it is
 //! about, the provider may have counted instead of read. `driver = "auto"` does not try it, since nobody has seen what other providers make of it.
 
 mod nic;
