@@ -3,7 +3,8 @@
 
 //! Filled buffers against fresh ones: what receive queues do with every packet.
 
-use std::mem::replace;
+use std::hint::black_box;
+use std::mem::{MaybeUninit, replace};
 use std::ptr::NonNull;
 
 use super::Packet;
@@ -53,14 +54,25 @@ impl Lengths {
     }
 }
 
+/// What a device said of checksums, and whether there is a hash, as it lies in the metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Noted(u64);
+
+impl Noted {
+    #[inline(always)]
+    pub(crate) const fn new(verdicts: Verdicts, hashed: bool) -> Self {
+        let flags = if hashed { Flags::RSS_HASH } else { Flags::NONE };
+        Self((verdicts.bits() as u64) << VERDICTS_SHIFT | (flags.bits() as u64) << FLAGS_SHIFT)
+    }
+}
+
 /// What a device said of a packet that lies in one buffer behind the full headroom.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
     pub(crate) len: Length,
-    pub(crate) verdicts: Verdicts,
+    pub(crate) noted: Noted,
     /// RSS hash, if it is one.
     pub(crate) hash: u32,
-    pub(crate) hashed: bool,
     /// There is more to say: [`Tellings::note`] does.
     pub(crate) more: bool,
 }
@@ -69,7 +81,7 @@ impl Received {
     /// So many bytes of which nothing is known; `None`: a buffer does not hold them.
     pub(crate) fn of(bytes: u32) -> Option<Self> {
         let len = Lengths::new(0, u32::MAX).above(bytes.into())?;
-        Some(Self { len, verdicts: Verdicts::NONE, hash: 0, hashed: false, more: false })
+        Some(Self { len, noted: Noted::new(Verdicts::NONE, false), hash: 0, more: false })
     }
 }
 
@@ -79,6 +91,8 @@ pub(crate) trait Tellings {
     type Entry;
     /// The place of a buffer in the device's ring.
     type Place;
+    /// What [`Self::note`] needs beside the entry. Not all of `self`, which would have to lie in memory for that.
+    type More: Copy;
 
     /// The packet that an entry tells of. `None`: nothing yet, or something that is not to be treated here.
     fn next(&mut self, entry: &Self::Entry) -> Option<Received>;
@@ -86,8 +100,11 @@ pub(crate) trait Tellings {
     /// Puts a fresh buffer, whose data goes to `address` of ours, there.
     fn post(&self, place: &Self::Place, address: u64);
 
+    /// For [`Self::note`].
+    fn more(&self) -> Self::More;
+
     /// Puts what else an entry says into the packet.
-    fn note(&self, entry: &Self::Entry, packet: &mut Packet);
+    fn note(more: Self::More, entry: &Self::Entry, packet: &mut Packet);
 }
 
 /// The calling thread's buffers of a pool, for receive queues that put a fresh buffer in the place of each filled one. Metadata is written
@@ -98,6 +115,8 @@ pub(crate) struct Hand<'a> {
     cache: &'a Cache,
     /// The first words of the line of fresh packets; the others are zero.
     line: [u64; 3],
+    /// What a byte adds to the first word: a value that the compiler does not know, so that it multiplies instead of moving bits about.
+    byte: u64,
 }
 
 impl Pool {
@@ -111,29 +130,96 @@ impl Pool {
         assert!(blank.pool() == self.id());
         let [first, second, third, ..] = blank.line();
         debug_assert!(first >> DATA_LEN_SHIFT == 0, "lengths are the device's");
-        Some(Hand { shared, cache: shared.local()?, line: [first, second, third] })
+        let byte = black_box(1 << DATA_LEN_SHIFT | 1 << PACKET_LEN_SHIFT);
+        Some(Hand { shared, cache: shared.local()?, line: [first, second, third], byte })
     }
 }
 
-/// Buffers that a run has taken so far: cache and batch learn of it when the run is over, even if it ends in a panic.
-struct Taken<'a> {
-    cache: &'a Cache,
+/// Packets on their way from a ring into a batch.
+pub(crate) struct Burst<'a> {
+    hand: Hand<'a>,
     batch: &'a mut Batch,
-    /// Of the cache before.
+    /// Where the first of them goes.
+    out: *mut MaybeUninit<Packet>,
+    /// Fresh buffers in the thread's cache at first.
     len: usize,
+    /// Packets for which there is room, of these those for which there are fresh buffers, and those that have come.
+    room: usize,
+    most: usize,
     done: usize,
 }
 
-impl Drop for Taken<'_> {
+/// Cache and batch learn what has come, even if the burst ends in a panic.
+impl Drop for Burst<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.cache.set_len(self.len - self.done);
+        self.hand.cache.set_len(self.len - self.done);
         // SAFETY: so many packets were written behind the batch's last.
         unsafe { self.batch.grow(self.done) };
     }
 }
 
-impl Hand<'_> {
+impl Burst<'_> {
+    /// Whether the batch has no more room.
+    #[inline(always)]
+    pub(crate) fn is_full(&self) -> bool {
+        self.done == self.room
+    }
+
+    /// Takes the filled buffer out of a slot and puts a fresh one there, for each packet that `told` tells of, in order, until it says no
+    /// more, or batch, `slots`, `places` or fresh buffers are used up. Returns how many.
+    #[inline(always)]
+    pub(crate) fn run<'t, T: Tellings>(
+        &mut self,
+        slots: &mut [Packet],
+        places: &[T::Place],
+        told: impl Iterator<Item = &'t [T::Entry]>,
+        by: &mut T,
+    ) -> usize
+    where
+        T::Entry: 't,
+    {
+        let before = self.done;
+        let most = slots.len().min(places.len()).min(self.most - before);
+        let mut start = 0;
+        for entries in told {
+            let n = entries.len().min(most - start);
+            for i in 0..n {
+                // SAFETY: `entries` has more than `i`, slots and places have more than `start + i`, room in the batch and free buffers are
+                // more than `before + start + i`. What a slot of the cache held is left alone from here on.
+                unsafe {
+                    let at = start + i;
+                    let Some(what) = by.next(entries.get_unchecked(i)) else { return at };
+                    let fresh = self.hand.cache.slot(self.len - 1 - before - at).get();
+                    by.post(places.get_unchecked(at), fresh as u64 + FRESH as u64);
+                    let packet = self.hand.swap(slots.get_unchecked_mut(at), fresh, what);
+                    packet.prefetch_data();
+                    let packet = (*self.out.add(before + at)).write(packet);
+                    self.done = before + at + 1;
+                    if what.more {
+                        T::note(by.more(), entries.get_unchecked(i), packet);
+                    }
+                }
+            }
+            start += n;
+            if start == most {
+                break;
+            }
+        }
+        start
+    }
+}
+
+impl<'a> Hand<'a> {
+    /// Begins to fill a batch.
+    #[inline(always)]
+    pub(crate) fn burst(self, batch: &'a mut Batch) -> Burst<'a> {
+        let room = batch.space();
+        let most = self.fresh(room);
+        let (len, out) = (self.cache.len(), batch.spare());
+        Burst { hand: self, batch, out, len, room, most, done: 0 }
+    }
+
     /// Fresh buffers at hand: `wanted`, or as many as there are.
     #[inline(always)]
     fn fresh(&self, wanted: usize) -> usize {
@@ -156,15 +242,13 @@ impl Hand<'_> {
     unsafe fn swap(&self, slot: &mut Packet, fresh: *mut Meta, what: Received) -> Packet {
         let [first, second, third] = self.line;
         let (bytes, hash) = (u64::from(what.len.0), u64::from(what.hash));
-        let flags = if what.hashed { Flags::RSS_HASH } else { Flags::NONE };
-        let noted = u64::from(what.verdicts.bits()) << VERDICTS_SHIFT | u64::from(flags.bits()) << FLAGS_SHIFT;
         // SAFETY: the fresh buffer's line says that it is one segment of this pool that nobody shares, as that of every free buffer does. The
         // line of the filled one, which the packet owns, is written whole.
         unsafe {
             let packet = replace(slot, Packet::from_meta(NonNull::new_unchecked(fresh)));
             let words: *mut u64 = packet.meta.as_ptr().cast();
-            words.write(first | bytes << DATA_LEN_SHIFT | bytes << PACKET_LEN_SHIFT);
-            words.add(1).write(second | noted);
+            words.write(first.wrapping_add(bytes.wrapping_mul(self.byte)));
+            words.add(1).write(second | what.noted.0);
             words.add(2).write(third | hash << HASH_SHIFT);
             words.add(3).cast::<[u64; META / 8 - 3]>().write([0; META / 8 - 3]);
             packet
@@ -179,50 +263,6 @@ impl Hand<'_> {
         self.cache.set_len(at);
         // SAFETY: the slot that was the last holds a free buffer, which is `slot`'s from here on.
         Some(unsafe { self.swap(slot, self.cache.slot(at).get(), what) })
-    }
-
-    /// The same for all packets that `told` tells of, in order, until it says no more, or batch, `slots`, `places` or fresh buffers are used
-    /// up: appends them to the batch. Returns how many.
-    #[inline(always)]
-    pub(crate) fn run<'t, T: Tellings>(
-        &self,
-        batch: &mut Batch,
-        slots: &mut [Packet],
-        places: &[T::Place],
-        told: impl Iterator<Item = &'t [T::Entry]>,
-        by: &mut T,
-    ) -> usize
-    where
-        T::Entry: 't,
-    {
-        let most = self.fresh(slots.len().min(places.len()).min(batch.space()));
-        let (len, out) = (self.cache.len(), batch.spare());
-        let mut taken = Taken { cache: self.cache, batch, len, done: 0 };
-        for entries in told {
-            let start = taken.done;
-            let n = entries.len().min(most - start);
-            for i in 0..n {
-                // SAFETY: `entries` has more than `i`; slots, places, room in the batch and free buffers are more than `start + i`. What a slot
-                // of the cache held is left alone from here on.
-                unsafe {
-                    let Some(what) = by.next(entries.get_unchecked(i)) else { return taken.done };
-                    let slot = slots.get_unchecked_mut(start + i);
-                    let fresh = self.cache.slot(len - 1 - start - i).get();
-                    by.post(places.get_unchecked(start + i), fresh as u64 + FRESH as u64);
-                    let packet = self.swap(slot, fresh, what);
-                    packet.prefetch_data();
-                    let packet = (*out.add(start + i)).write(packet);
-                    taken.done = start + i + 1;
-                    if what.more {
-                        by.note(entries.get_unchecked(i), packet);
-                    }
-                }
-            }
-            if taken.done == most {
-                break;
-            }
-        }
-        taken.done
     }
 }
 

@@ -34,7 +34,7 @@ use wirepath_memory::Region;
 
 pub use batch::{BATCH, Batch};
 pub use frozen::Frozen;
-pub(crate) use hand::{Hand, Lengths, Received, Tellings};
+pub(crate) use hand::{Burst, Hand, Lengths, Noted, Received, Tellings};
 pub use held::Held;
 pub use meta::{DATA_ROOM, HEADROOM, L3, L4, Layers, STRIDE};
 use meta::{END, FIRST, Meta, NO_SEGMENT};

@@ -486,3 +486,28 @@ fn a_part_of_a_pool_is_another_processes() {
     refused(offset, 900, &[4..4]);
     assert!(matches!(Pool::borrowed("wrong", &other, offset, 0, &[0..1]), Err(PoolError::BadSize(0))));
 }
+
+#[test]
+fn buffers_of_a_chain_that_was_freed_are_posted_one_by_one() {
+    let pool = Pool::new("posted", 4).unwrap();
+    let mut chain = pool.take().unwrap();
+    for _ in 0..3 {
+        chain.append_segment(pool.take().unwrap()).unwrap();
+    }
+    drop(chain);
+    // Posted as they are: their metadata is what the chain left.
+    let mut slots = [pool.take().unwrap(), pool.take().unwrap()];
+    let hand = pool.hand(&pool.blank().in_port(5)).unwrap();
+    let what = Received { hash: 7, noted: Noted::new(Verdicts::L4_GOOD, true), ..Received::of(1500).unwrap() };
+    let first = hand.exchange(&mut slots[0], what).unwrap();
+    let second = hand.exchange(&mut slots[0], Received::of(2048).unwrap()).unwrap();
+    assert!(hand.exchange(&mut slots[1], what).is_none() && !hand.has(1), "none is free");
+    assert_eq!((first.len(), first.rss_hash(), first.verdicts()), (1500, Some(7), Verdicts::L4_GOOD));
+    assert_eq!((second.len(), second.data().len(), second.rss_hash()), (2048, 2048, None));
+    assert!(!first.is_chain() && !second.is_chain() && first.in_port() == 5);
+    assert!(Received::of(2049).is_none(), "more than a buffer holds");
+    drop((first, second));
+    assert_eq!(pool.outstanding(), 2, "those in the slots");
+    drop(slots);
+    assert_eq!(pool.outstanding(), 0);
+}

@@ -19,7 +19,7 @@ use crate::drivers::direct::keys::Keys;
 use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, take_out};
 use crate::drops::DropReason;
 use crate::packet::offload::Verdicts;
-use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, Lengths, Packet, Pool, Received, Tellings};
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, Lengths, Noted, Packet, Pool, Received, Tellings};
 
 /// Bytes of an Ethernet header.
 const SHORTEST: u32 = direct::SHORTEST as u32;
@@ -146,14 +146,14 @@ impl ReceiveRing {
     /// their bytes, and whether that is so.
     #[inline(always)]
     fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, bool) {
-        let mut bytes = 0;
+        match self.completions.reader().look() {
+            Ok(Some(_)) => {}
+            Ok(None) => return (0, false),
+            Err(_) => return (0, true),
+        }
+        let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
+        let (mut burst, mut bytes) = (hand.burst(batch), 0);
         loop {
-            match self.completions.reader().look() {
-                Ok(Some(_)) => {}
-                Ok(None) => return (bytes, false),
-                Err(_) => return (bytes, true),
-            }
-            let Some(hand) = supply.pool.hand(supply.blank) else { return (bytes, true) };
             let (entries, expected) = self.completions.rest();
             let mut by = Entries {
                 expected,
@@ -166,11 +166,17 @@ impl ReceiveRing {
                 bytes: 0,
             };
             let (at, places) = ((self.next & self.mask()) as usize, self.next.wrapping_add(self.completions.count()));
-            let n = hand.run(batch, &mut self.posted[at..], self.ring.view().run(places), once(entries), &mut by);
+            let n = burst.run(&mut self.posted[at..], self.ring.view().run(places), once(entries), &mut by);
             (self.next, self.positions, bytes) = (by.next, by.positions, bytes + by.bytes);
             self.completions.advance(n as u32);
-            if n == 0 || batch.is_full() {
-                return (bytes, !batch.is_full());
+            if burst.is_full() {
+                return (bytes, false);
+            }
+            match self.completions.reader().look() {
+                Ok(None) => return (bytes, false),
+                // At the end of the ring, which goes on at its start.
+                Ok(Some(_)) if n > 0 => {}
+                _ => return (bytes, true),
             }
         }
     }
@@ -330,6 +336,7 @@ struct Entries {
 impl Tellings for Entries {
     type Entry = Whole;
     type Place = [AtomicU64; UNIT];
+    type More = ();
 
     #[inline(always)]
     fn next(&mut self, entry: &Whole) -> Option<Received> {
@@ -341,7 +348,8 @@ impl Tellings for Entries {
         let len = self.lengths.above(len.wrapping_sub(self.lengths.shortest()).into())?;
         self.next = self.next.wrapping_add(1);
         self.bytes += u64::from(len.bytes());
-        Some(Received { len, verdicts: verdicts(flags), hash, hashed: is_hashed(flags), more: flags & RARE != 0 })
+        let noted = Noted::new(verdicts(flags), is_hashed(flags));
+        Some(Received { len, noted, hash, more: flags & RARE != 0 })
     }
 
     #[inline(always)]
@@ -349,8 +357,12 @@ impl Tellings for Entries {
         write_slot(place, [short_header(1), 0, address.wrapping_add(self.distance), self.what]);
     }
 
+    #[inline(always)]
+    fn more(&self) {}
+
     #[cold]
-    fn note(&self, entry: &Whole, packet: &mut Packet) {
+    #[inline(never)]
+    fn note((): (), entry: &Whole, packet: &mut Packet) {
         note_rare(packet, Entry::again(entry).word(RX_FLAGS));
     }
 }

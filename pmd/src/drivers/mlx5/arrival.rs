@@ -50,6 +50,14 @@ impl Arrival {
         }
     }
 
+    /// What a title tells of the packets of its session, but for their length and, if minis tell them, `hashes`.
+    pub(super) fn of_title(entry: Entry<'_>, tail: Tail, hashes: bool) -> Self {
+        let mut title = Self::of(entry, tail);
+        // The title's hash is that of its own packet.
+        title.hashed &= hashes;
+        title
+    }
+
     /// Of `entry`, whose clock's ticks take `tick` nanoseconds in 32.32 bits; 0: no timestamps.
     #[inline(always)]
     pub(super) fn at_time(entry: Entry<'_>, tail: Tail, tick: u64) -> Self {
@@ -58,12 +66,6 @@ impl Arrival {
             arrival.timestamp = ((u128::from(entry.time()) * u128::from(tick)) >> 32) as u64;
         }
         arrival
-    }
-
-    /// Whether there is a flow tag, or a VLAN tag that was taken off.
-    #[inline(always)]
-    pub(super) fn is_rare(&self) -> bool {
-        self.tag != 0 || self.described & RARE != 0
     }
 
     /// Notes what the device found out in the packet.
@@ -122,6 +124,12 @@ pub(super) fn verdicts(described: u32) -> Verdicts {
     VERDICTS[(described >> 16) as usize % VERDICTS.len()]
 }
 
+/// What is wrong with an entry that is neither of a packet nor of a session.
+#[cold]
+fn no_packet(entry: Entry<'_>, tail: Tail) -> Fault {
+    if tail.opcode() == CQE_RESPONDER_ERROR { entry.failure(tail) } else { Fault::UnknownType }
+}
+
 /// How packets lie in a receive queue, as far as completions go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Steps {
@@ -137,12 +145,9 @@ pub(super) enum Steps {
     },
 }
 
-/// A title that was read, with packets still to come.
+/// A session with packets still to come. Its title is the next entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Session {
-    pub(super) title: Arrival,
-    /// Work request of striding queues.
-    pub(super) request: u16,
     /// Packets in all, and those read.
     pub(super) count: u32,
     pub(super) read: u32,
@@ -189,7 +194,6 @@ impl Arrivals {
         self.session = None;
         completions.invalidate(1, count - 1);
         completions.advance(count);
-        completions.publish();
     }
 
     /// Step of the next completion.
@@ -243,9 +247,12 @@ impl Arrivals {
                 }
                 completions.advance(1);
             } else {
-                result = self.begin(entry, tail, completions.count());
-                if result.is_err() {
-                    break;
+                match self.begin(entry, tail, completions.count()) {
+                    Ok(session) => self.session = Some(session),
+                    Err(fault) => {
+                        result = Err(fault);
+                        break;
+                    }
                 }
             }
         }
@@ -305,26 +312,19 @@ impl Arrivals {
         Ok(())
     }
 
-    /// An entry that is not of one packet.
-    #[inline(never)]
-    pub(super) fn begin(&mut self, entry: Entry<'_>, tail: Tail, entries: u32) -> Result<(), Fault> {
-        let Some(format) = self.format.filter(|_| tail.kind() == TITLE) else {
-            return Err(if tail.opcode() == CQE_RESPONDER_ERROR { entry.failure(tail) } else { Fault::UnknownType });
-        };
+    /// The session that an entry begins that is not of one packet.
+    #[inline(always)]
+    pub(super) fn begin(&self, entry: Entry<'_>, tail: Tail, entries: u32) -> Result<Session, Fault> {
+        let Some(format) = self.format.filter(|_| tail.kind() == TITLE) else { return Err(no_packet(entry, tail)) };
         let count = entry.byte_count();
         // One packet would have its array in an entry that is not the session's; more than there are buffers cannot have come.
-        if !(2..=entries.min(self.all)).contains(&count) {
+        if count < 2 || count > entries.min(self.all) {
             return Err(Fault::BadSession);
         }
-        let mut title = Arrival::of(entry, tail);
-        // The title's hash is that of its own packet.
-        title.hashed &= format == MINI_FORMAT_HASH;
         if format != MINI_FORMAT_CSUM_STRIDE && self.is_linear() && tail.position() != self.seen as u16 {
             return Err(Fault::OutOfOrder);
         }
-        let request = entry.request();
-        self.session = Some(Session { title, request, count, read: 0 });
-        Ok(())
+        Ok(Session { count, read: 0 })
     }
 
     fn is_linear(&self) -> bool {
@@ -335,7 +335,9 @@ impl Arrivals {
     #[inline(never)]
     fn go_on(&mut self, completions: &mut CompletionQueue, room: usize) -> Result<(), Fault> {
         let Some(session) = &mut self.session else { return Ok(()) };
-        let Session { title, request, count, read } = *session;
+        let Session { count, read } = *session;
+        let (entry, tail) = Entry::again(completions.title());
+        let (title, request) = (Arrival::of_title(entry, tail, self.format == Some(MINI_FORMAT_HASH)), entry.request());
         let now = (count - read).min((room - self.known) as u32);
         session.read += now;
         let done = session.read == count;

@@ -1,25 +1,28 @@
 //! Completion queues: which entry is new.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use wirepath_memory::{DeviceMemory, Slots, View};
 use wirepath_nic_defs::mlx5::{
-    CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeOwner, FORMAT_COMPRESSED, MINIS_PER_ENTRY, RECORD_CONSUMED,
+    CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeFlags, CqeOwner, FORMAT_COMPRESSED, MINIS_PER_ENTRY,
+    RECORD_CONSUMED,
 };
 
 use crate::drivers::direct::fault::Fault;
 
 /// Words of an entry.
-const WORDS: usize = CQE_BYTES / 8;
+const WORDS: usize = CQE_BYTES / 4;
 /// The word with the owner bit, which the device writes last.
 const LAST: usize = WORDS - 1;
 /// The last word of an entry that nobody owns, in memory.
-const FRESH: u64 = (CQE_FRESH as u64).to_be();
+const FRESH: u32 = (CQE_FRESH as u32).to_be();
 
 /// The entries of one completion queue.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
-    entries: Slots<[AtomicU64; WORDS]>,
+    entries: Slots<Whole>,
+    /// The same memory as arrays of mini entries.
+    arrays: Slots<[AtomicU64; MINIS_PER_ENTRY]>,
     records: DeviceMemory,
     /// Logarithm of the number of entries.
     shift: u32,
@@ -49,13 +52,11 @@ impl Tail {
         (self.0 >> 16) as u16
     }
 
-    /// The bits of a flow tag.
-    pub(super) const TAG: u64 = 0xff_ffff << 32;
-
-    /// Whether one of these bits is set.
+    /// Of an entry whose last word, as it lies in memory, was read already.
     #[inline(always)]
-    pub(super) fn has(self, bits: u64) -> bool {
-        self.0 & bits != 0
+    fn of(whole: &Whole, last: u32) -> Self {
+        let before = u32::from_be(whole[LAST - 1].load(Ordering::Relaxed));
+        Self(u64::from(before) << 32 | u64::from(u32::from_be(last)))
     }
 
     /// Sent: number of the queue. Received: flow tag.
@@ -71,7 +72,7 @@ pub(super) const fn kind(opcode: u8, format: u8) -> u8 {
 }
 
 /// An entry in memory, filled or not.
-pub(super) type Whole = [AtomicU64; WORDS];
+pub(super) type Whole = [AtomicU32; WORDS];
 
 /// An entry that the device has filled.
 #[derive(Clone, Copy)]
@@ -80,10 +81,10 @@ pub(super) struct Entry<'a>(&'a Whole);
 impl<'a> Entry<'a> {
     /// The entry, if the device has filled it and its last word has in the bits of [`Self::COMPARED`] what is expected.
     #[inline(always)]
-    pub(super) fn expect(whole: &'a Whole, expected: u32) -> Option<(Self, Tail)> {
+    pub(super) fn expect(whole: &'a Whole, expected: u32) -> Option<Self> {
         // Acquire: the other words are read after the one that says that they are there.
-        let tail = u64::from_be(whole[LAST].load(Ordering::Acquire));
-        if tail as u32 & Self::COMPARED == expected { Some((Self(whole), Tail(tail))) } else { None }
+        let last = u32::from_be(whole[LAST].load(Ordering::Acquire));
+        if last & Self::COMPARED == expected { Some(Self(whole)) } else { None }
     }
 
     /// Of the last word: counter, opcode, format and owner.
@@ -92,56 +93,69 @@ impl<'a> Entry<'a> {
     /// An entry that was found filled before.
     #[inline(always)]
     pub(super) fn again(whole: &'a Whole) -> (Self, Tail) {
-        (Self(whole), Tail(u64::from_be(whole[LAST].load(Ordering::Relaxed))))
+        (Self(whole), Tail::of(whole, whole[LAST].load(Ordering::Relaxed)))
     }
 
     /// Work request of a packet in a striding queue.
     #[inline(always)]
     pub(super) fn request(self) -> u16 {
-        (self.word::<0x00>() >> 32) as u16
+        self.word::<0x00>() as u16
     }
 
     /// RSS hash of a received packet, if [`Self::is_hashed`].
     #[inline(always)]
     pub(super) fn hash(self) -> u32 {
-        self.word::<0x08>() as u32
+        self.word::<0x0c>()
     }
 
     /// Whether there is a hash type.
     #[inline(always)]
     pub(super) fn is_hashed(self) -> bool {
-        self.word::<0x10>() >> 56 != 0
+        self.word::<0x10>() >> 24 != 0
     }
 
     /// `CqeFlags` of a received packet, and below them the VLAN tag that was taken off.
     #[inline(always)]
     pub(super) fn described(self) -> u32 {
-        self.word::<0x18>() as u32
+        self.word::<0x1c>()
+    }
+
+    /// Whether the flags of [`Self::described`] in `mask` are `flags`.
+    #[inline(always)]
+    pub(super) fn has_flags(self, mask: CqeFlags, flags: CqeFlags) -> bool {
+        let word = self.0[0x1c / 4].load(Ordering::Relaxed);
+        word & (u32::from(mask.0) << 16).to_be() == (u32::from(flags.0) << 16).to_be()
     }
 
     /// Bytes of a packet, with strides in a striding queue; packets of a session.
     #[inline(always)]
     pub(super) fn byte_count(self) -> u32 {
-        self.word::<0x28>() as u32
+        self.word::<0x2c>()
     }
 
     /// The device's clock, in ticks.
     #[inline(always)]
     pub(super) fn time(self) -> u64 {
-        self.word::<0x30>()
+        u64::from(self.word::<0x30>()) << 32 | u64::from(self.word::<0x34>())
     }
 
-    /// The double word at an offset, a multiple of 8.
+    /// Something else than 0 if there is a flow tag.
     #[inline(always)]
-    fn word<const OFFSET: usize>(self) -> u64 {
-        const { assert!(OFFSET.is_multiple_of(8) && OFFSET < CQE_BYTES) };
-        u64::from_be(self.0[OFFSET / 8].load(Ordering::Relaxed))
+    pub(super) fn tagged(self) -> u32 {
+        self.0[0x38 / 4].load(Ordering::Relaxed) & 0xff_ffffu32.to_be()
+    }
+
+    /// The word at an offset, a multiple of 4.
+    #[inline(always)]
+    fn word<const OFFSET: usize>(self) -> u32 {
+        const { assert!(OFFSET.is_multiple_of(4) && OFFSET < CQE_BYTES) };
+        u32::from_be(self.0[OFFSET / 4].load(Ordering::Relaxed))
     }
 
     /// The device's report of an error.
     #[cold]
     pub(super) fn failure(self, tail: Tail) -> Fault {
-        let word = self.word::<0x30>();
+        let word = self.word::<0x34>();
         Fault::Refused { syndrome: word as u8, vendor: (word >> 8) as u8, position: tail.position() }
     }
 }
@@ -149,9 +163,9 @@ impl<'a> Entry<'a> {
 impl CompletionQueue {
     /// An empty queue; `None` if the number of entries is no power of two. Clears the entries: nothing may have been posted yet.
     pub(super) fn new(ring: &DeviceMemory, records: &DeviceMemory) -> Option<Self> {
-        let entries = Slots::<[AtomicU64; WORDS]>::new(ring)?;
+        let (entries, arrays) = (Slots::<Whole>::new(ring)?, Slots::new(ring)?);
         let shift = entries.count().trailing_zeros();
-        let this = Self { entries, records: records.clone(), shift, next: 0 };
+        let this = Self { entries, arrays, records: records.clone(), shift, next: 0 };
         this.clear();
         Some(this)
     }
@@ -182,7 +196,7 @@ impl CompletionQueue {
     /// The queue as a value, to be read in a loop; [`Self::resume`] then says how far it was.
     #[inline(always)]
     pub(super) fn reader(&self) -> Reader<'_> {
-        Reader { entries: self.entries.view(), shift: self.shift, next: self.next }
+        Reader { entries: self.entries.view(), arrays: self.arrays.view(), shift: self.shift, next: self.next }
     }
 
     /// The arrays of a session, whose title is the next entry, for its packets from `read` to `count`: the first in the entry behind the
@@ -190,7 +204,7 @@ impl CompletionQueue {
     #[inline(always)]
     pub(super) fn arrays(&self, read: u32, count: u32) -> impl Iterator<Item = &[AtomicU64]> {
         const MINIS: u32 = MINIS_PER_ENTRY as u32;
-        let (entries, title) = (self.entries.view(), self.next);
+        let (arrays, title) = (self.arrays.view(), self.next);
         let mut at = read;
         std::iter::from_fn(move || {
             if at >= count {
@@ -199,7 +213,7 @@ impl CompletionQueue {
             let (first, start) = (at & !(MINIS - 1), at % MINIS);
             at = first.wrapping_add(MINIS);
             let end = (count - first).min(MINIS);
-            Some(&entries.at(title.wrapping_add(first.max(1)))[start as usize..end as usize])
+            Some(&arrays.at(title.wrapping_add(first.max(1)))[start as usize..end as usize])
         })
     }
 
@@ -225,11 +239,19 @@ impl CompletionQueue {
     #[inline(always)]
     pub(super) fn invalidate(&self, ahead: u32, count: u32) {
         let first = self.next.wrapping_add(ahead);
-        let run = self.entries.view().run(first);
-        let (here, behind) = (run.len().min(count as usize), self.entries.view().run(0));
-        for entry in run[..here].iter().chain(&behind[..(count as usize - here).min(behind.len())]) {
-            entry[LAST].store(FRESH, Ordering::Relaxed);
+        let (run, count) = (self.entries.view().run(first), count as usize);
+        let here = run.len().min(count);
+        run[..here].iter().for_each(|entry| entry[LAST].store(FRESH, Ordering::Relaxed));
+        // Over the end of the ring, which devices do not do.
+        for i in here..count {
+            self.entries.at(first.wrapping_add(i as u32))[LAST].store(FRESH, Ordering::Relaxed);
         }
+    }
+
+    /// The entry that a session began with, which is the next until all of it is read.
+    #[inline(always)]
+    pub(super) fn title(&self) -> &Whole {
+        self.entries.at(self.next)
     }
 
     /// The entries from the next to the end of the ring, and what the last word of each that is of `kind` has in the bits that
@@ -255,7 +277,8 @@ impl CompletionQueue {
 
 /// A look at the entries, one after the other.
 pub(super) struct Reader<'a> {
-    entries: View<'a, [AtomicU64; WORDS]>,
+    entries: View<'a, Whole>,
+    arrays: View<'a, [AtomicU64; MINIS_PER_ENTRY]>,
     shift: u32,
     /// Counter of the entry that is looked at next.
     pub(super) next: u32,
@@ -267,18 +290,18 @@ impl<'a> Reader<'a> {
     pub(super) fn look(&self) -> Option<(Entry<'a>, Tail)> {
         let entry = self.entries.at(self.next);
         // Acquire: the other words are read after the one that says that they are there.
-        let tail = u64::from_be(entry[LAST].load(Ordering::Acquire));
-        let owner = (self.next >> self.shift) as u64;
-        if (tail ^ owner) & 1 != 0 || tail as u8 >= CQE_INVALID << 4 {
+        let memory = entry[LAST].load(Ordering::Acquire);
+        let (last, owner) = (u32::from_be(memory), self.next >> self.shift);
+        if (last ^ owner) & 1 != 0 || last as u8 >= CQE_INVALID << 4 {
             return None;
         }
-        Some((Entry(entry), Tail(tail)))
+        Some((Entry(entry), Tail::of(entry, memory)))
     }
 
     /// The double word `at` of the entry that lies `ahead` of the next.
     #[inline(always)]
     pub(super) fn peek(&self, ahead: u32, at: usize) -> u64 {
-        u64::from_be(self.entries.at(self.next.wrapping_add(ahead))[at % WORDS].load(Ordering::Relaxed))
+        u64::from_be(self.arrays.at(self.next.wrapping_add(ahead))[at % MINIS_PER_ENTRY].load(Ordering::Relaxed))
     }
 }
 

@@ -5,12 +5,12 @@ use std::iter::once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wirepath_memory::View;
-use wirepath_nic_defs::mlx5::{MINI_FORMAT_HASH, StrideCount};
+use wirepath_nic_defs::mlx5::{CqeFlags, MINI_FORMAT_HASH, StrideCount};
 
 use super::arrival::{Arrival, Arrivals, PLAIN, RARE, Session, TITLE, verdicts};
-use super::cq::{CompletionQueue, Entry, Tail, Whole};
+use super::cq::{CompletionQueue, Entry, Whole};
 use crate::packet::offload::Verdicts;
-use crate::packet::{Batch, Hand, Lengths, Packet, Received, Tellings};
+use crate::packet::{Burst, Lengths, Noted, Packet, Received, Tellings};
 
 /// A receive queue of places of `N` words, the second of which is a buffer's address.
 pub(super) struct Run<'a, const N: usize> {
@@ -68,24 +68,31 @@ const fn counted<const STRIDED: bool>(bytes: u32) -> u32 {
 impl<const N: usize> Run<'_, N> {
     /// Appends packets until there are no more, or something else, or no buffers. Returns their bytes, and whether there is more to look at.
     #[inline(always)]
-    pub(super) fn go<const STRIDED: bool>(&mut self, hand: &Hand<'_>, batch: &mut Batch) -> (u64, bool) {
+    pub(super) fn go<const STRIDED: bool>(&mut self, burst: &mut Burst<'_>) -> (u64, bool) {
         let mut bytes = 0;
         loop {
-            if self.arrivals.session.is_none() {
-                let Some((entry, tail)) = self.completions.look() else { return (bytes, false) };
-                if tail.kind() == TITLE && self.arrivals.begin(entry, tail, self.completions.count()).is_err() {
-                    return (bytes, true);
+            let session = match self.arrivals.session {
+                None => {
+                    let Some((entry, tail)) = self.completions.look() else { return (bytes, false) };
+                    if tail.kind() == TITLE {
+                        let session = self.arrivals.begin(entry, tail, self.completions.count());
+                        let Ok(session) = session else { return (bytes, true) };
+                        Some(session)
+                    } else {
+                        None
+                    }
                 }
-            }
-            let (n, more) = match self.arrivals.session {
-                None => self.entries::<STRIDED>(hand, batch),
+                open => open,
+            };
+            let (n, more) = match session {
+                None => self.entries::<STRIDED>(burst),
                 Some(session) if self.arrivals.format == Some(MINI_FORMAT_HASH) => {
-                    self.session::<STRIDED, true>(session, hand, batch)
+                    self.session::<STRIDED, true>(session, burst)
                 }
-                Some(session) => self.session::<STRIDED, false>(session, hand, batch),
+                Some(session) => self.session::<STRIDED, false>(session, burst),
             };
             bytes += more;
-            if batch.is_full() {
+            if burst.is_full() {
                 return (bytes, false);
             }
             if n == 0 {
@@ -96,7 +103,7 @@ impl<const N: usize> Run<'_, N> {
 
     /// Packets of entries of their own, as far as entries, slots and places lie in a row: how many, and their bytes.
     #[inline(always)]
-    fn entries<const STRIDED: bool>(&mut self, hand: &Hand<'_>, batch: &mut Batch) -> (usize, u64) {
+    fn entries<const STRIDED: bool>(&mut self, burst: &mut Burst<'_>) -> (usize, u64) {
         let (step, places, tick) = (self.arrivals.step(), self.places, self.arrivals.tick);
         let (entries, last) = self.completions.rest(PLAIN);
         let position = if STRIDED { places.stride(step) } else { step };
@@ -107,11 +114,11 @@ impl<const N: usize> Run<'_, N> {
             base: counted::<STRIDED>(self.lengths.shortest()),
             shift: self.shift,
             tick,
-            rare: if tick == 0 { Tail::TAG } else { u64::MAX },
+            always: u32::from(tick != 0),
             bytes: 0,
         };
         let at = step as usize & (self.posted.len() - 1);
-        let n = hand.run(batch, &mut self.posted[at..], places.from::<STRIDED>(step), once(entries), &mut by);
+        let n = burst.run(&mut self.posted[at..], places.from::<STRIDED>(step), once(entries), &mut by);
         self.completions.advance(n as u32);
         self.arrivals.passed(step.wrapping_add(n as u32));
         (n, by.bytes)
@@ -122,34 +129,42 @@ impl<const N: usize> Run<'_, N> {
     fn session<const STRIDED: bool, const HASH: bool>(
         &mut self,
         session: Session,
-        hand: &Hand<'_>,
-        batch: &mut Batch,
+        burst: &mut Burst<'_>,
     ) -> (usize, u64) {
-        let Session { title, request, count, read } = session;
+        let Session { count, read } = session;
         let (step, places) = (self.arrivals.step(), self.places);
-        if STRIDED && request != places.request(step) {
+        let (title, tail) = Entry::again(self.completions.title());
+        if STRIDED && title.request() != places.request(step) {
             return (0, 0);
         }
-        let mut by = Minis::<N, STRIDED, HASH> {
+        let described = title.described();
+        let mut by = Minis::<'_, N, STRIDED, HASH> {
             expected: u64::from(places.stride(step)) << 32 | u64::from(counted::<STRIDED>(self.lengths.shortest())),
             lengths: self.lengths,
-            title,
-            verdicts: verdicts(title.described),
-            rare: title.is_rare(),
+            noted: Noted::new(verdicts(described), HASH && title.is_hashed()),
+            rare: tail.low24() != 0 || described & RARE != 0,
+            title: self.completions.title(),
             shift: self.shift,
             bytes: 0,
         };
         let at = step as usize & (self.posted.len() - 1);
         let slots = &mut self.posted[at..];
-        let n = hand.run(batch, slots, places.from::<STRIDED>(step), self.completions.arrays(read, count), &mut by);
+        let n = burst.run(slots, places.from::<STRIDED>(step), self.completions.arrays(read, count), &mut by);
+        let bytes = by.bytes;
         self.arrivals.passed(step.wrapping_add(n as u32));
-        match &mut self.arrivals.session {
-            Some(session) if read + n as u32 != count => session.read += n as u32,
-            _ => self.arrivals.end_session(self.completions, count),
+        let read = read + n as u32;
+        if read == count {
+            self.arrivals.end_session(self.completions, count);
+        } else {
+            self.arrivals.session = Some(Session { count, read });
         }
-        (n, by.bytes)
+        (n, bytes)
     }
 }
+
+/// Flags of nearly all packets, and those that matter: both checksums right, no tag taken off.
+const RIGHT: CqeFlags = CqeFlags(0).with_l3_ok(1).with_l4_ok(1);
+const MATTER: CqeFlags = RIGHT.with_vlan_stripped(1);
 
 /// Entries of packets.
 struct Entries<const N: usize, const STRIDED: bool> {
@@ -162,32 +177,32 @@ struct Entries<const N: usize, const STRIDED: bool> {
     base: u32,
     shift: u64,
     tick: u64,
-    /// Bits of the last double word that say that there is more to note.
-    rare: u64,
+    /// 1 if there is more to note of every packet.
+    always: u32,
     bytes: u64,
 }
 
 impl<const N: usize, const STRIDED: bool> Tellings for Entries<N, STRIDED> {
     type Entry = Whole;
     type Place = [AtomicU64; N];
+    type More = u64;
 
     #[inline(always)]
     fn next(&mut self, entry: &Whole) -> Option<Received> {
-        let (entry, tail) = Entry::expect(entry, self.expected)?;
+        let entry = Entry::expect(entry, self.expected)?;
         if STRIDED && entry.request() != self.request {
             return None;
         }
         let len = self.lengths.above(entry.byte_count().wrapping_sub(self.base).into())?;
-        let described = entry.described();
+        let (noted, untagged) = if entry.has_flags(MATTER, RIGHT) && entry.is_hashed() {
+            (const { Noted::new(Verdicts::L3_GOOD.with(Verdicts::L4_GOOD), true) }, 0)
+        } else {
+            let described = entry.described();
+            (Noted::new(verdicts(described), entry.is_hashed()), described & RARE)
+        };
         self.expected = self.expected.wrapping_add(1 << 16);
         self.bytes += u64::from(len.bytes());
-        Some(Received {
-            len,
-            verdicts: verdicts(described),
-            hash: entry.hash(),
-            hashed: entry.is_hashed(),
-            more: tail.has(self.rare) | (described & RARE != 0),
-        })
+        Some(Received { len, noted, hash: entry.hash(), more: entry.tagged() | untagged | self.always != 0 })
     }
 
     #[inline(always)]
@@ -195,28 +210,35 @@ impl<const N: usize, const STRIDED: bool> Tellings for Entries<N, STRIDED> {
         post(place, address.wrapping_add(self.shift));
     }
 
+    #[inline(always)]
+    fn more(&self) -> u64 {
+        self.tick
+    }
+
     #[cold]
-    fn note(&self, entry: &Whole, packet: &mut Packet) {
+    #[inline(never)]
+    fn note(tick: u64, entry: &Whole, packet: &mut Packet) {
         let (entry, tail) = Entry::again(entry);
-        Arrival::at_time(entry, tail, self.tick).note(packet);
+        Arrival::at_time(entry, tail, tick).note(packet);
     }
 }
 
 /// The arrays of a session.
-struct Minis<const N: usize, const STRIDED: bool, const HASH: bool> {
+struct Minis<'a, const N: usize, const STRIDED: bool, const HASH: bool> {
     /// What is told of the shortest packet of the next stride: stride, count of strides, and length.
     expected: u64,
     lengths: Lengths,
-    title: Arrival,
-    verdicts: Verdicts,
+    noted: Noted,
     rare: bool,
+    title: &'a Whole,
     shift: u64,
     bytes: u64,
 }
 
-impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N, STRIDED, HASH> {
+impl<'a, const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<'a, N, STRIDED, HASH> {
     type Entry = AtomicU64;
     type Place = [AtomicU64; N];
+    type More = &'a Whole;
 
     #[inline(always)]
     fn next(&mut self, mini: &AtomicU64) -> Option<Received> {
@@ -230,13 +252,7 @@ impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N
             self.lengths.above((word as u32).wrapping_sub(self.lengths.shortest()).into())?
         };
         self.bytes += u64::from(len.bytes());
-        Some(Received {
-            len,
-            verdicts: self.verdicts,
-            hash: if HASH { (word >> 32) as u32 } else { self.title.hash },
-            hashed: self.title.hashed,
-            more: self.rare,
-        })
+        Some(Received { len, noted: self.noted, hash: if HASH { (word >> 32) as u32 } else { 0 }, more: self.rare })
     }
 
     #[inline(always)]
@@ -244,9 +260,16 @@ impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N
         post(place, address.wrapping_add(self.shift));
     }
 
+    #[inline(always)]
+    fn more(&self) -> &'a Whole {
+        self.title
+    }
+
     #[cold]
-    fn note(&self, mini: &AtomicU64, packet: &mut Packet) {
-        let mut arrival = self.title;
+    #[inline(never)]
+    fn note(title: &'a Whole, mini: &AtomicU64, packet: &mut Packet) {
+        let (entry, tail) = Entry::again(title);
+        let mut arrival = Arrival::of_title(entry, tail, HASH);
         if HASH {
             arrival.hash = (u64::from_be(mini.load(Ordering::Relaxed)) >> 32) as u32;
         }

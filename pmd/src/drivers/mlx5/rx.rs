@@ -280,14 +280,15 @@ impl ReceiveRing {
         }
         let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
         let (lengths, shift, posted) = (*lengths, *shift, &mut posted[..]);
+        let mut burst = hand.burst(batch);
         match (mode.layout, requests) {
             (Layout::Linear { .. }, Some(requests)) => {
                 let places = Places { ring: requests.view(), log: 0, distance: 1, lead: 0 };
-                Run { places, completions, arrivals, posted, lengths, shift }.go::<false>(&hand, batch)
+                Run { places, completions, arrivals, posted, lengths, shift }.go::<false>(&mut burst)
             }
             (Layout::Striding { log }, _) => {
                 let places = Places { ring: ring.view(), log, distance: *distance, lead: mode.layout.lead() };
-                Run { places, completions, arrivals, posted, lengths, shift }.go::<true>(&hand, batch)
+                Run { places, completions, arrivals, posted, lengths, shift }.go::<true>(&mut burst)
             }
             _ => (0, true),
         }
