@@ -124,10 +124,11 @@ impl<'a> Reader<'a> {
     #[inline(always)]
     pub(super) fn look(&self) -> Result<Option<Entry<'a>>, Fault> {
         let entry = self.entries.at(self.next);
-        if let Some(entry) = Entry::expect(entry, self.expected) {
-            return Ok(Some(entry));
+        // Once, since the device may write it meanwhile. Acquire: the other words are read after the one that says that they are there.
+        let tail = entry[CQE_TAIL as usize / 4].load(Ordering::Acquire);
+        if tail & KNOWN == self.expected {
+            return Ok(Some(Entry(entry)));
         }
-        let tail = entry[CQE_TAIL as usize / 4].load(Ordering::Relaxed);
         let turn = self.next >> self.shift;
         let owner = CqeTail(tail).owner();
         if owner == turn.wrapping_sub(1) % OWNER_VALUES {
