@@ -49,6 +49,19 @@ const fn place(words: usize, slot: usize, i: usize) -> usize {
     }
 }
 
+/// The key, read once where it is compared with that of several slots: between loads that are atomic the compiler would put it together
+/// anew for each of them.
+#[inline(always)]
+fn read_once(words: usize, key: &impl Fn(usize) -> u64) -> [u64; SHORT] {
+    let mut read = [0; SHORT];
+    if slots_of(words) > 1 {
+        for (i, word) in read.iter_mut().enumerate().take(words) {
+            *word = key(i);
+        }
+    }
+    read
+}
+
 /// Where in its bucket a slot has its value: index of the word, and bits below.
 #[inline(always)]
 const fn value_at(slot: usize) -> (usize, u32) {
@@ -286,6 +299,30 @@ impl SlotTable {
         unsafe { &*bucket.add(i) }
     }
 
+    /// Bits in which the key of a slot differs from another.
+    ///
+    /// # Safety
+    /// As of [`Self::word`], for all words of the key.
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "long keys are not in `read`")]
+    unsafe fn differs(
+        &self,
+        bucket: *const AtomicU64,
+        words: usize,
+        slot: usize,
+        (read, key): (&[u64; SHORT], &impl Fn(usize) -> u64),
+    ) -> u64 {
+        let several = slots_of(words) > 1;
+        let mut differs = 0;
+        // A plain loop: of iterators and closures the compiler makes calls here.
+        for i in 0..words {
+            // SAFETY: the caller's.
+            let word = unsafe { self.word(bucket, place(words, slot, i)) }.load(Ordering::Relaxed);
+            differs |= word ^ if several { read[i] } else { key(i) };
+        }
+        differs
+    }
+
     /// The value of a key, `None` if it is not there; `key` gives its words, of which there are `words`: a constant where the caller
     /// knows it, so that nothing is left of the loops.
     #[inline(always)]
@@ -308,14 +345,15 @@ impl SlotTable {
         let bucket = self.bucket(words, index);
         // SAFETY: a bucket has eight words at least, and as many as its keys need.
         let word = |i: usize| unsafe { self.word(bucket, i) };
+        let read = read_once(words, key);
         // Acquire: with the half that says so comes the key, with the value what was written before it.
         let last = word(LAST).load(Ordering::Acquire);
         let slots = slots_of(words);
         let others = if slots > 1 { word(OTHERS).load(Ordering::Acquire) } else { 0 };
         // Which of them it is cannot be foreseen: no branch. No two slots have one key, and unused ones a half of zero.
         let of = |slot: usize, half: u32| {
-            let differs = (0..words)
-                .fold(0, |differs, i| differs | (word(place(words, slot, i)).load(Ordering::Relaxed) ^ key(i)));
+            // SAFETY: a slot of the bucket.
+            let differs = unsafe { self.differs(bucket, words, slot, (&read, key)) };
             select_unpredictable(differs == 0, half, 0)
         };
         let mut half = of(0, last as u32);
@@ -407,6 +445,7 @@ impl SlotTable {
         let bucket = self.bucket(words, hash as usize);
         // SAFETY: as in `find_in`.
         let word = |i: usize| unsafe { self.word(bucket, i) };
+        let read = read_once(words, &key);
         let last = word(LAST).load(Ordering::Relaxed);
         let slots = slots_of(words);
         let others = if slots > 1 { word(OTHERS).load(Ordering::Relaxed) } else { 0 };
@@ -414,8 +453,8 @@ impl SlotTable {
         // A key of zeros is like that of a free slot, and not put in here.
         let mut there = false;
         for slot in 0..slots {
-            let differs = (0..words)
-                .fold(0, |differs, i| differs | (word(place(words, slot, i)).load(Ordering::Relaxed) ^ key(i)));
+            // SAFETY: a slot of the bucket.
+            let differs = unsafe { self.differs(bucket, words, slot, (&read, &key)) };
             there |= differs == 0;
         }
         // They are taken in order: if the last is free, nothing is in a later bucket either.
