@@ -97,6 +97,7 @@ fn differential(name: &str, way: &str, least: u64) {
                 fate: RuleFate::Next,
                 tag: Some(MARK),
                 count: false,
+                in_order: false,
             };
             let Ok(id) = port.port.rule_hardware().expect("rule hardware").install(&hardware) else { continue };
             installed += 1;

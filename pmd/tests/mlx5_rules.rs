@@ -42,7 +42,16 @@ fn rule(level: u16, text: &str) -> HardwareRule {
             other => actions.push(other.clone()),
         }
     }
-    HardwareRule { direction: text.direction(), level, pattern: text.pattern().to_vec(), actions, fate, tag, count }
+    HardwareRule {
+        direction: text.direction(),
+        level,
+        pattern: text.pattern().to_vec(),
+        actions,
+        fate,
+        tag,
+        count,
+        in_order: false,
+    }
 }
 
 fn hardware(port: &mut StartedPort) -> &mut dyn RuleHardware {
@@ -121,15 +130,19 @@ fn packets_are_marked_dropped_counted_and_told_apart_by_level() {
             assert_eq!(marks(&mut port, [packet(&pool, L3::Ipv6, L4::Tcp, 20)], 1), [Some(66)]);
             let last = hardware(&mut port).remove(dropping).expect("a rule is taken out");
             assert_eq!(last, HardwareCount { packets: 1, bytes: 14 + 20 + 20 + 20 });
-            let (next, last) =
-                hardware(&mut port).replace(above, &rule(0, "ingress: ipv6 => mark 67")).expect("another in its place");
-            assert_eq!(last, HardwareCount::default());
+            // Nothing with the same match and other actions lies beside it.
+            let beside = refused(&mut port, 0, "ingress: ipv6 => mark 67");
+            assert_eq!((beside.kind, beside.errno), (RefusalKind::Refused, Some(libc::EEXIST)), "{beside}");
+            assert_eq!(hardware(&mut port).remove(above), Ok(HardwareCount::default()));
+            let next = install(&mut port, 0, "ingress: ipv6 => mark 67");
             assert_eq!(send(&mut port), [Some(4), Some(0xff_fffe), Some(67), Some(67)]);
             for id in [four, six, rest, next] {
                 hardware(&mut port).remove(id).expect("a rule is taken out");
             }
             assert_eq!(send(&mut port), [None; 4]);
-            assert_eq!(nics.refused(), [""; 0]);
+            let refused = nics.refused();
+            let ordered = |line: &String| line.contains("a rule with this match") || line.contains("File exists");
+            assert!(refused.iter().all(ordered), "{refused:?}");
             finish(port, &pool);
         }
     });

@@ -1,7 +1,8 @@
 //! The tunnels of the gateway in the NIC of the underlay, as far as it can have them.
 //!
-//! What a NIC takes apart it looks at less closely than the gateway: an outer UDP checksum or length that is wrong, or a VXLAN header whose
-//! flags say that it has no VNI, do not end a packet there. `[rules] hardware = "off"` leaves all to the gateway.
+//! A NIC takes apart only what the gateway would take: outer lengths and checksums that are right, and a VXLAN header that says that it has
+//! a VNI. All else comes to the gateway as it is, and ends there with its reason. (A frame in a tunnel that is too short to be one ends in
+//! the NIC, uncounted.) A NIC that does not compare these things takes nothing apart.
 //!
 //! The gateway does the same by itself, with the same packets on the wire: whatever the NIC does not take (marked by congestion, another
 //! remote, too long) it does as on any port.

@@ -78,7 +78,7 @@ for f in frames:
 /// with a reason.
 pub(crate) fn judged_on_the_way_in(way: Way) {
     let world = World::new(way, 1, 1, 1500);
-    let mut gateway = world.start_without_nic();
+    let mut gateway = world.start();
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
     let (mut host, wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
     let start = format!(
@@ -158,7 +158,9 @@ emit(head()/U(len=9)/V()/f)
         assert!(summary.drops(reason) >= 1, "nothing counted as {reason}: {}", summary.json["drops"]);
     }
     let counted: u64 = summary.json["drops"].as_object().expect("an object").values().filter_map(|n| n.as_u64()).sum();
-    assert!(counted >= bad.len() as u64, "{}", summary.json["drops"]);
+    // A frame in a tunnel that is too short to be one ends in a NIC that takes outer headers off.
+    let uncounted = u64::from(way.driver == "mlx5" && !way.ipv6);
+    assert!(counted + uncounted >= bad.len() as u64, "{}", summary.json["drops"]);
 }
 
 /// The host gets exactly this frame (the kernel pads none, and the gateway neither).

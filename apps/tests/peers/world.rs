@@ -210,8 +210,7 @@ impl World {
         self.ports() + &self.segment("blue", VNI, &attach)
     }
 
-    /// The same, with all of it done by the workers: a NIC that takes outer headers off looks at less of them than the gateway does (not at
-    /// the UDP checksum and length, nor at the flags of VXLAN).
+    /// The same, with all of it done by the workers.
     pub(crate) fn start_without_nic(&self) -> Program {
         self.start_with(&(self.one_segment() + "[rules]\nhardware = \"off\"\n"))
     }

@@ -287,6 +287,7 @@ pub(crate) fn everything() -> RuleCapabilities {
         items,
         // Pieces of packets: what is inside, and what a tunnel packet is, cannot be seen in one of them.
         aside: vec!["ipv4 frag yes".parse().unwrap(), "ipv6 frag yes".parse().unwrap()],
+        tells_order: true,
         actions: ActionCapabilities {
             most: 2,
             commands: 16,
@@ -305,6 +306,7 @@ pub(crate) fn everything() -> RuleCapabilities {
         counters: 0,
         items: vec![ItemCapability::new(ItemKind::Meta).with(Field::MetaData, Masks::Any)],
         aside: Vec::new(),
+        tells_order: true,
         actions: ActionCapabilities {
             most: 2,
             reformats: vec![reformat(ReformatKind::L2ToL2Tunnel), reformat(ReformatKind::L2ToL3Tunnel)],

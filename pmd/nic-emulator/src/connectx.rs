@@ -2,9 +2,9 @@
 //!
 //! ```toml
 //! class = "connectx-6dx"                # connectx-5
-//! steering = { priorities = 16, table_entries = 65536, match_parts = ["outer", "misc", "inner", "misc2", "misc3"],
+//! steering = { priorities = 16, table_entries = 65536, match_parts = ["outer", "misc", "inner", "misc2", "misc3", "misc5"],
 //!              reformats = ["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"], encap_bytes = 128,
-//!              modify_actions = 32, counters = 1048576, devx = false, sniffer = true, entropy = true }
+//!              modify_actions = 32, counters = 1048576, devx = false, sniffer = true, entropy = true, integrity = true }
 //! ```
 //!
 //! `wrong` plants an error: `"mask"`, `"order"`, `"tag"`, `"checksum"` or `"length"` ([`Wrong`]).
@@ -52,6 +52,8 @@ pub struct SteeringSpec {
     pub table_entries: u32,
     /// Parts of the match parameters that are compared, as `match_criteria_enable` names them.
     pub match_parts: u8,
+    /// Whether the bits are compared that say which layers are in order.
+    pub integrity: bool,
     /// Kinds of packet reformat, a bit for each.
     pub reformats: u8,
     /// Longest header that is put on.
@@ -91,7 +93,9 @@ impl SteeringSpec {
         Self {
             priorities: 16,
             table_entries: 1 << 16,
-            match_parts: 0x1f,
+            // Words of tunnel headers and the order of layers: from ConnectX-6 Dx on.
+            match_parts: if class == Class::ConnectX5 { 0x1f } else { 0x5f },
+            integrity: class != Class::ConnectX5,
             reformats: 0x0f,
             encap_bytes: 128,
             modify_actions: if class == Class::ConnectX5 { 16 } else { 32 },
@@ -113,6 +117,7 @@ impl SteeringSpec {
         self.firmware = table.get("devx")?.unwrap_or(self.firmware);
         self.sniffer = table.get("sniffer")?.unwrap_or(self.sniffer);
         self.entropy = table.get("entropy")?.unwrap_or(self.entropy);
+        self.integrity = table.get("integrity")?.unwrap_or(self.integrity);
         self.wrong = table.choice("wrong", WRONG)?;
         if table.has("reformats") {
             self.reformats = bits(table, "reformats", REFORMATS)?;
@@ -135,7 +140,7 @@ const WRONG: &[(&str, Wrong)] = &[
 /// Names of the kinds of packet reformat, by number.
 const REFORMATS: &[&str] = &["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"];
 /// Names of the parts of match parameters, in their order.
-const MATCH_PARTS: &[&str] = &["outer", "misc", "inner", "misc2", "misc3"];
+const MATCH_PARTS: &[&str] = &["outer", "misc", "inner", "misc2", "misc3", "misc4", "misc5"];
 
 /// A list of words, as bits by their place among `words`.
 fn bits(table: &Settings<'_>, key: &'static str, words: &[&str]) -> Result<u8> {

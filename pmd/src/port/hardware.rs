@@ -95,6 +95,9 @@ pub struct TableCapabilities {
     /// stage puts rules on top of all others that leave these packets to software.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aside: Vec<PatternText>,
+    /// Rules can be [`HardwareRule::in_order`].
+    #[serde(default)]
+    pub tells_order: bool,
     /// What can be done.
     #[serde(default)]
     pub actions: ActionCapabilities,
@@ -283,6 +286,9 @@ pub struct HardwareRule {
     pub tag: Option<u32>,
     /// Whether packets and bytes are to be counted.
     pub count: bool,
+    /// Only packets whose outer IP and transport headers are in order, in length and checksum (a UDP checksum of zero is none). Only where
+    /// [`TableCapabilities::tells_order`].
+    pub in_order: bool,
 }
 
 /// The name of an installed rule, given by the driver.
@@ -335,18 +341,6 @@ pub trait RuleHardware: Send {
     /// with its tag may still lie in the receive rings**: the stage uses a tag again only when every ring has been drained since.
     /// A rule that cannot be removed is still there.
     fn remove(&mut self, id: HardwareRuleId) -> Result<HardwareCount, RuleRefusal>;
-
-    /// Puts a rule in the place of another of the same pattern and level, so that every packet meets the one or the other where the
-    /// device can do that. What the old one has counted at last comes with the new name. By default: one after the other, with a moment
-    /// between them in which packets meet neither.
-    fn replace(
-        &mut self,
-        id: HardwareRuleId,
-        rule: &HardwareRule,
-    ) -> Result<(HardwareRuleId, HardwareCount), RuleRefusal> {
-        let last = self.remove(id)?;
-        Ok((self.install(rule)?, last))
-    }
 
     /// What a rule with [`HardwareRule::count`] has counted.
     fn count(&mut self, id: HardwareRuleId) -> Option<HardwareCount>;
@@ -642,6 +636,7 @@ mod tests {
                 ItemCapability::new(ItemKind::Tcp).inside(),
             ],
             aside: vec!["ipv4 frag yes".parse().unwrap()],
+            tells_order: true,
             actions: ActionCapabilities {
                 most: 2,
                 commands: 8,

@@ -57,6 +57,8 @@ pub(super) struct Fit {
     pub(super) rest: Rest,
     /// Whether the device counts; else the workers do, as its packets come.
     pub(super) counted: bool,
+    /// Only packets whose outer headers are in order, as the program would take them.
+    pub(super) in_order: bool,
     /// Why not all of the rule is in the device.
     pub(super) split: Option<Obstacle>,
 }
@@ -146,6 +148,7 @@ impl Judge {
             fate: RuleFate::Next,
             rest: Rest::Whole,
             counted: false,
+            in_order: false,
             split: Some(obstacle),
         })
     }
@@ -297,6 +300,7 @@ impl Judge {
             fate: RuleFate::Next,
             rest: Rest::Gone,
             counted: false,
+            in_order: false,
             split: None,
         };
         let mut rest = Vec::new();
@@ -346,6 +350,13 @@ impl Judge {
                 return Err(Obstacle::new("count", "it stands between changes of the packet's length"));
             }
             rest.retain(|action| *action != Action::Count);
+        }
+        if own && work.decapsulated {
+            if !table.tells_order {
+                let why = format!("{} does not tell outer headers that are in order from others", self.device());
+                return Err(Obstacle::new("decap", why));
+            }
+            fit.in_order = true;
         }
         if comes {
             self.tags(&Obstacle::new("tag", format!("{} cannot mark packets", self.device())))?;
@@ -528,6 +539,7 @@ impl Judge {
             fate: RuleFate::Next,
             rest: Rest::Whole,
             counted: false,
+            in_order: false,
             split: Some(Obstacle::new("pattern", "the workers match at egress; the NIC does the rest")),
         };
         for action in rule.actions() {

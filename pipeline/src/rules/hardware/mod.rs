@@ -11,6 +11,10 @@
 //! 2. The workers get the new rules, all at one moment.
 //! 3. Rules that may be in the NIC are installed, from above. One that the NIC refuses stays in software, and so do those below it.
 //!
+//! A rule that becomes another is one that goes and one that comes, even where only its actions change: a device has one entry for a match
+//! at a priority, and the kernel refuses a second that does something else (mlx5: `EEXIST`), so that the new one cannot lie beside the old.
+//! Between the two, workers find the rule; nothing below it is in the NIC meanwhile.
+//!
 //! At every moment a packet meets the rules as they were before or as they are afterwards. Those in a receive ring have met the rules
 //! that were there when they came: their tags keep their meaning until the rings are drained.
 //!
@@ -674,6 +678,7 @@ impl PortRules {
                 fate: RuleFate::Next,
                 tag: None,
                 count: false,
+                in_order: false,
             };
             match device.install(&guard) {
                 Ok(id) => ids.push(id),
@@ -693,6 +698,7 @@ impl PortRules {
                 fate: fit.fate,
                 tag,
                 count: fit.counted,
+                in_order: fit.in_order,
             },
             Direction::Egress => at_egress(METADATA | tag.unwrap_or_default(), fit.actions),
         };
@@ -752,6 +758,7 @@ fn put_aside(device: &mut dyn RuleHardware, judge: &Judge) -> Result<Vec<Hardwar
         fate,
         tag: None,
         count: false,
+        in_order: false,
     };
     let mut rules: Vec<HardwareRule> = Vec::new();
     for pattern in judge.aside(Direction::Ingress) {
@@ -788,6 +795,7 @@ fn at_egress(number: u32, actions: Vec<Action>) -> HardwareRule {
         fate: RuleFate::Next,
         tag: None,
         count: false,
+        in_order: false,
     }
 }
 

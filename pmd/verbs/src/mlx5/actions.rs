@@ -219,6 +219,10 @@ impl Drop for CounterInner {
 
 /// A counter of packets and bytes that any number of rules may share. Its device must be open for commands: [`Mlx5::open`]. Clones are
 /// the same one.
+///
+/// There is no other kind for rules of matchers: `MLX5DV_FLOW_ACTION_IBV_COUNTER` stands in the header, and libmlx5 answers it with
+/// `EOPNOTSUPP` (rdma-core 44 to 65, `providers/mlx5/verbs.c`, `_mlx5dv_create_flow`). Counters of verbs ([`crate::flow::Counters`]) are for
+/// rules of `ibv_create_flow`.
 #[derive(Clone, Debug)]
 pub struct FlowCounter(Arc<CounterInner>);
 

@@ -1,16 +1,16 @@
 //! A frame as match parameters: what the tables compare.
 
 use wirepath_nic_defs::mlx5::{
-    CRITERIA_INNER, CRITERIA_MISC, CRITERIA_MISC2, CRITERIA_MISC3, CRITERIA_OUTER, MatchField, header, misc, misc2,
-    misc3,
+    CRITERIA_INNER, CRITERIA_MISC, CRITERIA_MISC2, CRITERIA_MISC3, CRITERIA_MISC5, CRITERIA_OUTER, MatchField, header,
+    misc, misc2, misc3, misc5,
 };
 use zerocopy::IntoBytes;
 
 use super::headers::{self, Headers, ICMP, ICMPV6, Level, TCP, Tunnel, UDP};
 use crate::frame;
 
-/// Bytes of match parameters that the device knows: five parts.
-pub(super) const BYTES: usize = 5 * 64;
+/// Bytes of match parameters that the device knows: seven parts, of which it compares nothing in the sixth.
+pub(super) const BYTES: usize = 7 * 64;
 pub(super) const WORDS: usize = BYTES / 8;
 
 /// Match parameters by words.
@@ -53,8 +53,8 @@ impl Key {
     }
 }
 
-/// Every bit that the device can compare.
-pub(super) fn supported() -> Key {
+/// Every bit that the device can compare; `integrity`: also those that say which layers are in order.
+pub(super) fn supported(integrity: bool) -> Key {
     let mut key = Key([0; WORDS]);
     let fields = [
         header::SRC_MAC,
@@ -74,10 +74,6 @@ pub(super) fn supported() -> Key {
         header::TCP_SPORT,
         header::TCP_DPORT,
         header::IPV4_IHL,
-        header::L3_OK,
-        header::L4_OK,
-        header::IPV4_CHECKSUM_OK,
-        header::L4_CHECKSUM_OK,
         header::TTL,
         header::UDP_SPORT,
         header::UDP_DPORT,
@@ -135,11 +131,20 @@ pub(super) fn supported() -> Key {
         field.set(bytes, u128::MAX);
         field.inner().set(bytes, u128::MAX);
     }
-    for field in others.into_iter().chain((0..8).map(misc2::reg_c)) {
+    for field in ORDER.into_iter().filter(|_| integrity) {
+        field.set(bytes, u128::MAX);
+        field.inner().set(bytes, u128::MAX);
+    }
+    let words = (0..2).map(misc5::tunnel_header);
+    for field in others.into_iter().chain((0..8).map(misc2::reg_c)).chain(words) {
         field.set(bytes, u128::MAX);
     }
     key
 }
+
+/// Which layers are in order.
+pub(super) const ORDER: [MatchField; 4] =
+    [header::L3_OK, header::L4_OK, header::IPV4_CHECKSUM_OK, header::L4_CHECKSUM_OK];
 
 /// Values that come with a packet and are in none of its headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,6 +209,11 @@ fn rest(frame: &[u8], needs: Needs, registers: &Registers, bytes: &mut [u8; BYTE
     if needs.parts & CRITERIA_MISC3 != 0 {
         numbers(frame, headers, bytes);
     }
+    if needs.parts & CRITERIA_MISC5 != 0
+        && let Tunnel::Vxlan(header) | Tunnel::Gpe(header) | Tunnel::Geneve(header) = headers.tunnel
+    {
+        copy(bytes, at(misc5::tunnel_header(0)), frame, header, 8);
+    }
 }
 
 #[inline]
@@ -264,14 +274,19 @@ fn level(frame: &[u8], level: &Level, bytes: &mut [u8; BYTES], base: usize, chec
     }
 }
 
-/// Layer 3 in order, layer 4 in order, IPv4 checksum good, layer-4 checksum good: bits 3 to 0.
+/// Layer 3 in order, layer 4 in order, IPv4 checksum good, layer-4 checksum good: bits 3 to 0. A datagram is in order if its length is that
+/// of what the IP header leaves it; one without checksum has a good one. Names: DPDK `doc/guides/prog_guide/rte_flow.rst`, item
+/// "integrity".
 fn in_order(frame: &[u8], level: &Level) -> u8 {
     let start = level.l2.unwrap_or(0);
     let layers = frame::parse(&frame[start..]);
     let l3 = layers.ip_checksum_ok(&frame[start..]);
-    let l4 = matches!(layers.protocol, TCP | UDP).then(|| layers.transport_checksum_ok(&frame[start..]) != Some(false));
+    let known = matches!(layers.protocol, TCP | UDP);
+    let good = known && layers.transport_checksum_ok(&frame[start..]) != Some(false);
+    let length = headers::half(&frame[start..], layers.l4 + 4).map(usize::from);
+    let whole = known && (layers.protocol != UDP || length == Some(layers.end - layers.l4));
     let bit = |yes: bool, bit: u8| u8::from(yes) << bit;
-    bit(l3 != Some(false), 3) | bit(l4 == Some(true), 2) | bit(l3 == Some(true), 1) | bit(l4 == Some(true), 0)
+    bit(l3 != Some(false), 3) | bit(whole, 2) | bit(l3 == Some(true), 1) | bit(good, 0)
 }
 
 /// Tunnel headers, second tags, flow labels.

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
-use wirepath_nic_defs::mlx5::header;
 
 use crate::connectx::Wrong;
 use crate::device::ObjectId;
@@ -308,8 +307,8 @@ impl Steering {
             actions: Slab::default(),
             counters: Slab::default(),
             bulks: Slab::default(),
-            supported: key::supported(),
-            key: key::supported(),
+            supported: key::supported(spec.integrity),
+            key: key::supported(true),
             arrived: Arrived::default(),
             sent: Vec::new(),
             overheard: Vec::new(),
@@ -563,7 +562,5 @@ fn turn_over(packet: &mut [u8], at: usize) {
 
 /// Whether a mask looks at the bits that say whether layers are in order, which cost a sum over the packet.
 fn looks_at_checks(mask: &Key) -> bool {
-    [header::L3_OK, header::L4_OK, header::IPV4_CHECKSUM_OK, header::L4_CHECKSUM_OK]
-        .iter()
-        .any(|field| field.get(mask.bytes()) != 0 || field.inner().get(mask.bytes()) != 0)
+    key::ORDER.iter().any(|field| field.get(mask.bytes()) != 0 || field.inner().get(mask.bytes()) != 0)
 }

@@ -1,12 +1,12 @@
 //! Items and actions on real frames.
 
 use rustix::io::Errno;
-use wirepath_nic_defs::mlx5::{self as device, MatchField, header, misc, misc2, misc3};
+use wirepath_nic_defs::mlx5::{self as device, MatchField, header, misc, misc2, misc3, misc5};
 use wirepath_nic_defs::uverbs as defs;
 use wirepath_nic_defs::uverbs::mlx5 as abi;
 
 use super::headers::{ESP, GRE, ICMP, ICMPV6, TCP, UDP};
-use super::key::{self, Key, Needs, Registers};
+use super::key::{self, Key, Needs, Registers, WORDS};
 use super::modify::Program;
 use super::reformat::Reformat;
 use super::*;
@@ -14,7 +14,7 @@ use crate::connectx::{Class, SteeringSpec};
 use crate::frame;
 use crate::rules::FlowSpec;
 
-const ALL: u8 = 0x1f;
+const ALL: u8 = 0x5f;
 
 fn ethernet(kind: u16, payload: &[u8]) -> Vec<u8> {
     [&[2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9], &kind.to_be_bytes()[..], payload].concat()
@@ -83,9 +83,9 @@ fn mpls(inner: &[u8]) -> Vec<u8> {
 
 fn key_with(frame: &[u8], registers: &Registers) -> Key {
     // What a former frame left must not be seen.
-    let mut key = Key([u64::MAX; 40]);
+    let mut key = Key([u64::MAX; WORDS]);
     key.fill(frame, Needs { parts: ALL, checks: true }, registers);
-    let mut outer = Key([u64::MAX; 40]);
+    let mut outer = Key([u64::MAX; WORDS]);
     outer.fill(frame, Needs { parts: 1, checks: true }, registers);
     assert_eq!(outer.0[..8], key.0[..8]);
     key
@@ -101,6 +101,29 @@ fn has(frame: &[u8], fields: &[(MatchField, u128)]) {
     for (field, value) in fields {
         assert_eq!(field.get(key.bytes()), *value, "{field:?} of {frame:x?}");
     }
+}
+
+/// Layer 3 and 4 in order, IPv4 and layer-4 checksum good.
+fn order(frame: &[u8]) -> [u128; 4] {
+    key::ORDER.map(|field| field.get(key_of(frame).bytes()))
+}
+
+#[test]
+fn what_is_out_of_order_is_told_from_the_rest() {
+    let good = ethernet(0x0800, &ipv4(UDP, &vxlan(&ethernet(0x0806, &[0; 28]))));
+    assert_eq!(order(&good), [1; 4]);
+    has(&good, &[(misc5::tunnel_header(0), 0x0800_0000), (misc5::tunnel_header(1), 0x1234_5600)]);
+    let with = |at: usize, bytes: [u8; 2]| {
+        let mut frame = good.clone();
+        frame[at..at + 2].copy_from_slice(&bytes);
+        frame
+    };
+    assert_eq!(order(&with(24, [0x12, 0x34])), [0, 1, 0, 1], "IPv4 checksum");
+    assert_eq!(order(&with(38, [0, 9])), [1, 0, 1, 0], "length that ends before the packet");
+    assert_eq!(order(&with(40, [0x12, 0x34])), [1, 1, 1, 0], "checksum");
+    assert_eq!(order(&with(40, [0, 0])), [1; 4], "no checksum");
+    has(&with(42, [0, 0]), &[(misc5::tunnel_header(0), 0)]);
+    has(&ethernet(0x0800, &ipv4(UDP, &udp(1, 53, b"12345678"))), &[(misc5::tunnel_header(0), 0)]);
 }
 
 #[test]
@@ -324,7 +347,7 @@ fn spec(kind: u32, inner: bool, value: &[u8], mask: &[u8]) -> FlowSpec {
 fn fits(specs: &[FlowSpec], frame: &[u8]) -> bool {
     let read = specs::read(specs).unwrap();
     assert_eq!(read.value.beyond(&read.mask), None, "{specs:x?}");
-    assert_eq!(read.mask.beyond(&key::supported()), None, "{specs:x?}");
+    assert_eq!(read.mask.beyond(&key::supported(true)), None, "{specs:x?}");
     let key = key_of(frame);
     (0..key.0.len()).all(|at| key.0[at] & read.mask.0[at] == read.value.0[at])
 }

@@ -22,6 +22,8 @@ pub(crate) enum Want {
     ServiceTag,
     /// Bits of the first label stack entry, which lies there.
     Label(Behind),
+    /// Bits of the first word of a tunnel header behind UDP.
+    TunnelWord,
 }
 
 /// Where labels lie.
@@ -51,6 +53,12 @@ const MPLS_TYPES: [u128; 2] = [0x8847, 0x8848];
 const BRIDGING: u128 = 0x6558;
 const VXLAN_PORT: u128 = 4789;
 const FLAG: u128 = 1;
+/// In the first word of a VXLAN header: there is a VNI (RFC 7348 section 5).
+const VXLAN_HAS_VNI: Bits = Bits { value: 0x0800_0000, mask: 0x0800_0000 };
+/// In the first word of a GENEVE header: version 0 (RFC 8926 section 3.4).
+const GENEVE_VERSION: Bits = Bits { value: 0, mask: 0xc000_0000 };
+/// Among the flags of VXLAN-GPE: version 0 (draft-ietf-nvo3-vxlan-gpe section 3.1).
+const GPE_VERSION: Bits = Bits { value: 0, mask: 0x30 };
 /// Protocol of the authentication header.
 const AH: u128 = 51;
 
@@ -153,6 +161,17 @@ impl Reader<'_> {
         }
     }
 
+    /// What makes a header that stands on a tunnel's UDP port one of that tunnel: another is not there for the language.
+    fn header(fact: Fact, bits: Bits) -> Option<(Want, Bits)> {
+        match bits.value as u8 {
+            _ if fact != Fact::Tunnel => None,
+            tunnel::VXLAN => Some((Want::TunnelWord, VXLAN_HAS_VNI)),
+            tunnel::VXLAN_GPE => Some((Want::Field(Field::GpeFlags), GPE_VERSION)),
+            tunnel::GENEVE => Some((Want::TunnelWord, GENEVE_VERSION)),
+            _ => None,
+        }
+    }
+
     /// What of a field is compared, if it does not follow.
     fn look(&self, key: Key, field: Field, bits: Bits) -> Result<Vec<(u8, Want, Bits)>, String> {
         let Key { level, nth, .. } = key;
@@ -214,6 +233,7 @@ impl Reader<'_> {
                 };
                 one(Want::Label(behind), Bits { value: bits.value << shift, mask: bits.mask << shift })
             }
+            Field::VxlanFlags => one(Want::TunnelWord, Bits { value: bits.value << 24, mask: bits.mask << 24 }),
             _ => one(Want::Field(field), bits),
         }
     }
@@ -229,6 +249,7 @@ pub(crate) fn of(set: &FieldSet) -> Result<Vec<Demand>, String> {
             What::Fact(fact) => {
                 let want = reader.check(level, fact, bits)?;
                 demands.extend(want.map(|want| Demand { level, nth, want, bits: Bits { mask: 0xf, ..bits } }));
+                demands.extend(Reader::header(fact, bits).map(|(want, bits)| Demand { level, nth, want, bits }));
             }
             What::Field(field) => {
                 let wants = reader.look(key, field, bits)?;

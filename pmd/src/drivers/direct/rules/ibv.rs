@@ -73,16 +73,13 @@ pub(crate) fn capabilities(driver: &str, device: &str) -> RuleCapabilities {
         item(ItemKind::Ipv6, IPV6, ""),
         item(ItemKind::Tcp, TCP, WHOLE),
         item(ItemKind::Udp, UDP, WHOLE),
-        item(ItemKind::Vxlan, &[(Field::VxlanVni, Masks::Any)], "ipv4 frag no / udp dst 4789"),
-        item(ItemKind::Eth, ETH, "").inside(),
-        item(ItemKind::Ipv4, IPV4, "").inside(),
-        item(ItemKind::Ipv6, IPV6, "").inside(),
     ];
     let mut ingress = TableCapabilities { levels: 1, counters: 1 << 16, items, ..TableCapabilities::default() };
     ingress.actions.fates = vec![FateKind::Next, FateKind::Queue, FateKind::Drop];
     let mut can = RuleCapabilities::none(driver, device, RuleBackend::Ibv);
     can.tag_bits = TAG_BITS;
     can.ingress = Some(ingress);
+    can.notes.push("no tunnels: ibv_create_flow does not compare the flags of their headers".to_owned());
     can.notes.push("no rules for what is sent, and none that change packets: ibv_create_flow has none".to_owned());
     can
 }
@@ -114,6 +111,7 @@ fn of(set: &FieldSet, strict: bool) -> Result<Vec<Spec>, String> {
         let &Demand { level, nth, want, bits } = demand;
         let no = |what: String| Err(format!("comparing {what} by ibv_create_flow"));
         let kind = match want {
+            Want::TunnelWord => return no("flags of tunnel headers".to_owned()),
             Want::IpVersion if bits.value == 4 => specs::IPV4_EXT,
             Want::IpVersion => specs::IPV6,
             // No ports are found in a fragment.
@@ -130,7 +128,6 @@ fn of(set: &FieldSet, strict: bool) -> Result<Vec<Spec>, String> {
                 ItemKind::Ipv6 => specs::IPV6,
                 ItemKind::Tcp => specs::TCP,
                 ItemKind::Udp => specs::UDP,
-                ItemKind::Vxlan => specs::VXLAN,
                 ItemKind::Gre => specs::GRE,
                 item => return no(item.spec().name.to_owned()),
             },
@@ -177,7 +174,11 @@ impl Backend for Ibv {
     }
 
     fn install(&mut self, rule: &HardwareRule, places: &[Place]) -> Result<Live, RuleRefusal> {
-        if rule.direction == Direction::Egress || !rule.actions.is_empty() || rule.fate == RuleFate::Kernel {
+        if rule.in_order
+            || rule.direction == Direction::Egress
+            || !rule.actions.is_empty()
+            || rule.fate == RuleFate::Kernel
+        {
             return Err(unsupported("that by ibv_create_flow"));
         }
         let counters = match rule.count {
@@ -240,18 +241,15 @@ mod tests {
 
     #[test]
     fn lists_become_specs() {
-        let (eth, ipv4, udp, vxlan, inner) = (specs::ETH, specs::IPV4_EXT, specs::UDP, specs::VXLAN, specs::INNER);
+        let (eth, ipv4, udp) = (specs::ETH, specs::IPV4_EXT, specs::UDP);
         assert_eq!(kinds("eth dst 02:00:00:00:00:01"), Ok(vec![eth]));
         assert_eq!(kinds("ipv4 dst 10.0.0.0/8"), Ok(vec![eth, ipv4]), "labels are excluded by the EtherType");
         assert_eq!(kinds("ipv4 / udp dst 53"), Ok(vec![eth, ipv4, udp]));
-        assert_eq!(
-            kinds("ipv4 / udp dst 4789 / vxlan vni 7 / ipv4 src 10.0.0.1"),
-            Ok(vec![eth, ipv4, udp, vxlan, eth | inner, ipv4 | inner])
-        );
         for (pattern, why) in [
             ("vlan vid 1 tpid 0x8100", "vlan"),
             ("ipv4 / udp", "fragments"),
             ("ipv4 frag yes", "fragments"),
+            ("ipv4 / udp dst 4789 / vxlan vni 7", "flags of tunnel headers"),
             ("ipv4 id 5", "ipv4 id"),
             ("ipv4 / tcp flags syn dst 1", "tcp flags"),
         ] {

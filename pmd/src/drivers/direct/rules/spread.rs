@@ -176,6 +176,7 @@ mod tests {
             fate: RuleFate::Next,
             tag: None,
             count: false,
+            in_order: false,
         };
         class.of(&rule).unwrap().iter().map(|list| format!("{:?}", list.list())).collect()
     }

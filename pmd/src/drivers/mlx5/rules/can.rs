@@ -83,7 +83,7 @@ pub(super) const OFFERS: &[Offer] = &[
     (ItemKind::Esp, false, 1, &[(Field::EspSpi, ANY)], "", "ipv4 / esp spi 1"),
     (ItemKind::Gre, false, 1, &[(Field::GreFlags, Masks::Within(0xb000)), (Field::GreProto, ANY), (Field::GreKey, ANY)], "",
         "ipv4 / gre proto 0x6558 key 1"),
-    (ItemKind::Vxlan, false, 1, &[(Field::VxlanVni, ANY)], "udp dst 4789", "ipv4 / udp dst 4789 / vxlan vni 1"),
+    (ItemKind::Vxlan, false, 1, &[(Field::VxlanFlags, ANY), (Field::VxlanVni, ANY)], "udp dst 4789", "ipv4 / udp dst 4789 / vxlan vni 1"),
     (ItemKind::VxlanGpe, false, 1, &[(Field::GpeFlags, ANY), (Field::GpeNext, ANY), (Field::GpeVni, ANY)], "udp dst 4790",
         "ipv4 / udp dst 4790 / vxlan-gpe flags 1 next 1 vni 1"),
     (ItemKind::Geneve, false, 1, &[(Field::GeneveVni, ANY), (Field::GeneveProto, ANY), (Field::GeneveOptLen, ANY), (Field::GeneveOam, ANY)],
@@ -160,6 +160,15 @@ impl<T: Side> Trial<'_, T> {
         Some(item)
     }
 
+    /// Whether the device tells headers that are in order from others.
+    fn tells_order(&self) -> bool {
+        let Some((mut mask, mut value)) = fields("ipv4 / udp").and_then(|set| compare::parameters(&set).ok()) else {
+            return false;
+        };
+        compare::demand_order(&mut mask, &mut value);
+        self.takes(&mask, &value, 0, &Actions::only(self.drop.clone()))
+    }
+
     /// Fields that can be written, whether hops can be counted, and how many commands there can be.
     fn writing(&self) -> (Vec<Field>, bool, u16) {
         let can = |commands: &[_]| ModifyHeader::<T>::new(self.mlx5, commands).is_ok();
@@ -201,6 +210,7 @@ impl<T: Side> Trial<'_, T> {
             rules: None,
             counters: if counted { COUNTERS } else { 0 },
             items: offers.iter().filter_map(|offer| self.item(offer)).collect(),
+            tells_order: self.tells_order(),
             aside: ASIDE.iter().filter_map(|pattern| pattern.parse().ok()).collect(),
             actions: ActionCapabilities {
                 // One header modification, one reformat (Linux: drivers/infiniband/hw/mlx5/fs.c).
@@ -280,14 +290,24 @@ pub(in super::super) fn capabilities(mlx5: &Mlx5, driver: &str, device: &str) ->
     let mut can = RuleCapabilities::none(driver, device, RuleBackend::Dv);
     if ingress.as_ref().or(egress.as_ref())?.counters == 0 {
         can.notes.push(
-            "rules are not counted: the kernel lets the program make no firmware objects (DevX), of which there are counters"
+            "rules are not counted: the kernel lets the program make no firmware objects (DevX), and libmlx5 takes no other counters for rules of this kind"
                 .to_owned(),
         );
     }
     can.notes.push(
-        "the device takes what comes on a tunnel's UDP port for its header: broken ones, broken label stacks and broken headers in tunnels fit rules too"
+        "what is cut off in a tunnel's header, label stacks or headers in tunnels is looked at less closely than in software: such packets fit rules too"
             .to_owned(),
     );
+    if let Some(table) = &ingress {
+        if !table.items.iter().any(|item| item.kind == ItemKind::Vxlan) {
+            can.notes.push(
+                "no VXLAN: the device does not compare the flags that say whether there is a VNI (words of tunnel headers, misc5)".to_owned(),
+            );
+        }
+        if !table.tells_order {
+            can.notes.push("the device does not tell headers that are in order from others".to_owned());
+        }
+    }
     can.tag_bits = if ingress.is_some() { crate::port::hardware::TAG_BITS } else { 0 };
     (can.ingress, can.egress) = (ingress, egress);
     Some(can)

@@ -1,6 +1,6 @@
 //! What is compared, in the device's match parameters.
 
-use wirepath_nic_defs::mlx5::{MatchField, header, misc, misc2, misc3};
+use wirepath_nic_defs::mlx5::{MatchField, header, misc, misc2, misc3, misc5};
 use wirepath_verbs::mlx5::MatchParameters;
 
 use crate::drivers::direct::rules::demand::{self, Behind, Demand, Want};
@@ -27,6 +27,7 @@ fn place(demand: &Demand) -> Option<MatchField> {
         Want::Label(Behind::Link) => of(misc2::OUTER_MPLS, misc2::INNER_MPLS),
         Want::Label(Behind::Udp) => only_outer(misc2::MPLS_OVER_UDP),
         Want::Label(Behind::Gre) => only_outer(misc2::MPLS_OVER_GRE),
+        Want::TunnelWord => only_outer(misc5::tunnel_header(0)),
         Want::Field(field) => match field {
             Field::MetaData => only_outer(misc2::REG_A),
             Field::EthDst => each(header::DST_MAC),
@@ -79,7 +80,10 @@ const GRE_FLAGS: [(u128, MatchField); 3] = [(0x8000, misc::GRE_C), (0x2000, misc
 /// Mask and values of a closed list.
 pub(super) fn parameters(set: &FieldSet) -> Result<(MatchParameters, MatchParameters), String> {
     let (mut mask, mut value) = (MatchParameters::default(), MatchParameters::default());
+    let mut agrees = true;
     let mut put = |field: MatchField, bits: Bits| {
+        // A header with these flags is none of its tunnel.
+        agrees &= (value.get(field) ^ bits.value) & mask.get(field) & bits.mask == 0;
         mask.set(field, mask.get(field) | bits.mask);
         value.set(field, value.get(field) | bits.value & bits.mask);
     };
@@ -104,7 +108,17 @@ pub(super) fn parameters(set: &FieldSet) -> Result<(MatchParameters, MatchParame
             }
         }
     }
-    Ok((mask, value))
+    if agrees { Ok((mask, value)) } else { Err("finding what no packet has".to_owned()) }
+}
+
+/// Adds that the outer headers are in order: lengths, and checksums as far as there are any.
+pub(super) fn demand_order(mask: &mut MatchParameters, value: &mut MatchParameters) {
+    let ipv4 = value.get(header::IP_VERSION) == 4;
+    let bits = [header::L3_OK, header::L4_OK, header::L4_CHECKSUM_OK];
+    for field in bits.into_iter().chain(ipv4.then_some(header::IPV4_CHECKSUM_OK)) {
+        mask.set(field, 1);
+        value.set(field, 1);
+    }
 }
 
 /// Whether the kernel takes rules of these parameters for rules of groups, which it puts behind all others whatever their priority

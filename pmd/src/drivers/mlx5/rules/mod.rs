@@ -136,7 +136,10 @@ impl<T: Side> Shared<T> {
         };
         let mut rules = Vec::new();
         for place in places {
-            let (mask, value) = compare::parameters(&place.fields).map_err(unsupported)?;
+            let (mut mask, mut value) = compare::parameters(&place.fields).map_err(unsupported)?;
+            if rule.in_order {
+                compare::demand_order(&mut mask, &mut value);
+            }
             if !T::keeps_place(&mask, &value) {
                 return Err(unsupported("rules of group addresses alone: the kernel puts them behind all others"));
             }
