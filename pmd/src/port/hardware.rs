@@ -64,6 +64,7 @@ pub struct RuleCapabilities {
     pub backend: RuleBackend,
     /// Bits of the tag that a rule can put on a received packet, as its [mark](crate::packet::Packet::mark); 0: it cannot. At most
     /// [`TAG_BITS`].
+    #[serde(deserialize_with = "tag_bits")]
     pub tag_bits: u8,
     /// For what comes in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -348,6 +349,13 @@ pub trait RuleHardware: Send {
     /// Changes whenever the device has lost its rules (it was mended, or came back): all are to be installed anew.
     fn epoch(&self) -> u64 {
         0
+    }
+}
+
+fn tag_bits<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    match u8::deserialize(deserializer)? {
+        bits if bits <= TAG_BITS => Ok(bits),
+        bits => Err(serde::de::Error::custom(format!("`tag_bits` is {bits}, at most {TAG_BITS} are possible"))),
     }
 }
 
@@ -679,6 +687,7 @@ mod tests {
             ("\"decap l2\"", "\"decap l4\"", "\"decap l4\" is none of"),
             ("\"eth dst\"", "\"eth dist\"", "item \"eth\" has no field \"dist\""),
             ("\"tag_bits\"", "\"tag_bit\"", "unknown field `tag_bit`"),
+            ("\"tag_bits\":24", "\"tag_bits\":25", "`tag_bits` is 25, at most 24 are possible"),
         ] {
             assert!(text.contains(word), "{word} in {text}");
             let error = serde_json::from_str::<RuleCapabilities>(&text.replacen(word, by, 1)).unwrap_err().to_string();

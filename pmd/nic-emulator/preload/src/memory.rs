@@ -27,7 +27,7 @@ impl Pinned {
     pub(crate) fn new(address: u64, length: u64, writable: bool) -> Result<Self, Errno> {
         let end = address.checked_add(length).filter(|_| length > 0).ok_or(Errno::FAULT)?;
         let first = address & !(PAGE - 1);
-        let size = (end.next_multiple_of(PAGE) - first) as usize;
+        let size = (end.checked_next_multiple_of(PAGE).ok_or(Errno::FAULT)? - first) as usize;
         let advice = if writable { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
         // SAFETY: makes pages present and changes nothing in them; unmapped ones are an error.
         if unsafe { libc::madvise(first as *mut c_void, size, advice) } != 0 {

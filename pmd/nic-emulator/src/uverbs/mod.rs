@@ -95,7 +95,8 @@ impl Context {
         let size = core.len().min(parts.core_out);
         kernel.host.write(parts.response, &core[..size])?;
         let size = driver_out.len().min(parts.driver_out);
-        kernel.host.write(parts.response + parts.core_out as u64, &driver_out[..size])?;
+        let behind = parts.response.checked_add(parts.core_out as u64).ok_or(Errno::FAULT)?;
+        kernel.host.write(behind, &driver_out[..size])?;
         Ok(length)
     }
 
