@@ -32,6 +32,11 @@ fn devices_of_every_driver_are_listed() {
         assert!(text.as_str().is_some_and(|text| !text.is_empty()), "{offer}");
     }
     assert!(report["drivers"].as_array().unwrap().iter().any(|driver| driver["driver"] == "auto"));
+    // Beside what rules can do: what RDMA packets can be put into, or the one line that says what is missing.
+    let encapsulation = report["encapsulation"].as_object().unwrap();
+    let no = encapsulation.get("no").and_then(Value::as_str);
+    let can = encapsulation.get("by-queue-pair").is_some_and(|can| can["max_header"] == 32);
+    assert!(can || no.is_some_and(|why| why.contains("is not there")), "{encapsulation:?}");
 
     let output = wirepath(&["devices"]);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -106,6 +111,12 @@ fn a_connectx_is_offered_by_two_drivers_and_a_port_without_link_is_named() {
             offer["mode"].as_str().unwrap_or_else(|| panic!("{offer}")).to_owned()
         };
         assert!(mode("mlx5").contains("multi-packet send"), "{offers:?}");
+        let rules = |driver: &str| {
+            let offer = offers.iter().find(|offer| offer["driver"] == driver).unwrap();
+            (offer["rules"]["backend"].clone(), offer["no_rules"].clone())
+        };
+        assert_eq!(rules("mlx5"), (Value::from("dv"), Value::Null), "{offers:?}");
+        assert_eq!(rules("verbs"), (Value::from("ibv"), Value::Null), "{offers:?}");
         assert!(mode("verbs").contains("plain verbs, checksums sent by the device"), "{offers:?}");
         let doctor = run("doctor");
         let finding = doctor["findings"].as_array().unwrap().iter().find(|f| f["check"] == "RDMA devices").unwrap();

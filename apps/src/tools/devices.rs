@@ -1,6 +1,7 @@
 //! `wirepath devices`: the ports that could be used, by which driver, in which mode, and why not.
 
 use serde::Serialize;
+use wirepath_pmd::drivers::rdma::PairEncapsulation;
 use wirepath_pmd::drivers::{self, Candidate, DRIVERS, Driver};
 use wirepath_pmd::packet::Pool;
 use wirepath_pmd::port::hardware::RuleCapabilities;
@@ -24,6 +25,12 @@ pub struct Offer {
     /// Why the driver cannot take it, and what would help.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What its rule hardware can do, as `wirepath flow explain --capabilities` reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rules: Option<RuleCapabilities>,
+    /// Why that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_rules: Option<String>,
 }
 
 /// What `--json` prints.
@@ -31,6 +38,15 @@ pub struct Offer {
 struct Report<'a> {
     devices: &'a [Offer],
     drivers: Vec<About>,
+    encapsulation: Encapsulation,
+}
+
+/// Of RDMA packets, by queue pair: beside what rules of a device can do.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Encapsulation {
+    ByQueuePair(PairEncapsulation),
+    No(String),
 }
 
 #[derive(Debug, Serialize)]
@@ -39,12 +55,25 @@ struct About {
     about: &'static str,
 }
 
+/// Drivers whose devices may have rule hardware.
+const WITH_RULES: [&str; 2] = ["mlx5", "verbs"];
+
 /// Prints all offers.
 pub fn run(json: bool) -> Result<(), Failure> {
-    let offers = offers(DRIVERS);
+    let mut offers = offers(DRIVERS);
     let drivers = DRIVERS.iter().map(|driver| About { driver: driver.name(), about: driver.about() });
     if json {
-        return print_json(&Report { devices: &offers, drivers: drivers.collect() });
+        for offer in offers.iter_mut().filter(|offer| offer.usable && WITH_RULES.contains(&offer.driver)) {
+            let name = format!("{}:{}", offer.driver, offer.device);
+            // Nothing is started for a list: that would take frames from whoever uses the device.
+            match open(&name).map(|mut port| port.rule_hardware().map(|hardware| hardware.capabilities())) {
+                Ok(Some(can)) => offer.rules = Some(can),
+                Ok(None) => offer.no_rules = Some(format!("it says so when it runs: wirepath devices --rules {name}")),
+                Err(failure) => offer.no_rules = Some(failure.to_string()),
+            }
+        }
+        let encapsulation = PairEncapsulation::look().map_or_else(Encapsulation::No, Encapsulation::ByQueuePair);
+        return print_json(&Report { devices: &offers, drivers: drivers.collect(), encapsulation });
     }
     let mut table = Table::new(["DEVICE", "DRIVER", "", "MODE, OR WHY NOT"]);
     for offer in &offers {
@@ -61,9 +90,7 @@ pub fn run(json: bool) -> Result<(), Failure> {
     print(format_args!("{table}\n{about}"))
 }
 
-/// What the rule hardware of a device can do, `DRIVER:DEVICE`. The device is opened; where it says so only when it runs, it is started
-/// for a moment, without taking frames for other stations.
-pub fn ask(name: &str) -> Result<RuleCapabilities, Failure> {
+fn open(name: &str) -> Result<OpenPort, Failure> {
     let (driver, device) = name
         .split_once(':')
         .ok_or_else(|| Failure::usage(format!("found \"{name}\", expected a driver and a device such as mlx5:eth1")))?;
@@ -71,12 +98,21 @@ pub fn ask(name: &str) -> Result<RuleCapabilities, Failure> {
     let source = Source::new("the command line", "");
     let document = source.parse()?;
     let plan = found.plan(Some(device), &document.settings())?;
-    let none = || Failure::failed(format!("{name} has no hardware for flow rules: the workers do them all"));
     // What has none is not opened: an interface would get an XDP program, and a TAP device come into being.
     if !plan.rules_in_hardware() {
-        return Err(none());
+        return Err(no_rules(name));
     }
-    let mut port = OpenPort::open(name, plan).map_err(Failure::failed)?;
+    OpenPort::open(name, plan).map_err(Failure::failed)
+}
+
+fn no_rules(name: &str) -> Failure {
+    Failure::failed(format!("{name} has no hardware for flow rules: the workers do them all"))
+}
+
+/// What the rule hardware of a device can do, `DRIVER:DEVICE`. The device is opened; where it says so only when it runs, it is started
+/// for a moment, without taking frames for other stations.
+pub fn ask(name: &str) -> Result<RuleCapabilities, Failure> {
+    let mut port = open(name)?;
     if let Some(hardware) = port.rule_hardware() {
         return Ok(hardware.capabilities());
     }
@@ -86,7 +122,7 @@ pub fn ask(name: &str) -> Result<RuleCapabilities, Failure> {
         port.configure(config).and_then(ConfiguredPort::start).map_err(Failure::failed)?;
     let can = port.rule_hardware().map(|hardware| hardware.capabilities());
     port.stop(rx, tx).map_err(Failure::failed)?;
-    can.ok_or_else(none)
+    can.ok_or_else(|| no_rules(name))
 }
 
 /// Prints what the rule hardware of a device can do, as `wirepath flow explain --capabilities` reads it.
@@ -104,7 +140,9 @@ fn offers(drivers: &[&dyn Driver]) -> Vec<Offer> {
                 Err(reason) => (None, Some(reason)),
             };
             let at = offers.iter().rposition(|offer| offer.device == device).map_or(offers.len(), |last| last + 1);
-            offers.insert(at, Offer { device, driver: driver.name(), usable: mode.is_some(), mode, reason });
+            let usable = mode.is_some();
+            let offer = Offer { device, driver: driver.name(), usable, mode, reason, rules: None, no_rules: None };
+            offers.insert(at, offer);
         }
     }
     offers

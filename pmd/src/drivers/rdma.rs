@@ -3,7 +3,9 @@
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use serde::Serialize;
 pub use wirepath_verbs::Version;
+use wirepath_verbs::hbl::{Hbl, MAX_ENCAP_HEADER};
 use wirepath_verbs::{Device, PortState, Provider, Verbs};
 
 use super::{Candidate, Driver, mana, mlx5};
@@ -39,6 +41,34 @@ pub struct Rdma {
     pub down: Vec<String>,
     /// NICs by their drivers.
     pub kinds: Vec<Kind>,
+    /// What NICs can put around RDMA packets; or why there is nothing to say of that.
+    pub encapsulation: Result<PairEncapsulation, String>,
+}
+
+/// Tunnels that a NIC puts around the RDMA packets of a queue pair (hbldv_create_encap(3)). A capability of its own: the four kinds of
+/// reformat are of flow rules and raw packets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PairEncapsulation {
+    /// RDMA devices that can do it.
+    pub devices: Vec<String>,
+    /// What carries the tunnel header; a device may do less.
+    pub over: &'static [&'static str],
+    /// Most bytes of a tunnel header.
+    pub max_header: usize,
+}
+
+impl PairEncapsulation {
+    /// Looks; an error says in one line what is missing.
+    pub fn look() -> Result<Self, String> {
+        let verbs = Verbs::load().map_err(|error| error.to_string())?;
+        if verbs.libraries().iter().all(|library| library.name != "libhbl") {
+            return Err("libhbl is not there; no distribution packages it, and it is used where it is".to_owned());
+        }
+        let devices = verbs.devices().map_err(|error| error.to_string())?;
+        let can = |device: &&Device| Hbl::drives(device).unwrap_or(false);
+        let devices = devices.iter().filter(can).map(Device::name).collect();
+        Ok(Self { devices, over: &["ipv4", "udp"], max_header: MAX_ENCAP_HEADER })
+    }
 }
 
 /// A library that is there.
@@ -55,7 +85,13 @@ pub struct Found {
 impl Default for Rdma {
     /// Nothing.
     fn default() -> Self {
-        Self { libraries: Ok(Vec::new()), devices: Vec::new(), down: Vec::new(), kinds: Vec::new() }
+        Self {
+            libraries: Ok(Vec::new()),
+            devices: Vec::new(),
+            down: Vec::new(),
+            kinds: Vec::new(),
+            encapsulation: Err("libhbl is not there".to_owned()),
+        }
     }
 }
 
@@ -83,6 +119,7 @@ impl Rdma {
                 // linux: drivers/net/ethernet/mellanox/mlx5/core/main.c, mlx5_core_pci_table.
                 kind(&mlx5::Mlx5, "libmlx5", "mlx5_ib", "3.11", adapters(root, "0x15b3", MLX5)),
             ],
+            encapsulation: PairEncapsulation::look(),
         }
     }
 }

@@ -26,6 +26,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         tap(facts),
         rdma_libraries(facts),
         rdma_devices(facts),
+        encapsulation(facts),
         default_route(facts),
         cores(facts),
         governor(facts),
@@ -191,6 +192,19 @@ fn rdma_devices(facts: &Facts) -> Finding {
     }
 }
 
+/// Of RDMA packets, by queue pair. Nothing here needs it.
+fn encapsulation(facts: &Facts) -> Finding {
+    const CHECK: &str = "RDMA encapsulation";
+    match &facts.rdma.encapsulation {
+        Err(why) => ok(CHECK, format!("none: {why}")),
+        Ok(can) if can.devices.is_empty() => ok(CHECK, "none: libhbl drives no device here"),
+        Ok(can) => {
+            let (devices, over) = (can.devices.join(", "), can.over.join(" or "));
+            ok(CHECK, format!("{devices}: by queue pair, over {over}, headers of at most {} bytes", can.max_header))
+        }
+    }
+}
+
 fn default_route(facts: &Facts) -> Finding {
     match facts.default_routes.as_slice() {
         [] => ok("default route", "none: no interface is kept from auto"),
@@ -235,7 +249,7 @@ fn isolated(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use wirepath_pmd::drivers::rdma::{Found, Rdma, Version};
+    use wirepath_pmd::drivers::rdma::{Found, PairEncapsulation, Rdma, Version};
 
     use super::*;
 
@@ -268,6 +282,23 @@ mod tests {
             isolated: "1-3".into(),
             ..Facts::default()
         }
+    }
+
+    #[test]
+    fn tunnels_of_queue_pairs_are_told() {
+        let found = |encapsulation| {
+            let mut facts = good();
+            facts.rdma.encapsulation = encapsulation;
+            examine(&facts).into_iter().find(|finding| finding.check == "RDMA encapsulation").unwrap().found
+        };
+        let can = |devices: &[&str]| PairEncapsulation {
+            devices: devices.iter().map(ToString::to_string).collect(),
+            over: &["ipv4", "udp"],
+            max_header: 32,
+        };
+        assert_eq!(found(Err("libhbl is not there".to_owned())), "none: libhbl is not there");
+        assert_eq!(found(Ok(can(&[]))), "none: libhbl drives no device here");
+        assert_eq!(found(Ok(can(&["hbl_0"]))), "hbl_0: by queue pair, over ipv4 or udp, headers of at most 32 bytes");
     }
 
     fn level(facts: &Facts, check: &str) -> Level {
