@@ -1,40 +1,30 @@
 //! Very many rules in an emulated ConnectX, through the hardware stage: put in, explained, changed under traffic, taken out.
 
+#[expect(dead_code, reason = "packets are looked at by the stage here")]
+mod emulated;
+
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use emulated::RDMA;
 use wirepath_nic_emulator::launch;
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::rules::hardware::Placement;
 use wirepath_pipeline::rules::{RuleControl, RuleId, RuleLimits, Ruled};
 use wirepath_pipeline::{Context, ControlPlane, PortInfo, Stepped, WorkerInfo};
-use wirepath_pmd::drivers;
 use wirepath_pmd::flow::Rule;
 use wirepath_pmd::packet::{Batch, Packet, Pool};
-use wirepath_pmd::port::{OpenPort, PortConfig, RxQueue, StartedPort, TxQueue};
-use wirepath_pmd::settings::Source;
-use wirepath_testlab::{CountingAllocator, Need, held, require};
+use wirepath_pmd::port::{RxQueue, StartedPort, TxQueue};
+use wirepath_testlab::{CountingAllocator, held, require};
 use wirepath_wire::Parser;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-const RDMA: Need = Need::File("/etc/libibverbs.d/mlx5.driver");
 const NIC: &str = "[[device]]\nkind = 'mlx5'\nname = 'mlx50'\n[[device.port]]\nlink = 'loop'\n";
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of this process for each rule: the engine's, the stage's and the driver's.
 const BYTES: i64 = 3500;
-
-fn start(pool: &Pool, way: &str) -> StartedPort {
-    let text = format!("[[port]]\nname = 'dut'\ndriver = 'mlx5'\ndevice = 'mlx50'\n[port.mlx5]\nrules = '{way}'\n");
-    let source = Source::new("test.toml", text);
-    let document = source.parse().unwrap_or_else(|error| panic!("{error}"));
-    let port = document.settings().tables("port").expect("one port").remove(0);
-    let plan = drivers::plan(port).unwrap_or_else(|error| panic!("{error}")).plan;
-    let open = OpenPort::open("dut", plan).unwrap_or_else(|error| panic!("{error}"));
-    let config = PortConfig { depth: 256, ..PortConfig::new(0, pool.clone()) };
-    open.configure(config).and_then(|port| port.start()).unwrap_or_else(|error| panic!("{error}"))
-}
 
 /// What comes to the stage inside: bytes and mark.
 type Seen = Arc<Mutex<Vec<(Vec<u8>, u32)>>>;
@@ -62,7 +52,7 @@ impl wirepath_pipeline::Control for Ticks<'_> {
 impl Bench {
     fn new(way: &str) -> Self {
         let (domain, pool) = (Domain::new(), Pool::new("test", 4096).expect("memory"));
-        let StartedPort { port, mut rx, mut tx } = start(&pool, way);
+        let StartedPort { port, mut rx, mut tx } = emulated::start(0, &pool, "mlx50", way, 1);
         let mut info = PortInfo::on_paper(0, "dut", None, 1500, &pool);
         info.queues = 1;
         let ports = vec![info];
