@@ -2,6 +2,7 @@
  * still in use (where the real one would wait or crash), fails on order, and raises events. No device, no kernel. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,8 +128,8 @@ struct ibv_context *ibv_open_device(struct ibv_device *d)
 	v->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	v->context.device = d;
 	v->context.num_comp_vectors = 4;
-	v->context.cmd_fd = memfd_create("stand-in", 0);
-	if (ftruncate(v->context.cmd_fd, 4096))
+	v->context.cmd_fd = memfd_create("stand-in", MFD_ALLOW_SEALING);
+	if (ftruncate(v->context.cmd_fd, 4096) || fcntl(v->context.cmd_fd, F_ADD_SEALS, F_SEAL_SHRINK))
 		abort();
 	socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair);
 	v->context.async_fd = pair[0];
