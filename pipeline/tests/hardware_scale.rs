@@ -3,6 +3,7 @@
 #[expect(dead_code, reason = "packets are looked at by the stage here")]
 mod emulated;
 
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use wirepath_nic_emulator::launch;
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::rules::hardware::Placement;
 use wirepath_pipeline::rules::{RuleControl, RuleId, RuleLimits, Ruled};
-use wirepath_pipeline::{Context, ControlPlane, PortInfo, Stepped, WorkerInfo};
+use wirepath_pipeline::{Context, ControlPlane, PortInfo, Running, Runtime, RuntimeConfig, Stepped, WorkerInfo};
 use wirepath_pmd::flow::Rule;
 use wirepath_pmd::packet::{Batch, Packet, Pool};
 use wirepath_pmd::port::{RxQueue, StartedPort, TxQueue};
@@ -86,12 +87,7 @@ impl Bench {
 
     /// Sends frames, as far as there is room.
     fn send(&mut self, frames: impl Iterator<Item = Vec<u8>>) -> usize {
-        let packet = |frame: Vec<u8>| {
-            let mut packet = self.pool.take()?;
-            packet.append(frame.len())?.copy_from_slice(&frame);
-            Some(packet)
-        };
-        let mut batch: Batch = frames.map_while(packet).collect();
+        let mut batch: Batch = frames.map_while(|frame| packet(&self.pool, &frame)).collect();
         let before = batch.len();
         self.tx.transmit(&mut batch);
         before - batch.len()
@@ -121,6 +117,12 @@ impl Bench {
             assert!(start.elapsed() < PATIENCE, "it did not come back");
         }
     }
+}
+
+fn packet(pool: &Pool, frame: &[u8]) -> Option<Packet> {
+    let mut packet = pool.take()?;
+    packet.append(frame.len())?.copy_from_slice(frame);
+    Some(packet)
 }
 
 /// IPv4 and UDP.
@@ -230,70 +232,141 @@ fn ten_thousand_rules_of_plain_verbs() {
 }
 
 /// Flows whose rules change all the time.
-const FLOWS: u32 = 16;
+const FLOWS: usize = 16;
+/// Packets on their way round the loop.
+const IN_FLIGHT: u64 = 48;
 /// Changes in a usual run.
-const CHANGES: u32 = 1000;
+const CHANGES: usize = 1000;
+
+/// What the worker and the control thread tell each other.
+#[derive(Default)]
+struct Told {
+    /// Of each flow: the last version that a change was to bring, and the last that one has brought.
+    begun: [AtomicU32; FLOWS],
+    done: [AtomicU32; FLOWS],
+    sent: AtomicU64,
+    seen: AtomicU64,
+    /// No packet is sent any more.
+    end: AtomicBool,
+}
+
+impl Told {
+    /// The next packet: the source says the flow, the payload its number and the version when it was sent.
+    fn write(&self, packet: &mut Packet) {
+        let number = self.sent.fetch_add(1, Ordering::Release);
+        let flow = number as usize % FLOWS;
+        let mut frame = frame(address(0x80_0000 | flow as u32), 7, number);
+        frame[50..54].copy_from_slice(&self.done[flow].load(Ordering::Acquire).to_be_bytes());
+        packet.data_mut().copy_from_slice(&frame);
+    }
+
+    /// Both of what a rule does say which version it was.
+    fn judge(&self, packet: &Packet) {
+        let word = |at: usize| u32::from_be_bytes(packet.data()[at..at + 4].try_into().expect("four bytes"));
+        let number = u64::from(word(42)) << 32 | u64::from(word(46));
+        assert_eq!(number, self.seen.fetch_add(1, Ordering::Release), "in their order, none lost");
+        let (version, then, flow) = (word(8), word(50), number as usize % FLOWS);
+        assert_eq!(packet.mark(), Some(version + 1000), "by one rule, not by two");
+        let last = self.begun[flow].load(Ordering::Acquire);
+        assert!((then..=last).contains(&version), "version {version}, {then} when it was sent, {last} now");
+    }
+
+    /// Judges what comes, and sends it round again. The first packet of all only sets the others off.
+    fn traffic(self: Arc<Self>, pool: Pool) -> Inner {
+        let mut begun = false;
+        Box::new(move |context: &mut Context<'_>, batch: &mut Batch| {
+            batch.filter_map(|mut packet| {
+                if begun {
+                    self.judge(&packet);
+                }
+                let goes_on = begun && !self.end.load(Ordering::Acquire);
+                goes_on.then(|| self.write(&mut packet))?;
+                Some(packet)
+            });
+            for _ in 0..if begun { 0 } else { IN_FLIGHT } {
+                let mut packet = packet(&pool, &[0; 60]).expect("a buffer");
+                self.write(&mut packet);
+                assert!(batch.push(packet).is_ok());
+            }
+            begun = true;
+            context.send_batch(0, batch);
+        })
+    }
+}
+
+fn versioned(flow: usize, version: u32, priority: u32) -> Rule {
+    let source = std::net::Ipv4Addr::from(address(0x80_0000 | flow as u32));
+    let [a, b, c, d] = version.to_be_bytes();
+    rule(&format!(
+        "ingress prio {priority}: ipv4 src {source} / udp dst 7 => set eth src 02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}, mark {}, queue 0",
+        version + 1000
+    ))
+}
+
+/// The control thread goes on until something has happened.
+fn until(running: &mut Running<Ruled<Inner>>, control: &mut RuleControl, happened: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(!running.failed(), "the worker has ended");
+        assert!(start.elapsed() < PATIENCE, "packets do not come");
+        running.tick(&mut Ticks(control));
+        std::thread::yield_now();
+    }
+}
 
 #[test]
-fn changes_under_traffic_lose_nothing_and_mix_nothing() {
+fn changes_beside_a_worker_lose_nothing_and_mix_nothing() {
     require!(RDMA);
-    launch::under("changes_under_traffic_lose_nothing_and_mix_nothing", NIC, || {
-        let mut bench = Bench::new("dv");
-        bench.change(&[], many(30));
-        // Both of what a rule does say which it was.
-        let made = |flow: u32, version: u32| {
-            let (source, mac) = (std::net::Ipv4Addr::from(address(0x80_0000 | flow)), version.to_be_bytes());
-            let [a, b, c, d] = mac;
-            rule(&format!(
-                "ingress prio 1: ipv4 src {source} / udp dst 7 => set eth src 02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}, mark {}, queue 0",
-                version + 1000
-            ))
+    launch::under("changes_beside_a_worker_lose_nothing_and_mix_nothing", NIC, || {
+        let settings = emulated::settings("mlx50", "dv");
+        let runtime = Runtime::open(vec![settings], RuntimeConfig::default()).unwrap_or_else(|error| panic!("{error}"));
+        let (told, pool) = (Arc::new(Told::default()), runtime.pools()[0].clone());
+        let mut control = RuleControl::new(&runtime, Parser::default(), RuleLimits::default());
+        let started = runtime.start(|worker| control.stage(worker, Arc::clone(&told).traffic(pool.clone())));
+        let mut running = started.unwrap_or_else(|error| panic!("{error}"));
+        control.use_hardware(running.plane(), [0]);
+        let change = |running: &mut Running<_>, control: &mut RuleControl, gone: &[RuleId], new: Vec<Rule>| {
+            control.change(running.plane(), gone, new).unwrap_or_else(|error| panic!("{error}"))
         };
-        let mut ids: Vec<RuleId> = (0..FLOWS).map(|flow| bench.change(&[], vec![made(flow, 0)])[0]).collect();
-        let mut versions = [0u32; FLOWS as usize];
-        // For each frame on its way: its flow, and the version when it was sent.
-        let mut sent: Vec<(u32, u32)> = Vec::new();
-        let (mut seen, mut last) = (0usize, Instant::now());
-        let mut check = |bench: &mut Bench, sent: &[(u32, u32)], versions: &[u32; FLOWS as usize]| {
-            let came = bench.turn();
-            for (bytes, mark) in &came {
-                let number = u64::from_be_bytes(bytes[42..50].try_into().expect("eight bytes")) as usize;
-                assert_eq!(number, seen, "in their order, none lost");
-                seen += 1;
-                let (flow, then) = sent[number];
-                let version = u32::from_be_bytes(bytes[8..12].try_into().expect("four bytes"));
-                assert_eq!(*mark, version + 1000, "by one rule, not by two");
-                assert!(
-                    (then..=versions[flow as usize]).contains(&version),
-                    "version {version}, {then} when it was sent"
-                );
+        change(&mut running, &mut control, &[], many(30));
+        let first = (0..FLOWS).map(|flow| versioned(flow, 0, 1)).collect();
+        let first = change(&mut running, &mut control, &[], first);
+        let mut flows: Vec<Vec<RuleId>> = first.into_iter().map(|id| vec![id]).collect();
+        running.plane().send(0, packet(&pool, &frame(address(5), 9, 0)).expect("a buffer"));
+        let (start, mut spent) = (Instant::now(), [Duration::ZERO; 3]);
+        for n in 0..CHANGES {
+            let (flow, seen) = (n % FLOWS, told.seen.load(Ordering::Acquire));
+            let version = told.done[flow].load(Ordering::Acquire) + 1;
+            // Another in the place of one, one more above it, one less below that.
+            let (gone, new) = match n / FLOWS % 3 {
+                0 => (std::mem::take(&mut flows[flow]), Some(2)),
+                1 => (Vec::new(), Some(1)),
+                _ => (vec![flows[flow].remove(0)], None),
+            };
+            let version = if new.is_some() { version } else { version - 1 };
+            told.begun[flow].store(version, Ordering::Release);
+            let new = new.map(|priority| versioned(flow, version, priority)).into_iter().collect();
+            let begun = Instant::now();
+            flows[flow].extend(change(&mut running, &mut control, &gone, new));
+            spent[n / FLOWS % 3] += begun.elapsed();
+            told.done[flow].store(version, Ordering::Release);
+            // Packets between changes, also where the worker seldom has a processor.
+            if n % 10 == 0 {
+                until(&mut running, &mut control, || told.seen.load(Ordering::Acquire) > seen);
             }
-            if !came.is_empty() {
-                last = Instant::now();
-            }
-            assert!(last.elapsed() < PATIENCE, "{} of {} came", seen, sent.len());
-            sent.len() - seen
-        };
-        let start = Instant::now();
-        for change in 0..CHANGES {
-            let flow = change % FLOWS;
-            // At most what the ring of the receiver holds.
-            while check(&mut bench, &sent, &versions) > 128 {}
-            let from = sent.len();
-            let frames = (from..from + 32).map(|n| frame(address(0x80_0000 | (n as u32 % FLOWS)), 7, n as u64));
-            let accepted = bench.send(frames);
-            let flows = (from..from + accepted).map(|n| n as u32 % FLOWS);
-            sent.extend(flows.map(|flow| (flow, versions[flow as usize])));
-            versions[flow as usize] += 1;
-            let new = made(flow, versions[flow as usize]);
-            ids[flow as usize] = bench.change(&[ids[flow as usize]], vec![new])[0];
         }
-        while check(&mut bench, &sent, &versions) > 0 {}
-        eprintln!("{CHANGES} changes and {} packets in {:?}", sent.len(), start.elapsed());
-        for id in ids {
-            let placement = bench.control.placement(id);
+        let taken = start.elapsed();
+        told.end.store(true, Ordering::Release);
+        until(&mut running, &mut control, || told.seen.load(Ordering::Acquire) == told.sent.load(Ordering::Acquire));
+        let packets = told.seen.load(Ordering::Acquire);
+        eprintln!("{CHANGES} changes in {taken:?} (others, more, less: {spent:?}), {packets} packets");
+        for id in flows.into_iter().flatten() {
+            let placement = control.placement(id);
             assert_eq!(placement.len(), 1, "{placement:?}");
             assert_ne!(placement[0].1.word(), "software", "{placement:?}");
         }
+        let summary = running.stop(&mut Ticks(&mut control));
+        assert!(summary.failures.is_empty(), "{:?}", summary.failures);
+        assert!(summary.drops().is_empty(), "{:?}", summary.drops());
     });
 }

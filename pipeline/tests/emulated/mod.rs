@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use wirepath_pmd::drivers;
+use wirepath_pmd::drivers::{self, PortSettings};
 use wirepath_pmd::packet::{Batch, Packet, Pool};
 use wirepath_pmd::port::{OpenPort, PortConfig, PortId, RxQueue, StartedPort};
 use wirepath_pmd::settings::Source;
@@ -14,13 +14,18 @@ pub(crate) const RDMA: Need = Need::File("/etc/libibverbs.d/mlx5.driver");
 /// How long something that must happen may take: it only ends a hopeless wait.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A started port of a device with its rules put in this way.
-pub(crate) fn start(id: PortId, pool: &Pool, device: &str, way: &str, queues: u16) -> StartedPort {
+/// A port of a device with its rules put in this way.
+pub(crate) fn settings(device: &str, way: &str) -> PortSettings {
     let text = format!("[[port]]\nname = 'dut'\ndriver = 'mlx5'\ndevice = '{device}'\n[port.mlx5]\nrules = '{way}'\n");
     let source = Source::new("test.toml", text);
     let document = source.parse().unwrap_or_else(|error| panic!("{error}"));
     let port = document.settings().tables("port").expect("one port").remove(0);
-    let plan = drivers::plan(port).unwrap_or_else(|error| panic!("{error}")).plan;
+    drivers::plan(port).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same, started.
+pub(crate) fn start(id: PortId, pool: &Pool, device: &str, way: &str, queues: u16) -> StartedPort {
+    let plan = settings(device, way).plan;
     let open = OpenPort::open(device, plan).unwrap_or_else(|error| panic!("{error}"));
     let config = PortConfig { mtu: 9000, rx_queues: queues, depth: 256, ..PortConfig::new(id, pool.clone()) };
     open.configure(config).and_then(|port| port.start()).unwrap_or_else(|error| panic!("{error}"))
