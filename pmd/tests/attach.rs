@@ -30,25 +30,39 @@ struct Nic {
     /// Keys of its table.
     keys: &'static str,
     topology: &'static str,
+    /// With more than one buffer holds, every fourth frame is as long as that.
+    mtu: u16,
+    depth: u32,
 }
 
 const MANA: Nic = Nic {
     driver: "mana",
     keys: "",
     topology: "[[device]]\nkind = 'mana'\nname = 'dut'\n[[device.port]]\nlink = 'loop'\n",
+    mtu: 1500,
+    depth: 256,
 };
 const MLX5: Nic = Nic {
     driver: "mlx5",
     keys: "",
     topology: "[[device]]\nkind = 'mlx5'\nname = 'dut'\n[[device.port]]\nlink = 'loop'\n",
+    mtu: 1500,
+    depth: 256,
 };
 const STRIDING: Nic = Nic { keys: "receive = \"striding\"\n", ..MLX5 };
+
+impl Nic {
+    /// The same with frames that take several buffers, and fewer of them at a time.
+    const fn long(self) -> Self {
+        Self { mtu: 9000, depth: 128, ..self }
+    }
+}
 
 const RDMA: Need = Need::File("/etc/libibverbs.d/mana.driver");
 
 /// A frame of one of many flows; `who` sent it.
-fn frame(pool: &Pool, who: u8, flow: u16) -> Packet {
-    let payload = 20 + flow % 1400;
+fn frame(nic: Nic, pool: &Pool, who: u8, flow: u16) -> Packet {
+    let payload = if nic.mtu > 1500 && flow.is_multiple_of(4) { nic.mtu - 28 } else { 20 + flow % 1400 };
     let [high, low] = (28 + payload).to_be_bytes();
     let mut bytes = vec![2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9, 8, 0];
     bytes.extend([0x45, 0, high, low, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
@@ -58,15 +72,15 @@ fn frame(pool: &Pool, who: u8, flow: u16) -> Packet {
     bytes.extend([0, 0]);
     bytes.resize(bytes.len() + usize::from(payload), who);
     let mut packet = pool.take().expect("a buffer");
-    packet.append(bytes.len()).expect("room").copy_from_slice(&bytes);
+    assert!(packet.extend_from_slice(&bytes, pool), "buffers");
     packet
 }
 
 /// Who sent a frame, which has arrived whole.
 fn sender(packet: &Packet) -> u8 {
-    let (head, payload) = packet.data().split_at(42);
-    let flow = u16::from_be_bytes([head[34], head[35]]);
-    assert_eq!(payload.len(), usize::from(20 + flow % 1400));
+    let bytes = packet.segments().collect::<Vec<_>>().concat();
+    let (head, payload) = bytes.split_at(42);
+    assert_eq!(payload.len() + 8, usize::from(u16::from_be_bytes([head[38], head[39]])));
     assert!(payload.iter().all(|byte| *byte == payload[0]), "a frame of two");
     payload[0]
 }
@@ -79,6 +93,9 @@ struct First {
     /// Frames sent, and received by sender.
     sent: u64,
     got: [u64; 256],
+    /// Those of several buffers.
+    chains: [u64; 256],
+    nic: Nic,
     flow: u16,
     /// By which the second process is told that it may send, and how many frames so far.
     grants: Option<(ChildStdin, u64)>,
@@ -90,15 +107,17 @@ impl First {
         let region = RegionBuilder::new(Arena::bytes(BUFFERS).unwrap()).shared().map().unwrap();
         let pool = Arena::in_region(region).pool("first", BUFFERS).unwrap();
         let table = format!(
-            "driver = \"{0}\"\ndevice = \"dut\"\ndepth = 256\n[port.{0}]\n{1}attach = \"{2}\"\n\
+            "driver = \"{0}\"\ndevice = \"dut\"\ndepth = {3}\nmtu = {4}\n[port.{0}]\n{1}attach = \"{2}\"\n\
              attach_tx_queues = 2\nattach_rx_queues = 2\nattach_buffers = 3000\n",
             nic.driver,
             nic.keys,
-            socket.display()
+            socket.display(),
+            nic.depth,
+            nic.mtu
         );
         let port = common::start_with(&table, &pool, |config| config.rx_queues = rx_queues);
         let port = port.unwrap_or_else(|error| panic!("{error}"));
-        Self { port, pool, socket, sent: 0, got: [0; 256], flow: 0, grants: None }
+        Self { port, pool, socket, sent: 0, got: [0; 256], chains: [0; 256], nic, flow: 0, grants: None }
     }
 
     /// One turn of a program: some packets out, whatever there is in, and a look at the port.
@@ -106,7 +125,7 @@ impl First {
         let mut batch: Batch = (0..count)
             .map(|_| {
                 self.flow = self.flow.wrapping_add(1);
-                frame(&self.pool, b'F', self.flow)
+                frame(self.nic, &self.pool, b'F', self.flow)
             })
             .collect();
         self.port.tx[0].transmit(&mut batch);
@@ -114,7 +133,11 @@ impl First {
         for queue in &mut self.port.rx {
             let mut batch = Batch::new();
             queue.receive(&mut batch);
-            batch.drain_front(usize::MAX, |packet| self.got[usize::from(sender(&packet))] += 1);
+            batch.drain_front(usize::MAX, |packet| {
+                let who = usize::from(sender(&packet));
+                self.got[who] += 1;
+                self.chains[who] += u64::from(packet.is_chain());
+            });
         }
         // Never more on their way than there are buffers for.
         let theirs = self.got[usize::from(b'G')] + self.got[usize::from(b'S')];
@@ -176,7 +199,7 @@ fn second(name: &str, role: &str, socket: &Path) -> Child {
 fn under(name: &str, nic: Nic, work: impl FnOnce(&Path)) {
     if let Ok(role) = std::env::var(ROLE) {
         let (role, socket) = role.split_once(' ').expect("a role and a socket");
-        return attach(role, Path::new(socket));
+        return attach(nic, role, Path::new(socket));
     }
     // By threads: a process that stops to wait must not keep the device from working.
     launch::under(name, nic.topology, || {
@@ -197,7 +220,7 @@ fn attached(socket: &Path, wanted: Wanted) -> Attached {
 }
 
 /// The second process. `forever`: transmits until it is killed. `some`: transmits 500 frames and goes. `both`: transmits and receives.
-fn attach(role: &str, socket: &Path) {
+fn attach(nic: Nic, role: &str, socket: &Path) {
     let both = role.ends_with("both");
     let wanted = Wanted { tx_queues: 2, rx_queues: if both { 2 } else { 0 }, buffers: 2500 };
     let mut attached = attached(socket, wanted);
@@ -215,16 +238,18 @@ fn attach(role: &str, socket: &Path) {
     assert_eq!((status.pool.name.as_str(), pool.capacity()), ("first", 2500));
     assert!(var.is_ok() || !var.as_ref().unwrap_err().is_empty());
     let who = if role.starts_with("forever") { b'G' } else { b'S' };
-    let (mut sent, mut got, mut flow) = (0, 0, 0u16);
+    let (mut sent, mut got, mut chains, mut flow) = (0, 0, 0, 0u16);
+    // Long ones come here as well.
+    let wanted_chains = if nic.mtu > 1500 { 10 } else { 0 };
     let start = Instant::now();
-    while who == b'G' || sent < 500 || both && got < 100 {
+    while who == b'G' || sent < 500 || both && (got < 100 || chains < wanted_chains) {
         let mut batch = Batch::new();
         if !both {
             std::io::stdin().read_exact(&mut [0]).expect("a grant");
         }
         while batch.len() < GRANT && (who == b'G' || sent + batch.len() < 500) {
             flow = flow.wrapping_add(1);
-            batch.push(frame(pool, who, flow)).expect("room");
+            batch.push(frame(nic, pool, who, flow)).expect("room");
         }
         let before = batch.len();
         tx[usize::from(flow % 8 < 4)].transmit(&mut batch);
@@ -233,6 +258,7 @@ fn attach(role: &str, socket: &Path) {
         for queue in rx.iter_mut() {
             let mut batch = Batch::new();
             got += queue.receive(&mut batch);
+            chains += batch.iter().filter(|packet| packet.is_chain()).count();
             assert!(batch.iter().all(|packet| packet.in_port() == 9 && b"FGS".contains(&sender(packet))));
         }
         assert!(start.elapsed() < PATIENCE, "{sent} sent, {got} received");
@@ -353,6 +379,11 @@ fn spread(name: &str, nic: Nic, own: u16) {
             let sent = first.sent - sent;
             first.until("and come back", 0, |first| first.got[usize::from(b'F')] >= got + sent);
         }
+        if nic.mtu > 1500 {
+            let [own, theirs] =
+                [&b"F"[..], b"GS"].map(|who| who.iter().map(|&it| first.chains[usize::from(it)]).sum::<u64>());
+            assert!(own > 0 && theirs > 0, "{own} and {theirs} frames of several buffers");
+        }
         // What came while queues were made anew is lost.
         first.sent = first.got[usize::from(b'F')];
         first.finish();
@@ -377,6 +408,21 @@ fn mlx5_receives_in_two_processes() {
 #[test]
 fn mlx5_receives_in_strides_in_two_processes() {
     spread("mlx5_receives_in_strides_in_two_processes", STRIDING, 1);
+}
+
+#[test]
+fn long_frames_of_mana_are_sent_and_received_in_two_processes() {
+    spread("long_frames_of_mana_are_sent_and_received_in_two_processes", MANA.long(), 2);
+}
+
+#[test]
+fn long_frames_of_mlx5_are_sent_and_received_in_two_processes() {
+    spread("long_frames_of_mlx5_are_sent_and_received_in_two_processes", MLX5.long(), 2);
+}
+
+#[test]
+fn long_frames_of_mlx5_in_strides_are_sent_and_received_in_two_processes() {
+    spread("long_frames_of_mlx5_in_strides_are_sent_and_received_in_two_processes", STRIDING.long(), 1);
 }
 
 #[test]
@@ -480,7 +526,7 @@ fn a_process_whose_port_is_killed_sees_it() {
             let wanted = Wanted { tx_queues: 1, rx_queues: 0, buffers: 200 };
             let mut attached = attached(&socket, wanted);
             assert!(attached.is_live());
-            let mut batch: Batch = (0..8).map(|flow| frame(&attached.pool, b'S', flow)).collect();
+            let mut batch: Batch = (0..8).map(|flow| frame(MLX5, &attached.pool, b'S', flow)).collect();
             attached.tx[0].transmit(&mut batch);
             assert!(batch.is_empty(), "{round}");
             port.kill().expect("a kill");
