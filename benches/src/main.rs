@@ -4,6 +4,7 @@
 //! `benches/README.md`.
 
 mod forward;
+mod hardware;
 mod measure;
 mod nic;
 mod rules;
@@ -40,6 +41,8 @@ enum Command {
     Nic(nic::Arguments),
     /// Find the rule of each packet, among many and while they change
     Rules(rules::Arguments),
+    /// Put many rules into a NIC, explain them, change them beside a worker that forwards, and take them out
+    Hardware(hardware::Arguments),
     /// Look exact keys up in the rule engine's hash table, and put them in
     Table(table::Arguments),
 }
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
             Command::Tunnel(arguments) => tunnel::run(&arguments)?.print(json),
             Command::Nic(arguments) => nic::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
             Command::Rules(arguments) => rules::run(&arguments)?.print(json),
+            Command::Hardware(arguments) => hardware::run(&arguments)?.map_or(Ok(()), |figures| figures.print(json)),
             Command::Table(arguments) => table::run(&arguments)?.print(json),
         }
     })

@@ -109,7 +109,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
     }
 }
 
-/// Starts this program again, with the same arguments, on an emulated NIC.
+/// Measures on an emulated NIC.
 fn emulate(arguments: &Arguments) -> Result<(), Failure> {
     let link = match arguments.mode {
         Mode::Tx => "sink",
@@ -121,6 +121,11 @@ fn emulate(arguments: &Arguments) -> Result<(), Failure> {
         word(arguments.doorbells),
         word(arguments.driver)
     );
+    again(&topology)
+}
+
+/// Starts this program again, with the same arguments and `--device nic0`, on the NICs of a topology.
+pub(crate) fn again(topology: &str) -> Result<(), Failure> {
     let file = std::env::temp_dir().join(format!("wirepath-bench-{}.toml", std::process::id()));
     fs::write(&file, topology).map_err(Failure::failed)?;
     let launched = Launch::new(&file);

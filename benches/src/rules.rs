@@ -125,7 +125,7 @@ impl Figures {
     }
 }
 
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -142,14 +142,14 @@ impl Random {
 
 /// IPv4 addresses and UDP ports.
 #[derive(Clone, Copy)]
-struct Flow {
+pub(crate) struct Flow {
     source: u32,
     destination: u32,
     ports: [u16; 2],
 }
 
 impl Flow {
-    fn random(random: &mut Random) -> Self {
+    pub(crate) fn random(random: &mut Random) -> Self {
         let (addresses, ports) = (random.next(), random.next());
         // Networks of some size, so that prefixes are shared.
         Self {
@@ -159,7 +159,7 @@ impl Flow {
         }
     }
 
-    fn frame(&self) -> [u8; 64] {
+    pub(crate) fn frame(&self) -> [u8; 64] {
         let mut frame = [0u8; 64];
         frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
         frame[12..26].copy_from_slice(&[8, 0, 0x45, 0, 0, 50, 0, 0, 0x40, 0, 64, 17, 0, 0]);
@@ -193,7 +193,7 @@ impl Flow {
         made(vec![Item::new(ItemKind::Eth), ip, udp], priority, mark)
     }
 
-    fn exact_rule(&self, mark: u32) -> Rule {
+    pub(crate) fn exact_rule(&self, mark: u32) -> Rule {
         let ip = Item::new(ItemKind::Ipv4).exact(Field::Ipv4Src, self.source.into());
         let ip = ip.exact(Field::Ipv4Dst, self.destination.into());
         let udp = Item::new(ItemKind::Udp).exact(Field::UdpSrc, self.ports[0].into());
@@ -206,7 +206,7 @@ fn made(pattern: Vec<Item>, priority: u32, mark: u32) -> Rule {
 }
 
 /// The rule that fits every packet of the measurement.
-fn any(priority: u32) -> Rule {
+pub(crate) fn any(priority: u32) -> Rule {
     made(vec![Item::new(ItemKind::Eth), Item::new(ItemKind::Ipv4), Item::new(ItemKind::Udp)], priority, 1)
 }
 
