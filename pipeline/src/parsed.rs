@@ -49,9 +49,7 @@ impl ParsedBatch {
     /// their order, and result *i* is that of packet *i* of what is left.
     #[inline]
     pub fn parse(&mut self, parser: &Parser, context: &mut Context<'_>, batch: &mut Batch) {
-        for packet in batch.iter() {
-            packet.prefetch_data();
-        }
+        batch.prefetch_data();
         let (results, mut good) = (&mut self.results, 0);
         let mut bad = None;
         for packet in batch.iter() {

@@ -74,6 +74,7 @@ impl Stage for Bridge {
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
         let (mut destinations, mut sources) = ([Key::new(0, [0; 6]); BATCH], [Key::new(0, [0; 6]); BATCH]);
         let mut n = 0;
+        batch.prefetch_data();
         batch.filter_map(|packet| match keys(&packet) {
             Ok(both) => {
                 (destinations[n], sources[n]) = both;

@@ -187,6 +187,7 @@ impl Gateway {
     #[inline(always)]
     fn process_from(&mut self, context: &mut Context<'_>, batch: &mut Batch, port: PortId) {
         let Self { tables, state } = self;
+        batch.prefetch_data();
         if tables.layout.is_underlay(port) {
             tables.decapsulate(state, context, batch);
         } else {

@@ -193,7 +193,6 @@ impl Burst<'_> {
                     let fresh = self.hand.cache.slot(self.len - 1 - before - at).get();
                     by.post(places.get_unchecked(at), fresh as u64 + FRESH as u64);
                     let packet = self.hand.swap(slots.get_unchecked_mut(at), fresh, what);
-                    packet.prefetch_data();
                     let packet = (*self.out.add(before + at)).write(packet);
                     self.done = before + at + 1;
                     if what.more {
