@@ -98,14 +98,17 @@ impl<'a> Front<'a> {
         count
     }
 
-    /// The next packet, whatever it is; `describe` may change it, and accepts it by `Some`.
+    /// The next packet, whatever it is; `describe` may change it, and accepts it by `Some`. Returns what it said, with the packet's length.
     #[inline(always)]
-    pub(crate) fn any<T>(&mut self, describe: impl FnOnce(&mut Packet) -> Option<T>) -> Option<T> {
-        let packet = self.batch.as_mut_slice()[..self.most].get_mut(self.taken)?;
-        let described = describe(packet)?;
+    pub(crate) fn any<T, E>(
+        &mut self,
+        describe: impl FnOnce(&mut Packet) -> Result<Option<T>, E>,
+    ) -> Result<Option<(T, u64)>, E> {
+        let Some(packet) = self.batch.as_mut_slice()[..self.most].get_mut(self.taken) else { return Ok(None) };
+        let Some(described) = describe(packet)? else { return Ok(None) };
         self.all_plain = false;
         self.taken += 1;
-        Some(described)
+        Ok(Some((described, packet.len() as u64)))
     }
 
     /// The batch, of whose front [`Self::taken`] packets are to be moved out, and the pool of all of these if they are plain.

@@ -226,22 +226,17 @@ impl send::SendRing for SendRing {
             if taken > 0 {
                 continue;
             }
-            let mut described = Ok(None);
             let at = start.wrapping_add(used);
-            let len = front.any(|packet| {
-                described = self.describe(packet, limits, at, free - used);
-                described.is_ok_and(|described| described.is_some()).then(|| packet.len() as u64)
-            });
-            match (described, len) {
-                (Ok(Some((unit, units))), Some(len)) => {
+            match front.any(|packet| self.describe(packet, limits, at, free - used)) {
+                Ok(Some(((unit, units), len))) => {
                     used = hold_back(unit, units);
                     bytes += len;
                 }
-                (Err(reason), _) => {
+                Ok(None) => break,
+                Err(reason) => {
                     result = Err(reason);
                     break;
                 }
-                _ => break,
             }
         }
         let taken = front.taken();

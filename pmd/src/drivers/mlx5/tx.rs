@@ -339,21 +339,16 @@ impl send::SendRing for SendRing {
                     continue;
                 }
             }
-            let mut described = Ok(None);
-            let taken = front.any(|packet| {
-                described = self.describe(packet, limits, at, room);
-                described.is_ok_and(|taken| taken.is_some()).then(|| packet.len() as u64)
-            });
-            match (described, taken) {
-                (Ok(Some(blocks)), Some(len)) => {
+            match front.any(|packet| self.describe(packet, limits, at, room)) {
+                Ok(Some((blocks, len))) => {
                     (last, at) = (at, at.wrapping_add(blocks));
                     bytes += len;
                 }
-                (Err(reason), _) => {
+                Ok(None) => break,
+                Err(reason) => {
                     result = Err(reason);
                     break;
                 }
-                _ => break,
             }
         }
         let taken = front.taken();
