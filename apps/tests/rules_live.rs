@@ -91,6 +91,43 @@ fn listed_added_and_removed_while_packets_flow() {
 }
 
 #[test]
+fn what_is_read_again_stands_where_it_stood() {
+    const MANY: usize = 2000;
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, file) = (folder.path().join("rules.sock"), folder.path().join("many.rules"));
+    let of_file = |n: usize| format!("ingress prio 7: port id 1 / ipv4 / udp dst {n} => drop");
+    let many: String = (1..=MANY).map(|n| of_file(n) + "\n").collect();
+    std::fs::write(&file, &many).unwrap();
+    let child = start(folder.path(), &CONFIG.replace("[rules]\n", "[rules]\nfile = 'many.rules'\n"), true);
+    assert!(eventually(PATIENCE, || socket.exists() && flow(&["list"], &socket).0 == Some(0)));
+    let before = rules(&socket);
+    assert_eq!((before.len(), &before[1].1, &before[MANY].1), (MANY + 1, &of_file(1), &of_file(MANY)));
+
+    // One more and two less: the others keep their numbers and their order, and what is added stands behind them.
+    let (code, added) = flow(&["add", "ingress prio 7: port id west / ipv4 / udp src 9 => drop"], &socket);
+    assert_eq!(code, Some(0), "{added}");
+    let added: u64 = added.trim().parse().unwrap();
+    let removed = [before[0].0.to_string(), before[5].0.to_string()];
+    assert_eq!(flow(&["remove", &removed[0], &removed[1]], &socket).0, Some(0));
+    let after = rules(&socket);
+    let expected: Vec<u64> =
+        before.iter().enumerate().filter(|(i, _)| ![0, 5].contains(i)).map(|(_, it)| it.0).chain([added]).collect();
+    assert_eq!(after.iter().map(|it| it.0).collect::<Vec<_>>(), expected);
+
+    // The file again, with one rule more: what came by the socket stays, behind it; what the configuration said is not read again.
+    std::fs::write(&file, many + &of_file(MANY + 1) + "\n").unwrap();
+    kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
+    let texts = || rules(&socket).into_iter().map(|(_, text, _)| text).collect::<Vec<_>>();
+    assert!(eventually(PATIENCE, || rules(&socket).len() == MANY + 2));
+    let by_socket = "ingress prio 7: port id 1 / ipv4 / udp src 9 => drop".to_owned();
+    assert_eq!(texts(), (1..=MANY + 1).map(of_file).chain([by_socket]).collect::<Vec<_>>());
+    let output = end(child);
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let last = &summary["app"]["rules"][MANY + 1];
+    assert_eq!((output.status.code(), last["ports"][0]["where"].as_str()), (Some(0), Some("software")), "{last}");
+}
+
+#[test]
 fn shown_live_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let config = CONFIG.replace("[rules]\nsocket = 'rules.sock'\n", "")

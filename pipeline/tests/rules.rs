@@ -1,7 +1,7 @@
 //! Rules around a stage: what becomes of packets, and changes while they flow.
 
 use wirepath_pipeline::epoch::Domain;
-use wirepath_pipeline::rules::{RuleControl, RuleLimits, Ruled, order};
+use wirepath_pipeline::rules::{RuleControl, RuleControlError, RuleId, RuleLimits, Ruled, order};
 use wirepath_pipeline::{Context, ControlPlane, PortInfo, Punt, Stage, Stepped, WorkerInfo};
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::flow::Rule;
@@ -162,6 +162,39 @@ fn broken_headers_meet_no_rule_and_end() {
     let mut sum = datagram(1, 2, 5, 53);
     sum[24] ^= 1;
     assert_eq!(ports(&bench.pass(0, &[sum])), [1], "a checksum is nobody's business here");
+}
+
+#[test]
+fn a_change_is_all_or_nothing_whether_or_not_the_ports_are_told() {
+    // Rules for the kernel, and with them all others, are told to the ports; without them nobody is.
+    for others in ["ingress prio 9: udp dst 99 => drop", "ingress prio 9: udp dst 99 => kernel"] {
+        let mut bench = bench(ToKernel::Back);
+        bench.set(&["ingress: udp dst 1 => drop", others, "ingress: udp dst 2 => drop"]);
+        let Bench { stepped, rules, .. } = &mut bench;
+        let texts = |rules: &RuleControl| rules.rules().map(|(_, rule)| rule.to_string()).collect::<Vec<_>>();
+        let ids: Vec<RuleId> = rules.rules().map(|(id, _)| id).collect();
+        assert_eq!(rules.placed(ids[1]).ports.len(), 3, "on each port");
+        let before = texts(rules);
+        stepped.with_plane(|plane| {
+            let mut refused = |gone: &[RuleId], new: &[&str]| {
+                let error = rules.change(plane, gone, list(new)).unwrap_err();
+                assert_eq!(texts(rules), before, "nothing has changed");
+                error
+            };
+            assert_eq!(refused(&[ids[0], RuleId::of_number(999)], &[]).to_string(), "there is no rule 999");
+            assert!(matches!(refused(&[ids[0], ids[0]], &[]), RuleControlError::Table(_)), "it can go only once");
+            // Of the list as it was to become.
+            let error = refused(&[ids[0]], &["ingress: any => drop", "ingress: any => redirect 7"]);
+            assert!(matches!(error, RuleControlError::Refused(it) if it.rule == 3));
+            let id = rules.add(plane, "ingress: udp dst 3 => drop".parse().unwrap()).unwrap();
+            rules.remove(plane, ids[0]).unwrap();
+            assert!(
+                rules.rules().map(|(id, _)| id).eq([ids[1], ids[2], id]),
+                "the others keep their numbers and their order"
+            );
+            assert_eq!((rules.placed(ids[0]).ports.len(), rules.placed(id).ports.len()), (0, 3));
+        });
+    }
 }
 
 #[test]

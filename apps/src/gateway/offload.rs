@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use wirepath_pipeline::ControlPlane;
 use wirepath_pipeline::rules::RuleControl;
 use wirepath_pipeline::tunnel::{GatewayControl, Tunnel};
-use wirepath_pmd::flow::{Action, Direction, Field, Key};
+use wirepath_pmd::flow::{Action, Direction, Field, Key, Rule};
 use wirepath_pmd::port::PortId;
 use wirepath_wire::MacAddr;
 
@@ -56,10 +56,8 @@ pub fn leave_to_nic(reporting: &mut Reporting, rules: &mut RuleControl, plane: &
         }
     }
     // Rules at egress see packets as they leave, so they must be whole by then.
-    let watched = rules.rules().any(|rule| {
-        let on = rule.fields().get(Key::field(0, Field::PortId));
-        rule.direction() == Direction::Egress && on.is_none_or(|bits| bits.matches(port.into()))
-    });
+    let leaves = |rule: &Rule| rule.fields().get(Key::field(0, Field::PortId)).is_none_or(|it| it.matches(port.into()));
+    let watched = rules.rules().any(|(_, rule)| rule.direction() == Direction::Egress && leaves(rule));
     let mut tunnels: Vec<Tunnel> = gateway.tunnels().collect();
     if watched {
         tunnels.iter_mut().for_each(|tunnel| tunnel.next_hop = None);

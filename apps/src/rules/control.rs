@@ -1,18 +1,18 @@
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
-use wirepath_pipeline::rules::hardware::Placement;
-use wirepath_pipeline::rules::{Place, Placed, RuleControl, RuleControlError, RuleLimits, Ruled, Standing};
+use wirepath_pipeline::rules::{Place, RuleControl, RuleControlError, RuleId, RuleLimits, Ruled, Standing};
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::flow::{Ports, Rule};
 use wirepath_pmd::packet::Packet;
 use wirepath_pmd::port::{PortEvent, PortId};
-use wirepath_pmd::settings::{ConfigError, Source};
+use wirepath_pmd::settings::{self, Source};
 use wirepath_wire::Parser;
 
-use super::config::{Entry, Hardware, RuleSettings};
+use super::config::{Hardware, RuleSettings};
 use super::socket::{Request, Server};
 use crate::cli::{Failure, Rate, Table, print};
 
@@ -29,21 +29,38 @@ pub struct WithRules<C> {
     pub leave_to_nics: Option<fn(&mut C, &mut RuleControl, &mut ControlPlane)>,
     rules: RuleControl,
     settings: RuleSettings,
+    /// Where each rule in force came from.
+    origins: HashMap<RuleId, Origin>,
     names: Vec<String>,
-    placed: Vec<Placed>,
-    /// Where each rule runs on ports with rule hardware.
-    in_nics: Vec<Vec<(PortId, Placement)>>,
     live: bool,
     reload: Arc<AtomicBool>,
     /// As looked at last, and when that was.
     latest: Vec<Standing>,
     looked: u64,
-    /// Rules that came by the socket; they stand behind the others.
-    added: Vec<Entry>,
+    /// Where they ran at the end.
+    at_last: Vec<Vec<Value>>,
     socket: Option<Server>,
-    /// What was shown last.
-    shown: Vec<u64>,
+    /// Packets of each rule, as shown last.
+    shown: HashMap<RuleId, u64>,
     shown_at: f64,
+}
+
+/// Where a rule came from. In the list they stand in this order.
+#[derive(Clone, Debug)]
+struct Origin {
+    by: By,
+    place: settings::Place,
+}
+
+/// By what a rule came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The configuration itself.
+    Configuration,
+    /// Its file of rules: read again on SIGHUP.
+    File,
+    /// The socket.
+    Socket,
 }
 
 /// Nanoseconds between two looks at the counters.
@@ -70,26 +87,36 @@ impl<C: Control> WithRules<C> {
             leave_to_nics: None,
             rules,
             settings,
+            origins: HashMap::new(),
             names,
-            placed: Vec::new(),
-            in_nics: Vec::new(),
             live,
             reload,
             latest: Vec::new(),
             looked: 0,
-            added: Vec::new(),
+            at_last: Vec::new(),
             socket: None,
-            shown: Vec::new(),
+            shown: HashMap::new(),
             shown_at: 0.0,
         };
-        let list = it.list();
-        it.placed = it.rules.begin(runtime, &list).map_err(|error| failure(&it.settings.entries, error))?;
+        let (own, entries) = (it.settings.own, std::mem::take(&mut it.settings.entries));
+        let by = |number| if number < own { By::Configuration } else { By::File };
+        let entries = entries.into_iter().zip(0..);
+        let (origins, list): (Vec<Origin>, Vec<Rule>) =
+            entries.map(|(entry, number)| (Origin { by: by(number), place: entry.place }, entry.rule)).unzip();
+        it.rules.begin(runtime, &list).map_err(|error| failure(error, |number| origins.get(number)))?;
+        it.keep(origins);
         it.socket = it.settings.socket.as_deref().map(Server::open).transpose()?;
         Ok(it)
     }
 
-    fn list(&self) -> Vec<Rule> {
-        self.settings.entries.iter().map(|entry| entry.rule.clone()).collect()
+    /// Notes where the rules in force came from, in the order of the list.
+    fn keep(&mut self, origins: Vec<Origin>) {
+        self.origins = self.rules.rules().map(|(id, _)| id).zip(origins).collect();
+    }
+
+    /// Where the rule at a place of the list came from.
+    fn origin(&self, number: usize) -> Option<&Origin> {
+        self.rules.rules().nth(number).and_then(|(id, _)| self.origins.get(&id))
     }
 
     /// The rules around the stage of a worker.
@@ -99,36 +126,31 @@ impl<C: Control> WithRules<C> {
 
     /// To be called once the ports run, and their modes are certain.
     pub fn started(&mut self, plane: &mut ControlPlane) -> Result<(), Failure> {
-        self.placed = self.rules.started(plane).map_err(|error| failure(&self.settings.entries, error))?;
+        let done = self.rules.started(plane);
+        done.map_err(|error| failure(error, |number| self.origin(number)))?;
         if self.settings.hardware == Hardware::Auto {
             self.rules.use_hardware(plane, 0..self.names.len() as PortId);
         }
-        self.log();
+        self.rules.rules().for_each(|(id, rule)| self.log(id, rule));
         Ok(())
     }
 
-    /// Says where rules run that do not simply run in the workers.
-    fn log(&mut self) {
-        self.in_nics = self.rules.placements();
-        for (entry, placements) in self.settings.entries.iter().chain(&self.added).zip(&self.in_nics) {
-            for (port, placement) in placements {
-                let (name, word) = (&self.names[usize::from(*port)], placement.word());
-                let why = placement.obstacle().map(|why| format!(" ({why})")).unwrap_or_default();
-                tracing::info!("port {name}: {word}{why}: {}", entry.rule);
-            }
+    /// Says where a rule runs that does not simply run in the workers.
+    fn log(&self, id: RuleId, rule: &Rule) {
+        for (port, placement) in self.rules.placement(id) {
+            let (name, word) = (&self.names[usize::from(port)], placement.word());
+            let why = placement.obstacle().map(|why| format!(" ({why})")).unwrap_or_default();
+            tracing::info!("port {name}: {word}{why}: {rule}");
         }
-        for (entry, placed) in self.settings.entries.iter().chain(&self.added).zip(&self.placed) {
-            for (port, place) in &placed.ports {
-                let name = &self.names[usize::from(*port)];
-                match place {
-                    Place::Software => {}
-                    Place::Xdp => tracing::info!("port {name}: decided in the XDP program: {}", entry.rule),
-                    Place::Injected(why) => {
-                        tracing::info!(
-                            "port {name}: decided in software, packets are given to the kernel one by one ({why}): {}",
-                            entry.rule
-                        );
-                    }
+        for (port, place) in self.rules.placed(id).ports {
+            let name = &self.names[usize::from(port)];
+            match place {
+                Place::Software => {}
+                Place::Xdp => tracing::info!("port {name}: decided in the XDP program: {rule}"),
+                Place::Injected(why) => {
+                    tracing::info!(
+                        "port {name}: decided in software, packets are given to the kernel one by one ({why}): {rule}"
+                    );
                 }
             }
         }
@@ -143,85 +165,81 @@ impl<C: Control> WithRules<C> {
     }
 
     fn try_reload(&mut self, plane: &mut ControlPlane) -> Result<usize, Failure> {
-        let mut entries: Vec<Entry> = self.settings.entries[..self.settings.own].to_vec();
-        entries.extend(self.settings.read_file(&names(&self.names))?);
-        let own = entries.len();
-        entries.extend(self.added.iter().cloned());
-        self.put(plane, entries, own)
-    }
-
-    /// Puts other rules in force, of which the first `own` are those of the configuration and its file.
-    fn put(&mut self, plane: &mut ControlPlane, mut entries: Vec<Entry>, own: usize) -> Result<usize, Failure> {
-        let list: Vec<Rule> = entries.iter().map(|entry| entry.rule.clone()).collect();
-        self.placed = self.rules.replace(plane, &list).map_err(|error| failure(&entries, error))?;
-        self.added = entries.split_off(own);
-        self.settings.entries = entries;
-        self.log();
+        let file = self.settings.read_file(&names(&self.names))?;
+        let (rules, origins) = (&self.rules, &self.origins);
+        let by = |by: By| {
+            let stay = rules.rules().filter_map(|(id, rule)| {
+                let origin = origins.get(&id).filter(|origin| origin.by == by)?;
+                Some((origin.clone(), Rule::clone(rule)))
+            });
+            stay.collect::<Vec<_>>()
+        };
+        let file = file.into_iter().map(|it| (Origin { by: By::File, place: it.place }, it.rule)).collect::<Vec<_>>();
+        let all = [by(By::Configuration), file, by(By::Socket)].into_iter().flatten();
+        let (origins, list): (Vec<Origin>, Vec<Rule>) = all.unzip();
+        self.rules.replace(plane, &list).map_err(|error| failure(error, |number| origins.get(number)))?;
+        self.keep(origins);
+        self.rules.rules().for_each(|(id, rule)| self.log(id, rule));
         Ok(list.len())
     }
 
     /// Answers a request that came by the socket.
     fn answer(&mut self, plane: &mut ControlPlane, request: Request) -> Result<Value, String> {
-        let all = |it: &Self| it.settings.entries.iter().chain(&it.added).cloned().collect::<Vec<_>>();
-        let own = self.settings.entries.len();
         match request {
             Request::List => {
                 self.look(plane);
-                // A NIC may have refused rules since, or taken them.
-                self.in_nics = self.rules.placements();
-                let rule = |(i, it): (usize, &Standing)| {
-                    let (packets, bytes) = (it.counters.packets, it.counters.bytes);
-                    let ports = self.places(i);
+                let rule = |it: &Standing| {
                     json!({
                         "id": it.id.number(),
                         "rule": it.rule.to_string(),
-                        "packets": packets,
-                        "bytes": bytes,
-                        "ports": ports,
+                        "packets": it.counters.packets,
+                        "bytes": it.counters.bytes,
+                        "ports": self.places(it.id),
                     })
                 };
-                let rules: Vec<Value> = self.latest.iter().enumerate().map(rule).collect();
+                let rules: Vec<Value> = self.latest.iter().map(rule).collect();
                 Ok(json!({ "ok": true, "rules": rules }))
             }
             Request::Add(text) => {
                 let rule = Rule::parse(&text, Ports(&names(&self.names))).map_err(|error| error.to_string())?;
-                let mut entries = all(self);
-                entries.push(Entry { place: Source::new("the socket", text).place(0, ""), rule });
-                self.put(plane, entries, own).map_err(|failure| failure.to_string())?;
-                let id = self.rules.standing(None).last().map(|it| it.id.number());
-                Ok(json!({ "ok": true, "id": id }))
+                let origin = Origin { by: By::Socket, place: Source::new("the socket", text).place(0, "") };
+                let told = rule.clone();
+                let id = self.rules.add(plane, rule).map_err(|error| {
+                    let of = |number| self.origin(number).or(Some(&origin));
+                    failure(error, of).to_string()
+                })?;
+                self.origins.insert(id, origin);
+                self.log(id, &told);
+                Ok(json!({ "ok": true, "id": id.number() }))
             }
-            Request::Remove(id) => {
-                let place = self.rules.standing(None).iter().position(|it| it.id.number() == id);
-                let place = place.ok_or_else(|| format!("there is no rule {id}"))?;
-                let mut entries = all(self);
-                entries.remove(place);
+            Request::Remove(number) => {
+                let id = RuleId::of_number(number);
+                self.rules.remove(plane, id).map_err(|error| {
+                    // Told of the list without it.
+                    let mut stay = self.rules.rules().map(|(id, _)| id).filter(|it| *it != id);
+                    failure(error, |number| self.origins.get(&stay.nth(number)?)).to_string()
+                })?;
                 // One of the configuration itself is not read again; one of its file is, on SIGHUP.
-                if place < self.settings.own {
-                    self.settings.own -= 1;
-                }
-                self.put(plane, entries, own - usize::from(place < own)).map_err(|failure| failure.to_string())?;
+                self.origins.remove(&id);
                 Ok(json!({ "ok": true }))
             }
         }
     }
 
     /// Where a rule runs, for each port: in a word, and what stands in the way of the NIC where there is one.
-    fn places(&self, number: usize) -> Vec<Value> {
-        let Some(placed) = self.placed.get(number) else { return Vec::new() };
-        let in_nic =
-            |port: &PortId| self.in_nics.get(number)?.iter().find(|(other, _)| other == port).map(|(_, it)| it);
+    fn places(&self, id: RuleId) -> Vec<Value> {
+        let in_nics = self.rules.placement(id);
         let place = |(port, place): &(PortId, Place)| {
             let name = &self.names[usize::from(*port)];
-            match in_nic(port) {
-                Some(nic) => {
+            match in_nics.iter().find(|(other, _)| other == port) {
+                Some((_, nic)) => {
                     let why = nic.obstacle().map(ToString::to_string);
                     json!({ "port": name, "where": nic.word(), "why": why })
                 }
                 None => json!({ "port": name, "where": word(place) }),
             }
         };
-        placed.ports.iter().map(place).collect()
+        self.rules.placed(id).ports.iter().map(place).collect()
     }
 
     /// What the rules did, as a table for the end.
@@ -242,8 +260,8 @@ impl<C: Control> WithRules<C> {
         let time = (elapsed - self.shown_at).max(1e-9);
         let mut text = String::new();
         let mut more = 0;
-        for (i, it) in self.latest.iter().enumerate() {
-            let before = self.shown.get(i).copied().unwrap_or(0);
+        for it in &self.latest {
+            let before = self.shown.get(&it.id).copied().unwrap_or(0);
             let new = it.counters.packets.saturating_sub(before);
             if new == 0 {
                 continue;
@@ -257,7 +275,7 @@ impl<C: Control> WithRules<C> {
         if more > 0 {
             text += &format!("         and {more} rules more\n");
         }
-        self.shown = self.latest.iter().map(|it| it.counters.packets).collect();
+        self.shown = self.latest.iter().map(|it| (it.id, it.counters.packets)).collect();
         self.shown_at = elapsed;
         // Nobody reads: that is no reason to stop forwarding.
         let _ = print(text);
@@ -268,13 +286,13 @@ fn names(names: &[String]) -> Vec<(&str, PortId)> {
     names.iter().map(String::as_str).zip(0..).collect()
 }
 
-/// A rule that is refused, at its place.
-fn failure(entries: &[Entry], error: RuleControlError) -> Failure {
+/// A rule that is refused, at its place; `of` says where the rules of the list came from.
+fn failure<'o>(error: RuleControlError, of: impl FnOnce(usize) -> Option<&'o Origin>) -> Failure {
     match error {
-        RuleControlError::Refused(refused) => {
-            let at = |entry: &Entry| -> ConfigError { entry.place.error(refused.reason.clone()) };
-            entries.get(refused.rule).map_or_else(|| Failure::usage(&refused.reason), |entry| at(entry).into())
-        }
+        RuleControlError::Refused(refused) => match of(refused.rule) {
+            Some(origin) => origin.place.error(refused.reason).into(),
+            None => Failure::usage(refused.reason),
+        },
         other => Failure::failed(other),
     }
 }
@@ -328,25 +346,21 @@ impl<C: Control> Control for WithRules<C> {
     fn stop(&mut self, plane: &mut ControlPlane) {
         self.control.stop(plane);
         self.look(plane);
-        self.in_nics = self.rules.placements();
+        self.at_last = self.latest.iter().map(|it| self.places(it.id)).collect();
         self.rules.leave_hardware(plane);
     }
 
     /// The program's own, and `rules`: each with its text, where it runs, `packets` and `bytes`.
     fn summary(&mut self) -> Option<Value> {
-        let rules: Vec<Value> = self
-            .latest
-            .iter()
-            .enumerate()
-            .map(|(i, it)| {
-                json!({
-                    "rule": it.rule.to_string(),
-                    "packets": it.counters.packets,
-                    "bytes": it.counters.bytes,
-                    "ports": self.places(i),
-                })
+        let rule = |(it, ports): (&Standing, &Vec<Value>)| {
+            json!({
+                "rule": it.rule.to_string(),
+                "packets": it.counters.packets,
+                "bytes": it.counters.bytes,
+                "ports": ports,
             })
-            .collect();
+        };
+        let rules: Vec<Value> = self.latest.iter().zip(&self.at_last).map(rule).collect();
         let mut object = match self.control.summary() {
             Some(Value::Object(object)) => object,
             Some(other) => [("own".to_owned(), other)].into_iter().collect(),

@@ -51,7 +51,7 @@ pub struct Standing {
     /// Its number, never given to another rule.
     pub id: RuleId,
     /// The rule.
-    pub rule: Rule,
+    pub rule: Arc<Rule>,
     /// What it has counted, where a port decides it included.
     pub counters: RuleCounters,
 }
@@ -64,6 +64,8 @@ pub struct RuleControl {
     ports: Vec<PortInfo>,
     around: Arc<Around>,
     rules: Listed,
+    /// Where those run that end at the kernel; all others run in the workers, or in devices.
+    to_kernel: HashMap<RuleId, Placed>,
     /// Rules that were taken out and put in again, to keep their order: whose counters are still to come.
     moved: HashMap<RuleId, RuleId>,
     aged: u64,
@@ -181,13 +183,18 @@ pub fn place_rule(
     ports: &[PortInfo],
     decided: &[Vec<KernelRule>],
 ) -> Vec<(PortId, Result<Place, String>)> {
-    let on = rule.fields().get(Key::field(0, Field::PortId));
-    let ports = ports.iter().zip(decided).filter(|(port, _)| on.is_none_or(|bits| bits.matches(port.id.into())));
-    let place = |(port, decided): (&PortInfo, &Vec<KernelRule>)| {
+    let place = |port: &PortInfo| {
+        let decided = decided.get(usize::from(port.id)).map_or(&[][..], Vec::as_slice);
         let it = decided.binary_search_by_key(&number, |it| it.rule).ok().map(|i| &decided[i].decided);
         (port.id, place(rule, port, it))
     };
-    ports.map(place).collect()
+    fitting(rule, ports).map(place).collect()
+}
+
+/// The ports whose packets may fit a rule.
+fn fitting<'p>(rule: &Rule, ports: &'p [PortInfo]) -> impl Iterator<Item = &'p PortInfo> {
+    let on = rule.fields().get(Key::field(0, Field::PortId));
+    ports.iter().filter(move |port| on.is_none_or(|bits| bits.matches(port.id.into())))
 }
 
 /// Rules in the order in which they are asked: their places in the list.
@@ -252,6 +259,7 @@ impl RuleControl {
             ports,
             around: Arc::new(around),
             rules: Listed::default(),
+            to_kernel: HashMap::new(),
             moved: HashMap::new(),
             aged: 0,
         }
@@ -262,23 +270,33 @@ impl RuleControl {
         Ruled::new(stage, &mut self.table, Arc::clone(&self.around), worker.index)
     }
 
-    /// The rules before the start. Says where each will run; nothing is in force if one cannot be honoured.
-    pub fn begin(&mut self, runtime: &mut Runtime, rules: &[Rule]) -> Result<Vec<Placed>, RuleControlError> {
+    /// The rules before the start; nothing is in force if one cannot be honoured.
+    pub fn begin(&mut self, runtime: &mut Runtime, rules: &[Rule]) -> Result<(), RuleControlError> {
         let placed = self.ask(rules, |_, sorted| runtime.set_rules(sorted).map_err(RuleControlError::from))?;
         self.put(rules, None)?;
-        Ok(placed)
+        self.note(placed);
+        Ok(())
     }
 
     /// Once the ports are started, and their modes are certain: looks at the rules again.
-    pub fn started(&mut self, plane: &mut ControlPlane) -> Result<Vec<Placed>, RuleControlError> {
+    pub fn started(&mut self, plane: &mut ControlPlane) -> Result<(), RuleControlError> {
         self.ports = plane.ports().to_vec();
         self.around.started(&self.ports);
         let rules = self.list();
-        self.ask(&rules, |ports, sorted| tell(ports, plane, sorted))
+        let placed = self.ask(&rules, |ports, sorted| tell(ports, plane, sorted))?;
+        self.note(placed);
+        Ok(())
     }
 
     fn list(&self) -> Vec<Rule> {
-        self.rules().cloned().collect()
+        self.rules().map(|(_, rule)| Rule::clone(rule)).collect()
+    }
+
+    /// Keeps where the rules of the list run.
+    fn note(&mut self, placed: Vec<Placed>) {
+        let all = self.rules.iter().zip(placed);
+        self.to_kernel =
+            all.filter(|(entry, _)| ends_at_kernel(&entry.rule)).map(|(entry, placed)| (entry.id, placed)).collect();
     }
 
     /// Puts what can be put there into the rule hardware of these started ports, from now on.
@@ -294,6 +312,17 @@ impl RuleControl {
         let now = plane.now();
         self.hardware.begin(plane, &mut self.table, &[], &all, now);
         self.hardware.finish(plane, &mut self.table, now);
+    }
+
+    /// Where a rule runs on each port whose packets may fit it, rule hardware aside; nowhere, if it is not in force.
+    pub fn placed(&self, id: RuleId) -> Placed {
+        let known = self.to_kernel.get(&id).cloned();
+        let elsewhere = || {
+            let rule = self.table.get(id).filter(|_| self.rules.has(id));
+            let ports = rule.map(|rule| fitting(rule, &self.ports).map(|port| (port.id, Place::Software)).collect());
+            Placed { ports: ports.unwrap_or_default() }
+        };
+        known.unwrap_or_else(elsewhere)
     }
 
     /// Where each rule runs on the ports with rule hardware, in the order of the list.
@@ -336,37 +365,46 @@ impl RuleControl {
         self.hardware.stop(plane, &mut self.table, now);
     }
 
-    /// Puts other rules in force, at one moment; where each runs. Rules that stay keep their counters. After an error the old ones are
-    /// in force.
-    pub fn replace(&mut self, plane: &mut ControlPlane, rules: &[Rule]) -> Result<Vec<Placed>, RuleControlError> {
+    /// Puts other rules in force, at one moment. Rules that stay keep their counters. After an error the old ones are in force.
+    pub fn replace(&mut self, plane: &mut ControlPlane, rules: &[Rule]) -> Result<(), RuleControlError> {
         let placed = self.ask(rules, |ports, sorted| tell(ports, plane, sorted));
-        let done = placed.and_then(|placed| self.put(rules, Some(&mut *plane)).map(|()| placed));
-        if done.is_err() {
-            // The ports as they were.
-            let old = self.list();
-            self.ask(&old, |ports, sorted| tell(ports, plane, sorted))?;
+        match placed.and_then(|placed| self.put(rules, Some(&mut *plane)).map(|()| placed)) {
+            Ok(placed) => {
+                self.note(placed);
+                Ok(())
+            }
+            Err(error) => {
+                // The ports as they were.
+                let old = self.list();
+                self.ask(&old, |ports, sorted| tell(ports, plane, sorted))?;
+                Err(error)
+            }
         }
-        done
     }
 
     /// Takes rules out of force and puts others in, all at one moment; these stand behind those of their priority, and behind all in the
     /// list. What that costs does not depend on how many other rules there are, unless some end at the kernel: of these and those around
-    /// them the ports are told. After an error the rules are as they were.
+    /// them the ports are told. A rule that is refused is told by its place in the list as it was to become. After an error the rules are
+    /// as they were.
     pub fn change(
         &mut self,
         plane: &mut ControlPlane,
         gone: &[RuleId],
         new: Vec<Rule>,
     ) -> Result<Vec<RuleId>, RuleControlError> {
+        let mut going = HashSet::new();
+        if let Some(none) = gone.iter().find(|id| !self.rules.has(**id) || !going.insert(**id)) {
+            return Err(RuleTableError::NoSuchRule(*none).into());
+        }
+        let stay = self.rules.iter().len() - going.len();
         if new.iter().any(ends_at_kernel) || self.rules.have_to_kernel() {
-            let rest = self.rules.iter().filter(|entry| !gone.contains(&entry.id));
+            let rest = self.rules.iter().filter(|entry| !going.contains(&entry.id));
             let mut rules: Vec<Rule> = rest.map(|entry| Rule::clone(&entry.rule)).collect();
-            let from = rules.len();
             rules.extend(new);
             self.replace(plane, &rules)?;
-            return Ok(self.rules.iter().skip(from).map(|entry| entry.id).collect());
+            return Ok(self.rules.iter().skip(stay).map(|entry| entry.id).collect());
         }
-        for (rule, number) in new.iter().zip(self.rules.iter().len()..) {
+        for (rule, number) in new.iter().zip(stay..) {
             if let Some(reason) = check(rule, &self.ports) {
                 return Err(RuleControlError::Refused(RuleRefused { rule: number, reason }));
             }
@@ -390,8 +428,8 @@ impl RuleControl {
 
     /// One more rule; see [`Self::change`].
     pub fn add(&mut self, plane: &mut ControlPlane, rule: Rule) -> Result<RuleId, RuleControlError> {
-        let ids = self.change(plane, &[], vec![rule])?;
-        ids.first().copied().ok_or_else(|| RuleTableError::NoSuchRule(RuleId::of_number(u64::MAX)).into())
+        let mut ids = self.change(plane, &[], vec![rule])?;
+        Ok(ids.pop().expect("a change gives one for each that comes"))
     }
 
     /// One rule less; see [`Self::change`].
@@ -517,8 +555,8 @@ impl RuleControl {
     }
 
     /// The rules in force, in the order of the list.
-    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
-        self.rules.iter().map(|entry| &*entry.rule)
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = (RuleId, &Arc<Rule>)> {
+        self.rules.iter().map(|entry| (entry.id, &entry.rule))
     }
 
     /// The rules in force with their counters. `plane` asks the ports; without, what ports decide is not counted.
@@ -536,7 +574,7 @@ impl RuleControl {
                     counters = sum(counters, RuleCounters { packets, bytes, last_hit: 0 });
                 }
             }
-            Standing { id: *id, rule: Rule::clone(rule), counters }
+            Standing { id: *id, rule: Arc::clone(rule), counters }
         });
         all.collect()
     }

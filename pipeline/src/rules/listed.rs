@@ -50,6 +50,10 @@ impl Listed {
         self.entries.get_mut(self.places.get(&id)?)
     }
 
+    pub(super) fn has(&self, id: RuleId) -> bool {
+        self.places.contains_key(&id)
+    }
+
     /// Whether some of them end at the kernel.
     pub(super) fn have_to_kernel(&self) -> bool {
         self.to_kernel > 0

@@ -27,7 +27,8 @@ pub(super) use limbo::Token;
 pub struct RuleId(u64);
 
 impl RuleId {
-    pub(super) fn of_number(number: u64) -> Self {
+    /// What has this number, if anything has.
+    pub fn of_number(number: u64) -> Self {
         Self(number)
     }
 
