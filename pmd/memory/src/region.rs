@@ -197,8 +197,8 @@ impl Drop for Mapping {
     }
 }
 
-/// A mapped piece of memory, zeroed at first, whose size is a multiple of 2 MiB unless it was cut short, and which starts on such a boundary unless it is
-/// shared normal memory.
+/// A mapped piece of memory, zeroed at first. Its size is a multiple of 2 MiB unless it was cut short, and it starts on such a boundary
+/// unless it is shared normal memory.
 pub struct Region {
     mapping: Mapping,
     bytes: usize,

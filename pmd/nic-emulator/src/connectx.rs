@@ -137,8 +137,10 @@ const WRONG: &[(&str, Wrong)] = &[
     ("checksum", Wrong::Checksum),
     ("length", Wrong::Length),
 ];
+
 /// Names of the kinds of packet reformat, by number.
 const REFORMATS: &[&str] = &["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"];
+
 /// Names of the parts of match parameters, in their order.
 const MATCH_PARTS: &[&str] = &["outer", "misc", "inner", "misc2", "misc3", "misc4", "misc5"];
 

@@ -5,20 +5,15 @@ use std::mem::offset_of;
 
 use super::Packet;
 use super::batch::Batch;
-use super::meta::{Meta, NO_SEGMENT};
+use super::meta::{Meta, NO_SEGMENT, shift};
 use super::offload::Flags;
 use super::pool::Pool;
 
 /// The word of a metadata line that says whether there is more to a packet than an address and a length.
-const WORD: usize = offset_of!(Meta, next);
-const POOL_SHIFT: u32 = shift(offset_of!(Meta, pool));
-const FLAGS_SHIFT: u32 = shift(offset_of!(Meta, flags));
-
-/// Where a field lies in the word.
-const fn shift(offset: usize) -> u32 {
-    assert!(cfg!(target_endian = "little") && WORD.is_multiple_of(8) && offset >= WORD && offset < WORD + 8);
-    (offset - WORD) as u32 * 8
-}
+const WORD: usize = offset_of!(Meta, next) / 8;
+const _: () = assert!(shift(offset_of!(Meta, next), WORD) == 0);
+const POOL_SHIFT: u32 = shift(offset_of!(Meta, pool), WORD);
+const FLAGS_SHIFT: u32 = shift(offset_of!(Meta, flags), WORD);
 
 /// What plain packets are: of one segment, from one pool, without some flags. One masked comparison tells.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +35,7 @@ impl Plain {
     #[inline(always)]
     fn is(self, packet: &Packet) -> bool {
         // SAFETY: the packet's own metadata, initialised and aligned to 64; the word is inside.
-        let word = unsafe { packet.meta.as_ptr().cast::<u64>().add(WORD / 8).read() };
+        let word = unsafe { packet.meta.as_ptr().cast::<u64>().add(WORD).read() };
         word & self.mask == self.wanted
     }
 }

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use super::Packet;
 use super::batch::Batch;
-use super::meta::{DATA_ROOM, FRESH, META, Meta};
+use super::meta::{DATA_ROOM, FRESH, META, Meta, shift};
 use super::offload::{Flags, Verdicts};
 use super::pool::{Blank, Cache, Pool, Shared};
 
@@ -265,11 +265,6 @@ impl<'a> Hand<'a> {
     }
 }
 
-/// Where fields of a [`Meta`] lie in its words.
-const fn shift(offset: usize, word: usize) -> u32 {
-    assert!(cfg!(target_endian = "little") && offset / 8 == word);
-    (offset % 8 * 8) as u32
-}
 const DATA_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, data_len), 0);
 const PACKET_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, packet_len), 0);
 const VERDICTS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, verdicts), 1);

@@ -49,6 +49,12 @@ pub(super) struct Meta {
 }
 const _: () = assert!(size_of::<Meta>() == META);
 
+/// Where the field of [`Meta`] at an offset lies in its line read by words: bits below it in that word.
+pub(super) const fn shift(offset: usize, word: usize) -> u32 {
+    assert!(cfg!(target_endian = "little") && offset / 8 == word);
+    (offset % 8 * 8) as u32
+}
+
 /// Where the headers of a packet are: what a transmit offload needs to know, and what a parser found out.
 ///
 /// Lengths rather than offsets: they stay true when an outer header is put in front or taken off. All zero means unknown.

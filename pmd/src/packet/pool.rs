@@ -789,6 +789,24 @@ pub(super) unsafe fn release(meta: NonNull<Meta>) {
     }
 }
 
+/// This thread's cache of a pool, with room for `more` buffers behind those that it holds, whose number it returns; `None` in a thread that ends.
+///
+/// # Safety
+/// The caller owns a packet of the pool, so that it exists. `more` is at most a batch.
+#[inline(always)]
+unsafe fn cache_with_room<'a>(pool: u8, more: usize) -> Option<(&'a Cache, usize)> {
+    debug_assert!(more <= super::batch::BATCH);
+    // SAFETY: as promised; the cache is this thread's.
+    unsafe {
+        let shared = &*POOLS[pool as usize].load(Ordering::Acquire);
+        let cache = shared.local()?;
+        let len = cache.len.load(Ordering::Relaxed) as usize;
+        let len = if len + more > CACHE { shared.spill(cache) as usize } else { len };
+        debug_assert!(len + more <= CACHE);
+        Some((cache, len))
+    }
+}
+
 /// Gives a run of packets back and returns their bytes; the common case, single segments of one pool, costs a few instructions each.
 ///
 /// # Safety
@@ -799,13 +817,7 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
     // SAFETY: the packets are the caller's, so their pools exist; the cache is this thread's, and has room for all of them.
     unsafe {
         let pool = (*first.as_ptr()).pool;
-        let shared = &*POOLS[pool as usize].load(Ordering::Acquire);
-        let Some(cache) = shared.local() else { return release_each(packets) };
-        let mut len = cache.len.load(Ordering::Relaxed) as usize;
-        if len + packets.len() > CACHE {
-            len = shared.spill(cache) as usize;
-        }
-        debug_assert!(len + packets.len() <= CACHE);
+        let Some((cache, mut len)) = cache_with_room(pool, packets.len()) else { return release_each(packets) };
         let slots = cache.slots.as_ptr();
         // Chains and packets of other pools, put aside: their release may hand this thread's cache on to others, after which the
         // metadata of what lies in it must not be looked at any more.
@@ -836,21 +848,15 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
 /// As there, and all packets are of one segment, and of this pool.
 #[inline(always)]
 pub(super) unsafe fn release_plain(packets: &[NonNull<Meta>], pool: u8) {
-    debug_assert!(packets.len() <= super::batch::BATCH);
     if packets.is_empty() {
         return;
     }
     // SAFETY: the packets are the caller's, so their pool exists; the cache is this thread's, and has room for all of them.
     unsafe {
-        let shared = &*POOLS[pool as usize].load(Ordering::Acquire);
-        let Some(cache) = shared.local() else {
+        let Some((cache, len)) = cache_with_room(pool, packets.len()) else {
             release_each(packets);
             return;
         };
-        let mut len = cache.len.load(Ordering::Relaxed) as usize;
-        if len + packets.len() > CACHE {
-            len = shared.spill(cache) as usize;
-        }
         ptr::copy_nonoverlapping(packets.as_ptr().cast(), cache.slots.as_ptr().cast_mut().add(len), packets.len());
         cache.len.store((len + packets.len()) as u32, Ordering::Release);
     }
