@@ -17,9 +17,9 @@ const PART: usize = 8;
 #[derive(Debug)]
 pub(super) struct Growing {
     slots: Arc<SlotTable>,
-    /// Slots that have a key, and those of them that have a value.
+    /// Slots that have a key, and those of them that have no value any more.
     used: usize,
-    keys: usize,
+    gone: usize,
     /// Used slots from which on there is more to do than to put in a key.
     calm: usize,
     /// Used slots at which the next table is begun, and those at which it must be there.
@@ -49,7 +49,7 @@ impl Growing {
     pub(super) fn new(slots: SlotTable) -> Self {
         let begin = slots.room();
         let slots = Arc::new(slots);
-        Self { slots, used: 0, keys: 0, calm: begin, begin, end: end(begin), next: None, old: None }
+        Self { slots, used: 0, gone: 0, calm: begin, begin, end: end(begin), next: None, old: None }
     }
 
     /// What readers look into.
@@ -60,7 +60,7 @@ impl Growing {
 
     /// Keys with a value.
     pub(super) fn keys(&self) -> usize {
-        self.keys
+        self.used - self.gone
     }
 
     /// Whether there are two tables.
@@ -90,14 +90,13 @@ impl Growing {
     pub(super) fn insert_at_once(&mut self, words: usize, hash: u32, key: impl Fn(usize) -> u64, value: u32) -> bool {
         let done = self.used < self.calm && self.slots.insert_at_once(words, hash, key, value);
         self.used += usize::from(done);
-        self.keys += usize::from(done);
         done
     }
 
     /// Replaces or removes the value at the position of a key.
     pub(super) fn set(&mut self, position: Position, hash: u32, key: &[u64], value: Option<u32>) {
-        self.keys -= usize::from(self.slots.get(position).is_some());
-        self.keys += usize::from(value.is_some());
+        self.gone -= usize::from(self.slots.get(position).is_none());
+        self.gone += usize::from(value.is_none());
         self.slots.set(position, value);
         self.copy_again(position, hash, key);
     }
@@ -110,7 +109,6 @@ impl Growing {
                 && let Ok(position) = self.slots.insert(hash, key, value)
             {
                 self.used += 1;
-                self.keys += 1;
                 self.copy_again(position, hash, key);
                 return Ok(self.step() | another);
             }
@@ -142,7 +140,7 @@ impl Growing {
         if self.begin == self.end || (self.used < self.begin && self.next.is_none()) {
             return false;
         }
-        let (slots, keys) = (&self.slots, self.keys);
+        let (slots, keys) = (&self.slots, self.keys());
         let next = self
             .next
             .get_or_insert_with(|| Box::new(Next { slots: slots.like_gradually(more_than(keys)), used: 0, copied: 0 }));
@@ -161,7 +159,7 @@ impl Growing {
         {
             next.slots.settle();
             let old = std::mem::replace(&mut self.slots, Arc::new(next.slots));
-            (self.used, self.old) = (next.used, Some(Old::Seen(old)));
+            (self.used, self.gone, self.old) = (next.used, next.used - keys, Some(Old::Seen(old)));
             self.set_bounds();
             self.calm = 0;
             return true;
@@ -216,9 +214,9 @@ impl Growing {
     fn rebuild(&mut self) -> Result<(), Full> {
         // Not full, and yet no place was found: only more room helps.
         let crowded = self.used < self.end;
-        let capacity = more_than(self.keys).max(if crowded { self.slots.room() * 2 } else { 0 });
+        let capacity = more_than(self.keys()).max(if crowded { self.slots.room() * 2 } else { 0 });
         self.slots = Arc::new(self.slots.rebuilt(capacity)?);
-        (self.used, self.next, self.old) = (self.keys, None, None);
+        (self.used, self.gone, self.next, self.old) = (self.keys(), 0, None, None);
         self.set_bounds();
         Ok(())
     }

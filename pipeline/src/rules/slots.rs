@@ -273,9 +273,13 @@ impl SlotTable {
     /// Writer only, before the key can be found.
     #[inline(always)]
     fn note(&self, hash: u32) {
-        if self.filter.is_empty() {
-            return;
+        if !self.filter.is_empty() {
+            self.note_in_filter(hash);
         }
+    }
+
+    #[inline(never)]
+    fn note_in_filter(&self, hash: u32) {
         let place = hash as usize & (self.filter.len() * 64).wrapping_sub(1);
         if let Some(word) = self.filter.get(place / 64) {
             word.store(word.load(Ordering::Relaxed) | 1 << (place % 64), Ordering::Release);
@@ -438,7 +442,7 @@ impl SlotTable {
     }
 
     /// Puts in a key if it is quickly clear that it is not there and where there is room; writer only. Without a branch on which of
-    /// the slots is free, so that insertions in a row wait for memory together and not one after the other.
+    /// the slots is free, and in few instructions, so that insertions in a row wait for memory together and not one after the other.
     #[inline(always)]
     pub(super) fn insert_at_once(&self, words: usize, hash: u32, key: impl Fn(usize) -> u64, value: u32) -> bool {
         debug_assert_eq!(words, self.words);
@@ -450,27 +454,28 @@ impl SlotTable {
         let slots = slots_of(words);
         let others = if slots > 1 { word(OTHERS).load(Ordering::Relaxed) } else { 0 };
         let halves = [last as u32, others as u32, (others >> 32) as u32];
-        // A key of zeros is like that of a free slot, and not put in here.
-        let mut there = false;
+        // They are taken in order: if the last is free, nothing is in a later bucket either.
+        if halves[slots - 1] != 0 {
+            return false;
+        }
         for slot in 0..slots {
             // SAFETY: a slot of the bucket.
             let differs = unsafe { self.differs(bucket, words, slot, (&read, &key)) };
-            there |= differs == 0;
-        }
-        // They are taken in order: if the last is free, nothing is in a later bucket either.
-        let possible = !there & (halves[slots - 1] == 0);
-        let used = halves[..slots - 1].iter().map(|half| usize::from(*half != 0)).sum();
-        if possible {
-            self.note(hash);
-            for i in 0..words {
-                word(place(words, used, i)).store(key(i), Ordering::Relaxed);
+            // A key of zeros is like that of a free slot, and not put in here.
+            if differs == 0 {
+                return false;
             }
-            let (at, shift) = value_at(used);
-            let rest = select_unpredictable(used == 0, last, others);
-            // Release: who sees the half sees the key.
-            word(at).store(rest | u64::from(USED | (value + 1)) << shift, Ordering::Release);
         }
-        possible
+        self.note(hash);
+        let used = halves[..slots - 1].iter().map(|half| usize::from(*half != 0)).sum();
+        for i in 0..words {
+            word(place(words, used, i)).store(key(i), Ordering::Relaxed);
+        }
+        let (at, shift) = value_at(used);
+        let rest = select_unpredictable(used == 0, last, others);
+        // Release: who sees the half sees the key.
+        word(at).store(rest | u64::from(USED | (value + 1)) << shift, Ordering::Release);
+        true
     }
 
     /// Puts in a key that is not there. Writer only.
