@@ -116,3 +116,32 @@ fn segmentation(packet: &mut Packet, layers: Layers) -> Result<Wishes, DropReaso
         segment: Some(Lso { mss, header: header as u8 }),
     })
 }
+
+/// Flags of a TCP header: which of them only the first segment of a packet keeps, and which only the last.
+const FLAGS: usize = 13;
+const ONLY_FIRST: u8 = 0x80; // CWR
+const ONLY_LAST: u8 = 0x01 | 0x08; // FIN, PSH
+
+/// Makes a copy of a packet's headers those of its latter part, behind `segments` segments that carry `payload` bytes.
+pub(super) fn make_latter(headers: &mut [u8], layers: Layers, segments: usize, payload: usize) {
+    let (l3, l4) = (usize::from(layers.l2_len), usize::from(layers.l2_len) + usize::from(layers.l3_len));
+    if layers.l3() == L3::Ipv4
+        && let Some(id) = headers.get_mut(l3 + 4..).and_then(|id| id.first_chunk_mut::<2>())
+    {
+        *id = u16::from_be_bytes(*id).wrapping_add(segments as u16).to_be_bytes();
+    }
+    if let Some(tcp) = headers.get_mut(l4..).and_then(|tcp| tcp.first_chunk_mut::<20>()) {
+        if let Some(sequence) = tcp[4..].first_chunk_mut::<4>() {
+            *sequence = u32::from_be_bytes(*sequence).wrapping_add(payload as u32).to_be_bytes();
+        }
+        tcp[FLAGS] &= !ONLY_FIRST;
+    }
+}
+
+/// Makes a packet's headers those of its former part.
+pub(super) fn make_former(frame: &mut [u8], layers: Layers) {
+    let flags = usize::from(layers.l2_len) + usize::from(layers.l3_len) + FLAGS;
+    if let Some(flags) = frame.get_mut(flags) {
+        *flags &= !ONLY_LAST;
+    }
+}

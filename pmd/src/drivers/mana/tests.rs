@@ -302,6 +302,59 @@ fn segmentation_splits_headers_from_payload() {
 }
 
 #[test]
+fn what_has_more_segments_than_a_descriptor_is_cut_in_two_of_them() {
+    for (l3, headers, payload) in [(L3::Ipv4, 54, 65_000), (L3::Ipv6, 74, 60_000), (L3::Ipv4, 54, 2 * 32_000)] {
+        let mut it = transmit(64, 4096, 0);
+        let l4 = headers - 20;
+        let mut lso = tcp(&it.pool, payload, l3);
+        lso.data_mut()[14 + 4..14 + 6].copy_from_slice(&[0xff, 0xfe]);
+        lso.data_mut()[l4 + 4..l4 + 8].copy_from_slice(&0xffff_ff00u32.to_be_bytes());
+        // CWR, ACK, PSH, FIN.
+        lso.data_mut()[l4 + 13] = 0x99;
+        lso.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM));
+        lso.set_mss(1440);
+        let (before, after) = (packet(&it.pool, 60), packet(&it.pool, 60));
+        let places = lso.segments().map(|piece| (piece.as_ptr() as u64, piece.len())).collect::<Vec<_>>();
+        assert_eq!(it.send([before, lso, after]), 3);
+        let wqes = it.device.all();
+        assert_eq!(wqes.len(), 4);
+        assert_eq!((it.queue.counters().copied.get(), it.queue.counters().drops.total()), (0, 0));
+        // Each byte once, in order, and whole segments in the first.
+        let bytes = |wqe: &Read| wqe.sges[1..].iter().map(|sge| sge.2 as usize).sum::<usize>();
+        let (first, second) = (&wqes[1], &wqes[2]);
+        assert_eq!(bytes(first) + bytes(second), payload);
+        assert!(bytes(first) % 1440 == 0 && bytes(first) > 0);
+        let (mut place, mut at) = (0, headers);
+        for sge in first.sges[1..].iter().chain(&second.sges[1..]) {
+            assert_eq!(sge.0, places[place].0 + at as u64);
+            at += sge.2 as usize;
+            if at == places[place].1 {
+                (place, at) = (place + 1, 0);
+            }
+        }
+        assert_eq!(place, places.len());
+        let read = |wqe: &Read| {
+            assert_eq!((wqe.last.last_vbytes(), wqe.sges[0].2), (headers as u32, headers as u32));
+            assert_eq!((wqe.flags.oob_in_sgl(), wqe.flags.client_data_unit()), (1, 1440));
+            // SAFETY: the packet is on its way and lives in the queue.
+            unsafe { std::slice::from_raw_parts(wqe.sges[0].0 as *const u8, headers) }.to_vec()
+        };
+        let (one, two) = (read(first), read(second));
+        assert_eq!((one[l4 + 13], two[l4 + 13]), (0x90, 0x19));
+        let sequence = u32::from_be_bytes(two[l4 + 4..l4 + 8].try_into().unwrap());
+        assert_eq!(sequence, 0xffff_ff00u32.wrapping_add(bytes(first) as u32));
+        if l3 == L3::Ipv4 {
+            let id = u16::from_be_bytes(two[18..20].try_into().unwrap());
+            assert_eq!(id, 0xfffeu16.wrapping_add((bytes(first) / 1440) as u16));
+        }
+        assert_eq!(wqes.iter().map(|wqe| wqe.oob[0] >> 7 & 1).collect::<Vec<_>>(), [1, 1, 1, 0]);
+        it.complete(CQE_TX_OKAY, wqes[3].at);
+        it.queue.reclaim();
+        assert_eq!(it.pool.outstanding(), 0);
+    }
+}
+
+#[test]
 fn what_cannot_be_sent_is_dropped_and_the_rest_goes_on() {
     let mut it = transmit(64, 4096, 0);
     let packets = [64, 10, 64, 9500, 64].map(|len| packet(&it.pool, len));

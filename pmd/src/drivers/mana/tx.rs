@@ -1,7 +1,9 @@
 //! Transmit queues.
 
 use std::fmt;
+use std::iter::once;
 use std::mem::replace;
+use std::ops::Range;
 use std::sync::Arc;
 
 use wirepath_memory::{DeviceMemory, Doorbell};
@@ -11,7 +13,9 @@ use wirepath_nic_defs::mana::{
 
 use super::cq::{CompletionQueue, Positions};
 use super::offload::{self, REQUESTS};
-use super::wqe::{Addressing, MAX_SEGMENTS, MAX_UNITS, SUPPRESS, UNIT, Units, Wishes, Wqe, pair, short_header, tail};
+use super::wqe::{
+    Addressing, Lso, MAX_SEGMENTS, MAX_UNITS, SUPPRESS, UNIT, Units, Wishes, Wqe, pair, short_header, tail,
+};
 use crate::counters::QueueCounters;
 use crate::drivers::direct::SHORTEST;
 use crate::drivers::direct::fault::Fault;
@@ -20,7 +24,8 @@ use crate::drivers::direct::keys::Keys;
 use crate::drivers::direct::send::{self, Burst, Flight, Limits};
 use crate::drops::DropReason;
 use crate::packet::front::{Front, Plain};
-use crate::packet::{Batch, Packet};
+use crate::packet::offload::Flags;
+use crate::packet::{Batch, Packet, Pool};
 
 /// Longest packet that the device is asked to cut.
 const LONGEST_LSO: usize = 1 << 16;
@@ -62,6 +67,26 @@ impl fmt::Debug for SendRing {
     }
 }
 
+/// What a packet became in the ring, where all but one unit is written.
+struct Described {
+    unit: [u64; UNIT],
+    /// Units in front of it: those of the first descriptor, where there are two.
+    lead: u32,
+    /// Units in all.
+    units: u32,
+}
+
+/// What of a packet lies in a range of its bytes.
+fn pieces(packet: &Packet, part: Range<usize>) -> impl Iterator<Item = &[u8]> {
+    let mut at = 0;
+    packet.segments().filter_map(move |segment| {
+        let within = |position: usize| position.saturating_sub(at).min(segment.len());
+        let piece = &segment[within(part.start)..within(part.end)];
+        at += segment.len();
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
 impl SendRing {
     /// A ring that no packet has gone through. `None` if sizes are no powers of two.
     pub(super) fn new(ending: Ending, keys: Arc<Keys>, place: SendPlace, positions: Positions) -> Option<Self> {
@@ -99,8 +124,7 @@ impl SendRing {
         Ok(into == last)
     }
 
-    /// Describes a packet that is a chain, asks for something or lies elsewhere; all but the first unit is written. `None`: no room in the
-    /// ring at the moment.
+    /// Describes a packet that is a chain, asks for something or lies elsewhere. `None`: no room in the ring at the moment.
     #[inline(never)]
     fn describe(
         &self,
@@ -108,9 +132,10 @@ impl SendRing {
         limits: &Limits<'_>,
         at: u32,
         free: u32,
-    ) -> Result<Option<([u64; UNIT], u32)>, DropReason> {
+    ) -> Result<Option<Described>, DropReason> {
         // Enough for the longest, so that nothing is worked on twice for want of room.
-        if (free as usize) < MAX_UNITS {
+        let most = if packet.flags().contains(Flags::TX_SEGMENT) { 2 * MAX_UNITS } else { MAX_UNITS };
+        if (free as usize) < most {
             return Ok(None);
         }
         let wishes = if packet.flags().intersects(REQUESTS) { offload::wishes(packet)? } else { Wishes::default() };
@@ -121,35 +146,63 @@ impl SendRing {
         if len > if wishes.segment.is_some() { LONGEST_LSO } else { limits.longest } {
             return Err(DropReason::TooLong);
         }
-        let wqe = match self.gather(packet, &wishes) {
-            Some(wqe) => wqe,
+        let (first, last) = match self.gather(packet, &wishes, limits.pool) {
+            Some(wqes) => wqes,
             None => {
                 // Too many segments, or in memory that the device cannot reach.
                 let copy = packet.duplicate(limits.pool).ok_or(DropReason::NoBuffer)?;
                 limits.counters.copied.add(1);
                 *packet = copy;
-                self.gather(packet, &wishes).ok_or(DropReason::TxError)?
+                self.gather(packet, &wishes, limits.pool).ok_or(DropReason::TxError)?
             }
         };
-        Ok(Some((wqe.write_rest(&self.ring, at), wqe.units() as u32)))
+        let lead = first.as_ref().map_or(0, |wqe| wqe.units() as u32);
+        if let Some(first) = first {
+            let start = first.write_rest(&self.ring, at);
+            self.ring.write(at, start);
+        }
+        let unit = last.write_rest(&self.ring, at.wrapping_add(lead));
+        Ok(Some(Described { unit, lead, units: lead + last.units() as u32 }))
     }
 
-    /// The packet's segments as a list; `None` if there are too many, or one where the device cannot read.
-    fn gather(&self, packet: &Packet, wishes: &Wishes) -> Option<Wqe> {
+    /// The packet's descriptor; or two, of one that is cut and has more segments than a descriptor. `None` if even these do not take it, or
+    /// a segment lies where the device cannot read.
+    fn gather(&self, packet: &mut Packet, wishes: &Wishes, pool: &Pool) -> Option<(Option<Wqe>, Wqe)> {
+        // What is cut needs the headers, and nothing else, in the first entry.
+        let headers = wishes.segment.map_or(0, |lso| lso.header.into());
+        let whole = pieces(packet, 0..headers).chain(pieces(packet, headers..packet.len()));
+        if let Some(wqe) = self.list(whole, wishes) {
+            return Some((None, wqe));
+        }
+        // Pool buffers hold 2 KB, so that a TCP packet of 64 KB has more of them than entries fit.
+        let Lso { mss, .. } = wishes.segment?;
+        let segments = (packet.len() - headers) / 2 / usize::from(mss);
+        let cut = headers + segments * usize::from(mss);
+        if segments == 0 {
+            return None;
+        }
+        let mut behind = pool.take()?;
+        behind.append(headers)?.copy_from_slice(packet.data().get(..headers)?);
+        offload::make_latter(behind.data_mut(), packet.layers(), segments, cut - headers);
+        let first = self.list(pieces(packet, 0..headers).chain(pieces(packet, headers..cut)), wishes)?;
+        let last = self.list(once(behind.data()).chain(pieces(packet, cut..packet.len())), wishes)?;
+        // Its headers are kept with the packet until it is sent.
+        packet.append_segment(behind).ok()?;
+        let layers = packet.layers();
+        offload::make_former(packet.data_mut(), layers);
+        Some((Some(first), last))
+    }
+
+    /// A descriptor of these pieces; `None` if there are too many, or one where the device cannot read.
+    fn list<'p>(&self, pieces: impl Iterator<Item = &'p [u8]>, wishes: &Wishes) -> Option<Wqe> {
         let mut wqe = self.addressing.begin(wishes);
         let mut entries = 0;
-        // What is cut needs the headers, and nothing else, in the first entry.
-        let mut split = wishes.segment.map_or(0, |lso| lso.header.into());
-        for segment in packet.segments() {
-            let (head, rest) = segment.split_at_checked(split)?;
-            split = 0;
-            for piece in [head, rest].into_iter().filter(|piece| !piece.is_empty()) {
-                let (address, key) = self.keys.reach(piece.as_ptr() as u64)?;
-                if entries == MAX_SEGMENTS || !wqe.push(address, key, piece.len()) {
-                    return None;
-                }
-                entries += 1;
+        for piece in pieces {
+            let (address, key) = self.keys.reach(piece.as_ptr() as u64)?;
+            if entries == MAX_SEGMENTS || !wqe.push(address, key, piece.len()) {
+                return None;
             }
+            entries += 1;
         }
         wqe.finish(entries as u32);
         Some(wqe)
@@ -203,11 +256,11 @@ impl send::SendRing for SendRing {
         // The first unit of the WQE before, which is written when it is known whether another follows: only the last gets a completion.
         let (mut held_back, mut held_back_at) = ([0; UNIT], start);
         let (mut at, mut is_first) = (start, true);
-        let mut hold_back = |unit, units| {
+        let mut hold_back = |Described { unit, lead, units }| {
             if !replace(&mut is_first, false) {
                 ring.write(held_back_at, held_back);
             }
-            (held_back, held_back_at) = (unit, at);
+            (held_back, held_back_at) = (unit, at.wrapping_add(lead));
             at = at.wrapping_add(units);
             at.wrapping_sub(start)
         };
@@ -220,7 +273,8 @@ impl send::SendRing for SendRing {
                 }
                 bytes += len as u64;
                 let address = address.wrapping_add(distance);
-                used = hold_back([short_header(1), plain, address, pair(lkey, len as u32)], 1);
+                let unit = [short_header(1), plain, address, pair(lkey, len as u32)];
+                used = hold_back(Described { unit, lead: 0, units: 1 });
                 true
             });
             if taken > 0 {
@@ -228,8 +282,8 @@ impl send::SendRing for SendRing {
             }
             let at = start.wrapping_add(used);
             match front.any(|packet| self.describe(packet, limits, at, free - used)) {
-                Ok(Some(((unit, units), len))) => {
-                    used = hold_back(unit, units);
+                Ok(Some((described, len))) => {
+                    used = hold_back(described);
                     bytes += len;
                 }
                 Ok(None) => break,
