@@ -4,7 +4,10 @@
 #[path = "common/nic.rs"]
 mod nic;
 
-use nic::{Kind, bytes, every_nic, figure, finish, is_sound, large_tcp, packet, receive, send, under, until_it_flows};
+use nic::{
+    Kind, bytes, every_nic, figure, finish, is_sound, large_tcp, packet, receive, send, sleepers_are_woken, under,
+    until_it_flows,
+};
 use wirepath_pmd::drivers::mana::Options;
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::{Flags, Verdicts};
@@ -70,6 +73,23 @@ fn checksums_and_tags_are_the_devices_work() {
         send(&mut port, [wrong]);
         assert_eq!(receive(&mut port, 1)[0].verdicts(), Verdicts::L3_BAD.with(Verdicts::L4_BAD));
         assert_eq!(nics.refused(), [""; 0]);
+        finish(port, &pool);
+    });
+}
+
+#[test]
+fn workers_that_sleep_are_woken_by_packets() {
+    require!(RDMA);
+    sleepers_are_woken(MANA, "workers_that_sleep_are_woken_by_packets", "", "");
+}
+
+#[test]
+fn without_interrupts_nobody_waits() {
+    require!(RDMA);
+    MANA.under("without_interrupts_nobody_waits", "doorbells = 'scan'\n", |_| {
+        let pool = Pool::new("p", 2048).expect("memory");
+        let mut port = MANA.start(&pool, "", |_| ());
+        assert!(!port.port.capabilities().can_wait && port.rx[0].wait_descriptor().is_none());
         finish(port, &pool);
     });
 }

@@ -7,8 +7,8 @@ mod nic;
 use std::time::Duration;
 
 use nic::{
-    Kind, bytes, every_nic, figure, finish, is_sound, large_tcp, packet, receive, send, two_queues, under,
-    until_it_flows,
+    Kind, bytes, every_nic, figure, finish, is_sound, large_tcp, packet, receive, send, sleepers_are_woken, two_queues,
+    under, until_it_flows,
 };
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::{Flags, Verdicts};
@@ -302,6 +302,26 @@ fn a_frame_too_long_costs_itself_alone() {
             assert_eq!(pool.outstanding(), 0);
         }
     });
+}
+
+#[test]
+fn workers_that_sleep_are_woken_by_packets() {
+    require!(RDMA);
+    sleepers_are_woken(MLX5, "workers_that_sleep_are_woken_by_packets", "", "");
+}
+
+#[test]
+fn workers_that_sleep_are_woken_by_packets_in_strides() {
+    require!(RDMA);
+    let name = "workers_that_sleep_are_woken_by_packets_in_strides";
+    sleepers_are_woken(MLX5, name, "", "receive = 'striding'\n");
+}
+
+#[test]
+fn workers_that_sleep_are_woken_by_a_device_that_looks_at_records() {
+    require!(RDMA);
+    let name = "workers_that_sleep_are_woken_by_a_device_that_looks_at_records";
+    sleepers_are_woken(MLX5, name, "doorbells = 'scan'\n", "");
 }
 
 #[test]

@@ -149,6 +149,9 @@ pub struct NewWq {
     pub owner: Owner,
 }
 
+/// Completion vectors of a device.
+pub(crate) const VECTORS: u32 = 64;
+
 /// An emulated NIC.
 ///
 /// Objects are made and destroyed in an order that the kernel side has checked; numbers that it passes are the device's own.
@@ -162,6 +165,11 @@ pub trait Device<H: Host>: Send {
 
     /// What it was made from.
     fn spec(&self) -> &DeviceSpec;
+
+    /// Completion vectors.
+    fn vectors(&self) -> u32 {
+        VECTORS
+    }
 
     /// Limits and capabilities.
     fn query(&self) -> write::ExtendedQueryDeviceReply;

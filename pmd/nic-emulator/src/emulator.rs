@@ -85,12 +85,13 @@ impl<H: Host> Emulator<H> {
         let mut devices: Vec<Box<dyn Device<H>>> = Vec::new();
         let mut first_port = Vec::new();
         let mut ports = 0;
+        let scan = topology.doorbells == Doorbells::Scan;
         for spec in &topology.devices {
             first_port.push(ports);
             ports += spec.ports.len();
             devices.push(match spec.kind {
-                DeviceKind::Mana => Box::new(Mana::new(spec.clone())),
-                DeviceKind::Mlx5 => Box::new(Mlx5::new(spec.clone())),
+                DeviceKind::Mana => Box::new(Mana::new(spec.clone(), scan)),
+                DeviceKind::Mlx5 => Box::new(Mlx5::new(spec.clone(), scan)),
             });
         }
         let mut machine = Machine {

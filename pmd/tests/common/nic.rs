@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wirepath_nic_emulator::launch;
 use wirepath_pmd::drivers;
 use wirepath_pmd::drops::DropReason;
@@ -381,14 +382,16 @@ pub(crate) fn large_tcp(kind: Kind, name: &str) {
     kind.under(name, "", |nics| {
         let pool = Pool::new("lso", 8192).expect("memory");
         let mut port = kind.start(&pool, "", |_| ());
-        for l3 in [L3::Ipv4, L3::Ipv6] {
-            let mut large = packet(&pool, l3, L4::Tcp, 20_000);
+        // The longer ones have more buffers than a MANA's descriptor has entries.
+        let cases = [20_000, 61_000, 65_450].into_iter().flat_map(|len| [(L3::Ipv4, len), (L3::Ipv6, len)]);
+        for (l3, len) in cases {
+            let mut large = packet(&pool, l3, L4::Tcp, len);
             large.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L4_CHECKSUM).with(Flags::TX_L3_CHECKSUM));
             large.set_mss(1440);
             let headers = if l3 == L3::Ipv4 { 54 } else { 74 };
             let payload = bytes(&large)[headers..].to_vec();
             send(&mut port, [large]);
-            let pieces = receive(&mut port, 20_000usize.div_ceil(1440));
+            let pieces = receive(&mut port, len.div_ceil(1440));
             let mut whole = Vec::new();
             for piece in &pieces {
                 let piece = bytes(piece);
@@ -396,6 +399,51 @@ pub(crate) fn large_tcp(kind: Kind, name: &str) {
                 whole.extend_from_slice(&piece[headers..]);
             }
             assert_eq!(whole, payload);
+        }
+        assert_eq!(nics.refused(), [""; 0]);
+        finish(port, &pool);
+    });
+}
+
+/// Whoever waits for a queue is woken by the next packet, each time anew, and does not wait while there are packets.
+pub(crate) fn sleepers_are_woken(kind: Kind, name: &str, way: &str, settings: &str) {
+    kind.under(name, way, |nics| {
+        let pool = Pool::new("sleep", 4096).expect("memory");
+        let mut port = kind.start(&pool, settings, |config| (config.rx_queues, config.tx_queues) = (2, 1));
+        assert!(port.port.capabilities().can_wait);
+        for round in 0..40usize {
+            let came = {
+                let StartedPort { rx, tx, .. } = &mut port;
+                let mut fds = Vec::new();
+                for queue in rx.iter_mut() {
+                    // As a worker does that is about to sleep once more, for another reason.
+                    assert!(queue.wait_descriptor().is_some());
+                    fds.push(queue.wait_descriptor().expect("nothing is there"));
+                }
+                let ready = |seconds: i64| {
+                    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+                    poll(&mut fds, Some(&Timespec { tv_sec: seconds, tv_nsec: 0 })).expect("a wait");
+                    fds.iter().map(|fd| fd.revents().contains(PollFlags::IN)).collect::<Vec<_>>()
+                };
+                assert_eq!(ready(0), [false, false], "round {round}: nothing was sent");
+                let mut batch: Batch =
+                    (0..1 + round % 9).map(|i| packet(&pool, L3::Ipv4, L4::Udp, 30 + 8 * round + i)).collect();
+                tx[0].transmit(&mut batch);
+                ready(PATIENCE.as_secs() as i64)
+            };
+            // One flow: one queue.
+            let at = came.iter().position(|came| *came).unwrap_or_else(|| panic!("round {round}: nobody was woken"));
+            let start = Instant::now();
+            let mut got = 0;
+            while got < 1 + round % 9 {
+                assert!(start.elapsed() < PATIENCE, "round {round}: {got}");
+                if got == 0 {
+                    assert!(port.rx[at].wait_descriptor().is_none(), "round {round}: packets are there");
+                }
+                let mut batch = Batch::new();
+                got += port.rx[at].receive(&mut batch);
+                port.tx[0].reclaim();
+            }
         }
         assert_eq!(nics.refused(), [""; 0]);
         finish(port, &pool);

@@ -119,6 +119,8 @@ pub struct CompletionRing {
     pub records: DeviceMemory,
     /// Number of the queue.
     pub number: u32,
+    /// Page of registers, one of which arms it.
+    pub registers: DeviceMemory,
 }
 
 type Keep = Arc<dyn Any + Send + Sync>;
@@ -365,7 +367,13 @@ impl Mlx5 {
         }
         let ring = self.ring("completion queue", out.buf, out.cqe_cnt as usize * BLOCK_BYTES, &keep)?;
         let records = self.records(out.dbrec, &keep)?;
-        Ok(CompletionRing { ring, records, number: out.cqn })
+        let page = NonNull::new(out.cq_uar.cast::<u8>()).filter(|page| page.addr().get().is_multiple_of(PAGE_BYTES));
+        let Some(page) = page else {
+            return Err(self.inner().nonsense("mlx5dv_init_obj", "a completion queue without a page of registers"));
+        };
+        // SAFETY: libmlx5 mapped a page there for writing; it unmaps it with the context, which `keep` keeps.
+        let registers = unsafe { DeviceMemory::new(page, PAGE_BYTES, keep) };
+        Ok(CompletionRing { ring, records, number: out.cqn, registers })
     }
 
     fn init(&self, object: &mut mlx5dv_obj, kinds: u64) -> Result<()> {

@@ -224,6 +224,10 @@ impl<H: Host> Device<H> for Mana<H> {
         uverbs::DRIVER_MANA
     }
 
+    fn vectors(&self) -> u32 {
+        self.vectors
+    }
+
     fn abi(&self) -> u64 {
         abi::ABI_VERSION
     }

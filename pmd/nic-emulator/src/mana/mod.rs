@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use wirepath_nic_defs::mana as defs;
 
-use crate::device::{ContextId, Env, ObjectId, Owner, Store};
+use crate::device::{ContextId, Env, ObjectId, Owner, Store, VECTORS};
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
 use crate::keys::Keys;
@@ -56,6 +56,7 @@ pub struct Mana<H: Host> {
     /// Doorbells that no queue answers to.
     stray_doorbells: u64,
     resets: u64,
+    vectors: u32,
 }
 
 /// A port, with its virtual port of the fabric.
@@ -99,8 +100,9 @@ struct Rss {
 }
 
 impl<H: Host> Mana<H> {
-    /// A device as the topology wants it.
-    pub fn new(spec: DeviceSpec) -> Self {
+    /// A device as the topology wants it. Whoever looks at queues and sees no doorbells (`scan`) does not see what arms a completion queue:
+    /// such a device has no interrupts to offer, as a kernel without event queues.
+    pub fn new(spec: DeviceSpec, scan: bool) -> Self {
         let port = |at: usize| Port { up: true, vport: 5 + 3 * at as u32, ..Port::default() };
         Self {
             ports: (0..spec.ports.len()).map(port).collect(),
@@ -125,6 +127,7 @@ impl<H: Host> Mana<H> {
             turn: 0,
             stray_doorbells: 0,
             resets: 0,
+            vectors: if scan { 1 } else { VECTORS },
         }
     }
 

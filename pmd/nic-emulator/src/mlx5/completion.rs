@@ -2,7 +2,7 @@
 
 use wirepath_nic_defs::mlx5::{
     self as defs, Arm, CQE_BYTES, CQE_OWNER, CqeOwner, FORMAT_COMPRESSED, MINI_BYTES, MINI_FORMAT_CSUM,
-    MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH, MINIS_PER_ENTRY, RECORD_CONSUMED,
+    MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH, MINIS_PER_ENTRY, RECORD_ARM, RECORD_CONSUMED,
 };
 use wirepath_nic_defs::uverbs::EVENT_CQ_ERR;
 
@@ -44,13 +44,23 @@ pub(super) struct Cq<R> {
     title: Entry,
     held: Vec<Mini>,
     armed: bool,
+    /// In scan mode, what the record said when it was last looked at.
+    asked: Option<u32>,
     overrun: bool,
     pub(super) completions: u64,
     pub(super) sessions: u64,
 }
 
 impl<R: Region> Cq<R> {
-    pub(super) fn new(number: u32, ring: R, record: R, log_entries: u32, compress: Option<u8>, owner: Owner) -> Self {
+    pub(super) fn new(
+        number: u32,
+        ring: R,
+        record: R,
+        log_entries: u32,
+        compress: Option<u8>,
+        owner: Owner,
+        scan: bool,
+    ) -> Self {
         Self {
             number,
             owner,
@@ -61,7 +71,9 @@ impl<R: Region> Cq<R> {
             compress,
             title: [0; CQE_BYTES],
             held: Vec::with_capacity(MOST_MINIS),
-            armed: false,
+            // In the record, the first time that it is armed looks like a fresh one.
+            armed: scan,
+            asked: scan.then_some(0),
             overrun: false,
             completions: 0,
             sessions: 0,
@@ -124,6 +136,10 @@ impl<R: Region> Cq<R> {
     }
 
     fn notify(&mut self, events: &mut Vec<Event>) {
+        if let Some(before) = &mut self.asked {
+            let asked = self.record.load(4 * RECORD_ARM as u64);
+            self.armed |= std::mem::replace(before, asked) != asked;
+        }
         if self.armed {
             self.armed = false;
             events.push(Event::Completion(self.owner));

@@ -449,7 +449,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let record = self.record(call, part.db_addr)?;
         let number = self.cq_numbers.take().ok_or(Errno::NOSPC)?;
         let compress = (part.cqe_comp_en != 0).then_some(format);
-        let id = self.cqs.add(Cq::new(number, ring, record, entries.trailing_zeros(), compress, cq.owner));
+        let id = self.cqs.add(Cq::new(number, ring, record, entries.trailing_zeros(), compress, cq.owner, self.scan));
         self.by_cq.insert(number, id);
         call.output = abi::CreateCqReply { cqn: number, reserved: 0 }.as_bytes().to_vec();
         Ok((id, entries as u32 - 1))

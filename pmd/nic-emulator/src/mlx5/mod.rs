@@ -72,6 +72,7 @@ pub struct Mlx5<H: Host> {
     stray_doorbells: u64,
     var_doorbells: u64,
     resets: u64,
+    scan: bool,
 }
 
 /// A context.
@@ -129,8 +130,9 @@ struct Rss {
 }
 
 impl<H: Host> Mlx5<H> {
-    /// A device as the topology wants it.
-    pub fn new(spec: DeviceSpec) -> Self {
+    /// A device as the topology wants it. Whoever looks at queues and sees no doorbells (`scan`) learns from their records that completion
+    /// queues were armed.
+    pub fn new(spec: DeviceSpec, scan: bool) -> Self {
         Self {
             ports: spec.ports.iter().map(|_| Port { up: true, ..Port::default() }).collect(),
             steering: Steering::new(spec.mlx5.steering, spec.ports.len()),
@@ -153,6 +155,7 @@ impl<H: Host> Mlx5<H> {
             stray_doorbells: 0,
             var_doorbells: 0,
             resets: 0,
+            scan,
         }
     }
 

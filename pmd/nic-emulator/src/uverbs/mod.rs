@@ -21,7 +21,7 @@ pub use attributes::Attributes;
 pub use elsewhere::{Elsewhere, Question};
 pub use request::{COMMANDS, CreateQp, CreateWq, QpCap, Reply, Request};
 
-use crate::device::{Call, ContextId, Device, Event, NewCq, NewQp, NewWq, Owner};
+use crate::device::{Call, ContextId, Device, Event, NewCq, NewQp, NewWq, Owner, VECTORS};
 use crate::faults::{Orders, What};
 use crate::host::Host;
 use crate::log::Log;
@@ -30,8 +30,6 @@ use objects::{Kind, Objects};
 
 /// Longest command of the write form.
 const LONGEST: usize = 128 << 10;
-/// Completion vectors of every device.
-const VECTORS: u32 = 64;
 /// Accesses that are known.
 const ACCESSES: u32 = 0xff;
 
@@ -215,11 +213,11 @@ impl Context {
                 device.open(call)?;
                 self.live = true;
                 let async_fd = if ioctl { None } else { Some(self.async_events(call)?) };
-                Reply::Context { async_fd, vectors: VECTORS }
+                Reply::Context { async_fd, vectors: device.vectors() }
             }
             Request::QueryContext => {
                 device.query_context(call)?;
-                Reply::Context { async_fd: None, vectors: VECTORS }
+                Reply::Context { async_fd: None, vectors: device.vectors() }
             }
             Request::QueryDevice => Reply::Device(Box::new(device.query())),
             Request::QueryDeviceExtended => {

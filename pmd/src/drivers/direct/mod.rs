@@ -5,6 +5,7 @@
 //! [`device::Nic`], which knows capabilities and verbs objects, and its rings, which know descriptors and completions.
 
 pub mod attach;
+pub(crate) mod bell;
 pub(crate) mod device;
 pub(crate) mod exchange;
 pub(crate) mod fault;

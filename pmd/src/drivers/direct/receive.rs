@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::mem::take;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::exchange::Exchange;
@@ -144,6 +145,10 @@ pub(crate) trait ReceiveRing: Send + 'static {
     /// Appends what has arrived to the batch and posts as many buffers anew. Returns packets and bytes; an error is about what came behind
     /// them.
     fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>);
+
+    /// Has the device announce the next packet. What is returned becomes readable then; `None` if nobody would be woken, or there is
+    /// something already.
+    fn wait(&mut self) -> Option<BorrowedFd<'_>>;
 }
 
 /// Receives packets for one worker.
@@ -187,6 +192,11 @@ impl<R: ReceiveRing> ReceiveQueue for Receiver<R> {
 
     fn counters(&self) -> &Arc<QueueCounters> {
         &self.counters
+    }
+
+    fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        // Whoever looks after the port waits for an answer.
+        if self.exchange.calls() { None } else { self.ring.as_mut()?.wait() }
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

@@ -19,6 +19,12 @@
 //! A send queue is a ring of work requests, each described whole by the words that the device reads; of a burst only the last asks for a
 //! completion. A receive queue has all its work requests posted all the time. One doorbell for each batch. What the device writes is
 //! believed as far as it can be true: everything else ends the queue, which is then made anew while the program runs.
+//!
+//! A TCP packet that the device is to cut and that has more segments than a descriptor has entries (30; 64 KB in buffers of 2 KB have 33)
+//! becomes two descriptors, the latter with headers of its own.
+//!
+//! An idle worker can sleep until packets come, where the kernel has an event queue for each completion vector; early ones have one vector and
+//! nothing behind it. The queue is armed by its doorbell, as libmana does not know what was read of it.
 
 mod cq;
 #[cfg(any(test, fuzzing))]

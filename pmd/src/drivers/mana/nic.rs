@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wirepath_memory::{BufferAllocator, Doorbell};
-use wirepath_nic_defs::mana::{DOORBELL_RQ, DOORBELL_SQ};
+use wirepath_nic_defs::mana::{DOORBELL_CQ, DOORBELL_RQ, DOORBELL_SQ};
 use wirepath_verbs::mana::Mana;
 use wirepath_verbs::{
     CompletionQueue, CompletionQueueOptions, Error, Fate, HashFields, IndirectionTable, ObjectId, ParentDomain,
@@ -11,10 +11,11 @@ use wirepath_verbs::{
 };
 
 use super::cq::Positions;
-use super::rx::{ReceivePlace, ReceiveRing};
+use super::rx::{ReceivePlace, ReceiveRing, Waker};
 use super::tx::{SendPlace, SendRing};
 use super::wqe::MAX_SEGMENTS;
 use super::{NAME, lent};
+use crate::drivers::direct::bell::Bell;
 use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::find::Who;
@@ -56,6 +57,9 @@ pub(super) struct ManaNic {
     depth: u32,
     /// The library, not the device, sets the limit.
     by_library: bool,
+    /// Whether the kernel passes on what completion queues announce. Early ones attached no event queue to them, and told of one vector;
+    /// those that do tell of as many as there are (linux: drivers/infiniband/hw/mana/device.c, qp.c).
+    wakes: bool,
     /// Resets for completions out of order.
     out_of_order: u32,
 }
@@ -98,39 +102,50 @@ pub(super) fn send_place(opened: &Opened, index: usize, depth: u32) -> Result<Pl
     Ok(Placed { place, id: pair.id(), fate: pair.fate() })
 }
 
-/// Makes receive queues without buffers, and what spreads packets over them.
+/// Receive queues, and how those are woken that sleep at them.
+type Receives = Vec<(Placed<ReceivePlace>, Option<Waker>)>;
+
+/// Makes receive queues without buffers, and what spreads packets over them. The first `waking` can wake whoever sleeps.
 fn receive_places(
     opened: &Opened,
     number: usize,
+    waking: usize,
     depth: u32,
     buffers: usize,
-) -> Result<(RssQp, Vec<Placed<ReceivePlace>>)> {
+) -> Result<(RssQp, Receives)> {
     let ManaVerbs { mana, domain } = &opened.verbs;
     let mut queues = Vec::new();
     for index in 0..number {
         let owner = opened.owner("receive", index);
-        let completions = CompletionQueue::new(&opened.context, &CompletionQueueOptions::new(depth, &*owner))?;
+        let (mut options, mut bell) = (CompletionQueueOptions::new(depth, &*owner), None);
+        if index < waking {
+            let (made, with_bell) = Bell::new(&opened.context, index, options)?;
+            (options, bell) = (with_bell, Some(made));
+        }
+        let completions = CompletionQueue::new(&opened.context, &options)?;
         let options =
             WorkQueueOptions { segments: buffers as u32, ..WorkQueueOptions::new(&completions, depth, &*owner) };
-        queues.push((completions, WorkQueue::new(domain, &options)?));
+        queues.push((completions, WorkQueue::new(domain, &options)?, bell));
     }
     // A power of two of entries, so that every queue gets as much as another where their number is one.
     let entries = if number.is_power_of_two() { number } else { MAX_QUEUES as usize };
-    let table: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).cycle().take(entries).collect();
+    let table: Vec<_> = queues.iter().map(|(_, queue, _)| queue.clone()).cycle().take(entries).collect();
     let table = IndirectionTable::new(&table)?;
     let fields = HashFields::IPV4 | HashFields::IPV6 | HashFields::TCP | HashFields::UDP;
     let rss = RssQp::new(domain, &table, fields, &RSS_KEY)?;
     let mut places = Vec::new();
-    for (completions, work_queue) in &queues {
-        let queue = mana.receive_queue(work_queue)?;
-        let entries = mana.completion_queue(completions)?;
+    for (completions, work_queue, bell) in queues {
+        let queue = mana.receive_queue(&work_queue)?;
+        let entries = mana.completion_queue(&completions)?;
+        let doorbell = Doorbell::new(&queue.doorbells, DOORBELL_CQ);
+        let waker = bell.map(|bell| Waker { bell, cq: entries.id, doorbell });
         let place = ReceivePlace {
             doorbell: Doorbell::new(&queue.doorbells, DOORBELL_RQ),
             ring: queue.ring,
             completions: entries.ring,
             rq: queue.id,
         };
-        places.push(Placed { place, id: work_queue.id(), fate: work_queue.fate() });
+        places.push((Placed { place, id: work_queue.id(), fate: work_queue.fate() }, waker));
     }
     Ok((rss, places))
 }
@@ -180,6 +195,7 @@ impl Nic for ManaNic {
             // The power of two below.
             depth: 1 << depth.min(library.unwrap_or(depth)).max(1).ilog2(),
             by_library: library.is_some(),
+            wakes: opened.context.completion_vectors() > 1,
             out_of_order: 0,
         })
     }
@@ -219,6 +235,7 @@ impl Nic for ManaNic {
                 .with(Offloads::TX_SEGMENT)
                 .with(Offloads::TX_CHAINS),
             max_tx_segments: MAX_SEGMENTS as u16,
+            can_wait: self.wakes,
             ..plain
         }
     }
@@ -244,13 +261,15 @@ impl Nic for ManaNic {
     fn receive(&self, parts: &Parts<'_, Self>, lent: usize) -> Result<Receivers<Self>> {
         let (config, keys) = (parts.config, parts.memory);
         let (depth, buffers) = (self.receive_depth(config), buffers(config.mtu));
-        let (rss, places) = receive_places(parts.opened, usize::from(config.rx_queues) + lent, depth, buffers)?;
-        let fates = places.iter().map(|placed| placed.fate.clone()).collect();
+        let own = usize::from(config.rx_queues);
+        let waking = if self.wakes { own } else { 0 };
+        let (rss, places) = receive_places(parts.opened, own + lent, waking, depth, buffers)?;
+        let fates = places.iter().map(|(placed, _)| placed.fate.clone()).collect();
         // In this order: nothing is unregistered that the device may still write.
         let spread = Spread::new(Ending::new(Box::new((rss, Arc::clone(keys))), fates, parts.graves));
         let (mut queues, mut others) = (Vec::new(), Vec::new());
-        for (index, placed) in places.into_iter().enumerate() {
-            if index >= usize::from(config.rx_queues) {
+        for (index, (placed, waker)) in places.into_iter().enumerate() {
+            if index >= own {
                 others.push(lent::receive(parts.opened, placed)?);
                 continue;
             }
@@ -258,7 +277,8 @@ impl Nic for ManaNic {
             let spread = Arc::clone(&spread);
             let ring = ReceiveRing::new(spread, keys, place, &config.pool, parts.blank, buffers, self.positions());
             let ring = ring.map_err(|dry| Error::Request(dry.to_string()))?;
-            let ring = ring.ok_or_else(|| odd_ring(&parts.opened.owner("receive", index)))?;
+            let mut ring = ring.ok_or_else(|| odd_ring(&parts.opened.owner("receive", index)))?;
+            ring.wakes_by(waker);
             queues.push(Made { ring, id });
         }
         Ok(Receivers { spread, queues, lent: others })

@@ -2,18 +2,20 @@
 
 use std::fmt;
 use std::iter::once;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use wirepath_memory::{DeviceMemory, Doorbell, write_slot};
 use wirepath_nic_defs::mana::{
-    CQE_RX_COALESCED_4, CQE_RX_OBJECT_FENCE, CQE_RX_OKAY, CQE_RX_TRUNCATED, OOB_SHORT, RX_COALESCED, RX_FLAGS,
-    RX_PACKET_BYTES, RX_PACKETS, RX_WQE_OFFSET, RqDoorbell, RxFlags, wqe_units,
+    CQE_RX_COALESCED_4, CQE_RX_OBJECT_FENCE, CQE_RX_OKAY, CQE_RX_TRUNCATED, CqDoorbell, OOB_SHORT, RX_COALESCED,
+    RX_FLAGS, RX_PACKET_BYTES, RX_PACKETS, RX_WQE_OFFSET, RqDoorbell, RxFlags, wqe_units,
 };
 
 use super::cq::{CompletionQueue, Entry, Positions, Whole};
 use super::wqe::{UNIT, Units, Wqe, pair, short_header, tail};
 use crate::drivers::direct;
+use crate::drivers::direct::bell::Bell;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::keys::Keys;
 use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, take_out};
@@ -34,6 +36,16 @@ pub(super) struct ReceivePlace {
     /// Number of the receive queue.
     pub(super) rq: u32,
     /// Register of receive queues.
+    pub(super) doorbell: Doorbell,
+}
+
+/// How a worker that sleeps is woken.
+#[derive(Debug)]
+pub(super) struct Waker {
+    pub(super) bell: Bell,
+    /// Number of the completion queue.
+    pub(super) cq: u32,
+    /// Register of completion queues.
     pub(super) doorbell: Doorbell,
 }
 
@@ -76,6 +88,7 @@ pub(super) struct ReceiveRing {
     /// Packets that the device told of and that were not handed over yet: the first `known`.
     arrivals: Box<[Arrival; BATCH + COALESCED]>,
     known: usize,
+    waker: Option<Waker>,
     posted: Posted,
 }
 
@@ -121,6 +134,7 @@ impl ReceiveRing {
             positions,
             arrivals: Box::new([TRUNCATED; BATCH + COALESCED]),
             known: 0,
+            waker: None,
             posted,
         };
         for _ in 0..depth {
@@ -128,6 +142,11 @@ impl ReceiveRing {
         }
         this.ring_doorbell();
         Ok(Some(this))
+    }
+
+    /// Tells how its worker can be woken.
+    pub(super) fn wakes_by(&mut self, waker: Option<Waker>) {
+        self.waker = waker;
     }
 
     /// Work requests of the ring, less one.
@@ -315,6 +334,16 @@ impl receive::ReceiveRing for ReceiveRing {
             self.ring_doorbell();
         }
         (packets, bytes, result)
+    }
+
+    fn wait(&mut self) -> Option<BorrowedFd<'_>> {
+        let Waker { bell, cq, doorbell } = self.waker.as_ref()?;
+        bell.answer()?;
+        let value = CqDoorbell::default().with_id((*cq).into()).with_tail(self.completions.taken().into()).with_arm(1);
+        doorbell.ring(value.0);
+        // What came before it was asked, it need not announce.
+        let is_empty = self.known == 0 && matches!(self.completions.reader().look(), Ok(None));
+        is_empty.then(|| bell.descriptor())
     }
 }
 

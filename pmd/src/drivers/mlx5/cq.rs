@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use wirepath_memory::{DeviceMemory, Slots, View};
 use wirepath_nic_defs::mlx5::{
-    CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeFlags, CqeOwner, FORMAT_COMPRESSED, MINIS_PER_ENTRY,
-    RECORD_CONSUMED,
+    Arm, CONSUMED_MASK, CQE_BYTES, CQE_FRESH, CQE_INVALID, CqeFlags, CqeOwner, FORMAT_COMPRESSED, MINIS_PER_ENTRY,
+    RECORD_ARM, RECORD_CONSUMED,
 };
 
 use crate::drivers::direct::fault::Fault;
@@ -266,6 +266,14 @@ impl CompletionQueue {
     #[inline(always)]
     pub(super) fn publish(&self) {
         self.records.store32_release(4 * RECORD_CONSUMED, (self.next & CONSUMED_MASK).to_be());
+    }
+
+    /// Asks, in the record, for an announcement of the next entry; what is returned asks for it in the register of queue `number`.
+    /// `announced` counts what the queue announced so far.
+    pub(super) fn arm(&self, announced: u32, number: u32) -> u64 {
+        let arm = Arm::default().with_sequence(announced).with_consumed(self.next).0;
+        self.records.store32_release(4 * RECORD_ARM, arm.to_be());
+        (u64::from(arm) << 32 | u64::from(number)).to_be()
     }
 
     /// Number of entries.

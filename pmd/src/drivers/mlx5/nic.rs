@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use wirepath_memory::BufferAllocator;
+use wirepath_memory::{BufferAllocator, Doorbell};
+use wirepath_nic_defs::mlx5::UAR_ARM;
 use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::{
     CompletionQueue, CompletionQueueOptions, Context, Device, Error, Fate, ObjectId, ProtectionDomain, Provider,
@@ -14,10 +15,11 @@ use super::lent::Registers;
 use super::modes::Modes;
 use super::offload::MAX_TSO_HEADER;
 use super::rules::Way;
-use super::rx::{Layout, ReceivePlace, ReceiveRing};
+use super::rx::{Layout, ReceivePlace, ReceiveRing, Waker};
 use super::tx::{self, SendPlace, SendRing};
 use super::wqe::MAX_PIECES;
 use super::{NAME, Options, lent};
+use crate::drivers::direct::bell::Bell;
 use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::find::Who;
@@ -217,6 +219,7 @@ impl Nic for Mlx5Nic {
             max_depth: MAX_DEPTH,
             offloads,
             max_tx_segments: MAX_PIECES as u16,
+            can_wait: true,
             ..plain
         }
     }
@@ -252,7 +255,11 @@ impl Nic for Mlx5Nic {
             let owner = opened.owner("receive", index);
             // Buffers of a session that is read in parts are posted before its entries count as consumed.
             let completions = if mode.format.is_some() { 2 * entries } else { entries };
-            let options = CompletionQueueOptions::new(completions - 1, &*owner);
+            let (mut options, mut bell) = (CompletionQueueOptions::new(completions - 1, &*owner), None);
+            if index < usize::from(config.rx_queues) {
+                let (made, with_bell) = Bell::new(&opened.context, index, options)?;
+                (options, bell) = (with_bell, Some(made));
+            }
             let completions = match mode.format {
                 Some(format) => opened.verbs.completion_queue_with(&options, format)?,
                 None => CompletionQueue::new(&opened.context, &options)?,
@@ -268,9 +275,9 @@ impl Nic for Mlx5Nic {
             };
             // Clears the doorbell record, so that it comes before anything is posted.
             queue.start()?;
-            queues.push((completions, queue));
+            queues.push((completions, queue, bell));
         }
-        let all: Vec<_> = queues.iter().map(|(_, queue)| queue.clone()).collect();
+        let all: Vec<_> = queues.iter().map(|(_, queue, _)| queue.clone()).collect();
         let fates = all.iter().map(WorkQueue::fate).collect();
         let (verbs, domain, tunnels) = (opened.verbs.clone(), opened.domain.clone(), self.modes.send.tunnels);
         let pairs: MakePair = Arc::new(move |table, fields| match tunnels {
@@ -284,7 +291,7 @@ impl Nic for Mlx5Nic {
         let hardware = Box::new((rules, own, all, Arc::clone(&memory.keys)));
         let spread = Spread::new(Ending::new(hardware, fates, parts.graves));
         let (mut made, mut others) = (Vec::new(), Vec::new());
-        for (index, (completions, work_queue)) in queues.into_iter().enumerate() {
+        for (index, (completions, work_queue, bell)) in queues.into_iter().enumerate() {
             let queue = opened.verbs.receive_queue(&work_queue)?;
             let entries = opened.verbs.completion_queue(&completions)?;
             let place = ReceivePlace {
@@ -304,7 +311,8 @@ impl Nic for Mlx5Nic {
             let ring = ReceiveRing::new(spread, &memory.keys, memory.sink, place, &config.pool, parts.blank, mode);
             let ring = ring.map_err(|dry| Error::Request(dry.to_string()))?;
             let mut ring = ring.ok_or_else(|| odd_ring(&opened.owner("receive", index)))?;
-            ring.belongs_to(work_queue);
+            let (number, doorbell) = (entries.number, Doorbell::new(&entries.registers, UAR_ARM));
+            ring.belongs_to(work_queue, bell.map(|bell| Waker { bell, number, doorbell, announced: 0 }));
             made.push(Made { ring, id });
         }
         Ok(Receivers { spread, queues: made, lent: others })

@@ -1,11 +1,12 @@
 //! Receive queues.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use serde::{Deserialize, Serialize};
-use wirepath_memory::{DeviceMemory, Slots};
+use wirepath_memory::{DeviceMemory, Doorbell, Slots};
 use wirepath_nic_defs::mlx5::RECORD_RECEIVE;
 use wirepath_verbs::WorkQueue;
 
@@ -14,6 +15,7 @@ use super::cq::CompletionQueue;
 use super::run::{Places, Run, post};
 use super::wqe::{Segment, Segments, pointer};
 use crate::drivers::direct;
+use crate::drivers::direct::bell::Bell;
 use crate::drivers::direct::fault::Fault;
 use crate::drivers::direct::keys::Keys;
 use crate::drivers::direct::receive::{self, PoolDry, Posted, Spread, Supply, buffers_for, take_out};
@@ -38,6 +40,18 @@ pub(super) struct ReceivePlace {
     /// The completion queue, and its doorbell records.
     pub(super) completions: DeviceMemory,
     pub(super) completion_records: DeviceMemory,
+}
+
+/// How a worker that sleeps is woken.
+#[derive(Debug)]
+pub(super) struct Waker {
+    pub(super) bell: Bell,
+    /// Number of the completion queue.
+    pub(super) number: u32,
+    /// Register that arms completion queues.
+    pub(super) doorbell: Doorbell,
+    /// What it announced, counted for ever.
+    pub(super) announced: u32,
 }
 
 /// How packets lie in buffers.
@@ -113,6 +127,7 @@ pub(super) struct ReceiveRing {
     arrivals: Arrivals,
     /// The hardware's object, to start it anew.
     queue: Option<WorkQueue>,
+    waker: Option<Waker>,
     posted: Posted,
 }
 
@@ -187,15 +202,16 @@ impl ReceiveRing {
             shift,
             arrivals: Arrivals::new(steps, most, mode.format, mode.tick),
             queue: None,
+            waker: None,
             posted,
         };
         this.publish(0);
         Ok(Some(this))
     }
 
-    /// Tells which of the hardware's objects it is.
-    pub(super) fn belongs_to(&mut self, queue: WorkQueue) {
-        self.queue = Some(queue);
+    /// Tells which of the hardware's objects it is, and how its worker can be woken.
+    pub(super) fn belongs_to(&mut self, queue: WorkQueue, waker: Option<Waker>) {
+        (self.queue, self.waker) = (Some(queue), waker);
     }
 
     /// Starts a queue anew that the device has stopped: rules, tables and buffers stay. `None`: it is not possible.
@@ -323,6 +339,15 @@ impl receive::ReceiveRing for ReceiveRing {
             self.publish(self.arrivals.step());
         }
         (packets, bytes, result)
+    }
+
+    fn wait(&mut self) -> Option<BorrowedFd<'_>> {
+        let Waker { bell, number, doorbell, announced } = self.waker.as_mut()?;
+        *announced = announced.wrapping_add(bell.answer()?);
+        doorbell.ring(self.completions.arm(*announced, *number));
+        // What came before it was asked, it need not announce.
+        let is_empty = self.arrivals.session.is_none() && self.completions.look().is_none();
+        is_empty.then(|| bell.descriptor())
     }
 }
 
