@@ -139,7 +139,7 @@ fn a_c_program_against_mlx5dv_in_every_way() {
     }
 }
 
-/// Where doorbells are seen: the scan mode does not see that a queue is armed.
+/// In every mode; the program waits for no events where the device looks at queues and does not see that one is armed.
 #[test]
 fn events_faults_and_a_second_process() {
     require!(all HEADERS);
@@ -150,11 +150,31 @@ fn events_faults_and_a_second_process() {
         "log = 'nic.log'\ncontrol = '{socket}'\n[[device]]\nkind = 'mana'\n[[device.port]]\nlink = 'sink'\n\
          [[fault]]\nkind = 'refuse'\ncommand = 'create_qp'\nerrno = 'EBUSY'\nafter = 1\n"
     ));
-    for (abi, doorbells) in WAYS.into_iter().filter(|(_, doorbells)| *doorbells != "scan") {
+    for (abi, doorbells) in WAYS {
         let ran = run(&launch, &program, &[&socket], &[(launch::ABI, abi), (launch::DOORBELLS, doorbells)]);
         assert!(ran.success, "{abi}, {doorbells}: {}{}\n{}", ran.stdout, ran.stderr, ran.log);
         assert_eq!(ran.stdout, "all good\n");
         assert!(ran.log.contains("create_qp refused as ordered"), "{}", ran.log);
+        // Both processes rang for what they had written, and for nothing else.
+        assert!(!ran.log.contains("doorbell"), "{abi}, {doorbells}: {}", ran.log);
+    }
+}
+
+/// The registers of a ConnectX do not lie at the start of its file.
+#[test]
+fn a_second_process_has_a_send_queue_of_a_connectx() {
+    require!(
+        Need::Program("cc"),
+        Need::File("/usr/include/infiniband/mlx5dv.h"),
+        Need::File("/etc/libibverbs.d/mlx5.driver")
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&folder, "mlx5_processes");
+    let launch = launch::prepare("log = 'nic.log'\n[[device]]\nkind = 'mlx5'\n[[device.port]]\nlink = 'sink'\n");
+    for doorbells in ["trap", "queue", "scan"] {
+        let ran = run(&launch, &program, &[], &[(launch::DOORBELLS, doorbells)]);
+        assert!(ran.success, "{doorbells}: {}{}\n{}", ran.stdout, ran.stderr, ran.log);
+        assert_eq!((&*ran.stdout, &*ran.log), ("all good\n", ""), "{doorbells}");
     }
 }
 

@@ -149,6 +149,9 @@ int main(int count, char **arguments)
 	int pair[2], memory, status, i;
 	pid_t child;
 	char number[16];
+	/* Who looks at queues and sees no doorbells does not see that one is armed. */
+	const char *way = getenv("WIREPATH_NIC_DOORBELLS");
+	bool scan = way && strcmp(way, "scan") == 0;
 
 	if (count > 2)
 		return secondary(atoi(arguments[2]));
@@ -183,19 +186,21 @@ int main(int count, char **arguments)
 		.cq_count = out_cq.count, .key = mr->lkey, .sq = (uintptr_t)out_qp.sq_buf, .cq = (uintptr_t)out_cq.buf, .taken = out_cq.count };
 
 	/* A completion queue that is armed tells of one completion, and of no other until it is armed again. */
-	page[0x800 / 8] = shared->taken << 32 | 0ull << 63 | shared->cq_id;
-	send_one(shared, page, 1);
-	CHECK(quiet(channel->fd));
-	page[0x800 / 8] = shared->taken << 32 | 1ull << 63 | shared->cq_id;
-	CHECK(quiet(channel->fd));
-	send_one(shared, page, 2);
-	send_one(shared, page, 3);
-	wait_readable(channel->fd);
-	CHECK(ibv_get_cq_event(channel, &event_cq, &cq_context) == 0 && event_cq == cq && cq_context == (void *)0x1234);
-	CHECK(quiet(channel->fd));
-	/* Armed behind what is there already: an event at once. This one is never read. */
-	page[0x800 / 8] = (shared->taken - 1) << 32 | 1ull << 63 | shared->cq_id;
-	wait_readable(channel->fd);
+	if (!scan) {
+		page[0x800 / 8] = shared->taken << 32 | 0ull << 63 | shared->cq_id;
+		send_one(shared, page, 1);
+		CHECK(quiet(channel->fd));
+		page[0x800 / 8] = shared->taken << 32 | 1ull << 63 | shared->cq_id;
+		CHECK(quiet(channel->fd));
+		send_one(shared, page, 2);
+		send_one(shared, page, 3);
+		wait_readable(channel->fd);
+		CHECK(ibv_get_cq_event(channel, &event_cq, &cq_context) == 0 && event_cq == cq && cq_context == (void *)0x1234);
+		CHECK(quiet(channel->fd));
+		/* Armed behind what is there already: an event at once. This one is never read. */
+		page[0x800 / 8] = (shared->taken - 1) << 32 | 1ull << 63 | shared->cq_id;
+		wait_readable(channel->fd);
+	}
 
 	/* A child may not use its parent's device, but open it for itself. */
 	child = fork();
@@ -230,7 +235,8 @@ int main(int count, char **arguments)
 
 	/* The unread event is taken back, the read one is waited for until it is acknowledged. */
 	CHECK(ibv_destroy_qp(qp) == 0);
-	ibv_ack_cq_events(cq, 1);
+	if (!scan)
+		ibv_ack_cq_events(cq, 1);
 	CHECK(ibv_destroy_cq(cq) == 0);
 	CHECK(quiet(channel->fd));
 	CHECK(ibv_destroy_comp_channel(channel) == 0);

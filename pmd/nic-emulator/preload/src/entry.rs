@@ -154,21 +154,18 @@ unsafe fn is_unlinked_file(stat: *const Stat) -> bool {
 }
 
 /// A descriptor that may be a duplicate of an open device's, or one of another process's device: `ibv_import_device` looks at what it is
-/// given before it uses it.
-fn adopt(fd: c_int, inode: u64) {
-    if !shared::is_ours(fd) {
-        return;
-    }
-    let Some(nic) = process::nic() else { return };
-    let adopted = guarded(nic, || {
+/// given before it uses it. The emulator, if it is one.
+fn adopt(fd: c_int, inode: u64) -> Option<&'static Nic> {
+    let nic = process::nic().filter(|_| shared::is_ours(fd))?;
+    guarded(nic, || {
         if !nic.adopt(fd, inode) {
             shared::adopt_foreign(nic, fd, inode)?;
         }
         Ok(())
-    });
-    if adopted.is_ok() {
-        mark(fd, Kind::Device);
-    }
+    })
+    .ok()?;
+    mark(fd, Kind::Device);
+    Some(nic)
 }
 
 macro_rules! fstats {
@@ -281,6 +278,14 @@ macro_rules! maps {
                 // SAFETY: the program's own call.
                 if let Some(page) = unsafe { shared::map_foreign(address, length, protection, flags, fd, offset) } {
                     return page;
+                }
+                // Where a register lies that is not at the start, only its context knows.
+                if offset != 0
+                    && let Some(inode) = shared::inode(fd)
+                    && let Some(nic) = adopt(fd, inode)
+                {
+                    // SAFETY: the program's own call.
+                    return unsafe { map_device(nic, address, length, protection, flags, fd, offset) };
                 }
             }
             // SAFETY: the program's own call.
