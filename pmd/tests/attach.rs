@@ -441,9 +441,18 @@ fn foreign_bytes_and_wishes_that_are_not_offered_are_refused() {
         };
         let wanted = Wanted { tx_queues: 1, rx_queues: 0, buffers: 100 };
         for (wanted, why) in [
-            (Wanted { tx_queues: 3, ..wanted }, "3 transmit queues; at most 2 are offered"),
-            (Wanted { rx_queues: 3, ..wanted }, "3 receive queues; at most 2 are offered"),
-            (Wanted { buffers: 3001, ..wanted }, "3001 buffers; at most 3000 are offered"),
+            (
+                Wanted { tx_queues: 3, ..wanted },
+                "3 transmit queues; at most 2 are offered (`attach_tx_queues` of the port)",
+            ),
+            (
+                Wanted { rx_queues: 3, ..wanted },
+                "3 receive queues; at most 2 are offered (`attach_rx_queues` of the port)",
+            ),
+            (
+                Wanted { buffers: 3001, ..wanted },
+                "3001 buffers; at most 3000 are offered (`attach_buffers` of the port)",
+            ),
         ] {
             assert_eq!(wants(&mut first, wanted), format!("the process with the port refuses: {why}"));
         }

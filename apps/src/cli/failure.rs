@@ -53,7 +53,7 @@ impl Failure {
     pub(super) fn report(&self) {
         if let Self::Usage(message) | Self::Failed(message) | Self::NotRun { message, .. } = self {
             // Nobody is left to hear that standard error is closed.
-            let _ = writeln!(std::io::stderr(), "error: {message}");
+            let _ = writeln!(std::io::stderr(), "error: {}", super::output::shown(message));
         }
     }
 }

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 
@@ -5,10 +6,28 @@ use serde::Serialize;
 
 use super::Failure;
 
-/// Prints text on standard output. A reader that went away (`| head`) is no failure.
+/// Text as a terminal may get it. Names and reasons come from files, devices and other programs: control characters in them are shown, not
+/// obeyed. Lines stay lines.
+pub(super) fn shown(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c.escape_default().to_string())
+}
+
+fn escaped(text: &str, escape: impl Fn(char) -> String) -> Cow<'_, str> {
+    let is_obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(is_obeyed) {
+        return text.into();
+    }
+    text.chars().map(|c| if is_obeyed(c) { escape(c) } else { c.to_string() }).collect::<String>().into()
+}
+
+/// Prints text on standard output, as it may be [`shown`]. A reader that went away (`| head`) is no failure.
 pub fn print(text: impl fmt::Display) -> Result<(), Failure> {
+    print_as_it_is(&shown(&text.to_string()))
+}
+
+fn print_as_it_is(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    match write!(out, "{text}").and_then(|()| out.flush()) {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::failed(format!("standard output: {e}"))),
         _ => Ok(()),
     }
@@ -17,7 +36,8 @@ pub fn print(text: impl fmt::Display) -> Result<(), Failure> {
 /// Prints `value` as one JSON object on one line of standard output.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|e| Failure::failed(format!("JSON: {e}")))?;
-    print(format_args!("{line}\n"))
+    // Most are escaped already; DEL and those behind it are not.
+    print_as_it_is(&escaped(&(line + "\n"), |c| format!("\\u{:04x}", u32::from(c))))
 }
 
 /// Says that a configuration is in order, and how many of each thing it has: what `--check` prints.
@@ -91,6 +111,14 @@ mod tests {
         let mut table = Table::new(["A", "B"]);
         table.row(["long cell".into(), "x".into()]);
         assert_eq!(table.to_string(), "A          B\nlong cell  x\n");
+    }
+
+    #[test]
+    fn control_characters_are_shown() {
+        assert_eq!(shown("a\x1b]0;title\x07\u{9b}31m\r\nb\tc"), "a\\u{1b}]0;title\\u{7}\\u{9b}31m\\r\nb\tc");
+        assert!(matches!(shown("plain, with ä\n"), Cow::Borrowed(_)));
+        let line = escaped("{\"x\":\"\u{9b}\"}", |c| format!("\\u{:04x}", u32::from(c))).into_owned();
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap()["x"], "\u{9b}");
     }
 
     #[test]

@@ -21,11 +21,11 @@ pub struct Options {
     /// Socket on which the program offers its port (`attach` of the port's driver table)
     pub socket: PathBuf,
 
-    /// Attaches, and sends so many test frames (EtherType 0x88b5, IEEE 802 local experimental) by a queue of its own
+    /// Attaches, and sends so many test frames (EtherType 0x88b5, IEEE 802 local experimental) by a queue of its own (`attach_tx_queues`)
     #[arg(long, value_name = "FRAMES")]
     pub transmit: Option<u64>,
 
-    /// Attaches, and takes what a receive queue of its own gets, for so long
+    /// Attaches, and takes what a receive queue of its own gets, for so long; the port must offer one (`attach_rx_queues`)
     #[arg(long, value_name = "SECONDS")]
     pub receive: Option<u64>,
 

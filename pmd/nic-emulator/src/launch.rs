@@ -21,7 +21,8 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -81,6 +82,8 @@ pub struct Launch {
     folder: PathBuf,
     topology: PathBuf,
     library: PathBuf,
+    /// The control socket, which a program that is killed leaves behind.
+    control: Option<PathBuf>,
 }
 
 impl Launch {
@@ -109,7 +112,7 @@ impl Launch {
         fs::create_dir(&folder).map_err(failed)?;
         sysfs::generate(&read, &folder.join("sys")).map_err(failed)?;
         let topology = fs::canonicalize(topology).unwrap_or_else(|_| topology.to_owned());
-        Ok(Self { folder, topology, library })
+        Ok(Self { folder, topology, library, control: read.control })
     }
 
     /// Variables that the program needs.
@@ -139,6 +142,18 @@ impl Launch {
 impl Drop for Launch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
+        if let Some(control) = &self.control {
+            remove_abandoned(control);
+        }
+    }
+}
+
+/// Removes a socket on which nobody listens any more.
+fn remove_abandoned(path: &Path) {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        // Another program may have been quicker.
+        let _ = fs::remove_file(path);
     }
 }
 
@@ -289,6 +304,27 @@ mod tests {
         names.iter().for_each(|name| fs::create_dir(folder.path().join(name)).unwrap());
         remove_leftovers(folder.path());
         assert_eq!(names.map(|name| folder.path().join(name).exists()), [false, true, true]);
+    }
+
+    #[test]
+    fn a_control_socket_goes_with_the_programs_that_had_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, topology) = (folder.path().join("nic.sock"), folder.path().join("nic.toml"));
+        let text = "[[device]]\nkind = 'mana'\n[[device.port]]\n";
+        fs::write(&topology, format!("control = '{}'\n{text}", path.display())).unwrap();
+        let launch = || Launch::with_library(&topology, PathBuf::new()).unwrap();
+        let first = launch();
+        let listener = UnixListener::bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists(), "somebody listens");
+        let second = launch();
+        drop(listener);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
+        fs::write(&path, "no socket").unwrap();
+        drop(launch());
+        assert!(path.exists());
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! What the RDMA drivers need of a machine, for `wirepath doctor`.
 
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 pub use wirepath_verbs::Version;
 use wirepath_verbs::hbl::{Hbl, MAX_ENCAP_HEADER};
-use wirepath_verbs::{Device, PortState, Provider, Verbs};
+use wirepath_verbs::{Device, PortState, Provider, Search, Verbs};
 
 use super::{Candidate, Driver, mana, mlx5};
 
@@ -33,6 +33,8 @@ pub struct Kind {
 /// What there is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rdma {
+    /// The directory that `WIREPATH_RDMA_LIB_DIR` names, where libraries are looked for instead of where the system has them.
+    pub directory: Option<PathBuf>,
     /// Libraries that are there; or the one line that says what is missing.
     pub libraries: Result<Vec<Found>, String>,
     /// Names of RDMA devices.
@@ -86,6 +88,7 @@ impl Default for Rdma {
     /// Nothing.
     fn default() -> Self {
         Self {
+            directory: None,
             libraries: Ok(Vec::new()),
             devices: Vec::new(),
             down: Vec::new(),
@@ -101,6 +104,10 @@ impl Rdma {
         let verbs = Verbs::load();
         let devices = verbs.as_ref().ok().and_then(|verbs| verbs.devices().ok()).unwrap_or_default();
         Self {
+            directory: match Search::from_environment() {
+                Search::Directory(directory) => Some(directory),
+                Search::System => None,
+            },
             libraries: verbs
                 .map(|verbs| {
                     let found = verbs.libraries().into_iter().map(|library| Found {

@@ -94,4 +94,12 @@ impl PortError {
             _ => "device",
         }
     }
+
+    /// Without driver and device in front, for who says them already.
+    pub fn reason(&self) -> String {
+        match self {
+            Self::NoDevice { hint: reason, .. } | Self::Refused { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        }
+    }
 }

@@ -147,8 +147,16 @@ fn tap(facts: &Facts) -> Finding {
 
 fn rdma_libraries(facts: &Facts) -> Finding {
     const CHECK: &str = "RDMA libraries";
-    let install = format!("apt install libibverbs1 ibverbs-providers   # rdma-core {} or later", NEEDED.major);
     let rdma = &facts.rdma;
+    let install = match &rdma.directory {
+        // What the system has is not looked at.
+        Some(directory) => format!(
+            "unset WIREPATH_RDMA_LIB_DIR   # it is {}; or name a directory with the libraries of rdma-core {} or later",
+            directory.display(),
+            NEEDED.major
+        ),
+        None => format!("apt install libibverbs1 ibverbs-providers   # rdma-core {} or later", NEEDED.major),
+    };
     let libraries = match &rdma.libraries {
         Err(missing) => return warn(CHECK, format!("{missing}: no mlx5, mana and verbs ports"), install),
         Ok(libraries) => libraries,

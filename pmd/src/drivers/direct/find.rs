@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wirepath_verbs::{Device, Provider, Verbs};
+use wirepath_verbs::{Device, LIBRARY_DIRECTORY_VARIABLE, Provider, Verbs};
 
 use super::attach::Offer;
 use crate::drivers::Candidate;
@@ -71,7 +71,28 @@ impl Who {
             ),
             names => format!("no RDMA device of that name or behind that interface; there are {}", names.join(", ")),
         };
+        // libibverbs shows devices of providers that it could load, and says nothing of others.
+        let hint = self.missing_library().unwrap_or(hint);
         Err(PortError::NoDevice { driver: self.driver, device: which.device.clone(), hint })
+    }
+
+    /// What to do about the provider's library, if it is not there.
+    fn missing_library(&self) -> Option<String> {
+        let library = self.provider.to_string();
+        let is_there = Verbs::load().ok()?.libraries().iter().any(|loaded| loaded.name == library);
+        if is_there || self.provider == Provider::Other {
+            return None;
+        }
+        Some(match std::env::var_os(LIBRARY_DIRECTORY_VARIABLE).filter(|directory| !directory.is_empty()) {
+            Some(directory) => format!(
+                "{library} is not in {}, which {LIBRARY_DIRECTORY_VARIABLE} names: it must have all RDMA libraries of one rdma-core release",
+                directory.display()
+            ),
+            None => format!(
+                "{library} is not there, without which nobody sees such a device; install it (Debian: apt-get install ibverbs-providers, of \
+                 rdma-core 44 or later)"
+            ),
+        })
     }
 
     /// All RDMA devices, of whatever kind.
@@ -95,9 +116,7 @@ impl Who {
         // Without the libraries, or without devices, there is nothing to offer; `wirepath doctor` says why.
         let devices = self.devices("").unwrap_or_default();
         let names = devices.into_iter().filter(|device| self.may_be(device)).flat_map(|device| names(&device));
-        names
-            .map(|name| Candidate { usable: describe(&name).map_err(|error| error.to_string()), device: name })
-            .collect()
+        names.map(|name| Candidate { usable: describe(&name).map_err(|error| error.reason()), device: name }).collect()
     }
 }
 

@@ -325,12 +325,13 @@ impl Lender {
         turn: &mut Turn<'_, N>,
     ) -> Result<(Loan, Vec<serde_json::Value>), String> {
         let Offer { tx_queues, rx_queues, buffers, .. } = self.offer;
-        let within = |what: &str, wanted: u32, most: u32| {
-            if wanted <= most { Ok(()) } else { Err(format!("{wanted} {what}; at most {most} are offered")) }
+        let within = |what: &str, key: &str, wanted: u32, most: u32| match wanted <= most {
+            true => Ok(()),
+            false => Err(format!("{wanted} {what}; at most {most} are offered (`{key}` of the port)")),
         };
-        within("transmit queues", wanted.tx_queues.into(), tx_queues.into())?;
-        within("receive queues", wanted.rx_queues.into(), rx_queues.into())?;
-        within("buffers", wanted.buffers, buffers)?;
+        within("transmit queues", "attach_tx_queues", wanted.tx_queues.into(), tx_queues.into())?;
+        within("receive queues", "attach_rx_queues", wanted.rx_queues.into(), rx_queues.into())?;
+        within("buffers", "attach_buffers", wanted.buffers, buffers)?;
         if wanted.rx_queues > 0 && (turn.spreading.lent > 0 || turn.spreading.due) {
             return Err("receive queues are in another process already, or come back from there".to_owned());
         }
