@@ -255,3 +255,23 @@ fn what_a_device_cannot_do_has_the_kernels_number() {
         assert_eq!(errno(FlowRule::new(&rss, &Flow::normal(1, 8).with(EthFilter::any()))), Some(libc::ENOMEM));
     });
 }
+
+/// Numbers of queue pairs are 14 bits here: what is destroyed gives them back.
+#[test]
+fn queue_pairs_that_spread_come_and_go_for_ever() {
+    if !installed() {
+        return;
+    }
+    launch::under("queue_pairs_that_spread_come_and_go_for_ever", ALL, || {
+        let mut devices = Verbs::load().unwrap().devices().unwrap();
+        let context = devices.remove(0).open().unwrap();
+        let domain = ProtectionDomain::new(&context).unwrap();
+        let completions = CompletionQueue::new(&context, &CompletionQueueOptions::new(63, "receive")).unwrap();
+        let queue = WorkQueue::new(&domain, &WorkQueueOptions::new(&completions, 64, "receive")).unwrap();
+        let table = IndirectionTable::new(&[queue]).unwrap();
+        for round in 0..1 << 14 {
+            let pair = RssQp::new(&domain, &table, HashFields::NONE, &[0x5a; 40]);
+            drop(pair.unwrap_or_else(|error| panic!("{round}: {error}")));
+        }
+    });
+}

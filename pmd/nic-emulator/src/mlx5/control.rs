@@ -172,7 +172,7 @@ impl<H: Host> Mlx5<H> {
         let reply =
             abi::CreateQpReply { comp_mask: abi::QP_REPLY_TIRN, tirn: number, ..abi::CreateQpReply::new_zeroed() };
         call.output = reply.as_bytes().to_vec();
-        let id = self.qps.add(Qp::Rss(Box::new(Rss { table, hash, fields, tunnels })));
+        let id = self.qps.add(Qp::Rss(Box::new(Rss { number, table, hash, fields, tunnels })));
         Ok((id, number, qp.cap))
     }
 
@@ -529,7 +529,8 @@ impl<H: Host> Device<H> for Mlx5<H> {
                     self.queue_numbers.give_back(sq.number);
                 }
             }
-            Some(Qp::Rss(_)) | None => {}
+            Some(Qp::Rss(rss)) => self.queue_numbers.give_back(rss.number),
+            None => {}
         }
     }
 

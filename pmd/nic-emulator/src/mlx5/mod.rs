@@ -122,6 +122,7 @@ enum Qp {
 
 #[derive(Debug)]
 struct Rss {
+    number: u32,
     table: Vec<ObjectId>,
     hash: Option<Toeplitz>,
     fields: u64,
