@@ -403,7 +403,9 @@ impl<H: Host> Emulator<H> {
                 });
             }
         }
-        serde_json::json!({ "devices": devices, "log_lines": self.log.lines() })
+        serde_json::json!({
+            "devices": devices, "log_lines": self.log.lines(), "faults_waiting": machine.orders.waiting(),
+        })
     }
 }
 

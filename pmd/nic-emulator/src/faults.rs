@@ -224,6 +224,11 @@ impl Orders {
         self.orders.is_empty()
     }
 
+    /// Orders that have not struck as often as they are to.
+    pub fn waiting(&self) -> usize {
+        self.orders.len()
+    }
+
     /// Something came by that `concerns` the fault: whether it strikes now.
     pub fn strike(&mut self, device: usize, concerns: impl Fn(&What) -> bool) -> Option<What> {
         let at = self.orders.iter_mut().position(|order| {

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unused_imports, unused_macros)]
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -11,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wirepath_nic_emulator::launch;
+use wirepath_nic_emulator::uverbs::COMMANDS;
 use wirepath_pmd::drivers;
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::Flags;
 use wirepath_pmd::packet::{Batch, L3, L4, Packet, Pool};
-use wirepath_pmd::port::{Link, OpenPort, PortConfig, PortEvent, StartedPort};
+use wirepath_pmd::port::{Link, OpenPort, Plan, PortConfig, PortError, PortEvent, StartedPort};
 use wirepath_pmd::settings::Source;
 
 /// How long something that must happen may take: it only ends a hopeless wait.
@@ -41,7 +43,7 @@ pub(crate) struct Nics {
 
 impl Nics {
     /// Asks the control socket.
-    fn ask(&self, request: &str) -> String {
+    pub(crate) fn ask(&self, request: &str) -> String {
         let mut socket = UnixStream::connect(self.folder.join("control")).expect("the control socket");
         writeln!(socket, "{request}").expect("a request");
         socket.shutdown(Shutdown::Write).expect("the end of the request");
@@ -60,6 +62,12 @@ impl Nics {
         let all: serde_json::Value = serde_json::from_str(&self.ask("counters")).expect("counters");
         let queues = all["devices"][0]["send_queues"].as_array().expect("send queues");
         queues.iter().map(|queue| queue[name].as_u64().expect("a number")).collect()
+    }
+
+    /// Faults that were ordered and have not struck.
+    pub(crate) fn waiting(&self) -> u64 {
+        let all: serde_json::Value = serde_json::from_str(&self.ask("counters")).expect("counters");
+        all["faults_waiting"].as_u64().expect("a number")
     }
 
     /// What the NICs refused, without what was ordered.
@@ -89,16 +97,28 @@ impl Kind {
         format!("[[device]]\nkind = '{kind}'\nname = '{}'\n[[device.port]]\nlink = 'loop'\n", self.device)
     }
 
-    /// A port of `device`, not yet started.
-    pub(crate) fn open(&self, device: &str, settings: &str) -> OpenPort {
+    /// Commands of the kernel that the driver or a library may give.
+    fn commands(&self) -> impl Iterator<Item = &'static str> {
+        // Where these are refused while it opens a device, libmlx5 goes on as if the device were an old one, or could do nothing, and then
+        // refuses to post or to poll; plain verbs have no other way.
+        let lost: &[&str] = if self.driver == "verbs" { &["get_context", "query_device", "query_port"] } else { &[] };
+        COMMANDS.iter().copied().filter(move |command| !lost.contains(command))
+    }
+
+    /// A port of `device`, not yet opened.
+    pub(crate) fn plan(&self, device: &str, settings: &str) -> Box<dyn Plan> {
         let driver = self.driver;
         let text =
             format!("[[port]]\nname = 'dut'\ndriver = '{driver}'\ndevice = '{device}'\n[port.{driver}]\n{settings}\n");
         let source = Source::new("test.toml", text);
         let document = source.parse().unwrap_or_else(|error| panic!("{error}"));
         let port = document.settings().tables("port").expect("one port").remove(0);
-        let port = drivers::plan(port).unwrap_or_else(|error| panic!("{error}"));
-        OpenPort::open("dut", port.plan).unwrap_or_else(|error| panic!("{error}"))
+        drivers::plan(port).unwrap_or_else(|error| panic!("{error}")).plan
+    }
+
+    /// A port of `device`, not yet started.
+    pub(crate) fn open(&self, device: &str, settings: &str) -> OpenPort {
+        OpenPort::open("dut", self.plan(device, settings)).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// A started port of `device`.
@@ -377,6 +397,110 @@ pub(crate) fn queues_that_stay(kind: Kind, name: &str) {
     });
 }
 
+/// What this process holds that a driver could leave behind: files and mappings.
+fn held() -> [usize; 2] {
+    let files = std::fs::read_dir("/proc/self/fd").expect("procfs").count();
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    // Memory that is not shared has no name, and the emulator's own grows as it likes.
+    [files, maps.lines().filter(|line| line.contains("uverbs") || line.contains("memfd:")).count()]
+}
+
+/// Has the kernel refuse each command in its turn while a port is opened and started, until none is left to refuse: it starts without what was
+/// refused or says what was, leaves nothing behind, and starts the next time.
+pub(crate) fn refused_commands(kind: Kind, name: &str) {
+    kind.under(name, "", |nics| {
+        let start = |pool: &Pool, mode: &str| -> Result<StartedPort, PortError> {
+            let mut config = PortConfig { mtu: 9000, depth: 64, ..PortConfig::new(3, pool.clone()) };
+            two_queues(&mut config);
+            OpenPort::open("dut", kind.plan(kind.device, mode))?.configure(config)?.start()
+        };
+        let mut told = BTreeSet::new();
+        for mode in [kind.modes[0], kind.modes[kind.modes.len() - 1]] {
+            let mut pool = Pool::new("refused", 2048).expect("memory");
+            for _ in 0..2 {
+                finish(start(&pool, mode).unwrap_or_else(|error| panic!("{mode}: {error}")), &pool);
+            }
+            let mut before = held();
+            for command in kind.commands() {
+                // What cannot be destroyed stays, and its buffers with it.
+                let stays = command.starts_with("de") || command == "modify_wq";
+                for after in 0.. {
+                    let waiting = nics.waiting();
+                    nics.order(&format!("kind = 'refuse'\ncommand = '{command}'\nafter = {after}\nerrno = 'ENOMEM'"));
+                    match start(&pool, mode) {
+                        Ok(mut port) => {
+                            until_it_flows(&mut port, &pool);
+                            let StartedPort { port, rx, tx } = port;
+                            drop(port.stop(rx, tx).expect("the port stops"));
+                        }
+                        Err(error) => {
+                            let text = error.to_string();
+                            assert_eq!(nics.waiting(), waiting, "{command} {after}: {text}");
+                            assert!(text.contains(kind.device), "{command} {after}: {text}");
+                            told.insert(format!("{command}: {text}"));
+                        }
+                    }
+                    if stays && pool.outstanding() > 0 {
+                        pool = Pool::new("refused", 2048).expect("memory");
+                        continue;
+                    }
+                    assert_eq!(pool.outstanding(), 0, "{mode}: {command} {after}");
+                    if nics.waiting() > waiting {
+                        // Fewer of these are given than that. The rest of the order is spent, if there are any at all.
+                        for _ in 0..after {
+                            let _ = start(&pool, mode).map(|port| {
+                                let StartedPort { port, rx, tx } = port;
+                                drop(port.stop(rx, tx).expect("the port stops"));
+                            });
+                        }
+                        break;
+                    }
+                    assert!(stays || held() == before, "{mode}: {command} {after}: {before:?} became {:?}", held());
+                }
+                if stays {
+                    if pool.outstanding() > 0 {
+                        pool = Pool::new("refused", 2048).expect("memory");
+                    }
+                    // And libraries keep what it needs.
+                    before = held();
+                }
+            }
+        }
+        eprint!("{}", told.iter().map(|line| format!("{line}\n")).collect::<String>());
+        assert!(!told.is_empty());
+    });
+}
+
+/// Has the kernel refuse each command in its turn while a broken queue, or the whole device, is made anew: it is tried again, and nothing is lost.
+pub(crate) fn refused_mending(kind: Kind, name: &str) {
+    kind.under(name, "", |nics| {
+        let pool = Pool::new("mended", 4096).expect("memory");
+        let mut port = kind.start(&pool, kind.modes[0], two_queues);
+        until_it_flows(&mut port, &pool);
+        port.tx.iter_mut().for_each(|queue| queue.reclaim());
+        let posted = pool.outstanding();
+        for command in kind.commands().filter(|name| !name.starts_with("de") && *name != "modify_wq") {
+            for after in 0..4 {
+                for fault in ["kind = 'hostile'\nqueue = 'rx'\nwhat = 'empty'", "kind = 'device-fatal'"] {
+                    let total = |port: &mut StartedPort| figure(port, "queue_resets") + figure(port, "device_resets");
+                    let before = total(&mut port);
+                    nics.order(&format!("kind = 'refuse'\ncommand = '{command}'\nafter = {after}\nerrno = 'ENOMEM'"));
+                    nics.order(fault);
+                    let start = Instant::now();
+                    while total(&mut port) == before {
+                        assert!(start.elapsed() < 2 * PATIENCE, "{command} {after} {fault}");
+                        until_it_flows(&mut port, &pool);
+                    }
+                    until_it_flows(&mut port, &pool);
+                }
+            }
+        }
+        port.tx.iter_mut().for_each(|queue| queue.reclaim());
+        assert_eq!((pool.outstanding(), figure(&mut port, "buried_packets")), (posted, 0));
+        finish(port, &pool);
+    });
+}
+
 /// Large TCP packets leave as segments that carry the whole payload.
 pub(crate) fn large_tcp(kind: Kind, name: &str) {
     kind.under(name, "", |nics| {
@@ -481,6 +605,8 @@ macro_rules! every_nic {
                 |kind, name| crate::nic::hostile_completions(kind, name, $lies);
             a_reset_device_is_opened_again_without_a_restart: crate::nic::reset_device;
             a_transmit_queue_that_stalls_is_made_anew: crate::nic::stalled_queue;
+            commands_that_are_refused_one_by_one: crate::nic::refused_commands;
+            commands_that_are_refused_while_queues_are_made_anew: crate::nic::refused_mending;
             packets_of_queues_that_cannot_be_destroyed_are_buried: crate::nic::queues_that_stay;
             doorbells_served_by_a_thread: |kind, name| crate::nic::bursts(kind, name, "doorbells = 'queue'\n");
             descriptors_fetched_late:
