@@ -541,6 +541,7 @@ fn a_process_whose_port_is_killed_sees_it() {
             port.kill().expect("a kill");
             port.wait().expect("an end");
             assert!(!attached.is_live());
+            assert_eq!(attached.why_ended(), Some("it is gone"));
             assert!(socket.exists());
         }
     });

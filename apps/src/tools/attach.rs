@@ -126,8 +126,8 @@ fn work(options: &Options, stop: &Stop) -> Result<Done, AttachError> {
         }
         if looked.elapsed() > Duration::from_millis(100) {
             looked = Instant::now();
-            if !attached.is_live() {
-                return Err(std::io::Error::other("the program with the port is gone").into());
+            if let Some(why) = attached.why_ended() {
+                return Err(AttachError::Ended(why.to_owned()));
             }
         }
         std::thread::yield_now();

@@ -480,7 +480,7 @@ impl<N: Lend> DirectDevice<N> {
         tracing::warn!("{}: the device reports a fatal error; it is closed and waited for", self.which.device);
         self.health = Health::Away { since: Instant::now() };
         if let (Some(lender), Some(running)) = (&mut self.lender, &mut self.running) {
-            lender.end(&mut running.spreading);
+            lender.end(&mut running.spreading, "its device reports a fatal error; attach again once it is back");
         }
         if self.link == LinkState::Up {
             self.link = LinkState::Down;
@@ -638,7 +638,7 @@ impl<N: Lend> Device for DirectDevice<N> {
         // The rings go with the workers' ends and the exchanges; the last of them, or the spreader, stops the hardware.
         drop(queues.rx);
         if let (Some(mut lender), Some(running)) = (self.lender.take(), &mut self.running) {
-            lender.end(&mut running.spreading);
+            lender.end(&mut running.spreading, "the port stops");
             running.end_spread();
         }
         self.running = None;

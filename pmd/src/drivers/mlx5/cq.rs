@@ -193,6 +193,15 @@ impl CompletionQueue {
         self.reader().look()
     }
 
+    /// Whether the entry behind the next is filled although the next is not: that was written over.
+    #[cold]
+    pub(super) fn is_torn(&self) -> bool {
+        let mut behind = self.reader();
+        behind.next = behind.next.wrapping_add(1);
+        // In this order: the device may fill both meanwhile.
+        behind.look().is_some() && self.look().is_none()
+    }
+
     /// The queue as a value, to be read in a loop; [`Self::resume`] then says how far it was.
     #[inline(always)]
     pub(super) fn reader(&self) -> Reader<'_> {
@@ -317,6 +326,27 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
     use crate::drivers::direct::hostile::memory;
+
+    #[test]
+    fn an_entry_that_was_written_over_is_missed() {
+        let (ring, records) = (memory(8 * 64), memory(8));
+        let mut queue = CompletionQueue::new(&ring, &records).unwrap();
+        for counter in 0..20u32 {
+            let fill = |counter: u32| {
+                let owner = u64::from((counter / 8) & 1);
+                ring.store64((counter % 8) as usize * 64 + 56, (0xaa12_3456_4321_0020 | owner).to_be());
+            };
+            assert!(!queue.is_torn());
+            fill(counter + 1);
+            assert!(queue.is_torn());
+            fill(counter);
+            assert!(!queue.is_torn());
+            ring.store64((counter % 8) as usize * 64 + 56, u64::MAX);
+            assert!(queue.is_torn());
+            ring.store64(((counter + 1) % 8) as usize * 64 + 56, u64::MAX);
+            queue.advance(1);
+        }
+    }
 
     #[test]
     fn entries_are_new_once_over_many_passes_and_fresh_ones_never() {

@@ -125,6 +125,11 @@ pub(super) struct ReceiveRing {
     /// What is added to an address of ours to make it the device's.
     shift: u64,
     arrivals: Arrivals,
+    /// Key of the buffers, and what lies behind them.
+    lkey: u32,
+    sink: Sink,
+    /// Looks in a row at which nothing was there.
+    idle: u32,
     /// The hardware's object, to start it anew.
     queue: Option<WorkQueue>,
     waker: Option<Waker>,
@@ -174,21 +179,6 @@ impl ReceiveRing {
             Layout::Linear { buffers } => Steps::Requests { bytes: (buffers * DATA_ROOM) as u32 + sink.bytes },
             Layout::Striding { log } => Steps::Strides { log },
         };
-        for request in 0..place.entries {
-            let first = request * distance;
-            (0..distance).for_each(|i| ring.write(first + i, NOTHING));
-            for i in 0..buffers as u32 {
-                let packet = &posted[request as usize * buffers + i as usize];
-                let address = packet.fresh_address().wrapping_add(shift);
-                ring.write(first + lead + i, pointer(address, lkey, DATA_ROOM as u32));
-            }
-            match layout {
-                Layout::Linear { .. } => {
-                    ring.write(first + buffers as u32, pointer(sink.address, sink.lkey, sink.bytes));
-                }
-                Layout::Striding { .. } => ring.write(first, [0, 0]),
-            }
-        }
         let single = layout == (Layout::Linear { buffers: 1 }) && distance == 2;
         let this = Self {
             requests: single.then(|| Slots::new(&place.ring)).flatten(),
@@ -201,12 +191,37 @@ impl ReceiveRing {
             distance,
             shift,
             arrivals: Arrivals::new(steps, most, mode.format, mode.tick),
+            lkey,
+            sink,
+            idle: 0,
             queue: None,
             waker: None,
             posted,
         };
+        this.describe();
         this.publish(0);
         Ok(Some(this))
+    }
+
+    /// Writes all work requests.
+    fn describe(&self) {
+        let Self { ring, mode: ReceiveMode { layout, .. }, distance, shift, lkey, sink, posted, .. } = self;
+        let (buffers, lead) = (layout.buffers(), layout.lead());
+        for request in 0..self.entries {
+            let first = request * distance;
+            (0..*distance).for_each(|i| ring.write(first + i, NOTHING));
+            for i in 0..buffers as u32 {
+                let packet = &posted[request as usize * buffers + i as usize];
+                let address = packet.fresh_address().wrapping_add(*shift);
+                ring.write(first + lead + i, pointer(address, *lkey, DATA_ROOM as u32));
+            }
+            match layout {
+                Layout::Linear { .. } => {
+                    ring.write(first + buffers as u32, pointer(sink.address, sink.lkey, sink.bytes));
+                }
+                Layout::Striding { .. } => ring.write(first, [0, 0]),
+            }
+        }
     }
 
     /// Tells which of the hardware's objects it is, and how its worker can be woken.
@@ -223,6 +238,8 @@ impl ReceiveRing {
             .and_then(|()| {
                 self.completions.skip();
                 self.arrivals.restart();
+                // Whatever stopped it may have been written there by somebody else.
+                self.describe();
                 queue.start()
             })
             .map_err(|error| tracing::warn!("{error}"))
@@ -250,6 +267,15 @@ impl ReceiveRing {
         };
         let head = request.wrapping_add(self.entries) & 0xffff;
         self.records.store32_release(4 * RECORD_RECEIVE, head.to_be());
+    }
+
+    /// Nothing has come for long: tells the device once more what it knows, and looks whether something was missed. A process that queues are
+    /// lent to may have written there: a device that believes in nothing posted brings nothing, for ever, and says nothing.
+    #[cold]
+    fn remind(&self) -> Result<(), Fault> {
+        self.completions.publish();
+        self.publish(self.arrivals.step());
+        if self.completions.is_torn() { Err(Fault::OwnerOutOfTurn) } else { Ok(()) }
     }
 
     /// Hands over what is known and puts as many buffers in their place. Returns packets and bytes.
@@ -320,6 +346,9 @@ impl ReceiveRing {
     }
 }
 
+/// Looks at an empty queue after which the device is told once more what is posted.
+const REMINDED: u32 = 1 << 12;
+
 /// The end of a list of segments, in memory.
 const NOTHING: [u64; 2] = pointer(0, wirepath_nic_defs::mlx5::INVALID_LKEY, 0);
 
@@ -337,6 +366,12 @@ impl receive::ReceiveRing for ReceiveRing {
         if packets > 0 || self.completions.position() != before {
             self.completions.publish();
             self.publish(self.arrivals.step());
+            self.idle = 0;
+        } else {
+            self.idle = self.idle.wrapping_add(1);
+            if self.idle.is_multiple_of(REMINDED) {
+                result = result.and(self.remind());
+            }
         }
         (packets, bytes, result)
     }

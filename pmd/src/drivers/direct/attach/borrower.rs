@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -72,6 +72,8 @@ pub struct Attached {
 #[derive(Debug)]
 struct Loan {
     socket: Mutex<Option<UnixStream>>,
+    /// What the other process said when it ended the loan.
+    why: OnceLock<String>,
     /// Gone once the other process said that the hardware has let go.
     fate: Fate,
 }
@@ -89,6 +91,21 @@ impl Loan {
         {
             self.fate.set_gone();
         }
+    }
+
+    /// Hears what the other process says unasked: that, and why, it ends the loan.
+    fn hear_the_end(&self) -> &str {
+        self.why.get_or_init(|| {
+            let heard = self.socket().take().map(|socket| hear(&socket));
+            match heard {
+                Some(Ok((Reply::Ended, _))) => {
+                    self.fate.set_gone();
+                    "its receive queues are made anew".to_owned()
+                }
+                Some(Ok((Reply::Refused(why), _))) => why,
+                _ => "it is gone".to_owned(),
+            }
+        })
     }
 
     /// What ends before packets are free.
@@ -149,7 +166,8 @@ impl Attached {
         }
     }
 
-    /// Whether the process with the port is there. Without it the queues move nothing, or nobody knows what: drop them.
+    /// Whether the process with the port is there and has not ended this. Otherwise the queues move nothing, or nobody knows what: drop
+    /// them. [`Self::why_ended`] says more.
     pub fn is_live(&self) -> bool {
         let socket = self.loan.socket();
         let Some(socket) = socket.as_ref() else { return false };
@@ -157,6 +175,11 @@ impl Attached {
         socket.set_nonblocking(true).is_ok()
             && matches!(socket.peek_byte(), Err(error) if error.kind() == ErrorKind::WouldBlock)
             && socket.set_nonblocking(false).is_ok()
+    }
+
+    /// Why the queues move nothing any more: the device failed, the port was stopped, or the process with the port is gone. `None`: they do.
+    pub fn why_ended(&self) -> Option<&str> {
+        if self.is_live() { None } else { Some(self.loan.hear_the_end()) }
     }
 }
 
@@ -270,7 +293,7 @@ impl Invitation {
             (Err(why), _) => Err(why),
             _ => Err("it came without its lease".to_owned()),
         };
-        let loan = Arc::new(Loan { socket: Mutex::new(Some(socket)), fate: Fate::default() });
+        let loan = Arc::new(Loan { socket: Mutex::new(Some(socket)), why: OnceLock::new(), fate: Fate::default() });
         let key = Key::registered_at(&region, lent.lkey, lent.address);
         let keys = Arc::new(Keys::new(key, Vec::new(), Box::new(())));
         let blank = pool.blank().in_port(port);

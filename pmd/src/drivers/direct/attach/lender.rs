@@ -232,10 +232,12 @@ impl Lender {
         }
     }
 
-    /// Ends everything: the device goes, or the port stops. Whoever was attached sees that nothing comes over the socket any more.
-    pub(crate) fn end<A>(&mut self, spreading: &mut Spreading<A>) {
+    /// Ends everything: the device goes, or the port stops. Whoever was attached is told why, and that nothing more comes over the socket.
+    pub(crate) fn end<A>(&mut self, spreading: &mut Spreading<A>, why: &str) {
         for guest in &mut self.guests {
-            guest.leaves(spreading);
+            if guest.leaves(spreading) {
+                guest.say(&Reply::Refused(why.to_owned()), &[]);
+            }
             let _ = guest.socket.shutdown(Shutdown::Write);
         }
         (spreading.lent, spreading.due) = (0, false);

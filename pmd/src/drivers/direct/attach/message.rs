@@ -40,6 +40,9 @@ pub enum AttachError {
     /// The process with the port says no.
     #[error("the process with the port refuses: {0}")]
     Refused(String),
+    /// It has ended what it gave.
+    #[error("the process with the port has ended this: {0}")]
+    Ended(String),
     /// What it described is not so.
     #[error("the process with the port described what cannot be: {0}")]
     Description(String),

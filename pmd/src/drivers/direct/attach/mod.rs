@@ -18,12 +18,31 @@
 //! ```
 //!
 //! Either may die at any time. The first sees that the socket is closed, destroys the queues of whoever is gone, and has its buffers again:
-//! not before, since even a free buffer is written to, by whoever's it is. The other sees it by [`Attached::is_live`]. Queues that only send disturb nobody. Receive queues take part in how packets are spread, so
-//! that all receive queues of the port are made anew when some are lent and when they come back: what arrives meanwhile is lost.
+//! not before, since even a free buffer is written to, by whoever's it is. The other sees it by [`Attached::is_live`], and hears why from
+//! [`Attached::why_ended`] (the device failed, the port stopped). Queues that only send disturb nobody. Receive queues take part in how
+//! packets are spread, so that all receive queues of the port are made anew when some are lent and when they come back: what arrives
+//! meanwhile is lost.
+//!
+//! # Whom this trusts
 //!
 //! Every message names the protocol and its version, and is checked whole: before anything is mapped, and by what the kernel says of the
-//! imported device, domain and registration where the provider can import (libmlx5). Both processes are trusted with the packets, as
-//! processes that share a pool are; the socket is for the user of the first process only.
+//! imported device, domain and registration where the provider can import (libmlx5). Whoever sends something else, too much or nothing is
+//! ended, and nobody else notices.
+//!
+//! The memory of all queues of the port is mapped in both processes. Words that the other writes there, into rings, completions and doorbell
+//! records of either, are for the first what a device that lies writes: they lead it nowhere outside its buffers. They may cost it a queue,
+//! which is made anew with what was on its way, as often as they are written.
+//!
+//! Not protected, so that whoever attaches is to be trusted like the first process itself:
+//!
+//! * The packets: the region of the pool is mapped whole, with the metadata of every packet and the lists of free ones, which are not
+//!   checked on the way of packets. Whoever writes beyond what was lent can make the first read and write anywhere.
+//! * Where the device reads and writes: descriptors in the memory of queues name addresses and keys, and the keys of all that the port has
+//!   registered are valid in them.
+//! * The device's file: by it, the kernel takes commands about every object that the first has made.
+//!
+//! The socket is therefore for the user of the first process only (mode 0600, and the peer's user is looked at). A process that is not to be
+//! trusted gets a port, a pool and a copy of its own.
 
 mod borrower;
 mod lender;
