@@ -134,4 +134,5 @@ fn the_demonstration_carries_both_ways_and_sums_up() {
     let live = run(&["--seconds", "3"]);
     let shown = text(&live.stdout);
     assert!(shown.contains("pps") && shown.contains("segment blue") && shown.contains("INTO TUNNELS"), "{shown}");
+    assert!(!shown.contains("RULE"), "there are none: {shown}");
 }

@@ -13,7 +13,7 @@ use nic::{
 use wirepath_pmd::drops::DropReason;
 use wirepath_pmd::packet::offload::{Flags, Verdicts};
 use wirepath_pmd::packet::{Batch, L3, L4, Packet, Pool};
-use wirepath_pmd::port::{Offloads, StartedPort};
+use wirepath_pmd::port::{Offloads, OpenPort, StartedPort};
 use wirepath_testlab::{Need, require};
 
 const RDMA: Need = Need::File("/etc/libibverbs.d/mlx5.driver");
@@ -374,6 +374,28 @@ fn one_receive_queue_that_the_device_stopped_is_started_anew_alone() {
             }
             assert_eq!(figure(&mut port, "buried_packets"), 0);
             finish(port, &pool);
+        }
+    });
+}
+
+#[test]
+fn auto_tells_of_rdma_devices_and_why_one_was_not_taken() {
+    require!(RDMA);
+    MLX5.under("auto_tells_of_rdma_devices_and_why_one_was_not_taken", "", |nics| {
+        let auto = Kind { driver: "auto", ..MLX5 };
+        let refused = |device: &str| match OpenPort::open("dut", auto.plan(device, "")) {
+            Ok(_) => panic!("there is no {device}"),
+            Err(error) => error.to_string(),
+        };
+        // Somebody listens for orders once a device was open.
+        drop(MLX5.open("mlx50", ""));
+        let text = refused("mlx57");
+        assert!(text.contains("no device 'mlx57'") && text.contains("RDMA devices: mlx50 (nic0)"), "{text}");
+        nics.order("kind = 'refuse'\ncommand = 'alloc_pd'\ncount = 1000");
+        for device in ["mlx50", "mlx50/1"] {
+            let text = refused(device);
+            assert!(text.contains(&format!("no driver can open '{device}'")), "{text}");
+            assert!(text.contains("ibv_alloc_pd on mlx50 failed: ENOMEM"), "{text}");
         }
     });
 }

@@ -242,8 +242,11 @@ impl<C: Control> WithRules<C> {
         self.rules.placed(id).ports.iter().map(place).collect()
     }
 
-    /// What the rules did, as a table for the end.
+    /// What the rules did, as a table for the end; nothing where there are none.
     pub fn report(&self) -> String {
+        if self.latest.is_empty() {
+            return String::new();
+        }
         let mut table = Table::new(["PACKETS", "BYTES", "RULE"]);
         for it in &self.latest {
             table.row([it.counters.packets.to_string(), it.counters.bytes.to_string(), it.rule.to_string()]);

@@ -2,6 +2,7 @@
 
 use std::vec::IntoIter;
 
+use super::direct::find::known;
 use super::kernel::link::Interface;
 use super::kernel::routes::carries_default_route;
 use super::{Driver, driver_plan};
@@ -89,7 +90,9 @@ impl Plan for Choice {
             Err(unknown) => {
                 let mut rdma =
                     left.filter(|plan| BESIDE_THE_KERNEL.contains(&plan.driver())).collect::<Vec<_>>().into_iter();
-                let Some(device) = next(&mut rdma, &mut passed_over) else { return Err(unknown) };
+                let Some(device) = next(&mut rdma, &mut passed_over) else {
+                    return Err(with_rdma_devices(unknown, &passed_over));
+                };
                 return Ok(Chosen::boxed(self.device, device, rdma, passed_over, false));
             }
         };
@@ -108,6 +111,24 @@ impl Plan for Choice {
             Some(device) => Ok(Chosen::boxed(self.device, device, left, passed_over, default_route)),
             None => Err(PortError::NoDriver { device: self.device, tried: passed_over }),
         }
+    }
+}
+
+/// What is said of a name that no interface has, with what else it could be, or why an RDMA device of that name was not taken.
+fn with_rdma_devices(unknown: PortError, passed_over: &PassedOver) -> PortError {
+    let devices = known();
+    let is_one = |name: &str| {
+        let of = name.split('/').next();
+        devices.iter().any(|known| known.split(' ').next() == of)
+    };
+    match unknown {
+        PortError::NoDevice { device, .. } if is_one(&device) => {
+            PortError::NoDriver { device, tried: passed_over.clone() }
+        }
+        PortError::NoDevice { driver, device, hint } if !devices.is_empty() => {
+            PortError::NoDevice { driver, device, hint: format!("{hint}; RDMA devices: {}", devices.join(", ")) }
+        }
+        other => other,
     }
 }
 

@@ -189,6 +189,11 @@ impl Which {
     }
 }
 
+/// The RDMA devices of this machine, as people are told of them; none without the libraries.
+pub(crate) fn known() -> Vec<String> {
+    Verbs::load().and_then(|verbs| verbs.devices()).unwrap_or_default().iter().map(describe).collect()
+}
+
 fn describe(device: &Device) -> String {
     let interfaces: Vec<_> = device.interfaces().into_iter().map(|interface| interface.name).collect();
     if interfaces.is_empty() { device.name() } else { format!("{} ({})", device.name(), interfaces.join(", ")) }
