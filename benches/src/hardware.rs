@@ -1,5 +1,6 @@
 //! Many rules in a ConnectX: put in, explained, changed beside a worker that forwards, taken out.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,14 +16,17 @@ use wirepath_wire::Parser;
 
 use crate::measure::{self, WARM_UP};
 use crate::nic;
-use crate::rules::{Flow, Random, any};
+use crate::rules::{Flow, Random, any, overlapping};
+
+/// Reasons for rules to run in the workers that are told.
+const MOST_REASONS: usize = 5;
 
 /// Packets on their way round the loop, and flows: one of each.
 const FLOWS: usize = 32;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Rules: one for all packets, and below it such for one flow each
+    /// Rules: three kinds that overlap with each other, and one for all packets below them
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
     rules: u32,
 
@@ -44,6 +48,8 @@ pub(crate) struct Figures {
     rules: u32,
     /// Rules that run in the NIC, whole or in part.
     in_hardware: usize,
+    /// What stands in the way of the others, the most frequent first.
+    in_software: Vec<(String, usize)>,
     /// Seconds to decide where each rule runs, without a device.
     place_seconds: f64,
     place_us_per_rule: f64,
@@ -83,7 +89,11 @@ impl Figures {
             self.changes_per_second,
             self.packets,
             self.lost
-        ))
+        ))?;
+        for (why, count) in &self.in_software {
+            cli::print(format_args!("{count} in the workers: {why}\n"))?;
+        }
+        Ok(())
     }
 }
 
@@ -157,7 +167,7 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
 
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let flows: Vec<Flow> = (0..FLOWS).map(|_| Flow::random(&mut random)).collect();
-    let mut rules: Vec<Rule> = (1..arguments.rules).map(|n| Flow::random(&mut random).exact_rule(n)).collect();
+    let mut rules: Vec<Rule> = (1..arguments.rules).map(overlapping).collect();
     rules.push(any(200));
     let each = f64::from(arguments.rules);
     let mut figures = Figures { rules: arguments.rules, ..Figures::default() };
@@ -169,8 +179,20 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
     let ids = ids.map_err(Failure::failed)?;
     (figures.insert_seconds, figures.insert_us_per_rule) = (seconds, seconds * 1e6 / each);
     figures.bytes_per_rule = (resident() - before) / each;
-    let in_nic = |id: &&RuleId| control.placement(**id).iter().any(|(_, it)| !matches!(it, Placement::Software(_)));
-    (figures.in_hardware, figures.explain_seconds) = timed(|| ids.iter().filter(in_nic).count());
+    let (left, seconds) = timed(|| {
+        let mut left: HashMap<String, usize> = HashMap::new();
+        for (_, placement) in ids.iter().flat_map(|id| control.placement(*id)) {
+            if let Placement::Software(obstacle) = placement {
+                *left.entry(obstacle.why).or_default() += 1;
+            }
+        }
+        left
+    });
+    figures.explain_seconds = seconds;
+    figures.in_hardware = ids.len() - left.values().sum::<usize>();
+    figures.in_software = left.into_iter().collect();
+    figures.in_software.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    figures.in_software.truncate(MOST_REASONS);
 
     for flow in &flows {
         let mut packet = pool.take().ok_or_else(|| Failure::failed("no packet buffers"))?;

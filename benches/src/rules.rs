@@ -201,6 +201,21 @@ impl Flow {
     }
 }
 
+/// One of three kinds of rules, each of which overlaps with all of the other two kinds and with none of its own, and fits no [`Flow`]:
+/// half of them, two fifths, and one of ten.
+pub(crate) fn overlapping(number: u32) -> Rule {
+    let address = u128::from(0x0b00_0000 | number & 0x00ff_ffff);
+    let (eth, ip, udp) = (Item::new(ItemKind::Eth), Item::new(ItemKind::Ipv4), Item::new(ItemKind::Udp));
+    match number % 10 {
+        0 => made(vec![eth.exact(Field::EthSrc, 0x0200_0000_0000 | address)], 120, number),
+        1..=4 => made(vec![eth, ip.exact(Field::Ipv4Dst, address)], 110, number),
+        _ => {
+            let udp = udp.exact(Field::UdpDst, u128::from(number % 50_000 + 1));
+            made(vec![eth, ip.exact(Field::Ipv4Src, address), udp], 100, number)
+        }
+    }
+}
+
 fn made(pattern: Vec<Item>, priority: u32, mark: u32) -> Rule {
     Rule::new(Direction::Ingress, priority, pattern, vec![Action::Mark(mark & 0xffff | 1)]).expect("a rule")
 }
