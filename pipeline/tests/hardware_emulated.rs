@@ -1,5 +1,6 @@
 //! The whole hardware stage on emulated ConnectX devices: the same packets, order and counters as the naive reference says, on a port whose
-//! rules go in by mlx5dv, one by `ibv_create_flow`, and one where all of them run in software.
+//! rules go in by mlx5dv, one where those that count go in by `ibv_create_flow` beside them (no DevX), one where all go in that way, and
+//! one where all of them run in software.
 //!
 //! ```text
 //! RULES_SEED=17 cargo test -p wirepath-pipeline --test hardware_emulated
@@ -14,10 +15,11 @@ use std::collections::HashMap;
 use emulated::{RDMA, is_sound};
 use stage::{Bench, Case, Nic, Received, Wish, number};
 use wirepath_nic_emulator::launch;
-use wirepath_pmd::flow::Direction;
+use wirepath_pipeline::rules::hardware::Placement;
+use wirepath_pmd::flow::{Action, Direction};
 use wirepath_pmd::packet::{Batch, Packet, Pool};
 use wirepath_pmd::port::hardware::RuleCapabilities;
-use wirepath_pmd::port::{RxQueue, StartedPort, TxQueue};
+use wirepath_pmd::port::{PortId, RxQueue, StartedPort, TxQueue};
 use wirepath_rulelab::{Fault, Rng};
 use wirepath_testlab::require;
 
@@ -29,17 +31,23 @@ const PACKETS: usize = 120;
 const SEARCHED: u64 = 150;
 /// Queues of a port.
 const QUEUES: u16 = 4;
-/// Ways for rules to get into the device of a port; one port has none.
-const WAYS: [&str; 2] = ["dv", "ibv"];
+/// Ways for rules to get into the device of a port, and whether the program may make firmware objects; one port has none.
+const WAYS: [(&str, &str, bool); 3] = [("devx", "dv", true), ("bare", "dv", false), ("verbs", "ibv", true)];
+/// The port where only rules by `ibv_create_flow` count.
+const BARE: PortId = 1;
+/// Rules that do so.
+const COUNTED: &str = "counted without DevX";
 /// Names the error of the device, in the process that has it.
 const WRONG: &str = "WIREPATH_TEST_WRONG";
 
 /// Devices whose ports are joined: one is judged, the other sends and receives what is judged.
-fn topology(steering: &str) -> String {
-    let device = |name: &str, way: &str, more: &str| {
-        format!("[[device]]\nkind = 'mlx5'\nname = '{name}{way}'\n{more}\n[[device.port]]\nlink = 'cable:{way}'\n")
+fn topology(wrong: Option<&str>) -> String {
+    let device = |end: &str, name: &str, more: &str| {
+        format!("[[device]]\nkind = 'mlx5'\nname = '{end}{name}'\n{more}\n[[device.port]]\nlink = 'cable:{name}'\n")
     };
-    WAYS.iter().map(|way| device("near", way, steering) + &device("far", way, "")).collect()
+    let wrong = wrong.map(|wrong| format!(", wrong = '{wrong}'")).unwrap_or_default();
+    let steering = |devx: bool| format!("steering = {{ devx = {devx}{wrong} }}");
+    WAYS.iter().map(|(name, _, devx)| device("near", name, &steering(*devx)) + &device("far", name, "")).collect()
 }
 
 /// A port's queues, and the port at the other end of its wire.
@@ -82,12 +90,17 @@ impl Nic for Emulated {
 fn lab() -> Lab {
     let pool = Pool::new("nics", 1 << 13).expect("memory");
     let (mut nics, mut ports) = (Vec::new(), Vec::new());
-    for (id, way) in (0..).zip(WAYS) {
-        let near = emulated::start(id, &pool, &format!("near{way}"), way, QUEUES);
-        let far = emulated::start(id, &pool, &format!("far{way}"), "off", 1);
+    for (id, (name, way, _)) in (0..).zip(WAYS) {
+        let near = emulated::start(id, &pool, &format!("near{name}"), way, QUEUES);
+        let far = emulated::start(id, &pool, &format!("far{name}"), "off", 1);
         nics.push(Emulated { rx: near.rx, tx: near.tx, far });
         ports.push(near.port);
     }
+    let mut counters = ports.iter_mut().map(|port| {
+        let can = port.rule_hardware().expect("rule hardware").capabilities();
+        can.ingress.map(|table| (table.counters > 0, table.counting.is_some()))
+    });
+    assert!(counters.by_ref().eq([Some((true, false)), Some((false, true)), Some((true, false))]), "ways to count");
     let can = ports[0].rule_hardware().expect("rule hardware").capabilities();
     let mut bench = Bench::new(nics, ports, &pool, QUEUES);
     bench.use_hardware();
@@ -126,13 +139,19 @@ fn run(Lab { bench, can }: &mut Lab, seed: u64, fault: Fault) -> Result<HashMap<
         let small = if planted { String::new() } else { case.shrunk(|case| judge(bench, case).is_err()).show() };
         return Err(format!("RULES_SEED={seed}: {what}\n{small}"));
     }
-    Ok(bench.words())
+    let mut words = bench.words();
+    if direction == Direction::Ingress {
+        let placements = bench.control.placements();
+        let drops = case.rules.iter().zip(&placements).filter(|(rule, _)| rule.actions().last() == Some(&Action::Drop));
+        words.insert(COUNTED, drops.filter(|(_, list)| list.contains(&(BARE, Placement::Hardware))).count());
+    }
+    Ok(words)
 }
 
 #[test]
 fn every_way_gives_the_same_packets() {
     require!(RDMA);
-    launch::under("every_way_gives_the_same_packets", &topology("steering = { devx = true }"), || {
+    launch::under("every_way_gives_the_same_packets", &topology(None), || {
         let mut lab = lab();
         let seeds = number("RULES_SEED").map_or(0..number("RULES_SETS").unwrap_or(SETS), |seed| seed..seed + 1);
         let one = seeds.end - seeds.start == 1;
@@ -149,7 +168,7 @@ fn every_way_gives_the_same_packets() {
         }
         println!("{words:?}");
         assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
-        for word in ["hardware", "split", "software"] {
+        for word in ["hardware", "split", "software", COUNTED] {
             assert!(one || words.get(word).is_some_and(|n| *n > 50), "{word} is not tested: {words:?}");
         }
         // An error of one engine is found, be it that of the reference.
@@ -167,11 +186,15 @@ fn a_wrong_bit_in_an_emulated_nic_is_found() {
     require!(RDMA);
     let wrongs = ["mask", "order", "tag", "checksum", "length"];
     for wrong in wrongs.iter().filter(|wrong| std::env::var(WRONG).map_or(true, |here| here == **wrong)) {
-        let steering = format!("steering = {{ devx = true, wrong = '{wrong}' }}");
-        launch::under_with("a_wrong_bit_in_an_emulated_nic_is_found", &topology(&steering), &[(WRONG, wrong)], || {
-            let mut lab = lab();
-            let found = (0..SEARCHED).any(|seed| run(&mut lab, seed, Fault::None).is_err());
-            assert!(found, "\"{wrong}\" was not found");
-        });
+        launch::under_with(
+            "a_wrong_bit_in_an_emulated_nic_is_found",
+            &topology(Some(wrong)),
+            &[(WRONG, wrong)],
+            || {
+                let mut lab = lab();
+                let found = (0..SEARCHED).any(|seed| run(&mut lab, seed, Fault::None).is_err());
+                assert!(found, "\"{wrong}\" was not found");
+            },
+        );
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use wirepath_pmd::flow::{Action, Direction, FIELDS, Field, ITEMS, ItemKind, ReformatKind, Rule};
+use wirepath_pmd::flow::{Action, Direction, FIELDS, Field, ITEMS, Item, ItemKind, ReformatKind, Rule};
 use wirepath_pmd::packet::offload::Flags;
 use wirepath_pmd::packet::{Packet, Pool};
 use wirepath_pmd::port::hardware::{
-    ActionCapabilities, FateKind, FieldNames, HardwareCount, HardwareRule, HardwareRuleId, ItemCapability, Masks,
-    ReformatCapability, RefusalKind, RuleBackend, RuleCapabilities, RuleFate, RuleHardware, RuleRefusal,
-    TableCapabilities, TunnelName,
+    ActionCapabilities, CountingCapabilities, FateKind, FieldNames, HardwareCount, HardwareRule, HardwareRuleId,
+    ItemCapability, Masks, ReformatCapability, RefusalKind, RuleBackend, RuleCapabilities, RuleFate, RuleHardware,
+    RuleRefusal, TableCapabilities, TunnelName,
 };
 use wirepath_pmd::port::{
     Capabilities, Device, Link, OpenPort, Plan, Port, PortConfig, PortError, PortEvent, PortId, Queues,
@@ -30,7 +30,8 @@ pub(crate) type Shared = Arc<Mutex<Model>>;
 
 pub(crate) struct Model {
     can: RuleCapabilities,
-    rules: BTreeMap<u64, (HardwareRule, Rule, HardwareCount)>,
+    /// As they came, as rules that do the same, and what they have counted.
+    rules: BTreeMap<u64, (HardwareRule, Vec<Rule>, HardwareCount)>,
     next: u64,
     epoch: u64,
     /// Refuses everything.
@@ -67,7 +68,7 @@ impl Model {
             if rule.direction != direction || best.is_some_and(|(level, _)| level < rule.level) {
                 continue;
             }
-            let reference = reference(std::slice::from_ref(plain)).with(self.fault);
+            let reference = reference(plain).with(self.fault);
             if reference.classify(direction, frame, noted).is_none() {
                 continue;
             }
@@ -76,7 +77,10 @@ impl Model {
             {
                 // Those that are set aside are alike.
                 if rule.tag.is_some() || self.rules[&other].0.tag.is_some() {
-                    return Err(format!("two rules of level {level} fit: {} and {}", plain, self.rules[&other].1));
+                    return Err(format!(
+                        "two rules of level {level} fit: {} and {}",
+                        plain[0], self.rules[&other].1[0]
+                    ));
                 }
             }
             best = Some((rule.level, *id));
@@ -84,8 +88,7 @@ impl Model {
         let last_first = self.fault == Fault::LastAddedFirst;
         if last_first && best.is_some() {
             // Whatever fits at all, the lowest.
-            let fits =
-                |plain: &Rule| reference(std::slice::from_ref(plain)).classify(direction, frame, noted).is_some();
+            let fits = |plain: &[Rule]| reference(plain).classify(direction, frame, noted).is_some();
             let all = self.rules.iter().filter(|(_, (rule, plain, _))| rule.direction == direction && fits(plain));
             return Ok(all.max_by_key(|(_, (rule, ..))| rule.level).map(|(id, _)| *id));
         }
@@ -97,7 +100,7 @@ impl Model {
         let plain = Arrived::Packet { frame: frame.to_vec(), tag: None, queue: None };
         let Some(id) = self.first(Direction::Ingress, frame, &noted)? else { return Ok(plain) };
         let (rule, doing, count) = self.rules.get_mut(&id).unwrap();
-        let mut reference = reference(std::slice::from_ref(doing)).with(self.fault);
+        let mut reference = reference(doing).with(self.fault);
         let outcome = reference.run(Direction::Ingress, frame, &noted, 0);
         if rule.count {
             count.packets += 1;
@@ -106,7 +109,7 @@ impl Model {
         let queue = match (&outcome.fate, &rule.fate) {
             (Fate::Dropped(_), RuleFate::Drop) | (Fate::Kernel, _) => return Ok(Arrived::Dropped),
             (Fate::Dropped(cause), _) => {
-                return Err(format!("a NIC does not know that a packet is to be dropped: {cause:?} by {doing}"));
+                return Err(format!("a NIC does not know that a packet is to be dropped: {cause:?} by {}", doing[0]));
             }
             (Fate::Queue(queue), _) => Some(*queue),
             _ => None,
@@ -122,7 +125,7 @@ impl Model {
         let id = self.first(Direction::Egress, &frame, &noted).unwrap();
         let Some(id) = id else { return Some(frame) };
         let (_, doing, _) = self.rules.get(&id).unwrap();
-        let mut reference = reference(std::slice::from_ref(doing)).with(self.fault);
+        let mut reference = reference(doing).with(self.fault);
         let outcome = reference.run(Direction::Egress, &frame, &noted, 0);
         if matches!(outcome.fate, Fate::Dropped(_)) {
             return None;
@@ -216,6 +219,20 @@ impl RuleHardware for Handle {
             assert!(tag > 0 && tag < 0xff_ffff && tag <= model.can.max_tag(), "tag {tag}");
         }
         assert!(rule.actions.len() <= usize::from(table.actions.most.max(8)));
+        if rule.count {
+            assert!(table.most_counters() > 0, "a rule counts where none can");
+        }
+        if let Some(counting) = table.counting.as_ref().filter(|_| rule.count) {
+            assert!(rule.actions.is_empty() && counting.fates.contains(&rule.fate.kind()), "{rule:?}");
+            for item in &rule.pattern {
+                let can = counting.items.iter().find(|can| (can.kind, can.inner) == (item.kind, item.inner));
+                let can = can.unwrap_or_else(|| panic!("{:?} in a rule that counts", item.kind));
+                for (field, bits) in item.fields() {
+                    let allowed = can.field(*field).is_some_and(|masks| masks.allow(bits.mask, field.spec().bits));
+                    assert!(allowed, "{} {bits:?} in a rule that counts", field.name());
+                }
+            }
+        }
         let mut actions = rule.actions.clone();
         match &rule.fate {
             RuleFate::Next => {}
@@ -227,7 +244,15 @@ impl RuleHardware for Handle {
         if actions.is_empty() {
             actions.push(Action::Count);
         }
-        let plain = Rule::new(rule.direction, 0, rule.pattern.clone(), actions).expect("a rule");
+        let plain = match Rule::new(rule.direction, 0, rule.pattern.clone(), actions.clone()) {
+            Ok(plain) => vec![plain],
+            // What goes around IP packets says nothing of them here: the workers have looked.
+            Err(_) => {
+                let of = |kind| [rule.pattern.clone(), vec![Item::new(kind)]].concat();
+                let of = |kind| Rule::new(rule.direction, 0, of(kind), actions.clone()).expect("a rule");
+                vec![of(ItemKind::Ipv4), of(ItemKind::Ipv6)]
+            }
+        };
         let id = model.next;
         model.next += 1;
         model.rules.insert(id, (rule.clone(), plain, HardwareCount::default()));
@@ -284,6 +309,7 @@ pub(crate) fn everything() -> RuleCapabilities {
         levels: 12,
         rules: None,
         counters: 1000,
+        counting: None,
         items,
         // Pieces of packets: what is inside, and what a tunnel packet is, cannot be seen in one of them.
         aside: vec!["ipv4 frag yes".parse().unwrap(), "ipv6 frag yes".parse().unwrap()],
@@ -304,6 +330,7 @@ pub(crate) fn everything() -> RuleCapabilities {
         levels: 4,
         rules: None,
         counters: 0,
+        counting: None,
         items: vec![ItemCapability::new(ItemKind::Meta).with(Field::MetaData, Masks::Any)],
         aside: Vec::new(),
         tells_order: true,
@@ -343,6 +370,13 @@ pub(crate) fn some(rng: &mut Rng) -> RuleCapabilities {
     table.actions.dec_ttl = !rng.percent(less);
     table.actions.reformats.retain(|_| !rng.percent(less));
     table.counters = rng.pick(&[0, 1, 1000]);
+    if rng.one_in(3) {
+        let mut counting =
+            CountingCapabilities { counters: table.counters, items: table.items.clone(), fates: vec![FateKind::Drop] };
+        counting.items.retain(|_| !rng.percent(less));
+        table.counters = 0;
+        table.counting = Some(counting);
+    }
     table.rules = rng.pick(&[None, None, Some(6)]);
     if rng.percent(less) {
         can.tag_bits = rng.pick(&[0, 2, 16]);

@@ -16,7 +16,7 @@ use wirepath_pmd::port::{Port, PortId, ToKernel};
 use wirepath_rulelab::{Cause, Fate, Fault, Frame, Noted, Outcome, Reference, Rng, compare, make, show, shrink};
 use wirepath_wire::Parser;
 
-pub(crate) const PORTS: u16 = 3;
+pub(crate) const PORTS: u16 = 4;
 /// Longest frame that comes in.
 pub(crate) const LONGEST: usize = 1800;
 /// Frames that come at once.

@@ -89,6 +89,9 @@ pub struct TableCapabilities {
     /// Rules that count packets and bytes (of the frame as it comes to the rule, before its actions, without FCS); 0: none can.
     #[serde(default)]
     pub counters: u32,
+    /// Where only some rules can count: which. [`Self::counters`] is 0 then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counting: Option<CountingCapabilities>,
     /// What can be compared.
     #[serde(default)]
     pub items: Vec<ItemCapability>,
@@ -102,6 +105,18 @@ pub struct TableCapabilities {
     /// What can be done.
     #[serde(default)]
     pub actions: ActionCapabilities,
+}
+
+/// The rules of a table that can count, where not all can: they change no packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CountingCapabilities {
+    /// How many, as [`TableCapabilities::counters`].
+    pub counters: u32,
+    /// What they can compare, of what the table can.
+    pub items: Vec<ItemCapability>,
+    /// Where their packets can go.
+    pub fates: Vec<FateKind>,
 }
 
 /// One item that patterns may have, and which of its fields.
@@ -388,6 +403,11 @@ impl RuleCapabilities {
 }
 
 impl TableCapabilities {
+    /// How many rules can count.
+    pub fn most_counters(&self) -> u32 {
+        self.counting.as_ref().map_or(self.counters, |counting| counting.counters)
+    }
+
     /// What is said of an item.
     pub fn item(&self, kind: ItemKind, inner: bool) -> Option<&ItemCapability> {
         self.items.iter().find(|item| item.kind == kind && item.inner == inner)
@@ -634,7 +654,12 @@ mod tests {
         let ingress = TableCapabilities {
             levels: 12,
             rules: Some(1000),
-            counters: 10,
+            counters: 0,
+            counting: Some(CountingCapabilities {
+                counters: 10,
+                items: vec![ItemCapability::new(ItemKind::Tcp)],
+                fates: vec![FateKind::Drop],
+            }),
             items: vec![
                 ItemCapability::new(ItemKind::Ipv4)
                     .with(Field::Ipv4Src, Masks::Prefix)

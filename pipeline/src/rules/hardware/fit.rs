@@ -7,8 +7,8 @@ use wirepath_pmd::flow::{
 };
 use wirepath_pmd::port::PortId;
 use wirepath_pmd::port::hardware::{
-    FateKind, ItemCapability, PatternText, RESERVED_TAGS, ReformatCapability, RuleCapabilities, RuleFate,
-    TableCapabilities, TunnelName,
+    CountingCapabilities, FateKind, ItemCapability, PatternText, RESERVED_TAGS, ReformatCapability, RuleCapabilities,
+    RuleFate, TableCapabilities, TunnelName,
 };
 use wirepath_wire::{Tunnel, Tunnels};
 
@@ -78,6 +78,8 @@ pub(super) struct Judge {
     tunnels: Tunnels,
     /// What the items of both tables imply beyond their own.
     implied: [Vec<FieldSet>; 2],
+    /// The same of those of rules at ingress that count.
+    implied_counting: Vec<FieldSet>,
 }
 
 /// The closed list of what a pattern demands.
@@ -88,11 +90,12 @@ pub(super) fn demands(pattern: &[Item]) -> FieldSet {
 
 impl Judge {
     pub(super) fn new(can: RuleCapabilities, port: PortId, tunnels: Tunnels) -> Self {
-        let implied = |table: Option<&TableCapabilities>| {
-            table.map_or_else(Vec::new, |table| table.items.iter().map(|it| demands(it.implies.items())).collect())
-        };
-        let implied = [implied(can.ingress.as_ref()), implied(can.egress.as_ref())];
-        Self { can, port, tunnels, implied }
+        let implied = |items: &[ItemCapability]| items.iter().map(|it| demands(it.implies.items())).collect();
+        let of = |table: Option<&TableCapabilities>| table.map_or_else(Vec::new, |table| implied(&table.items));
+        let counting = can.ingress.as_ref().and_then(|table| table.counting.as_ref());
+        let implied_counting = counting.map_or_else(Vec::new, |counting| implied(&counting.items));
+        let implied = [of(can.ingress.as_ref()), of(can.egress.as_ref())];
+        Self { can, port, tunnels, implied, implied_counting }
     }
 
     /// The same port, with other capabilities.
@@ -123,8 +126,8 @@ impl Judge {
         }
         match direction {
             Direction::Ingress => {
-                let pattern = self.pattern(rule, set, table)?;
-                match self.ingress(rule, &pattern, table, own) {
+                let pattern = self.pattern(rule, set, &table.items, &self.implied[0])?;
+                match self.ingress(rule, set, &pattern, table, own) {
                     Ok(fit) => Ok(fit),
                     Err(obstacle) if own => Err(obstacle),
                     Err(obstacle) => self.split(pattern, obstacle, table),
@@ -159,7 +162,13 @@ impl Judge {
     }
 
     /// The rule's pattern in items of the device.
-    fn pattern(&self, rule: &Rule, set: &FieldSet, table: &TableCapabilities) -> Result<Vec<Item>, Obstacle> {
+    fn pattern(
+        &self,
+        rule: &Rule,
+        set: &FieldSet,
+        items: &[ItemCapability],
+        implied: &[FieldSet],
+    ) -> Result<Vec<Item>, Obstacle> {
         let (pattern, added) = self.with_tunnel_ports(rule.pattern())?;
         let closed;
         let set = if added {
@@ -168,7 +177,6 @@ impl Judge {
         } else {
             set
         };
-        let implied = &self.implied[usize::from(rule.direction() == Direction::Egress)];
         let mut out = Vec::with_capacity(pattern.len());
         let mut counts = [[0u8; 32]; LEVELS as usize];
         for (index, item) in pattern.iter().enumerate() {
@@ -177,11 +185,11 @@ impl Judge {
                 // Told to this port alone.
                 continue;
             }
-            let found = table.items.iter().position(|it| it.kind == item.kind && it.inner == item.inner);
+            let found = items.iter().position(|it| it.kind == item.kind && it.inner == item.inner);
             let Some(at) = found else {
                 return Err(Obstacle::new(name, format!("{} cannot match it", self.device())));
             };
-            let (can, implied) = (&table.items[at], &implied[at]);
+            let (can, implied) = (&items[at], &implied[at]);
             let nth = &mut counts[usize::from(item.inner)][item.kind as usize % 32];
             if *nth >= can.most {
                 return Err(Obstacle::new(name, format!("{} looks at {} of them at most", self.device(), can.most)));
@@ -290,7 +298,14 @@ impl Judge {
     }
 
     /// All of a rule's actions in the device, but for what is noted about the packets that come.
-    fn ingress(&self, rule: &Rule, pattern: &[Item], table: &TableCapabilities, own: bool) -> Result<Fit, Obstacle> {
+    fn ingress(
+        &self,
+        rule: &Rule,
+        set: &FieldSet,
+        pattern: &[Item],
+        table: &TableCapabilities,
+        own: bool,
+    ) -> Result<Fit, Obstacle> {
         let can = &table.actions;
         let mut fit = Fit {
             guards: Vec::new(),
@@ -343,8 +358,12 @@ impl Judge {
         // Workers count what comes as it comes; what does not, or was longer before, only the device can count.
         fit.counted = !(own || comes && behind);
         if fit.counted {
-            if table.counters == 0 {
-                return Err(Obstacle::new("counters", format!("{} does not count for rules", self.device())));
+            match &table.counting {
+                Some(counting) => fit.pattern = self.counting(rule, set, &fit, counting)?,
+                None if table.counters == 0 => {
+                    return Err(Obstacle::new("counters", format!("{} does not count for rules", self.device())));
+                }
+                None => {}
             }
             if !before {
                 return Err(Obstacle::new("count", "it stands between changes of the packet's length"));
@@ -363,6 +382,23 @@ impl Judge {
             fit.rest = Rest::Only(rest);
         }
         Ok(fit)
+    }
+
+    /// The pattern of a rule that counts, where only some can.
+    fn counting(
+        &self,
+        rule: &Rule,
+        set: &FieldSet,
+        fit: &Fit,
+        can: &CountingCapabilities,
+    ) -> Result<Vec<Item>, Obstacle> {
+        let stop =
+            |why: &str| Obstacle::new("counters", format!("{} counts for some rules only: {why}", self.device()));
+        if can.counters == 0 || !fit.actions.is_empty() || !can.fates.contains(&fit.fate.kind()) {
+            return Err(stop("not for such that do this"));
+        }
+        self.pattern(rule, set, &can.items, &self.implied_counting)
+            .map_err(|it| stop(&format!("{}, {}", it.what, it.why)))
     }
 
     /// One action that changes packets.

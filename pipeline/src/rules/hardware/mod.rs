@@ -638,7 +638,7 @@ impl PortRules {
         let direction = rule.direction();
         let full = |reason: String| RuleRefusal { kind: RefusalKind::Full, errno: None, reason };
         let can = &self.plan.judge.can;
-        let (limit, counters) = can.table(direction).map_or((Some(0), 0), |it| (it.rules, it.counters));
+        let (limit, counters) = can.table(direction).map_or((Some(0), 0), |it| (it.rules, it.most_counters()));
         if limit.is_some_and(|limit| self.installed.len() + self.aside.len() >= limit as usize) {
             return Err(full(format!("{} has no room for more rules", can.device)));
         }

@@ -14,14 +14,16 @@ use super::{Backend, Place, refused, unsupported};
 use crate::flow::verbs::{self as specs, add};
 use crate::flow::{Action, Bits, Direction, Fact, Field, FieldSet, ItemKind, Rule, What};
 use crate::port::hardware::{
-    FateKind, HardwareCount, HardwareRule, ItemCapability, Masks, RuleBackend, RuleCapabilities, RuleFate, RuleRefusal,
-    TAG_BITS, TableCapabilities,
+    CountingCapabilities, FateKind, HardwareCount, HardwareRule, ItemCapability, Masks, RuleBackend, RuleCapabilities,
+    RuleFate, RuleRefusal, TAG_BITS, TableCapabilities,
 };
 
 /// Rules of an open device.
 pub(crate) struct Ibv {
     context: Context,
     port: u8,
+    /// Rules of another way, above all of these, take the fragments.
+    whole: bool,
 }
 
 /// A rule in the device.
@@ -33,7 +35,12 @@ pub(crate) struct Live {
 
 impl Ibv {
     pub(crate) fn new(context: &Context, port: u8) -> Self {
-        Self { context: context.clone(), port }
+        Self { context: context.clone(), port, whole: false }
+    }
+
+    /// Beside another way of the same port, which takes fragments before they come to these rules.
+    pub(crate) fn beside(context: &Context, port: u8) -> Self {
+        Self { context: context.clone(), port, whole: true }
     }
 }
 
@@ -59,22 +66,38 @@ const IPV6: Fields = &[
 const TCP: Fields = &[(Field::TcpSrc, Masks::Any), (Field::TcpDst, Masks::Any)];
 const UDP: Fields = &[(Field::UdpSrc, Masks::Any), (Field::UdpDst, Masks::Any)];
 
-/// What `ibv_create_flow` can do on the device of a port called `device`. Nothing is asked of the device: what it refuses is refused when
-/// it is installed.
-pub(crate) fn capabilities(driver: &str, device: &str) -> RuleCapabilities {
+/// Rules that count; nothing tells how many a device has.
+const COUNTERS: u32 = 1 << 16;
+
+/// What can be compared; `whole`: what a pattern with a transport header must demand for fragments to stay away.
+fn items(whole: &str) -> Vec<ItemCapability> {
     let item = |kind, fields: Fields, implies: &str| {
         let item = fields.iter().fold(ItemCapability::new(kind), |item, &(field, masks)| item.with(field, masks));
         ItemCapability { implies: implies.parse().unwrap_or_default(), ..item }
     };
-    const WHOLE: &str = "ipv4 frag no";
-    let items = vec![
+    vec![
         item(ItemKind::Eth, ETH, ""),
         item(ItemKind::Ipv4, IPV4, ""),
         item(ItemKind::Ipv6, IPV6, ""),
-        item(ItemKind::Tcp, TCP, WHOLE),
-        item(ItemKind::Udp, UDP, WHOLE),
-    ];
-    let mut ingress = TableCapabilities { levels: 1, counters: 1 << 16, items, ..TableCapabilities::default() };
+        item(ItemKind::Tcp, TCP, whole),
+        item(ItemKind::Udp, UDP, whole),
+    ]
+}
+
+/// What rules that count can do [beside](Ibv::beside) another way that has no counters; `None`: the kernel makes none here either.
+pub(crate) fn counting(context: &Context) -> Option<CountingCapabilities> {
+    Counters::new(context, &COUNTED).ok()?;
+    Some(CountingCapabilities { counters: COUNTERS, items: items(""), fates: vec![FateKind::Drop] })
+}
+
+/// What is counted, in this order.
+const COUNTED: [Counted; 2] = [Counted::Packets, Counted::Bytes];
+
+/// What `ibv_create_flow` can do on the device of a port called `device`. Nothing is asked of the device: what it refuses is refused when
+/// it is installed.
+pub(crate) fn capabilities(driver: &str, device: &str) -> RuleCapabilities {
+    let items = items("ipv4 frag no");
+    let mut ingress = TableCapabilities { levels: 1, counters: COUNTERS, items, ..TableCapabilities::default() };
     ingress.actions.fates = vec![FateKind::Next, FateKind::Queue, FateKind::Drop];
     let mut can = RuleCapabilities::none(driver, device, RuleBackend::Ibv);
     can.tag_bits = TAG_BITS;
@@ -170,7 +193,7 @@ impl Backend for Ibv {
     type Live = Live;
 
     fn tells(&self, rule: &HardwareRule, fields: &FieldSet) -> Result<(), String> {
-        of(fields, tells_fragments(rule)).map(drop)
+        of(fields, !self.whole && tells_fragments(rule)).map(drop)
     }
 
     fn install(&mut self, rule: &HardwareRule, places: &[Place]) -> Result<Live, RuleRefusal> {
@@ -182,13 +205,10 @@ impl Backend for Ibv {
             return Err(unsupported("that by ibv_create_flow"));
         }
         let counters = match rule.count {
-            true => {
-                let made = Counters::new(&self.context, &[Counted::Packets, Counted::Bytes]);
-                Some(made.map_err(|error| refused(&error))?)
-            }
+            true => Some(Counters::new(&self.context, &COUNTED).map_err(|error| refused(&error))?),
             false => None,
         };
-        let strict = tells_fragments(rule);
+        let strict = !self.whole && tells_fragments(rule);
         let mut flows = Vec::new();
         for place in places {
             let specs = of(&place.fields, strict).map_err(unsupported)?;

@@ -10,6 +10,7 @@ use wirepath_verbs::mlx5::{
 };
 
 use super::{Side, commands, compare};
+use crate::drivers::direct::rules::ibv;
 use crate::flow::{self, Field, FieldSet, ItemKind, ReformatKind, Rule};
 use crate::port::hardware::{
     ActionCapabilities, FateKind, FieldNames, ItemCapability, Masks, ReformatCapability, RuleBackend, RuleCapabilities,
@@ -68,6 +69,10 @@ const TCP: &[(Field, Masks)] =
 const UDP: &[(Field, Masks)] = &[(Field::UdpSrc, ANY), (Field::UdpDst, ANY)];
 const NOT_A_FRAGMENT: &str = "inner ipv4 frag no";
 
+/// What is not there: ARP, of which a device sees the EtherType only and would take every format for that of IPv4 (`eth type 0x0806` says
+/// what it sees); type and code of ICMPv6, as it is not known what a device makes of messages of less than 8 bytes. VLAN tags are neither
+/// put on nor taken off: without firmware objects the kernel knows ESP, header modification, decapsulation and reformat as actions of rules
+/// (Linux `drivers/infiniband/hw/mlx5/fs.c`, `parse_flow_flow_action`), and none of the four kinds of reformat is about tags.
 #[rustfmt::skip]
 pub(super) const OFFERS: &[Offer] = &[
     (ItemKind::Eth, false, 1, ETH, "", "eth dst 02:00:00:00:00:01 type 0x88b5 tags none"),
@@ -80,6 +85,7 @@ pub(super) const OFFERS: &[Offer] = &[
     (ItemKind::Udp, false, 1, UDP, "", "ipv4 / udp src 1 dst 1"),
     (ItemKind::Icmp, false, 1, &[(Field::IcmpType, ANY), (Field::IcmpCode, ANY), (Field::IcmpId, ANY), (Field::IcmpSeq, ANY)], "",
         "icmp type 1 code 1 id 1 seq 1"),
+    (ItemKind::Icmpv6, false, 1, &[], "", "ipv6 / icmpv6"),
     (ItemKind::Esp, false, 1, &[(Field::EspSpi, ANY)], "", "ipv4 / esp spi 1"),
     (ItemKind::Gre, false, 1, &[(Field::GreFlags, Masks::Within(0xb000)), (Field::GreProto, ANY), (Field::GreKey, ANY)], "",
         "ipv4 / gre proto 0x6558 key 1"),
@@ -209,6 +215,7 @@ impl<T: Side> Trial<'_, T> {
             levels,
             rules: None,
             counters: if counted { COUNTERS } else { 0 },
+            counting: None,
             items: offers.iter().filter_map(|offer| self.item(offer)).collect(),
             tells_order: self.tells_order(),
             aside: ASIDE.iter().filter_map(|pattern| pattern.parse().ok()).collect(),
@@ -256,8 +263,8 @@ fn geneve(kind: ReformatKind, length: usize) -> Option<flow::Reformat> {
     flow::Reformat::new(kind, &bytes).ok()
 }
 
-/// What the device of a port called `device` can do by mlx5dv; `None` without a single table.
-pub(in super::super) fn capabilities(mlx5: &Mlx5, driver: &str, device: &str) -> Option<RuleCapabilities> {
+/// What the device of a port called `device` can do by mlx5dv; `None` without a single table. `flows`: it has `ibv_create_flow`.
+pub(in super::super) fn capabilities(mlx5: &Mlx5, flows: bool, driver: &str, device: &str) -> Option<RuleCapabilities> {
     use TunnelName::{Geneve, Gre, Ip, Vxlan, VxlanGpe};
     let received = Trial::<Ingress> { mlx5, drop: IngressFate::Drop };
     // Delivery is what a port does anyhow.
@@ -289,10 +296,17 @@ pub(in super::super) fn capabilities(mlx5: &Mlx5, driver: &str, device: &str) ->
     }
     let mut can = RuleCapabilities::none(driver, device, RuleBackend::Dv);
     if ingress.as_ref().or(egress.as_ref())?.counters == 0 {
-        can.notes.push(
-            "rules are not counted: the kernel lets the program make no firmware objects (DevX), and libmlx5 takes no other counters for rules of this kind"
-                .to_owned(),
-        );
+        // The header has an action for counters of ibv_create_counters; no version of libmlx5 takes it (`mlx5dv_create_flow`).
+        let mut note = "the kernel lets the program make no firmware objects (DevX), and libmlx5 takes no other counters for rules of mlx5dv: "
+            .to_owned();
+        if let Some(table) = ingress.as_mut().filter(|_| flows) {
+            table.counting = ibv::counting(mlx5.context());
+        }
+        note += match ingress.as_ref().is_some_and(|table| table.counting.is_some()) {
+            true => "what is dropped is counted as far as ibv_create_flow has words for it",
+            false => "the device does not count",
+        };
+        can.notes.push(note);
     }
     can.notes.push(
         "what is cut off in a tunnel's header, label stacks or headers in tunnels is looked at less closely than in software: such packets fit rules too"

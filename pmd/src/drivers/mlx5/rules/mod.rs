@@ -22,6 +22,7 @@ use wirepath_verbs::mlx5::{
 
 use self::can::capabilities;
 pub(super) use self::way::{Way, Wish};
+use crate::drivers::direct::rules::ibv::{self, Ibv};
 use crate::drivers::direct::rules::{Backend, Place, refused, unsupported};
 use crate::flow::{self, Action, FieldSet, ReformatKind};
 use crate::port::hardware::{HardwareCount, HardwareRule, RuleFate, RuleRefusal};
@@ -174,26 +175,33 @@ pub(super) struct Dv {
     ingress: Shared<Ingress>,
     egress: Shared<Egress>,
     mlx5: Mlx5,
+    /// For rules that count, where mlx5dv has no counters. Rules of both ways that have the same priority are in the same table of the
+    /// kernel, and tables are asked by priority (Linux `drivers/infiniband/hw/mlx5/fs.c`, `get_flow_table` and `_get_flow_table`).
+    counting: Option<Ibv>,
     /// Rules that went since it was last looked what is not used any more.
     gone: usize,
 }
 
 /// The entries of a rule.
-enum Entries {
+pub(super) enum Entries {
     Ingress { _rules: Vec<SteeringRule<Ingress>> },
     Egress { _rules: Vec<SteeringRule<Egress>> },
 }
 
 /// A rule in the device.
-pub(super) struct Live {
-    // Before what it counts in.
-    _entries: Entries,
-    counter: Option<FlowCounter>,
+pub(super) enum Live {
+    Dv {
+        // Before what it counts in.
+        _entries: Entries,
+        counter: Option<FlowCounter>,
+    },
+    Counting(ibv::Live),
 }
 
 impl Dv {
-    pub(super) fn new(mlx5: &Mlx5) -> Self {
-        Self { ingress: Shared::default(), egress: Shared::default(), mlx5: mlx5.clone(), gone: 0 }
+    pub(super) fn new(mlx5: &Mlx5, port: u8) -> Self {
+        let counting = FlowCounter::new(mlx5).is_err().then(|| Ibv::beside(mlx5.context(), port));
+        Self { ingress: Shared::default(), egress: Shared::default(), mlx5: mlx5.clone(), counting, gone: 0 }
     }
 }
 
@@ -205,9 +213,10 @@ impl Backend for Dv {
     }
 
     fn install(&mut self, rule: &HardwareRule, places: &[Place]) -> std::result::Result<Live, RuleRefusal> {
-        let counter = match rule.count {
-            true => Some(FlowCounter::new(&self.mlx5).map_err(|error| refused(&error))?),
-            false => None,
+        let counter = match (rule.count, &mut self.counting) {
+            (true, Some(counting)) => return counting.install(rule, places).map(Live::Counting),
+            (true, None) => Some(FlowCounter::new(&self.mlx5).map_err(|error| refused(&error))?),
+            (false, _) => None,
         };
         let entries = match rule.direction {
             flow::Direction::Ingress => {
@@ -217,12 +226,17 @@ impl Backend for Dv {
                 Entries::Egress { _rules: self.egress.install(&self.mlx5, rule, places, counter.as_ref())? }
             }
         };
-        Ok(Live { _entries: entries, counter })
+        Ok(Live::Dv { _entries: entries, counter })
     }
 
     fn count(&mut self, live: &Live) -> Option<HardwareCount> {
-        let (packets, bytes) = live.counter.as_ref()?.read().ok()?;
-        Some(HardwareCount { packets, bytes })
+        match live {
+            Live::Dv { counter, .. } => {
+                let (packets, bytes) = counter.as_ref()?.read().ok()?;
+                Some(HardwareCount { packets, bytes })
+            }
+            Live::Counting(live) => self.counting.as_mut()?.count(live),
+        }
     }
 
     fn tidy(&mut self) {

@@ -42,7 +42,7 @@ impl Wish {
         driver: &str,
         device: &str,
     ) -> Option<RuleCapabilities> {
-        let dv = || capabilities(mlx5, driver, device);
+        let dv = || capabilities(mlx5, flows, driver, device);
         let ibv = || flows.then(|| ibv::capabilities(driver, device));
         match self {
             Self::Auto => dv().or_else(ibv),
@@ -57,7 +57,7 @@ impl Way {
     /// The way that the capabilities tell of.
     pub(in super::super) fn new(backend: RuleBackend, mlx5: &Mlx5, port: u8) -> Self {
         match backend {
-            RuleBackend::Dv => Self::Dv(Box::new(Dv::new(mlx5))),
+            RuleBackend::Dv => Self::Dv(Box::new(Dv::new(mlx5, port))),
             RuleBackend::Ibv => Self::Ibv(Ibv::new(mlx5.context(), port)),
         }
     }
