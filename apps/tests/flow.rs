@@ -196,8 +196,36 @@ fn a_recorded_nic_tells_where_rules_would_run() {
     assert_eq!(code, 0, "{report}");
     let own: Vec<&Value> = report["gateway"].as_array().unwrap().iter().map(|own| &own["where"]).collect();
     assert_eq!(own[..2], ["hardware", "split"], "{report}");
-    // What is wrong with such a file is said.
+    // What is wrong with such a file is said, and one without end is not read for ever.
+    let (code, _, error) = said(&["explain", config, "--capabilities", "/dev/zero"], "");
+    assert!(code == 2 && error.contains("at most 16 MiB"), "{error}");
     std::fs::write(nic, NIC.replace("\"vni\"", "\"vin\"")).unwrap();
     let (code, _, error) = said(&["explain", config, "--capabilities", nic], "");
     assert!(code == 2 && error.contains("item \"vxlan\" has no field \"vin\""), "{error}");
+}
+
+#[test]
+fn a_rule_is_refused_on_the_port_that_stands_in_its_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("l2fwd.toml");
+    let ports = "[[port]]\nname = 'a'\ndriver = 'null'\n[[port]]\nname = 'b'\ndriver = 'null'\nqueues = 4\n";
+    std::fs::write(&config, format!("{ports}[[rule]]\nrule = 'ingress: any => queue 2'\n")).unwrap();
+    let (code, report) = json(&["explain", config.to_str().unwrap(), "--json"], "");
+    let on = |port: usize| {
+        let it = &report["rules"][0]["ports"][port];
+        (it["port"].as_str().unwrap(), it["where"].as_str().unwrap(), it["why"].as_str().unwrap())
+    };
+    let (name, place, why) = on(0);
+    assert!((code, name, place) == (2, "a", "refused") && why.contains("port \"a\" has no queue 2"), "{report}");
+    let (name, place, why) = on(1);
+    assert!((name, place) == ("b", "software") && !why.contains("queue"), "{report}");
+}
+
+#[test]
+fn rules_alone_give_ports_no_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("some.rules");
+    std::fs::write(&rules, "egress: any => count\n").unwrap();
+    let (code, _, error) = said(&["match", rules.to_str().unwrap(), "--pcap", "none.pcap", "--out", "wan"], "");
+    assert!(code == 2 && error.contains("found \"wan\", expected the number of a port"), "{error}");
 }

@@ -140,11 +140,12 @@ fn a_nic_tells_what_it_does_with_rules_whoever_opens_it() {
 
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("l2fwd.toml");
+    let way = std::cell::Cell::new("auto");
     let explain = |rules: &str, more: &[&str]| {
         let port = |name: &str, driver: &str| {
             format!("[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\n")
         };
-        let ports = port("eth7", "mlx5") + "[port.mlx5]\nrules = \"auto\"\n" + &port("eth8", "auto");
+        let ports = port("eth7", "mlx5") + &format!("[port.mlx5]\nrules = \"{}\"\n", way.get()) + &port("eth8", "auto");
         let rule = "[[rule]]\nrule = \"ingress: port id eth7 / udp dst 53 => mark 7\"\n";
         std::fs::write(&config, ports + rule + rules).unwrap();
         let output = run(&[&["flow", "explain", config.to_str().unwrap(), "--json"], more].concat());
@@ -155,6 +156,10 @@ fn a_nic_tells_what_it_does_with_rules_whoever_opens_it() {
     let (place, why) = explain("", &[]);
     assert!(place == "software" && why.contains("--port and --capabilities tell what"), "{place}: {why}");
     assert_eq!(explain("", &["--port", "mlx5:eth7"]).0, "hardware");
+    // As the port's own settings say.
+    way.set("ibv");
+    let (place, why) = explain("", &["--port", "mlx5:eth7"]);
+    assert!(place == "software" && why.contains("(ibv_create_flow)"), "{place}: {why}");
     let (place, why) = explain("[rules]\nhardware = \"off\"\n", &["--port", "mlx5:eth7"]);
     assert!(place == "software" && why.contains("hardware = \"off\""), "{place}: {why}");
 }

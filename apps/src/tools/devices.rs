@@ -5,7 +5,7 @@ use wirepath_pmd::drivers::rdma::PairEncapsulation;
 use wirepath_pmd::drivers::{self, Candidate, DRIVERS, Driver};
 use wirepath_pmd::packet::Pool;
 use wirepath_pmd::port::hardware::RuleCapabilities;
-use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, StartedPort};
+use wirepath_pmd::port::{ConfiguredPort, OpenPort, Plan, PortConfig, StartedPort};
 use wirepath_pmd::settings::Source;
 
 use crate::cli::{Failure, Table, print, print_json};
@@ -66,7 +66,7 @@ pub fn run(json: bool) -> Result<(), Failure> {
         for offer in offers.iter_mut().filter(|offer| offer.usable && WITH_RULES.contains(&offer.driver)) {
             let name = format!("{}:{}", offer.driver, offer.device);
             // Nothing is started for a list: that would take frames from whoever uses the device.
-            match open(&name).map(|mut port| port.rule_hardware().map(|hardware| hardware.capabilities())) {
+            match open(&name, None).map(|mut port| port.rule_hardware().map(|hardware| hardware.capabilities())) {
                 Ok(Some(can)) => offer.rules = Some(can),
                 Ok(None) => offer.no_rules = Some(format!("it says so when it runs: wirepath devices --rules {name}")),
                 Err(failure) => offer.no_rules = Some(failure.to_string()),
@@ -90,14 +90,22 @@ pub fn run(json: bool) -> Result<(), Failure> {
     print(format_args!("{table}\n{about}"))
 }
 
-fn open(name: &str) -> Result<OpenPort, Failure> {
-    let (driver, device) = name
-        .split_once(':')
-        .ok_or_else(|| Failure::usage(format!("found \"{name}\", expected a driver and a device such as mlx5:eth1")))?;
+/// Driver and device.
+fn parts(name: &str) -> Result<(&str, &str), Failure> {
+    name.split_once(':')
+        .ok_or_else(|| Failure::usage(format!("found \"{name}\", expected a driver and a device such as mlx5:eth1")))
+}
+
+/// `like`: a port whose settings say how.
+fn open(name: &str, like: Option<&dyn Plan>) -> Result<OpenPort, Failure> {
+    let (driver, device) = parts(name)?;
     let found = drivers::find(driver).ok_or_else(|| Failure::usage(format!("there is no driver \"{driver}\"")))?;
     let source = Source::new("the command line", "");
     let document = source.parse()?;
-    let plan = found.plan(Some(device), &document.settings())?;
+    let plan = match like.and_then(|like| like.for_rules_of(driver, device)) {
+        Some(plan) => plan,
+        None => found.plan(Some(device), &document.settings())?,
+    };
     // What has none is not opened: an interface would get an XDP program, and a TAP device come into being.
     if !plan.rules_in_hardware() {
         return Err(no_rules(name));
@@ -109,10 +117,10 @@ fn no_rules(name: &str) -> Failure {
     Failure::failed(format!("{name} has no hardware for flow rules: the workers do them all"))
 }
 
-/// What the rule hardware of a device can do, `DRIVER:DEVICE`. The device is opened; where it says so only when it runs, it is started
-/// for a moment, without taking frames for other stations.
-pub fn ask(name: &str) -> Result<RuleCapabilities, Failure> {
-    let mut port = open(name)?;
+/// What the rule hardware of a device can do, `DRIVER:DEVICE`, for a port like this. The device is opened; where it says so only when it
+/// runs, it is started for a moment, without taking frames for other stations.
+pub fn ask(name: &str, like: Option<&dyn Plan>) -> Result<RuleCapabilities, Failure> {
+    let mut port = open(name, like)?;
     if let Some(hardware) = port.rule_hardware() {
         return Ok(hardware.capabilities());
     }
@@ -127,7 +135,7 @@ pub fn ask(name: &str) -> Result<RuleCapabilities, Failure> {
 
 /// Prints what the rule hardware of a device can do, as `wirepath flow explain --capabilities` reads it.
 pub fn rules(name: &str) -> Result<(), Failure> {
-    print_json(&ask(name)?)
+    print_json(&ask(name, None)?)
 }
 
 /// Asks every driver; the offers for one device stand together, best driver first.
@@ -150,7 +158,6 @@ fn offers(drivers: &[&dyn Driver]) -> Vec<Offer> {
 
 #[cfg(test)]
 mod tests {
-    use wirepath_pmd::port::Plan;
     use wirepath_pmd::settings::{ConfigError, Settings};
 
     use super::*;

@@ -77,6 +77,15 @@ pub struct RuleControl {
 ///
 /// Certain of the modes of ports only once they are started.
 pub fn check(rule: &Rule, ports: &[PortInfo]) -> Option<String> {
+    check_where(rule, ports, |_| true)
+}
+
+/// What stands in the way of a rule on one of these ports, the others aside.
+pub fn check_on(rule: &Rule, ports: &[PortInfo], port: PortId) -> Option<String> {
+    check_where(rule, ports, |at| at == port)
+}
+
+fn check_where(rule: &Rule, ports: &[PortInfo], at: impl Fn(PortId) -> bool) -> Option<String> {
     let name = |port: PortId| match ports.get(usize::from(port)) {
         Some(_) => None,
         None => Some(format!("there is no port {port}; the ports are numbered 0 to {}", ports.len().saturating_sub(1))),
@@ -89,7 +98,7 @@ pub fn check(rule: &Rule, ports: &[PortInfo]) -> Option<String> {
             return missing;
         }
     }
-    let fits = |port: &&PortInfo| on.is_none_or(|bits| bits.matches(port.id.into()));
+    let fits = |port: &&PortInfo| at(port.id) && on.is_none_or(|bits| bits.matches(port.id.into()));
     for action in rule.actions() {
         let most = match action {
             Action::Redirect(port) | Action::Mirror(port) => {

@@ -46,7 +46,8 @@ mod words;
 pub use around::{Around, PUNT_TO_KERNEL, Ruled};
 pub use cache::CacheStats;
 pub use control::{
-    Place, Placed, RuleControl, RuleControlError, RuleRefused, Standing, check, in_order, order, place_all, place_rule,
+    Place, Placed, RuleControl, RuleControlError, RuleRefused, Standing, check, check_on, in_order, order, place_all,
+    place_rule,
 };
 pub use error::RuleTableError;
 pub use exact::ExactTable;

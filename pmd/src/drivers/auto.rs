@@ -81,6 +81,10 @@ impl Plan for Choice {
         self.choices.iter().any(|plan| plan.rules_in_hardware())
     }
 
+    fn for_rules_of(&self, driver: &str, device: &str) -> Option<Box<dyn Plan>> {
+        self.choices.iter().find_map(|plan| plan.for_rules_of(driver, device))
+    }
+
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         let mut left = self.choices.into_iter();
         let mut passed_over = Vec::new();

@@ -50,6 +50,12 @@ pub trait Plan: fmt::Debug + Send {
         false
     }
 
+    /// The same settings for another device of a driver, as far as they say how rules get into its hardware; `None`: they say nothing.
+    fn for_rules_of(&self, driver: &str, device: &str) -> Option<Box<dyn Plan>> {
+        let _ = (driver, device);
+        None
+    }
+
     /// What the device will answer to [`Device::set_rules`], as far as that is known before anything is opened.
     fn decide(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
         let _ = (rules, port);

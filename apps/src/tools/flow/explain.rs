@@ -4,12 +4,13 @@ use std::path::Path;
 use serde_json::{Value, json};
 use wirepath_pipeline::PortInfo;
 use wirepath_pipeline::rules::hardware::{self, Placement};
-use wirepath_pipeline::rules::{Place, check, in_order, place_rule};
+use wirepath_pipeline::rules::{Place, check_on, in_order, place_rule};
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::flow::{Direction, Rule};
 use wirepath_pmd::packet::Pool;
 use wirepath_pmd::port::hardware::RuleCapabilities;
 use wirepath_pmd::port::{Capabilities, KernelRule};
+use wirepath_pmd::settings::Source;
 use wirepath_wire::{MacAddr, Tunnels};
 
 use super::input::{self, Input, Program};
@@ -17,6 +18,30 @@ use super::{ExplainArguments, check::complain};
 use crate::cli::{Failure, print, print_json};
 use crate::rules::{Entry, Hardware, OwnRule, gateway_rules, word};
 use crate::tools::devices::ask;
+
+/// The rule hardware that ports are taken to have.
+enum Nic<'a> {
+    /// Of this device, `DRIVER:DEVICE`: asked for each port, as its settings say.
+    Here(&'a str),
+    /// One that has said this before.
+    Recorded(Box<RuleCapabilities>),
+}
+
+impl Nic<'_> {
+    fn driver(&self) -> &str {
+        match self {
+            Self::Here(name) => name.split_once(':').map_or(name, |(driver, _)| driver),
+            Self::Recorded(can) => &can.driver,
+        }
+    }
+
+    fn can(&self, port: &PortSettings) -> Result<RuleCapabilities, Failure> {
+        match self {
+            Self::Here(name) => ask(name, Some(&*port.plan)),
+            Self::Recorded(can) => Ok(RuleCapabilities::clone(can)),
+        }
+    }
+}
 
 /// Where one rule runs on one port.
 struct Row {
@@ -30,9 +55,9 @@ struct Row {
 }
 
 pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failure> {
-    let can = match (&arguments.port, &arguments.capabilities) {
-        (Some(port), _) => Some(ask(port)?),
-        (_, Some(file)) => Some(recorded(file)?),
+    let nic = match (&arguments.port, &arguments.capabilities) {
+        (Some(name), _) => Some(Nic::Here(name)),
+        (_, Some(file)) => Some(Nic::Recorded(Box::new(recorded(file)?))),
         _ => None,
     };
     let input = input::read(&arguments.config.input())?;
@@ -51,12 +76,12 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
     };
     let mut rows = rows(&entries, ports, program.hardware())?;
     let mut own_rows: Vec<Option<Placement>> = own.iter().map(|_| None).collect();
-    if let Some(can) = can.filter(|_| program.hardware() == Hardware::Auto) {
+    if let Some(nic) = nic.filter(|_| program.hardware() == Hardware::Auto) {
         let tunnels = match &program {
             Program::L2fwd(_) => Tunnels::default(),
             Program::Gateway(setup) => Tunnels::default().with_vxlan(Some(setup.gateway.underlay.udp_port)),
         };
-        own_rows = in_hardware(&mut rows, &can, ports, tunnels, (&entries, &own));
+        own_rows = in_hardware(&mut rows, &nic, ports, tunnels, (&entries, &own))?;
     }
     let refused = rows.iter().flatten().filter(|row| row.place.is_err()).count();
     if json {
@@ -92,10 +117,9 @@ fn rows(entries: &[Entry], settings: &[PortSettings], hardware: Hardware) -> Res
     };
     let decided = in_order(&rules, answer)?;
     let rows = |(number, rule): (usize, &Rule)| {
-        let wrong = check(rule, &ports);
         let row = |(port, place): (u16, Result<Place, String>)| {
             let info = &ports[usize::from(port)];
-            let place = wrong.clone().map_or(place, Err);
+            let place = check_on(rule, &ports, port).map_or(place, Err);
             let driver = info.capabilities.driver;
             let why = why(rule, &settings[usize::from(port)], hardware, &place);
             Row { port: info.name.clone(), driver, why, place, nic: None }
@@ -125,29 +149,27 @@ fn why(rule: &Rule, port: &PortSettings, hardware: Hardware, place: &Result<Plac
 
 /// What a recorded device can do.
 fn recorded(file: &Path) -> Result<RuleCapabilities, Failure> {
-    let text = std::fs::read_to_string(file);
-    let text = text.map_err(|error| Failure::usage(format!("{}: cannot read this: {error}", file.display())))?;
-    serde_json::from_str(&text).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))
+    let source = Source::load(file)?;
+    serde_json::from_str(source.text()).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))
 }
 
 /// Puts into the rows what rule hardware like this would take over, on the ports that could be such; what of the gateway's own tunnels
 /// it would.
 fn in_hardware(
     rows: &mut [Vec<Row>],
-    can: &RuleCapabilities,
+    nic: &Nic<'_>,
     ports: &[PortSettings],
     tunnels: Tunnels,
     (entries, own): (&[Entry], &[OwnRule]),
-) -> Vec<Option<Placement>> {
+) -> Result<Vec<Option<Placement>>, Failure> {
     let rules: Vec<Rule> =
         entries.iter().map(|entry| &entry.rule).chain(own.iter().map(|own| &own.rule)).cloned().collect();
-    let could_be = |port: &PortSettings| {
-        port.plan.rules_in_hardware() && [can.driver.as_str(), "auto"].contains(&port.plan.driver())
-    };
+    let could_be =
+        |port: &PortSettings| port.plan.rules_in_hardware() && [nic.driver(), "auto"].contains(&port.plan.driver());
     let all = !ports.iter().any(could_be);
     let mut own_rows = vec![None; own.len()];
     for (id, port) in (0..).zip(ports).filter(|(_, port)| all || could_be(port)) {
-        let placements = hardware::on_paper(can, id, tunnels, &rules);
+        let placements = hardware::on_paper(&nic.can(port)?, id, tunnels, &rules);
         for (number, placement) in placements.into_iter().enumerate() {
             let Some(placement) = placement else { continue };
             let Some(rows) = rows.get_mut(number) else {
@@ -159,7 +181,7 @@ fn in_hardware(
             row.why = placement.obstacle().map_or_else(|| "in the NIC".to_owned(), ToString::to_string);
         }
     }
-    own_rows
+    Ok(own_rows)
 }
 
 fn place_word(row: &Row) -> &'static str {

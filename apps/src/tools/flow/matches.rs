@@ -157,7 +157,10 @@ impl Bench {
         let number = |name: &String| {
             let known = names.iter().position(|known| known == name).or_else(|| name.parse().ok());
             known.and_then(|n| PortId::try_from(n).ok()).ok_or_else(|| {
-                Failure::usage(format!("there is no port \"{name}\"; the ports are {}", names.join(", ")))
+                Failure::usage(match names.is_empty() {
+                    true => format!("found \"{name}\", expected the number of a port: rules alone give ports no names"),
+                    false => format!("there is no port \"{name}\"; the ports are {}", names.join(", ")),
+                })
             })
         };
         let (direction, port) = match (&arguments.port, &arguments.out) {

@@ -213,4 +213,9 @@ impl Plan for Options {
     fn rules_in_hardware(&self) -> bool {
         self.rules != Wish::Off
     }
+
+    fn for_rules_of(&self, driver: &str, device: &str) -> Option<Box<dyn Plan>> {
+        let options = || Self { rules: self.rules, ..Self::new(device) };
+        (driver == NAME).then(|| Box::new(options()) as Box<dyn Plan>)
+    }
 }
