@@ -40,6 +40,17 @@ pub struct Layers {
     pub end: usize,
 }
 
+/// What a NIC says of the sums of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checks {
+    /// See [`Layers::ip_checksum_ok`].
+    pub ip: Option<bool>,
+    /// See [`Layers::transport_checksum_ok`].
+    pub transport: Option<bool>,
+    /// Sum of the IP packet, or of what is behind the Ethernet header if there is none.
+    pub sum: u16,
+}
+
 fn be16(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?))
 }
@@ -125,32 +136,35 @@ fn transport(protocol: u8, layers: &mut Layers) {
 }
 
 /// Sum of 16-bit words (RFC 1071), an odd last byte counting as the upper half. Folded into 16 bits already; 0 only if all bytes are.
+#[inline]
 pub fn sum(bytes: &[u8]) -> u64 {
-    // Bytes of all words may be swapped, if those of their sum are swapped back (RFC 1071, 2.B): so words of any size will do.
-    let (words, mut rest) = bytes.as_chunks::<8>();
+    // Bytes of all words may be swapped, if those of their sum are swapped back (RFC 1071, 2.B): so words of any size will do, and what
+    // is carried out of one goes in at its other end.
+    let (words, rest) = bytes.as_chunks::<8>();
     let mut sum = 0u64;
-    for word in words {
-        let word = u64::from_le_bytes(*word);
-        sum += (word & 0xffff_ffff) + (word >> 32);
+    let mut add = |word: u64| {
+        let (low, carry) = sum.overflowing_add(word);
+        sum = low + u64::from(carry);
+    };
+    words.iter().for_each(|word| add(u64::from_le_bytes(*word)));
+    if !rest.is_empty() {
+        add(match bytes.last_chunk::<8>() {
+            // Those of the last word that were added already go out below.
+            Some(last) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
+            None => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+        });
     }
-    if let Some((word, behind)) = rest.split_first_chunk::<4>() {
-        sum += u64::from(u32::from_le_bytes(*word));
-        rest = behind;
-    }
-    if let Some((word, behind)) = rest.split_first_chunk::<2>() {
-        sum += u64::from(u16::from_le_bytes(*word));
-        rest = behind;
-    }
-    sum += rest.first().map_or(0, |byte| u64::from(*byte));
     u64::from(fold(sum).swap_bytes())
 }
 
 /// A sum folded into 16 bits.
-pub fn fold(mut sum: u64) -> u16 {
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
+#[inline]
+pub fn fold(sum: u64) -> u16 {
+    // At most 2^33 - 2, then 2^17 + 2^16, then 2^16 + 1.
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 /// Writes the transport checksum, as hardware does for a sender that left it out.
@@ -193,6 +207,12 @@ impl Layers {
 
     /// Whether the TCP or UDP checksum is right; `None` if there is none, or a UDP sender left it out.
     pub fn transport_checksum_ok(&self, frame: &[u8]) -> Option<bool> {
+        self.transport_ok(frame, None)
+    }
+
+    /// The same, if the sum of everything behind the IP header may be known.
+    #[inline]
+    fn transport_ok(&self, frame: &[u8], payload: Option<u64>) -> Option<bool> {
         let at = self.checksum_at()?;
         let mut end = self.end;
         if self.protocol == UDP {
@@ -204,8 +224,25 @@ impl Layers {
                 return Some(false);
             }
         }
-        let total = self.pseudo_header(frame, end - self.l4) + sum(&frame[self.l4..end]);
-        Some(fold(total) == 0xffff)
+        let payload = payload.filter(|_| end == self.end).unwrap_or_else(|| sum(&frame[self.l4..end]));
+        Some(fold(self.pseudo_header(frame, end - self.l4) + payload) == 0xffff)
+    }
+
+    /// All that a NIC says of sums: no byte is added up twice, but those of the pseudo header.
+    #[inline]
+    pub fn check(&self, frame: &[u8]) -> Checks {
+        if self.network.is_none() {
+            let sum = fold(sum(frame.get(ETHERNET..).unwrap_or_default()));
+            return Checks { ip: None, transport: None, sum };
+        }
+        // Headers have an even number of bytes, so that what is behind them may be added. Extensions may say that they go on behind the end.
+        let l4 = self.l4.min(self.end);
+        let (header, payload) = (sum(&frame[self.l3..l4]), sum(&frame[l4..self.end]));
+        Checks {
+            ip: (self.network == Some(Network::V4)).then(|| fold(header) == 0xffff),
+            transport: self.transport_ok(frame, Some(payload)),
+            sum: fold(header + payload),
+        }
     }
 
     /// Source and destination address, as they are hashed; empty if there are none.
@@ -221,7 +258,7 @@ impl Layers {
 /// The Toeplitz hash with its key spread out: for each byte position and value, what it contributes.
 #[derive(Clone)]
 pub struct Toeplitz {
-    table: Vec<[u32; 256]>,
+    table: Box<[[u32; 256]; HASHED]>,
 }
 
 impl std::fmt::Debug for Toeplitz {
@@ -242,7 +279,7 @@ impl Toeplitz {
                 word << 1 | u32::from(key[at / 8] >> (7 - at % 8) & 1)
             })
         };
-        let mut table = vec![[0u32; 256]; HASHED];
+        let mut table = Box::new([[0u32; 256]; HASHED]);
         for (position, row) in table.iter_mut().enumerate() {
             let windows: [u32; 8] = std::array::from_fn(|bit| window(position * 8 + bit));
             for (value, entry) in row.iter_mut().enumerate() {
@@ -255,12 +292,12 @@ impl Toeplitz {
     /// Hash of the parts, one behind the other, at most 36 bytes together.
     #[inline]
     pub fn hash<const PARTS: usize>(&self, parts: [&[u8]; PARTS]) -> u32 {
-        let mut rows = self.table.iter();
-        let mut hash = 0;
+        let (mut hash, mut at) = (0, 0);
         for part in parts {
-            for (byte, row) in part.iter().zip(&mut rows) {
+            for (byte, row) in part.iter().zip(self.table.get(at..).unwrap_or_default()) {
                 hash ^= row[usize::from(*byte)];
             }
+            at += part.len();
         }
         hash
     }
@@ -307,6 +344,66 @@ mod tests {
             }
         }
         assert_eq!((sum(&[0; 40]), sum(&[0xff; 40])), (0, 0xffff));
+    }
+
+    #[test]
+    fn what_is_checked_at_once_is_what_each_check_says() {
+        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+        let mut seen = std::collections::HashSet::new();
+        for round in 0..20_000usize {
+            let mut next = || {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random as usize
+            };
+            let mut frame = vec![0u8; 14 + next() % 120];
+            frame.iter_mut().for_each(|byte| *byte = next() as u8);
+            frame[12..14].copy_from_slice(&[[8, 0], [0x86, 0xdd], [0x81, 0], [9, 9]][next() % 4]);
+            let l3 = 14;
+            let rest = frame.len() - l3;
+            if let Some(first) = frame.get_mut(l3) {
+                *first = [0x45, 0x46, 0x60, 0x60][next() % 4];
+            }
+            if rest >= 44 {
+                let (length, end) = (rest - next() % 4, next() % 8);
+                frame[l3 + 6..l3 + 8].fill(0);
+                if frame[l3] == 0x60 {
+                    frame[l3 + 4..l3 + 6].copy_from_slice(&((length - 40) as u16).to_be_bytes());
+                    frame[l3 + 6] = [UDP, TCP, 0, 60][next() % 4];
+                } else {
+                    frame[l3 + 2..l3 + 4].copy_from_slice(&(length as u16).to_be_bytes());
+                    frame[l3 + 9] = [UDP, TCP][next() % 2];
+                    if next() % 2 == 0 {
+                        frame[l3 + 10..l3 + 12].fill(0);
+                        let header = l3..l3 + usize::from(frame[l3] & 15) * 4;
+                        let checksum = !fold(sum(&frame[header]));
+                        frame[l3 + 10..l3 + 12].copy_from_slice(&checksum.to_be_bytes());
+                    }
+                }
+                let layers = parse(&frame);
+                if layers.protocol == UDP {
+                    let length = (layers.end - layers.l4 - end / 4) as u16;
+                    frame[layers.l4 + 4..layers.l4 + 6].copy_from_slice(&length.to_be_bytes());
+                }
+                match next() % 3 {
+                    0 => complete(&mut frame, &layers),
+                    1 => {
+                        if let Some(at) = layers.checksum_at() {
+                            frame[at..at + 2].fill(0);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            let layers = parse(&frame);
+            let checks = layers.check(&frame);
+            let summed = if layers.network.is_some() { layers.l3..layers.end } else { ETHERNET..frame.len() };
+            let (ip, transport) = (layers.ip_checksum_ok(&frame), layers.transport_checksum_ok(&frame));
+            assert_eq!(checks, Checks { ip, transport, sum: fold(sum(&frame[summed])) }, "{round}: {frame:02x?}");
+            seen.insert((ip, transport, layers.network.is_some()));
+        }
+        assert!(seen.len() >= 9, "{seen:?}");
     }
 
     #[test]

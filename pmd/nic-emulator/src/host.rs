@@ -66,9 +66,23 @@ pub trait Region: Clone + Send + 'static {
     /// Two aligned words at once, as [`Self::store`].
     fn store_pair(&self, offset: u64, value: u64);
 
+    /// Eight pairs of words, the last of which is ordered after the others.
+    #[inline]
+    fn store_line(&self, offset: u64, pairs: &[u64; 8]) {
+        for (at, pair) in (offset..).step_by(8).zip(pairs) {
+            self.store_pair(at, *pair);
+        }
+    }
+
     /// The device is done with the line at `offset`, which another processor will write next: it may leave this one's caches. Changes nothing.
     #[inline]
     fn release(&self, offset: u64) {
+        let _ = offset;
+    }
+
+    /// The device will soon read the line at `offset`. Changes nothing.
+    #[inline]
+    fn ask(&self, offset: u64) {
         let _ = offset;
     }
 

@@ -67,7 +67,7 @@ impl Region for Pinned {
     fn read(&self, offset: u64, to: &mut [u8]) -> bool {
         let Some(at) = self.at(offset, to.len()) else { return false };
         // SAFETY: inside what was pinned. The program may write there at the same time, as it may with a device: then some of both is read.
-        unsafe { at.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+        unsafe { copy(at, to.as_mut_ptr(), to.len()) };
         true
     }
 
@@ -75,7 +75,7 @@ impl Region for Pinned {
     fn write(&self, offset: u64, from: &[u8]) -> bool {
         let Some(at) = self.at(offset, from.len()).filter(|_| self.writable) else { return false };
         // SAFETY: as above; the program has given this memory to the device.
-        unsafe { at.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        unsafe { copy(from.as_ptr(), at, from.len()) };
         true
     }
 
@@ -118,10 +118,31 @@ impl Region for Pinned {
     }
 
     #[inline]
+    fn store_line(&self, offset: u64, pairs: &[u64; 8]) {
+        if let Some(at) = self.at(offset, 64).filter(|at| self.writable && at.cast::<u64>().is_aligned()) {
+            let ([front @ .., last], at) = (pairs, at.cast::<u64>());
+            for (i, pair) in front.iter().enumerate() {
+                // SAFETY: eight pairs inside what was pinned, aligned.
+                unsafe { AtomicU64::from_ptr(at.add(i)) }.store(*pair, Ordering::Relaxed);
+            }
+            // SAFETY: the last of them.
+            unsafe { AtomicU64::from_ptr(at.add(front.len())) }.store(*last, Ordering::Release);
+        }
+    }
+
+    #[inline]
     fn release(&self, offset: u64) {
         if let Some(at) = self.at(offset, 1) {
             // SAFETY: a hint, which neither faults nor changes memory; processors without it take it for nothing.
             unsafe { std::arch::asm!("cldemote [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+        }
+    }
+
+    #[inline]
+    fn ask(&self, offset: u64) {
+        if let Some(at) = self.at(offset, 1) {
+            // SAFETY: a hint, which neither faults nor changes memory.
+            unsafe { std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
         }
     }
 
@@ -134,8 +155,29 @@ impl Region for Pinned {
     }
 }
 
+/// Copies; what descriptors, completions and short frames have without a call.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    const HALF: usize = 32;
+    type Half = [u8; HALF];
+    if (HALF..=2 * HALF).contains(&length) {
+        // SAFETY: both halves lie inside what the caller vouches for, and may share bytes; read before either is written.
+        unsafe {
+            let halves: [Half; 2] = [from.cast::<Half>().read(), from.add(length - HALF).cast::<Half>().read()];
+            to.cast::<Half>().write(halves[0]);
+            to.add(length - HALF).cast::<Half>().write(halves[1]);
+        }
+        return;
+    }
+    // SAFETY: as the caller says.
+    unsafe { from.copy_to_nonoverlapping(to, length) };
+}
+
 /// Copies between this process and itself by a system call, which turns a wrong address into an error.
-fn copy(read: bool, address: u64, ours: *mut u8, length: usize) -> Result<(), Errno> {
+fn transfer(read: bool, address: u64, ours: *mut u8, length: usize) -> Result<(), Errno> {
     if length == 0 {
         return Ok(());
     }
@@ -171,10 +213,10 @@ fn copy(read: bool, address: u64, ours: *mut u8, length: usize) -> Result<(), Er
 
 /// `copy_from_user`.
 pub(crate) fn copy_in(address: u64, to: &mut [u8]) -> Result<(), Errno> {
-    copy(true, address, to.as_mut_ptr(), to.len())
+    transfer(true, address, to.as_mut_ptr(), to.len())
 }
 
 /// `copy_to_user`.
 pub(crate) fn copy_out(address: u64, from: &[u8]) -> Result<(), Errno> {
-    copy(false, address, from.as_ptr().cast_mut(), from.len())
+    transfer(false, address, from.as_ptr().cast_mut(), from.len())
 }

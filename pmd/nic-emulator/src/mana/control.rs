@@ -193,6 +193,7 @@ impl<H: Host> Mana<H> {
         let rss = Rss {
             port: at,
             table: std::array::from_fn(|i| wqs[i % wqs.len()]),
+            only: wqs.first().copied().filter(|first| wqs.iter().all(|wq| wq == first)),
             hash: Toeplitz::new(&part.rx_hash_key),
             fields: part.rx_hash_fields_mask,
         };

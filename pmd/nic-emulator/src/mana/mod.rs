@@ -95,6 +95,8 @@ enum Qp {
 struct Rss {
     port: usize,
     table: [ObjectId; TABLE],
+    /// The queue, if the table names one alone.
+    only: Option<ObjectId>,
     hash: Toeplitz,
     fields: u64,
 }

@@ -2,7 +2,6 @@
 
 use wirepath_nic_defs::mana as defs;
 use wirepath_nic_defs::mana::{CqeTail, WQE_UNIT};
-use zerocopy::IntoBytes;
 
 use super::Tail;
 use crate::device::{ContextId, Event, ObjectId, Owner};
@@ -228,9 +227,8 @@ impl<R: Region> Cq<R> {
     fn put(&self, index: u32, entry: &Entry, tail: CqeTail) {
         let at = u64::from(index) * u64::from(defs::CQE_BYTES);
         let pair = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le();
-        let front: [u64; 7] = std::array::from_fn(|i| pair(entry[2 * i], entry[2 * i + 1]));
-        let _ = self.ring.write(at, front.as_bytes());
-        self.ring.store_pair(at + front.as_bytes().len() as u64, pair(entry[14], tail.0));
+        let word = |i: usize| if i < 15 { entry[i] } else { tail.0 };
+        self.ring.store_line(at, &std::array::from_fn(|i| pair(word(2 * i), word(2 * i + 1))));
         self.ring.release(at);
     }
 

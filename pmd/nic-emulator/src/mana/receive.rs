@@ -31,7 +31,9 @@ impl<H: Host> Mana<H> {
         };
         let layers = frame::parse(bytes);
         let (hash, kind) = hash(rss, &layers, bytes);
-        let Some(rq) = rqs.get_mut(rss.table[hash as usize % TABLE]) else { return false };
+        // With one queue nothing waits for the hash.
+        let queue = rss.only.unwrap_or_else(|| rss.table[hash as usize % TABLE]);
+        let Some(rq) = rqs.get_mut(queue) else { return false };
         let Some(cq) = cqs.get_mut(rq.cq) else { return false };
         let ready = !rq.work.stopped && if scan { written(&rq.work) } else { rq.work.posted() > 0 };
         if !ready {
@@ -119,7 +121,7 @@ fn send_held<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>) {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn complete<R: Region>(rq: &Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, held: &Held, code: u32) {
     // Words.
     const PACKETS: usize = defs::RX_PACKETS as usize / 4;
@@ -128,7 +130,8 @@ fn complete<R: Region>(rq: &Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, held: &Hel
     let mut entry = [0; 15];
     entry[0] = CqeHead::default().with_cqe_type(code).with_client_type(defs::CLIENT_ETHERNET).0;
     entry[1] = held.flags;
-    for (i, (length, hash)) in held.packets[..held.count as usize].iter().enumerate() {
+    // Those that are not there are zeros.
+    for (i, (length, hash)) in held.packets.iter().enumerate() {
         entry[PACKETS + i * PACKET] = u32::from(*length);
         entry[PACKETS + i * PACKET + 2] = *hash;
     }

@@ -1,8 +1,10 @@
 //! Completion queues, with compression.
 
+use std::sync::atomic::{Ordering, fence};
+
 use wirepath_nic_defs::mlx5::{
-    self as defs, Arm, CQE_BYTES, CQE_OWNER, CqeOwner, FORMAT_COMPRESSED, MINI_BYTES, MINI_FORMAT_CSUM,
-    MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH, MINIS_PER_ENTRY, RECORD_ARM, RECORD_CONSUMED,
+    self as defs, Arm, CQE_BYTES, CqeOwner, FORMAT_COMPRESSED, MINI_FORMAT_CSUM, MINI_FORMAT_CSUM_STRIDE,
+    MINI_FORMAT_HASH, MINIS_PER_ENTRY, RECORD_ARM, RECORD_CONSUMED,
 };
 use wirepath_nic_defs::uverbs::EVENT_CQ_ERR;
 
@@ -13,22 +15,112 @@ use crate::host::Region;
 /// Most packets of a compressed session.
 pub(super) const MOST_MINIS: usize = 64;
 
+/// Entries that are published at once at most.
+const MOST_UNPUBLISHED: u32 = 32;
+
 /// How far ahead of their use lines of memory are asked for, in bytes.
 const AHEAD: u64 = 256;
 
 /// A whole entry before its last byte.
 pub(super) type Entry = [u8; CQE_BYTES];
 
-/// What a mini entry says of its packet.
+/// The same by words, in the order of memory. What is put together byte by byte and read by words has to wait for the last byte.
+type Words = [u64; CQE_BYTES / 8];
+
+fn words(entry: &Entry) -> Words {
+    std::array::from_fn(|i| u64::from_ne_bytes(entry.as_chunks::<8>().0[i]))
+}
+
+/// What the entry of a received packet says.
 #[derive(Clone, Copy, Debug, Default)]
-struct Mini {
-    hash: u32,
-    checksum: u16,
-    stride: u16,
-    byte_count: u32,
+pub(super) struct Told {
+    pub(super) packet_info: u8,
+    /// Of the descriptor, if it has strides.
+    pub(super) request: u16,
+    pub(super) hash: u32,
+    pub(super) hash_type: u8,
+    pub(super) checksum: u16,
+    /// [`defs::CqeFlags`], and below them the VLAN tag that was taken off.
+    pub(super) described: u32,
+    pub(super) user_index: u32,
+    pub(super) metadata: u32,
+    /// Bytes, or what is told instead.
+    pub(super) count: u32,
+    pub(super) time: u64,
+    pub(super) tag: u32,
+    /// Descriptor or stride.
+    pub(super) position: u16,
+}
+
+impl Told {
+    #[inline(always)]
+    fn words(&self) -> Words {
+        let pair = |first: u32, second: u32| (u64::from(first) << 32 | u64::from(second)).to_be();
+        let high = |byte: u8| u32::from(byte) << 24;
+        [
+            pair(high(self.packet_info) | u32::from(self.request), 0),
+            pair(0, self.hash),
+            pair(high(self.hash_type), u32::from(self.checksum) << 16),
+            pair(0, self.described),
+            pair(self.user_index, self.metadata),
+            pair(0, self.count),
+            self.time.to_be(),
+            pair(self.tag, u32::from(self.position) << 16),
+        ]
+    }
+
+    /// By bytes, for those who change some.
+    pub(super) fn entry(&self) -> Entry {
+        let mut entry = [0; CQE_BYTES];
+        let words = self.words();
+        entry.as_chunks_mut::<8>().0.iter_mut().zip(words).for_each(|(bytes, word)| *bytes = word.to_ne_bytes());
+        entry
+    }
+
+    /// What a mini entry says of the packet.
+    #[inline]
+    fn mini(&self, format: u8) -> u64 {
+        let first = match format {
+            MINI_FORMAT_CSUM => u32::from(self.checksum) << 16,
+            MINI_FORMAT_CSUM_STRIDE => u32::from(self.checksum) << 16 | u32::from(self.position),
+            _ => self.hash,
+        };
+        u64::from(first) << 32 | u64::from(self.count)
+    }
+
+    /// Whether all that the mini entry of this packet, `behind` that of a title, does not tell is as in the title.
+    #[inline]
+    fn is_like(&self, title: &Self, behind: usize, format: u8) -> bool {
+        // The counter goes up by one for each packet, which only linear queues do.
+        let counted = self.position == title.position.wrapping_add(behind as u16);
+        let told = match format {
+            MINI_FORMAT_CSUM_STRIDE => self.request == title.request && self.hash == title.hash,
+            MINI_FORMAT_CSUM => counted && self.hash == title.hash,
+            _ => counted,
+        };
+        told && self.hash_type == title.hash_type
+            && self.packet_info == title.packet_info
+            && self.described == title.described
+            && self.user_index == title.user_index
+            && self.metadata == title.metadata
+            && self.tag == title.tag
+    }
+
+    /// Takes from a mini entry what it tells, for a packet that gets an entry of its own after all.
+    fn with(&self, mini: u64, format: u8) -> Self {
+        let (first, count) = ((mini >> 32) as u32, mini as u32);
+        match format {
+            MINI_FORMAT_CSUM => Self { checksum: (first >> 16) as u16, count, ..*self },
+            MINI_FORMAT_CSUM_STRIDE => Self { checksum: (first >> 16) as u16, position: first as u16, count, ..*self },
+            _ => Self { hash: first, count, ..*self },
+        }
+    }
 }
 
 /// A completion queue.
+///
+/// Of the entries of a burst the first is written last ([`Self::publish`]): a driver that waits for it finds all of them, and takes no
+/// lines away from the device meanwhile.
 #[derive(Debug)]
 pub(super) struct Cq<R> {
     pub(super) number: u32,
@@ -38,11 +130,16 @@ pub(super) struct Cq<R> {
     log_entries: u32,
     /// Entries written, free-running.
     produced: u32,
+    /// What the record said when it was last looked at: only if that leaves no room, it is worth another look.
+    consumed: u32,
+    /// The first entry that is not published, with its counter, and how many there are with it.
+    first: (u32, Words, CqeOwner),
+    unpublished: u32,
     /// One of `MINI_FORMAT_*`, if receive completions may be compressed.
     compress: Option<u8>,
-    /// The first packet of a session that is being gathered, and all of its packets.
-    title: Entry,
-    held: Vec<Mini>,
+    /// The first packet of a session that is being gathered, and what the mini entries of all of its packets say.
+    title: Told,
+    held: Vec<u64>,
     armed: bool,
     /// In scan mode, what the record said when it was last looked at.
     asked: Option<u32>,
@@ -68,8 +165,11 @@ impl<R: Region> Cq<R> {
             record,
             log_entries,
             produced: 0,
+            consumed: 0,
+            first: (0, Words::default(), CqeOwner::default()),
+            unpublished: 0,
             compress,
-            title: [0; CQE_BYTES],
+            title: Told::default(),
             held: Vec::with_capacity(MOST_MINIS),
             // In the record, the first time that it is armed looks like a fresh one.
             armed: scan,
@@ -84,20 +184,23 @@ impl<R: Region> Cq<R> {
         1 << self.log_entries
     }
 
-    fn consumed(&self) -> u32 {
-        u32::from_be(self.record.load(4 * RECORD_CONSUMED as u64))
-    }
-
     /// Whether `count` more entries fit. Drivers publish 24 bits or 16, so only what both have is compared.
+    #[inline]
     fn has_room(&mut self, count: u32, events: &mut Vec<Event>) -> bool {
         if self.overrun {
             return false;
         }
-        let unread = self.produced.wrapping_sub(self.consumed()) & 0xffff;
-        if self.log_entries < 16 && unread + count > self.entries() {
-            self.overrun = true;
-            events.push(Event::Object(self.owner, EVENT_CQ_ERR));
-            return false;
+        let lacks = |this: &Self| {
+            let unread = this.produced.wrapping_sub(this.consumed) & 0xffff;
+            this.log_entries < 16 && unread + count > this.entries()
+        };
+        if lacks(self) {
+            self.consumed = u32::from_be(self.record.load(4 * RECORD_CONSUMED as u64));
+            if lacks(self) {
+                self.overrun = true;
+                events.push(Event::Object(self.owner, EVENT_CQ_ERR));
+                return false;
+            }
         }
         true
     }
@@ -111,32 +214,63 @@ impl<R: Region> Cq<R> {
         u64::from(counter & (self.entries() - 1)) * CQE_BYTES as u64
     }
 
+    /// The next entry, which may have to be published.
+    #[inline]
+    fn add(&mut self, words: &Words, owner: CqeOwner, events: &mut Vec<Event>) {
+        let owner = owner.with_owner(defs::cqe_owner(self.produced, self.log_entries));
+        if self.unpublished == MOST_UNPUBLISHED.min(self.entries() / 2) {
+            self.publish(events);
+        }
+        if self.unpublished == 0 {
+            self.first = (self.produced, *words, owner);
+        } else {
+            self.put(self.produced, words, owner);
+        }
+        self.unpublished += 1;
+    }
+
+    /// All entries that were completed can be seen from now on.
+    #[inline]
+    pub(super) fn publish(&mut self, events: &mut Vec<Event>) {
+        if self.unpublished > 0 {
+            let (counter, words, owner) = &self.first;
+            self.put(*counter, words, *owner);
+            self.unpublished = 0;
+            self.notify(events);
+        }
+    }
+
     /// Writes an entry at `counter`, the last word last.
     #[inline]
-    fn put(&self, counter: u32, entry: &Entry, owner: CqeOwner) {
+    fn put(&self, counter: u32, words: &Words, owner: CqeOwner) {
         let at = self.offset(counter);
-        let _ = self.ring.write(at, &entry[..CQE_OWNER - 3]);
-        let last = [entry[CQE_OWNER - 3], entry[CQE_OWNER - 2], entry[CQE_OWNER - 1], owner.0];
-        self.ring.store(at + CQE_OWNER as u64 - 3, u32::from_ne_bytes(last));
+        let mut words = *words;
+        words[CQE_BYTES / 8 - 1] |= u64::from(owner.0).to_be();
+        self.ring.store_line(at, &words);
         self.ring.release(at);
         self.ring.expect(at + AHEAD);
     }
 
     /// An entry of its own. `owner` has the opcode.
-    #[inline]
     pub(super) fn complete(&mut self, entry: &Entry, owner: CqeOwner, events: &mut Vec<Event>) {
+        self.tell(&words(entry), owner, events);
+    }
+
+    #[inline]
+    fn tell(&mut self, words: &Words, owner: CqeOwner, events: &mut Vec<Event>) {
         self.flush(events);
         if !self.has_room(1, events) {
             return;
         }
-        self.put(self.produced, entry, owner.with_owner(defs::cqe_owner(self.produced, self.log_entries)));
+        self.add(words, owner, events);
         self.produced = self.produced.wrapping_add(1);
         self.completions += 1;
-        self.notify(events);
     }
 
     fn notify(&mut self, events: &mut Vec<Event>) {
         if let Some(before) = &mut self.asked {
+            // A driver asks, looks for entries once more, and sleeps: either it sees them, or it is seen to have asked.
+            fence(Ordering::SeqCst);
             let asked = self.record.load(4 * RECORD_ARM as u64);
             self.armed |= std::mem::replace(before, asked) != asked;
         }
@@ -147,42 +281,23 @@ impl<R: Region> Cq<R> {
     }
 
     /// A received packet, which may be held back to share entries with others.
-    #[inline]
-    pub(super) fn receive(&mut self, entry: &Entry, events: &mut Vec<Event>) {
-        let owner = CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND);
+    #[inline(always)]
+    pub(super) fn receive(&mut self, told: &Told, events: &mut Vec<Event>) {
         let Some(format) = self.compress else {
-            self.complete(entry, owner, events);
+            self.tell(&told.words(), CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), events);
             return;
         };
-        if !self.held.is_empty() && (!self.alike(entry, format) || self.held.len() == MOST_MINIS) {
+        let behind = self.held.len();
+        if behind > 0 && (behind == MOST_MINIS || !told.is_like(&self.title, behind, format)) {
             self.flush(events);
         }
         if self.held.is_empty() {
-            self.title = *entry;
+            self.title = *told;
+            (0..MOST_MINIS as u32).step_by(MINIS_PER_ENTRY).chain([1]).for_each(|slot| {
+                self.ring.expect(self.offset(self.produced.wrapping_add(slot)));
+            });
         }
-        let half = |at: usize| u16::from_be_bytes([entry[at], entry[at + 1]]);
-        let word = |at: usize| u32::from_be_bytes(entry[at..at + 4].try_into().expect("four bytes"));
-        self.held.push(Mini {
-            hash: word(defs::CQE_RX_HASH),
-            checksum: half(defs::CQE_CHECKSUM),
-            stride: half(0x3c),
-            byte_count: word(0x2c),
-        });
-    }
-
-    /// Whether all that the mini entries do not tell is as in the title.
-    fn alike(&self, entry: &Entry, format: u8) -> bool {
-        let same = |range: std::ops::Range<usize>| self.title[range.clone()] == entry[range];
-        // The counter goes up by one for each packet, which only linear queues do.
-        let counter = |entry: &Entry| u16::from_be_bytes([entry[0x3c], entry[0x3d]]);
-        let told = match format {
-            MINI_FORMAT_CSUM_STRIDE => same(0x02..0x04) && same(0x0c..0x11),
-            MINI_FORMAT_CSUM => {
-                same(0x0c..0x11) && counter(entry) == counter(&self.title).wrapping_add(self.held.len() as u16)
-            }
-            _ => counter(entry) == counter(&self.title).wrapping_add(self.held.len() as u16) && same(0x10..0x11),
-        };
-        told && same(0x00..0x02) && same(0x1c..0x24) && same(0x38..0x3c)
+        self.held.push(told.mini(format));
     }
 
     /// What was held back goes out.
@@ -196,81 +311,43 @@ impl<R: Region> Cq<R> {
 
     fn flush_held(&mut self, events: &mut Vec<Event>) {
         let held = std::mem::take(&mut self.held);
-        let title = self.title;
-        let owner = CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND);
+        let (mut title, format) = (self.title, self.compress.unwrap_or(MINI_FORMAT_HASH));
         let mut rest = &held[..];
-        let mut title = title;
         while !rest.is_empty() {
             let at = self.produced & (self.entries() - 1);
             // A session does not cross the end of the ring, and arrays of minis lie within it.
             let fits = (self.entries() - at) as usize;
             let n = rest.len().min(fits);
-            if n < 2 {
-                self.plain(&mut title, rest[0], owner, events);
-                rest = &rest[1..];
-                continue;
-            }
             if !self.has_room(n as u32, events) {
                 break;
             }
-            self.session(&title, &rest[..n]);
+            title = title.with(rest[0], format);
+            let owner = CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND);
+            if n < 2 {
+                self.add(&title.words(), owner, events);
+            } else {
+                self.arrays(&rest[..n]);
+                self.add(&Told { count: n as u32, ..title }.words(), owner.with_format(FORMAT_COMPRESSED), events);
+                self.sessions += 1;
+            }
+            self.produced = self.produced.wrapping_add(n as u32);
             self.completions += n as u64;
-            self.sessions += 1;
-            self.notify(events);
-            let counter = u16::from_be_bytes([title[0x3c], title[0x3d]]).wrapping_add(n as u16);
-            title[0x3c..0x3e].copy_from_slice(&counter.to_be_bytes());
+            title.position = title.position.wrapping_add(n as u16);
             rest = &rest[n..];
         }
         self.held = held;
         self.held.clear();
     }
 
-    /// A packet by itself.
-    fn plain(&mut self, title: &mut Entry, mini: Mini, owner: CqeOwner, events: &mut Vec<Event>) {
-        let mut entry = *title;
-        entry[0x2c..0x30].copy_from_slice(&mini.byte_count.to_be_bytes());
-        entry[defs::CQE_RX_HASH..defs::CQE_RX_HASH + 4].copy_from_slice(&mini.hash.to_be_bytes());
-        entry[defs::CQE_CHECKSUM..defs::CQE_CHECKSUM + 2].copy_from_slice(&mini.checksum.to_be_bytes());
-        entry[0x3c..0x3e].copy_from_slice(&mini.stride.to_be_bytes());
-        if !self.has_room(1, events) {
-            return;
-        }
-        self.put(self.produced, &entry, owner.with_owner(defs::cqe_owner(self.produced, self.log_entries)));
-        self.produced = self.produced.wrapping_add(1);
-        self.completions += 1;
-        self.notify(events);
-        let counter = u16::from_be_bytes([title[0x3c], title[0x3d]]).wrapping_add(1);
-        title[0x3c..0x3e].copy_from_slice(&counter.to_be_bytes());
-    }
-
-    /// Title and arrays: the first array in the next entry, the others where every eighth entry from the title would be.
-    fn session(&mut self, title: &Entry, minis: &[Mini]) {
-        let format = self.compress.unwrap_or(MINI_FORMAT_HASH);
+    /// Arrays of mini entries: the first in the entry behind the title, the others where every eighth entry from the title would be. They
+    /// are no entries: their last byte is no owner.
+    fn arrays(&self, minis: &[u64]) {
         for (i, chunk) in minis.chunks(MINIS_PER_ENTRY).enumerate() {
-            let mut array = [0; CQE_BYTES];
-            for (mini, bytes) in chunk.iter().zip(array.chunks_exact_mut(MINI_BYTES)) {
-                match format {
-                    MINI_FORMAT_CSUM => bytes[..2].copy_from_slice(&mini.checksum.to_be_bytes()),
-                    MINI_FORMAT_CSUM_STRIDE => {
-                        bytes[..2].copy_from_slice(&mini.checksum.to_be_bytes());
-                        bytes[2..4].copy_from_slice(&mini.stride.to_be_bytes());
-                    }
-                    _ => bytes[..4].copy_from_slice(&mini.hash.to_be_bytes()),
-                }
-                bytes[4..].copy_from_slice(&mini.byte_count.to_be_bytes());
-            }
             let slot = if i == 0 { 1 } else { 8 * i as u32 };
-            // Not an entry: its last byte is no owner.
-            let _ = self.ring.write(self.offset(self.produced.wrapping_add(slot)), &array);
+            let mut words = Words::default();
+            words.iter_mut().zip(chunk).for_each(|(word, mini)| *word = mini.to_be());
+            self.ring.store_line(self.offset(self.produced.wrapping_add(slot)), &words);
         }
-        let mut entry = *title;
-        entry[0x2c..0x30].copy_from_slice(&(minis.len() as u32).to_be_bytes());
-        let owner = CqeOwner::default()
-            .with_opcode(defs::CQE_RESPONDER_SEND)
-            .with_format(FORMAT_COMPRESSED)
-            .with_owner(defs::cqe_owner(self.produced, self.log_entries));
-        self.put(self.produced, &entry, owner);
-        self.produced = self.produced.wrapping_add(minis.len() as u32);
     }
 
     /// The register that arms was written.
@@ -290,8 +367,9 @@ impl<R: Region> Cq<R> {
             Lie::Nothing => return,
             Lie::Owner => {
                 self.flush(events);
+                self.publish(events);
                 let wrong = defs::cqe_owner(self.produced, self.log_entries) ^ 1;
-                self.put(self.produced, &entry, owner.with_owner(wrong));
+                self.put(self.produced, &words(&entry), owner.with_owner(wrong));
                 return;
             }
             Lie::Queue => {

@@ -656,10 +656,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
     }
 
     fn flush(&mut self, env: &mut Env<'_>) {
-        self.arrives = None;
-        for cq in self.cqs.iter_mut() {
-            cq.flush(env.events);
-        }
+        self.end_burst(env);
     }
 
     fn fault(&mut self, env: &mut Env<'_>, what: &What) {
@@ -700,7 +697,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
                     "number": sq.number, "port": sq.port + 1, "packets": sq.sent, "bytes": sq.sent_bytes, "errors": sq.errors,
                     "descriptors": sq.descriptors, "completions": sq.completions, "doorbells": sq.doorbells,
                     "blue_flames": sq.blue_flames, "segmented": sq.segmented,
-                    "wrong_doorbells": sq.wrong_doorbells, "unserved": sq.posted(), "state": format!("{:?}", sq.state),
+                    "wrong_doorbells": sq.wrong_doorbells, "unserved": sq.unserved(), "state": format!("{:?}", sq.state),
                 })
             })
             .collect();

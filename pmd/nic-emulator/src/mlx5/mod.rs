@@ -65,6 +65,8 @@ pub struct Mlx5<H: Host> {
     /// What registers were told last, by context and place: queue, and first words of the descriptor.
     told: HashMap<(ContextId, usize), (u32, u64)>,
     contexts: HashMap<ContextId, Opened>,
+    /// Scratch of the transmit path: the descriptor at hand.
+    wqe: Box<[u8; MAX_SEND_WQE as usize]>,
     /// Send queue that is served first next time.
     turn: usize,
     /// Time of the burst that is arriving.
@@ -150,6 +152,7 @@ impl<H: Host> Mlx5<H> {
             by_sq: HashMap::new(),
             by_cq: HashMap::new(),
             contexts: HashMap::new(),
+            wqe: Box::new([0; MAX_SEND_WQE as usize]),
             turn: 0,
             arrives: None,
             told: HashMap::new(),

@@ -5,6 +5,9 @@ use wirepath_nic_defs::mlx5::{self as defs, ControlDs, ControlOpcode, RECORD_REC
 use crate::device::{ContextId, ObjectId, Owner};
 use crate::host::Region;
 
+/// How far ahead of their use descriptors are asked for, in bytes.
+const AHEAD: u64 = 256;
+
 /// State of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -32,6 +35,8 @@ pub(super) struct Sq<R> {
     pub(super) blocks: u32,
     /// Basic blocks consumed, modulo 2^16.
     pub(super) head: u16,
+    /// Basic blocks posted, as the record said when it was last looked at.
+    tail: u16,
     pub(super) state: State,
     /// The register was written since the record was looked at.
     pub(super) rung: bool,
@@ -76,6 +81,7 @@ impl<R: Region> Sq<R> {
             record,
             blocks,
             head: 0,
+            tail: 0,
             state: State::Reset,
             rung: false,
             cq,
@@ -103,9 +109,29 @@ impl<R: Region> Sq<R> {
         u32::from_be(self.record.load(4 * RECORD_SEND as u64))
     }
 
-    /// Blocks that are posted and not consumed.
+    /// Looks at the record.
+    #[inline]
+    pub(super) fn look(&mut self) {
+        self.tail = self.posted_counter() as u16;
+    }
+
+    /// Whether anything is posted; looks at the record if nothing is left of what it said before.
+    #[inline]
+    pub(super) fn has_more(&mut self) -> bool {
+        if self.tail == self.head {
+            self.look();
+        }
+        self.tail != self.head
+    }
+
+    /// Blocks that were posted at the last look and are not consumed.
     #[inline]
     pub(super) fn posted(&self) -> u32 {
+        u32::from(self.tail.wrapping_sub(self.head))
+    }
+
+    /// Blocks that are posted by now and not consumed.
+    pub(super) fn unserved(&self) -> u32 {
         u32::from((self.posted_counter() as u16).wrapping_sub(self.head))
     }
 
@@ -178,6 +204,7 @@ impl<R: Region> Sq<R> {
     /// As new.
     pub(super) fn reset(&mut self) {
         self.head = 0;
+        self.tail = 0;
         self.silent = 0;
         self.rung = false;
     }
@@ -211,6 +238,8 @@ pub(super) struct Rq<R> {
     pub(super) layout: Layout,
     /// Entries consumed, modulo 2^16.
     pub(super) head: u16,
+    /// Entries posted, as the record said when it was last looked at.
+    tail: u16,
     /// Strides consumed of the entry at the head.
     pub(super) strides: u32,
     pub(super) state: State,
@@ -218,7 +247,7 @@ pub(super) struct Rq<R> {
     pub(super) cq: ObjectId,
     pub(super) pd: ObjectId,
     pub(super) owner: Owner,
-    /// The scatter list of the entry at the head, when it was last fetched.
+    /// The scatter list of the entry at the head, if strides of it are consumed, or from its last fetch.
     pub(super) list: Vec<Segment>,
     pub(super) received: u64,
     pub(super) received_bytes: u64,
@@ -260,6 +289,7 @@ impl<R: Region> Rq<R> {
             log_entry,
             layout,
             head: 0,
+            tail: 0,
             strides: 0,
             state: State::Reset,
             strip,
@@ -275,11 +305,19 @@ impl<R: Region> Rq<R> {
         }
     }
 
-    /// Entries that are posted and not consumed. The record has 16 bits that count; drivers may write more.
+    /// Entries that are posted and not consumed. The record has 16 bits that count; drivers may write more. It lies in a line that drivers
+    /// write for each burst, so that it is looked at only when nothing is left of what it said before.
     #[inline]
-    pub(super) fn posted(&self) -> u32 {
-        let counter = u32::from_be(self.record.load(4 * RECORD_RECEIVE as u64)) as u16;
-        u32::from(counter.wrapping_sub(self.head))
+    pub(super) fn posted(&mut self) -> u32 {
+        if self.tail == self.head {
+            self.look();
+        }
+        u32::from(self.tail.wrapping_sub(self.head))
+    }
+
+    /// Looks at the record.
+    pub(super) fn look(&mut self) {
+        self.tail = u32::from_be(self.record.load(4 * RECORD_RECEIVE as u64)) as u16;
     }
 
     /// Fetches the scatter list of the entry at the head.
@@ -288,6 +326,7 @@ impl<R: Region> Rq<R> {
         self.list.clear();
         let start = u64::from(u32::from(self.head) & (self.entries - 1)) << self.log_entry;
         let skip = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
+        self.ring.ask(start + AHEAD);
         for at in (skip..(1 << self.log_entry).min(usize::from(super::MAX_RECV_WQE))).step_by(defs::DATA_BYTES) {
             let mut chunk = [0; defs::DATA_BYTES];
             let _ = self.ring.read(start + at as u64, &mut chunk);
@@ -308,6 +347,7 @@ impl<R: Region> Rq<R> {
     /// As new.
     pub(super) fn reset(&mut self) {
         self.head = 0;
+        self.tail = 0;
         self.strides = 0;
     }
 }

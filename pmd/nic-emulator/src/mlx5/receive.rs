@@ -3,21 +3,21 @@
 use wirepath_nic_defs::mlx5::{self as defs, CQE_BYTES, CqeFlags, CqeOwner, HashType, StrideCount};
 use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL, mlx5 as abi};
 
-use super::completion::{Cq, Entry};
+use super::completion::{Cq, Entry, Told};
 use super::queues::{Layout, Rq, Segment, State};
-use super::steering::Verdict;
+use super::steering::{Delivery, Verdict};
 use super::{Mlx5, Qp, Rss, owner_of};
 use crate::device::{Env, Event, ObjectId};
 use crate::faults::What;
 use crate::frame::{self, ETHERNET, Layers, Network, TCP, UDP};
 use crate::host::{Host, Region};
-use crate::keys::Keys;
+use crate::keys::{Keys, Refusal};
 use crate::tunnel;
 
 /// What is known of a frame when it reaches its queue.
 struct Arrival<'a> {
     bytes: &'a [u8],
-    layers: Layers,
+    layers: &'a Layers,
     hash: u32,
     hash_type: HashType,
     tag: u32,
@@ -34,9 +34,16 @@ impl<H: Host> Mlx5<H> {
         if bytes.len() < ETHERNET || bytes.len() > limit {
             return false;
         }
+        if let Some((qp, tag)) = self.steering.remembered(at, bytes) {
+            let taken = self.deliver(env, at, bytes, qp, tag, 0, offered);
+            if taken || !offered {
+                self.steering.count_remembered(at, bytes.len());
+            }
+            return taken;
+        }
         match self.steering.receive(at, bytes) {
             Verdict::Queue { qp, tag, counter } => {
-                let taken = self.deliver(env, at, bytes, (qp, tag, 0), offered);
+                let taken = self.deliver(env, at, bytes, qp, tag, 0, offered);
                 if let Some(counter) = counter.filter(|_| taken || !offered) {
                     counter.count(bytes.len());
                 }
@@ -54,8 +61,8 @@ impl<H: Host> Mlx5<H> {
                 let arrived = std::mem::take(&mut self.steering.arrived);
                 let mut taken = false;
                 for delivery in &arrived.deliveries {
-                    let to = (delivery.qp, delivery.tag, delivery.metadata);
-                    taken |= self.deliver(env, at, arrived.frame(delivery), to, offered);
+                    let Delivery { qp, tag, metadata, .. } = *delivery;
+                    taken |= self.deliver(env, at, arrived.frame(delivery), qp, tag, metadata, offered);
                 }
                 if taken || !offered {
                     arrived.count();
@@ -67,14 +74,28 @@ impl<H: Host> Mlx5<H> {
         }
     }
 
+    /// A burst is over: completions that were held back go out.
+    pub(super) fn end_burst(&mut self, env: &mut Env<'_>) {
+        self.arrives = None;
+        for cq in self.cqs.iter_mut() {
+            cq.flush(env.events);
+            cq.publish(env.events);
+        }
+    }
+
     /// Brings a frame to one of a queue pair's queues, with tag and metadata.
-    #[inline]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "what goes through memory in pieces and comes back whole is waited for"
+    )]
     pub(super) fn deliver(
         &mut self,
         env: &mut Env<'_>,
         at: usize,
         bytes: &[u8],
-        (qp, tag, metadata): (ObjectId, u32, u32),
+        qp: ObjectId,
+        tag: u32,
+        metadata: u32,
         offered: bool,
     ) -> bool {
         let layers = frame::parse(bytes);
@@ -82,18 +103,18 @@ impl<H: Host> Mlx5<H> {
         let port = &mut ports[at].counters;
         let Some(Qp::Rss(rss)) = qps.get(qp) else { return false };
         let (hash, hash_type) = hash(rss, &layers, bytes);
-        let Some(rq) = rqs.get_mut(rss.table[hash as usize & (rss.table.len() - 1)]) else { return false };
+        // With one queue nothing waits for the hash.
+        let queue = if let [queue] = rss.table[..] { queue } else { rss.table[hash as usize & (rss.table.len() - 1)] };
+        let Some(rq) = rqs.get_mut(queue) else { return false };
         let Some(cq) = cqs.get_mut(rq.cq) else { return false };
         let at = *arrives.get_or_insert_with(crate::clock);
-        let arrival = Arrival { bytes, layers, hash, hash_type, tag, metadata, at, tunnels: rss.tunnels };
-        if rq.state != State::Ready || cq.is_overrun() || rq.posted() == 0 || rq.posted() > rq.entries {
-            if rq.state == State::Ready && rq.posted() > rq.entries {
+        let arrival = Arrival { bytes, layers: &layers, hash, hash_type, tag, metadata, at, tunnels: rss.tunnels };
+        let posted = rq.posted();
+        if rq.state != State::Ready || cq.is_overrun() || posted == 0 || posted > rq.entries {
+            if rq.state == State::Ready && posted > rq.entries {
                 env.log.line(format_args!(
-                    "{} rq {:#x}: {} entries posted, and the ring has {}",
-                    spec.name,
-                    rq.number,
-                    rq.posted(),
-                    rq.entries
+                    "{} rq {:#x}: {posted} entries posted, and the ring has {}",
+                    spec.name, rq.number, rq.entries
                 ));
                 rq.state = State::Error;
                 env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
@@ -137,11 +158,16 @@ impl<H: Host> Mlx5<H> {
     }
 }
 
-type Outcome = Result<bool, (u8, String)>;
+/// Syndrome and reason.
+type Failure = (u8, String);
+type Outcome = Result<bool, Failure>;
+/// Memory of a scatter entry: region, offset, bytes.
+type Room<'k, R> = (&'k R, u64, u32);
 
 /// The queue stops: the entry at its head completes with the syndrome, the others as flushed.
 fn fail<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8) {
     rq.errors += 1;
+    rq.look();
     let posted = rq.posted().min(rq.entries);
     for i in 0..posted {
         let mut entry: Entry = [0; CQE_BYTES];
@@ -165,49 +191,72 @@ fn pieces<'a, R>(rq: &Rq<R>, arrival: &Arrival<'a>) -> [&'a [u8]; 2] {
     }
 }
 
+/// Where the memory of an entry of a scatter list is.
+#[inline]
+fn translate<'k, R: Region>(
+    keys: &'k Keys<R>,
+    pd: u32,
+    (i, segment): (usize, &Segment),
+) -> Result<(&'k R, u64), Failure> {
+    let found = keys.find(segment.key, segment.address, u64::from(segment.size), pd, true);
+    found.map_err(|why| untranslated(i, *segment, why))
+}
+
+#[cold]
+fn untranslated(i: usize, Segment { address, key, size }: Segment, why: Refusal) -> Failure {
+    let what = format!("segment {i}: address {address:#x}, {size} bytes, key {key:#x}: {why}");
+    (defs::SYNDROME_LOCAL_PROTECTION, what)
+}
+
+/// Fetches the entry at the head: where the first of its scatter list is. All are translated, even if a frame does not reach them.
+#[inline]
+fn fetch<'k, R: Region>(keys: &'k Keys<R>, rq: &mut Rq<R>) -> Result<Option<Room<'k, R>>, Failure> {
+    rq.fetch();
+    let mut first = None;
+    for segment in rq.list.iter().enumerate() {
+        let (region, start) = translate(keys, rq.pd, segment)?;
+        first.get_or_insert((region, start, segment.1.size));
+    }
+    Ok(first)
+}
+
 /// Writes pieces at `offset` of a scatter list.
+#[inline]
 fn scatter<R: Region>(
     keys: &Keys<R>,
     pd: u32,
     list: &[Segment],
     mut offset: usize,
     pieces: [&[u8]; 2],
-) -> Result<(), (u8, String)> {
+) -> Result<(), Failure> {
     let mut at = 0;
-    let mut pieces = pieces.into_iter();
+    let mut pieces = pieces.into_iter().filter(|piece| !piece.is_empty());
     let mut rest = pieces.next().unwrap_or_default();
     for (i, segment) in list.iter().enumerate() {
-        // Every entry is translated, even if this frame does not reach it.
-        let (region, start) =
-            keys.find(segment.key, segment.address, u64::from(segment.size), pd, true).map_err(|why| {
-                let what = format!(
-                    "segment {i}: address {:#x}, {} bytes, key {:#x}: {why}",
-                    segment.address, segment.size, segment.key
-                );
-                (defs::SYNDROME_LOCAL_PROTECTION, what)
-            })?;
         let size = segment.size as usize;
-        let mut used = offset.min(size);
-        offset -= used;
-        while used < size {
-            if rest.is_empty() {
-                match pieces.next().filter(|next| !next.is_empty()) {
-                    Some(next) => rest = next,
-                    None => break,
-                }
-            }
+        if offset >= size {
+            offset -= size;
+            continue;
+        }
+        let (region, start) = translate(keys, pd, (i, segment))?;
+        let mut used = offset;
+        offset = 0;
+        while used < size && !rest.is_empty() {
             let n = rest.len().min(size - used);
             let _ = region.write(start + used as u64, &rest[..n]);
             rest = &rest[n..];
             used += n;
             at += n;
+            if rest.is_empty() {
+                rest = pieces.next().unwrap_or_default();
+            }
+        }
+        if rest.is_empty() {
+            return Ok(());
         }
     }
     let left = rest.len() + pieces.map(<[u8]>::len).sum::<usize>();
-    if left > 0 {
-        return Err((defs::SYNDROME_LOCAL_LENGTH, format!("{left} bytes of the frame found no room behind {at}")));
-    }
-    Ok(())
+    Err((defs::SYNDROME_LOCAL_LENGTH, format!("{left} bytes of the frame found no room behind {at}")))
 }
 
 fn linear<R: Region>(
@@ -217,15 +266,18 @@ fn linear<R: Region>(
     env: &mut Env<'_>,
     arrival: &Arrival<'_>,
 ) -> Outcome {
-    rq.fetch();
+    let first = fetch(keys, rq)?;
     let pieces = pieces(rq, arrival);
-    scatter(keys, rq.pd, &rq.list, 0, pieces)?;
-    let mut entry = entry(rq, arrival);
+    match first {
+        Some((region, start, size)) if pieces[1].is_empty() && pieces[0].len() <= size as usize => {
+            let _ = region.write(start, pieces[0]);
+        }
+        _ => scatter(keys, rq.pd, &rq.list, 0, pieces)?,
+    }
     let length = pieces[0].len() + pieces[1].len();
-    entry[0x2c..0x30].copy_from_slice(&(length as u32).to_be_bytes());
-    entry[0x3c..0x3e].copy_from_slice(&rq.head.to_be_bytes());
+    let told = told(rq, arrival, 0, length as u32, rq.head);
     rq.head = rq.head.wrapping_add(1);
-    tell(cq, env, &entry);
+    tell(cq, env, &told);
     Ok(true)
 }
 
@@ -250,11 +302,8 @@ fn striding<R: Region>(
     }
     if all - rq.strides < wanted {
         // What is left of the entry is passed over.
-        let mut filler = entry(rq, arrival);
         let count = StrideCount::default().with_filler(1).with_strides(all - rq.strides);
-        filler[0x02..0x04].copy_from_slice(&rq.head.to_be_bytes());
-        filler[0x2c..0x30].copy_from_slice(&count.0.to_be_bytes());
-        filler[0x3c..0x3e].copy_from_slice(&(rq.strides as u16).to_be_bytes());
+        let filler = told(rq, arrival, rq.head, count.0, rq.strides as u16).entry();
         cq.complete(&filler, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), env.events);
         rq.fillers += 1;
         rq.strides = 0;
@@ -263,25 +312,24 @@ fn striding<R: Region>(
             return Ok(false);
         }
     }
-    rq.fetch();
+    if rq.strides == 0 {
+        fetch(keys, rq)?;
+    }
     scatter(keys, rq.pd, &rq.list, (rq.strides as usize) << log_bytes, pieces)?;
-    let mut entry = entry(rq, arrival);
     let strides = StrideCount::default().with_length(length as u32).with_strides(wanted);
-    entry[0x02..0x04].copy_from_slice(&rq.head.to_be_bytes());
-    entry[0x2c..0x30].copy_from_slice(&strides.0.to_be_bytes());
-    entry[0x3c..0x3e].copy_from_slice(&(rq.strides as u16).to_be_bytes());
+    let told = told(rq, arrival, rq.head, strides.0, rq.strides as u16);
     rq.strides += wanted;
     if rq.strides == all {
         rq.strides = 0;
         rq.head = rq.head.wrapping_add(1);
     }
-    tell(cq, env, &entry);
+    tell(cq, env, &told);
     Ok(true)
 }
 
 /// An error that was ordered.
 #[cold]
-fn ordered(env: &mut Env<'_>) -> Option<(u8, String)> {
+fn ordered(env: &mut Env<'_>) -> Option<Failure> {
     let concerns = |what: &What| matches!(what, What::CompletionError { transmit: false, .. });
     match env.orders.strike(env.device, concerns) {
         Some(What::CompletionError { code, .. }) => Some((code as u8, "completion error as ordered".to_owned())),
@@ -289,36 +337,35 @@ fn ordered(env: &mut Env<'_>) -> Option<(u8, String)> {
     }
 }
 
-fn tell<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, entry: &Entry) {
+#[inline(always)]
+fn tell<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, told: &Told) {
     if !env.orders.is_empty()
         && let Some(What::Hostile { lie, .. }) =
             env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: false, .. }))
     {
         env.log.line(format_args!("cq {:#x}: hostile completion as ordered: {lie}", cq.number));
-        cq.lie(entry, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), lie, env.events);
+        cq.lie(&told.entry(), CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), lie, env.events);
         return;
     }
-    cq.receive(entry, env.events);
+    cq.receive(told, env.events);
 }
 
-/// What a completion says of the frame, whatever the queue is like.
-fn entry<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>) -> Entry {
-    let mut entry: Entry = [0; CQE_BYTES];
-    let Arrival { bytes, layers, .. } = arrival;
-    let inner = if arrival.tunnels { tunnel::inner(bytes, layers) } else { None };
-    if inner.is_some() {
-        entry[defs::CQE_PACKET_INFO] = 1 | u8::from(layers.network == Some(Network::V6)) << 1;
-    }
+/// What a completion says of the frame.
+#[inline(always)]
+fn told<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>, request: u16, count: u32, position: u16) -> Told {
+    let Arrival { bytes, layers: outer, .. } = arrival;
+    let inner = if arrival.tunnels { tunnel::inner(bytes, outer) } else { None };
     // Of a tunnel, the inner headers are told.
-    let (start, layers) = inner.map_or((0, *layers), |(start, inner)| (start, inner));
+    let (start, layers) = inner.as_ref().map_or((0, *outer), |(start, inner)| (*start, inner));
     let seen = &bytes[start..];
+    let checks = layers.check(seen);
     let mut flags = CqeFlags::default().with_l2_ok(1);
     flags = match layers.network {
         Some(Network::V4) => flags.with_l3_type(defs::L3_IPV4),
         Some(Network::V6) => flags.with_l3_type(defs::L3_IPV6).with_l3_ok(1),
         None => flags,
     };
-    if layers.ip_checksum_ok(seen) == Some(true) {
+    if checks.ip == Some(true) {
         flags = flags.with_l3_ok(1);
     }
     if layers.network == Some(Network::V4) {
@@ -334,29 +381,29 @@ fn entry<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>) -> Entry {
         _ => {}
     }
     // A datagram without checksum is in order.
-    if matches!(layers.protocol, TCP | UDP) && layers.transport_checksum_ok(seen) != Some(false) {
+    if matches!(layers.protocol, TCP | UDP) && checks.transport != Some(false) {
         flags = flags.with_l4_ok(1);
     }
-    if rq.strip
-        && let Some(tag) = arrival.layers.vlan
-    {
+    let vlan = outer.vlan.filter(|_| rq.strip);
+    if vlan.is_some() {
         flags = flags.with_vlan_stripped(1);
-        entry[0x1e..0x20].copy_from_slice(&tag.to_be_bytes());
     }
-    entry[defs::CQE_FLAGS..defs::CQE_FLAGS + 2].copy_from_slice(&flags.0.to_be_bytes());
-    entry[defs::CQE_RX_HASH..defs::CQE_RX_HASH + 4].copy_from_slice(&arrival.hash.to_be_bytes());
-    entry[defs::CQE_RX_HASH_TYPE] = arrival.hash_type.0;
-    // Of the network packet: neither tags nor padding are in it (linux: drivers/net/ethernet/mellanox/mlx5/core/en_rx.c,
-    // mlx5e_handle_csum, adds them).
-    let outer = &arrival.layers;
-    let summed = if outer.network.is_some() { outer.l3..outer.end } else { ETHERNET..bytes.len() };
-    let checksum = frame::fold(frame::sum(&bytes[summed]));
-    entry[defs::CQE_CHECKSUM..defs::CQE_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
-    entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
-    entry[0x24..0x28].copy_from_slice(&arrival.metadata.to_be_bytes());
-    entry[0x30..0x38].copy_from_slice(&arrival.at.to_be_bytes());
-    entry[0x38..0x3c].copy_from_slice(&(arrival.tag & 0xff_ffff).to_be_bytes());
-    entry
+    Told {
+        packet_info: if inner.is_some() { 1 | u8::from(outer.network == Some(Network::V6)) << 1 } else { 0 },
+        hash: arrival.hash,
+        hash_type: arrival.hash_type.0,
+        // Of the network packet: neither tags nor padding are in it (linux: drivers/net/ethernet/mellanox/mlx5/core/en_rx.c,
+        // mlx5e_handle_csum, adds them).
+        checksum: if inner.is_some() { outer.check(bytes).sum } else { checks.sum },
+        described: u32::from(flags.0) << 16 | u32::from(vlan.unwrap_or(0)),
+        user_index: rq.user_index & 0xff_ffff,
+        metadata: arrival.metadata,
+        time: arrival.at,
+        tag: arrival.tag & 0xff_ffff,
+        request,
+        count,
+        position,
+    }
 }
 
 /// The hash by which a frame is spread, and what went into it.
@@ -364,7 +411,7 @@ fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, HashType) {
     let none = (0, HashType::default());
     let Some(toeplitz) = &rss.hash else { return none };
     let inner = if rss.fields & abi::RX_HASH_INNER != 0 { tunnel::inner(bytes, layers) } else { None };
-    let (start, layers) = inner.map_or((0, *layers), |(start, inner)| (start, inner));
+    let (start, layers) = inner.as_ref().map_or((0, layers), |(start, inner)| (*start, inner));
     let bytes = &bytes[start..];
     let Some(network) = layers.network else { return none };
     let (src, dst, kind) = match network {
@@ -374,8 +421,6 @@ fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, HashType) {
     if rss.fields & (src | dst) == 0 {
         return none;
     }
-    let addresses = layers.addresses(bytes);
-    let (from, to) = addresses.split_at(addresses.len() / 2);
     let (sport, dport, l4) = match layers.protocol {
         TCP => (uverbs::RX_HASH_SRC_PORT_TCP, uverbs::RX_HASH_DST_PORT_TCP, 1),
         UDP => (uverbs::RX_HASH_SRC_PORT_UDP, uverbs::RX_HASH_DST_PORT_UDP, 2),
@@ -383,14 +428,20 @@ fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, HashType) {
     };
     // Ports are inside the frame if the protocol is one that has them.
     let ports = if l4 == 0 { &[] } else { &bytes[layers.l4..layers.l4 + 4] };
-    let (from_port, to_port) = ports.split_at(ports.len() / 2);
-    let mut input = [(src, from), (dst, to), (sport, from_port), (dport, to_port)];
-    for (_, part) in input.iter_mut().filter(|(field, _)| rss.fields & field == 0) {
-        *part = &[];
-    }
+    // Of source and destination, those that are wanted: most often both.
+    let wanted = |source, destination, both| -> &[u8] {
+        let (from, to) = <[u8]>::split_at(both, both.len() / 2);
+        match (rss.fields & source != 0, rss.fields & destination != 0) {
+            (true, true) => both,
+            (true, false) => from,
+            (false, true) => to,
+            (false, false) => &[],
+        }
+    };
+    let input = [wanted(src, dst, layers.addresses(bytes)), wanted(sport, dport, ports)];
     let mut hash_type = HashType::default().with_ip(kind);
     if rss.fields & (sport | dport) != 0 {
         hash_type = hash_type.with_l4(l4);
     }
-    (toeplitz.hash(input.map(|(_, part)| part)), hash_type)
+    (toeplitz.hash(input), hash_type)
 }

@@ -46,14 +46,16 @@ impl<H: Host> Mlx5<H> {
         for i in 0..count {
             let id = ((self.turn + i) % count) as u32;
             let scan = Self::scans(env);
-            let Self { sqs, cqs, keys, ports, spec, steering, .. } = self;
+            let Self { sqs, cqs, keys, ports, spec, steering, wqe, .. } = self;
             let Some(sq) = sqs.get_mut(id) else { continue };
             let Some(cq) = cqs.get_mut(sq.cq) else { continue };
             if !scan && !sq.rung {
                 continue;
             }
+            sq.look();
             if sq.state == State::Error {
                 flush(sq, cq, env);
+                cq.publish(env.events);
                 continue;
             }
             if sq.state != State::Ready || cq.is_overrun() {
@@ -67,18 +69,25 @@ impl<H: Host> Mlx5<H> {
                 ));
                 sq.wrong_doorbells += 1;
                 fail(sq, cq, env, defs::SYNDROME_LOCAL_QP_OPERATION, 0, defs::OPCODE_NOP);
+                cq.publish(env.events);
                 continue;
             }
             let port = sq.port;
             let mut sender = Sender { sq, cq, keys, port: &mut ports[port], spec, steering, metadata: 0 };
             let mut budget = TURN;
-            while budget > 0 && sender.sq.state == State::Ready && sender.sq.posted() > 0 {
-                if env.outbox.is_full() {
-                    self.turn = id as usize;
-                    return true;
+            let mut full = false;
+            while budget > 0 && sender.sq.state == State::Ready && sender.sq.has_more() {
+                full = env.outbox.is_full();
+                if full {
+                    break;
                 }
-                sender.one(env);
+                sender.one(env, wqe);
                 budget -= 1;
+            }
+            sender.cq.publish(env.events);
+            if full {
+                self.turn = id as usize;
+                return true;
             }
             if budget == 0 {
                 more = true;
@@ -94,12 +103,15 @@ impl<H: Host> Mlx5<H> {
 
     /// Copies of what was sent go to those who have a copy of everything.
     pub(super) fn tell_sniffers(&mut self, env: &mut Env<'_>) {
-        for (port, frame, to) in self.steering.take_overheard() {
+        let overheard = self.steering.take_overheard();
+        for (port, frame, to) in &overheard {
             for qp in to {
-                self.deliver(env, port, &frame, (qp, 0, 0), false);
+                self.deliver(env, *port, frame, *qp, 0, 0, false);
             }
         }
-        self.arrives = None;
+        if !overheard.is_empty() {
+            self.end_burst(env);
+        }
     }
 }
 
@@ -168,8 +180,7 @@ type Ethernet<'d> = (&'d [u8], Option<u16>, &'d [u8]);
 
 impl<R: Region> Sender<'_, R> {
     #[inline]
-    fn one(&mut self, env: &mut Env<'_>) {
-        let mut bytes = [0; MAX_SEND_WQE as usize];
+    fn one(&mut self, env: &mut Env<'_>, bytes: &mut [u8; MAX_SEND_WQE as usize]) {
         self.sq.fetch(&mut bytes[..defs::SEND_BLOCK as usize]);
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let (first, second) = (ControlOpcode(word(0)), ControlDs(word(4)));
@@ -257,6 +268,8 @@ impl<R: Region> Sender<'_, R> {
             return;
         }
         self.cq.complete(&entry, owner, env.events);
+        // Drivers ask for few, and wait for room in their ring.
+        self.cq.publish(env.events);
     }
 
     #[inline]

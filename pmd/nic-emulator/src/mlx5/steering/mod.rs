@@ -25,7 +25,7 @@ use crate::device::ObjectId;
 use crate::rules::NewMatcher;
 use crate::slab::Slab;
 use crate::topology::SteeringSpec;
-use key::{Key, Needs, Registers};
+use key::{Key, Likeness, Needs, Registers};
 use modify::Program;
 use reformat::Reformat;
 use table::{Destination, Mask, Place, Table};
@@ -174,6 +174,19 @@ struct Direction {
     tables: Vec<(u8, Table)>,
     /// Parts of keys that any mask looks at.
     needs: Needs,
+    /// Bits of keys that any mask looks at.
+    bits: Option<Box<Key>>,
+    /// The last frame that went to a queue pair as it was, as far as any mask looks at it, and what became of it. The next is often alike.
+    last: Option<Plain>,
+}
+
+/// A [`Verdict::Queue`].
+#[derive(Clone, Debug)]
+struct Plain {
+    likeness: Likeness,
+    qp: ObjectId,
+    tag: u32,
+    counter: Option<Arc<Counter>>,
 }
 
 impl Needs {
@@ -194,13 +207,26 @@ impl Direction {
         &mut self.tables[at].1
     }
 
+    /// A mask is in a table by now.
+    fn look_at(&mut self, mask: &Mask) {
+        self.needs = self.needs.and(mask);
+        let bits = self.bits.get_or_insert_with(|| Box::new(Key::NOTHING));
+        for (at, word) in mask.words() {
+            bits.0[usize::from(*at)] |= word;
+        }
+        self.last = None;
+    }
+
     fn remove(&mut self, priority: u8, place: &Place, rule: ObjectId) {
+        self.last = None;
         if let Ok(at) = self.tables.binary_search_by_key(&priority, |(priority, _)| *priority) {
             self.tables[at].1.remove(place, rule);
             if self.tables[at].1.is_empty() {
                 self.tables.remove(at);
-                let masks = || self.tables.iter().flat_map(|(_, table)| table.masks());
-                self.needs = masks().fold(Needs::default(), |all, mask| all.and(mask));
+                let tables = std::mem::take(&mut self.tables);
+                (self.needs, self.bits) = Default::default();
+                tables.iter().flat_map(|(_, table)| table.masks()).for_each(|mask| self.look_at(mask));
+                self.tables = tables;
             }
         }
     }
@@ -345,7 +371,7 @@ impl Steering {
         let port = &mut self.ports[new.port];
         let direction = if new.egress { &mut port.egress } else { &mut port.ingress };
         let mask = Mask::new(&new.mask, new.criteria);
-        let needs = direction.needs.and(&mask);
+        let seen = mask.clone();
         let destination = Destination { rule, qp: new.qp, counter: new.counter };
         let size = self.spec.table_entries;
         let table = direction.table(new.priority, size);
@@ -354,7 +380,7 @@ impl Steering {
             direction.tables.retain(|(_, table)| !table.is_empty());
         }
         let place = place?;
-        direction.needs = needs;
+        direction.look_at(&seen);
         Ok((new.priority, place))
     }
 
@@ -375,17 +401,33 @@ impl Steering {
         }
     }
 
+    /// Queue pair and tag of a frame that no rule can tell from the last one that went to a queue pair as it was.
+    #[inline]
+    pub(super) fn remembered(&self, at: usize, frame: &[u8]) -> Option<(ObjectId, u32)> {
+        let port = &self.ports[at];
+        let last = port.ingress.last.as_ref().filter(|_| port.sniffers.is_empty())?;
+        last.likeness.has(frame).then_some((last.qp, last.tag))
+    }
+
+    /// The frame of [`Self::remembered`] counts.
+    #[inline]
+    pub(super) fn count_remembered(&self, at: usize, length: usize) {
+        if let Some(counter) = self.ports[at].ingress.last.as_ref().and_then(|last| last.counter.as_ref()) {
+            counter.count(length);
+        }
+    }
+
     /// Asks the rules about a frame that arrived.
     #[inline]
     pub(super) fn receive(&mut self, at: usize, frame: &[u8]) -> Verdict {
-        let port = &self.ports[at];
-        let tables = &port.ingress.tables;
+        let port = &mut self.ports[at];
+        let ingress = &mut port.ingress;
         if port.sniffers.is_empty() {
-            if tables.is_empty() {
+            if ingress.tables.is_empty() {
                 return Verdict::Miss;
             }
-            self.key.fill(frame, port.ingress.needs, &Registers::default());
-            match tables.iter().find_map(|(_, table)| table.find(&self.key)) {
+            self.key.fill(frame, ingress.needs, &Registers::default());
+            match ingress.tables.iter().find_map(|(_, table)| table.find(&self.key)) {
                 None => return Verdict::Miss,
                 Some(entry) => {
                     if let [Destination { qp, counter, .. }] = &entry.destinations[..]
@@ -393,7 +435,12 @@ impl Steering {
                     {
                         return match *qp {
                             Some(qp) if !entry.action.drop => {
-                                Verdict::Queue { qp, tag: entry.action.tag.unwrap_or(0), counter: counter.clone() }
+                                let (tag, counter) = (entry.action.tag.unwrap_or(0), counter.clone());
+                                let bits = ingress.bits.as_ref();
+                                let likeness = bits.and_then(|bits| Likeness::of(frame, ingress.needs, bits));
+                                ingress.last =
+                                    likeness.map(|likeness| Plain { likeness, qp, tag, counter: counter.clone() });
+                                Verdict::Queue { qp, tag, counter }
                             }
                             _ => {
                                 if let Some(counter) = counter {

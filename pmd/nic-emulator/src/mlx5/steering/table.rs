@@ -37,6 +37,11 @@ impl Mask {
         Self { criteria, checks: super::looks_at_checks(key), words }
     }
 
+    /// Words that are looked at, and which of their bits.
+    pub(super) fn words(&self) -> &[(u8, u64)] {
+        &self.words
+    }
+
     /// The words of a key that count.
     fn of(&self, key: &Key) -> Arc<[u64]> {
         self.words.iter().map(|(at, mask)| key.0[usize::from(*at)] & mask).collect()

@@ -4,6 +4,7 @@ use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::{self as device, MatchField, header, misc, misc2, misc3, misc5};
 use wirepath_nic_defs::uverbs as defs;
 use wirepath_nic_defs::uverbs::mlx5 as abi;
+use zerocopy::IntoBytes;
 
 use super::headers::{ESP, GRE, ICMP, ICMPV6, TCP, UDP};
 use super::key::{self, Key, Needs, Registers, WORDS};
@@ -124,6 +125,128 @@ fn what_is_out_of_order_is_told_from_the_rest() {
     assert_eq!(order(&with(40, [0, 0])), [1; 4], "no checksum");
     has(&with(42, [0, 0]), &[(misc5::tunnel_header(0), 0)]);
     has(&ethernet(0x0800, &ipv4(UDP, &udp(1, 53, b"12345678"))), &[(misc5::tunnel_header(0), 0)]);
+}
+
+#[test]
+fn frames_that_are_alike_have_the_same_key_as_far_as_masks_look() {
+    let fields = [
+        header::DST_MAC,
+        header::SRC_MAC,
+        header::ETHERTYPE,
+        header::IP_PROTOCOL,
+        header::IP_DSCP,
+        header::IP_ECN,
+        header::FRAGMENT,
+        header::IP_VERSION,
+        header::CVLAN_TAG,
+        header::FIRST_VID,
+        header::TTL,
+        header::IPV4_IHL,
+        header::SRC_IPV6,
+        header::SRC_IPV4,
+        header::DST_IPV4,
+        header::TCP_FLAGS,
+        header::TCP_SPORT,
+        header::TCP_DPORT,
+        header::UDP_SPORT,
+        header::UDP_DPORT,
+    ];
+    let mut random = 7u64;
+    let mut below = |limit: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random as usize % limit
+    };
+    let payloads = [(TCP, tcp()), (UDP, udp(80, 8080, &[7; 20])), (ICMP, vec![8; 24])];
+    let needs = Needs { parts: 1, checks: false };
+    let (mut alike, mut others) = (0, 0);
+    for _ in 0..100_000 {
+        let mut bits = Key::NOTHING;
+        for _ in 0..1 + below(3) {
+            fields[below(fields.len())].set(bits.0.as_mut_bytes(), u128::MAX);
+        }
+        let (protocol, payload) = &payloads[below(payloads.len())];
+        let frame = ethernet(0x0800, &ipv4(*protocol, payload));
+        let likeness = key::Likeness::of(&frame, needs, &bits).expect("plain IPv4");
+        assert!(likeness.has(&frame));
+        let mut other = frame.clone();
+        for _ in 0..below(3) {
+            let at = below(other.len());
+            other[at] ^= 1 << below(8);
+        }
+        if below(10) == 0 {
+            other.truncate(frame.len() - below(40));
+        }
+        let seen = |frame: &[u8]| {
+            let mut key = key_of(frame);
+            key.keep(&bits);
+            key
+        };
+        if likeness.has(&other) {
+            alike += u32::from(other != frame);
+            assert_eq!(seen(&frame), seen(&other), "{frame:02x?} {other:02x?} {:02x?}", bits.bytes());
+        } else {
+            others += 1;
+        }
+    }
+    assert!(alike > 10_000 && others > 10_000, "{alike} {others}");
+    let bits = Key::NOTHING;
+    let frame = ethernet(0x0800, &ipv4(TCP, &tcp()));
+    assert!(key::Likeness::of(&frame, Needs { parts: 1, checks: true }, &bits).is_none(), "sums are not compared");
+    assert!(key::Likeness::of(&frame, Needs { parts: 3, checks: false }, &bits).is_none(), "nor is the rest");
+    assert!(key::Likeness::of(&ethernet(0x86dd, &ipv6(UDP, &udp(1, 2, &[0; 9]))), needs, &bits).is_none());
+}
+
+#[test]
+fn a_change_of_rules_is_seen_by_the_next_frame_that_is_like_the_last() {
+    let mut steering = Steering::new(SteeringSpec::of(Class::ConnectX6Dx), 1);
+    let frame = ethernet(0x0800, &ipv4(UDP, &udp(1, 2, &[0; 9])));
+    let ask = |steering: &mut Steering, frame: &[u8]| match steering.receive(0, frame) {
+        Verdict::Queue { qp, tag, .. } => Some((qp, tag)),
+        _ => None,
+    };
+    let mut remembered = 0;
+    let mut queue = |steering: &mut Steering| {
+        let last = steering.remembered(0, &frame);
+        remembered += u32::from(last.is_some());
+        last.or_else(|| ask(steering, &frame))
+    };
+    let enter = |steering: &mut Steering, priority: u8, field: MatchField, value: u128, qp: ObjectId| {
+        let (mut mask, mut wanted) = (Key::NOTHING, Key::NOTHING);
+        field.set(mask.0.as_mut_bytes(), u128::MAX);
+        field.set(wanted.0.as_mut_bytes(), value);
+        let rule = steering.rules.add(Rule::default());
+        let action = Action { tag: Some(qp), ..Action::default() };
+        let new = NewEntry {
+            port: 0,
+            egress: false,
+            priority,
+            mask,
+            criteria: 1,
+            value: wanted,
+            action,
+            qp: Some(qp),
+            counter: None,
+        };
+        let place = steering.enter(rule, new).expect("a rule");
+        steering.rules.get_mut(rule).expect("it was just added").places.push(place);
+        rule
+    };
+    assert_eq!(queue(&mut steering), None);
+    enter(&mut steering, 9, header::IP_VERSION, 4, 1);
+    assert_eq!([queue(&mut steering), queue(&mut steering)], [Some((1, 1)); 2]);
+    let before = enter(&mut steering, 3, header::UDP_DPORT, 2, 2);
+    assert_eq!([queue(&mut steering), queue(&mut steering)], [Some((2, 2)); 2]);
+    enter(&mut steering, 2, header::UDP_DPORT, 3, 3);
+    assert_eq!([queue(&mut steering), queue(&mut steering)], [Some((2, 2)); 2]);
+    steering.leave(before);
+    assert_eq!([queue(&mut steering), queue(&mut steering)], [Some((1, 1)); 2]);
+    let mut other = frame.clone();
+    other[37] = 3;
+    assert_eq!((steering.remembered(0, &other), ask(&mut steering, &other)), (None, Some((3, 3))));
+    assert_eq!(queue(&mut steering), Some((1, 1)));
+    assert_eq!(remembered, 4, "the second of each two");
 }
 
 #[test]
