@@ -1,6 +1,8 @@
 //! What a NIC understands of a frame: where the headers lie, checksums, hashes. Written apart from the pipeline's parser on purpose:
 //! the judge must not share the mistakes of what it judges.
 
+use crate::slab::Apart;
+
 /// Ethernet header, in bytes.
 pub const ETHERNET: usize = 14;
 /// TCP.
@@ -258,7 +260,7 @@ impl Layers {
 /// The Toeplitz hash with its key spread out: for each byte position and value, what it contributes.
 #[derive(Clone)]
 pub struct Toeplitz {
-    table: Box<[[u32; 256]; HASHED]>,
+    table: Box<Apart<[[u32; 256]; HASHED]>>,
 }
 
 impl std::fmt::Debug for Toeplitz {
@@ -279,8 +281,8 @@ impl Toeplitz {
                 word << 1 | u32::from(key[at / 8] >> (7 - at % 8) & 1)
             })
         };
-        let mut table = Box::new([[0u32; 256]; HASHED]);
-        for (position, row) in table.iter_mut().enumerate() {
+        let mut table = Box::new(Apart([[0u32; 256]; HASHED]));
+        for (position, row) in table.0.iter_mut().enumerate() {
             let windows: [u32; 8] = std::array::from_fn(|bit| window(position * 8 + bit));
             for (value, entry) in row.iter_mut().enumerate() {
                 *entry = (0..8).filter(|bit| value >> (7 - bit) & 1 == 1).fold(0, |hash, bit| hash ^ windows[bit]);
@@ -294,7 +296,7 @@ impl Toeplitz {
     pub fn hash<const PARTS: usize>(&self, parts: [&[u8]; PARTS]) -> u32 {
         let (mut hash, mut at) = (0, 0);
         for part in parts {
-            for (byte, row) in part.iter().zip(self.table.get(at..).unwrap_or_default()) {
+            for (byte, row) in part.iter().zip(self.table.0.get(at..).unwrap_or_default()) {
                 hash ^= row[usize::from(*byte)];
             }
             at += part.len();

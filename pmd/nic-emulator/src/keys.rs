@@ -3,6 +3,7 @@
 use wirepath_nic_defs::uverbs::ACCESS_LOCAL_WRITE;
 
 use crate::host::Region;
+use crate::slab::Apart;
 
 /// A registered memory region.
 #[derive(Clone, Debug)]
@@ -21,7 +22,7 @@ pub struct Mr<R> {
 /// All regions of a device.
 #[derive(Debug)]
 pub struct Keys<R> {
-    slots: Vec<Option<Mr<R>>>,
+    slots: Vec<Apart<Option<Mr<R>>>>,
     generation: u32,
 }
 
@@ -57,17 +58,17 @@ impl std::fmt::Display for Refusal {
 impl<R: Region> Default for Keys<R> {
     fn default() -> Self {
         // Key 0 is never given.
-        Self { slots: vec![None], generation: 0 }
+        Self { slots: vec![Apart(None)], generation: 0 }
     }
 }
 
 impl<R: Region> Keys<R> {
     /// Registers; the slot (a device's name for it) and the key. Keys carry a generation, so that a stale one is found out.
     pub fn add(&mut self, region: R, iova: u64, pd: u32, access: u32) -> (u32, u32) {
-        let slot = self.slots.iter().skip(1).position(Option::is_none).map_or(self.slots.len(), |at| at + 1);
+        let slot = self.slots.iter().skip(1).position(|slot| slot.0.is_none()).map_or(self.slots.len(), |at| at + 1);
         self.generation = (self.generation + 1) & 0xff;
         let key = (slot as u32) << 8 | self.generation;
-        let mr = Some(Mr { region, iova, pd, access, key });
+        let mr = Apart(Some(Mr { region, iova, pd, access, key }));
         if slot == self.slots.len() {
             self.slots.push(mr);
         } else {
@@ -79,13 +80,13 @@ impl<R: Region> Keys<R> {
     /// Forgets a slot.
     pub fn remove(&mut self, slot: u32) {
         if let Some(mr) = self.slots.get_mut(slot as usize) {
-            *mr = None;
+            mr.0 = None;
         }
     }
 
     /// Key and length of a slot.
     pub fn describe(&self, slot: u32) -> Option<(u32, u64)> {
-        let mr = self.slots.get(slot as usize)?.as_ref()?;
+        let mr = self.slots.get(slot as usize)?.0.as_ref()?;
         Some((mr.key, mr.region.length()))
     }
 
@@ -98,7 +99,7 @@ impl<R: Region> Keys<R> {
         let mr = self
             .slots
             .get((key >> 8) as usize)
-            .and_then(Option::as_ref)
+            .and_then(|slot| slot.0.as_ref())
             .filter(|mr| mr.key == key)
             .ok_or(Refusal::Key)?;
         if mr.pd != pd {

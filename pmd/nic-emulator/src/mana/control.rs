@@ -15,6 +15,7 @@ use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
 use crate::identity;
 use crate::log::Log;
+use crate::slab::Apart;
 use crate::topology::DeviceSpec;
 use crate::uverbs::QpCap;
 
@@ -197,7 +198,7 @@ impl<H: Host> Mana<H> {
             hash: Toeplitz::new(&part.rx_hash_key),
             fields: part.rx_hash_fields_mask,
         };
-        let id = self.qps.add(Qp::Rss(Box::new(rss)));
+        let id = self.qps.add(Qp::Rss(Box::new(Apart(rss))));
         if self.ports[at].steering.replace(id).is_some() {
             call.log.line(format_args!(
                 "{name}: port {}: a second receiving queue pair takes over from the first",

@@ -16,7 +16,7 @@ use crate::device::{ContextId, Env, ObjectId, Owner, Store, VECTORS};
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
 use crate::keys::Keys;
-use crate::slab::{Numbers, Slab};
+use crate::slab::{Apart, Numbers, Slab};
 use crate::topology::{DeviceSpec, Doorbells};
 use queues::{Cq, Rq, Sq};
 
@@ -50,7 +50,7 @@ pub struct Mana<H: Host> {
     /// Open contexts, and whether the device was reset under them.
     contexts: HashMap<ContextId, bool>,
     /// Scratch of the transmit path.
-    wqe: Box<Wqe>,
+    wqe: Box<Apart<Wqe>>,
     /// Send queue that is served first next time.
     turn: usize,
     /// Doorbells that no queue answers to.
@@ -88,7 +88,7 @@ struct PortCounters {
 #[derive(Debug)]
 enum Qp {
     Send { pd: ObjectId, port: usize, sq: ObjectId, cq: ObjectId },
-    Rss(Box<Rss>),
+    Rss(Box<Apart<Rss>>),
 }
 
 #[derive(Debug)]
@@ -125,7 +125,7 @@ impl<H: Host> Mana<H> {
             by_rq: HashMap::new(),
             by_cq: HashMap::new(),
             contexts: HashMap::new(),
-            wqe: Box::default(),
+            wqe: Box::new(Apart(Wqe::default())),
             turn: 0,
             stray_doorbells: 0,
             resets: 0,

@@ -139,7 +139,8 @@ pub(super) struct Cq<R> {
     compress: Option<u8>,
     /// The first packet of a session that is being gathered, and what the mini entries of all of its packets say.
     title: Told,
-    held: Vec<u64>,
+    held: [u64; MOST_MINIS],
+    gathered: usize,
     armed: bool,
     /// In scan mode, what the record said when it was last looked at.
     asked: Option<u32>,
@@ -170,7 +171,8 @@ impl<R: Region> Cq<R> {
             unpublished: 0,
             compress,
             title: Told::default(),
-            held: Vec::with_capacity(MOST_MINIS),
+            held: [0; MOST_MINIS],
+            gathered: 0,
             // In the record, the first time that it is armed looks like a fresh one.
             armed: scan,
             asked: scan.then_some(0),
@@ -287,32 +289,32 @@ impl<R: Region> Cq<R> {
             self.tell(&told.words(), CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), events);
             return;
         };
-        let behind = self.held.len();
+        let behind = self.gathered;
         if behind > 0 && (behind == MOST_MINIS || !told.is_like(&self.title, behind, format)) {
             self.flush(events);
         }
-        if self.held.is_empty() {
+        if self.gathered == 0 {
             self.title = *told;
             (0..MOST_MINIS as u32).step_by(MINIS_PER_ENTRY).chain([1]).for_each(|slot| {
                 self.ring.expect(self.offset(self.produced.wrapping_add(slot)));
             });
         }
-        self.held.push(told.mini(format));
+        self.held[self.gathered % MOST_MINIS] = told.mini(format);
+        self.gathered += 1;
     }
 
     /// What was held back goes out.
     #[inline]
     pub(super) fn flush(&mut self, events: &mut Vec<Event>) {
-        if self.held.is_empty() {
-            return;
+        if self.gathered > 0 {
+            self.flush_held(events);
         }
-        self.flush_held(events);
     }
 
     fn flush_held(&mut self, events: &mut Vec<Event>) {
-        let held = std::mem::take(&mut self.held);
+        let held = self.held;
         let (mut title, format) = (self.title, self.compress.unwrap_or(MINI_FORMAT_HASH));
-        let mut rest = &held[..];
+        let mut rest = &held[..std::mem::take(&mut self.gathered)];
         while !rest.is_empty() {
             let at = self.produced & (self.entries() - 1);
             // A session does not cross the end of the ring, and arrays of minis lie within it.
@@ -335,8 +337,6 @@ impl<R: Region> Cq<R> {
             title.position = title.position.wrapping_add(n as u16);
             rest = &rest[n..];
         }
-        self.held = held;
-        self.held.clear();
     }
 
     /// Arrays of mini entries: the first in the entry behind the title, the others where every eighth entry from the title would be. They

@@ -16,6 +16,7 @@ use crate::host::Host;
 use crate::identity;
 use crate::log::Log;
 use crate::rules::FlowRules;
+use crate::slab::Apart;
 use crate::topology::{DeviceSpec, MinInline};
 use crate::uverbs::{Attributes, QpCap};
 
@@ -172,7 +173,8 @@ impl<H: Host> Mlx5<H> {
         let reply =
             abi::CreateQpReply { comp_mask: abi::QP_REPLY_TIRN, tirn: number, ..abi::CreateQpReply::new_zeroed() };
         call.output = reply.as_bytes().to_vec();
-        let id = self.qps.add(Qp::Rss(Box::new(Rss { number, table, hash, fields, tunnels })));
+        let only = table.first().copied().filter(|first| table.iter().all(|rq| rq == first));
+        let id = self.qps.add(Qp::Rss(Box::new(Apart(Rss { number, table, only, hash, fields, tunnels }))));
         Ok((id, number, qp.cap))
     }
 

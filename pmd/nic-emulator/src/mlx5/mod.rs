@@ -22,7 +22,7 @@ use crate::device::{ContextId, Env, ObjectId, Owner, Store};
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
 use crate::keys::Keys;
-use crate::slab::{Numbers, Slab};
+use crate::slab::{Apart, Numbers, Slab};
 use crate::topology::{DeviceSpec, Doorbells};
 use completion::Cq;
 use queues::{Rq, Sq};
@@ -119,13 +119,15 @@ struct PortCounters {
 #[derive(Debug)]
 enum Qp {
     Send(ObjectId),
-    Rss(Box<Rss>),
+    Rss(Box<Apart<Rss>>),
 }
 
 #[derive(Debug)]
 struct Rss {
     number: u32,
     table: Vec<ObjectId>,
+    /// The queue, if the table names one alone.
+    only: Option<ObjectId>,
     hash: Option<Toeplitz>,
     fields: u64,
     /// Whether packets are looked into that are in a tunnel.

@@ -247,8 +247,9 @@ pub(super) struct Rq<R> {
     pub(super) cq: ObjectId,
     pub(super) pd: ObjectId,
     pub(super) owner: Owner,
-    /// The scatter list of the entry at the head, if strides of it are consumed, or from its last fetch.
-    pub(super) list: Vec<Segment>,
+    /// See [`Self::list`].
+    list: [Segment; MOST_SEGMENTS],
+    segments: usize,
     pub(super) received: u64,
     pub(super) received_bytes: u64,
     pub(super) no_buffer: u64,
@@ -296,7 +297,8 @@ impl<R: Region> Rq<R> {
             cq,
             pd,
             owner,
-            list: Vec::with_capacity(MOST_SEGMENTS),
+            list: [Segment::default(); MOST_SEGMENTS],
+            segments: 0,
             received: 0,
             received_bytes: 0,
             no_buffer: 0,
@@ -320,10 +322,16 @@ impl<R: Region> Rq<R> {
         self.tail = u32::from_be(self.record.load(4 * RECORD_RECEIVE as u64)) as u16;
     }
 
+    /// The scatter list of the entry at the head, if strides of it are consumed, or from its last fetch.
+    #[inline]
+    pub(super) fn list(&self) -> &[Segment] {
+        &self.list[..self.segments]
+    }
+
     /// Fetches the scatter list of the entry at the head.
     #[inline]
     pub(super) fn fetch(&mut self) {
-        self.list.clear();
+        self.segments = 0;
         let start = u64::from(u32::from(self.head) & (self.entries - 1)) << self.log_entry;
         let skip = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
         self.ring.ask(start + AHEAD);
@@ -340,7 +348,8 @@ impl<R: Region> Rq<R> {
                 continue;
             }
             let address = u64::from_be_bytes(chunk[8..].try_into().expect("eight bytes"));
-            self.list.push(Segment { size, key, address });
+            self.list[self.segments % MOST_SEGMENTS] = Segment { size, key, address };
+            self.segments += 1;
         }
     }
 

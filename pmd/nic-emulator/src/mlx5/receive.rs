@@ -104,7 +104,7 @@ impl<H: Host> Mlx5<H> {
         let Some(Qp::Rss(rss)) = qps.get(qp) else { return false };
         let (hash, hash_type) = hash(rss, &layers, bytes);
         // With one queue nothing waits for the hash.
-        let queue = if let [queue] = rss.table[..] { queue } else { rss.table[hash as usize & (rss.table.len() - 1)] };
+        let queue = rss.only.unwrap_or_else(|| rss.table[hash as usize & (rss.table.len() - 1)]);
         let Some(rq) = rqs.get_mut(queue) else { return false };
         let Some(cq) = cqs.get_mut(rq.cq) else { return false };
         let at = *arrives.get_or_insert_with(crate::clock);
@@ -213,7 +213,7 @@ fn untranslated(i: usize, Segment { address, key, size }: Segment, why: Refusal)
 fn fetch<'k, R: Region>(keys: &'k Keys<R>, rq: &mut Rq<R>) -> Result<Option<Room<'k, R>>, Failure> {
     rq.fetch();
     let mut first = None;
-    for segment in rq.list.iter().enumerate() {
+    for segment in rq.list().iter().enumerate() {
         let (region, start) = translate(keys, rq.pd, segment)?;
         first.get_or_insert((region, start, segment.1.size));
     }
@@ -272,7 +272,7 @@ fn linear<R: Region>(
         Some((region, start, size)) if pieces[1].is_empty() && pieces[0].len() <= size as usize => {
             let _ = region.write(start, pieces[0]);
         }
-        _ => scatter(keys, rq.pd, &rq.list, 0, pieces)?,
+        _ => scatter(keys, rq.pd, rq.list(), 0, pieces)?,
     }
     let length = pieces[0].len() + pieces[1].len();
     let told = told(rq, arrival, 0, length as u32, rq.head);
@@ -315,7 +315,7 @@ fn striding<R: Region>(
     if rq.strides == 0 {
         fetch(keys, rq)?;
     }
-    scatter(keys, rq.pd, &rq.list, (rq.strides as usize) << log_bytes, pieces)?;
+    scatter(keys, rq.pd, rq.list(), (rq.strides as usize) << log_bytes, pieces)?;
     let strides = StrideCount::default().with_length(length as u32).with_strides(wanted);
     let told = told(rq, arrival, rq.head, strides.0, rq.strides as u16);
     rq.strides += wanted;
