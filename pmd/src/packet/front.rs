@@ -10,9 +10,9 @@ use super::offload::Flags;
 use super::pool::Pool;
 
 /// The word of a metadata line that says whether there is more to a packet than an address and a length.
-const WORD: usize = offset_of!(Meta, next) / 8;
+pub(super) const WORD: usize = offset_of!(Meta, next) / 8;
 const _: () = assert!(shift(offset_of!(Meta, next), WORD) == 0);
-const POOL_SHIFT: u32 = shift(offset_of!(Meta, pool), WORD);
+pub(super) const POOL_SHIFT: u32 = shift(offset_of!(Meta, pool), WORD);
 const FLAGS_SHIFT: u32 = shift(offset_of!(Meta, flags), WORD);
 
 /// What plain packets are: of one segment, from one pool, without some flags. One masked comparison tells.

@@ -3,27 +3,19 @@
 
 //! Filled buffers against fresh ones: what receive queues do with every packet.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m128i, _mm_set_epi64x, _mm_storeu_si128};
+use std::cell::Cell;
 use std::hint::black_box;
 use std::mem::{MaybeUninit, replace};
 use std::ptr::NonNull;
+use std::slice;
 
 use super::Packet;
 use super::batch::Batch;
 use super::meta::{DATA_ROOM, FRESH, META, Meta, shift};
 use super::offload::{Flags, Verdicts};
 use super::pool::{Blank, Cache, Pool, Shared};
-
-/// Bytes of a packet in one buffer: never more than there is room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Length(u32);
-
-impl Length {
-    /// In bytes.
-    #[inline(always)]
-    pub(crate) fn bytes(self) -> u32 {
-        self.0
-    }
-}
 
 /// The lengths that a queue takes in one buffer.
 #[derive(Clone, Copy, Debug)]
@@ -46,12 +38,6 @@ impl Lengths {
     pub(crate) fn shortest(self) -> u32 {
         self.shortest
     }
-
-    /// The length that is so much above the shortest, if it is one of these. What is below wraps round, and is none.
-    #[inline(always)]
-    pub(crate) fn above(self, over: u64) -> Option<Length> {
-        if over <= self.range.into() { Some(Length(self.shortest + over as u32)) } else { None }
-    }
 }
 
 /// What a device said of checksums, and whether there is a hash, as it lies in the metadata.
@@ -59,6 +45,9 @@ impl Lengths {
 pub(crate) struct Noted(u64);
 
 impl Noted {
+    /// Nothing, and no hash.
+    pub(crate) const NOTHING: Self = Self::new(Verdicts::NONE, false);
+
     #[inline(always)]
     pub(crate) const fn new(verdicts: Verdicts, hashed: bool) -> Self {
         let flags = if hashed { Flags::RSS_HASH } else { Flags::NONE };
@@ -69,42 +58,127 @@ impl Noted {
 /// What a device said of a packet that lies in one buffer behind the full headroom.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
-    pub(crate) len: Length,
-    pub(crate) noted: Noted,
+    /// Bytes above the shortest that the queue takes. Of shorter ones it wraps round, which makes it too much, as that of longer ones is.
+    pub(crate) over: u64,
+    /// `None`: [`Tellings::usual`].
+    pub(crate) noted: Option<Noted>,
     /// RSS hash, if it is one.
-    pub(crate) hash: u32,
+    pub(crate) hash: Option<u32>,
     /// There is more to say: [`Tellings::note`] does.
     pub(crate) more: bool,
 }
 
 impl Received {
-    /// So many bytes of which nothing is known; `None`: a buffer does not hold them.
-    pub(crate) fn of(bytes: u32) -> Option<Self> {
-        let len = Lengths::new(0, u32::MAX).above(bytes.into())?;
-        Some(Self { len, noted: Noted::new(Verdicts::NONE, false), hash: 0, more: false })
+    /// So many bytes above the shortest, and nothing else.
+    const fn of(over: u64) -> Self {
+        Self { over, noted: None, hash: None, more: false }
     }
 }
 
 /// How a device tells of packets, and how it is given buffers.
-pub(crate) trait Tellings {
+pub(crate) trait Tellings: Copy {
+    /// Packets that are treated at once, if nothing is to be said of them but length and hash; at most [`MOST_TOGETHER`], and 0: none are.
+    /// What is asked of each packet and what is done with it then are two loops without an end in between, and without a count.
+    const TOGETHER: usize;
+
     /// What tells of one packet.
     type Entry;
     /// The place of a buffer in the device's ring.
     type Place;
-    /// What [`Self::note`] needs beside the entry. Not all of `self`, which would have to lie in memory for that.
-    type More: Copy;
+
+    /// What is noted of most packets.
+    fn usual(&self) -> Noted;
 
     /// The packet that an entry tells of. `None`: nothing yet, or something that is not to be treated here.
     fn next(&mut self, entry: &Self::Entry) -> Option<Received>;
 
+    /// The packet was of a length that the queue takes: the next one is behind it.
+    fn took(&mut self);
+
     /// Puts a fresh buffer, whose data goes to `address` of ours, there.
     fn post(&self, place: &Self::Place, address: u64);
 
-    /// For [`Self::note`].
-    fn more(&self) -> Self::More;
+    /// Puts what else an entry says into the packet. Not with all of `self`, which would have to lie in memory for that.
+    fn note(entry: &Self::Entry, packet: &mut Packet);
+}
 
-    /// Puts what else an entry says into the packet.
-    fn note(more: Self::More, entry: &Self::Entry, packet: &mut Packet);
+/// Two words that are stored at once, where a processor can.
+#[derive(Clone, Copy)]
+struct Pair(#[cfg(target_arch = "x86_64")] __m128i, #[cfg(not(target_arch = "x86_64"))] [u64; 2]);
+
+impl Pair {
+    #[inline(always)]
+    fn new(low: u64, high: u64) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: SSE2 is part of every x86-64.
+        let words = unsafe { _mm_set_epi64x(high as i64, low as i64) };
+        #[cfg(not(target_arch = "x86_64"))]
+        let words = [low, high];
+        Self(words)
+    }
+
+    /// Writes them.
+    ///
+    /// # Safety
+    /// There is room for two words.
+    #[inline(always)]
+    unsafe fn write(self, to: *mut u64) {
+        // SAFETY: as promised; the processor asks for no more alignment than the pointer has.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            _mm_storeu_si128(to.cast(), self.0);
+            #[cfg(not(target_arch = "x86_64"))]
+            to.cast::<[u64; 2]>().write(self.0);
+        }
+    }
+}
+
+/// The metadata line of a packet of a run, but for what is told of each.
+struct Line {
+    /// The longest less the shortest.
+    range: u64,
+    /// The first word of the shortest packet, and what a byte adds to it.
+    first: u64,
+    byte: u64,
+    /// The second word without what is noted, and the second and third of most packets. The others are zero.
+    second: u64,
+    usual: Pair,
+}
+
+/// Most packets that are treated at once.
+const MOST_TOGETHER: usize = 8;
+
+/// Where the next packet of a run takes from and goes to. Addresses rather than indices, each of which would take a register of its own beside
+/// that of its base.
+struct Cursors<P> {
+    slot: *mut Packet,
+    place: *const P,
+    /// Fresh buffers are taken from the last on.
+    fresh: *const Cell<*mut Meta>,
+    out: *mut MaybeUninit<Packet>,
+}
+
+impl<P> Cursors<P> {
+    /// Makes a packet of the filled buffer that is `j` behind the next, and puts a fresh one in its place.
+    ///
+    /// # Safety
+    /// So many are there of everything, and a buffer has room for the length.
+    #[inline(always)]
+    unsafe fn swap<T: Tellings<Place = P>>(&mut self, j: usize, line: &Line, what: &Received, by: &T) -> &mut Packet {
+        // SAFETY: as promised. What a slot of the cache held is left alone from here on.
+        unsafe {
+            let fresh = (*self.fresh.sub(j)).get();
+            by.post(&*self.place.add(j), fresh as u64 + FRESH as u64);
+            (*self.out.add(j)).write(swap(&mut *self.slot.add(j), fresh, line, what))
+        }
+    }
+
+    /// Goes on by `n` packets.
+    #[inline(always)]
+    fn pass(&mut self, n: usize) {
+        (self.slot, self.place) = (self.slot.wrapping_add(n), self.place.wrapping_add(n));
+        (self.fresh, self.out) = (self.fresh.wrapping_sub(n), self.out.wrapping_add(n));
+    }
 }
 
 /// The calling thread's buffers of a pool, for receive queues that put a fresh buffer in the place of each filled one. Metadata is written
@@ -147,6 +221,7 @@ pub(crate) struct Burst<'a> {
     room: usize,
     most: usize,
     done: usize,
+    bytes: u64,
 }
 
 /// Cache and batch learn what has come, even if the burst ends in a panic.
@@ -166,46 +241,157 @@ impl Burst<'_> {
         self.done == self.room
     }
 
-    /// Takes the filled buffer out of a slot and puts a fresh one there, for each packet that `told` tells of, in order, until it says no
-    /// more, or batch, `slots`, `places` or fresh buffers are used up. Returns how many.
+    /// Bytes of the packets that have come.
+    #[inline(always)]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The last `n` of those that have come.
+    ///
+    /// # Panics
+    /// If they are fewer.
+    pub(crate) fn latest(&mut self, n: usize) -> &mut [Packet] {
+        assert!(n <= self.done);
+        // SAFETY: all of them were written there.
+        unsafe { slice::from_raw_parts_mut(self.out.add(self.done - n).cast(), n) }
+    }
+
+    /// Takes the filled buffer out of a slot and puts a fresh one there, for each packet of `lengths` that is told of, in order: of the
+    /// packet `at` of the run and of some behind it by the entries `told(at)`. Ends where these say no more, after `limit` packets, or when
+    /// batch, `slots`, `places` or fresh buffers are used up. Returns how many there were.
     #[inline(always)]
     pub(crate) fn run<'t, T: Tellings>(
         &mut self,
         slots: &mut [Packet],
         places: &[T::Place],
-        told: impl Iterator<Item = &'t [T::Entry]>,
+        limit: usize,
+        lengths: Lengths,
+        told: impl Fn(usize) -> &'t [T::Entry],
         by: &mut T,
     ) -> usize
     where
         T::Entry: 't,
     {
         let before = self.done;
-        let most = slots.len().min(places.len()).min(self.most - before);
-        let mut start = 0;
-        for entries in told {
-            let n = entries.len().min(most - start);
-            for i in 0..n {
-                // SAFETY: `entries` has more than `i`, slots and places have more than `start + i`, room in the batch and free buffers are
-                // more than `before + start + i`. What a slot of the cache held is left alone from here on.
-                unsafe {
-                    let at = start + i;
-                    let Some(what) = by.next(entries.get_unchecked(i)) else { return at };
-                    let fresh = self.hand.cache.slot(self.len - 1 - before - at).get();
-                    by.post(places.get_unchecked(at), fresh as u64 + FRESH as u64);
-                    let packet = self.hand.swap(slots.get_unchecked_mut(at), fresh, what);
-                    let packet = (*self.out.add(before + at)).write(packet);
-                    self.done = before + at + 1;
-                    if what.more {
-                        T::note(by.more(), entries.get_unchecked(i), packet);
-                    }
-                }
-            }
-            start += n;
-            if start == most {
+        let most = slots.len().min(places.len()).min(limit).min(self.most - before);
+        let line = self.hand.line(lengths, by.usual());
+        let mut next = Cursors {
+            slot: slots.as_mut_ptr(),
+            place: places.as_ptr(),
+            fresh: self.hand.cache.slots().wrapping_add(self.len - before).wrapping_sub(1),
+            out: self.out.wrapping_add(before),
+        };
+        let (mut at, mut over) = (0, 0);
+        'run: while at < most {
+            let entries = told(at);
+            let mut entries = &entries[..entries.len().min(most - at)];
+            if entries.is_empty() {
                 break;
             }
+            at += entries.len();
+            // SAFETY: of everything at least as many are left as there are entries, all in all at most `most`.
+            unsafe {
+                while T::TOGETHER > 0
+                    && let Some((first, rest)) = entries.split_at_checked(T::TOGETHER)
+                    && let Some(more) = self.together(&line, &mut next, first, by)
+                {
+                    (over, entries) = (over + more, rest);
+                }
+                for entry in entries {
+                    let Some(more) = self.one(&line, &mut next, entry, by) else { break 'run };
+                    over += more;
+                }
+            }
         }
-        start
+        let n = self.done - before;
+        self.bytes += over + n as u64 * u64::from(lengths.shortest());
+        n
+    }
+
+    /// Treats [`Tellings::TOGETHER`] packets. Returns their bytes above the shortest; `None`, and no change: there is something to be said of
+    /// one, or it is not there.
+    ///
+    /// # Safety
+    /// For so many more there is room in the batch, and of everything else as many are left.
+    #[inline(always)]
+    unsafe fn together<T: Tellings>(
+        &mut self,
+        line: &Line,
+        next: &mut Cursors<T::Place>,
+        entries: &[T::Entry],
+        by: &mut T,
+    ) -> Option<u64> {
+        const { assert!(T::TOGETHER <= MOST_TOGETHER) };
+        let mut said = [const { Received::of(0) }; MOST_TOGETHER];
+        let (mut ahead, mut over) = (*by, 0);
+        for (j, what) in said[..T::TOGETHER].iter_mut().enumerate() {
+            *what = ahead.next(&entries[j])?;
+            if what.over > line.range || what.noted.is_some() || what.more {
+                return None;
+            }
+            ahead.took();
+        }
+        *by = ahead;
+        for (j, what) in said[..T::TOGETHER].iter().enumerate() {
+            // SAFETY: as promised.
+            unsafe { next.swap(j, line, what, by) };
+            self.done += 1;
+            over += what.over;
+        }
+        next.pass(T::TOGETHER);
+        Some(over)
+    }
+
+    /// Treats one packet, in the same way.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn one<T: Tellings>(
+        &mut self,
+        line: &Line,
+        next: &mut Cursors<T::Place>,
+        entry: &T::Entry,
+        by: &mut T,
+    ) -> Option<u64> {
+        let what = by.next(entry)?;
+        if what.over > line.range {
+            return None;
+        }
+        by.took();
+        // SAFETY: as promised.
+        let packet = unsafe { next.swap(0, line, &what, by) };
+        self.done += 1;
+        if what.more {
+            T::note(entry, packet);
+        }
+        next.pass(1);
+        Some(what.over)
+    }
+}
+
+/// Makes a packet of the filled buffer in `slot` and puts the fresh one there.
+///
+/// # Safety
+/// `fresh` is a free buffer of the line's pool that nobody else has, and a buffer has room for the length.
+#[inline(always)]
+unsafe fn swap(slot: &mut Packet, fresh: *mut Meta, line: &Line, what: &Received) -> Packet {
+    // SAFETY: the fresh buffer's line says that it is one segment of this pool that nobody shares, as that of every free buffer does. The
+    // line of the filled one, which the packet owns, is written whole.
+    unsafe {
+        let packet = replace(slot, Packet::from_meta(NonNull::new_unchecked(fresh)));
+        let words: *mut u64 = packet.meta.as_ptr().cast();
+        words.write(line.first.wrapping_add(what.over.wrapping_mul(line.byte)));
+        line.usual.write(words.add(1));
+        words.add(3).cast::<[u64; META / 8 - 3]>().write([0; META / 8 - 3]);
+        if let Some(noted) = what.noted {
+            words.add(1).write(line.second | noted.0);
+        }
+        if let Some(hash) = what.hash {
+            (*packet.meta.as_ptr()).rss_hash = hash;
+        }
+        packet
     }
 }
 
@@ -216,7 +402,7 @@ impl<'a> Hand<'a> {
         let room = batch.space();
         let most = self.fresh(room);
         let (len, out) = (self.cache.len(), batch.spare());
-        Burst { hand: self, batch, out, len, room, most, done: 0 }
+        Burst { hand: self, batch, out, len, room, most, done: 0, bytes: 0 }
     }
 
     /// Fresh buffers at hand: `wanted`, or as many as there are.
@@ -233,35 +419,25 @@ impl<'a> Hand<'a> {
         self.fresh(wanted) == wanted
     }
 
-    /// Makes a packet of the filled buffer in `slot` and puts the fresh one there.
-    ///
-    /// # Safety
-    /// `fresh` is a free buffer of this pool that nobody else has.
+    /// The line of packets of these lengths, most of which `usual` is noted of.
     #[inline(always)]
-    unsafe fn swap(&self, slot: &mut Packet, fresh: *mut Meta, what: Received) -> Packet {
-        let [first, second, third] = self.line;
-        let (bytes, hash) = (u64::from(what.len.0), u64::from(what.hash));
-        // SAFETY: the fresh buffer's line says that it is one segment of this pool that nobody shares, as that of every free buffer does. The
-        // line of the filled one, which the packet owns, is written whole.
-        unsafe {
-            let packet = replace(slot, Packet::from_meta(NonNull::new_unchecked(fresh)));
-            let words: *mut u64 = packet.meta.as_ptr().cast();
-            words.write(first.wrapping_add(bytes.wrapping_mul(self.byte)));
-            words.add(1).write(second | what.noted.0);
-            words.add(2).write(third | hash << HASH_SHIFT);
-            words.add(3).cast::<[u64; META / 8 - 3]>().write([0; META / 8 - 3]);
-            packet
-        }
+    fn line(&self, lengths: Lengths, usual: Noted) -> Line {
+        let ([first, second, third], byte) = (self.line, self.byte);
+        let first = first.wrapping_add(u64::from(lengths.shortest).wrapping_mul(byte));
+        Line { range: lengths.range.into(), first, byte, second, usual: Pair::new(second | usual.0, third) }
     }
 
-    /// Takes the filled buffer out of `slot`, as a packet that was received, and puts a fresh one there. `None`, and no change, if no buffer
-    /// is free.
-    pub(crate) fn exchange(&self, slot: &mut Packet, what: Received) -> Option<Packet> {
-        self.fresh(1).checked_sub(1)?;
-        let at = self.cache.len() - 1;
+    /// Takes the filled buffer out of `slot`, as a packet of so many bytes, and puts a fresh one there. `None`, and no change, if no buffer
+    /// is free or one does not hold them.
+    pub(crate) fn exchange(&self, slot: &mut Packet, bytes: u32) -> Option<Packet> {
+        let lengths = Lengths::new(0, u32::MAX);
+        let at = self.fresh(1).checked_sub(1).filter(|_| bytes <= lengths.range)?;
+        let at = at + self.cache.len() - 1;
         self.cache.set_len(at);
+        let what = Received::of(bytes.into());
+        let line = self.line(lengths, Noted::NOTHING);
         // SAFETY: the slot that was the last holds a free buffer, which is `slot`'s from here on.
-        Some(unsafe { self.swap(slot, self.cache.slot(at).get(), what) })
+        Some(unsafe { swap(slot, self.cache.slot(at).get(), &line, &what) })
     }
 }
 
@@ -269,7 +445,6 @@ const DATA_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, data_len), 0);
 const PACKET_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, packet_len), 0);
 const VERDICTS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, verdicts), 1);
 const FLAGS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, flags), 1);
-const HASH_SHIFT: u32 = shift(std::mem::offset_of!(Meta, rss_hash), 2);
 // What a fresh line has in these places is zero, and so is everything behind the third word.
 const _: () = {
     let line = Blank::fresh(0).line();
@@ -279,5 +454,5 @@ const _: () = {
         at += 1;
     }
     assert!(line[0] >> 16 == 0 && (line[1] >> VERDICTS_SHIFT) & 0xff == 0 && line[1] >> FLAGS_SHIFT == 0);
-    assert!(line[2] >> HASH_SHIFT == 0);
+    assert!(line[2] >> shift(std::mem::offset_of!(Meta, rss_hash), 2) == 0);
 };

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wirepath_memory::{Backing, Region, RegionBuilder, RegionError};
 
 use super::batch::Batch;
+use super::front::{POOL_SHIFT, WORD};
 use super::meta::{FRESH, META, Meta, NO_SEGMENT, STRIDE};
 use super::stack::Stack;
 use super::{Handle, Packet};
@@ -228,6 +229,12 @@ impl Cache {
     #[inline(always)]
     pub(super) fn set_len(&self, len: usize) {
         self.len.store(len as u32, Ordering::Release);
+    }
+
+    /// All slots.
+    #[inline(always)]
+    pub(super) fn slots(&self) -> *const Cell<*mut Meta> {
+        self.slots.as_ptr()
     }
 
     /// A slot.
@@ -817,28 +824,53 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
     // SAFETY: the packets are the caller's, so their pools exist; the cache is this thread's, and has room for all of them.
     unsafe {
         let pool = (*first.as_ptr()).pool;
-        let Some((cache, mut len)) = cache_with_room(pool, packets.len()) else { return release_each(packets) };
-        let slots = cache.slots.as_ptr();
-        // Chains and packets of other pools, put aside: their release may hand this thread's cache on to others, after which the
-        // metadata of what lies in it must not be looked at any more.
-        let mut odd = [*first; super::batch::BATCH];
-        let (mut odd_len, mut bytes) = (0, 0);
+        let Some((cache, len)) = cache_with_room(pool, packets.len()) else { return release_each(packets) };
+        let free = cache.slots.as_ptr().add(len);
+        // What every packet's second word has, and what any has: without a branch for each.
+        let (mut all, mut any, mut bytes) = (u64::MAX, 0, 0);
+        for (i, meta) in packets.iter().enumerate() {
+            let word = meta.as_ptr().cast::<u64>().add(WORD).read();
+            (all, any) = (all & word, any | word);
+            bytes += u64::from((*meta.as_ptr()).packet_len);
+            (*free.add(i)).set(meta.as_ptr());
+        }
+        let pools = [all, any].map(|word| (word >> POOL_SHIFT) as u8);
+        if all as u32 == NO_SEGMENT && pools == [pool; 2] {
+            cache.len.store((len + packets.len()) as u32, Ordering::Release);
+        } else {
+            release_mixed(packets, cache, pool);
+        }
+        bytes
+    }
+}
+
+/// [`release_all`] for a run with chains or packets of other pools than `pool`, whose cache has room.
+///
+/// # Safety
+/// As there; the cache is this thread's.
+#[cold]
+#[inline(never)]
+unsafe fn release_mixed(packets: &[NonNull<Meta>], cache: &Cache, pool: u8) {
+    // SAFETY: as promised.
+    unsafe {
+        // The others are put aside: their release may hand this thread's cache on to others, after which the metadata of what lies in it
+        // must not be looked at any more.
+        let mut odd = [packets[0]; super::batch::BATCH];
+        let (mut len, mut odd_len) = (cache.len(), 0);
         for meta in packets {
             let it = &*meta.as_ptr();
-            bytes += u64::from(it.packet_len);
             if it.pool == pool && it.next == NO_SEGMENT {
-                (*slots.add(len)).set(meta.as_ptr());
+                cache.slot(len).set(meta.as_ptr());
                 len += 1;
             } else {
                 odd[odd_len] = *meta;
                 odd_len += 1;
             }
         }
-        cache.len.store(len as u32, Ordering::Release);
+        cache.set_len(len);
         for meta in &odd[..odd_len] {
             release(*meta);
         }
-        bytes
     }
 }
 

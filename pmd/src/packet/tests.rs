@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
 
 fn full(pool: &Pool) -> bool {
@@ -498,16 +500,132 @@ fn buffers_of_a_chain_that_was_freed_are_posted_one_by_one() {
     // Posted as they are: their metadata is what the chain left.
     let mut slots = [pool.take().unwrap(), pool.take().unwrap()];
     let hand = pool.hand(&pool.blank().in_port(5)).unwrap();
-    let what = Received { hash: 7, noted: Noted::new(Verdicts::L4_GOOD, true), ..Received::of(1500).unwrap() };
-    let first = hand.exchange(&mut slots[0], what).unwrap();
-    let second = hand.exchange(&mut slots[0], Received::of(2048).unwrap()).unwrap();
-    assert!(hand.exchange(&mut slots[1], what).is_none() && !hand.has(1), "none is free");
-    assert_eq!((first.len(), first.rss_hash(), first.verdicts()), (1500, Some(7), Verdicts::L4_GOOD));
+    let first = hand.exchange(&mut slots[0], 1500).unwrap();
+    assert!(hand.exchange(&mut slots[0], 2049).is_none(), "more than a buffer holds");
+    let second = hand.exchange(&mut slots[0], 2048).unwrap();
+    assert!(hand.exchange(&mut slots[1], 60).is_none() && !hand.has(1), "none is free");
+    assert_eq!((first.len(), first.rss_hash(), first.verdicts()), (1500, None, Verdicts::NONE));
     assert_eq!((second.len(), second.data().len(), second.rss_hash()), (2048, 2048, None));
     assert!(!first.is_chain() && !second.is_chain() && first.in_port() == 5);
-    assert!(Received::of(2049).is_none(), "more than a buffer holds");
     drop((first, second));
     assert_eq!(pool.outstanding(), 2, "those in the slots");
     drop(slots);
     assert_eq!(pool.outstanding(), 0);
+}
+
+/// What a device that is played tells of a packet: its length, and whether something else than usual, and something more, is to be noted.
+struct Told(u32, bool, bool);
+
+/// Entries in order, `N` of which are treated at once. A length of 0 ends them.
+#[derive(Clone, Copy)]
+struct Play<const N: usize>(u32);
+
+impl<const N: usize> Tellings for Play<N> {
+    const TOGETHER: usize = N;
+    type Entry = Told;
+    type Place = AtomicU64;
+
+    fn usual(&self) -> Noted {
+        Noted::new(Verdicts::L3_GOOD, true)
+    }
+
+    fn next(&mut self, entry: &Told) -> Option<Received> {
+        let Told(len, odd, more) = *entry;
+        let noted = odd.then(|| Noted::new(Verdicts::L4_BAD, false));
+        (len != 0).then(|| Received { over: len.wrapping_sub(60).into(), noted, hash: Some(self.0), more })
+    }
+
+    fn took(&mut self) {
+        self.0 += 1;
+    }
+
+    fn post(&self, place: &AtomicU64, address: u64) {
+        place.store(address, Ordering::Relaxed);
+    }
+
+    fn note(_: &Told, packet: &mut Packet) {
+        packet.set_mark(9);
+    }
+}
+
+/// Lets the packets of `lens` come in runs of `portion`, as far as they do, and looks at all that is said of them.
+fn play<const N: usize>(lens: &[u32], portion: usize) {
+    let pool = Pool::new("play", 300).unwrap();
+    let mut slots: Vec<_> = (0..64).map(|_| pool.take().unwrap()).collect();
+    let filled: Vec<_> = slots.iter().map(Packet::fresh_address).collect();
+    let places: Vec<_> = (0..64).map(|_| AtomicU64::new(0)).collect();
+    let told: Vec<_> = lens.iter().enumerate().map(|(i, len)| Told(*len, i % 11 == 7, i % 13 == 12)).collect();
+    let good = lens.iter().take_while(|len| (60..=1514).contains(*len)).count();
+    let mut batch = Batch::new();
+    let (mut by, mut got) = (Play::<N>(1000), 0);
+    let mut burst = pool.hand(&pool.blank().in_port(5)).unwrap().burst(&mut batch);
+    while got < told.len() {
+        let (slots, places, told) = (&mut slots[got..], &places[got..], &told[got..]);
+        // In two pieces, as at the end of a ring.
+        let pieces = |at: usize| if at < 5 { &told[at..5.min(told.len())] } else { &told[at..] };
+        let n = burst.run(slots, places, portion, Lengths::new(60, 1514), pieces, &mut by);
+        assert_eq!(n, portion.min(good - got).min(told.len()));
+        assert_eq!(burst.latest(n).len(), n);
+        if n == 0 {
+            break;
+        }
+        got += n;
+    }
+    assert_eq!(
+        (got, by.0, burst.bytes()),
+        (good, 1000 + good as u32, lens[..good].iter().map(|len| u64::from(*len)).sum())
+    );
+    drop(burst);
+    assert_eq!(batch.len(), good);
+    for (i, packet) in batch.iter().enumerate() {
+        let (odd, more) = (i % 11 == 7, i % 13 == 12);
+        let verdicts = if odd { Verdicts::L4_BAD } else { Verdicts::L3_GOOD };
+        assert_eq!((packet.len() as u32, packet.fresh_address()), (lens[i], filled[i]));
+        assert_eq!((packet.rss_hash(), packet.verdicts()), ((!odd).then_some(1000 + i as u32), verdicts));
+        assert_eq!((packet.mark(), packet.in_port()), (more.then_some(9), 5));
+        assert_eq!(slots[i].fresh_address(), places[i].load(Ordering::Relaxed));
+    }
+    assert!(slots[good..].iter().zip(&filled[good..]).all(|(packet, at)| packet.fresh_address() == *at));
+    assert_eq!(pool.outstanding() as usize, 64 + good);
+    drop((batch, slots));
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn filled_buffers_change_places_with_fresh_ones_one_by_one_or_together() {
+    for ends in [0, 59, 1515, u32::MAX] {
+        for good in (0..30).chain([63, 64]) {
+            let mut lens: Vec<_> = (0..64).map(|i| 60 + i * 23).collect();
+            if let Some(end) = lens.get_mut(good) {
+                *end = ends;
+            }
+            for portion in [1, 7, 64] {
+                play::<0>(&lens, portion);
+                play::<4>(&lens, portion);
+                play::<8>(&lens, portion);
+            }
+        }
+    }
+}
+
+#[test]
+fn chains_and_packets_of_other_pools_are_freed_among_others() {
+    let (pool, other) = (Pool::new("free", 64).unwrap(), Pool::new("other", 64).unwrap());
+    for odd in [vec![], vec![0], vec![5, 6], vec![19]] {
+        for chained in [vec![], vec![0, 5], vec![18]] {
+            let mut batch = Batch::new();
+            for i in 0..20 {
+                let mut packet = if odd.contains(&i) { other.take().unwrap() } else { pool.take().unwrap() };
+                packet.append(10 + i).unwrap();
+                if chained.contains(&i) {
+                    let mut more = pool.take().unwrap();
+                    more.append(3).unwrap();
+                    packet.append_segment(more).unwrap();
+                }
+                drop(batch.push(packet));
+            }
+            assert_eq!(batch.clear(), (10..30).sum::<u64>() + 3 * chained.len() as u64);
+            assert_eq!((pool.outstanding(), other.outstanding()), (0, 0), "{odd:?} {chained:?}");
+        }
+    }
 }

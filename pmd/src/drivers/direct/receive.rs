@@ -12,7 +12,7 @@ use super::fault::Fault;
 use super::graves::Ending;
 use crate::counters::QueueCounters;
 use crate::drops::DropReason;
-use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, Hand, Packet, Pool, Received};
+use crate::packet::{BATCH, Batch, Blank, DATA_ROOM, Hand, Packet, Pool};
 use crate::port::ReceiveQueue;
 
 /// What all receive queues of a port have in common: the rules and queue pairs that spread packets over them, and with these the work
@@ -104,7 +104,7 @@ pub(crate) fn take_out(hand: &Hand<'_>, slots: &mut [Packet], len: u32) -> Optio
     for slot in &mut slots[..wanted] {
         let here = left.min(DATA_ROOM as u32);
         left -= here;
-        let segment = hand.exchange(slot, Received::of(here)?)?;
+        let segment = hand.exchange(slot, here)?;
         match &mut whole {
             None => whole = Some(segment),
             Some(whole) => whole.append_segment(segment).ok()?,

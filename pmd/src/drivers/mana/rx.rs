@@ -1,7 +1,6 @@
 //! Receive queues.
 
 use std::fmt;
-use std::iter::once;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -171,7 +170,7 @@ impl ReceiveRing {
             Err(_) => return (0, true),
         }
         let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
-        let (mut burst, mut bytes) = (hand.burst(batch), 0);
+        let mut burst = hand.burst(batch);
         loop {
             let (entries, expected) = self.completions.rest();
             let mut by = Entries {
@@ -179,23 +178,23 @@ impl ReceiveRing {
                 next: self.next,
                 positions: self.positions,
                 mask: self.ring.count() - 1,
-                lengths: self.lengths,
+                shortest: self.lengths.shortest(),
                 distance: self.distance,
                 what: pair(self.lkey, DATA_ROOM as u32),
-                bytes: 0,
             };
             let (at, places) = ((self.next & self.mask()) as usize, self.next.wrapping_add(self.completions.count()));
-            let n = burst.run(&mut self.posted[at..], self.ring.view().run(places), once(entries), &mut by);
-            (self.next, self.positions, bytes) = (by.next, by.positions, bytes + by.bytes);
+            let (slots, places) = (&mut self.posted[at..], self.ring.view().run(places));
+            let n = burst.run(slots, places, usize::MAX, self.lengths, |at| &entries[at..], &mut by);
+            (self.next, self.positions) = (by.next, by.positions);
             self.completions.advance(n as u32);
             if burst.is_full() {
-                return (bytes, false);
+                return (burst.bytes(), false);
             }
             match self.completions.reader().look() {
-                Ok(None) => return (bytes, false),
+                Ok(None) => return (burst.bytes(), false),
                 // At the end of the ring, which goes on at its start.
                 Ok(Some(_)) if n > 0 => {}
-                _ => return (bytes, true),
+                _ => return (burst.bytes(), true),
             }
         }
     }
@@ -348,6 +347,7 @@ impl receive::ReceiveRing for ReceiveRing {
 }
 
 /// Completions of a packet each, whose work requests are one unit.
+#[derive(Clone, Copy)]
 struct Entries {
     /// The known bits of their last words.
     expected: u32,
@@ -355,17 +355,22 @@ struct Entries {
     next: u32,
     positions: Positions,
     mask: u32,
-    lengths: Lengths,
+    /// Bytes of the shortest packet.
+    shortest: u32,
     distance: u64,
     /// Key and size of a buffer.
     what: u64,
-    bytes: u64,
 }
 
 impl Tellings for Entries {
+    const TOGETHER: usize = 0;
     type Entry = Whole;
     type Place = [AtomicU64; UNIT];
-    type More = ();
+
+    #[inline(always)]
+    fn usual(&self) -> Noted {
+        const { Noted::new(Verdicts::L3_GOOD.with(Verdicts::L4_GOOD), true) }
+    }
 
     #[inline(always)]
     fn next(&mut self, entry: &Whole) -> Option<Received> {
@@ -374,11 +379,18 @@ impl Tellings for Entries {
         if entry.cqe_type() != CQE_RX_OKAY || !self.positions.fits(entry.word(RX_WQE_OFFSET), self.next, 1, self.mask) {
             return None;
         }
-        let len = self.lengths.above(len.wrapping_sub(self.lengths.shortest()).into())?;
+        let noted = Some(Noted::new(verdicts(flags), is_hashed(flags)));
+        Some(Received {
+            over: len.wrapping_sub(self.shortest).into(),
+            noted,
+            hash: Some(hash),
+            more: flags & RARE != 0,
+        })
+    }
+
+    #[inline(always)]
+    fn took(&mut self) {
         self.next = self.next.wrapping_add(1);
-        self.bytes += u64::from(len.bytes());
-        let noted = Noted::new(verdicts(flags), is_hashed(flags));
-        Some(Received { len, noted, hash, more: flags & RARE != 0 })
     }
 
     #[inline(always)]
@@ -386,12 +398,9 @@ impl Tellings for Entries {
         write_slot(place, [short_header(1), 0, address.wrapping_add(self.distance), self.what]);
     }
 
-    #[inline(always)]
-    fn more(&self) {}
-
     #[cold]
     #[inline(never)]
-    fn note((): (), entry: &Whole, packet: &mut Packet) {
+    fn note(entry: &Whole, packet: &mut Packet) {
         note_rare(packet, Entry::again(entry).word(RX_FLAGS));
     }
 }

@@ -4,9 +4,11 @@
 //! behind the title, the others where every eighth entry from the title on would be. Entries of the session that no array was written to
 //! keep what they held, so that all of them have to be made nobody's.
 
+use std::sync::atomic::Ordering;
+
 use wirepath_nic_defs::mlx5::{
     CQE_RESPONDER_ERROR, CQE_RESPONDER_SEND, CqeFlags, FORMAT_COMPRESSED, FORMAT_NONE, L3_IPV4, L4_TCP, L4_TCP_ACK,
-    L4_TCP_EMPTY_ACK, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH, MINIS_PER_ENTRY, StrideCount,
+    L4_TCP_EMPTY_ACK, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH, StrideCount,
 };
 
 use super::cq::{CompletionQueue, Entry, Tail, kind};
@@ -192,7 +194,7 @@ impl Arrivals {
     #[inline(always)]
     pub(super) fn end_session(&mut self, completions: &mut CompletionQueue, count: u32) {
         self.session = None;
-        completions.invalidate(1, count - 1);
+        completions.invalidate(count);
         completions.advance(count);
     }
 
@@ -343,8 +345,7 @@ impl Arrivals {
         let done = session.read == count;
         let format = self.format;
         for i in read..read + now {
-            let array = (i & !(MINIS_PER_ENTRY as u32 - 1)).max(1);
-            let mini = completions.peek(array, i as usize % MINIS_PER_ENTRY);
+            let mini = u64::from_be(completions.minis().from(i)[0].load(Ordering::Relaxed));
             let (said, bytes) = ((mini >> 32) as u32, mini as u32);
             let mut arrival = title;
             // Work requests go up by one with each packet; strides are told where they are not.

@@ -172,7 +172,7 @@ impl CompletionQueue {
 
     /// Makes all entries nobody's and tells the device what was consumed, while the device writes none.
     pub(super) fn clear(&self) {
-        self.invalidate(0, self.count());
+        self.invalidate(self.count());
         self.publish();
     }
 
@@ -205,25 +205,13 @@ impl CompletionQueue {
     /// The queue as a value, to be read in a loop; [`Self::resume`] then says how far it was.
     #[inline(always)]
     pub(super) fn reader(&self) -> Reader<'_> {
-        Reader { entries: self.entries.view(), arrays: self.arrays.view(), shift: self.shift, next: self.next }
+        Reader { entries: self.entries.view(), shift: self.shift, next: self.next }
     }
 
-    /// The arrays of a session, whose title is the next entry, for its packets from `read` to `count`: the first in the entry behind the
-    /// title, the others where every eighth entry from the title on would be.
+    /// The arrays of the session whose title is the next entry.
     #[inline(always)]
-    pub(super) fn arrays(&self, read: u32, count: u32) -> impl Iterator<Item = &[AtomicU64]> {
-        const MINIS: u32 = MINIS_PER_ENTRY as u32;
-        let (arrays, title) = (self.arrays.view(), self.next);
-        let mut at = read;
-        std::iter::from_fn(move || {
-            if at >= count {
-                return None;
-            }
-            let (first, start) = (at & !(MINIS - 1), at % MINIS);
-            at = first.wrapping_add(MINIS);
-            let end = (count - first).min(MINIS);
-            Some(&arrays.at(title.wrapping_add(first.max(1)))[start as usize..end as usize])
-        })
+    pub(super) fn minis(&self) -> MiniArrays<'_> {
+        MiniArrays { arrays: self.arrays.view(), title: self.next }
     }
 
     /// Counter of the entry that is looked at next.
@@ -238,23 +226,17 @@ impl CompletionQueue {
         self.next = self.next.wrapping_add(count);
     }
 
-    /// The double word `at` of the entry that lies `ahead` of the next.
+    /// Takes ownership from `count` entries from the next on, of which most were not written as entries.
     #[inline(always)]
-    pub(super) fn peek(&self, ahead: u32, at: usize) -> u64 {
-        self.reader().peek(ahead, at)
-    }
-
-    /// Takes ownership from `count` entries from `ahead` of the next on, which were not written as entries.
-    #[inline(always)]
-    pub(super) fn invalidate(&self, ahead: u32, count: u32) {
-        let first = self.next.wrapping_add(ahead);
-        let (run, count) = (self.entries.view().run(first), count as usize);
+    pub(super) fn invalidate(&self, count: u32) {
+        let (run, count) = (self.entries.view().run(self.next), count as usize);
         let here = run.len().min(count);
-        run[..here].iter().for_each(|entry| entry[LAST].store(FRESH, Ordering::Relaxed));
+        let fresh = |entry: &Whole| entry[LAST].store(FRESH, Ordering::Relaxed);
+        let (eights, rest) = run[..here].as_chunks::<8>();
+        eights.iter().for_each(|eight| eight.iter().for_each(fresh));
+        rest.iter().for_each(fresh);
         // Over the end of the ring, which devices do not do.
-        for i in here..count {
-            self.entries.at(first.wrapping_add(i as u32))[LAST].store(FRESH, Ordering::Relaxed);
-        }
+        (here..count).for_each(|i| fresh(self.entries.at(self.next.wrapping_add(i as u32))));
     }
 
     /// The entry that a session began with, which is the next until all of it is read.
@@ -292,10 +274,27 @@ impl CompletionQueue {
     }
 }
 
+/// What a session tells of its packets, each in eight bytes: the first array in the entry behind the title, the others where every eighth
+/// entry from the title on would be.
+#[derive(Clone, Copy)]
+pub(super) struct MiniArrays<'a> {
+    arrays: View<'a, [AtomicU64; MINIS_PER_ENTRY]>,
+    title: u32,
+}
+
+impl<'a> MiniArrays<'a> {
+    /// From a packet of the session to the last of its array.
+    #[inline(always)]
+    pub(super) fn from(self, packet: u32) -> &'a [AtomicU64] {
+        let at = packet as usize % MINIS_PER_ENTRY;
+        let first = packet - at as u32;
+        &self.arrays.at(self.title.wrapping_add(first.max(1)))[at..]
+    }
+}
+
 /// A look at the entries, one after the other.
 pub(super) struct Reader<'a> {
     entries: View<'a, Whole>,
-    arrays: View<'a, [AtomicU64; MINIS_PER_ENTRY]>,
     shift: u32,
     /// Counter of the entry that is looked at next.
     pub(super) next: u32,
@@ -313,12 +312,6 @@ impl<'a> Reader<'a> {
             return None;
         }
         Some((Entry(entry), Tail::of(entry, memory)))
-    }
-
-    /// The double word `at` of the entry that lies `ahead` of the next.
-    #[inline(always)]
-    pub(super) fn peek(&self, ahead: u32, at: usize) -> u64 {
-        u64::from_be(self.arrays.at(self.next.wrapping_add(ahead))[at % MINIS_PER_ENTRY].load(Ordering::Relaxed))
     }
 }
 
@@ -368,7 +361,7 @@ mod tests {
         for at in 0..8 {
             ring.store64(at * 64 + 56, 0x20u64.to_be() | 0x21u64.to_be());
         }
-        queue.invalidate(0, 8);
+        queue.invalidate(8);
         assert!((0..16).all(|_| {
             let nothing = queue.look().is_none();
             queue.advance(1);

@@ -1,11 +1,10 @@
 //! The way of nearly all packets: of one buffer and one step each, the next in turn, told of by entries of their own or in sessions.
 //! Whatever else there is stays where it is, for [`super::arrival`] to look at.
 
-use std::iter::once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wirepath_memory::View;
-use wirepath_nic_defs::mlx5::{CqeFlags, MINI_FORMAT_HASH, StrideCount};
+use wirepath_nic_defs::mlx5::{CqeFlags, MINI_FORMAT_HASH, MINIS_PER_ENTRY, StrideCount};
 
 use super::arrival::{Arrival, Arrivals, PLAIN, RARE, Session, TITLE, verdicts};
 use super::cq::{CompletionQueue, Entry, Whole};
@@ -66,17 +65,16 @@ const fn counted<const STRIDED: bool>(bytes: u32) -> u32 {
 }
 
 impl<const N: usize> Run<'_, N> {
-    /// Appends packets until there are no more, or something else, or no buffers. Returns their bytes, and whether there is more to look at.
+    /// Appends packets until there are no more, or something else, or no buffers. Returns whether there is more to look at.
     #[inline(always)]
-    pub(super) fn go<const STRIDED: bool>(&mut self, burst: &mut Burst<'_>) -> (u64, bool) {
-        let mut bytes = 0;
+    pub(super) fn go<const STRIDED: bool>(&mut self, burst: &mut Burst<'_>) -> bool {
         loop {
             let session = match self.arrivals.session {
                 None => {
-                    let Some((entry, tail)) = self.completions.look() else { return (bytes, false) };
+                    let Some((entry, tail)) = self.completions.look() else { return false };
                     if tail.kind() == TITLE {
                         let session = self.arrivals.begin(entry, tail, self.completions.count());
-                        let Ok(session) = session else { return (bytes, true) };
+                        let Ok(session) = session else { return true };
                         Some(session)
                     } else {
                         None
@@ -84,73 +82,69 @@ impl<const N: usize> Run<'_, N> {
                 }
                 open => open,
             };
-            let (n, more) = match session {
+            let n = match session {
                 None => self.entries::<STRIDED>(burst),
-                Some(session) if self.arrivals.format == Some(MINI_FORMAT_HASH) => {
+                // Strides are told where a hash would be.
+                Some(session) if !STRIDED && self.arrivals.format == Some(MINI_FORMAT_HASH) => {
                     self.session::<STRIDED, true>(session, burst)
                 }
                 Some(session) => self.session::<STRIDED, false>(session, burst),
             };
-            bytes += more;
             if burst.is_full() {
-                return (bytes, false);
+                return false;
             }
             if n == 0 {
-                return (bytes, true);
+                return true;
             }
         }
     }
 
-    /// Packets of entries of their own, as far as entries, slots and places lie in a row: how many, and their bytes.
+    /// Packets of entries of their own, as far as entries, slots and places lie in a row: how many.
     #[inline(always)]
-    fn entries<const STRIDED: bool>(&mut self, burst: &mut Burst<'_>) -> (usize, u64) {
+    fn entries<const STRIDED: bool>(&mut self, burst: &mut Burst<'_>) -> usize {
         let (step, places, tick) = (self.arrivals.step(), self.places, self.arrivals.tick);
         let (entries, last) = self.completions.rest(PLAIN);
         let position = if STRIDED { places.stride(step) } else { step };
         let mut by = Entries::<N, STRIDED> {
             expected: last | position << 16,
             request: places.request(step),
-            lengths: self.lengths,
             base: counted::<STRIDED>(self.lengths.shortest()),
             shift: self.shift,
-            tick,
-            always: u32::from(tick != 0),
-            bytes: 0,
         };
         let at = step as usize & (self.posted.len() - 1);
-        let n = burst.run(&mut self.posted[at..], places.from::<STRIDED>(step), once(entries), &mut by);
+        let (slots, places) = (&mut self.posted[at..], places.from::<STRIDED>(step));
+        let n = burst.run(slots, places, usize::MAX, self.lengths, |at| &entries[at..], &mut by);
+        if tick != 0 {
+            stamp(tick, entries, burst.latest(n));
+        }
         self.completions.advance(n as u32);
         self.arrivals.passed(step.wrapping_add(n as u32));
-        (n, by.bytes)
+        n
     }
 
     /// Packets of a session, in the same way.
     #[inline(always)]
-    fn session<const STRIDED: bool, const HASH: bool>(
-        &mut self,
-        session: Session,
-        burst: &mut Burst<'_>,
-    ) -> (usize, u64) {
+    fn session<const STRIDED: bool, const HASH: bool>(&mut self, session: Session, burst: &mut Burst<'_>) -> usize {
         let Session { count, read } = session;
         let (step, places) = (self.arrivals.step(), self.places);
-        let (title, tail) = Entry::again(self.completions.title());
-        if STRIDED && title.request() != places.request(step) {
-            return (0, 0);
+        let title = self.completions.title();
+        let (entry, tail) = Entry::again(title);
+        if STRIDED && entry.request() != places.request(step) {
+            return 0;
         }
-        let described = title.described();
-        let mut by = Minis::<'_, N, STRIDED, HASH> {
+        let described = entry.described();
+        let mut by = Minis::<N, STRIDED, HASH> {
             expected: u64::from(places.stride(step)) << 32 | u64::from(counted::<STRIDED>(self.lengths.shortest())),
-            lengths: self.lengths,
-            noted: Noted::new(verdicts(described), HASH && title.is_hashed()),
-            rare: tail.low24() != 0 || described & RARE != 0,
-            title: self.completions.title(),
+            noted: Noted::new(verdicts(described), HASH && entry.is_hashed()),
             shift: self.shift,
-            bytes: 0,
         };
         let at = step as usize & (self.posted.len() - 1);
-        let slots = &mut self.posted[at..];
-        let n = burst.run(slots, places.from::<STRIDED>(step), self.completions.arrays(read, count), &mut by);
-        let bytes = by.bytes;
+        let (slots, places) = (&mut self.posted[at..], places.from::<STRIDED>(step));
+        let (minis, rest) = (self.completions.minis(), (count - read) as usize);
+        let n = burst.run(slots, places, rest, self.lengths, |at| minis.from(read + at as u32), &mut by);
+        if tail.low24() != 0 || described & RARE != 0 {
+            note_all(title, burst.latest(n));
+        }
         self.arrivals.passed(step.wrapping_add(n as u32));
         let read = read + n as u32;
         if read == count {
@@ -158,8 +152,28 @@ impl<const N: usize> Run<'_, N> {
         } else {
             self.arrivals.session = Some(Session { count, read });
         }
-        (n, bytes)
+        n
     }
+}
+
+/// Puts the time stamps of entries into their packets.
+#[cold]
+#[inline(never)]
+fn stamp(tick: u64, entries: &[Whole], packets: &mut [Packet]) {
+    for (entry, packet) in entries.iter().zip(packets) {
+        let (entry, tail) = Entry::again(entry);
+        Arrival::at_time(entry, tail, tick).note(packet);
+    }
+}
+
+/// Puts what a title says beside checksums, which are in there, into the packets of its session.
+#[cold]
+#[inline(never)]
+fn note_all(title: &Whole, packets: &mut [Packet]) {
+    let (entry, tail) = Entry::again(title);
+    // The hashes are in the packets too: the title's would be of one of them only.
+    let title = Arrival::of_title(entry, tail, false);
+    packets.iter_mut().for_each(|packet| title.note(packet));
 }
 
 /// Flags of nearly all packets, and those that matter: both checksums right, no tag taken off.
@@ -167,25 +181,26 @@ const RIGHT: CqeFlags = CqeFlags(0).with_l3_ok(1).with_l4_ok(1);
 const MATTER: CqeFlags = RIGHT.with_vlan_stripped(1);
 
 /// Entries of packets.
+#[derive(Clone, Copy)]
 struct Entries<const N: usize, const STRIDED: bool> {
     /// What the last word of the next entry says ([`Entry::expect`]).
     expected: u32,
     /// The work request that strides are of.
     request: u16,
-    lengths: Lengths,
     /// What is told of the shortest packet.
     base: u32,
     shift: u64,
-    tick: u64,
-    /// 1 if there is more to note of every packet.
-    always: u32,
-    bytes: u64,
 }
 
 impl<const N: usize, const STRIDED: bool> Tellings for Entries<N, STRIDED> {
+    const TOGETHER: usize = 4;
     type Entry = Whole;
     type Place = [AtomicU64; N];
-    type More = u64;
+
+    #[inline(always)]
+    fn usual(&self) -> Noted {
+        const { Noted::new(Verdicts::L3_GOOD.with(Verdicts::L4_GOOD), true) }
+    }
 
     #[inline(always)]
     fn next(&mut self, entry: &Whole) -> Option<Received> {
@@ -193,16 +208,19 @@ impl<const N: usize, const STRIDED: bool> Tellings for Entries<N, STRIDED> {
         if STRIDED && entry.request() != self.request {
             return None;
         }
-        let len = self.lengths.above(entry.byte_count().wrapping_sub(self.base).into())?;
-        let (noted, untagged) = if entry.has_flags(MATTER, RIGHT) && entry.is_hashed() {
-            (const { Noted::new(Verdicts::L3_GOOD.with(Verdicts::L4_GOOD), true) }, 0)
-        } else {
+        let over = entry.byte_count().wrapping_sub(self.base).into();
+        let (mut noted, mut more) = (None, entry.tagged() != 0);
+        if !(entry.has_flags(MATTER, RIGHT) && entry.is_hashed()) {
             let described = entry.described();
-            (Noted::new(verdicts(described), entry.is_hashed()), described & RARE)
-        };
+            noted = Some(Noted::new(verdicts(described), entry.is_hashed()));
+            more |= described & RARE != 0;
+        }
+        Some(Received { over, noted, hash: Some(entry.hash()), more })
+    }
+
+    #[inline(always)]
+    fn took(&mut self) {
         self.expected = self.expected.wrapping_add(1 << 16);
-        self.bytes += u64::from(len.bytes());
-        Some(Received { len, noted, hash: entry.hash(), more: entry.tagged() | untagged | self.always != 0 })
     }
 
     #[inline(always)]
@@ -210,49 +228,50 @@ impl<const N: usize, const STRIDED: bool> Tellings for Entries<N, STRIDED> {
         post(place, address.wrapping_add(self.shift));
     }
 
-    #[inline(always)]
-    fn more(&self) -> u64 {
-        self.tick
-    }
-
     #[cold]
     #[inline(never)]
-    fn note(tick: u64, entry: &Whole, packet: &mut Packet) {
+    fn note(entry: &Whole, packet: &mut Packet) {
         let (entry, tail) = Entry::again(entry);
-        Arrival::at_time(entry, tail, tick).note(packet);
+        Arrival::of(entry, tail).note(packet);
     }
 }
 
 /// The arrays of a session.
-struct Minis<'a, const N: usize, const STRIDED: bool, const HASH: bool> {
+#[derive(Clone, Copy)]
+struct Minis<const N: usize, const STRIDED: bool, const HASH: bool> {
     /// What is told of the shortest packet of the next stride: stride, count of strides, and length.
     expected: u64,
-    lengths: Lengths,
     noted: Noted,
-    rare: bool,
-    title: &'a Whole,
     shift: u64,
-    bytes: u64,
 }
 
-impl<'a, const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<'a, N, STRIDED, HASH> {
+impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N, STRIDED, HASH> {
+    const TOGETHER: usize = MINIS_PER_ENTRY;
     type Entry = AtomicU64;
     type Place = [AtomicU64; N];
-    type More = &'a Whole;
+
+    #[inline(always)]
+    fn usual(&self) -> Noted {
+        self.noted
+    }
 
     #[inline(always)]
     fn next(&mut self, mini: &AtomicU64) -> Option<Received> {
         let word = u64::from_be(mini.load(Ordering::Relaxed));
-        let len = if STRIDED {
+        let over = if STRIDED {
             // Without the checksum in front. Stride, filler and count of strides are right if nothing is left of them.
-            let len = self.lengths.above((word & (u64::MAX >> 16)).wrapping_sub(self.expected))?;
-            self.expected += 1 << 32;
-            len
+            (word & (u64::MAX >> 16)).wrapping_sub(self.expected)
         } else {
-            self.lengths.above((word as u32).wrapping_sub(self.lengths.shortest()).into())?
+            (word as u32).wrapping_sub(self.expected as u32).into()
         };
-        self.bytes += u64::from(len.bytes());
-        Some(Received { len, noted: self.noted, hash: if HASH { (word >> 32) as u32 } else { 0 }, more: self.rare })
+        Some(Received { over, noted: None, hash: HASH.then_some((word >> 32) as u32), more: false })
+    }
+
+    #[inline(always)]
+    fn took(&mut self) {
+        if STRIDED {
+            self.expected += 1 << 32;
+        }
     }
 
     #[inline(always)]
@@ -260,21 +279,8 @@ impl<'a, const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Min
         post(place, address.wrapping_add(self.shift));
     }
 
-    #[inline(always)]
-    fn more(&self) -> &'a Whole {
-        self.title
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn note(title: &'a Whole, mini: &AtomicU64, packet: &mut Packet) {
-        let (entry, tail) = Entry::again(title);
-        let mut arrival = Arrival::of_title(entry, tail, HASH);
-        if HASH {
-            arrival.hash = (u64::from_be(mini.load(Ordering::Relaxed)) >> 32) as u32;
-        }
-        arrival.note(packet);
-    }
+    /// There is none: what else a title says, it says of all packets.
+    fn note(_: &AtomicU64, _: &mut Packet) {}
 }
 
 /// Writes the device's address of a buffer; length and key stay as they are.

@@ -323,7 +323,7 @@ impl ReceiveRing {
         let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
         let (lengths, shift, posted) = (*lengths, *shift, &mut posted[..]);
         let mut burst = hand.burst(batch);
-        match (mode.layout, requests) {
+        let more = match (mode.layout, requests) {
             (Layout::Linear { .. }, Some(requests)) => {
                 let places = Places { ring: requests.view(), log: 0, distance: 1, lead: 0 };
                 Run { places, completions, arrivals, posted, lengths, shift }.go::<false>(&mut burst)
@@ -332,8 +332,9 @@ impl ReceiveRing {
                 let places = Places { ring: ring.view(), log, distance: *distance, lead: mode.layout.lead() };
                 Run { places, completions, arrivals, posted, lengths, shift }.go::<true>(&mut burst)
             }
-            _ => (0, true),
-        }
+            _ => true,
+        };
+        (burst.bytes(), more)
     }
 
     /// Receives whatever there may be.
