@@ -211,3 +211,49 @@ fn importer(mut socket: &UnixStream) {
     // The owner's context is still there for whoever has its file.
     assert!(verbs.import_device(again).is_ok());
 }
+
+#[test]
+fn foreign_bytes_as_an_exported_var_map_nothing() {
+    const NAME: &str = "foreign_bytes_as_an_exported_var_map_nothing";
+    with_exports(NAME, NIC, || {
+        let (_context, mlx5) = open();
+        let var = Var::new(&mlx5, VarKind::Virtio).unwrap();
+        let exported = var.export().unwrap();
+        let lease = exported.lease.try_clone_to_owned().unwrap();
+        let maps =
+            || std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|map| map.contains("uverbs")).count();
+        let (before, whole) = (maps(), &exported.bytes);
+        let mut state = 1u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        let refused = |bytes: &[u8]| assert!(ImportedVar::new(&mlx5, bytes, &lease).is_err(), "{bytes:x?}");
+        // Cut short, too long, of nothing but noise, and right as far as the head goes.
+        (0..whole.len()).for_each(|cut| refused(&whole[..cut]));
+        (1..300).for_each(|more| refused(&[whole.as_slice(), &vec![0; more]].concat()));
+        for round in 0..400 {
+            let mut bytes: Vec<u8> = (0..round % 400).map(|_| next()).collect();
+            refused(&bytes);
+            let head = whole.len().min(48).min(bytes.len());
+            bytes[..head].copy_from_slice(&whole[..head]);
+            refused(&bytes);
+        }
+        // One byte wrong: refused, or something of which nothing depends on it.
+        for at in 0..whole.len() {
+            for bit in 0..8 {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1 << bit;
+                match ImportedVar::new(&mlx5, &bytes, &lease) {
+                    Err(_) => {}
+                    Ok(same) => assert!(at >= 48 && same.page_id() == var.page_id(), "byte {at}, bit {bit}"),
+                }
+            }
+        }
+        assert_eq!(maps(), before);
+        let mut imported = ImportedVar::new(&mlx5, whole, &lease).unwrap();
+        assert_eq!(maps(), before, "not before it is asked for");
+        imported.registers().unwrap();
+        assert_eq!(maps(), before + 1);
+    });
+}
