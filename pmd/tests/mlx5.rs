@@ -124,6 +124,49 @@ fn bursts_are_compressed_and_hashed_alike_in_every_mode() {
     });
 }
 
+/// Packets of many flows share sessions in every format; where minis tell no hash, nobody is told that of another packet.
+#[test]
+fn flows_share_sessions_and_keep_their_hashes() {
+    require!(RDMA);
+    MLX5.under("flows_share_sessions_and_keep_their_hashes", "", |nics| {
+        let sessions = || {
+            let all: serde_json::Value = serde_json::from_str(&nics.ask("counters")).expect("counters");
+            all["devices"][0]["compressed_sessions"].as_u64().expect("a number")
+        };
+        let mut told = Vec::new();
+        for mode in MODES {
+            let pool = Pool::new("flows", 8192).expect("memory");
+            let mut port = MLX5.start(&pool, mode, |_| ());
+            let before = sessions();
+            let (mut hashes, mut several) = (Vec::new(), 0);
+            for round in 0..20u16 {
+                let flows = (0..48u16).map(|flow| {
+                    let mut packet = packet(&pool, L3::Ipv4, L4::Udp, 30);
+                    packet.data_mut()[34..36].copy_from_slice(&(round * 48 + flow).to_be_bytes());
+                    packet
+                });
+                send(&mut port, flows);
+                let got = receive(&mut port, 48);
+                hashes.extend(got.iter().map(Packet::rss_hash));
+                several = sessions() - before;
+            }
+            if mode.contains("'off'") {
+                assert_eq!(several, 0, "{mode}");
+                assert!(hashes.iter().all(Option::is_some));
+                told = hashes;
+            } else {
+                // Of 960 packets of as many flows.
+                assert!((1..480).contains(&several), "{mode}: {several} sessions");
+                assert_eq!(told.len(), hashes.len());
+                let wrong = hashes.iter().zip(&told).filter(|(hash, own)| hash.is_some() && hash != own).count();
+                assert_eq!(wrong, 0, "{mode}");
+            }
+            finish(port, &pool);
+        }
+        assert_eq!(nics.refused(), [""; 0]);
+    });
+}
+
 /// A lone packet goes by BlueFlame and a burst by the register, in both models of their pages.
 fn blue_flame(name: &str, pages: &str, doorbells: &str) {
     require!(RDMA);

@@ -88,14 +88,15 @@ impl Told {
         u64::from(first) << 32 | u64::from(self.count)
     }
 
-    /// Whether all that the mini entry of this packet, `behind` that of a title, does not tell is as in the title.
+    /// Whether all that the mini entry of this packet, `behind` that of a title, does not tell is as in the title. The hash, which only one
+    /// format tells, need not be: Linux's driver takes it for unknown where minis do not tell it (mlx5/core/en_rx.c,
+    /// `mlx5e_decompress_cqe_no_hash`).
     #[inline]
     fn is_like(&self, title: &Self, behind: usize, format: u8) -> bool {
         // The counter goes up by one for each packet, which only linear queues do.
         let counted = self.position == title.position.wrapping_add(behind as u16);
         let told = match format {
-            MINI_FORMAT_CSUM_STRIDE => self.request == title.request && self.hash == title.hash,
-            MINI_FORMAT_CSUM => counted && self.hash == title.hash,
+            MINI_FORMAT_CSUM_STRIDE => self.request == title.request,
             _ => counted,
         };
         told && self.hash_type == title.hash_type
@@ -106,13 +107,14 @@ impl Told {
             && self.tag == title.tag
     }
 
-    /// Takes from a mini entry what it tells, for a packet that gets an entry of its own after all.
-    fn with(&self, mini: u64, format: u8) -> Self {
+    /// Takes from a mini entry what it tells, and the hash, for a packet that gets an entry of its own after all.
+    fn with(&self, (mini, hash): (u64, u32), format: u8) -> Self {
         let (first, count) = ((mini >> 32) as u32, mini as u32);
+        let it = Self { hash, count, ..*self };
         match format {
-            MINI_FORMAT_CSUM => Self { checksum: (first >> 16) as u16, count, ..*self },
-            MINI_FORMAT_CSUM_STRIDE => Self { checksum: (first >> 16) as u16, position: first as u16, count, ..*self },
-            _ => Self { hash: first, count, ..*self },
+            MINI_FORMAT_CSUM => Self { checksum: (first >> 16) as u16, ..it },
+            MINI_FORMAT_CSUM_STRIDE => Self { checksum: (first >> 16) as u16, position: first as u16, ..it },
+            _ => it,
         }
     }
 }
@@ -140,6 +142,8 @@ pub(super) struct Cq<R> {
     /// The first packet of a session that is being gathered, and what the mini entries of all of its packets say.
     title: Told,
     held: [u64; MOST_MINIS],
+    /// Their hashes, which not every format tells.
+    hashes: [u32; MOST_MINIS],
     gathered: usize,
     armed: bool,
     /// In scan mode, what the record said when it was last looked at.
@@ -172,6 +176,7 @@ impl<R: Region> Cq<R> {
             compress,
             title: Told::default(),
             held: [0; MOST_MINIS],
+            hashes: [0; MOST_MINIS],
             gathered: 0,
             // In the record, the first time that it is armed looks like a fresh one.
             armed: scan,
@@ -300,6 +305,7 @@ impl<R: Region> Cq<R> {
             });
         }
         self.held[self.gathered % MOST_MINIS] = told.mini(format);
+        self.hashes[self.gathered % MOST_MINIS] = told.hash;
         self.gathered += 1;
     }
 
@@ -314,7 +320,8 @@ impl<R: Region> Cq<R> {
     fn flush_held(&mut self, events: &mut Vec<Event>) {
         let held = self.held;
         let (mut title, format) = (self.title, self.compress.unwrap_or(MINI_FORMAT_HASH));
-        let mut rest = &held[..std::mem::take(&mut self.gathered)];
+        let all = std::mem::take(&mut self.gathered);
+        let mut rest = &held[..all];
         while !rest.is_empty() {
             let at = self.produced & (self.entries() - 1);
             // A session does not cross the end of the ring, and arrays of minis lie within it.
@@ -323,7 +330,7 @@ impl<R: Region> Cq<R> {
             if !self.has_room(n as u32, events) {
                 break;
             }
-            title = title.with(rest[0], format);
+            title = title.with((rest[0], self.hashes[all - rest.len()]), format);
             let owner = CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND);
             if n < 2 {
                 self.add(&title.words(), owner, events);
