@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -97,6 +98,12 @@ struct First {
     chains: [u64; 256],
     nic: Nic,
     flow: u16,
+    /// What the next frames are of; all flows in turn, if there are none.
+    flows: Vec<u16>,
+    /// Flows of frames in between, which nobody counts.
+    others: Vec<u16>,
+    /// Flows and hashes of what came.
+    hashes: HashMap<u16, u32>,
     /// By which the second process is told that it may send, and how many frames so far.
     grants: Option<(ChildStdin, u64)>,
 }
@@ -117,7 +124,20 @@ impl First {
         );
         let port = common::start_with(&table, &pool, |config| config.rx_queues = rx_queues);
         let port = port.unwrap_or_else(|error| panic!("{error}"));
-        Self { port, pool, socket, sent: 0, got: [0; 256], chains: [0; 256], nic, flow: 0, grants: None }
+        Self {
+            port,
+            pool,
+            socket,
+            sent: 0,
+            got: [0; 256],
+            chains: [0; 256],
+            nic,
+            flow: 0,
+            flows: Vec::new(),
+            others: Vec::new(),
+            hashes: HashMap::new(),
+            grants: None,
+        }
     }
 
     /// One turn of a program: some packets out, whatever there is in, and a look at the port.
@@ -125,17 +145,24 @@ impl First {
         let mut batch: Batch = (0..count)
             .map(|_| {
                 self.flow = self.flow.wrapping_add(1);
-                frame(self.nic, &self.pool, b'F', self.flow)
+                let flow =
+                    self.flows.get(usize::from(self.flow) % self.flows.len().max(1)).copied().unwrap_or(self.flow);
+                frame(self.nic, &self.pool, b'F', flow)
             })
             .collect();
         self.port.tx[0].transmit(&mut batch);
         self.sent += (count - batch.len()) as u64;
+        if let Some(flow) = self.others.get(usize::from(self.flow) % self.others.len().max(1)) {
+            self.port.tx[0].transmit(&mut [frame(self.nic, &self.pool, b'X', *flow)].into_iter().collect());
+        }
         for queue in &mut self.port.rx {
             let mut batch = Batch::new();
             queue.receive(&mut batch);
             batch.drain_front(usize::MAX, |packet| {
                 let who = usize::from(sender(&packet));
                 self.got[who] += 1;
+                let flow = u16::from_be_bytes([packet.data()[34], packet.data()[35]]);
+                self.hashes.extend(packet.rss_hash().map(|hash| (flow, hash)));
                 self.chains[who] += u64::from(packet.is_chain());
             });
         }
@@ -163,7 +190,13 @@ impl First {
         let start = Instant::now();
         while !so(self) {
             self.turn(count);
-            assert!(start.elapsed() < PATIENCE, "{what}; {:?}", self.port.port.extra_statistics());
+            let frames = (self.sent, self.got[usize::from(b'F')]);
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{what}; {frames:?} sent and received; {:?} {:?}",
+                self.port.port.extra_statistics(),
+                self.port.port.rx_statistics()
+            );
         }
     }
 
@@ -220,8 +253,9 @@ fn attached(socket: &Path, wanted: Wanted) -> Attached {
 }
 
 /// The second process. `forever`: transmits until it is killed. `some`: transmits 500 frames and goes. `both`: transmits and receives.
+/// `silent`: does not transmit.
 fn attach(nic: Nic, role: &str, socket: &Path) {
-    let both = role.ends_with("both");
+    let (both, silent) = (role.ends_with("both"), role.contains("silent"));
     let wanted = Wanted { tx_queues: 2, rx_queues: if both { 2 } else { 0 }, buffers: 2500 };
     let mut attached = attached(socket, wanted);
     if role == "holds" {
@@ -242,12 +276,13 @@ fn attach(nic: Nic, role: &str, socket: &Path) {
     // Long ones come here as well.
     let wanted_chains = if nic.mtu > 1500 { 10 } else { 0 };
     let start = Instant::now();
-    while who == b'G' || sent < 500 || both && (got < 100 || chains < wanted_chains) {
+    let most = if silent { 0 } else { 500 };
+    while who == b'G' || sent < most || both && (got < 100 || chains < wanted_chains) {
         let mut batch = Batch::new();
         if !both {
             std::io::stdin().read_exact(&mut [0]).expect("a grant");
         }
-        while batch.len() < GRANT && (who == b'G' || sent + batch.len() < 500) {
+        while !silent && batch.len() < GRANT && (who == b'G' || sent + batch.len() < most) {
             flow = flow.wrapping_add(1);
             batch.push(frame(nic, pool, who, flow)).expect("room");
         }
@@ -259,7 +294,7 @@ fn attach(nic: Nic, role: &str, socket: &Path) {
             let mut batch = Batch::new();
             got += queue.receive(&mut batch);
             chains += batch.iter().filter(|packet| packet.is_chain()).count();
-            assert!(batch.iter().all(|packet| packet.in_port() == 9 && b"FGS".contains(&sender(packet))));
+            assert!(batch.iter().all(|packet| packet.in_port() == 9 && b"FGSX".contains(&sender(packet))));
         }
         assert!(start.elapsed() < PATIENCE, "{sent} sent, {got} received");
         std::thread::yield_now();
@@ -388,6 +423,57 @@ fn spread(name: &str, nic: Nic, own: u16) {
         first.sent = first.got[usize::from(b'F')];
         first.finish();
     });
+}
+
+/// What comes to queues of its own, the first process receives whole: while others take queues beside them, give them back, are killed.
+fn undisturbed(name: &str, nic: Nic) {
+    require!(RDMA);
+    under(name, nic, |folder| {
+        let mut first = First::start(nic, folder, 2);
+        first.until("hashes of many flows", 4, |first| first.hashes.len() > 400);
+        // Of four queues, those of the first process are the first two.
+        let (own, theirs): (Vec<_>, Vec<_>) = first.hashes.iter().partition(|(_, hash)| **hash % 4 < 2);
+        let flows = |of: &[(&u16, &u32)]| of.iter().map(|(flow, _)| **flow).collect::<Vec<_>>();
+        (first.flows, first.others) = (flows(&own), flows(&theirs));
+        assert!(own.len() > 100 && theirs.len() > 100, "{} and {} flows", own.len(), theirs.len());
+        first.until("frames are back", 0, |first| first.got[usize::from(b'F')] == first.sent);
+        let own_buffers = first.pool.outstanding();
+        let rounds = [("forever-silent-both", true), ("some-silent-both", false), ("forever-silent-both", true)];
+        for (round, (role, killed)) in rounds.into_iter().enumerate() {
+            let mut guest = second(name, role, &first.socket);
+            first.until("somebody attached", 4, |first| first.statistic("attachments") == 1 + round as u64);
+            let before = first.sent;
+            first.until("some turns", 4, |first| first.sent > before + 2000);
+            if killed {
+                guest.kill().expect("a kill");
+            }
+            first.until("the end", 4, |first| first.statistic("attached_processes") == 0);
+            first.until("turns behind it", 4, |first| {
+                guest.try_wait().expect("a look").is_some() && first.sent > before
+            });
+            assert_eq!(guest.wait().expect("an end").success(), !killed, "{role}");
+            first.until("frames and buffers are back", 0, |first| {
+                first.got[usize::from(b'F')] == first.sent && first.pool.outstanding() == own_buffers
+            });
+        }
+        assert_eq!((first.statistic("attachments_lost"), first.statistic("queue_resets")), (2, 0));
+        // And everything that belongs to no queue of theirs any more.
+        first.flows.clear();
+        first.others.clear();
+        let sent = first.sent;
+        first.until("all flows", 4, |first| first.sent > sent + 1000);
+        first.finish();
+    });
+}
+
+#[test]
+fn mlx5_loses_nothing_while_others_take_receive_queues() {
+    undisturbed("mlx5_loses_nothing_while_others_take_receive_queues", MLX5);
+}
+
+#[test]
+fn mlx5_in_strides_loses_nothing_while_others_take_receive_queues() {
+    undisturbed("mlx5_in_strides_loses_nothing_while_others_take_receive_queues", STRIDING.long());
 }
 
 #[test]

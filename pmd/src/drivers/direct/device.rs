@@ -73,6 +73,13 @@ pub(crate) trait Nic: Sized + Send + 'static {
     /// Makes all receive queues, and `lent` more for another process, and what spreads packets over them. Packets come from here on.
     fn receive(&self, parts: &Parts<'_, Self>, lent: usize) -> Result<Receivers<Self>>;
 
+    /// Makes `lent` receive queues for another process beside those that are there, instead of those that were lent before, and spreads
+    /// packets over all of them from here on, while those go on. `None`: this is not possible, and all are to be made anew.
+    fn respread(&self, parts: &Parts<'_, Self>, lent: usize) -> Option<Result<Vec<Lent<Self::ReceiveAt>>>> {
+        let _ = (parts, lent);
+        None
+    }
+
     /// Makes a broken receive queue work again by itself, where the hardware allows it and the fault leaves it in a state that is known.
     fn revive(&self, ring: Self::Rx, fault: Fault) -> Option<Self::Rx> {
         drop(ring);
@@ -365,6 +372,28 @@ impl<N: Lend> DirectDevice<N> {
             // Queues in another process are spread over along with these, and go with them.
             if let Some(lender) = &mut self.lender {
                 lender.evict(&mut running.spreading);
+            }
+        }
+        if running.spreading.due && !broken && !running.rx.is_empty() {
+            let Running { config, blank, spreading, memory: Some(memory), .. } = running else { return Ok(()) };
+            let lent = usize::from(spreading.lent);
+            let made = match nic.respread(&Parts { opened, found, memory, config, blank, graves }, lent) {
+                Some(Err(error)) if lent > 0 => {
+                    tracing::warn!("{name}: no receive queues for another process: {error}");
+                    Some(Vec::new())
+                }
+                Some(Err(error)) => {
+                    tracing::warn!("{name}: the receive queues are made anew: {error}");
+                    None
+                }
+                Some(Ok(made)) => Some(made),
+                None => None,
+            };
+            if let Some(made) = made {
+                // Nothing is spread over what was lent before.
+                spreading.let_go();
+                spreading.gone();
+                spreading.made(made);
             }
         }
         if running.spreading.due || broken {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use wirepath_verbs::flow::{EthFilter, Flow, FlowType, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter};
+use wirepath_verbs::flow::{EthFilter, Flow, FlowTarget, FlowType, Ipv4Filter, Ipv6Filter, Spec, TcpFilter, UdpFilter};
 use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, Result, RssQp, WorkQueue};
 
 use super::rules::ibv::priorities;
@@ -19,8 +19,6 @@ const TABLE: usize = 64;
 const TRANSPORT: u16 = 0;
 const NETWORK: u16 = 1;
 const REST: u16 = Class::ANY.rank;
-/// Priorities of the device that the port needs for itself.
-const RANKS: u16 = REST + 1;
 const GROUP: [u8; 6] = [1, 0, 0, 0, 0, 0];
 
 /// Which frames a port receives.
@@ -78,17 +76,35 @@ pub(crate) type Rules = Vec<FlowRule>;
 /// Makes a queue pair that spreads packets over a table by these fields, with [`super::RSS_KEY`].
 pub(crate) type MakePair = Arc<dyn Fn(&IndirectionTable, HashFields) -> Result<RssQp> + Send + Sync>;
 
-/// Spreads the packets of a port over its queues. They come from here on. The port's own rules have the last priorities of the device:
-/// those before are for what [`Reception`] serves.
-pub(crate) fn spread(pairs: &MakePair, queues: &[WorkQueue], port: u8, whose: Whose) -> Result<(Rules, Reception)> {
-    // A power of two of entries, so that every queue gets as much as another where their number is one.
-    let entries =
-        if queues.len().is_power_of_two() { queues.len() } else { TABLE.max(queues.len().next_power_of_two()) };
-    let table: Vec<_> = queues.iter().cloned().cycle().take(entries).collect();
-    let table = IndirectionTable::new(&table)?;
+/// The port's own rules. They have the last priorities of the device: those before are for what [`Reception`] serves.
+pub(crate) struct Steering {
+    pairs: MakePair,
+    port: u8,
+    /// What all packets are that come in.
+    address: Spec,
+    /// The first of the port's own priorities, and from one rank to the next.
+    first: u16,
+    step: u16,
+    /// Which of the priorities of their ranks the rules of classes have.
+    side: u16,
+    classes: Rules,
+    /// What belongs to no class.
+    _rest: Rules,
+}
+
+/// Spreads the packets of a port over its queues. They come from here on. Whoever will spread them over others too, beside running traffic,
+/// needs two priorities for each rank (`again`).
+pub(crate) fn spread(
+    pairs: &MakePair,
+    queues: &[WorkQueue],
+    port: u8,
+    whose: Whose,
+    again: bool,
+) -> Result<(Steering, Reception)> {
     let rest = IndirectionTable::new(&queues[..1])?;
     let rest = pairs(&rest, HashFields::NONE)?;
-    let first = priorities(&(&rest).into(), port).saturating_sub(RANKS);
+    let step = if again { 2 } else { 1 };
+    let first = priorities(&(&rest).into(), port).saturating_sub(step * REST + 1);
     let address = match whose {
         Whose::Everybodys => EthFilter::any(),
         Whose::Ours(destination) => ethernet(destination, [0xff; 6]),
@@ -98,21 +114,49 @@ pub(crate) fn spread(pairs: &MakePair, queues: &[WorkQueue], port: u8, whose: Wh
     match whose {
         Whose::Everybodys => rules.push(FlowRule::new(&rest, &Flow::of(port, FlowType::ALL_DEFAULT))?),
         Whose::Ours(_) => {
+            let last = first + step * REST;
             // A device puts rules for groups alone behind all others, whatever their priority, so that no class can be told there.
-            rules.push(FlowRule::new(&rest, &Flow::normal(port, first + REST).with(ethernet(GROUP, GROUP)))?);
-            rules.push(FlowRule::new(&rest, &Flow::normal(port, first + REST).with(address))?);
+            rules.push(FlowRule::new(&rest, &Flow::normal(port, last).with(ethernet(GROUP, GROUP)))?);
+            rules.push(FlowRule::new(&rest, &Flow::normal(port, last).with(address))?);
         }
     }
-    let mut targets = Vec::new();
-    for (class, fields) in classes() {
-        let pair = pairs(&table, fields)?;
-        let headers = class.headers.iter().map(|header| any(*header));
-        let flow = headers.fold(Flow::normal(port, first + class.rank).with(address), Flow::with);
-        rules.push(FlowRule::new(&pair, &flow)?);
-        targets.push((class, (&pair).into()));
-    }
+    let pairs = MakePair::clone(pairs);
+    let mut steering = Steering { pairs, port, address, first, step, side: 0, classes: Vec::new(), _rest: rules };
+    let (classes, mut targets) = steering.over(queues, 0)?;
+    steering.classes = classes;
     targets.push((Class::ANY, (&rest).into()));
     // Rules in front would have what is not ours, too.
     let priorities = if whose == Whose::Everybodys { first } else { 0 };
-    Ok((rules, Reception::new(pairs, queues, targets, priorities)))
+    let reception = Reception::new(&steering.pairs, queues, targets, priorities);
+    Ok((steering, reception))
+}
+
+impl Steering {
+    /// Rules that spread the classes over these queues, and where each goes.
+    fn over(&self, queues: &[WorkQueue], side: u16) -> Result<(Rules, Vec<(Class, FlowTarget)>)> {
+        // A power of two of entries, so that every queue gets as much as another where their number is one.
+        let entries =
+            if queues.len().is_power_of_two() { queues.len() } else { TABLE.max(queues.len().next_power_of_two()) };
+        let table: Vec<_> = queues.iter().cloned().cycle().take(entries).collect();
+        let table = IndirectionTable::new(&table)?;
+        let (mut rules, mut targets) = (Vec::new(), Vec::new());
+        for (class, fields) in classes() {
+            let pair = (self.pairs)(&table, fields)?;
+            let headers = class.headers.iter().map(|header| any(*header));
+            let priority = self.first + self.step * class.rank + side;
+            let flow = headers.fold(Flow::normal(self.port, priority).with(self.address), Flow::with);
+            rules.push(FlowRule::new(&pair, &flow)?);
+            targets.push((class, (&pair).into()));
+        }
+        Ok((rules, targets))
+    }
+
+    /// Spreads what belongs to a class over these queues from here on. Each class has its new rule beside the old one before that goes, in
+    /// front of it or behind it: every packet meets one of both.
+    pub(crate) fn respread(&mut self, queues: &[WorkQueue]) -> Result<()> {
+        let side = 1 - self.side;
+        let (rules, _) = self.over(queues, side)?;
+        (self.classes, self.side) = (rules, side);
+        Ok(())
+    }
 }

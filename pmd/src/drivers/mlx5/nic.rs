@@ -19,6 +19,7 @@ use super::rx::{Layout, ReceivePlace, ReceiveRing, Waker};
 use super::tx::{self, SendPlace, SendRing};
 use super::wqe::MAX_PIECES;
 use super::{NAME, Options, lent};
+use crate::drivers::direct::attach::Lent;
 use crate::drivers::direct::bell::Bell;
 use crate::drivers::direct::device::{Direction, Made, Nic, Parts, Receivers};
 use crate::drivers::direct::fault::Fault;
@@ -28,7 +29,7 @@ use crate::drivers::direct::opened::{self, odd_ring};
 use crate::drivers::direct::receive::Spread;
 use crate::drivers::direct::registered::Registered;
 use crate::drivers::direct::rules::Rules;
-use crate::drivers::direct::steering::{MakePair, Whose, spread};
+use crate::drivers::direct::steering::{MakePair, Steering, Whose, spread};
 use crate::drivers::direct::{MIN_DEPTH, RSS_KEY};
 use crate::packet::Pool;
 use crate::port::hardware::RuleBackend;
@@ -62,6 +63,48 @@ pub(super) struct Mlx5Nic {
     rules: Option<(Rules<Way>, RuleBackend)>,
     /// Users of the registers at an address.
     registers: Mutex<HashMap<usize, Weak<()>>>,
+    /// Whether other processes can have receive queues.
+    lends: bool,
+    /// While there are receive queues.
+    steered: Mutex<Weak<Mutex<Steered>>>,
+}
+
+/// How packets come to the receive queues.
+struct Steered {
+    steering: Steering,
+    /// The queues of this process.
+    own: Vec<WorkQueue>,
+}
+
+/// A receive queue without buffers.
+struct ReceiveQueue {
+    completions: CompletionQueue,
+    work: WorkQueue,
+    bell: Option<Bell>,
+}
+
+impl ReceiveQueue {
+    /// Where it lies, and what makes of its bell what wakes a worker.
+    fn place(&self, opened: &Opened) -> Result<(ReceivePlace, impl FnOnce(Bell) -> Waker + use<>)> {
+        let queue = opened.verbs.receive_queue(&self.work)?;
+        let entries = opened.verbs.completion_queue(&self.completions)?;
+        let place = ReceivePlace {
+            ring: queue.ring,
+            records: queue.records,
+            entries: queue.entries,
+            stride: queue.stride,
+            completions: entries.ring,
+            completion_records: entries.records,
+        };
+        let (number, doorbell) = (entries.number, Doorbell::new(&entries.registers, UAR_ARM));
+        Ok((place, move |bell| Waker { bell, number, doorbell, announced: 0 }))
+    }
+
+    /// For another process.
+    fn lend(self, opened: &Opened) -> Result<Lent<lent::ReceiveAt>> {
+        let (place, _) = self.place(opened)?;
+        lent::receive(opened, place, self.work.fate())
+    }
 }
 
 /// A send queue, how it is called in events, and how it is seen to be gone.
@@ -138,6 +181,40 @@ impl Mlx5Nic {
         Ok(Placed { place, id: pair.id(), fate: pair.fate(), registers })
     }
 
+    /// Makes receive queue `index`, without buffers. Those of this process can wake whoever sleeps.
+    fn receive_queue(&self, parts: &Parts<'_, Self>, index: usize) -> Result<ReceiveQueue> {
+        let Parts { opened, config, .. } = parts;
+        let (mode, depth) = (self.modes.receive(config), self.receive_depth(config));
+        let entries = match mode.layout {
+            Layout::Linear { .. } => depth,
+            Layout::Striding { log } => depth << log,
+        };
+        let owner = opened.owner("receive", index);
+        // Buffers of a session that is read in parts are posted before its entries count as consumed.
+        let completions = if mode.format.is_some() { 2 * entries } else { entries };
+        let (mut options, mut bell) = (CompletionQueueOptions::new(completions - 1, &*owner), None);
+        if index < usize::from(config.rx_queues) {
+            let (made, with_bell) = Bell::new(&opened.context, index, options)?;
+            (options, bell) = (with_bell, Some(made));
+        }
+        let completions = match mode.format {
+            Some(format) => opened.verbs.completion_queue_with(&options, format)?,
+            None => CompletionQueue::new(&opened.context, &options)?,
+        };
+        let options = WorkQueueOptions {
+            segments: mode.layout.segments(),
+            vlan_strip: self.modes.strip,
+            ..WorkQueueOptions::new(&completions, depth, &*owner)
+        };
+        let work = match mode.layout {
+            Layout::Linear { .. } => WorkQueue::new(&opened.domain, &options)?,
+            Layout::Striding { log } => opened.verbs.striding_queue(&opened.domain, &options, STRIDE_LOG, log)?,
+        };
+        // Clears the doorbell record, so that it comes before anything is posted.
+        work.start()?;
+        Ok(ReceiveQueue { completions, work, bell })
+    }
+
     /// Work requests of a receive ring.
     fn receive_depth(&self, config: &PortConfig) -> u32 {
         self.modes.receive_depth(config).min(self.depth)
@@ -186,6 +263,8 @@ impl Nic for Mlx5Nic {
             depth: 1 << depth.ilog2(),
             modes,
             registers: Mutex::default(),
+            lends: options.which.attach.is_some_and(|offer| offer.rx_queues > 0),
+            steered: Mutex::default(),
         })
     }
 
@@ -243,41 +322,13 @@ impl Nic for Mlx5Nic {
         let ring = SendRing::new(ending, Arc::clone(&parts.memory.keys), place, mode, depth);
         ring.map(|ring| Made { ring, id }).ok_or_else(|| odd_ring(&parts.opened.owner("transmit", index)))
     }
+
     fn receive(&self, parts: &Parts<'_, Self>, lent: usize) -> Result<Receivers<Self>> {
         let Parts { opened, memory, config, .. } = parts;
-        let (mode, depth) = (self.modes.receive(config), self.receive_depth(config));
-        let mut queues = Vec::new();
-        let entries = match mode.layout {
-            Layout::Linear { .. } => depth,
-            Layout::Striding { log } => depth << log,
-        };
-        for index in 0..usize::from(config.rx_queues) + lent {
-            let owner = opened.owner("receive", index);
-            // Buffers of a session that is read in parts are posted before its entries count as consumed.
-            let completions = if mode.format.is_some() { 2 * entries } else { entries };
-            let (mut options, mut bell) = (CompletionQueueOptions::new(completions - 1, &*owner), None);
-            if index < usize::from(config.rx_queues) {
-                let (made, with_bell) = Bell::new(&opened.context, index, options)?;
-                (options, bell) = (with_bell, Some(made));
-            }
-            let completions = match mode.format {
-                Some(format) => opened.verbs.completion_queue_with(&options, format)?,
-                None => CompletionQueue::new(&opened.context, &options)?,
-            };
-            let options = WorkQueueOptions {
-                segments: mode.layout.segments(),
-                vlan_strip: self.modes.strip,
-                ..WorkQueueOptions::new(&completions, depth, &*owner)
-            };
-            let queue = match mode.layout {
-                Layout::Linear { .. } => WorkQueue::new(&opened.domain, &options)?,
-                Layout::Striding { log } => opened.verbs.striding_queue(&opened.domain, &options, STRIDE_LOG, log)?,
-            };
-            // Clears the doorbell record, so that it comes before anything is posted.
-            queue.start()?;
-            queues.push((completions, queue, bell));
-        }
-        let all: Vec<_> = queues.iter().map(|(_, queue, _)| queue.clone()).collect();
+        let (mode, own) = (self.modes.receive(config), usize::from(config.rx_queues));
+        let queues = (0..own + lent).map(|index| self.receive_queue(parts, index));
+        let mut queues = queues.collect::<Result<Vec<_>>>()?;
+        let all: Vec<_> = queues.iter().map(|queue| queue.work.clone()).collect();
         let fates = all.iter().map(WorkQueue::fate).collect();
         let (verbs, domain, tunnels) = (opened.verbs.clone(), opened.domain.clone(), self.modes.send.tunnels);
         let pairs: MakePair = Arc::new(move |table, fields| match tunnels {
@@ -285,37 +336,42 @@ impl Nic for Mlx5Nic {
             0 => RssQp::new(&domain, table, fields, &RSS_KEY),
             _ => verbs.rss_into_tunnels(&domain, table, fields, &RSS_KEY),
         });
-        let (own, reception) = spread(&pairs, &all, opened.port, Whose::of(parts.found.mac, config))?;
+        let whose = Whose::of(parts.found.mac, config);
+        let (steering, reception) = spread(&pairs, &all, opened.port, whose, self.lends)?;
         let rules = self.rules.as_ref().map(|(rules, _)| rules.receive(reception));
+        let mut kept = all.clone();
+        kept.truncate(own);
+        let steered = Arc::new(Mutex::new(Steered { steering, own: kept }));
+        *self.steered.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&steered);
         // In this order: nothing is unregistered that the device may still write.
-        let hardware = Box::new((rules, own, all, Arc::clone(&memory.keys)));
+        let hardware = Box::new((rules, steered, all, Arc::clone(&memory.keys)));
         let spread = Spread::new(Ending::new(hardware, fates, parts.graves));
-        let (mut made, mut others) = (Vec::new(), Vec::new());
-        for (index, (completions, work_queue, bell)) in queues.into_iter().enumerate() {
-            let queue = opened.verbs.receive_queue(&work_queue)?;
-            let entries = opened.verbs.completion_queue(&completions)?;
-            let place = ReceivePlace {
-                ring: queue.ring,
-                records: queue.records,
-                entries: queue.entries,
-                stride: queue.stride,
-                completions: entries.ring,
-                completion_records: entries.records,
-            };
-            if index >= usize::from(config.rx_queues) {
-                others.push(lent::receive(opened, place, work_queue.fate())?);
-                continue;
-            }
-            let id = work_queue.id();
+        let others = queues.split_off(own).into_iter().map(|queue| queue.lend(opened)).collect::<Result<Vec<_>>>()?;
+        let mut made = Vec::new();
+        for (index, queue) in queues.into_iter().enumerate() {
+            let (place, waker) = queue.place(opened)?;
+            let ReceiveQueue { work, bell, .. } = queue;
+            let id = work.id();
             let spread = Arc::clone(&spread);
             let ring = ReceiveRing::new(spread, &memory.keys, memory.sink, place, &config.pool, parts.blank, mode);
             let ring = ring.map_err(|dry| Error::Request(dry.to_string()))?;
             let mut ring = ring.ok_or_else(|| odd_ring(&opened.owner("receive", index)))?;
-            let (number, doorbell) = (entries.number, Doorbell::new(&entries.registers, UAR_ARM));
-            ring.belongs_to(work_queue, bell.map(|bell| Waker { bell, number, doorbell, announced: 0 }));
+            ring.belongs_to(work, bell.map(waker));
             made.push(Made { ring, id });
         }
         Ok(Receivers { spread, queues: made, lent: others })
+    }
+
+    fn respread(&self, parts: &Parts<'_, Self>, lent: usize) -> Option<Result<Vec<Lent<lent::ReceiveAt>>>> {
+        let steered = self.steered.lock().unwrap_or_else(PoisonError::into_inner).upgrade().filter(|_| self.lends)?;
+        let mut steered = steered.lock().unwrap_or_else(PoisonError::into_inner);
+        let Steered { steering, own } = &mut *steered;
+        let others = (own.len()..own.len() + lent).map(|index| self.receive_queue(parts, index));
+        Some(others.collect::<Result<Vec<_>>>().and_then(|others| {
+            let all: Vec<_> = own.iter().chain(others.iter().map(|queue| &queue.work)).cloned().collect();
+            steering.respread(&all)?;
+            others.into_iter().map(|queue| queue.lend(parts.opened)).collect()
+        }))
     }
 
     fn revive(&self, ring: ReceiveRing, fault: Fault) -> Option<ReceiveRing> {

@@ -218,7 +218,7 @@ impl Nic for VerbsNic {
         let fates = all.iter().map(WorkQueue::fate).collect();
         let domain = opened.domain.clone();
         let pairs: MakePair = Arc::new(move |table, fields| RssQp::new(&domain, table, fields, &RSS_KEY));
-        let (own, reception) = spread(&pairs, &all, opened.port, Whose::of(parts.found.mac, config))?;
+        let (own, reception) = spread(&pairs, &all, opened.port, Whose::of(parts.found.mac, config), false)?;
         let rules = self.rules.as_ref().map(|rules| rules.receive(reception));
         // In this order: nothing is unregistered that the device may still write.
         let hardware = Box::new((rules, own, all, Arc::clone(&memory.keys)));

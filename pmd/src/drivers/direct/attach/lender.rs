@@ -111,7 +111,7 @@ impl Drop for Loan {
 pub(crate) struct Spreading<A> {
     /// Receive queues that are to be in another process.
     pub(crate) lent: u16,
-    /// The receive queues are to be made anew for that.
+    /// Packets are to be spread over them, or no longer.
     pub(crate) due: bool,
     /// Those that were made.
     made: Vec<Lent<A>>,
@@ -320,7 +320,7 @@ impl Lender {
         }
     }
 
-    /// Makes what a process wants, but for receive queues, which all of the port's are made anew with.
+    /// Makes what a process wants, but for receive queues, which change how the port's packets are spread.
     fn prepare<N: Lend>(
         &mut self,
         wanted: &Wanted,

@@ -19,9 +19,12 @@
 //!
 //! Either may die at any time. The first sees that the socket is closed, destroys the queues of whoever is gone, and has its buffers again:
 //! not before, since even a free buffer is written to, by whoever's it is. The other sees it by [`Attached::is_live`], and hears why from
-//! [`Attached::why_ended`] (the device failed, the port stopped). Queues that only send disturb nobody. Receive queues take part in how
-//! packets are spread, so that all receive queues of the port are made anew when some are lent and when they come back: what arrives
-//! meanwhile is lost.
+//! [`Attached::why_ended`] (the device failed, the port stopped).
+//!
+//! Queues that only send disturb nobody. Receive queues take part in how packets are spread. An mlx5 spreads them by rules, so that queues are
+//! made beside those that run and new rules take the place of the old ones: the first loses nothing, and keeps what flow rules of its own are
+//! about. A MANA has one queue pair for a port that spreads over queues and cannot be changed (linux: drivers/infiniband/hw/mana/qp.c): all
+//! receive queues are made anew when some are lent and when they come back, and what arrives meanwhile is lost.
 //!
 //! # Whom this trusts
 //!
