@@ -74,6 +74,8 @@ struct Steered {
     steering: Steering,
     /// The queues of this process.
     own: Vec<WorkQueue>,
+    /// Whether rules of the application spread packets over queues that were lent, too: those are not put anew.
+    rules_lend: bool,
 }
 
 /// A receive queue without buffers.
@@ -341,7 +343,7 @@ impl Nic for Mlx5Nic {
         let rules = self.rules.as_ref().map(|(rules, _)| rules.receive(reception));
         let mut kept = all.clone();
         kept.truncate(own);
-        let steered = Arc::new(Mutex::new(Steered { steering, own: kept }));
+        let steered = Arc::new(Mutex::new(Steered { steering, own: kept, rules_lend: rules.is_some() && lent > 0 }));
         *self.steered.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&steered);
         // In this order: nothing is unregistered that the device may still write.
         let hardware = Box::new((rules, steered, all, Arc::clone(&memory.keys)));
@@ -365,7 +367,7 @@ impl Nic for Mlx5Nic {
     fn respread(&self, parts: &Parts<'_, Self>, lent: usize) -> Option<Result<Vec<Lent<lent::ReceiveAt>>>> {
         let steered = self.steered.lock().unwrap_or_else(PoisonError::into_inner).upgrade().filter(|_| self.lends)?;
         let mut steered = steered.lock().unwrap_or_else(PoisonError::into_inner);
-        let Steered { steering, own } = &mut *steered;
+        let Steered { steering, own, rules_lend: false } = &mut *steered else { return None };
         let others = (own.len()..own.len() + lent).map(|index| self.receive_queue(parts, index));
         Some(others.collect::<Result<Vec<_>>>().and_then(|others| {
             let all: Vec<_> = own.iter().chain(others.iter().map(|queue| &queue.work)).cloned().collect();
