@@ -4,6 +4,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use wirepath_memory::{DeviceMemory, Doorbell, Slots};
@@ -130,6 +131,8 @@ pub(super) struct ReceiveRing {
     sink: Sink,
     /// Looks in a row at which nothing was there.
     idle: u32,
+    /// Where an entry is missing before one that is there, and since when.
+    torn: Option<(u32, Instant)>,
     /// The hardware's object, to start it anew.
     queue: Option<WorkQueue>,
     waker: Option<Waker>,
@@ -194,6 +197,7 @@ impl ReceiveRing {
             lkey,
             sink,
             idle: 0,
+            torn: None,
             queue: None,
             waker: None,
             posted,
@@ -272,10 +276,28 @@ impl ReceiveRing {
     /// Nothing has come for long: tells the device once more what it knows, and looks whether something was missed. A process that queues are
     /// lent to may have written there: a device that believes in nothing posted brings nothing, for ever, and says nothing.
     #[cold]
-    fn remind(&self) -> Result<(), Fault> {
+    fn remind(&mut self) -> Result<(), Fault> {
         self.completions.publish();
         self.publish(self.arrivals.step());
-        if self.completions.is_torn() { Err(Fault::OwnerOutOfTurn) } else { Ok(()) }
+        let position = self.completions.position();
+        if !self.completions.is_torn() {
+            self.torn = None;
+            return Ok(());
+        }
+        match self.torn {
+            // For some time: a device may fill what is behind first.
+            Some((there, since)) if there == position => {
+                if since.elapsed() < TORN {
+                    Ok(())
+                } else {
+                    Err(Fault::OwnerOutOfTurn)
+                }
+            }
+            _ => {
+                self.torn = Some((position, Instant::now()));
+                Ok(())
+            }
+        }
     }
 
     /// Hands over what is known and puts as many buffers in their place. Returns packets and bytes.
@@ -349,6 +371,9 @@ impl ReceiveRing {
 
 /// Looks at an empty queue after which the device is told once more what is posted.
 const REMINDED: u32 = 1 << 12;
+
+/// How long an entry may be missing before one that is there.
+const TORN: Duration = Duration::from_secs(1);
 
 /// The end of a list of segments, in memory.
 const NOTHING: [u64; 2] = pointer(0, wirepath_nic_defs::mlx5::INVALID_LKEY, 0);
