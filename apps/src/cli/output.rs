@@ -20,7 +20,7 @@ fn escaped(text: &str, escape: impl Fn(char) -> String) -> Cow<'_, str> {
     text.chars().map(|c| if is_obeyed(c) { escape(c) } else { c.to_string() }).collect::<String>().into()
 }
 
-/// Prints text on standard output, as it may be [`shown`]. A reader that went away (`| head`) is no failure.
+/// Prints text on standard output, its control characters shown rather than obeyed. A reader that went away (`| head`) is no failure.
 pub fn print(text: impl fmt::Display) -> Result<(), Failure> {
     print_as_it_is(&shown(&text.to_string()))
 }
