@@ -2,7 +2,7 @@
 
 use std::vec::IntoIter;
 
-use super::direct::find::known;
+use super::direct::find::{describe, known};
 use super::kernel::link::Interface;
 use super::kernel::routes::carries_default_route;
 use super::{Driver, driver_plan};
@@ -121,15 +121,14 @@ impl Plan for Choice {
 /// What is said of a name that no interface has, with what else it could be, or why an RDMA device of that name was not taken.
 fn with_rdma_devices(unknown: PortError, passed_over: &PassedOver) -> PortError {
     let devices = known();
-    let is_one = |name: &str| {
-        let of = name.split('/').next();
-        devices.iter().any(|known| known.split(' ').next() == of)
-    };
+    // A name may have a port behind it.
+    let is_one = |name: &str| devices.iter().any(|device| name.split('/').next() == Some(&*device.name()));
     match unknown {
         PortError::NoDevice { device, .. } if is_one(&device) => {
             PortError::NoDriver { device, tried: passed_over.clone() }
         }
         PortError::NoDevice { driver, device, hint } if !devices.is_empty() => {
+            let devices: Vec<_> = devices.iter().map(describe).collect();
             PortError::NoDevice { driver, device, hint: format!("{hint}; RDMA devices: {}", devices.join(", ")) }
         }
         other => other,

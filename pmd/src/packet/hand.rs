@@ -431,8 +431,10 @@ impl<'a> Hand<'a> {
     /// is free or one does not hold them.
     pub(crate) fn exchange(&self, slot: &mut Packet, bytes: u32) -> Option<Packet> {
         let lengths = Lengths::new(0, u32::MAX);
-        let at = self.fresh(1).checked_sub(1).filter(|_| bytes <= lengths.range)?;
-        let at = at + self.cache.len() - 1;
+        if bytes > lengths.range || self.fresh(1) == 0 {
+            return None;
+        }
+        let at = self.cache.len() - 1;
         self.cache.set_len(at);
         let what = Received::of(bytes.into());
         let line = self.line(lengths, Noted::NOTHING);

@@ -9,16 +9,21 @@ use wirepath_verbs::{CompletionChannel, CompletionQueueOptions, Context, Result}
 pub(crate) struct Bell(CompletionChannel);
 
 impl Bell {
-    /// A channel, and completions of queue `index` that are announced on it by an interrupt of their own, as far as there are as many.
-    pub(crate) fn new(
+    /// A channel for queue `index`, if it is one of the first `waking`, and completions that are announced on it by an interrupt of their
+    /// own, as far as there are as many.
+    pub(crate) fn of_queue(
         context: &Context,
         index: usize,
+        waking: usize,
         options: CompletionQueueOptions,
-    ) -> Result<(Self, CompletionQueueOptions)> {
+    ) -> Result<(Option<Self>, CompletionQueueOptions)> {
+        if index >= waking {
+            return Ok((None, options));
+        }
         let channel = CompletionChannel::new(context)?;
         let vector = index as u32 % context.completion_vectors().max(1);
         let options = CompletionQueueOptions { channel: Some(channel.clone()), vector, ..options };
-        Ok((Self(channel), options))
+        Ok((Some(Self(channel)), options))
     }
 
     /// Takes what was announced: how often. `None`: the channel cannot be read.

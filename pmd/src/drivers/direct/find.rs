@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wirepath_verbs::{Device, LIBRARY_DIRECTORY_VARIABLE, Provider, Verbs};
+use wirepath_verbs::{Device, LIBRARY_DIRECTORY_VARIABLE, Provider, Search, Verbs};
 
 use super::attach::Offer;
 use crate::drivers::Candidate;
@@ -83,12 +83,12 @@ impl Who {
         if is_there || self.provider == Provider::Other {
             return None;
         }
-        Some(match std::env::var_os(LIBRARY_DIRECTORY_VARIABLE).filter(|directory| !directory.is_empty()) {
-            Some(directory) => format!(
+        Some(match Search::from_environment() {
+            Search::Directory(directory) => format!(
                 "{library} is not in {}, which {LIBRARY_DIRECTORY_VARIABLE} names: it must have all RDMA libraries of one rdma-core release",
                 directory.display()
             ),
-            None => format!(
+            Search::System => format!(
                 "{library} is not there, without which nobody sees such a device; install it (Debian: apt-get install ibverbs-providers, of \
                  rdma-core 44 or later)"
             ),
@@ -189,12 +189,13 @@ impl Which {
     }
 }
 
-/// The RDMA devices of this machine, as people are told of them; none without the libraries.
-pub(crate) fn known() -> Vec<String> {
-    Verbs::load().and_then(|verbs| verbs.devices()).unwrap_or_default().iter().map(describe).collect()
+/// The RDMA devices of this machine; none without the libraries.
+pub(crate) fn known() -> Vec<Device> {
+    Verbs::load().and_then(|verbs| verbs.devices()).unwrap_or_default()
 }
 
-fn describe(device: &Device) -> String {
+/// As people are told of a device.
+pub(crate) fn describe(device: &Device) -> String {
     let interfaces: Vec<_> = device.interfaces().into_iter().map(|interface| interface.name).collect();
     if interfaces.is_empty() { device.name() } else { format!("{} ({})", device.name(), interfaces.join(", ")) }
 }

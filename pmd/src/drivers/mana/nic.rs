@@ -117,11 +117,8 @@ fn receive_places(
     let mut queues = Vec::new();
     for index in 0..number {
         let owner = opened.owner("receive", index);
-        let (mut options, mut bell) = (CompletionQueueOptions::new(depth, &*owner), None);
-        if index < waking {
-            let (made, with_bell) = Bell::new(&opened.context, index, options)?;
-            (options, bell) = (with_bell, Some(made));
-        }
+        let options = CompletionQueueOptions::new(depth, &*owner);
+        let (bell, options) = Bell::of_queue(&opened.context, index, waking, options)?;
         let completions = CompletionQueue::new(&opened.context, &options)?;
         let options =
             WorkQueueOptions { segments: buffers as u32, ..WorkQueueOptions::new(&completions, depth, &*owner) };

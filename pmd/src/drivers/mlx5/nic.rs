@@ -194,11 +194,8 @@ impl Mlx5Nic {
         let owner = opened.owner("receive", index);
         // Buffers of a session that is read in parts are posted before its entries count as consumed.
         let completions = if mode.format.is_some() { 2 * entries } else { entries };
-        let (mut options, mut bell) = (CompletionQueueOptions::new(completions - 1, &*owner), None);
-        if index < usize::from(config.rx_queues) {
-            let (made, with_bell) = Bell::new(&opened.context, index, options)?;
-            (options, bell) = (with_bell, Some(made));
-        }
+        let options = CompletionQueueOptions::new(completions - 1, &*owner);
+        let (bell, options) = Bell::of_queue(&opened.context, index, usize::from(config.rx_queues), options)?;
         let completions = match mode.format {
             Some(format) => opened.verbs.completion_queue_with(&options, format)?,
             None => CompletionQueue::new(&opened.context, &options)?,
@@ -371,8 +368,10 @@ impl Nic for Mlx5Nic {
         let others = (own.len()..own.len() + lent).map(|index| self.receive_queue(parts, index));
         Some(others.collect::<Result<Vec<_>>>().and_then(|others| {
             let all: Vec<_> = own.iter().chain(others.iter().map(|queue| &queue.work)).cloned().collect();
+            let lent = others.into_iter().map(|queue| queue.lend(parts.opened)).collect::<Result<_>>()?;
+            // Last: no packet goes to a queue that nobody gets.
             steering.respread(&all)?;
-            others.into_iter().map(|queue| queue.lend(parts.opened)).collect()
+            Ok(lent)
         }))
     }
 

@@ -284,20 +284,10 @@ impl ReceiveRing {
             self.torn = None;
             return Ok(());
         }
-        match self.torn {
-            // For some time: a device may fill what is behind first.
-            Some((there, since)) if there == position => {
-                if since.elapsed() < TORN {
-                    Ok(())
-                } else {
-                    Err(Fault::OwnerOutOfTurn)
-                }
-            }
-            _ => {
-                self.torn = Some((position, Instant::now()));
-                Ok(())
-            }
-        }
+        // For some time: a device may fill what is behind first.
+        let since = self.torn.filter(|(there, _)| *there == position).map_or_else(Instant::now, |(_, since)| since);
+        self.torn = Some((position, since));
+        if since.elapsed() < TORN { Ok(()) } else { Err(Fault::OwnerOutOfTurn) }
     }
 
     /// Hands over what is known and puts as many buffers in their place. Returns packets and bytes.

@@ -24,7 +24,8 @@
 //! Queues that only send disturb nobody. Receive queues take part in how packets are spread. An mlx5 spreads them by rules, so that queues are
 //! made beside those that run and new rules take the place of the old ones: the first loses nothing, and keeps what flow rules of its own are
 //! about. A MANA has one queue pair for a port that spreads over queues and cannot be changed (linux: drivers/infiniband/hw/mana/qp.c): all
-//! receive queues are made anew when some are lent and when they come back, and what arrives meanwhile is lost.
+//! receive queues are made anew when some are lent and when they come back, and what arrives meanwhile is lost. So it is with an mlx5 whose
+//! queues had to be made anew while some were lent and that takes flow rules, as these spread packets over what is lent then.
 //!
 //! # Whom this trusts
 //!
