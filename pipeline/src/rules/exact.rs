@@ -38,6 +38,8 @@ impl<const N: usize> ExactTable<N> {
     ///
     /// # Panics
     /// If the value is larger.
+    // As a call it is half as many instructions again, and so fewer insertions in a row wait for memory together: 230 cycles for 145.
+    #[inline(always)]
     pub fn insert(&mut self, key: &[u64; N], value: u32) -> Option<u32> {
         assert!(value <= MAX_VALUE);
         let hash = self.hash(key);
