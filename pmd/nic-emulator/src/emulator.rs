@@ -18,7 +18,7 @@ use crate::mana::Mana;
 use crate::mlx5::Mlx5;
 use crate::netlink::{self, Listed};
 use crate::topology::{DeviceKind, Doorbells, Topology};
-use crate::uverbs::{Context, Elsewhere, Kernel, Question};
+use crate::uverbs::{Bells, Context, Elsewhere, Kernel, Question};
 use crate::wire::Outbox;
 
 /// Bytes of the doorbell pages, which the file behind an open device begins with.
@@ -221,15 +221,24 @@ impl<H: Host> Emulator<H> {
     fn command<R>(
         &self,
         fd: RawFd,
-        run: impl FnOnce(&mut Context, &mut Kernel<'_, H>) -> Result<R, Errno>,
+        run: impl Fn(&mut Context, &mut Kernel<'_, H>) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         let mut machine = self.lock();
-        let Machine { devices, contexts, files, orders, .. } = &mut *machine;
-        let context = files.get(&fd).and_then(|context| contexts.get_mut(context)).ok_or(Errno::BADF)?;
-        let device = devices[context.device].as_mut();
-        let mut kernel =
-            Kernel { host: &self.host, log: &self.log, orders, device, write_abi: self.topology.write_abi };
-        run(context, &mut kernel)
+        loop {
+            let Machine { devices, contexts, files, orders, bells, .. } = &mut *machine;
+            let context = files.get(&fd).and_then(|context| contexts.get_mut(context)).ok_or(Errno::BADF)?;
+            let id = context.id;
+            let device = devices[context.device].as_mut();
+            let waits = bells.iter().any(|(_, of, _)| *of == id);
+            let bells = if waits { Bells::Waiting } else { Bells::Seen };
+            let (host, log, write_abi) = (&self.host, &self.log, self.topology.write_abi);
+            let mut kernel = Kernel { host, log, orders, device, write_abi, bells };
+            let result = run(context, &mut kernel);
+            if kernel.bells != Bells::First {
+                return result;
+            }
+            machine.ring_waiting(self.topology.doorbells, &self.log, id);
+        }
     }
 
     /// `mmap(2)` on an open device: the context, and the offset in its file.
@@ -454,6 +463,16 @@ impl<H: Host> Machine<H> {
             more = self.with(doorbells, log, device, |device, env| device.work(env));
         }
         self.strike_devices(doorbells, log);
+    }
+
+    /// Carries out the stores of a context that wait, whenever they are due.
+    fn ring_waiting(&mut self, doorbells: Doorbells, log: &Log, context: ContextId) {
+        let (its, others): (VecDeque<_>, _) =
+            std::mem::take(&mut self.bells).into_iter().partition(|(_, of, _)| *of == context);
+        self.bells = others;
+        for (_, context, store) in its {
+            self.ring(doorbells, log, context, store);
+        }
     }
 
     /// Frames of the outbox go over their links.

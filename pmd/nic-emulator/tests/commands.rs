@@ -356,6 +356,40 @@ fn a_late_fetch_sees_what_was_changed_too_early() {
     assert_eq!(bench.peek(BUFFERS + 0x1000, 60), [2; 60]);
 }
 
+/// Stores reach a device before a later command does, however late it looks at them: what a queue was rung for before it was destroyed is
+/// sent, and no mistake.
+#[test]
+fn what_a_queue_was_rung_for_comes_before_its_end() {
+    for late in ["doorbells = 'queue'\n", "fetch = 'late'\n", "doorbells = 'queue'\nfetch = 'late'\n"] {
+        let (bench, numbers) = ready(&format!("{late}{LOOP}"));
+        let send = |index: u64| post_send(&bench, &numbers, index, &[sge(BUFFERS + 64 * index, numbers.key, 60)]);
+        for index in 0..2 {
+            bench.poke(BUFFERS + 64 * index, &[7 + index as u8; 60]);
+            let buffer = BUFFERS + 0x1000 * (index + 1);
+            post_receive(&bench, &numbers, index, &[sge(buffer, numbers.key, 2000)]);
+            send(index);
+        }
+        assert_eq!(entry(&bench, SEND_CQ, 0).1.owner(), 0, "{late}: nothing yet");
+        // A command that stops nothing waits for nothing.
+        bench.write(COMMAND, &alloc_pd()).unwrap();
+        assert_eq!(entry(&bench, SEND_CQ, 0).1.owner(), 0, "{late}: nothing yet");
+        let core = write::DestroyQp { response: REPLY, qp_handle: 3, reserved: 0 };
+        bench.write(COMMAND, &plain(write::DESTROY_QP, core.as_bytes(), &[], 4)).unwrap();
+        for index in 0..2 {
+            assert_eq!(entry(&bench, SEND_CQ, index).0.cqe_type(), mana::CQE_TX_OKAY, "{late}");
+            assert_eq!(bench.peek(BUFFERS + 0x1000 * (index + 1), 60), [7 + index as u8; 60], "{late}");
+        }
+        while bench.emulator.serve() {}
+        assert_eq!(bench.emulator.log().last(), None, "{late}");
+        // Rung afterwards, it is one.
+        send(2);
+        while bench.emulator.log().lines() == 0 {
+            bench.emulator.serve();
+        }
+        assert!(bench.emulator.log().last().unwrap().contains("which this context does not have"), "{late}");
+    }
+}
+
 /// The same seed gives the same losses, and every frame is accounted for.
 #[test]
 fn links_lose_repeat_spoil_and_swap_as_told() {

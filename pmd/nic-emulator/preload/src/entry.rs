@@ -32,7 +32,7 @@ unsafe fn device(path: *const c_char) -> Option<u32> {
 
 /// Runs the emulator; a panic of it must not unwind into the program.
 fn guarded<R>(nic: &Nic, run: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+    traps::at_work(|| catch_unwind(AssertUnwindSafe(run))).unwrap_or_else(|_| {
         nic.log().line("a fault of the emulator itself: please report it with what is above");
         Err(Errno::IO)
     })
@@ -193,12 +193,20 @@ macro_rules! fstats {
 
 fstats! { fstat; fstat64; }
 
+/// The emulator, for a command on a descriptor, once it has seen what other processes have stored before.
+fn behind_others(nic: &Nic, fd: c_int) -> &Nic {
+    if thread::expects_others() {
+        shared::settle(nic, fd);
+    }
+    nic
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if kind(fd) == Kind::Device
         && let Some(nic) = process::existing()
     {
-        return match guarded(nic, || nic.ioctl(fd, request, argument as u64)) {
+        return match guarded(nic, || behind_others(nic, fd).ioctl(fd, request, argument as u64)) {
             Ok(()) => 0,
             Err(errno) => fail(errno),
         };
@@ -212,7 +220,7 @@ unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: size_t) -> ss
     if kind(fd) == Kind::Device
         && let Some(nic) = process::existing()
     {
-        return match guarded(nic, || nic.write(fd, from as u64, length)) {
+        return match guarded(nic, || behind_others(nic, fd).write(fd, from as u64, length)) {
             Ok(taken) => taken as ssize_t,
             Err(errno) => fail(errno) as ssize_t,
         };

@@ -267,6 +267,30 @@ impl View {
         // SAFETY: the mapping is long enough, aligned, and lives while the lock is held that guards the view.
         REGISTERS.map(|offset| unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }.load(Ordering::Acquire))
     }
+
+    /// Carries out what other processes stored, some of it at a time; true if there was something.
+    fn carry_out(&mut self, nic: &Nic) -> bool {
+        let mut busy = false;
+        // SAFETY: the mapping is long enough, aligned, and lives while the lock is held that guards the view.
+        let (ring, _) = unsafe { parts(self.base) };
+        for _ in 0..64 {
+            let Some(store) = ring.pop() else { break };
+            nic.doorbell_from_outside(self.context, store);
+            busy = true;
+        }
+        // Who looks at queues needs no registers, and has often been quicker than what they tell.
+        if nic.topology().doorbells == Doorbells::Scan {
+            return busy;
+        }
+        let registers = self.registers();
+        for ((offset, value), seen) in REGISTERS.into_iter().zip(registers).zip(&mut self.seen) {
+            if std::mem::replace(seen, value) != value {
+                nic.doorbell_from_outside(self.context, Store { offset, size: 8, value });
+                busy = true;
+            }
+        }
+        busy
+    }
 }
 
 // SAFETY: shared memory with atomic accesses only; unmapped under the lock below.
@@ -331,29 +355,26 @@ pub(crate) fn rang() -> bool {
 /// Carries out what other processes stored; true if there was something.
 pub(crate) fn serve(nic: &Nic) -> bool {
     let mut views = VIEWS.lock().unwrap_or_else(PoisonError::into_inner);
-    let (mut busy, scan) = (false, nic.topology().doorbells == Doorbells::Scan);
+    let mut busy = false;
     for view in views.iter_mut().flat_map(HashMap::values_mut) {
         // SAFETY: the mapping is long enough, aligned, and lives while the lock is held.
-        let (ring, desk) = unsafe { parts(view.base) };
+        let (_, desk) = unsafe { parts(view.base) };
         desk.serve(nic, view.context);
-        for _ in 0..64 {
-            let Some(store) = ring.pop() else { break };
-            nic.doorbell_from_outside(view.context, store);
-            busy = true;
-        }
-        // Who looks at queues needs no registers, and has often been quicker than what they tell.
-        if scan {
-            continue;
-        }
-        let registers = view.registers();
-        for ((offset, value), seen) in REGISTERS.into_iter().zip(registers).zip(&mut view.seen) {
-            if std::mem::replace(seen, value) != value {
-                nic.doorbell_from_outside(view.context, Store { offset, size: 8, value });
-                busy = true;
-            }
-        }
+        busy |= view.carry_out(nic);
     }
     busy
+}
+
+/// Carries out what other processes have stored to the pages of a descriptor's context by now: its owner's next command comes behind that.
+pub(crate) fn settle(nic: &Nic, fd: RawFd) {
+    let mut views = VIEWS.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(view) = views.as_mut().and_then(|views| views.get_mut(&fd)) else { return };
+    // Bounded: they may go on for ever.
+    for _ in 0..SLOTS {
+        if !view.carry_out(nic) {
+            break;
+        }
+    }
 }
 
 /// The file system's number of a device's file; `None` if the descriptor is of another.

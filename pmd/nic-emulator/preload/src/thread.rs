@@ -91,6 +91,11 @@ pub(crate) fn expect_others() {
     wake();
 }
 
+/// Whether another process may ring doorbells.
+pub(crate) fn expects_others() -> bool {
+    OTHERS.load(Ordering::Acquire)
+}
+
 /// A doorbell may wait for the thread.
 pub(crate) fn wake_for_doorbell() {
     if SLEEPS.load(Ordering::Acquire) {
@@ -120,8 +125,7 @@ fn run(nic: &'static Nic, waker: &OwnedFd) {
     let mut last = Instant::now();
     let mut idle = 0u32;
     loop {
-        let turn =
-            catch_unwind(AssertUnwindSafe(|| nic.serve() | (OTHERS.load(Ordering::Relaxed) && shared::serve(nic))));
+        let turn = catch_unwind(AssertUnwindSafe(|| nic.serve() | (expects_others() && shared::serve(nic))));
         let Ok(busy) = turn else {
             nic.log()
                 .line("a fault of the emulator itself ended the device thread: please report it with what is above");
@@ -132,7 +136,7 @@ fn run(nic: &'static Nic, waker: &OwnedFd) {
             continue;
         }
         idle += 1;
-        if spins || OTHERS.load(Ordering::Relaxed) {
+        if spins || expects_others() {
             // Asking for the time is dear compared with a look at the queues.
             if idle.is_multiple_of(patience) {
                 let now = Instant::now();

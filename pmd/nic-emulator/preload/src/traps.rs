@@ -83,6 +83,14 @@ pub(crate) fn watch(start: usize, length: usize, offset: usize, target: Target) 
     false
 }
 
+/// Runs what the device does for a call of the program, and may touch memory that the program has taken away.
+pub(crate) fn at_work<R>(run: impl FnOnce() -> R) -> R {
+    let before = AT_WORK.replace(true);
+    let result = run();
+    AT_WORK.set(before);
+    result
+}
+
 /// Watches pages of a range no longer.
 pub(crate) fn unwatch(start: usize, length: usize) {
     for page in &PAGES[..USED.load(Ordering::Acquire)] {

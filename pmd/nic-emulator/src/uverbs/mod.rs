@@ -56,6 +56,20 @@ pub(crate) struct Kernel<'k, H: Host> {
     pub(crate) device: &'k mut dyn Device<H>,
     /// Only the write form works.
     pub(crate) write_abi: bool,
+    /// What comes before the command.
+    pub(crate) bells: Bells,
+}
+
+/// Doorbells that a context has rung and its device has not seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bells {
+    /// None.
+    Seen,
+    /// Some.
+    Waiting,
+    /// Some, which the device has to see before the command, which has done nothing yet and is to be given again: stores reach a device in
+    /// their order, and the command is the later one.
+    First,
 }
 
 impl Context {
@@ -171,6 +185,10 @@ impl Context {
         }
         if kernel.device.is_dead(self.id) {
             return Err(Errno::IO);
+        }
+        if kernel.bells == Bells::Waiting && request.stops_queues() {
+            kernel.bells = Bells::First;
+            return Err(Errno::AGAIN);
         }
         let refused = kernel
             .orders

@@ -334,6 +334,18 @@ impl Request {
         }
     }
 
+    /// Whether the command may take from a queue what it has to do.
+    pub(crate) fn stops_queues(&self) -> bool {
+        matches!(
+            self,
+            Self::ModifyQp { .. }
+                | Self::DestroyQp { .. }
+                | Self::ModifyWq { .. }
+                | Self::DestroyWq { .. }
+                | Self::DestroyCq { .. }
+        )
+    }
+
     /// Whether the command takes something away: such commands may not fail for reasons of their own.
     pub fn destroys(&self) -> bool {
         self.name().starts_with("de")
