@@ -7,15 +7,19 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
+use crate::eventually;
 use crate::frames::FramePort;
 use crate::process::{Background, Outcome, run, spawn};
 
 /// Names of namespaces start with this, then come the process id, a number and the name given.
 const PREFIX: &str = "wp-";
+/// How long a cable may take to be up. Generous: it only ends a hopeless wait.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Hosts and cables, all gone when the lab is dropped.
 ///
@@ -192,7 +196,7 @@ impl<'a> Veth<'a> {
         self
     }
 
-    /// Makes it; both ends are up afterwards.
+    /// Makes it; both ends are up afterwards, and carry frames.
     #[track_caller]
     pub fn plug(self) {
         let [(a, a_name), (b, b_name)] = self.ends;
@@ -206,6 +210,12 @@ impl<'a> Veth<'a> {
                 namespace.ip(&format!("link set {name} address {mac}"));
             }
             namespace.ip(&format!("link set {name} up"));
+        }
+        // The end that was up first learns of the other in the kernel's own time, and until then loses what it shall send without an error
+        // (linux: net/core/link_watch.c).
+        for (namespace, name) in self.ends {
+            let is_up = || namespace.ip(&format!("-o link show {name}")).contains(" state UP ");
+            assert!(eventually(PATIENCE, is_up), "{name} does not see the other end of its cable");
         }
     }
 }
@@ -301,6 +311,13 @@ mod tests {
         let lab = Lab::new("cable");
         let (a, b) = (lab.namespace("a"), lab.namespace("b"));
         Veth::new((&a, "eth0"), (&b, "eth0")).mtu(9000).queues(2).macs("02:00:00:00:00:0a", "02:00:00:00:00:0b").plug();
+        // What is sent first arrives.
+        let mut ends = [a.frames("eth0"), b.frames("eth0")];
+        let frame = [&[0xff; 12][..], &[0x88, 0xb5], &[7; 46]].concat();
+        for [from, to] in [[0, 1], [1, 0]] {
+            ends[from].send(&frame).unwrap();
+            assert_eq!(ends[to].receive(PATIENCE).map(|got| got.bytes), Some(frame.clone()));
+        }
         assert_eq!(b.mac("eth0"), [2, 0, 0, 0, 0, 0x0b]);
         a.inside(|| {
             let queues = std::fs::read_dir("/sys/class/net/eth0/queues").unwrap().count();
