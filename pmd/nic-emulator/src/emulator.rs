@@ -588,9 +588,10 @@ impl<H: Host> Machine<H> {
                 _ => continue,
             }
             link.counters.arrived += taken as u64;
-            if taken > 0 {
+            busy |= taken > 0;
+            // A queue may also have failed by a frame that it did not take.
+            if taken > 0 || matches!(link.end, End::Generator(_)) {
                 devices[device].flush(&mut env);
-                busy = true;
                 if !self.events.is_empty() {
                     self.tell(device);
                 }

@@ -1,5 +1,6 @@
 //! Send descriptors of an emulated ConnectX, byte by byte: each kind, and what stops a queue.
 
+use wirepath_nic_defs::mlx5::SYNDROME_FLUSHED;
 use wirepath_nic_emulator::vectors::{Connectx, SEND_BUFFER};
 
 /// An Ethernet frame of the local experimental type.
@@ -80,6 +81,19 @@ fn every_kind_of_descriptor_and_what_stops_a_queue() {
         nic.post(&plain, 1, true);
         assert_eq!(nic.arrivals().len(), 1, "after {word}");
     }
+}
+
+/// Although not one frame of the burst was taken.
+#[test]
+fn a_queue_that_fails_at_the_first_frame_of_a_generator_says_so() {
+    let nic = Connectx::new("[[device.port]]\nlink = 'generator'\n");
+    nic.bench.emulator.order_text("kind = 'completion-error'\nqueue = 'rx'\ncode = 4").unwrap();
+    nic.receive_everything();
+    assert!(!nic.bench.emulator.serve(), "nothing is taken");
+    // Of all that was posted, behind the first as flushed.
+    let failures = nic.failures(0);
+    assert_eq!((failures.len(), failures[0]), (64, 4));
+    assert!(failures[1..].iter().all(|syndrome| *syndrome == SYNDROME_FLUSHED), "{failures:?}");
 }
 
 /// Writes these descriptors as seeds: `WIREPATH_SEEDS=FOLDER cargo test -p wirepath-nic-emulator --test descriptors`.

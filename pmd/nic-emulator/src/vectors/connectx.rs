@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::{
-    CQE_BYTES, CQE_INVALID, CQE_OWNER, CQE_RESPONDER_SEND, CqeOwner, RECORD_SEND, UAR_BLUE_FLAME,
+    CQE_BYTES, CQE_INVALID, CQE_OWNER, CQE_RESPONDER_ERROR, CQE_RESPONDER_SEND, CqeOwner, RECORD_SEND, UAR_BLUE_FLAME,
 };
 use wirepath_nic_defs::uverbs::ioctl::{self, Attribute, Header};
 use wirepath_nic_defs::uverbs::{self as defs, mlx5 as abi, write};
@@ -397,6 +397,17 @@ impl Connectx {
         let entry = self.bench.peek(ring + u64::from(at % ENTRIES) * CQE_BYTES as u64, CQE_BYTES);
         let owner = CqeOwner(entry[CQE_OWNER]);
         (owner.opcode() < CQE_INVALID && u32::from(owner.owner()) == (at / ENTRIES) & 1).then_some(entry)
+    }
+
+    /// Syndromes of a receiver's completions from the next on, as far as they are of errors.
+    pub fn failures(&self, receiver: usize) -> Vec<u8> {
+        let receiver = receiver % RECEIVERS;
+        let ring = RECEIVE + 0x2000 * receiver as u64 + 0x1000;
+        (0..ENTRIES)
+            .map_while(|behind| self.completion(ring, self.seen[receiver].wrapping_add(behind)))
+            .take_while(|entry| CqeOwner(entry[CQE_OWNER]).opcode() == CQE_RESPONDER_ERROR)
+            .map(|entry| entry[0x37])
+            .collect()
     }
 
     /// What arrived since the last time.
