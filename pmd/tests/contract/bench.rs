@@ -1,5 +1,6 @@
 //! One port under test and the other end of its wire.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use wirepath_nic_emulator::launch;
@@ -29,13 +30,26 @@ pub(crate) fn check(name: &str, fixture: &dyn Fixture, property: Property, body:
     };
     let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, &**value)).collect();
     launch::under_with(name, &topology, &environment, || {
+        let told = ToldIfItFails(&folder);
         check_here(fixture, property, body);
+        drop(told);
         // Only what a test ordered may be in there.
         let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
         let refused: Vec<_> = log.lines().filter(|line| !line.contains("as ordered")).collect();
         assert!(refused.is_empty(), "a NIC would have refused:\n{}", refused.join("\n"));
     });
     let _ = std::fs::remove_dir_all(folder);
+}
+
+/// Says, if a test fails, what its NICs did not like before.
+struct ToldIfItFails<'a>(&'a Path);
+
+impl Drop for ToldIfItFails<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the NICs' log:\n{}", std::fs::read_to_string(self.0.join("log")).unwrap_or_default());
+        }
+    }
 }
 
 /// Runs one property in this process.
