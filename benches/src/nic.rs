@@ -225,7 +225,9 @@ impl Work<'_> {
         let others_len = self.pool.take_batch_like(BATCH - self.burst, &mut batch, &self.ready);
         let came = port.rx[0].receive(&mut batch);
         batch.drain_front(others_len, |packet| drop(others.push(packet)));
-        free_received(&mut batch);
+        if came > 0 {
+            free_received(&mut batch);
+        }
         self.give_way(came > 0);
     }
 

@@ -7,12 +7,13 @@
 use std::arch::x86_64::{__m128i, _mm_set_epi64x, _mm_storeu_si128};
 use std::cell::Cell;
 use std::hint::black_box;
-use std::mem::{MaybeUninit, replace};
-use std::ptr::NonNull;
+use std::mem::{MaybeUninit, offset_of, replace};
+use std::ptr::{self, NonNull};
 use std::slice;
 
 use super::Packet;
 use super::batch::Batch;
+use super::eight::{EIGHT, Eight};
 use super::meta::{DATA_ROOM, FRESH, META, Meta, shift};
 use super::offload::{Flags, Verdicts};
 use super::pool::{Blank, Cache, Pool, Shared};
@@ -79,7 +80,7 @@ impl Received {
 pub(crate) trait Tellings: Copy {
     /// Packets that are treated at once, if nothing is to be said of them but length and hash; at most [`MOST_TOGETHER`], and 0: none are.
     /// What is asked of each packet and what is done with it then are two loops without an end in between, and without a count.
-    const TOGETHER: usize;
+    const TOGETHER: usize = 0;
 
     /// What tells of one packet.
     type Entry;
@@ -95,11 +96,54 @@ pub(crate) trait Tellings: Copy {
     /// The packet was of a length that the queue takes: the next one is behind it.
     fn took(&mut self);
 
+    /// Bytes above the shortest of eight packets of which [`Self::usual`] and a hash is all that is to be noted, if entries are words that
+    /// can be looked at in vectors. Too many stand for whatever [`Self::next`] does not treat.
+    #[inline(always)]
+    fn eight(&self, entries: &[Self::Entry; EIGHT]) -> Option<Eight> {
+        let _ = entries;
+        None
+    }
+
+    /// The RSS hash of one of them.
+    #[inline(always)]
+    fn hash(entry: &Self::Entry) -> Option<u32> {
+        let _ = entry;
+        None
+    }
+
     /// Puts a fresh buffer, whose data goes to `address` of ours, there.
     fn post(&self, place: &Self::Place, address: u64);
 
+    /// The same for eight.
+    #[inline(always)]
+    fn post_eight(&self, places: &[Self::Place; EIGHT], addresses: Eight) {
+        for (place, address) in places.iter().zip(addresses.words()) {
+            self.post(place, address);
+        }
+    }
+
     /// Puts what else an entry says into the packet. Not with all of `self`, which would have to lie in memory for that.
     fn note(entry: &Self::Entry, packet: &mut Packet);
+}
+
+/// Where the entries of a run are, by packet of the run.
+pub(crate) trait Told<'t, E> {
+    /// Those of a packet and of some behind it.
+    fn from(&self, packet: usize) -> &'t [E];
+
+    /// Those of a packet and of seven behind it, if they are looked at in eights.
+    #[inline(always)]
+    fn whole(&self, packet: usize) -> Option<&'t [E; EIGHT]> {
+        let _ = packet;
+        None
+    }
+}
+
+impl<'t, E: 't, F: Fn(usize) -> &'t [E]> Told<'t, E> for F {
+    #[inline(always)]
+    fn from(&self, packet: usize) -> &'t [E] {
+        self(packet)
+    }
 }
 
 /// Two words that are stored at once, where a processor can.
@@ -140,8 +184,10 @@ struct Line {
     /// The first word of the shortest packet, and what a byte adds to it.
     first: u64,
     byte: u64,
-    /// The second word without what is noted, and the second and third of most packets. The others are zero.
+    /// The second word without what is noted; the second and third of most packets, and both together. The others are zero.
     second: u64,
+    noted: u64,
+    third: u64,
     usual: Pair,
 }
 
@@ -170,6 +216,36 @@ impl<P> Cursors<P> {
             let fresh = (*self.fresh.sub(j)).get();
             by.post(&*self.place.add(j), fresh as u64 + FRESH as u64);
             (*self.out.add(j)).write(swap(&mut *self.slot.add(j), fresh, line, what))
+        }
+    }
+
+    /// The same for the next eight, whose lengths are `overs` above the shortest.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn swap_eight<T: Tellings<Place = P>>(
+        &mut self,
+        line: &Line,
+        entries: &[T::Entry; EIGHT],
+        overs: Eight,
+        by: &T,
+    ) {
+        let Self { slot, place, fresh, out } = *self;
+        // SAFETY: as promised. A packet is a pointer to its metadata; what the slots of the cache held is left alone from here on.
+        unsafe {
+            let last = fresh.sub(EIGHT - 1);
+            by.post_eight(&*place.cast(), Eight::read(last.cast()).plus(Eight::all(FRESH as u64)));
+            ptr::copy_nonoverlapping(slot, out.cast(), EIGHT);
+            ptr::copy_nonoverlapping(last.cast(), slot, EIGHT);
+            let (words, third) = (|j| (*out.cast::<Packet>().add(j)).meta.as_ptr().cast(), Pair::new(line.third, 0));
+            Eight::all(line.first).plus(overs.twice()).write_pairs(Eight::all(line.noted), words, |j, words| {
+                third.write(words.add(2));
+                words.add(4).cast::<[u64; META / 8 - 4]>().write([0; META / 8 - 4]);
+                if let Some(hash) = T::hash(&entries[j]) {
+                    words.cast::<u32>().add(offset_of!(Meta, rss_hash) / 4).write(hash);
+                }
+            });
         }
     }
 
@@ -258,7 +334,7 @@ impl Burst<'_> {
     }
 
     /// Takes the filled buffer out of a slot and puts a fresh one there, for each packet of `lengths` that is told of, in order: of the
-    /// packet `at` of the run and of some behind it by the entries `told(at)`. Ends where these say no more, after `limit` packets, or when
+    /// packet `at` of the run and of some behind it by the entries that are `told`. Ends where these say no more, after `limit` packets, or when
     /// batch, `slots`, `places` or fresh buffers are used up. Returns how many there were.
     #[inline(always)]
     pub(crate) fn run<'t, T: Tellings>(
@@ -267,7 +343,7 @@ impl Burst<'_> {
         places: &[T::Place],
         limit: usize,
         lengths: Lengths,
-        told: impl Fn(usize) -> &'t [T::Entry],
+        told: impl Told<'t, T::Entry>,
         by: &mut T,
     ) -> usize
     where
@@ -284,7 +360,19 @@ impl Burst<'_> {
         };
         let (mut at, mut over) = (0, 0);
         'run: while at < most {
-            let entries = told(at);
+            while most - at >= EIGHT
+                && let Some(entries) = told.whole(at)
+                && let Some(overs) = by.eight(entries)
+                && overs.at_most(Eight::all(line.range))
+            {
+                // SAFETY: of everything as many are left.
+                unsafe { next.swap_eight(&line, entries, overs, by) };
+                (0..EIGHT).for_each(|_| by.took());
+                next.pass(EIGHT);
+                self.done += EIGHT;
+                (over, at) = (over + overs.sum(), at + EIGHT);
+            }
+            let entries = if at < most { told.from(at) } else { &[] };
             let mut entries = &entries[..entries.len().min(most - at)];
             if entries.is_empty() {
                 break;
@@ -424,7 +512,8 @@ impl<'a> Hand<'a> {
     fn line(&self, lengths: Lengths, usual: Noted) -> Line {
         let ([first, second, third], byte) = (self.line, self.byte);
         let first = first.wrapping_add(u64::from(lengths.shortest).wrapping_mul(byte));
-        Line { range: lengths.range.into(), first, byte, second, usual: Pair::new(second | usual.0, third) }
+        let noted = second | usual.0;
+        Line { range: lengths.range.into(), first, byte, second, noted, third, usual: Pair::new(noted, third) }
     }
 
     /// Takes the filled buffer out of `slot`, as a packet of so many bytes, and puts a fresh one there. `None`, and no change, if no buffer
@@ -443,6 +532,8 @@ impl<'a> Hand<'a> {
     }
 }
 
+// As [`Eight::twice`] has it.
+const _: () = assert!(DATA_LEN_SHIFT == 16 && PACKET_LEN_SHIFT == 32);
 const DATA_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, data_len), 0);
 const PACKET_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, packet_len), 0);
 const VERDICTS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, verdicts), 1);

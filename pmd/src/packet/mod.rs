@@ -14,6 +14,7 @@
 //! than one buffer is a chain of segments. A payload that several packets share is [`Frozen`].
 
 mod batch;
+mod eight;
 pub(crate) mod front;
 mod frozen;
 mod hand;
@@ -33,8 +34,9 @@ use std::sync::atomic::AtomicU16;
 use wirepath_memory::Region;
 
 pub use batch::{BATCH, Batch};
+pub(crate) use eight::{EIGHT, Eight};
 pub use frozen::Frozen;
-pub(crate) use hand::{Burst, Hand, Lengths, Noted, Received, Tellings};
+pub(crate) use hand::{Burst, Hand, Lengths, Noted, Received, Tellings, Told};
 pub use held::Held;
 pub use meta::{DATA_ROOM, HEADROOM, L3, L4, Layers, STRIDE};
 use meta::{END, FIRST, Meta, NO_SEGMENT};

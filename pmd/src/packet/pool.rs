@@ -828,12 +828,17 @@ pub(super) unsafe fn release_all(packets: &[NonNull<Meta>]) -> u64 {
         let free = cache.slots.as_ptr().add(len);
         // What every packet's second word has, and what any has: without a branch for each.
         let (mut all, mut any, mut bytes) = (u64::MAX, 0, 0);
-        for (i, meta) in packets.iter().enumerate() {
+        let mut give = |i: usize, meta: NonNull<Meta>| {
             let word = meta.as_ptr().cast::<u64>().add(WORD).read();
             (all, any) = (all & word, any | word);
             bytes += u64::from((*meta.as_ptr()).packet_len);
             (*free.add(i)).set(meta.as_ptr());
+        };
+        let (eights, rest) = packets.as_chunks::<8>();
+        for (i, eight) in eights.iter().enumerate() {
+            eight.iter().enumerate().for_each(|(j, meta)| give(8 * i + j, *meta));
         }
+        rest.iter().zip(8 * eights.len()..).for_each(|(meta, i)| give(i, *meta));
         let pools = [all, any].map(|word| (word >> POOL_SHIFT) as u8);
         if all as u32 == NO_SEGMENT && pools == [pool; 2] {
             cache.len.store((len + packets.len()) as u32, Ordering::Release);

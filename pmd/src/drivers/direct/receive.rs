@@ -142,6 +142,12 @@ impl Supply<'_> {
 /// A hardware's receive queue. All its work requests are posted all the time: whoever takes a filled buffer out puts a fresh one in its
 /// place, or leaves it where it is.
 pub(crate) trait ReceiveRing: Send + 'static {
+    /// Whether nothing has come: then nothing else is asked. A ring that has to look deeper at times says no, and is asked to receive.
+    #[inline(always)]
+    fn is_idle(&mut self) -> bool {
+        false
+    }
+
     /// Appends what has arrived to the batch and posts as many buffers anew. Returns packets and bytes; an error is about what came behind
     /// them.
     fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>);
@@ -168,6 +174,17 @@ impl<R: ReceiveRing> Receiver<R> {
         Self { ring, exchange, counters: Arc::default(), pool, blank }
     }
 
+    #[inline(never)]
+    fn burst(&mut self, batch: &mut Batch) {
+        let Some(ring) = &mut self.ring else { return };
+        let supply = Supply { pool: &self.pool, blank: &self.blank, counters: &self.counters };
+        let (packets, bytes, result) = ring.receive(batch, &supply);
+        self.counters.count_burst(packets, bytes);
+        if let Err(fault) = result {
+            self.give_up(fault);
+        }
+    }
+
     #[cold]
     fn give_up(&mut self, fault: Fault) {
         self.counters.drops.add(DropReason::BadDescriptor, 1);
@@ -181,13 +198,8 @@ impl<R: ReceiveRing> ReceiveQueue for Receiver<R> {
         if self.exchange.calls() {
             self.exchange.visit(&mut self.ring);
         }
-        let Some(ring) = &mut self.ring else { return self.counters.empty.add(1) };
-        let supply = Supply { pool: &self.pool, blank: &self.blank, counters: &self.counters };
-        let (packets, bytes, result) = ring.receive(batch, &supply);
-        self.counters.count_burst(packets, bytes);
-        if let Err(fault) = result {
-            self.give_up(fault);
-        }
+        // A poll in vain is a few instructions, and none of the state of a burst.
+        if self.ring.as_mut().is_none_or(ReceiveRing::is_idle) { self.counters.empty.add(1) } else { self.burst(batch) }
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {

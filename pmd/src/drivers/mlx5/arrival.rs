@@ -173,7 +173,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// For a ring of `all` steps.
+    /// For a ring of `all` steps, of which there are as many in the completion queue at least.
     pub(super) fn new(steps: Steps, all: u32, format: Option<u8>, tick: u64) -> Self {
         let list = Box::new([Arrival::default(); BATCH]);
         Self { list, known: 0, steps, all, format, session: None, seen: 0, cleared: 0, tick }
@@ -249,7 +249,7 @@ impl Arrivals {
                 }
                 completions.advance(1);
             } else {
-                match self.begin(entry, tail, completions.count()) {
+                match self.begin(entry, tail) {
                     Ok(session) => self.session = Some(session),
                     Err(fault) => {
                         result = Err(fault);
@@ -316,11 +316,11 @@ impl Arrivals {
 
     /// The session that an entry begins that is not of one packet.
     #[inline(always)]
-    pub(super) fn begin(&self, entry: Entry<'_>, tail: Tail, entries: u32) -> Result<Session, Fault> {
+    pub(super) fn begin(&self, entry: Entry<'_>, tail: Tail) -> Result<Session, Fault> {
         let Some(format) = self.format.filter(|_| tail.kind() == TITLE) else { return Err(no_packet(entry, tail)) };
         let count = entry.byte_count();
         // One packet would have its array in an entry that is not the session's; more than there are buffers cannot have come.
-        if count < 2 || count > entries.min(self.all) {
+        if count < 2 || count > self.all {
             return Err(Fault::BadSession);
         }
         if format != MINI_FORMAT_CSUM_STRIDE && self.is_linear() && tail.position() != self.seen as u16 {

@@ -4,12 +4,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wirepath_memory::View;
-use wirepath_nic_defs::mlx5::{CqeFlags, MINI_FORMAT_HASH, MINIS_PER_ENTRY, StrideCount};
+use wirepath_nic_defs::mlx5::{CqeFlags, MINI_FORMAT_HASH, StrideCount};
 
 use super::arrival::{Arrival, Arrivals, PLAIN, RARE, Session, TITLE, verdicts};
-use super::cq::{CompletionQueue, Entry, Whole};
+use super::cq::{CompletionQueue, Entry, MiniArrays, Tail, Whole};
 use crate::packet::offload::Verdicts;
-use crate::packet::{Burst, Lengths, Noted, Packet, Received, Tellings};
+use crate::packet::{Burst, EIGHT, Eight, Lengths, Noted, Packet, Received, Tellings, Told};
 
 /// A receive queue of places of `N` words, the second of which is a buffer's address.
 pub(super) struct Run<'a, const N: usize> {
@@ -21,6 +21,31 @@ pub(super) struct Run<'a, const N: usize> {
     pub(super) lengths: Lengths,
     /// What is added to an address of ours to make it the device's.
     pub(super) shift: u64,
+}
+
+/// What the title of a session says of all of its packets.
+#[derive(Clone, Copy)]
+struct Title {
+    /// The work request that strides are of.
+    request: u16,
+    /// As [`Entry::described`].
+    described: u32,
+    /// Whether there are hashes.
+    hashed: bool,
+    /// Whether there is a flow tag.
+    marked: bool,
+}
+
+impl Title {
+    #[inline(always)]
+    fn of(entry: Entry<'_>, tail: Tail) -> Self {
+        Self {
+            request: entry.request(),
+            described: entry.described(),
+            hashed: entry.is_hashed(),
+            marked: tail.low24() != 0,
+        }
+    }
 }
 
 /// Where in the ring the buffers of steps are.
@@ -73,22 +98,25 @@ impl<const N: usize> Run<'_, N> {
                 None => {
                     let Some((entry, tail)) = self.completions.look() else { return false };
                     if tail.kind() == TITLE {
-                        let session = self.arrivals.begin(entry, tail, self.completions.count());
+                        let session = self.arrivals.begin(entry, tail);
                         let Ok(session) = session else { return true };
-                        Some(session)
+                        Some((session, Title::of(entry, tail)))
                     } else {
                         None
                     }
                 }
-                open => open,
+                Some(open) => {
+                    let (entry, tail) = Entry::again(self.completions.title());
+                    Some((open, Title::of(entry, tail)))
+                }
             };
             let n = match session {
                 None => self.entries::<STRIDED>(burst),
                 // Strides are told where a hash would be.
-                Some(session) if !STRIDED && self.arrivals.format == Some(MINI_FORMAT_HASH) => {
-                    self.session::<STRIDED, true>(session, burst)
+                Some((session, title)) if !STRIDED && self.arrivals.format == Some(MINI_FORMAT_HASH) => {
+                    self.session::<STRIDED, true>(session, title, burst)
                 }
-                Some(session) => self.session::<STRIDED, false>(session, burst),
+                Some((session, title)) => self.session::<STRIDED, false>(session, title, burst),
             };
             if burst.is_full() {
                 return false;
@@ -124,26 +152,27 @@ impl<const N: usize> Run<'_, N> {
 
     /// Packets of a session, in the same way.
     #[inline(always)]
-    fn session<const STRIDED: bool, const HASH: bool>(&mut self, session: Session, burst: &mut Burst<'_>) -> usize {
-        let Session { count, read } = session;
+    fn session<const STRIDED: bool, const HASH: bool>(
+        &mut self,
+        Session { count, read }: Session,
+        title: Title,
+        burst: &mut Burst<'_>,
+    ) -> usize {
         let (step, places) = (self.arrivals.step(), self.places);
-        let title = self.completions.title();
-        let (entry, tail) = Entry::again(title);
-        if STRIDED && entry.request() != places.request(step) {
+        if STRIDED && title.request != places.request(step) {
             return 0;
         }
-        let described = entry.described();
         let mut by = Minis::<N, STRIDED, HASH> {
             expected: u64::from(places.stride(step)) << 32 | u64::from(counted::<STRIDED>(self.lengths.shortest())),
-            noted: Noted::new(verdicts(described), HASH && entry.is_hashed()),
+            noted: Noted::new(verdicts(title.described), HASH && title.hashed),
             shift: self.shift,
         };
         let at = step as usize & (self.posted.len() - 1);
         let (slots, places) = (&mut self.posted[at..], places.from::<STRIDED>(step));
-        let (minis, rest) = (self.completions.minis(), (count - read) as usize);
-        let n = burst.run(slots, places, rest, self.lengths, |at| minis.from(read + at as u32), &mut by);
-        if tail.low24() != 0 || described & RARE != 0 {
-            note_all(title, burst.latest(n));
+        let (minis, rest) = (Portion { arrays: self.completions.minis(), read }, (count - read) as usize);
+        let n = burst.run(slots, places, rest, self.lengths, minis, &mut by);
+        if title.marked || title.described & RARE != 0 {
+            note_all(self.completions.title(), burst.latest(n));
         }
         self.arrivals.passed(step.wrapping_add(n as u32));
         let read = read + n as u32;
@@ -236,7 +265,25 @@ impl<const N: usize, const STRIDED: bool> Tellings for Entries<N, STRIDED> {
     }
 }
 
-/// The arrays of a session.
+/// The arrays of a session from packet `read` on.
+struct Portion<'a> {
+    arrays: MiniArrays<'a>,
+    read: u32,
+}
+
+impl<'a> Told<'a, AtomicU64> for Portion<'a> {
+    #[inline(always)]
+    fn from(&self, packet: usize) -> &'a [AtomicU64] {
+        self.arrays.from(self.read + packet as u32)
+    }
+
+    #[inline(always)]
+    fn whole(&self, packet: usize) -> Option<&'a [AtomicU64; EIGHT]> {
+        self.arrays.whole(self.read + packet as u32)
+    }
+}
+
+/// What minis tell.
 #[derive(Clone, Copy)]
 struct Minis<const N: usize, const STRIDED: bool, const HASH: bool> {
     /// What is told of the shortest packet of the next stride: stride, count of strides, and length.
@@ -246,7 +293,6 @@ struct Minis<const N: usize, const STRIDED: bool, const HASH: bool> {
 }
 
 impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N, STRIDED, HASH> {
-    const TOGETHER: usize = MINIS_PER_ENTRY;
     type Entry = AtomicU64;
     type Place = [AtomicU64; N];
 
@@ -275,8 +321,25 @@ impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N
     }
 
     #[inline(always)]
+    fn eight(&self, minis: &[AtomicU64; EIGHT]) -> Option<Eight> {
+        // As above.
+        let (words, step) = if STRIDED { (Eight::low_of::<6>(minis), 1 << 32) } else { (Eight::low_of::<4>(minis), 0) };
+        Some(words.minus(Eight::steps(self.expected, step)))
+    }
+
+    #[inline(always)]
+    fn hash(mini: &AtomicU64) -> Option<u32> {
+        HASH.then(|| (u64::from_be(mini.load(Ordering::Relaxed)) >> 32) as u32)
+    }
+
+    #[inline(always)]
     fn post(&self, place: &[AtomicU64; N], address: u64) {
         post(place, address.wrapping_add(self.shift));
+    }
+
+    #[inline(always)]
+    fn post_eight(&self, places: &[[AtomicU64; N]; EIGHT], addresses: Eight) {
+        addresses.plus(Eight::all(self.shift)).give(|i| &places[i][1]);
     }
 
     /// There is none: what else a title says, it says of all packets.

@@ -329,9 +329,6 @@ impl ReceiveRing {
     #[inline(always)]
     fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, bool) {
         let Self { ring, requests, completions, arrivals, mode, distance, shift, lengths, posted, .. } = self;
-        if arrivals.session.is_none() && completions.look().is_none() {
-            return (0, false);
-        }
         let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
         let (lengths, shift, posted) = (*lengths, *shift, &mut posted[..]);
         let mut burst = hand.burst(batch);
@@ -349,13 +346,37 @@ impl ReceiveRing {
         (burst.bytes(), more)
     }
 
-    /// Receives whatever there may be.
+    /// Work requests that were filled are posted again, and entries that were read may be written.
+    #[inline(always)]
+    fn give_back(&mut self) {
+        self.completions.publish();
+        self.publish(self.arrivals.step());
+        self.idle = 0;
+    }
+
+    /// Goes on behind packets and bytes that were received since the completion queue was at `before`: with `more`, whatever there may be.
     #[inline(never)]
-    fn receive_any(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
-        let looked = self.arrivals.look(&mut self.completions, batch.space());
-        let moved = if self.arrivals.known().is_empty() { (0, 0) } else { self.hand_over(batch, supply) };
-        self.arrivals.clear();
-        (moved.0, moved.1, looked.map(drop))
+    fn receive_more(
+        &mut self,
+        batch: &mut Batch,
+        supply: &Supply<'_>,
+        (mut packets, mut bytes, before): (u64, u64, u32),
+        more: bool,
+    ) -> (u64, u64, Result<(), Fault>) {
+        let mut result = Ok(());
+        if more {
+            result = self.arrivals.look(&mut self.completions, batch.space()).map(drop);
+            let moved = if self.arrivals.known().is_empty() { (0, 0) } else { self.hand_over(batch, supply) };
+            self.arrivals.clear();
+            (packets, bytes) = (packets + moved.0, bytes + moved.1);
+        }
+        if packets > 0 || self.completions.position() != before {
+            self.give_back();
+        } else if self.idle >= REMINDED {
+            self.idle = 0;
+            result = result.and(self.remind());
+        }
+        (packets, bytes, result)
     }
 }
 
@@ -370,26 +391,24 @@ const NOTHING: [u64; 2] = pointer(0, wirepath_nic_defs::mlx5::INVALID_LKEY, 0);
 
 impl receive::ReceiveRing for ReceiveRing {
     #[inline(always)]
+    fn is_idle(&mut self) -> bool {
+        if self.arrivals.session.is_some() || self.completions.look().is_some() {
+            return false;
+        }
+        self.idle += 1;
+        self.idle < REMINDED
+    }
+
+    #[inline(always)]
     fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
         let (before, start) = (self.completions.position(), batch.len());
-        let (mut bytes, more) = self.run(batch, supply);
-        let (mut packets, mut result) = ((batch.len() - start) as u64, Ok(()));
-        if more {
-            let (others, further, looked) = self.receive_any(batch, supply);
-            (packets, bytes, result) = (packets + others, bytes + further, looked);
+        let (bytes, more) = self.run(batch, supply);
+        let packets = (batch.len() - start) as u64;
+        if packets == 0 || more {
+            return self.receive_more(batch, supply, (packets, bytes, before), more);
         }
-        // Work requests that were filled are posted again, and entries that were read may be written.
-        if packets > 0 || self.completions.position() != before {
-            self.completions.publish();
-            self.publish(self.arrivals.step());
-            self.idle = 0;
-        } else {
-            self.idle = self.idle.wrapping_add(1);
-            if self.idle.is_multiple_of(REMINDED) {
-                result = result.and(self.remind());
-            }
-        }
-        (packets, bytes, result)
+        self.give_back();
+        (packets, bytes, Ok(()))
     }
 
     fn wait(&mut self) -> Option<BorrowedFd<'_>> {
