@@ -330,3 +330,132 @@ fn events_come_and_a_reset_device_is_opened_again() {
         drop(port().unwrap());
     });
 }
+
+#[test]
+fn objects_are_made_and_dropped_on_many_threads_at_once() {
+    fn on_any_thread<T: Send + Sync>() {}
+    on_any_thread::<(Device, Context, Mana, ProtectionDomain, ParentDomain, MemoryRegion)>();
+    on_any_thread::<(CompletionChannel, CompletionQueue, RawPacketQp, WorkQueue, IndirectionTable, RssQp, AsyncEvents)>(
+    );
+    if !installed() {
+        return;
+    }
+    launch::under("objects_are_made_and_dropped_on_many_threads_at_once", LOOP, || {
+        const THREADS: usize = 4;
+        let context = open();
+        let mana = Mana::of(&context).unwrap();
+        let buffers = Arc::new(BufferAllocator::builder().build());
+        mana.set_allocator(buffers.clone()).unwrap();
+        let domain = ProtectionDomain::new(&context).unwrap();
+        let parent = mana.parent_domain(&domain, 1).unwrap();
+        // What one thread makes, the next drops, whose own objects are then half made.
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            (0..THREADS).map(|_| std::sync::mpsc::channel::<Box<dyn std::any::Any + Send>>()).unzip();
+        std::thread::scope(|scope| {
+            for (thread, others) in receivers.into_iter().enumerate() {
+                let next = senders[(thread + 1) % THREADS].clone();
+                let (context, domain, parent) = (&context, &domain, &parent);
+                scope.spawn(move || {
+                    let region = Arc::new(RegionBuilder::new(1).map().unwrap());
+                    for round in 0..40 {
+                        let name = format!("{thread} {round}");
+                        let own = ProtectionDomain::new(context).unwrap();
+                        let memory = MemoryRegion::register(domain, &region, Access::PACKETS).unwrap();
+                        let other = MemoryRegion::register(&own, &region, Access::PACKETS).unwrap();
+                        assert_ne!(memory.lkey(), other.lkey());
+                        let sent = CompletionQueue::new(context, &CompletionQueueOptions::new(64, &*name)).unwrap();
+                        let received = CompletionQueue::new(context, &CompletionQueueOptions::new(64, &*name)).unwrap();
+                        drop(others.try_recv());
+                        let pair = RawPacketQp::new(parent, &RawPacketQpOptions::send(&sent, 64, 1, &*name)).unwrap();
+                        let queue = WorkQueue::new(parent, &WorkQueueOptions::new(&received, 64, &*name)).unwrap();
+                        queue.start().unwrap();
+                        let table = IndirectionTable::new(std::slice::from_ref(&queue)).unwrap();
+                        assert!(context.port(1).unwrap().speed.is_some());
+                        // Parents first: their children keep them.
+                        let all: Box<dyn std::any::Any + Send> =
+                            Box::new((own, sent, received, memory, other, queue, table, pair));
+                        // The next thread may have ended; then it comes back, and goes here.
+                        drop(next.send(all));
+                    }
+                });
+            }
+            drop(senders);
+        });
+        assert_eq!(buffers.usage(), []);
+        // The port was given free with its last pair: pairs of one domain only send there.
+        let other = mana.parent_domain(&ProtectionDomain::new(&context).unwrap(), 1).unwrap();
+        let sent = CompletionQueue::new(&context, &CompletionQueueOptions::new(64, "last")).unwrap();
+        drop(RawPacketQp::new(&other, &RawPacketQpOptions::send(&sent, 64, 1, "last")).unwrap());
+    });
+}
+
+#[test]
+fn a_context_goes_while_another_thread_waits_for_its_events() {
+    if !installed() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let inside = std::env::var("WIREPATH_TEST_CONTROL");
+    let control = inside.unwrap_or_else(|_| folder.path().join("control").to_str().unwrap().to_owned());
+    let topology = format!("control = '{control}'\n{LOOP}");
+    let environment = [("WIREPATH_TEST_CONTROL", control.as_str())];
+    launch::under_with("a_context_goes_while_another_thread_waits_for_its_events", &topology, &environment, || {
+        for round in 0..40 {
+            let all = port().unwrap();
+            let mut events = all.context.events().unwrap();
+            let queue = Element::Queue(all.receive.id());
+            let (seen, saw) = std::sync::mpsc::channel();
+            // The stream is the last that keeps the context: it closes it.
+            let reader = std::thread::spawn(move || {
+                loop {
+                    let waits = rustix::event::PollFd::new(&events, rustix::event::PollFlags::IN);
+                    rustix::event::poll(&mut [waits], None).unwrap();
+                    while let Some(event) = events.next_event().unwrap() {
+                        seen.send(event).unwrap();
+                        if event.element == Element::Port(1) {
+                            return;
+                        }
+                    }
+                }
+            });
+            // A buffer that no region holds stops the queue, of which the device tells, perhaps while the queue goes.
+            let ring = all.mana.receive_queue(&all.receive).unwrap();
+            ring.ring.store32(0, 0);
+            ring.ring.store32(4, 1 | 2 << 8);
+            ring.ring.store64(16, 4096);
+            ring.ring.store32(24, 0xdead);
+            ring.ring.store32(28, 2048);
+            Doorbell::new(&ring.doorbells, 0x400).ring(u64::from(ring.id) | 32 << 32);
+            let region = Arc::new(RegionBuilder::new(1).map().unwrap());
+            let memory = MemoryRegion::register(&all.domain, &region, Access::PACKETS).unwrap();
+            let send = all.mana.send_queue(&all.pair).unwrap();
+            let sent = all.mana.completion_queue(&all.send_completions).unwrap();
+            view(&region).store64(0, u64::MAX);
+            send.ring.store32(4, 1 | 2 << 8);
+            send.ring.store32(8, sent.id << 8);
+            send.ring.store32(12, (send.id >> 10 & 0x3fff) << 10 | send.vport_offset << 24);
+            send.ring.store64(16, memory.address(0, 64).unwrap());
+            send.ring.store32(24, memory.lkey());
+            send.ring.store32(28, 64);
+            Doorbell::new(&send.doorbells, 0).ring(u64::from(send.id) | 32 << 32);
+            let fatal = AsyncEvent { kind: EventKind::WorkQueueFatal, element: queue };
+            let is_told = round % 2 == 0;
+            if is_told {
+                assert_eq!(saw.recv().unwrap(), fatal);
+            }
+            let buffers = Arc::clone(&all.buffers);
+            let port_goes_down = std::thread::spawn({
+                let control = control.clone();
+                move || order(&control, "kind = 'port-down'")
+            });
+            drop((all, ring, send, sent, memory));
+            port_goes_down.join().unwrap();
+            reader.join().unwrap();
+            // Of the queue at most once, and only while it was there.
+            let rest: Vec<_> = saw.iter().filter(|event| *event == fatal).collect();
+            assert!(rest.len() <= usize::from(!is_told), "{rest:?}");
+            assert_eq!(buffers.usage(), []);
+            order(&control, "kind = 'port-up'");
+        }
+    });
+}
