@@ -144,7 +144,7 @@ const NIC: &str = r#"{
             {"item": "udp", "fields": {"dst": "exact"}},
             {"item": "vxlan", "fields": {"vni": "exact"}, "implies": "udp dst 4789"}
         ],
-        "aside": ["ipv4 frag yes"],
+        "aside": ["ipv4 frag yes"], "tells_order": true,
         "actions": {"most": 2, "reformats": [{"kind": "decap l2", "tunnels": ["vxlan"]}], "fates": ["next", "drop"]}
     },
     "egress": {
@@ -167,7 +167,7 @@ fn a_recorded_nic_tells_where_rules_would_run() {
         "ingress prio 1: ipv4 src 10.0.0.1 => mark 1",
         "ingress prio 2: ipv4 src 10.0.0.2 => mark 2, redirect b",
         "ingress prio 3: tcp dst 22 => drop",
-        "ingress prio 4: ipv4 dst 10.0.0.9 => drop",
+        "ingress prio 4: ipv4 src 10.0.0.8 dst 10.0.0.9 => drop",
         "ingress prio 0: ipv4 src 10.0.0.9 ecn 0 / udp / vxlan vni 7 => decap l2",
     ];
     let tables: String = rules.map(|rule| format!("[[rule]]\nrule = '{rule}'\n")).concat();
@@ -175,6 +175,10 @@ fn a_recorded_nic_tells_where_rules_would_run() {
         "[[port]]\nname = 'a'\ndriver = 'null'\n[[port]]\nname = 'b'\ndriver = 'null'\n[l2fwd]\nmode = 'pairs'\n";
     std::fs::write(&config, format!("{ports}{tables}")).unwrap();
     let (config, nic) = (config.to_str().unwrap(), nic.to_str().unwrap());
+    std::fs::write(nic, NIC.replace(r#""tells_order": true"#, r#""tells_order": false"#)).unwrap();
+    let (code, text, _) = said(&["explain", config, "--capabilities", nic], "");
+    assert!(code == 0 && text.contains("split: decap: mlx5_0 (mlx5dv) does not tell outer headers"), "{text}");
+    std::fs::write(nic, NIC).unwrap();
     let (code, report) = json(&["explain", config, "--capabilities", nic, "--json"], "");
     assert_eq!(code, 0, "{report}");
     let on_a = |i: usize| &report["rules"][i]["ports"][0];
@@ -187,7 +191,7 @@ fn a_recorded_nic_tells_where_rules_would_run() {
     is(2, "software", "tcp: mlx5_0 (mlx5dv) cannot match it");
     // Fits the NIC, but packets to port 22 would miss the rule above.
     is(3, "software", "tcp dst 22 => drop");
-    is(4, "hardware", "in the NIC");
+    is(4, "hardware", "left to software: packets with outer lengths or checksums that are wrong");
     let (code, text, _) = said(&["explain", config, "--capabilities", nic], "");
     assert!(code == 0 && text.contains("port a (null): split: redirect 1:"), "{text}");
     // Of the gateway, its own tunnels.

@@ -184,7 +184,7 @@ fn scale(name: &str, way: &str, count: u32) {
         let start = Instant::now();
         for &id in ids.iter().rev() {
             let placement = bench.control.placement(id);
-            assert!(matches!(placement[..], [(0, Placement::Hardware)]), "{placement:?} of {id}");
+            assert!(matches!(placement[..], [(0, Placement::Hardware(None))]), "{placement:?} of {id}");
         }
         eprintln!("{way}: explained in {:?}", start.elapsed());
         assert_eq!(bench.control.hardware().installed().next(), Some((0, count as usize)));
@@ -199,7 +199,7 @@ fn scale(name: &str, way: &str, count: u32) {
         let more = rule("ingress prio 1: ipv4 src 10.0.0.5 frag no / udp dst 9 => mark 77, queue 0");
         for _ in 0..100 {
             let new = bench.change(&[], vec![more.clone()]);
-            assert_eq!(bench.control.placement(new[0]), [(0, Placement::Hardware)]);
+            assert_eq!(bench.control.placement(new[0]), [(0, Placement::Hardware(None))]);
             assert_eq!(bench.round(frame(address(5), 9, 0)).1, 77);
             bench.change(&new, Vec::new());
             assert_eq!(bench.control.hardware().installed().next(), Some((0, count as usize)));

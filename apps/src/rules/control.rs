@@ -139,7 +139,7 @@ impl<C: Control> WithRules<C> {
     fn log(&self, id: RuleId, rule: &Rule) {
         for (port, placement) in self.rules.placement(id) {
             let (name, word) = (&self.names[usize::from(port)], placement.word());
-            let why = placement.obstacle().map(|why| format!(" ({why})")).unwrap_or_default();
+            let why = placement.why().map(|why| format!(" ({why})")).unwrap_or_default();
             tracing::info!("port {name}: {word}{why}: {rule}");
         }
         for (port, place) in self.rules.placed(id).ports {
@@ -233,8 +233,7 @@ impl<C: Control> WithRules<C> {
             let name = &self.names[usize::from(*port)];
             match in_nics.iter().find(|(other, _)| other == port) {
                 Some((_, nic)) => {
-                    let why = nic.obstacle().map(ToString::to_string);
-                    json!({ "port": name, "where": nic.word(), "why": why })
+                    json!({ "port": name, "where": nic.word(), "why": nic.why() })
                 }
                 None => json!({ "port": name, "where": word(place) }),
             }

@@ -73,15 +73,5 @@ pub(crate) fn is_sound(frame: &[u8]) -> bool {
         _ => false,
     };
     let disowned = disowned && layers.l4_kind() == L4::Udp && frame.len() >= layers.l4() + 16;
-    // A device takes headers off, and nothing behind a datagram that ends before its IP packet does.
-    let length = |at: usize| frame.get(at..at + 2).map_or(0, |b| usize::from(u16::from_be_bytes([b[0], b[1]])));
-    let packet = match frame.get(layers.l3()).map_or(0, |byte| byte >> 4) {
-        4 => layers.l3() + length(layers.l3() + 2),
-        _ => layers.l3() + 40 + length(layers.l3() + 4),
-    };
-    let surplus = layers.l4_kind() == L4::Udp && layers.l4() + length(layers.l4() + 4) != packet;
-    !(tunnelled && surplus)
-        && (!tunnelled || parsed.stack(1).is_some() || disowned)
-        && (!labelled || layers.has_labels())
-        && !cut_off
+    (!tunnelled || parsed.stack(1).is_some() || disowned) && (!labelled || layers.has_labels()) && !cut_off
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use wirepath_nic_emulator::frame;
 use wirepath_pmd::flow::{Action, Direction, FIELDS, Field, ITEMS, Item, ItemKind, ReformatKind, Rule};
 use wirepath_pmd::packet::offload::Flags;
 use wirepath_pmd::packet::{Packet, Pool};
@@ -36,6 +37,8 @@ pub(crate) struct Model {
     epoch: u64,
     /// Refuses everything.
     pub(crate) refuse: Option<RefusalKind>,
+    /// Refuses some as full.
+    pub(crate) moody: Option<Rng>,
     /// An error in how it matches and changes.
     pub(crate) fault: Fault,
 }
@@ -43,7 +46,8 @@ pub(crate) struct Model {
 impl Model {
     /// A started port of such a NIC.
     pub(crate) fn port(can: RuleCapabilities, id: PortId, pool: &Pool) -> (Shared, Port) {
-        let model = Self { can, rules: BTreeMap::new(), next: 0, epoch: 0, refuse: None, fault: Fault::None };
+        let model =
+            Self { can, rules: BTreeMap::new(), next: 0, epoch: 0, refuse: None, moody: None, fault: Fault::None };
         let model = Arc::new(Mutex::new(model));
         let plan = ModelPlan(Arc::clone(&model));
         let open = OpenPort::open(format!("p{id}"), Box::new(plan)).unwrap();
@@ -69,7 +73,7 @@ impl Model {
                 continue;
             }
             let reference = reference(plain).with(self.fault);
-            if reference.classify(direction, frame, noted).is_none() {
+            if reference.classify(direction, frame, noted).is_none() || rule.in_order && !is_in_order(frame) {
                 continue;
             }
             if let Some((level, other)) = best
@@ -210,7 +214,8 @@ impl RuleHardware for Handle {
 
     fn install(&mut self, rule: &HardwareRule) -> Result<HardwareRuleId, RuleRefusal> {
         let mut model = self.0.lock().unwrap();
-        if let Some(kind) = model.refuse {
+        let moody = model.moody.as_mut().is_some_and(|rng| rng.one_in(4)).then_some(RefusalKind::Full);
+        if let Some(kind) = model.refuse.or(moody) {
             return Err(RuleRefusal { kind, errno: Some(28), reason: "the model refuses".to_owned() });
         }
         let table = model.can.table(rule.direction).expect("a table");
@@ -246,11 +251,13 @@ impl RuleHardware for Handle {
         }
         let plain = match Rule::new(rule.direction, 0, rule.pattern.clone(), actions.clone()) {
             Ok(plain) => vec![plain],
-            // What goes around IP packets says nothing of them here: the workers have looked.
+            // What goes around IP packets says nothing of them here, or of which kind they are: the workers have looked.
             Err(_) => {
                 let of = |kind| [rule.pattern.clone(), vec![Item::new(kind)]].concat();
-                let of = |kind| Rule::new(rule.direction, 0, of(kind), actions.clone()).expect("a rule");
-                vec![of(ItemKind::Ipv4), of(ItemKind::Ipv6)]
+                let of = |kind| Rule::new(rule.direction, 0, of(kind), actions.clone()).ok();
+                let plain: Vec<Rule> = [ItemKind::Ipv4, ItemKind::Ipv6].into_iter().filter_map(of).collect();
+                assert!(!plain.is_empty(), "{rule:?}");
+                plain
             }
         };
         let id = model.next;
@@ -270,6 +277,14 @@ impl RuleHardware for Handle {
     fn epoch(&self) -> u64 {
         self.0.lock().unwrap().epoch
     }
+}
+
+/// Whether outer lengths and checksums are right.
+fn is_in_order(frame: &[u8]) -> bool {
+    let layers = frame::parse(frame);
+    let length = frame.get(layers.l4 + 4..layers.l4 + 6).map(|b| usize::from(u16::from_be_bytes([b[0], b[1]])));
+    let whole = layers.protocol != frame::UDP || length == Some(layers.end - layers.l4);
+    whole && layers.ip_checksum_ok(frame) != Some(false) && layers.transport_checksum_ok(frame) != Some(false)
 }
 
 /// A NIC that can do all that a NIC could.
@@ -378,6 +393,7 @@ pub(crate) fn some(rng: &mut Rng) -> RuleCapabilities {
         table.counting = Some(counting);
     }
     table.rules = rng.pick(&[None, None, Some(6)]);
+    table.tells_order = !rng.percent(less);
     if rng.percent(less) {
         can.tag_bits = rng.pick(&[0, 2, 16]);
     }

@@ -96,9 +96,9 @@ impl wirepath_pipeline::Control for Kernel<'_> {
 /// A frame that comes in; those of one burst come at once.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
-    burst: usize,
-    port: PortId,
-    frame: Vec<u8>,
+    pub(crate) burst: usize,
+    pub(crate) port: PortId,
+    pub(crate) frame: Vec<u8>,
 }
 
 /// Rules, those that were there before them, and what is sent.
@@ -138,8 +138,9 @@ fn rules_for(
 ) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     while rules.len() < count {
-        let rule = match rng.below(6) {
+        let rule = match rng.below(8) {
             0 => tunnel(rng, direction),
+            1 if can.is_some() && direction == Direction::Ingress => filter(rng),
             _ => make::rule(rng, &rules),
         };
         let right = rule.direction() == direction && check(&rule, ports).is_none();
@@ -176,6 +177,21 @@ fn tunnel(rng: &mut Rng, direction: Direction) -> Rule {
             format!("egress prio {prio}: port id {} / {pattern} => {before}encap l2 {header}", rng.below(3))
         }
     };
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// A rule that drops, which any NIC may count.
+fn filter(rng: &mut Rng) -> Rule {
+    let (prio, host) = (rng.below(6), 1 + rng.below(3));
+    let pattern = rng.pick(&[
+        "ipv4 src 10.0.0.HOST",
+        "ipv4 dst 10.0.0.HOST / tcp dst 22",
+        "ipv4 src 10.0.0.0/24 / udp src 4000",
+        "ipv6 src fd00::HOST / udp dst 53",
+        "eth dst 02:00:00:00:00:0HOST",
+    ]);
+    let drop = rng.pick(&["drop", "count, drop"]);
+    let text = format!("ingress prio {prio}: {} => {drop}", pattern.replace("HOST", &host.to_string()));
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
@@ -356,16 +372,24 @@ impl<N: Nic> Bench<N> {
 
     /// Sets the rules of a case, sends what it sends, and compares with the reference, which has this error.
     pub(crate) fn judge(&mut self, case: &Case, fault: Fault) -> Result<(), String> {
+        self.set(&case.rules);
+        self.pass(case, &mut reference(&case.rules).with(fault), &mut vec![(0, 0); case.rules.len()])
+    }
+
+    /// Sends what a case sends to its rules, which are there and have counted this, and compares with the reference.
+    pub(crate) fn pass(
+        &mut self,
+        case: &Case,
+        reference: &mut Reference,
+        counts: &mut [(u64, u64)],
+    ) -> Result<(), String> {
         let Case { direction, rules, .. } = case;
         self.forward.store(*direction == Direction::Egress, Ordering::Relaxed);
-        self.set(rules);
         let placements = self.control.placements();
         let in_hardware = |rule: u64, port: PortId| {
-            let of = |(at, placement): &(PortId, Placement)| *at == port && *placement == Placement::Hardware;
+            let of = |(at, placement): &(PortId, Placement)| *at == port && matches!(placement, Placement::Hardware(_));
             *direction == Direction::Ingress && placements[rule as usize].iter().any(of)
         };
-        let mut reference = reference(rules).with(fault);
-        let mut counts = vec![(0, 0); rules.len()];
         for (port, frames) in case.bursts() {
             let here = if *direction == Direction::Egress { (port + 1) % PORTS } else { port };
             let noted = Noted { port: here, ..Noted::default() };
@@ -401,7 +425,7 @@ impl<N: Nic> Bench<N> {
             self.compare(case, &expected, &seen)?;
         }
         for ((rule, is), expected) in rules.iter().zip(self.counters()).zip(counts) {
-            if is != expected {
+            if is != *expected {
                 return Err(format!("counted {is:?}, expected {expected:?}: {rule}"));
             }
         }

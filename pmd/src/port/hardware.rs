@@ -460,6 +460,13 @@ impl PatternText {
     }
 }
 
+impl From<Vec<Item>> for PatternText {
+    /// Of items that a rule can have.
+    fn from(items: Vec<Item>) -> Self {
+        Self(items)
+    }
+}
+
 impl std::str::FromStr for PatternText {
     type Err = crate::flow::TextError;
 
@@ -488,7 +495,7 @@ impl From<PatternText> for String {
 
 impl fmt::Display for PatternText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A pattern that was read is one that a rule can have.
+        // It is one that a rule can have.
         let rule = Rule::new(Direction::Egress, 0, self.0.clone(), vec![Action::Count]);
         let text = rule.map(|rule| rule.to_string()).unwrap_or_default();
         let pattern = text.split_once(": ").map_or("", |(_, rest)| rest);

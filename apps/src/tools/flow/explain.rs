@@ -178,7 +178,7 @@ fn in_hardware(
             };
             let Some(row) = rows.iter_mut().find(|row| row.port == port.name && row.place.is_ok()) else { continue };
             row.nic = Some(placement.word());
-            row.why = placement.obstacle().map_or_else(|| "in the NIC".to_owned(), ToString::to_string);
+            row.why = placement.why().unwrap_or_else(|| "in the NIC".to_owned());
         }
     }
     Ok(own_rows)
@@ -207,7 +207,7 @@ fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[OwnRule], &[Op
             let way = if it.rule.direction() == Direction::Ingress { "from" } else { "to" };
             text += &format!("  segment {} {way} {}, number {}\n    {}\n", it.segment, it.remote, it.tag, it.rule);
             if let Some(placement) = placement {
-                let why = placement.obstacle().map(|why| format!(": {why}")).unwrap_or_default();
+                let why = placement.why().map(|why| format!(": {why}")).unwrap_or_default();
                 text += &format!("    {}{why}\n", placement.word());
             }
         }
@@ -243,7 +243,7 @@ fn report(
                 "number": it.tag,
                 "rule": it.rule.to_string(),
                 "where": placement.as_ref().map_or("gateway", Placement::word),
-                "why": placement.as_ref().and_then(Placement::obstacle).map(ToString::to_string),
+                "why": placement.as_ref().and_then(Placement::why),
             })
         })
         .collect();

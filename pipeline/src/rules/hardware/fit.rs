@@ -57,13 +57,32 @@ pub(super) struct Fit {
     pub(super) rest: Rest,
     /// Whether the device counts; else the workers do, as its packets come.
     pub(super) counted: bool,
-    /// Only packets whose outer headers are in order, as the program would take them.
+    /// Only packets whose outer headers are in order, as the program would take them: others are left to software.
     pub(super) in_order: bool,
     /// Why not all of the rule is in the device.
     pub(super) split: Option<Obstacle>,
 }
 
 impl Fit {
+    /// Which of the rule's packets the device leaves to software, in words.
+    pub(super) fn left(&self) -> Option<String> {
+        let text = |item: Item| PatternText::from(vec![item]);
+        let mut left = Vec::new();
+        for guard in &self.guards {
+            let more = guard.iter().filter(|item| !self.pattern.contains(item));
+            left.extend(more.map(|item| format!("with \"{}\"", text(item.clone()))));
+        }
+        for (key, bits) in &self.extra {
+            if let What::Field(field) = key.what {
+                left.push(format!("without \"{}\"", text(Item::new(field.spec().item).with(field, *bits))));
+            }
+        }
+        if self.in_order {
+            left.push("with outer lengths or checksums that are wrong".to_owned());
+        }
+        (!left.is_empty()).then(|| left.join(", or "))
+    }
+
     /// Levels that it takes.
     pub(super) fn span(&self) -> u8 {
         1 + u8::from(!self.guards.is_empty())
@@ -370,7 +389,9 @@ impl Judge {
             }
             rest.retain(|action| *action != Action::Count);
         }
-        if own && work.decapsulated {
+        // Of a datagram that ends before its IP packet does, a NIC leaves what is behind it with what it takes out; software does not. The
+        // program's own tunnels end at checksums besides, of which a NIC says nothing afterwards.
+        if work.decapsulated && (own || is_in_udp(rule)) {
             if !table.tells_order {
                 let why = format!("{} does not tell outer headers that are in order from others", self.device());
                 return Err(Obstacle::new("decap", why));
@@ -648,6 +669,12 @@ fn tunnel_of(kind: ItemKind) -> Option<TunnelName> {
         ItemKind::Gre => TunnelName::Gre,
         _ => return None,
     })
+}
+
+/// Whether UDP is what its packets come in.
+fn is_in_udp(rule: &Rule) -> bool {
+    use ItemKind::{Geneve, Udp, Vxlan, VxlanGpe};
+    rule.pattern().iter().any(|item| !item.inner && matches!(item.kind, Udp | Vxlan | VxlanGpe | Geneve))
 }
 
 /// Flow actions that a rule has used up.

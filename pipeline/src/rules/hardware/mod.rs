@@ -70,8 +70,9 @@ const ANEW: usize = 1024;
 /// Where a rule runs on a port with rule hardware.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// In the NIC; software does no more than note the mark and count.
-    Hardware,
+    /// In the NIC; software does no more than note the mark and count. Which of the rule's packets are left to software all the same, in
+    /// words, if any are.
+    Hardware(Option<String>),
     /// The NIC does a part and software the rest; what stands in the way of the whole.
     Split(Obstacle),
     /// In software; what stands in the way of the NIC.
@@ -82,17 +83,17 @@ impl Placement {
     /// In a word.
     pub const fn word(&self) -> &'static str {
         match self {
-            Self::Hardware => "hardware",
+            Self::Hardware(_) => "hardware",
             Self::Split(_) => "split",
             Self::Software(_) => "software",
         }
     }
 
     /// What stands in the way of the NIC.
-    pub const fn obstacle(&self) -> Option<&Obstacle> {
+    pub fn why(&self) -> Option<String> {
         match self {
-            Self::Hardware => None,
-            Self::Split(obstacle) | Self::Software(obstacle) => Some(obstacle),
+            Self::Hardware(left) => left.as_ref().map(|left| format!("left to software: packets {left}")),
+            Self::Split(obstacle) | Self::Software(obstacle) => Some(obstacle.to_string()),
         }
     }
 }
@@ -446,8 +447,8 @@ fn placement(plan: &Plan, id: RuleId, name: &dyn Fn(RuleId) -> String) -> Option
     let obstacle = match plan.why_not(id) {
         None => {
             return Some(match plan.fit(id)? {
-                Ok(Fit { split: None, .. }) => Placement::Hardware,
                 Ok(Fit { split: Some(obstacle), .. }) => Placement::Split(obstacle),
+                Ok(fit) => Placement::Hardware(fit.left()),
                 Err(obstacle) => Placement::Software(obstacle),
             });
         }

@@ -82,7 +82,7 @@ impl Changes {
     }
 }
 
-/// What patterns in the device demand beyond their rules: outer ECN 0 of IPv4, of IPv6; hardly ever anything else.
+/// What patterns in the device demand beyond their rules: outer ECN 0 of IPv4, of IPv6, headers in order; hardly ever anything else.
 #[derive(Debug, Default)]
 struct Extras(Vec<Extra>);
 
@@ -90,6 +90,7 @@ struct Extras(Vec<Extra>);
 struct Extra {
     demands: Box<[(Key, Bits)]>,
     pattern: Pattern,
+    in_order: bool,
 }
 
 /// How many of them are told apart; what more there are, no rule demands.
@@ -97,22 +98,24 @@ const EXTRAS: u8 = 15;
 
 impl Extras {
     /// Its number; 0: nothing.
-    fn number(&mut self, extra: &[(Key, Bits)]) -> u8 {
-        if extra.is_empty() {
+    fn number(&mut self, fit: &Fit) -> u8 {
+        let Fit { extra, in_order, .. } = fit;
+        if extra.is_empty() && !in_order {
             return 0;
         }
-        if let Some(at) = self.0.iter().position(|known| *known.demands == *extra) {
+        if let Some(at) = self.0.iter().position(|known| *known.demands == **extra && known.in_order == *in_order) {
             return at as u8 + 1;
         }
         if self.0.len() + 1 < usize::from(EXTRAS) {
-            self.0.push(Extra { demands: extra.into(), pattern: Pattern::of_keys(extra) });
+            let (demands, pattern) = (extra.as_slice().into(), Pattern::of_keys(extra));
+            self.0.push(Extra { demands, pattern, in_order: *in_order });
             return self.0.len() as u8;
         }
         EXTRAS
     }
 
-    fn get(&self, number: u8) -> Option<&Pattern> {
-        Some(&self.0.get(usize::from(number).checked_sub(1)?)?.pattern)
+    fn get(&self, number: u8) -> Option<&Extra> {
+        self.0.get(usize::from(number).checked_sub(1)?)
     }
 }
 
@@ -197,7 +200,7 @@ impl Plan {
     /// Adds a rule. `set` is what it demands.
     pub(super) fn add(&mut self, id: RuleId, place: Place, rule: Arc<Rule>, set: &FieldSet, own: bool) {
         let (fits, span, extra) = match self.judge.fit(&rule, set, own) {
-            Ok(fit) => (true, fit.span(), self.extras.number(&fit.extra)),
+            Ok(fit) => (true, fit.span(), self.extras.number(&fit)),
             Err(_) => (false, 1, 0),
         };
         let ingress = rule.direction() == Direction::Ingress;
@@ -265,9 +268,9 @@ impl Plan {
     /// which the device would give to this one.
     fn blocks(&self, standing: Standing, at: u32, node: &Node) -> bool {
         let Some((_, extra)) = read(standing) else { return true };
-        extra != 0
-            && (extra != node.extra || extra == EXTRAS)
-            && !self.extras.get(extra).is_some_and(|demands| self.index.demands(at, demands))
+        let in_order = self.extras.get(node.extra).is_some_and(|own| own.in_order);
+        let demands = |it: &Extra| (in_order || !it.in_order) && self.index.demands(at, &it.pattern);
+        extra != 0 && (extra != node.extra || extra == EXTRAS) && !self.extras.get(extra).is_some_and(demands)
     }
 
     /// Where a rule is to be, as things are above it.
@@ -397,7 +400,9 @@ impl Plan {
                 };
                 least = least.max(level + u16::from(other.span));
                 let fit = self.fit(other.id).unwrap().unwrap();
-                let own = self.fit(node.id).unwrap().map_or_else(|_| Vec::new(), |fit| fit.extra);
+                let (own, in_order) =
+                    self.fit(node.id).unwrap().map_or((Vec::new(), false), |fit| (fit.extra, fit.in_order));
+                blocked |= fit.in_order && !in_order;
                 blocked |= fit.extra.iter().any(|(key, bits)| {
                     let own = own.iter().find(|(own, _)| own == key).map(|(_, bits)| *bits);
                     !own.or_else(|| set.get(*key)).is_some_and(|other| bits.covers(other))

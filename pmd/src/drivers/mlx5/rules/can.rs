@@ -309,7 +309,7 @@ pub(in super::super) fn capabilities(mlx5: &Mlx5, flows: bool, driver: &str, dev
         can.notes.push(note);
     }
     can.notes.push(
-        "what is cut off in a tunnel's header, label stacks or headers in tunnels is looked at less closely than in software: such packets fit rules too; what lies in an IP packet behind a tunnel's datagram stays with the frame that is taken out"
+        "what is cut off in a tunnel's header, label stacks or headers in tunnels is looked at less closely than in software: such packets fit rules too"
             .to_owned(),
     );
     if let Some(table) = &ingress {
