@@ -137,6 +137,45 @@ fn refused_rules_and_those_below_stay_in_software_until_the_nic_takes_them() {
 }
 
 #[test]
+fn rules_that_come_and_go_by_a_nic_that_refuses_some_keep_order_and_counters() {
+    let mut moves = 0;
+    for seed in 0..number("RULES_SETS").unwrap_or(SETS) / 4 {
+        let mut rng = Rng::new(seed);
+        let can: Vec<RuleCapabilities> = (0..PORTS).map(|_| model::some(&mut rng)).collect();
+        let mut bench = bench(can);
+        bench.use_hardware();
+        let wish = Wish { packets: PACKETS, everywhere: false, can: None, may: &|_| true };
+        let case = Case::new(&mut rng, &bench.ports, Direction::Ingress, &wish);
+        bench.set(&case.rules);
+        let (mut reference, mut counts) = (reference(&case.rules), vec![(0, 0); case.rules.len()]);
+        let mut before = bench.control.placements();
+        for round in 0..8 {
+            for nic in &bench.nics {
+                // Every time it is asked; now and then it takes all.
+                let rng = Rng::new(rng.next());
+                nic.lock().unwrap().moody = (round % 4 != 3).then_some(rng);
+            }
+            // Above all others, and gone again: what it overlaps with leaves the NIC and is put back.
+            if rng.one_in(2) {
+                let more: Rule = rng.pick(&["ingress: tcp dst 1 => drop", "ingress: any => count"]).parse().unwrap();
+                let first = [vec![more], case.rules.clone()].concat();
+                bench.set(&first);
+                bench.set(&case.rules);
+            }
+            bench.tick(2_000_000_000);
+            let placements = bench.control.placements();
+            moves += before.iter().zip(&placements).filter(|(before, now)| before != now).count();
+            before = placements;
+            if let Err(failure) = bench.pass(&case, &mut reference, &mut counts) {
+                panic!("seed {seed}, round {round}: {failure}");
+            }
+        }
+    }
+    println!("{moves} moves");
+    assert!(moves > 100, "{moves}");
+}
+
+#[test]
 fn tags_come_back_when_the_rings_are_drained() {
     let mut bench = bench(vec![everything(); PORTS.into()]);
     bench.use_hardware();

@@ -572,8 +572,19 @@ impl RuleControl {
     pub fn standing(&self, mut plane: Option<&mut ControlPlane>) -> Vec<Standing> {
         // Ports know rules by what they say: of those that say the same, the first is the one that runs.
         let mut asked = HashSet::new();
+        // What they counted under other numbers, for which workers may still count.
+        let mut earlier: HashMap<RuleId, RuleCounters> = HashMap::new();
+        for (from, to) in &self.moved {
+            let mut counters = self.table.last_counters(*from).unwrap_or_default();
+            if let Some(plane) = &mut plane {
+                counters = sum(counters, self.hardware.counted(*plane, *from));
+            }
+            let all = earlier.entry(*to).or_default();
+            *all = sum(*all, counters);
+        }
         let all = self.rules.iter().map(|Entry { id, rule, before }| {
             let mut counters = sum(*before, self.table.counters(*id).unwrap_or_default());
+            counters = sum(counters, earlier.get(id).copied().unwrap_or_default());
             if let Some(plane) = &mut plane {
                 counters = sum(counters, self.hardware.counted(*plane, *id));
             }

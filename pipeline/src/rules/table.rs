@@ -148,7 +148,9 @@ pub struct RuleTable {
     /// Nanoseconds.
     now: u64,
     limbo: Limbo,
-    gone: Vec<Gone>,
+    /// Records of rules that were taken out, as long as workers may still count for them.
+    leaving: HashMap<RuleId, u32>,
+    gone: BTreeMap<RuleId, Gone>,
 }
 
 #[derive(Debug)]
@@ -205,7 +207,8 @@ impl RuleTable {
             wheel: TimerWheel::new(now / SECOND),
             now,
             limbo: Limbo::default(),
-            gone: Vec::new(),
+            leaving: HashMap::new(),
+            gone: BTreeMap::new(),
         }
     }
 
@@ -282,13 +285,22 @@ impl RuleTable {
 
     /// What a rule has counted until now.
     pub fn counters(&self, id: RuleId) -> Option<RuleCounters> {
-        let entry = self.rules.get(&id)?;
-        let mut sum = self.counted(entry.linked.record);
+        Some(self.sum(id, self.rules.get(&id)?.linked.record))
+    }
+
+    /// The same of one that was taken out, until [`Self::age`] tells of it.
+    pub(super) fn last_counters(&self, id: RuleId) -> Option<RuleCounters> {
+        let gone = || self.gone.get(&id).map(|gone| gone.counters);
+        self.leaving.get(&id).map(|record| self.sum(id, *record)).or_else(gone)
+    }
+
+    fn sum(&self, id: RuleId, record: u32) -> RuleCounters {
+        let mut sum = self.counted(record);
         if let Some(carried) = self.carried.get(&id) {
             sum = sum.and(carried.counters);
             sum = carried.records.iter().fold(sum, |sum, record| sum.and(self.counted(*record)));
         }
-        Some(sum)
+        sum
     }
 
     fn counted(&self, record: u32) -> RuleCounters {
@@ -351,7 +363,7 @@ impl RuleTable {
         if self.masks.tidy() {
             self.publish_view();
         }
-        self.gone.drain(..).for_each(gone);
+        std::mem::take(&mut self.gone).into_values().for_each(gone);
     }
 
     fn expire(&mut self) {

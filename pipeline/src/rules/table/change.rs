@@ -108,6 +108,7 @@ impl<'t> Change<'t> {
                     if let Some(timer) = entry.timer {
                         table.wheel.cancel(timer);
                     }
+                    table.leaving.insert(id, entry.linked.record);
                     table.limbo.dead.push(Dead { linked: entry.linked, end: End::Gone(id, entry.rule, why) });
                 }
                 Done::Replaced(id, old) => {

@@ -161,7 +161,8 @@ impl RuleTable {
             }
             End::Gone(id, rule, why) => {
                 let carried = self.carried.remove(&id).unwrap_or_default();
-                self.gone.push(Gone { id, rule, why, counters: counters.and(carried.counters) });
+                self.leaving.remove(&id);
+                self.gone.insert(id, Gone { id, rule, why, counters: counters.and(carried.counters) });
             }
         }
     }
