@@ -69,3 +69,30 @@ fn checksums_are_the_devices_work_or_the_drivers() {
         }
     });
 }
+
+#[test]
+fn checksums_that_the_library_does_not_know_of_are_computed_in_software() {
+    const NAME: &str = "checksums_that_the_library_does_not_know_of_are_computed_in_software";
+    require!(RDMA);
+    VERBS.under(NAME, "", |nics| {
+        let pool = Pool::new("granted", 8192).expect("memory");
+        let port = VERBS.start(&pool, "", |_| ());
+        let capabilities = port.port.capabilities();
+        assert!(capabilities.mode.contains("checksums sent by the device"), "{:?}", capabilities.notes);
+        finish(port, &pool);
+        for command in ["query_device", "query_port"] {
+            // The first is the library's own, as it opens the device; those that follow are answered.
+            nics.order(&format!("kind = 'refuse'\ncommand = '{command}'\nerrno = 'EAGAIN'"));
+            let pool = Pool::new("refused", 8192).expect("memory");
+            let mut port = VERBS.start(&pool, "", |_| ());
+            let capabilities = port.port.capabilities();
+            assert!(capabilities.mode.contains("checksums in software"), "{command}: {}", capabilities.mode);
+            let is_told = |note: &String| note.contains("libmlx5 refuses them") && note.contains(command);
+            assert!(capabilities.notes.iter().any(is_told), "{command}: {:?}", capabilities.notes);
+            send(&mut port, [packet(&pool, L3::Ipv4, L4::Tcp, 100)]);
+            assert!(is_sound(&bytes(&receive(&mut port, 1)[0])), "{command}");
+            finish(port, &pool);
+        }
+        assert_eq!(nics.refused(), [""; 0]);
+    });
+}

@@ -1,13 +1,14 @@
 //! What a provider's device can do, and the verbs objects of its queues.
 
+use std::iter;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use wirepath_memory::BufferAllocator;
 use wirepath_verbs::mlx5::var::{ImportedVar, Var};
 use wirepath_verbs::{
-    CompletionQueue, CompletionQueueOptions, Context, Error, ProtectionDomain, Provider, RawPacketQp,
-    RawPacketQpOptions, Result, RssQp, WorkQueue, WorkQueueOptions,
+    CompletionQueue, CompletionQueueOptions, Context, Error, ProtectionDomain, Provider, QueuePairState, RawPacketQp,
+    RawPacketQpOptions, Result, RssQp, Segment, SendRequests, WorkQueue, WorkQueueOptions,
 };
 
 use super::rx::{ReceiveMode, ReceiveRing};
@@ -78,6 +79,20 @@ fn sender(opened: &Opened, requests: u32, segments: u32, owner: &str) -> Result<
     Ok((completions, pair))
 }
 
+/// Whether the provider's library takes a request with checksums. libmlx5 asks the device and its ports for itself as it opens them, goes on
+/// where the kernel refuses that, and then refuses each such request although the device tells everybody else that it has checksums. A pair
+/// in the error state sends nothing.
+fn checksums_refused(pair: &RawPacketQp, port: u8) -> Result<Option<Error>> {
+    // By way of the state in which it could send: libraries note there what may be posted.
+    pair.start(port)?;
+    pair.set_state(QueuePairState::Error, port)?;
+    let frame = [0u8; 64];
+    let mut requests = SendRequests::new(1, 1);
+    let pushed = requests.push(0, true, iter::once(Segment { address: frame.as_ptr() as u64, bytes: 64, key: 0 }));
+    debug_assert!(pushed, "there is room for one");
+    Ok(requests.post(pair).err().map(|refused| refused.error))
+}
+
 impl Nic for VerbsNic {
     const WHO: Who = Who { driver: NAME, module: "ib_uverbs", since: "2.6.12", prefix: "", provider: Provider::Other };
     type Options = Options;
@@ -104,13 +119,17 @@ impl Nic for VerbsNic {
             return lacks("has no receive work queues for raw packets");
         }
         // Says now what stands in the way of a queue pair, such as a missing capability.
-        sender(opened, MIN_DEPTH, 1, "probe")?;
+        let probe = sender(opened, MIN_DEPTH, 1, "probe")?;
         let queues = attributes
             .max_queue_pairs
             .min(attributes.max_completion_queues / 2)
             .min(attributes.max_receive_work_queues);
         let depth = (attributes.max_work_requests / 2).min(attributes.max_completions).clamp(MIN_DEPTH, MAX_DEPTH);
-        let checksums = options.checksums && attributes.raw_checksum;
+        let refusal = match options.checksums && attributes.raw_checksum {
+            true => checksums_refused(&probe.1, opened.port)?,
+            false => None,
+        };
+        let checksums = options.checksums && attributes.raw_checksum && refusal.is_none();
         let mut notes = vec![
             "VLAN tags stay in received frames, and nothing is known of hashes: completions of libibverbs tell neither"
                 .to_owned(),
@@ -127,8 +146,16 @@ impl Nic for VerbsNic {
             }
             None => "no flow rules in the device: all of them run in software".to_owned(),
         });
-        if options.checksums && !checksums {
-            notes.push("checksums in software: the device has none for raw packets".to_owned());
+        match refusal {
+            Some(error) => notes.push(format!(
+                "checksums in software: the device has them, and {} refuses them ({error}); it may not have been let query the device or \
+                 the port (query_device, query_port) when it opened the device",
+                opened.context.provider()
+            )),
+            None if options.checksums && !checksums => {
+                notes.push("checksums in software: the device has none for raw packets".to_owned());
+            }
+            None => {}
         }
         if opened.context.provider() == Provider::Mlx5 {
             notes.push("driver = \"mlx5\" is faster on this device, and can do more".to_owned());
