@@ -1,5 +1,5 @@
 /* Events and processes: completion channels, asynchronous events, a port that the kernel holds, a reset, and a second process that rings
- * doorbells of queues in shared memory. The faults of the topology: the third create_qp finds the port held. */
+ * doorbells of queues in shared memory, and a third that is killed meanwhile. The faults of the topology: the third create_qp finds the port held. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -45,13 +45,26 @@ struct shared {
 	uint64_t sq, cq, head, taken;
 };
 
+/* Waits so many looks for the next completion. */
+static bool take_one(struct shared *s, long looks)
+{
+	uint32_t *entry = (uint32_t *)(s->cq + s->taken % s->cq_count * 64);
+
+	for (; __atomic_load_n(&entry[15], __ATOMIC_ACQUIRE) >> 29 != (s->taken / s->cq_count & 7); looks--) {
+		if (looks == 0)
+			return false;
+		sched_yield();
+	}
+	CHECK((entry[0] & 0x3f) == 32);
+	s->taken++;
+	return true;
+}
+
 /* Sends a packet by hand from whatever process this is, and waits for its completion. */
 static void send_one(struct shared *s, volatile uint64_t *page, uint8_t mark)
 {
 	uint32_t *wqe = (uint32_t *)(s->sq + (s->head * 32 & (s->sq_bytes - 1)));
-	uint32_t *entry = (uint32_t *)(s->cq + s->taken % s->cq_count * 64);
 	uint8_t *frame = region + SIZE / 2;
-	long i;
 
 	memset(frame, mark, 64);
 	*(uint64_t *)(wqe + 4) = (uintptr_t)frame;
@@ -64,12 +77,19 @@ static void send_one(struct shared *s, volatile uint64_t *page, uint8_t mark)
 	s->head++;
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	page[0] = s->head * 32 << 32 | s->sq_id;
-	for (i = 0; __atomic_load_n(&entry[15], __ATOMIC_ACQUIRE) >> 29 != (s->taken / s->cq_count & 7); i++) {
-		CHECK(i < 1000000000);
-		sched_yield();
+	CHECK(take_one(s, 1000000000));
+}
+
+/* Goes on with the queue of a process that was killed while it sent: it may have come to the doorbell of its last packet or not. */
+static void take_over(struct shared *s, volatile uint64_t *page)
+{
+	uint64_t sent = s->taken - s->cq_count;
+
+	CHECK(sent == s->head || sent + 1 == s->head);
+	if (sent != s->head && !take_one(s, 100000)) {
+		page[0] = s->head * 32 << 32 | s->sq_id;
+		CHECK(take_one(s, 1000000000));
 	}
-	CHECK((entry[0] & 0x3f) == 32);
-	s->taken++;
 }
 
 static void pass(int socket, int fd)
@@ -97,7 +117,7 @@ static int take(int socket)
 }
 
 /* The second process: a program of its own that has nothing but two descriptors. */
-static int secondary(int socket)
+static int secondary(int socket, bool forever)
 {
 	int memory = take(socket), device = take(socket), i;
 	uint64_t where;
@@ -110,9 +130,33 @@ static int secondary(int socket)
 	page = mmap(NULL, 4096, PROT_WRITE, MAP_SHARED, device, 0);
 	CHECK(page != MAP_FAILED);
 	close(device);
-	for (i = 0; i < 100; i++)
+	for (i = 0; forever || i < 100; i = forever ? 0 : i + 1)
 		send_one((struct shared *)region, page, 100 + i);
 	return 0;
+}
+
+/* Starts it, with the device's file and the memory. */
+static pid_t start(char *program, const char *role, int memory, int device)
+{
+	int pair[2];
+	char number[16];
+	pid_t child;
+
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		snprintf(number, sizeof(number), "%d", pair[1]);
+		close(pair[0]);
+		execl("/proc/self/exe", program, role, number, NULL);
+		_exit(9);
+	}
+	close(pair[1]);
+	pass(pair[0], memory);
+	pass(pair[0], device);
+	CHECK(write(pair[0], &region, 8) == 8);
+	close(pair[0]);
+	return child;
 }
 
 static void wait_readable(int fd)
@@ -146,15 +190,15 @@ int main(int count, char **arguments)
 	struct shared *shared;
 	volatile uint64_t *page;
 	void *cq_context;
-	int pair[2], memory, status, i;
+	int memory, status, i;
+	uint64_t sent;
 	pid_t child;
-	char number[16];
 	/* Who looks at queues and sees no doorbells does not see that one is armed. */
 	const char *way = getenv("WIREPATH_NIC_DOORBELLS");
 	bool scan = way && strcmp(way, "scan") == 0;
 
 	if (count > 2)
-		return secondary(atoi(arguments[2]));
+		return secondary(atoi(arguments[2]), strcmp(arguments[1], "forever") == 0);
 	memory = memfd_create("queues", 0);
 	CHECK(memory >= 0 && ftruncate(memory, SIZE) == 0);
 	region = mmap((void *)0x100000000000, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, memory, 0);
@@ -214,24 +258,24 @@ int main(int count, char **arguments)
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	send_one(shared, page, 4);
 
-	/* A second process, started anew, with the device's file and the memory. */
-	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
-	child = fork();
-	CHECK(child >= 0);
-	if (child == 0) {
-		snprintf(number, sizeof(number), "%d", pair[1]);
-		close(pair[0]);
-		execl("/proc/self/exe", arguments[0], "secondary", number, NULL);
-		_exit(9);
-	}
-	close(pair[1]);
-	pass(pair[0], memory);
-	pass(pair[0], context->cmd_fd);
-	CHECK(write(pair[0], &region, 8) == 8);
+	/* A second process, started anew. */
+	child = start(arguments[0], "secondary", memory, context->cmd_fd);
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	/* The first goes on where the second has stopped. */
 	for (i = 0; i < 10; i++)
 		send_one(shared, page, 200 + i);
+	/* One that is killed while it sends. Who looks at queues may see a descriptor that is there and not counted. */
+	for (i = 0; !scan && i < 3; i++) {
+		sent = shared->head;
+		child = start(arguments[0], "forever", memory, context->cmd_fd);
+		while (__atomic_load_n(&shared->head, __ATOMIC_RELAXED) < sent + 500) {
+			CHECK(waitpid(child, &status, WNOHANG) == 0);
+			sched_yield();
+		}
+		CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+		take_over(shared, page);
+		send_one(shared, page, 210 + i);
+	}
 
 	/* The unread event is taken back, the read one is waited for until it is acknowledged. */
 	CHECK(ibv_destroy_qp(qp) == 0);
