@@ -63,6 +63,13 @@ struct Changes {
 }
 
 impl Changes {
+    /// One of `slots` is below a rule that stands like this now.
+    fn tell(&mut self, slots: &[Option<Node>], (place, at): (Place, u32), above: Option<Standing>, most: usize) {
+        if slots.get(at as usize).and_then(Option::as_ref).is_some_and(|node| node.is_concerned(above)) {
+            self.note(place, at, most);
+        }
+    }
+
     fn note(&mut self, place: Place, at: u32, most: usize) {
         /// So few are kept apart whatever there is.
         const FEW: usize = 64;
@@ -134,6 +141,17 @@ fn read(standing: Standing) -> Option<(u16, u8)> {
 }
 
 impl Node {
+    /// Whether its place may be another now that one above it stands like this, or is gone (`None`). A rule in the device stays where it is
+    /// as long as it is below all that it must be below, so that of very many only those are looked at for which something changes.
+    fn is_concerned(&self, above: Option<Standing>) -> bool {
+        match (self.target, above.map(read)) {
+            _ if !self.fits || self.refused.is_some() => false,
+            (None, _) | (_, Some(None)) => true,
+            (Some(_), None) => false,
+            (Some(level), Some(Some((end, extra)))) => extra != 0 || end >= level,
+        }
+    }
+
     fn standing(&self) -> Standing {
         self.target.map_or(ABSENT, |level| present(level + u16::from(self.span) - 1, self.extra))
     }
@@ -216,8 +234,9 @@ impl Plan {
             if !self.changes.all {
                 node.target = self.wanted(at, &node);
             }
-            let Self { index, changes, nodes, .. } = self;
-            index.stand(at, node.standing(), |place, at| changes.note(place, at, nodes.len()));
+            let Self { index, changes, nodes, slots, .. } = self;
+            let standing = node.standing();
+            index.stand(at, standing, |place, at| changes.tell(slots, (place, at), Some(standing), nodes.len()));
         }
         self.changes.new.push(id);
         self.changes.note(place, at, self.nodes.len());
@@ -227,8 +246,8 @@ impl Plan {
     pub(super) fn remove(&mut self, id: RuleId) {
         let Some(at) = self.nodes.remove(&id) else { return };
         let Some(node) = self.slots[at as usize].take() else { return };
-        let Self { index, changes, nodes, refused, free, .. } = self;
-        index.remove(at, |place, at| changes.note(place, at, nodes.len()));
+        let Self { index, changes, nodes, refused, free, slots, .. } = self;
+        index.remove(at, |place, at| changes.tell(slots, (place, at), None, nodes.len()));
         changes.rules.remove(&(node.place, at));
         refused.remove(&(node.place, id));
         free.push(at);
@@ -319,9 +338,10 @@ impl Plan {
         let wanted = self.wanted(at, node);
         let node = self.slots[at as usize].as_mut().filter(|node| node.target != wanted)?;
         node.target = wanted;
-        let Self { index, changes, nodes, .. } = self;
-        index.stand(at, node.standing(), |place, at| changes.note(place, at, nodes.len()));
-        Some(node.id)
+        let (id, standing) = (node.id, node.standing());
+        let Self { index, changes, nodes, slots, .. } = self;
+        index.stand(at, standing, |place, at| changes.tell(slots, (place, at), Some(standing), nodes.len()));
+        Some(id)
     }
 
     /// The device can do other things now: judges all rules anew.
