@@ -67,6 +67,9 @@ struct Arrival {
 /// A packet that did not fit into its buffers.
 const TRUNCATED: Arrival = Arrival { len: 0, flags: 0, hash: 0 };
 
+/// The part of a ring that is posted before the device is told: one of so many.
+const HELD_BACK: u32 = 8;
+
 /// A receive queue.
 pub(super) struct ReceiveRing {
     ring: Units,
@@ -83,6 +86,8 @@ pub(super) struct ReceiveRing {
     units: u32,
     /// Work requests, counted for ever: the one whose turn it is. As many as there are stand posted behind it.
     next: u32,
+    /// The one whose turn it was when the device was told how far the ring is filled.
+    told: u32,
     positions: Positions,
     /// Packets that the device told of and that were not handed over yet: the first `known`.
     arrivals: Box<[Arrival; BATCH + COALESCED]>,
@@ -130,6 +135,7 @@ impl ReceiveRing {
             buffers,
             units,
             next: 0u32.wrapping_sub(depth),
+            told: 0,
             positions,
             arrivals: Box::new([TRUNCATED; BATCH + COALESCED]),
             known: 0,
@@ -164,11 +170,6 @@ impl ReceiveRing {
     /// their bytes, and whether that is so.
     #[inline(always)]
     fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, bool) {
-        match self.completions.reader().look() {
-            Ok(Some(_)) => {}
-            Ok(None) => return (0, false),
-            Err(_) => return (0, true),
-        }
         let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
         let mut burst = hand.burst(batch);
         loop {
@@ -302,7 +303,8 @@ impl ReceiveRing {
 
     /// Tells the device how far the ring is filled.
     #[inline(always)]
-    fn ring_doorbell(&self) {
+    fn ring_doorbell(&mut self) {
+        self.told = self.next;
         let tail = tail(self.position(self.next.wrapping_add(self.completions.count())));
         self.doorbell.ring(RqDoorbell::default().with_id(self.number.into()).with_tail(tail.into()).0);
     }
@@ -320,8 +322,13 @@ impl ReceiveRing {
 
 impl receive::ReceiveRing for ReceiveRing {
     #[inline(always)]
+    fn is_idle(&mut self) -> bool {
+        self.known == 0 && matches!(self.completions.reader().look(), Ok(None))
+    }
+
+    #[inline(always)]
     fn receive(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, u64, Result<(), Fault>) {
-        let (before, start) = (self.next, batch.len());
+        let start = batch.len();
         let plain = self.buffers == 1 && self.known == 0;
         let (mut bytes, unusual) = if plain { self.run(batch, supply) } else { (0, true) };
         let (mut packets, mut result) = ((batch.len() - start) as u64, Ok(()));
@@ -329,7 +336,8 @@ impl receive::ReceiveRing for ReceiveRing {
             let (more, further, looked) = self.receive_any(batch, supply);
             (packets, bytes, result) = (packets + more, bytes + further, looked);
         }
-        if self.next != before {
+        // Not for every few packets: a register is far away, and the device has the rest of the ring.
+        if self.next.wrapping_sub(self.told) >= (self.completions.count() / HELD_BACK).max(1) {
             self.ring_doorbell();
         }
         (packets, bytes, result)
