@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use wirepath_memory::{DeviceMemory, Region, passing};
 use wirepath_verbs::mlx5::var::ImportedVar;
@@ -93,6 +93,13 @@ impl Loan {
         }
     }
 
+    fn is_live(&self) -> bool {
+        let socket = self.socket();
+        let Some(socket) = socket.as_ref() else { return false };
+        // It says nothing before it is asked; what can be read is the end, or its beginning.
+        matches!(socket.peek_byte(), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    }
+
     /// Hears what the other process says unasked: that, and why, it ends the loan.
     fn hear_the_end(&self) -> &str {
         self.why.get_or_init(|| {
@@ -169,12 +176,7 @@ impl Attached {
     /// Whether the process with the port is there and has not ended this. Otherwise the queues move nothing, or nobody knows what: drop
     /// them. [`Self::why_ended`] says more.
     pub fn is_live(&self) -> bool {
-        let socket = self.loan.socket();
-        let Some(socket) = socket.as_ref() else { return false };
-        // It says nothing before it is asked; what can be read is the end.
-        socket.set_nonblocking(true).is_ok()
-            && matches!(socket.peek_byte(), Err(error) if error.kind() == ErrorKind::WouldBlock)
-            && socket.set_nonblocking(false).is_ok()
+        self.loan.is_live()
     }
 
     /// Why the queues move nothing any more: the device failed, the port was stopped, or the process with the port is gone. `None`: they do.
@@ -183,7 +185,7 @@ impl Attached {
     }
 }
 
-/// `MSG_PEEK`.
+/// `MSG_PEEK | MSG_DONTWAIT`.
 trait Peek {
     fn peek_byte(&self) -> std::io::Result<usize>;
 }
@@ -191,7 +193,7 @@ trait Peek {
 impl Peek for UnixStream {
     fn peek_byte(&self) -> std::io::Result<usize> {
         let mut byte = [0u8; 1];
-        let (got, _) = rustix::net::recv(self, &mut byte, rustix::net::RecvFlags::PEEK)?;
+        let (got, _) = rustix::net::recv(self, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
         Ok(got)
     }
 }
@@ -335,5 +337,30 @@ pub(super) fn hostile(described: &Packets) {
             let _ = packet.append(60);
         }
         assert_eq!(all.len(), pool.capacity() as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn the_end_is_heard_though_it_comes_in_pieces() {
+        let (mut lender, socket) = UnixStream::pair().unwrap();
+        let loan = Loan { socket: Mutex::new(Some(socket)), why: OnceLock::new(), fate: Fate::default() };
+        assert!(loan.is_live());
+        let said = encode(&Reply::Refused("the port stops".to_owned())).unwrap();
+        lender.write_all(&(said.len() as u32).to_le_bytes()).unwrap();
+        assert!(!loan.is_live());
+        let rest = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            lender.write_all(&said).unwrap();
+        });
+        assert_eq!(loan.hear_the_end(), "the port stops");
+        assert!(!loan.is_live());
+        rest.join().unwrap();
     }
 }
