@@ -241,6 +241,15 @@ fn what_is_missing_is_said_before_the_library_is_asked() {
     });
 }
 
+/// Runs a test on emulated NICs that take orders, by the socket that it is given.
+fn with_control(name: &str, test: impl FnOnce(&str)) {
+    let folder = tempfile::tempdir().unwrap();
+    let inside = std::env::var("WIREPATH_TEST_CONTROL");
+    let control = inside.unwrap_or_else(|_| folder.path().join("control").to_str().unwrap().to_owned());
+    let topology = format!("control = '{control}'\n{LOOP}");
+    launch::under_with(name, &topology, &[("WIREPATH_TEST_CONTROL", &control)], || test(&control));
+}
+
 /// Orders a fault from inside the program on the NIC.
 fn order(control: &str, fault: &str) {
     use std::io::{Read, Write};
@@ -302,23 +311,18 @@ fn events_come_and_a_reset_device_is_opened_again() {
     if !installed() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let inside = std::env::var("WIREPATH_TEST_CONTROL");
-    let control = inside.unwrap_or_else(|_| folder.path().join("control").to_str().unwrap().to_owned());
-    let topology = format!("control = '{control}'\n{LOOP}");
-    let environment = [("WIREPATH_TEST_CONTROL", control.as_str())];
-    launch::under_with("events_come_and_a_reset_device_is_opened_again", &topology, &environment, || {
+    with_control("events_come_and_a_reset_device_is_opened_again", |control| {
         let first = port().unwrap();
         let mut events = first.context.events().unwrap();
         assert_eq!(events.next_event().unwrap(), None);
-        order(&control, "kind = 'port-down'");
+        order(control, "kind = 'port-down'");
         assert_eq!(event(&mut events), AsyncEvent { kind: EventKind::PortDown, element: Element::Port(1) });
         assert_ne!(first.context.port(1).unwrap().state, PortState::Active);
-        order(&control, "kind = 'port-up'");
+        order(control, "kind = 'port-up'");
         assert_eq!(event(&mut events), AsyncEvent { kind: EventKind::PortActive, element: Element::Port(1) });
         assert_eq!(first.context.port(1).unwrap().state, PortState::Active);
 
-        order(&control, "kind = 'device-fatal'");
+        order(control, "kind = 'device-fatal'");
         assert_eq!(event(&mut events), AsyncEvent { kind: EventKind::DeviceFatal, element: Element::Device });
         let error = first.context.attributes().unwrap_err();
         assert!(matches!(&error, Error::Call(CallError { cause: Cause::DeviceGone, .. })), "{error}");
@@ -394,12 +398,7 @@ fn a_context_goes_while_another_thread_waits_for_its_events() {
     if !installed() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let inside = std::env::var("WIREPATH_TEST_CONTROL");
-    let control = inside.unwrap_or_else(|_| folder.path().join("control").to_str().unwrap().to_owned());
-    let topology = format!("control = '{control}'\n{LOOP}");
-    let environment = [("WIREPATH_TEST_CONTROL", control.as_str())];
-    launch::under_with("a_context_goes_while_another_thread_waits_for_its_events", &topology, &environment, || {
+    with_control("a_context_goes_while_another_thread_waits_for_its_events", |control| {
         for round in 0..40 {
             let all = port().unwrap();
             let mut events = all.context.events().unwrap();
@@ -445,7 +444,7 @@ fn a_context_goes_while_another_thread_waits_for_its_events() {
             }
             let buffers = Arc::clone(&all.buffers);
             let port_goes_down = std::thread::spawn({
-                let control = control.clone();
+                let control = control.to_owned();
                 move || order(&control, "kind = 'port-down'")
             });
             drop((all, ring, send, sent, memory));
@@ -455,7 +454,7 @@ fn a_context_goes_while_another_thread_waits_for_its_events() {
             let rest: Vec<_> = saw.iter().filter(|event| *event == fatal).collect();
             assert!(rest.len() <= usize::from(!is_told), "{rest:?}");
             assert_eq!(buffers.usage(), []);
-            order(&control, "kind = 'port-up'");
+            order(control, "kind = 'port-up'");
         }
     });
 }

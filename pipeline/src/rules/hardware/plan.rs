@@ -234,9 +234,7 @@ impl Plan {
             if !self.changes.all {
                 node.target = self.wanted(at, &node);
             }
-            let Self { index, changes, nodes, slots, .. } = self;
-            let standing = node.standing();
-            index.stand(at, standing, |place, at| changes.tell(slots, (place, at), Some(standing), nodes.len()));
+            self.stand(at, node.standing());
         }
         self.changes.new.push(id);
         self.changes.note(place, at, self.nodes.len());
@@ -339,9 +337,14 @@ impl Plan {
         let node = self.slots[at as usize].as_mut().filter(|node| node.target != wanted)?;
         node.target = wanted;
         let (id, standing) = (node.id, node.standing());
+        self.stand(at, standing);
+        Some(id)
+    }
+
+    /// A rule stands like this from here on, and those below hear of it.
+    fn stand(&mut self, at: u32, standing: Standing) {
         let Self { index, changes, nodes, slots, .. } = self;
         index.stand(at, standing, |place, at| changes.tell(slots, (place, at), Some(standing), nodes.len()));
-        Some(id)
     }
 
     /// The device can do other things now: judges all rules anew.

@@ -371,7 +371,6 @@ struct Entries {
 }
 
 impl Tellings for Entries {
-    const TOGETHER: usize = 0;
     type Entry = Whole;
     type Place = [AtomicU64; UNIT];
 

@@ -287,11 +287,11 @@ pub(super) struct MiniArrays<'a> {
 }
 
 impl<'a> MiniArrays<'a> {
-    /// The array that a packet of the session is the first of.
+    /// From a packet of the session on, if it is the first of its array: the whole array.
     #[inline(always)]
     pub(super) fn whole(self, packet: u32) -> Option<&'a [AtomicU64; MINIS_PER_ENTRY]> {
         let is_first = packet.is_multiple_of(MINIS_PER_ENTRY as u32);
-        is_first.then(|| self.arrays.at(self.title.wrapping_add(packet.max(1))))
+        is_first.then(|| self.array(packet))
     }
 
     /// From a packet of the session to the last of its array.
@@ -299,7 +299,13 @@ impl<'a> MiniArrays<'a> {
     pub(super) fn from(self, packet: u32) -> &'a [AtomicU64] {
         let at = packet as usize % MINIS_PER_ENTRY;
         let first = packet - at as u32;
-        &self.arrays.at(self.title.wrapping_add(first.max(1)))[at..]
+        &self.array(first)[at..]
+    }
+
+    /// The array that this packet is the first of.
+    #[inline(always)]
+    fn array(self, first: u32) -> &'a [AtomicU64; MINIS_PER_ENTRY] {
+        self.arrays.at(self.title.wrapping_add(first.max(1)))
     }
 }
 

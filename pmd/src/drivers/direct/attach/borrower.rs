@@ -10,8 +10,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, recv};
 use serde::de::DeserializeOwned;
 use wirepath_memory::{DeviceMemory, Region, passing};
 use wirepath_verbs::mlx5::var::ImportedVar;
@@ -97,7 +98,7 @@ impl Loan {
         let socket = self.socket();
         let Some(socket) = socket.as_ref() else { return false };
         // It says nothing before it is asked; what can be read is the end, or its beginning.
-        matches!(socket.peek_byte(), Err(error) if error.kind() == ErrorKind::WouldBlock)
+        matches!(recv(socket, &mut [0u8], RecvFlags::PEEK | RecvFlags::DONTWAIT), Err(Errno::AGAIN))
     }
 
     /// Hears what the other process says unasked: that, and why, it ends the loan.
@@ -182,19 +183,6 @@ impl Attached {
     /// Why the queues move nothing any more: the device failed, the port was stopped, or the process with the port is gone. `None`: they do.
     pub fn why_ended(&self) -> Option<&str> {
         if self.is_live() { None } else { Some(self.loan.hear_the_end()) }
-    }
-}
-
-/// `MSG_PEEK | MSG_DONTWAIT`.
-trait Peek {
-    fn peek_byte(&self) -> std::io::Result<usize>;
-}
-
-impl Peek for UnixStream {
-    fn peek_byte(&self) -> std::io::Result<usize> {
-        let mut byte = [0u8; 1];
-        let (got, _) = rustix::net::recv(self, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
-        Ok(got)
     }
 }
 
