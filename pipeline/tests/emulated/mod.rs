@@ -64,7 +64,7 @@ pub(crate) fn is_sound(frame: &[u8]) -> bool {
     };
     let labelled = matches!(layers.ethertype().0, 0x8847 | 0x8848);
     let cut_off = layers.protocol().0 == 47 && layers.l4_kind() != L4::Gre;
-    // Of headers that say of themselves that they are no such tunnel's, a device is told.
+    // Of headers that say of themselves that they are no such tunnel's, a device is told; it reads no further than the IP packet goes.
     let flags = frame.get(layers.l4() + 8).copied().unwrap_or(0);
     let disowned = match port() {
         Some(4789) => flags & 8 == 0,
@@ -72,6 +72,6 @@ pub(crate) fn is_sound(frame: &[u8]) -> bool {
         Some(6081) => flags & 0xc0 != 0,
         _ => false,
     };
-    let disowned = disowned && layers.l4_kind() == L4::Udp && frame.len() >= layers.l4() + 16;
+    let disowned = disowned && layers.l4_kind() == L4::Udp && layers.end() >= layers.l4() + 16;
     (!tunnelled || parsed.stack(1).is_some() || disowned) && (!labelled || layers.has_labels()) && !cut_off
 }
