@@ -161,6 +161,8 @@ pub struct Interface {
     pub port: u8,
     /// MAC address.
     pub mac: [u8; 6],
+    /// Most bytes behind the Ethernet header, as the interface is set now.
+    pub mtu: Option<u32>,
 }
 
 fn text(field: &[c_char]) -> String {
@@ -227,7 +229,8 @@ impl Device {
                 // dev_port counts from 0.
                 let port: u8 = read("dev_port")?.trim().parse().ok()?;
                 let mac = parse_mac(read("address")?.trim())?;
-                Some(Interface { name: entry.file_name().into_string().ok()?, port: port.checked_add(1)?, mac })
+                let mtu = read("mtu").and_then(|mtu| mtu.trim().parse().ok());
+                Some(Interface { name: entry.file_name().into_string().ok()?, port: port.checked_add(1)?, mac, mtu })
             })
             .collect();
         interfaces.sort_by(|a, b| (a.port, &a.name).cmp(&(b.port, &b.name)));

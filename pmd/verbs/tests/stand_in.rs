@@ -196,13 +196,15 @@ fn a_device_tells_what_it_is() {
     std::fs::create_dir_all(&interface).unwrap();
     std::fs::write(interface.join("dev_port"), "0\n").unwrap();
     std::fs::write(interface.join("address"), "00:15:5d:01:02:03\n").unwrap();
+    std::fs::write(interface.join("mtu"), "1500\n").unwrap();
     on_stand_ins!("a_device_tells_what_it_is", ("STAND_IN_SYSFS", sysfs.path().to_owned()));
     let context = open();
     let control = Control::new();
     let device = context.device();
     assert_eq!((device.name().as_str(), device.file().as_str()), ("mana_0", "/dev/infiniband/uverbs0"));
     assert_eq!(device.guid(), 0x0011_2233_4455_6677);
-    assert_eq!(device.interfaces(), [Interface { name: "eth1".to_owned(), port: 1, mac: [0, 0x15, 0x5d, 1, 2, 3] }]);
+    let (name, mac) = ("eth1".to_owned(), [0, 0x15, 0x5d, 1, 2, 3]);
+    assert_eq!(device.interfaces(), [Interface { name, port: 1, mac, mtu: Some(1500) }]);
     assert_eq!(context.provider(), Provider::Mana);
     assert_eq!(context.completion_vectors(), 4);
     let attributes = context.attributes().unwrap();

@@ -126,10 +126,11 @@ impl<H: Host> Mlx5<H> {
             return false;
         }
         let ordered = if env.orders.is_empty() { None } else { ordered(env) };
-        let result = match rq.layout {
-            _ if ordered.is_some() => Err(ordered.unwrap_or_default()),
-            Layout::Linear => linear(keys, rq, cq, env, &arrival),
-            Layout::Striding { log_bytes, log_strides } => {
+        let by_order = ordered.is_some();
+        let result = match (ordered, rq.layout) {
+            (Some(failure), _) => Err(failure),
+            (None, Layout::Linear) => linear(keys, rq, cq, env, &arrival),
+            (None, Layout::Striding { log_bytes, log_strides }) => {
                 striding(keys, rq, cq, env, &arrival, log_bytes, log_strides)
             }
         };
@@ -145,6 +146,11 @@ impl<H: Host> Mlx5<H> {
                 rq.no_buffer += u64::from(!offered);
                 port.no_buffer += u64::from(!offered);
                 false
+            }
+            Err((defs::SYNDROME_LOCAL_LENGTH, why)) if rq.layout == Layout::Linear && !by_order => {
+                env.log.line(format_args!("{} rq {:#x}: entry {:#x}: {why}", spec.name, rq.number, rq.head));
+                missed(rq, cq, env);
+                true
             }
             Err((syndrome, why)) => {
                 env.log.line(format_args!(
@@ -164,19 +170,33 @@ type Outcome = Result<bool, Failure>;
 /// Memory of a scatter entry: region, offset, bytes.
 type Room<'k, R> = (&'k R, u64, u32);
 
+/// The entry at the head completes with the syndrome.
+fn complete_in_error<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8) {
+    let mut entry: Entry = [0; CQE_BYTES];
+    entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
+    entry[0x36] = 0x52;
+    entry[0x37] = syndrome;
+    entry[0x3c..0x3e].copy_from_slice(&rq.head.to_be_bytes());
+    cq.complete(&entry, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_ERROR), env.events);
+    rq.head = rq.head.wrapping_add(1);
+}
+
+/// A frame is longer than the entry at the head, which goes with it; the queue goes on (linux:
+/// drivers/net/ethernet/mellanox/mlx5/core/en/health.h, `cqe_syndrome_needs_recover`).
+#[cold]
+fn missed<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>) {
+    rq.errors += 1;
+    complete_in_error(rq, cq, env, defs::SYNDROME_LOCAL_LENGTH);
+}
+
 /// The queue stops: the entry at its head completes with the syndrome, the others as flushed.
+#[cold]
 fn fail<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8) {
     rq.errors += 1;
     rq.look();
     let posted = rq.posted().min(rq.entries);
     for i in 0..posted {
-        let mut entry: Entry = [0; CQE_BYTES];
-        entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
-        entry[0x36] = 0x52;
-        entry[0x37] = if i == 0 { syndrome } else { defs::SYNDROME_FLUSHED };
-        entry[0x3c..0x3e].copy_from_slice(&rq.head.to_be_bytes());
-        cq.complete(&entry, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_ERROR), env.events);
-        rq.head = rq.head.wrapping_add(1);
+        complete_in_error(rq, cq, env, if i == 0 { syndrome } else { defs::SYNDROME_FLUSHED });
     }
     rq.state = State::Error;
     env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wirepath_verbs::{Device, LIBRARY_DIRECTORY_VARIABLE, Provider, Search, Verbs};
+use wirepath_verbs::{Device, Interface, LIBRARY_DIRECTORY_VARIABLE, Provider, Search, Verbs};
 
 use super::attach::Offer;
 use crate::drivers::Candidate;
@@ -37,8 +37,19 @@ pub(crate) struct Found {
 
 impl Found {
     fn new(device: &Device, port: u8) -> Self {
-        let interface = device.interfaces().into_iter().find(|interface| interface.port == port);
-        Self { device: device.clone(), port, mac: interface.map(|interface| MacAddress::from(interface.mac)) }
+        let found = Self { device: device.clone(), port, mac: None };
+        let mac = found.interface().map(|interface| MacAddress::from(interface.mac));
+        Self { mac, ..found }
+    }
+
+    /// The kernel's interface on the port, as it is set now, if sysfs tells of one.
+    fn interface(&self) -> Option<Interface> {
+        self.device.interfaces().into_iter().find(|interface| interface.port == self.port)
+    }
+
+    /// The MTU of the kernel's interface on the port, as it is set now.
+    pub(crate) fn mtu(&self) -> Option<u32> {
+        self.interface()?.mtu
     }
 }
 

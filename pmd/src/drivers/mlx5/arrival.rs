@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use wirepath_nic_defs::mlx5::{
     CQE_RESPONDER_ERROR, CQE_RESPONDER_SEND, CqeFlags, FORMAT_COMPRESSED, FORMAT_NONE, L3_IPV4, L4_TCP, L4_TCP_ACK,
-    L4_TCP_EMPTY_ACK, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH, StrideCount,
+    L4_TCP_EMPTY_ACK, MINI_FORMAT_CSUM_STRIDE, MINI_FORMAT_HASH, SYNDROME_LOCAL_LENGTH, StrideCount,
 };
 
 use super::cq::{CompletionQueue, Entry, Tail, kind};
@@ -252,8 +252,11 @@ impl Arrivals {
                 match self.begin(entry, tail) {
                     Ok(session) => self.session = Some(session),
                     Err(fault) => {
-                        result = Err(fault);
-                        break;
+                        result = self.missed(fault);
+                        if result.is_err() {
+                            break;
+                        }
+                        completions.advance(1);
                     }
                 }
             }
@@ -264,16 +267,48 @@ impl Arrivals {
         result.map(|()| progress)
     }
 
+    /// A frame that found no room in its work request takes that with it, and is told of as an error; the queue goes on (linux:
+    /// drivers/net/ethernet/mellanox/mlx5/core/en/health.h, `cqe_syndrome_needs_recover`; dpdk: drivers/net/mlx5/mlx5_rx.c,
+    /// `mlx5_rx_err_handle`). Whatever else stopped the queue is an error here too.
+    #[cold]
+    fn missed(&mut self, fault: Fault) -> Result<(), Fault> {
+        match fault {
+            Fault::Refused { syndrome: SYNDROME_LOCAL_LENGTH, position, .. } if self.is_linear() => {
+                self.is_next(position)?;
+                self.note(Arrival { len: u32::MAX, at: self.seen, ..Arrival::default() });
+                self.seen = self.seen.wrapping_add(1);
+                Ok(())
+            }
+            fault => Err(fault),
+        }
+    }
+
+    /// Whether it is the turn of the work request at this position.
+    #[inline(always)]
+    fn is_next(&self, position: u16) -> Result<(), Fault> {
+        // Another than the one whose turn it is, or one that was not posted again yet.
+        if position != self.seen as u16 || self.seen.wrapping_sub(self.cleared) >= self.all {
+            return Err(Fault::OutOfOrder);
+        }
+        Ok(())
+    }
+
+    /// There is room: the caller looked.
+    #[inline(always)]
+    fn note(&mut self, arrival: Arrival) {
+        if let Some(slot) = self.list.get_mut(self.known) {
+            *slot = arrival;
+            self.known += 1;
+        }
+    }
+
     /// Takes in one packet, if it is the one whose turn it is.
     #[inline(always)]
     fn add(&mut self, mut arrival: Arrival, bytes: u32, position: u16, request: u16) -> Result<(), Fault> {
         arrival.at = self.seen;
         match self.steps {
             Steps::Requests { bytes: most } => {
-                // Another than the one whose turn it is, or one that was not posted again yet.
-                if position != self.seen as u16 || self.seen.wrapping_sub(self.cleared) >= self.all {
-                    return Err(Fault::OutOfOrder);
-                }
+                self.is_next(position)?;
                 if bytes.wrapping_sub(1) >= most {
                     return Err(Fault::BadLength);
                 }
@@ -306,11 +341,7 @@ impl Arrivals {
                 arrival.len = len;
             }
         }
-        // There is room: the caller looked.
-        if let Some(slot) = self.list.get_mut(self.known) {
-            *slot = arrival;
-            self.known += 1;
-        }
+        self.note(arrival);
         Ok(())
     }
 

@@ -50,19 +50,19 @@ impl Writer {
 /// The worker's end of a queue, the device's, and what is between.
 type Played<Q, R, M> = (Q, Writer, Arc<Exchange<R>>, M);
 
+/// How a receive queue works, and whether its work requests end in the sink.
+type Receiving = (ReceiveMode, bool);
+
 /// Queues of every kind, with a device behind them that has no manners.
 struct Hostile {
     pool: Pool,
-    receive: Vec<Played<Receiver<ReceiveRing>, ReceiveRing, ReceiveMode>>,
+    receive: Vec<Played<Receiver<ReceiveRing>, ReceiveRing, Receiving>>,
     send: Vec<Played<Sender<SendRing>, SendRing, SendMode>>,
 }
 
-fn receive_ring(pool: &Pool, mode: ReceiveMode) -> (ReceiveRing, Writer) {
-    let segments = match mode.layout {
-        Layout::Linear { .. } => mode.layout.segments(),
-        Layout::Striding { .. } => mode.layout.segments() + 1,
-    };
-    let stride = (16 * segments).next_power_of_two();
+fn receive_ring(pool: &Pool, (mode, with_sink): Receiving) -> (ReceiveRing, Writer) {
+    let segments = mode.layout.buffers() + usize::from(with_sink || matches!(mode.layout, Layout::Striding { .. }));
+    let stride = (16 * segments as u32).next_power_of_two();
     let completions = memory((mode.layout.buffers() * REQUESTS as usize).next_power_of_two() * CQE_BYTES);
     let place = ReceivePlace {
         ring: memory((stride * REQUESTS) as usize),
@@ -97,14 +97,14 @@ impl Hostile {
     fn new(name: &str) -> Self {
         let pool = Pool::new(name, 2048).expect("a pool");
         let layouts = [
-            (Layout::Linear { buffers: 1 }, None),
-            (Layout::Linear { buffers: 1 }, Some(MINI_FORMAT_HASH)),
-            (Layout::Linear { buffers: 3 }, Some(MINI_FORMAT_CSUM)),
-            (Layout::Striding { log: LOG_STRIDES }, None),
-            (Layout::Striding { log: LOG_STRIDES }, Some(MINI_FORMAT_CSUM_STRIDE)),
+            (Layout::Linear { buffers: 1 }, None, false),
+            (Layout::Linear { buffers: 1 }, Some(MINI_FORMAT_HASH), true),
+            (Layout::Linear { buffers: 3 }, Some(MINI_FORMAT_CSUM), true),
+            (Layout::Striding { log: LOG_STRIDES }, None, false),
+            (Layout::Striding { log: LOG_STRIDES }, Some(MINI_FORMAT_CSUM_STRIDE), false),
         ];
-        let receive = layouts.map(|(layout, format)| {
-            let mode = ReceiveMode { layout, format, tick: 1 << 32, longest: 1522 };
+        let receive = layouts.map(|(layout, format, with_sink)| {
+            let mode = (ReceiveMode { layout, format, tick: 1 << 32, longest: 1522 }, with_sink);
             let (ring, writer) = receive_ring(&pool, mode);
             let exchange = Arc::new(Exchange::new());
             exchange.hand_out(ring);

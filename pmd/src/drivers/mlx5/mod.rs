@@ -33,7 +33,8 @@
 //! device need not fetch the descriptor, a round trip over PCIe of some hundred nanoseconds, and write-combining memory sends 64 bytes in one
 //! piece as it does 8. Of a burst of several descriptors the device fetches the others anyway, and longer ones take processor time for each
 //! line; with `inline` the packet travels along. A register without a buffer, or that several queues share, is only told. A receive queue has all its work requests posted
-//! all the time. Doorbell record and register are written once for each batch. What the device writes is believed as far as it can be true:
+//! all the time. Behind the buffers of a request lies a sink for what is too long, unless the MTU of the kernel's interface is such that nothing
+//! longer comes: the device then has a segment less to fetch, and tells of a frame that came all the same as of an error. Doorbell record and register are written once for each batch. What the device writes is believed as far as it can be true:
 //! everything else ends the queue, which is then made anew while the program runs. An idle worker can sleep until packets come: it arms its
 //! completion queues by itself, since libmlx5 does not know what was read of them.
 

@@ -31,7 +31,7 @@ use crate::drivers::direct::registered::Registered;
 use crate::drivers::direct::rules::Rules;
 use crate::drivers::direct::steering::{MakePair, Steering, Whose, spread};
 use crate::drivers::direct::{MIN_DEPTH, RSS_KEY};
-use crate::packet::Pool;
+use crate::packet::{DATA_ROOM, Pool};
 use crate::port::hardware::RuleBackend;
 use crate::port::{Capabilities, Offloads, PortConfig, RuleHardware};
 
@@ -48,8 +48,11 @@ const BLOCK: u32 = 64;
 /// Fewest basic blocks of a send ring.
 const MIN_BLOCKS: u32 = 64;
 /// Length of a stride.
-const STRIDE_LOG: u32 = crate::packet::DATA_ROOM.ilog2();
-const _: () = assert!(crate::packet::DATA_ROOM.is_power_of_two());
+const STRIDE_LOG: u32 = DATA_ROOM.ilog2();
+const _: () = assert!(DATA_ROOM.is_power_of_two());
+/// Bytes of a frame beyond the interface's MTU that the device lets in at most: Ethernet header, tags, what Linux adds for encryption (linux:
+/// drivers/net/ethernet/mellanox/mlx5/core/en.h, `MLX5E_ETH_HARD_MTU`), and some to spare.
+const AROUND: u32 = 128;
 
 pub(super) type Opened = opened::Opened<Mlx5>;
 
@@ -115,6 +118,13 @@ pub(super) struct Placed {
     pub(super) id: ObjectId,
     pub(super) fate: Fate,
     pub(super) registers: Registers,
+}
+
+/// Whether frames may come that are longer than the buffers of a work request, at this MTU of the kernel's interface: then a sink lies behind
+/// these. The device drops what is longer than the kernel lets in, and without a sink fetches half as much for each packet.
+fn needs_sink(mtu: Option<u32>, layout: Layout) -> bool {
+    let fits = |mtu: u32| mtu.saturating_add(AROUND) as usize <= layout.buffers() * DATA_ROOM;
+    matches!(layout, Layout::Linear { .. }) && !mtu.is_some_and(fits)
 }
 
 /// Says what stands in the way of a queue pair, such as a missing capability.
@@ -201,7 +211,7 @@ impl Mlx5Nic {
             None => CompletionQueue::new(&opened.context, &options)?,
         };
         let options = WorkQueueOptions {
-            segments: mode.layout.segments(),
+            segments: mode.layout.buffers() as u32 + u32::from(needs_sink(parts.found.mtu(), mode.layout)),
             vlan_strip: self.modes.strip,
             ..WorkQueueOptions::new(&completions, depth, &*owner)
         };

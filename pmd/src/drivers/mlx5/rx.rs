@@ -58,7 +58,7 @@ pub(super) struct Waker {
 /// How packets lie in buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Layout {
-    /// A work request for each packet: so many buffers, and behind them the sink.
+    /// A work request for each packet: so many buffers, and behind them the sink, if there is room.
     Linear {
         /// Buffers.
         buffers: usize,
@@ -71,15 +71,7 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    /// Segments that a work request has to have room for.
-    pub(super) const fn segments(self) -> u32 {
-        match self {
-            Self::Linear { buffers } => buffers as u32 + 1,
-            Self::Striding { log } => 1 << log,
-        }
-    }
-
-    /// Buffers of a work request.
+    /// Buffers of a work request, each of which is a segment.
     pub(super) const fn buffers(self) -> usize {
         match self {
             Self::Linear { buffers } => buffers,
@@ -109,12 +101,21 @@ pub(super) struct ReceiveMode {
     pub(super) longest: u32,
 }
 
+/// The ring by work requests.
+enum Requests {
+    /// A buffer each, and nothing else: they are the segments.
+    Bare,
+    /// A buffer and the sink each.
+    Drained(Slots<[AtomicU64; 4]>),
+    /// Of several buffers.
+    Long,
+}
+
 /// A receive queue. All its work requests are posted all the time: whoever takes a filled buffer out puts a fresh one in its place, or
 /// leaves it where it is, so that slot and segment of a buffer never change.
 pub(super) struct ReceiveRing {
     ring: Segments,
-    /// The same by work requests, if each is of one buffer and the sink.
-    requests: Option<Slots<[AtomicU64; 4]>>,
+    requests: Requests,
     records: DeviceMemory,
     completions: CompletionQueue,
     mode: ReceiveMode,
@@ -128,7 +129,7 @@ pub(super) struct ReceiveRing {
     arrivals: Arrivals,
     /// Key of the buffers, and what lies behind them.
     lkey: u32,
-    sink: Sink,
+    sink: Option<Sink>,
     /// Looks in a row at which nothing was there.
     idle: u32,
     /// Where an entry is missing before one that is there, and since when.
@@ -170,21 +171,28 @@ impl ReceiveRing {
         let fits = place.entries.is_power_of_two()
             && place.entries <= 1 << 15
             && u64::from(place.entries) * u64::from(distance) == u64::from(ring.count())
-            && lead + layout.segments() <= distance
+            && u64::from(lead) + buffers as u64 <= u64::from(distance)
             && completions.count() >= most;
         if !fits {
             return Ok(None);
         }
         let (lkey, shift) = (keys.home().lkey(), keys.home().distance());
         let posted = Posted::take(place.entries as usize * buffers, pool, blank, spread)?;
+        let sink = Some(sink).filter(|_| distance as usize > buffers);
         let steps = match layout {
             // What ends in the sink is told of and dropped.
-            Layout::Linear { buffers } => Steps::Requests { bytes: (buffers * DATA_ROOM) as u32 + sink.bytes },
+            Layout::Linear { buffers } => {
+                Steps::Requests { bytes: (buffers * DATA_ROOM) as u32 + sink.map_or(0, |sink| sink.bytes) }
+            }
             Layout::Striding { log } => Steps::Strides { log },
         };
-        let single = layout == (Layout::Linear { buffers: 1 }) && distance == 2;
+        let requests = match (layout, distance) {
+            (Layout::Linear { buffers: 1 }, 1) => Requests::Bare,
+            (Layout::Linear { buffers: 1 }, 2) => Slots::new(&place.ring).map_or(Requests::Long, Requests::Drained),
+            _ => Requests::Long,
+        };
         let this = Self {
-            requests: single.then(|| Slots::new(&place.ring)).flatten(),
+            requests,
             ring,
             records: place.records,
             completions,
@@ -221,7 +229,9 @@ impl ReceiveRing {
             }
             match layout {
                 Layout::Linear { .. } => {
-                    ring.write(first + buffers as u32, pointer(sink.address, sink.lkey, sink.bytes));
+                    if let Some(Sink { address, lkey, bytes }) = *sink {
+                        ring.write(first + buffers as u32, pointer(address, lkey, bytes));
+                    }
                 }
                 Layout::Striding { .. } => ring.write(first, [0, 0]),
             }
@@ -333,7 +343,11 @@ impl ReceiveRing {
         let (lengths, shift, posted) = (*lengths, *shift, &mut posted[..]);
         let mut burst = hand.burst(batch);
         let more = match (mode.layout, requests) {
-            (Layout::Linear { .. }, Some(requests)) => {
+            (Layout::Linear { .. }, Requests::Bare) => {
+                let places = Places { ring: ring.view(), log: 0, distance: 1, lead: 0 };
+                Run { places, completions, arrivals, posted, lengths, shift }.go::<false>(&mut burst)
+            }
+            (Layout::Linear { .. }, Requests::Drained(requests)) => {
                 let places = Places { ring: requests.view(), log: 0, distance: 1, lead: 0 };
                 Run { places, completions, arrivals, posted, lengths, shift }.go::<false>(&mut burst)
             }
