@@ -1,6 +1,6 @@
 //! What lies inside a tunnel, as far as a NIC looks.
 
-use crate::frame::{self, Layers, Network, UDP};
+use crate::frame::{self, Layers, Network, TCP, UDP};
 
 const GRE: u8 = 47;
 const VXLAN_PORT: u16 = 4789;
@@ -9,7 +9,17 @@ const TRANSPARENT_BRIDGING: u16 = 0x6558;
 
 /// The Ethernet frame inside VXLAN, GENEVE or GRE: where it begins, and its headers with offsets from there. Packets in a tunnel that
 /// have no Ethernet header are not looked into.
+#[inline]
 pub fn inner(frame: &[u8], outer: &Layers) -> Option<(usize, Layers)> {
+    let port = || frame.get(outer.l4 + 2..)?.first_chunk().map(|port| u16::from_be_bytes(*port));
+    match outer.protocol {
+        TCP => None,
+        UDP if !matches!(port(), Some(VXLAN_PORT | GENEVE_PORT)) => None,
+        _ => inside(frame, outer),
+    }
+}
+
+fn inside(frame: &[u8], outer: &Layers) -> Option<(usize, Layers)> {
     let half = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
     let start = if outer.protocol == UDP {
         let header = outer.l4 + 8;

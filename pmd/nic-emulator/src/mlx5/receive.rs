@@ -101,8 +101,8 @@ impl<H: Host> Mlx5<H> {
         let layers = frame::parse(bytes);
         let Self { ports, qps, rqs, cqs, keys, spec, arrives, .. } = self;
         let port = &mut ports[at].counters;
-        let Some(Qp::Rss(rss)) = qps.get(qp) else { return false };
-        let (hash, hash_type) = hash(rss, &layers, bytes);
+        let Some(Qp::Rss(rss)) = qps.get_mut(qp) else { return false };
+        let (hash, hash_type) = hash_plain(rss, &layers, bytes).unwrap_or_else(|| hash(rss, &layers, bytes));
         // With one queue nothing waits for the hash.
         let queue = rss.only.unwrap_or_else(|| rss.table[hash as usize & (rss.table.len() - 1)]);
         let Some(rq) = rqs.get_mut(queue) else { return false };
@@ -424,6 +424,24 @@ fn told<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>, request: u16, count: u32, 
         count,
         position,
     }
+}
+
+/// The same as [`hash`] for most packets: addresses and ports, all of which are wanted, behind an IPv4 header without options.
+#[inline]
+fn hash_plain(rss: &mut Rss, layers: &Layers, bytes: &[u8]) -> Option<(u32, HashType)> {
+    const ADDRESSES: u64 = uverbs::RX_HASH_SRC_IPV4 | uverbs::RX_HASH_DST_IPV4;
+    let (ports, l4) = match layers.protocol {
+        TCP => (uverbs::RX_HASH_SRC_PORT_TCP | uverbs::RX_HASH_DST_PORT_TCP, 1),
+        UDP => (uverbs::RX_HASH_SRC_PORT_UDP | uverbs::RX_HASH_DST_PORT_UDP, 2),
+        _ => return None,
+    };
+    let toeplitz = rss.hash.as_mut()?;
+    let wanted = ADDRESSES | ports;
+    if rss.fields & (wanted | abi::RX_HASH_INNER) != wanted || layers.network != Some(Network::V4) {
+        return None;
+    }
+    let tuple = bytes[layers.l3 + 12..].first_chunk().filter(|_| layers.l4 == layers.l3 + 20)?;
+    Some((toeplitz.hash_tuple(tuple), HashType::default().with_ip(1).with_l4(l4)))
 }
 
 /// The hash by which a frame is spread, and what went into it.
