@@ -97,6 +97,7 @@ fn a_c_program_against_manadv_in_every_way() {
         has("entry 1: address 0x");
         has("outside its memory region 0x");
         has("reg_mr: 64 bytes at 0x10 are not all mapped");
+        has("which the program has unmapped since");
         if doorbells != "scan" {
             has("is not a multiple of 32 bytes");
             has("backwards, or an overrun");

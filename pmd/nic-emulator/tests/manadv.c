@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <string.h>
 #include <time.h>
+#include <sys/mman.h>
 #include <infiniband/manadv.h>
 #include <infiniband/verbs.h>
 
@@ -516,6 +517,27 @@ static void refusals(void)
 	}
 }
 
+/* Memory that is unmapped while it is registered stays the device's, as that which the kernel has pinned. */
+static void unmapped(void)
+{
+	struct oob oob = plain();
+	uint8_t *frame = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *own;
+	struct part part;
+	int i;
+
+	CHECK(frame != MAP_FAILED);
+	own = ibv_reg_mr(pd, frame, 2 * 4096, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(own);
+	CHECK(munmap(frame, 2 * 4096) == 0);
+	part = (struct part){ frame + 4096 - 30, 60, own->lkey };
+	for (i = 0; i < 3; i++) {
+		send_parts(&part, 1, &oob);
+		sent(32);
+	}
+	CHECK(ibv_dereg_mr(own) == 0);
+}
+
 int main(int count, char **arguments)
 {
 	struct ibv_device **devices;
@@ -554,6 +576,7 @@ int main(int count, char **arguments)
 			post_rx(i, RX_BUFFER, mr->lkey);
 	traffic();
 	refusals();
+	unmapped();
 
 	/* In order, and nothing before what uses it. */
 	CHECK(ibv_dereg_mr(mr) == 0);

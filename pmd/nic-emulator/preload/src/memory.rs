@@ -11,7 +11,7 @@ const MADV_POPULATE_READ: c_int = 22;
 const MADV_POPULATE_WRITE: c_int = 23;
 
 /// Memory that the program has registered. A program that unmaps it first is broken, and with a real NIC would not notice; here it
-/// ends with a fault that [`crate::traps`] explains.
+/// is told by [`crate::traps`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pinned {
     base: *mut u8,

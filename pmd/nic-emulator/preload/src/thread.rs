@@ -56,6 +56,7 @@ pub(crate) fn start(nic: &'static Nic) {
         return;
     };
     WAKER.store(waker.as_raw_fd(), Ordering::Release);
+    traps::install();
     // The thread takes no signal of the program.
     // SAFETY: plain calls on valid sets; the mask is put back.
     let old = unsafe {

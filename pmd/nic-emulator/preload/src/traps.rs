@@ -1,4 +1,5 @@
-//! Closed doorbell pages: stores to them fault, are carried out here, and the program goes on behind them.
+//! Closed doorbell pages: stores to them fault, are carried out here, and the program goes on behind them. So does a device that uses memory
+//! which the program has unmapped.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -12,10 +13,15 @@ use wirepath_nic_emulator::device::{ContextId, Store};
 use wirepath_nic_emulator::trap::{LONGEST, Registers, decode};
 
 use crate::shared::Ring;
-use crate::{process, thread};
+use crate::{next, process, thread};
 
 /// Most doorbell pages at a time.
 const MOST: usize = 256;
+const PAGE: usize = 4096;
+/// Where programs have no memory: broken pointers lead there.
+const LOWEST: usize = 64 << 10;
+/// Bytes, a huge page, within which memory that is gone is told of as one.
+const NEAR: usize = 2 << 20;
 
 /// Who gets the stores to a page.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +114,8 @@ pub(crate) fn forget() {
     }
 }
 
-fn install() {
+/// Puts the handler in front of what there is.
+pub(crate) fn install() {
     // SAFETY: the handler below is installed, and what was there is kept for everything that is not ours. Done again with each page, in
     // case that the program has put its own handler in front.
     unsafe {
@@ -136,7 +143,9 @@ extern "C" fn handler(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
     // SAFETY: the kernel hands a valid siginfo and ucontext to a SA_SIGINFO handler.
     let (address, context) = unsafe { ((*info).si_addr() as usize, context.cast::<ucontext_t>()) };
     if AT_WORK.get() {
-        explain(address);
+        if stand_in(address) {
+            return;
+        }
         // SAFETY: as above.
         unsafe { pass_on(signal, info, context.cast()) };
         return;
@@ -252,14 +261,29 @@ unsafe fn carry_out(page: &Page, offset: usize, context: &mut ucontext_t) -> boo
     true
 }
 
-/// A device faulted on memory of the program.
-fn explain(address: usize) {
+/// A device faulted on memory of the program, which is told. What the program has unmapped the kernel keeps for a NIC, which goes on with it
+/// unseen: an empty page in its place does as well. False: something else lies there, closed to the device.
+fn stand_in(address: usize) -> bool {
+    let page = address & !(PAGE - 1);
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: a fresh page where there is none.
+    let mapped = unsafe { next::mmap(page as *mut c_void, PAGE, both, flags, -1, 0) };
+    // What is not given with an address, or not as asked for, is a fault of another kind, or a kernel before 4.17.
+    let fits = mapped as usize == page && page >= LOWEST;
+    if !fits && mapped != libc::MAP_FAILED {
+        // SAFETY: mapped above.
+        unsafe { next::munmap(mapped, PAGE) };
+    }
+    // A fault meanwhile is none of the device.
     AT_WORK.set(false);
     if let Some(nic) = process::existing() {
-        nic.log().line(format_args!(
-            "the device used registered memory at {address:#x}, which the program has unmapped or closed since"
-        ));
+        let (near, what) = (address & !(NEAR - 1), if fits { "unmapped" } else { "closed" });
+        nic.log()
+            .line(format_args!("the device used registered memory near {near:#x}, which the program has {what} since"));
     }
+    AT_WORK.set(fits);
+    fits
 }
 
 /// Gives a fault to the handler that was there before ours.
