@@ -116,8 +116,9 @@ fn emulate(arguments: &Arguments) -> Result<(), Failure> {
         Mode::Rx => "generator",
         Mode::Loopback => "loop",
     };
+    // The MTU that interfaces have of themselves.
     let topology = format!(
-        "doorbells = '{}'\n[[device]]\nkind = '{}'\nname = 'nic0'\n[[device.port]]\nlink = '{link}'\n",
+        "doorbells = '{}'\n[[device]]\nkind = '{}'\nname = 'nic0'\n[[device.port]]\nlink = '{link}'\nmtu = 1500\n",
         word(arguments.doorbells),
         word(arguments.driver)
     );

@@ -14,13 +14,11 @@ pub(crate) use words::Eight;
 mod words {
     use std::arch::asm;
     use std::arch::x86_64::{
-        __m256i, _mm_storeu_si128, _mm256_add_epi64, _mm256_castsi256_pd, _mm256_castsi256_si128, _mm256_extract_epi64,
+        __m256i, _mm_storeu_si128, _mm256_add_epi64, _mm256_castsi256_pd, _mm256_castsi256_si128,
         _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_movemask_pd, _mm256_or_si256, _mm256_set_epi64x,
         _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_sub_epi64, _mm256_unpackhi_epi64,
         _mm256_unpacklo_epi64,
     };
-
-    use std::sync::atomic::Ordering;
 
     use super::{AtomicU64, EIGHT};
 
@@ -63,22 +61,38 @@ mod words {
             unsafe { std::mem::transmute(self.0) }
         }
 
-        /// Writes word `i` to `to(i)`, for a device, most significant byte first.
+        /// Writes word `i` to the second word of place `i`, for a device, most significant byte first.
         #[inline(always)]
-        pub(crate) fn give<'a>(self, to: impl Fn(usize) -> &'a AtomicU64) {
-            for (half, four) in self.0.into_iter().enumerate() {
+        pub(crate) fn give<const WORDS: usize>(self, places: &[[AtomicU64; WORDS]; EIGHT]) {
+            const { assert!(WORDS > 1) };
+            let (fours, _) = places.as_chunks::<4>();
+            for (four, to) in self.0.into_iter().zip(fours) {
                 // SAFETY: as above.
-                let words = unsafe {
+                let [low, high] = unsafe {
                     let order = _mm256_setr_epi8(
                         7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8, //
                         7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8,
                     );
                     let four = _mm256_shuffle_epi8(four, order);
-                    let low = [_mm256_extract_epi64::<0>(four), _mm256_extract_epi64::<1>(four)];
-                    [low[0], low[1], _mm256_extract_epi64::<2>(four), _mm256_extract_epi64::<3>(four)]
+                    [_mm256_castsi256_si128(four), _mm256_extracti128_si256::<1>(four)]
                 };
-                for (i, word) in words.into_iter().enumerate() {
-                    to(4 * half + i).store(word.cast_unsigned(), Ordering::Relaxed);
+                // Half a vector at a time, which atomic stores of the language are not.
+                // SAFETY: inside the four places; stores of aligned words, whole to whoever reads them.
+                unsafe {
+                    asm!(
+                        "vmovq [{to} + {first}], {low}",
+                        "vmovhps [{to} + {second}], {low}",
+                        "vmovq [{to} + {third}], {high}",
+                        "vmovhps [{to} + {fourth}], {high}",
+                        to = in(reg) to.as_ptr(),
+                        low = in(xmm_reg) low,
+                        high = in(xmm_reg) high,
+                        first = const 8,
+                        second = const 8 * (WORDS + 1),
+                        third = const 8 * (2 * WORDS + 1),
+                        fourth = const 8 * (3 * WORDS + 1),
+                        options(nostack, preserves_flags),
+                    );
                 }
             }
         }
@@ -234,10 +248,11 @@ mod words {
             self.0
         }
 
-        /// Writes word `i` to `to(i)`, for a device, most significant byte first.
+        /// Writes word `i` to the second word of place `i`, for a device, most significant byte first.
         #[inline(always)]
-        pub(crate) fn give<'a>(self, to: impl Fn(usize) -> &'a AtomicU64) {
-            self.0.iter().enumerate().for_each(|(i, word)| to(i).store(word.to_be(), Ordering::Relaxed));
+        pub(crate) fn give<const WORDS: usize>(self, places: &[[AtomicU64; WORDS]; EIGHT]) {
+            const { assert!(WORDS > 1) };
+            self.0.iter().zip(places).for_each(|(word, place)| place[1].store(word.to_be(), Ordering::Relaxed));
         }
 
         /// The low `KEPT` bytes (4 or 6) of words that a device has written, most significant byte first.
@@ -335,9 +350,9 @@ mod tests {
         assert_eq!(words(lengths.twice()), twice);
         // SAFETY: there are eight.
         assert_eq!(words(unsafe { Eight::read(more.as_ptr()) }), more);
-        let given = [const { AtomicU64::new(0) }; 8];
-        from(more).give(|i| &given[i]);
-        assert_eq!(given.map(|word| u64::from_be(word.into_inner())), more);
+        let places = [const { [const { AtomicU64::new(0) }; 3] }; 8];
+        from(more).give(&places);
+        assert_eq!(places.map(|place| place.map(AtomicU64::into_inner)), more.map(|word| [0, word.to_be(), 0]));
         assert_eq!(Eight::steps(5, 7).sum(), 8 * 5 + 28 * 7);
         assert_eq!(Eight::steps(u64::MAX, 0).sum(), u64::MAX.wrapping_mul(8));
     }

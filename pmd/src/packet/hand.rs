@@ -131,9 +131,16 @@ pub(crate) trait Told<'t, E> {
     /// Those of a packet and of some behind it.
     fn from(&self, packet: usize) -> &'t [E];
 
-    /// Those of a packet and of seven behind it, if they are looked at in eights.
+    /// Whether they are looked at in eights, and a packet is the first of eight.
     #[inline(always)]
-    fn whole(&self, packet: usize) -> Option<&'t [E; EIGHT]> {
+    fn eights(&self, packet: usize) -> bool {
+        let _ = packet;
+        false
+    }
+
+    /// Those of such a packet and of seven behind it.
+    #[inline(always)]
+    fn eight(&self, packet: usize) -> Option<&'t [E; EIGHT]> {
         let _ = packet;
         None
     }
@@ -358,10 +365,12 @@ impl Burst<'_> {
             fresh: self.hand.cache.slots().wrapping_add(self.len - before).wrapping_sub(1),
             out: self.out.wrapping_add(before),
         };
-        let (mut at, mut over) = (0, 0);
-        'run: while at < most {
-            while most - at >= EIGHT
-                && let Some(entries) = told.whole(at)
+        let (end, mut over) = (before + most, 0);
+        'run: while self.done < end {
+            let eights = told.eights(self.done - before);
+            while eights
+                && end - self.done >= EIGHT
+                && let Some(entries) = told.eight(self.done - before)
                 && let Some(overs) = by.eight(entries)
                 && overs.at_most(Eight::all(line.range))
             {
@@ -370,14 +379,13 @@ impl Burst<'_> {
                 (0..EIGHT).for_each(|_| by.took());
                 next.pass(EIGHT);
                 self.done += EIGHT;
-                (over, at) = (over + overs.sum(), at + EIGHT);
+                over += overs.sum();
             }
-            let entries = if at < most { told.from(at) } else { &[] };
-            let mut entries = &entries[..entries.len().min(most - at)];
+            let entries = if self.done < end { told.from(self.done - before) } else { &[] };
+            let mut entries = &entries[..entries.len().min(end - self.done)];
             if entries.is_empty() {
                 break;
             }
-            at += entries.len();
             // SAFETY: of everything at least as many are left as there are entries, all in all at most `most`.
             unsafe {
                 while T::TOGETHER > 0

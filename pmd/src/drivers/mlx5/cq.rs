@@ -287,11 +287,10 @@ pub(super) struct MiniArrays<'a> {
 }
 
 impl<'a> MiniArrays<'a> {
-    /// From a packet of the session on, if it is the first of its array: the whole array.
+    /// Whether a packet of the session is the first of its array.
     #[inline(always)]
-    pub(super) fn whole(self, packet: u32) -> Option<&'a [AtomicU64; MINIS_PER_ENTRY]> {
-        let is_first = packet.is_multiple_of(MINIS_PER_ENTRY as u32);
-        is_first.then(|| self.array(packet))
+    pub(super) fn begins(self, packet: u32) -> bool {
+        packet.is_multiple_of(MINIS_PER_ENTRY as u32)
     }
 
     /// From a packet of the session to the last of its array.
@@ -304,7 +303,7 @@ impl<'a> MiniArrays<'a> {
 
     /// The array that this packet is the first of.
     #[inline(always)]
-    fn array(self, first: u32) -> &'a [AtomicU64; MINIS_PER_ENTRY] {
+    pub(super) fn array(self, first: u32) -> &'a [AtomicU64; MINIS_PER_ENTRY] {
         self.arrays.at(self.title.wrapping_add(first.max(1)))
     }
 }

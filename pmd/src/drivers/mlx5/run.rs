@@ -278,8 +278,13 @@ impl<'a> Told<'a, AtomicU64> for Portion<'a> {
     }
 
     #[inline(always)]
-    fn whole(&self, packet: usize) -> Option<&'a [AtomicU64; EIGHT]> {
-        self.arrays.whole(self.read + packet as u32)
+    fn eights(&self, packet: usize) -> bool {
+        self.arrays.begins(self.read + packet as u32)
+    }
+
+    #[inline(always)]
+    fn eight(&self, packet: usize) -> Option<&'a [AtomicU64; EIGHT]> {
+        Some(self.arrays.array(self.read + packet as u32))
     }
 }
 
@@ -339,7 +344,7 @@ impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N
 
     #[inline(always)]
     fn post_eight(&self, places: &[[AtomicU64; N]; EIGHT], addresses: Eight) {
-        addresses.plus(Eight::all(self.shift)).give(|i| &places[i][1]);
+        addresses.plus(Eight::all(self.shift)).give(places);
     }
 
     /// There is none: what else a title says, it says of all packets.
