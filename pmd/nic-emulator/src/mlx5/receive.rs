@@ -34,8 +34,9 @@ impl<H: Host> Mlx5<H> {
         if bytes.len() < ETHERNET || bytes.len() > limit {
             return false;
         }
-        if let Some((qp, tag)) = self.steering.remembered(at, bytes) {
-            let taken = self.deliver(env, at, bytes, qp, tag, 0, offered);
+        if let Some((qp, tag, layers)) = self.steering.remembered(at, bytes) {
+            let layers = *layers;
+            let taken = self.deliver(env, at, bytes, &layers, qp, tag, 0, offered);
             if taken || !offered {
                 self.steering.count_remembered(at, bytes.len());
             }
@@ -43,7 +44,7 @@ impl<H: Host> Mlx5<H> {
         }
         match self.steering.receive(at, bytes) {
             Verdict::Queue { qp, tag, counter } => {
-                let taken = self.deliver(env, at, bytes, qp, tag, 0, offered);
+                let taken = self.deliver(env, at, bytes, &frame::parse(bytes), qp, tag, 0, offered);
                 if let Some(counter) = counter.filter(|_| taken || !offered) {
                     counter.count(bytes.len());
                 }
@@ -62,7 +63,8 @@ impl<H: Host> Mlx5<H> {
                 let mut taken = false;
                 for delivery in &arrived.deliveries {
                     let Delivery { qp, tag, metadata, .. } = *delivery;
-                    taken |= self.deliver(env, at, arrived.frame(delivery), qp, tag, metadata, offered);
+                    let frame = arrived.frame(delivery);
+                    taken |= self.deliver(env, at, frame, &frame::parse(frame), qp, tag, metadata, offered);
                 }
                 if taken || !offered {
                     arrived.count();
@@ -83,7 +85,7 @@ impl<H: Host> Mlx5<H> {
         }
     }
 
-    /// Brings a frame to one of a queue pair's queues, with tag and metadata.
+    /// Brings a frame to one of a queue pair's queues, with tag and metadata. `layers` are those of the frame.
     #[allow(
         clippy::too_many_arguments,
         reason = "what goes through memory in pieces and comes back whole is waited for"
@@ -93,22 +95,22 @@ impl<H: Host> Mlx5<H> {
         env: &mut Env<'_>,
         at: usize,
         bytes: &[u8],
+        layers: &Layers,
         qp: ObjectId,
         tag: u32,
         metadata: u32,
         offered: bool,
     ) -> bool {
-        let layers = frame::parse(bytes);
         let Self { ports, qps, rqs, cqs, keys, spec, arrives, .. } = self;
         let port = &mut ports[at].counters;
         let Some(Qp::Rss(rss)) = qps.get_mut(qp) else { return false };
-        let (hash, hash_type) = hash_plain(rss, &layers, bytes).unwrap_or_else(|| hash(rss, &layers, bytes));
+        let (hash, hash_type) = hash_plain(rss, layers, bytes).unwrap_or_else(|| hash(rss, layers, bytes));
         // With one queue nothing waits for the hash.
         let queue = rss.only.unwrap_or_else(|| rss.table[hash as usize & (rss.table.len() - 1)]);
         let Some(rq) = rqs.get_mut(queue) else { return false };
         let Some(cq) = cqs.get_mut(rq.cq) else { return false };
         let at = *arrives.get_or_insert_with(crate::clock);
-        let arrival = Arrival { bytes, layers: &layers, hash, hash_type, tag, metadata, at, tunnels: rss.tunnels };
+        let arrival = Arrival { bytes, layers, hash, hash_type, tag, metadata, at, tunnels: rss.tunnels };
         let posted = rq.posted();
         if rq.state != State::Ready || cq.is_overrun() || posted == 0 || posted > rq.entries {
             if rq.state == State::Ready && posted > rq.entries {
@@ -229,7 +231,7 @@ fn untranslated(i: usize, Segment { address, key, size }: Segment, why: Refusal)
 }
 
 /// Fetches the entry at the head: where the first of its scatter list is. All are translated, even if a frame does not reach them.
-#[inline]
+#[inline(always)]
 fn fetch<'k, R: Region>(keys: &'k Keys<R>, rq: &mut Rq<R>) -> Result<Option<Room<'k, R>>, Failure> {
     rq.fetch();
     let mut first = None;
@@ -279,6 +281,7 @@ fn scatter<R: Region>(
     Err((defs::SYNDROME_LOCAL_LENGTH, format!("{left} bytes of the frame found no room behind {at}")))
 }
 
+#[inline(always)]
 fn linear<R: Region>(
     keys: &Keys<R>,
     rq: &mut Rq<R>,

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 use crate::connectx::Wrong;
 use crate::device::ObjectId;
+use crate::frame::{self, Layers};
 use crate::rules::NewMatcher;
 use crate::slab::Slab;
 use crate::topology::SteeringSpec;
@@ -184,6 +185,8 @@ struct Direction {
 #[derive(Clone, Debug)]
 struct Plain {
     likeness: Likeness,
+    /// Where the headers are of all such frames.
+    layers: Layers,
     qp: ObjectId,
     tag: u32,
     counter: Option<Arc<Counter>>,
@@ -403,10 +406,10 @@ impl Steering {
 
     /// Queue pair and tag of a frame that no rule can tell from the last one that went to a queue pair as it was.
     #[inline]
-    pub(super) fn remembered(&self, at: usize, frame: &[u8]) -> Option<(ObjectId, u32)> {
+    pub(super) fn remembered(&self, at: usize, frame: &[u8]) -> Option<(ObjectId, u32, &Layers)> {
         let port = &self.ports[at];
         let last = port.ingress.last.as_ref().filter(|_| port.sniffers.is_empty())?;
-        last.likeness.has(frame).then_some((last.qp, last.tag))
+        last.likeness.has(frame).then_some((last.qp, last.tag, &last.layers))
     }
 
     /// The frame of [`Self::remembered`] counts.
@@ -438,8 +441,10 @@ impl Steering {
                                 let (tag, counter) = (entry.action.tag.unwrap_or(0), counter.clone());
                                 let bits = ingress.bits.as_ref();
                                 let likeness = bits.and_then(|bits| Likeness::of(frame, ingress.needs, bits));
-                                ingress.last =
-                                    likeness.map(|likeness| Plain { likeness, qp, tag, counter: counter.clone() });
+                                ingress.last = likeness.map(|likeness| {
+                                    let layers = frame::parse(frame);
+                                    Plain { likeness, layers, qp, tag, counter: counter.clone() }
+                                });
                                 Verdict::Queue { qp, tag, counter }
                             }
                             _ => {
