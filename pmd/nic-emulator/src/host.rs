@@ -60,6 +60,12 @@ pub trait Region: Clone + Send + 'static {
     /// Two aligned words at once, as [`Self::load`].
     fn load_pair(&self, offset: u64) -> u64;
 
+    /// Pairs of words one behind the other, in this order, each as [`Self::load_pair`].
+    #[inline]
+    fn load_pairs<const N: usize>(&self, offset: u64) -> [u64; N] {
+        std::array::from_fn(|i| self.load_pair(offset + 8 * i as u64))
+    }
+
     /// An aligned word, ordered after what was written earlier (release). Nothing happens if it is not inside.
     fn store(&self, offset: u64, value: u32);
 

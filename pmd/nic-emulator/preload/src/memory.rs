@@ -101,6 +101,17 @@ impl Region for Pinned {
         }
     }
 
+    #[inline(always)]
+    fn load_pairs<const N: usize>(&self, offset: u64) -> [u64; N] {
+        match self.at(offset, 8 * N) {
+            Some(at) if at.cast::<u64>().is_aligned() => std::array::from_fn(|i| {
+                // SAFETY: so many pairs inside what was pinned, aligned.
+                unsafe { AtomicU64::from_ptr(at.cast::<u64>().add(i)) }.load(Ordering::Acquire)
+            }),
+            _ => [0; N],
+        }
+    }
+
     #[inline]
     fn store(&self, offset: u64, value: u32) {
         if let Some(at) = self.at(offset, 4).filter(|at| self.writable && at.cast::<u32>().is_aligned()) {
@@ -117,7 +128,7 @@ impl Region for Pinned {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn store_line(&self, offset: u64, pairs: &[u64; 8]) {
         if let Some(at) = self.at(offset, 64).filter(|at| self.writable && at.cast::<u64>().is_aligned()) {
             let ([front @ .., last], at) = (pairs, at.cast::<u64>());

@@ -135,8 +135,15 @@ pub(super) struct Held {
     pub(super) wqe: u32,
 }
 
-/// A completion entry but for its last word.
-pub(super) type Entry = [u32; 15];
+/// A completion entry but for its last word, in pairs of words: what is put together in small stores and read in large ones waits for all
+/// stores before.
+pub(super) type Entry = [u64; 8];
+
+/// Two words of an entry.
+#[inline(always)]
+pub(super) fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
 
 /// Entries that are published at once at most.
 const MOST_UNPUBLISHED: u32 = 32;
@@ -181,7 +188,7 @@ impl<R: Region> Cq<R> {
             taken: 0,
             armed: true,
             produced: 0,
-            first: (0, [0; 15], CqeTail::default()),
+            first: (0, [0; 8], CqeTail::default()),
             unpublished: 0,
         }
     }
@@ -226,9 +233,9 @@ impl<R: Region> Cq<R> {
     #[inline(always)]
     fn put(&self, index: u32, entry: &Entry, tail: CqeTail) {
         let at = u64::from(index) * u64::from(defs::CQE_BYTES);
-        let pair = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le();
-        let word = |i: usize| if i < 15 { entry[i] } else { tail.0 };
-        self.ring.store_line(at, &std::array::from_fn(|i| pair(word(2 * i), word(2 * i + 1))));
+        let [front @ .., last] = *entry;
+        let last = last | pair(0, tail.0);
+        self.ring.store_line(at, &std::array::from_fn(|i| front.get(i).copied().unwrap_or(last).to_le()));
         self.ring.release(at);
     }
 
@@ -246,12 +253,12 @@ impl<R: Region> Cq<R> {
             }
             Lie::Queue => tail = tail.with_queue(0xff_fff0),
             Lie::Kind => tail = tail.with_is_sq(1 - tail.is_sq()),
-            Lie::Length => entry[2] |= 0xffff,
-            Lie::Empty => entry[2] &= !0xffff,
+            Lie::Length => entry[1] |= 0xffff,
+            Lie::Empty => entry[1] &= !0xffff,
             Lie::Twice => self.complete(&entry, tail, events),
             Lie::Type => entry[0] |= 0x3f,
-            Lie::Position if transmit => entry[2] = u32::MAX,
-            Lie::Position => entry[14] = u32::MAX,
+            Lie::Position if transmit => entry[1] |= pair(u32::MAX, 0),
+            Lie::Position => entry[7] |= pair(u32::MAX, 0),
         }
         self.complete(&entry, tail, events);
         self.publish();

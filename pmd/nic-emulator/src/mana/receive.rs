@@ -4,10 +4,10 @@ use wirepath_nic_defs::mana as defs;
 use wirepath_nic_defs::mana::{CqeHead, CqeTail, RxFlags, WQE_UNIT};
 use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL};
 
-use super::queues::{AHEAD, Cq, Held, Rq};
-use super::transmit::{Sge, Wqe, written};
+use super::queues::{AHEAD, Cq, Held, Rq, pair};
+use super::transmit::{Sge, Wqe};
 use super::{Mana, Qp, Rss, TABLE, owner_of};
-use crate::device::{Env, Event};
+use crate::device::{Env, Event, ObjectId};
 use crate::faults::What;
 use crate::frame::{self, ETHERNET, Layers, Network, TCP, UDP};
 use crate::host::{Host, Region};
@@ -25,18 +25,18 @@ impl<H: Host> Mana<H> {
             port.counters.other_address += 1;
             return false;
         }
-        let Some(Qp::Rss(rss)) = port.steering.and_then(|qp| qps.get(qp)) else {
+        let Some(Qp::Rss(rss)) = port.steering.and_then(|qp| qps.get_mut(qp)) else {
             port.counters.no_steering += u64::from(!offered);
             return false;
         };
         let layers = frame::parse(bytes);
         let (hash, kind) = hash(rss, &layers, bytes);
         // With one queue nothing waits for the hash.
-        let queue = rss.only.unwrap_or_else(|| rss.table[hash as usize % TABLE]);
+        let queue = rss.only.unwrap_or_else(|| spread(rss, hash));
         let Some(rq) = rqs.get_mut(queue) else { return false };
         let Some(cq) = cqs.get_mut(rq.cq) else { return false };
-        let ready = !rq.work.stopped && if scan { written(&rq.work) } else { rq.work.posted() > 0 };
-        if !ready {
+        let fetched = wqe.next(&rq.work, scan, defs::MAX_RX_WQE);
+        if matches!(fetched, Ok(false)) {
             if !offered {
                 rq.no_buffer += 1;
                 port.counters.no_buffer += 1;
@@ -44,12 +44,11 @@ impl<H: Host> Mana<H> {
             return false;
         }
         rq.work.expect(AHEAD);
-        let posted = if scan { u32::MAX } else { rq.work.posted() };
         let head = rq.work.head;
         let number = rq.number.unwrap_or_default();
         let stripped = layers.vlan.is_some();
         let pieces: [&[u8]; 2] = if stripped { [&bytes[..12], &bytes[16..]] } else { [bytes, &[]] };
-        let result = wqe.fetch(&rq.work, posted, defs::MAX_RX_WQE).and_then(|()| {
+        let result = fetched.and_then(|_| {
             if wqe.count as u32 > rq.max_sge {
                 return Err(format!("{} entries, and the queue was made for {}", wqe.count, rq.max_sge));
             }
@@ -123,19 +122,20 @@ fn send_held<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>) {
 
 #[inline(always)]
 fn complete<R: Region>(rq: &Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, held: &Held, code: u32) {
-    // Words.
-    const PACKETS: usize = defs::RX_PACKETS as usize / 4;
-    const PACKET: usize = defs::RX_PACKET_BYTES as usize / 4;
-    const POSITION: usize = defs::RX_WQE_OFFSET as usize / 4;
-    let mut entry = [0; 15];
-    entry[0] = CqeHead::default().with_cqe_type(code).with_client_type(defs::CLIENT_ETHERNET).0;
-    entry[1] = held.flags;
+    const { assert!(defs::RX_PACKETS == 8 && defs::RX_PACKET_BYTES == 12 && defs::RX_WQE_OFFSET == 56) };
+    let head = CqeHead::default().with_cqe_type(code).with_client_type(defs::CLIENT_ETHERNET);
     // Those that are not there are zeros.
-    for (i, (length, hash)) in held.packets.iter().enumerate() {
-        entry[PACKETS + i * PACKET] = u32::from(*length);
-        entry[PACKETS + i * PACKET + 2] = *hash;
-    }
-    entry[POSITION] = held.wqe & (rq.work.bytes / WQE_UNIT - 1);
+    let [first, second, third, fourth] = held.packets;
+    let entry = [
+        pair(head.0, held.flags),
+        pair(first.0.into(), 0),
+        pair(first.1, second.0.into()),
+        pair(0, second.1),
+        pair(third.0.into(), 0),
+        pair(third.1, fourth.0.into()),
+        pair(0, fourth.1),
+        pair(held.wqe & (rq.work.bytes / WQE_UNIT - 1), 0),
+    ];
     let tail = CqeTail::default().with_queue(rq.number.unwrap_or_default());
     if !env.orders.is_empty()
         && let Some(What::Hostile { lie, .. }) =
@@ -150,6 +150,14 @@ fn complete<R: Region>(rq: &Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, held: &Hel
 
 /// Copies a frame into the buffers of a descriptor: how much of it fitted.
 fn scatter<R: Region>(keys: &Keys<R>, pd: u32, wqe: &Wqe, pieces: [&[u8]; 2]) -> Result<usize, (usize, Sge, Refusal)> {
+    if let ([sge], [whole, []]) = (wqe.sges(), pieces)
+        && whole.len() <= sge.size as usize
+    {
+        let (region, offset) =
+            keys.find(sge.key, sge.address, u64::from(sge.size), pd, true).map_err(|why| (0, *sge, why))?;
+        let _ = region.write(offset, whole);
+        return Ok(whole.len());
+    }
     let mut written = 0;
     let mut pieces = pieces.into_iter();
     let mut rest: &[u8] = pieces.next().unwrap_or_default();
@@ -175,9 +183,15 @@ fn scatter<R: Region>(keys: &Keys<R>, pd: u32, wqe: &Wqe, pieces: [&[u8]; 2]) ->
     Ok(written)
 }
 
+/// The queue that a hash leads to. By a call, in whose place no address is chosen that needs the hash.
+#[inline(never)]
+fn spread(rss: &Rss, hash: u32) -> ObjectId {
+    rss.table[hash as usize % TABLE]
+}
+
 /// The hash by which a frame is spread, and what went into it.
 #[inline]
-fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, u32) {
+fn hash(rss: &mut Rss, layers: &Layers, bytes: &[u8]) -> (u32, u32) {
     let Some(network) = layers.network else { return (0, 0) };
     let (addresses_wanted, ports_tcp, ports_udp, plain, tcp, udp) = match network {
         Network::V4 => (
@@ -200,13 +214,18 @@ fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, u32) {
     if rss.fields & addresses_wanted == 0 {
         return (0, 0);
     }
-    let addresses = layers.addresses(bytes);
-    let ports = || &bytes[layers.l4..layers.l4 + 4];
-    match layers.protocol {
-        TCP if rss.fields & ports_tcp != 0 => (rss.hash.hash([addresses, ports()]), tcp),
-        UDP if rss.fields & ports_udp != 0 => (rss.hash.hash([addresses, ports()]), udp),
-        _ => (rss.hash.hash([addresses]), plain),
-    }
+    let kind = match layers.protocol {
+        TCP if rss.fields & ports_tcp != 0 => tcp,
+        UDP if rss.fields & ports_udp != 0 => udp,
+        _ => return (rss.hash.hash([layers.addresses(bytes)]), plain),
+    };
+    // Without options, addresses and ports lie one behind the other.
+    let tuple = bytes[layers.l3 + 12..].first_chunk();
+    let hash = match tuple.filter(|_| network == Network::V4 && layers.l4 == layers.l3 + 20) {
+        Some(tuple) => rss.hash.hash_tuple(tuple),
+        None => rss.hash.hash([layers.addresses(bytes), &bytes[layers.l4..layers.l4 + 4]]),
+    };
+    (hash, kind)
 }
 
 /// What the completion says about a frame.

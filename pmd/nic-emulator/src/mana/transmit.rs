@@ -44,8 +44,42 @@ impl Wqe {
         &self.sges[..self.count]
     }
 
-    /// Fetches the descriptor at the head of a queue. `posted` units may belong to it.
-    pub(super) fn fetch<R: Region>(&mut self, work: &Work<R>, posted: u32, longest: u32) -> Result<(), String> {
+    /// Fetches the descriptor at the head of a queue: of those that doorbells have posted, or in scan mode of those that the driver has
+    /// finished. `Ok(false)`: there is none.
+    #[inline]
+    pub(super) fn next<R: Region>(&mut self, work: &Work<R>, scan: bool, longest: u32) -> Result<bool, String> {
+        let posted = if scan { u32::MAX } else { work.posted() };
+        if work.stopped || posted == 0 {
+            return Ok(false);
+        }
+        let at = work.at(0);
+        let header = work.ring.load_pair(at);
+        if scan && header == 0 {
+            return Ok(false);
+        }
+        let flags = WqeFlags((header >> 32) as u32);
+        // As most of them are.
+        if (flags.oob_words(), flags.sges()) == (defs::OOB_WORDS_SHORT, 1) {
+            // It is written front to back: what is there when its end is there is all of it.
+            let what = work.ring.load_pair(at + 24);
+            let [again, oob, address] = work.ring.load_pairs(at);
+            if scan && (what >> 32 == 0 || address == 0 || again != header) {
+                return Ok(false);
+            }
+            (self.last, self.flags) = (WqeLast(header as u32), flags);
+            self.oob = [oob as u32, (oob >> 32) as u32, 0, 0, 0, 0];
+            self.sges[0] = Sge { address, key: what as u32, size: (what >> 32) as u32 };
+            (self.count, self.units) = (1, 1);
+            return Ok(true);
+        }
+        if scan && !written(work) {
+            return Ok(false);
+        }
+        self.fetch(work, posted, longest).map(|()| true)
+    }
+
+    /// The same for any kind of it. `posted` units may belong to it.
+    fn fetch<R: Region>(&mut self, work: &Work<R>, posted: u32, longest: u32) -> Result<(), String> {
         let mut bytes = [0; WQE_UNIT as usize];
         if !work.ring.read(work.at(0), &mut bytes) {
             return Err("the ring is smaller than it should be".to_owned());
@@ -79,14 +113,6 @@ impl Wqe {
             *value = if (i as u32) * 4 < oob { word(8 + 4 * i) } else { 0 };
         }
         self.count = sges as usize;
-        if oob == defs::OOB_SHORT && sges == 1 {
-            self.sges[0] = Sge {
-                address: u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes")),
-                key: word(24),
-                size: word(28),
-            };
-            return Ok(());
-        }
         let mut at = defs::WQE_HEADER + oob;
         for sge in &mut self.sges[..self.count] {
             let mut entry = [0; defs::SGE_BYTES as usize];
@@ -105,7 +131,7 @@ impl Wqe {
 
 /// Whether the driver has finished the descriptor at the head: for the scan mode, which has no doorbell to tell. A descriptor is
 /// written front to back, so its last entry is looked at, and then its header again.
-pub(super) fn written<R: Region>(work: &Work<R>) -> bool {
+fn written<R: Region>(work: &Work<R>) -> bool {
     let header = work.ring.load_pair(work.at(0));
     if header == 0 {
         return false;
@@ -150,12 +176,16 @@ impl<H: Host> Mana<H> {
                 Sender { sq, cq, keys, port: &mut ports[port], spec: &spec.ports[port], wqe, name: &spec.name };
             let mut budget = TURN;
             let scan = Self::scans(env);
-            while budget > 0 && sender.ready(scan) && !env.outbox.is_full() {
+            while budget > 0 && !env.outbox.is_full() {
+                let fetched = sender.wqe.next(&sender.sq.work, scan, defs::MAX_TX_WQE);
+                if matches!(fetched, Ok(false)) {
+                    break;
+                }
                 if budget == TURN {
                     (1..AHEAD / 64).for_each(|line| sender.sq.work.expect(64 * line));
                 }
                 sender.sq.work.expect(AHEAD);
-                sender.one(env, scan);
+                sender.one(env, scan, fetched);
                 budget -= 1;
             }
             cq.publish();
@@ -185,18 +215,8 @@ struct Sender<'s, R> {
 
 impl<R: Region> Sender<'_, R> {
     #[inline]
-    fn ready(&self, scan: bool) -> bool {
-        if self.sq.work.stopped {
-            return false;
-        }
-        if scan { written(&self.sq.work) } else { self.sq.work.posted() > 0 }
-    }
-
-    #[inline]
-    fn one(&mut self, env: &mut Env<'_>, scan: bool) {
-        let posted = if scan { u32::MAX } else { self.sq.work.posted() };
-        let fetched = self.wqe.fetch(&self.sq.work, posted, defs::MAX_TX_WQE);
-        let result = fetched.map_err(stop_queue).and_then(|()| self.packet(env));
+    fn one(&mut self, env: &mut Env<'_>, scan: bool, fetched: Result<bool, String>) {
+        let result = fetched.map_err(stop_queue).and_then(|_| self.packet(env));
         let at = self.sq.work.head;
         self.sq.work.consume(self.wqe.units, scan);
         match result {
@@ -221,12 +241,11 @@ impl<R: Region> Sender<'_, R> {
 
     #[inline]
     fn complete(&mut self, env: &mut Env<'_>, code: u32, at: u32) {
-        let mut entry = [0; 15];
         let vendor = if code == defs::CQE_TX_OKAY { 0 } else { code };
         let head =
             CqeHead::default().with_cqe_type(code).with_client_type(defs::CLIENT_ETHERNET).with_vendor_error(vendor);
-        entry[0] = head.0;
-        entry[2] = TxOffset::default().with_wqe(at & (self.sq.work.bytes / WQE_UNIT - 1)).0;
+        let offset = TxOffset::default().with_wqe(at & (self.sq.work.bytes / WQE_UNIT - 1));
+        let entry = [head.0.into(), offset.0.into(), 0, 0, 0, 0, 0, 0];
         let tail = CqeTail::default().with_queue(self.sq.number).with_is_sq(1);
         self.sq.completions += 1;
         if !env.orders.is_empty()
