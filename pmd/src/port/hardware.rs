@@ -361,7 +361,8 @@ pub trait RuleHardware: Send {
     /// What a rule with [`HardwareRule::count`] has counted.
     fn count(&mut self, id: HardwareRuleId) -> Option<HardwareCount>;
 
-    /// Changes whenever the device has lost its rules (it was mended, or came back): all are to be installed anew.
+    /// Changes whenever the device has lost rules (it was mended, or came back): all are to be installed anew. Those of before are removed as
+    /// ever, which says what they have counted.
     fn epoch(&self) -> u64 {
         0
     }

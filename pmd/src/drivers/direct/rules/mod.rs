@@ -95,9 +95,9 @@ impl<B: Backend> Drop for Held<B> {
         if !all && self.reception != Some(state.receptions) {
             return;
         }
-        for entry in state.rules.values_mut().filter(|entry| all || entry.rule.direction == Direction::Ingress) {
-            entry.before = entry.last;
-            entry.live = None;
+        state.take_out(Direction::Ingress);
+        if all {
+            state.take_out(Direction::Egress);
         }
         state.reception = None;
         if all {
@@ -138,8 +138,27 @@ impl<B: Backend> Rules<B> {
 }
 
 impl<B: Backend> State<B> {
-    /// Puts the rules of a direction back, those that are asked first before the others.
+    /// Has no rule of a direction in the device any more. What they have counted stays.
+    fn take_out(&mut self, direction: Direction) {
+        let live = self.rules.iter().filter(|(_, entry)| entry.live.is_some() && entry.rule.direction == direction);
+        let live: Vec<u64> = live.map(|(id, _)| *id).collect();
+        for id in live {
+            // The last time that it can be asked, unless the device is gone already.
+            self.look(HardwareRuleId(id));
+            if let Some(entry) = self.rules.get_mut(&id) {
+                entry.before = entry.last;
+                entry.live = None;
+            }
+        }
+    }
+
+    /// Puts the rules of a direction back, those that are asked first before the others. If one is refused, its owner has to begin anew.
+    /// At reception none is there then, because those below would have the packets of those that are not; at transmission each has
+    /// packets of its own.
     fn put_back(&mut self, direction: Direction) {
+        // Of queues that nobody receives from any more.
+        self.take_out(direction);
+        let mut refused = false;
         let mut wanted: Vec<(u16, u64)> = self
             .rules
             .iter()
@@ -157,12 +176,15 @@ impl<B: Backend> State<B> {
                 }
                 Err(refusal) => {
                     tracing::warn!("rules do not come back into the device: {refusal}");
-                    self.rules.clear();
-                    self.epoch += 1;
-                    return;
+                    refused = true;
+                    if direction == Direction::Ingress {
+                        self.take_out(direction);
+                        break;
+                    }
                 }
             }
         }
+        self.epoch += u64::from(refused);
     }
 
     fn make(&mut self, rule: &HardwareRule) -> Result<B::Live, RuleRefusal> {
@@ -307,4 +329,71 @@ pub(crate) fn refused(error: &Error) -> RuleRefusal {
         _ => (RefusalKind::Refused, "nothing more is known"),
     };
     RuleRefusal { kind, errno, reason: format!("{error} ({meaning})") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::flow::{Field, Item, ItemKind};
+    use crate::port::hardware::{RuleBackend, TableCapabilities};
+
+    /// What the device counts for each of its rules, and the level of those that it refuses.
+    struct Model(Arc<AtomicU64>, Option<u16>);
+
+    impl Backend for Model {
+        type Live = u64;
+
+        fn tells(&self, _: &HardwareRule, _: &FieldSet) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn install(&mut self, rule: &HardwareRule, _: &[Place]) -> Result<u64, RuleRefusal> {
+            if Some(rule.level) == self.1 { Err(unsupported("this")) } else { Ok(self.0.load(Ordering::Relaxed)) }
+        }
+
+        fn count(&mut self, since: &u64) -> Option<HardwareCount> {
+            Some(HardwareCount { packets: self.0.load(Ordering::Relaxed) - since, bytes: 0 })
+        }
+    }
+
+    fn counted(level: u16) -> HardwareRule {
+        HardwareRule {
+            direction: Direction::Egress,
+            level,
+            pattern: vec![Item::new(ItemKind::Meta).exact(Field::MetaData, level.into())],
+            actions: Vec::new(),
+            fate: RuleFate::Next,
+            tag: None,
+            count: true,
+            in_order: false,
+        }
+    }
+
+    #[test]
+    fn what_was_counted_is_kept_while_the_device_is_away_and_when_it_takes_rules_no_more() {
+        let egress = Some(TableCapabilities { levels: 2, ..TableCapabilities::default() });
+        let mut rules =
+            Rules::new(RuleCapabilities { egress, ..RuleCapabilities::none("model", "nic", RuleBackend::Dv) });
+        let packets = Arc::new(AtomicU64::new(0));
+        let more = |n| packets.fetch_add(n, Ordering::Relaxed);
+        let held = rules.open(Model(Arc::clone(&packets), None));
+        let ids = [0, 1].map(|level| rules.install(&counted(level)).unwrap());
+        // Nobody has looked when it goes.
+        more(5);
+        drop(held);
+        more(100);
+        let tell = |rules: &mut Rules<Model>| ids.map(|id| rules.count(id).unwrap().packets);
+        assert_eq!(tell(&mut rules), [5, 5]);
+        let held = rules.open(Model(Arc::clone(&packets), None));
+        more(2);
+        assert_eq!((tell(&mut rules), rules.epoch()), ([7, 7], 0));
+        drop(held);
+        // One is refused: the other has its own packets, and is there until its owner has heard.
+        let _held = rules.open(Model(Arc::clone(&packets), Some(0)));
+        more(1);
+        assert_eq!((tell(&mut rules), rules.epoch()), ([7, 8], 1));
+        assert_eq!(ids.map(|id| rules.remove(id).unwrap().packets), [7, 8]);
+    }
 }
