@@ -145,19 +145,26 @@ fn rules_that_come_and_go_by_a_nic_that_refuses_some_keep_order_and_counters() {
         let mut bench = bench(can);
         bench.use_hardware();
         let wish = Wish { packets: PACKETS, everywhere: false, can: None, may: &|_| true };
-        let case = Case::new(&mut rng, &bench.ports, Direction::Ingress, &wish);
+        let direction = if seed % 4 == 3 { Direction::Egress } else { Direction::Ingress };
+        let case = Case::new(&mut rng, &bench.ports, direction, &wish);
         bench.set(&case.rules);
         let (mut reference, mut counts) = (reference(&case.rules), vec![(0, 0); case.rules.len()]);
         let mut before = bench.control.placements();
         for round in 0..8 {
             for nic in &bench.nics {
                 // Every time it is asked; now and then it takes all.
-                let rng = Rng::new(rng.next());
-                nic.lock().unwrap().moody = (round % 4 != 3).then_some(rng);
+                let mut rng = Rng::new(rng.next());
+                let mut nic = nic.lock().unwrap();
+                nic.moody = (round % 4 != 3).then_some(rng.clone());
+                // It was mended, and the first to hear of that is a change or the next tick.
+                if rng.one_in(4) {
+                    nic.lose();
+                }
             }
             // Above all others, and gone again: what it overlaps with leaves the NIC and is put back.
             if rng.one_in(2) {
-                let more: Rule = rng.pick(&["ingress: tcp dst 1 => drop", "ingress: any => count"]).parse().unwrap();
+                let more = rng.pick(&["DIRECTION: tcp dst 1 => drop", "DIRECTION: any => count"]);
+                let more: Rule = more.replace("DIRECTION", direction.name()).parse().unwrap();
                 let first = [vec![more], case.rules.clone()].concat();
                 bench.set(&first);
                 bench.set(&case.rules);

@@ -355,7 +355,8 @@ impl RuleControl {
     /// Leaves an encapsulation to the device of a port: packets that are sent there with this number as transmit metadata get the header.
     /// The sender has checked their length, and left nothing to be done behind it.
     pub fn own_encap(&mut self, plane: &mut ControlPlane, port: PortId, header: &Reformat) -> Result<u32, Obstacle> {
-        self.hardware.own_encap(plane, port, header)
+        let now = plane.now();
+        self.hardware.own_encap(plane, &mut self.table, (port, header), now)
     }
 
     /// No packet is sent with this number any more.

@@ -33,6 +33,8 @@ pub(crate) struct Model {
     can: RuleCapabilities,
     /// As they came, as rules that do the same, and what they have counted.
     rules: BTreeMap<u64, (HardwareRule, Vec<Rule>, HardwareCount)>,
+    /// What those have counted that it has lost and nobody has removed.
+    lost: BTreeMap<u64, HardwareCount>,
     next: u64,
     epoch: u64,
     /// Refuses everything.
@@ -46,8 +48,16 @@ pub(crate) struct Model {
 impl Model {
     /// A started port of such a NIC.
     pub(crate) fn port(can: RuleCapabilities, id: PortId, pool: &Pool) -> (Shared, Port) {
-        let model =
-            Self { can, rules: BTreeMap::new(), next: 0, epoch: 0, refuse: None, moody: None, fault: Fault::None };
+        let model = Self {
+            can,
+            rules: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            next: 0,
+            epoch: 0,
+            refuse: None,
+            moody: None,
+            fault: Fault::None,
+        };
         let model = Arc::new(Mutex::new(model));
         let plan = ModelPlan(Arc::clone(&model));
         let open = OpenPort::open(format!("p{id}"), Box::new(plan)).unwrap();
@@ -61,7 +71,7 @@ impl Model {
 
     /// All of its rules are gone.
     pub(crate) fn lose(&mut self) {
-        self.rules.clear();
+        self.lost.extend(std::mem::take(&mut self.rules).into_iter().map(|(id, (.., count))| (id, count)));
         self.epoch += 1;
     }
 
@@ -267,11 +277,14 @@ impl RuleHardware for Handle {
     }
 
     fn remove(&mut self, id: HardwareRuleId) -> Result<HardwareCount, RuleRefusal> {
-        Ok(self.0.lock().unwrap().rules.remove(&id.0).expect("it is there").2)
+        let mut model = self.0.lock().unwrap();
+        let lost = model.lost.remove(&id.0);
+        Ok(lost.unwrap_or_else(|| model.rules.remove(&id.0).expect("it is there").2))
     }
 
     fn count(&mut self, id: HardwareRuleId) -> Option<HardwareCount> {
-        self.0.lock().unwrap().rules.get(&id.0).map(|it| it.2)
+        let model = self.0.lock().unwrap();
+        model.rules.get(&id.0).map(|it| it.2).or_else(|| model.lost.get(&id.0).copied())
     }
 
     fn epoch(&self) -> u64 {

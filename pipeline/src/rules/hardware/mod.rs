@@ -229,9 +229,11 @@ impl HardwareRules {
     pub(super) fn own_encap(
         &mut self,
         devices: &mut dyn Devices,
-        port: PortId,
-        reformat: &Reformat,
+        table: &mut RuleTable,
+        (port, reformat): (PortId, &Reformat),
+        now: u64,
     ) -> Result<u32, Obstacle> {
+        self.renew(devices, table, now);
         let stop = |why: String| Obstacle::new("encap", why);
         let it = self.ports.iter_mut().find(|it| it.port == port).ok_or_else(|| stop("no rule hardware".to_owned()))?;
         it.plan.judge.own_encap(reformat)?;
@@ -295,6 +297,7 @@ impl HardwareRules {
         added: &[(RuleId, Arc<Rule>)],
         now: u64,
     ) {
+        self.renew(devices, table, now);
         let Self { ports, draining, banked, own, .. } = self;
         for it in ports {
             let added: Vec<(RuleId, &Arc<Rule>, FieldSet)> = added
@@ -342,18 +345,12 @@ impl HardwareRules {
 
     /// To be called now and then: asks again where a device has refused, and takes tags back.
     pub(super) fn tick(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
-        let Self { ports, draining, banked, space, own, encaps, lost, .. } = self;
+        self.renew(devices, table, now);
+        let Self { ports, draining, banked, space, own, .. } = self;
         for it in ports.iter_mut() {
             let Some(device) = devices.rule_hardware(it.port) else { continue };
             it.stuck.retain(|id| device.remove(*id).is_err());
-            if device.epoch() != it.epoch {
-                it.epoch = device.epoch();
-                let can = device.capabilities();
-                it.lost(devices, can, draining, now);
-                encaps.retain(|(port, _), _| *port != it.port);
-                *lost += 1;
-                it.install(devices, table, (space, own), (draining, banked), now);
-            } else if now >= it.again {
+            if now >= it.again {
                 let some: Vec<(Place, RuleId)> = it.plan.refused_behind(it.asked).take(ANEW).collect();
                 it.asked = some.last().copied().filter(|_| some.len() == ANEW);
                 // As long as it takes them, it is asked about more at once; a refusal puts that off.
@@ -366,6 +363,27 @@ impl HardwareRules {
             }
         }
         self.drain(devices, table, now);
+    }
+
+    /// Begins anew with devices that have lost rules. Before anything else is done with them: what is said to be installed must be, or
+    /// rules below it would have its packets.
+    fn renew(&mut self, devices: &mut dyn Devices, table: &mut RuleTable, now: u64) {
+        let Self { ports, draining, banked, encaps, lost, .. } = self;
+        for it in ports {
+            let Some(device) = devices.rule_hardware(it.port) else { continue };
+            if device.epoch() == it.epoch {
+                continue;
+            }
+            it.epoch = device.epoch();
+            let can = device.capabilities();
+            it.lost(devices, table, can, (&mut *draining, &mut *banked), now);
+            let mut own = Batch::new(it.port, Vec::new(), now);
+            for ((_, number), id) in encaps.extract_if(|(port, _), _| *port == it.port) {
+                own.push(number & !METADATA, None, vec![id]);
+            }
+            draining.push(own);
+            *lost += 1;
+        }
     }
 
     /// Takes back the tags that no packet can carry any more.
@@ -728,18 +746,28 @@ impl PortRules {
         Ok(())
     }
 
-    /// The device has lost all of its rules, and may be another now.
-    fn lost(&mut self, devices: &dyn Devices, can: RuleCapabilities, draining: &mut Drains, now: u64) {
-        let mut tags = Batch::new(self.port, devices.receive_rings(self.port), now);
-        for (_, it) in self.installed.drain() {
-            it.tag.into_iter().for_each(|tag| tags.push(tag, it.record, Vec::new()));
+    /// The device has lost rules, and may be another now. Nothing is taken to be there any more; what is, goes.
+    fn lost(
+        &mut self,
+        devices: &mut dyn Devices,
+        table: &mut RuleTable,
+        can: RuleCapabilities,
+        books: Books<'_>,
+        now: u64,
+    ) {
+        let mut evict = Evict::default();
+        let all: Vec<RuleId> = self.installed.keys().copied().collect();
+        all.into_iter().for_each(|id| evict.add(self, id, None));
+        self.evict(devices, table, evict, books, now);
+        let aside = std::mem::take(&mut self.aside);
+        if let Some(device) = devices.rule_hardware(self.port).filter(|_| !aside.is_empty()) {
+            undo(device, aside, &mut self.stuck);
+            // Packets with numbers of before are on their way: they are not to go out bare. What is refused is asked for again later.
+            let _ = self.set_aside(device);
         }
-        draining.push(tags);
         self.asked = None;
-        self.aside.clear();
-        self.stuck.clear();
+        self.again = now;
         self.wanted.clear();
-        self.counters = 0;
         self.plan.judge_anew(can);
         let mut evict = Evict::default();
         self.replan(&mut evict);
