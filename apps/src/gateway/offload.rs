@@ -32,12 +32,16 @@ pub struct Offload {
 #[derive(Clone, Copy, Debug, Default)]
 struct Remote {
     opens: bool,
-    /// Next hop of the header, and its number; `None`: the NIC does not take it to this one.
-    wraps: Option<(MacAddr, Option<u32>)>,
+    /// Next hop of the header, and its number; `Err`: the NIC does not take it to this one, and when it is asked again.
+    wraps: Option<(MacAddr, Result<u32, u64>)>,
 }
 
 /// Nanoseconds between two looks at the remotes.
 const LOOK: u64 = 100_000_000;
+/// Nanoseconds until a NIC is asked again for what it has refused.
+const AGAIN: u64 = 1_000_000_000;
+/// What the configuration stands in the way of, it always does.
+const NEVER: u64 = u64::MAX;
 
 /// To be called on every tick: gives the NIC what is new, and takes back what is old.
 pub fn leave_to_nic(reporting: &mut Reporting, rules: &mut RuleControl, plane: &mut ControlPlane) {
@@ -51,8 +55,10 @@ pub fn leave_to_nic(reporting: &mut Reporting, rules: &mut RuleControl, plane: &
     if offload.lost != rules.hardware().lost() {
         offload.lost = rules.hardware().lost();
         for (index, remote) in offload.remotes.iter_mut().enumerate() {
-            remote.wraps = None;
             gateway.encapsulated_by_nic(index, None);
+            if let Some((_, Ok(number))) = remote.wraps.take() {
+                rules.drop_encap(plane, port, number);
+            }
         }
     }
     // Rules at egress see packets as they leave, so they must be whole by then.
@@ -75,10 +81,24 @@ pub fn leave_to_nic(reporting: &mut Reporting, rules: &mut RuleControl, plane: &
             number.into_iter().for_each(|number| rules.drop_encap(plane, port, number));
             remote.wraps = None;
         }
-        if let (None, Some(hop)) = (remote.wraps, tunnel.next_hop) {
-            let number = wrap(gateway, rules, plane, port, tunnel, hop);
+        let due = remote.wraps.is_none_or(|(_, number)| number.is_err_and(|again| again <= now));
+        if let Some(hop) = tunnel.next_hop.filter(|_| due) {
+            let (to, vni) = (tunnel.remote, tunnel.vni);
+            let number = match wrap(gateway, rules, plane, port, tunnel, hop) {
+                Ok(number) => {
+                    tracing::info!("tunnel to {to} (VNI {vni}): headers are put on in the NIC");
+                    Ok(number)
+                }
+                Err((why, again)) => {
+                    // Once is enough.
+                    if remote.wraps.is_none() {
+                        tracing::info!("tunnel to {to} (VNI {vni}): headers are put on in software: {why}");
+                    }
+                    Err(if again { now + AGAIN } else { NEVER })
+                }
+            };
             remote.wraps = Some((hop, number));
-            gateway.encapsulated_by_nic(index, number);
+            gateway.encapsulated_by_nic(index, number.ok());
         }
     }
 }
@@ -105,7 +125,7 @@ fn open(
     }
 }
 
-/// Has the NIC put the header of a remote on: the number that says so.
+/// Has the NIC put the header of a remote on: the number that says so, or why not, and whether it may another time.
 fn wrap(
     gateway: &GatewayControl,
     rules: &mut RuleControl,
@@ -113,28 +133,23 @@ fn wrap(
     port: PortId,
     tunnel: &Tunnel,
     hop: MacAddr,
-) -> Option<u32> {
+) -> Result<u32, (String, bool)> {
     let (config, us) = (gateway.config(), gateway.mac());
-    let refuse = |why: String| {
-        tracing::info!("tunnel to {} (VNI {}): headers are put on in software: {why}", tunnel.remote, tunnel.vni);
-        None
-    };
+    let never = |why: &str| Err((why.to_owned(), false));
     if config.underlay.source_ports != ALL_PORTS {
-        return refuse("the NIC chooses source ports from all dynamic ones".to_owned());
+        return never("the NIC chooses source ports from all dynamic ones");
     }
     let hops = |_: IpAddr| (us, hop);
     let rule = match encap(config, tunnel.local, tunnel.remote, tunnel.vni, 0, &hops) {
         Ok(Some(rule)) => rule,
-        Ok(None) => return refuse("the outer DSCP is that of each packet".to_owned()),
-        Err(error) => return refuse(error.to_string()),
+        Ok(None) => return never("the outer DSCP is that of each packet"),
+        Err(error) => return never(&error.to_string()),
     };
-    let Some(Action::Reformat(header)) = rule.actions().first() else { return None };
-    match rules.own_encap(plane, port, header) {
-        Ok(number) => {
-            tracing::info!("tunnel to {} (VNI {}): headers are put on in the NIC", tunnel.remote, tunnel.vni);
-            Some(number)
+    match rule.actions().first() {
+        Some(Action::Reformat(header)) => {
+            rules.own_encap(plane, port, header).map_err(|obstacle| (obstacle.to_string(), true))
         }
-        Err(obstacle) => refuse(obstacle.to_string()),
+        _ => never("the rule has no header"),
     }
 }
 

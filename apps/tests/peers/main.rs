@@ -94,6 +94,7 @@ over! {
     by("mlx5", false),
     offload: crate::offload::software_touches_no_tunnel_header;
     off: crate::offload::off_is_off;
+    asked_again: crate::offload::a_nic_that_refuses_is_asked_again;
 }
 over! {
     mlx5_segmentation,

@@ -27,6 +27,21 @@ pub(crate) fn software_touches_no_tunnel_header(way: Way) {
     }
 }
 
+/// What the NIC refuses for a while is done in software for a while: it is asked again.
+pub(crate) fn a_nic_that_refuses_is_asked_again(way: Way) {
+    let world = World::new(way, 1, 1, 1500);
+    let mut gateway = world.start_refused("create_flow_action", 4);
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    // Two refusals of each direction, a second apart.
+    std::thread::sleep(Duration::from_secs(5));
+    assert!(pings(&world.hosts[0], &remote_address(0), 56, 200));
+    let summary = gateway.stop();
+    let segment = &summary.json["app"]["segments"][0];
+    for by_nic in ["nic_decapsulated", "nic_encapsulated"] {
+        assert!(segment[by_nic].as_u64().is_some_and(|packets| packets >= 200), "{by_nic}: {}", summary.json);
+    }
+}
+
 /// The same traffic with the NIC told to stay out of it.
 pub(crate) fn off_is_off(way: Way) {
     let world = World::new(way, 1, 1, 1500);

@@ -26,10 +26,15 @@ pub(crate) struct Program {
 impl Program {
     /// Starts `binary --config FILE --json` in a namespace.
     pub(crate) fn start(place: &Namespace, binary: &str, config: &str) -> Self {
+        Self::start_with_faults(place, binary, config, "")
+    }
+
+    /// The same, with faults of the emulated NICs behind its ports.
+    pub(crate) fn start_with_faults(place: &Namespace, binary: &str, config: &str, faults: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("config.toml");
         std::fs::write(&file, config).expect("write the configuration");
-        let nics = nics(place, &folder, config);
+        let nics = nics(place, &folder, config, faults);
         let mut arguments: Vec<String> = Vec::new();
         if let Some(nics) = &nics {
             arguments.push("env".to_owned());
@@ -105,7 +110,7 @@ impl Program {
 
 /// A NIC for each port of a configuration whose driver has emulated ones, linked to the interface of the port's name and with its address: as if the NIC's own
 /// interface were there.
-fn nics(place: &Namespace, folder: &TempDir, config: &str) -> Option<Launch> {
+fn nics(place: &Namespace, folder: &TempDir, config: &str, faults: &str) -> Option<Launch> {
     let file = |name: &str| folder.path().join(name).display().to_string();
     let mut topology = format!("log = '{}'\ncontrol = '{}'\n", file("nic.log"), file("control"));
     let mut number = 0;
@@ -119,7 +124,7 @@ fn nics(place: &Namespace, folder: &TempDir, config: &str) -> Option<Launch> {
         topology += &format!("mac = '{mac}'\nlink = 'veth:{device}'\n");
         number += 1;
     }
-    (number > 0).then(|| launch::prepare(&topology))
+    (number > 0).then(|| launch::prepare(&(topology + faults)))
 }
 
 impl Drop for Program {

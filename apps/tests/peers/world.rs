@@ -210,6 +210,12 @@ impl World {
         self.ports() + &self.segment("blue", VNI, &attach)
     }
 
+    /// The same, where the underlay's NIC refuses a command so many times.
+    pub(crate) fn start_refused(&self, command: &str, count: u32) -> Program {
+        let fault = format!("[[fault]]\nkind = 'refuse'\ndevice = 'nic-wan'\ncommand = '{command}'\ncount = {count}\n");
+        Program::start_with_faults(&self.gateway, GATEWAY, &self.one_segment(), &fault)
+    }
+
     /// The same, with all of it done by the workers.
     pub(crate) fn start_without_nic(&self) -> Program {
         self.start_with(&(self.one_segment() + "[rules]\nhardware = \"off\"\n"))
