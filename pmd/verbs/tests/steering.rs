@@ -5,8 +5,8 @@ use wirepath_nic_defs::mlx5::{MODIFY_TTL, header, misc, misc3};
 use wirepath_nic_emulator::launch;
 use wirepath_testlab::skip_or_fail;
 use wirepath_verbs::flow::{
-    Counted, Counters, DONT_TRAP, EspFilter, EthFilter, Flow, FlowAttr, FlowType, GreFilter, Ipv4ExtFilter, Ipv4Filter,
-    Ipv6Filter, MplsFilter, Spec, TcpFilter, TunnelFilter, UdpFilter,
+    Counted, Counters, DONT_TRAP, EGRESS, EspFilter, EthFilter, Flow, FlowAttr, FlowType, GreFilter, Ipv4ExtFilter,
+    Ipv4Filter, Ipv6Filter, MplsFilter, Spec, TcpFilter, TunnelFilter, UdpFilter,
 };
 use wirepath_verbs::mlx5::*;
 use wirepath_verbs::*;
@@ -64,7 +64,7 @@ fn every_spec_and_type_of_flow_goes_through_the_real_library() {
         return;
     }
     launch::under("every_spec_and_type_of_flow_goes_through_the_real_library", ALL, || {
-        let Port { rss, .. } = port();
+        let Port { mlx5, rss } = port();
         let ipv4 = Ipv4Filter { src_ip: 0x0a00_0001, dst_ip: 0 }.under(Ipv4Filter { src_ip: u32::MAX, dst_ip: 0 });
         let proto = |proto| Ipv4ExtFilter { proto, ..Ipv4ExtFilter::default() };
         let tos = |tos| Ipv4ExtFilter { tos, ..Ipv4ExtFilter::default() };
@@ -94,12 +94,26 @@ fn every_spec_and_type_of_flow_goes_through_the_real_library() {
         }
         let copies = FlowAttr { flow_type: FlowType::NORMAL, priority: 3, port: 1, flags: DONT_TRAP };
         drop(FlowRule::new(&rss, &Flow::new(copies).with(eth)).unwrap());
+        // Actions of mlx5, each in its table; the flow keeps them.
+        let hop = ModifyHeader::<Ingress>::new(&mlx5, &[Modification::add(MODIFY_TTL, 0xff)]).unwrap();
+        let flow = Flow::normal(1, 9).with(eth).with(ipv4).with(Spec::Tag(3)).action(&hop);
+        let rule = FlowRule::new(&rss, &flow.clone().action(&Reformat::l2_tunnel_to_l2(&mlx5).unwrap())).unwrap();
+        drop(flow);
+        assert!(hop.is_used());
+        drop(rule);
+        assert!(!hop.is_used());
+        let headers = self::vxlan(0);
+        let sent = Flow::new(FlowAttr { flow_type: FlowType::NORMAL, priority: 0, port: 1, flags: EGRESS }).with(eth);
+        let wrap = Reformat::l2_to_l2_tunnel(&mlx5, &headers).unwrap();
+        drop(FlowRule::new(&rss, &sent.clone().action(&wrap)).unwrap());
+        drop(FlowRule::new(&rss, &sent.clone().with(Spec::Drop)).unwrap());
         // What the kernel refuses, with its numbers.
         let refusals = [
             (Flow::normal(1, 0).with(EspFilter::any()), libc::EOPNOTSUPP),
             (Flow::normal(1, 16).with(eth), libc::ENOMEM),
             (Flow::normal(2, 0).with(eth), libc::EINVAL),
             (Flow::normal(1, 0).with(proto(6).under(proto(0xff))).with(udp), libc::EINVAL),
+            (Flow::normal(1, 0).with(eth).action(&hop).action(&hop), libc::EINVAL),
         ];
         for (flow, expected) in refusals {
             assert_eq!(errno(FlowRule::new(&rss, &flow)), Some(expected), "{flow:?}");
