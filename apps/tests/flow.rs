@@ -206,6 +206,8 @@ fn a_recorded_nic_tells_where_rules_would_run() {
     std::fs::write(nic, NIC.replace("\"vni\"", "\"vin\"")).unwrap();
     let (code, _, error) = said(&["explain", config, "--capabilities", nic], "");
     assert!(code == 2 && error.contains("item \"vxlan\" has no field \"vin\""), "{error}");
+    let (code, _, error) = said(&["explain", config, "--capabilities", config], "");
+    assert!(code == 2 && error.contains("not what `wirepath devices --rules` prints"), "{error}");
 }
 
 #[test]

@@ -150,7 +150,10 @@ fn why(rule: &Rule, port: &PortSettings, hardware: Hardware, place: &Result<Plac
 /// What a recorded device can do.
 fn recorded(file: &Path) -> Result<RuleCapabilities, Failure> {
     let source = Source::load(file)?;
-    serde_json::from_str(source.text()).map_err(|error| Failure::usage(format!("{}: {error}", file.display())))
+    serde_json::from_str(source.text()).map_err(|error| {
+        let text = "not what `wirepath devices --rules` prints of a NIC";
+        Failure::usage(format!("{}: {text}: {error}", file.display()))
+    })
 }
 
 /// Puts into the rows what rule hardware like this would take over, on the ports that could be such; what of the gateway's own tunnels
