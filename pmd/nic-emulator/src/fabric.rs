@@ -167,9 +167,13 @@ impl Random {
     }
 }
 
+/// A frame that fills a line of memory.
+#[repr(align(64))]
+struct Line([u8; 64]);
+
 /// An endless source of UDP packets: 64 bytes, 256 flows by source port.
 pub(crate) struct Generator {
-    frames: Vec<[u8; 64]>,
+    frames: Vec<Line>,
     next: usize,
 }
 
@@ -188,7 +192,7 @@ impl Generator {
                 frame[34..36].copy_from_slice(&(1024 + flow).to_be_bytes());
                 frame[36..38].copy_from_slice(&9u16.to_be_bytes());
                 frame[38..40].copy_from_slice(&30u16.to_be_bytes());
-                frame
+                Line(frame)
             })
             .collect();
         Self { frames, next: 0 }
@@ -197,7 +201,7 @@ impl Generator {
     /// Offers frames until one is not taken: how many were.
     pub(crate) fn offer(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> usize {
         for taken in 0..GENERATED {
-            if !take(&self.frames[self.next % self.frames.len()]) {
+            if !take(&self.frames[self.next % self.frames.len()].0) {
                 return taken;
             }
             self.next = self.next.wrapping_add(1);
