@@ -169,12 +169,13 @@ impl<H: Host> Mlx5<H> {
         }
         let key: [u8; 40] = part.rx_hash_key[..40].try_into().expect("forty bytes");
         let hash = (fields != 0).then(|| Toeplitz::new(&key));
+        let tuples = super::receive::tuples(fields);
         let number = self.queue_numbers.take().ok_or(Errno::NOSPC)?;
         let reply =
             abi::CreateQpReply { comp_mask: abi::QP_REPLY_TIRN, tirn: number, ..abi::CreateQpReply::new_zeroed() };
         call.output = reply.as_bytes().to_vec();
         let only = table.first().copied().filter(|first| table.iter().all(|rq| rq == first));
-        let id = self.qps.add(Qp::Rss(Box::new(Apart(Rss { number, table, only, hash, fields, tunnels }))));
+        let id = self.qps.add(Qp::Rss(Box::new(Apart(Rss { number, table, only, hash, fields, tuples, tunnels }))));
         Ok((id, number, qp.cap))
     }
 

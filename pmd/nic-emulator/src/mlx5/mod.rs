@@ -130,6 +130,8 @@ struct Rss {
     only: Option<ObjectId>,
     hash: Option<Toeplitz>,
     fields: u64,
+    /// See [`receive::tuples`].
+    tuples: Option<(u8, defs::HashType)>,
     /// Whether packets are looked into that are in a tunnel.
     tunnels: bool,
 }

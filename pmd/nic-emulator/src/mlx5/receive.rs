@@ -429,22 +429,26 @@ fn told<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>, request: u16, count: u32, 
     }
 }
 
-/// The same as [`hash`] for most packets: addresses and ports, all of which are wanted, behind an IPv4 header without options.
+/// The same as [`hash`] for most packets of a queue pair that wants addresses and ports of IPv4, behind a header without options.
 #[inline]
 fn hash_plain(rss: &mut Rss, layers: &Layers, bytes: &[u8]) -> Option<(u32, HashType)> {
-    const ADDRESSES: u64 = uverbs::RX_HASH_SRC_IPV4 | uverbs::RX_HASH_DST_IPV4;
-    let (ports, l4) = match layers.protocol {
-        TCP => (uverbs::RX_HASH_SRC_PORT_TCP | uverbs::RX_HASH_DST_PORT_TCP, 1),
-        UDP => (uverbs::RX_HASH_SRC_PORT_UDP | uverbs::RX_HASH_DST_PORT_UDP, 2),
-        _ => return None,
-    };
-    let toeplitz = rss.hash.as_mut()?;
-    let wanted = ADDRESSES | ports;
-    if rss.fields & (wanted | abi::RX_HASH_INNER) != wanted || layers.network != Some(Network::V4) {
+    let (protocol, hash_type) = rss.tuples?;
+    // IPv6 headers are longer.
+    if layers.protocol != protocol || layers.l4 != layers.l3 + 20 {
         return None;
     }
-    let tuple = bytes[layers.l3 + 12..].first_chunk().filter(|_| layers.l4 == layers.l3 + 20)?;
-    Some((toeplitz.hash_tuple(tuple), HashType::default().with_ip(1).with_l4(l4)))
+    let tuple = bytes.get(layers.l3 + 12..)?.first_chunk()?;
+    Some((rss.hash.as_mut()?.hash_tuple(tuple), hash_type))
+}
+
+/// Protocol and type where addresses and ports of IPv4 are hashed, and nothing else.
+pub(super) fn tuples(fields: u64) -> Option<(u8, HashType)> {
+    const ADDRESSES: u64 = uverbs::RX_HASH_SRC_IPV4 | uverbs::RX_HASH_DST_IPV4;
+    let of = |protocol, l4, ports: u64| {
+        (fields == ADDRESSES | ports).then(|| (protocol, HashType::default().with_ip(1).with_l4(l4)))
+    };
+    of(TCP, 1, uverbs::RX_HASH_SRC_PORT_TCP | uverbs::RX_HASH_DST_PORT_TCP)
+        .or_else(|| of(UDP, 2, uverbs::RX_HASH_SRC_PORT_UDP | uverbs::RX_HASH_DST_PORT_UDP))
 }
 
 /// The hash by which a frame is spread, and what went into it.
