@@ -177,7 +177,7 @@ fn a_recorded_nic_tells_where_rules_would_run() {
     let (config, nic) = (config.to_str().unwrap(), nic.to_str().unwrap());
     std::fs::write(nic, NIC.replace(r#""tells_order": true"#, r#""tells_order": false"#)).unwrap();
     let (code, text, _) = said(&["explain", config, "--capabilities", nic], "");
-    assert!(code == 0 && text.contains("split: decap: mlx5_0 (mlx5dv) does not tell outer headers"), "{text}");
+    assert!(code == 0 && text.contains("split     decap: mlx5_0 (mlx5dv) does not tell outer headers"), "{text}");
     std::fs::write(nic, NIC).unwrap();
     let (code, report) = json(&["explain", config, "--capabilities", nic, "--json"], "");
     assert_eq!(code, 0, "{report}");
@@ -193,7 +193,8 @@ fn a_recorded_nic_tells_where_rules_would_run() {
     is(3, "software", "tcp dst 22 => drop");
     is(4, "hardware", "left to software: packets with outer lengths or checksums that are wrong");
     let (code, text, _) = said(&["explain", config, "--capabilities", nic], "");
-    assert!(code == 0 && text.contains("port a (null): split: redirect 1:"), "{text}");
+    assert!(code == 0 && text.starts_with("RULE   ID  PORT  DRIVER  WHERE     WHY\n"), "{text}");
+    assert!(text.contains("=> mark 2, redirect 1\n        0  a     null    split     redirect 1:"), "{text}");
     // Of the gateway, its own tunnels.
     let simple = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tunnel-gateway-simple.toml");
     let (code, report) = json(&["explain", simple.to_str().unwrap(), "--capabilities", nic, "--json"], "");

@@ -45,6 +45,8 @@ impl Nic<'_> {
 
 /// Where one rule runs on one port.
 struct Row {
+    /// Number of the port, by which rules name it.
+    id: u16,
     port: String,
     driver: &'static str,
     place: Result<Place, String>,
@@ -122,7 +124,7 @@ fn rows(entries: &[Entry], settings: &[PortSettings], hardware: Hardware) -> Res
             let place = check_on(rule, &ports, port).map_or(place, Err);
             let driver = info.capabilities.driver;
             let why = why(rule, &settings[usize::from(port)], hardware, &place);
-            Row { port: info.name.clone(), driver, why, place, nic: None }
+            Row { id: port, port: info.name.clone(), driver, why, place, nic: None }
         };
         place_rule(rule, number, &ports, &decided).into_iter().map(row).collect()
     };
@@ -191,13 +193,24 @@ fn place_word(row: &Row) -> &'static str {
     row.nic.unwrap_or_else(|| row.place.as_ref().map_or("refused", word))
 }
 
+/// A table: under each rule its ports, in columns.
 fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[OwnRule], &[Option<Placement>])) -> String {
+    let longest = |title: &str, word: fn(&Row) -> &str| {
+        rows.iter().flatten().map(|row| word(row).len()).max().unwrap_or(0).max(title.len())
+    };
+    let widths = [longest("PORT", |row| &row.port), longest("DRIVER", |row| row.driver), longest("WHERE", place_word)];
+    let line = |id: &str, [port, driver, place]: [&str; 3], why: &str| {
+        let [a, b, c] = widths;
+        format!("      {id:>3}  {port:a$}  {driver:b$}  {place:c$}  {why}\n")
+    };
     let mut text = String::new();
+    if !entries.is_empty() {
+        text += &line("ID", ["PORT", "DRIVER", "WHERE"], "WHY").replacen("    ", "RULE", 1);
+    }
     for (number, (entry, rows)) in entries.iter().zip(rows).enumerate() {
         text += &format!("{number:>4}  {}\n", entry.rule);
         for row in rows {
-            let (port, driver, place) = (&row.port, row.driver, place_word(row));
-            text += &format!("        port {port} ({driver}): {place}: {}\n", row.why);
+            text += &line(&row.id.to_string(), [&row.port, row.driver, place_word(row)], &row.why);
         }
     }
     if entries.is_empty() {
@@ -230,7 +243,7 @@ fn report(
         .map(|(entry, rows)| {
             let ports: Vec<Value> = rows
                 .iter()
-                .map(|row| json!({ "port": row.port, "driver": row.driver, "where": place_word(row), "why": row.why }))
+                .map(|row| json!({ "id": row.id, "port": row.port, "driver": row.driver, "where": place_word(row), "why": row.why }))
                 .collect();
             let line = entry.place.position().0;
             json!({ "rule": entry.rule.to_string(), "file": entry.place.file(), "line": line, "ports": ports })

@@ -36,7 +36,7 @@ pub enum FlowCommand {
     /// Nothing is opened. `software`: in the engine of the workers. `xdp`: in the XDP program of an AF_XDP port, before packets reach it
     /// (rules with the action kernel). `injected`: decided by the workers, packets given to the kernel one by one. `refused`: the program
     /// would not start with this rule. Of a tunnel-gateway its own tunnels are shown as rules too. Exit code: 0, or 2 if a rule is wrong or
-    /// refused. With --json: an object with `ok`, `rules` (rule, file, line, ports: port, driver, where, why) and `gateway`.
+    /// refused. With --json: an object with `ok`, `rules` (rule, file, line, ports: id, port, driver, where, why) and `gateway`.
     ///
     /// What a NIC takes over depends on the NIC: --port asks one of this machine (real or emulated), --capabilities reads what one has
     /// said before. `hardware`: matched and done in the NIC. `split`: the NIC does a part (matches and marks, say) and the workers the
