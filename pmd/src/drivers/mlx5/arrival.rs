@@ -2,8 +2,7 @@
 //!
 //! A session is a title entry, which holds for all of its packets, and arrays of eight bytes for each packet: the first array in the entry
 //! behind the title, the others where every eighth entry from the title on would be. Entries of the session that no array was written to
-//! keep what they held. So whatever was written is made nobody's when it is read, which leaves most of a queue's lines in the device's hands;
-//! Linux and DPDK do so with all entries of each session instead.
+//! keep what they held, so that all of them have to be made nobody's.
 
 use std::sync::atomic::Ordering;
 
@@ -195,16 +194,7 @@ impl Arrivals {
     #[inline(always)]
     pub(super) fn end_session(&mut self, completions: &mut CompletionQueue, count: u32) {
         self.session = None;
-        completions.end_session(count);
-    }
-
-    /// Packets of entries of their own are read. Such an entry is as good as new two passes later: sessions, which are not written to each of
-    /// theirs, would leave it there until then.
-    #[inline(always)]
-    pub(super) fn end_entries(&self, completions: &mut CompletionQueue, count: u32) {
-        if self.format.is_some() {
-            completions.invalidate(count);
-        }
+        completions.invalidate(count);
         completions.advance(count);
     }
 
@@ -257,7 +247,7 @@ impl Arrivals {
                 if result.is_err() {
                     break;
                 }
-                self.end_entries(completions, 1);
+                completions.advance(1);
             } else {
                 match self.begin(entry, tail) {
                     Ok(session) => self.session = Some(session),
@@ -266,7 +256,7 @@ impl Arrivals {
                         if result.is_err() {
                             break;
                         }
-                        self.end_entries(completions, 1);
+                        completions.advance(1);
                     }
                 }
             }

@@ -17,12 +17,6 @@ const LAST: usize = WORDS - 1;
 /// The last word of an entry that nobody owns, in memory.
 const FRESH: u32 = (CQE_FRESH as u32).to_be();
 
-/// Makes an entry nobody's.
-#[inline(always)]
-fn fresh(entry: &Whole) {
-    entry[LAST].store(FRESH, Ordering::Relaxed);
-}
-
 /// The entries of one completion queue.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
@@ -232,29 +226,21 @@ impl CompletionQueue {
         self.next = self.next.wrapping_add(count);
     }
 
-    /// Takes ownership from `count` entries from the next on.
+    /// Takes ownership from `count` entries from the next on, of which most were not written as entries.
     #[inline(always)]
     pub(super) fn invalidate(&self, count: u32) {
-        match self.entries.view().run(self.next).get(..count as usize) {
-            Some(entries) => entries.iter().for_each(fresh),
-            None => (0..count).for_each(|i| fresh(self.entries.at(self.next.wrapping_add(i)))),
-        }
-    }
-
-    /// The session of `count` entries whose title is the next is read: its title and arrays are nobody's. So are the others, in which the
-    /// device has written nothing: what was there before was made nobody's when it was read.
-    #[inline(always)]
-    pub(super) fn end_session(&mut self, count: u32) {
         let (run, count) = (self.entries.view().run(self.next), count as usize);
-        if let Some([title, first, others @ ..]) = run.get(..count) {
-            fresh(title);
-            fresh(first);
-            others.iter().skip(MINIS_PER_ENTRY - 2).step_by(MINIS_PER_ENTRY).for_each(fresh);
-        } else {
-            // Over the end of the ring, which devices do not do.
-            self.invalidate(count as u32);
+        let here = run.len().min(count);
+        let fresh = |entry: &Whole| entry[LAST].store(FRESH, Ordering::Relaxed);
+        // As many as a work request has strides: most sessions of such queues.
+        if let Some(sixteen) = run.first_chunk::<16>()
+            && count == 16
+        {
+            return sixteen.iter().for_each(fresh);
         }
-        self.advance(count as u32);
+        run[..here].iter().for_each(fresh);
+        // Over the end of the ring, which devices do not do.
+        (here..count).for_each(|i| fresh(self.entries.at(self.next.wrapping_add(i as u32))));
     }
 
     /// The entry that a session began with, which is the next until all of it is read.

@@ -145,7 +145,7 @@ impl<const N: usize> Run<'_, N> {
         if tick != 0 {
             stamp(tick, entries, burst.latest(n));
         }
-        self.arrivals.end_entries(self.completions, n as u32);
+        self.completions.advance(n as u32);
         self.arrivals.passed(step.wrapping_add(n as u32));
         n
     }
