@@ -219,9 +219,7 @@ fn hash(rss: &mut Rss, layers: &Layers, bytes: &[u8]) -> (u32, u32) {
         UDP if rss.fields & ports_udp != 0 => udp,
         _ => return (rss.hash.hash([layers.addresses(bytes)]), plain),
     };
-    // Without options, addresses and ports lie one behind the other.
-    let tuple = bytes[layers.l3 + 12..].first_chunk();
-    let hash = match tuple.filter(|_| network == Network::V4 && layers.l4 == layers.l3 + 20) {
+    let hash = match layers.tuple(bytes) {
         Some(tuple) => rss.hash.hash_tuple(tuple),
         None => rss.hash.hash([layers.addresses(bytes), &bytes[layers.l4..layers.l4 + 4]]),
     };

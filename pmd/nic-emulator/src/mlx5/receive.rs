@@ -433,11 +433,7 @@ fn told<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>, request: u16, count: u32, 
 #[inline]
 fn hash_plain(rss: &mut Rss, layers: &Layers, bytes: &[u8]) -> Option<(u32, HashType)> {
     let (protocol, hash_type) = rss.tuples?;
-    // IPv6 headers are longer.
-    if layers.protocol != protocol || layers.l4 != layers.l3 + 20 {
-        return None;
-    }
-    let tuple = bytes.get(layers.l3 + 12..)?.first_chunk()?;
+    let tuple = layers.tuple(bytes).filter(|_| layers.protocol == protocol)?;
     Some((rss.hash.as_mut()?.hash_tuple(tuple), hash_type))
 }
 
