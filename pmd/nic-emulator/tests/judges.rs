@@ -227,6 +227,20 @@ fn without_a_topology_nothing_changes() {
     assert_eq!((output.status, output.stdout, output.stderr), (plain.status, plain.stdout, plain.stderr));
 }
 
+/// VPP looks at memory of its own before it puts an allocator of its own in place: what the emulator had allocated by then could not be freed.
+#[test]
+fn no_nics_are_made_for_a_file_that_is_none() {
+    require!(Need::Program("python3"));
+    let output = Command::new("python3")
+        .args(["-c", "import os; os.fstat(os.memfd_create('heap'))"])
+        .env("LD_PRELOAD", launch::build_library())
+        .env(launch::TOPOLOGY, "/that/would/be/missed.toml")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
 /// The names that the library puts in front of libc's, and no others.
 #[test]
 fn the_library_shows_nothing_else() {

@@ -156,7 +156,8 @@ unsafe fn is_unlinked_file(stat: *const Stat) -> bool {
 /// A descriptor that may be a duplicate of an open device's, or one of another process's device: `ibv_import_device` looks at what it is
 /// given before it uses it. The emulator, if it is one.
 fn adopt(fd: c_int, inode: u64) -> Option<&'static Nic> {
-    let nic = process::nic().filter(|_| shared::is_ours(fd))?;
+    // Made no sooner than it is needed: a program may look at memory of its own, and then put an allocator of its own in place, as VPP does.
+    let nic = shared::is_ours(fd).then(process::nic).flatten()?;
     guarded(nic, || {
         if !nic.adopt(fd, inode) {
             shared::adopt_foreign(nic, fd, inode)?;
