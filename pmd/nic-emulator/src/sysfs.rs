@@ -1,5 +1,5 @@
 //! A tree like `/sys` for the emulated devices: libibverbs takes its root from `SYSFS_PATH`, DPDK its PCI devices from
-//! `SYSFS_PCI_DEVICES`.
+//! `SYSFS_PCI_DEVICES`. For programs that ask no variable, as VPP, it can be mounted in place of `/sys`.
 
 use std::fs;
 use std::io;
@@ -18,6 +18,7 @@ pub fn generate(topology: &Topology, root: &Path) -> io::Result<()> {
     let verbs = root.join("class/infiniband_verbs");
     fs::create_dir_all(&verbs)?;
     fs::create_dir_all(root.join("class/infiniband"))?;
+    fs::create_dir_all(root.join("class/net"))?;
     fs::create_dir_all(pci_devices(root))?;
     put(&verbs, "abi_version", "6")?;
     for (minor, device) in topology.devices.iter().enumerate() {
@@ -51,20 +52,22 @@ fn put(folder: &Path, name: &str, text: &str) -> io::Result<()> {
 
 fn pci_device(folder: &Path, device: &DeviceSpec, root: &Path) -> io::Result<()> {
     let (vendor, id, driver) = match device.kind {
-        DeviceKind::Mana => ("0x1414", "0x00ba".to_owned(), "mana"),
-        DeviceKind::Mlx5 => ("0x15b3", format!("{:#06x}", device.mlx5.class.part()), "mlx5_core"),
+        DeviceKind::Mana => (0x1414, 0x00ba, "mana"),
+        DeviceKind::Mlx5 => (0x15b3, device.mlx5.class.part(), "mlx5_core"),
     };
     fs::create_dir_all(folder)?;
-    put(folder, "vendor", vendor)?;
-    put(folder, "device", &id)?;
-    put(folder, "subsystem_vendor", vendor)?;
+    put(folder, "vendor", &format!("{vendor:#06x}"))?;
+    put(folder, "device", &format!("{id:#06x}"))?;
+    put(folder, "subsystem_vendor", &format!("{vendor:#06x}"))?;
     put(folder, "subsystem_device", "0x0000")?;
     put(folder, "class", "0x020000")?;
+    put(folder, "revision", "0x00")?;
+    fs::write(folder.join("config"), configuration(vendor, id))?;
     put(folder, "numa_node", &device.numa_node.to_string())?;
     put(folder, "max_vfs", "0")?;
     put(folder, "resource", &["0x0000000000000000 0x0000000000000000 0x0000000000000000"; 13].join("\n"))?;
-    put(folder, "modalias", &format!("pci:v0000{}d0000{}sv*sd*bc02sc00i00", &vendor[2..], &id[2..]).to_uppercase())?;
-    let ids = format!("{}:{}", &vendor[2..], &id[2..]).to_uppercase();
+    put(folder, "modalias", &format!("PCI:V0000{vendor:04X}D0000{id:04X}SV*SD*BC02SC00I00"))?;
+    let ids = format!("{vendor:04X}:{id:04X}");
     put(folder, "uevent", &format!("DRIVER={driver}\nPCI_CLASS=20000\nPCI_ID={ids}\nPCI_SLOT_NAME={}", device.pci))?;
     let drivers = root.join("bus/pci/drivers").join(driver);
     fs::create_dir_all(&drivers)?;
@@ -75,8 +78,19 @@ fn pci_device(folder: &Path, device: &DeviceSpec, root: &Path) -> io::Result<()>
         put(&net, "address", &port.mac.map(|byte| format!("{byte:02x}")).join(":"))?;
         put(&net, "dev_port", &at.to_string())?;
         put(&net, "mtu", &port.mtu.to_string())?;
+        symlink(folder, net.join("device"))?;
+        symlink(&net, root.join("class/net").join(&port.netdev))?;
     }
     Ok(())
+}
+
+/// PCI configuration space: the header of an Ethernet function, without resources or capabilities.
+fn configuration(vendor: u32, id: u32) -> [u8; 256] {
+    let mut space = [0; 256];
+    space[0x00..0x04].copy_from_slice(&(vendor | id << 16).to_le_bytes());
+    space[0x0b] = 0x02; // network controller
+    space[0x2c..0x30].copy_from_slice(&vendor.to_le_bytes());
+    space
 }
 
 fn rdma_device(folder: &Path, device: &DeviceSpec) -> io::Result<()> {
@@ -99,4 +113,26 @@ fn rdma_device(folder: &Path, device: &DeviceSpec) -> io::Result<()> {
         put(&ports, "link_layer", "Ethernet")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use wirepath_settings::Source;
+
+    use super::*;
+
+    #[test]
+    fn an_interface_leads_to_its_pci_device() {
+        let topology =
+            "[[device]]\nkind = 'mlx5'\nclass = 'connectx-5'\n[[device.port]]\nlink = 'loop'\nnetdev = 'eth7'\n";
+        let folder = tempfile::tempdir().unwrap();
+        generate(&Topology::read(&Source::new("topology", topology)).unwrap(), folder.path()).unwrap();
+        let device = folder.path().join("class/net/eth7/device").canonicalize().unwrap();
+        assert_eq!(device.file_name().unwrap(), "0000:00:10.0");
+        let read = |name: &str| fs::read_to_string(device.join(name)).unwrap();
+        assert_eq!((read("vendor"), read("device")), ("0x15b3\n".to_owned(), "0x1017\n".to_owned()));
+        let configuration = fs::read(device.join("config")).unwrap();
+        assert_eq!((configuration.len(), &configuration[..4]), (256, &[0xb3, 0x15, 0x17, 0x10][..]));
+        assert_eq!(device.join("driver").canonicalize().unwrap().file_name().unwrap(), "mlx5_core");
+    }
 }
