@@ -141,33 +141,51 @@ fn transport(protocol: u8, layers: &mut Layers) {
 /// Sum of 16-bit words (RFC 1071), an odd last byte counting as the upper half. Folded into 16 bits already; 0 only if all bytes are.
 #[inline]
 pub fn sum(bytes: &[u8]) -> u64 {
-    // Bytes of all words may be swapped, if those of their sum are swapped back (RFC 1071, 2.B): so words of any size will do, and what
-    // is carried out of one goes in at its other end.
+    u64::from(folded(words(bytes)))
+}
+
+/// The same before it is folded, by words as they lie in memory: bytes of all words may be swapped, if those of their sum are swapped back
+/// (RFC 1071, 2.B), so words of any size will do, and what is carried out of one goes in at its other end.
+#[inline]
+fn words(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
-    let mut sum = 0u64;
-    let mut add = |word: u64| {
-        let (low, carry) = sum.overflowing_add(word);
-        sum = low + u64::from(carry);
-    };
-    words.iter().for_each(|word| add(u64::from_le_bytes(*word)));
-    if !rest.is_empty() {
-        add(match bytes.last_chunk::<8>() {
-            // Those of the last word that were added already go out below.
-            Some(last) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
-            None => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
-        });
+    let sum = words.iter().fold(0, |sum, word| carried(sum, u64::from_le_bytes(*word)));
+    if rest.is_empty() {
+        return sum;
     }
-    u64::from(fold(sum).swap_bytes())
+    let last = match bytes.last_chunk::<8>() {
+        // Those of the last word that were added already go out below.
+        Some(last) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
+        None => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    };
+    carried(sum, last)
+}
+
+/// [`words`] of an IP header: of a length that is known before, as most are, the sum needs no loop.
+#[inline]
+fn header_words(header: &[u8]) -> u64 {
+    <&[u8; 20]>::try_from(header).map_or_else(|_| words(header), |plain| words(plain))
+}
+
+/// Two sums of [`words`] added.
+#[inline]
+fn carried(one: u64, other: u64) -> u64 {
+    let (sum, carry) = one.overflowing_add(other);
+    sum + u64::from(carry)
+}
+
+/// A sum of [`words`] folded into 16 bits.
+#[inline]
+fn folded(words: u64) -> u16 {
+    fold(words).swap_bytes()
 }
 
 /// A sum folded into 16 bits.
 #[inline]
 pub fn fold(sum: u64) -> u16 {
-    // At most 2^33 - 2, then 2^17 + 2^16, then 2^16 + 1.
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
+    // Added to itself with its halves exchanged, the upper half is the sum of both with what the lower one carried.
+    let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
+    (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
 }
 
 /// Writes the transport checksum, as hardware does for a sender that left it out.
@@ -207,9 +225,7 @@ impl Layers {
     pub fn ip_checksum_ok(&self, frame: &[u8]) -> Option<bool> {
         (self.network == Some(Network::V4)).then(|| {
             let header = &frame[self.l3..self.l4];
-            // Of a length that is known before, as most are, the sum needs no loop.
-            let sum = <&[u8; 20]>::try_from(header).map_or_else(|_| sum(header), |plain| sum(plain));
-            fold(sum) == 0xffff
+            fold(header_words(header)) == 0xffff
         })
     }
 
@@ -218,7 +234,7 @@ impl Layers {
         self.transport_ok(frame, None)
     }
 
-    /// The same, if the sum of everything behind the IP header may be known.
+    /// The same, if the sum of everything behind the IP header may be known, by [`words`].
     #[inline]
     fn transport_ok(&self, frame: &[u8], payload: Option<u64>) -> Option<bool> {
         let at = self.checksum_at()?;
@@ -232,24 +248,24 @@ impl Layers {
                 return Some(false);
             }
         }
-        let payload = payload.filter(|_| end == self.end).unwrap_or_else(|| sum(&frame[self.l4..end]));
-        Some(fold(self.pseudo_header(frame, end - self.l4) + payload) == 0xffff)
+        let payload = payload.filter(|_| end == self.end).unwrap_or_else(|| words(&frame[self.l4..end]));
+        Some(fold(self.pseudo_header(frame, end - self.l4) + u64::from(folded(payload))) == 0xffff)
     }
 
     /// All that a NIC says of sums: no byte is added up twice, but those of the pseudo header.
     #[inline]
     pub fn check(&self, frame: &[u8]) -> Checks {
         if self.network.is_none() {
-            let sum = fold(sum(frame.get(ETHERNET..).unwrap_or_default()));
+            let sum = folded(words(frame.get(ETHERNET..).unwrap_or_default()));
             return Checks { ip: None, transport: None, sum };
         }
         // Headers have an even number of bytes, so that what is behind them may be added. Extensions may say that they go on behind the end.
         let l4 = self.l4.min(self.end);
-        let (header, payload) = (sum(&frame[self.l3..l4]), sum(&frame[l4..self.end]));
+        let (header, payload) = (header_words(&frame[self.l3..l4]), words(&frame[l4..self.end]));
         Checks {
             ip: (self.network == Some(Network::V4)).then(|| fold(header) == 0xffff),
             transport: self.transport_ok(frame, Some(payload)),
-            sum: fold(header + payload),
+            sum: folded(carried(header, payload)),
         }
     }
 
