@@ -18,8 +18,8 @@ use crate::measure::{self, Figures, WARM_UP};
 const BUFFERS: u32 = 16 << 10;
 /// Bursts on their way round the loop.
 const IN_FLIGHT: usize = 8;
-/// Bursts between two looks at the clock.
-const STRETCH: usize = 256;
+/// Bursts between two looks at the clock and at events of the device, which are system calls.
+const STRETCH: usize = 4096;
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Arguments {

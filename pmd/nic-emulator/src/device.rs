@@ -273,8 +273,9 @@ pub trait Device<H: Host>: Send {
     /// Goes on with what is posted; in scan mode looks for it. True if there may be more.
     fn work(&mut self, env: &mut Env<'_>) -> bool;
 
-    /// A frame arrived at a port (from 0). False if it was not taken; a frame that is only `offered` does not count as dropped then.
-    fn receive(&mut self, env: &mut Env<'_>, port: usize, frame: &[u8], offered: bool) -> bool;
+    /// Frames arrived at a port (from 0), one behind the other: how many were taken. If they are only `offered`, the first that is not taken
+    /// is the last that is looked at, and does not count as dropped.
+    fn receive(&mut self, env: &mut Env<'_>, port: usize, frames: &[&[u8]], offered: bool) -> usize;
 
     /// A burst of arriving frames is over: completions that were held back go out.
     fn flush(&mut self, env: &mut Env<'_>);

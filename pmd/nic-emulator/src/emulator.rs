@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd
 use rustix::io::Errno;
 
 use crate::device::{ContextId, Device, Env, Event, Store};
-use crate::fabric::{self, End, LONGEST, Link};
+use crate::fabric::{self, End, LONGEST, Link, TOGETHER};
 use crate::faults::{self, Fault, Orders, What};
 use crate::host::Host;
 use crate::log::Log;
@@ -481,13 +481,17 @@ impl<H: Host> Machine<H> {
         let Self { links, devices, first_port, orders, events, .. } = self;
         let mut none = Outbox::default();
         let mut reached = [false; 64];
-        for frame in outbox.frames() {
-            let Some(link) = links.get_mut(frame.port) else { continue };
-            link.carry(outbox.bytes(*frame), |end, bytes| match end {
-                End::None => false,
-                End::Sink | End::Generator(_) => true,
-                End::Wire(wire) => wire.send(bytes),
-                End::Pcap(pcap) => pcap.write(bytes),
+        // Those that leave by one port arrive together.
+        for frames in outbox.frames().chunk_by(|one, other| one.port == other.port).flat_map(|run| run.chunks(TOGETHER))
+        {
+            let Some(link) = links.get_mut(frames[0].port) else { continue };
+            let mut run: [&[u8]; TOGETHER] = [&[]; TOGETHER];
+            run.iter_mut().zip(frames).for_each(|(bytes, frame)| *bytes = outbox.bytes(*frame));
+            link.carry(&run[..frames.len()], |end, frames| match end {
+                End::None => 0,
+                End::Sink | End::Generator(_) => frames.len(),
+                End::Wire(wire) => frames.iter().filter(|frame| wire.send(frame)).count(),
+                End::Pcap(pcap) => frames.iter().filter(|frame| pcap.write(frame)).count(),
                 End::Port(port) => {
                     let device = owner(first_port, *port);
                     reached[device % 64] = true;
@@ -500,7 +504,7 @@ impl<H: Host> Machine<H> {
                         first_port: first_port[device],
                         doorbells,
                     };
-                    devices[device].receive(&mut env, *port - first_port[device], bytes, false)
+                    devices[device].receive(&mut env, *port - first_port[device], frames, false)
                 }
             });
         }
@@ -574,13 +578,13 @@ impl<H: Host> Machine<H> {
             let mut taken = 0;
             match &mut link.end {
                 End::Generator(generator) if link.up => {
-                    taken = generator.offer(|frame| devices[device].receive(&mut env, local, frame, true));
+                    taken = generator.offer(|frames| devices[device].receive(&mut env, local, frames, true));
                 }
                 End::Wire(wire) => {
                     for _ in 0..64 {
                         let Some(length) = wire.receive(scratch) else { break };
                         taken += 1;
-                        if link.up && !devices[device].receive(&mut env, local, &scratch[..length], false) {
+                        if link.up && devices[device].receive(&mut env, local, &[&scratch[..length]], false) == 0 {
                             link.counters.refused += 1;
                         }
                     }

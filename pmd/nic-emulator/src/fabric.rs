@@ -10,8 +10,8 @@ use crate::topology::{Impairments, LinkSpec, Topology};
 
 /// Longest frame from outside: longer than any port takes, so that what is too long is seen as such.
 pub(crate) const LONGEST: usize = 16 << 10;
-/// Frames that a generator offers in a turn.
-const GENERATED: usize = 64;
+/// Frames that arrive together at most.
+pub(crate) const TOGETHER: usize = 64;
 
 /// The far end of a port's link.
 pub(crate) enum End {
@@ -106,21 +106,29 @@ impl Link {
         }
     }
 
-    /// Sends a frame over the link: what the far end gets, one after the other, goes to `deliver`.
-    #[inline]
-    pub(crate) fn carry(&mut self, frame: &[u8], mut deliver: impl FnMut(&mut End, &[u8]) -> bool) {
+    /// Sends frames over the link: what the far end gets goes to `deliver`, which says how many were taken.
+    pub(crate) fn carry(&mut self, frames: &[&[u8]], mut deliver: impl FnMut(&mut End, &[&[u8]]) -> usize) {
         if !self.up {
-            self.counters.down += 1;
+            self.counters.down += frames.len() as u64;
             return;
         }
-        let Self { end, impair, clean, random, late, counters, .. } = self;
+        if self.clean {
+            let taken = deliver(&mut self.end, frames);
+            self.counters.delivered += taken as u64;
+            self.counters.refused += (frames.len() - taken) as u64;
+            return;
+        }
+        for frame in frames {
+            self.carry_one(frame, &mut deliver);
+        }
+    }
+
+    /// With what the link does to frames.
+    fn carry_one(&mut self, frame: &[u8], mut deliver: impl FnMut(&mut End, &[&[u8]]) -> usize) {
+        let Self { end, impair, random, late, counters, .. } = self;
         let mut hand = |frame: &[u8], counters: &mut LinkCounters| {
-            if deliver(end, frame) { counters.delivered += 1 } else { counters.refused += 1 }
+            if deliver(end, &[frame]) > 0 { counters.delivered += 1 } else { counters.refused += 1 }
         };
-        if *clean {
-            hand(frame, counters);
-            return;
-        }
         if random.happens(impair.lose) {
             counters.lost += 1;
             return;
@@ -171,15 +179,18 @@ impl Random {
 #[repr(align(64))]
 struct Line([u8; 64]);
 
-/// An endless source of UDP packets: 64 bytes, 256 flows by source port.
+/// Flows of a generator, by source port.
+const FLOWS: usize = 256;
+
+/// An endless source of UDP packets of 64 bytes.
 pub(crate) struct Generator {
-    frames: Vec<Line>,
+    frames: Box<[Line; FLOWS]>,
     next: usize,
 }
 
 impl Generator {
     fn new(to: [u8; 6]) -> Self {
-        let frames = (0..256u16)
+        let frames = (0..FLOWS as u16)
             .map(|flow| {
                 let mut frame = [0u8; 64];
                 frame[..6].copy_from_slice(&to);
@@ -194,19 +205,16 @@ impl Generator {
                 frame[38..40].copy_from_slice(&30u16.to_be_bytes());
                 Line(frame)
             })
-            .collect();
-        Self { frames, next: 0 }
+            .collect::<Vec<_>>();
+        Self { frames: frames.try_into().ok().expect("one for each flow"), next: 0 }
     }
 
-    /// Offers frames until one is not taken: how many were.
-    pub(crate) fn offer(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> usize {
-        for taken in 0..GENERATED {
-            if !take(&self.frames[self.next % self.frames.len()].0) {
-                return taken;
-            }
-            self.next = self.next.wrapping_add(1);
-        }
-        GENERATED
+    /// Offers frames: `take` says how many of them were taken.
+    pub(crate) fn offer(&mut self, take: impl FnOnce(&[&[u8]]) -> usize) -> usize {
+        let frames: [&[u8]; TOGETHER] = std::array::from_fn(|i| &self.frames[(self.next + i) % FLOWS].0[..]);
+        let taken = take(&frames);
+        self.next = (self.next + taken) % FLOWS;
+        taken
     }
 }
 

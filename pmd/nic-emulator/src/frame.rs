@@ -281,8 +281,13 @@ impl Layers {
     /// Addresses and ports of TCP and UDP, as they are hashed, where they lie one behind the other: in IPv4 without options.
     #[inline]
     pub fn tuple<'f>(&self, frame: &'f [u8]) -> Option<&'f [u8; 12]> {
-        let plain = self.network == Some(Network::V4) && self.l4 == self.l3 + 20;
-        frame.get(self.l3 + 12..).filter(|_| plain)?.first_chunk()
+        frame.get(self.tuple_at()?..)?.first_chunk()
+    }
+
+    /// Where [`Self::tuple`] begins.
+    #[inline]
+    pub fn tuple_at(&self) -> Option<usize> {
+        (self.network == Some(Network::V4) && self.l4 == self.l3 + 20).then_some(self.l3 + 12)
     }
 }
 

@@ -11,7 +11,7 @@ const TRANSPARENT_BRIDGING: u16 = 0x6558;
 /// have no Ethernet header are not looked into.
 #[inline]
 pub fn inner(frame: &[u8], outer: &Layers) -> Option<(usize, Layers)> {
-    let port = || frame.get(outer.l4 + 2..)?.first_chunk().map(|port| u16::from_be_bytes(*port));
+    let port = || frame.get(outer.l4 + 2..outer.l4 + 4).map(|port| u16::from_be_bytes([port[0], port[1]]));
     match outer.protocol {
         TCP => None,
         UDP if !matches!(port(), Some(VXLAN_PORT | GENEVE_PORT)) => None,

@@ -14,7 +14,20 @@ use crate::host::{Host, Region};
 use crate::keys::{Keys, Refusal};
 
 impl<H: Host> Mana<H> {
-    pub(super) fn take_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], offered: bool) -> bool {
+    pub(super) fn take_frames(&mut self, env: &mut Env<'_>, at: usize, frames: &[&[u8]], offered: bool) -> usize {
+        let mut taken = 0;
+        for frame in frames {
+            let took = self.take_frame(env, at, frame, offered);
+            taken += usize::from(took);
+            if offered && !took {
+                break;
+            }
+        }
+        taken
+    }
+
+    #[inline]
+    fn take_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], offered: bool) -> bool {
         let scan = Self::scans(env);
         let Self { ports, qps, rqs, cqs, keys, wqe, spec, .. } = self;
         let port = &mut ports[at];

@@ -654,8 +654,8 @@ impl<H: Host> Device<H> for Mlx5<H> {
         more
     }
 
-    fn receive(&mut self, env: &mut Env<'_>, port: usize, frame: &[u8], offered: bool) -> bool {
-        self.take_frame(env, port, frame, offered)
+    fn receive(&mut self, env: &mut Env<'_>, port: usize, frames: &[&[u8]], offered: bool) -> usize {
+        self.take_frames(env, port, frames, offered)
     }
 
     fn flush(&mut self, env: &mut Env<'_>) {

@@ -6,47 +6,92 @@ use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL, mlx5 as abi};
 use super::completion::{Cq, Entry, Told};
 use super::queues::{Layout, Rq, Segment, State};
 use super::steering::{Delivery, Verdict};
-use super::{Mlx5, Qp, Rss, owner_of};
+use super::{Mlx5, PortCounters, Qp, Rss, owner_of};
 use crate::device::{Env, Event, ObjectId};
 use crate::faults::What;
 use crate::frame::{self, ETHERNET, Layers, Network, TCP, UDP};
 use crate::host::{Host, Region};
 use crate::keys::{Keys, Refusal};
+use crate::slab::Slab;
 use crate::tunnel;
+
+/// Frames that reach a queue pair one behind the other, all of one length and with headers at the same places.
+struct Run<'a> {
+    frames: &'a [&'a [u8]],
+    layers: &'a Layers,
+    tag: u32,
+    metadata: u32,
+}
+
+/// What completions say of all frames of a run.
+#[derive(Clone, Copy)]
+struct Form {
+    /// Where the packet begins that is described: the one in the tunnel, if that is looked into.
+    start: usize,
+    layers: Layers,
+    in_tunnel: bool,
+    packet_info: u8,
+    /// But for what sums say.
+    flags: CqeFlags,
+    /// A tag that is taken off.
+    vlan: Option<u16>,
+}
 
 /// What is known of a frame when it reaches its queue.
 struct Arrival<'a> {
     bytes: &'a [u8],
-    layers: &'a Layers,
+    run: &'a Run<'a>,
+    form: &'a Form,
     hash: u32,
     hash_type: HashType,
-    tag: u32,
-    metadata: u32,
     /// Time stamp.
     at: u64,
-    /// Whether it is looked into, if it is in a tunnel.
+}
+
+/// Where frames go.
+struct Queues<'a, R> {
+    keys: &'a Keys<R>,
+    rqs: &'a mut Slab<Rq<R>>,
+    cqs: &'a mut Slab<Cq<R>>,
+    port: &'a mut PortCounters,
+    device: &'a str,
+    /// Time stamp.
+    at: u64,
+    /// Frames are looked into that are in a tunnel.
     tunnels: bool,
+    offered: bool,
 }
 
 impl<H: Host> Mlx5<H> {
-    pub(super) fn take_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], offered: bool) -> bool {
+    pub(super) fn take_frames(&mut self, env: &mut Env<'_>, at: usize, frames: &[&[u8]], offered: bool) -> usize {
         let limit = self.spec.ports[at].mtu as usize + ETHERNET + 8;
-        if bytes.len() < ETHERNET || bytes.len() > limit {
-            return false;
-        }
-        if let Some((qp, tag, layers)) = self.steering.remembered(at, bytes) {
-            let layers = *layers;
-            let taken = self.deliver(env, at, bytes, &layers, qp, tag, 0, offered);
-            if taken || !offered {
-                self.steering.count_remembered(at, bytes.len());
+        let (mut taken, mut rest) = (0, frames);
+        while let Some(first) = rest.first() {
+            let (seen, now) = if !(ETHERNET..=limit).contains(&first.len()) {
+                (1, 0)
+            } else if let Some((seen, qp, tag, layers)) = self.steering.remembered(at, rest) {
+                let run = Run { frames: &rest[..seen], layers: &layers.clone(), tag, metadata: 0 };
+                let now = self.deliver(env, at, qp, &run, offered);
+                self.steering.count_remembered(at, if offered { now } else { seen }, first.len());
+                (seen, now)
+            } else {
+                (1, usize::from(self.take_frame(env, at, first, offered)))
+            };
+            taken += now;
+            if offered && now < seen {
+                break;
             }
-            return taken;
+            rest = &rest[seen..];
         }
+        taken
+    }
+
+    fn take_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], offered: bool) -> bool {
         match self.steering.receive(at, bytes) {
             Verdict::Queue { qp, tag, counter } => {
-                let taken = self.deliver(env, at, bytes, &frame::parse(bytes), qp, tag, 0, offered);
+                let taken = self.deliver_one(env, at, qp, bytes, (tag, 0), offered);
                 if let Some(counter) = counter.filter(|_| taken || !offered) {
-                    counter.count(bytes.len());
+                    counter.count(1, bytes.len());
                 }
                 taken
             }
@@ -63,8 +108,7 @@ impl<H: Host> Mlx5<H> {
                 let mut taken = false;
                 for delivery in &arrived.deliveries {
                     let Delivery { qp, tag, metadata, .. } = *delivery;
-                    let frame = arrived.frame(delivery);
-                    taken |= self.deliver(env, at, frame, &frame::parse(frame), qp, tag, metadata, offered);
+                    taken |= self.deliver_one(env, at, qp, arrived.frame(delivery), (tag, metadata), offered);
                 }
                 if taken || !offered {
                     arrived.count();
@@ -85,84 +129,133 @@ impl<H: Host> Mlx5<H> {
         }
     }
 
-    /// Brings a frame to one of a queue pair's queues, with tag and metadata. `layers` are those of the frame.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "what goes through memory in pieces and comes back whole is waited for"
-    )]
-    pub(super) fn deliver(
+    /// Brings a frame to one of a queue pair's queues, with tag and metadata.
+    pub(super) fn deliver_one(
         &mut self,
         env: &mut Env<'_>,
         at: usize,
-        bytes: &[u8],
-        layers: &Layers,
         qp: ObjectId,
-        tag: u32,
-        metadata: u32,
+        bytes: &[u8],
+        (tag, metadata): (u32, u32),
         offered: bool,
     ) -> bool {
+        let run = Run { frames: &[bytes], layers: &frame::parse(bytes), tag, metadata };
+        self.deliver(env, at, qp, &run, offered) > 0
+    }
+
+    /// Brings frames to a queue pair's queues: how many were taken. If they are only `offered`, the first that is not is the last.
+    fn deliver(&mut self, env: &mut Env<'_>, at: usize, qp: ObjectId, run: &Run<'_>, offered: bool) -> usize {
         let Self { ports, qps, rqs, cqs, keys, spec, arrives, .. } = self;
+        let Some(Qp::Rss(rss)) = qps.get_mut(qp) else { return 0 };
         let port = &mut ports[at].counters;
-        let Some(Qp::Rss(rss)) = qps.get_mut(qp) else { return false };
-        let (hash, hash_type) = hash_plain(rss, layers, bytes).unwrap_or_else(|| hash(rss, layers, bytes));
-        // With one queue nothing waits for the hash.
-        let queue = rss.only.unwrap_or_else(|| rss.table[hash as usize & (rss.table.len() - 1)]);
-        let Some(rq) = rqs.get_mut(queue) else { return false };
-        let Some(cq) = cqs.get_mut(rq.cq) else { return false };
         let at = *arrives.get_or_insert_with(crate::clock);
-        let arrival = Arrival { bytes, layers, hash, hash_type, tag, metadata, at, tunnels: rss.tunnels };
-        let posted = rq.posted();
-        if rq.state != State::Ready || cq.is_overrun() || posted == 0 || posted > rq.entries {
-            if rq.state == State::Ready && posted > rq.entries {
-                env.log.line(format_args!(
-                    "{} rq {:#x}: {posted} entries posted, and the ring has {}",
-                    spec.name, rq.number, rq.entries
-                ));
-                rq.state = State::Error;
-                env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
+        let mut queues = Queues { keys, rqs, cqs, port, device: &spec.name, at, tunnels: rss.tunnels, offered };
+        let plain = plain(rss, run.layers);
+        let hash = |rss: &mut Rss, bytes: &[u8]| match (plain, &mut rss.hash) {
+            (Some((at, hash_type)), Some(toeplitz))
+                if let Some(tuple) = bytes.get(at..).and_then(<[u8]>::first_chunk) =>
+            {
+                (toeplitz.hash_tuple(tuple), hash_type)
             }
-            if !offered {
+            _ => hash(rss, run.layers, bytes),
+        };
+        // With one queue nothing waits for the hash.
+        if let Some(queue) = rss.only {
+            return queues.fill(env, queue, run, |bytes| hash(rss, bytes));
+        }
+        let mut taken = 0;
+        for frame in run.frames {
+            let hashed = hash(rss, frame);
+            let queue = rss.table[hashed.0 as usize & (rss.table.len() - 1)];
+            let now = queues.fill(env, queue, &Run { frames: &[*frame], ..*run }, |_| hashed);
+            taken += now;
+            if offered && now == 0 {
+                break;
+            }
+        }
+        taken
+    }
+}
+
+impl<R: Region> Queues<'_, R> {
+    /// Brings frames to a queue: how many were taken.
+    #[inline]
+    fn fill(
+        &mut self,
+        env: &mut Env<'_>,
+        queue: ObjectId,
+        run: &Run<'_>,
+        mut hash: impl FnMut(&[u8]) -> (u32, HashType),
+    ) -> usize {
+        let Self { keys, rqs, cqs, port, device, at, tunnels, offered } = self;
+        let Some(rq) = rqs.get_mut(queue) else { return 0 };
+        let Some(cq) = cqs.get_mut(rq.cq) else { return 0 };
+        let Some(first) = run.frames.first() else { return 0 };
+        let inner = |bytes| if *tunnels { tunnel::inner(bytes, run.layers) } else { None };
+        let mut form = Form::of(rq, run.layers, first, inner(first));
+        let (mut taken, mut told) = (0, 0);
+        for bytes in run.frames {
+            if rq.state != State::Ready || cq.is_overrun() || !(1..=rq.entries).contains(&rq.posted()) {
+                check_posted(rq, env, device);
+                if *offered {
+                    break;
+                }
                 rq.no_buffer += 1;
                 port.no_buffer += 1;
+                continue;
             }
-            return false;
-        }
-        let ordered = if env.orders.is_empty() { None } else { ordered(env) };
-        let by_order = ordered.is_some();
-        let result = match (ordered, rq.layout) {
-            (Some(failure), _) => Err(failure),
-            (None, Layout::Linear) => linear(keys, rq, cq, env, &arrival),
-            (None, Layout::Striding { log_bytes, log_strides }) => {
-                striding(keys, rq, cq, env, &arrival, log_bytes, log_strides)
+            // Any frame of a run may be in a tunnel of its own.
+            let inner = inner(bytes);
+            if inner.is_some() || form.in_tunnel {
+                form = Form::of(rq, run.layers, bytes, inner);
             }
-        };
-        match result {
-            Ok(true) => {
-                rq.received += 1;
-                rq.received_bytes += bytes.len() as u64;
-                port.received += 1;
-                port.received_bytes += bytes.len() as u64;
-                true
-            }
-            Ok(false) => {
-                rq.no_buffer += u64::from(!offered);
-                port.no_buffer += u64::from(!offered);
-                false
-            }
-            Err((defs::SYNDROME_LOCAL_LENGTH, why)) if rq.layout == Layout::Linear && !by_order => {
-                env.log.line(format_args!("{} rq {:#x}: entry {:#x}: {why}", spec.name, rq.number, rq.head));
-                missed(rq, cq, env);
-                true
-            }
-            Err((syndrome, why)) => {
-                env.log.line(format_args!(
-                    "{} rq {:#x}: entry {:#x}: {why}; the queue is in error",
-                    spec.name, rq.number, rq.head
-                ));
-                fail(rq, cq, env, syndrome);
-                false
+            let (hash, hash_type) = hash(bytes);
+            let arrival = Arrival { bytes, run, form: &form, hash, hash_type, at: *at };
+            let ordered = if env.orders.is_empty() { None } else { ordered(env) };
+            let by_order = ordered.is_some();
+            let result = match (ordered, rq.layout) {
+                (Some(failure), _) => Err(failure),
+                (None, Layout::Linear) => linear(keys, rq, cq, env, &arrival),
+                (None, Layout::Striding { log_bytes, log_strides }) => {
+                    striding(keys, rq, cq, env, &arrival, log_bytes, log_strides)
+                }
+            };
+            let took = match result {
+                Ok(true) => {
+                    told += 1;
+                    true
+                }
+                Ok(false) => {
+                    rq.no_buffer += u64::from(!*offered);
+                    port.no_buffer += u64::from(!*offered);
+                    false
+                }
+                Err(failure) => failed(rq, cq, env, device, &failure, by_order),
+            };
+            taken += usize::from(took);
+            if *offered && !took {
+                break;
             }
         }
+        rq.received += told;
+        rq.received_bytes += told * first.len() as u64;
+        port.received += told;
+        port.received_bytes += told * first.len() as u64;
+        taken
+    }
+}
+
+/// A queue to which more is posted than its ring has is in error.
+#[cold]
+fn check_posted<R: Region>(rq: &mut Rq<R>, env: &mut Env<'_>, device: &str) {
+    let posted = rq.posted();
+    if rq.state == State::Ready && posted > rq.entries {
+        env.log.line(format_args!(
+            "{device} rq {:#x}: {posted} entries posted, and the ring has {}",
+            rq.number, rq.entries
+        ));
+        rq.state = State::Error;
+        env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
     }
 }
 
@@ -183,34 +276,40 @@ fn complete_in_error<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_
     rq.head = rq.head.wrapping_add(1);
 }
 
-/// A frame is longer than the entry at the head, which goes with it; the queue goes on (linux:
-/// drivers/net/ethernet/mellanox/mlx5/core/en/health.h, `cqe_syndrome_needs_recover`).
+/// The entry at the head completes in error. True if that is all: a frame that is longer than an entry costs itself and the entry, and the
+/// queue goes on (linux: drivers/net/ethernet/mellanox/mlx5/core/en/health.h, `cqe_syndrome_needs_recover`). Else it stops.
 #[cold]
-fn missed<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>) {
+fn failed<R: Region>(
+    rq: &mut Rq<R>,
+    cq: &mut Cq<R>,
+    env: &mut Env<'_>,
+    device: &str,
+    (syndrome, why): &Failure,
+    by_order: bool,
+) -> bool {
+    let goes_on = *syndrome == defs::SYNDROME_LOCAL_LENGTH && rq.layout == Layout::Linear && !by_order;
+    let end = if goes_on { "" } else { "; the queue is in error" };
+    env.log.line(format_args!("{device} rq {:#x}: entry {:#x}: {why}{end}", rq.number, rq.head));
     rq.errors += 1;
-    complete_in_error(rq, cq, env, defs::SYNDROME_LOCAL_LENGTH);
-}
-
-/// The queue stops: the entry at its head completes with the syndrome, the others as flushed.
-#[cold]
-fn fail<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8) {
-    rq.errors += 1;
+    if goes_on {
+        complete_in_error(rq, cq, env, *syndrome);
+        return true;
+    }
+    // The others complete as flushed.
     rq.look();
     let posted = rq.posted().min(rq.entries);
     for i in 0..posted {
-        complete_in_error(rq, cq, env, if i == 0 { syndrome } else { defs::SYNDROME_FLUSHED });
+        complete_in_error(rq, cq, env, if i == 0 { *syndrome } else { defs::SYNDROME_FLUSHED });
     }
     rq.state = State::Error;
     env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
+    false
 }
 
 /// What is written, as up to two pieces: without the tag if it is taken off.
-fn pieces<'a, R>(rq: &Rq<R>, arrival: &Arrival<'a>) -> [&'a [u8]; 2] {
-    if rq.strip && arrival.layers.vlan.is_some() {
-        [&arrival.bytes[..12], &arrival.bytes[16..]]
-    } else {
-        [arrival.bytes, &[]]
-    }
+#[inline]
+fn pieces<'a>(arrival: &Arrival<'a>) -> [&'a [u8]; 2] {
+    if arrival.form.vlan.is_some() { [&arrival.bytes[..12], &arrival.bytes[16..]] } else { [arrival.bytes, &[]] }
 }
 
 /// Where the memory of an entry of a scatter list is.
@@ -290,7 +389,7 @@ fn linear<R: Region>(
     arrival: &Arrival<'_>,
 ) -> Outcome {
     let first = fetch(keys, rq)?;
-    let pieces = pieces(rq, arrival);
+    let pieces = pieces(arrival);
     match first {
         Some((region, start, size)) if pieces[1].is_empty() && pieces[0].len() <= size as usize => {
             let _ = region.write(start, pieces[0]);
@@ -313,7 +412,7 @@ fn striding<R: Region>(
     log_bytes: u32,
     log_strides: u32,
 ) -> Outcome {
-    let pieces = pieces(rq, arrival);
+    let pieces = pieces(arrival);
     let length = pieces[0].len() + pieces[1].len();
     let wanted = (length as u32).div_ceil(1 << log_bytes);
     let all = 1u32 << log_strides;
@@ -373,68 +472,74 @@ fn tell<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, told: &Told) {
     cq.receive(told, env.events);
 }
 
+impl Form {
+    /// Of a frame, and what is in its tunnel.
+    #[inline(never)]
+    fn of<R>(rq: &Rq<R>, outer: &Layers, bytes: &[u8], inner: Option<(usize, Layers)>) -> Self {
+        let in_tunnel = inner.is_some();
+        let (start, layers) = inner.unwrap_or((0, *outer));
+        let mut flags = CqeFlags::default().with_l2_ok(1);
+        match layers.network {
+            Some(Network::V4) => {
+                let header = &bytes[start + layers.l3..];
+                flags = flags.with_l3_type(defs::L3_IPV4).with_ip_options(u16::from(header[0] & 0xf > 5));
+                flags = flags.with_fragment(u16::from(u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0));
+            }
+            Some(Network::V6) => {
+                flags = flags.with_l3_type(defs::L3_IPV6).with_l3_ok(1);
+                flags = flags.with_ip_options(u16::from(layers.l4 > layers.l3 + 40));
+            }
+            None => {}
+        }
+        match layers.protocol {
+            TCP => flags = flags.with_l4_type(defs::L4_TCP),
+            UDP => flags = flags.with_l4_type(defs::L4_UDP),
+            _ => {}
+        }
+        let vlan = outer.vlan.filter(|_| rq.strip);
+        if vlan.is_some() {
+            flags = flags.with_vlan_stripped(1);
+        }
+        let packet_info = if in_tunnel { 1 | u8::from(outer.network == Some(Network::V6)) << 1 } else { 0 };
+        Self { start, layers, in_tunnel, packet_info, flags, vlan }
+    }
+}
+
 /// What a completion says of the frame.
 #[inline(always)]
 fn told<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>, request: u16, count: u32, position: u16) -> Told {
-    let Arrival { bytes, layers: outer, .. } = arrival;
-    let inner = if arrival.tunnels { tunnel::inner(bytes, outer) } else { None };
-    // Of a tunnel, the inner headers are told.
-    let (start, layers) = inner.as_ref().map_or((0, *outer), |(start, inner)| (*start, inner));
-    let seen = &bytes[start..];
-    let checks = layers.check(seen);
-    let mut flags = CqeFlags::default().with_l2_ok(1);
-    flags = match layers.network {
-        Some(Network::V4) => flags.with_l3_type(defs::L3_IPV4),
-        Some(Network::V6) => flags.with_l3_type(defs::L3_IPV6).with_l3_ok(1),
-        None => flags,
-    };
+    let Arrival { bytes, run, form, .. } = arrival;
+    let checks = form.layers.check(&bytes[form.start..]);
+    let mut flags = form.flags;
     if checks.ip == Some(true) {
         flags = flags.with_l3_ok(1);
     }
-    if layers.network == Some(Network::V4) {
-        let header = &seen[layers.l3..];
-        flags = flags.with_ip_options(u16::from(header[0] & 0xf > 5));
-        flags = flags.with_fragment(u16::from(u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0));
-    } else if layers.network == Some(Network::V6) {
-        flags = flags.with_ip_options(u16::from(layers.l4 > layers.l3 + 40));
-    }
-    match layers.protocol {
-        TCP => flags = flags.with_l4_type(defs::L4_TCP),
-        UDP => flags = flags.with_l4_type(defs::L4_UDP),
-        _ => {}
-    }
     // A datagram without checksum is in order.
-    if matches!(layers.protocol, TCP | UDP) && checks.transport != Some(false) {
+    if matches!(form.layers.protocol, TCP | UDP) && checks.transport != Some(false) {
         flags = flags.with_l4_ok(1);
     }
-    let vlan = outer.vlan.filter(|_| rq.strip);
-    if vlan.is_some() {
-        flags = flags.with_vlan_stripped(1);
-    }
     Told {
-        packet_info: if inner.is_some() { 1 | u8::from(outer.network == Some(Network::V6)) << 1 } else { 0 },
+        packet_info: form.packet_info,
         hash: arrival.hash,
         hash_type: arrival.hash_type.0,
         // Of the network packet: neither tags nor padding are in it (linux: drivers/net/ethernet/mellanox/mlx5/core/en_rx.c,
         // mlx5e_handle_csum, adds them).
-        checksum: if inner.is_some() { outer.check(bytes).sum } else { checks.sum },
-        described: u32::from(flags.0) << 16 | u32::from(vlan.unwrap_or(0)),
+        checksum: if form.in_tunnel { run.layers.check(bytes).sum } else { checks.sum },
+        described: u32::from(flags.0) << 16 | u32::from(form.vlan.unwrap_or(0)),
         user_index: rq.user_index & 0xff_ffff,
-        metadata: arrival.metadata,
+        metadata: run.metadata,
         time: arrival.at,
-        tag: arrival.tag & 0xff_ffff,
+        tag: run.tag & 0xff_ffff,
         request,
         count,
         position,
     }
 }
 
-/// The same as [`hash`] for most packets of a queue pair that wants addresses and ports of IPv4, behind a header without options.
-#[inline]
-fn hash_plain(rss: &mut Rss, layers: &Layers, bytes: &[u8]) -> Option<(u32, HashType)> {
-    let (protocol, hash_type) = rss.tuples?;
-    let tuple = layers.tuple(bytes).filter(|_| layers.protocol == protocol)?;
-    Some((rss.hash.as_mut()?.hash_tuple(tuple), hash_type))
+/// Where addresses and ports lie, if a queue pair hashes both and they are those of IPv4 behind a header without options: most often.
+fn plain(rss: &Rss, layers: &Layers) -> Option<(usize, HashType)> {
+    let (_, hash_type) = rss.tuples.filter(|(protocol, _)| layers.protocol == *protocol)?;
+    Some((layers.tuple_at()?, hash_type))
 }
 
 /// Protocol and type where addresses and ports of IPv4 are hashed, and nothing else.

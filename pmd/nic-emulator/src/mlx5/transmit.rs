@@ -106,7 +106,7 @@ impl<H: Host> Mlx5<H> {
         let overheard = self.steering.take_overheard();
         for (port, frame, to) in &overheard {
             for qp in to {
-                self.deliver(env, *port, frame, &frame::parse(frame), *qp, 0, 0, false);
+                self.deliver_one(env, *port, *qp, frame, (0, 0), false);
             }
         }
         if !overheard.is_empty() {

@@ -44,9 +44,10 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    pub(super) fn count(&self, length: usize) {
-        self.packets.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(length as u64, Ordering::Relaxed);
+    /// Packets of one length.
+    pub(super) fn count(&self, packets: usize, length: usize) {
+        self.packets.fetch_add(packets as u64, Ordering::Relaxed);
+        self.bytes.fetch_add((packets * length) as u64, Ordering::Relaxed);
     }
 
     fn clear(&self) {
@@ -139,7 +140,7 @@ impl Arrived {
     /// The frame is done with: what was counted counts.
     pub(super) fn count(&self) {
         for (counter, length) in &self.counters {
-            counter.count(*length);
+            counter.count(1, *length);
         }
     }
 
@@ -404,19 +405,21 @@ impl Steering {
         }
     }
 
-    /// Queue pair and tag of a frame that no rule can tell from the last one that went to a queue pair as it was.
+    /// Queue pair and tag of the first of these frames, which no rule can tell from the last one that went to a queue pair as it was, and
+    /// how many of them are like it.
     #[inline]
-    pub(super) fn remembered(&self, at: usize, frame: &[u8]) -> Option<(ObjectId, u32, &Layers)> {
+    pub(super) fn remembered(&self, at: usize, frames: &[&[u8]]) -> Option<(usize, ObjectId, u32, &Layers)> {
         let port = &self.ports[at];
         let last = port.ingress.last.as_ref().filter(|_| port.sniffers.is_empty())?;
-        last.likeness.has(frame).then_some((last.qp, last.tag, &last.layers))
+        let alike = frames.iter().take_while(|frame| last.likeness.has(frame)).count();
+        (alike > 0).then_some((alike, last.qp, last.tag, &last.layers))
     }
 
-    /// The frame of [`Self::remembered`] counts.
+    /// So many frames of [`Self::remembered`] count.
     #[inline]
-    pub(super) fn count_remembered(&self, at: usize, length: usize) {
+    pub(super) fn count_remembered(&self, at: usize, packets: usize, length: usize) {
         if let Some(counter) = self.ports[at].ingress.last.as_ref().and_then(|last| last.counter.as_ref()) {
-            counter.count(length);
+            counter.count(packets, length);
         }
     }
 
@@ -449,7 +452,7 @@ impl Steering {
                             }
                             _ => {
                                 if let Some(counter) = counter {
-                                    counter.count(frame.len());
+                                    counter.count(1, frame.len());
                                 }
                                 Verdict::Drop
                             }
@@ -538,7 +541,7 @@ impl Steering {
             let action = &entry.action;
             let length = if changed { sent.len() } else { frame.len() };
             for counter in entry.destinations.iter().filter_map(|to| to.counter.as_ref()) {
-                counter.count(length);
+                counter.count(1, length);
             }
             if action.drop {
                 dropped = true;

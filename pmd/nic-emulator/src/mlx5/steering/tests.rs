@@ -207,8 +207,8 @@ fn a_change_of_rules_is_seen_by_the_next_frame_that_is_like_the_last() {
     };
     let mut remembered = 0;
     let mut queue = |steering: &mut Steering| {
-        let last = steering.remembered(0, &frame).map(|(qp, tag, layers)| {
-            assert_eq!(*layers, frame::parse(&frame));
+        let last = steering.remembered(0, &[&frame]).map(|(count, qp, tag, layers)| {
+            assert_eq!((count, *layers), (1, frame::parse(&frame)));
             (qp, tag)
         });
         remembered += u32::from(last.is_some());
@@ -246,7 +246,9 @@ fn a_change_of_rules_is_seen_by_the_next_frame_that_is_like_the_last() {
     assert_eq!([queue(&mut steering), queue(&mut steering)], [Some((1, 1)); 2]);
     let mut other = frame.clone();
     other[37] = 3;
-    assert_eq!((steering.remembered(0, &other).is_some(), ask(&mut steering, &other)), (false, Some((3, 3))));
+    let alike = [&frame[..], &frame, &other, &frame];
+    assert_eq!(steering.remembered(0, &alike).map(|(count, ..)| count), Some(2), "up to one that is not");
+    assert_eq!((steering.remembered(0, &[&other]).is_some(), ask(&mut steering, &other)), (false, Some((3, 3))));
     assert_eq!(queue(&mut steering), Some((1, 1)));
     assert_eq!(remembered, 4, "the second of each two");
 }
