@@ -42,6 +42,44 @@ pub struct Layers {
     pub end: usize,
 }
 
+/// What plain frames have in common whose headers lie at the same places: of IPv4 packets without options, their length and some bits of
+/// their first bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    length: usize,
+    /// Which bits, and what they are.
+    words: [(u64, u64); Self::BYTES / 8],
+}
+
+impl Shape {
+    /// Ethernet, an IPv4 header without options, and a TCP header up to its flags.
+    pub const BYTES: usize = 48;
+    /// Type, header length, total length, fragment, protocol: what decides where headers are and whether they are there.
+    const FORM: [usize; 8] = [12, 13, 14, 16, 17, 20, 21, 23];
+
+    /// That of a frame, which all others have that are not different in these bits of their first bytes either. `None` for frames that are
+    /// not plain.
+    pub fn of(frame: &[u8], mut bits: [u8; Self::BYTES]) -> Option<Self> {
+        let start: &[u8; Self::BYTES] = frame.first_chunk()?;
+        if start[12..15] != [8, 0, 0x45] {
+            return None;
+        }
+        Self::FORM.iter().for_each(|at| bits[*at] = 0xff);
+        let (masks, words) = (bits.as_chunks::<8>().0, start.as_chunks::<8>().0);
+        let word = |i: usize| (u64::from_ne_bytes(masks[i]), u64::from_ne_bytes(words[i]));
+        Some(Self { length: frame.len(), words: std::array::from_fn(word).map(|(mask, word)| (mask, mask & word)) })
+    }
+
+    /// Whether a frame has it.
+    #[inline]
+    pub fn has(&self, frame: &[u8]) -> bool {
+        let Some(start) = frame.first_chunk::<{ Self::BYTES }>() else { return false };
+        let words = start.as_chunks::<8>().0.iter().zip(&self.words);
+        let differ = words.fold(0, |all, (word, (mask, value))| all | (u64::from_ne_bytes(*word) & mask) ^ value);
+        differ == 0 && frame.len() == self.length
+    }
+}
+
 /// What a NIC says of the sums of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {

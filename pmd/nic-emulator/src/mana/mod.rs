@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use wirepath_nic_defs::mana as defs;
 
 use crate::device::{ContextId, Env, ObjectId, Owner, Store, VECTORS};
-use crate::frame::Toeplitz;
+use crate::frame::{Layers, Shape, Toeplitz};
 use crate::host::{Host, Region};
 use crate::keys::Keys;
 use crate::slab::{Apart, Numbers, Slab};
@@ -71,6 +71,8 @@ struct Port {
     steering: Option<ObjectId>,
     /// Virtual port that packets must name.
     vport: u32,
+    /// The last frame that arrived, and where its headers are. The next is often alike.
+    last: Option<(Shape, Layers)>,
     counters: PortCounters,
 }
 

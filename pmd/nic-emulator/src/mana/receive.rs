@@ -6,109 +6,84 @@ use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL};
 
 use super::queues::{AHEAD, Cq, Held, Rq, pair};
 use super::transmit::{Sge, Wqe};
-use super::{Mana, Qp, Rss, TABLE, owner_of};
+use super::{Mana, Port, PortCounters, Qp, Rss, TABLE, owner_of};
 use crate::device::{Env, Event, ObjectId};
 use crate::faults::What;
-use crate::frame::{self, ETHERNET, Layers, Network, TCP, UDP};
+use crate::frame::{self, ETHERNET, Layers, Network, Shape, TCP, UDP};
 use crate::host::{Host, Region};
 use crate::keys::{Keys, Refusal};
+use crate::slab::Slab;
+use crate::topology::DeviceSpec;
+
+/// Bits of the address by which frames are told apart.
+const DESTINATION: [u8; Shape::BYTES] = {
+    let mut bits = [0; Shape::BYTES];
+    let mut at = 0;
+    while at < 6 {
+        bits[at] = 0xff;
+        at += 1;
+    }
+    bits
+};
+
+/// Frames that arrive one behind the other, with headers at the same places and the same destination.
+struct Run<'a> {
+    frames: &'a [&'a [u8]],
+    layers: &'a Layers,
+    /// What is hashed.
+    hash_type: u32,
+}
+
+/// Where frames go.
+struct Queues<'a, R> {
+    keys: &'a Keys<R>,
+    rqs: &'a mut Slab<Rq<R>>,
+    cqs: &'a mut Slab<Cq<R>>,
+    wqe: &'a mut Wqe,
+    counters: &'a mut PortCounters,
+    spec: &'a DeviceSpec,
+    scan: bool,
+    offered: bool,
+}
 
 impl<H: Host> Mana<H> {
     pub(super) fn take_frames(&mut self, env: &mut Env<'_>, at: usize, frames: &[&[u8]], offered: bool) -> usize {
-        let mut taken = 0;
-        for frame in frames {
-            let took = self.take_frame(env, at, frame, offered);
-            taken += usize::from(took);
-            if offered && !took {
-                break;
-            }
-        }
-        taken
-    }
-
-    #[inline]
-    fn take_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], offered: bool) -> bool {
         let scan = Self::scans(env);
         let Self { ports, qps, rqs, cqs, keys, wqe, spec, .. } = self;
-        let port = &mut ports[at];
-        if bytes.len() < ETHERNET || bytes.len() > spec.ports[at].mtu as usize + ETHERNET + 4 {
-            return false;
-        }
-        if spec.ports[at].own_address_only && bytes[0] & 1 == 0 && bytes[..6] != spec.ports[at].mac {
-            port.counters.other_address += 1;
-            return false;
-        }
-        let Some(Qp::Rss(rss)) = port.steering.and_then(|qp| qps.get_mut(qp)) else {
-            port.counters.no_steering += u64::from(!offered);
-            return false;
-        };
-        let layers = frame::parse(bytes);
-        let (hash, kind) = hash(rss, &layers, bytes);
-        // With one queue nothing waits for the hash.
-        let queue = rss.only.unwrap_or_else(|| spread(rss, hash));
-        let Some(rq) = rqs.get_mut(queue) else { return false };
-        let Some(cq) = cqs.get_mut(rq.cq) else { return false };
-        let fetched = wqe.next(&rq.work, scan, defs::MAX_RX_WQE);
-        if matches!(fetched, Ok(false)) {
-            if !offered {
-                rq.no_buffer += 1;
-                port.counters.no_buffer += 1;
+        let Port { steering, counters, last, .. } = &mut ports[at];
+        let mut queues = Queues { keys, rqs, cqs, wqe, counters, spec, scan, offered };
+        let port = &spec.ports[at];
+        let (mut taken, mut rest) = (0, frames);
+        while let Some(first) = rest.first() {
+            let (seen, layers) = match last {
+                Some((shape, layers)) if shape.has(first) => {
+                    (rest.iter().take_while(|frame| shape.has(frame)).count(), *layers)
+                }
+                _ => {
+                    let layers = frame::parse(first);
+                    *last = Shape::of(first, DESTINATION).map(|shape| (shape, layers));
+                    (1, layers)
+                }
+            };
+            let now = if first.len() < ETHERNET || first.len() > port.mtu as usize + ETHERNET + 4 {
+                0
+            } else if port.own_address_only && first[0] & 1 == 0 && first[..6] != port.mac {
+                queues.counters.other_address += seen as u64;
+                0
+            } else if let Some(Qp::Rss(rss)) = steering.and_then(|qp| qps.get_mut(qp)) {
+                let run = Run { frames: &rest[..seen], layers: &layers, hash_type: hash_type(rss, &layers) };
+                queues.spread(env, rss, &run)
+            } else {
+                queues.counters.no_steering += if offered { 0 } else { seen as u64 };
+                0
+            };
+            taken += now;
+            if offered && now < seen {
+                break;
             }
-            return false;
+            rest = &rest[seen..];
         }
-        rq.work.expect(AHEAD);
-        let head = rq.work.head;
-        let number = rq.number.unwrap_or_default();
-        let stripped = layers.vlan.is_some();
-        let pieces: [&[u8]; 2] = if stripped { [&bytes[..12], &bytes[16..]] } else { [bytes, &[]] };
-        let result = fetched.and_then(|_| {
-            if wqe.count as u32 > rq.max_sge {
-                return Err(format!("{} entries, and the queue was made for {}", wqe.count, rq.max_sge));
-            }
-            scatter(keys, rq.work.pd, wqe, pieces).map_err(|(i, sge, why)| {
-                format!("entry {i}: address {:#x}, {} bytes, key {:#x}: {why}", sge.address, sge.size, sge.key)
-            })
-        });
-        rq.work.consume(wqe.units, scan);
-        let written = match result {
-            Ok(written) => written,
-            Err(why) => {
-                let offset = head.wrapping_mul(WQE_UNIT) & (rq.work.bytes - 1);
-                env.log.line(format_args!("{} rq {number}: wqe at {offset:#x}: {why}; the queue stops", spec.name));
-                rq.errors += 1;
-                rq.work.stopped = true;
-                env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
-                return false;
-            }
-        };
-        let length = bytes.len() - if stripped { 4 } else { 0 };
-        let flags = verdicts(&layers, bytes, kind);
-        rq.received += 1;
-        rq.received_bytes += length as u64;
-        port.counters.received += 1;
-        port.counters.received_bytes += length as u64;
-        let packet = (written as u16, hash);
-        if written < length {
-            rq.truncated += 1;
-            send_held(rq, cq, env);
-            let held = Held { count: 1, flags: flags.0, packets: [packet, (0, 0), (0, 0), (0, 0)], wqe: head };
-            complete(rq, cq, env, &held, defs::CQE_RX_TRUNCATED);
-            return true;
-        }
-        if spec.coalesce {
-            if rq.held.count == defs::RX_COALESCED || rq.held.count > 0 && rq.held.flags != flags.0 {
-                send_held(rq, cq, env);
-            }
-            if rq.held.count == 0 {
-                rq.held = Held { count: 0, flags: flags.0, packets: [(0, 0); 4], wqe: head };
-            }
-            rq.held.packets[rq.held.count as usize] = packet;
-            rq.held.count += 1;
-            return true;
-        }
-        let held = Held { count: 1, flags: flags.0, packets: [packet, (0, 0), (0, 0), (0, 0)], wqe: head };
-        complete(rq, cq, env, &held, defs::CQE_RX_OKAY);
-        true
+        taken
     }
 
     /// A burst is over: what waits for more goes out.
@@ -123,6 +98,104 @@ impl<H: Host> Mana<H> {
         }
         cqs.iter_mut().for_each(Cq::publish);
     }
+}
+
+impl<R: Region> Queues<'_, R> {
+    /// Brings frames to a queue pair's queues: how many were taken. If they are only offered, the first that is not is the last.
+    fn spread(&mut self, env: &mut Env<'_>, rss: &mut Rss, run: &Run<'_>) -> usize {
+        // With one queue nothing waits for the hash.
+        if let Some(queue) = rss.only {
+            return self.fill(env, queue, run, |bytes| hash(rss, run, bytes));
+        }
+        let mut taken = 0;
+        for frame in run.frames {
+            let hashed = hash(rss, run, frame);
+            let queue = rss.table[hashed as usize % TABLE];
+            let now = self.fill(env, queue, &Run { frames: &[*frame], ..*run }, |_| hashed);
+            taken += now;
+            if self.offered && now == 0 {
+                break;
+            }
+        }
+        taken
+    }
+
+    /// Brings frames to a queue: how many were taken.
+    #[inline]
+    fn fill(&mut self, env: &mut Env<'_>, queue: ObjectId, run: &Run<'_>, mut hash: impl FnMut(&[u8]) -> u32) -> usize {
+        let Self { keys, rqs, cqs, wqe, counters, spec, scan, offered } = self;
+        let Some(rq) = rqs.get_mut(queue) else { return 0 };
+        let Some(cq) = cqs.get_mut(rq.cq) else { return 0 };
+        let mut taken = 0;
+        for bytes in run.frames {
+            let fetched = wqe.next(&rq.work, *scan, defs::MAX_RX_WQE);
+            if matches!(fetched, Ok(false)) {
+                if *offered {
+                    break;
+                }
+                rq.no_buffer += 1;
+                counters.no_buffer += 1;
+                continue;
+            }
+            rq.work.expect(AHEAD);
+            let head = rq.work.head;
+            let stripped = run.layers.vlan.is_some();
+            let pieces: [&[u8]; 2] = if stripped { [&bytes[..12], &bytes[16..]] } else { [bytes, &[]] };
+            let result = fetched.and_then(|_| {
+                if wqe.count as u32 > rq.max_sge {
+                    return Err(format!("{} entries, and the queue was made for {}", wqe.count, rq.max_sge));
+                }
+                scatter(keys, rq.work.pd, wqe, pieces).map_err(|(i, sge, why)| {
+                    format!("entry {i}: address {:#x}, {} bytes, key {:#x}: {why}", sge.address, sge.size, sge.key)
+                })
+            });
+            rq.work.consume(wqe.units, *scan);
+            let written = match result {
+                Ok(written) => written,
+                Err(why) => {
+                    stop(rq, env, spec, head, &why);
+                    if *offered {
+                        break;
+                    }
+                    continue;
+                }
+            };
+            taken += 1;
+            let length = pieces[0].len() + pieces[1].len();
+            let packet = (written as u16, hash(bytes));
+            let flags = verdicts(run.layers, bytes, run.hash_type);
+            rq.received += 1;
+            rq.received_bytes += length as u64;
+            counters.received += 1;
+            counters.received_bytes += length as u64;
+            let one = Held { count: 1, flags: flags.0, packets: [packet, (0, 0), (0, 0), (0, 0)], wqe: head };
+            if written < length {
+                rq.truncated += 1;
+                send_held(rq, cq, env);
+                complete(rq, cq, env, &one, defs::CQE_RX_TRUNCATED);
+            } else if !spec.coalesce {
+                complete(rq, cq, env, &one, defs::CQE_RX_OKAY);
+            } else if (1..defs::RX_COALESCED).contains(&rq.held.count) && rq.held.flags == flags.0 {
+                rq.held.packets[rq.held.count as usize] = packet;
+                rq.held.count += 1;
+            } else {
+                send_held(rq, cq, env);
+                rq.held = one;
+            }
+        }
+        taken
+    }
+}
+
+/// The queue stops at the descriptor at `head`.
+#[cold]
+fn stop<R: Region>(rq: &mut Rq<R>, env: &mut Env<'_>, spec: &DeviceSpec, head: u32, why: &str) {
+    let number = rq.number.unwrap_or_default();
+    let offset = head.wrapping_mul(WQE_UNIT) & (rq.work.bytes - 1);
+    env.log.line(format_args!("{} rq {number}: wqe at {offset:#x}: {why}; the queue stops", spec.name));
+    rq.errors += 1;
+    rq.work.stopped = true;
+    env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
 }
 
 fn send_held<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>) {
@@ -196,47 +269,44 @@ fn scatter<R: Region>(keys: &Keys<R>, pd: u32, wqe: &Wqe, pieces: [&[u8]; 2]) ->
     Ok(written)
 }
 
-/// The queue that a hash leads to. By a call, in whose place no address is chosen that needs the hash.
-#[inline(never)]
-fn spread(rss: &Rss, hash: u32) -> ObjectId {
-    rss.table[hash as usize % TABLE]
-}
-
-/// The hash by which a frame is spread, and what went into it.
-#[inline]
-fn hash(rss: &mut Rss, layers: &Layers, bytes: &[u8]) -> (u32, u32) {
-    let Some(network) = layers.network else { return (0, 0) };
-    let (addresses_wanted, ports_tcp, ports_udp, plain, tcp, udp) = match network {
+/// What goes into the hash by which a frame is spread; 0: nothing.
+fn hash_type(rss: &Rss, layers: &Layers) -> u32 {
+    let Some(network) = layers.network else { return 0 };
+    let (addresses_wanted, plain, tcp, udp) = match network {
         Network::V4 => (
             uverbs::RX_HASH_SRC_IPV4 | uverbs::RX_HASH_DST_IPV4,
-            uverbs::RX_HASH_SRC_PORT_TCP | uverbs::RX_HASH_DST_PORT_TCP,
-            uverbs::RX_HASH_SRC_PORT_UDP | uverbs::RX_HASH_DST_PORT_UDP,
             defs::HASH_IPV4,
             defs::HASH_TCP_IPV4,
             defs::HASH_UDP_IPV4,
         ),
         Network::V6 => (
             uverbs::RX_HASH_SRC_IPV6 | uverbs::RX_HASH_DST_IPV6,
-            uverbs::RX_HASH_SRC_PORT_TCP | uverbs::RX_HASH_DST_PORT_TCP,
-            uverbs::RX_HASH_SRC_PORT_UDP | uverbs::RX_HASH_DST_PORT_UDP,
             defs::HASH_IPV6,
             defs::HASH_TCP_IPV6,
             defs::HASH_UDP_IPV6,
         ),
     };
-    if rss.fields & addresses_wanted == 0 {
-        return (0, 0);
+    let wants = |fields: u64| rss.fields & fields != 0;
+    match layers.protocol {
+        _ if !wants(addresses_wanted) => 0,
+        TCP if wants(uverbs::RX_HASH_SRC_PORT_TCP | uverbs::RX_HASH_DST_PORT_TCP) => tcp,
+        UDP if wants(uverbs::RX_HASH_SRC_PORT_UDP | uverbs::RX_HASH_DST_PORT_UDP) => udp,
+        _ => plain,
     }
-    let kind = match layers.protocol {
-        TCP if rss.fields & ports_tcp != 0 => tcp,
-        UDP if rss.fields & ports_udp != 0 => udp,
-        _ => return (rss.hash.hash([layers.addresses(bytes)]), plain),
-    };
-    let hash = match layers.tuple(bytes) {
-        Some(tuple) => rss.hash.hash_tuple(tuple),
-        None => rss.hash.hash([layers.addresses(bytes), &bytes[layers.l4..layers.l4 + 4]]),
-    };
-    (hash, kind)
+}
+
+/// The hash by which a frame is spread.
+#[inline]
+fn hash(rss: &mut Rss, run: &Run<'_>, bytes: &[u8]) -> u32 {
+    let layers = run.layers;
+    match run.hash_type {
+        0 => 0,
+        defs::HASH_IPV4 | defs::HASH_IPV6 => rss.hash.hash([layers.addresses(bytes)]),
+        _ => match layers.tuple(bytes) {
+            Some(tuple) => rss.hash.hash_tuple(tuple),
+            None => rss.hash.hash([layers.addresses(bytes), &bytes[layers.l4..layers.l4 + 4]]),
+        },
+    }
 }
 
 /// What the completion says about a frame.

@@ -7,7 +7,7 @@ use wirepath_nic_defs::mlx5::{
 use zerocopy::IntoBytes;
 
 use super::headers::{self, Headers, ICMP, ICMPV6, Level, TCP, Tunnel, UDP};
-use crate::frame;
+use crate::frame::{self, Shape};
 
 /// Bytes of match parameters that the device knows: seven parts, of which it compares nothing in the sixth.
 pub(super) const BYTES: usize = 7 * 64;
@@ -189,60 +189,33 @@ impl Key {
     }
 }
 
-/// What a frame has in common with all frames of the same key, as far as masks look at it: of plain IPv4 packets, their length and some bits
-/// of their first bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Likeness {
-    length: usize,
-    /// Which bits, and what they are.
-    words: [(u64, u64); Self::BYTES / 8],
-}
+/// Bytes of a key that are bytes of frames of a [`Shape`]: where, and how many.
+const SEEN: [(MatchField, usize, usize); 9] = [
+    (header::DST_MAC, 0, 6),
+    (header::SRC_MAC, 6, 6),
+    (header::IP_DSCP, 15, 1),
+    (header::TTL, 22, 1),
+    (header::SRC_IPV4, 26, 4),
+    (header::DST_IPV4, 30, 4),
+    (header::TCP_SPORT, 34, 4),
+    (header::UDP_SPORT, 34, 4),
+    (header::TCP_FLAGS, 46, 2),
+];
 
-impl Likeness {
-    /// Ethernet, an IPv4 header without options, and a TCP header up to its flags.
-    const BYTES: usize = 48;
-    /// Type, header length, total length, fragment, protocol: what decides where headers are and whether they are there.
-    const FORM: [usize; 8] = [12, 13, 14, 16, 17, 20, 21, 23];
-    /// Bytes of a key that are bytes of such a frame: where, and how many.
-    const FIELDS: [(MatchField, usize, usize); 9] = [
-        (header::DST_MAC, 0, 6),
-        (header::SRC_MAC, 6, 6),
-        (header::IP_DSCP, 15, 1),
-        (header::TTL, 22, 1),
-        (header::SRC_IPV4, 26, 4),
-        (header::DST_IPV4, 30, 4),
-        (header::TCP_SPORT, 34, 4),
-        (header::UDP_SPORT, 34, 4),
-        (header::TCP_FLAGS, 46, 2),
-    ];
-
-    /// `None` for frames of another form, and masks that look further. `bits`: those of all masks.
-    pub(super) fn of(frame: &[u8], needs: Needs, bits: &Key) -> Option<Self> {
-        let start: &[u8; Self::BYTES] = frame.first_chunk()?;
-        if start[12..15] != [8, 0, 0x45] || needs.parts & !CRITERIA_OUTER != 0 || needs.checks {
-            return None;
-        }
-        let mut mask = [0; Self::BYTES];
-        Self::FORM.iter().for_each(|at| mask[*at] = 0xff);
-        for (field, to, count) in Self::FIELDS {
-            let from = &bits.bytes()[at(field)..at(field) + count];
-            mask[to..to + count].iter_mut().zip(from).for_each(|(mask, bits)| *mask |= bits);
-        }
-        // Of this byte of the key the other bits are of other fields.
-        mask[46] &= 1;
-        let (masks, words) = (mask.as_chunks::<8>().0, start.as_chunks::<8>().0);
-        let word = |i: usize| (u64::from_ne_bytes(masks[i]), u64::from_ne_bytes(words[i]));
-        Some(Self { length: frame.len(), words: std::array::from_fn(word).map(|(mask, word)| (mask, mask & word)) })
+/// What a frame has in common with all frames of the same key, as far as masks look at it; `bits`: those of all masks. `None` for frames
+/// without a shape, and masks that look further.
+pub(super) fn likeness(frame: &[u8], needs: Needs, bits: &Key) -> Option<Shape> {
+    if needs.parts & !CRITERIA_OUTER != 0 || needs.checks {
+        return None;
     }
-
-    /// Whether a frame is such a one.
-    #[inline]
-    pub(super) fn has(&self, frame: &[u8]) -> bool {
-        let Some(start) = frame.first_chunk::<{ Self::BYTES }>() else { return false };
-        let words = start.as_chunks::<8>().0.iter().zip(&self.words);
-        let differ = words.fold(0, |all, (word, (mask, value))| all | (u64::from_ne_bytes(*word) & mask) ^ value);
-        differ == 0 && frame.len() == self.length
+    let mut mask = [0; Shape::BYTES];
+    for (field, to, count) in SEEN {
+        let from = &bits.bytes()[at(field)..at(field) + count];
+        mask[to..to + count].iter_mut().zip(from).for_each(|(mask, bits)| *mask |= bits);
     }
+    // Of this byte of the key the other bits are of other fields.
+    mask[46] &= 1;
+    Shape::of(frame, mask)
 }
 
 /// Bytes of a part.

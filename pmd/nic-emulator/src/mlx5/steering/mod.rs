@@ -22,11 +22,11 @@ use rustix::io::Errno;
 
 use crate::connectx::Wrong;
 use crate::device::ObjectId;
-use crate::frame::{self, Layers};
+use crate::frame::{self, Layers, Shape};
 use crate::rules::NewMatcher;
 use crate::slab::Slab;
 use crate::topology::SteeringSpec;
-use key::{Key, Likeness, Needs, Registers};
+use key::{Key, Needs, Registers};
 use modify::Program;
 use reformat::Reformat;
 use table::{Destination, Mask, Place, Table};
@@ -185,7 +185,7 @@ struct Direction {
 /// A [`Verdict::Queue`].
 #[derive(Clone, Debug)]
 struct Plain {
-    likeness: Likeness,
+    likeness: Shape,
     /// Where the headers are of all such frames.
     layers: Layers,
     qp: ObjectId,
@@ -443,7 +443,7 @@ impl Steering {
                             Some(qp) if !entry.action.drop => {
                                 let (tag, counter) = (entry.action.tag.unwrap_or(0), counter.clone());
                                 let bits = ingress.bits.as_ref();
-                                let likeness = bits.and_then(|bits| Likeness::of(frame, ingress.needs, bits));
+                                let likeness = bits.and_then(|bits| key::likeness(frame, ingress.needs, bits));
                                 ingress.last = likeness.map(|likeness| {
                                     let layers = frame::parse(frame);
                                     Plain { likeness, layers, qp, tag, counter: counter.clone() }

@@ -167,7 +167,7 @@ fn frames_that_are_alike_have_the_same_key_as_far_as_masks_look() {
         }
         let (protocol, payload) = &payloads[below(payloads.len())];
         let frame = ethernet(0x0800, &ipv4(*protocol, payload));
-        let likeness = key::Likeness::of(&frame, needs, &bits).expect("plain IPv4");
+        let likeness = key::likeness(&frame, needs, &bits).expect("plain IPv4");
         assert!(likeness.has(&frame));
         let mut other = frame.clone();
         for _ in 0..below(3) {
@@ -192,9 +192,9 @@ fn frames_that_are_alike_have_the_same_key_as_far_as_masks_look() {
     assert!(alike > 10_000 && others > 10_000, "{alike} {others}");
     let bits = Key::NOTHING;
     let frame = ethernet(0x0800, &ipv4(TCP, &tcp()));
-    assert!(key::Likeness::of(&frame, Needs { parts: 1, checks: true }, &bits).is_none(), "sums are not compared");
-    assert!(key::Likeness::of(&frame, Needs { parts: 3, checks: false }, &bits).is_none(), "nor is the rest");
-    assert!(key::Likeness::of(&ethernet(0x86dd, &ipv6(UDP, &udp(1, 2, &[0; 9]))), needs, &bits).is_none());
+    assert!(key::likeness(&frame, Needs { parts: 1, checks: true }, &bits).is_none(), "sums are not compared");
+    assert!(key::likeness(&frame, Needs { parts: 3, checks: false }, &bits).is_none(), "nor is the rest");
+    assert!(key::likeness(&ethernet(0x86dd, &ipv6(UDP, &udp(1, 2, &[0; 9]))), needs, &bits).is_none());
 }
 
 #[test]
