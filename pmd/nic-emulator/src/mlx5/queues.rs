@@ -331,26 +331,33 @@ impl<R: Region> Rq<R> {
     /// Fetches the scatter list of the entry at the head.
     #[inline]
     pub(super) fn fetch(&mut self) {
-        self.segments = 0;
         let start = u64::from(u32::from(self.head) & (self.entries - 1)) << self.log_entry;
-        let skip = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
         self.ring.ask(start + AHEAD);
-        for at in (skip..(1 << self.log_entry).min(usize::from(super::MAX_RECV_WQE))).step_by(defs::DATA_BYTES) {
-            let mut chunk = [0; defs::DATA_BYTES];
-            let _ = self.ring.read(start + at as u64, &mut chunk);
-            let word = |at: usize| u32::from_be_bytes(chunk[at..at + 4].try_into().expect("four bytes"));
-            let (size, key) = (word(0), word(4));
-            if size == 0 {
-                // The end of a short list has a key of its own; other empty entries are passed over.
-                if key == defs::INVALID_LKEY {
-                    break;
-                }
-                continue;
-            }
-            let address = u64::from_be_bytes(chunk[8..].try_into().expect("eight bytes"));
-            self.list[self.segments % MOST_SEGMENTS] = Segment { size, key, address };
-            self.segments += 1;
+        self.segments = 0;
+        let skip = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
+        if skip + defs::DATA_BYTES == 1 << self.log_entry {
+            self.add(start + skip as u64);
+            return;
         }
+        for at in (skip..(1 << self.log_entry).min(usize::from(super::MAX_RECV_WQE))).step_by(defs::DATA_BYTES) {
+            if !self.add(start + at as u64) {
+                break;
+            }
+        }
+    }
+
+    /// Adds what lies at `at` of the ring to the scatter list; false at its end.
+    #[inline(always)]
+    fn add(&mut self, at: u64) -> bool {
+        let [first, address] = self.ring.load_pairs(at).map(u64::from_le).map(u64::swap_bytes);
+        let (size, key) = ((first >> 32) as u32, first as u32);
+        if size == 0 {
+            // The end of a short list has a key of its own; other empty entries are passed over.
+            return key != defs::INVALID_LKEY;
+        }
+        self.list[self.segments % MOST_SEGMENTS] = Segment { size, key, address };
+        self.segments += 1;
+        true
     }
 
     /// As new.
