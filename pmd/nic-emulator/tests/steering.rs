@@ -221,3 +221,85 @@ fn a_header_that_makes_a_frame_too_long_stops_it() {
     }
     assert_eq!(nic.bench.emulator.counters()["devices"][0]["ports"][0]["too_long"], 2);
 }
+
+/// Frames of many forms, one behind the other: runs of those that are alike, and others between them.
+fn mixture() -> Vec<Vec<u8>> {
+    let mut random = 0x2545_f491_4f6c_dd1du64;
+    let mut next = |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    let mut frames = Vec::new();
+    while frames.len() < 400 {
+        let mut frame = udp(next(4) as u32);
+        match next(8) {
+            // A tunnel, in which nothing makes sense.
+            0 => frame[36..38].copy_from_slice(&4789u16.to_be_bytes()),
+            1 => frame.extend([0; 9]),
+            2 => drop(frame.splice(12..12, [0x81, 0, 0, 7])),
+            3 => frame[20] = 0x20,
+            4 => frame[12..14].copy_from_slice(&[0x86, 0xdd]),
+            _ => {}
+        }
+        for _ in 0..=next(12) {
+            // Ports, checksum and what is behind may differ among those that are alike.
+            let at = frame.len() - 1 - next(26);
+            frame[at] = next(256) as u8;
+            if next(2) == 0 {
+                let length = frame.len().min(34);
+                frame[24..26].fill(0);
+                let sum =
+                    frame[14..length].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum::<u32>();
+                let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+                frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+            }
+            frames.push(frame.clone());
+        }
+    }
+    frames
+}
+
+#[test]
+fn frames_that_arrive_together_fare_as_those_that_arrive_alone() {
+    let frames = mixture();
+    let device = || {
+        let nic = Connectx::new("steering = { devx = true }");
+        nic.receive_everything();
+        let mask = parameters(&[(header::DST_IPV4, 0xffff_ffff)]);
+        let matcher = nic.matcher(abi::TABLE_NIC_RX, 0, 1, &mask).unwrap();
+        for host in 0..2 {
+            let value = parameters(&[(header::DST_IPV4, u128::from(0xc612_0000 + host))]);
+            nic.flow(matcher, &value, &[to(&nic, host as usize), tag(7 + host)]).unwrap();
+        }
+        nic
+    };
+    let ports = |nic: &Connectx| {
+        let counters = nic.bench.emulator.counters();
+        let device = &counters["devices"][0];
+        (device["ports"].clone(), device["receive_queues"].clone())
+    };
+    let (mut alone, mut together) = (device(), device());
+    // Buffers are given back after each part, and some parts need more than there are.
+    for part in [1, 2, 63, 40, 33, 62, 5].iter().cycle().scan(0, |from, size| {
+        let part = frames.get(*from..(*from + size).min(frames.len()))?;
+        *from += size;
+        Some(part)
+    }) {
+        if part.is_empty() {
+            break;
+        }
+        let repeated = if part.len() > 60 { 2 } else { 1 };
+        for _ in 0..repeated {
+            part.iter().for_each(|frame| alone.send(frame));
+            together.send_together(&part.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        }
+        let arrived = together.arrivals();
+        assert_eq!(arrived, alone.arrivals());
+        assert!(!arrived.is_empty());
+    }
+    assert_eq!(ports(&together), ports(&alone));
+    assert!(ports(&together).0[0]["no_buffer"].as_u64() > Some(0), "some found no buffer");
+    assert_eq!(together.bench.emulator.log().last(), None);
+}

@@ -58,6 +58,8 @@ pub struct Arrival {
     pub metadata: u32,
     /// What was written.
     pub frame: Vec<u8>,
+    /// The completion up to its time stamp.
+    pub told: Vec<u8>,
 }
 
 /// The device.
@@ -315,6 +317,12 @@ impl Connectx {
 
     /// Posts a descriptor of so many basic blocks, whatever it says; `honest`: with its right index and queue.
     pub fn post(&mut self, descriptor: &[u8], blocks: u32, honest: bool) {
+        let first = self.write(descriptor, blocks, honest);
+        self.ring(first);
+    }
+
+    /// Writes a descriptor behind the last one: what the register is told of it.
+    fn write(&mut self, descriptor: &[u8], blocks: u32, honest: bool) -> u64 {
         let mut bytes = descriptor.to_vec();
         bytes.resize(bytes.len().clamp(16, (ENTRIES as usize - 1) * 64), 0);
         if honest {
@@ -326,9 +334,13 @@ impl Connectx {
         self.bench.poke(SEND_RING + start, front);
         self.bench.poke(SEND_RING, back);
         self.sent = self.sent.wrapping_add(blocks);
+        u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
+    }
+
+    /// Tells of all descriptors that were written, of the last of them by its first words.
+    fn ring(&mut self, first: u64) {
         let record = RECORDS + 64 + 4 * RECORD_SEND as u64;
         self.bench.poke(record, &(self.sent & 0xffff).to_be_bytes());
-        let first = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
         self.bench.ring(UAR_BLUE_FLAME, first);
         // The driver has seen every completion.
         while self.completion(SEND_CQ, self.completed).is_some() {
@@ -373,23 +385,36 @@ impl Connectx {
 
     /// Sends a frame, which the link brings back.
     pub fn send(&mut self, frame: &[u8]) {
-        self.bench.poke(SEND_BUFFER, frame);
-        let words = [
-            (self.sent & 0xffff) << 8 | 0x0a,
-            self.send_queue << 8 | 3,
-            8,
-            0,
-            0,
-            0,
-            0,
-            0,
-            frame.len() as u32,
-            self.key,
-            (SEND_BUFFER >> 32) as u32,
-            SEND_BUFFER as u32,
-        ];
-        let descriptor: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-        self.post(&descriptor, 1, false);
+        self.send_together(&[frame]);
+    }
+
+    /// Sends frames by one doorbell, fewer than the ring has entries: the link brings them back one behind the other.
+    ///
+    /// # Panics
+    /// If there are none, or too many.
+    pub fn send_together(&mut self, frames: &[&[u8]]) {
+        assert!((1..ENTRIES as usize).contains(&frames.len()));
+        let mut first = 0;
+        for (frame, at) in frames.iter().zip((SEND_BUFFER..).step_by(SLOT as usize)) {
+            self.bench.poke(at, frame);
+            let words = [
+                (self.sent & 0xffff) << 8 | 0x0a,
+                self.send_queue << 8 | 3,
+                8,
+                0,
+                0,
+                0,
+                0,
+                0,
+                frame.len() as u32,
+                self.key,
+                (at >> 32) as u32,
+                at as u32,
+            ];
+            let descriptor: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+            first = self.write(&descriptor, 1, false);
+        }
+        self.ring(first);
     }
 
     /// An entry of a completion queue, if the device has written it.
@@ -423,7 +448,8 @@ impl Connectx {
                 }
                 let slot = receiver as u64 * u64::from(ENTRIES) + u64::from(at % ENTRIES);
                 let frame = self.bench.peek(BUFFERS + slot * SLOT, (word(0x2c) as u64).min(SLOT) as usize);
-                arrivals.push(Arrival { receiver, tag: word(0x38) & 0xff_ffff, metadata: word(0x24), frame });
+                let (tag, metadata, told) = (word(0x38) & 0xff_ffff, word(0x24), entry[..0x30].to_vec());
+                arrivals.push(Arrival { receiver, tag, metadata, frame, told });
                 self.seen[receiver] = at.wrapping_add(1);
                 let record = |number: u64| RECORDS + 64 * (number + 2 * receiver as u64);
                 self.bench.poke(record(2), &(self.seen[receiver] & 0xff_ffff).to_be_bytes());
