@@ -68,7 +68,7 @@ impl<H: Host> Mana<H> {
             let now = if first.len() < ETHERNET || first.len() > port.mtu as usize + ETHERNET + 4 {
                 0
             } else if port.own_address_only && first[0] & 1 == 0 && first[..6] != port.mac {
-                queues.counters.other_address += seen as u64;
+                queues.counters.other_address += if offered { 1 } else { seen as u64 };
                 0
             } else if let Some(Qp::Rss(rss)) = steering.and_then(|qp| qps.get_mut(qp)) {
                 let run = Run { frames: &rest[..seen], layers: &layers, hash_type: hash_type(rss, &layers) };
