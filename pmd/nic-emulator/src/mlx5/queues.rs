@@ -242,6 +242,8 @@ pub(super) struct Rq<R> {
     tail: u16,
     /// Strides consumed of the entry at the head.
     pub(super) strides: u32,
+    /// Where the next one begins: which of the scatter list, and the offset in that.
+    pub(super) place: (usize, usize),
     pub(super) state: State,
     pub(super) strip: bool,
     pub(super) cq: ObjectId,
@@ -292,6 +294,7 @@ impl<R: Region> Rq<R> {
             head: 0,
             tail: 0,
             strides: 0,
+            place: (0, 0),
             state: State::Reset,
             strip,
             cq,
@@ -328,12 +331,25 @@ impl<R: Region> Rq<R> {
         &self.list[..self.segments]
     }
 
+    /// So many strides of the entry at the head are consumed.
+    #[inline]
+    pub(super) fn pass(&mut self, strides: u32, log_bytes: u32) {
+        self.strides += strides;
+        let (mut at, mut offset) = self.place;
+        offset += (strides as usize) << log_bytes;
+        while let Some(size) = self.list().get(at).map(|segment| segment.size as usize).filter(|size| *size <= offset) {
+            (at, offset) = (at + 1, offset - size);
+        }
+        self.place = (at, offset);
+    }
+
     /// Fetches the scatter list of the entry at the head.
     #[inline]
     pub(super) fn fetch(&mut self) {
         let start = u64::from(u32::from(self.head) & (self.entries - 1)) << self.log_entry;
         self.ring.ask(start + AHEAD);
         self.segments = 0;
+        self.place = (0, 0);
         let skip = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
         if skip + defs::DATA_BYTES == 1 << self.log_entry {
             self.add(start + skip as u64);

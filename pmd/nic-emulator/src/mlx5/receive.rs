@@ -341,24 +341,27 @@ fn fetch<'k, R: Region>(keys: &'k Keys<R>, rq: &mut Rq<R>) -> Result<Option<Room
     Ok(first)
 }
 
-/// Writes pieces at `offset` of a scatter list.
+/// Writes pieces to a scatter list, from an offset in one of its entries on.
 #[inline]
 fn scatter<R: Region>(
     keys: &Keys<R>,
     pd: u32,
     list: &[Segment],
-    mut offset: usize,
+    (from, mut offset): (usize, usize),
     pieces: [&[u8]; 2],
 ) -> Result<(), Failure> {
+    if let (Some(segment), [whole, []]) = (list.get(from), pieces)
+        && offset + whole.len() <= segment.size as usize
+    {
+        let (region, start) = translate(keys, pd, (from, segment))?;
+        let _ = region.write(start + offset as u64, whole);
+        return Ok(());
+    }
     let mut at = 0;
     let mut pieces = pieces.into_iter().filter(|piece| !piece.is_empty());
     let mut rest = pieces.next().unwrap_or_default();
-    for (i, segment) in list.iter().enumerate() {
+    for (i, segment) in list.iter().enumerate().skip(from) {
         let size = segment.size as usize;
-        if offset >= size {
-            offset -= size;
-            continue;
-        }
         let (region, start) = translate(keys, pd, (i, segment))?;
         let mut used = offset;
         offset = 0;
@@ -394,7 +397,7 @@ fn linear<R: Region>(
         Some((region, start, size)) if pieces[1].is_empty() && pieces[0].len() <= size as usize => {
             let _ = region.write(start, pieces[0]);
         }
-        _ => scatter(keys, rq.pd, rq.list(), 0, pieces)?,
+        _ => scatter(keys, rq.pd, rq.list(), (0, 0), pieces)?,
     }
     let length = pieces[0].len() + pieces[1].len();
     let told = told(rq, arrival, 0, length as u32, rq.head);
@@ -437,10 +440,10 @@ fn striding<R: Region>(
     if rq.strides == 0 {
         fetch(keys, rq)?;
     }
-    scatter(keys, rq.pd, rq.list(), (rq.strides as usize) << log_bytes, pieces)?;
+    scatter(keys, rq.pd, rq.list(), rq.place, pieces)?;
     let strides = StrideCount::default().with_length(length as u32).with_strides(wanted);
     let told = told(rq, arrival, rq.head, strides.0, rq.strides as u16);
-    rq.strides += wanted;
+    rq.pass(wanted, log_bytes);
     if rq.strides == all {
         rq.strides = 0;
         rq.head = rq.head.wrapping_add(1);
