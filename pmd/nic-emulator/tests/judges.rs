@@ -1,7 +1,9 @@
 //! Programs that are not ours, or only speak C, on emulated NICs: what they find must be what a real NIC shows.
 
+use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use wirepath_nic_emulator::launch::{self, Launch};
 use wirepath_testlab::{Need, require};
@@ -215,6 +217,80 @@ fn rules_of_libmlx5_meet_real_packets() {
         has("the device does not compare what is at byte 0x18");
         has("reformat of kind 1 in table 0");
         has("a link header of 16 bytes; 14 or 18");
+    }
+}
+
+/// Year and month of DPDK's testpmd.
+fn testpmd_version() -> Option<(u32, u32)> {
+    let output = Command::new("dpdk-testpmd").arg("--version").output().ok()?;
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    let mut numbers = text.split("DPDK ").nth(1)?.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// Has DPDK's testpmd send back what it gets, on a looped port, for some seconds: packets sent and received.
+fn circulate(launch: &Launch, doorbells: &str, device: &str, seconds: u64) -> (u64, u64, Ran) {
+    const INSIDE: &str = "ip link set lo up; ip link add nic0 address 02:00:00:00:01:01 up type veth peer name far; \
+                          ip link set far up; exec \"$@\"";
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = launch.command("unshare");
+    // The port's interface must be there, with a carrier.
+    command.args(["-n", "sh", "-c", INSIDE, "sh", "dpdk-testpmd", "--no-huge", "-m", "512", "--lcores=0@0,1@0"]);
+    command.args([&format!("--file-prefix=wirepath-{}", std::process::id()), "-a", &format!("0000:00:10.0,{device}")]);
+    command.args(["--", "--forward-mode=io", "--tx-first", "--total-num-mbufs=4096"]);
+    command.env(launch::DOORBELLS, doorbells).current_dir(&folder);
+    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut program = pipes.spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(seconds));
+    // It ends when a line comes.
+    let _ = program.stdin.take().unwrap().write_all(b"\n");
+    let output = program.wait_with_output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let count = |name: &str| -> u64 {
+        let last = stdout.rsplit(name).next().filter(|rest| rest.len() < stdout.len());
+        last.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    };
+    let counts = (count("TX-packets:"), count("RX-packets:"));
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let log = std::fs::read_to_string(folder.path().join("nic.log")).unwrap_or_default();
+    (counts.0, counts.1, Ran { success: output.status.success(), stdout, stderr, log })
+}
+
+/// DPDK as the distribution has it.
+#[test]
+fn testpmd_of_the_distribution_drives_a_connectx() {
+    require!(Need::Root, Need::Program("dpdk-testpmd"), Need::Program("unshare"), Need::Program("ip"));
+    let launch = launch::prepare(
+        "log = 'nic.log'\n[[device]]\nkind = 'mlx5'\nname = 'nic0'\n[[device.port]]\nmac = '02:00:00:00:01:01'\nlink = 'loop'\n\
+         netdev = 'nic0'\nmtu = 1500\n",
+    );
+    let ways = [
+        ("scan", "dv_flow_en=0"),
+        ("scan", "dv_flow_en=0,mprq_en=1,rxqs_min_mprq=1"),
+        ("scan", "dv_flow_en=0,txq_mpw_en=0,rxq_cqe_comp_en=0"),
+        ("queue", "dv_flow_en=0"),
+        ("trap", "dv_flow_en=0"),
+    ];
+    // Newer ones make memory of send queues by firmware commands, unless told not to.
+    let legacy = if testpmd_version() >= Some((25, 7)) { ",txq_mem_algn=0" } else { "" };
+    for (doorbells, device) in ways {
+        let device = &format!("{device}{legacy}");
+        // A slow machine gets more time: what is asked for is that packets go round, not how many in a second.
+        let mut waits = [2, 8, 30].into_iter();
+        let (sent, received, ran) = loop {
+            let (sent, received, ran) = circulate(&launch, doorbells, device, waits.next().expect("some packets"));
+            assert!(ran.success, "{doorbells}, {device}: {}{}", ran.stdout, ran.stderr);
+            if received > 1000 {
+                break (sent, received, ran);
+            }
+        };
+        assert!(ran.stdout.contains("RX-dropped: 0 "), "{doorbells}, {device}: {}", ran.stdout);
+        assert!(ran.stdout.contains("TX-dropped: 0 "), "{doorbells}, {device}: {}", ran.stdout);
+        // The first burst is sent and goes round; what is on its way at the end is not received.
+        assert!(sent.wrapping_sub(received) <= 512, "{doorbells}, {device}: {sent} sent, {received} received");
+        assert_eq!(ran.log, "", "{doorbells}, {device}: something was refused");
+        eprintln!("testpmd, {doorbells}, {device}: {received} packets went round");
     }
 }
 
