@@ -20,6 +20,8 @@ const BUFFERS: u32 = 16 << 10;
 const IN_FLIGHT: usize = 8;
 /// Bursts between two looks at the clock and at events of the device, which are system calls.
 const STRETCH: usize = 4096;
+/// The same where packets are counted, so that there are not many more than wanted.
+const SHORT_STRETCH: usize = 256;
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Arguments {
@@ -233,7 +235,7 @@ impl Work<'_> {
     }
 
     fn stretch(&self, port: &mut StartedPort) -> Result<(), Failure> {
-        for _ in 0..STRETCH {
+        for _ in 0..if self.polite { SHORT_STRETCH } else { STRETCH } {
             match self.mode {
                 Mode::Tx => self.send(port),
                 Mode::Rx if self.polite => self.receive_burst(port),

@@ -149,6 +149,22 @@ pub struct NewWq {
     pub owner: Owner,
 }
 
+/// Walks over frames that arrive: `take` says of those that are left how many at their start it has looked at, and how many of these were
+/// taken. How many were in all; if they are only `offered`, up to the first that was not.
+#[inline]
+pub(crate) fn take_runs(frames: &[&[u8]], offered: bool, mut take: impl FnMut(&[&[u8]]) -> (usize, usize)) -> usize {
+    let (mut taken, mut rest) = (0, frames);
+    while !rest.is_empty() {
+        let (seen, now) = take(rest);
+        taken += now;
+        if offered && now < seen {
+            break;
+        }
+        rest = &rest[seen..];
+    }
+    taken
+}
+
 /// Completion vectors of a device.
 pub(crate) const VECTORS: u32 = 64;
 

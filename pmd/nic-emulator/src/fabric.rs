@@ -190,23 +190,21 @@ pub(crate) struct Generator {
 
 impl Generator {
     fn new(to: [u8; 6]) -> Self {
-        let frames = (0..FLOWS as u16)
-            .map(|flow| {
-                let mut frame = [0u8; 64];
-                frame[..6].copy_from_slice(&to);
-                frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0xee, 0xee]);
-                frame[12..14].copy_from_slice(&[0x08, 0x00]);
-                let ip: [u8; 20] = [0x45, 0, 0, 50, 0, 0, 0x40, 0, 64, 17, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2];
-                frame[14..34].copy_from_slice(&ip);
-                let checksum = !crate::frame::fold(crate::frame::sum(&ip));
-                frame[24..26].copy_from_slice(&checksum.to_be_bytes());
-                frame[34..36].copy_from_slice(&(1024 + flow).to_be_bytes());
-                frame[36..38].copy_from_slice(&9u16.to_be_bytes());
-                frame[38..40].copy_from_slice(&30u16.to_be_bytes());
-                Line(frame)
-            })
-            .collect::<Vec<_>>();
-        Self { frames: frames.try_into().ok().expect("one for each flow"), next: 0 }
+        let frames = std::array::from_fn(|flow| {
+            let mut frame = [0u8; 64];
+            frame[..6].copy_from_slice(&to);
+            frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0xee, 0xee]);
+            frame[12..14].copy_from_slice(&[0x08, 0x00]);
+            let ip: [u8; 20] = [0x45, 0, 0, 50, 0, 0, 0x40, 0, 64, 17, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2];
+            frame[14..34].copy_from_slice(&ip);
+            let checksum = !crate::frame::fold(crate::frame::sum(&ip));
+            frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+            frame[34..36].copy_from_slice(&(1024 + flow as u16).to_be_bytes());
+            frame[36..38].copy_from_slice(&9u16.to_be_bytes());
+            frame[38..40].copy_from_slice(&30u16.to_be_bytes());
+            Line(frame)
+        });
+        Self { frames: Box::new(frames), next: 0 }
     }
 
     /// Offers frames: `take` says how many of them were taken.

@@ -78,6 +78,12 @@ impl Shape {
         let differ = words.fold(0, |all, (word, (mask, value))| all | (u64::from_ne_bytes(*word) & mask) ^ value);
         differ == 0 && frame.len() == self.length
     }
+
+    /// How many of these frames have it, before the first that has not.
+    #[inline]
+    pub fn leads(&self, frames: &[&[u8]]) -> usize {
+        frames.iter().take_while(|frame| self.has(frame)).count()
+    }
 }
 
 /// What a NIC says of the sums of a frame.
@@ -174,6 +180,12 @@ fn transport(protocol: u8, layers: &mut Layers) {
     if layers.l4 + least <= layers.end {
         layers.protocol = protocol;
     }
+}
+
+/// A frame as up to two pieces: without its outermost VLAN tag, if that is taken off.
+#[inline]
+pub fn pieces(frame: &[u8], untagged: bool) -> [&[u8]; 2] {
+    if untagged { [&frame[..12], &frame[16..]] } else { [frame, &[]] }
 }
 
 /// Sum of 16-bit words (RFC 1071), an odd last byte counting as the upper half. Folded into 16 bits already; 0 only if all bytes are.

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use wirepath_nic_emulator::launch::{self, Launch};
@@ -46,17 +46,24 @@ struct Ran {
     log: String,
 }
 
+impl Ran {
+    /// Of a program that has ended, in this folder.
+    fn of(output: &Output, folder: &tempfile::TempDir) -> Self {
+        Self {
+            success: output.status.success(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            log: std::fs::read_to_string(folder.path().join("nic.log")).unwrap_or_default(),
+        }
+    }
+}
+
 /// Runs a program on the NICs, in a folder of its own so that relative paths of the topology lie there.
 fn run(launch: &Launch, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str], environment: &[(&str, &str)]) -> Ran {
     let folder = tempfile::tempdir().unwrap();
     let mut command = launch.command(program);
     let output = command.args(arguments).envs(environment.iter().copied()).current_dir(&folder).output().unwrap();
-    Ran {
-        success: output.status.success(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        log: std::fs::read_to_string(folder.path().join("nic.log")).unwrap_or_default(),
-    }
+    Ran::of(&output, &folder)
 }
 
 #[test]
@@ -245,16 +252,12 @@ fn circulate(launch: &Launch, doorbells: &str, device: &str, seconds: u64) -> (u
     std::thread::sleep(Duration::from_secs(seconds));
     // It ends when a line comes.
     let _ = program.stdin.take().unwrap().write_all(b"\n");
-    let output = program.wait_with_output().unwrap();
-    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let ran = Ran::of(&program.wait_with_output().unwrap(), &folder);
     let count = |name: &str| -> u64 {
-        let last = stdout.rsplit(name).next().filter(|rest| rest.len() < stdout.len());
+        let last = ran.stdout.rsplit(name).next().filter(|rest| rest.len() < ran.stdout.len());
         last.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     };
-    let counts = (count("TX-packets:"), count("RX-packets:"));
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    let log = std::fs::read_to_string(folder.path().join("nic.log")).unwrap_or_default();
-    (counts.0, counts.1, Ran { success: output.status.success(), stdout, stderr, log })
+    (count("TX-packets:"), count("RX-packets:"), ran)
 }
 
 /// DPDK as the distribution has it.

@@ -7,7 +7,7 @@ use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL};
 use super::queues::{AHEAD, Cq, Held, Rq, pair};
 use super::transmit::{Sge, Wqe};
 use super::{Mana, Port, PortCounters, Qp, Rss, TABLE, owner_of};
-use crate::device::{Env, Event, ObjectId};
+use crate::device::{Env, Event, ObjectId, take_runs};
 use crate::faults::What;
 use crate::frame::{self, ETHERNET, Layers, Network, Shape, TCP, UDP};
 use crate::host::{Host, Region};
@@ -53,37 +53,30 @@ impl<H: Host> Mana<H> {
         let Port { steering, counters, last, .. } = &mut ports[at];
         let mut queues = Queues { keys, rqs, cqs, wqe, counters, spec, scan, offered };
         let port = &spec.ports[at];
-        let (mut taken, mut rest) = (0, frames);
-        while let Some(first) = rest.first() {
+        take_runs(frames, offered, |rest| {
+            let first = rest[0];
             let (seen, layers) = match last {
-                Some((shape, layers)) if shape.has(first) => {
-                    (rest.iter().take_while(|frame| shape.has(frame)).count(), *layers)
-                }
+                Some((shape, layers)) if shape.has(first) => (shape.leads(rest), *layers),
                 _ => {
                     let layers = frame::parse(first);
                     *last = Shape::of(first, DESTINATION).map(|shape| (shape, layers));
                     (1, layers)
                 }
             };
-            let now = if first.len() < ETHERNET || first.len() > port.mtu as usize + ETHERNET + 4 {
-                0
-            } else if port.own_address_only && first[0] & 1 == 0 && first[..6] != port.mac {
-                queues.counters.other_address += if offered { 1 } else { seen as u64 };
-                0
-            } else if let Some(Qp::Rss(rss)) = steering.and_then(|qp| qps.get_mut(qp)) {
-                let run = Run { frames: &rest[..seen], layers: &layers, hash_type: hash_type(rss, &layers) };
-                queues.spread(env, rss, &run)
-            } else {
-                queues.counters.no_steering += if offered { 0 } else { seen as u64 };
-                0
-            };
-            taken += now;
-            if offered && now < seen {
-                break;
+            if first.len() < ETHERNET || first.len() > port.mtu as usize + ETHERNET + 4 {
+                return (seen, 0);
             }
-            rest = &rest[seen..];
-        }
-        taken
+            if port.own_address_only && first[0] & 1 == 0 && first[..6] != port.mac {
+                queues.counters.other_address += if offered { 1 } else { seen as u64 };
+                return (seen, 0);
+            }
+            let Some(Qp::Rss(rss)) = steering.and_then(|qp| qps.get_mut(qp)) else {
+                queues.counters.no_steering += if offered { 0 } else { seen as u64 };
+                return (seen, 0);
+            };
+            let run = Run { frames: &rest[..seen], layers: &layers, hash_type: hash_type(rss, &layers) };
+            (seen, queues.spread(env, rss, &run))
+        })
     }
 
     /// A burst is over: what waits for more goes out.
@@ -107,17 +100,11 @@ impl<R: Region> Queues<'_, R> {
         if let Some(queue) = rss.only {
             return self.fill(env, queue, run, |bytes| hash(rss, run, bytes));
         }
-        let mut taken = 0;
-        for frame in run.frames {
-            let hashed = hash(rss, run, frame);
+        take_runs(run.frames, self.offered, |rest| {
+            let hashed = hash(rss, run, rest[0]);
             let queue = rss.table[hashed as usize % TABLE];
-            let now = self.fill(env, queue, &Run { frames: &[*frame], ..*run }, |_| hashed);
-            taken += now;
-            if self.offered && now == 0 {
-                break;
-            }
-        }
-        taken
+            (1, self.fill(env, queue, &Run { frames: &rest[..1], ..*run }, |_| hashed))
+        })
     }
 
     /// Brings frames to a queue: how many were taken.
@@ -139,8 +126,7 @@ impl<R: Region> Queues<'_, R> {
             }
             rq.work.expect(AHEAD);
             let head = rq.work.head;
-            let stripped = run.layers.vlan.is_some();
-            let pieces: [&[u8]; 2] = if stripped { [&bytes[..12], &bytes[16..]] } else { [bytes, &[]] };
+            let pieces = frame::pieces(bytes, run.layers.vlan.is_some());
             let result = fetched.and_then(|_| {
                 if wqe.count as u32 > rq.max_sge {
                     return Err(format!("{} entries, and the queue was made for {}", wqe.count, rq.max_sge));

@@ -7,7 +7,7 @@ use super::completion::{Cq, Entry, Told};
 use super::queues::{Layout, Rq, Segment, State};
 use super::steering::{Delivery, Verdict};
 use super::{Mlx5, PortCounters, Qp, Rss, owner_of};
-use crate::device::{Env, Event, ObjectId};
+use crate::device::{Env, Event, ObjectId, take_runs};
 use crate::faults::What;
 use crate::frame::{self, ETHERNET, Layers, Network, TCP, UDP};
 use crate::host::{Host, Region};
@@ -24,7 +24,6 @@ struct Run<'a> {
 }
 
 /// What completions say of all frames of a run.
-#[derive(Clone, Copy)]
 struct Form {
     /// Where the packet begins that is described: the one in the tunnel, if that is looked into.
     start: usize,
@@ -65,25 +64,19 @@ struct Queues<'a, R> {
 impl<H: Host> Mlx5<H> {
     pub(super) fn take_frames(&mut self, env: &mut Env<'_>, at: usize, frames: &[&[u8]], offered: bool) -> usize {
         let limit = self.spec.ports[at].mtu as usize + ETHERNET + 8;
-        let (mut taken, mut rest) = (0, frames);
-        while let Some(first) = rest.first() {
-            let (seen, now) = if !(ETHERNET..=limit).contains(&first.len()) {
-                (1, 0)
-            } else if let Some((seen, qp, tag, layers)) = self.steering.remembered(at, rest) {
-                let run = Run { frames: &rest[..seen], layers: &layers.clone(), tag, metadata: 0 };
-                let now = self.deliver(env, at, qp, &run, offered);
-                self.steering.count_remembered(at, if offered { now } else { seen }, first.len());
-                (seen, now)
-            } else {
-                (1, usize::from(self.take_frame(env, at, first, offered)))
-            };
-            taken += now;
-            if offered && now < seen {
-                break;
+        take_runs(frames, offered, |rest| {
+            let first = rest[0];
+            if !(ETHERNET..=limit).contains(&first.len()) {
+                return (1, 0);
             }
-            rest = &rest[seen..];
-        }
-        taken
+            let Some((seen, qp, tag, layers)) = self.steering.remembered(at, rest) else {
+                return (1, usize::from(self.take_frame(env, at, first, offered)));
+            };
+            let run = Run { frames: &rest[..seen], layers: &layers.clone(), tag, metadata: 0 };
+            let now = self.deliver(env, at, qp, &run, offered);
+            self.steering.count_remembered(at, if offered { now } else { seen }, first.len());
+            (seen, now)
+        })
     }
 
     fn take_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], offered: bool) -> bool {
@@ -163,17 +156,11 @@ impl<H: Host> Mlx5<H> {
         if let Some(queue) = rss.only {
             return queues.fill(env, queue, run, |bytes| hash(rss, bytes));
         }
-        let mut taken = 0;
-        for frame in run.frames {
-            let hashed = hash(rss, frame);
+        take_runs(run.frames, offered, |rest| {
+            let hashed = hash(rss, rest[0]);
             let queue = rss.table[hashed.0 as usize & (rss.table.len() - 1)];
-            let now = queues.fill(env, queue, &Run { frames: &[*frame], ..*run }, |_| hashed);
-            taken += now;
-            if offered && now == 0 {
-                break;
-            }
-        }
-        taken
+            (1, queues.fill(env, queue, &Run { frames: &rest[..1], ..*run }, |_| hashed))
+        })
     }
 }
 
@@ -191,8 +178,7 @@ impl<R: Region> Queues<'_, R> {
         let Some(rq) = rqs.get_mut(queue) else { return 0 };
         let Some(cq) = cqs.get_mut(rq.cq) else { return 0 };
         let Some(first) = run.frames.first() else { return 0 };
-        let inner = |bytes| if *tunnels { tunnel::inner(bytes, run.layers) } else { None };
-        let mut form = Form::of(rq, run.layers, first, inner(first));
+        let mut form: Option<Form> = None;
         let (mut taken, mut told) = (0, 0);
         for bytes in run.frames {
             if rq.state != State::Ready || cq.is_overrun() || !(1..=rq.entries).contains(&rq.posted()) {
@@ -205,12 +191,13 @@ impl<R: Region> Queues<'_, R> {
                 continue;
             }
             // Any frame of a run may be in a tunnel of its own.
-            let inner = inner(bytes);
-            if inner.is_some() || form.in_tunnel {
-                form = Form::of(rq, run.layers, bytes, inner);
-            }
+            let inner = if *tunnels { tunnel::inner(bytes, run.layers) } else { None };
+            let form = match &form {
+                Some(known) if inner.is_none() && !known.in_tunnel => known,
+                _ => form.insert(Form::of(rq, run.layers, bytes, inner)),
+            };
             let (hash, hash_type) = hash(bytes);
-            let arrival = Arrival { bytes, run, form: &form, hash, hash_type, at: *at };
+            let arrival = Arrival { bytes, run, form, hash, hash_type, at: *at };
             let ordered = if env.orders.is_empty() { None } else { ordered(env) };
             let by_order = ordered.is_some();
             let result = match (ordered, rq.layout) {
@@ -306,12 +293,6 @@ fn failed<R: Region>(
     false
 }
 
-/// What is written, as up to two pieces: without the tag if it is taken off.
-#[inline]
-fn pieces<'a>(arrival: &Arrival<'a>) -> [&'a [u8]; 2] {
-    if arrival.form.vlan.is_some() { [&arrival.bytes[..12], &arrival.bytes[16..]] } else { [arrival.bytes, &[]] }
-}
-
 /// Where the memory of an entry of a scatter list is.
 #[inline]
 fn translate<'k, R: Region>(
@@ -392,7 +373,7 @@ fn linear<R: Region>(
     arrival: &Arrival<'_>,
 ) -> Outcome {
     let first = fetch(keys, rq)?;
-    let pieces = pieces(arrival);
+    let pieces = frame::pieces(arrival.bytes, arrival.form.vlan.is_some());
     match first {
         Some((region, start, size)) if pieces[1].is_empty() && pieces[0].len() <= size as usize => {
             let _ = region.write(start, pieces[0]);
@@ -415,7 +396,7 @@ fn striding<R: Region>(
     log_bytes: u32,
     log_strides: u32,
 ) -> Outcome {
-    let pieces = pieces(arrival);
+    let pieces = frame::pieces(arrival.bytes, arrival.form.vlan.is_some());
     let length = pieces[0].len() + pieces[1].len();
     let wanted = (length as u32).div_ceil(1 << log_bytes);
     let all = 1u32 << log_strides;

@@ -411,7 +411,7 @@ impl Steering {
     pub(super) fn remembered(&self, at: usize, frames: &[&[u8]]) -> Option<(usize, ObjectId, u32, &Layers)> {
         let port = &self.ports[at];
         let last = port.ingress.last.as_ref().filter(|_| port.sniffers.is_empty())?;
-        let alike = frames.iter().take_while(|frame| last.likeness.has(frame)).count();
+        let alike = last.likeness.leads(frames);
         (alike > 0).then_some((alike, last.qp, last.tag, &last.layers))
     }
 
