@@ -14,10 +14,10 @@ pub(crate) use words::Eight;
 mod words {
     use std::arch::asm;
     use std::arch::x86_64::{
-        __m256i, _mm_storeu_si128, _mm256_add_epi64, _mm256_castsi256_pd, _mm256_castsi256_si128,
-        _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_movemask_pd, _mm256_or_si256, _mm256_set_epi64x,
-        _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_sub_epi64, _mm256_unpackhi_epi64,
-        _mm256_unpacklo_epi64,
+        __m256i, _mm_storeu_si128, _mm256_add_epi64, _mm256_blend_epi32, _mm256_castsi256_si128,
+        _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_max_epu32, _mm256_min_epu32, _mm256_set_epi64x,
+        _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_sub_epi64, _mm256_testz_si256,
+        _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_xor_si256,
     };
 
     use super::{AtomicU64, EIGHT};
@@ -66,16 +66,9 @@ mod words {
         pub(crate) fn give<const WORDS: usize>(self, places: &[[AtomicU64; WORDS]; EIGHT]) {
             const { assert!(WORDS > 1) };
             let (fours, _) = places.as_chunks::<4>();
-            for (four, to) in self.0.into_iter().zip(fours) {
+            for (four, to) in self.turned().0.into_iter().zip(fours) {
                 // SAFETY: as above.
-                let [low, high] = unsafe {
-                    let order = _mm256_setr_epi8(
-                        7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8, //
-                        7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8,
-                    );
-                    let four = _mm256_shuffle_epi8(four, order);
-                    [_mm256_castsi256_si128(four), _mm256_extracti128_si256::<1>(four)]
-                };
+                let [low, high] = unsafe { [_mm256_castsi256_si128(four), _mm256_extracti128_si256::<1>(four)] };
                 // Half a vector at a time, which atomic stores of the language are not.
                 // SAFETY: inside the four places; stores of aligned words, whole to whoever reads them.
                 unsafe {
@@ -97,10 +90,9 @@ mod words {
             }
         }
 
-        /// The low `KEPT` bytes (4 or 6) of words that a device has written, most significant byte first.
+        /// What a device has written, as it lies there: each is read once.
         #[inline(always)]
-        pub(crate) fn low_of<const KEPT: usize>(words: &[AtomicU64; EIGHT]) -> Self {
-            const { assert!(KEPT == 4 || KEPT == 6) };
+        pub(crate) fn take(words: &[AtomicU64; EIGHT]) -> Self {
             let at = words.as_ptr();
             let read = |at: *const AtomicU64| {
                 let four;
@@ -110,22 +102,41 @@ mod words {
                 };
                 four
             };
-            // Byte i of a word comes from byte 7 - i; a negative index makes a zero.
-            let none = -1;
-            let [b4, b5] = if KEPT == 6 { [3, 2] } else { [none; 2] };
-            let [c4, c5] = if KEPT == 6 { [11, 10] } else { [none; 2] };
+            Self([read(at), read(at.wrapping_add(4))])
+        }
+
+        /// Bytes in another order, by a vector's lane: which of a word's goes where; -1 makes a zero.
+        #[inline(always)]
+        fn shuffled(self, order: [i8; 8]) -> Self {
+            let [a, b, c, d, e, f, g, h] = order;
+            let [i, j, k, l, m, n, o, p] = order.map(|byte| if byte < 0 { byte } else { byte + 8 });
             // SAFETY: as above.
-            let order = unsafe {
-                _mm256_setr_epi8(
-                    7, 6, 5, 4, b4, b5, none, none, 15, 14, 13, 12, c4, c5, none, none, //
-                    7, 6, 5, 4, b4, b5, none, none, 15, 14, 13, 12, c4, c5, none, none,
-                )
-            };
-            Self(
-                [read(at), read(at.wrapping_add(4))]
-                    // SAFETY: as above.
-                    .map(|four| unsafe { _mm256_shuffle_epi8(four, order) }),
-            )
+            unsafe {
+                let order = _mm256_setr_epi8(
+                    a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p,
+                );
+                Self(self.0.map(|four| _mm256_shuffle_epi8(four, order)))
+            }
+        }
+
+        /// Each with the last byte first.
+        #[inline(always)]
+        pub(crate) fn turned(self) -> Self {
+            self.shuffled([7, 6, 5, 4, 3, 2, 1, 0])
+        }
+
+        /// The low `KEPT` bytes (4 or 6); what is above is zero.
+        #[inline(always)]
+        pub(crate) fn low<const KEPT: usize>(self) -> Self {
+            const { assert!(KEPT == 4 || KEPT == 6) };
+            self.shuffled(if KEPT == 6 { [0, 1, 2, 3, 4, 5, -1, -1] } else { [0, 1, 2, 3, -1, -1, -1, -1] })
+        }
+
+        /// The upper halves, above the lower ones of others.
+        #[inline(always)]
+        pub(crate) fn above(self, low: Self) -> Self {
+            // SAFETY: as above.
+            low.zip(self, |low, high| unsafe { _mm256_blend_epi32::<0b1010_1010>(low, high) })
         }
 
         #[inline(always)]
@@ -150,26 +161,18 @@ mod words {
         /// The low two bytes of each, shifted to the left by 16 bits and by 32.
         #[inline(always)]
         pub(crate) fn twice(self) -> Self {
-            let none = -1;
-            // SAFETY: as above.
-            unsafe {
-                let order = _mm256_setr_epi8(
-                    none, none, 0, 1, 0, 1, none, none, none, none, 8, 9, 8, 9, none, none, //
-                    none, none, 0, 1, 0, 1, none, none, none, none, 8, 9, 8, 9, none, none,
-                );
-                Self(self.0.map(|four| _mm256_shuffle_epi8(four, order)))
-            }
+            self.shuffled([-1, -1, 0, 1, 0, 1, -1, -1])
         }
 
-        /// Whether each is at most the same one of `most`, which are below 2^63.
+        /// Whether the halves of each are at most those of `most`.
         #[inline(always)]
-        pub(crate) fn at_most(self, most: Self) -> bool {
-            // Too much: above 2^63 by itself, or the difference is.
-            let [some, others] = most.minus(self).0;
+        pub(crate) fn at_most(self, most: u64) -> bool {
             // SAFETY: as above.
             unsafe {
-                let too = _mm256_or_si256(_mm256_or_si256(self.0[0], some), _mm256_or_si256(self.0[1], others));
-                _mm256_movemask_pd(_mm256_castsi256_pd(too)) == 0
+                let largest = _mm256_max_epu32(self.0[0], self.0[1]);
+                let cut = _mm256_min_epu32(largest, _mm256_set1_epi64x(most.cast_signed()));
+                let over = _mm256_xor_si256(largest, cut);
+                _mm256_testz_si256(over, over) != 0
             }
         }
 
@@ -181,29 +184,36 @@ mod words {
             four.into_iter().fold(0, u64::wrapping_add)
         }
 
-        /// Writes word `i`, and the same one of `seconds` behind it, to `to(i)`, and has `then` go on there.
+        /// Writes the words `i` of all `columns`, one behind the other, to `to(i)`, and has `then` go on behind them.
         ///
         /// # Safety
-        /// There is room for two words.
+        /// There is room for them.
         #[inline(always)]
-        pub(crate) unsafe fn write_pairs(
-            self,
-            seconds: Self,
+        pub(crate) unsafe fn write_rows<const PAIRS: usize>(
+            columns: [[Self; 2]; PAIRS],
             to: impl Fn(usize) -> *mut u64,
-            mut then: impl FnMut(usize, *mut u64),
+            then: impl Fn(*mut u64),
         ) {
-            for (half, (first, second)) in self.0.into_iter().zip(seconds.0).enumerate() {
-                // SAFETY: as above.
-                let pairs = unsafe {
-                    let (even, odd) = (_mm256_unpacklo_epi64(first, second), _mm256_unpackhi_epi64(first, second));
-                    let high = [even, odd].map(|two| _mm256_extracti128_si256::<1>(two));
-                    [_mm256_castsi256_si128(even), _mm256_castsi256_si128(odd), high[0], high[1]]
-                };
-                for (i, pair) in pairs.into_iter().enumerate() {
-                    let at = to(4 * half + i);
-                    // SAFETY: as promised, and as above; the processor asks for no more alignment than the pointer has.
-                    unsafe { _mm_storeu_si128(at.cast(), pair) };
-                    then(4 * half + i, at);
+            for half in 0..2 {
+                let pairs = columns.map(|[first, second]| {
+                    let (first, second) = (first.0[half], second.0[half]);
+                    // SAFETY: as above.
+                    unsafe {
+                        let (even, odd) = (_mm256_unpacklo_epi64(first, second), _mm256_unpackhi_epi64(first, second));
+                        let high = [even, odd].map(|two| _mm256_extracti128_si256::<1>(two));
+                        [_mm256_castsi256_si128(even), _mm256_castsi256_si128(odd), high[0], high[1]]
+                    }
+                });
+                for i in 0..4 {
+                    let mut at = to(4 * half + i);
+                    for pair in &pairs {
+                        // SAFETY: as promised, and as above; the processor asks for no more alignment than the pointer has.
+                        unsafe {
+                            _mm_storeu_si128(at.cast(), pair[i]);
+                            at = at.add(2);
+                        }
+                    }
+                    then(at);
                 }
             }
         }
@@ -255,13 +265,29 @@ mod words {
             self.0.iter().zip(places).for_each(|(word, place)| place[1].store(word.to_be(), Ordering::Relaxed));
         }
 
-        /// The low `KEPT` bytes (4 or 6) of words that a device has written, most significant byte first.
+        /// What a device has written, as it lies there: each is read once.
         #[inline(always)]
-        pub(crate) fn low_of<const KEPT: usize>(words: &[AtomicU64; EIGHT]) -> Self {
+        pub(crate) fn take(words: &[AtomicU64; EIGHT]) -> Self {
+            Self(words.each_ref().map(|word| word.load(Ordering::Relaxed)))
+        }
+
+        /// Each with the last byte first.
+        #[inline(always)]
+        pub(crate) fn turned(self) -> Self {
+            Self(self.0.map(u64::swap_bytes))
+        }
+
+        /// The low `KEPT` bytes (4 or 6); what is above is zero.
+        #[inline(always)]
+        pub(crate) fn low<const KEPT: usize>(self) -> Self {
             const { assert!(KEPT == 4 || KEPT == 6) };
-            Self(
-                words.each_ref().map(|word| u64::from_be(word.load(Ordering::Relaxed)) & (u64::MAX >> (64 - 8 * KEPT))),
-            )
+            Self(self.0.map(|word| word & (u64::MAX >> (64 - 8 * KEPT))))
+        }
+
+        /// The upper halves, above the lower ones of others.
+        #[inline(always)]
+        pub(crate) fn above(self, low: Self) -> Self {
+            low.zip(self, |low, high| low & u64::MAX >> 32 | high & u64::MAX << 32)
         }
 
         #[inline(always)]
@@ -287,10 +313,10 @@ mod words {
             Self(self.0.map(|word| (word & 0xffff) << 16 | (word & 0xffff) << 32))
         }
 
-        /// Whether each is at most the same one of `most`, which are below 2^63.
+        /// Whether the halves of each are at most those of `most`.
         #[inline(always)]
-        pub(crate) fn at_most(self, most: Self) -> bool {
-            self.0.iter().zip(most.0).all(|(word, most)| *word <= most)
+        pub(crate) fn at_most(self, most: u64) -> bool {
+            self.0.iter().all(|word| *word as u32 <= most as u32 && word >> 32 <= most >> 32)
         }
 
         /// All of them together.
@@ -299,22 +325,26 @@ mod words {
             self.0.into_iter().fold(0, u64::wrapping_add)
         }
 
-        /// Writes word `i`, and the same one of `seconds` behind it, to `to(i)`, and has `then` go on there.
+        /// Writes the words `i` of all `columns`, one behind the other, to `to(i)`, and has `then` go on behind them.
         ///
         /// # Safety
-        /// There is room for two words.
+        /// There is room for them.
         #[inline(always)]
-        pub(crate) unsafe fn write_pairs(
-            self,
-            seconds: Self,
+        pub(crate) unsafe fn write_rows<const PAIRS: usize>(
+            columns: [[Self; 2]; PAIRS],
             to: impl Fn(usize) -> *mut u64,
-            mut then: impl FnMut(usize, *mut u64),
+            then: impl Fn(*mut u64),
         ) {
-            for (i, pair) in self.0.into_iter().zip(seconds.0).enumerate() {
-                let at = to(i);
-                // SAFETY: as promised.
-                unsafe { at.cast::<[u64; 2]>().write_unaligned(pair.into()) };
-                then(i, at);
+            for i in 0..EIGHT {
+                let mut at = to(i);
+                for pair in &columns {
+                    // SAFETY: as promised.
+                    unsafe {
+                        at.cast::<[u64; 2]>().write_unaligned(pair.map(|column| column.0[i]));
+                        at = at.add(2);
+                    }
+                }
+                then(at);
             }
         }
     }
@@ -326,13 +356,14 @@ mod tests {
 
     /// By both ways in which they are read.
     fn words(eight: Eight) -> [u64; EIGHT] {
-        let mut pairs = [[0; 2]; EIGHT];
-        let at = pairs.as_mut_ptr().cast::<u64>();
-        // SAFETY: room for a pair each.
-        unsafe { eight.write_pairs(Eight::steps(100, 1), |i| at.add(2 * i), |_, _| ()) };
-        assert_eq!(pairs.map(|[_, second]| second), [100, 101, 102, 103, 104, 105, 106, 107]);
-        assert_eq!(pairs.map(|[first, _]| first), eight.words());
-        eight.words()
+        let mut rows = [[0; 5]; EIGHT];
+        let at = rows.as_mut_ptr().cast::<u64>();
+        let columns = [[Eight::steps(100, 1), eight], [Eight::all(7), Eight::steps(200, 1)]];
+        // SAFETY: room for five words each.
+        unsafe { Eight::write_rows(columns, |i| at.add(5 * i), |behind| behind.write(9)) };
+        let words = eight.words();
+        assert_eq!(rows, std::array::from_fn(|i| [100 + i as u64, words[i], 7, 200 + i as u64, 9]));
+        words
     }
 
     #[test]
@@ -361,22 +392,31 @@ mod tests {
     fn what_a_device_wrote_is_turned_and_cut() {
         let there: [AtomicU64; 8] =
             std::array::from_fn(|i| AtomicU64::new((0xf1f2_f3f4_f5f6_f700u64 + i as u64).to_be()));
-        assert_eq!(words(Eight::low_of::<6>(&there)), std::array::from_fn(|i| 0xf3f4_f5f6_f700 + i as u64));
-        assert_eq!(words(Eight::low_of::<4>(&there)), std::array::from_fn(|i| 0xf5f6_f700 + i as u64));
+        let taken = Eight::take(&there);
+        assert_eq!(words(taken), there.map(AtomicU64::into_inner));
+        let turned = taken.turned();
+        assert_eq!(words(turned), std::array::from_fn(|i| 0xf1f2_f3f4_f5f6_f700 + i as u64));
+        assert_eq!(words(turned.low::<6>()), std::array::from_fn(|i| 0xf3f4_f5f6_f700 + i as u64));
+        assert_eq!(words(turned.low::<4>()), std::array::from_fn(|i| 0xf5f6_f700 + i as u64));
+        assert_eq!(words(turned.above(Eight::all(0x1234_5678_9abc_def0))), [0xf1f2_f3f4_9abc_def0; 8]);
     }
 
     #[test]
     fn one_that_is_too_much_is_found_wherever_it_is() {
-        let most = Eight::all(9000);
-        assert!(Eight::all(9000).at_most(most) && Eight::all(0).at_most(most));
+        assert!(Eight::all(9000).at_most(9000) && Eight::all(0).at_most(9000));
+        let with = |at, word, others| from(std::array::from_fn(|i| if i == at { word } else { others }));
         for at in 0..EIGHT {
             for bad in [9001, u64::from(u32::MAX), 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 63) + 9001, u64::MAX] {
-                assert!(
-                    !from(std::array::from_fn(|i| if i == at { bad } else { 9000 })).at_most(most),
-                    "{bad:#x} at {at}"
-                );
+                assert!(!with(at, bad, 9000).at_most(9000), "{bad:#x} at {at}");
             }
-            assert!(from(std::array::from_fn(|i| if i == at { 8999 } else { 9000 })).at_most(most));
+            assert!(with(at, 8999, 9000).at_most(9000));
+            // Whatever is above them.
+            let most = u64::MAX << 32 | 9000;
+            for above in [0, 1, 1 << 31, u64::from(u32::MAX)] {
+                assert!(with(at, above << 32 | 9000, 1 << 40).at_most(most));
+                assert!(!with(at, above << 32 | 9001, 1 << 40).at_most(most));
+                assert!(!with(at, above << 32 | u64::from(u32::MAX), 1 << 40).at_most(most));
+            }
         }
     }
 

@@ -7,7 +7,7 @@
 use std::arch::x86_64::{__m128i, _mm_set_epi64x, _mm_storeu_si128};
 use std::cell::Cell;
 use std::hint::black_box;
-use std::mem::{MaybeUninit, offset_of, replace};
+use std::mem::{MaybeUninit, replace};
 use std::ptr::{self, NonNull};
 use std::slice;
 
@@ -96,18 +96,14 @@ pub(crate) trait Tellings: Copy {
     /// The packet was of a length that the queue takes: the next one is behind it.
     fn took(&mut self);
 
+    /// Whether [`Self::eight`] has the RSS hashes of packets in the upper halves.
+    const HASHES: bool = false;
+
     /// Bytes above the shortest of eight packets of which [`Self::usual`] and a hash is all that is to be noted, if entries are words that
     /// can be looked at in vectors. Too many stand for whatever [`Self::next`] does not treat.
     #[inline(always)]
     fn eight(&self, entries: &[Self::Entry; EIGHT]) -> Option<Eight> {
         let _ = entries;
-        None
-    }
-
-    /// The RSS hash of one of them.
-    #[inline(always)]
-    fn hash(entry: &Self::Entry) -> Option<u32> {
-        let _ = entry;
         None
     }
 
@@ -131,18 +127,14 @@ pub(crate) trait Told<'t, E> {
     /// Those of a packet and of some behind it.
     fn from(&self, packet: usize) -> &'t [E];
 
-    /// Whether they are looked at in eights, and a packet is the first of eight.
+    /// Those of a packet and of all behind it in eights, if they are looked at like that and the packet is the first of eight.
     #[inline(always)]
-    fn eights(&self, packet: usize) -> bool {
+    fn eights(&self, packet: usize) -> Option<impl FnMut() -> &'t [E; EIGHT]>
+    where
+        E: 't,
+    {
         let _ = packet;
-        false
-    }
-
-    /// Those of such a packet and of seven behind it.
-    #[inline(always)]
-    fn eight(&self, packet: usize) -> Option<&'t [E; EIGHT]> {
-        let _ = packet;
-        None
+        None::<fn() -> &'t [E; EIGHT]>
     }
 }
 
@@ -226,18 +218,12 @@ impl<P> Cursors<P> {
         }
     }
 
-    /// The same for the next eight, whose lengths are `overs` above the shortest.
+    /// The same for the next eight, of which `overs` is told.
     ///
     /// # Safety
     /// As there.
     #[inline(always)]
-    unsafe fn swap_eight<T: Tellings<Place = P>>(
-        &mut self,
-        line: &Line,
-        entries: &[T::Entry; EIGHT],
-        overs: Eight,
-        by: &T,
-    ) {
+    unsafe fn swap_eight<T: Tellings<Place = P>>(&mut self, line: &Line, overs: Eight, by: &T) {
         let Self { slot, place, fresh, out } = *self;
         // SAFETY: as promised. A packet is a pointer to its metadata; what the slots of the cache held is left alone from here on.
         unsafe {
@@ -245,14 +231,13 @@ impl<P> Cursors<P> {
             by.post_eight(&*place.cast(), Eight::read(last.cast()).plus(Eight::all(FRESH as u64)));
             ptr::copy_nonoverlapping(slot, out.cast(), EIGHT);
             ptr::copy_nonoverlapping(last.cast(), slot, EIGHT);
-            let (words, third) = (|j| (*out.cast::<Packet>().add(j)).meta.as_ptr().cast(), Pair::new(line.third, 0));
-            Eight::all(line.first).plus(overs.twice()).write_pairs(Eight::all(line.noted), words, |j, words| {
-                third.write(words.add(2));
-                words.add(4).cast::<[u64; META / 8 - 4]>().write([0; META / 8 - 4]);
-                if let Some(hash) = T::hash(&entries[j]) {
-                    words.cast::<u32>().add(offset_of!(Meta, rss_hash) / 4).write(hash);
-                }
-            });
+            let (first, third) = (Eight::all(line.first).plus(overs.twice()), Eight::all(line.third));
+            let third = if T::HASHES { overs.above(third) } else { third };
+            Eight::write_rows(
+                [[first, Eight::all(line.noted)], [third, Eight::all(0)]],
+                |j| (*out.cast::<Packet>().add(j)).meta.as_ptr().cast(),
+                |rest| rest.cast::<[u64; META / 8 - 4]>().write([0; META / 8 - 4]),
+            );
         }
     }
 
@@ -367,19 +352,21 @@ impl Burst<'_> {
         };
         let (end, mut over) = (before + most, 0);
         'run: while self.done < end {
-            let eights = told.eights(self.done - before);
-            while eights
-                && end - self.done >= EIGHT
-                && let Some(entries) = told.eight(self.done - before)
-                && let Some(overs) = by.eight(entries)
-                && overs.at_most(Eight::all(line.range))
-            {
-                // SAFETY: of everything as many are left.
-                unsafe { next.swap_eight(&line, entries, overs, by) };
-                (0..EIGHT).for_each(|_| by.took());
-                next.pass(EIGHT);
-                self.done += EIGHT;
-                over += overs.sum();
+            if let Some(mut eights) = told.eights(self.done - before) {
+                let mut all = Eight::all(0);
+                while end - self.done >= EIGHT
+                    && let Some(overs) = by.eight(eights())
+                    && overs.at_most(if T::HASHES { line.range | u64::MAX << 32 } else { line.range })
+                {
+                    // SAFETY: of everything as many are left.
+                    unsafe { next.swap_eight(&line, overs, by) };
+                    (0..EIGHT).for_each(|_| by.took());
+                    next.pass(EIGHT);
+                    self.done += EIGHT;
+                    all = all.plus(overs);
+                }
+                // Without the sum of hashes.
+                over += u64::from(all.sum() as u32);
             }
             let entries = if self.done < end { told.from(self.done - before) } else { &[] };
             let mut entries = &entries[..entries.len().min(end - self.done)];
@@ -544,6 +531,8 @@ impl<'a> Hand<'a> {
 const _: () = assert!(DATA_LEN_SHIFT == 16 && PACKET_LEN_SHIFT == 32);
 const DATA_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, data_len), 0);
 const PACKET_LEN_SHIFT: u32 = shift(std::mem::offset_of!(Meta, packet_len), 0);
+// As [`Tellings::HASHES`] has it.
+const _: () = assert!(shift(std::mem::offset_of!(Meta, rss_hash), 2) == 32);
 const VERDICTS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, verdicts), 1);
 const FLAGS_SHIFT: u32 = shift(std::mem::offset_of!(Meta, flags), 1);
 // What a fresh line has in these places is zero, and so is everything behind the third word.

@@ -287,24 +287,29 @@ pub(super) struct MiniArrays<'a> {
 }
 
 impl<'a> MiniArrays<'a> {
-    /// Whether a packet of the session is the first of its array.
-    #[inline(always)]
-    pub(super) fn begins(self, packet: u32) -> bool {
-        packet.is_multiple_of(MINIS_PER_ENTRY as u32)
-    }
-
     /// From a packet of the session to the last of its array.
     #[inline(always)]
     pub(super) fn from(self, packet: u32) -> &'a [AtomicU64] {
         let at = packet as usize % MINIS_PER_ENTRY;
-        let first = packet - at as u32;
-        &self.array(first)[at..]
+        &self.arrays.at(self.place(packet - at as u32))[at..]
     }
 
-    /// The array that this packet is the first of.
+    /// The array that a packet is the first of, and those behind it, one after the other; `None`: it is not the first.
     #[inline(always)]
-    pub(super) fn array(self, first: u32) -> &'a [AtomicU64; MINIS_PER_ENTRY] {
-        self.arrays.at(self.title.wrapping_add(first.max(1)))
+    pub(super) fn whole(self, packet: u32) -> Option<impl FnMut() -> &'a [AtomicU64; MINIS_PER_ENTRY]> {
+        let (mut place, mut next) = (self.place(packet), self.title.wrapping_add(packet));
+        packet.is_multiple_of(MINIS_PER_ENTRY as u32).then_some(move || {
+            let array = self.arrays.at(place);
+            next = next.wrapping_add(MINIS_PER_ENTRY as u32);
+            place = next;
+            array
+        })
+    }
+
+    /// Where the array is that this packet is the first of.
+    #[inline(always)]
+    fn place(self, first: u32) -> u32 {
+        self.title.wrapping_add(first.max(1))
     }
 }
 

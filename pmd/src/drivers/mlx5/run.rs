@@ -163,7 +163,8 @@ impl<const N: usize> Run<'_, N> {
             return 0;
         }
         let mut by = Minis::<N, STRIDED, HASH> {
-            expected: u64::from(places.stride(step)) << 32 | u64::from(counted::<STRIDED>(self.lengths.shortest())),
+            expected: u64::from(if STRIDED { places.stride(step) } else { 0 }) << 32
+                | u64::from(counted::<STRIDED>(self.lengths.shortest())),
             noted: Noted::new(verdicts(title.described), HASH && title.hashed),
             shift: self.shift,
         };
@@ -278,26 +279,22 @@ impl<'a> Told<'a, AtomicU64> for Portion<'a> {
     }
 
     #[inline(always)]
-    fn eights(&self, packet: usize) -> bool {
-        self.arrays.begins(self.read + packet as u32)
-    }
-
-    #[inline(always)]
-    fn eight(&self, packet: usize) -> Option<&'a [AtomicU64; EIGHT]> {
-        Some(self.arrays.array(self.read + packet as u32))
+    fn eights(&self, packet: usize) -> Option<impl FnMut() -> &'a [AtomicU64; EIGHT]> {
+        self.arrays.whole(self.read + packet as u32)
     }
 }
 
 /// What minis tell.
 #[derive(Clone, Copy)]
 struct Minis<const N: usize, const STRIDED: bool, const HASH: bool> {
-    /// What is told of the shortest packet of the next stride: stride, count of strides, and length.
+    /// What is told of the shortest packet of the next stride: stride, count of strides, and length; without strides the length.
     expected: u64,
     noted: Noted,
     shift: u64,
 }
 
 impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N, STRIDED, HASH> {
+    const HASHES: bool = HASH;
     type Entry = AtomicU64;
     type Place = [AtomicU64; N];
 
@@ -327,14 +324,14 @@ impl<const N: usize, const STRIDED: bool, const HASH: bool> Tellings for Minis<N
 
     #[inline(always)]
     fn eight(&self, minis: &[AtomicU64; EIGHT]) -> Option<Eight> {
+        let words = Eight::take(minis).turned();
         // As above.
-        let (words, step) = if STRIDED { (Eight::low_of::<6>(minis), 1 << 32) } else { (Eight::low_of::<4>(minis), 0) };
+        let (words, step) = match (STRIDED, HASH) {
+            (true, _) => (words.low::<6>(), 1 << 32),
+            (false, true) => (words, 0),
+            (false, false) => (words.low::<4>(), 0),
+        };
         Some(words.minus(Eight::steps(self.expected, step)))
-    }
-
-    #[inline(always)]
-    fn hash(mini: &AtomicU64) -> Option<u32> {
-        HASH.then(|| (u64::from_be(mini.load(Ordering::Relaxed)) >> 32) as u32)
     }
 
     #[inline(always)]
