@@ -289,7 +289,10 @@ pub(crate) struct Burst<'a> {
     room: usize,
     most: usize,
     done: usize,
-    bytes: u64,
+    lengths: Lengths,
+    /// Bytes above the shortest: of packets one by one, and of those in eights in the lower half of the sum, below that of their hashes.
+    over: u64,
+    overs: Eight,
 }
 
 /// Cache and batch learn what has come, even if the burst ends in a panic.
@@ -309,10 +312,16 @@ impl Burst<'_> {
         self.done == self.room
     }
 
+    /// What the queue takes.
+    #[inline(always)]
+    pub(crate) fn lengths(&self) -> Lengths {
+        self.lengths
+    }
+
     /// Bytes of the packets that have come.
     #[inline(always)]
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.done as u64 * u64::from(self.lengths.shortest) + self.over + u64::from(self.overs.sum() as u32)
     }
 
     /// The last `n` of those that have come.
@@ -325,7 +334,7 @@ impl Burst<'_> {
         unsafe { slice::from_raw_parts_mut(self.out.add(self.done - n).cast(), n) }
     }
 
-    /// Takes the filled buffer out of a slot and puts a fresh one there, for each packet of `lengths` that is told of, in order: of the
+    /// Takes the filled buffer out of a slot and puts a fresh one there, for each packet of the queue's lengths that is told of, in order: of the
     /// packet `at` of the run and of some behind it by the entries that are `told`. Ends where these say no more, after `limit` packets, or when
     /// batch, `slots`, `places` or fresh buffers are used up. Returns how many there were.
     #[inline(always)]
@@ -334,7 +343,6 @@ impl Burst<'_> {
         slots: &mut [Packet],
         places: &[T::Place],
         limit: usize,
-        lengths: Lengths,
         told: impl Told<'t, T::Entry>,
         by: &mut T,
     ) -> usize
@@ -343,7 +351,7 @@ impl Burst<'_> {
     {
         let before = self.done;
         let most = slots.len().min(places.len()).min(limit).min(self.most - before);
-        let line = self.hand.line(lengths, by.usual());
+        let line = self.hand.line(self.lengths, by.usual());
         let mut next = Cursors {
             slot: slots.as_mut_ptr(),
             place: places.as_ptr(),
@@ -353,7 +361,6 @@ impl Burst<'_> {
         let (end, mut over) = (before + most, 0);
         'run: while self.done < end {
             if let Some(mut eights) = told.eights(self.done - before) {
-                let mut all = Eight::all(0);
                 while end - self.done >= EIGHT
                     && let Some(overs) = by.eight(eights())
                     && overs.at_most(if T::HASHES { line.range | u64::MAX << 32 } else { line.range })
@@ -363,10 +370,8 @@ impl Burst<'_> {
                     (0..EIGHT).for_each(|_| by.took());
                     next.pass(EIGHT);
                     self.done += EIGHT;
-                    all = all.plus(overs);
+                    self.overs = self.overs.plus(overs);
                 }
-                // Without the sum of hashes.
-                over += u64::from(all.sum() as u32);
             }
             let entries = if self.done < end { told.from(self.done - before) } else { &[] };
             let mut entries = &entries[..entries.len().min(end - self.done)];
@@ -388,7 +393,7 @@ impl Burst<'_> {
             }
         }
         let n = self.done - before;
-        self.bytes += over + n as u64 * u64::from(lengths.shortest());
+        self.over += over;
         n
     }
 
@@ -479,13 +484,13 @@ unsafe fn swap(slot: &mut Packet, fresh: *mut Meta, line: &Line, what: &Received
 }
 
 impl<'a> Hand<'a> {
-    /// Begins to fill a batch.
+    /// Begins to fill a batch with packets of these lengths.
     #[inline(always)]
-    pub(crate) fn burst(self, batch: &'a mut Batch) -> Burst<'a> {
+    pub(crate) fn burst(self, batch: &'a mut Batch, lengths: Lengths) -> Burst<'a> {
         let room = batch.space();
         let most = self.fresh(room);
         let (len, out) = (self.cache.len(), batch.spare());
-        Burst { hand: self, batch, out, len, room, most, done: 0, bytes: 0 }
+        Burst { hand: self, batch, out, len, room, most, done: 0, lengths, over: 0, overs: Eight::all(0) }
     }
 
     /// Fresh buffers at hand: `wanted`, or as many as there are.

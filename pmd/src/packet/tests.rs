@@ -558,12 +558,12 @@ fn play<const N: usize>(lens: &[u32], portion: usize) {
     let good = lens.iter().take_while(|len| (60..=1514).contains(*len)).count();
     let mut batch = Batch::new();
     let (mut by, mut got) = (Play::<N>(1000), 0);
-    let mut burst = pool.hand(&pool.blank().in_port(5)).unwrap().burst(&mut batch);
+    let mut burst = pool.hand(&pool.blank().in_port(5)).unwrap().burst(&mut batch, Lengths::new(60, 1514));
     while got < told.len() {
         let (slots, places, told) = (&mut slots[got..], &places[got..], &told[got..]);
         // In two pieces, as at the end of a ring.
         let pieces = |at: usize| if at < 5 { &told[at..5.min(told.len())] } else { &told[at..] };
-        let n = burst.run(slots, places, portion, Lengths::new(60, 1514), pieces, &mut by);
+        let n = burst.run(slots, places, portion, pieces, &mut by);
         assert_eq!(n, portion.min(good - got).min(told.len()));
         assert_eq!(burst.latest(n).len(), n);
         if n == 0 {

@@ -171,7 +171,7 @@ impl ReceiveRing {
     #[inline(always)]
     fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, bool) {
         let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
-        let mut burst = hand.burst(batch);
+        let mut burst = hand.burst(batch, self.lengths);
         loop {
             let (entries, expected) = self.completions.rest();
             let mut by = Entries {
@@ -185,7 +185,7 @@ impl ReceiveRing {
             };
             let (at, places) = ((self.next & self.mask()) as usize, self.next.wrapping_add(self.completions.count()));
             let (slots, places) = (&mut self.posted[at..], self.ring.view().run(places));
-            let n = burst.run(slots, places, usize::MAX, self.lengths, |at| &entries[at..], &mut by);
+            let n = burst.run(slots, places, usize::MAX, |at| &entries[at..], &mut by);
             (self.next, self.positions) = (by.next, by.positions);
             self.completions.advance(n as u32);
             if burst.is_full() {

@@ -9,7 +9,7 @@ use wirepath_nic_defs::mlx5::{CqeFlags, MINI_FORMAT_HASH, StrideCount};
 use super::arrival::{Arrival, Arrivals, PLAIN, RARE, Session, TITLE, verdicts};
 use super::cq::{CompletionQueue, Entry, MiniArrays, Tail, Whole};
 use crate::packet::offload::Verdicts;
-use crate::packet::{Burst, EIGHT, Eight, Lengths, Noted, Packet, Received, Tellings, Told};
+use crate::packet::{Burst, EIGHT, Eight, Noted, Packet, Received, Tellings, Told};
 
 /// A receive queue of places of `N` words, the second of which is a buffer's address.
 pub(super) struct Run<'a, const N: usize> {
@@ -18,7 +18,6 @@ pub(super) struct Run<'a, const N: usize> {
     pub(super) arrivals: &'a mut Arrivals,
     /// The buffer of each step of the ring.
     pub(super) posted: &'a mut [Packet],
-    pub(super) lengths: Lengths,
     /// What is added to an address of ours to make it the device's.
     pub(super) shift: u64,
 }
@@ -136,12 +135,12 @@ impl<const N: usize> Run<'_, N> {
         let mut by = Entries::<N, STRIDED> {
             expected: last | position << 16,
             request: places.request(step),
-            base: counted::<STRIDED>(self.lengths.shortest()),
+            base: counted::<STRIDED>(burst.lengths().shortest()),
             shift: self.shift,
         };
         let at = step as usize & (self.posted.len() - 1);
         let (slots, places) = (&mut self.posted[at..], places.from::<STRIDED>(step));
-        let n = burst.run(slots, places, usize::MAX, self.lengths, |at| &entries[at..], &mut by);
+        let n = burst.run(slots, places, usize::MAX, |at| &entries[at..], &mut by);
         if tick != 0 {
             stamp(tick, entries, burst.latest(n));
         }
@@ -164,14 +163,14 @@ impl<const N: usize> Run<'_, N> {
         }
         let mut by = Minis::<N, STRIDED, HASH> {
             expected: u64::from(if STRIDED { places.stride(step) } else { 0 }) << 32
-                | u64::from(counted::<STRIDED>(self.lengths.shortest())),
+                | u64::from(counted::<STRIDED>(burst.lengths().shortest())),
             noted: Noted::new(verdicts(title.described), HASH && title.hashed),
             shift: self.shift,
         };
         let at = step as usize & (self.posted.len() - 1);
         let (slots, places) = (&mut self.posted[at..], places.from::<STRIDED>(step));
         let (minis, rest) = (Portion { arrays: self.completions.minis(), read }, (count - read) as usize);
-        let n = burst.run(slots, places, rest, self.lengths, minis, &mut by);
+        let n = burst.run(slots, places, rest, minis, &mut by);
         if title.marked || title.described & RARE != 0 {
             note_all(self.completions.title(), burst.latest(n));
         }

@@ -340,20 +340,20 @@ impl ReceiveRing {
     fn run(&mut self, batch: &mut Batch, supply: &Supply<'_>) -> (u64, bool) {
         let Self { ring, requests, completions, arrivals, mode, distance, shift, lengths, posted, .. } = self;
         let Some(hand) = supply.pool.hand(supply.blank) else { return (0, true) };
-        let (lengths, shift, posted) = (*lengths, *shift, &mut posted[..]);
-        let mut burst = hand.burst(batch);
+        let (shift, posted) = (*shift, &mut posted[..]);
+        let mut burst = hand.burst(batch, *lengths);
         let more = match (mode.layout, requests) {
             (Layout::Linear { .. }, Requests::Bare) => {
                 let places = Places { ring: ring.view(), log: 0, distance: 1, lead: 0 };
-                Run { places, completions, arrivals, posted, lengths, shift }.go::<false>(&mut burst)
+                Run { places, completions, arrivals, posted, shift }.go::<false>(&mut burst)
             }
             (Layout::Linear { .. }, Requests::Drained(requests)) => {
                 let places = Places { ring: requests.view(), log: 0, distance: 1, lead: 0 };
-                Run { places, completions, arrivals, posted, lengths, shift }.go::<false>(&mut burst)
+                Run { places, completions, arrivals, posted, shift }.go::<false>(&mut burst)
             }
             (Layout::Striding { log }, _) => {
                 let places = Places { ring: ring.view(), log, distance: *distance, lead: mode.layout.lead() };
-                Run { places, completions, arrivals, posted, lengths, shift }.go::<true>(&mut burst)
+                Run { places, completions, arrivals, posted, shift }.go::<true>(&mut burst)
             }
             _ => true,
         };
