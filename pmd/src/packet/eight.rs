@@ -119,7 +119,7 @@ mod words {
             }
         }
 
-        /// Each with the last byte first.
+        /// Each as a number, where it lies with the most significant byte first.
         #[inline(always)]
         pub(crate) fn turned(self) -> Self {
             self.shuffled([7, 6, 5, 4, 3, 2, 1, 0])
@@ -271,10 +271,10 @@ mod words {
             Self(words.each_ref().map(|word| word.load(Ordering::Relaxed)))
         }
 
-        /// Each with the last byte first.
+        /// Each as a number, where it lies with the most significant byte first.
         #[inline(always)]
         pub(crate) fn turned(self) -> Self {
-            Self(self.0.map(u64::swap_bytes))
+            Self(self.0.map(u64::from_be))
         }
 
         /// The low `KEPT` bytes (4 or 6); what is above is zero.

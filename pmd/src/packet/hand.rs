@@ -82,6 +82,9 @@ pub(crate) trait Tellings: Copy {
     /// What is asked of each packet and what is done with it then are two loops without an end in between, and without a count.
     const TOGETHER: usize = 0;
 
+    /// Whether [`Self::eight`] has the RSS hashes of packets in the upper halves.
+    const HASHES: bool = false;
+
     /// What tells of one packet.
     type Entry;
     /// The place of a buffer in the device's ring.
@@ -95,9 +98,6 @@ pub(crate) trait Tellings: Copy {
 
     /// The packet was of a length that the queue takes: the next one is behind it.
     fn took(&mut self);
-
-    /// Whether [`Self::eight`] has the RSS hashes of packets in the upper halves.
-    const HASHES: bool = false;
 
     /// Bytes above the shortest of eight packets of which [`Self::usual`] and a hash is all that is to be noted, if entries are words that
     /// can be looked at in vectors. Too many stand for whatever [`Self::next`] does not treat.
