@@ -12,7 +12,7 @@ use wirepath_wire::{L4, Parser, Tunnel};
 pub(crate) const RDMA: Need = Need::File("/etc/libibverbs.d/mlx5.driver");
 
 /// How long something that must happen may take: it only ends a hopeless wait.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A port of a device with its rules put in this way.
 pub(crate) fn settings(device: &str, way: &str) -> PortSettings {

@@ -21,7 +21,7 @@ use wirepath_pmd::port::{Link, OpenPort, Plan, PortConfig, PortError, PortEvent,
 use wirepath_pmd::settings::Source;
 
 /// How long something that must happen may take: it only ends a hopeless wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Says, in the process with the NICs, where their log and control socket are.
 const FOLDER: &str = "WIREPATH_NIC_TEST";
 
