@@ -13,7 +13,7 @@ use wirepath_testlab::{announce, skip_or_fail};
 use crate::fixture::{Emulation, Fixture, Nature, Property, Rig};
 
 /// How long nothing may move before a test gives up. Generous: it only ends a hopeless wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Buffers of the pool of a test, unless it says otherwise.
 const BUFFERS: u32 = 8192;
 /// Number of the port under test.
@@ -109,6 +109,7 @@ impl Bench {
             assert_eq!(packet_queue.port(), PORT);
         }
         self.port = Some(started);
+        self.rig.settle();
     }
 
     /// The started port.
@@ -133,6 +134,7 @@ impl Bench {
     pub(crate) fn start_again(&mut self) {
         let stopped = self.stopped.take().expect("the test has stopped the port");
         self.port = Some(stopped.start().unwrap_or_else(|error| panic!("start again: {error}")));
+        self.rig.settle();
     }
 
     /// Frames that one poll of every queue finds; each must carry the port's number.

@@ -70,6 +70,9 @@ pub(crate) trait Rig: Send {
         Nature::default()
     }
 
+    /// Waits until the wire carries frames to the port, which has just been started.
+    fn settle(&mut self) {}
+
     /// Puts a frame on the wire to the port; `false`: no room at the moment.
     fn offer(&mut self, frame: &[u8]) -> bool;
 

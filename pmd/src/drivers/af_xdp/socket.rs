@@ -27,8 +27,8 @@ use crate::packet::{METADATA, Packet, STRIDE};
 pub(super) const CONTINUED: u32 = 1;
 /// Distance of the data from the chunk in the upper bits of an address of unaligned chunks (`XSK_UNALIGNED_BUF_OFFSET_SHIFT`).
 pub(super) const OFFSET_SHIFT: u32 = 48;
-/// How long a queue that is taken may take to become free.
-const RELEASE: Duration = Duration::from_secs(1);
+/// How long a queue that is taken may take to become free: the kernel's worker that frees it waits for all who change interfaces meanwhile.
+const RELEASE: Duration = Duration::from_secs(5);
 /// Shortest frame: an Ethernet header.
 pub(super) const SHORTEST: usize = 14;
 /// What an address of unaligned chunks says of the chunk (`XSK_UNALIGNED_BUF_ADDR_MASK`).
