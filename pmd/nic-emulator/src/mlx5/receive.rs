@@ -310,7 +310,8 @@ fn untranslated(i: usize, Segment { address, key, size }: Segment, why: Refusal)
     (defs::SYNDROME_LOCAL_PROTECTION, what)
 }
 
-/// Fetches the entry at the head: where the first of its scatter list is. All are translated, even if a frame does not reach them.
+/// Fetches the entry at the head of a linear queue: where the first of its scatter list is. All are translated, even if a frame does not
+/// reach them.
 #[inline(always)]
 fn fetch<'k, R: Region>(keys: &'k Keys<R>, rq: &mut Rq<R>) -> Result<Option<Room<'k, R>>, Failure> {
     rq.fetch();
@@ -419,7 +420,8 @@ fn striding<R: Region>(
         }
     }
     if rq.strides == 0 {
-        fetch(keys, rq)?;
+        // Each stride finds its memory when a frame goes there.
+        rq.fetch();
     }
     scatter(keys, rq.pd, rq.list(), rq.place, pieces)?;
     let strides = StrideCount::default().with_length(length as u32).with_strides(wanted);
