@@ -1,7 +1,8 @@
-//! A stage of one's own, in a chain with a closure.
+//! A custom stage, combined with a closure.
 //!
-//! [`Policer`] is a token bucket for each port: what exceeds a rate is dropped and counted as `ruled`. It shows what stages are made of:
-//! state that belongs to one worker, the coarse clock, drops with a reason, and composition by tuples.
+//! [`Policer`] is a token bucket per port. It drops packets above a rate and counts them as `rule_drop`. The
+//! example shows the parts of a stage: state that belongs to one worker, the coarse clock, drops with a
+//! reason, and composition with tuples.
 //!
 //!     cargo run --release --example custom_stage -- --seconds 3
 
@@ -10,12 +11,13 @@ use std::time::Duration;
 
 use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
+use wirepath_packet::Batch;
+use wirepath_packet::PortId;
+use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::{Context, Control, Rates, RunOptions, Runtime, RuntimeConfig, Stage};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::Batch;
-use wirepath_pmd::settings::Source;
+use wirepath_settings::Source;
 
-/// Two generators that would send as fast as they can.
+/// Two generators that send as fast as they can.
 const PORTS: &str = "
 [[port]]
 name = 'east'
@@ -30,11 +32,11 @@ driver = 'null'
 source = 'udp4'
 ";
 
-/// Lets at most `rate` packets per second through from each port, and `burst` at once.
+/// Passes at most `rate` packets per second from each port, with bursts of `burst` packets.
 struct Policer {
     rate: u64,
     burst: u64,
-    /// Of each port: tokens, each worth a packet, in billionths; and when they were counted, in nanoseconds.
+    /// Tokens of each port in billionths of a packet, and the time of their last update in nanoseconds.
     buckets: Vec<(u64, u64)>,
 }
 
@@ -46,9 +48,9 @@ impl Policer {
 
 impl Stage for Policer {
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
-        // A batch that was received comes by one port: one look at the bucket for all of its packets.
+        // All packets of a received batch come from the same port, so one access to its bucket is enough.
         let Some(port) = context.in_port() else { return };
-        let (tokens, counted) = &mut self.buckets[usize::from(port)];
+        let (tokens, counted) = &mut self.buckets[port.index()];
         let now = context.now();
         *tokens =
             (*tokens + now.saturating_sub(*counted).min(1_000_000_000) * self.rate).min(self.burst * 1_000_000_000);
@@ -57,14 +59,14 @@ impl Stage for Policer {
         *tokens -= pass as u64 * 1_000_000_000;
         while batch.len() > pass {
             let Some(packet) = batch.pop() else { break };
-            context.drop(packet, DropReason::Ruled);
+            context.drop(packet, DropReason::RuleDrop);
         }
     }
 }
 
-/// The other of two ports.
+/// Sends packets to the other of two ports.
 fn cross(context: &mut Context<'_>, batch: &mut Batch) {
-    let port = context.in_port().unwrap_or(0) ^ 1;
+    let port = context.in_port().map_or(PortId::new(0), PortId::paired);
     context.send_batch(port, batch);
 }
 
@@ -97,15 +99,15 @@ fn main() -> ExitCode {
             stop: Some(cli::Stop::on_signals()?.flag()),
             report_every: Some(Duration::from_secs(1)),
         };
-        // What comes in ten milliseconds may pass at once; stages one after the other are a stage.
+        // The burst is the traffic of ten milliseconds. A tuple of stages is a stage.
         let burst = arguments.rate / 100 + 1;
         let chain = |_: &_| (Policer::new(2, arguments.rate, burst), cross);
         let summary = runtime.run(chain, &mut Print, &options).map_err(Failure::failed)?;
-        let most = 2.0 * (arguments.rate as f64 * summary.elapsed.as_secs_f64() + burst as f64);
+        let limit = 2.0 * (arguments.rate as f64 * summary.elapsed.as_secs_f64() + burst as f64);
         cli::print(&summary)?;
         let sent = summary.tx().packets;
-        if sent as f64 > most * 1.05 {
-            return Err(Failure::failed(format!("{sent} packets passed, {most:.0} may")));
+        if sent as f64 > limit * 1.05 {
+            return Err(Failure::failed(format!("{sent} packets passed, {limit:.0} may")));
         }
         Ok(())
     })

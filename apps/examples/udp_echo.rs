@@ -1,4 +1,4 @@
-//! A packet application in forty lines: sends every UDP datagram back to its sender and drops the rest.
+//! A packet application in forty lines: returns every UDP datagram to its sender and drops all other packets.
 //!
 //!     cargo run --release --example udp_echo                            # on generated traffic
 //!     cargo run --release --example udp_echo -- --config my-ports.toml  # on the ports of a file
@@ -7,9 +7,10 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser as _;
 use wirepath_apps::cli::{self, Failure};
+use wirepath_packet::{Batch, drops::DropReason};
 use wirepath_pipeline::{Context, ParsedBatch, RunOptions, Runtime, RuntimeConfig};
-use wirepath_pmd::{drops::DropReason, packet::Batch, settings::Source};
-use wirepath_wire::{L3, L4, Parser};
+use wirepath_settings::Source;
+use wirepath_wire::{L3Type, L4Type, Parser};
 
 const GENERATED: &str = "[[port]]\nname = 'generator'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
 
@@ -37,11 +38,11 @@ fn main() -> ExitCode {
                 headers.parse(&Parser::default(), context, batch);
                 headers.filter_map(batch, |mut packet, headers| {
                     let layers = headers.outer();
-                    if (layers.l3_kind(), layers.l4_kind()) != (L3::Ipv4, L4::Udp) {
-                        context.drop(packet, DropReason::Ruled);
+                    if (layers.l3_type(), layers.l4_type()) != (L3Type::Ipv4, L4Type::Udp) {
+                        context.drop(packet, DropReason::RuleDrop);
                         return None;
                     }
-                    // Addresses and ports trade places, so that all checksums stay right.
+                    // Addresses and ports are swapped, which keeps all checksums valid.
                     for (at, len) in [(layers.l2(), 6), (layers.l3() + 12, 4), (layers.l4(), 2)] {
                         let (first, second) = packet.data_mut()[at..at + 2 * len].split_at_mut(len);
                         first.swap_with_slice(second);

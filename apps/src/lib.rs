@@ -1,4 +1,4 @@
-//! What the programs share: the command-line contract ([`cli`]) and the parts of the tool `wirepath`.
+//! Code shared by the programs: the command-line conventions ([`cli`]) and the subcommands of `wirepath`.
 #![forbid(unsafe_code)]
 
 pub mod cli;

@@ -1,9 +1,9 @@
-//! Forwarding between two ports: the framework's own cost.
+//! Forwarding between two ports: the cost of the framework.
 
 use clap::ValueEnum;
 use wirepath_apps::cli::Failure;
+use wirepath_packet::Batch;
 use wirepath_pipeline::{Context, Stage};
-use wirepath_pmd::packet::Batch;
 use wirepath_wire::ethernet;
 
 use crate::measure::{self, Common, Figures};
@@ -14,7 +14,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Driver::Null)]
     driver: Driver,
 
-    /// What happens to each packet on its way
+    /// Operation on each packet
     #[arg(long, value_enum, default_value_t = Mode::Macswap)]
     mode: Mode,
 
@@ -34,11 +34,11 @@ enum Driver {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Mode {
-    /// Nothing: only from port to port
+    /// None: only from port to port
     Io,
-    /// Both addresses rewritten
+    /// Rewrite both addresses
     Mac,
-    /// The two addresses exchanged
+    /// Swap the two addresses
     Macswap,
 }
 
@@ -47,7 +47,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     let (size, ring) = (arguments.size, arguments.common.ring());
     let port = |name| {
         format!(
-            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = {size}, ring = {ring} }}\n"
+            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = {size}, ring \
+            = {ring} }}\n"
         )
     };
     let ports = measure::ports(&(port("a") + &port("b")))?;
@@ -58,14 +59,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     }
 }
 
-/// Sends what came by one port out of the other, after `change` has seen each frame.
+/// Sends the packets of one port to the other, after `change` has processed each frame.
 fn cross(change: impl Fn(&mut [u8]) + Send) -> impl Stage {
     move |context: &mut Context<'_>, batch: &mut Batch| {
         let Some(port) = context.in_port() else { return };
         for packet in batch.iter_mut() {
             change(packet.data_mut());
         }
-        context.send_batch(port ^ 1, batch);
+        context.send_batch(port.paired(), batch);
     }
 }
 

@@ -1,4 +1,5 @@
-//! Many rules in a ConnectX: put in, explained, changed beside a worker that forwards, taken out.
+//! Many rules in a ConnectX: inserting them, explaining them, changing them while a worker forwards, and
+//! removing them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,30 +8,31 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use wirepath_apps::cli::{self, Failure};
-use wirepath_pipeline::rules::hardware::{Placement, on_paper};
+use wirepath_flow::Rule;
+use wirepath_packet::Batch;
+use wirepath_packet::PortId;
+use wirepath_pipeline::rules::offload::{Placement, predict_placements};
 use wirepath_pipeline::rules::{RuleControl, RuleId, RuleLimits};
 use wirepath_pipeline::{Context, ControlPlane, Runtime, RuntimeConfig};
-use wirepath_pmd::flow::Rule;
-use wirepath_pmd::packet::Batch;
 use wirepath_wire::Parser;
 
-use crate::measure::{self, WARM_UP};
+use crate::measure::{self, WARM_UP, count};
 use crate::nic;
-use crate::rules::{Flow, Random, any, overlapping};
+use crate::rules::{Flow, any, overlapping};
 
-/// Reasons for rules to run in the workers that are told.
+/// Maximum number of printed reasons why rules run in the workers.
 const MOST_REASONS: usize = 5;
 
-/// Packets on their way round the loop, and flows: one of each.
+/// Number of packets in the loop and number of flows, one packet each.
 const FLOWS: usize = 32;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Rules: three kinds that overlap with each other, and one for all packets below them
-    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
+    /// Rules: three kinds that overlap with each other, and one below them for all packets
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = count(2..=1_000_000))]
     rules: u32,
 
-    /// A ConnectX that is there, with what it sends coming back; without it, one is emulated
+    /// A real ConnectX in loopback; without it, one is emulated
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
@@ -46,25 +48,26 @@ pub(crate) struct Arguments {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Figures {
     rules: u32,
-    /// Rules that run in the NIC, whole or in part.
+    /// Rules that run in the NIC, wholly or in part.
     in_hardware: usize,
-    /// What stands in the way of the others, the most frequent first.
+    /// Reasons for the other rules, most frequent first.
     in_software: Vec<(String, usize)>,
     /// Seconds to decide where each rule runs, without a device.
     place_seconds: f64,
     place_us_per_rule: f64,
-    /// Seconds to put them in: tables of the workers, placement and the device.
+    /// Seconds to insert the rules: tables of the workers, placement and device.
     insert_seconds: f64,
     insert_us_per_rule: f64,
-    /// Memory that became resident meanwhile, of an emulated device too.
+    /// Memory that became resident during the insertion, including that of an emulated device.
     bytes_per_rule: f64,
-    /// Seconds to tell of all rules where they run.
+    /// Seconds to report where all rules run.
     explain_seconds: f64,
-    /// Seconds to take them out, all at once.
+    /// Seconds to remove all rules at once.
     remove_seconds: f64,
-    /// Changes per second that the control thread made while the worker forwarded, each one rule more or one less of a flow of the traffic.
+    /// Changes per second made by the control thread while the worker forwards. Each change adds or removes
+    /// one rule of a flow of the traffic.
     changes_per_second: f64,
-    /// Packets that came meanwhile, and such as were sent and did not come.
+    /// Packets received during the changes, and packets sent but not received.
     packets: u64,
     lost: u64,
 }
@@ -75,8 +78,8 @@ impl Figures {
             return cli::print_json(self);
         }
         cli::print(format_args!(
-            "{} rules, {} in the NIC: placed in {:.2} s ({:.1} us each), put in {:.2} s ({:.1} us each), {:.0} bytes each, explained in {:.2} s, taken out in {:.2} s\n\
-             {:.0} changes/s beside {} packets, {} lost\n",
+            "{} rules, {} in the NIC: placed in {:.2} s ({:.1} us each), inserted in {:.2} s ({:.1} us each), {:.0} \
+             bytes each, explained in {:.2} s, removed in {:.2} s\n{:.0} changes/s beside {} packets, {} lost\n",
             self.rules,
             self.in_hardware,
             self.place_seconds,
@@ -105,12 +108,12 @@ impl wirepath_pipeline::Control for Ticks<'_> {
     }
 }
 
-/// What the worker has sent and seen.
+/// Packets that the worker has sent and received.
 #[derive(Default)]
 struct Traffic {
     sent: AtomicU64,
     seen: AtomicU64,
-    /// What comes is sent no more.
+    /// If true, received packets are not sent again.
     end: AtomicBool,
 }
 
@@ -119,7 +122,7 @@ impl Traffic {
         self.seen.fetch_add(batch.len() as u64, Ordering::Release);
         if !self.end.load(Ordering::Acquire) {
             self.sent.fetch_add(batch.len() as u64, Ordering::Release);
-            context.send_batch(0, batch);
+            context.send_batch(PortId::new(0), batch);
         }
         batch.filter_map(|_| None);
     }
@@ -130,7 +133,7 @@ impl Traffic {
     }
 }
 
-/// Memory of this program that is resident, in bytes (proc(5), statm: pages).
+/// Resident memory of this program in bytes (proc(5), statm: pages).
 fn resident() -> f64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<f64>().ok()).unwrap_or(0.0) * 4096.0
@@ -142,11 +145,12 @@ fn timed<R>(work: impl FnOnce() -> R) -> (R, f64) {
     (done, start.elapsed().as_secs_f64())
 }
 
-/// `None`: the program has been run on an emulated NIC, and has printed its figures.
+/// Runs the benchmark. `None`: a copy of the program ran on an emulated NIC and has printed its figures.
 pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
     match &arguments.device {
         Some(device) => on(arguments, device).map(Some),
-        None => nic::again("[[device]]\nkind = 'mlx5'\nname = 'nic0'\n[[device.port]]\nlink = 'loop'\n").map(|()| None),
+        None => nic::rerun_emulated("[[device]]\nkind = 'mlx5'\nname = 'nic0'\n[[device.port]]\nlink = 'loop'\n")
+            .map(|()| None),
     }
 }
 
@@ -161,17 +165,18 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
         control.stage(worker, move |context: &mut Context<'_>, batch: &mut Batch| traffic.turn(context, batch))
     });
     let mut running = started.map_err(Failure::failed)?;
-    let can = running.plane().rule_hardware(0).map(|hardware| hardware.capabilities());
-    let can = can.ok_or_else(|| Failure::failed("this NIC takes no rules"))?;
-    control.use_hardware(running.plane(), [0]);
+    let capabilities = running.plane().rule_hardware(PortId::new(0)).map(|hardware| hardware.capabilities());
+    let capabilities = capabilities.ok_or_else(|| Failure::failed("this NIC takes no rules"))?;
+    control.enable_hardware(running.plane(), [PortId::new(0)]);
 
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = fastrand::Rng::with_seed(1);
     let flows: Vec<Flow> = (0..FLOWS).map(|_| Flow::random(&mut random)).collect();
     let mut rules: Vec<Rule> = (1..arguments.rules).map(overlapping).collect();
     rules.push(any(200));
     let each = f64::from(arguments.rules);
     let mut figures = Figures { rules: arguments.rules, ..Figures::default() };
-    figures.place_seconds = timed(|| on_paper(&can, 0, Parser::default().tunnels, &rules)).1;
+    figures.place_seconds =
+        timed(|| predict_placements(&capabilities, PortId::new(0), Parser::default().tunnels, &rules)).1;
     figures.place_us_per_rule = figures.place_seconds * 1e6 / each;
 
     let before = resident();
@@ -198,13 +203,13 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
         let mut packet = pool.take().ok_or_else(|| Failure::failed("no packet buffers"))?;
         packet.append(64).ok_or_else(|| Failure::failed("no room"))?.copy_from_slice(&flow.frame());
         traffic.sent.fetch_add(1, Ordering::Release);
-        running.plane().send(0, packet);
+        running.plane().send(PortId::new(0), packet);
     }
     std::thread::sleep(WARM_UP);
     let (seen, start, mut made) = (traffic.seen.load(Ordering::Acquire), Instant::now(), 0u32);
     let mut added: Vec<RuleId> = Vec::new();
     while start.elapsed().as_secs_f64() < arguments.seconds && !running.failed() {
-        // One more for a flow, then one less of it.
+        // Adds one rule of a flow, then removes it.
         let new = match added.is_empty() {
             true => vec![flows[made as usize / 2 % FLOWS].exact_rule(made)],
             false => Vec::new(),

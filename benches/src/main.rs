@@ -1,7 +1,7 @@
-//! `wirepath-bench`: what moving and encapsulating packets costs, in cycles per packet.
+//! `wirepath-bench`: cost of forwarding and encapsulating packets, in cycles per packet.
 //!
-//! Figures of one machine at one time mean little. Run the peer and this in turn, on a quiet machine, and compare the ratios; see
-//! `benches/README.md`.
+//! Figures of a single run on one machine mean little. Run a peer and this program alternately on a quiet
+//! machine and compare the ratios; see `benches/README.md`.
 
 mod forward;
 mod hardware;
@@ -21,8 +21,9 @@ use wirepath_apps::cli;
     name = "wirepath-bench",
     version,
     about = "Measures what moving and encapsulating packets costs",
-    after_help = "Cycles are those of the time-stamp counter. Each figure includes packet source, sink and statistics.\n\
-                  A figure counts only beside that of a peer, taken in turn on the same quiet machine."
+    after_help = "Cycles are those of the time-stamp counter.\n\
+                  Each figure includes packet source, sink and statistics.\n\
+                  Compare a figure only with that of a peer, measured alternately on the same quiet machine."
 )]
 struct Arguments {
     #[command(flatten)]
@@ -35,15 +36,15 @@ struct Arguments {
 enum Command {
     /// Forward between two ports in both directions, on one core
     Forward(forward::Arguments),
-    /// Put frames into tunnels, take them out, or both, on one core
+    /// Encapsulate frames, decapsulate them, or both, on one core
     Tunnel(tunnel::Arguments),
-    /// Send and receive by a NIC's driver alone, on an emulated NIC or one that is there
+    /// Send and receive with a NIC's driver alone, on an emulated or a real NIC
     Nic(nic::Arguments),
-    /// Find the rule of each packet, among many and while they change
+    /// Find the rule of each packet among many, also while rules change
     Rules(rules::Arguments),
-    /// Put many rules into a NIC, explain them, change them beside a worker that forwards, and take them out
+    /// Insert many rules into a NIC, explain them, change them while a worker forwards, and remove them
     Hardware(hardware::Arguments),
-    /// Look exact keys up in the rule engine's hash table, and put them in
+    /// Look up exact keys in the rule engine's hash table, and insert them
     Table(table::Arguments),
 }
 

@@ -1,17 +1,17 @@
-//! One measurement: run a pipeline, let it warm up, count packets and cycles.
+//! One measurement: runs a pipeline, waits for the warm-up, and counts packets and cycles.
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use wirepath_apps::cli::{self, Failure, Rate};
-use wirepath_pipeline::{Idle, Running, Runtime, RuntimeConfig, Stage, WorkerInfo, clock};
+use wirepath_pipeline::{Idle, Running, Runtime, RuntimeConfig, Stage, Summary, WorkerInfo, clock};
 use wirepath_pmd::drivers::{self, PortSettings};
-use wirepath_pmd::settings::Source;
+use wirepath_settings::Source;
 
-/// Time before the figures are taken: caches, branch predictors and the clock of the core settle.
+/// Warm-up time before the measurement. Caches, branch predictors and the clock of the core settle.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(300);
 
-/// What every measurement takes.
+/// Options of every measurement.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Common {
     /// Core to run on
@@ -22,9 +22,15 @@ pub(crate) struct Common {
     #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = positive)]
     pub(crate) seconds: f64,
 
-    /// Buffers in rotation for each source; up to 64 stays within the first-level cache, 8192 is like the ring of a NIC
+    /// Buffers in rotation for each source; up to 64 fit into the first-level cache, 8192 are like the ring
+    /// of a NIC
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(32..=65_536))]
     pub(crate) buffers: u32,
+}
+
+/// Returns the parser of a number within a range.
+pub(crate) fn count(range: std::ops::RangeInclusive<i64>) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(range)
 }
 
 pub(crate) fn positive(text: &str) -> Result<f64, String> {
@@ -32,8 +38,8 @@ pub(crate) fn positive(text: &str) -> Result<f64, String> {
 }
 
 impl Common {
-    /// The setting of a null source that keeps that many buffers in rotation: without a ring, each burst takes the buffers that the one
-    /// before gave back.
+    /// Returns the `ring` setting of a null source that rotates this number of buffers. Without a ring, each
+    /// burst reuses the buffers of the previous burst.
     pub(crate) fn ring(&self) -> u32 {
         if self.buffers <= 64 { 0 } else { self.buffers }
     }
@@ -50,17 +56,19 @@ pub(crate) struct Figures {
     pub(crate) cycles_per_packet: f64,
     /// Packets sent during the measurement.
     pub(crate) packets: u64,
-    /// Packets dropped since the start, for whatever reason.
+    /// Packets dropped since the start, for any reason.
     pub(crate) dropped: u64,
-    /// The same for the time only in which the program had its core: what to look at on a machine that is not quiet. Caches that others
-    /// have emptied still count.
+    /// Cycles per packet in the time in which the program had its core. Use this value on a machine that is
+    /// not quiet. It still includes cache misses that other programs cause.
     pub(crate) own_cycles_per_packet: f64,
-    /// Part of the time that the program really had a processor; below 1 the core was shared, and the figures are too high.
+    /// Fraction of the time in which the program had a processor. Below 1 the core was shared, and the
+    /// figures are too high.
     pub(crate) cpu_share: f64,
 }
 
 impl Figures {
-    /// Of `packets` that took `elapsed` seconds or `ticks` of the time-stamp counter, with a processor for `cpu_share` of the time.
+    /// Computes the figures of `packets` that took `elapsed` seconds or `ticks` of the time-stamp counter,
+    /// with a processor for `cpu_share` of the time.
     pub(crate) fn new(packets: u64, dropped: u64, elapsed: f64, ticks: u64, cpu_share: f64) -> Result<Self, Failure> {
         if packets == 0 {
             return Err(Failure::failed("no packet was moved"));
@@ -99,7 +107,7 @@ impl Figures {
     }
 }
 
-/// Ports from the text of a configuration.
+/// Reads ports from the text of a configuration.
 pub(crate) fn ports(text: &str) -> Result<Vec<PortSettings>, Failure> {
     let source = Source::new("wirepath-bench", text);
     let document = source.parse().map_err(Failure::usage)?;
@@ -107,12 +115,15 @@ pub(crate) fn ports(text: &str) -> Result<Vec<PortSettings>, Failure> {
     settings.tables("port").and_then(|tables| tables.into_iter().map(drivers::plan).collect()).map_err(Failure::usage)
 }
 
-/// Runs a pipeline on one core and measures it.
-pub(crate) fn run<S: Stage + 'static>(
+/// Creates the stages of a worker.
+type MakeStage<S> = Box<dyn FnMut(&WorkerInfo) -> S>;
+
+/// Starts a pipeline on one core.
+fn start<S: Stage + 'static>(
     ports: Vec<PortSettings>,
     common: &Common,
-    prepare: impl FnOnce(&Runtime) -> Result<Box<dyn FnMut(&WorkerInfo) -> S>, Failure>,
-) -> Result<Figures, Failure> {
+    prepare: impl FnOnce(&Runtime) -> Result<MakeStage<S>, Failure>,
+) -> Result<Running<S>, Failure> {
     let config = RuntimeConfig {
         workers: vec![common.core],
         idle: Idle::Busy,
@@ -121,46 +132,55 @@ pub(crate) fn run<S: Stage + 'static>(
     };
     let runtime = Runtime::open(ports, config)?;
     let make = prepare(&runtime)?;
-    let running = runtime.start(make).map_err(Failure::failed)?;
-    // The control thread sleeps while it is measured: on a machine with few cores it would take part of the worker's.
-    std::thread::sleep(WARM_UP);
-    let (before, cpu_before, at, ticks_at) = (sent(&running), cpu_time(), Instant::now(), clock::ticks());
-    std::thread::sleep(Duration::from_secs_f64(common.seconds));
-    let (after, ticks, elapsed) = (sent(&running), clock::ticks() - ticks_at, at.elapsed().as_secs_f64());
-    let cpu_share = (cpu_time() - cpu_before) / elapsed;
+    runtime.start(make).map_err(Failure::failed)
+}
+
+/// Stops a pipeline. Fails if a worker or a port has failed.
+fn stop<S: Stage + 'static>(running: Running<S>) -> Result<Summary, Failure> {
     let failed = running.failed();
     let summary = running.stop(&mut ());
     if failed || !summary.failures.is_empty() {
         return Err(Failure::failed(summary.failures.join("; ")));
     }
+    Ok(summary)
+}
+
+/// Runs a pipeline on one core and measures it.
+pub(crate) fn run<S: Stage + 'static>(
+    ports: Vec<PortSettings>,
+    common: &Common,
+    prepare: impl FnOnce(&Runtime) -> Result<MakeStage<S>, Failure>,
+) -> Result<Figures, Failure> {
+    let running = start(ports, common, prepare)?;
+    // The control thread sleeps during the measurement. On a machine with few cores it would use the worker's
+    // core.
+    std::thread::sleep(WARM_UP);
+    let (before, cpu_before, at, ticks_at) = (sent(&running), cpu_time(), Instant::now(), clock::ticks());
+    std::thread::sleep(Duration::from_secs_f64(common.seconds));
+    let (after, ticks, elapsed) = (sent(&running), clock::ticks() - ticks_at, at.elapsed().as_secs_f64());
+    let cpu_share = (cpu_time() - cpu_before) / elapsed;
+    let summary = stop(running)?;
     Figures::new(after - before, summary.drops().values().sum(), elapsed, ticks, cpu_share)
 }
 
-/// One part of a measurement with several.
+/// One phase of a measurement with several phases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Phase {
-    /// Cycles of the time-stamp counter per packet, of the time in which the worker had its core.
+    /// Cycles of the time-stamp counter per packet, in the time in which the worker had its core.
     pub(crate) cycles: f64,
-    /// What the part's own work returned.
+    /// Return value of the phase's own work.
     pub(crate) extra: f64,
 }
 
-/// Runs a pipeline on one core while `work` runs on the control thread, which calls what it is given for each part that is measured.
+/// Runs a pipeline on one core and `work` on the control thread. `work` calls its argument for each phase to
+/// measure.
 pub(crate) fn run_phases<S: Stage + 'static>(
     ports: Vec<PortSettings>,
     common: &Common,
-    prepare: impl FnOnce(&Runtime) -> Result<Box<dyn FnMut(&WorkerInfo) -> S>, Failure>,
+    prepare: impl FnOnce(&Runtime) -> Result<MakeStage<S>, Failure>,
     work: impl FnOnce(&mut dyn FnMut(&mut dyn FnMut() -> f64) -> Phase) -> Vec<Phase>,
 ) -> Result<Vec<Phase>, Failure> {
-    let config = RuntimeConfig {
-        workers: vec![common.core],
-        idle: Idle::Busy,
-        buffers: 4096 + 2 * common.ring() * ports.len() as u32,
-        ..RuntimeConfig::default()
-    };
-    let runtime = Runtime::open(ports, config)?;
-    let make = prepare(&runtime)?;
-    let running = runtime.start(make).map_err(Failure::failed)?;
+    let running = start(ports, common, prepare)?;
     std::thread::sleep(WARM_UP);
     let phases = work(&mut |part| {
         let (packets, cpu, at, ticks) = (sent(&running), worker_time(), Instant::now(), clock::ticks());
@@ -169,15 +189,11 @@ pub(crate) fn run_phases<S: Stage + 'static>(
         let share = ((worker_time() - cpu) / at.elapsed().as_secs_f64()).min(1.0);
         Phase { cycles: ticks as f64 * share / packets.max(1) as f64, extra }
     });
-    let failed = running.failed();
-    let summary = running.stop(&mut ());
-    if failed || !summary.failures.is_empty() {
-        return Err(Failure::failed(summary.failures.join("; ")));
-    }
+    stop(running)?;
     Ok(phases)
 }
 
-/// Seconds of processor time that the workers have had (proc(5), schedstat: nanoseconds).
+/// Processor time of the workers in seconds (proc(5), schedstat: nanoseconds).
 fn worker_time() -> f64 {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let of = |path: std::path::PathBuf| {
@@ -188,13 +204,13 @@ fn worker_time() -> f64 {
     tasks.filter_map(|task| of(task.path())).sum::<f64>() / 1e9
 }
 
-/// Seconds of processor time that this thread has had.
+/// Processor time of this thread in seconds.
 pub(crate) fn thread_time() -> f64 {
     let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     times.split_whitespace().next().and_then(|time| time.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
-/// Keeps this thread on a core.
+/// Pins this thread to a core.
 pub(crate) fn pin(core: Option<usize>) -> Result<(), Failure> {
     match core {
         Some(id) if !core_affinity::set_for_current(core_affinity::CoreId { id }) => {
@@ -209,11 +225,12 @@ fn sent<S: Stage + 'static>(running: &Running<S>) -> u64 {
     running.snapshot().ports.iter().flat_map(|(_, _, tx)| tx).map(|queue| queue.packets).sum()
 }
 
-/// Seconds of processor time that the program has had: user and system time of `/proc/self/stat` (proc(5)), in ticks of 10 ms. Not by
-/// clock_gettime through rustix, whose look at the vDSO ends the program under valgrind.
+/// Processor time of the program in seconds: user and system time of `/proc/self/stat` (proc(5)), in ticks of
+/// 10 ms. This does not use clock_gettime through rustix, because its access to the vDSO ends the program
+/// under valgrind.
 pub(crate) fn cpu_time() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name in parentheses may contain anything; behind it, the fields from the third on.
+    // The name in parentheses may contain any character. The fields from the third on follow it.
     let fields = stat.rsplit(')').next().unwrap_or_default();
     fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

@@ -1,27 +1,28 @@
-//! The bursts of a NIC's driver, without a pipeline around them: on an emulated NIC, or on one that is there.
+//! The bursts of a NIC driver without a pipeline, on an emulated or a real NIC.
 
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
+use wirepath_packet::PortId;
 
 use clap::ValueEnum;
 use wirepath_apps::cli::Failure;
 use wirepath_nic_emulator::launch::Launch;
+use wirepath_packet::{BATCH, Batch, MetaTemplate, Pool};
 use wirepath_pipeline::clock;
-use wirepath_pmd::packet::{BATCH, Batch, Blank, Pool};
 use wirepath_pmd::port::{OpenPort, PortConfig, PortEvent, StartedPort};
 
 use crate::measure::{self, Figures, WARM_UP};
 
-/// Buffers of the pool: what a ring holds, both ways, and what threads keep at hand.
+/// Buffers of the pool. They fill the rings in both directions and the per-thread caches.
 const BUFFERS: u32 = 16 << 10;
-/// Bursts on their way round the loop.
+/// Bursts in flight in the loop.
 const IN_FLIGHT: usize = 8;
-/// Bursts between two looks at the clock and at events of the device, which are system calls.
-const STRETCH: usize = 4096;
-/// The same where packets are counted, so that there are not many more than wanted.
-const SHORT_STRETCH: usize = 256;
+/// Bursts between two reads of the clock and of device events, which are system calls.
+const POLLS_PER_CHECK: usize = 4096;
+/// Bursts between two checks if packets are counted, so that the count is not exceeded by much.
+const FEW_POLLS_PER_CHECK: usize = 256;
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Arguments {
@@ -29,27 +30,27 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum)]
     driver: Driver,
 
-    /// What the port does
+    /// Operation of the port
     #[arg(long, value_enum, default_value_t = Mode::Loopback)]
     mode: Mode,
 
-    /// A NIC that is there (an interface or RDMA device); without it, one is emulated
+    /// A real NIC (an interface or RDMA device); without it, one is emulated
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
-    /// Keys of the driver's own table, as in `[port.mlx5]`, such as "receive = 'striding'"
+    /// Keys of the driver's own table, as in `[port.mlx5]`, such as "rx_mode = 'striding'"
     #[arg(long, value_name = "TOML")]
     settings: Vec<String>,
 
-    /// How the emulated NIC sees doorbells
+    /// How the emulated NIC detects doorbells
     #[arg(long, value_enum, default_value_t = Doorbells::Scan)]
     doorbells: Doorbells,
 
-    /// Bytes of a frame that is sent
+    /// Length of a sent frame in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(60..=2048))]
     size: u16,
 
-    /// Packets of a burst; of received ones only with --packets
+    /// Packets of a burst; for received bursts only with --packets
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=64))]
     burst: u16,
 
@@ -57,7 +58,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(64..=4096))]
     depth: u32,
 
-    /// End after so many packets instead of after a time, for a tool that counts instructions
+    /// Stop after this number of packets instead of after a time, for tools that count instructions
     #[arg(long, value_name = "N")]
     packets: Option<u64>,
 
@@ -80,30 +81,30 @@ enum Driver {
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Mode {
-    /// Sends frames that are ready in their buffers
+    /// Send frames that are already in their buffers
     Tx,
-    /// Receives, and frees what it gets
+    /// Receive packets and free them
     Rx,
-    /// Sends what it receives, which comes back
+    /// Send received packets, which come back
     Loopback,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Doorbells {
-    /// Not at all: a thread looks at the queues
+    /// Without a trap: a thread polls the queues
     Scan,
-    /// By a trap, served by a thread
+    /// With a trap, served by a thread
     Queue,
-    /// By a trap, served at once
+    /// With a trap, served at once
     Trap,
 }
 
-/// Name of a choice, as it is written.
+/// Returns the command-line name of a choice.
 fn word(choice: impl ValueEnum) -> String {
     choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// `None`: the program has been run on an emulated NIC, and has printed its figures.
+/// Runs the benchmark. `None`: a copy of the program ran on an emulated NIC and has printed its figures.
 pub(crate) fn run(arguments: &Arguments) -> Result<Option<Figures>, Failure> {
     match &arguments.device {
         Some(device) => on(arguments, device).map(Some),
@@ -118,17 +119,17 @@ fn emulate(arguments: &Arguments) -> Result<(), Failure> {
         Mode::Rx => "generator",
         Mode::Loopback => "loop",
     };
-    // The MTU that interfaces have of themselves.
+    // 1500 bytes is the default MTU of interfaces.
     let topology = format!(
         "doorbells = '{}'\n[[device]]\nkind = '{}'\nname = 'nic0'\n[[device.port]]\nlink = '{link}'\nmtu = 1500\n",
         word(arguments.doorbells),
         word(arguments.driver)
     );
-    again(&topology)
+    rerun_emulated(&topology)
 }
 
-/// Starts this program again, with the same arguments and `--device nic0`, on the NICs of a topology.
-pub(crate) fn again(topology: &str) -> Result<(), Failure> {
+/// Runs this program again with the same arguments and `--device nic0`, on the NICs of a topology.
+pub(crate) fn rerun_emulated(topology: &str) -> Result<(), Failure> {
     let file = std::env::temp_dir().join(format!("wirepath-bench-{}.toml", std::process::id()));
     fs::write(&file, topology).map_err(Failure::failed)?;
     let launched = Launch::new(&file);
@@ -153,7 +154,7 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
     }
     let port = measure::ports(&text)?.remove(0);
     let pool = Pool::new("nic", BUFFERS).map_err(Failure::failed)?;
-    let config = PortConfig { depth: arguments.depth, ..PortConfig::new(0, pool.clone()) };
+    let config = PortConfig { depth: arguments.depth, ..PortConfig::new(PortId::new(0), pool.clone()) };
     let open = OpenPort::open("nic", port.plan).map_err(Failure::failed)?;
     let mut port = open.configure(config).and_then(|port| port.start()).map_err(Failure::failed)?;
     measure::pin(arguments.core)?;
@@ -164,7 +165,7 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
     Ok(figures)
 }
 
-/// Writes a frame into every buffer that is free, where it stays: what is sent costs the driver alone.
+/// Writes a frame into every free buffer, where it stays, so that sending costs only the driver's work.
 fn prepare(pool: &Pool, size: usize) {
     let frame: Vec<u8> = [2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9, 0x08, 0]
         .into_iter()
@@ -181,80 +182,80 @@ fn prepare(pool: &Pool, size: usize) {
     }
 }
 
-/// A function of its own, so that its instructions can be counted.
+/// A separate function, so that its instructions can be counted.
 #[inline(never)]
 fn free_received(batch: &mut Batch) {
     batch.clear();
 }
 
-/// What is done over and over.
+/// Parameters of the polling loop.
 struct Work<'a> {
     mode: Mode,
     burst: usize,
-    /// Waits when there is nothing to do, so that few polls are in vain.
-    polite: bool,
+    /// If true, waits while idle, so that there are few empty polls.
+    yields: bool,
     pool: &'a Pool,
-    /// A frame that lies in its buffer.
-    ready: Blank,
+    /// Metadata of a frame that is already in its buffer.
+    ready: MetaTemplate,
 }
 
 impl Work<'_> {
     fn send(&self, port: &mut StartedPort) {
         let mut batch = Batch::new();
-        self.pool.take_batch_like(self.burst, &mut batch, &self.ready);
+        self.pool.take_batch_from_template(self.burst, &mut batch, &self.ready);
         port.tx[0].transmit(&mut batch);
-        self.give_way(batch.is_empty());
+        self.yield_if_idle(batch.is_empty());
     }
 
-    fn give_way(&self, busy: bool) {
-        if !busy && self.polite {
-            // Long enough for a device whose thread takes turns with this one.
+    fn yield_if_idle(&self, busy: bool) {
+        if !busy && self.yields {
+            // Long enough for the thread of an emulated device that shares the core.
             std::thread::sleep(Duration::from_micros(50));
         }
     }
 
-    /// Sends back what comes, as far as it is taken.
+    /// Sends received packets back. Packets that the queue does not accept are dropped.
     fn forward(&self, port: &mut StartedPort) {
         let mut batch = Batch::new();
-        let came = port.rx[0].receive(&mut batch);
+        let received = port.rx[0].receive(&mut batch);
         port.tx[0].transmit(&mut batch);
-        self.give_way(came > 0);
+        self.yield_if_idle(received > 0);
     }
 
-    /// Receives at most a burst, and frees it.
+    /// Receives at most one burst and frees it.
     fn receive_burst(&self, port: &mut StartedPort) {
-        // A queue fills a batch as far as there is room.
+        // A queue fills a batch up to its capacity, so the batch is filled beforehand.
         let (mut batch, mut others) = (Batch::new(), Batch::new());
-        let others_len = self.pool.take_batch_like(BATCH - self.burst, &mut batch, &self.ready);
-        let came = port.rx[0].receive(&mut batch);
+        let others_len = self.pool.take_batch_from_template(BATCH - self.burst, &mut batch, &self.ready);
+        let received = port.rx[0].receive(&mut batch);
         batch.drain_front(others_len, |packet| drop(others.push(packet)));
-        if came > 0 {
+        if received > 0 {
             free_received(&mut batch);
         }
-        self.give_way(came > 0);
+        self.yield_if_idle(received > 0);
     }
 
-    fn stretch(&self, port: &mut StartedPort) -> Result<(), Failure> {
-        for _ in 0..if self.polite { SHORT_STRETCH } else { STRETCH } {
+    fn run_polls(&self, port: &mut StartedPort) -> Result<(), Failure> {
+        for _ in 0..if self.yields { FEW_POLLS_PER_CHECK } else { POLLS_PER_CHECK } {
             match self.mode {
                 Mode::Tx => self.send(port),
-                Mode::Rx if self.polite => self.receive_burst(port),
+                Mode::Rx if self.yields => self.receive_burst(port),
                 Mode::Rx => {
                     let mut batch = Batch::new();
-                    let came = port.rx[0].receive(&mut batch);
-                    self.give_way(came > 0);
+                    let received = port.rx[0].receive(&mut batch);
+                    self.yield_if_idle(received > 0);
                 }
                 Mode::Loopback => self.forward(port),
             }
         }
-        // A queue that breaks is made anew here, which spoils the figure: it is among the drops.
+        // A failed queue is restarted here, which spoils the figure. Its packets are counted as drops.
         match port.port.events().pop() {
             Some(PortEvent::Lost(why)) => Err(Failure::failed(why)),
             _ => Ok(()),
         }
     }
 
-    /// Packets that were moved.
+    /// Number of moved packets.
     fn moved(&self, port: &StartedPort) -> u64 {
         let counters = if self.mode == Mode::Tx { port.tx[0].counters() } else { port.rx[0].counters() };
         counters.packets.get()
@@ -262,15 +263,15 @@ impl Work<'_> {
 }
 
 fn measured(arguments: &Arguments, port: &mut StartedPort, pool: &Pool) -> Result<Figures, Failure> {
-    let ready = pool.blank().len(arguments.size.into());
+    let ready = pool.meta_template().len(arguments.size.into());
     let work =
-        Work { mode: arguments.mode, burst: arguments.burst.into(), polite: arguments.packets.is_some(), pool, ready };
+        Work { mode: arguments.mode, burst: arguments.burst.into(), yields: arguments.packets.is_some(), pool, ready };
     if work.mode == Mode::Loopback {
         (0..IN_FLIGHT).for_each(|_| work.send(port));
     }
     let start = Instant::now();
     while arguments.packets.is_none() && start.elapsed() < WARM_UP {
-        work.stretch(port)?;
+        work.run_polls(port)?;
     }
     let (at, ticks_at, cpu_at, before) = (Instant::now(), clock::ticks(), measure::thread_time(), work.moved(port));
     let length = Duration::from_secs_f64(arguments.seconds);
@@ -278,7 +279,7 @@ fn measured(arguments: &Arguments, port: &mut StartedPort, pool: &Pool) -> Resul
         Some(packets) => work.moved(port) < packets,
         None => at.elapsed() < length,
     } {
-        work.stretch(port)?;
+        work.run_polls(port)?;
     }
     let (packets, ticks, elapsed) = (work.moved(port) - before, clock::ticks() - ticks_at, at.elapsed().as_secs_f64());
     let cpu_share = (measure::thread_time() - cpu_at) / elapsed;

@@ -1,4 +1,5 @@
-//! The rule engine at work: packets whose rule is in the cache, packets whose rule is not, and rules that change meanwhile.
+//! The rule engine: packets with a cache hit, packets with a cache miss, and rules that change during the
+//! run.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -7,41 +8,42 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use fastrand::Rng;
 use serde::Serialize;
 use wirepath_apps::cli::{self, Failure};
+use wirepath_flow::{Action, Direction, Field, Item, ItemKind, MaskedValue, Rule};
+use wirepath_packet::Batch;
 use wirepath_pipeline::epoch::Domain;
-use wirepath_pipeline::rules::{Around, CacheStats, RuleId, RuleLimits, RuleTable, Ruled, Timeouts};
+use wirepath_pipeline::rules::{FlowCacheStats, RuleId, RuleLimits, RulePorts, RuleStage, RuleTable, Timeouts};
 use wirepath_pipeline::table::hash_u64;
 use wirepath_pipeline::{Context, Stage};
-use wirepath_pmd::flow::{Action, Bits, Direction, Field, Item, ItemKind, Rule};
-use wirepath_pmd::packet::Batch;
 use wirepath_wire::Parser;
 
-use crate::measure::{self, Common, Phase};
+use crate::measure::{self, Common, Phase, count};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Rules
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
+    /// Number of rules
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = count(1..=4_000_000))]
     rules: u32,
 
-    /// Different masks among them
-    #[arg(long, value_name = "M", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Number of different masks
+    #[arg(long, value_name = "M", default_value_t = 20, value_parser = count(1..=1024))]
     masks: u32,
 
-    /// Flows, in random order
-    #[arg(long, value_name = "F", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
+    /// Number of flows, in random order
+    #[arg(long, value_name = "F", default_value_t = 100_000, value_parser = count(1..=4_000_000))]
     flows: u32,
 
-    /// Changes of rules per second while packets pass, each half of them an addition
-    #[arg(long, value_name = "R", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
+    /// Changes of rules per second while packets pass; half of them are additions
+    #[arg(long, value_name = "R", default_value_t = 0, value_parser = count(0..=10_000_000))]
     changes: u32,
 
-    /// What is changed
+    /// Kind of rules that change
     #[arg(long, value_enum, default_value_t = Changed::Exact)]
     changed: Changed,
 
-    /// Who attacks
+    /// Kind of attack
     #[arg(long, value_enum, default_value_t = Attack::None)]
     attack: Attack,
 
@@ -51,49 +53,49 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Changed {
-    /// Rules for single flows that are not among the traffic, as when connections are set up
+    /// Rules for single flows outside the traffic, as in connection setup
     Exact,
-    /// Wildcard rules that concern the traffic
+    /// Wildcard rules that match the traffic
     Wild,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Attack {
-    /// Nobody
+    /// No attack
     None,
-    /// Flows whose addresses and ports have the same CRC32C, but for its upper bits
+    /// Flows whose addresses and ports have the same lower bits of CRC32C
     Flood,
-    /// Flows for which the cache has no room, by a factor of eight
+    /// Eight times more flows than the cache can hold
     Thrash,
-    /// Rules with as many masks as there may be, by default
+    /// Rules with the default maximum number of masks
     Explode,
 }
 
-/// Figures in cycles of the time-stamp counter per packet, for the time in which the worker had its core. Packet source and sink,
-/// parsing, lookup and the rule's action (a mark) are included.
+/// Figures in cycles of the time-stamp counter per packet, in the time in which the worker had its core. They
+/// include packet source and sink, parsing, lookup and the rule's action (a mark).
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Figures {
     rules: u32,
     masks: u32,
     flows: u32,
-    /// The same packets, one rule that fits them all.
+    /// Cycles for the same packets with one rule that matches all of them.
     one_rule_cycles: f64,
-    /// All rules, with room for all flows in the cache.
+    /// Cycles with all rules and a cache with room for all flows.
     cycles: f64,
-    /// The same by one rule.
+    /// Ratio of these two.
     ratio: f64,
-    /// Part of the packets whose flow was in the cache.
+    /// Fraction of the packets with a cache hit.
     cached: f64,
-    /// All rules, and a cache of 64 flows: nearly every packet is looked up.
+    /// Cycles with all rules and a cache of 64 flows, so that nearly every packet is looked up.
     miss_cycles: f64,
-    /// Changes per second that the control thread made, as one change set each.
+    /// Changes per second made by the control thread, one change set each.
     changes: f64,
-    /// Cycles without and with these changes, in turn in one run.
+    /// Cycles without and with these changes, alternating in one run.
     quiet_cycles: f64,
     changing_cycles: f64,
-    /// How much more, of 1.
+    /// Relative increase caused by the changes.
     changes_cost: f64,
-    /// Memory of a rule, beside the rule itself.
+    /// Memory per rule in bytes, in addition to the rule itself.
     bytes_per_rule: usize,
 }
 
@@ -125,22 +127,7 @@ impl Figures {
     }
 }
 
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() >> 16) as usize % n
-    }
-}
-
-/// IPv4 addresses and UDP ports.
+/// A flow: IPv4 addresses and UDP ports.
 #[derive(Clone, Copy)]
 pub(crate) struct Flow {
     source: u32,
@@ -149,9 +136,9 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    pub(crate) fn random(random: &mut Random) -> Self {
-        let (addresses, ports) = (random.next(), random.next());
-        // Networks of some size, so that prefixes are shared.
+    pub(crate) fn random(random: &mut Rng) -> Self {
+        let (addresses, ports) = (random.u64(..), random.u64(..));
+        // The addresses come from large networks, so that flows share prefixes.
         Self {
             source: 0x0a00_0000 | (addresses >> 32) as u32 & 0x00ff_ffff,
             destination: 0xac10_0000 | addresses as u32 & 0x000f_ffff,
@@ -174,12 +161,13 @@ impl Flow {
         frame
     }
 
-    /// A rule that this flow fits, comparing the bits of the mask with this number.
+    /// Returns a rule that matches this flow with the given mask.
     fn rule(&self, mask: u32, priority: u32, mark: u32) -> Rule {
         let mut ip = Item::new(ItemKind::Ipv4);
         let mut udp = Item::new(ItemKind::Udp);
-        let prefix = |address: u32, length| Bits::prefix(address.into(), length, 32);
-        // Mixed radix: length of the destination's prefix, of the source's, which ports.
+        let prefix = |address: u32, length| MaskedValue::prefix(address.into(), length, 32);
+        // The mask number in mixed radix gives the destination prefix length, the source prefix length and
+        // the compared ports.
         let (destination, source, ports) =
             (32 - mask % 11, [0, 24, 16, 32, 28, 20][mask as usize / 11 % 6], mask / 66 % 4);
         ip = ip.with(Field::Ipv4Dst, prefix(self.destination, destination as u8));
@@ -201,8 +189,8 @@ impl Flow {
     }
 }
 
-/// One of three kinds of rules, each of which overlaps with all of the other two kinds and with none of its own, and fits no [`Flow`]:
-/// half of them, two fifths, and one of ten.
+/// Returns a rule of one of three kinds: half of the numbers, two fifths, and one tenth. Each rule overlaps
+/// with all rules of the other two kinds, with none of its own kind, and matches no [`Flow`].
 pub(crate) fn overlapping(number: u32) -> Rule {
     let address = u128::from(0x0b00_0000 | number & 0x00ff_ffff);
     let (eth, ip, udp) = (Item::new(ItemKind::Eth), Item::new(ItemKind::Ipv4), Item::new(ItemKind::Udp));
@@ -220,7 +208,7 @@ fn made(pattern: Vec<Item>, priority: u32, mark: u32) -> Rule {
     Rule::new(Direction::Ingress, priority, pattern, vec![Action::Mark(mark & 0xffff | 1)]).expect("a rule")
 }
 
-/// The rule that fits every packet of the measurement.
+/// Returns the rule that matches every packet of the measurement.
 pub(crate) fn any(priority: u32) -> Rule {
     made(vec![Item::new(ItemKind::Eth), Item::new(ItemKind::Ipv4), Item::new(ItemKind::Udp)], priority, 1)
 }
@@ -229,43 +217,47 @@ pub(crate) fn any(priority: u32) -> Rule {
 struct Setting {
     flows: Vec<Flow>,
     frames: Arc<[[u8; 64]]>,
-    /// Flows in the order in which they come.
+    /// Indices of the flows in packet order.
     order: Arc<[u32]>,
     rules: Vec<Rule>,
 }
 
 impl Setting {
     fn new(arguments: &Arguments, flows: u32, masks: u32) -> Self {
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Rng::with_seed(1);
         let mut some = Vec::with_capacity(flows as usize);
         while some.len() < flows as usize {
             let flow = Flow::random(&mut random);
             let key = u64::from(flow.source) << 32 | u64::from(flow.destination);
             let ports = u64::from(flow.ports[0]) << 16 | u64::from(flow.ports[1]);
-            // CRC is linear: what collides here collides with every start value.
+            // CRC is linear: keys that collide here collide with every initial value.
             if arguments.attack != Attack::Flood || (hash_u64(key) ^ hash_u64(ports << 32)) & 0xfff == 0 {
                 some.push(flow);
             }
         }
-        // One mask is that of the rule for all. Every flow may meet any number of rules; all of one priority, so that every search has
-        // to look into all tables.
+        // One mask belongs to the rule that matches everything. A flow may match any number of rules. All
+        // have the same priority, so that every search has to visit all tables.
         let mut rules = vec![any(200)];
         while rules.len() < arguments.rules as usize {
-            let flow = some[random.below(some.len())];
-            let mask = random.below(masks.saturating_sub(1).max(1) as usize);
+            let flow = some[random.usize(..some.len())];
+            let mask = random.usize(..masks.saturating_sub(1).max(1) as usize);
             rules.push(flow.rule(mask as u32, 100, rules.len() as u32));
         }
         Self {
             frames: some.iter().map(Flow::frame).collect(),
-            order: (0..1 << 20).map(|_| random.below(some.len()) as u32).collect(),
+            order: (0..1 << 20).map(|_| random.usize(..some.len()) as u32).collect(),
             flows: some,
             rules,
         }
     }
 }
 
-/// Turns what came in into the measurement's frames, which meet the rules and leave.
-fn chain<S: Stage>(mut rules: Ruled<S>, setting: &Setting, stats: Arc<Mutex<CacheStats>>) -> impl Stage + use<S> {
+/// Overwrites received packets with the measurement's frames, applies the rules and sends the packets.
+fn chain<S: Stage>(
+    mut rules: RuleStage<S>,
+    setting: &Setting,
+    stats: Arc<Mutex<FlowCacheStats>>,
+) -> impl Stage + use<S> {
     let (frames, order) = (Arc::clone(&setting.frames), Arc::clone(&setting.order));
     let (mut at, mut batches) = (0, 0u32);
     move |context: &mut Context<'_>, batch: &mut Batch| {
@@ -283,27 +275,27 @@ fn chain<S: Stage>(mut rules: Ruled<S>, setting: &Setting, stats: Arc<Mutex<Cach
     }
 }
 
-/// From one port to the other.
+/// Sends packets from one port to the other.
 fn across(context: &mut Context<'_>, batch: &mut Batch) {
     if let Some(port) = context.in_port() {
-        context.send_batch(port ^ 1, batch);
+        context.send_batch(port.paired(), batch);
     }
 }
 
-/// What the control thread does meanwhile.
+/// State of the control thread, which changes rules during the measurement.
 struct Changer<'s> {
     setting: &'s Setting,
     changed: Changed,
     masks: u32,
-    random: Random,
+    random: Rng,
     added: VecDeque<RuleId>,
     made: u64,
 }
 
 impl Changer<'_> {
-    /// As many changes as are due.
+    /// Makes changes at the given rate for the given time.
     fn run(&mut self, table: &mut RuleTable, rate: f64, time: Duration) {
-        /// Rules that are there at a time.
+        /// Number of rules that exist at a time.
         const STANDING: usize = 1000;
         let (start, mut made) = (Instant::now(), 0.0);
         while start.elapsed() < time {
@@ -314,18 +306,18 @@ impl Changer<'_> {
             made += 1.0;
             self.made += 1;
             if self.added.len() >= STANDING {
-                // Half of the changes from here on.
+                // From here on, half of the changes are removals.
                 if let Some(id) = self.added.pop_front() {
                     let _ = table.remove(id);
                 }
                 continue;
             }
-            let mark = self.random.next() as u32;
+            let mark = self.random.u32(..);
             let rule = match self.changed {
                 Changed::Exact => Flow::random(&mut self.random).exact_rule(mark),
                 Changed::Wild => {
-                    let flow = self.setting.flows[self.random.below(self.setting.flows.len())];
-                    let mask = self.random.below(self.masks.saturating_sub(1).max(1) as usize);
+                    let flow = self.setting.flows[self.random.usize(..self.setting.flows.len())];
+                    let mask = self.random.usize(..self.masks.saturating_sub(1).max(1) as usize);
                     flow.rule(mask as u32, 100, mark)
                 }
             };
@@ -366,7 +358,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     Ok(figures)
 }
 
-/// The same rules, without workers.
+/// Builds a table with the same rules that no worker reads.
 fn decoy(rules: &[Rule], limits: RuleLimits) -> RuleTable {
     let mut table = RuleTable::new(&Domain::new(), limits, 0);
     for rule in rules {
@@ -375,7 +367,7 @@ fn decoy(rules: &[Rule], limits: RuleLimits) -> RuleTable {
     table
 }
 
-/// What one run gives.
+/// Result of one run.
 struct Measured {
     phases: Vec<Phase>,
     cached: f64,
@@ -383,7 +375,8 @@ struct Measured {
     bytes_per_rule: usize,
 }
 
-/// Runs the packets against some rules: figures of one phase, or of several, every other one with `changes` per second.
+/// Runs the packets against some rules. Returns one phase, or with `changes` several, of which every second
+/// one has that number of changes per second.
 fn phases(
     arguments: &Arguments,
     setting: &Setting,
@@ -393,13 +386,14 @@ fn phases(
 ) -> Result<Measured, Failure> {
     let text = |name, ring| {
         format!(
-            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = 64, ring = {ring} }}\n"
+            "[[port]]\nname = \"{name}\"\ndriver = \"null\"\nnull = {{ source = \"untouched\", size = 64, ring = \
+            {ring} }}\n"
         )
     };
     let sink = "[[port]]\nname = \"b\"\ndriver = \"null\"\n";
     let ports = measure::ports(&(text("a", arguments.common.ring()) + sink))?;
     let shared: Rc<RefCell<Option<RuleTable>>> = Rc::default();
-    let stats = Arc::new(Mutex::new(CacheStats::default()));
+    let stats = Arc::new(Mutex::new(FlowCacheStats::default()));
     let seconds = Duration::from_secs_f64(arguments.common.seconds);
     let (prepared, counted) = (Rc::clone(&shared), Arc::clone(&stats));
     let phases = measure::run_phases(
@@ -410,10 +404,10 @@ fn phases(
             table
                 .change(|change| rules.iter().try_for_each(|rule| change.add(rule.clone(), Timeouts::NONE).map(drop)))
                 .map_err(Failure::failed)?;
-            let around = Around::new(runtime.ports(), runtime.queue_workers(), Parser::default());
-            let ruled = Ruled::new(across, &mut table, Arc::new(around), 0);
+            let around = RulePorts::new(runtime.ports(), runtime.queue_workers(), Parser::default());
+            let by_rule_stage = RuleStage::new(across, &mut table, Arc::new(around), 0);
             *prepared.borrow_mut() = Some(table);
-            let mut stage = Some(chain(ruled, setting, counted));
+            let mut stage = Some(chain(by_rule_stage, setting, counted));
             Ok(Box::new(move |_| stage.take().expect("one worker")))
         },
         |phase| {
@@ -427,14 +421,15 @@ fn phases(
             }
             const ROUNDS: u32 = 8;
             let time = seconds / ROUNDS;
-            // The control thread does the same all the time, but every other time with rules that no worker looks at: what two cores
-            // share (caches, memory, often a whole core) is not the matter here.
+            // The control thread does the same work in every phase, but in every second phase on a table that
+            // no worker reads. This excludes the cost of sharing caches, memory and often a core between two
+            // threads.
             let mut elsewhere = decoy(rules, limits);
             let changer = || Changer {
                 setting,
                 changed: arguments.changed,
                 masks: arguments.masks,
-                random: Random(77),
+                random: Rng::with_seed(77),
                 added: VecDeque::new(),
                 made: 0,
             };
@@ -449,7 +444,7 @@ fn phases(
                     changer.run(table, changes.into(), time);
                     (changer.made - before) as f64 / start.elapsed().as_secs_f64()
                 });
-                // The first round of each makes the standing rules.
+                // The first round of each table creates the standing rules.
                 if round >= 2 {
                     all.push(measured);
                 }

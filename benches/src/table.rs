@@ -1,4 +1,4 @@
-//! The rule engine's hash table by itself: exact keys, random hits over all of them.
+//! The rule engine's hash table alone: exact keys, with random hits over all of them.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use clap::ValueEnum;
 use serde::Serialize;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_pipeline::clock;
-use wirepath_pipeline::rules::ExactTable;
+use wirepath_pipeline::rules::ExactMatchTable;
 
-use crate::measure::{cpu_time, pin, positive};
+use crate::measure::{count, cpu_time, pin, positive};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Keys in the table
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=64_000_000))]
+    /// Number of keys in the table
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = count(1..=64_000_000))]
     flows: u32,
 
-    /// What the keys are
+    /// Kind of keys
     #[arg(long, value_enum, default_value_t = Key::Ipv4)]
     key: Key,
 
@@ -25,35 +25,36 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N")]
     core: Option<usize>,
 
-    /// Length of the measurement of lookups
+    /// Length of the lookup measurement
     #[arg(long, value_name = "N", default_value_t = 2.0, value_parser = positive)]
     seconds: f64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Key {
-    /// Addresses, ports, protocol: 16 bytes
+    /// Addresses, ports and protocol: 16 bytes
     Ipv4,
-    /// The same of IPv6: 40 bytes
+    /// The same for IPv6: 40 bytes
     Ipv6,
 }
 
-/// Figures, cycles of the time-stamp counter for one key. Hashing is included.
+/// Figures in cycles of the time-stamp counter per key. Hashing is included.
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
-    /// Lookup of a random key that is there, 64 at a time.
+    /// Lookup of a random existing key, 64 at a time.
     lookup_cycles: f64,
-    /// Insertion of a new key into a table that was made for so many.
+    /// Insertion of a new key into a table created with the final capacity.
     insert_cycles: f64,
-    /// The longest single insertion, reading the counter included. Those in which others had the core do not count.
+    /// Longest single insertion, including the read of the counter. Insertions during which the thread lost
+    /// its core do not count.
     worst_insert_cycles: u64,
-    /// The same into a table that begins small and grows.
+    /// Insertion into a table that starts small and grows.
     growing_insert_cycles: f64,
     growing_worst_insert_cycles: u64,
-    /// Bytes of memory for each key.
+    /// Bytes of memory per key.
     bytes_per_key: f64,
     flows: u32,
-    /// Part of the time that the program really had a processor; below 1 the figures are too high.
+    /// Fraction of the time in which the program had a processor. Below 1 the figures are too high.
     cpu_share: f64,
 }
 
@@ -63,7 +64,8 @@ impl Figures {
             return cli::print_json(self);
         }
         cli::print(format_args!(
-            "{:.1} cycles/lookup, {:.1} cycles/insert (worst {}), growing {:.1} cycles/insert (worst {}), {:.0} bytes/key",
+            "{:.1} cycles/lookup, {:.1} cycles/insert (worst {}), growing {:.1} cycles/insert (worst {}), {:.0} \
+            bytes/key",
             self.lookup_cycles,
             self.insert_cycles,
             self.worst_insert_cycles,
@@ -85,32 +87,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     }
 }
 
-/// How often this thread has lost its core to another (proc(5), status).
+/// Number of involuntary context switches of this thread (proc(5), status).
 fn switches() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
     line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-fn next(x: &mut u64) -> u64 {
-    *x ^= *x << 13;
-    *x ^= *x >> 7;
-    *x ^= *x << 17;
-    *x
-}
-
-/// Lookups in a row between two looks at the clock; their keys lie ready, one behind the other.
+/// Lookups between two reads of the clock. Their keys are contiguous in memory.
 const ROUND: usize = 1 << 20;
 
 fn measure<const N: usize>(arguments: &Arguments, key: impl Fn(u64, u64) -> [u64; N]) -> Result<Figures, Failure> {
     let count = arguments.flows as usize;
-    let mut x = 88_172_645_463_325_252u64;
-    let keys: Vec<[u64; N]> = (0..count).map(|_| key(next(&mut x), next(&mut x))).collect();
+    let mut random = fastrand::Rng::with_seed(1);
+    let keys: Vec<[u64; N]> = (0..count).map(|_| key(random.u64(..), random.u64(..))).collect();
     let started = (Instant::now(), cpu_time());
 
-    // Twice: the mean without a look at the counter at every key, the longest with.
+    // The mean is measured without reading the counter for every key; the maximum is measured with it.
     let fill = |capacity: usize| {
-        let mut table = ExactTable::<N>::with_capacity(capacity);
+        let mut table = ExactMatchTable::<N>::with_capacity(capacity);
         let from = clock::ticks();
         for (key, value) in keys.iter().zip(0..) {
             table.insert(key, value);
@@ -118,10 +113,10 @@ fn measure<const N: usize>(arguments: &Arguments, key: impl Fn(u64, u64) -> [u64
         (table, (clock::ticks() - from) as f64 / count as f64)
     };
     let worst = |capacity: usize| {
-        let mut table = ExactTable::<N>::with_capacity(capacity);
+        let mut table = ExactMatchTable::<N>::with_capacity(capacity);
         let (mut worst, mut switches) = (0, switches());
         for (i, (key, value)) in keys.iter().zip(0..).enumerate() {
-            /// Insertions between two looks at the number of switches.
+            /// Insertions between two reads of the number of context switches.
             const LOOK: usize = 4096;
             let from = clock::ticks();
             table.insert(key, value);
@@ -136,12 +131,13 @@ fn measure<const N: usize>(arguments: &Arguments, key: impl Fn(u64, u64) -> [u64
         }
         worst
     };
-    // The first pass over fresh memory is that of the page faults; it counts for whoever fills a table, and so it counts here.
+    // The first pass over new memory includes page faults. They are a real cost of filling a table, so they
+    // count.
     let (table, insert_cycles) = fill(count);
     let (_, growing_insert_cycles) = fill(0);
     let (worst_insert_cycles, growing_worst_insert_cycles) = (worst(count), worst(0));
 
-    let sequence: Vec<[u64; N]> = (0..ROUND).map(|_| keys[next(&mut x) as usize % count]).collect();
+    let sequence: Vec<[u64; N]> = (0..ROUND).map(|_| keys[random.usize(..count)]).collect();
     let mut found = vec![None; 64];
     let (mut ticks, mut lookups, mut hits) = (0, 0, 0);
     let until = Instant::now() + Duration::from_secs_f64(arguments.seconds);

@@ -1,4 +1,4 @@
-//! Encapsulation and decapsulation with the gateway's own stage: packet source, VXLAN, packet sink.
+//! Encapsulation and decapsulation with the gateway stage: packet source, VXLAN, packet sink.
 
 use std::net::IpAddr;
 
@@ -7,8 +7,8 @@ use wirepath_apps::cli::Failure;
 use wirepath_pipeline::table::{FdbLimits, Key};
 use wirepath_pipeline::tunnel::tables::Destination;
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
-use wirepath_pmd::drivers::null::{FrameSpec, Options, TunnelSpec};
-use wirepath_pmd::settings::Source;
+use wirepath_pmd::drivers::r#virtual::null::{FrameSpec, Options, TunnelSpec};
+use wirepath_settings::Source;
 use wirepath_wire::MacAddr;
 
 use crate::measure::{self, Common, Figures};
@@ -19,19 +19,19 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Kind::Vxlan)]
     kind: Kind,
 
-    /// Which way the packets go
+    /// Direction of the packets
     #[arg(long, value_enum, default_value_t = Direction::Encap)]
     direction: Direction,
 
-    /// Flows, each to a station of its own
+    /// Number of flows, each to a host of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
     flows: u32,
 
-    /// Bytes of the inner frame
+    /// Length of the inner frame in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=8192))]
     size: u16,
 
-    /// Carry over IPv6
+    /// Use an IPv6 underlay
     #[arg(long)]
     ipv6: bool,
 
@@ -49,21 +49,21 @@ enum Kind {
 enum Direction {
     /// From a local port into the tunnel
     Encap,
-    /// Out of the tunnel to a local port
+    /// From the tunnel to a local port
     Decap,
-    /// Both at once, every station learned: a gateway at work
+    /// Both directions, with every host address learned, as in a running gateway
     Both,
 }
 
-/// Station addresses on the local side and behind the remote.
+/// Host addresses on the local side and behind the remote.
 const LOCAL: MacAddr = MacAddr([2, 0x11, 0x22, 0, 0, 0]);
 const DISTANT: MacAddr = MacAddr([2, 0x66, 0x77, 0, 0, 0]);
-/// The remote's own address on the underlay.
+/// The remote's address on the underlay.
 const REMOTE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x99]);
-/// Ours.
+/// The gateway's address on the underlay.
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
-fn station(base: MacAddr, i: u32) -> [u8; 6] {
+fn host_address(base: MacAddr, i: u32) -> [u8; 6] {
     MacAddr::from_u64(base.to_u64() | u64::from(i)).octets()
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
         "[[port]]\nname = \"local\"\ndriver = \"null\"\nmtu = 9000\n\
          [[port]]\nname = \"underlay\"\ndriver = \"null\"\nmtu = 9100\n\
          [underlay]\nport = \"underlay\"\naddresses = [\"{ours}/{net}\"]\n\
-         [[segment]]\nname = \"s\"\nvni = 10\nremotes = [\"{theirs}\"]\nattach = [{{ port = \"local\" }}]\nageing = 0\n"
+         [[segment]]\nname = \"s\"\nvni = 10\nremotes = [\"{theirs}\"]\nports = [{{ port = \"local\" }}]\nageing = 0\n"
     );
     let source = Source::new("wirepath-bench", text.as_str());
     let document = source.parse().map_err(Failure::usage)?;
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
 
     let (flows, direction) = (arguments.flows, arguments.direction);
     let [theirs, ours]: [IpAddr; 2] = [theirs, ours].map(|a| a.parse().expect("an address"));
-    // What a gateway at work sees: frames of all stations, to all stations. One way only: from one station to all.
+    // Both directions: frames from all hosts to all hosts. One direction: from one host to all.
     let frames = |source_mac, destination_mac, tunnel| FrameSpec {
         size: arguments.size.into(),
         flows,
@@ -106,10 +106,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     measure::run(ports, &arguments.common, move |runtime| {
         let mut control = GatewayControl::new(&config, runtime.ports(), runtime.domain(), 1, 0);
         control.fdb().set_limits(FdbLimits { entries: 1 << 24, per_segment: 1 << 24, ..FdbLimits::default() });
-        control.bind(theirs, REMOTE_MAC);
+        control.set_next_hop(theirs, REMOTE_MAC);
         for i in 0..flows {
-            control.fdb().learn(Key::new(0, station(DISTANT, i)), Destination::Remote(0).pack(), 0);
-            control.fdb().learn(Key::new(0, station(LOCAL, i)), Destination::Attachment(0).pack(), 0);
+            control.fdb().learn(Key::new(0, host_address(DISTANT, i)), Destination::Remote(0).pack(), 0);
+            control.fdb().learn(Key::new(0, host_address(LOCAL, i)), Destination::Attachment(0).pack(), 0);
         }
         Ok(Box::new(move |worker| control.stage(worker)))
     })

@@ -1,17 +1,17 @@
-// UNSAFETY: reads the time-stamp counter, which is an intrinsic.
+// UNSAFETY: reads the time-stamp counter with an intrinsic.
 #![allow(unsafe_code)]
 
-//! Coarse time that is cheap enough to look at in every turn of a worker.
+//! A coarse clock that is cheap enough to read in every turn of a worker.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// The processor's time-stamp counter, or nanoseconds where there is none.
+/// Returns the processor's time-stamp counter, or nanoseconds on processors without one.
 #[inline(always)]
 pub fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: every x86-64 processor has it.
+        // SAFETY: every x86-64 processor has the `rdtsc` instruction.
         unsafe { std::arch::x86_64::_rdtsc() }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -25,7 +25,8 @@ fn start() -> Instant {
     *START.get_or_init(Instant::now)
 }
 
-/// Frequency of [`ticks`] in hertz, measured once against the operating system's clock (takes 10 ms).
+/// Frequency of [`ticks`] in hertz, measured once against the operating system's clock. The first call takes
+/// 10 ms.
 pub fn tick_hz() -> f64 {
     static HZ: OnceLock<f64> = OnceLock::new();
     *HZ.get_or_init(|| {
@@ -36,25 +37,26 @@ pub fn tick_hz() -> f64 {
     })
 }
 
-/// Nanoseconds since the program first asked, from the operating system.
+/// Nanoseconds since the first call, read from the operating system.
 pub fn precise() -> u64 {
     start().elapsed().as_nanos() as u64
 }
 
-/// Turns [`ticks`] into nanoseconds since the program first asked, on the same scale as [`precise`]. Never goes back.
+/// Converts [`ticks`] to nanoseconds on the same scale as [`precise`]. The time never goes back.
 #[derive(Clone, Debug)]
 pub struct Clock {
     base_ticks: u64,
     base: u64,
-    /// Nanoseconds per tick, times 2³².
+    /// Nanoseconds per tick, multiplied by 2³².
     scale: u64,
-    /// Ticks after which the operating system is asked again: the counter drifts, and stands still in some suspended machines.
+    /// Ticks after which the clock is synchronised again. The counter drifts, and stands still in some
+    /// suspended machines.
     resync: u64,
     last: u64,
 }
 
 impl Clock {
-    /// Synchronised with the operating system's clock.
+    /// Creates a clock that is synchronised with the operating system's clock.
     pub fn new() -> Self {
         let hz = tick_hz();
         let scale = (1e9 / hz * (1u64 << 32) as f64) as u64;
@@ -62,7 +64,7 @@ impl Clock {
         Self { base_ticks: ticks(), base: now, scale, resync: (hz / 4.0) as u64, last: now }
     }
 
-    /// Nanoseconds now.
+    /// Returns the current time in nanoseconds.
     #[inline]
     pub fn now(&mut self) -> u64 {
         let passed = ticks().wrapping_sub(self.base_ticks);

@@ -1,86 +1,90 @@
-//! What a stage can do with packets.
+//! The context of a stage: sending, dropping and punting packets.
 
 use std::sync::Arc;
 
-use wirepath_pmd::counters::Counter;
-use wirepath_pmd::drops::{DropCounters, DropReason};
-use wirepath_pmd::packet::{BATCH, Batch, Packet};
-use wirepath_pmd::port::{NO_PORT, PortId, TxQueue};
+use wirepath_packet::PortId;
+use wirepath_packet::counters::Counter;
+use wirepath_packet::drops::{DropCounters, DropReason};
+use wirepath_packet::{BATCH, Batch, Packet};
+use wirepath_pmd::port::TxQueue;
 
 use crate::epoch::Guard;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
 use crate::table::Key;
 
-/// Times that a full transmit queue is tried again before its packets are dropped as `tx_full`. Enough for a device that frees
-/// descriptors while it is looked at; a queue that is stuck must not stop the others.
-const RETRIES: u32 = 16;
-/// Packets from which on a batch goes to the device at once instead of being gathered until the end of the turn.
-const DIRECT: usize = 16;
+/// Attempts to transmit on a full queue before its packets are dropped as `tx_full`. Each attempt also
+/// reclaims completed descriptors. A stuck queue must not stop the other ports.
+const TX_RETRIES: u32 = 16;
+/// Minimum batch length that is sent to the device at once instead of being collected until the end of the
+/// turn.
+const MIN_DIRECT_BATCH: usize = 16;
 
-/// What a worker did, beside its queues. Written by the worker, read by anybody.
+/// Counters of one worker, except those of its queues. The worker writes them; any thread may read them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerCounters {
     /// Packets dropped by stages and by the worker.
     pub drops: DropCounters,
-    /// Rounds over all queues.
+    /// Iterations over all queues.
     pub turns: Counter,
-    /// Rounds that found nothing.
+    /// Iterations that found no packets.
     pub idle_turns: Counter,
-    /// Times that the worker slept.
+    /// Number of times that the worker slept.
     pub sleeps: Counter,
     /// Packets handed over to other workers.
     pub handed_over: Counter,
-    /// Packets given to the control thread.
+    /// Packets passed to the control thread.
     pub punted: Counter,
     /// Learn events sent.
     pub learned: Counter,
-    /// Learn events for which there was no room; the address is seen again.
+    /// Learn events dropped because the queue was full. The next packet from the same address repeats the
+    /// event.
     pub learns_lost: Counter,
-    /// Batches sent without touching the packets one by one.
+    /// Batches sent as a whole, without touching individual packets.
     pub direct: Counter,
-    /// Packets that ended here because the kernel has them too, or that were sent into it.
+    /// Packets that a rule passed to the kernel.
     pub to_kernel: Counter,
 }
 
-/// Where packets for a port go.
+/// Destination of the packets for one port.
 #[expect(
     clippy::large_enum_variant,
     reason = "one for each port, and nearly all are the large one; a box would cost every send"
 )]
 pub(crate) enum Output {
-    /// The worker's own queue, and what is gathered for it in this turn.
+    /// The worker's own transmit queue and the packets collected for it in this turn.
     Own { queue: TxQueue, pending: Batch },
-    /// Another worker owns the queue.
+    /// Index of the worker that owns the transmit queue.
     Worker(usize),
-    /// There is no such port, or it sends nothing.
+    /// The port does not exist or cannot transmit.
     Absent,
 }
 
-/// A worker without its receive queues and stages: what a [`Context`] works on.
-pub(crate) struct Core {
+/// State of a worker without its receive queues and stages. A [`Context`] operates on it.
+pub(crate) struct WorkerState {
     pub(crate) index: usize,
     pub(crate) now: u64,
     pub(crate) in_port: Option<PortId>,
     pub(crate) counters: Arc<WorkerCounters>,
     pub(crate) outputs: Box<[Output]>,
-    /// Ports with pending packets: bit *n* for port *n* mod 64.
+    /// Ports with pending packets: bit *n* stands for all ports with number *n* modulo 64.
     pub(crate) pending: u64,
     pub(crate) mailboxes: Arc<[Mailbox]>,
-    /// Workers whose bell is to be rung at the end of the turn, as `pending`.
-    pub(crate) ring: u64,
+    /// Workers to notify at the end of the turn, as a bit mask like `pending`.
+    pub(crate) notify_workers: u64,
     pub(crate) control: Arc<ControlQueues>,
-    pub(crate) ring_control: bool,
+    pub(crate) notify_control: bool,
     pub(crate) filter: LearnFilter,
-    /// What is sent is kept in `held`, its output port set: for rules at egress.
-    pub(crate) holding: bool,
-    pub(crate) held: Vec<Packet>,
+    /// If true, packets that are sent go to `egress_packets` with their output port set, where egress rules
+    /// process them.
+    pub(crate) collect_egress: bool,
+    pub(crate) egress_packets: Vec<Packet>,
 }
 
-/// Access to a worker's outputs, counters and clock, for the length of one call.
+/// Access to a worker's outputs, counters and clock during one stage call.
 pub struct Context<'a> {
-    pub(crate) core: &'a mut Core,
+    pub(crate) state: &'a mut WorkerState,
     pub(crate) guard: Guard<'a>,
 }
 
@@ -88,52 +92,53 @@ impl<'a> Context<'a> {
     /// Index of this worker, from 0.
     #[inline(always)]
     pub fn worker(&self) -> usize {
-        self.core.index
+        self.state.index
     }
 
-    /// Nanoseconds since the program started, as of the last time that the worker looked at the clock (a few turns ago at most).
+    /// Nanoseconds since the program started. The worker updates this value every few turns.
     #[inline(always)]
     pub fn now(&self) -> u64 {
-        self.core.now
+        self.state.now
     }
 
-    /// Seconds since the program started: the tick of tables that age.
+    /// Seconds since the program started. Tables use this as their ageing tick.
     #[inline(always)]
     pub fn seconds(&self) -> u32 {
-        (self.core.now / 1_000_000_000) as u32
+        (self.state.now / 1_000_000_000) as u32
     }
 
-    /// Leave to read shared tables during this call. A copy: it does not borrow the context.
+    /// Returns the guard for reading shared tables during this call. The guard is a copy and does not borrow
+    /// the context.
     #[inline(always)]
     pub fn guard(&self) -> Guard<'a> {
         self.guard
     }
 
-    /// Port that the batch was received by; `None` if another worker handed it over.
+    /// Port that received the batch; `None` if another worker handed it over.
     #[inline(always)]
     pub fn in_port(&self) -> Option<PortId> {
-        self.core.in_port
+        self.state.in_port
     }
 
-    /// What this worker counts.
+    /// This worker's counters.
     #[inline(always)]
     pub fn counters(&self) -> &WorkerCounters {
-        &self.core.counters
+        &self.state.counters
     }
 
     /// Drops a packet.
     #[inline(always)]
     pub fn drop(&mut self, packet: Packet, reason: DropReason) {
-        self.core.counters.drops.add(reason, 1);
-        self.core.control.bury(packet, reason);
+        self.state.counters.drops.add(reason, 1);
+        self.state.control.discard(packet, reason);
     }
 
     /// Drops a whole batch.
     #[inline(always)]
     pub fn drop_batch(&mut self, batch: &mut Batch, reason: DropReason) {
-        self.core.counters.drops.add(reason, batch.len() as u64);
-        if self.core.control.is_capturing() {
-            batch.drain_front(BATCH, |packet| self.core.control.bury(packet, reason));
+        self.state.counters.drops.add(reason, batch.len() as u64);
+        if self.state.control.is_capturing() {
+            batch.drain_front(BATCH, |packet| self.state.control.discard(packet, reason));
         }
         batch.clear();
     }
@@ -141,115 +146,142 @@ impl<'a> Context<'a> {
     /// Counts a drop of `n` packets that the caller frees.
     #[inline(always)]
     pub fn count_drops(&mut self, reason: DropReason, n: usize) {
-        self.core.counters.drops.add(reason, n as u64);
+        self.state.counters.drops.add(reason, n as u64);
     }
 
-    /// Sends a packet by a port, at the end of the turn or when a batch is full. Packets sent by one worker to one port keep their
-    /// order.
+    /// Queues a packet for a port. The packet is sent at the end of the turn or when a batch is full. Packets
+    /// that one worker sends to one port keep their order.
     #[inline]
     pub fn send(&mut self, port: PortId, packet: Packet) {
-        self.core.send(port, packet);
+        self.state.send(port, packet);
     }
 
-    /// Sends a whole batch by one port: the cheapest way out, which touches no packet.
+    /// Sends a whole batch to one port without touching the packets. This is the cheapest way to send.
     #[inline]
     pub fn send_batch(&mut self, port: PortId, batch: &mut Batch) {
-        self.core.send_batch(port, batch);
+        self.state.send_batch(port, batch);
     }
 
-    /// Sends each packet by its own output port, as the worker does with what the last stage leaves.
+    /// Sends each packet to its own output port. The worker does the same with the packets that remain after
+    /// the last stage.
     #[inline]
     pub fn forward(&mut self, batch: &mut Batch) {
-        self.core.forward(batch);
+        self.state.forward(batch);
     }
 
-    /// Gives a packet to another worker, which takes it through its own stages from the first on. A worker may hand over to itself.
+    /// Hands a packet to another worker, whose first stage then receives it. A worker may hand a packet to
+    /// itself.
     #[inline]
-    pub fn hand_over(&mut self, worker: usize, packet: Packet) {
-        self.core.hand_over(worker, packet);
+    pub fn enqueue_to_worker(&mut self, worker: usize, packet: Packet) {
+        self.state.enqueue_to_worker(worker, packet);
     }
 
-    /// Gives a packet to the control thread; `code` tells it why.
+    /// Passes a packet to the control thread. `code` states the reason.
     pub fn punt(&mut self, packet: Packet, code: u32) {
-        let core = &mut *self.core;
-        match core.control.punts.push(Punt { packet, code, worker: core.index }) {
+        let state = &mut *self.state;
+        match state.control.punts.push(Punt { packet, code, worker: state.index }) {
             Ok(()) => {
-                core.counters.punted.add(1);
-                core.ring_control = true;
+                state.counters.punted.add(1);
+                state.notify_control = true;
             }
             Err(punt) => {
-                core.counters.drops.add(DropReason::QueueFull, 1);
+                state.counters.drops.add(DropReason::QueueFull, 1);
                 drop(punt);
             }
         }
     }
 
-    /// Tells the control thread that an address was seen as a source. What was told a moment ago is not told again.
+    /// Reports a source address to the control thread. Recently reported addresses are not reported again.
     #[inline]
     pub fn learn(&mut self, key: Key, destination: u32) {
-        let core = &mut *self.core;
-        if !core.filter.is_new(key, destination, core.now) {
+        let state = &mut *self.state;
+        if !state.filter.is_new(key, destination, state.now) {
             return;
         }
-        match core.control.learns.push(Learn { key, destination }) {
+        match state.control.learns.push(Learn { key, destination }) {
             Ok(()) => {
-                core.counters.learned.add(1);
-                core.ring_control = true;
+                state.counters.learned.add(1);
+                state.notify_control = true;
             }
-            Err(_) => core.counters.learns_lost.add(1),
+            Err(_) => state.counters.learns_lost.add(1),
         }
     }
 }
 
-impl Core {
+impl WorkerState {
+    /// Creates the state of the worker `index` at the time `now`.
+    pub(crate) fn new(
+        index: usize,
+        now: u64,
+        outputs: Box<[Output]>,
+        mailboxes: Arc<[Mailbox]>,
+        control: Arc<ControlQueues>,
+    ) -> Self {
+        Self {
+            index,
+            now,
+            in_port: None,
+            counters: Arc::default(),
+            outputs,
+            pending: 0,
+            mailboxes,
+            notify_workers: 0,
+            control,
+            notify_control: false,
+            filter: LearnFilter::new(),
+            collect_egress: false,
+            egress_packets: Vec::new(),
+        }
+    }
+
     #[inline(never)]
-    fn hold(&mut self, port: PortId, mut packet: Packet) {
+    fn collect_for_egress(&mut self, port: PortId, mut packet: Packet) {
         packet.set_out_port(port);
-        self.held.push(packet);
+        self.egress_packets.push(packet);
     }
 
     #[inline]
     pub(crate) fn send(&mut self, port: PortId, packet: Packet) {
-        if self.holding { self.hold(port, packet) } else { self.transmit(port, packet) }
+        if self.collect_egress { self.collect_for_egress(port, packet) } else { self.transmit(port, packet) }
     }
 
-    /// As [`Self::send`], past the rules of egress.
+    /// Sends a packet like [`Self::send`], but bypasses the egress rules.
     #[inline]
     pub(crate) fn transmit(&mut self, port: PortId, packet: Packet) {
-        match self.outputs.get_mut(usize::from(port)) {
+        match self.outputs.get_mut(port.index()) {
             Some(Output::Own { queue, pending }) => {
-                self.pending |= 1 << (port % 64);
+                self.pending |= 1 << (port.index() % 64);
                 if let Err(packet) = pending.push(packet) {
                     transmit(queue, pending);
-                    // Emptied just now, by sending or by dropping.
+                    // The batch was just emptied, by sending or by dropping.
                     let _ = pending.push(packet);
                 }
             }
             Some(Output::Worker(worker)) => {
                 let worker = *worker;
-                self.transmit_by(worker, port, packet);
+                self.transmit_via_worker(worker, port, packet);
             }
             Some(Output::Absent) | None => {
-                self.counters.drops.add(if port == NO_PORT { DropReason::NoStage } else { DropReason::TxError }, 1);
+                self.counters.drops.add(DropReason::TxError, 1);
             }
         }
     }
 
     #[inline]
     pub(crate) fn send_batch(&mut self, port: PortId, batch: &mut Batch) {
-        if self.holding {
-            return batch.drain_front(BATCH, |packet| self.hold(port, packet));
+        if self.collect_egress {
+            return batch.drain_front(BATCH, |packet| self.collect_for_egress(port, packet));
         }
-        match self.outputs.get_mut(usize::from(port)) {
+        match self.outputs.get_mut(port.index()) {
             Some(Output::Own { queue, pending }) => {
-                if pending.is_empty() && batch.len() >= DIRECT {
+                if pending.is_empty() && batch.len() >= MIN_DIRECT_BATCH {
                     queue.transmit(batch);
                     self.counters.direct.add(1);
                     if batch.is_empty() {
                         return;
                     }
                 }
-                self.pending |= 1 << (port % 64);
+                self.pending |= 1 << (port.index() % 64);
                 while !batch.is_empty() {
                     if pending.is_full() {
                         transmit(queue, pending);
@@ -265,18 +297,27 @@ impl Core {
     pub(crate) fn forward(&mut self, batch: &mut Batch) {
         let Some(first) = batch.as_slice().first() else { return };
         let port = first.out_port();
-        // Most batches go one way. No early exit: comparing all of them is cheaper than branching on each.
-        let others = batch.iter().fold(0, |others, packet| others | (packet.out_port() ^ port));
-        if others == 0 {
-            self.send_batch(port, batch);
-        } else {
-            batch.drain_front(BATCH, |packet| self.send(packet.out_port(), packet));
+        // Most batches have one output port. Comparing all packets is cheaper than an early exit with a
+        // branch per packet.
+        let others = batch.iter().fold(false, |others, packet| others | (packet.out_port() != port));
+        match port {
+            Some(port) if !others => self.send_batch(port, batch),
+            _ => batch.drain_front(BATCH, |packet| self.send_by_out_port(packet)),
         }
     }
 
-    fn transmit_by(&mut self, worker: usize, port: PortId, mut packet: Packet) {
+    /// Sends a packet by the output port in its metadata; drops a packet without one.
+    #[inline]
+    pub(crate) fn send_by_out_port(&mut self, packet: Packet) {
+        match packet.out_port() {
+            Some(port) => self.send(port, packet),
+            None => self.counters.drops.add(DropReason::NoOutputPort, 1),
+        }
+    }
+
+    fn transmit_via_worker(&mut self, worker: usize, port: PortId, mut packet: Packet) {
         packet.set_out_port(port);
-        self.ring |= 1 << (worker % 64);
+        self.notify_workers |= 1 << (worker % 64);
         match self.mailboxes[worker].transmit.push(packet) {
             Ok(()) => self.counters.handed_over.add(1),
             Err(packet) => {
@@ -286,14 +327,14 @@ impl Core {
         }
     }
 
-    fn hand_over(&mut self, worker: usize, packet: Packet) {
+    fn enqueue_to_worker(&mut self, worker: usize, packet: Packet) {
         let pushed = match self.mailboxes.get(worker) {
             Some(mailbox) => mailbox.work.push(packet),
             None => Err(packet),
         };
         match pushed {
             Ok(()) => {
-                self.ring |= 1 << (worker % 64);
+                self.notify_workers |= 1 << (worker % 64);
                 self.counters.handed_over.add(1);
             }
             Err(packet) => {
@@ -303,23 +344,24 @@ impl Core {
         }
     }
 
-    /// The end of a turn: sends what was gathered, and wakes whom it concerns.
+    /// Ends the turn: sends the pending batches and notifies the workers and the control thread that got
+    /// work.
     #[inline]
     pub(crate) fn flush(&mut self) {
         if self.pending != 0 {
             self.flush_outputs();
         }
-        if self.ring != 0 {
+        if self.notify_workers != 0 {
             for (i, mailbox) in self.mailboxes.iter().enumerate() {
-                if self.ring & (1 << (i % 64)) != 0 {
-                    mailbox.bell.ring();
+                if self.notify_workers & (1 << (i % 64)) != 0 {
+                    mailbox.notifier.notify();
                 }
             }
-            self.ring = 0;
+            self.notify_workers = 0;
         }
-        if self.ring_control {
-            self.ring_control = false;
-            self.control.bell.ring();
+        if self.notify_control {
+            self.notify_control = false;
+            self.control.notifier.notify();
         }
     }
 
@@ -334,7 +376,7 @@ impl Core {
         self.pending = 0;
     }
 
-    /// Lets the devices free what they have sent, and start what they have not.
+    /// Lets the devices free completed packets and start transmissions that are still queued.
     pub(crate) fn reclaim(&mut self) {
         for output in &mut self.outputs {
             if let Output::Own { queue, .. } = output {
@@ -344,19 +386,19 @@ impl Core {
     }
 }
 
-/// Sends the whole batch, or drops what the queue does not take after a few tries.
+/// Sends the whole batch. Drops what the queue does not accept after [`TX_RETRIES`] attempts.
 #[inline]
 fn transmit(queue: &mut TxQueue, batch: &mut Batch) {
     queue.transmit(batch);
     if !batch.is_empty() {
-        transmit_again(queue, batch);
+        retry_transmit(queue, batch);
     }
 }
 
 #[cold]
-fn transmit_again(queue: &mut TxQueue, batch: &mut Batch) {
+fn retry_transmit(queue: &mut TxQueue, batch: &mut Batch) {
     let mut tries = 0;
-    while !batch.is_empty() && tries < RETRIES {
+    while !batch.is_empty() && tries < TX_RETRIES {
         std::hint::spin_loop();
         queue.reclaim();
         tries = if queue.transmit(batch) > 0 { 0 } else { tries + 1 };
@@ -365,7 +407,8 @@ fn transmit_again(queue: &mut TxQueue, batch: &mut Batch) {
     batch.clear();
 }
 
-/// What was reported a moment ago, so that a burst of new packets makes one learn event, not hundreds.
+/// Recently reported addresses, so that a burst of packets from a new address produces one learn event
+/// instead of hundreds.
 pub(crate) struct LearnFilter {
     recent: Box<[(u64, u32); Self::SIZE]>,
     cleared: u64,
@@ -373,15 +416,16 @@ pub(crate) struct LearnFilter {
 
 impl LearnFilter {
     const SIZE: usize = 256;
-    /// Nanoseconds after which an address is reported again: the control thread may have had no room for it.
-    const FORGET: u64 = 250_000_000;
+    /// Nanoseconds after which an address is reported again, because the control thread may have had no room
+    /// for the event.
+    const CLEAR_INTERVAL: u64 = 250_000_000;
 
     pub(crate) fn new() -> Self {
         Self { recent: Box::new([(u64::MAX, 0); Self::SIZE]), cleared: 0 }
     }
 
     fn is_new(&mut self, key: Key, destination: u32, now: u64) -> bool {
-        if now.wrapping_sub(self.cleared) > Self::FORGET {
+        if now.wrapping_sub(self.cleared) > Self::CLEAR_INTERVAL {
             self.recent.fill((u64::MAX, 0));
             self.cleared = now;
         }
@@ -398,12 +442,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_learn_filter_forgets_after_a_while_and_tells_moves_apart() {
+    fn learn_filter_expires_and_reports_moves() {
         let mut filter = LearnFilter::new();
         let key = Key::new(7, [2, 0, 0, 0, 0, 1]);
         assert!(filter.is_new(key, 1, 0));
         assert!(!filter.is_new(key, 1, 1000));
         assert!(filter.is_new(key, 2, 1000), "moved");
-        assert!(filter.is_new(key, 2, LearnFilter::FORGET + 1), "forgotten");
+        assert!(filter.is_new(key, 2, LearnFilter::CLEAR_INTERVAL + 1), "forgotten");
     }
 }

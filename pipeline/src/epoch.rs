@@ -1,11 +1,12 @@
-// UNSAFETY: a table that was replaced is freed by the writer once no reader can hold a reference to it any more.
+// UNSAFETY: the writer frees a replaced table only after no reader can hold a reference to it.
 #![allow(unsafe_code)]
 
-//! Tables that workers read without locks while the control thread replaces them.
+//! Shared values that workers read without locks while the control thread replaces them.
 //!
-//! Quiescent-state based reclamation: a reader announces, between two batches, that it holds no reference
-//! ([`Reader::quiescent`]); what the writer took out of use is freed when every reader has announced that after it was taken out.
-//! Reading costs one load; announcing costs one load in the usual case that nothing was replaced.
+//! This is quiescent-state-based reclamation (QSBR). Between two batches a reader announces that it holds no
+//! reference ([`Reader::quiescent`]). A replaced value is freed when every reader has announced this after
+//! the replacement. Reading costs one load. Announcing costs one load if nothing was replaced, which is the
+//! usual case.
 //!
 //! ```
 //! use wirepath_pipeline::epoch::{Domain, Shared};
@@ -15,10 +16,10 @@
 //! let mut reader = domain.join(); // each worker has one; a stage gets the guard from its context
 //! assert_eq!(table.read(reader.guard()), &[1, 2, 3]);
 //! table.replace(vec![4]);
-//! assert_eq!(domain.waiting(), 1, "the old table may still be in use");
+//! assert_eq!(domain.pending_reclaims(), 1, "the old table may still be in use");
 //! reader.quiescent();
 //! domain.collect();
-//! assert_eq!((table.read(reader.guard()).len(), domain.waiting()), (1, 0));
+//! assert_eq!((table.read(reader.guard()).len(), domain.pending_reclaims()), (1, 0));
 //! ```
 
 use std::collections::VecDeque;
@@ -29,29 +30,29 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::{Arc, AtomicPtr, AtomicU64, Mutex, Ordering, fence};
 
-/// Epoch of a reader that holds no reference and takes none until it says so.
+/// Epoch of an offline reader, which holds no reference.
 const OFFLINE: u64 = u64::MAX;
 
-/// A group of readers and the tables that they read. Cheap to clone; clones are the same domain.
+/// A group of readers and the values that they read. Clones are cheap and refer to the same domain.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// Counts what was retired.
+    /// Number of values retired so far.
     epoch: CachePadded<AtomicU64>,
-    slots: Mutex<Vec<Arc<Slot>>>,
-    /// In the order of their epochs.
+    slots: Mutex<Vec<Arc<ReaderSlot>>>,
+    /// Retired values, ordered by epoch.
     retired: Mutex<VecDeque<Retired>>,
 }
 
-/// The last epoch that a reader has seen with empty hands. Written by its reader only.
-struct Slot(CachePadded<AtomicU64>);
+/// Last epoch in which the reader was quiescent. Only its reader writes it.
+struct ReaderSlot(CachePadded<AtomicU64>);
 
 struct Retired {
     epoch: u64,
-    /// Dropped to free it.
+    /// The value; dropping it frees the memory.
     _value: Box<dyn Send>,
 }
 
@@ -62,7 +63,7 @@ macro_rules! lock {
 }
 
 impl Domain {
-    /// A domain without readers.
+    /// Creates a domain without readers.
     pub fn new() -> Self {
         let inner = Inner {
             epoch: CachePadded::new(AtomicU64::new(0)),
@@ -72,20 +73,20 @@ impl Domain {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Adds a reader, which moves to the thread that reads. As long as it lives it must say [`Reader::quiescent`] now and then, or
-    /// nothing is freed.
+    /// Adds a reader, which can be moved to the thread that reads. The reader must call [`Reader::quiescent`]
+    /// regularly, or nothing is freed.
     pub fn join(&self) -> Reader {
-        let slot = Arc::new(Slot(CachePadded::new(AtomicU64::new(OFFLINE))));
+        let slot = Arc::new(ReaderSlot(CachePadded::new(AtomicU64::new(OFFLINE))));
         lock!(self.inner.slots).push(Arc::clone(&slot));
-        let mut reader = Reader { domain: self.clone(), slot, seen: 0, turn: 0 };
+        let mut reader = Reader { domain: self.clone(), slot, announced_epoch: 0, quiescent_count: 0 };
         reader.online();
         reader
     }
 
     /// Frees `value` when no reader can hold a reference to it any more.
     pub(crate) fn retire(&self, value: Box<dyn Send>) {
-        // A reader that loads this epoch or a later one sees, by the release here and its acquire, what was done before: it cannot
-        // find the value any more.
+        // Release here and acquire in the reader: a reader that loads this epoch or a later one sees all
+        // earlier writes. It cannot find the old value any more.
         {
             let mut retired = lock!(self.inner.retired);
             let epoch = self.inner.epoch.fetch_add(1, Ordering::AcqRel) + 1;
@@ -94,14 +95,16 @@ impl Domain {
         self.collect();
     }
 
-    /// Frees what no reader can hold any more. Called by every replacement; the control thread calls it now and then besides.
+    /// Frees the retired values that no reader can reference. Every replacement calls this, and the control
+    /// thread calls it periodically.
     pub fn collect(&self) {
         let free: Vec<Retired> = {
             let mut retired = lock!(self.inner.retired);
             if retired.is_empty() {
                 return;
             }
-            // Against a reader that just comes online: either its slot is seen here, or it sees the new tables (`Reader::online`).
+            // Pairs with the fence in `Reader::online`: either this thread sees the slot of a reader that
+            // comes online, or that reader sees the new tables.
             fence(Ordering::SeqCst);
             let oldest =
                 lock!(self.inner.slots).iter().map(|slot| slot.0.load(Ordering::Acquire)).min().unwrap_or(OFFLINE);
@@ -111,12 +114,12 @@ impl Domain {
         drop(free);
     }
 
-    /// How many replaced values are not freed yet.
-    pub fn waiting(&self) -> usize {
+    /// Number of replaced values that are not freed yet.
+    pub fn pending_reclaims(&self) -> usize {
         lock!(self.inner.retired).len()
     }
 
-    fn same(&self, other: &Self) -> bool {
+    fn is_same(&self, other: &Self) -> bool {
         std::ptr::eq(&raw const *self.inner, &raw const *other.inner)
     }
 }
@@ -129,74 +132,78 @@ impl Default for Domain {
 
 impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Domain").field("waiting", &self.waiting()).finish_non_exhaustive()
+        f.debug_struct("Domain").field("pending_reclaims", &self.pending_reclaims()).finish_non_exhaustive()
     }
 }
 
-/// One thread's membership of a [`Domain`].
+/// A thread's membership in a [`Domain`].
 pub struct Reader {
     domain: Domain,
-    slot: Arc<Slot>,
-    seen: u64,
-    /// Counts quiescent moments.
-    turn: u64,
+    slot: Arc<ReaderSlot>,
+    /// Epoch that this reader announced last.
+    announced_epoch: u64,
+    /// Number of quiescent states so far.
+    quiescent_count: u64,
 }
 
-/// Leave to read tables of a domain, until the reader's next quiescent moment: the borrow of the reader sees to that.
+/// Permission to read the values of a domain. It borrows the reader and thus ends before the reader's next
+/// quiescent state.
 #[derive(Clone, Copy)]
 pub struct Guard<'r> {
     domain: &'r Domain,
-    turn: u64,
+    quiescent_count: u64,
     _reader: PhantomData<&'r Reader>,
 }
 
 impl<'r> Guard<'r> {
-    /// Changes at every quiescent moment of the reader.
+    /// Returns a number that changes at every quiescent state of the reader.
     #[inline(always)]
-    pub(crate) fn turn(self) -> u64 {
-        self.turn
+    pub(crate) fn quiescent_count(self) -> u64 {
+        self.quiescent_count
     }
 }
 
 impl Reader {
-    /// Leave to read. References taken through the guard end before the next call that needs `&mut self`.
+    /// Returns a guard for reading. References obtained through the guard end before the next call that needs
+    /// `&mut self`.
     #[inline(always)]
     pub fn guard(&self) -> Guard<'_> {
-        Guard { domain: &self.domain, turn: self.turn, _reader: PhantomData }
+        Guard { domain: &self.domain, quiescent_count: self.quiescent_count, _reader: PhantomData }
     }
 
-    /// Says that this thread holds no reference now.
+    /// Announces that this thread holds no reference now.
     #[inline(always)]
     pub fn quiescent(&mut self) {
-        self.turn = self.turn.wrapping_add(1);
-        // Acquire: what is read from here on is at least as new as this epoch.
+        self.quiescent_count = self.quiescent_count.wrapping_add(1);
+        // Acquire: later reads see values at least as new as this epoch.
         let epoch = self.domain.inner.epoch.load(Ordering::Acquire);
-        if epoch != self.seen {
-            self.seen = epoch;
-            // Release: what was read before is done with.
+        if epoch != self.announced_epoch {
+            self.announced_epoch = epoch;
+            // Release: earlier reads are complete before the store is visible.
             self.slot.0.store(epoch, Ordering::Release);
         }
     }
 
-    /// Runs `f`, which may sleep, without keeping anything from being freed meanwhile.
+    /// Runs `f`, which may sleep, without delaying reclamation.
     pub fn offline<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        /// Comes back online also if `f` panics: a guard of an offline reader would protect nothing.
-        struct Back<'r>(&'r mut Reader);
-        impl Drop for Back<'_> {
+        /// Brings the reader back online even if `f` panics. The guard of an offline reader would protect
+        /// nothing.
+        struct OnlineGuard<'r>(&'r mut Reader);
+        impl Drop for OnlineGuard<'_> {
             fn drop(&mut self) {
                 self.0.online();
             }
         }
-        self.turn = self.turn.wrapping_add(1);
+        self.quiescent_count = self.quiescent_count.wrapping_add(1);
         self.slot.0.store(OFFLINE, Ordering::Release);
-        let _back = Back(self);
+        let _online = OnlineGuard(self);
         f()
     }
 
     fn online(&mut self) {
-        self.seen = self.domain.inner.epoch.load(Ordering::Acquire);
-        self.slot.0.store(self.seen, Ordering::Release);
-        // Against `collect`, see there: the store comes before every later load of a table.
+        self.announced_epoch = self.domain.inner.epoch.load(Ordering::Acquire);
+        self.slot.0.store(self.announced_epoch, Ordering::Release);
+        // Pairs with the fence in `collect`: the store above precedes every later load of a table.
         fence(Ordering::SeqCst);
     }
 }
@@ -209,7 +216,7 @@ impl Drop for Reader {
 
 impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reader").field("seen", &self.seen).finish_non_exhaustive()
+        f.debug_struct("Reader").field("announced_epoch", &self.announced_epoch).finish_non_exhaustive()
     }
 }
 
@@ -219,70 +226,76 @@ impl fmt::Debug for Guard<'_> {
     }
 }
 
-/// A value that readers of a domain see whole, and that is only ever replaced whole.
+/// A value that readers of a domain always see as a whole. It is only replaced as a whole.
 pub struct Shared<T: Send + Sync + 'static> {
     current: AtomicPtr<T>,
     domain: Domain,
     _owns: PhantomData<T>,
 }
 
-// SAFETY: hands out `&T` to any thread and drops `T` on any thread: sound for `T: Send + Sync`.
+// SAFETY: `Shared` hands out `&T` to any thread, which needs `T: Sync`, and drops `T` on any thread, which
+// needs `T: Send`.
 unsafe impl<T: Send + Sync> Send for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: a shared `Shared` hands out `&T`, which needs `T: Sync`, and `replace` moves a `T` to another
+// thread, which needs `T: Send`.
 unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// A first value.
+    /// Creates a shared value with its first content.
     pub fn new(domain: &Domain, value: T) -> Self {
         Self { current: AtomicPtr::new(Box::into_raw(Box::new(value))), domain: domain.clone(), _owns: PhantomData }
     }
 
-    /// The current value.
+    /// Returns the current value.
     ///
     /// # Panics
-    /// If the guard is of another domain.
+    /// Panics if the guard belongs to another domain.
     #[inline(always)]
     pub fn read<'g>(&'g self, guard: Guard<'g>) -> &'g T {
-        assert!(guard.domain.same(&self.domain), "guard of another epoch domain");
-        // SAFETY: the pointer came from a Box. If it is replaced meanwhile it is retired, and freed only after the guard's reader was
-        // quiescent, which needs `&mut Reader` and thus ends 'g.
+        assert!(guard.domain.is_same(&self.domain), "guard of another epoch domain");
+        // SAFETY: the pointer came from a `Box`. A replaced value is retired and is freed only after the
+        // guard's reader was quiescent. Becoming quiescent needs `&mut Reader` and thus ends `'g`.
         unsafe { &*self.current.load(Ordering::Acquire) }
     }
 
-    /// Asks the processor to fetch the current value.
+    /// Prefetches the cache line of the current value.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         crate::table::prefetch_at(self.current.load(Ordering::Relaxed).cast_const());
     }
 
-    /// Puts another value in place and returns the old one, which may still be read: to be given to [`Domain::retire`].
-    pub(crate) fn exchange(&self, value: T) -> Box<dyn Send> {
+    /// Replaces the value and returns the old one, which readers may still use. The caller passes it to
+    /// [`Domain::retire`].
+    pub(crate) fn swap(&self, value: T) -> Box<dyn Send> {
         Box::new(Replaced(self.current.swap(Box::into_raw(Box::new(value)), Ordering::AcqRel)))
     }
 
-    /// Puts another value in place; the old one is freed when no reader can see it any more.
+    /// Replaces the value. The old value is freed when no reader can reference it any more.
     pub fn replace(&self, value: T) {
-        let old = self.exchange(value);
+        let old = self.swap(value);
         self.domain.retire(old);
     }
 }
 
-/// A value that was taken out of a [`Shared`]. Stays a raw pointer while readers may hold references: a box would claim it alone.
+/// A value taken out of a [`Shared`]. It stays a raw pointer, because a `Box` would claim unique access while
+/// readers may hold references.
 struct Replaced<T>(*mut T);
 
-// SAFETY: owns the value.
+// SAFETY: `Replaced` owns the value, so sending it to another thread needs only `T: Send`.
 unsafe impl<T: Send> Send for Replaced<T> {}
 
 impl<T> Drop for Replaced<T> {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from a Box and was swapped out once; `Domain::collect` drops this when no reader is left.
+        // SAFETY: the pointer came from a `Box` and was swapped out exactly once. `Domain::collect` drops
+        // this only when no reader can reference the value.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
 
 impl<T: Send + Sync + 'static> Drop for Shared<T> {
     fn drop(&mut self) {
-        // SAFETY: from a Box; references to it borrow `self`, so there are none.
+        // SAFETY: the pointer came from a `Box`. All references to the value borrow `self`, so none exist
+        // during `drop`.
         drop(unsafe { Box::from_raw(self.current.load(Ordering::Acquire)) });
     }
 }
@@ -300,10 +313,11 @@ mod tests {
     use loom::cell::UnsafeCell;
     use loom::thread;
 
-    /// A value that loom sees being freed: a read at the same time as the write in `drop`, or unordered with it, is an error.
+    /// A value whose release loom can observe. A read that is concurrent with, or unordered with, the write
+    /// in `drop` is an error.
     struct Guarded(UnsafeCell<u32>);
 
-    // SAFETY: a cell that loom watches.
+    // SAFETY: loom's `UnsafeCell` checks every access for data races.
     unsafe impl Sync for Guarded {}
 
     impl Guarded {
@@ -312,14 +326,14 @@ mod tests {
         }
 
         fn get(&self) -> u32 {
-            // SAFETY: loom checks that nobody writes meanwhile.
+            // SAFETY: loom checks that no thread writes at the same time.
             self.0.with(|value| unsafe { *value })
         }
     }
 
     impl Drop for Guarded {
         fn drop(&mut self) {
-            // SAFETY: loom checks that nobody reads meanwhile.
+            // SAFETY: loom checks that no thread reads at the same time.
             self.0.with_mut(|value| unsafe { *value = u32::MAX });
         }
     }
@@ -346,12 +360,12 @@ mod tests {
             domain.collect();
             worker.join().unwrap();
             domain.collect();
-            assert_eq!(domain.waiting(), 0, "the reader is gone");
+            assert_eq!(domain.pending_reclaims(), 0, "no reader is left");
         });
     }
 
     #[test]
-    fn a_sleeping_reader_holds_nothing_up_and_comes_back_to_the_new_table() {
+    fn offline_readers_do_not_delay_reclamation() {
         loom::model(|| {
             let domain = Domain::new();
             let table = Arc::new(Shared::new(&domain, Guarded::new(1)));
@@ -369,7 +383,7 @@ mod tests {
             domain.collect();
             worker.join().unwrap();
             domain.collect();
-            assert_eq!(domain.waiting(), 0);
+            assert_eq!(domain.pending_reclaims(), 0);
         });
     }
 }
@@ -411,6 +425,6 @@ mod threads {
             stop.store(true, Ordering::Relaxed);
         });
         domain.collect();
-        assert_eq!(domain.waiting(), 0);
+        assert_eq!(domain.pending_reclaims(), 0);
     }
 }

@@ -1,68 +1,68 @@
-//! What workers tell the control thread.
+//! Events that workers send to the control thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crossbeam_queue::ArrayQueue;
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::Packet;
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
 
-use crate::mailbox::Bell;
+use crate::mailbox::Notifier;
 use crate::table::Key;
 
-/// A packet that a stage gave to the control thread: slow path, such as ARP.
+/// A packet that a stage passed to the control thread (slow path, ARP for example).
 #[derive(Debug)]
 pub struct Punt {
-    /// The packet, its metadata as the stage left it.
+    /// The packet, with its metadata as the stage left it.
     pub packet: Packet,
-    /// What the stage means by it; a number of the application's.
+    /// Application-defined code that states the reason.
     pub code: u32,
-    /// Worker that it comes from.
+    /// Worker that sent the packet.
     pub worker: usize,
 }
 
-/// An address was seen as source where the table does not have it.
+/// A source address that the table does not have at this destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learn {
     /// Segment and address.
     pub key: Key,
-    /// Where it was seen; a number of the application's.
+    /// Application-defined destination at which the address was seen.
     pub destination: u32,
 }
 
-/// A packet that was dropped, for who wants to see it.
+/// A dropped packet for [`crate::Control::packet_dropped`].
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct DroppedPacket {
     pub(crate) packet: Packet,
     pub(crate) reason: DropReason,
 }
 
-/// Dropped packets that may wait to be looked at.
-const REFUSED: usize = 256;
-/// Punted packets that may wait for the control thread.
-const PUNTS: usize = 1024;
-/// Learn events that may wait for the control thread.
-const LEARNS: usize = 4096;
+/// Capacity of the queue of captured drops.
+const DROPPED_QUEUE_LEN: usize = 256;
+/// Capacity of the queue of punted packets.
+const PUNT_QUEUE_LEN: usize = 1024;
+/// Capacity of the queue of learn events.
+const LEARN_QUEUE_LEN: usize = 4096;
 
-/// What the workers are to do.
+/// Phase of all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Phase {
-    /// Carry packets.
+    /// Forward packets.
     Run = 0,
-    /// Receive no more, but finish what other workers hand over.
+    /// Stop receiving, but finish packets that other workers hand over.
     Drain = 1,
-    /// Return.
+    /// Return from the run loop.
     Exit = 2,
 }
 
-/// What all workers and the control thread share.
+/// State shared by all workers and the control thread.
 #[derive(Debug)]
 pub(crate) struct ControlQueues {
-    pub(crate) bell: Bell,
+    pub(crate) notifier: Notifier,
     pub(crate) punts: ArrayQueue<Punt>,
     pub(crate) learns: ArrayQueue<Learn>,
-    refused: ArrayQueue<Refused>,
-    /// Whether somebody wants to see what is dropped.
+    dropped_packets: ArrayQueue<DroppedPacket>,
+    /// True if dropped packets are kept for the control thread.
     capture: AtomicBool,
     phase: AtomicU8,
 }
@@ -70,38 +70,38 @@ pub(crate) struct ControlQueues {
 impl ControlQueues {
     pub(crate) fn new() -> rustix::io::Result<Self> {
         Ok(Self {
-            bell: Bell::new()?,
-            punts: ArrayQueue::new(PUNTS),
-            learns: ArrayQueue::new(LEARNS),
-            refused: ArrayQueue::new(REFUSED),
+            notifier: Notifier::new()?,
+            punts: ArrayQueue::new(PUNT_QUEUE_LEN),
+            learns: ArrayQueue::new(LEARN_QUEUE_LEN),
+            dropped_packets: ArrayQueue::new(DROPPED_QUEUE_LEN),
             capture: AtomicBool::new(false),
             phase: AtomicU8::new(0),
         })
     }
 
-    /// Keeps what is dropped from now on for [`Self::refused`], as far as there is room.
+    /// Starts to keep dropped packets for [`Self::next_dropped`], as long as the queue has room.
     pub(crate) fn capture(&self) {
         self.capture.store(true, Ordering::Relaxed);
     }
 
-    /// Ends a packet that was counted as dropped.
+    /// Frees a packet that was counted as dropped, or keeps it if capturing is on.
     #[inline(always)]
-    pub(crate) fn bury(&self, packet: Packet, reason: DropReason) {
+    pub(crate) fn discard(&self, packet: Packet, reason: DropReason) {
         if self.capture.load(Ordering::Relaxed) {
-            // Without room it is not seen, but it was counted.
-            let _ = self.refused.push(Refused { packet, reason });
+            // If the queue is full, the packet is not captured. It was counted before.
+            let _ = self.dropped_packets.push(DroppedPacket { packet, reason });
         }
     }
 
-    /// Whether dropped packets are kept.
+    /// Returns whether dropped packets are kept.
     #[inline(always)]
     pub(crate) fn is_capturing(&self) -> bool {
         self.capture.load(Ordering::Relaxed)
     }
 
-    /// The next packet that was dropped.
-    pub(crate) fn refused(&self) -> Option<Refused> {
-        self.refused.pop()
+    /// Takes the next captured packet.
+    pub(crate) fn next_dropped(&self) -> Option<DroppedPacket> {
+        self.dropped_packets.pop()
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {

@@ -1,12 +1,13 @@
-//! The pipeline: what turns ports into a packet application.
+//! The pipeline: a runtime that turns ports into a packet application.
 //!
-//! # A program
-//! Ports come from a configuration, stages from you, everything else from [`Runtime`]:
+//! # Writing a program
+//! The configuration defines the ports and the program supplies the stages. [`Runtime`] does the rest:
 //!
 //! ```
 //! use std::time::Duration;
 //! use wirepath_pipeline::{Context, RunOptions, Runtime, RuntimeConfig};
-//! use wirepath_pmd::{packet::Batch, settings::Source};
+//! use wirepath_packet::Batch;
+//! use wirepath_settings::Source;
 //!
 //! let source = Source::new("example", r#"
 //!     [[port]]
@@ -22,8 +23,9 @@
 //! let runtime = Runtime::open(ports, config)?;             // memory mapped, ports opened, nothing moves yet
 //! let stage = |_: &_| {                                    // called once for each worker
 //!     |context: &mut Context<'_>, batch: &mut Batch| {     // called for each batch
-//!         let port = context.in_port().unwrap_or(0);
-//!         context.send_batch(port, batch);
+//!         if let Some(port) = context.in_port() {
+//!             context.send_batch(port, batch);
+//!         }
 //!     }
 //! };
 //! let options = RunOptions { duration: Some(Duration::from_millis(50)), ..RunOptions::default() };
@@ -33,45 +35,59 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `apps/examples` has two complete programs; `l2fwd` and `tunnel-gateway` are two more.
+//! `apps/examples` contains two complete programs. `l2fwd` and `tunnel-gateway` are two more.
 //!
-//! # A turn of a worker
-//! Each worker is one thread, pinned to a core if the configuration names one. It runs to completion: in every turn it polls each of its
-//! receive queues once, takes what came (up to 64 packets) through all stages to the transmit queues, takes what other workers handed
-//! over, sends what is still gathered, and only then polls again. No queue lies between stages, and nothing waits for a fuller batch.
+//! # One iteration of a worker
+//! Each worker is one thread, pinned to a core if the configuration names one. It runs to completion. In
+//! every iteration ("turn") it does the following:
+//!
+//! 1. It polls each of its receive queues once.
+//! 2. It passes the received packets (up to 64 per queue) through all stages to the transmit queues.
+//! 3. It processes the packets that other workers handed over.
+//! 4. It flushes the pending transmit batches.
+//!
+//! There are no queues between stages, and no stage waits for a fuller batch.
 //!
 //! ```text
 //!  rx queues --> Batch --> stage --> stage --> what is left, by out_port --> one pending batch per port --> tx queues
 //!                            |         |                                          (flushed every turn)
-//!        drop(reason) <------+         +----> hand_over: another worker's stages
+//!        drop(reason) <------+         +----> enqueue_to_worker: another worker's stages
 //!        punt: control thread <--------+----> learn: control thread
 //! ```
 //!
-//! - **[`Stage`]**: a step. Closures are stages, and tuples of stages. Called per batch; the compiler sees through the chain.
-//! - **[`Context`]**: what a stage can do with packets: send, drop with a reason, hand over, punt, learn; and the coarse clock.
-//! - **Sending.** [`Context::send_batch`] sends a whole batch by one port without touching the packets. [`Context::send`] takes one
-//!   packet. Packets that the last stage leaves go by their `out_port`; without one they are dropped as `no_stage`. Packets that one
-//!   worker sends by one port keep their order. A transmit queue that stays full is tried a few times, then its packets are dropped as
-//!   `tx_full`: one stuck port does not stop the others.
-//! - **Every packet that leaves early is counted** by a [`DropReason`](wirepath_pmd::drops::DropReason). At the end: packets received
-//!   are packets sent plus packets dropped, but for what the application itself made or kept.
-//! - **Idle.** A `"busy"` worker spins. An `"adaptive"` one sleeps when nothing came for a few hundred turns, until a queue's descriptor,
-//!   another worker or the control thread wakes it (queues that have no descriptor are looked at every millisecond at the latest).
+//! - **[`Stage`]**: one step of the pipeline. Closures and tuples of stages are stages. A stage is called
+//!   once per batch. The compiler inlines the whole chain.
+//! - **[`Context`]**: the operations that a stage can use: send, drop with a reason, enqueue to a worker,
+//!   punt and learn. It also has the coarse clock.
+//! - **Sending.** [`Context::send_batch`] sends a whole batch to one port without touching the packets.
+//!   [`Context::send`] sends one packet. Packets that remain after the last stage leave by their `out_port`.
+//!   Packets without one are dropped as `no_output_port`. Packets that one worker sends to one port keep
+//!   their order. A full transmit queue is retried a few times. Then its packets are dropped as `tx_full`, so
+//!   that one stuck port does not stop the others.
+//! - **Every dropped packet is counted** by a [`DropReason`](wirepath_packet::drops::DropReason). At the end,
+//!   packets received equal packets sent plus packets dropped, except for packets that the application itself
+//!   created or kept.
+//! - **Idle.** A `"busy"` worker polls continuously. An `"adaptive"` worker sleeps after a few hundred empty
+//!   turns. A queue's descriptor, another worker or the control thread wakes it. Queues without a descriptor
+//!   are polled at least every millisecond.
 //!
 //! # Queues and workers
-//! Receive queues are given to the workers in turn. Every worker reaches every port: where a port has a transmit queue for each worker
-//! they own one each; where it has fewer, the others hand their packets to a worker that has one (the log says so: it costs them). A
-//! worker without any receive queue is refused unless the program spreads packets itself
+//! Receive queues are assigned to the workers round-robin. Every worker can send to every port. A port with
+//! one transmit queue per worker gives each worker its own queue. If a port has fewer queues, the other
+//! workers hand their packets to a worker that owns a queue. This costs performance, and the log reports it.
+//! A worker without any receive queue is an error, unless the program distributes packets itself
 //! ([`RuntimeConfig::workers_without_queues`]).
 //!
 //! # The control thread
-//! The thread that calls [`Runtime::run`] ([`Running::run`]) becomes the control thread. It calls the program's [`Control`]: punted
-//! packets, learned addresses, timers every ten milliseconds ([`wheel::TimerWheel`] for many), port events, rates. It sends packets of
-//! its own through [`ControlPlane::send`]. A port that is lost is logged, and the others go on.
+//! The thread that calls [`Runtime::run`] (or [`Running::run`]) becomes the control thread. It calls the
+//! program's [`Control`] for punted packets, learned addresses, port events and rates, and every ten
+//! milliseconds for timers ([`wheel::TimerWheel`] manages many timers). It sends its own packets with
+//! [`ControlPlane::send`]. If a port fails, the failure is logged and the other ports continue.
 //!
 //! # Shared tables
-//! Workers read what the control thread writes without locks. An [`epoch::Shared`] value is replaced whole; the old one is freed when
-//! every worker has finished the batch it was in. The [`table::Fdb`] (segment and address to destination) changes in place:
+//! Workers read without locks what the control thread writes. An [`epoch::Shared`] value is always replaced
+//! as a whole. The old value is freed when every worker has finished its current batch. The [`table::Fdb`]
+//! maps a segment and an address to a destination and is updated in place:
 //!
 //! ```
 //! use wirepath_pipeline::{epoch::Domain, table::{FdbLimits, FdbWriter, Key, NO_DESTINATION}};
@@ -86,11 +102,13 @@
 //! assert_eq!(table.lookup(Key::new(8, [2, 0, 0, 0, 0, 1])), NO_DESTINATION);
 //! ```
 //!
-//! # The end
-//! On `--seconds`, a signal's flag or [`ControlPlane::stop`] the workers stop receiving, finish what is on its way between them, and
-//! return their queues; ports are stopped, and [`Summary`] says what happened, as text or JSON, the number of packet buffers that did
-//! not come back included (0, or there is a defect). A panic in a stage ends its worker and thereby the program, cleanly; the summary
-//! has its message in [`Summary::failures`], and the program's exit code is 1.
+//! # Shutdown
+//! The workers stop receiving when `--seconds` expires, when a signal handler sets the stop flag, or on
+//! [`ControlPlane::stop`]. They finish the packets in flight between them and return their queues. Then the
+//! ports are stopped. [`Summary`] reports the totals as text or JSON. They include the number of packet
+//! buffers that were not returned; a value other than 0 is a bug. A panic in a stage ends its worker, and the
+//! program shuts down cleanly. [`Summary::failures`] contains the panic message, and the program's exit code
+//! is 1.
 
 pub mod clock;
 mod context;
@@ -103,6 +121,7 @@ mod runtime;
 mod stage;
 mod sync;
 pub mod table;
+mod token_bucket;
 pub mod tunnel;
 pub mod wheel;
 mod worker;
@@ -112,7 +131,7 @@ pub use events::{Learn, Punt};
 pub use parsed::ParsedBatch;
 pub use runtime::{
     Control, ControlPlane, HugePages, PortInfo, PortRates, PortSummary, Rates, RunOptions, Running, Runtime,
-    RuntimeConfig, RuntimeError, Stepped, Summary, WorkerInfo, WorkerSummary,
+    RuntimeConfig, RuntimeError, SteppedRuntime, Summary, WorkerInfo, WorkerSummary,
 };
 pub use stage::Stage;
 pub use worker::Idle;

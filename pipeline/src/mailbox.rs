@@ -1,123 +1,127 @@
-//! What reaches a worker from outside: packets of other workers, and the call to look up.
+//! Mailbox of a worker: packets and wake-ups from other threads.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, eventfd};
-use wirepath_pmd::packet::Packet;
+use wirepath_packet::Packet;
 
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Packets that may wait for a worker in each of its two queues.
-pub(crate) const MAILBOX: usize = 1024;
+/// Capacity of each of the two packet queues of a mailbox.
+pub(crate) const MAILBOX_LEN: usize = 1024;
 
-/// Two flags, by which who brings work and who may sleep miss each other never.
+/// Two flags that guarantee that a sender and a worker about to sleep never miss each other.
 ///
-/// The sleeper writes `sleeping` and then looks at `rung`; who brings work puts it down, writes `rung` and then looks at `sleeping`.
-/// Between each pair stands a fence, so that at least one of the two sees the other: no work is slept through.
+/// The worker writes `sleeping` and then reads `notified`. The sender enqueues its work, writes `notified`
+/// and then reads `sleeping`. A fence between the two accesses on each side guarantees that at least one side
+/// sees the other. Therefore no work is left while the worker sleeps.
 #[derive(Debug)]
 struct Handshake {
-    rung: CachePadded<AtomicBool>,
+    notified: CachePadded<AtomicBool>,
     sleeping: AtomicBool,
 }
 
 impl Handshake {
     fn new() -> Self {
-        Self { rung: CachePadded::new(AtomicBool::new(false)), sleeping: AtomicBool::new(false) }
+        Self { notified: CachePadded::new(AtomicBool::new(false)), sleeping: AtomicBool::new(false) }
     }
 
-    /// After work was put down. `true`: the other side must be woken.
-    fn ring(&self) -> bool {
-        // Not a plain store: that would hide what another thread put down just before from the one who answers both at once.
-        self.rung.swap(true, Ordering::AcqRel);
+    /// Called after work was enqueued. Returns `true` if the worker sleeps and must be woken.
+    fn notify(&self) -> bool {
+        // A read-modify-write, not a plain store. A plain store would break the release sequence of another
+        // sender, and the worker could miss that sender's work.
+        self.notified.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         self.sleeping.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
-    fn answer(&self) -> bool {
-        self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire)
+    fn take_notification(&self) -> bool {
+        self.notified.load(Ordering::Relaxed) && self.notified.swap(false, Ordering::Acquire)
     }
 
-    /// Before sleep. `false`: it rang meanwhile, so do not sleep.
-    fn lie_down(&self) -> bool {
+    /// Called before sleeping. Returns `false` if a notification arrived meanwhile, so that the worker must
+    /// not sleep.
+    fn prepare_sleep(&self) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let quiet = !self.rung.load(Ordering::Relaxed);
+        let quiet = !self.notified.load(Ordering::Relaxed);
         if !quiet {
-            self.get_up();
+            self.wake();
         }
         quiet
     }
 
-    fn get_up(&self) {
+    fn wake(&self) {
         self.sleeping.store(false, Ordering::Relaxed);
     }
 }
 
-/// A flag that a thread looks at between two pieces of work, and a descriptor that wakes it if it sleeps.
+/// A flag that a worker polls between batches, and an eventfd that wakes the worker if it sleeps.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Notifier {
     handshake: Handshake,
     event: OwnedFd,
 }
 
-impl Bell {
+impl Notifier {
     pub(crate) fn new() -> rustix::io::Result<Self> {
         Ok(Self { handshake: Handshake::new(), event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)? })
     }
 
-    /// Says that work was put down. A system call only if the other side sleeps.
-    pub(crate) fn ring(&self) {
-        if self.handshake.ring() {
-            // The counter cannot overflow in practice, and a full one is as good as a written one.
+    /// Signals that work was enqueued. This makes a system call only if the worker sleeps.
+    pub(crate) fn notify(&self) {
+        if self.handshake.notify() {
+            // The counter cannot overflow in practice, and a full counter wakes the worker as well.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Whether the bell rang since the last call.
+    /// Returns whether a notification arrived since the last call, and clears it.
     #[inline(always)]
-    pub(crate) fn answer(&self) -> bool {
-        self.handshake.answer()
+    pub(crate) fn take_notification(&self) -> bool {
+        self.handshake.take_notification()
     }
 
-    /// Before sleep. `false`: it rang meanwhile, so do not sleep.
-    pub(crate) fn lie_down(&self) -> bool {
-        self.handshake.lie_down()
+    /// Called before sleeping. Returns `false` if a notification arrived meanwhile, so that the worker must
+    /// not sleep.
+    pub(crate) fn prepare_sleep(&self) -> bool {
+        self.handshake.prepare_sleep()
     }
 
-    /// After sleep.
-    pub(crate) fn get_up(&self) {
-        self.handshake.get_up();
+    /// Called after sleeping. Clears the eventfd.
+    pub(crate) fn wake(&self) {
+        self.handshake.wake();
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.event, &mut count);
     }
 
-    /// Becomes readable when the bell rings during sleep.
+    /// Descriptor that becomes readable when a notification arrives during sleep.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }
 
-/// The ends that others see of a worker.
+/// The shared part of a worker, which other threads use to send it packets.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    pub(crate) bell: Bell,
-    /// Packets to be taken through the stages.
+    pub(crate) notifier: Notifier,
+    /// Packets to pass through the worker's stages.
     pub(crate) work: ArrayQueue<Packet>,
-    /// Packets to be sent by their output port, on a queue that this worker owns.
+    /// Packets to send to their output port, on a queue that this worker owns.
     pub(crate) transmit: ArrayQueue<Packet>,
-    /// Turns that ended with nothing done after polling had stopped.
+    /// Number of idle turns after polling has stopped.
     pub(crate) drained: AtomicU64,
 }
 
 impl Mailbox {
     pub(crate) fn new() -> rustix::io::Result<Self> {
         Ok(Self {
-            bell: Bell::new()?,
-            work: ArrayQueue::new(MAILBOX),
-            transmit: ArrayQueue::new(MAILBOX),
+            notifier: Notifier::new()?,
+            work: ArrayQueue::new(MAILBOX_LEN),
+            transmit: ArrayQueue::new(MAILBOX_LEN),
             drained: AtomicU64::new(0),
         })
     }
@@ -133,9 +137,10 @@ mod tests {
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
 
-    /// Two threads put work down and ring; the worker sleeps when it finds none. If work could be slept through, a model run would end
-    /// with everybody waiting, which loom reports as a deadlock. (Bounded: with more than two preemptions it would take hours, and the
-    /// plain store in `ring` that hid one sender from the other was found with two.)
+    /// Two threads enqueue work and notify; the worker sleeps when it finds none. If work could be missed, a
+    /// model run would end with all threads waiting, which loom reports as a deadlock. The preemption bound
+    /// is two, because larger bounds take hours. Two preemptions suffice to find the bug of a plain store in
+    /// `notify`, which hides one sender from the other.
     #[test]
     fn no_work_is_slept_through() {
         let mut model = loom::model::Builder::new();
@@ -146,28 +151,28 @@ mod tests {
                 .map(|_| {
                     let shared = Arc::clone(&shared);
                     thread::spawn(move || {
-                        let (handshake, work, event, wake) = &*shared;
+                        let (handshake, work, event, condvar) = &*shared;
                         work.fetch_add(1, Ordering::Relaxed);
-                        if handshake.ring() {
+                        if handshake.notify() {
                             *event.lock().unwrap() = true;
-                            wake.notify_one();
+                            condvar.notify_one();
                         }
                     })
                 })
                 .collect();
-            let (handshake, work, event, wake) = &*shared;
+            let (handshake, work, event, condvar) = &*shared;
             let mut done = 0;
             while done < 2 {
-                if handshake.answer() {
+                if handshake.take_notification() {
                     done += work.swap(0, Ordering::Relaxed);
-                } else if handshake.lie_down() {
+                } else if handshake.prepare_sleep() {
                     let mut woken = event.lock().unwrap();
                     while !*woken {
-                        woken = wake.wait(woken).unwrap();
+                        woken = condvar.wait(woken).unwrap();
                     }
                     *woken = false;
                     drop(woken);
-                    handshake.get_up();
+                    handshake.wake();
                 }
             }
             senders.into_iter().for_each(|sender| sender.join().unwrap());

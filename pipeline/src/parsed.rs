@@ -1,21 +1,21 @@
-//! Parse results beside a batch.
+//! Parse results of a batch.
 
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::{BATCH, Batch, Packet};
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_wire::{Parsed, Parser};
 
 use crate::context::Context;
 
-/// Where the headers of each packet of a batch lie: scratch memory that a stage keeps and fills for every batch.
+/// Header offsets of each packet of a batch. A stage keeps this scratch memory and fills it for every batch.
 ///
-/// The results belong to the batch as it was parsed. A stage that takes packets out or changes their headers afterwards does so with
-/// the result at hand, see [`Self::filter_map`].
+/// The results describe the batch as it was parsed. A stage that removes packets or changes their headers
+/// later uses [`Self::filter_map`], which keeps packets and results together.
 ///
 /// ```
 /// use wirepath_pipeline::{Context, ParsedBatch, Stage};
-/// use wirepath_pmd::drops::DropReason;
-/// use wirepath_pmd::packet::Batch;
-/// use wirepath_wire::{L4, Parser};
+/// use wirepath_packet::drops::DropReason;
+/// use wirepath_packet::Batch;
+/// use wirepath_wire::{L4Type, Parser};
 ///
 /// /// Lets nothing but UDP pass.
 /// fn udp_only() -> impl Stage {
@@ -23,10 +23,10 @@ use crate::context::Context;
 ///     move |context: &mut Context<'_>, batch: &mut Batch| {
 ///         parsed.parse(&parser, context, batch);
 ///         parsed.filter_map(batch, |packet, headers| {
-///             if headers.outer().l4_kind() == L4::Udp {
+///             if headers.outer().l4_type() == L4Type::Udp {
 ///                 Some(packet)
 ///             } else {
-///                 context.drop(packet, DropReason::Ruled);
+///                 context.drop(packet, DropReason::RuleDrop);
 ///                 None
 ///             }
 ///         });
@@ -40,13 +40,14 @@ pub struct ParsedBatch {
 }
 
 impl ParsedBatch {
-    /// Room for one batch.
+    /// Creates room for one batch.
     pub fn new() -> Self {
         Self { results: Box::new([Parsed::default(); BATCH]), len: 0 }
     }
 
-    /// Parses every packet. Those whose headers are wrong, or do not lie in the first segment, are dropped and counted; the others keep
-    /// their order, and result *i* is that of packet *i* of what is left.
+    /// Parses every packet. Packets whose headers are invalid or do not lie in the first segment are dropped
+    /// and counted. The other packets keep their order, and result *i* belongs to packet *i* of the remaining
+    /// batch.
     #[inline]
     pub fn parse(&mut self, parser: &Parser, context: &mut Context<'_>, batch: &mut Batch) {
         batch.prefetch_data();
@@ -70,7 +71,7 @@ impl ParsedBatch {
         }
     }
 
-    /// The same for a batch with a bad packet in it.
+    /// Parses a batch that contains an invalid packet.
     #[cold]
     fn parse_with_drops(&mut self, parser: &Parser, context: &mut Context<'_>, batch: &mut Batch) {
         let (results, mut good) = (&mut self.results, 0);
@@ -88,26 +89,26 @@ impl ParsedBatch {
         self.len = good;
     }
 
-    /// The results, in the order of the packets.
+    /// Returns the results in packet order.
     #[inline(always)]
     pub fn as_slice(&self) -> &[Parsed] {
         &self.results[..self.len]
     }
 
-    /// Packets with their results, to change the packets.
+    /// Iterates over the packets, mutably, together with their results.
     #[inline(always)]
     pub fn zip<'b>(&'b self, batch: &'b mut Batch) -> impl Iterator<Item = (&'b mut Packet, &'b Parsed)> {
         batch.iter_mut().zip(self.as_slice())
     }
 
-    /// Gives each packet with its result to `decide`, which keeps the packet (`Some`) or takes it (`None`). The results of the kept ones
-    /// stay with them.
+    /// Passes each packet with its result to `decide`, which returns the packet to keep it. The results of
+    /// kept packets stay with them.
     #[inline]
     pub fn filter_map(&mut self, batch: &mut Batch, mut decide: impl FnMut(Packet, &Parsed) -> Option<Packet>) {
         let (results, len) = (&mut self.results, self.len);
         let (mut at, mut kept) = (0, 0);
         batch.filter_map(|packet| {
-            // A batch that grew since it was parsed has packets without a result; they are left alone at the end.
+            // Packets that were added after parsing have no result. They stay at the end of the batch.
             if at >= len {
                 return Some(packet);
             }

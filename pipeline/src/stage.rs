@@ -1,21 +1,23 @@
-//! What a packet application is made of.
+//! The stages of a packet application.
 
-use wirepath_pmd::packet::Batch;
+use wirepath_packet::Batch;
 
 use crate::context::Context;
 
-/// A step of a pipeline: gets a batch, and leaves a batch to the next one.
+/// One step of a pipeline: processes a batch and leaves a batch to the next stage.
 ///
-/// Called once per batch, never per packet, and known statically: a chain of stages is one function to the compiler. Within a call a
-/// stage may change packets, take some out (send them with [`Context::send`], drop them with [`Context::drop`], hand them over, punt
-/// them) or put some in. **What is left in the batch after the last stage leaves by each packet's
-/// [`out_port`](wirepath_pmd::packet::Packet::out_port)**; a packet for which nobody set one is dropped and counted as `no_stage`.
+/// A stage is called once per batch, never per packet. Dispatch is static, so the compiler sees a chain of
+/// stages as one function. During a call a stage may change packets, remove packets or add packets. It
+/// removes them with [`Context::send`], [`Context::drop`], [`Context::enqueue_to_worker`] or
+/// [`Context::punt`]. **The packets that remain after the last stage leave by each packet's
+/// [`out_port`](wirepath_packet::Packet::out_port).** A packet without an output port is dropped and counted
+/// as `no_output_port`.
 ///
 /// A closure is a stage:
 ///
 /// ```
 /// use wirepath_pipeline::{Context, Stage};
-/// use wirepath_pmd::packet::Batch;
+/// use wirepath_packet::Batch;
 ///
 /// fn back_where_it_came_from() -> impl Stage {
 ///     |context: &mut Context<'_>, batch: &mut Batch| {
@@ -26,11 +28,11 @@ use crate::context::Context;
 /// }
 /// ```
 ///
-/// Stages are made one for each worker, so that they need not be shared: what they own is theirs alone. What all workers read lies in
-/// [`crate::epoch::Shared`] tables.
+/// Each worker has its own stages, so a stage need not be shared and owns its state alone. Data that all
+/// workers read belongs in [`crate::epoch::Shared`] values.
 pub trait Stage: Send {
-    /// Takes a batch through. All packets of a batch that was received came by the same port ([`Context::in_port`]); packets that
-    /// another worker handed over may be mixed.
+    /// Processes a batch. All packets of a received batch came from the same port ([`Context::in_port`]).
+    /// Packets that another worker handed over may come from different ports.
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch);
 }
 
@@ -41,7 +43,7 @@ impl<F: FnMut(&mut Context<'_>, &mut Batch) + Send> Stage for F {
     }
 }
 
-/// Stages one after the other are a stage. A stage behind an emptied batch is not called.
+/// Implements `Stage` for tuples of stages. A stage is not called if the batch is empty before it.
 macro_rules! chains {
     ($($stage:ident $index:tt),*) => {
         impl<$($stage: Stage),*> Stage for ($($stage,)*) {

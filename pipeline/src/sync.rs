@@ -1,4 +1,5 @@
-//! The atomics and locks of the lock-free parts: those of the standard library, or loom's when its model checker runs them.
+//! Atomics and locks of the lock-free code: those of the standard library, or those of loom when its model
+//! checker runs.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};

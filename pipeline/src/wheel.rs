@@ -1,15 +1,15 @@
-//! A timer wheel: arms, cancels and fires timers in constant time each, whatever their number.
+//! A hierarchical timer wheel: arms, cancels and fires each timer in constant time.
 //!
-//! Eight levels of 64 slots. A timer that is due within 64 ticks lies in the lowest level, in the slot of its tick; farther ones lie
-//! in a level whose slots span 64 times as much, and move down when their slot comes up. Time is a number of ticks; what a tick is,
-//! the caller decides.
+//! The wheel has eight levels of 64 slots. A timer that is due within 64 ticks is in the lowest level, in the
+//! slot of its tick. Later timers are in a higher level, whose slots span 64 times as much each, and move
+//! down when their slot comes up. Time is a number of ticks; the caller chooses the length of a tick.
 
 const LEVEL_BITS: u32 = 6;
 const SLOTS: usize = 1 << LEVEL_BITS;
 const LEVELS: usize = 8;
 const NIL: u32 = u32::MAX;
 
-/// A timer that was armed. Stays unique when its timer has fired or was cancelled.
+/// Identifies an armed timer. An identifier is never reused, even after its timer has fired or was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TimerId {
     index: u32,
@@ -18,7 +18,7 @@ pub struct TimerId {
 
 #[derive(Debug)]
 struct Node<T> {
-    /// `None` while the node is free.
+    /// Value of the timer; `None` while the node is free.
     value: Option<T>,
     due: u64,
     next: u32,
@@ -27,7 +27,7 @@ struct Node<T> {
     generation: u32,
 }
 
-/// Timers that carry a `T`.
+/// A timer wheel whose timers carry a `T`.
 #[derive(Debug)]
 pub struct TimerWheel<T> {
     now: u64,
@@ -35,13 +35,13 @@ pub struct TimerWheel<T> {
     free: u32,
     /// First node of each slot's list.
     heads: Box<[u32; SLOTS * LEVELS]>,
-    /// For each level, which slots are not empty.
+    /// Bit mask of the non-empty slots of each level.
     occupied: [u64; LEVELS],
     armed: usize,
 }
 
 impl<T> TimerWheel<T> {
-    /// A wheel whose time is `now`.
+    /// Creates a wheel whose current time is `now`.
     pub fn new(now: u64) -> Self {
         Self {
             now,
@@ -53,22 +53,23 @@ impl<T> TimerWheel<T> {
         }
     }
 
-    /// The wheel's time.
+    /// Returns the wheel's current time.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// Timers that are armed.
+    /// Number of armed timers.
     pub fn len(&self) -> usize {
         self.armed
     }
 
-    /// Whether no timer is armed.
+    /// Returns whether no timer is armed.
     pub fn is_empty(&self) -> bool {
         self.armed == 0
     }
 
-    /// Arms a timer that fires when the time reaches `due`; one that is due already fires with the next tick.
+    /// Arms a timer that fires when the time reaches `due`. A timer that is already due fires with the next
+    /// tick.
     pub fn arm(&mut self, due: u64, value: T) -> TimerId {
         let due = due.max(self.now + 1);
         let index = if self.free == NIL {
@@ -88,7 +89,7 @@ impl<T> TimerWheel<T> {
         TimerId { index, generation }
     }
 
-    /// Takes a timer back; `None` if it has fired or was cancelled before.
+    /// Cancels a timer and returns its value; `None` if it has fired or was cancelled before.
     pub fn cancel(&mut self, id: TimerId) -> Option<T> {
         let node = self.nodes.get(id.index as usize)?;
         if node.generation != id.generation || node.value.is_none() {
@@ -98,16 +99,16 @@ impl<T> TimerWheel<T> {
         Some(self.release(id.index))
     }
 
-    /// Moves the time on to `now` and calls `fire` with every timer that has become due, in order of its time (timers of one tick in
-    /// no particular order). Costs time for the ticks only where timers are.
+    /// Advances the time to `now` and calls `fire` for every timer that became due, in order of due time.
+    /// Timers of the same tick fire in any order. Ticks without timers cost no time.
     pub fn advance(&mut self, now: u64, mut fire: impl FnMut(u64, T)) {
         while self.now < now {
-            let Some(next) = self.next_stop() else { break };
+            let Some(next) = self.next_expiry() else { break };
             if next > now {
                 break;
             }
             self.now = next;
-            // From above, so that what comes down can come down further at the same moment.
+            // Highest level first, so that a timer can move down several levels at the same tick.
             for level in (1..LEVELS).rev() {
                 if self.now.trailing_zeros() >= LEVEL_BITS * level as u32 {
                     self.cascade(level);
@@ -124,21 +125,21 @@ impl<T> TimerWheel<T> {
         self.now = self.now.max(now);
     }
 
-    /// The next tick at which a slot comes up that is not empty, on any level.
-    fn next_stop(&self) -> Option<u64> {
+    /// Returns the next tick at which a non-empty slot of any level comes up.
+    fn next_expiry(&self) -> Option<u64> {
         (0..LEVELS)
             .filter(|&level| self.occupied[level] != 0)
             .map(|level| {
                 let shift = LEVEL_BITS * level as u32;
                 let at = self.now >> shift;
-                // Slots from the one after the present on, around the wheel.
+                // Search from the slot after the current one, around the wheel.
                 let ahead = self.occupied[level].rotate_right(((at + 1) % SLOTS as u64) as u32).trailing_zeros();
                 (at + 1 + u64::from(ahead)) << shift
             })
             .min()
     }
 
-    /// Spreads the timers of a level's present slot over the levels below.
+    /// Distributes the timers of a level's current slot over the lower levels.
     fn cascade(&mut self, level: usize) {
         let slot = level * SLOTS + (self.now >> (LEVEL_BITS * level as u32)) as usize % SLOTS;
         while self.heads[slot] != NIL {
@@ -150,10 +151,12 @@ impl<T> TimerWheel<T> {
 
     fn link(&mut self, index: u32) {
         let due = self.nodes[index as usize].due;
-        // The highest bit in which due and present differ names the level; what is due now lies in the lowest.
+        // The highest bit in which `due` and `now` differ selects the level. A timer that is due now goes to
+        // the lowest level.
         let differing = (due ^ self.now) | 1;
         let level = ((63 - differing.leading_zeros()) / LEVEL_BITS).min(LEVELS as u32 - 1) as usize;
-        // Beyond the wheel's span: in the last slot of the highest level that comes up, from where it is linked anew.
+        // A timer beyond the wheel's span goes to the last slot of the highest level and is linked again when
+        // that slot comes up.
         let shift = LEVEL_BITS * level as u32;
         let reach = ((self.now >> shift) + SLOTS as u64 - 1) << shift;
         let in_level = (due.min(reach) >> shift) as usize % SLOTS;
@@ -198,41 +201,29 @@ impl<T> TimerWheel<T> {
 mod tests {
     use super::*;
 
-    /// A small generator: tests are the same every time.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0 % n
-        }
-    }
-
     #[test]
     fn fires_what_a_naive_list_fires() {
         for seed in 1..200 {
-            let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
-            let start = random.below(1 << 40);
+            let mut random = fastrand::Rng::with_seed(seed);
+            let start = random.u64(..1 << 40);
             let (mut wheel, mut list, mut next) = (TimerWheel::new(start), Vec::new(), 0u32);
             for _ in 0..300 {
-                match random.below(4) {
+                match random.u64(..4) {
                     0 | 1 => {
-                        let span = 1 << random.below(30);
-                        let due = wheel.now() + random.below(span);
+                        let span = 1 << random.u64(..30);
+                        let due = wheel.now() + random.u64(..span);
                         let id = wheel.arm(due, next);
                         list.push((due.max(wheel.now() + 1), next, id));
                         next += 1;
                     }
                     2 if !list.is_empty() => {
-                        let (_, value, id) = list.swap_remove(random.below(list.len() as u64) as usize);
+                        let (_, value, id) = list.swap_remove(random.u64(..list.len() as u64) as usize);
                         assert_eq!(wheel.cancel(id), Some(value));
                         assert_eq!(wheel.cancel(id), None);
                     }
                     _ => {
-                        let span = 1 << random.below(28);
-                        let now = wheel.now() + random.below(span);
+                        let span = 1 << random.u64(..28);
+                        let now = wheel.now() + random.u64(..span);
                         let mut fired = Vec::new();
                         wheel.advance(now, |due, value| fired.push((due, value)));
                         assert!(fired.is_sorted_by_key(|&(due, _)| due));

@@ -8,37 +8,39 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wirepath_pmd::packet::{BATCH, Batch};
+use wirepath_packet::{BATCH, Batch};
 use wirepath_pmd::port::RxQueue;
 
 use crate::clock::Clock;
-use crate::context::{Context, Core};
+use crate::context::{Context, WorkerState};
 use crate::epoch::Reader;
 use crate::events::Phase;
 use crate::stage::Stage;
 
-/// What a worker does when there is nothing to do.
+/// Behaviour of a worker that finds no packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Idle {
-    /// Looks again at once, and takes the whole core.
+    /// Polls again at once and uses the whole core.
     Busy,
-    /// After a while without packets sleeps until a port has some.
+    /// Sleeps after a number of empty turns, until a port has packets.
     #[default]
     Adaptive,
 }
 
-/// Turns without packets after which an adaptive worker sleeps.
-const PATIENCE: u32 = 256;
-/// Turns for which one look at the clock is good while packets flow: reading the counter costs about as much as carrying ten packets.
-const TURNS_PER_TICK: u32 = 8;
-/// Most receive queues whose descriptors are waited for; the others are looked at every [`NAP`].
-const WAITABLE: usize = 32;
+/// Empty turns after which an adaptive worker sleeps.
+const IDLE_POLLS: u32 = 256;
+/// Turns between two reads of the clock while packets flow. Reading the counter costs about as much as
+/// forwarding ten packets.
+const TURNS_PER_CLOCK_READ: u32 = 8;
+/// Maximum number of receive queues whose descriptors are waited for. The others are polled at the interval
+/// of [`SLEEP_RANGE`].
+const MAX_WAIT_DESCRIPTORS: usize = 32;
 /// Longest sleep while every queue can wake the worker.
-const LONG_SLEEP: Duration = Duration::from_millis(250);
-/// First and longest sleep while a queue cannot.
-const NAP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
+const MAX_SLEEP: Duration = Duration::from_millis(250);
+/// First and longest sleep while some queue cannot wake the worker.
+const SLEEP_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
-/// What the control thread asks of a worker: to be done between two batches.
+/// A function that the control thread sends to a worker, which runs it between two batches.
 pub(crate) type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
 /// A receive queue, and whether it can wake its worker.
@@ -47,9 +49,9 @@ pub(crate) struct Input {
     pub(crate) can_wait: bool,
 }
 
-/// A worker: what one thread owns.
+/// A worker: everything that its thread owns.
 pub(crate) struct Worker<S> {
-    pub(crate) core: Core,
+    pub(crate) state: WorkerState,
     pub(crate) inputs: Vec<Input>,
     pub(crate) stage: S,
     pub(crate) reader: Reader,
@@ -59,42 +61,43 @@ pub(crate) struct Worker<S> {
 }
 
 impl<S: Stage> Worker<S> {
-    /// Runs until told to return. A panic of a stage ends the worker, not the program: the message is returned.
+    /// Runs until the phase is `Exit`. A panic of a stage ends the worker, not the program, and its message
+    /// is returned.
     pub(crate) fn run(&mut self) -> Result<(), String> {
-        catch_unwind(AssertUnwindSafe(|| self.turns())).map_err(|panic| message(&*panic))
+        catch_unwind(AssertUnwindSafe(|| self.run_loop())).map_err(|panic| panic_message(&*panic))
     }
 
-    fn turns(&mut self) {
+    fn run_loop(&mut self) {
         let mut batch = Batch::new();
-        let (mut empty_turns, mut until_tick, mut nap) = (0, 0, NAP.0);
+        let (mut empty_turns, mut until_clock_read, mut sleep_time) = (0, 0, SLEEP_RANGE.0);
         let mut phase = Phase::Run;
         loop {
-            if until_tick == 0 {
-                until_tick = TURNS_PER_TICK;
-                self.core.now = self.clock.now();
+            if until_clock_read == 0 {
+                until_clock_read = TURNS_PER_CLOCK_READ;
+                self.state.now = self.clock.now();
             }
-            until_tick -= 1;
+            until_clock_read -= 1;
             self.reader.quiescent();
             let mut moved = 0;
             if phase == Phase::Run {
                 moved += self.receive(&mut batch);
             }
-            if self.core.mailboxes[self.core.index].bell.answer() {
-                moved += self.look_up(&mut batch);
-                phase = self.core.control.phase();
+            if self.state.mailboxes[self.state.index].notifier.take_notification() {
+                moved += self.drain_mailbox(&mut batch);
+                phase = self.state.control.phase();
             }
-            self.core.flush();
-            self.core.counters.turns.add(1);
+            self.state.flush();
+            self.state.counters.turns.add(1);
             if moved > 0 {
-                (empty_turns, nap) = (0, NAP.0);
+                (empty_turns, sleep_time) = (0, SLEEP_RANGE.0);
                 continue;
             }
-            self.core.counters.idle_turns.add(1);
-            self.core.reclaim();
+            self.state.counters.idle_turns.add(1);
+            self.state.reclaim();
             match phase {
                 Phase::Run => {}
                 Phase::Drain => {
-                    let mailbox = &self.core.mailboxes[self.core.index];
+                    let mailbox = &self.state.mailboxes[self.state.index];
                     if mailbox.is_empty() {
                         mailbox.drained.fetch_add(1, Ordering::Release);
                     }
@@ -102,47 +105,48 @@ impl<S: Stage> Worker<S> {
                 Phase::Exit => return,
             }
             empty_turns += 1;
-            if self.idle == Idle::Adaptive && empty_turns > PATIENCE {
-                self.sleep(&mut nap);
-                until_tick = 0;
+            if self.idle == Idle::Adaptive && empty_turns > IDLE_POLLS {
+                self.sleep(&mut sleep_time);
+                until_clock_read = 0;
             } else if empty_turns % 64 == 0 {
-                until_tick = 0;
+                until_clock_read = 0;
             } else {
                 std::hint::spin_loop();
             }
         }
     }
 
-    /// Takes one burst of every receive queue through the stages; returns the number of packets.
+    /// Passes one burst of every receive queue through the stages. Returns the number of packets.
     #[inline(always)]
     fn receive(&mut self, batch: &mut Batch) -> usize {
-        let Self { core, inputs, stage, reader, .. } = self;
+        let Self { state, inputs, stage, reader, .. } = self;
         let mut moved = 0;
         for Input { queue, .. } in inputs {
             let n = queue.receive(batch);
             if n > 0 {
                 moved += n;
-                core.in_port = Some(queue.port());
-                let mut context = Context { core, guard: reader.guard() };
+                state.in_port = Some(queue.port());
+                let mut context = Context { state, guard: reader.guard() };
                 stage.process(&mut context, batch);
-                core.forward(batch);
+                state.forward(batch);
             }
         }
         moved
     }
 
-    /// Takes what others put down for this worker.
+    /// Runs the queued jobs and processes the packets that other threads enqueued.
     #[cold]
-    fn look_up(&mut self, batch: &mut Batch) -> usize {
+    fn drain_mailbox(&mut self, batch: &mut Batch) -> usize {
         while let Some(job) = self.jobs.pop() {
             job(&mut self.stage);
         }
-        let Self { core, stage, reader, .. } = self;
-        core.in_port = None;
-        let mailboxes = Arc::clone(&core.mailboxes);
-        let mailbox = &mailboxes[core.index];
+        let Self { state, stage, reader, .. } = self;
+        state.in_port = None;
+        let mailboxes = Arc::clone(&state.mailboxes);
+        let mailbox = &mailboxes[state.index];
         let mut moved = 0;
-        // At most what is there now: a stage that hands over to its own worker must not hold up the receive queues.
+        // Limited to what is queued now, so that a stage that enqueues to its own worker does not starve the
+        // receive queues.
         for left in (0..mailbox.work.len().div_ceil(BATCH)).rev() {
             while !batch.is_full()
                 && let Some(packet) = mailbox.work.pop()
@@ -150,38 +154,39 @@ impl<S: Stage> Worker<S> {
                 let _ = batch.push(packet);
             }
             moved += batch.len();
-            let mut context = Context { core, guard: reader.guard() };
+            let mut context = Context { state, guard: reader.guard() };
             stage.process(&mut context, batch);
-            core.forward(batch);
+            state.forward(batch);
             if left == 0 && !mailbox.work.is_empty() {
-                mailbox.bell.ring();
+                mailbox.notifier.notify();
             }
         }
         for _ in 0..mailbox.transmit.len() {
             let Some(packet) = mailbox.transmit.pop() else { break };
             moved += 1;
-            core.send(packet.out_port(), packet);
+            state.send_by_out_port(packet);
         }
         if !mailbox.is_empty() {
-            mailbox.bell.ring();
+            mailbox.notifier.notify();
         }
         moved
     }
 
-    /// Sleeps until a queue has packets, the bell rings or the time is up. Nothing is pending here: the turn was flushed.
+    /// Sleeps until a queue has packets, a notification arrives or the time is up. No packets are pending
+    /// here, because the turn was flushed.
     #[cold]
-    fn sleep(&mut self, nap: &mut Duration) {
-        let Self { core, inputs, reader, .. } = self;
-        let bell = &core.mailboxes[core.index].bell;
-        if !bell.lie_down() {
+    fn sleep(&mut self, sleep_time: &mut Duration) {
+        let Self { state, inputs, reader, .. } = self;
+        let notifier = &state.mailboxes[state.index].notifier;
+        if !notifier.prepare_sleep() {
             return;
         }
         reader.offline(|| {
-            let mut descriptors: [PollFd<'_>; WAITABLE + 1] =
-                std::array::from_fn(|_| PollFd::from_borrowed_fd(bell.descriptor(), PollFlags::IN));
+            let mut descriptors: [PollFd<'_>; MAX_WAIT_DESCRIPTORS + 1] =
+                std::array::from_fn(|_| PollFd::from_borrowed_fd(notifier.descriptor(), PollFlags::IN));
             let (mut n, mut all_wait) = (1, true);
             for Input { queue, can_wait } in inputs {
-                if !*can_wait || n > WAITABLE {
+                if !*can_wait || n > MAX_WAIT_DESCRIPTORS {
                     all_wait = false;
                     continue;
                 }
@@ -190,28 +195,28 @@ impl<S: Stage> Worker<S> {
                         descriptors[n] = PollFd::from_borrowed_fd(descriptor, PollFlags::IN);
                         n += 1;
                     }
-                    // It has packets already.
+                    // The queue already has packets.
                     None => return,
                 }
             }
             let time = if all_wait {
-                LONG_SLEEP
+                MAX_SLEEP
             } else {
-                let time = *nap;
-                *nap = (time * 2).min(NAP.1);
+                let time = *sleep_time;
+                *sleep_time = (time * 2).min(SLEEP_RANGE.1);
                 time
             };
-            core.counters.sleeps.add(1);
+            state.counters.sleeps.add(1);
             let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
-            // Whatever comes of it, an interrupting signal too: look at the queues.
+            // The queues are polled after any result, even if a signal interrupted the wait.
             let _ = poll(&mut descriptors[..n], Some(&timeout));
         });
-        bell.get_up();
+        notifier.wake();
     }
 }
 
-/// What a panic says.
-fn message(panic: &(dyn Any + Send)) -> String {
+/// Returns the message of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_owned(),
         (_, Some(text)) => text.clone(),

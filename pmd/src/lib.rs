@@ -1,16 +1,9 @@
-//! Packets, pools, batches, ports and poll-mode drivers.
+//! Ports and poll-mode drivers.
 //!
-//! A program opens ports by driver name or with `auto` ([`drivers::plan`]), configures and starts them ([`port`]), and polls the
-//! queues it gets. It never names a driver in code. Packets come from [`packet::Pool`]s and travel in [`packet::Batch`]es.
+//! A program opens ports by driver name or with `auto` ([`drivers::plan`]), configures and starts them
+//! ([`port`]), and polls their queues. Drivers are named in the configuration, never in code. Packets come
+//! from [`wirepath_packet::Pool`]s and travel in [`wirepath_packet::Batch`]es.
 
-pub mod counters;
 pub mod drivers;
-pub mod drops;
-pub mod flow;
-pub mod packet;
+pub mod ipc;
 pub mod port;
-
-/// Queues of a running port in another process.
-pub use drivers::direct::attach;
-/// Configuration files, read key by key.
-pub use wirepath_settings as settings;

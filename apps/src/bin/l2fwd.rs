@@ -1,4 +1,4 @@
-//! Joins ports in pairs, or bridges them all.
+//! The program `l2fwd`: joins ports in pairs or bridges all ports.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,12 +8,12 @@ use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::l2fwd::{self, Config, DEMONSTRATION, REPORT_EVERY};
 use wirepath_pipeline::RunOptions;
-use wirepath_pmd::settings::Source;
+use wirepath_settings::Source;
 
 /// Forwards Ethernet frames between ports.
 ///
-/// Without --config it demonstrates itself for ten seconds: two ports generate frames, swallow what they are sent, and need no
-/// privilege.
+/// Without --config a demonstration runs for ten seconds: two ports generate frames and discard the frames
+/// that they send. It needs no privileges.
 #[derive(Debug, Parser)]
 #[command(name = "l2fwd", version, after_help = AFTER_HELP)]
 struct Arguments {
@@ -21,11 +21,11 @@ struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the configuration and end: nothing is opened
+    /// Check the configuration without opening anything
     #[arg(long, requires = "config")]
     check: bool,
 
-    /// Stop by itself after this time [default: 10 in the demonstration, else never]
+    /// Stop after this time [default: 10 in the demonstration, otherwise never]
     #[arg(short, long, value_name = "N", value_parser = seconds)]
     seconds: Option<Duration>,
 
@@ -33,9 +33,9 @@ struct Arguments {
     common: cli::Common,
 }
 
-const AFTER_HELP: &str = r#"Configuration, by example:
+const AFTER_HELP: &str = r#"Example configuration:
   [[port]]
-  name = "left"             # how the rest of the file calls it
+  name = "left"             # its name in the rest of the file
   driver = "auto"           # or af_xdp, af_packet, tap, pcap, memory, null; see `wirepath devices`
   device = "eth1"
 
@@ -49,17 +49,18 @@ const AFTER_HELP: &str = r#"Configuration, by example:
   rewrite_mac = false       # pairs: frames get the port's address as source
   # ageing = 300            # bridge: seconds until an address is forgotten
 
-  [[rule]]                  # as many as you like; the words: `wirepath flow items`, `wirepath flow actions`
+  [[rule]]                  # any number; see `wirepath flow items` and `wirepath flow actions`
   rule = "ingress prio 10: port id left / ipv4 dst 10.0.0.0/8 / tcp dst 23 => count, drop"
 
   [rules]
-  file = "acl.rules"        # more of them, one on each line; read again on SIGHUP
+  file = "acl.rules"        # more rules, one per line; reloaded on SIGHUP
 
   [workers]
   cores = [1]               # one worker pinned to each core; default: one, not pinned
   idle = "adaptive"         # or "busy"
 
-More in configs/l2fwd-*.toml. SIGINT or SIGTERM stops cleanly. Exit code: 0 done, 1 failed, 2 bad usage or configuration."#;
+More examples are in configs/l2fwd-*.toml. SIGINT or SIGTERM stops cleanly.
+Exit code: 0 success, 1 failure, 2 invalid usage or configuration."#;
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
@@ -84,7 +85,8 @@ fn main() -> ExitCode {
         let live = !arguments.common.json && !arguments.common.quiet;
         if arguments.config.is_none() && live {
             cli::print(
-                "Demonstration: frames between two generated ports. With --config FILE it forwards real ones; --help explains.\n",
+                "Demonstration: frames between two generated ports. --config FILE forwards between real ports; \
+                 see --help.\n",
             )?;
         }
         let default = arguments.config.is_none().then_some(Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! `tunnel-gateway`: VXLAN between local segments and remote VTEPs.
+//! The program `tunnel-gateway`: VXLAN between local segments and remote VTEPs.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,30 +7,34 @@ use std::time::Duration;
 use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
-use wirepath_apps::gateway::{Capture, EXAMPLE, Report, Reporting, Setup, check_tags, leave_to_nic, warn_of_lost_tags};
-use wirepath_apps::rules::{Hardware, RuleSettings, WithRules};
+use wirepath_apps::gateway::{
+    Capture, EXAMPLE, GatewayMonitor, Report, Setup, check_tags, update_nic_tunnels, warn_of_lost_tags,
+};
+use wirepath_apps::rules::{ControlWithRules, Hardware, RuleSettings};
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
 use wirepath_pipeline::{ControlPlane, PortInfo, RunOptions, Runtime, Summary};
 use wirepath_pmd::port::Offloads;
-use wirepath_pmd::settings::Source;
+use wirepath_settings::Source;
 use wirepath_wire::Tunnels;
 
 /// Joins local segments (a port, or a VLAN on a port) to VXLAN segments over IPv4 and IPv6.
 ///
-/// Without --config a demonstration runs, which needs no privileges and no interfaces: a source of traffic, the gateway, and a remote
-/// VTEP behind a cable in memory that sends every frame back. It stops after ten seconds, or as --seconds says.
+/// Without --config a demonstration runs, which needs no privileges and no interfaces: a traffic source, the
+/// gateway, and a remote VTEP behind an in-memory cable that returns every frame. It stops after ten seconds,
+/// or after the time of --seconds.
 ///
-/// With --config FILE the gateway runs on the ports of that file until it is stopped (Ctrl-C) or --seconds are over. It resolves its next
-/// hops by ARP and neighbour discovery, answers for its addresses (which must not be configured in the kernel), learns who is behind
-/// which remote, and replicates broadcast, multicast and unknown unicast to all remotes of a segment.
+/// With --config FILE the gateway runs on the ports of that file until Ctrl-C or the end of --seconds. It
+/// resolves its next hops by ARP and neighbour discovery. It answers for its addresses, which must not be
+/// configured in the kernel. It learns which hosts are behind each remote, and replicates broadcast,
+/// multicast and unknown unicast frames to all remotes of a segment.
 #[derive(Debug, Parser)]
 #[command(name = "tunnel-gateway", version, after_long_help = after_help())]
 struct Arguments {
-    /// Configuration to run; see below for one to begin with
+    /// Configuration file (TOML); see below for an example
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the configuration and end: nothing is opened
+    /// Check the configuration without opening anything
     #[arg(long, requires = "config")]
     check: bool,
 
@@ -38,7 +42,7 @@ struct Arguments {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     seconds: Option<u64>,
 
-    /// Write packets that are dropped to this pcapng file, each with its reason as comment
+    /// Write dropped packets to this pcapng file, each with its drop reason as a comment
     #[arg(long, value_name = "FILE")]
     capture_drops: Option<PathBuf>,
 
@@ -49,10 +53,12 @@ struct Arguments {
 fn after_help() -> String {
     let indented: String = EXAMPLE.lines().map(|line| format!("    {line}\n")).collect();
     format!(
-        "A configuration to begin with:\n\n{indented}\nFlow rules stand in front of the gateway and behind it ([[rule]] tables, or [rules] file = \"FILE\", which is read again \
-         on SIGHUP):\n\n    [[rule]]\n    rule = \"ingress prio 1: port id wan / udp / vxlan vni 42 / ipv4 dst 10.1.255.0/24 => count, drop\"\n\n\
-         Their words: `wirepath flow items`, `wirepath flow actions`. More under configs/ of the source tree, each key explained.\n\n\
-         Exit codes: 0 success, 1 failure, 2 bad usage or configuration (nothing was started).\n\n\
+        "Example configuration:\n\n{indented}\n\
+         Flow rules run before and after the gateway ([[rule]] tables, or [rules] file = \"FILE\", reloaded on\n\
+         SIGHUP):\n\n    [[rule]]\n    rule = \"ingress prio 1: port id wan / udp / vxlan vni 42 \
+         / ipv4 dst 10.1.255.0/24 => count, drop\"\n\n\
+         See `wirepath flow items` and `wirepath flow actions`. More examples are in configs/ of the source tree.\n\n\
+         Exit codes: 0 success, 1 failure, 2 invalid usage or configuration (nothing was started).\n\n\
          Examples:\n    tunnel-gateway                                  # the demonstration\n    \
          tunnel-gateway --config gateway.toml --check\n    \
          tunnel-gateway --config gateway.toml --seconds 60 --json"
@@ -104,9 +110,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         )?;
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
-    let mut control = Reporting::new(gateway, peer, live);
+    let mut control = GatewayMonitor::new(gateway, peer, live);
     control.capture = capture;
-    let (summary, control, rules) = carry(runtime, &config, rules, control, &options, live)?;
+    let (summary, control, rules) = run_gateway(runtime, &config, rules, control, &options, live)?;
     if arguments.common.json {
         cli::print_json(&summary.to_json())?;
     } else {
@@ -115,15 +121,15 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
 }
 
-/// From start to stop. Also gives what is to be printed of the flow rules.
-fn carry(
+/// Runs the gateway from start to stop. Also returns the report of the flow rules.
+fn run_gateway(
     mut runtime: Runtime,
     config: &GatewayConfig,
     rules: RuleSettings,
-    mut control: Reporting,
+    mut control: GatewayMonitor,
     options: &RunOptions,
     live: bool,
-) -> Result<(Summary, Reporting, String), Failure> {
+) -> Result<(Summary, GatewayMonitor, String), Failure> {
     let failed = Failure::failed;
     if let Some(peer) = control.peer.as_ref().map(Peer::port) {
         let mut running =
@@ -135,25 +141,25 @@ fn carry(
     let nic = rules.hardware == Hardware::Auto && runtime.ports().get(config.underlay.port).is_some_and(marks);
     if rules.is_empty() && !nic {
         let mut running = runtime.start(|worker| control.gateway.stage(worker)).map_err(failed)?;
-        if let Err(refused) = certain(running.plane(), config) {
+        if let Err(refused) = check_started_ports(running.plane(), config) {
             running.stop(&mut control);
             return Err(refused);
         }
         running.run(&mut control, options);
         return Ok((running.stop(&mut control), control, String::new()));
     }
-    // Rules see VXLAN where the gateway's tunnels are.
+    // The rules recognise VXLAN on the UDP port of the gateway's tunnels.
     let tunnels = Tunnels::default().with_vxlan(Some(config.underlay.udp_port));
     let parser = wirepath_wire::Parser { tunnels, ..wirepath_wire::Parser::default() };
-    let mut control = WithRules::begin(&mut runtime, rules, parser, control, live)?;
-    control.leave_to_nics = Some(leave_to_nic);
+    let mut control = ControlWithRules::begin(&mut runtime, rules, parser, control, live)?;
+    control.update_nics = Some(update_nic_tunnels);
     let mut running = runtime
         .start(|worker| {
             let gateway = control.control.gateway.stage(worker);
             control.stage(worker, gateway)
         })
         .map_err(failed)?;
-    let checked = certain(running.plane(), config).and_then(|()| control.started(running.plane()));
+    let checked = check_started_ports(running.plane(), config).and_then(|()| control.started(running.plane()));
     if let Err(refused) = checked {
         running.stop(&mut control);
         return Err(refused);
@@ -164,8 +170,8 @@ fn carry(
     Ok((summary, control.control, report))
 }
 
-/// Looks at the ports once more: which mode a port is in is certain only when it is started.
-fn certain(plane: &ControlPlane, config: &GatewayConfig) -> Result<(), Failure> {
+/// Checks the ports again after their start, when their mode is final.
+fn check_started_ports(plane: &ControlPlane, config: &GatewayConfig) -> Result<(), Failure> {
     check_tags(plane.ports(), config)?;
     warn_of_lost_tags(plane.ports(), config);
     Ok(())

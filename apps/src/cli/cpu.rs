@@ -1,16 +1,19 @@
-//! The programs are built for x86-64-v3: on an older processor they would end in "illegal instruction", which tells nobody what to
-//! do. The flags come from the kernel, which also knows whether the registers are switched on; the standard library's detection is
-//! of no use here, since it takes what the build assumes for granted.
+//! Check of the processor. The programs are built for x86-64-v3. On an older processor they would end with an
+//! "illegal instruction" signal, which does not explain the problem. The feature flags come from the kernel,
+//! which also knows whether the registers are enabled. The detection in the standard library is useless here,
+//! because it assumes all features that the build enables.
 
 use super::Failure;
 
-/// What x86-64-v3 adds to the baseline (System V psABI, table 3.1) in the words of `/proc/cpuinfo`; `abm` has LZCNT.
+/// Features that x86-64-v3 adds to the baseline (System V psABI, table 3.1), with their names in
+/// `/proc/cpuinfo`. The flag `abm` includes LZCNT.
 const V3: &[&str] = &[
     "cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",
     "abm", "movbe", "xsave",
 ];
 
-/// Features of x86-64-v3 that the first processor lacks; empty where the kernel does not tell, or on another architecture.
+/// Features of x86-64-v3 that the first processor lacks. Empty if the kernel does not report flags, and on
+/// other architectures.
 pub fn missing_cpu_features() -> Vec<&'static str> {
     if cfg!(not(target_arch = "x86_64")) {
         return Vec::new();
@@ -25,7 +28,7 @@ fn missing_from(cpuinfo: &str) -> Vec<&'static str> {
 }
 
 pub(super) fn check() -> Result<(), Failure> {
-    // Built for an older processor: runs everywhere.
+    // A build for older processors runs on all processors.
     if cfg!(not(target_feature = "avx2")) {
         return Ok(());
     }

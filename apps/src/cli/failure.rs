@@ -4,40 +4,40 @@ use std::process::ExitCode;
 
 use wirepath_pipeline::RuntimeError;
 use wirepath_pmd::port::PortError;
-use wirepath_pmd::settings::ConfigError;
+use wirepath_settings::ConfigError;
 
-/// Why a program ends without success: which exit code, and one message that says what to do.
+/// Failure of a program: determines the exit code and the error message.
 #[derive(Debug)]
 pub enum Failure {
-    /// Bad usage or configuration, nothing was started: exit code 2.
+    /// Invalid usage or configuration; nothing was started: exit code 2.
     Usage(String),
-    /// It did not work: exit code 1.
+    /// A failure at run time: exit code 1.
     Failed(String),
-    /// The answer is "no", and was printed already: exit code 1.
+    /// A negative result that was already printed: exit code 1.
     Silent,
-    /// A program that should be run for the user was not: with the exit code that a shell would give.
+    /// A program that the user asked to run could not be run. The exit code is that of a shell.
     NotRun {
-        /// 126: it cannot be run; 127: it is not there.
+        /// 126: the program cannot be executed. 127: the program was not found.
         code: u8,
-        /// What to say.
+        /// The error message.
         message: String,
     },
-    /// A program that was run for the user ended with this exit code, and has said why.
+    /// A program that the user asked to run ended with this exit code and has printed its own error.
     Ended(u8),
 }
 
 impl Failure {
-    /// Bad usage or configuration.
+    /// Creates a failure because of invalid usage or configuration.
     pub fn usage(message: impl fmt::Display) -> Self {
         Self::Usage(message.to_string())
     }
 
-    /// A failure at work.
+    /// Creates a failure at run time.
     pub fn failed(message: impl fmt::Display) -> Self {
         Self::Failed(message.to_string())
     }
 
-    /// The exit code.
+    /// Returns the exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code())
     }
@@ -52,8 +52,8 @@ impl Failure {
 
     pub(super) fn report(&self) {
         if let Self::Usage(message) | Self::Failed(message) | Self::NotRun { message, .. } = self {
-            // Nobody is left to hear that standard error is closed.
-            let _ = writeln!(std::io::stderr(), "error: {}", super::output::shown(message));
+            // An error is ignored: if standard error is closed, the message cannot be delivered.
+            let _ = writeln!(std::io::stderr(), "error: {}", super::output::sanitized(message));
         }
     }
 }
@@ -88,8 +88,8 @@ impl From<RuntimeError> for Failure {
     }
 }
 
-impl From<wirepath_pmd::packet::PoolError> for Failure {
-    fn from(error: wirepath_pmd::packet::PoolError) -> Self {
+impl From<wirepath_packet::PoolError> for Failure {
+    fn from(error: wirepath_packet::PoolError) -> Self {
         Self::failed(error)
     }
 }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn configuration_errors_are_usage_and_the_rest_is_not() {
-        let error = wirepath_pmd::settings::Source::new("c.toml", "a = = 1").parse().unwrap_err();
+        let error = wirepath_settings::Source::new("c.toml", "a = = 1").parse().unwrap_err();
         assert_eq!(Failure::from(error).code(), 2);
         assert_eq!(Failure::from(PortError::QueuesMissing { port: "p".into() }).code(), 1);
         assert_eq!(Failure::from(std::io::Error::other("x")).code(), 1);

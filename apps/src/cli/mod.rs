@@ -1,9 +1,9 @@
-//! The command-line contract that every program keeps.
+//! The command-line conventions of all programs.
 //!
-//! - Exit code 0 on success, 1 on failure, 2 on bad usage or configuration.
-//! - What was asked for goes to standard output, everything else (log, errors) to standard error.
+//! - Exit code 0 on success, 1 on failure, 2 on invalid usage or configuration.
+//! - Results go to standard output. The log and errors go to standard error.
 //! - With `--json`, standard output is one JSON object on one line.
-//! - SIGINT and SIGTERM stop cleanly; a second one ends the program at once.
+//! - SIGINT and SIGTERM stop the program cleanly. A second signal ends it at once.
 //!
 //! ```no_run
 //! use clap::Parser;
@@ -41,12 +41,13 @@ pub use output::{Rate, Table, print, print_check, print_json};
 pub use stop::Stop;
 use tracing_subscriber::EnvFilter;
 
-/// Runs a program: checks the processor, runs `body`, prints its error and gives its exit code.
+/// Runs a program: checks the processor, runs `body`, prints its error and returns its exit code.
 pub fn main(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     main_unchecked(|| cpu::check().and_then(|()| body()))
 }
 
-/// [`main()`] without the look at the processor, for programs that say themselves what it lacks.
+/// Runs a program like [`main()`], but without the processor check. It serves programs that report missing
+/// processor features themselves.
 pub fn main_unchecked(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     match body() {
         Ok(()) => ExitCode::SUCCESS,
@@ -57,26 +58,27 @@ pub fn main_unchecked(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// Options that every program has.
+/// Options of every program.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Common {
     /// Print results as one JSON object on one line of standard output
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// Say more on standard error; twice: everything. The variable WIREPATH_LOG sets it per module, as in
-    /// WIREPATH_LOG=wirepath_pmd=debug
+    /// Log more to standard error; twice: log everything. The variable WIREPATH_LOG sets the level per
+    /// module, as in WIREPATH_LOG=wirepath_pmd=debug
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
 
-    /// Say only what went wrong
+    /// Log only errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
 }
 
 impl Common {
-    /// Sends the log to standard error. Without options: what an operator needs to know (which driver and mode each port got, what
-    /// was passed over and why), but no progress.
+    /// Sends the log to standard error. The default level contains what an operator needs to know. Examples
+    /// are the driver and mode of each port, and the rejected drivers with the reason. It contains no progress
+    /// messages.
     pub fn start_logging(&self) {
         let level = match (self.quiet, self.verbose) {
             (true, _) => "error",
@@ -85,7 +87,7 @@ impl Common {
             (false, _) => "trace",
         };
         let filter = EnvFilter::try_from_env("WIREPATH_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-        // Fails only where a test has set another one before.
+        // This fails only if a test has installed another subscriber before.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)

@@ -6,26 +6,26 @@ use serde::Serialize;
 
 use super::Failure;
 
-/// Text as a terminal may get it. Names and reasons come from files, devices and other programs: control characters in them are shown, not
-/// obeyed. Lines stay lines.
-pub(super) fn shown(text: &str) -> Cow<'_, str> {
+/// Escapes control characters for output on a terminal. Names and reasons come from files, devices and other
+/// programs, so their control characters must not reach the terminal. Line ends stay.
+pub(super) fn sanitized(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c.escape_default().to_string())
 }
 
 fn escaped(text: &str, escape: impl Fn(char) -> String) -> Cow<'_, str> {
-    let is_obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-    if !text.contains(is_obeyed) {
+    let is_control = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(is_control) {
         return text.into();
     }
-    text.chars().map(|c| if is_obeyed(c) { escape(c) } else { c.to_string() }).collect::<String>().into()
+    text.chars().map(|c| if is_control(c) { escape(c) } else { c.to_string() }).collect::<String>().into()
 }
 
-/// Prints text on standard output, its control characters shown rather than obeyed. A reader that went away (`| head`) is no failure.
+/// Prints text on standard output with control characters escaped. A closed pipe (`| head`) is not an error.
 pub fn print(text: impl fmt::Display) -> Result<(), Failure> {
-    print_as_it_is(&shown(&text.to_string()))
+    print_raw(&sanitized(&text.to_string()))
 }
 
-fn print_as_it_is(text: &str) -> Result<(), Failure> {
+fn print_raw(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::failed(format!("standard output: {e}"))),
@@ -36,11 +36,11 @@ fn print_as_it_is(text: &str) -> Result<(), Failure> {
 /// Prints `value` as one JSON object on one line of standard output.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|e| Failure::failed(format!("JSON: {e}")))?;
-    // Most are escaped already; DEL and those behind it are not.
-    print_as_it_is(&escaped(&(line + "\n"), |c| format!("\\u{:04x}", u32::from(c))))
+    // JSON escapes most control characters, but not DEL and those above it.
+    print_raw(&escaped(&(line + "\n"), |c| format!("\\u{:04x}", u32::from(c))))
 }
 
-/// Says that a configuration is in order, and how many of each thing it has: what `--check` prints.
+/// Prints the result of `--check`: the configuration is valid, with the number of each kind of element.
 pub fn print_check(counts: &[(&str, usize)], json: bool) -> Result<(), Failure> {
     if json {
         let mut object = serde_json::Map::new();
@@ -49,10 +49,10 @@ pub fn print_check(counts: &[(&str, usize)], json: bool) -> Result<(), Failure> 
         return print_json(&object);
     }
     let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name}: {count}")).collect();
-    print(format_args!("configuration is in order; {}\n", counts.join(", ")))
+    print(format_args!("configuration is valid; {}\n", counts.join(", ")))
 }
 
-/// A number per second as people say it: `12.34 M`.
+/// A rate per second with a unit prefix, such as `12.34 M`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate(pub f64);
 
@@ -68,14 +68,14 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Columns of text, each as wide as its widest cell.
+/// A table of text columns, each as wide as its widest cell.
 #[derive(Clone, Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// With these headings.
+    /// Creates a table with these headings.
     pub fn new<const N: usize>(headings: [&str; N]) -> Self {
         Self { rows: vec![headings.map(str::to_owned).to_vec()] }
     }
@@ -115,8 +115,8 @@ mod tests {
 
     #[test]
     fn control_characters_are_shown() {
-        assert_eq!(shown("a\x1b]0;title\x07\u{9b}31m\r\nb\tc"), "a\\u{1b}]0;title\\u{7}\\u{9b}31m\\r\nb\tc");
-        assert!(matches!(shown("plain, with ä\n"), Cow::Borrowed(_)));
+        assert_eq!(sanitized("a\x1b]0;title\x07\u{9b}31m\r\nb\tc"), "a\\u{1b}]0;title\\u{7}\\u{9b}31m\\r\nb\tc");
+        assert!(matches!(sanitized("plain, with ä\n"), Cow::Borrowed(_)));
         let line = escaped("{\"x\":\"\u{9b}\"}", |c| format!("\\u{:04x}", u32::from(c))).into_owned();
         assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap()["x"], "\u{9b}");
     }

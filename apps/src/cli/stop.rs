@@ -8,55 +8,55 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
 
-/// The wish to stop: by SIGINT, SIGTERM, or the program itself.
+/// A stop request, made by SIGINT, by SIGTERM or by the program itself.
 #[derive(Debug)]
 pub struct Stop {
     flag: Arc<AtomicBool>,
-    woken: UnixStream,
-    wake: UnixStream,
+    wake_rx: UnixStream,
+    wake_tx: UnixStream,
 }
 
 impl Stop {
-    /// Takes SIGINT and SIGTERM over. The first one asks to stop; the second ends the program with exit code 1, should the stop
-    /// hang.
+    /// Handles SIGINT and SIGTERM. The first signal requests a stop. The second ends the program with exit
+    /// code 1, in case the stop hangs.
     pub fn on_signals() -> Result<Self, Failure> {
-        let stop = Self::by_hand()?;
+        let stop = Self::manual()?;
         let signals = |e| Failure::failed(format!("cannot handle signals: {e}"));
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the flag is not set yet when the first signal passes the check.
+            // The order matters: the flag is not set yet when the first signal passes the check.
             signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop.flag)).map_err(signals)?;
             signal_hook::flag::register(signal, Arc::clone(&stop.flag)).map_err(signals)?;
-            let wake = stop.wake.try_clone().map_err(signals)?;
-            signal_hook::low_level::pipe::register(signal, wake).map_err(signals)?;
+            let wake_tx = stop.wake_tx.try_clone().map_err(signals)?;
+            signal_hook::low_level::pipe::register(signal, wake_tx).map_err(signals)?;
         }
         Ok(stop)
     }
 
-    /// Stops by [`Self::request`] only.
-    pub fn by_hand() -> Result<Self, Failure> {
-        let (woken, wake) =
+    /// Creates a stop request that only [`Self::request`] sets.
+    pub fn manual() -> Result<Self, Failure> {
+        let (wake_rx, wake_tx) =
             UnixStream::pair().map_err(|e| Failure::failed(format!("cannot make a socket pair: {e}")))?;
-        Ok(Self { flag: Arc::default(), woken, wake })
+        Ok(Self { flag: Arc::default(), wake_rx, wake_tx })
     }
 
-    /// Asks to stop.
+    /// Requests a stop.
     pub fn request(&self) {
         self.flag.store(true, Ordering::SeqCst);
-        // The buffer holds more than the one byte that is ever needed.
-        let _ = (&self.wake).write(&[0]);
+        // The buffer holds more than the single byte that is ever needed.
+        let _ = (&self.wake_tx).write(&[0]);
     }
 
-    /// Whether to stop.
+    /// Returns whether a stop was requested.
     pub fn requested(&self) -> bool {
         self.flag.load(Ordering::SeqCst)
     }
 
-    /// The flag, for threads that look at it between their turns.
+    /// Returns the flag, for threads that poll it.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.flag)
     }
 
-    /// Sleeps for `duration` or until it is time to stop, whichever comes first; tells whether to stop.
+    /// Sleeps for `duration` or until a stop is requested. Returns whether a stop was requested.
     pub fn wait(&self, duration: Duration) -> bool {
         let end = Instant::now() + duration;
         loop {
@@ -64,11 +64,11 @@ impl Stop {
             if self.requested() || left.is_zero() {
                 return self.requested();
             }
-            if self.woken.set_read_timeout(Some(left)).is_err() {
+            if self.wake_rx.set_read_timeout(Some(left)).is_err() {
                 std::thread::sleep(left.min(Duration::from_millis(50)));
                 continue;
             }
-            match (&self.woken).read(&mut [0]) {
+            match (&self.wake_rx).read(&mut [0]) {
                 Err(e) if e.kind() == ErrorKind::Interrupted || e.kind() == ErrorKind::WouldBlock => {}
                 _ => return self.requested(),
             }
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_request_ends_every_wait() {
-        let stop = Stop::by_hand().unwrap();
+        let stop = Stop::manual().unwrap();
         assert!(!stop.wait(Duration::from_millis(1)));
         let flag = stop.flag();
         std::thread::scope(|s| {

@@ -2,13 +2,13 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use wirepath_pmd::drivers::pcap::{Format, MAX_FRAME, Precision, Writer};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::Packet;
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
+use wirepath_pmd::drivers::r#virtual::pcap::{Format, MAX_FRAME, Precision, Writer};
 
 use crate::cli::Failure;
 
-/// A pcapng file of the packets that were dropped, each with its reason as comment.
+/// A pcapng file of dropped packets, each with its drop reason as a comment.
 #[derive(Debug)]
 pub struct Capture {
     writer: Option<Writer<File>>,
@@ -16,7 +16,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Makes the file, or empties it.
+    /// Creates the file, or truncates it.
     pub fn create(path: &Path) -> Result<Self, Failure> {
         let name = path.display().to_string();
         let failed = |e| Failure::failed(format!("{name}: {e}"));
@@ -29,18 +29,18 @@ impl Capture {
     pub fn write(&mut self, packet: &Packet, reason: DropReason) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
         let comment = format!("{}: {}", reason.name(), reason.text());
-        self.with(|writer| writer.write_with(now, packet.segments(), packet.len(), &comment));
+        self.with(|writer| writer.write_with_comment(now, packet.segments(), packet.len(), &comment));
     }
 
-    /// Hands what was written to the system.
+    /// Flushes buffered packets to the operating system.
     pub fn flush(&mut self) {
         self.with(|writer| if writer.is_dirty() { writer.flush() } else { Ok(()) });
     }
 
-    /// A full disk ends the capture, not the gateway.
+    /// Runs a write action. An error, such as a full disk, ends the capture but not the gateway.
     fn with(&mut self, action: impl FnOnce(&mut Writer<File>) -> std::io::Result<()>) {
         if let Some(Err(error)) = self.writer.as_mut().map(action) {
-            tracing::error!("{}: {error}; dropped packets are captured no more", self.path);
+            tracing::error!("{}: {error}; the capture has ended", self.path);
             self.writer = None;
         }
     }

@@ -1,21 +1,23 @@
-//! The demonstration: a source of traffic, the gateway, and a VTEP behind a cable in memory that sends every frame back.
+//! The demonstration: a traffic source, the gateway, and a VTEP behind an in-memory cable that returns every
+//! frame.
 //!
 //! ```text
 //! source ──> gateway ──> wan ═════ peer ──┐
-//!   sink <── gateway <── wan ═════ peer <─┘ the remote VTEP turns every frame round
+//!   sink <── gateway <── wan ═════ peer <─┘ the remote VTEP returns every frame
 //! ```
 //!
-//! Nothing in it is made easier: the gateway asks for its next hop by ARP, floods until it has learned, and then forwards.
+//! The gateway works as usual: it resolves its next hop by ARP, floods until it has learned addresses, and
+//! then forwards.
 
+use wirepath_packet::PortId;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::{Batch, Packet};
 use wirepath_pipeline::tunnel::Gateway;
-use wirepath_pipeline::tunnel::underlay::{Addresses, Answer, Station};
+use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
 use wirepath_pipeline::{Context, ControlPlane, Stage};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::{Batch, Packet};
-use wirepath_pmd::port::PortId;
 use wirepath_wire::MacAddr;
 
-/// The demonstration's configuration.
+/// Configuration of the demonstration.
 pub const CONFIG: &str = r#"
 [[port]]
 name = "lan"
@@ -43,40 +45,40 @@ addresses = ["10.9.0.1/24"]
 name = "blue"
 vni = 42
 remotes = ["10.9.0.2"]
-attach = [{ port = "lan" }]
+ports = [{ port = "lan" }]
 "#;
 
-/// Name of the port behind which the remote VTEP sits.
+/// Name of the port to the remote VTEP.
 pub const PEER: &str = "peer";
 
-/// The remote VTEP's answers to ARP.
+/// The remote VTEP, which answers ARP.
 #[derive(Debug)]
 pub struct Peer {
     port: PortId,
-    station: Station,
+    host: UnderlayHost,
 }
 
 impl Peer {
-    /// The VTEP 10.9.0.2, behind `port`.
+    /// Creates the VTEP 10.9.0.2 on `port`.
     pub fn new(port: PortId, mac: Option<MacAddr>) -> Self {
         let prefix = "10.9.0.2/24".parse().expect("an address with its prefix length");
         let mac = mac.unwrap_or(MacAddr([2, 0, 10, 9, 0, 2]));
-        Self { port, station: Station::new(Addresses { mac, addresses: vec![prefix], gateways: Vec::new() }) }
+        Self { port, host: UnderlayHost::new(Addresses { mac, addresses: vec![prefix], gateways: Vec::new() }) }
     }
 
-    /// Its port.
+    /// Returns the VTEP's port.
     pub fn port(&self) -> PortId {
         self.port
     }
 
-    /// Answers a frame that is no tunnel packet.
+    /// Answers a frame that is not a tunnel packet.
     pub fn answer(&mut self, packet: Packet, plane: &mut ControlPlane) {
         let mut frame = packet.data().to_vec();
-        let answer = match self.station.handle(&mut frame, plane.now() / 1_000_000).answer {
-            Answer::Frame(frame) => frame,
-            Answer::InPlace => frame,
-            Answer::None => return,
-            Answer::Refused(reason) => return plane.drop(packet, reason),
+        let answer = match self.host.handle(&mut frame, plane.now() / 1_000_000).reply {
+            HostReply::Frame(frame) => frame,
+            HostReply::InPlace => frame,
+            HostReply::None => return,
+            HostReply::Drop(reason) => return plane.drop(packet, reason),
         };
         let reply = plane.pool(self.port).and_then(|pool| {
             let mut reply = pool.take()?;
@@ -89,7 +91,7 @@ impl Peer {
     }
 }
 
-/// The gateway's stage, and the remote VTEP's.
+/// The stages of the gateway and of the remote VTEP.
 #[derive(Debug)]
 pub struct Demo {
     /// The gateway.
@@ -106,7 +108,7 @@ impl Stage for Demo {
         }
         let peer = self.peer;
         batch.filter_map(|mut packet| {
-            if turn_round(packet.data_mut()) {
+            if swap_addresses(packet.data_mut()) {
                 packet.set_out_port(peer);
                 return Some(packet);
             }
@@ -116,8 +118,8 @@ impl Stage for Demo {
     }
 }
 
-/// Exchanges the addresses of a VXLAN packet over IPv4, outside and inside. `false`: it is none.
-fn turn_round(frame: &mut [u8]) -> bool {
+/// Swaps the outer and inner addresses of a VXLAN packet over IPv4. Returns `false` for other frames.
+fn swap_addresses(frame: &mut [u8]) -> bool {
     // Ethernet, IPv4 without options, UDP, VXLAN, Ethernet, IPv4.
     let Some(h) = frame.first_chunk_mut::<84>() else { return false };
     if h[12..15] != [8, 0, 0x45] || h[23] != 17 || h[36..38] != 4789u16.to_be_bytes() {

@@ -1,4 +1,4 @@
-//! `tunnel-gateway`: reading its configuration, running it, and its demonstration.
+//! The program `tunnel-gateway`: configuration, operation and demonstration.
 
 mod capture;
 pub mod demo;
@@ -7,6 +7,6 @@ mod report;
 mod setup;
 
 pub use capture::Capture;
-pub use offload::{Offload, leave_to_nic};
-pub use report::{Report, Reporting};
+pub use offload::{NicTunnels, update_nic_tunnels};
+pub use report::{GatewayMonitor, Report};
 pub use setup::{EXAMPLE, Setup, check_tags, warn_of_lost_tags};

@@ -1,68 +1,71 @@
-//! The tunnels of the gateway in the NIC of the underlay, as far as it can have them.
+//! Offload of the gateway's tunnels to the NIC of the underlay.
 //!
-//! A NIC takes apart only what the gateway would take: outer lengths and checksums that are right, and a VXLAN header that says that it has
-//! a VNI. All else comes to the gateway as it is, and ends there with its reason. (A frame in a tunnel that is too short to be one ends in
-//! the NIC, uncounted.) A NIC that does not compare these things takes nothing apart.
+//! A NIC decapsulates only packets that the gateway would decapsulate: outer lengths and checksums must be
+//! valid, and the VXLAN header must have the I flag. All other packets reach the gateway unchanged, which
+//! drops them with a reason. One exception: the NIC drops an inner frame that is too short without counting
+//! it. A NIC that cannot check these conditions does not decapsulate.
 //!
-//! The gateway does the same by itself, with the same packets on the wire: whatever the NIC does not take (marked by congestion, another
-//! remote, too long) it does as on any port.
+//! The gateway produces the same packets in software. It handles everything that the NIC does not handle:
+//! packets with a congestion mark, other remotes, and frames that are too long.
 
 use std::net::IpAddr;
 
+use wirepath_flow::{Action, Direction, Field, Key, Rule};
+use wirepath_packet::PortId;
 use wirepath_pipeline::ControlPlane;
 use wirepath_pipeline::rules::RuleControl;
 use wirepath_pipeline::tunnel::{GatewayControl, Tunnel};
-use wirepath_pmd::flow::{Action, Direction, Field, Key, Rule};
-use wirepath_pmd::port::PortId;
 use wirepath_wire::MacAddr;
 
-use super::Reporting;
-use crate::rules::{decap, encap};
+use super::GatewayMonitor;
+use crate::rules::{decap_rule, encap_rule};
 
-/// What the NIC has of each remote.
+/// State of each remote in the NIC.
 #[derive(Debug, Default)]
-pub struct Offload {
+pub struct NicTunnels {
     remotes: Vec<Remote>,
-    /// How often devices had lost what they had.
-    lost: u64,
-    /// Nanoseconds of the last look.
-    looked: u64,
+    /// Number of times that devices lost their state, as of the last check.
+    encap_losses: u64,
+    /// Time of the last check in nanoseconds.
+    checked_at: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Remote {
-    opens: bool,
-    /// Next hop of the header, and its number; `Err`: the NIC does not take it to this one, and when it is asked again.
-    wraps: Option<(MacAddr, Result<u32, u64>)>,
+    decap: bool,
+    /// Next hop in the header and the header's number in the NIC. `Err`: the NIC rejected the header, with
+    /// the time of the next attempt.
+    encap: Option<(MacAddr, Result<u32, u64>)>,
 }
 
-/// Nanoseconds between two looks at the remotes.
-const LOOK: u64 = 100_000_000;
-/// Nanoseconds until a NIC is asked again for what it has refused.
-const AGAIN: u64 = 1_000_000_000;
-/// What the configuration stands in the way of, it always does.
+/// Nanoseconds between two checks of the remotes.
+const CHECK_INTERVAL: u64 = 100_000_000;
+/// Nanoseconds between a rejection by the NIC and the next attempt.
+const RETRY_INTERVAL: u64 = 1_000_000_000;
+/// Time of the next attempt if the configuration prevents the offload, which never changes.
 const NEVER: u64 = u64::MAX;
 
-/// To be called on every tick: gives the NIC what is new, and takes back what is old.
-pub fn leave_to_nic(reporting: &mut Reporting, rules: &mut RuleControl, plane: &mut ControlPlane) {
-    let Reporting { gateway, offload, .. } = reporting;
-    let port = gateway.config().underlay.port as PortId;
+/// Installs new tunnels in the NIC and removes outdated ones. Called on every tick.
+pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleControl, plane: &mut ControlPlane) {
+    let GatewayMonitor { gateway, offload, .. } = reporting;
+    let port = PortId::new(gateway.config().underlay.port as u16);
     let now = plane.now();
-    if !rules.hardware().has(port) || now < offload.looked + LOOK {
+    if !rules.hardware().has(port) || now < offload.checked_at + CHECK_INTERVAL {
         return;
     }
-    offload.looked = now;
-    if offload.lost != rules.hardware().lost() {
-        offload.lost = rules.hardware().lost();
+    offload.checked_at = now;
+    if offload.encap_losses != rules.hardware().encap_losses() {
+        offload.encap_losses = rules.hardware().encap_losses();
         for (index, remote) in offload.remotes.iter_mut().enumerate() {
             gateway.encapsulated_by_nic(index, None);
-            if let Some((_, Ok(number))) = remote.wraps.take() {
-                rules.drop_encap(plane, port, number);
+            if let Some((_, Ok(number))) = remote.encap.take() {
+                rules.remove_implicit_encap(plane, port, number);
             }
         }
     }
-    // Rules at egress see packets as they leave, so they must be whole by then.
-    let leaves = |rule: &Rule| rule.fields().get(Key::field(0, Field::PortId)).is_none_or(|it| it.matches(port.into()));
+    // Egress rules see packets as they leave, so those packets must be encapsulated in software.
+    let leaves =
+        |rule: &Rule| rule.fields().get(Key::field(0, Field::PortId)).is_none_or(|it| it.matches(port.number().into()));
     let watched = rules.rules().any(|(_, rule)| rule.direction() == Direction::Egress && leaves(rule));
     let mut tunnels: Vec<Tunnel> = gateway.tunnels().collect();
     if watched {
@@ -70,63 +73,65 @@ pub fn leave_to_nic(reporting: &mut Reporting, rules: &mut RuleControl, plane: &
     }
     offload.remotes.resize(tunnels.len(), Remote::default());
     for (index, (tunnel, remote)) in tunnels.iter().zip(&mut offload.remotes).enumerate() {
-        if !remote.opens {
-            remote.opens = true;
-            open(gateway, rules, plane, index, tunnel);
+        if !remote.decap {
+            remote.decap = true;
+            install_decap(gateway, rules, plane, index, tunnel);
         }
-        if let Some((hop, number)) = remote.wraps
+        if let Some((hop, number)) = remote.encap
             && Some(hop) != tunnel.next_hop
         {
             gateway.encapsulated_by_nic(index, None);
-            number.into_iter().for_each(|number| rules.drop_encap(plane, port, number));
-            remote.wraps = None;
+            number.into_iter().for_each(|number| rules.remove_implicit_encap(plane, port, number));
+            remote.encap = None;
         }
-        let due = remote.wraps.is_none_or(|(_, number)| number.is_err_and(|again| again <= now));
+        let due = remote.encap.is_none_or(|(_, number)| number.is_err_and(|again| again <= now));
         if let Some(hop) = tunnel.next_hop.filter(|_| due) {
             let (to, vni) = (tunnel.remote, tunnel.vni);
-            let number = match wrap(gateway, rules, plane, port, tunnel, hop) {
+            let number = match install_encap(gateway, rules, plane, port, tunnel, hop) {
                 Ok(number) => {
-                    tracing::info!("tunnel to {to} (VNI {vni}): headers are put on in the NIC");
+                    tracing::info!("tunnel to {to} (VNI {vni}): the NIC encapsulates");
                     Ok(number)
                 }
                 Err((why, again)) => {
-                    // Once is enough.
-                    if remote.wraps.is_none() {
-                        tracing::info!("tunnel to {to} (VNI {vni}): headers are put on in software: {why}");
+                    // The reason is logged only once.
+                    if remote.encap.is_none() {
+                        tracing::info!("tunnel to {to} (VNI {vni}): the workers encapsulate: {why}");
                     }
-                    Err(if again { now + AGAIN } else { NEVER })
+                    Err(if again { now + RETRY_INTERVAL } else { NEVER })
                 }
             };
-            remote.wraps = Some((hop, number));
+            remote.encap = Some((hop, number));
             gateway.encapsulated_by_nic(index, number.ok());
         }
     }
 }
 
-/// Has the NIC take off what comes from a remote.
-fn open(
+/// Installs decapsulation of the packets from a remote.
+fn install_decap(
     gateway: &mut GatewayControl,
     rules: &mut RuleControl,
     plane: &mut ControlPlane,
     index: usize,
     tunnel: &Tunnel,
 ) {
-    // Over IPv6 a datagram without checksum is refused (RFC 8200 section 8.1), and a NIC says nothing of that afterwards.
+    // Over IPv6 a datagram without a checksum must be dropped (RFC 8200 section 8.1), but a NIC does not
+    // report a missing checksum after decapsulation.
     if tunnel.remote.is_ipv6() {
         return;
     }
     let us = gateway.mac();
     let hop = |_: IpAddr| (us, us);
-    let rule = decap(gateway.config(), tunnel.local, tunnel.remote, tunnel.vni, index as u32, &hop);
-    // The configuration has been checked: it is a rule.
+    let rule = decap_rule(gateway.config(), tunnel.local, tunnel.remote, tunnel.vni, index as u32, &hop);
+    // The configuration was checked, so the rule is valid.
     if let Ok(rule) = rule {
-        gateway.opened_by_nic();
-        rules.own_decap(plane, rule, index as u32);
+        gateway.decapsulated_by_nic();
+        rules.add_implicit_decap(plane, rule, index as u32);
     }
 }
 
-/// Has the NIC put the header of a remote on: the number that says so, or why not, and whether it may another time.
-fn wrap(
+/// Installs the outer header of a remote in the NIC. Returns its number, or the reason for the rejection and
+/// whether to retry.
+fn install_encap(
     gateway: &GatewayControl,
     rules: &mut RuleControl,
     plane: &mut ControlPlane,
@@ -136,22 +141,22 @@ fn wrap(
 ) -> Result<u32, (String, bool)> {
     let (config, us) = (gateway.config(), gateway.mac());
     let never = |why: &str| Err((why.to_owned(), false));
-    if config.underlay.source_ports != ALL_PORTS {
+    if config.underlay.source_ports != DYNAMIC_PORTS {
         return never("the NIC chooses source ports from all dynamic ones");
     }
     let hops = |_: IpAddr| (us, hop);
-    let rule = match encap(config, tunnel.local, tunnel.remote, tunnel.vni, 0, &hops) {
+    let rule = match encap_rule(config, tunnel.local, tunnel.remote, tunnel.vni, 0, &hops) {
         Ok(Some(rule)) => rule,
         Ok(None) => return never("the outer DSCP is that of each packet"),
         Err(error) => return never(&error.to_string()),
     };
     match rule.actions().first() {
         Some(Action::Reformat(header)) => {
-            rules.own_encap(plane, port, header).map_err(|obstacle| (obstacle.to_string(), true))
+            rules.add_implicit_encap(plane, port, header).map_err(|obstacle| (obstacle.to_string(), true))
         }
         _ => never("the rule has no header"),
     }
 }
 
-/// The source ports of tunnel packets unless others are configured (RFC 7348 section 5).
-const ALL_PORTS: (u16, u16) = (49152, 65535);
+/// Default range of source ports (RFC 7348 section 5).
+const DYNAMIC_PORTS: (u16, u16) = (49152, 65535);

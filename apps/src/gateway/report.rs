@@ -1,49 +1,64 @@
+//! Periodic rates and the final report of a gateway.
+
 use serde_json::Value;
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::Packet;
 use wirepath_pmd::port::{PortEvent, PortId};
 
-use super::Offload;
+use super::NicTunnels;
 use super::capture::Capture;
 use super::demo::Peer;
 use crate::cli::{self, Rate, Table};
 
-/// The gateway's control, and what is shown of it meanwhile.
+/// Control handler of a gateway. It forwards all events to [`GatewayControl`], prints rates and captures drops.
 #[derive(Debug)]
-pub struct Reporting {
-    /// The gateway.
+pub struct GatewayMonitor {
+    /// Control handler of the gateway without output.
     pub gateway: GatewayControl,
-    /// The other end of the demonstration.
+    /// Simulated remote VTEP of the demonstration. It receives the punts of its own port.
     pub peer: Option<Peer>,
-    /// Show rates.
+    /// If true, rates are printed to standard output.
     pub live: bool,
-    /// Where dropped packets are written.
+    /// Capture file for dropped packets.
     pub capture: Option<Capture>,
-    /// What the NIC of the underlay does.
-    pub offload: Offload,
-    before: Vec<SegmentStats>,
-    at: f64,
+    /// State of the tunnel offload to the NIC of the underlay.
+    pub offload: NicTunnels,
+    /// Statistics of the segments at the previous output of rates.
+    last_stats: Vec<SegmentStats>,
+    /// Time of the previous output of rates, in seconds since the start.
+    last_elapsed: f64,
 }
 
-impl Reporting {
-    /// Shows the rates of a gateway if it is to be `live`.
+impl GatewayMonitor {
+    /// Creates the control handler of a gateway, without capture.
     pub fn new(gateway: GatewayControl, peer: Option<Peer>, live: bool) -> Self {
-        Self { gateway, peer, live, capture: None, offload: Offload::default(), before: Vec::new(), at: 0.0 }
+        Self {
+            gateway,
+            peer,
+            live,
+            capture: None,
+            offload: NicTunnels::default(),
+            last_stats: Vec::new(),
+            last_elapsed: 0.0,
+        }
     }
 
-    fn segments(&mut self, elapsed: f64) -> String {
+    /// Returns one line of rates per segment, averaged since the previous call.
+    fn segment_rates(&mut self, elapsed: f64) -> String {
         let now: Vec<SegmentStats> =
             (0..self.gateway.config().segments.len()).map(|i| self.gateway.segment_stats(i)).collect();
-        let time = (elapsed - self.at).max(1e-9);
+        let seconds = (elapsed - self.last_elapsed).max(1e-9);
+        let id_name = self.gateway.config().underlay.kind.id_name;
         let mut text = String::new();
         for (i, (segment, stats)) in self.gateway.config().segments.iter().zip(&now).enumerate() {
-            let old = self.before.get(i).copied().unwrap_or_default();
-            let rate = |new: u64, old: u64| Rate(new.saturating_sub(old) as f64 / time);
+            let old = self.last_stats.get(i).copied().unwrap_or_default();
+            let rate = |new: u64, old: u64| Rate(new.saturating_sub(old) as f64 / seconds);
             text += &format!(
-                "         segment {} (VNI {}): into tunnels {}pps, out of tunnels {}pps, flooded {}pps, {} addresses learned\n",
+                "         segment {} ({id_name} {}): into tunnels {}pps, out of tunnels {}pps, flooded {}pps, {} \
+                addresses learned\n",
                 segment.name,
                 segment.vni,
                 rate(stats.overlay_tx.0, old.overlay_tx.0),
@@ -52,13 +67,13 @@ impl Reporting {
                 self.gateway.learn_stats(i).learned,
             );
         }
-        self.before = now;
-        self.at = elapsed;
+        self.last_stats = now;
+        self.last_elapsed = elapsed;
         text
     }
 }
 
-/// The segments of a gateway as a table, for the end.
+/// Text of the final report of a gateway: a table of the segments and one of the next hops.
 #[derive(Debug)]
 pub struct Report<'g>(pub &'g GatewayControl);
 
@@ -66,7 +81,7 @@ impl std::fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut table = Table::new([
             "SEGMENT",
-            "VNI",
+            self.0.config().underlay.kind.id_name,
             "FROM LOCAL",
             "INTO TUNNELS",
             "OUT OF TUNNELS",
@@ -105,10 +120,10 @@ impl std::fmt::Display for Report<'_> {
     }
 }
 
-impl Control for Reporting {
+impl Control for GatewayMonitor {
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
         match &mut self.peer {
-            Some(peer) if punt.packet.in_port() == peer.port() => peer.answer(punt.packet, plane),
+            Some(peer) if punt.packet.in_port() == Some(peer.port()) => peer.answer(punt.packet, plane),
             _ => self.gateway.punt(punt, plane),
         }
     }
@@ -124,7 +139,7 @@ impl Control for Reporting {
         }
     }
 
-    fn refused(&mut self, packet: Packet, reason: DropReason) {
+    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
         if let Some(capture) = &mut self.capture {
             capture.write(&packet, reason);
         }
@@ -136,8 +151,8 @@ impl Control for Reporting {
 
     fn rates(&mut self, rates: &Rates) {
         if self.live {
-            let segments = self.segments(rates.elapsed.as_secs_f64());
-            // A closed standard output ends the display, not the gateway.
+            let segments = self.segment_rates(rates.elapsed.as_secs_f64());
+            // An error, such as a closed standard output, must not stop the gateway.
             let _ = cli::print(format_args!("{rates}\n{segments}"));
         }
     }

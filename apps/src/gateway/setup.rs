@@ -1,13 +1,13 @@
 use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::{PortInfo, Runtime, RuntimeConfig};
-use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::drivers::{DeviceKind, PortSettings, device_kind};
 use wirepath_pmd::port::VlanTags;
-use wirepath_pmd::settings::{ConfigError, Source};
+use wirepath_settings::{ConfigError, Source};
 
 use crate::cli::Failure;
 use crate::rules::RuleSettings;
 
-/// A configuration to begin with, for the help.
+/// Example configuration for the help text.
 pub const EXAMPLE: &str = r#"[[port]]
 name = "wan"
 device = "eth0"
@@ -24,10 +24,10 @@ addresses = ["10.9.0.1/24"]
 name = "blue"
 vni = 42
 remotes = ["10.9.0.2"]
-attach = [{ port = "lan" }]
+ports = [{ port = "lan" }]
 "#;
 
-/// A whole configuration of the gateway, checked as far as that goes without opening a port.
+/// Complete configuration of the gateway, checked as far as possible without opening a port.
 #[derive(Debug)]
 pub struct Setup {
     /// Ports.
@@ -59,79 +59,80 @@ impl Setup {
         Ok(Self { ports, runtime, gateway, rules })
     }
 
-    /// Refuses ports that nothing uses: most likely a segment was forgotten.
+    /// Rejects ports that are not used, because a segment was probably forgotten.
     pub fn check_ports_used(&self) -> Result<(), ConfigError> {
         for (index, port) in self.ports.iter().enumerate() {
             let attached = self.gateway.segments.iter().any(|s| s.attachments.iter().any(|a| a.port == index));
             if index != self.gateway.underlay.port && !attached {
                 let message = format!("port \"{}\" is neither the underlay's nor attached to a segment", port.name);
-                return Err(port.place.error(message));
+                return Err(port.name_span.error(message));
             }
         }
         Ok(())
     }
 
-    /// Opens the ports and checks what only they know; nothing is started yet.
+    /// Opens the ports and checks the properties that only open ports have. Nothing is started.
     pub fn open(self) -> Result<(Runtime, GatewayConfig, RuleSettings), Failure> {
         let Self { ports, runtime, gateway, rules } = self;
         let runtime = Runtime::open(ports, runtime)?;
         check_tags(runtime.ports(), &gateway)?;
         let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);
-        // The others have no kernel beside them.
-        if !["memory", "null", "pcap"].contains(&driver) {
+        // Virtual ports bypass no kernel interface.
+        if device_kind(driver) != DeviceKind::Virtual {
             check_kernel(&gateway)?;
         }
         Ok((runtime, gateway, rules))
     }
 }
 
-/// Refuses addresses that the kernel has too: it would answer for them, with another Ethernet address or with "port unreachable".
+/// Rejects addresses that are also configured in the kernel. The kernel would answer for them with another
+/// Ethernet address or with "port unreachable".
 fn check_kernel(gateway: &GatewayConfig) -> Result<(), Failure> {
     for prefix in &gateway.underlay.addresses {
         let ip = prefix.address;
         let version = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
         let any = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
-        // Where every address can be bound to, this says nothing.
+        // The check is meaningless if every address can be bound.
         let says = any.is_ok_and(|value| value.trim() == "0");
         if says && std::net::UdpSocket::bind((ip, 0)).is_ok() {
             let message = format!(
-                "{ip} is configured in the kernel, which would answer for it; the gateway answers itself. Take it away: \
+                "{ip} is configured in the kernel, which would answer for it instead of the gateway. Remove it: \
                  ip address del {prefix} dev INTERFACE"
             );
-            return Err(gateway.underlay.addresses_place.error(message).into());
+            return Err(gateway.underlay.addresses_span.error(message).into());
         }
     }
     Ok(())
 }
 
-/// Refuses VLANs on ports that lose the tags of received frames: they would leak into the untagged segment. To be asked again once the
-/// ports are started: only then is their mode certain.
+/// Rejects VLANs on ports that lose the tags of received frames, because tagged frames would leak into the
+/// untagged segment. The check is repeated after the ports are started, when their mode is final.
 pub fn check_tags(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
     let losing = |index: usize| ports.get(index).and_then(loses_tags);
     if let (Some(why), true) = (losing(gateway.underlay.port), gateway.underlay.vlan.is_some()) {
         let message = format!("{why}, so the underlay cannot have a VLAN there; driver = \"af_packet\" keeps them");
-        return Err(gateway.underlay.place.error(message).into());
+        return Err(gateway.underlay.port_span.error(message).into());
     }
     for segment in &gateway.segments {
         for attachment in &segment.attachments {
             let Some(why) = losing(attachment.port) else { continue };
             if attachment.vlan.is_some() {
                 let message =
-                    format!("{why}, so segments cannot be told apart by VLAN there; driver = \"af_packet\" keeps them");
-                return Err(attachment.place.error(message).into());
+                    format!("{why}, so VLANs cannot separate segments there; driver = \"af_packet\" keeps them");
+                return Err(attachment.port_span.error(message).into());
             }
         }
     }
     Ok(())
 }
 
-/// Says where a tag would go unnoticed: on started ports that lose the tags of received frames.
+/// Warns about started ports that lose the tags of received frames, because tagged frames go unnoticed there.
 pub fn warn_of_lost_tags(ports: &[PortInfo], gateway: &GatewayConfig) {
     for segment in &gateway.segments {
         for attachment in &segment.attachments {
             if let Some(why) = ports.get(attachment.port).and_then(loses_tags) {
                 let name = &segment.name;
-                tracing::warn!("{why}: frames with a tag are taken for frames without one, of segment \"{name}\"");
+                tracing::warn!("{why}: tagged frames are handled as untagged frames of segment \"{name}\"");
             }
         }
     }

@@ -1,39 +1,40 @@
 use std::sync::Arc;
 
 use serde_json::json;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::table::{Fdb, FdbLimits, FdbWriter, Key, Learned, NO_DESTINATION};
 use wirepath_pipeline::{Context, Control, ControlPlane, Learn, PortInfo, Stage};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::{LinkState, PortEvent, PortId};
 
-/// The bridge has one segment; VLAN tags are part of the frame.
+/// The only segment of the bridge. VLAN tags are part of the frame.
 const SEGMENT: u16 = 0;
 
 /// A learning bridge over all ports.
 ///
-/// Floods what has a group address or an unknown one by copy: in a network at rest that is rare, and a copy goes out by every device in
-/// one piece. Reserved group addresses (IEEE 802.1Q table 8-1, spanning tree and flow control among them) are not forwarded; there is no
-/// spanning tree, so the ports must not form a loop.
+/// It floods frames with a group address or an unknown destination by copying them. Flooding is rare in a
+/// stable network, and a copy leaves every device in one segment. Reserved group addresses (IEEE 802.1Q table
+/// 8-1, including spanning tree and flow control) are not forwarded. There is no spanning tree, so the ports
+/// must not form a loop.
 #[derive(Clone, Debug)]
 pub struct Bridge {
     fdb: Arc<Fdb>,
-    /// Where copies are made for each port.
+    /// Buffer pool for copies to each port.
     pools: Arc<[Pool]>,
 }
 
-/// The control side of a [`Bridge`].
+/// The control-thread part of a [`Bridge`].
 #[derive(Debug)]
 pub struct BridgeControl {
     writer: FdbWriter,
     aged: u32,
-    /// Addresses learned, moved, forgotten, refused for want of room.
+    /// Numbers of addresses learned, moved, aged out, and rejected for lack of room.
     counts: [u64; 4],
 }
 
 impl Bridge {
-    /// A bridge over `ports` and its control side.
+    /// Creates a bridge over `ports` and its control part.
     pub fn new(domain: &Domain, ports: &[PortInfo], ageing: u32) -> (Self, BridgeControl) {
         let writer = FdbWriter::new(domain, FdbLimits { ageing, per_segment: 65_536, ..FdbLimits::default() }, 0);
         let bridge = Self { fdb: writer.fdb(), pools: ports.iter().map(|port| port.pool.clone()).collect() };
@@ -42,12 +43,12 @@ impl Bridge {
 
     fn flood(&self, context: &mut Context<'_>, packet: Packet) {
         let from = packet.in_port();
-        let mut others = (0..self.pools.len() as PortId).filter(|&port| port != from).peekable();
+        let mut others = (0..self.pools.len() as u16).map(PortId::new).filter(|port| Some(*port) != from).peekable();
         while let Some(port) = others.next() {
             if others.peek().is_none() {
                 return context.send(port, packet);
             }
-            match packet.duplicate(&self.pools[usize::from(port)]) {
+            match packet.duplicate(&self.pools[port.index()]) {
                 Some(copy) => context.send(port, copy),
                 None => context.count_drops(DropReason::NoBuffer, 1),
             }
@@ -56,15 +57,15 @@ impl Bridge {
     }
 }
 
-/// Destination and source of a frame as keys, or why it is refused.
+/// Returns the destination and source keys of a frame, or the drop reason.
 fn keys(packet: &Packet) -> Result<(Key, Key), DropReason> {
     let Some(header) = packet.data().first_chunk::<14>() else { return Err(DropReason::TooShort) };
     let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
     let (destination, source) = (Key::new(SEGMENT, [a, b, c, d, e, f]), Key::new(SEGMENT, [g, h, i, j, k, l]));
-    if !source.is_station() {
+    if !source.is_unicast() {
         Err(DropReason::BadSource)
     } else if destination.to_u64() & !0xf == 0x0180_c200_0000 {
-        Err(DropReason::Reserved)
+        Err(DropReason::LinkLocalMulticast)
     } else {
         Ok((destination, source))
     }
@@ -89,7 +90,7 @@ impl Stage for Bridge {
         let (table, now) = (self.fdb.table(context.guard()), context.seconds());
         let packets = batch.as_slice();
         table.find_batch(&sources[..n], |i, entry| {
-            let port = u32::from(packets[i].in_port());
+            let port = destination(packets[i].in_port());
             match entry {
                 Some(entry) if entry.destination() == port => entry.touch(now),
                 _ => context.learn(sources[i], port),
@@ -104,15 +105,20 @@ impl Stage for Bridge {
             if port == NO_DESTINATION {
                 self.flood(context, packet);
                 None
-            } else if port == u32::from(packet.in_port()) {
+            } else if port == destination(packet.in_port()) {
                 context.drop(packet, DropReason::SamePort);
                 None
             } else {
-                packet.set_out_port(port as PortId);
+                packet.set_out_port(PortId::checked(port));
                 Some(packet)
             }
         });
     }
+}
+
+/// Destination of the forwarding table for a port.
+fn destination(port: Option<PortId>) -> u32 {
+    port.map_or(NO_DESTINATION, |port| port.number().into())
 }
 
 impl Control for BridgeControl {
@@ -121,7 +127,7 @@ impl Control for BridgeControl {
             Learned::New => self.counts[0] += 1,
             Learned::Moved { .. } => self.counts[1] += 1,
             Learned::Full => self.counts[3] += 1,
-            Learned::Known | Learned::Static | Learned::NotAStation => {}
+            Learned::Known | Learned::Static | Learned::NotUnicast => {}
         }
     }
 
@@ -135,14 +141,14 @@ impl Control for BridgeControl {
     }
 
     fn port_event(&mut self, port: PortId, event: &PortEvent, _: &mut ControlPlane) {
-        let gone = match event {
+        let link_lost = match event {
             PortEvent::Link(link) => link.state == LinkState::Down,
             PortEvent::Lost(_) => true,
             PortEvent::Finished => false,
         };
-        if gone {
-            // What was behind the port may turn up behind another one.
-            self.writer.flush(|entry| entry.destination == u32::from(port));
+        if link_lost {
+            // The hosts behind the port may reappear behind another port.
+            self.writer.flush(|entry| entry.destination == destination(Some(port)));
         }
     }
 

@@ -1,42 +1,42 @@
+use wirepath_packet::PortId;
 use wirepath_pipeline::RuntimeConfig;
 use wirepath_pmd::drivers::PortSettings;
-use wirepath_pmd::port::PortId;
-use wirepath_pmd::settings::{ConfigError, Settings, Source};
+use wirepath_settings::{ConfigError, Settings, Source};
 
 use crate::rules::RuleSettings;
 
-/// A configuration, checked.
+/// A checked configuration.
 #[derive(Debug)]
 pub struct Config {
     /// Ports.
     pub ports: Vec<PortSettings>,
     /// Workers and packet memory.
     pub runtime: RuntimeConfig,
-    /// What to do with packets.
+    /// Forwarding mode.
     pub mode: Mode,
     /// Flow rules.
     pub rules: RuleSettings,
 }
 
-/// What to do with packets.
+/// Forwarding mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// What comes in by a port leaves by its peer.
+    /// Packets received by a port leave by its peer port.
     Pairs {
         /// Peer of each port.
         peers: Vec<PortId>,
-        /// Whether frames get new addresses.
+        /// If true, frames get new addresses.
         rewrite_mac: bool,
     },
     /// A learning bridge over all ports.
     Bridge {
-        /// Seconds until an address that was not seen is forgotten; 0: never.
+        /// Seconds after which an unseen address is removed; 0: never.
         ageing: u32,
     },
 }
 
 impl Config {
-    /// Reads a whole configuration. Nothing is opened.
+    /// Reads a complete configuration without opening anything.
     pub fn read(source: &Source) -> Result<Self, ConfigError> {
         let document = source.parse()?;
         let top = document.settings();
@@ -77,16 +77,16 @@ impl Mode {
         if ageing.is_some() {
             return Err(table.error_in("ageing", "ageing is for mode = \"bridge\""));
         }
-        let peers = if table.has("pairs") { named_pairs(table, ports)? } else { neighbours(table, ports)? };
+        let peers = if table.has("pairs") { named_pairs(table, ports)? } else { adjacent_pairs(table, ports)? };
         Ok(Self::Pairs { peers, rewrite_mac: rewrite_mac.unwrap_or(false) })
     }
 }
 
-/// Without `pairs`: ports two by two, in order; a single port sends back.
-fn neighbours(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortId>, ConfigError> {
+/// Default pairs without the key `pairs`: neighbouring ports in order. A single port sends packets back.
+fn adjacent_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortId>, ConfigError> {
     match ports.len() {
-        1 => Ok(vec![0]),
-        n if n % 2 == 0 => Ok((0..n).map(|port| (port ^ 1) as PortId).collect()),
+        1 => Ok(vec![PortId::new(0)]),
+        n if n % 2 == 0 => Ok((0..n).map(|port| PortId::new((port ^ 1) as u16)).collect()),
         n => Err(table.error(format!("{n} ports cannot be joined two by two; say pairs = [[\"a\", \"b\"], ...]"))),
     }
 }
@@ -95,11 +95,11 @@ fn named_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortI
     let mut peers: Vec<Option<PortId>> = vec![None; ports.len()];
     for pair in table.lists::<String>("pairs", "pairs of port names, as in [[\"a\", \"b\"]]")? {
         let [a, b] = &pair[..] else {
-            let place = pair.first().map_or_else(|| table.error_in("pairs", ""), |name| name.error(""));
+            let error = pair.first().map_or_else(|| table.error_in("pairs", ""), |name| name.error(""));
             let message = format!("found {} names, expected two: a pair", pair.len());
-            return Err(ConfigError { message, ..place });
+            return Err(ConfigError { message, ..error });
         };
-        let index = |name: &wirepath_pmd::settings::Placed<String>| {
+        let index = |name: &wirepath_settings::Located<String>| {
             let found = ports.iter().position(|port| port.name == name.value);
             let index = found.ok_or_else(|| name.error(format!("there is no port \"{}\"", name.value)))?;
             if peers[index].is_some() {
@@ -108,7 +108,7 @@ fn named_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortI
             Ok(index)
         };
         let (first, second) = (index(a)?, index(b)?);
-        (peers[first], peers[second]) = (Some(second as PortId), Some(first as PortId));
+        (peers[first], peers[second]) = (Some(PortId::new(second as u16)), Some(PortId::new(first as u16)));
     }
     let alone = |port: usize| table.error_in("pairs", format!("port \"{}\" is in no pair", ports[port].name));
     peers.into_iter().enumerate().map(|(port, peer)| peer.ok_or_else(|| alone(port))).collect()
@@ -128,15 +128,27 @@ mod tests {
 
     #[test]
     fn reads_pairs_and_bridges() {
-        assert_eq!(mode("").unwrap(), Mode::Pairs { peers: vec![1, 0, 3, 2], rewrite_mac: false });
+        assert_eq!(
+            mode("").unwrap(),
+            Mode::Pairs {
+                peers: vec![PortId::new(1), PortId::new(0), PortId::new(3), PortId::new(2)],
+                rewrite_mac: false
+            }
+        );
         let pairs = mode("pairs = [['a', 'd'], ['c', 'b']]\nrewrite_mac = true\n").unwrap();
-        assert_eq!(pairs, Mode::Pairs { peers: vec![3, 2, 1, 0], rewrite_mac: true });
+        assert_eq!(
+            pairs,
+            Mode::Pairs {
+                peers: vec![PortId::new(3), PortId::new(2), PortId::new(1), PortId::new(0)],
+                rewrite_mac: true
+            }
+        );
         assert_eq!(mode("mode = 'bridge'\nageing = 7").unwrap(), Mode::Bridge { ageing: 7 });
         Config::read(&Source::new("demonstration", super::super::DEMONSTRATION)).unwrap();
     }
 
     #[test]
-    fn says_where_and_what_is_wrong() {
+    fn errors_name_position_and_cause() {
         let at = |text| mode(text).unwrap_err();
         assert_eq!(at("pairs = [['a', 'x']]"), "c.toml:14:16: l2fwd.pairs[0][1]: there is no port \"x\"");
         assert!(at("pairs = [['a', 'b'], ['b', 'c']]").ends_with("pairs[1][0]: port \"b\" is in another pair already"));

@@ -1,6 +1,6 @@
-//! `l2fwd`: the smallest honest program. Joins ports in pairs, or bridges them all.
+//! The program `l2fwd`: joins ports in pairs or bridges all ports.
 //!
-//! Configuration beside `[[port]]`, `[workers]` and `[pool]`:
+//! Configuration in addition to `[[port]]`, `[workers]` and `[pool]`:
 //!
 //! ```toml
 //! [l2fwd]
@@ -10,7 +10,8 @@
 //! ageing = 300                # mode "bridge": seconds until an address that was not seen is forgotten; 0: never
 //! ```
 //!
-//! Flow rules (`[[rule]]`, `[rules]`; [`crate::rules`]) stand around that: ingress before, egress behind.
+//! Flow rules (`[[rule]]`, `[rules]`; [`crate::rules`]) run around the forwarding: ingress rules before it
+//! and egress rules after it.
 
 mod bridge;
 mod config;
@@ -26,7 +27,8 @@ use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, Summary};
 use crate::cli::{Failure, print};
 use crate::rules;
 
-/// The built-in demonstration: two ports that generate frames and swallow what is sent to them.
+/// Configuration of the built-in demonstration: two ports that generate frames and discard the frames that
+/// they send.
 pub const DEMONSTRATION: &str = r#"
 [[port]]
 name = "east"
@@ -47,32 +49,33 @@ mode = "pairs"
 rewrite_mac = true
 "#;
 
-/// Runs until `options` say stop. `live`: rates go to standard output. Also gives what is to be printed of the flow rules.
+/// Runs until `options` end the run. If `live` is true, rates go to standard output. Also returns the report
+/// of the flow rules.
 pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary, String), Failure> {
     let Config { ports, runtime, mode, rules } = config;
     let runtime = Runtime::open(ports, runtime)?;
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
-            rules::run(runtime, rules, |_| stage.clone(), Live { control: (), live }, options, live)
+            rules::run(runtime, rules, |_| stage.clone(), RatePrinter { control: (), live }, options, live)
         }
         Mode::Bridge { ageing } => {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);
-            rules::run(runtime, rules, |_| bridge.clone(), Live { control, live }, options, live)
+            rules::run(runtime, rules, |_| bridge.clone(), RatePrinter { control, live }, options, live)
         }
     }
 }
 
-/// Time between two reports.
+/// Interval between two reports.
 pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// A control that prints rates besides.
-struct Live<C> {
+/// A control that also prints rates.
+struct RatePrinter<C> {
     control: C,
     live: bool,
 }
 
-impl<C: Control> Control for Live<C> {
+impl<C: Control> Control for RatePrinter<C> {
     fn punt(&mut self, punt: wirepath_pipeline::Punt, plane: &mut wirepath_pipeline::ControlPlane) {
         self.control.punt(punt, plane);
     }
@@ -96,7 +99,7 @@ impl<C: Control> Control for Live<C> {
 
     fn rates(&mut self, rates: &Rates) {
         if self.live {
-            // Nobody reads: that is no reason to stop forwarding.
+            // A closed standard output does not stop forwarding.
             let _ = print(format_args!("{rates}\n"));
         }
     }

@@ -1,24 +1,25 @@
 use std::sync::Arc;
 
+use wirepath_packet::Batch;
+use wirepath_packet::PortId;
+use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::{Context, PortInfo, Stage};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::Batch;
-use wirepath_pmd::port::PortId;
 
-/// Sends what came in by a port out by its peer.
+/// Sends packets received by a port to its peer port.
 #[derive(Clone, Debug)]
 pub struct Pairs {
     peers: Arc<[PortId]>,
-    /// New addresses of frames that leave by a port: destination and source, as on the wire.
+    /// New destination and source address of frames that leave by each port.
     addresses: Option<Arc<[[u8; 12]]>>,
 }
 
 impl Pairs {
-    /// `peers[port]` is where the packets of `port` go. With `rewrite`, frames that leave by a port get its address as source (a port
-    /// without one: 02:00:00:00:01:*port*) and 02:00:00:00:00:*port* as destination, as DPDK's `l2fwd` does.
+    /// Creates the stage. `peers[port]` is the output port for packets of `port`. With `rewrite`, frames
+    /// leave with the port's address as source and 02:00:00:00:00:*port* as destination, like DPDK's `l2fwd`.
+    /// A port without an address uses 02:00:00:00:01:*port*.
     pub fn new(peers: &[PortId], rewrite: Option<&[PortInfo]>) -> Self {
         let addresses = |port: &PortInfo| {
-            let [high, low] = port.id.to_be_bytes();
+            let [high, low] = port.id.number().to_be_bytes();
             let source = port.mac.map_or([2, 0, 0, 1, high, low], |mac| mac.octets());
             let mut both = [2, 0, 0, 0, high, low, 0, 0, 0, 0, 0, 0];
             both[6..].copy_from_slice(&source);
@@ -28,10 +29,10 @@ impl Pairs {
     }
 
     fn send(&self, context: &mut Context<'_>, port: PortId, batch: &mut Batch) {
-        let Some(&peer) = self.peers.get(usize::from(port)) else {
-            return context.drop_batch(batch, DropReason::NoStage);
+        let Some(&peer) = self.peers.get(port.index()) else {
+            return context.drop_batch(batch, DropReason::NoOutputPort);
         };
-        if let Some(addresses) = self.addresses.as_ref().and_then(|all| all.get(usize::from(peer))) {
+        if let Some(addresses) = self.addresses.as_ref().and_then(|all| all.get(peer.index())) {
             for packet in batch.iter_mut() {
                 if let Some(header) = packet.data_mut().first_chunk_mut::<12>() {
                     *header = *addresses;
@@ -47,10 +48,11 @@ impl Stage for Pairs {
         if let Some(port) = context.in_port() {
             return self.send(context, port, batch);
         }
-        // Handed over, which nobody does in this program: one at a time.
+        // Another worker handed the packets over, which does not happen in this program. They are sent one by
+        // one.
         let mut one = Batch::new();
         batch.drain_front(batch.len(), |packet| {
-            let port = packet.in_port();
+            let Some(port) = packet.in_port() else { return context.drop(packet, DropReason::NoOutputPort) };
             let _ = one.push(packet);
             self.send(context, port, &mut one);
         });

@@ -1,104 +1,105 @@
 use std::path::PathBuf;
 
+use wirepath_flow::rule_file::{self, FileFormat, FileRule};
+use wirepath_flow::{Ports, Rule, list_from_settings};
+use wirepath_packet::PortId;
 use wirepath_pmd::drivers::PortSettings;
-use wirepath_pmd::flow::list::{self, Form, Listed};
-use wirepath_pmd::flow::{Ports, Rule, list_from_settings};
-use wirepath_pmd::port::PortId;
-use wirepath_pmd::settings::{ConfigError, Place, Settings, Source};
+use wirepath_settings::{ConfigError, Settings, Source, Span};
 
-/// A rule and where it was read.
+/// A rule and its position in a file.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Where it begins.
-    pub place: Place,
+    /// Position of the rule.
+    pub span: Span,
     /// The rule.
     pub rule: Rule,
 }
 
-/// The rules of a configuration: its `[[rule]]` tables, and behind them those of a file of their own.
+/// Flow rules of a configuration: the `[[rule]]` tables, followed by the rules of a separate file.
 ///
 /// ```toml
 /// [rules]
-/// file = "acl.rules"      # beside the configuration, unless the path is absolute; text, TOML or JSON; read again on SIGHUP
-/// socket = "l2fwd.sock"   # where `wirepath flow list`, `add` and `remove` find the program
-/// hardware = "auto"       # NICs that can take rules over do; "off": the workers do everything
+/// file = "acl.rules"      # relative to the configuration; text, TOML or JSON; reloaded on SIGHUP
+/// socket = "l2fwd.sock"   # used by `wirepath flow list`, `add` and `remove`
+/// hardware = "auto"       # NICs run the rules that they support; "off": the workers run all rules
 ///
 /// [[rule]]
 /// rule = "ingress prio 10: port id wan / ipv4 dst 10.0.0.0/8 => drop"
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct RuleSettings {
-    /// The rules, in the order in which they count among equals.
+    /// The rules in evaluation order among rules of equal priority.
     pub entries: Vec<Entry>,
-    /// How many of them stand in the configuration itself; they come first.
-    pub own: usize,
-    /// Where the others stand.
+    /// Number of rules in the configuration itself. They come first.
+    pub config_count: usize,
+    /// File of the other rules.
     pub file: Option<PathBuf>,
-    /// Where the program listens for changes.
+    /// Socket on which the program accepts changes.
     pub socket: Option<PathBuf>,
-    /// Whether rules go into the hardware of ports that have some.
+    /// Use of rule hardware.
     pub hardware: Hardware,
 }
 
-/// What becomes of rules that a NIC could take over.
+/// Use of NICs that can run rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Hardware {
-    /// The NIC does what it can.
+    /// NICs run the rules that they support.
     #[default]
     Auto,
-    /// The workers do everything.
+    /// The workers run all rules.
     Off,
 }
 
-/// The ports by name, for the words of rules.
+/// Returns the names of the ports, for parsing rules.
 pub fn port_names(ports: &[PortSettings]) -> Vec<(&str, PortId)> {
-    ports.iter().zip(0..).map(|(port, id)| (port.name.as_str(), id)).collect()
+    ports.iter().zip(0..).map(|(port, id)| (port.name.as_str(), PortId::new(id))).collect()
 }
 
 impl RuleSettings {
-    /// Reads the rules of a configuration's top table. The first rule that is wrong is an error.
+    /// Reads the rules from a configuration's top-level table. The first invalid rule is an error.
     pub fn read(top: &Settings<'_>, ports: &[PortSettings]) -> Result<Self, ConfigError> {
         let names = port_names(ports);
         let mut settings = Self::default();
         for listed in list_from_settings(top, Ports(&names))? {
-            settings.entries.push(Entry { place: listed.place, rule: listed.rule? });
+            settings.entries.push(Entry { span: listed.span, rule: listed.rule? });
         }
-        settings.own = settings.entries.len();
+        settings.config_count = settings.entries.len();
         (settings.file, settings.socket, settings.hardware) = paths(top)?;
         settings.entries.extend(settings.read_file(&names)?);
         Ok(settings)
     }
 
-    /// Whether there are none, and nothing from which some could come.
+    /// Returns whether there are no rules and no file or socket that could add some.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.file.is_none() && self.socket.is_none()
     }
 
-    /// Reads the file of rules again; empty without one.
+    /// Reads the rule file again. Returns no rules if there is no file.
     pub fn read_file(&self, names: &[(&str, PortId)]) -> Result<Vec<Entry>, ConfigError> {
         let Some(file) = &self.file else { return Ok(Vec::new()) };
-        let rules = list::read_all(&Source::load(file)?, Ports(names))?;
-        Ok(rules.into_iter().map(|(place, rule)| Entry { place, rule }).collect())
+        let rules = rule_file::read_all(&Source::load(file)?, Ports(names))?;
+        Ok(rules.into_iter().map(|(span, rule)| Entry { span, rule }).collect())
     }
 
-    /// As [`Self::read`], but goes on behind rules that are wrong. Also gives the file's text.
-    pub fn list(top: &Settings<'_>, names: &[(&str, PortId)]) -> Result<(Vec<Listed>, Option<Source>), ConfigError> {
+    /// Reads all rules like [`Self::read`], but continues after invalid rules. Also returns the text of the
+    /// file.
+    pub fn list(top: &Settings<'_>, names: &[(&str, PortId)]) -> Result<(Vec<FileRule>, Option<Source>), ConfigError> {
         let mut listed = list_from_settings(top, Ports(names))?;
         let (Some(file), ..) = paths(top)? else { return Ok((listed, None)) };
         let source = Source::load(&file)?;
-        listed.extend(list::read(&source, Form::of(&source), Ports(names))?);
+        listed.extend(rule_file::read(&source, FileFormat::of(&source), Ports(names))?);
         Ok((listed, Some(source)))
     }
 }
 
-/// The file, the socket and the use of hardware of the table `[rules]`.
+/// Reads the file, the socket and the use of hardware from the table `[rules]`.
 fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>, Hardware), ConfigError> {
     let Some(table) = top.table("rules")? else { return Ok((None, None, Hardware::default())) };
     let path = |key: &'static str, what: &str| {
-        let place = table.place(key);
-        let beside = std::path::Path::new(place.file()).parent().unwrap_or_else(|| "".as_ref());
+        let span = table.span(key);
+        let beside = std::path::Path::new(span.file()).parent().unwrap_or_else(|| "".as_ref());
         match table.get::<String>(key)? {
-            Some(path) if path.is_empty() => Err(place.error(format!("found \"\", expected the path of {what}"))),
+            Some(path) if path.is_empty() => Err(span.error(format!("found \"\", expected the path of {what}"))),
             path => Ok(path.map(|path| beside.join(path))),
         }
     };
@@ -107,7 +108,7 @@ fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>, Hardwa
         Some("off") => Hardware::Off,
         Some(other) => {
             let message = format!("found \"{other}\", expected \"auto\" or \"off\"");
-            return Err(table.place("hardware").error(message));
+            return Err(table.span("hardware").error(message));
         }
     };
     let paths = (path("file", "a file of rules")?, path("socket", "a socket")?, hardware);
@@ -144,7 +145,7 @@ mod tests {
         .unwrap();
         let texts: Vec<String> = rules.entries.iter().map(|entry| entry.rule.to_string()).collect();
         assert_eq!(texts, ["ingress prio 0: port id 0 => redirect 1", "ingress prio 0: port id 1 => drop"]);
-        assert_eq!((rules.own, rules.entries[1].place.position()), (1, (1, 1)));
+        assert_eq!((rules.config_count, rules.entries[1].span.position()), (1, (1, 1)));
         assert!(read(folder.path(), "").unwrap().entries.is_empty());
     }
 

@@ -3,71 +3,73 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
-use wirepath_pipeline::rules::{Place, RuleControl, RuleControlError, RuleId, RuleLimits, Ruled, Standing};
+use wirepath_flow::{Ports, Rule};
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
+use wirepath_pipeline::rules::{
+    ActiveRule, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage,
+};
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::flow::{Ports, Rule};
-use wirepath_pmd::packet::Packet;
 use wirepath_pmd::port::{PortEvent, PortId};
-use wirepath_pmd::settings::{self, Source};
+use wirepath_settings::{self, Source};
 use wirepath_wire::Parser;
 
 use super::config::{Hardware, RuleSettings};
 use super::socket::{Request, Server};
 use crate::cli::{Failure, Rate, Table, print};
 
-/// Rules that are shown in a live display.
-const SHOWN: usize = 20;
+/// Maximum number of rules in a live display.
+const MAX_SHOWN_RULES: usize = 20;
 
-/// The control of a program with flow rules around its stages: keeps the rules, takes those of a file anew on SIGHUP, and tells what
-/// they counted.
+/// The control of a program with flow rules around its stages. It manages the rules, reloads the rule file on
+/// SIGHUP, and reports the rule counters.
 #[derive(Debug)]
-pub struct WithRules<C> {
-    /// The program's own.
+pub struct ControlWithRules<C> {
+    /// The program's own control.
     pub control: C,
-    /// What the program itself leaves to NICs: called on every tick.
-    pub leave_to_nics: Option<fn(&mut C, &mut RuleControl, &mut ControlPlane)>,
+    /// Called on every tick to update what the program itself offloads to NICs.
+    pub update_nics: Option<fn(&mut C, &mut RuleControl, &mut ControlPlane)>,
     rules: RuleControl,
     settings: RuleSettings,
-    /// Where each rule in force came from.
+    /// Origin of each active rule.
     origins: HashMap<RuleId, Origin>,
     names: Vec<String>,
     live: bool,
     reload: Arc<AtomicBool>,
-    /// As looked at last, and when that was.
-    latest: Vec<Standing>,
-    looked: u64,
-    /// Where they ran at the end.
-    at_last: Vec<Vec<Value>>,
+    /// Active rules with their counters as of the last read, and the time of that read.
+    latest: Vec<ActiveRule>,
+    counters_read_at: u64,
+    /// Where the rules ran at the end.
+    final_placements: Vec<Vec<Value>>,
     socket: Option<Server>,
-    /// Packets of each rule, as shown last.
+    /// Packets of each rule at the last display.
     shown: HashMap<RuleId, u64>,
     shown_at: f64,
 }
 
-/// Where a rule came from. In the list they stand in this order.
+/// Origin of a rule. The rule list is ordered by origin.
 #[derive(Clone, Debug)]
 struct Origin {
-    by: By,
-    place: settings::Place,
+    by: OriginKind,
+    span: wirepath_settings::Span,
 }
 
-/// By what a rule came.
+/// Kinds of origins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum OriginKind {
     /// The configuration itself.
     Configuration,
-    /// Its file of rules: read again on SIGHUP.
+    /// The rule file, which is read again on SIGHUP.
     File,
     /// The socket.
     Socket,
 }
 
-/// Nanoseconds between two looks at the counters.
-const LOOK: u64 = 500_000_000;
+/// Nanoseconds between two reads of the counters.
+const COUNTER_INTERVAL: u64 = 500_000_000;
 
-impl<C: Control> WithRules<C> {
-    /// Checks the rules against the ports and puts them in force, before anything is started.
+impl<C: Control> ControlWithRules<C> {
+    /// Checks the rules against the ports and activates them, before anything is started.
     pub fn begin(
         runtime: &mut Runtime,
         settings: RuleSettings,
@@ -84,7 +86,7 @@ impl<C: Control> WithRules<C> {
         let names = runtime.ports().iter().map(|port| port.name.clone()).collect();
         let mut it = Self {
             control,
-            leave_to_nics: None,
+            update_nics: None,
             rules,
             settings,
             origins: HashMap::new(),
@@ -92,62 +94,62 @@ impl<C: Control> WithRules<C> {
             live,
             reload,
             latest: Vec::new(),
-            looked: 0,
-            at_last: Vec::new(),
+            counters_read_at: 0,
+            final_placements: Vec::new(),
             socket: None,
             shown: HashMap::new(),
             shown_at: 0.0,
         };
-        let (own, entries) = (it.settings.own, std::mem::take(&mut it.settings.entries));
-        let by = |number| if number < own { By::Configuration } else { By::File };
+        let (own, entries) = (it.settings.config_count, std::mem::take(&mut it.settings.entries));
+        let by = |number| if number < own { OriginKind::Configuration } else { OriginKind::File };
         let entries = entries.into_iter().zip(0..);
         let (origins, list): (Vec<Origin>, Vec<Rule>) =
-            entries.map(|(entry, number)| (Origin { by: by(number), place: entry.place }, entry.rule)).unzip();
+            entries.map(|(entry, number)| (Origin { by: by(number), span: entry.span }, entry.rule)).unzip();
         it.rules.begin(runtime, &list).map_err(|error| failure(error, |number| origins.get(number)))?;
         it.keep(origins);
         it.socket = it.settings.socket.as_deref().map(Server::open).transpose()?;
         Ok(it)
     }
 
-    /// Notes where the rules in force came from, in the order of the list.
+    /// Stores the origins of the active rules, in list order.
     fn keep(&mut self, origins: Vec<Origin>) {
         self.origins = self.rules.rules().map(|(id, _)| id).zip(origins).collect();
     }
 
-    /// Where the rule at a place of the list came from.
+    /// Returns the origin of the rule with this index in the list.
     fn origin(&self, number: usize) -> Option<&Origin> {
         self.rules.rules().nth(number).and_then(|(id, _)| self.origins.get(&id))
     }
 
-    /// The rules around the stage of a worker.
-    pub fn stage<S>(&mut self, worker: &WorkerInfo, stage: S) -> Ruled<S> {
+    /// Wraps the stage of a worker with the rules.
+    pub fn stage<S>(&mut self, worker: &WorkerInfo, stage: S) -> RuleStage<S> {
         self.rules.stage(worker, stage)
     }
 
-    /// To be called once the ports run, and their modes are certain.
+    /// Must be called after the ports have started, when their modes are final.
     pub fn started(&mut self, plane: &mut ControlPlane) -> Result<(), Failure> {
         let done = self.rules.started(plane);
         done.map_err(|error| failure(error, |number| self.origin(number)))?;
         if self.settings.hardware == Hardware::Auto {
-            self.rules.use_hardware(plane, 0..self.names.len() as PortId);
+            self.rules.enable_hardware(plane, (0..self.names.len() as u16).map(PortId::new));
         }
         self.rules.rules().for_each(|(id, rule)| self.log(id, rule));
         Ok(())
     }
 
-    /// Says where a rule runs that does not simply run in the workers.
+    /// Logs where a rule runs, unless it simply runs in the workers.
     fn log(&self, id: RuleId, rule: &Rule) {
         for (port, placement) in self.rules.placement(id) {
-            let (name, word) = (&self.names[usize::from(port)], placement.word());
+            let (name, word) = (&self.names[port.index()], placement.name());
             let why = placement.why().map(|why| format!(" ({why})")).unwrap_or_default();
             tracing::info!("port {name}: {word}{why}: {rule}");
         }
-        for (port, place) in self.rules.placed(id).ports {
-            let name = &self.names[usize::from(port)];
-            match place {
-                Place::Software => {}
-                Place::Xdp => tracing::info!("port {name}: decided in the XDP program: {rule}"),
-                Place::Injected(why) => {
+        for (port, location) in self.rules.locations(id).ports {
+            let name = &self.names[port.index()];
+            match location {
+                RuleLocation::Software => {}
+                RuleLocation::Xdp => tracing::info!("port {name}: decided in the XDP program: {rule}"),
+                RuleLocation::Injected(why) => {
                     tracing::info!(
                         "port {name}: decided in software, packets are given to the kernel one by one ({why}): {rule}"
                     );
@@ -156,26 +158,27 @@ impl<C: Control> WithRules<C> {
         }
     }
 
-    /// Reads the file of rules again. What is wrong with it is logged, and the rules stay as they are.
+    /// Reads the rule file again. Errors are logged, and the rules stay unchanged.
     fn reload(&mut self, plane: &mut ControlPlane) {
         match self.try_reload(plane) {
-            Ok(count) => tracing::info!("rules were read again: {count} are in force"),
-            Err(failure) => tracing::error!("rules stay as they were: {failure}"),
+            Ok(count) => tracing::info!("the rules were reloaded: {count} are active"),
+            Err(failure) => tracing::error!("the rules are unchanged: {failure}"),
         }
     }
 
     fn try_reload(&mut self, plane: &mut ControlPlane) -> Result<usize, Failure> {
         let file = self.settings.read_file(&names(&self.names))?;
         let (rules, origins) = (&self.rules, &self.origins);
-        let by = |by: By| {
+        let by = |by: OriginKind| {
             let stay = rules.rules().filter_map(|(id, rule)| {
                 let origin = origins.get(&id).filter(|origin| origin.by == by)?;
                 Some((origin.clone(), Rule::clone(rule)))
             });
             stay.collect::<Vec<_>>()
         };
-        let file = file.into_iter().map(|it| (Origin { by: By::File, place: it.place }, it.rule)).collect::<Vec<_>>();
-        let all = [by(By::Configuration), file, by(By::Socket)].into_iter().flatten();
+        let file =
+            file.into_iter().map(|it| (Origin { by: OriginKind::File, span: it.span }, it.rule)).collect::<Vec<_>>();
+        let all = [by(OriginKind::Configuration), file, by(OriginKind::Socket)].into_iter().flatten();
         let (origins, list): (Vec<Origin>, Vec<Rule>) = all.unzip();
         self.rules.replace(plane, &list).map_err(|error| failure(error, |number| origins.get(number)))?;
         self.keep(origins);
@@ -183,18 +186,18 @@ impl<C: Control> WithRules<C> {
         Ok(list.len())
     }
 
-    /// Answers a request that came by the socket.
+    /// Answers a request from the socket.
     fn answer(&mut self, plane: &mut ControlPlane, request: Request) -> Result<Value, String> {
         match request {
             Request::List => {
-                self.look(plane);
-                let rule = |it: &Standing| {
+                self.read_counters(plane);
+                let rule = |it: &ActiveRule| {
                     json!({
                         "id": it.id.number(),
                         "rule": it.rule.to_string(),
                         "packets": it.counters.packets,
                         "bytes": it.counters.bytes,
-                        "ports": self.places(it.id),
+                        "ports": self.placements_json(it.id),
                     })
                 };
                 let rules: Vec<Value> = self.latest.iter().map(rule).collect();
@@ -202,46 +205,46 @@ impl<C: Control> WithRules<C> {
             }
             Request::Add(text) => {
                 let rule = Rule::parse(&text, Ports(&names(&self.names))).map_err(|error| error.to_string())?;
-                let origin = Origin { by: By::Socket, place: Source::new("the socket", text).place(0, "") };
-                let told = rule.clone();
+                let origin = Origin { by: OriginKind::Socket, span: Source::new("the socket", text).span(0, "") };
+                let added = rule.clone();
                 let id = self.rules.add(plane, rule).map_err(|error| {
                     let of = |number| self.origin(number).or(Some(&origin));
                     failure(error, of).to_string()
                 })?;
                 self.origins.insert(id, origin);
-                self.log(id, &told);
+                self.log(id, &added);
                 Ok(json!({ "ok": true, "id": id.number() }))
             }
             Request::Remove(number) => {
                 let id = RuleId::of_number(number);
                 self.rules.remove(plane, id).map_err(|error| {
-                    // Told of the list without it.
+                    // The error refers to the list without the removed rule.
                     let mut stay = self.rules.rules().map(|(id, _)| id).filter(|it| *it != id);
                     failure(error, |number| self.origins.get(&stay.nth(number)?)).to_string()
                 })?;
-                // One of the configuration itself is not read again; one of its file is, on SIGHUP.
+                // A rule of the configuration is not read again. A rule of the file is read again on SIGHUP.
                 self.origins.remove(&id);
                 Ok(json!({ "ok": true }))
             }
         }
     }
 
-    /// Where a rule runs, for each port: in a word, and what stands in the way of the NIC where there is one.
-    fn places(&self, id: RuleId) -> Vec<Value> {
+    /// Returns for each port where a rule runs, and the reason if the NIC does not run it.
+    fn placements_json(&self, id: RuleId) -> Vec<Value> {
         let in_nics = self.rules.placement(id);
-        let place = |(port, place): &(PortId, Place)| {
-            let name = &self.names[usize::from(*port)];
+        let location = |(port, location): &(PortId, RuleLocation)| {
+            let name = &self.names[port.index()];
             match in_nics.iter().find(|(other, _)| other == port) {
                 Some((_, nic)) => {
-                    json!({ "port": name, "where": nic.word(), "why": nic.why() })
+                    json!({ "port": name, "where": nic.name(), "why": nic.why() })
                 }
-                None => json!({ "port": name, "where": word(place) }),
+                None => json!({ "port": name, "where": location_name(location) }),
             }
         };
-        self.rules.placed(id).ports.iter().map(place).collect()
+        self.rules.locations(id).ports.iter().map(location).collect()
     }
 
-    /// What the rules did, as a table for the end; nothing where there are none.
+    /// Returns the final table of rule counters; empty if there are no rules.
     pub fn report(&self) -> String {
         if self.latest.is_empty() {
             return String::new();
@@ -253,9 +256,9 @@ impl<C: Control> WithRules<C> {
         table.to_string()
     }
 
-    fn look(&mut self, plane: &mut ControlPlane) {
-        self.looked = plane.now();
-        self.latest = self.rules.standing(Some(plane));
+    fn read_counters(&mut self, plane: &mut ControlPlane) {
+        self.counters_read_at = plane.now();
+        self.latest = self.rules.active_rules(Some(plane));
     }
 
     fn show(&mut self, elapsed: f64) {
@@ -268,7 +271,7 @@ impl<C: Control> WithRules<C> {
             if new == 0 {
                 continue;
             }
-            if text.lines().count() == SHOWN {
+            if text.lines().count() == MAX_SHOWN_RULES {
                 more += 1;
                 continue;
             }
@@ -279,27 +282,27 @@ impl<C: Control> WithRules<C> {
         }
         self.shown = self.latest.iter().map(|it| (it.id, it.counters.packets)).collect();
         self.shown_at = elapsed;
-        // Nobody reads: that is no reason to stop forwarding.
+        // A closed standard output does not stop forwarding.
         let _ = print(text);
     }
 }
 
 fn names(names: &[String]) -> Vec<(&str, PortId)> {
-    names.iter().map(String::as_str).zip(0..).collect()
+    names.iter().map(String::as_str).zip((0..).map(PortId::new)).collect()
 }
 
-/// A rule that is refused, at its place; `of` says where the rules of the list came from.
+/// Converts a rule error to a failure at the rule's position. `of` returns the origin of a rule in the list.
 fn failure<'o>(error: RuleControlError, of: impl FnOnce(usize) -> Option<&'o Origin>) -> Failure {
     match error {
         RuleControlError::Refused(refused) => match of(refused.rule) {
-            Some(origin) => origin.place.error(refused.reason).into(),
+            Some(origin) => origin.span.error(refused.reason).into(),
             None => Failure::usage(refused.reason),
         },
         other => Failure::failed(other),
     }
 }
 
-impl<C: Control> Control for WithRules<C> {
+impl<C: Control> Control for ControlWithRules<C> {
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
         if let Some(punt) = self.rules.punt(punt, plane) {
             self.control.punt(punt, plane);
@@ -314,7 +317,7 @@ impl<C: Control> Control for WithRules<C> {
         self.control.tick(plane);
         let now = plane.now();
         self.rules.tick(plane);
-        if let Some(leave) = self.leave_to_nics.filter(|_| self.settings.hardware == Hardware::Auto) {
+        if let Some(leave) = self.update_nics.filter(|_| self.settings.hardware == Hardware::Auto) {
             leave(&mut self.control, &mut self.rules, plane);
         }
         if self.reload.swap(false, Ordering::Relaxed) {
@@ -324,9 +327,9 @@ impl<C: Control> Control for WithRules<C> {
             socket.serve(|request| self.answer(plane, request));
             self.socket = Some(socket);
         }
-        // An answer to a question may have looked just now.
-        if self.live && now.saturating_sub(self.looked) > LOOK {
-            self.look(plane);
+        // A request may have read the counters just now.
+        if self.live && now.saturating_sub(self.counters_read_at) > COUNTER_INTERVAL {
+            self.read_counters(plane);
         }
     }
 
@@ -341,20 +344,21 @@ impl<C: Control> Control for WithRules<C> {
         }
     }
 
-    fn refused(&mut self, packet: Packet, reason: DropReason) {
-        self.control.refused(packet, reason);
+    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
+        self.control.packet_dropped(packet, reason);
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {
         self.control.stop(plane);
-        self.look(plane);
-        self.at_last = self.latest.iter().map(|it| self.places(it.id)).collect();
-        self.rules.leave_hardware(plane);
+        self.read_counters(plane);
+        self.final_placements = self.latest.iter().map(|it| self.placements_json(it.id)).collect();
+        self.rules.disable_hardware(plane);
     }
 
-    /// The program's own, and `rules`: each with its text, where it runs, `packets` and `bytes`.
+    /// Adds `rules` to the program's own summary: for each rule its text, where it runs, `packets` and
+    /// `bytes`.
     fn summary(&mut self) -> Option<Value> {
-        let rule = |(it, ports): (&Standing, &Vec<Value>)| {
+        let rule = |(it, ports): (&ActiveRule, &Vec<Value>)| {
             json!({
                 "rule": it.rule.to_string(),
                 "packets": it.counters.packets,
@@ -362,7 +366,7 @@ impl<C: Control> Control for WithRules<C> {
                 "ports": ports,
             })
         };
-        let rules: Vec<Value> = self.latest.iter().zip(&self.at_last).map(rule).collect();
+        let rules: Vec<Value> = self.latest.iter().zip(&self.final_placements).map(rule).collect();
         let mut object = match self.control.summary() {
             Some(Value::Object(object)) => object,
             Some(other) => [("own".to_owned(), other)].into_iter().collect(),
@@ -373,16 +377,17 @@ impl<C: Control> Control for WithRules<C> {
     }
 }
 
-/// Where a rule runs, in a word.
-pub fn word(place: &Place) -> &'static str {
-    match place {
-        Place::Software => "software",
-        Place::Xdp => "xdp",
-        Place::Injected(_) => "injected",
+/// Returns the name of a location where a rule runs.
+pub fn location_name(location: &RuleLocation) -> &'static str {
+    match location {
+        RuleLocation::Software => "software",
+        RuleLocation::Xdp => "xdp",
+        RuleLocation::Injected(_) => "injected",
     }
 }
 
-/// The whole life of a program with rules, if there are any: from opened ports to the summary, and what is to be printed of the rules.
+/// Runs a program with its rules, if there are any, from opened ports to the summary. Also returns the report
+/// of the rules.
 pub fn run<S: Stage + 'static, C: Control>(
     mut runtime: Runtime,
     settings: RuleSettings,
@@ -395,7 +400,7 @@ pub fn run<S: Stage + 'static, C: Control>(
         let summary = runtime.run(make, &mut control, options).map_err(Failure::failed)?;
         return Ok((summary, String::new()));
     }
-    let mut control = WithRules::begin(&mut runtime, settings, Parser::default(), control, live)?;
+    let mut control = ControlWithRules::begin(&mut runtime, settings, Parser::default(), control, live)?;
     let mut running = runtime.start(|worker| control.rules.stage(worker, make(worker))).map_err(Failure::failed)?;
     if let Err(refused) = control.started(running.plane()) {
         running.stop(&mut control);

@@ -1,40 +1,41 @@
-//! The gateway's own forwarding in the language of flow rules.
+//! The gateway's forwarding expressed as flow rules.
 
 use std::net::IpAddr;
 
+use wirepath_flow::{Action, Direction, Field, Item, ItemKind, MaskedValue, Reformat, ReformatKind, Rule, RuleError};
 use wirepath_pipeline::tunnel::GatewayConfig;
-use wirepath_pmd::flow::{Action, Bits, Direction, Field, Item, ItemKind, Reformat, ReformatKind, Rule, RuleError};
 use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::{MacAddr, vxlan};
 
-/// Priority of the gateway's own rules: behind all others.
+/// Priority of the gateway's own rules, after all other rules.
 pub const PRIORITY: u32 = u32::MAX;
 
-/// A rule that stands for a part of the gateway's forwarding.
+/// A rule that represents a part of the gateway's forwarding.
 #[derive(Clone, Debug)]
-pub struct OwnRule {
+pub struct GatewayRule {
     /// Name of the segment.
     pub segment: String,
     /// The remote VTEP.
     pub remote: IpAddr,
-    /// Number of the pair of segment and remote, from 1: the mark of what was decapsulated, the `meta data` of what is to be
-    /// encapsulated.
+    /// Number of the pair of segment and remote, starting at 1. It is the mark of decapsulated packets and
+    /// the `meta data` of packets to be encapsulated.
     pub tag: u32,
     /// The rule.
     pub rule: Rule,
 }
 
-/// What the outer Ethernet header towards a remote is made of, as far as it is known: our address and the next hop's.
+/// Returns the addresses of the outer Ethernet header towards a remote: the gateway's and the next hop's.
 pub type Hop<'a> = &'a dyn Fn(IpAddr) -> (MacAddr, MacAddr);
 
-/// The tunnels of a gateway as rules, two for each segment and remote:
-/// - at ingress of the underlay's port, what comes from the remote with the segment's VNI is decapsulated and marked with the number of
-///   the pair: what learning needs to know of the headers that are gone;
-/// - at egress there, what the forwarding database has given the number of the pair (`meta data`) is encapsulated.
+/// Returns the tunnels of a gateway as rules, two for each segment and remote:
+/// - An ingress rule on the underlay port decapsulates packets from the remote with the segment's VNI. It
+///   marks them with the number of the pair, because learning needs it after the outer headers are gone.
+/// - An egress rule on the underlay port encapsulates packets whose `meta data` is the number of the pair.
 ///
-/// Between the two lies what is no rule: the forwarding database, replication of floods, ECN of the outer header, fragments and ICMP. Where
-/// the DSCP of the outer header is copied from the inner one, encapsulation is not expressed.
-pub fn gateway_rules(config: &GatewayConfig, hop: Hop<'_>) -> Result<Vec<OwnRule>, RuleError> {
+/// The rules do not express the forwarding database, flood replication, the ECN field of the outer header,
+/// fragments and ICMP. If the outer DSCP is copied from the inner header, they do not express encapsulation
+/// either.
+pub fn gateway_rules(config: &GatewayConfig, hop: Hop<'_>) -> Result<Vec<GatewayRule>, RuleError> {
     let mut rules = Vec::new();
     let mut tag = 0;
     for segment in &config.segments {
@@ -43,10 +44,10 @@ pub fn gateway_rules(config: &GatewayConfig, hop: Hop<'_>) -> Result<Vec<OwnRule
             let vni = segment.vni.get();
             let mut add = |rule| {
                 let segment = segment.name.clone();
-                rules.push(OwnRule { segment, remote: remote.address, tag, rule });
+                rules.push(GatewayRule { segment, remote: remote.address, tag, rule });
             };
-            add(decap(config, remote.local, remote.address, vni, tag, hop)?);
-            if let Some(rule) = encap(config, remote.local, remote.address, vni, tag, hop)? {
+            add(decap_rule(config, remote.local, remote.address, vni, tag, hop)?);
+            if let Some(rule) = encap_rule(config, remote.local, remote.address, vni, tag, hop)? {
                 add(rule);
             }
         }
@@ -65,8 +66,8 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// What comes from a remote with a segment's VNI is decapsulated, and marked with `tag`.
-pub fn decap(
+/// Returns the rule that decapsulates packets from a remote with a segment's VNI and marks them with `tag`.
+pub fn decap_rule(
     config: &GatewayConfig,
     local: IpAddr,
     remote: IpAddr,
@@ -80,13 +81,13 @@ pub fn decap(
     let mut pattern = vec![port(config)];
     match underlay.vlan {
         Some(vid) => {
-            pattern.push(link.with(Field::EthTags, Bits::exact(1, 2)));
+            pattern.push(link.with(Field::EthTags, MaskedValue::exact(1, 2)));
             pattern.push(Item::new(ItemKind::Vlan).exact(Field::VlanVid, vid.into()));
         }
-        None => pattern.push(link.with(Field::EthTags, Bits::exact(0, 2))),
+        None => pattern.push(link.with(Field::EthTags, MaskedValue::exact(0, 2))),
     }
-    // Fragments of tunnel packets are not decapsulated (RFC 7348 section 4.3).
-    let whole = Bits::exact(0, 2);
+    // Fragmented tunnel packets are not decapsulated (RFC 7348 section 4.3).
+    let whole = MaskedValue::exact(0, 2);
     pattern.push(match local {
         IpAddr::V4(_) => Item::new(ItemKind::Ipv4)
             .exact(Field::Ipv4Src, number(remote))
@@ -103,8 +104,9 @@ pub fn decap(
     Rule::new(Direction::Ingress, PRIORITY, pattern, vec![Action::Reformat(decap), Action::Mark(tag)])
 }
 
-/// What has `tag` as data is encapsulated for a remote. `None`: the outer DSCP is copied from the inner one, which no rule says.
-pub fn encap(
+/// Returns the rule that encapsulates packets whose data is `tag`; `None` if the outer DSCP is copied from
+/// the inner one, which no rule can express.
+pub fn encap_rule(
     config: &GatewayConfig,
     local: IpAddr,
     remote: IpAddr,
@@ -120,7 +122,8 @@ pub fn encap(
         header.extend([0x81, 0x00]);
         header.extend(vid.to_be_bytes());
     }
-    // Lengths, the IPv4 checksum and the source port (0) are filled in for each packet; so is a UDP checksum other than 0.
+    // The lengths, the IPv4 checksum, the source port (0) and a UDP checksum other than 0 are filled in for
+    // each packet.
     let checksum: u16 = match (underlay.checksum, local) {
         (OuterChecksum::Always, _) => 1,
         (OuterChecksum::Standard, IpAddr::V6(_)) => 1,
@@ -139,7 +142,7 @@ pub fn encap(
             header.extend(local.octets());
             header.extend(remote.octets());
         }
-        // The configuration gives each remote an address of its own kind.
+        // The configuration guarantees that a remote's local address has the same IP version.
         _ => return Ok(None),
     }
     header.extend([0, 0]);
@@ -157,10 +160,10 @@ fn mac(address: MacAddr) -> u128 {
     address.octets().iter().fold(0, |value, byte| value << 8 | u128::from(*byte))
 }
 
-fn bad_header(error: wirepath_pmd::flow::HeaderError) -> RuleError {
+fn bad_header(error: wirepath_flow::HeaderError) -> RuleError {
     RuleError {
-        reason: wirepath_pmd::flow::Reason::BadHeader,
-        at: wirepath_pmd::flow::At::Rule,
+        reason: wirepath_flow::Reason::BadHeader,
+        at: wirepath_flow::ErrorLocation::Rule,
         message: error.to_string(),
     }
 }

@@ -1,4 +1,4 @@
-//! Flow rules of a program: where its configuration has them, and the programs' stages between them.
+//! Flow rules of a program: reading them from the configuration and running them around the program's stages.
 
 mod config;
 mod control;
@@ -6,6 +6,6 @@ mod gateway;
 mod socket;
 
 pub use config::{Entry, Hardware, RuleSettings, port_names};
-pub use control::{WithRules, run, word};
-pub use gateway::{Hop, OwnRule, PRIORITY, decap, encap, gateway_rules};
-pub use socket::ask;
+pub use control::{ControlWithRules, location_name, run};
+pub use gateway::{GatewayRule, Hop, PRIORITY, decap_rule, encap_rule, gateway_rules};
+pub use socket::send_request;

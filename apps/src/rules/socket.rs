@@ -1,4 +1,5 @@
-//! Rules asked for and changed from outside while a program runs: a socket of the file system, one JSON object on one line each way.
+//! The control socket for the rules of a running program: a Unix socket with one JSON object per line in each
+//! direction.
 //!
 //! | Request | Answer |
 //! |---|---|
@@ -17,14 +18,14 @@ use serde_json::{Value, json};
 
 use crate::cli::Failure;
 
-/// Connections at a time.
+/// Maximum number of connections.
 const CONNECTIONS: usize = 16;
-/// Longest request, bytes.
-const LONGEST: usize = 64 << 10;
-/// How long a connection may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum length of a request in bytes.
+const MAX_REQUEST: usize = 64 << 10;
+/// Maximum time from the connection to the end of the request.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is asked.
+/// A request to the running program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     List,
@@ -54,7 +55,7 @@ struct Connection {
     since: Instant,
 }
 
-/// The program's end. Goes with its file.
+/// The server end of the socket. Dropping it removes the socket file.
 pub(super) struct Server {
     listener: UnixListener,
     path: PathBuf,
@@ -68,7 +69,8 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// Listens; only the owner may connect. A file that a killed program left is taken away.
+    /// Listens on the socket; only the owner may connect. A socket file that a killed program left behind is
+    /// removed.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::failed(format!("{}: {error}", path.display()));
         if UnixStream::connect(path).is_ok() {
@@ -85,7 +87,7 @@ impl Server {
         Ok(Self { listener, path: path.to_owned(), connections: Vec::new() })
     }
 
-    /// Looks at all connections and waits for none.
+    /// Serves all connections without waiting.
     pub(super) fn serve(&mut self, mut answer: impl FnMut(Request) -> Result<Value, String>) {
         while self.connections.len() < CONNECTIONS
             && let Ok((stream, _)) = self.listener.accept()
@@ -95,22 +97,23 @@ impl Server {
             }
         }
         self.connections.retain_mut(|connection| {
-            let Some(line) = connection.line() else { return connection.since.elapsed() < PATIENCE };
-            let said = match line.and_then(|line| Request::read(&line)).and_then(&mut answer) {
+            let Some(line) = connection.line() else { return connection.since.elapsed() < CONNECTION_TIMEOUT };
+            let answer_text = match line.and_then(|line| Request::read(&line)).and_then(&mut answer) {
                 Ok(value) => value,
                 Err(error) => json!({ "ok": false, "error": error }),
             };
-            // Long lists take a moment; who does not read them is not waited for longer.
+            // A long list takes a moment to write. A client that does not read it is not waited for any
+            // longer.
             let _ = connection.stream.set_nonblocking(false);
             let _ = connection.stream.set_write_timeout(Some(Duration::from_millis(100)));
-            let _ = connection.stream.write_all(format!("{said}\n").as_bytes());
+            let _ = connection.stream.write_all(format!("{answer_text}\n").as_bytes());
             false
         });
     }
 }
 
 impl Connection {
-    /// The request, once it is there whole.
+    /// Returns the request once it is complete.
     fn line(&mut self) -> Option<Result<Vec<u8>, String>> {
         let mut bytes = [0; 4096];
         loop {
@@ -122,8 +125,8 @@ impl Connection {
                         self.request.truncate(end);
                         return Some(Ok(std::mem::take(&mut self.request)));
                     }
-                    if self.request.len() > LONGEST {
-                        return Some(Err(format!("a request has at most {LONGEST} bytes")));
+                    if self.request.len() > MAX_REQUEST {
+                        return Some(Err(format!("a request has at most {MAX_REQUEST} bytes")));
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -140,14 +143,14 @@ impl Drop for Server {
     }
 }
 
-/// Asks a running program.
-pub fn ask(path: &Path, request: &Value) -> Result<Value, Failure> {
+/// Sends a request to a running program and returns its answer.
+pub fn send_request(path: &Path, request: &Value) -> Result<Value, Failure> {
     let failed = |error: io::Error| Failure::failed(format!("{}: {error}", path.display()));
     let mut stream = UnixStream::connect(path).map_err(|error| {
         let hint = "; is it the `socket` of the program's [rules], and does the program run?";
         Failure::failed(format!("{}: {error}{hint}", path.display()))
     })?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_read_timeout(Some(CONNECTION_TIMEOUT)).map_err(failed)?;
     stream.write_all(format!("{request}\n").as_bytes()).map_err(failed)?;
     let mut text = String::new();
     stream.read_to_string(&mut text).map_err(failed)?;
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn serves_and_bears_with_bad_clients() {
+    fn bad_clients_do_not_block_the_server() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rules.sock");
         let mut server = Server::open(&path).unwrap();
@@ -187,31 +190,31 @@ mod tests {
         let mut silent = UnixStream::connect(&path).unwrap();
         silent.write_all(b"{\"li").unwrap();
         let mut long = UnixStream::connect(&path).unwrap();
-        let asked = std::thread::spawn({
+        let client = std::thread::spawn({
             let path = path.clone();
-            move || ask(&path, &json!({ "add": "a rule" })).unwrap()
+            move || send_request(&path, &json!({ "add": "a rule" })).unwrap()
         });
-        let mut heard = Vec::new();
-        while !asked.is_finished() {
+        let mut requests = Vec::new();
+        while !client.is_finished() {
             server.serve(|request| {
-                heard.push(request);
+                requests.push(request);
                 Ok(json!({ "ok": true, "id": 9 }))
             });
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!((asked.join().unwrap()["id"].as_u64(), heard.len()), (Some(9), 1));
-        // More than a request can be: an error, and the end of the connection.
+        assert_eq!((client.join().unwrap()["id"].as_u64(), requests.len()), (Some(9), 1));
+        // A request that is too long gets an error, and the connection ends.
         long.set_nonblocking(true).unwrap();
-        let mut said = String::new();
-        while said.is_empty() {
+        let mut answer_text = String::new();
+        while answer_text.is_empty() {
             let _ = long.write(&[b'x'; 4096]);
             server.serve(|_| unreachable!("no whole request"));
-            let _ = long.read_to_string(&mut said);
+            let _ = long.read_to_string(&mut answer_text);
         }
-        assert!(said.contains("at most"), "{said}");
+        assert!(answer_text.contains("at most"), "{answer_text}");
         drop(server);
         assert!(!path.exists());
-        // What a killed program leaves does not stand in the way; what is no socket does.
+        // A socket file that a killed program left is replaced. Another kind of file is an error.
         drop(UnixListener::bind(&path).unwrap());
         drop(Server::open(&path).unwrap());
         std::fs::write(&path, "mine").unwrap();

@@ -1,84 +1,106 @@
-//! `wirepath devices`: the ports that could be used, by which driver, in which mode, and why not.
+//! `wirepath devices`: lists the usable ports with driver and mode, and the unusable ones with the reason.
 
+use clap::Args;
 use serde::Serialize;
-use wirepath_pmd::drivers::rdma::PairEncapsulation;
+use wirepath_packet::Pool;
+use wirepath_packet::PortId;
+use wirepath_pmd::drivers::nic::rdma::QueuePairEncapsulation;
 use wirepath_pmd::drivers::{self, Candidate, DRIVERS, Driver};
-use wirepath_pmd::packet::Pool;
 use wirepath_pmd::port::hardware::RuleCapabilities;
-use wirepath_pmd::port::{ConfiguredPort, OpenPort, Plan, PortConfig, StartedPort};
-use wirepath_pmd::settings::Source;
+use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, PortSpec, StartedPort};
+use wirepath_settings::Source;
 
 use crate::cli::{Failure, Table, print, print_json};
 
-/// A device and one driver's opinion of it.
+/// Lists the usable ports with driver and mode, and the unusable ones with the reason
+///
+/// Nothing is opened for traffic and nothing is changed. An interface appears once for each driver, the
+/// best one first. `driver = "auto"` uses that driver, unless the interface carries the default route.
+/// With --json: an object with `devices` (device, driver, usable, and mode or reason) and `drivers`
+/// (driver, about).
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Instead, open this device and print its rule capabilities as JSON, as read by
+    /// `flow explain --capabilities`
+    #[arg(long, value_name = "DRIVER:DEVICE")]
+    rules: Option<String>,
+}
+
+/// A device and one driver's result for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Offer {
-    /// What to write as `device`.
+    /// Value of the key `device`.
     pub device: String,
-    /// What to write as `driver`.
+    /// Value of the key `driver`.
     pub driver: &'static str,
-    /// Whether the driver can take it.
+    /// True if the driver can open the device.
     pub usable: bool,
-    /// The mode to expect.
+    /// The expected operating mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Why the driver cannot take it, and what would help.
+    /// Reason why the driver cannot open the device, with a remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What its rule hardware can do, as `wirepath flow explain --capabilities` reads it.
+    /// Capabilities of the rule hardware, as `wirepath flow explain --capabilities` reads them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rules: Option<RuleCapabilities>,
-    /// Why that is not known.
+    /// Reason why the capabilities are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_rules: Option<String>,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     devices: &'a [Offer],
-    drivers: Vec<About>,
+    drivers: Vec<DriverInfo>,
     encapsulation: Encapsulation,
 }
 
-/// Of RDMA packets, by queue pair: beside what rules of a device can do.
+/// Encapsulation by RDMA queue pairs, which is independent of flow rules.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Encapsulation {
-    ByQueuePair(PairEncapsulation),
+    ByQueuePair(QueuePairEncapsulation),
     No(String),
 }
 
 #[derive(Debug, Serialize)]
-struct About {
+struct DriverInfo {
     driver: &'static str,
     about: &'static str,
 }
 
-/// Drivers whose devices may have rule hardware.
-const WITH_RULES: [&str; 2] = ["mlx5", "verbs"];
+/// Prints all devices, or the rule capabilities of one.
+pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    match &options.rules {
+        Some(device) => print_json(&query_rules(device, None)?),
+        None => list(json),
+    }
+}
 
-/// Prints all offers.
-pub fn run(json: bool) -> Result<(), Failure> {
+fn list(json: bool) -> Result<(), Failure> {
     let mut offers = offers(DRIVERS);
-    let drivers = DRIVERS.iter().map(|driver| About { driver: driver.name(), about: driver.about() });
+    let drivers = DRIVERS.iter().map(|driver| DriverInfo { driver: driver.name(), about: driver.about() });
     if json {
-        for offer in offers.iter_mut().filter(|offer| offer.usable && WITH_RULES.contains(&offer.driver)) {
+        let has_rules = |name| drivers::find(name).is_some_and(Driver::may_have_rule_hardware);
+        for offer in offers.iter_mut().filter(|offer| offer.usable && has_rules(offer.driver)) {
             let name = format!("{}:{}", offer.driver, offer.device);
-            // Nothing is started for a list: that would take frames from whoever uses the device.
+            // A listing starts no port, because a started port would take frames from the current user of the
+            // device.
             match open(&name, None).map(|mut port| port.rule_hardware().map(|hardware| hardware.capabilities())) {
-                Ok(Some(can)) => offer.rules = Some(can),
+                Ok(Some(capabilities)) => offer.rules = Some(capabilities),
                 Ok(None) => offer.no_rules = Some(format!("it says so when it runs: wirepath devices --rules {name}")),
                 Err(failure) => offer.no_rules = Some(failure.to_string()),
             }
         }
-        let encapsulation = PairEncapsulation::look().map_or_else(Encapsulation::No, Encapsulation::ByQueuePair);
+        let encapsulation = QueuePairEncapsulation::probe().map_or_else(Encapsulation::No, Encapsulation::ByQueuePair);
         return print_json(&Report { devices: &offers, drivers: drivers.collect(), encapsulation });
     }
     let mut table = Table::new(["DEVICE", "DRIVER", "", "MODE, OR WHY NOT"]);
     for offer in &offers {
         let answer = offer.mode.as_ref().or(offer.reason.as_ref());
-        // Several lines would break the table.
+        // Line breaks would break the table.
         let answer = answer.map(|text| text.replace('\n', "; ")).unwrap_or_default();
         let mark = if offer.usable { "yes" } else { "no" };
         table.row([offer.device.clone(), offer.driver.to_owned(), mark.to_owned(), answer]);
@@ -90,24 +112,25 @@ pub fn run(json: bool) -> Result<(), Failure> {
     print(format_args!("{table}\n{about}"))
 }
 
-/// Driver and device.
+/// Splits a name into driver and device.
 fn parts(name: &str) -> Result<(&str, &str), Failure> {
     name.split_once(':')
         .ok_or_else(|| Failure::usage(format!("found \"{name}\", expected a driver and a device such as mlx5:eth1")))
 }
 
-/// `like`: a port whose settings say how.
-fn open(name: &str, like: Option<&dyn Plan>) -> Result<OpenPort, Failure> {
+/// Opens a device. `like` is a port whose settings are used.
+fn open(name: &str, like: Option<&dyn PortSpec>) -> Result<OpenPort, Failure> {
     let (driver, device) = parts(name)?;
     let found = drivers::find(driver).ok_or_else(|| Failure::usage(format!("there is no driver \"{driver}\"")))?;
     let source = Source::new("the command line", "");
     let document = source.parse()?;
-    let plan = match like.and_then(|like| like.for_rules_of(driver, device)) {
+    let plan = match like.and_then(|like| like.rule_spec_for(driver, device)) {
         Some(plan) => plan,
         None => found.plan(Some(device), &document.settings())?,
     };
-    // What has none is not opened: an interface would get an XDP program, and a TAP device come into being.
-    if !plan.rules_in_hardware() {
+    // A device without rule hardware is not opened. Opening would attach an XDP program or create a TAP
+    // device.
+    if !plan.may_offload_rules() {
         return Err(no_rules(name));
     }
     OpenPort::open(name, plan).map_err(Failure::failed)
@@ -117,28 +140,24 @@ fn no_rules(name: &str) -> Failure {
     Failure::failed(format!("{name} has no hardware for flow rules: the workers do them all"))
 }
 
-/// What the rule hardware of a device can do, `DRIVER:DEVICE`, for a port like this. The device is opened; where it says so only when it
-/// runs, it is started for a moment, without taking frames for other stations.
-pub fn ask(name: &str, like: Option<&dyn Plan>) -> Result<RuleCapabilities, Failure> {
+/// Returns the rule capabilities of a device, `DRIVER:DEVICE`, for a port with the settings `like`. The
+/// device is opened. If it reports its capabilities only while running, it is started for a moment, without
+/// receiving frames for other hosts.
+pub fn query_rules(name: &str, like: Option<&dyn PortSpec>) -> Result<RuleCapabilities, Failure> {
     let mut port = open(name, like)?;
     if let Some(hardware) = port.rule_hardware() {
         return Ok(hardware.capabilities());
     }
     let pool = Pool::new("capabilities", 4096)?;
-    let config = PortConfig { promiscuous: false, depth: 64, ..PortConfig::new(0, pool) };
+    let config = PortConfig { promiscuous: false, depth: 64, ..PortConfig::new(PortId::new(0), pool) };
     let StartedPort { mut port, rx, tx } =
         port.configure(config).and_then(ConfiguredPort::start).map_err(Failure::failed)?;
-    let can = port.rule_hardware().map(|hardware| hardware.capabilities());
+    let capabilities = port.rule_hardware().map(|hardware| hardware.capabilities());
     port.stop(rx, tx).map_err(Failure::failed)?;
-    can.ok_or_else(|| no_rules(name))
+    capabilities.ok_or_else(|| no_rules(name))
 }
 
-/// Prints what the rule hardware of a device can do, as `wirepath flow explain --capabilities` reads it.
-pub fn rules(name: &str) -> Result<(), Failure> {
-    print_json(&ask(name, None)?)
-}
-
-/// Asks every driver; the offers for one device stand together, best driver first.
+/// Queries every driver. The results for one device are adjacent, best driver first.
 fn offers(drivers: &[&dyn Driver]) -> Vec<Offer> {
     let mut offers: Vec<Offer> = Vec::new();
     for driver in drivers {
@@ -158,7 +177,7 @@ fn offers(drivers: &[&dyn Driver]) -> Vec<Offer> {
 
 #[cfg(test)]
 mod tests {
-    use wirepath_pmd::settings::{ConfigError, Settings};
+    use wirepath_settings::{ConfigError, Settings};
 
     use super::*;
 
@@ -173,7 +192,7 @@ mod tests {
             "a test"
         }
 
-        fn plan(&self, _: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
+        fn plan(&self, _: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
             Err(settings.error("opens nothing"))
         }
 

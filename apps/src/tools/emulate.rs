@@ -1,29 +1,75 @@
-//! `wirepath emulate`: any program on emulated NICs.
+//! `wirepath emulate`: runs any program on emulated NICs.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use wirepath_nic_emulator::launch::{self, Launch, LaunchError};
 use wirepath_nic_emulator::topology::Topology;
 
 use crate::cli::{Failure, Stop, print};
 
-/// How often a running program is looked at.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which the running program is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Runs a program on the NICs of a topology file, to its end; its exit code is ours, 128 and the signal's number if one ended it.
-pub fn run(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -> Result<(), Failure> {
+/// Runs any program on emulated NICs, with the installed libraries of rdma-core
+///
+/// The program finds the RDMA devices of the topology file. Their ports are joined by cables or to TAP
+/// devices, interfaces and files. The emulator rejects what a real NIC would reject and logs the reason
+/// to the file's `log` (default: standard error). The exit code is the program's, or 128 plus the number
+/// of the signal that ended it.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// File of devices, ports, links and faults; see configs/ for examples
+    #[arg(long, value_name = "FILE")]
+    topology: PathBuf,
+
+    /// How doorbells are detected, instead of the file's setting: trap loses none, queue serves them in a
+    /// thread, scan is fast
+    #[arg(long, value_parser = ["trap", "queue", "scan"])]
+    doorbells: Option<String>,
+
+    /// Send a command to a running program through the file's `control` socket: "counters", or a fault such as
+    /// "kind = 'port-down'"
+    #[arg(long, value_name = "REQUEST", conflicts_with = "program")]
+    command: Option<String>,
+
+    /// The former name of `command`
+    #[arg(long, hide = true, value_name = "REQUEST")]
+    ask: Option<String>,
+
+    /// The program and its arguments
+    #[arg(last = true, required_unless_present_any = ["command", "ask"])]
+    program: Vec<OsString>,
+}
+
+/// Runs a program on emulated NICs, or sends a command to the NICs of a running one.
+pub fn run(options: &Options, _: bool) -> Result<(), Failure> {
+    let Options { topology, doorbells, command, ask, program } = options;
+    if ask.is_some() {
+        return Err(Failure::usage("--ask is now called --command"));
+    }
+    match command {
+        Some(request) => send_command(topology, request),
+        None => run_program(topology, doorbells.as_deref(), program),
+    }
+}
+
+/// Runs a program on the NICs of a topology file until it ends. Returns its exit code, or 128 plus the signal
+/// number if a signal ended it.
+fn run_program(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -> Result<(), Failure> {
     let (name, arguments) = program.split_first().ok_or_else(|| Failure::usage("no program to run"))?;
     let launch = Launch::new(topology).map_err(|error| match error {
         wrong @ (LaunchError::Topology(_) | LaunchError::File { .. }) => Failure::usage(wrong),
         other => Failure::failed(other),
     })?;
-    // The program gets the terminal's signals itself, and may take its time to end: only then is there an end here.
+    // The program receives the terminal's signals itself and may take time to end. This process ends only
+    // after it.
     let stop = Stop::on_signals()?;
     let mut command = launch.command(name);
     command.args(arguments);
@@ -31,36 +77,37 @@ pub fn run(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -> Re
         command.env(launch::DOORBELLS, doorbells);
     }
     let failed = |error| Failure::failed(format!("cannot run {}: {error}", name.display()));
-    // As a shell has it: a program that is not there, and one that cannot be run.
+    // Exit codes as in a shell: 127 if the program was not found, 126 if it cannot be executed.
     let mut child = command.spawn().map_err(|error| Failure::NotRun {
         code: if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
         message: format!("cannot run {}: {error}", name.display()),
     })?;
-    let mut told = false;
+    let mut signalled = false;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(failed)? {
             break status;
         }
         if stop.requested() {
-            if !told && let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
-                told = true;
+            if !signalled && let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+                signalled = true;
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         } else {
-            stop.wait(LOOK);
+            stop.wait(POLL_INTERVAL);
         }
     };
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     if code == 0 { Ok(()) } else { Err(Failure::Ended(code as u8)) }
 }
 
-/// Asks the NICs of a running program, through the control socket of its topology: `counters`, or a fault as a topology file has it.
-pub fn ask(topology: &Path, request: &str) -> Result<(), Failure> {
+/// Sends a command to the NICs of a running program, through the control socket of its topology. The command
+/// is `counters` or a fault in topology syntax.
+fn send_command(topology: &Path, request: &str) -> Result<(), Failure> {
     let read = Topology::load(topology).map_err(|error| Failure::usage(error.to_string()))?;
     let socket = read.control.ok_or_else(|| {
         Failure::usage(format!(
-            "{}: there is no control = \"FILE\", the socket by which a running program is asked",
+            "{}: there is no control = \"FILE\", the socket for commands to a running program",
             topology.display()
         ))
     })?;

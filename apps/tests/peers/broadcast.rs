@@ -2,17 +2,18 @@ use std::time::Duration;
 
 use wirepath_testlab::{FramePort, eventually};
 
-use crate::world::{PATIENCE, Way, World, ethernet, remote_address};
+use crate::world::{Variant, WAIT_LIMIT, World, ethernet, remote_address};
 
 const STRANGER: [u8; 6] = [2, 0, 0, 0, 0x77, 1];
-const EVERYBODY: [u8; 6] = [0xff; 6];
-/// Long enough for a second copy to arrive, had one been sent.
+const BROADCAST: [u8; 6] = [0xff; 6];
+/// Long enough for a duplicate to arrive.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// With three remotes, a broadcast from the local side reaches each of them once; one from a remote reaches the local side and no
-/// other remote (split horizon). So does a frame to an address that nobody knows. ARP, which needs both, works with all of them.
-pub(crate) fn reaches_every_remote_once(way: Way) {
-    let world = World::new(way, 2, 3, 1500);
+/// With three remotes, a broadcast from the local side reaches each remote once. A broadcast from a remote
+/// reaches the local side and no other remote (split horizon). The same holds for frames to unknown
+/// addresses. ARP, which needs both directions, works with all remotes.
+pub(crate) fn reaches_every_remote_once(variant: Variant) {
+    let world = World::new(variant, 2, 3, 1500);
     let mut gateway = world.start();
     for n in 0..3 {
         world.wait_for(&mut gateway, &world.hosts[0], &remote_address(n));
@@ -22,23 +23,23 @@ pub(crate) fn reaches_every_remote_once(way: Way) {
     let hosts = world.hosts.iter().map(|host| host.frames("eth0"));
     let mut ports: Vec<FramePort> = hosts.chain(world.remotes.iter().map(|remote| remote.frames("vx0"))).collect();
     for (destination, what) in
-        [(EVERYBODY, "broadcast"), ([2, 0, 0, 0, 0x66, 0x66], "unknown"), ([1, 0, 0x5e, 1, 2, 3], "multicast")]
+        [(BROADCAST, "broadcast"), ([2, 0, 0, 0, 0x66, 0x66], "unknown"), ([1, 0, 0x5e, 1, 2, 3], "multicast")]
     {
         let out = ethernet(destination, STRANGER, &format!("out {what}"));
         assert_eq!(copies(&mut ports, 0, &out), [0, 1, 1, 1, 1], "{what} from host0 at hosts and remotes");
         let back = ethernet(destination, [2, 0, 0, 0, 0x77, 2], &format!("in {what}"));
-        // Split horizon: nothing for the other remotes.
+        // Split horizon: the other remotes get nothing.
         assert_eq!(copies(&mut ports, 3, &back), [1, 1, 0, 0, 0], "{what} from remote1 at hosts and remotes");
     }
     gateway.stop();
 }
 
-/// Sends a frame; how many copies of it arrive where.
+/// Sends a frame and counts its copies at each port.
 fn copies(ports: &mut [FramePort], from: usize, frame: &[u8]) -> Vec<usize> {
     ports[from].send(frame).expect("sent");
     let mut counts = vec![0; ports.len()];
-    // Until no more has come for a while, once there was any.
-    eventually(PATIENCE, || {
+    // Waits until copies have arrived and no more arrive for a while.
+    eventually(WAIT_LIMIT, || {
         std::thread::sleep(QUIET);
         let before = counts.clone();
         for (count, port) in counts.iter_mut().zip(&mut *ports) {

@@ -1,6 +1,6 @@
-use wirepath_testlab::{FramePort, judge};
+use wirepath_testlab::{FramePort, oracle};
 
-use crate::world::{PATIENCE, VNI, Way, World, remote_address};
+use crate::world::{VNI, Variant, WAIT_LIMIT, World, remote_address};
 
 /// Scapy code for the inner frames of both directions: every kind of packet, short and long.
 const INNER: &str = "
@@ -23,25 +23,25 @@ fn colons(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// What the gateway sends into the tunnel: tshark finds nothing wrong at any layer, scapy would have built the very same bytes, the
-/// inner frames are untouched, and the flow decides the source port.
-pub(crate) fn judged_on_the_way_out(way: Way) {
-    let world = World::new(way, 1, 1, 1500);
+/// Checks the packets that the gateway sends into the tunnel: tshark finds no error at any layer, scapy
+/// builds the same bytes, the inner frames are unchanged, and the flow determines the source port.
+pub(crate) fn outgoing_are_valid(variant: Variant) {
+    let world = World::new(variant, 1, 1, 1500);
     let mut gateway = world.start();
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
     let (host, mut wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
     let none: [&[u8]; 0] = [];
-    let inner = judge::scapy(&none, &format!("TO = '02:00:00:00:20:02'{INNER}[emit(f) for f in inner]")).frames;
+    let inner = oracle::scapy(&none, &format!("TO = '02:00:00:00:20:02'{INNER}[emit(f) for f in inner]")).frames;
     let mut outer = Vec::new();
     for (n, frame) in inner.iter().enumerate() {
         host.send(frame).expect("sent");
-        let found = wire.receive_where(PATIENCE, |seen| seen.bytes.ends_with(frame));
+        let found = wire.receive_where(WAIT_LIMIT, |seen| seen.bytes.ends_with(frame));
         outer.push(found.unwrap_or_else(|| panic!("frame {n} does not come out of the tunnel")).bytes);
     }
-    judge::assert_clean(&outer);
-    let (ip, udp) = if way.ipv6 { ("ipv6", "fd00:9::1") } else { ("ip", "10.9.0.1") };
+    oracle::assert_clean(&outer);
+    let (ip, udp) = if variant.ipv6 { ("ipv6", "fd00:9::1") } else { ("ip", "10.9.0.1") };
     let source = if ip == "ip" { "ip.src" } else { "ipv6.src" };
-    for row in judge::fields(&outer, &["vxlan.vni", "udp.dstport", "udp.srcport", source, "vxlan.flags"]) {
+    for row in oracle::fields(&outer, &["vxlan.vni", "udp.dstport", "udp.srcport", source, "vxlan.flags"]) {
         let first = |column: usize| row[column].split(',').next().unwrap_or_default().to_owned();
         assert_eq!((first(0), first(1), first(3)), (VNI.to_string(), "4789".to_owned(), udp.to_owned()), "{row:?}");
         assert!(
@@ -49,8 +49,8 @@ pub(crate) fn judged_on_the_way_out(way: Way) {
             "entropy in the dynamic ports (RFC 7348): {row:?}"
         );
     }
-    // Scapy builds each frame anew from the fields that are free to choose, and must arrive at the same bytes.
-    let said = judge::scapy(
+    // Scapy rebuilds each frame from its free fields and must produce the same bytes.
+    let rebuilt = oracle::scapy(
         &outer,
         "
 for f in frames:
@@ -65,19 +65,20 @@ for f in frames:
         assert not zero, 'an IPv6 datagram has a checksum'
     else:
         head /= IP(src=p[IP].src, dst=p[IP].dst, ttl=p[IP].ttl, tos=p[IP].tos, id=p[IP].id, flags=p[IP].flags)
-    again = head/UDP(sport=u.sport, dport=4789, **({'chksum': 0} if zero else {}))/VXLAN(vni=p[VXLAN].vni, flags='Instance')/inner
+    again = head/UDP(sport=u.sport, dport=4789, **({'chksum': 0} if zero else {}))/VXLAN(\
+    vni=p[VXLAN].vni, flags='Instance')/inner
     assert bytes(again) == f, bytes(again).hex() + ' ' + f.hex()
     print('same')
 ",
     );
-    assert_eq!(said.lines.len(), outer.len());
+    assert_eq!(rebuilt.lines.len(), outer.len());
     gateway.stop();
 }
 
-/// What scapy and the kernel would send: the gateway gives the inner frames to the host byte for byte, and refuses wrong outer headers
-/// with a reason.
-pub(crate) fn judged_on_the_way_in(way: Way) {
-    let world = World::new(way, 1, 1, 1500);
+/// Checks packets as scapy and the kernel send them: the gateway delivers the inner frames to the host
+/// unchanged and drops invalid outer headers with a reason.
+pub(crate) fn incoming_are_checked(variant: Variant) {
+    let world = World::new(variant, 1, 1, 1500);
     let mut gateway = world.start();
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
     let (mut host, wire) = (world.hosts[0].frames("eth0"), world.remotes[0].frames("eth0"));
@@ -92,15 +93,15 @@ def head(source=remote, **fields):
     return e/IPv6(src=source, dst=vtep, **fields) if version == 6 else e/IP(src=source, dst=vtep, **fields)
 ",
         colons(world.hosts[0].mac("eth0")),
-        if way.ipv6 { 6 } else { 4 },
-        way.remote(0),
-        way.vtep(),
-        way.address(99),
+        if variant.ipv6 { 6 } else { 4 },
+        variant.remote(0),
+        variant.vtep(),
+        variant.address(99),
         colons(world.remotes[0].mac("eth0")),
         colons(world.gateway.mac("wan")),
     );
     let none: [&[u8]; 0] = [];
-    let good = judge::scapy(
+    let good = oracle::scapy(
         &none,
         &(start.clone()
             + "
@@ -113,15 +114,15 @@ for n, f in enumerate(inner):
 "),
     )
     .frames;
-    judge::assert_clean(&good);
+    oracle::assert_clean(&good);
     for (n, outer) in good.iter().enumerate() {
         wire.send(outer).expect("sent");
-        // Behind the outer headers lies the inner frame.
-        let inner = &outer[if way.ipv6 { 70 } else { 50 }..];
+        // The inner frame follows the outer headers.
+        let inner = &outer[if variant.ipv6 { 70 } else { 50 }..];
         expect(&mut host, inner, n);
     }
-    // Each of these is wrong in one way.
-    let bad = judge::scapy(
+    // Each of these packets has one error.
+    let bad = oracle::scapy(
         &none,
         &(start
             + "
@@ -145,9 +146,9 @@ emit(head()/U(len=9)/V()/f)
     }
     let last = &good[0];
     wire.send(last).expect("sent");
-    let inner = last[if way.ipv6 { 70 } else { 50 }..].to_vec();
+    let inner = last[if variant.ipv6 { 70 } else { 50 }..].to_vec();
     let mut others = 0;
-    let came = host.receive_where(PATIENCE, |frame| {
+    let came = host.receive_where(WAIT_LIMIT, |frame| {
         others += usize::from(frame.bytes != inner && frame.bytes[6..12] == [2, 0, 0, 0, 0x10, 1]);
         frame.bytes == inner
     });
@@ -158,14 +159,14 @@ emit(head()/U(len=9)/V()/f)
         assert!(summary.drops(reason) >= 1, "nothing counted as {reason}: {}", summary.json["drops"]);
     }
     let counted: u64 = summary.json["drops"].as_object().expect("an object").values().filter_map(|n| n.as_u64()).sum();
-    // A frame in a tunnel that is too short to be one ends in a NIC that takes outer headers off.
-    let uncounted = u64::from(way.driver == "mlx5" && !way.ipv6);
+    // A NIC that decapsulates drops an inner frame that is too short without counting it.
+    let uncounted = u64::from(variant.driver == "mlx5" && !variant.ipv6);
     assert!(counted + uncounted >= bad.len() as u64, "{}", summary.json["drops"]);
 }
 
-/// The host gets exactly this frame (the kernel pads none, and the gateway neither).
+/// The host must receive exactly this frame, without padding.
 fn expect(host: &mut FramePort, inner: &[u8], n: usize) {
-    let came = host.receive_where(PATIENCE, |frame| frame.bytes[6..12] == [2, 0, 0, 0, 0x10, 1]);
+    let came = host.receive_where(WAIT_LIMIT, |frame| frame.bytes[6..12] == [2, 0, 0, 0, 0x10, 1]);
     let came = came.unwrap_or_else(|| panic!("frame {n} does not come out of the tunnel"));
     assert!(came.bytes == inner, "frame {n}:\n{:02x?}\nexpected\n{inner:02x?}", came.bytes);
 }

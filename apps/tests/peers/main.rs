@@ -1,16 +1,19 @@
-//! The programs among peers that we did not write: Linux hosts behind veth cables, the kernel's `vxlan` device as remote VTEP, scapy
-//! and tshark as judges of frames. Everything happens in network namespaces that each test makes and removes.
+//! The programs with independent peers: Linux hosts behind veth cables, the kernel's `vxlan` device as remote
+//! VTEP, and scapy and tshark as checkers of frames. Each test creates and removes its own network
+//! namespaces.
 //!
-//! Each check runs over both kernel drivers and over emulated NICs, and over both IP versions of the underlay; the ways in which one driver
-//! receives and transmits meet those checks that show traffic of every kind. Offloads of the peers are as the kernel sets them. One alone: `cargo test -p wirepath-apps --test peers af_xdp_ipv6::ping`
+//! Each check runs with both kernel drivers and with emulated NICs, and with both IP versions of the
+//! underlay. The checks with traffic of every kind also run with each receive and transmit mode of a driver.
+//! The peers use the kernel's default offloads. To run one test: `cargo test -p wirepath-apps --test peers
+//! af_xdp_ipv6::ping`
 
+mod address_moves;
 mod broadcast;
 mod frames;
-mod hostile;
 mod l2fwd;
-mod life;
+mod lifecycle;
+mod malformed;
 mod memory;
-mod moves;
 mod mtu;
 mod offload;
 mod ping;
@@ -21,38 +24,39 @@ mod underlay;
 mod vlans;
 mod world;
 
-use world::{Way, by};
+use world::{Variant, by};
 
-/// Checks as tests of one way.
+/// Defines tests that run checks with one set of parameters.
 macro_rules! over {
-    ($module:ident, $way:expr, $($test:ident: $body:path;)*) => {
+    ($module:ident, $variant:expr, $($test:ident: $body:path;)*) => {
         mod $module {
             use super::*;
 
             $(#[test]
             fn $test() {
-                crate::world::with(Way { name: concat!(stringify!($module), "::", stringify!($test)), ..$way }, $body);
+                let name = concat!(stringify!($module), "::", stringify!($test));
+                crate::world::with(Variant { name, ..$variant }, $body);
             })*
         }
     };
 }
 
-/// What judges every way in which frames come and go, and the checks named, as tests of one way.
+/// Defines the tests of a receive or transmit mode: the traffic checks and the checks named.
 macro_rules! frames {
-    ($module:ident, $way:expr, $($test:ident: $body:path;)*) => {
+    ($module:ident, $variant:expr, $($test:ident: $body:path;)*) => {
         over! {
             $module,
-            $way,
+            $variant,
             ping: crate::ping::small_and_jumbo;
             tcp: crate::tcp::some_unharmed;
-            frames_out: crate::frames::judged_on_the_way_out;
-            frames_in: crate::frames::judged_on_the_way_in;
+            frames_out: crate::frames::outgoing_are_valid;
+            frames_in: crate::frames::incoming_are_checked;
             $($test: $body;)*
         }
     };
 }
 
-/// Each check as a test of each combination.
+/// Defines each check as a test of each combination.
 macro_rules! everywhere {
     ($($test:ident: $body:path;)*) => {
         over!(af_packet_ipv4, by("af_packet", false), $($test: $body;)*);
@@ -61,7 +65,7 @@ macro_rules! everywhere {
         over!(af_xdp_ipv6, by("af_xdp", true), $($test: $body;)*);
         over!(mana_ipv4, by("mana", false), $($test: $body;)*);
         over!(mana_ipv6, by("mana", true), $($test: $body;)*);
-        // Multi-packet send, linear receive compressed by hash: as it comes.
+        // The default mode: multi-packet send and linear receive with compression by hash.
         over!(mlx5_ipv4, by("mlx5", false), $($test: $body;)*);
     };
 }
@@ -70,16 +74,16 @@ everywhere! {
     ping: crate::ping::small_and_jumbo;
     tcp: crate::tcp::a_gibibyte_unharmed;
     broadcast: crate::broadcast::reaches_every_remote_once;
-    moves: crate::moves::the_forwarding_database_follows;
+    moves: crate::address_moves::the_forwarding_database_follows;
     vlans: crate::vlans::each_vlan_its_segment;
     mtu: crate::mtu::too_big_is_refused_and_counted;
-    frames_out: crate::frames::judged_on_the_way_out;
-    frames_in: crate::frames::judged_on_the_way_in;
+    frames_out: crate::frames::outgoing_are_valid;
+    frames_in: crate::frames::incoming_are_checked;
     underlay: crate::underlay::answers_for_its_address_alone;
-    hostile: crate::hostile::survives_and_counts;
-    terminated: crate::life::ends_cleanly;
-    killed: crate::life::starts_again_after_a_kill;
-    port_lost: crate::life::goes_on_without_a_port;
+    malformed: crate::malformed::survives_and_counts;
+    terminated: crate::lifecycle::ends_cleanly;
+    killed: crate::lifecycle::starts_again_after_a_kill;
+    port_lost: crate::lifecycle::goes_on_without_a_port;
     memory: crate::memory::stays_small;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
     l2fwd_bridge: crate::l2fwd::bridges_and_learns;
@@ -103,17 +107,17 @@ over! {
 }
 frames! {
     mlx5_striding,
-    Way { settings: ["receive = \"striding\"\ninline = 200", ""], ..by("mlx5", true) },
+    Variant { settings: ["rx_mode = \"striding\"\ntx_inline = 200", ""], ..by("mlx5", true) },
     vlans: crate::vlans::each_vlan_its_segment;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
 }
 frames! {
     mlx5_plain,
-    Way { settings: ["compress = \"off\"\nmulti_packet = false", ""], ..by("mlx5", true) },
+    Variant { settings: ["cqe_compression = \"off\"\nmulti_packet = false", ""], ..by("mlx5", true) },
 }
 frames! {
     mlx5_checksum,
-    Way { settings: ["compress = \"checksum\"\nmin_inline = \"18\"", ""], ..by("mlx5", false) },
+    Variant { settings: ["cqe_compression = \"checksum\"\nmin_inline = \"18\"", ""], ..by("mlx5", false) },
 }
 frames! {
     verbs,
@@ -123,7 +127,7 @@ frames! {
 }
 frames! {
     mlx5_and_mana,
-    Way { others: Some("mana"), ..by("mlx5", false) },
+    Variant { others: Some("mana"), ..by("mlx5", false) },
     vlans: crate::vlans::each_vlan_its_segment;
     l2fwd_pair: crate::l2fwd::joins_a_pair;
 }

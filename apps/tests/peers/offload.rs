@@ -1,16 +1,16 @@
-//! Tunnels in the NIC: the kernel's VXLAN device at the other end cannot tell.
+//! Tunnels in the NIC, with the kernel's VXLAN device at the other end.
 
 use std::time::Duration;
 
-use crate::world::{Way, World, host_address, pings, remote_address};
+use crate::world::{Variant, World, host_address, pings, remote_address};
 
-/// Once both ends know each other, the NIC takes every tunnel header off and puts every one on.
-pub(crate) fn software_touches_no_tunnel_header(way: Way) {
-    let world = World::new(way, 1, 1, 1500);
+/// After address learning, the NIC removes and adds all tunnel headers.
+pub(crate) fn software_touches_no_tunnel_header(variant: Variant) {
+    let world = World::new(variant, 1, 1, 1500);
     let mut gateway = world.start();
     let (host, remote) = (&world.hosts[0], &world.remotes[0]);
     world.wait_for(&mut gateway, host, &remote_address(0));
-    // The gateway looks at its tunnels a few times a second.
+    // The gateway checks its tunnels a few times per second.
     std::thread::sleep(Duration::from_secs(2));
     for size in [56, 1400] {
         assert!(pings(host, &remote_address(0), size, 200), "{size} bytes from the host");
@@ -22,17 +22,17 @@ pub(crate) fn software_touches_no_tunnel_header(way: Way) {
     for (all, by_nic) in [("overlay_rx", "nic_decapsulated"), ("overlay_tx", "nic_encapsulated")] {
         let (all, by_nic) = (number(&segment[all]["packets"]), number(&segment[by_nic]));
         assert!(by_nic >= 800, "the NIC did {by_nic} of {all}: {}", summary.json);
-        // What went on before the NIC had the tunnel.
+        // Packets from the time before the NIC had the tunnel.
         assert!(all - by_nic < 50, "the NIC did {by_nic} of {all}: {}", summary.json);
     }
 }
 
-/// What the NIC refuses for a while is done in software for a while: it is asked again.
-pub(crate) fn a_nic_that_refuses_is_asked_again(way: Way) {
-    let world = World::new(way, 1, 1, 1500);
+/// A command that the NIC rejects for a while is retried. Software handles the packets meanwhile.
+pub(crate) fn a_nic_that_refuses_is_asked_again(variant: Variant) {
+    let world = World::new(variant, 1, 1, 1500);
     let mut gateway = world.start_refused("create_flow_action", 4);
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
-    // Two refusals of each direction, a second apart.
+    // Two rejections per direction, one second apart.
     std::thread::sleep(Duration::from_secs(5));
     assert!(pings(&world.hosts[0], &remote_address(0), 56, 200));
     let summary = gateway.stop();
@@ -42,9 +42,9 @@ pub(crate) fn a_nic_that_refuses_is_asked_again(way: Way) {
     }
 }
 
-/// The same traffic with the NIC told to stay out of it.
-pub(crate) fn off_is_off(way: Way) {
-    let world = World::new(way, 1, 1, 1500);
+/// The same traffic with the offload disabled.
+pub(crate) fn off_is_off(variant: Variant) {
+    let world = World::new(variant, 1, 1, 1500);
     let mut gateway = world.start_without_nic();
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
     std::thread::sleep(Duration::from_secs(1));

@@ -2,11 +2,11 @@ use std::io::Write;
 
 use wirepath_testlab::Namespace;
 
-use crate::world::{Way, World, host_address, pings, remote_address};
+use crate::world::{Variant, World, host_address, pings, remote_address};
 
-/// Ping with 56, 1400 and 8900 bytes, in both directions, unfragmented.
-pub(crate) fn small_and_jumbo(way: Way) {
-    let world = World::new(way, 1, 1, 9000);
+/// Pings with 56, 1400 and 8900 bytes in both directions, without fragmentation.
+pub(crate) fn small_and_jumbo(variant: Variant) {
+    let world = World::new(variant, 1, 1, 9000);
     let mut gateway = world.start();
     let (host, remote) = (&world.hosts[0], &world.remotes[0]);
     world.wait_for(&mut gateway, host, &remote_address(0));
@@ -15,15 +15,15 @@ pub(crate) fn small_and_jumbo(way: Way) {
         assert!(answered(remote, &host_address(0), size), "{size} bytes from the remote");
     }
     let summary = gateway.stop();
-    // Request and answer of 301 pings, received once and sent once.
+    // Requests and answers of 301 pings, each received once and sent once.
     assert!(summary.number("rx_packets") >= 602, "{}", summary.json);
     assert!(summary.number("tx_packets") >= 602, "{}", summary.json);
     assert!(summary.number("tx_packets") <= summary.number("rx_packets") + 100, "{}", summary.json);
     assert_eq!(summary.drops("too_big"), 0, "{}", summary.json);
 }
 
-/// Whether 50 pings in a row are all answered. Said and tried once more if not: the kernels at both ends drop a packet now and then when
-/// the machine has more to do than processors.
+/// Returns whether 50 consecutive pings are answered. A failed attempt is reported and repeated once, because
+/// the kernels at both ends sometimes drop a packet on an overloaded machine.
 fn answered(from: &Namespace, to: &str, size: u32) -> bool {
     pings(from, to, size, 50) || {
         let _ = writeln!(std::io::stderr(), "a ping of {size} bytes to {to} was not answered; once more");

@@ -1,4 +1,4 @@
-//! A program of ours under test, on emulated NICs if its configuration asks for ports of such.
+//! One of the programs under test, on emulated NICs if its configuration has such ports.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -12,29 +12,29 @@ use wirepath_testlab::{Background, Namespace, Outcome};
 
 use crate::world::device_of;
 
-/// How long a program may take to stop.
+/// Maximum time for a program to stop.
 const STOPPING: Duration = Duration::from_secs(30);
 
-/// A running program with its configuration. If the test panics, what the program logged is shown.
+/// A running program with its configuration. If the test panics, the program's log is shown.
 pub(crate) struct Program {
     process: Option<Background>,
     folder: TempDir,
-    /// Keeps the files of emulated NICs.
+    /// Keeps the files of the emulated NICs.
     _nics: Option<Launch>,
 }
 
 impl Program {
     /// Starts `binary --config FILE --json` in a namespace.
-    pub(crate) fn start(place: &Namespace, binary: &str, config: &str) -> Self {
-        Self::start_with_faults(place, binary, config, "")
+    pub(crate) fn start(namespace: &Namespace, binary: &str, config: &str) -> Self {
+        Self::start_with_faults(namespace, binary, config, "")
     }
 
-    /// The same, with faults of the emulated NICs behind its ports.
-    pub(crate) fn start_with_faults(place: &Namespace, binary: &str, config: &str, faults: &str) -> Self {
+    /// Starts a program with faults of the emulated NICs behind its ports.
+    pub(crate) fn start_with_faults(namespace: &Namespace, binary: &str, config: &str, faults: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("config.toml");
         std::fs::write(&file, config).expect("write the configuration");
-        let nics = nics(place, &folder, config, faults);
+        let nics = nics(namespace, &folder, config, faults);
         let mut arguments: Vec<String> = Vec::new();
         if let Some(nics) = &nics {
             arguments.push("env".to_owned());
@@ -42,16 +42,16 @@ impl Program {
             arguments.extend(nics.environment().into_iter().map(variable));
         }
         arguments.extend([binary, "--config", file.to_str().expect("a plain path"), "--json"].map(str::to_owned));
-        let process = place.spawn(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let process = namespace.spawn(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
         Self { process: Some(process), folder, _nics: nics }
     }
 
-    /// Takes an emulated NIC away from the program: it is reset, and cannot be opened again.
+    /// Removes an emulated NIC from the program: it is reset and cannot be opened again.
     pub(crate) fn lose_nic(&self, device: &str) {
         for fault in
             ["kind = 'refuse'\ncommand = 'get_context'\nerrno = 'ENODEV'\ncount = 1000000", "kind = 'device-fatal'"]
         {
-            assert_eq!(self.ask_nics(&format!("device = 'nic-{device}'\n{fault}\n")).trim(), "ordered");
+            assert_eq!(self.ask_nics(&format!("device = 'nic-{device}'\n{fault}\n")).trim(), "injected");
         }
     }
 
@@ -64,7 +64,7 @@ impl Program {
         answer
     }
 
-    /// What the emulated NICs have counted.
+    /// Returns the counters of the emulated NICs.
     pub(crate) fn nic_counters(&self) -> Value {
         serde_json::from_str(&self.ask_nics("counters\n")).expect("counters")
     }
@@ -73,22 +73,23 @@ impl Program {
         self.process.as_mut().expect("not stopped yet")
     }
 
-    /// Whether it still runs.
+    /// Returns whether the program still runs.
     pub(crate) fn running(&mut self) -> bool {
         self.process().running()
     }
 
-    /// Process id.
+    /// Returns the process ID.
     pub(crate) fn id(&mut self) -> u32 {
         self.process().id()
     }
 
-    /// Stops it as an operator would; it must end with 0 and a summary.
+    /// Stops the program with SIGTERM. It must exit with code 0 and a summary.
     pub(crate) fn stop(self) -> Summary {
         self.stop_with(0).0
     }
 
-    /// Stops it after a failure: it must end with 1 and a summary. The summary, and what it logged.
+    /// Stops the program after a failure. It must exit with code 1 and a summary. Returns the summary and the
+    /// log.
     pub(crate) fn stop_after_failure(self) -> (Summary, String) {
         self.stop_with(1)
     }
@@ -96,21 +97,21 @@ impl Program {
     fn stop_with(mut self, code: i32) -> (Summary, String) {
         let outcome = self.process.take().expect("not stopped yet").terminate(STOPPING);
         let log = std::fs::read_to_string(self.folder.path().join("nic.log")).unwrap_or_default();
-        let refused: Vec<_> = log.lines().filter(|line| !line.contains("as ordered")).collect();
+        let refused: Vec<_> = log.lines().filter(|line| !line.contains("injected fault")).collect();
         assert!(refused.is_empty() || code != 0, "a NIC would have refused:\n{}", refused.join("\n"));
         (Summary::read(&outcome, code), outcome.stderr)
     }
 
-    /// Kills it.
+    /// Kills the program.
     pub(crate) fn kill(mut self) {
         let outcome = self.process.take().expect("not stopped yet").kill();
         assert_eq!(outcome.code, None, "it had ended by itself: {}{}", outcome.stdout, outcome.stderr);
     }
 }
 
-/// A NIC for each port of a configuration whose driver has emulated ones, linked to the interface of the port's name and with its address: as if the NIC's own
-/// interface were there.
-fn nics(place: &Namespace, folder: &TempDir, config: &str, faults: &str) -> Option<Launch> {
+/// Starts a NIC for each port whose driver has emulated devices. The NIC is linked to the interface with the
+/// port's name and has its address, as if the interface belonged to the NIC.
+fn nics(namespace: &Namespace, folder: &TempDir, config: &str, faults: &str) -> Option<Launch> {
     let file = |name: &str| folder.path().join(name).display().to_string();
     let mut topology = format!("log = '{}'\ncontrol = '{}'\n", file("nic.log"), file("control"));
     let mut number = 0;
@@ -118,7 +119,7 @@ fn nics(place: &Namespace, folder: &TempDir, config: &str, faults: &str) -> Opti
         let value = |key: &str| port.lines().find_map(|line| line.strip_prefix(key)?.strip_suffix('"'));
         let Some(kind) = value("driver = \"").and_then(device_of) else { continue };
         let device = value("device = \"").expect("a port names its device");
-        let mac = place.mac(device).map(|byte| format!("{byte:02x}")).join(":");
+        let mac = namespace.mac(device).map(|byte| format!("{byte:02x}")).join(":");
         topology +=
             &format!("[[device]]\nkind = '{kind}'\nname = 'nic-{device}'\n[[device.port]]\nnetdev = '{device}'\n");
         topology += &format!("mac = '{mac}'\nlink = 'veth:{device}'\n");
@@ -136,14 +137,14 @@ impl Drop for Program {
             std::thread::sleep(Duration::from_secs(2));
             let outcome = process.kill();
             eprintln!(
-                "{} ended with {:?} and said:\n{}{}",
+                "{} ended with {:?} and printed:\n{}{}",
                 outcome.command, outcome.code, outcome.stdout, outcome.stderr
             );
         }
     }
 }
 
-/// The figures that a program ends with.
+/// The summary of a program.
 #[derive(Debug)]
 pub(crate) struct Summary {
     pub(crate) json: Value,
@@ -163,12 +164,12 @@ impl Summary {
         summary
     }
 
-    /// A figure of the top level.
+    /// Returns a top-level figure.
     pub(crate) fn number(&self, key: &str) -> u64 {
         self.json[key].as_u64().unwrap_or_else(|| panic!("no number {key}: {}", self.json))
     }
 
-    /// Drops for a reason.
+    /// Returns the drops for a reason.
     pub(crate) fn drops(&self, reason: &str) -> u64 {
         self.json["drops"].get(reason).map_or(0, |n| n.as_u64().expect("a number"))
     }

@@ -3,26 +3,27 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use wirepath_testlab::{Namespace, announce};
+use wirepath_testlab::{Namespace, print_uncaptured};
 
-use crate::world::{Way, World, host_address, remote_address};
+use crate::world::{Variant, World, host_address, remote_address};
 
 const GIBIBYTE: u64 = 1 << 30;
-/// A stream that stands still so long is broken.
+/// Time without progress after which a stream counts as broken.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// A gibibyte of TCP from the host to the remote and a sixteenth of it back: checksums of both ends are equal.
-pub(crate) fn a_gibibyte_unharmed(way: Way) {
-    unharmed(way, GIBIBYTE);
+/// Sends a gibibyte of TCP from the host to the remote and a sixteenth of it back. The checksums of both ends
+/// must be equal.
+pub(crate) fn a_gibibyte_unharmed(variant: Variant) {
+    unharmed(variant, GIBIBYTE);
 }
 
-/// As above, an eighth of it.
-pub(crate) fn some_unharmed(way: Way) {
-    unharmed(way, GIBIBYTE / 8);
+/// Sends an eighth of a gibibyte.
+pub(crate) fn some_unharmed(variant: Variant) {
+    unharmed(variant, GIBIBYTE / 8);
 }
 
-fn unharmed(way: Way, bytes: u64) {
-    let world = World::new(way, 1, 1, 1500);
+fn unharmed(variant: Variant, bytes: u64) {
+    let world = World::new(variant, 1, 1, 1500);
     let mut gateway = world.start();
     let (host, remote) = (&world.hosts[0], &world.remotes[0]);
     world.wait_for(&mut gateway, host, &remote_address(0));
@@ -33,9 +34,9 @@ fn unharmed(way: Way, bytes: u64) {
         let (sent, received) = transfer(from, to, &address, bytes);
         assert_eq!(sent, received, "bytes and checksum, sent and received");
         assert_eq!(sent.0, bytes);
-        announce(&format!(
+        print_uncaptured(&format!(
             "{}: {} MiB of TCP to {address} in {:.1} s, checksum {:016x} at both ends",
-            way.name,
+            variant.name,
             bytes >> 20,
             start.elapsed().as_secs_f64(),
             received.1
@@ -45,7 +46,7 @@ fn unharmed(way: Way, bytes: u64) {
     assert!(summary.number("rx_packets") > bytes / 1500, "{}", summary.json);
 }
 
-/// Sends that many bytes over TCP; bytes and checksum of both ends.
+/// Sends this number of bytes over TCP. Returns bytes and checksum of both ends.
 pub(crate) fn transfer(from: &Namespace, to: &Namespace, address: &str, bytes: u64) -> ((u64, u64), (u64, u64)) {
     let listener = to.inside(|| TcpListener::bind((address, 5001)).expect("listen"));
     std::thread::scope(|scope| {
@@ -62,15 +63,10 @@ fn send(mut stream: TcpStream, bytes: u64) -> (u64, u64) {
     stream.set_write_timeout(Some(STALLED)).expect("a timeout");
     let mut hasher = DefaultHasher::new();
     let mut block = vec![0u8; 256 << 10];
-    let (mut state, mut sent) = (0x9e37_79b9_7f4a_7c15u64, 0);
+    let (mut random, mut sent) = (fastrand::Rng::with_seed(1), 0);
     while sent < bytes {
-        // Every block differs, so that one that is lost, doubled or displaced shows.
-        for word in block.as_chunks_mut::<8>().0 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            *word = state.to_le_bytes();
-        }
+        // Every block differs, so that lost, duplicated or misplaced blocks are detected.
+        random.fill(&mut block);
         let part = &block[..block.len().min((bytes - sent) as usize)];
         hasher.write(part);
         stream.write_all(part).expect("the stream goes on");

@@ -1,4 +1,4 @@
-//! A small overlay network: local hosts, the gateway, an underlay with remote VTEPs.
+//! A small overlay network: local hosts, the gateway, and an underlay with remote VTEPs.
 //!
 //! ```text
 //! host0 eth0 --- lan0 |         |
@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use wirepath_testlab::{Lab, Namespace, Need, Veth, eventually, skip_or_fail};
+use wirepath_testlab::{Lab, Namespace, Requirement, Veth, eventually, skip_or_fail};
 
 use crate::program::Program;
 
@@ -18,32 +18,32 @@ use crate::program::Program;
 pub(crate) const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 /// The bridge.
 pub(crate) const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
-/// VNI of the segment that hosts and remotes are in, unless a test says otherwise.
+/// VNI of the segment of hosts and remotes, unless a test uses another one.
 pub(crate) const VNI: u32 = 42;
-/// How long something that must happen may take. Generous: it only ends a hopeless wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit for events that must happen. It is generous, because it only ends tests that fail.
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
-/// What varies between runs of the same check.
+/// Parameters of a test run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct Variant {
     /// Name of the test.
     pub(crate) name: &'static str,
     /// Driver of the ports.
     pub(crate) driver: &'static str,
-    /// Driver of the ports but for the first, the underlay's, if it is another one.
+    /// Driver of all ports except the underlay port, if it is another one.
     pub(crate) others: Option<&'static str>,
-    /// What the driver's table says, and that of the other driver.
+    /// Keys of the driver's table, and of the other driver's table.
     pub(crate) settings: [&'static str; 2],
     /// IPv6 underlay.
     pub(crate) ipv6: bool,
 }
 
-/// All ports by one driver, as it comes.
-pub(crate) const fn by(driver: &'static str, ipv6: bool) -> Way {
-    Way { name: "", driver, others: None, settings: [""; 2], ipv6 }
+/// Uses one driver with default settings for all ports.
+pub(crate) const fn by(driver: &'static str, ipv6: bool) -> Variant {
+    Variant { name: "", driver, others: None, settings: [""; 2], ipv6 }
 }
 
-/// The emulated device behind ports of a driver, if it drives such.
+/// Returns the kind of the emulated device for ports of a driver, if it has one.
 pub(crate) fn device_of(driver: &str) -> Option<&'static str> {
     match driver {
         "mana" => Some("mana"),
@@ -52,27 +52,34 @@ pub(crate) fn device_of(driver: &str) -> Option<&'static str> {
     }
 }
 
-/// Runs a check if the machine can.
-pub(crate) fn with(way: Way, check: fn(Way)) {
-    let needs = [Need::Root, Need::Program("ip"), Need::Program("ping"), Need::Program("tshark"), Need::Scapy];
-    let kernel = if way.driver == "af_xdp" { Need::Kernel(6, 6) } else { Need::Kernel(5, 10) };
-    // All providers come in one package.
-    let rdma = way.is_emulated().then_some(Need::File("/etc/libibverbs.d/mana.driver"));
-    for need in needs.into_iter().chain([kernel, Need::LinkType("vxlan")]).chain(rdma) {
+/// Runs a check if the machine meets its requirements.
+pub(crate) fn with(variant: Variant, check: fn(Variant)) {
+    let needs = [
+        Requirement::Root,
+        Requirement::Program("ip"),
+        Requirement::Program("ping"),
+        Requirement::Program("tshark"),
+        Requirement::Scapy,
+    ];
+    let kernel = if variant.driver == "af_xdp" { Requirement::Kernel(6, 6) } else { Requirement::Kernel(5, 10) };
+    // One package contains all providers.
+    let rdma = variant.is_emulated().then_some(Requirement::File("/etc/libibverbs.d/mana.driver"));
+    for need in needs.into_iter().chain([kernel, Requirement::LinkType("vxlan")]).chain(rdma) {
         if let Err(why) = need.check() {
-            return skip_or_fail(file!(), line!(), &format!("{}: {why}", way.name));
+            return skip_or_fail(file!(), line!(), &format!("{}: {why}", variant.name));
         }
     }
-    check(way);
+    check(variant);
 }
 
-impl Way {
-    /// Whether the ports are those of emulated NICs, behind which no kernel is.
+impl Variant {
+    /// Returns whether the ports are on emulated NICs, which have no kernel interface.
     pub(crate) fn is_emulated(self) -> bool {
         device_of(self.driver).is_some()
     }
 
-    /// The tables of port `n`, the underlay's or first being 0; `keys` for all of them.
+    /// Returns the tables of port `n`; port 0 is the first port or the underlay port. `keys` apply to all
+    /// ports.
     pub(crate) fn port(self, n: usize, name: &str, keys: &str) -> String {
         let (driver, settings) = match self.others {
             Some(driver) if n > 0 => (driver, self.settings[1]),
@@ -80,18 +87,19 @@ impl Way {
         };
         let mut text = format!("[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\n{keys}\n");
         if device_of(driver).is_some() {
-            // What is taken away does not come back in these tests.
+            // A device that these tests remove does not return.
             writeln!(text, "[port.{driver}]\nseconds_after_fatal = 0\n{settings}\n").expect("a string grows");
         }
         text
     }
 
-    /// Bytes that the tunnel adds to an inner frame, from the outer IP header on, and the inner Ethernet header.
+    /// Bytes that the tunnel adds to an inner frame from the outer IP header on, plus the inner Ethernet
+    /// header.
     pub(crate) fn overhead(self) -> u32 {
         if self.ipv6 { 70 } else { 50 }
     }
 
-    /// Underlay address of station `n`; the gateway is 1.
+    /// Underlay address of host `n`; the gateway is 1.
     pub(crate) fn address(self, n: usize) -> IpAddr {
         let text = if self.ipv6 { format!("fd00:9::{n:x}") } else { format!("10.9.0.{n}") };
         text.parse().expect("an address")
@@ -112,7 +120,7 @@ impl Way {
     }
 }
 
-/// Addresses inside the overlay.
+/// Addresses of the hosts and remotes inside the overlay.
 pub(crate) fn host_address(n: usize) -> String {
     format!("10.1.0.{}", 1 + n)
 }
@@ -120,29 +128,30 @@ pub(crate) fn remote_address(n: usize) -> String {
     format!("10.1.0.{}", 101 + n)
 }
 
-/// All the machines.
+/// All namespaces of a test.
 pub(crate) struct World {
-    pub(crate) way: Way,
+    pub(crate) variant: Variant,
     pub(crate) gateway: Namespace,
     pub(crate) hosts: Vec<Namespace>,
     pub(crate) remotes: Vec<Namespace>,
-    /// The underlay's bridge.
+    /// The bridge of the underlay.
     _net: Namespace,
     mtu: u32,
     pub(crate) lab: Lab,
 }
 
 impl World {
-    /// Hosts and remotes with their cables; MTU of the underlay. Every remote has `vx0` for [`VNI`] and an address in it.
-    pub(crate) fn new(way: Way, hosts: usize, remotes: usize, mtu: u32) -> Self {
-        let lab = Lab::new(&way.name.replace("::", "-"));
+    /// Creates hosts and remotes with their cables. `mtu` is that of the underlay. Every remote has `vx0` for
+    /// [`VNI`] with an address.
+    pub(crate) fn new(variant: Variant, hosts: usize, remotes: usize, mtu: u32) -> Self {
+        let lab = Lab::new(&variant.name.replace("::", "-"));
         let gateway = lab.namespace("gw");
         let net = lab.namespace("net");
         net.ip("link add br0 type bridge mcast_snooping 0");
         net.ip("link set br0 up");
         Veth::new((&gateway, "wan"), (&net, "gw")).mtu(mtu).plug();
         net.ip("link set gw master br0");
-        let mut world = Self { way, gateway, hosts: Vec::new(), remotes: Vec::new(), _net: net, mtu, lab };
+        let mut world = Self { variant, gateway, hosts: Vec::new(), remotes: Vec::new(), _net: net, mtu, lab };
         for n in 0..hosts {
             let host = world.lab.namespace(&format!("host{n}"));
             let lan = format!("lan{n}");
@@ -155,10 +164,10 @@ impl World {
             let port = format!("r{n}");
             Veth::new((&remote, "eth0"), (&world._net, &port)).mtu(mtu).plug();
             world._net.ip(&format!("link set {port} master br0"));
-            if way.ipv6 {
+            if variant.ipv6 {
                 remote.ipv6("eth0");
             }
-            remote.ip(&format!("addr add {}/{} dev eth0", way.remote(n), way.prefix()));
+            remote.ip(&format!("addr add {}/{} dev eth0", variant.remote(n), variant.prefix()));
             world.remotes.push(remote);
             world.vxlan(n, "vx0", VNI);
             world.remotes[n].ip(&format!("addr add {}/24 dev vx0", remote_address(n)));
@@ -168,60 +177,60 @@ impl World {
 
     /// MTU of the inner packets.
     pub(crate) fn inner_mtu(&self) -> u32 {
-        self.mtu - self.way.overhead()
+        self.mtu - self.variant.overhead()
     }
 
-    /// Gives a remote a kernel VXLAN device whose only peer is the gateway.
+    /// Adds a kernel VXLAN device to a remote, with the gateway as its only peer.
     pub(crate) fn vxlan(&self, remote: usize, name: &str, vni: u32) {
-        let (local, peer) = (self.way.remote(remote), self.way.vtep());
+        let (local, peer) = (self.variant.remote(remote), self.variant.vtep());
         let namespace = &self.remotes[remote];
         namespace.ip(&format!("link add {name} type vxlan id {vni} local {local} remote {peer} dev eth0 dstport 4789"));
         namespace.ip(&format!("link set {name} up"));
     }
 
-    /// Tables of all ports and the underlay.
+    /// Returns the tables of all ports and of the underlay.
     pub(crate) fn ports(&self) -> String {
-        let mut text = self.way.port(0, "wan", &format!("mtu = {}\n", self.mtu));
+        let mut text = self.variant.port(0, "wan", &format!("mtu = {}\n", self.mtu));
         for n in 0..self.hosts.len() {
-            text += &self.way.port(1 + n, &format!("lan{n}"), &format!("mtu = {}\n", self.inner_mtu()));
+            text += &self.variant.port(1 + n, &format!("lan{n}"), &format!("mtu = {}\n", self.inner_mtu()));
         }
-        let (address, prefix) = (self.way.vtep(), self.way.prefix());
+        let (address, prefix) = (self.variant.vtep(), self.variant.prefix());
         writeln!(text, "[underlay]\nport = \"wan\"\naddresses = [\"{address}/{prefix}\"]\n").expect("a string grows");
         text
     }
 
-    /// A segment with all remotes.
-    pub(crate) fn segment(&self, name: &str, vni: u32, attach: &[String]) -> String {
-        let remotes: Vec<String> = (0..self.remotes.len()).map(|n| format!("\"{}\"", self.way.remote(n))).collect();
+    /// Returns a segment with all remotes.
+    pub(crate) fn segment(&self, name: &str, vni: u32, ports: &[String]) -> String {
+        let remotes: Vec<String> = (0..self.remotes.len()).map(|n| format!("\"{}\"", self.variant.remote(n))).collect();
         format!(
-            "[[segment]]\nname = \"{name}\"\nvni = {vni}\nremotes = [{}]\nattach = [{}]\n\n",
+            "[[segment]]\nname = \"{name}\"\nvni = {vni}\nremotes = [{}]\nports = [{}]\n\n",
             remotes.join(", "),
-            attach.join(", ")
+            ports.join(", ")
         )
     }
 
-    /// The gateway with one segment of all hosts and remotes.
+    /// Starts the gateway with one segment of all hosts and remotes.
     pub(crate) fn start(&self) -> Program {
         self.start_with(&self.one_segment())
     }
 
     fn one_segment(&self) -> String {
-        let attach: Vec<String> = (0..self.hosts.len()).map(|n| format!("{{ port = \"lan{n}\" }}")).collect();
-        self.ports() + &self.segment("blue", VNI, &attach)
+        let ports: Vec<String> = (0..self.hosts.len()).map(|n| format!("{{ port = \"lan{n}\" }}")).collect();
+        self.ports() + &self.segment("blue", VNI, &ports)
     }
 
-    /// The same, where the underlay's NIC refuses a command so many times.
+    /// Starts the gateway on a NIC that rejects a command `count` times.
     pub(crate) fn start_refused(&self, command: &str, count: u32) -> Program {
         let fault = format!("[[fault]]\nkind = 'refuse'\ndevice = 'nic-wan'\ncommand = '{command}'\ncount = {count}\n");
         Program::start_with_faults(&self.gateway, GATEWAY, &self.one_segment(), &fault)
     }
 
-    /// The same, with all of it done by the workers.
+    /// Starts the gateway with `hardware = "off"`, so that the workers do all work.
     pub(crate) fn start_without_nic(&self) -> Program {
         self.start_with(&(self.one_segment() + "[rules]\nhardware = \"off\"\n"))
     }
 
-    /// The gateway with a configuration.
+    /// Starts the gateway with a configuration.
     pub(crate) fn start_with(&self, config: &str) -> Program {
         Program::start(&self.gateway, GATEWAY, config)
     }
@@ -229,7 +238,7 @@ impl World {
     /// Waits until a host reaches an address.
     #[track_caller]
     pub(crate) fn wait_for(&self, program: &mut Program, host: &Namespace, address: &str) {
-        let reached = eventually(PATIENCE, || {
+        let reached = eventually(WAIT_LIMIT, || {
             assert!(program.running(), "the program has ended");
             pings(host, address, 56, 1)
         });
@@ -237,23 +246,25 @@ impl World {
     }
 }
 
-/// Whether pings of a size are all answered, whole (no fragments).
+/// Returns whether all pings of a size are answered without fragmentation.
 pub(crate) fn pings(from: &Namespace, to: &str, size: u32, count: u32) -> bool {
-    let (size, most) = (size.to_string(), count.to_string());
-    // With a deadline (-w) it waits for the last answer; without one only for two round trips after the first, which a busy machine exceeds.
+    let (size, count_text) = (size.to_string(), count.to_string());
+    // With a deadline (-w), ping waits for the last answer. Without one it waits only for two round trips
+    // after the first answer, which is too short on a busy machine.
     let patience = if count == 1 { "-W" } else { "-w" };
-    let outcome = from.run(&["ping", "-n", "-M", "do", "-i", "0.005", patience, "3", "-s", &size, "-c", &most, to]);
-    // Not the lines that say why there is no answer.
+    let outcome =
+        from.run(&["ping", "-n", "-M", "do", "-i", "0.005", patience, "3", "-s", &size, "-c", &count_text, to]);
+    // Lines that report missing answers are excluded.
     let answers: String = outcome.stdout.lines().filter(|line| line.contains(" bytes from ")).collect();
     let all = (1..=count).all(|number| answers.contains(&format!("icmp_seq={number} ")));
     if !all && count > 1 {
-        // Shown with a failure: which ones were lost, and how late the others were.
+        // Printed with a failure: the lost answers and the delays of the others.
         println!("{}{}", outcome.stdout, outcome.stderr);
     }
     all
 }
 
-/// An Ethernet frame of the local experimental EtherType 0x88b5 with a mark in its payload.
+/// Returns an Ethernet frame of the local experimental EtherType 0x88b5 with `mark` in its payload.
 pub(crate) fn ethernet(destination: [u8; 6], source: [u8; 6], mark: &str) -> Vec<u8> {
     let mut frame = [&destination[..], &source, &[0x88, 0xb5], mark.as_bytes()].concat();
     frame.resize(frame.len().max(60), 0);

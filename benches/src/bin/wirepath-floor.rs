@@ -1,12 +1,13 @@
-// UNSAFETY: the bare work on raw memory, to measure abstractions against; nothing depends on it.
+// UNSAFETY: works on raw memory as a lower bound for the cost of abstractions. Nothing depends on it.
 #![allow(unsafe_code, missing_docs, clippy::undocumented_unsafe_blocks, clippy::cast_ptr_alignment)]
 
-//! The floor: what one core needs for the bare work, with no generality at all. A yardstick to measure abstractions against, not a
-//! design: fixed headers, one table, no statistics, no errors.
+//! The floor: cost of the bare work on one core, without any generality. It is a reference for the cost of
+//! abstractions, not a design: fixed headers, one table, no statistics and no error handling.
 //!
-//! Usage: `wirepath-floor io|macswap|encap|decap|table|random FLOWS BUFFERS [SECONDS]`, BUFFERS being those in rotation (32, 8192, ...).
-//! `table`: lookups of flows that are numbered, which CRC32C spreads without a collision; `random`: of random ones, which meet.
-//! Prints cycles of the time-stamp counter per packet, and packets per second.
+//! Usage: `wirepath-floor io|macswap|encap|decap|table|random FLOWS BUFFERS [SECONDS]`, where BUFFERS rotate
+//! (32, 8192, ...). `table` looks up numbered flows, which CRC32C distributes without collisions. `random`
+//! looks up random flows, which collide. The output is cycles of the time-stamp counter per packet, and
+//! packets per second.
 
 use std::arch::x86_64::*;
 use std::time::Instant;
@@ -29,7 +30,7 @@ struct Entry {
     used: u64,
 }
 
-/// First in, first out, so that `buffers` really rotate.
+/// A FIFO pool, so that all `buffers` rotate.
 struct Pool {
     ring: Vec<*mut u8>,
     head: usize,
@@ -84,7 +85,7 @@ unsafe fn u16be(p: *const u8) -> u16 {
     unsafe { u16::from_be((p as *const u16).read_unaligned()) }
 }
 
-/// Addresses, ports and protocol of an IPv4/UDP frame at `d`.
+/// Returns addresses, ports and protocol of an IPv4/UDP frame at `d`.
 #[inline(always)]
 unsafe fn five_tuple(d: *const u8) -> [u64; 3] {
     unsafe {
@@ -96,15 +97,10 @@ unsafe fn five_tuple(d: *const u8) -> [u64; 3] {
     }
 }
 
-/// The same of a random flow.
+/// Returns addresses, ports and protocol of a random flow.
 fn random_tuple(i: usize) -> [u64; 3] {
-    let mix = |n: u64| {
-        let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        n ^ n >> 31
-    };
-    let n = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    [mix(n), mix(!n) & 0xffff_ffff, 17]
+    let mut random = fastrand::Rng::with_seed(i as u64);
+    [random.u64(..), random.u32(..).into(), 17]
 }
 
 #[inline(always)]
@@ -168,13 +164,10 @@ fn main() {
     let frame_len = if mode == "decap" { 114 } else { 64 };
     let lookups = mode == "table" || mode == "random";
     let keys: Vec<[u64; 3]> = if lookups {
-        let mut x = 88172645463325252u64;
+        let mut random = fastrand::Rng::with_seed(1);
         (0..1 << 20)
             .map(|_| {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                let i = x as usize % flows;
+                let i = random.usize(..flows);
                 if mode == "random" { random_tuple(i) } else { unsafe { five_tuple(inner_frame(i).as_ptr()) } }
             })
             .collect()

@@ -1,13 +1,14 @@
-//! Any text as a configuration: it is refused with a place and a message, or it is one from which a gateway can be made.
+//! Fuzzes the configuration reader with arbitrary text. It is refused with a position and a message, or a
+//! gateway can be created from it.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use wirepath_packet::{Pool, PortId};
 use wirepath_pipeline::PortInfo;
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
-use wirepath_pmd::packet::Pool;
-use wirepath_pmd::settings::Source;
+use wirepath_settings::Source;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -25,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
             let ports: Vec<PortInfo> = ["wan", "lan", "lan2"]
                 .iter()
                 .enumerate()
-                .map(|(id, name)| PortInfo::on_paper(id as u16, name, None, 1500, &pool))
+                .map(|(id, name)| PortInfo::simulated(PortId::new(id as u16), name, None, 1500, &pool))
                 .collect();
             let control = GatewayControl::new(&config, &ports, &Domain::new(), 1, 0);
             assert!(!fits || control.config().segments.len() == config.segments.len());

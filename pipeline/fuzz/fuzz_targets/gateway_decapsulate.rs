@@ -1,24 +1,27 @@
-//! Any bytes on a port of the gateway: nothing panics, and every packet is sent on, dropped with a reason, or was for the gateway itself.
+//! Fuzzes the gateway with arbitrary bytes on its ports. Nothing may panic. Every packet is forwarded,
+//! dropped with a reason, or handled by the gateway itself.
 //!
-//! The first byte says where the packet comes in and how it lies in memory; the rest is the packet.
+//! The first byte selects the port and the memory layout of the packet. The rest is the packet.
 
 #![no_main]
 
 use std::cell::RefCell;
 
 use libfuzzer_sys::fuzz_target;
+use wirepath_packet::{Batch, Packet, Pool, PortId};
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::tunnel::{Gateway, GatewayConfig, GatewayControl};
-use wirepath_pipeline::{PortInfo, Stepped, WorkerInfo};
-use wirepath_pmd::packet::{Batch, Packet, Pool};
-use wirepath_pmd::settings::Source;
+use wirepath_pipeline::{PortInfo, SteppedRuntime, WorkerInfo};
+use wirepath_settings::Source;
 
 const CONFIG: &str = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
-    [[segment]]\nvni = 42\nremotes = ['10.9.0.2', 'fd00:9::2']\nattach = [{ port = 'lan' }, { port = 'lan', vlan = 7 }]\n\
-    [[segment]]\nvni = 43\naccept_unknown_remotes = true\ninner_vlans = 'carry'\nattach = [{ port = 'lan', vlan = 8 }]\n";
+    [[segment]]\nvni = 42\nremotes = ['10.9.0.2', 'fd00:9::2']\n\
+    ports = [{ port = 'lan' }, { port = 'lan', vlan = 7 }]\n\
+    [[segment]]\nvni = 43\naccept_unknown_remotes = true\ninner_vlans = 'carry'\n\
+    ports = [{ port = 'lan', vlan = 8 }]\n";
 
 struct Lab {
-    stepped: Stepped<Gateway>,
+    stepped: SteppedRuntime<Gateway>,
     control: GatewayControl,
     pool: Pool,
 }
@@ -29,18 +32,21 @@ fn lab() -> Lab {
     let config = GatewayConfig::read(&document.settings(), &["wan", "lan"]).expect("a configuration");
     let pool = Pool::new("fuzz", 256).expect("memory");
     let us = "02:00:00:00:00:01".parse().ok();
-    let ports = vec![PortInfo::on_paper(0, "wan", us, 1500, &pool), PortInfo::on_paper(1, "lan", None, 1500, &pool)];
+    let ports = vec![
+        PortInfo::simulated(PortId::new(0), "wan", us, 1500, &pool),
+        PortInfo::simulated(PortId::new(1), "lan", None, 1500, &pool),
+    ];
     let domain = Domain::new();
     let mut control = GatewayControl::new(&config, &ports, &domain, 1, 0);
     for next_hop in ["10.9.0.2", "fd00:9::2"] {
-        control.bind(next_hop.parse().expect("an address"), "02:09:09:09:09:02".parse().expect("an address"));
+        control.set_next_hop(next_hop.parse().expect("an address"), "02:09:09:09:09:02".parse().expect("an address"));
     }
     let worker = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: vec![] };
-    let stepped = Stepped::new(ports, &domain, control.stage(&worker)).expect("eventfds");
+    let stepped = SteppedRuntime::new(ports, &domain, control.stage(&worker)).expect("eventfds");
     Lab { stepped, control, pool }
 }
 
-/// A packet of these bytes, cut into segments of `cut` bytes if that is not 0.
+/// Makes a packet of these bytes, in segments of `cut` bytes if that is not 0.
 fn packet(bytes: &[u8], cut: usize, pool: &Pool) -> Option<Packet> {
     let mut packet = pool.take()?;
     if cut == 0 {
@@ -75,17 +81,20 @@ fuzz_target!(|data: &[u8]| {
         let before: u64 = lab.stepped.drops().values().sum();
         let punted = lab.stepped.punted();
         let mut batch: Batch = [packet].into_iter().collect();
-        lab.stepped.process(Some(port), &mut batch);
+        lab.stepped.process(Some(PortId::new(port)), &mut batch);
         assert!(batch.is_empty());
         let mut sent = 0;
-        while let Some(out) = lab.stepped.sent() {
+        while let Some(out) = lab.stepped.next_sent() {
             sent += 1;
-            assert!(out.out_port() < 2 && out.len() == out.segments().map(<[u8]>::len).sum::<usize>());
+            assert!(
+                out.out_port().is_some_and(|port| port.index() < 2)
+                    && out.len() == out.segments().map(<[u8]>::len).sum::<usize>()
+            );
         }
         let dropped = lab.stepped.drops().values().sum::<u64>() - before;
         assert!(sent + dropped + (lab.stepped.punted() - punted) > 0, "a packet vanished");
         lab.stepped.advance(10_000_000);
         lab.stepped.control(&mut lab.control);
-        while lab.stepped.sent().is_some() {}
+        while lab.stepped.next_sent().is_some() {}
     });
 });

@@ -1,19 +1,20 @@
-//! Any bytes under the actions of rules: nothing panics, no buffer is lost, and what came with right checksums leaves with right ones.
+//! Fuzzes rule actions with arbitrary bytes. Nothing may panic, no buffer may be lost, and right checksums
+//! must stay right.
 //!
-//! The first byte chooses the rule, the second says how the packet lies in memory and what a device noted about it; the rest is the
-//! packet. The rule need not fit: what its actions do not find, they must drop.
+//! The first byte selects the rule. The second one selects the memory layout and the metadata of the packet.
+//! The rest is the packet. The rule need not match: actions drop packets that lack their header.
 
 #![no_main]
 
 use std::cell::RefCell;
 
 use libfuzzer_sys::fuzz_target;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::Flags;
+use wirepath_packet::{Packet, Pool, PortId};
 use wirepath_pipeline::rules::{Environment, Outcome, Program, Toeplitz};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::offload::Flags;
-use wirepath_pmd::packet::{Packet, Pool};
-use wirepath_wire::finish::Coverage;
-use wirepath_wire::{L3, Layers, Parser};
+use wirepath_wire::checksum_offload::ChecksumSpan;
+use wirepath_wire::{HeaderOffsets, L3Type, Parser};
 
 /// Ethernet, IPv4, UDP with entropy and checksum, VXLAN 42.
 const VXLAN4: &str =
@@ -61,10 +62,10 @@ impl Environment for Lab {
         &self.toeplitz
     }
     fn count(&mut self, _: usize) {}
-    fn mirror(&mut self, _: u16, copy: Packet) {
+    fn mirror(&mut self, _: PortId, copy: Packet) {
         assert_eq!(copy.len(), copy.segments().map(<[u8]>::len).sum::<usize>());
     }
-    fn lost_copy(&mut self, _: DropReason) {
+    fn mirror_failed(&mut self, _: DropReason) {
         panic!("there are buffers enough");
     }
 }
@@ -79,7 +80,7 @@ fn lab() -> Lab {
     Lab { programs: RULES.iter().map(program).collect(), pool, toeplitz: Toeplitz::default() }
 }
 
-/// A packet of these bytes: whole, or cut into two segments of which the second may be shared.
+/// Makes a packet of these bytes: whole, or in two segments, of which the second may be shared.
 fn packet(bytes: &[u8], cut: usize, shared: bool, pool: &Pool) -> Option<Packet> {
     let part = |bytes: &[u8]| {
         let mut packet = pool.take()?;
@@ -91,19 +92,19 @@ fn packet(bytes: &[u8], cut: usize, shared: bool, pool: &Pool) -> Option<Packet>
     };
     let (mut packet, rest) = (part(front)?, part(rest)?);
     if shared {
-        return packet.attach(&rest.freeze()).ok();
+        return packet.append_shared(&rest.into_shared()).ok();
     }
     packet.append_segment(rest).ok()?;
     Some(packet)
 }
 
-/// Whether a stack's checksum is right; `None` where it has none that this says something of.
-fn sound(frame: &[u8], layers: &Layers) -> Option<bool> {
-    // What a routing header hides from the pseudo header is not looked at here.
-    if layers.l3_kind() == L3::Ipv6 && layers.has_ip_options() {
+/// Returns whether the checksum of a stack is right, or `None` if this cannot be said.
+fn sound(frame: &[u8], layers: &HeaderOffsets) -> Option<bool> {
+    // Addresses that a routing header replaces are not checked here.
+    if layers.l3_type() == L3Type::Ipv6 && layers.has_ip_options() {
         return None;
     }
-    let cover = Coverage::of(frame, layers)?;
+    let cover = ChecksumSpan::of(frame, layers)?;
     Some(cover.transport.verify(frame.get(cover.start..cover.end)?, cover.pseudo))
 }
 
@@ -124,10 +125,10 @@ fuzz_target!(|data: &[u8]| {
         }
         let parser = Parser::default();
         let Ok(parsed) = parser.parse_chain(packet.data(), packet.len()) else { return };
-        let right = |layers: Option<&Layers>| layers.is_none_or(|layers| sound(bytes, layers) != Some(false));
+        let right = |layers: Option<&HeaderOffsets>| layers.is_none_or(|layers| sound(bytes, layers) != Some(false));
         let programs = std::mem::take(&mut lab.programs);
         let which = usize::from(*rule) % programs.len();
-        // What comes out of a tunnel without being in order inside was not looked at.
+        // A decapsulated packet with malformed inner headers was not checked.
         let unseen = RULES[which].contains("decap") && parsed.inner().is_none();
         let came_right = right(Some(parsed.outer())) && right(parsed.inner()) && !unseen;
         let outcome = programs[which].run(&mut packet, &parsed, lab);

@@ -1,47 +1,47 @@
 use super::RuleId;
 
-/// Why a change of rules was refused. Nothing of a refused change has happened.
+/// Reason why a change of the rules was refused. A refused change has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleTableError {
-    /// Nothing has this id, or not any more.
+    /// No rule has this id, or the rule was removed.
     #[error("there is no rule {0}")]
     NoSuchRule(RuleId),
     /// [`super::RuleLimits::rules`] is reached.
-    #[error("there are {limit} rules, which is the limit")]
+    #[error("the limit of {limit} rules is reached")]
     TooManyRules {
         /// The limit.
         limit: usize,
     },
-    /// [`super::RuleLimits::masks`] is reached: every mask costs a look at another table for every packet of a new flow.
-    #[error(
-        "the rules of one direction compare {limit} different sets of bits, which is the limit; write the rule with a set that is in use"
-    )]
+    /// [`super::RuleLimits::masks`] is reached. Each mask adds a table lookup for every packet of a new flow.
+    #[error("the limit of {limit} masks per direction is reached; use a set of bits that other rules compare")]
     TooManyMasks {
         /// The limit.
         limit: usize,
     },
-    /// More rules than [`super::RuleLimits::alike`] compare the same bits with the same values: of these only the first ever runs.
-    #[error("{limit} rules have this pattern, which is the limit; only the first of them ever runs")]
-    TooManyAlike {
+    /// [`super::RuleLimits::duplicates`] is reached: too many rules compare the same bits with the same
+    /// values. Only the first of them ever runs.
+    #[error("the limit of {limit} rules with the same pattern is reached; only the first of them ever runs")]
+    TooManyDuplicates {
         /// The limit.
         limit: usize,
     },
-    /// [`super::RuleLimits::passing`] is reached: a worker has not moved on for a long time.
-    #[error("{limit} rules that are gone may still be seen by a worker, which is the limit; it does not move on")]
-    TooManyPassing {
+    /// [`super::RuleLimits::pending_removals`] is reached: a worker has made no progress for a long time.
+    #[error("the limit of {limit} removed rules in use by a worker is reached; the worker makes no progress")]
+    TooManyPendingRemovals {
         /// The limit.
         limit: usize,
     },
-    /// Too many rules meet in the hash table of their mask. The hash is secret, so this does not happen by itself, nor by choice.
-    #[error("the hash table of the rule's mask has no place for it")]
-    Crowded,
-    /// A rule was to be replaced by one of the other direction.
+    /// Too many rules collide in the hash table of their mask. The hash seed is secret, so an attacker cannot
+    /// cause this.
+    #[error("too many rules collide in the hash table of this mask")]
+    HashCollisions,
+    /// The replacement rule has another direction than the rule that it replaces.
     #[error("a rule at {} cannot be replaced by one at {}", .from.name(), .to.name())]
     OtherDirection {
-        /// The direction of the rule that is there.
-        from: wirepath_pmd::flow::Direction,
-        /// That of the other.
-        to: wirepath_pmd::flow::Direction,
+        /// Direction of the existing rule.
+        from: wirepath_flow::Direction,
+        /// Direction of the replacement.
+        to: wirepath_flow::Direction,
     },
 }

@@ -1,8 +1,9 @@
-//! The software engine of flow rules ([`wirepath_pmd::flow`]): which rule each packet meets, and what became of the rules.
+//! The software engine of flow rules ([`wirepath_flow`]): it finds the rule that each packet matches and runs
+//! its actions.
 //!
-//! [`RuleTable`] belongs to the control thread: it adds, removes, replaces and ages rules while the workers forward. Each worker has a
-//! [`RuleLookup`] for each direction, which finds the rule of every packet of a batch, and around its stages a [`Ruled`] that does what the
-//! rules say.
+//! [`RuleTable`] belongs to the control thread, which adds, removes, replaces and ages rules while the
+//! workers forward. Each worker has one [`RuleLookup`] for each direction. A [`RuleStage`] wraps the stages
+//! of the worker and runs the actions of the rules.
 //!
 //! ```
 //! use wirepath_pipeline::epoch::Domain;
@@ -14,44 +15,26 @@
 //! table.change(|change| {
 //!     change.remove(dns)?;
 //!     change.add("ingress prio 10: udp dst 5353 => mark 1".parse().unwrap(), Timeouts::NONE)
-//! })?; // every packet meets the one rule or the other
+//! })?; // every packet sees either the old rule or the new one
 //! assert_eq!((table.len(), table.counters(dns)), (1, None));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod around;
-mod cache;
+pub mod actions;
+mod classifier;
 mod control;
 mod error;
-mod exact;
-mod extract;
-mod growing;
-pub mod hardware;
-mod hash;
-mod listed;
-mod log;
-mod lookup;
-mod masks;
-mod memory;
-mod packet;
-pub mod program;
-mod records;
-mod slots;
-mod table;
+pub mod offload;
+mod rule_stage;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod view;
-mod words;
 
-pub use around::{Around, PUNT_TO_KERNEL, Ruled};
-pub use cache::CacheStats;
+pub use actions::{Environment, Outcome, Program, Toeplitz};
+pub use classifier::{ExactMatchTable, FlowCacheStats, Hit, RuleLookup};
 pub use control::{
-    Place, Placed, RuleControl, RuleControlError, RuleRefused, Standing, check, check_on, in_order, order, place_all,
-    place_rule,
+    ActiveRule, Change, RemovalReason, RemovedRule, RuleControl, RuleControlError, RuleCounters, RuleId, RuleLimits,
+    RuleLocation, RuleLocations, RuleRefused, RuleTable, Timeouts, check, check_on, in_priority_order, locate_all,
+    locate_rule, priority_order,
 };
 pub use error::RuleTableError;
-pub use exact::ExactTable;
-pub use lookup::{Hit, RuleLookup};
-pub use packet::outside;
-pub use program::{Environment, Outcome, Program, Toeplitz};
-pub use table::{Change, Gone, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts, Why};
+pub use rule_stage::{PUNT_TO_KERNEL, RulePorts, RuleStage};

@@ -1,14 +1,26 @@
-//! The engine against the plain reading of the language: random rules and packets, changed while packets pass.
+//! Tests of the engine against a linear search: random rules and packets, with changes while packets pass.
 
-use wirepath_pmd::flow::{Direction, FieldSet, Rule, value};
-use wirepath_pmd::packet::{BATCH, Batch, Pool};
-use wirepath_rulelab::{Noted, Rng, make};
+use wirepath_flow::{Direction, FieldSet, Metadata, Rule, packet_value};
+use wirepath_packet::PortId;
+use wirepath_packet::{BATCH, Batch, Packet, Pool};
+use wirepath_rule_oracle::{PacketMetadata, Rng, generate};
 use wirepath_wire::{Parsed, Parser};
 
 use super::*;
 use crate::epoch::{Domain, Reader};
 
-/// One worker, and the rules in a list.
+/// Returns the metadata that the items `port` and `meta` match: input port at ingress or output port at
+/// egress, mark, and the low half of the first application word.
+fn metadata(packet: &Packet, direction: Direction) -> Metadata {
+    let port = if direction == Direction::Ingress { packet.in_port() } else { packet.out_port() };
+    Metadata {
+        port: port.map_or(u16::MAX, PortId::number),
+        mark: packet.mark().unwrap_or(0) & 0xff_ffff,
+        data: packet.app()[0] as u32,
+    }
+}
+
+/// One worker, and the same rules in a list.
 struct Bench {
     domain: Domain,
     table: RuleTable,
@@ -16,7 +28,7 @@ struct Bench {
     egress: RuleLookup,
     reader: Reader,
     pool: Pool,
-    /// In the order in which they were added.
+    /// Rules in the order of their addition.
     list: Vec<(RuleId, Rule, FieldSet)>,
     now: u64,
 }
@@ -43,21 +55,21 @@ impl Bench {
         self.table.remove(id).unwrap();
     }
 
-    fn turn(&mut self) {
+    fn next_turn(&mut self) {
         self.reader.quiescent();
         self.now += 1;
     }
 
-    /// Looks up a batch of frames and compares with the list.
-    fn check(&mut self, direction: Direction, frames: &[(Vec<u8>, Noted)], context: &str) -> usize {
+    /// Looks up a batch of frames and compares the results with the list.
+    fn check(&mut self, direction: Direction, frames: &[(Vec<u8>, PacketMetadata)], context: &str) -> usize {
         let parser = Parser::default();
         let (mut batch, mut parsed): (Batch, Vec<Parsed>) = (Batch::new(), Vec::new());
         for (frame, noted) in frames {
             let Ok(found) = parser.parse(frame) else { continue };
             let mut packet = self.pool.take().unwrap();
             assert!(packet.extend_from_slice(frame, &self.pool));
-            packet.set_in_port(noted.port);
-            packet.set_out_port(noted.port);
+            packet.set_in_port(PortId::checked(noted.port));
+            packet.set_out_port(PortId::checked(noted.port));
             if noted.mark != 0 {
                 packet.set_mark(noted.mark);
             }
@@ -71,8 +83,8 @@ impl Bench {
         let found = &mut found[..batch.len()];
         lookup.find(self.reader.guard(), self.now, batch.as_slice(), &parsed, found);
         for ((packet, parsed), found) in batch.iter().zip(&parsed).zip(&*found) {
-            let outside = outside(packet, direction);
-            let fits = |fields: &FieldSet| fields.matches(|key| value(parsed, packet.data(), outside, key));
+            let metadata = metadata(packet, direction);
+            let fits = |fields: &FieldSet| fields.matches(|key| packet_value(parsed, packet.data(), metadata, key));
             let expected = self
                 .list
                 .iter()
@@ -96,23 +108,23 @@ fn rule(text: &str) -> Rule {
 }
 
 #[test]
-fn finds_what_a_list_finds_while_rules_come_and_go() {
+fn lookups_agree_with_a_list_while_rules_change() {
     let mut hits = 0;
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
-        // A small cache, so that flows leave it.
+        // A small cache, so that flows are evicted.
         let flows = if seed % 2 == 0 { 16 } else { 4096 };
         let mut bench = Bench::new(RuleLimits { masks: 4096, flows, ..RuleLimits::default() });
         let count = 1 + rng.index(30);
-        for rule in make::rules(&mut rng, count) {
+        for rule in generate::rules(&mut rng, count) {
             bench.add(rule);
         }
-        // Few packets, again and again, so that most are in the cache when the rules change.
+        // Few packets that repeat, so that most are in the cache when the rules change.
         let packets: Vec<_> = (0..100)
             .map(|_| {
                 let of = (!bench.list.is_empty() && rng.percent(90))
                     .then(|| bench.list[rng.index(bench.list.len())].1.clone());
-                make::packet(&mut rng, of.as_ref())
+                generate::packet(&mut rng, of.as_ref())
             })
             .collect();
         for step in 0..150 {
@@ -125,11 +137,11 @@ fn finds_what_a_list_finds_while_rules_come_and_go() {
                 if rng.percent(45) && !bench.list.is_empty() {
                     bench.remove(rng.index(bench.list.len()));
                 } else {
-                    let added = make::rule(&mut rng, &rules);
+                    let added = generate::rule(&mut rng, &rules);
                     bench.add(added);
                 }
             }
-            bench.turn();
+            bench.next_turn();
             if rng.one_in(10) {
                 bench.table.age(bench.now, |_| ());
             }
@@ -140,14 +152,14 @@ fn finds_what_a_list_finds_while_rules_come_and_go() {
     assert!(hits > 20_000, "{hits} packets met a rule");
 }
 
-/// Rules of few masks over few flows, so that additions often concern flows in the cache.
+/// Few masks and few flows, so that added rules often affect cached flows.
 #[test]
 fn additions_and_removals_reach_flows_in_the_cache() {
     let mut checked = 0;
     for seed in 0..40 {
         let mut rng = Rng::new(seed);
         let mut bench = Bench::new(RuleLimits { flows: 64, ..RuleLimits::default() });
-        let packets: Vec<(Vec<u8>, Noted)> = (0..200)
+        let packets: Vec<(Vec<u8>, PacketMetadata)> = (0..200)
             .map(|_| {
                 let of = rule(&format!(
                     "ingress prio 0: eth / ipv4 src 10.0.0.{} dst 10.0.1.{} / udp dst {} => drop",
@@ -155,7 +167,7 @@ fn additions_and_removals_reach_flows_in_the_cache() {
                     rng.below(6),
                     rng.below(6)
                 ));
-                make::packet(&mut rng, Some(&of))
+                generate::packet(&mut rng, Some(&of))
             })
             .collect();
         for step in 0..400 {
@@ -174,7 +186,7 @@ fn additions_and_removals_reach_flows_in_the_cache() {
                 bench.add(rule(&format!("ingress prio {priority}: {pattern} => drop")));
             }
             let frames: Vec<_> = (0..1 + rng.index(64)).map(|_| packets[rng.index(packets.len())].clone()).collect();
-            bench.turn();
+            bench.next_turn();
             bench.check(Direction::Ingress, &frames, &format!("seed {seed}, step {step}"));
             if seed % 4 == 0 && rng.one_in(20) {
                 bench.table.age(bench.now, |_| ());
@@ -186,8 +198,8 @@ fn additions_and_removals_reach_flows_in_the_cache() {
 }
 
 #[test]
-fn a_change_that_fails_has_never_been() {
-    let mut bench = Bench::new(RuleLimits { rules: 3, masks: 2, alike: 2, ..RuleLimits::default() });
+fn a_failed_change_has_no_effect() {
+    let mut bench = Bench::new(RuleLimits { rules: 3, masks: 2, duplicates: 2, ..RuleLimits::default() });
     let first = bench.add(rule("ingress prio 5: udp dst 53 => mark 1"));
     let fails = bench.table.change(|change| {
         change.add(rule("ingress prio 1: udp dst 53 => drop"), Timeouts::NONE)?;
@@ -213,8 +225,8 @@ fn a_change_that_fails_has_never_been() {
     assert_eq!(bench.table.len(), 1);
     let of = rule("ingress prio 5: eth / ipv4 / udp dst 53 => drop");
     let mut rng = Rng::new(1);
-    let packets: Vec<_> = (0..50).map(|_| make::packet(&mut rng, Some(&of))).collect();
-    bench.turn();
+    let packets: Vec<_> = (0..50).map(|_| generate::packet(&mut rng, Some(&of))).collect();
+    bench.next_turn();
     assert!(bench.check(Direction::Ingress, &packets, "after failures") > 10);
 
     bench.add(rule("ingress prio 5: tcp flags syn+!ack => drop"));
@@ -225,12 +237,12 @@ fn a_change_that_fails_has_never_been() {
     assert_eq!(limit, Err(RuleTableError::TooManyRules { limit: 3 }));
     bench.remove(0);
     let limit = bench.table.add(rule("ingress prio 3: tcp flags syn+!ack => drop"), Timeouts::NONE);
-    assert_eq!(limit, Err(RuleTableError::TooManyAlike { limit: 2 }));
-    bench.turn();
+    assert_eq!(limit, Err(RuleTableError::TooManyDuplicates { limit: 2 }));
+    bench.next_turn();
     assert!(bench.check(Direction::Ingress, &packets, "after limits") <= packets.len());
 }
 
-/// A UDP packet from 10.0.0.1 to 10.0.0.2.
+/// Returns a UDP packet from 10.0.0.1 to 10.0.0.2.
 fn udp_to(port: u8) -> [u8; 60] {
     let mut frame = [0u8; 60];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00]);
@@ -240,7 +252,7 @@ fn udp_to(port: u8) -> [u8; 60] {
 }
 
 #[test]
-fn a_tag_beside_the_frame_counts() {
+fn a_stripped_vlan_tag_is_matched() {
     let mut bench = Bench::new(RuleLimits::default());
     let id = bench.add(rule("ingress: any => drop"));
     let mut packet = bench.pool.take().unwrap();
@@ -252,58 +264,59 @@ fn a_tag_beside_the_frame_counts() {
 }
 
 #[test]
-fn a_worker_that_does_not_move_on_stops_changes_and_takes_no_memory() {
-    let mut bench = Bench::new(RuleLimits { passing: 200, ..RuleLimits::default() });
+fn a_stalled_worker_stops_changes_and_memory_growth() {
+    let mut bench = Bench::new(RuleLimits { pending_removals: 200, ..RuleLimits::default() });
     let of = |i: u32| rule(&format!("ingress prio 1: udp dst {} => drop", i % 60_000 + 1));
     let (mut changes, mut refused) = (0, 0);
     let mut add = |bench: &mut Bench, i| match bench.table.add(of(i), Timeouts { idle: 0, hard: 1 }) {
         Ok(id) => {
             changes += 1;
             let limit = bench.table.remove(id);
-            assert!(matches!(limit, Ok(()) | Err(RuleTableError::TooManyPassing { limit: 200 })), "{limit:?}");
+            assert!(matches!(limit, Ok(()) | Err(RuleTableError::TooManyPendingRemovals { limit: 200 })), "{limit:?}");
         }
         Err(error) => {
-            assert_eq!(error, RuleTableError::TooManyPassing { limit: 200 });
+            assert_eq!(error, RuleTableError::TooManyPendingRemovals { limit: 200 });
             refused += 1;
         }
     };
     (0..5000).for_each(|i| add(&mut bench, i));
     assert_eq!(bench.table.records(), 1024);
-    let mut gone = 0;
-    bench.table.age(5_000_000_000, |_| gone += 1);
-    // Everything moves on with the worker, also what could not expire meanwhile.
+    let mut removed = 0;
+    bench.table.age(5_000_000_000, |_| removed += 1);
+    // All removals complete when the worker makes progress, including rules that could not expire before.
     for _ in 0..3 {
-        bench.turn();
-        bench.table.age(5_000_000_000, |_| gone += 1);
+        bench.next_turn();
+        bench.table.age(5_000_000_000, |_| removed += 1);
     }
     (0..50).for_each(|i| add(&mut bench, i));
     assert!((100..300).contains(&changes) && refused > 4700, "{changes} changes, {refused} refused");
     for _ in 0..3 {
-        bench.turn();
-        bench.table.age(9_000_000_000, |_| gone += 1);
+        bench.next_turn();
+        bench.table.age(9_000_000_000, |_| removed += 1);
     }
-    assert_eq!((bench.table.len(), gone), (0, changes));
+    assert_eq!((bench.table.len(), removed), (0, changes));
 }
 
-/// A change that fails can leave a larger table behind. Workers must not go on in the one before it, whose chains nobody keeps right.
+/// A failed change can leave a larger table behind. Workers must switch to it, because chains in the smaller
+/// table are not updated any more.
 #[test]
-fn a_failed_change_that_made_a_table_larger_leaves_no_chains_behind() {
+fn a_failed_change_after_a_resize_keeps_chains_right() {
     let mut bench = Bench::new(RuleLimits::default());
     let other = |i: u32| rule(&format!("ingress prio 1: eth / ipv4 dst 10.0.1.{i} / udp dst 1 => drop"));
     let first = bench.add(rule("ingress prio 1: eth / ipv4 dst 10.0.0.2 / udp dst 1 => drop"));
     let second = bench.add(rule("ingress prio 2: eth / ipv4 dst 10.0.0.2 / udp dst 1 => mark 2"));
-    bench.turn();
+    bench.next_turn();
     bench.remove(0);
-    bench.turn();
+    bench.next_turn();
     let Bench { table, ingress, reader, pool, now, .. } = &mut bench;
-    let gone = RuleTableError::NoSuchRule(first);
-    // Enough, one after the other, for the first rule's record to become free.
+    let no_such_rule = RuleTableError::NoSuchRule(first);
+    // Enough changes in sequence to free the record of the first rule.
     for _ in 0..5 {
         let fails = table.change(|change| {
             (0..50).try_for_each(|i| change.add(other(i), Timeouts::NONE).map(drop))?;
             change.remove(first)
         });
-        assert_eq!(fails, Err(gone.clone()));
+        assert_eq!(fails, Err(no_such_rule.clone()));
         reader.quiescent();
     }
     let changed = table.change(|change| {
@@ -318,17 +331,17 @@ fn a_failed_change_that_made_a_table_larger_leaves_no_chains_behind() {
     assert_eq!(changed, Ok(()));
 }
 
-/// What is gone does not count, however long a worker stays where it is.
+/// Removed rules do not count against the limit of duplicates, however long a worker stalls.
 #[test]
-fn a_rule_is_replaced_any_number_of_times_in_one_turn() {
-    let mut bench = Bench::new(RuleLimits { alike: 2, ..RuleLimits::default() });
+fn a_rule_can_be_replaced_many_times_in_one_round() {
+    let mut bench = Bench::new(RuleLimits { duplicates: 2, ..RuleLimits::default() });
     let marks = |n: u32| rule(&format!("ingress prio 1: udp dst 53 => mark {n}"));
     let id = bench.table.add(marks(0), Timeouts::NONE).unwrap();
     (1..200).for_each(|n| bench.table.replace(id, marks(n)).unwrap());
     bench.table.add(marks(1000), Timeouts::NONE).unwrap();
-    assert_eq!(bench.table.add(marks(1001), Timeouts::NONE), Err(RuleTableError::TooManyAlike { limit: 2 }));
-    bench.turn();
-    let frame = (udp_to(53).to_vec(), make::packet(&mut Rng::new(1), None).1);
+    assert_eq!(bench.table.add(marks(1001), Timeouts::NONE), Err(RuleTableError::TooManyDuplicates { limit: 2 }));
+    bench.next_turn();
+    let frame = (udp_to(53).to_vec(), generate::packet(&mut Rng::new(1), None).1);
     assert_eq!(bench.ingress_rules(&[frame]), "ingress prio 1: udp dst 53 => mark 199");
 }
 
@@ -339,7 +352,7 @@ fn counters_follow_a_rule_through_replacements_to_its_end() {
     let id = bench.table.add(of.clone(), Timeouts { idle: 0, hard: 10 }).unwrap();
     bench.list.push((id, of.clone(), of.fields()));
     let mut rng = Rng::new(3);
-    let packets: Vec<_> = (0..40).map(|_| make::packet(&mut rng, Some(&of))).collect();
+    let packets: Vec<_> = (0..40).map(|_| generate::packet(&mut rng, Some(&of))).collect();
     let first = bench.check(Direction::Ingress, &packets, "first") as u64;
     let counted = bench.table.counters(id).unwrap();
     assert_eq!((counted.packets, counted.last_hit), (first, bench.now));
@@ -348,25 +361,25 @@ fn counters_follow_a_rule_through_replacements_to_its_end() {
     bench.table.replace(id, replacement.clone()).unwrap();
     bench.list[0] = (id, replacement.clone(), replacement.fields());
     assert_eq!(bench.table.counters(id), Some(counted), "the worker has not moved on");
-    // Still the old rule: the worker's turn is not over.
+    // The worker's iteration is not over, so it still uses the old rule.
     assert_eq!(bench.ingress_rules(&packets), "ingress prio 5: eth / ipv4 / udp dst 53 => drop");
-    bench.turn();
+    bench.next_turn();
     assert_eq!(bench.ingress_rules(&packets), "ingress prio 5: udp dst 53 => mark 3");
-    let mut gone = Vec::new();
+    let mut removed = Vec::new();
     for now in [1, 9, 10, 11, 12] {
-        bench.turn();
-        bench.table.age(now * 1_000_000_000, |what| gone.push(what));
+        bench.next_turn();
+        bench.table.age(now * 1_000_000_000, |what| removed.push(what));
         assert_eq!(bench.table.len(), usize::from(now < 10), "at {now}");
     }
-    let [gone] = &gone[..] else { panic!("{gone:?}") };
-    assert_eq!((gone.id, gone.why, gone.counters.packets), (id, Why::Hard, 3 * first));
+    let [removed] = &removed[..] else { panic!("{removed:?}") };
+    assert_eq!((removed.id, removed.reason, removed.counters.packets), (id, RemovalReason::Hard, 3 * first));
     assert_eq!(bench.table.masks(), [0, 0]);
     assert_eq!(bench.table.counters(id), None);
 }
 
 impl Bench {
-    /// The rules that these packets meet.
-    fn ingress_rules(&mut self, frames: &[(Vec<u8>, Noted)]) -> String {
+    /// Returns the rules that these packets match.
+    fn ingress_rules(&mut self, frames: &[(Vec<u8>, PacketMetadata)]) -> String {
         let parser = Parser::default();
         let mut rules = std::collections::BTreeSet::new();
         for (frame, _) in frames {
@@ -382,27 +395,30 @@ impl Bench {
 }
 
 #[test]
-fn rules_that_nobody_meets_age() {
+fn unused_rules_expire() {
     let mut bench = Bench::new(RuleLimits::default());
     let idle = Timeouts { idle: 5, hard: 0 };
     let of = rule("ingress prio 5: eth / ipv4 / udp dst 53 => drop");
     let used = bench.table.add(of.clone(), idle).unwrap();
     let unused = bench.table.add(rule("ingress prio 5: tcp => drop"), idle).unwrap();
     let mut rng = Rng::new(3);
-    let packet = make::packet(&mut rng, Some(&of));
-    let mut gone = Vec::new();
+    let packet = generate::packet(&mut rng, Some(&of));
+    let mut removed = Vec::new();
     for second in 1..=30u64 {
         bench.now = second * 1_000_000_000;
-        bench.turn();
+        bench.next_turn();
         if second <= 10 {
             bench.list = vec![(used, of.clone(), of.fields())];
             assert_eq!(bench.check(Direction::Ingress, std::slice::from_ref(&packet), "used"), 1);
         }
-        bench.table.age(bench.now, |what| gone.push((second, what.id, what.why)));
+        bench.table.age(bench.now, |what| removed.push((second, what.id, what.reason)));
     }
-    assert_eq!(gone.len(), 2, "{gone:?}");
-    assert!(gone[0].1 == unused && (5..=7).contains(&gone[0].0) && gone[0].2 == Why::Idle, "{gone:?}");
-    assert!(gone[1].1 == used && (15..=18).contains(&gone[1].0), "{gone:?}");
+    assert_eq!(removed.len(), 2, "{removed:?}");
+    assert!(
+        removed[0].1 == unused && (5..=7).contains(&removed[0].0) && removed[0].2 == RemovalReason::Idle,
+        "{removed:?}"
+    );
+    assert!(removed[1].1 == used && (15..=18).contains(&removed[1].0), "{removed:?}");
 }
 
 #[test]
@@ -418,49 +434,51 @@ fn many_rules_come_and_go_in_bounded_memory() {
             bench.table.remove(ids.pop_front().unwrap()).unwrap();
         }
         if i % 50 == 0 {
-            bench.turn();
+            bench.next_turn();
         }
     }
     assert!(bench.table.records() <= 2048, "{} records", bench.table.records());
-    let mut gone = 0;
+    let mut removed = 0;
     for _ in 0..3 {
-        bench.turn();
-        bench.table.age(1, |_| gone += 1);
+        bench.next_turn();
+        bench.table.age(1, |_| removed += 1);
     }
-    bench.turn();
+    bench.next_turn();
     bench.domain.collect();
-    assert_eq!((gone, bench.table.len(), bench.domain.waiting()), (29_500, 500, 0));
+    assert_eq!((removed, bench.table.len(), bench.domain.pending_reclaims()), (29_500, 500, 0));
     bench.list = ids.iter().zip(29_500..).map(|(id, i)| (*id, of(i), of(i).fields())).collect();
     let mut rng = Rng::new(5);
-    let packets: Vec<_> = (29_400..29_600).map(|i| make::packet(&mut rng, Some(&of(i)))).collect();
+    let packets: Vec<_> = (29_400..29_600).map(|i| generate::packet(&mut rng, Some(&of(i)))).collect();
     for packets in packets.chunks(50) {
-        bench.turn();
+        bench.next_turn();
         bench.check(Direction::Ingress, packets, "at the end");
     }
 }
 
-/// Both directions around a stage, step by step.
+/// Both directions of a rule stage.
 #[test]
-fn a_worker_does_what_rules_say() {
+fn a_worker_applies_rules() {
     use std::sync::Arc;
 
-    use crate::{Context, PortInfo, Stepped};
-    use wirepath_pmd::drops::DropReason;
-    use wirepath_pmd::port::ToKernel;
+    use crate::{Context, PortInfo, SteppedRuntime};
+    use wirepath_packet::drops::DropReason;
+    use wirepath_pmd::port::KernelPunt;
 
     let (domain, pool) = (Domain::new(), Pool::new("rules", 64).unwrap());
     let mut table = RuleTable::new(&domain, RuleLimits::default(), 0);
     let ports: Vec<PortInfo> = (0..3)
         .map(|id| {
-            let mut port = PortInfo::on_paper(id, "p", None, 1500, &pool);
-            port.capabilities.to_kernel = ToKernel::InFront;
+            let mut port = PortInfo::simulated(PortId::new(id), "p", None, 1500, &pool);
+            port.capabilities.kernel_punt = KernelPunt::XdpPass;
             port
         })
         .collect();
-    let stage = |_: &mut Context<'_>, batch: &mut Batch| batch.iter_mut().for_each(|packet| packet.set_out_port(1));
-    let around = Around::new(&ports, vec![vec![0, 5]], Parser::default());
-    let stage = Ruled::new(stage, &mut table, Arc::new(around), 0);
-    let mut stepped = Stepped::new(ports, &domain, stage).unwrap();
+    let stage = |_: &mut Context<'_>, batch: &mut Batch| {
+        batch.iter_mut().for_each(|packet| packet.set_out_port(PortId::new(1)));
+    };
+    let around = RulePorts::new(&ports, vec![vec![0, 5]], Parser::default());
+    let stage = RuleStage::new(stage, &mut table, Arc::new(around), 0);
+    let mut stepped = SteppedRuntime::new(ports, &domain, stage).unwrap();
     for text in [
         "ingress prio 1: udp dst 1 => drop",
         "ingress prio 1: udp dst 2 => mirror 2, redirect 0",
@@ -479,14 +497,14 @@ fn a_worker_does_what_rules_say() {
         assert!(packet.extend_from_slice(&udp_to(port), &pool));
         batch.push(packet).unwrap();
     }
-    stepped.process(Some(0), &mut batch);
+    stepped.process(Some(PortId::new(0)), &mut batch);
     let mut sent = Vec::new();
-    while let Some(packet) = stepped.sent() {
-        sent.push((packet.out_port(), packet.data()[37], packet.data()[5]));
+    while let Some(packet) = stepped.next_sent() {
+        sent.push((packet.out_port().unwrap().number(), packet.data()[37], packet.data()[5]));
     }
     sent.sort_unstable();
     assert_eq!(sent, [(0, 2, 1), (1, 4, 0x44), (1, 6, 1), (2, 2, 1)]);
-    assert_eq!(stepped.drops().get(&DropReason::Ruled), Some(&2));
+    assert_eq!(stepped.drops().get(&DropReason::RuleDrop), Some(&2));
     assert_eq!(stepped.punted(), 1);
     let counted: Vec<u64> = (0..6)
         .map(|i| {
@@ -498,23 +516,23 @@ fn a_worker_does_what_rules_say() {
         })
         .collect();
     assert_eq!(counted, [1; 6]);
-    // A tag that the device left beside the frame, and one that a stage in between put there.
+    // A stripped tag of a received packet, and one that the inner stage sets.
     for tci in [7, 9] {
         let mut packet = pool.take().unwrap();
         assert!(packet.extend_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xcc, 1, 2, 3, 4], &pool));
         packet.set_vlan(tci);
         batch.push(packet).unwrap();
     }
-    stepped.process(Some(0), &mut batch);
+    stepped.process(Some(PortId::new(0)), &mut batch);
     let frames: Vec<Vec<u8>> =
-        std::iter::from_fn(|| stepped.sent()).map(|packet| [&packet.data()[12..], &[]].concat()).collect();
+        std::iter::from_fn(|| stepped.next_sent()).map(|packet| [&packet.data()[12..], &[]].concat()).collect();
     assert_eq!(frames, [vec![0x81, 0, 0, 8, 0x88, 0xcc, 1, 2, 3, 4], vec![0x88, 0xcc, 1, 2, 3, 4]]);
 }
 
-/// Rules are replaced in pairs, others come and go, and a worker looks: at every moment both of a pair are of one generation, and what
-/// was published before its turn is what it sees.
+/// Rules are replaced in pairs while others are added and removed. A worker must always see both rules of a
+/// pair in the same generation, and every generation that was published before its iteration.
 #[test]
-fn a_worker_sees_the_rules_of_one_moment_at_a_time() {
+fn a_worker_never_sees_a_partial_change() {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     let domain = Domain::new();
@@ -529,9 +547,9 @@ fn a_worker_sees_the_rules_of_one_moment_at_a_time() {
             (add(&mut table, of("ingress", port, 1)), add(&mut table, of("egress", port, 1)))
         })
         .collect();
-    // Generation that was published, and the one that may be by now.
+    // Last published generation, and the latest that may be published.
     let (done, begun, stop) = (AtomicU32::new(1), AtomicU32::new(1), AtomicBool::new(false));
-    /// Ends the worker, also if a test fails here.
+    /// Stops the worker, also if the test fails here.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -558,7 +576,7 @@ fn a_worker_sees_the_rules_of_one_moment_at_a_time() {
                 batch.push(packet).unwrap();
             }
             let generation = |hit: &Option<Hit<'_>>| match hit.expect("there is always one").rule().actions() {
-                [wirepath_pmd::flow::Action::Mark(generation)] => *generation,
+                [wirepath_flow::Action::Mark(generation)] => *generation,
                 other => panic!("{other:?}"),
             };
             let (mut turns, mut seen) = (0u32, std::collections::BTreeSet::new());
@@ -568,9 +586,9 @@ fn a_worker_sees_the_rules_of_one_moment_at_a_time() {
                 let (mut first, mut second) = ([None; 32], [None; 32]);
                 ingress.find(reader.guard(), 1, batch.as_slice(), &parsed, &mut first);
                 egress.find(reader.guard(), 1, batch.as_slice(), &parsed, &mut second);
-                let most = begun.load(Ordering::Acquire);
+                let newest = begun.load(Ordering::Acquire);
                 let now = generation(&first[0]);
-                assert!((least..=most).contains(&now), "generation {now} of {least} to {most}");
+                assert!((least..=newest).contains(&now), "generation {now} of {least} to {newest}");
                 assert!(first.iter().chain(&second).all(|hit| generation(hit) == now), "two moments at a time");
                 seen.insert(now);
                 turns += 1;
@@ -590,7 +608,8 @@ fn a_worker_sees_the_rules_of_one_moment_at_a_time() {
                 })
                 .unwrap();
             done.store(generation, Ordering::Release);
-            // Others, with the same mask, with patterns of the pairs but behind them, and new masks.
+            // Other rules: with the same mask, with patterns of the pairs but a lower priority, and with new
+            // masks.
             for i in 0..4 {
                 let text = match i {
                     0 => format!("ingress prio 9: eth / ipv4 / udp dst {} => drop", generation % 8 + 1),
@@ -600,7 +619,7 @@ fn a_worker_sees_the_rules_of_one_moment_at_a_time() {
                         format!("egress prio 7: eth / ipv4 src 10.1.{}.{} => drop", generation / 256, generation % 256)
                     }
                 };
-                // Patterns of which there are too many already are refused.
+                // Patterns with too many duplicates are refused.
                 extra.extend(table.add(rule(&text), Timeouts::NONE));
             }
             while extra.len() > if generation < 400 { 3000 } else { 50 } {

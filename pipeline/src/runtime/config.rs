@@ -1,23 +1,23 @@
 use wirepath_memory::{Backing, RegionBuilder};
+use wirepath_packet::{Arena, MAX_BUFFERS, PoolError};
 use wirepath_pmd::drivers::{self, PortSettings};
-use wirepath_pmd::packet::{Arena, MAX_BUFFERS, PoolError};
-use wirepath_pmd::settings::{ConfigError, Placed, Settings};
+use wirepath_settings::{ConfigError, Located, Settings};
 
 use crate::worker::Idle;
 
-/// Whether packet memory lies on huge pages.
+/// Use of huge pages for packet memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// If there are any, else normal pages.
+    /// Use huge pages if any are free, otherwise normal pages.
     #[default]
     Prefer,
-    /// Or do not start.
+    /// Use huge pages, or fail to start.
     Require,
-    /// Normal pages, with transparent huge pages asked for.
+    /// Use normal pages and request transparent huge pages.
     Never,
 }
 
-/// How the workers run and where packets lie: the tables `[workers]` and `[pool]` of a configuration.
+/// Settings of the workers and of packet memory: the tables `[workers]` and `[pool]` of a configuration.
 ///
 /// ```toml
 /// [workers]
@@ -27,21 +27,22 @@ pub enum HugePages {
 /// [pool]
 /// buffers = 8192          # packet buffers on each NUMA node that has a port
 /// huge_pages = "prefer"   # or "require", "never"
-/// shared = false          # packets in memory that other processes can map: for ports that are offered to them (`attach`)
+/// shared = false          # true: other processes can map the packets, as `attach` requires
 /// ```
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
-    /// One worker for each, pinned there if a core is named.
+    /// One entry per worker: the core to which it is pinned, or `None`.
     pub workers: Vec<Option<usize>>,
-    /// What workers do without packets.
+    /// Behaviour of workers that find no packets.
     pub idle: Idle,
-    /// Allow workers without a receive queue: for programs that spread packets by [`crate::Context::hand_over`].
+    /// Allow workers without a receive queue, for programs that distribute packets with
+    /// [`crate::Context::enqueue_to_worker`].
     pub workers_without_queues: bool,
     /// Packet buffers on each NUMA node that has a port.
     pub buffers: u32,
-    /// Huge pages or not.
+    /// Use of huge pages.
     pub huge_pages: HugePages,
-    /// Packets lie where other processes can map them.
+    /// If true, packet memory can be mapped by other processes.
     pub shared: bool,
 }
 
@@ -59,7 +60,8 @@ impl Default for RuntimeConfig {
 }
 
 impl RuntimeConfig {
-    /// Reads `[workers]` and `[pool]` of a configuration's top table; what is missing takes its default.
+    /// Reads `[workers]` and `[pool]` from a configuration's top-level table. Missing keys get their
+    /// defaults.
     pub fn from_settings(top: &Settings<'_>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         if let Some(table) = top.table("workers")? {
@@ -71,7 +73,7 @@ impl RuntimeConfig {
                 }
             }
             if !cores.is_empty() {
-                config.workers = cores.iter().map(|Placed { value, .. }| Some(*value)).collect();
+                config.workers = cores.iter().map(|Located { value, .. }| Some(*value)).collect();
             }
             if let Some(idle) = table.choice("idle", &[("busy", Idle::Busy), ("adaptive", Idle::Adaptive)])? {
                 config.idle = idle;
@@ -92,19 +94,20 @@ impl RuntimeConfig {
         Ok(config)
     }
 
-    /// Reads the `[[port]]` tables of a configuration's top table, in order; names and interfaces must differ.
+    /// Reads the `[[port]]` tables from a configuration's top-level table, in order. Names and interfaces
+    /// must be unique.
     pub fn ports_from_settings(top: &Settings<'_>) -> Result<Vec<PortSettings>, ConfigError> {
         let mut ports: Vec<PortSettings> = Vec::new();
         for table in top.tables("port")? {
-            let device = table.place("device");
+            let device = table.span("device");
             let port = drivers::plan(table)?;
             if let Some(other) = ports.iter().find(|other| other.name == port.name) {
                 let message = format!("found \"{}\", which is the name of another port already", other.name);
-                return Err(port.place.error(message));
+                return Err(port.name_span.error(message));
             }
             if let Some(other) = ports.iter().find(|other| other.shares_interface(&port)) {
                 let found = port.device.as_deref().unwrap_or_default();
-                return Err(device.error(format!("found \"{found}\", which port \"{}\" takes already", other.name)));
+                return Err(device.error(format!("found \"{found}\", which port \"{}\" already uses", other.name)));
             }
             ports.push(port);
         }
@@ -140,7 +143,7 @@ impl RuntimeConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wirepath_pmd::settings::Source;
+    use wirepath_settings::Source;
 
     fn read(text: &str) -> Result<RuntimeConfig, String> {
         let source = Source::new("c.toml", text);
@@ -180,14 +183,14 @@ mod tests {
             RuntimeConfig::ports_from_settings(&document.settings()).map(|ports| ports.len()).map_err(|e| e.to_string())
         };
         let error = read("driver = 'af_packet'\ndevice = 'eth0'").unwrap_err();
-        assert_eq!(error, "c.toml:7:10: port[1].device: found \"eth0\", which port \"a\" takes already");
+        assert_eq!(error, "c.toml:7:10: port[1].device: found \"eth0\", which port \"a\" already uses");
         assert_eq!(read("device = 'eth1'"), Ok(2));
-        // The name of a cable or of a generator is none of an interface.
+        // The device of a memory cable or a generator is not an interface name.
         assert_eq!(read("driver = 'memory'\ndevice = 'eth0'"), Ok(2));
     }
 
     #[test]
-    fn says_what_is_wrong() {
+    fn errors_name_the_cause() {
         let error = read("[workers]\ncores = [1, 1]\n").unwrap_err();
         assert_eq!(error, "c.toml:2:13: workers.cores[1]: core 1 is named twice; each worker needs a core of its own");
         assert!(read("[pool]\nbufers = 1\n").unwrap_err().contains("did you mean \"buffers\"?"));

@@ -1,4 +1,4 @@
-//! From settings to running workers and back to a clean end.
+//! The runtime: opens ports, starts workers and stops them.
 
 mod config;
 mod control;
@@ -10,95 +10,97 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_queue::ArrayQueue;
+use wirepath_flow::Rule;
+use wirepath_packet::{Batch, Pool, PoolError};
 use wirepath_pmd::drivers::PortSettings;
-use wirepath_pmd::flow::Rule;
-use wirepath_pmd::packet::{Batch, Pool, PoolError};
 use wirepath_pmd::port::{
     Capabilities, ConfiguredPort, KernelRule, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
 };
-use wirepath_pmd::settings::ConfigError;
+use wirepath_settings::ConfigError;
 
 pub use config::{HugePages, RuntimeConfig};
 pub use control::{Control, ControlPlane};
 pub use running::{RunOptions, Running};
-pub use stepped::Stepped;
+pub use stepped::SteppedRuntime;
 pub use summary::{PortRates, PortSummary, Rates, Summary, WorkerSummary};
 
 use crate::clock::{self, Clock};
-use crate::context::{Core, LearnFilter, Output, WorkerCounters};
+use crate::context::{Output, WorkerState};
 use crate::epoch::Domain;
 use crate::events::ControlQueues;
 use crate::mailbox::Mailbox;
 use crate::stage::Stage;
 use crate::worker::{Input, Worker};
 
-/// Jobs that may wait for a worker.
+/// Capacity of each worker's job queue.
 const JOBS: usize = 64;
-/// Most ports of one program: each worker keeps a batch for each.
+/// Maximum number of ports of a program. Each worker keeps one batch per port.
 const MAX_PORTS: usize = 1024;
 
-/// Why a program could not start.
+/// Error at the start of a program.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// A port that could not be opened or configured; the text says where the configuration asks for it.
+    /// A port could not be opened or configured. The text includes the position in the configuration.
     #[error("{error}")]
     Open {
-        /// With the place.
+        /// The error, with its position in the configuration.
         error: ConfigError,
-        /// Whether the configuration asks for more than the device has, so that only another configuration helps.
+        /// True if the configuration asks for more than the device has, so that only a different
+        /// configuration helps.
         unsupported: bool,
     },
-    /// A port that could not be started.
+    /// A port could not be started.
     #[error("port '{port}': {source}")]
     Start {
         /// Name of the port.
         port: String,
-        /// Why.
+        /// The cause.
         source: Box<PortError>,
     },
-    /// Packet memory.
+    /// Packet memory could not be mapped.
     #[error("packet memory: {0}; with huge_pages = \"prefer\" and fewer buffers in [pool] the program may start")]
     Memory(#[from] PoolError),
-    /// Nothing to do.
+    /// The configuration has no port.
     #[error("there is no port; a configuration needs at least one [[port]]")]
     NoPorts,
-    /// More than can be numbered.
+    /// The configuration has too many ports.
     #[error("{0} ports; at most {MAX_PORTS} are possible")]
     TooManyPorts(usize),
-    /// Nobody to do it.
+    /// The configuration has no worker.
     #[error("there is no worker")]
     NoWorkers,
-    /// Workers that would never have anything to do.
+    /// More workers than receive queues.
     #[error(
-        "{workers} workers, but the ports have only {queues} receive queues; give a port more queues, or name fewer cores in \
-         [workers]"
+        "{workers} workers, but the ports have only {queues} receive queues; give a port more queues, or name fewer \
+         cores in [workers]"
     )]
     IdleWorkers {
-        /// Workers asked for.
+        /// Number of workers.
         workers: usize,
-        /// Receive queues of all ports.
+        /// Number of receive queues of all ports.
         queues: usize,
     },
     /// A core that the program may not use.
     #[error("core {core} cannot be used; this program may run on {}", list(.allowed))]
     NoCore {
-        /// The core asked for.
+        /// The configured core.
         core: usize,
-        /// The cores that could be used.
+        /// The cores that the program may use.
         allowed: Vec<usize>,
     },
-    /// A queue or thread that the operating system did not give.
+    /// The operating system did not provide a descriptor or a thread.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
 
 impl RuntimeError {
-    /// Whether the configuration is wrong for this machine: it asks for more than there is. Else something failed.
+    /// Returns whether the configuration asks for more than this machine has. Other errors are failures at
+    /// run time.
     pub fn is_configuration(&self) -> bool {
         match self {
             Self::Open { unsupported, .. } => *unsupported,
@@ -117,39 +119,40 @@ fn list(cores: &[usize]) -> String {
     format!("cores {}", cores.join(", "))
 }
 
-/// What is known of an opened port before it is started.
+/// Properties of an opened port.
 #[derive(Clone, Debug)]
 pub struct PortInfo {
-    /// Number: what packets carry and [`crate::Context::send`] takes. Ports are numbered as configured, from 0.
+    /// Port number, as carried by packets and passed to [`crate::Context::send`]. Ports are numbered from 0
+    /// in configuration order.
     pub id: PortId,
     /// Name.
     pub name: String,
-    /// Link-layer address, where the port has one.
+    /// Link-layer address, if the port has one.
     pub mac: Option<MacAddress>,
     /// Largest layer-3 packet in bytes.
     pub mtu: u16,
-    /// Queues each way.
+    /// Number of receive queues, and of transmit queues.
     pub queues: u16,
-    /// What the device can do.
+    /// Capabilities of the device.
     pub capabilities: Capabilities,
-    /// Where its packets come from.
+    /// Buffer pool of the port's packets.
     pub pool: Pool,
 }
 
-/// What a worker's stages are made for.
+/// Properties of a worker, for the creation of its stages.
 #[derive(Clone, Debug)]
 pub struct WorkerInfo {
     /// Index of the worker, from 0.
     pub index: usize,
     /// Number of workers.
     pub workers: usize,
-    /// Core that it is pinned to.
+    /// Core to which the worker is pinned.
     pub core: Option<usize>,
-    /// Receive queues that it polls: port and index.
+    /// Receive queues that the worker polls: port and queue index.
     pub rx_queues: Vec<(PortId, u16)>,
 }
 
-/// Ports opened and configured, memory mapped, nothing started.
+/// Opened and configured ports with mapped packet memory. Nothing is started yet.
 pub struct Runtime {
     config: RuntimeConfig,
     ports: Vec<ConfiguredPort>,
@@ -175,10 +178,10 @@ impl Runtime {
         let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
         let (mut configured, mut info) = (Vec::new(), Vec::new());
         for (id, settings) in ports.into_iter().enumerate() {
-            let PortSettings { name, plan, queues, depth, mtu, promiscuous, places, .. } = settings;
+            let PortSettings { name, plan, queues, depth, mtu, promiscuous, key_spans, .. } = settings;
             let at = |error: PortError| RuntimeError::Open {
                 unsupported: matches!(error, PortError::Unsupported { .. }),
-                error: places.refused(&error).error(format!("port '{name}': {error}")),
+                error: key_spans.of_error(&error).error(format!("port '{name}': {error}")),
             };
             let port = OpenPort::open(name.clone(), plan).map_err(at)?;
             let capabilities = port.capabilities();
@@ -193,7 +196,7 @@ impl Runtime {
                 }
             };
             let port_config = wirepath_pmd::port::PortConfig {
-                id: id as PortId,
+                id: PortId::new(id as u16),
                 rx_queues: queues,
                 tx_queues: queues,
                 depth,
@@ -202,7 +205,15 @@ impl Runtime {
                 pool: pool.clone(),
             };
             configured.push(port.configure(port_config).map_err(at)?);
-            info.push(PortInfo { id: id as PortId, name, mac: capabilities.mac, mtu, queues, capabilities, pool });
+            info.push(PortInfo {
+                id: PortId::new(id as u16),
+                name,
+                mac: capabilities.mac,
+                mtu,
+                queues,
+                capabilities,
+                pool,
+            });
         }
         let queues: usize = info.iter().map(|port| usize::from(port.queues)).sum();
         if config.workers.len() > queues && !config.workers_without_queues {
@@ -212,38 +223,39 @@ impl Runtime {
         Ok(Self { config, ports: configured, info, domain: Domain::new(), pools, capture: false })
     }
 
-    /// The ports, in the order of the configuration; a port's number is its place.
+    /// Returns the ports in configuration order. The index of a port is its number.
     pub fn ports(&self) -> &[PortInfo] {
         &self.info
     }
 
-    /// The port of this name.
+    /// Returns the port with this name.
     pub fn port(&self, name: &str) -> Option<&PortInfo> {
         self.info.iter().find(|port| port.name == name)
     }
 
-    /// The epoch domain that the workers belong to: what [`crate::epoch::Shared`] tables are made in.
+    /// Returns the epoch domain of the workers, in which [`crate::epoch::Shared`] values are created.
     pub fn domain(&self) -> &Domain {
         &self.domain
     }
 
-    /// The packet pools, one for each NUMA node that has a port.
+    /// Returns the packet pools, one for each NUMA node that has a port.
     pub fn pools(&self) -> &[Pool] {
         &self.pools
     }
 
-    /// How the workers run.
+    /// Returns the settings of the workers and of packet memory.
     pub fn config(&self) -> &RuntimeConfig {
         &self.config
     }
 
-    /// Shows what is dropped to [`Control::refused`], from the first packet on.
+    /// Passes dropped packets to [`Control::packet_dropped`], from the first packet on.
     pub fn capture_drops(&mut self) {
         self.capture = true;
     }
 
-    /// Tells all ports the flow rules before they are started ([`wirepath_pmd::port::Device::set_rules`]): what became of each rule
-    /// with the action `kernel`, for each port.
+    /// Passes the flow rules to all ports before they are started
+    /// ([`wirepath_pmd::port::PuntToKernel::set_rules`]). Returns for each port the result of each rule with the
+    /// action `kernel`.
     pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<Vec<KernelRule>>, RuntimeError> {
         let mut all = Vec::with_capacity(self.ports.len());
         for (port, info) in self.ports.iter_mut().zip(&self.info) {
@@ -256,7 +268,7 @@ impl Runtime {
         Ok(all)
     }
 
-    /// The worker that polls each receive queue, by port and queue.
+    /// Returns the worker that polls each receive queue, by port and queue.
     pub fn queue_workers(&self) -> Vec<Vec<usize>> {
         let (mut next, workers) = (0.., self.config.workers.len());
         let queues = self
@@ -266,7 +278,7 @@ impl Runtime {
         queues.collect()
     }
 
-    /// Starts the ports and the workers; `make` makes the stages of each worker.
+    /// Starts the ports and the workers. `make` creates the stages of each worker.
     pub fn start<S: Stage + 'static>(self, mut make: impl FnMut(&WorkerInfo) -> S) -> Result<Running<S>, RuntimeError> {
         let system = |what| move |e: rustix::io::Errno| RuntimeError::System { what, source: e.into() };
         let n = self.config.workers.len();
@@ -283,10 +295,19 @@ impl Runtime {
         for (port, info) in self.ports.into_iter().zip(&self.info) {
             match port.start() {
                 Ok(started) => {
-                    let can = started.port.capabilities();
-                    let device = if can.device.is_empty() { String::new() } else { format!(" on {}", can.device) };
-                    tracing::info!("port {}: {}{device}: {}", started.port.name(), can.driver, can.mode);
-                    for note in &can.notes {
+                    let capabilities = started.port.capabilities();
+                    let device = if capabilities.device.is_empty() {
+                        String::new()
+                    } else {
+                        format!(" on {}", capabilities.device)
+                    };
+                    tracing::info!(
+                        "port {}: {}{device}: {}",
+                        started.port.name(),
+                        capabilities.driver,
+                        capabilities.mode
+                    );
+                    for note in &capabilities.notes {
                         tracing::info!("port {}: {note}", started.port.name());
                     }
                     ports.push(started.port);
@@ -300,8 +321,8 @@ impl Runtime {
             }
         }
         let can_wait: Vec<bool> = ports.iter().map(|port| port.capabilities().can_wait).collect();
-        let inputs = spread_inputs(rx, n);
-        let (outputs, spare) = spread_outputs(tx, n);
+        let inputs = assign_rx_queues(rx, n);
+        let (outputs, spare) = assign_tx_queues(tx, n);
 
         let shared = (Arc::clone(&mailboxes), Arc::clone(&control));
         let mut running = Running::new(ports, self.info, self.pools, spare, shared, self.domain);
@@ -313,28 +334,16 @@ impl Runtime {
                 core,
                 rx_queues: inputs.iter().map(|queue| (queue.port(), queue.index())).collect(),
             };
-            let counters = Arc::new(WorkerCounters::default());
             let jobs = Arc::new(ArrayQueue::new(JOBS));
             let stage = make(&info);
+            let state =
+                WorkerState::new(index, clock::precise(), outputs, Arc::clone(&mailboxes), Arc::clone(&control));
+            let counters = Arc::clone(&state.counters);
             let mut worker = Worker {
-                core: Core {
-                    index,
-                    now: clock::precise(),
-                    in_port: None,
-                    counters: Arc::clone(&counters),
-                    outputs,
-                    pending: 0,
-                    mailboxes: Arc::clone(&mailboxes),
-                    ring: 0,
-                    control: Arc::clone(&control),
-                    ring_control: false,
-                    filter: LearnFilter::new(),
-                    holding: false,
-                    held: Vec::new(),
-                },
+                state,
                 inputs: inputs
                     .into_iter()
-                    .map(|queue| Input { can_wait: can_wait[usize::from(queue.port())], queue })
+                    .map(|queue| Input { can_wait: can_wait[queue.port().index()], queue })
                     .collect(),
                 stage,
                 reader: running.domain().join(),
@@ -347,21 +356,21 @@ impl Runtime {
                 if let Some(core) = core
                     && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
                 {
-                    tracing::warn!("worker {index} could not be pinned to core {core} and runs anywhere");
+                    tracing::warn!("worker {index} could not be pinned to core {core} and runs on any core");
                 }
                 let result = worker.run();
-                // The control thread looks at its threads when the bell rings.
-                control.bell.ring();
-                let Worker { core, inputs, stage, .. } = worker;
+                // The notification makes the control thread check its threads.
+                control.notifier.notify();
+                let Worker { state, inputs, stage, .. } = worker;
                 drop(stage);
                 let mut tx = Vec::new();
-                for output in core.outputs {
+                for output in state.outputs {
                     if let Output::Own { queue, pending } = output {
-                        core.counters.drops.add(wirepath_pmd::drops::DropReason::Stopping, pending.len() as u64);
+                        state.counters.drops.add(wirepath_packet::drops::DropReason::Stopping, pending.len() as u64);
                         tx.push(queue);
                     }
                 }
-                running::Ended { result, rx: inputs.into_iter().map(|input| input.queue).collect(), tx }
+                running::WorkerExit { result, rx: inputs.into_iter().map(|input| input.queue).collect(), tx }
             });
             match thread {
                 Ok(thread) => running.add(thread, counters, jobs, info),
@@ -374,7 +383,8 @@ impl Runtime {
         Ok(running)
     }
 
-    /// Starts, runs until `options` say stop, stops, and returns what happened: the whole life of most programs.
+    /// Starts, runs until `options` end the run, stops, and returns the summary. Most programs need only this
+    /// call.
     pub fn run<S: Stage + 'static>(
         self,
         make: impl FnMut(&WorkerInfo) -> S,
@@ -387,7 +397,7 @@ impl Runtime {
     }
 }
 
-/// Refuses cores that the program may not use, before anything is started.
+/// Rejects cores that the program may not use, before anything is started.
 fn check_cores(workers: &[Option<usize>]) -> Result<(), RuntimeError> {
     let Some(allowed) = core_affinity::get_core_ids() else { return Ok(()) };
     let allowed: Vec<usize> = allowed.into_iter().map(|core| core.id).collect();
@@ -397,13 +407,13 @@ fn check_cores(workers: &[Option<usize>]) -> Result<(), RuntimeError> {
     }
 }
 
-/// The worker of the receive queue with this number, counted over all ports.
+/// Returns the worker of a receive queue, by the queue's number over all ports.
 fn owner(queue: usize, workers: usize) -> usize {
     queue % workers
 }
 
-/// Gives the receive queues to the workers in turn: the queues of one port to different workers, and ports with one queue each too.
-fn spread_inputs(rx: Vec<Vec<RxQueue>>, workers: usize) -> Vec<Vec<RxQueue>> {
+/// Assigns the receive queues to the workers round-robin, over the queues of all ports.
+fn assign_rx_queues(rx: Vec<Vec<RxQueue>>, workers: usize) -> Vec<Vec<RxQueue>> {
     let mut inputs: Vec<Vec<RxQueue>> = (0..workers).map(|_| Vec::new()).collect();
     for (i, queue) in rx.into_iter().flatten().enumerate() {
         inputs[owner(i, workers)].push(queue);
@@ -411,11 +421,12 @@ fn spread_inputs(rx: Vec<Vec<RxQueue>>, workers: usize) -> Vec<Vec<RxQueue>> {
     inputs
 }
 
-/// Gives each worker a transmit queue of each port. Where a port has fewer queues than there are workers, the workers without one hand
-/// their packets over to one that has one: that costs them, but every worker reaches every port.
+/// Assigns a transmit queue of each port to each worker. If a port has fewer queues than there are workers,
+/// the other workers hand their packets to a worker that owns a queue. This costs performance, but every
+/// worker can send to every port.
 ///
-/// Also returns the queues that no worker needs: they must be kept until the port is stopped.
-fn spread_outputs(tx: Vec<Vec<TxQueue>>, workers: usize) -> (Vec<Box<[Output]>>, Vec<TxQueue>) {
+/// Also returns the queues that no worker needs. They must be kept until the port is stopped.
+fn assign_tx_queues(tx: Vec<Vec<TxQueue>>, workers: usize) -> (Vec<Box<[Output]>>, Vec<TxQueue>) {
     let mut spare = Vec::new();
     let mut outputs: Vec<Vec<Output>> = (0..workers).map(|_| Vec::with_capacity(tx.len())).collect();
     for (id, queues) in tx.into_iter().enumerate() {
@@ -423,10 +434,11 @@ fn spread_outputs(tx: Vec<Vec<TxQueue>>, workers: usize) -> (Vec<Box<[Output]>>,
         if n < workers && n > 0 {
             let name = queues[0].port_name();
             tracing::info!(
-                "port {name}: {n} transmit queues for {workers} workers; the others hand over to those that have one"
+                "port {name}: {n} transmit queues for {workers} workers; the other workers hand their packets to \
+                the owners"
             );
         }
-        // Ports with few queues start at different workers.
+        // The queues of different ports start at different workers.
         let owner = |queue: usize| (queue + id) % workers;
         let mut row: Vec<Output> = (0..workers).map(|_| Output::Absent).collect();
         for (i, queue) in queues.into_iter().enumerate() {
@@ -448,7 +460,7 @@ fn spread_outputs(tx: Vec<Vec<TxQueue>>, workers: usize) -> (Vec<Box<[Output]>>,
     (outputs.into_iter().map(Vec::into_boxed_slice).collect(), spare)
 }
 
-/// Stops ports with their queues, as far as that goes.
+/// Stops ports with their queues and returns the errors.
 fn stop_ports(ports: Vec<Port>, rx: Vec<RxQueue>, tx: Vec<TxQueue>) -> Vec<String> {
     let (mut rx, mut tx, mut problems) = (rx, tx, Vec::new());
     for port in ports {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wirepath_pmd::drops::{DropCounters, DropReason};
-use wirepath_pmd::packet::Pool;
+use wirepath_packet::Pool;
+use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_pmd::port::{Port, PortEvent, PortId, RxQueue, TxQueue};
 
 use super::summary::{PortSummary, Rates, Snapshot, Summary, WorkerSummary};
@@ -18,47 +18,47 @@ use crate::events::{ControlQueues, Phase};
 use crate::mailbox::Mailbox;
 use crate::worker::Job;
 
-/// Time between two looks of the control thread at its timers and ports.
+/// Interval at which the control thread runs its timers and polls the ports for events.
 const TICK: Duration = Duration::from_millis(10);
-/// Time that workers get to finish what they hand over to each other.
+/// Time for workers to finish the packets that they handed to each other.
 const DRAIN: Duration = Duration::from_millis(500);
 
-/// When a program ends, and what it says meanwhile.
+/// Stop conditions and reporting interval of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// End after this time.
+    /// Stop after this time.
     pub duration: Option<Duration>,
-    /// End when this becomes true: a signal handler's flag.
+    /// Stop when this flag is set, usually by a signal handler.
     pub stop: Option<Arc<AtomicBool>>,
-    /// Call [`Control::rates`] this often.
+    /// Interval between two calls of [`Control::rates`].
     pub report_every: Option<Duration>,
 }
 
-/// What a worker's thread returns.
-pub(super) struct Ended {
+/// Result of a worker thread.
+pub(super) struct WorkerExit {
     pub(super) result: Result<(), String>,
     pub(super) rx: Vec<RxQueue>,
     pub(super) tx: Vec<TxQueue>,
 }
 
-struct Thread<S> {
-    handle: JoinHandle<Ended>,
+struct WorkerThread<S> {
+    handle: JoinHandle<WorkerExit>,
     counters: Arc<WorkerCounters>,
     jobs: Arc<ArrayQueue<Job<S>>>,
     info: WorkerInfo,
 }
 
-/// Started ports and workers. The thread that holds it is the control thread: it calls [`Self::run`], or [`Self::tick`] often, and at
-/// the end [`Self::stop`].
+/// Started ports and workers. The thread that holds this value is the control thread. It calls [`Self::run`],
+/// or [`Self::tick`] often, and finally [`Self::stop`].
 pub struct Running<S> {
-    /// Why a port moves nothing any more.
-    lost: Vec<Option<String>>,
+    /// Reason why each port failed, if it did.
+    failures: Vec<Option<String>>,
     pools: Vec<Pool>,
     spare: Vec<TxQueue>,
     mailboxes: Arc<[Mailbox]>,
     control: Arc<ControlQueues>,
     domain: Domain,
-    threads: Vec<Thread<S>>,
+    threads: Vec<WorkerThread<S>>,
     plane: ControlPlane,
     started: Instant,
     last_tick: Instant,
@@ -83,7 +83,7 @@ impl<S> Running<S> {
         domain: Domain,
     ) -> Self {
         let plane = ControlPlane {
-            // With the capabilities that the devices really got.
+            // Uses the capabilities of the started devices.
             ports: info
                 .into_iter()
                 .zip(&ports)
@@ -92,52 +92,63 @@ impl<S> Running<S> {
             devices: ports,
             mailboxes: Arc::clone(&mailboxes),
             drops: DropCounters::new(),
-            sent: wirepath_pmd::counters::Counter::new(),
-            injected: wirepath_pmd::counters::Counter::new(),
+            sent: wirepath_packet::counters::Counter::new(),
+            injected: wirepath_packet::counters::Counter::new(),
             stop: false,
             control: Arc::clone(&control),
-            stepped: None,
+            simulated_time: None,
         };
         let now = Instant::now();
-        let lost = vec![None; plane.devices.len()];
-        Self { lost, pools, spare, mailboxes, control, domain, threads: vec![], plane, started: now, last_tick: now }
+        let failures = vec![None; plane.devices.len()];
+        Self {
+            failures,
+            pools,
+            spare,
+            mailboxes,
+            control,
+            domain,
+            threads: vec![],
+            plane,
+            started: now,
+            last_tick: now,
+        }
     }
 
     pub(super) fn add(
         &mut self,
-        handle: JoinHandle<Ended>,
+        handle: JoinHandle<WorkerExit>,
         counters: Arc<WorkerCounters>,
         jobs: Arc<ArrayQueue<Job<S>>>,
         info: WorkerInfo,
     ) {
-        self.threads.push(Thread { handle, counters, jobs, info });
+        self.threads.push(WorkerThread { handle, counters, jobs, info });
     }
 
-    /// The epoch domain of the workers.
+    /// Returns the epoch domain of the workers.
     pub fn domain(&self) -> &Domain {
         &self.domain
     }
 
-    /// Shows what is dropped from now on to [`Control::refused`].
+    /// Passes packets dropped from now on to [`Control::packet_dropped`].
     pub fn capture_drops(&self) {
         self.control.capture();
     }
 
-    /// What the control thread can do.
+    /// Returns the operations of the control thread.
     pub fn plane(&mut self) -> &mut ControlPlane {
         &mut self.plane
     }
 
-    /// Has a worker call `job` with its stages, between two batches: for changes that tables do not cover. `false`: too many jobs
-    /// wait already, or there is no such worker.
+    /// Makes a worker run `job` with its stages between two batches, for changes that shared tables do not
+    /// cover. Returns `false` if the job queue is full or there is no such worker.
     pub fn on_worker(&self, worker: usize, job: impl FnOnce(&mut S) + Send + 'static) -> bool {
         let Some(thread) = self.threads.get(worker) else { return false };
         let queued = thread.jobs.push(Box::new(job)).is_ok();
-        self.mailboxes[worker].bell.ring();
+        self.mailboxes[worker].notifier.notify();
         queued
     }
 
-    /// Runs the control thread until `options`, the application or the end of a worker says stop.
+    /// Runs the control thread until `options`, the application or the end of a worker stops it.
     pub fn run(&mut self, control: &mut impl Control, options: &RunOptions) {
         let begin = Instant::now();
         let mut last = (begin, self.snapshot());
@@ -161,21 +172,21 @@ impl<S> Running<S> {
         }
     }
 
-    /// Waits until the workers have something for the control thread, or the time is up.
+    /// Waits for a notification from the workers, or until the time is up.
     fn wait(&self, time: Duration) {
-        let bell = &self.control.bell;
-        if bell.lie_down() {
+        let notifier = &self.control.notifier;
+        if notifier.prepare_sleep() {
             let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
-            let _ = poll(&mut [PollFd::from_borrowed_fd(bell.descriptor(), PollFlags::IN)], Some(&timeout));
-            bell.get_up();
+            let _ = poll(&mut [PollFd::from_borrowed_fd(notifier.descriptor(), PollFlags::IN)], Some(&timeout));
+            notifier.wake();
         }
     }
 
-    /// One round of the control thread: punted packets, learned addresses, and every ten milliseconds the ports and the application's
-    /// timers. Does not wait.
+    /// Runs one iteration of the control thread without waiting: punted packets and learned addresses, and
+    /// every ten milliseconds the port events and the application's timers.
     pub fn tick(&mut self, control: &mut impl Control) {
-        self.control.bell.answer();
-        self.take_events(control);
+        self.control.notifier.take_notification();
+        self.handle_events(control);
         if self.last_tick.elapsed() < TICK {
             return;
         }
@@ -185,22 +196,22 @@ impl<S> Running<S> {
                 let port = &self.plane.devices[id];
                 match &event {
                     PortEvent::Link(link) => tracing::info!("port {}: link {link}", port.name()),
-                    PortEvent::Lost(why) if self.lost[id].is_none() => {
-                        self.lost[id] = Some(why.clone());
-                        tracing::error!("port {} is lost: {why}; the other ports go on", port.name());
+                    PortEvent::Lost(why) if self.failures[id].is_none() => {
+                        self.failures[id] = Some(why.clone());
+                        tracing::error!("port {} has failed: {why}; the other ports continue", port.name());
                     }
                     PortEvent::Lost(_) => {}
-                    PortEvent::Finished => tracing::info!("port {}: its source has ended", port.name()),
+                    PortEvent::Finished => tracing::info!("port {}: its source is exhausted", port.name()),
                 }
-                control.port_event(id as PortId, &event, &mut self.plane);
+                control.port_event(PortId::new(id as u16), &event, &mut self.plane);
             }
         }
         control.tick(&mut self.plane);
         self.domain.collect();
     }
 
-    fn take_events(&mut self, control: &mut impl Control) {
-        // At most what fits at once: timers must come to their turn under any load.
+    fn handle_events(&mut self, control: &mut impl Control) {
+        // Limited to the queue capacity, so that timers run under any load.
         for _ in 0..self.control.punts.capacity() {
             let Some(punt) = self.control.punts.pop() else { break };
             control.punt(punt, &mut self.plane);
@@ -209,17 +220,17 @@ impl<S> Running<S> {
             let Some(learn) = self.control.learns.pop() else { break };
             control.learn(learn, &mut self.plane);
         }
-        while let Some(refused) = self.control.refused() {
-            control.refused(refused.packet, refused.reason);
+        while let Some(dropped) = self.control.next_dropped() {
+            control.packet_dropped(dropped.packet, dropped.reason);
         }
     }
 
-    /// Whether a worker has ended by itself, which only a panic makes it do.
+    /// Returns whether a worker has ended, which only a panic causes before the stop.
     pub fn failed(&self) -> bool {
         self.threads.iter().any(|thread| thread.handle.is_finished())
     }
 
-    /// Counters of all queues now.
+    /// Returns the current counters of all queues.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             ports: self
@@ -233,17 +244,18 @@ impl<S> Running<S> {
         }
     }
 
-    /// Stops receiving, lets the workers finish what is on its way between them, stops the ports, and counts what came of it all.
+    /// Stops receiving, lets the workers finish the packets in flight between them, stops the ports, and
+    /// returns the totals.
     pub fn stop(mut self, control: &mut impl Control) -> Summary {
         self.tick(control);
         let elapsed = self.started.elapsed();
         self.drain(control);
         self.control.set_phase(Phase::Exit);
-        self.ring_all();
+        self.notify_all();
 
         let (mut failures, mut workers) = (Vec::new(), Vec::new());
         let (mut rx, mut tx) = (Vec::new(), std::mem::take(&mut self.spare));
-        for Thread { handle, counters, info, .. } in std::mem::take(&mut self.threads) {
+        for WorkerThread { handle, counters, info, .. } in std::mem::take(&mut self.threads) {
             match handle.join() {
                 Ok(ended) => {
                     if let Err(panic) = ended.result {
@@ -252,23 +264,23 @@ impl<S> Running<S> {
                     rx.extend(ended.rx);
                     tx.extend(ended.tx);
                 }
-                // Outside of the stages: a device's queue, say, when it was dropped.
+                // The panic was outside the stages, for example in the drop of a device's queue.
                 Err(_) => failures.push(format!("worker {} panicked while it ended", info.index)),
             }
             workers.push(WorkerSummary::new(&info, &counters));
         }
-        self.take_events(control);
+        self.handle_events(control);
         for mailbox in self.mailboxes.iter() {
             while let Some(packet) = mailbox.work.pop().or_else(|| mailbox.transmit.pop()) {
                 self.plane.drop(packet, DropReason::Stopping);
             }
         }
         control.stop(&mut self.plane);
-        while let Some(refused) = self.control.refused() {
-            control.refused(refused.packet, refused.reason);
+        while let Some(dropped) = self.control.next_dropped() {
+            control.packet_dropped(dropped.packet, dropped.reason);
         }
-        for (port, why) in self.plane.devices.iter().zip(&self.lost) {
-            failures.extend(why.as_ref().map(|why| format!("port {} was lost: {why}", port.name())));
+        for (port, why) in self.plane.devices.iter().zip(&self.failures) {
+            failures.extend(why.as_ref().map(|why| format!("port {} failed: {why}", port.name())));
         }
         let app = control.summary();
         let ports: Vec<PortSummary> = self.plane.devices.iter_mut().map(PortSummary::new).collect();
@@ -279,16 +291,17 @@ impl<S> Running<S> {
         }
         let leaked: u32 = self.pools.iter().map(Pool::outstanding).sum();
         if leaked > 0 && failures.is_empty() {
-            tracing::warn!("{leaked} packet buffers did not come back to their pools");
+            tracing::warn!("{leaked} packet buffers were not returned to their pools");
         }
         Summary { elapsed, ports, workers, control_drops, injected, leaked_buffers: leaked, failures, app }
     }
 
     fn drain(&mut self, control: &mut impl Control) {
         self.control.set_phase(Phase::Drain);
-        self.ring_all();
+        self.notify_all();
         let deadline = Instant::now() + DRAIN;
-        // Twice in a row idle after all others were: nothing can be under way between them any more.
+        // After two consecutive rounds in which every worker was idle, no packet can be in flight between
+        // workers.
         for _ in 0..2 {
             let before: Vec<u64> = self.mailboxes.iter().map(|m| m.drained.load(Ordering::Acquire)).collect();
             loop {
@@ -299,25 +312,25 @@ impl<S> Running<S> {
                 if quiet || Instant::now() > deadline {
                     break;
                 }
-                self.take_events(control);
-                self.ring_all();
+                self.handle_events(control);
+                self.notify_all();
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
     }
 
-    fn ring_all(&self) {
+    fn notify_all(&self) {
         for mailbox in self.mailboxes.iter() {
-            mailbox.bell.ring();
+            mailbox.notifier.notify();
         }
     }
 }
 
 impl<S> Drop for Running<S> {
-    /// Without [`Self::stop`]: the workers end, and the ports with them.
+    /// Stops the workers if [`Self::stop`] was not called. The ports are dropped with them.
     fn drop(&mut self) {
         self.control.set_phase(Phase::Exit);
-        self.ring_all();
+        self.notify_all();
         for thread in self.threads.drain(..) {
             let _ = thread.handle.join();
         }

@@ -1,42 +1,42 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use wirepath_pmd::counters::Counter;
-use wirepath_pmd::drops::{DropCounters, DropReason};
-use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
+use wirepath_packet::counters::Counter;
+use wirepath_packet::drops::{DropCounters, DropReason};
+use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::{Capabilities, MacAddress, Port, PortId};
 
 use super::{Control, ControlPlane, PortInfo, RuntimeError};
-use crate::context::{Context, Core, LearnFilter, Output, WorkerCounters};
+use crate::context::{Context, Output, WorkerState};
 use crate::epoch::{Domain, Reader};
 use crate::events::ControlQueues;
 use crate::mailbox::Mailbox;
 use crate::stage::Stage;
 
-/// A pipeline without threads, devices and clock, one step at a time: for tests and fuzzing, where the same input must always give the
-/// same output.
+/// A pipeline without threads, devices and clock, run step by step. Tests and fuzz targets use it, because
+/// the same input always gives the same output.
 ///
-/// Packets go in by [`Self::process`], what the stages and the control send comes out of [`Self::sent`], and time passes only by
-/// [`Self::advance`].
-pub struct Stepped<S> {
+/// [`Self::process`] takes input packets, [`Self::next_sent`] returns the packets that the stages and the
+/// control thread sent, and only [`Self::advance`] advances the time.
+pub struct SteppedRuntime<S> {
     stage: S,
-    core: Core,
+    state: WorkerState,
     reader: Reader,
     plane: ControlPlane,
 }
 
-impl<S> std::fmt::Debug for Stepped<S> {
+impl<S> std::fmt::Debug for SteppedRuntime<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stepped").field("now", &self.core.now).finish_non_exhaustive()
+        f.debug_struct("SteppedRuntime").field("now", &self.state.now).finish_non_exhaustive()
     }
 }
 
-/// The one worker, and the mailbox in which everything that is sent ends up.
-const OUTSIDE: usize = 1;
+/// Index of the mailbox that receives all sent packets. The mailbox of the only worker has index 0.
+const TX_MAILBOX: usize = 1;
 
 impl PortInfo {
-    /// A port that exists on paper only, for [`Stepped`].
-    pub fn on_paper(id: PortId, name: &str, mac: Option<MacAddress>, mtu: u16, pool: &Pool) -> Self {
+    /// Creates a port without a device, for [`SteppedRuntime`].
+    pub fn simulated(id: PortId, name: &str, mac: Option<MacAddress>, mtu: u16, pool: &Pool) -> Self {
         Self {
             id,
             name: name.to_owned(),
@@ -49,27 +49,14 @@ impl PortInfo {
     }
 }
 
-impl<S: Stage> Stepped<S> {
-    /// At time 0. `domain` is the one of the tables that the stage reads.
+impl<S: Stage> SteppedRuntime<S> {
+    /// Creates a pipeline at time 0. `domain` is the epoch domain of the tables that the stage reads.
     pub fn new(ports: Vec<PortInfo>, domain: &Domain, stage: S) -> Result<Self, RuntimeError> {
         let system = |e: rustix::io::Errno| RuntimeError::System { what: "cannot make an eventfd", source: e.into() };
         let mailboxes: Arc<[Mailbox]> = (0..2).map(|_| Mailbox::new()).collect::<Result<_, _>>().map_err(system)?;
         let control = Arc::new(ControlQueues::new().map_err(system)?);
-        let core = Core {
-            index: 0,
-            now: 0,
-            in_port: None,
-            counters: Arc::new(WorkerCounters::default()),
-            outputs: ports.iter().map(|_| Output::Worker(OUTSIDE)).collect(),
-            pending: 0,
-            mailboxes: Arc::clone(&mailboxes),
-            ring: 0,
-            control: Arc::clone(&control),
-            ring_control: false,
-            filter: LearnFilter::new(),
-            holding: false,
-            held: Vec::new(),
-        };
+        let outputs = ports.iter().map(|_| Output::Worker(TX_MAILBOX)).collect();
+        let state = WorkerState::new(0, 0, outputs, Arc::clone(&mailboxes), Arc::clone(&control));
         let plane = ControlPlane {
             ports,
             devices: Vec::new(),
@@ -79,39 +66,41 @@ impl<S: Stage> Stepped<S> {
             injected: Counter::new(),
             stop: false,
             control,
-            stepped: Some(0),
+            simulated_time: Some(0),
         };
-        Ok(Self { stage, core, reader: domain.join(), plane })
+        Ok(Self { stage, state, reader: domain.join(), plane })
     }
 
-    /// With started ports behind those on paper, whose control functions (flow rules in a NIC, say) the control thread calls. Their
-    /// queues stay with the caller.
-    pub fn devices(&mut self, devices: Vec<Port>) {
+    /// Adds started ports behind the simulated ones. The control thread calls their control functions, for
+    /// example for flow rules in a NIC. Their queues stay with the caller.
+    pub fn set_devices(&mut self, devices: Vec<Port>) {
         self.plane.devices = devices;
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn advance(&mut self, nanoseconds: u64) {
-        self.core.now += nanoseconds;
-        self.plane.stepped = Some(self.core.now);
+        self.state.now += nanoseconds;
+        self.plane.simulated_time = Some(self.state.now);
     }
 
-    /// Takes a batch through the stages as if it had come in by `port` (`None`: handed over).
+    /// Passes a batch through the stages as if `port` had received it (`None`: as if another worker had
+    /// handed it over).
     pub fn process(&mut self, port: Option<PortId>, batch: &mut Batch) {
         self.reader.quiescent();
-        self.core.in_port = port;
+        self.state.in_port = port;
         if let Some(port) = port {
             batch.iter_mut().for_each(|packet| packet.set_in_port(port));
         }
-        let mut context = Context { core: &mut self.core, guard: self.reader.guard() };
+        let mut context = Context { state: &mut self.state, guard: self.reader.guard() };
         self.stage.process(&mut context, batch);
-        self.core.forward(batch);
-        self.core.flush();
+        self.state.forward(batch);
+        self.state.flush();
     }
 
-    /// One round of the control thread: what was punted and learned, the timers, and what it hands back.
+    /// Runs one iteration of the control thread: punted packets, learned addresses, timers, and the packets
+    /// that it hands back to the worker.
     pub fn control(&mut self, control: &mut impl Control) {
-        let queues = Arc::clone(&self.core.control);
+        let queues = Arc::clone(&self.state.control);
         while let Some(punt) = queues.punts.pop() {
             control.punt(punt, &mut self.plane);
         }
@@ -128,27 +117,27 @@ impl<S: Stage> Stepped<S> {
         }
     }
 
-    /// What the control thread can do, beside [`Self::control`].
+    /// Calls `f` with the operations of the control thread.
     pub fn with_plane<R>(&mut self, f: impl FnOnce(&mut ControlPlane) -> R) -> R {
         f(&mut self.plane)
     }
 
-    /// The next packet that was sent, with its output port.
-    pub fn sent(&mut self) -> Option<Packet> {
+    /// Takes the next sent packet, with its output port.
+    pub fn next_sent(&mut self) -> Option<Packet> {
         self.plane.mailboxes.iter().find_map(|mailbox| mailbox.transmit.pop())
     }
 
-    /// What was dropped, by stages and control.
+    /// Returns the drops of the stages and the control thread.
     pub fn drops(&self) -> BTreeMap<DropReason, u64> {
         let mut sum = BTreeMap::new();
-        for (reason, n) in self.core.counters.drops.nonzero().chain(self.plane.drops.nonzero()) {
+        for (reason, n) in self.state.counters.drops.nonzero().chain(self.plane.drops.nonzero()) {
             *sum.entry(reason).or_default() += n;
         }
         sum
     }
 
-    /// Packets that the stages gave to the control thread.
+    /// Number of packets that the stages passed to the control thread.
     pub fn punted(&self) -> u64 {
-        self.core.counters.punted.get()
+        self.state.counters.punted.get()
     }
 }

@@ -3,19 +3,19 @@ use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wirepath_pmd::counters::QueueStats;
-use wirepath_pmd::drops::DropReason;
+use wirepath_packet::counters::QueueStats;
+use wirepath_packet::drops::DropReason;
 use wirepath_pmd::port::Port;
 
 use super::WorkerInfo;
 use crate::context::WorkerCounters;
 
-/// Counters of all queues at one moment.
+/// Counters of all queues at one point in time.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Of each port: name, receive queues, transmit queues.
+    /// Name, receive queues and transmit queues of each port.
     pub ports: Vec<(String, Vec<QueueStats>, Vec<QueueStats>)>,
-    /// Packets that workers and the control thread dropped.
+    /// Packets dropped by workers and the control thread.
     pub worker_drops: u64,
 }
 
@@ -26,13 +26,13 @@ pub struct PortRates {
     pub name: String,
     /// Packets received per second.
     pub rx_pps: f64,
-    /// Bits received per second, from the first byte of the Ethernet header to the last of the payload.
+    /// Bits received per second, from the first byte of the Ethernet header to the last byte of the payload.
     pub rx_bps: f64,
     /// Packets sent per second.
     pub tx_pps: f64,
     /// Bits sent per second.
     pub tx_bps: f64,
-    /// Packets that the port's queues dropped per second.
+    /// Packets dropped per second by the port's queues.
     pub drop_pps: f64,
 }
 
@@ -41,9 +41,9 @@ pub struct PortRates {
 pub struct Rates {
     /// Time since the start.
     pub elapsed: Duration,
-    /// Of each port.
+    /// Rates of each port.
     pub ports: Vec<PortRates>,
-    /// Packets that workers dropped per second.
+    /// Packets dropped per second by workers.
     pub worker_drop_pps: f64,
 }
 
@@ -54,7 +54,8 @@ fn total(queues: &[QueueStats]) -> QueueStats {
 }
 
 impl Rates {
-    /// The rates between two moments that lie `time` apart, the later `elapsed` after the start.
+    /// Computes the rates between two snapshots taken `time` apart. The later one was taken `elapsed` after
+    /// the start.
     pub fn between(before: &Snapshot, after: &Snapshot, time: Duration, elapsed: Duration) -> Self {
         let seconds = time.as_secs_f64().max(1e-9);
         let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
@@ -73,7 +74,7 @@ impl Rates {
     }
 }
 
-/// A number with its decimal prefix: `12.3 M`.
+/// Formats a number with its decimal prefix, such as `12.3 M`.
 fn scaled(value: f64) -> String {
     match value {
         v if v >= 1e9 => format!("{:.2} G", v / 1e9),
@@ -84,7 +85,7 @@ fn scaled(value: f64) -> String {
 }
 
 impl fmt::Display for Rates {
-    /// One line for each port.
+    /// Writes one line per port.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.ports.iter().map(|port| port.name.len()).max().unwrap_or(0);
         for (i, port) in self.ports.iter().enumerate() {
@@ -112,33 +113,33 @@ impl fmt::Display for Rates {
     }
 }
 
-/// What became of a port.
+/// Final figures of a port.
 #[derive(Clone, Debug)]
 pub struct PortSummary {
     /// Name.
     pub name: String,
     /// Driver.
     pub driver: &'static str,
-    /// What the driver opened.
+    /// Device that the driver opened.
     pub device: String,
-    /// The mode it really got.
+    /// Actual operating mode.
     pub mode: String,
     /// Receive queues.
     pub rx: Vec<QueueStats>,
     /// Transmit queues.
     pub tx: Vec<QueueStats>,
-    /// Figures of the device beyond the queues' own.
+    /// Device counters beyond those of the queues.
     pub extra: Vec<(&'static str, u64)>,
 }
 
 impl PortSummary {
     pub(super) fn new(port: &mut Port) -> Self {
-        let can = port.capabilities();
+        let capabilities = port.capabilities();
         Self {
             name: port.name().to_owned(),
-            driver: can.driver,
-            device: can.device,
-            mode: can.mode,
+            driver: capabilities.driver,
+            device: capabilities.device,
+            mode: capabilities.mode,
             rx: port.rx_statistics(),
             tx: port.tx_statistics(),
             extra: port.extra_statistics(),
@@ -146,24 +147,24 @@ impl PortSummary {
     }
 }
 
-/// What a worker did.
+/// Final figures of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerSummary {
     /// Index.
     pub index: usize,
-    /// Core that it was pinned to.
+    /// Core to which the worker was pinned.
     pub core: Option<usize>,
-    /// Drops of its stages.
+    /// Drops of the worker's stages.
     pub drops: Vec<(DropReason, u64)>,
-    /// Rounds over its queues, and how many of them found nothing.
+    /// Iterations over the queues, and how many of them found no packets.
     pub turns: (u64, u64),
-    /// Times that it slept.
+    /// Number of times that the worker slept.
     pub sleeps: u64,
     /// Packets handed over to other workers.
     pub handed_over: u64,
-    /// Packets given to the control thread.
+    /// Packets passed to the control thread.
     pub punted: u64,
-    /// Packets whose copy the kernel has, or that were sent into it, since a rule said so.
+    /// Packets that a rule passed to the kernel.
     pub to_kernel: u64,
 }
 
@@ -182,39 +183,40 @@ impl WorkerSummary {
     }
 }
 
-/// What happened from start to stop.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// Time from the start of the workers to the order to stop.
+    /// Time from the start of the workers to the stop request.
     pub elapsed: Duration,
-    /// Of each port.
+    /// Figures of each port.
     pub ports: Vec<PortSummary>,
-    /// Of each worker.
+    /// Figures of each worker.
     pub workers: Vec<WorkerSummary>,
     /// Drops of the control thread.
     pub control_drops: Vec<(DropReason, u64)>,
-    /// Packets that the control thread put into the kernel's receive path.
+    /// Packets that the control thread injected into the kernel's receive path.
     pub injected: u64,
-    /// Buffers that did not come back to their pools: a defect, if it is not 0.
+    /// Buffers that were not returned to their pools. A value other than 0 is a bug.
     pub leaked_buffers: u32,
-    /// Workers that panicked and ports that were lost, with why. Not empty: the program ends with exit code 1.
+    /// Panics of workers and failures of ports, with the reason. If there are any, the program exits with
+    /// code 1.
     pub failures: Vec<String>,
-    /// The application's own figures.
+    /// Figures of the application.
     pub app: Option<Value>,
 }
 
 impl Summary {
-    /// Figures of all receive queues.
+    /// Returns the totals of all receive queues.
     pub fn rx(&self) -> QueueStats {
         total(&self.ports.iter().flat_map(|port| port.rx.iter().cloned()).collect::<Vec<_>>())
     }
 
-    /// Figures of all transmit queues.
+    /// Returns the totals of all transmit queues.
     pub fn tx(&self) -> QueueStats {
         total(&self.ports.iter().flat_map(|port| port.tx.iter().cloned()).collect::<Vec<_>>())
     }
 
-    /// All drops, by reason: of queues, workers and control thread.
+    /// Returns all drops by reason: those of queues, workers and the control thread.
     pub fn drops(&self) -> BTreeMap<DropReason, u64> {
         let queues = self.ports.iter().flat_map(|port| port.rx.iter().chain(&port.tx)).flat_map(|queue| &queue.drops);
         let workers = self.workers.iter().flat_map(|worker| &worker.drops);
@@ -225,18 +227,19 @@ impl Summary {
         sum
     }
 
-    /// Packets that reached the ports and that rules gave to the kernel's own network stack. (What a device decides by itself is among
-    /// its own counters.)
+    /// Number of received packets that rules passed to the kernel's network stack. Packets that a device
+    /// passes to the kernel itself are in the device's counters.
     pub fn to_kernel(&self) -> u64 {
         self.injected + self.workers.iter().map(|worker| worker.to_kernel).sum::<u64>()
     }
 
-    /// Packets sent per second, over all ports.
+    /// Packets sent per second over all ports.
     pub fn pps(&self) -> f64 {
         self.tx().packets as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// As one JSON object: `rx_packets`, `tx_packets`, `drops` by reason, `pps`, and the same for each port and queue.
+    /// Returns a JSON object with `rx_packets`, `tx_packets`, `drops` by reason and `pps`, and the same for
+    /// each port and queue.
     pub fn to_json(&self) -> Value {
         let (rx, tx) = (self.rx(), self.tx());
         let mut object = json!({
@@ -337,7 +340,7 @@ impl fmt::Display for Summary {
             writeln!(f, "  {failure}")?;
         }
         if self.leaked_buffers > 0 {
-            writeln!(f, "  {} packet buffers did not come back", self.leaked_buffers)?;
+            writeln!(f, "  {} packet buffers were not returned", self.leaked_buffers)?;
         }
         Ok(())
     }

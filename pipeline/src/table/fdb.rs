@@ -7,91 +7,94 @@ use super::hash_table::{Entry, HashTable, NO_DESTINATION};
 use crate::epoch::{Domain, Guard, Reader, Shared};
 use crate::wheel::{TimerId, TimerWheel};
 
-/// A forwarding database as the workers see it.
+/// A forwarding database (FDB) as the workers see it.
 #[derive(Debug)]
 pub struct Fdb {
     table: Shared<HashTable>,
     generation: AtomicU32,
 }
 
-/// Bounds of a forwarding database: what a flood of invented addresses can take at most.
+/// Limits of a forwarding database. They bound the memory that a flood of forged addresses can use.
 #[derive(Clone, Copy, Debug)]
 pub struct FdbLimits {
-    /// Entries in all; 64 bytes of memory each at most (table and its successor while it is rebuilt), and about 100 on the control
-    /// side.
+    /// Maximum number of entries. Each takes at most 64 bytes of table memory (the table and its successor
+    /// during a rebuild) and about 100 bytes on the control thread.
     pub entries: usize,
-    /// Learned entries of one segment, so that one segment cannot take them all. Static entries count only against `entries`.
+    /// Maximum number of learned entries of one segment, so that no segment can use all entries. Static
+    /// entries count only against `entries`.
     pub per_segment: usize,
-    /// Seconds after which an address that was not seen is forgotten, where [`FdbWriter::set_ageing`] does not say otherwise; 0: never.
+    /// Seconds after which an unseen address is removed, unless [`FdbWriter::set_ageing`] sets another time;
+    /// 0: never.
     pub ageing: u32,
 }
 
 impl Default for FdbLimits {
-    /// 65 536 entries, 16 384 of them for one segment, 300 seconds (IEEE 802.1Q table 8-6).
+    /// 65 536 entries, 16 384 of them for one segment, and 300 seconds (IEEE 802.1Q table 8-6).
     fn default() -> Self {
         Self { entries: 65_536, per_segment: 16_384, ageing: 300 }
     }
 }
 
-/// What became of an address that was to be learned.
+/// Result of learning an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
-    /// It was not known.
+    /// The address was not known.
     New,
-    /// It was known there.
+    /// The address was known at this destination.
     Known,
-    /// It was known elsewhere.
+    /// The address was known at another destination.
     Moved {
-        /// Its destination before.
+        /// The previous destination.
         from: u32,
     },
-    /// A static entry says otherwise, and holds.
+    /// A static entry has another destination and is not changed.
     Static,
-    /// No station can have this address.
-    NotAStation,
-    /// A limit is reached, or the address's neighbourhood in the table is full.
+    /// The address is not a unicast address.
+    NotUnicast,
+    /// A limit is reached, or the probe sequence of the address is full.
     Full,
 }
 
-/// One entry, for lists.
+/// One entry, for listings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdbEntry {
     /// Segment and address.
     pub key: Key,
-    /// Where it is.
+    /// Destination of the address.
     pub destination: u32,
-    /// Second in which it was seen last; `None`: static.
+    /// Second in which the address was last seen; `None` for static entries.
     pub seen: Option<u32>,
 }
 
-/// The one writer of a [`Fdb`], on the control thread.
+/// The only writer of an [`Fdb`], on the control thread.
 #[derive(Debug)]
 pub struct FdbWriter {
     fdb: Arc<Fdb>,
     domain: Domain,
     reader: Reader,
     limits: FdbLimits,
-    /// Entries that are not removed, with the timer of those that age.
+    /// Entries that are not removed. Those that age have a timer.
     entries: HashMap<Key, Option<TimerId>>,
     learned: HashMap<u16, usize>,
-    /// Ageing times of segments that have their own.
+    /// Ageing times of segments that do not use the default.
     ageing: HashMap<u16, u32>,
     wheel: TimerWheel<Key>,
     /// Slots of the table that hold a key, removed or not.
     used: usize,
 }
 
-/// Keys for which the first table is made.
-const FIRST: usize = 512;
+/// Capacity of the first table, in keys.
+const INITIAL_CAPACITY: usize = 512;
 
 impl Fdb {
-    /// The table, for the length of a call.
+    /// Returns the table for the lifetime of the guard.
     #[inline(always)]
     pub fn table<'g>(&'g self, guard: Guard<'g>) -> &'g HashTable {
         self.table.read(guard)
     }
 
-    /// Changes whenever a lookup might have another result than before: whoever keeps results compares this first.
+    /// Returns a number that changes whenever a lookup might have a different result. Code that caches
+    /// results compares it first.
     #[inline(always)]
     pub fn generation(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
@@ -99,9 +102,10 @@ impl Fdb {
 }
 
 impl FdbWriter {
-    /// An empty database and its writer; `now` is the present second (see [`crate::Context::seconds`]).
+    /// Creates an empty database and its writer. `now` is the current second (see
+    /// [`crate::Context::seconds`]).
     pub fn new(domain: &Domain, limits: FdbLimits, now: u32) -> Self {
-        let fdb = Fdb { table: Shared::new(domain, HashTable::new(FIRST)), generation: AtomicU32::new(0) };
+        let fdb = Fdb { table: Shared::new(domain, HashTable::new(INITIAL_CAPACITY)), generation: AtomicU32::new(0) };
         Self {
             fdb: Arc::new(fdb),
             domain: domain.clone(),
@@ -115,7 +119,8 @@ impl FdbWriter {
         }
     }
 
-    /// Gives one segment an ageing time of its own, in seconds (0: never); to be said before anything is learned there.
+    /// Sets the ageing time of one segment in seconds (0: never). Call this before the segment learns any
+    /// address.
     pub fn set_ageing(&mut self, segment: u16, seconds: u32) {
         self.ageing.insert(segment, seconds);
     }
@@ -124,12 +129,12 @@ impl FdbWriter {
         self.ageing.get(&segment).copied().unwrap_or(self.limits.ageing)
     }
 
-    /// Sets other bounds; entries that are there already stay, also beyond them.
+    /// Sets new limits. Existing entries stay, even beyond the limits.
     pub fn set_limits(&mut self, limits: FdbLimits) {
         self.limits = limits;
     }
 
-    /// What the workers read.
+    /// Returns the database that the workers read.
     pub fn fdb(&self) -> Arc<Fdb> {
         Arc::clone(&self.fdb)
     }
@@ -139,15 +144,15 @@ impl FdbWriter {
         self.entries.len()
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Notes that an address was seen at a destination (any number but [`NO_DESTINATION`]).
+    /// Records that an address was seen at a destination (any number except [`NO_DESTINATION`]).
     pub fn learn(&mut self, key: Key, destination: u32, now: u32) -> Learned {
-        if !key.is_station() || destination == NO_DESTINATION {
-            return Learned::NotAStation;
+        if !key.is_unicast() || destination == NO_DESTINATION {
+            return Learned::NotUnicast;
         }
         let known = self.entries.contains_key(&key);
         self.reader.quiescent();
@@ -161,7 +166,7 @@ impl FdbWriter {
             } else {
                 entry.touch(now);
                 entry.set_destination(destination);
-                self.changed();
+                self.bump_generation();
                 Learned::Moved { from }
             };
         }
@@ -169,7 +174,7 @@ impl FdbWriter {
         if self.entries.len() >= self.limits.entries || in_segment >= self.limits.per_segment {
             return Learned::Full;
         }
-        if !self.put(key, destination, now) {
+        if !self.insert_entry(key, destination, now) {
             return Learned::Full;
         }
         let ageing = self.ageing_of(key.segment());
@@ -179,21 +184,21 @@ impl FdbWriter {
         Learned::New
     }
 
-    /// Puts in an entry that does not age, does not move and is not counted against its segment. `false`: no room, or no station's
-    /// address.
+    /// Inserts an entry that does not age, does not move and does not count against its segment. Returns
+    /// `false` if there is no room or the address is not unicast.
     pub fn insert_static(&mut self, key: Key, destination: u32) -> bool {
-        if !key.is_station() || destination == NO_DESTINATION {
+        if !key.is_unicast() || destination == NO_DESTINATION {
             return false;
         }
         self.remove(key);
-        if self.entries.len() >= self.limits.entries || !self.put(key, destination, u32::MAX) {
+        if self.entries.len() >= self.limits.entries || !self.insert_entry(key, destination, u32::MAX) {
             return false;
         }
         self.entries.insert(key, None);
         true
     }
 
-    /// Removes an entry, static or not.
+    /// Removes an entry, static or learned.
     pub fn remove(&mut self, key: Key) -> Option<FdbEntry> {
         let timer = self.entries.remove(&key)?;
         if let Some(timer) = timer {
@@ -201,77 +206,80 @@ impl FdbWriter {
         }
         self.reader.quiescent();
         let entry = self.fdb.table(self.reader.guard()).find(key)?;
-        let removed = described(entry);
+        let removed = fdb_entry(entry);
         entry.set_destination(NO_DESTINATION);
         if removed.seen.is_some()
             && let Some(n) = self.learned.get_mut(&key.segment())
         {
             *n -= 1;
         }
-        self.changed();
+        self.bump_generation();
         Some(removed)
     }
 
-    /// Removes all learned entries for which `which` says so: a port that went down, say. Returns how many.
-    pub fn flush(&mut self, mut which: impl FnMut(FdbEntry) -> bool) -> usize {
-        let keys: Vec<Key> = self.list().into_iter().filter(|e| e.seen.is_some() && which(*e)).map(|e| e.key).collect();
+    /// Removes all learned entries for which `select` returns true, for example those of a port that went
+    /// down. Returns their number.
+    pub fn flush(&mut self, mut select: impl FnMut(FdbEntry) -> bool) -> usize {
+        let keys: Vec<Key> =
+            self.list().into_iter().filter(|e| e.seen.is_some() && select(*e)).map(|e| e.key).collect();
         keys.iter().filter(|key| self.remove(**key).is_some()).count()
     }
 
-    /// Forgets what was not seen for the ageing time, and calls `gone` for each. To be called about once a second.
-    pub fn age(&mut self, now: u32, mut gone: impl FnMut(FdbEntry)) {
+    /// Removes the entries that were not seen for the ageing time, and calls `expired` for each. Call this
+    /// about once a second.
+    pub fn age(&mut self, now: u32, mut expired: impl FnMut(FdbEntry)) {
         let mut due = Vec::new();
         self.wheel.advance(now.into(), |_, key| due.push(key));
         for key in due {
             self.reader.quiescent();
             let Some(entry) = self.fdb.table(self.reader.guard()).find(key) else { continue };
-            // The workers may have seen a second that this thread has not reached yet.
+            // The workers may have recorded a second that this thread has not reached yet.
             let seen = entry.seen().min(now);
             let ageing = self.ageing_of(key.segment());
             if ageing == 0 || now - seen < ageing {
                 let timer = self.wheel.arm(u64::from(seen) + u64::from(ageing.max(1)), key);
                 self.entries.insert(key, Some(timer));
             } else if let Some(entry) = self.remove(key) {
-                gone(entry);
+                expired(entry);
             }
         }
-        if self.used > FIRST && self.used > 4 * self.entries.len() {
+        if self.used > INITIAL_CAPACITY && self.used > 4 * self.entries.len() {
             self.rebuild();
         }
         self.reader.quiescent();
         self.domain.collect();
     }
 
-    /// All entries, in no particular order.
+    /// Returns all entries in any order.
     pub fn list(&mut self) -> Vec<FdbEntry> {
         self.reader.quiescent();
-        self.fdb.table(self.reader.guard()).iter().map(described).collect()
+        self.fdb.table(self.reader.guard()).iter().map(fdb_entry).collect()
     }
 
-    fn put(&mut self, key: Key, destination: u32, seen: u32) -> bool {
+    fn insert_entry(&mut self, key: Key, destination: u32, seen: u32) -> bool {
         self.reader.quiescent();
         if self.used * 2 >= self.fdb.table(self.reader.guard()).slots() {
             self.rebuild();
         }
         let mut took = self.fdb.table(self.reader.guard()).insert(key, destination, seen);
         if took.is_none() && self.used > self.entries.len() {
-            // Removed keys may be what is in the way.
+            // Removed keys may fill the probe sequence.
             self.rebuild();
             took = self.fdb.table(self.reader.guard()).insert(key, destination, seen);
         }
         let Some(took_slot) = took else { return false };
         self.used += usize::from(took_slot);
-        self.changed();
+        self.bump_generation();
         true
     }
 
-    /// Makes the next table, of the right size and without removed keys.
+    /// Builds the next table with the right size and without removed keys.
     fn rebuild(&mut self) {
-        let next = HashTable::new(FIRST.max(self.entries.len() * 2));
+        let next = HashTable::new(INITIAL_CAPACITY.max(self.entries.len() * 2));
         self.used = 0;
         let old = self.fdb.table(self.reader.guard());
         let mut lost = Vec::new();
-        // Static entries first: no choice of learned addresses may take their places.
+        // Static entries are inserted first, so that no choice of learned addresses can displace them.
         let is_static = |entry: &&Entry| entry.seen() == u32::MAX;
         for entry in old.iter().filter(is_static).chain(old.iter().filter(|entry| !is_static(entry))) {
             match next.insert(entry.key(), entry.destination(), entry.seen()) {
@@ -279,7 +287,8 @@ impl FdbWriter {
                 None => lost.push((entry.key(), entry.seen())),
             }
         }
-        // Only chosen collisions can do this in a table that is a quarter full; the address is learned anew or flooded.
+        // A table that is a quarter full rejects an entry only if keys were chosen to collide. The address is
+        // learned again or flooded.
         for (key, seen) in lost {
             if let Some(Some(timer)) = self.entries.remove(&key) {
                 self.wheel.cancel(timer);
@@ -291,18 +300,18 @@ impl FdbWriter {
             }
         }
         self.fdb.table.replace(next);
-        self.changed();
+        self.bump_generation();
         self.reader.quiescent();
         self.domain.collect();
     }
 
-    fn changed(&self) {
-        // Release: who sees the new number sees the change.
+    fn bump_generation(&self) {
+        // Release: a reader that sees the new number also sees the change.
         self.fdb.generation.fetch_add(1, Ordering::Release);
     }
 }
 
-fn described(entry: &super::Entry) -> FdbEntry {
+fn fdb_entry(entry: &super::Entry) -> FdbEntry {
     let seen = entry.seen();
     FdbEntry { key: entry.key(), destination: entry.destination(), seen: (seen != u32::MAX).then_some(seen) }
 }
@@ -334,8 +343,8 @@ mod tests {
         assert!(writer.insert_static(key(1), 9));
         assert_eq!(writer.learn(key(1), 7, 2), Learned::Static);
         assert_eq!((lookup(&writer, &domain, key(1)), writer.len()), (9, 1));
-        assert_eq!(writer.learn(Key::new(3, [1, 0, 0, 0, 0, 1]), 7, 0), Learned::NotAStation);
-        assert_eq!(writer.learn(Key::new(0, [0; 6]), 7, 0), Learned::NotAStation);
+        assert_eq!(writer.learn(Key::new(3, [1, 0, 0, 0, 0, 1]), 7, 0), Learned::NotUnicast);
+        assert_eq!(writer.learn(Key::new(0, [0; 6]), 7, 0), Learned::NotUnicast);
         assert_eq!(lookup(&writer, &domain, Key::new(0, [0; 6])), NO_DESTINATION);
     }
 
@@ -352,16 +361,16 @@ mod tests {
             writer.fdb.table(reader.guard()).find(key(i)).unwrap().touch(106);
         }
         drop(reader);
-        let mut gone = Vec::new();
-        writer.age(109, |entry| gone.push(entry.destination));
-        assert!(gone.is_empty());
-        writer.age(110, |entry| gone.push(entry.destination));
-        gone.sort_unstable();
-        assert!(gone.iter().copied().eq((1..1000).step_by(2)));
+        let mut expired = Vec::new();
+        writer.age(109, |entry| expired.push(entry.destination));
+        assert!(expired.is_empty());
+        writer.age(110, |entry| expired.push(entry.destination));
+        expired.sort_unstable();
+        assert!(expired.iter().copied().eq((1..1000).step_by(2)));
         writer.age(115, |_| panic!("seen at 106"));
         let mut n = 0;
         writer.age(116, |_| n += 1);
-        assert_eq!((n, writer.len(), domain.waiting()), (500, 1, 0));
+        assert_eq!((n, writer.len(), domain.pending_reclaims()), (500, 1, 0));
     }
 
     #[test]
@@ -374,11 +383,11 @@ mod tests {
         for segment in 0..3 {
             writer.learn(of(segment), 1, 0);
         }
-        let mut gone = Vec::new();
+        let mut expired = Vec::new();
         for now in [9, 10, 99, 100, 100_000] {
-            writer.age(now, |entry| gone.push((now, entry.key.segment())));
+            writer.age(now, |entry| expired.push((now, entry.key.segment())));
         }
-        assert_eq!(gone, [(10, 1), (100, 0)]);
+        assert_eq!(expired, [(10, 1), (100, 0)]);
     }
 
     #[test]
@@ -393,7 +402,7 @@ mod tests {
         assert_eq!(learned, 1000);
         writer.age(5, |_| ());
         let reader = domain.join();
-        assert!(writer.is_empty() && writer.fdb.table(reader.guard()).slots() <= 4 * FIRST);
+        assert!(writer.is_empty() && writer.fdb.table(reader.guard()).slots() <= 4 * INITIAL_CAPACITY);
         drop(reader);
         assert_eq!(writer.learn(key(1), 1, 6), Learned::New, "room again");
     }
@@ -436,7 +445,7 @@ mod tests {
         }
     }
 
-    /// Keys whose hashes end in the same 16 bits: neighbours in every table of up to 65 536 slots.
+    /// Keys whose hashes have the same lowest 16 bits. They collide in every table of up to 65 536 slots.
     fn colliding(ending: u32) -> impl Iterator<Item = Key> {
         (0..).map(key).filter(move |key| key.hash() & 0xffff == ending)
     }
@@ -445,13 +454,14 @@ mod tests {
     fn no_choice_of_addresses_displaces_a_static_entry() {
         let domain = Domain::new();
         let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 5, ..FdbLimits::default() }, 0);
-        // A large table, in which the static entry lies far from the others.
+        // A large table, in which the static entry is far from the others.
         for i in 0..6000 {
             writer.learn(Key::from_u64(key(i).to_u64() ^ 1 << 48), 1, 0);
         }
         let fixed = colliding(5 + (1 << 12)).next().unwrap();
         assert!(writer.insert_static(fixed, 77));
-        // It gets small: these fill the neighbourhood of the static entry, and lay in lower slots before.
+        // The table shrinks. These keys fill the probe sequence of the static entry and were in lower slots
+        // before.
         for key in (0..=70).flat_map(|ending| colliding(ending).take(2)) {
             writer.learn(key, 2, 5);
         }
@@ -461,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_entries_block_nobody() {
+    fn removed_entries_free_their_slots() {
         let domain = Domain::new();
         let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 5, ..FdbLimits::default() }, 0);
         let keys: Vec<Key> = colliding(5).take(66).collect();

@@ -1,34 +1,42 @@
-// UNSAFETY: leaves out the bounds check of a masked index, which is a good part of a lookup.
+// UNSAFETY: omits the bounds check of a masked index, which is a significant part of a lookup.
 #![allow(unsafe_code)]
+
+//! The hash table of the FDB.
+//!
+//! Flow rules have a table of their own (`rules::classifier`). Readers of this one also store a timestamp in the
+//! entry that they find. Four entries of key, destination and timestamp fill a cache line. Readers of the
+//! other write nothing, and its buckets pack keys of several words. One layout cannot serve both without a cost.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::Key;
 use super::hash::prefetch;
 
-/// Destination of an entry that was removed, or of no entry at all.
+/// Destination of a removed or missing entry.
 pub const NO_DESTINATION: u32 = u32::MAX;
 
-/// Key of a slot that was never used: the all-zero address, which no station has, of segment 0.
+/// Key of an unused slot: the all-zero address in segment 0, which is not a unicast address.
 const FREE: u64 = 0;
 
-/// Longest distance of an entry from the slot that its hash names: bounds what a lookup costs, also when somebody chooses addresses
-/// whose hashes collide. An insertion that would go farther is refused.
+/// Maximum distance of an entry from the slot that its hash selects. It bounds the cost of a lookup, even if
+/// addresses are chosen so that their hashes collide. An insertion beyond this distance fails.
 const MAX_PROBE: usize = 64;
 
-/// An open-addressing hash table with one writer and readers that take no lock.
+/// An open-addressing hash table with one writer and lock-free readers.
 ///
-/// **Why a reader is never led astray:** within one table a slot's key is written once, from `FREE` to its key, after its destination.
-/// Removal only sets the destination to [`NO_DESTINATION`]; the slot stays that key's. So whoever finds a key reads a destination of
-/// that key, the present one or one that was replaced while it looked. Slots of removed keys come free when the writer builds the next
-/// table ([`super::FdbWriter`] does so when they become many).
+/// **Why concurrent reads are consistent:** within one table, the key of a slot is written once, from `FREE`
+/// to its final value, after its destination. Removal only sets the destination to [`NO_DESTINATION`], and
+/// the slot keeps its key. Therefore a reader that finds a key reads a destination of that key, either the
+/// current one or one that is just being replaced. The slots of removed keys are recovered when the writer
+/// builds the next table, which [`super::FdbWriter`] does when they become many.
 #[derive(Debug)]
 pub struct HashTable {
     entries: Box<[Entry]>,
     mask: usize,
 }
 
-/// Key, destination and the last second in which the key was seen as source. Four of them fill a cache line.
+/// Key, destination and the last second in which the key was seen as a source. Four entries fill a cache
+/// line.
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub struct Entry {
@@ -47,25 +55,26 @@ impl Entry {
         Key::from_u64(self.key.load(Ordering::Acquire))
     }
 
-    /// Where the key's packets go; [`NO_DESTINATION`] if it was removed.
+    /// Destination of the key's packets; [`NO_DESTINATION`] if the entry was removed.
     #[inline(always)]
     pub fn destination(&self) -> u32 {
         self.destination.load(Ordering::Acquire)
     }
 
-    /// Last second in which the key was seen; `u32::MAX` for a static entry, which is not refreshed.
+    /// Last second in which the key was seen. `u32::MAX` marks a static entry, which is not refreshed.
     #[inline(always)]
     pub fn seen(&self) -> u32 {
         self.seen.load(Ordering::Relaxed)
     }
 
-    /// Notes that the key was seen in this second. Writes only when the second has changed, so that the line stays shared between the
-    /// workers' caches.
+    /// Records that the key was seen in this second. Writes only if the second has changed, so that the cache
+    /// line stays shared between the workers.
     #[inline(always)]
     pub fn touch(&self, second: u32) {
         let seen = self.seen();
         if seen != second && seen != u32::MAX {
-            // Exchanged, not stored: the writer may have made the entry a static one since. Once a second for an entry.
+            // A compare-exchange, because the writer may have made the entry static since the load. It runs
+            // once per second and entry.
             let _ = self.seen.compare_exchange(seen, second, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -75,13 +84,14 @@ impl Entry {
     }
 
     pub(super) fn set_seen(&self, second: u32) {
-        // An exchange like that of `touch`, so that the two have one order in loom's model too; writer only.
+        // A read-modify-write like that of `touch`, so that loom's model orders the two. Only the writer
+        // calls this.
         self.seen.swap(second, Ordering::Relaxed);
     }
 }
 
 impl HashTable {
-    /// An empty table with room for `capacity` keys before it is half full.
+    /// Creates an empty table with room for `capacity` keys before it is half full.
     pub fn new(capacity: usize) -> Self {
         let slots = (capacity.max(8) * 2).next_power_of_two();
         let free = || Entry {
@@ -99,11 +109,12 @@ impl HashTable {
 
     #[inline(always)]
     fn slot(&self, index: usize) -> &Entry {
-        // SAFETY: the mask is the length less one, and the length a power of two.
+        // SAFETY: `mask` is the length minus one and the length is a power of two, so the masked index is
+        // less than the length.
         unsafe { self.entries.get_unchecked(index & self.mask) }
     }
 
-    /// The entry of a key, removed or not.
+    /// Returns the entry of a key, removed or not.
     #[inline(always)]
     pub fn find(&self, key: Key) -> Option<&Entry> {
         self.find_hashed(key, key.hash())
@@ -124,20 +135,21 @@ impl HashTable {
         None
     }
 
-    /// Where a key's packets go, or [`NO_DESTINATION`].
+    /// Returns the destination of a key, or [`NO_DESTINATION`].
     #[inline(always)]
     pub fn lookup(&self, key: Key) -> u32 {
         self.find(key).map_or(NO_DESTINATION, Entry::destination)
     }
 
-    /// Looks up all keys of a batch: first every line is asked for, then every one is looked at, so that the misses overlap. Calls
-    /// `found` with the position and the entry, removed ones left out.
+    /// Looks up all keys of a batch. It first prefetches the slots of all keys and then examines them, so
+    /// that the cache misses overlap. Calls `found` with the index and the entry; removed entries are
+    /// reported as `None`.
     ///
     /// # Panics
-    /// If there are more keys than a batch holds.
+    /// Panics if there are more keys than a batch can hold.
     #[inline(always)]
     pub fn find_batch(&self, keys: &[Key], mut found: impl FnMut(usize, Option<&Entry>)) {
-        let mut hashes = [0; wirepath_pmd::packet::BATCH];
+        let mut hashes = [0; wirepath_packet::BATCH];
         let hashes = &mut hashes[..keys.len()];
         for (hash, key) in hashes.iter_mut().zip(keys) {
             *hash = key.hash();
@@ -148,14 +160,16 @@ impl HashTable {
         }
     }
 
-    /// [`Self::lookup`] for all keys of a batch; `destinations` has the length of `keys`.
+    /// Stores the result of [`Self::lookup`] for each key of a batch. `destinations` must be as long as
+    /// `keys`.
     #[inline(always)]
     pub fn lookup_batch(&self, keys: &[Key], destinations: &mut [u32]) {
         self.find_batch(keys, |i, entry| destinations[i] = entry.map_or(NO_DESTINATION, Entry::destination));
     }
 
-    /// Puts a key in, or gives it a new destination. Writer only: two writers at a time could take one slot for two keys.
-    /// `None`: its neighbourhood is full. `Some(true)`: a slot was taken.
+    /// Inserts a key or changes its destination. Only the writer may call this: two writers could use one
+    /// slot for two keys. Returns `None` if the probe sequence is full, and `Some(true)` if a free slot was
+    /// used.
     pub(super) fn insert(&self, key: Key, destination: u32, seen: u32) -> Option<bool> {
         debug_assert!(key.to_u64() != FREE && destination != NO_DESTINATION);
         let hash = key.hash() as usize;
@@ -170,7 +184,7 @@ impl HashTable {
             if found == FREE {
                 entry.set_seen(seen);
                 entry.destination.store(destination, Ordering::Relaxed);
-                // Release: who sees the key sees the destination.
+                // Release: a reader that sees the key also sees the destination.
                 entry.key.store(key.to_u64(), Ordering::Release);
                 return Some(true);
             }
@@ -178,7 +192,7 @@ impl HashTable {
         None
     }
 
-    /// All entries that are not removed.
+    /// Iterates over all entries that are not removed.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().filter(|entry| entry.destination() != NO_DESTINATION)
     }
@@ -190,8 +204,8 @@ mod tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// While the writer puts in, moves, removes and puts in again, a reader finds a key either not at all or with a destination that was
-    /// the key's own; never with that of the neighbour that collides with it.
+    /// While the writer inserts, moves, removes and inserts again, a reader either misses a key or reads one
+    /// of its own destinations. It never reads the destination of a colliding key.
     #[test]
     fn readers_never_see_the_destination_of_another_key() {
         loom::model(|| {
@@ -232,7 +246,7 @@ mod tests {
         });
     }
 
-    /// Two keys whose search starts at the same slot.
+    /// Returns two keys whose probe sequences start at the same slot.
     fn colliding(table: &HashTable) -> (Key, Key) {
         let slot = |key: Key| key.hash() as usize & table.mask;
         let first = Key::from_u64(0x0001_0200_0000_0001);

@@ -1,7 +1,7 @@
-//! Forwarding tables: written by the control thread, read by the workers without locks.
+//! Forwarding tables, which the control thread writes and the workers read without locks.
 //!
-//! [`Fdb`] maps (segment, address) to a destination. It is one [`HashTable`] at a time, behind an epoch pointer; the control thread
-//! holds the [`FdbWriter`], which learns, ages and bounds it.
+//! [`Fdb`] maps a segment and an address to a destination. It consists of one [`HashTable`] at a time behind
+//! an epoch pointer. The control thread holds the [`FdbWriter`], which learns, ages and limits the entries.
 
 mod fdb;
 mod hash;
@@ -12,25 +12,26 @@ pub(crate) use hash::prefetch_at;
 pub use hash::{hash_u64, prefetch};
 pub use hash_table::{Entry, HashTable, NO_DESTINATION};
 
-/// Key of a forwarding entry: segment in the upper 16 bits, Ethernet address in the lower 48, first octet uppermost.
+/// Key of a forwarding entry: the segment in the upper 16 bits and the Ethernet address in the lower 48,
+/// first octet highest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(u64);
 
 impl Key {
-    /// Key of `mac` in `segment`.
+    /// Creates the key of `mac` in `segment`.
     #[inline(always)]
     pub const fn new(segment: u16, mac: [u8; 6]) -> Self {
         let [a, b, c, d, e, f] = mac;
         Self((segment as u64) << 48 | u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
     }
 
-    /// The key as a number.
+    /// Returns the key as a number.
     #[inline(always)]
     pub const fn to_u64(self) -> u64 {
         self.0
     }
 
-    /// The key with this number.
+    /// Creates a key from its number.
     #[inline(always)]
     pub const fn from_u64(key: u64) -> Self {
         Self(key)
@@ -49,13 +50,13 @@ impl Key {
         [a, b, c, d, e, f]
     }
 
-    /// Whether a station can have the address: no group bit, not zero.
+    /// Returns whether the address is unicast: not zero and without the group bit.
     #[inline(always)]
-    pub const fn is_station(self) -> bool {
+    pub const fn is_unicast(self) -> bool {
         self.0 & (1 << 40) == 0 && self.0 & 0xffff_ffff_ffff != 0
     }
 
-    /// Hash for tables and for choosing a way.
+    /// Hash of the key, for tables and for load balancing.
     #[inline(always)]
     pub fn hash(self) -> u32 {
         hash_u64(self.0)

@@ -4,12 +4,13 @@
 //! [underlay]
 //! port = "wan"
 //! addresses = ["10.9.0.1/24", "fd00:9::1/64"]   # VTEP addresses, never configured in the kernel
-//! gateways = ["10.9.0.254"]                     # next hops for remotes outside these networks, one of each IP version
-//! vlan = 7                                      # tag of the underlay, if it has one
+//! gateways = ["10.9.0.254"]                     # next hops for remotes in other networks, one per IP version
+//! vlan = 7                                      # VLAN ID of the underlay, if it has one
+//! kind = "vxlan"                                # of the tunnels
 //! udp_port = 4789
-//! source_ports = "49152-65535"                  # range of the outer source port, chosen by the inner flow
+//! source_ports = "49152-65535"                  # outer source ports, chosen by the inner flow
 //! ttl = 64
-//! dscp = 0                                      # or "copy": that of the inner packet
+//! dscp = 0                                      # or "copy": the DSCP of the inner packet
 //! udp_checksum = "standard"                     # none over IPv4, computed over IPv6; or "always", "zero"
 //!
 //! [[segment]]
@@ -17,85 +18,99 @@
 //! vni = 42
 //! local = "10.9.0.1"                            # default: the first address of the remotes' IP version
 //! remotes = ["10.9.0.2", "10.9.0.3"]            # head-end replication list
-//! attach = [{ port = "lan" }, { port = "lan2", vlan = 100 }]
+//! ports = [{ port = "lan" }, { port = "lan2", vlan = 100 }]
 //! learning = true
 //! ageing = 300                                  # seconds; 0: never
-//! mtu = 1450                                    # of the inner IP packets; default: what the underlay leaves
-//! accept_unknown_remotes = false                # take frames of VTEPs that are not in the list, and learn them
+//! mtu = 1450                                    # of inner IP packets; default: the rest of the underlay's MTU
+//! accept_unknown_remotes = false                # true: accept frames from unlisted VTEPs, and learn them
 //! inner_vlans = "discard"                       # or "carry": tags inside the tunnel
-//! static = [{ mac = "02:00:00:00:00:01", remote = "10.9.0.2" }, { mac = "02:00:00:00:00:02", port = "lan2", vlan = 100 }]
+//! static = [
+//!     { mac = "02:00:00:00:00:01", remote = "10.9.0.2" },
+//!     { mac = "02:00:00:00:00:02", port = "lan2", vlan = 100 },
+//! ]
 //! ```
 //!
-//! Everything that can be checked without opening a port is checked here, cross references included.
+//! All checks that need no open port are done here, including those of cross references.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use wirepath_pmd::settings::{ConfigError, Place, Placed, Settings};
+use wirepath_settings::{ConfigError, Located, Settings, Span};
 use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
-use wirepath_wire::{MacAddr, Vni, vxlan};
+use wirepath_wire::{MacAddr, Vni};
 
-use super::underlay::{Prefix, is_station};
+use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, overhead};
+use super::kind::{KINDS, TunnelKind};
+use super::underlay::{Prefix, is_host_address};
 
-/// Most segments of a gateway.
+/// Maximum number of segments of a gateway.
 pub const MAX_SEGMENTS: usize = 4096;
-/// Most remotes over all segments, configured ones.
+/// Maximum number of configured remotes over all segments.
 pub const MAX_REMOTES: usize = 65_536;
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
-/// What a configuration says of the underlay.
+/// Settings of the underlay.
 #[derive(Clone, Debug)]
 pub struct UnderlayConfig {
     /// Index of the port in the list of ports.
     pub port: usize,
-    /// Where that stands.
-    pub place: Place,
+    /// Position of `port` in the configuration.
+    pub port_span: Span,
     /// VTEP addresses.
     pub addresses: Vec<Prefix>,
-    /// Where they stand.
-    pub addresses_place: Place,
+    /// Position of `addresses` in the configuration.
+    pub addresses_span: Span,
     /// Next hops.
     pub gateways: Vec<IpAddr>,
-    /// Tag of the underlay.
+    /// VLAN ID of the underlay.
     pub vlan: Option<u16>,
-    /// Destination port of the tunnels.
+    /// Kind of the tunnels.
+    pub kind: &'static TunnelKind,
+    /// UDP destination port of the tunnels.
     pub udp_port: u16,
-    /// Outer source ports, from and to.
+    /// Range of the outer source ports, inclusive.
     pub source_ports: (u16, u16),
     /// Outer TTL or hop limit.
     pub ttl: u8,
     /// Outer DSCP; `None`: copied from the inner packet.
     pub dscp: Option<u8>,
-    /// What becomes of the outer UDP checksum.
+    /// Handling of the outer UDP checksum.
     pub checksum: OuterChecksum,
 }
 
-/// What is done with VLAN tags inside the tunnel (RFC 7348 section 6.1).
+/// Handling of VLAN tags inside the tunnel (RFC 7348 section 6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum InnerVlans {
-    /// Frames with one are dropped.
+    /// Drop frames with a tag.
     #[default]
     Discard,
-    /// They pass both ways.
+    /// Carry tagged frames in both directions.
     Carry,
 }
 
-/// A place where a segment touches a port.
+impl InnerVlans {
+    /// Bytes that a VLAN tag may add to an inner frame.
+    pub(super) fn tag_len(self) -> usize {
+        if self == Self::Carry { VLAN_TAG_LEN } else { 0 }
+    }
+}
+
+/// An attachment of a segment to a port.
 #[derive(Clone, Debug)]
 pub struct AttachmentConfig {
     /// Index of the port.
     pub port: usize,
     /// VLAN on that port; `None`: frames without a tag.
     pub vlan: Option<u16>,
-    /// Where it stands.
-    pub place: Place,
+    /// Position in the configuration.
+    pub port_span: Span,
 }
 
-/// Where a static entry points.
+/// Destination of a static entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StaticPlace {
+pub enum StaticDestination {
     /// Index in [`SegmentConfig::remotes`].
     Remote(usize),
     /// Index in [`SegmentConfig::attachments`].
@@ -105,39 +120,39 @@ pub enum StaticPlace {
 /// A remote VTEP of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteConfig {
-    /// Its address.
+    /// Address of the remote.
     pub address: IpAddr,
-    /// Our address towards it.
+    /// The gateway's address towards the remote.
     pub local: IpAddr,
 }
 
-/// One segment.
+/// Settings of a segment.
 #[derive(Clone, Debug)]
 pub struct SegmentConfig {
-    /// Its name in displays.
+    /// Name in displays.
     pub name: String,
-    /// Identifier in the overlay.
+    /// VXLAN network identifier.
     pub vni: Vni,
-    /// Our addresses for it, at most one of each IP version.
+    /// The gateway's addresses for the segment, at most one per IP version.
     pub locals: Vec<IpAddr>,
     /// Head-end replication list.
     pub remotes: Vec<RemoteConfig>,
-    /// Local side.
+    /// Local attachments.
     pub attachments: Vec<AttachmentConfig>,
-    /// Whether addresses are learned.
+    /// If true, addresses are learned.
     pub learning: bool,
-    /// Seconds after which a learned address is forgotten; 0: never.
+    /// Seconds after which an unseen address is removed; 0: never.
     pub ageing: u32,
-    /// Largest inner IP packet, bytes; `None`: what the underlay leaves.
+    /// Largest inner IP packet in bytes; `None`: what remains of the underlay's MTU.
     pub mtu: Option<u16>,
-    /// Where that stands, or would.
-    pub mtu_place: Place,
-    /// Whether frames of VTEPs that are not in the list are taken.
+    /// Position of `mtu` in the configuration, or where it would be.
+    pub mtu_span: Span,
+    /// If true, frames from VTEPs that are not in the list are accepted.
     pub accept_unknown_remotes: bool,
-    /// VLAN tags inside the tunnel.
+    /// Handling of VLAN tags inside the tunnel.
     pub inner_vlans: InnerVlans,
-    /// Entries that are never overridden.
-    pub statics: Vec<(MacAddr, StaticPlace)>,
+    /// Static entries, which are never overridden.
+    pub statics: Vec<(MacAddr, StaticDestination)>,
 }
 
 /// The gateway's part of a configuration.
@@ -154,13 +169,13 @@ struct Reader<'p> {
     underlay: UnderlayConfig,
     vnis: HashMap<u32, String>,
     names: HashSet<String>,
-    /// (port, VLAN) to segment.
+    /// Segment of each port and VLAN.
     attached: HashMap<(usize, Option<u16>), String>,
     remotes: usize,
 }
 
 impl GatewayConfig {
-    /// Reads the gateway's tables; `ports` are the names of the ports in the same configuration.
+    /// Reads the gateway's tables. `ports` are the names of the ports in the same configuration.
     pub fn read(root: &Settings<'_>, ports: &[&str]) -> Result<Self> {
         let Some(table) = root.table("underlay")? else {
             return Err(root.error_in("underlay", "missing, expected a table [underlay] with port and addresses"));
@@ -191,22 +206,22 @@ impl GatewayConfig {
         Ok(Self { underlay: reader.underlay, segments })
     }
 
-    /// Checks that the underlay has room for what the segments promise; `mtus` are those of the ports, in order.
+    /// Checks that the underlay's MTU has room for the MTU of each segment. `mtus` are the MTUs of the ports,
+    /// in order.
     pub fn check_mtus(&self, mtus: &[u16]) -> Result<()> {
         let Some(underlay) = mtus.get(self.underlay.port).map(|mtu| usize::from(*mtu)) else { return Ok(()) };
         for segment in &self.segments {
             for remote in &segment.remotes {
-                let tag = if segment.inner_vlans == InnerVlans::Carry { 4 } else { 0 };
-                let taken = super::control::overhead(remote.address) + 14 + tag;
+                let taken = overhead(self.underlay.kind, remote.address) + ETHERNET_LEN + segment.inner_vlans.tag_len();
                 let left = underlay.saturating_sub(taken);
                 let wanted = segment.mtu.map_or(68, usize::from);
                 if wanted > left {
                     let message = format!(
-                        "found {wanted}, but {underlay} bytes of the underlay port less {taken} of headers towards {} leave {left}; \
-                         expected at most that, or a larger mtu of the underlay port",
+                        "found {wanted}, but {underlay} bytes of the underlay port less {taken} of headers towards \
+                         {} leave {left}; expected at most that, or a larger mtu of the underlay port",
                         remote.address
                     );
-                    return Err(segment.mtu_place.error(message));
+                    return Err(segment.mtu_span.error(message));
                 }
             }
         }
@@ -214,11 +229,11 @@ impl GatewayConfig {
     }
 }
 
-/// Index of a port by the name that `key` gives.
+/// Returns the index of the port that the key `port` names.
 fn port_index(settings: &Settings<'_>, ports: &[&str]) -> Result<usize> {
     let name: String = settings.required("port")?;
     ports.iter().position(|port| *port == name).ok_or_else(|| {
-        let near = wirepath_pmd::settings::nearest(&name, ports);
+        let near = wirepath_settings::nearest(&name, ports);
         let hint = match near {
             Some(near) => format!("did you mean \"{near}\"?"),
             None if ports.is_empty() => "there is none; write a table [[port]]".to_owned(),
@@ -231,7 +246,7 @@ fn port_index(settings: &Settings<'_>, ports: &[&str]) -> Result<usize> {
 fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig> {
     let port = port_index(table, ports)?;
     let what = "an address with its prefix length, such as \"10.9.0.1/24\"";
-    let listed: Vec<Placed<Prefix>> = table.list("addresses", what)?;
+    let listed: Vec<Located<Prefix>> = table.list("addresses", what)?;
     if listed.is_empty() {
         return Err(table.error_in("addresses", format!("missing, expected at least {what}")));
     }
@@ -240,8 +255,8 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
     }
     let mut addresses: Vec<Prefix> = Vec::new();
     for prefix in listed {
-        if !is_station(prefix.value.address) {
-            return Err(prefix.error(format!("found {}, expected the address of a single station", prefix.value)));
+        if !is_host_address(prefix.value.address) {
+            return Err(prefix.error(format!("found {}, expected a unicast host address", prefix.value)));
         }
         if prefix.value.is_reserved(prefix.value.address) {
             let message =
@@ -249,7 +264,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
             return Err(prefix.error(message));
         }
         if addresses.iter().any(|other| other.address == prefix.value.address) {
-            return Err(prefix.error(format!("{} stands here twice", prefix.value.address)));
+            return Err(prefix.error(format!("{} is listed twice", prefix.value.address)));
         }
         addresses.push(prefix.value);
     }
@@ -262,8 +277,8 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let on_link = link_local || addresses.iter().any(|prefix| prefix.contains(ip));
         let reserved = addresses.iter().any(|prefix| prefix.is_reserved(ip));
-        if !is_station(ip) || reserved || !on_link || addresses.iter().any(|prefix| prefix.address == ip) {
-            let message = format!("found {ip}, expected another station in one of the networks of \"addresses\"");
+        if !is_host_address(ip) || reserved || !on_link || addresses.iter().any(|prefix| prefix.address == ip) {
+            let message = format!("found {ip}, expected another host in one of the networks of \"addresses\"");
             return Err(gateway.error(message));
         }
         gateways.push(ip);
@@ -291,14 +306,17 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         "udp_checksum",
         &[("standard", OuterChecksum::Standard), ("always", OuterChecksum::Always), ("zero", OuterChecksum::Zero)],
     )?;
+    let kinds: Vec<(&str, &TunnelKind)> = KINDS.iter().map(|kind| (kind.name, kind)).collect();
+    let kind = table.choice("kind", &kinds)?.unwrap_or(&KINDS[0]);
     Ok(UnderlayConfig {
         port,
-        place: table.place("port"),
+        port_span: table.span("port"),
         addresses,
-        addresses_place: table.place("addresses"),
+        addresses_span: table.span("addresses"),
         gateways,
         vlan: table.integer("vlan", 1..=MAX_ID.into())?,
-        udp_port: table.integer("udp_port", 1..=65_535)?.unwrap_or(vxlan::PORT),
+        kind,
+        udp_port: table.integer("udp_port", 1..=65_535)?.unwrap_or(kind.udp_port),
         source_ports,
         ttl: table.integer("ttl", 1..=255)?.unwrap_or(64),
         dscp,
@@ -308,9 +326,10 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
 
 impl Reader<'_> {
     fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
-        let vni: u32 = match table.integer("vni", 0..=i64::from(Vni::MAX))? {
+        let max_id = self.underlay.kind.max_id;
+        let vni: u32 = match table.integer("vni", 0..=i64::from(max_id))? {
             Some(vni) => vni,
-            None => return Err(table.error_in("vni", "missing, expected an integer from 0 to 16777215")),
+            None => return Err(table.error_in("vni", format!("missing, expected an integer from 0 to {max_id}"))),
         };
         let name: String = table.get("name")?.unwrap_or_else(|| format!("vni{vni}"));
         if let Some(other) = self.vnis.insert(vni, name.clone()) {
@@ -338,14 +357,15 @@ impl Reader<'_> {
             learning: table.get("learning")?.unwrap_or(true),
             ageing: table.integer("ageing", 0..=1_000_000)?.unwrap_or(300),
             mtu: table.integer("mtu", 68..=9202)?,
-            mtu_place: table.place("mtu"),
+            mtu_span: table.span("mtu"),
             accept_unknown_remotes,
             inner_vlans: table.choice("inner_vlans", &inner)?.unwrap_or_default(),
             statics,
         })
     }
 
-    /// Our addresses for the segment: those it names, and of each IP version that it does not name the first one.
+    /// Returns the gateway's addresses for a segment: the configured ones, or the first address of each IP
+    /// version.
     fn locals(&self, table: &Settings<'_>) -> Result<Vec<IpAddr>> {
         let ours = &self.underlay.addresses;
         let mut locals: Vec<IpAddr> = Vec::new();
@@ -376,14 +396,14 @@ impl Reader<'_> {
         for remote in table.list::<IpAddr>("remotes", "an IP address")? {
             let ip = remote.value;
             let version = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
-            if !is_station(ip) || self.underlay.addresses.iter().any(|prefix| prefix.is_reserved(ip)) {
-                return Err(remote.error(format!("found {ip}, expected the address of a single station")));
+            if !is_host_address(ip) || self.underlay.addresses.iter().any(|prefix| prefix.is_reserved(ip)) {
+                return Err(remote.error(format!("found {ip}, expected a unicast host address")));
             }
             if self.underlay.addresses.iter().any(|prefix| prefix.address == ip) {
                 return Err(remote.error(format!("{ip} is an address of this gateway, expected that of another")));
             }
             if !seen.insert(ip) {
-                return Err(remote.error(format!("{ip} stands here twice")));
+                return Err(remote.error(format!("{ip} is listed twice")));
             }
             let Some(&local) = locals.iter().find(|local| local.is_ipv4() == ip.is_ipv4()) else {
                 let message = format!("{ip} is {version}, but there is no {version} address to reach it from");
@@ -406,13 +426,14 @@ impl Reader<'_> {
 
     fn attachments(&mut self, table: &Settings<'_>, segment: &str) -> Result<Vec<AttachmentConfig>> {
         let mut attachments = Vec::new();
-        for at in table.tables("attach")? {
+        table.renamed("attach", "ports")?;
+        for at in table.tables("ports")? {
             let port = port_index(&at, self.ports)?;
             let vlan: Option<u16> = at.integer("vlan", 1..=MAX_ID.into())?;
-            let place = at.place("port");
+            let port_span = at.span("port");
             let name = self.ports.get(port).copied().unwrap_or_default();
             if port == self.underlay.port {
-                let message = format!("\"{name}\" is the underlay port, expected a port for local stations");
+                let message = format!("\"{name}\" is the underlay port, expected a port for local hosts");
                 return Err(at.error_in("port", message));
             }
             if let Some(other) = self.attached.insert((port, vlan), segment.to_owned()) {
@@ -422,10 +443,10 @@ impl Reader<'_> {
                 return Err(at.error_in(key, message));
             }
             at.finish()?;
-            attachments.push(AttachmentConfig { port, vlan, place });
+            attachments.push(AttachmentConfig { port, vlan, port_span });
         }
         if attachments.is_empty() {
-            return Err(table.error_in("attach", "missing, expected at least one port, as in [{ port = \"lan\" }]"));
+            return Err(table.error_in("ports", "missing, expected at least one port, as in [{ port = \"lan\" }]"));
         }
         Ok(attachments)
     }
@@ -436,18 +457,18 @@ fn statics(
     ports: &[&str],
     remotes: &[RemoteConfig],
     attachments: &[AttachmentConfig],
-) -> Result<Vec<(MacAddr, StaticPlace)>> {
-    let mut statics: Vec<(MacAddr, StaticPlace)> = Vec::new();
+) -> Result<Vec<(MacAddr, StaticDestination)>> {
+    let mut statics: Vec<(MacAddr, StaticDestination)> = Vec::new();
     let mut seen = HashSet::new();
     for entry in table.tables("static")? {
         let mac: MacAddr = entry.required_parsed("mac", "an Ethernet address such as \"02:00:00:00:00:01\"")?;
         if !mac.is_unicast() {
-            return Err(entry.error_in("mac", format!("found {mac}, expected the address of a single station")));
+            return Err(entry.error_in("mac", format!("found {mac}, expected a unicast host address")));
         }
         if !seen.insert(mac) {
-            return Err(entry.error_in("mac", format!("{mac} stands here twice")));
+            return Err(entry.error_in("mac", format!("{mac} is listed twice")));
         }
-        let place = match entry.parsed::<IpAddr>("remote", "an IP address")? {
+        let destination = match entry.parsed::<IpAddr>("remote", "an IP address")? {
             Some(_) if entry.has("port") => {
                 return Err(entry.error_in("port", "found besides \"remote\", expected one of the two"));
             }
@@ -455,7 +476,7 @@ fn statics(
                 let at = remotes.iter().position(|remote| remote.address == ip);
                 let message =
                     || entry.error_in("remote", format!("found {ip}, expected one of this segment's remotes"));
-                StaticPlace::Remote(at.ok_or_else(message)?)
+                StaticDestination::Remote(at.ok_or_else(message)?)
             }
             None if !entry.has("port") => {
                 return Err(entry.error("neither \"remote\" nor \"port\", expected one of the two"));
@@ -464,12 +485,12 @@ fn statics(
                 let port = port_index(&entry, ports)?;
                 let vlan: Option<u16> = entry.integer("vlan", 1..=MAX_ID.into())?;
                 let at = attachments.iter().position(|a| a.port == port && a.vlan == vlan);
-                let message = || entry.error_in("port", "expected a port and VLAN of this segment's \"attach\"");
-                StaticPlace::Attachment(at.ok_or_else(message)?)
+                let message = || entry.error_in("port", "expected a port and VLAN of this segment's \"ports\"");
+                StaticDestination::Attachment(at.ok_or_else(message)?)
             }
         };
         entry.finish()?;
-        statics.push((mac, place));
+        statics.push((mac, destination));
     }
     Ok(statics)
 }
@@ -477,7 +498,7 @@ fn statics(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wirepath_pmd::settings::Source;
+    use wirepath_settings::Source;
 
     const UNDERLAY: &str = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n";
 
@@ -495,14 +516,15 @@ mod tests {
     }
 
     #[test]
-    fn everything_at_once() {
-        let text = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\ngateways = ['10.9.0.254']\nvlan = 7\n\
+    fn every_key_is_read() {
+        let text = "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\ngateways = \
+        ['10.9.0.254']\nvlan = 7\n\
             udp_port = 8472\nsource_ports = '1024-2047'\nttl = 9\ndscp = 'copy'\nudp_checksum = 'always'\n\
             [[segment]]\nname = 'blue'\nvni = 42\nremotes = ['10.9.0.2', '192.0.2.1', 'fd00:9::2']\n\
-            attach = [{ port = 'lan' }, { port = 'lan2', vlan = 100 }]\nlearning = false\nageing = 0\nmtu = 1400\n\
+            ports = [{ port = 'lan' }, { port = 'lan2', vlan = 100 }]\nlearning = false\nageing = 0\nmtu = 1400\n\
             inner_vlans = 'carry'\nstatic = [{ mac = '02:00:00:00:00:01', remote = '10.9.0.2' },\
             { mac = '02:00:00:00:00:02', port = 'lan2', vlan = 100 }]\n\
-            [[segment]]\nvni = 43\naccept_unknown_remotes = true\nattach = [{ port = 'lan2' }]\n";
+            [[segment]]\nvni = 43\naccept_unknown_remotes = true\nports = [{ port = 'lan2' }]\n";
         let config = read(text).unwrap();
         let u = &config.underlay;
         assert_eq!(
@@ -513,70 +535,73 @@ mod tests {
         assert_eq!((blue.vni.get(), blue.learning, blue.ageing, blue.mtu), (42, false, 0, Some(1400)));
         let locals: Vec<String> = blue.remotes.iter().map(|r| r.local.to_string()).collect();
         assert_eq!(locals, ["10.9.0.1", "10.9.0.1", "fd00:9::1"]);
-        let places: Vec<StaticPlace> = blue.statics.iter().map(|(_, place)| *place).collect();
-        assert_eq!(places, [StaticPlace::Remote(0), StaticPlace::Attachment(1)]);
+        let destinations: Vec<StaticDestination> = blue.statics.iter().map(|(_, destination)| *destination).collect();
+        assert_eq!(destinations, [StaticDestination::Remote(0), StaticDestination::Attachment(1)]);
         assert_eq!((other.name.as_str(), other.accept_unknown_remotes, other.ageing), ("vni43", true, 300));
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused_at_its_place() {
+    fn contradictions_are_reported_at_their_position() {
         let cases = [
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lam' }]",
-                "c.toml:7:20: segment[0].attach[0].port: found \"lam\", expected the name of a port; did you mean \"lan\"?",
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'lam' }]",
+                "c.toml:7:19: segment[0].ports[0].port: found \"lam\", expected the name of a port; did you mean \
+                \"lan\"?",
             ),
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'wan' }]",
-                "\"wan\" is the underlay port, expected a port for local stations",
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'wan' }]",
+                "\"wan\" is the underlay port, expected a port for local hosts",
             ),
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n[[segment]]\nvni = 1\n",
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n[[segment]]\nvni = 1\n",
                 "c.toml:9:7: segment[1].vni: 1 is the VNI of segment \"vni1\" already",
             ),
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan', vlan = 5 }]\n\
-              [[segment]]\nvni = 2\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan', vlan = 5 }]",
-                "c.toml:11:34: segment[1].attach[0].vlan: frames with VLAN 5 on port \"lan\" belong to segment \"vni1\" already",
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'lan', vlan = 5 }]\n\
+              [[segment]]\nvni = 2\nremotes = ['10.9.0.2']\nports = [{ port = 'lan', vlan = 5 }]",
+                "c.toml:11:33: segment[1].ports[0].vlan: frames with VLAN 5 on port \"lan\" belong to segment \
+                \"vni1\" already",
             ),
             (
-                "[[segment]]\nvni = 1\nlocal = 'fd00:9::1'\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]",
+                "[[segment]]\nvni = 1\nlocal = 'fd00:9::1'\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]",
                 "c.toml:7:12: segment[0].remotes[0]: 10.9.0.2 is IPv4, but there is no IPv4 address to reach it from",
             ),
             (
-                "[[segment]]\nvni = 1\nremotes = ['192.0.2.1']\nattach = [{ port = 'lan' }]",
+                "[[segment]]\nvni = 1\nremotes = ['192.0.2.1']\nports = [{ port = 'lan' }]",
                 "expected an IPv4 address in underlay.gateways",
             ),
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.1']\nattach = [{ port = 'lan' }]",
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.1']\nports = [{ port = 'lan' }]",
                 "is an address of this gateway",
             ),
+            ("[[segment]]\nvni = 1\nremotes = ['10.9.0.2', '10.9.0.2']\nports = [{ port = 'lan' }]", "is listed twice"),
+            ("[[segment]]\nvni = 1\nremotes = ['224.0.0.1']\nports = [{ port = 'lan' }]", "unicast host address"),
+            ("[[segment]]\nvni = 1\nremotes = ['10.9.0.255']\nports = [{ port = 'lan' }]", "unicast host address"),
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2', '10.9.0.2']\nattach = [{ port = 'lan' }]",
-                "stands here twice",
-            ),
-            ("[[segment]]\nvni = 1\nremotes = ['224.0.0.1']\nattach = [{ port = 'lan' }]", "single station"),
-            ("[[segment]]\nvni = 1\nremotes = ['10.9.0.255']\nattach = [{ port = 'lan' }]", "single station"),
-            (
-                "[[segment]]\nvni = 1\nlocal = '10.9.0.7'\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]",
+                "[[segment]]\nvni = 1\nlocal = '10.9.0.7'\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]",
                 "found 10.9.0.7, expected one of underlay.addresses: 10.9.0.1, fd00:9::1",
             ),
-            ("[[segment]]\nvni = 1\nattach = [{ port = 'lan' }]", "segment[0].remotes: missing"),
-            ("[[segment]]\nvni = 1\nremotes = ['10.9.0.2']", "segment[0].attach: missing"),
+            ("[[segment]]\nvni = 1\nports = [{ port = 'lan' }]", "segment[0].remotes: missing"),
+            ("[[segment]]\nvni = 1\nremotes = ['10.9.0.2']", "segment[0].ports: missing"),
             ("[[segment]]\nremotes = ['10.9.0.2']", "segment[0].vni: missing"),
             ("[[segment]]\nvni = 16777216", "found 16777216, expected an integer from 0 to 16777215"),
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n\
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n\
               static = [{ mac = '02:00:00:00:00:01', remote = '10.9.0.3' }]",
                 "expected one of this segment's remotes",
             ),
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n\
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n\
               static = [{ mac = '03:00:00:00:00:01', remote = '10.9.0.2' }]",
-                "expected the address of a single station",
+                "expected a unicast host address",
             ),
             (
-                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\nageeing = 3",
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\nageeing = 3",
                 "segment[0].ageeing: unknown key; did you mean \"ageing\"?",
+            ),
+            (
+                "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]",
+                "c.toml:7:1: segment[0].attach: this key is now called \"ports\"",
             ),
             ("", "segment: missing, expected at least one table [[segment]]"),
         ];
@@ -588,7 +613,7 @@ mod tests {
 
     #[test]
     fn segments_must_fit_the_underlay() {
-        let segment = "[[segment]]\nvni = 1\nremotes = ['10.9.0.2', 'fd00:9::2']\nattach = [{ port = 'lan' }]\nmtu = ";
+        let segment = "[[segment]]\nvni = 1\nremotes = ['10.9.0.2', 'fd00:9::2']\nports = [{ port = 'lan' }]\nmtu = ";
         let check = |mtu: u16| read(&format!("{UNDERLAY}{segment}{mtu}\n")).unwrap().check_mtus(&[1500, 1500, 1500]);
         assert!(check(1430).is_ok());
         let error = check(1431).unwrap_err().to_string();
@@ -598,7 +623,7 @@ mod tests {
 
     #[test]
     fn underlay_errors() {
-        let segment = "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nattach = [{ port = 'lan' }]\n";
+        let segment = "[[segment]]\nvni = 1\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n";
         for (underlay, message) in [
             ("", "underlay: missing"),
             ("[underlay]\nport = 'wan'\n", "underlay.addresses: missing"),
@@ -606,7 +631,7 @@ mod tests {
                 "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1']\n",
                 "c.toml:3:14: underlay.addresses[0]: found '10.9.0.1'",
             ),
-            ("[underlay]\nport = 'wan'\naddresses = ['127.0.0.1/8']\n", "single station"),
+            ("[underlay]\nport = 'wan'\naddresses = ['127.0.0.1/8']\n", "unicast host address"),
             ("[underlay]\nport = 'wan'\naddresses = ['10.9.0.0/24']\n", "the network itself or its broadcast address"),
             (
                 "[underlay]\nport = 'wan'\naddresses = ['10.9.0.255/24']\n",
@@ -614,13 +639,14 @@ mod tests {
             ),
             (
                 "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ngateways = ['10.9.0.255']\n",
-                "another station in one of the networks",
+                "another host in one of the networks",
             ),
             (
                 "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ngateways = ['10.8.0.1']\n",
-                "another station in one of the networks",
+                "another host in one of the networks",
             ),
             ("[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\nsource_ports = '5-4'\n", "expected two ports"),
+            ("[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\nkind = 'vxlam'\n", "did you mean \"vxlan\"?"),
             (
                 "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ndscp = 64\n",
                 "an integer from 0 to 63 or \"copy\"",

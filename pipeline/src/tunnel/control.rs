@@ -1,99 +1,103 @@
-//! The slow half of a gateway, on the control thread: neighbours, learning, ageing, and what the gateway says itself.
+//! The control-thread part of a gateway: neighbours, learning, ageing, and the frames that the gateway itself
+//! sends.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::Packet;
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
 use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
 use wirepath_wire::build::{VxlanConfig, VxlanEncap};
 use wirepath_wire::{MacAddr, Parser, Tag, Tunnels, vlan};
 
-use super::config::{GatewayConfig, StaticPlace, UnderlayConfig};
+use super::config::{GatewayConfig, StaticDestination, UnderlayConfig};
 use super::counters::{GatewayCounters, SegmentStats};
-use super::neighbour::{Action, Millis, Neighbours, State, Timing};
-use super::stage::{Flow, Gateway, GatewayTables, PuntCode, wrap};
-use super::tables::{Destination, ETHERNET, Layout, Reach, Remote, Remotes, TAG, inner_tag};
-use super::underlay::{Addresses, Answer, Station, is_station};
+use super::encap::encapsulate;
+use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, overhead};
+use super::neighbour::{Millis, NeighbourAction, NeighbourState, Neighbours, Timing};
+use super::stage::{Flow, Gateway, GatewayTables, PuntCode};
+use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
+use super::underlay::{Addresses, HostReply, UnderlayHost, is_host_address};
 use crate::epoch::{Domain, Shared};
 use crate::table::{FdbLimits, FdbWriter, Key, Learned};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
-/// Most remotes that segments may learn beyond the configured ones.
+/// Maximum number of remotes that segments may learn in addition to the configured ones.
 const LEARNED_REMOTES: usize = 1024;
-/// Neighbours that are first asked for in one tick: a long list must not overrun the queue to the workers.
-const ASKED_PER_TICK: usize = 128;
-/// Longest packet to the gateway itself that is looked at.
-const LONGEST_TO_US: usize = 9216;
-/// Milliseconds between two announcements of an address, and how many there are (RFC 5227 section 1.1).
-const ANNOUNCE: (Millis, u32) = (2_000, 2);
-/// Milliseconds between two logged conflicts.
-const COMPLAIN: Millis = 10_000;
+/// Maximum number of neighbours for which resolution starts in one tick, so that a long list does not overrun
+/// the queue to the workers.
+const RESOLVES_PER_TICK: usize = 128;
+/// Longest frame addressed to the gateway itself that is processed.
+const MAX_HOST_FRAME: usize = 9216;
+/// Milliseconds between two announcements of an address, and their number (RFC 5227 section 1.1).
+const ANNOUNCEMENTS: (Millis, u32) = (2_000, 2);
+/// Minimum milliseconds between two log messages about address conflicts.
+const CONFLICT_LOG_INTERVAL: Millis = 10_000;
 
-/// A frame that waits for its remote's next hop, and the remote.
-type Held = (Packet, u32);
+/// A frame that waits for the next hop of its remote, and the index of the remote.
+type QueuedFrame = (Packet, u32);
 
-/// What the control thread counts for a segment.
+/// Learning counters of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LearnStats {
     /// Addresses learned.
     pub learned: u64,
     /// Addresses that moved.
     pub moved: u64,
-    /// Addresses forgotten because they were not seen.
+    /// Addresses removed because they were not seen.
     pub aged: u64,
     /// Addresses not learned because a limit was reached.
     pub refused: u64,
 }
 
-/// A remote beside what the workers know of it.
+/// The part of a remote that only the control thread needs.
 #[derive(Clone, Debug)]
 struct Route {
     local: IpAddr,
     next_hop: Option<IpAddr>,
-    /// Where the next hop is.
+    /// Ethernet address of the next hop.
     mac: Option<MacAddr>,
 }
 
-/// A remote as whoever hands its tunnel to a NIC sees it.
+/// A tunnel to a remote, for the offload to a NIC.
 #[derive(Clone, Copy, Debug)]
 pub struct Tunnel {
     /// Index of the segment.
     pub segment: usize,
-    /// Identifier in the overlay.
+    /// VXLAN network identifier.
     pub vni: u32,
-    /// Our address.
+    /// The gateway's address.
     pub local: IpAddr,
-    /// The remote's.
+    /// Address of the remote.
     pub remote: IpAddr,
     /// Ethernet address of the next hop, if it is known.
     pub next_hop: Option<MacAddr>,
 }
 
-/// Everything of one gateway that is not in its workers.
+/// The control-thread state of one gateway.
 pub struct GatewayControl {
     config: GatewayConfig,
     tables: GatewayTables,
     counters: GatewayCounters,
     workers: usize,
-    pools: Vec<wirepath_pmd::packet::Pool>,
-    station: Station,
-    neighbours: Neighbours<Held>,
+    pools: Vec<wirepath_packet::Pool>,
+    host: UnderlayHost,
+    neighbours: Neighbours<QueuedFrame>,
     fdb: FdbWriter,
-    /// What was published last, and what goes out next if `dirty`.
+    /// The remotes as published, or to be published next if `dirty` is true.
     list: Vec<Remote>,
     routes: Vec<Route>,
-    /// Remotes behind each next hop.
-    behind: HashMap<IpAddr, Vec<u32>>,
+    /// Indices of the remotes that each next hop serves.
+    remotes_by_next_hop: HashMap<IpAddr, Vec<u32>>,
     dirty: bool,
-    opened_by_nic: bool,
-    wanted: VecDeque<IpAddr>,
-    actions: Vec<Action<Held>>,
+    decapsulated_by_nic: bool,
+    unresolved: VecDeque<IpAddr>,
+    actions: Vec<NeighbourAction<QueuedFrame>>,
     learns: Vec<LearnStats>,
     conflicts: u64,
-    complained: Option<Millis>,
+    conflict_logged_at: Option<Millis>,
     announce_at: Millis,
     announcements_left: u32,
     neighbours_at: Millis,
@@ -107,8 +111,8 @@ impl std::fmt::Debug for GatewayControl {
 }
 
 impl GatewayControl {
-    /// Of a checked configuration; `ports` are those that it names, in its order, and `seconds` is the present second (see
-    /// [`ControlPlane::seconds`]).
+    /// Creates the gateway of a checked configuration. `ports` are the configured ports in order. `seconds`
+    /// is the current second (see [`ControlPlane::seconds`]).
     pub fn new(config: &GatewayConfig, ports: &[PortInfo], domain: &Domain, workers: usize, seconds: u32) -> Self {
         let layout = Arc::new(Layout::new(config, ports));
         let addresses = Addresses {
@@ -122,10 +126,12 @@ impl GatewayControl {
             let members = layout.segments.get(index).map(|s| (s.remotes.clone(), s.attachments.clone()));
             let (remotes, attachments) = members.unwrap_or_default();
             fdb.set_ageing(index as u16, segment.ageing);
-            for (mac, place) in &segment.statics {
-                let destination = match place {
-                    StaticPlace::Remote(i) => remotes.get(*i).map(|index| Destination::Remote(*index)),
-                    StaticPlace::Attachment(i) => attachments.get(*i).map(|index| Destination::Attachment(*index)),
+            for (mac, to) in &segment.statics {
+                let destination = match to {
+                    StaticDestination::Remote(i) => remotes.get(*i).map(|index| Destination::Remote(*index)),
+                    StaticDestination::Attachment(i) => {
+                        attachments.get(*i).map(|index| Destination::Attachment(*index))
+                    }
                 };
                 if let Some(destination) = destination {
                     fdb.insert_static(Key::new(index as u16, mac.0), destination.pack());
@@ -136,63 +142,64 @@ impl GatewayControl {
                     address: remote.address,
                     segment: index as u16,
                     max_frame: max_frame(config, &layout, index, remote.address),
-                    reach: Reach::Resolving,
+                    next_hop: NextHop::Resolving,
                 });
                 routes.push(Route { local: remote.local, next_hop: addresses.next_hop(remote.address), mac: None });
             }
         }
-        let mut behind: HashMap<IpAddr, Vec<u32>> = HashMap::new();
-        let mut wanted = VecDeque::new();
+        let mut remotes_by_next_hop: HashMap<IpAddr, Vec<u32>> = HashMap::new();
+        let mut unresolved = VecDeque::new();
         for (index, route) in routes.iter().enumerate() {
             let Some(next_hop) = route.next_hop else { continue };
-            let remotes = behind.entry(next_hop).or_default();
+            let remotes = remotes_by_next_hop.entry(next_hop).or_default();
             if remotes.is_empty() {
-                wanted.push_back(next_hop);
+                unresolved.push_back(next_hop);
             }
             remotes.push(index as u32);
         }
-        let capacity = wanted.len() + LEARNED_REMOTES;
+        let capacity = unresolved.len() + LEARNED_REMOTES;
         let segments = config.segments.len();
         let first = Remotes::new(list.clone(), |segment| vni(&layout, segment));
         let tables = GatewayTables { layout, remotes: Arc::new(Shared::new(domain, first)), fdb: fdb.fdb() };
         Self {
             config: config.clone(),
             tables,
-            // One more for what this thread sends itself.
+            // One more set of counters for the frames that this thread sends.
             counters: GatewayCounters::new(workers + 1, segments),
             workers,
             pools: ports.iter().map(|port| port.pool.clone()).collect(),
-            station: Station::new(addresses),
+            host: UnderlayHost::new(addresses),
             neighbours: Neighbours::new(Timing { capacity, ..Timing::default() }),
             fdb,
             list,
             routes,
-            behind,
+            remotes_by_next_hop,
             dirty: false,
-            opened_by_nic: false,
-            wanted,
+            decapsulated_by_nic: false,
+            unresolved,
             actions: Vec::new(),
             learns: vec![LearnStats::default(); segments],
             conflicts: 0,
-            complained: None,
+            conflict_logged_at: None,
             announce_at: 0,
-            announcements_left: ANNOUNCE.1,
+            announcements_left: ANNOUNCEMENTS.1,
             neighbours_at: 0,
             aged_at: seconds,
         }
     }
 
-    /// The stage of a worker.
+    /// Creates the stage of a worker.
     pub fn stage(&self, worker: &WorkerInfo) -> Gateway {
         let counters = self.counters.worker(worker.index).unwrap_or_else(|| {
-            // Not counted anywhere, but carried.
+            // The worker is unknown. Its packets are forwarded, but not counted.
             (0..self.tables.layout.segments.len()).map(|_| super::counters::SegmentCounters::default()).collect()
         });
         let pool = self.pools[self.config.underlay.port].clone();
         Gateway::new(self.tables.clone(), counters, pool)
     }
 
-    /// The remotes, by the numbers that [`Self::encapsulated_by_nic`] takes and that marks of opened packets have.
+    /// Iterates over the tunnels. Their index is the number that [`Self::encapsulated_by_nic`] takes and that
+    /// the marks of decapsulated packets carry.
     pub fn tunnels(&self) -> impl Iterator<Item = Tunnel> {
         let tunnel = |(to, route): (&Remote, &Route)| Tunnel {
             segment: usize::from(to.segment),
@@ -204,62 +211,63 @@ impl GatewayControl {
         self.list.iter().zip(&self.routes).map(tunnel)
     }
 
-    /// Our Ethernet address on the underlay.
+    /// The gateway's Ethernet address on the underlay.
     pub fn mac(&self) -> MacAddr {
         self.tables.layout.underlay.mac
     }
 
-    /// From here on, marks of packets from the underlay may say that the NIC has taken their outer headers off:
-    /// [`OWN`](crate::rules::hardware::OWN) and the number of the remote.
-    pub fn opened_by_nic(&mut self) {
-        (self.opened_by_nic, self.dirty) = (true, true);
+    /// Enables packets that the NIC has decapsulated. Their mark consists of
+    /// [`IMPLICIT_MARK`](crate::rules::offload::IMPLICIT_MARK) and the index of the remote.
+    pub fn decapsulated_by_nic(&mut self) {
+        (self.decapsulated_by_nic, self.dirty) = (true, true);
         self.publish();
     }
 
-    /// The NIC puts the headers of this remote on packets with this transmit metadata; `None`: the workers do it again. When the next hop
-    /// moves they do, too.
+    /// Sets the transmit metadata for which the NIC adds the outer headers of this remote; `None`: the
+    /// workers add them. The workers also add them after the next hop has changed.
     pub fn encapsulated_by_nic(&mut self, remote: usize, number: Option<u32>) {
-        let Some(reach) = self.list.get_mut(remote).map(|remote| &mut remote.reach) else { return };
-        if let Reach::Ready(template) | Reach::InNic(template, _) = *reach {
-            *reach = number.map_or(Reach::Ready(template), |number| Reach::InNic(template, number));
+        let Some(next_hop) = self.list.get_mut(remote).map(|remote| &mut remote.next_hop) else { return };
+        if let NextHop::Ready(template) | NextHop::InNic(template, _) = *next_hop {
+            *next_hop = number.map_or(NextHop::Ready(template), |number| NextHop::InNic(template, number));
             self.dirty = true;
             self.publish();
         }
     }
 
-    /// What the workers read.
+    /// Returns the tables that the workers read.
     pub fn tables(&self) -> &GatewayTables {
         &self.tables
     }
 
-    /// The forwarding table, to put entries in by hand. Segments count from 0 in the order of the configuration.
+    /// Returns the forwarding table, for entries inserted by the caller. Segments are numbered from 0 in
+    /// configuration order.
     pub fn fdb(&mut self) -> &mut FdbWriter {
         &mut self.fdb
     }
 
-    /// Says where a next hop is without asking for it: for measurements.
-    pub fn bind(&mut self, next_hop: IpAddr, mac: MacAddr) {
-        self.reach(next_hop, Some(mac), State::Reachable);
+    /// Sets the Ethernet address of a next hop without resolving it, for benchmarks.
+    pub fn set_next_hop(&mut self, next_hop: IpAddr, mac: MacAddr) {
+        self.set_next_hop_state(next_hop, Some(mac), NeighbourState::Reachable);
         self.publish();
     }
 
-    /// Sum over the workers for a segment.
+    /// Returns the counters of a segment, summed over the workers.
     pub fn segment_stats(&self, segment: usize) -> SegmentStats {
         self.counters.segment(segment)
     }
 
-    /// What was learned in a segment.
+    /// Returns the learning counters of a segment.
     pub fn learn_stats(&self, segment: usize) -> LearnStats {
         self.learns.get(segment).copied().unwrap_or_default()
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &GatewayConfig {
         &self.config
     }
 
-    /// All neighbours: address, state, Ethernet address.
-    pub fn neighbours(&self) -> impl Iterator<Item = (IpAddr, State, Option<MacAddr>)> {
+    /// Iterates over all neighbours: address, state and Ethernet address.
+    pub fn neighbours(&self) -> impl Iterator<Item = (IpAddr, NeighbourState, Option<MacAddr>)> {
         self.neighbours.iter()
     }
 
@@ -268,7 +276,7 @@ impl GatewayControl {
         self.fdb.len()
     }
 
-    /// Times that another station was seen with an address of ours.
+    /// Number of times that another host used one of the gateway's addresses.
     pub fn conflicts(&self) -> u64 {
         self.conflicts
     }
@@ -290,39 +298,39 @@ impl GatewayControl {
             flow_label: 0,
             checksum: u.checksum,
         };
-        VxlanEncap::new(&config).ok()
+        (u.kind.template)(&config)
     }
 
-    /// Notes how a next hop can be reached; [`Self::publish`] makes it known.
-    fn reach(&mut self, next_hop: IpAddr, mac: Option<MacAddr>, state: State) {
-        let remotes = self.behind.get(&next_hop).cloned().unwrap_or_default();
+    /// Updates the state of a next hop. [`Self::publish`] makes it visible to the workers.
+    fn set_next_hop_state(&mut self, next_hop: IpAddr, mac: Option<MacAddr>, state: NeighbourState) {
+        let remotes = self.remotes_by_next_hop.get(&next_hop).cloned().unwrap_or_default();
         for remote in remotes {
             if let Some(route) = self.routes.get_mut(remote as usize) {
                 route.mac = mac;
             }
-            let reach = match mac.and_then(|mac| self.template(remote as usize, mac)) {
-                Some(template) => Reach::Ready(template),
-                None if state == State::Failed => Reach::Unreachable,
-                None => Reach::Resolving,
+            let state = match mac.and_then(|mac| self.template(remote as usize, mac)) {
+                Some(template) => NextHop::Ready(template),
+                None if state == NeighbourState::Failed => NextHop::Unreachable,
+                None => NextHop::Resolving,
             };
             if let Some(remote) = self.list.get_mut(remote as usize) {
-                remote.reach = reach;
+                remote.next_hop = state;
                 self.dirty = true;
             }
         }
     }
 
-    /// Makes the present remotes known to the workers.
+    /// Publishes changed remotes to the workers.
     fn publish(&mut self) {
         if std::mem::take(&mut self.dirty) {
             let layout = &self.tables.layout;
             let mut remotes = Remotes::new(self.list.clone(), |segment| vni(layout, segment));
-            remotes.opened_by_nic = self.opened_by_nic;
+            remotes.decapsulated_by_nic = self.decapsulated_by_nic;
             self.tables.remotes.replace(remotes);
         }
     }
 
-    /// Sends a frame of the gateway's own into the underlay.
+    /// Sends a frame of the gateway itself to the underlay.
     fn send_frame(&self, plane: &mut ControlPlane, frame: &[u8]) {
         let port = self.tables.layout.underlay.port;
         let packet = plane.pool(port).and_then(|pool| {
@@ -334,52 +342,53 @@ impl GatewayControl {
             return;
         };
         if let Some(id) = self.config.underlay.vlan
-            && packet.prepend_slice(TAG).is_some()
+            && packet.prepend_slice(VLAN_TAG_LEN).is_some()
         {
             vlan::push(packet.data_mut(), Tag::new(id));
         }
         plane.send(port, packet);
     }
 
-    /// Does what the neighbours' state machine asks for.
-    fn perform(&mut self, plane: &mut ControlPlane) {
+    /// Executes the actions of the neighbour state machine.
+    fn run_actions(&mut self, plane: &mut ControlPlane) {
         for action in std::mem::take(&mut self.actions) {
             match action {
-                Action::Ask(ip, to) => {
-                    if let Some(frame) = self.station.addresses().question(ip, to) {
+                NeighbourAction::Solicit(ip, to) => {
+                    if let Some(frame) = self.host.addresses().solicitation(ip, to) {
                         self.send_frame(plane, &frame);
                     }
                 }
-                Action::Bound(ip, mac) => {
+                NeighbourAction::Resolved(ip, mac) => {
                     tracing::info!("next hop {ip} is at {mac}");
-                    self.reach(ip, Some(mac), State::Reachable);
+                    self.set_next_hop_state(ip, Some(mac), NeighbourState::Reachable);
                 }
-                Action::Lost(ip) => {
+                NeighbourAction::Unreachable(ip) => {
                     let state = self.neighbours.iter().find(|(other, ..)| *other == ip).map(|(_, state, _)| state);
-                    let state = state.unwrap_or(State::Failed);
-                    if state == State::Failed {
+                    let state = state.unwrap_or(NeighbourState::Failed);
+                    if state == NeighbourState::Failed {
                         tracing::warn!("next hop {ip} does not answer; packets for it are dropped as no_neighbour");
                     }
-                    self.reach(ip, None, state);
+                    self.set_next_hop_state(ip, None, state);
                 }
-                Action::Release(_, (packet, remote)) => self.release(plane, packet, remote),
-                Action::Refuse((packet, _)) => plane.drop(packet, DropReason::NoNeighbour),
+                NeighbourAction::Send(_, (packet, remote)) => self.send_queued(plane, packet, remote),
+                NeighbourAction::Drop((packet, _)) => plane.drop(packet, DropReason::NoNeighbour),
             }
         }
         self.publish();
     }
 
-    /// Sends a frame that has waited for its next hop.
-    fn release(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
+    /// Sends a frame that waited for its next hop.
+    fn send_queued(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
         let underlay = &self.tables.layout.underlay;
         let len = packet.len();
-        let Some(Remote { reach: Reach::Ready(template) | Reach::InNic(template, _), segment, .. }) =
+        let Some(Remote { next_hop: NextHop::Ready(template) | NextHop::InNic(template, _), segment, .. }) =
             self.list.get(remote as usize)
         else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
-        let flow = Flow::of(packet.data(), packet.len(), &Parser { tunnels: Tunnels::NONE, ..Parser::default() });
-        match wrap(&mut packet, template, underlay, flow) {
+        let flow =
+            Flow::from_frame(packet.data(), packet.len(), &Parser { tunnels: Tunnels::NONE, ..Parser::default() });
+        match encapsulate(&mut packet, template, underlay, flow) {
             Ok(()) => {
                 let own = self.counters.worker(self.workers);
                 if let Some(counters) = own.as_ref().and_then(|own| own.get(usize::from(*segment))) {
@@ -391,38 +400,39 @@ impl GatewayControl {
         }
     }
 
-    /// A frame to the gateway itself.
-    fn host(&mut self, plane: &mut ControlPlane, packet: Packet) {
-        if packet.len() > LONGEST_TO_US {
+    /// Processes a frame addressed to the gateway itself.
+    fn handle_host_frame(&mut self, plane: &mut ControlPlane, packet: Packet) {
+        if packet.len() > MAX_HOST_FRAME {
             return plane.drop(packet, DropReason::TooLong);
         }
         let mut frame = vec![0; packet.len()];
         packet.copy_to(&mut frame);
         let now = plane.now() / 1_000_000;
-        let outcome = self.station.handle(&mut frame, now);
-        if let Some((ip, mac, how)) = outcome.heard {
-            self.neighbours.heard(ip, mac, how, now, &mut self.actions);
-            self.perform(plane);
+        let outcome = self.host.handle(&mut frame, now);
+        if let Some((ip, mac, how)) = outcome.nd_event {
+            self.neighbours.handle_event(ip, mac, how, now, &mut self.actions);
+            self.run_actions(plane);
         }
         if let Some((address, mac)) = outcome.conflict {
             self.conflicts += 1;
-            if self.complained.is_none_or(|at| now >= at + COMPLAIN) {
-                self.complained = Some(now);
+            if self.conflict_logged_at.is_none_or(|at| now >= at + CONFLICT_LOG_INTERVAL) {
+                self.conflict_logged_at = Some(now);
                 tracing::warn!(
                     "{mac} uses {address} too, which is an address of this gateway; one of the two must change"
                 );
             }
         }
-        match outcome.answer {
-            Answer::None => drop(packet),
-            Answer::Refused(reason) => plane.drop(packet, reason),
-            Answer::InPlace => self.send_frame(plane, &frame),
-            Answer::Frame(frame) => self.send_frame(plane, &frame),
+        match outcome.reply {
+            HostReply::None => drop(packet),
+            HostReply::Drop(reason) => plane.drop(packet, reason),
+            HostReply::InPlace => self.send_frame(plane, &frame),
+            HostReply::Frame(frame) => self.send_frame(plane, &frame),
         }
     }
 
-    /// A tunnel packet of a VTEP that is not known, in a segment that takes such: notes it, and lets the packet through again.
-    fn new_remote(&mut self, plane: &mut ControlPlane, mut packet: Packet, worker: usize) {
+    /// Processes a tunnel packet from an unknown VTEP in a segment that accepts such packets. Adds the remote
+    /// and returns the packet to the worker.
+    fn learn_remote(&mut self, plane: &mut ControlPlane, mut packet: Packet, worker: usize) {
         let parsed =
             Parser { tunnels: Tunnels::NONE.with_vxlan(Some(self.config.underlay.udp_port)), ..Parser::default() }
                 .parse_chain(packet.data(), packet.len());
@@ -445,42 +455,42 @@ impl GatewayControl {
             let locals =
                 self.config.segments.get(usize::from(segment)).map(|s| s.locals.as_slice()).unwrap_or_default();
             let local = locals.iter().copied().find(|ip| ip.is_ipv4() == source.is_ipv4());
-            let next_hop = self.station.addresses().next_hop(source);
+            let next_hop = self.host.addresses().next_hop(source);
             let (Some(local), Some(next_hop)) = (local, next_hop) else {
                 return plane.drop(packet, DropReason::NoRoute);
             };
-            if !is_station(source) {
+            if !is_host_address(source) {
                 return plane.drop(packet, DropReason::BadSource);
             }
             let now = plane.now() / 1_000_000;
             if self.list.len() >= configured + LEARNED_REMOTES
-                || !self.neighbours.want(next_hop, now, &mut self.actions)
+                || !self.neighbours.resolve(next_hop, now, &mut self.actions)
             {
                 return plane.drop(packet, DropReason::UnknownRemote);
             }
             tracing::info!("remote {source} joins segment {vni}");
             let index = self.list.len();
             let max_frame = max_frame(&self.config, &self.tables.layout, usize::from(segment), source);
-            self.list.push(Remote { address: source, segment, max_frame, reach: Reach::Resolving });
+            self.list.push(Remote { address: source, segment, max_frame, next_hop: NextHop::Resolving });
             let mac = self.neighbours.mac(next_hop);
             self.routes.push(Route { local, next_hop: Some(next_hop), mac });
-            self.behind.entry(next_hop).or_default().push(index as u32);
+            self.remotes_by_next_hop.entry(next_hop).or_default().push(index as u32);
             if let Some(template) = mac.and_then(|mac| self.template(index, mac)) {
-                self.list[index].reach = Reach::Ready(template);
+                self.list[index].next_hop = NextHop::Ready(template);
             }
             self.dirty = true;
-            self.perform(plane);
+            self.run_actions(plane);
         }
         if let Some(id) = self.config.underlay.vlan {
-            // The worker took it off before and looks for it again.
+            // The worker removed the tag before and expects it again.
             packet.set_vlan(id);
         }
-        plane.hand_over(worker, packet);
+        plane.enqueue_to_worker(worker, packet);
     }
 
     fn announce(&self, plane: &mut ControlPlane, probe: bool) {
         for prefix in &self.config.underlay.addresses {
-            let addresses = self.station.addresses();
+            let addresses = self.host.addresses();
             if probe {
                 self.send_frame(plane, &addresses.conflict_probe(prefix.address));
             }
@@ -488,7 +498,7 @@ impl GatewayControl {
         }
     }
 
-    /// Everything as one JSON object.
+    /// Returns all counters as one JSON object.
     pub fn to_json(&self) -> Value {
         let traffic = |(packets, bytes): (u64, u64)| json!({ "packets": packets, "bytes": bytes });
         let segments: Vec<Value> = self
@@ -508,7 +518,7 @@ impl GatewayControl {
                     "flooded": s.flooded,
                     "unknown_unicast": s.unknown_unicast,
                     "too_big": s.too_big,
-                    "told_too_big": s.told_too_big,
+                    "told_too_big": s.icmp_too_big,
                     "learned": l.learned,
                     "moved": l.moved,
                     "aged": l.aged,
@@ -538,34 +548,30 @@ fn vni(layout: &Layout, segment: u16) -> u32 {
     layout.segments.get(usize::from(segment)).map_or(0, |segment| segment.vni)
 }
 
-/// Longest inner frame to a remote: what the underlay leaves, and the segment allows.
+/// Maximum length of an inner frame to a remote, from the underlay's MTU and the segment's setting.
 fn max_frame(config: &GatewayConfig, layout: &Layout, segment: usize, remote: IpAddr) -> usize {
-    let left = usize::from(layout.underlay.mtu).saturating_sub(overhead(remote));
+    let left = usize::from(layout.underlay.mtu).saturating_sub(overhead(config.underlay.kind, remote));
     match config.segments.get(segment) {
         Some(segment) => match segment.mtu {
-            Some(mtu) => left.min(usize::from(mtu) + ETHERNET + inner_tag(segment.inner_vlans)),
+            Some(mtu) => left.min(usize::from(mtu) + ETHERNET_LEN + segment.inner_vlans.tag_len()),
             None => left,
         },
         None => left,
     }
 }
 
-/// Bytes of the underlay's MTU that IP, UDP and VXLAN headers take.
-pub(super) fn overhead(remote: IpAddr) -> usize {
-    if remote.is_ipv4() { 36 } else { 56 }
-}
-
 impl Control for GatewayControl {
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
         match PuntCode::unpack(punt.code) {
-            PuntCode::Host => self.host(plane, punt.packet),
-            PuntCode::NewRemote => self.new_remote(plane, punt.packet, punt.worker),
+            PuntCode::Host => self.handle_host_frame(plane, punt.packet),
+            PuntCode::NewRemote => self.learn_remote(plane, punt.packet, punt.worker),
             PuntCode::Unresolved(remote) => match self.routes.get(remote as usize).and_then(|route| route.next_hop) {
                 Some(next_hop) => {
-                    // It may be early: long lists of remotes are asked for bit by bit.
-                    self.neighbours.want(next_hop, plane.now() / 1_000_000, &mut self.actions);
-                    self.neighbours.hold(next_hop, (punt.packet, remote), &mut self.actions);
-                    self.perform(plane);
+                    // The next hop may not be resolved yet, because resolution of a long list of remotes
+                    // starts in several ticks.
+                    self.neighbours.resolve(next_hop, plane.now() / 1_000_000, &mut self.actions);
+                    self.neighbours.enqueue(next_hop, (punt.packet, remote), &mut self.actions);
+                    self.run_actions(plane);
                 }
                 None => plane.drop(punt.packet, DropReason::NoRoute),
             },
@@ -587,25 +593,25 @@ impl Control for GatewayControl {
                 );
             }
             Learned::Full => stats.refused += 1,
-            Learned::Known | Learned::Static | Learned::NotAStation => {}
+            Learned::Known | Learned::Static | Learned::NotUnicast => {}
         }
     }
 
     fn tick(&mut self, plane: &mut ControlPlane) {
         let now = plane.now() / 1_000_000;
-        for _ in 0..ASKED_PER_TICK {
-            let Some(ip) = self.wanted.pop_front() else { break };
-            self.neighbours.want(ip, now, &mut self.actions);
+        for _ in 0..RESOLVES_PER_TICK {
+            let Some(ip) = self.unresolved.pop_front() else { break };
+            self.neighbours.resolve(ip, now, &mut self.actions);
         }
         if now >= self.neighbours_at {
             self.neighbours_at = now + 100;
             self.neighbours.tick(now, &mut self.actions);
         }
-        self.perform(plane);
+        self.run_actions(plane);
         if self.announcements_left > 0 && now >= self.announce_at {
-            self.announce(plane, self.announcements_left == ANNOUNCE.1);
+            self.announce(plane, self.announcements_left == ANNOUNCEMENTS.1);
             self.announcements_left -= 1;
-            self.announce_at = now + ANNOUNCE.0;
+            self.announce_at = now + ANNOUNCEMENTS.0;
         }
         let seconds = plane.seconds();
         if seconds != self.aged_at {
@@ -622,8 +628,8 @@ impl Control for GatewayControl {
     fn port_event(&mut self, port: PortId, event: &PortEvent, _: &mut ControlPlane) {
         match event {
             PortEvent::Link(Link { state: LinkState::Up, .. }) if self.tables.layout.is_underlay(port) => {
-                // Switches on the way may have forgotten us meanwhile.
-                self.announcements_left = ANNOUNCE.1;
+                // Switches may have lost the gateway's address while the link was down.
+                self.announcements_left = ANNOUNCEMENTS.1;
                 self.announce_at = 0;
             }
             PortEvent::Link(Link { state: LinkState::Down, .. }) | PortEvent::Lost(_) => {
@@ -639,7 +645,7 @@ impl Control for GatewayControl {
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {
-        for (packet, _) in self.neighbours.release_all() {
+        for (packet, _) in self.neighbours.drain_queues() {
             plane.drop(packet, DropReason::Stopping);
         }
     }

@@ -1,15 +1,15 @@
-//! What the segments of a gateway count.
+//! Counters of the gateway's segments.
 
 use std::sync::Arc;
 
-use wirepath_pmd::counters::Counter;
+use wirepath_packet::counters::Counter;
 
-/// Packets and bytes.
+/// A packet counter and a byte counter.
 #[derive(Debug, Default)]
 pub struct Traffic {
     /// Packets.
     pub packets: Counter,
-    /// Bytes of the inner frames, without tunnel headers.
+    /// Bytes of the inner frames without tunnel headers.
     pub bytes: Counter,
 }
 
@@ -22,54 +22,54 @@ impl Traffic {
     }
 }
 
-/// What one worker did for one segment: written by that worker only.
+/// Counters of one worker for one segment. Only that worker writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct SegmentCounters {
-    /// From local stations.
+    /// Frames received from local attachments.
     pub local_rx: Traffic,
-    /// To local stations.
+    /// Frames sent to local attachments.
     pub local_tx: Traffic,
-    /// Out of tunnels.
+    /// Frames received from tunnels.
     pub overlay_rx: Traffic,
-    /// Into tunnels.
+    /// Frames sent into tunnels.
     pub overlay_tx: Traffic,
-    /// Frames that were replicated: broadcast, multicast and unknown unicast.
+    /// Replicated frames: broadcast, multicast and unknown unicast.
     pub flooded: Counter,
-    /// Of these: unicast frames whose destination was not known.
+    /// Replicated unicast frames with an unknown destination.
     pub unknown_unicast: Counter,
     /// Frames too long for the underlay.
     pub too_big: Counter,
-    /// ICMP messages about that.
-    pub told_too_big: Counter,
-    /// Of those into tunnels: the NIC puts the headers on.
+    /// ICMP messages sent about frames that were too long.
+    pub icmp_too_big: Counter,
+    /// Frames sent into tunnels whose outer headers the NIC adds.
     pub nic_encapsulated: Counter,
-    /// Of those out of tunnels: the NIC has taken the headers off.
+    /// Frames received from tunnels whose outer headers the NIC removed.
     pub nic_decapsulated: Counter,
 }
 
-/// The same as plain numbers, over all workers.
+/// Counters of a segment, summed over all workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentStats {
-    /// Packets and bytes from local stations.
+    /// Packets and bytes received from local attachments.
     pub local_rx: (u64, u64),
-    /// Packets and bytes to local stations.
+    /// Packets and bytes sent to local attachments.
     pub local_tx: (u64, u64),
-    /// Packets and bytes out of tunnels.
+    /// Packets and bytes received from tunnels.
     pub overlay_rx: (u64, u64),
-    /// Packets and bytes into tunnels.
+    /// Packets and bytes sent into tunnels.
     pub overlay_tx: (u64, u64),
-    /// Frames that were replicated.
+    /// Replicated frames.
     pub flooded: u64,
-    /// Unicast frames whose destination was not known.
+    /// Unicast frames with an unknown destination.
     pub unknown_unicast: u64,
     /// Frames too long for the underlay.
     pub too_big: u64,
-    /// ICMP messages about that.
-    pub told_too_big: u64,
-    /// Of those into tunnels: the NIC puts the headers on.
+    /// ICMP messages sent about frames that were too long.
+    pub icmp_too_big: u64,
+    /// Frames sent into tunnels whose outer headers the NIC adds.
     pub nic_encapsulated: u64,
-    /// Of those out of tunnels: the NIC has taken the headers off.
+    /// Frames received from tunnels whose outer headers the NIC removed.
     pub nic_decapsulated: u64,
 }
 
@@ -80,18 +80,18 @@ pub struct GatewayCounters {
 }
 
 impl GatewayCounters {
-    /// All zero.
+    /// Creates counters with the value zero.
     pub fn new(workers: usize, segments: usize) -> Self {
         let one = || (0..segments).map(|_| SegmentCounters::default()).collect();
         Self { workers: (0..workers).map(|_| one()).collect() }
     }
 
-    /// Those that one worker writes.
+    /// Returns the counters that one worker writes.
     pub fn worker(&self, index: usize) -> Option<Arc<[SegmentCounters]>> {
         self.workers.get(index).cloned()
     }
 
-    /// Sum over the workers for one segment.
+    /// Returns the counters of one segment, summed over the workers.
     pub fn segment(&self, index: usize) -> SegmentStats {
         let mut sum = SegmentStats::default();
         let traffic = |sum: &mut (u64, u64), t: &Traffic| *sum = (sum.0 + t.packets.get(), sum.1 + t.bytes.get());
@@ -103,7 +103,7 @@ impl GatewayCounters {
             sum.flooded += counters.flooded.get();
             sum.unknown_unicast += counters.unknown_unicast.get();
             sum.too_big += counters.too_big.get();
-            sum.told_too_big += counters.told_too_big.get();
+            sum.icmp_too_big += counters.icmp_too_big.get();
             sum.nic_encapsulated += counters.nic_encapsulated.get();
             sum.nic_decapsulated += counters.nic_decapsulated.get();
         }

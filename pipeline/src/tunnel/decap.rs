@@ -1,59 +1,63 @@
-//! Out of tunnels to local stations.
+//! Decapsulation: from tunnels to local attachments.
 //!
-//! As in [`super::encap`]: three passes for plain packets (IPv4, no options, no UDP checksum, no mark, known remote, untagged inner
-//! frame to a known station), and [`GatewayTables::decapsulate_one`] for all others, which parses everything and names what it
-//! refuses.
+//! Like [`super::encap`], this processes plain packets in three passes. A plain packet is IPv4 without
+//! options, UDP checksum or congestion mark. It comes from a known remote and carries an untagged inner frame
+//! to a known host. [`GatewayTables::decapsulate_one`] processes all other packets. It parses all headers and
+//! drops packets with a precise reason.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::offload::{Flags, Verdicts};
-use wirepath_pmd::packet::{Batch, Packet};
-use wirepath_wire::finish::Coverage;
-use wirepath_wire::{EtherType, IpProtocol, L3, L4, MacAddr, checksum, vxlan};
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::{ChecksumStatus, Flags};
+use wirepath_packet::{Batch, Packet};
+use wirepath_wire::checksum_offload::ChecksumSpan;
+use wirepath_wire::{EtherType, IpProtocol, L3Type, L4Type, MacAddr, checksum};
 
 use super::config::InnerVlans;
 use super::encap::{addresses, be64};
-use super::stage::{Flow, GatewayTables, PuntCode, Scratch, State, Tally, take_tag, to_attachment};
-use super::tables::{Destination, ETHERNET, Remotes};
+use super::headers::{ETHERNET_LEN, pop_vlan_tag};
+use super::stage::{Flow, GatewayTables, PuntCode, Scratch, StageState, Tally, adapt_to_attachment};
+use super::tables::{Destination, Remotes};
 use crate::Context;
-use crate::rules::hardware::OWN;
+use crate::rules::offload::IMPLICIT_MARK;
 
-/// Outer headers over IPv4 without tag.
+/// Length of the outer headers over IPv4 without a VLAN tag.
 const OUTER4: usize = 50;
-/// These and the inner Ethernet header.
-const QUICK: usize = OUTER4 + ETHERNET;
-/// Header bytes that are looked at: outer Ethernet with a tag, IPv6 with some extension headers, UDP, VXLAN, inner Ethernet with tags,
-/// inner IP.
+/// Length of the outer headers and the inner Ethernet header.
+const QUICK: usize = OUTER4 + ETHERNET_LEN;
+/// Number of header bytes that are parsed. They hold outer Ethernet with a tag, IPv6 with some extension
+/// headers, UDP, VXLAN, inner Ethernet with tags, and inner IP.
 const HEADERS: usize = 256;
 
-/// What a plain packet is addressed to, as the comparison wants it.
-struct Ours {
+/// The gateway's addresses and UDP port in the form that the fast path compares.
+struct LocalEndpoint {
     mac: u64,
     ip: u64,
     udp_port: u64,
+    /// Flags of the tunnel header.
+    required_flags: u64,
 }
 
-/// What a plain packet's outer headers say: VNI and source.
+/// Returns the VNI and the source of a plain packet's outer headers.
 #[inline(always)]
-fn quick_outer(h: &[u8; QUICK], len: usize, ours: &Ours) -> Option<(u32, u32)> {
+fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32, u32)> {
     let (link, version, fragment) = (be64(h, 0), be64(h, 12), be64(h, 20));
     let (addresses, udp, tunnel) = (be64(h, 26), be64(h, 34), be64(h, 42));
     let total = version >> 16 & 0xffff;
     let udp_len = udp >> 16 & 0xffff;
-    // Each term is zero if its field is as it should be: one branch for all of them.
+    // Each term is zero if its field has the expected value, so that one branch checks all of them.
     let mut wrong = (link >> 16) ^ ours.mac;
-    // Marks ECT(0) and Not-ECT change nothing inside; the other two do (RFC 6040).
+    // The marks ECT(0) and Not-ECT leave the inner mark unchanged; the other two may change it (RFC 6040).
     wrong |= (version >> 32 & 0xffff_ff01) ^ 0x0800_4500;
     wrong |= fragment >> 48 & 0x3fff;
     wrong |= (fragment >> 32 & 0xff) ^ u64::from(IpProtocol::UDP.0);
     wrong |= (addresses & 0xffff_ffff) ^ ours.ip;
     wrong |= (udp >> 32 & 0xffff) ^ ours.udp_port;
     wrong |= udp & 0xffff;
-    wrong |= (!tunnel >> 56) & u64::from(vxlan::FLAG_VNI);
-    wrong |= (total + ETHERNET as u64) ^ len as u64;
+    wrong |= (!tunnel >> 56) & ours.required_flags;
+    wrong |= (total + ETHERNET_LEN as u64) ^ len as u64;
     wrong |= (udp_len + 20) ^ total;
-    // The ones' complement sum does not mind the width of its words (RFC 1071 section 2).
+    // The ones' complement sum does not depend on the word size (RFC 1071 section 2).
     let (first, second) = (be64(h, 14), be64(h, 22));
     let low = 0xffff_ffff;
     let sum = (first >> 32) + (first & low) + (second >> 32) + (second & low) + (addresses & low);
@@ -65,25 +69,27 @@ fn quick_outer(h: &[u8; QUICK], len: usize, ours: &Ours) -> Option<(u32, u32)> {
     (wrong == 0).then_some(((tunnel >> 8) as u32 & 0xff_ffff, (addresses >> 32) as u32))
 }
 
-/// What becomes of a packet that is not plain.
-enum Refuse {
+/// Result for a packet that cannot be decapsulated.
+enum Rejection {
     Drop(DropReason),
     Punt(PuntCode),
 }
 
-impl From<DropReason> for Refuse {
+impl From<DropReason> for Rejection {
     fn from(reason: DropReason) -> Self {
         Self::Drop(reason)
     }
 }
 
 impl GatewayTables {
-    /// Takes a batch that came in by the underlay port.
+    /// Processes a batch received by the underlay port.
     #[inline(always)]
-    pub(super) fn decapsulate(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch) {
+    pub(super) fn decapsulate(&self, state: &mut StageState, context: &mut Context<'_>, batch: &mut Batch) {
         let underlay = &self.layout.underlay;
-        if self.remotes.read(context.guard()).opened_by_nic && batch.iter().any(|packet| opened(packet).is_some()) {
-            return self.take_opened(state, context, batch);
+        if self.remotes.read(context.guard()).decapsulated_by_nic
+            && batch.iter().any(|packet| nic_decapsulated(packet).is_some())
+        {
+            return self.process_nic_decapsulated(state, context, batch);
         }
         if let Some(vlan) = underlay.vlan {
             strip_underlay_tag(context, batch, vlan);
@@ -92,37 +98,39 @@ impl GatewayTables {
         let (fdb, remotes) = (self.fdb.table(guard), self.remotes.read(guard));
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
-        let ours = Ours {
+        let ours = LocalEndpoint {
             mac: underlay.mac.to_u64(),
             ip: underlay.v4.first().map_or(0, |ip| ip.to_bits()).into(),
             udp_port: underlay.udp_port.into(),
+            required_flags: underlay.kind.required_flags.into(),
         };
 
         let Scratch { keys, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
         let mut last = (state.source.key, state.source.destination);
-        // VNI and source of the packet before, and what came of them.
+        // VNI and source of the previous packet, and the remote and segment found for them.
         let mut tunnel = (u32::MAX, 0u32, 0u32, 0u16);
         for (i, packet) in batch.as_slice().iter().enumerate() {
             slow |= 1 << i;
             let Some(quick) = packet.data().first_chunk::<QUICK>() else { continue };
             let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { continue };
             if (vni, source) != (tunnel.0, tunnel.1) {
-                let Some(remote) = remotes.source(vni, IpAddr::V4(Ipv4Addr::from_bits(source))) else { continue };
+                let Some(remote) = remotes.find_source(vni, IpAddr::V4(Ipv4Addr::from_bits(source))) else { continue };
                 let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else { continue };
                 tunnel = (vni, source, remote, segment);
             }
             let (_, _, remote, segment) = tunnel;
-            let Some(inner) = quick.last_chunk::<ETHERNET>() else { continue };
+            let Some(inner) = quick.last_chunk::<ETHERNET_LEN>() else { continue };
             let (dst, src, ethertype) = addresses(inner, segment);
             if EtherType(ethertype).is_vlan() || packet.vlan().is_some() {
                 continue;
             }
-            // Whether the destination is a station is not looked at: no table has another address, so the lookup fails.
+            // No table contains a group address, so the lookup of such a destination fails without an extra
+            // check.
             keys[i] = dst;
             let here = Destination::Remote(remote).pack();
             if (src, here) != last {
-                if !src.is_station() {
+                if !src.is_unicast() {
                     continue;
                 }
                 last = (src, here);
@@ -133,11 +141,12 @@ impl GatewayTables {
             slow &= !(1 << i);
         }
         let here = |j: usize| Destination::Remote(source_remote[j]);
-        self.seen_all(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
 
         let packets = batch.as_mut_slice();
         let segment = remotes.list.get(tunnel.2 as usize).map_or(0, |remote| remote.segment);
-        // What comes out of a tunnel plainly goes to a station of the same segment: one tally for both counters.
+        // Frames decapsulated here go to an attachment of the same segment, so one tally serves both
+        // counters.
         let mut tally = Tally::new(segment);
         let counters = &state.counters;
         let count = |segment: u16, packets, bytes| {
@@ -160,9 +169,9 @@ impl GatewayTables {
             if len > attachment.max_frame || !packet.trim_front(OUTER4) {
                 return;
             }
-            packet.set_verdicts(Verdicts::NONE);
-            // With the room that the outer headers left there is always room for a tag.
-            if to_attachment(packet, attachment).is_ok() {
+            packet.set_checksum_status(ChecksumStatus::NONE);
+            // The removed outer headers leave enough headroom for a tag.
+            if adapt_to_attachment(packet, attachment).is_ok() {
                 slow &= !(1 << i);
                 tally.add(attachment.segment, len, count);
             }
@@ -182,16 +191,16 @@ impl GatewayTables {
         }
     }
 
-    /// Takes a batch of which the NIC has opened some packets. All keep their order.
+    /// Processes a batch in which the NIC has decapsulated some packets. All packets keep their order.
     #[cold]
     #[inline(never)]
-    fn take_opened(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch) {
+    fn process_nic_decapsulated(&self, state: &mut StageState, context: &mut Context<'_>, batch: &mut Batch) {
         let remotes = self.remotes.read(context.guard());
         batch.filter_map(|mut packet| {
-            let Some(remote) = opened(&packet) else {
+            let Some(remote) = nic_decapsulated(&packet) else {
                 if let Some(vlan) = self.layout.underlay.vlan {
                     packet.pull_up(packet.len().min(QUICK));
-                    if take_tag(&mut packet) != Some(vlan) {
+                    if pop_vlan_tag(&mut packet) != Some(vlan) {
                         context.drop(packet, DropReason::NotForUs);
                         return None;
                     }
@@ -207,26 +216,38 @@ impl GatewayTables {
                 c.nic_decapsulated.add(1);
             }
             packet.set_flags(packet.flags().without(Flags::MARK));
-            packet.set_verdicts(Verdicts::NONE);
+            packet.set_checksum_status(ChecksumStatus::NONE);
             packet.pull_up(packet.len().min(HEADERS));
-            self.inside(state, context, remotes, packet, Some(remote), segment);
+            self.process_inner(state, context, remotes, packet, Some(remote), segment);
             None
         });
     }
 
-    /// Takes one packet that is not as plain as most.
+    /// Processes one packet on the slow path.
     #[cold]
     #[inline(never)]
-    fn decapsulate_one(&self, state: &mut State, context: &mut Context<'_>, remotes: &Remotes, mut packet: Packet) {
-        match self.open(state, remotes, &mut packet) {
-            Ok((remote, segment)) => self.inside(state, context, remotes, packet, remote, segment),
-            Err(Refuse::Drop(reason)) => context.drop(packet, reason),
-            Err(Refuse::Punt(code)) => state.punt(context, packet, code),
+    fn decapsulate_one(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        mut packet: Packet,
+    ) {
+        match self.strip_outer(state, remotes, &mut packet) {
+            Ok((remote, segment)) => self.process_inner(state, context, remotes, packet, remote, segment),
+            Err(Rejection::Drop(reason)) => context.drop(packet, reason),
+            Err(Rejection::Punt(code)) => state.punt(context, packet, code),
         }
     }
 
-    /// Checks everything outside the inner frame and takes it off. Returns the remote, if it is one that is known, and the segment.
-    fn open(&self, state: &State, remotes: &Remotes, packet: &mut Packet) -> Result<(Option<u32>, u16), Refuse> {
+    /// Checks and removes the outer headers. Returns the index of the remote, if it is known, and the
+    /// segment.
+    fn strip_outer(
+        &self,
+        state: &StageState,
+        remotes: &Remotes,
+        packet: &mut Packet,
+    ) -> Result<(Option<u32>, u16), Rejection> {
         let underlay = &self.layout.underlay;
         if packet.vlan().is_some() {
             return Err(DropReason::NotForUs.into());
@@ -237,36 +258,36 @@ impl GatewayTables {
         if dst_mac != underlay.mac && !dst_mac.is_group() {
             return Err(DropReason::NotForUs.into());
         }
-        let outer = state.parser.layers(frame, 0, packet.len()).map_err(DropReason::from)?;
+        let outer = state.parser.parse_stack(frame, 0, packet.len()).map_err(DropReason::from)?;
         if outer.tag_count() > 0 || outer.has_labels() {
             return Err(DropReason::NotForUs.into());
         }
-        let (src, dst) = match outer.l3_kind() {
-            L3::Arp => return Err(Refuse::Punt(PuntCode::Host)),
-            L3::Ipv4 => {
+        let (src, dst) = match outer.l3_type() {
+            L3Type::Arp => return Err(Rejection::Punt(PuntCode::Host)),
+            L3Type::Ipv4 => {
                 let h = outer.ipv4_header(frame).ok_or(DropReason::Truncated)?;
                 (IpAddr::from([h[12], h[13], h[14], h[15]]), IpAddr::from([h[16], h[17], h[18], h[19]]))
             }
-            L3::Ipv6 => {
+            L3Type::Ipv6 => {
                 let h = outer.ipv6_header(frame).ok_or(DropReason::Truncated)?;
                 let address = |at: usize| h.get(at..).and_then(|b| b.first_chunk::<16>()).map(|b| IpAddr::from(*b));
                 (address(8).ok_or(DropReason::Truncated)?, address(24).ok_or(DropReason::Truncated)?)
             }
-            L3::Other => return Err(DropReason::NotForUs.into()),
+            L3Type::Other => return Err(DropReason::NotForUs.into()),
         };
-        if outer.l4_kind() == L4::Icmpv6 && !outer.is_fragment() {
-            // Neighbour discovery goes to groups; the control thread looks closer.
-            return Err(Refuse::Punt(PuntCode::Host));
+        if outer.l4_type() == L4Type::Icmpv6 && !outer.is_fragment() {
+            // Neighbour discovery uses multicast addresses. The control thread checks them.
+            return Err(Rejection::Punt(PuntCode::Host));
         }
-        if dst_mac != underlay.mac || !underlay.has(dst) {
+        if dst_mac != underlay.mac || !underlay.has_address(dst) {
             return Err(DropReason::NotForUs.into());
         }
         if outer.is_fragment() {
             return Err(DropReason::OuterFragment.into());
         }
-        match outer.l4_kind() {
-            L4::Icmpv4 => return Err(Refuse::Punt(PuntCode::Host)),
-            L4::Udp => {}
+        match outer.l4_type() {
+            L4Type::Icmpv4 => return Err(Rejection::Punt(PuntCode::Host)),
+            L4Type::Udp => {}
             _ => return Err(DropReason::NotForUs.into()),
         }
         let udp: &[u8; 8] = frame.get(outer.l4()..).and_then(|b| b.first_chunk()).ok_or(DropReason::Truncated)?;
@@ -275,8 +296,8 @@ impl GatewayTables {
         }
         let udp_len = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
         match u16::from_be_bytes([udp[6], udp[7]]) {
-            // RFC 8200 section 8.1; RFC 6935 section 5 allows it where it is configured.
-            0 if outer.l3_kind() == L3::Ipv6 && !underlay.zero_checksum6 => {
+            // RFC 8200 section 8.1 forbids a zero checksum. RFC 6935 section 5 allows it if configured.
+            0 if outer.l3_type() == L3Type::Ipv6 && !underlay.accept_zero_checksum6 => {
                 return Err(DropReason::BadL4Checksum.into());
             }
             0 => {}
@@ -285,27 +306,25 @@ impl GatewayTables {
         let tunnel = outer.l4() + 8;
         let header: &[u8; 8] = frame.get(tunnel..).and_then(|b| b.first_chunk()).ok_or(DropReason::BadTunnelHeader)?;
         let end = outer.l4() + udp_len;
-        let inner = tunnel + vxlan::HEADER_LEN;
-        if end < inner || header[0] & vxlan::FLAG_VNI == 0 {
-            return Err(DropReason::BadTunnelHeader.into());
-        }
-        if end < inner + ETHERNET {
+        let inner = tunnel + underlay.kind.header_len;
+        let id = (underlay.kind.segment_id)(header).filter(|_| end >= inner);
+        let vni = id.ok_or(DropReason::BadTunnelHeader)?;
+        if end < inner + ETHERNET_LEN {
             return Err(DropReason::TooShort.into());
         }
-        let vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
         let segment = self.layout.segment_of(vni).ok_or(DropReason::UnknownVni)?;
-        let remote = remotes.source(vni, src);
+        let remote = remotes.find_source(vni, src);
         if remote.is_none() {
             let takes = self.layout.segments.get(usize::from(segment)).is_some_and(|s| s.accept_unknown_remotes);
-            let code = Refuse::Punt(PuntCode::NewRemote);
+            let code = Rejection::Punt(PuntCode::NewRemote);
             return Err(if takes { code } else { DropReason::UnknownRemote.into() });
         }
         let class = super::ecn::traffic_class(frame).unwrap_or(0);
-        // Behind the datagram there may be padding.
+        // Padding may follow the datagram.
         if !packet.truncate(end) || !packet.trim_front(inner) {
             return Err(DropReason::Truncated.into());
         }
-        packet.set_verdicts(Verdicts::NONE);
+        packet.set_checksum_status(ChecksumStatus::NONE);
         packet.pull_up(packet.len().min(HEADERS));
         if !super::ecn::apply(class, packet.data_mut()) {
             return Err(DropReason::BadEcn.into());
@@ -313,10 +332,10 @@ impl GatewayTables {
         Ok((remote, segment))
     }
 
-    /// Takes the frame that was in a tunnel.
-    fn inside(
+    /// Processes an inner frame.
+    fn process_inner(
         &self,
-        state: &mut State,
+        state: &mut StageState,
         context: &mut Context<'_>,
         remotes: &Remotes,
         packet: Packet,
@@ -326,7 +345,7 @@ impl GatewayTables {
         if let Some(c) = state.counters.get(usize::from(segment)) {
             c.overlay_rx.add(1, packet.len());
         }
-        let Some(header) = packet.data().first_chunk::<ETHERNET>() else {
+        let Some(header) = packet.data().first_chunk::<ETHERNET_LEN>() else {
             return context.drop(packet, DropReason::TooShort);
         };
         let (dst, src, ethertype) = addresses(header, segment);
@@ -334,23 +353,23 @@ impl GatewayTables {
         if EtherType(ethertype).is_vlan() && policy != Some(InnerVlans::Carry) {
             return context.drop(packet, DropReason::InnerVlan);
         }
-        if !src.is_station() {
+        if !src.is_unicast() {
             return context.drop(packet, DropReason::BadSource);
         }
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
         let from = Destination::Remote(remote.unwrap_or(0));
         if remote.is_some() {
-            self.seen(context, src, from, fdb.find(src), context.seconds());
+            self.learn_source(context, src, from, fdb.find(src), context.seconds());
         }
         if MacAddr(dst.mac()).is_link_local() {
-            return context.drop(packet, DropReason::Reserved);
+            return context.drop(packet, DropReason::LinkLocalMulticast);
         }
-        let known = dst.is_station().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
+        let known = dst.is_unicast().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
         match known.map(Destination::unpack) {
             None => {
                 if let Some(c) = state.counters.get(usize::from(segment)) {
-                    c.unknown_unicast.add(u64::from(dst.is_station()));
+                    c.unknown_unicast.add(u64::from(dst.is_unicast()));
                 }
                 self.flood(state, context, remotes, packet, from, segment, Flow::default());
             }
@@ -360,19 +379,19 @@ impl GatewayTables {
     }
 }
 
-/// The remote of a packet whose outer headers the NIC has taken off.
+/// Returns the index of the remote of a packet that the NIC has decapsulated.
 #[inline]
-fn opened(packet: &Packet) -> Option<u32> {
-    packet.mark().filter(|mark| mark & OWN != 0).map(|mark| mark & !OWN)
+fn nic_decapsulated(packet: &Packet) -> Option<u32> {
+    packet.mark().filter(|mark| mark & IMPLICIT_MARK != 0).map(|mark| mark & !IMPLICIT_MARK)
 }
 
-/// Verifies the outer UDP checksum, over all segments, unless the device did.
-fn check_udp(packet: &Packet, outer: &wirepath_wire::Layers) -> Result<(), Refuse> {
-    if packet.verdicts().contains(Verdicts::OUTER_L4_GOOD) {
+/// Verifies the outer UDP checksum over all segments, unless the device verified it.
+fn check_udp(packet: &Packet, outer: &wirepath_wire::HeaderOffsets) -> Result<(), Rejection> {
+    if packet.checksum_status().contains(ChecksumStatus::OUTER_L4_GOOD) {
         return Ok(());
     }
-    let bad = || Refuse::Drop(DropReason::BadL4Checksum);
-    let cover = Coverage::of(packet.data(), outer).ok_or_else(bad)?;
+    let bad = || Rejection::Drop(DropReason::BadL4Checksum);
+    let cover = ChecksumSpan::of(packet.data(), outer).ok_or_else(bad)?;
     let (mut skip, mut left, mut at) = (cover.start, cover.end.saturating_sub(cover.start), 0);
     let mut sum = cover.pseudo;
     for segment in packet.segments() {
@@ -386,12 +405,12 @@ fn check_udp(packet: &Packet, outer: &wirepath_wire::Layers) -> Result<(), Refus
     if left == 0 && sum.is_valid() { Ok(()) } else { Err(bad()) }
 }
 
-/// Takes the underlay's tag off; frames without it are not for us.
+/// Removes the underlay's VLAN tag. Frames without it are dropped.
 #[inline(never)]
 fn strip_underlay_tag(context: &mut Context<'_>, batch: &mut Batch, vlan: u16) {
     batch.filter_map(|mut packet| {
         packet.pull_up(packet.len().min(QUICK));
-        if take_tag(&mut packet) == Some(vlan) {
+        if pop_vlan_tag(&mut packet) == Some(vlan) {
             return Some(packet);
         }
         context.drop(packet, DropReason::NotForUs);

@@ -1,13 +1,15 @@
-//! Congestion marks through a tunnel (RFC 6040), for IP in Ethernet in an IP tunnel.
+//! Explicit congestion notification through tunnels (RFC 6040), for IP in Ethernet in an IP tunnel.
 
 use wirepath_wire::checksum;
 use wirepath_wire::ip::ecn::{CE, ECT_0, ECT_1, NOT_ECT};
 
-/// What the inner packet carries on after decapsulation; `None`: the packet must be dropped (RFC 6040 section 4.2, figure 4).
+/// Returns the ECN field of the inner packet after decapsulation; `None`: the packet must be dropped (RFC
+/// 6040 section 4.2, figure 4).
 #[inline]
 pub fn decapsulate(outer: u8, inner: u8) -> Option<u8> {
     match (outer & 3, inner & 3) {
-        // A router marked a packet whose sender does not understand marks: only the loss tells it.
+        // A router marked a packet whose sender does not support ECN. Only packet loss can inform that
+        // sender.
         (CE, NOT_ECT) => None,
         (CE, _) => Some(CE),
         (ECT_1, ECT_0) => Some(ECT_1),
@@ -15,7 +17,7 @@ pub fn decapsulate(outer: u8, inner: u8) -> Option<u8> {
     }
 }
 
-/// Where the traffic class of the IP packet in `frame` (Ethernet, at most two tags) is: offset of the IP header and its version.
+/// Returns the offset and the version of the IP header in `frame` (Ethernet with at most two tags).
 fn ip_header(frame: &[u8]) -> Option<(usize, u8)> {
     let mut at = 12;
     for _ in 0..3 {
@@ -31,20 +33,21 @@ fn ip_header(frame: &[u8]) -> Option<(usize, u8)> {
     None
 }
 
-/// The traffic class of the IP packet in a frame; `None` if there is no IP packet.
+/// Returns the traffic class of the IP packet in a frame; `None` if there is no IP packet.
 #[inline]
 pub fn traffic_class(frame: &[u8]) -> Option<u8> {
     let (at, version) = ip_header(frame)?;
     if version == 4 { Some(frame[at + 1]) } else { Some(frame[at] << 4 | frame[at + 1] >> 4) }
 }
 
-/// Applies the mark of the outer header to the frame that was in it. `false`: drop it.
+/// Applies the outer header's mark to the inner frame. Returns `false` if the frame must be dropped.
 pub fn apply(outer: u8, frame: &mut [u8]) -> bool {
     let packet = ip_header(frame).and_then(|(at, _)| frame.get_mut(at..));
     packet.is_none_or(|packet| apply_to_packet(outer, packet))
 }
 
-/// The same for an IP packet without Ethernet header. What is not IP passes.
+/// Applies the outer header's mark to an IP packet without Ethernet header. Packets that are not IP pass
+/// unchanged.
 pub fn apply_to_packet(outer: u8, packet: &mut [u8]) -> bool {
     let len = packet.len();
     let (version, class) = match *packet {
@@ -78,7 +81,7 @@ mod tests {
 
     #[test]
     fn rfc6040_figure_4() {
-        // Rows: inner; columns: outer Not-ECT, ECT(0), ECT(1), CE.
+        // Rows: inner mark. Columns: outer mark Not-ECT, ECT(0), ECT(1), CE.
         let outer = [NOT_ECT, ECT_0, ECT_1, CE];
         let table = [
             (NOT_ECT, [Some(NOT_ECT), Some(NOT_ECT), Some(NOT_ECT), None]),
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_written_with_the_checksum_kept_right() {
+    fn marks_update_the_checksum() {
         let mut frame = frame4(0xb8 | ECT_0);
         assert_eq!(traffic_class(&frame), Some(0xb8 | ECT_0));
         assert!(apply(CE, &mut frame));
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ip_passes() {
+    fn non_ip_frames_pass() {
         for len in 0..38 {
             let mut frame = frame4(0)[..len].to_vec();
             assert!(apply(CE, &mut frame), "{len} bytes");

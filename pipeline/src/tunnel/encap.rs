@@ -1,59 +1,72 @@
-//! From local stations into tunnels.
+//! Encapsulation: from local attachments into tunnels.
 //!
-//! A batch goes through in three passes: what each frame says (addresses, flow, mark), the lookups with all lines asked for before
-//! the first is needed, and the headers. What is not plain unicast to a reachable remote is only marked meanwhile and goes one by one
-//! through [`GatewayTables::encapsulate_one`] afterwards.
+//! A batch is processed in three passes. The first reads each frame's addresses, flow and tags. The second
+//! looks up all destinations, with prefetching before the first use. The third adds the outer headers. Frames
+//! other than plain unicast to a reachable remote are only marked during these passes. Afterwards
+//! [`GatewayTables::encapsulate_one`] processes them one by one.
 
 use std::net::IpAddr;
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::{BATCH, Batch, Packet};
-use wirepath_pmd::port::PortId;
-use wirepath_wire::build::{too_big, too_big_room};
+
+use wirepath_packet::PortId;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::{ChecksumStatus, Flags};
+use wirepath_packet::{BATCH, Batch, Packet};
+use wirepath_wire::build::{PLAIN_LEN, VxlanEncap, max_too_big_len, too_big};
 use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
-use super::stage::{
-    Flow, GatewayTables, KnownSource, PuntCode, Scratch, State, Tally, in_nic, take_tag, to_attachment, wrap,
-};
-use super::tables::{Destination, ETHERNET, LocalPort, Reach, Remotes};
+use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
+use super::stage::{Flow, GatewayTables, KnownSource, PuntCode, Scratch, StageState, Tally, adapt_to_attachment};
+use super::tables::{Destination, LocalPort, NextHop, Remotes, Underlay};
 use crate::Context;
 use crate::table::{HashTable, Key};
 
-/// Bytes that the quick look at a frame needs: Ethernet, IPv4 without options, ports.
+/// Number of header bytes that the fast path reads: Ethernet, IPv4 without options, and ports.
 const QUICK: usize = 38;
 
-/// The number in network order at `at`. The compiler makes one load of it; put together from single bytes it would be eight.
+/// Transmit offloads that a packet may still request.
+const TX_OFFLOADS: Flags = Flags::TX_L3_CHECKSUM
+    .with(Flags::TX_L4_CHECKSUM)
+    .with(Flags::TX_OUTER_L3_CHECKSUM)
+    .with(Flags::TX_OUTER_L4_CHECKSUM)
+    .with(Flags::TX_SEGMENT);
+
+/// Maximum length of an inner frame over IPv4.
+const MAX_PLAIN_FRAME: usize = 65_535 - 36;
+
+/// Reads eight bytes in network order at `at`. The compiler emits one load; combining single bytes would take
+/// eight.
 #[inline(always)]
 pub(super) fn be64<const N: usize>(header: &[u8; N], at: usize) -> u64 {
     header[at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-/// The key of the Ethernet destination and of the source, and the EtherType.
+/// Returns the keys of the Ethernet destination and source, and the EtherType.
 #[inline(always)]
-pub(super) fn addresses(header: &[u8; ETHERNET], segment: u16) -> (Key, Key, u16) {
+pub(super) fn addresses(header: &[u8; ETHERNET_LEN], segment: u16) -> (Key, Key, u16) {
     let segment = u64::from(segment) << 48;
     let tail = be64(header, 6);
     (Key::from_u64(segment | be64(header, 0) >> 16), Key::from_u64(segment | tail >> 16), tail as u16)
 }
 
-/// One word of a hash.
+/// Mixes one word into a hash.
 #[inline(always)]
 fn mix(state: u64, word: u64) -> u64 {
     let product = u128::from(state ^ word ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Flow of an IPv4 packet without options that is not a fragment; `None` for whatever else.
+/// Returns the flow of an IPv4 packet without options that is not a fragment; `None` for other frames.
 #[inline(always)]
 fn quick_flow(h: &[u8; QUICK], ethertype: u16) -> Option<Flow> {
     let version = be64(h, 14);
-    // Version 4, five words; no offset and no more fragments, whatever "don't fragment" says.
+    // Version 4, header length of five words, fragment offset zero and MF clear. DF is ignored.
     if ethertype != EtherType::IPV4.0 || version & 0xff00_0000_0000_3fff != 0x4500_0000_0000_0000 {
         return None;
     }
     let addresses = be64(h, 26);
     let protocol = h[23];
-    // Other protocols have something else in place of ports, which differs between packets of a flow.
+    // Other protocols have no ports there; those bytes differ between packets of a flow.
     let mask = if protocol == 6 || protocol == 17 { u32::MAX } else { 0 };
     let ports = be64(h, 30) as u32 & mask;
     let hash = mix(addresses, u64::from(ports) | u64::from(protocol) << 32);
@@ -61,10 +74,16 @@ fn quick_flow(h: &[u8; QUICK], ethertype: u16) -> Option<Flow> {
 }
 
 impl GatewayTables {
-    /// Takes a batch that came in by a local port.
+    /// Processes a batch received by a local port.
     #[inline(always)]
-    pub(super) fn encapsulate(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch, port: PortId) {
-        let Some(local) = self.layout.local(port) else { return context.drop_batch(batch, DropReason::NoSegment) };
+    pub(super) fn encapsulate(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        batch: &mut Batch,
+        port: PortId,
+    ) {
+        let Some(local) = self.layout.local_port(port) else { return context.drop_batch(batch, DropReason::NoSegment) };
         if local.has_vlans() {
             sort_by_tag(local, context, batch, &mut state.scratch.attachments);
             self.encapsulate_sorted(state, context, batch);
@@ -77,15 +96,16 @@ impl GatewayTables {
     }
 
     #[inline(never)]
-    fn encapsulate_sorted(&self, state: &mut State, context: &mut Context<'_>, batch: &mut Batch) {
+    fn encapsulate_sorted(&self, state: &mut StageState, context: &mut Context<'_>, batch: &mut Batch) {
         self.encapsulate_from::<true>(state, context, batch, 0);
     }
 
-    /// Takes a batch whose packets come from attachment `from`, or, if `SORTED`, each from its own as noted in the scratch space.
+    /// Processes a batch from attachment `from`. If `SORTED` is true, the attachment of each packet is in the
+    /// scratch space instead.
     #[inline(always)]
     fn encapsulate_from<const SORTED: bool>(
         &self,
-        state: &mut State,
+        state: &mut StageState,
         context: &mut Context<'_>,
         batch: &mut Batch,
         from: u32,
@@ -120,19 +140,20 @@ impl GatewayTables {
                 slow |= 1 << i;
                 continue;
             };
-            // Whether the destination is a station is not looked at: no table has another address, so the lookup fails.
+            // No table contains a group address, so the lookup of such a destination fails without an extra
+            // check.
             let (dst, src, ethertype) = addresses(ethernet, segment);
             keys[i] = dst;
             flows[i] = match quick_flow(quick, ethertype) {
                 Some(flow) => flow,
                 None => {
                     slow |= u64::from(EtherType(ethertype).is_vlan()) << i;
-                    Flow::of(data, packet.len(), &state.parser)
+                    Flow::from_frame(data, packet.len(), &state.parser)
                 }
             };
             slow |= u64::from(packet.vlan().is_some()) << i;
             if (src, here) != last {
-                if !src.is_station() {
+                if !src.is_unicast() {
                     slow |= 1 << i;
                     continue;
                 }
@@ -144,7 +165,7 @@ impl GatewayTables {
         }
         tally.end(count_rx);
         let here = |j: usize| Destination::Attachment(source_at[j]);
-        self.seen_all(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
 
         let packets = batch.as_mut_slice();
         let underlay = &self.layout.underlay;
@@ -163,12 +184,12 @@ impl GatewayTables {
                 && slow & 1 << i == 0
             {
                 let len = packet.len();
-                let done = match &remote.reach {
-                    Reach::Ready(template) => {
-                        len <= remote.max_frame && wrap(packet, template, underlay, flows[i]).is_ok()
+                let done = match &remote.next_hop {
+                    NextHop::Ready(template) => {
+                        len <= remote.max_frame && encapsulate(packet, template, underlay, flows[i]).is_ok()
                     }
-                    Reach::InNic(_, number)
-                        if len <= remote.max_frame && in_nic(packet, *number, underlay, flows[i]) =>
+                    NextHop::InNic(_, number)
+                        if len <= remote.max_frame && encapsulate_in_nic(packet, *number, underlay, flows[i]) =>
                     {
                         if let Some(c) = counters.get(usize::from(remote.segment)) {
                             c.nic_encapsulated.add(1);
@@ -178,7 +199,7 @@ impl GatewayTables {
                     _ => false,
                 };
                 if done {
-                    // Keys carry the segment, so the remote's is the one that the frame came from.
+                    // Keys contain the segment, so the remote and the frame belong to the same segment.
                     tally.add(if SORTED { remote.segment } else { first.segment }, len, count_tx);
                     return;
                 }
@@ -201,9 +222,10 @@ impl GatewayTables {
         }
     }
 
-    /// [`Self::seen`] for the sources of a batch; the last one is remembered if it is where it was known to be.
+    /// Calls [`Self::learn_source`] for the sources of a batch. Remembers the last one if its destination is
+    /// unchanged.
     #[inline(always)]
-    pub(super) fn seen_all(
+    pub(super) fn learn_sources(
         &self,
         context: &mut Context<'_>,
         fdb: &HashTable,
@@ -216,16 +238,17 @@ impl GatewayTables {
             return;
         }
         let mut known = None;
-        fdb.find_batch(sources, |j, entry| known = self.seen(context, sources[j], here(j), entry, second));
+        fdb.find_batch(sources, |j, entry| known = self.learn_source(context, sources[j], here(j), entry, second));
         if let Some((key, destination)) = known {
             remembered.key = key;
             remembered.destination = destination;
         }
     }
 
-    /// Compares where a source is with where it was known to be. `Some` if that was the same.
+    /// Compares the destination of a source with the table and reports differences to the control thread.
+    /// Returns `Some` if they are equal.
     #[inline(always)]
-    pub(super) fn seen(
+    pub(super) fn learn_source(
         &self,
         context: &mut Context<'_>,
         source: Key,
@@ -240,20 +263,20 @@ impl GatewayTables {
                 entry.touch(second);
                 return Some((source, here));
             }
-            // A static entry holds, whatever is seen.
+            // A static entry never changes.
             Some(entry) if entry.seen() == u32::MAX => {}
-            _ if learns && source.is_station() => context.learn(source, here),
+            _ if learns && source.is_unicast() => context.learn(source, here),
             _ => {}
         }
         None
     }
 
-    /// Takes one frame that is not as plain as most.
+    /// Processes one frame on the slow path.
     #[cold]
     #[inline(never)]
     fn encapsulate_one(
         &self,
-        state: &mut State,
+        state: &mut StageState,
         context: &mut Context<'_>,
         remotes: &Remotes,
         mut packet: Packet,
@@ -266,7 +289,7 @@ impl GatewayTables {
             return context.drop(packet, DropReason::NoSegment);
         };
         packet.pull_up(packet.len().min(128));
-        let Some(header) = packet.data().first_chunk::<ETHERNET>() else {
+        let Some(header) = packet.data().first_chunk::<ETHERNET_LEN>() else {
             return context.drop(packet, DropReason::TooShort);
         };
         let (dst, src, ethertype) = addresses(header, attachment.segment);
@@ -275,32 +298,32 @@ impl GatewayTables {
                 return context.drop(packet, DropReason::NoSegment);
             }
             if let Some(tci) = packet.vlan() {
-                // Inside a tunnel there is no place beside the frame.
+                // A tunnel has no metadata for the tag, so the tag moves into the frame.
                 packet.clear_vlan();
-                if packet.prepend_slice(super::tables::TAG).is_none() {
+                if packet.prepend_slice(VLAN_TAG_LEN).is_none() {
                     return context.drop(packet, DropReason::NoHeadroom);
                 }
                 wirepath_wire::vlan::push(packet.data_mut(), wirepath_wire::Tag { tpid: EtherType::VLAN, tci });
             }
         }
-        if !src.is_station() {
+        if !src.is_unicast() {
             return context.drop(packet, DropReason::BadSource);
         }
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
         if packet.data().len() < QUICK || EtherType(ethertype).is_vlan() {
-            // The quick look did not come to this.
-            self.seen(context, src, Destination::Attachment(from), fdb.find(src), context.seconds());
+            // The fast path did not learn the source of this frame.
+            self.learn_source(context, src, Destination::Attachment(from), fdb.find(src), context.seconds());
         }
         if MacAddr(dst.mac()).is_link_local() {
-            return context.drop(packet, DropReason::Reserved);
+            return context.drop(packet, DropReason::LinkLocalMulticast);
         }
-        let flow = Flow::of(packet.data(), packet.len(), &state.parser);
-        let known = dst.is_station().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
+        let flow = Flow::from_frame(packet.data(), packet.len(), &state.parser);
+        let known = dst.is_unicast().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
         match known.map(Destination::unpack) {
             None => {
                 if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
-                    c.unknown_unicast.add(u64::from(dst.is_station()));
+                    c.unknown_unicast.add(u64::from(dst.is_unicast()));
                 }
                 self.flood(state, context, remotes, packet, Destination::Attachment(from), attachment.segment, flow);
             }
@@ -311,12 +334,12 @@ impl GatewayTables {
     }
 
     /// Sends a frame to a local attachment.
-    pub(super) fn deliver(&self, state: &mut State, context: &mut Context<'_>, mut packet: Packet, to: u32) {
+    pub(super) fn deliver(&self, state: &mut StageState, context: &mut Context<'_>, mut packet: Packet, to: u32) {
         let Some(attachment) = self.layout.attachments.get(to as usize) else {
             return context.drop(packet, DropReason::NoSegment);
         };
         let len = packet.len();
-        match to_attachment(&mut packet, attachment) {
+        match adapt_to_attachment(&mut packet, attachment) {
             Ok(()) => {
                 if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
                     c.local_tx.add(1, len);
@@ -327,11 +350,12 @@ impl GatewayTables {
         }
     }
 
-    /// Sends a frame to a remote. If it is too long, its sender is told, who is behind attachment `sender`.
+    /// Sends a frame to a remote. If the frame is too long, its sender at attachment `sender` gets an ICMP
+    /// message.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn send_to(
         &self,
-        state: &mut State,
+        state: &mut StageState,
         context: &mut Context<'_>,
         remotes: &Remotes,
         mut packet: Packet,
@@ -344,18 +368,18 @@ impl GatewayTables {
         };
         let len = packet.len();
         if len > remote.max_frame {
-            return self.refuse_too_big(state, context, packet, remote.max_frame, sender);
+            return self.drop_too_big(state, context, packet, remote.max_frame, sender);
         }
-        match &remote.reach {
-            Reach::InNic(_, number) if in_nic(&mut packet, *number, &self.layout.underlay, flow) => {
+        match &remote.next_hop {
+            NextHop::InNic(_, number) if encapsulate_in_nic(&mut packet, *number, &self.layout.underlay, flow) => {
                 if let Some(c) = state.counters.get(usize::from(remote.segment)) {
                     c.overlay_tx.add(1, len);
                     c.nic_encapsulated.add(1);
                 }
                 context.send(self.layout.underlay.port, packet);
             }
-            Reach::Ready(template) | Reach::InNic(template, _) => {
-                match wrap(&mut packet, template, &self.layout.underlay, flow) {
+            NextHop::Ready(template) | NextHop::InNic(template, _) => {
+                match encapsulate(&mut packet, template, &self.layout.underlay, flow) {
                     Ok(()) => {
                         if let Some(c) = state.counters.get(usize::from(remote.segment)) {
                             c.overlay_tx.add(1, len);
@@ -365,14 +389,14 @@ impl GatewayTables {
                     Err(reason) => context.drop(packet, reason),
                 }
             }
-            Reach::Resolving => state.punt(context, packet, PuntCode::Unresolved(to)),
-            Reach::Unreachable => context.drop(packet, DropReason::NoNeighbour),
+            NextHop::Resolving => state.punt(context, packet, PuntCode::Unresolved(to)),
+            NextHop::Unreachable => context.drop(packet, DropReason::NoNeighbour),
         }
     }
 
-    fn refuse_too_big(
+    fn drop_too_big(
         &self,
-        state: &mut State,
+        state: &mut StageState,
         context: &mut Context<'_>,
         packet: Packet,
         max_frame: usize,
@@ -381,28 +405,29 @@ impl GatewayTables {
         if let Some(sender) = sender
             && let Some(attachment) = self.layout.attachments.get(sender as usize)
         {
-            let told = self.tell_too_big(state, context, &packet, max_frame);
+            let message = self.too_big_message(state, context, &packet, max_frame);
             if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
                 c.too_big.add(1);
-                c.told_too_big.add(u64::from(told.is_some()));
+                c.icmp_too_big.add(u64::from(message.is_some()));
             }
-            if let Some(message) = told {
+            if let Some(message) = message {
                 self.deliver(state, context, message, sender);
             }
         }
         context.drop(packet, DropReason::TooBigForMtu);
     }
 
-    /// The ICMP message that a packet is too big, in the name of its destination: a bridge has no address of its own there.
-    fn tell_too_big(
+    /// Builds the ICMP message "packet too big". Its source is the packet's destination, because a bridge has
+    /// no address of its own.
+    fn too_big_message(
         &self,
-        state: &mut State,
+        state: &mut StageState,
         context: &Context<'_>,
         packet: &Packet,
         max_frame: usize,
     ) -> Option<Packet> {
         let frame = packet.data();
-        let layers = state.parser.layers(frame, 0, packet.len()).ok()?;
+        let layers = state.parser.parse_stack(frame, 0, packet.len()).ok()?;
         let from = match (layers.ipv4_header(frame), layers.ipv6_header(frame)) {
             (Some(h), _) => IpAddr::from([h[16], h[17], h[18], h[19]]),
             (_, Some(h)) => IpAddr::from(*h[24..].first_chunk::<16>()?),
@@ -410,11 +435,11 @@ impl GatewayTables {
         };
         let mac = MacAddr(*frame.first_chunk()?);
         let mtu = u16::try_from(max_frame.checked_sub(layers.l3() - layers.l2())?).unwrap_or(u16::MAX);
-        if mac.is_group() || !state.told.take(context.now() / 1_000_000) {
+        if mac.is_group() || !state.icmp_limiter.take(1, context.now()) {
             return None;
         }
         let mut message = state.pool.take()?;
-        let room = message.append(too_big_room(&layers).min(message.tailroom()))?;
+        let room = message.append(max_too_big_len(&layers).min(message.tailroom()))?;
         let len = too_big(room, frame, &layers, mac, from, mtu).ok()?;
         message.truncate(len);
         message.set_in_port(packet.in_port());
@@ -422,18 +447,19 @@ impl GatewayTables {
     }
 }
 
-/// Finds each frame's attachment by its tag, takes the tag off, and drops frames that belong to no segment.
+/// Determines each frame's attachment from its VLAN tag and removes the tag. Drops frames that belong to no
+/// segment.
 #[inline(never)]
 fn sort_by_tag(local: &LocalPort, context: &mut Context<'_>, batch: &mut Batch, attachments: &mut [u32; BATCH]) {
     let mut kept = 0;
     batch.filter_map(|mut packet| {
         packet.pull_up(packet.len().min(QUICK));
         let before = packet.data().get(12..14).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
-        // A service tag is none of the VLANs that attachments name.
+        // Attachments match only 802.1Q tags, not service tags.
         let other = packet.vlan().is_none() && before == Some(EtherType::QINQ.0);
-        let attachment = match take_tag(&mut packet) {
+        let attachment = match pop_vlan_tag(&mut packet) {
             _ if other => None,
-            // Tag 0 gives a priority only.
+            // VLAN ID 0 carries only a priority.
             None | Some(0) => local.untagged(),
             Some(id) => local.vlan(id),
         };
@@ -449,4 +475,61 @@ fn sort_by_tag(local: &LocalPort, context: &mut Context<'_>, batch: &mut Batch, 
             }
         }
     });
+}
+
+/// Adds the outer headers to an inner frame.
+#[inline(always)]
+pub(super) fn encapsulate(
+    packet: &mut Packet,
+    template: &VxlanEncap,
+    underlay: &Underlay,
+    flow: Flow,
+) -> Result<(), DropReason> {
+    let (len, source_port) = (packet.len(), underlay.source_port(flow.entropy));
+    let class = flow.class & underlay.copied_class;
+    if template.is_plain() && class == 0 && len <= MAX_PLAIN_FRAME {
+        let Some(room) = packet.prepend::<PLAIN_LEN>() else { return Err(DropReason::NoHeadroom) };
+        template.emit_plain(room, len as u16, source_port);
+        packet.set_out_port(underlay.port);
+        packet.set_checksum_status(ChecksumStatus::NONE);
+        return Ok(());
+    }
+    encapsulate_slow(packet, template, underlay, class, source_port)
+}
+
+/// Leaves the outer headers to the NIC if it would write the same ones. It cannot copy a mark or DSCP, and it
+/// cannot finish transmit offloads that the packet still requests.
+#[inline]
+fn encapsulate_in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flow: Flow) -> bool {
+    let flags = packet.flags();
+    if flow.class & underlay.copied_class != 0 || flags.intersects(TX_OFFLOADS) || packet.vlan().is_some() {
+        return false;
+    }
+    packet.set_mark(number);
+    packet.set_flags(packet.flags().with(Flags::TX_METADATA));
+    packet.set_out_port(underlay.port);
+    packet.set_checksum_status(ChecksumStatus::NONE);
+    true
+}
+
+/// Adds the outer headers to packets with a congestion mark, and for underlays with a VLAN tag or over IPv6.
+#[inline(never)]
+fn encapsulate_slow(
+    packet: &mut Packet,
+    template: &VxlanEncap,
+    underlay: &Underlay,
+    class: u8,
+    source_port: u16,
+) -> Result<(), DropReason> {
+    let mut patch = template.fields(packet.len(), source_port);
+    // RFC 6040 section 4.1: the mark is copied. RFC 2983: the DSCP is copied if configured.
+    patch.traffic_class |= class;
+    if template.needs_sum() {
+        patch.inner_sum = packet_checksum(packet);
+    }
+    let Some(room) = packet.prepend_slice(template.len()) else { return Err(DropReason::NoHeadroom) };
+    template.emit(room, &patch).map_err(|_| DropReason::TooLong)?;
+    packet.set_out_port(underlay.port);
+    packet.set_checksum_status(ChecksumStatus::NONE);
+    Ok(())
 }

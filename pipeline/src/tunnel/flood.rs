@@ -1,40 +1,42 @@
-//! Head-end replication: one frame to all of a segment but where it came from.
+//! Head-end replication: sends one frame to all members of a segment except its origin.
 
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::{Frozen, Packet, Pool};
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::{Packet, Pool, PortId, SharedSegment};
 
-use super::stage::{Flow, GatewayTables, State};
+use super::stage::{Flow, GatewayTables, StageState};
 use super::tables::{Destination, Remotes};
 use crate::Context;
 
-/// Longest frame that is copied for each destination. Up to here a copy (some tens of cycles) costs less than two counted references
-/// and a second segment for the device to gather; and ARP, which most of this is, fits many times.
-const COPIED: usize = 512;
-/// Bytes of a longer frame that each copy has for itself, in front of the shared rest: where headers are put on and changed.
-const PRIVATE: usize = 128;
+/// Longest frame that is copied for each destination. Up to this length a copy (some tens of cycles) costs
+/// less than two reference counts and a second segment for the device to gather. ARP, which is most of the
+/// flooded traffic, is far shorter.
+const MAX_COPIED_FRAME: usize = 512;
+/// Bytes of a longer frame that each copy owns, in front of the shared rest. Headers are added and changed
+/// there.
+const COPIED_HEAD: usize = 128;
 
-/// A frame that is wanted more than once.
-enum Original {
-    /// Copied each time.
+/// Source of the copies of a flooded frame.
+enum FloodSource {
+    /// The frame is copied for each destination.
     Copied(Packet),
-    /// Shared, but for its first bytes.
-    Shared { head: [u8; PRIVATE], rest: Frozen, in_port: u16 },
+    /// The frame is shared except for its first bytes.
+    Shared { head: [u8; COPIED_HEAD], rest: SharedSegment, in_port: Option<PortId> },
 }
 
-impl Original {
+impl FloodSource {
     fn new(mut packet: Packet, wanted: usize) -> Self {
-        let head = packet.data().first_chunk::<PRIVATE>().copied();
+        let head = packet.data().first_chunk::<COPIED_HEAD>().copied();
         match head {
-            Some(head) if wanted > 1 && packet.len() > COPIED && packet.data().len() > PRIVATE => {
+            Some(head) if wanted > 1 && packet.len() > MAX_COPIED_FRAME && packet.data().len() > COPIED_HEAD => {
                 let in_port = packet.in_port();
-                let _ = packet.trim_front(PRIVATE);
-                Self::Shared { head, rest: packet.freeze(), in_port }
+                let _ = packet.trim_front(COPIED_HEAD);
+                Self::Shared { head, rest: packet.into_shared(), in_port }
             }
             _ => Self::Copied(packet),
         }
     }
 
-    /// The last one, for which the original itself will do.
+    /// Returns the last copy, which reuses the original frame.
     fn last(self, pool: &Pool) -> Option<Packet> {
         match self {
             Self::Copied(packet) => Some(packet),
@@ -42,27 +44,27 @@ impl Original {
         }
     }
 
-    /// One more; `None` if the pool is empty.
+    /// Returns a copy; `None` if the pool is empty.
     fn copy(&self, pool: &Pool) -> Option<Packet> {
         match self {
             Self::Copied(packet) => packet.duplicate(pool),
             Self::Shared { head, rest, in_port } => {
                 let mut packet = pool.take()?;
-                packet.append(PRIVATE)?.copy_from_slice(head);
+                packet.append(COPIED_HEAD)?.copy_from_slice(head);
                 packet.set_in_port(*in_port);
-                packet.attach(rest).ok()
+                packet.append_shared(rest).ok()
             }
         }
     }
 }
 
 impl GatewayTables {
-    /// Sends a frame to all attachments of the segment but the one it came from and, if it came from one, to all remotes: what came
-    /// out of a tunnel goes into none (split horizon).
+    /// Sends a frame to all attachments of the segment except its origin. If the frame came from an
+    /// attachment, it also goes to all remotes. A frame from a tunnel goes to no tunnel (split horizon).
     #[allow(clippy::too_many_arguments)]
     pub(super) fn flood(
         &self,
-        state: &mut State,
+        state: &mut StageState,
         context: &mut Context<'_>,
         remotes: &Remotes,
         packet: Packet,
@@ -88,9 +90,9 @@ impl GatewayTables {
             Destination::Attachment(index) => Some(index),
             Destination::Remote(_) => None,
         };
-        let mut original = Some(Original::new(packet, wanted));
-        // Only the first remote that is too small leads to a message.
-        let mut told = false;
+        let mut original = Some(FloodSource::new(packet, wanted));
+        // Only the first remote whose MTU is too small causes an ICMP message.
+        let mut icmp_sent = false;
         while let Some(to) = targets.next() {
             let copy = match targets.peek() {
                 Some(_) => original.as_ref().and_then(|original| original.copy(&state.pool)),
@@ -103,8 +105,8 @@ impl GatewayTables {
             match to {
                 Destination::Attachment(to) => self.deliver(state, context, copy, to),
                 Destination::Remote(to) => {
-                    let sender = sender.filter(|_| !told);
-                    told |= remotes.list.get(to as usize).is_some_and(|remote| copy.len() > remote.max_frame);
+                    let sender = sender.filter(|_| !icmp_sent);
+                    icmp_sent |= remotes.list.get(to as usize).is_some_and(|remote| copy.len() > remote.max_frame);
                     self.send_to(state, context, remotes, copy, to, flow, sender);
                 }
             }

@@ -1,15 +1,24 @@
-//! Tunnels: VXLAN (RFC 7348) between local segments and remote VTEPs.
+//! VXLAN tunnels (RFC 7348) between local segments and remote VTEPs.
 //!
 //! ```text
-//! local port ──> stage: encap ──────────────> underlay port          config   what was asked for, checked
-//!                  │  flood, too big                                 tables   what workers read: layout, remotes
-//!                  v                                                 neighbour, underlay: next hops; ARP, ND, echo
-//!               control <── ARP, ND, echo, unresolved, learned       control  puts them together on the control thread
-//!                  ^                                                 counters per segment and worker
-//! local port <── stage: decap <────────────── underlay port          ecn, rate: RFC 6040, limits
+//! local port ──> stage: encap ──────────────> underlay port
+//!                  │  flood, too big
+//!                  v
+//!               control <── ARP, ND, echo, unresolved, learned
+//!                  ^
+//! local port <── stage: decap <────────────── underlay port
 //! ```
 //!
-//! [`GatewayControl`] is made from a [`GatewayConfig`] and the opened ports; it makes a [`Gateway`] stage for each worker.
+//! - [`config`]: the gateway's configuration, checked.
+//! - [`tables`]: the data that workers read: ports, segments and remotes.
+//! - [`neighbour`], [`underlay`]: next hops, ARP, neighbour discovery and echo.
+//! - `control`: combines these on the control thread.
+//! - [`counters`]: counters per segment and worker.
+//! - [`kind`]: the registered kinds of tunnels.
+//! - [`ecn`]: congestion marks (RFC 6040).
+//!
+//! [`GatewayControl`] is created from a [`GatewayConfig`] and the opened ports. It creates a [`Gateway`]
+//! stage for each worker.
 
 pub mod config;
 mod control;
@@ -18,8 +27,9 @@ mod decap;
 pub mod ecn;
 mod encap;
 mod flood;
+mod headers;
+pub mod kind;
 pub mod neighbour;
-pub mod rate;
 mod stage;
 pub mod tables;
 pub mod underlay;

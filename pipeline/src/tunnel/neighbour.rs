@@ -1,46 +1,49 @@
-//! Neighbours: from the IP address of a next hop to its Ethernet address.
+//! Neighbour table: maps the IP address of a next hop to its Ethernet address.
 //!
-//! One state machine for ARP and neighbour discovery, after RFC 4861 sections 7.2 and 7.3; the frames are made elsewhere
-//! ([`super::underlay`]). It knows no clock and sends nothing: time comes in with every call, and what is to be done goes out as
-//! [`Action`]s. Every entry is the next hop of a remote and therefore in use all the time, so a stale entry is always probed.
+//! One state machine serves ARP and neighbour discovery. It follows RFC 4861 sections 7.2 and 7.3.
+//! [`super::underlay`] builds the frames. The state machine has no clock and sends nothing. Every call passes
+//! the time, and the work to do is returned as [`NeighbourAction`]s. Every entry is the next hop of a remote
+//! and thus always in use, so a stale entry is always probed.
 //!
 //! ```text
-//! want ──> Incomplete ──reply──> Reachable ──30 s──> Stale ──5 s──> Probe ──3 unanswered──> Incomplete
+//! resolve ─> Incomplete ──reply──> Reachable ──30 s──> Stale ──5 s──> Probe ──3 unanswered──> Incomplete
 //!              │ 3 unanswered        ^──────────────reply─────────────┘
 //!              v
-//!           Failed ──pause──> Incomplete
+//!           Failed ──retry interval──> Incomplete
 //! ```
 //!
-//! Nobody on the wire can add an entry; what is heard only changes entries that were asked for.
+//! Received messages never create entries; they only update entries that were requested with
+//! [`Neighbours::resolve`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use wirepath_wire::MacAddr;
 
-/// Milliseconds since some fixed moment.
+/// Milliseconds since a fixed point in time.
 pub type Millis = u64;
 
-/// How long and how often. The defaults are those of RFC 4861 section 10.
+/// Timers and limits. The defaults are those of RFC 4861 section 10.
 #[derive(Clone, Debug)]
 pub struct Timing {
-    /// Between two questions.
+    /// Interval between two solicitations.
     pub retransmit: Millis,
-    /// Unanswered questions until an entry fails.
+    /// Number of unanswered solicitations after which an entry fails.
     pub attempts: u32,
-    /// How long an answer holds.
-    pub reachable: Millis,
-    /// From stale to the first probe.
-    pub delay: Millis,
-    /// Shortest pause after a failure; doubles with each up to [`Self::longest_pause`].
-    pub pause: Millis,
-    /// Longest pause after failures.
-    pub longest_pause: Millis,
-    /// An address that just changed is not changed again by unasked messages for so long.
-    pub lock: Millis,
-    /// Packets kept for one unresolved neighbour.
-    pub held: usize,
-    /// Most entries.
+    /// Time for which a reply keeps an entry reachable.
+    pub reachable_time: Millis,
+    /// Delay from stale to the first probe.
+    pub first_probe_delay: Millis,
+    /// Shortest interval between a failure and the next attempt. It doubles with each failure up to
+    /// [`Self::max_retry_interval`].
+    pub retry_interval: Millis,
+    /// Longest interval between a failure and the next attempt.
+    pub max_retry_interval: Millis,
+    /// Time after a change during which unsolicited messages do not change the address again.
+    pub locktime: Millis,
+    /// Maximum number of packets queued for an unresolved neighbour.
+    pub queue_limit: usize,
+    /// Maximum number of entries.
     pub capacity: usize,
 }
 
@@ -49,34 +52,34 @@ impl Default for Timing {
         Self {
             retransmit: 1_000,
             attempts: 3,
-            reachable: 30_000,
-            delay: 5_000,
-            pause: 1_000,
-            longest_pause: 30_000,
-            lock: 1_000,
-            held: 8,
+            reachable_time: 30_000,
+            first_probe_delay: 5_000,
+            retry_interval: 1_000,
+            max_retry_interval: 30_000,
+            locktime: 1_000,
+            queue_limit: 8,
             capacity: 4_096,
         }
     }
 }
 
-/// Where an entry stands.
+/// State of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Asked, no answer yet.
+pub enum NeighbourState {
+    /// Solicited, no reply yet.
     Incomplete,
-    /// Answered lately.
+    /// Confirmed recently.
     Reachable,
-    /// Known, but not confirmed lately.
+    /// Known, but not confirmed recently.
     Stale,
-    /// Known and being asked again.
+    /// Known and solicited again.
     Probe,
-    /// Did not answer; asked again after a pause.
+    /// Did not reply. Solicited again after an interval.
     Failed,
 }
 
-impl State {
-    /// Lower-case word for displays.
+impl NeighbourState {
+    /// Returns the lower-case name for displays.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Incomplete => "incomplete",
@@ -88,50 +91,50 @@ impl State {
     }
 }
 
-/// What a message said.
+/// Content of a received ARP or neighbour discovery message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// "This address is at that Ethernet address": an ARP reply or a neighbour advertisement.
-    Answer {
-        /// It answers a question (sent to us alone; solicited flag).
+pub enum NdEvent {
+    /// An ARP reply or a neighbour advertisement.
+    Reply {
+        /// True if the message replies to a solicitation (solicited flag; in ARP: sent to the gateway alone).
         solicited: bool,
-        /// It replaces what was known (always in ARP; override flag).
+        /// True if the address replaces a known one (override flag; always in ARP).
         overrides: bool,
     },
-    /// A question whose asker named its own addresses.
-    Question,
+    /// An ARP request or a neighbour solicitation that contains its sender's addresses.
+    Request,
 }
 
-/// What is to be done.
+/// An action that the caller must execute.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Action<P> {
-    /// Ask for an address: everybody, or only the station that had it last.
-    Ask(IpAddr, Option<MacAddr>),
-    /// The address is at this Ethernet address now.
-    Bound(IpAddr, MacAddr),
-    /// The address is not to be reached.
-    Lost(IpAddr),
-    /// Send what was kept for this address.
-    Release(IpAddr, P),
-    /// Drop what was kept: no answer came.
-    Refuse(P),
+pub enum NeighbourAction<P> {
+    /// Solicit an address, by multicast or by unicast to the Ethernet address that had it last.
+    Solicit(IpAddr, Option<MacAddr>),
+    /// The address has this Ethernet address now.
+    Resolved(IpAddr, MacAddr),
+    /// The address is unreachable.
+    Unreachable(IpAddr),
+    /// Send a packet that was queued for this address.
+    Send(IpAddr, P),
+    /// Drop a queued packet, because no reply came.
+    Drop(P),
 }
 
 #[derive(Debug)]
 struct Entry<P> {
-    state: State,
+    state: NeighbourState,
     mac: Option<MacAddr>,
-    /// When the state ends.
-    until: Millis,
-    /// Questions asked in this state.
-    asked: u32,
-    /// Failures in a row.
+    /// Time at which the state ends.
+    deadline: Millis,
+    /// Solicitations sent in this state.
+    solicits: u32,
+    /// Consecutive failures.
     failures: u32,
     changed: Millis,
-    held: VecDeque<P>,
+    queue: VecDeque<P>,
 }
 
-/// All neighbours, and the packets of type `P` that wait for them.
+/// The neighbour table, with the queued packets of type `P`.
 #[derive(Debug)]
 pub struct Neighbours<P> {
     timing: Timing,
@@ -139,13 +142,13 @@ pub struct Neighbours<P> {
 }
 
 impl<P> Neighbours<P> {
-    /// None yet.
+    /// Creates an empty table.
     pub fn new(timing: Timing) -> Self {
         Self { timing, entries: BTreeMap::new() }
     }
 
-    /// Starts to resolve an address and keeps it resolved from now on. `false` if the table is full.
-    pub fn want(&mut self, ip: IpAddr, now: Millis, actions: &mut Vec<Action<P>>) -> bool {
+    /// Starts to resolve an address and keeps it resolved. Returns `false` if the table is full.
+    pub fn resolve(&mut self, ip: IpAddr, now: Millis, actions: &mut Vec<NeighbourAction<P>>) -> bool {
         if self.entries.contains_key(&ip) {
             return true;
         }
@@ -153,90 +156,86 @@ impl<P> Neighbours<P> {
             return false;
         }
         let entry = Entry {
-            state: State::Incomplete,
+            state: NeighbourState::Incomplete,
             mac: None,
-            until: now + self.timing.retransmit,
-            asked: 1,
+            deadline: now + self.timing.retransmit,
+            solicits: 1,
             failures: 0,
             changed: now,
-            held: VecDeque::new(),
+            queue: VecDeque::new(),
         };
         self.entries.insert(ip, entry);
-        actions.push(Action::Ask(ip, None));
+        actions.push(NeighbourAction::Solicit(ip, None));
         true
     }
 
-    /// Forgets an address that no remote needs any more; gives back what waited for it.
-    pub fn forget(&mut self, ip: IpAddr) -> impl Iterator<Item = P> + use<P> {
-        self.entries.remove(&ip).into_iter().flat_map(|entry| entry.held)
+    /// Removes and returns all queued packets.
+    pub fn drain_queues(&mut self) -> impl Iterator<Item = P> {
+        self.entries.values_mut().flat_map(|entry| entry.queue.drain(..))
     }
 
-    /// Gives back everything that waits.
-    pub fn release_all(&mut self) -> impl Iterator<Item = P> {
-        self.entries.values_mut().flat_map(|entry| entry.held.drain(..))
-    }
-
-    /// The Ethernet address, if it is known.
+    /// Returns the Ethernet address, if it is known.
     pub fn mac(&self, ip: IpAddr) -> Option<MacAddr> {
         self.entries.get(&ip)?.mac
     }
 
-    /// All entries: address, state, Ethernet address.
-    pub fn iter(&self) -> impl Iterator<Item = (IpAddr, State, Option<MacAddr>)> {
+    /// Iterates over all entries: address, state and Ethernet address.
+    pub fn iter(&self) -> impl Iterator<Item = (IpAddr, NeighbourState, Option<MacAddr>)> {
         self.entries.iter().map(|(ip, entry)| (*ip, entry.state, entry.mac))
     }
 
-    /// Keeps a packet until the address is known. Where too many wait, the oldest gives way (RFC 4861 section 7.2.2). Packets for
-    /// an address that has failed, or that nobody wants, come back at once.
-    pub fn hold(&mut self, ip: IpAddr, packet: P, actions: &mut Vec<Action<P>>) {
-        let Some(entry) = self.entries.get_mut(&ip) else { return actions.push(Action::Refuse(packet)) };
+    /// Queues a packet until the address is resolved. If the queue is full, the oldest packet is dropped (RFC
+    /// 4861 section 7.2.2). Packets for an unknown or failed address are returned at once as drop actions.
+    pub fn enqueue(&mut self, ip: IpAddr, packet: P, actions: &mut Vec<NeighbourAction<P>>) {
+        let Some(entry) = self.entries.get_mut(&ip) else { return actions.push(NeighbourAction::Drop(packet)) };
         match (entry.state, entry.mac) {
-            // It was resolved while the packet was on its way to us.
-            (_, Some(_)) => actions.push(Action::Release(ip, packet)),
-            (State::Failed, None) => actions.push(Action::Refuse(packet)),
+            // The address was resolved while the packet was on its way to the control thread.
+            (_, Some(_)) => actions.push(NeighbourAction::Send(ip, packet)),
+            (NeighbourState::Failed, None) => actions.push(NeighbourAction::Drop(packet)),
             (_, None) => {
-                if entry.held.len() >= self.timing.held {
-                    actions.extend(entry.held.pop_front().map(Action::Refuse));
+                if entry.queue.len() >= self.timing.queue_limit {
+                    actions.extend(entry.queue.pop_front().map(NeighbourAction::Drop));
                 }
-                entry.held.push_back(packet);
+                entry.queue.push_back(packet);
             }
         }
     }
 
-    /// A message of `ip` was heard: it said (or had as source) the Ethernet address `mac`. Addresses that were not asked for and
-    /// Ethernet addresses of no single station change nothing. `true` if it concerned an entry.
-    pub fn heard(
+    /// Processes a message from `ip` with the Ethernet address `mac`. Messages from addresses that are not in
+    /// the table and Ethernet addresses that are not unicast change nothing. Returns `true` if the message
+    /// concerned an entry.
+    pub fn handle_event(
         &mut self,
         ip: IpAddr,
         mac: Option<MacAddr>,
-        how: Heard,
+        how: NdEvent,
         now: Millis,
-        actions: &mut Vec<Action<P>>,
+        actions: &mut Vec<NeighbourAction<P>>,
     ) -> bool {
         let Some(entry) = self.entries.get_mut(&ip) else { return false };
         if mac.is_some_and(|mac| !mac.is_unicast()) {
             return false;
         }
         let timing = &self.timing;
-        let asked = matches!(entry.state, State::Incomplete | State::Probe);
-        // An answer to a question that was not asked is worth no more than one that claims nothing.
+        let asked = matches!(entry.state, NeighbourState::Incomplete | NeighbourState::Probe);
+        // A reply without a matching solicitation counts as unsolicited.
         let (confirms, overrides) = match how {
-            Heard::Answer { solicited, overrides } => (solicited && asked, overrides),
-            Heard::Question => (false, true),
+            NdEvent::Reply { solicited, overrides } => (solicited && asked, overrides),
+            NdEvent::Request => (false, true),
         };
         let changes = mac.is_some() && mac != entry.mac;
         match entry.mac {
-            // RFC 4861 section 7.2.5: without an address there is nothing to learn.
+            // RFC 4861 section 7.2.5: a message without a link-layer address resolves nothing.
             None if mac.is_none() => return true,
             None => {}
             Some(_) if changes && !overrides => {
-                if entry.state == State::Reachable {
+                if entry.state == NeighbourState::Reachable {
                     entry.become_stale(now, timing);
                 }
                 return true;
             }
-            // Two stations that fight for an address must not make us flap at their pace.
-            Some(_) if changes && !confirms && now < entry.changed + timing.lock => return true,
+            // Two hosts that claim the same address must not make the entry flap.
+            Some(_) if changes && !confirms && now < entry.changed + timing.locktime => return true,
             Some(_) => {}
         }
         if changes {
@@ -244,24 +243,24 @@ impl<P> Neighbours<P> {
             entry.changed = now;
         }
         if confirms {
-            entry.state = State::Reachable;
-            entry.until = now + timing.reachable;
-            entry.asked = 0;
+            entry.state = NeighbourState::Reachable;
+            entry.deadline = now + timing.reachable_time;
+            entry.solicits = 0;
             entry.failures = 0;
         } else if changes {
             entry.become_stale(now, timing);
         }
         if let (Some(mac), true) = (entry.mac, changes) {
-            actions.push(Action::Bound(ip, mac));
+            actions.push(NeighbourAction::Resolved(ip, mac));
         }
-        actions.extend(entry.held.drain(..).map(|packet| Action::Release(ip, packet)));
+        actions.extend(entry.queue.drain(..).map(|packet| NeighbourAction::Send(ip, packet)));
         true
     }
 
-    /// Lets time pass: asks, gives up, forgets. To be called a few times a second.
-    pub fn tick(&mut self, now: Millis, actions: &mut Vec<Action<P>>) {
+    /// Processes expired deadlines. Call this a few times per second.
+    pub fn tick(&mut self, now: Millis, actions: &mut Vec<NeighbourAction<P>>) {
         for (&ip, entry) in &mut self.entries {
-            if now >= entry.until {
+            if now >= entry.deadline {
                 entry.expire(ip, now, &self.timing, actions);
             }
         }
@@ -270,45 +269,58 @@ impl<P> Neighbours<P> {
 
 impl<P> Entry<P> {
     fn become_stale(&mut self, now: Millis, timing: &Timing) {
-        self.state = State::Stale;
-        self.until = now + timing.delay;
-        self.asked = 0;
+        self.state = NeighbourState::Stale;
+        self.deadline = now + timing.first_probe_delay;
+        self.solicits = 0;
     }
 
-    fn ask(&mut self, ip: IpAddr, state: State, now: Millis, timing: &Timing, actions: &mut Vec<Action<P>>) {
+    fn solicit(
+        &mut self,
+        ip: IpAddr,
+        state: NeighbourState,
+        now: Millis,
+        timing: &Timing,
+        actions: &mut Vec<NeighbourAction<P>>,
+    ) {
         self.state = state;
-        self.asked += 1;
-        self.until = now + timing.retransmit;
-        actions.push(Action::Ask(ip, self.mac));
+        self.solicits += 1;
+        self.deadline = now + timing.retransmit;
+        actions.push(NeighbourAction::Solicit(ip, self.mac));
     }
 
-    fn expire(&mut self, ip: IpAddr, now: Millis, timing: &Timing, actions: &mut Vec<Action<P>>) {
+    fn expire(&mut self, ip: IpAddr, now: Millis, timing: &Timing, actions: &mut Vec<NeighbourAction<P>>) {
         match self.state {
-            State::Reachable => self.become_stale(now, timing),
-            State::Stale => self.ask(ip, State::Probe, now, timing, actions),
-            State::Probe if self.asked < timing.attempts => self.ask(ip, State::Probe, now, timing, actions),
-            State::Probe => {
-                // The station that had the address is gone; another may have it (RFC 4861 section 7.3.3).
-                self.mac = None;
-                self.asked = 0;
-                actions.push(Action::Lost(ip));
-                self.ask(ip, State::Incomplete, now, timing, actions);
+            NeighbourState::Reachable => self.become_stale(now, timing),
+            NeighbourState::Stale => self.solicit(ip, NeighbourState::Probe, now, timing, actions),
+            NeighbourState::Probe if self.solicits < timing.attempts => {
+                self.solicit(ip, NeighbourState::Probe, now, timing, actions);
             }
-            State::Incomplete if self.asked < timing.attempts => self.ask(ip, State::Incomplete, now, timing, actions),
-            State::Incomplete => {
-                let pause = timing.pause.saturating_mul(1 << self.failures.min(16)).min(timing.longest_pause);
-                self.state = State::Failed;
-                self.until = now + pause;
+            NeighbourState::Probe => {
+                // The host with this address no longer replies. Another host may have it (RFC 4861 section
+                // 7.3.3).
+                self.mac = None;
+                self.solicits = 0;
+                actions.push(NeighbourAction::Unreachable(ip));
+                self.solicit(ip, NeighbourState::Incomplete, now, timing, actions);
+            }
+            NeighbourState::Incomplete if self.solicits < timing.attempts => {
+                self.solicit(ip, NeighbourState::Incomplete, now, timing, actions);
+            }
+            NeighbourState::Incomplete => {
+                let interval =
+                    timing.retry_interval.saturating_mul(1 << self.failures.min(16)).min(timing.max_retry_interval);
+                self.state = NeighbourState::Failed;
+                self.deadline = now + interval;
                 self.failures += 1;
-                self.asked = 0;
-                actions.extend(self.held.drain(..).map(Action::Refuse));
+                self.solicits = 0;
+                actions.extend(self.queue.drain(..).map(NeighbourAction::Drop));
                 if self.failures == 1 {
-                    actions.push(Action::Lost(ip));
+                    actions.push(NeighbourAction::Unreachable(ip));
                 }
             }
-            State::Failed => {
-                self.asked = 0;
-                self.ask(ip, State::Incomplete, now, timing, actions);
+            NeighbourState::Failed => {
+                self.solicits = 0;
+                self.solicit(ip, NeighbourState::Incomplete, now, timing, actions);
             }
         }
     }
@@ -320,8 +332,8 @@ mod tests {
 
     const A: MacAddr = MacAddr::new(2, 0, 0, 0, 0, 0xa);
     const B: MacAddr = MacAddr::new(2, 0, 0, 0, 0, 0xb);
-    const ANSWER: Heard = Heard::Answer { solicited: true, overrides: true };
-    const UNASKED: Heard = Heard::Answer { solicited: false, overrides: true };
+    const ANSWER: NdEvent = NdEvent::Reply { solicited: true, overrides: true };
+    const UNASKED: NdEvent = NdEvent::Reply { solicited: false, overrides: true };
 
     fn ip(last: u8) -> IpAddr {
         IpAddr::from([10, 9, 0, last])
@@ -329,154 +341,158 @@ mod tests {
 
     struct Lab {
         n: Neighbours<u32>,
-        done: Vec<Action<u32>>,
+        done: Vec<NeighbourAction<u32>>,
     }
 
     impl Lab {
         fn new() -> Self {
             Self { n: Neighbours::new(Timing::default()), done: Vec::new() }
         }
-        fn want(&mut self, now: Millis) -> Vec<Action<u32>> {
-            assert!(self.n.want(ip(2), now, &mut self.done));
+        fn want(&mut self, now: Millis) -> Vec<NeighbourAction<u32>> {
+            assert!(self.n.resolve(ip(2), now, &mut self.done));
             std::mem::take(&mut self.done)
         }
-        fn tick(&mut self, now: Millis) -> Vec<Action<u32>> {
+        fn tick(&mut self, now: Millis) -> Vec<NeighbourAction<u32>> {
             self.n.tick(now, &mut self.done);
             std::mem::take(&mut self.done)
         }
-        fn heard(&mut self, mac: MacAddr, how: Heard, now: Millis) -> Vec<Action<u32>> {
-            self.n.heard(ip(2), Some(mac), how, now, &mut self.done);
+        fn observe(&mut self, mac: MacAddr, how: NdEvent, now: Millis) -> Vec<NeighbourAction<u32>> {
+            self.n.handle_event(ip(2), Some(mac), how, now, &mut self.done);
             std::mem::take(&mut self.done)
         }
-        fn hold(&mut self, packet: u32) -> Vec<Action<u32>> {
-            self.n.hold(ip(2), packet, &mut self.done);
+        fn hold(&mut self, packet: u32) -> Vec<NeighbourAction<u32>> {
+            self.n.enqueue(ip(2), packet, &mut self.done);
             std::mem::take(&mut self.done)
         }
-        fn state(&self) -> State {
+        fn state(&self) -> NeighbourState {
             self.n.iter().next().unwrap().1
         }
     }
 
     #[test]
-    fn asked_answered_and_kept_fresh() {
+    fn resolved_neighbours_are_kept_reachable() {
         let mut lab = Lab::new();
-        assert_eq!(lab.want(0), [Action::Ask(ip(2), None)]);
+        assert_eq!(lab.want(0), [NeighbourAction::Solicit(ip(2), None)]);
         assert_eq!(lab.want(1), [], "known already");
         assert_eq!(lab.hold(7), []);
         assert_eq!(lab.tick(999), []);
-        assert_eq!(lab.tick(1000), [Action::Ask(ip(2), None)]);
-        assert_eq!(lab.heard(A, ANSWER, 1100), [Action::Bound(ip(2), A), Action::Release(ip(2), 7)]);
-        assert_eq!((lab.state(), lab.n.mac(ip(2))), (State::Reachable, Some(A)));
-        assert_eq!(lab.hold(8), [Action::Release(ip(2), 8)]);
+        assert_eq!(lab.tick(1000), [NeighbourAction::Solicit(ip(2), None)]);
+        assert_eq!(
+            lab.observe(A, ANSWER, 1100),
+            [NeighbourAction::Resolved(ip(2), A), NeighbourAction::Send(ip(2), 7)]
+        );
+        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Reachable, Some(A)));
+        assert_eq!(lab.hold(8), [NeighbourAction::Send(ip(2), 8)]);
         assert_eq!(lab.tick(31_100), []);
-        assert_eq!(lab.state(), State::Stale);
-        assert_eq!(lab.tick(36_100), [Action::Ask(ip(2), Some(A))]);
-        assert_eq!(lab.state(), State::Probe);
-        assert_eq!(lab.heard(A, ANSWER, 36_200), []);
-        assert_eq!(lab.state(), State::Reachable);
+        assert_eq!(lab.state(), NeighbourState::Stale);
+        assert_eq!(lab.tick(36_100), [NeighbourAction::Solicit(ip(2), Some(A))]);
+        assert_eq!(lab.state(), NeighbourState::Probe);
+        assert_eq!(lab.observe(A, ANSWER, 36_200), []);
+        assert_eq!(lab.state(), NeighbourState::Reachable);
     }
 
     #[test]
-    fn silence_ends_in_failure_and_is_tried_again_more_and_more_slowly() {
+    fn unanswered_solicitations_fail_with_growing_backoff() {
         let mut lab = Lab::new();
         lab.want(0);
         lab.hold(1);
-        assert_eq!(lab.tick(1000), [Action::Ask(ip(2), None)]);
-        assert_eq!(lab.tick(2000), [Action::Ask(ip(2), None)]);
-        assert_eq!(lab.tick(3000), [Action::Refuse(1), Action::Lost(ip(2))]);
-        assert_eq!(lab.hold(2), [Action::Refuse(2)], "not kept while failed");
+        assert_eq!(lab.tick(1000), [NeighbourAction::Solicit(ip(2), None)]);
+        assert_eq!(lab.tick(2000), [NeighbourAction::Solicit(ip(2), None)]);
+        assert_eq!(lab.tick(3000), [NeighbourAction::Drop(1), NeighbourAction::Unreachable(ip(2))]);
+        assert_eq!(lab.hold(2), [NeighbourAction::Drop(2)], "not kept while failed");
         assert_eq!(lab.tick(3999), []);
-        assert_eq!(lab.tick(4000), [Action::Ask(ip(2), None)]);
+        assert_eq!(lab.tick(4000), [NeighbourAction::Solicit(ip(2), None)]);
         lab.tick(5000);
         lab.tick(6000);
         assert_eq!(lab.tick(7000), []);
-        assert_eq!((lab.state(), lab.tick(8999).len()), (State::Failed, 0));
-        assert_eq!(lab.tick(9000), [Action::Ask(ip(2), None)]);
-        assert_eq!(lab.heard(A, ANSWER, 9001), [Action::Bound(ip(2), A)]);
+        assert_eq!((lab.state(), lab.tick(8999).len()), (NeighbourState::Failed, 0));
+        assert_eq!(lab.tick(9000), [NeighbourAction::Solicit(ip(2), None)]);
+        assert_eq!(lab.observe(A, ANSWER, 9001), [NeighbourAction::Resolved(ip(2), A)]);
     }
 
     #[test]
-    fn a_neighbour_that_goes_away_is_probed_then_asked_for_by_all() {
+    fn lost_neighbours_are_probed_then_solicited_by_multicast() {
         let mut lab = Lab::new();
         lab.want(0);
-        lab.heard(A, ANSWER, 10);
+        lab.observe(A, ANSWER, 10);
         lab.tick(30_010);
         for at in [35_010, 36_010, 37_010] {
-            assert_eq!(lab.tick(at), [Action::Ask(ip(2), Some(A))]);
+            assert_eq!(lab.tick(at), [NeighbourAction::Solicit(ip(2), Some(A))]);
         }
-        assert_eq!(lab.tick(38_010), [Action::Lost(ip(2)), Action::Ask(ip(2), None)]);
+        assert_eq!(lab.tick(38_010), [NeighbourAction::Unreachable(ip(2)), NeighbourAction::Solicit(ip(2), None)]);
         assert_eq!(lab.n.mac(ip(2)), None);
-        assert_eq!(lab.heard(B, ANSWER, 38_020), [Action::Bound(ip(2), B)]);
+        assert_eq!(lab.observe(B, ANSWER, 38_020), [NeighbourAction::Resolved(ip(2), B)]);
     }
 
     #[test]
-    fn the_oldest_of_too_many_gives_way() {
+    fn a_full_queue_drops_the_oldest_packet() {
         let mut lab = Lab::new();
         lab.want(0);
         for packet in 0..8 {
             assert_eq!(lab.hold(packet), []);
         }
-        assert_eq!(lab.hold(8), [Action::Refuse(0)]);
-        let done = lab.heard(A, ANSWER, 5);
+        assert_eq!(lab.hold(8), [NeighbourAction::Drop(0)]);
+        let done = lab.observe(A, ANSWER, 5);
         assert_eq!(done.len(), 9);
-        assert_eq!(done[1], Action::Release(ip(2), 1));
+        assert_eq!(done[1], NeighbourAction::Send(ip(2), 1));
     }
 
     #[test]
-    fn nobody_adds_an_entry_from_outside() {
+    fn messages_create_no_entries() {
         let mut lab = Lab::new();
-        assert!(!lab.n.heard(ip(9), Some(A), ANSWER, 0, &mut lab.done));
-        assert!(!lab.n.heard(ip(9), Some(A), Heard::Question, 0, &mut lab.done));
+        assert!(!lab.n.handle_event(ip(9), Some(A), ANSWER, 0, &mut lab.done));
+        assert!(!lab.n.handle_event(ip(9), Some(A), NdEvent::Request, 0, &mut lab.done));
         assert_eq!(lab.n.iter().count(), 0);
-        lab.n.hold(ip(9), 1, &mut lab.done);
-        assert_eq!(lab.done, [Action::Refuse(1)]);
+        lab.n.enqueue(ip(9), 1, &mut lab.done);
+        assert_eq!(lab.done, [NeighbourAction::Drop(1)]);
     }
 
     #[test]
     fn the_table_is_bounded() {
         let mut n = Neighbours::<()>::new(Timing { capacity: 2, ..Timing::default() });
         let mut done = Vec::new();
-        assert!(n.want(ip(1), 0, &mut done) && n.want(ip(2), 0, &mut done) && !n.want(ip(3), 0, &mut done));
+        assert!(n.resolve(ip(1), 0, &mut done) && n.resolve(ip(2), 0, &mut done) && !n.resolve(ip(3), 0, &mut done));
         assert_eq!(n.iter().count(), 2);
     }
 
     #[test]
-    fn unasked_changes_are_taken_once_verified_soon_and_cannot_flap() {
+    fn unsolicited_changes_are_probed_and_cannot_flap() {
         let mut lab = Lab::new();
         lab.want(0);
-        lab.heard(A, ANSWER, 10);
-        // A takeover is announced: believed, and probed after the delay.
-        assert_eq!(lab.heard(B, UNASKED, 2000), [Action::Bound(ip(2), B)]);
-        assert_eq!(lab.state(), State::Stale);
-        // The old station protests at once: ignored for a second.
-        assert_eq!(lab.heard(A, UNASKED, 2500), []);
-        assert_eq!(lab.heard(A, Heard::Question, 2999), []);
+        lab.observe(A, ANSWER, 10);
+        // A takeover is announced. It is accepted and probed after the delay.
+        assert_eq!(lab.observe(B, UNASKED, 2000), [NeighbourAction::Resolved(ip(2), B)]);
+        assert_eq!(lab.state(), NeighbourState::Stale);
+        // The old host announces itself at once. It is ignored for a second.
+        assert_eq!(lab.observe(A, UNASKED, 2500), []);
+        assert_eq!(lab.observe(A, NdEvent::Request, 2999), []);
         assert_eq!(lab.n.mac(ip(2)), Some(B));
-        // A claim to be an answer counts for nothing while nothing was asked.
-        assert_eq!(lab.heard(A, ANSWER, 2999), []);
-        assert_eq!(lab.tick(7000), [Action::Ask(ip(2), Some(B))]);
+        // A solicited flag has no effect while nothing was solicited.
+        assert_eq!(lab.observe(A, ANSWER, 2999), []);
+        assert_eq!(lab.tick(7000), [NeighbourAction::Solicit(ip(2), Some(B))]);
     }
 
     #[test]
     fn rfc4861_section_7_2_5() {
         let mut lab = Lab::new();
         lab.want(0);
-        lab.heard(A, ANSWER, 10);
-        // "If the Override flag is clear and the supplied link-layer address differs": reachable becomes stale, nothing else.
-        assert_eq!(lab.heard(B, Heard::Answer { solicited: true, overrides: false }, 5000), []);
-        assert_eq!((lab.state(), lab.n.mac(ip(2))), (State::Stale, Some(A)));
-        // An advertisement without an address confirms what is known, if it answers a probe.
+        lab.observe(A, ANSWER, 10);
+        // "If the Override flag is clear and the supplied link-layer address differs": the state changes from
+        // reachable to stale, and nothing else changes.
+        assert_eq!(lab.observe(B, NdEvent::Reply { solicited: true, overrides: false }, 5000), []);
+        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Stale, Some(A)));
+        // An advertisement without an address confirms the known address if it replies to a probe.
         lab.tick(10_000);
-        assert!(lab.n.heard(ip(2), None, ANSWER, 10_010, &mut lab.done));
-        assert_eq!((lab.state(), lab.n.mac(ip(2))), (State::Reachable, Some(A)));
+        assert!(lab.n.handle_event(ip(2), None, ANSWER, 10_010, &mut lab.done));
+        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Reachable, Some(A)));
     }
 
     #[test]
-    fn group_addresses_are_no_stations() {
+    fn group_addresses_resolve_nothing() {
         let mut lab = Lab::new();
         lab.want(0);
-        assert_eq!(lab.heard(MacAddr::BROADCAST, ANSWER, 10), []);
-        assert_eq!(lab.heard(MacAddr::ZERO, ANSWER, 10), []);
-        assert_eq!(lab.state(), State::Incomplete);
+        assert_eq!(lab.observe(MacAddr::BROADCAST, ANSWER, 10), []);
+        assert_eq!(lab.observe(MacAddr::ZERO, ANSWER, 10), []);
+        assert_eq!(lab.state(), NeighbourState::Incomplete);
     }
 }

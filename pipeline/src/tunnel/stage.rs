@@ -1,37 +1,37 @@
-//! The gateway as a stage: frames of local ports into tunnels, tunnel packets of the underlay out of them.
+//! The gateway stage: sends frames of local ports into tunnels and decapsulates tunnel packets of the
+//! underlay.
 
 use std::fmt;
 use std::sync::Arc;
 
-use wirepath_pmd::drops::DropReason;
-use wirepath_pmd::packet::offload::{Flags, Verdicts};
-use wirepath_pmd::packet::{BATCH, Batch, Packet, Pool};
-use wirepath_pmd::port::PortId;
-use wirepath_wire::build::{PLAIN_LEN, VxlanEncap};
-use wirepath_wire::{EtherType, Parser, Tag, Tunnels, vlan};
+use wirepath_packet::PortId;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::{BATCH, Batch, Packet, Pool};
+use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 
 use super::counters::SegmentCounters;
-use super::rate::TokenBucket;
-use super::tables::{Attachment, Layout, Remotes, TAG, Underlay, packet_sum};
+use super::headers::VLAN_TAG_LEN;
+use super::tables::{Attachment, Layout, Remotes};
 use crate::epoch::Shared;
 use crate::table::{Fdb, Key};
+use crate::token_bucket::TokenBucket;
 use crate::{Context, Stage};
 
-/// Why a packet was given to the control thread.
+/// Reason why a packet was passed to the control thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PuntCode {
-    /// It is for the gateway itself: ARP, neighbour discovery, echo.
+    /// The packet is for the gateway itself: ARP, neighbour discovery or echo.
     Host,
-    /// A tunnel packet of a VTEP that is not known yet, in a segment that takes such.
+    /// A tunnel packet from an unknown VTEP, in a segment that accepts unknown VTEPs.
     NewRemote,
-    /// A frame for this remote, whose next hop is not known yet.
+    /// A frame for this remote, whose next hop is not resolved yet.
     Unresolved(u32),
 }
 
 impl PuntCode {
     const UNRESOLVED: u32 = 1 << 31;
 
-    /// As [`Context::punt`] takes it.
+    /// Encodes the reason for [`Context::punt`].
     pub const fn pack(self) -> u32 {
         match self {
             Self::Host => 0,
@@ -40,7 +40,7 @@ impl PuntCode {
         }
     }
 
-    /// Back from [`Self::pack`].
+    /// Decodes a code made by [`Self::pack`].
     pub const fn unpack(code: u32) -> Self {
         match code {
             0 => Self::Host,
@@ -50,14 +50,14 @@ impl PuntCode {
     }
 }
 
-/// What all workers of a gateway read.
+/// Tables that all workers of a gateway read.
 #[derive(Clone)]
 pub struct GatewayTables {
     /// Ports and segments.
     pub layout: Arc<Layout>,
     /// Remotes.
     pub remotes: Arc<Shared<Remotes>>,
-    /// Forwarding entries; the destinations are [`super::tables::Destination`]s.
+    /// Forwarding entries; their destinations are [`super::tables::Destination`]s.
     pub fdb: Arc<Fdb>,
 }
 
@@ -67,58 +67,59 @@ impl fmt::Debug for GatewayTables {
     }
 }
 
-/// The stage of one worker.
+/// The gateway stage of one worker.
 #[derive(Debug)]
 pub struct Gateway {
     tables: GatewayTables,
-    state: State,
+    state: StageState,
 }
 
-/// What one worker's stage owns.
+/// State of one worker's stage.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct StageState {
     pub(super) counters: Arc<[SegmentCounters]>,
-    /// Buffers for copies and for what the gateway says itself.
+    /// Buffers for copies and for frames that the gateway itself sends.
     pub(super) pool: Pool,
     pub(super) parser: Parser,
-    /// ICMP messages about packets that are too big.
-    pub(super) told: TokenBucket,
-    punts: Punts,
+    /// Limits ICMP messages about packets that are too big.
+    pub(super) icmp_limiter: TokenBucket,
+    punts: PuntLimiters,
     pub(super) source: KnownSource,
     pub(super) scratch: Box<Scratch>,
 }
 
-/// What a pass over a batch leaves to the next one. Kept, because clearing it for each batch would cost as much as a header.
+/// Arrays that one pass over a batch fills for the next. They are reused, because clearing them for each
+/// batch would cost as much as a header.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    /// Destinations.
+    /// Keys of the destinations.
     pub(super) keys: [Key; BATCH],
     pub(super) flows: [Flow; BATCH],
-    /// Sources that differ from the one before them, and where they are.
+    /// Keys of the sources that differ from the previous one; `source_at` has their attachments or remotes.
     pub(super) sources: [Key; BATCH],
     pub(super) source_at: [u32; BATCH],
-    /// Attachment of each packet, on ports with VLANs.
+    /// Attachment of each packet on ports with VLANs.
     pub(super) attachments: [u32; BATCH],
 }
 
-/// How much a worker gives to the control thread. Each kind has its own share of the queue, so that frames for a next hop that is being
-/// asked for, or a VTEP that nobody knows, cannot keep out the answer that all wait for.
+/// Limits on the packets that a worker punts. Each kind has its own limit. Frames for an unresolved next hop
+/// or from an unknown VTEP thus cannot displace the ARP and neighbour discovery replies.
 #[derive(Debug)]
-struct Punts {
+struct PuntLimiters {
     host: TokenBucket,
     new_remotes: TokenBucket,
     unresolved: TokenBucket,
 }
 
-impl State {
-    /// Gives a packet to the control thread, within limits.
+impl StageState {
+    /// Passes a packet to the control thread, within the rate limits.
     pub(super) fn punt(&mut self, context: &mut Context<'_>, packet: Packet, code: PuntCode) {
         let (bucket, reason) = match code {
-            PuntCode::Host => (&mut self.punts.host, DropReason::RateLimited),
-            PuntCode::NewRemote => (&mut self.punts.new_remotes, DropReason::UnknownRemote),
-            PuntCode::Unresolved(_) => (&mut self.punts.unresolved, DropReason::NoNeighbour),
+            PuntCode::Host => (&self.punts.host, DropReason::RateLimited),
+            PuntCode::NewRemote => (&self.punts.new_remotes, DropReason::UnknownRemote),
+            PuntCode::Unresolved(_) => (&self.punts.unresolved, DropReason::NoNeighbour),
         };
-        if bucket.take(context.now() / 1_000_000) {
+        if bucket.take(1, context.now()) {
             context.punt(packet, code.pack());
         } else {
             context.drop(packet, reason);
@@ -126,7 +127,7 @@ impl State {
     }
 }
 
-/// The source that was confirmed last: most packets come from the same one as the packet before.
+/// The last confirmed source. Most packets have the same source as the packet before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnownSource {
     pub(super) key: Key,
@@ -138,7 +139,8 @@ pub(super) struct KnownSource {
 impl KnownSource {
     const NONE: Self = Self { key: Key::from_u64(0), destination: 0, generation: 0, second: 0 };
 
-    /// Forgets the source if the table has changed, or a second has passed in which it was not noted as seen.
+    /// Invalidates the source if the table has changed or a new second has begun, in which it must be
+    /// refreshed.
     #[inline(always)]
     pub(super) fn renew(&mut self, generation: u32, second: u32) {
         if self.generation != generation || self.second != second {
@@ -148,14 +150,14 @@ impl KnownSource {
 }
 
 impl Gateway {
-    /// A worker's stage. `counters` has one entry for each segment; copies are made in buffers of `pool`.
+    /// Creates a worker's stage. `counters` has one entry per segment. Copies use buffers of `pool`.
     pub fn new(tables: GatewayTables, counters: Arc<[SegmentCounters]>, pool: Pool) -> Self {
-        let state = State {
+        let state = StageState {
             counters,
             pool,
             parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() },
-            told: TokenBucket::new(100, 20),
-            punts: Punts {
+            icmp_limiter: TokenBucket::new(100, 20),
+            punts: PuntLimiters {
                 host: TokenBucket::new(4_000, 400),
                 new_remotes: TokenBucket::new(200, 50),
                 unresolved: TokenBucket::new(1_000, 100),
@@ -172,14 +174,14 @@ impl Gateway {
         Self { tables, state }
     }
 
-    /// Packets that were handed over come without their port: takes them apart by the one they carry.
+    /// Processes a batch that another worker handed over, grouped by each packet's own input port.
     #[cold]
     fn process_mixed(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
         let mut rest = std::mem::take(batch);
         while let Some(port) = rest.as_slice().first().map(Packet::in_port) {
             let mut same = Batch::new();
             rest.filter_map(|packet| if packet.in_port() == port { same.push(packet).err() } else { Some(packet) });
-            self.process_from(context, &mut same, port);
+            self.process_from(context, &mut same, port.unwrap_or(PortId::new(0)));
             context.forward(&mut same);
         }
     }
@@ -206,7 +208,7 @@ impl Stage for Gateway {
     }
 }
 
-/// What the outer headers take from the inner frame.
+/// Properties of the inner frame that the outer headers depend on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flow {
     pub(super) entropy: u32,
@@ -214,12 +216,13 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Of any frame; see [`wirepath_wire::tuple::entropy`].
+    /// Computes the flow of any frame; see [`wirepath_wire::tuple::entropy`].
     #[cold]
     #[inline(never)]
-    pub(super) fn of(frame: &[u8], len: usize, parser: &Parser) -> Self {
-        // A frame whose headers are not in order is carried all the same: what bridges do. It has the entropy of its addresses.
-        let layers = parser.layers(frame, 0, len).unwrap_or_default();
+    pub(super) fn from_frame(frame: &[u8], len: usize, parser: &Parser) -> Self {
+        // A frame with invalid headers is still forwarded, as a bridge does. Its entropy comes from its
+        // Ethernet addresses.
+        let layers = parser.parse_stack(frame, 0, len).unwrap_or_default();
         Self {
             entropy: wirepath_wire::tuple::entropy(frame, &layers),
             class: super::ecn::traffic_class(frame).unwrap_or(0),
@@ -227,76 +230,9 @@ impl Flow {
     }
 }
 
-/// Puts the outer headers in front of an inner frame.
+/// Checks the length of a frame for its attachment, adds the VLAN tag and sets the output port.
 #[inline(always)]
-pub(super) fn wrap(
-    packet: &mut Packet,
-    template: &VxlanEncap,
-    underlay: &Underlay,
-    flow: Flow,
-) -> Result<(), DropReason> {
-    let (len, source_port) = (packet.len(), underlay.source_port(flow.entropy));
-    let class = flow.class & underlay.copied_class;
-    if template.is_plain() && class == 0 && len <= PLAIN_MOST {
-        let Some(room) = packet.prepend::<PLAIN_LEN>() else { return Err(DropReason::NoHeadroom) };
-        template.emit_plain(room, len as u16, source_port);
-        packet.set_out_port(underlay.port);
-        packet.set_verdicts(Verdicts::NONE);
-        return Ok(());
-    }
-    wrap_other(packet, template, underlay, class, source_port)
-}
-
-/// Leaves the outer headers to the NIC, if it would put the same ones on: a mark or DSCP to be copied it cannot, nor finish what a sender
-/// has left to be done.
-#[inline]
-pub(super) fn in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flow: Flow) -> bool {
-    let flags = packet.flags();
-    if flow.class & underlay.copied_class != 0 || flags.intersects(UNFINISHED) || packet.vlan().is_some() {
-        return false;
-    }
-    packet.set_mark(number);
-    packet.set_flags(packet.flags().with(Flags::TX_METADATA));
-    packet.set_out_port(underlay.port);
-    packet.set_verdicts(Verdicts::NONE);
-    true
-}
-
-/// What a sender has left to be done behind the gateway.
-const UNFINISHED: Flags = Flags::TX_L3_CHECKSUM
-    .with(Flags::TX_L4_CHECKSUM)
-    .with(Flags::TX_OUTER_L3_CHECKSUM)
-    .with(Flags::TX_OUTER_L4_CHECKSUM)
-    .with(Flags::TX_SEGMENT);
-
-/// Longest inner frame that IPv4 can carry in a tunnel.
-const PLAIN_MOST: usize = 65_535 - 36;
-
-/// [`wrap`] for marked packets, underlays with a tag, and those over IPv6.
-#[inline(never)]
-fn wrap_other(
-    packet: &mut Packet,
-    template: &VxlanEncap,
-    underlay: &Underlay,
-    class: u8,
-    source_port: u16,
-) -> Result<(), DropReason> {
-    let mut patch = template.patch(packet.len(), source_port);
-    // RFC 6040 section 4.1: the mark is copied; RFC 2983: the DSCP is, if so configured.
-    patch.traffic_class |= class;
-    if template.needs_sum() {
-        patch.inner_sum = packet_sum(packet);
-    }
-    let Some(room) = packet.prepend_slice(template.len()) else { return Err(DropReason::NoHeadroom) };
-    template.emit(room, &patch).map_err(|_| DropReason::TooLong)?;
-    packet.set_out_port(underlay.port);
-    packet.set_verdicts(Verdicts::NONE);
-    Ok(())
-}
-
-/// Makes a frame fit its attachment: length and tag. The output port is set.
-#[inline(always)]
-pub(super) fn to_attachment(packet: &mut Packet, attachment: &Attachment) -> Result<(), DropReason> {
+pub(super) fn adapt_to_attachment(packet: &mut Packet, attachment: &Attachment) -> Result<(), DropReason> {
     if packet.len() > attachment.max_frame {
         return Err(DropReason::TooBigForMtu);
     }
@@ -304,7 +240,7 @@ pub(super) fn to_attachment(packet: &mut Packet, attachment: &Attachment) -> Res
         if attachment.inserts_vlan {
             packet.set_vlan(id);
         } else {
-            packet.prepend_slice(TAG).ok_or(DropReason::NoHeadroom)?;
+            packet.prepend_slice(VLAN_TAG_LEN).ok_or(DropReason::NoHeadroom)?;
             vlan::push(packet.data_mut(), Tag::new(id));
         }
     }
@@ -312,23 +248,7 @@ pub(super) fn to_attachment(packet: &mut Packet, attachment: &Attachment) -> Res
     Ok(())
 }
 
-/// Takes the outermost VLAN tag off, beside the frame or in it. `None`: there is none (and so it is for other tags than 802.1Q).
-#[inline]
-pub(super) fn take_tag(packet: &mut Packet) -> Option<u16> {
-    if let Some(tci) = packet.vlan() {
-        packet.clear_vlan();
-        return Some(tci & 0xfff);
-    }
-    let tagged = packet.data().get(12..14).is_some_and(|bytes| *bytes == EtherType::VLAN.0.to_be_bytes());
-    if !tagged {
-        return None;
-    }
-    let tag = vlan::pop(packet.data_mut())?;
-    let _ = packet.trim_front(TAG);
-    Some(tag.id())
-}
-
-/// Adds up packets of one segment after the other, so that its counters are touched once per run.
+/// Sums consecutive packets of one segment, so that the segment's counters are updated once per run.
 #[derive(Debug)]
 pub(super) struct Tally {
     segment: u16,
@@ -337,7 +257,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Beginning with the segment that most packets belong to.
+    /// Creates a tally that starts with the segment of most packets.
     pub(super) const fn new(segment: u16) -> Self {
         Self { segment, packets: 0, bytes: 0 }
     }

@@ -1,24 +1,21 @@
-//! What the workers of a gateway know: ports and segments, which stay as configured, and remotes, which change.
+//! Tables that the workers of a gateway read: ports and segments, which never change, and remotes, which do.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use wirepath_pmd::packet::Packet;
 use wirepath_pmd::port::{Offloads, PortId};
+use wirepath_wire::MacAddr;
 use wirepath_wire::build::VxlanEncap;
-use wirepath_wire::{MacAddr, checksum};
 
 use super::config::{GatewayConfig, InnerVlans};
+use super::headers::ETHERNET_LEN;
+use super::kind::TunnelKind;
 use crate::PortInfo;
 
-/// Bytes of an Ethernet header.
-pub(super) const ETHERNET: usize = 14;
-/// Bytes of a VLAN tag.
-pub(super) const TAG: usize = 4;
-/// "No attachment."
+/// Index that stands for "no attachment".
 const NONE: u32 = u32::MAX;
 
-/// Where a forwarding entry points: an attachment or a remote, by index.
+/// Destination of a forwarding entry: index of an attachment or a remote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// Index in [`Layout::attachments`].
@@ -28,9 +25,10 @@ pub enum Destination {
 }
 
 impl Destination {
+    /// Flag of an encoded remote.
     const REMOTE: u32 = 1 << 30;
 
-    /// As forwarding tables keep it.
+    /// Encodes the destination for forwarding tables.
     #[inline(always)]
     pub const fn pack(self) -> u32 {
         match self {
@@ -39,49 +37,51 @@ impl Destination {
         }
     }
 
-    /// Back from [`Self::pack`].
+    /// Decodes a value made by [`Self::pack`].
     #[inline(always)]
     pub const fn unpack(value: u32) -> Self {
         if value & Self::REMOTE == 0 { Self::Attachment(value) } else { Self::Remote(value & !Self::REMOTE) }
     }
 }
 
-/// The underlay as the workers see it.
+/// Properties of the underlay that the workers read.
 #[derive(Clone, Debug)]
 pub struct Underlay {
-    /// Its port.
+    /// Port of the underlay.
     pub port: PortId,
-    /// Our Ethernet address there.
+    /// The gateway's Ethernet address on the underlay.
     pub mac: MacAddr,
-    /// Tag of its frames.
+    /// VLAN ID of the underlay.
     pub vlan: Option<u16>,
-    /// Our IPv4 addresses.
+    /// The gateway's IPv4 addresses.
     pub v4: Vec<Ipv4Addr>,
-    /// Our IPv6 addresses.
+    /// The gateway's IPv6 addresses.
     pub v6: Vec<Ipv6Addr>,
-    /// Destination port of tunnel packets.
+    /// Encapsulation of the tunnels, such as VXLAN.
+    pub kind: &'static TunnelKind,
+    /// UDP destination port of tunnel packets.
     pub udp_port: u16,
-    /// First outer source port, and how many there are.
+    /// First outer source port, and number of source ports.
     pub source_ports: (u16, u32),
-    /// Bits of the inner traffic class that the outer one takes: the ECN mark always, the DSCP if so configured (the template's is zero
-    /// then).
+    /// Bits of the inner traffic class that are copied to the outer one. The ECN mark is always copied; the
+    /// DSCP is copied if configured, and is then zero in the template.
     pub copied_class: u8,
-    /// Whether datagrams without checksum are taken over IPv6 (RFC 6935).
-    pub zero_checksum6: bool,
-    /// Largest IP packet.
+    /// If true, tunnel packets over IPv6 with UDP checksum 0 are accepted (RFC 6935).
+    pub accept_zero_checksum6: bool,
+    /// MTU of the underlay port in bytes.
     pub mtu: u16,
 }
 
 impl Underlay {
-    /// The outer source port for a flow.
+    /// Returns the outer source port for a flow.
     #[inline(always)]
     pub fn source_port(&self, entropy: u32) -> u16 {
         let (first, count) = self.source_ports;
         first.wrapping_add(((u64::from(entropy) * u64::from(count)) >> 32) as u16)
     }
 
-    /// Whether an address is one of ours.
-    pub fn has(&self, ip: IpAddr) -> bool {
+    /// Returns whether an address belongs to the gateway.
+    pub fn has_address(&self, ip: IpAddr) -> bool {
         match ip {
             IpAddr::V4(ip) => self.v4.contains(&ip),
             IpAddr::V6(ip) => self.v6.contains(&ip),
@@ -89,39 +89,39 @@ impl Underlay {
     }
 }
 
-/// A segment as the workers see it. Its index is the segment part of forwarding keys.
+/// Properties of a segment that the workers read. Its index is the segment part of forwarding keys.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// Identifier in the overlay.
+    /// VXLAN network identifier.
     pub vni: u32,
-    /// Indices of its attachments.
+    /// Indices of the segment's attachments.
     pub attachments: Vec<u32>,
-    /// Indices of its configured remotes: the replication list.
+    /// Indices of the segment's configured remotes: the replication list.
     pub remotes: Vec<u32>,
-    /// Whether addresses are learned.
+    /// If true, addresses are learned.
     pub learning: bool,
-    /// VLAN tags inside the tunnel.
+    /// Handling of VLAN tags inside the tunnel.
     pub inner_vlans: InnerVlans,
-    /// Whether frames of other VTEPs than the configured ones are taken.
+    /// If true, frames from VTEPs that are not configured are accepted.
     pub accept_unknown_remotes: bool,
 }
 
-/// A place where a segment touches a port.
+/// An attachment of a segment to a port.
 #[derive(Clone, Debug)]
 pub struct Attachment {
     /// The port.
     pub port: PortId,
-    /// Tag of its frames.
+    /// VLAN ID of the attachment's frames.
     pub vlan: Option<u16>,
     /// Index of the segment.
     pub segment: u16,
-    /// Whether the port inserts tags by itself.
+    /// If true, the port inserts VLAN tags itself.
     pub inserts_vlan: bool,
-    /// Longest frame without tag, bytes.
+    /// Maximum length of a frame without tag, in bytes.
     pub max_frame: usize,
 }
 
-/// What a port is for.
+/// Role of a port.
 #[derive(Clone, Debug)]
 enum Role {
     None,
@@ -133,51 +133,53 @@ enum Role {
 #[derive(Clone, Debug)]
 pub struct LocalPort {
     untagged: u32,
-    /// By VLAN; empty if the port has none.
+    /// Attachments by VLAN ID; empty if the port has none.
     tagged: Vec<u32>,
 }
 
 impl LocalPort {
-    /// Attachment of frames without tag (and with priority tags).
+    /// Returns the attachment of frames without a tag or with a priority tag.
     #[inline(always)]
     pub fn untagged(&self) -> Option<u32> {
         (self.untagged != NONE).then_some(self.untagged)
     }
 
-    /// Attachment of frames with this VLAN id.
+    /// Returns the attachment of frames with this VLAN ID.
     #[inline(always)]
     pub fn vlan(&self, id: u16) -> Option<u32> {
         self.tagged.get(usize::from(id)).copied().filter(|index| *index != NONE)
     }
 
-    /// Whether the port has attachments with a VLAN.
+    /// Returns whether the port has attachments with a VLAN.
     #[inline(always)]
     pub fn has_vlans(&self) -> bool {
         !self.tagged.is_empty()
     }
 }
 
-/// What never changes while the gateway runs.
+/// Ports and segments of a gateway, which never change at run time.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// The underlay.
     pub underlay: Underlay,
-    /// Segments, as configured.
+    /// Segments in configuration order.
     pub segments: Vec<Segment>,
-    /// Attachments of all segments, in order.
+    /// Attachments of all segments in order.
     pub attachments: Vec<Attachment>,
+    /// Role of each port.
     roles: Vec<Role>,
+    /// Segment index of each VNI.
     vnis: HashMap<u32, u16>,
 }
 
 impl Layout {
-    /// Of a checked configuration and the ports that it names, in its order.
+    /// Creates the layout of a checked configuration. `ports` are the configured ports in order.
     pub fn new(config: &GatewayConfig, ports: &[PortInfo]) -> Self {
         let mut roles: Vec<Role> = ports.iter().map(|_| Role::None).collect();
         let (mut segments, mut attachments) = (Vec::new(), Vec::new());
         let mut vnis = HashMap::new();
         let mut first_remote = 0;
-        for (index, segment) in config.segments.iter().enumerate() {
+        for (segment_index, segment) in config.segments.iter().enumerate() {
             let first = attachments.len() as u32;
             for attachment in &segment.attachments {
                 let Some(port) = ports.get(attachment.port) else { continue };
@@ -186,13 +188,13 @@ impl Layout {
                     *role = Role::Local(LocalPort { untagged: NONE, tagged: Vec::new() });
                 }
                 if let Role::Local(local) = role {
-                    let here = attachments.len() as u32;
+                    let index = attachments.len() as u32;
                     match attachment.vlan {
-                        None => local.untagged = here,
+                        None => local.untagged = index,
                         Some(vlan) => {
                             local.tagged.resize(4096, NONE);
                             if let Some(slot) = local.tagged.get_mut(usize::from(vlan)) {
-                                *slot = here;
+                                *slot = index;
                             }
                         }
                     }
@@ -200,13 +202,13 @@ impl Layout {
                 attachments.push(Attachment {
                     port: port.id,
                     vlan: attachment.vlan,
-                    segment: index as u16,
+                    segment: segment_index as u16,
                     inserts_vlan: port.capabilities.offloads.contains(Offloads::TX_VLAN_INSERT),
-                    max_frame: usize::from(port.mtu) + ETHERNET + inner_tag(segment.inner_vlans),
+                    max_frame: usize::from(port.mtu) + ETHERNET_LEN + segment.inner_vlans.tag_len(),
                 });
             }
             let remotes = segment.remotes.len() as u32;
-            vnis.insert(segment.vni.get(), index as u16);
+            vnis.insert(segment.vni.get(), segment_index as u16);
             segments.push(Segment {
                 vni: segment.vni.get(),
                 attachments: (first..attachments.len() as u32).collect(),
@@ -230,48 +232,46 @@ impl Layout {
             (v4, v6)
         });
         let underlay = Underlay {
-            port: u.port as PortId,
-            mac: port.and_then(|port| port.mac).unwrap_or_else(|| made_up_mac(u.addresses.first().map(|p| p.address))),
+            port: PortId::new(u.port as u16),
+            mac: port
+                .and_then(|port| port.mac)
+                .unwrap_or_else(|| generated_mac(u.addresses.first().map(|p| p.address))),
             vlan: u.vlan,
             v4,
             v6,
+            kind: u.kind,
             udp_port: u.udp_port,
             source_ports: (u.source_ports.0, u32::from(u.source_ports.1 - u.source_ports.0) + 1),
             copied_class: if u.dscp.is_none() { 0xff } else { 3 },
-            zero_checksum6: u.checksum == wirepath_wire::build::OuterChecksum::Zero,
+            accept_zero_checksum6: u.checksum == wirepath_wire::build::OuterChecksum::Zero,
             mtu: port.map_or(1500, |port| port.mtu),
         };
         Self { underlay, segments, attachments, roles, vnis }
     }
 
-    /// Whether the port is the underlay's.
+    /// Returns whether the port is the underlay port.
     #[inline(always)]
     pub fn is_underlay(&self, port: PortId) -> bool {
-        matches!(self.roles.get(usize::from(port)), Some(Role::Underlay))
+        matches!(self.roles.get(port.index()), Some(Role::Underlay))
     }
 
-    /// The port's attachments, if it has any.
+    /// Returns the port's attachments, if it has any.
     #[inline(always)]
-    pub fn local(&self, port: PortId) -> Option<&LocalPort> {
-        match self.roles.get(usize::from(port)) {
+    pub fn local_port(&self, port: PortId) -> Option<&LocalPort> {
+        match self.roles.get(port.index()) {
             Some(Role::Local(local)) => Some(local),
             _ => None,
         }
     }
 
-    /// Index of the segment with this identifier.
+    /// Returns the index of the segment with this VNI.
     pub fn segment_of(&self, vni: u32) -> Option<u16> {
         self.vnis.get(&vni).copied()
     }
 }
 
-/// Room for a tag inside the tunnel.
-pub(super) fn inner_tag(policy: InnerVlans) -> usize {
-    if policy == InnerVlans::Carry { TAG } else { 0 }
-}
-
-/// A locally administered address for a port that has none, always the same for the same VTEP address.
-fn made_up_mac(ip: Option<IpAddr>) -> MacAddr {
+/// Returns a locally administered address for a port without one. It depends only on the VTEP address.
+fn generated_mac(ip: Option<IpAddr>) -> MacAddr {
     let bits = match ip {
         Some(IpAddr::V4(ip)) => u64::from(ip.to_bits()),
         Some(IpAddr::V6(ip)) => {
@@ -283,63 +283,66 @@ fn made_up_mac(ip: Option<IpAddr>) -> MacAddr {
     MacAddr::from_u64(0x0200_0000_0000 | bits & 0xff_ffff_ffff)
 }
 
-/// What can be done with packets for a remote at the moment.
+/// State of the next hop of a remote.
 #[derive(Clone, Copy, Debug)]
-pub enum Reach {
-    /// Put these headers in front.
+pub enum NextHop {
+    /// Resolved: the worker adds these outer headers.
     Ready(VxlanEncap),
-    /// The NIC puts them in front of packets with this number as transmit metadata; these, of those that it cannot do.
+    /// Resolved: the NIC adds the headers to packets with this transmit metadata. The worker adds the
+    /// outer headers to packets that the NIC cannot encapsulate.
     InNic(VxlanEncap, u32),
-    /// The next hop is being asked for: the control thread keeps a few packets.
+    /// Being resolved. The control thread queues a few packets.
     Resolving,
-    /// The next hop does not answer.
+    /// The next hop did not reply to ARP or ND.
     Unreachable,
 }
 
 /// A remote VTEP of a segment.
 #[derive(Clone, Debug)]
 pub struct Remote {
-    /// Its address.
+    /// Address of the remote.
     pub address: IpAddr,
     /// Index of the segment.
     pub segment: u16,
-    /// Longest inner frame, bytes.
+    /// Maximum length of an inner frame in bytes.
     pub max_frame: usize,
-    /// How to get there.
-    pub reach: Reach,
+    /// State of the next hop.
+    pub next_hop: NextHop,
 }
 
-/// All remotes. Replaced as a whole when one changes; indices never do.
+/// All remotes. A change replaces the whole list, in which each remote keeps its index.
 #[derive(Clone, Debug, Default)]
 pub struct Remotes {
-    /// Configured ones first, segment by segment.
+    /// Remotes in configuration order, followed by the learned ones.
     pub list: Vec<Remote>,
-    /// Whether the NIC may have taken tunnel headers off; packets say so by their mark.
-    pub opened_by_nic: bool,
-    sources: Sources,
+    /// True if the NIC may have decapsulated packets. Such packets carry a mark.
+    pub decapsulated_by_nic: bool,
+    /// Remotes by VNI and address.
+    sources: RemoteMap,
 }
 
 impl Remotes {
-    /// Of a list; `vni` gives the identifier of a segment.
+    /// Creates the remotes from a list. `vni` returns the VNI of a segment.
     pub fn new(list: Vec<Remote>, vni: impl Fn(u16) -> u32) -> Self {
-        let sources = Sources::new(list.iter().map(|remote| (vni(remote.segment), remote.address)));
-        Self { list, opened_by_nic: false, sources }
+        let sources = RemoteMap::new(list.iter().map(|remote| (vni(remote.segment), remote.address)));
+        Self { list, decapsulated_by_nic: false, sources }
     }
 
-    /// Index of the remote that sends with this identifier from this address.
+    /// Returns the index of the remote with this VNI and outer source address.
     #[inline(always)]
-    pub fn source(&self, vni: u32, address: IpAddr) -> Option<u32> {
+    pub fn find_source(&self, vni: u32, address: IpAddr) -> Option<u32> {
         self.sources.find(vni, address)
     }
 }
 
-/// (identifier, address) to remote: open addressing, at most half full.
+/// Maps a VNI and an address to a remote, with open addressing and at most half full.
 #[derive(Clone, Debug, Default)]
-struct Sources {
+struct RemoteMap {
+    /// VNI with the address family, address, and index of the remote. The first is `u64::MAX` in a free slot.
     slots: Vec<(u64, u128, u32)>,
 }
 
-impl Sources {
+impl RemoteMap {
     fn new(remotes: impl ExactSizeIterator<Item = (u32, IpAddr)>) -> Self {
         let mut slots = vec![(u64::MAX, 0, 0); (remotes.len() * 2).next_power_of_two().max(2)];
         let mask = slots.len() - 1;
@@ -386,16 +389,6 @@ impl Sources {
     }
 }
 
-/// Sum of the bytes of a packet, over all its segments.
-pub(super) fn packet_sum(packet: &Packet) -> checksum::Sum {
-    let mut at = 0;
-    packet.segments().fold(checksum::Sum::ZERO, |sum, bytes| {
-        let sum = sum.and_at(at, checksum::sum(bytes));
-        at += bytes.len();
-        sum
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,7 +409,7 @@ mod tests {
             address: address.parse().unwrap(),
             segment,
             max_frame: 1500,
-            reach: Reach::Resolving,
+            next_hop: NextHop::Resolving,
         };
         let mut list = vec![remote(0, "10.0.0.1"), remote(1, "10.0.0.1"), remote(0, "fd00::1"), remote(0, "::a00:1")];
         for i in 0..1000u32 {
@@ -424,24 +417,25 @@ mod tests {
         }
         let remotes = Remotes::new(list.clone(), |segment| u32::from(segment) + 100);
         for (i, r) in list.iter().enumerate() {
-            assert_eq!(remotes.source(u32::from(r.segment) + 100, r.address), Some(i as u32));
-            assert_eq!(remotes.source(99, r.address), None);
+            assert_eq!(remotes.find_source(u32::from(r.segment) + 100, r.address), Some(i as u32));
+            assert_eq!(remotes.find_source(99, r.address), None);
         }
-        assert_eq!(Remotes::new(Vec::new(), |_| 0).source(1, list[0].address), None);
+        assert_eq!(Remotes::new(Vec::new(), |_| 0).find_source(1, list[0].address), None);
     }
 
     #[test]
     fn source_ports_stay_in_their_range() {
         let mut underlay = Underlay {
-            port: 0,
+            port: PortId::new(0),
             mac: MacAddr::ZERO,
             vlan: None,
             v4: Vec::new(),
             v6: Vec::new(),
+            kind: &super::super::kind::KINDS[0],
             udp_port: 4789,
             source_ports: (49152, 16384),
             copied_class: 3,
-            zero_checksum6: false,
+            accept_zero_checksum6: false,
             mtu: 1500,
         };
         assert_eq!((underlay.source_port(0), underlay.source_port(u32::MAX)), (49152, 65535));

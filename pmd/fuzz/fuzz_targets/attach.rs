@@ -1,8 +1,8 @@
 #![no_main]
 
-//! Foreign bytes on the socket over which a port's queues go to another process, as either process reads them: no panic, and nothing of a
-//! region that was not lent.
+//! Messages of the attach socket, which passes queues of a port to another process, read by both sides.
+//! Neither side may panic, or access a region that it did not lease.
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| wirepath_pmd::attach::hostile::attach(data));
+fuzz_target!(|data: &[u8]| wirepath_pmd::ipc::fuzz::messages(data));

@@ -1,7 +1,8 @@
 #![no_main]
 
-//! Completions that no honest device writes, read by the `mana` driver's queues: no panic, no buffer lost or handed out twice.
+//! Invalid completions in the queues of the `mana` driver: no panic, and no buffer is lost or delivered
+//! twice.
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| wirepath_pmd::drivers::mana::hostile::play(data));
+fuzz_target!(|data: &[u8]| wirepath_pmd::drivers::nic::mana::fuzz::run(data));

@@ -1,8 +1,8 @@
 #![no_main]
 
-//! Completions that no honest device writes, compressed ones among them, read by the `mlx5` driver's queues: no panic, no buffer lost or
-//! handed out twice.
+//! Invalid completions, including compressed ones, in the queues of the `mlx5` driver: no panic, and no
+//! buffer is lost or delivered twice.
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| wirepath_pmd::drivers::mlx5::hostile::play(data));
+fuzz_target!(|data: &[u8]| wirepath_pmd::drivers::nic::mlx5::fuzz::run(data));

@@ -1,11 +1,12 @@
-//! Any bytes: the reader never panics, ends, and gives no frame that is longer than the file; a second pass reads the same.
+//! Capture files: the reader does not panic, terminates, and returns no frame longer than the file. A second
+//! pass reads the same frames.
 
 #![no_main]
 
 use std::io::Cursor;
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_pmd::drivers::pcap::{Format, MAX_FRAME, Precision, Reader, Writer};
+use wirepath_pmd::drivers::r#virtual::pcap::{Format, MAX_FRAME, Precision, Reader, Writer};
 
 type Frames = Vec<(u64, Vec<u8>)>;
 
@@ -33,7 +34,7 @@ fuzz_target!(|file: &[u8]| {
     reader.restart().expect("the header was good before");
     assert_eq!(read(&mut reader, file.len()), first);
 
-    // What was read can be written, and read again.
+    // The frames can be written and read again.
     for format in [Format::Pcap, Format::Pcapng] {
         let mut copy = Vec::new();
         let mut writer = Writer::new(&mut copy, format, Precision::Nano, MAX_FRAME as u32, "fuzz").expect("a vector");
@@ -46,7 +47,7 @@ fuzz_target!(|file: &[u8]| {
         assert!(error.is_none() && again.len() == first.0.len());
         for ((before, data), (after, copied)) in first.0.iter().zip(&again) {
             assert_eq!(data, copied);
-            // The seconds of pcap have 32 bits.
+            // The timestamps of pcap have 32 bits for seconds.
             assert!(before == after || format == Format::Pcap && before / 1_000_000_000 > u64::from(u32::MAX));
         }
     }

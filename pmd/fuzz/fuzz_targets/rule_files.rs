@@ -1,19 +1,21 @@
-//! Any text as a file of rules, in every form: rules come back from their canonical text, errors lie in the file.
+//! Rule files in every format: the canonical text of a rule gives the same rule, and errors are positions in
+//! the file.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_pmd::flow::list::{Form, read};
-use wirepath_pmd::flow::{Ports, Rule};
-use wirepath_pmd::settings::Source;
+use wirepath_flow::rule_file::{FileFormat, read};
+use wirepath_flow::{Ports, Rule};
+use wirepath_packet::PortId;
+use wirepath_settings::Source;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let source = Source::new("fuzz", text);
     let lines = text.split('\n').count();
-    let _ = Form::of(&source);
-    for form in [Form::Text, Form::Toml, Form::Json] {
-        let listed = match read(&source, form, Ports(&[("lan", 1)])) {
+    let _ = FileFormat::of(&source);
+    for form in [FileFormat::Text, FileFormat::Toml, FileFormat::Json] {
+        let listed = match read(&source, form, Ports(&[("lan", PortId::new(1))])) {
             Ok(listed) => listed,
             Err(error) => {
                 assert!(error.position.is_none_or(|(line, column)| line <= lines + 1 && column > 0), "{error}");

@@ -1,12 +1,13 @@
-//! Any bytes as the TOML and the JSON form of rules: rules that survive their text, or an error that says where.
+//! Rules in the TOML and JSON formats: the canonical text gives the same rule, or the error has a position.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_pmd::flow::{Ports, Rule, from_settings};
-use wirepath_pmd::settings::Source;
+use wirepath_flow::{Ports, Rule, from_settings};
+use wirepath_packet::PortId;
+use wirepath_settings::Source;
 
-const PORTS: Ports<'_> = Ports(&[("lan", 0), ("wan", 7)]);
+const PORTS: Ports<'_> = Ports(&[("lan", PortId::new(0)), ("wan", PortId::new(7))]);
 
 fn check(rule: &Rule) {
     assert_eq!(rule.to_string().parse::<Rule>().as_ref(), Ok(rule));
@@ -27,7 +28,7 @@ fuzz_target!(|text: &str| {
     match from_settings(&document.settings(), PORTS) {
         Ok(rules) => rules.iter().for_each(check),
         Err(error) => {
-            let (line, column) = error.position.expect("there is a text, so there is a place");
+            let (line, column) = error.position.expect("the text is known, so the error has a position");
             assert!(line >= 1 && line <= text.matches('\n').count() + 1 && column >= 1, "{line}:{column} of {text:?}");
         }
     }

@@ -1,15 +1,16 @@
-//! Any text: the configuration reader and the drivers' settings never panic, and an error is one line that names its place.
+//! Configuration files: the reader and the settings of the drivers never panic, and an error is one line with
+//! a position.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use wirepath_pmd::drivers;
-use wirepath_pmd::settings::{ConfigError, Settings, Source};
+use wirepath_settings::{ConfigError, Settings, Source};
 
 fn read(settings: &Settings<'_>) -> Result<(), ConfigError> {
     for port in settings.tables("port")? {
         let port = drivers::plan(port)?;
-        let _ = (format!("{port:?}"), port.place.error("x"));
+        let _ = (format!("{port:?}"), port.name_span.error("x"));
     }
     if let Some(workers) = settings.table("workers")? {
         workers.list::<u16>("cores", "numbers")?;
@@ -31,7 +32,7 @@ fuzz_target!(|text: &str| {
         Err(error) => Err(error),
     };
     if let Err(error) = result {
-        let (line, column) = error.position.expect("there is a text, so there is a place");
+        let (line, column) = error.position.expect("the text is known, so the error has a position");
         assert!(line >= 1 && line <= text.lines().count() + 1 && column >= 1, "{line}:{column} of {text:?}");
         assert!(!error.to_string().contains('\n'), "{error}");
     }

@@ -7,10 +7,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Memory that a device (or a process that plays one) reads and writes while we do: a ring, a doorbell record, a page of registers. It
-/// is only ever accessed in whole aligned words, as atomics, so that what the device does meanwhile is never undefined.
+/// Memory that a device, or a process that emulates one, accesses at the same time: a ring, a doorbell record
+/// or a page of registers.
 ///
-/// Offsets come from the driver, never from the device: one that is out of range or not aligned is a bug of the driver, and panics.
+/// All accesses are aligned words and atomic, so concurrent accesses by the device are never undefined
+/// behaviour.
+///
+/// Offsets come from the driver, never from the device. An offset that is out of range or unaligned is a bug
+/// of the driver and panics.
 #[derive(Clone)]
 pub struct DeviceMemory {
     start: NonNull<u8>,
@@ -18,22 +22,24 @@ pub struct DeviceMemory {
     keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: all access is by atomics; the memory is kept alive by `keep`, which is Send and Sync.
+// SAFETY: all accesses are atomic, and `keep`, which is `Send` and `Sync`, keeps the memory mapped.
 unsafe impl Send for DeviceMemory {}
-// SAFETY: as above.
+// SAFETY: all accesses are atomic, and `keep`, which is `Send` and `Sync`, keeps the memory mapped.
 unsafe impl Sync for DeviceMemory {}
 
 impl DeviceMemory {
-    /// Memory from `start`, aligned to 8, for as long as `keep` lives.
+    /// Creates a view of the memory at `start`, which `keep` keeps mapped.
     ///
     /// # Safety
-    /// `bytes` bytes from `start` are mapped for reading and writing (only writing, if nothing is loaded) while `keep` lives, and the
-    /// process accesses them in no other way than through views like this one.
+    /// While `keep` lives:
+    /// - `bytes` bytes from `start` are mapped for reading and writing. A mapping for writing is enough if
+    ///   nothing is loaded.
+    /// - The process accesses them only through views of this type.
     ///
     /// # Panics
-    /// `start` is not aligned to 8.
+    /// If `start` is not aligned to 8.
     pub unsafe fn new(start: NonNull<u8>, bytes: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
-        assert_eq!(start.as_ptr() as usize % 8, 0, "memory of a device starts at {start:p}, which is not aligned to 8");
+        assert_eq!(start.as_ptr() as usize % 8, 0, "device memory at {start:p} is not aligned to 8");
         Self { start, bytes, keep }
     }
 
@@ -42,26 +48,31 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// First byte: valid for [`Self::bytes`] bytes while this view, or a clone of it, lives.
+    /// Address of the first byte. It is valid for [`Self::bytes`] bytes while this view or a clone of it
+    /// lives.
     pub fn base(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// A part of it.
+    /// Creates a view of a part of the memory.
     ///
     /// # Panics
-    /// The part is not inside, or does not start at a multiple of 8.
+    /// If the part is not inside the memory, or does not start at a multiple of 8.
     pub fn part(&self, offset: usize, bytes: usize) -> Self {
         assert!(offset.is_multiple_of(8) && offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
-        // SAFETY: inside, as just checked.
+        // SAFETY: the assertion above guarantees that the part lies inside the memory.
         let start = unsafe { self.start.add(offset) };
         Self { start, bytes, keep: Arc::clone(&self.keep) }
     }
 
     #[inline(always)]
     fn word32(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset & 3 == 0 && offset < self.bytes && self.bytes - offset >= 4, "no word at offset {offset}");
-        // SAFETY: in range and aligned; the address is valid while self lives, and nothing is accessed but by atomics.
+        assert!(
+            offset & 3 == 0 && offset < self.bytes && self.bytes - offset >= 4,
+            "no 32-bit word at offset {offset}"
+        );
+        // SAFETY: the assertion above guarantees range and alignment. The address is valid while `self`
+        // lives, and all accesses are atomic.
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 
@@ -69,52 +80,48 @@ impl DeviceMemory {
     fn word64(&self, offset: usize) -> &AtomicU64 {
         assert!(
             offset & 7 == 0 && offset < self.bytes && self.bytes - offset >= 8,
-            "no double word at offset {offset}"
+            "no 64-bit word at offset {offset}"
         );
-        // SAFETY: in range and aligned; the address is valid while self lives, and nothing is accessed but by atomics.
+        // SAFETY: the assertion above guarantees range and alignment. The address is valid while `self`
+        // lives, and all accesses are atomic.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 
-    /// The word at `offset`, in the machine's byte order.
+    /// Loads the 32-bit word at `offset`, in native byte order.
     #[inline(always)]
     pub fn load32(&self, offset: usize) -> u32 {
         self.word32(offset).load(Ordering::Relaxed)
     }
 
-    /// The double word at `offset`.
+    /// Loads the 64-bit word at `offset`, in native byte order.
     #[inline(always)]
     pub fn load64(&self, offset: usize) -> u64 {
         self.word64(offset).load(Ordering::Relaxed)
     }
 
-    /// The word at `offset`, before anything that is loaded later: for the word with the owner bits, which a device writes last.
+    /// Loads the 32-bit word at `offset` before all later loads: for the word with the owner bits, which a
+    /// device writes last.
     #[inline(always)]
     pub fn load32_acquire(&self, offset: usize) -> u32 {
         self.word32(offset).load(Ordering::Acquire)
     }
 
-    /// Writes the word at `offset`.
+    /// Stores the 32-bit word at `offset`.
     #[inline(always)]
     pub fn store32(&self, offset: usize, value: u32) {
         self.word32(offset).store(value, Ordering::Relaxed);
     }
 
-    /// Writes the double word at `offset`.
+    /// Stores the 64-bit word at `offset`.
     #[inline(always)]
     pub fn store64(&self, offset: usize, value: u64) {
         self.word64(offset).store(value, Ordering::Relaxed);
     }
 
-    /// Writes the word at `offset` after everything that was stored before: for a doorbell record.
+    /// Stores the 32-bit word at `offset` after all earlier stores: for a doorbell record.
     #[inline(always)]
     pub fn store32_release(&self, offset: usize, value: u32) {
         self.word32(offset).store(value, Ordering::Release);
-    }
-
-    /// Writes the double word at `offset` after everything that was stored before.
-    #[inline(always)]
-    pub fn store64_release(&self, offset: usize, value: u64) {
-        self.word64(offset).store(value, Ordering::Release);
     }
 }
 
@@ -124,8 +131,10 @@ impl fmt::Debug for DeviceMemory {
     }
 }
 
-/// A 64-bit register that tells a device that there is work. Ringing it contains both fences: nothing that was stored before is seen
-/// later than the register, and the register (write-combining memory) does not wait in a buffer.
+/// Doorbell: a 64-bit register that tells a device about new work.
+///
+/// Ringing it contains both fences. Earlier stores reach the device before the register, and the register,
+/// which is mapped write-combining, does not stay in a write buffer.
 #[derive(Clone, Debug)]
 pub struct Doorbell {
     page: DeviceMemory,
@@ -136,7 +145,7 @@ impl Doorbell {
     /// The register at `offset` of a page of registers.
     ///
     /// # Panics
-    /// There is no double word at that offset.
+    /// If the page has no 64-bit word at that offset.
     pub fn new(page: &DeviceMemory, offset: usize) -> Self {
         let _ = page.word64(offset);
         Self { page: page.clone(), offset }
@@ -146,13 +155,14 @@ impl Doorbell {
     #[inline(always)]
     pub fn ring(&self, value: u64) {
         store_fence();
-        // Volatile: a register is written once for each time it is rung, however often that is.
+        // Volatile: the compiler must not merge two writes of the register.
         self.write(0, value);
         store_fence();
     }
 
-    /// Writes the register, and what follows in the buffer behind it, in order: `count` double words in all. Write-combining memory sends
-    /// each line of 64 bytes in one piece, so that it is to be whole lines.
+    /// Writes `count` 64-bit words in order, the first one to the register.
+    ///
+    /// Write-combining memory sends each line of 64 bytes in one piece, so the words should fill whole lines.
     #[inline(always)]
     pub fn ring_with(&self, count: usize, word: impl Fn(usize) -> u64) {
         store_fence();
@@ -164,22 +174,24 @@ impl Doorbell {
 
     #[inline(always)]
     fn write(&self, at: usize, value: u64) {
-        // SAFETY: the word is mapped for writing while self lives.
+        // SAFETY: `word64` has checked range and alignment; the memory is mapped for writing while `self`
+        // lives.
         unsafe { self.page.word64(self.offset + 8 * at).as_ptr().write_volatile(value) };
     }
 }
 
-/// Stores before it reach memory and devices before stores after it. A compiler barrier and x86's own order are not enough: registers are
-/// mapped write-combining.
+/// Orders all earlier stores before all later ones, for memory and devices.
+///
+/// A compiler barrier and the store order of x86 are not enough, since registers are mapped write-combining.
 #[inline(always)]
 fn store_fence() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: sfence is part of every x86-64.
+    // SAFETY: `sfence` is part of every x86-64 processor.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier has no operands.
+    // SAFETY: a barrier has no operands and no effect on memory safety.
     unsafe {
         std::arch::asm!("dsb st", options(nostack, preserves_flags));
     }
@@ -188,18 +200,19 @@ fn store_fence() {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn memory(words: usize) -> DeviceMemory {
+    /// Zeroed memory of `words` 64-bit words.
+    pub(crate) fn memory(words: usize) -> DeviceMemory {
         let buffer: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let start = NonNull::from(&buffer[0]).cast();
-        // SAFETY: the buffer is kept, aligned to 8, and only reached through the view.
+        // SAFETY: the view keeps the buffer alive. It is aligned to 8 and only accessed through views.
         unsafe { DeviceMemory::new(start, words * 8, Arc::new(buffer)) }
     }
 
     #[test]
-    fn words_are_where_they_were_put() {
+    fn parts_and_doorbells_address_the_same_words() {
         let all = memory(4);
         let end = all.part(24, 8);
         drop(all.clone());
@@ -212,11 +225,11 @@ mod tests {
         Doorbell::new(&all, 0).ring_with(2, |i| 5 + i as u64);
         assert_eq!([0, 8, 16].map(|at| all.load64(at)), [5, 6, 0]);
         drop(all);
-        assert_eq!(end.load32(4), 0xaabb_ccdd, "a part keeps the whole");
+        assert_eq!(end.load32(4), 0xaabb_ccdd, "a part keeps the memory mapped");
     }
 
     #[test]
-    fn nothing_outside_or_askew_is_touched() {
+    fn accesses_out_of_range_or_unaligned_panic() {
         let refused = |access: &dyn Fn(&DeviceMemory)| {
             let memory = memory(2);
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| access(&memory))).is_err()

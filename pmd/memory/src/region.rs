@@ -1,4 +1,4 @@
-// UNSAFETY: maps memory and hands out its address.
+// UNSAFETY: maps memory and exposes its address.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -11,12 +11,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 const HUGE_PAGE: usize = 2 << 20;
 
-/// What really holds a region.
+/// Kind of pages that back a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// 2 MiB pages reserved by the administrator (`vm.nr_hugepages`).
     HugePages,
-    /// Normal pages for which transparent huge pages were asked (`madvise(MADV_HUGEPAGE)`); the kernel may or may not have obliged.
+    /// Normal pages with a request for transparent huge pages (`madvise(MADV_HUGEPAGE)`), which the kernel
+    /// may or may not follow.
     TransparentHugePages,
     /// Normal pages.
     NormalPages,
@@ -26,83 +27,88 @@ impl fmt::Display for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::HugePages => "2 MiB huge pages",
-            Self::TransparentHugePages => "normal pages, transparent huge pages asked for",
+            Self::TransparentHugePages => "normal pages, transparent huge pages requested",
             Self::NormalPages => "normal pages",
         })
     }
 }
 
-/// Why a region could not be mapped.
+/// Error of mapping a region.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// A region needs at least one byte.
-    #[error("a memory region of 0 bytes was asked for")]
+    /// The size is 0 bytes.
+    #[error("a memory region cannot have 0 bytes")]
     Empty,
-    /// Huge pages were demanded and there are too few.
+    /// Huge pages are required, and too few are free.
     #[error(
-        "{pages} huge pages of 2 MiB are not free ({source}); reserve them with `sysctl vm.nr_hugepages={pages}` or allow normal pages"
+        "{pages} huge pages of 2 MiB are not free ({source}); \
+         reserve them with `sysctl vm.nr_hugepages={pages}` or allow normal pages"
     )]
     HugePages {
-        /// How many pages the region needs.
+        /// Number of pages of the region.
         pages: usize,
-        /// What the kernel answered.
+        /// Error of the kernel.
         source: std::io::Error,
     },
-    /// The file of another process could lose pages that are mapped here.
-    #[error("the memory that another process passed is no file that keeps its size (a memfd with F_SEAL_SHRINK)")]
+    /// The file of another process may shrink while it is mapped.
+    #[error("the memory file of another process may shrink; it must be a memfd with F_SEAL_SHRINK")]
     Unsealed,
     /// The kernel refused the mapping.
     #[error("cannot map {bytes} bytes of memory: {source}")]
     Map {
-        /// Size asked for.
+        /// Size in bytes.
         bytes: usize,
-        /// What the kernel answered.
+        /// Error of the kernel.
         source: std::io::Error,
     },
 }
 
-/// What to map: [`RegionBuilder::new`], then [`RegionBuilder::map`].
+/// Options of a region: [`RegionBuilder::new`], then [`RegionBuilder::map`].
 #[derive(Clone, Debug)]
 pub struct RegionBuilder {
-    bytes: usize,
-    huge: Option<bool>,
-    node: Option<u32>,
-    shared: bool,
-    gradual: bool,
+    pub(crate) bytes: usize,
+    pub(crate) huge: Option<bool>,
+    pub(crate) node: Option<u32>,
+    pub(crate) shared: bool,
+    pub(crate) without_thp: bool,
 }
 
 impl RegionBuilder {
-    /// A region of at least `bytes`; huge pages if there are any, else normal pages.
+    /// A region of at least `bytes` bytes, of huge pages if enough are free, else of normal pages.
     pub fn new(bytes: usize) -> Self {
-        Self { bytes, huge: None, node: None, shared: false, gradual: false }
+        Self { bytes, huge: None, node: None, shared: false, without_thp: false }
     }
 
-    /// `true`: huge pages or an error. `false`: never ask for reserved huge pages.
+    /// `true`: requires huge pages. `false`: never uses reserved huge pages.
     pub fn huge_pages(mut self, only: bool) -> Self {
         self.huge = Some(only);
         self
     }
 
-    /// Prefer memory of this NUMA node (`mbind`, `MPOL_PREFERRED`): a wish, since a full node is better than no region.
+    /// Prefers memory of this NUMA node (`mbind`, `MPOL_PREFERRED`). If the node is full, the region lies on
+    /// another one.
     pub fn numa_node(mut self, node: u32) -> Self {
         self.node = Some(node);
         self
     }
 
-    /// Back the region with a memfd, so that another process can map the same memory (see [`Region::descriptor`]).
+    /// Backs the region with a memfd, so that another process can map the same memory (see
+    /// [`Region::descriptor`]).
     pub fn shared(mut self) -> Self {
         self.shared = true;
         self
     }
 
-    /// Where normal pages are taken, asks for no transparent huge pages: the first write to each 4 KiB costs as much as zeros for these,
-    /// and nobody waits for 2 MiB of them. See [`Region::ask_for_huge_pages`] for later.
-    pub fn gradual(mut self) -> Self {
-        self.gradual = true;
+    /// Requests no transparent huge pages if normal pages are used.
+    ///
+    /// Each page fault then zeroes 4 KiB instead of 2 MiB, which spreads the cost over the first writes.
+    /// [`Region::advise_huge_pages`] can request them later.
+    pub fn without_thp(mut self) -> Self {
+        self.without_thp = true;
         self
     }
 
-    /// Maps the region; it is zeroed.
+    /// Maps the region. Its memory is zero.
     pub fn map(self) -> Result<Region, RegionError> {
         if self.bytes == 0 {
             return Err(RegionError::Empty);
@@ -123,24 +129,26 @@ impl RegionBuilder {
 
     fn map_as(&self, bytes: usize, huge: bool) -> std::io::Result<Region> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // Normal pages: one huge page more than needed, so that the region can start on a 2 MiB boundary; without that, transparent
-        // huge pages would miss both ends. MAP_POPULATE on reserved pages only: a too small reservation then fails here and not
-        // with SIGBUS at the first touch.
+        // Normal pages: one huge page more than needed, so that the region can start on a 2 MiB boundary.
+        // Otherwise transparent huge pages would miss both ends.
+        //
+        // MAP_POPULATE for reserved pages only: a reservation that is too small fails here, and not with
+        // SIGBUS at the first access.
         let reserve = if huge || self.shared { bytes } else { bytes + HUGE_PAGE };
         let mut flags = if huge { MapFlags::HUGETLB | MapFlags::POPULATE } else { MapFlags::NORESERVE };
         let (start, file) = if self.shared {
             let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
             let file = memfd_create("wirepath-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind)?;
             ftruncate(&file, bytes as u64)?;
-            // Nobody who gets the file can take pages away under those who have mapped them.
+            // With these seals, no process that has the file can remove pages that another one has mapped.
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-            // HUGETLB belongs to the memfd here, not to the mapping.
+            // With a memfd, HUGETLB is a property of the file and not of the mapping.
             flags -= MapFlags::HUGETLB;
-            // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+            // SAFETY: the kernel chooses the address, so the new mapping replaces no other one.
             let start = unsafe { mmap(ptr::null_mut(), bytes, protection, flags | MapFlags::SHARED, &file, 0) }?;
             (start, Some(file))
         } else {
-            // SAFETY: as above.
+            // SAFETY: the kernel chooses the address, so the new mapping replaces no other one.
             let start = unsafe { mmap_anonymous(ptr::null_mut(), reserve, protection, flags | MapFlags::PRIVATE) }?;
             (start, None)
         };
@@ -153,15 +161,17 @@ impl RegionBuilder {
         }
         let backing = if huge {
             Backing::HugePages
-        } else if !self.gradual && advise_huge(mapped.start, bytes) {
+        } else if !self.without_thp && advise_huge(mapped.start, bytes) {
             Backing::TransparentHugePages
         } else {
             Backing::NormalPages
         };
-        // A child process must not get copy-on-write copies of pages that a device writes (see ibv_fork_init(3)).
-        // SAFETY: only affects fork.
+        // A child process must not get copy-on-write copies of pages that a device writes (see
+        // ibv_fork_init(3)).
+        //
+        // SAFETY: the advice only affects fork(2).
         let _ = unsafe { madvise(mapped.start, bytes, Advice::LinuxDontFork) };
-        Ok(Region { mapping: mapped, bytes, backing, file, _behind: None })
+        Ok(Region { mapping: mapped, bytes, backing, file, _close_notifier: None })
     }
 }
 
@@ -171,12 +181,12 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Gives back what lies before the first 2 MiB boundary and behind `bytes` from there.
+    /// Unmaps the memory before the first 2 MiB boundary, and all but `bytes` bytes from there.
     fn trim_to_boundary(&mut self, bytes: usize) {
         let start = self.start as usize;
         let aligned = start.next_multiple_of(HUGE_PAGE);
         let (before, after) = (aligned - start, start + self.bytes - (aligned + bytes));
-        // SAFETY: both parts are ours, and nobody has an address into them yet.
+        // SAFETY: both parts belong to this mapping, and no other code has an address in them yet.
         unsafe {
             if before > 0 {
                 let _ = munmap(self.start, before);
@@ -192,29 +202,34 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours; whoever holds an address into it also holds the region alive (contract of `Region::base`).
+        // SAFETY: this value owns the mapping. Code that uses an address of a region keeps the region alive,
+        // as `Region::base` demands.
         let _ = unsafe { munmap(self.start, self.bytes) };
     }
 }
 
-/// A mapped piece of memory, zeroed at first. Its size is a multiple of 2 MiB unless it was cut short, and it starts on such a boundary
-/// unless it is shared normal memory.
+/// Mapped memory, zero at first.
+///
+/// The size is a multiple of 2 MiB unless the region was truncated. The start is a multiple of 2 MiB too,
+/// unless the region is shared memory of normal pages.
 pub struct Region {
     mapping: Mapping,
     bytes: usize,
     backing: Backing,
     file: Option<OwnedFd>,
-    /// Dropped once nothing is mapped any more.
-    _behind: Option<OwnedFd>,
+    /// Closed after the memory is unmapped.
+    _close_notifier: Option<OwnedFd>,
 }
 
-// SAFETY: the region is an address range; it synchronises nothing and hands out no references.
+// SAFETY: a region is an address range that any thread may unmap; it gives out no references.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: methods that take `&self` only read fields and advise the kernel; the region gives out no
+// references to its memory.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// First byte. Valid for [`Self::bytes`] bytes for as long as the region lives: who keeps the address keeps the region.
+    /// Address of the first byte. It is valid for [`Self::bytes`] bytes while the region lives; code that
+    /// keeps the address must keep the region.
     pub fn base(&self) -> NonNull<u8> {
         NonNull::new(self.mapping.start.cast()).expect("mmap does not return null")
     }
@@ -224,39 +239,39 @@ impl Region {
         self.bytes
     }
 
-    /// Asks for transparent huge pages in the place of normal ones that are there already: the kernel's own thread makes them when it
-    /// has time (khugepaged).
-    pub fn ask_for_huge_pages(&self) {
+    /// Requests transparent huge pages in place of normal pages that exist already. The kernel thread
+    /// khugepaged creates them later.
+    pub fn advise_huge_pages(&self) {
         advise_huge(self.mapping.start, self.bytes);
     }
 
-    /// Gives back all but the first `bytes`, up to the next boundary of 4 KiB; does nothing to reserved huge pages and to regions that
-    /// are no larger.
+    /// Unmaps all but the first `bytes` bytes, rounded up to 4 KiB. Does nothing if the region has reserved
+    /// huge pages or is not larger.
     ///
     /// # Safety
-    /// Nobody may use an address behind `bytes` from now on.
+    /// No code uses an address behind the first `bytes` bytes from now on.
     pub unsafe fn truncate(&mut self, bytes: usize) {
         const PAGE: usize = 4096;
         let kept = bytes.max(1).next_multiple_of(PAGE);
         if self.backing == Backing::HugePages || kept >= self.bytes {
             return;
         }
-        // SAFETY: this part of the mapping is ours, and by contract nobody's else.
+        // SAFETY: this part belongs to the mapping, and the caller guarantees that no code uses it any more.
         if unsafe { munmap(self.mapping.start.byte_add(kept), self.bytes - kept) }.is_ok() {
             (self.bytes, self.mapping.bytes) = (kept, kept);
         }
     }
 
-    /// What holds the region.
+    /// Kind of pages that back the region.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// Maps the memory of another process's shared region, whole, from the file that was passed here.
+    /// Maps the whole memory of another process's shared region, from the file that it passed.
     ///
     /// # Errors
-    /// It is no file that can be mapped, or one that could be cut while it is.
-    pub fn attach(file: OwnedFd) -> Result<Self, RegionError> {
+    /// The file cannot be mapped, or it may shrink while it is mapped.
+    pub fn from_memfd(file: OwnedFd) -> Result<Self, RegionError> {
         let failed = |bytes| move |source: rustix::io::Errno| RegionError::Map { bytes, source: source.into() };
         let bytes = usize::try_from(rustix::fs::fstat(&file).map_err(failed(0))?.st_size).unwrap_or(0);
         if bytes == 0 {
@@ -267,20 +282,21 @@ impl Region {
             return Err(RegionError::Unsealed);
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+        // SAFETY: the kernel chooses the address, so the new mapping replaces no other one.
         let start =
             unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, &file, 0) }.map_err(failed(bytes))?;
         let mapping = Mapping { start, bytes };
-        Ok(Self { mapping, bytes, backing: Backing::NormalPages, file: Some(file), _behind: None })
+        Ok(Self { mapping, bytes, backing: Backing::NormalPages, file: Some(file), _close_notifier: None })
     }
 
-    /// With a file that is closed once the region is gone: by that another process sees that its memory is not used here any more.
-    pub fn until_closed(mut self, file: OwnedFd) -> Self {
-        self._behind = Some(file);
+    /// Closes `file` after the region is unmapped: the process at the other end sees that its memory is not
+    /// used here any more.
+    pub fn close_on_unmap(mut self, file: OwnedFd) -> Self {
+        self._close_notifier = Some(file);
         self
     }
 
-    /// The file behind a shared region, to be passed to another process.
+    /// File of a shared region, to pass to another process.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(|file| file.as_fd())
     }
@@ -292,9 +308,9 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Asks for transparent huge pages; whether the kernel knows what that is.
+/// Requests transparent huge pages; returns whether the kernel supports them.
 fn advise_huge(start: *mut c_void, bytes: usize) -> bool {
-    // SAFETY: the advice changes how the pages are provided, not what they contain.
+    // SAFETY: the advice changes which pages back the memory, and not its content.
     unsafe { madvise(start, bytes, Advice::LinuxHugepage) }.is_ok()
 }
 
@@ -303,7 +319,7 @@ pub(crate) fn prefer_node(start: *mut c_void, bytes: usize, node: u32) {
     let mut mask = [0u64; 16];
     let Some(word) = mask.get_mut(node as usize / 64) else { return };
     *word = 1 << (node % 64);
-    // SAFETY: mbind(2) reads the mask, whose size in bits (plus one, as the kernel wants it) is given.
+    // SAFETY: mbind(2) only reads the mask. Its size is given in bits, plus one as the kernel expects.
     unsafe {
         libc::syscall(libc::SYS_mbind, start, bytes, MPOL_PREFERRED, mask.as_ptr(), mask.len() * 64 + 1, 0);
     }
@@ -315,7 +331,7 @@ mod tests {
 
     fn write_and_read(region: &Region) {
         let last = region.bytes() - 1;
-        // SAFETY: both addresses lie in the region, which nobody else uses.
+        // SAFETY: both addresses lie in the region, which no other code uses.
         unsafe {
             let base = region.base().as_ptr();
             assert_eq!(*base.add(last), 0);
@@ -338,18 +354,18 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_cut_short_and_stays_usable() {
-        let mut region = RegionBuilder::new(3 << 20).huge_pages(false).gradual().map().unwrap();
+    fn a_truncated_region_stays_usable() {
+        let mut region = RegionBuilder::new(3 << 20).huge_pages(false).without_thp().map().unwrap();
         assert_eq!(region.backing(), Backing::NormalPages);
-        region.ask_for_huge_pages();
+        region.advise_huge_pages();
         write_and_read(&region);
-        // SAFETY: nobody keeps an address.
+        // SAFETY: no code keeps an address in the region.
         unsafe { region.truncate(5000) };
         assert_eq!(region.bytes(), 8192);
-        // SAFETY: as above.
+        // SAFETY: no code keeps an address in the region.
         unsafe { region.truncate(1 << 30) };
         assert_eq!(region.bytes(), 8192);
-        // SAFETY: both lie in the region, which nobody else uses.
+        // SAFETY: both addresses lie in the region, which no other code uses.
         unsafe {
             let base = region.base().as_ptr();
             assert_eq!(*base, 1);
@@ -365,31 +381,31 @@ mod tests {
     }
 
     #[test]
-    fn an_attached_region_is_the_same_memory() {
+    fn a_region_from_a_memfd_is_the_same_memory() {
         let region = RegionBuilder::new(1).shared().huge_pages(false).map().unwrap();
-        let other = Region::attach(region.descriptor().unwrap().try_clone_to_owned().unwrap()).unwrap();
+        let other = Region::from_memfd(region.descriptor().unwrap().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(other.bytes(), region.bytes());
-        // SAFETY: both addresses lie in the regions, which nobody else uses.
+        // SAFETY: both addresses lie in the regions, which no other code uses.
         unsafe {
             region.base().as_ptr().add(77).write(7);
             assert_eq!(*other.base().as_ptr().add(77), 7);
         }
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(Region::attach(socket.into()).is_err());
+        assert!(Region::from_memfd(socket.into()).is_err());
         let loose = memfd_create("loose", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&loose, 1 << 21).unwrap();
-        assert!(matches!(Region::attach(loose), Err(RegionError::Unsealed)));
+        assert!(matches!(Region::from_memfd(loose), Err(RegionError::Unsealed)));
     }
 
     #[test]
-    fn nothing_and_everything_are_errors() {
+    fn sizes_of_zero_and_usize_max_are_errors() {
         assert!(matches!(RegionBuilder::new(0).map(), Err(RegionError::Empty)));
         assert!(matches!(RegionBuilder::new(usize::MAX).map(), Err(RegionError::Map { .. })));
     }
 
     #[test]
-    fn demanded_huge_pages_name_the_remedy() {
-        // More than any machine has: must fail, whatever is reserved here.
+    fn missing_huge_pages_name_the_remedy() {
+        // No machine has so much memory, so this fails whatever is reserved.
         let error = RegionBuilder::new(1 << 46).huge_pages(true).map().unwrap_err();
         assert!(error.to_string().contains("sysctl vm.nr_hugepages="), "{error}");
     }

@@ -1,4 +1,4 @@
-// UNSAFETY: looks at slots by masked index instead of checking a range each time.
+// UNSAFETY: addresses slots by masked index, without a bounds check.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -12,15 +12,16 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A slot that can be looked at while a device writes it: an array of atomics, valid whatever its bytes are.
+/// Ring entry that a device may write while it is read: an array of atomics, valid for any bytes.
 pub trait Slot: sealed::Sealed + Sync {}
 impl<const N: usize> sealed::Sealed for [AtomicU32; N] {}
 impl<const N: usize> Slot for [AtomicU32; N] {}
 impl<const N: usize> sealed::Sealed for [AtomicU64; N] {}
 impl<const N: usize> Slot for [AtomicU64; N] {}
 
-/// A ring of slots that a device reads or writes, indexed by free-running counters: the slot is the counter modulo the number of slots,
-/// so that no counter leads outside.
+/// Descriptor ring in device memory, indexed by free-running counters.
+///
+/// The slot is the counter modulo the number of slots, so every counter is in bounds.
 #[derive(Clone)]
 pub struct Slots<S: Slot> {
     base: NonNull<S>,
@@ -28,25 +29,25 @@ pub struct Slots<S: Slot> {
     memory: DeviceMemory,
 }
 
-// SAFETY: gives out shared references to atomics only, and keeps the memory.
+// SAFETY: the ring gives out shared references to atomics only, and keeps the memory mapped.
 unsafe impl<S: Slot> Send for Slots<S> {}
-// SAFETY: as above.
+// SAFETY: the ring gives out shared references to atomics only, and keeps the memory mapped.
 unsafe impl<S: Slot> Sync for Slots<S> {}
 
 impl<S: Slot> Slots<S> {
-    /// As many slots as the memory holds; `None` if that is no power of two, or more than 2³¹.
+    /// Divides the memory into slots; `None` if their number is not a power of two, or exceeds 2³¹.
     pub fn new(memory: &DeviceMemory) -> Option<Self> {
         const { assert!(align_of::<S>() <= 8 && size_of::<S>() > 0) };
         let count = u32::try_from(memory.bytes() / size_of::<S>()).ok().filter(|count| count.is_power_of_two())?;
-        // The memory is aligned to 8.
+        // Device memory is aligned to 8.
         Some(Self { base: memory.base().cast(), mask: count - 1, memory: memory.clone() })
     }
 
-    /// The slot that a free-running counter stands at.
+    /// Slot of a free-running counter.
     #[inline(always)]
     pub fn at(&self, counter: u32) -> &S {
-        // SAFETY: the mask keeps the index below the number of slots that the memory holds; it lives with self, and is accessed by
-        // atomics only.
+        // SAFETY: the mask keeps the index below the number of slots in the memory. The memory lives as long
+        // as `self`, and all accesses are atomic.
         unsafe { self.base.add((counter & self.mask) as usize).as_ref() }
     }
 
@@ -56,17 +57,18 @@ impl<S: Slot> Slots<S> {
         self.mask + 1
     }
 
-    /// Where the slots are.
+    /// Memory of the slots.
     pub fn memory(&self) -> &DeviceMemory {
         &self.memory
     }
 }
 
 impl<S: Slot> Slots<S> {
-    /// The ring as a value of two words, for loops: what is written to slots may, as far as the compiler knows, change the ring.
+    /// Returns the ring as a value of two words, for loops. The compiler must otherwise assume that a write
+    /// to a slot changes the ring itself.
     #[inline(always)]
-    pub fn view(&self) -> View<'_, S> {
-        View { base: self.base, mask: self.mask, _slots: PhantomData }
+    pub fn view(&self) -> SlotsView<'_, S> {
+        SlotsView { base: self.base, mask: self.mask, _slots: PhantomData }
     }
 }
 
@@ -78,46 +80,48 @@ impl<const N: usize> Slots<[AtomicU64; N]> {
     }
 }
 
-/// [`Slots`], borrowed.
+/// Borrowed [`Slots`], as a value of two words.
 #[derive(Debug)]
-pub struct View<'a, S: Slot> {
+pub struct SlotsView<'a, S: Slot> {
     base: NonNull<S>,
     mask: u32,
     _slots: PhantomData<&'a Slots<S>>,
 }
 
-impl<S: Slot> Clone for View<'_, S> {
+impl<S: Slot> Clone for SlotsView<'_, S> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<S: Slot> Copy for View<'_, S> {}
+impl<S: Slot> Copy for SlotsView<'_, S> {}
 
-impl<'a, S: Slot> View<'a, S> {
-    /// The slot that a free-running counter stands at.
+impl<'a, S: Slot> SlotsView<'a, S> {
+    /// Slot of a free-running counter.
     #[inline(always)]
     pub fn at(self, counter: u32) -> &'a S {
-        // SAFETY: as in `Slots::at`; the slots are borrowed.
+        // SAFETY: the mask keeps the index below the number of slots. The memory lives as long as the
+        // borrowed ring, and all accesses are atomic.
         unsafe { self.base.add((counter & self.mask) as usize).as_ref() }
     }
 
-    /// The slots from the one that a free-running counter stands at to the end of the ring.
+    /// Slots from that of a free-running counter to the end of the ring.
     #[inline(always)]
     pub fn run(self, counter: u32) -> &'a [S] {
         let at = counter & self.mask;
-        // SAFETY: as in `at`: so many slots lie between that one and the end of the ring.
+        // SAFETY: `mask - at + 1` slots lie between slot `at` and the end of the ring. The memory lives as
+        // long as the borrowed ring, and all accesses are atomic.
         unsafe { std::slice::from_raw_parts(self.base.add(at as usize).as_ptr(), (self.mask - at) as usize + 1) }
     }
 
-    /// Number of slots, less one.
+    /// Number of slots less one.
     #[inline(always)]
     pub fn mask(self) -> u32 {
         self.mask
     }
 }
 
-impl<const N: usize> View<'_, [AtomicU64; N]> {
+impl<const N: usize> SlotsView<'_, [AtomicU64; N]> {
     /// Writes a whole slot, its first word last.
     #[inline(always)]
     pub fn write(self, counter: u32, words: [u64; N]) {
@@ -128,7 +132,7 @@ impl<const N: usize> View<'_, [AtomicU64; N]> {
 /// Writes a whole slot, its first word last.
 #[inline(always)]
 pub fn write<const N: usize>(slot: &[AtomicU64; N], words: [u64; N]) {
-    // Not by iterators: this must become N stores.
+    // A loop instead of iterators: it must compile to N stores.
     let mut i = N;
     while i > 0 {
         i -= 1;
@@ -144,15 +148,8 @@ impl<S: Slot> fmt::Debug for Slots<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-
-    fn memory(words: usize) -> DeviceMemory {
-        let buffer: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        // SAFETY: the buffer is kept, aligned to 8, and only reached through views.
-        unsafe { DeviceMemory::new(NonNull::from(&buffer[0]).cast(), words * 8, Arc::new(buffer)) }
-    }
+    use crate::device::tests::memory;
 
     #[test]
     fn counters_run_round_the_ring() {
@@ -170,6 +167,6 @@ mod tests {
     #[test]
     fn only_powers_of_two() {
         assert!(Slots::<[AtomicU64; 4]>::new(&memory(48)).is_none());
-        assert!(Slots::<[AtomicU32; 16]>::new(&memory(4)).is_none(), "not even one");
+        assert!(Slots::<[AtomicU32; 16]>::new(&memory(4)).is_none(), "less than one slot");
     }
 }

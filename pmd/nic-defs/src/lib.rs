@@ -1,15 +1,18 @@
-//! Bit layouts and nothing else: what drivers and the emulator must agree on, and what C headers can check.
+//! Bit layouts that drivers and the emulator share. Tests compare them with C headers.
 //!
-//! - [`uverbs`]: the kernel interface of libibverbs, in its `write` and its `ioctl` form, and the driver parts of its commands.
-//! - [`netlink`]: the RDMA netlink family, by which libibverbs finds devices.
+//! - [`uverbs`]: kernel interface of libibverbs in its `write` and `ioctl` forms, with the driver parts of its
+//!   commands.
+//! - [`netlink`]: RDMA netlink family. libibverbs uses it to find devices.
 //! - [`mlx5`]: descriptors, completions, doorbells and steering layouts of ConnectX.
 //! - [`mana`]: work-queue elements, completions and doorbells of the Microsoft Azure Network Adapter (GDMA).
 //!
-//! Structures are plain values of bytes (`zerocopy`), numbers are in host order where the kernel reads them, little-endian where MANA
-//! does (the same on the machines that this runs on, which [`mana`] checks at compile time), and big-endian where ConnectX does. A code that a device or
-//! a peer writes is an integer with named constants, never an enum: a value without a name is a value all the same.
+//! Structures are plain bytes (`zerocopy`). Numbers that the kernel reads are in host order, those of MANA are
+//! little-endian, and those of ConnectX are big-endian. Supported machines are little-endian; [`mana`] checks this at
+//! compile time. A code that a device or a peer writes is an integer with named constants. It is never an enum,
+//! because values without a name are possible.
 //!
-//! No logic lives here: a driver and the emulator that judges it may share these tables, but not the code that reads them.
+//! This crate contains no logic. A driver and the emulator that tests it share these tables, but not the code that
+//! reads them.
 
 #![no_std]
 #![forbid(unsafe_code)]

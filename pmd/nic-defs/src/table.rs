@@ -1,6 +1,6 @@
-//! Tables from which both the Rust types and the comparison with C headers follow.
+//! Macros that define Rust types together with tables for the comparison with C headers.
 
-/// One field of a structure, as a C compiler would see it.
+/// Field of a structure, with the layout that a C compiler gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Name in the C header.
@@ -11,18 +11,18 @@ pub struct Field {
     pub size: usize,
 }
 
-/// A structure with the name that it has in C.
+/// Structure with its C name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Structure {
-    /// Name in the C header, with `struct` in front where C wants it.
+    /// Name in the C header, including the keyword `struct`.
     pub name: &'static str,
     /// Bytes.
     pub size: usize,
-    /// Every field, in order.
+    /// All fields in order.
     pub fields: &'static [Field],
 }
 
-/// A number with the name that it has in C.
+/// Constant with its C name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Constant {
     /// Name in the C header.
@@ -31,7 +31,7 @@ pub struct Constant {
     pub value: u64,
 }
 
-/// Structures of one C header, as `repr(C)` types without padding, and a table of them for the comparison.
+/// Defines the structures of one C header as `repr(C)` types without padding, and a table of them for the comparison.
 macro_rules! structures {
     ($(#[$list_meta:meta])* $list:ident; $(
         $(#[$meta:meta])*
@@ -51,7 +51,7 @@ macro_rules! structures {
             }
 
             impl $name {
-                /// The structure as the C header has it.
+                /// Layout for the comparison with the C header.
                 pub const STRUCTURE: $crate::Structure = $crate::Structure {
                     name: $c,
                     size: size_of::<Self>(),
@@ -69,7 +69,7 @@ macro_rules! structures {
     };
 }
 
-/// Numbers of one C header, and a table of them for the comparison.
+/// Defines the constants of one C header, and a table of them for the comparison.
 macro_rules! constants {
     ($(#[$list_meta:meta])* $list:ident; $( $(#[$meta:meta])* $name:ident: $ty:ty = $value:expr, $c:literal; )*) => {
         $( $(#[$meta])* #[doc = concat!("`", $c, "`")] pub const $name: $ty = $value; )*
@@ -79,7 +79,7 @@ macro_rules! constants {
     };
 }
 
-/// A word made of bit fields: for each field a getter and a builder.
+/// Defines a word of bit fields, with a getter and a builder method for each field.
 macro_rules! bits {
     ($(
         $(#[$meta:meta])*
@@ -99,7 +99,8 @@ macro_rules! bits {
                     self.0 >> $shift & (<$word>::MAX >> (<$word>::BITS - $width))
                 }
 
-                #[doc = concat!("The word with [`Self::", stringify!($get), "`] set; bits of `value` that do not fit are cut off.")]
+                #[doc = concat!("Returns the word with [`Self::", stringify!($get), "`] set.")]
+                /// Bits of `value` that do not fit are discarded.
                 #[inline]
                 #[must_use]
                 pub const fn $with(self, value: $word) -> Self {

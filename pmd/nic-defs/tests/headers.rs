@@ -1,21 +1,22 @@
-//! Every structure and every number, compared by a C compiler with the headers that are installed.
+//! Compares every structure and every constant with the installed C headers, by means of a C compiler.
 
 use std::fmt::Write;
 use std::process::Command;
 
 use wirepath_nic_defs::{Constant, Structure, mlx5, netlink, uverbs};
-use wirepath_testlab::{Need, require};
+use wirepath_testlab::{Requirement, require};
 
 fn program(structures: &[Structure], constants: &[Constant]) -> String {
     let mut c = String::from(
         "#include <stddef.h>\n#include <rdma/ib_user_verbs.h>\n#include <rdma/ib_user_ioctl_verbs.h>\n\
          #include <rdma/ib_user_ioctl_cmds.h>\n#include <rdma/rdma_user_ioctl_cmds.h>\n#include <rdma/rdma_netlink.h>\n\
          #include <infiniband/verbs.h>\n#include <infiniband/mlx5dv.h>\n#include <rdma/mlx5-abi.h>\n\
-         #include <rdma/mlx5_user_ioctl_cmds.h>\n#include <rdma/mlx5_user_ioctl_verbs.h>\n#if __has_include(<rdma/mana-abi.h>)\n#include <rdma/mana-abi.h>\n#endif\n",
+         #include <rdma/mlx5_user_ioctl_cmds.h>\n#include <rdma/mlx5_user_ioctl_verbs.h>\n\
+         #if __has_include(<rdma/mana-abi.h>)\n#include <rdma/mana-abi.h>\n#endif\n",
     );
     for structure in structures {
         let name = structure.name;
-        // What follows a structure of variable length is not part of it: the end of its last field is its size here.
+        // A flexible array member is not part of `sizeof`, and the table does not contain it.
         writeln!(c, "_Static_assert(sizeof({name}) == {}, \"size of {name}\");", structure.size).unwrap();
         for field in structure.fields {
             let (field, offset, size) = (field.name, field.offset, field.size);
@@ -66,20 +67,21 @@ fn everything() -> (Vec<Structure>, Vec<Constant>) {
 }
 
 #[test]
-fn every_structure_and_number_is_that_of_the_headers() {
-    require!(Need::Program("cc"), Need::File("/usr/include/infiniband/verbs.h"));
+fn layouts_and_constants_match_c_headers() {
+    require!(Requirement::Program("cc"), Requirement::File("/usr/include/infiniband/verbs.h"));
     let (structures, constants) = everything();
     assert!(structures.len() > 40 && constants.len() > 150);
     compiles(&program(&structures, &constants)).unwrap();
-    // The request number of the ioctl is a macro with a size in it.
+    // The ioctl request number is a macro that contains a size.
     let request = [Constant { name: "RDMA_VERBS_IOCTL", value: uverbs::ioctl::REQUEST }];
     compiles(&program(&[], &request)).unwrap();
 }
 
-/// Debian 12's headers are older than MANA's; newer ones have them, and libmana's behaviour under the emulator shows the same.
+/// The headers of Debian 12 do not contain the MANA ABI; newer headers do. libmana under the emulator exercises the
+/// same layouts.
 #[test]
-fn mana_where_its_header_is_installed() {
-    require!(Need::Program("cc"), Need::File("/usr/include/infiniband/verbs.h"));
+fn mana_layouts_match_the_header_if_installed() {
+    require!(Requirement::Program("cc"), Requirement::File("/usr/include/infiniband/verbs.h"));
     if std::path::Path::new("/usr/include/rdma/mana-abi.h").exists() {
         compiles(&program(uverbs::mana::STRUCTURES, &[])).unwrap();
     }
@@ -88,8 +90,8 @@ fn mana_where_its_header_is_installed() {
 }
 
 #[test]
-fn a_wrong_field_is_found() {
-    require!(Need::Program("cc"), Need::File("/usr/include/infiniband/verbs.h"));
+fn wrong_layout_fails_to_compile() {
+    require!(Requirement::Program("cc"), Requirement::File("/usr/include/infiniband/verbs.h"));
     let (mut structures, mut constants) = everything();
     let mut wrong = structures[2];
     let mut fields = wrong.fields.to_vec();

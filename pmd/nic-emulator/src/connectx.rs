@@ -1,19 +1,23 @@
-//! Generations of ConnectX, and what their rules can do: data, so that a test can take something away.
+//! ConnectX generations and the capabilities of their flow rules. A test can restrict each capability in the
+//! topology.
 //!
 //! ```toml
 //! class = "connectx-6dx"                # connectx-5
-//! steering = { priorities = 16, table_entries = 65536, match_parts = ["outer", "misc", "inner", "misc2", "misc3", "misc5"],
-//!              reformats = ["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"], encap_bytes = 128,
-//!              modify_actions = 32, counters = 1048576, devx = false, sniffer = true, entropy = true, integrity = true }
+//! steering = { priorities = 16, table_entries = 65536, encap_bytes = 128, modify_actions = 32, counters = 1048576,
+//!              match_parts = ["outer", "misc", "inner", "misc2", "misc3", "misc5"],
+//!              reformats = ["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"],
+//!              devx = false, sniffer = true, entropy = true, integrity = true }
 //! ```
 //!
-//! `wrong` plants an error: `"mask"`, `"order"`, `"tag"`, `"checksum"` or `"length"` ([`Wrong`]).
+//! The key `wrong` makes the device misbehave: `"mask"`, `"order"`, `"tag"`, `"checksum"` or `"length"`
+//! ([`SteeringBug`]).
+//! ([`SteeringBug`]).
 
 use wirepath_settings::{ConfigError, Settings};
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
-/// Generations of ConnectX.
+/// ConnectX generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// ConnectX-5.
@@ -23,10 +27,10 @@ pub enum Class {
 }
 
 impl Class {
-    /// As the topology has them.
+    /// Configuration values.
     pub(crate) const NAMES: &[(&str, Self)] = &[("connectx-5", Self::ConnectX5), ("connectx-6dx", Self::ConnectX6Dx)];
 
-    /// PCI device number.
+    /// Returns the PCI device number.
     pub fn part(self) -> u32 {
         match self {
             Self::ConnectX5 => 0x1017,
@@ -34,7 +38,7 @@ impl Class {
         }
     }
 
-    /// Major number of its firmware.
+    /// Returns the major version of the firmware.
     pub fn firmware(self) -> u16 {
         match self {
             Self::ConnectX5 => 16,
@@ -43,57 +47,58 @@ impl Class {
     }
 }
 
-/// What the rules of a ConnectX can do, so that a test can take something away.
+/// Capabilities of the flow rules of a ConnectX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SteeringSpec {
-    /// Priorities that a program may name.
+    /// Number of priorities that a program may use.
     pub priorities: u16,
-    /// Rules of a table: there is one for each priority and direction.
+    /// Rules per table; there is one table for each priority and direction.
     pub table_entries: u32,
-    /// Parts of the match parameters that are compared, as `match_criteria_enable` names them.
+    /// Parts of the match parameters that the device compares, as bits of `match_criteria_enable`.
     pub match_parts: u8,
-    /// Whether the bits are compared that say which layers are in order.
+    /// True if the device compares the integrity bits of the layers.
     pub integrity: bool,
-    /// Kinds of packet reformat, a bit for each.
+    /// Supported kinds of packet reformat, one bit each.
     pub reformats: u8,
-    /// Longest header that is put on.
+    /// Maximum length of an encapsulation header, in bytes.
     pub encap_bytes: u32,
-    /// Header modifications of a rule.
+    /// Maximum number of header modifications per rule.
     pub modify_actions: u32,
-    /// Flow counters.
+    /// Number of flow counters.
     pub counters: u32,
-    /// Programs may make firmware objects (DevX), of which there are flow counters.
+    /// True if programs may create firmware objects (DevX); only flow counters are emulated.
     pub firmware: bool,
-    /// Rules that have a copy of everything.
+    /// True if sniffer rules are supported, which receive a copy of every packet.
     pub sniffer: bool,
-    /// The device writes entropy into the headers that it puts on: UDP source port, low byte of a GRE key.
+    /// True if the device writes entropy into encapsulation headers: the UDP source port, or the low byte of
+    /// a GRE key.
     pub entropy: bool,
-    /// An error.
-    pub wrong: Option<Wrong>,
+    /// Deliberate bug, for tests of the tests.
+    pub bug: Option<SteeringBug>,
 }
 
-/// An error in what a device does, so that a comparison can show that it would find it.
+/// A deliberate bug of the device. A comparison test must detect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum SteeringBug {
     /// The last bit of a mask is not compared.
     Mask,
-    /// Priorities that are four apart change places.
+    /// Priorities whose numbers differ by four are exchanged.
     Order,
-    /// The last bit of a tag is turned over.
+    /// The last bit of a tag is inverted.
     Tag,
     /// A header modification leaves a wrong IPv4 header checksum.
     Checksum,
-    /// A header that is put on has a wrong IPv4 length.
+    /// An encapsulation header has a wrong IPv4 length.
     Length,
 }
 
 impl SteeringSpec {
-    /// Of a ConnectX as it is sold.
+    /// Returns the capabilities of an unrestricted ConnectX.
     pub(crate) fn of(class: Class) -> Self {
         Self {
             priorities: 16,
             table_entries: 1 << 16,
-            // Words of tunnel headers and the order of layers: from ConnectX-6 Dx on.
+            // Tunnel header words and integrity bits exist from ConnectX-6 Dx on.
             match_parts: if class == Class::ConnectX5 { 0x1f } else { 0x5f },
             integrity: class != Class::ConnectX5,
             reformats: 0x0f,
@@ -103,11 +108,11 @@ impl SteeringSpec {
             firmware: false,
             sniffer: true,
             entropy: true,
-            wrong: None,
+            bug: None,
         }
     }
 
-    /// Takes over what a table `steering` says.
+    /// Overrides capabilities with the keys of a table `steering`.
     pub(crate) fn read(&mut self, table: &Settings<'_>) -> Result<()> {
         self.priorities = table.integer("priorities", 1..=32)?.unwrap_or(self.priorities);
         self.table_entries = table.integer("table_entries", 1..=1 << 24)?.unwrap_or(self.table_entries);
@@ -118,7 +123,7 @@ impl SteeringSpec {
         self.sniffer = table.get("sniffer")?.unwrap_or(self.sniffer);
         self.entropy = table.get("entropy")?.unwrap_or(self.entropy);
         self.integrity = table.get("integrity")?.unwrap_or(self.integrity);
-        self.wrong = table.choice("wrong", WRONG)?;
+        self.bug = table.choice("wrong", BUGS)?;
         if table.has("reformats") {
             self.reformats = bits(table, "reformats", REFORMATS)?;
         }
@@ -129,29 +134,31 @@ impl SteeringSpec {
     }
 }
 
-/// Names of errors.
-const WRONG: &[(&str, Wrong)] = &[
-    ("mask", Wrong::Mask),
-    ("order", Wrong::Order),
-    ("tag", Wrong::Tag),
-    ("checksum", Wrong::Checksum),
-    ("length", Wrong::Length),
+/// Configuration values of `wrong`.
+const BUGS: &[(&str, SteeringBug)] = &[
+    ("mask", SteeringBug::Mask),
+    ("order", SteeringBug::Order),
+    ("tag", SteeringBug::Tag),
+    ("checksum", SteeringBug::Checksum),
+    ("length", SteeringBug::Length),
 ];
 
-/// Names of the kinds of packet reformat, by number.
+/// Configuration values of packet reformats, indexed by kind.
 const REFORMATS: &[&str] = &["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"];
 
-/// Names of the parts of match parameters, in their order.
+/// Configuration values of the parts of match parameters, indexed by part.
 const MATCH_PARTS: &[&str] = &["outer", "misc", "inner", "misc2", "misc3", "misc4", "misc5"];
 
-/// A list of words, as bits by their place among `words`.
+/// Reads a list of words as bits; the bit number is the index in `words`.
 fn bits(table: &Settings<'_>, key: &'static str, words: &[&str]) -> Result<u8> {
     let mut bits = 0;
     for word in table.list::<String>(key, "a list of words")? {
         match words.iter().position(|known| **known == *word.value) {
             Some(at) => bits |= 1 << at,
             None => {
-                return Err(table.error_in(key, format!("found '{}', expected of {}", word.value, words.join(", "))));
+                return Err(
+                    table.error_in(key, format!("found '{}', expected one of {}", word.value, words.join(", ")))
+                );
             }
         }
     }
@@ -171,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_can_what_its_class_can_but_for_what_is_taken_away() {
+    fn topology_keys_restrict_class_capabilities() {
         assert_eq!(read("").unwrap(), SteeringSpec::of(Class::ConnectX6Dx));
         assert_eq!(read("class = 'connectx-5'").unwrap().modify_actions, 16);
         let spec =
@@ -181,7 +188,8 @@ mod tests {
         assert_eq!(read("steering = { reformats = [] }").unwrap().reformats, 0);
         let message = |keys: &str| read(keys).unwrap_err().to_string();
         assert!(
-            message("steering = { match_parts = ['outr'] }").contains("found 'outr', expected of outer, misc, inner")
+            message("steering = { match_parts = ['outr'] }")
+                .contains("found 'outr', expected one of outer, misc, inner")
         );
         assert!(message("steering = { priorites = 3 }").contains("did you mean \"priorities\"?"));
         assert!(message("class = 'connectx-4'").contains("connectx-5"));

@@ -1,163 +1,134 @@
-//! What every emulated NIC offers to the kernel side ([`crate::uverbs`]) and to the wire.
+//! The interface of an emulated NIC to the kernel side ([`crate::uverbs`]) and to the links.
 
 use rustix::io::Errno;
-use wirepath_nic_defs::uverbs::{ioctl, write};
+use wirepath_nic_defs::uverbs::{EVENT_PORT_ACTIVE, EVENT_PORT_ERR, QPT_RAW_PACKET, ioctl, write};
 
-use crate::faults::{Orders, What};
+use crate::attributes::Attributes;
+use crate::faults::{FaultKind, PendingFaults};
 use crate::host::Host;
+use crate::identity;
 use crate::log::Log;
+use crate::outbox::Outbox;
 use crate::rules::FlowRules;
 use crate::topology::{DeviceSpec, Doorbells};
-use crate::uverbs::{Attributes, QpCap};
-use crate::wire::Outbox;
 
-/// An open context of a device: it owns a doorbell page and objects.
-pub type ContextId = u32;
+pub use crate::call::{Call, ContextId, Event, EventTarget, ObjectId};
 
-/// Number that a device gave one of its objects.
-pub type ObjectId = u32;
-
-/// Where events of an object go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Owner {
-    /// Context.
-    pub context: ContextId,
-    /// Handle within the context.
-    pub handle: u32,
-}
-
-/// Something that the application may want to hear of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A completion queue that was armed has a completion.
-    Completion(Owner),
-    /// Of an object: `EVENT_*`.
-    Object(Owner, u32),
-    /// Of a port, for all contexts of the device: `EVENT_*`.
-    Port(u8, u32),
-    /// Of the device, for all contexts.
-    Device(u32),
-}
-
-/// A command on its way to the device.
-#[derive(Debug)]
-pub struct Call<'c, H> {
-    /// Memory of the application.
-    pub host: &'c H,
-    /// For refusals.
-    pub log: &'c Log,
-    /// Who asks.
-    pub context: ContextId,
-    /// Driver part of the request.
-    pub input: &'c [u8],
-    /// Room for the driver part of the reply.
-    pub room: usize,
-    /// Driver part of the reply.
-    pub output: Vec<u8>,
-    /// The refusal is one that every program meets and lives with: it is not logged.
-    pub quiet: bool,
-}
-
-impl<H: Host> Call<'_, H> {
-    /// Refuses the command as a NIC without the feature would, which is no mistake of the program.
-    pub fn decline(&mut self, errno: Errno) -> Errno {
-        self.quiet = true;
-        errno
-    }
-
-    /// Refuses the command, and says why.
-    pub fn refuse(&self, errno: Errno, why: impl std::fmt::Display) -> Errno {
-        self.log.line(why);
-        errno
-    }
-}
-
-/// What the device works with while packets move.
+/// State that a device uses while it processes packets and doorbells.
 #[derive(Debug)]
 pub struct Env<'e> {
-    /// For refusals.
+    /// Log for refused descriptors and doorbells.
     pub log: &'e Log,
-    /// Events go here.
+    /// Events to be delivered to applications.
     pub events: &'e mut Vec<Event>,
-    /// Frames go here.
+    /// Frames to be sent over the links.
     pub outbox: &'e mut Outbox,
-    /// Faults on order.
-    pub orders: &'e mut Orders,
-    /// Which device this is.
+    /// Faults that are injected and have not happened yet.
+    pub faults: &'e mut PendingFaults,
+    /// Index of this device.
     pub device: usize,
-    /// First port of the device among all ports.
+    /// Index of the device's first port among all ports.
     pub first_port: usize,
-    /// How doorbells are seen.
+    /// Mode in which doorbells are observed.
     pub doorbells: Doorbells,
 }
 
-/// A store to the doorbell page.
+/// A store to a doorbell page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store {
-    /// Offset in the page; behind it in the context's file, where a device has several pages.
+    /// Offset in the doorbell page. For devices with several pages it is the offset in the context's file.
     pub offset: usize,
-    /// Bytes: 1, 2, 4 or 8.
+    /// Size in bytes: 1, 2, 4 or 8.
     pub size: usize,
-    /// Value.
+    /// Value that is stored.
     pub value: u64,
 }
 
-/// A completion queue to be made.
+/// Parameters of a new completion queue.
 #[derive(Clone, Copy, Debug)]
 pub struct NewCq {
-    /// Entries.
+    /// Number of entries.
     pub entries: u32,
-    /// Where events go.
-    pub owner: Owner,
+    /// Event target of the new queue.
+    pub owner: EventTarget,
 }
 
-/// A queue pair to be made, objects by the device's numbers.
+/// Sizes of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of ibv_qp_cap")]
+pub struct QpCap {
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline: u32,
+}
+
+/// Parameters of a new queue pair. Objects are named by the device's numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct NewQp {
     /// Protection domain.
     pub pd: ObjectId,
-    /// Completions of what is sent.
+    /// Completion queue of the send queue.
     pub send_cq: Option<ObjectId>,
-    /// Completions of what is received.
+    /// Completion queue of the receive queue.
     pub recv_cq: Option<ObjectId>,
-    /// Indirection table.
+    /// Receive indirection table.
     pub table: Option<ObjectId>,
-    /// `QPT_*`.
+    /// Queue-pair type, `QPT_*`.
     pub kind: u32,
-    /// Flags.
+    /// Creation flags.
     pub flags: u32,
-    /// Sizes.
+    /// Requested sizes.
     pub cap: QpCap,
-    /// Where events go.
-    pub owner: Owner,
+    /// Event target of the new queue pair.
+    pub owner: EventTarget,
 }
 
-/// A work queue to be made.
+impl NewQp {
+    /// Refuses queue pairs of a type other than raw packet.
+    pub(crate) fn check_raw_packet<H: Host>(&self, call: &Call<'_, H>, device: &str) -> Result<(), Errno> {
+        if self.kind == QPT_RAW_PACKET {
+            return Ok(());
+        }
+        let why =
+            format_args!("{device}: unsupported queue pair type {}; expected raw packet ({QPT_RAW_PACKET})", self.kind);
+        Err(call.refuse(Errno::OPNOTSUPP, why))
+    }
+}
+
+/// Parameters of a new work queue.
 #[derive(Clone, Copy, Debug)]
 pub struct NewWq {
     /// Protection domain.
     pub pd: ObjectId,
-    /// Completions.
+    /// Completion queue.
     pub cq: ObjectId,
-    /// Work requests.
+    /// Number of work requests.
     pub max_wr: u32,
-    /// Scatter entries for each.
+    /// Scatter entries of each work request.
     pub max_sge: u32,
-    /// `WQ_FLAGS_*`.
+    /// Creation flags, `WQ_FLAGS_*`.
     pub flags: u32,
-    /// Where events go.
-    pub owner: Owner,
+    /// Event target of the new queue.
+    pub owner: EventTarget,
 }
 
-/// Walks over frames that arrive: `take` says of those that are left how many at their start it has looked at, and how many of these were
-/// taken. How many were in all; if they are only `offered`, up to the first that was not.
+/// Passes received frames to `take` run by run, and returns the number of accepted frames.
+///
+/// `take` gets the remaining frames. It returns how many of them, from the start, it has processed and how
+/// many of these it accepted. With `lossless` the walk ends at the first frame that is not accepted.
 #[inline]
-pub(crate) fn take_runs(frames: &[&[u8]], offered: bool, mut take: impl FnMut(&[&[u8]]) -> (usize, usize)) -> usize {
+pub(crate) fn receive_runs(
+    frames: &[&[u8]],
+    lossless: bool,
+    mut take: impl FnMut(&[&[u8]]) -> (usize, usize),
+) -> usize {
     let (mut taken, mut rest) = (0, frames);
     while !rest.is_empty() {
         let (seen, now) = take(rest);
         taken += now;
-        if offered && now < seen {
+        if lossless && now < seen {
             break;
         }
         rest = &rest[seen..];
@@ -165,80 +136,91 @@ pub(crate) fn take_runs(frames: &[&[u8]], offered: bool, mut take: impl FnMut(&[
     taken
 }
 
-/// Completion vectors of a device.
+/// Sets the link state of a port, and reports a change of it.
+pub(crate) fn set_link(state: &mut bool, port: u8, up: bool, events: &mut Vec<Event>) {
+    if std::mem::replace(state, up) != up {
+        events.push(Event::Port(port, if up { EVENT_PORT_ACTIVE } else { EVENT_PORT_ERR }));
+    }
+}
+
+/// Number of completion vectors of a device.
 pub(crate) const VECTORS: u32 = 64;
 
 /// An emulated NIC.
 ///
-/// Objects are made and destroyed in an order that the kernel side has checked; numbers that it passes are the device's own.
+/// The kernel side has checked that objects are created and destroyed in a valid order. It names objects by
+/// the device's own numbers.
 #[allow(clippy::missing_errors_doc, reason = "the kernel's errors: see the manual page of each call")]
 pub trait Device<H: Host>: Send {
-    /// Which driver it wants: `DRIVER_*`.
+    /// Returns the driver that the device needs, `DRIVER_*`.
     fn driver(&self) -> u32;
 
-    /// ABI version of that driver.
+    /// Returns the ABI version of that driver.
     fn abi(&self) -> u64;
 
-    /// What it was made from.
+    /// Returns the specification that the device was created from.
     fn spec(&self) -> &DeviceSpec;
 
-    /// Completion vectors.
+    /// Returns the number of completion vectors.
     fn vectors(&self) -> u32 {
         VECTORS
     }
 
-    /// Limits and capabilities.
+    /// Returns limits and capabilities.
     fn query(&self) -> write::ExtendedQueryDeviceReply;
 
-    /// Driver part of the limits, at most `room` bytes.
+    /// Returns the driver part of limits and capabilities, at most `room` bytes.
     fn query_driver_part(&self, room: usize) -> Vec<u8> {
         let _ = room;
         Vec::new()
     }
 
-    /// State of a port, from 1.
+    /// Returns the state of a port; ports are numbered from 1.
     fn query_port(&self, port: u8) -> Option<ioctl::QueryPortReply>;
 
-    /// Entries of the GID tables.
-    fn gids(&self) -> Vec<ioctl::GidEntry>;
+    /// Returns the entries of the GID tables of all ports.
+    fn gids(&self) -> Vec<ioctl::GidEntry> {
+        identity::gids(self.spec())
+    }
 
-    /// A context was opened.
+    /// Opens a context.
     fn open(&mut self, call: &mut Call<'_, H>) -> Result<(), Errno>;
 
-    /// What an open context is like, for a program that imports it.
+    /// Writes the properties of an open context to the reply, for a program that imports it.
     fn query_context(&self, call: &mut Call<'_, H>) -> Result<(), Errno> {
         Err(call.refuse(Errno::OPNOTSUPP, format_args!("{}: contexts cannot be imported", self.spec().name)))
     }
 
-    /// What a process that imports the context needs to know of it, as a number that [`Self::adopt`] takes.
-    fn facts(&self, context: ContextId) -> Option<u64> {
+    /// Returns what a process that imports the context must know, encoded for [`Self::import_context`].
+    fn export_context(&self, context: ContextId) -> Option<u64> {
         let _ = context;
         None
     }
 
-    /// A context that another process has open, imported here.
-    fn adopt(&mut self, context: ContextId, facts: u64) -> Result<(), Errno> {
-        let _ = (context, facts);
+    /// Imports a context that another process has open.
+    fn import_context(&mut self, context: ContextId, export_state: u64) -> Result<(), Errno> {
+        let _ = (context, export_state);
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Number on the wire of a protection domain.
+    /// Returns the hardware number of a protection domain.
     fn pd_number(&self, pd: ObjectId) -> Option<u32> {
         let _ = pd;
         None
     }
 
-    /// A context is gone, and its objects with it.
+    /// Closes a context; its objects are destroyed already.
     fn close(&mut self, context: ContextId);
 
-    /// The application maps `length` bytes of the device at `offset`: bytes of the context's file that show it.
+    /// Maps `length` bytes of the device at `offset`; returns the offset in the context's file where these
+    /// bytes are.
     fn map(&mut self, log: &Log, context: ContextId, offset: u64, length: usize) -> Result<u64, Errno>;
 
-    /// New protection domain.
+    /// Creates a protection domain.
     fn alloc_pd(&mut self, call: &mut Call<'_, H>) -> Result<ObjectId, Errno>;
-    /// Protection domain gone.
+    /// Destroys a protection domain.
     fn dealloc_pd(&mut self, pd: ObjectId);
-    /// New memory region: its number, and its keys.
+    /// Registers a memory region; returns its number, local key and remote key.
     fn reg_mr(
         &mut self,
         call: &mut Call<'_, H>,
@@ -247,61 +229,63 @@ pub trait Device<H: Host>: Send {
         iova: u64,
         access: u32,
     ) -> Result<(ObjectId, u32, u32), Errno>;
-    /// Keys and length.
+    /// Returns local key, remote key and length of a memory region.
     fn query_mr(&self, mr: ObjectId) -> Option<(u32, u32, u64)>;
-    /// Memory region gone.
+    /// Deregisters a memory region.
     fn dereg_mr(&mut self, mr: ObjectId);
-    /// New completion queue, and the entries that it really has.
+    /// Creates a completion queue; returns its number and its actual number of entries.
     fn create_cq(&mut self, call: &mut Call<'_, H>, cq: &NewCq) -> Result<(ObjectId, u32), Errno>;
-    /// Completion queue gone.
+    /// Destroys a completion queue.
     fn destroy_cq(&mut self, cq: ObjectId);
-    /// New queue pair: its number for the kernel, its number on the wire, and the sizes that it really has.
+    /// Creates a queue pair; returns its number, its hardware number and its actual sizes.
     fn create_qp(&mut self, call: &mut Call<'_, H>, qp: &NewQp) -> Result<(ObjectId, u32, QpCap), Errno>;
-    /// New state.
+    /// Changes the state of a queue pair.
     fn modify_qp(&mut self, call: &mut Call<'_, H>, qp: ObjectId, mask: u32, state: u8, port: u8) -> Result<(), Errno>;
-    /// Queue pair gone.
+    /// Destroys a queue pair.
     fn destroy_qp(&mut self, qp: ObjectId);
-    /// New work queue, and its number on the wire.
+    /// Creates a work queue; returns its number and its hardware number.
     fn create_wq(&mut self, call: &mut Call<'_, H>, wq: &NewWq) -> Result<(ObjectId, u32), Errno>;
-    /// New state.
+    /// Changes the state of a work queue.
     fn modify_wq(&mut self, call: &mut Call<'_, H>, wq: ObjectId, mask: u32, state: u32) -> Result<(), Errno>;
-    /// Work queue gone.
+    /// Destroys a work queue.
     fn destroy_wq(&mut self, wq: ObjectId);
-    /// New indirection table.
+    /// Creates a receive indirection table.
     fn create_table(&mut self, call: &mut Call<'_, H>, wqs: &[ObjectId]) -> Result<ObjectId, Errno>;
-    /// Indirection table gone.
+    /// Destroys a receive indirection table.
     fn destroy_table(&mut self, table: ObjectId);
 
-    /// Flow rules, if the hardware has them.
+    /// Returns the flow-rule interface, if the hardware has one.
     fn rules(&mut self) -> Option<&mut dyn FlowRules<H>> {
         None
     }
 
-    /// A method of the driver's own.
+    /// Runs a driver-specific ioctl method.
     fn method(&mut self, call: &mut Call<'_, H>, attributes: &mut Attributes<'_, H>) -> Result<(), Errno> {
         let _ = (call, attributes);
         Err(Errno::PROTONOSUPPORT)
     }
 
-    /// A doorbell rang. True if there is more to do than fitted into the outbox: [`Self::work`] goes on.
+    /// Handles a doorbell. Returns true if work is left because the outbox is full; [`Self::work`] continues
+    /// it.
     fn doorbell(&mut self, env: &mut Env<'_>, context: ContextId, store: Store) -> bool;
 
-    /// Goes on with what is posted; in scan mode looks for it. True if there may be more.
+    /// Continues to process posted descriptors; in scan mode it looks for them. Returns true if work may be
+    /// left.
     fn work(&mut self, env: &mut Env<'_>) -> bool;
 
-    /// Frames arrived at a port (from 0), one behind the other: how many were taken. If they are only `offered`, the first that is not taken
-    /// is the last that is looked at, and does not count as dropped.
-    fn receive(&mut self, env: &mut Env<'_>, port: usize, frames: &[&[u8]], offered: bool) -> usize;
+    /// Receives frames at a port (counted from 0) and returns the number of accepted frames. With `lossless`
+    /// the device stops at the first frame that it cannot accept, and does not count it as dropped.
+    fn receive(&mut self, env: &mut Env<'_>, port: usize, frames: &[&[u8]], lossless: bool) -> usize;
 
-    /// A burst of arriving frames is over: completions that were held back go out.
+    /// Ends a burst of received frames: the device writes completions that it has held back.
     fn flush(&mut self, env: &mut Env<'_>);
 
-    /// A fault was ordered that does not wait for a packet.
-    fn fault(&mut self, env: &mut Env<'_>, what: &What);
+    /// Applies an injected fault that does not wait for a packet.
+    fn fault(&mut self, env: &mut Env<'_>, kind: &FaultKind);
 
-    /// Whether the device was reset since the context was opened.
+    /// Returns true if the device was reset after the context was opened.
     fn is_dead(&self, context: ContextId) -> bool;
 
-    /// Counters of ports and queues.
+    /// Returns the counters of ports and queues.
     fn counters(&self) -> serde_json::Value;
 }

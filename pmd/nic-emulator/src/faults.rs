@@ -1,144 +1,188 @@
-//! Faults on order: what a device or the kernel would do on a bad day, at a chosen moment.
+//! Fault injection: failures of a device or of the kernel at a chosen moment.
 //!
-//! | `kind` | keys | what happens |
+//! | `kind` | keys | effect |
 //! |---|---|---|
 //! | `refuse` | `command`, `errno` | the kernel refuses the command |
 //! | `port-held` | `port`, `errno` (`EBUSY`, `ENODEV`) | the kernel's own driver holds the port |
-//! | `port-freed` | `port` | it lets go |
+//! | `port-freed` | `port` | the kernel's own driver releases the port |
 //! | `port-down`, `port-up` | `port` | link event |
-//! | `device-fatal` | | the device is reset: every queue stops, every command fails with `EIO` until the device is opened anew |
-//! | `completion-error` | `code`, `queue` | a transmit completion has this type (MANA) or syndrome (mlx5); the packet is not sent. On mlx5 also one of a receive queue (`rx`), which stops |
-//! | `hostile` | `queue` (`tx`, `rx`), `what` | a completion that no honest device writes, or `nothing` where one is due |
+//! | `device-fatal` | | device reset: queues stop, commands fail with `EIO` until the device is reopened |
+//! | `completion-error` | `code`, `queue` | a completion has this type (MANA) or syndrome (mlx5), see below |
+//! | `hostile` | `queue` (`tx`, `rx`), `what` | a corrupt completion, or none (`nothing`) where one is due |
 //!
-//! All take `device` (which may be left out if there is only one), `after` (how many commands, packets or completions of the kind pass first) and
-//! `count` (how often, 1 if not said).
+//! With `completion-error` the packet of a transmit completion is not sent. On mlx5 `queue = "rx"` is
+//! possible too, and stops the queue.
+//!
+//! Every fault takes `device`, `after` and `count`. `device` may be omitted if there is only one. `after` is
+//! the number of commands, packets or completions of the kind that pass first. `count` is the number of times
+//! that the fault happens, by default 1.
 
 use std::fmt;
 
 use rustix::io::Errno;
 use wirepath_settings::{ConfigError, Settings};
 
-use crate::topology::Topology;
+/// Names of commands, for injected faults.
+pub const COMMANDS: &[&str] = &[
+    "get_context",
+    "query_context",
+    "query_device",
+    "query_port",
+    "query_gid",
+    "async_event",
+    "alloc_pd",
+    "dealloc_pd",
+    "reg_mr",
+    "dereg_mr",
+    "query_mr",
+    "query_pd",
+    "create_comp_channel",
+    "create_cq",
+    "destroy_cq",
+    "req_notify_cq",
+    "create_qp",
+    "modify_qp",
+    "query_qp",
+    "destroy_qp",
+    "create_wq",
+    "modify_wq",
+    "destroy_wq",
+    "create_rwq_ind_table",
+    "destroy_rwq_ind_table",
+    "create_flow",
+    "destroy_flow",
+    "create_matcher",
+    "destroy_matcher",
+    "create_flow_action",
+    "destroy_flow_action",
+    "create_counters",
+    "read_counters",
+    "destroy_counters",
+    "create_firmware_object",
+    "query_firmware_object",
+    "destroy_firmware_object",
+    "driver",
+];
 
-/// An ordered fault.
+/// An injected fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What happens.
-    pub what: What,
-    /// To which device.
+    /// Kind of the fault.
+    pub kind: FaultKind,
+    /// Index of the device.
     pub device: usize,
-    /// How many pass first.
+    /// Number of matching occurrences that pass before the fault happens.
     pub after: u64,
-    /// How often it happens.
+    /// Number of times that the fault happens.
     pub count: u64,
 }
 
-/// What happens.
+/// Kinds of faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum FaultKind {
     /// The kernel refuses a command.
-    Refuse {
-        /// As [`crate::uverbs::Request::name`] has it.
+    FailCommand {
+        /// Name of the command, as returned by [`crate::uverbs::Request::name`].
         command: String,
-        /// With this error.
+        /// Error that the command returns.
         errno: Errno,
     },
     /// The kernel's own driver holds the port.
     PortHeld {
-        /// From 1.
+        /// Port number, from 1.
         port: u8,
-        /// What commands that need the port fail with.
+        /// Error of commands that need the port.
         errno: Errno,
     },
-    /// The kernel's own driver lets go.
+    /// The kernel's own driver releases the port.
     PortFreed {
-        /// From 1.
+        /// Port number, from 1.
         port: u8,
     },
-    /// Link event.
+    /// The link goes up or down.
     Link {
-        /// From 1.
+        /// Port number, from 1.
         port: u8,
-        /// Up or down.
+        /// True for up, false for down.
         up: bool,
     },
     /// The device is reset.
     DeviceFatal,
-    /// A completion that says error.
+    /// A completion reports an error.
     CompletionError {
-        /// Of a send queue.
+        /// True for a send queue, false for a receive queue.
         transmit: bool,
-        /// Type of the completion.
+        /// Completion type (MANA) or syndrome (mlx5).
         code: u32,
     },
-    /// A completion that no honest device writes.
-    Hostile {
-        /// Of a send queue.
+    /// A completion is corrupt, as no correct device writes it.
+    CorruptCqe {
+        /// True for a send queue, false for a receive queue.
         transmit: bool,
-        /// How it lies.
-        lie: Lie,
+        /// Kind of corruption.
+        corruption: CqeCorruption,
     },
 }
 
-impl fmt::Display for What {
+impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refuse { command, errno } => write!(f, "{command} refused: {errno}"),
+            Self::FailCommand { command, errno } => write!(f, "{command} refused: {errno}"),
             Self::PortHeld { port, errno } => write!(f, "port {port} held by the kernel's driver: {errno}"),
-            Self::PortFreed { port } => write!(f, "port {port} given free by the kernel's driver"),
+            Self::PortFreed { port } => write!(f, "port {port} released by the kernel's driver"),
             Self::Link { port, up } => write!(f, "port {port} {}", if *up { "up" } else { "down" }),
             Self::DeviceFatal => f.write_str("device reset"),
             Self::CompletionError { code, .. } => write!(f, "completion error {code}"),
-            Self::Hostile { transmit, lie } => {
-                write!(f, "hostile {} completion ({lie})", if *transmit { "transmit" } else { "receive" })
+            Self::CorruptCqe { transmit, corruption } => {
+                write!(f, "corrupt {} completion ({corruption})", if *transmit { "transmit" } else { "receive" })
             }
         }
     }
 }
 
-/// How a hostile completion lies.
+/// Kinds of corruption of a completion entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lie {
-    /// Owner bits of a pass that is far away.
+pub enum CqeCorruption {
+    /// The owner bits belong to a distant pass of the ring.
     Owner,
-    /// A queue that does not exist.
+    /// The queue does not exist.
     Queue,
-    /// The other kind of queue.
+    /// The entry names the other kind of queue.
     Kind,
-    /// A length beyond the buffer.
+    /// The length exceeds the buffer.
     Length,
-    /// Length zero.
-    Empty,
-    /// The same completion twice.
-    Twice,
-    /// A type that was never defined.
+    /// The length is zero.
+    ZeroLength,
+    /// The completion is written twice.
+    Duplicate,
+    /// The completion type is undefined.
     Type,
-    /// A position in the ring that is not there.
+    /// The position in the ring does not exist.
     Position,
-    /// None is written, although one is due.
-    Nothing,
+    /// No completion is written although one is due.
+    Missing,
 }
 
-/// Words for [`Lie`].
-pub const LIES: &[(&str, Lie)] = &[
-    ("owner", Lie::Owner),
-    ("queue", Lie::Queue),
-    ("kind", Lie::Kind),
-    ("length", Lie::Length),
-    ("empty", Lie::Empty),
-    ("twice", Lie::Twice),
-    ("type", Lie::Type),
-    ("position", Lie::Position),
-    ("nothing", Lie::Nothing),
+/// Configuration values of [`CqeCorruption`].
+pub const CQE_CORRUPTIONS: &[(&str, CqeCorruption)] = &[
+    ("owner", CqeCorruption::Owner),
+    ("queue", CqeCorruption::Queue),
+    ("kind", CqeCorruption::Kind),
+    ("length", CqeCorruption::Length),
+    ("empty", CqeCorruption::ZeroLength),
+    ("twice", CqeCorruption::Duplicate),
+    ("type", CqeCorruption::Type),
+    ("position", CqeCorruption::Position),
+    ("nothing", CqeCorruption::Missing),
 ];
 
-impl fmt::Display for Lie {
+impl fmt::Display for CqeCorruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(LIES.iter().find(|(_, lie)| lie == self).map_or("?", |(word, _)| word))
+        f.write_str(CQE_CORRUPTIONS.iter().find(|(_, corruption)| corruption == self).map_or("?", |(word, _)| word))
     }
 }
 
-/// Words for the direction of a queue: whether it sends.
+/// Configuration values of `queue`; true for a send queue.
 const QUEUES: &[(&str, bool)] = &[("tx", true), ("rx", false)];
 
 const ERRNOS: &[(&str, Errno)] = &[
@@ -156,21 +200,21 @@ const ERRNOS: &[(&str, Errno)] = &[
     ("ETIMEDOUT", Errno::TIMEDOUT),
 ];
 
-/// Reads a table `[[fault]]`.
+/// Reads a table `[[fault]]`; `devices` are the names and the numbers of ports of the devices.
 ///
 /// # Errors
-/// File, line, key and what would be right.
-pub fn read(table: &Settings<'_>, topology: &Topology) -> Result<Fault, ConfigError> {
-    let names: Vec<(&str, usize)> = topology.devices.iter().enumerate().map(|(i, d)| (d.name.as_str(), i)).collect();
+/// File, line, key and the accepted values.
+pub fn read(table: &Settings<'_>, devices: &[(&str, usize)]) -> Result<Fault, ConfigError> {
+    let names: Vec<(&str, usize)> = devices.iter().enumerate().map(|(i, (name, _))| (*name, i)).collect();
     let device = match table.choice("device", &names)? {
         Some(device) => device,
         None if names.len() > 1 => {
             let names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
-            return Err(table.error_in("device", format!("missing; there are {}", names.join(", "))));
+            return Err(table.error_in("device", format!("missing; the devices are {}", names.join(", "))));
         }
         None => 0,
     };
-    let ports = topology.devices.get(device).map_or(1, |device| device.ports.len());
+    let ports = devices.get(device).map_or(1, |(_, ports)| *ports);
     let port = || -> Result<u8, ConfigError> { Ok(table.integer("port", 1..=ports as i64)?.unwrap_or(1)) };
     let errno = |default| -> Result<Errno, ConfigError> { Ok(table.choice("errno", ERRNOS)?.unwrap_or(default)) };
     let kinds =
@@ -180,59 +224,60 @@ pub fn read(table: &Settings<'_>, topology: &Topology) -> Result<Fault, ConfigEr
         table.choice("kind", &choices)?.ok_or_else(|| table.error_in("kind", "missing, expected a kind of fault"))?;
     let what = match kind {
         "refuse" => {
-            let commands: Vec<(&str, &str)> = crate::uverbs::COMMANDS.iter().map(|name| (*name, *name)).collect();
+            let commands: Vec<(&str, &str)> = COMMANDS.iter().map(|name| (*name, *name)).collect();
             let command = table.choice("command", &commands)?;
             let command = command
                 .ok_or_else(|| table.error_in("command", "missing, expected a command such as \"create_qp\""))?;
-            What::Refuse { command: command.to_owned(), errno: errno(Errno::NOMEM)? }
+            FaultKind::FailCommand { command: command.to_owned(), errno: errno(Errno::NOMEM)? }
         }
-        "port-held" => What::PortHeld { port: port()?, errno: errno(Errno::BUSY)? },
-        "port-freed" => What::PortFreed { port: port()? },
-        "port-down" => What::Link { port: port()?, up: false },
-        "port-up" => What::Link { port: port()?, up: true },
-        "device-fatal" => What::DeviceFatal,
-        "completion-error" => What::CompletionError {
+        "port-held" => FaultKind::PortHeld { port: port()?, errno: errno(Errno::BUSY)? },
+        "port-freed" => FaultKind::PortFreed { port: port()? },
+        "port-down" => FaultKind::Link { port: port()?, up: false },
+        "port-up" => FaultKind::Link { port: port()?, up: true },
+        "device-fatal" => FaultKind::DeviceFatal,
+        "completion-error" => FaultKind::CompletionError {
             transmit: table.choice("queue", QUEUES)?.unwrap_or(true),
             code: table.integer("code", 1..=63)?.unwrap_or(42),
         },
-        _ => What::Hostile {
+        _ => FaultKind::CorruptCqe {
             transmit: table.choice("queue", QUEUES)?.unwrap_or(false),
-            lie: table
-                .choice("what", LIES)?
-                .ok_or_else(|| table.error_in("what", "missing, expected how it lies, such as \"owner\""))?,
+            corruption: table
+                .choice("what", CQE_CORRUPTIONS)?
+                .ok_or_else(|| table.error_in("what", "missing, expected a kind of corruption such as \"owner\""))?,
         },
     };
     let after = table.integer("after", 0..=i64::MAX)?.unwrap_or(0);
-    Ok(Fault { what, device, after, count: table.integer("count", 1..=i64::MAX)?.unwrap_or(1) })
+    Ok(Fault { kind: what, device, after, count: table.integer("count", 1..=i64::MAX)?.unwrap_or(1) })
 }
 
-/// What is still to happen.
+/// Faults that are injected and have not happened as often as requested.
 #[derive(Clone, Debug, Default)]
-pub struct Orders {
-    orders: Vec<Fault>,
+pub struct PendingFaults {
+    faults: Vec<Fault>,
 }
 
-impl Orders {
-    /// Adds an order.
+impl PendingFaults {
+    /// Adds a fault.
     pub fn add(&mut self, fault: Fault) {
-        self.orders.push(fault);
+        self.faults.push(fault);
     }
 
-    /// Whether there is nothing to do: cheap, for burst paths.
+    /// Returns true if no fault is pending. Cheap enough for burst paths.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.orders.is_empty()
+        self.faults.is_empty()
     }
 
-    /// Orders that have not struck as often as they are to.
-    pub fn waiting(&self) -> usize {
-        self.orders.len()
+    /// Returns the number of pending faults.
+    pub fn len(&self) -> usize {
+        self.faults.len()
     }
 
-    /// Something came by that `concerns` the fault: whether it strikes now.
-    pub fn strike(&mut self, device: usize, concerns: impl Fn(&What) -> bool) -> Option<What> {
-        let at = self.orders.iter_mut().position(|order| {
-            if order.device != device || !concerns(&order.what) {
+    /// Counts an occurrence that `concerns` accepts, and returns the kind of the pending fault of the device
+    /// that is due now.
+    pub fn trigger(&mut self, device: usize, concerns: impl Fn(&FaultKind) -> bool) -> Option<FaultKind> {
+        let at = self.faults.iter_mut().position(|order| {
+            if order.device != device || !concerns(&order.kind) {
                 return false;
             }
             if order.after > 0 {
@@ -241,9 +286,9 @@ impl Orders {
             }
             true
         })?;
-        let order = &mut self.orders[at];
+        let order = &mut self.faults[at];
         order.count -= 1;
-        if order.count == 0 { Some(self.orders.remove(at).what) } else { Some(order.what.clone()) }
+        if order.count == 0 { Some(self.faults.remove(at).kind) } else { Some(order.kind.clone()) }
     }
 }
 
@@ -252,13 +297,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_waits_strikes_and_is_gone() {
-        let mut orders = Orders::default();
-        orders.add(Fault { what: What::DeviceFatal, device: 1, after: 2, count: 2 });
-        let strike = |orders: &mut Orders, device| orders.strike(device, |what| *what == What::DeviceFatal).is_some();
-        assert!(!strike(&mut orders, 0), "another device");
-        let seen: Vec<bool> = (0..6).map(|_| strike(&mut orders, 1)).collect();
+    fn a_fault_waits_happens_and_ends() {
+        let mut faults = PendingFaults::default();
+        faults.add(Fault { kind: FaultKind::DeviceFatal, device: 1, after: 2, count: 2 });
+        let trigger = |faults: &mut PendingFaults, device| {
+            faults.trigger(device, |what| *what == FaultKind::DeviceFatal).is_some()
+        };
+        assert!(!trigger(&mut faults, 0), "another device");
+        let seen: Vec<bool> = (0..6).map(|_| trigger(&mut faults, 1)).collect();
         assert_eq!(seen, [false, false, true, true, false, false]);
-        assert!(orders.is_empty());
+        assert!(faults.is_empty());
     }
 }

@@ -1,13 +1,15 @@
-//! What a NIC understands of a frame: where the headers lie, checksums, hashes. Written apart from the pipeline's parser on purpose:
-//! the judge must not share the mistakes of what it judges.
+//! Header offsets, checksums and hashes of a frame, as a NIC computes them.
+//!
+//! This code is independent of the parser of `wirepath-wire` on purpose: an oracle must not share the
+//! mistakes of the code that it checks.
 
-use crate::slab::Apart;
+use crate::slots::CachePadded;
 
-/// Ethernet header, in bytes.
+/// Length of the Ethernet header in bytes.
 pub const ETHERNET: usize = 14;
-/// TCP.
+/// IP protocol number of TCP.
 pub const TCP: u8 = 6;
-/// UDP.
+/// IP protocol number of UDP.
 pub const UDP: u8 = 17;
 
 const VLAN: u16 = 0x8100;
@@ -16,7 +18,7 @@ const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const FRAGMENT_HEADER: u8 = 44;
 
-/// Version of the network layer.
+/// IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
     /// IPv4.
@@ -25,75 +27,77 @@ pub enum Network {
     V6,
 }
 
-/// Where the headers of a frame lie. All offsets are inside the frame, headers complete.
+/// Header offsets of a frame. All offsets are inside the frame, and the headers are complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layers {
-    /// Tag control of an outermost VLAN tag.
+pub struct HeaderOffsets {
+    /// Tag control information of an outermost VLAN tag.
     pub vlan: Option<u16>,
-    /// IP, if the frame has it.
+    /// IP version, if there is an IP header.
     pub network: Option<Network>,
-    /// Start of the IP header.
+    /// Offset of the IP header.
     pub l3: usize,
-    /// Protocol behind the IP header and its extensions; 0 for fragments and what is cut off.
+    /// Transport protocol; 0 for fragments, truncated headers and protocols other than TCP and UDP.
     pub protocol: u8,
-    /// Start of the transport header.
+    /// Offset of the transport header.
     pub l4: usize,
-    /// End of the IP packet: padding of the frame is beyond.
+    /// End of the IP packet. Padding of the frame is behind it.
     pub end: usize,
 }
 
-/// What plain frames have in common whose headers lie at the same places: of IPv4 packets without options, their length and some bits of
-/// their first bytes.
+/// A pattern that frames with equal header offsets have in common. It covers the length and selected bits of
+/// the first bytes. Only IPv4 packets without options and without VLAN tags have one.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct FramePattern {
     length: usize,
-    /// Which bits, and what they are.
+    /// Mask and value of each 8-byte word.
     words: [(u64, u64); Self::BYTES / 8],
 }
 
-impl Shape {
-    /// Ethernet, an IPv4 header without options, and a TCP header up to its flags.
+impl FramePattern {
+    /// Number of bytes covered: Ethernet, an IPv4 header without options, and a TCP header up to its flags.
     pub const BYTES: usize = 48;
-    /// Type, header length, total length, fragment, protocol: what decides where headers are and whether they are there.
-    const FORM: [usize; 8] = [12, 13, 14, 16, 17, 20, 21, 23];
+    /// Offsets of the bytes that decide where headers are: EtherType, header length, total length, fragment,
+    /// protocol.
+    const LAYOUT_BYTES: [usize; 8] = [12, 13, 14, 16, 17, 20, 21, 23];
 
-    /// That of a frame, which all others have that are not different in these bits of their first bytes either. `None` for frames that are
-    /// not plain.
-    pub fn of(frame: &[u8], mut bits: [u8; Self::BYTES]) -> Option<Self> {
+    /// Returns the pattern of a frame. It matches the frames that also have the same values in the bits
+    /// selected by `bits`. Returns `None` for frames other than untagged IPv4 without options.
+    pub fn from_frame(frame: &[u8], mut bits: [u8; Self::BYTES]) -> Option<Self> {
         let start: &[u8; Self::BYTES] = frame.first_chunk()?;
         if start[12..15] != [8, 0, 0x45] {
             return None;
         }
-        Self::FORM.iter().for_each(|at| bits[*at] = 0xff);
+        Self::LAYOUT_BYTES.iter().for_each(|at| bits[*at] = 0xff);
         let (masks, words) = (bits.as_chunks::<8>().0, start.as_chunks::<8>().0);
         let word = |i: usize| (u64::from_ne_bytes(masks[i]), u64::from_ne_bytes(words[i]));
         Some(Self { length: frame.len(), words: std::array::from_fn(word).map(|(mask, word)| (mask, mask & word)) })
     }
 
-    /// Whether a frame has it.
+    /// Returns true if a frame matches the pattern.
     #[inline]
-    pub fn has(&self, frame: &[u8]) -> bool {
+    pub fn matches(&self, frame: &[u8]) -> bool {
         let Some(start) = frame.first_chunk::<{ Self::BYTES }>() else { return false };
         let words = start.as_chunks::<8>().0.iter().zip(&self.words);
         let differ = words.fold(0, |all, (word, (mask, value))| all | (u64::from_ne_bytes(*word) & mask) ^ value);
         differ == 0 && frame.len() == self.length
     }
 
-    /// How many of these frames have it, before the first that has not.
+    /// Returns the number of frames that match the pattern, up to the first that does not.
     #[inline]
-    pub fn leads(&self, frames: &[&[u8]]) -> usize {
-        frames.iter().take_while(|frame| self.has(frame)).count()
+    pub fn matching_prefix(&self, frames: &[&[u8]]) -> usize {
+        frames.iter().take_while(|frame| self.matches(frame)).count()
     }
 }
 
-/// What a NIC says of the sums of a frame.
+/// Checksum results of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Checks {
-    /// See [`Layers::ip_checksum_ok`].
+pub struct ChecksumResults {
+    /// Result of [`HeaderOffsets::ip_checksum_ok`].
     pub ip: Option<bool>,
-    /// See [`Layers::transport_checksum_ok`].
+    /// Result of [`HeaderOffsets::transport_checksum_ok`].
     pub transport: Option<bool>,
-    /// Sum of the IP packet, or of what is behind the Ethernet header if there is none.
+    /// Ones' complement sum of the IP packet, or of everything behind the Ethernet header if there is no IP
+    /// header.
     pub sum: u16,
 }
 
@@ -101,10 +105,10 @@ fn be16(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// Looks into a frame; what cannot be understood ends the looking.
+/// Parses a frame. Parsing ends at the first header that is unknown or incomplete.
 #[inline]
-pub fn parse(frame: &[u8]) -> Layers {
-    let mut layers = Layers { vlan: None, network: None, l3: 0, protocol: 0, l4: 0, end: frame.len() };
+pub fn parse(frame: &[u8]) -> HeaderOffsets {
+    let mut layers = HeaderOffsets { vlan: None, network: None, l3: 0, protocol: 0, l4: 0, end: frame.len() };
     let mut at = 12;
     let mut tags = 0;
     let kind = loop {
@@ -129,7 +133,7 @@ pub fn parse(frame: &[u8]) -> Layers {
     layers
 }
 
-fn ipv4(frame: &[u8], layers: &mut Layers) {
+fn ipv4(frame: &[u8], layers: &mut HeaderOffsets) {
     let l3 = layers.l3;
     let Some(header) = frame.get(l3..l3 + 20) else { return };
     let length = usize::from(header[0] & 0xf) * 4;
@@ -146,7 +150,7 @@ fn ipv4(frame: &[u8], layers: &mut Layers) {
     }
 }
 
-fn ipv6(frame: &[u8], layers: &mut Layers) {
+fn ipv6(frame: &[u8], layers: &mut HeaderOffsets) {
     let l3 = layers.l3;
     let Some(header) = frame.get(l3..l3 + 40) else { return };
     let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
@@ -157,7 +161,7 @@ fn ipv6(frame: &[u8], layers: &mut Layers) {
     layers.l4 = l3 + 40;
     layers.end = l3 + 40 + payload;
     let mut next = header[6];
-    // Hop-by-hop, routing, destination options: two bytes say what follows and how long this is.
+    // Hop-by-hop, routing and destination options: the first two bytes are the next header and the length.
     while [0, 43, 60].contains(&next) {
         let Some(extension) = frame.get(layers.l4..layers.l4 + 8) else { return };
         next = extension[0];
@@ -171,7 +175,7 @@ fn ipv6(frame: &[u8], layers: &mut Layers) {
     }
 }
 
-fn transport(protocol: u8, layers: &mut Layers) {
+fn transport(protocol: u8, layers: &mut HeaderOffsets) {
     let least = match protocol {
         TCP => 20,
         UDP => 8,
@@ -182,77 +186,82 @@ fn transport(protocol: u8, layers: &mut Layers) {
     }
 }
 
-/// A frame as up to two pieces: without its outermost VLAN tag, if that is taken off.
+/// Returns the frame in up to two pieces. With `untagged` the outermost VLAN tag is left out.
 #[inline]
-pub fn pieces(frame: &[u8], untagged: bool) -> [&[u8]; 2] {
+pub fn split_vlan(frame: &[u8], untagged: bool) -> [&[u8]; 2] {
     if untagged { [&frame[..12], &frame[16..]] } else { [frame, &[]] }
 }
 
-/// Sum of 16-bit words (RFC 1071), an odd last byte counting as the upper half. Folded into 16 bits already; 0 only if all bytes are.
+/// Returns the ones' complement sum of 16-bit words (RFC 1071), folded into 16 bits. An odd last byte counts
+/// as the upper half of a word. The sum is 0 only if all bytes are 0.
 #[inline]
 pub fn sum(bytes: &[u8]) -> u64 {
     u64::from(folded(words(bytes)))
 }
 
-/// The same before it is folded, by words as they lie in memory: bytes of all words may be swapped, if those of their sum are swapped back
-/// (RFC 1071, 2.B), so words of any size will do, and what is carried out of one goes in at its other end.
+/// Returns the ones' complement sum of 64-bit words in memory order, not folded.
+///
+/// RFC 1071, section 2(B): the sum may be computed with the bytes of all words swapped if the result is
+/// swapped back. Words of any size are possible, because the carry out of a word is added at its other end.
 #[inline]
 fn words(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
-    let sum = words.iter().fold(0, |sum, word| carried(sum, u64::from_le_bytes(*word)));
+    let sum = words.iter().fold(0, |sum, word| add_with_carry(sum, u64::from_le_bytes(*word)));
     if rest.is_empty() {
         return sum;
     }
     let last = match bytes.last_chunk::<8>() {
-        // Those of the last word that were added already go out below.
+        // The shift removes the bytes of the last word that were already added.
         Some(last) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
         None => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
     };
-    carried(sum, last)
+    add_with_carry(sum, last)
 }
 
-/// [`words`] of an IP header: of a length that is known before, as most are, the sum needs no loop.
+/// Returns the sum of an IP header as [`words`] does. A header of 20 bytes, the usual length, is summed
+/// without a loop.
 #[inline]
 fn header_words(header: &[u8]) -> u64 {
     <&[u8; 20]>::try_from(header).map_or_else(|_| words(header), |plain| words(plain))
 }
 
-/// Two sums of [`words`] added.
+/// Adds two sums of [`words`] with end-around carry.
 #[inline]
-fn carried(one: u64, other: u64) -> u64 {
+fn add_with_carry(one: u64, other: u64) -> u64 {
     let (sum, carry) = one.overflowing_add(other);
     sum + u64::from(carry)
 }
 
-/// A sum of [`words`] folded into 16 bits.
+/// Folds a sum of [`words`] into 16 bits in network order.
 #[inline]
 fn folded(words: u64) -> u16 {
     fold(words).swap_bytes()
 }
 
-/// A sum folded into 16 bits.
+/// Folds a sum into 16 bits.
 #[inline]
 pub fn fold(sum: u64) -> u16 {
-    // Added to itself with its halves exchanged, the upper half is the sum of both with what the lower one carried.
+    // The sum is added to itself with exchanged halves. The upper half is then the sum of both halves with
+    // the carry of the lower one.
     let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
     (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
 }
 
-/// Writes the transport checksum, as hardware does for a sender that left it out.
-pub fn complete(frame: &mut [u8], layers: &Layers) {
+/// Writes the transport checksum, as hardware does if the sender requests the offload.
+pub fn complete(frame: &mut [u8], layers: &HeaderOffsets) {
     let Some(at) = layers.checksum_at() else { return };
     frame[at..at + 2].fill(0);
     let sum = layers.pseudo_header(frame, layers.end - layers.l4) + sum(&frame[layers.l4..layers.end]);
     let checksum = match !fold(sum) {
-        // Zero would say that there is none (RFC 768).
+        // A zero checksum means that there is none (RFC 768).
         0 => 0xffff,
         checksum => checksum,
     };
     frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
-impl Layers {
-    /// Sum of the pseudo header for `length` bytes of transport header and payload.
+impl HeaderOffsets {
+    /// Returns the sum of the pseudo header for `length` bytes of transport header and payload.
     pub fn pseudo_header(&self, frame: &[u8], length: usize) -> u64 {
         let addresses = match self.network {
             Some(Network::V4) => &frame[self.l3 + 12..self.l3 + 20],
@@ -262,7 +271,7 @@ impl Layers {
         sum(addresses) + length as u64 + u64::from(self.protocol)
     }
 
-    /// Offset of the checksum field in the frame, for TCP and UDP.
+    /// Returns the offset of the TCP or UDP checksum field in the frame.
     pub fn checksum_at(&self) -> Option<usize> {
         match self.protocol {
             TCP => Some(self.l4 + 16),
@@ -271,7 +280,7 @@ impl Layers {
         }
     }
 
-    /// Whether the IPv4 header checksum is right; `None` if there is none.
+    /// Returns true if the IPv4 header checksum is correct; `None` if the packet is not IPv4.
     pub fn ip_checksum_ok(&self, frame: &[u8]) -> Option<bool> {
         (self.network == Some(Network::V4)).then(|| {
             let header = &frame[self.l3..self.l4];
@@ -279,12 +288,13 @@ impl Layers {
         })
     }
 
-    /// Whether the TCP or UDP checksum is right; `None` if there is none, or a UDP sender left it out.
+    /// Returns true if the TCP or UDP checksum is correct; `None` if there is no checksum.
     pub fn transport_checksum_ok(&self, frame: &[u8]) -> Option<bool> {
         self.transport_ok(frame, None)
     }
 
-    /// The same, if the sum of everything behind the IP header may be known, by [`words`].
+    /// Returns the same result. `payload` is the [`words`] sum of everything behind the IP header, if it is
+    /// known.
     #[inline]
     fn transport_ok(&self, frame: &[u8], payload: Option<u64>) -> Option<bool> {
         let at = self.checksum_at()?;
@@ -302,24 +312,26 @@ impl Layers {
         Some(fold(self.pseudo_header(frame, end - self.l4) + u64::from(folded(payload))) == 0xffff)
     }
 
-    /// All that a NIC says of sums: no byte is added up twice, but those of the pseudo header.
+    /// Returns all checksum results. Every byte except the addresses of the pseudo header is summed only
+    /// once.
     #[inline]
-    pub fn check(&self, frame: &[u8]) -> Checks {
+    pub fn checksums(&self, frame: &[u8]) -> ChecksumResults {
         if self.network.is_none() {
             let sum = folded(words(frame.get(ETHERNET..).unwrap_or_default()));
-            return Checks { ip: None, transport: None, sum };
+            return ChecksumResults { ip: None, transport: None, sum };
         }
-        // Headers have an even number of bytes, so that what is behind them may be added. Extensions may say that they go on behind the end.
+        // Headers have an even length, so the sum of the following bytes can be added. IPv6 extension lengths
+        // may lead behind the end.
         let l4 = self.l4.min(self.end);
         let (header, payload) = (header_words(&frame[self.l3..l4]), words(&frame[l4..self.end]));
-        Checks {
+        ChecksumResults {
             ip: (self.network == Some(Network::V4)).then(|| fold(header) == 0xffff),
             transport: self.transport_ok(frame, Some(payload)),
-            sum: folded(carried(header, payload)),
+            sum: folded(add_with_carry(header, payload)),
         }
     }
 
-    /// Source and destination address, as they are hashed; empty if there are none.
+    /// Returns source and destination address as RSS hashes them; empty if there is no IP header.
     pub fn addresses<'f>(&self, frame: &'f [u8]) -> &'f [u8] {
         match self.network {
             Some(Network::V4) => &frame[self.l3 + 12..self.l3 + 20],
@@ -328,24 +340,24 @@ impl Layers {
         }
     }
 
-    /// Addresses and ports of TCP and UDP, as they are hashed, where they lie one behind the other: in IPv4 without options.
+    /// Returns addresses and ports as RSS hashes them, if they are contiguous: in IPv4 without options.
     #[inline]
     pub fn tuple<'f>(&self, frame: &'f [u8]) -> Option<&'f [u8; 12]> {
         frame.get(self.tuple_at()?..)?.first_chunk()
     }
 
-    /// Where [`Self::tuple`] begins.
+    /// Returns the offset of [`Self::tuple`] in the frame.
     #[inline]
     pub fn tuple_at(&self) -> Option<usize> {
         (self.network == Some(Network::V4) && self.l4 == self.l3 + 20).then_some(self.l3 + 12)
     }
 }
 
-/// The Toeplitz hash with its key spread out: for each byte position and value, what it contributes.
+/// The Toeplitz hash with an expanded key: a table of the contribution of each byte value at each position.
 #[derive(Clone)]
 pub struct Toeplitz {
-    table: Box<Apart<[[u32; 256]; HASHED]>>,
-    /// Two IPv4 addresses, and what they contribute.
+    table: Box<CachePadded<[[u32; 256]; MAX_HASH_INPUT]>>,
+    /// The IPv4 addresses hashed last, and their contribution.
     last: ([u8; 8], u32),
 }
 
@@ -355,11 +367,11 @@ impl std::fmt::Debug for Toeplitz {
     }
 }
 
-/// Longest input: two IPv6 addresses and two ports.
-const HASHED: usize = 36;
+/// Maximum input length: two IPv6 addresses and two ports.
+const MAX_HASH_INPUT: usize = 36;
 
 impl Toeplitz {
-    /// For a key of 40 bytes.
+    /// Expands a key of 40 bytes.
     pub fn new(key: &[u8; 40]) -> Self {
         let window = |bit: usize| -> u32 {
             (0..32).fold(0, |word, i| {
@@ -367,7 +379,7 @@ impl Toeplitz {
                 word << 1 | u32::from(key[at / 8] >> (7 - at % 8) & 1)
             })
         };
-        let mut table = Box::new(Apart([[0u32; 256]; HASHED]));
+        let mut table = Box::new(CachePadded([[0u32; 256]; MAX_HASH_INPUT]));
         for (position, row) in table.0.iter_mut().enumerate() {
             let windows: [u32; 8] = std::array::from_fn(|bit| window(position * 8 + bit));
             for (value, entry) in row.iter_mut().enumerate() {
@@ -377,7 +389,8 @@ impl Toeplitz {
         Self { table, last: Default::default() }
     }
 
-    /// Hash of the addresses and ports of IPv4. More often than not packets follow others of the same addresses.
+    /// Returns the hash of IPv4 addresses and ports. Consecutive packets often have the same addresses, so
+    /// their contribution is cached.
     #[inline]
     pub fn hash_tuple(&mut self, tuple: &[u8; 12]) -> u32 {
         let (addresses, ports) = tuple.split_at(8);
@@ -388,18 +401,18 @@ impl Toeplitz {
         ports.iter().zip(rows).fold(self.last.1, |hash, (byte, row)| hash ^ row[usize::from(*byte)])
     }
 
-    /// Hash of the parts, one behind the other, at most 36 bytes together.
+    /// Returns the hash of the concatenated parts, at most 36 bytes together.
     #[inline]
     pub fn hash<const PARTS: usize>(&self, parts: [&[u8]; PARTS]) -> u32 {
         let (mut hash, mut rows) = (0, &self.table.0[..]);
         for part in parts {
-            // Words at a time: addresses are words, and ports together are one.
+            // Processes 4 bytes at a time: an address is one or more words, and the two ports are one.
             let (words, rest) = part.as_chunks::<4>();
             for word in words {
                 let Some((these, others)) = rows.split_first_chunk::<4>() else { return hash };
                 rows = others;
-                let told = [0, 1, 2, 3].map(|i| these[i][usize::from(word[i])]);
-                hash ^= (told[0] ^ told[1]) ^ (told[2] ^ told[3]);
+                let terms = [0, 1, 2, 3].map(|i| these[i][usize::from(word[i])]);
+                hash ^= (terms[0] ^ terms[1]) ^ (terms[2] ^ terms[3]);
             }
             for (byte, row) in rest.iter().zip(rows) {
                 hash ^= row[usize::from(*byte)];
@@ -414,7 +427,7 @@ impl Toeplitz {
 mod tests {
     use super::*;
 
-    /// The key and the vectors of Microsoft's "Verifying the RSS Hash Calculation".
+    /// Key and vectors of Microsoft's "Verifying the RSS Hash Calculation".
     const KEY: [u8; 40] = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca,
         0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b,
@@ -430,7 +443,7 @@ mod tests {
         assert_eq!(hash.hash([&addresses, &ports]), 0x51cc_c178);
         let mut hash = hash;
         let tuple = *[&addresses[..], &ports].concat().first_chunk().unwrap();
-        // Before anything else, after itself, and after other addresses.
+        // The cache is empty at first, then holds the same addresses, then others.
         assert_eq!([hash.hash_tuple(&tuple), hash.hash_tuple(&tuple)], [0x51cc_c178; 2]);
         assert_eq!((hash.hash_tuple(&[0; 12]), hash.hash_tuple(&tuple)), (0, 0x51cc_c178));
         let v6: Vec<u8> = [
@@ -459,16 +472,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_checked_at_once_is_what_each_check_says() {
-        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    fn combined_checksums_equal_single_ones() {
+        let mut random = fastrand::Rng::with_seed(1);
         let mut seen = std::collections::HashSet::new();
         for round in 0..20_000usize {
-            let mut next = || {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                random as usize
-            };
+            let mut next = || random.usize(..);
             let mut frame = vec![0u8; 14 + next() % 120];
             frame.iter_mut().for_each(|byte| *byte = next() as u8);
             frame[12..14].copy_from_slice(&[[8, 0], [0x86, 0xdd], [0x81, 0], [9, 9]][next() % 4]);
@@ -509,17 +517,21 @@ mod tests {
                 }
             }
             let layers = parse(&frame);
-            let checks = layers.check(&frame);
+            let checks = layers.checksums(&frame);
             let summed = if layers.network.is_some() { layers.l3..layers.end } else { ETHERNET..frame.len() };
             let (ip, transport) = (layers.ip_checksum_ok(&frame), layers.transport_checksum_ok(&frame));
-            assert_eq!(checks, Checks { ip, transport, sum: fold(sum(&frame[summed])) }, "{round}: {frame:02x?}");
+            assert_eq!(
+                checks,
+                ChecksumResults { ip, transport, sum: fold(sum(&frame[summed])) },
+                "{round}: {frame:02x?}"
+            );
             seen.insert((ip, transport, layers.network.is_some()));
         }
         assert!(seen.len() >= 9, "{seen:?}");
     }
 
     #[test]
-    fn headers_that_are_cut_off_are_not_seen() {
+    fn truncated_headers_are_not_parsed() {
         let mut frame = vec![0u8; 64];
         frame[12..14].copy_from_slice(&IPV4.to_be_bytes());
         frame[14] = 0x45;

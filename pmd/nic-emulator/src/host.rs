@@ -1,78 +1,82 @@
-//! What the emulator needs of the process that it lives in. `preload/` has the real one; tests have one of plain vectors.
+//! Interface of the emulator to the process that it runs in. `preload/` implements it for a real process,
+//! [`crate::mem_host`] for tests.
 
 use std::os::fd::{OwnedFd, RawFd};
 
 use rustix::io::Errno;
 
-/// The process around the emulator: its memory, its descriptors, the network of its machine.
+/// The process around the emulator: its memory, its descriptors and the network of its machine.
 pub trait Host: Send + Sync + 'static {
     /// Pinned memory of the application.
     type Region: Region;
 
-    /// Pins memory, as the kernel does for a device: all of it must be mapped, and writable if the device may write.
+    /// Pins memory, as the kernel does for a device.
     ///
     /// # Errors
-    /// `EFAULT` if it is not.
+    /// `EFAULT` unless the whole range is mapped, and writable if `writable` is set.
     fn pin(&self, address: u64, length: u64, writable: bool) -> Result<Self::Region, Errno>;
 
     /// Copies from memory that the application names in a command.
     ///
     /// # Errors
-    /// `EFAULT` if it is not mapped.
+    /// `EFAULT` if the range is not mapped.
     fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno>;
 
     /// Copies to memory that the application names in a command.
     ///
     /// # Errors
-    /// `EFAULT` if it is not mapped or not writable.
+    /// `EFAULT` if the range is not mapped or not writable.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), Errno>;
 
-    /// Gives the application a descriptor, whose closing it will report to [`crate::Emulator::close`].
-    fn hand_out(&self, descriptor: OwnedFd) -> RawFd;
+    /// Gives a file descriptor to the application, and returns its number there. The host reports its closing to
+    /// [`crate::Emulator::close`].
+    fn install_fd(&self, descriptor: OwnedFd) -> RawFd;
 
-    /// A network device of this machine as the far end of a link.
+    /// Opens a network interface of this machine as the far end of a link.
     ///
     /// # Errors
-    /// In words, with what would help.
-    fn open_wire(&self, kind: WireKind, interface: &str) -> Result<Box<dyn Wire>, String>;
+    /// A message that names the cause and a remedy.
+    fn open_interface(&self, kind: InterfaceKind, interface: &str) -> Result<Box<dyn Interface>, String>;
 }
 
-/// Memory that stays where it is while the device may use it. Every access is checked against its length, so nothing that a driver
-/// writes into a descriptor leads outside.
+/// Memory that stays mapped while the device may use it. Every access is checked against its length, so no
+/// address in a descriptor leads outside.
 pub trait Region: Clone + Send + 'static {
-    /// First address, as the application knows it.
+    /// Returns the first address in the application's address space.
     fn address(&self) -> u64;
 
-    /// Bytes.
+    /// Returns the length in bytes.
     fn length(&self) -> u64;
 
-    /// Copies out; false, and nothing done, if that is not all inside.
+    /// Copies from the region. Returns false, and copies nothing, if the range is not inside the region.
     #[must_use]
     fn read(&self, offset: u64, to: &mut [u8]) -> bool;
 
-    /// Copies in; false, and nothing done, if that is not all inside or the region was pinned for reading.
+    /// Copies to the region. Returns false, and copies nothing, if the range is not inside the region or the
+    /// region was pinned read-only.
     #[must_use]
     fn write(&self, offset: u64, from: &[u8]) -> bool;
 
-    /// An aligned word, ordered before what is read later (acquire); 0 if it is not inside.
+    /// Loads an aligned 32-bit word with acquire ordering; returns 0 if it is not inside the region.
     fn load(&self, offset: u64) -> u32;
 
-    /// Two aligned words at once, as [`Self::load`].
+    /// Loads two aligned words at once, with acquire ordering; returns 0 if they are not inside the region.
     fn load_pair(&self, offset: u64) -> u64;
 
-    /// Pairs of words one behind the other, in this order, each as [`Self::load_pair`].
+    /// Loads `N` consecutive pairs of words in ascending order, each as [`Self::load_pair`] does.
     #[inline]
     fn load_pairs<const N: usize>(&self, offset: u64) -> [u64; N] {
         std::array::from_fn(|i| self.load_pair(offset + 8 * i as u64))
     }
 
-    /// An aligned word, ordered after what was written earlier (release). Nothing happens if it is not inside.
+    /// Stores an aligned 32-bit word with release ordering. Does nothing if it is not inside the region.
     fn store(&self, offset: u64, value: u32);
 
-    /// Two aligned words at once, as [`Self::store`].
+    /// Stores two aligned words at once, with release ordering. Does nothing if they are not inside the
+    /// region.
     fn store_pair(&self, offset: u64, value: u64);
 
-    /// Eight pairs of words, the last of which is ordered after the others.
+    /// Stores eight pairs of words. The last pair is ordered after the others.
     #[inline]
     fn store_line(&self, offset: u64, pairs: &[u64; 8]) {
         for (at, pair) in (offset..).step_by(8).zip(pairs) {
@@ -80,42 +84,44 @@ pub trait Region: Clone + Send + 'static {
         }
     }
 
-    /// The device is done with the line at `offset`, which another processor will write next: it may leave this one's caches. Changes nothing.
+    /// Hint: the device is done with the cache line at `offset`, and another processor writes it next. The
+    /// line may leave this processor's caches.
     #[inline]
-    fn release(&self, offset: u64) {
+    fn demote(&self, offset: u64) {
         let _ = offset;
     }
 
-    /// The device will soon read the line at `offset`. Changes nothing.
+    /// Hint: the device reads the cache line at `offset` soon.
     #[inline]
-    fn ask(&self, offset: u64) {
+    fn prefetch(&self, offset: u64) {
         let _ = offset;
     }
 
-    /// The device will soon write to the line at `offset`: time to take it away from another processor. Changes nothing.
+    /// Hint: the device writes the cache line at `offset` soon, so this processor should obtain ownership of
+    /// it.
     #[inline]
-    fn expect(&self, offset: u64) {
+    fn prefetch_write(&self, offset: u64) {
         let _ = offset;
     }
 }
 
-/// Kinds of network devices.
+/// Kinds of network interfaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WireKind {
-    /// A TAP device; made if it is not there.
+pub enum InterfaceKind {
+    /// A TAP interface; it is created if it does not exist.
     Tap,
-    /// Any interface, by a packet socket: the end of a veth pair.
+    /// Any interface through a packet socket, for example one end of a veth pair.
     Packet,
 }
 
-/// The far end of a link, outside the process.
-pub trait Wire: Send {
-    /// Sends a frame; false if it was not taken.
+/// A network interface at the far end of a link.
+pub trait Interface: Send {
+    /// Sends a frame; returns false if the interface did not accept it.
     fn send(&mut self, frame: &[u8]) -> bool;
 
-    /// Takes the next frame that waits, if one does: its length.
+    /// Receives the next frame and returns its length; `None` if there is none.
     fn receive(&mut self, frame: &mut [u8]) -> Option<usize>;
 
-    /// What becomes readable when a frame waits.
+    /// Returns the descriptor that becomes readable when a frame arrives.
     fn descriptor(&self) -> RawFd;
 }

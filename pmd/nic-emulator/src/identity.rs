@@ -1,21 +1,22 @@
-//! What RDMA devices tell of their ports: identifiers derived from their addresses, and their state.
+//! Identifiers of RDMA devices, derived from MAC addresses, and the common part of query replies.
 
 use wirepath_nic_defs::uverbs::{self, ioctl, write};
 use zerocopy::FromZeros;
 
 use crate::topology::{DeviceSpec, PortSpec};
 
-/// EUI-64 of a MAC.
+/// Returns the EUI-64 of a MAC address.
 pub(crate) fn guid(mac: [u8; 6]) -> [u8; 8] {
     [mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]]
 }
 
-/// EUI-64 of a MAC as sysfs writes GUIDs.
+/// Returns the EUI-64 of a MAC address in the notation of sysfs.
 pub(crate) fn guid_text(mac: [u8; 6]) -> String {
     guid(mac).chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect::<Vec<_>>().join(":")
 }
 
-/// The GID tables: link-local addresses made of the MAC, as RoCE devices have them.
+/// Returns the GID tables: one RoCE v2 entry per port, with a link-local address derived from the MAC
+/// address.
 pub(crate) fn gids(spec: &DeviceSpec) -> Vec<ioctl::GidEntry> {
     let entry = |(at, port): (usize, &PortSpec)| {
         let mut gid = [0u8; 16];
@@ -34,7 +35,34 @@ pub(crate) fn gids(spec: &DeviceSpec) -> Vec<ioctl::GidEntry> {
     spec.ports.iter().enumerate().map(entry).collect()
 }
 
-/// State of an Ethernet port, as the kernel tells it.
+/// Returns the device attributes that all emulated NICs have in common. `queues` is the maximum number of queues.
+pub(crate) fn device_reply(
+    spec: &DeviceSpec,
+    vendor_id: u32,
+    vendor_part_id: u32,
+    queues: u32,
+) -> write::ExtendedQueryDeviceReply {
+    let mut reply = write::ExtendedQueryDeviceReply::new_zeroed();
+    let guid = guid(spec.ports[0].mac);
+    reply.base = write::QueryDeviceReply {
+        node_guid: guid,
+        sys_image_guid: guid,
+        vendor_id,
+        vendor_part_id,
+        max_qp: queues,
+        max_qp_wr: spec.max_queue,
+        max_cq: queues,
+        max_mr: 1 << 20,
+        max_pd: 1 << 16,
+        max_raw_ethy_qp: queues,
+        phys_port_cnt: spec.ports.len() as u8,
+        ..write::QueryDeviceReply::new_zeroed()
+    };
+    reply.response_length = size_of::<write::ExtendedQueryDeviceReply>() as u32;
+    reply
+}
+
+/// Returns the state of an Ethernet port, as the kernel reports it.
 pub(crate) fn port_reply(mtu: u32, up: bool, max_message: u32) -> ioctl::QueryPortReply {
     let mtu = match mtu {
         4096.. => uverbs::MTU_4096,

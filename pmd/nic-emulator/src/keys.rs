@@ -1,50 +1,50 @@
-//! Memory regions by key.
+//! Memory regions, indexed by memory key.
 
-use wirepath_nic_defs::uverbs::ACCESS_LOCAL_WRITE;
+use wirepath_nic_defs::uverbs::{ACCESS_LOCAL_WRITE, ACCESS_ZERO_BASED};
 
 use crate::host::Region;
-use crate::slab::Apart;
+use crate::slots::CachePadded;
 
 /// A registered memory region.
 #[derive(Clone, Debug)]
 pub struct Mr<R> {
-    /// The memory.
+    /// Pinned memory.
     pub region: R,
-    /// Address that descriptors use for its start.
+    /// Address by which descriptors refer to the start of the region.
     pub iova: u64,
-    /// Protection domain, as the device numbers it.
+    /// Protection domain, as the device's number.
     pub pd: u32,
-    /// `ACCESS_*`.
+    /// Access flags, `ACCESS_*`.
     pub access: u32,
     key: u32,
 }
 
-/// All regions of a device.
+/// All memory regions of a device.
 #[derive(Debug)]
-pub struct Keys<R> {
-    slots: Vec<Apart<Option<Mr<R>>>>,
+pub struct MkeyTable<R> {
+    slots: Vec<CachePadded<Option<Mr<R>>>>,
     generation: u32,
 }
 
-/// Why an address cannot be used.
+/// Reasons why an address cannot be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// No region has the key.
+pub enum KeyError {
+    /// No memory region has this key.
     Key,
-    /// Region of another protection domain.
+    /// The memory region belongs to another protection domain.
     Domain,
-    /// Not all inside the region.
+    /// The range is not inside the memory region.
     Range {
-        /// Where the region begins.
+        /// First address of the region.
         start: u64,
-        /// Its bytes.
+        /// Length of the region in bytes.
         length: u64,
     },
-    /// The region may only be read.
+    /// The memory region is not registered for local writes.
     Access,
 }
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for KeyError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Key => f.write_str("no memory region has this key"),
@@ -55,20 +55,22 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-impl<R: Region> Default for Keys<R> {
+impl<R: Region> Default for MkeyTable<R> {
     fn default() -> Self {
-        // Key 0 is never given.
-        Self { slots: vec![Apart(None)], generation: 0 }
+        // Key 0 is never assigned.
+        Self { slots: vec![CachePadded(None)], generation: 0 }
     }
 }
 
-impl<R: Region> Keys<R> {
-    /// Registers; the slot (a device's name for it) and the key. Keys carry a generation, so that a stale one is found out.
+impl<R: Region> MkeyTable<R> {
+    /// Registers a memory region; returns its slot and its key. Keys contain a generation number, so that a
+    /// stale key is detected.
     pub fn add(&mut self, region: R, iova: u64, pd: u32, access: u32) -> (u32, u32) {
+        let iova = if access & ACCESS_ZERO_BASED != 0 { 0 } else { iova };
         let slot = self.slots.iter().skip(1).position(|slot| slot.0.is_none()).map_or(self.slots.len(), |at| at + 1);
         self.generation = (self.generation + 1) & 0xff;
         let key = (slot as u32) << 8 | self.generation;
-        let mr = Apart(Some(Mr { region, iova, pd, access, key }));
+        let mr = CachePadded(Some(Mr { region, iova, pd, access, key }));
         if slot == self.slots.len() {
             self.slots.push(mr);
         } else {
@@ -77,41 +79,41 @@ impl<R: Region> Keys<R> {
         (slot as u32, key)
     }
 
-    /// Forgets a slot.
+    /// Removes the memory region of a slot.
     pub fn remove(&mut self, slot: u32) {
         if let Some(mr) = self.slots.get_mut(slot as usize) {
             mr.0 = None;
         }
     }
 
-    /// Key and length of a slot.
-    pub fn describe(&self, slot: u32) -> Option<(u32, u64)> {
+    /// Returns key and length of the memory region of a slot.
+    pub fn key_and_length(&self, slot: u32) -> Option<(u32, u64)> {
         let mr = self.slots.get(slot as usize)?.0.as_ref()?;
         Some((mr.key, mr.region.length()))
     }
 
-    /// The memory behind `key`, and the offset of `address` in it, if `length` bytes may be used.
+    /// Returns the memory of `key` and the offset of `address` in it, if `length` bytes may be accessed.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why the access is not allowed.
     #[inline]
-    pub fn find(&self, key: u32, address: u64, length: u64, pd: u32, write: bool) -> Result<(&R, u64), Refusal> {
+    pub fn find(&self, key: u32, address: u64, length: u64, pd: u32, write: bool) -> Result<(&R, u64), KeyError> {
         let mr = self
             .slots
             .get((key >> 8) as usize)
             .and_then(|slot| slot.0.as_ref())
             .filter(|mr| mr.key == key)
-            .ok_or(Refusal::Key)?;
+            .ok_or(KeyError::Key)?;
         if mr.pd != pd {
-            return Err(Refusal::Domain);
+            return Err(KeyError::Domain);
         }
         let size = mr.region.length();
         let offset = address.wrapping_sub(mr.iova);
         if offset > size || length > size - offset {
-            return Err(Refusal::Range { start: mr.iova, length: size });
+            return Err(KeyError::Range { start: mr.iova, length: size });
         }
         if write && mr.access & ACCESS_LOCAL_WRITE == 0 {
-            return Err(Refusal::Access);
+            return Err(KeyError::Access);
         }
         Ok((&mr.region, offset))
     }

@@ -1,9 +1,11 @@
-//! Starting programs on emulated NICs.
+//! Starts programs on emulated NICs.
 //!
-//! A program finds the NICs by three variables: `LD_PRELOAD` (the library), [`TOPOLOGY`] (the file) and, for programs that look into sysfs,
-//! `SYSFS_PATH` and `SYSFS_PCI_DEVICES` (a generated tree). [`Launch`] prepares all of them.
+//! Environment variables tell a program about the NICs. `LD_PRELOAD` names the library and [`TOPOLOGY`] the
+//! topology file. `SYSFS_PATH` and `SYSFS_PCI_DEVICES` name a generated tree, for programs that read sysfs.
+//! [`Launch`] prepares all of them.
 //!
-//! A test of a driver runs on emulated NICs by [`under`]: it starts its own test program again, under the library, with just that test.
+//! [`run_test`] runs the test of a driver on emulated NICs: it starts the test program again, under the
+//! library, for this test alone.
 //!
 //! ```no_run
 //! # use wirepath_nic_emulator::launch;
@@ -11,8 +13,8 @@
 //!
 //! # #[allow(clippy::test_attr_in_doctest)]
 //! #[test]
-//! fn what_is_sent_comes_back() {
-//!     launch::under("what_is_sent_comes_back", NIC, || {
+//! fn sent_frames_are_received() {
+//!     launch::run_test("sent_frames_are_received", NIC, || {
 //!         // open the device with libibverbs, send, receive, assert
 //!     });
 //! }
@@ -35,40 +37,41 @@ use wirepath_settings::{ConfigError, Source};
 use crate::sysfs;
 use crate::topology::Topology;
 
-/// Environment variable that names the topology file.
+/// Environment variable with the path of the topology file.
 pub const TOPOLOGY: &str = "WIREPATH_NIC_TOPOLOGY";
-/// Environment variable that takes the place of the topology's `doorbells`: `trap`, `queue` or `scan`.
+/// Environment variable that overrides `doorbells` of the topology: `trap`, `queue` or `scan`.
 pub const DOORBELLS: &str = "WIREPATH_NIC_DOORBELLS";
-/// Environment variable that takes the place of the topology's `abi`: `ioctl` or `write`.
+/// Environment variable that overrides `abi` of the topology: `ioctl` or `write`.
 pub const ABI: &str = "WIREPATH_NIC_ABI";
-/// Environment variable that names the library, where it does not lie beside the program.
+/// Environment variable with the path of the library, if it is not beside the program.
 pub const PRELOAD: &str = "WIREPATH_NIC_PRELOAD";
-/// Set in programs that [`under`] has started again: the name of the test.
-const INSIDE: &str = "WIREPATH_NIC_INSIDE";
-/// What the names of generated folders begin with; the process that made them follows.
+/// Environment variable with the name of the test, set in programs that [`run_test`] has started again.
+const TEST_NAME: &str = "WIREPATH_NIC_INSIDE";
+/// Prefix of the names of generated folders; the process id follows.
 const FOLDER: &str = "wirepath-nic-";
 /// File name of the library.
 const LIBRARY: &str = "libwirepath_nic.so";
 
-/// Why a program cannot be started on emulated NICs.
+/// Reasons why a program cannot be started on emulated NICs.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The topology file is wrong.
+    /// The topology file is invalid.
     #[error(transparent)]
     Topology(#[from] ConfigError),
-    /// The library is not where it should be.
+    /// The library was not found.
     #[error(
-        "{LIBRARY} is neither beside this program nor in ../lib/wirepath; build it with `cargo build -p wirepath-nic-preload`, or name it in {PRELOAD}"
+        "{LIBRARY} is neither beside this program nor in ../lib/wirepath; \
+         build it with `cargo build -p wirepath-nic-preload`, or name it in {PRELOAD}"
     )]
     NoLibrary,
     /// A file that the topology names cannot be written.
     #[error("{key} = \"{}\" of the topology cannot be opened: {error}", .path.display())]
     File {
-        /// Which one.
+        /// Key of the file in the topology.
         key: &'static str,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         error: io::Error,
     },
     /// The generated sysfs cannot be written.
@@ -76,18 +79,19 @@ pub enum LaunchError {
     Sysfs(PathBuf, io::Error),
 }
 
-/// Everything that a program needs to find emulated NICs; removed when dropped.
+/// Files and environment that a program needs to find emulated NICs. The files are removed when this is
+/// dropped.
 #[derive(Debug)]
 pub struct Launch {
     folder: PathBuf,
     topology: PathBuf,
     library: PathBuf,
-    /// The control socket, which a program that is killed leaves behind.
+    /// Path of the control socket, which remains if the program is killed.
     control: Option<PathBuf>,
 }
 
 impl Launch {
-    /// For a topology file, which is read and checked here already.
+    /// Prepares a launch for a topology file. The file is read and checked at once.
     ///
     /// # Errors
     /// See [`LaunchError`].
@@ -95,7 +99,7 @@ impl Launch {
         Self::with_library(topology, find_library().ok_or(LaunchError::NoLibrary)?)
     }
 
-    /// As [`Self::new`], with the library named.
+    /// Prepares a launch with the library at a given path.
     ///
     /// # Errors
     /// See [`LaunchError`].
@@ -107,7 +111,7 @@ impl Launch {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("{FOLDER}{}-{number}", std::process::id()));
         let failed = |error| LaunchError::Sysfs(folder.clone(), error);
-        // What a killed run with the same process id left.
+        // A killed run with the same process id may have left a folder.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir(&folder).map_err(failed)?;
         sysfs::generate(&read, &folder.join("sys")).map_err(failed)?;
@@ -115,7 +119,7 @@ impl Launch {
         Ok(Self { folder, topology, library, control: read.control })
     }
 
-    /// Variables that the program needs.
+    /// Returns the environment variables that the program needs.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let root = self.folder.join("sys");
         let mut preload = self.library.clone().into_os_string();
@@ -131,7 +135,7 @@ impl Launch {
         ]
     }
 
-    /// The program, ready to be started.
+    /// Returns the command that starts a program, with its environment.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.envs(self.environment());
@@ -148,16 +152,16 @@ impl Drop for Launch {
     }
 }
 
-/// Removes a socket on which nobody listens any more.
+/// Removes a socket that no process listens on.
 fn remove_abandoned(path: &Path) {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-        // Another program may have been quicker.
+        // Another process may have removed it already.
         let _ = fs::remove_file(path);
     }
 }
 
-/// Opens what the program's NICs will open, as long as there is somebody to tell.
+/// Opens the files that the NICs of the program will open, because errors can still be reported here.
 fn check_files(topology: &Topology) -> Result<(), LaunchError> {
     for (key, path) in [("log", &topology.log), ("stats", &topology.stats)] {
         let Some(path) = path else { continue };
@@ -167,7 +171,7 @@ fn check_files(topology: &Topology) -> Result<(), LaunchError> {
     let Some(path) = &topology.control else { return Ok(()) };
     let failed = |error| LaunchError::File { key: "control", path: path.clone(), error };
     SocketAddr::from_pathname(path).map_err(failed)?;
-    // Binding beside it shows whether there is a folder, and one that may be written.
+    // Binding another socket in the same folder shows whether the folder exists and is writable.
     let trial = path.with_extension(format!("{}", std::process::id()));
     match UnixListener::bind(&trial) {
         Ok(_) => fs::remove_file(&trial).map_err(failed),
@@ -175,7 +179,7 @@ fn check_files(topology: &Topology) -> Result<(), LaunchError> {
     }
 }
 
-/// Removes the folders of runs that were killed.
+/// Removes the folders of killed runs.
 fn remove_leftovers(folder: &Path) {
     let Ok(entries) = folder.read_dir() else { return };
     for entry in entries.flatten() {
@@ -183,13 +187,13 @@ fn remove_leftovers(folder: &Path) {
         let process = name.to_str().and_then(|name| name.strip_prefix(FOLDER)?.split_once('-'));
         let Some(process) = process.and_then(|(pid, _)| pid.parse().ok()).and_then(Pid::from_raw) else { continue };
         if test_kill_process(process) == Err(Errno::SRCH) {
-            // Another user's folder stays.
+            // The folder of another user stays.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// Where the library lies: named by [`PRELOAD`], beside this program, or in `../lib/wirepath`.
+/// Returns the path of the library: from [`PRELOAD`], beside this program, or in `../lib/wirepath`.
 pub fn find_library() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os(PRELOAD) {
         return Some(named.into());
@@ -199,10 +203,11 @@ pub fn find_library() -> Option<PathBuf> {
     [folder.join(LIBRARY), folder.join("../lib/wirepath").join(LIBRARY)].into_iter().find(|path| path.is_file())
 }
 
-/// The library, built by cargo for the profile of the running test program. For tests: `cargo test -p` of another crate builds no library.
+/// Builds the library with cargo, for the profile of the running test program, and returns its path. Tests
+/// call this because `cargo test -p` of another crate does not build the library.
 ///
 /// # Panics
-/// If it cannot be built.
+/// If the library cannot be built.
 pub fn build_library() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT
@@ -235,10 +240,10 @@ pub fn build_library() -> PathBuf {
         .clone()
 }
 
-/// A topology text in a file, with everything that a program needs to find its NICs. For tests.
+/// Writes a topology to a file and prepares a launch for it. For tests.
 ///
 /// # Panics
-/// If the topology is wrong or the library cannot be built.
+/// If the topology is invalid or the library cannot be built.
 pub fn prepare(topology: &str) -> Launch {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -258,21 +263,22 @@ pub fn prepare(topology: &str) -> Launch {
     moved.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Runs `work`, the body of the test `name` (its full path within the test program), in a process with the emulated NICs of `topology`:
-/// this test program, started again for this test alone.
+/// Runs `work`, the body of the test `name`, in a process with the emulated NICs of `topology`. The process
+/// is this test program, started again for this test alone. `name` is the full path of the test within the
+/// program.
 ///
 /// # Panics
-/// If the work panics there.
-pub fn under(name: &str, topology: &str, work: impl FnOnce()) {
-    under_with(name, topology, &[], work);
+/// If `work` panics in that process.
+pub fn run_test(name: &str, topology: &str, work: impl FnOnce()) {
+    run_test_with_env(name, topology, &[], work);
 }
 
-/// As [`under`], with more environment, for example [`DOORBELLS`].
+/// Runs a test like [`run_test`], with additional environment variables such as [`DOORBELLS`].
 ///
 /// # Panics
-/// As [`under`].
-pub fn under_with(name: &str, topology: &str, environment: &[(&str, &str)], work: impl FnOnce()) {
-    if std::env::var_os(INSIDE).is_some_and(|inside| inside == name) {
+/// If `work` panics in that process.
+pub fn run_test_with_env(name: &str, topology: &str, environment: &[(&str, &str)], work: impl FnOnce()) {
+    if std::env::var_os(TEST_NAME).is_some_and(|inside| inside == name) {
         return work();
     }
     let launch = prepare(topology);
@@ -280,14 +286,14 @@ pub fn under_with(name: &str, topology: &str, environment: &[(&str, &str)], work
     let output = launch
         .command(program)
         .args([name, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
-        .env(INSIDE, name)
+        .env(TEST_NAME, name)
         .envs(environment.iter().copied())
         .output()
         .expect("the test program starts again");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{name} on emulated NICs: {}\n{stdout}\n{stderr}", output.status);
     assert!(stdout.contains("1 passed"), "there is no test named {name}:\n{stdout}");
-    // What the test announces (a skip and its reason) is for people.
+    // Shows what the test printed, for example the reason of a skip.
     eprint!("{stderr}");
 }
 
@@ -296,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_killed_runs_left_is_removed() {
+    fn folders_of_killed_runs_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let mut dead = Command::new("true").spawn().unwrap();
         dead.wait().unwrap();
@@ -307,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_socket_goes_with_the_programs_that_had_it() {
+    fn abandoned_control_sockets_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let (path, topology) = (folder.path().join("nic.sock"), folder.path().join("nic.toml"));
         let text = "[[device]]\nkind = 'mana'\n[[device.port]]\n";
@@ -328,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_opened_are_named_before_the_program_starts() {
+    fn unwritable_files_are_reported_before_the_start() {
         for key in ["log", "stats", "control"] {
             let text = format!("{key} = '/nowhere/at/all'\n[[device]]\nkind = 'mana'\n[[device.port]]\n");
             let topology = Topology::read(&Source::new("t", text)).unwrap();

@@ -1,49 +1,54 @@
-//! NICs in user space, under the unmodified libraries of rdma-core.
+//! Emulated NICs in user space, below the unmodified libraries of rdma-core.
 //!
-//! A program that is started with `preload/`'s library finds RDMA devices: libibverbs asks [`netlink`] for them, opens a character device
-//! and sends [`uverbs`] commands; the device ([`mana`]) works on the queues that the program keeps in its own memory, checks every
-//! descriptor and address, and moves frames over links to other ports, to interfaces of the machine, or to files. What a real NIC would
-//! refuse is refused in its way (an error code, an error completion, a queue that stops), and a line of the log says why.
+//! A program that runs with the library of `preload/` finds RDMA devices. libibverbs asks [`netlink`] for
+//! them, opens a character device and sends [`uverbs`] commands. The device ([`mana`], [`mlx5`]) processes
+//! the queues in the program's memory and checks every descriptor and address. It forwards frames over links
+//! to other ports, to network interfaces of the machine, or to files. It refuses what a real NIC refuses, in
+//! the same way: by an error code, an error completion or a stopped queue. The log names the reason.
 //!
-//! - [`topology`] is the file that says which devices there are, [`faults`] what goes wrong with them on order.
-//! - [`Emulator`] is all devices of a process behind one lock. It reaches the process only through [`host::Host`], so that everything here
-//!   is free of unsafe code and runs on plain vectors in tests.
-//! - [`trap`] understands the instructions that ring doorbells.
+//! - [`topology`] reads the file that describes the devices; [`faults`] injects failures of devices and
+//!   kernel.
+//! - [`Emulator`] holds all devices of a process behind one lock. It reaches the process only through
+//!   [`host::Host`]. This crate therefore has no unsafe code, and its tests run in a memory host of plain
+//!   vectors ([`mem_host`]).
+//! - [`store_decoder`] decodes the instructions that ring doorbells.
 //! - [`launch`] starts programs on emulated NICs: `wirepath emulate`, and tests.
 
 #![forbid(unsafe_code)]
 
+pub mod attributes;
+mod call;
 mod connectx;
 pub mod device;
 mod emulator;
-mod fabric;
 pub mod faults;
 pub mod frame;
 pub mod host;
 mod identity;
 mod keys;
 pub mod launch;
+mod links;
 mod log;
 pub mod mana;
+pub mod mem_host;
 pub mod mlx5;
 pub mod netlink;
+mod outbox;
 pub mod rules;
 pub mod segment;
-mod slab;
+mod slots;
+pub mod store_decoder;
 pub mod sysfs;
 pub mod topology;
-pub mod trap;
 pub mod tunnel;
 pub mod uverbs;
-pub mod vectors;
-mod wire;
 
-pub use emulator::{DOORBELL_BYTES, Emulator, FILE_BYTES, FILE_NAME, Opened};
-pub use keys::{Keys, Mr, Refusal};
+pub use emulator::{DOORBELL_BYTES, Emulator, FILE_BYTES, FILE_NAME, OpenDevice};
+pub use keys::{KeyError, MkeyTable, Mr};
 pub use log::Log;
-pub use wire::{Frame, Outbox};
+pub use outbox::{Frame, Outbox};
 
-/// Nanoseconds since this was first asked: the clock of devices that stamp packets.
+/// Returns the nanoseconds since the first call. Devices use this clock for packet timestamps.
 pub(crate) fn clock() -> u64 {
     static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64

@@ -1,5 +1,5 @@
-//! What the emulator has to say: one line for everything that it refused, with the reason. What a program does again and again is
-//! written the first few times, then at every tenfold.
+//! The emulator's log: one line with the reason for everything that was refused. A repeated line is written
+//! the first few times, then at each power of ten.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,14 +8,14 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Lines that are written before the rest is only counted.
+/// Number of lines that are written; further ones are only counted.
 const MOST: u64 = 10_000;
-/// Times that the same line is written one by one.
+/// Number of times that the same line is written before it is only written at powers of ten.
 const ONE_BY_ONE: u64 = 3;
-/// Different lines that are remembered.
+/// Number of different lines that are remembered.
 const REMEMBERED: usize = 1024;
 
-/// Where lines go. Cheap to clone.
+/// The log. Clones share one target.
 #[derive(Clone)]
 pub struct Log {
     shared: Arc<Mutex<Shared>>,
@@ -25,15 +25,15 @@ struct Shared {
     to: Target,
     lines: u64,
     written: u64,
-    /// How often each line came.
-    seen: HashMap<String, u64>,
+    /// Number of occurrences of each line.
+    occurrences: HashMap<String, u64>,
     last: Option<String>,
 }
 
 enum Target {
     Stderr,
     File(File),
-    Nowhere,
+    Discard,
 }
 
 impl fmt::Debug for Log {
@@ -44,25 +44,27 @@ impl fmt::Debug for Log {
 
 impl Log {
     fn to(to: Target) -> Self {
-        Self { shared: Arc::new(Mutex::new(Shared { to, lines: 0, written: 0, seen: HashMap::new(), last: None })) }
+        Self {
+            shared: Arc::new(Mutex::new(Shared { to, lines: 0, written: 0, occurrences: HashMap::new(), last: None })),
+        }
     }
 
-    /// To the standard error of the program.
+    /// Creates a log that writes to standard error.
     pub fn stderr() -> Self {
         Self::to(Target::Stderr)
     }
 
-    /// To a file, at its end.
+    /// Creates a log that appends to a file.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the file cannot be opened.
     pub fn file(path: &Path) -> std::io::Result<Self> {
         Ok(Self::to(Target::File(File::options().create(true).append(true).open(path)?)))
     }
 
-    /// Nowhere; lines are counted, and the last one is kept.
-    pub fn nowhere() -> Self {
-        Self::to(Target::Nowhere)
+    /// Creates a log that discards its lines. Lines are counted, and the last one is kept.
+    pub fn discard() -> Self {
+        Self::to(Target::Discard)
     }
 
     /// Writes a line.
@@ -74,44 +76,46 @@ impl Log {
         if shared.written < MOST && (times <= ONE_BY_ONE || is_power_of_ten(times)) {
             shared.written += 1;
             let again = if times > ONE_BY_ONE { format!(" ({times} times so far)") } else { String::new() };
-            let end = if shared.written == MOST { " (what follows is only counted)" } else { "" };
+            let end = if shared.written == MOST { " (further lines are only counted)" } else { "" };
             shared.write(&format!("wirepath-nic: {text}{again}{end}\n"));
         }
         shared.last = Some(text);
     }
 
-    /// Lines so far, the unwritten ones included.
+    /// Returns the number of lines, including those that were not written.
     pub fn lines(&self) -> u64 {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).lines
     }
 
-    /// The last line, written or not.
+    /// Returns the last line, even if it was not written.
     pub fn last(&self) -> Option<String> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).last.clone()
     }
 }
 
 impl Shared {
-    /// How often this line has come, this time included. Of too many different ones all are forgotten.
+    /// Counts a line and returns the number of its occurrences. If too many different lines are remembered,
+    /// all are forgotten first.
     fn times(&mut self, text: &str) -> u64 {
-        if let Some(times) = self.seen.get_mut(text) {
+        if let Some(times) = self.occurrences.get_mut(text) {
             *times += 1;
             return *times;
         }
-        if self.seen.len() >= REMEMBERED {
-            self.seen.clear();
+        if self.occurrences.len() >= REMEMBERED {
+            self.occurrences.clear();
         }
-        self.seen.insert(text.to_owned(), 1);
+        self.occurrences.insert(text.to_owned(), 1);
         1
     }
 
     fn write(&mut self, line: &str) {
-        // A log that cannot be written must not disturb the program under test.
+        // Errors are ignored: a log that cannot be written must not disturb the program under test.
         let _ = match &mut self.to {
-            // Past the lock of the standard library, which a fork may have left taken.
+            // Bypasses the lock of the standard library, which may be locked for ever in a process after
+            // fork.
             Target::Stderr => rustix::io::write(rustix::stdio::stderr(), line.as_bytes()).map(drop).map_err(Into::into),
             Target::File(file) => file.write_all(line.as_bytes()),
-            Target::Nowhere => Ok(()),
+            Target::Discard => Ok(()),
         };
     }
 }
@@ -125,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_again_is_written_ever_more_seldom() {
+    fn repeated_lines_are_written_less_often() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let log = Log::file(file.path()).unwrap();
         for _ in 0..25 {

@@ -1,8 +1,8 @@
-//! RDMA netlink: which devices there are, which character device and which driver each has.
+//! RDMA netlink: lists the devices, and the character device and driver of each.
 
 use wirepath_nic_defs::netlink as defs;
 
-/// Major number of the emulated character devices: one of those for local use.
+/// Major number of the emulated character devices, from the range for local use.
 pub const MAJOR: u32 = 240;
 
 const HEADER: usize = 16;
@@ -14,18 +14,18 @@ const FLAG_DUMP: u16 = 0x300;
 const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
 
-/// What netlink tells of a device.
+/// Properties of a device that netlink reports.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct DeviceInfo {
     /// Name of the RDMA device.
     pub name: String,
     /// Number of the uverbs device, also its minor number.
     pub minor: u32,
-    /// Ports.
+    /// Number of ports.
     pub ports: u32,
-    /// Node GUID, host order.
+    /// Node GUID in host byte order.
     pub guid: u64,
-    /// Driver.
+    /// Driver, `DRIVER_*`.
     pub driver: u32,
     /// ABI version of the driver.
     pub abi: u64,
@@ -40,8 +40,8 @@ struct Request<'r> {
     attributes: &'r [u8],
 }
 
-/// Answers one datagram, which may hold several requests: the datagrams to be read.
-pub fn answer(devices: &[Listed], datagram: &[u8]) -> Vec<Vec<u8>> {
+/// Answers a datagram, which may contain several requests. Returns the reply datagrams.
+pub fn answer(devices: &[DeviceInfo], datagram: &[u8]) -> Vec<Vec<u8>> {
     let mut replies = Vec::new();
     let mut rest = datagram;
     while let Some(header) = rest.first_chunk::<HEADER>() {
@@ -57,7 +57,7 @@ pub fn answer(devices: &[Listed], datagram: &[u8]) -> Vec<Vec<u8>> {
     replies
 }
 
-fn one(devices: &[Listed], request: Request<'_>, message: &[u8], replies: &mut Vec<Vec<u8>>) {
+fn one(devices: &[DeviceInfo], request: Request<'_>, message: &[u8], replies: &mut Vec<Vec<u8>>) {
     let index =
         attribute(request.attributes, defs::DEV_INDEX).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
     let named = index.and_then(|index| devices.get(index as usize).map(|device| (index, device)));
@@ -140,7 +140,7 @@ fn one(devices: &[Listed], request: Request<'_>, message: &[u8], replies: &mut V
     }
 }
 
-fn describe(index: u32, device: &Listed) -> Vec<u8> {
+fn describe(index: u32, device: &DeviceInfo) -> Vec<u8> {
     let mut body = Vec::new();
     attach(&mut body, defs::DEV_INDEX, &index.to_ne_bytes());
     attach(&mut body, defs::DEV_NAME, format!("{}\0", device.name).as_bytes());
@@ -200,8 +200,8 @@ mod tests {
         )
     }
 
-    fn device() -> Listed {
-        Listed { name: "mana0".into(), minor: 3, ports: 2, guid: 5, driver: 20, abi: 1 }
+    fn device() -> DeviceInfo {
+        DeviceInfo { name: "mana0".into(), minor: 3, ports: 2, guid: 5, driver: 20, abi: 1 }
     }
 
     #[test]
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_an_error_and_nothing_panics() {
+    fn unknown_requests_are_errors() {
         assert_eq!(answer(&[device()], &request(77, FLAG_ACK, &[]))[0][4], 2);
         for length in 0..40 {
             answer(&[device()], &vec![0xa5; length]);

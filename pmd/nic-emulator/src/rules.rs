@@ -1,108 +1,111 @@
-//! What a NIC with flow rules offers to the kernel side ([`crate::uverbs`]): `ibv_create_flow`, and the steering of direct verbs.
+//! The interface of a NIC with flow rules to the kernel side ([`crate::uverbs`]): `ibv_create_flow` and the
+//! steering of direct verbs.
 
 use rustix::io::Errno;
 
-use crate::device::{Call, ContextId, ObjectId};
+use crate::call::{Call, ContextId, ObjectId};
 
-/// Part of a rule of `ibv_create_flow`, as the kernel has read it.
+/// An element of an `ibv_create_flow` rule, as decoded by the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FlowSpec {
-    /// Headers that a packet must have.
+    /// Matches header fields.
     Match {
-        /// `IBV_FLOW_SPEC_*` without `IBV_FLOW_SPEC_INNER`.
+        /// Kind of header, `IBV_FLOW_SPEC_*` without `IBV_FLOW_SPEC_INNER`.
         kind: u32,
-        /// Of the packet in the tunnel.
+        /// True for a header of the packet inside the tunnel.
         inner: bool,
-        /// Filter, as long as the kernel's structure for the kind: what the caller left out is zero.
+        /// Values in the layout of the kernel's filter structure. Fields that the caller omitted are zero.
         value: Vec<u8>,
-        /// Which bits of it count.
+        /// Mask of the values, of the same length.
         mask: Vec<u8>,
     },
-    /// Goes into the completion.
+    /// Sets the flow tag of the completion.
     Tag(u32),
-    /// The packet is dropped.
+    /// Drops the packet.
     Drop,
-    /// A flow action.
+    /// Applies a flow action.
     Action(ObjectId),
-    /// A set of counters.
+    /// Counts in a set of counters.
     Count(ObjectId),
 }
 
-/// A rule of `ibv_create_flow`.
+/// A new rule of `ibv_create_flow`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewFlow {
-    /// Where packets go.
+    /// Destination queue pair.
     pub qp: ObjectId,
     /// `IBV_FLOW_ATTR_*`.
     pub kind: u32,
-    /// The smallest goes first.
+    /// Priority; the smallest number is matched first.
     pub priority: u16,
-    /// From 1.
+    /// Port number, from 1.
     pub port: u8,
     /// `IBV_FLOW_ATTR_FLAGS_*`.
     pub flags: u32,
-    /// Headers and actions.
+    /// Matches and actions.
     pub specs: Vec<FlowSpec>,
 }
 
-/// A matcher of direct verbs.
+/// A new matcher of direct verbs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewMatcher {
-    /// Match parameters: which bits count.
+    /// Mask of the match parameters.
     pub mask: Vec<u8>,
     /// `MLX5_IB_FLOW_TYPE_*`.
     pub kind: u8,
-    /// The smallest goes first.
+    /// Priority; the smallest number is matched first.
     pub priority: u16,
-    /// Parts of the parameters that are looked at.
+    /// Parts of the match parameters that are compared, as bits of `match_criteria_enable`.
     pub criteria: u8,
-    /// Table, as [`wirepath_nic_defs::uverbs::mlx5::TABLE_NIC_RX`] and its sisters.
+    /// Flow table, such as [`wirepath_nic_defs::uverbs::mlx5::TABLE_NIC_RX`].
     pub table: u8,
-    /// From 1.
+    /// Port number, from 1.
     pub port: u8,
 }
 
-/// A rule of direct verbs.
+/// A new rule of direct verbs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewMatchedFlow {
-    /// Mask, priority and table.
+    /// Matcher, which determines mask, priority and table.
     pub matcher: ObjectId,
-    /// Match parameters.
+    /// Values of the match parameters.
     pub value: Vec<u8>,
-    /// Where packets go.
+    /// Destination queue pair.
     pub qp: Option<ObjectId>,
-    /// At most two flow actions.
+    /// Flow actions, at most two.
     pub actions: Vec<ObjectId>,
-    /// Goes into the completion.
+    /// Flow tag of the completion.
     pub tag: Option<u32>,
-    /// Flow counter of the firmware, and which of its bulk.
+    /// Flow counter of the firmware: the bulk object, and the index in the bulk.
     pub counter: Option<(ObjectId, u32)>,
-    /// `FLOW_DEFAULT_MISS`, `FLOW_DROP`.
+    /// Flags, `FLOW_DEFAULT_MISS` and `FLOW_DROP`.
     pub flags: u32,
 }
 
-/// A NIC with flow rules. What uses an object keeps it: the kernel side sees to that.
+/// The interface of a NIC with flow rules. The kernel side destroys an object only when no other object uses
+/// it.
 #[allow(clippy::missing_errors_doc, reason = "the kernel's errors: see the manual page of each call")]
 pub trait FlowRules<H> {
-    /// New rule of `ibv_create_flow`; the driver part of the call says what its counters count.
+    /// Creates a rule of `ibv_create_flow`. The driver part of the call describes its counters.
     fn create_flow(&mut self, call: &mut Call<'_, H>, flow: &NewFlow) -> Result<ObjectId, Errno>;
 
-    /// New rule of direct verbs.
+    /// Creates a rule of direct verbs.
     fn create_matched_flow(&mut self, call: &mut Call<'_, H>, flow: &NewMatchedFlow) -> Result<ObjectId, Errno>;
 
-    /// Rule of either kind gone.
+    /// Destroys a rule of either kind.
     fn destroy_flow(&mut self, flow: ObjectId);
 
-    /// New matcher.
+    /// Creates a matcher.
     fn create_matcher(&mut self, call: &mut Call<'_, H>, matcher: &NewMatcher) -> Result<ObjectId, Errno>;
 
-    /// Matcher gone.
+    /// Destroys a matcher.
     fn destroy_matcher(&mut self, matcher: ObjectId);
 
-    /// New flow action that changes headers: commands of 8 bytes, for a table.
+    /// Creates a header-modification action for a table, from commands of 8 bytes.
     fn create_modify_header(&mut self, call: &mut Call<'_, H>, table: u8, commands: &[u8]) -> Result<ObjectId, Errno>;
 
-    /// New flow action that puts headers on or takes them off, for a table. `None`: no data was given, which is not the same as none.
+    /// Creates a packet-reformat action for a table. `data` is `None` if the attribute is missing, which
+    /// differs from empty data.
     fn create_reformat(
         &mut self,
         call: &mut Call<'_, H>,
@@ -111,19 +114,19 @@ pub trait FlowRules<H> {
         data: Option<&[u8]>,
     ) -> Result<ObjectId, Errno>;
 
-    /// Flow action gone.
+    /// Destroys a flow action.
     fn destroy_action(&mut self, action: ObjectId);
 
-    /// New set of counters.
+    /// Creates a set of counters.
     fn create_counters(&mut self, call: &mut Call<'_, H>) -> Result<ObjectId, Errno>;
 
-    /// Reads as many counters as `values` has, each added to what stands there.
+    /// Reads `values.len()` counters and adds them to `values`.
     fn read_counters(&mut self, call: &mut Call<'_, H>, counters: ObjectId, values: &mut [u64]) -> Result<(), Errno>;
 
-    /// Set of counters gone.
+    /// Destroys a set of counters.
     fn destroy_counters(&mut self, counters: ObjectId);
 
-    /// New firmware object: the answer has at most `room` bytes.
+    /// Creates a firmware object; returns its number and the firmware's answer of at most `room` bytes.
     fn create_firmware_object(
         &mut self,
         call: &mut Call<'_, H>,
@@ -131,7 +134,7 @@ pub trait FlowRules<H> {
         room: usize,
     ) -> Result<(ObjectId, Vec<u8>), Errno>;
 
-    /// A question about a firmware object.
+    /// Queries a firmware object; returns the firmware's answer of at most `room` bytes.
     fn query_firmware_object(
         &mut self,
         call: &mut Call<'_, H>,
@@ -140,9 +143,9 @@ pub trait FlowRules<H> {
         room: usize,
     ) -> Result<Vec<u8>, Errno>;
 
-    /// Firmware object gone.
+    /// Destroys a firmware object.
     fn destroy_firmware_object(&mut self, object: ObjectId);
 
-    /// Firmware objects can be made by programs that open the device for them.
+    /// Returns true if the context was opened for firmware commands, so that firmware objects can be created.
     fn has_firmware_objects(&self, context: ContextId) -> bool;
 }

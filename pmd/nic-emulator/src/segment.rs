@@ -1,15 +1,16 @@
-//! Cutting large TCP packets into segments.
+//! TCP segmentation.
 
-use crate::frame::{self, Layers, Network, TCP, UDP};
+use crate::frame::{self, HeaderOffsets, Network, TCP, UDP};
 use crate::tunnel;
 
-/// Most bytes of headers that are looked at.
+/// Number of header bytes that are parsed.
 const HEADERS: usize = 512;
 
-/// Headers of a packet that is longer than its IP length field can say: the field counts for nothing.
-pub fn layers_of_large(packet: &[u8]) -> Layers {
+/// Parses a packet that is longer than its IP length field can express. The length field is ignored.
+pub fn parse_oversized(packet: &[u8]) -> HeaderOffsets {
     let mut copy = packet[..packet.len().min(HEADERS)].to_vec();
-    // Where the IP header is does not depend on its length field; make the field fit what is looked at.
+    // The position of the IP header does not depend on its length field. The field is set to the length of
+    // the copied part.
     if let Some(l3) = ip_header(packet)
         && copy.len() > l3 + 40
     {
@@ -28,19 +29,19 @@ fn ip_header(packet: &[u8]) -> Option<usize> {
     (l3 > 0).then_some(l3)
 }
 
-/// Cuts a packet whose headers end at `header` into segments with at most `mss` bytes of payload, each with its lengths, identification,
-/// sequence number, flags and checksums.
+/// Cuts a packet whose headers end at `header` into segments with at most `mss` bytes of payload. Each
+/// segment has its own lengths, identification, sequence number, flags and checksums.
 ///
 /// # Errors
-/// Why it cannot be cut.
-pub fn cut(packet: &[u8], header: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
-    let layers = layers_of_large(packet);
+/// The reason why the packet cannot be segmented.
+pub fn segment_tcp(packet: &[u8], header: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
+    let layers = parse_oversized(packet);
     if layers.protocol != TCP {
-        return Err("segmentation of what is not TCP".to_owned());
+        return Err("segmentation of a packet that is not TCP".to_owned());
     }
     let end = layers.l4 + usize::from(packet[layers.l4 + 12] >> 4) * 4;
     if end != header || header > packet.len() {
-        return Err(format!("the headers have {end} bytes, and the descriptor says {header}"));
+        return Err(format!("the headers have {end} bytes, but the descriptor says {header}"));
     }
     let payload = &packet[header..];
     let pieces = payload.len().div_ceil(mss).max(1);
@@ -70,8 +71,8 @@ pub fn cut(packet: &[u8], header: usize, mss: usize, mut take: impl FnMut(&[u8])
     Ok(())
 }
 
-/// Makes the IP header fit a segment: its length, and the identification of the `i`-th.
-fn number_ip(segment: &mut [u8], layers: &Layers, i: u16) {
+/// Sets length and identification of the IP header of the `i`-th segment.
+fn number_ip(segment: &mut [u8], layers: &HeaderOffsets, i: u16) {
     let (l3, length) = (layers.l3, segment.len() - layers.l3);
     if layers.network == Some(Network::V4) {
         segment[l3 + 2..l3 + 4].copy_from_slice(&(length as u16).to_be_bytes());
@@ -85,23 +86,26 @@ fn number_ip(segment: &mut [u8], layers: &Layers, i: u16) {
     }
 }
 
-/// Cuts what a kernel hands to an interface that segments: a TCP packet of up to 64 KiB, its transport header at `l4`, alone or in a
-/// tunnel, whose headers each segment then has, renumbered.
+/// Segments a TCP packet of up to 64 KiB that the kernel passes to an interface with segmentation offload.
+///
+/// `l4` is the offset of the transport header. The packet may be inside a tunnel; each segment then gets a
+/// copy of the outer headers with its own lengths and identification.
 ///
 /// # Errors
+/// The reason why the packet cannot be segmented.
 /// Why it cannot be cut.
-pub fn cut_superframe(packet: &[u8], l4: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
+pub fn segment_superframe(packet: &[u8], l4: usize, mss: usize, mut take: impl FnMut(&[u8])) -> Result<(), String> {
     let outer = frame::parse(packet);
-    let words = packet.get(l4 + 12).ok_or("cut off in its headers")? >> 4;
+    let words = packet.get(l4 + 12).ok_or("truncated headers")? >> 4;
     let header = l4 + usize::from(words) * 4;
     if mss == 0 || header > packet.len() {
         return Err(format!("headers of {header} bytes, segments of {mss}"));
     }
     let Some((start, _)) = tunnel::inner(packet, &outer).filter(|(start, _)| *start < l4) else {
-        return cut(packet, header, mss, take);
+        return segment_tcp(packet, header, mss, take);
     };
     let (mut whole, mut i) = (Vec::new(), 0u16);
-    cut(&packet[start..], header - start, mss, |segment| {
+    segment_tcp(&packet[start..], header - start, mss, |segment| {
         whole.clear();
         whole.extend_from_slice(&packet[..start]);
         whole.extend_from_slice(segment);
@@ -109,10 +113,10 @@ pub fn cut_superframe(packet: &[u8], l4: usize, mss: usize, mut take: impl FnMut
         if outer.protocol == UDP {
             let length = whole.len() - outer.l4;
             whole[outer.l4 + 4..outer.l4 + 6].copy_from_slice(&(length as u16).to_be_bytes());
-            // Zero says that the sender computes none (RFC 7348, section 5).
+            // A zero checksum means that the sender computes none (RFC 7348, section 5).
             if whole[outer.l4 + 6..outer.l4 + 8] != [0, 0] {
                 let end = whole.len();
-                frame::complete(&mut whole, &Layers { end, ..outer });
+                frame::complete(&mut whole, &HeaderOffsets { end, ..outer });
             }
         }
         i = i.wrapping_add(1);
@@ -125,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_carry_the_whole_payload_in_order_with_good_checksums() {
+    fn segments_carry_the_payload_with_valid_checksums() {
         let mut packet = vec![0u8; 54];
         packet[12..14].copy_from_slice(&[8, 0]);
         packet[14] = 0x45;
@@ -135,7 +139,7 @@ mod tests {
         packet[47] = 0x99; // CWR, ACK, PSH, FIN
         packet.extend((0..2500u32).map(|i| i as u8));
         let mut segments = Vec::new();
-        cut(&packet, 54, 1000, |segment| segments.push(segment.to_vec())).unwrap();
+        segment_tcp(&packet, 54, 1000, |segment| segments.push(segment.to_vec())).unwrap();
         let flags: Vec<u8> = segments.iter().map(|segment| segment[47]).collect();
         assert_eq!(flags, [0x90, 0x10, 0x19]);
         let payload: Vec<u8> = segments.iter().flat_map(|segment| segment[54..].to_vec()).collect();
@@ -171,7 +175,7 @@ mod tests {
         for with_checksum in [false, true] {
             packet[40..42].fill(u8::from(with_checksum));
             let mut segments = Vec::new();
-            cut_superframe(&packet, 50 + 34, 1400, |segment| segments.push(segment.to_vec())).unwrap();
+            segment_superframe(&packet, 50 + 34, 1400, |segment| segments.push(segment.to_vec())).unwrap();
             assert_eq!(segments.iter().map(Vec::len).collect::<Vec<_>>(), [1504, 1504, 304]);
             for (i, segment) in segments.iter().enumerate() {
                 let outer = frame::parse(segment);
@@ -183,7 +187,7 @@ mod tests {
             }
         }
         for (l4, mss) in [(84, 0), (4000, 100), (60, 1400), (packet.len() - 13, 1400)] {
-            assert!(cut_superframe(&packet, l4, mss, |_| {}).is_err(), "{l4} {mss}");
+            assert!(segment_superframe(&packet, l4, mss, |_| {}).is_err(), "{l4} {mss}");
         }
     }
 }

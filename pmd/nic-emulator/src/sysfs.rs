@@ -1,5 +1,6 @@
-//! A tree like `/sys` for the emulated devices: libibverbs takes its root from `SYSFS_PATH`, DPDK its PCI devices from
-//! `SYSFS_PCI_DEVICES`. For programs that ask no variable, as VPP, it can be mounted in place of `/sys`.
+//! A generated tree like `/sys` for the emulated devices. libibverbs takes its root from `SYSFS_PATH`, DPDK
+//! its PCI devices from `SYSFS_PCI_DEVICES`. For programs without such a variable, for example VPP, the tree
+//! can be mounted over `/sys`.
 
 use std::fs;
 use std::io;
@@ -13,7 +14,7 @@ use crate::topology::{DeviceKind, DeviceSpec, Topology};
 /// Writes the tree below `root`.
 ///
 /// # Errors
-/// If a file or folder cannot be made.
+/// If a file or folder cannot be created.
 pub fn generate(topology: &Topology, root: &Path) -> io::Result<()> {
     let verbs = root.join("class/infiniband_verbs");
     fs::create_dir_all(&verbs)?;
@@ -41,7 +42,7 @@ pub fn generate(topology: &Topology, root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What `SYSFS_PCI_DEVICES` must name.
+/// Returns the path for `SYSFS_PCI_DEVICES`.
 pub fn pci_devices(root: &Path) -> PathBuf {
     root.join("bus/pci/devices")
 }
@@ -84,7 +85,7 @@ fn pci_device(folder: &Path, device: &DeviceSpec, root: &Path) -> io::Result<()>
     Ok(())
 }
 
-/// PCI configuration space: the header of an Ethernet function, without resources or capabilities.
+/// Returns a PCI configuration space: the header of an Ethernet function, without resources or capabilities.
 fn configuration(vendor: u32, id: u32) -> [u8; 256] {
     let mut space = [0; 256];
     space[0x00..0x04].copy_from_slice(&(vendor | id << 16).to_le_bytes());
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interface_leads_to_its_pci_device() {
+    fn an_interface_links_to_its_pci_device() {
         let topology =
             "[[device]]\nkind = 'mlx5'\nclass = 'connectx-5'\n[[device.port]]\nlink = 'loop'\nnetdev = 'eth7'\n";
         let folder = tempfile::tempdir().unwrap();

@@ -1,13 +1,13 @@
-//! Which NICs there are and what they are plugged into: a TOML file.
+//! The topology file: a TOML file that describes the NICs and what they are connected to.
 //!
 //! ```toml
-//! doorbells = "trap"                    # trap: every doorbell is seen and served at once. queue: seen, served by a thread.
-//!                                       # scan: fast; a thread looks at the queues themselves
-//! fetch = "at-once"                     # late: descriptors and data are fetched later, which finds buffers reused too early
-//! abi = "ioctl"                         # write: the older form of the kernel interface
-//! log = "nic.log"                       # refusals; standard error if not said
-//! stats = "nic.json"                    # counters, written when the program ends (of several processes, by the last one)
-//! control = "nic.sock"                  # socket for counters and faults while the program runs (of several processes, the first has it)
+//! doorbells = "trap"             # trap: every doorbell traps and is handled at once. queue: a thread handles it.
+//!                                # scan: fast; doorbells do not trap, a thread polls the queues
+//! fetch = "at-once"              # late: descriptors and data are fetched later, which detects early reuse of buffers
+//! abi = "ioctl"                  # write: the older form of the kernel interface
+//! log = "nic.log"                # file of refusals; default: standard error
+//! stats = "nic.json"             # counters, written when the program ends (of several processes, by the last one)
+//! control = "nic.sock"           # socket for counters and faults at run time (the first process binds it)
 //!
 //! [[device]]
 //! name = "mana0"
@@ -15,12 +15,12 @@
 //!
 //! [[device.port]]
 //! mac = "02:00:00:00:01:01"
-//! link = "cable:a"                      # to the other port with the same cable; also loop, sink, none, tap:IF, veth:IF,
-//!                                       # pcap:FILE (what is sent), generator
-//! lose = 0.01                           # share of frames; also duplicate, corrupt, reorder
+//! link = "cable:a"               # to the other port with the same cable; also loop, sink, none, generator,
+//!                                # tap:INTERFACE, veth:INTERFACE, pcap:FILE (frames that are sent)
+//! lose = 0.01                    # share of frames; also duplicate, corrupt, reorder
 //!
 //! [[fault]]
-//! kind = "refuse"                       # see `faults`
+//! kind = "refuse"                # see `faults`
 //! command = "create_qp"
 //! errno = "ENOMEM"
 //! ```
@@ -28,172 +28,180 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use wirepath_settings::{ConfigError, Place, Settings, Source};
+use wirepath_settings::{ConfigError, Settings, Source, Span};
 
 pub use crate::connectx::{Class, SteeringSpec};
 use crate::faults::{self, Fault};
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
-/// The whole file.
+/// A topology: the content of a topology file.
 #[derive(Clone, Debug)]
 pub struct Topology {
-    /// How doorbells are seen.
+    /// Mode in which doorbells are observed.
     pub doorbells: Doorbells,
-    /// Descriptors and data are fetched some time after the doorbell.
+    /// True if descriptors and data are fetched some time after the doorbell.
     pub fetch_late: bool,
-    /// Every ioctl is refused with `ENOTTY`, so that libibverbs falls back to `write(2)`.
+    /// True if every ioctl fails with `ENOTTY`, so that libibverbs falls back to `write(2)`.
     pub write_abi: bool,
-    /// File of refusals; standard error if `None`.
+    /// Log file of refusals; `None` is standard error.
     pub log: Option<PathBuf>,
-    /// File of counters.
+    /// File that receives the counters when the program ends.
     pub stats: Option<PathBuf>,
-    /// Socket for counters and faults while the program runs.
+    /// Path of the control socket for counters and faults at run time.
     pub control: Option<PathBuf>,
-    /// Seed of everything random.
+    /// Seed of all pseudo-random decisions.
     pub seed: u64,
-    /// NICs.
+    /// Devices.
     pub devices: Vec<DeviceSpec>,
-    /// Ordered from the start.
+    /// Faults that are pending from the start.
     pub faults: Vec<Fault>,
 }
 
-/// How doorbells are seen.
+/// Modes in which doorbells are observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbells {
-    /// The page is closed; each store traps, and the device works within the trap. Lossless, deterministic, no second core.
+    /// The page is protected. Each store traps, and the device works inside the trap handler. Lossless and
+    /// deterministic; needs no second core.
     Trap,
-    /// The page is closed; each store is handed to a thread.
+    /// The page is protected. Each store traps and is queued for a thread.
     Queue,
-    /// The page is open; a thread looks at the work queues themselves. Hides missing doorbells, sees no arming.
+    /// The page is accessible, and a thread polls the work queues. Missing doorbells go unnoticed, and arming
+    /// of completion queues is not seen.
     Scan,
 }
 
-/// A NIC.
+/// Specification of a NIC.
 #[derive(Clone, Debug)]
 pub struct DeviceSpec {
     /// Name of the RDMA device.
     pub name: String,
-    /// What it is.
+    /// Kind of NIC.
     pub kind: DeviceKind,
-    /// PCI address, `0000:00:05.0`.
+    /// PCI address, such as `0000:00:05.0`.
     pub pci: String,
-    /// NUMA node, -1 if none.
+    /// NUMA node; -1 for none.
     pub numa_node: i32,
-    /// Ports, at least one.
+    /// Ports; at least one.
     pub ports: Vec<PortSpec>,
-    /// Largest number of work requests and completion entries of a queue.
+    /// Maximum number of work requests or completion entries of a queue.
     pub max_queue: u32,
-    /// Completion-queue entries may hold four packets.
+    /// True if a completion entry may hold four packets (MANA).
     pub coalesce: bool,
-    /// What a ConnectX can do.
+    /// Capabilities of a ConnectX.
     pub mlx5: Mlx5Spec,
 }
 
-/// What a ConnectX can do.
+/// Capabilities of a ConnectX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mlx5Spec {
-    /// Version of completion-queue entries: 1 names queues by the driver's index, 0 by number.
+    /// Version of completion entries: with 1 they name queues by the driver's index, with 0 by the queue
+    /// number.
     pub cqe_version: u8,
-    /// Doorbell pages are objects of the kernel interface; else they are mapped at open.
+    /// True if doorbell pages are objects of the kernel interface; otherwise they are mapped at open.
     pub dynamic_pages: bool,
-    /// Header that must be in the descriptor.
+    /// Packet header that must be inline in the send descriptor.
     pub min_inline: MinInline,
-    /// Completions may be compressed.
+    /// True if completions may be compressed.
     pub compression: bool,
-    /// Several packets in one descriptor.
+    /// True if a send descriptor may carry several packets.
     pub multi_packet: bool,
-    /// Receive descriptors may be cut into strides.
+    /// True if receive descriptors may be divided into strides.
     pub striding: bool,
-    /// Pages of virtio doorbells (VAR) can be had.
+    /// True if pages of virtio doorbells (VAR) can be allocated.
     pub var: bool,
-    /// Which one it is.
+    /// ConnectX generation.
     pub class: Class,
-    /// What its rules can do.
+    /// Capabilities of flow rules.
     pub steering: SteeringSpec,
 }
 
-/// Header that must be in a send descriptor.
+/// Packet header that must be inline in a send descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MinInline {
-    /// Nothing.
+    /// No header.
     None,
     /// The Ethernet header.
     L2,
 }
 
-/// What a NIC is.
+/// Kinds of NICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// Microsoft Azure Network Adapter.
     Mana,
-    /// ConnectX-6 Dx.
+    /// ConnectX-5 or ConnectX-6 Dx.
     Mlx5,
 }
 
-/// A port.
+/// Specification of a port.
 #[derive(Clone, Debug)]
 pub struct PortSpec {
-    /// Name of the network device that the generated sysfs shows.
+    /// Name of the network interface in the generated sysfs.
     pub netdev: String,
-    /// Its address.
+    /// MAC address.
     pub mac: [u8; 6],
-    /// Largest packet without the Ethernet header, in bytes.
+    /// MTU: largest packet without the Ethernet header, in bytes.
     pub mtu: u32,
-    /// What it is plugged into.
+    /// Far end of the link.
     pub link: LinkSpec,
-    /// What the link does to frames that leave the port.
+    /// Impairments of frames that leave the port.
     pub impair: Impairments,
-    /// Frames to other unicast addresses are not received.
+    /// True if frames to other unicast addresses are not received.
     pub own_address_only: bool,
-    /// Frames from other addresses are not sent.
+    /// True if frames from other source addresses are not sent.
     pub source_check: bool,
 }
 
-/// What a port is plugged into.
+/// Far end of a port's link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkSpec {
-    /// Nothing: the port is up, and what it sends is lost.
+    /// No far end: the port is up, and frames that it sends are lost.
     None,
-    /// Itself: what it sends comes back.
+    /// The port itself: it receives what it sends.
     Loop,
-    /// The port with the same cable.
+    /// The other port with the same cable name.
     Cable(String),
-    /// A counter that takes everything.
+    /// A counter that accepts every frame.
     Sink,
-    /// An endless source of UDP packets; what is sent is counted.
+    /// An endless source of UDP packets. Frames that the port sends are counted.
     Generator,
-    /// A TAP device.
+    /// A TAP interface.
     Tap(String),
-    /// An interface, by packet socket.
+    /// A network interface, through a packet socket.
     Veth(String),
-    /// A file of what is sent.
+    /// A pcap file of the frames that the port sends.
     Pcap(PathBuf),
 }
 
-/// What a link does to frames, as shares from 0 to 1.
+/// Impairments of a link, each as a probability from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Impairments {
-    /// Not delivered.
+    /// The frame is lost.
     pub lose: f64,
-    /// Delivered twice.
+    /// The frame is delivered twice.
     pub duplicate: f64,
-    /// One bit flipped.
+    /// One bit of the frame is inverted.
     pub corrupt: f64,
-    /// Delivered after the next one.
+    /// The frame is delivered after the next one.
     pub reorder: f64,
 }
 
 impl Topology {
-    /// Reads a file.
+    /// Returns name and number of ports of each device, for [`faults::read`].
+    pub(crate) fn fault_devices(&self) -> Vec<(&str, usize)> {
+        self.devices.iter().map(|device| (device.name.as_str(), device.ports.len())).collect()
+    }
+
+    /// Reads a topology file.
     ///
     /// # Errors
-    /// File, line, key, what was found and what would be right.
+    /// File, line, key, the value found and the accepted values.
     pub fn load(path: &Path) -> Result<Self> {
         Self::read(&Source::load(path)?)
     }
 
-    /// Reads a text.
+    /// Reads a topology from a text.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -213,8 +221,7 @@ impl Topology {
             faults: Vec::new(),
         };
         if topology.fetch_late && topology.doorbells == Doorbells::Scan {
-            return Err(settings
-                .error_in("fetch", "found \"late\", which needs doorbells that are seen: \"trap\" or \"queue\""));
+            return Err(settings.error_in("fetch", "found \"late\", which requires doorbells = \"trap\" or \"queue\""));
         }
         let (mut netdevs, mut cables) = (0, Vec::new());
         for (index, table) in settings.tables("device")?.into_iter().enumerate() {
@@ -228,11 +235,11 @@ impl Topology {
             return Err(settings.misspelt("device").unwrap_or_else(missing));
         }
         let mates = |name| cables.iter().filter(|(other, _)| other == name).count();
-        if let Some((name, place)) = cables.iter().find(|(name, _)| mates(name) == 1) {
-            return Err(place.error(format!("cable:{name} has one end; a cable joins two ports")));
+        if let Some((name, span)) = cables.iter().find(|(name, _)| mates(name) == 1) {
+            return Err(span.error(format!("cable:{name} has one end; a cable joins two ports")));
         }
         for table in settings.tables("fault")? {
-            let fault = faults::read(&table, &topology)?;
+            let fault = faults::read(&table, &topology.fault_devices())?;
             table.finish()?;
             topology.faults.push(fault);
         }
@@ -245,7 +252,7 @@ fn device(
     table: &Settings<'_>,
     index: usize,
     netdevs: &mut usize,
-    cables: &mut Vec<(String, Place)>,
+    cables: &mut Vec<(String, Span)>,
     so_far: &Topology,
 ) -> Result<DeviceSpec> {
     let kind = table
@@ -286,9 +293,9 @@ fn device(
     }
     for port in ports {
         let spec = self::port(&port, kind, index, device.ports.len(), *netdevs)?;
-        unlike(&port, &spec, so_far.devices.iter().flat_map(|device| &device.ports).chain(&device.ports))?;
+        check_conflicts(&port, &spec, so_far.devices.iter().flat_map(|device| &device.ports).chain(&device.ports))?;
         if let LinkSpec::Cable(name) = &spec.link {
-            cables.push((name.clone(), port.place("link")));
+            cables.push((name.clone(), port.span("link")));
         }
         port.finish()?;
         *netdevs += 1;
@@ -301,7 +308,7 @@ fn device(
     Ok(device)
 }
 
-/// The keys that only a ConnectX has.
+/// Reads the keys that only a ConnectX has.
 fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5Spec> {
     let mut spec = Mlx5Spec {
         cqe_version: 1,
@@ -335,8 +342,8 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
     Ok(spec)
 }
 
-/// Largest MTU that the kernel's driver lets an interface have.
-fn most_mtu(kind: DeviceKind) -> i64 {
+/// Returns the largest MTU that the kernel's driver accepts.
+fn max_mtu(kind: DeviceKind) -> i64 {
     match kind {
         DeviceKind::Mana => 9000,
         DeviceKind::Mlx5 => 9978,
@@ -359,7 +366,7 @@ fn port(table: &Settings<'_>, kind: DeviceKind, device: usize, port: usize, netd
     Ok(PortSpec {
         netdev: table.get::<String>("netdev")?.unwrap_or_else(|| format!("nic{netdev}")),
         mac: mac.map_or([2, 0, 0, 0, device as u8 + 1, port as u8 + 1], |Mac(mac)| mac),
-        mtu: table.integer("mtu", 576..=most_mtu(kind))?.unwrap_or(9000),
+        mtu: table.integer("mtu", 576..=max_mtu(kind))?.unwrap_or(9000),
         link: link.unwrap_or(LinkSpec::None),
         impair: Impairments {
             lose: share("lose")?,
@@ -372,8 +379,12 @@ fn port(table: &Settings<'_>, kind: DeviceKind, device: usize, port: usize, netd
     })
 }
 
-/// What two ports cannot share.
-fn unlike<'a>(table: &Settings<'_>, port: &PortSpec, others: impl Iterator<Item = &'a PortSpec>) -> Result<()> {
+/// Returns an error if a port uses an interface, an address or a link that another port has already.
+fn check_conflicts<'a>(
+    table: &Settings<'_>,
+    port: &PortSpec,
+    others: impl Iterator<Item = &'a PortSpec>,
+) -> Result<()> {
     let mut ends = 1;
     for other in others {
         if other.netdev == port.netdev {
@@ -478,7 +489,8 @@ mod tests {
         let message = |text: &str| read(text).unwrap_err().to_string();
         assert_eq!(
             message("doorbells = 'trapp'"),
-            "t.toml:1:13: doorbells: found 'trapp', expected one of \"trap\", \"queue\", \"scan\" (did you mean \"trap\"?)"
+            "t.toml:1:13: doorbells: found 'trapp', expected one of \"trap\", \"queue\", \"scan\" \
+             (did you mean \"trap\"?)"
         );
         let port = "[[device]]\nkind = 'mana'\n[[device.port]]\n";
         assert!(

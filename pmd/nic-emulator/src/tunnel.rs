@@ -1,16 +1,16 @@
-//! What lies inside a tunnel, as far as a NIC looks.
+//! Inner headers of tunnel packets, as far as a NIC parses them.
 
-use crate::frame::{self, Layers, Network, TCP, UDP};
+use crate::frame::{self, HeaderOffsets, Network, TCP, UDP};
 
 const GRE: u8 = 47;
 const VXLAN_PORT: u16 = 4789;
 const GENEVE_PORT: u16 = 6081;
 const TRANSPARENT_BRIDGING: u16 = 0x6558;
 
-/// The Ethernet frame inside VXLAN, GENEVE or GRE: where it begins, and its headers with offsets from there. Packets in a tunnel that
-/// have no Ethernet header are not looked into.
+/// Returns the offset of the Ethernet frame inside VXLAN, GENEVE or GRE, and its header offsets relative to
+/// that. Returns `None` for tunnels whose payload has no Ethernet header.
 #[inline]
-pub fn inner(frame: &[u8], outer: &Layers) -> Option<(usize, Layers)> {
+pub fn inner(frame: &[u8], outer: &HeaderOffsets) -> Option<(usize, HeaderOffsets)> {
     let port = || frame.get(outer.l4 + 2..outer.l4 + 4).map(|port| u16::from_be_bytes([port[0], port[1]]));
     match outer.protocol {
         TCP => None,
@@ -19,7 +19,7 @@ pub fn inner(frame: &[u8], outer: &Layers) -> Option<(usize, Layers)> {
     }
 }
 
-fn inside(frame: &[u8], outer: &Layers) -> Option<(usize, Layers)> {
+fn inside(frame: &[u8], outer: &HeaderOffsets) -> Option<(usize, HeaderOffsets)> {
     let half = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
     let start = if outer.protocol == UDP {
         let header = outer.l4 + 8;
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_in_vxlan_is_found_and_cut_off_ones_are_not() {
+    fn frames_in_vxlan_are_found_unless_truncated() {
         let mut inner_frame = vec![0u8; 60];
         inner_frame[12..14].copy_from_slice(&[8, 0]);
         inner_frame[14] = 0x45;

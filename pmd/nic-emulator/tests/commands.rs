@@ -1,14 +1,15 @@
-//! The device alone, on vectors: commands in the write form as libibverbs 44 sends them, descriptors and doorbells.
+//! The device alone, in plain memory: commands in the write form as libibverbs 44 sends them, descriptors and
+//! doorbells.
 
 use rustix::io::Errno;
 use wirepath_nic_defs::mana::{
     self, CqDoorbell, CqeHead, CqeTail, RqDoorbell, RxFlags, SqDoorbell, TxOob, TxOob1, WqeFlags,
 };
 use wirepath_nic_defs::uverbs::{ACCESS_LOCAL_WRITE, QPT_RAW_PACKET, mana as abi, write};
-use wirepath_nic_emulator::vectors::{self, BASE, Bench, plain};
+use wirepath_nic_emulator::mem_host::{self, BASE, EmulatorHarness, write_command};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Where commands and replies lie; rings and buffers are behind.
+/// Addresses of commands and replies; rings and buffers follow.
 const COMMAND: u64 = BASE;
 const REPLY: u64 = BASE + 0x1000;
 const SQ: u64 = BASE + 0x2000;
@@ -19,22 +20,22 @@ const BUFFERS: u64 = BASE + 0x1_0000;
 
 const LOOP: &str = "[[device]]\nkind = 'mana'\n[[device.port]]\nlink = 'loop'\n";
 
-/// An extended command with its driver part.
-fn extended(command: u32, core: &[u8], driver: &[u8], reply: usize, driver_reply: usize) -> Vec<u8> {
-    vectors::extended(REPLY, command, core, driver, reply, driver_reply)
+/// Builds an extended command with its driver part.
+fn extended_write_command(command: u32, core: &[u8], driver: &[u8], reply: usize, driver_reply: usize) -> Vec<u8> {
+    mem_host::extended_write_command(REPLY, command, core, driver, reply, driver_reply)
 }
 
 fn get_context() -> Vec<u8> {
-    plain(write::GET_CONTEXT, REPLY.as_bytes(), &[], 8)
+    write_command(write::GET_CONTEXT, REPLY.as_bytes(), &[], 8)
 }
 
 fn alloc_pd() -> Vec<u8> {
-    plain(write::ALLOC_PD, REPLY.as_bytes(), &[], 4)
+    write_command(write::ALLOC_PD, REPLY.as_bytes(), &[], 4)
 }
 
 fn reg_mr(pd: u32, start: u64, length: u64, access: u32) -> Vec<u8> {
     let core = write::RegMr { response: REPLY, start, length, hca_va: start, pd_handle: pd, access_flags: access };
-    plain(write::REG_MR, core.as_bytes(), &[], 12)
+    write_command(write::REG_MR, core.as_bytes(), &[], 12)
 }
 
 fn create_cq(ring: u64, entries: u32) -> Vec<u8> {
@@ -46,7 +47,7 @@ fn create_cq(ring: u64, entries: u32) -> Vec<u8> {
         comp_channel: -1,
         reserved: 0,
     };
-    plain(write::CREATE_CQ, core.as_bytes(), ring.as_bytes(), 8)
+    write_command(write::CREATE_CQ, core.as_bytes(), ring.as_bytes(), 8)
 }
 
 fn create_qp(pd: u32, cq: u32, ring: u64, port: u32) -> Vec<u8> {
@@ -61,19 +62,19 @@ fn create_qp(pd: u32, cq: u32, ring: u64, port: u32) -> Vec<u8> {
         ..write::CreateQp::new_zeroed()
     };
     let driver = abi::CreateQp { sq_buf_addr: ring, sq_buf_size: 8192, port };
-    plain(write::CREATE_QP, core.as_bytes(), driver.as_bytes(), 32 + 16)
+    write_command(write::CREATE_QP, core.as_bytes(), driver.as_bytes(), 32 + 16)
 }
 
 fn create_wq(pd: u32, cq: u32, ring: u64) -> Vec<u8> {
     let core =
         write::CreateWq { pd_handle: pd, cq_handle: cq, max_wr: 64, max_sge: 2, ..write::CreateWq::new_zeroed() };
     let driver = abi::CreateWq { wq_buf_addr: ring, wq_buf_size: 8192, reserved: 0 };
-    extended(write::CREATE_WQ, core.as_bytes(), driver.as_bytes(), 24, 0)
+    extended_write_command(write::CREATE_WQ, core.as_bytes(), driver.as_bytes(), 24, 0)
 }
 
 fn create_table(wq: u32) -> Vec<u8> {
     let core = [0u32, 0, wq, 0];
-    extended(write::CREATE_RWQ_IND_TBL, core.as_bytes(), &[], 16, 0)
+    extended_write_command(write::CREATE_RWQ_IND_TBL, core.as_bytes(), &[], 16, 0)
 }
 
 fn create_rss_qp(pd: u32, table: u32) -> Vec<u8> {
@@ -92,10 +93,10 @@ fn create_rss_qp(pd: u32, table: u32) -> Vec<u8> {
         rx_hash_key: [0x6d; 40],
         port: 1,
     };
-    extended(write::CREATE_QP, core.as_bytes(), driver.as_bytes(), 40, 520)
+    extended_write_command(write::CREATE_QP, core.as_bytes(), driver.as_bytes(), 40, 520)
 }
 
-/// Everything that a driver makes before its first packet. Handles are the smallest free numbers: 0, 1, 2...
+/// Returns the commands of a driver before its first packet. The handles are 0, 1, 2 and so on.
 fn setup() -> Vec<Vec<u8>> {
     vec![
         get_context(),
@@ -119,23 +120,23 @@ struct Numbers {
     receive_cq: u32,
 }
 
-fn words(bench: &Bench, at: u64, count: usize) -> Vec<u32> {
-    bench.peek(at, 4 * count).chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+fn words(harness: &EmulatorHarness, at: u64, count: usize) -> Vec<u32> {
+    harness.peek(at, 4 * count).chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-fn ready(topology: &str) -> (Bench, Numbers) {
-    let bench = Bench::new(topology);
-    let numbers = set_up(&bench);
-    (bench, numbers)
+fn ready(topology: &str) -> (EmulatorHarness, Numbers) {
+    let harness = EmulatorHarness::new(topology);
+    let numbers = set_up(&harness);
+    (harness, numbers)
 }
 
-fn set_up(bench: &Bench) -> Numbers {
+fn set_up(harness: &EmulatorHarness) -> Numbers {
     let mut replies = Vec::new();
     for command in setup() {
-        bench.write(COMMAND, &command).unwrap_or_else(|errno| panic!("{errno}: {:?}", bench.emulator.log().last()));
-        replies.push(words(bench, REPLY, 16));
+        harness.write(COMMAND, &command).unwrap_or_else(|errno| panic!("{errno}: {:?}", harness.emulator.log().last()));
+        replies.push(words(harness, REPLY, 16));
     }
-    // Driver replies follow the core ones: 32 bytes for a queue pair, 40 for an extended one.
+    // The driver reply follows the core reply of 32 bytes (queue pair) or 40 bytes (extended form).
     let (mr, qp, rss) = (&replies[2], &replies[4], &replies[8]);
     Numbers { key: mr[1], sq: qp[8], send_cq: qp[9], vport: qp[10], receive_cq: rss[12], rq: rss[13] }
 }
@@ -144,264 +145,273 @@ fn sge(address: u64, key: u32, size: u32) -> Vec<u8> {
     [&address.to_le_bytes()[..], &key.to_le_bytes(), &size.to_le_bytes()].concat()
 }
 
-fn post_receive(bench: &Bench, numbers: &Numbers, index: u64, sges: &[Vec<u8>]) {
+fn post_receive(harness: &EmulatorHarness, numbers: &Numbers, index: u64, sges: &[Vec<u8>]) {
     let flags = WqeFlags::default().with_sges(sges.len() as u32).with_oob_words(mana::OOB_WORDS_SHORT);
     let wqe = [&[0; 4][..], &flags.0.to_le_bytes(), &[0; 8], &sges.concat()].concat();
-    bench.poke(RQ + index * 32, &wqe);
+    harness.poke(RQ + index * 32, &wqe);
     let units = u64::from(mana::wqe_units(mana::OOB_SHORT, sges.len() as u32));
-    bench.ring(mana::DOORBELL_RQ, RqDoorbell::default().with_id(numbers.rq.into()).with_tail((index + units) * 32).0);
+    harness.ring_doorbell(
+        mana::DOORBELL_RQ,
+        RqDoorbell::default().with_id(numbers.rq.into()).with_tail((index + units) * 32).0,
+    );
 }
 
-fn post_send(bench: &Bench, numbers: &Numbers, index: u64, sges: &[Vec<u8>]) {
+fn post_send(harness: &EmulatorHarness, numbers: &Numbers, index: u64, sges: &[Vec<u8>]) {
     let flags = WqeFlags::default().with_sges(sges.len() as u32).with_oob_words(mana::OOB_WORDS_SHORT);
     let oob = TxOob::default().with_vcq(numbers.send_cq);
     let oob1 = TxOob1::default().with_vsq_frame(numbers.sq >> 10).with_vport(numbers.vport);
     let wqe =
         [&[0; 4][..], &flags.0.to_le_bytes(), &oob.0.to_le_bytes(), &oob1.0.to_le_bytes(), &sges.concat()].concat();
-    bench.poke(SQ + index * 32, &wqe);
+    harness.poke(SQ + index * 32, &wqe);
     let units = u64::from(mana::wqe_units(mana::OOB_SHORT, sges.len() as u32));
-    bench.ring(mana::DOORBELL_SQ, SqDoorbell::default().with_id(numbers.sq.into()).with_tail((index + units) * 32).0);
+    harness.ring_doorbell(
+        mana::DOORBELL_SQ,
+        SqDoorbell::default().with_id(numbers.sq.into()).with_tail((index + units) * 32).0,
+    );
 }
 
-fn entry(bench: &Bench, ring: u64, index: u64) -> (CqeHead, CqeTail, Vec<u32>) {
-    let words = words(bench, ring + index * 64, 16);
+fn entry(harness: &EmulatorHarness, ring: u64, index: u64) -> (CqeHead, CqeTail, Vec<u32>) {
+    let words = words(harness, ring + index * 64, 16);
     (CqeHead(words[0]), CqeTail(words[15]), words)
 }
 
 #[test]
-fn a_frame_goes_round() {
-    let (bench, numbers) = ready(LOOP);
+fn a_frame_is_looped_back() {
+    let (harness, numbers) = ready(LOOP);
     let frame: Vec<u8> = (0..100u8).collect();
-    bench.poke(BUFFERS, &frame);
-    // Into two buffers, the first of them short.
+    harness.poke(BUFFERS, &frame);
+    // Receives into two buffers; the first one is short.
     let buffers = [sge(BUFFERS + 0x1000, numbers.key, 40), sge(BUFFERS + 0x2000, numbers.key, 2000)];
-    post_receive(&bench, &numbers, 0, &buffers);
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 10), sge(BUFFERS + 10, numbers.key, 90)]);
-    let (head, tail, _) = entry(&bench, SEND_CQ, 0);
+    post_receive(&harness, &numbers, 0, &buffers);
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, numbers.key, 10), sge(BUFFERS + 10, numbers.key, 90)]);
+    let (head, tail, _) = entry(&harness, SEND_CQ, 0);
     assert_eq!((head.cqe_type(), tail.owner(), tail.is_sq(), tail.queue()), (mana::CQE_TX_OKAY, 1, 1, numbers.sq));
-    let (head, tail, words) = entry(&bench, RECEIVE_CQ, 0);
+    let (head, tail, words) = entry(&harness, RECEIVE_CQ, 0);
     assert_eq!((head.cqe_type(), tail.owner(), tail.is_sq(), tail.queue()), (mana::CQE_RX_OKAY, 1, 0, numbers.rq));
     assert_eq!((words[2] & 0xffff, RxFlags(words[1]).vlan_present()), (100, 0));
-    assert_eq!([bench.peek(BUFFERS + 0x1000, 40), bench.peek(BUFFERS + 0x2000, 60)].concat(), frame);
+    assert_eq!([harness.peek(BUFFERS + 0x1000, 40), harness.peek(BUFFERS + 0x2000, 60)].concat(), frame);
 }
 
 #[test]
 fn without_buffers_frames_are_dropped_and_counted() {
-    let (bench, numbers) = ready(LOOP);
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
-    let counters = bench.emulator.counters();
+    let (harness, numbers) = ready(LOOP);
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
+    let counters = harness.emulator.counters();
     let queue = &counters["devices"][0]["receive_queues"][0];
     assert_eq!((queue["no_buffer"].as_u64(), queue["packets"].as_u64()), (Some(1), Some(0)));
     assert_eq!(counters["devices"][0]["ports"][0]["link"]["refused"], 1);
 }
 
 #[test]
-fn a_frame_that_does_not_fit_is_cut_and_said_so() {
-    let (bench, numbers) = ready(LOOP);
-    post_receive(&bench, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 64)]);
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 200)]);
-    let (head, _, words) = entry(&bench, RECEIVE_CQ, 0);
+fn a_frame_that_does_not_fit_is_truncated() {
+    let (harness, numbers) = ready(LOOP);
+    post_receive(&harness, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 64)]);
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, numbers.key, 200)]);
+    let (head, _, words) = entry(&harness, RECEIVE_CQ, 0);
     assert_eq!((head.cqe_type(), words[2] & 0xffff), (mana::CQE_RX_TRUNCATED, 64));
 }
 
 #[test]
 fn a_receive_descriptor_with_a_wrong_key_stops_its_queue() {
-    let (bench, numbers) = ready(LOOP);
-    post_receive(&bench, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key ^ 0x100, 64)]);
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
-    let last = bench.emulator.log().last().unwrap();
+    let (harness, numbers) = ready(LOOP);
+    post_receive(&harness, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key ^ 0x100, 64)]);
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
+    let last = harness.emulator.log().last().unwrap();
     assert!(last.contains("no memory region has this key; the queue stops"), "{last}");
-    assert_eq!(entry(&bench, RECEIVE_CQ, 0).1.owner(), 0, "no completion");
-    assert_eq!(bench.emulator.counters()["devices"][0]["receive_queues"][0]["stopped"], true);
+    assert_eq!(entry(&harness, RECEIVE_CQ, 0).1.owner(), 0, "no completion");
+    assert_eq!(harness.emulator.counters()["devices"][0]["receive_queues"][0]["stopped"], true);
 }
 
 #[test]
-fn memory_that_may_only_be_read_is_sent_from_and_not_received_into() {
-    let (bench, numbers) = ready(LOOP);
-    bench.write(COMMAND, &reg_mr(0, BUFFERS, 0x1000, 0)).unwrap();
-    let read_only = words(&bench, REPLY, 3)[1];
-    post_receive(&bench, &numbers, 0, &[sge(BUFFERS, read_only, 64)]);
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, read_only, 60)]);
-    assert_eq!(entry(&bench, SEND_CQ, 0).0.cqe_type(), mana::CQE_TX_OKAY);
-    assert!(bench.emulator.log().last().unwrap().contains("not registered for local writes"));
+fn read_only_memory_is_sent_from_but_not_received_into() {
+    let (harness, numbers) = ready(LOOP);
+    harness.write(COMMAND, &reg_mr(0, BUFFERS, 0x1000, 0)).unwrap();
+    let read_only = words(&harness, REPLY, 3)[1];
+    post_receive(&harness, &numbers, 0, &[sge(BUFFERS, read_only, 64)]);
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, read_only, 60)]);
+    assert_eq!(entry(&harness, SEND_CQ, 0).0.cqe_type(), mana::CQE_TX_OKAY);
+    assert!(harness.emulator.log().last().unwrap().contains("not registered for local writes"));
 }
 
 #[test]
-fn completions_share_an_entry_where_the_device_coalesces() {
-    let (bench, numbers) = ready("[[device]]\nkind = 'mana'\ncoalesce = true\n[[device.port]]\nlink = 'loop'\n");
+fn coalesced_completions_share_an_entry() {
+    let (harness, numbers) = ready("[[device]]\nkind = 'mana'\ncoalesce = true\n[[device.port]]\nlink = 'loop'\n");
     for index in 0..6 {
-        post_receive(&bench, &numbers, index, &[sge(BUFFERS + 0x1000 + 256 * index, numbers.key, 256)]);
+        post_receive(&harness, &numbers, index, &[sge(BUFFERS + 0x1000 + 256 * index, numbers.key, 256)]);
     }
-    // One doorbell for all, so that they arrive in one burst.
+    // One doorbell for all descriptors, so that the frames arrive in one burst.
     let flags = WqeFlags::default().with_sges(1).with_oob_words(mana::OOB_WORDS_SHORT);
     let oob = TxOob::default().with_vcq(numbers.send_cq);
     let oob1 = TxOob1::default().with_vsq_frame(numbers.sq >> 10).with_vport(numbers.vport);
     for index in 0..6u64 {
         let sge = sge(BUFFERS, numbers.key, 60 + index as u32);
         let wqe = [&[0; 4][..], &flags.0.to_le_bytes(), &oob.0.to_le_bytes(), &oob1.0.to_le_bytes(), &sge].concat();
-        bench.poke(SQ + index * 32, &wqe);
+        harness.poke(SQ + index * 32, &wqe);
     }
-    bench.ring(mana::DOORBELL_SQ, SqDoorbell::default().with_id(numbers.sq.into()).with_tail(6 * 32).0);
-    let (first, _, words) = entry(&bench, RECEIVE_CQ, 0);
+    harness.ring_doorbell(mana::DOORBELL_SQ, SqDoorbell::default().with_id(numbers.sq.into()).with_tail(6 * 32).0);
+    let (first, _, words) = entry(&harness, RECEIVE_CQ, 0);
     assert_eq!(first.cqe_type(), mana::CQE_RX_COALESCED_4);
     assert_eq!([2, 5, 8, 11].map(|at| words[at] & 0xffff), [60, 61, 62, 63]);
-    let (second, _, words) = entry(&bench, RECEIVE_CQ, 1);
+    let (second, _, words) = entry(&harness, RECEIVE_CQ, 1);
     assert_eq!(second.cqe_type(), mana::CQE_RX_COALESCED_4);
     assert_eq!([2, 5, 8].map(|at| words[at] & 0xffff), [64, 65, 0]);
 }
 
 #[test]
-fn orders_of_destruction_are_the_kernel_s() {
-    let (bench, _) = ready(LOOP);
-    let dealloc = |pd: u32| plain(write::DEALLOC_PD, pd.as_bytes(), &[], 0);
-    let destroy_wq = |wq: u32| extended(write::DESTROY_WQ, [0u32, wq].as_bytes(), &[], 16, 0);
-    assert_eq!(bench.write(COMMAND, &dealloc(0)), Err(Errno::BUSY));
-    assert_eq!(bench.write(COMMAND, &dealloc(1)), Err(Errno::INVAL), "a memory region is no protection domain");
-    assert_eq!(bench.write(COMMAND, &dealloc(77)), Err(Errno::NOENT));
-    assert_eq!(bench.write(COMMAND, &destroy_wq(5)), Err(Errno::BUSY));
+fn objects_in_use_cannot_be_destroyed() {
+    let (harness, _) = ready(LOOP);
+    let dealloc = |pd: u32| write_command(write::DEALLOC_PD, pd.as_bytes(), &[], 0);
+    let destroy_wq = |wq: u32| extended_write_command(write::DESTROY_WQ, [0u32, wq].as_bytes(), &[], 16, 0);
+    assert_eq!(harness.write(COMMAND, &dealloc(0)), Err(Errno::BUSY));
+    assert_eq!(harness.write(COMMAND, &dealloc(1)), Err(Errno::INVAL), "a memory region is no protection domain");
+    assert_eq!(harness.write(COMMAND, &dealloc(77)), Err(Errno::NOENT));
+    assert_eq!(harness.write(COMMAND, &destroy_wq(5)), Err(Errno::BUSY));
     let destroy_qp = |qp: u32| {
         let core = write::DestroyQp { response: REPLY, qp_handle: qp, reserved: 0 };
-        plain(write::DESTROY_QP, core.as_bytes(), &[], 4)
+        write_command(write::DESTROY_QP, core.as_bytes(), &[], 4)
     };
-    bench.write(COMMAND, &destroy_qp(7)).unwrap();
-    bench.write(COMMAND, &extended(write::DESTROY_RWQ_IND_TBL, [0u32, 6].as_bytes(), &[], 0, 0)).unwrap();
-    bench.write(COMMAND, &destroy_wq(5)).unwrap();
-    bench.write(COMMAND, &destroy_qp(3)).unwrap();
-    // A completion queue serves one queue in its life.
-    assert_eq!(bench.write(COMMAND, &create_qp(0, 2, SQ, 1)), Err(Errno::INVAL));
-    assert!(bench.emulator.log().last().unwrap().contains("create_qp failed"));
+    harness.write(COMMAND, &destroy_qp(7)).unwrap();
+    harness
+        .write(COMMAND, &extended_write_command(write::DESTROY_RWQ_IND_TBL, [0u32, 6].as_bytes(), &[], 0, 0))
+        .unwrap();
+    harness.write(COMMAND, &destroy_wq(5)).unwrap();
+    harness.write(COMMAND, &destroy_qp(3)).unwrap();
+    // A completion queue can serve only one queue in its lifetime.
+    assert_eq!(harness.write(COMMAND, &create_qp(0, 2, SQ, 1)), Err(Errno::INVAL));
+    assert!(harness.emulator.log().last().unwrap().contains("create_qp failed"));
 }
 
 #[test]
 fn one_protection_domain_sends_on_a_port() {
-    let (bench, _) = ready(LOOP);
-    bench.write(COMMAND, &alloc_pd()).unwrap();
-    let pd = words(&bench, REPLY, 1)[0];
-    bench.write(COMMAND, &create_cq(BUFFERS, 64)).unwrap();
-    let cq = words(&bench, REPLY, 1)[0];
-    assert_eq!(bench.write(COMMAND, &create_qp(pd, cq, SQ, 1)), Err(Errno::BUSY));
-    assert_eq!(bench.write(COMMAND, &create_qp(0, cq, SQ, 2)), Err(Errno::INVAL), "there is one port");
-    bench.write(COMMAND, &create_qp(0, cq, SQ, 1)).unwrap();
+    let (harness, _) = ready(LOOP);
+    harness.write(COMMAND, &alloc_pd()).unwrap();
+    let pd = words(&harness, REPLY, 1)[0];
+    harness.write(COMMAND, &create_cq(BUFFERS, 64)).unwrap();
+    let cq = words(&harness, REPLY, 1)[0];
+    assert_eq!(harness.write(COMMAND, &create_qp(pd, cq, SQ, 1)), Err(Errno::BUSY));
+    assert_eq!(harness.write(COMMAND, &create_qp(0, cq, SQ, 2)), Err(Errno::INVAL), "there is one port");
+    harness.write(COMMAND, &create_qp(0, cq, SQ, 1)).unwrap();
 }
 
 #[test]
-fn ordered_faults_strike() {
+fn injected_faults_happen() {
     let fault = |text: &str| format!("{LOOP}[[fault]]\n{text}\n");
-    let (bench, numbers) = ready(&fault("kind = 'completion-error'\ncode = 40\nafter = 1"));
+    let (harness, numbers) = ready(&fault("kind = 'completion-error'\ncode = 40\nafter = 1"));
     for index in 0..3 {
-        post_send(&bench, &numbers, index, &[sge(BUFFERS, numbers.key, 60)]);
+        post_send(&harness, &numbers, index, &[sge(BUFFERS, numbers.key, 60)]);
     }
-    let types: Vec<u32> = (0..3).map(|index| entry(&bench, SEND_CQ, index).0.cqe_type()).collect();
+    let types: Vec<u32> = (0..3).map(|index| entry(&harness, SEND_CQ, index).0.cqe_type()).collect();
     assert_eq!(types, [mana::CQE_TX_OKAY, 40, mana::CQE_TX_OKAY]);
 
-    let (bench, numbers) = ready(&fault("kind = 'hostile'\nqueue = 'tx'\nwhat = 'queue'"));
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
-    assert_eq!(entry(&bench, SEND_CQ, 0).1.queue(), 0xff_fff0);
+    let (harness, numbers) = ready(&fault("kind = 'hostile'\nqueue = 'tx'\nwhat = 'queue'"));
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
+    assert_eq!(entry(&harness, SEND_CQ, 0).1.queue(), 0xff_fff0);
 
-    let (bench, _) = ready(LOOP);
-    bench.emulator.order_text("kind = 'device-fatal'").unwrap();
-    assert_eq!(bench.write(COMMAND, &alloc_pd()), Err(Errno::IO), "dead until it is opened anew");
-    let again = bench.emulator.open(0).unwrap();
-    bench.poke(COMMAND, &get_context());
+    let (harness, _) = ready(LOOP);
+    harness.emulator.inject_toml("kind = 'device-fatal'").unwrap();
+    assert_eq!(harness.write(COMMAND, &alloc_pd()), Err(Errno::IO), "dead until it is opened anew");
+    let again = harness.emulator.open(0).unwrap();
+    harness.poke(COMMAND, &get_context());
     let fd = std::os::fd::AsRawFd::as_raw_fd(&again.file);
-    assert_eq!(bench.emulator.write(fd, COMMAND, get_context().len()), Ok(16));
+    assert_eq!(harness.emulator.write(fd, COMMAND, get_context().len()), Ok(16));
 
-    let (bench, _) = ready(LOOP);
-    bench.emulator.order_text("kind = 'refuse'\ncommand = 'alloc_pd'\nerrno = 'ENOMEM'").unwrap();
-    assert_eq!(bench.write(COMMAND, &alloc_pd()), Err(Errno::NOMEM));
-    assert!(bench.write(COMMAND, &alloc_pd()).is_ok());
+    let (harness, _) = ready(LOOP);
+    harness.emulator.inject_toml("kind = 'refuse'\ncommand = 'alloc_pd'\nerrno = 'ENOMEM'").unwrap();
+    assert_eq!(harness.write(COMMAND, &alloc_pd()), Err(Errno::NOMEM));
+    assert!(harness.write(COMMAND, &alloc_pd()).is_ok());
 }
 
 #[test]
-fn a_context_from_before_a_reset_takes_nothing_of_a_later_one_with_it() {
-    let (mut bench, _) = ready(LOOP);
-    bench.emulator.order_text("kind = 'device-fatal'").unwrap();
-    let again = bench.emulator.open(0).unwrap();
-    let before = std::mem::replace(&mut bench.fd, std::os::fd::AsRawFd::as_raw_fd(&again.file));
-    bench.context = again.context;
-    let numbers = set_up(&bench);
-    bench.emulator.close(before);
-    post_receive(&bench, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 64)]);
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
-    assert_eq!(entry(&bench, RECEIVE_CQ, 0).0.cqe_type(), mana::CQE_RX_OKAY);
+fn closing_a_stale_context_leaves_newer_objects_alone() {
+    let (mut harness, _) = ready(LOOP);
+    harness.emulator.inject_toml("kind = 'device-fatal'").unwrap();
+    let again = harness.emulator.open(0).unwrap();
+    let before = std::mem::replace(&mut harness.fd, std::os::fd::AsRawFd::as_raw_fd(&again.file));
+    harness.context = again.context;
+    let numbers = set_up(&harness);
+    harness.emulator.close(before);
+    post_receive(&harness, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 64)]);
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
+    assert_eq!(entry(&harness, RECEIVE_CQ, 0).0.cqe_type(), mana::CQE_RX_OKAY);
 }
 
 #[test]
-fn arming_a_queue_and_tails_that_cannot_be() {
-    let (bench, numbers) = ready(LOOP);
+fn arming_and_invalid_tails() {
+    let (harness, numbers) = ready(LOOP);
     let bell = |tail: u64| CqDoorbell::default().with_id(numbers.send_cq.into()).with_tail(tail).with_arm(1).0;
-    bench.ring(mana::DOORBELL_CQ, bell(64));
-    let before = bench.emulator.log().lines();
-    bench.ring(mana::DOORBELL_CQ, bell(65));
-    assert_eq!(bench.emulator.log().lines(), before + 1);
-    assert!(bench.emulator.log().last().unwrap().contains("leaves 511 entries unread"));
-    bench.ring(mana::DOORBELL_CQ, CqDoorbell::default().with_id(numbers.receive_cq.into()).with_tail(64).0);
-    assert_eq!(bench.emulator.log().lines(), before + 1, "that one is right");
-    bench.ring(0x123, 1);
-    assert!(bench.emulator.log().last().unwrap().contains("is no doorbell"));
+    harness.ring_doorbell(mana::DOORBELL_CQ, bell(64));
+    let before = harness.emulator.log().lines();
+    harness.ring_doorbell(mana::DOORBELL_CQ, bell(65));
+    assert_eq!(harness.emulator.log().lines(), before + 1);
+    assert!(harness.emulator.log().last().unwrap().contains("leaves 511 entries unread"));
+    harness.ring_doorbell(mana::DOORBELL_CQ, CqDoorbell::default().with_id(numbers.receive_cq.into()).with_tail(64).0);
+    assert_eq!(harness.emulator.log().lines(), before + 1, "that one is right");
+    harness.ring_doorbell(0x123, 1);
+    assert!(harness.emulator.log().last().unwrap().contains("is not a doorbell"));
 }
 
-/// A driver that uses a buffer again before its completion is found out.
+/// A driver that reuses a buffer before its completion is detected.
 #[test]
-fn a_late_fetch_sees_what_was_changed_too_early() {
-    let (bench, numbers) = ready(&format!("fetch = 'late'\n{LOOP}"));
-    bench.poke(BUFFERS, &[1; 60]);
-    post_receive(&bench, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 2000)]);
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
-    assert_eq!(entry(&bench, SEND_CQ, 0).1.owner(), 0, "nothing yet");
-    bench.poke(BUFFERS, &[2; 60]);
-    while entry(&bench, SEND_CQ, 0).1.owner() == 0 {
-        bench.emulator.serve();
+fn a_late_fetch_sees_early_reuse_of_buffers() {
+    let (harness, numbers) = ready(&format!("fetch = 'late'\n{LOOP}"));
+    harness.poke(BUFFERS, &[1; 60]);
+    post_receive(&harness, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 2000)]);
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
+    assert_eq!(entry(&harness, SEND_CQ, 0).1.owner(), 0, "nothing yet");
+    harness.poke(BUFFERS, &[2; 60]);
+    while entry(&harness, SEND_CQ, 0).1.owner() == 0 {
+        harness.emulator.serve();
     }
-    assert_eq!(bench.peek(BUFFERS + 0x1000, 60), [2; 60]);
+    assert_eq!(harness.peek(BUFFERS + 0x1000, 60), [2; 60]);
 }
 
-/// Stores reach a device before a later command does, however late it looks at them: what a queue was rung for before it was destroyed is
-/// sent, and no mistake.
+/// Stores reach a device before a later command does, even with a late fetch. Descriptors whose doorbell was
+/// rung before the queue is destroyed are sent without an error.
 #[test]
-fn what_a_queue_was_rung_for_comes_before_its_end() {
+fn queued_doorbells_precede_destruction() {
     for late in ["doorbells = 'queue'\n", "fetch = 'late'\n", "doorbells = 'queue'\nfetch = 'late'\n"] {
-        let (bench, numbers) = ready(&format!("{late}{LOOP}"));
-        let send = |index: u64| post_send(&bench, &numbers, index, &[sge(BUFFERS + 64 * index, numbers.key, 60)]);
+        let (harness, numbers) = ready(&format!("{late}{LOOP}"));
+        let send = |index: u64| post_send(&harness, &numbers, index, &[sge(BUFFERS + 64 * index, numbers.key, 60)]);
         for index in 0..2 {
-            bench.poke(BUFFERS + 64 * index, &[7 + index as u8; 60]);
+            harness.poke(BUFFERS + 64 * index, &[7 + index as u8; 60]);
             let buffer = BUFFERS + 0x1000 * (index + 1);
-            post_receive(&bench, &numbers, index, &[sge(buffer, numbers.key, 2000)]);
+            post_receive(&harness, &numbers, index, &[sge(buffer, numbers.key, 2000)]);
             send(index);
         }
-        assert_eq!(entry(&bench, SEND_CQ, 0).1.owner(), 0, "{late}: nothing yet");
-        // A command that stops nothing waits for nothing.
-        bench.write(COMMAND, &alloc_pd()).unwrap();
-        assert_eq!(entry(&bench, SEND_CQ, 0).1.owner(), 0, "{late}: nothing yet");
+        assert_eq!(entry(&harness, SEND_CQ, 0).1.owner(), 0, "{late}: nothing yet");
+        // A command that stops no queue does not wait for doorbells.
+        harness.write(COMMAND, &alloc_pd()).unwrap();
+        assert_eq!(entry(&harness, SEND_CQ, 0).1.owner(), 0, "{late}: nothing yet");
         let core = write::DestroyQp { response: REPLY, qp_handle: 3, reserved: 0 };
-        bench.write(COMMAND, &plain(write::DESTROY_QP, core.as_bytes(), &[], 4)).unwrap();
+        harness.write(COMMAND, &write_command(write::DESTROY_QP, core.as_bytes(), &[], 4)).unwrap();
         for index in 0..2 {
-            assert_eq!(entry(&bench, SEND_CQ, index).0.cqe_type(), mana::CQE_TX_OKAY, "{late}");
-            assert_eq!(bench.peek(BUFFERS + 0x1000 * (index + 1), 60), [7 + index as u8; 60], "{late}");
+            assert_eq!(entry(&harness, SEND_CQ, index).0.cqe_type(), mana::CQE_TX_OKAY, "{late}");
+            assert_eq!(harness.peek(BUFFERS + 0x1000 * (index + 1), 60), [7 + index as u8; 60], "{late}");
         }
-        while bench.emulator.serve() {}
-        assert_eq!(bench.emulator.log().last(), None, "{late}");
-        // Rung afterwards, it is one.
+        while harness.emulator.serve() {}
+        assert_eq!(harness.emulator.log().last(), None, "{late}");
+        // A doorbell after the destruction is an error.
         send(2);
-        while bench.emulator.log().lines() == 0 {
-            bench.emulator.serve();
+        while harness.emulator.log().lines() == 0 {
+            harness.emulator.serve();
         }
-        assert!(bench.emulator.log().last().unwrap().contains("which this context does not have"), "{late}");
+        assert!(harness.emulator.log().last().unwrap().contains("which this context does not have"), "{late}");
     }
 }
 
-/// The same seed gives the same losses, and every frame is accounted for.
+/// The same seed gives the same losses, and every frame is counted.
 #[test]
-fn links_lose_repeat_spoil_and_swap_as_told() {
-    let topology = "seed = 9\n[[device]]\nkind = 'mana'\n[[device.port]]\nlink = 'loop'\nlose = 0.2\nduplicate = 0.1\ncorrupt = 0.1\nreorder = 0.1\n";
+fn links_apply_their_impairments() {
+    let topology = "seed = 9\n[[device]]\nkind = 'mana'\n[[device.port]]\nlink = 'loop'\n\
+                    lose = 0.2\nduplicate = 0.1\ncorrupt = 0.1\nreorder = 0.1\n";
     let run = || {
-        let (bench, numbers) = ready(topology);
+        let (harness, numbers) = ready(topology);
         for index in 0..200u64 {
-            bench.poke(BUFFERS, &index.to_le_bytes());
-            // The ring has 256 units: no need to look after it.
-            post_send(&bench, &numbers, index, &[sge(BUFFERS, numbers.key, 60)]);
+            harness.poke(BUFFERS, &index.to_le_bytes());
+            // The ring has 256 units, more than this loop needs.
+            post_send(&harness, &numbers, index, &[sge(BUFFERS, numbers.key, 60)]);
         }
-        bench.emulator.counters()["devices"][0]["ports"][0]["link"].clone()
+        harness.emulator.counters()["devices"][0]["ports"][0]["link"].clone()
     };
     let link = run();
     assert_eq!(link, run());
@@ -415,16 +425,17 @@ fn links_lose_repeat_spoil_and_swap_as_told() {
     assert!(still_held <= 1, "{link}: only a frame that waits to be overtaken may be missing");
 }
 
-/// Writes what these tests do as seeds for the fuzz targets: `WIREPATH_SEEDS=FOLDER cargo test -p wirepath-nic-emulator --test commands`.
+/// Writes seeds for the fuzz targets: `WIREPATH_SEEDS=FOLDER cargo test -p wirepath-nic-emulator --test
+/// commands`.
 #[test]
 fn seeds_for_the_fuzz_targets() {
     let record = |kind: u8, bytes: &[u8]| [&[kind][..], &(bytes.len() as u16).to_le_bytes(), bytes].concat();
     let mut seed: Vec<u8> = setup().iter().flat_map(|command| record(0, command)).collect();
-    let (bench, numbers) = ready(LOOP);
-    post_receive(&bench, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 2000)]);
+    let (harness, numbers) = ready(LOOP);
+    post_receive(&harness, &numbers, 0, &[sge(BUFFERS + 0x1000, numbers.key, 2000)]);
     let poke =
-        |address: u64, length| [&((address - BASE) as u32).to_le_bytes()[..], &bench.peek(address, length)].concat();
-    post_send(&bench, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
+        |address: u64, length| [&((address - BASE) as u32).to_le_bytes()[..], &harness.peek(address, length)].concat();
+    post_send(&harness, &numbers, 0, &[sge(BUFFERS, numbers.key, 60)]);
     let bell = |offset: usize, value: u64| [&(offset as u16).to_le_bytes()[..], &value.to_le_bytes()].concat();
     seed.extend(record(2, &poke(RQ, 32)));
     seed.extend(record(1, &bell(mana::DOORBELL_RQ, RqDoorbell::default().with_id(numbers.rq.into()).with_tail(32).0)));

@@ -1,9 +1,9 @@
-//! Send descriptors of an emulated ConnectX, byte by byte: each kind, and what stops a queue.
+//! Send descriptors of an emulated ConnectX: each kind of valid descriptor, and errors that stop a queue.
 
 use wirepath_nic_defs::mlx5::SYNDROME_FLUSHED;
-use wirepath_nic_emulator::vectors::{Connectx, SEND_BUFFER};
+use wirepath_nic_emulator::mem_host::{Connectx, SEND_BUFFER};
 
-/// An Ethernet frame of the local experimental type.
+/// An Ethernet frame with the local experimental EtherType.
 const FRAME: [u8; 64] = {
     let mut frame = [0x5a; 64];
     frame[12] = 0x88;
@@ -11,7 +11,7 @@ const FRAME: [u8; 64] = {
     frame
 };
 
-/// Words of a descriptor, without index and queue.
+/// Builds a descriptor without index and queue number.
 fn descriptor(opcode: u32, segments: u32, rest: &[u32]) -> Vec<u8> {
     [&[opcode, segments, 8, 0], rest].concat().iter().flat_map(|word| word.to_be_bytes()).collect()
 }
@@ -20,12 +20,12 @@ fn pointer(nic: &Connectx, skip: u32, bytes: u32) -> [u32; 4] {
     [bytes, nic.key, 0, SEND_BUFFER as u32 + skip]
 }
 
-/// Each with the number of packets that it sends.
+/// Returns valid descriptors with the number of packets that each sends.
 fn good(nic: &Connectx) -> Vec<(Vec<u8>, usize)> {
     let whole = pointer(nic, 0, 64);
     let plain = [&[0; 4][..], &whole].concat();
     let tagged = [&[0, 0, 0, 0x8000_0123][..], &whole].concat();
-    // Eighteen bytes behind the segment's length field.
+    // The inline header of 18 bytes starts behind its length field.
     let mut inline = descriptor(0x0a, 4, &[&[0, 0, 0, 18 << 16][..], &[0; 4], &pointer(nic, 18, 46)].concat());
     inline[0x1e..0x30].copy_from_slice(&FRAME[..18]);
     let several = [&[0; 4][..], &whole, &whole, &whole].concat();
@@ -38,7 +38,7 @@ fn good(nic: &Connectx) -> Vec<(Vec<u8>, usize)> {
     ]
 }
 
-/// Each with what the log says of it.
+/// Returns invalid descriptors with a word of the log line of each.
 fn bad(nic: &Connectx) -> Vec<(Vec<u8>, &'static str)> {
     let whole = pointer(nic, 0, 64);
     let one = |pointer: [u32; 4]| [&[0; 4][..], &pointer].concat();
@@ -60,20 +60,20 @@ fn blocks(descriptor: &[u8]) -> u32 {
 }
 
 #[test]
-fn every_kind_of_descriptor_and_what_stops_a_queue() {
+fn every_descriptor_kind_and_queue_error() {
     let mut nic = Connectx::new("");
     nic.receive_everything();
     nic.fill(&FRAME);
     for (descriptor, packets) in good(&nic) {
         nic.post(&descriptor, blocks(&descriptor), true);
         let arrived = nic.arrivals();
-        assert_eq!(arrived.len(), packets, "{descriptor:02x?}: {:?}", nic.bench.emulator.log().last());
+        assert_eq!(arrived.len(), packets, "{descriptor:02x?}: {:?}", nic.harness.emulator.log().last());
         assert!(arrived.iter().all(|arrival| arrival.frame.ends_with(&FRAME[12..])));
     }
-    assert_eq!(nic.bench.emulator.log().last(), None);
+    assert_eq!(nic.harness.emulator.log().last(), None);
     for (descriptor, word) in bad(&nic) {
         nic.post(&descriptor, blocks(&descriptor), true);
-        let said = nic.bench.emulator.log().last().unwrap_or_default();
+        let said = nic.harness.emulator.log().last().unwrap_or_default();
         assert!(said.contains(word), "{word}: {said}");
         assert_eq!(nic.arrivals(), []);
         nic.restart();
@@ -83,20 +83,21 @@ fn every_kind_of_descriptor_and_what_stops_a_queue() {
     }
 }
 
-/// Although not one frame of the burst was taken.
+/// The error is reported although no frame of the burst was accepted.
 #[test]
-fn a_queue_that_fails_at_the_first_frame_of_a_generator_says_so() {
+fn a_generator_reports_a_failed_receive_queue() {
     let nic = Connectx::new("[[device.port]]\nlink = 'generator'\n");
-    nic.bench.emulator.order_text("kind = 'completion-error'\nqueue = 'rx'\ncode = 4").unwrap();
+    nic.harness.emulator.inject_toml("kind = 'completion-error'\nqueue = 'rx'\ncode = 4").unwrap();
     nic.receive_everything();
-    assert!(!nic.bench.emulator.serve(), "nothing is taken");
-    // Of all that was posted, behind the first as flushed.
-    let failures = nic.failures(0);
-    assert_eq!((failures.len(), failures[0]), (64, 4));
-    assert!(failures[1..].iter().all(|syndrome| *syndrome == SYNDROME_FLUSHED), "{failures:?}");
+    assert!(!nic.harness.emulator.serve(), "nothing is taken");
+    // All other posted entries complete as flushed.
+    let error_syndromes = nic.error_syndromes(0);
+    assert_eq!((error_syndromes.len(), error_syndromes[0]), (64, 4));
+    assert!(error_syndromes[1..].iter().all(|syndrome| *syndrome == SYNDROME_FLUSHED), "{error_syndromes:?}");
 }
 
-/// Writes these descriptors as seeds: `WIREPATH_SEEDS=FOLDER cargo test -p wirepath-nic-emulator --test descriptors`.
+/// Writes seeds for the fuzz target: `WIREPATH_SEEDS=FOLDER cargo test -p wirepath-nic-emulator --test
+/// descriptors`.
 #[test]
 fn seeds_for_the_fuzz_target() {
     let nic = Connectx::new("");
@@ -105,7 +106,7 @@ fn seeds_for_the_fuzz_target() {
     let start = record(4, &FRAME);
     let all_good = good(&nic).iter().fold(start.clone(), |seed, (bytes, _)| [seed, post(bytes)].concat());
     let all_bad = bad(&nic).iter().fold(start, |seed, (bytes, _)| [seed, post(bytes), record(3, &[])].concat());
-    // A receive descriptor with a wrong key, then a packet for it.
+    // A receive descriptor with a wrong key, followed by a packet for it.
     let spoilt = [record(2, &[0, 0, 0, 0, 8, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 1]), all_good.clone()].concat();
     assert!(all_good.len() > 300 && all_bad.len() > 300);
     if let Some(folder) = std::env::var_os("WIREPATH_SEEDS") {

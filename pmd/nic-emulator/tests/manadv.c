@@ -1,5 +1,8 @@
-/* A poll-mode program against libmana, written from manadv(7) and DPDK's layouts, apart from any code of this project: it judges the emulated
- * device. Port 1 must be looped back to itself. "scan" as argument: errors that need a doorbell to be seen are left out. */
+/*
+ * A poll-mode program for libmana, an oracle of the emulated device. It is written from manadv(7) and DPDK's layouts,
+ * independently of any code of this project. Port 1 must be looped back to itself. With the argument "scan" it omits
+ * errors that only a doorbell reveals.
+ */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdbool.h>
@@ -13,7 +16,13 @@
 #include <infiniband/manadv.h>
 #include <infiniband/verbs.h>
 
-#define CHECK(what) do { if (!(what)) { fprintf(stderr, "%s:%d: not so: %s (errno %d)\n", __FILE__, __LINE__, #what, errno); exit(1); } } while (0)
+#define CHECK(what) \
+	do { \
+		if (!(what)) { \
+			fprintf(stderr, "%s:%d: failed: %s (errno %d)\n", __FILE__, __LINE__, #what, errno); \
+			exit(1); \
+		} \
+	} while (0)
 
 static long allocated;
 
@@ -80,7 +89,8 @@ static void know_cq(struct queue *queue, uint32_t *id)
 
 static void create_tx(void)
 {
-	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RAW_PACKET, .cap = { .max_send_wr = 256, .max_send_sge = 4, .max_recv_wr = 1, .max_recv_sge = 1 } };
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RAW_PACKET,
+		.cap = { .max_send_wr = 256, .max_send_sge = 4, .max_recv_wr = 1, .max_recv_sge = 1 } };
 	struct manadv_qp out;
 	struct manadv_obj object = { .qp = { .out = &out } };
 
@@ -104,12 +114,16 @@ static void create_tx(void)
 
 static void create_rx(uint64_t fields)
 {
-	static uint8_t key[40] = { 0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca, 0x2b, 0xcb,
-		0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa };
+	static uint8_t key[40] = {
+		0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
+		0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
+		0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa };
 	struct ibv_rwq_ind_table_init_attr table_attr = { .log_ind_tbl_size = 2, .ind_tbl = wqs };
-	struct ibv_qp_init_attr_ex attr = { .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE,
+	struct ibv_qp_init_attr_ex attr = {
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE,
 		.qp_type = IBV_QPT_RAW_PACKET, .pd = parent,
-		.rx_hash_conf = { .rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ, .rx_hash_key_len = 40, .rx_hash_key = key, .rx_hash_fields_mask = fields } };
+		.rx_hash_conf = { .rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ,
+			.rx_hash_key_len = 40, .rx_hash_key = key, .rx_hash_fields_mask = fields } };
 	int i;
 
 	for (i = 0; i < QUEUES; i++) {
@@ -209,7 +223,8 @@ static void send_parts(const struct part *parts, int count, const struct oob *oo
 		wqe[5] = wqe[6] = wqe[7] = 0;
 	}
 	wqe[0] = oob->mss ? parts[0].length << 24 : 0;
-	__atomic_store_n(&wqe[1], count | (is_long ? 6 : 2) << 8 | (oob->mss ? 1 << 11 : 0) | oob->mss << 16, __ATOMIC_RELEASE);
+	__atomic_store_n(&wqe[1], count | (is_long ? 6 : 2) << 8 | (oob->mss ? 1 << 11 : 0) | oob->mss << 16,
+		__ATOMIC_RELEASE);
 	tx.head += units;
 	bell(&tx, 0);
 }
@@ -220,7 +235,7 @@ static void send_bytes(const void *data, uint32_t length, const struct oob *oob)
 	send_parts(&part, 1, oob);
 }
 
-/* The next entry of a completion queue, waiting for it. */
+/* Waits for the next entry of a completion queue and returns it. */
 static uint32_t *completion(struct queue *queue)
 {
 	uint32_t *entry = (uint32_t *)(queue->entries + (queue->taken % queue->count) * 64), owner;
@@ -271,7 +286,10 @@ static uint32_t add(const uint8_t *bytes, uint32_t length)
 	return sum;
 }
 
-/* An Ethernet frame with IPv4 and UDP or TCP; checksums as a driver leaves them: none in IP, the pseudo header's sum in the transport header. */
+/*
+ * Builds an Ethernet frame with IPv4 and UDP or TCP. The checksums are those that a driver leaves to the device:
+ * zero in IP, and the sum of the pseudo header in the transport header.
+ */
 static uint32_t packet(uint8_t *frame, uint8_t protocol, uint32_t payload, uint16_t flow, bool large)
 {
 	uint32_t header = protocol == 6 ? 20 : 8, length = 14 + 20 + header + payload, i, pseudo;
@@ -308,10 +326,11 @@ static bool checksums_right(const uint8_t *frame, uint32_t length)
 {
 	const uint8_t *ip = frame + 14;
 	uint32_t l4 = (ip[2] << 8 | ip[3]) - 20;
-	return length >= 34 + l4 && fold(add(ip, 20)) == 0xffff && fold(add(ip + 20, l4) + add(ip + 12, 8) + ip[9] + l4) == 0xffff;
+	return length >= 34 + l4 && fold(add(ip, 20)) == 0xffff &&
+	       fold(add(ip + 20, l4) + add(ip + 12, 8) + ip[9] + l4) == 0xffff;
 }
 
-/* The next received packet of queue i: its buffer, and its completion. */
+/* Returns the next received packet of queue i: its buffer and its completion. */
 static uint8_t *received(int i, uint32_t **entry)
 {
 	uint8_t *buffer;
@@ -323,7 +342,7 @@ static uint8_t *received(int i, uint32_t **entry)
 	return buffer;
 }
 
-/* Waits for a packet on any queue. */
+/* Waits for a packet on any queue; returns the queue. */
 static int arrival(void)
 {
 	struct timespec start, now;
@@ -351,7 +370,7 @@ static void traffic(void)
 	uint8_t *frame = pool, *got;
 	int queue;
 
-	/* Everything passes several times around the rings. */
+	/* All rings wrap around several times. */
 	for (i = 0; i < 1000; i++) {
 		length = packet(frame, 17, i % 1200 + 18, i, false);
 		oob = plain();
@@ -365,16 +384,16 @@ static void traffic(void)
 		CHECK((entry[2] & 0xffff) == length);
 		CHECK(checksums_right(got, length));
 		CHECK(memcmp(got + 42, frame + 42, length - 42) == 0);
-		CHECK(entry[1] >> 25 & 1 && !(entry[1] >> 26 & 1));  /* IP good */
-		CHECK(entry[1] >> 29 & 1 && !(entry[1] >> 30 & 1));  /* UDP good */
+		CHECK(entry[1] >> 25 & 1 && !(entry[1] >> 26 & 1));  /* IP checksum valid */
+		CHECK(entry[1] >> 29 & 1 && !(entry[1] >> 30 & 1));  /* UDP checksum valid */
 		CHECK((entry[1] >> 16 & 0x1ff) == 4);                /* hashed as UDP over IPv4 */
-		CHECK((entry[4] % 64 % QUEUES) == (uint32_t)queue);  /* the hash chose the queue */
+		CHECK((entry[4] % 64 % QUEUES) == (uint32_t)queue);  /* the hash selects the queue */
 		CHECK(!(entry[1] >> 12 & 1));
 		post_rx(queue, RX_BUFFER, mr->lkey);
 	}
 	CHECK(hit == (1 << QUEUES) - 1);
 
-	/* Suppressed completions: one tells of all. */
+	/* Suppressed completions: one completion covers all descriptors. */
 	oob = plain();
 	length = packet(frame, 17, 100, 1, false);
 	for (i = 0; i < 8; i++) {
@@ -386,12 +405,12 @@ static void traffic(void)
 	for (i = 0; i < 8; i++) {
 		queue = arrival();
 		got = received(queue, &entry);
-		CHECK(entry[1] >> 26 & 1);  /* no header checksum was asked for */
+		CHECK(entry[1] >> 26 & 1);  /* no header checksum was requested */
 		CHECK(entry[1] >> 30 & 1);
 		post_rx(queue, RX_BUFFER, mr->lkey);
 	}
 
-	/* VLAN in and out, and 9000 bytes in four pieces that wrap around the ring now and then. */
+	/* VLAN tags in both directions, and 9000 bytes in four pieces that sometimes wrap around the ring. */
 	for (i = 0; i < 300; i++) {
 		struct part parts[4];
 		uint32_t at = 0, k;
@@ -468,7 +487,7 @@ static void refusals(void)
 	uint8_t *frame = pool;
 	uint32_t length = packet(frame, 17, 100, 1, false), i;
 
-	/* Packets that are refused, and the queue goes on. */
+	/* Invalid packets after which the queue continues. */
 	oob.port = vport + 1;
 	send_bytes(frame, length, &oob);
 	sent(39);
@@ -477,7 +496,7 @@ static void refusals(void)
 	send_bytes(frame, length, &oob);
 	sent(35);
 	oob = plain();
-	oob.bits = IP_CSUM | TCP_CSUM; /* and it is UDP */
+	oob.bits = IP_CSUM | TCP_CSUM; /* but the packet is UDP */
 	oob.transport = 34;
 	send_bytes(frame, length, &oob);
 	sent(37);
@@ -487,7 +506,7 @@ static void refusals(void)
 	send_bytes(frame, 10, &oob);
 	sent(37);
 
-	/* Descriptors that stop the queue. */
+	/* Invalid descriptors that stop the queue. */
 	parts[0] = (struct part){ frame, length, mr->lkey + 1 };
 	send_parts(parts, 1, &oob);
 	sent(42);
@@ -498,12 +517,12 @@ static void refusals(void)
 	again();
 	oob = plain();
 	parts[0] = (struct part){ frame, 60, mr->lkey };
-	parts[1] = (struct part){ pool + POOL - 10, 40, mr->lkey }; /* runs out of its region */
+	parts[1] = (struct part){ pool + POOL - 10, 40, mr->lkey }; /* exceeds its memory region */
 	send_parts(parts, 2, &oob);
 	sent(42);
 	again();
 	if (!scan) {
-		/* An impossible tail is dropped. */
+		/* An invalid tail is ignored. */
 		tx.page[0] = (uint64_t)(tx.head * 32 + 7) << 32 | tx.id;
 		tx.page[0] = (uint64_t)(tx.head * 32 + tx.size + 32) << 32 | tx.id;
 		tx.page[0] = (uint64_t)(tx.head * 32 - 32) << 32 | tx.id;
@@ -517,7 +536,7 @@ static void refusals(void)
 	}
 }
 
-/* Memory that is unmapped while it is registered stays the device's, as that which the kernel has pinned. */
+/* The device can use registered memory after it is unmapped, because the kernel keeps pinned pages. */
 static void unmapped(void)
 {
 	struct oob oob = plain();
@@ -541,7 +560,8 @@ static void unmapped(void)
 int main(int count, char **arguments)
 {
 	struct ibv_device **devices;
-	struct ibv_parent_domain_init_attr parent_attr = { .comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, .pd_context = (void *)1 };
+	struct ibv_parent_domain_init_attr parent_attr = {
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, .pd_context = (void *)1 };
 	struct ibv_device_attr_ex attr;
 	struct ibv_port_attr port;
 	struct manadv_ctx_allocators allocators = { allocate, release, NULL };
@@ -555,7 +575,8 @@ int main(int count, char **arguments)
 	CHECK(context);
 	ibv_free_device_list(devices);
 	CHECK(ibv_query_device_ex(context, NULL, &attr) == 0 && attr.orig_attr.max_qp_wr >= 256);
-	CHECK(ibv_query_port(context, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE && port.link_layer == IBV_LINK_LAYER_ETHERNET);
+	CHECK(ibv_query_port(context, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE);
+	CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET);
 	CHECK(ibv_query_port(context, 99, &port) == EINVAL);
 	CHECK(manadv_set_context_attr(context, MANADV_CTX_ATTR_BUF_ALLOCATORS, &allocators) == 0);
 	pd = ibv_alloc_pd(context);
@@ -569,8 +590,8 @@ int main(int count, char **arguments)
 	CHECK(mr && mr->lkey);
 
 	create_tx();
-	create_rx(IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4 | IBV_RX_HASH_SRC_PORT_TCP | IBV_RX_HASH_DST_PORT_TCP | IBV_RX_HASH_SRC_PORT_UDP |
-		  IBV_RX_HASH_DST_PORT_UDP);
+	create_rx(IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4 | IBV_RX_HASH_SRC_PORT_TCP | IBV_RX_HASH_DST_PORT_TCP |
+		  IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP);
 	for (i = 0; i < QUEUES; i++)
 		for (n = 0; n < 60; n++)
 			post_rx(i, RX_BUFFER, mr->lkey);
@@ -578,7 +599,7 @@ int main(int count, char **arguments)
 	refusals();
 	unmapped();
 
-	/* In order, and nothing before what uses it. */
+	/* Objects are destroyed before those that they use. */
 	CHECK(ibv_dereg_mr(mr) == 0);
 	CHECK(ibv_destroy_rwq_ind_table(table) == EBUSY);
 	CHECK(ibv_destroy_qp(rss_qp) == 0);

@@ -1,6 +1,6 @@
 /*
- * A ConnectX in two processes: the first makes a send queue in shared memory, the second has nothing but two descriptors, that of the memory
- * and that of the device, where it maps the page of registers at the offset that the first names.
+ * A ConnectX in two processes. The first one creates a send queue in shared memory. The second one receives only two
+ * file descriptors, of the memory and of the device. It maps the doorbell page at the offset that the first one names.
  */
 #include "mlx5_queues.h"
 
@@ -11,7 +11,7 @@
 
 enum { SIZE = 1 << 20, FRAME = 60, BURST = ENTRIES / 2 };
 
-/* One region for everything, at the same address in both. */
+/* One memory region for all objects, at the same address in both processes. */
 static uint8_t *const region = (uint8_t *)0x100000000000;
 static size_t used = 65536;
 
@@ -42,7 +42,7 @@ static void map_region(int memory)
     buffers = region + SIZE / 2;
 }
 
-/* Bursts of packets that are told of one by one, so that the last doorbells may be seen when all has been sent. */
+/* Sends bursts with one doorbell per packet. The last doorbells may be handled after all packets are sent. */
 static void send_bursts(struct shared *shared, struct sender *s, int bursts)
 {
     for (int burst = 0; burst < bursts; burst++) {
@@ -60,7 +60,8 @@ static void pass(int to, const int *descriptors)
 {
     char byte = 1, control[CMSG_SPACE(2 * sizeof(int))] = {0};
     struct iovec part = {&byte, 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
@@ -73,7 +74,8 @@ static int secondary(int from)
 {
     char byte, control[CMSG_SPACE(2 * sizeof(int))];
     struct iovec part = {&byte, 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
     int descriptors[2];
     CHECK(recvmsg(from, &message, 0) == 1);
     memcpy(descriptors, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(descriptors));
@@ -114,7 +116,8 @@ int main(int count, char **arguments)
     struct mlx5dv_obj object = {.qp = {s.qp, &queue}};
     CHECK(mlx5dv_init_obj(&object, MLX5DV_OBJ_QP) == 0 && queue.comp_mask & MLX5DV_QP_MASK_UAR_MMAP_OFFSET);
     struct shared *shared = (struct shared *)region;
-    *shared = (struct shared){.sender = s, .number = s.qp->qp_num, .key = mr->lkey, .page = (uint64_t)queue.uar_mmap_offset,
+    *shared = (struct shared){.sender = s, .number = s.qp->qp_num, .key = mr->lkey,
+                              .page = (uint64_t)queue.uar_mmap_offset,
                               .reg = (uintptr_t)s.queue.bf.reg & 4095};
 
     int pair[2], status;
@@ -131,7 +134,7 @@ int main(int count, char **arguments)
     close(pair[1]);
     pass(pair[0], (int[]){memory, context->cmd_fd});
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    /* The first goes on where the second has stopped. */
+    /* The first process continues where the second one has stopped. */
     CHECK(shared->sender.next == 200 * BURST);
     send_bursts(shared, &shared->sender, 3);
     close_sender(&shared->sender);

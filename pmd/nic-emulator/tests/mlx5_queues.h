@@ -1,5 +1,5 @@
 /*
- * Queues of a ConnectX by hand, over the direct verbs of libmlx5: what programs of this folder share.
+ * Direct access to queues of a ConnectX with the direct verbs of libmlx5, shared by the programs of this folder.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -35,7 +35,7 @@ struct sender {
     unsigned next, seen;
 };
 
-/* The entry at a consumer counter, waited for a while. */
+/* Waits at most five seconds for the entry at a consumer counter; returns NULL if it does not arrive. */
 static volatile struct mlx5_cqe64 *entry(struct mlx5dv_cq *cq, unsigned counter)
 {
     volatile struct mlx5_cqe64 *cqe = (void *)((uint8_t *)cq->buf + (counter & (cq->cqe_cnt - 1)) * cq->cqe_size);
@@ -84,7 +84,7 @@ static void close_sender(struct sender *s)
     CHECK(ibv_destroy_qp(s->qp) == 0 && ibv_destroy_cq(s->cq) == 0);
 }
 
-/* Posts one frame by pointer; `wrong` is what is done to the descriptor before it is told of. */
+/* Posts one frame by pointer; `wrong` changes the descriptor before the doorbell. */
 static void post(struct sender *s, void *frame, uint32_t length, uint32_t lkey, void (*wrong)(uint32_t *))
 {
     uint32_t *wqe = (uint32_t *)((uint8_t *)s->queue.sq.buf + (s->next & (s->queue.sq.wqe_cnt - 1)) * 64);

@@ -1,6 +1,6 @@
 /*
- * A ConnectX by the direct verbs of libmlx5, from the headers of the distribution: queues in memory of this program, descriptors and
- * completions by hand. Sends to itself over a looped link; then does wrong what can be done wrong.
+ * A ConnectX with the direct verbs of libmlx5, built with the headers of the distribution. The queues are in memory of
+ * this program, which writes descriptors and reads completions itself. It sends over a looped link, then tests errors.
  */
 #include "mlx5_queues.h"
 
@@ -21,7 +21,7 @@ static void *take(size_t size, void *data)
 static void give(void *start, void *data)
 {
     (void)data;
-    /* The size is not told; pages of a test may stay. */
+    /* The size is unknown; the pages stay mapped until the program ends. */
     if (start)
         allocations--;
 }
@@ -32,7 +32,7 @@ static void no_segments(uint32_t *wqe) { wqe[1] = htobe32(be32toh(wqe[1]) & ~0x3
 static void too_many_segments(uint32_t *wqe) { wqe[1] = htobe32(be32toh(wqe[1]) | 0x3f); }
 static void inline_beyond(uint32_t *wqe) { wqe[7] = htobe32(1000 << 16); }
 
-/* A descriptor that must be refused: the syndrome, and what was posted behind it is flushed. */
+/* Posts an invalid descriptor: it completes with the syndrome, and the next descriptor is flushed. */
 static void refused(void *frame, uint32_t length, uint32_t lkey, void (*wrong)(uint32_t *), int syndrome)
 {
     struct sender s = open_sender();
@@ -45,7 +45,7 @@ static void refused(void *frame, uint32_t length, uint32_t lkey, void (*wrong)(u
     post(&s, buffers, FRAME, mr->lkey, NULL);
     error = (void *)entry(&s.completions, 1);
     CHECK(error && error->op_own >> 4 == MLX5_CQE_REQ_ERR && error->syndrome == MLX5_CQE_SYNDROME_WR_FLUSH_ERR);
-    /* From reset it works again, with counters from zero. */
+    /* After a reset the queue works again, with counters from zero. */
     move(s.qp, IBV_QPS_RESET, 0);
     close_sender(&s);
 }
@@ -73,7 +73,7 @@ int main(void)
     struct ibv_mr *other_mr = ibv_reg_mr(other_pd, buffers, SLOT, IBV_ACCESS_LOCAL_WRITE);
     CHECK(other_pd && other_mr);
 
-    /* A receive queue with compressed completions, behind a hash over UDP and a rule for it. */
+    /* A receive queue with compressed completions, an RSS hash over UDP, and a rule. */
     struct ibv_cq_init_attr_ex cq_attr = {.cqe = ENTRIES - 1};
     struct mlx5dv_cq_init_attr dv = {.comp_mask = MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE,
                                      .cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH};
@@ -91,7 +91,8 @@ int main(void)
     struct ibv_qp_init_attr_ex rss = {
         .qp_type = IBV_QPT_RAW_PACKET, .pd = pd, .rwq_ind_tbl = table,
         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH,
-        .rx_hash_conf = {.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ, .rx_hash_key_len = sizeof key, .rx_hash_key = key,
+        .rx_hash_conf = {.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ,
+                         .rx_hash_key_len = sizeof key, .rx_hash_key = key,
                          .rx_hash_fields_mask = IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4 | IBV_RX_HASH_SRC_PORT_UDP |
                                                 IBV_RX_HASH_DST_PORT_UDP}};
     rss.rx_hash_conf.rx_hash_key_len = 39;
@@ -128,10 +129,12 @@ int main(void)
     __sync_synchronize();
     receive.dbrec[MLX5_RCV_DBR] = htobe32(ENTRIES);
 
-    /* A frame by itself: whole, told of with length, tag, kinds of headers and checksums. */
+    /* A single frame: complete, with length, tag, header types and checksum results in its completion. */
     for (unsigned i = 0; i < ENTRIES; i++) {
-        static const uint8_t header[] = {2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, FRAME - 14, 0, 7, 0x40, 0, 64, 17,
-                                         0, 0, 198, 18, 0, 1, 198, 18, 0, 2, 0x30, 0x39, 0, 9, 0, FRAME - 34, 0, 0};
+        static const uint8_t header[] = {2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9, 8, 0,
+                                         0x45, 0, 0, FRAME - 14, 0, 7, 0x40, 0, 64, 17, 0, 0,
+                                         198, 18, 0, 1, 198, 18, 0, 2,
+                                         0x30, 0x39, 0, 9, 0, FRAME - 34, 0, 0};
         memcpy(buffers + i * SLOT, header, sizeof header);
         for (unsigned at = sizeof header; at < FRAME; at++)
             buffers[i * SLOT + at] = (uint8_t)(at * 3 + i);
@@ -150,7 +153,7 @@ int main(void)
         CHECK(came->hds_ip_ext & 4 && !(came->hds_ip_ext & 2));
         CHECK(memcmp(buffers + (ENTRIES + i) * SLOT, buffers + i * SLOT, FRAME) == 0);
     }
-    /* Nothing is posted any more: what is sent now is lost, and the sender does not notice. */
+    /* No receive descriptor is posted: the next packet is lost, but its transmission completes. */
     post(&s, buffers, FRAME, mr->lkey, NULL);
     CHECK(entry(&s.completions, ENTRIES));
     close_sender(&s);
@@ -168,7 +171,8 @@ int main(void)
     CHECK(ibv_destroy_flow(flow) == 0 && ibv_destroy_qp(tir) == 0 && ibv_destroy_rwq_ind_table(table) == 0);
     CHECK(ibv_destroy_wq(wq) == 0 && ibv_destroy_cq(rcq) == 0);
     CHECK(allocations == 0);
-    CHECK(ibv_dereg_mr(other_mr) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(other_pd) == 0 && ibv_dealloc_pd(pd) == 0);
+    CHECK(ibv_dereg_mr(other_mr) == 0 && ibv_dereg_mr(mr) == 0);
+    CHECK(ibv_dealloc_pd(other_pd) == 0 && ibv_dealloc_pd(pd) == 0);
     CHECK(ibv_close_device(context) == 0);
     ibv_free_device_list(list);
     puts("all good");

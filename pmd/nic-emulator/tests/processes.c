@@ -1,5 +1,8 @@
-/* Events and processes: completion channels, asynchronous events, a port that the kernel holds, a reset, and a second process that rings
- * doorbells of queues in shared memory, and a third that is killed meanwhile. The faults of the topology: the third create_qp finds the port held. */
+/*
+ * Events and processes: completion channels, asynchronous events, a port that the kernel holds, and a reset. A second
+ * process rings doorbells of queues in shared memory, and a third one is killed while it does. The topology contains
+ * a fault: the second create_qp fails with EBUSY.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,9 +21,15 @@
 #include <infiniband/manadv.h>
 #include <infiniband/verbs.h>
 
-#define CHECK(what) do { if (!(what)) { fprintf(stderr, "%s:%d: not so: %s (errno %d)\n", __FILE__, __LINE__, #what, errno); exit(1); } } while (0)
+#define CHECK(what) \
+	do { \
+		if (!(what)) { \
+			fprintf(stderr, "%s:%d: failed: %s (errno %d)\n", __FILE__, __LINE__, #what, errno); \
+			exit(1); \
+		} \
+	} while (0)
 
-/* One region for everything, shared with the second process. */
+/* One memory region for all objects, shared with the second process. */
 #define SIZE (1 << 20)
 static uint8_t *region;
 static size_t used = 65536;
@@ -45,7 +54,7 @@ struct shared {
 	uint64_t sq, cq, head, taken;
 };
 
-/* Waits so many looks for the next completion. */
+/* Polls at most `looks` times for the next completion. */
 static bool take_one(struct shared *s, long looks)
 {
 	uint32_t *entry = (uint32_t *)(s->cq + s->taken % s->cq_count * 64);
@@ -60,7 +69,7 @@ static bool take_one(struct shared *s, long looks)
 	return true;
 }
 
-/* Sends a packet by hand from whatever process this is, and waits for its completion. */
+/* Sends a packet by direct access to the queue, in any process, and waits for its completion. */
 static void send_one(struct shared *s, volatile uint64_t *page, uint8_t mark)
 {
 	uint32_t *wqe = (uint32_t *)(s->sq + (s->head * 32 & (s->sq_bytes - 1)));
@@ -80,7 +89,7 @@ static void send_one(struct shared *s, volatile uint64_t *page, uint8_t mark)
 	CHECK(take_one(s, 1000000000));
 }
 
-/* Goes on with the queue of a process that was killed while it sent: it may have come to the doorbell of its last packet or not. */
+/* Continues the queue of a process that was killed while it sent, before or after the doorbell of its last packet. */
 static void take_over(struct shared *s, volatile uint64_t *page)
 {
 	uint64_t sent = s->taken - s->cq_count;
@@ -96,7 +105,8 @@ static void pass(int socket, int fd)
 {
 	char byte = 1, control[CMSG_SPACE(sizeof(int))] = { 0 };
 	struct iovec part = { &byte, 1 };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1,
+		.msg_control = control, .msg_controllen = sizeof(control) };
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 	header->cmsg_level = SOL_SOCKET;
 	header->cmsg_type = SCM_RIGHTS;
@@ -109,14 +119,15 @@ static int take(int socket)
 {
 	char byte, control[CMSG_SPACE(sizeof(int))];
 	struct iovec part = { &byte, 1 };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1,
+		.msg_control = control, .msg_controllen = sizeof(control) };
 	int fd;
 	CHECK(recvmsg(socket, &message, 0) == 1);
 	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
 	return fd;
 }
 
-/* The second process: a program of its own that has nothing but two descriptors. */
+/* The second process: a separate program that receives only two file descriptors. */
 static int secondary(int socket, bool forever)
 {
 	int memory = take(socket), device = take(socket), i;
@@ -124,7 +135,7 @@ static int secondary(int socket, bool forever)
 	volatile uint64_t *page;
 
 	CHECK(read(socket, &where, 8) == 8);
-	/* At the same address: descriptors and rings are named by it. */
+	/* The address is the same, because descriptors and rings contain it. */
 	region = mmap((void *)where, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, memory, 0);
 	CHECK(region == (void *)where);
 	page = mmap(NULL, 4096, PROT_WRITE, MAP_SHARED, device, 0);
@@ -135,7 +146,7 @@ static int secondary(int socket, bool forever)
 	return 0;
 }
 
-/* Starts it, with the device's file and the memory. */
+/* Starts it with the device's file and the memory. */
 static pid_t start(char *program, const char *role, int memory, int device)
 {
 	int pair[2];
@@ -173,9 +184,11 @@ static bool quiet(int fd)
 
 int main(int count, char **arguments)
 {
-	struct ibv_parent_domain_init_attr parent_attr = { .comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, .pd_context = (void *)1 };
+	struct ibv_parent_domain_init_attr parent_attr = {
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, .pd_context = (void *)1 };
 	struct manadv_ctx_allocators allocators = { allocate, release, NULL };
-	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RAW_PACKET, .cap = { .max_send_wr = 64, .max_send_sge = 1, .max_recv_wr = 1, .max_recv_sge = 1 } };
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RAW_PACKET,
+		.cap = { .max_send_wr = 64, .max_send_sge = 1, .max_recv_wr = 1, .max_recv_sge = 1 } };
 	struct ibv_device **devices;
 	struct ibv_context *context;
 	struct ibv_pd *pd;
@@ -193,7 +206,7 @@ int main(int count, char **arguments)
 	int memory, status, i;
 	uint64_t sent;
 	pid_t child;
-	/* Who looks at queues and sees no doorbells does not see that one is armed. */
+	/* In scan mode the device does not see that a completion queue is armed. */
 	const char *way = getenv("WIREPATH_NIC_DOORBELLS");
 	bool scan = way && strcmp(way, "scan") == 0;
 
@@ -226,10 +239,12 @@ int main(int count, char **arguments)
 	object.cq.out = &out_cq;
 	CHECK(manadv_init_obj(&object, MANADV_OBJ_QP | MANADV_OBJ_CQ) == 0);
 	page = out_qp.db_page;
-	*shared = (struct shared){ .sq_id = out_qp.sq_id, .sq_bytes = out_qp.sq_size, .vport = out_qp.tx_vp_offset, .cq_id = out_cq.cq_id,
-		.cq_count = out_cq.count, .key = mr->lkey, .sq = (uintptr_t)out_qp.sq_buf, .cq = (uintptr_t)out_cq.buf, .taken = out_cq.count };
+	*shared = (struct shared){
+		.sq_id = out_qp.sq_id, .sq_bytes = out_qp.sq_size, .vport = out_qp.tx_vp_offset, .cq_id = out_cq.cq_id,
+		.cq_count = out_cq.count, .key = mr->lkey, .sq = (uintptr_t)out_qp.sq_buf,
+		.cq = (uintptr_t)out_cq.buf, .taken = out_cq.count };
 
-	/* A completion queue that is armed tells of one completion, and of no other until it is armed again. */
+	/* An armed completion queue reports one completion, and no other until it is armed again. */
 	if (!scan) {
 		page[0x800 / 8] = shared->taken << 32 | 0ull << 63 | shared->cq_id;
 		send_one(shared, page, 1);
@@ -241,12 +256,12 @@ int main(int count, char **arguments)
 		wait_readable(channel->fd);
 		CHECK(ibv_get_cq_event(channel, &event_cq, &cq_context) == 0 && event_cq == cq && cq_context == (void *)0x1234);
 		CHECK(quiet(channel->fd));
-		/* Armed behind what is there already: an event at once. This one is never read. */
+		/* Completions that exist already raise an event at once. This event is never read. */
 		page[0x800 / 8] = (shared->taken - 1) << 32 | 1ull << 63 | shared->cq_id;
 		wait_readable(channel->fd);
 	}
 
-	/* A child may not use its parent's device, but open it for itself. */
+	/* A child may not use its parent's device, but can open it again. */
 	child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -258,13 +273,13 @@ int main(int count, char **arguments)
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	send_one(shared, page, 4);
 
-	/* A second process, started anew. */
+	/* A second process. */
 	child = start(arguments[0], "secondary", memory, context->cmd_fd);
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	/* The first goes on where the second has stopped. */
+	/* The first process continues where the second one has stopped. */
 	for (i = 0; i < 10; i++)
 		send_one(shared, page, 200 + i);
-	/* One that is killed while it sends. Who looks at queues may see a descriptor that is there and not counted. */
+	/* A process that is killed while it sends. In scan mode its last descriptor may be processed without a doorbell. */
 	for (i = 0; !scan && i < 3; i++) {
 		sent = shared->head;
 		child = start(arguments[0], "forever", memory, context->cmd_fd);
@@ -277,7 +292,7 @@ int main(int count, char **arguments)
 		send_one(shared, page, 210 + i);
 	}
 
-	/* The unread event is taken back, the read one is waited for until it is acknowledged. */
+	/* The unread event is removed. The destruction waits until the other one is acknowledged. */
 	CHECK(ibv_destroy_qp(qp) == 0);
 	if (!scan)
 		ibv_ack_cq_events(cq, 1);
@@ -285,22 +300,22 @@ int main(int count, char **arguments)
 	CHECK(quiet(channel->fd));
 	CHECK(ibv_destroy_comp_channel(channel) == 0);
 
-	/* Refused on order, once. */
+	/* Refused once by the injected fault. */
 	cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	attr.send_cq = attr.recv_cq = cq;
 	CHECK(!ibv_create_qp(pd, &attr) && errno == EBUSY);
 	qp = ibv_create_qp(pd, &attr);
 	CHECK(qp);
-	if (count > 1) { /* the control socket's address */
+	if (count > 1) { /* address of the control socket */
 		struct sockaddr_un address = { .sun_family = AF_UNIX };
-		static const char *const orders[] = { "kind = 'port-down'", "kind = 'port-up'", "kind = 'device-fatal'" };
+		static const char *const faults[] = { "kind = 'port-down'", "kind = 'port-up'", "kind = 'device-fatal'" };
 		static const enum ibv_event_type types[] = { IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_DEVICE_FATAL };
 		struct ibv_port_attr port;
 		strcpy(address.sun_path, arguments[1]);
 		for (i = 0; i < 3; i++) {
 			int control = socket(AF_UNIX, SOCK_STREAM, 0);
 			CHECK(connect(control, (struct sockaddr *)&address, sizeof(address)) == 0);
-			CHECK(write(control, orders[i], strlen(orders[i])) > 0 && shutdown(control, SHUT_WR) == 0);
+			CHECK(write(control, faults[i], strlen(faults[i])) > 0 && shutdown(control, SHUT_WR) == 0);
 			wait_readable(context->async_fd);
 			CHECK(ibv_get_async_event(context, &event) == 0 && event.event_type == types[i]);
 			if (i < 2)
@@ -310,7 +325,7 @@ int main(int count, char **arguments)
 			close(control);
 		}
 		CHECK(!ibv_alloc_pd(context) && errno == EIO);
-		/* A device that was reset comes back for those who open it anew. */
+		/* A device that was reset works again after it is opened again. */
 		CHECK(ibv_close_device(context) == 0);
 		context = ibv_open_device(devices[0]);
 		CHECK(context && ibv_alloc_pd(context));

@@ -1,4 +1,7 @@
-/* Sends every frame that it receives back to where it came from, until one of type 0x88b6 comes. Says "ready" when its queues are. */
+/*
+ * Reflects every received frame to its sender, until a frame with EtherType 0x88b6 arrives. Prints "ready" when the
+ * queues are ready.
+ */
 #include <endian.h>
 #include <sched.h>
 #include <stdbool.h>
@@ -9,7 +12,13 @@
 #include <infiniband/manadv.h>
 #include <infiniband/verbs.h>
 
-#define CHECK(what) do { if (!(what)) { fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); exit(1); } } while (0)
+#define CHECK(what) \
+	do { \
+		if (!(what)) { \
+			fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #what); \
+			exit(1); \
+		} \
+	} while (0)
 #define N 128
 #define BUFFER 9216
 
@@ -29,9 +38,11 @@ static void release(void *memory, void *data)
 
 int main(void)
 {
-	struct ibv_parent_domain_init_attr parent_attr = { .comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, .pd_context = (void *)1 };
+	struct ibv_parent_domain_init_attr parent_attr = {
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, .pd_context = (void *)1 };
 	struct manadv_ctx_allocators allocators = { allocate, release, NULL };
-	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RAW_PACKET, .cap = { .max_send_wr = N, .max_send_sge = 1, .max_recv_wr = 1, .max_recv_sge = 1 } };
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RAW_PACKET,
+		.cap = { .max_send_wr = N, .max_send_sge = 1, .max_recv_wr = 1, .max_recv_sge = 1 } };
 	static uint8_t key[40] = { 1, 2, 3, 4 };
 	struct ibv_device **devices = ibv_get_device_list(NULL);
 	struct ibv_context *context = ibv_open_device(devices[0]);
@@ -59,7 +70,8 @@ int main(void)
 	struct ibv_wq_init_attr wq_attr = { .wq_type = IBV_WQT_RQ, .max_wr = N, .max_sge = 1, .pd = pd, .cq = rx_cq };
 	wq = ibv_create_wq(context, &wq_attr);
 	struct ibv_rwq_ind_table_init_attr table = { .ind_tbl = &wq };
-	struct ibv_qp_init_attr_ex rss = { .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE,
+	struct ibv_qp_init_attr_ex rss = {
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE,
 		.qp_type = IBV_QPT_RAW_PACKET, .pd = parent, .rwq_ind_tbl = ibv_create_rwq_ind_table(context, &table),
 		.rx_hash_conf = { IBV_RX_HASH_FUNC_TOEPLITZ, 40, key, 0xff } };
 	CHECK(object.qp.in && wq && ibv_create_qp_ex(context, &rss));
@@ -101,7 +113,7 @@ int main(void)
 		memcpy(mac, frame, 6);
 		memcpy(frame, frame + 6, 6);
 		memcpy(frame + 6, mac, 6);
-		/* The tag goes back to where it was. */
+		/* The VLAN tag is inserted again. */
 		oob = vlan ? 24 : 8;
 		units = (8 + oob + 16 + 31) / 32;
 		wqe = (uint32_t *)((char *)q.sq_buf + sent % (q.sq_size / 32) * 32);

@@ -1,7 +1,7 @@
 /*
- * Flow rules of a ConnectX through libibverbs and libmlx5, from the headers of the distribution: matchers, all four kinds of packet
- * reformat, header modification, counters, and what the kernel refuses. The link is a loop, so that rules of both directions meet each
- * packet.
+ * Flow rules of a ConnectX through libibverbs and libmlx5, built with the headers of the distribution. The program
+ * tests matchers, all four kinds of packet reformat, header modification, counters, and errors of the kernel. The link
+ * is a loop, so rules of both directions apply to each packet.
  */
 #include "mlx5_queues.h"
 
@@ -38,7 +38,8 @@ static void open_receiver(struct receiver *r, uint8_t *slots)
     struct ibv_qp_init_attr_ex rss = {
         .qp_type = IBV_QPT_RAW_PACKET, .pd = pd, .rwq_ind_tbl = r->table,
         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH,
-        .rx_hash_conf = {.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ, .rx_hash_key_len = sizeof key, .rx_hash_key = key}};
+        .rx_hash_conf = {.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ,
+                         .rx_hash_key_len = sizeof key, .rx_hash_key = key}};
     r->qp = ibv_create_qp_ex(context, &rss);
     CHECK(r->qp);
     struct mlx5dv_obj object = {.rwq = {r->wq, &r->queue}, .cq = {r->cq, &r->completions}};
@@ -64,7 +65,7 @@ static void send_frame(const uint8_t *frame, unsigned length)
     CHECK(entry(&sender.completions, sender.seen++));
 }
 
-/* The next packet of a receiver: that many bytes at the address, with the tag. */
+/* Returns the next packet of a receiver, and checks its length and tag. */
 static const uint8_t *arrived(int at, unsigned length, unsigned tag)
 {
     struct receiver *r = &receivers[at];
@@ -79,7 +80,7 @@ static const uint8_t *arrived(int at, unsigned length, unsigned tag)
     return slot;
 }
 
-/* What is sent arrives as it was. */
+/* Checks that a packet arrives unchanged. */
 static void goes_to(int at, const uint8_t *frame, unsigned length, unsigned tag)
 {
     send_frame(frame, length);
@@ -96,7 +97,7 @@ static uint16_t checksum(const uint8_t *bytes, unsigned length)
     return (uint16_t)~sum;
 }
 
-/* Ethernet, IPv4 and UDP with a payload; to 198.18.0.`host` port `port`. Its length. */
+/* Builds a UDP packet to 198.18.0.`host` port `port`; returns its length. */
 static unsigned udp(uint8_t *frame, unsigned host, unsigned port)
 {
     static const uint8_t header[] = {2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, 86, 0, 7, 0x40, 0, 64, 17,
@@ -152,14 +153,17 @@ static const struct mlx5dv_flow_action_attr MISSED = {.type = MLX5DV_FLOW_ACTION
 
 #define RULE(matcher, value, ...)                                                                                      \
     mlx5dv_create_flow(matcher, as(value),                                                                             \
-                       sizeof((struct mlx5dv_flow_action_attr[]){__VA_ARGS__}) / sizeof(struct mlx5dv_flow_action_attr), \
+                       sizeof((struct mlx5dv_flow_action_attr[]){__VA_ARGS__}) /                                       \
+                           sizeof(struct mlx5dv_flow_action_attr),                                                     \
                        (struct mlx5dv_flow_action_attr[]){__VA_ARGS__})
 #define REFUSED(call, error) CHECK(!(call) && errno == (error))
 
-static struct parameters outer_mask = {.bytes = {[IP_VERSION] = 0x1e, [IP_PROTOCOL] = 0xff, [UDP_DPORT] = 0xff, [UDP_DPORT + 1] = 0xff}};
+static struct parameters outer_mask = {
+    .bytes = {[IP_VERSION] = 0x1e, [IP_PROTOCOL] = 0xff, [UDP_DPORT] = 0xff, [UDP_DPORT + 1] = 0xff}};
 static struct parameters port_is(unsigned port)
 {
-    return (struct parameters){.bytes = {[IP_VERSION] = 4 << 1, [IP_PROTOCOL] = 17, [UDP_DPORT] = port >> 8, [UDP_DPORT + 1] = port & 0xff}};
+    return (struct parameters){
+        .bytes = {[IP_VERSION] = 4 << 1, [IP_PROTOCOL] = 17, [UDP_DPORT] = port >> 8, [UDP_DPORT + 1] = port & 0xff}};
 }
 
 static void matchers(void)
@@ -176,7 +180,7 @@ static void matchers(void)
     goes_to(0, frame, udp(frame, 2, 11), 0);
     goes_to(2, frame, udp(frame, 2, 13), 7);
 
-    /* The same match: for another queue pair as well, and not with another tag or another action. */
+    /* The same match is possible for another queue pair, but not with another tag or action. */
     struct ibv_flow *twice = RULE(first, &nine, to(2), tagged(0xabcde));
     CHECK(twice);
     send_frame(frame, udp(frame, 3, 9));
@@ -192,7 +196,7 @@ static void matchers(void)
     struct mlx5dv_flow_matcher *uncovered = matcher(&outer_mask, 1, 2, 0), *late = matcher(&outer_mask, 16, 1, 0);
     REFUSED(RULE(uncovered, &nine, to(1)), EINVAL);
     REFUSED(RULE(late, &nine, to(1)), ENOMEM);
-    /* Reserved, between the headers and their parts. */
+    /* Reserved bits between the headers and the next part. */
     struct parameters reserved = {.bytes = {[0x18] = 1}};
     struct mlx5dv_flow_matcher *unknown = matcher(&reserved, 1, 1, 0);
     REFUSED(RULE(unknown, &any, to(1)), EINVAL);
@@ -212,7 +216,8 @@ struct rule {
 static struct rule verbs_rule(unsigned port, int flags)
 {
     return (struct rule){
-        .attr = {.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(struct rule), .num_of_specs = 2, .port = 1, .flags = flags},
+        .attr = {.type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(struct rule), .num_of_specs = 2, .port = 1,
+                 .flags = flags},
         .ip = {.type = IBV_FLOW_SPEC_IPV4, .size = sizeof(struct ibv_flow_spec_ipv4)},
         .udp = {.type = IBV_FLOW_SPEC_UDP, .size = sizeof(struct ibv_flow_spec_tcp_udp),
                 .val.dst_port = htobe16(port), .mask.dst_port = 0xffff}};
@@ -221,7 +226,7 @@ static struct rule verbs_rule(unsigned port, int flags)
 static void verbs(void)
 {
     uint8_t frame[MOST];
-    /* Counters: packets at place 1, bytes at place 0. */
+    /* Counters: packets at index 1, bytes at index 0. */
     struct ibv_counters_init_attr none = {0};
     struct ibv_counters *counters = ibv_create_counters(context, &none);
     CHECK(counters);
@@ -233,7 +238,8 @@ static void verbs(void)
     CHECK(ibv_read_counters(counters, values, 2, 0) == EINVAL);
     struct rule rule = verbs_rule(20, 0);
     rule.attr.num_of_specs = 3;
-    rule.count = (struct ibv_flow_spec_counter_action){.type = IBV_FLOW_SPEC_ACTION_COUNT, .size = sizeof rule.count, .counters = counters};
+    rule.count = (struct ibv_flow_spec_counter_action){
+        .type = IBV_FLOW_SPEC_ACTION_COUNT, .size = sizeof rule.count, .counters = counters};
     struct ibv_flow *flow = ibv_create_flow(receivers[1].qp, &rule.attr);
     CHECK(flow);
     for (int i = 0; i < 3; i++)
@@ -244,10 +250,11 @@ static void verbs(void)
     CHECK(ibv_destroy_counters(counters) == EBUSY);
     CHECK(ibv_destroy_flow(flow) == 0 && ibv_destroy_counters(counters) == 0);
 
-    /* A rule that does not keep its packets; then one at egress that keeps them from leaving, and a copy of everything. */
+    /* A rule with DONT_TRAP; then an egress rule that drops packets, and a sniffer rule. */
     struct rule copy = verbs_rule(30, IBV_FLOW_ATTR_FLAGS_DONT_TRAP), kept = verbs_rule(30, 0);
     kept.attr.priority = 3;
-    struct ibv_flow *a = ibv_create_flow(receivers[1].qp, &copy.attr), *b = ibv_create_flow(receivers[2].qp, &kept.attr);
+    struct ibv_flow *a = ibv_create_flow(receivers[1].qp, &copy.attr);
+    struct ibv_flow *b = ibv_create_flow(receivers[2].qp, &kept.attr);
     CHECK(a && b);
     send_frame(frame, udp(frame, 2, 30));
     CHECK(memcmp(arrived(1, 100, 0), frame, 100) == 0 && memcmp(arrived(2, 100, 0), frame, 100) == 0);
@@ -268,7 +275,7 @@ static void verbs(void)
     a = ibv_create_flow(receivers[1].qp, &everything);
     CHECK(a);
     goes_to(0, frame, udp(frame, 2, 50), 0);
-    /* Once as it left, once as it came. */
+    /* One copy at egress, one at ingress. */
     CHECK(memcmp(arrived(1, 100, 0), frame, 100) == 0 && memcmp(arrived(1, 100, 0), frame, 100) == 0);
     CHECK(ibv_destroy_flow(a) == 0);
 
@@ -287,10 +294,12 @@ static void verbs(void)
     REFUSED(ibv_create_flow(sender.qp, &wrong.attr), EINVAL);
 }
 
-/* Outer headers as a program gives them: lengths and checksum are the device's. */
-static const uint8_t VXLAN[50] = {2, 0, 0, 0, 2, 2, 2, 0, 0, 0, 1, 1, 8, 0, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2,
+/* Outer headers as a program passes them; the device sets lengths and checksum. */
+static const uint8_t VXLAN[50] = {2, 0, 0, 0, 2, 2, 2, 0, 0, 0, 1, 1, 8, 0,
+                                  0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2,
                                   0, 0, 0x12, 0xb5, 0, 0, 0, 0, 8, 0, 0, 0, 0x12, 0x34, 0x56, 0};
-static const uint8_t GRE[38] = {2, 0, 0, 0, 2, 2, 2, 0, 0, 0, 1, 1, 8, 0, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 47, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, 0, 0, 8, 0};
+static const uint8_t GRE[38] = {2, 0, 0, 0, 2, 2, 2, 0, 0, 0, 1, 1, 8, 0,
+                                0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 47, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, 0, 0, 8, 0};
 
 static struct ibv_flow_action *reformat(const void *data, size_t size, int kind, int table)
 {
@@ -312,29 +321,33 @@ static void tunnels(void)
     struct parameters sixty = port_is(60), seventy = port_is(70);
     struct mlx5dv_flow_matcher *sent = matcher(&outer_mask, 0, 1, 1);
 
-    /* VXLAN on, and seen as it is on the wire. */
+    /* Adds VXLAN headers, and checks the frame on the wire. */
     struct ibv_flow_action *on = reformat(VXLAN, sizeof VXLAN, ON_L2, TX), *off = reformat(NULL, 0, OFF_L2, RX);
     CHECK(on && off);
     struct ibv_flow *a = RULE(sent, &sixty, by(on));
     CHECK(a);
     send_frame(frame, udp(frame, 2, 60));
     const uint8_t *wire = arrived(0, 150, 0);
-    CHECK(memcmp(wire, VXLAN, 16) == 0 && memcmp(wire + 26, VXLAN + 26, 8) == 0 && memcmp(wire + 42, VXLAN + 42, 8) == 0);
+    CHECK(memcmp(wire, VXLAN, 16) == 0 && memcmp(wire + 26, VXLAN + 26, 8) == 0);
+    CHECK(memcmp(wire + 42, VXLAN + 42, 8) == 0);
     CHECK(wire[16] == 0 && wire[17] == 136 && wire[38] == 0 && wire[39] == 116 && checksum(wire + 14, 20) == 0);
     CHECK(wire[34] >= 0xc0 && memcmp(wire + 50, frame, 100) == 0);
     goes_to(0, frame, udp(frame, 2, 61), 0);
 
-    /* And off again, by its identifier. */
-    struct parameters identifier = {.bytes = {[UDP_DPORT] = 0xff, [UDP_DPORT + 1] = 0xff, [VNI] = 0xff, [VNI + 1] = 0xff, [VNI + 2] = 0xff}};
-    struct parameters is = {.bytes = {[UDP_DPORT] = 0x12, [UDP_DPORT + 1] = 0xb5, [VNI] = 0x12, [VNI + 1] = 0x34, [VNI + 2] = 0x56}};
+    /* Removes them, with a match of the VNI. */
+    struct parameters identifier = {
+        .bytes = {[UDP_DPORT] = 0xff, [UDP_DPORT + 1] = 0xff, [VNI] = 0xff, [VNI + 1] = 0xff, [VNI + 2] = 0xff}};
+    struct parameters is = {
+        .bytes = {[UDP_DPORT] = 0x12, [UDP_DPORT + 1] = 0xb5, [VNI] = 0x12, [VNI + 1] = 0x34, [VNI + 2] = 0x56}};
     struct mlx5dv_flow_matcher *came = matcher(&identifier, 0, 3, 0);
     struct ibv_flow *b = RULE(came, &is, by(off), to(1), tagged(0x123456));
     CHECK(b);
     goes_to(1, frame, udp(frame, 2, 60), 0x123456);
     CHECK(ibv_destroy_flow(a) == 0 && ibv_destroy_flow(b) == 0);
-    CHECK(ibv_destroy_flow_action(on) == 0 && ibv_destroy_flow_action(off) == 0 && mlx5dv_destroy_flow_matcher(came) == 0);
+    CHECK(ibv_destroy_flow_action(on) == 0 && ibv_destroy_flow_action(off) == 0);
+    CHECK(mlx5dv_destroy_flow_matcher(came) == 0);
 
-    /* GRE in place of the link header; off with a new one, plain or with a tag. */
+    /* Replaces the Ethernet header by GRE, then GRE by a new Ethernet header without and with a VLAN tag. */
     uint8_t link[18] = {2, 0, 0, 0, 7, 7, 2, 0, 0, 0, 7, 8, 8, 0};
     on = reformat(GRE, sizeof GRE, ON_L3, TX);
     a = RULE(sent, &seventy, by(on));
@@ -389,7 +402,7 @@ static void headers(void)
     uint8_t frame[MOST];
     struct parameters eighty = port_is(80);
     struct mlx5dv_flow_matcher *came = matcher(&outer_mask, 0, 1, 0);
-    /* Time to live down by one (a single command travels inline), and the UDP checksum is none. */
+    /* Decrements the TTL (a single command is passed inline); the packet has no UDP checksum. */
     struct ibv_flow_action *action = modify(1, (uint32_t[]){2u << 28 | 0x0a << 16 | 8, 0xff}, RX);
     struct ibv_flow *flow = RULE(came, &eighty, by(action), to(1));
     CHECK(action && flow);
@@ -397,8 +410,9 @@ static void headers(void)
     const uint8_t *got = arrived(1, 100, 0);
     CHECK(got[22] == 63 && checksum(got + 14, 20) == 0 && memcmp(got + 26, frame + 26, 74) == 0);
     CHECK(ibv_destroy_flow(flow) == 0 && ibv_destroy_flow_action(action) == 0);
-    /* Destination address set, source address copied from there, ports set in part. */
-    action = modify(5, (uint32_t[]){1u << 28 | 0x04 << 16, 0x02aabbcc, 1u << 28 | 0x05 << 16 | 16, 0xddee, 3u << 28 | 0x04 << 16, 0x01 << 16,
+    /* Sets the destination address, copies from it to the source address, and sets parts of the ports. */
+    action = modify(5, (uint32_t[]){1u << 28 | 0x04 << 16, 0x02aabbcc, 1u << 28 | 0x05 << 16 | 16, 0xddee,
+                                    3u << 28 | 0x04 << 16, 0x01 << 16,
                                     1u << 28 | 0x16 << 16, 0x0a000005, 1u << 28 | 0x0b << 16 | 4 << 8 | 8, 0xab}, RX);
     flow = RULE(came, &eighty, by(action), to(2), tagged(9));
     CHECK(action && flow);
@@ -414,10 +428,11 @@ static void headers(void)
     for (int i = 0; i < 66; i += 2)
         many[i] = 1u << 28 | 0x16 << 16, many[i + 1] = i;
     REFUSED(modify(33, many, RX), EOPNOTSUPP);
-    CHECK(ibv_destroy_flow(flow) == 0 && ibv_destroy_flow_action(action) == 0 && mlx5dv_destroy_flow_matcher(came) == 0);
+    CHECK(ibv_destroy_flow(flow) == 0 && ibv_destroy_flow_action(action) == 0);
+    CHECK(mlx5dv_destroy_flow_matcher(came) == 0);
 }
 
-/* Flow counters are objects of the firmware. */
+/* Tests flow counters, which are firmware objects. */
 static void firmware(void)
 {
     uint8_t frame[MOST];
@@ -439,7 +454,8 @@ static void firmware(void)
     uint32_t other[4] = {htobe32(0x500 << 16)};
     CHECK(!mlx5dv_devx_obj_create(context, other, sizeof other, made, sizeof made));
     CHECK(mlx5dv_devx_obj_destroy(counter) != 0);
-    CHECK(ibv_destroy_flow(flow) == 0 && mlx5dv_devx_obj_destroy(counter) == 0 && mlx5dv_destroy_flow_matcher(came) == 0);
+    CHECK(ibv_destroy_flow(flow) == 0 && mlx5dv_devx_obj_destroy(counter) == 0);
+    CHECK(mlx5dv_destroy_flow_matcher(came) == 0);
 }
 
 int main(void)
@@ -459,7 +475,7 @@ int main(void)
     for (int i = 0; i < RECEIVERS; i++)
         open_receiver(&receivers[i], buffers + (1 + i) * ENTRIES * SLOT);
     sender = open_sender();
-    /* What no rule has goes to the first receiver. */
+    /* Packets without a matching rule go to the first receiver. */
     struct ibv_flow_attr rest = {.type = IBV_FLOW_ATTR_ALL_DEFAULT, .size = sizeof rest, .port = 1};
     struct ibv_flow *flow = ibv_create_flow(receivers[0].qp, &rest);
     CHECK(flow);

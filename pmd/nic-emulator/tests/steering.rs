@@ -1,11 +1,12 @@
-//! Rules of an emulated ConnectX on vectors: commands as the kernel gets them, and frames that meet the rules.
+//! Flow rules of an emulated ConnectX in plain memory: commands as the kernel receives them, and matching
+//! frames.
 
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::{header, misc};
 use wirepath_nic_defs::uverbs::{self as defs, ioctl, mlx5 as abi};
-use wirepath_nic_emulator::vectors::{Connectx, Value};
+use wirepath_nic_emulator::mem_host::{AttributeValue, Connectx};
 
-/// Match parameters: bytes of the outer headers and the next part.
+/// Builds match parameters of the outer headers and the part behind them.
 fn parameters(fields: &[(wirepath_nic_defs::mlx5::MatchField, u128)]) -> Vec<u8> {
     let mut bytes = vec![0; 0x80];
     for (field, value) in fields {
@@ -14,7 +15,7 @@ fn parameters(fields: &[(wirepath_nic_defs::mlx5::MatchField, u128)]) -> Vec<u8>
     bytes
 }
 
-/// UDP to 198.18.0.0 plus `host`, port 9.
+/// Builds a UDP packet to 198.18.0.0 plus `host`, port 9.
 fn udp(host: u32) -> Vec<u8> {
     let mut frame = vec![0; 60];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 9, 8, 0]);
@@ -24,15 +25,15 @@ fn udp(host: u32) -> Vec<u8> {
     frame
 }
 
-fn to(nic: &Connectx, receiver: usize) -> (u16, Value) {
-    (abi::FLOW_DEST_QP, Value::Handle(nic.receivers[receiver]))
+fn to(nic: &Connectx, receiver: usize) -> (u16, AttributeValue) {
+    (abi::FLOW_DEST_QP, AttributeValue::Handle(nic.receivers[receiver]))
 }
 
-fn tag(tag: u32) -> (u16, Value) {
-    (abi::FLOW_TAG, Value::Bytes(tag.to_ne_bytes().to_vec()))
+fn tag(tag: u32) -> (u16, AttributeValue) {
+    (abi::FLOW_TAG, AttributeValue::Bytes(tag.to_ne_bytes().to_vec()))
 }
 
-/// Attribute of a rule of `ibv_create_flow`.
+/// Builds the attribute of a rule of `ibv_create_flow`.
 fn attribute(kind: u32, priority: u16, specs: u8, flags: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..4].copy_from_slice(&kind.to_ne_bytes());
@@ -46,17 +47,17 @@ fn spec(kind: u32, body: &[u8]) -> Vec<u8> {
     [&kind.to_ne_bytes()[..], &(8 + body.len() as u16).to_ne_bytes(), &[0, 0], body].concat()
 }
 
-/// What arrived: receiver and tag.
+/// Sends a frame; returns receiver and tag of each received packet.
 fn where_to(nic: &mut Connectx, frame: &[u8]) -> Vec<(usize, u32)> {
     nic.send(frame);
     nic.arrivals().iter().map(|arrival| (arrival.receiver, arrival.tag)).collect()
 }
 
 #[test]
-fn a_hundred_thousand_rules_are_installed_matched_counted_and_removed() {
+fn hundred_thousand_rules_are_matched_and_removed() {
     let mut nic = Connectx::new("steering = { devx = true }");
     let mask = parameters(&[(header::DST_IPV4, 0xffff_ffff)]);
-    // A table has 65 536 entries: two priorities.
+    // 100 000 rules need the tables of two priorities: a table has 65 536 entries.
     let matchers = [0, 1].map(|priority| nic.matcher(abi::TABLE_NIC_RX, priority, 1, &mask).unwrap());
     let rules: Vec<u32> = (0..100_000u32)
         .map(|rule| {
@@ -69,13 +70,13 @@ fn a_hundred_thousand_rules_are_installed_matched_counted_and_removed() {
         assert_eq!(where_to(&mut nic, &udp(rule)), [((rule % 2) as usize, rule + 1)]);
     }
     assert_eq!(where_to(&mut nic, &udp(100_000)), []);
-    let counters = nic.bench.emulator.counters();
+    let counters = nic.harness.emulator.counters();
     assert_eq!(counters["devices"][0]["ports"][0]["rules"], 100_000);
     for rule in rules {
-        nic.ioctl(ioctl::OBJECT_FLOW, ioctl::FLOW_DESTROY, &[(0, Value::Handle(rule))]).unwrap();
+        nic.ioctl(ioctl::OBJECT_FLOW, ioctl::FLOW_DESTROY, &[(0, AttributeValue::Handle(rule))]).unwrap();
     }
     assert_eq!(where_to(&mut nic, &udp(0)), []);
-    let counters = nic.bench.emulator.counters();
+    let counters = nic.harness.emulator.counters();
     assert_eq!(
         (&counters["devices"][0]["ports"][0]["rules"], &counters["devices"][0]["ports"][0]["no_rule"]),
         (&0.into(), &2.into())
@@ -83,7 +84,7 @@ fn a_hundred_thousand_rules_are_installed_matched_counted_and_removed() {
 }
 
 #[test]
-fn a_table_that_is_full_and_rules_that_are_refused_on_order() {
+fn full_tables_and_injected_rule_errors() {
     let mut nic = Connectx::new("steering = { table_entries = 14, priorities = 2 }");
     let mask = parameters(&[(header::DST_IPV4, 0xffff_ffff)]);
     let matcher = nic.matcher(abi::TABLE_NIC_RX, 0, 1, &mask).unwrap();
@@ -96,35 +97,39 @@ fn a_table_that_is_full_and_rules_that_are_refused_on_order() {
         add(&nic, rule).unwrap();
     }
     assert_eq!(add(&nic, 14), Err(Errno::NOSPC));
-    nic.ioctl(ioctl::OBJECT_FLOW, abi::FLOW_REMOVE, &[(abi::FLOW_HANDLE, Value::Handle(first))]).unwrap();
-    nic.bench.emulator.order_text("kind = 'refuse'\ncommand = 'create_flow'\nerrno = 'EIO'\nafter = 1").unwrap();
+    nic.ioctl(ioctl::OBJECT_FLOW, abi::FLOW_REMOVE, &[(abi::FLOW_HANDLE, AttributeValue::Handle(first))]).unwrap();
+    nic.harness.emulator.inject_toml("kind = 'refuse'\ncommand = 'create_flow'\nerrno = 'EIO'\nafter = 1").unwrap();
     let again = add(&nic, 14).unwrap();
-    assert_eq!(add(&nic, 0), Err(Errno::IO), "the second, as ordered");
+    assert_eq!(add(&nic, 0), Err(Errno::IO), "the second one, by the injected fault");
     assert_eq!(where_to(&mut nic, &udp(14)), [(0, 14)]);
     assert_eq!(where_to(&mut nic, &udp(0)), []);
-    nic.ioctl(ioctl::OBJECT_FLOW, ioctl::FLOW_DESTROY, &[(0, Value::Handle(again))]).unwrap();
+    nic.ioctl(ioctl::OBJECT_FLOW, ioctl::FLOW_DESTROY, &[(0, AttributeValue::Handle(again))]).unwrap();
     add(&nic, 0).unwrap();
     let late = nic.matcher(abi::TABLE_NIC_RX, 2, 1, &mask).unwrap();
     assert_eq!(nic.flow(late, &mask, &[to(&nic, 0)]), Err(Errno::NOMEM), "there are two priorities");
 }
 
 #[test]
-fn what_is_taken_away_is_refused() {
+fn disabled_capabilities_are_refused() {
     let nic = Connectx::new(
-        "class = 'connectx-5'\nsteering = { reformats = ['l2-tunnel-to-l2'], match_parts = ['outer'], modify_actions = 0, counters = 1, sniffer = false }",
+        "class = 'connectx-5'\nsteering = { reformats = ['l2-tunnel-to-l2'], match_parts = ['outer'], \
+         modify_actions = 0, counters = 1, sniffer = false }",
     );
-    let action =
-        |method, attributes: &[(u16, Value)]| nic.create(ioctl::OBJECT_FLOW_ACTION, method, 0x1000, attributes);
+    let action = |method, attributes: &[(u16, AttributeValue)]| {
+        nic.create(ioctl::OBJECT_FLOW_ACTION, method, 0x1000, attributes)
+    };
     let reformat = |kind: u8, table: u8| {
-        let kind = (abi::REFORMAT_TYPE, Value::Number(u64::from(kind)));
-        let table = (abi::REFORMAT_TABLE, Value::Number(u64::from(table)));
-        action(abi::ACTION_REFORMAT, &[kind, table, (abi::REFORMAT_DATA, Value::Bytes(vec![0; 14]))])
+        let kind = (abi::REFORMAT_TYPE, AttributeValue::Number(u64::from(kind)));
+        let table = (abi::REFORMAT_TABLE, AttributeValue::Number(u64::from(table)));
+        action(abi::ACTION_REFORMAT, &[kind, table, (abi::REFORMAT_DATA, AttributeValue::Bytes(vec![0; 14]))])
     };
     assert!(reformat(abi::REFORMAT_L2_TUNNEL_TO_L2, abi::TABLE_NIC_RX).is_ok());
     assert_eq!(reformat(abi::REFORMAT_L3_TUNNEL_TO_L2, abi::TABLE_NIC_RX), Err(Errno::OPNOTSUPP));
     assert_eq!(reformat(abi::REFORMAT_L2_TO_L2_TUNNEL, abi::TABLE_NIC_TX), Err(Errno::OPNOTSUPP));
-    let modify =
-        [(abi::MODIFY_HEADER_COMMANDS, Value::Bytes(vec![0x10; 8])), (abi::MODIFY_HEADER_TABLE, Value::Number(0))];
+    let modify = [
+        (abi::MODIFY_HEADER_COMMANDS, AttributeValue::Bytes(vec![0x10; 8])),
+        (abi::MODIFY_HEADER_TABLE, AttributeValue::Number(0)),
+    ];
     assert_eq!(action(abi::ACTION_MODIFY_HEADER, &modify), Err(Errno::OPNOTSUPP));
     let mask = parameters(&[(misc::VXLAN_VNI, 0xff_ffff)]);
     let matcher = nic.matcher(abi::TABLE_NIC_RX, 0, 3, &mask).unwrap();
@@ -134,12 +139,12 @@ fn what_is_taken_away_is_refused() {
     assert_eq!(counters(), Err(Errno::AGAIN));
     let sniffer = attribute(defs::FLOW_SNIFFER, 0, 0, 0);
     assert_eq!(nic.verbs_flow(nic.receivers[0], sniffer, &[]), Err(Errno::OPNOTSUPP));
-    let devx = [(abi::DEVX_OBJ_IN, Value::Bytes(vec![0; 16])), (abi::DEVX_OBJ_OUT, Value::Room(16))];
+    let devx = [(abi::DEVX_OBJ_IN, AttributeValue::Bytes(vec![0; 16])), (abi::DEVX_OBJ_OUT, AttributeValue::Room(16))];
     assert_eq!(nic.create(abi::OBJECT_DEVX_OBJ, abi::DEVX_OBJ_CREATE, abi::DEVX_OBJ_HANDLE, &devx), Err(Errno::INVAL));
 }
 
 #[test]
-fn priorities_and_kinds_of_rules_are_asked_in_the_kernel_s_order() {
+fn rules_are_matched_in_the_kernels_order() {
     let mut nic = Connectx::new("");
     let rule = |nic: &Connectx, kind, priority, specs: &[Vec<u8>], flags, receiver: usize| {
         nic.verbs_flow(nic.receivers[receiver], attribute(kind, priority, specs.len() as u8, flags), &specs.concat())
@@ -162,10 +167,10 @@ fn priorities_and_kinds_of_rules_are_asked_in_the_kernel_s_order() {
     assert_eq!(where_to(&mut nic, &arp), [(1, 0)]);
     arp[0] = 0xff;
     assert_eq!(where_to(&mut nic, &arp), [(0, 1)]);
-    // One that does not keep its packets stands just before those of its priority.
+    // A rule with `FLOW_DONT_TRAP` comes directly before the other rules of its priority.
     rule(&nic, defs::FLOW_NORMAL, 15, &[ports(0), mark(4)], defs::FLOW_DONT_TRAP, 1).unwrap();
     assert_eq!(where_to(&mut nic, &other), [(0, 2), (1, 4)]);
-    nic.ioctl(ioctl::OBJECT_FLOW, ioctl::FLOW_DESTROY, &[(0, Value::Handle(wide))]).unwrap();
+    nic.ioctl(ioctl::OBJECT_FLOW, ioctl::FLOW_DESTROY, &[(0, AttributeValue::Handle(wide))]).unwrap();
     assert_eq!(where_to(&mut nic, &other), [(1, 4), (1, 0)], "on to the defaults");
 
     let refused = |kind, priority, specs: &[Vec<u8>], flags| rule(&nic, kind, priority, specs, flags, 0).unwrap_err();
@@ -185,15 +190,15 @@ fn priorities_and_kinds_of_rules_are_asked_in_the_kernel_s_order() {
 }
 
 #[test]
-fn a_register_that_a_rule_writes_comes_with_the_completion() {
+fn a_completion_reports_a_register_set_by_a_rule() {
     let mut nic = Connectx::new("");
     let any = [0; 64];
     let matcher = nic.matcher(abi::TABLE_NIC_RX, 0, 0, &any).unwrap();
     let commands = [0x1050_0000u32.to_be_bytes(), 0x1234_5678u32.to_be_bytes()].concat();
-    let table = (abi::MODIFY_HEADER_TABLE, Value::Number(u64::from(abi::TABLE_NIC_RX)));
-    let attributes = [(abi::MODIFY_HEADER_COMMANDS, Value::Bytes(commands)), table];
+    let table = (abi::MODIFY_HEADER_TABLE, AttributeValue::Number(u64::from(abi::TABLE_NIC_RX)));
+    let attributes = [(abi::MODIFY_HEADER_COMMANDS, AttributeValue::Bytes(commands)), table];
     let action = nic.create(ioctl::OBJECT_FLOW_ACTION, abi::ACTION_MODIFY_HEADER, 0x1000, &attributes).unwrap();
-    let actions = (abi::FLOW_ACTIONS, Value::Bytes(action.to_ne_bytes().to_vec()));
+    let actions = (abi::FLOW_ACTIONS, AttributeValue::Bytes(action.to_ne_bytes().to_vec()));
     nic.flow(matcher, &any, &[to(&nic, 1), actions, tag(5)]).unwrap();
     nic.send(&udp(1));
     let arrivals = nic.arrivals();
@@ -202,40 +207,35 @@ fn a_register_that_a_rule_writes_comes_with_the_completion() {
 }
 
 #[test]
-fn a_header_that_makes_a_frame_too_long_stops_it() {
+fn encapsulation_beyond_the_mtu_drops_the_frame() {
     let mut nic = Connectx::new("");
     let any = [0; 64];
     let put_on = [
-        (abi::REFORMAT_TYPE, Value::Number(u64::from(abi::REFORMAT_L2_TO_L2_TUNNEL))),
-        (abi::REFORMAT_TABLE, Value::Number(u64::from(abi::TABLE_NIC_TX))),
-        (abi::REFORMAT_DATA, Value::Bytes(vec![0; 100])),
+        (abi::REFORMAT_TYPE, AttributeValue::Number(u64::from(abi::REFORMAT_L2_TO_L2_TUNNEL))),
+        (abi::REFORMAT_TABLE, AttributeValue::Number(u64::from(abi::TABLE_NIC_TX))),
+        (abi::REFORMAT_DATA, AttributeValue::Bytes(vec![0; 100])),
     ];
     let action = nic.create(ioctl::OBJECT_FLOW_ACTION, abi::ACTION_REFORMAT, 0x1000, &put_on).unwrap();
     let matcher = nic.matcher(abi::TABLE_NIC_TX, 0, 0, &any).unwrap();
-    nic.flow(matcher, &any, &[(abi::FLOW_ACTIONS, Value::Bytes(action.to_ne_bytes().to_vec()))]).unwrap();
+    nic.flow(matcher, &any, &[(abi::FLOW_ACTIONS, AttributeValue::Bytes(action.to_ne_bytes().to_vec()))]).unwrap();
     let rest = nic.matcher(abi::TABLE_NIC_RX, 0, 0, &any).unwrap();
     nic.flow(rest, &any, &[to(&nic, 0)]).unwrap();
     for (length, arrives) in [(60, true), (1522, true), (1523, false), (1622, false)] {
         nic.send(&vec![7; length]);
         assert_eq!(nic.arrivals().len(), usize::from(arrives), "{length}");
     }
-    assert_eq!(nic.bench.emulator.counters()["devices"][0]["ports"][0]["too_long"], 2);
+    assert_eq!(nic.harness.emulator.counters()["devices"][0]["ports"][0]["too_long"], 2);
 }
 
-/// Frames of many forms, one behind the other: runs of those that are alike, and others between them.
+/// Returns a sequence of different frames: runs of similar frames, and others between them.
 fn mixture() -> Vec<Vec<u8>> {
-    let mut random = 0x2545_f491_4f6c_dd1du64;
-    let mut next = |below: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random % below as u64) as usize
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut next = |below: usize| random.usize(..below);
     let mut frames = Vec::new();
     while frames.len() < 400 {
         let mut frame = udp(next(4) as u32);
         match next(8) {
-            // A tunnel, in which nothing makes sense.
+            // A tunnel header with random content.
             0 => frame[36..38].copy_from_slice(&4789u16.to_be_bytes()),
             1 => frame.extend([0; 9]),
             2 => drop(frame.splice(12..12, [0x81, 0, 0, 7])),
@@ -244,7 +244,7 @@ fn mixture() -> Vec<Vec<u8>> {
             _ => {}
         }
         for _ in 0..=next(12) {
-            // Ports, checksum and what is behind may differ among those that are alike.
+            // Similar frames may differ in ports, checksum and payload.
             let at = frame.len() - 1 - next(26);
             frame[at] = next(256) as u8;
             if next(2) == 0 {
@@ -262,7 +262,7 @@ fn mixture() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn frames_that_arrive_together_fare_as_those_that_arrive_alone() {
+fn bursts_are_received_like_single_frames() {
     let frames = mixture();
     let device = || {
         let nic = Connectx::new("steering = { devx = true }");
@@ -276,12 +276,12 @@ fn frames_that_arrive_together_fare_as_those_that_arrive_alone() {
         nic
     };
     let ports = |nic: &Connectx| {
-        let counters = nic.bench.emulator.counters();
+        let counters = nic.harness.emulator.counters();
         let device = &counters["devices"][0];
         (device["ports"].clone(), device["receive_queues"].clone())
     };
     let (mut alone, mut together) = (device(), device());
-    // Buffers are given back after each part, and some parts need more than there are.
+    // Buffers are returned after each part; some parts need more than there are.
     for part in [1, 2, 63, 40, 33, 62, 5].iter().cycle().scan(0, |from, size| {
         let part = frames.get(*from..(*from + size).min(frames.len()))?;
         *from += size;
@@ -301,5 +301,5 @@ fn frames_that_arrive_together_fare_as_those_that_arrive_alone() {
     }
     assert_eq!(ports(&together), ports(&alone));
     assert!(ports(&together).0[0]["no_buffer"].as_u64() > Some(0), "some found no buffer");
-    assert_eq!(together.bench.emulator.log().last(), None);
+    assert_eq!(together.harness.emulator.log().last(), None);
 }

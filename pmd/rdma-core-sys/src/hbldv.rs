@@ -1,7 +1,8 @@
 //! `infiniband/hbldv.h`: direct verbs of Habana / Intel Gaudi (encapsulation per queue pair).
 //!
-//! Neither library nor header is part of a released rdma-core; layouts are those of the header in the proposed provider, for 64-bit
-//! hosts, and are pinned by assertions here because nothing can be installed to compare them with.
+//! No released rdma-core contains this library or header. The layouts are those of the proposed provider's
+//! header, for 64-bit hosts. Assertions below check them, because there are no installed headers to compare
+//! with.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,7 +12,7 @@ mirror! {
     header "infiniband/hbldv.h" since 4294967295 as HBLDV_LAYOUTS;
     structs {
         hbldv_ucontext_attr {
-            /// Bit n: port n, counted from 1; 0: all ports.
+            /// Bit n stands for port n, counted from 1. 0 stands for all ports.
             ports_mask: u64,
             core_fd: c_int,
         }
@@ -136,13 +137,17 @@ library! {
     /// Functions of libhbl. No rdma-core release has them.
     pub struct Hbldv: "libhbl" "libhbl.so.1" {
         fn hbldv_is_supported(device: *mut ibv_device) -> bool = "HBL_1.0" since 0;
-        fn hbldv_open_device(device: *mut ibv_device, attr: *mut hbldv_ucontext_attr) -> *mut ibv_context = "HBL_1.0" since 0;
+        fn hbldv_open_device(device: *mut ibv_device, attr: *mut hbldv_ucontext_attr) -> *mut ibv_context
+            = "HBL_1.0" since 0;
         fn hbldv_query_device(context: *mut ibv_context, attr: *mut hbldv_device_attr) -> c_int = "HBL_1.0" since 0;
         fn hbldv_set_port_ex(context: *mut ibv_context, attr: *mut hbldv_port_ex_attr) -> c_int = "HBL_1.0" since 0;
-        fn hbldv_query_port(context: *mut ibv_context, port: u32, attr: *mut hbldv_query_port_attr) -> c_int = "HBL_1.0" since 0;
-        fn hbldv_create_encap(context: *mut ibv_context, attr: *mut hbldv_encap_attr) -> *mut hbldv_encap = "HBL_1.0" since 0;
+        fn hbldv_query_port(context: *mut ibv_context, port: u32, attr: *mut hbldv_query_port_attr) -> c_int
+            = "HBL_1.0" since 0;
+        fn hbldv_create_encap(context: *mut ibv_context, attr: *mut hbldv_encap_attr) -> *mut hbldv_encap
+            = "HBL_1.0" since 0;
         fn hbldv_destroy_encap(encap: *mut hbldv_encap) -> c_int = "HBL_1.0" since 0;
-        fn hbldv_create_cq(context: *mut ibv_context, cqe: c_int, channel: *mut ibv_comp_channel, vector: c_int, attr: *mut hbldv_cq_attr)
+        fn hbldv_create_cq(context: *mut ibv_context, cqe: c_int, channel: *mut ibv_comp_channel, vector: c_int,
+            attr: *mut hbldv_cq_attr)
             -> *mut ibv_cq = "HBL_1.0" since 0;
         fn hbldv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, hbl: *mut hbldv_qp_attr) -> c_int
             = "HBL_1.0" since 0;

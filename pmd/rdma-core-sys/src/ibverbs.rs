@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use crate::verbs::*;
 
 library! {
-    /// Functions of libibverbs. Those that the header defines inline are in [`crate::verbs`].
+    /// Functions of libibverbs. [`crate::verbs`] has those that the header defines inline.
     pub struct Ibverbs: "libibverbs" "libibverbs.so.1" {
         fn ibv_get_device_list(number: *mut c_int) -> *mut *mut ibv_device = "IBVERBS_1.1" since 1;
         fn ibv_free_device_list(list: *mut *mut ibv_device) -> () = "IBVERBS_1.1" since 1;
@@ -22,18 +22,23 @@ library! {
         fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int = "IBVERBS_1.1" since 1;
         fn ibv_ack_async_event(event: *mut ibv_async_event) -> () = "IBVERBS_1.1" since 1;
         fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int = "IBVERBS_1.1" since 1;
-        /// Fills only the first 44 bytes: what the macro of this name does is [`ibv_query_port_ex`].
-        fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int = "IBVERBS_1.1" since 1;
+        /// Fills only the first 44 bytes. [`ibv_query_port_ex`] does what the C macro of this name does.
+        fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int
+            = "IBVERBS_1.1" since 1;
         fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd = "IBVERBS_1.1" since 1;
         fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int = "IBVERBS_1.1" since 1;
-        /// The macro of this name calls `ibv_reg_mr_iova2` if any access flag is an optional one (relaxed ordering).
-        fn ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr = "IBVERBS_1.1" since 1;
-        fn ibv_reg_mr_iova2(pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr
+        /// The C macro of this name calls `ibv_reg_mr_iova2` if an access flag is optional (relaxed
+        /// ordering).
+        fn ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr
+            = "IBVERBS_1.1" since 1;
+        fn ibv_reg_mr_iova2(pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_uint)
+            -> *mut ibv_mr
             = "IBVERBS_1.8" since 28;
         fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int = "IBVERBS_1.1" since 1;
         fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel = "IBVERBS_1.0" since 1;
         fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int = "IBVERBS_1.0" since 1;
-        fn ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, vector: c_int)
+        fn ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
+            channel: *mut ibv_comp_channel, vector: c_int)
             -> *mut ibv_cq = "IBVERBS_1.1" since 1;
         fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int = "IBVERBS_1.1" since 1;
         fn ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> c_int

@@ -1,21 +1,22 @@
-//! The only foreign interface to rdma-core: C types, constants and run-time loaded functions of libibverbs, libmlx5, libmana and libhbl,
-//! for rdma-core 44 (Debian 12) to 65.
+//! Foreign interface to rdma-core: C types, constants and functions of libibverbs, libmlx5, libmana and
+//! libhbl, for rdma-core 44 (Debian 12) to 65. It is the only one in the workspace.
 //!
-//! Nothing is linked. [`RdmaCore::load`] opens the libraries with `dlopen`; where they are absent it gives one error that says so, and
-//! the rest of a program works. Every function is optional: [`MissingSymbol`] names the library, the version found and the version
-//! that first had it.
+//! Nothing is linked: the libraries are loaded at run time. [`RdmaCore::load`] opens them with `dlopen`. If
+//! they are absent, it returns one error that says so, and the rest of the program works. Every function is
+//! optional: [`MissingSymbol`] names the library, the version found and the first version with the function.
 //!
-//! The names are those of the C headers (`infiniband/verbs.h`, `mlx5dv.h`, `manadv.h`), where their meaning is documented; a comment
-//! here says only what the header does not. Every struct and constant is declared through one table, from which a test generates a C
-//! program and compares sizes, offsets and values with the headers that are installed. What is younger than those headers carries the
-//! rdma-core version that brought it.
+//! Names are those of the C headers (`infiniband/verbs.h`, `mlx5dv.h`, `manadv.h`), which document them.
+//! Comments here add only what the headers do not say. One table declares every struct and constant. A test
+//! generates a C program from it and compares sizes, offsets and values with the installed headers. Entries
+//! that are younger than those headers carry the first rdma-core version that has them.
 //!
-//! The published crate of this name (0.1.10, 2018) builds rdma-core 18 with shell scripts and has neither mlx5dv nor manadv; this one
-//! shares nothing with it but the name.
+//! The published crate of this name (0.1.10, 2018) builds rdma-core 18 with shell scripts and has neither
+//! mlx5dv nor manadv. This crate shares only the name with it.
 
-// UNSAFETY: a foreign interface: it loads libraries and declares what they export. Callers hold the contracts of the C functions.
+// UNSAFETY: this is a foreign interface, which loads libraries and declares their exports. Callers uphold the
+// contracts of the C functions.
 #![allow(unsafe_code)]
-// Documented by the C headers that they mirror.
+// The C headers document the mirrored items.
 #![allow(missing_docs, non_camel_case_types)]
 
 #[macro_use]
@@ -32,7 +33,7 @@ pub use ibverbs::Ibverbs;
 pub use load::{LIBRARY_DIRECTORY_VARIABLE, Library, LoadError, MissingSymbol, RdmaCore, Search, Symbol, Version};
 pub use mirror::{Constant, Field, Table, TypeLayout};
 
-/// Everything mirrored from C headers, for the comparison with the installed ones.
+/// Returns all tables of mirrored C headers, for the comparison with the installed headers.
 pub fn tables() -> [&'static Table; 8] {
     [
         &verbs::device::DEVICE_LAYOUTS,

@@ -1,4 +1,4 @@
-//! Opening the libraries, and what is said when one of them, or a function in it, is not there.
+//! Loading of the libraries, and the errors for a missing library or function.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fmt;
@@ -11,20 +11,20 @@ use crate::ibverbs::Ibverbs;
 use crate::manadv::Manadv;
 use crate::mlx5dv::Mlx5dv;
 
-/// Environment variable that names the directory of the RDMA libraries: what [`Search::from_environment`] reads.
+/// Environment variable with the directory of the RDMA libraries; see [`Search::from_environment`].
 pub const LIBRARY_DIRECTORY_VARIABLE: &str = "WIREPATH_RDMA_LIB_DIR";
 
-/// Version of an rdma-core release, as it ends the file names of its libraries (`libibverbs.so.1.14.44.0`).
+/// Version of an rdma-core release, taken from the end of library file names (`libibverbs.so.1.14.44.0`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Such as 44.
+    /// Release number, such as 44.
     pub major: u32,
-    /// Of a stable release; 0 at first.
+    /// Number of the stable update; 0 in the first release.
     pub minor: u32,
 }
 
 impl Version {
-    /// From the name of a library's file: the last two of at least four numbers behind `.so.`.
+    /// Takes the version from a file name: the last two of at least four numbers after `.so.`.
     fn of_file(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
         let (_, numbers) = name.split_once(".so.")?;
@@ -42,20 +42,22 @@ impl fmt::Display for Version {
     }
 }
 
-/// Where the libraries are looked for.
+/// Search path of the libraries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Search {
-    /// Where the dynamic linker looks.
+    /// The search path of the dynamic linker.
     #[default]
     System,
-    /// In one directory and nowhere else: all libraries must come from one release. libibverbs opens providers by itself from the
-    /// directory that it was built for, so those found here (also in a folder `libibverbs` in it) are opened first, and register
-    /// themselves before it asks for them.
+    /// One directory and nothing else, because all libraries must be of one release.
+    ///
+    /// libibverbs opens providers only from the directory that it was built for. The providers in this
+    /// directory (and in its subdirectory `libibverbs`) are therefore opened first. They register themselves
+    /// before libibverbs searches for them.
     Directory(PathBuf),
 }
 
 impl Search {
-    /// The directory that [`LIBRARY_DIRECTORY_VARIABLE`] names, else the system.
+    /// Returns the directory in [`LIBRARY_DIRECTORY_VARIABLE`], else the system's search path.
     pub fn from_environment() -> Self {
         match std::env::var_os(LIBRARY_DIRECTORY_VARIABLE) {
             Some(directory) if !directory.is_empty() => Self::Directory(directory.into()),
@@ -67,62 +69,63 @@ impl Search {
 impl fmt::Display for Search {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::System => f.write_str("where the system keeps its libraries"),
+            Self::System => f.write_str("in the system's library path"),
             Self::Directory(directory) => write!(f, "in {}", directory.display()),
         }
     }
 }
 
-/// A library that is loaded, for good: rdma-core registers providers and threads that no unloading would survive.
+/// A loaded library. It is never unloaded: rdma-core registers providers and starts threads, which do not
+/// survive unloading.
 #[derive(Clone, Debug)]
 pub struct Library {
-    /// Such as `libmlx5`.
+    /// Name, such as `libmlx5`.
     pub name: &'static str,
-    /// The file, symbolic links resolved.
+    /// Path of the file, with symbolic links resolved.
     pub path: PathBuf,
-    /// What the file's name says.
+    /// Version according to the file name.
     pub version: Option<Version>,
     handle: Handle,
-    /// The files that its functions lie in: a library can hand on those of another.
+    /// Files that contain the library's functions. A library can re-export functions of another one.
     code: Vec<PathBuf>,
 }
 
-/// What dlopen(3) returned; never closed.
+/// Handle from dlopen(3), which is never closed.
 #[derive(Clone, Copy, Debug)]
 struct Handle(*mut c_void);
 
-// SAFETY: the handle is a number to the dynamic linker, whose functions are thread-safe.
+// SAFETY: the handle is an opaque value for the functions of the dynamic linker, which are thread-safe.
 unsafe impl Send for Handle {}
-// SAFETY: as above.
+// SAFETY: the handle is an opaque value for the functions of the dynamic linker, which are thread-safe.
 unsafe impl Sync for Handle {}
 
 impl Library {
     fn open(name: &'static str, file: &str, search: &Search) -> Result<Self, LoadError> {
         use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
-        let place = match search {
+        let file = match search {
             Search::System => PathBuf::from(file),
             Search::Directory(directory) => directory.join(file),
         };
-        // SAFETY: the libraries of rdma-core only register themselves when they are loaded; that whoever chose the directory put
-        // rdma-core there has to be believed.
-        let loaded = unsafe { Loaded::open(Some(&place), RTLD_NOW | RTLD_LOCAL) };
+        // SAFETY: loading a library runs its initialisers. Those of rdma-core only register providers. The
+        // operator who sets the directory guarantees that it contains rdma-core.
+        let loaded = unsafe { Loaded::open(Some(&file), RTLD_NOW | RTLD_LOCAL) };
         let handle = loaded.map_err(|error| LoadError::Library {
             library: name,
             search: search.clone(),
             reason: chain(&error),
         })?;
         let handle = Handle(handle.into_raw());
-        let path = file_of_handle(handle).unwrap_or(place);
+        let path = file_of_handle(handle).unwrap_or(file);
         Ok(Self { name, version: Version::of_file(&path), code: vec![path.clone()], path, handle })
     }
 
-    /// Whether the library holds the code at this address.
+    /// True if the code at this address belongs to the library.
     pub fn contains(&self, address: *const ()) -> bool {
         file_of_address(address).is_some_and(|path| self.code.contains(&path))
     }
 
-    /// Notes where a function was found.
-    pub(crate) fn note(&mut self, function: *mut c_void) {
+    /// Records the file that contains a function.
+    pub(crate) fn record_code_file(&mut self, function: *mut c_void) {
         if let Some(path) = file_of_address(function.cast_const().cast())
             && !self.code.contains(&path)
         {
@@ -140,7 +143,7 @@ impl fmt::Display for Library {
     }
 }
 
-/// An error with all that it says about its causes.
+/// Formats an error with all of its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -154,9 +157,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The file that a handle of dlopen(3) stands for.
+/// Returns the file of a dlopen(3) handle.
 fn file_of_handle(handle: Handle) -> Option<PathBuf> {
-    /// The start of `struct link_map` of `link.h`.
+    /// First fields of `struct link_map` in `link.h`.
     #[repr(C)]
     struct LinkMap {
         address: usize,
@@ -167,7 +170,8 @@ fn file_of_handle(handle: Handle) -> Option<PathBuf> {
         fn dlinfo(handle: *mut c_void, request: c_int, info: *mut c_void) -> c_int;
     }
     let mut map: *const LinkMap = std::ptr::null();
-    // SAFETY: dlinfo(3) stores a pointer to the library's entry, which lives as long as the library.
+    // SAFETY: the handle is open. dlinfo(3) stores a pointer to the library's link map entry, which is valid
+    // as long as the library is loaded. Its name is a C string.
     unsafe {
         if dlinfo(handle.0, RTLD_DI_LINKMAP, (&raw mut map).cast()) != 0 || map.is_null() || (*map).name.is_null() {
             return None;
@@ -176,9 +180,10 @@ fn file_of_handle(handle: Handle) -> Option<PathBuf> {
     }
 }
 
-/// The file that an address was loaded from.
+/// Returns the file that contains the code at an address.
 fn file_of_address(address: *const ()) -> Option<PathBuf> {
-    // SAFETY: all-zero is a valid Dl_info, and dladdr(3) looks the address up without touching it.
+    // SAFETY: a zeroed Dl_info is valid. dladdr(3) only compares the address and does not access it. The file
+    // name that it stores is a C string of a loaded library.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(address.cast(), &raw mut info) == 0 || info.dli_fname.is_null() {
@@ -197,15 +202,15 @@ fn resolved(name: &CStr) -> Option<PathBuf> {
 /// A function that the loaded library does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingSymbol {
-    /// Such as `libmlx5`.
+    /// Name, such as `libmlx5`.
     pub library: &'static str,
-    /// The file that was looked into.
+    /// Path of the loaded file.
     pub path: PathBuf,
-    /// Its version, if its name tells.
+    /// Version of the file, if its name contains one.
     pub found: Option<Version>,
-    /// The function.
+    /// Name of the function.
     pub symbol: &'static str,
-    /// rdma-core release that first had it; 0: none has.
+    /// First rdma-core release with the function; 0 if none has it.
     pub needed: u32,
 }
 
@@ -225,67 +230,72 @@ impl fmt::Display for MissingSymbol {
 
 impl std::error::Error for MissingSymbol {}
 
-/// Why RDMA, or a part of it, is not there.
+/// Reasons why RDMA, or a part of it, is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// A library is not there, or cannot be used.
-    #[error("{library} cannot be loaded, looked for {search}: {reason}{}", what_helps(library, search))]
+    /// A library is missing or cannot be loaded.
+    #[error("{library} cannot be loaded, looked for {search}: {reason}{}", load_hint(library, search))]
     Library {
-        /// Such as `libibverbs`.
+        /// Name, such as `libibverbs`.
         library: &'static str,
-        /// Where it was looked for.
+        /// Searched path.
         search: Search,
-        /// What the dynamic linker said.
+        /// Error of the dynamic linker.
         reason: String,
     },
-    /// libibverbs keeps state for the whole process, so that a second copy from elsewhere is no choice.
+    /// libibverbs keeps process-wide state, so a second copy from another directory cannot be loaded.
     #[error("RDMA libraries are loaded already, looked for {loaded}; they cannot be loaded again {wanted}")]
     LoadedFromElsewhere {
-        /// Where those in use were found.
+        /// Search path of the loaded libraries.
         loaded: Search,
-        /// Where they were asked for.
+        /// Requested search path.
         wanted: Search,
     },
-    /// A function is not there.
+    /// A function is missing.
     #[error(transparent)]
     Symbol(#[from] MissingSymbol),
 }
 
-fn what_helps(library: &str, search: &Search) -> String {
+fn load_hint(library: &str, search: &Search) -> String {
     match search {
         Search::Directory(_) => format!(
-            "; {LIBRARY_DIRECTORY_VARIABLE} (or the setting) must name a directory with all RDMA libraries of one rdma-core release"
+            "; {LIBRARY_DIRECTORY_VARIABLE} (or the setting) must name a directory with all RDMA libraries of one \
+             rdma-core release"
         ),
         Search::System if library == "libhbl" => {
-            "; no distribution has it, name its directory in ".to_owned() + LIBRARY_DIRECTORY_VARIABLE
+            "; no distribution has it, so name its directory in ".to_owned() + LIBRARY_DIRECTORY_VARIABLE
         }
         Search::System => format!(
-            "; install rdma-core (Debian: apt-get install ibverbs-providers), or name the directory of its libraries in \
-             {LIBRARY_DIRECTORY_VARIABLE}"
+            "; install rdma-core (Debian: apt-get install ibverbs-providers), or name the directory of its libraries \
+             in {LIBRARY_DIRECTORY_VARIABLE}"
         ),
     }
 }
 
-/// A function as the table of its library lists it.
+/// Table entry of a library function.
 #[derive(Clone, Copy, Debug)]
 pub struct Symbol {
-    /// Its name.
+    /// Name of the function.
     pub name: &'static str,
-    /// The symbol version it is asked for in.
+    /// Symbol version that is looked up.
     pub version: &'static str,
-    /// rdma-core release that first had it; 0: none has.
+    /// First rdma-core release with the function; 0 if none has it.
     pub since: u32,
-    /// Whether the loaded library has it.
+    /// True if the loaded library has the function.
     pub present: bool,
 }
 
-/// Declares the functions of a library, each with its symbol version and the first rdma-core release that has it: each is looked up
-/// when the library is loaded, in just this version (what a linked program would be bound to), and may be absent.
+/// Declares the functions of a library, each with its symbol version and the first rdma-core release that has
+/// it.
+///
+/// Functions are looked up when the library is loaded, in exactly this version, to which a linked program
+/// would be bound. Each may be absent.
 macro_rules! library {
     (
         $(#[$meta:meta])*
         pub struct $library:ident: $name:literal $file:literal {
-            $($(#[$fm:meta])* fn $function:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty = $version:literal since $since:literal;)*
+            $($(#[$fm:meta])* fn $function:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty
+                = $version:literal since $since:literal;)*
         }
     ) => {
         $(#[$meta])*
@@ -300,23 +310,31 @@ macro_rules! library {
             pub(crate) const FILE: &'static str = $file;
 
             pub(crate) fn resolve(mut library: $crate::Library) -> Self {
-                let look = $crate::load::Look::into(&library, &[$((concat!(stringify!($function), "\0"), concat!($version, "\0"))),*]);
+                let functions = [$((concat!(stringify!($function), "\0"), concat!($version, "\0"))),*];
+                let lookup = $crate::load::SymbolLookup::new(&library, &functions);
                 Self {
-                    $($function: look.up(concat!(stringify!($function), "\0"), concat!($version, "\0")).map(|address| {
-                        library.note(address);
-                        // SAFETY: the symbol in this version is a function of this type, see the header.
-                        unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) -> $result>(address) }
+                    $($function: lookup.find(
+                        concat!(stringify!($function), "\0"),
+                        concat!($version, "\0"),
+                    ).map(|address| {
+                        library.record_code_file(address);
+                        // SAFETY: in the C header the function of this name and symbol version has this type.
+                        unsafe {
+                            std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) -> $result>(
+                                address,
+                            )
+                        }
                     }),)*
                     library,
                 }
             }
 
-            /// The loaded file.
+            /// Returns the loaded library.
             pub fn library(&self) -> &$crate::Library {
                 &self.library
             }
 
-            /// Every function of the table.
+            /// Returns all functions of the table.
             pub fn symbols(&self) -> Vec<$crate::Symbol> {
                 vec![$($crate::Symbol {
                     name: stringify!($function),
@@ -328,32 +346,34 @@ macro_rules! library {
 
             $(
                 $(#[$fm])*
-                pub fn $function(&self) -> Result<unsafe extern "C" fn($($argument: $type),*) -> $result, $crate::MissingSymbol> {
+                pub fn $function(
+                    &self,
+                ) -> Result<unsafe extern "C" fn($($argument: $type),*) -> $result, $crate::MissingSymbol> {
                     self.$function.ok_or_else(|| self.library.missing(stringify!($function), $since))
                 }
             )*
         }
     };
 }
-/// Looks functions up in a library. All strings end with a zero byte.
-pub(crate) struct Look {
+/// Symbol lookup in a loaded library. All names end with a zero byte.
+pub(crate) struct SymbolLookup {
     handle: Handle,
-    /// Whether it gives its functions in versions at all: a library that has none of them in the version asked for does not, and is
-    /// taken as it is.
+    /// True if the library has symbol versions. If no function is found in its version, the library has none,
+    /// and functions are looked up without versions.
     versioned: bool,
 }
 
-impl Look {
-    pub(crate) fn into(library: &Library, functions: &[(&str, &str)]) -> Self {
-        let look = Self { handle: library.handle, versioned: true };
-        let versioned = functions.iter().any(|(symbol, version)| look.up(symbol, version).is_some());
-        Self { versioned, ..look }
+impl SymbolLookup {
+    pub(crate) fn new(library: &Library, functions: &[(&str, &str)]) -> Self {
+        let lookup = Self { handle: library.handle, versioned: true };
+        let versioned = functions.iter().any(|(symbol, version)| lookup.find(symbol, version).is_some());
+        Self { versioned, ..lookup }
     }
 
-    pub(crate) fn up(&self, symbol: &str, version: &str) -> Option<*mut c_void> {
+    pub(crate) fn find(&self, symbol: &str, version: &str) -> Option<*mut c_void> {
         let symbol = CStr::from_bytes_with_nul(symbol.as_bytes()).ok()?;
         let version = CStr::from_bytes_with_nul(version.as_bytes()).ok()?;
-        // SAFETY: a loaded library and two C strings.
+        // SAFETY: the handle is of a library that is never unloaded, and both names are C strings.
         let address = unsafe {
             if self.versioned {
                 libc::dlvsym(self.handle.0, symbol.as_ptr(), version.as_ptr())
@@ -381,14 +401,15 @@ pub struct RdmaCore {
     hbl: Result<Hbldv, LoadError>,
 }
 
-/// The libraries in use; a failed attempt leaves none, so that another directory can be tried.
+/// The loaded libraries. A failed attempt stores nothing, so that another directory can be tried.
 static LOADED: Mutex<Option<&'static RdmaCore>> = Mutex::new(None);
 
 impl RdmaCore {
-    /// Opens libibverbs, and what there is of libmana, libmlx5 and libhbl, once for the process: they are never unloaded.
+    /// Loads libibverbs, and libmana, libmlx5 and libhbl if they exist, once per process. They are never
+    /// unloaded.
     ///
     /// # Errors
-    /// libibverbs is not there, or libraries from elsewhere are in use already.
+    /// libibverbs is missing, or libraries from another directory are loaded already.
     pub fn load(search: &Search) -> Result<&'static Self, LoadError> {
         let mut loaded = LOADED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(libraries) = *loaded {
@@ -406,10 +427,11 @@ impl RdmaCore {
     }
 
     fn open(search: &Search) -> Result<Self, LoadError> {
-        // libibverbs first: the others find it by its name among what is loaded, wherever it came from. They are bound to it by a symbol
-        // version that changes with the private interface, so that one of another release is refused by the dynamic linker.
+        // libibverbs is loaded first. The others find it by its name among the loaded libraries, wherever it
+        // came from. Their symbol version changes with the private interface, so that the dynamic linker
+        // refuses a libibverbs of another release.
         let ibverbs = Ibverbs::resolve(Library::open(Ibverbs::NAME, Ibverbs::FILE, search)?);
-        // Before anything lists devices: a provider registers itself when it is loaded.
+        // A provider registers itself when it is loaded, so this must precede the first device list.
         let mana = Library::open(Manadv::NAME, Manadv::FILE, search).map(Manadv::resolve);
         let mlx5 = Library::open(Mlx5dv::NAME, Mlx5dv::FILE, search).map(Mlx5dv::resolve);
         let hbl = Library::open(Hbldv::NAME, Hbldv::FILE, search).map(Hbldv::resolve);
@@ -419,24 +441,30 @@ impl RdmaCore {
         Ok(Self { search: search.clone(), ibverbs, mana, mlx5, hbl })
     }
 
-    /// Where the libraries were looked for.
+    /// Returns the search path of the libraries.
     pub fn search(&self) -> &Search {
         &self.search
     }
 
-    /// libibverbs.
+    /// Returns libibverbs.
     pub fn ibverbs(&self) -> &Ibverbs {
         &self.ibverbs
     }
 
-    /// What RDMAV_ALLOW_DISASSOC_DESTROY does in the environment: once the kernel has taken a device away it has destroyed all objects,
-    /// and destroying them in the library (`EIO` from the kernel) has to succeed, or their memory would never be freed. Setting a
-    /// variable in the environment of a running program is not safe; the flag behind it is exported. Absent: only memory is lost.
+    /// Lets destroy functions succeed after the kernel removed a device, as RDMAV_ALLOW_DISASSOC_DESTROY
+    /// does.
     ///
-    /// To be called after `ibv_get_device_list`: the first one initialises libibverbs, and sets the flag by the environment.
-    pub fn allow_destroying_after_the_device_is_gone(&self) {
+    /// When the kernel removes a device it destroys all its objects, and later destroy commands fail with
+    /// `EIO`. Unless libibverbs treats this as success, it never frees their memory. Setting an environment
+    /// variable in a running program is not safe, but libibverbs exports the flag behind it. Without that
+    /// symbol, only memory is lost.
+    ///
+    /// Call it after `ibv_get_device_list`: the first call initialises libibverbs and sets the flag from the
+    /// environment.
+    pub fn allow_disassociate_destroy(&self) {
         let handle = self.ibverbs.library().handle;
-        // SAFETY: a loaded library and a C string; the symbol is a C bool, which libibverbs only reads once it is initialised.
+        // SAFETY: the handle is of a loaded library and the name is a C string. The symbol is a C bool with
+        // static lifetime, and initialised libibverbs only reads it.
         unsafe {
             let flag = libc::dlsym(handle.0, c"verbs_allow_disassociate_destroy".as_ptr()).cast::<bool>();
             if !flag.is_null() {
@@ -445,31 +473,31 @@ impl RdmaCore {
         }
     }
 
-    /// libmana.
+    /// Returns libmana.
     ///
     /// # Errors
-    /// Why it is not there.
+    /// The library is missing or cannot be loaded.
     pub fn mana(&self) -> Result<&Manadv, LoadError> {
         self.mana.as_ref().map_err(Clone::clone)
     }
 
-    /// libmlx5.
+    /// Returns libmlx5.
     ///
     /// # Errors
-    /// Why it is not there.
+    /// The library is missing or cannot be loaded.
     pub fn mlx5(&self) -> Result<&Mlx5dv, LoadError> {
         self.mlx5.as_ref().map_err(Clone::clone)
     }
 
-    /// libhbl.
+    /// Returns libhbl.
     ///
     /// # Errors
-    /// Why it is not there: no distribution has it.
+    /// The library is missing, as in all distributions, or cannot be loaded.
     pub fn hbl(&self) -> Result<&Hbldv, LoadError> {
         self.hbl.as_ref().map_err(Clone::clone)
     }
 
-    /// The libraries that are loaded.
+    /// Returns the loaded libraries.
     pub fn libraries(&self) -> Vec<&Library> {
         let direct = [
             self.mana.as_ref().ok().map(Manadv::library),
@@ -480,8 +508,8 @@ impl RdmaCore {
     }
 }
 
-/// Opens every provider plug-in (`lib*-rdmav44.so` and the like) of a directory, as libibverbs would. One that cannot be opened is a
-/// device driver less, no failure.
+/// Opens all provider plug-ins (such as `lib*-rdmav44.so`) of a directory, as libibverbs would. A plug-in
+/// that cannot be opened is skipped: only its devices are missing.
 fn open_providers(directory: &Path) {
     use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
     for directory in [directory.to_path_buf(), directory.join("libibverbs")] {
@@ -490,7 +518,8 @@ fn open_providers(directory: &Path) {
             entries.flatten().map(|entry| entry.path()).filter(|path| is_provider(path)).collect();
         plugins.sort();
         for plugin in plugins {
-            // SAFETY: as in `Library::open`.
+            // SAFETY: loading a plug-in runs its initialiser, which registers a provider. The operator who
+            // sets the directory guarantees that it contains rdma-core.
             if let Ok(loaded) = unsafe { Loaded::open(Some(&plugin), RTLD_NOW | RTLD_LOCAL) } {
                 let _: *mut c_void = loaded.into_raw();
             }
@@ -510,7 +539,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_is_the_end_of_the_files_name() {
+    fn version_from_the_file_name() {
         let version = |name: &str| Version::of_file(Path::new(name)).map(|version| version.to_string());
         assert_eq!(version("/usr/lib/libibverbs.so.1.14.44.0").as_deref(), Some("44.0"));
         assert_eq!(version("libmana.so.1.0.65.2").as_deref(), Some("65.2"));
@@ -520,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plug_ins_are_taken_for_providers() {
+    fn only_plug_ins_count_as_providers() {
         assert!(is_provider(Path::new("/x/libmana-rdmav34.so")));
         for other in ["libmana.so.1", "libmana-rdmav34.so.1", "libmana-rdmav.so", "mana-rdmav34.so", "lib-rdmavx.so"] {
             assert!(!is_provider(Path::new(other)), "{other}");

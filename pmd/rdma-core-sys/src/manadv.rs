@@ -1,7 +1,7 @@
-//! `infiniband/manadv.h`: MANA queues whose memory the application allocates (manadv(7)).
+//! `infiniband/manadv.h`: MANA queues in memory that the application allocates (manadv(7)).
 //!
-//! libmana looks into private structures around the objects it is given and checks nothing: only objects of its own contexts may be
-//! passed.
+//! libmana accesses private structures around the given objects without checks: pass only objects of its own
+//! contexts.
 
 use std::ffi::{c_int, c_void};
 
@@ -18,7 +18,7 @@ mirror! {
         }
         manadv_qp {
             sq_buf: *mut c_void,
-            /// The `max_send_wr` that the kernel returned: work requests, not basic units.
+            /// `max_send_wr` from the kernel: work requests, not basic units.
             sq_count: u32,
             /// Bytes.
             sq_size: u32,
@@ -28,9 +28,10 @@ mirror! {
         }
         manadv_cq {
             buf: *mut c_void,
-            /// Entries; with external allocators as many as were asked for, not a power of two.
+            /// Number of entries. With external allocators it is the requested number, which need not be a
+            /// power of two.
             count: u32,
-            /// Known once a queue pair uses the queue; before that without meaning.
+            /// Valid once a queue pair uses the queue.
             cq_id: u32,
         }
         manadv_rwq {
@@ -75,7 +76,8 @@ mirror! {
 library! {
     /// Functions of libmana, first released with rdma-core 41.
     pub struct Manadv: "libmana" "libmana.so.1" {
-        fn manadv_set_context_attr(context: *mut ibv_context, kind: u32, attr: *mut c_void) -> c_int = "MANA_1.0" since 41;
+        fn manadv_set_context_attr(context: *mut ibv_context, kind: u32, attr: *mut c_void) -> c_int
+            = "MANA_1.0" since 41;
         fn manadv_init_obj(object: *mut manadv_obj, kinds: u64) -> c_int = "MANA_1.0" since 41;
     }
 }

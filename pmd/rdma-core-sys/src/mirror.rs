@@ -1,11 +1,12 @@
-//! The one table per header from which Rust types, their layouts and the C program that checks them all come.
+//! Mirror tables: one table per header yields the Rust types, their layouts, and the C program that checks
+//! them.
 
-/// What is mirrored from one header.
+/// Mirrored items of one header.
 #[derive(Debug)]
 pub struct Table {
-    /// The header as it is included, such as `infiniband/verbs.h`.
+    /// Header name in `#include`, such as `infiniband/verbs.h`.
     pub header: &'static str,
-    /// rdma-core version without whose header nothing here can be compared; `u32::MAX`: no distribution has the header.
+    /// First rdma-core version with the header; `u32::MAX` if no distribution has it.
     pub since: u32,
     /// Structs and unions.
     pub types: &'static [TypeLayout],
@@ -16,39 +17,39 @@ pub struct Table {
 /// Layout of a struct or union.
 #[derive(Debug)]
 pub struct TypeLayout {
-    /// The type in C; `__typeof__(...)` for types that have no name there.
+    /// Type in C; `__typeof__(...)` for types without a name.
     pub c_name: &'static str,
-    /// First rdma-core version whose header has it; 0: all that are supported.
+    /// First rdma-core version with the type; 0 for all supported versions.
     pub since: u32,
-    /// Bytes.
+    /// Size, bytes.
     pub size: usize,
-    /// Bytes.
+    /// Alignment, bytes.
     pub align: usize,
-    /// In the order of the header.
+    /// Fields in the order of the header.
     pub fields: &'static [Field],
 }
 
 /// A field of a struct or union.
 #[derive(Debug)]
 pub struct Field {
-    /// The field in C, possibly a path such as `qp_type.xrc.remote_srqn`.
+    /// Field in C, possibly a path such as `qp_type.xrc.remote_srqn`.
     pub c_name: &'static str,
-    /// First rdma-core version whose header has it; 0: all that are supported.
+    /// First rdma-core version with the field; 0 for all supported versions.
     pub since: u32,
-    /// Bytes from the start of the type.
+    /// Offset from the start of the type, bytes.
     pub offset: usize,
-    /// Bytes.
+    /// Size, bytes.
     pub size: usize,
 }
 
 /// An enumerator or a macro.
 #[derive(Debug)]
 pub struct Constant {
-    /// Its name in C.
+    /// Name in C.
     pub name: &'static str,
-    /// First rdma-core version whose header has it; 0: all that are supported.
+    /// First rdma-core version with the constant; 0 for all supported versions.
     pub since: u32,
-    /// The value as C's `long long`.
+    /// Value as the C type `long long`.
     pub value: i64,
 }
 
@@ -61,8 +62,11 @@ macro_rules! or_given {
     };
 }
 
-/// `NAME as "C name" since VERSION { field as "C field" since VERSION: type, ... }`; `as` where C calls it otherwise, `since` where
-/// rdma-core 44 does not have it. All types are plain: integers, pointers and optional functions, for which zero is a value.
+/// Declares C types: `NAME as "C name" since VERSION { field as "C field" since VERSION: type, ... }`.
+///
+/// `as` gives the name in C if it differs. `since` marks what rdma-core 44 does not have. All field types are
+/// integers, pointers, optional functions, or mirrored types and arrays of these. Zero is a valid value of
+/// each.
 macro_rules! mirror {
     (
         header $header:literal $(since $hs:literal)? as $table:ident;
@@ -87,9 +91,10 @@ macro_rules! mirror {
             pub struct $s { $($(#[$sfm])* pub $sf: $sft),* }
 
             impl $s {
-                /// All bytes zero.
+                /// Returns the type with all bytes zero.
                 pub const fn zeroed() -> Self {
-                    // SAFETY: only plain types are mirrored, see `mirror!`.
+                    // SAFETY: every field is an integer, a pointer, an optional function, or an array or struct
+                    // of these, so all-zero bytes are valid.
                     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
                 }
             }
@@ -107,16 +112,17 @@ macro_rules! mirror {
             pub union $u { $($(#[$ufm])* pub $uf: $uft),* }
 
             impl $u {
-                /// All bytes zero.
+                /// Returns the type with all bytes zero.
                 pub const fn zeroed() -> Self {
-                    // SAFETY: only plain types are mirrored, see `mirror!`.
+                    // SAFETY: every field is an integer, a pointer, an optional function, or an array or struct
+                    // of these, so all-zero bytes are valid.
                     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
                 }
             }
         )*
         $($($(#[$cm])* pub const $c: $ct = $cv;)*)*
 
-        /// What this module mirrors.
+        /// Mirror table of this module.
         pub(crate) static $table: $crate::Table = $crate::Table {
             header: $header,
             since: or_given!(0 $(, $hs)?),

@@ -1,12 +1,14 @@
-//! `infiniband/mlx5dv.h`: direct verbs of mlx5 (mlx5dv(7)): queues in memory of ours, steering with packet reformat, VAR.
+//! `infiniband/mlx5dv.h`: direct verbs of mlx5 (mlx5dv(7)). Covers queues in application memory, steering
+//! with packet reformat, and VAR.
 
 use std::ffi::{c_int, c_void};
 
 use crate::verbs::*;
 
-/// `alloc` of the external allocators: bytes, user data. No alignment is named: return whole pages.
+/// `alloc` of the external allocators: size in bytes, user data. The library requests no alignment: return
+/// whole pages.
 pub type allocator_alloc = unsafe extern "C" fn(size: usize, data: *mut c_void) -> *mut c_void;
-/// `free` of the external allocators; also called with a null pointer.
+/// `free` of the external allocators. It is also called with a null pointer.
 pub type allocator_free = unsafe extern "C" fn(pointer: *mut c_void, data: *mut c_void);
 
 /// Opaque objects.
@@ -70,7 +72,8 @@ mirror! {
             log_max_num_deks: u8,
             flags: u32,
         }
-        /// As in rdma-core 44; the library fills what `comp_mask` asks for, and later fields have later bits.
+        /// As in rdma-core 44. The library fills the fields that `comp_mask` requests, and later fields have
+        /// later bits.
         mlx5dv_context {
             version: u8,
             flags: u64,
@@ -90,7 +93,7 @@ mirror! {
             max_wr_memcpy_length: usize,
             crypto_caps: mlx5dv_crypto_caps,
         }
-        /// As in rdma-core 44; `fds` of 57 and later is behind a bit of `comp_mask`.
+        /// As in rdma-core 44. A bit of `comp_mask` enables the field `fds` of version 57 and later.
         mlx5dv_context_attr {
             flags: u32,
             comp_mask: u64,
@@ -202,7 +205,7 @@ mirror! {
             in_ as "in": *mut ibv_pd,
             out: *mut mlx5dv_pd,
         }
-        /// As in rdma-core 44; `devx` of 63 and later is behind its bit of the object kinds.
+        /// As in rdma-core 44. An object type bit enables the field `devx` of version 63 and later.
         mlx5dv_obj {
             qp: mlx5dv_obj_qp,
             cq: mlx5dv_obj_cq,
@@ -232,11 +235,11 @@ mirror! {
             match_mask: *mut mlx5dv_flow_match_parameters,
             comp_mask: u64,
             ft_type: u32,
-            /// In the padding of rdma-core 44.
+            /// This field lies in the padding of rdma-core 44.
             ib_port since 57: u32,
         }
-        /// As in rdma-core 44 to 60. From 61 on the C struct has 24 bytes, and the libraries 61 and 62 step by 24 under the old symbol:
-        /// see [`Mlx5dv::create_flow`].
+        /// As in rdma-core 44 to 60. From 61 on the C struct has 24 bytes. The libraries 61 and 62 read
+        /// arrays with a stride of 24 under the old symbol; see [`Mlx5dv::create_flow`].
         mlx5dv_flow_action_attr {
             type_ as "type": u32,
             object as "qp": mlx5dv_flow_action_object,
@@ -356,7 +359,7 @@ mirror! {
     }
 }
 
-/// The anonymous union of `mlx5dv_flow_action_attr`, without the bulk counters of rdma-core 61.
+/// Anonymous union of `mlx5dv_flow_action_attr`, without the bulk counters of rdma-core 61.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union mlx5dv_flow_action_object {
@@ -371,11 +374,14 @@ library! {
     /// Functions of libmlx5.
     pub struct Mlx5dv: "libmlx5" "libmlx5.so.1" {
         fn mlx5dv_is_supported(device: *mut ibv_device) -> bool = "MLX5_1.8" since 22;
-        fn mlx5dv_open_device(device: *mut ibv_device, attr: *mut mlx5dv_context_attr) -> *mut ibv_context = "MLX5_1.7" since 21;
+        fn mlx5dv_open_device(device: *mut ibv_device, attr: *mut mlx5dv_context_attr) -> *mut ibv_context
+            = "MLX5_1.7" since 21;
         fn mlx5dv_query_device(context: *mut ibv_context, attrs: *mut mlx5dv_context) -> c_int = "MLX5_1.0" since 13;
-        fn mlx5dv_set_context_attr(context: *mut ibv_context, kind: u32, attr: *mut c_void) -> c_int = "MLX5_1.2" since 15;
-        fn mlx5dv_get_clock_info(context: *mut ibv_context, info: *mut mlx5dv_clock_info) -> c_int = "MLX5_1.4" since 17;
-        /// The later of two versions: that of `MLX5_1.0` returns another `cq_uar`.
+        fn mlx5dv_set_context_attr(context: *mut ibv_context, kind: u32, attr: *mut c_void) -> c_int
+            = "MLX5_1.2" since 15;
+        fn mlx5dv_get_clock_info(context: *mut ibv_context, info: *mut mlx5dv_clock_info) -> c_int
+            = "MLX5_1.4" since 17;
+        /// The later one of two symbol versions. That of `MLX5_1.0` returns another `cq_uar`.
         fn mlx5dv_init_obj(object: *mut mlx5dv_obj, kinds: u64) -> c_int = "MLX5_1.2" since 15;
         fn mlx5dv_create_cq(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex, mlx5: *mut mlx5dv_cq_init_attr)
             -> *mut ibv_cq_ex = "MLX5_1.1" since 14;
@@ -383,18 +389,24 @@ library! {
             -> *mut ibv_qp = "MLX5_1.3" since 16;
         fn mlx5dv_create_wq(context: *mut ibv_context, attr: *mut ibv_wq_init_attr, mlx5: *mut mlx5dv_wq_init_attr)
             -> *mut ibv_wq = "MLX5_1.3" since 16;
-        fn mlx5dv_create_flow_matcher(context: *mut ibv_context, attr: *mut mlx5dv_flow_matcher_attr) -> *mut mlx5dv_flow_matcher
+        fn mlx5dv_create_flow_matcher(context: *mut ibv_context, attr: *mut mlx5dv_flow_matcher_attr)
+            -> *mut mlx5dv_flow_matcher
             = "MLX5_1.6" since 20;
         fn mlx5dv_destroy_flow_matcher(matcher: *mut mlx5dv_flow_matcher) -> c_int = "MLX5_1.6" since 20;
-        /// Steps through the actions by 16 or by 24 bytes, as the version goes: call [`Mlx5dv::create_flow`].
-        fn mlx5dv_create_flow(matcher: *mut mlx5dv_flow_matcher, value: *mut mlx5dv_flow_match_parameters, actions: usize,
+        /// Reads the actions with a stride of 16 or 24 bytes, depending on the library version: call
+        /// [`Mlx5dv::create_flow`].
+        fn mlx5dv_create_flow(matcher: *mut mlx5dv_flow_matcher, value: *mut mlx5dv_flow_match_parameters,
+            actions: usize,
             attrs: *mut c_void) -> *mut ibv_flow = "MLX5_1.6" since 20;
-        /// Call [`Mlx5dv::create_flow`].
-        fn __mlx5dv_create_flow(matcher: *mut mlx5dv_flow_matcher, value: *mut mlx5dv_flow_match_parameters, actions: usize,
+        /// Call [`Mlx5dv::create_flow`] instead.
+        fn __mlx5dv_create_flow(matcher: *mut mlx5dv_flow_matcher, value: *mut mlx5dv_flow_match_parameters,
+            actions: usize,
             attrs: *mut c_void, attr_bytes: usize) -> *mut ibv_flow = "MLX5_1.25.1" since 63;
-        fn mlx5dv_create_flow_action_modify_header(context: *mut ibv_context, bytes: usize, actions: *mut u64, table: u32)
+        fn mlx5dv_create_flow_action_modify_header(context: *mut ibv_context, bytes: usize, actions: *mut u64,
+            table: u32)
             -> *mut ibv_flow_action = "MLX5_1.7" since 21;
-        fn mlx5dv_create_flow_action_packet_reformat(context: *mut ibv_context, bytes: usize, data: *mut c_void, kind: u32, table: u32)
+        fn mlx5dv_create_flow_action_packet_reformat(context: *mut ibv_context, bytes: usize, data: *mut c_void,
+            kind: u32, table: u32)
             -> *mut ibv_flow_action = "MLX5_1.7" since 21;
         fn mlx5dv_alloc_var(context: *mut ibv_context, flags: u32) -> *mut mlx5dv_var = "MLX5_1.12" since 28;
         fn mlx5dv_free_var(var: *mut mlx5dv_var) -> () = "MLX5_1.12" since 28;
@@ -404,11 +416,14 @@ library! {
         fn mlx5dv_var_unimport(var: *mut mlx5dv_var) -> () = "MLX5_1.27" since 63;
         fn mlx5dv_devx_alloc_uar(context: *mut ibv_context, flags: u32) -> *mut mlx5dv_devx_uar = "MLX5_1.7" since 21;
         fn mlx5dv_devx_free_uar(uar: *mut mlx5dv_devx_uar) -> () = "MLX5_1.7" since 21;
-        fn mlx5dv_devx_general_cmd(context: *mut ibv_context, input: *const c_void, input_bytes: usize, output: *mut c_void,
+        fn mlx5dv_devx_general_cmd(context: *mut ibv_context, input: *const c_void, input_bytes: usize,
+            output: *mut c_void,
             output_bytes: usize) -> c_int = "MLX5_1.7" since 21;
-        fn mlx5dv_devx_obj_create(context: *mut ibv_context, input: *const c_void, input_bytes: usize, output: *mut c_void,
+        fn mlx5dv_devx_obj_create(context: *mut ibv_context, input: *const c_void, input_bytes: usize,
+            output: *mut c_void,
             output_bytes: usize) -> *mut mlx5dv_devx_obj = "MLX5_1.7" since 21;
-        fn mlx5dv_devx_obj_query(object: *mut mlx5dv_devx_obj, input: *const c_void, input_bytes: usize, output: *mut c_void,
+        fn mlx5dv_devx_obj_query(object: *mut mlx5dv_devx_obj, input: *const c_void, input_bytes: usize,
+            output: *mut c_void,
             output_bytes: usize) -> c_int = "MLX5_1.7" since 21;
         fn mlx5dv_devx_obj_destroy(object: *mut mlx5dv_devx_obj) -> c_int = "MLX5_1.7" since 21;
         fn _mlx5dv_query_port(context: *mut ibv_context, port: u32, info: *mut mlx5dv_port, bytes: usize) -> c_int
@@ -416,38 +431,42 @@ library! {
     }
 }
 
-/// How a library steps through the actions of `mlx5dv_create_flow`.
+/// Stride at which a library reads the actions of `mlx5dv_create_flow`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ActionStep {
-    /// rdma-core 63 and later: told by the caller.
-    Told,
-    /// Bytes.
+enum ActionStride {
+    /// rdma-core 63 and later: the caller passes the stride.
+    Passed,
+    /// Fixed stride, bytes.
     Fixed(usize),
-    /// A library that does not say its version: one action is safe either way.
+    /// The library has no version. Only one action is safe.
     Unknown,
 }
 
 impl Mlx5dv {
-    fn action_step(&self) -> ActionStep {
+    fn action_stride(&self) -> ActionStride {
         if self.__mlx5dv_create_flow().is_ok() {
-            return ActionStep::Told;
+            return ActionStride::Passed;
         }
         match self.library().version {
-            // The struct grew in 61 under the same symbol version, and 63 gave that symbol its old meaning back.
-            Some(version) if version.major == 61 || version.major == 62 => ActionStep::Fixed(24),
-            Some(_) => ActionStep::Fixed(size_of::<mlx5dv_flow_action_attr>()),
-            None => ActionStep::Unknown,
+            // The struct grew in 61 under the same symbol version. Version 63 restored the old meaning of
+            // that symbol.
+            Some(version) if version.major == 61 || version.major == 62 => ActionStride::Fixed(24),
+            Some(_) => ActionStride::Fixed(size_of::<mlx5dv_flow_action_attr>()),
+            None => ActionStride::Unknown,
         }
     }
 
-    /// `mlx5dv_create_flow` with the actions laid out as the loaded library reads them. Null with `errno`; `EOPNOTSUPP` also if the
-    /// library does not tell its version and there is more than one action.
+    /// Calls `mlx5dv_create_flow` with the action stride of the loaded library.
+    ///
+    /// Returns null and sets `errno` on failure. `EOPNOTSUPP` is also set if the library has no version and
+    /// there is more than one action.
     ///
     /// # Errors
     /// The library has no such function.
     ///
     /// # Safety
-    /// As the C function: `matcher` is live, `value` is followed by `match_sz` bytes, what the actions point to is live.
+    /// The contract of the C function applies: `matcher` and everything that the actions point to are live, and
+    /// `value` is followed by `match_sz` bytes.
     pub unsafe fn create_flow(
         &self,
         matcher: *mut mlx5dv_flow_matcher,
@@ -455,37 +474,38 @@ impl Mlx5dv {
         actions: &[mlx5dv_flow_action_attr],
     ) -> Result<*mut ibv_flow, crate::MissingSymbol> {
         let function = self.mlx5dv_create_flow()?;
-        let step = match self.action_step() {
-            ActionStep::Told => {
+        let step = match self.action_stride() {
+            ActionStride::Passed => {
                 let function = self.__mlx5dv_create_flow()?;
                 let bytes = size_of::<mlx5dv_flow_action_attr>();
-                // SAFETY: the caller's contract; the stride of the array is passed along.
+                // SAFETY: the caller guarantees live objects. The function gets the stride of the array.
                 return Ok(unsafe {
                     function(matcher, value, actions.len(), actions.as_ptr().cast_mut().cast(), bytes)
                 });
             }
-            ActionStep::Fixed(step) => step,
-            ActionStep::Unknown if actions.len() <= 1 => 24,
-            ActionStep::Unknown => {
-                // SAFETY: the address of this thread's errno.
+            ActionStride::Fixed(step) => step,
+            ActionStride::Unknown if actions.len() <= 1 => 24,
+            ActionStride::Unknown => {
+                // SAFETY: `__errno_location` returns the address of this thread's errno.
                 unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
                 return Ok(std::ptr::null_mut());
             }
         };
         let mut laid_out = lay_out(actions, step);
-        // SAFETY: the caller's contract; the array has the stride that this library expects.
+        // SAFETY: the caller guarantees live objects. The array has the stride that this library reads.
         Ok(unsafe { function(matcher, value, actions.len(), laid_out.as_mut_ptr().cast()) })
     }
 }
 
-/// The actions `step` bytes apart (a multiple of 8), what lies between zeroed.
+/// Copies the actions to a zeroed array with a stride of `step` bytes, which is a multiple of 8.
 fn lay_out(actions: &[mlx5dv_flow_action_attr], step: usize) -> Vec<u64> {
     const WORDS: usize = size_of::<mlx5dv_flow_action_attr>() / 8;
     let mut words = vec![0u64; actions.len() * step / 8];
-    for (place, action) in words.chunks_exact_mut(step / 8).zip(actions) {
-        // SAFETY: both are 16 bytes of plain memory, aligned to 8; padding is copied as it is.
+    for (target, action) in words.chunks_exact_mut(step / 8).zip(actions) {
+        // SAFETY: source and destination are 16 bytes of integers and pointers, aligned to 8. Padding bytes
+        // are copied too.
         unsafe {
-            std::ptr::copy_nonoverlapping((&raw const *action).cast::<u64>(), place.as_mut_ptr(), WORDS);
+            std::ptr::copy_nonoverlapping((&raw const *action).cast::<u64>(), target.as_mut_ptr(), WORDS);
         }
     }
     words
@@ -496,7 +516,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn actions_are_laid_out_at_the_librarys_step() {
+    fn actions_have_the_stride_of_the_library() {
         let mut tag = mlx5dv_flow_action_attr::zeroed();
         tag.type_ = MLX5DV_FLOW_ACTION_TAG;
         tag.object = mlx5dv_flow_action_object { obj: std::ptr::without_provenance_mut(0x1234) };

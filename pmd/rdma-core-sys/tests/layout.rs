@@ -1,7 +1,7 @@
-//! Every mirrored struct, union and constant against the C headers that are installed: a C program, generated from the same tables as the
-//! Rust types, prints sizes, offsets and values.
+//! Comparison of every mirrored struct, union and constant with the installed C headers. A C program,
+//! generated from the same tables as the Rust types, prints sizes, offsets and values.
 //!
-//! Against other headers: `CPATH=DIRECTORY WIREPATH_TEST_RDMA_VERSION=65`.
+//! For other headers set `CPATH=DIRECTORY WIREPATH_TEST_RDMA_VERSION=65`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,9 +9,9 @@ use std::path::Path;
 use std::process::Command;
 
 use rdma_core_sys::{Table, tables};
-use wirepath_testlab::{Need, require, skip_or_fail};
+use wirepath_testlab::{Requirement, require, skip_or_fail};
 
-/// rdma-core release of the installed headers: the library that is linked beside them tells it.
+/// Returns the rdma-core release of the installed headers, according to the library next to them.
 fn header_version() -> Result<u32, String> {
     if let Ok(version) = std::env::var("WIREPATH_TEST_RDMA_VERSION") {
         return version.parse().map_err(|_| format!("WIREPATH_TEST_RDMA_VERSION={version} is no release number"));
@@ -26,9 +26,9 @@ fn header_version() -> Result<u32, String> {
     numbers.nth(1).and_then(|major| major.parse().ok()).ok_or_else(|| format!("{name} has no version"))
 }
 
-/// Which structs the C headers have made longer at the end since rdma-core 44, and when. The libraries are told how long ours are, or
-/// look at the added part only if a mask says so.
-const GROWN: [(&str, u32); 5] = [
+/// Structs to which C headers appended fields since rdma-core 44, with the version. The libraries get the
+/// length of our struct, or access the new fields only if a mask requests them.
+const GROWS_AT_END: [(&str, u32); 5] = [
     ("struct ibv_port_attr", 49),
     ("struct ibv_qp_ex", 0),
     ("struct mlx5dv_context", 45),
@@ -36,11 +36,11 @@ const GROWN: [(&str, u32); 5] = [
     ("struct mlx5dv_obj", 63),
 ];
 
-/// 16 bytes until rdma-core 60, 24 since: laid out by hand, see `Mlx5dv::create_flow`.
-const STEPPED: (&str, u32) = ("struct mlx5dv_flow_action_attr", 61);
+/// This struct has 16 bytes until rdma-core 60 and 24 bytes since 61. `Mlx5dv::create_flow` lays it out.
+const GROWN_IN_61: (&str, u32) = ("struct mlx5dv_flow_action_attr", 61);
 
-/// The only struct that grows at the front: what counts is the distance to its last field.
-const BACKWARDS: &str = "struct verbs_context";
+/// The only struct that grows at its front. The distances to its last field are compared.
+const GROWS_AT_FRONT: &str = "struct verbs_context";
 
 fn c_program(tables: &[&Table], version: u32) -> String {
     let mut program = String::from("#include <stddef.h>\n#include <stdio.h>\n#include <time.h>\n");
@@ -56,7 +56,8 @@ fn c_program(tables: &[&Table], version: u32) -> String {
                 let member = field.c_name;
                 writeln!(
                     program,
-                    "printf(\"{name}.{member}|%zu|%zu\\n\", offsetof({name}, {member}), sizeof((({name} *)0)->{member}));"
+                    "printf(\"{name}.{member}|%zu|%zu\\n\", \
+                     offsetof({name}, {member}), sizeof((({name} *)0)->{member}));"
                 )
                 .unwrap();
             }
@@ -70,12 +71,12 @@ fn c_program(tables: &[&Table], version: u32) -> String {
     program
 }
 
-/// What the program printed: name to numbers.
+/// Compiles and runs the program. Returns its output: name to numbers.
 fn run(program: &str) -> BTreeMap<String, Vec<i64>> {
     let directory = tempfile::tempdir().unwrap();
     let (source, binary) = (directory.path().join("layout.c"), directory.path().join("layout"));
     std::fs::write(&source, program).unwrap();
-    // Whatever the compiler refuses is an error of the tables.
+    // A compiler error is an error of the tables.
     let compiled = Command::new("cc").args(["-std=gnu11", "-o"]).arg(&binary).arg(&source).output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let output = Command::new(&binary).output().unwrap();
@@ -91,7 +92,7 @@ fn run(program: &str) -> BTreeMap<String, Vec<i64>> {
         .collect()
 }
 
-/// Number of comparisons, and those that differ.
+/// Returns the number of comparisons, and descriptions of the differences.
 fn differences(tables: &[&Table], c: &BTreeMap<String, Vec<i64>>, version: u32) -> (usize, Vec<String>) {
     let mut wrong = Vec::new();
     let mut compared = 0;
@@ -106,18 +107,19 @@ fn differences(tables: &[&Table], c: &BTreeMap<String, Vec<i64>>, version: u32) 
             let name = layout.c_name;
             let (size, align) = (layout.size as i64, layout.align as i64);
             let theirs = &c[name];
-            let stepped = name == STEPPED.0 && version >= STEPPED.1;
-            let grown =
-                stepped || name == BACKWARDS || GROWN.iter().any(|(grown, since)| *grown == name && version >= *since);
-            // The front of verbs_context grows; what lies behind its operations must not.
-            let shift = if name == BACKWARDS { theirs[0] - size } else { 0 };
+            let stepped = name == GROWN_IN_61.0 && version >= GROWN_IN_61.1;
+            let grown = stepped
+                || name == GROWS_AT_FRONT
+                || GROWS_AT_END.iter().any(|(grown, since)| *grown == name && version >= *since);
+            // The front of `verbs_context` grows. The distances from its end must not change.
+            let shift = if name == GROWS_AT_FRONT { theirs[0] - size } else { 0 };
             if grown && theirs[0] >= size {
                 compare(name, &[align], &theirs[1..]);
             } else {
                 compare(name, &[size, align], theirs);
             }
             for field in layout.fields.iter().filter(|field| field.since <= version) {
-                // The union of an action has grown with it.
+                // The union of an action grew with the struct.
                 if stepped && field.c_name == "qp" {
                     continue;
                 }
@@ -132,7 +134,8 @@ fn differences(tables: &[&Table], c: &BTreeMap<String, Vec<i64>>, version: u32) 
     (compared, wrong)
 }
 
-/// Compares with what `disturb` makes of C's numbers; `None` where there are no headers.
+/// Compares the tables with the numbers of C after `disturb` changed them. Returns `None` if the headers are
+/// missing.
 fn compared(disturb: impl Fn(&mut i64)) -> Option<(u32, usize, Vec<String>)> {
     let version = match header_version() {
         Ok(version) => version,
@@ -155,8 +158,8 @@ fn compared(disturb: impl Fn(&mut i64)) -> Option<(u32, usize, Vec<String>)> {
 }
 
 #[test]
-fn every_struct_and_constant_is_as_the_c_headers_say() {
-    require!(Need::Program("cc"));
+fn every_struct_and_constant_equals_the_c_headers() {
+    require!(Requirement::Program("cc"));
     let Some((version, compared, wrong)) = compared(|_| {}) else { return };
     assert!(wrong.is_empty(), "against the headers of rdma-core {version}:\n{}", wrong.join("\n"));
     assert!(compared > 700, "only {compared} comparisons: has a table been lost?");
@@ -164,8 +167,8 @@ fn every_struct_and_constant_is_as_the_c_headers_say() {
 }
 
 #[test]
-fn every_number_counts() {
-    require!(Need::Program("cc"));
+fn every_changed_number_is_detected() {
+    require!(Requirement::Program("cc"));
     let Some((_, compared, wrong)) = compared(|number| *number += 1) else { return };
-    assert_eq!(wrong.len(), compared, "some numbers of C may be wrong and nobody sees it");
+    assert_eq!(wrong.len(), compared, "a wrong number of C went unnoticed");
 }

@@ -1,6 +1,7 @@
-//! Loading the libraries: each case in a process of its own, because libraries are loaded once for a process.
+//! Loading of the libraries. Each case runs in a process of its own, because libraries are loaded once per
+//! process.
 //!
-//! On another release than the system's: `WIREPATH_TEST_RDMA_LIB_DIR=DIRECTORY`.
+//! For another release than the system's set `WIREPATH_TEST_RDMA_LIB_DIR=DIRECTORY`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,12 +11,12 @@ use wirepath_testlab::skip_or_fail;
 
 const CASE: &str = "WIREPATH_TEST_LOAD_CASE";
 
-/// The release to look into, if it is not the system's.
+/// Returns the directory of another release, if one is set.
 fn other_release() -> Option<PathBuf> {
     std::env::var_os("WIREPATH_TEST_RDMA_LIB_DIR").map(PathBuf::from)
 }
 
-/// Runs the test `name` of this file again in a new process; there, returns `true`.
+/// Runs the test `name` of this file in a new process, and returns `true` in that process.
 fn in_own_process(name: &str, directory: Option<&Path>) -> bool {
     if std::env::var(CASE).is_ok_and(|case| case == name) {
         return true;
@@ -31,10 +32,10 @@ fn in_own_process(name: &str, directory: Option<&Path>) -> bool {
     false
 }
 
-/// Where the distribution's libraries lie; skips where there are none.
+/// Returns the directory of the distribution's libraries. Skips the test if there is none.
 fn system_libraries() -> Option<PathBuf> {
-    let places = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
-    let found = places.map(PathBuf::from).into_iter().find(|place| place.join("libibverbs.so.1").exists());
+    let directories = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    let found = directories.map(PathBuf::from).into_iter().find(|directory| directory.join("libibverbs.so.1").exists());
     if found.is_none() {
         skip_or_fail(
             file!(),
@@ -46,14 +47,15 @@ fn system_libraries() -> Option<PathBuf> {
 }
 
 #[test]
-fn the_systems_libraries_have_every_function_of_their_release() {
+fn system_libraries_have_every_function_of_their_release() {
     if system_libraries().is_none()
-        || !in_own_process("the_systems_libraries_have_every_function_of_their_release", other_release().as_deref())
+        || !in_own_process("system_libraries_have_every_function_of_their_release", other_release().as_deref())
     {
         return;
     }
     let libraries = RdmaCore::load(&Search::from_environment()).unwrap();
-    let version = libraries.ibverbs().library().version.expect("a distribution's library tells its version");
+    let version =
+        libraries.ibverbs().library().version.expect("the file name of a distribution's library has the version");
     for library in libraries.libraries() {
         assert_eq!(library.version, Some(version), "{library}");
     }
@@ -63,16 +65,16 @@ fn the_systems_libraries_have_every_function_of_their_release() {
     for symbol in symbols {
         assert_eq!(symbol.present, symbol.since <= version.major, "{symbol:?} in {version}");
     }
-    // A second load is the first.
+    // A second load returns the first result.
     assert!(std::ptr::eq(libraries, RdmaCore::load(&Search::from_environment()).unwrap()));
     let elsewhere = RdmaCore::load(&Search::Directory("/nonexistent".into())).unwrap_err();
     assert!(matches!(elsewhere, LoadError::LoadedFromElsewhere { .. }), "{elsewhere}");
 }
 
 #[test]
-fn a_function_that_is_too_new_is_a_typed_error() {
+fn a_missing_function_gives_a_typed_error() {
     if system_libraries().is_none()
-        || !in_own_process("a_function_that_is_too_new_is_a_typed_error", other_release().as_deref())
+        || !in_own_process("a_missing_function_gives_a_typed_error", other_release().as_deref())
     {
         return;
     }
@@ -95,9 +97,9 @@ fn a_function_that_is_too_new_is_a_typed_error() {
 }
 
 #[test]
-fn without_the_libraries_there_is_one_clear_error_and_another_try() {
+fn missing_libraries_give_one_error_and_allow_a_retry() {
     let empty = tempfile::tempdir().unwrap();
-    if !in_own_process("without_the_libraries_there_is_one_clear_error_and_another_try", Some(empty.path())) {
+    if !in_own_process("missing_libraries_give_one_error_and_allow_a_retry", Some(empty.path())) {
         return;
     }
     let search = Search::from_environment();
@@ -106,18 +108,18 @@ fn without_the_libraries_there_is_one_clear_error_and_another_try() {
     assert!(matches!(error, LoadError::Library { library: "libibverbs", .. }), "{error}");
     let text = error.to_string();
     assert!(text.starts_with("libibverbs cannot be loaded, looked for in ") && text.contains("No such file"), "{text}");
-    // A failure is not for good.
+    // A failed attempt can be repeated.
     if system_libraries().is_some() {
         RdmaCore::load(&Search::System).unwrap();
     }
 }
 
 #[test]
-fn a_directory_is_used_alone_and_brings_its_providers() {
+fn a_directory_is_searched_alone_with_its_providers() {
     let Some(system) = system_libraries() else { return };
     let directory = tempfile::tempdir().unwrap();
     for name in ["libibverbs.so.1", "libmana.so.1"] {
-        // Under the name that carries the version, as a release's `lib` has it.
+        // The file name carries the version, as in the `lib` directory of a release.
         let file = system.join(name).canonicalize().unwrap();
         let copy = directory.path().join(file.file_name().unwrap());
         if !copy.exists() {
@@ -128,21 +130,21 @@ fn a_directory_is_used_alone_and_brings_its_providers() {
             std::os::unix::fs::symlink(copy, link).unwrap();
         }
     }
-    let case = "a_directory_is_used_alone_and_brings_its_providers";
+    let case = "a_directory_is_searched_alone_with_its_providers";
     let given = std::env::var_os(CASE).is_some();
     if !in_own_process(case, (!given).then_some(directory.path())) {
         return;
     }
-    let Search::Directory(place) = Search::from_environment() else { panic!("no directory") };
-    let libraries = RdmaCore::load(&Search::Directory(place.clone())).unwrap();
-    let place = place.canonicalize().unwrap();
+    let Search::Directory(path) = Search::from_environment() else { panic!("no directory") };
+    let libraries = RdmaCore::load(&Search::Directory(path.clone())).unwrap();
+    let path = path.canonicalize().unwrap();
     for library in [libraries.ibverbs().library(), libraries.mana().unwrap().library()] {
-        assert!(library.path.starts_with(&place), "{library}");
+        assert!(library.path.starts_with(&path), "{library}");
     }
-    // Not looked for anywhere else.
+    // No other directory is searched.
     let mlx5 = libraries.mlx5().unwrap_err();
     assert!(matches!(&mlx5, LoadError::Library { library: "libmlx5", search: Search::Directory(_), .. }), "{mlx5}");
-    // One libibverbs in the process, and libmana is bound to it.
+    // The process has one libibverbs, and libmana is bound to it.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mut copies: Vec<&str> = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).collect();
     copies.retain(|path| path.contains("libibverbs.so"));

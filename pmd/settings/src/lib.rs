@@ -1,7 +1,8 @@
-//! Configuration files: TOML, read key by key, with errors that name file, line, key, what was found and what would be right.
+//! Configuration files in TOML, read key by key.
 //!
-//! A reader asks a [`Settings`] table for the keys it knows and ends with [`Settings::finish`], which refuses the others and names
-//! the nearest known key. Nothing is started before the whole file has been read.
+//! Errors name file, line, key, the value found and the values that are valid. A reader asks a [`Settings`]
+//! table for the keys that it knows. It ends with [`Settings::finish`], which refuses all others and suggests
+//! the nearest known key. Programs read the whole file before they start anything.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -15,16 +16,16 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// What is wrong with a configuration, and where.
+/// Error in a configuration, with its position.
 #[derive(Debug)]
 pub struct ConfigError {
-    /// File name as given, or a word for text that came from elsewhere.
+    /// File name as given, or the name of a text from elsewhere.
     pub file: String,
-    /// Line and column, from 1; `None` if the file could not be read at all.
+    /// Line and column, from 1; `None` if the file cannot be read at all.
     pub position: Option<(usize, usize)>,
-    /// Full key, such as `port[1].mtu`; empty for errors of syntax.
+    /// Full key, such as `port[1].mtu`; empty for syntax errors.
     pub key: String,
-    /// What was found and what would be right.
+    /// Description: the value found, and the values that are valid.
     pub message: String,
 }
 
@@ -41,7 +42,8 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Text that quotes a file: control characters, which could break the line or steer a terminal, are shown as escapes.
+/// Quotation of a text on one line. Control characters could end the line or control a terminal, so they are
+/// shown as escapes.
 struct OneLine<'t>(&'t str);
 
 impl fmt::Display for OneLine<'_> {
@@ -55,10 +57,10 @@ impl fmt::Display for OneLine<'_> {
 
 impl std::error::Error for ConfigError {}
 
-/// Bytes of the longest configuration.
+/// Largest size of a configuration in bytes.
 const MAX_TEXT: usize = 16 << 20;
 
-/// The text of a configuration and its name. Cheap to clone.
+/// Text of a configuration and its name. Cheap to clone.
 #[derive(Clone)]
 pub struct Source {
     file: Arc<str>,
@@ -71,27 +73,27 @@ impl fmt::Debug for Source {
     }
 }
 
-/// A parsed [`Source`].
+/// Parsed [`Source`].
 #[derive(Debug)]
 pub struct Document<'s> {
     source: &'s Source,
     root: Spanned<DeTable<'s>>,
 }
 
-/// One table of a document, being read.
+/// Table of a document that is being read.
 #[derive(Debug)]
 pub struct Settings<'d> {
     source: &'d Source,
     table: &'d DeTable<'d>,
     span: Range<usize>,
     path: String,
-    asked: RefCell<Vec<&'static str>>,
+    requested: RefCell<Vec<&'static str>>,
 }
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
 impl Source {
-    /// Text that came from elsewhere than a file.
+    /// A text that does not come from a file.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         Self { file: name.into().into(), text: text.into().into() }
     }
@@ -100,21 +102,21 @@ impl Source {
     pub fn load(path: &Path) -> Result<Self> {
         let file = path.display().to_string();
         let refuse = |message: String| ConfigError { file: file.clone(), position: None, key: String::new(), message };
-        // Not by its length: a pipe and a device have none.
+        // The length of the file is not asked for, since a pipe and a device have none.
         let mut text = Vec::new();
         File::open(path)
             .and_then(|file| file.take(MAX_TEXT as u64 + 1).read_to_end(&mut text))
             .map_err(|e| refuse(format!("cannot read this configuration: {e}")))?;
         if text.len() > MAX_TEXT {
-            return Err(refuse("a configuration has at most 16 MiB, this one has more".to_owned()));
+            return Err(refuse("a configuration may have at most 16 MiB, and this one is larger".to_owned()));
         }
         let text = String::from_utf8(text).map_err(|e| refuse(format!("cannot read this configuration: {e}")))?;
         Ok(Self::new(file, text))
     }
 
-    /// Checks the syntax.
+    /// Parses the text as TOML.
     pub fn parse(&self) -> Result<Document<'_>> {
-        // The parser recurses; what people write nests a few levels deep.
+        // The parser is recursive, and limits the depth itself. Real configurations nest a few levels deep.
         let root = DeTable::parse(&self.text).map_err(|e| ConfigError {
             file: self.file.to_string(),
             position: e.span().map(|span| self.position(span.start)),
@@ -124,7 +126,7 @@ impl Source {
         Ok(Document { source: self, root })
     }
 
-    /// Name of the file, or the word given for text from elsewhere.
+    /// Name of the file, or the name given for a text from elsewhere.
     pub fn name(&self) -> &str {
         &self.file
     }
@@ -134,9 +136,9 @@ impl Source {
         &self.text
     }
 
-    /// The place of a byte, for errors in texts that are not TOML; `key` as in [`ConfigError::key`].
-    pub fn place(&self, offset: usize, key: impl Into<String>) -> Place {
-        Place { source: self.clone(), offset, key: key.into() }
+    /// Position of a byte, for errors in texts that are not TOML; `key` as in [`ConfigError::key`].
+    pub fn span(&self, offset: usize, key: impl Into<String>) -> Span {
+        Span { source: self.clone(), offset, key: key.into() }
     }
 
     fn position(&self, offset: usize) -> (usize, usize) {
@@ -148,23 +150,23 @@ impl Source {
 }
 
 impl<'s> Document<'s> {
-    /// The top table.
+    /// The top-level table.
     pub fn settings(&self) -> Settings<'_> {
         Settings {
             source: self.source,
             table: self.root.get_ref(),
             span: self.root.span(),
             path: String::new(),
-            asked: RefCell::default(),
+            requested: RefCell::default(),
         }
     }
 }
 
-/// A value that a key can have.
+/// Type of a value that a key can have.
 pub trait FromValue: Sized {
-    /// What would be right, for the error.
+    /// Description of valid values, for errors.
     const EXPECTED: &'static str;
-    /// `None` if the value is of another kind.
+    /// Converts a value; `None` if it has another type.
     fn from_value(value: &DeValue<'_>) -> Option<Self>;
 }
 
@@ -202,25 +204,25 @@ impl FromValue for f64 {
     }
 }
 
-/// A value with the place where it stands, for checks that need the whole configuration.
+/// Value with its position, for checks that need the whole configuration.
 #[derive(Clone, Debug)]
-pub struct Placed<T> {
+pub struct Located<T> {
     /// The value.
     pub value: T,
-    place: Place,
+    span: Span,
 }
 
-/// A place in a configuration, for later errors.
+/// Position in a configuration, for later errors.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Span {
     source: Source,
-    /// In bytes. Line and column are counted when there is an error: a long list has many places.
+    /// Offset in bytes. Line and column are computed for an error only, since a long list has many positions.
     offset: usize,
     key: String,
 }
 
-impl Place {
-    /// An error at this place.
+impl Span {
+    /// Creates an error at this position.
     pub fn error(&self, message: impl Into<String>) -> ConfigError {
         ConfigError {
             file: self.source.file.to_string(),
@@ -229,9 +231,7 @@ impl Place {
             message: message.into(),
         }
     }
-}
 
-impl Place {
     /// Name of the file, as in [`ConfigError::file`].
     pub fn file(&self) -> &str {
         &self.source.file
@@ -243,16 +243,16 @@ impl Place {
     }
 }
 
-impl<T> Placed<T> {
-    /// An error at the value's place.
+impl<T> Located<T> {
+    /// Creates an error at the position of the value.
     pub fn error(&self, message: impl Into<String>) -> ConfigError {
-        self.place.error(message)
+        self.span.error(message)
     }
 }
 
 impl<'d> Settings<'d> {
     fn value(&self, key: &'static str) -> Option<&'d Spanned<DeValue<'d>>> {
-        self.asked.borrow_mut().push(key);
+        self.requested.borrow_mut().push(key);
         self.table.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(_, value)| value)
     }
 
@@ -273,29 +273,31 @@ impl<'d> Settings<'d> {
         }
     }
 
-    /// An error about the table as a whole.
+    /// Creates an error about the whole table.
     pub fn error(&self, message: impl Into<String>) -> ConfigError {
         self.error_at(&self.span, "", message.into())
     }
 
-    /// An error about the value of a key (or about the table, where the key is missing).
+    /// Creates an error about the value of a key, or about the table if the key is missing.
     pub fn error_in(&self, key: &'static str, message: impl Into<String>) -> ConfigError {
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
         self.error_at(&span, key, message.into())
     }
 
-    /// Where a key's value (or, if it is missing, the table) stands.
-    pub fn place(&self, key: &'static str) -> Place {
+    /// Position of a key's value, or of the table if the key is missing.
+    pub fn span(&self, key: &'static str) -> Span {
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
-        self.place_at(span.start, key)
+        self.span_at(span.start, key)
     }
 
-    /// Where byte `offset` of a key's string stands, if the string is written without escapes before it; else where the string does.
-    pub fn place_within(&self, key: &'static str, offset: usize) -> Place {
+    /// Position of byte `offset` of a key's string.
+    ///
+    /// If an escape precedes that byte in the file, it is the position of the string.
+    pub fn span_within(&self, key: &'static str, offset: usize) -> Span {
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
         let raw = self.source.text.get(span.clone()).unwrap_or_default();
         let long = raw.len() >= 6 && (raw.starts_with("\"\"\"") || raw.starts_with("'''"));
-        // A long string may begin behind a line break that is no part of it (TOML 1.0, "String").
+        // A multi-line string may begin with a line break that is not part of its value (TOML 1.0, "String").
         let opening: usize = match raw.get(3..) {
             Some(rest) if long && rest.starts_with("\r\n") => 5,
             Some(rest) if long && rest.starts_with('\n') => 4,
@@ -304,24 +306,24 @@ impl<'d> Settings<'d> {
         };
         let before = raw.get(opening..opening.saturating_add(offset));
         let plain = before.is_some_and(|before| raw.starts_with('\'') || !before.contains('\\'));
-        self.place_at(if plain { span.start + opening + offset } else { span.start }, key)
+        self.span_at(if plain { span.start + opening + offset } else { span.start }, key)
     }
 
-    fn place_at(&self, offset: usize, key: &str) -> Place {
-        Place { source: self.source.clone(), offset, key: self.full_key(key) }
+    fn span_at(&self, offset: usize, key: &str) -> Span {
+        Span { source: self.source.clone(), offset, key: self.full_key(key) }
     }
 
-    /// Full name of the table, such as `port[0]`; empty for the top.
+    /// Full name of the table, such as `port[0]`; empty for the top-level table.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether the key is there.
+    /// True if the table has the key.
     pub fn has(&self, key: &'static str) -> bool {
         self.value(key).is_some()
     }
 
-    /// The value of a key, if it is there.
+    /// Value of a key, or `None` if it is missing.
     pub fn get<T: FromValue>(&self, key: &'static str) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match T::from_value(value.get_ref()) {
@@ -336,17 +338,17 @@ impl<'d> Settings<'d> {
         self.error_at(&value.span(), key, format!("found {found}, expected {expected}"))
     }
 
-    /// The value of a key that must be there.
+    /// Value of a key that is mandatory.
     pub fn required<T: FromValue>(&self, key: &'static str) -> Result<T> {
         self.get(key)?.ok_or_else(|| self.missing(key, T::EXPECTED))
     }
 
-    /// An error for a key of this table that was never asked for and looks like `key`, if there is one.
+    /// Creates an error for a key of this table that was not requested and resembles `key`, if there is one.
     pub fn misspelt(&self, key: &str) -> Option<ConfigError> {
-        let asked = self.asked.borrow();
+        let requested = self.requested.borrow();
         let slip = self.table.keys().find(|name| {
             let name = name.get_ref().as_ref();
-            !asked.contains(&name) && nearest(name, &[key]).is_some()
+            !requested.contains(&name) && nearest(name, &[key]).is_some()
         })?;
         Some(self.error_at(&slip.span(), slip.get_ref(), format!("unknown key; did you mean \"{key}\"?")))
     }
@@ -358,17 +360,12 @@ impl<'d> Settings<'d> {
         self.error_at(&self.span, key, format!("missing, expected {expected}"))
     }
 
-    /// An integer within `range`, if the key is there.
+    /// Integer within `range`, or `None` if the key is missing.
     pub fn integer<T: TryFrom<i64>>(&self, key: &'static str, range: RangeInclusive<i64>) -> Result<Option<T>> {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        let read = i64::from_value(value.get_ref()).filter(|i| range.contains(i)).and_then(|i| T::try_from(i).ok());
-        match read {
-            Some(read) => Ok(Some(read)),
-            None => Err(self.wrong(value, key, &format!("an integer from {} to {}", range.start(), range.end()))),
-        }
+        self.value(key).map(|value| self.integer_within(key, value, &range)).transpose()
     }
 
-    /// A string that parses as `T`, if the key is there; `expected` says what it should look like.
+    /// String that parses as `T`, or `None` if the key is missing; `expected` describes valid strings.
     pub fn parsed<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.get_ref().as_str().and_then(|s| s.parse().ok()) {
@@ -377,12 +374,12 @@ impl<'d> Settings<'d> {
         }
     }
 
-    /// [`Self::parsed`] for a key that must be there.
+    /// Does the same as [`Self::parsed`] for a key that is mandatory.
     pub fn required_parsed<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<T> {
         self.parsed(key, expected)?.ok_or_else(|| self.missing(key, expected))
     }
 
-    /// One of several words, if the key is there.
+    /// One of several words, or `None` if the key is missing.
     pub fn choice<T: Clone>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         if let Some((_, choice)) = choices.iter().find(|(word, _)| value.get_ref().as_str() == Some(word)) {
@@ -396,56 +393,62 @@ impl<'d> Settings<'d> {
         Err(self.wrong(value, key, &expected))
     }
 
-    /// A list of strings that parse as `T`; a single string counts as a list of one. Empty if the key is missing.
-    pub fn list<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Vec<Placed<T>>> {
-        let Some(value) = self.value(key) else { return Ok(Vec::new()) };
-        let items: Vec<_> = value.get_ref().as_array().map_or_else(|| vec![value], |array| array.iter().collect());
-        items
-            .into_iter()
-            .enumerate()
-            .map(|(i, item)| match item.get_ref().as_str().and_then(|s| s.parse().ok()) {
-                Some(value) => Ok(Placed { value, place: self.place_at(item.span().start, &format!("{key}[{i}]")) }),
-                None => Err(self.wrong(item, &format!("{key}[{i}]"), expected)),
+    /// Elements of a list with their keys. A single value is a list of one.
+    fn elements(&self, key: &'static str) -> impl Iterator<Item = (String, &'d Spanned<DeValue<'d>>)> {
+        let values = self.value(key).map_or_else(Vec::new, |value| match value.get_ref().as_array() {
+            Some(array) => array.iter().collect(),
+            None => vec![value],
+        });
+        values.into_iter().enumerate().map(move |(i, value)| (format!("{key}[{i}]"), value))
+    }
+
+    /// List of strings that parse as `T`. A single string is a list of one. Empty if the key is missing.
+    pub fn list<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Vec<Located<T>>> {
+        self.elements(key).map(|(key, item)| self.parsed_item(&key, item, expected)).collect()
+    }
+
+    fn parsed_item<T: FromStr>(&self, key: &str, item: &Spanned<DeValue<'_>>, expected: &str) -> Result<Located<T>> {
+        match item.get_ref().as_str().and_then(|s| s.parse().ok()) {
+            Some(value) => Ok(Located { value, span: self.span_at(item.span().start, key) }),
+            None => Err(self.wrong(item, key, expected)),
+        }
+    }
+
+    /// List of integers within `range`. A single integer is a list of one. Empty if the key is missing.
+    pub fn integers<T: TryFrom<i64>>(&self, key: &'static str, range: RangeInclusive<i64>) -> Result<Vec<Located<T>>> {
+        self.elements(key)
+            .map(|(key, item)| {
+                let value = self.integer_within(&key, item, &range)?;
+                Ok(Located { value, span: self.span_at(item.span().start, &key) })
             })
             .collect()
     }
 
-    /// A list of integers within `range`; a single integer counts as a list of one. Empty if the key is missing.
-    pub fn integers<T: TryFrom<i64>>(&self, key: &'static str, range: RangeInclusive<i64>) -> Result<Vec<Placed<T>>> {
-        let Some(value) = self.value(key) else { return Ok(Vec::new()) };
-        let items: Vec<_> = value.get_ref().as_array().map_or_else(|| vec![value], |array| array.iter().collect());
-        let expected = format!("an integer from {} to {}", range.start(), range.end());
-        items
-            .into_iter()
-            .enumerate()
-            .map(|(i, item)| {
-                let key = format!("{key}[{i}]");
-                let read =
-                    i64::from_value(item.get_ref()).filter(|n| range.contains(n)).and_then(|n| T::try_from(n).ok());
-                let value = read.ok_or_else(|| self.wrong(item, &key, &expected))?;
-                Ok(Placed { value, place: self.place_at(item.span().start, &key) })
-            })
-            .collect()
+    fn integer_within<T: TryFrom<i64>>(
+        &self,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+        range: &RangeInclusive<i64>,
+    ) -> Result<T> {
+        let read = i64::from_value(value.get_ref()).filter(|i| range.contains(i)).and_then(|i| T::try_from(i).ok());
+        let expected = || format!("an integer from {} to {}", range.start(), range.end());
+        read.ok_or_else(|| self.wrong(value, key, &expected()))
     }
 
-    /// A list of lists of strings that parse as `T`. Empty if the key is missing.
-    pub fn lists<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Vec<Vec<Placed<T>>>> {
+    /// List of lists of strings that parse as `T`. Empty if the key is missing.
+    pub fn lists<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Vec<Vec<Located<T>>>> {
         let Some(value) = self.value(key) else { return Ok(Vec::new()) };
         let Some(rows) = value.get_ref().as_array() else { return Err(self.wrong(value, key, expected)) };
-        let cell = |key: String, item: &Spanned<DeValue<'_>>| {
-            let read = item.get_ref().as_str().and_then(|s| s.parse().ok());
-            let value = read.ok_or_else(|| self.wrong(item, &key, expected))?;
-            Ok(Placed { value, place: self.place_at(item.span().start, &key) })
-        };
         let row = |(i, row): (usize, &Spanned<DeValue<'_>>)| {
             let key = format!("{key}[{i}]");
             let items = row.get_ref().as_array().ok_or_else(|| self.wrong(row, &key, expected))?;
-            items.iter().enumerate().map(|(j, item)| cell(format!("{key}[{j}]"), item)).collect()
+            let cell = |(j, item)| self.parsed_item(&format!("{key}[{j}]"), item, expected);
+            items.iter().enumerate().map(cell).collect()
         };
         rows.iter().enumerate().map(row).collect()
     }
 
-    /// The table under a key, if it is there.
+    /// Table of a key, or `None` if the key is missing.
     pub fn table(&self, key: &'static str) -> Result<Option<Settings<'d>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.get_ref() {
@@ -454,7 +457,7 @@ impl<'d> Settings<'d> {
         }
     }
 
-    /// The tables under a key (`[[key]]`, or an array of inline tables). Empty if it is missing.
+    /// Tables of a key (`[[key]]`, or an array of inline tables). Empty if the key is missing.
     pub fn tables(&self, key: &'static str) -> Result<Vec<Settings<'d>>> {
         let Some(value) = self.value(key) else { return Ok(Vec::new()) };
         let DeValue::Array(array) = value.get_ref() else {
@@ -470,30 +473,40 @@ impl<'d> Settings<'d> {
             .collect()
     }
 
-    /// An empty table in place of one that is not there: every key takes its default, and errors point at this table.
+    /// Empty table in place of a missing one. Every key has its default, and errors point at this table.
     pub fn empty(&self, key: &str) -> Settings<'d> {
         static EMPTY: std::sync::LazyLock<DeTable<'static>> = std::sync::LazyLock::new(DeTable::new);
         self.nested(&EMPTY, self.span.clone(), key)
     }
 
     fn nested(&self, table: &'d DeTable<'d>, span: Range<usize>, key: &str) -> Self {
-        Settings { source: self.source, table, span, path: self.full_key(key), asked: RefCell::default() }
+        Settings { source: self.source, table, span, path: self.full_key(key), requested: RefCell::default() }
     }
 
-    /// Ends the reading of this table: keys that were never asked for are refused, with the nearest known one.
+    /// Refuses the former name of a key. The error points at that key and names the new one.
+    pub fn renamed(&self, old: &'static str, new: &'static str) -> Result<()> {
+        match self.table.iter().find(|(name, _)| name.get_ref().as_ref() == old) {
+            Some((key, _)) => Err(self.error_at(&key.span(), old, format!("this key is now called \"{new}\""))),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the reading of this table: refuses keys that were never requested, and suggests the nearest known
+    /// one.
     pub fn finish(self) -> Result<()> {
         self.check_keys()
     }
 
-    /// As [`Self::finish`], for keys that were asked for so far: a slip in a key is the likelier cause of one that is missing.
+    /// Does the same as [`Self::finish`] for the keys requested so far. A misspelt key is the likely cause of
+    /// a missing one.
     pub fn check_keys(&self) -> Result<()> {
-        let asked = self.asked.borrow();
+        let requested = self.requested.borrow();
         for name in self.table.keys() {
             let key = name.get_ref().as_ref();
-            if asked.contains(&key) {
+            if requested.contains(&key) {
                 continue;
             }
-            let mut known: Vec<&str> = asked.clone();
+            let mut known: Vec<&str> = requested.clone();
             known.sort_unstable();
             known.dedup();
             let message = match nearest(key, &known) {
@@ -516,9 +529,9 @@ fn excerpt(text: &str) -> String {
     start
 }
 
-/// The word most like `found`, if any is near enough to be a slip.
+/// The word that is most similar to `found`, if it is similar enough for a typing error.
 pub fn nearest<'w>(found: &str, words: &[&'w str]) -> Option<&'w str> {
-    // The comparison takes time and memory by the product of the lengths.
+    // The comparison takes time and memory in proportion to the product of the lengths.
     if found.len() > 256 {
         return None;
     }
@@ -549,18 +562,18 @@ mod tests {
     }
 
     #[test]
-    fn a_place_within_a_string() {
-        let place = |text: &str, offset| {
+    fn a_span_within_a_string() {
+        let span = |text: &str, offset| {
             let source = Source::new("c.toml", text);
             let document = source.parse().unwrap();
-            document.settings().place_within("a", offset).position()
+            document.settings().span_within("a", offset).position()
         };
-        assert_eq!(place("a = \"one two\"", 4), (1, 10));
-        assert_eq!(place("a = 'one two'", 4), (1, 10));
-        assert_eq!(place("a = '''\none\ntwo'''", 4), (3, 1));
-        assert_eq!(place("a = \"\"\"one two\"\"\"", 4), (1, 12));
-        assert_eq!(place("a = \"\\tone two\"", 5), (1, 5), "escaped: the string");
-        assert_eq!(place("a = \"one\"", 99), (1, 5), "beyond: the string");
+        assert_eq!(span("a = \"one two\"", 4), (1, 10));
+        assert_eq!(span("a = 'one two'", 4), (1, 10));
+        assert_eq!(span("a = '''\none\ntwo'''", 4), (3, 1));
+        assert_eq!(span("a = \"\"\"one two\"\"\"", 4), (1, 12));
+        assert_eq!(span("a = \"\\tone two\"", 5), (1, 5), "behind an escape");
+        assert_eq!(span("a = \"one\"", 99), (1, 5), "behind the string");
     }
 
     #[test]
@@ -572,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_the_wrong_kind_and_missing_ones() {
+    fn wrong_types_and_missing_keys_are_refused() {
         assert!(error("a = 'x'\n", |s| s.get::<bool>("a").map(drop)).ends_with("a: found 'x', expected true or false"));
         assert!(error("", |s| s.required::<String>("name").map(drop)).ends_with("name: missing, expected a string"));
         let choices = [("busy", 0), ("adaptive", 1)];
@@ -593,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quoted_stays_on_its_line() {
+    fn quotations_stay_on_one_line() {
         let message = error("\"a\\n\\u001b[2J\" = 1\n", |s| s.get::<String>("device").map(drop));
         assert_eq!(message, "c.toml:1:1: a\\n\\u{1b}[2J: unknown key; known here: device");
     }
@@ -617,8 +630,8 @@ mod tests {
     }
 
     #[test]
-    fn hostile_texts_end_in_an_error_soon() {
-        // In a thread with the default stack, as a library may be called from one.
+    fn malformed_texts_are_refused_quickly() {
+        // A thread has the default stack, which a library must expect.
         std::thread::spawn(|| {
             let deep = |open: &str, close: &str| format!("a = {}1{}", open.repeat(100_000), close.repeat(100_000));
             let nested = "{ a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a = ".repeat(70) + "1" + &"}".repeat(70);
@@ -646,7 +659,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_end_is_refused() {
+    fn the_former_name_of_a_key_names_the_new_one() {
+        let message = error("receive = 1", |s| s.renamed("receive", "rx_mode"));
+        assert!(message.contains("this key is now called \"rx_mode\""), "{message}");
+    }
+
+    #[test]
+    fn an_endless_file_is_refused() {
         let error = Source::load(Path::new("/dev/zero")).unwrap_err();
         assert!(error.message.contains("16 MiB"), "{error}");
     }

@@ -1,26 +1,22 @@
-//! `driver = "auto"`: the best driver that can take the interface, with the reasons why the others were passed over.
+//! `driver = "auto"`: the best driver that can open the interface, with the reasons why others were passed over.
+//!
+//! Drivers with [`Driver::in_auto`] are tried in the order of [`DRIVERS`]. `verbs` is not among them: raw packets
+//! of RDMA providers without a dedicated driver here are untested.
 
 use std::vec::IntoIter;
 
-use super::direct::find::{describe, known};
-use super::kernel::link::Interface;
-use super::kernel::routes::carries_default_route;
-use super::{Driver, driver_plan};
-use crate::flow::Rule;
+use super::kernel::common::link::Interface;
+use super::kernel::common::routes::carries_default_route;
+use super::nic::common::probe::{describe, list_devices};
+use super::{DRIVERS, DeviceKind, Driver, device_kind, driver_plan};
 use crate::port::{
-    Capabilities, Device, KernelRule, Link, Plan, PortConfig, PortError, PortEvent, PortId, Queues, RuleHardware,
-    ToKernel,
+    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig, PortError, PortEvent,
+    PortId, PortSpec, PuntToKernel, Queues, RuleHardware,
 };
-use crate::settings::{ConfigError, Settings};
+use wirepath_flow::Rule;
+use wirepath_settings::{ConfigError, Settings};
 
 const NAME: &str = "auto";
-
-/// Drivers that `auto` tries, best first. `verbs` is taken by name only: nobody has seen yet what providers without a driver of their own
-/// here make of raw packets.
-const ORDER: &[&str] = &["mlx5", "mana", "af_xdp", "af_packet"];
-
-/// Those that find their devices without an interface of the kernel.
-const BESIDE_THE_KERNEL: &[&str] = &["mlx5", "mana"];
 
 /// The driver that chooses a driver.
 #[derive(Debug)]
@@ -32,96 +28,102 @@ impl Driver for Auto {
     }
 
     fn about(&self) -> &'static str {
-        "takes the fastest driver that can open the interface, and says why it passed over the others"
+        "uses the fastest driver that can open the interface, and reports why others were passed over"
     }
 
-    fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
+    fn device_kind(&self) -> DeviceKind {
+        DeviceKind::Interface
+    }
+
+    fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let Some(device) = device else {
             return Err(settings.error("device: missing, expected the name of a network interface"));
         };
         let force = settings.get("force")?.unwrap_or(false);
         let mut choices = Vec::new();
-        for name in ORDER {
-            if let Some(driver) = super::find(name) {
-                choices.push(driver_plan(driver, Some(device), settings)?);
-            }
+        for driver in DRIVERS.iter().filter(|driver| driver.in_auto()) {
+            choices.push(driver_plan(*driver, Some(device), settings)?);
         }
-        Ok(Box::new(Choice { device: device.to_owned(), force, choices }))
+        Ok(Box::new(AutoPlan { device: device.to_owned(), force, choices }))
     }
 }
 
 #[derive(Debug)]
-struct Choice {
+struct AutoPlan {
     device: String,
     force: bool,
-    choices: Vec<Box<dyn Plan>>,
+    choices: Vec<Box<dyn PortSpec>>,
 }
 
-impl Choice {
-    /// The driver that takes most interfaces.
-    fn expected(&self) -> Option<&dyn Plan> {
-        self.choices.iter().find(|plan| plan.driver() == "af_xdp").map(|plan| &**plan)
+impl AutoPlan {
+    /// Returns the specification of the first driver that opens any interface. It answers before a device is opened.
+    fn expected(&self) -> Option<&dyn PortSpec> {
+        self.choices.iter().find(|plan| device_kind(plan.driver()) == DeviceKind::Interface).map(|plan| &**plan)
     }
 }
 
-impl Plan for Choice {
+impl PortSpec for AutoPlan {
     fn driver(&self) -> &'static str {
         NAME
     }
 
-    fn to_kernel(&self) -> ToKernel {
-        self.expected().map_or(ToKernel::No("no driver would open it"), |plan| plan.to_kernel())
+    fn kernel_punt(&self) -> KernelPunt {
+        self.expected().map_or(KernelPunt::No("no driver would open it"), |plan| plan.kernel_punt())
     }
 
-    fn decide(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
-        self.expected().map_or_else(Vec::new, |plan| plan.decide(rules, port))
+    fn kernel_rules(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
+        self.expected().map_or_else(Vec::new, |plan| plan.kernel_rules(rules, port))
     }
 
-    fn rules_in_hardware(&self) -> bool {
-        self.choices.iter().any(|plan| plan.rules_in_hardware())
+    fn may_offload_rules(&self) -> bool {
+        self.choices.iter().any(|plan| plan.may_offload_rules())
     }
 
-    fn for_rules_of(&self, driver: &str, device: &str) -> Option<Box<dyn Plan>> {
-        self.choices.iter().find_map(|plan| plan.for_rules_of(driver, device))
+    fn rule_spec_for(&self, driver: &str, device: &str) -> Option<Box<dyn PortSpec>> {
+        self.choices.iter().find_map(|plan| plan.rule_spec_for(driver, device))
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
-        let mut left = self.choices.into_iter();
+        let mut remaining = self.choices.into_iter();
         let mut passed_over = Vec::new();
         let interface = match Interface::find(&self.device, NAME) {
             Ok(interface) => interface,
-            // A port of an RDMA device need not have an interface that this network namespace knows.
+            // A port of an RDMA device may have no interface in this network namespace.
             Err(unknown) => {
-                let mut rdma =
-                    left.filter(|plan| BESIDE_THE_KERNEL.contains(&plan.driver())).collect::<Vec<_>>().into_iter();
-                let Some(device) = next(&mut rdma, &mut passed_over) else {
-                    return Err(with_rdma_devices(unknown, &passed_over));
+                let mut rdma = remaining
+                    .filter(|plan| device_kind(plan.driver()) == DeviceKind::RdmaPort)
+                    .collect::<Vec<_>>()
+                    .into_iter();
+                let Some(device) = open_next(&mut rdma, &mut passed_over) else {
+                    return Err(add_rdma_hint(unknown, &passed_over));
                 };
-                return Ok(Chosen::boxed(self.device, device, rdma, passed_over, false));
+                return Ok(AutoDevice::new_boxed(self.device, device, rdma, passed_over, false));
             }
         };
-        let default_route = carries_default_route(interface.index)
-            .map_err(|source| super::kernel::system(NAME, &self.device, "looking for default routes", source))?;
+        let default_route = carries_default_route(interface.index).map_err(|source| {
+            super::kernel::common::system_error(NAME, &self.device, "looking for default routes", source)
+        })?;
         if default_route && !self.force {
             return Err(PortError::Refused {
                 driver: NAME,
                 device: self.device,
-                reason: "carries a default route of this machine, and taking it from the kernel may cut the machine off; use another \
-                         interface, or set force = true in the table [port.auto]"
+                reason: "carries a default route of this machine, and taking it from the kernel may cut the \
+                     machine off; use another interface, or set force = true in the table [port.auto]"
                     .into(),
             });
         }
-        match next(&mut left, &mut passed_over) {
-            Some(device) => Ok(Chosen::boxed(self.device, device, left, passed_over, default_route)),
+        match open_next(&mut remaining, &mut passed_over) {
+            Some(device) => Ok(AutoDevice::new_boxed(self.device, device, remaining, passed_over, default_route)),
             None => Err(PortError::NoDriver { device: self.device, tried: passed_over }),
         }
     }
 }
 
-/// What is said of a name that no interface has, with what else it could be, or why an RDMA device of that name was not taken.
-fn with_rdma_devices(unknown: PortError, passed_over: &PassedOver) -> PortError {
-    let devices = known();
-    // A name may have a port behind it.
+/// Extends the error for an unknown interface by the names of RDMA devices. If one has the name, the error says
+/// why it was not opened.
+fn add_rdma_hint(unknown: PortError, passed_over: &PassedOver) -> PortError {
+    let devices = list_devices();
+    // A port number may follow the name.
     let is_one = |name: &str| devices.iter().any(|device| name.split('/').next() == Some(&*device.name()));
     match unknown {
         PortError::NoDevice { device, .. } if is_one(&device) => {
@@ -135,47 +137,47 @@ fn with_rdma_devices(unknown: PortError, passed_over: &PassedOver) -> PortError 
     }
 }
 
-/// Opens the next device that can be opened.
-fn next(left: &mut IntoIter<Box<dyn Plan>>, passed_over: &mut PassedOver) -> Option<Box<dyn Device>> {
-    left.find_map(|plan| {
+/// Opens the device with the next driver that can.
+fn open_next(remaining: &mut IntoIter<Box<dyn PortSpec>>, passed_over: &mut PassedOver) -> Option<Box<dyn Device>> {
+    remaining.find_map(|plan| {
         let driver = plan.driver();
         plan.open().map_err(|error| passed_over.push((driver, error.to_string()))).ok()
     })
 }
 
-/// Whether another program, or another port of this one, has the interface's queues.
-fn is_taken(error: &PortError) -> bool {
+/// Returns whether another program, or another port of this one, uses the interface's queues.
+fn is_busy(error: &PortError) -> bool {
     matches!(error, PortError::System { source, .. } if source.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// Drivers, and why they were not taken.
+/// Drivers with the reasons why they were passed over.
 type PassedOver = Vec<(&'static str, String)>;
 
 /// A device that `auto` opened.
-struct Chosen {
+struct AutoDevice {
     name: String,
     device: Box<dyn Device>,
     /// Drivers to try if this one opens the device but cannot start it.
-    left: IntoIter<Box<dyn Plan>>,
+    remaining: IntoIter<Box<dyn PortSpec>>,
     passed_over: PassedOver,
     default_route: bool,
-    /// What the device was told, for the next one.
+    /// Rules of the last `set_rules`, for the next device.
     rules: Vec<Rule>,
 }
 
-impl Chosen {
-    fn boxed(
+impl AutoDevice {
+    fn new_boxed(
         name: String,
         device: Box<dyn Device>,
-        left: IntoIter<Box<dyn Plan>>,
+        remaining: IntoIter<Box<dyn PortSpec>>,
         passed_over: PassedOver,
         default_route: bool,
     ) -> Box<dyn Device> {
-        Box::new(Self { name, device, left, passed_over, default_route, rules: Vec::new() })
+        Box::new(Self { name, device, remaining, passed_over, default_route, rules: Vec::new() })
     }
 }
 
-impl Device for Chosen {
+impl Device for AutoDevice {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.device.capabilities();
         let taken = format!("auto took {}", capabilities.driver);
@@ -190,20 +192,22 @@ impl Device for Chosen {
         loop {
             let error = match self.device.start(config) {
                 Ok(queues) => {
-                    // Stopped and started again it stays with this driver.
-                    self.left = Vec::new().into_iter();
+                    // A restart stays with this driver.
+                    self.remaining = Vec::new().into_iter();
                     return Ok(queues);
                 }
-                // Somebody forwards on this interface already. With another driver beside it both would send, and one would get nothing.
-                Err(error) if is_taken(&error) => return Err(error),
+                // The interface is in use. With another driver both users would send, but only one would receive.
+                Err(error) if is_busy(&error) => return Err(error),
                 Err(error) => error,
             };
             let driver = self.device.capabilities().driver;
-            match next(&mut self.left, &mut self.passed_over) {
+            match open_next(&mut self.remaining, &mut self.passed_over) {
                 Some(device) => {
                     self.passed_over.push((driver, error.to_string()));
                     self.device = device;
-                    self.device.set_rules(&self.rules, config.id)?;
+                    if let Some(device) = self.device.punt_to_kernel() {
+                        device.set_rules(&self.rules, config.id)?;
+                    }
                 }
                 None if self.passed_over.is_empty() => return Err(error),
                 None => {
@@ -219,6 +223,20 @@ impl Device for Chosen {
         self.device.stop(queues)
     }
 
+    fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.device.rule_hardware()
+    }
+
+    fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
+        Some(self)
+    }
+
+    fn punt_to_kernel(&mut self) -> Option<&mut dyn PuntToKernel> {
+        Some(self)
+    }
+}
+
+impl DeviceLink for AutoDevice {
     fn link(&mut self) -> Link {
         self.device.link()
     }
@@ -226,25 +244,28 @@ impl Device for Chosen {
     fn events(&mut self) -> Vec<PortEvent> {
         self.device.events()
     }
+}
 
+impl DeviceStatistics for AutoDevice {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
-        self.device.extra_statistics()
+        self.device.statistics().map_or_else(Vec::new, DeviceStatistics::extra_statistics)
     }
+}
 
+impl PuntToKernel for AutoDevice {
     fn set_rules(&mut self, rules: &[Rule], port: PortId) -> Result<Vec<KernelRule>, PortError> {
         self.rules = rules.to_vec();
-        self.device.set_rules(rules, port)
+        self.device.punt_to_kernel().map_or(Ok(Vec::new()), |device| device.set_rules(rules, port))
     }
 
     fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
-        self.device.rule_counters(rule)
-    }
-
-    fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
-        self.device.rule_hardware()
+        self.device.punt_to_kernel()?.rule_counters(rule)
     }
 
     fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {
-        self.device.inject(frame)
+        match self.device.punt_to_kernel() {
+            Some(device) => device.inject(frame),
+            None => Err(std::io::ErrorKind::Unsupported.into()),
+        }
     }
 }

@@ -1,80 +1,112 @@
-//! Poll-mode drivers: one folder each, and one line in [`DRIVERS`].
+//! Poll-mode drivers. To add one, write its folder and add one line to [`DRIVERS`].
 //!
-//! A port is a table of a configuration:
+//! A port is a table of the configuration:
 //!
 //! ```toml
 //! [[port]]
-//! name = "lan"          # how everything else calls it
+//! name = "lan"          # other tables refer to the port by this name
 //! driver = "auto"       # or the name of a driver; auto is the default
-//! device = "eth1"       # what the driver opens
-//! queues = 1            # receive queues, and as many transmit queues
+//! device = "eth1"       # device that the driver opens
+//! queues = 1            # number of receive queues and of transmit queues
 //! depth = 1024          # ring entries
 //! mtu = 1500
 //! promiscuous = true
 //!
-//! [port.af_packet]      # settings of one driver, in a table of its name
+//! [port.af_packet]      # settings of a driver, in a table of its name
 //! ```
 
-pub mod af_packet;
-pub mod af_xdp;
 pub mod auto;
-pub(crate) mod direct;
-pub(crate) mod kernel;
-pub mod mana;
-pub mod memory;
-pub mod mlx5;
-pub mod null;
-pub mod pcap;
-pub mod rdma;
-pub mod requests;
-pub mod tap;
-pub mod verbs;
+pub mod kernel;
+pub mod nic;
+pub mod sw_offload;
+pub mod r#virtual;
 
 use std::fmt;
 
-use crate::packet::Pool;
-use crate::port::{Plan, PortConfig, PortError, PortId};
-use crate::settings::{ConfigError, Place, Settings};
+use crate::port::{PortConfig, PortError, PortId, PortSpec};
+use wirepath_packet::Pool;
+use wirepath_settings::{ConfigError, Settings, Span};
 
-/// What a driver tells the program about itself.
+/// A driver, and all that programs know about it.
+///
+/// A new driver needs its folder (with the `mod` line for it) and one line in [`DRIVERS`], and nothing else. The
+/// list of devices, `driver = "auto"`, `wirepath doctor` and the gateway use the properties below, never the names
+/// of drivers.
 pub trait Driver: Sync {
-    /// Name in configurations: lower case.
+    /// Returns the name in configurations, in lower case.
     fn name(&self) -> &'static str;
 
-    /// One line for people.
+    /// Returns a description of one line.
     fn about(&self) -> &'static str;
 
-    /// Checks the settings of a port: `device` as configured, and `settings`, the table named after the driver (empty if there is
-    /// none). Must not touch the device. Calls [`Settings::finish`] on nothing: the caller does.
-    fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError>;
+    /// Returns the kind of device that the driver opens.
+    fn device_kind(&self) -> DeviceKind {
+        DeviceKind::Virtual
+    }
 
-    /// Devices of this machine that the driver could open or not, for `wirepath devices`.
+    /// Returns whether `driver = "auto"` tries the driver. It tries drivers in the order of [`DRIVERS`].
+    fn in_auto(&self) -> bool {
+        false
+    }
+
+    /// Returns whether devices of the driver may have hardware for flow rules.
+    fn may_have_rule_hardware(&self) -> bool {
+        false
+    }
+
+    /// Checks the settings of a port without touching the device.
+    ///
+    /// `device` is the configured device. `settings` is the table that is named after the driver, or an empty one. The
+    /// caller calls [`Settings::finish`] on it.
+    fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError>;
+
+    /// Returns the devices of this machine that the driver might open, for `wirepath devices`.
     fn candidates(&self) -> Vec<Candidate> {
         Vec::new()
     }
 }
 
-/// A device as seen by one driver, without opening it.
+/// Kind of device that a driver opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// No device: packets come from memory, files or a generator. No privileges are needed.
+    Virtual,
+    /// A network interface that the driver creates.
+    CreatedInterface,
+    /// A network interface of the kernel, whose frames the port takes.
+    Interface,
+    /// A port of an RDMA device, whose frames the port takes. The device or its network interface names the port.
+    RdmaPort,
+}
+
+impl DeviceKind {
+    /// Returns whether a port takes the frames of an existing interface from the kernel.
+    pub fn takes_frames_from_kernel(self) -> bool {
+        matches!(self, Self::Interface | Self::RdmaPort)
+    }
+}
+
+/// A device as one driver sees it without opening it.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// What to write as `device`.
+    /// Value of the key `device`.
     pub device: String,
-    /// Mode to expect, or why the driver cannot take the device.
+    /// Expected mode, or the reason why the driver cannot open the device.
     pub usable: Result<String, String>,
 }
 
-/// All drivers.
+/// All drivers. `driver = "auto"` and lists of devices use this order: best first.
 pub static DRIVERS: &[&dyn Driver] = &[
     &auto::Auto,
-    &mlx5::Mlx5,
-    &mana::Mana,
-    &verbs::Verbs,
-    &af_xdp::AfXdp,
-    &af_packet::AfPacket,
-    &memory::Memory,
-    &null::Null,
-    &pcap::Pcap,
-    &tap::Tap,
+    &nic::mlx5::Mlx5,
+    &nic::mana::Mana,
+    &nic::verbs::Verbs,
+    &kernel::af_xdp::AfXdp,
+    &kernel::af_packet::AfPacket,
+    &kernel::tap::Tap,
+    &r#virtual::memory::Memory,
+    &r#virtual::null::Null,
+    &r#virtual::pcap::Pcap,
 ];
 
 /// Finds a driver by name.
@@ -82,53 +114,57 @@ pub fn find(name: &str) -> Option<&'static dyn Driver> {
     DRIVERS.iter().copied().find(|driver| driver.name() == name)
 }
 
-/// Where a configuration asks for what a port may refuse.
-#[derive(Clone, Debug)]
-pub struct Places([(&'static str, Place); 4]);
+/// Returns the kind of device that the named driver opens.
+pub fn device_kind(driver: &str) -> DeviceKind {
+    find(driver).map_or(DeviceKind::Virtual, Driver::device_kind)
+}
 
-impl Places {
+/// Positions of the keys whose values a port may refuse.
+#[derive(Clone, Debug)]
+pub struct KeySpans([(&'static str, Span); 4]);
+
+impl KeySpans {
     fn of(port: &Settings<'_>) -> Self {
-        Self(["device", "queues", "depth", "mtu"].map(|key| (key, port.place(key))))
+        Self(["device", "queues", "depth", "mtu"].map(|key| (key, port.span(key))))
     }
 
-    /// Where what the port refused is asked for; without such a key, where the port begins.
-    pub fn refused(&self, error: &PortError) -> &Place {
-        let (_, place) = self.0.iter().find(|(key, _)| *key == error.key()).unwrap_or(&self.0[0]);
-        place
+    /// Returns the position of the value that the port refused. Without such a key, it is that of the device.
+    pub fn of_error(&self, error: &PortError) -> &Span {
+        let (_, span) = self.0.iter().find(|(key, _)| *key == error.key()).unwrap_or(&self.0[0]);
+        span
     }
 }
 
-/// A port of a configuration, checked.
+/// Checked settings of a port.
 pub struct PortSettings {
     /// Name of the port.
     pub name: String,
-    /// Where the port's name stands in the configuration.
-    pub place: Place,
-    /// Where the rest stands.
-    pub places: Places,
-    /// What the driver opens, as written in the configuration.
+    /// Position of the name in the configuration.
+    pub name_span: Span,
+    /// Positions of other keys.
+    pub key_spans: KeySpans,
+    /// Device that the driver opens, as configured.
     pub device: Option<String>,
-    /// Driver and its settings.
-    pub plan: Box<dyn Plan>,
-    /// Queues each way.
+    /// The driver and its settings.
+    pub plan: Box<dyn PortSpec>,
+    /// Number of receive queues and of transmit queues.
     pub queues: u16,
     /// Ring entries.
     pub depth: u32,
     /// Largest layer-3 packet in bytes.
     pub mtu: u16,
-    /// Receive frames for other stations too.
+    /// Also receive frames for other hosts.
     pub promiscuous: bool,
 }
 
 impl PortSettings {
-    /// Whether both ports would take the same interface from the kernel. One of them would get its frames, not both.
+    /// Returns whether both ports would take the frames of the same interface. Only one of them would get these.
     pub fn shares_interface(&self, other: &Self) -> bool {
-        let takes =
-            |port: &Self| ["auto", "mlx5", "mana", "verbs", "af_xdp", "af_packet"].contains(&port.plan.driver());
+        let takes = |port: &Self| device_kind(port.plan.driver()).takes_frames_from_kernel();
         takes(self) && takes(other) && self.device == other.device
     }
 
-    /// The configuration to start the port with.
+    /// Returns the configuration to start the port with.
     pub fn config(&self, id: PortId, pool: Pool) -> PortConfig {
         PortConfig {
             id,
@@ -150,11 +186,11 @@ impl fmt::Debug for PortSettings {
 
 /// Reads one `[[port]]` table.
 pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
-    let place = settings.place("name");
-    let places = Places::of(&settings);
+    let name_span = settings.span("name");
+    let key_spans = KeySpans::of(&settings);
     let name: String = settings.required("name")?;
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
-        return Err(place.error(format!("found \"{name}\", expected letters, digits, '-', '_' and '.'")));
+        return Err(name_span.error(format!("found \"{name}\", expected letters, digits, '-', '_' and '.'")));
     }
     let names: Vec<_> = DRIVERS.iter().map(|driver| (driver.name(), *driver)).collect();
     let driver = settings.choice("driver", &names)?.unwrap_or(&auto::Auto);
@@ -163,16 +199,20 @@ pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
     let depth = settings.integer("depth", 16..=65_536)?.unwrap_or(1024);
     let mtu = settings.integer("mtu", 68..=9202)?.unwrap_or(1500);
     let promiscuous = settings.get("promiscuous")?.unwrap_or(true);
-    // A misspelt key is reported before what the driver misses for want of it.
+    // Report a misspelt key before the missing value that it causes.
     let plan = driver_plan(driver, device.as_deref(), &settings);
     settings.check_keys()?;
     let plan = plan?;
     settings.finish()?;
-    Ok(PortSettings { name, place, places, device, plan, queues, depth, mtu, promiscuous })
+    Ok(PortSettings { name, name_span, key_spans, device, plan, queues, depth, mtu, promiscuous })
 }
 
-/// Reads the table of one driver inside a port's table.
-fn driver_plan(driver: &dyn Driver, device: Option<&str>, port: &Settings<'_>) -> Result<Box<dyn Plan>, ConfigError> {
+/// Reads the table of a driver inside a port's table.
+fn driver_plan(
+    driver: &dyn Driver,
+    device: Option<&str>,
+    port: &Settings<'_>,
+) -> Result<Box<dyn PortSpec>, ConfigError> {
     let table = port.table(driver.name())?;
     match table {
         Some(table) => {
@@ -181,5 +221,24 @@ fn driver_plan(driver: &dyn Driver, device: Option<&str>, port: &Settings<'_>) -
             Ok(plan)
         }
         None => driver.plan(device, &port.empty(driver.name())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_tries_drivers_from_the_fastest_on() {
+        let auto: Vec<_> = DRIVERS.iter().filter(|driver| driver.in_auto()).map(|driver| driver.name()).collect();
+        assert_eq!(auto, ["mlx5", "mana", "af_xdp", "af_packet"]);
+    }
+
+    #[test]
+    fn driver_names_are_unique_and_found() {
+        for driver in DRIVERS {
+            assert_eq!(DRIVERS.iter().filter(|other| other.name() == driver.name()).count(), 1);
+            assert_eq!(device_kind(driver.name()), driver.device_kind());
+        }
     }
 }

@@ -1,19 +1,19 @@
 use std::fmt;
 
-use super::ToKernel;
-use crate::packet::offload::bits;
+use super::KernelPunt;
+use wirepath_packet::flag_set;
 pub use wirepath_wire::MacAddr as MacAddress;
 
-bits! {
-    /// Work that a device takes over.
+flag_set! {
+    /// Offloads of a device.
     Offloads: u32 {
-        /// Receive: verdicts on the IPv4 header checksum.
+        /// Receive: checksum status of the IPv4 header.
         RX_L3_CHECKSUM = 0;
-        /// Receive: verdicts on TCP and UDP checksums.
+        /// Receive: checksum status of TCP and UDP.
         RX_L4_CHECKSUM = 1;
-        /// Receive: verdicts on inner checksums of tunnelled packets.
+        /// Receive: status of inner checksums of tunnel packets.
         RX_TUNNEL_CHECKSUM = 2;
-        /// Receive: VLAN tags taken off into the metadata.
+        /// Receive: VLAN tags are stripped into the metadata.
         RX_VLAN_STRIP = 3;
         /// Receive: RSS hash in the metadata.
         RX_HASH = 4;
@@ -27,9 +27,9 @@ bits! {
         TX_L3_CHECKSUM = 8;
         /// Transmit: TCP and UDP checksums.
         TX_L4_CHECKSUM = 9;
-        /// Transmit: outer and inner checksums of tunnelled packets.
+        /// Transmit: outer and inner checksums of tunnel packets.
         TX_TUNNEL_CHECKSUM = 10;
-        /// Transmit: VLAN tags inserted from the metadata.
+        /// Transmit: VLAN tags are inserted from the metadata.
         TX_VLAN_INSERT = 11;
         /// Transmit: TCP segmentation.
         TX_SEGMENT = 12;
@@ -40,54 +40,56 @@ bits! {
     }
 }
 
-/// What a port can do and the mode it is in, as data.
+/// Capabilities of a port and the mode that it runs in, as data.
 #[derive(Clone, Debug)]
 pub struct Capabilities {
     /// Name of the driver.
     pub driver: &'static str,
     /// Interface, file or address that the driver opened.
     pub device: String,
-    /// The mode that the port really got, in words: `"native XDP, copy, need-wakeup"`.
+    /// Mode that the port runs in, for example `"native XDP, copy, need-wakeup"`.
     pub mode: String,
-    /// What the port does not do although one might expect it, each with the reason: fallbacks taken, things that the tests could not
-    /// prove on the hardware at hand.
+    /// Missing features that a user may expect, each with the reason: fallbacks, and features that the tests
+    /// could not verify on the available hardware.
     pub notes: Vec<String>,
-    /// Link-layer address, where the device has one.
+    /// Link-layer address, if the device has one.
     pub mac: Option<MacAddress>,
-    /// Most receive queues.
+    /// Largest number of receive queues.
     pub max_rx_queues: u16,
-    /// Most transmit queues.
+    /// Largest number of transmit queues.
     pub max_tx_queues: u16,
     /// Largest MTU in bytes.
     pub max_mtu: u16,
-    /// Most ring entries.
+    /// Largest number of ring entries.
     pub max_depth: u32,
-    /// Work that the device takes over.
+    /// Offloads of the device.
     pub offloads: Offloads,
-    /// Most segments of a packet that goes out without a copy.
+    /// Largest number of segments of a packet that is transmitted without a copy.
     pub max_tx_segments: u16,
-    /// NUMA node of the device, where it has one.
+    /// NUMA node of the device, if it has one.
     pub numa_node: Option<u32>,
-    /// Whether an idle worker can sleep until the port has packets.
+    /// True if an idle worker can sleep until the port has packets.
     pub can_wait: bool,
-    /// What becomes of the VLAN tags of received frames.
+    /// Treatment of the VLAN tags of received frames.
     pub vlan_tags: VlanTags,
-    /// How packets get to the kernel's network stack. As `mode`, certain only once the port is started.
-    pub to_kernel: ToKernel,
+    /// Path of packets to the kernel's network stack. Like `mode`, it is final only after the start of the
+    /// port.
+    pub kernel_punt: KernelPunt,
 }
 
-/// What becomes of the VLAN tags of received frames.
+/// Treatment of the VLAN tags of received frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VlanTags {
-    /// Every tag is in the frame, or beside it in the packet's metadata.
+    /// Every tag is in the frame or in the packet's metadata.
     Kept,
-    /// A tag that the kernel or the device holds beside the frame does not reach the port: a tagged frame may look untagged. An
-    /// application that tells segments apart by VLAN must refuse the port.
+    /// Tags that the kernel or the device stripped do not reach the port, so a tagged frame may look
+    /// untagged. An application that distinguishes segments by VLAN must refuse the port.
     Lost,
 }
 
 impl Capabilities {
-    /// Of a plain device: one queue each way, frames to 9216 bytes, nothing taken over.
+    /// Capabilities of a device without special features: one queue per direction, frames of up to 9216
+    /// bytes, no offloads.
     pub fn plain(driver: &'static str, device: impl Into<String>) -> Self {
         Self {
             driver,
@@ -104,33 +106,33 @@ impl Capabilities {
             numa_node: None,
             can_wait: false,
             vlan_tags: VlanTags::Kept,
-            to_kernel: ToKernel::No(super::NO_KERNEL),
+            kernel_punt: KernelPunt::No(super::NO_KERNEL),
         }
     }
 }
 
-/// Up or down.
+/// Link state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// Packets flow.
+    /// The link carries packets.
     Up,
-    /// No carrier, or switched off.
+    /// The link has no carrier, or is administratively down.
     Down,
 }
 
-/// State of a link.
+/// State and speed of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Up or down.
+    /// State.
     pub state: LinkState,
-    /// Speed in Mbit/s, where the device says so.
+    /// Speed in Mbit/s, if the device reports it.
     pub speed: Option<u32>,
 }
 
 impl Link {
-    /// Up, at no particular speed.
+    /// Link up, speed unknown.
     pub const UP: Self = Self { state: LinkState::Up, speed: None };
-    /// Down.
+    /// Link down.
     pub const DOWN: Self = Self { state: LinkState::Down, speed: None };
 }
 

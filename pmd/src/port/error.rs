@@ -1,30 +1,30 @@
-use crate::packet::PoolError;
+use wirepath_packet::PoolError;
 
-/// Why a port could not be opened, set up, started or stopped: what was tried, what came of it, and the way out.
+/// Error of opening, configuring, starting or stopping a port. It tells what failed, why, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// The configuration asks for more than the device has.
-    #[error("driver {driver} offers {least} to {most} {what}, {asked} asked for")]
+    /// The configuration exceeds the capabilities of the device.
+    #[error("driver {driver} supports {resource} from {min} to {max}, not {requested}")]
     Unsupported {
         /// Name of the driver.
         driver: &'static str,
-        /// What was asked for: `receive queues`, `transmit queues`, `mtu` or `depth`.
-        what: &'static str,
-        /// How much.
-        asked: u64,
-        /// Least possible.
-        least: u64,
-        /// Most possible.
-        most: u64,
+        /// Requested resource: `receive queues`, `transmit queues`, `mtu` or `depth`.
+        resource: &'static str,
+        /// Requested value.
+        requested: u64,
+        /// Smallest valid value.
+        min: u64,
+        /// Largest valid value.
+        max: u64,
     },
-    /// There is no such device.
+    /// The device does not exist.
     #[error("{driver}: no device '{device}': {hint}")]
     NoDevice {
         /// Name of the driver.
         driver: &'static str,
-        /// What was looked for.
+        /// Name of the device.
         device: String,
-        /// How to find the right one.
+        /// Way to find the right name.
         hint: String,
     },
     /// A privilege is missing.
@@ -32,13 +32,13 @@ pub enum PortError {
     Privilege {
         /// Name of the driver.
         driver: &'static str,
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// Missing capability or right.
+        /// Missing capability or permission.
         needs: &'static str,
-        /// The command that mends it.
+        /// Command that grants it.
         remedy: String,
     },
     /// A system call failed.
@@ -46,56 +46,56 @@ pub enum PortError {
     System {
         /// Name of the driver.
         driver: &'static str,
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// What was tried.
+        /// Operation that failed.
         what: String,
-        /// What the kernel answered.
+        /// Error of the kernel.
         source: std::io::Error,
-        /// What to do about it, as `"; do this"`, or empty.
+        /// Advice, as `"; do this"`, or empty.
         hint: String,
     },
-    /// The device cannot be used this way.
+    /// The driver cannot use the device in this configuration.
     #[error("{driver}: {device}: {reason}")]
     Refused {
         /// Name of the driver.
         driver: &'static str,
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Why, and what would work.
+        /// Reason, and a configuration that works.
         reason: String,
     },
-    /// No driver of `auto` could take the device.
+    /// Driver `auto` found no driver for the device.
     #[error("no driver can open '{device}':{}", .tried.iter().map(|(_, why)| format!("\n  {why}")).collect::<String>())]
     NoDriver {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Each driver that was tried and why it failed.
+        /// Drivers that were tried, each with its error.
         tried: Vec<(&'static str, String)>,
     },
-    /// A stop without all the queues.
-    #[error("port '{port}' can be stopped only with all of its own queues")]
+    /// A port was stopped without all of its queues.
+    #[error("port '{port}' can be stopped only with all of its queues")]
     QueuesMissing {
         /// Name of the port.
         port: String,
     },
-    /// No buffers.
+    /// The packet pool failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
 impl PortError {
-    /// The key of a port's table that asks for what was refused.
+    /// Key of a port's table that caused the error.
     pub fn key(&self) -> &'static str {
         match self {
-            Self::Unsupported { what: "mtu", .. } => "mtu",
-            Self::Unsupported { what: "depth", .. } => "depth",
+            Self::Unsupported { resource: "mtu", .. } => "mtu",
+            Self::Unsupported { resource: "depth", .. } => "depth",
             Self::Unsupported { .. } => "queues",
             _ => "device",
         }
     }
 
-    /// Without driver and device in front, for who says them already.
+    /// The error without driver and device, for messages that name them already.
     pub fn reason(&self) -> String {
         match self {
             Self::NoDevice { hint: reason, .. } | Self::Refused { reason, .. } => reason.clone(),

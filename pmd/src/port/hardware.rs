@@ -1,49 +1,52 @@
-//! Flow rules in the NIC: what a port's rule hardware can do, and how rules get in and out.
+//! Flow rules in the NIC: capabilities of a port's rule hardware, and installation of rules.
 //!
-//! Drivers implement [`RuleHardware`] for what one device understands; which rule goes where, in which order and with which tag is the
-//! hardware stage's to decide (`wirepath_pipeline::rules::hardware`). A driver never guesses: what it does not list in
-//! [`RuleCapabilities`] is not asked of it, and what it lists must mean in the device **exactly** what it means in [`crate::flow`].
+//! Drivers implement [`RuleHardware`] for the device. The hardware stage (`wirepath_pipeline::rules`) decides
+//! which rules to install, in which order and with which tags. It uses only features that a driver lists in
+//! [`RuleCapabilities`]. A listed feature must have **exactly** the meaning that it has in [`wirepath_flow`].
 //!
-//! Capabilities are data. They are written as JSON (`wirepath devices --rules`) and read again (`wirepath flow explain
-//! --capabilities FILE`); every name in them is a word of the rule language, and unknown ones are refused.
+//! Capabilities are data. `wirepath devices --rules` writes them as JSON, and `wirepath flow explain
+//! --capabilities FILE` reads them. All names in them are words of the rule language; unknown names are
+//! refused.
 //!
 //! # The two tables
-//! A device has a table for what comes in and one for what goes out; either may be missing.
+//! A device has an ingress table and an egress table. Either may be missing.
 //!
-//! - **Ingress.** Packets meet the installed rules level by level. The first that fits runs, and no other. A packet that fits none goes
-//!   where it would go without rules: to one of the port's receive queues, **without a tag**. The driver's own rules of reception lie
-//!   behind all levels.
-//! - **Egress.** The same for packets on their way to the wire; what fits no rule leaves as it is. `meta data` in a pattern is what a
-//!   packet has as transmit metadata: its mark, where [`Flags::TX_METADATA`](crate::packet::offload::Flags::TX_METADATA) is set, else 0.
+//! - **Ingress.** The device compares packets with the installed rules level by level, and applies the first
+//!   rule that matches. A packet without a matching rule takes the default path: to one of the port's receive
+//!   queues, **without a tag**. The default reception rules of the driver lie behind all levels.
+//! - **Egress.** The same for packets on their way to the wire. A packet without a matching rule leaves
+//!   unchanged. `meta data` in a pattern is the transmit metadata of a packet: its mark if
+//!   [`Flags::TX_METADATA`](wirepath_packet::offload::Flags::TX_METADATA) is set, else 0.
 //!
 //! # Order
-//! The stage never has two rules on one level that a packet can both fit. It installs what is above before what is below, and removes
-//! from below, so that at every moment what is installed is right as far as it goes: a driver just does one thing at a time.
+//! The stage never installs two rules on one level that can match the same packet. It installs rules from the
+//! first level to the last, and removes them in reverse. The installed part is thus correct at every moment,
+//! and a driver applies one change at a time.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::flow::{Action, Bits, Direction, Field, Item, ItemKind, ReformatKind, Rss, Rule};
+use wirepath_flow::{Action, Direction, Field, Item, ItemKind, MaskedValue, ReformatKind, Rss, Rule};
 
-/// Tags that are not used: 0 is what packets without a tag have, 0xffffff what some devices give to packets that no rule has tagged.
+/// Reserved tags. Untagged packets have 0; some devices give 0xffffff to packets that no rule has tagged.
 pub const RESERVED_TAGS: [u32; 2] = [0, 0xff_ffff];
 
 /// Bits of the largest tag.
 pub const TAG_BITS: u8 = 24;
 
-/// How rules get into a device.
+/// Interface for the installation of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RuleBackend {
-    /// `ibv_create_flow`: matches, tags, drops and counts.
+    /// `ibv_create_flow`: matching, tags, drops and counters.
     Ibv,
-    /// mlx5dv matchers and flows, with header rewriting and packet reformat.
+    /// mlx5dv matchers and flows: with header rewriting and packet reformat.
     Dv,
 }
 
 impl RuleBackend {
-    /// How it is called.
+    /// Name of the interface.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ibv => "ibv_create_flow",
@@ -52,112 +55,118 @@ impl RuleBackend {
     }
 }
 
-/// What a port's rule hardware can do.
+/// Capabilities of a port's rule hardware.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RuleCapabilities {
-    /// The driver.
+    /// Name of the driver.
     pub driver: String,
-    /// The device, as the driver calls it.
+    /// Name of the device, as used by the driver.
     pub device: String,
-    /// How rules get in.
+    /// Interface for the installation of rules.
     pub backend: RuleBackend,
-    /// Bits of the tag that a rule can put on a received packet, as its [mark](crate::packet::Packet::mark); 0: it cannot. At most
-    /// [`TAG_BITS`].
+    /// Bits of the tag that a rule can set as [mark](wirepath_packet::Packet::mark) of received packets, at
+    /// most [`TAG_BITS`]. 0: no tags.
     #[serde(deserialize_with = "tag_bits")]
     pub tag_bits: u8,
-    /// For what comes in.
+    /// Ingress table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<TableCapabilities>,
-    /// For what goes out.
+    /// Egress table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<TableCapabilities>,
-    /// What is not there although one might expect it, each with the reason.
+    /// Missing features that a user may expect, each with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// What the table of one direction can do.
+/// Capabilities of the table of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableCapabilities {
-    /// Priorities that rules can have beside the driver's own.
+    /// Number of priorities for rules, without those of the driver's own rules.
     pub levels: u16,
-    /// Most rules; `None`: the device says when it is full.
+    /// Largest number of rules; `None`: the device reports when it is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<u32>,
-    /// Rules that count packets and bytes (of the frame as it comes to the rule, before its actions, without FCS); 0: none can.
+    /// Largest number of rules that count packets and bytes. Bytes are those of the frame before the actions
+    /// of the rule, without FCS. 0: none.
     #[serde(default)]
     pub counters: u32,
-    /// Where only some rules can count: which. [`Self::counters`] is 0 then.
+    /// Capabilities of rules that can count, if not all can. [`Self::counters`] is 0 then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counting: Option<CountingCapabilities>,
-    /// What can be compared.
+    /// Items that patterns may have.
     #[serde(default)]
     pub items: Vec<ItemCapability>,
-    /// Patterns of packets that the device takes apart differently than the language does (fragments, say): whenever there are rules, the
-    /// stage puts rules on top of all others that leave these packets to software.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub aside: Vec<PatternText>,
-    /// Rules can be [`HardwareRule::in_order`].
-    #[serde(default)]
-    pub tells_order: bool,
-    /// What can be done.
+    /// Patterns of packets that the device parses differently from the rule language, such as fragments.
+    ///
+    /// While rules are installed, the stage installs rules above all others that leave these packets to
+    /// software.
+    #[serde(rename = "aside", default, skip_serializing_if = "Vec::is_empty")]
+    pub excluded_patterns: Vec<PatternText>,
+    /// True if rules can have [`HardwareRule::require_integrity`].
+    #[serde(rename = "tells_order", default)]
+    pub can_match_integrity: bool,
+    /// Actions that rules may have.
     #[serde(default)]
     pub actions: ActionCapabilities,
 }
 
-/// The rules of a table that can count, where not all can: they change no packet.
+/// Capabilities of rules that can count, if not all can. Such rules change no packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CountingCapabilities {
-    /// How many, as [`TableCapabilities::counters`].
+    /// Number of such rules, as [`TableCapabilities::counters`].
     pub counters: u32,
-    /// What they can compare, of what the table can.
+    /// Items that their patterns may have, a subset of those of the table.
     pub items: Vec<ItemCapability>,
-    /// Where their packets can go.
-    pub fates: Vec<FateKind>,
+    /// Destinations of their packets.
+    #[serde(rename = "fates")]
+    pub destinations: Vec<DestinationKind>,
 }
 
-/// One item that patterns may have, and which of its fields.
+/// Item that patterns may have, with the fields that can be matched.
 ///
-/// Whoever lists an item promises that it fits exactly the packets that the item of the language fits and that also fit [`Self::implies`]
-/// (and no pattern of [`TableCapabilities::aside`]).
+/// The item must match exactly the packets that the item of the rule language matches, except for two conditions.
+/// The packets must also match [`Self::implies`], and none of [`TableCapabilities::excluded_patterns`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "text::Item", into = "text::Item")]
 pub struct ItemCapability {
-    /// The item.
+    /// Kind of the item.
     pub kind: ItemKind,
-    /// Of the stack inside a tunnel.
+    /// True for an item of the headers inside a tunnel.
     pub inner: bool,
-    /// How often in one stack, for VLAN tags and labels.
-    pub most: u8,
-    /// Fields that can be compared, and under which masks.
+    /// Maximum number of such items in one header stack, for VLAN tags and labels.
+    pub max_count: u8,
+    /// Fields that can be matched, with the valid masks.
     pub fields: Vec<(Field, Masks)>,
-    /// What the device's item demands beyond the language's: the rule must demand it too. `udp dst 4789` for a VXLAN header that is
-    /// looked for on that port alone.
+    /// Conditions that the item of the device has besides those of the rule language. The rule must have them
+    /// too.
+    ///
+    /// Example: `udp dst 4789` for a VXLAN header that the device parses on that port only.
     pub implies: PatternText,
-    /// One of these items must stand before it in the same stack, as far as the list is not empty.
+    /// Items of which one must stand before this one in the same header stack. Empty: no condition.
     pub behind: Vec<ItemKind>,
 }
 
-/// Under which masks a field can be compared.
+/// Masks that are valid for a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Masks {
-    /// Any.
+    /// Any mask.
     Any,
     /// All bits or none.
     Exact,
-    /// The first bits.
+    /// A prefix of the bits.
     Prefix,
-    /// Any of these bits.
+    /// Any subset of these bits.
     Within(u128),
 }
 
 impl Masks {
-    /// Whether a field of so many bits can be compared under this mask.
+    /// True if `mask` is valid for a field of `bits` bits.
     pub fn allow(self, mask: u128, bits: u8) -> bool {
-        let all = Bits::exact(0, bits).mask;
+        let all = MaskedValue::exact(0, bits).mask;
         match self {
             Self::Any => true,
             Self::Exact => mask == 0 || mask == all,
@@ -167,21 +176,24 @@ impl Masks {
     }
 }
 
-/// What rules can do.
+/// Actions that rules may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActionCapabilities {
-    /// Flow actions of one rule: all header writing together is one, a reformat is another. mlx5: 2.
-    pub most: u8,
-    /// Commands of all header writing of one rule: one for each `set` of up to 32 bits (an address has several) and each `dec-ttl`.
+    /// Maximum number of flow actions of a rule. All header writes together are one action, a reformat is
+    /// another. mlx5: 2.
+    #[serde(rename = "most")]
+    pub max_actions: u8,
+    /// Maximum number of header writes of a rule: one for each `set` of up to 32 bits (several for an
+    /// address) and each `dec-ttl`.
     pub commands: u16,
-    /// Fields that `set` can write, as `item field`. Checksums are mended.
+    /// Fields that `set` can write, as `item field`. The device updates checksums.
     pub set: FieldNames,
-    /// Packets whose checksums are **not** mended when `set` writes an address, one IP item each (`ipv4 proto 136`): they are left to
-    /// software.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub unmended: Vec<PatternText>,
-    /// `dec-ttl`. That packets with a TTL of 0 or 1 stay away from it is the stage's business.
+    /// Packets whose checksums the device does **not** update when `set` writes an address, as one IP item
+    /// each (`ipv4 proto 136`). They are left to software.
+    #[serde(rename = "unmended", skip_serializing_if = "Vec::is_empty")]
+    pub stale_checksums: Vec<PatternText>,
+    /// `dec-ttl`. The stage keeps packets with a TTL of 0 or 1 away from such rules.
     pub dec_ttl: bool,
     /// `push-vlan`.
     pub push_vlan: bool,
@@ -189,39 +201,40 @@ pub struct ActionCapabilities {
     pub pop_vlan: bool,
     /// Encapsulation and decapsulation.
     pub reformats: Vec<ReformatCapability>,
-    /// Where packets can go.
-    pub fates: Vec<FateKind>,
+    /// Destinations of packets.
+    #[serde(rename = "fates")]
+    pub destinations: Vec<DestinationKind>,
 }
 
-/// One kind of encapsulation or decapsulation that the table can do.
+/// Kind of encapsulation or decapsulation that the table supports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReformatCapability {
-    /// Which of the four.
+    /// One of the four kinds.
     #[serde(with = "text::reformat_kind")]
     pub kind: ReformatKind,
     /// Longest header in bytes.
     #[serde(default)]
     pub max_header: u16,
-    /// Tunnels that it can put on or take off, by the item that names them; `"ip"`: IP directly in IP.
+    /// Supported tunnels, by the item that names them; `"ip"`: IP directly in IP.
     pub tunnels: Vec<TunnelName>,
-    /// Tunnels for which the device writes the UDP source port itself, from a hash of what is inside. For the others the port in the
-    /// header goes out as it is.
+    /// Tunnels for which the device computes the UDP source port from a hash of the inner headers. For other
+    /// tunnels, the port in the given header is used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fills_source_port: Vec<TunnelName>,
-    /// Whether the key in a GRE header goes out as it is. A device that puts entropy into its low bits does not keep it.
+    /// True if the key in a GRE header is sent unchanged. Some devices write entropy to its low bits.
     #[serde(default)]
     pub keeps_gre_key: bool,
-    /// Whether the device computes the outer UDP checksum of a header that has one that is not 0.
+    /// True if the device computes the outer UDP checksum of a header whose checksum is not 0.
     #[serde(default)]
     pub udp_checksum: bool,
-    /// Whether what is taken off merges its ECN field into the inner header (RFC 6040). Where not, only packets with outer ECN 0 are
-    /// given to it.
+    /// True if decapsulation merges the ECN field into the inner header (RFC 6040). Otherwise such rules get
+    /// only packets with outer ECN 0.
     #[serde(default)]
     pub merges_ecn: bool,
 }
 
-/// What a header stack ends in.
+/// Tunnel, named by the last header of its stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TunnelName {
@@ -233,136 +246,146 @@ pub enum TunnelName {
     Geneve,
     /// GRE.
     Gre,
-    /// A label stack.
+    /// MPLS label stack.
     Mpls,
     /// IP directly in IP.
     Ip,
 }
 
-/// Where the packets of a rule in the device go.
+/// Kind of a [`RuleDestination`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum FateKind {
-    /// [`RuleFate::Next`].
+pub enum DestinationKind {
+    /// [`RuleDestination::Next`].
     Next,
-    /// [`RuleFate::Queue`].
+    /// [`RuleDestination::Queue`].
     Queue,
-    /// [`RuleFate::Rss`]: the device's hash and table are those of the language.
+    /// [`RuleDestination::Rss`]: hash and indirection table are those of the rule language.
     Rss,
-    /// [`RuleFate::Drop`].
+    /// [`RuleDestination::Drop`].
     Drop,
-    /// [`RuleFate::Kernel`].
+    /// [`RuleDestination::Kernel`].
     Kernel,
 }
 
-/// Where the packets of a rule in the device go.
+/// Destination of the packets of a rule in the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RuleFate {
-    /// Where they would go without rules: at ingress to a receive queue by the port's own spreading, of the packet as the rule has left
-    /// it; at egress out of the port.
+pub enum RuleDestination {
+    /// Default path. Ingress: a receive queue by the port's default RSS, computed on the packet as the rule
+    /// has changed it. Egress: the wire.
     Next,
-    /// To this receive queue.
+    /// This receive queue.
     Queue(u16),
-    /// To one of several.
+    /// One of several receive queues.
     Rss(Rss),
-    /// Nowhere.
+    /// None: the packet is dropped.
     Drop,
-    /// Past the port, to the kernel's own network stack.
+    /// The kernel's network stack, bypassing the port.
     Kernel,
 }
 
-impl RuleFate {
-    /// Its name.
-    pub fn kind(&self) -> FateKind {
+impl RuleDestination {
+    /// Kind of the destination.
+    pub fn kind(&self) -> DestinationKind {
         match self {
-            Self::Next => FateKind::Next,
-            Self::Queue(_) => FateKind::Queue,
-            Self::Rss(_) => FateKind::Rss,
-            Self::Drop => FateKind::Drop,
-            Self::Kernel => FateKind::Kernel,
+            Self::Next => DestinationKind::Next,
+            Self::Queue(_) => DestinationKind::Queue,
+            Self::Rss(_) => DestinationKind::Rss,
+            Self::Drop => DestinationKind::Drop,
+            Self::Kernel => DestinationKind::Kernel,
         }
     }
 }
 
-/// A rule as the device gets it. Everything in it is within the device's [`RuleCapabilities`].
+/// Rule for the device. It is within the device's [`RuleCapabilities`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HardwareRule {
-    /// Which table.
+    /// Table of the rule.
     pub direction: Direction,
-    /// Below [`TableCapabilities::levels`]; the lower is asked first.
+    /// Level of the rule, below [`TableCapabilities::levels`]. Lower levels are evaluated first.
     pub level: u16,
     /// Headers that a packet must have: a pattern that [`Rule::new`] has checked.
     pub pattern: Vec<Item>,
-    /// What is done to the packet, in this order: a decapsulation first, an encapsulation last, header writing between. Only
-    /// [`Action::Reformat`], [`Action::Set`], [`Action::DecTtl`], [`Action::PushVlan`] and [`Action::PopVlan`].
+    /// Changes of the packet, in order: decapsulation first, encapsulation last, header writes between.
+    ///
+    /// Possible actions are [`Action::Reformat`], [`Action::Set`], [`Action::DecTtl`], [`Action::PushVlan`]
+    /// and [`Action::PopVlan`].
     pub actions: Vec<Action>,
-    /// Where it goes.
-    pub fate: RuleFate,
-    /// The mark that its packets have when they are received; ingress only, never one of [`RESERVED_TAGS`].
+    /// Destination of the packets.
+    pub destination: RuleDestination,
+    /// Mark of the received packets; ingress only, never one of [`RESERVED_TAGS`].
     pub tag: Option<u32>,
-    /// Whether packets and bytes are to be counted.
+    /// True if the rule counts packets and bytes.
     pub count: bool,
-    /// Only packets whose outer IP and transport headers are in order, in length and checksum (a UDP checksum of zero is none). Only where
-    /// [`TableCapabilities::tells_order`].
-    pub in_order: bool,
+    /// True if only packets with valid outer IP and transport headers match: correct lengths and checksums. A
+    /// zero UDP checksum counts as correct.
+    ///
+    /// It requires [`TableCapabilities::can_match_integrity`].
+    pub require_integrity: bool,
 }
 
-/// The name of an installed rule, given by the driver.
+/// Identifier of an installed rule, assigned by the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HardwareRuleId(pub u64);
 
-/// Why a device did not take or lose a rule.
+/// Error of the installation or removal of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct RuleRefusal {
-    /// What kind.
+    /// Kind of the error.
     pub kind: RefusalKind,
-    /// What the kernel or the library answered, where it was asked.
+    /// Error code of the kernel or library, if there is one.
     pub errno: Option<i32>,
-    /// What was tried and what came of it, in words.
+    /// Description: what failed, and why.
     pub reason: String,
 }
 
-/// Whether it is worth while to ask again.
+/// Kind of a refusal, which tells whether a retry makes sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
-    /// Not this rule, however often it is asked.
+    /// The device does not support this rule. A retry fails too.
     Unsupported,
-    /// No room now; when other rules are gone there may be.
+    /// The table is full. A retry may succeed after the removal of other rules.
     Full,
-    /// Not now: the device or the kernel is busy or was told to refuse.
+    /// The device or the kernel is busy or refuses rules at the moment.
     Refused,
-    /// The device is gone or being mended; all its rules are gone as well, and come again with [`RuleHardware::epoch`].
-    Gone,
+    /// The device is gone or in recovery, and so are all its rules. [`RuleHardware::epoch`] changes when
+    /// rules can be installed again.
+    DeviceLost,
 }
 
-/// Packets and bytes that an installed rule has counted since it was installed.
+/// Packets and bytes that a rule has counted since its installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct HardwareCount {
     /// Packets.
     pub packets: u64,
-    /// Bytes of the frames as they came to the rule, without FCS.
+    /// Bytes of the frames before the actions of the rule, without FCS.
     pub bytes: u64,
 }
 
-/// The rule hardware of one started port. All calls come from the control thread.
+/// Rule hardware of a started port. All calls come from the control thread.
 pub trait RuleHardware: Send {
-    /// What it can do. May change when [`Self::epoch`] does.
+    /// Capabilities. They may change together with [`Self::epoch`].
     fn capabilities(&self) -> RuleCapabilities;
 
-    /// Installs a rule. When this returns, packets that arrive from now on meet it; those that are already in a receive ring have not.
+    /// Installs a rule. It applies to packets that arrive after the return, and not to those that are already
+    /// in a receive ring.
     fn install(&mut self, rule: &HardwareRule) -> Result<HardwareRuleId, RuleRefusal>;
 
-    /// Takes a rule out and says what it has counted at last. When this returns, no packet that arrives from now on meets it; **packets
-    /// with its tag may still lie in the receive rings**: the stage uses a tag again only when every ring has been drained since.
-    /// A rule that cannot be removed is still there.
+    /// Removes a rule and returns its final counters. It does not apply to packets that arrive after the
+    /// return.
+    ///
+    /// **Packets with its tag may still be in the receive rings.** The stage uses a tag again only after
+    /// every ring has been drained. If the removal fails, the rule stays installed.
     fn remove(&mut self, id: HardwareRuleId) -> Result<HardwareCount, RuleRefusal>;
 
-    /// What a rule with [`HardwareRule::count`] has counted.
+    /// Counters of a rule with [`HardwareRule::count`].
     fn count(&mut self, id: HardwareRuleId) -> Option<HardwareCount>;
 
-    /// Changes whenever the device has lost rules (it was mended, or came back): all are to be installed anew. Those of before are removed as
-    /// ever, which says what they have counted.
+    /// Number that changes when the device has lost its rules, in recovery or because it was away. All rules
+    /// must then be installed again.
+    ///
+    /// Rules of the previous epoch are removed as usual, which returns their counters.
     fn epoch(&self) -> u64 {
         0
     }
@@ -376,7 +399,7 @@ fn tag_bits<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u8, D::
 }
 
 impl RuleCapabilities {
-    /// Of a device that cannot match anything.
+    /// Capabilities of a device that cannot match anything.
     pub fn none(driver: impl Into<String>, device: impl Into<String>, backend: RuleBackend) -> Self {
         Self {
             driver: driver.into(),
@@ -389,7 +412,7 @@ impl RuleCapabilities {
         }
     }
 
-    /// The table of a direction.
+    /// Table of a direction.
     pub fn table(&self, direction: Direction) -> Option<&TableCapabilities> {
         match direction {
             Direction::Ingress => self.ingress.as_ref(),
@@ -404,35 +427,42 @@ impl RuleCapabilities {
 }
 
 impl TableCapabilities {
-    /// How many rules can count.
+    /// Largest number of rules that can count.
     pub fn most_counters(&self) -> u32 {
         self.counting.as_ref().map_or(self.counters, |counting| counting.counters)
     }
 
-    /// What is said of an item.
+    /// Capability for an item.
     pub fn item(&self, kind: ItemKind, inner: bool) -> Option<&ItemCapability> {
         self.items.iter().find(|item| item.kind == kind && item.inner == inner)
     }
 
-    /// What is said of a kind of reformat.
+    /// Capability for a kind of reformat.
     pub fn reformat(&self, kind: ReformatKind) -> Option<&ReformatCapability> {
         self.actions.reformats.iter().find(|it| it.kind == kind)
     }
 }
 
 impl ItemCapability {
-    /// An item without fields, in the outer stack.
+    /// An item without fields, in the outer headers.
     pub fn new(kind: ItemKind) -> Self {
-        Self { kind, inner: false, most: 1, fields: Vec::new(), implies: PatternText::default(), behind: Vec::new() }
+        Self {
+            kind,
+            inner: false,
+            max_count: 1,
+            fields: Vec::new(),
+            implies: PatternText::default(),
+            behind: Vec::new(),
+        }
     }
 
-    /// The same in the inner stack.
-    pub fn inside(mut self) -> Self {
+    /// Returns the same item in the inner headers.
+    pub fn as_inner(mut self) -> Self {
         self.inner = true;
         self
     }
 
-    /// With a field.
+    /// Adds a field.
     pub fn with(mut self, field: Field, masks: Masks) -> Self {
         self.fields.push((field, masks));
         self
@@ -444,32 +474,32 @@ impl ItemCapability {
     }
 }
 
-/// A pattern that is written as in the rule language: `ipv4 frag yes`. Empty: fits every packet.
+/// Pattern in the syntax of the rule language: `ipv4 frag yes`. Empty: matches every packet.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PatternText(Vec<Item>);
 
 impl PatternText {
-    /// The pattern.
+    /// Items of the pattern.
     pub fn items(&self) -> &[Item] {
         &self.0
     }
 
-    /// Whether it says nothing.
+    /// True if the pattern is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 impl From<Vec<Item>> for PatternText {
-    /// Of items that a rule can have.
+    /// Makes a pattern of items that a rule can have.
     fn from(items: Vec<Item>) -> Self {
         Self(items)
     }
 }
 
 impl std::str::FromStr for PatternText {
-    type Err = crate::flow::TextError;
+    type Err = wirepath_flow::TextError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text.is_empty() {
@@ -481,7 +511,7 @@ impl std::str::FromStr for PatternText {
 }
 
 impl TryFrom<String> for PatternText {
-    type Error = crate::flow::TextError;
+    type Error = wirepath_flow::TextError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.parse()
@@ -496,7 +526,7 @@ impl From<PatternText> for String {
 
 impl fmt::Display for PatternText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It is one that a rule can have.
+        // A rule with this pattern is valid, since the constructors have checked the items.
         let rule = Rule::new(Direction::Egress, 0, self.0.clone(), vec![Action::Count]);
         let text = rule.map(|rule| rule.to_string()).unwrap_or_default();
         let pattern = text.split_once(": ").map_or("", |(_, rest)| rest);
@@ -510,7 +540,7 @@ impl fmt::Display for PatternText {
 pub struct FieldNames(pub Vec<Field>);
 
 impl FieldNames {
-    /// Whether a field is among them.
+    /// True if the list has the field.
     pub fn contains(&self, field: Field) -> bool {
         self.0.contains(&field)
     }
@@ -531,7 +561,7 @@ impl From<FieldNames> for Vec<String> {
     }
 }
 
-/// How items, fields and masks are written.
+/// Serialisation of items, fields and masks.
 mod text {
     use std::collections::BTreeMap;
 
@@ -543,8 +573,8 @@ mod text {
     #[serde(deny_unknown_fields)]
     pub(super) struct Item {
         item: String,
-        #[serde(default = "one", skip_serializing_if = "is_one")]
-        most: u8,
+        #[serde(rename = "most", default = "one", skip_serializing_if = "is_one")]
+        max_count: u8,
         #[serde(default)]
         fields: BTreeMap<String, String>,
         #[serde(default, skip_serializing_if = "PatternText::is_empty")]
@@ -558,12 +588,12 @@ mod text {
     }
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
-    fn is_one(most: &u8) -> bool {
-        *most == 1
+    fn is_one(count: &u8) -> bool {
+        *count == 1
     }
 
     fn kind(name: &str) -> Result<ItemKind, String> {
-        ItemKind::named(name).ok_or_else(|| format!("there is no item \"{name}\""))
+        ItemKind::from_name(name).ok_or_else(|| format!("there is no item \"{name}\""))
     }
 
     pub(super) fn field(name: &str) -> Result<Field, String> {
@@ -587,7 +617,7 @@ mod text {
             }
             fields.sort_by_key(|(field, _)| *field);
             let behind = text.behind.iter().map(|name| self::kind(name)).collect::<Result<_, _>>()?;
-            Ok(Self { kind, inner, most: text.most, fields, implies: text.implies, behind })
+            Ok(Self { kind, inner, max_count: text.max_count, fields, implies: text.implies, behind })
         }
     }
 
@@ -596,7 +626,7 @@ mod text {
             let inner = if item.inner { "inner " } else { "" };
             Self {
                 item: format!("{inner}{}", item.kind.spec().name),
-                most: item.most,
+                max_count: item.max_count,
                 fields: item.fields.iter().map(|(field, masks)| (field.name().to_owned(), words(*masks))).collect(),
                 implies: item.implies,
                 behind: item.behind.iter().map(|kind| kind.spec().name.to_owned()).collect(),
@@ -612,7 +642,7 @@ mod text {
             _ => {
                 let bits = text.strip_prefix("0x").and_then(|digits| u128::from_str_radix(digits, 16).ok());
                 bits.map(Masks::Within)
-                    .ok_or_else(|| format!("\"{text}\" is none of any, exact, prefix and a mask such as 0xff"))
+                    .ok_or_else(|| format!("\"{text}\" is not one of any, exact, prefix, or a mask such as 0xff"))
             }
         }
     }
@@ -626,7 +656,7 @@ mod text {
         }
     }
 
-    /// `encap l2` and the like.
+    /// Serialisation of reformat kinds, such as `encap l2`.
     pub(super) mod reformat_kind {
         use serde::{Deserialize, Deserializer, Serializer};
 
@@ -645,7 +675,7 @@ mod text {
             let text = String::deserialize(from)?;
             let all = [L2TunnelToL2, L2ToL2Tunnel, L3TunnelToL2, L2ToL3Tunnel];
             all.into_iter().find(|kind| words(*kind) == text).ok_or_else(|| {
-                serde::de::Error::custom(format!("\"{text}\" is none of decap l2, encap l2, decap l3, encap l3"))
+                serde::de::Error::custom(format!("\"{text}\" is not one of decap l2, encap l2, decap l3, encap l3"))
             })
         }
     }
@@ -666,7 +696,7 @@ mod tests {
             counting: Some(CountingCapabilities {
                 counters: 10,
                 items: vec![ItemCapability::new(ItemKind::Tcp)],
-                fates: vec![FateKind::Drop],
+                destinations: vec![DestinationKind::Drop],
             }),
             items: vec![
                 ItemCapability::new(ItemKind::Ipv4)
@@ -674,12 +704,12 @@ mod tests {
                     .with(Field::Ipv4Ecn, Masks::Within(3)),
                 ItemCapability::new(ItemKind::Udp).with(Field::UdpDst, Masks::Any),
                 vxlan,
-                ItemCapability::new(ItemKind::Tcp).inside(),
+                ItemCapability::new(ItemKind::Tcp).as_inner(),
             ],
-            aside: vec!["ipv4 frag yes".parse().unwrap()],
-            tells_order: true,
+            excluded_patterns: vec!["ipv4 frag yes".parse().unwrap()],
+            can_match_integrity: true,
             actions: ActionCapabilities {
-                most: 2,
+                max_actions: 2,
                 commands: 8,
                 set: FieldNames(vec![Field::EthDst, Field::Ipv4Ttl]),
                 dec_ttl: true,
@@ -692,7 +722,7 @@ mod tests {
                     udp_checksum: false,
                     merges_ecn: false,
                 }],
-                fates: vec![FateKind::Next, FateKind::Drop],
+                destinations: vec![DestinationKind::Next, DestinationKind::Drop],
                 ..ActionCapabilities::default()
             },
         };
@@ -700,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn capabilities_round_trip_as_json() {
         let text = serde_json::to_string_pretty(&example()).unwrap();
         assert_eq!(serde_json::from_str::<RuleCapabilities>(&text).unwrap(), example(), "{text}");
         for word in ["\"inner tcp\"", "\"udp dst 4789\"", "\"ipv4 frag yes\"", "\"decap l2\"", "\"eth dst\"", "\"0x3\""]
@@ -710,14 +740,14 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_are_refused_by_name() {
+    fn errors_name_the_unknown_word() {
         let text = serde_json::to_string(&example()).unwrap();
         for (word, by, expected) in [
             ("\"inner tcp\"", "\"inner tpc\"", "there is no item \"tpc\""),
             ("\"vni\":\"exact\"", "\"vin\":\"exact\"", "item \"vxlan\" has no field \"vin\""),
-            ("\"exact\"", "\"exactly\"", "\"exactly\" is none of any, exact, prefix and a mask such as 0xff"),
+            ("\"exact\"", "\"exactly\"", "\"exactly\" is not one of any, exact, prefix, or a mask such as 0xff"),
             ("udp dst 4789", "udp dst 4789999", "a number from 0 to 65535"),
-            ("\"decap l2\"", "\"decap l4\"", "\"decap l4\" is none of"),
+            ("\"decap l2\"", "\"decap l4\"", "\"decap l4\" is not one of"),
             ("\"eth dst\"", "\"eth dist\"", "item \"eth\" has no field \"dist\""),
             ("\"tag_bits\"", "\"tag_bit\"", "unknown field `tag_bit`"),
             ("\"tag_bits\":24", "\"tag_bits\":25", "`tag_bits` is 25, at most 24 are possible"),
@@ -729,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_allow_what_they_say() {
+    fn masks_accept_their_bits() {
         for (masks, mask, allowed) in [
             (Masks::Any, 0x5a, true),
             (Masks::Exact, 0xff, true),
@@ -749,12 +779,12 @@ mod tests {
     }
 
     #[test]
-    fn tags_have_their_bounds() {
-        let mut can = example();
-        assert_eq!((can.max_tag(), can.table(Direction::Egress).is_none()), (0xff_ffff, true));
-        can.tag_bits = 200;
-        assert_eq!(can.max_tag(), 0xff_ffff);
-        can.tag_bits = 0;
-        assert_eq!(can.max_tag(), 0);
+    fn tags_have_at_most_24_bits() {
+        let mut capabilities = example();
+        assert_eq!((capabilities.max_tag(), capabilities.table(Direction::Egress).is_none()), (0xff_ffff, true));
+        capabilities.tag_bits = 200;
+        assert_eq!(capabilities.max_tag(), 0xff_ffff);
+        capabilities.tag_bits = 0;
+        assert_eq!(capabilities.max_tag(), 0);
     }
 }

@@ -1,34 +1,31 @@
-//! Packets for the kernel's own network stack.
+//! Punt path: packets from a port to the kernel's network stack.
 
-/// How a port gives packets to the kernel's network stack: what a rule's `kernel` can mean there.
+/// Path of packets from a port to the kernel's network stack. It determines what the action `kernel` of a
+/// rule does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToKernel {
-    /// Not at all, for this reason.
+pub enum KernelPunt {
+    /// There is no path, for this reason.
     No(&'static str),
-    /// The kernel gets every frame as it came in, whatever the program does with its copy: the packet ends here. What was changed
-    /// before cannot be given.
-    Beside,
-    /// What is sent by the port is received by the kernel.
-    Back,
-    /// Some rules are decided in front of the port ([`Device::set_rules`](super::Device::set_rules)), and packets that software
-    /// decides can be put into the kernel's receive path, one system call each ([`Device::inject`](super::Device::inject)).
-    InFront,
-    /// Only rules that are decided in front of the port; the reason.
-    InFrontOnly(&'static str),
+    /// The kernel gets every received frame, besides the program. The action `kernel` ends the program's
+    /// copy; changes of that copy do not reach the kernel.
+    Copy,
+    /// The kernel receives the frames that the port transmits.
+    Loopback,
+    /// The XDP program passes packets of some rules before they reach the port
+    /// ([`set_rules`](super::PuntToKernel::set_rules)).
+    ///
+    /// Packets of other rules are injected into the kernel's receive path, with one system call each
+    /// ([`inject`](super::PuntToKernel::inject)).
+    XdpPass,
+    /// The XDP program passes packets of some rules, and others cannot be injected, for this reason.
+    XdpPassOnly(&'static str),
 }
 
-impl ToKernel {
-    /// Whether rules are decided in front of the port.
-    pub fn in_front(self) -> bool {
-        matches!(self, Self::InFront | Self::InFrontOnly(_))
-    }
-}
-
-/// A rule with the action `kernel`, and whether the device decides it before packets reach the port.
+/// Rule with the action `kernel`, and whether the device applies it before packets reach the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelRule {
-    /// Place of the rule in the list that was given.
+    /// Index of the rule in the list that was given.
     pub rule: usize,
-    /// What stands in the way, if something does.
+    /// `Ok` if the device applies the rule, else the reason why it cannot.
     pub decided: Result<(), String>,
 }

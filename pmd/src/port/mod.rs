@@ -1,12 +1,12 @@
 //! Ports and their queues.
 //!
 //! ```text
-//! plan (checked settings) --open--> OpenPort --configure--> ConfiguredPort --start--> Port + RxQueues + TxQueues
-//!                                                                 ^---------------stop--------------'
+//! PortSpec (checked settings) --open--> OpenPort --configure--> ConfiguredPort --start--> Port + RxQueues + TxQueues
+//!                                                                     ^---------------stop--------------'
 //! ```
 //!
-//! Each step consumes the one before, so that a forbidden order does not compile. Queues are `Send` but not `Sync`: one worker owns
-//! each. A port describes itself as data ([`Capabilities`]), the mode it really got included.
+//! Each step consumes the value of the one before, so that a wrong order does not compile. Queues are `Send`
+//! but not `Sync`: one worker owns each. A port describes itself and its mode as data ([`Capabilities`]).
 
 mod capabilities;
 mod error;
@@ -20,162 +20,174 @@ use std::sync::Arc;
 pub use capabilities::{Capabilities, Link, LinkState, MacAddress, Offloads, VlanTags};
 pub use error::PortError;
 pub use hardware::RuleHardware;
-pub use kernel::{KernelRule, ToKernel};
-pub use queue::{ReceiveQueue, RxQueue, TransmitQueue, TxQueue, bytes_of};
+pub use kernel::{KernelPunt, KernelRule};
+pub use queue::{RxDriver, RxQueue, TxDriver, TxQueue, bytes_of};
+pub use wirepath_packet::PortId;
 
-use crate::counters::{QueueCounters, QueueStats};
-use crate::flow::Rule;
-use crate::packet::Pool;
+use wirepath_flow::Rule;
+use wirepath_packet::Pool;
+use wirepath_packet::counters::{QueueCounters, QueueStats};
 
-/// Number that the application gave a port; packets carry it as input and output port.
-pub type PortId = u16;
-
-/// Output port of a packet for which nobody has decided one yet.
-pub const NO_PORT: PortId = PortId::MAX;
-
-/// Checked settings of a port: a driver and what it shall open. Made by [`crate::drivers::plan`] or by a driver's own options.
-pub trait Plan: fmt::Debug + Send {
+/// Checked settings of a port: driver and device. Made by [`crate::drivers::plan`] or from the options of a
+/// driver.
+pub trait PortSpec: fmt::Debug + Send {
     /// Name of the driver.
     fn driver(&self) -> &'static str;
     /// Opens the device.
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError>;
 
-    /// How packets will get to the kernel's network stack, as far as that is known before anything is opened.
-    fn to_kernel(&self) -> ToKernel {
-        ToKernel::No(NO_KERNEL)
+    /// Expected path of packets to the kernel's network stack, before the device is opened.
+    fn kernel_punt(&self) -> KernelPunt {
+        KernelPunt::No(NO_KERNEL)
     }
 
-    /// Whether the device may have hardware for flow rules ([`Device::rule_hardware`]), as far as that is known before anything is opened.
-    fn rules_in_hardware(&self) -> bool {
+    /// True if the device may have hardware for flow rules ([`Device::rule_hardware`]), before it is opened.
+    fn may_offload_rules(&self) -> bool {
         false
     }
 
-    /// The same settings for another device of a driver, as far as they say how rules get into its hardware; `None`: they say nothing.
-    fn for_rules_of(&self, driver: &str, device: &str) -> Option<Box<dyn Plan>> {
+    /// Returns the same settings for another device, if they tell how rules are installed in its hardware;
+    /// else `None`.
+    fn rule_spec_for(&self, driver: &str, device: &str) -> Option<Box<dyn PortSpec>> {
         let _ = (driver, device);
         None
     }
 
-    /// What the device will answer to [`Device::set_rules`], as far as that is known before anything is opened.
-    fn decide(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
+    /// Expected answer to [`PuntToKernel::set_rules`], before the device is opened.
+    fn kernel_rules(&self, rules: &[Rule], port: PortId) -> Vec<KernelRule> {
         let _ = (rules, port);
         Vec::new()
     }
 }
 
-/// Of ports that have nothing to do with a kernel.
-const NO_KERNEL: &str = "no network stack of a kernel is behind it";
+/// Reason of ports that are not connected to a kernel.
+const NO_KERNEL: &str = "the port is not connected to a kernel's network stack";
 
-/// What a driver implements for one opened device. Programs use [`OpenPort`] and what follows instead.
-pub trait Device: Send {
-    /// What the device can do, and the mode it is in. After [`Self::start`]: the mode it really got.
+/// One opened device, as a driver implements it. Programs use [`OpenPort`] and what follows instead.
+///
+/// Every device has a link ([`DeviceLink`]). Statistics beyond the queues' own, flow rules in hardware and packets for
+/// the kernel are optional; a device that has one returns it here.
+pub trait Device: DeviceLink + Send {
+    /// Capabilities and mode of the device. The mode is final after [`Self::start`].
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes the queues and lets packets flow. `config` lies within the capabilities.
+    /// Creates the queues and starts to receive and transmit. `config` is within the capabilities.
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError>;
 
-    /// Stops the flow and takes the queues back. Packets inside the device return to their pools; those already received by the
-    /// device but not yet polled may be lost.
+    /// Stops the flow and takes the queues back. Packets inside the device return to their pools. Packets that the
+    /// device has received and nobody has polled may be lost.
     fn stop(&mut self, queues: Queues) -> Result<(), PortError>;
 
-    /// Looks at the link.
-    fn link(&mut self) -> Link;
-
-    /// What happened since the last call. Cheap enough to be called a few times a second.
-    fn events(&mut self) -> Vec<PortEvent>;
-
-    /// Tells the device all rules, in the order in which they are asked, before [`Self::start`] or while it runs; those told earlier
-    /// are forgotten. It may decide some before their packets reach the port ([`ToKernel::InFront`]): packets meet the old rules or the
-    /// new ones, never a mixture. Answers for every ingress rule of the port, which has the number `port`, with the action `kernel`;
-    /// after an error the old rules are in force.
-    fn set_rules(&mut self, rules: &[Rule], port: PortId) -> Result<Vec<KernelRule>, PortError> {
-        let _ = (rules, port);
-        Ok(Vec::new())
-    }
-
-    /// Packets and bytes of a rule that the device decides.
-    fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
-        let _ = rule;
+    /// Statistics beyond those of the queues.
+    fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
         None
     }
 
-    /// The rule hardware of the device, where it has some. Certain only once the device is started.
+    /// Hardware for flow rules. The answer is certain only after [`Self::start`].
     fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         None
     }
 
-    /// Puts a frame into the kernel's receive path as if the interface had just received it, where [`ToKernel::InFront`] says so.
-    fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {
-        let _ = frame;
-        Err(std::io::ErrorKind::Unsupported.into())
-    }
-
-    /// Figures beyond the queues' own, such as what the kernel dropped before the driver saw it: name and value.
-    fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
-        Vec::new()
+    /// Rules with the action `kernel` that the device decides, and frames for the kernel's receive path.
+    fn punt_to_kernel(&mut self) -> Option<&mut dyn PuntToKernel> {
+        None
     }
 }
 
-/// The queues of a started device.
+/// The link of a device and its events.
+pub trait DeviceLink {
+    /// Reads the state of the link.
+    fn link(&mut self) -> Link;
+
+    /// Returns the events since the last call. Cheap enough for a few calls a second.
+    fn events(&mut self) -> Vec<PortEvent>;
+}
+
+/// Statistics of a device beyond those of its queues.
+pub trait DeviceStatistics {
+    /// Names and values, such as the packets that the kernel dropped before the driver saw them.
+    fn extra_statistics(&mut self) -> Vec<(&'static str, u64)>;
+}
+
+/// A device that passes packets to the kernel before they reach the port.
+pub trait PuntToKernel {
+    /// Replaces the rules of the device, given in the order in which they are matched. Called before [`Device::start`]
+    /// or while the device runs.
+    ///
+    /// The device may decide some rules before their packets reach the port ([`KernelPunt::XdpPass`]). A packet meets
+    /// the old rules or the new ones, never a mixture. The answer has one entry for each ingress rule of the port
+    /// `port` with the action `kernel`. After an error the old rules are in force.
+    fn set_rules(&mut self, rules: &[Rule], port: PortId) -> Result<Vec<KernelRule>, PortError>;
+
+    /// Packets and bytes of a rule that the device decides.
+    fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)>;
+
+    /// Puts a frame into the kernel's receive path, as if the interface had just received it. The device supports it
+    /// where [`KernelPunt::XdpPass`] says so.
+    fn inject(&mut self, frame: &[u8]) -> std::io::Result<()>;
+}
+
+/// Queues of a started device.
 #[derive(Default)]
 pub struct Queues {
     /// Receive queues.
-    pub rx: Vec<Box<dyn ReceiveQueue>>,
+    pub rx: Vec<Box<dyn RxDriver>>,
     /// Transmit queues.
-    pub tx: Vec<Box<dyn TransmitQueue>>,
+    pub tx: Vec<Box<dyn TxDriver>>,
 }
 
-/// How a port shall be set up.
+/// Configuration of a port.
 #[derive(Clone, Debug)]
 pub struct PortConfig {
-    /// Number that packets of this port carry.
+    /// Port number in the metadata of its packets.
     pub id: PortId,
-    /// Receive queues, at most what the capabilities say.
+    /// Number of receive queues, at most [`Capabilities::max_rx_queues`].
     pub rx_queues: u16,
-    /// Transmit queues, at most what the capabilities say.
+    /// Number of transmit queues, at most [`Capabilities::max_tx_queues`].
     pub tx_queues: u16,
-    /// Entries of each ring, where the device has rings; rounded up to what it can do.
+    /// Entries of each ring, if the device has rings. A driver may round it up.
     pub depth: u32,
-    /// Largest layer-3 packet in bytes; frames have 14 bytes more, and 4 for each VLAN tag.
+    /// Largest layer-3 packet in bytes. A frame has 14 bytes more, and 4 for each VLAN tag.
     pub mtu: u16,
-    /// Receive frames for other stations too.
+    /// True to receive frames to all destination addresses.
     pub promiscuous: bool,
-    /// Where received packets get their buffers.
+    /// Pool of the received packets.
     pub pool: Pool,
 }
 
 impl PortConfig {
-    /// One queue each way, 1024 entries, MTU 1500, promiscuous.
+    /// One queue per direction, 1024 entries, MTU 1500, promiscuous mode.
     pub fn new(id: PortId, pool: Pool) -> Self {
         Self { id, rx_queues: 1, tx_queues: 1, depth: 1024, mtu: 1500, promiscuous: true, pool }
     }
 }
 
-/// Something that happened to a port.
+/// Event of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortEvent {
-    /// The link came up or went down.
+    /// The link state changed.
     Link(Link),
-    /// The device is gone or failed for good; the text names it. Its queues move nothing any more; other ports go on.
+    /// The device is gone or failed permanently; the text names it. Its queues transfer no more packets.
+    /// Other ports continue.
     Lost(String),
-    /// A source with an end, such as a file, has been received whole. The port goes on transmitting.
+    /// A finite source, such as a file, is exhausted. The port still transmits.
     Finished,
 }
 
-/// A device that was opened.
+/// Opened device.
 pub struct OpenPort {
     name: String,
     device: Box<dyn Device>,
 }
 
-/// A port that can be started.
+/// Configured port, which can be started.
 pub struct ConfiguredPort {
     name: String,
     device: Box<dyn Device>,
     config: PortConfig,
 }
 
-/// A started port without its queues, which workers own.
+/// Started port without its queues, which workers own.
 pub struct Port {
     name: String,
     device: Box<dyn Device>,
@@ -184,7 +196,7 @@ pub struct Port {
     tx: Vec<Arc<QueueCounters>>,
 }
 
-/// What [`ConfiguredPort::start`] gives.
+/// Result of [`ConfiguredPort::start`].
 #[derive(Debug)]
 pub struct StartedPort {
     /// The port.
@@ -196,47 +208,47 @@ pub struct StartedPort {
 }
 
 impl OpenPort {
-    /// Opens what is planned; `name` is how messages will call the port.
-    pub fn open(name: impl Into<String>, plan: Box<dyn Plan>) -> Result<Self, PortError> {
-        Ok(Self { name: name.into(), device: plan.open()? })
+    /// Opens a device; `name` is the name of the port in messages.
+    pub fn open(name: impl Into<String>, spec: Box<dyn PortSpec>) -> Result<Self, PortError> {
+        Ok(Self { name: name.into(), device: spec.open()? })
     }
 
-    /// What the device can do.
+    /// Capabilities of the device.
     pub fn capabilities(&self) -> Capabilities {
         self.device.capabilities()
     }
 
-    /// The rule hardware, where the device knows it before it is started: see [`Device::rule_hardware`].
+    /// Rule hardware, if the device knows it before the start: see [`Device::rule_hardware`].
     pub fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         self.device.rule_hardware()
     }
 
     /// Checks the configuration against the capabilities.
     pub fn configure(self, config: PortConfig) -> Result<ConfiguredPort, PortError> {
-        let can = self.device.capabilities();
-        let refuse = |what: &'static str, asked: u64, range: std::ops::RangeInclusive<u64>| {
-            if range.contains(&asked) {
+        let limits = self.device.capabilities();
+        let check = |resource: &'static str, requested: u64, range: std::ops::RangeInclusive<u64>| {
+            if range.contains(&requested) {
                 Ok(())
             } else {
                 Err(PortError::Unsupported {
-                    driver: can.driver,
-                    what,
-                    asked,
-                    least: *range.start(),
-                    most: *range.end(),
+                    driver: limits.driver,
+                    resource,
+                    requested,
+                    min: *range.start(),
+                    max: *range.end(),
                 })
             }
         };
-        refuse("receive queues", config.rx_queues.into(), 0..=can.max_rx_queues.into())?;
-        refuse("transmit queues", config.tx_queues.into(), 0..=can.max_tx_queues.into())?;
-        refuse("mtu", config.mtu.into(), 68..=can.max_mtu.into())?;
-        refuse("depth", config.depth.into(), 1..=can.max_depth.into())?;
+        check("receive queues", config.rx_queues.into(), 0..=limits.max_rx_queues.into())?;
+        check("transmit queues", config.tx_queues.into(), 0..=limits.max_tx_queues.into())?;
+        check("mtu", config.mtu.into(), 68..=limits.max_mtu.into())?;
+        check("depth", config.depth.into(), 1..=limits.max_depth.into())?;
         Ok(ConfiguredPort { name: self.name, device: self.device, config })
     }
 }
 
 impl ConfiguredPort {
-    /// What the device can do.
+    /// Capabilities of the device.
     pub fn capabilities(&self) -> Capabilities {
         self.device.capabilities()
     }
@@ -264,19 +276,14 @@ impl ConfiguredPort {
         &self.config
     }
 
-    /// Tells the device the rules, see [`Device::set_rules`].
+    /// Tells the device the rules, see [`PuntToKernel::set_rules`].
     pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<KernelRule>, PortError> {
-        self.device.set_rules(rules, self.config.id)
+        self.device.punt_to_kernel().map_or(Ok(Vec::new()), |device| device.set_rules(rules, self.config.id))
     }
 
-    /// The rule hardware, see [`Device::rule_hardware`].
+    /// Rule hardware, see [`Device::rule_hardware`].
     pub fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         self.device.rule_hardware()
-    }
-
-    /// Back to a port that can be configured anew.
-    pub fn reconfigure(self) -> OpenPort {
-        OpenPort { name: self.name, device: self.device }
     }
 }
 
@@ -296,57 +303,60 @@ impl Port {
         &self.config
     }
 
-    /// What the device can do, and the mode it really got.
+    /// Capabilities of the device, and the mode that it runs in.
     pub fn capabilities(&self) -> Capabilities {
         self.device.capabilities()
     }
 
-    /// Looks at the link.
+    /// Reads the link state.
     pub fn link(&mut self) -> Link {
         self.device.link()
     }
 
-    /// What happened since the last call.
+    /// Events since the last call.
     pub fn events(&mut self) -> Vec<PortEvent> {
         self.device.events()
     }
 
-    /// What each receive queue did since the start.
+    /// Statistics of each receive queue since the start.
     pub fn rx_statistics(&self) -> Vec<QueueStats> {
         self.rx.iter().map(|c| c.snapshot()).collect()
     }
 
-    /// What each transmit queue did since the start.
+    /// Statistics of each transmit queue since the start.
     pub fn tx_statistics(&self) -> Vec<QueueStats> {
         self.tx.iter().map(|c| c.snapshot()).collect()
     }
 
-    /// Tells the device the rules, see [`Device::set_rules`].
+    /// Tells the device the rules, see [`PuntToKernel::set_rules`].
     pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<KernelRule>, PortError> {
-        self.device.set_rules(rules, self.config.id)
+        self.device.punt_to_kernel().map_or(Ok(Vec::new()), |device| device.set_rules(rules, self.config.id))
     }
 
-    /// Packets and bytes of a rule that the device decides.
+    /// Packets and bytes of a rule that the device applies.
     pub fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
-        self.device.rule_counters(rule)
+        self.device.punt_to_kernel()?.rule_counters(rule)
     }
 
-    /// The rule hardware, see [`Device::rule_hardware`].
+    /// Rule hardware, see [`Device::rule_hardware`].
     pub fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         self.device.rule_hardware()
     }
 
-    /// Puts a frame into the kernel's receive path, see [`Device::inject`].
+    /// Puts a frame into the kernel's receive path, see [`PuntToKernel::inject`].
     pub fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {
-        self.device.inject(frame)
+        match self.device.punt_to_kernel() {
+            Some(device) => device.inject(frame),
+            None => Err(std::io::ErrorKind::Unsupported.into()),
+        }
     }
 
-    /// Figures of the device beyond the queues' own.
+    /// Further statistics of the device by name, see [`DeviceStatistics::extra_statistics`].
     pub fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
-        self.device.extra_statistics()
+        self.device.statistics().map_or_else(Vec::new, DeviceStatistics::extra_statistics)
     }
 
-    /// Stops the port. All its queues must come back from their workers.
+    /// Stops the port. Workers must return all of its queues before.
     pub fn stop(mut self, rx: Vec<RxQueue>, tx: Vec<TxQueue>) -> Result<ConfiguredPort, PortError> {
         let id = self.config.id;
         let foreign = rx.iter().any(|q| q.port() != id) || tx.iter().any(|q| q.port() != id);

@@ -3,57 +3,65 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::PortId;
-use crate::counters::QueueCounters;
-use crate::drops::DropReason;
-use crate::packet::{Batch, Packet};
+use wirepath_packet::counters::QueueCounters;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::{Batch, Packet};
 
-/// What a driver implements for one receive queue. Programs use [`RxQueue`].
-pub trait ReceiveQueue: Send {
-    /// Appends received packets to `batch`, in order of arrival, as many as are there and fit; never blocks. Each packet's input port
-    /// is set. The driver adds to `counters()` what it hands over and what it drops.
+/// Receive queue, as implemented by a driver. Programs use [`RxQueue`].
+pub trait RxDriver: Send {
+    /// Appends received packets to `batch` in order of arrival, as many as are available and fit; never
+    /// blocks.
+    ///
+    /// The driver sets the input port of each packet, and counts delivered and dropped packets in
+    /// `counters()`.
     fn receive(&mut self, batch: &mut Batch);
 
-    /// The queue's counters, of which the queue is the only writer.
+    /// Counters of the queue, which is their only writer.
     fn counters(&self) -> &Arc<QueueCounters>;
 
-    /// Prepares for sleep and returns a descriptor that becomes readable (`POLLIN`) when packets are there; `None` if the queue
-    /// cannot wait, or has packets already.
+    /// Prepares for sleep and returns a descriptor that becomes readable (`POLLIN`) when packets arrive.
+    ///
+    /// `None`: the queue cannot wait, or already has packets.
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// For the driver's own [`super::Device::stop`]: the concrete queue.
+    /// Returns the concrete queue, for [`super::Device::stop`] of the driver.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
 }
 
-/// What a driver implements for one transmit queue. Programs use [`TxQueue`].
-pub trait TransmitQueue: Send {
-    /// Takes packets from the front of `batch`, in order, as many as the device accepts now, and leaves the rest; never blocks. What
-    /// can never be sent (too long, say) is taken, dropped and counted. The driver adds to `counters()`.
+/// Transmit queue, as implemented by a driver. Programs use [`TxQueue`].
+pub trait TxDriver: Send {
+    /// Takes packets from the front of `batch` in order, as many as the device accepts now, and leaves the
+    /// others; never blocks.
+    ///
+    /// Packets that cannot be transmitted at all, such as those that are too long, are taken, dropped and
+    /// counted. The driver counts in `counters()`.
     fn transmit(&mut self, batch: &mut Batch);
 
-    /// Frees what the device has sent, and wakes the device if packets still wait for it. Called when the worker has nothing to send.
+    /// Frees transmitted packets, and wakes the device if packets wait for it. Called when the worker has
+    /// nothing to send.
     fn reclaim(&mut self) {}
 
-    /// The queue's counters, of which the queue is the only writer.
+    /// Counters of the queue, which is their only writer.
     fn counters(&self) -> &Arc<QueueCounters>;
 
-    /// For the driver's own [`super::Device::stop`]: the concrete queue.
+    /// Returns the concrete queue, for [`super::Device::stop`] of the driver.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
 }
 
-/// A receive queue of a started port, owned by one worker.
+/// Receive queue of a started port, owned by one worker.
 pub struct RxQueue {
-    inner: Box<dyn ReceiveQueue>,
+    inner: Box<dyn RxDriver>,
     counters: Arc<QueueCounters>,
     port: PortId,
     index: u16,
     name: String,
 }
 
-/// A transmit queue of a started port, owned by one worker.
+/// Transmit queue of a started port, owned by one worker.
 pub struct TxQueue {
-    inner: Box<dyn TransmitQueue>,
+    inner: Box<dyn TxDriver>,
     counters: Arc<QueueCounters>,
     port: PortId,
     index: u16,
@@ -61,11 +69,12 @@ pub struct TxQueue {
 }
 
 impl RxQueue {
-    pub(crate) fn new(inner: Box<dyn ReceiveQueue>, port: PortId, index: u16, name: &str) -> Self {
+    pub(crate) fn new(inner: Box<dyn RxDriver>, port: PortId, index: u16, name: &str) -> Self {
         Self { counters: Arc::clone(inner.counters()), inner, port, index, name: name.to_owned() }
     }
 
-    /// Appends received packets to `batch`, as many as are there and fit; returns how many. Never blocks.
+    /// Appends received packets to `batch`, as many as are available and fit; returns their number. Never
+    /// blocks.
     #[inline]
     pub fn receive(&mut self, batch: &mut Batch) -> usize {
         let before = batch.len();
@@ -73,22 +82,23 @@ impl RxQueue {
         batch.len() - before
     }
 
-    /// Prepares for sleep; see [`ReceiveQueue::wait_descriptor`].
+    /// Prepares for sleep; see [`RxDriver::wait_descriptor`].
     pub fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         self.inner.wait_descriptor()
     }
 
-    pub(super) fn into_inner(self) -> Box<dyn ReceiveQueue> {
+    pub(super) fn into_inner(self) -> Box<dyn RxDriver> {
         self.inner
     }
 }
 
 impl TxQueue {
-    pub(crate) fn new(inner: Box<dyn TransmitQueue>, port: PortId, index: u16, name: &str) -> Self {
+    pub(crate) fn new(inner: Box<dyn TxDriver>, port: PortId, index: u16, name: &str) -> Self {
         Self { counters: Arc::clone(inner.counters()), inner, port, index, name: name.to_owned() }
     }
 
-    /// Sends packets from the front of `batch`; returns how many it took, and leaves the rest to the caller. Never blocks.
+    /// Transmits packets from the front of `batch` and leaves those that the device does not accept now.
+    /// Returns the number of packets taken. Never blocks.
     #[inline]
     pub fn transmit(&mut self, batch: &mut Batch) -> usize {
         let before = batch.len();
@@ -98,18 +108,18 @@ impl TxQueue {
         before - batch.len()
     }
 
-    /// Frees what the device has sent; see [`TransmitQueue::reclaim`].
+    /// Frees transmitted packets; see [`TxDriver::reclaim`].
     #[inline]
     pub fn reclaim(&mut self) {
         self.inner.reclaim();
     }
 
-    /// Counts packets that the caller gave up on this queue.
+    /// Counts packets that the caller dropped on this queue.
     pub fn count_drops(&self, reason: DropReason, n: usize) {
         self.counters.drops.add(reason, n as u64);
     }
 
-    pub(super) fn into_inner(self) -> Box<dyn TransmitQueue> {
+    pub(super) fn into_inner(self) -> Box<dyn TxDriver> {
         self.inner
     }
 }
@@ -133,7 +143,7 @@ macro_rules! identity {
                 &self.name
             }
 
-            /// What the queue did; readable from any thread.
+            /// Counters of the queue, readable from any thread.
             #[inline(always)]
             pub fn counters(&self) -> &Arc<QueueCounters> {
                 &self.counters
@@ -149,7 +159,7 @@ macro_rules! identity {
 }
 identity!(RxQueue TxQueue);
 
-/// Bytes of the packets of a slice, for counters.
+/// Sum of the lengths of packets in bytes, for counters.
 #[inline(always)]
 pub fn bytes_of(packets: &[Packet]) -> u64 {
     packets.iter().map(|packet| packet.len() as u64).sum()

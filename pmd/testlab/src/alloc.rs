@@ -1,4 +1,4 @@
-// UNSAFETY: an allocator is an unsafe trait.
+// UNSAFETY: `GlobalAlloc` is an unsafe trait.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -6,16 +6,16 @@ use std::cell::Cell;
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
-    static HELD: Cell<i64> = const { Cell::new(0) };
+    static RETAINED: Cell<i64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting for each thread. A test program installs it:
-/// `#[global_allocator] static ALLOCATOR: CountingAllocator = CountingAllocator;`
+/// The system allocator with counters for each thread. A test program installs it: `#[global_allocator]
+/// static ALLOCATOR: CountingAllocator = CountingAllocator;`
 #[derive(Debug)]
 pub struct CountingAllocator;
 
-/// How often `work` made this thread allocate or reallocate. Zero means something only where [`CountingAllocator`] is installed,
-/// which this checks.
+/// Returns how often `work` allocates or reallocates on this thread. Panics unless [`CountingAllocator`] is
+/// installed.
 pub fn allocations(work: impl FnOnce()) -> u64 {
     let before = COUNT.get();
     drop(std::hint::black_box(Box::new(1)));
@@ -25,49 +25,50 @@ pub fn allocations(work: impl FnOnce()) -> u64 {
     COUNT.get() - start
 }
 
-/// What `work` returns, and how many bytes more this thread holds then than before. Same condition; what other threads free of this one's
-/// is not seen.
-pub fn held<R>(work: impl FnOnce() -> R) -> (R, i64) {
+/// Returns the result of `work` and the bytes that this thread has allocated and not freed in it. Memory that
+/// other threads free is not counted. Panics unless [`CountingAllocator`] is installed.
+pub fn retained_bytes<R>(work: impl FnOnce() -> R) -> (R, i64) {
     allocations(|| {});
-    let before = HELD.get();
+    let before = RETAINED.get();
     let done = work();
-    (done, HELD.get() - before)
+    (done, RETAINED.get() - before)
 }
 
 fn count(bytes: usize) {
     COUNT.set(COUNT.get() + 1);
-    hold(bytes as i64);
+    add_retained(bytes as i64);
 }
 
-fn hold(bytes: i64) {
-    // A thread that ends frees after its own counters are gone.
-    let _ = HELD.try_with(|held| held.set(held.get() + bytes));
+fn add_retained(bytes: i64) {
+    // An ending thread frees memory after its thread-local counters are gone.
+    let _ = RETAINED.try_with(|held| held.set(held.get() + bytes));
 }
 
-// SAFETY: everything is the system allocator's; counting neither allocates nor unwinds.
+// SAFETY: every call is forwarded to the system allocator. Counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `layout` has a non-zero size.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `layout` has a non-zero size.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
-        hold(-(layout.size() as i64));
-        // SAFETY: the caller's promise.
+        add_retained(-(layout.size() as i64));
+        // SAFETY: the caller guarantees that `at` was allocated here with `layout`, and that `size` is not
+        // zero and does not overflow.
         unsafe { System.realloc(at, layout, size) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        hold(-(layout.size() as i64));
-        // SAFETY: the caller's promise.
+        add_retained(-(layout.size() as i64));
+        // SAFETY: the caller guarantees that `at` was allocated here with `layout` and is not used again.
         unsafe { System.dealloc(at, layout) };
     }
 }
@@ -83,8 +84,8 @@ mod tests {
     fn counts_what_allocates_and_nothing_else() {
         assert_eq!(allocations(|| drop(std::hint::black_box(vec![1u8; 100]))), 1);
         assert_eq!(allocations(|| _ = std::hint::black_box([1u8; 100])), 0);
-        let (list, bytes) = held(|| std::hint::black_box(vec![1u8; 100]));
+        let (list, bytes) = retained_bytes(|| std::hint::black_box(vec![1u8; 100]));
         assert_eq!(bytes, 100);
-        assert_eq!(held(|| drop(list)).1, -100);
+        assert_eq!(retained_bytes(|| drop(list)).1, -100);
     }
 }

@@ -1,4 +1,4 @@
-// UNSAFETY: packet sockets, which no safe crate here covers.
+// UNSAFETY: packet sockets, for which no safe crate is available.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -7,22 +7,23 @@ use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Linux: `PACKET_IGNORE_OUTGOING` (linux/if_packet.h), not in `libc`.
+/// `PACKET_IGNORE_OUTGOING` (linux/if_packet.h), which `libc` lacks.
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
-/// Longest thing that the kernel hands over: a superframe.
+/// Bytes of the longest frame from the kernel: a superframe.
 const LONGEST: usize = 70_000;
 const BUFFER: libc::c_int = 64 << 20;
 
 /// A received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The frame without its check sequence; a VLAN tag that the kernel had taken off is put back.
+    /// Bytes without the frame check sequence. A stripped VLAN tag is reinserted.
     pub bytes: Vec<u8>,
-    /// The kernel left the transport checksum undone (`TP_STATUS_CSUMNOTREADY`).
+    /// True if the kernel left the transport checksum incomplete (`TP_STATUS_CSUMNOTREADY`).
     pub checksum_pending: bool,
 }
 
-/// Raw frames in and out of an interface: a packet socket (packet(7)), promiscuous, blind to what this machine sends.
+/// Raw frames of an interface: a promiscuous packet socket (packet(7)) that does not see frames sent by this
+/// machine.
 #[derive(Debug)]
 pub struct FramePort {
     socket: OwnedFd,
@@ -30,17 +31,18 @@ pub struct FramePort {
 }
 
 impl FramePort {
-    /// Opens an interface of the calling thread's network namespace.
+    /// Opens an interface in the network namespace of the calling thread.
     pub fn open(interface: &str) -> io::Result<Self> {
         let name = CString::new(interface)?;
         let everything = (libc::ETH_P_ALL as u16).to_be();
-        // SAFETY: plain system calls; `address` and `member` are the types that the calls expect, fully initialised.
+        // SAFETY: `name` is a C string, and `address` and `member` are initialised structures of the types
+        // and sizes that the calls expect. The descriptor of socket(2) is new, so nothing else owns it.
         unsafe {
             let index = libc::if_nametoindex(name.as_ptr());
             if index == 0 {
                 return Err(io::Error::last_os_error());
             }
-            // Protocol 0: nothing arrives before the bind, which names the interface.
+            // Protocol 0: nothing arrives before bind(2) selects the interface.
             let fd = check(libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0))?;
             let port = Self { socket: OwnedFd::from_raw_fd(fd), buffer: vec![0; LONGEST] };
             port.option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &BUFFER)?;
@@ -63,15 +65,15 @@ impl FramePort {
 
     fn option<T>(&self, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
         let size = size_of::<T>() as libc::socklen_t;
-        // SAFETY: the kernel reads `size` bytes of `value`.
+        // SAFETY: the kernel reads `size` bytes of `value`, which outlives the call.
         check(unsafe { libc::setsockopt(self.socket.as_raw_fd(), level, name, (&raw const *value).cast(), size) })
             .map(drop)
     }
 
-    /// Sends a frame, waiting while the kernel's queue is full.
+    /// Sends a frame. Waits while the kernel's queue is full.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         loop {
-            // SAFETY: the kernel reads `len` bytes of `frame`.
+            // SAFETY: the kernel reads `frame.len()` bytes of `frame`, which outlives the call.
             let sent = unsafe { libc::send(self.socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
             if sent >= 0 {
                 return Ok(());
@@ -85,18 +87,18 @@ impl FramePort {
         }
     }
 
-    /// The next frame, or `None` if there is none within `limit`.
+    /// Returns the next frame, or `None` if there is none within `limit`.
     pub fn receive(&mut self, limit: Duration) -> Option<Frame> {
         let mut ready = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let millis = limit.as_millis().min(i32::MAX as u128) as libc::c_int;
-        // SAFETY: one valid pollfd.
+        // SAFETY: `ready` is one `pollfd` and outlives the call.
         if unsafe { libc::poll(&raw mut ready, 1, millis) } <= 0 {
             return None;
         }
         self.take()
     }
 
-    /// The next frame that `wanted` says yes to, dropping others, or `None` if there is none within `limit`.
+    /// Returns the next frame that `wanted` accepts and drops others. `None` if there is none within `limit`.
     pub fn receive_where(&mut self, limit: Duration, mut wanted: impl FnMut(&Frame) -> bool) -> Option<Frame> {
         let end = Instant::now() + limit;
         loop {
@@ -110,25 +112,26 @@ impl FramePort {
         }
     }
 
-    /// All frames that wait, without waiting for more.
+    /// Returns all queued frames without waiting.
     pub fn drain(&mut self) -> Vec<Frame> {
         std::iter::from_fn(|| self.take()).collect()
     }
 
     fn take(&mut self) -> Option<Frame> {
-        // SAFETY: all-zero is valid for these plain structures.
+        // SAFETY: `msghdr` consists of integers and raw pointers, for which zero bytes are valid; so are they
+        // for integers.
         let (mut message, mut control): (libc::msghdr, [u64; 16]) = unsafe { (zeroed(), zeroed()) };
         let mut part = libc::iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: self.buffer.len() };
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = size_of_val(&control);
-        // SAFETY: every pointer in `message` is valid for its length, and outlives the call.
+        // SAFETY: every pointer in `message` is valid for its length and outlives the call.
         let got = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         let mut bytes = self.buffer.get(..usize::try_from(got).ok()?)?.to_vec();
         let mut checksum_pending = false;
-        // SAFETY: the kernel filled `message`; control messages are walked with the macros made for that, inside `control`, and
-        // read unaligned.
+        // SAFETY: the kernel has filled `message`. The CMSG macros walk the control messages inside
+        // `control`, and the data are read unaligned.
         unsafe {
             let mut at = libc::CMSG_FIRSTHDR(&raw const message);
             while !at.is_null() {

@@ -1,4 +1,4 @@
-// UNSAFETY: a thread gets a mount namespace of its own.
+// UNSAFETY: a thread gets a separate mount namespace.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -16,33 +16,34 @@ use crate::eventually;
 use crate::frames::FramePort;
 use crate::process::{Background, Outcome, run, spawn};
 
-/// Names of namespaces start with this, then come the process id, a number and the name given.
+/// Prefix of namespace names. The process id, a number and the given name follow.
 const PREFIX: &str = "wp-";
-/// How long a cable may take to be up. Generous: it only ends a hopeless wait.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum time until a cable carries frames. It only ends a hopeless wait.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Hosts and cables, all gone when the lab is dropped.
+/// Hosts and cables, which are removed when the lab is dropped.
 ///
-/// As many threads of a process have labs at a time as there are processors, the others wait: tests with real traffic would otherwise
-/// disturb each other.
+/// Only as many threads of a process as there are processors may have labs at the same time. The others wait,
+/// because tests with real traffic would disturb each other.
 #[derive(Debug)]
 pub struct Lab {
     prefix: String,
-    _turn: Turn,
+    _permit: LabPermit,
 }
 
 impl Lab {
-    /// An empty lab. Needs [`crate::Need::LAB`].
+    /// Creates an empty lab. It needs [`crate::Requirement::LAB`].
     pub fn new(name: &str) -> Self {
-        static SWEPT: Once = Once::new();
+        static CLEANED: Once = Once::new();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let turn = Turn::take();
-        SWEPT.call_once(sweep);
+        let permit = LabPermit::take();
+        CLEANED.call_once(remove_stale_namespaces);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Self { prefix: format!("{PREFIX}{}-{number}-{name}", std::process::id()), _turn: turn }
+        Self { prefix: format!("{PREFIX}{}-{number}-{name}", std::process::id()), _permit: permit }
     }
 
-    /// A host: a network namespace with its loopback up and no IPv6 chatter (see [`Namespace::ipv6`]).
+    /// Creates a host: a network namespace with loopback up and without unsolicited IPv6 traffic (see
+    /// [`Namespace::ipv6`]).
     pub fn namespace(&self, name: &str) -> Namespace {
         let name = format!("{}-{name}", self.prefix);
         run(&["ip", "netns", "add", &name]).expect();
@@ -52,38 +53,39 @@ impl Lab {
         namespace
     }
 
-    /// A cable between two hosts (or within one), both ends up.
+    /// Connects two hosts, or two interfaces of one, by a cable with both ends up.
     pub fn veth(&self, a: (&Namespace, &str), b: (&Namespace, &str)) {
         Veth::new(a, b).plug();
     }
 }
 
-/// A network namespace of a [`Lab`]. Drop it before or after the lab; its processes and links go with it.
+/// A network namespace of a [`Lab`]. It may be dropped before or after the lab. Its processes and links are
+/// removed with it.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
 }
 
 impl Namespace {
-    /// Name, as `ip netns` knows it.
+    /// Returns the name, as in `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `ip -n NAME ...`, words separated by blanks; panics if it fails.
+    /// Runs `ip -n NAME ...` with words separated by blanks. Panics if it fails.
     #[track_caller]
     pub fn ip(&self, words: &str) -> String {
         let arguments: Vec<&str> = ["ip", "-n", &self.name].into_iter().chain(words.split_whitespace()).collect();
         run(&arguments).expect()
     }
 
-    /// Runs a program in here to its end.
+    /// Runs a program in this namespace to its end.
     #[track_caller]
     pub fn run(&self, arguments: &[&str]) -> Outcome {
         run(&self.command(arguments))
     }
 
-    /// Starts a program in here.
+    /// Starts a program in this namespace.
     #[track_caller]
     pub fn spawn(&self, arguments: &[&str]) -> Background {
         spawn(&self.command(arguments))
@@ -93,7 +95,8 @@ impl Namespace {
         [&["ip", "netns", "exec", &self.name], arguments].concat()
     }
 
-    /// Runs `work` on a thread that is in here, `/sys` included; threads that it starts are in here too. A panic goes through.
+    /// Runs `work` on a thread in this namespace, including `/sys`. Threads that it starts are in the
+    /// namespace too. Panics are propagated.
     pub fn inside<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -108,8 +111,9 @@ impl Namespace {
         let path = PathBuf::from("/run/netns").join(&self.name);
         let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).expect("setns");
-        // Sysfs shows the network devices of whoever mounted it: as `ip netns exec` does, mount it anew where only this thread sees.
-        // SAFETY: of what can be unshared only the descriptor table makes other code unsound, and that stays shared.
+        // Sysfs shows the network devices of the namespace that mounted it. Like `ip netns exec`, mount it
+        // again, visible to this thread only.
+        // SAFETY: unsharing the descriptor table would be unsound, since other code relies on it. It stays shared.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.expect("unshare");
         mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC).expect("private mounts");
         mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None).expect("mount /sys");
@@ -125,19 +129,20 @@ impl Namespace {
         });
     }
 
-    /// Lets an interface speak IPv6, with addresses usable at once (no duplicate address detection, no router solicitations).
+    /// Enables IPv6 on an interface. Addresses are usable at once: no duplicate address detection and no
+    /// router solicitations.
     pub fn ipv6(&self, interface: &str) {
         self.sysctl(&format!("net.ipv6.conf.{interface}.accept_dad"), "0");
         self.sysctl(&format!("net.ipv6.conf.{interface}.router_solicitations"), "0");
         self.sysctl(&format!("net.ipv6.conf.{interface}.disable_ipv6"), "0");
     }
 
-    /// Raw frames in and out of an interface.
+    /// Opens a packet socket on an interface.
     pub fn frames(&self, interface: &str) -> FramePort {
         self.inside(|| FramePort::open(interface).unwrap_or_else(|error| panic!("{interface}: {error}")))
     }
 
-    /// Link-layer address of an interface.
+    /// Returns the link-layer address of an interface.
     #[track_caller]
     pub fn mac(&self, interface: &str) -> [u8; 6] {
         let text =
@@ -146,7 +151,7 @@ impl Namespace {
         std::array::from_fn(|_| bytes.next().expect("six bytes"))
     }
 
-    /// A statistic of an interface, such as `rx_packets`.
+    /// Returns a statistic of an interface, such as `rx_packets`.
     #[track_caller]
     pub fn statistic(&self, interface: &str, name: &str) -> u64 {
         let path = format!("/sys/class/net/{interface}/statistics/{name}");
@@ -160,7 +165,7 @@ impl Drop for Namespace {
     }
 }
 
-/// A cable to be made.
+/// Parameters of a cable.
 #[derive(Debug)]
 pub struct Veth<'a> {
     ends: [(&'a Namespace, &'a str); 2],
@@ -170,33 +175,33 @@ pub struct Veth<'a> {
 }
 
 impl<'a> Veth<'a> {
-    /// A cable from an interface of one namespace to one of another, or of the same.
+    /// A cable between interfaces of two namespaces, or of one.
     pub fn new(a: (&'a Namespace, &'a str), b: (&'a Namespace, &'a str)) -> Self {
         Self { ends: [a, b], mtu: 1500, queues: 1, macs: [None, None] }
     }
 
-    /// MTU of both ends.
+    /// Sets the MTU of both ends.
     #[must_use]
     pub fn mtu(mut self, mtu: u32) -> Self {
         self.mtu = mtu;
         self
     }
 
-    /// Receive and transmit queues of both ends.
+    /// Sets the number of receive and transmit queues of both ends.
     #[must_use]
     pub fn queues(mut self, queues: u32) -> Self {
         self.queues = queues;
         self
     }
 
-    /// Link-layer addresses of the ends.
+    /// Sets the link-layer addresses of the ends.
     #[must_use]
     pub fn macs(mut self, a: &'a str, b: &'a str) -> Self {
         self.macs = [Some(a), Some(b)];
         self
     }
 
-    /// Makes it; both ends are up afterwards, and carry frames.
+    /// Creates the cable. Both ends are up afterwards and carry frames.
     #[track_caller]
     pub fn plug(self) {
         let [(a, a_name), (b, b_name)] = self.ends;
@@ -211,11 +216,11 @@ impl<'a> Veth<'a> {
             }
             namespace.ip(&format!("link set {name} up"));
         }
-        // The end that was up first learns of the other in the kernel's own time, and until then loses what it shall send without an error
-        // (linux: net/core/link_watch.c).
+        // The end that was set up first learns of its carrier asynchronously, and until then drops frames
+        // without an error (linux: net/core/link_watch.c).
         for (namespace, name) in self.ends {
             let is_up = || namespace.ip(&format!("-o link show {name}")).contains(" state UP ");
-            assert!(eventually(PATIENCE, is_up), "{name} does not see the other end of its cable");
+            assert!(eventually(TIMEOUT, is_up), "{name} does not see the other end of its cable");
         }
     }
 }
@@ -228,7 +233,7 @@ fn remove_namespace(name: &str) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     }
-    // Links first: a namespace lives on while someone holds a descriptor of it, and would keep them.
+    // Delete links first: an open descriptor would keep the namespace alive, and with it the links.
     let links = run(&["ip", "-n", name, "-o", "link", "show"]).stdout;
     for link in links.lines().filter_map(|line| line.split(": ").nth(1)) {
         let link = link.split('@').next().unwrap_or(link);
@@ -239,8 +244,8 @@ fn remove_namespace(name: &str) {
     run(&["ip", "netns", "del", name]);
 }
 
-/// Removes what runs left behind that were killed.
-fn sweep() {
+/// Removes namespaces of killed processes.
+fn remove_stale_namespaces() {
     let names = run(&["ip", "netns", "list"]).stdout;
     for name in names.lines().filter_map(|line| line.split_whitespace().next()) {
         let owner =
@@ -252,35 +257,36 @@ fn sweep() {
     }
 }
 
-/// The right to have labs, held by a few threads at a time, by each as often as it likes.
+/// The right to have labs. A limited number of threads has it at a time, and each of them may take it
+/// repeatedly.
 #[derive(Debug)]
-struct Turn {
+struct LabPermit {
     thread: ThreadId,
 }
 
-/// Threads that have labs. Tests with real traffic wait more than they work; as many as there are processors
-/// keep these busy, and more would only disturb each other.
+/// Threads that have labs. Tests with real traffic mostly wait, so as many as there are processors keep these
+/// busy. More would only disturb each other.
 static HOLDERS: Mutex<Vec<(ThreadId, u32)>> = Mutex::new(Vec::new());
 static FREE: Condvar = Condvar::new();
 
-fn holders() -> MutexGuard<'static, Vec<(ThreadId, u32)>> {
+fn permit_holders() -> MutexGuard<'static, Vec<(ThreadId, u32)>> {
     HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn most_holders() -> usize {
+fn max_holders() -> usize {
     std::thread::available_parallelism().map_or(1, |processors| processors.get().min(4))
 }
 
-impl Turn {
+impl LabPermit {
     fn take() -> Self {
         let thread = std::thread::current().id();
-        let mut held = holders();
+        let mut held = permit_holders();
         loop {
             if let Some((_, times)) = held.iter_mut().find(|(owner, _)| *owner == thread) {
                 *times += 1;
                 return Self { thread };
             }
-            if held.len() < most_holders() {
+            if held.len() < max_holders() {
                 held.push((thread, 1));
                 return Self { thread };
             }
@@ -289,9 +295,9 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for LabPermit {
     fn drop(&mut self) {
-        let mut held = holders();
+        let mut held = permit_holders();
         if let Some((_, times)) = held.iter_mut().find(|(owner, _)| *owner == self.thread) {
             *times -= 1;
         }
@@ -303,20 +309,20 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Need;
+    use crate::Requirement;
 
     #[test]
     fn a_cable_between_two_hosts_and_nothing_left() {
-        crate::require!(all Need::LAB);
+        crate::require!(all Requirement::LAB);
         let lab = Lab::new("cable");
         let (a, b) = (lab.namespace("a"), lab.namespace("b"));
         Veth::new((&a, "eth0"), (&b, "eth0")).mtu(9000).queues(2).macs("02:00:00:00:00:0a", "02:00:00:00:00:0b").plug();
-        // What is sent first arrives.
+        // The first frame sent arrives.
         let mut ends = [a.frames("eth0"), b.frames("eth0")];
         let frame = [&[0xff; 12][..], &[0x88, 0xb5], &[7; 46]].concat();
         for [from, to] in [[0, 1], [1, 0]] {
             ends[from].send(&frame).unwrap();
-            assert_eq!(ends[to].receive(PATIENCE).map(|got| got.bytes), Some(frame.clone()));
+            assert_eq!(ends[to].receive(TIMEOUT).map(|got| got.bytes), Some(frame.clone()));
         }
         assert_eq!(b.mac("eth0"), [2, 0, 0, 0, 0, 0x0b]);
         a.inside(|| {
@@ -331,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_panic_leaves_nothing() {
-        crate::require!(all Need::LAB);
+        crate::require!(all Requirement::LAB);
         let name = Mutex::new(String::new());
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let lab = Lab::new("panic");

@@ -1,32 +1,34 @@
-//! What the tests of every crate share. Nothing of this ships.
+//! Utilities for the tests of all crates. No program contains this crate.
 //!
-//! * [`require!`] and [`Need`]: a test that lacks something says `skipped: why`, and in CI that is a failure.
-//! * [`Lab`] and [`Namespace`]: hosts and cables made of network namespaces and veth pairs, removed afterwards, also after a panic.
-//! * [`FramePort`]: raw frames in and out of an interface. [`VlanTagger`]: a host behind a VLAN, without the 8021q module.
-//! * [`judge`]: tshark and scapy say what they think of frames.
-//! * [`CountingAllocator`]: shows that a burst path allocates nothing, and how much memory something takes.
+//! * [`require!`] and [`Requirement`]: a test that lacks something prints `skipped: why`, which is a failure
+//!   in CI.
+//! * [`Lab`] and [`Namespace`]: hosts and cables made of network namespaces and veth pairs. They are removed
+//!   afterwards, also after a panic.
+//! * [`FramePort`]: raw frames of an interface. [`VlanTagger`]: a host in a VLAN, without the 8021q module.
+//! * [`oracle`]: tshark and scapy as independent implementations.
+//! * [`CountingAllocator`]: shows that a burst path does not allocate, and how much memory a structure takes.
 //!
-//! Panics are how this crate reports: a lab that cannot be set up fails the test that wanted it.
+//! Errors are reported by panics: a lab that cannot be set up fails its test.
 
 mod alloc;
 mod frames;
-pub mod judge;
 mod lab;
-mod need;
+pub mod oracle;
 mod process;
+mod requirements;
 mod vlan;
 
-pub use alloc::{CountingAllocator, allocations, held};
+pub use alloc::{CountingAllocator, allocations, retained_bytes};
 pub use frames::{Frame, FramePort};
 pub use lab::{Lab, Namespace, Veth};
-pub use need::{Need, announce, skip_or_fail};
 pub use process::{Background, Outcome, run, spawn};
+pub use requirements::{Requirement, print_uncaptured, skip_or_fail};
 pub use vlan::VlanTagger;
 
 use std::time::{Duration, Instant};
 
-/// Calls `done` until it says yes or `limit` is over; returns whether it did. For what another process or the kernel does in its own
-/// time: the limit is generous and only ends a hopeless wait.
+/// Calls `done` until it returns true or `limit` has passed. Returns whether it did. It serves to wait for
+/// other processes and for the kernel; the limit should be generous, because it only ends a hopeless wait.
 pub fn eventually(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     loop {

@@ -4,17 +4,17 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::need::find_program;
+use crate::requirements::find_program;
 
-/// How long [`run`] lets a program run.
+/// Maximum run time in [`run`].
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a program did.
+/// Result of a program.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The command line, for messages.
     pub command: String,
-    /// Whether it exited with 0.
+    /// True if the exit code is 0.
     pub success: bool,
     /// Exit code; `None` if a signal ended it.
     pub code: Option<i32>,
@@ -25,7 +25,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The standard output, or a panic that shows everything.
+    /// Returns the standard output. Panics with the whole output if the program failed.
     #[track_caller]
     pub fn expect(self) -> String {
         assert!(self.success, "{} failed ({:?}):\n{}{}", self.command, self.code, self.stdout, self.stderr);
@@ -45,7 +45,7 @@ pub fn spawn(arguments: &[&str]) -> Background {
     Background::start(arguments)
 }
 
-/// A running program; killed when dropped.
+/// A running program, which is killed when dropped.
 #[derive(Debug)]
 pub struct Background {
     command: String,
@@ -76,12 +76,12 @@ impl Background {
         Self { command: text, child, stdout: Some(stdout), stderr: Some(stderr) }
     }
 
-    /// Process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it still runs.
+    /// Returns whether the program still runs.
     pub fn running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -89,25 +89,25 @@ impl Background {
     /// Sends a signal (`libc::SIGTERM` and the like).
     pub fn signal(&self, signal: rustix::process::Signal) {
         let id = rustix::process::Pid::from_child(&self.child);
-        // Fails only if it has ended already, which the caller will notice.
+        // This fails only if the program has ended, which the caller notices.
         let _ = rustix::process::kill_process(id, signal);
     }
 
-    /// Asks it to end (SIGTERM) and waits for that.
+    /// Sends SIGTERM and waits for the end.
     #[track_caller]
     pub fn terminate(self, limit: Duration) -> Outcome {
         self.signal(rustix::process::Signal::TERM);
         self.wait(limit)
     }
 
-    /// Kills it (SIGKILL) and waits for that.
+    /// Sends SIGKILL and waits for the end.
     #[track_caller]
     pub fn kill(self) -> Outcome {
         self.signal(rustix::process::Signal::KILL);
         self.wait(LIMIT)
     }
 
-    /// Waits for its end; kills it and panics after `limit`.
+    /// Waits for the end. Kills the program and panics after `limit`.
     #[track_caller]
     pub fn wait(mut self, limit: Duration) -> Outcome {
         let end = Instant::now() + limit;

@@ -1,21 +1,26 @@
 // UNSAFETY: the bpf(2) system call.
 #![allow(unsafe_code)]
 
+//! A VLAN on an interface of a test, by BPF programs.
+
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::Namespace;
 
-/// Puts an interface behind a VLAN: everything it sends is tagged, only frames with that tag come in, without it. Two small programs
-/// at the interface's traffic-control hooks (TCX, Linux 6.6), so that no 8021q module is needed. The tag travels in packet
-/// metadata, as the kernel's own VLAN devices would send it over a veth. Ends when dropped.
+/// Puts an interface into a VLAN. Sent frames are tagged. Received frames with this tag are untagged, and all others
+/// are dropped.
+///
+/// Two BPF programs at the tc hooks of the interface (TCX, Linux 6.6) do this, so the 8021q module is not
+/// needed. The tag is in the packet metadata (`vlan_tci`), like that of the kernel's VLAN devices on a veth. Dropping
+/// this value detaches the programs.
 #[derive(Debug)]
 pub struct VlanTagger {
     _links: [OwnedFd; 2],
 }
 
-// bpf(2): commands, program types and attachment points of linux/bpf.h.
+// Commands, program types, attach types, return codes and helper functions of bpf(2) (linux/bpf.h).
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
@@ -23,45 +28,54 @@ const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
 const TCX_PASS: i32 = 0;
 const TCX_DROP: i32 = 2;
+const BPF_FUNC_SKB_VLAN_PUSH: i32 = 18;
+const BPF_FUNC_SKB_VLAN_POP: i32 = 19;
+/// Offset of `__sk_buff.vlan_present`.
+const SKB_VLAN_PRESENT: i16 = 20;
+/// Offset of `__sk_buff.vlan_tci`.
+const SKB_VLAN_TCI: i16 = 24;
 
-/// One instruction: opcode, registers (source in the upper half), jump or memory offset, immediate.
-const fn op(code: u8, dst: u8, src: u8, offset: i16, immediate: i32) -> u64 {
-    code as u64 | ((src << 4 | dst) as u64) << 8 | (offset as u16 as u64) << 16 | (immediate as u32 as u64) << 32
+/// Encodes a BPF instruction (RFC 9669 section 3). `offset` is a memory offset, or the number of instructions to skip.
+const fn instruction(opcode: u8, dst: u8, src: u8, offset: i16, immediate: i32) -> u64 {
+    opcode as u64 | ((src << 4 | dst) as u64) << 8 | (offset as u16 as u64) << 16 | (immediate as u32 as u64) << 32
 }
 
-const fn load_context(dst: u8, offset: i16) -> u64 {
-    op(0x61, dst, 1, offset, 0)
+/// Loads a 32-bit field of the context (`struct __sk_buff`, register 1).
+const fn load_skb_field(dst: u8, offset: i16) -> u64 {
+    instruction(0x61, dst, 1, offset, 0)
 }
-const fn set(dst: u8, immediate: i32) -> u64 {
-    op(0xb7, dst, 0, 0, immediate)
+/// Sets a register to a constant.
+const fn set_register(dst: u8, immediate: i32) -> u64 {
+    instruction(0xb7, dst, 0, 0, immediate)
 }
-const fn call(helper: i32) -> u64 {
-    op(0x85, 0, 0, 0, helper)
+/// Calls a helper function of the kernel.
+const fn call_helper(helper: i32) -> u64 {
+    instruction(0x85, 0, 0, 0, helper)
 }
-const EXIT: u64 = op(0x95, 0, 0, 0, 0);
+const EXIT: u64 = instruction(0x95, 0, 0, 0, 0);
 
 impl VlanTagger {
-    /// Starts to tag on an interface. Needs root and Linux 6.6.
+    /// Attaches the programs to an interface. Needs root and Linux 6.6.
     #[track_caller]
     pub fn new(namespace: &Namespace, interface: &str, vlan: u16) -> Self {
         let vlan = i32::from(vlan);
         let push = [
-            set(2, i32::from(0x8100u16.to_be())),
-            set(3, vlan),
-            call(18), // bpf_skb_vlan_push
-            set(0, TCX_PASS),
+            set_register(2, i32::from(0x8100u16.to_be())),
+            set_register(3, vlan),
+            call_helper(BPF_FUNC_SKB_VLAN_PUSH),
+            set_register(0, TCX_PASS),
             EXIT,
         ];
         let pop = [
-            load_context(2, 20),      // __sk_buff.vlan_present
-            op(0x15, 2, 0, 6, 0),     // if 0, drop
-            load_context(2, 24),      // __sk_buff.vlan_tci
-            op(0x57, 2, 0, 0, 0xfff), // the VLAN id of it
-            op(0x55, 2, 0, 3, vlan),  // if not ours, drop
-            call(19),                 // bpf_skb_vlan_pop
-            set(0, TCX_PASS),
+            load_skb_field(2, SKB_VLAN_PRESENT),
+            instruction(0x15, 2, 0, 6, 0), // if it is 0, skip to TCX_DROP
+            load_skb_field(2, SKB_VLAN_TCI),
+            instruction(0x57, 2, 0, 0, 0xfff), // bits of the VLAN ID
+            instruction(0x55, 2, 0, 3, vlan),  // if it is another VLAN, skip to TCX_DROP
+            call_helper(BPF_FUNC_SKB_VLAN_POP),
+            set_register(0, TCX_PASS),
             EXIT,
-            set(0, TCX_DROP),
+            set_register(0, TCX_DROP),
             EXIT,
         ];
         let links = namespace.inside(|| {
@@ -72,68 +86,77 @@ impl VlanTagger {
     }
 }
 
+/// Start of `union bpf_attr` for [`BPF_PROG_LOAD`], with the kernel's field names.
 #[repr(C)]
 #[derive(Default)]
-struct ProgramLoad {
-    program_type: u32,
-    instructions: u32,
-    code: u64,
+struct ProgLoadAttr {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
     license: u64,
     log_level: u32,
     log_size: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-    name: [u8; 16],
-    interface: u32,
+    log_buf: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
     expected_attach_type: u32,
 }
 
+/// Start of `union bpf_attr` for [`BPF_LINK_CREATE`] of a TCX program, with the kernel's field names.
 #[repr(C)]
 #[derive(Default)]
-struct LinkCreate {
-    program: u32,
-    interface: u32,
+struct LinkCreateAttr {
+    prog_fd: u32,
+    target_ifindex: u32,
     attach_type: u32,
     flags: u32,
-    relative: u32,
+    relative_fd: u32,
     padding: u32,
-    revision: u64,
+    expected_revision: u64,
 }
 
-fn attach(interface: &str, code: &[u64], at: u32) -> io::Result<OwnedFd> {
+/// Loads a program and attaches it to an interface. The program stays attached while the returned link is open.
+fn attach(interface: &str, instructions: &[u64], attach_type: u32) -> io::Result<OwnedFd> {
     let name = CString::new(interface)?;
     let license = c"Dual MIT/GPL";
     let mut log = vec![0u8; 16 << 10];
-    let load = ProgramLoad {
-        program_type: BPF_PROG_TYPE_SCHED_CLS,
-        instructions: code.len() as u32,
-        code: code.as_ptr().addr() as u64,
+    let load = ProgLoadAttr {
+        prog_type: BPF_PROG_TYPE_SCHED_CLS,
+        insn_cnt: instructions.len() as u32,
+        insns: instructions.as_ptr().addr() as u64,
         license: license.as_ptr().addr() as u64,
         log_level: 1,
         log_size: log.len() as u32,
-        log: log.as_mut_ptr().expose_provenance() as u64,
-        expected_attach_type: at,
+        log_buf: log.as_mut_ptr().expose_provenance() as u64,
+        expected_attach_type: attach_type,
         ..Default::default()
     };
     let program = bpf(BPF_PROG_LOAD, &load).map_err(|error| {
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(0);
         io::Error::other(format!("{error}: {}", String::from_utf8_lossy(&log[..end])))
     })?;
-    // SAFETY: a C string.
+    // SAFETY: `name` is a C string that outlives the call.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     if index == 0 {
         return Err(io::Error::last_os_error());
     }
     bpf(
         BPF_LINK_CREATE,
-        &LinkCreate { program: program.as_raw_fd() as u32, interface: index, attach_type: at, ..Default::default() },
+        &LinkCreateAttr {
+            prog_fd: program.as_raw_fd() as u32,
+            target_ifindex: index,
+            attach_type,
+            ..Default::default()
+        },
     )
 }
 
+/// Calls bpf(2). Returns the file descriptor that the command creates. `T` must be laid out as `union bpf_attr`.
 fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads the attributes, which are laid out as `union bpf_attr`, and the memory that they point to, which
-    // outlives the call; it returns a new descriptor.
+    // SAFETY: the attributes are laid out as `union bpf_attr`. The memory that they point to outlives the
+    // call, and the commands return a new file descriptor.
     unsafe {
         let result = libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>());
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(result as libc::c_int)) }
@@ -145,11 +168,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Lab, Need};
+    use crate::{Lab, Requirement};
 
     #[test]
-    fn tags_out_and_takes_only_its_own_in() {
-        crate::require!(all Need::LAB, Need::Kernel(6, 6));
+    fn sent_frames_are_tagged_and_other_tags_dropped() {
+        crate::require!(all Requirement::LAB, Requirement::Kernel(6, 6));
         let lab = Lab::new("vlan");
         let (host, trunk) = (lab.namespace("host"), lab.namespace("trunk"));
         lab.veth((&host, "eth0"), (&trunk, "eth0"));
@@ -160,7 +183,8 @@ mod tests {
         let wait = Duration::from_secs(5);
         a.send(&frame(&[], 1)).unwrap();
         assert_eq!(b.receive(wait).unwrap().bytes, frame(&[0x81, 0, 0, 100], 1), "tagged on the way out");
-        // A packet socket looks in front of the program, so what comes in is judged by what the host answers.
+        // A packet socket sees frames before the program does. The reply of the host shows which frames
+        // passed.
         host.ip("addr add 192.0.2.1/24 dev eth0");
         let request = |tag: &[u8], sender: u8| {
             let arp =
@@ -173,7 +197,7 @@ mod tests {
         b.send(&request(&[0x81, 0, 0, 101], 6)).unwrap();
         b.send(&request(&[0x81, 0, 0, 100], 7)).unwrap();
         let reply =
-            b.receive_where(wait, |f| f.bytes.get(12..18) == Some(&[0x81, 0, 0, 100, 8, 6])).expect("an answer");
+            b.receive_where(wait, |f| f.bytes.get(12..18) == Some(&[0x81, 0, 0, 100, 8, 6])).expect("an ARP reply");
         assert_eq!(reply.bytes[..6], [2, 0, 0, 0, 0, 7], "only the request with the right tag is answered");
     }
 }

@@ -1,50 +1,50 @@
-//! One port under test and the other end of its wire.
+//! A port under test and the other end of its wire.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
+use wirepath_packet::PortId;
 
 use wirepath_nic_emulator::launch;
-use wirepath_pmd::drivers::{self, PortSettings};
-use wirepath_pmd::packet::{Batch, Packet, Pool};
+use wirepath_packet::{Batch, Packet, Pool};
 use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, RxQueue, StartedPort};
-use wirepath_pmd::settings::Source;
-use wirepath_testlab::{announce, skip_or_fail};
+use wirepath_testlab::{print_uncaptured, skip_or_fail};
 
-use crate::fixture::{Emulation, Fixture, Nature, Property, Rig};
+use crate::common::{bytes, packet, settings};
+use crate::fixture::{Emulation, Fixture, Property, Wire, WireTraits};
 
-/// How long nothing may move before a test gives up. Generous: it only ends a hopeless wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// Buffers of the pool of a test, unless it says otherwise.
+/// Time without any progress after which a test fails. It only ends a hopeless wait.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+/// Default number of buffers in the pool of a test.
 const BUFFERS: u32 = 8192;
-/// Number of the port under test.
+/// Port id of the port under test.
 pub(crate) const PORT: u16 = 7;
 
-/// Runs one property for one driver.
+/// Checks one property of one driver.
 pub(crate) fn check(name: &str, fixture: &dyn Fixture, property: Property, body: fn(&mut Bench)) {
     if let Some(why) = fixture.exempt(property) {
-        announce(&format!("not for {}: {property:?}: {why}", fixture.driver()));
+        print_uncaptured(&format!("not for {}: {property:?}: {why}", fixture.driver()));
         return;
     }
     let Some(Emulation { topology, environment, folder }) = fixture.emulation() else {
         return check_here(fixture, property, body);
     };
     let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, &**value)).collect();
-    launch::under_with(name, &topology, &environment, || {
-        let told = ToldIfItFails(&folder);
+    launch::run_test_with_env(name, &topology, &environment, || {
+        let log_guard = LogOnFailure(&folder);
         check_here(fixture, property, body);
-        drop(told);
-        // Only what a test ordered may be in there.
+        drop(log_guard);
+        // The log may contain only injected faults.
         let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
-        let refused: Vec<_> = log.lines().filter(|line| !line.contains("as ordered")).collect();
+        let refused: Vec<_> = log.lines().filter(|line| !line.contains("injected fault")).collect();
         assert!(refused.is_empty(), "a NIC would have refused:\n{}", refused.join("\n"));
     });
     let _ = std::fs::remove_dir_all(folder);
 }
 
-/// Says, if a test fails, what its NICs did not like before.
-struct ToldIfItFails<'a>(&'a Path);
+/// Prints the log of the NICs if the test fails.
+struct LogOnFailure<'a>(&'a Path);
 
-impl Drop for ToldIfItFails<'_> {
+impl Drop for LogOnFailure<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the NICs' log:\n{}", std::fs::read_to_string(self.0.join("log")).unwrap_or_default());
@@ -52,72 +52,72 @@ impl Drop for ToldIfItFails<'_> {
     }
 }
 
-/// Runs one property in this process.
+/// Checks one property in this process.
 fn check_here(fixture: &dyn Fixture, property: Property, body: fn(&mut Bench)) {
     let setup = match fixture.set_up() {
         Ok(setup) => setup,
         Err(why) => return skip_or_fail(file!(), line!(), &format!("{}: {property:?}: {why}", fixture.driver())),
     };
-    let (rig, place, lab) = (setup.rig, setup.place, setup.lab);
+    let (wire, namespace, lab) = (setup.wire, setup.namespace, setup.lab);
     let run = || {
-        let mut bench = Bench::new(rig);
+        let mut bench = Bench::new(wire);
         body(&mut bench);
         bench.finish();
     };
-    match &place {
-        Some(place) => place.inside(run),
+    match &namespace {
+        Some(namespace) => namespace.inside(run),
         None => run(),
     }
-    drop(place);
+    drop(namespace);
     drop(lab);
 }
 
 /// A port under test and the other end of its wire.
 pub(crate) struct Bench {
-    pub(crate) rig: Box<dyn Rig>,
-    pub(crate) nature: Nature,
+    pub(crate) wire: Box<dyn Wire>,
+    pub(crate) traits: WireTraits,
     pub(crate) pool: Pool,
     pub(crate) port: Option<StartedPort>,
     stopped: Option<ConfiguredPort>,
-    /// Test frames that came out of the port so far.
+    /// Test frames that the port has sent so far.
     pub(crate) arrived: Vec<Vec<u8>>,
 }
 
 impl Bench {
-    pub(crate) fn new(rig: Box<dyn Rig>) -> Self {
+    pub(crate) fn new(wire: Box<dyn Wire>) -> Self {
         let pool = Pool::new("contract", BUFFERS).expect("memory for a pool");
-        Self { nature: rig.nature(), rig, pool, port: None, stopped: None, arrived: Vec::new() }
+        Self { traits: wire.traits(), wire, pool, port: None, stopped: None, arrived: Vec::new() }
     }
 
-    /// Starts the port with an MTU of 9202, or as far as it goes.
+    /// Starts the port with an MTU of 9202, or the largest that it supports.
     pub(crate) fn start(&mut self, feed: &[Vec<u8>]) {
         self.start_with(feed, |_| ());
     }
 
     /// Opens, configures and starts the port.
     pub(crate) fn start_with(&mut self, feed: &[Vec<u8>], change: impl FnOnce(&mut PortConfig)) {
-        // Some devices can be had only once.
+        // Some devices can be opened only once.
         self.stopped = None;
-        let settings = plan(&self.rig.port(feed));
-        let mut config = settings.config(PORT, self.pool.clone());
+        let settings = settings(&self.wire.port(feed));
+        let mut config = settings.config(PortId::new(PORT), self.pool.clone());
         let open = OpenPort::open("dut", settings.plan).unwrap_or_else(|error| panic!("open: {error}"));
         config.mtu = open.capabilities().max_mtu.min(9202);
         change(&mut config);
         let configured = open.configure(config).unwrap_or_else(|error| panic!("configure: {error}"));
         let started = configured.start().unwrap_or_else(|error| panic!("start: {error}"));
         for packet_queue in &started.rx {
-            assert_eq!(packet_queue.port(), PORT);
+            assert_eq!(packet_queue.port(), PortId::new(PORT));
         }
         self.port = Some(started);
-        self.rig.settle();
+        self.wire.settle();
     }
 
-    /// The started port.
+    /// Returns the started port.
     pub(crate) fn started(&mut self) -> &mut StartedPort {
         self.port.as_mut().expect("the test has started the port")
     }
 
-    /// Longest frame that the port was configured for.
+    /// Returns the length of the longest configured frame.
     pub(crate) fn longest(&mut self) -> usize {
         usize::from(self.started().port.config().mtu) + 14
     }
@@ -134,10 +134,10 @@ impl Bench {
     pub(crate) fn start_again(&mut self) {
         let stopped = self.stopped.take().expect("the test has stopped the port");
         self.port = Some(stopped.start().unwrap_or_else(|error| panic!("start again: {error}")));
-        self.rig.settle();
+        self.wire.settle();
     }
 
-    /// Frames that one poll of every queue finds; each must carry the port's number.
+    /// Polls every queue once and returns the frames. Each must carry the port id.
     pub(crate) fn poll(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         for queue in &mut self.started().rx {
@@ -146,22 +146,22 @@ impl Bench {
         frames
     }
 
-    /// Offers frames to the port, never more than the wire holds, until it has received as many or nothing moves any more. Returns
-    /// the test frames it received. A rig that makes its own frames is polled for as many.
+    /// Offers frames to the port, within the capacity of the wire, until all have arrived or nothing moves.
+    /// Returns the received test frames. A wire that generates its own frames is polled for as many.
     pub(crate) fn feed(&mut self, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut received: Vec<Vec<u8>> = Vec::new();
         let (mut offered, mut last_move) = (0, Instant::now());
-        while received.len() < frames.len() && last_move.elapsed() < PATIENCE {
+        while received.len() < frames.len() && last_move.elapsed() < TIMEOUT {
             let before = (offered, received.len());
             while offered < frames.len()
-                && offered - received.len() < self.nature.capacity
-                && self.rig.offer(&frames[offered])
+                && offered - received.len() < self.traits.capacity
+                && self.wire.offer(&frames[offered])
             {
                 offered += 1;
             }
             let polled = self.poll();
-            let feeds = self.nature.feeds;
-            received.extend(polled.into_iter().filter(|frame| !feeds || identify(frame).is_some()));
+            let delivers = self.traits.delivers;
+            received.extend(polled.into_iter().filter(|frame| !delivers || identify(frame).is_some()));
             if before != (offered, received.len()) {
                 last_move = Instant::now();
             } else {
@@ -171,25 +171,31 @@ impl Bench {
         received
     }
 
-    /// A packet with these bytes, in as many segments as it takes.
+    /// Returns a packet with these bytes, in as many segments as it needs.
     pub(crate) fn packet(&self, bytes: &[u8]) -> Packet {
         packet(&self.pool, bytes)
     }
 
-    /// Sends frames through transmit queue 0, never more than the wire holds; panics if the port stops taking them.
+    /// Sends frames on transmit queue 0, within the capacity of the wire. Panics if the port stops accepting
+    /// them.
     pub(crate) fn send(&mut self, frames: &[Vec<u8>]) {
         let mut left: Vec<Packet> = frames.iter().rev().map(|frame| self.packet(frame)).collect();
         self.send_packets(&mut left);
     }
 
-    /// Sends packets, the last one first, as [`Self::send`] does.
+    /// Sends packets like [`Self::send`], the last one first.
     pub(crate) fn send_packets(&mut self, left: &mut Vec<Packet>) {
         let (mut batch, mut sent, before, mut last_move) = (Batch::new(), 0, self.arrived.len(), Instant::now());
         while !(left.is_empty() && batch.is_empty()) {
-            assert!(last_move.elapsed() < PATIENCE, "the port takes no more after {sent} packets: {}", self.story());
-            let watch = self.nature.shows && !self.nature.shows_after_stop;
+            assert!(
+                last_move.elapsed() < TIMEOUT,
+                "the port takes no more after {sent} packets: \
+                 {}",
+                self.diagnostics()
+            );
+            let watch = self.traits.shows_sent && !self.traits.shows_sent_after_stop;
             let on_wire = if watch { sent + batch.len() - (self.arrived.len() - before).min(sent) } else { 0 };
-            let room = self.nature.capacity.saturating_sub(on_wire).min(batch.space());
+            let room = self.traits.capacity.saturating_sub(on_wire).min(batch.space());
             let from = left.len().saturating_sub(room);
             batch.extend(left.drain(from..).rev());
             let queue = &mut self.started().tx[0];
@@ -208,13 +214,14 @@ impl Bench {
         }
     }
 
-    /// Waits until that many test frames have come out of the port, stopping it if the rig shows them only then, and takes them.
+    /// Waits until the port has sent `count` test frames and takes them. Stops the port if the wire shows
+    /// them only then.
     pub(crate) fn take_sent(&mut self, count: usize) -> Vec<Vec<u8>> {
-        if self.nature.shows_after_stop {
+        if self.traits.shows_sent_after_stop {
             self.stop();
         }
         let (mut last, mut last_move) = (self.arrived.len(), Instant::now());
-        while self.nature.shows && self.arrived.len() < count && last_move.elapsed() < PATIENCE {
+        while self.traits.shows_sent && self.arrived.len() < count && last_move.elapsed() < TIMEOUT {
             if let Some(port) = &mut self.port {
                 port.tx.iter_mut().for_each(|queue| queue.reclaim());
             }
@@ -228,14 +235,14 @@ impl Bench {
         std::mem::take(&mut self.arrived)
     }
 
-    /// Notes what came out of the port.
+    /// Collects the frames that the port has sent.
     pub(crate) fn take_arrived(&mut self) {
-        let frames = self.rig.arrived();
+        let frames = self.wire.arrived();
         self.arrived.extend(frames.into_iter().filter(|frame| identify(frame).is_some()));
     }
 
-    /// What the counters say, for messages.
-    pub(crate) fn story(&mut self) -> String {
+    /// Returns the counters as text, for messages.
+    pub(crate) fn diagnostics(&mut self) -> String {
         match &mut self.port {
             None => "not started".to_owned(),
             Some(it) => format!(
@@ -248,86 +255,70 @@ impl Bench {
         }
     }
 
-    /// Both directions carry these frames, in order and without a loss.
+    /// Checks that both directions carry these frames in order and without loss.
     #[track_caller]
     pub(crate) fn assert_exchanges(&mut self, frames: &[Vec<u8>]) {
         let received = self.feed(frames);
-        if self.nature.feeds {
-            let story = self.story();
-            assert_same(&received, frames, "received", &story);
+        if self.traits.delivers {
+            let diagnostics = self.diagnostics();
+            assert_same(&received, frames, "received", &diagnostics);
         } else {
-            assert!(received.len() >= frames.len(), "received {} of its own: {}", received.len(), self.story());
+            assert!(
+                received.len() >= frames.len(),
+                "received {} generated frames: {}",
+                received.len(),
+                self.diagnostics()
+            );
         }
         self.send(frames);
-        let story = self.story();
+        let diagnostics = self.diagnostics();
         let sent = self.take_sent(frames.len());
-        if self.nature.shows {
-            assert_same(&sent, frames, "sent", &story);
+        if self.traits.shows_sent {
+            assert_same(&sent, frames, "sent", &diagnostics);
         }
     }
 
-    /// Stops, and looks whether every buffer is back.
+    /// Stops the port and checks that every buffer has returned.
     fn finish(mut self) {
         self.stop();
-        drop((self.port.take(), self.stopped.take(), self.rig));
+        drop((self.port.take(), self.stopped.take(), self.wire));
         assert_eq!(self.pool.outstanding(), 0, "buffers that did not come back to the pool");
     }
 }
 
-/// A packet with these bytes, in as many segments as it takes.
-pub(crate) fn packet(pool: &Pool, bytes: &[u8]) -> Packet {
-    let mut packet = pool.take().expect("a free buffer");
-    assert!(packet.extend_from_slice(bytes, pool), "free buffers");
-    packet
-}
-
-/// The bytes of a packet.
-pub(crate) fn bytes(packet: &Packet) -> Vec<u8> {
-    let bytes = packet.segments().collect::<Vec<_>>().concat();
-    assert_eq!(bytes.len(), packet.len());
-    bytes
-}
-
-/// Reads a `[[port]]` table.
-pub(crate) fn plan(table: &str) -> PortSettings {
-    let source = Source::new("contract.toml", format!("[[port]]\nname = \"dut\"\n{table}"));
-    let document = source.parse().unwrap_or_else(|error| panic!("{error}"));
-    let port = document.settings().tables("port").expect("one port").remove(0);
-    drivers::plan(port).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// Takes what one poll finds.
+/// Polls a queue once.
 pub(crate) fn poll_queue(queue: &mut RxQueue, frames: &mut Vec<Vec<u8>>) {
     let mut batch = Batch::new();
     let n = queue.receive(&mut batch);
     assert_eq!(n, batch.len());
     for packet in batch.iter() {
-        assert_eq!(packet.in_port(), PORT);
+        assert_eq!(packet.in_port().map(PortId::number), Some(PORT));
         frames.push(bytes(packet));
     }
 }
 
-/// Panics with the first difference.
+/// Panics at the first difference.
 #[track_caller]
-pub(crate) fn assert_same(got: &[Vec<u8>], want: &[Vec<u8>], what: &str, story: &str) {
+pub(crate) fn assert_same(got: &[Vec<u8>], want: &[Vec<u8>], what: &str, diagnostics: &str) {
     if let Some(at) = got.iter().zip(want).position(|(got, want)| got != want) {
         panic!(
-            "{what}: frame {at} is {:?} of {} bytes, expected {:?} of {} bytes: {story}",
+            "{what}: frame {at} is {:?} of {} bytes, expected {:?} of {} bytes: {diagnostics}",
             identify(&got[at]),
             got[at].len(),
             identify(&want[at]),
             want[at].len()
         );
     }
-    assert_eq!(got.len(), want.len(), "{what}: number of frames: {story}");
+    assert_eq!(got.len(), want.len(), "{what}: number of frames: {diagnostics}");
 }
 
-/// Marks a test frame's payload.
+/// Marks the payload of a test frame.
 const MAGIC: [u8; 4] = *b"WPCT";
-/// Shortest test frame.
+/// Length of the shortest test frame.
 pub(crate) const SHORTEST: usize = 60;
 
-/// A test frame: a UDP datagram of a flow with a number and a pattern, `size` bytes without frame check sequence.
+/// Returns a test frame of `size` bytes without frame check sequence: a UDP datagram with flow, number and a
+/// pattern.
 pub(crate) fn frame(flow: u32, number: u32, size: usize) -> Vec<u8> {
     assert!(size >= SHORTEST);
     let mut frame = vec![0; size];
@@ -351,7 +342,7 @@ pub(crate) fn frame(flow: u32, number: u32, size: usize) -> Vec<u8> {
     frame
 }
 
-/// Flow and number of a test frame; `None` for anything else. A damaged test frame is a panic.
+/// Returns flow and number of a test frame; `None` for other frames. Panics if a test frame is corrupted.
 pub(crate) fn identify(bytes: &[u8]) -> Option<(u32, u32)> {
     if bytes.len() < SHORTEST || bytes[42..46] != MAGIC {
         return None;
@@ -366,7 +357,7 @@ pub(crate) fn identify(bytes: &[u8]) -> Option<(u32, u32)> {
     Some((flow, number))
 }
 
-/// Test frames of one flow with growing numbers and mixed sizes.
+/// Returns test frames of one flow with consecutive numbers and mixed sizes.
 pub(crate) fn frames(numbers: std::ops::Range<u32>) -> Vec<Vec<u8>> {
     numbers.map(|number| frame(0, number, SHORTEST + (number as usize * 97) % 1454)).collect()
 }

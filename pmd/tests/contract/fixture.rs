@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use wirepath_testlab::{Lab, Namespace};
 
-/// What the contract asks for.
+/// A property that the contract demands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Property {
     Order,
@@ -20,98 +20,100 @@ pub(crate) enum Property {
     Kill,
 }
 
-/// How a driver is brought to a wire.
+/// Setup of a device with a wire for a driver.
 pub(crate) trait Fixture: Sync {
-    /// Name of the driver.
+    /// Returns the name of the driver.
     fn driver(&self) -> &'static str;
 
-    /// Why the driver cannot have a property, if so.
+    /// Returns the reason why the driver cannot have a property.
     fn exempt(&self, _: Property) -> Option<&'static str> {
         None
     }
 
-    /// The NICs that the test needs in its process; it is then started again in one that has them.
+    /// Returns the emulated NICs that the test needs. The test then starts itself again in a process with
+    /// them.
     fn emulation(&self) -> Option<Emulation> {
         None
     }
 
-    /// Makes device and wire; an error is why the test cannot run on this machine.
+    /// Creates the device and the wire. The error says why the test cannot run on this machine.
     fn set_up(&self) -> Result<Setup, String>;
 }
 
 /// Emulated NICs.
 pub(crate) struct Emulation {
-    /// Which ones: the emulator's file.
+    /// Configuration of the emulator.
     pub(crate) topology: String,
-    /// For the process that has them.
+    /// Environment of the process with the NICs.
     pub(crate) environment: Vec<(&'static str, String)>,
-    /// Where the emulator's `log` is: a line for everything that a real NIC would refuse. Removed after the test.
+    /// Folder of the emulator's `log`, with a line for everything that a real NIC would refuse. Removed after
+    /// the test.
     pub(crate) folder: PathBuf,
 }
 
-/// A device and a wire, made for one test.
+/// A device and a wire for one test.
 pub(crate) struct Setup {
     /// The wire.
-    pub(crate) rig: Box<dyn Rig>,
-    /// Where the test runs; `None`: where it is.
-    pub(crate) place: Option<Arc<Namespace>>,
+    pub(crate) wire: Box<dyn Wire>,
+    /// Namespace of the test; `None` for the current one.
+    pub(crate) namespace: Option<Arc<Namespace>>,
     /// Dropped last.
     pub(crate) lab: Option<Lab>,
 }
 
-/// A port's device, and what is at the other end of its wire.
-pub(crate) trait Rig: Send {
-    /// Keys of the `[[port]]` table without `name`, one for each line. `feed` is what the port shall receive, for rigs that must know
-    /// before it starts.
+/// The device of a port, and the other end of its wire.
+pub(crate) trait Wire: Send {
+    /// Returns the keys of the `[[port]]` table without `name`, one per line. `feed` holds the frames that
+    /// the port shall receive, for wires that must know them before the start.
     fn port(&mut self, feed: &[Vec<u8>]) -> String;
 
-    /// What to know about the wire.
-    fn nature(&self) -> Nature {
-        Nature::default()
+    /// Returns the properties of the wire.
+    fn traits(&self) -> WireTraits {
+        WireTraits::default()
     }
 
-    /// Waits until the wire carries frames to the port, which has just been started.
+    /// Waits until the wire carries frames to the started port.
     fn settle(&mut self) {}
 
-    /// Puts a frame on the wire to the port; `false`: no room at the moment.
+    /// Sends a frame to the port. Returns `false` if there is no space at the moment.
     fn offer(&mut self, frame: &[u8]) -> bool;
 
-    /// What came out of the port since the last call.
+    /// Returns the frames that the port has sent since the last call.
     fn arrived(&mut self) -> Vec<Vec<u8>>;
 
-    /// Pulls the cable or plugs it in.
+    /// Sets the link down or up.
     fn set_link(&mut self, _up: bool) {
         unreachable!("the fixture declares no exemption from Property::Link");
     }
 
-    /// Takes the device away; returns the name by which its loss must be reported.
+    /// Removes the device. Returns the name that the report of the loss must contain.
     fn remove(&mut self) -> String {
         unreachable!("the fixture declares no exemption from Property::Removal");
     }
 
-    /// A second device with a wire of its own, in the same place.
-    fn another(&mut self) -> Box<dyn Rig> {
+    /// Returns a second device with a separate wire, in the same namespace.
+    fn second_device(&mut self) -> Box<dyn Wire> {
         unreachable!("the fixture declares no exemption from Property::Removal");
     }
 }
 
-/// What differs between wires, as data.
+/// Properties of a wire.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Nature {
-    /// Frames given to `offer` (or `port`) reach the port. Otherwise it makes its own.
-    pub(crate) feeds: bool,
-    /// `arrived` shows what the port sent.
-    pub(crate) shows: bool,
-    /// It does so only once the port is stopped.
-    pub(crate) shows_after_stop: bool,
-    /// The port stops taking packets while nobody takes them off the wire, so that a partial transmit can be provoked.
-    pub(crate) fills: bool,
-    /// Most frames that may be on the wire, in either direction, without a loss.
+pub(crate) struct WireTraits {
+    /// Frames given to `offer` (or `port`) reach the port. Otherwise the port generates frames.
+    pub(crate) delivers: bool,
+    /// `arrived` returns the frames that the port sent.
+    pub(crate) shows_sent: bool,
+    /// `arrived` returns them only after the port has stopped.
+    pub(crate) shows_sent_after_stop: bool,
+    /// The port stops accepting packets while the wire is full, so that a partial transmit can be provoked.
+    pub(crate) has_backpressure: bool,
+    /// Maximum number of frames on the wire, in either direction, without loss.
     pub(crate) capacity: usize,
 }
 
-impl Default for Nature {
+impl Default for WireTraits {
     fn default() -> Self {
-        Self { feeds: true, shows: true, shows_after_stop: false, fills: false, capacity: 256 }
+        Self { delivers: true, shows_sent: true, shows_sent_after_stop: false, has_backpressure: false, capacity: 256 }
     }
 }

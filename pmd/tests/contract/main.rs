@@ -1,17 +1,27 @@
-//! The contract: what every driver must do, checked with the same tests for all of them.
+//! The contract: requirements for every driver, checked by the same tests for all of them.
 //!
-//! A driver joins with a file in `fixtures/` that says how a port of it comes to a wire with something at the other end, and a line
-//! below. A property in `properties/` is a function over a [`Bench`](bench::Bench). What a driver cannot have, its fixture declares
-//! as data with the reason, which the run prints. After every test the port is stopped and each buffer must be back in its pool.
+//! To add a driver, write a file in `fixtures/` that connects a port to a wire, and add a line below. A
+//! property in `properties/` is a function over a [`Bench`](bench::Bench). A fixture declares the properties
+//! that a driver cannot have, with the reason, which the run prints. After every test the port is stopped,
+//! and all buffers must be back in their pool.
 //!
-//! One driver alone: `cargo test -p wirepath-pmd --test contract memory::`
+//! A single driver: `cargo test -p wirepath-pmd --test contract memory::`
 
+#[path = "../common/mod.rs"]
+mod common;
+
+mod allocations;
 mod bench;
 mod fixture;
 mod fixtures;
 mod properties;
 
-/// Each property as a test of the driver's module.
+use wirepath_testlab::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Defines a test for each property in the module of each driver.
 macro_rules! contract {
     ($($driver:ident: $fixture:expr;)*) => { $(
         mod $driver {
@@ -45,17 +55,17 @@ macro_rules! contract {
 
 contract! {
     af_packet: crate::fixtures::af_packet::AfPacket;
-    af_xdp: crate::fixtures::af_xdp::AfXdp { how: "driver = \"af_xdp\"\n", mtu: 9202 };
+    af_xdp: crate::fixtures::af_xdp::AfXdp { keys: "driver = \"af_xdp\"\n", mtu: 9202 };
     af_xdp_generic: crate::fixtures::af_xdp::AfXdp {
-        how: "driver = \"af_xdp\"\n[port.af_xdp]\nmode = \"generic\"\n",
+        keys: "driver = \"af_xdp\"\n[port.af_xdp]\nmode = \"generic\"\n",
         mtu: 9202,
     };
     af_xdp_copying: crate::fixtures::af_xdp::AfXdp {
-        how: "driver = \"af_xdp\"\n[port.af_xdp]\npool_as_umem = false\n",
+        keys: "driver = \"af_xdp\"\n[port.af_xdp]\npool_as_umem = false\n",
         mtu: 9202,
     };
     af_xdp_single_buffer: crate::fixtures::af_xdp::AfXdp {
-        how: "driver = \"af_xdp\"\n[port.af_xdp]\nfragments = false\nattach_by_link = false\n",
+        keys: "driver = \"af_xdp\"\n[port.af_xdp]\nfragments = false\nattach_by_link = false\n",
         mtu: 2026,
     };
     mana: crate::fixtures::nic::Nic { driver: "mana", settings: "", doorbells: "trap", device: "" };
@@ -65,28 +75,29 @@ contract! {
         doorbells: "scan",
         device: "coalesce = true\n",
     };
-    mlx5: crate::fixtures::nic::Nic { driver: "mlx5", settings: "compress = 'off'\n", doorbells: "trap", device: "" };
+    mlx5: crate::fixtures::nic::Nic { driver: "mlx5", settings: "cqe_compression = \
+         'off'\n", doorbells: "trap", device: "" };
     mlx5_compressed: crate::fixtures::nic::Nic {
         driver: "mlx5",
-        settings: "compress = 'hash'\nmulti_packet = false\n",
+        settings: "cqe_compression = 'hash'\nmulti_packet = false\n",
         doorbells: "trap",
         device: "doorbell_pages = 'static'\n",
     };
     mlx5_checksum_inline: crate::fixtures::nic::Nic {
         driver: "mlx5",
-        settings: "compress = 'checksum'\ninline = 200\n",
+        settings: "cqe_compression = 'checksum'\ntx_inline = 200\n",
         doorbells: "queue",
         device: "cqe_version = 0\n",
     };
     mlx5_striding: crate::fixtures::nic::Nic {
         driver: "mlx5",
-        settings: "receive = 'striding'\ncompress = 'off'\nmin_inline = '18'\n",
+        settings: "rx_mode = 'striding'\ncqe_compression = 'off'\nmin_inline = '18'\n",
         doorbells: "trap",
         device: "min_inline = 'l2'\n",
     };
     mlx5_striding_compressed: crate::fixtures::nic::Nic {
         driver: "mlx5",
-        settings: "receive = 'striding'\ncompress = 'stride'\n",
+        settings: "rx_mode = 'striding'\ncqe_compression = 'stride'\n",
         doorbells: "scan",
         device: "",
     };
@@ -97,7 +108,8 @@ contract! {
     tap: crate::fixtures::tap::Tap;
 }
 
-/// The program that [`properties::kill`] kills: this test, run by name with a port in the environment. Without one it does nothing.
+/// Child process of [`properties::kill`]: this test, with a port in the environment. Without one it does
+/// nothing.
 #[test]
 fn child() {
     properties::kill::child();

@@ -1,118 +1,118 @@
 // UNSAFETY: calls libibverbs.
 #![allow(unsafe_code)]
 
-//! What devices and ports say about themselves.
+//! Attributes of devices and ports.
 
 use rdma_core_sys::verbs::*;
 
 use crate::Result;
 use crate::context::ContextInner;
 
-/// What a device can do (ibv_query_device_ex(3)).
+/// Capabilities and limits of a device (ibv_query_device_ex(3)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
-    /// Firmware version, as the device writes it.
+    /// Firmware version, as the device formats it.
     pub firmware: String,
-    /// PCI vendor.
+    /// PCI vendor ID.
     pub vendor_id: u32,
-    /// The vendor's part number.
+    /// Part number of the vendor.
     pub part_id: u32,
     /// Number of ports.
     pub ports: u8,
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub max_queue_pairs: u32,
-    /// Work requests in one queue.
+    /// Maximum number of work requests in one queue.
     pub max_work_requests: u32,
-    /// Segments of one work request.
+    /// Maximum number of segments in one work request.
     pub max_segments: u32,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub max_completion_queues: u32,
-    /// Entries of one completion queue.
+    /// Maximum number of entries in one completion queue.
     pub max_completions: u32,
-    /// Memory regions.
+    /// Maximum number of memory regions.
     pub max_memory_regions: u32,
-    /// Bytes of one memory region.
+    /// Maximum size of one memory region in bytes.
     pub max_memory_region_bytes: u64,
-    /// Work queues that indirection tables can name; 0: none.
+    /// Maximum number of receive work queues for indirection tables; 0 if there are none.
     pub max_receive_work_queues: u32,
-    /// Whether checksums of raw packets can be offloaded.
+    /// True if checksums of raw packets can be offloaded.
     pub raw_checksum: bool,
-    /// Whether flow rules can be made with `ibv_create_flow`.
+    /// True if `ibv_create_flow` can create flow rules.
     pub flow_steering: bool,
     /// Receive offloads of raw packets.
     pub raw_packet: RawPacketCapabilities,
-    /// RSS for raw packets, if there is any.
+    /// RSS capabilities for raw packets, if supported.
     pub rss: Option<RssCapabilities>,
-    /// Largest payload of one segmentation request on raw packets in bytes; 0: none.
+    /// Maximum payload of one TSO request on raw packets in bytes; 0 if TSO is not supported.
     pub max_tso: u32,
-    /// Valid bits of completion timestamps; 0: none.
+    /// Valid bits of completion timestamps; 0 if there are no timestamps.
     pub timestamp_mask: u64,
-    /// Frequency of the timestamp clock in kHz; 0: unknown.
+    /// Frequency of the timestamp clock in kHz; 0 if unknown.
     pub clock_khz: u64,
 }
 
-/// `IBV_RAW_PACKET_CAP_*`.
+/// Offloads for raw packets (`IBV_RAW_PACKET_CAP_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawPacketCapabilities {
-    /// Removes the customer VLAN tag on reception.
+    /// Strips the customer VLAN tag on reception.
     pub vlan_strip: bool,
-    /// Can leave the frame check sequence at the end.
+    /// Can keep the frame check sequence at the end of received frames.
     pub scatter_fcs: bool,
-    /// Checks checksums on reception.
+    /// Validates checksums on reception.
     pub checksum: bool,
-    /// Can wait for a receive buffer instead of dropping.
+    /// Can wait for a receive buffer instead of dropping the packet.
     pub delay_drop: bool,
 }
 
-/// What spreading over queues can do.
+/// Receive-side scaling (RSS) capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RssCapabilities {
-    /// Indirection tables.
+    /// Maximum number of indirection tables.
     pub max_tables: u32,
-    /// Entries of one.
+    /// Maximum number of entries in one indirection table.
     pub max_table_entries: u32,
-    /// Which fields can be hashed, `IBV_RX_HASH_*`; 0: the driver does not tell.
+    /// Fields that can be hashed (`IBV_RX_HASH_*`); 0 if the driver does not report them.
     pub fields: u64,
-    /// Whether the hash is Toeplitz.
+    /// True if the Toeplitz hash is supported.
     pub toeplitz: bool,
 }
 
-/// State of a port, `IBV_PORT_*`.
+/// State of a port (`IBV_PORT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortState {
-    /// Not up.
+    /// The link is down.
     Down,
-    /// On its way up.
+    /// The link is coming up.
     Initializing,
-    /// Up.
+    /// The link is up.
     Active,
-    /// Anything else, by number.
+    /// Another value, as a number.
     Other(u32),
 }
 
-/// Kind of link.
+/// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkLayer {
-    /// Not told.
+    /// The device does not report it.
     Unspecified,
     /// InfiniBand.
     InfiniBand,
     /// Ethernet.
     Ethernet,
-    /// Anything else, by number.
+    /// Another value, as a number.
     Other(u8),
 }
 
-/// A port now (ibv_query_port(3)).
+/// Current attributes of a port (ibv_query_port(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
-    /// Up or down.
+    /// Link state.
     pub state: PortState,
-    /// Kind of link.
+    /// Link layer.
     pub link_layer: LinkLayer,
-    /// In Mb/s, if the device tells.
+    /// Link speed in Mb/s, if the device reports it.
     pub speed: Option<u32>,
 }
 
@@ -120,18 +120,18 @@ fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
-pub(crate) fn of_device(context: &ContextInner) -> Result<DeviceAttributes> {
+pub(crate) fn query_device(context: &ContextInner) -> Result<DeviceAttributes> {
     let mut attr = ibv_device_attr_ex::zeroed();
-    // SAFETY: an open context; the struct is written.
+    // SAFETY: the context is open, and `attr` is valid for the structure that the call writes.
     let answer = unsafe { ibv_query_device_ex(context.raw.as_ptr(), std::ptr::null(), &raw mut attr) };
     match answer {
-        Some(result) => context.done("ibv_query_device_ex", result)?,
+        Some(result) => context.check("ibv_query_device_ex", result)?,
         None => {
             attr = ibv_device_attr_ex::zeroed();
             let query = context.ibverbs().ibv_query_device()?;
-            // SAFETY: as above.
+            // SAFETY: the context is open, and `attr.orig_attr` is valid for the structure that the call writes.
             let result = unsafe { query(context.raw.as_ptr(), &raw mut attr.orig_attr) };
-            context.done("ibv_query_device", result)?;
+            context.check("ibv_query_device", result)?;
         }
     }
     Ok(translate_device(&attr))
@@ -175,15 +175,15 @@ fn translate_device(attr: &ibv_device_attr_ex) -> DeviceAttributes {
     }
 }
 
-pub(crate) fn of_port(context: &ContextInner, port: u8) -> Result<PortAttributes> {
+pub(crate) fn query_port(context: &ContextInner, port: u8) -> Result<PortAttributes> {
     let mut attr = ibv_port_attr::zeroed();
-    // SAFETY: an open context; the struct is written.
+    // SAFETY: the context is open, and `attr` is valid for the structure that the call writes.
     let answer = unsafe { ibv_query_port_ex(context.raw.as_ptr(), port, &raw mut attr) };
     let result = match answer {
         Some(result) => result,
         None => {
             let query = context.ibverbs().ibv_query_port()?;
-            // SAFETY: as above; the old form writes the first part of the struct.
+            // SAFETY: the context is open, and `attr` is valid for writes: the old function writes its first part only.
             unsafe { query(context.raw.as_ptr(), port, &raw mut attr) }
         }
     };
@@ -212,7 +212,8 @@ fn translate_port(attr: &ibv_port_attr) -> PortAttributes {
     }
 }
 
-/// Mb/s from the codes of the InfiniBand specification (PortInfo: LinkWidthActive, LinkSpeedActive and LinkSpeedExtActive).
+/// Returns the link speed in Mb/s from the codes of the InfiniBand specification (PortInfo: LinkWidthActive,
+/// LinkSpeedActive and LinkSpeedExtActive), or `None` for unknown codes.
 fn speed(width: u8, speed: u8) -> Option<u32> {
     let lanes = match width {
         1 => 1,
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_make_no_sense_are_no_capabilities() {
+    fn invalid_values_are_not_capabilities() {
         let mut attr = ibv_device_attr_ex::zeroed();
         attr.orig_attr.max_qp = -1;
         attr.orig_attr.fw_ver = [0x41; 64];
@@ -258,7 +259,7 @@ mod tests {
         let translated = translate_device(&attr);
         assert_eq!(translated.max_queue_pairs, 0);
         assert_eq!(translated.firmware.len(), 64);
-        assert_eq!((translated.max_tso, translated.rss), (0, None), "of other queue pair types");
+        assert_eq!((translated.max_tso, translated.rss), (0, None), "capabilities of other queue pair types");
         attr.tso_caps.supported_qpts = 1 << IBV_QPT_RAW_PACKET;
         attr.rss_caps.supported_qpts = 1 << IBV_QPT_RAW_PACKET;
         attr.rss_caps.max_rwq_indirection_table_size = 64;

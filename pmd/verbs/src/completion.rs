@@ -1,7 +1,7 @@
 // UNSAFETY: calls libibverbs.
 #![allow(unsafe_code)]
 
-//! Completion queues, and the channels that wake somebody for them.
+//! Completion queues and completion channels.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,42 +20,46 @@ struct ChannelInner {
     context: Context,
 }
 
-// SAFETY: libibverbs locks what it changes.
+// SAFETY: `raw` is an owned pointer, and libibverbs locks the state of the channel that it changes.
 unsafe impl Send for ChannelInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs locks the state of the channel that it changes, so calls may come from several threads.
 unsafe impl Sync for ChannelInner {}
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
         let context = &self.context.inner;
-        // SAFETY: every queue of the channel kept it, and is gone.
+        // SAFETY: the channel is alive and destroyed once. Every queue of the channel keeps it alive, so none is left.
         let result = context.ibverbs().ibv_destroy_comp_channel().map(|destroy| unsafe { destroy(self.raw.as_ptr()) });
-        context.destroyed("ibv_destroy_comp_channel", result, || None);
+        context.check_destroyed("ibv_destroy_comp_channel", result, || None);
     }
 }
 
-/// Where completion queues announce that they have something (ibv_create_comp_channel(3)). Its descriptor is readable then.
+/// Channel that delivers events of completion queues (ibv_create_comp_channel(3)).
+///
+/// Its file descriptor is readable while an event is pending.
 #[derive(Clone, Debug)]
 pub struct CompletionChannel(Arc<ChannelInner>);
 
 impl CompletionChannel {
-    /// A new channel.
+    /// Creates a channel.
     ///
     /// # Errors
-    /// The kernel refused.
+    /// The kernel cannot create a channel.
     pub fn new(context: &Context) -> Result<Self> {
         let inner = &context.inner;
         let create = inner.ibverbs().ibv_create_comp_channel()?;
         inner.ibverbs().ibv_destroy_comp_channel()?;
-        // SAFETY: an open context.
-        let raw = inner.created("ibv_create_comp_channel", unsafe { create(inner.raw.as_ptr()) }, None)?;
+        // SAFETY: the context is open.
+        let raw = inner.check_created("ibv_create_comp_channel", unsafe { create(inner.raw.as_ptr()) }, None)?;
         let channel = Self(Arc::new(ChannelInner { raw, context: context.clone() }));
         set_nonblocking(channel.as_fd()).map_err(|errno| inner.error("fcntl", errno.raw_os_error(), None))?;
         Ok(channel)
     }
 
-    /// The next queue that announced something, if any did. The announcement is acknowledged, which destroying the queue waits for; the
-    /// queue announces nothing more until it is armed again ([`CompletionQueue::arm`]).
+    /// Returns the queue of the next event, or `None` if no event is pending. Never blocks.
+    ///
+    /// The event is acknowledged; destroying the queue would otherwise wait for that. The queue generates no further
+    /// event until it is armed again ([`CompletionQueue::arm`]).
     ///
     /// # Errors
     /// The channel cannot be read.
@@ -65,7 +69,8 @@ impl CompletionChannel {
         let acknowledge = context.ibverbs().ibv_ack_cq_events()?;
         let mut queue: *mut ibv_cq = std::ptr::null_mut();
         let mut user: *mut c_void = std::ptr::null_mut();
-        // SAFETY: a living channel; both pointers are written. The queue is destroyed only after the acknowledgement.
+        // SAFETY: the channel is alive, and both pointers are valid for writes. The queue of the event is alive until
+        // the event is acknowledged, because its destruction waits for that.
         unsafe {
             if get(self.0.raw.as_ptr(), &raw mut queue, &raw mut user) != 0 {
                 let errno = crate::context::last_errno();
@@ -77,13 +82,13 @@ impl CompletionChannel {
             }
             acknowledge(queue, 1);
         }
-        Ok(Some(ObjectId::of_context(user)))
+        Ok(Some(ObjectId::from_context(user)))
     }
 }
 
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open while the channel lives.
+        // SAFETY: the channel is alive while `self` is borrowed, and its file descriptor is open until it is destroyed.
         unsafe { BorrowedFd::borrow_raw((*self.0.raw.as_ptr()).fd) }
     }
 }
@@ -96,140 +101,133 @@ pub(crate) struct CompletionInner {
     _channel: Option<CompletionChannel>,
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state of the queue that they change.
 unsafe impl Send for CompletionInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state of the queue that they change.
 unsafe impl Sync for CompletionInner {}
 
 impl Drop for CompletionInner {
     fn drop(&mut self) {
         let context = &self.context.inner;
-        // SAFETY: every queue that completes here kept it, and is gone.
+        // SAFETY: the queue is alive and destroyed once. Every queue that completes here keeps it alive, so none is
+        // left.
         let result = context.ibverbs().ibv_destroy_cq().map(|destroy| unsafe { destroy(self.raw.as_ptr()) });
-        context.destroyed("ibv_destroy_cq", result, || None);
+        context.check_destroyed("ibv_destroy_cq", result, || None);
     }
 }
 
-/// What a completion queue should be.
+/// Options of a new completion queue.
 #[derive(Clone, Debug)]
 pub struct CompletionQueueOptions {
-    /// Entries at least; the device may make it longer.
+    /// Minimum number of entries. The device may round it up.
     pub entries: u32,
-    /// Whom its memory is charged to, such as "port 0 receive queue 3".
+    /// Owner in the accounting of queue memory, such as "port 0 receive queue 3".
     pub owner: String,
-    /// Where it announces, if anybody wants to sleep.
+    /// Channel for events; `None` for a queue that is only polled.
     pub channel: Option<CompletionChannel>,
-    /// Interrupt, below [`Context::completion_vectors`].
+    /// Completion vector (interrupt), less than [`Context::completion_vectors`].
     pub vector: u32,
 }
 
 impl CompletionQueueOptions {
-    /// A polled queue.
+    /// Creates options of a queue without a channel.
     pub fn new(entries: u32, owner: impl Into<String>) -> Self {
         Self { entries, owner: owner.into(), channel: None, vector: 0 }
     }
 }
 
-/// A queue of completions (ibv_create_cq(3)).
+/// Completion queue (ibv_create_cq(3)). Clones refer to the same queue.
 #[derive(Clone, Debug)]
 pub struct CompletionQueue(pub(crate) Arc<CompletionInner>);
 
-/// Sizes that the providers compute in 32 bits without a check stay below this.
-const MOST_ENTRIES: u32 = 1 << 24;
+/// Maximum number of entries. Providers compute sizes in 32 bits without an overflow check.
+const MAX_CQ_ENTRIES: u32 = 1 << 24;
 
 impl CompletionQueue {
-    /// A new queue.
+    /// Creates a completion queue.
     ///
     /// # Errors
-    /// The size is 0 or above 2²⁴, or the device refused.
+    /// The size is 0 or above 2²⁴, or the device cannot create the queue.
     pub fn new(context: &Context, options: &CompletionQueueOptions) -> Result<Self> {
         let create = context.inner.ibverbs().ibv_create_cq()?;
-        Self::with(context, options, "ibv_create_cq", |context, entries, user, channel, vector| {
-            // SAFETY: an open context; a channel of it, which the queue keeps. A channel of another context is refused by the kernel.
+        Self::create_with(context, options, "ibv_create_cq", |context, entries, user, channel, vector| {
+            // SAFETY: the context is open, and the channel is alive: the queue keeps it. The kernel rejects a channel
+            // of another context.
             unsafe { create(context, entries, user, channel, vector) }
         })
     }
 
-    /// A new queue, made by `create` from context, entries, user context, channel and vector.
-    pub(crate) fn with(
+    /// Creates a queue with `create`, which gets context, entries, user context, channel and vector. `call` names it
+    /// in errors.
+    pub(crate) fn create_with(
         context: &Context,
         options: &CompletionQueueOptions,
         call: &'static str,
         create: impl FnOnce(*mut ibv_context, i32, *mut c_void, *mut ibv_comp_channel, i32) -> *mut ibv_cq,
     ) -> Result<Self> {
-        if options.entries == 0 || options.entries > MOST_ENTRIES {
-            return Err(Error::Request(format!(
-                "a completion queue of {} entries; 1 to {MOST_ENTRIES} are possible",
+        if options.entries == 0 || options.entries > MAX_CQ_ENTRIES {
+            return Err(Error::InvalidRequest(format!(
+                "a completion queue of {} entries; the size must be 1 to {MAX_CQ_ENTRIES}",
                 options.entries
             )));
         }
         let inner = &context.inner;
-        inner.ready_for_queues()?;
+        inner.check_queue_allocator()?;
         inner.ibverbs().ibv_destroy_cq()?;
         let id = ObjectId::new();
         let channel = options.channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.0.raw.as_ptr());
         let vector = options.vector.cast_signed();
         let charge = charge_to(format!("{}: completions", options.owner));
         let raw = create(inner.raw.as_ptr(), options.entries.cast_signed(), id.to_context(), channel, vector);
-        let raw = inner.created(call, raw, None)?;
+        let raw = inner.check_created(call, raw, None)?;
         drop(charge);
         let queue = CompletionInner { raw, context: context.clone(), id, _channel: options.channel.clone() };
         Ok(Self(Arc::new(queue)))
     }
 
-    /// Its name in events.
+    /// Returns the ID of the queue in events.
     pub fn id(&self) -> ObjectId {
         self.0.id
     }
 
-    /// Entries that it has.
+    /// Returns the number of entries.
     pub fn entries(&self) -> u32 {
-        // SAFETY: a living queue; never changed, as nobody resizes it.
+        // SAFETY: the queue is alive, and `cqe` never changes, because this crate does not resize queues.
         u32::try_from(unsafe { (*self.0.raw.as_ptr()).cqe }).unwrap_or(0)
     }
 
-    /// Asks for an announcement at the next completion. Look into the queue once more afterwards: what came before announces nothing.
+    /// Requests an event at the next completion. Poll the queue once more afterwards, because earlier completions
+    /// generate no event.
     ///
     /// # Errors
-    /// The provider refused.
+    /// The provider does not support it.
     pub fn arm(&self) -> Result<()> {
-        // SAFETY: a living queue.
-        self.0.context.inner.done("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.0.raw.as_ptr(), 0) })
-    }
-
-    /// Takes completions through libibverbs, up to 64 and up to what fits; their number. Not for queues whose memory a driver reads by
-    /// itself. Drivers that poll all the time keep [`crate::Completions`].
-    ///
-    /// # Errors
-    /// The provider cannot, or the queue is broken.
-    pub fn poll(&self, completions: &mut [WorkCompletion]) -> Result<usize> {
-        let mut room = crate::Completions::default();
-        let taken = room.poll(self, completions.len())?.zip(completions).map(|(from, to)| *to = from);
-        Ok(taken.count())
+        // SAFETY: the queue is alive.
+        self.0.context.inner.check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.0.raw.as_ptr(), 0) })
     }
 }
 
-/// A completion as libibverbs tells it (ibv_poll_cq(3)).
+/// Work completion of libibverbs (ibv_poll_cq(3)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// What the request was named.
+    /// ID of the work request (`wr_id`).
     pub request: u64,
-    /// `IBV_WC_SUCCESS`, or what went wrong.
+    /// `IBV_WC_SUCCESS` or an error (`IBV_WC_*`), see [`crate::status_text`].
     pub status: u32,
-    /// The provider's number for what went wrong.
+    /// Error code of the provider.
     pub vendor_error: u32,
-    /// `IBV_WC_SEND`, `IBV_WC_RECV` and the like; only valid on success.
+    /// Operation, such as `IBV_WC_SEND` or `IBV_WC_RECV`. Valid only on success.
     pub opcode: u32,
-    /// Bytes received.
+    /// Number of received bytes.
     pub bytes: u32,
-    /// The queue pair.
+    /// Number of the queue pair.
     pub queue_pair: u32,
-    /// `IBV_WC_IP_CSUM_OK` and the like.
+    /// Flags, such as `IBV_WC_IP_CSUM_OK`.
     pub flags: u32,
 }
 
 impl WorkCompletion {
-    pub(crate) fn of(raw: &ibv_wc) -> Self {
+    pub(crate) fn from_raw(raw: &ibv_wc) -> Self {
         Self {
             request: raw.wr_id,
             status: raw.status,

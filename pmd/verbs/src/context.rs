@@ -1,7 +1,7 @@
-// UNSAFETY: calls libibverbs and reads the context that it hands out.
+// UNSAFETY: calls libibverbs and reads the context structure that it returns.
 #![allow(unsafe_code)]
 
-//! An open device.
+//! Context: an open device.
 
 use std::any::Any;
 use std::ffi::{c_int, c_void};
@@ -15,11 +15,11 @@ use rdma_core_sys::verbs::{ibv_context, ibv_device, provider_operations};
 use rdma_core_sys::{Ibverbs, MissingSymbol, RdmaCore};
 use rustix::fs::OFlags;
 
-use crate::allocator::Installed;
-use crate::error::{CallError, Situation, diagnose};
+use crate::allocator::InstalledAllocator;
+use crate::error::{CallContext, CallError, diagnose};
 use crate::{AsyncEvents, Cause, Device, DeviceAttributes, Error, PortAttributes, Result, attributes};
 
-/// Whose direct verbs work on a device.
+/// Provider library of a device. It determines the direct verbs that work on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Provider {
@@ -29,7 +29,7 @@ pub enum Provider {
     Mlx5,
     /// libhbl.
     Hbl,
-    /// Any other: plain verbs only.
+    /// Another library: plain verbs only.
     Other,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Provider {
     }
 }
 
-/// Names a queue in events; never used twice in a process.
+/// ID of a queue in events, unique within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId(u64);
 
@@ -54,22 +54,24 @@ impl ObjectId {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// As the user context of a verbs object.
+    /// Returns the ID as the user context of a verbs object.
     pub(crate) fn to_context(self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.0 as usize)
     }
 
-    pub(crate) fn of_context(context: *mut c_void) -> Self {
+    pub(crate) fn from_context(context: *mut c_void) -> Self {
         Self(context.addr() as u64)
     }
 }
 
-/// The errno of this thread.
+/// Returns the errno of this thread.
 pub(crate) fn last_errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// An open device. Clones are the same one; it is closed when the last of them, and of all objects made from it, is gone.
+/// Open device. Clones refer to the same context.
+///
+/// The context is closed when the last clone and the last object created from it are dropped.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub(crate) inner: Arc<ContextInner>,
@@ -80,17 +82,18 @@ pub(crate) struct ContextInner {
     pub(crate) libraries: &'static RdmaCore,
     device: Device,
     provider: Provider,
-    /// It takes commands of the device (mlx5: DevX).
-    pub(crate) commands: AtomicBool,
-    pub(crate) events_taken: AtomicBool,
-    // After `raw` was closed: until then the device may write there.
-    pub(crate) allocator: OnceLock<Box<Installed>>,
-    orphans: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
+    /// True if the context accepts firmware commands (mlx5: DevX).
+    pub(crate) devx: AtomicBool,
+    pub(crate) events_claimed: AtomicBool,
+    // Dropped after `raw` is closed: until then, the device may write to this memory.
+    pub(crate) allocator: OnceLock<Box<InstalledAllocator>>,
+    leaked: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
-// SAFETY: libibverbs and its providers lock their state; the context may be used and closed on any thread (ibv_open_device(3)).
+// SAFETY: libibverbs and its providers lock their state. A context may be used and closed on any thread
+// (ibv_open_device(3)).
 unsafe impl Send for ContextInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and its providers lock their state, so calls may come from several threads.
 unsafe impl Sync for ContextInner {}
 
 impl ContextInner {
@@ -102,35 +105,35 @@ impl ContextInner {
         self.device.name()
     }
 
-    fn situation(&self, port: Option<u8>) -> Situation {
+    fn call_context(&self, port: Option<u8>) -> CallContext {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
         let interfaces =
             self.device.interfaces().into_iter().filter(|interface| port.is_none_or(|port| interface.port == port));
-        Situation {
+        CallContext {
             mana: self.provider == Provider::Mana,
             interfaces: interfaces.map(|interface| interface.name).collect(),
-            device_file: self.device.file(),
+            device_file: self.device.device_file(),
             locked_limit: limit.current,
         }
     }
 
-    /// The error of a call that failed with this errno.
+    /// Returns the error of a call that failed with `errno`.
     pub(crate) fn error(&self, call: &'static str, errno: c_int, port: Option<u8>) -> Error {
-        let cause = diagnose(call, errno, &self.situation(port));
+        let cause = diagnose(call, errno, &self.call_context(port));
         let name = self.device.name();
         let subject = port.map_or_else(|| name.clone(), |port| format!("{name} port {port}"));
         CallError { call, subject, errno, cause }.into()
     }
 
-    /// The object that a call returned; a null pointer is an error told by errno.
-    pub(crate) fn created<T>(&self, call: &'static str, object: *mut T, port: Option<u8>) -> Result<NonNull<T>> {
-        // At once: anything else may change errno.
+    /// Checks the object that a call returned. A null pointer is an error, and errno holds the reason.
+    pub(crate) fn check_created<T>(&self, call: &'static str, object: *mut T, port: Option<u8>) -> Result<NonNull<T>> {
+        // This comes first, because any other call may change errno.
         let errno = last_errno();
         NonNull::new(object).ok_or_else(|| self.error(call, errno, port))
     }
 
-    /// The verdict of a call that returns an errno, or -1 and sets it.
-    pub(crate) fn done(&self, call: &'static str, result: c_int) -> Result<()> {
+    /// Checks the result of a call that returns 0, an errno, or -1 with errno set.
+    pub(crate) fn check(&self, call: &'static str, result: c_int) -> Result<()> {
         match result {
             0 => Ok(()),
             errno if errno > 0 => Err(self.error(call, errno, None)),
@@ -138,45 +141,48 @@ impl ContextInner {
         }
     }
 
-    /// Says what became of a destruction; `false` if the device may still use the object. `memory` is kept until the context is closed,
-    /// unless the destruction succeeded. A device that was reset or removed uses none of its objects any more.
-    pub(crate) fn destroyed(
+    /// Checks the result of a destruction. Returns `false` if the device may still use the object.
+    ///
+    /// A failure is logged, and `memory` is kept until the context is closed. A device that was reset or removed uses
+    /// none of its objects any more, so its failure returns `true`.
+    pub(crate) fn check_destroyed(
         &self,
         call: &'static str,
         result: std::result::Result<c_int, MissingSymbol>,
         memory: impl FnOnce() -> Option<Box<dyn Any + Send + Sync>>,
     ) -> bool {
-        let verdict = result.map_err(Error::from).and_then(|result| self.done(call, result));
-        let Err(error) = verdict else { return true };
-        tracing::error!("{error}; it stays until the device is closed");
+        let outcome = result.map_err(Error::from).and_then(|result| self.check(call, result));
+        let Err(error) = outcome else { return true };
+        tracing::error!("{error}; the object remains until the device is closed");
         if let Some(memory) = memory() {
-            self.orphans.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+            self.leaked.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
         }
-        matches!(error, Error::Call(CallError { cause: Cause::DeviceGone, .. }))
+        matches!(error, Error::Call(CallError { cause: Cause::DeviceLost, .. }))
     }
 
-    /// Queues of MANA lie in memory of an allocator, which has to be there before; without one libmana would make completion queues of
-    /// another kind.
-    pub(crate) fn ready_for_queues(&self) -> Result<()> {
+    /// Checks that a MANA context has an allocator of queue memory. Without one, libmana would create completion
+    /// queues of another kind.
+    pub(crate) fn check_queue_allocator(&self) -> Result<()> {
         if self.provider == Provider::Mana && self.allocator.get().is_none() {
             let device = self.device.name();
-            return Err(Error::Request(format!(
-                "{device} needs an allocator of queue memory before queues (mana::Mana::set_allocator)"
+            return Err(Error::InvalidRequest(format!(
+                "{device} needs an allocator of queue memory before queues are created (mana::Mana::set_allocator)"
             )));
         }
         Ok(())
     }
 
-    /// Answers that a driver must not believe.
-    pub(crate) fn nonsense(&self, call: &'static str, problem: impl Into<String>) -> Error {
-        Error::Answer { call, device: self.device.name(), problem: problem.into() }
+    /// Returns the error for an answer of a library that is not valid.
+    pub(crate) fn invalid_answer(&self, call: &'static str, problem: impl Into<String>) -> Error {
+        Error::InvalidAnswer { call, device: self.device.name(), problem: problem.into() }
     }
 }
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
         let result = self.ibverbs().ibv_close_device().map(|close| {
-            // SAFETY: opened by ibv_open_device; everything made from it kept this alive, and is gone.
+            // SAFETY: the context is open and closed once. Every object created from it keeps it alive, so none is
+            // left.
             unsafe { close(self.raw.as_ptr()) }
         });
         if !matches!(result, Ok(0)) {
@@ -195,35 +201,35 @@ impl fmt::Debug for ContextInner {
 }
 
 impl Context {
-    /// Refuses an object of another context: the provider's library would look into the wrong structures.
-    pub(crate) fn same_as(&self, found: &Self) -> Result<()> {
+    /// Rejects an object of another context: the provider's library would read the wrong structures.
+    pub(crate) fn check_same_context(&self, found: &Self) -> Result<()> {
         if Arc::ptr_eq(&self.inner, &found.inner) {
             return Ok(());
         }
         let (found, wanted) = (found.inner.device_name(), self.inner.device_name());
-        Err(Error::Request(format!("that is an object of {found}, not of {wanted}")))
+        Err(Error::InvalidRequest(format!("the object belongs to {found}, not to {wanted}")))
     }
 
     pub(crate) fn open(device: &Device) -> Result<Self> {
         let open = device.verbs().libraries.ibverbs().ibv_open_device()?;
-        // SAFETY: a device of a living list.
-        Self::open_by(device, "ibv_open_device", |raw| unsafe { open(raw) })
+        // SAFETY: the device is alive, because `device` keeps its list.
+        Self::open_with(device, "ibv_open_device", |raw| unsafe { open(raw) })
     }
 
-    /// A context that `open`, the function `call`, makes of the device.
-    pub(crate) fn open_by(
+    /// Opens the device with `open`. `call` names the function in errors.
+    pub(crate) fn open_with(
         device: &Device,
         call: &'static str,
         open: impl FnOnce(*mut ibv_device) -> *mut ibv_context,
     ) -> Result<Self> {
         let libraries = device.verbs().libraries;
-        // What closes it must be there before it is open.
+        // The function that closes the context must exist before the context is open.
         libraries.ibverbs().ibv_close_device()?;
         let raw = open(device.raw().as_ptr());
         let errno = last_errno();
         let Some(raw) = NonNull::new(raw) else {
-            let situation = Situation { device_file: device.file(), ..Situation::default() };
-            let cause = diagnose(call, errno, &situation);
+            let call_context = CallContext { device_file: device.device_file(), ..CallContext::default() };
+            let cause = diagnose(call, errno, &call_context);
             return Err(CallError { call, subject: device.name(), errno, cause }.into());
         };
         let inner = ContextInner {
@@ -231,67 +237,69 @@ impl Context {
             libraries,
             device: device.clone(),
             provider: provider_of(libraries, raw),
-            commands: AtomicBool::new(false),
-            events_taken: AtomicBool::new(false),
+            devx: AtomicBool::new(false),
+            events_claimed: AtomicBool::new(false),
             allocator: OnceLock::new(),
-            orphans: Mutex::default(),
+            leaked: Mutex::default(),
         };
         let context = Self { inner: Arc::new(inner) };
-        // Events are polled, never waited for in the library.
+        // Events are polled; no call blocks in the library.
         set_nonblocking(context.async_descriptor())
             .map_err(|errno| context.inner.error("fcntl", errno.raw_os_error(), None))?;
         Ok(context)
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
-    /// Whose direct verbs work on it.
+    /// Returns the provider library of the device.
     pub fn provider(&self) -> Provider {
         self.inner.provider
     }
 
-    /// What the device can do.
+    /// Queries the capabilities and limits of the device.
     ///
     /// # Errors
     /// The query failed.
     pub fn attributes(&self) -> Result<DeviceAttributes> {
-        attributes::of_device(&self.inner)
+        attributes::query_device(&self.inner)
     }
 
-    /// State of a port, counted from 1.
+    /// Queries a port, counted from 1.
     ///
     /// # Errors
-    /// There is no such port, or the query failed.
+    /// The port does not exist, or the query failed.
     pub fn port(&self, port: u8) -> Result<PortAttributes> {
-        attributes::of_port(&self.inner, port)
+        attributes::query_port(&self.inner, port)
     }
 
-    /// The stream of what happens to the device: there is one for a context.
+    /// Returns the reader of asynchronous events. A context has one reader at a time.
     ///
     /// # Errors
-    /// Somebody has it already.
+    /// The context already has a reader.
     pub fn events(&self) -> Result<AsyncEvents> {
-        AsyncEvents::take(self)
+        AsyncEvents::claim(self)
     }
 
-    /// The open device file. Passed to another process it maps pages of registers there (see [`crate::mana::map_doorbells`]); every
-    /// duplicate keeps the kernel's side of the context, and its queues, alive.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: open while the context is.
+    /// Returns the file descriptor of the device file.
+    ///
+    /// Another process that receives it can map register pages (see [`crate::mana::map_doorbells`]). Every duplicate
+    /// keeps the kernel's context and its queues alive.
+    pub fn cmd_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is alive while `self` is borrowed, and `cmd_fd` is open until it is closed.
         unsafe { BorrowedFd::borrow_raw((*self.inner.raw.as_ptr()).cmd_fd) }
     }
 
     pub(crate) fn async_descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: open while the context is.
+        // SAFETY: the context is alive while `self` is borrowed, and `async_fd` is open until it is closed.
         unsafe { BorrowedFd::borrow_raw((*self.inner.raw.as_ptr()).async_fd) }
     }
 
-    /// Number of completion vectors (interrupts).
+    /// Returns the number of completion vectors (interrupts).
     pub fn completion_vectors(&self) -> u32 {
-        // SAFETY: set at opening, never changed.
+        // SAFETY: the context is alive, and `num_comp_vectors` does not change after it is opened.
         let number = unsafe { (*self.inner.raw.as_ptr()).num_comp_vectors };
         u32::try_from(number).unwrap_or(0)
     }
@@ -299,24 +307,26 @@ impl Context {
 
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor()
+        self.cmd_fd()
     }
 }
 
-/// Makes reads from a descriptor return instead of waiting.
+/// Sets `O_NONBLOCK` on a file descriptor.
 pub(crate) fn set_nonblocking(descriptor: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(descriptor)?;
     rustix::fs::fcntl_setfl(descriptor, flags | OFlags::NONBLOCK)
 }
 
-/// Whose context it is, by whose code does its work: direct verbs look into private structures without asking.
+/// Returns the provider of a context: the library that contains the functions of its operations table.
+///
+/// Direct verbs access private structures of the provider without a check, so the provider must be certain.
 fn provider_of(libraries: &RdmaCore, context: NonNull<ibv_context>) -> Provider {
     let candidates = [
         (Provider::Mana, libraries.mana().ok().map(|mana| mana.library())),
         (Provider::Mlx5, libraries.mlx5().ok().map(|mlx5| mlx5.library())),
         (Provider::Hbl, libraries.hbl().ok().map(|hbl| hbl.library())),
     ];
-    // SAFETY: an open context.
+    // SAFETY: the context is open, so its operations table is valid.
     let operations: Vec<*const ()> = unsafe { provider_operations(context.as_ptr()) }.collect();
     let owns = |library: &rdma_core_sys::Library| operations.iter().any(|operation| library.contains(*operation));
     candidates

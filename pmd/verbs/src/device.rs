@@ -1,7 +1,7 @@
-// UNSAFETY: calls libibverbs and reads the device structs that it hands out.
+// UNSAFETY: calls libibverbs and reads the device structures that it returns.
 #![allow(unsafe_code)]
 
-//! The list of devices.
+//! The RDMA libraries of the machine, and its RDMA devices before they are opened.
 
 use std::ffi::{c_char, c_int};
 use std::fmt;
@@ -14,158 +14,156 @@ use rdma_core_sys::verbs::ibv_device;
 use rdma_core_sys::{Library, RdmaCore, Search};
 
 use crate::context::last_errno;
-use crate::error::{CallError, Cause, Situation, diagnose};
+use crate::error::{CallContext, CallError, Cause, diagnose};
 use crate::{Context, Result};
 
-/// The RDMA libraries of this machine.
+/// Loaded RDMA libraries.
 #[derive(Clone, Copy, Debug)]
 pub struct Verbs {
     pub(crate) libraries: &'static RdmaCore,
 }
 
 impl Verbs {
-    /// Opens the libraries: those in the directory that `WIREPATH_RDMA_LIB_DIR` names, else the system's.
+    /// Loads the libraries from the directory in `WIREPATH_RDMA_LIB_DIR`, or else those of the system. A process uses
+    /// one set of libraries for its lifetime.
     ///
     /// # Errors
-    /// They are not there: [`crate::Error::Library`], one line that says what to install.
+    /// [`crate::Error::Library`]: the libraries are missing. Its one-line text says what to install.
     pub fn load() -> Result<Self> {
-        Self::load_from(&Search::from_environment())
+        Ok(Self { libraries: RdmaCore::load(&Search::from_environment())? })
     }
 
-    /// Opens the libraries from where the caller says. A process has one set of them for its life.
-    ///
-    /// # Errors
-    /// They are not there, or others are in use.
-    pub fn load_from(search: &Search) -> Result<Self> {
-        Ok(Self { libraries: RdmaCore::load(search)? })
-    }
-
-    /// The libraries that are loaded, with their versions.
+    /// Returns the loaded libraries with their versions.
     pub fn libraries(&self) -> Vec<&'static Library> {
         self.libraries.libraries()
     }
 
-    /// The device that another process has open, by the file that it passed ([`Context::descriptor`]; ibv_import_device(3)): both have one
-    /// context of the kernel, which lives until both have closed it. Objects of the other process are imported
+    /// Imports a device that another process has open (ibv_import_device(3)).
+    ///
+    /// `cmd_fd` is the file descriptor that the other process passed ([`Context::cmd_fd`]). Both processes share
+    /// one kernel context, which lives until both have closed it. Objects of the other process can be imported
     /// ([`crate::ImportedDomain`], [`crate::ImportedRegion`], [`crate::mlx5::var::ImportedVar`]).
     ///
     /// # Errors
-    /// It is no open device, or of one whose provider cannot import: of rdma-core, only libmlx5 can.
-    pub fn import_device(&self, file: OwnedFd) -> Result<Context> {
+    /// `cmd_fd` is not an open RDMA device, or the provider does not implement the import. In rdma-core, only libmlx5
+    /// does.
+    pub fn import_device(&self, cmd_fd: OwnedFd) -> Result<Context> {
         let ibverbs = self.libraries.ibverbs();
         let import = ibverbs.ibv_import_device()?;
         ibverbs.ibv_close_device()?;
         let devices = self.devices()?;
-        // SAFETY: a descriptor that is open.
-        let raw = unsafe { import(file.as_raw_fd()) };
+        // SAFETY: `cmd_fd` is an open file descriptor.
+        let raw = unsafe { import(cmd_fd.as_raw_fd()) };
         let errno = last_errno();
         let failed = |errno: i32, cause| {
-            let subject = "the file that another process passed".to_owned();
+            let subject = "the file descriptor of another process".to_owned();
             Err(CallError { call: "ibv_import_device", subject, errno, cause }.into())
         };
         let Some(raw) = NonNull::new(raw) else {
             let cause = match errno {
-                // No device file, or a context whose registers are no objects.
-                0 | libc::EINVAL => Cause::Refused,
-                errno => diagnose("ibv_import_device", errno, &Situation::default()),
+                // The file is not an RDMA device, or the UARs of its context are not uverbs objects (libmlx5).
+                0 | libc::EINVAL => Cause::InvalidArgument,
+                errno => diagnose("ibv_import_device", errno, &CallContext::default()),
             };
             return failed(if errno == 0 { libc::EINVAL } else { errno }, cause);
         };
-        // The context closes it from here on.
-        let _: i32 = file.into_raw_fd();
-        // SAFETY: an open context, whose device lives as long.
-        let name = unsafe { text(&(*(*raw.as_ptr()).device).name) };
+        // The context owns the file descriptor from here on.
+        let _: i32 = cmd_fd.into_raw_fd();
+        // SAFETY: the context is open, and its device lives as long as the context.
+        let name = unsafe { string_from_c_chars(&(*(*raw.as_ptr()).device).name) };
         match devices.into_iter().find(|device| device.name() == name) {
-            Some(device) => Context::open_by(&device, "ibv_import_device", |_| raw.as_ptr()),
+            Some(device) => Context::open_with(&device, "ibv_import_device", |_| raw.as_ptr()),
             None => {
                 if let Ok(close) = ibverbs.ibv_close_device() {
-                    // SAFETY: opened just now.
+                    // SAFETY: the context was opened by this call, is closed once, and no object refers to it.
                     unsafe { close(raw.as_ptr()) };
                 }
-                failed(libc::ENODEV, Cause::DeviceGone)
+                failed(libc::ENODEV, Cause::DeviceLost)
             }
         }
     }
 
-    /// The devices of this machine, now. No kernel support for RDMA is no error: there are none then.
+    /// Returns the RDMA devices that exist now. The list is empty if the kernel has no RDMA support.
     ///
     /// # Errors
-    /// The list could not be made.
+    /// libibverbs cannot list the devices.
     pub fn devices(&self) -> Result<Vec<Device>> {
         let ibverbs = self.libraries.ibverbs();
         let list_devices = ibverbs.ibv_get_device_list()?;
-        // What uses the list must be there before there is one.
+        // Fails here, before a list is allocated, if the library cannot free it.
         ibverbs.ibv_free_device_list()?;
         let mut number: c_int = 0;
-        // SAFETY: the number is written.
+        // SAFETY: `number` is valid for the write of the call.
         let list = unsafe { list_devices(&raw mut number) };
         let errno = last_errno();
-        self.libraries.allow_destroying_after_the_device_is_gone();
+        self.libraries.allow_disassociate_destroy();
         let Some(list) = NonNull::new(list) else {
             // "Kernel does not support verbs", ibv_get_device_list(3).
             if errno == libc::ENOSYS {
                 return Ok(Vec::new());
             }
-            let cause = diagnose("ibv_get_device_list", errno, &Situation::default());
+            let cause = diagnose("ibv_get_device_list", errno, &CallContext::default());
             return Err(
                 CallError { call: "ibv_get_device_list", subject: "this machine".to_owned(), errno, cause }.into()
             );
         };
         let list = Arc::new(DeviceList { verbs: *self, list });
         let number = usize::try_from(number).unwrap_or(0);
-        // SAFETY: the list has this many entries, each a device until the list is freed.
+        // SAFETY: the list has `number` entries. Each points to a device that lives until the list is freed.
         let devices = (0..number).filter_map(|index| NonNull::new(unsafe { *list.list.add(index).as_ptr() }));
         Ok(devices.map(|raw| Device { list: Arc::clone(&list), raw }).collect())
     }
 }
 
-/// An array of libibverbs, which keeps the devices in it.
+/// Result of ibv_get_device_list(3). Its devices are valid until it is freed.
 struct DeviceList {
     verbs: Verbs,
     list: NonNull<*mut ibv_device>,
 }
 
-// SAFETY: the array is not changed, and libibverbs locks its own state.
+// SAFETY: the list does not change, and libibverbs locks its own state.
 unsafe impl Send for DeviceList {}
-// SAFETY: as above.
+// SAFETY: the list does not change, and libibverbs locks its own state.
 unsafe impl Sync for DeviceList {}
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // It was there when the list was made.
+        // `Verbs::devices` has checked that the library has this function.
         if let Ok(free) = self.verbs.libraries.ibverbs().ibv_free_device_list() {
-            // SAFETY: made by ibv_get_device_list, freed once; open contexts keep their device by themselves.
+            // SAFETY: ibv_get_device_list returned the list, and it is freed once. An open context holds
+            // its own reference to its device.
             unsafe { free(self.list.as_ptr()) };
         }
     }
 }
 
-/// A device, not open yet.
+/// RDMA device in the device list. [`Device::open`] opens it.
 #[derive(Clone)]
 pub struct Device {
     list: Arc<DeviceList>,
     raw: NonNull<ibv_device>,
 }
 
-// SAFETY: the device is kept by the list; what is read from it never changes.
+// SAFETY: `list` keeps the device alive, and its fields never change.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: `list` keeps the device alive, and its fields never change.
 unsafe impl Sync for Device {}
 
-/// A network interface of the kernel that belongs to a device.
+/// Kernel network interface of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Such as `eth1`.
+    /// Interface name, such as `eth1`.
     pub name: String,
     /// Port of the device, counted from 1.
     pub port: u8,
     /// MAC address.
     pub mac: [u8; 6],
-    /// Most bytes behind the Ethernet header, as the interface is set now.
+    /// Current MTU of the interface in bytes, if sysfs contains it.
     pub mtu: Option<u32>,
 }
 
-fn text(field: &[c_char]) -> String {
+/// Returns the characters of a `char` array of C up to its NUL byte.
+fn string_from_c_chars(field: &[c_char]) -> String {
     let bytes: Vec<u8> = field.iter().map(|c| c.cast_unsigned()).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -179,47 +177,33 @@ impl Device {
         self.raw
     }
 
-    fn fields(&self) -> &ibv_device {
-        // SAFETY: kept by the list; libibverbs changes nothing in it.
+    /// Returns the device structure of libibverbs.
+    fn ibv_device(&self) -> &ibv_device {
+        // SAFETY: `list` keeps the device alive, and libibverbs does not change its fields.
         unsafe { self.raw.as_ref() }
     }
 
-    /// Name of the RDMA device, such as `mana_0`.
+    /// Returns the name of the RDMA device, such as `mana_0`.
     pub fn name(&self) -> String {
-        text(&self.fields().name)
+        string_from_c_chars(&self.ibv_device().name)
     }
 
-    /// The file that is opened, such as `/dev/infiniband/uverbs0`.
-    pub fn file(&self) -> String {
-        format!("/dev/infiniband/{}", text(&self.fields().dev_name))
+    /// Returns the path of the device file, such as `/dev/infiniband/uverbs0`.
+    pub fn device_file(&self) -> String {
+        format!("/dev/infiniband/{}", string_from_c_chars(&self.ibv_device().dev_name))
     }
 
-    /// Directory of the device in sysfs; it need not exist.
+    /// Returns the sysfs directory of the device. It may not exist.
     pub fn sysfs(&self) -> PathBuf {
-        PathBuf::from(text(&self.fields().ibdev_path))
+        PathBuf::from(string_from_c_chars(&self.ibv_device().ibdev_path))
     }
 
-    /// Node GUID, 0 if unknown.
-    pub fn guid(&self) -> u64 {
-        self.list.verbs.libraries.ibverbs().ibv_get_device_guid().map_or(0, |guid| {
-            // SAFETY: a device of a living list.
-            u64::from_be(unsafe { guid(self.raw.as_ptr()) })
-        })
-    }
-
-    /// Address on the PCI bus, such as `0000:3b:00.0`, if sysfs tells it.
-    pub fn pci_address(&self) -> Option<String> {
-        let link = self.sysfs().join("device").read_link().ok()?;
-        let name = link.file_name()?.to_str()?;
-        (name.matches(':').count() == 2 && name.contains('.')).then(|| name.to_owned())
-    }
-
-    /// NUMA node, if the machine has several and sysfs tells it.
+    /// Returns the NUMA node of the device as read from sysfs.
     pub fn numa_node(&self) -> Option<u32> {
         std::fs::read_to_string(self.sysfs().join("device/numa_node")).ok()?.trim().parse().ok()
     }
 
-    /// The kernel's network interfaces of the device, by sysfs.
+    /// Returns the kernel network interfaces of the device, as found in sysfs.
     pub fn interfaces(&self) -> Vec<Interface> {
         let Ok(entries) = self.sysfs().join("device/net").read_dir() else { return Vec::new() };
         let mut interfaces: Vec<Interface> = entries
@@ -240,7 +224,8 @@ impl Device {
     /// Opens the device.
     ///
     /// # Errors
-    /// The kernel or the provider refused, see [`crate::Cause::DeviceFile`].
+    /// The device file is missing or cannot be opened ([`crate::Cause::DeviceFile`]), or the provider does not
+    /// support the device.
     pub fn open(&self) -> Result<Context> {
         Context::open(self)
     }
@@ -257,7 +242,7 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("name", &self.name()).field("file", &self.file()).finish_non_exhaustive()
+        f.debug_struct("Device").field("name", &self.name()).field("file", &self.device_file()).finish_non_exhaustive()
     }
 }
 
@@ -274,9 +259,9 @@ mod tests {
     }
 
     #[test]
-    fn names_end_at_the_zero() {
+    fn names_end_at_the_nul_byte() {
         let field: Vec<c_char> = b"mana_0\0rest".iter().map(|byte| byte.cast_signed()).collect();
-        assert_eq!(text(&field), "mana_0");
-        assert_eq!(text(&field[..4]), "mana");
+        assert_eq!(string_from_c_chars(&field), "mana_0");
+        assert_eq!(string_from_c_chars(&field[..4]), "mana");
     }
 }

@@ -1,4 +1,4 @@
-//! Errors of the control path: what was called, what came of it, what is in the way and what removes it.
+//! Errors of the control path: the failed call, its errno, the likely cause and the remedy.
 
 use std::fmt;
 
@@ -9,51 +9,51 @@ use crate::Provider;
 /// Result of the calls of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why something did not work.
+/// Error of this crate.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The RDMA libraries, one of them, or a function is not there.
+    /// An RDMA library or one of its functions is missing.
     #[error(transparent)]
     Library(#[from] LoadError),
     /// A call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The request cannot be fulfilled by any device.
+    /// The arguments are not valid for any device.
     #[error("{0}")]
-    Request(String),
-    /// The library or the device answered what cannot be.
-    #[error("{call} on {device} answered nonsense: {problem}")]
-    Answer {
-        /// The function.
+    InvalidRequest(String),
+    /// The library or the device returned values that are not valid.
+    #[error("{call} on {device} returned invalid values: {problem}")]
+    InvalidAnswer {
+        /// Function that returned them.
         call: &'static str,
-        /// Whose answer.
+        /// Name of the device.
         device: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// What another process handed over cannot be what it should be.
+    /// Data or a file from another process is not valid.
     #[error("{what} of another process cannot be used: {problem}")]
-    Foreign {
-        /// Such as "the exported VAR".
+    InvalidImport {
+        /// Object, such as "the exported VAR".
         what: &'static str,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// The process that owns it has freed it.
-    #[error("{what} is no more: the process that owns it has freed it")]
-    Ended {
-        /// Such as "the imported VAR".
+    /// The process that owns the object has freed it.
+    #[error("{what} no longer exists: the process that owns it has freed it")]
+    FreedByOwner {
+        /// Object, such as "the imported VAR".
         what: &'static str,
     },
-    /// The device belongs to another provider than was asked for.
+    /// The device has another provider than the caller requested.
     #[error("{device} is driven by {found}, not by {wanted}")]
     Provider {
-        /// Its name.
+        /// Name of the device.
         device: String,
-        /// Whose it is.
+        /// Provider of the device.
         found: Provider,
-        /// Whose it should be.
+        /// Requested provider.
         wanted: Provider,
     },
 }
@@ -65,7 +65,7 @@ impl From<MissingSymbol> for Error {
 }
 
 impl Error {
-    /// The errno, if a call failed with one.
+    /// Returns the errno if a call failed with one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Call(error) => Some(error.errno),
@@ -74,16 +74,16 @@ impl Error {
     }
 }
 
-/// A verbs call that failed.
+/// Failed verbs call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallError {
-    /// The function, such as `ibv_create_qp`.
+    /// Function, such as `ibv_create_qp`.
     pub call: &'static str,
-    /// On what: device, port.
+    /// Device and port of the call.
     pub subject: String,
-    /// The errno.
+    /// errno of the call.
     pub errno: i32,
-    /// What is likely in the way.
+    /// Likely cause.
     pub cause: Cause,
 }
 
@@ -104,38 +104,38 @@ impl fmt::Display for CallError {
 
 impl std::error::Error for CallError {}
 
-/// What is likely in the way of a call.
+/// Likely cause of a failed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A capability (capabilities(7)) is missing, such as `CAP_NET_RAW`.
+    /// The process lacks a capability (capabilities(7)), such as `CAP_NET_RAW`.
     Capability(&'static str),
-    /// The kernel's network interface holds the port (manadv(7)).
-    PortHeld {
-        /// The interfaces of the port, as far as sysfs tells.
+    /// The kernel's network interface uses the port (manadv(7)).
+    PortBusy {
+        /// Interfaces of the port, as found in sysfs.
         interfaces: Vec<String>,
     },
-    /// The limit of locked memory.
+    /// The limit of locked memory is too low.
     LockedMemory {
-        /// `RLIMIT_MEMLOCK` in bytes; `None`: unlimited, so that memory itself is short.
+        /// `RLIMIT_MEMLOCK` in bytes. `None` if it is unlimited, so that memory itself is exhausted.
         limit: Option<u64>,
     },
-    /// The device file is not there, or may not be opened.
+    /// The device file is missing or cannot be opened.
     DeviceFile {
-        /// Such as `/dev/infiniband/uverbs0`.
+        /// Path, such as `/dev/infiniband/uverbs0`.
         path: String,
     },
-    /// The device was taken away or reset: everything of its context is void.
-    DeviceGone,
-    /// The provider, or the kernel's driver, does not do this.
+    /// The device was removed or reset. All objects of its context are invalid.
+    DeviceLost,
+    /// The provider or the kernel driver does not support the operation.
     NotSupported,
-    /// The device, or its driver, has no more of these.
+    /// The device or its driver has no more objects of this kind.
     Exhausted,
-    /// The device takes no such request.
-    Refused,
-    /// Something else still uses it.
+    /// The device does not support the arguments.
+    InvalidArgument,
+    /// Another object still uses the object.
     InUse,
-    /// Nothing is known beyond the errno.
+    /// Only the errno is known.
     Unknown,
 }
 
@@ -144,14 +144,14 @@ impl fmt::Display for Cause {
         match self {
             Self::Capability(name) => write!(
                 f,
-                "it needs the capability {name} in the user namespace of the device: run as root, or grant it to the program \
-                 (setcap {}+ep PROGRAM)",
+                "it needs the capability {name} in the user namespace of the device: run as root, or grant it to the \
+                 program (setcap {}+ep PROGRAM)",
                 name.to_lowercase()
             ),
-            Self::PortHeld { interfaces } if interfaces.is_empty() => f.write_str(
+            Self::PortBusy { interfaces } if interfaces.is_empty() => f.write_str(
                 "the kernel's network interface holds the port; take it down: ip link set dev INTERFACE down",
             ),
-            Self::PortHeld { interfaces } => {
+            Self::PortBusy { interfaces } => {
                 write!(f, "the kernel's network interface {} holds the port; free it:", interfaces.join(" or "))?;
                 let mut separator = " ";
                 for interface in interfaces {
@@ -162,62 +162,67 @@ impl fmt::Display for Cause {
             }
             Self::LockedMemory { limit: Some(limit) } => write!(
                 f,
-                "at most {limit} bytes may be locked (RLIMIT_MEMLOCK); raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity of a \
-                 service) or grant CAP_IPC_LOCK"
+                "at most {limit} bytes may be locked (RLIMIT_MEMLOCK); raise it (ulimit -l unlimited, or \
+                 LimitMEMLOCK=infinity of a service) or grant CAP_IPC_LOCK"
             ),
             Self::LockedMemory { limit: None } => {
-                f.write_str("there is too little memory to lock, or the device has no room for more")
+                f.write_str("there is too little memory to lock, or the device cannot register more")
             }
             Self::DeviceFile { path } => write!(
                 f,
-                "{path} is not there or may not be opened: load the kernel module ib_uverbs, and run as root or as a member of the group \
-                 that owns the file"
+                "{path} is missing or cannot be opened: load the kernel module ib_uverbs, and run as root \
+                 or as a member of the group that owns the file"
             ),
-            Self::DeviceGone => {
-                f.write_str("the device was reset or removed; close everything of it and open it again")
+            Self::DeviceLost => {
+                f.write_str("the device was reset or removed; close all of its objects and open it again")
             }
             Self::NotSupported => f.write_str("the device, its kernel driver or its library does not support this"),
-            Self::Exhausted => f.write_str("the device or the kernel has no more of these, or too little memory"),
-            Self::Refused => {
-                f.write_str("the device takes no such request: a size, flag or combination that it does not know")
+            Self::Exhausted => {
+                f.write_str("the device or the kernel has no more objects of this kind, or too little memory")
             }
-            Self::InUse => f.write_str("something else still uses it"),
-            Self::Unknown => f.write_str("nothing more is known"),
+            Self::InvalidArgument => f.write_str("the device does not support this size, flag or combination"),
+            Self::InUse => f.write_str("another object still uses it"),
+            Self::Unknown => f.write_str("the cause is not known"),
         }
     }
 }
 
-/// What a diagnosis looks at.
+/// State of the system that [`diagnose`] uses.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Situation {
+pub(crate) struct CallContext {
+    /// True for a MANA device.
     pub(crate) mana: bool,
+    /// Network interfaces of the port.
     pub(crate) interfaces: Vec<String>,
+    /// Path of the device file.
     pub(crate) device_file: String,
-    /// `RLIMIT_MEMLOCK`.
+    /// `RLIMIT_MEMLOCK` in bytes; `None` if unlimited.
     pub(crate) locked_limit: Option<u64>,
 }
 
-/// What is likely in the way when `call` fails with `errno`.
-pub(crate) fn diagnose(call: &str, errno: i32, situation: &Situation) -> Cause {
+/// Returns the likely cause of `call` failing with `errno`.
+pub(crate) fn diagnose(call: &str, errno: i32, call_context: &CallContext) -> Cause {
     let opens = call.ends_with("_open_device");
     let destroys = call.contains("destroy") || call.contains("dealloc") || call.contains("dereg");
     match errno {
-        libc::EACCES | libc::ENOENT | libc::EPERM if opens => Cause::DeviceFile { path: situation.device_file.clone() },
-        // Creating raw packet queue pairs and flows; the kernel looks for it before anything else.
+        libc::EACCES | libc::ENOENT | libc::EPERM if opens => {
+            Cause::DeviceFile { path: call_context.device_file.clone() }
+        }
+        // The kernel checks CAP_NET_RAW first when raw packet queue pairs and flows are created.
         libc::EPERM => Cause::Capability("CAP_NET_RAW"),
         libc::EBUSY if destroys => Cause::InUse,
-        // Released RDMA drivers of MANA say ENODEV, later ones EBUSY.
-        libc::EBUSY | libc::ENODEV if situation.mana && call.starts_with("ibv_create_qp") => {
-            Cause::PortHeld { interfaces: situation.interfaces.clone() }
+        // Released RDMA drivers of MANA return ENODEV, later ones EBUSY.
+        libc::EBUSY | libc::ENODEV if call_context.mana && call.starts_with("ibv_create_qp") => {
+            Cause::PortBusy { interfaces: call_context.interfaces.clone() }
         }
         libc::EBUSY => Cause::InUse,
         libc::ENOMEM | libc::EAGAIN if call.starts_with("ibv_reg_mr") => {
-            Cause::LockedMemory { limit: situation.locked_limit }
+            Cause::LockedMemory { limit: call_context.locked_limit }
         }
-        libc::EIO | libc::ENODEV | libc::ENXIO => Cause::DeviceGone,
+        libc::EIO | libc::ENODEV | libc::ENXIO => Cause::DeviceLost,
         libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => Cause::NotSupported,
         libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE => Cause::Exhausted,
-        libc::EINVAL => Cause::Refused,
+        libc::EINVAL => Cause::InvalidArgument,
         _ => Cause::Unknown,
     }
 }
@@ -231,16 +236,16 @@ fn errno_name(errno: i32) -> Option<&'static str> {
             }
         };
     }
-    names!(EPERM ENOENT EINTR EIO ENXIO EBADF EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST ENODEV EINVAL ENFILE EMFILE ENOTTY ENOSPC EPIPE
-        ERANGE ENOSYS EPROTO EOVERFLOW EPROTONOSUPPORT EOPNOTSUPP ETIMEDOUT ECONNABORTED ESTALE)
+    names!(EPERM ENOENT EINTR EIO ENXIO EBADF EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST ENODEV EINVAL ENFILE EMFILE
+        ENOTTY ENOSPC EPIPE ERANGE ENOSYS EPROTO EOVERFLOW EPROTONOSUPPORT EOPNOTSUPP ETIMEDOUT ECONNABORTED ESTALE)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn mana() -> Situation {
-        Situation {
+    fn mana() -> CallContext {
+        CallContext {
             mana: true,
             interfaces: vec!["eth1".to_owned()],
             device_file: "/dev/infiniband/uverbs0".to_owned(),
@@ -248,30 +253,30 @@ mod tests {
         }
     }
 
-    fn text(call: &'static str, errno: i32, situation: &Situation) -> String {
-        let cause = diagnose(call, errno, situation);
+    fn text(call: &'static str, errno: i32, call_context: &CallContext) -> String {
+        let cause = diagnose(call, errno, call_context);
         CallError { call, subject: "mana_0 port 1".to_owned(), errno, cause }.to_string()
     }
 
     #[test]
-    fn a_port_that_the_kernel_holds_comes_with_the_command_that_frees_it() {
+    fn busy_port_error_names_the_command_that_frees_it() {
         for (errno, name) in [(libc::EBUSY, "EBUSY, Device or resource busy"), (libc::ENODEV, "ENODEV, No such device")]
         {
             assert_eq!(
                 text("ibv_create_qp", errno, &mana()),
                 format!(
-                    "ibv_create_qp on mana_0 port 1 failed: {name}; the kernel's network interface eth1 holds the port; free it: \
-                     ip link set dev eth1 down"
+                    "ibv_create_qp on mana_0 port 1 failed: {name}; the kernel's network interface eth1 holds the \
+                     port; free it: ip link set dev eth1 down"
                 )
             );
         }
-        let unnamed = text("ibv_create_qp_ex", libc::EBUSY, &Situation { interfaces: Vec::new(), ..mana() });
+        let unnamed = text("ibv_create_qp_ex", libc::EBUSY, &CallContext { interfaces: Vec::new(), ..mana() });
         assert!(unnamed.ends_with("ip link set dev INTERFACE down"), "{unnamed}");
-        // Other providers have no such rule.
-        let other = Situation { mana: false, ..mana() };
+        // Other providers do not have this restriction.
+        let other = CallContext { mana: false, ..mana() };
         assert_eq!(diagnose("ibv_create_qp", libc::EBUSY, &other), Cause::InUse);
-        assert_eq!(diagnose("ibv_create_qp", libc::ENODEV, &other), Cause::DeviceGone);
-        // Nor has the destruction.
+        assert_eq!(diagnose("ibv_create_qp", libc::ENODEV, &other), Cause::DeviceLost);
+        // The restriction does not apply to destroying a queue pair.
         assert_eq!(diagnose("ibv_destroy_qp", libc::EBUSY, &mana()), Cause::InUse);
     }
 
@@ -284,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_locked_memory_is_told() {
+    fn locked_memory_limit_is_reported() {
         let text = text("ibv_reg_mr", libc::ENOMEM, &mana());
         assert!(text.contains("at most 8388608 bytes may be locked (RLIMIT_MEMLOCK)"), "{text}");
         assert_eq!(diagnose("ibv_create_cq", libc::ENOMEM, &mana()), Cause::Exhausted);
     }
 
     #[test]
-    fn an_errno_without_a_story_stays_plain() {
+    fn errno_without_a_known_cause_is_reported_alone() {
         assert_eq!(
             text("ibv_query_qp", libc::ESTALE, &mana()),
             "ibv_query_qp on mana_0 port 1 failed: ESTALE, Stale file handle"

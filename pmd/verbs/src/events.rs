@@ -1,7 +1,7 @@
-// UNSAFETY: calls libibverbs and follows the pointers in its events.
+// UNSAFETY: calls libibverbs and dereferences the pointers in its events.
 #![allow(unsafe_code)]
 
-//! What happens to a device by itself.
+//! Asynchronous events of a device.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -10,99 +10,104 @@ use rdma_core_sys::verbs::*;
 
 use crate::{Context, Error, ObjectId, Result};
 
-/// What happened, `IBV_EVENT_*` (ibv_get_async_event(3)).
+/// Kind of an asynchronous event, `IBV_EVENT_*` (ibv_get_async_event(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// The device is broken, or is reset by its service: everything of the context is void.
+    /// The device failed, or its service resets it. All objects of the context are invalid.
     DeviceFatal,
-    /// The port is up.
+    /// A port came up.
     PortActive,
-    /// The port is down.
+    /// A port went down.
     PortDown,
-    /// The port has another speed.
+    /// The speed of a port changed.
     SpeedChange,
     /// A completion queue overran.
     CompletionQueueError,
-    /// A queue pair is in the error state.
+    /// A queue pair entered the error state.
     QueuePairFatal,
-    /// A queue pair got a request that it cannot fulfil.
+    /// A queue pair received an invalid request.
     QueuePairRequestError,
-    /// A queue pair got a request that it must not fulfil.
+    /// A queue pair received a request that violates its access rights.
     QueuePairAccessError,
-    /// A queue pair has sent everything.
+    /// The send queue of a queue pair is drained.
     SendQueueDrained,
-    /// A receive queue is in the error state.
+    /// A receive queue entered the error state.
     WorkQueueFatal,
-    /// Anything else, by number.
+    /// Another event, as a number.
     Other(u32),
 }
 
-/// To what it happened.
+/// Element that an event affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// The whole device.
     Device,
     /// A port, counted from 1.
     Port(u8),
-    /// A queue, by its id; it may have gone meanwhile.
+    /// A queue. It may be destroyed in the meantime.
     Queue(ObjectId),
-    /// Something that this crate does not make.
+    /// An object that this crate does not create.
     Other,
 }
 
-/// Something that happened.
+/// Asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// To what.
+    /// Affected element.
     pub element: Element,
 }
 
-/// The events of a context, in order. Its descriptor is readable when there are some.
+/// Reader of the asynchronous events of a context, in order. Its file descriptor is readable while an event is pending.
 ///
-/// Taking an event acknowledges it: the destruction of a queue waits until all of its events are taken, so whoever has the stream should
-/// look into it before queues go. Those that the kernel still holds go with the queue.
+/// Reading an event acknowledges it. The destruction of a queue waits until all of its delivered events are
+/// acknowledged, so read pending events before queues are dropped. The kernel discards events of the queue that are
+/// not yet delivered.
 #[derive(Debug)]
 pub struct AsyncEvents {
     context: Context,
 }
 
 impl AsyncEvents {
-    pub(crate) fn take(context: &Context) -> Result<Self> {
+    pub(crate) fn claim(context: &Context) -> Result<Self> {
         let ibverbs = context.inner.ibverbs();
         ibverbs.ibv_get_async_event()?;
         ibverbs.ibv_ack_async_event()?;
-        if context.inner.events_taken.swap(true, Ordering::AcqRel) {
-            return Err(Error::Request(format!("the events of {} have a reader already", context.inner.device_name())));
+        if context.inner.events_claimed.swap(true, Ordering::AcqRel) {
+            return Err(Error::InvalidRequest(format!(
+                "the events of {} already have a reader",
+                context.inner.device_name()
+            )));
         }
         Ok(Self { context: context.clone() })
     }
 
-    /// The next event, if there is one; never waits.
+    /// Returns the next event, or `None` if no event is pending. Never blocks.
     ///
     /// # Errors
-    /// Events cannot be read: the device is gone.
+    /// Events cannot be read because the device was removed.
     pub fn next_event(&mut self) -> Result<Option<AsyncEvent>> {
         let inner = &self.context.inner;
         let get = inner.ibverbs().ibv_get_async_event()?;
         let acknowledge = inner.ibverbs().ibv_ack_async_event()?;
         let mut raw = ibv_async_event::zeroed();
-        // A short read fails without an errno of its own.
-        // SAFETY: the address of this thread's errno.
+        // A short read fails without setting errno.
+        // SAFETY: `__errno_location` returns the valid address of this thread's errno.
         unsafe { *libc::__errno_location() = 0 };
-        // SAFETY: an open context, whose descriptor does not block; the event is written.
+        // SAFETY: the context is open, its file descriptor does not block, and `raw` is valid for the write.
         if unsafe { get(inner.raw.as_ptr(), &raw mut raw) } != 0 {
             return match crate::context::last_errno() {
                 libc::EAGAIN | libc::EINTR => Ok(None),
-                0 => Err(inner.nonsense("ibv_get_async_event", "an event that is cut short")),
+                0 => Err(inner.invalid_answer("ibv_get_async_event", "a truncated event")),
                 errno => Err(inner.error("ibv_get_async_event", errno, None)),
             };
         }
-        // SAFETY: not acknowledged yet: the queue that it names cannot have been destroyed.
+        // SAFETY: the element matches the event type, and it is alive: its destruction waits for the acknowledgement
+        // below.
         let event = unsafe { translate(&raw) };
-        // SAFETY: taken above, acknowledged once.
+        // SAFETY: `raw` was returned by the call above, and is acknowledged once.
         unsafe { acknowledge(&raw mut raw) };
         Ok(Some(event))
     }
@@ -110,7 +115,7 @@ impl AsyncEvents {
 
 impl Drop for AsyncEvents {
     fn drop(&mut self) {
-        self.context.inner.events_taken.store(false, Ordering::Release);
+        self.context.inner.events_claimed.store(false, Ordering::Release);
     }
 }
 
@@ -120,10 +125,10 @@ impl AsFd for AsyncEvents {
     }
 }
 
-/// What the event says.
+/// Converts an event of libibverbs.
 ///
 /// # Safety
-/// The element is what the type says, and alive.
+/// The caller guarantees that the valid union member is the one of the event type, and that its object is alive.
 unsafe fn translate(raw: &ibv_async_event) -> AsyncEvent {
     let kind = match raw.event_type {
         IBV_EVENT_DEVICE_FATAL => EventKind::DeviceFatal,
@@ -138,10 +143,11 @@ unsafe fn translate(raw: &ibv_async_event) -> AsyncEvent {
         IBV_EVENT_WQ_FATAL => EventKind::WorkQueueFatal,
         other => EventKind::Other(other),
     };
-    // SAFETY: the caller's contract. Which member is valid goes by the type, see ibv_get_async_event(3).
+    // SAFETY: the event type determines the valid union member (ibv_get_async_event(3)). The caller guarantees that
+    // this member is valid and that its object is alive.
     let element = unsafe {
         match raw.event_type {
-            IBV_EVENT_CQ_ERR => Element::Queue(ObjectId::of_context((*raw.element.cq).cq_context)),
+            IBV_EVENT_CQ_ERR => Element::Queue(ObjectId::from_context((*raw.element.cq).cq_context)),
             IBV_EVENT_QP_FATAL
             | IBV_EVENT_QP_REQ_ERR
             | IBV_EVENT_QP_ACCESS_ERR
@@ -149,8 +155,8 @@ unsafe fn translate(raw: &ibv_async_event) -> AsyncEvent {
             | IBV_EVENT_SQ_DRAINED
             | IBV_EVENT_PATH_MIG
             | IBV_EVENT_PATH_MIG_ERR
-            | IBV_EVENT_QP_LAST_WQE_REACHED => Element::Queue(ObjectId::of_context((*raw.element.qp).qp_context)),
-            IBV_EVENT_WQ_FATAL => Element::Queue(ObjectId::of_context((*raw.element.wq).wq_context)),
+            | IBV_EVENT_QP_LAST_WQE_REACHED => Element::Queue(ObjectId::from_context((*raw.element.qp).qp_context)),
+            IBV_EVENT_WQ_FATAL => Element::Queue(ObjectId::from_context((*raw.element.wq).wq_context)),
             IBV_EVENT_DEVICE_FATAL => Element::Device,
             IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => Element::Other,
             _ => u8::try_from(raw.element.port_num).map_or(Element::Other, Element::Port),
@@ -164,12 +170,12 @@ mod tests {
     use super::*;
 
     fn event(event_type: u32, element: ibv_async_event_element) -> AsyncEvent {
-        // SAFETY: the tests give what the type wants.
+        // SAFETY: the tests pass the union member of the event type, with a living object.
         unsafe { translate(&ibv_async_event { element, event_type }) }
     }
 
     #[test]
-    fn each_kind_names_what_it_happened_to() {
+    fn event_kinds_map_to_their_element() {
         let port = |port_num| ibv_async_event_element { port_num };
         assert_eq!(
             event(IBV_EVENT_PORT_ERR, port(2)),

@@ -1,20 +1,23 @@
 // UNSAFETY: calls libhbl and libibverbs.
 #![allow(unsafe_code)]
 
-//! Direct verbs of Habana / Intel Gaudi (hbldv): reliable queue pairs whose packets the NIC puts into a tunnel.
+//! Direct verbs of Habana / Intel Gaudi (hbldv): reliable queue pairs whose packets the NIC encapsulates in a tunnel.
 //!
-//! The tunnel is a property of a queue pair, not of a flow: the sender puts a header of at most 32 bytes behind IPv4 (and UDP) in front of
-//! each RDMA packet, the receiving port takes it off. The orders that the kernel's driver wants hold by type:
+//! The tunnel is a property of a queue pair, not of a flow. The sender inserts a header of at most 32 bytes before
+//! each RDMA packet, after IPv4 (and UDP). The receiving port removes it. The types enforce the order of calls that
+//! the kernel driver requires:
 //!
-//! - A [`Port`] comes of [`Hbl::set_up_port`] only, and encapsulations, completion queues and queue pairs come of a port.
-//! - A queue pair takes its [`Encap`] on the way to [`Receiving`], keeps it, and says it again on the way to [`Sending`], because the kernel
-//!   reads it in both transitions and remembers nothing in between. So no encapsulation is destroyed before its queue pairs: the kernel
-//!   would not notice.
-//! - An encapsulation is of the port of its queue pair: nothing below checks that.
+//! - Only [`Hbl::set_up_port`] returns a [`Port`]. Encapsulations, completion queues and queue pairs are created from
+//!   a port.
+//! - A queue pair takes its [`Encap`] in the transition to [`ReadyToReceive`] and keeps it. It passes the encapsulation
+//!   again in the transition to [`ReadyToSend`]. The kernel reads it in both transitions and does not store it.
+//! - A queue pair keeps its encapsulation alive. The kernel does not check that the encapsulation outlives the pair.
+//! - An encapsulation belongs to the port of its queue pair. This crate checks that, because neither the library nor
+//!   the kernel does.
 //!
-//! No distribution packages libhbl, and its provider is part of no released rdma-core: it is loaded if it is there
-//! ([`crate::Verbs::libraries`]). Sources: the proposed provider (`providers/hbl`), hbldv_create_encap(3), and the kernel driver
-//! (HabanaAI/drivers.gpu.linux-nic.kernel).
+//! No distribution packages libhbl, and no released rdma-core contains its provider. It is loaded if it is installed
+//! ([`crate::Verbs::libraries`]). Sources: the proposed provider (`providers/hbl`), hbldv_create_encap(3), and the
+//! kernel driver (HabanaAI/drivers.gpu.linux-nic.kernel).
 
 mod encap;
 mod queue_pair;
@@ -23,53 +26,54 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-pub use encap::{Encap, EncapKind, EncapProblem, Encapsulation, MAX_ENCAP_HEADER};
+pub use encap::{Encap, EncapConfig, EncapError, EncapKind, MAX_ENCAP_HEADER};
 pub use queue_pair::{
-    Created, Initialized, Peer, QueuePair, QueuePairOptions, Receiving, Requester, Responder, Sending, WorkQueueKind,
+    Created, Initialized, Peer, QueuePair, QueuePairOptions, ReadyToReceive, ReadyToSend, Requester, Responder,
+    WorkQueueKind,
 };
 use rdma_core_sys::hbldv::*;
 
 use crate::{CompletionQueue, CompletionQueueOptions, Context, Device, Error, Provider, Result};
 
-/// An open Gaudi NIC.
+/// Open Gaudi NIC.
 #[derive(Clone, Debug)]
 pub struct Hbl(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     context: Context,
-    /// The accelerator's file, for as long as the NIC works for it.
+    /// File of the accelerator. It stays open while the NIC is in use.
     _core: OwnedFd,
 }
 
-/// What the device says of itself (`hbldv_query_device`).
+/// Capabilities of a device (`hbldv_query_device`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceAbilities {
-    /// Congestion control.
+pub struct DeviceCapabilities {
+    /// True if congestion control is supported.
     pub congestion_control: bool,
-    /// Bit n: port n, counted from 1.
+    /// Mask of ports. Bit n is port n, counted from 1.
     pub ports: u64,
 }
 
-/// How a port is set up (`hbldv_set_port_ex`).
+/// Configuration of a port (`hbldv_set_port_ex`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSetup {
-    /// Most work queues.
+    /// Maximum number of work queues.
     pub work_queues: u32,
-    /// Requests of each.
+    /// Number of requests in each work queue.
     pub requests: u32,
-    /// Work queues lie in the accelerator's memory, not in the host's.
+    /// True if work queues are in the memory of the accelerator, false if in host memory.
     pub in_device_memory: bool,
-    /// Send requests of 64 bytes, not of 32.
+    /// True for send requests of 64 bytes, false for 32 bytes.
     pub wide_requests: bool,
-    /// Advanced features of the port.
+    /// Enables advanced features of the port (`HBLDV_PORT_CAP_ADVANCED`).
     pub advanced: bool,
-    /// Timeouts that follow what is measured.
+    /// Enables timeouts that adapt to measured round-trip times.
     pub adaptive_timeout: bool,
 }
 
 impl PortSetup {
-    /// Work queues in host memory, requests of 32 bytes.
+    /// Creates a configuration with work queues in host memory and requests of 32 bytes.
     pub const fn new(work_queues: u32, requests: u32) -> Self {
         Self {
             work_queues,
@@ -85,41 +89,44 @@ impl PortSetup {
 /// Limits of a port (`hbldv_query_port`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortLimits {
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub queue_pairs: u32,
-    /// Entries of a completion queue.
+    /// Maximum number of entries in a completion queue.
     pub completions: u32,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub completion_queues: u8,
-    /// Encapsulations at a time: on Gaudi 2 one.
+    /// Maximum number of encapsulations at a time; 1 on Gaudi 2.
     pub encaps: u8,
 }
 
-/// A port that was set up.
+/// Configured port.
 #[derive(Clone, Debug)]
 pub struct Port {
     hbl: Hbl,
     number: u32,
 }
 
-/// A completion queue of a port.
+/// Completion queue of a port.
 #[derive(Clone, Debug)]
-pub struct Completions {
+pub struct PortCompletionQueue {
     queue: CompletionQueue,
     port: u32,
 }
 
 impl Hbl {
-    /// Opens a device for the accelerator whose open file is `core`, with the ports of the mask (bit n: port n, counted from 1; 0: all).
+    /// Opens a device for the accelerator whose open file is `core`.
+    ///
+    /// `ports` is the mask of ports to use. Bit n is port n, counted from 1; a mask of 0 means all ports.
     ///
     /// # Errors
-    /// There is no libhbl; it is another device; another process has it (`EBUSY`); ports that the device does not have (`EINVAL`).
+    /// libhbl is missing, the device is not a Gaudi, or another process has it open (`EBUSY`). Or the device does not
+    /// have all of the ports (`EINVAL`).
     pub fn open(device: &Device, core: OwnedFd, ports: u64) -> Result<Self> {
         let library = device.verbs().libraries.hbl()?;
         let open = library.hbldv_open_device()?;
         let mut attr = hbldv_ucontext_attr { ports_mask: ports, core_fd: core.as_raw_fd() };
-        // SAFETY: a device of a living list, and attributes that the library reads.
-        let context = Context::open_by(device, "hbldv_open_device", |raw| unsafe { open(raw, &raw mut attr) })?;
+        // SAFETY: the device is alive, because `device` keeps its list. `attr` is valid during the call.
+        let context = Context::open_with(device, "hbldv_open_device", |raw| unsafe { open(raw, &raw mut attr) })?;
         let found = context.provider();
         if found != Provider::Hbl {
             return Err(Error::Provider { device: device.name(), found, wanted: Provider::Hbl });
@@ -127,17 +134,17 @@ impl Hbl {
         Ok(Self(Arc::new(Inner { context, _core: core })))
     }
 
-    /// Whether libhbl drives a device.
+    /// Returns true if libhbl supports a device.
     ///
     /// # Errors
-    /// There is no libhbl.
-    pub fn drives(device: &Device) -> Result<bool> {
+    /// libhbl is missing.
+    pub fn is_supported(device: &Device) -> Result<bool> {
         let is_supported = device.verbs().libraries.hbl()?.hbldv_is_supported()?;
-        // SAFETY: a device of a living list.
+        // SAFETY: the device is alive, because `device` keeps its list.
         Ok(unsafe { is_supported(device.raw().as_ptr()) })
     }
 
-    /// The open device, for protection domains: it has one.
+    /// Returns the context of the device. Protection domains are created in it.
     pub fn context(&self) -> &Context {
         &self.0.context
     }
@@ -146,24 +153,24 @@ impl Hbl {
         Ok(self.0.context.inner.libraries.hbl()?)
     }
 
-    /// What the device can do.
+    /// Queries the capabilities of the device.
     ///
     /// # Errors
     /// The query failed.
-    pub fn abilities(&self) -> Result<DeviceAbilities> {
+    pub fn capabilities(&self) -> Result<DeviceCapabilities> {
         const CONGESTION_CONTROL: u64 = 1;
         let query = self.library()?.hbldv_query_device()?;
         let mut attr = hbldv_device_attr::zeroed();
         let inner = &self.0.context.inner;
-        // SAFETY: an open context of libhbl, and room for the answer.
-        inner.done("hbldv_query_device", unsafe { query(inner.raw.as_ptr(), &raw mut attr) })?;
-        Ok(DeviceAbilities { congestion_control: attr.caps & CONGESTION_CONTROL != 0, ports: attr.ports_mask })
+        // SAFETY: the context is open and belongs to libhbl, and `attr` is valid for the write of the call.
+        inner.check("hbldv_query_device", unsafe { query(inner.raw.as_ptr(), &raw mut attr) })?;
+        Ok(DeviceCapabilities { congestion_control: attr.caps & CONGESTION_CONTROL != 0, ports: attr.ports_mask })
     }
 
-    /// Sets port `number`, counted from 1, up: before anything else of it.
+    /// Configures port `number`, counted from 1. This is the first call for a port.
     ///
     /// # Errors
-    /// There is no such port among those that the device was opened with, or it takes no such set-up.
+    /// The device was not opened with this port, or it does not support the configuration.
     pub fn set_up_port(&self, number: u32, setup: &PortSetup) -> Result<Port> {
         let set = self.library()?.hbldv_set_port_ex()?;
         let mut attr = hbldv_port_ex_attr::zeroed();
@@ -181,32 +188,32 @@ impl Hbl {
             attr.caps |= HBLDV_PORT_CAP_ADAPTIVE_TIMEOUT;
         }
         let inner = &self.0.context.inner;
-        // SAFETY: an open context of libhbl; the kernel reads the attributes during the call.
-        inner.done("hbldv_set_port_ex", unsafe { set(inner.raw.as_ptr(), &raw mut attr) })?;
+        // SAFETY: the context is open and belongs to libhbl, and the kernel reads `attr` during the call only.
+        inner.check("hbldv_set_port_ex", unsafe { set(inner.raw.as_ptr(), &raw mut attr) })?;
         Ok(Port { hbl: self.clone(), number })
     }
 }
 
 impl Port {
-    /// Its number, counted from 1.
+    /// Returns the port number, counted from 1.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Hbl {
         &self.hbl
     }
 
-    fn same(&self, what: &str, other: &Hbl, port: u32) -> Result<()> {
+    fn check_same_port(&self, what: &str, other: &Hbl, port: u32) -> Result<()> {
         if Arc::ptr_eq(&self.hbl.0, &other.0) && self.number == port {
             return Ok(());
         }
         let name = self.hbl.context().inner.device_name();
-        Err(Error::Request(format!("{what} is of port {port}, not of port {} of {name}", self.number)))
+        Err(Error::InvalidRequest(format!("{what} belongs to port {port}, not to port {} of {name}", self.number)))
     }
 
-    /// What the port can have.
+    /// Queries the limits of the port.
     ///
     /// # Errors
     /// The query failed.
@@ -214,8 +221,8 @@ impl Port {
         let query = self.hbl.library()?.hbldv_query_port()?;
         let mut attr = hbldv_query_port_attr::zeroed();
         let inner = &self.hbl.context().inner;
-        // SAFETY: an open context of libhbl, and room for the answer.
-        inner.done("hbldv_query_port", unsafe { query(inner.raw.as_ptr(), self.number, &raw mut attr) })?;
+        // SAFETY: the context is open and belongs to libhbl, and `attr` is valid for the write of the call.
+        inner.check("hbldv_query_port", unsafe { query(inner.raw.as_ptr(), self.number, &raw mut attr) })?;
         Ok(PortLimits {
             queue_pairs: attr.max_num_of_qps,
             completions: attr.max_cq_size,
@@ -224,20 +231,25 @@ impl Port {
         })
     }
 
-    /// A completion queue of the port.
+    /// Creates a completion queue of the port.
     ///
     /// # Errors
-    /// The size is not possible, or the device refused.
-    pub fn completions(&self, options: &CompletionQueueOptions) -> Result<Completions> {
+    /// The size is not valid, or the device cannot create the queue.
+    pub fn completion_queue(&self, options: &CompletionQueueOptions) -> Result<PortCompletionQueue> {
         let create = self.hbl.library()?.hbldv_create_cq()?;
-        let port_num = u8::try_from(self.number)
-            .map_err(|_| Error::Request(format!("completion queues of port {} cannot be named", self.number)))?;
+        let port_num = u8::try_from(self.number).map_err(|_| {
+            Error::InvalidRequest(format!(
+                "port {} has a number of more than 8 bits; completion queues need 8",
+                self.number
+            ))
+        })?;
         let mut attr = hbldv_cq_attr { port_num, cq_type: HBLDV_CQ_TYPE_QP };
         let make = |context, entries: c_int, _user, channel, vector| {
-            // SAFETY: an open context of libhbl; a channel of it, which the queue keeps. The user context cannot be given.
+            // SAFETY: the context is open and belongs to libhbl. The channel is alive: the queue keeps it. The call
+            // takes no user context.
             unsafe { create(context, entries, channel, vector, &raw mut attr) }
         };
-        let queue = CompletionQueue::with(self.hbl.context(), options, "hbldv_create_cq", make)?;
-        Ok(Completions { queue, port: self.number })
+        let queue = CompletionQueue::create_with(self.hbl.context(), options, "hbldv_create_cq", make)?;
+        Ok(PortCompletionQueue { queue, port: self.number })
     }
 }

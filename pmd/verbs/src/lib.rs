@@ -1,4 +1,4 @@
-//! Safe objects over RDMA verbs (libibverbs and the providers' direct verbs) for raw Ethernet queues.
+//! Safe wrappers of RDMA verbs (libibverbs and the providers' direct verbs) for raw Ethernet queues.
 //!
 //! ```no_run
 //! # fn main() -> wirepath_verbs::Result<()> {
@@ -13,27 +13,28 @@
 //! # }
 //! ```
 //!
-//! **Lifetimes.** Every object keeps what it was made from: a queue its protection domain and completion queues, those the context, the
-//! context its device. The last handle that goes destroys the object, so no order of dropping is wrong. A destruction that the kernel
-//! refuses is logged, and memory that the device could still write stays mapped until the context is closed.
+//! **Lifetimes.** Every object keeps the objects that it was created from: a queue keeps its protection domain and
+//! completion queues, these keep the context, and the context keeps its device. Dropping the last handle destroys the
+//! object, so every drop order is valid. A failed destruction is logged, and memory that the device could still write
+//! stays mapped until the context is closed.
 //!
-//! **Errors** name the call, the errno and, where it is known, what is in the way and what removes it ([`Cause`]).
+//! **Errors** contain the call, the errno and, where it is known, the cause and the remedy ([`Cause`]).
 //!
-//! **Threads.** Control calls may come from any thread. Nothing here is meant for a burst path: drivers take the memory of their queues
-//! ([`mana`], [`mlx5`]) and work on that.
+//! **Threads.** Control calls may come from any thread. The mlx5 and MANA drivers do not use this crate on the data
+//! path: they access the memory of their queues directly ([`mana`], [`mlx5`]).
 
 mod allocator;
 mod attributes;
 mod completion;
 mod context;
+mod destroyed_flag;
 mod device;
 mod domain;
 mod error;
 mod events;
-mod fate;
 pub mod flow;
 pub mod hbl;
-mod lease;
+mod liveness;
 pub mod mana;
 mod memory_region;
 pub mod mlx5;
@@ -46,15 +47,15 @@ pub use allocator::QueueAllocator;
 pub use attributes::{DeviceAttributes, LinkLayer, PortAttributes, PortState, RawPacketCapabilities, RssCapabilities};
 pub use completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions, WorkCompletion};
 pub use context::{Context, ObjectId, Provider};
+pub use destroyed_flag::DestroyedFlag;
 pub use device::{Device, Interface, Verbs};
 pub use domain::{Domain, ImportedDomain, ParentDomain, ProtectionDomain};
 pub use error::{CallError, Cause, Error, Result};
 pub use events::{AsyncEvent, AsyncEvents, Element, EventKind};
-pub use fate::Fate;
 pub use flow::{Counters, Flow, FlowRule, FlowTarget};
-pub use lease::{Lease, LeaseView};
+pub use liveness::{Liveness, LivenessView};
 pub use memory_region::{Access, ImportedRegion, MemoryRegion};
 pub use queue_pair::{QueuePairState, QueueSizes, RawPacketQp, RawPacketQpOptions};
 pub use rdma_core_sys::{LIBRARY_DIRECTORY_VARIABLE, LoadError, MissingSymbol, Search, Version};
-pub use requests::{Completions, ReceiveRequests, Refused, Segment, SendRequests, status_text};
+pub use requests::{CompletionBatch, PostError, ReceiveRequests, Segment, SendRequests, status_text};
 pub use work_queue::{HashFields, IndirectionTable, RssQp, WorkQueue, WorkQueueOptions};

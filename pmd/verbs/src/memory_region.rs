@@ -1,7 +1,7 @@
 // UNSAFETY: registers memory with libibverbs.
 #![allow(unsafe_code)]
 
-//! Memory that a device may access.
+//! Memory regions that a device may access.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -13,22 +13,22 @@ use wirepath_memory::Region;
 use crate::domain::DomainInner;
 use crate::{Error, ImportedDomain, ProtectionDomain, Result};
 
-/// What the device may do with registered memory, besides reading it.
+/// Access rights of a device to registered memory. The device may always read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Write: needed for receive buffers.
+    /// The device may write. Receive buffers need it.
     pub local_write: bool,
-    /// Writes may overtake each other on the bus (`IBV_ACCESS_RELAXED_ORDERING`): faster on some machines; left out where the library or
-    /// the kernel does not know it.
+    /// PCIe writes may be reordered (`IBV_ACCESS_RELAXED_ORDERING`), which is faster on some machines. The flag is
+    /// ignored if the library or the kernel does not support it.
     pub relaxed_ordering: bool,
 }
 
 impl Access {
-    /// For packet buffers.
+    /// Access rights for packet buffers.
     pub const PACKETS: Self = Self { local_write: true, relaxed_ordering: false };
 }
 
-/// A region registered with a device: the key goes into descriptors. It keeps the region mapped.
+/// Region that is registered with a device. Descriptors contain its key. It keeps the region mapped.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: NonNull<ibv_mr>,
@@ -37,16 +37,17 @@ pub struct MemoryRegion {
     lkey: u32,
 }
 
-// SAFETY: libibverbs locks what it changes; what is read here never changes.
+// SAFETY: `raw` is an owned pointer, libibverbs locks the state that it changes, and the fields read here never change.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as above.
+// SAFETY: libibverbs locks the state that it changes, and the fields read here never change.
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers a whole region. Addresses in descriptors are those of this process.
+    /// Registers a whole region. Addresses in descriptors are virtual addresses of this process.
     ///
     /// # Errors
-    /// The device refused; too little may be locked ([`crate::Cause::LockedMemory`]).
+    /// The device cannot register the region, or the limit of locked memory is too low
+    /// ([`crate::Cause::LockedMemory`]).
     pub fn register(domain: &ProtectionDomain, region: &Arc<Region>, access: Access) -> Result<Self> {
         let context = &domain.0.context.inner;
         let ibverbs = context.ibverbs();
@@ -56,51 +57,52 @@ impl MemoryRegion {
         if access.local_write {
             flags |= IBV_ACCESS_LOCAL_WRITE;
         }
-        // What the macro `ibv_reg_mr` does: optional flags need the newer function, which leaves out what the kernel does not know.
+        // The macro `ibv_reg_mr` does the same. Optional flags need the newer function, which omits flags that the
+        // kernel does not know.
         let raw = match ibverbs.ibv_reg_mr_iova2() {
             Ok(register) if access.relaxed_ordering => {
                 let flags = flags | IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: the region is mapped, and kept until it is no longer registered.
+                // SAFETY: the domain is alive. The region is mapped, and it is kept until it is deregistered.
                 let raw =
                     unsafe { register(domain.0.raw.as_ptr(), address, region.bytes(), address.addr() as u64, flags) };
-                context.created("ibv_reg_mr_iova2", raw, None)
+                context.check_created("ibv_reg_mr_iova2", raw, None)
             }
             _ => {
                 let register = ibverbs.ibv_reg_mr()?;
-                // SAFETY: as above.
+                // SAFETY: the domain is alive. The region is mapped, and it is kept until it is deregistered.
                 let raw = unsafe { register(domain.0.raw.as_ptr(), address, region.bytes(), flags.cast_signed()) };
-                context.created("ibv_reg_mr", raw, None)
+                context.check_created("ibv_reg_mr", raw, None)
             }
         }?;
-        // SAFETY: just made.
+        // SAFETY: the registration was created above and is alive.
         let lkey = unsafe { (*raw.as_ptr()).lkey };
         Ok(Self { raw, domain: Arc::clone(&domain.0), region: Arc::clone(region), lkey })
     }
 
-    /// The key that descriptors name the memory by.
+    /// Returns the local key for descriptors.
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// The kernel's name of the registration in this context, by which another process imports it.
+    /// Returns the kernel handle of the registration in this context. Another process imports the registration by it.
     pub fn handle(&self) -> u32 {
-        // SAFETY: a living registration; set when it was made.
+        // SAFETY: the registration is alive, and `handle` does not change after its creation.
         unsafe { (*self.raw.as_ptr()).handle }
     }
 
-    /// The memory.
+    /// Returns the region.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Address of `bytes` bytes at `offset` of the region, as descriptors want it.
+    /// Returns the address for descriptors of `bytes` bytes at `offset` of the region.
     ///
     /// # Errors
-    /// They are not inside.
+    /// The bytes are not inside the region.
     pub fn address(&self, offset: usize, bytes: usize) -> Result<u64> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.region.bytes() => Ok((self.region.base().as_ptr().addr() + offset) as u64),
-            _ => Err(Error::Request(format!(
+            _ => Err(Error::InvalidRequest(format!(
                 "{bytes} bytes at offset {offset} are not inside a region of {} bytes",
                 self.region.bytes()
             ))),
@@ -108,7 +110,7 @@ impl MemoryRegion {
     }
 }
 
-/// A registration of another process, which keeps it (ibv_import_mr(3)): what the kernel says of it. It names no memory of this process.
+/// Registration that another process owns (ibv_import_mr(3)). It refers to memory of that process, not of this one.
 #[derive(Debug)]
 pub struct ImportedRegion {
     raw: NonNull<ibv_mr>,
@@ -117,33 +119,33 @@ pub struct ImportedRegion {
     bytes: usize,
 }
 
-// SAFETY: as for `MemoryRegion`.
+// SAFETY: `raw` is an owned pointer, and libibverbs locks the state that it changes.
 unsafe impl Send for ImportedRegion {}
-// SAFETY: as above.
+// SAFETY: libibverbs locks the state that it changes, and the fields read here never change.
 unsafe impl Sync for ImportedRegion {}
 
 impl ImportedRegion {
-    /// The registration that the process which opened the device calls `handle` ([`MemoryRegion::handle`]).
+    /// Imports the registration with the kernel handle `handle` ([`MemoryRegion::handle`]).
     ///
     /// # Errors
-    /// There is no such registration, or the provider cannot import.
+    /// The handle is unknown, or the provider cannot import.
     pub fn new(domain: &ImportedDomain, handle: u32) -> Result<Self> {
         let context = &domain.0.context.inner;
         let import = context.ibverbs().ibv_import_mr()?;
         context.ibverbs().ibv_unimport_mr()?;
-        // SAFETY: an imported domain.
-        let raw = context.created("ibv_import_mr", unsafe { import(domain.0.raw.as_ptr(), handle) }, None)?;
-        // SAFETY: just made.
+        // SAFETY: the imported domain is alive, and the kernel checks the handle.
+        let raw = context.check_created("ibv_import_mr", unsafe { import(domain.0.raw.as_ptr(), handle) }, None)?;
+        // SAFETY: the import succeeded, so the structure is valid.
         let (lkey, bytes) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).length) };
         Ok(Self { raw, domain: Arc::clone(&domain.0), lkey, bytes })
     }
 
-    /// The key that descriptors name the memory by.
+    /// Returns the local key for descriptors.
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// Bytes that are registered.
+    /// Returns the number of registered bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -152,7 +154,7 @@ impl ImportedRegion {
 impl Drop for ImportedRegion {
     fn drop(&mut self) {
         let unimport = self.domain.context.inner.ibverbs().ibv_unimport_mr();
-        // SAFETY: imported once; the kernel's object stays with its owner.
+        // SAFETY: the registration was imported once and is unimported once. The kernel object stays with its owner.
         match unimport.map(|unimport| unsafe { unimport(self.raw.as_ptr()) }) {
             Ok(()) => {}
             Err(missing) => tracing::error!("{missing}"),
@@ -163,8 +165,8 @@ impl Drop for ImportedRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         let context = &self.domain.context.inner;
-        // SAFETY: made by a registration, dropped once.
+        // SAFETY: the registration is alive and is destroyed once.
         let result = context.ibverbs().ibv_dereg_mr().map(|dereg| unsafe { dereg(self.raw.as_ptr()) });
-        context.destroyed("ibv_dereg_mr", result, || Some(Box::new(Arc::clone(&self.region))));
+        context.check_destroyed("ibv_dereg_mr", result, || Some(Box::new(Arc::clone(&self.region))));
     }
 }

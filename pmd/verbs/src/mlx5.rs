@@ -1,18 +1,21 @@
-// UNSAFETY: calls libmlx5 and hands out the memory of its queues.
+// UNSAFETY: calls libmlx5 and gives access to the memory of its queues.
 #![allow(unsafe_code)]
 
-//! Direct verbs of mlx5 (mlx5dv(7)): queue memory of ours, and where the queues lie.
+//! Direct verbs of mlx5 (mlx5dv(7)): allocators of queue memory, and the addresses of queues.
 //!
-//! The order of a port: [`Mlx5::set_allocator`] before any queue; completion queues ([`Mlx5::completion_queue_with`] for compressed
-//! entries); a [`RawPacketQp`] for each send queue, moved to sending with [`RawPacketQp::start`]; [`WorkQueue`]s
-//! ([`Mlx5::striding_queue`] for striding ones), started; then [`IndirectionTable`]s, one [`RssQp`] for each class of
-//! packets, and [`crate::FlowRule`]s: without a rule nothing is received.
+//! Set up a port in this order:
+//!
+//! 1. [`Mlx5::set_allocator`], before any queue.
+//! 2. Completion queues, with [`Mlx5::completion_queue_with`] for compressed CQEs.
+//! 3. A [`RawPacketQp`] for each send queue, started with [`RawPacketQp::start`].
+//! 4. [`WorkQueue`]s, with [`Mlx5::striding_queue`] for striding ones, started with [`WorkQueue::start`].
+//! 5. [`IndirectionTable`]s, and one [`RssQp`] for each class of packets.
+//! 6. [`crate::FlowRule`]s. Without a rule, the port receives nothing.
 
 mod actions;
 mod steering;
 pub mod var;
 
-use std::any::Any;
 use std::ffi::c_void;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
@@ -25,8 +28,10 @@ use wirepath_memory::DeviceMemory;
 
 pub use self::actions::{FlowCounter, LinkHeader, Modification, ModifyHeader, Reformat};
 pub use self::steering::{
-    Actions, Egress, EgressFate, FlowTag, Ingress, IngressFate, MatchParameters, Matcher, SteeringRule, Table,
+    Actions, Egress, EgressDestination, FlowTag, Ingress, IngressDestination, MatchParameters, Matcher, SteeringRule,
+    Table,
 };
+use crate::allocator::KeepAlive;
 use crate::context::ContextInner;
 use crate::domain::Domain;
 use crate::{
@@ -34,103 +39,102 @@ use crate::{
     QueueAllocator, RawPacketQp, Result, RssQp, WorkQueue, WorkQueueOptions,
 };
 
-/// Size of a page of registers, and of doorbell records.
+/// Size of a register page (UAR) and of a page of doorbell records, in bytes.
 pub const PAGE_BYTES: usize = 4096;
-/// Bytes of a basic block of a send queue.
+/// Bytes of a basic block of a send queue, and of a CQE.
 const BLOCK_BYTES: usize = 64;
-/// Bytes of a pair of doorbell records.
+/// Bytes of a pair of doorbell record words.
 const RECORD_BYTES: usize = 8;
 
-/// The direct verbs of an mlx5 device.
+/// Direct verbs of an mlx5 device.
 #[derive(Clone, Debug)]
 pub struct Mlx5 {
     context: Context,
 }
 
-/// What a device can do beyond what plain verbs tell (mlx5dv_query_device(3)).
+/// Capabilities of a device that plain verbs do not report (mlx5dv_query_device(3)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mlx5Capabilities {
-    /// Enhanced multi-packet send descriptors.
+    /// True if enhanced multi-packet send WQEs are supported.
     pub multi_packet: bool,
-    /// Compressed completions.
+    /// CQE compression, if supported.
     pub compression: Option<Compression>,
-    /// Striding receive queues.
+    /// Striding receive queues, if supported.
     pub striding: Option<Striding>,
-    /// `MLX5DV_RAW_PACKET_CAP_TUNNELED_OFFLOAD_*`: tunnels that the device looks into.
+    /// Tunnels whose inner headers the device parses (`MLX5DV_RAW_PACKET_CAP_TUNNELED_OFFLOAD_*`).
     pub tunnels: u32,
 }
 
-/// Compressed completions.
+/// CQE compression capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compression {
-    /// Most packets of a session.
+    /// Maximum number of packets in a compressed session.
     pub max_session: u32,
-    /// `MLX5DV_CQE_RES_FORMAT_*`.
+    /// Supported formats (`MLX5DV_CQE_RES_FORMAT_*`).
     pub formats: u32,
 }
 
-/// Striding receive queues for raw packets.
+/// Capabilities of striding receive queues for raw packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Striding {
-    /// Bytes of a stride, logarithm.
+    /// Bytes of a stride, as a binary logarithm.
     pub log_bytes: RangeInclusive<u32>,
-    /// Strides of a work request, logarithm.
+    /// Strides of a work request, as a binary logarithm.
     pub log_strides: RangeInclusive<u32>,
 }
 
-/// A send queue in memory.
+/// Memory of a send queue.
 #[derive(Clone, Debug)]
 pub struct SendQueue {
-    /// The ring: a power of two of basic blocks of 64 bytes.
+    /// Ring. It has a power-of-two number of basic blocks of 64 bytes.
     pub ring: DeviceMemory,
-    /// Two words: receive record, send record.
+    /// Doorbell record. It has two words: receive, then send.
     pub records: DeviceMemory,
-    /// The number that descriptors and completions carry.
+    /// Queue number that WQEs and CQEs carry.
     pub number: u32,
-    /// Its page of registers.
+    /// Register page (UAR).
     pub registers: DeviceMemory,
-    /// Offset of its register.
+    /// Byte offset of the doorbell register in the page.
     pub register: usize,
-    /// Where another process maps the page of registers in the device that was passed to it ([`Mlx5::registers_at`]).
-    pub registers_at: u64,
-    /// Bytes of a BlueFlame buffer: the register alternates between its offset and this much behind. 0: one register, for doorbells only.
+    /// Offset at which another process maps the register page of an imported device ([`Mlx5::map_registers`]).
+    pub uar_mmap_offset: u64,
+    /// Bytes of a BlueFlame buffer. The doorbell alternates between the register's offset and that offset plus this
+    /// size. 0 if there is one register, for doorbells only.
     pub blue_flame: usize,
 }
 
-/// A receive queue in memory.
+/// Memory of a receive queue.
 #[derive(Clone, Debug)]
 pub struct ReceiveQueue {
-    /// The ring: a power of two of entries.
+    /// Ring. It has a power-of-two number of entries.
     pub ring: DeviceMemory,
-    /// Two words: receive record, send record.
+    /// Doorbell record. It has two words: receive, then send.
     pub records: DeviceMemory,
-    /// Entries.
+    /// Number of entries.
     pub entries: u32,
-    /// Bytes of an entry.
+    /// Bytes of an entry, a power of two.
     pub stride: u32,
 }
 
-/// A completion queue in memory.
+/// Memory of a completion queue.
 #[derive(Clone, Debug)]
 pub struct CompletionRing {
-    /// The ring: a power of two of entries of 64 bytes.
+    /// Ring. It has a power-of-two number of CQEs of 64 bytes.
     pub ring: DeviceMemory,
-    /// Two words: consumer counter, arm.
+    /// Doorbell record. It has two words: consumer counter, then arm.
     pub records: DeviceMemory,
-    /// Number of the queue.
+    /// Queue number.
     pub number: u32,
-    /// Page of registers, one of which arms it.
+    /// Register page (UAR) with the register that arms the queue.
     pub registers: DeviceMemory,
 }
 
-type Keep = Arc<dyn Any + Send + Sync>;
-
 impl Mlx5 {
-    /// The direct verbs of an open device.
+    /// Returns the direct verbs of an open device.
     ///
     /// # Errors
-    /// The device is no mlx5, or libmlx5 is not there.
-    pub fn of(context: &Context) -> Result<Self> {
+    /// The device is not an mlx5, or libmlx5 is missing.
+    pub fn from_context(context: &Context) -> Result<Self> {
         let found = context.provider();
         if found != Provider::Mlx5 {
             return Err(Error::Provider { device: context.device().name(), found, wanted: Provider::Mlx5 });
@@ -139,32 +143,32 @@ impl Mlx5 {
         Ok(Self { context: context.clone() })
     }
 
-    /// Opens a device so that it also takes commands ([`FlowCounter`] needs them), or, where it takes none, without.
+    /// Opens a device with DevX, which [`FlowCounter`] needs, or without DevX if the device does not support it.
     ///
     /// # Errors
-    /// It cannot be opened, the device is no mlx5, or libmlx5 is not there.
+    /// The device cannot be opened, it is not an mlx5, or libmlx5 is missing.
     pub fn open(device: &Device) -> Result<Self> {
         let open = device.verbs().libraries.mlx5()?.mlx5dv_open_device()?;
         let mut attr = mlx5dv_context_attr { flags: MLX5DV_CONTEXT_FLAGS_DEVX, ..mlx5dv_context_attr::zeroed() };
-        let context = Context::open_by(device, "mlx5dv_open_device", |raw| {
-            // SAFETY: a device of a living list; libmlx5 refuses those of other providers.
+        let context = Context::open_with(device, "mlx5dv_open_device", |raw| {
+            // SAFETY: the device is alive, because `device` keeps its list. libmlx5 rejects devices of other providers.
             unsafe { open(raw, &raw mut attr) }
         });
         match context {
             Ok(context) => {
-                context.inner.commands.store(true, Ordering::Relaxed);
-                Self::of(&context)
+                context.inner.devx.store(true, Ordering::Relaxed);
+                Self::from_context(&context)
             }
-            Err(_) => Self::of(&device.open()?),
+            Err(_) => Self::from_context(&device.open()?),
         }
     }
 
-    /// Whether the device takes commands of the program.
-    pub fn takes_commands(&self) -> bool {
-        self.inner().commands.load(Ordering::Relaxed)
+    /// Returns true if the context was opened with DevX, so that it accepts firmware commands.
+    pub fn has_devx(&self) -> bool {
+        self.inner().devx.load(Ordering::Relaxed)
     }
 
-    /// The open device.
+    /// Returns the context of the device.
     pub fn context(&self) -> &Context {
         &self.context
     }
@@ -177,38 +181,42 @@ impl Mlx5 {
         &self.context.inner
     }
 
-    /// Has libmlx5 take the memory of queues and doorbell records from here. Queues made before keep theirs, and cannot be looked at here.
+    /// Sets the allocator from which libmlx5 takes memory for queues and doorbell records. Queues that already exist
+    /// keep their memory, and their views are not available here.
     ///
     /// # Errors
-    /// The context has an allocator already: libmlx5 frees with the one that it has then.
+    /// The context already has an allocator. It cannot be replaced, because libmlx5 frees memory with the current one.
     pub fn set_allocator(&self, allocator: Arc<dyn QueueAllocator>) -> Result<()> {
         let set = self.library()?.mlx5dv_set_context_attr()?;
         self.inner().install_allocator(allocator, |callbacks| {
             let attr = (&raw mut *callbacks).cast::<c_void>();
-            // SAFETY: a context of libmlx5, which copies the three words.
+            // SAFETY: the context is open and belongs to libmlx5. `attr` is valid during the call, and libmlx5 copies
+            // it.
             let result = unsafe { set(self.inner().raw.as_ptr(), MLX5DV_CTX_ATTR_BUF_ALLOCATORS, attr) };
-            self.inner().done("mlx5dv_set_context_attr", result)
+            self.inner().check("mlx5dv_set_context_attr", result)
         })
     }
 
-    /// What the device can do.
+    /// Queries the capabilities of the device.
     ///
     /// # Errors
-    /// libmlx5 refused.
+    /// The query failed.
     pub fn capabilities(&self) -> Result<Mlx5Capabilities> {
         let query = self.library()?.mlx5dv_query_device()?;
         let mut attr = mlx5dv_context::zeroed();
         attr.comp_mask =
             MLX5DV_CONTEXT_MASK_CQE_COMPRESION | MLX5DV_CONTEXT_MASK_STRIDING_RQ | MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS;
-        // SAFETY: a context of libmlx5; the struct is written as far as the mask says.
-        self.inner().done("mlx5dv_query_device", unsafe { query(self.inner().raw.as_ptr(), &raw mut attr) })?;
+        // SAFETY: the context is open and belongs to libmlx5. `attr` is valid for writes; its mask selects the
+        // written fields.
+        self.inner().check("mlx5dv_query_device", unsafe { query(self.inner().raw.as_ptr(), &raw mut attr) })?;
         Ok(translate(&attr))
     }
 
-    /// A completion queue whose receive completions may be compressed in `format`, one of `MLX5DV_CQE_RES_FORMAT_*`.
+    /// Creates a completion queue with CQE compression of receive completions. `format` is one of
+    /// `MLX5DV_CQE_RES_FORMAT_*`.
     ///
     /// # Errors
-    /// The size is 0 or above 2²⁴, or the device refused.
+    /// The size is 0 or above 2²⁴, or the device cannot create the queue.
     pub fn completion_queue_with(&self, options: &CompletionQueueOptions, format: u8) -> Result<CompletionQueue> {
         let create = self.library()?.mlx5dv_create_cq()?;
         let mut mlx5 = mlx5dv_cq_init_attr {
@@ -216,25 +224,32 @@ impl Mlx5 {
             cqe_comp_res_format: format,
             ..mlx5dv_cq_init_attr::zeroed()
         };
-        CompletionQueue::with(&self.context, options, "mlx5dv_create_cq", |context, cqe, user, channel, vector| {
-            let mut attr = ibv_cq_init_attr_ex {
-                cqe: cqe.cast_unsigned(),
-                cq_context: user,
-                channel,
-                comp_vector: vector.cast_unsigned(),
-                ..ibv_cq_init_attr_ex::zeroed()
-            };
-            // SAFETY: an open context of libmlx5, and attributes of this library's version. An extended queue begins as a plain one
-            // (verbs.h, ibv_cq_ex_to_cq).
-            unsafe { create(context, &raw mut attr, &raw mut mlx5).cast() }
-        })
+        CompletionQueue::create_with(
+            &self.context,
+            options,
+            "mlx5dv_create_cq",
+            |context, cqe, user, channel, vector| {
+                let mut attr = ibv_cq_init_attr_ex {
+                    cqe: cqe.cast_unsigned(),
+                    cq_context: user,
+                    channel,
+                    comp_vector: vector.cast_unsigned(),
+                    ..ibv_cq_init_attr_ex::zeroed()
+                };
+                // SAFETY: the context is open and belongs to libmlx5, and both attribute structures are valid during
+                // the call. An extended
+                // queue starts with the fields of a plain one (verbs.h, ibv_cq_ex_to_cq), so the cast is valid.
+                unsafe { create(context, &raw mut attr, &raw mut mlx5).cast() }
+            },
+        )
     }
 
-    /// A striding receive queue: `options.requests` work requests of 2^`log_strides` strides of 2^`log_bytes` bytes, scattered over
-    /// `options.segments` buffers each.
+    /// Creates a striding receive queue of `options.requests` work requests.
+    ///
+    /// Each request has 2^`log_strides` strides of 2^`log_bytes` bytes, scattered over `options.segments` buffers.
     ///
     /// # Errors
-    /// The device refused, for example because the numbers are outside [`Striding`].
+    /// The device cannot create the queue, for example because the sizes are outside [`Striding`].
     pub fn striding_queue(
         &self,
         domain: &impl Domain,
@@ -242,107 +257,111 @@ impl Mlx5 {
         log_bytes: u32,
         log_strides: u32,
     ) -> Result<WorkQueue> {
-        self.context.same_as(&domain.inner().context)?;
+        self.context.check_same_context(&domain.inner().context)?;
         let create = self.library()?.mlx5dv_create_wq()?;
         let mut mlx5 = mlx5dv_wq_init_attr::zeroed();
         mlx5.comp_mask = MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ;
         mlx5.striding_rq_attrs.single_stride_log_num_of_bytes = log_bytes;
         mlx5.striding_rq_attrs.single_wqe_log_num_of_strides = log_strides;
-        WorkQueue::with(domain, options, "mlx5dv_create_wq", |context, attr| {
-            // SAFETY: an open context of libmlx5, living objects in the attributes.
+        WorkQueue::create_with(domain, options, "mlx5dv_create_wq", |context, attr| {
+            // SAFETY: the context is open and belongs to libmlx5. `attr` contains living objects of it.
             unsafe { create(context, attr, &raw mut mlx5) }
         })
     }
 
-    /// [`RssQp::new`] whose packets the device looks into if they are in a tunnel that it knows ([`Mlx5Capabilities::tunnels`]): what it
-    /// says of checksums is then about the inner headers. Without, it is about the outer ones (mlx5dv_create_qp(3),
-    /// `MLX5DV_QP_CREATE_TUNNEL_OFFLOADS`).
+    /// Creates an RSS queue pair with tunnel offloads (mlx5dv_create_qp(3), `MLX5DV_QP_CREATE_TUNNEL_OFFLOADS`).
+    ///
+    /// For packets in a supported tunnel ([`Mlx5Capabilities::tunnels`]), the checksum status in the CQE refers to
+    /// the inner headers. For a pair of [`RssQp::new`], it refers to the outer headers.
     ///
     /// # Errors
-    /// The device refused; it does if it knows no tunnel.
-    pub fn rss_into_tunnels(
+    /// The device cannot create the pair, for example because it supports no tunnels.
+    pub fn rss_qp_with_tunnel_offloads(
         &self,
         domain: &impl Domain,
         table: &IndirectionTable,
         fields: HashFields,
         key: &[u8; 40],
     ) -> Result<RssQp> {
-        self.context.same_as(&domain.inner().context)?;
+        self.context.check_same_context(&domain.inner().context)?;
         let create = self.library()?.mlx5dv_create_qp()?;
         let mut mlx5 = mlx5dv_qp_init_attr {
             comp_mask: MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
             create_flags: MLX5DV_QP_CREATE_TUNNEL_OFFLOADS,
             ..mlx5dv_qp_init_attr::zeroed()
         };
-        RssQp::with(domain, table, fields, key, "mlx5dv_create_qp", |context, attr| {
-            // SAFETY: an open context of libmlx5, living objects in the attributes.
+        RssQp::create_with(domain, table, fields, key, "mlx5dv_create_qp", |context, attr| {
+            // SAFETY: the context is open and belongs to libmlx5. `attr` contains living objects of it.
             unsafe { create(context, attr, &raw mut mlx5) }
         })
     }
 
-    /// Where a send queue lies. What is returned keeps the queue pair.
+    /// Returns the memory of a send queue. The returned views keep the queue pair alive.
     ///
     /// # Errors
-    /// The pair is of another device, or what libmlx5 says cannot be.
+    /// The pair belongs to another device, or libmlx5 returned invalid values.
     pub fn send_queue(&self, pair: &RawPacketQp) -> Result<SendQueue> {
-        self.context.same_as(&pair.0.domain.context)?;
+        self.context.check_same_context(&pair.0.domain.context)?;
         let mut out = mlx5dv_qp { comp_mask: MLX5DV_QP_MASK_UAR_MMAP_OFFSET, ..mlx5dv_qp::zeroed() };
         let mut object = mlx5dv_obj::zeroed();
         object.qp = mlx5dv_obj_qp { in_: pair.0.raw.as_ptr(), out: &raw mut out };
         self.init(&mut object, MLX5DV_OBJ_QP)?;
-        let keep: Keep = pair.0.clone();
+        let keep: KeepAlive = pair.0.clone();
         if out.sq.stride as usize != BLOCK_BYTES || !out.sq.wqe_cnt.is_power_of_two() {
             let problem = format!("a send queue of {} blocks of {} bytes", out.sq.wqe_cnt, out.sq.stride);
-            return Err(self.inner().nonsense("mlx5dv_init_obj", problem));
+            return Err(self.inner().invalid_answer("mlx5dv_init_obj", problem));
         }
         let ring = self.ring("send queue", out.sq.buf, out.sq.wqe_cnt as usize * BLOCK_BYTES, &keep)?;
         let records = self.records(out.dbrec, &keep)?;
         let register = out.bf.reg.addr() % PAGE_BYTES;
         let blue_flame = out.bf.size as usize;
-        // Both buffers lie in the page.
+        // Both BlueFlame buffers must be inside the page.
         let Some(page) = NonNull::new(out.bf.reg.cast::<u8>().wrapping_sub(register))
             .filter(|_| !out.bf.reg.is_null() && register.is_multiple_of(8) && blue_flame.is_multiple_of(8))
             .filter(|_| register + 2 * blue_flame.max(8) <= PAGE_BYTES)
         else {
-            return Err(self.inner().nonsense("mlx5dv_init_obj", "a send queue without a page of registers"));
+            return Err(self.inner().invalid_answer("mlx5dv_init_obj", "a send queue without a register page"));
         };
-        // SAFETY: libmlx5 mapped a page there for writing; it unmaps it with the context, which `keep` keeps.
+        // SAFETY: libmlx5 mapped a writable page at this address. It unmaps the page when it closes the context, and
+        // `keep` keeps the context alive.
         let registers = unsafe { DeviceMemory::new(page, PAGE_BYTES, Arc::clone(&keep)) };
         if out.comp_mask & MLX5DV_QP_MASK_UAR_MMAP_OFFSET == 0 {
-            return Err(self.inner().nonsense("mlx5dv_init_obj", "a send queue whose page of registers has no offset"));
+            return Err(self
+                .inner()
+                .invalid_answer("mlx5dv_init_obj", "a send queue whose register page has no mmap offset"));
         }
-        let registers_at = out.uar_mmap_offset.cast_unsigned();
-        Ok(SendQueue { ring, records, number: pair.number(), registers, register, registers_at, blue_flame })
+        let uar_mmap_offset = out.uar_mmap_offset.cast_unsigned();
+        Ok(SendQueue { ring, records, number: pair.number(), registers, register, uar_mmap_offset, blue_flame })
     }
 
-    /// Maps the page of registers of another process's send queue ([`SendQueue::registers_at`]) on the device that it passed
+    /// Maps the register page of another process's send queue ([`SendQueue::uar_mmap_offset`]) on the imported device
     /// ([`crate::Verbs::import_device`]).
     ///
     /// # Errors
-    /// The kernel knows no such page of the device.
-    pub fn registers_at(&self, offset: u64) -> Result<DeviceMemory> {
+    /// The device has no page at this offset.
+    pub fn map_registers(&self, offset: u64) -> Result<DeviceMemory> {
         let at = libc::off_t::try_from(offset).ok().filter(|at| at % PAGE_BYTES as libc::off_t == 0);
-        let at = at.ok_or_else(|| Error::Foreign {
-            what: "the page of registers",
-            problem: format!("it would be at offset {offset:#x} of the device"),
+        let at = at.ok_or_else(|| Error::InvalidImport {
+            what: "the register page",
+            problem: format!("offset {offset:#x} of the device is not valid"),
         })?;
-        crate::registers::map(self.context.descriptor(), at, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE)
+        crate::registers::map(self.context.cmd_fd(), at, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    /// Where a receive queue lies. What is returned keeps the queue.
+    /// Returns the memory of a receive queue. The returned views keep the queue alive.
     ///
     /// # Errors
-    /// The queue is of another device, or what libmlx5 says cannot be.
+    /// The queue belongs to another device, or libmlx5 returned invalid values.
     pub fn receive_queue(&self, queue: &WorkQueue) -> Result<ReceiveQueue> {
-        self.context.same_as(&queue.0.domain.context)?;
+        self.context.check_same_context(&queue.0.domain.context)?;
         let mut out = mlx5dv_rwq::zeroed();
         let mut object = mlx5dv_obj::zeroed();
         object.rwq = mlx5dv_obj_rwq { in_: queue.0.raw.as_ptr(), out: &raw mut out };
         self.init(&mut object, MLX5DV_OBJ_RWQ)?;
-        let keep: Keep = queue.0.clone();
+        let keep: KeepAlive = queue.0.clone();
         if !out.wqe_cnt.is_power_of_two() || !out.stride.is_power_of_two() || out.stride < 16 {
             let problem = format!("a receive queue of {} entries of {} bytes", out.wqe_cnt, out.stride);
-            return Err(self.inner().nonsense("mlx5dv_init_obj", problem));
+            return Err(self.inner().invalid_answer("mlx5dv_init_obj", problem));
         }
         let bytes = (out.wqe_cnt as usize).saturating_mul(out.stride as usize);
         let ring = self.ring("receive queue", out.buf, bytes, &keep)?;
@@ -350,64 +369,62 @@ impl Mlx5 {
         Ok(ReceiveQueue { ring, records, entries: out.wqe_cnt, stride: out.stride })
     }
 
-    /// Where a completion queue lies. What is returned keeps the queue, which libibverbs must not poll any more.
+    /// Returns the memory of a completion queue. The returned views keep the queue alive. Do not poll it through
+    /// libibverbs any more.
     ///
     /// # Errors
-    /// The queue is of another device, or what libmlx5 says cannot be.
+    /// The queue belongs to another device, or libmlx5 returned invalid values.
     pub fn completion_queue(&self, queue: &CompletionQueue) -> Result<CompletionRing> {
-        self.context.same_as(&queue.0.context)?;
+        self.context.check_same_context(&queue.0.context)?;
         let mut out = mlx5dv_cq::zeroed();
         let mut object = mlx5dv_obj::zeroed();
         object.cq = mlx5dv_obj_cq { in_: queue.0.raw.as_ptr(), out: &raw mut out };
         self.init(&mut object, MLX5DV_OBJ_CQ)?;
-        let keep: Keep = queue.0.clone();
+        let keep: KeepAlive = queue.0.clone();
         if out.cqe_size as usize != BLOCK_BYTES || !out.cqe_cnt.is_power_of_two() {
             let problem = format!("a completion queue of {} entries of {} bytes", out.cqe_cnt, out.cqe_size);
-            return Err(self.inner().nonsense("mlx5dv_init_obj", problem));
+            return Err(self.inner().invalid_answer("mlx5dv_init_obj", problem));
         }
         let ring = self.ring("completion queue", out.buf, out.cqe_cnt as usize * BLOCK_BYTES, &keep)?;
         let records = self.records(out.dbrec, &keep)?;
         let page = NonNull::new(out.cq_uar.cast::<u8>()).filter(|page| page.addr().get().is_multiple_of(PAGE_BYTES));
         let Some(page) = page else {
-            return Err(self.inner().nonsense("mlx5dv_init_obj", "a completion queue without a page of registers"));
+            return Err(self.inner().invalid_answer("mlx5dv_init_obj", "a completion queue without a register page"));
         };
-        // SAFETY: libmlx5 mapped a page there for writing; it unmaps it with the context, which `keep` keeps.
+        // SAFETY: libmlx5 mapped a writable page at this address. It unmaps the page when it closes the context, and
+        // `keep` keeps the context alive.
         let registers = unsafe { DeviceMemory::new(page, PAGE_BYTES, keep) };
         Ok(CompletionRing { ring, records, number: out.cqn, registers })
     }
 
     fn init(&self, object: &mut mlx5dv_obj, kinds: u64) -> Result<()> {
         let init = self.library()?.mlx5dv_init_obj()?;
-        // SAFETY: a living object of a context of libmlx5, and room for what is said about it. Queue pairs over indirection tables, which
-        // libmlx5 cannot describe, are of another type here.
-        self.inner().done("mlx5dv_init_obj", unsafe { init(object, kinds) })
+        // SAFETY: `object` points to a living object of a libmlx5 context, and its output is valid for writes.
+        // libmlx5 cannot describe RSS queue pairs, and these have another Rust type.
+        self.inner().check("mlx5dv_init_obj", unsafe { init(object, kinds) })
     }
 
-    /// The memory of a ring, if the allocator really gave that much there.
-    fn ring(&self, what: &str, start: *mut c_void, bytes: usize, keep: &Keep) -> Result<DeviceMemory> {
-        let call = "mlx5dv_init_obj";
-        let Some(start) = NonNull::new(start.cast::<u8>()) else {
-            return Err(self.inner().nonsense(call, format!("a {what} without memory")));
-        };
-        let given = self.inner().allocator.get().and_then(|installed| installed.size(start)).unwrap_or(0);
-        if bytes == 0 || bytes > given {
-            return Err(self.inner().nonsense(call, format!("a {what} of {bytes} bytes in memory of {given}")));
-        }
-        // SAFETY: memory of our allocator, at least that long, freed when the queue that `keep` holds is destroyed.
-        Ok(unsafe { DeviceMemory::new(start, bytes, Arc::clone(keep)) })
+    /// Returns the memory of a ring of a queue that `keep` keeps alive.
+    fn ring(&self, what: &str, start: *mut c_void, bytes: usize, keep: &KeepAlive) -> Result<DeviceMemory> {
+        // SAFETY: libmlx5 reported the ring of a queue, and `keep` keeps this queue alive.
+        unsafe { self.inner().ring_memory("mlx5dv_init_obj", what, start, bytes, keep) }
     }
 
-    /// A pair of doorbell records, in a page of the allocator that it shares with those of other queues.
-    fn records(&self, records: *mut u32, keep: &Keep) -> Result<DeviceMemory> {
+    /// Returns the doorbell record of a queue. It is in a page of the allocator that also contains records of other
+    /// queues.
+    fn records(&self, records: *mut u32, keep: &KeepAlive) -> Result<DeviceMemory> {
         let offset = records.addr() % PAGE_BYTES;
         let page = NonNull::new(records.cast::<u8>().wrapping_sub(offset));
-        let given = page.and_then(|page| self.inner().allocator.get()?.size(page)).unwrap_or(0);
+        let allocated = page.and_then(|page| self.inner().allocator.get()?.size(page)).unwrap_or(0);
         match NonNull::new(records.cast::<u8>()) {
-            Some(start) if offset.is_multiple_of(8) && offset + RECORD_BYTES <= given => {
-                // SAFETY: in a page of our allocator, freed when the queue that `keep` holds is destroyed.
+            Some(start) if offset.is_multiple_of(8) && offset + RECORD_BYTES <= allocated => {
+                // SAFETY: the record is inside a page of the installed allocator. The page is freed only after the
+                // queue is destroyed, and `keep` keeps the queue alive.
                 Ok(unsafe { DeviceMemory::new(start, RECORD_BYTES, Arc::clone(keep)) })
             }
-            _ => Err(self.inner().nonsense("mlx5dv_init_obj", "doorbell records outside the memory for queues")),
+            _ => Err(self
+                .inner()
+                .invalid_answer("mlx5dv_init_obj", "a doorbell record outside the allocated queue memory")),
         }
     }
 }
@@ -435,7 +452,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_library_filled_counts() {
+    fn fields_outside_comp_mask_are_ignored() {
         let mut attr = mlx5dv_context::zeroed();
         attr.cqe_comp_caps = mlx5dv_cqe_comp_caps { max_num: 64, supported_format: 7 };
         attr.striding_rq_caps.supported_qpts = 1 << IBV_QPT_RAW_PACKET;
@@ -451,6 +468,6 @@ mod tests {
         assert_eq!(all.compression, Some(Compression { max_session: 64, formats: 7 }));
         assert_eq!(all.striding, Some(Striding { log_bytes: 0..=13, log_strides: 0..=0 }));
         attr.striding_rq_caps.supported_qpts = 1 << IBV_QPT_UD;
-        assert_eq!(translate(&attr).striding, None, "of other queue pairs");
+        assert_eq!(translate(&attr).striding, None, "striding of other queue pair types");
     }
 }

@@ -1,7 +1,7 @@
 // UNSAFETY: calls libibverbs.
 #![allow(unsafe_code)]
 
-//! Raw packet queue pairs.
+//! Raw-packet queue pairs.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,44 +10,44 @@ use rdma_core_sys::verbs::*;
 use wirepath_memory::charge_to;
 
 use crate::domain::{Domain, DomainInner};
-use crate::{CompletionQueue, Error, Fate, ObjectId, Result};
+use crate::{CompletionQueue, DestroyedFlag, Error, ObjectId, Result};
 
-/// Sizes of the queues of a pair.
+/// Queue sizes of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueSizes {
-    /// Send requests that may be outstanding.
+    /// Maximum number of outstanding send requests.
     pub send_requests: u32,
-    /// Segments of one.
+    /// Maximum number of segments in a send request.
     pub send_segments: u32,
-    /// Receive requests that may be outstanding.
+    /// Maximum number of outstanding receive requests.
     pub receive_requests: u32,
-    /// Segments of one.
+    /// Maximum number of segments in a receive request.
     pub receive_segments: u32,
-    /// Bytes that may be inside a send request instead of behind a pointer.
+    /// Maximum inline data of a send request in bytes.
     pub inline_bytes: u32,
 }
 
-/// What a queue pair should be.
+/// Options of a new raw-packet queue pair.
 #[derive(Clone, Debug)]
 pub struct RawPacketQpOptions {
-    /// Where sends complete.
+    /// Completion queue of send requests.
     pub send_completions: CompletionQueue,
-    /// Where receptions complete; may be the same.
+    /// Completion queue of receive requests. It may be the same queue.
     pub receive_completions: CompletionQueue,
-    /// Sizes at least; [`RawPacketQp::sizes`] says what came of it.
+    /// Minimum sizes. [`RawPacketQp::sizes`] returns the granted sizes.
     pub sizes: QueueSizes,
-    /// Whether every send completes, or only those that ask for it.
+    /// True if every send request generates a completion, false if only requests with the flag do.
     pub signal_all: bool,
-    /// Bytes of the headers before a segmented payload; 0: no segmentation.
+    /// Maximum header bytes of a TSO request; 0 disables TSO.
     pub max_tso_header: u16,
-    /// `IBV_QP_CREATE_*`.
+    /// Creation flags `IBV_QP_CREATE_*`.
     pub create_flags: u32,
-    /// Whom its memory is charged to.
+    /// Owner in the accounting of queue memory.
     pub owner: String,
 }
 
 impl RawPacketQpOptions {
-    /// A pair for sending only.
+    /// Creates options of a pair for sending only.
     pub fn send(completions: &CompletionQueue, requests: u32, segments: u32, owner: impl Into<String>) -> Self {
         Self {
             send_completions: completions.clone(),
@@ -61,10 +61,10 @@ impl RawPacketQpOptions {
     }
 }
 
-/// State of a queue pair, `IBV_QPS_*`.
+/// State of a queue pair (`IBV_QPS_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuePairState {
-    /// Nothing works; the start, and the way out of an error.
+    /// Initial state, and the state for recovery from an error. The queues do not work.
     Reset,
     /// Bound to its port.
     Initialized,
@@ -72,7 +72,7 @@ pub enum QueuePairState {
     ReadyToReceive,
     /// Ready to send.
     ReadyToSend,
-    /// Everything outstanding is flushed.
+    /// Error: all outstanding requests are flushed.
     Error,
 }
 
@@ -82,57 +82,63 @@ pub(crate) struct QueuePairInner {
     pub(crate) domain: Arc<DomainInner>,
     id: ObjectId,
     sizes: QueueSizes,
-    fate: Fate,
+    destroyed: DestroyedFlag,
     _completions: [CompletionQueue; 2],
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state that they change.
 unsafe impl Send for QueuePairInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state that they change.
 unsafe impl Sync for QueuePairInner {}
 
 impl Drop for QueuePairInner {
     fn drop(&mut self) {
         let context = &self.domain.context.inner;
-        // SAFETY: made by a creation, dropped once; views of its memory kept it alive.
+        // SAFETY: the pair is alive and is destroyed once. Views of its memory keep it alive, so none is left.
         let result = context.ibverbs().ibv_destroy_qp().map(|destroy| unsafe { destroy(self.raw.as_ptr()) });
-        if context.destroyed("ibv_destroy_qp", result, || None) {
-            self.fate.set_gone();
+        if context.check_destroyed("ibv_destroy_qp", result, || None) {
+            self.destroyed.set();
         }
     }
 }
 
-/// A queue pair of raw Ethernet frames (ibv_create_qp(3), `IBV_QPT_RAW_PACKET`). Clones are the same one.
+/// Queue pair for raw Ethernet frames (ibv_create_qp(3), `IBV_QPT_RAW_PACKET`). Clones refer to the same pair.
 #[derive(Clone, Debug)]
 pub struct RawPacketQp(pub(crate) Arc<QueuePairInner>);
 
-/// Largest queue whose size in bytes every provider computes without overflow.
-const MOST_BYTES: u64 = 1 << 31;
+/// Maximum queue size in bytes. Every provider computes sizes up to this without overflow.
+const MAX_QUEUE_BYTES: u64 = 1 << 31;
 
-/// Refuses sizes that a provider would compute wrongly: `requests` of `segments` each.
+/// Rejects a queue of `requests` requests of `segments` segments each if a provider would compute its size wrongly.
 pub(crate) fn check_size(what: &str, requests: u32, segments: u32) -> Result<()> {
     let bytes = u64::from(requests).saturating_mul(u64::from(segments) * 16 + 64);
-    if bytes > MOST_BYTES {
-        return Err(Error::Request(format!("a {what} of {requests} requests of {segments} segments is too large")));
+    if bytes > MAX_QUEUE_BYTES {
+        return Err(Error::InvalidRequest(format!(
+            "a {what} of {requests} requests of {segments} segments is too large"
+        )));
     }
     Ok(())
 }
 
 impl RawPacketQp {
-    /// A new pair. On MANA it is live at once, and `domain` must be the parent domain of the port; elsewhere it starts in
-    /// [`QueuePairState::Reset`].
+    /// Creates a queue pair.
+    ///
+    /// On MANA, `domain` must be the parent domain of the port, and the pair is live when it is created. On other
+    /// devices, it starts in [`QueuePairState::Reset`].
     ///
     /// # Errors
-    /// The device refused: `CAP_NET_RAW` is missing ([`crate::Cause::Capability`]), or the kernel holds the port
-    /// ([`crate::Cause::PortHeld`]).
+    /// `CAP_NET_RAW` is missing ([`crate::Cause::Capability`]), the kernel uses the port
+    /// ([`crate::Cause::PortBusy`]), or the device does not support the options.
     pub fn new(domain: &impl Domain, options: &RawPacketQpOptions) -> Result<Self> {
         let domain = domain.inner();
         let context = &domain.context.inner;
         let completions = [&options.send_completions, &options.receive_completions];
         if completions.iter().any(|queue| !Arc::ptr_eq(&queue.0.context.inner, context)) {
-            return Err(Error::Request("a queue pair completes in queues of its own device only".to_owned()));
+            return Err(Error::InvalidRequest(
+                "the completion queues of a queue pair must belong to its own device".to_owned(),
+            ));
         }
-        context.ready_for_queues()?;
+        context.check_queue_allocator()?;
         let sizes = options.sizes;
         check_size("send queue", sizes.send_requests, sizes.send_segments.max(sizes.inline_bytes / 16))?;
         check_size("receive queue", sizes.receive_requests, sizes.receive_segments)?;
@@ -167,14 +173,14 @@ impl RawPacketQp {
         }
         let _charge = charge_to(format!("{}: requests", options.owner));
         let raw = if attr.comp_mask == IBV_QP_INIT_ATTR_PD {
-            // The extended attributes start as the plain ones do (verbs.h relies on it).
-            // SAFETY: objects of one living context.
+            // The extended attributes start with the plain ones; verbs.h relies on this.
+            // SAFETY: `attr` contains living objects of one open context.
             let raw = unsafe { create(domain.raw.as_ptr(), (&raw mut attr).cast()) };
-            context.created("ibv_create_qp", raw, domain.port)?
+            context.check_created("ibv_create_qp", raw, domain.port)?
         } else {
-            // SAFETY: as above.
+            // SAFETY: `attr` contains living objects of one open context.
             let raw = unsafe { ibv_create_qp_ex(context.raw.as_ptr(), &raw mut attr) };
-            context.created("ibv_create_qp_ex", raw, domain.port)?
+            context.check_created("ibv_create_qp_ex", raw, domain.port)?
         };
         let sizes = QueueSizes {
             send_requests: attr.cap.max_send_wr,
@@ -189,36 +195,37 @@ impl RawPacketQp {
             domain: Arc::clone(domain),
             id,
             sizes,
-            fate: Fate::default(),
+            destroyed: DestroyedFlag::default(),
             _completions: completions,
         })))
     }
 
-    /// Its name in events.
+    /// Returns the ID of the queue pair in events.
     pub fn id(&self) -> ObjectId {
         self.0.id
     }
 
-    /// The number that the device knows it by.
+    /// Returns the queue pair number of the device.
     pub fn number(&self) -> u32 {
-        // SAFETY: a living pair; set at creation.
+        // SAFETY: the pair is alive, and `qp_num` does not change after its creation.
         unsafe { (*self.0.raw.as_ptr()).qp_num }
     }
 
-    /// Tells whether it was destroyed, once this and everything that keeps it is dropped.
-    pub fn fate(&self) -> Fate {
-        self.0.fate.clone()
+    /// Returns the flag that is set when the pair is destroyed, after the last handle is dropped.
+    pub fn destroyed_flag(&self) -> DestroyedFlag {
+        self.0.destroyed.clone()
     }
 
-    /// The sizes that it has.
+    /// Returns the granted sizes.
     pub fn sizes(&self) -> QueueSizes {
         self.0.sizes
     }
 
-    /// Moves it on. `port`, counted from 1, is bound on the way to [`QueuePairState::Initialized`].
+    /// Changes the state. The transition to [`QueuePairState::Initialized`] binds the pair to `port`, counted from 1.
     ///
     /// # Errors
-    /// The transition is not possible from where it is. MANA's raw pairs have none: they are live from the start.
+    /// The transition is not possible from the current state. Raw-packet pairs of MANA have no transitions: they are
+    /// always live.
     pub fn set_state(&self, state: QueuePairState, port: u8) -> Result<()> {
         let context = &self.0.domain.context.inner;
         let modify = context.ibverbs().ibv_modify_qp()?;
@@ -235,15 +242,15 @@ impl RawPacketQp {
             QueuePairState::ReadyToSend => IBV_QPS_RTS,
             QueuePairState::Error => IBV_QPS_ERR,
         };
-        // SAFETY: a living pair.
+        // SAFETY: the pair is alive, and `attr` is valid during the call.
         let result = unsafe { modify(self.0.raw.as_ptr(), &raw mut attr, mask.cast_signed()) };
-        context.done("ibv_modify_qp", result)
+        context.check("ibv_modify_qp", result)
     }
 
-    /// From whatever state to sending: reset, bound to the port, ready.
+    /// Moves the pair from any state to [`QueuePairState::ReadyToSend`] by way of reset.
     ///
     /// # Errors
-    /// A transition was refused.
+    /// A transition failed.
     pub fn start(&self, port: u8) -> Result<()> {
         use QueuePairState::{Initialized, ReadyToReceive, ReadyToSend, Reset};
         for state in [Reset, Initialized, ReadyToReceive, ReadyToSend] {

@@ -1,10 +1,10 @@
 // UNSAFETY: posts requests and polls completions through libibverbs.
 #![allow(unsafe_code)]
 
-//! Requests and completions as any provider takes and tells them, for drivers that look into no queue's memory.
+//! Work requests and completions through libibverbs, for drivers that do not access queue memory directly.
 //!
-//! Requests are built in memory that is made once, so that a burst allocates nothing. What they point to is named by keys of registered
-//! memory, as in the descriptors of direct verbs: the device reaches nothing else.
+//! Requests are built in memory that is allocated once, so a burst does not allocate. Segments contain keys of
+//! registered memory, as descriptors of direct verbs do. The device can access nothing else.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -13,14 +13,14 @@ use rdma_core_sys::verbs::*;
 
 use crate::{CompletionQueue, Error, RawPacketQp, Result, WorkCompletion, WorkQueue};
 
-/// A piece of registered memory.
+/// Scatter-gather segment: a range of registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it begins.
+    /// Start address.
     pub address: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u32,
-    /// [`crate::MemoryRegion::lkey`].
+    /// Local key, see [`crate::MemoryRegion::lkey`].
     pub key: u32,
 }
 
@@ -30,16 +30,16 @@ impl Segment {
     }
 }
 
-/// Requests were refused: how many before were accepted, and why the next was not.
+/// Error of posting several requests.
 #[derive(Debug)]
-pub struct Refused {
-    /// Requests that the provider took.
+pub struct PostError {
+    /// Number of requests that the provider accepted before the failed one.
     pub accepted: usize,
-    /// Why it did not take the next.
+    /// Error of the failed request.
     pub error: Error,
 }
 
-/// The requests of one burst to a queue pair (ibv_post_send(3)).
+/// Send requests of one burst (ibv_post_send(3)).
 pub struct SendRequests {
     requests: Box<[ibv_send_wr]>,
     segments: Box<[ibv_sge]>,
@@ -47,7 +47,7 @@ pub struct SendRequests {
     used_segments: usize,
 }
 
-// SAFETY: the pointers inside are written before each use, and point into what is owned here.
+// SAFETY: the pointers inside are written before each use, and point into memory that `self` owns.
 unsafe impl Send for SendRequests {}
 
 impl std::fmt::Debug for SendRequests {
@@ -57,7 +57,7 @@ impl std::fmt::Debug for SendRequests {
 }
 
 impl SendRequests {
-    /// Room for `requests` of `segments` each.
+    /// Creates a batch for up to `requests` requests of `segments` segments each.
     pub fn new(requests: usize, segments: usize) -> Self {
         Self {
             requests: vec![ibv_send_wr::zeroed(); requests].into(),
@@ -67,34 +67,34 @@ impl SendRequests {
         }
     }
 
-    /// Requests in it.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.used
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no requests.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Forgets all requests.
+    /// Removes all requests.
     pub fn clear(&mut self) {
         (self.used, self.used_segments) = (0, 0);
     }
 
-    /// Appends a packet of these pieces, which completes as `name` if it is asked to; `checksums`: of the network and transport headers
-    /// are the device's work. `false`: there is no room.
+    /// Appends a send request for a packet of these segments, with `id` as `wr_id` of its completion. `checksums`
+    /// offloads the checksums of the network and transport headers. Returns `false` if the batch is full.
     #[must_use]
-    pub fn push(&mut self, name: u64, checksums: bool, pieces: impl IntoIterator<Item = Segment>) -> bool {
+    pub fn push(&mut self, id: u64, checksums: bool, segments: impl IntoIterator<Item = Segment>) -> bool {
         let start = self.used_segments;
         let mut end = start;
-        for piece in pieces {
-            let Some(segment) = self.segments.get_mut(end) else { return false };
-            *segment = piece.raw();
+        for segment in segments {
+            let Some(entry) = self.segments.get_mut(end) else { return false };
+            *entry = segment.raw();
             end += 1;
         }
         let Some(request) = self.requests.get_mut(self.used) else { return false };
-        request.wr_id = name;
+        request.wr_id = id;
         request.opcode = IBV_WR_SEND;
         request.num_sge = (end - start) as c_int;
         request.send_flags = if checksums { IBV_SEND_IP_CSUM } else { 0 };
@@ -103,11 +103,11 @@ impl SendRequests {
         true
     }
 
-    /// Hands all requests to the device, the last asking for a completion, and forgets them.
+    /// Posts all requests and clears the batch. Only the last request generates a completion.
     ///
     /// # Errors
-    /// One of them was refused; those before it were accepted and will not tell of it by themselves.
-    pub fn post(&mut self, pair: &RawPacketQp) -> std::result::Result<(), Refused> {
+    /// A request failed. The requests before it were accepted, and they generate no completion of their own.
+    pub fn post(&mut self, pair: &RawPacketQp) -> std::result::Result<(), PostError> {
         let count = self.used;
         self.clear();
         let Some(last) = count.checked_sub(1) else { return Ok(()) };
@@ -115,7 +115,8 @@ impl SendRequests {
         let requests = self.requests.as_mut_ptr();
         let mut segment = 0;
         for (i, request) in self.requests[..count].iter_mut().enumerate() {
-            // SAFETY: as many as were written lie there, and `count` requests.
+            // SAFETY: `segment` counts the segments of earlier requests, and `push` wrote that many. `i + 1` is less
+            // than `count`, the number of requests that `push` wrote.
             unsafe {
                 request.sg_list = segments.add(segment);
                 request.next = if i == last { null_mut() } else { requests.add(i + 1) };
@@ -124,30 +125,30 @@ impl SendRequests {
         }
         self.requests[last].send_flags |= IBV_SEND_SIGNALED;
         let mut bad = null_mut();
-        // SAFETY: a living pair; a chain of requests whose lists lie in memory that is owned here.
+        // SAFETY: the pair is alive. The chain of requests and their segment lists are in memory that `self` owns.
         let result = unsafe { ibv_post_send(pair.0.raw.as_ptr(), requests, &raw mut bad) };
         if result == 0 {
             return Ok(());
         }
         let accepted = position(bad, requests, count);
-        Err(Refused { accepted, error: pair.0.domain.context.inner.error("ibv_post_send", result, None) })
+        Err(PostError { accepted, error: pair.0.domain.context.inner.error("ibv_post_send", result, None) })
     }
 }
 
-/// Which request of an array a call stopped at; the first if it does not say.
+/// Returns the index of the failed request in an array, or 0 if the call does not report a valid one.
 fn position<T>(bad: *mut T, first: *mut T, count: usize) -> usize {
-    let distance = bad.addr().wrapping_sub(first.addr()) / size_of::<T>();
-    if bad.is_null() || distance >= count { 0 } else { distance }
+    let index = bad.addr().wrapping_sub(first.addr()) / size_of::<T>();
+    if bad.is_null() || index >= count { 0 } else { index }
 }
 
-/// The requests of a receive queue, posted again and again (ibv_post_wq_recv(3)).
+/// Reusable receive requests of a work queue (ibv_post_wq_recv(3)).
 pub struct ReceiveRequests {
     requests: Box<[ibv_recv_wr]>,
     segments: Box<[ibv_sge]>,
     each: usize,
 }
 
-// SAFETY: as of `SendRequests`.
+// SAFETY: the pointers inside are written before each use, and point into memory that `self` owns.
 unsafe impl Send for ReceiveRequests {}
 
 impl std::fmt::Debug for ReceiveRequests {
@@ -157,7 +158,7 @@ impl std::fmt::Debug for ReceiveRequests {
 }
 
 impl ReceiveRequests {
-    /// So many requests, named from 0 on, of `segments` each.
+    /// Creates `requests` requests of `segments` segments each. The `wr_id` of a request is its index.
     pub fn new(requests: usize, segments: usize) -> Self {
         Self {
             requests: vec![ibv_recv_wr::zeroed(); requests].into(),
@@ -166,86 +167,89 @@ impl ReceiveRequests {
         }
     }
 
-    /// Sets where a segment of a request lies.
+    /// Sets a segment of a request.
     ///
     /// # Panics
-    /// If there is no such request or segment.
+    /// The request or the segment does not exist.
     #[inline]
-    pub fn set(&mut self, request: usize, segment: usize, place: Segment) {
+    pub fn set(&mut self, request: usize, segment: usize, value: Segment) {
         assert!(segment < self.each);
-        self.segments[request * self.each + segment] = place.raw();
+        self.segments[request * self.each + segment] = value.raw();
     }
 
-    /// Posts these requests, in this order; none of them may be posted already.
+    /// Posts the requests with these indices, in this order. None of them may be outstanding.
     ///
     /// # Errors
-    /// The provider refused one of them.
+    /// The provider rejected a request.
     ///
     /// # Panics
-    /// If there is no such request.
-    pub fn post(&mut self, queue: &WorkQueue, which: &[u32]) -> Result<()> {
-        let Some(first) = which.first() else { return Ok(()) };
-        assert!(which.iter().all(|request| (*request as usize) < self.requests.len()));
+    /// A request does not exist.
+    pub fn post(&mut self, queue: &WorkQueue, indices: &[u32]) -> Result<()> {
+        let Some(first) = indices.first() else { return Ok(()) };
+        assert!(indices.iter().all(|request| (*request as usize) < self.requests.len()));
         let (segments, requests) = (self.segments.as_mut_ptr(), self.requests.as_mut_ptr());
-        for (i, name) in which.iter().enumerate() {
-            let next = which.get(i + 1);
-            let request = &mut self.requests[*name as usize];
-            request.wr_id = u64::from(*name);
+        for (i, index) in indices.iter().enumerate() {
+            let next = indices.get(i + 1);
+            let request = &mut self.requests[*index as usize];
+            request.wr_id = u64::from(*index);
             request.num_sge = self.each as c_int;
-            // SAFETY: looked at above; as many segments for each request lie there.
+            // SAFETY: the assertion above checked that all indices are below the number of requests. There are
+            // `self.each` segments for each request.
             unsafe {
-                request.sg_list = segments.add(*name as usize * self.each);
+                request.sg_list = segments.add(*index as usize * self.each);
                 request.next = next.map_or(null_mut(), |next| requests.add(*next as usize));
             }
         }
         let mut bad = null_mut();
-        // SAFETY: a living queue; a chain of requests whose lists lie in memory that is owned here.
+        // SAFETY: the queue is alive. The chain of requests and their segment lists are in memory that `self` owns.
         let result = unsafe { ibv_post_wq_recv(queue.0.raw.as_ptr(), requests.add(*first as usize), &raw mut bad) };
-        queue.0.domain.context.inner.done("ibv_post_wq_recv", result)
+        queue.0.domain.context.inner.check("ibv_post_wq_recv", result)
     }
 }
 
-/// Most completions that are taken in one call.
-const MOST: usize = 64;
+/// Maximum number of completions in one poll.
+const MAX_POLL: usize = 64;
 
-/// Room for completions.
-pub struct Completions(Box<[ibv_wc; MOST]>);
+/// Buffer for polled completions.
+pub struct CompletionBatch(Box<[ibv_wc; MAX_POLL]>);
 
-// SAFETY: plain numbers.
-unsafe impl Send for Completions {}
+// SAFETY: the buffer is owned, and its fields are plain numbers.
+unsafe impl Send for CompletionBatch {}
 
-impl std::fmt::Debug for Completions {
+impl std::fmt::Debug for CompletionBatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Completions").finish_non_exhaustive()
+        f.debug_struct("CompletionBatch").finish_non_exhaustive()
     }
 }
 
-impl Default for Completions {
+impl Default for CompletionBatch {
     fn default() -> Self {
-        Self(Box::new([ibv_wc::zeroed(); MOST]))
+        Self(Box::new([ibv_wc::zeroed(); MAX_POLL]))
     }
 }
 
-impl Completions {
-    /// Takes up to `most` completions, 64 at most, out of a queue.
+impl CompletionBatch {
+    /// Polls up to `limit` and at most 64 completions of a queue.
+    ///
+    /// Do not use it for a queue whose memory a driver reads directly.
     ///
     /// # Errors
-    /// The provider cannot, or the queue is broken.
+    /// The provider cannot poll, or the queue is in error.
     #[inline]
-    pub fn poll(&mut self, queue: &CompletionQueue, most: usize) -> Result<impl Iterator<Item = WorkCompletion>> {
-        let wanted = most.min(MOST);
-        // SAFETY: a living queue, and room for what is wanted.
+    pub fn poll(&mut self, queue: &CompletionQueue, limit: usize) -> Result<impl Iterator<Item = WorkCompletion>> {
+        let wanted = limit.min(MAX_POLL);
+        // SAFETY: the queue is alive, and the buffer has room for `wanted` completions.
         let taken = unsafe { ibv_poll_cq(queue.0.raw.as_ptr(), wanted as c_int, self.0.as_mut_ptr()) };
         match usize::try_from(taken) {
-            Ok(taken) if taken <= wanted => Ok(self.0[..taken].iter().map(WorkCompletion::of)),
-            // Providers that cannot poll return the errno as it is.
+            Ok(taken) if taken <= wanted => Ok(self.0[..taken].iter().map(WorkCompletion::from_raw)),
+            // Providers that cannot poll return a positive errno.
             Ok(_) => Err(queue.0.context.inner.error("ibv_poll_cq", taken, None)),
             Err(_) => Err(queue.0.context.inner.error("ibv_poll_cq", libc::EIO, None)),
         }
     }
 }
 
-/// What a completion's status means (ibv_poll_cq(3), `enum ibv_wc_status`).
+/// Returns a description of a completion status (ibv_poll_cq(3), `enum ibv_wc_status`).
 pub fn status_text(status: u32) -> &'static str {
     match status {
         IBV_WC_SUCCESS => "success",
@@ -265,7 +269,7 @@ pub fn status_text(status: u32) -> &'static str {
         IBV_WC_FATAL_ERR => "fatal error",
         IBV_WC_RESP_TIMEOUT_ERR => "no response in time",
         IBV_WC_GENERAL_ERR => "general error",
-        _ => "an error without a name",
+        _ => "unknown status",
     }
 }
 
@@ -274,11 +278,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_end_where_the_room_does() {
+    fn push_fails_when_the_batch_is_full() {
         let piece = Segment { address: 1, bytes: 2, key: 3 };
         let mut list = SendRequests::new(2, 2);
         assert!(list.is_empty() && list.push(7, true, [piece; 3]));
-        assert!(!list.push(8, false, [piece; 2]), "one segment is left");
+        assert!(!list.push(8, false, [piece; 2]), "only one segment is left");
         assert!(list.push(8, false, [piece]) && !list.push(9, false, []));
         assert_eq!(list.len(), 2);
         list.clear();
@@ -286,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_was_refused_is_found_only_among_its_own() {
+    fn failed_request_index_stays_inside_the_batch() {
         let mut requests = [0u64; 4];
         let first = requests.as_mut_ptr();
         assert_eq!(position(first.wrapping_add(3), first, 4), 3);

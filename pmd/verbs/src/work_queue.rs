@@ -1,7 +1,7 @@
 // UNSAFETY: calls libibverbs.
 #![allow(unsafe_code)]
 
-//! Receive queues of their own, the tables that spread packets over them, and the queue pair in front.
+//! Receive work queues, indirection tables over them, and RSS queue pairs.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use wirepath_memory::charge_to;
 
 use crate::domain::{Domain, DomainInner};
 use crate::queue_pair::check_size;
-use crate::{CompletionQueue, Context, Error, Fate, ObjectId, Provider, Result};
+use crate::{CompletionQueue, Context, DestroyedFlag, Error, ObjectId, Provider, Result};
 
 #[derive(Debug)]
 pub(crate) struct WorkQueueInner {
@@ -19,46 +19,47 @@ pub(crate) struct WorkQueueInner {
     pub(crate) domain: Arc<DomainInner>,
     id: ObjectId,
     requests: u32,
-    fate: Fate,
+    destroyed: DestroyedFlag,
     _completions: CompletionQueue,
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state that they change.
 unsafe impl Send for WorkQueueInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state that they change.
 unsafe impl Sync for WorkQueueInner {}
 
 impl Drop for WorkQueueInner {
     fn drop(&mut self) {
-        // SAFETY: tables and views of its memory kept it alive, and are gone.
+        // SAFETY: the queue is alive and is destroyed once. Indirection tables and views of its memory keep it alive,
+        // so none is left.
         let result = unsafe { ibv_destroy_wq(self.raw.as_ptr()) };
-        if self.domain.context.inner.destroyed("ibv_destroy_wq", Ok(result), || None) {
-            self.fate.set_gone();
+        if self.domain.context.inner.check_destroyed("ibv_destroy_wq", Ok(result), || None) {
+            self.destroyed.set();
         }
     }
 }
 
-/// What a receive queue should be.
+/// Options of a new receive queue.
 #[derive(Clone, Debug)]
 pub struct WorkQueueOptions {
-    /// Where receptions complete.
+    /// Completion queue of receive requests.
     pub completions: CompletionQueue,
-    /// Requests at least; [`WorkQueue::requests`] says what came of it.
+    /// Minimum number of requests. [`WorkQueue::requests`] returns the granted number.
     pub requests: u32,
-    /// Segments of one.
+    /// Maximum number of segments in a request.
     pub segments: u32,
-    /// Remove the customer VLAN tag.
+    /// Strip the customer VLAN tag.
     pub vlan_strip: bool,
-    /// Leave the frame check sequence.
+    /// Keep the frame check sequence.
     pub scatter_fcs: bool,
-    /// Wait for a buffer instead of dropping.
+    /// Wait for a buffer instead of dropping the packet.
     pub delay_drop: bool,
-    /// Whom its memory is charged to.
+    /// Owner in the accounting of queue memory.
     pub owner: String,
 }
 
 impl WorkQueueOptions {
-    /// A queue of single-segment requests without any offload.
+    /// Creates options of a queue with single-segment requests and without offloads.
     pub fn new(completions: &CompletionQueue, requests: u32, owner: impl Into<String>) -> Self {
         Self {
             completions: completions.clone(),
@@ -72,24 +73,24 @@ impl WorkQueueOptions {
     }
 }
 
-/// A receive queue (ibv_create_wq(3)). Clones are the same one.
+/// Receive queue (ibv_create_wq(3)). Clones refer to the same queue.
 #[derive(Clone, Debug)]
 pub struct WorkQueue(pub(crate) Arc<WorkQueueInner>);
 
 impl WorkQueue {
-    /// A new queue. On MANA it is live at once, elsewhere after [`Self::start`].
+    /// Creates a receive queue. On MANA it is live when it is created, on other devices after [`Self::start`].
     ///
     /// # Errors
-    /// The device refused.
+    /// The device cannot create the queue.
     pub fn new(domain: &impl Domain, options: &WorkQueueOptions) -> Result<Self> {
-        Self::with(domain, options, "ibv_create_wq", |context, attr| {
-            // SAFETY: objects of one living context.
+        Self::create_with(domain, options, "ibv_create_wq", |context, attr| {
+            // SAFETY: `create_with` passes attributes with living objects of one open context.
             unsafe { ibv_create_wq(context, attr) }
         })
     }
 
-    /// A new queue, made by `create` from context and attributes.
-    pub(crate) fn with(
+    /// Creates a queue with `create`, which gets context and attributes. `call` names it in errors.
+    pub(crate) fn create_with(
         domain: &impl Domain,
         options: &WorkQueueOptions,
         call: &'static str,
@@ -98,11 +99,13 @@ impl WorkQueue {
         let domain = domain.inner();
         let context = &domain.context.inner;
         if !Arc::ptr_eq(&options.completions.0.context.inner, context) {
-            return Err(Error::Request("a receive queue completes in a queue of its own device only".to_owned()));
+            return Err(Error::InvalidRequest(
+                "the completion queue of a receive queue must belong to its own device".to_owned(),
+            ));
         }
-        context.ready_for_queues()?;
+        context.check_queue_allocator()?;
         if options.requests == 0 {
-            return Err(Error::Request("a receive queue needs at least one request".to_owned()));
+            return Err(Error::InvalidRequest("a receive queue needs at least one request".to_owned()));
         }
         check_size("receive queue", options.requests, options.segments)?;
         let id = ObjectId::new();
@@ -127,45 +130,45 @@ impl WorkQueue {
         }
         let _charge = charge_to(format!("{}: requests", options.owner));
         let raw = create(context.raw.as_ptr(), &raw mut attr);
-        let raw = context.created(call, raw, domain.port)?;
+        let raw = context.check_created(call, raw, domain.port)?;
         let completions = options.completions.clone();
         Ok(Self(Arc::new(WorkQueueInner {
             raw,
             domain: Arc::clone(domain),
             id,
             requests: attr.max_wr,
-            fate: Fate::default(),
+            destroyed: DestroyedFlag::default(),
             _completions: completions,
         })))
     }
 
-    /// Its name in events.
+    /// Returns the ID of the queue in events.
     pub fn id(&self) -> ObjectId {
         self.0.id
     }
 
-    /// Tells whether it was destroyed, once this and everything that keeps it is dropped.
-    pub fn fate(&self) -> Fate {
-        self.0.fate.clone()
+    /// Returns the flag that is set when the queue is destroyed, after the last handle is dropped.
+    pub fn destroyed_flag(&self) -> DestroyedFlag {
+        self.0.destroyed.clone()
     }
 
-    /// Requests that may be outstanding.
+    /// Returns the maximum number of outstanding requests.
     pub fn requests(&self) -> u32 {
         self.0.requests
     }
 
-    /// Makes it ready to receive, from reset. Nothing to do on MANA.
+    /// Moves the queue from reset to ready. Has no effect on MANA.
     ///
     /// # Errors
-    /// The device refused.
+    /// The transition failed.
     pub fn start(&self) -> Result<()> {
         self.set_state(IBV_WQS_RDY)
     }
 
-    /// Forgets what was posted: the way out of an error, before [`Self::start`].
+    /// Resets the queue and discards posted requests. After an error, call it before [`Self::start`].
     ///
     /// # Errors
-    /// The device refused. MANA cannot: its queues are made anew.
+    /// The transition failed. MANA does not support it: its queues must be recreated.
     pub fn reset(&self) -> Result<()> {
         if self.0.domain.context.provider() == Provider::Mana {
             return Err(self.0.domain.context.inner.error("ibv_modify_wq", libc::EOPNOTSUPP, self.0.domain.port));
@@ -175,13 +178,13 @@ impl WorkQueue {
 
     fn set_state(&self, state: u32) -> Result<()> {
         let context = &self.0.domain.context;
-        // Live from its creation, and modify_wq answers EOPNOTSUPP.
+        // Queues of MANA are live when they are created, and `modify_wq` fails with EOPNOTSUPP.
         if context.provider() == Provider::Mana {
             return Ok(());
         }
         let mut attr = ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state: state, ..ibv_wq_attr::zeroed() };
-        // SAFETY: a living queue.
-        context.inner.done("ibv_modify_wq", unsafe { ibv_modify_wq(self.0.raw.as_ptr(), &raw mut attr) })
+        // SAFETY: the queue is alive, and `attr` is valid during the call.
+        context.inner.check("ibv_modify_wq", unsafe { ibv_modify_wq(self.0.raw.as_ptr(), &raw mut attr) })
     }
 }
 
@@ -192,38 +195,42 @@ struct TableInner {
     queues: Vec<WorkQueue>,
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state that they change.
 unsafe impl Send for TableInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state that they change.
 unsafe impl Sync for TableInner {}
 
 impl Drop for TableInner {
     fn drop(&mut self) {
-        // SAFETY: queue pairs kept it alive, and are gone.
+        // SAFETY: the table is alive and is destroyed once. RSS queue pairs keep it alive, so none is left.
         let result = unsafe { ibv_destroy_rwq_ind_table(self.raw.as_ptr()) };
-        self.context.inner.destroyed("ibv_destroy_rwq_ind_table", Ok(result), || None);
+        self.context.inner.check_destroyed("ibv_destroy_rwq_ind_table", Ok(result), || None);
     }
 }
 
-/// Which queue gets the packets of which hash values (ibv_create_rwq_ind_table(3)). Clones are the same one.
+/// RSS indirection table: maps hash values to receive queues (ibv_create_rwq_ind_table(3)). Clones refer to the same
+/// table.
 #[derive(Clone, Debug)]
 pub struct IndirectionTable(Arc<TableInner>);
 
 impl IndirectionTable {
-    /// A table of these entries, a power of two; a queue may be named more than once.
+    /// Creates a table with these entries. Their number is a power of two, and a queue may occur more than once.
     ///
     /// # Errors
-    /// The number of entries is not a power of two, the queues are of several devices, or the device refused.
+    /// The number of entries is not a power of two, the queues belong to several devices, or the device cannot create
+    /// the table.
     pub fn new(queues: &[WorkQueue]) -> Result<Self> {
         let (true, Some(first)) = (queues.len().is_power_of_two(), queues.first()) else {
-            return Err(Error::Request(format!(
-                "an indirection table of {} entries; it must be a power of two",
+            return Err(Error::InvalidRequest(format!(
+                "an indirection table of {} entries; the number must be a power of two",
                 queues.len()
             )));
         };
         let context = &first.0.domain.context;
         if queues.iter().any(|queue| !Arc::ptr_eq(&queue.0.domain.context.inner, &context.inner)) {
-            return Err(Error::Request("an indirection table names queues of one device only".to_owned()));
+            return Err(Error::InvalidRequest(
+                "the queues of an indirection table must belong to one device".to_owned(),
+            ));
         }
         let mut entries: Vec<*mut ibv_wq> = queues.iter().map(|queue| queue.0.raw.as_ptr()).collect();
         let mut attr = ibv_rwq_ind_table_init_attr {
@@ -231,34 +238,34 @@ impl IndirectionTable {
             ind_tbl: entries.as_mut_ptr(),
             ..ibv_rwq_ind_table_init_attr::zeroed()
         };
-        // SAFETY: living queues of this context, as many as are announced.
+        // SAFETY: the context is open. `ind_tbl` points to `1 << log_ind_tbl_size` living queues of this context.
         let raw = unsafe { ibv_create_rwq_ind_table(context.inner.raw.as_ptr(), &raw mut attr) };
-        let raw = context.inner.created("ibv_create_rwq_ind_table", raw, first.0.domain.port)?;
+        let raw = context.inner.check_created("ibv_create_rwq_ind_table", raw, first.0.domain.port)?;
         Ok(Self(Arc::new(TableInner { raw, context: context.clone(), queues: queues.to_vec() })))
     }
 
-    /// The queues, entry by entry.
+    /// Returns the queue of each entry.
     pub fn queues(&self) -> &[WorkQueue] {
         &self.0.queues
     }
 }
 
-/// Which fields are hashed, `IBV_RX_HASH_*`. One class of packets at a time: mlx5 refuses IPv4 with IPv6, and TCP with UDP.
+/// Hashed fields (`IBV_RX_HASH_*`). They cover one class of packets: mlx5 rejects IPv4 with IPv6, and TCP with UDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HashFields(pub u64);
 
 impl HashFields {
-    /// Nothing: everything goes to the first entry.
+    /// No field: all packets go to the first entry.
     pub const NONE: Self = Self(0);
-    /// Addresses of IPv4.
+    /// IPv4 addresses.
     pub const IPV4: Self = Self(IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4);
-    /// Addresses of IPv6.
+    /// IPv6 addresses.
     pub const IPV6: Self = Self(IBV_RX_HASH_SRC_IPV6 | IBV_RX_HASH_DST_IPV6);
-    /// Ports of TCP.
+    /// TCP ports.
     pub const TCP: Self = Self(IBV_RX_HASH_SRC_PORT_TCP | IBV_RX_HASH_DST_PORT_TCP);
-    /// Ports of UDP.
+    /// UDP ports.
     pub const UDP: Self = Self(IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP);
-    /// Of the inner headers instead.
+    /// Modifier: fields of the inner headers.
     pub const INNER: Self = Self(IBV_RX_HASH_INNER);
 }
 
@@ -278,39 +285,44 @@ pub(crate) struct RssInner {
     _table: IndirectionTable,
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state that they change.
 unsafe impl Send for RssInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state that they change.
 unsafe impl Sync for RssInner {}
 
 impl Drop for RssInner {
     fn drop(&mut self) {
         let context = &self.domain.context.inner;
-        // SAFETY: made by a creation, dropped once.
+        // SAFETY: the pair is alive and is destroyed once. Flow rules keep it alive, so none is left.
         let result = context.ibverbs().ibv_destroy_qp().map(|destroy| unsafe { destroy(self.raw.as_ptr()) });
-        context.destroyed("ibv_destroy_qp", result, || None);
+        context.check_destroyed("ibv_destroy_qp", result, || None);
     }
 }
 
-/// The queue pair that hashes packets and spreads them over a table. It has no queues of its own. Clones are the same one.
+/// RSS queue pair: hashes packets and distributes them over an indirection table. It has no queues of its own. Clones
+/// refer to the same pair.
 #[derive(Clone, Debug)]
 pub struct RssQp(pub(crate) Arc<RssInner>);
 
 impl RssQp {
-    /// A new one, with a Toeplitz key of 40 bytes (both devices take no other length). On MANA this is what makes the receive queues
-    /// live and gives their completion queues a number, and `domain` must be the parent domain of the port.
+    /// Creates an RSS queue pair with a Toeplitz key of 40 bytes, the only length that MANA and mlx5 accept.
+    ///
+    /// On MANA, `domain` must be the parent domain of the port. The pair makes the receive queues live and assigns
+    /// numbers to their completion queues.
     ///
     /// # Errors
-    /// The device refused: a capability is missing, the port is held, or the fields cannot be combined.
+    /// A capability is missing, the kernel uses the port, or the device does not support the combination of fields.
     pub fn new(domain: &impl Domain, table: &IndirectionTable, fields: HashFields, key: &[u8; 40]) -> Result<Self> {
-        Self::with(domain, table, fields, key, "ibv_create_qp_ex", |context, attr| {
-            // SAFETY: objects of one living context; the key is copied during the call.
+        Self::create_with(domain, table, fields, key, "ibv_create_qp_ex", |context, attr| {
+            // SAFETY: `create_with` passes attributes with living objects of one open context. The key is copied
+            // during the call.
             unsafe { ibv_create_qp_ex(context, attr) }
         })
     }
 
-    /// [`Self::new`] by another call, which gets living objects of one context.
-    pub(crate) fn with(
+    /// Creates a pair with `create`, which gets context and attributes with living objects of it. `call` names it in
+    /// errors.
+    pub(crate) fn create_with(
         domain: &impl Domain,
         table: &IndirectionTable,
         fields: HashFields,
@@ -321,7 +333,9 @@ impl RssQp {
         let domain = domain.inner();
         let context = &domain.context.inner;
         if !Arc::ptr_eq(&table.0.context.inner, context) {
-            return Err(Error::Request("a queue pair spreads over queues of its own device only".to_owned()));
+            return Err(Error::InvalidRequest(
+                "the indirection table of an RSS queue pair must belong to its own device".to_owned(),
+            ));
         }
         context.ibverbs().ibv_destroy_qp()?;
         let id = ObjectId::new();
@@ -341,18 +355,18 @@ impl RssQp {
             ..ibv_qp_init_attr_ex::zeroed()
         };
         let raw = create(context.raw.as_ptr(), &raw mut attr);
-        let raw = context.created(call, raw, domain.port)?;
+        let raw = context.check_created(call, raw, domain.port)?;
         Ok(Self(Arc::new(RssInner { raw, domain: Arc::clone(domain), id, _table: table.clone() })))
     }
 
-    /// Its name in events.
+    /// Returns the ID of the queue pair in events.
     pub fn id(&self) -> ObjectId {
         self.0.id
     }
 
-    /// The number that the device knows it by.
+    /// Returns the queue pair number of the device.
     pub fn number(&self) -> u32 {
-        // SAFETY: a living pair; set at creation.
+        // SAFETY: the pair is alive, and `qp_num` does not change after its creation.
         unsafe { (*self.0.raw.as_ptr()).qp_num }
     }
 }

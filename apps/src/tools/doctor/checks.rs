@@ -1,21 +1,24 @@
-use wirepath_pmd::drivers::rdma::{Kind, NEEDED};
+//! Checks of `wirepath doctor`. Each turns facts about the machine into one finding with a remedy.
+
+use wirepath_pmd::drivers::nic::rdma::{MIN_RDMA_CORE, NicKind};
+use wirepath_pmd::drivers::{DRIVERS, DeviceKind};
 
 use super::{Facts, Finding, Level};
 
-/// Bits of capabilities (capability.h).
+/// Bit numbers of capabilities (linux/capability.h).
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_BPF: u32 = 39;
 
-/// Bytes of huge pages that the default pools of two ports fit into.
-const HUGE_BYTES: u64 = 64 << 20;
-/// Bytes of locked memory that they need for AF_XDP.
-const LOCKED_BYTES: u64 = 64 << 20;
+/// Huge pages in bytes that the default pools of two ports need.
+const MIN_HUGE_PAGE_BYTES: u64 = 64 << 20;
+/// Limit of locked memory in bytes that AF_XDP needs for these pools.
+const MIN_LOCKED_BYTES: u64 = 64 << 20;
 
-/// Judges the facts. The order is that of the report.
-pub fn examine(facts: &Facts) -> Vec<Finding> {
+/// Runs all checks on the facts. The findings are in report order.
+pub fn run_checks(facts: &Facts) -> Vec<Finding> {
     vec![
         processor(facts),
         kernel(facts),
@@ -23,14 +26,14 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         huge_pages(facts),
         locked_memory(facts),
         bpf_jit(facts),
-        tap(facts),
+        tap_devices(facts),
         rdma_libraries(facts),
         rdma_devices(facts),
-        encapsulation(facts),
+        rdma_encapsulation(facts),
         default_route(facts),
         cores(facts),
-        governor(facts),
-        isolated(facts),
+        clock_rate(facts),
+        isolated_cores(facts),
     ]
 }
 
@@ -61,63 +64,71 @@ fn processor(facts: &Facts) -> Finding {
 fn kernel(facts: &Facts) -> Finding {
     const UPGRADE: &str = "apt install -t bookworm-backports linux-image-amd64   # or any Linux from 6.6 on";
     let Some((major, minor)) = facts.kernel else {
-        return warn("kernel", "does not tell its version", "cat /proc/sys/kernel/osrelease");
+        return warn("kernel", "does not report its version", "cat /proc/sys/kernel/osrelease");
     };
     let found = format!("Linux {major}.{minor}");
     match (major, minor) {
         version if version >= (6, 6) => ok("kernel", format!("{found}: AF_XDP with fragments, tcx")),
-        version if version >= (5, 4) => warn(
-            "kernel",
-            format!("{found}: AF_XDP without fragments (from 6.6 on), so no jumbo frames there"),
-            UPGRADE,
-        ),
-        _ => fail("kernel", format!("{found}: too old for AF_XDP as it is used here (5.4)"), UPGRADE),
+        version if version >= (5, 4) => {
+            warn("kernel", format!("{found}: AF_XDP without fragments (since 6.6), so no jumbo frames"), UPGRADE)
+        }
+        _ => fail("kernel", format!("{found}: too old for the AF_XDP driver, which needs 5.4 or later"), UPGRADE),
     }
 }
 
-fn has(facts: &Facts, capability: u32) -> bool {
+/// Returns the names of the drivers for a kind of device, as a list for messages.
+fn driver_names(kind: DeviceKind) -> String {
+    let names: Vec<_> =
+        DRIVERS.iter().filter(|driver| driver.device_kind() == kind).map(|driver| driver.name()).collect();
+    names.join(", ")
+}
+
+fn has_capability(facts: &Facts, capability: u32) -> bool {
     facts.capabilities.is_some_and(|bits| bits >> capability & 1 == 1)
 }
 
 fn capabilities(facts: &Facts) -> Finding {
     let remedy =
         format!("setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {}   # or run as root", facts.program);
-    let bpf = has(facts, CAP_BPF) || has(facts, CAP_SYS_ADMIN);
-    let missing: Vec<&str> =
-        [(has(facts, CAP_NET_RAW), "CAP_NET_RAW"), (has(facts, CAP_NET_ADMIN), "CAP_NET_ADMIN"), (bpf, "CAP_BPF")]
-            .into_iter()
-            .filter_map(|(there, name)| (!there).then_some(name))
-            .collect();
+    let bpf = has_capability(facts, CAP_BPF) || has_capability(facts, CAP_SYS_ADMIN);
+    let missing: Vec<&str> = [
+        (has_capability(facts, CAP_NET_RAW), "CAP_NET_RAW"),
+        (has_capability(facts, CAP_NET_ADMIN), "CAP_NET_ADMIN"),
+        (bpf, "CAP_BPF"),
+    ]
+    .into_iter()
+    .filter_map(|(present, name)| (!present).then_some(name))
+    .collect();
     if missing.is_empty() {
         return ok("capabilities", "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF");
     }
     let names = missing.join(", ");
-    if has(facts, CAP_NET_RAW) {
+    if has_capability(facts, CAP_NET_RAW) {
         return warn("capabilities", format!("{names} missing: no AF_XDP and no TAP; AF_PACKET works"), remedy);
     }
-    fail("capabilities", format!("{names} missing: only memory, pcap and null ports work"), remedy)
+    fail("capabilities", format!("{names} missing: only {} ports work", driver_names(DeviceKind::Virtual)), remedy)
 }
 
 fn huge_pages(facts: &Facts) -> Finding {
     let (size, free) = facts.huge_pages.unwrap_or((2048, 0));
     let bytes = size.saturating_mul(free).saturating_mul(1024);
-    if bytes >= HUGE_BYTES {
+    if bytes >= MIN_HUGE_PAGE_BYTES {
         return ok("huge pages", format!("{free} of {size} KiB are free"));
     }
-    let want = HUGE_BYTES.div_ceil(size.saturating_mul(1024).max(1));
-    let instead = if facts.transparent_huge_pages {
+    let pages = MIN_HUGE_PAGE_BYTES.div_ceil(size.saturating_mul(1024).max(1));
+    let fallback = if facts.transparent_huge_pages {
         "pools use transparent huge pages if the kernel finds some"
     } else {
         "pools use normal pages, and transparent ones are off"
     };
-    warn("huge pages", format!("{free} of {size} KiB are free: {instead}"), format!("sysctl vm.nr_hugepages={want}"))
+    warn("huge pages", format!("{free} of {size} KiB are free: {fallback}"), format!("sysctl vm.nr_hugepages={pages}"))
 }
 
 fn locked_memory(facts: &Facts) -> Finding {
     match facts.locked_memory {
-        _ if has(facts, CAP_IPC_LOCK) => ok("locked memory", "not limited, by CAP_IPC_LOCK"),
+        _ if has_capability(facts, CAP_IPC_LOCK) => ok("locked memory", "not limited, by CAP_IPC_LOCK"),
         None => ok("locked memory", "not limited"),
-        Some(bytes) if bytes >= LOCKED_BYTES => ok("locked memory", format!("{} MiB", bytes >> 20)),
+        Some(bytes) if bytes >= MIN_LOCKED_BYTES => ok("locked memory", format!("{} MiB", bytes >> 20)),
         Some(bytes) => warn(
             "locked memory",
             format!("{} KiB: too little for the pools of AF_XDP and RDMA ports", bytes >> 10),
@@ -134,13 +145,13 @@ fn bpf_jit(facts: &Facts) -> Finding {
             "sysctl net.core.bpf_jit_enable=1",
         ),
         Some(true) => ok("BPF compiler", "on"),
-        None => ok("BPF compiler", "the kernel gives no choice"),
+        None => ok("BPF compiler", "the kernel has no setting for it"),
     }
 }
 
-fn tap(facts: &Facts) -> Finding {
+fn tap_devices(facts: &Facts) -> Finding {
     if facts.tun {
-        return ok("TAP devices", "/dev/net/tun is there");
+        return ok("TAP devices", "/dev/net/tun exists");
     }
     warn("TAP devices", "no /dev/net/tun: tap ports do not work", "modprobe tun")
 }
@@ -149,25 +160,27 @@ fn rdma_libraries(facts: &Facts) -> Finding {
     const CHECK: &str = "RDMA libraries";
     let rdma = &facts.rdma;
     let install = match &rdma.directory {
-        // What the system has is not looked at.
+        // The variable overrides the system's libraries.
         Some(directory) => format!(
             "unset WIREPATH_RDMA_LIB_DIR   # it is {}; or name a directory with the libraries of rdma-core {} or later",
             directory.display(),
-            NEEDED.major
+            MIN_RDMA_CORE.major
         ),
-        None => format!("apt install libibverbs1 ibverbs-providers   # rdma-core {} or later", NEEDED.major),
+        None => format!("apt install libibverbs1 ibverbs-providers   # rdma-core {} or later", MIN_RDMA_CORE.major),
     };
     let libraries = match &rdma.libraries {
-        Err(missing) => return warn(CHECK, format!("{missing}: no mlx5, mana and verbs ports"), install),
+        Err(missing) => {
+            return warn(CHECK, format!("{missing}: no {} ports", driver_names(DeviceKind::RdmaPort)), install);
+        }
         Ok(libraries) => libraries,
     };
     let found = libraries.iter().map(|library| library.text.clone()).collect::<Vec<_>>().join(", ");
-    let is_missing = |kind: &&Kind| libraries.iter().all(|library| library.name != kind.library);
+    let is_missing = |kind: &&NicKind| libraries.iter().all(|library| library.name != kind.library);
     if let Some(kind) = rdma.kinds.iter().find(is_missing) {
         return warn(CHECK, format!("{found}, but no {}: no {} ports", kind.library, kind.driver), install);
     }
-    if let Some(old) = libraries.iter().find(|library| library.version.is_some_and(|version| version < NEEDED)) {
-        return warn(CHECK, format!("{found}: {} is older than {NEEDED}, the oldest tested", old.name), install);
+    if let Some(old) = libraries.iter().find(|library| library.version.is_some_and(|version| version < MIN_RDMA_CORE)) {
+        return warn(CHECK, format!("{found}: {} is older than {MIN_RDMA_CORE}, the oldest tested", old.name), install);
     }
     ok(CHECK, found)
 }
@@ -175,8 +188,8 @@ fn rdma_libraries(facts: &Facts) -> Finding {
 fn rdma_devices(facts: &Facts) -> Finding {
     const CHECK: &str = "RDMA devices";
     let rdma = &facts.rdma;
-    let trouble = |kind: &Kind| kind.ports.iter().find_map(|(port, why)| Some((port.clone(), why.clone()?)));
-    if let Some((port, why)) = rdma.kinds.iter().find_map(trouble) {
+    let unusable_port = |kind: &NicKind| kind.ports.iter().find_map(|(port, why)| Some((port.clone(), why.clone()?)));
+    if let Some((port, why)) = rdma.kinds.iter().find_map(unusable_port) {
         let remedy = if let Some(at) = why.find("ip link set") {
             // The reason ends with the command.
             why[at..].to_owned()
@@ -200,79 +213,78 @@ fn rdma_devices(facts: &Facts) -> Finding {
     }
 }
 
-/// Of RDMA packets, by queue pair. Nothing here needs it.
-fn encapsulation(facts: &Facts) -> Finding {
+/// Reports whether RDMA queue pairs can encapsulate (libhbl). No program of Wirepath needs it, so it never warns.
+fn rdma_encapsulation(facts: &Facts) -> Finding {
     const CHECK: &str = "RDMA encapsulation";
     match &facts.rdma.encapsulation {
         Err(why) => ok(CHECK, format!("none: {why}")),
-        Ok(can) if can.devices.is_empty() => ok(CHECK, "none: libhbl drives no device here"),
-        Ok(can) => {
-            let (devices, over) = (can.devices.join(", "), can.over.join(" or "));
-            ok(CHECK, format!("{devices}: by queue pair, over {over}, headers of at most {} bytes", can.max_header))
+        Ok(pairs) if pairs.devices.is_empty() => ok(CHECK, "none: libhbl drives no device here"),
+        Ok(pairs) => {
+            let (devices, over) = (pairs.devices.join(", "), pairs.over.join(" or "));
+            ok(CHECK, format!("{devices}: by queue pair, over {over}, headers of at most {} bytes", pairs.max_header))
         }
     }
 }
 
 fn default_route(facts: &Facts) -> Finding {
     match facts.default_routes.as_slice() {
-        [] => ok("default route", "none: no interface is kept from auto"),
+        [] => ok("default route", "none: driver = \"auto\" may use every interface"),
         names => ok(
             "default route",
-            format!("by {}: driver = \"auto\" refuses that interface unless force = true", names.join(", ")),
+            format!("on {}: driver = \"auto\" refuses this interface unless force = true", names.join(", ")),
         ),
     }
 }
 
 fn cores(facts: &Facts) -> Finding {
     match facts.cores {
-        1 => warn("cores", "one: workers share it with everything else", "lscpu   # then give the machine more"),
-        n => ok("cores", format!("{n} for this program")),
+        1 => warn("cores", "1: workers share it with all other programs", "lscpu   # then give the machine more"),
+        n => ok("cores", format!("{n} available to this program")),
     }
 }
 
-fn governor(facts: &Facts) -> Finding {
+fn clock_rate(facts: &Facts) -> Finding {
     match facts.governor.as_deref() {
-        None => ok("clock rate", "not chosen by this system"),
+        None => ok("clock rate", "the system has no frequency governor"),
         Some("performance") => ok("clock rate", "governor performance"),
         Some(name) => warn(
             "clock rate",
-            format!("governor {name}: the rate follows the load, and so do measurements"),
+            format!("governor {name}: the clock rate follows the load and distorts measurements"),
             "cpupower frequency-set -g performance",
         ),
     }
 }
 
-fn isolated(facts: &Facts) -> Finding {
+fn isolated_cores(facts: &Facts) -> Finding {
     if !facts.isolated.is_empty() {
         return ok("isolated cores", format!("{}: pin workers there ([workers] cores = [...])", facts.isolated));
     }
     let mut finding =
-        ok("isolated cores", "none; for steady latency keep the workers' cores free of other work at boot");
+        ok("isolated cores", "none; for steady latency isolate the cores of the workers with kernel parameters");
     if facts.cores > 2 {
-        finding.remedy =
-            Some(format!("isolcpus=1-{0} nohz_full=1-{0}   # on the kernel's command line", facts.cores - 1));
+        finding.remedy = Some(format!("isolcpus=1-{0} nohz_full=1-{0}   # kernel parameters", facts.cores - 1));
     }
     finding
 }
 
 #[cfg(test)]
 mod tests {
-    use wirepath_pmd::drivers::rdma::{Found, PairEncapsulation, Rdma, Version};
+    use wirepath_pmd::drivers::nic::rdma::{FoundLibrary, QueuePairEncapsulation, Rdma, Version};
 
     use super::*;
 
-    fn library(name: &str, major: u32) -> Found {
+    fn library(name: &str, major: u32) -> FoundLibrary {
         let version = Some(Version { major, minor: 0 });
-        Found { name: name.to_owned(), version, text: format!("{name} {major}.0") }
+        FoundLibrary { name: name.to_owned(), version, text: format!("{name} {major}.0") }
     }
 
-    fn kinds() -> Vec<Kind> {
+    fn kinds() -> Vec<NicKind> {
         let kind =
-            |driver, library| Kind { driver, library, module: "x_ib", since: "6.2", adapters: 0, ports: Vec::new() };
+            |driver, library| NicKind { driver, library, module: "x_ib", since: "6.2", adapters: 0, ports: Vec::new() };
         vec![kind("mana", "libmana"), kind("mlx5", "libmlx5")]
     }
 
-    fn good() -> Facts {
+    fn facts_without_problems() -> Facts {
         Facts {
             kernel: Some((6, 6)),
             capabilities: Some(u64::MAX),
@@ -293,37 +305,37 @@ mod tests {
     }
 
     #[test]
-    fn tunnels_of_queue_pairs_are_told() {
+    fn queue_pair_encapsulation_is_reported() {
         let found = |encapsulation| {
-            let mut facts = good();
+            let mut facts = facts_without_problems();
             facts.rdma.encapsulation = encapsulation;
-            examine(&facts).into_iter().find(|finding| finding.check == "RDMA encapsulation").unwrap().found
+            run_checks(&facts).into_iter().find(|finding| finding.check == "RDMA encapsulation").unwrap().found
         };
-        let can = |devices: &[&str]| PairEncapsulation {
+        let pairs = |devices: &[&str]| QueuePairEncapsulation {
             devices: devices.iter().map(ToString::to_string).collect(),
             over: &["ipv4", "udp"],
             max_header: 32,
         };
         assert_eq!(found(Err("libhbl is not there".to_owned())), "none: libhbl is not there");
-        assert_eq!(found(Ok(can(&[]))), "none: libhbl drives no device here");
-        assert_eq!(found(Ok(can(&["hbl_0"]))), "hbl_0: by queue pair, over ipv4 or udp, headers of at most 32 bytes");
+        assert_eq!(found(Ok(pairs(&[]))), "none: libhbl drives no device here");
+        assert_eq!(found(Ok(pairs(&["hbl_0"]))), "hbl_0: by queue pair, over ipv4 or udp, headers of at most 32 bytes");
     }
 
     fn level(facts: &Facts, check: &str) -> Level {
-        examine(facts).into_iter().find(|finding| finding.check == check).unwrap().level
+        run_checks(facts).into_iter().find(|finding| finding.check == check).unwrap().level
     }
 
     #[test]
-    fn a_good_machine_has_nothing_to_mend() {
-        for finding in examine(&good()) {
+    fn facts_without_problems_give_no_warnings() {
+        for finding in run_checks(&facts_without_problems()) {
             assert_eq!((finding.level, &finding.remedy), (Level::Ok, &None), "{finding:?}");
         }
     }
 
     #[test]
-    fn each_trouble_is_found_and_has_a_remedy() {
-        type Trouble = (&'static str, Level, fn(&mut Facts));
-        let troubles: [Trouble; 21] = [
+    fn each_problem_is_found_with_its_remedy() {
+        type Problem = (&'static str, Level, fn(&mut Facts));
+        let problems: [Problem; 21] = [
             ("processor", Level::Fail, |f| f.missing_cpu_features = vec!["avx2"]),
             ("kernel", Level::Warn, |f| f.kernel = Some((6, 5))),
             ("kernel", Level::Fail, |f| f.kernel = Some((4, 19))),
@@ -355,18 +367,18 @@ mod tests {
             ("cores", Level::Warn, |f| f.cores = 1),
             ("clock rate", Level::Warn, |f| f.governor = Some("powersave".into())),
         ];
-        for (check, want, spoil) in troubles {
-            let mut facts = good();
-            spoil(&mut facts);
-            let finding = examine(&facts).into_iter().find(|finding| finding.check == check).unwrap();
+        for (check, want, introduce) in problems {
+            let mut facts = facts_without_problems();
+            introduce(&mut facts);
+            let finding = run_checks(&facts).into_iter().find(|finding| finding.check == check).unwrap();
             assert_eq!(finding.level, want, "{finding:?}");
             assert!(finding.remedy.is_some(), "{finding:?}");
         }
     }
 
     #[test]
-    fn what_makes_up_for_something_counts() {
-        let mut facts = good();
+    fn equivalent_settings_are_accepted() {
+        let mut facts = facts_without_problems();
         facts.capabilities = Some(1 << CAP_NET_RAW | 1 << CAP_NET_ADMIN | 1 << CAP_SYS_ADMIN);
         assert_eq!(level(&facts, "capabilities"), Level::Ok, "CAP_SYS_ADMIN includes what CAP_BPF allows");
         facts.locked_memory = Some(64 << 20);

@@ -1,33 +1,33 @@
 use std::path::Path;
 
-use wirepath_pmd::drivers::rdma::Rdma;
+use wirepath_pmd::drivers::nic::rdma::Rdma;
 
-/// What the checks look at: text that the kernel shows in files. Everything may be missing.
+/// Facts about the machine, read from files of the kernel. Any of them may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Features of x86-64-v3 that the processor lacks.
     pub missing_cpu_features: Vec<&'static str>,
     /// Major and minor version of the kernel.
     pub kernel: Option<(u32, u32)>,
-    /// Effective capabilities, one bit each.
+    /// Effective capabilities as a bit mask.
     pub capabilities: Option<u64>,
-    /// Most bytes that the program may lock; `None`: unlimited.
+    /// Maximum bytes that the program may lock; `None`: unlimited.
     pub locked_memory: Option<u64>,
-    /// Size of a huge page in KiB, and how many are free.
+    /// Size of a huge page in KiB and the number of free ones.
     pub huge_pages: Option<(u64, u64)>,
-    /// Whether transparent huge pages are given to programs that ask.
+    /// True if transparent huge pages are available on request.
     pub transparent_huge_pages: bool,
-    /// Whether BPF programs are compiled; `None` where the kernel gives no choice.
+    /// True if BPF programs are compiled; `None` if the kernel has no such setting.
     pub bpf_jit: Option<bool>,
     /// Interfaces that carry a default route.
     pub default_routes: Vec<String>,
-    /// How the clock rate of the first core is chosen; `None`: not by the system.
+    /// Frequency governor of the first core; `None` if the system does not control the frequency.
     pub governor: Option<String>,
-    /// Cores kept free of other work, as a list like `2-5`; empty if none.
+    /// Isolated cores as a list such as `2-5`; empty if there are none.
     pub isolated: String,
-    /// Cores that are there.
+    /// Number of cores that this program may use.
     pub cores: usize,
-    /// Whether TAP devices can be made.
+    /// True if TAP devices can be created.
     pub tun: bool,
     /// Libraries and devices of the RDMA drivers.
     pub rdma: Rdma,
@@ -36,7 +36,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads them below `root`, which is `/` but for tests.
+    /// Reads the facts below `root`, which is `/` except in tests.
     pub fn read(root: &Path) -> Self {
         let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
         let status = text("proc/self/status");
@@ -59,13 +59,13 @@ impl Facts {
             isolated: text("sys/devices/system/cpu/isolated").trim().to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             tun: root.join("dev/net/tun").exists(),
-            rdma: Rdma::look(root),
+            rdma: Rdma::probe(root),
             program: std::env::current_exe().map_or_else(|_| "wirepath".to_owned(), |path| path.display().to_string()),
         }
     }
 }
 
-/// The value of a line `name: value`.
+/// Returns the value of a line `name: value`.
 fn value<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
@@ -75,14 +75,15 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// The soft limit of `/proc/self/limits`; a limit that is not shown is none.
+/// Returns the soft limit from `/proc/self/limits`; `None` if there is no limit.
 fn locked_memory(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Interfaces of `/proc/net/route` (hexadecimal destination and mask, columns 2 and 8) and `/proc/net/ipv6_route` (destination and its
-/// length in columns 1 and 2, interface last; the loopback holds the kernel's own reject route).
+/// Parses the interfaces with a default route. In `/proc/net/route`, columns 2 and 8 are the hexadecimal
+/// destination and mask. In `/proc/net/ipv6_route`, columns 1 and 2 are the destination and the prefix length,
+/// and the interface is last. The loopback interface is skipped, because it has the kernel's reject route.
 fn default_routes(v4: &str, v6: &str) -> Vec<String> {
     let mut interfaces: Vec<String> = Vec::new();
     for line in v4.lines().skip(1) {

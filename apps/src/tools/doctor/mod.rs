@@ -1,38 +1,46 @@
-//! `wirepath doctor`: what stands in the way, with the command that mends it.
+//! `wirepath doctor`: finds problems of the machine and names the command that fixes each.
 
 mod checks;
 mod facts;
 
 use std::path::Path;
 
-pub use checks::examine;
+pub use checks::run_checks;
 pub use facts::Facts;
 use serde::Serialize;
 
 use crate::cli::{Failure, print, print_json};
 
-/// How bad a finding is.
+/// Finds problems and names the command that fixes each
+///
+/// OK: no problem. WARN: works, but slower or with fewer drivers. FAIL: ports on network interfaces will
+/// not work. The exit code is 1 if there is a FAIL, otherwise 0. The line after `>` is the command that
+/// fixes the problem. With --json: an object with `ok` and `findings` (check, level, found, remedy).
+#[derive(Debug, clap::Args)]
+pub struct Options {}
+
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
     /// Works, but slower or with fewer drivers.
     Warn,
-    /// Real ports will not work.
+    /// Ports on network interfaces will not work.
     Fail,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at, in a word or two.
+    /// Name of the check, in a word or two.
     pub check: &'static str,
-    /// How bad it is.
+    /// Severity.
     pub level: Level,
-    /// What was found, and what follows.
+    /// Observation and its consequence.
     pub found: String,
-    /// The command that mends it, or would make a good thing better.
+    /// Command that fixes the problem or improves the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -43,9 +51,9 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-/// Examines this machine and prints what was found. Fails, silently, if any finding does.
-pub fn run(json: bool) -> Result<(), Failure> {
-    let findings = examine(&Facts::read(Path::new("/")));
+/// Checks this machine and prints the findings. Fails silently if any finding has the level FAIL.
+pub fn run(_: &Options, json: bool) -> Result<(), Failure> {
+    let findings = run_checks(&Facts::read(Path::new("/")));
     let ok = findings.iter().all(|finding| finding.level < Level::Fail);
     if json {
         print_json(&Report { ok, findings })?;

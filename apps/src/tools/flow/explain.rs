@@ -1,69 +1,70 @@
 use std::net::IpAddr;
 use std::path::Path;
+use wirepath_packet::PortId;
 
 use serde_json::{Value, json};
+use wirepath_flow::{Direction, Rule};
+use wirepath_packet::Pool;
 use wirepath_pipeline::PortInfo;
-use wirepath_pipeline::rules::hardware::{self, Placement};
-use wirepath_pipeline::rules::{Place, check_on, in_order, place_rule};
+use wirepath_pipeline::rules::offload::{self, Placement};
+use wirepath_pipeline::rules::{RuleLocation, check_on, in_priority_order, locate_rule};
 use wirepath_pmd::drivers::PortSettings;
-use wirepath_pmd::flow::{Direction, Rule};
-use wirepath_pmd::packet::Pool;
 use wirepath_pmd::port::hardware::RuleCapabilities;
 use wirepath_pmd::port::{Capabilities, KernelRule};
-use wirepath_pmd::settings::Source;
+use wirepath_settings::Source;
 use wirepath_wire::{MacAddr, Tunnels};
 
 use super::input::{self, Input, Program};
-use super::{ExplainArguments, check::complain};
+use super::{ExplainArguments, check::report_errors};
 use crate::cli::{Failure, print, print_json};
-use crate::rules::{Entry, Hardware, OwnRule, gateway_rules, word};
-use crate::tools::devices::ask;
+use crate::rules::{Entry, GatewayRule, Hardware, gateway_rules, location_name};
+use crate::tools::devices::query_rules;
 
-/// The rule hardware that ports are taken to have.
+/// The rule hardware that the ports are assumed to have.
 enum Nic<'a> {
-    /// Of this device, `DRIVER:DEVICE`: asked for each port, as its settings say.
-    Here(&'a str),
-    /// One that has said this before.
+    /// A device of this machine, `DRIVER:DEVICE`. It is queried for each port with the port's settings.
+    Local(&'a str),
+    /// Capabilities recorded from a device.
     Recorded(Box<RuleCapabilities>),
 }
 
 impl Nic<'_> {
     fn driver(&self) -> &str {
         match self {
-            Self::Here(name) => name.split_once(':').map_or(name, |(driver, _)| driver),
-            Self::Recorded(can) => &can.driver,
+            Self::Local(name) => name.split_once(':').map_or(name, |(driver, _)| driver),
+            Self::Recorded(capabilities) => &capabilities.driver,
         }
     }
 
-    fn can(&self, port: &PortSettings) -> Result<RuleCapabilities, Failure> {
+    fn capabilities(&self, port: &PortSettings) -> Result<RuleCapabilities, Failure> {
         match self {
-            Self::Here(name) => ask(name, Some(&*port.plan)),
-            Self::Recorded(can) => Ok(RuleCapabilities::clone(can)),
+            Self::Local(name) => query_rules(name, Some(&*port.plan)),
+            Self::Recorded(capabilities) => Ok(RuleCapabilities::clone(capabilities)),
         }
     }
 }
 
-/// Where one rule runs on one port.
+/// Where a rule runs on a port.
 struct Row {
-    /// Number of the port, by which rules name it.
+    /// Number of the port, as used in rules.
     id: u16,
     port: String,
     driver: &'static str,
-    place: Result<Place, String>,
-    /// In the NIC, or partly: in which word.
+    location: Result<RuleLocation, String>,
+    /// Name of the NIC placement if the rule runs in the NIC, wholly or in part.
     nic: Option<&'static str>,
-    /// What kept it from running nearer to the wire.
+    /// Reason why the rule does not run closer to the wire.
     why: String,
 }
 
 pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failure> {
     let nic = match (&arguments.port, &arguments.capabilities) {
-        (Some(name), _) => Some(Nic::Here(name)),
+        (Some(name), _) => Some(Nic::Local(name)),
         (_, Some(file)) => Some(Nic::Recorded(Box::new(recorded(file)?))),
         _ => None,
     };
     let input = input::read(&arguments.config.input())?;
-    complain(&input)?;
+    report_errors(&input)?;
     let Input { entries, program, .. } = input;
     let Some(program) = program else {
         return Err(Failure::usage("rules alone run nowhere: give a configuration with the ports they are for"));
@@ -71,7 +72,7 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
     let (ports, own) = match &program {
         Program::L2fwd(config) => (&config.ports, Vec::new()),
         Program::Gateway(setup) => {
-            // Addresses that only opened ports and resolved next hops know.
+            // Placeholders for addresses that only opened ports and resolved next hops have.
             let unknown = |_: IpAddr| (MacAddr([2, 0, 0, 0, 0, 0]), MacAddr([2, 0, 0, 0, 0, 0xff]));
             (&setup.ports, gateway_rules(&setup.gateway, &unknown).map_err(Failure::failed)?)
         }
@@ -85,7 +86,7 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
         };
         own_rows = in_hardware(&mut rows, &nic, ports, tunnels, (&entries, &own))?;
     }
-    let refused = rows.iter().flatten().filter(|row| row.place.is_err()).count();
+    let refused = rows.iter().flatten().filter(|row| row.location.is_err()).count();
     if json {
         print_json(&report(&entries, &rows, (&own, &own_rows), refused == 0))?;
     } else {
@@ -93,63 +94,63 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
     }
     match refused {
         0 => Ok(()),
-        n => Err(Failure::usage(format!("{n} times a rule cannot be honoured; the program would not start"))),
+        n => Err(Failure::usage(format!("{n} refusals of rules on ports; the program would not start"))),
     }
 }
 
-/// Ports that are not opened, as far as their plans tell.
-fn on_paper(ports: &[PortSettings]) -> Result<Vec<PortInfo>, Failure> {
+/// Returns unopened ports with the properties known from their settings.
+fn unopened_ports(ports: &[PortSettings]) -> Result<Vec<PortInfo>, Failure> {
     let pool = Pool::new("paper", 64)?;
     let info = |(id, port): (u16, &PortSettings)| {
         let plain = Capabilities::plain(port.plan.driver(), port.device.clone().unwrap_or_default());
         PortInfo {
             queues: port.queues,
-            capabilities: Capabilities { to_kernel: port.plan.to_kernel(), ..plain },
-            ..PortInfo::on_paper(id, &port.name, None, port.mtu, &pool)
+            capabilities: Capabilities { kernel_punt: port.plan.kernel_punt(), ..plain },
+            ..PortInfo::simulated(PortId::new(id), &port.name, None, port.mtu, &pool)
         }
     };
     Ok((0..).zip(ports).map(info).collect())
 }
 
 fn rows(entries: &[Entry], settings: &[PortSettings], hardware: Hardware) -> Result<Vec<Vec<Row>>, Failure> {
-    let ports = on_paper(settings)?;
+    let ports = unopened_ports(settings)?;
     let rules: Vec<Rule> = entries.iter().map(|entry| entry.rule.clone()).collect();
     let answer = |sorted: &[Rule]| -> Result<Vec<Vec<KernelRule>>, Failure> {
-        Ok((0..).zip(settings).map(|(id, port)| port.plan.decide(sorted, id)).collect())
+        Ok((0..).zip(settings).map(|(id, port)| port.plan.kernel_rules(sorted, PortId::new(id))).collect())
     };
-    let decided = in_order(&rules, answer)?;
+    let decided = in_priority_order(&rules, answer)?;
     let rows = |(number, rule): (usize, &Rule)| {
-        let row = |(port, place): (u16, Result<Place, String>)| {
-            let info = &ports[usize::from(port)];
-            let place = check_on(rule, &ports, port).map_or(place, Err);
+        let row = |(port, location): (PortId, Result<RuleLocation, String>)| {
+            let info = &ports[port.index()];
+            let location = check_on(rule, &ports, port).map_or(location, Err);
             let driver = info.capabilities.driver;
-            let why = why(rule, &settings[usize::from(port)], hardware, &place);
-            Row { id: port, port: info.name.clone(), driver, why, place, nic: None }
+            let why = why(rule, &settings[port.index()], hardware, &location);
+            Row { id: port.number(), port: info.name.clone(), driver, why, location, nic: None }
         };
-        place_rule(rule, number, &ports, &decided).into_iter().map(row).collect()
+        locate_rule(rule, number, &ports, &decided).into_iter().map(row).collect()
     };
     Ok(rules.iter().enumerate().map(rows).collect())
 }
 
-/// What stood in the way of running nearer to the wire.
-fn why(rule: &Rule, port: &PortSettings, hardware: Hardware, place: &Result<Place, String>) -> String {
+/// Returns the reason why a rule does not run closer to the wire.
+fn why(rule: &Rule, port: &PortSettings, hardware: Hardware, location: &Result<RuleLocation, String>) -> String {
     let driver = port.plan.driver();
-    match place {
+    match location {
         Err(why) => why.clone(),
-        Ok(Place::Injected(why)) => format!("packets are given to the kernel one by one: {why}"),
-        Ok(Place::Xdp) => "before packets reach the port".to_owned(),
-        Ok(Place::Software) => match rule.nic_bar() {
+        Ok(RuleLocation::Injected(why)) => format!("packets are given to the kernel one by one: {why}"),
+        Ok(RuleLocation::Xdp) => "before packets reach the port".to_owned(),
+        Ok(RuleLocation::Software) => match rule.software_only() {
             Some((_, bar)) => bar.text().to_owned(),
-            None if !port.plan.rules_in_hardware() => format!("driver {driver} puts no rules into a NIC here"),
+            None if !port.plan.may_offload_rules() => format!("driver {driver} puts no rules into a NIC here"),
             None if hardware == Hardware::Off => "hardware = \"off\" leaves everything to the workers".to_owned(),
-            None => {
-                "the NIC takes over what it can once the program runs; --port and --capabilities tell what".to_owned()
-            }
+            None => "the NIC runs the rules that it supports once the program runs; --port and --capabilities show \
+                which"
+                .to_owned(),
         },
     }
 }
 
-/// What a recorded device can do.
+/// Reads the recorded capabilities of a device.
 fn recorded(file: &Path) -> Result<RuleCapabilities, Failure> {
     let source = Source::load(file)?;
     serde_json::from_str(source.text()).map_err(|error| {
@@ -158,50 +159,51 @@ fn recorded(file: &Path) -> Result<RuleCapabilities, Failure> {
     })
 }
 
-/// Puts into the rows what rule hardware like this would take over, on the ports that could be such; what of the gateway's own tunnels
-/// it would.
+/// Adds to the rows the placement of each rule in this rule hardware, for the ports that may have it. Returns
+/// the placements of the gateway's own tunnels.
 fn in_hardware(
     rows: &mut [Vec<Row>],
     nic: &Nic<'_>,
     ports: &[PortSettings],
     tunnels: Tunnels,
-    (entries, own): (&[Entry], &[OwnRule]),
+    (entries, own): (&[Entry], &[GatewayRule]),
 ) -> Result<Vec<Option<Placement>>, Failure> {
     let rules: Vec<Rule> =
         entries.iter().map(|entry| &entry.rule).chain(own.iter().map(|own| &own.rule)).cloned().collect();
     let could_be =
-        |port: &PortSettings| port.plan.rules_in_hardware() && [nic.driver(), "auto"].contains(&port.plan.driver());
+        |port: &PortSettings| port.plan.may_offload_rules() && [nic.driver(), "auto"].contains(&port.plan.driver());
     let all = !ports.iter().any(could_be);
     let mut own_rows = vec![None; own.len()];
     for (id, port) in (0..).zip(ports).filter(|(_, port)| all || could_be(port)) {
-        let placements = hardware::on_paper(&nic.can(port)?, id, tunnels, &rules);
+        let placements = offload::predict_placements(&nic.capabilities(port)?, PortId::new(id), tunnels, &rules);
         for (number, placement) in placements.into_iter().enumerate() {
             let Some(placement) = placement else { continue };
             let Some(rows) = rows.get_mut(number) else {
                 own_rows[number - entries.len()] = Some(placement);
                 continue;
             };
-            let Some(row) = rows.iter_mut().find(|row| row.port == port.name && row.place.is_ok()) else { continue };
-            row.nic = Some(placement.word());
+            let Some(row) = rows.iter_mut().find(|row| row.port == port.name && row.location.is_ok()) else { continue };
+            row.nic = Some(placement.name());
             row.why = placement.why().unwrap_or_else(|| "in the NIC".to_owned());
         }
     }
     Ok(own_rows)
 }
 
-fn place_word(row: &Row) -> &'static str {
-    row.nic.unwrap_or_else(|| row.place.as_ref().map_or("refused", word))
+fn location_word(row: &Row) -> &'static str {
+    row.nic.unwrap_or_else(|| row.location.as_ref().map_or("refused", location_name))
 }
 
-/// A table: under each rule its ports, in columns.
-fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[OwnRule], &[Option<Placement>])) -> String {
+/// Formats the result as a table with the ports of each rule below it.
+fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[GatewayRule], &[Option<Placement>])) -> String {
     let longest = |title: &str, word: fn(&Row) -> &str| {
         rows.iter().flatten().map(|row| word(row).len()).max().unwrap_or(0).max(title.len())
     };
-    let widths = [longest("PORT", |row| &row.port), longest("DRIVER", |row| row.driver), longest("WHERE", place_word)];
-    let line = |id: &str, [port, driver, place]: [&str; 3], why: &str| {
+    let widths =
+        [longest("PORT", |row| &row.port), longest("DRIVER", |row| row.driver), longest("WHERE", location_word)];
+    let line = |id: &str, [port, driver, location]: [&str; 3], why: &str| {
         let [a, b, c] = widths;
-        format!("      {id:>3}  {port:a$}  {driver:b$}  {place:c$}  {why}\n")
+        format!("      {id:>3}  {port:a$}  {driver:b$}  {location:c$}  {why}\n")
     };
     let mut text = String::new();
     if !entries.is_empty() {
@@ -210,21 +212,22 @@ fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[OwnRule], &[Op
     for (number, (entry, rows)) in entries.iter().zip(rows).enumerate() {
         text += &format!("{number:>4}  {}\n", entry.rule);
         for row in rows {
-            text += &line(&row.id.to_string(), [&row.port, row.driver, place_word(row)], &row.why);
+            text += &line(&row.id.to_string(), [&row.port, row.driver, location_word(row)], &row.why);
         }
     }
     if entries.is_empty() {
         text += "no rules\n";
     }
     if !own.is_empty() {
-        text += "\nThe gateway's own tunnels as rules (done by its stages; 02:00:00:00:00:00 and :ff stand for addresses that are known \
-                 once it runs):\n";
+        text += "\nThe gateway's own tunnels as rules (run by its stage; 02:00:00:00:00:00 and :ff are placeholders \
+                 for addresses that are known at run time):\n";
         for (it, placement) in own.iter().zip(own_rows) {
-            let way = if it.rule.direction() == Direction::Ingress { "from" } else { "to" };
-            text += &format!("  segment {} {way} {}, number {}\n    {}\n", it.segment, it.remote, it.tag, it.rule);
+            let direction = if it.rule.direction() == Direction::Ingress { "from" } else { "to" };
+            text +=
+                &format!("  segment {} {direction} {}, number {}\n    {}\n", it.segment, it.remote, it.tag, it.rule);
             if let Some(placement) = placement {
                 let why = placement.why().map(|why| format!(": {why}")).unwrap_or_default();
-                text += &format!("    {}{why}\n", placement.word());
+                text += &format!("    {}{why}\n", placement.name());
             }
         }
     }
@@ -234,7 +237,7 @@ fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[OwnRule], &[Op
 fn report(
     entries: &[Entry],
     rows: &[Vec<Row>],
-    (own, own_rows): (&[OwnRule], &[Option<Placement>]),
+    (own, own_rows): (&[GatewayRule], &[Option<Placement>]),
     ok: bool,
 ) -> Value {
     let rules: Vec<Value> = entries
@@ -243,10 +246,13 @@ fn report(
         .map(|(entry, rows)| {
             let ports: Vec<Value> = rows
                 .iter()
-                .map(|row| json!({ "id": row.id, "port": row.port, "driver": row.driver, "where": place_word(row), "why": row.why }))
+                .map(|row| {
+                    let location = location_word(row);
+                    json!({ "id": row.id, "port": row.port, "driver": row.driver, "where": location, "why": row.why })
+                })
                 .collect();
-            let line = entry.place.position().0;
-            json!({ "rule": entry.rule.to_string(), "file": entry.place.file(), "line": line, "ports": ports })
+            let line = entry.span.position().0;
+            json!({ "rule": entry.rule.to_string(), "file": entry.span.file(), "line": line, "ports": ports })
         })
         .collect();
     let own: Vec<Value> = own
@@ -258,7 +264,7 @@ fn report(
                 "remote": it.remote.to_string(),
                 "number": it.tag,
                 "rule": it.rule.to_string(),
-                "where": placement.as_ref().map_or("gateway", Placement::word),
+                "where": placement.as_ref().map_or("gateway", Placement::name),
                 "why": placement.as_ref().and_then(Placement::why),
             })
         })

@@ -1,9 +1,10 @@
 use std::io::Read;
 use std::path::Path;
+use wirepath_packet::PortId;
 
-use wirepath_pmd::flow::list::{self, Form, Listed};
-use wirepath_pmd::flow::{Ports, list_from_settings};
-use wirepath_pmd::settings::{ConfigError, Source};
+use wirepath_flow::rule_file::{self, FileFormat, FileRule};
+use wirepath_flow::{Ports, list_from_settings};
+use wirepath_settings::{ConfigError, Source};
 
 use super::InputArguments;
 use crate::cli::Failure;
@@ -11,7 +12,7 @@ use crate::gateway::Setup;
 use crate::l2fwd::Config;
 use crate::rules::{Entry, Hardware, RuleSettings};
 
-/// Which program a configuration is for.
+/// The program that a configuration is for.
 #[derive(Debug)]
 pub enum Program {
     /// `l2fwd`.
@@ -21,7 +22,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Whether its rules go into NICs.
+    /// Returns whether the program's rules may run in NICs.
     pub(super) fn hardware(&self) -> Hardware {
         match self {
             Self::L2fwd(config) => config.rules.hardware,
@@ -30,27 +31,27 @@ impl Program {
     }
 }
 
-/// Ports that rules name.
+/// Ports that rules can name.
 #[derive(Clone, Debug, Default)]
-pub struct Origin {
-    /// Names of the ports and how many receive queues each has, if that is known.
+pub struct PortNames {
+    /// Name of each port and its number of receive queues, if known.
     pub ports: Vec<(String, Option<u16>)>,
 }
 
-/// What came of reading a file.
+/// Content of a file.
 #[derive(Debug)]
 pub(super) struct Input {
-    /// The file, and those that it names.
+    /// The file and the files that it refers to.
     pub(super) sources: Vec<Source>,
     pub(super) entries: Vec<Entry>,
     pub(super) errors: Vec<ConfigError>,
-    pub(super) origin: Origin,
-    /// Of a configuration that is in order.
+    pub(super) ports: PortNames,
+    /// The program, if the configuration is valid.
     pub(super) program: Option<Program>,
 }
 
-/// Most bytes read from standard input.
-const MOST: u64 = 16 << 20;
+/// Maximum number of bytes read from standard input.
+const MAX_STDIN: u64 = 16 << 20;
 
 fn load(file: &Path) -> Result<Source, Failure> {
     if file != Path::new("-") {
@@ -59,31 +60,31 @@ fn load(file: &Path) -> Result<Source, Failure> {
     let mut text = String::new();
     std::io::stdin()
         .lock()
-        .take(MOST + 1)
+        .take(MAX_STDIN + 1)
         .read_to_string(&mut text)
         .map_err(|error| Failure::usage(format!("standard input: {error}")))?;
-    if text.len() as u64 > MOST {
+    if text.len() as u64 > MAX_STDIN {
         return Err(Failure::usage("standard input: at most 16 MiB are read"));
     }
     Ok(Source::new("-", text))
 }
 
-/// Reads rules and, of a configuration, everything else. Only a file that cannot be read at all is an `Err`.
+/// Reads rules and the rest of a configuration. Returns `Err` only if the file cannot be read at all.
 pub(super) fn read(arguments: &InputArguments) -> Result<Input, Failure> {
     let source = load(&arguments.file)?;
-    let form = arguments.form.map_or_else(|| Form::of(&source), Form::from);
-    let origin = Origin { ports: arguments.ports.iter().map(|name| (name.clone(), None)).collect() };
+    let form = arguments.form.map_or_else(|| FileFormat::of(&source), FileFormat::from);
+    let ports = PortNames { ports: arguments.ports.iter().map(|name| (name.clone(), None)).collect() };
     let mut input =
-        Input { sources: vec![source.clone()], entries: Vec::new(), errors: Vec::new(), origin, program: None };
+        Input { sources: vec![source.clone()], entries: Vec::new(), errors: Vec::new(), ports, program: None };
     let listed = match form {
-        Form::Toml => input.toml(&source),
-        form => list::read(&source, form, Ports(&input.names())),
+        FileFormat::Toml => input.toml(&source),
+        form => rule_file::read(&source, form, Ports(&input.names())),
     };
     match listed {
         Ok(listed) => {
-            for Listed { place, rule } in listed {
+            for FileRule { span, rule } in listed {
                 match rule {
-                    Ok(rule) => input.entries.push(Entry { place, rule }),
+                    Ok(rule) => input.entries.push(Entry { span, rule }),
                     Err(error) => input.errors.push(error),
                 }
             }
@@ -94,11 +95,11 @@ pub(super) fn read(arguments: &InputArguments) -> Result<Input, Failure> {
 }
 
 impl Input {
-    fn names(&self) -> Vec<(&str, u16)> {
-        self.origin.ports.iter().zip(0..).map(|((name, _), id)| (name.as_str(), id)).collect()
+    fn names(&self) -> Vec<(&str, PortId)> {
+        self.ports.ports.iter().zip(0..).map(|((name, _), id)| (name.as_str(), PortId::new(id))).collect()
     }
 
-    fn toml(&mut self, source: &Source) -> Result<Vec<Listed>, ConfigError> {
+    fn toml(&mut self, source: &Source) -> Result<Vec<FileRule>, ConfigError> {
         let document = source.parse()?;
         let top = document.settings();
         if !["port", "l2fwd", "underlay", "segment", "workers", "pool", "rules"].iter().any(|key| top.has(key)) {
@@ -106,10 +107,10 @@ impl Input {
             top.finish()?;
             return Ok(rules);
         }
-        // A rule that is wrong is told with the others of its kind, not by the program.
+        // Invalid rules are reported together, not by the program's reader, which stops at the first one.
         let ports = wirepath_pipeline::RuntimeConfig::ports_from_settings(&document.settings());
         if let Ok(ports) = &ports {
-            self.origin.ports = ports.iter().map(|port| (port.name.clone(), Some(port.queues))).collect();
+            self.ports.ports = ports.iter().map(|port| (port.name.clone(), Some(port.queues))).collect();
         }
         let (rules, file) = RuleSettings::list(&top, &self.names())?;
         self.sources.extend(file);

@@ -2,31 +2,31 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 
 use serde::Serialize;
-use wirepath_pmd::flow::{Action, Direction, Field, FieldSet, Key, Rule};
+use wirepath_flow::{Action, Direction, Field, FieldSet, Key, Rule};
 
-use super::input::Origin;
+use super::input::PortNames;
 use crate::rules::Entry;
 
-/// Something that is allowed, but most likely not meant.
+/// A warning about a valid rule that is probably a mistake.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Warning {
-    /// Place of the rule in the list, from 0.
+    /// Index of the rule in the list, from 0.
     pub rule: usize,
-    /// Which kind: `shadowed`, `duplicate`, `never`, `port` or `queue`.
+    /// Kind of warning: `shadowed`, `duplicate`, `never`, `port` or `queue`.
     pub kind: &'static str,
-    /// For people.
+    /// Text for the user.
     pub message: String,
 }
 
-/// Looks for rules that never run and for ports and queues that do not exist.
+/// Finds rules that never run, and ports and queues that do not exist.
 ///
-/// That a rule never runs is said only if one other rule alone takes all its packets.
-pub fn warnings(entries: &[Entry], origin: &Origin) -> Vec<Warning> {
+/// A rule is reported as never running only if a single other rule takes all its packets.
+pub fn warnings(entries: &[Entry], ports: &PortNames) -> Vec<Warning> {
     let mut found = Vec::new();
     for direction in [Direction::Ingress, Direction::Egress] {
         let mut order: Vec<usize> = (0..entries.len()).filter(|&i| entries[i].rule.direction() == direction).collect();
         order.sort_by_key(|&i| entries[i].rule.priority());
-        let mut earlier = Earlier::default();
+        let mut earlier = EarlierRules::default();
         for i in order {
             let set = entries[i].rule.fields();
             if let Some(first) = earlier.covering(&set) {
@@ -42,8 +42,8 @@ pub fn warnings(entries: &[Entry], origin: &Origin) -> Vec<Warning> {
         .filter_map(|action| if let Action::Mark(mark) = action { Some(*mark) } else { None })
         .collect();
     for (i, entry) in entries.iter().enumerate() {
-        found.extend(never(&entry.rule, &marks).map(|message| Warning { rule: i, kind: "never", message }));
-        absent(i, &entry.rule, origin, &mut found);
+        found.extend(unmatchable(&entry.rule, &marks).map(|message| Warning { rule: i, kind: "never", message }));
+        missing_ports(i, &entry.rule, ports, &mut found);
     }
     found.sort_by_key(|warning| warning.rule);
     found
@@ -62,15 +62,15 @@ fn covered(entries: &[Entry], i: usize, first: usize) -> Warning {
     Warning { rule: i, kind: "shadowed", message }
 }
 
-/// Where another rule stands, as seen from rule `i`.
+/// Returns the position of another rule, relative to rule `i`.
 fn line_of(entries: &[Entry], i: usize, other: usize) -> String {
-    let (here, there) = (&entries[i].place, &entries[other].place);
+    let (here, there) = (&entries[i].span, &entries[other].span);
     let line = there.position().0;
     if here.file() == there.file() { format!("line {line}") } else { format!("{}:{line}", there.file()) }
 }
 
-/// Why no packet can fit a rule although its pattern is possible.
-fn never(rule: &Rule, marks: &[u32]) -> Option<String> {
+/// Returns the reason why no packet can match a rule although its pattern is possible.
+fn unmatchable(rule: &Rule, marks: &[u32]) -> Option<String> {
     let set = rule.fields();
     let mark = set.get(Key::field(0, Field::MetaMark));
     match rule.direction() {
@@ -90,11 +90,11 @@ fn never(rule: &Rule, marks: &[u32]) -> Option<String> {
     }
 }
 
-fn absent(i: usize, rule: &Rule, origin: &Origin, found: &mut Vec<Warning>) {
-    if origin.ports.is_empty() {
+fn missing_ports(i: usize, rule: &Rule, ports: &PortNames, found: &mut Vec<Warning>) {
+    if ports.ports.is_empty() {
         return;
     }
-    let count = origin.ports.len();
+    let count = ports.ports.len();
     let mut port = |id: u128| {
         if id >= count as u128 {
             let message = format!("there is no port {id}; the ports are numbered 0 to {}", count - 1);
@@ -106,7 +106,7 @@ fn absent(i: usize, rule: &Rule, origin: &Origin, found: &mut Vec<Warning>) {
     own.into_iter().for_each(&mut port);
     for action in rule.actions() {
         if let Action::Redirect(id) | Action::Mirror(id) = action {
-            port((*id).into());
+            port(id.number().into());
         }
     }
     let queues: Vec<u16> = rule
@@ -118,29 +118,30 @@ fn absent(i: usize, rule: &Rule, origin: &Origin, found: &mut Vec<Warning>) {
             _ => Vec::new(),
         })
         .collect();
-    let Some(&most) = queues.iter().max() else { return };
-    for (id, (name, has)) in origin.ports.iter().enumerate() {
+    let Some(&max_queue) = queues.iter().max() else { return };
+    for (id, (name, has)) in ports.ports.iter().enumerate() {
         let fits = own.is_none_or(|own| own == id as u128);
-        if let Some(has) = has.filter(|&has| fits && most >= has) {
-            let message = format!("port \"{name}\" has no queue {most}; it has {has} (queues = {has})");
+        if let Some(has) = has.filter(|&has| fits && max_queue >= has) {
+            let message = format!("port \"{name}\" has no queue {max_queue}; it has {has} (queues = {has})");
             found.push(Warning { rule: i, kind: "queue", message });
         }
     }
 }
 
-/// Earlier rules by what they look at: one table for each set of keys and masks, so that a long list is looked through in time.
+/// Earlier rules, grouped by their keys and masks. One hash table per group keeps the search fast for long
+/// lists.
 #[derive(Default)]
-struct Earlier {
+struct EarlierRules {
     /// The first rule with each list of values.
     tables: HashMap<Shape, HashMap<Vec<u128>, usize>>,
-    /// In the order of their first rule.
+    /// Groups in the order of their first rule.
     shapes: Vec<Shape>,
 }
 
-/// Keys and masks.
+/// Keys and masks of a group.
 type Shape = Vec<(Key, u128)>;
 
-impl Earlier {
+impl EarlierRules {
     fn add(&mut self, set: &FieldSet, rule: usize) {
         let shape: Shape = set.list().iter().map(|(key, bits)| (*key, bits.mask)).collect();
         let values = set.list().iter().map(|(_, bits)| bits.value).collect();
@@ -154,7 +155,7 @@ impl Earlier {
         table.entry(values).or_insert(rule);
     }
 
-    /// A rule that fits every packet that this set fits.
+    /// Returns a rule that matches every packet that this set matches.
     fn covering(&self, set: &FieldSet) -> Option<usize> {
         self.shapes.iter().find_map(|shape| {
             let project = |&(key, mask): &(Key, u128)| {
@@ -168,57 +169,58 @@ impl Earlier {
 
 #[cfg(test)]
 mod tests {
-    use wirepath_pmd::flow::Ports;
-    use wirepath_pmd::flow::list::read_all;
-    use wirepath_pmd::settings::Source;
+    use wirepath_flow::Ports;
+    use wirepath_flow::rule_file::read_all;
+    use wirepath_settings::Source;
 
     use super::*;
 
-    fn said(text: &str) -> Vec<(usize, &'static str)> {
+    fn lint(text: &str) -> Vec<(usize, &'static str)> {
         let source = Source::new("a.rules", text);
         let rules = read_all(&source, Ports::default()).unwrap();
-        let entries: Vec<Entry> = rules.into_iter().map(|(place, rule)| Entry { place, rule }).collect();
-        let origin = Origin { ports: vec![("lan".to_owned(), Some(2)), ("wan".to_owned(), None)] };
-        warnings(&entries, &origin).into_iter().map(|warning| (warning.rule, warning.kind)).collect()
+        let entries: Vec<Entry> = rules.into_iter().map(|(span, rule)| Entry { span, rule }).collect();
+        let ports = PortNames { ports: vec![("lan".to_owned(), Some(2)), ("wan".to_owned(), None)] };
+        warnings(&entries, &ports).into_iter().map(|warning| (warning.rule, warning.kind)).collect()
     }
 
     #[test]
     fn rules_that_never_run() {
         assert_eq!(
-            said("ingress prio 1: ipv4 dst 10.0.0.0/8 => drop\ningress prio 2: ipv4 dst 10.1.0.0/16 / udp => count\n"),
+            lint("ingress prio 1: ipv4 dst 10.0.0.0/8 => drop\ningress prio 2: ipv4 dst 10.1.0.0/16 / udp => count\n"),
             [(1, "shadowed")]
         );
-        // The narrower one first: both run.
+        // The narrower rule comes first, so both run.
         assert!(
-            said("ingress prio 2: ipv4 dst 10.0.0.0/8 => drop\ningress prio 1: ipv4 dst 10.1.0.0/16 => count\n")
+            lint("ingress prio 2: ipv4 dst 10.0.0.0/8 => drop\ningress prio 1: ipv4 dst 10.1.0.0/16 => count\n")
                 .is_empty()
         );
-        assert_eq!(said("ingress: any => count\ningress: any => drop\negress: any => drop\n"), [(1, "duplicate")]);
-        assert_eq!(said("ingress: ipv4 => drop\ningress: eth type 0x0800 / ipv4 => drop\n"), [(1, "duplicate")]);
-        assert!(said("ingress: ipv4 dst 10.0.0.0/9 => drop\ningress: ipv4 dst 10.128.0.0/9 => drop\ningress: ipv4 dst 10.0.0.0/8 => drop").is_empty());
+        assert_eq!(lint("ingress: any => count\ningress: any => drop\negress: any => drop\n"), [(1, "duplicate")]);
+        assert_eq!(lint("ingress: ipv4 => drop\ningress: eth type 0x0800 / ipv4 => drop\n"), [(1, "duplicate")]);
+        let halves = "ingress: ipv4 dst 10.0.0.0/9 => drop\ningress: ipv4 dst 10.128.0.0/9 => drop\n";
+        assert!(lint(&format!("{halves}ingress: ipv4 dst 10.0.0.0/8 => drop")).is_empty());
     }
 
     #[test]
     fn rules_that_no_packet_fits() {
-        assert_eq!(said("ingress: meta mark 7 => drop"), [(0, "never")]);
-        assert_eq!(said("egress: meta mark 7 => drop"), [(0, "never")]);
-        assert!(said("ingress: ipv4 => mark 7\negress: meta mark 7 => drop\negress: meta mark 0 => count").is_empty());
-        assert_eq!(said("ingress: meta data 0x7 => drop"), [(0, "never")]);
+        assert_eq!(lint("ingress: meta mark 7 => drop"), [(0, "never")]);
+        assert_eq!(lint("egress: meta mark 7 => drop"), [(0, "never")]);
+        assert!(lint("ingress: ipv4 => mark 7\negress: meta mark 7 => drop\negress: meta mark 0 => count").is_empty());
+        assert_eq!(lint("ingress: meta data 0x7 => drop"), [(0, "never")]);
     }
 
     #[test]
     fn ports_and_queues_that_do_not_exist() {
-        assert_eq!(said("ingress: port id 2 => drop\ningress: ipv4 => redirect 7"), [(0, "port"), (1, "port")]);
+        assert_eq!(lint("ingress: port id 2 => drop\ningress: ipv4 => redirect 7"), [(0, "port"), (1, "port")]);
         assert_eq!(
-            said("ingress: port id 0 => queue 2\ningress: port id 1 => queue 2\ningress: any => rss queues 0-2"),
+            lint("ingress: port id 0 => queue 2\ningress: port id 1 => queue 2\ningress: any => rss queues 0-2"),
             [(0, "queue"), (2, "queue")]
         );
     }
 
     #[test]
     fn covering_is_what_flow_says() {
-        // The tables give what looking at every pair gives.
-        use wirepath_pmd::flow::covers;
+        // The tables give the same result as comparing every pair.
+        use wirepath_flow::covers;
         let mut rules: Vec<Rule> = Vec::new();
         for a in 0..4 {
             for (i, pattern) in [
@@ -235,7 +237,7 @@ mod tests {
             }
         }
         rules.sort_by_key(Rule::priority);
-        let mut earlier = Earlier::default();
+        let mut earlier = EarlierRules::default();
         let mut hits = 0;
         for (i, rule) in rules.iter().enumerate() {
             let naive = rules[..i].iter().any(|other| covers(&other.fields(), &rule.fields()));

@@ -4,9 +4,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::cli::{Failure, Table, print, print_json};
-use crate::rules::ask;
+use crate::rules::send_request;
 
-/// Which program.
+/// The running program.
 #[derive(Debug, Args)]
 pub struct SocketArguments {
     /// Socket of the program: `socket` in the table [rules] of its configuration
@@ -20,7 +20,7 @@ pub struct AddArguments {
     #[command(flatten)]
     socket: SocketArguments,
 
-    /// The rule as text; ports by name as in the program's configuration
+    /// The rule as text, with the port names of the program's configuration
     #[arg(value_name = "RULE")]
     rule: String,
 }
@@ -31,25 +31,25 @@ pub struct RemoveArguments {
     #[command(flatten)]
     socket: SocketArguments,
 
-    /// Numbers of rules, as `list` and `add` tell them
+    /// Numbers of rules, as `list` and `add` print them
     #[arg(value_name = "ID", required = true)]
     ids: Vec<u64>,
 }
 
 pub(super) fn list(arguments: &SocketArguments, json: bool) -> Result<(), Failure> {
-    let answer = ask(&arguments.socket, &json!({ "list": true }))?;
+    let answer = send_request(&arguments.socket, &json!({ "list": true }))?;
     if json {
         return print_json(&answer);
     }
     let mut table = Table::new(["ID", "PACKETS", "BYTES", "WHERE", "RULE"]);
     for rule in answer["rules"].as_array().into_iter().flatten() {
-        let places = rule["ports"].as_array().into_iter().flatten();
-        let mut places: Vec<&str> = places.filter_map(|place| place["where"].as_str()).collect();
-        places.sort_unstable();
-        places.dedup();
-        let places = places.join(", ");
+        let locations = rule["ports"].as_array().into_iter().flatten();
+        let mut locations: Vec<&str> = locations.filter_map(|location| location["where"].as_str()).collect();
+        locations.sort_unstable();
+        locations.dedup();
+        let locations = locations.join(", ");
         let text = |key: &str| match &rule[key] {
-            _ if key == "where" => places.clone(),
+            _ if key == "where" => locations.clone(),
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
@@ -59,13 +59,13 @@ pub(super) fn list(arguments: &SocketArguments, json: bool) -> Result<(), Failur
 }
 
 pub(super) fn add(arguments: &AddArguments, json: bool) -> Result<(), Failure> {
-    let answer = ask(&arguments.socket.socket, &json!({ "add": arguments.rule }))?;
+    let answer = send_request(&arguments.socket.socket, &json!({ "add": arguments.rule }))?;
     if json { print_json(&answer) } else { print(format_args!("{}\n", answer["id"])) }
 }
 
 pub(super) fn remove(arguments: &RemoveArguments, json: bool) -> Result<(), Failure> {
     for id in &arguments.ids {
-        ask(&arguments.socket.socket, &json!({ "remove": id }))?;
+        send_request(&arguments.socket.socket, &json!({ "remove": id }))?;
     }
     if json { print_json(&json!({ "ok": true })) } else { Ok(()) }
 }

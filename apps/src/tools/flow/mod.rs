@@ -10,58 +10,70 @@ mod matches;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-pub use input::{Origin, Program};
+pub use input::{PortNames, Program};
 pub use lint::{Warning, warnings};
 pub use live::{AddArguments, RemoveArguments, SocketArguments};
 use serde_json::json;
-use wirepath_pmd::flow::list::Form;
-use wirepath_pmd::flow::{ACTIONS, ITEMS, actions_reference, items_reference};
+use wirepath_flow::rule_file::FileFormat;
+use wirepath_flow::{ACTIONS, ITEMS, actions_reference, items_reference};
 
 use crate::cli::{Failure, print, print_json};
 
-/// What to do with rules.
+/// Checks flow rules, shows where they run and what they do with a capture, and explains the language
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(subcommand)]
+    command: FlowCommand,
+}
+
+/// Operations on flow rules.
 #[derive(Debug, Subcommand)]
 pub enum FlowCommand {
-    /// Reads every rule of a file, says what is wrong with each, and prints them in their canonical form
+    /// Checks every rule of a file, reports the errors, and prints the rules in canonical form
     ///
-    /// An error names file, line and column, shows the word, and says what would be right. Warnings: a rule that never runs because an
-    /// earlier one takes all its packets, a rule that is there twice, a rule that no packet fits, ports and queues that do not exist.
-    /// Of a configuration everything else is checked too, as the program that it is for would. Exit code: 0 in order, 2 if not; with
-    /// --strict, warnings count as errors.
+    /// An error names the file, line and column, shows the word, and suggests a correction. Warnings report
+    /// rules that never run because an earlier rule takes all their packets. They also report duplicate
+    /// rules, rules that no packet can match, and ports and queues that do not exist. The rest of a
+    /// configuration is checked like its program would check it. Exit code: 0 if the file is valid, otherwise
+    /// 2. With --strict, warnings count as errors.
     #[command(after_help = CHECK_HELP)]
     Check(CheckArguments),
 
-    /// Says where each rule of a configuration would run, and what stood in the way of running nearer to the wire
+    /// Shows where each rule of a configuration would run, and why it does not run closer to the wire
     ///
-    /// Nothing is opened. `software`: in the engine of the workers. `xdp`: in the XDP program of an AF_XDP port, before packets reach it
-    /// (rules with the action kernel). `injected`: decided by the workers, packets given to the kernel one by one. `refused`: the program
-    /// would not start with this rule. Of a tunnel-gateway its own tunnels are shown as rules too. Exit code: 0, or 2 if a rule is wrong or
-    /// refused. With --json: an object with `ok`, `rules` (rule, file, line, ports: id, port, driver, where, why) and `gateway`.
+    /// Nothing is opened. `software`: in the workers' rule engine. `xdp`: in the XDP program of an AF_XDP
+    /// port, before packets reach the port (rules with the action kernel). `injected`: the workers match the
+    /// rule and inject each packet into the kernel. `refused`: the program would not start with this rule.
+    /// The tunnels of a tunnel-gateway are also shown as rules. Exit code: 0, or 2 if a rule is invalid or
+    /// refused. With --json: an object with `ok`, `rules` (rule, file, line, ports: id, port, driver, where,
+    /// why) and `gateway`.
     ///
-    /// What a NIC takes over depends on the NIC: --port asks one of this machine (real or emulated), --capabilities reads what one has
-    /// said before. `hardware`: matched and done in the NIC. `split`: the NIC does a part (matches and marks, say) and the workers the
-    /// rest. The reason names the item, field, action or rule that stands in the way.
+    /// The capabilities of the NIC decide what it can run. --port queries a NIC of this machine (real or
+    /// emulated), and --capabilities reads recorded capabilities. `hardware`: the NIC matches and acts.
+    /// `split`: the NIC does a part (for example match and mark) and the workers do the rest. The reason
+    /// names the item, field, action or rule that prevents more.
     #[command(after_help = EXPLAIN_HELP)]
     Explain(ExplainArguments),
 
-    /// Shows which rule each packet of a capture meets and what becomes of it
+    /// Shows which rule each packet of a capture matches, and the result
     ///
-    /// The packets come in by a port (--port; default: the first) and meet its rules of ingress; where the configuration says which port
-    /// they go on to (l2fwd in pairs, or a rule's redirect), they meet the rules of egress there. With --out they only leave by that port.
-    /// The time of rate limits is that of the capture. At the end: packets and bytes of each rule.
+    /// The packets enter by a port (--port; default: the first) and pass its ingress rules. If the
+    /// configuration defines their output port (l2fwd in pairs, or a rule's redirect), they also pass the
+    /// egress rules there. With --out they only pass the egress rules of that port. Rate limits use the time
+    /// of the capture. At the end, the packets and bytes of each rule are shown.
     #[command(after_help = MATCH_HELP)]
     Match(MatchArguments),
 
-    /// Lists the rules of a running program, with their numbers and what they counted
+    /// Lists the rules of a running program, with their numbers and counters
     List(SocketArguments),
 
-    /// Adds a rule to a running program, behind those of its priority; prints its number
+    /// Adds a rule to a running program, after the rules of the same priority, and prints its number
     Add(AddArguments),
 
     /// Removes rules from a running program
     Remove(RemoveArguments),
 
-    /// Lists the items that patterns are made of, their fields and how values are written
+    /// Lists the items of patterns, their fields and how values are written
     Items,
 
     /// Lists the actions and their arguments
@@ -69,8 +81,8 @@ pub enum FlowCommand {
 }
 
 const CHECK_HELP: &str = "\
-FILE: a configuration of l2fwd or tunnel-gateway (TOML with [[rule]] tables), or rules alone: text with one rule on each line, TOML, or
-JSON (an array). `-`: standard input.
+FILE: a configuration of l2fwd or tunnel-gateway (TOML with [[rule]] tables), or a rule file: text with one rule
+per line, TOML, or a JSON array. `-`: standard input.
 
 Examples:
   wirepath flow check configs/l2fwd-acl.toml
@@ -78,18 +90,18 @@ Examples:
   wirepath flow check acl.rules --ports lan,wan --toml     # names of ports are known; rules as [[rule]] tables
   wirepath flow check acl.rules --json                     # the same for programs";
 
-/// Which file, and how to read it.
+/// The input file and its format.
 #[derive(Debug, Args)]
 pub struct InputArguments {
-    /// Configuration, or file of rules; `-` is standard input
+    /// Configuration or rule file; `-` is standard input
     #[arg(value_name = "FILE")]
     pub(super) file: PathBuf,
 
-    /// How the file is written [default: by its name, else by how it begins]
+    /// Format of the file [default: by its name, otherwise by its content]
     #[arg(long, value_name = "FORM")]
     pub(super) form: Option<FormName>,
 
-    /// Names of the ports 0, 1, ... that a file of rules alone may use
+    /// Names of ports 0, 1, ... for a rule file without a configuration
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub(super) ports: Vec<String>,
 }
@@ -100,19 +112,19 @@ pub struct CheckArguments {
     #[command(flatten)]
     input: InputArguments,
 
-    /// Print the rules as tables of TOML
+    /// Print the rules as TOML tables
     #[arg(long, conflicts_with = "json")]
     toml: bool,
 
-    /// Take warnings for errors
+    /// Treat warnings as errors
     #[arg(long)]
     strict: bool,
 }
 
-/// Which configuration.
+/// The configuration file.
 #[derive(Debug, Args)]
 pub struct ConfigArguments {
-    /// Configuration of l2fwd or tunnel-gateway; for match also a file of rules
+    /// Configuration of l2fwd or tunnel-gateway; for match also a rule file
     #[arg(value_name = "CONFIG")]
     config: PathBuf,
 }
@@ -136,11 +148,11 @@ pub struct ExplainArguments {
     #[command(flatten)]
     config: ConfigArguments,
 
-    /// Ask the rule hardware of this device, as if the ports that could be it were it
+    /// Query the rule hardware of this device, for all ports that could use it
     #[arg(long, value_name = "DRIVER:DEVICE", conflicts_with = "capabilities")]
     port: Option<String>,
 
-    /// The same, with what such a device has said before
+    /// Use recorded capabilities of such a device
     #[arg(long, value_name = "FILE")]
     capabilities: Option<PathBuf>,
 }
@@ -155,19 +167,20 @@ pub struct MatchArguments {
     #[arg(long, value_name = "FILE")]
     pcap: PathBuf,
 
-    /// Write what leaves, as it leaves, to this file: pcapng with a comment at each packet, or pcap if it ends so
+    /// Write the packets that leave to this file: pcapng with a comment per packet, or pcap if the name ends
+    /// so
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 
-    /// Port that the packets come in by: a name, or a number
+    /// Input port of the packets: a name or a number
     #[arg(long, value_name = "PORT", conflicts_with = "out")]
     port: Option<String>,
 
-    /// Port that the packets leave by: only rules of egress are asked
+    /// Output port of the packets; only egress rules are evaluated
     #[arg(long, value_name = "PORT")]
     out: Option<String>,
 
-    /// Only the figures of each rule, not of each packet
+    /// Print only the counters of each rule, not each packet
     #[arg(long)]
     summary: bool,
 }
@@ -178,18 +191,18 @@ Examples:
   wirepath flow match acl.rules --pcap trace.pcap --summary
   wirepath flow match gateway.toml --pcap wan.pcap --port wan --write out.pcapng --json";
 
-/// [`Form`] as an argument.
+/// [`FileFormat`] as a command-line argument.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum FormName {
-    /// One rule on each line
+    /// One rule per line
     Text,
-    /// Tables of TOML
+    /// TOML tables
     Toml,
-    /// An array
+    /// JSON array
     Json,
 }
 
-impl From<FormName> for Form {
+impl From<FormName> for FileFormat {
     fn from(name: FormName) -> Self {
         match name {
             FormName::Text => Self::Text,
@@ -199,9 +212,9 @@ impl From<FormName> for Form {
     }
 }
 
-/// Does it.
-pub fn run(command: &FlowCommand, json: bool) -> Result<(), Failure> {
-    match command {
+/// Runs the subcommand.
+pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    match &options.command {
         FlowCommand::Check(arguments) => check::run(arguments, json),
         FlowCommand::Explain(arguments) => explain::run(arguments, json),
         FlowCommand::Match(arguments) => matches::run(arguments, json),
@@ -216,7 +229,7 @@ pub fn run(command: &FlowCommand, json: bool) -> Result<(), Failure> {
 }
 
 fn items_json() -> serde_json::Value {
-    let field = |field: &wirepath_pmd::flow::Field| {
+    let field = |field: &wirepath_flow::Field| {
         let spec = field.spec();
         json!({
             "name": spec.name,
@@ -226,14 +239,21 @@ fn items_json() -> serde_json::Value {
             "settable": spec.settable,
         })
     };
-    let item = |item: &wirepath_pmd::flow::ItemSpec| {
+    let item = |item: &wirepath_flow::ItemSpec| {
         let fields: Vec<_> = item.fields.iter().map(field).collect();
-        json!({ "name": item.name, "about": item.about, "most": item.most, "fields": fields })
+        json!({ "name": item.name, "about": item.about, "most": item.max_count, "fields": fields })
     };
     json!({ "items": ITEMS.iter().map(item).collect::<Vec<_>>() })
 }
 
 fn actions_json() -> serde_json::Value {
-    let action = |action: &wirepath_pmd::flow::ActionSpec| json!({ "name": action.name, "about": action.about, "arguments": action.positional, "named": action.named });
+    let action = |action: &wirepath_flow::ActionSpec| {
+        json!({
+            "name": action.name,
+            "about": action.about,
+            "arguments": action.positional,
+            "named": action.named,
+        })
+    };
     json!({ "actions": ACTIONS.iter().map(action).collect::<Vec<_>>() })
 }

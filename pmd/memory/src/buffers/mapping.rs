@@ -1,7 +1,7 @@
 // UNSAFETY: owns memory from an allocator of another crate.
 #![allow(unsafe_code)]
 
-//! What buffers are cut from: huge pages through `hugepage-rs`, or a [`Region`].
+//! Memory behind buffers: huge pages from `hugepage-rs`, or a [`Region`].
 
 use std::alloc::Layout;
 use std::os::fd::BorrowedFd;
@@ -11,7 +11,7 @@ use rustix::mm::{Advice, madvise};
 
 use crate::{Backing, Region, RegionBuilder, RegionError};
 
-/// Memory to cut, zeroed at first, page-aligned.
+/// Memory that buffers are taken from, zero at first and page-aligned.
 #[derive(Debug)]
 pub(super) enum Mapping {
     Huge(HugePages),
@@ -19,29 +19,23 @@ pub(super) enum Mapping {
 }
 
 impl Mapping {
-    /// At least `bytes`. `huge`: as for [`RegionBuilder::huge_pages`].
-    pub(super) fn new(bytes: usize, huge: Option<bool>, node: Option<u32>, shared: bool) -> Result<Self, RegionError> {
-        let mut region = RegionBuilder::new(bytes);
-        if let Some(node) = node {
-            region = region.numa_node(node);
+    /// Maps at least `bytes` bytes with these options.
+    pub(super) fn new(bytes: usize, options: &RegionBuilder) -> Result<Self, RegionError> {
+        let region = RegionBuilder { bytes, ..options.clone() };
+        // hugepage-rs maps private memory only, so a memfd needs a region.
+        if region.shared {
+            return region.map().map(Self::Region);
         }
-        if shared {
-            // hugepage-rs maps private memory only: a memfd has to come from elsewhere.
-            if let Some(only) = huge {
-                region = region.huge_pages(only);
-            }
-            return region.shared().map().map(Self::Region);
-        }
-        if huge != Some(false) {
+        if region.huge != Some(false) {
             match HugePages::new(bytes) {
                 Some(pages) => {
-                    if let Some(node) = node {
+                    if let Some(node) = region.node {
                         crate::region::prefer_node(pages.start.as_ptr().cast(), pages.layout.size(), node);
                     }
                     return Ok(Self::Huge(pages));
                 }
-                // For the words of the error.
-                None if huge == Some(true) => return region.huge_pages(true).map().map(Self::Region),
+                // For the error message of the region.
+                None if region.huge == Some(true) => return region.map().map(Self::Region),
                 None => {}
             }
         }
@@ -84,26 +78,28 @@ pub(super) struct HugePages {
     layout: Layout,
 }
 
-// SAFETY: an address range that nobody else owns.
+// SAFETY: this value owns the address range, and any thread may free it.
 unsafe impl Send for HugePages {}
-// SAFETY: it hands out no references.
+// SAFETY: a shared reference gives out the address only, no references to the memory.
 unsafe impl Sync for HugePages {}
 
 impl HugePages {
-    /// `None` where the kernel has no huge pages, or too few are free.
+    /// Allocates huge pages; `None` if the kernel has none, or too few are free.
     fn new(bytes: usize) -> Option<Self> {
-        // The crate panics if /proc/meminfo names no page size, and maps whole pages for every request: look first, and ask for
-        // whole pages.
+        // The crate panics if /proc/meminfo names no page size, and maps whole pages for every request. So
+        // read the file first, and request whole pages.
         let pages = FreeHugePages::of(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
         let bytes = bytes.checked_next_multiple_of(pages.page_bytes)?;
         if bytes / pages.page_bytes > pages.count {
             return None;
         }
         let layout = Layout::from_size_align(bytes, pages.page_bytes).ok()?;
-        // SAFETY: the size is not zero.
+        // SAFETY: the size of the layout is not zero.
         let start = NonNull::new(unsafe { hugepage_rs::alloc(layout) })?;
-        // As for a Region: a child process must not get copies of pages that a device writes.
-        // SAFETY: only affects fork.
+        // A child process must not get copy-on-write copies of pages that a device writes (see
+        // ibv_fork_init(3)).
+        //
+        // SAFETY: the advice only affects fork(2).
         let _ = unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontFork) };
         Some(Self { start, layout })
     }
@@ -111,16 +107,17 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout; users of addresses inside keep the allocator alive (its contract).
+        // SAFETY: the memory was allocated with this layout. Users of its addresses keep the allocator alive,
+        // as its documentation demands.
         unsafe { hugepage_rs::dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 
-/// What /proc/meminfo says about huge pages of the default size.
+/// Huge pages of the default size, from /proc/meminfo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FreeHugePages {
     page_bytes: usize,
-    /// Neither in use nor promised to somebody.
+    /// Pages that are neither in use nor reserved by a process.
     count: usize,
 }
 
@@ -142,7 +139,7 @@ impl FreeHugePages {
     }
 }
 
-/// Pages of the default size that are free now.
+/// Number of free huge pages of the default size.
 #[cfg(test)]
 pub(super) fn free_huge_pages() -> usize {
     std::fs::read_to_string("/proc/meminfo")
@@ -156,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promised_pages_are_not_free() {
+    fn reserved_pages_are_not_free() {
         let meminfo = "MemFree: 5 kB\nHugePages_Total:      8\nHugePages_Free:       6\nHugePages_Rsvd:       4\n\
             HugePages_Surp:       0\nHugepagesize:       2048 kB\nHugetlb: 0 kB\n";
         assert_eq!(FreeHugePages::of(meminfo), Some(FreeHugePages { page_bytes: 2 << 20, count: 2 }));

@@ -1,10 +1,10 @@
-// UNSAFETY: hands out addresses and zeroes the memory behind them.
+// UNSAFETY: exposes the addresses of buffers, and zeroes them.
 #![allow(unsafe_code)]
 
-//! Buffers for the queues of devices: rings, doorbell records.
+//! Buffers for the queues of devices: rings and doorbell records.
 
+mod free_list;
 mod mapping;
-mod space;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,56 +14,57 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use self::free_list::FreeList;
 use self::mapping::Mapping;
-use self::space::Space;
-use crate::{Backing, RegionError};
+use crate::{Backing, RegionBuilder, RegionError};
 
-/// Unit of allocation and alignment: drivers' libraries name no alignment, and find the page of a doorbell record by masking.
+/// Unit of allocation and alignment. The libraries of drivers request no alignment, and find the page of a
+/// doorbell record by masking.
 const PAGE: usize = 4096;
 
 /// Usual size of a region: one huge page.
 const REGION: usize = 2 << 20;
 
-/// Why there is no buffer.
+/// Error of the allocator.
 #[derive(Debug, thiserror::Error)]
 pub enum BufferError {
-    /// No memory for a further region.
+    /// No memory for another region.
     #[error("no buffer of {bytes} bytes for {owner}: {source}")]
     Memory {
-        /// Asked for.
+        /// Size requested.
         bytes: usize,
-        /// Whom it was for.
+        /// Owner of the buffer.
         owner: String,
-        /// Why.
+        /// Error of the mapping.
         source: RegionError,
     },
-    /// An address was given back that is no buffer of this allocator, or is so no longer.
-    #[error("{address:#x} was given back, which is no buffer of this allocator")]
+    /// The address to be freed is not a buffer in use.
+    #[error("cannot free {address:#x}, which is not a buffer of this allocator")]
     Unknown {
         /// The address.
         address: usize,
     },
 }
 
-/// Where a buffer lies, in terms that mean the same to another process.
+/// Location of a buffer, valid in other processes too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BufferLocation {
     /// Index of the region, as in [`BufferAllocator::regions`].
     pub region: usize,
-    /// Bytes from the start of the region.
+    /// Offset in bytes from the start of the region.
     pub offset: usize,
-    /// Size of the buffer, whole pages.
+    /// Size of the buffer in bytes, a multiple of the page size.
     pub bytes: usize,
 }
 
-/// What one owner has.
+/// Memory use of one owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// As said to [`charge_to`].
+    /// Name of the owner, as passed to [`charge_to`].
     pub owner: String,
     /// Number of buffers.
     pub buffers: usize,
-    /// Bytes, whole pages.
+    /// Bytes of these buffers, a multiple of the page size.
     pub bytes: usize,
 }
 
@@ -73,56 +74,63 @@ impl fmt::Display for Usage {
     }
 }
 
-/// A region of an allocator.
+/// Region of an allocator.
 #[derive(Debug)]
 pub struct RegionReport {
-    /// What holds it.
+    /// Kind of pages that back it.
     pub backing: Backing,
     /// Size in bytes.
     pub bytes: usize,
-    /// The file behind it, if the allocator is shared.
+    /// The file behind the region, if the allocator is shared.
     pub descriptor: Option<OwnedFd>,
 }
 
-/// What to allocate from: [`BufferAllocatorBuilder::default`], then [`BufferAllocatorBuilder::build`].
-#[derive(Clone, Debug, Default)]
+/// Options of an allocator: [`BufferAllocatorBuilder::default`], then [`BufferAllocatorBuilder::build`].
+#[derive(Clone, Debug)]
 pub struct BufferAllocatorBuilder {
-    huge: Option<bool>,
-    node: Option<u32>,
-    shared: bool,
+    /// Options of its regions, without their size.
+    region: RegionBuilder,
+}
+
+impl Default for BufferAllocatorBuilder {
+    fn default() -> Self {
+        Self { region: RegionBuilder::new(0) }
+    }
 }
 
 impl BufferAllocatorBuilder {
-    /// `true`: huge pages or an error. `false`: normal pages. Otherwise huge pages as long as there are any.
-    pub fn huge_pages(mut self, only: bool) -> Self {
-        self.huge = Some(only);
-        self
+    /// Sets the kind of pages, as [`RegionBuilder::huge_pages`] does.
+    pub fn huge_pages(self, only: bool) -> Self {
+        Self { region: self.region.huge_pages(only) }
     }
 
-    /// Prefer memory of this NUMA node.
-    pub fn numa_node(mut self, node: u32) -> Self {
-        self.node = Some(node);
-        self
+    /// Prefers memory of this NUMA node.
+    pub fn numa_node(self, node: u32) -> Self {
+        Self { region: self.region.numa_node(node) }
     }
 
-    /// Memory that another process can map: backed by memfds (see [`RegionReport::descriptor`]).
-    pub fn shared(mut self) -> Self {
-        self.shared = true;
-        self
+    /// Backs the memory with memfds, which another process can map (see [`RegionReport::descriptor`]).
+    pub fn shared(self) -> Self {
+        Self { region: self.region.shared() }
     }
 
-    /// The allocator; nothing is mapped before the first buffer.
+    /// Creates the allocator. It maps nothing before the first buffer.
     pub fn build(self) -> BufferAllocator {
         BufferAllocator { settings: self, state: Mutex::default() }
     }
 }
 
-/// Cuts buffers for queues from few regions: of huge pages through `hugepage-rs` where enough are free, else of normal pages with
-/// transparent huge pages asked for; shared ones from a memfd of either kind ([`Self::regions`] says what it became).
+/// Allocator of buffers for queues. It takes them from few regions.
 ///
-/// Buffers are zeroed, start on a page, and have whole pages. Regions stay until the allocator goes. Who uses how much is counted by the
-/// owner that [`charge_to`] named. An allocator that goes while buffers are in use says so in the log and leaves their regions mapped: a
-/// device may still write them.
+/// Regions consist of huge pages from `hugepage-rs` if enough are free, else of normal pages with a request
+/// for transparent huge pages. Those of a shared allocator are memfds of either kind. [`Self::regions`] tells
+/// the result.
+///
+/// Buffers are zero, start on a page and have whole pages. Regions stay mapped until the allocator is
+/// dropped. [`charge_to`] names the owner of the buffers for [`Self::usage`].
+///
+/// An allocator that is dropped while buffers are in use logs an error. It leaves their regions mapped, since a
+/// device may still write to them.
 pub struct BufferAllocator {
     settings: BufferAllocatorBuilder,
     state: Mutex<State>,
@@ -130,17 +138,17 @@ pub struct BufferAllocator {
 
 #[derive(Default)]
 struct State {
-    regions: Vec<Cut>,
+    regions: Vec<CarvedRegion>,
     live: BTreeMap<usize, Buffer>,
 }
 
-struct Cut {
+struct CarvedRegion {
     memory: Mapping,
-    space: Space,
+    space: FreeList,
 }
 
 struct Buffer {
-    place: Place,
+    location: BufferLocation,
     owner: String,
 }
 
@@ -148,30 +156,32 @@ thread_local! {
     static OWNER: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Until it goes, buffers that this thread allocates belong to the owner it was made for.
+/// Guard of an owner: until it is dropped, buffers that this thread allocates belong to that owner.
 #[must_use = "buffers are charged to the owner only while this lives"]
 #[derive(Debug)]
 pub struct Charge {
-    before: Option<String>,
-    /// Belongs to its thread.
+    /// Owner that the thread had before.
+    previous_owner: Option<String>,
+    /// Makes the guard `!Send`, since the owner is a property of the thread.
     _not_send: std::marker::PhantomData<Rc<()>>,
 }
 
-/// Names the owner of the buffers that this thread allocates next, such as "port 0 receive queue 3": the libraries that call an allocator
-/// back do not say for what.
+/// Names the owner of the buffers that this thread allocates next, such as "port 0 receive queue 3".
+///
+/// The libraries that call the allocator do not pass the purpose of a buffer.
 pub fn charge_to(owner: impl Into<String>) -> Charge {
-    let before = OWNER.replace(Some(owner.into()));
-    Charge { before, _not_send: std::marker::PhantomData }
+    let previous_owner = OWNER.replace(Some(owner.into()));
+    Charge { previous_owner, _not_send: std::marker::PhantomData }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        OWNER.set(self.before.take());
+        OWNER.set(self.previous_owner.take());
     }
 }
 
 impl BufferAllocator {
-    /// What to allocate from.
+    /// Options of a new allocator.
     pub fn builder() -> BufferAllocatorBuilder {
         BufferAllocatorBuilder::default()
     }
@@ -180,9 +190,10 @@ impl BufferAllocator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer of at least `bytes`; none for 0 bytes, which libraries do ask for.
+    /// Allocates a buffer of at least `bytes` bytes; `None` for 0 bytes, which libraries do request.
     ///
-    /// It stays until [`Self::free`], and is gone with the allocator unless it is in use then.
+    /// The buffer is valid until [`Self::free`]. One that is in use when the allocator is dropped stays
+    /// valid.
     ///
     /// # Errors
     /// There is no memory.
@@ -190,41 +201,41 @@ impl BufferAllocator {
         if bytes == 0 {
             return Ok(None);
         }
-        let owner = OWNER.with_borrow(|owner| owner.clone().unwrap_or_else(|| "nobody named".to_owned()));
+        let owner = OWNER.with_borrow(|owner| owner.clone().unwrap_or_else(|| "unnamed owner".to_owned()));
         let failed = |source| BufferError::Memory { bytes, owner: owner.clone(), source };
         let too_large = || RegionError::Map { bytes, source: std::io::ErrorKind::OutOfMemory.into() };
         let whole = bytes.checked_next_multiple_of(PAGE).ok_or_else(too_large).map_err(failed)?;
         let mut state = self.state();
-        let found = state.regions.iter_mut().enumerate().find_map(|(index, cut)| Some((index, cut.space.take(whole)?)));
+        let found =
+            state.regions.iter_mut().enumerate().find_map(|(index, carved)| Some((index, carved.space.take(whole)?)));
         let (region, taken) = match found {
             Some(found) => found,
             None => {
-                let BufferAllocatorBuilder { huge, node, shared } = self.settings;
-                let memory = Mapping::new(whole.max(REGION), huge, node, shared).map_err(failed)?;
-                let mut space = Space::new(memory.bytes());
+                let memory = Mapping::new(whole.max(REGION), &self.settings.region).map_err(failed)?;
+                let mut space = FreeList::new(memory.bytes());
                 let taken = space.take(whole).ok_or_else(too_large).map_err(failed)?;
-                state.regions.push(Cut { memory, space });
+                state.regions.push(CarvedRegion { memory, space });
                 (state.regions.len() - 1, taken)
             }
         };
-        // SAFETY: the part lies in the region.
+        // SAFETY: `taken.offset` lies inside the region.
         let start = unsafe { state.regions[region].memory.start().add(taken.offset) };
         if taken.recycled {
-            // SAFETY: `whole` bytes from there are mapped and nobody's.
+            // SAFETY: `whole` bytes from there are mapped, and no buffer in use overlaps them.
             unsafe { start.write_bytes(0, whole) };
         }
-        let place = Place { region, offset: taken.offset, bytes: whole };
-        state.live.insert(start.as_ptr() as usize, Buffer { place, owner });
+        let location = BufferLocation { region, offset: taken.offset, bytes: whole };
+        state.live.insert(start.as_ptr() as usize, Buffer { location, owner });
         Ok(Some(start))
     }
 
-    /// Gives a buffer back; a null pointer is none, which libraries do give back.
+    /// Frees a buffer. A null pointer is ignored, since libraries do pass it.
     ///
     /// # Errors
-    /// The address is no buffer in use; nothing happened.
+    /// The address is not a buffer in use; nothing changes.
     ///
     /// # Safety
-    /// Nobody, no device either, accesses the buffer any more.
+    /// Neither the program nor a device accesses the buffer any more.
     pub unsafe fn free(&self, start: *mut u8) -> Result<(), BufferError> {
         if start.is_null() {
             return Ok(());
@@ -232,37 +243,37 @@ impl BufferAllocator {
         let mut state = self.state();
         let address = start as usize;
         let buffer = state.live.remove(&address).ok_or(BufferError::Unknown { address })?;
-        let Place { region, offset, bytes } = buffer.place;
-        state.regions[region].space.give_back(offset, bytes);
+        let BufferLocation { region, offset, bytes } = buffer.location;
+        state.regions[region].space.release(offset, bytes);
         Ok(())
     }
 
-    /// Where the buffer lies that starts at this address.
-    pub fn place(&self, start: *const u8) -> Option<Place> {
-        self.state().live.get(&(start as usize)).map(|buffer| buffer.place)
+    /// Location of the buffer that starts at this address.
+    pub fn location(&self, start: *const u8) -> Option<BufferLocation> {
+        self.state().live.get(&(start as usize)).map(|buffer| buffer.location)
     }
 
-    /// Who uses how much, by name. Empty: every buffer has come back.
+    /// Memory use by owner, in order of the names. Empty if all buffers are free.
     pub fn usage(&self) -> Vec<Usage> {
         let mut owners: BTreeMap<String, (usize, usize)> = BTreeMap::new();
         for buffer in self.state().live.values() {
             let (buffers, bytes) = owners.entry(buffer.owner.clone()).or_default();
             *buffers += 1;
-            *bytes += buffer.place.bytes;
+            *bytes += buffer.location.bytes;
         }
         owners.into_iter().map(|(owner, (buffers, bytes))| Usage { owner, buffers, bytes }).collect()
     }
 
-    /// The regions so far.
+    /// The regions mapped so far.
     ///
     /// # Errors
-    /// A descriptor could not be duplicated.
+    /// A file descriptor cannot be duplicated.
     pub fn regions(&self) -> std::io::Result<Vec<RegionReport>> {
-        let report = |cut: &Cut| {
+        let report = |carved: &CarvedRegion| {
             Ok(RegionReport {
-                backing: cut.memory.backing(),
-                bytes: cut.memory.bytes(),
-                descriptor: cut.memory.descriptor().map(|file| file.try_clone_to_owned()).transpose()?,
+                backing: carved.memory.backing(),
+                bytes: carved.memory.bytes(),
+                descriptor: carved.memory.descriptor().map(|file| file.try_clone_to_owned()).transpose()?,
             })
         };
         self.state().regions.iter().map(report).collect()
@@ -276,12 +287,12 @@ impl Drop for BufferAllocator {
             return;
         }
         let list: Vec<String> = usage.iter().map(Usage::to_string).collect();
-        tracing::error!("queue buffers were never given back, their memory stays mapped: {}", list.join("; "));
+        tracing::error!("queue buffers were never freed, and their memory stays mapped: {}", list.join("; "));
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let used: Vec<usize> = state.live.values().map(|buffer| buffer.place.region).collect();
-        for (index, cut) in state.regions.drain(..).enumerate() {
+        let used: Vec<usize> = state.live.values().map(|buffer| buffer.location.region).collect();
+        for (index, carved) in state.regions.drain(..).enumerate() {
             if used.contains(&index) {
-                std::mem::forget(cut.memory);
+                std::mem::forget(carved.memory);
             }
         }
     }
@@ -301,7 +312,7 @@ mod tests {
     use super::*;
 
     fn bytes(start: NonNull<u8>, count: usize) -> &'static mut [u8] {
-        // SAFETY: the tests use a buffer only while it is theirs.
+        // SAFETY: the tests access a buffer only while it is allocated, and through one slice at a time.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), count) }
     }
 
@@ -317,39 +328,39 @@ mod tests {
         assert!(bytes(first, 8192).iter().all(|byte| *byte == 0));
         bytes(first, 8192).fill(0xa5);
         bytes(second, PAGE).fill(0x5a);
-        // SAFETY: no longer used.
+        // SAFETY: the buffer is not used any more.
         unsafe { allocator.free(first.as_ptr()).unwrap() };
         let again = allocator.allocate(PAGE).unwrap().unwrap();
         assert_eq!(again, first);
         assert!(bytes(again, PAGE).iter().all(|byte| *byte == 0));
-        assert!(bytes(second, PAGE).iter().all(|byte| *byte == 0x5a), "a neighbour was touched");
+        assert!(bytes(second, PAGE).iter().all(|byte| *byte == 0x5a), "the other buffer has changed");
         for start in [again, second] {
-            // SAFETY: no longer used.
+            // SAFETY: the buffers are not used any more.
             unsafe { allocator.free(start.as_ptr()).unwrap() };
         }
         assert_eq!(allocator.usage(), []);
         let regions = allocator.regions().unwrap();
         assert_eq!(regions.len(), 1);
-        // Other tests may have taken the last page meanwhile, but nobody adds one.
+        // Other tests may have taken the last huge page meanwhile, but none adds one.
         assert!(regions[0].backing != Backing::HugePages || free_before > 0);
         assert!(regions[0].backing == Backing::HugePages || free_before < 8, "{free_before} huge pages are free");
     }
 
     #[test]
-    fn nothing_asked_for_is_nothing_given() {
+    fn requests_of_zero_bytes_get_no_buffer() {
         let allocator = BufferAllocator::builder().build();
         assert!(allocator.allocate(0).unwrap().is_none());
-        // SAFETY: null is no buffer.
+        // SAFETY: a null pointer is not a buffer.
         unsafe { allocator.free(std::ptr::null_mut()).unwrap() };
         assert!(allocator.regions().unwrap().is_empty());
         assert!(matches!(allocator.allocate(usize::MAX), Err(BufferError::Memory { .. })));
     }
 
     #[test]
-    fn what_is_given_back_twice_or_was_never_given_is_refused() {
+    fn double_frees_and_foreign_addresses_are_refused() {
         let allocator = BufferAllocator::builder().huge_pages(false).build();
         let start = allocator.allocate(2 * PAGE).unwrap().unwrap().as_ptr();
-        // SAFETY: no longer used.
+        // SAFETY: the buffer is not used any more.
         unsafe {
             assert!(matches!(allocator.free(start.add(PAGE)), Err(BufferError::Unknown { .. })));
             allocator.free(start).unwrap();
@@ -358,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_account_says_which_queue_uses_what() {
+    fn usage_is_listed_by_owner() {
         let allocator = BufferAllocator::builder().build();
         let port = charge_to("port 0");
         let ring = {
@@ -371,28 +382,28 @@ mod tests {
         let usage = |owner: &str, bytes| Usage { owner: owner.to_owned(), buffers: 1, bytes };
         assert_eq!(
             allocator.usage(),
-            [usage("nobody named", PAGE), usage("port 0", PAGE), usage("port 0 receive queue 3", 3 * PAGE)]
+            [usage("port 0", PAGE), usage("port 0 receive queue 3", 3 * PAGE), usage("unnamed owner", PAGE)]
         );
         for start in [ring, other, unnamed] {
-            // SAFETY: no longer used.
+            // SAFETY: the buffers are not used any more.
             unsafe { allocator.free(start.as_ptr()).unwrap() };
         }
     }
 
     #[test]
-    fn another_mapping_of_a_shared_buffer_shows_the_same_bytes() {
+    fn a_shared_buffer_can_be_read_through_its_file() {
         let allocator = BufferAllocator::builder().shared().huge_pages(false).build();
         let _first = allocator.allocate(PAGE).unwrap();
         let start = allocator.allocate(PAGE).unwrap().unwrap();
         bytes(start, 4).copy_from_slice(b"ring");
-        let place = allocator.place(start.as_ptr()).unwrap();
-        assert_eq!(place, Place { region: 0, offset: PAGE, bytes: PAGE });
-        let region = allocator.regions().unwrap().remove(place.region);
+        let location = allocator.location(start.as_ptr()).unwrap();
+        assert_eq!(location, BufferLocation { region: 0, offset: PAGE, bytes: PAGE });
+        let region = allocator.regions().unwrap().remove(location.region);
         let file = std::fs::File::from(region.descriptor.unwrap());
         let mut seen = [0; 4];
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen, place.offset as u64).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen, location.offset as u64).unwrap();
         assert_eq!(&seen, b"ring");
-        // SAFETY: no longer used.
+        // SAFETY: the buffers are not used any more.
         unsafe {
             allocator.free(start.as_ptr()).unwrap();
             allocator.free(_first.unwrap().as_ptr()).unwrap();
@@ -404,25 +415,25 @@ mod tests {
         let allocator = BufferAllocator::builder().huge_pages(false).build();
         let small = allocator.allocate(PAGE).unwrap().unwrap();
         let large = allocator.allocate(REGION + 1).unwrap().unwrap();
-        assert_eq!(allocator.place(large.as_ptr()).unwrap().region, 1);
+        assert_eq!(allocator.location(large.as_ptr()).unwrap().region, 1);
         bytes(large, REGION + 1)[REGION] = 1;
         for start in [small, large] {
-            // SAFETY: no longer used.
+            // SAFETY: the buffers are not used any more.
             unsafe { allocator.free(start.as_ptr()).unwrap() };
         }
     }
 
     #[test]
-    fn buffers_outlive_an_allocator_that_went_too_early() {
+    fn buffers_outlive_a_dropped_allocator() {
         let allocator = BufferAllocator::builder().build();
         let start = allocator.allocate(PAGE).unwrap().unwrap();
         drop(allocator);
-        // A device that was not told still writes there.
+        // A device that is still running may write there.
         bytes(start, PAGE).fill(1);
     }
 
     #[test]
-    fn demanded_huge_pages_name_the_remedy() {
+    fn missing_huge_pages_name_the_remedy() {
         let allocator = BufferAllocator::builder().huge_pages(true).build();
         let error = allocator.allocate(1 << 45).unwrap_err().to_string();
         assert!(error.contains("sysctl vm.nr_hugepages="), "{error}");

@@ -1,9 +1,11 @@
-//! MANA: rings, descriptors and doorbells of the Microsoft Azure Network Adapter, as user space sees them through raw-packet queue
-//! pairs. Sources: openvmm `vm/devices/net/gdma_defs`, DPDK `drivers/net/mana/mana.h`, rdma-core `providers/mana`.
+//! MANA: rings, descriptors and doorbells of the Microsoft Azure Network Adapter.
 //!
-//! Everything is little-endian. A work queue is a ring of basic units ([`WQE_UNIT`] bytes); head and tail count on for ever, in units
-//! (inside) or in bytes (doorbells). A completion queue is a ring of [`CQE_BYTES`]-byte entries, whose owner bits say which pass of
-//! the ring an entry belongs to.
+//! The layouts are those that user space sees through raw-packet queue pairs. Sources: openvmm
+//! `vm/devices/net/gdma_defs`, DPDK `drivers/net/mana/mana.h`, rdma-core `providers/mana`.
+//!
+//! All values are little-endian. A work queue is a ring of basic units of [`WQE_UNIT`] bytes. Head and tail are
+//! free-running: drivers count units, doorbells take bytes. A completion queue is a ring of [`CQE_BYTES`]-byte
+//! entries. The owner bits of an entry identify the pass of the ring that wrote it.
 
 mod completion;
 mod doorbell;
@@ -13,4 +15,5 @@ pub use completion::*;
 pub use doorbell::*;
 pub use wqe::*;
 
-const _: () = assert!(cfg!(target_endian = "little"), "device structures are read as they lie in memory");
+const _: () =
+    assert!(cfg!(target_endian = "little"), "MANA structures are little-endian and are read without conversion");

@@ -1,27 +1,28 @@
-//! Work-queue elements.
+//! Work-queue elements (WQEs).
 
 use crate::table::bits;
 
-/// Basic unit of work queues, in bytes. A WQE starts on one and is padded to whole ones.
+/// Basic unit of work queues, in bytes. A WQE starts at a multiple of it and is padded to a multiple of it.
 pub const WQE_UNIT: u32 = 32;
-/// Longest transmit WQE, in bytes.
+/// Maximum length of a transmit WQE, in bytes.
 pub const MAX_TX_WQE: u32 = 512;
-/// Longest receive WQE, in bytes.
+/// Maximum length of a receive WQE, in bytes.
 pub const MAX_RX_WQE: u32 = 256;
-/// Bytes in front of the client OOB.
+/// Bytes of the WQE header, which precedes the client OOB.
 pub const WQE_HEADER: u32 = 8;
-/// Bytes of the short client OOB, and of the unused one of receive WQEs.
+/// Bytes of the short client OOB. Receive WQEs contain one that is unused.
 pub const OOB_SHORT: u32 = 8;
 /// Bytes of the long client OOB.
 pub const OOB_LONG: u32 = 24;
 /// Bytes of one scatter-gather entry: u64 address, u32 key, u32 size.
 pub const SGE_BYTES: u32 = 16;
-/// [`WqeFlags::oob_words`] of [`OOB_SHORT`].
+/// Value of [`WqeFlags::oob_words`] for [`OOB_SHORT`].
 pub const OOB_WORDS_SHORT: u32 = 2;
-/// [`WqeFlags::oob_words`] of [`OOB_LONG`].
+/// Value of [`WqeFlags::oob_words`] for [`OOB_LONG`].
 pub const OOB_WORDS_LONG: u32 = 6;
 
-/// Units that a WQE with `sges` entries and an OOB of `oob` bytes takes. At least one entry is there, if only as a dummy.
+/// Returns the basic units of a WQE with `sges` scatter-gather entries and an OOB of `oob` bytes. A WQE has at least
+/// one entry, which is a dummy if `sges` is 0.
 pub const fn wqe_units(oob: u32, sges: u32) -> u32 {
     let sges = if sges == 0 { 1 } else { sges };
     (WQE_HEADER + oob + SGE_BYTES * sges).div_ceil(WQE_UNIT)
@@ -40,23 +41,23 @@ bits! {
         sges, with_sges: 0, 8;
         /// Length of the client OOB in words of 4 bytes.
         oob_words, with_oob_words: 8, 3;
-        /// The first entry is part of the OOB: segmentation.
+        /// 1 if the first entry is part of the OOB, for segmentation.
         oob_in_sgl, with_oob_in_sgl: 11, 1;
         /// Flow control by credits.
         consume_credit, with_consume_credit: 12, 1;
-        /// Waits for earlier work.
+        /// 1 to wait for earlier work requests.
         fence, with_fence: 13, 1;
-        /// Segment size (MSS) with `oob_in_sgl`.
+        /// Segment size (MSS), valid with `oob_in_sgl`.
         client_data_unit, with_client_data_unit: 16, 14;
         /// Sequence check.
         check_sn, with_check_sn: 30, 1;
-        /// Data instead of a list.
+        /// 1 if data follows instead of a scatter-gather list.
         sgl_direct, with_sgl_direct: 31, 1;
     }
 
     /// Word 0 of the transmit OOB.
     struct TxOob: u32 {
-        /// Long (24 bytes) instead of short (8).
+        /// [`FORMAT_SHORT`] (8 bytes) or [`FORMAT_LONG`] (24 bytes).
         format, with_format: 0, 2;
         /// The outer header is IPv4.
         is_outer_ipv4, with_is_outer_ipv4: 2, 1;
@@ -68,7 +69,7 @@ bits! {
         compute_tcp_csum, with_compute_tcp_csum: 5, 1;
         /// Compute the UDP checksum; the field holds the sum of the pseudo header.
         compute_udp_csum, with_compute_udp_csum: 6, 1;
-        /// No completion for this one.
+        /// 1 to suppress the completion of this WQE.
         suppress_completion, with_suppress_completion: 7, 1;
         /// Completion queue.
         vcq, with_vcq: 8, 24;
@@ -78,7 +79,7 @@ bits! {
     struct TxOob1: u32 {
         /// Bytes from the start of the frame to the transport header.
         transport_offset, with_transport_offset: 0, 10;
-        /// Upper bits of the send queue's number.
+        /// Send queue number without its low [`VSQ_FRAME_SHIFT`] bits.
         vsq_frame, with_vsq_frame: 10, 14;
         /// Virtual port, short form.
         vport, with_vport: 24, 8;
@@ -104,20 +105,20 @@ bits! {
 
     /// Word 3 of the long transmit OOB.
     struct TxOob3: u32 {
-        /// Bytes to the inner frame.
+        /// Bytes from the start of the frame to the inner frame.
         inner_frame_offset, with_inner_frame_offset: 0, 10;
-        /// Bytes from there to the inner IP header.
+        /// Bytes from the inner frame to the inner IP header.
         inner_ip_offset, with_inner_ip_offset: 10, 6;
         /// Virtual port, long form.
         long_vport, with_long_vport: 16, 12;
     }
 }
 
-/// [`TxOob::format`] of the short form.
+/// Value of [`TxOob::format`] for the short OOB.
 pub const FORMAT_SHORT: u32 = 0;
-/// [`TxOob::format`] of the long form.
+/// Value of [`TxOob::format`] for the long OOB.
 pub const FORMAT_LONG: u32 = 1;
-/// Bits of a send queue's number that [`TxOob1::vsq_frame`] leaves out.
+/// Low bits of the send queue number that [`TxOob1::vsq_frame`] omits.
 pub const VSQ_FRAME_SHIFT: u32 = 10;
-/// Most header bytes of a packet that is segmented.
+/// Maximum header bytes of a packet for segmentation (LSO).
 pub const MAX_LSO_HEADER: u32 = 256;

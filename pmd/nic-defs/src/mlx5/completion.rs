@@ -1,95 +1,95 @@
-//! Completion-queue entries.
+//! Completion-queue entries (CQEs).
 
 use zerocopy::big_endian::{U16, U32, U64};
 
 use crate::table::{bits, constants, structures};
 
 constants! {
-    /// What is compared with infiniband/mlx5dv.h.
+    /// Constants that `tests/headers.rs` compares with infiniband/mlx5dv.h.
     CQE_CONSTANTS;
-    /// A send WQE is done.
+    /// Opcode: a send WQE completed.
     CQE_REQUEST: u8 = 0, "MLX5_CQE_REQ";
-    /// A packet with immediate data came.
+    /// Opcode: a packet with immediate data was received.
     CQE_RESPONDER_WRITE_IMM: u8 = 1, "MLX5_CQE_RESP_WR_IMM";
-    /// A packet came.
+    /// Opcode: a packet was received.
     CQE_RESPONDER_SEND: u8 = 2, "MLX5_CQE_RESP_SEND";
-    /// A packet with immediate data came.
+    /// Opcode: a packet with immediate data was received.
     CQE_RESPONDER_SEND_IMM: u8 = 3, "MLX5_CQE_RESP_SEND_IMM";
-    /// A packet that invalidates a key came.
+    /// Opcode: a packet that invalidates a key was received.
     CQE_RESPONDER_SEND_INVALIDATE: u8 = 4, "MLX5_CQE_RESP_SEND_INV";
-    /// The queue was resized.
+    /// Opcode: the completion queue was resized.
     CQE_RESIZE: u8 = 5, "MLX5_CQE_RESIZE_CQ";
-    /// No packet.
+    /// Opcode: no packet.
     CQE_NO_PACKET: u8 = 6, "MLX5_CQE_NO_PACKET";
-    /// Signature error.
+    /// Opcode: signature error.
     CQE_SIGNATURE_ERROR: u8 = 12, "MLX5_CQE_SIG_ERR";
-    /// A send WQE failed.
+    /// Opcode: a send WQE failed.
     CQE_REQUEST_ERROR: u8 = 13, "MLX5_CQE_REQ_ERR";
-    /// A receive WQE failed.
+    /// Opcode: a receive WQE failed.
     CQE_RESPONDER_ERROR: u8 = 14, "MLX5_CQE_RESP_ERR";
-    /// Nothing was written here yet.
+    /// Opcode of an entry that the device has not written.
     CQE_INVALID: u8 = 15, "MLX5_CQE_INVALID";
-    /// Wrong length.
+    /// Syndrome: wrong length.
     SYNDROME_LOCAL_LENGTH: u8 = 0x01, "MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR";
-    /// A malformed WQE.
+    /// Syndrome: malformed WQE.
     SYNDROME_LOCAL_QP_OPERATION: u8 = 0x02, "MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR";
-    /// A key or address that the queue may not use.
+    /// Syndrome: the queue may not use a key or an address of the WQE.
     SYNDROME_LOCAL_PROTECTION: u8 = 0x04, "MLX5_CQE_SYNDROME_LOCAL_PROT_ERR";
-    /// The queue failed before.
+    /// Syndrome: flushed, because the queue is already in the error state.
     SYNDROME_FLUSHED: u8 = 0x05, "MLX5_CQE_SYNDROME_WR_FLUSH_ERR";
-    /// Binding of a memory window.
+    /// Syndrome: binding of a memory window failed.
     SYNDROME_WINDOW_BIND: u8 = 0x06, "MLX5_CQE_SYNDROME_MW_BIND_ERR";
-    /// An unexpected response.
+    /// Syndrome: unexpected response.
     SYNDROME_BAD_RESPONSE: u8 = 0x10, "MLX5_CQE_SYNDROME_BAD_RESP_ERR";
-    /// Local access.
+    /// Syndrome: local access error.
     SYNDROME_LOCAL_ACCESS: u8 = 0x11, "MLX5_CQE_SYNDROME_LOCAL_ACCESS_ERR";
-    /// The peer refused the request.
+    /// Syndrome: the peer rejected the request.
     SYNDROME_REMOTE_INVALID: u8 = 0x12, "MLX5_CQE_SYNDROME_REMOTE_INVAL_REQ_ERR";
-    /// The peer refused the access.
+    /// Syndrome: the peer denied the access.
     SYNDROME_REMOTE_ACCESS: u8 = 0x13, "MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR";
-    /// The peer failed.
+    /// Syndrome: the operation failed at the peer.
     SYNDROME_REMOTE_OPERATION: u8 = 0x14, "MLX5_CQE_SYNDROME_REMOTE_OP_ERR";
-    /// Too many retries.
+    /// Syndrome: transport retries exceeded.
     SYNDROME_RETRIES: u8 = 0x15, "MLX5_CQE_SYNDROME_TRANSPORT_RETRY_EXC_ERR";
-    /// The peer was not ready too often.
+    /// Syndrome: receiver-not-ready (RNR) retries exceeded.
     SYNDROME_RNR_RETRIES: u8 = 0x16, "MLX5_CQE_SYNDROME_RNR_RETRY_EXC_ERR";
-    /// The peer aborted.
+    /// Syndrome: the peer aborted.
     SYNDROME_ABORTED: u8 = 0x22, "MLX5_CQE_SYNDROME_REMOTE_ABORTED_ERR";
-    /// Format of compressed entries, as the verbs interface numbers it: hash in each mini entry.
+    /// Format of compressed CQEs, as numbered by the verbs interface: hash in each mini CQE.
     MINI_FORMAT_HASH: u8 = 1, "MLX5DV_CQE_RES_FORMAT_HASH";
-    /// Checksum in each mini entry.
+    /// Format of compressed CQEs: checksum in each mini CQE.
     MINI_FORMAT_CSUM: u8 = 2, "MLX5DV_CQE_RES_FORMAT_CSUM";
-    /// Checksum and stride index in each mini entry.
+    /// Format of compressed CQEs: checksum and stride index in each mini CQE.
     MINI_FORMAT_CSUM_STRIDE: u8 = 4, "MLX5DV_CQE_RES_FORMAT_CSUM_STRIDX";
 }
 
 structures! {
-    /// What is compared with infiniband/mlx5dv.h.
+    /// Structures that `tests/headers.rs` compares with infiniband/mlx5dv.h.
     CQE_STRUCTURES;
 
-    /// An entry. What the header calls reserved is named by the constants below, after DPDK and Linux.
+    /// A CQE. The constants below name the fields that the header calls reserved, after DPDK and Linux.
     struct Cqe = "struct mlx5_cqe64" {
-        /// [`CQE_PACKET_INFO`].
+        /// Packet information, see [`CQE_PACKET_INFO`].
         rsvd0: [u8; 2],
-        /// Index of the WQE, of striding receive queues.
+        /// WQE index, for striding receive queues.
         wqe_id: U16,
         /// LRO, hash ([`CQE_RX_HASH`]) and hash type ([`CQE_RX_HASH_TYPE`]).
         rsvd4: [u8; 13],
-        /// Of InfiniBand.
+        /// InfiniBand only.
         ml_path: u8,
         /// Checksum ([`CQE_CHECKSUM`]).
         rsvd20: [u8; 4],
-        /// Of InfiniBand.
+        /// InfiniBand only.
         slid: U16,
-        /// Of InfiniBand.
+        /// InfiniBand only.
         flags_rqpn: U32,
         /// High byte of [`CqeFlags`].
         hds_ip_ext: u8,
         /// Low byte of [`CqeFlags`].
         l4_hdr_type_etc: u8,
-        /// The VLAN tag that was taken off.
+        /// Stripped VLAN tag.
         vlan_info: U16,
-        /// User index, or number of the shared receive queue, in 24 bits; above them LRO.
+        /// Low 24 bits: user index or number of the shared receive queue. High 8 bits: LRO.
         srqn_uidx: U32,
         /// Register B.
         imm_inval_pkey: U32,
@@ -99,13 +99,13 @@ structures! {
         app_op: u8,
         /// Tag matching.
         app_info: U16,
-        /// Bytes of the packet; of striding queues [`StrideCount`]; of the title of a compressed session, the number of mini entries.
+        /// Bytes of the packet. Striding queues: [`StrideCount`]. Title of a compressed session: number of mini CQEs.
         byte_cnt: U32,
-        /// In ticks of the device, or seconds and nanoseconds.
+        /// Timestamp in device clock ticks, or in seconds and nanoseconds.
         timestamp: U64,
-        /// Received: flow tag in 24 bits. Sent: opcode (8 bits) and queue.
+        /// Receive: flow tag (24 bits). Send: opcode (8 bits) and queue number.
         sop_drop_qpn: U32,
-        /// Received: WQE, or first stride. Sent: block counter of the WQE.
+        /// Receive: WQE index, or first stride. Send: basic-block counter of the WQE.
         wqe_counter: U16,
         /// Zero.
         signature: u8,
@@ -113,21 +113,21 @@ structures! {
         op_own: u8,
     }
 
-    /// An entry of [`CQE_REQUEST_ERROR`] or [`CQE_RESPONDER_ERROR`].
+    /// A CQE with opcode [`CQE_REQUEST_ERROR`] or [`CQE_RESPONDER_ERROR`].
     struct ErrorCqe = "struct mlx5_err_cqe" {
         /// Unused.
         rsvd0: [u8; 32],
-        /// As in [`Cqe`].
+        /// Same as in [`Cqe`].
         srqn: U32,
         /// Unused.
         rsvd1: [u8; 18],
-        /// For the vendor.
+        /// Vendor error code.
         vendor_err_synd: u8,
         /// `SYNDROME_*`.
         syndrome: u8,
-        /// Opcode and queue.
+        /// Opcode (8 bits) and queue number.
         s_wqe_opcode_qpn: U32,
-        /// As in [`Cqe`].
+        /// Same as in [`Cqe`].
         wqe_counter: U16,
         /// Zero.
         signature: u8,
@@ -136,41 +136,41 @@ structures! {
     }
 }
 
-/// Bytes of an entry.
+/// Bytes of a CQE.
 pub const CQE_BYTES: usize = 64;
-/// Offset of a byte with bit 0 for tunneled packets and bit 1 for an outer IPv6 header (DPDK `pkt_info`).
+/// Byte offset of the packet information (DPDK `pkt_info`). Bit 0: tunnelled packet. Bit 1: outer IPv6 header.
 pub const CQE_PACKET_INFO: usize = 0x00;
-/// Offset of the hash (32 bits).
+/// Byte offset of the RSS hash (32 bits).
 pub const CQE_RX_HASH: usize = 0x0c;
-/// Offset of [`HashType`].
+/// Byte offset of [`HashType`].
 pub const CQE_RX_HASH_TYPE: usize = 0x10;
-/// Offset of the sum over the packet (16 bits).
+/// Byte offset of the checksum over the packet (16 bits).
 pub const CQE_CHECKSUM: usize = 0x14;
-/// Offset of [`CqeFlags`].
+/// Byte offset of [`CqeFlags`].
 pub const CQE_FLAGS: usize = 0x1c;
-/// Offset of [`CqeOwner`], written last.
+/// Byte offset of [`CqeOwner`]. The device writes it last.
 pub const CQE_OWNER: usize = 0x3f;
-/// [`CqeOwner`] of a fresh ring: [`CQE_INVALID`], which no pass owns.
-pub const CQE_FRESH: u8 = CQE_INVALID << 4;
-/// Flow tag of packets that no rule has tagged.
+/// Initial value of [`CqeOwner`] in a new ring: opcode [`CQE_INVALID`], which is invalid in every pass.
+pub const CQE_OWNER_INIT: u8 = CQE_INVALID << 4;
+/// Flow tag of packets that no rule tagged.
 pub const NO_TAG: u32 = 0;
 
-/// [`CqeOwner::format`] of a whole entry.
+/// Value of [`CqeOwner::format`] for an uncompressed CQE.
 pub const FORMAT_NONE: u8 = 0;
-/// [`CqeOwner::format`] of the title of a compressed session.
+/// Value of [`CqeOwner::format`] for the title of a compressed session.
 pub const FORMAT_COMPRESSED: u8 = 3;
 
-/// Bytes of a mini entry: four as the format says, then the length (32 bits).
+/// Bytes of a mini CQE: four bytes that depend on the format, then the length (32 bits).
 pub const MINI_BYTES: usize = 8;
-/// Mini entries of an array, which takes the place of one entry.
+/// Mini CQEs in an array. An array occupies one CQE.
 pub const MINIS_PER_ENTRY: usize = 8;
 
 bits! {
-    /// Last byte of an entry.
+    /// Last byte of a CQE.
     struct CqeOwner: u8 {
-        /// Changes with each pass of the ring; 0 in the first.
+        /// Owner bit. It toggles with each pass of the ring and is 0 in the first.
         owner, with_owner: 0, 1;
-        /// Solicited.
+        /// 1 for a solicited completion.
         solicited, with_solicited: 1, 1;
         /// `FORMAT_*`.
         format, with_format: 2, 2;
@@ -178,65 +178,65 @@ bits! {
         opcode, with_opcode: 4, 4;
     }
 
-    /// What the device found out about a received packet, 16 bits at [`CQE_FLAGS`] (DPDK `hdr_type_etc`).
+    /// Parse results of a received packet: 16 bits at [`CQE_FLAGS`] (DPDK `hdr_type_etc`).
     struct CqeFlags: u16 {
-        /// The VLAN tag was taken off.
+        /// 1 if the VLAN tag was stripped.
         vlan_stripped, with_vlan_stripped: 0, 1;
-        /// IPv4 options or IPv6 extension headers.
+        /// 1 if there are IPv4 options or IPv6 extension headers.
         ip_options, with_ip_options: 1, 1;
         /// `L3_*`.
         l3_type, with_l3_type: 2, 2;
         /// `L4_*`.
         l4_type, with_l4_type: 4, 3;
-        /// A fragment.
+        /// 1 for an IP fragment.
         fragment, with_fragment: 7, 1;
-        /// Link layer in order.
+        /// 1 if the link-layer header is valid.
         l2_ok, with_l2_ok: 8, 1;
-        /// IPv4 header checksum good (or IPv6).
+        /// 1 if the IPv4 header checksum is good. Also 1 for IPv6.
         l3_ok, with_l3_ok: 9, 1;
-        /// TCP or UDP checksum good.
+        /// 1 if the TCP or UDP checksum is good.
         l4_ok, with_l4_ok: 10, 1;
     }
 
-    /// What was hashed (Linux `CQE_RSS_HTYPE_*`).
+    /// Headers covered by the RSS hash (Linux `CQE_RSS_HTYPE_*`).
     struct HashType: u8 {
-        /// 1 IPv4, 2 IPv6.
+        /// 1: IPv4. 2: IPv6.
         ip, with_ip: 2, 2;
-        /// 1 TCP, 2 UDP, 3 IPsec.
+        /// 1: TCP. 2: UDP. 3: IPsec.
         l4, with_l4: 6, 2;
     }
 
-    /// [`Cqe::byte_cnt`] of striding receive queues.
+    /// Layout of [`Cqe::byte_cnt`] for striding receive queues.
     struct StrideCount: u32 {
         /// Bytes of the packet.
         length, with_length: 0, 16;
-        /// Strides that it took.
+        /// Strides that the packet occupies.
         strides, with_strides: 16, 14;
-        /// No packet, only strides that are passed over.
+        /// 1 for a filler CQE: no packet, the strides are skipped.
         filler, with_filler: 31, 1;
     }
 }
 
-/// [`CqeFlags::l3_type`].
+/// Value of [`CqeFlags::l3_type`].
 pub const L3_IPV6: u16 = 1;
-/// [`CqeFlags::l3_type`].
+/// Value of [`CqeFlags::l3_type`].
 pub const L3_IPV4: u16 = 2;
-/// [`CqeFlags::l4_type`].
+/// Value of [`CqeFlags::l4_type`].
 pub const L4_TCP: u16 = 1;
-/// [`CqeFlags::l4_type`].
+/// Value of [`CqeFlags::l4_type`].
 pub const L4_UDP: u16 = 2;
-/// [`CqeFlags::l4_type`]: TCP without payload and with ACK.
+/// Value of [`CqeFlags::l4_type`]: TCP with ACK and without payload.
 pub const L4_TCP_EMPTY_ACK: u16 = 3;
-/// [`CqeFlags::l4_type`]: TCP with ACK.
+/// Value of [`CqeFlags::l4_type`]: TCP with ACK.
 pub const L4_TCP_ACK: u16 = 4;
 
-/// Owner bit of the entry that a free-running consumer counter stands at, in a ring of `1 << log_entries`.
+/// Returns the owner bit of the CQE at a free-running consumer counter, in a ring of `1 << log_entries` entries.
 #[inline(always)]
 pub const fn cqe_owner(counter: u32, log_entries: u32) -> u8 {
     (counter >> log_entries & 1) as u8
 }
 
-/// What a syndrome says, for people.
+/// Returns a description of a syndrome for error texts.
 pub const fn syndrome_text(syndrome: u8) -> &'static str {
     match syndrome {
         SYNDROME_LOCAL_LENGTH => "local length error: a descriptor's length fits neither the packet nor the queue",
@@ -261,14 +261,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_owner_bit_changes_with_every_pass_and_fresh_rings_are_nobodys() {
+    fn owner_bit_toggles_per_pass_and_initial_ring_is_invalid() {
         assert_eq!([0, 255, 256, 511, 512, u32::MAX].map(|ci| cqe_owner(ci, 8)), [0, 0, 1, 1, 0, 1]);
-        let fresh = CqeOwner(CQE_FRESH);
-        assert_eq!((fresh.opcode(), fresh.owner()), (CQE_INVALID, 0));
+        let initial = CqeOwner(CQE_OWNER_INIT);
+        assert_eq!((initial.opcode(), initial.owner()), (CQE_INVALID, 0));
     }
 
     #[test]
-    fn titles_of_compressed_sessions_have_the_byte_that_other_drivers_look_for() {
+    fn compressed_title_op_own_matches_dpdk_and_vpp() {
         // DPDK and VPP compare op_own & 0xfc with 0x2c.
         let title = CqeOwner::default().with_opcode(CQE_RESPONDER_SEND).with_format(FORMAT_COMPRESSED).with_owner(1);
         assert_eq!(title.0, 0x2d);

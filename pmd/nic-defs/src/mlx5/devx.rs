@@ -1,25 +1,25 @@
-//! Commands of the device that go through the kernel as they are (`mlx5dv_devx_obj_create` and its sisters): those of flow counters.
-//! Sources: rdma-core `providers/mlx5/mlx5_ifc.h` and Linux `include/linux/mlx5/mlx5_ifc.h`.
+//! DevX commands of flow counters, which the kernel passes to the firmware unchanged (`mlx5dv_devx_obj_create` and
+//! related calls). Sources: rdma-core `providers/mlx5/mlx5_ifc.h` and Linux `include/linux/mlx5/mlx5_ifc.h`.
 //!
-//! Every command begins with an opcode and ends in an answer whose first byte is 0 if it was carried out.
+//! Every command starts with an opcode. The first byte of its output is 0 if the command succeeded.
 
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// [`Command::opcode`]: makes a counter.
+/// Value of [`Command::opcode`]: allocates a counter.
 pub const ALLOC_FLOW_COUNTER: u16 = 0x939;
-/// [`Command::opcode`]: destroys one.
+/// Value of [`Command::opcode`]: frees a counter.
 pub const DEALLOC_FLOW_COUNTER: u16 = 0x93a;
-/// [`Command::opcode`]: reads one.
+/// Value of [`Command::opcode`]: reads a counter.
 pub const QUERY_FLOW_COUNTER: u16 = 0x93b;
 
-/// The first words of a command.
+/// Header of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Command {
-    /// What to do.
+    /// Operation, such as [`ALLOC_FLOW_COUNTER`].
     pub opcode: U16,
-    /// Whose objects; written by the kernel.
+    /// User that owns the objects. The kernel writes it.
     pub uid: U16,
     /// Reserved.
     pub reserved: U16,
@@ -28,82 +28,82 @@ pub struct Command {
 }
 
 impl Command {
-    /// A command of this opcode.
+    /// Creates the header of a command with this opcode.
     pub fn new(opcode: u16) -> Self {
         Self { opcode: opcode.into(), ..Self::default() }
     }
 }
 
-/// The first words of an answer.
+/// Header of a command's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct Answer {
-    /// 0: done.
+pub struct CommandOutput {
+    /// 0 if the command succeeded.
     pub status: u8,
     /// Reserved.
     pub reserved: [u8; 3],
-    /// What was wrong, in firmware's own numbers.
+    /// Firmware-specific error code.
     pub syndrome: U32,
 }
 
-/// `alloc_flow_counter_in`.
+/// Input of [`ALLOC_FLOW_COUNTER`] (`alloc_flow_counter_in`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct AllocFlowCounter {
-    /// [`ALLOC_FLOW_COUNTER`].
+pub struct AllocFlowCounterIn {
+    /// Header with opcode [`ALLOC_FLOW_COUNTER`].
     pub command: Command,
     /// Reserved.
     pub id: U32,
     /// Reserved.
     pub reserved: [u8; 3],
-    /// Counters in units of 128, a power of two; 0: one counter.
+    /// Number of counters in units of 128, a power of two. 0 allocates one counter.
     pub bulk: u8,
 }
 
-/// `alloc_flow_counter_out`.
+/// Output of [`ALLOC_FLOW_COUNTER`] (`alloc_flow_counter_out`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct AllocFlowCounterAnswer {
-    /// Whether it worked.
-    pub answer: Answer,
-    /// Name of the counter.
+pub struct AllocFlowCounterOut {
+    /// Header with the status.
+    pub output: CommandOutput,
+    /// Counter ID.
     pub id: U32,
     /// Reserved.
     pub reserved: U32,
 }
 
-/// `query_flow_counter_in`.
+/// Input of [`QUERY_FLOW_COUNTER`] (`query_flow_counter_in`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct QueryFlowCounter {
-    /// [`QUERY_FLOW_COUNTER`].
+pub struct QueryFlowCounterIn {
+    /// Header with opcode [`QUERY_FLOW_COUNTER`].
     pub command: Command,
     /// Reserved.
     pub reserved: U32,
-    /// Key of the memory where many are written to.
+    /// Memory key of the buffer for bulk queries.
     pub key: U32,
-    /// Where there.
+    /// Address of the buffer for bulk queries.
     pub address: U64,
-    /// Bit 31: set to 0 afterwards; bit 30: written to memory; below: how many.
+    /// Bit 31: clear the counters after reading. Bit 30: write to memory. Other bits: number of counters.
     pub flags: U32,
-    /// Name of the counter.
+    /// Counter ID.
     pub id: U32,
 }
 
-/// `query_flow_counter_out` with one `traffic_counter`.
+/// Output of [`QUERY_FLOW_COUNTER`] (`query_flow_counter_out`) with one `traffic_counter`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct QueryFlowCounterAnswer {
-    /// Whether it worked.
-    pub answer: Answer,
+pub struct QueryFlowCounterOut {
+    /// Header with the status.
+    pub output: CommandOutput,
     /// Reserved.
     pub reserved: U64,
     /// Packets.
     pub packets: U64,
-    /// Bytes of them.
+    /// Bytes of these packets.
     pub bytes: U64,
 }
 
-// As long as mlx5_ifc.h has them, in bits.
-const _: () = assert!(size_of::<AllocFlowCounter>() * 8 == 0x80 && size_of::<AllocFlowCounterAnswer>() * 8 == 0x80);
-const _: () = assert!(size_of::<QueryFlowCounter>() * 8 == 0x100 && size_of::<QueryFlowCounterAnswer>() * 8 == 0x100);
+// The sizes in bits are those of mlx5_ifc.h.
+const _: () = assert!(size_of::<AllocFlowCounterIn>() * 8 == 0x80 && size_of::<AllocFlowCounterOut>() * 8 == 0x80);
+const _: () = assert!(size_of::<QueryFlowCounterIn>() * 8 == 0x100 && size_of::<QueryFlowCounterOut>() * 8 == 0x100);

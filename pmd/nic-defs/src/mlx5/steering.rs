@@ -1,51 +1,53 @@
-//! Match parameters and header modification: formats of the device that `mlx5dv_create_flow_matcher`, `mlx5dv_create_flow` and
-//! `mlx5dv_create_flow_action_modify_header` pass on as they are. Sources: rdma-core `providers/mlx5/mlx5_ifc.h` and DPDK
-//! `drivers/common/mlx5/mlx5_prm.h`, which agree.
+//! Match parameters and header modification in the format of the device.
+//!
+//! `mlx5dv_create_flow_matcher`, `mlx5dv_create_flow` and `mlx5dv_create_flow_action_modify_header` pass these
+//! formats on unchanged. Sources: rdma-core `providers/mlx5/mlx5_ifc.h` and DPDK `drivers/common/mlx5/mlx5_prm.h`,
+//! which agree.
 
 use crate::table::bits;
 
-/// Most bytes of match parameters.
+/// Maximum bytes of match parameters.
 pub const MATCH_BYTES: usize = 640;
-/// Bytes of each of the parts that the parameters consist of.
+/// Bytes of one part of the match parameters. All parts have this size.
 pub const MATCH_PART: usize = 64;
 
-/// Outer headers are looked at: bit of `match_criteria_enable`, in the order of the parts.
+/// Bit of `match_criteria_enable` for outer headers. The bits are in the order of the parts.
 pub const CRITERIA_OUTER: u8 = 1 << 0;
-/// Tunnel headers and others.
+/// Bit of `match_criteria_enable` for tunnel headers and other fields.
 pub const CRITERIA_MISC: u8 = 1 << 1;
-/// Inner headers.
+/// Bit of `match_criteria_enable` for inner headers.
 pub const CRITERIA_INNER: u8 = 1 << 2;
-/// MPLS and registers.
+/// Bit of `match_criteria_enable` for MPLS and registers.
 pub const CRITERIA_MISC2: u8 = 1 << 3;
-/// TCP numbers, VXLAN-GPE, ICMP, GTP.
+/// Bit of `match_criteria_enable` for TCP sequence numbers, VXLAN-GPE, ICMP and GTP.
 pub const CRITERIA_MISC3: u8 = 1 << 4;
-/// Samples of the flexible parser.
+/// Bit of `match_criteria_enable` for samples of the flexible parser.
 pub const CRITERIA_MISC4: u8 = 1 << 5;
-/// MACsec and words of tunnel headers.
+/// Bit of `match_criteria_enable` for MACsec and words of tunnel headers.
 pub const CRITERIA_MISC5: u8 = 1 << 6;
 
-/// A bit string of the match parameters.
+/// A bit field of the match parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatchField {
-    /// First bit, counted from the start, most significant bit first.
+    /// Position of the first bit. Bits are counted from the start, most significant bit first.
     pub offset: u16,
-    /// Bits.
+    /// Number of bits.
     pub bits: u8,
 }
 
 impl MatchField {
-    /// `bits` at bit `at` (0 the most significant) of byte `byte`.
+    /// Creates a field of `bits` bits at bit `at` (0 is the most significant) of byte `byte`.
     const fn at(byte: u16, at: u16, bits: u8) -> Self {
         Self { offset: byte * 8 + at, bits }
     }
 
-    /// The same field of the inner headers; for fields of [`header`].
+    /// Returns the same field of the inner headers. Valid for fields of [`header`] only.
     #[must_use]
     pub const fn inner(self) -> Self {
         Self { offset: self.offset + 8 * 0x80, bits: self.bits }
     }
 
-    /// The field of parameters: its bits, the last the least significant. Parameters that end before it have zeros there.
+    /// Reads the field; its last bit is the least significant. Bits beyond the end of `parameters` read as zero.
     pub fn get(self, parameters: &[u8]) -> u128 {
         let mut value = 0;
         for bit in usize::from(self.offset)..usize::from(self.offset) + usize::from(self.bits) {
@@ -55,54 +57,54 @@ impl MatchField {
         value
     }
 
-    /// Writes the field; bits of `value` that do not fit are cut off, bits behind the end of the parameters too.
+    /// Writes the field. Bits of `value` that do not fit and bits beyond the end of `parameters` are discarded.
     pub fn set(self, parameters: &mut [u8], value: u128) {
-        for place in 0..usize::from(self.bits) {
-            let bit = usize::from(self.offset) + usize::from(self.bits) - 1 - place;
+        for shift in 0..usize::from(self.bits) {
+            let bit = usize::from(self.offset) + usize::from(self.bits) - 1 - shift;
             if let Some(byte) = parameters.get_mut(bit / 8) {
                 let mask = 1 << (7 - bit % 8);
-                *byte = if value >> place & 1 != 0 { *byte | mask } else { *byte & !mask };
+                *byte = if value >> shift & 1 != 0 { *byte | mask } else { *byte & !mask };
             }
         }
     }
 
-    /// The bit of `match_criteria_enable` for the part that the field lies in.
+    /// Returns the bit of `match_criteria_enable` for the part that contains the field.
     pub const fn criteria(self) -> u8 {
         1 << (self.offset as usize / 8 / MATCH_PART)
     }
 }
 
-/// Headers (`fte_match_set_lyr_2_4`): the outer ones; [`MatchField::inner`] for the inner.
+/// Outer headers (`fte_match_set_lyr_2_4`). [`MatchField::inner`] gives the inner ones.
 pub mod header {
     use super::MatchField;
 
-    /// Source address. It comes first.
+    /// Source MAC address. It precedes the destination address.
     pub const SRC_MAC: MatchField = MatchField::at(0x00, 0, 48);
-    /// EtherType behind the tags.
+    /// EtherType after the VLAN tags.
     pub const ETHERTYPE: MatchField = MatchField::at(0x06, 0, 16);
-    /// Destination address.
+    /// Destination MAC address.
     pub const DST_MAC: MatchField = MatchField::at(0x08, 0, 48);
     /// Priority of the first tag.
     pub const FIRST_PRIO: MatchField = MatchField::at(0x0e, 0, 3);
-    /// Drop eligible, of the first tag.
+    /// Drop eligible indicator of the first tag.
     pub const FIRST_CFI: MatchField = MatchField::at(0x0e, 3, 1);
-    /// VLAN id of the first tag.
+    /// VLAN ID of the first tag.
     pub const FIRST_VID: MatchField = MatchField::at(0x0e, 4, 12);
-    /// Protocol, or next header behind the extensions.
+    /// IPv4 protocol, or IPv6 next header after the extension headers.
     pub const IP_PROTOCOL: MatchField = MatchField::at(0x10, 0, 8);
     /// DSCP.
     pub const IP_DSCP: MatchField = MatchField::at(0x11, 0, 6);
     /// ECN.
     pub const IP_ECN: MatchField = MatchField::at(0x11, 6, 2);
-    /// The first tag is a C-tag (0x8100).
+    /// 1 if the first tag is a C-tag (0x8100).
     pub const CVLAN_TAG: MatchField = MatchField::at(0x12, 0, 1);
-    /// The first tag is an S-tag (0x88a8).
+    /// 1 if the first tag is an S-tag (0x88a8).
     pub const SVLAN_TAG: MatchField = MatchField::at(0x12, 1, 1);
-    /// A fragment, the first included.
+    /// 1 for an IP fragment, including the first fragment.
     pub const FRAGMENT: MatchField = MatchField::at(0x12, 2, 1);
-    /// 4 or 6.
+    /// IP version: 4 or 6.
     pub const IP_VERSION: MatchField = MatchField::at(0x12, 3, 4);
-    /// Control bits.
+    /// TCP control bits.
     pub const TCP_FLAGS: MatchField = MatchField::at(0x12, 7, 9);
     /// TCP source port.
     pub const TCP_SPORT: MatchField = MatchField::at(0x14, 0, 16);
@@ -110,15 +112,15 @@ pub mod header {
     pub const TCP_DPORT: MatchField = MatchField::at(0x16, 0, 16);
     /// IPv4 header length in words.
     pub const IPV4_IHL: MatchField = MatchField::at(0x1a, 0, 4);
-    /// Layer 3 in order.
+    /// 1 if layer 3 is valid.
     pub const L3_OK: MatchField = MatchField::at(0x1a, 4, 1);
-    /// Layer 4 in order.
+    /// 1 if layer 4 is valid.
     pub const L4_OK: MatchField = MatchField::at(0x1a, 5, 1);
-    /// IPv4 header checksum good.
+    /// 1 if the IPv4 header checksum is good.
     pub const IPV4_CHECKSUM_OK: MatchField = MatchField::at(0x1a, 6, 1);
-    /// Layer-4 checksum good.
+    /// 1 if the layer-4 checksum is good.
     pub const L4_CHECKSUM_OK: MatchField = MatchField::at(0x1a, 7, 1);
-    /// Time to live, hop limit.
+    /// Time to live or hop limit.
     pub const TTL: MatchField = MatchField::at(0x1b, 0, 8);
     /// UDP source port.
     pub const UDP_SPORT: MatchField = MatchField::at(0x1c, 0, 16);
@@ -126,61 +128,61 @@ pub mod header {
     pub const UDP_DPORT: MatchField = MatchField::at(0x1e, 0, 16);
     /// IPv6 source address.
     pub const SRC_IPV6: MatchField = MatchField::at(0x20, 0, 128);
-    /// IPv4 source address: the last four bytes.
+    /// IPv4 source address: the last four bytes of the IPv6 field.
     pub const SRC_IPV4: MatchField = MatchField::at(0x2c, 0, 32);
     /// IPv6 destination address.
     pub const DST_IPV6: MatchField = MatchField::at(0x30, 0, 128);
-    /// IPv4 destination address: the last four bytes.
+    /// IPv4 destination address: the last four bytes of the IPv6 field.
     pub const DST_IPV4: MatchField = MatchField::at(0x3c, 0, 32);
 }
 
-/// Tunnel headers and what else there is once (`fte_match_set_misc`).
+/// Tunnel headers and other fields that exist once (`fte_match_set_misc`).
 pub mod misc {
     use super::MatchField;
 
-    /// A GRE checksum.
+    /// 1 if a GRE checksum is present.
     pub const GRE_C: MatchField = MatchField::at(0x40, 0, 1);
-    /// A GRE key.
+    /// 1 if a GRE key is present.
     pub const GRE_K: MatchField = MatchField::at(0x40, 2, 1);
-    /// A GRE sequence number.
+    /// 1 if a GRE sequence number is present.
     pub const GRE_S: MatchField = MatchField::at(0x40, 3, 1);
-    /// The function whose port it came from, of a switch over several.
+    /// Function (VHCA) of the source port, in a switch over several functions.
     pub const SOURCE_VHCA_PORT: MatchField = MatchField::at(0x40, 4, 4);
-    /// The send queue, at egress.
+    /// Send queue number, at egress.
     pub const SOURCE_SQN: MatchField = MatchField::at(0x41, 0, 24);
-    /// The virtual port.
+    /// Source virtual port.
     pub const SOURCE_PORT: MatchField = MatchField::at(0x46, 0, 16);
     /// Priority of the second tag.
     pub const OUTER_SECOND_PRIO: MatchField = MatchField::at(0x48, 0, 3);
-    /// Drop eligible, of the second tag.
+    /// Drop eligible indicator of the second tag.
     pub const OUTER_SECOND_CFI: MatchField = MatchField::at(0x48, 3, 1);
-    /// VLAN id of the second tag.
+    /// VLAN ID of the second tag.
     pub const OUTER_SECOND_VID: MatchField = MatchField::at(0x48, 4, 12);
     /// Priority of the second inner tag.
     pub const INNER_SECOND_PRIO: MatchField = MatchField::at(0x4a, 0, 3);
-    /// Drop eligible, of the second inner tag.
+    /// Drop eligible indicator of the second inner tag.
     pub const INNER_SECOND_CFI: MatchField = MatchField::at(0x4a, 3, 1);
-    /// VLAN id of the second inner tag.
+    /// VLAN ID of the second inner tag.
     pub const INNER_SECOND_VID: MatchField = MatchField::at(0x4a, 4, 12);
-    /// The second tag is a C-tag.
+    /// 1 if the second tag is a C-tag.
     pub const OUTER_SECOND_CVLAN: MatchField = MatchField::at(0x4c, 0, 1);
-    /// The second inner tag is a C-tag.
+    /// 1 if the second inner tag is a C-tag.
     pub const INNER_SECOND_CVLAN: MatchField = MatchField::at(0x4c, 1, 1);
-    /// The second tag is an S-tag.
+    /// 1 if the second tag is an S-tag.
     pub const OUTER_SECOND_SVLAN: MatchField = MatchField::at(0x4c, 2, 1);
-    /// The second inner tag is an S-tag.
+    /// 1 if the second inner tag is an S-tag.
     pub const INNER_SECOND_SVLAN: MatchField = MatchField::at(0x4c, 3, 1);
-    /// EtherType of what GRE carries.
+    /// EtherType of the GRE payload.
     pub const GRE_PROTOCOL: MatchField = MatchField::at(0x4e, 0, 16);
-    /// GRE key: 24 bits and 8.
+    /// GRE key: high 24 bits, then low 8 bits.
     pub const GRE_KEY: MatchField = MatchField::at(0x50, 0, 32);
     /// VXLAN network identifier.
     pub const VXLAN_VNI: MatchField = MatchField::at(0x54, 0, 24);
-    /// Opcode of RoCE.
+    /// Opcode of the RoCE base transport header.
     pub const BTH_OPCODE: MatchField = MatchField::at(0x57, 0, 8);
     /// GENEVE network identifier.
     pub const GENEVE_VNI: MatchField = MatchField::at(0x58, 0, 24);
-    /// GENEVE control packet.
+    /// 1 for a GENEVE control packet.
     pub const GENEVE_OAM: MatchField = MatchField::at(0x5b, 7, 1);
     /// IPv6 flow label.
     pub const OUTER_FLOW_LABEL: MatchField = MatchField::at(0x5c, 12, 20);
@@ -188,13 +190,13 @@ pub mod misc {
     pub const INNER_FLOW_LABEL: MatchField = MatchField::at(0x60, 12, 20);
     /// Length of the GENEVE options in words.
     pub const GENEVE_OPT_LEN: MatchField = MatchField::at(0x64, 10, 6);
-    /// EtherType of what GENEVE carries.
+    /// EtherType of the GENEVE payload.
     pub const GENEVE_PROTOCOL: MatchField = MatchField::at(0x66, 0, 16);
-    /// Destination queue pair of RoCE.
+    /// Destination queue pair of the RoCE base transport header.
     pub const BTH_DESTINATION: MatchField = MatchField::at(0x69, 0, 24);
-    /// ESP SPI of the inner headers. It comes first.
+    /// ESP SPI of the inner headers. It precedes the outer SPI.
     pub const INNER_ESP_SPI: MatchField = MatchField::at(0x6c, 0, 32);
-    /// ESP SPI.
+    /// ESP SPI of the outer headers.
     pub const OUTER_ESP_SPI: MatchField = MatchField::at(0x70, 0, 32);
 }
 
@@ -202,49 +204,52 @@ pub mod misc {
 pub mod misc2 {
     use super::MatchField;
 
-    /// First label stack entry behind Ethernet.
+    /// First label stack entry after the outer Ethernet header.
     pub const OUTER_MPLS: MatchField = MatchField::at(0xc0, 0, 32);
-    /// The same of the inner headers.
+    /// First label stack entry after the inner Ethernet header.
     pub const INNER_MPLS: MatchField = MatchField::at(0xc4, 0, 32);
-    /// First label stack entry behind GRE.
+    /// First label stack entry after GRE.
     pub const MPLS_OVER_GRE: MatchField = MatchField::at(0xc8, 0, 32);
-    /// First label stack entry behind UDP.
+    /// First label stack entry after UDP.
     pub const MPLS_OVER_UDP: MatchField = MatchField::at(0xcc, 0, 32);
     /// Register C0.
     pub const REG_C0: MatchField = reg_c(0);
-    /// Register A: what egress descriptors bring.
+    /// Register A: metadata of the send WQE, at egress.
     pub const REG_A: MatchField = MatchField::at(0xf0, 0, 32);
     /// Register B.
     pub const REG_B: MatchField = MatchField::at(0xf4, 0, 32);
 
-    /// Registers C0 to C7; the last comes first.
+    /// Returns the field of register C0 to C7. C7 has the lowest offset.
+    ///
+    /// # Panics
+    /// `number` is above 7.
     pub const fn reg_c(number: u16) -> MatchField {
         assert!(number < 8);
         MatchField::at(0xec - 4 * number, 0, 32)
     }
 }
 
-/// TCP numbers, VXLAN-GPE and ICMP (`fte_match_set_misc3`).
+/// TCP sequence numbers, VXLAN-GPE, ICMP and GTP (`fte_match_set_misc3`).
 pub mod misc3 {
     use super::MatchField;
 
-    /// Sequence number of the inner TCP header. It comes first.
+    /// Sequence number of the inner TCP header. It precedes the outer one.
     pub const INNER_TCP_SEQ: MatchField = MatchField::at(0x100, 0, 32);
-    /// Sequence number.
+    /// Sequence number of the outer TCP header.
     pub const OUTER_TCP_SEQ: MatchField = MatchField::at(0x104, 0, 32);
     /// Acknowledgement number of the inner TCP header.
     pub const INNER_TCP_ACK: MatchField = MatchField::at(0x108, 0, 32);
-    /// Acknowledgement number.
+    /// Acknowledgement number of the outer TCP header.
     pub const OUTER_TCP_ACK: MatchField = MatchField::at(0x10c, 0, 32);
     /// VXLAN-GPE network identifier.
     pub const GPE_VNI: MatchField = MatchField::at(0x111, 0, 24);
-    /// What VXLAN-GPE carries.
+    /// Next protocol of VXLAN-GPE.
     pub const GPE_NEXT_PROTOCOL: MatchField = MatchField::at(0x114, 0, 8);
     /// VXLAN-GPE flags.
     pub const GPE_FLAGS: MatchField = MatchField::at(0x115, 0, 8);
-    /// Second word of ICMP.
+    /// Second word of the ICMP header.
     pub const ICMP_DATA: MatchField = MatchField::at(0x118, 0, 32);
-    /// Second word of ICMPv6.
+    /// Second word of the ICMPv6 header.
     pub const ICMPV6_DATA: MatchField = MatchField::at(0x11c, 0, 32);
     /// ICMP type.
     pub const ICMP_TYPE: MatchField = MatchField::at(0x120, 0, 8);
@@ -258,34 +263,46 @@ pub mod misc3 {
     pub const GTP_TEID: MatchField = MatchField::at(0x128, 0, 32);
 }
 
-/// Words that a flexible parser took from anywhere (`fte_match_set_misc4`).
+/// Words sampled by the flexible parser (`fte_match_set_misc4`).
 pub mod misc4 {
     use super::MatchField;
 
-    /// Value of a sample, 0 to 7.
+    /// Returns the field with the value of sample 0 to 7.
+    ///
+    /// # Panics
+    /// `number` is above 7.
     pub const fn sample_value(number: u16) -> MatchField {
         assert!(number < 8);
         MatchField::at(0x140 + 8 * number, 0, 32)
     }
 
-    /// Which sample of the parser that is.
+    /// Returns the field with the parser's ID of sample 0 to 7.
+    ///
+    /// # Panics
+    /// `number` is above 7.
     pub const fn sample_id(number: u16) -> MatchField {
         assert!(number < 8);
         MatchField::at(0x144 + 8 * number, 0, 32)
     }
 }
 
-/// MACsec and words of tunnel headers (`fte_match_set_misc5`).
+/// MACsec tag and words of tunnel headers (`fte_match_set_misc5`).
 pub mod misc5 {
     use super::MatchField;
 
-    /// Word of the MACsec tag, 0 to 3.
+    /// Returns the field of word 0 to 3 of the MACsec tag.
+    ///
+    /// # Panics
+    /// `number` is above 3.
     pub const fn macsec_tag(number: u16) -> MatchField {
         assert!(number < 4);
         MatchField::at(0x180 + 4 * number, 0, 32)
     }
 
-    /// Word of the tunnel header behind UDP, 0 to 3.
+    /// Returns the field of word 0 to 3 of the tunnel header after UDP.
+    ///
+    /// # Panics
+    /// `number` is above 3.
     pub const fn tunnel_header(number: u16) -> MatchField {
         assert!(number < 4);
         MatchField::at(0x190 + 4 * number, 0, 32)
@@ -293,75 +310,76 @@ pub mod misc5 {
 }
 
 bits! {
-    /// First word of a header modification (`set_action_in`, `add_action_in`, `copy_action_in`).
+    /// First word of a header modification command (`set_action_in`, `add_action_in`, `copy_action_in`).
     struct Modify: u32 {
-        /// Bits; 0 means 32.
+        /// Number of bits; 0 means 32.
         length, with_length: 0, 5;
-        /// First bit in the field, from the least significant.
+        /// First bit in the field, counted from the least significant.
         offset, with_offset: 8, 5;
-        /// `MODIFY_*`, the field.
+        /// Field, one of `MODIFY_*`.
         field, with_field: 16, 12;
-        /// `MODIFY_SET`, `MODIFY_ADD` or `MODIFY_COPY`. The second word is data, or of a copy the target.
+        /// [`MODIFY_SET`], [`MODIFY_ADD`] or [`MODIFY_COPY`]. The second word is the data, or the target field of a
+        /// copy.
         action, with_action: 28, 4;
     }
 }
 
-/// [`Modify::action`]: writes data.
+/// Value of [`Modify::action`]: writes data.
 pub const MODIFY_SET: u32 = 1;
-/// [`Modify::action`]: adds data.
+/// Value of [`Modify::action`]: adds data.
 pub const MODIFY_ADD: u32 = 2;
-/// [`Modify::action`]: copies a field.
+/// Value of [`Modify::action`]: copies a field.
 pub const MODIFY_COPY: u32 = 3;
 
-/// [`Modify::field`]: source address, upper 32 bits.
+/// Field: source MAC address, upper 32 bits.
 pub const MODIFY_SRC_MAC_HIGH: u32 = 0x01;
-/// Source address, lower 16 bits.
+/// Field: source MAC address, lower 16 bits.
 pub const MODIFY_SRC_MAC_LOW: u32 = 0x02;
-/// EtherType.
+/// Field: EtherType.
 pub const MODIFY_ETHERTYPE: u32 = 0x03;
-/// Destination address, upper 32 bits.
+/// Field: destination MAC address, upper 32 bits.
 pub const MODIFY_DST_MAC_HIGH: u32 = 0x04;
-/// Destination address, lower 16 bits.
+/// Field: destination MAC address, lower 16 bits.
 pub const MODIFY_DST_MAC_LOW: u32 = 0x05;
-/// DSCP.
+/// Field: DSCP.
 pub const MODIFY_DSCP: u32 = 0x06;
-/// TCP control bits.
+/// Field: TCP control bits.
 pub const MODIFY_TCP_FLAGS: u32 = 0x07;
-/// TCP source port.
+/// Field: TCP source port.
 pub const MODIFY_TCP_SPORT: u32 = 0x08;
-/// TCP destination port.
+/// Field: TCP destination port.
 pub const MODIFY_TCP_DPORT: u32 = 0x09;
-/// Time to live.
+/// Field: time to live.
 pub const MODIFY_TTL: u32 = 0x0a;
-/// UDP source port.
+/// Field: UDP source port.
 pub const MODIFY_UDP_SPORT: u32 = 0x0b;
-/// UDP destination port.
+/// Field: UDP destination port.
 pub const MODIFY_UDP_DPORT: u32 = 0x0c;
-/// IPv6 source address: four words, the highest first.
+/// Field: IPv6 source address. Four consecutive fields, the most significant word first.
 pub const MODIFY_SRC_IPV6: u32 = 0x0d;
-/// IPv6 destination address: four words, the highest first.
+/// Field: IPv6 destination address. Four consecutive fields, the most significant word first.
 pub const MODIFY_DST_IPV6: u32 = 0x11;
-/// IPv4 source address.
+/// Field: IPv4 source address.
 pub const MODIFY_SRC_IPV4: u32 = 0x15;
-/// IPv4 destination address.
+/// Field: IPv4 destination address.
 pub const MODIFY_DST_IPV4: u32 = 0x16;
-/// VLAN id of the first tag.
+/// Field: VLAN ID of the first tag.
 pub const MODIFY_FIRST_VID: u32 = 0x17;
-/// Added to a field's number for the same of the inner headers (0x31 to 0x46).
+/// Offset added to a field number for the same field of the inner headers (0x31 to 0x46).
 pub const MODIFY_INNER: u32 = 0x30;
-/// Hop limit.
+/// Field: hop limit.
 pub const MODIFY_HOP_LIMIT: u32 = 0x47;
-/// Inner hop limit.
+/// Field: hop limit of the inner header.
 pub const MODIFY_INNER_HOP_LIMIT: u32 = 0x48;
-/// Register A.
+/// Field: register A.
 pub const MODIFY_REG_A: u32 = 0x49;
-/// Register B.
+/// Field: register B.
 pub const MODIFY_REG_B: u32 = 0x50;
-/// Register C0; C1 to C7 follow.
+/// Field: register C0. C1 to C7 follow.
 pub const MODIFY_REG_C0: u32 = 0x51;
-/// TCP sequence number; that of the inner header follows.
+/// Field: TCP sequence number. The number of the inner header follows.
 pub const MODIFY_TCP_SEQ: u32 = 0x59;
-/// TCP acknowledgement number; that of the inner header follows.
+/// Field: TCP acknowledgement number. The number of the inner header follows.
 pub const MODIFY_TCP_ACK: u32 = 0x5b;
 
 #[cfg(test)]
@@ -369,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_lie_in_the_parts_that_their_criteria_name() {
+    fn fields_belong_to_their_criteria_part() {
         assert_eq!(header::DST_IPV4.criteria(), CRITERIA_OUTER);
         assert_eq!(header::SRC_MAC.inner().criteria(), CRITERIA_INNER);
         assert_eq!(header::DST_IPV4.inner().criteria(), CRITERIA_INNER);
@@ -383,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_written_where_it_is_read_and_nowhere_else() {
+    fn field_set_and_get_touch_only_their_bits() {
         let fields = [
             header::SRC_MAC,
             header::TCP_FLAGS.inner(),

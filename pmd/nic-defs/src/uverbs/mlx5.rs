@@ -1,4 +1,4 @@
-//! Driver parts of mlx5 (`rdma/mlx5-abi.h`, `rdma/mlx5_user_ioctl_cmds.h`, `rdma/mlx5_user_ioctl_verbs.h`).
+//! Driver parts of mlx5 commands (`rdma/mlx5-abi.h`, `rdma/mlx5_user_ioctl_cmds.h`, `rdma/mlx5_user_ioctl_verbs.h`).
 
 use crate::table::{constants, structures};
 
@@ -6,20 +6,20 @@ use crate::table::{constants, structures};
 pub const ABI_VERSION: u64 = 1;
 
 structures! {
-    /// What is compared with rdma/mlx5-abi.h.
+    /// Structures that `tests/headers.rs` compares with rdma/mlx5-abi.h.
     STRUCTURES;
 
-    /// Context. The library asks with 32 bytes, then 24, then 16.
+    /// Request to open a context. The library tries 32 bytes, then 24, then 16.
     struct GetContext = "struct mlx5_ib_alloc_ucontext_req_v2" {
-        /// BlueFlame registers wanted.
+        /// Requested number of BlueFlame registers.
         total_num_bfregs: u32,
-        /// Of these, for one queue alone.
+        /// Number of these that are dedicated to one queue each.
         num_low_latency_bfregs: u32,
-        /// [`CONTEXT_DEVX`].
+        /// Flags: [`CONTEXT_DEVX`].
         flags: u32,
         /// Zero.
         comp_mask: u32,
-        /// 1: completions with a user index are understood.
+        /// 1 if the library supports CQEs with a user index.
         max_cqe_version: u8,
         /// Zero.
         reserved0: u8,
@@ -27,181 +27,181 @@ structures! {
         reserved1: u16,
         /// Zero.
         reserved2: u32,
-        /// `LIB_CAP_*`.
+        /// Library capabilities `LIB_CAP_*`.
         lib_caps: u64,
     }
 
-    /// Reply.
+    /// Reply to [`GetContext`].
     struct GetContextReply = "struct mlx5_ib_alloc_ucontext_resp" {
-        /// Queue pairs, a power of two.
+        /// Number of queue pairs, a power of two.
         qp_tab_size: u32,
-        /// Bytes of a BlueFlame register; its buffers have half.
+        /// Bytes of a BlueFlame register. Each of its two buffers has half of them.
         bf_reg_size: u32,
-        /// BlueFlame registers mapped at once; 0: UAR pages are objects.
+        /// Number of BlueFlame registers mapped at open. 0 if UAR pages are objects.
         tot_bfregs: u32,
-        /// Distance of doorbell records.
+        /// Distance between doorbell records, in bytes.
         cache_line_size: u32,
-        /// Most bytes of a send WQE.
+        /// Maximum bytes of a send WQE.
         max_sq_desc_sz: u16,
-        /// Most bytes of a receive WQE.
+        /// Maximum bytes of a receive WQE.
         max_rq_desc_sz: u16,
-        /// Most basic blocks of a send queue.
+        /// Maximum basic blocks of a send queue.
         max_send_wqebb: u32,
-        /// Most entries of a receive queue.
+        /// Maximum entries of a receive queue.
         max_recv_wr: u32,
-        /// Most entries of a shared receive queue.
+        /// Maximum entries of a shared receive queue.
         max_srq_recv_wr: u32,
-        /// Ports.
+        /// Number of ports.
         num_ports: u16,
-        /// IPsec.
+        /// Flow action flags, for IPsec.
         flow_action_flags: u16,
-        /// Which of the later fields hold.
+        /// Validity of the following fields, one bit each.
         comp_mask: u32,
         /// Bytes of this reply.
         response_length: u32,
-        /// 1: completions carry a user index.
+        /// 1 if CQEs carry a user index.
         cqe_version: u8,
-        /// `UHW_*`.
+        /// Commands with a driver part, `UHW_*`.
         cmds_supp_uhw: u8,
-        /// `INLINE_*`.
+        /// Minimum inline header, `INLINE_*`.
         eth_min_inline: u8,
-        /// Zero: none.
+        /// Versions of the clock information page; zero: none.
         clock_info_versions: u8,
-        /// Where the clock's page is.
+        /// Offset of the clock page.
         hca_core_clock_offset: u64,
-        /// Of a UAR page.
+        /// Size of a UAR page, logarithm.
         log_uar_size: u32,
-        /// UARs in a page.
+        /// Number of UARs in a page.
         num_uars_per_page: u32,
-        /// BlueFlame registers that can be asked for later.
+        /// Number of BlueFlame registers that can be allocated later.
         num_dyn_bfregs: u32,
-        /// Key that reads as zeros.
+        /// Memory key of a region that reads as zeros.
         dump_fill_mkey: u32,
     }
 
-    /// Protection domain.
+    /// Reply to the allocation of a protection domain.
     struct AllocPdReply = "struct mlx5_ib_alloc_pd_resp" {
-        /// Number.
+        /// Protection domain number.
         pdn: u32,
     }
 
-    /// Large TCP packets.
+    /// TCP segmentation offload (TSO) capabilities.
     struct TsoCaps = "struct mlx5_ib_tso_caps" {
-        /// Most bytes of payload.
+        /// Maximum bytes of payload.
         max_tso: u32,
-        /// Bit for each kind of queue pair.
+        /// Supported queue pair types, one bit each.
         supported_qpts: u32,
     }
 
-    /// Hashing.
+    /// RSS capabilities.
     struct RssCaps = "struct mlx5_ib_rss_caps" {
-        /// `RX_HASH_*`.
+        /// Hashed fields `RX_HASH_*`.
         rx_hash_fields_mask: u64,
-        /// 1: Toeplitz.
+        /// Hash function; 1: Toeplitz.
         rx_hash_function: u8,
         /// Zero.
         reserved: [u8; 7],
     }
 
-    /// Compression of completions.
+    /// CQE compression capabilities.
     struct CqeCompCaps = "struct mlx5_ib_cqe_comp_caps" {
-        /// Most mini entries of a session.
+        /// Maximum number of mini CQEs in a session.
         max_num: u32,
-        /// `MINI_FORMAT_*`.
+        /// Formats `MINI_FORMAT_*`.
         supported_format: u32,
     }
 
-    /// Packet pacing.
+    /// Packet pacing capabilities.
     struct PacingCaps = "struct mlx5_packet_pacing_caps" {
-        /// In kbit/s.
+        /// Minimum rate in kbit/s.
         qp_rate_limit_min: u32,
-        /// In kbit/s.
+        /// Maximum rate in kbit/s.
         qp_rate_limit_max: u32,
-        /// Bit for each kind of queue pair.
+        /// Supported queue pair types, one bit each.
         supported_qpts: u32,
-        /// 1: bursts.
+        /// 1 if bursts are supported.
         cap_flags: u8,
         /// Zero.
         reserved: [u8; 3],
     }
 
-    /// Offsets given by software.
+    /// Software parser (SWP) capabilities.
     struct SwParsingCaps = "struct mlx5_ib_sw_parsing_caps" {
-        /// `SW_PARSING_*`.
+        /// Offloads `SW_PARSING_*`.
         sw_parsing_offloads: u32,
-        /// Bit for each kind of queue pair.
+        /// Supported queue pair types, one bit each.
         supported_qpts: u32,
     }
 
-    /// Striding receive queues.
+    /// Capabilities of striding receive queues.
     struct StridingCaps = "struct mlx5_ib_striding_rq_caps" {
-        /// Least size of a stride, logarithm.
+        /// Minimum bytes of a stride, logarithm.
         min_single_stride_log_num_of_bytes: u32,
-        /// Largest size of a stride, logarithm.
+        /// Maximum bytes of a stride, logarithm.
         max_single_stride_log_num_of_bytes: u32,
-        /// Fewest strides of a WQE, logarithm.
+        /// Minimum strides of a WQE, logarithm.
         min_single_wqe_log_num_of_strides: u32,
-        /// Most strides of a WQE, logarithm.
+        /// Maximum strides of a WQE, logarithm.
         max_single_wqe_log_num_of_strides: u32,
-        /// Bit for each kind of queue pair.
+        /// Supported queue pair types, one bit each.
         supported_qpts: u32,
         /// Zero.
         reserved: u32,
     }
 
-    /// InfiniBand.
+    /// Capabilities of DCI streams, for InfiniBand.
     struct DciCaps = "struct mlx5_ib_dci_streams_caps" {
-        /// Streams.
+        /// Number of streams, logarithm.
         max_log_num_concurent: u8,
-        /// Streams in error.
+        /// Number of streams in error, logarithm.
         max_log_num_errored: u8,
     }
 
-    /// What the device can do.
+    /// Reply to the device query: capabilities of the device.
     struct QueryDeviceReply = "struct mlx5_ib_query_device_resp" {
         /// Zero.
         comp_mask: u32,
         /// Bytes of this reply.
         response_length: u32,
-        /// Large TCP packets.
+        /// TCP segmentation offload.
         tso_caps: TsoCaps,
-        /// Hashing.
+        /// RSS.
         rss_caps: RssCaps,
-        /// Compression of completions.
+        /// CQE compression.
         cqe_comp_caps: CqeCompCaps,
         /// Packet pacing.
         packet_pacing_caps: PacingCaps,
-        /// `MPW_*`.
+        /// Multi-packet WQE flags `MPW_*`.
         mlx5_ib_support_multi_pkt_send_wqes: u32,
-        /// 128-byte completions and others.
+        /// Flags for 128-byte CQEs and other features.
         flags: u32,
-        /// Offsets given by software.
+        /// Software parser.
         sw_parsing_caps: SwParsingCaps,
         /// Striding receive queues.
         striding_rq_caps: StridingCaps,
-        /// `TUNNEL_*`.
+        /// Tunnel offloads `TUNNEL_*`.
         tunnel_offloads_caps: u32,
-        /// InfiniBand.
+        /// DCI streams, for InfiniBand.
         dci_streams_caps: DciCaps,
         /// Zero.
         reserved: u16,
     }
 
-    /// Completion queue.
+    /// Request to create a completion queue.
     struct CreateCq = "struct mlx5_ib_create_cq" {
         /// Address of the ring.
         buf_addr: u64,
         /// Address of the doorbell record.
         db_addr: u64,
-        /// Bytes of an entry: 64 or 128.
+        /// Bytes of a CQE: 64 or 128.
         cqe_size: u32,
-        /// Compressed entries may come.
+        /// 1 to enable CQE compression.
         cqe_comp_en: u8,
-        /// One of `MINI_FORMAT_*`.
+        /// Format of compressed CQEs, one of `MINI_FORMAT_*`.
         cqe_comp_res_format: u8,
-        /// `CREATE_CQ_*`.
+        /// Flags `CREATE_CQ_*`.
         flags: u16,
-        /// Page of the register that arms it.
+        /// UAR page of the register that arms the queue.
         uar_page_index: u16,
         /// Zero.
         reserved0: u16,
@@ -209,25 +209,25 @@ structures! {
         reserved1: u32,
     }
 
-    /// Reply.
+    /// Reply to [`CreateCq`].
     struct CreateCqReply = "struct mlx5_ib_create_cq_resp" {
-        /// Number.
+        /// Completion queue number.
         cqn: u32,
         /// Zero.
         reserved: u32,
     }
 
-    /// InfiniBand.
+    /// DCI streams, for InfiniBand.
     struct DciStreams = "struct mlx5_ib_create_qp_dci_streams" {
-        /// Streams.
+        /// Number of streams, logarithm.
         log_num_concurent: u8,
-        /// Streams in error.
+        /// Number of streams in error, logarithm.
         log_num_errored: u8,
     }
 
-    /// Queue pair with queues of its own.
+    /// Request to create a queue pair with its own queues.
     struct CreateQp = "struct mlx5_ib_create_qp" {
-        /// Address of the receive ring, or of the only ring.
+        /// Address of the receive ring, or of the common ring.
         buf_addr: u64,
         /// Address of the doorbell record.
         db_addr: u64,
@@ -237,51 +237,51 @@ structures! {
         rq_wqe_count: u32,
         /// Bytes of a receive entry, logarithm.
         rq_wqe_shift: u32,
-        /// `QP_FLAG_*`.
+        /// Flags `QP_FLAG_*`.
         flags: u32,
-        /// What completions say of the queue.
+        /// User index that CQEs carry.
         uidx: u32,
-        /// Register, or page of it.
+        /// Index of the BlueFlame register, or of its UAR page.
         bfreg_index: u32,
         /// Address of the send ring of a raw-packet queue pair.
         sq_buf_addr: u64,
-        /// Congestion control.
+        /// Enhanced connection establishment (ECE) options.
         ece_options: u32,
-        /// InfiniBand.
+        /// DCI streams, for InfiniBand.
         dci_streams: DciStreams,
         /// Zero.
         reserved: u16,
     }
 
-    /// Queue pair that spreads packets over an indirection table.
+    /// Request to create an RSS queue pair over an indirection table.
     struct CreateRssQp = "struct mlx5_ib_create_qp_rss" {
-        /// `RX_HASH_*`.
+        /// Hashed fields `RX_HASH_*`.
         rx_hash_fields_mask: u64,
-        /// 1: Toeplitz.
+        /// Hash function; 1: Toeplitz.
         rx_hash_function: u8,
         /// Bytes of the key: 40.
         rx_key_len: u8,
         /// Zero.
         reserved: [u8; 6],
-        /// Key.
+        /// RSS hash key.
         rx_hash_key: [u8; 128],
         /// Zero.
         comp_mask: u32,
-        /// `QP_FLAG_*`.
+        /// Flags `QP_FLAG_*`.
         flags: u32,
     }
 
-    /// Reply to both.
+    /// Reply to [`CreateQp`] and [`CreateRssQp`].
     struct CreateQpReply = "struct mlx5_ib_create_qp_resp" {
-        /// Register that was chosen.
+        /// Index of the BlueFlame register that the kernel chose.
         bfreg_index: u32,
-        /// Congestion control.
+        /// Enhanced connection establishment (ECE) options.
         ece_options: u32,
-        /// `QP_REPLY_*`: which of the numbers hold.
+        /// Validity of the following numbers, `QP_REPLY_*`.
         comp_mask: u32,
-        /// Number of the receive transport object.
+        /// Number of the transport interface receive (TIR) object.
         tirn: u32,
-        /// Number of the send transport object.
+        /// Number of the transport interface send (TIS) object.
         tisn: u32,
         /// Number of the receive queue.
         rqn: u32,
@@ -289,11 +289,11 @@ structures! {
         sqn: u32,
         /// Zero.
         reserved1: u32,
-        /// For steering by software.
+        /// Address of the TIR, for software steering.
         tir_icm_addr: u64,
     }
 
-    /// Work queue.
+    /// Request to create a work queue.
     struct CreateWq = "struct mlx5_ib_create_wq" {
         /// Address of the ring.
         buf_addr: u64,
@@ -303,21 +303,21 @@ structures! {
         rq_wqe_count: u32,
         /// Bytes of an entry, logarithm.
         rq_wqe_shift: u32,
-        /// What completions say of the queue.
+        /// User index that CQEs carry.
         user_index: u32,
         /// Zero.
         flags: u32,
-        /// [`CREATE_WQ_STRIDING`].
+        /// Flags: [`CREATE_WQ_STRIDING`].
         comp_mask: u32,
         /// Bytes of a stride, logarithm.
         single_stride_log_num_of_bytes: u32,
         /// Strides of an entry, logarithm.
         single_wqe_log_num_of_strides: u32,
-        /// Two bytes in front of each packet, so that IP is aligned.
+        /// 1 to insert two bytes before each packet, which aligns the IP header.
         two_byte_shift_en: u32,
     }
 
-    /// Reply.
+    /// Reply to [`CreateWq`].
     struct CreateWqReply = "struct mlx5_ib_create_wq_resp" {
         /// Bytes of this reply.
         response_length: u32,
@@ -325,7 +325,7 @@ structures! {
         reserved: u32,
     }
 
-    /// Work queue changes its state.
+    /// Request to change the state of a work queue.
     struct ModifyWq = "struct mlx5_ib_modify_wq" {
         /// Zero.
         comp_mask: u32,
@@ -333,121 +333,122 @@ structures! {
         reserved: u32,
     }
 
-    /// Rule of `ibv_create_flow`: what its counters count follows.
+    /// Request to create a flow rule (ibv_create_flow(3)). [`FlowCounters`] follow.
     struct CreateFlow = "struct mlx5_ib_create_flow" {
-        /// Number of [`FlowCounters`] that follow: one for each spec that counts.
+        /// Number of [`FlowCounters`] that follow: one for each counter spec.
         ncounters_data: u32,
         /// Zero.
         reserved: u32,
     }
 
-    /// What a set of counters counts.
+    /// Counters of a set.
     struct FlowCounters = "struct mlx5_ib_flow_counters_data" {
-        /// Address of [`FlowCounter`]s.
+        /// Address of an array of [`FlowCounter`].
         counters_data: u64,
-        /// How many.
+        /// Number of elements in the array.
         ncounters: u32,
         /// Zero.
         reserved: u32,
     }
 
-    /// One counter of a set.
+    /// Counter of a set.
     struct FlowCounter = "struct mlx5_ib_flow_counters_desc" {
-        /// [`COUNTER_PACKETS`] or [`COUNTER_BYTES`].
+        /// Counted unit: [`COUNTER_PACKETS`] or [`COUNTER_BYTES`].
         description: u32,
-        /// Where it stands in the set.
+        /// Index in the set.
         index: u32,
     }
 }
 
-/// Attribute of [`MATCHER_CREATE`] since rdma-core 50: the port, from 1. Older headers do not have `MLX5_IB_ATTR_FLOW_MATCHER_IB_PORT`.
+/// Attribute of [`MATCHER_CREATE`] since rdma-core 50: port, counted from 1.
+/// Older headers do not define `MLX5_IB_ATTR_FLOW_MATCHER_IB_PORT`.
 pub const MATCHER_PORT: u16 = 0x1006;
 
 constants! {
-    /// What is compared with the headers of mlx5.
+    /// Constants that `tests/headers.rs` compares with the headers of mlx5.
     CONSTANTS;
-    /// [`GetContext::flags`].
+    /// Flag of [`GetContext::flags`].
     CONTEXT_DEVX: u32 = 1, "MLX5_IB_ALLOC_UCTX_DEVX";
-    /// [`GetContext::lib_caps`]: UAR pages of 4 KiB.
+    /// Flag of [`GetContext::lib_caps`]: UAR pages of 4 KiB.
     LIB_CAP_4K_UAR: u64 = 1, "MLX5_LIB_CAP_4K_UAR";
-    /// [`GetContext::lib_caps`]: UAR pages as objects.
+    /// Flag of [`GetContext::lib_caps`]: UAR pages as objects.
     LIB_CAP_DYN_UAR: u64 = 2, "MLX5_LIB_CAP_DYN_UAR";
-    /// [`GetContextReply::cmds_supp_uhw`]: the device query has a driver part.
+    /// Flag of [`GetContextReply::cmds_supp_uhw`]: the device query has a driver part.
     UHW_QUERY_DEVICE: u8 = 1, "MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE";
-    /// [`GetContextReply::cmds_supp_uhw`]: address handles have a driver part.
+    /// Flag of [`GetContextReply::cmds_supp_uhw`]: address handles have a driver part.
     UHW_CREATE_AH: u8 = 2, "MLX5_USER_CMDS_SUPP_UHW_CREATE_AH";
-    /// [`GetContextReply::eth_min_inline`]: not said.
+    /// Value of [`GetContextReply::eth_min_inline`]: not specified.
     INLINE_NOT_SAID: u8 = 0, "MLX5_USER_INLINE_MODE_NA";
-    /// No header need be inline.
+    /// Value of [`GetContextReply::eth_min_inline`]: no inline header is required.
     INLINE_NONE: u8 = 1, "MLX5_USER_INLINE_MODE_NONE";
-    /// The Ethernet header must be inline.
+    /// Value of [`GetContextReply::eth_min_inline`]: the Ethernet header must be inline.
     INLINE_L2: u8 = 2, "MLX5_USER_INLINE_MODE_L2";
-    /// The IP header must be inline.
+    /// Value of [`GetContextReply::eth_min_inline`]: the IP header must be inline.
     INLINE_IP: u8 = 3, "MLX5_USER_INLINE_MODE_IP";
-    /// The TCP or UDP header must be inline.
+    /// Value of [`GetContextReply::eth_min_inline`]: the TCP or UDP header must be inline.
     INLINE_TCP_UDP: u8 = 4, "MLX5_USER_INLINE_MODE_TCP_UDP";
-    /// [`QueryDeviceReply::mlx5_ib_support_multi_pkt_send_wqes`]: allowed.
+    /// Flag of [`QueryDeviceReply::mlx5_ib_support_multi_pkt_send_wqes`]: allowed.
     MPW_ALLOWED: u32 = 2, "MLX5_IB_ALLOW_MPW";
-    /// Enhanced.
+    /// Flag of [`QueryDeviceReply::mlx5_ib_support_multi_pkt_send_wqes`]: enhanced.
     MPW_ENHANCED: u32 = 4, "MLX5_IB_SUPPORT_EMPW";
-    /// [`SwParsingCaps::sw_parsing_offloads`].
+    /// Flag of [`SwParsingCaps::sw_parsing_offloads`].
     SW_PARSING: u32 = 1, "MLX5_IB_SW_PARSING";
-    /// With checksums.
+    /// Flag of [`SwParsingCaps::sw_parsing_offloads`]: checksums.
     SW_PARSING_CSUM: u32 = 2, "MLX5_IB_SW_PARSING_CSUM";
-    /// With segmentation.
+    /// Flag of [`SwParsingCaps::sw_parsing_offloads`]: segmentation.
     SW_PARSING_LSO: u32 = 4, "MLX5_IB_SW_PARSING_LSO";
-    /// [`QueryDeviceReply::tunnel_offloads_caps`]: VXLAN.
+    /// Flag of [`QueryDeviceReply::tunnel_offloads_caps`]: VXLAN.
     TUNNEL_VXLAN: u32 = 1, "MLX5_IB_TUNNELED_OFFLOADS_VXLAN";
-    /// GRE.
+    /// Flag of [`QueryDeviceReply::tunnel_offloads_caps`]: GRE.
     TUNNEL_GRE: u32 = 2, "MLX5_IB_TUNNELED_OFFLOADS_GRE";
-    /// GENEVE.
+    /// Flag of [`QueryDeviceReply::tunnel_offloads_caps`]: GENEVE.
     TUNNEL_GENEVE: u32 = 4, "MLX5_IB_TUNNELED_OFFLOADS_GENEVE";
-    /// [`CreateCq::flags`]: the page of the register is named.
+    /// Flag of [`CreateCq::flags`]: `uar_page_index` is valid.
     CREATE_CQ_UAR_PAGE: u16 = 2, "MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX";
-    /// [`CreateCq::flags`]: timestamps in seconds and nanoseconds.
+    /// Flag of [`CreateCq::flags`]: timestamps in seconds and nanoseconds.
     CREATE_CQ_REAL_TIME: u16 = 4, "MLX5_IB_CREATE_CQ_FLAGS_REAL_TIME_TS";
-    /// [`CreateQp::flags`]: small packets may come in the completion.
+    /// Flag of [`CreateQp::flags`]: small packets may be scattered to the CQE.
     QP_FLAG_SCATTER_CQE: u32 = 2, "MLX5_QP_FLAG_SCATTER_CQE";
-    /// [`CreateQp::flags`]: inner headers are looked at.
+    /// Flag of [`CreateQp::flags`]: inner headers of tunnelled packets are parsed.
     QP_FLAG_TUNNEL: u32 = 4, "MLX5_QP_FLAG_TUNNEL_OFFLOADS";
-    /// [`CreateRssQp::flags`]: what the port itself sends to one station is received.
+    /// Flag of [`CreateRssQp::flags`]: receive unicast packets that the port itself sends.
     QP_FLAG_LOOPBACK_UC: u32 = 0x40, "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC";
-    /// [`CreateRssQp::flags`]: what the port itself sends to groups is received.
+    /// Flag of [`CreateRssQp::flags`]: receive multicast packets that the port itself sends.
     QP_FLAG_LOOPBACK_MC: u32 = 0x80, "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC";
-    /// [`CreateQp::flags`]: the register is named.
+    /// Flag of [`CreateQp::flags`]: `bfreg_index` is a register index.
     QP_FLAG_BFREG_INDEX: u32 = 8, "MLX5_QP_FLAG_BFREG_INDEX";
-    /// [`CreateQp::flags`]: the page of the register is named.
+    /// Flag of [`CreateQp::flags`]: `bfreg_index` is a UAR page index.
     QP_FLAG_UAR_PAGE_INDEX: u32 = 0x400, "MLX5_QP_FLAG_UAR_PAGE_INDEX";
-    /// [`CreateQpReply::comp_mask`].
+    /// Flag of [`CreateQpReply::comp_mask`].
     QP_REPLY_TIRN: u32 = 1, "MLX5_IB_CREATE_QP_RESP_MASK_TIRN";
-    /// [`CreateQpReply::comp_mask`].
+    /// Flag of [`CreateQpReply::comp_mask`].
     QP_REPLY_TISN: u32 = 2, "MLX5_IB_CREATE_QP_RESP_MASK_TISN";
-    /// [`CreateQpReply::comp_mask`].
+    /// Flag of [`CreateQpReply::comp_mask`].
     QP_REPLY_RQN: u32 = 4, "MLX5_IB_CREATE_QP_RESP_MASK_RQN";
-    /// [`CreateQpReply::comp_mask`].
+    /// Flag of [`CreateQpReply::comp_mask`].
     QP_REPLY_SQN: u32 = 8, "MLX5_IB_CREATE_QP_RESP_MASK_SQN";
-    /// [`CreateWq::comp_mask`].
+    /// Flag of [`CreateWq::comp_mask`].
     CREATE_WQ_STRIDING: u32 = 1, "MLX5_IB_CREATE_WQ_STRIDING_RQ";
-    /// Hash: the SPI of IPsec.
+    /// Hashed field: IPsec SPI.
     RX_HASH_IPSEC_SPI: u64 = 0x100, "MLX5_RX_HASH_IPSEC_SPI";
-    /// Hash: the inner headers.
+    /// Hashed field modifier: inner headers.
     RX_HASH_INNER: u64 = 0x8000_0000, "MLX5_RX_HASH_INNER";
 
-    /// Object: firmware commands.
+    /// Object type: DevX, for firmware commands.
     OBJECT_DEVX: u16 = 0x1000, "MLX5_IB_OBJECT_DEVX";
-    /// Object.
+    /// Object type: firmware object.
     OBJECT_DEVX_OBJ: u16 = 0x1001, "MLX5_IB_OBJECT_DEVX_OBJ";
-    /// Object: memory for firmware commands.
+    /// Object type: memory for firmware commands.
     OBJECT_DEVX_UMEM: u16 = 0x1002, "MLX5_IB_OBJECT_DEVX_UMEM";
-    /// Object: flow matcher.
+    /// Object type: flow matcher.
     OBJECT_FLOW_MATCHER: u16 = 0x1003, "MLX5_IB_OBJECT_FLOW_MATCHER";
-    /// Object: virtio-net doorbell region.
+    /// Object type: VAR, a virtio-net doorbell region.
     OBJECT_VAR: u16 = 0x1006, "MLX5_IB_OBJECT_VAR";
-    /// Object: doorbell page.
+    /// Object type: UAR, a doorbell page.
     OBJECT_UAR: u16 = 0x1008, "MLX5_IB_OBJECT_UAR";
-    /// [`FlowCounter::description`].
+    /// Value of [`FlowCounter::description`].
     COUNTER_PACKETS: u32 = 0, "IBV_COUNTER_PACKETS";
-    /// [`FlowCounter::description`].
+    /// Value of [`FlowCounter::description`].
     COUNTER_BYTES: u32 = 1, "IBV_COUNTER_BYTES";
     /// Method of firmware objects.
     DEVX_OBJ_CREATE: u16 = 0x1000, "MLX5_IB_METHOD_DEVX_OBJ_CREATE";
@@ -459,136 +460,136 @@ constants! {
     DEVX_OBJ_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE";
     /// Attribute: command.
     DEVX_OBJ_IN: u16 = 0x1001, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN";
-    /// Attribute: answer.
+    /// Attribute: output of the command.
     DEVX_OBJ_OUT: u16 = 0x1002, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT";
-    /// Method.
+    /// Method of the DevX object: general command.
     DEVX_OTHER: u16 = 0x1000, "MLX5_IB_METHOD_DEVX_OTHER";
     /// Attribute: command.
     DEVX_OTHER_IN: u16 = 0x1000, "MLX5_IB_ATTR_DEVX_OTHER_CMD_IN";
-    /// Attribute: reply.
+    /// Attribute: output of the command.
     DEVX_OTHER_OUT: u16 = 0x1001, "MLX5_IB_ATTR_DEVX_OTHER_CMD_OUT";
-    /// Method.
+    /// Method of UAR objects.
     UAR_ALLOC: u16 = 0x1000, "MLX5_IB_METHOD_UAR_OBJ_ALLOC";
-    /// Method.
+    /// Method of UAR objects.
     UAR_DESTROY: u16 = 0x1001, "MLX5_IB_METHOD_UAR_OBJ_DESTROY";
-    /// Attribute.
+    /// Attribute of [`UAR_ALLOC`].
     UAR_ALLOC_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE";
-    /// Attribute: [`UAR_BLUE_FLAME`] or [`UAR_NON_CACHED`].
+    /// Attribute of [`UAR_ALLOC`]: [`UAR_BLUE_FLAME`] or [`UAR_NON_CACHED`].
     UAR_ALLOC_TYPE: u16 = 0x1001, "MLX5_IB_ATTR_UAR_OBJ_ALLOC_TYPE";
-    /// Attribute.
+    /// Attribute of [`UAR_ALLOC`].
     UAR_ALLOC_OFFSET: u16 = 0x1002, "MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET";
-    /// Attribute.
+    /// Attribute of [`UAR_ALLOC`].
     UAR_ALLOC_LENGTH: u16 = 0x1003, "MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH";
-    /// Attribute.
+    /// Attribute of [`UAR_ALLOC`].
     UAR_ALLOC_PAGE_ID: u16 = 0x1004, "MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID";
-    /// Attribute.
+    /// Attribute of [`UAR_DESTROY`].
     UAR_DESTROY_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE";
-    /// For BlueFlame: writes are combined.
+    /// UAR type for BlueFlame: write-combining.
     UAR_BLUE_FLAME: u32 = 0, "MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF";
-    /// Not cached, not combined.
+    /// UAR type: uncached, not write-combining.
     UAR_NON_CACHED: u32 = 1, "MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC";
-    /// Method.
+    /// Method of VAR objects.
     VAR_ALLOC: u16 = 0x1000, "MLX5_IB_METHOD_VAR_OBJ_ALLOC";
-    /// Method.
+    /// Method of VAR objects.
     VAR_DESTROY: u16 = 0x1001, "MLX5_IB_METHOD_VAR_OBJ_DESTROY";
-    /// Attribute.
+    /// Attribute of [`VAR_ALLOC`].
     VAR_ALLOC_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE";
-    /// Attribute.
+    /// Attribute of [`VAR_ALLOC`].
     VAR_ALLOC_OFFSET: u16 = 0x1001, "MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET";
-    /// Attribute.
+    /// Attribute of [`VAR_ALLOC`].
     VAR_ALLOC_LENGTH: u16 = 0x1002, "MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH";
-    /// Attribute.
+    /// Attribute of [`VAR_ALLOC`].
     VAR_ALLOC_PAGE_ID: u16 = 0x1003, "MLX5_IB_ATTR_VAR_OBJ_ALLOC_PAGE_ID";
-    /// Attribute.
+    /// Attribute of [`VAR_DESTROY`].
     VAR_DESTROY_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_VAR_OBJ_DESTROY_HANDLE";
-    /// Attribute of the context query that an importing process sends: the context reply.
+    /// Attribute of the context query that an importing process sends: context reply.
     QUERY_CONTEXT_REPLY: u16 = 0x1000, "MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX";
-    /// Method.
+    /// Method of protection domains.
     PD_QUERY: u16 = 0x1000, "MLX5_IB_METHOD_PD_QUERY";
-    /// Attribute.
+    /// Attribute of [`PD_QUERY`].
     PD_QUERY_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_QUERY_PD_HANDLE";
-    /// Attribute.
+    /// Attribute of [`PD_QUERY`].
     PD_QUERY_PDN: u16 = 0x1001, "MLX5_IB_ATTR_QUERY_PD_RESP_PDN";
-    /// Method.
+    /// Method of flow matchers.
     MATCHER_CREATE: u16 = 0x1000, "MLX5_IB_METHOD_FLOW_MATCHER_CREATE";
-    /// Method.
+    /// Method of flow matchers.
     MATCHER_DESTROY: u16 = 0x1001, "MLX5_IB_METHOD_FLOW_MATCHER_DESTROY";
-    /// Attribute.
+    /// Attribute of [`MATCHER_CREATE`].
     MATCHER_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_FLOW_MATCHER_CREATE_HANDLE";
-    /// Attribute: match parameters.
+    /// Attribute of [`MATCHER_CREATE`]: match parameters of the mask.
     MATCHER_MASK: u16 = 0x1001, "MLX5_IB_ATTR_FLOW_MATCHER_MATCH_MASK";
-    /// Attribute: enum with the priority as payload.
+    /// Attribute of [`MATCHER_CREATE`]: enumeration with the priority as payload.
     MATCHER_FLOW_TYPE: u16 = 0x1002, "MLX5_IB_ATTR_FLOW_MATCHER_FLOW_TYPE";
-    /// Attribute: `CRITERIA_*`.
+    /// Attribute of [`MATCHER_CREATE`]: criteria `CRITERIA_*`.
     MATCHER_CRITERIA: u16 = 0x1003, "MLX5_IB_ATTR_FLOW_MATCHER_MATCH_CRITERIA";
-    /// Attribute.
+    /// Attribute of [`MATCHER_CREATE`].
     MATCHER_FLAGS: u16 = 0x1004, "MLX5_IB_ATTR_FLOW_MATCHER_FLOW_FLAGS";
-    /// Attribute: `TABLE_*`.
+    /// Attribute: table type `TABLE_*`.
     MATCHER_TABLE: u16 = 0x1005, "MLX5_IB_ATTR_FLOW_MATCHER_FT_TYPE";
-    /// Attribute.
+    /// Attribute of [`MATCHER_DESTROY`].
     MATCHER_DESTROY_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_FLOW_MATCHER_DESTROY_HANDLE";
-    /// Method of flows.
+    /// Method of flow objects.
     FLOW_REMOVE: u16 = 0x1001, "MLX5_IB_METHOD_DESTROY_FLOW";
-    /// Method of flows.
+    /// Method of flow objects.
     FLOW_CREATE: u16 = 0x1000, "MLX5_IB_METHOD_CREATE_FLOW";
-    /// Attribute.
+    /// Attribute of [`FLOW_CREATE`].
     FLOW_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_CREATE_FLOW_HANDLE";
-    /// Attribute: match parameters.
+    /// Attribute of [`FLOW_CREATE`]: match parameters of the value.
     FLOW_VALUE: u16 = 0x1001, "MLX5_IB_ATTR_CREATE_FLOW_MATCH_VALUE";
-    /// Attribute.
+    /// Attribute of [`FLOW_CREATE`].
     FLOW_DEST_QP: u16 = 0x1002, "MLX5_IB_ATTR_CREATE_FLOW_DEST_QP";
-    /// Attribute.
+    /// Attribute of [`FLOW_CREATE`].
     FLOW_DEST_DEVX: u16 = 0x1003, "MLX5_IB_ATTR_CREATE_FLOW_DEST_DEVX";
-    /// Attribute.
+    /// Attribute of [`FLOW_CREATE`].
     FLOW_MATCHER: u16 = 0x1004, "MLX5_IB_ATTR_CREATE_FLOW_MATCHER";
-    /// Attribute: handles of actions.
+    /// Attribute of [`FLOW_CREATE`]: handles of actions.
     FLOW_ACTIONS: u16 = 0x1005, "MLX5_IB_ATTR_CREATE_FLOW_ARR_FLOW_ACTIONS";
-    /// Attribute: 24 bits.
+    /// Attribute of [`FLOW_CREATE`]: tag of 24 bits.
     FLOW_TAG: u16 = 0x1006, "MLX5_IB_ATTR_CREATE_FLOW_TAG";
-    /// Attribute: handles of counters.
+    /// Attribute of [`FLOW_CREATE`]: handles of counters.
     FLOW_COUNTERS: u16 = 0x1007, "MLX5_IB_ATTR_CREATE_FLOW_ARR_COUNTERS_DEVX";
-    /// Attribute.
+    /// Attribute of [`FLOW_CREATE`].
     FLOW_COUNTERS_OFFSET: u16 = 0x1008, "MLX5_IB_ATTR_CREATE_FLOW_ARR_COUNTERS_DEVX_OFFSET";
-    /// Attribute: [`FLOW_DEFAULT_MISS`], [`FLOW_DROP`].
+    /// Attribute of [`FLOW_CREATE`]: flags [`FLOW_DEFAULT_MISS`], [`FLOW_DROP`].
     FLOW_FLAGS: u16 = 0x1009, "MLX5_IB_ATTR_CREATE_FLOW_FLAGS";
-    /// On to the kernel's rules.
+    /// Flag of [`FLOW_FLAGS`]: packets continue to the kernel's rules.
     FLOW_DEFAULT_MISS: u32 = 1, "MLX5_IB_ATTR_CREATE_FLOW_FLAGS_DEFAULT_MISS";
-    /// Dropped.
+    /// Flag of [`FLOW_FLAGS`]: packets are dropped.
     FLOW_DROP: u32 = 2, "MLX5_IB_ATTR_CREATE_FLOW_FLAGS_DROP";
     /// Method of flow actions.
     ACTION_MODIFY_HEADER: u16 = 0x1000, "MLX5_IB_METHOD_FLOW_ACTION_CREATE_MODIFY_HEADER";
     /// Method of flow actions.
     ACTION_REFORMAT: u16 = 0x1001, "MLX5_IB_METHOD_FLOW_ACTION_CREATE_PACKET_REFORMAT";
-    /// Attribute.
+    /// Attribute of [`ACTION_MODIFY_HEADER`].
     MODIFY_HEADER_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_CREATE_MODIFY_HEADER_HANDLE";
-    /// Attribute: commands.
+    /// Attribute of [`ACTION_MODIFY_HEADER`]: commands.
     MODIFY_HEADER_COMMANDS: u16 = 0x1001, "MLX5_IB_ATTR_CREATE_MODIFY_HEADER_ACTIONS_PRM";
-    /// Attribute: `TABLE_*`.
+    /// Attribute: table type `TABLE_*`.
     MODIFY_HEADER_TABLE: u16 = 0x1002, "MLX5_IB_ATTR_CREATE_MODIFY_HEADER_FT_TYPE";
-    /// Attribute.
+    /// Attribute of [`ACTION_REFORMAT`].
     REFORMAT_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_CREATE_PACKET_REFORMAT_HANDLE";
-    /// Attribute: `REFORMAT_*`.
+    /// Attribute of [`ACTION_REFORMAT`]: type `REFORMAT_*`.
     REFORMAT_TYPE: u16 = 0x1001, "MLX5_IB_ATTR_CREATE_PACKET_REFORMAT_TYPE";
-    /// Attribute: `TABLE_*`.
+    /// Attribute: table type `TABLE_*`.
     REFORMAT_TABLE: u16 = 0x1002, "MLX5_IB_ATTR_CREATE_PACKET_REFORMAT_FT_TYPE";
-    /// Attribute: header.
+    /// Attribute of [`ACTION_REFORMAT`]: header bytes.
     REFORMAT_DATA: u16 = 0x1003, "MLX5_IB_ATTR_CREATE_PACKET_REFORMAT_DATA_BUF";
-    /// Ingress of the NIC.
+    /// Table type: ingress of the NIC.
     TABLE_NIC_RX: u8 = 0, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_NIC_RX";
-    /// Egress of the NIC.
+    /// Table type: egress of the NIC.
     TABLE_NIC_TX: u8 = 1, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_NIC_TX";
-    /// The embedded switch.
+    /// Table type: embedded switch.
     TABLE_FDB: u8 = 2, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_FDB";
-    /// Ingress of RDMA.
+    /// Table type: RDMA ingress.
     TABLE_RDMA_RX: u8 = 3, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_RX";
-    /// Egress of RDMA.
+    /// Table type: RDMA egress.
     TABLE_RDMA_TX: u8 = 4, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TX";
-    /// Takes the outer headers off.
+    /// Reformat type: removes the outer headers.
     REFORMAT_L2_TUNNEL_TO_L2: u8 = 0, "MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2";
-    /// Puts outer headers in front of a frame.
+    /// Reformat type: inserts outer headers before the frame.
     REFORMAT_L2_TO_L2_TUNNEL: u8 = 1, "MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L2_TUNNEL";
-    /// Takes the outer headers off and puts a link header in front.
+    /// Reformat type: removes the outer headers and inserts a link-layer header.
     REFORMAT_L3_TUNNEL_TO_L2: u8 = 2, "MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L3_TUNNEL_TO_L2";
-    /// Puts outer headers in place of the link header.
+    /// Reformat type: replaces the link-layer header with outer headers.
     REFORMAT_L2_TO_L3_TUNNEL: u8 = 3, "MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L3_TUNNEL";
 }

@@ -1,7 +1,9 @@
-//! Commands as `write(2)` carries them (`rdma/ib_user_verbs.h`).
+//! Commands in the format of `write(2)` (`rdma/ib_user_verbs.h`).
 //!
-//! Plain: [`CommandHeader`], core structure, driver part; lengths in words of 4 bytes, header included. Extended ([`EXTENDED`]):
-//! [`CommandHeader`], [`ExtendedHeader`], core structure, driver part; lengths of both parts in words of 8 bytes, headers not included.
+//! - Plain command: [`CommandHeader`], core structure, driver part. Lengths are in words of 4 bytes and include the
+//!   header.
+//! - Extended command ([`EXTENDED`]): [`CommandHeader`], [`ExtendedHeader`], core structure, driver part. Lengths of
+//!   both parts are in words of 8 bytes and exclude the headers.
 
 use crate::table::{constants, structures};
 
@@ -9,85 +11,85 @@ use crate::table::{constants, structures};
 pub const EXTENDED: u32 = 0x8000_0000;
 
 constants! {
-    /// What is compared with rdma/ib_user_verbs.h.
+    /// Constants that `tests/headers.rs` compares with rdma/ib_user_verbs.h.
     CONSTANTS;
-    /// Opens the context.
+    /// Command: opens the context.
     GET_CONTEXT: u32 = 0, "IB_USER_VERBS_CMD_GET_CONTEXT";
-    /// Limits of the device; extended too.
+    /// Command, plain or extended: queries the limits of the device.
     QUERY_DEVICE: u32 = 1, "IB_USER_VERBS_CMD_QUERY_DEVICE";
-    /// State of a port.
+    /// Command: queries the state of a port.
     QUERY_PORT: u32 = 2, "IB_USER_VERBS_CMD_QUERY_PORT";
-    /// New protection domain.
+    /// Command: allocates a protection domain.
     ALLOC_PD: u32 = 3, "IB_USER_VERBS_CMD_ALLOC_PD";
-    /// Protection domain gone.
+    /// Command: frees a protection domain.
     DEALLOC_PD: u32 = 4, "IB_USER_VERBS_CMD_DEALLOC_PD";
-    /// New memory region.
+    /// Command: registers a memory region.
     REG_MR: u32 = 9, "IB_USER_VERBS_CMD_REG_MR";
-    /// Memory region gone.
+    /// Command: deregisters a memory region.
     DEREG_MR: u32 = 13, "IB_USER_VERBS_CMD_DEREG_MR";
-    /// New completion channel.
+    /// Command: creates a completion channel.
     CREATE_COMP_CHANNEL: u32 = 17, "IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL";
-    /// New completion queue; extended too.
+    /// Command, plain or extended: creates a completion queue.
     CREATE_CQ: u32 = 18, "IB_USER_VERBS_CMD_CREATE_CQ";
-    /// Completion queue gone.
+    /// Command: destroys a completion queue.
     DESTROY_CQ: u32 = 20, "IB_USER_VERBS_CMD_DESTROY_CQ";
-    /// Asks for an event.
+    /// Command: requests an event at the next completion.
     REQ_NOTIFY_CQ: u32 = 23, "IB_USER_VERBS_CMD_REQ_NOTIFY_CQ";
-    /// New queue pair; extended too.
+    /// Command, plain or extended: creates a queue pair.
     CREATE_QP: u32 = 24, "IB_USER_VERBS_CMD_CREATE_QP";
-    /// State of a queue pair.
+    /// Command: queries the state of a queue pair.
     QUERY_QP: u32 = 25, "IB_USER_VERBS_CMD_QUERY_QP";
-    /// New state of a queue pair; extended too.
+    /// Command, plain or extended: changes the state of a queue pair.
     MODIFY_QP: u32 = 26, "IB_USER_VERBS_CMD_MODIFY_QP";
-    /// Queue pair gone.
+    /// Command: destroys a queue pair.
     DESTROY_QP: u32 = 27, "IB_USER_VERBS_CMD_DESTROY_QP";
-    /// Extended: new flow rule.
+    /// Extended command: creates a flow rule.
     CREATE_FLOW: u32 = 50, "IB_USER_VERBS_EX_CMD_CREATE_FLOW";
-    /// Extended: flow rule gone.
+    /// Extended command: destroys a flow rule.
     DESTROY_FLOW: u32 = 51, "IB_USER_VERBS_EX_CMD_DESTROY_FLOW";
-    /// Extended: new work queue.
+    /// Extended command: creates a work queue.
     CREATE_WQ: u32 = 52, "IB_USER_VERBS_EX_CMD_CREATE_WQ";
-    /// Extended: new state of a work queue.
+    /// Extended command: changes the state of a work queue.
     MODIFY_WQ: u32 = 53, "IB_USER_VERBS_EX_CMD_MODIFY_WQ";
-    /// Extended: work queue gone.
+    /// Extended command: destroys a work queue.
     DESTROY_WQ: u32 = 54, "IB_USER_VERBS_EX_CMD_DESTROY_WQ";
-    /// Extended: new indirection table.
+    /// Extended command: creates an indirection table.
     CREATE_RWQ_IND_TBL: u32 = 55, "IB_USER_VERBS_EX_CMD_CREATE_RWQ_IND_TBL";
-    /// Extended: indirection table gone.
+    /// Extended command: destroys an indirection table.
     DESTROY_RWQ_IND_TBL: u32 = 56, "IB_USER_VERBS_EX_CMD_DESTROY_RWQ_IND_TBL";
-    /// Largest indirection table, as a power of two.
+    /// Maximum size of an indirection table, as a power of two.
     MAX_LOG_IND_TBL_SIZE: u32 = 13, "IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE";
-    /// [`ExtendedCreateQp`] names an indirection table.
+    /// Flag of [`ExtendedCreateQp::comp_mask`]: the request contains an indirection table.
     CREATE_QP_MASK_IND_TABLE: u32 = 1, "IB_UVERBS_CREATE_QP_MASK_IND_TABLE";
 }
 
 structures! {
-    /// What is compared with rdma/ib_user_verbs.h.
+    /// Structures that `tests/headers.rs` compares with rdma/ib_user_verbs.h.
     STRUCTURES;
 
-    /// Start of every command.
+    /// Header of every command.
     struct CommandHeader = "struct ib_uverbs_cmd_hdr" {
-        /// Command, with [`EXTENDED`] or without.
+        /// Command number, ORed with [`EXTENDED`] for an extended command.
         command: u32,
-        /// See the module.
+        /// Length of the request, in words (see the module).
         in_words: u16,
-        /// See the module.
+        /// Length of the reply, in words (see the module).
         out_words: u16,
     }
 
-    /// Follows the header of an extended command.
+    /// Second header of an extended command.
     struct ExtendedHeader = "struct ib_uverbs_ex_cmd_hdr" {
         /// Address of the reply.
         response: u64,
-        /// Words of 8 bytes.
+        /// Length of the driver part of the request, in words of 8 bytes.
         provider_in_words: u16,
-        /// Words of 8 bytes.
+        /// Length of the driver part of the reply, in words of 8 bytes.
         provider_out_words: u16,
         /// Zero.
         cmd_hdr_reserved: u32,
     }
 
-    /// Record of the asynchronous event descriptor.
+    /// Record read from the asynchronous event descriptor.
     struct AsyncEvent = "struct ib_uverbs_async_event_desc" {
         /// User handle of the object, or the port.
         element: u64,
@@ -97,33 +99,33 @@ structures! {
         reserved: u32,
     }
 
-    /// Record of a completion channel.
+    /// Record read from a completion channel.
     struct CompletionEvent = "struct ib_uverbs_comp_event_desc" {
         /// User handle of the completion queue.
         cq_handle: u64,
     }
 
-    /// Request.
+    /// Request of [`GET_CONTEXT`].
     struct GetContext = "struct ib_uverbs_get_context" {
         /// Address of the reply.
         response: u64,
     }
 
-    /// Reply.
+    /// Reply to [`GET_CONTEXT`].
     struct GetContextReply = "struct ib_uverbs_get_context_resp" {
-        /// Descriptor of asynchronous events.
+        /// File descriptor of asynchronous events.
         async_fd: u32,
-        /// Completion vectors.
+        /// Number of completion vectors.
         num_comp_vectors: u32,
     }
 
-    /// Request.
+    /// Request of [`QUERY_DEVICE`].
     struct QueryDevice = "struct ib_uverbs_query_device" {
         /// Address of the reply.
         response: u64,
     }
 
-    /// Reply.
+    /// Reply to [`QUERY_DEVICE`].
     #[allow(missing_docs, reason = "the names are those of ibv_device_attr, ibv_query_device(3)")]
     struct QueryDeviceReply = "struct ib_uverbs_query_device_resp" {
         fw_ver: u64,
@@ -169,7 +171,7 @@ structures! {
         reserved: [u8; 4],
     }
 
-    /// Request.
+    /// Extended request of [`QUERY_DEVICE`].
     struct ExtendedQueryDevice = "struct ib_uverbs_ex_query_device" {
         /// Zero.
         comp_mask: u32,
@@ -177,7 +179,7 @@ structures! {
         reserved: u32,
     }
 
-    /// Reply; fields beyond `response_length` count as zero.
+    /// Extended reply to [`QUERY_DEVICE`]. Fields beyond `response_length` count as zero.
     #[allow(missing_docs, reason = "the names are those of ibv_device_attr_ex, ibv_query_device_ex(3)")]
     struct ExtendedQueryDeviceReply = "struct ib_uverbs_ex_query_device_resp" {
         base: QueryDeviceReply,
@@ -206,17 +208,17 @@ structures! {
         reserved: u32,
     }
 
-    /// Request.
+    /// Request of [`QUERY_PORT`].
     struct QueryPort = "struct ib_uverbs_query_port" {
         /// Address of the reply.
         response: u64,
-        /// From 1.
+        /// Port number, counted from 1.
         port_num: u8,
         /// Zero.
         reserved: [u8; 7],
     }
 
-    /// Reply.
+    /// Reply to [`QUERY_PORT`].
     #[allow(missing_docs, reason = "the names are those of ibv_port_attr, ibv_query_port(3)")]
     struct QueryPortReply = "struct ib_uverbs_query_port_resp" {
         port_cap_flags: u32,
@@ -243,29 +245,29 @@ structures! {
         reserved: u8,
     }
 
-    /// Request.
+    /// Request of [`ALLOC_PD`].
     struct AllocPd = "struct ib_uverbs_alloc_pd" {
         /// Address of the reply.
         response: u64,
     }
 
-    /// Reply.
+    /// Reply to [`ALLOC_PD`].
     struct AllocPdReply = "struct ib_uverbs_alloc_pd_resp" {
         /// Handle.
         pd_handle: u32,
     }
 
-    /// Request.
+    /// Request of [`DEALLOC_PD`].
     struct DeallocPd = "struct ib_uverbs_dealloc_pd" {
         /// Handle.
         pd_handle: u32,
     }
 
-    /// Request.
+    /// Request of [`REG_MR`].
     struct RegMr = "struct ib_uverbs_reg_mr" {
         /// Address of the reply.
         response: u64,
-        /// Address in the process.
+        /// Start address in the process.
         start: u64,
         /// Bytes.
         length: u64,
@@ -277,51 +279,51 @@ structures! {
         access_flags: u32,
     }
 
-    /// Reply.
+    /// Reply to [`REG_MR`].
     struct RegMrReply = "struct ib_uverbs_reg_mr_resp" {
         /// Handle.
         mr_handle: u32,
-        /// Key for our queues.
+        /// Key for local access.
         lkey: u32,
-        /// Key for peers.
+        /// Key for remote access.
         rkey: u32,
     }
 
-    /// Request.
+    /// Request of [`DEREG_MR`].
     struct DeregMr = "struct ib_uverbs_dereg_mr" {
         /// Handle.
         mr_handle: u32,
     }
 
-    /// Request.
+    /// Request of [`CREATE_COMP_CHANNEL`].
     struct CreateCompChannel = "struct ib_uverbs_create_comp_channel" {
         /// Address of the reply.
         response: u64,
     }
 
-    /// Reply.
+    /// Reply to [`CREATE_COMP_CHANNEL`].
     struct CreateCompChannelReply = "struct ib_uverbs_create_comp_channel_resp" {
-        /// Descriptor.
+        /// File descriptor.
         fd: u32,
     }
 
-    /// Request.
+    /// Request of [`CREATE_CQ`].
     struct CreateCq = "struct ib_uverbs_create_cq" {
         /// Address of the reply.
         response: u64,
-        /// Comes back in events.
+        /// Value returned in events.
         user_handle: u64,
         /// Entries.
         cqe: u32,
-        /// Vector.
+        /// Completion vector.
         comp_vector: u32,
-        /// Descriptor, or -1.
+        /// File descriptor of the completion channel, or -1.
         comp_channel: i32,
         /// Zero.
         reserved: u32,
     }
 
-    /// Reply.
+    /// Reply to [`CREATE_CQ`].
     struct CreateCqReply = "struct ib_uverbs_create_cq_resp" {
         /// Handle.
         cq_handle: u32,
@@ -329,27 +331,27 @@ structures! {
         cqe: u32,
     }
 
-    /// Request.
+    /// Extended request of [`CREATE_CQ`].
     struct ExtendedCreateCq = "struct ib_uverbs_ex_create_cq" {
-        /// Comes back in events.
+        /// Value returned in events.
         user_handle: u64,
         /// Entries.
         cqe: u32,
-        /// Vector.
+        /// Completion vector.
         comp_vector: u32,
-        /// Descriptor, or -1.
+        /// File descriptor of the completion channel, or -1.
         comp_channel: i32,
         /// Zero.
         comp_mask: u32,
-        /// Timestamps 1, overruns ignored 2.
+        /// Bit 0: timestamps. Bit 1: ignore overruns.
         flags: u32,
         /// Zero.
         reserved: u32,
     }
 
-    /// Reply.
+    /// Extended reply to [`CREATE_CQ`].
     struct ExtendedCreateCqReply = "struct ib_uverbs_ex_create_cq_resp" {
-        /// As in the plain command.
+        /// Reply of the plain command.
         base: CreateCqReply,
         /// Zero.
         comp_mask: u32,
@@ -357,7 +359,7 @@ structures! {
         response_length: u32,
     }
 
-    /// Request.
+    /// Request of [`DESTROY_CQ`].
     struct DestroyCq = "struct ib_uverbs_destroy_cq" {
         /// Address of the reply.
         response: u64,
@@ -367,19 +369,19 @@ structures! {
         reserved: u32,
     }
 
-    /// Reply: the library waits until it has acknowledged this many events.
+    /// Reply to [`DESTROY_CQ`]. The library waits until it has acknowledged this many events.
     struct DestroyCqReply = "struct ib_uverbs_destroy_cq_resp" {
-        /// Events that were read from the channel.
+        /// Number of events read from the channel.
         comp_events_reported: u32,
-        /// Events that were read from the asynchronous descriptor.
+        /// Number of events read from the asynchronous event descriptor.
         async_events_reported: u32,
     }
 
-    /// Request.
+    /// Request of [`CREATE_QP`].
     struct CreateQp = "struct ib_uverbs_create_qp" {
         /// Address of the reply.
         response: u64,
-        /// Comes back in events.
+        /// Value returned in events.
         user_handle: u64,
         /// Handle.
         pd_handle: u32,
@@ -387,51 +389,51 @@ structures! {
         send_cq_handle: u32,
         /// Handle.
         recv_cq_handle: u32,
-        /// Handle, if `is_srq`.
+        /// Handle of the shared receive queue, valid with `is_srq`.
         srq_handle: u32,
-        /// Work requests.
+        /// Maximum outstanding work requests.
         max_send_wr: u32,
-        /// Work requests.
+        /// Maximum outstanding work requests.
         max_recv_wr: u32,
-        /// Scatter entries for each.
+        /// Scatter-gather entries of each work request.
         max_send_sge: u32,
-        /// Scatter entries for each.
+        /// Scatter-gather entries of each work request.
         max_recv_sge: u32,
         /// Bytes.
         max_inline_data: u32,
-        /// Every request completes.
+        /// 1 if every send request generates a completion.
         sq_sig_all: u8,
         /// `QPT_*`.
         qp_type: u8,
-        /// Uses a shared receive queue.
+        /// 1 if the queue pair uses a shared receive queue.
         is_srq: u8,
         /// Zero.
         reserved: u8,
     }
 
-    /// Reply.
+    /// Reply to [`CREATE_QP`].
     struct CreateQpReply = "struct ib_uverbs_create_qp_resp" {
         /// Handle.
         qp_handle: u32,
-        /// Number.
+        /// Queue pair number.
         qpn: u32,
-        /// As granted.
+        /// Granted value.
         max_send_wr: u32,
-        /// As granted.
+        /// Granted value.
         max_recv_wr: u32,
-        /// As granted.
+        /// Granted value.
         max_send_sge: u32,
-        /// As granted.
+        /// Granted value.
         max_recv_sge: u32,
-        /// As granted.
+        /// Granted value.
         max_inline_data: u32,
         /// Zero.
         reserved: u32,
     }
 
-    /// Request.
+    /// Extended request of [`CREATE_QP`].
     struct ExtendedCreateQp = "struct ib_uverbs_ex_create_qp" {
-        /// Comes back in events.
+        /// Value returned in events.
         user_handle: u64,
         /// Handle.
         pd_handle: u32,
@@ -439,39 +441,39 @@ structures! {
         send_cq_handle: u32,
         /// Handle.
         recv_cq_handle: u32,
-        /// Handle, if `is_srq`.
+        /// Handle of the shared receive queue, valid with `is_srq`.
         srq_handle: u32,
-        /// Work requests.
+        /// Maximum outstanding work requests.
         max_send_wr: u32,
-        /// Work requests.
+        /// Maximum outstanding work requests.
         max_recv_wr: u32,
-        /// Scatter entries for each.
+        /// Scatter-gather entries of each work request.
         max_send_sge: u32,
-        /// Scatter entries for each.
+        /// Scatter-gather entries of each work request.
         max_recv_sge: u32,
         /// Bytes.
         max_inline_data: u32,
-        /// Every request completes.
+        /// 1 if every send request generates a completion.
         sq_sig_all: u8,
         /// `QPT_*`.
         qp_type: u8,
-        /// Uses a shared receive queue.
+        /// 1 if the queue pair uses a shared receive queue.
         is_srq: u8,
         /// Zero.
         reserved: u8,
-        /// [`CREATE_QP_MASK_IND_TABLE`].
+        /// Flags: [`CREATE_QP_MASK_IND_TABLE`].
         comp_mask: u32,
         /// Flags.
         create_flags: u32,
         /// Handle.
         rwq_ind_tbl_handle: u32,
-        /// Unused here.
+        /// Not used by these drivers.
         source_qpn: u32,
     }
 
-    /// Reply.
+    /// Extended reply to [`CREATE_QP`].
     struct ExtendedCreateQpReply = "struct ib_uverbs_ex_create_qp_resp" {
-        /// As in the plain command.
+        /// Reply of the plain command.
         base: CreateQpReply,
         /// Zero.
         comp_mask: u32,
@@ -479,7 +481,7 @@ structures! {
         response_length: u32,
     }
 
-    /// Request; the paths of connected queue pairs are left as bytes.
+    /// Request of [`MODIFY_QP`]. The paths of connected queue pairs are opaque bytes.
     #[allow(missing_docs, reason = "the names are those of ibv_qp_attr, ibv_modify_qp(3)")]
     struct ModifyQp = "struct ib_uverbs_modify_qp" {
         dest: [u8; 32],
@@ -510,7 +512,7 @@ structures! {
         reserved: [u8; 2],
     }
 
-    /// Request.
+    /// Request of [`DESTROY_QP`].
     struct DestroyQp = "struct ib_uverbs_destroy_qp" {
         /// Address of the reply.
         response: u64,
@@ -520,27 +522,27 @@ structures! {
         reserved: u32,
     }
 
-    /// Reply: the library waits until it has acknowledged this many events.
+    /// Reply to [`DESTROY_QP`]. The library waits until it has acknowledged this many events.
     struct DestroyQpReply = "struct ib_uverbs_destroy_qp_resp" {
-        /// Events that were read from the asynchronous descriptor.
+        /// Number of events read from the asynchronous event descriptor.
         events_reported: u32,
     }
 
-    /// Request.
+    /// Request of [`CREATE_WQ`].
     struct CreateWq = "struct ib_uverbs_ex_create_wq" {
         /// Zero.
         comp_mask: u32,
         /// `WQT_*`.
         wq_type: u32,
-        /// Comes back in events.
+        /// Value returned in events.
         user_handle: u64,
         /// Handle.
         pd_handle: u32,
         /// Handle.
         cq_handle: u32,
-        /// Work requests.
+        /// Maximum outstanding work requests.
         max_wr: u32,
-        /// Scatter entries for each.
+        /// Scatter-gather entries of each work request.
         max_sge: u32,
         /// `WQ_FLAGS_*`.
         create_flags: u32,
@@ -548,7 +550,7 @@ structures! {
         reserved: u32,
     }
 
-    /// Reply.
+    /// Reply to [`CREATE_WQ`].
     struct CreateWqReply = "struct ib_uverbs_ex_create_wq_resp" {
         /// Zero.
         comp_mask: u32,
@@ -556,15 +558,15 @@ structures! {
         response_length: u32,
         /// Handle.
         wq_handle: u32,
-        /// As granted.
+        /// Granted value.
         max_wr: u32,
-        /// As granted.
+        /// Granted value.
         max_sge: u32,
-        /// Number.
+        /// Work queue number.
         wqn: u32,
     }
 
-    /// Request.
+    /// Request of [`DESTROY_WQ`].
     struct DestroyWq = "struct ib_uverbs_ex_destroy_wq" {
         /// Zero.
         comp_mask: u32,
@@ -572,35 +574,35 @@ structures! {
         wq_handle: u32,
     }
 
-    /// Reply.
+    /// Reply to [`DESTROY_WQ`].
     struct DestroyWqReply = "struct ib_uverbs_ex_destroy_wq_resp" {
         /// Zero.
         comp_mask: u32,
         /// Bytes of this structure.
         response_length: u32,
-        /// Events that were read from the asynchronous descriptor.
+        /// Number of events read from the asynchronous event descriptor.
         events_reported: u32,
         /// Zero.
         reserved: u32,
     }
 
-    /// Request.
+    /// Request of [`MODIFY_WQ`].
     struct ModifyWq = "struct ib_uverbs_ex_modify_wq" {
-        /// State 1, current state 2, flags 4.
+        /// Valid fields. Bit 0: state. Bit 1: current state. Bit 2: flags.
         attr_mask: u32,
         /// Handle.
         wq_handle: u32,
-        /// Reset 0, ready 1, error 2.
+        /// New state. 0: reset. 1: ready. 2: error.
         wq_state: u32,
-        /// As `wq_state`.
+        /// Current state, with the values of `wq_state`.
         curr_wq_state: u32,
         /// `WQ_FLAGS_*`.
         flags: u32,
-        /// Which flags.
+        /// Mask of the flags to change.
         flags_mask: u32,
     }
 
-    /// Request; the handles of the work queues follow.
+    /// Request of [`CREATE_RWQ_IND_TBL`]. The handles of the work queues follow.
     struct CreateIndirectionTable = "struct ib_uverbs_ex_create_rwq_ind_table" {
         /// Zero.
         comp_mask: u32,
@@ -608,7 +610,7 @@ structures! {
         log_ind_tbl_size: u32,
     }
 
-    /// Reply.
+    /// Reply to [`CREATE_RWQ_IND_TBL`].
     struct CreateIndirectionTableReply = "struct ib_uverbs_ex_create_rwq_ind_table_resp" {
         /// Zero.
         comp_mask: u32,
@@ -616,11 +618,11 @@ structures! {
         response_length: u32,
         /// Handle.
         ind_tbl_handle: u32,
-        /// Number.
+        /// Indirection table number.
         ind_tbl_num: u32,
     }
 
-    /// Request.
+    /// Request of [`DESTROY_RWQ_IND_TBL`].
     struct DestroyIndirectionTable = "struct ib_uverbs_ex_destroy_rwq_ind_table" {
         /// Zero.
         comp_mask: u32,
@@ -628,17 +630,17 @@ structures! {
         ind_tbl_handle: u32,
     }
 
-    /// Request; rules follow. Padding of the C structure's attribute is part of `flow_attr`.
+    /// Request of [`CREATE_FLOW`]. The specs follow. `flow_attr` includes the padding of the C structure's attribute.
     struct CreateFlow = "struct ib_uverbs_create_flow" {
         /// Zero.
         comp_mask: u32,
         /// Handle.
         qp_handle: u32,
-        /// Attribute in front of the specs.
+        /// Flow attribute, which precedes the specs.
         flow_attr: [u8; 16],
     }
 
-    /// Reply.
+    /// Reply to [`CREATE_FLOW`].
     struct CreateFlowReply = "struct ib_uverbs_create_flow_resp" {
         /// Zero.
         comp_mask: u32,
@@ -646,7 +648,7 @@ structures! {
         flow_handle: u32,
     }
 
-    /// Request.
+    /// Request of [`DESTROY_FLOW`].
     struct DestroyFlow = "struct ib_uverbs_destroy_flow" {
         /// Zero.
         comp_mask: u32,

@@ -1,4 +1,4 @@
-//! A program's commands and doorbells, to an emulated MANA; see [`shared`].
+//! Commands and doorbells of a program for an emulated MANA; see [`shared`].
 
 #![no_main]
 

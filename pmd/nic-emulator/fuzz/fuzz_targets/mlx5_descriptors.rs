@@ -1,13 +1,18 @@
-//! Descriptors of an emulated ConnectX that is set up right.
+//! Descriptors of a configured ConnectX.
 //!
-//! A record is a kind (one byte), a length (two), and so many bytes: 0 a send descriptor with its right index and queue (blocks, bytes), 1 the
-//! same as it is, 2 a receive descriptor (receiver, slot, bytes), 3 the send queue started anew, 4 memory that is sent, 5 a look at what
-//! arrived.
+//! A record consists of a kind (one byte), a length (two bytes) and that many bytes:
+//!
+//! - 0: a send descriptor with corrected index and queue number (blocks, bytes)
+//! - 1: a send descriptor as it is (blocks, bytes)
+//! - 2: a receive descriptor (receiver, slot, bytes)
+//! - 3: a reset of the send queue
+//! - 4: content of the send buffers
+//! - 5: a poll for received packets
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_nic_emulator::vectors::Connectx;
+use wirepath_nic_emulator::mem_host::Connectx;
 
 fuzz_target!(|data: &[u8]| {
     let mut nic = Connectx::new("");
@@ -20,7 +25,7 @@ fuzz_target!(|data: &[u8]| {
         match (kind % 6, bytes) {
             (honest @ (0 | 1), [blocks, descriptor @ ..]) => nic.post(descriptor, u32::from(*blocks), honest == 0),
             (2, [receiver, slot, descriptor @ ..]) => {
-                nic.spoil_receive(usize::from(*receiver), u32::from(*slot), descriptor);
+                nic.overwrite_rx_wqe(usize::from(*receiver), u32::from(*slot), descriptor);
             }
             (3, _) => nic.restart(),
             (4, memory) => nic.fill(memory),
@@ -29,5 +34,5 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     drop(nic.arrivals());
-    nic.bench.emulator.counters();
+    nic.harness.emulator.counters();
 });

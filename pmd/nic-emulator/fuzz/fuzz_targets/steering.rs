@@ -1,17 +1,23 @@
-//! Rules of an emulated ConnectX and frames that meet them, in any order.
+//! Flow rules of an emulated ConnectX, and matching frames, in any order.
 //!
-//! A record is a kind (one byte), a length (two), and so many bytes: 0 a matcher (table, priority, criteria, mask), 1 a rule of it (matcher,
-//! how, flow action, value), 2 a header modification (table, commands), 3 a packet reformat (kind, table, data), 4 a rule of
-//! `ibv_create_flow` (attribute of 16 bytes, specs), 5 a frame, 6 the end of the object with this number.
+//! A record consists of a kind (one byte), a length (two bytes) and that many bytes:
+//!
+//! - 0: a matcher (table, priority, criteria, mask)
+//! - 1: a rule of a matcher (matcher, attributes, flow action, value)
+//! - 2: a header modification (table, commands)
+//! - 3: a packet reformat (kind, table, data)
+//! - 4: a rule of `ibv_create_flow` (attribute of 16 bytes, specs)
+//! - 5: a frame
+//! - 6: destruction of the object with this index
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use wirepath_nic_defs::uverbs::{ioctl, mlx5 as abi};
-use wirepath_nic_emulator::vectors::{Connectx, Value};
+use wirepath_nic_emulator::mem_host::{AttributeValue, Connectx};
 
-fn number(id: u16, value: u8) -> (u16, Value) {
-    (id, Value::Number(u64::from(value)))
+fn number(id: u16, value: u8) -> (u16, AttributeValue) {
+    (id, AttributeValue::Number(u64::from(value)))
 }
 
 fuzz_target!(|data: &[u8]| {
@@ -22,7 +28,8 @@ fuzz_target!(|data: &[u8]| {
         let length = usize::from(u16::from_le_bytes([low, high])).min(tail.len());
         let (bytes, next) = tail.split_at(length);
         rest = next;
-        let handle = |which: u8, objects: &[(u16, u32)]| objects.get(usize::from(which)).map_or(0, |(_, handle)| *handle);
+        let handle =
+            |which: u8, objects: &[(u16, u32)]| objects.get(usize::from(which)).map_or(0, |(_, handle)| *handle);
         let made = match (kind % 7, bytes) {
             (0, [table, priority, criteria, mask @ ..]) => {
                 nic.matcher(*table, u16::from(*priority), *criteria, mask).map(|made| (abi::OBJECT_FLOW_MATCHER, made))
@@ -30,22 +37,23 @@ fuzz_target!(|data: &[u8]| {
             (1, [matcher, how, action, value @ ..]) => {
                 let mut more = Vec::new();
                 if how & 1 != 0 {
-                    more.push((abi::FLOW_DEST_QP, Value::Handle(nic.receivers[usize::from(how >> 7)])));
+                    more.push((abi::FLOW_DEST_QP, AttributeValue::Handle(nic.receivers[usize::from(how >> 7)])));
                 }
                 if how & 6 != 0 {
-                    more.push((abi::FLOW_FLAGS, Value::Bytes(vec![how >> 1 & 3, 0, 0, 0])));
+                    more.push((abi::FLOW_FLAGS, AttributeValue::Bytes(vec![how >> 1 & 3, 0, 0, 0])));
                 }
                 if how & 8 != 0 {
-                    more.push((abi::FLOW_TAG, Value::Bytes(vec![*how, *action, 0, 0])));
+                    more.push((abi::FLOW_TAG, AttributeValue::Bytes(vec![*how, *action, 0, 0])));
                 }
                 if how & 16 != 0 {
-                    more.push((abi::FLOW_ACTIONS, Value::Bytes(handle(*action, &objects).to_ne_bytes().to_vec())));
+                    let action = handle(*action, &objects).to_ne_bytes().to_vec();
+                    more.push((abi::FLOW_ACTIONS, AttributeValue::Bytes(action)));
                 }
                 nic.flow(handle(*matcher, &objects), value, &more).map(|made| (ioctl::OBJECT_FLOW, made))
             }
             (2, [table, commands @ ..]) => {
                 let attributes = [
-                    (abi::MODIFY_HEADER_COMMANDS, Value::Bytes(commands.to_vec())),
+                    (abi::MODIFY_HEADER_COMMANDS, AttributeValue::Bytes(commands.to_vec())),
                     number(abi::MODIFY_HEADER_TABLE, *table),
                 ];
                 nic.create(ioctl::OBJECT_FLOW_ACTION, abi::ACTION_MODIFY_HEADER, 0x1000, &attributes)
@@ -54,7 +62,7 @@ fuzz_target!(|data: &[u8]| {
             (3, [kind, table, data @ ..]) => {
                 let mut attributes = vec![number(abi::REFORMAT_TYPE, *kind), number(abi::REFORMAT_TABLE, *table)];
                 if !data.is_empty() {
-                    attributes.push((abi::REFORMAT_DATA, Value::Bytes(data.to_vec())));
+                    attributes.push((abi::REFORMAT_DATA, AttributeValue::Bytes(data.to_vec())));
                 }
                 nic.create(ioctl::OBJECT_FLOW_ACTION, abi::ACTION_REFORMAT, 0x1000, &attributes)
                     .map(|made| (ioctl::OBJECT_FLOW_ACTION, made))
@@ -79,7 +87,7 @@ fuzz_target!(|data: &[u8]| {
                     ioctl::OBJECT_FLOW => (ioctl::FLOW_DESTROY, 0),
                     _ => (ioctl::FLOW_ACTION_DESTROY, 0),
                 };
-                if nic.ioctl(object, method, &[(id, Value::Handle(handle))]).is_ok() {
+                if nic.ioctl(object, method, &[(id, AttributeValue::Handle(handle))]).is_ok() {
                     objects.swap_remove(usize::from(*which));
                 }
                 continue;
@@ -88,5 +96,5 @@ fuzz_target!(|data: &[u8]| {
         };
         objects.extend(made);
     }
-    nic.bench.emulator.counters();
+    nic.harness.emulator.counters();
 });

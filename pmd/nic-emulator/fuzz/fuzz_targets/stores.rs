@@ -3,14 +3,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wirepath_nic_emulator::trap::{LONGEST, Registers, decode};
+use wirepath_nic_emulator::store_decoder::{LONGEST, Registers, decode};
 
 fuzz_target!(|data: &[u8]| {
     let registers = Registers { general: [0x0123_4567_89ab_cdef; 16], vector: [[0x5a; 32]; 16] };
     if let Some(decoded) = decode(data, &registers) {
         assert!(decoded.length <= data.len() && decoded.length > 1);
         assert!([1, 2, 4, 8, 16, 32].contains(&decoded.size));
-        // What comes behind an instruction does not change it.
+        // Bytes behind an instruction do not change its decoding.
         if decoded.length <= LONGEST {
             assert_eq!(decode(&data[..decoded.length], &registers), Some(decoded));
         }

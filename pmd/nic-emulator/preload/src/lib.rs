@@ -1,14 +1,16 @@
-//! The library that puts emulated NICs under a program: `LD_PRELOAD=libwirepath_nic.so`.
+//! The preload library, which puts emulated NICs under a program: `LD_PRELOAD=libwirepath_nic.so`.
 //!
-//! It stands between the program and libc at a dozen functions (`entry`) and nowhere else: opening `/dev/infiniband/uverbsN`, RDMA
-//! netlink sockets, and what follows on those descriptors goes to the emulator; everything else goes on to libc. Doorbell pages are
-//! closed to the program, and the stores that fault are carried out by `traps`. Without `WIREPATH_NIC_TOPOLOGY` it does nothing.
+//! It replaces about a dozen functions of libc (`libc_hooks`). Calls that open `/dev/infiniband/uverbsN` or
+//! an RDMA netlink socket, and calls on these descriptors, go to the emulator. All other calls go to libc.
+//! Doorbell pages are protected, and `traps` emulates the stores that fault. Without `WIREPATH_NIC_TOPOLOGY`
+//! the library does nothing.
 //!
-//! A child after `fork` begins anew: what it has inherited of the emulator is dead, as a child may not use its parent's RDMA objects.
-//! Programs that are linked statically, or that make system calls themselves, are not reached.
+//! A child process after `fork` starts without an emulator, because a child may not use the RDMA objects of
+//! its parent. Programs that are linked statically, or that use system calls directly, are not reached.
 
-// UNSAFETY: functions of libc are defined and called, memory of the program is read and written where its descriptors say, faults are
-// handled. Everything that decides anything is in wirepath-nic-emulator, which has no unsafe code.
+// UNSAFETY: this library defines and calls functions of libc, accesses memory of the program at addresses in
+// its descriptors, and handles faults. All decisions are made in wirepath-nic-emulator, which has no unsafe
+// code.
 #![allow(unsafe_code)]
 #![allow(
     clippy::cast_ptr_alignment,
@@ -16,11 +18,14 @@
 )]
 
 mod control;
-mod entry;
+mod interfaces;
+mod libc_hooks;
+mod lifecycle;
 mod memory;
-mod next;
+mod next_symbol;
 mod process;
-mod shared;
+mod remote_doorbells;
+mod ring;
 mod thread;
 mod traps;
-mod wires;
+mod waker;

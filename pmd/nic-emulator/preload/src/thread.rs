@@ -1,10 +1,11 @@
-//! The device thread: frames from outside, doorbells that wait, queues in scan mode, other processes.
+//! The device thread: handles frames from outside, queued doorbells, queues in scan mode, and other
+//! processes.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -12,28 +13,27 @@ use rustix::event::{EventfdFlags, eventfd};
 use wirepath_nic_emulator::topology::{DeviceKind, Doorbells};
 
 use crate::process::Nic;
-use crate::{control, shared, traps};
+use crate::waker::{set_sleeping, set_waker, wake};
+use crate::{control, remote_doorbells, traps};
 
 static STARTED: AtomicBool = AtomicBool::new(false);
-static OTHERS: AtomicBool = AtomicBool::new(false);
-static SLEEPS: AtomicBool = AtomicBool::new(false);
-/// Written to wake the thread; -1 before it is there.
-static WAKER: AtomicI32 = AtomicI32::new(-1);
-/// Processors of the process before it pinned anything.
+static REMOTE_DOORBELLS: AtomicBool = AtomicBool::new(false);
+/// CPU affinity of the process at load time, before it pinned any thread.
 static PROCESSORS: OnceLock<libc::cpu_set_t> = OnceLock::new();
 
-/// Looks at the doorbell page before queues are looked at again that nobody rang for. A driver writes to its queues for some time before it
-/// rings; who looks there meanwhile takes their lines out of its hands.
-const LOOKS: u32 = 16;
+/// Number of polls of the doorbell page between two polls of the queues. A driver writes to its queues for
+/// some time before it rings the doorbell. Polling the queues in that time would take their cache lines away
+/// from the driver.
+const DOORBELL_POLLS: u32 = 16;
 
-/// Time without work after which the thread sleeps between looks.
-const RESTLESS: Duration = Duration::from_millis(20);
+/// Idle time after which the thread sleeps between polls.
+const SPIN_TIME: Duration = Duration::from_millis(20);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
     extern "C" fn at_load() {
-        // SAFETY: plain call with a set of the right size.
+        // SAFETY: all-zero bytes are a valid `cpu_set_t`, and the call gets its size.
         unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
             if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0 {
@@ -44,21 +44,22 @@ static AT_LOAD: extern "C" fn() = {
     at_load
 };
 
-/// Starts the thread, once.
+/// Starts the thread, if it is not running yet.
 pub(crate) fn start(nic: &'static Nic) {
     if STARTED.swap(true, Ordering::AcqRel) {
         return;
     }
-    // A process that only lists devices, or has one handed over, leaves the socket to the one that works with them.
+    // A process that only lists devices, or has received one from another process, leaves the socket to the
+    // process that works with them.
     control::start(nic);
     let Ok(waker) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else {
-        nic.log().line("no eventfd for the device thread");
+        nic.log().line("cannot create the eventfd of the device thread");
         return;
     };
-    WAKER.store(waker.as_raw_fd(), Ordering::Release);
+    set_waker(waker.as_raw_fd());
     traps::install();
-    // The thread takes no signal of the program.
-    // SAFETY: plain calls on valid sets; the mask is put back.
+    // The thread receives no signals of the program. SAFETY: both signal sets are live and initialised;
+    // all-zero bytes are valid. The old mask is restored below.
     let old = unsafe {
         let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
@@ -67,69 +68,55 @@ pub(crate) fn start(nic: &'static Nic) {
         old
     };
     let started = std::thread::Builder::new().name("wirepath-nic".to_owned()).spawn(move || run(nic, &waker));
-    // SAFETY: as above.
+    // SAFETY: `old` is the signal mask that the call above has written.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
     if let Err(error) = started {
-        nic.log().line(format_args!("no device thread: {error}"));
+        nic.log().line(format_args!("cannot start the device thread: {error}"));
     }
 }
 
-/// Whether a device was ever opened in this process.
+/// Returns true if a device was opened in this process.
 pub(crate) fn started() -> bool {
     STARTED.load(Ordering::Acquire)
 }
 
-/// After `fork`: there is no thread.
-pub(crate) fn forget() {
+/// Resets the state after `fork`, because the child has no device thread.
+pub(crate) fn reset_after_fork() {
     STARTED.store(false, Ordering::Release);
-    WAKER.store(-1, Ordering::Release);
-    OTHERS.store(false, Ordering::Relaxed);
+    set_waker(-1);
+    REMOTE_DOORBELLS.store(false, Ordering::Relaxed);
 }
 
-/// Another process may ring doorbells from now on.
-pub(crate) fn expect_others() {
-    OTHERS.store(true, Ordering::Release);
+/// Enables doorbells from other processes.
+pub(crate) fn enable_remote_doorbells() {
+    REMOTE_DOORBELLS.store(true, Ordering::Release);
     wake();
 }
 
-/// Whether another process may ring doorbells.
-pub(crate) fn expects_others() -> bool {
-    OTHERS.load(Ordering::Acquire)
-}
-
-/// A doorbell may wait for the thread.
-pub(crate) fn wake_for_doorbell() {
-    if SLEEPS.load(Ordering::Acquire) {
-        wake();
-    }
-}
-
-fn wake() {
-    let fd = WAKER.load(Ordering::Acquire);
-    if fd >= 0 {
-        let one = 1u64;
-        // SAFETY: eight bytes; a failed wake only delays.
-        unsafe { libc::syscall(libc::SYS_write, fd, &raw const one, 8usize) };
-    }
+/// Returns true if other processes may ring doorbells.
+pub(crate) fn has_remote_doorbells() -> bool {
+    REMOTE_DOORBELLS.load(Ordering::Acquire)
 }
 
 fn run(nic: &'static Nic, waker: &OwnedFd) {
-    traps::enter_device();
+    traps::mark_device_thread();
     if let Some(processors) = PROCESSORS.get() {
-        // SAFETY: a set of the right size, for this thread.
+        // SAFETY: `processors` is a live `cpu_set_t`, and the call gets its size. It applies to this thread.
         unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), processors) };
     }
-    let spins = nic.must_spin();
+    let spins = nic.needs_polling();
     let listens = nic.topology().doorbells == Doorbells::Scan
         && nic.topology().devices.iter().all(|device| device.kind == DeviceKind::Mana);
-    let patience = if listens { 256 / LOOKS } else { 256 };
+    let polls_per_clock = if listens { 256 / DOORBELL_POLLS } else { 256 };
     let mut last = Instant::now();
     let mut idle = 0u32;
     loop {
-        let turn = catch_unwind(AssertUnwindSafe(|| nic.serve() | (expects_others() && shared::serve(nic))));
+        let turn =
+            catch_unwind(AssertUnwindSafe(|| nic.serve() | (has_remote_doorbells() && remote_doorbells::serve(nic))));
         let Ok(busy) = turn else {
-            nic.log()
-                .line("a fault of the emulator itself ended the device thread: please report it with what is above");
+            nic.log().line(
+                "internal error of the emulator ended the device thread; please report it with the preceding lines",
+            );
             return;
         };
         if busy {
@@ -137,22 +124,22 @@ fn run(nic: &'static Nic, waker: &OwnedFd) {
             continue;
         }
         idle += 1;
-        if spins || expects_others() {
-            // Asking for the time is dear compared with a look at the queues.
-            if idle.is_multiple_of(patience) {
+        if spins || has_remote_doorbells() {
+            // Reading the clock is expensive compared with a poll of the queues.
+            if idle.is_multiple_of(polls_per_clock) {
                 let now = Instant::now();
-                if idle == patience {
+                if idle == polls_per_clock {
                     last = now;
                 }
-                if now - last > RESTLESS {
+                if now - last > SPIN_TIME {
                     wait(nic, waker, 1);
                 } else {
                     std::thread::yield_now();
                 }
             } else {
-                for _ in 0..if listens { LOOKS } else { 1 } {
+                for _ in 0..if listens { DOORBELL_POLLS } else { 1 } {
                     std::hint::spin_loop();
-                    if listens && shared::rang() {
+                    if listens && remote_doorbells::doorbell_changed() {
                         break;
                     }
                 }
@@ -170,11 +157,11 @@ fn wait(nic: &Nic, waker: &OwnedFd, millis: c_int) {
         .chain([waker.as_fd().as_raw_fd()])
         .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 })
         .collect();
-    SLEEPS.store(true, Ordering::Release);
-    // SAFETY: as many entries as said.
+    set_sleeping(true);
+    // SAFETY: `waits` is valid for reads and writes of `waits.len()` elements.
     unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, millis) };
-    SLEEPS.store(false, Ordering::Release);
+    set_sleeping(false);
     let mut count = 0u64;
-    // SAFETY: eight bytes.
+    // SAFETY: the kernel writes the 8 bytes of `count`.
     unsafe { libc::syscall(libc::SYS_read, waker.as_raw_fd(), &raw mut count, 8usize) };
 }

@@ -1,5 +1,5 @@
-//! Closed doorbell pages: stores to them fault, are carried out here, and the program goes on behind them. So does a device that uses memory
-//! which the program has unmapped.
+//! The SIGSEGV handler. It emulates stores to protected doorbell pages and continues the program behind them.
+//! It also handles faults of a device on memory that the program has unmapped.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -10,33 +10,33 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{sigaction, siginfo_t, ucontext_t};
 use wirepath_nic_emulator::device::{ContextId, Store};
-use wirepath_nic_emulator::trap::{LONGEST, Registers, decode};
+use wirepath_nic_emulator::store_decoder::{LONGEST, Registers, decode};
 
-use crate::shared::Ring;
-use crate::{next, process, thread};
+use crate::ring::Ring;
+use crate::{next_symbol, process, waker};
 
-/// Most doorbell pages at a time.
+/// Maximum number of doorbell pages.
 const MOST: usize = 256;
 const PAGE: usize = 4096;
-/// Where programs have no memory: broken pointers lead there.
+/// Lowest address at which programs have memory; null and broken pointers are below it.
 const LOWEST: usize = 64 << 10;
-/// Bytes, a huge page, within which memory that is gone is told of as one.
+/// Distance, the size of a huge page, within which unmapped memory is reported once.
 const NEAR: usize = 2 << 20;
 
-/// Who gets the stores to a page.
+/// Target of the stores to a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     /// A context of this process.
     Context(ContextId),
-    /// The process that the page was handed over by.
-    Other(&'static Ring),
+    /// The process that has passed the page.
+    Remote(&'static Ring),
 }
 
 struct Page {
-    /// 0 if the place is free.
+    /// Address of the page; 0 if the entry is free, 1 while it is being filled.
     start: AtomicUsize,
     length: AtomicUsize,
-    /// Where it lies in its file.
+    /// Offset of the page in its file.
     offset: AtomicUsize,
     context: AtomicUsize,
     ring: AtomicPtr<Ring>,
@@ -51,33 +51,34 @@ static PAGES: [Page; MOST] = [const {
         ring: AtomicPtr::new(ptr::null_mut()),
     }
 }; MOST];
-/// One more than the highest place ever used.
+/// Number of entries that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static mut PREVIOUS: MaybeUninit<sigaction> = MaybeUninit::uninit();
 
 thread_local! {
-    /// The device is at work in this thread: a fault is then one of memory that the program has taken away.
-    static AT_WORK: Cell<bool> = const { Cell::new(false) };
+    /// True while the device works in this thread. A fault then concerns memory that the program has unmapped
+    /// or protected.
+    static DEVICE_ACTIVE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks a thread as the device's own.
-pub(crate) fn enter_device() {
-    AT_WORK.set(true);
+/// Marks this thread as the device thread.
+pub(crate) fn mark_device_thread() {
+    DEVICE_ACTIVE.set(true);
 }
 
-/// Watches a page that lies at `offset` of its file; false if there are too many.
+/// Traps stores to a page that is at `offset` of its file; returns false if there are too many pages.
 pub(crate) fn watch(start: usize, length: usize, offset: usize, target: Target) -> bool {
     install();
     for (i, page) in PAGES.iter().enumerate() {
-        // The start is written last: the handler believes what it finds behind it.
+        // The address is written last, because the handler reads the other fields after it.
         if page.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             page.length.store(length, Ordering::Relaxed);
             page.offset.store(offset, Ordering::Relaxed);
             let (context, ring) = match target {
                 Target::Context(context) => (context as usize, ptr::null_mut()),
-                Target::Other(ring) => (0, ptr::from_ref(ring).cast_mut()),
+                Target::Remote(ring) => (0, ptr::from_ref(ring).cast_mut()),
             };
             page.context.store(context, Ordering::Relaxed);
             page.ring.store(ring, Ordering::Relaxed);
@@ -89,15 +90,15 @@ pub(crate) fn watch(start: usize, length: usize, offset: usize, target: Target) 
     false
 }
 
-/// Runs what the device does for a call of the program, and may touch memory that the program has taken away.
-pub(crate) fn at_work<R>(run: impl FnOnce() -> R) -> R {
-    let before = AT_WORK.replace(true);
+/// Runs device code that may access memory that the program has unmapped.
+pub(crate) fn with_device_active<R>(run: impl FnOnce() -> R) -> R {
+    let before = DEVICE_ACTIVE.replace(true);
     let result = run();
-    AT_WORK.set(before);
+    DEVICE_ACTIVE.set(before);
     result
 }
 
-/// Watches pages of a range no longer.
+/// Stops trapping stores to the pages of a range.
 pub(crate) fn unwatch(start: usize, length: usize) {
     for page in &PAGES[..USED.load(Ordering::Acquire)] {
         let at = page.start.load(Ordering::Acquire);
@@ -107,17 +108,18 @@ pub(crate) fn unwatch(start: usize, length: usize) {
     }
 }
 
-/// Forgets all pages.
-pub(crate) fn forget() {
+/// Removes all pages after `fork`.
+pub(crate) fn reset_after_fork() {
     for page in &PAGES {
         page.start.store(0, Ordering::Release);
     }
 }
 
-/// Puts the handler in front of what there is.
+/// Installs the handler before the current one.
 pub(crate) fn install() {
-    // SAFETY: the handler below is installed, and what was there is kept for everything that is not ours. Done again with each page, in
-    // case that the program has put its own handler in front.
+    // SAFETY: `sigaction` structures are live and initialised; all-zero bytes are valid. The handler has the
+    // signature that `SA_SIGINFO` requires. The previous handler is kept for other faults. This is repeated
+    // for each page, because the program may have installed its own handler since.
     unsafe {
         let mut current: sigaction = zeroed();
         libc::sigaction(libc::SIGSEGV, ptr::null(), &raw mut current);
@@ -130,8 +132,8 @@ pub(crate) fn install() {
         }
         let mut action: sigaction = zeroed();
         action.sa_sigaction = ours;
-        // Not on the alternate stack, which is often small; other signals wait, since their handlers could ring doorbells too; but a
-        // fault of the device itself is to be seen.
+        // The handler does not run on the alternate stack, which is often small. Other signals are blocked,
+        // because their handlers could ring doorbells too. A fault of the device itself must be handled.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
         libc::sigfillset(&raw mut action.sa_mask);
         libc::sigdelset(&raw mut action.sa_mask, libc::SIGSEGV);
@@ -140,35 +142,37 @@ pub(crate) fn install() {
 }
 
 extern "C" fn handler(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel hands a valid siginfo and ucontext to a SA_SIGINFO handler.
+    // SAFETY: the kernel passes a valid siginfo and ucontext to a handler with `SA_SIGINFO`.
     let (address, context) = unsafe { ((*info).si_addr() as usize, context.cast::<ucontext_t>()) };
-    if AT_WORK.get() {
-        if stand_in(address) {
+    if DEVICE_ACTIVE.get() {
+        if map_empty_page(address) {
             return;
         }
-        // SAFETY: as above.
-        unsafe { pass_on(signal, info, context.cast()) };
+        // SAFETY: this is a signal handler, and the arguments are those that the kernel passed.
+        unsafe { chain_to_previous(signal, info, context.cast()) };
         return;
     }
     for page in &PAGES[..USED.load(Ordering::Acquire)] {
         let start = page.start.load(Ordering::Acquire);
         if start > 1 && address >= start && address - start < page.length.load(Ordering::Relaxed) {
-            // SAFETY: as above.
-            if unsafe { carry_out(page, address - start, &mut *context) } {
+            // SAFETY: `context` is the valid ucontext of a fault of this thread, and nobody else refers to
+            // it.
+            if unsafe { emulate_store(page, address - start, &mut *context) } {
                 return;
             }
             break;
         }
     }
-    // SAFETY: as above.
-    unsafe { pass_on(signal, info, context.cast()) };
+    // SAFETY: this is a signal handler, and the arguments are those that the kernel passed.
+    unsafe { chain_to_previous(signal, info, context.cast()) };
 }
 
-/// Carries out the store at the instruction pointer and steps over it; false if it is no store that is known.
+/// Emulates the store at the instruction pointer and steps over it. Returns false if the instruction is not a
+/// known store.
 ///
 /// # Safety
-/// `context` is that of a fault of this thread.
-unsafe fn carry_out(page: &Page, offset: usize, context: &mut ucontext_t) -> bool {
+/// `context` must be the context of a fault of this thread.
+unsafe fn emulate_store(page: &Page, offset: usize, context: &mut ucontext_t) -> bool {
     let registers = &mut context.uc_mcontext.gregs;
     let ip = registers[libc::REG_RIP as usize] as usize;
     let order = [
@@ -190,20 +194,23 @@ unsafe fn carry_out(page: &Page, offset: usize, context: &mut ucontext_t) -> boo
         libc::REG_R15,
     ];
     let general = order.map(|register| registers[register as usize] as u64);
-    // The rest of the page that the instruction is on can be read; beyond it only if the instruction reaches there, which then can too.
+    // The rest of the instruction's page is readable. The next page is readable if the instruction extends
+    // into it.
     let here = LONGEST.min(4096 - ip % 4096);
     let mut code = [0; LONGEST];
-    // SAFETY: the processor has just read an instruction there.
+    // SAFETY: the processor has just fetched an instruction there, so its page is readable up to the end, and
+    // `here` ends there at the latest.
     unsafe { ptr::copy_nonoverlapping(ip as *const u8, code.as_mut_ptr(), here) };
     let mut vector = [[0; 32]; 16];
     let state = context.uc_mcontext.fpregs;
     if !state.is_null() {
         for (i, register) in vector.iter_mut().enumerate() {
-            // SAFETY: the kernel's FXSAVE area: 16 bytes for each of xmm0 to xmm15 from offset 160.
+            // SAFETY: `state` refers to the kernel's FXSAVE area, which has 16 bytes for each of xmm0 to
+            // xmm15 from offset 160 on.
             unsafe { ptr::copy_nonoverlapping(state.cast::<u8>().add(160 + 16 * i), register.as_mut_ptr(), 16) };
         }
-        // SAFETY: the kernel marks an extended area with a magic number in the reserved bytes 464 to 511 of the legacy one; the upper
-        // halves of ymm0 to ymm15 then lie at offset 576.
+        // SAFETY: `state` refers to the FXSAVE area of 512 bytes. A magic number in its reserved bytes 464 to
+        // 511 says that an extended area follows. The upper halves of ymm0 to ymm15 are then at offset 576.
         unsafe {
             let magic = state.cast::<u8>().add(464).cast::<u32>().read_unaligned();
             let features = state.cast::<u8>().add(512).cast::<u64>().read_unaligned();
@@ -217,28 +224,30 @@ unsafe fn carry_out(page: &Page, offset: usize, context: &mut ucontext_t) -> boo
     let seen = Registers { general, vector };
     let mut decoded = decode(&code[..here], &seen);
     if decoded.is_none() && here < LONGEST {
-        // SAFETY: the instruction goes on in the next page, or is not known.
+        // An instruction that needs these bytes continues in the next page. A failed copy means that it does
+        // not.
         let more = crate::memory::copy_in((ip + here) as u64, &mut code[here..]).is_ok();
         decoded = if more { decode(&code, &seen) } else { None };
     }
     let nic = process::existing();
     let Some(decoded) = decoded else {
         if let Some(nic) = nic {
-            nic.log().line(format_args!("an access to a doorbell page that is no known store: {code:02x?} at {ip:#x}"));
+            nic.log().line(format_args!("access to a doorbell page by an unknown instruction: {code:02x?} at {ip:#x}"));
         }
         return false;
     };
-    // SAFETY: errno is this thread's own; the program must find it as it was.
+    // SAFETY: the pointer refers to the `errno` of this thread. The program must find the old value after the
+    // handler.
     let errno = unsafe { *libc::__errno_location() };
-    AT_WORK.set(true);
-    // A wide store is several registers, one behind the other.
+    DEVICE_ACTIVE.set(true);
+    // A wide store covers several consecutive registers.
     for at in (0..decoded.size).step_by(8) {
         let size = (decoded.size - at).min(8);
         let value = decoded.bytes[at..].first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let mask = u64::MAX >> (64 - 8 * size as u32);
-        let place = page.offset.load(Ordering::Relaxed) + offset + at;
-        let store = Store { offset: place, size, value: value & mask };
-        // SAFETY: rings live as long as the process.
+        let at_page = page.offset.load(Ordering::Relaxed) + offset + at;
+        let store = Store { offset: at_page, size, value: value & mask };
+        // SAFETY: the pointer is null or refers to a ring that stays mapped as long as the process lives.
         match unsafe { page.ring.load(Ordering::Relaxed).as_ref() } {
             Some(ring) => ring.push(store),
             None => {
@@ -246,57 +255,63 @@ unsafe fn carry_out(page: &Page, offset: usize, context: &mut ucontext_t) -> boo
                 if let Some(nic) = nic {
                     let rung = catch_unwind(AssertUnwindSafe(|| nic.doorbell(context, store)));
                     match rung {
-                        Ok(true) => thread::wake_for_doorbell(),
+                        Ok(true) => waker::wake_for_doorbell(),
                         Ok(false) => {}
-                        Err(_) => nic.log().line("a fault of the emulator itself: please report it with what is above"),
+                        Err(_) => {
+                            nic.log().line("internal error of the emulator; please report it with the preceding lines");
+                        }
                     }
                 }
             }
         }
     }
-    AT_WORK.set(false);
-    // SAFETY: as above.
+    DEVICE_ACTIVE.set(false);
+    // SAFETY: the pointer refers to the `errno` of this thread.
     unsafe { *libc::__errno_location() = errno };
     registers[libc::REG_RIP as usize] = (ip + decoded.length) as i64;
     true
 }
 
-/// A device faulted on memory of the program, which is told. What the program has unmapped the kernel keeps for a NIC, which goes on with it
-/// unseen: an empty page in its place does as well. False: something else lies there, closed to the device.
-fn stand_in(address: usize) -> bool {
+/// Maps an empty page where a device faulted, and reports it.
+///
+/// The kernel keeps pinned pages for a NIC even if the program unmaps them, and the NIC continues unnoticed.
+/// An empty page has the same effect. Returns false if another mapping is there that is not accessible.
+fn map_empty_page(address: usize) -> bool {
     let page = address & !(PAGE - 1);
     let both = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: a fresh page where there is none.
-    let mapped = unsafe { next::mmap(page as *mut c_void, PAGE, both, flags, -1, 0) };
-    // What is not given with an address, or not as asked for, is a fault of another kind, or a kernel before 4.17.
+    // SAFETY: `MAP_FIXED_NOREPLACE` creates a mapping only where there is none.
+    let mapped = unsafe { next_symbol::mmap(page as *mut c_void, PAGE, both, flags, -1, 0) };
+    // Without a valid address, or without the requested address, the fault has another cause, or the kernel
+    // is older than 4.17.
     let fits = mapped as usize == page && page >= LOWEST;
     if !fits && mapped != libc::MAP_FAILED {
-        // SAFETY: mapped above.
-        unsafe { next::munmap(mapped, PAGE) };
+        // SAFETY: the range was mapped above, and nobody uses it.
+        unsafe { next_symbol::munmap(mapped, PAGE) };
     }
-    // A fault meanwhile is none of the device.
-    AT_WORK.set(false);
+    // A fault in the following code does not come from the device.
+    DEVICE_ACTIVE.set(false);
     if let Some(nic) = process::existing() {
-        let (near, what) = (address & !(NEAR - 1), if fits { "unmapped" } else { "closed" });
-        nic.log()
-            .line(format_args!("the device used registered memory near {near:#x}, which the program has {what} since"));
+        let (near, what) = (address & !(NEAR - 1), if fits { "unmapped" } else { "protected" });
+        nic.log().line(format_args!(
+            "the device accessed registered memory near {near:#x}, which the program has since {what}"
+        ));
     }
-    AT_WORK.set(fits);
+    DEVICE_ACTIVE.set(fits);
     fits
 }
 
-/// Gives a fault to the handler that was there before ours.
+/// Passes a fault to the previously installed handler.
 ///
 /// # Safety
-/// Within a signal handler, with its arguments.
-unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: written before our handler was installed.
+/// The caller must be a signal handler, and pass on its own arguments.
+unsafe fn chain_to_previous(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: `PREVIOUS` was written before this handler was installed.
     let previous = unsafe { (&raw const PREVIOUS).read().assume_init() };
     match previous.sa_sigaction {
         libc::SIG_DFL => {
-            // Returning repeats the access, which then ends the program as it would have without us.
-            // SAFETY: plain calls.
+            // After the return the access is repeated and terminates the program, as without this library.
+            // SAFETY: `action` is live and initialised; all-zero bytes are a valid `sigaction`.
             unsafe {
                 let mut action: sigaction = zeroed();
                 action.sa_sigaction = libc::SIG_DFL;
@@ -304,7 +319,8 @@ unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
             }
         }
         libc::SIG_IGN => {}
-        // SAFETY: the program's handler, of the kind that its flags say.
+        // SAFETY: the previous handler has the signature that its flags say, and the arguments are those of
+        // the kernel.
         handler => unsafe {
             if previous.sa_flags & libc::SA_SIGINFO != 0 {
                 std::mem::transmute::<usize, extern "C" fn(c_int, *mut siginfo_t, *mut c_void)>(handler)(

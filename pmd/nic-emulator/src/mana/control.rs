@@ -1,4 +1,4 @@
-//! Objects of the device: what the kernel's `mana_ib` checks, and what it answers.
+//! Objects of the device: the checks and replies of the kernel's `mana_ib`.
 
 use std::collections::hash_map::Entry;
 
@@ -7,21 +7,21 @@ use wirepath_nic_defs::mana::{CQE_BYTES, DOORBELL_PAGE};
 use wirepath_nic_defs::uverbs::{self, ioctl, mana as abi, write};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::queues::{Cq, Held, Rq, Sq, Work};
+use super::queues::{Cq, PendingCqe, Rq, Sq, WorkQueue};
 use super::{MAX_RECV_SGE, MAX_SEND_SGE, Mana, Qp, Rss, TABLE};
-use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, ObjectId, Store};
-use crate::faults::What;
+use crate::device::QpCap;
+use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, ObjectId, Store, set_link};
+use crate::faults::FaultKind;
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
 use crate::identity;
 use crate::log::Log;
-use crate::slab::Apart;
+use crate::slots::CachePadded;
 use crate::topology::DeviceSpec;
-use crate::uverbs::QpCap;
 
-/// Microsoft.
+/// PCI vendor number of Microsoft.
 const VENDOR: u32 = 0x1414;
-/// The Ethernet function (3 would be the RDMA function).
+/// Number of the Ethernet function; the RDMA function is 3.
 const PART: u32 = 2;
 const MOST: u32 = 1000;
 const PAGE: u64 = 4096;
@@ -31,19 +31,19 @@ fn driver_part<T: FromBytes + KnownLayout + Immutable>(input: &[u8]) -> Result<T
 }
 
 impl<H: Host> Mana<H> {
-    /// Pins a ring, which the kernel hands to the device as whole pages.
+    /// Pins a ring, which the kernel passes to the device as whole pages.
     fn pin_ring(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u32) -> Result<H::Region, Errno> {
         let name = self.name();
         let bytes = u64::from(bytes);
         if !address.is_multiple_of(PAGE) || !bytes.is_multiple_of(PAGE) || !bytes.is_power_of_two() {
             let why = format_args!(
-                "{name}: {what} ring of {bytes} bytes at {address:#x} is not a power of two of whole pages"
+                "{name}: {what} ring of {bytes} bytes at {address:#x}: it must be page-aligned, its size a power of two"
             )
             .to_string();
             return Err(call.refuse(Errno::INVAL, why));
         }
         call.host.pin(address, bytes, true).map_err(|errno| {
-            call.refuse(errno, format_args!("{name}: {what} ring at {address:#x} is not all mapped for writing"))
+            call.refuse(errno, format_args!("{name}: {what} ring at {address:#x} is not completely mapped writable"))
         })
     }
 
@@ -51,24 +51,26 @@ impl<H: Host> Mana<H> {
         let count = self.ports.len();
         match (port as usize).checked_sub(1).filter(|at| *at < count) {
             Some(at) => Ok(at),
-            None => {
-                Err(call.refuse(Errno::INVAL, format_args!("{}: port {port}; there are 1 to {count}", self.name())))
-            }
+            None => Err(call.refuse(
+                Errno::INVAL,
+                format_args!("{}: port {port} does not exist; ports are 1 to {count}", self.name()),
+            )),
         }
     }
 
-    /// A completion queue for a queue that is being made: it serves one queue in its life.
-    fn spend_cq(&mut self, call: &Call<'_, H>, cq: ObjectId) -> Result<u32, Errno> {
+    /// Assigns a completion queue to a new queue, and returns its number. A completion queue can serve only
+    /// one queue in its lifetime.
+    fn assign_cq(&mut self, call: &Call<'_, H>, cq: ObjectId) -> Result<u32, Errno> {
         let name = self.spec.name.clone();
         let entry = self.cqs.get_mut(cq).ok_or(Errno::INVAL)?;
-        if entry.spent {
+        if entry.used {
             return Err(call.refuse(
                 Errno::INVAL,
-                format_args!("{name}: the completion queue has served a queue already; each needs its own"),
+                format_args!("{name}: the completion queue has served another queue already; each queue needs its own"),
             ));
         }
-        let number = self.cq_numbers.take().ok_or(Errno::NOSPC)?;
-        entry.spent = true;
+        let number = self.cq_numbers.alloc().ok_or(Errno::NOSPC)?;
+        entry.used = true;
         entry.number = Some(number);
         self.by_cq.insert(number, cq);
         Ok(number)
@@ -77,7 +79,7 @@ impl<H: Host> Mana<H> {
     fn release_cq(&mut self, cq: ObjectId) {
         if let Some(number) = self.cqs.get_mut(cq).and_then(|cq| cq.number.take()) {
             self.by_cq.remove(&number);
-            self.cq_numbers.give_back(number);
+            self.cq_numbers.free(number);
         }
     }
 
@@ -91,7 +93,7 @@ impl<H: Host> Mana<H> {
         let limit = self.spec.max_queue;
         if qp.cap.max_send_wr > limit || qp.cap.max_send_wr == 0 || qp.cap.max_send_sge > MAX_SEND_SGE {
             let why = format!(
-                "{}: {} send requests of {} entries; at most {limit} of {MAX_SEND_SGE}",
+                "{}: {} send requests with {} entries each; at most {limit} with {MAX_SEND_SGE}",
                 self.name(),
                 qp.cap.max_send_wr,
                 qp.cap.max_send_sge
@@ -99,22 +101,22 @@ impl<H: Host> Mana<H> {
             return Err(call.refuse(Errno::INVAL, why));
         }
         let at = self.port_index(call, part.port)?;
-        if let Some(errno) = self.ports[at].held {
+        if let Some(errno) = self.ports[at].kernel_errno {
             return Err(call.refuse(
                 errno,
                 format_args!("{}: port {} is held by the kernel's own driver", self.name(), part.port),
             ));
         }
         if self.ports[at].claim.is_some_and(|(pd, _)| pd != qp.pd) {
-            let why = format!("{}: port {} sends for another protection domain already", self.name(), part.port);
+            let why = format!("{}: port {} is used by another protection domain", self.name(), part.port);
             return Err(call.refuse(Errno::BUSY, why));
         }
         let ring = self.pin_ring(call, "send", part.sq_buf_addr, part.sq_buf_size)?;
-        let number = self.sq_numbers.take().ok_or(Errno::NOSPC)?;
-        let cq_number = self.spend_cq(call, send_cq).inspect_err(|_| self.sq_numbers.give_back(number))?;
+        let number = self.sq_numbers.alloc().ok_or(Errno::NOSPC)?;
+        let cq_number = self.assign_cq(call, send_cq).inspect_err(|_| self.sq_numbers.free(number))?;
         let sq = self.sqs.add(Sq {
             number,
-            work: Work::new(ring, part.sq_buf_size, call.context, qp.pd),
+            work: WorkQueue::new(ring, part.sq_buf_size, call.context, qp.pd),
             cq: send_cq,
             cq_number,
             port: at,
@@ -142,24 +144,27 @@ impl<H: Host> Mana<H> {
         let part: abi::CreateRssQp = driver_part(call.input)?;
         let name = self.spec.name.clone();
         if part.rx_hash_function != abi::HASH_TOEPLITZ || part.rx_hash_key_len as usize != abi::KEY_BYTES {
-            let why =
-                format!("{name}: hash function {} with a key of {} bytes", part.rx_hash_function, part.rx_hash_key_len);
+            let why = format!(
+                "{name}: unsupported hash function {} with a key of {} bytes",
+                part.rx_hash_function, part.rx_hash_key_len
+            );
             return Err(call.refuse(Errno::INVAL, why));
         }
         let at = self.port_index(call, part.port)?;
-        if let Some(errno) = self.ports[at].held {
+        if let Some(errno) = self.ports[at].kernel_errno {
             return Err(
                 call.refuse(errno, format_args!("{name}: port {} is held by the kernel's own driver", part.port))
             );
         }
         let wqs = self.tables.get(table).ok_or(Errno::INVAL)?.clone();
-        // A queue belongs to one receiving queue pair, which makes it and its completion queue in the device.
+        // A work queue belongs to one RSS queue pair, which creates it and its completion queue in the
+        // device.
         for (i, wq) in wqs.iter().enumerate() {
             let rq = self.rqs.get(*wq).ok_or(Errno::INVAL)?;
             if rq.users > 0 {
                 return Err(call.refuse(
                     Errno::INVAL,
-                    format_args!("{name}: entry {i}: the work queue receives for another queue pair"),
+                    format_args!("{name}: entry {i}: the work queue belongs to another queue pair"),
                 ));
             }
         }
@@ -168,12 +173,12 @@ impl<H: Host> Mana<H> {
         for (i, wq) in wqs.iter().enumerate() {
             if !made.contains(wq) {
                 let cq = self.rqs.get(*wq).ok_or(Errno::INVAL)?.cq;
-                let number = self.spend_cq(call, cq).and_then(|_| self.rq_numbers.take().ok_or(Errno::NOSPC));
+                let number = self.assign_cq(call, cq).and_then(|_| self.rq_numbers.alloc().ok_or(Errno::NOSPC));
                 let number = match number {
                     Ok(number) => number,
                     Err(errno) => {
                         for wq in made {
-                            self.unmake_wq(wq);
+                            self.release_wq(wq);
                         }
                         return Err(errno);
                     }
@@ -194,28 +199,25 @@ impl<H: Host> Mana<H> {
         let rss = Rss {
             port: at,
             table: std::array::from_fn(|i| wqs[i % wqs.len()]),
-            only: wqs.first().copied().filter(|first| wqs.iter().all(|wq| wq == first)),
+            single_queue: wqs.first().copied().filter(|first| wqs.iter().all(|wq| wq == first)),
             hash: Toeplitz::new(&part.rx_hash_key),
             fields: part.rx_hash_fields_mask,
         };
-        let id = self.qps.add(Qp::Rss(Box::new(Apart(rss))));
+        let id = self.qps.add(Qp::Rss(Box::new(CachePadded(rss))));
         if self.ports[at].steering.replace(id).is_some() {
-            call.log.line(format_args!(
-                "{name}: port {}: a second receiving queue pair takes over from the first",
-                part.port
-            ));
+            call.log.line(format_args!("{name}: port {}: a second RSS queue pair replaces the first", part.port));
         }
         Ok((id, 0xff_ffff, qp.cap))
     }
 
-    /// The device forgets a work queue that a receiving queue pair had made.
-    fn unmake_wq(&mut self, wq: ObjectId) {
+    /// Removes a work queue of an RSS queue pair from the device.
+    fn release_wq(&mut self, wq: ObjectId) {
         let Some(rq) = self.rqs.get_mut(wq) else { return };
         rq.users = 0;
         let cq = rq.cq;
         if let Some(number) = rq.number.take() {
             self.by_rq.remove(&number);
-            self.rq_numbers.give_back(number);
+            self.rq_numbers.free(number);
         }
         self.release_cq(cq);
     }
@@ -239,30 +241,12 @@ impl<H: Host> Device<H> for Mana<H> {
     }
 
     fn query(&self) -> write::ExtendedQueryDeviceReply {
-        let mut reply = write::ExtendedQueryDeviceReply::new_zeroed();
-        let guid = identity::guid(self.spec.ports[0].mac);
-        reply.base = write::QueryDeviceReply {
-            fw_ver: 0,
-            node_guid: guid,
-            sys_image_guid: guid,
-            max_mr_size: u64::MAX >> 1,
-            page_size_cap: 0x0000_0000_001f_f000,
-            vendor_id: VENDOR,
-            vendor_part_id: PART,
-            hw_ver: 0,
-            max_qp: MOST,
-            max_qp_wr: self.spec.max_queue,
-            device_cap_flags: uverbs::DEVICE_RC_RNR_NAK_GEN as u32,
-            max_sge: MAX_SEND_SGE,
-            max_cq: MOST,
-            max_cqe: self.spec.max_queue,
-            max_mr: 1 << 20,
-            max_pd: 1 << 16,
-            max_raw_ethy_qp: MOST,
-            phys_port_cnt: self.spec.ports.len() as u8,
-            ..write::QueryDeviceReply::new_zeroed()
-        };
-        reply.response_length = size_of::<write::ExtendedQueryDeviceReply>() as u32;
+        let mut reply = identity::device_reply(&self.spec, VENDOR, PART, MOST);
+        reply.base.max_mr_size = u64::MAX >> 1;
+        reply.base.page_size_cap = 0x0000_0000_001f_f000;
+        reply.base.device_cap_flags = uverbs::DEVICE_RC_RNR_NAK_GEN as u32;
+        reply.base.max_sge = MAX_SEND_SGE;
+        reply.base.max_cqe = self.spec.max_queue;
         reply.device_cap_flags_ex = u64::from(reply.base.device_cap_flags);
         reply.raw_packet_caps = uverbs::RAW_PACKET_CAP_IP_CSUM;
         reply
@@ -272,10 +256,6 @@ impl<H: Host> Device<H> for Mana<H> {
         let at = usize::from(port).checked_sub(1)?;
         let (spec, state) = (self.spec.ports.get(at)?, self.ports.get(at)?);
         Some(identity::port_reply(spec.mtu, state.up, 0x0100_0000))
-    }
-
-    fn gids(&self) -> Vec<ioctl::GidEntry> {
-        identity::gids(&self.spec)
     }
 
     fn open(&mut self, call: &mut Call<'_, H>) -> Result<(), Errno> {
@@ -325,15 +305,16 @@ impl<H: Host> Device<H> for Mana<H> {
             | uverbs::ACCESS_REMOTE_ATOMIC
             | uverbs::ACCESS_ZERO_BASED;
         if access & !allowed & (uverbs::ACCESS_OPTIONAL_FIRST - 1) != 0 {
-            return Err(call.refuse(Errno::INVAL, format_args!("{}: access {access:#x}", self.name())));
+            return Err(
+                call.refuse(Errno::INVAL, format_args!("{}: unsupported access flags {access:#x}", self.name()))
+            );
         }
-        let iova = if access & uverbs::ACCESS_ZERO_BASED != 0 { 0 } else { iova };
         let (id, key) = self.keys.add(region, iova, pd, access);
         Ok((id, key, key))
     }
 
     fn query_mr(&self, mr: ObjectId) -> Option<(u32, u32, u64)> {
-        self.keys.describe(mr).map(|(key, length)| (key, key, length))
+        self.keys.key_and_length(mr).map(|(key, length)| (key, key, length))
     }
 
     fn dereg_mr(&mut self, mr: ObjectId) {
@@ -341,7 +322,7 @@ impl<H: Host> Device<H> for Mana<H> {
     }
 
     fn create_cq(&mut self, call: &mut Call<'_, H>, cq: &NewCq) -> Result<(ObjectId, u32), Errno> {
-        // Older libraries send the address only.
+        // Older libraries send only the address.
         if call.input.len() < 8 {
             return Err(Errno::INVAL);
         }
@@ -372,15 +353,7 @@ impl<H: Host> Device<H> for Mana<H> {
     }
 
     fn create_qp(&mut self, call: &mut Call<'_, H>, qp: &NewQp) -> Result<(ObjectId, u32, QpCap), Errno> {
-        if qp.kind != uverbs::QPT_RAW_PACKET {
-            let why = format!(
-                "{}: queue pairs of type {}; there are raw-packet ones ({})",
-                self.name(),
-                qp.kind,
-                uverbs::QPT_RAW_PACKET
-            );
-            return Err(call.refuse(Errno::OPNOTSUPP, why));
-        }
+        qp.check_raw_packet(call, self.name())?;
         match qp.table {
             Some(table) => self.create_rss_qp(call, qp, table),
             None => self.create_send_qp(call, qp),
@@ -403,7 +376,7 @@ impl<H: Host> Device<H> for Mana<H> {
             Some(Qp::Send { pd, port, sq, cq }) => {
                 if let Some(sq) = self.sqs.remove(sq) {
                     self.by_sq.remove(&sq.number);
-                    self.sq_numbers.give_back(sq.number);
+                    self.sq_numbers.free(sq.number);
                 }
                 self.release_cq(cq);
                 let claim = &mut self.ports[port].claim;
@@ -411,7 +384,7 @@ impl<H: Host> Device<H> for Mana<H> {
             }
             Some(Qp::Rss(rss)) => {
                 for wq in rss.table {
-                    self.unmake_wq(wq);
+                    self.release_wq(wq);
                 }
                 let steering = &mut self.ports[rss.port].steering;
                 if *steering == Some(qp) {
@@ -426,7 +399,7 @@ impl<H: Host> Device<H> for Mana<H> {
         let part: abi::CreateWq = driver_part(call.input)?;
         if wq.max_wr > self.spec.max_queue || wq.max_sge > MAX_RECV_SGE {
             let why = format!(
-                "{}: {} receive requests of {} entries; at most {} of {MAX_RECV_SGE}",
+                "{}: {} receive requests with {} entries each; at most {} with {MAX_RECV_SGE}",
                 self.name(),
                 wq.max_wr,
                 wq.max_sge,
@@ -435,19 +408,20 @@ impl<H: Host> Device<H> for Mana<H> {
             return Err(call.refuse(Errno::INVAL, why));
         }
         if wq.flags != 0 {
-            return Err(
-                call.refuse(Errno::OPNOTSUPP, format_args!("{}: work queue flags {:#x}", self.name(), wq.flags))
-            );
+            return Err(call.refuse(
+                Errno::OPNOTSUPP,
+                format_args!("{}: unsupported work queue flags {:#x}", self.name(), wq.flags),
+            ));
         }
         let ring = self.pin_ring(call, "receive", part.wq_buf_addr, part.wq_buf_size)?;
         let id = self.rqs.add(Rq {
             number: None,
-            work: Work::new(ring, part.wq_buf_size, call.context, wq.pd),
+            work: WorkQueue::new(ring, part.wq_buf_size, call.context, wq.pd),
             cq: wq.cq,
             owner: wq.owner,
             max_sge: wq.max_sge,
             users: 0,
-            held: Held::default(),
+            pending: PendingCqe::default(),
             received: 0,
             received_bytes: 0,
             no_buffer: 0,
@@ -462,7 +436,7 @@ impl<H: Host> Device<H> for Mana<H> {
     }
 
     fn destroy_wq(&mut self, wq: ObjectId) {
-        self.unmake_wq(wq);
+        self.release_wq(wq);
         self.rqs.remove(wq);
     }
 
@@ -490,33 +464,27 @@ impl<H: Host> Device<H> for Mana<H> {
         Mana::transmit(self, env)
     }
 
-    fn receive(&mut self, env: &mut Env<'_>, port: usize, frames: &[&[u8]], offered: bool) -> usize {
-        self.take_frames(env, port, frames, offered)
+    fn receive(&mut self, env: &mut Env<'_>, port: usize, frames: &[&[u8]], lossless: bool) -> usize {
+        self.receive_frames(env, port, frames, lossless)
     }
 
     fn flush(&mut self, env: &mut Env<'_>) {
         self.end_burst(env);
     }
 
-    fn fault(&mut self, env: &mut Env<'_>, what: &What) {
+    fn fault(&mut self, env: &mut Env<'_>, kind: &FaultKind) {
         let at = |port: u8| usize::from(port) - 1;
-        match *what {
-            What::PortHeld { port, errno } => self.ports[at(port)].held = Some(errno),
-            What::PortFreed { port } => self.ports[at(port)].held = None,
-            What::Link { port, up } => {
-                let state = &mut self.ports[at(port)].up;
-                if std::mem::replace(state, up) != up {
-                    let kind = if up { uverbs::EVENT_PORT_ACTIVE } else { uverbs::EVENT_PORT_ERR };
-                    env.events.push(Event::Port(port, kind));
-                }
-            }
-            What::DeviceFatal => {
+        match *kind {
+            FaultKind::PortHeld { port, errno } => self.ports[at(port)].kernel_errno = Some(errno),
+            FaultKind::PortFreed { port } => self.ports[at(port)].kernel_errno = None,
+            FaultKind::Link { port, up } => set_link(&mut self.ports[at(port)].up, port, up, env.events),
+            FaultKind::DeviceFatal => {
                 self.reset();
                 env.events.push(Event::Device(uverbs::EVENT_DEVICE_FATAL));
             }
-            What::Refuse { .. } | What::CompletionError { .. } | What::Hostile { .. } => return,
+            FaultKind::FailCommand { .. } | FaultKind::CompletionError { .. } | FaultKind::CorruptCqe { .. } => return,
         }
-        env.log.line(format_args!("{}: as ordered: {what}", self.spec.name));
+        env.log.line(format_args!("{}: injected fault: {kind}", self.spec.name));
     }
 
     fn is_dead(&self, context: ContextId) -> bool {
@@ -529,8 +497,9 @@ impl<H: Host> Device<H> for Mana<H> {
             .iter()
             .map(|(_, sq)| {
                 serde_json::json!({
-                    "number": sq.number, "port": sq.port + 1, "packets": sq.sent, "bytes": sq.sent_bytes, "errors": sq.errors,
-                    "completions": sq.completions, "doorbells": sq.work.doorbells, "stopped": sq.work.stopped,
+                    "number": sq.number, "port": sq.port + 1, "packets": sq.sent, "bytes": sq.sent_bytes,
+                    "errors": sq.errors, "completions": sq.completions, "doorbells": sq.work.doorbells,
+                    "stopped": sq.work.stopped,
                 })
             })
             .collect();
@@ -539,8 +508,10 @@ impl<H: Host> Device<H> for Mana<H> {
             .iter()
             .map(|(_, rq)| {
                 serde_json::json!({
-                    "number": rq.number, "packets": rq.received, "bytes": rq.received_bytes, "no_buffer": rq.no_buffer,
-                    "truncated": rq.truncated, "errors": rq.errors, "doorbells": rq.work.doorbells, "stopped": rq.work.stopped,
+                    "number": rq.number, "packets": rq.received, "bytes": rq.received_bytes,
+                    "no_buffer": rq.no_buffer, "truncated": rq.truncated, "errors": rq.errors,
+                    "doorbells": rq.work.doorbells,
+                    "stopped": rq.work.stopped,
                 })
             })
             .collect();
@@ -551,8 +522,9 @@ impl<H: Host> Device<H> for Mana<H> {
             .map(|(at, port)| {
                 let c = &port.counters;
                 serde_json::json!({
-                    "port": at + 1, "up": port.up, "received": c.received, "received_bytes": c.received_bytes, "sent": c.sent,
-                    "sent_bytes": c.sent_bytes, "other_address": c.other_address, "no_steering": c.no_steering, "no_buffer": c.no_buffer,
+                    "port": at + 1, "up": port.up, "received": c.received, "received_bytes": c.received_bytes,
+                    "sent": c.sent, "sent_bytes": c.sent_bytes, "other_address": c.other_address,
+                    "no_steering": c.no_steering, "no_buffer": c.no_buffer,
                 })
             })
             .collect();

@@ -1,7 +1,7 @@
-//! The Microsoft Azure Network Adapter.
+//! The Microsoft Azure Network Adapter (MANA).
 //!
-//! Sources for what it does: rdma-core `providers/mana`, Linux `drivers/infiniband/hw/mana` and `drivers/net/ethernet/microsoft/mana`,
-//! openvmm `vm/devices/net/gdma`, DPDK `drivers/net/mana`.
+//! Sources of its behaviour: rdma-core `providers/mana`; Linux `drivers/infiniband/hw/mana` and
+//! `drivers/net/ethernet/microsoft/mana`; OpenVMM `vm/devices/net/gdma`; DPDK `drivers/net/mana`.
 
 mod control;
 mod queues;
@@ -12,67 +12,67 @@ use std::collections::HashMap;
 
 use wirepath_nic_defs::mana as defs;
 
-use crate::device::{ContextId, Env, ObjectId, Owner, Store, VECTORS};
-use crate::frame::{Layers, Shape, Toeplitz};
+use crate::device::{ContextId, Env, EventTarget, ObjectId, Store, VECTORS};
+use crate::frame::{FramePattern, HeaderOffsets, Toeplitz};
 use crate::host::{Host, Region};
-use crate::keys::Keys;
-use crate::slab::{Apart, Numbers, Slab};
+use crate::keys::MkeyTable;
+use crate::slots::{CachePadded, IdAllocator, Slab};
 use crate::topology::{DeviceSpec, Doorbells};
 use queues::{Cq, Rq, Sq};
 
 use transmit::Wqe;
 
-/// Entries of the device's own indirection table; smaller ones are repeated.
+/// Number of entries of the device's indirection table. Smaller tables are repeated.
 const TABLE: usize = 64;
-/// Most scatter-gather entries that a queue pair may ask for (Linux: `max_send_sge`).
+/// Maximum number of scatter-gather entries of a send request (Linux: `max_send_sge`).
 const MAX_SEND_SGE: u32 = 30;
-/// Most of a receive queue.
+/// Maximum number of scatter-gather entries of a receive request.
 const MAX_RECV_SGE: u32 = 15;
 
-/// The device.
+/// An emulated MANA device.
 #[derive(Debug)]
 pub struct Mana<H: Host> {
     spec: DeviceSpec,
     ports: Vec<Port>,
-    keys: Keys<H::Region>,
+    keys: MkeyTable<H::Region>,
     pds: Slab<ContextId>,
     cqs: Slab<Cq<H::Region>>,
     sqs: Slab<Sq<H::Region>>,
     rqs: Slab<Rq<H::Region>>,
     tables: Slab<Vec<ObjectId>>,
     qps: Slab<Qp>,
-    sq_numbers: Numbers,
-    rq_numbers: Numbers,
-    cq_numbers: Numbers,
+    sq_numbers: IdAllocator,
+    rq_numbers: IdAllocator,
+    cq_numbers: IdAllocator,
     by_sq: HashMap<u32, ObjectId>,
     by_rq: HashMap<u32, ObjectId>,
     by_cq: HashMap<u32, ObjectId>,
-    /// Open contexts, and whether the device was reset under them.
+    /// Open contexts; true if the device was reset after the context was opened.
     contexts: HashMap<ContextId, bool>,
-    /// Scratch of the transmit path.
-    wqe: Box<Apart<Wqe>>,
-    /// Send queue that is served first next time.
-    turn: usize,
-    /// Doorbells that no queue answers to.
+    /// Scratch descriptor of the transmit path.
+    wqe: Box<CachePadded<Wqe>>,
+    /// Send queue that is processed first in the next round.
+    next_sq: usize,
+    /// Doorbells that no queue accepts.
     stray_doorbells: u64,
     resets: u64,
     vectors: u32,
 }
 
-/// A port, with its virtual port of the fabric.
+/// A port with its virtual port.
 #[derive(Debug, Default)]
 struct Port {
     up: bool,
-    /// What the kernel says if its own driver holds the port.
-    held: Option<rustix::io::Errno>,
-    /// Protection domain that sends here, and how many queue pairs it has.
+    /// Error that the kernel returns while its own driver holds the port.
+    kernel_errno: Option<rustix::io::Errno>,
+    /// Protection domain that may send on the port, and its number of queue pairs.
     claim: Option<(ObjectId, u32)>,
-    /// Queue pair whose table spreads what arrives.
+    /// RSS queue pair that distributes received frames.
     steering: Option<ObjectId>,
-    /// Virtual port that packets must name.
+    /// Virtual port number that sent packets must carry.
     vport: u32,
-    /// The last frame that arrived, and where its headers are. The next is often alike.
-    last: Option<(Shape, Layers)>,
+    /// Pattern and header offsets of the last received frame. The next frame often matches.
+    last: Option<(FramePattern, HeaderOffsets)>,
     counters: PortCounters,
 }
 
@@ -90,45 +90,47 @@ struct PortCounters {
 #[derive(Debug)]
 enum Qp {
     Send { pd: ObjectId, port: usize, sq: ObjectId, cq: ObjectId },
-    Rss(Box<Apart<Rss>>),
+    Rss(Box<CachePadded<Rss>>),
 }
 
 #[derive(Debug)]
 struct Rss {
     port: usize,
     table: [ObjectId; TABLE],
-    /// The queue, if the table names one alone.
-    only: Option<ObjectId>,
+    /// The queue, if all entries of the table name the same one.
+    single_queue: Option<ObjectId>,
     hash: Toeplitz,
     fields: u64,
 }
 
 impl<H: Host> Mana<H> {
-    /// A device as the topology wants it. Whoever looks at queues and sees no doorbells (`scan`) does not see what arms a completion queue:
-    /// such a device has no interrupts to offer, as a kernel without event queues.
+    /// Creates a device from its specification. With `scan` it polls queues and observes no doorbells, so it
+    /// does not see completion queues being armed. Such a device offers no interrupts, like a kernel without
+    /// event queues.
     pub fn new(spec: DeviceSpec, scan: bool) -> Self {
         let port = |at: usize| Port { up: true, vport: 5 + 3 * at as u32, ..Port::default() };
         Self {
             ports: (0..spec.ports.len()).map(port).collect(),
             spec,
-            keys: Keys::default(),
+            keys: MkeyTable::default(),
             pds: Slab::default(),
             cqs: Slab::default(),
             sqs: Slab::default(),
             rqs: Slab::default(),
             tables: Slab::default(),
             qps: Slab::default(),
-            // Ranges apart, so that a number used for the wrong kind of queue is found out; all within the 12 bits of short doorbells,
-            // send queues beyond the 10 bits that the OOB leaves out.
-            sq_numbers: Numbers::new(1040..2040),
-            rq_numbers: Numbers::new(2050..3050),
-            cq_numbers: Numbers::new(3060..4090),
+            // The ranges are disjoint, so that a number of the wrong kind of queue is detected. All fit into
+            // the 12 bits of short doorbells. Send queue numbers exceed the 10 bits that the short OOB
+            // contains.
+            sq_numbers: IdAllocator::new(1040..2040),
+            rq_numbers: IdAllocator::new(2050..3050),
+            cq_numbers: IdAllocator::new(3060..4090),
             by_sq: HashMap::new(),
             by_rq: HashMap::new(),
             by_cq: HashMap::new(),
             contexts: HashMap::new(),
-            wqe: Box::new(Apart(Wqe::default())),
-            turn: 0,
+            wqe: Box::new(CachePadded(Wqe::default())),
+            next_sq: 0,
             stray_doorbells: 0,
             resets: 0,
             vectors: if scan { 1 } else { VECTORS },
@@ -139,12 +141,12 @@ impl<H: Host> Mana<H> {
         &self.spec.name
     }
 
-    /// A store to the doorbell page.
+    /// Handles a store to the doorbell page.
     fn ring(&mut self, env: &mut Env<'_>, context: ContextId, store: Store) {
         match (store.offset, store.size) {
             (defs::DOORBELL_SQ, 8) => {
                 let bell = defs::SqDoorbell(store.value);
-                self.post(env, context, true, bell.id() as u32, Tail::Is(bell.tail() as u32));
+                self.post(env, context, true, bell.id() as u32, TailUpdate::Absolute(bell.tail() as u32));
             }
             (defs::DOORBELL_RQ, 8) | (defs::DOORBELL_RQ_CLIENT, 8) => {
                 let bell = defs::RqDoorbell(store.value);
@@ -155,11 +157,11 @@ impl<H: Host> Mana<H> {
                         bell.id()
                     ));
                 }
-                self.post(env, context, false, bell.id() as u32, Tail::Is(bell.tail() as u32));
+                self.post(env, context, false, bell.id() as u32, TailUpdate::Absolute(bell.tail() as u32));
             }
             (defs::DOORBELL_CQ, 8) => {
                 let bell = defs::CqDoorbell(store.value);
-                self.arm(env, context, bell.id() as u32, Tail::Is(bell.tail() as u32), bell.arm() == 1);
+                self.arm(env, context, bell.id() as u32, TailUpdate::Absolute(bell.tail() as u32), bell.arm() == 1);
             }
             (defs::DOORBELL_SQ_SHORT | defs::DOORBELL_RQ_SHORT, 4) => {
                 let bell = defs::ShortDoorbell(store.value as u32);
@@ -168,27 +170,27 @@ impl<H: Host> Mana<H> {
                     context,
                     store.offset == defs::DOORBELL_SQ_SHORT,
                     bell.id(),
-                    Tail::Grows(bell.increment()),
+                    TailUpdate::Increment(bell.increment()),
                 );
             }
             (defs::DOORBELL_CQ_SHORT, 4) => {
                 let bell = defs::ShortDoorbell(store.value as u32);
-                self.arm(env, context, bell.id(), Tail::Grows(bell.increment()), bell.arm() == 1);
+                self.arm(env, context, bell.id(), TailUpdate::Increment(bell.increment()), bell.arm() == 1);
             }
-            // Event queues belong to the kernel; what user space writes there says nothing.
+            // Event queues belong to the kernel; writes of user space have no effect.
             (defs::DOORBELL_EQ, 8) | (defs::DOORBELL_EQ_SHORT, 4) => {}
             (offset, size) => {
                 self.stray_doorbells += 1;
                 env.log.line(format_args!(
-                    "{}: a store of {size} bytes at {offset:#x} of the doorbell page is no doorbell",
+                    "{}: a store of {size} bytes at {offset:#x} of the doorbell page is not a doorbell",
                     self.name()
                 ));
             }
         }
     }
 
-    /// New tail of a work queue.
-    fn post(&mut self, env: &mut Env<'_>, context: ContextId, send: bool, number: u32, tail: Tail) {
+    /// Updates the tail of a work queue.
+    fn post(&mut self, env: &mut Env<'_>, context: ContextId, send: bool, number: u32, tail: TailUpdate) {
         let (kind, found) = if send { ("sq", self.by_sq.get(&number)) } else { ("rq", self.by_rq.get(&number)) };
         let found = found.copied();
         let ring = match (send, found) {
@@ -209,8 +211,8 @@ impl<H: Host> Mana<H> {
         }
     }
 
-    /// A completion queue's tail, and whether an event is wanted.
-    fn arm(&mut self, env: &mut Env<'_>, context: ContextId, number: u32, tail: Tail, arm: bool) {
+    /// Updates the tail of a completion queue, and arms it if requested.
+    fn arm(&mut self, env: &mut Env<'_>, context: ContextId, number: u32, tail: TailUpdate, arm: bool) {
         let Some(cq) =
             self.by_cq.get(&number).and_then(|id| self.cqs.get_mut(*id)).filter(|cq| cq.owner.context == context)
         else {
@@ -218,15 +220,15 @@ impl<H: Host> Mana<H> {
             env.log.line(format_args!("{}: doorbell for cq {number}, which this context does not have", self.name()));
             return;
         };
-        if let Err(why) = cq.announce(tail, arm, env.events) {
+        if let Err(why) = cq.update_tail(tail, arm, env.events) {
             env.log.line(format_args!("{} cq {number}: doorbell ignored: {why}", self.spec.name));
         }
     }
 
-    /// The device is reset: queues stop, keys are gone, contexts are dead.
+    /// Resets the device: all objects are destroyed, and all contexts are dead.
     fn reset(&mut self) {
         self.resets += 1;
-        self.keys = Keys::default();
+        self.keys = MkeyTable::default();
         self.sqs = Slab::default();
         self.rqs = Slab::default();
         self.cqs = Slab::default();
@@ -250,16 +252,16 @@ impl<H: Host> Mana<H> {
     }
 }
 
-/// What a doorbell says about a tail.
+/// Tail update of a doorbell.
 #[derive(Clone, Copy, Debug)]
-enum Tail {
-    /// It is this.
-    Is(u32),
-    /// It grows by this (short doorbells).
-    Grows(u32),
+enum TailUpdate {
+    /// The new tail.
+    Absolute(u32),
+    /// The increment of the tail (short doorbells).
+    Increment(u32),
 }
 
-/// Where events of a work queue go, for queues that stop.
-fn owner_of<R: Region>(rq: &Rq<R>) -> Owner {
+/// Returns the event target of a receive queue.
+fn event_target<R: Region>(rq: &Rq<R>) -> EventTarget {
     rq.owner
 }

@@ -1,24 +1,24 @@
-//! Rings: work queues and completion queues.
+//! Work queues and completion queues.
 
 use wirepath_nic_defs::mana as defs;
 use wirepath_nic_defs::mana::{CqeTail, WQE_UNIT};
 
-use super::Tail;
-use crate::device::{ContextId, Event, ObjectId, Owner};
-use crate::faults::Lie;
+use super::TailUpdate;
+use crate::device::{ContextId, Event, EventTarget, ObjectId};
+use crate::faults::CqeCorruption;
 use crate::host::Region;
 
-/// What send and receive queues have in common.
+/// State that send and receive queues have in common.
 #[derive(Debug)]
-pub(super) struct Work<R> {
+pub(super) struct WorkQueue<R> {
     pub(super) ring: R,
-    /// Bytes, a power of two.
+    /// Size of the ring in bytes, a power of two.
     pub(super) bytes: u32,
-    /// Units consumed, free-running.
+    /// Number of consumed units, free-running.
     pub(super) head: u32,
-    /// Units posted, free-running.
+    /// Number of posted units, free-running.
     pub(super) tail: u32,
-    /// Bytes as the doorbells count them.
+    /// Tail in bytes, as doorbells count it.
     tail_bytes: u32,
     pub(super) stopped: bool,
     pub(super) context: ContextId,
@@ -26,34 +26,34 @@ pub(super) struct Work<R> {
     pub(super) doorbells: u64,
 }
 
-impl<R: Region> Work<R> {
+impl<R: Region> WorkQueue<R> {
     pub(super) fn new(ring: R, bytes: u32, context: ContextId, pd: ObjectId) -> Self {
         Self { ring, bytes, head: 0, tail: 0, tail_bytes: 0, stopped: false, context, pd, doorbells: 0 }
     }
 
-    /// Units posted and not consumed.
+    /// Returns the number of units that are posted and not consumed.
     #[inline]
     pub(super) fn posted(&self) -> u32 {
         self.tail.wrapping_sub(self.head)
     }
 
-    /// Offset in the ring of `bytes` behind the head.
+    /// Returns the ring offset of the byte at `bytes` behind the head.
     #[inline]
     pub(super) fn at(&self, bytes: u32) -> u64 {
         u64::from(self.head.wrapping_mul(WQE_UNIT).wrapping_add(bytes) & (self.bytes - 1))
     }
 
-    /// What lies so many bytes behind the head will soon be fetched, and cleared in scan mode.
+    /// Prefetches the line at `bytes` behind the head, which is fetched soon, and cleared in scan mode.
     #[inline]
-    pub(super) fn expect(&self, bytes: u32) {
-        self.ring.expect(self.at(bytes));
+    pub(super) fn prefetch_write(&self, bytes: u32) {
+        self.ring.prefetch_write(self.at(bytes));
     }
 
-    /// A doorbell.
-    pub(super) fn advance(&mut self, tail: Tail) -> Result<(), String> {
+    /// Handles a doorbell.
+    pub(super) fn advance(&mut self, tail: TailUpdate) -> Result<(), String> {
         let now = match tail {
-            Tail::Is(bytes) => bytes,
-            Tail::Grows(bytes) => self.tail_bytes.wrapping_add(bytes),
+            TailUpdate::Absolute(bytes) => bytes,
+            TailUpdate::Increment(bytes) => self.tail_bytes.wrapping_add(bytes),
         };
         if now % WQE_UNIT != 0 {
             return Err(format!("tail {now} is not a multiple of {WQE_UNIT} bytes"));
@@ -65,7 +65,7 @@ impl<R: Region> Work<R> {
         let posted = self.posted() * WQE_UNIT;
         if grown > self.bytes - posted {
             return Err(format!(
-                "tail {now} is {grown} bytes ahead of the last one, {posted} are posted already, and the ring has {}: backwards, or an overrun",
+                "tail {now} is {grown} bytes ahead, with {posted} posted and a ring of {}: backwards, or an overrun",
                 self.bytes
             ));
         }
@@ -74,7 +74,8 @@ impl<R: Region> Work<R> {
         Ok(())
     }
 
-    /// Takes `units` away; in scan mode clears them, so that the next pass is seen.
+    /// Consumes `units`. With `clear`, in scan mode, it zeroes them, so that the next pass of the ring is
+    /// recognised.
     #[inline]
     pub(super) fn consume(&mut self, units: u32, clear: bool) {
         if clear {
@@ -86,9 +87,9 @@ impl<R: Region> Work<R> {
         }
         let line = (self.head & !1).wrapping_mul(WQE_UNIT);
         self.head = self.head.wrapping_add(units);
-        // The line is left.
+        // The head has moved to another cache line.
         if clear && line != (self.head & !1).wrapping_mul(WQE_UNIT) {
-            self.ring.release(u64::from(line & (self.bytes - 1)));
+            self.ring.demote(u64::from(line & (self.bytes - 1)));
         }
     }
 }
@@ -97,7 +98,7 @@ impl<R: Region> Work<R> {
 #[derive(Debug)]
 pub(super) struct Sq<R> {
     pub(super) number: u32,
-    pub(super) work: Work<R>,
+    pub(super) work: WorkQueue<R>,
     pub(super) cq: ObjectId,
     pub(super) cq_number: u32,
     pub(super) port: usize,
@@ -110,15 +111,15 @@ pub(super) struct Sq<R> {
 /// A receive queue.
 #[derive(Debug)]
 pub(super) struct Rq<R> {
-    /// Told when a queue pair spreads packets over it.
+    /// Hardware number, assigned when an RSS queue pair uses the queue.
     pub(super) number: Option<u32>,
-    pub(super) work: Work<R>,
+    pub(super) work: WorkQueue<R>,
     pub(super) cq: ObjectId,
-    pub(super) owner: Owner,
+    pub(super) owner: EventTarget,
     pub(super) max_sge: u32,
-    /// Queue pairs whose table names it.
+    /// Number of queue pairs whose table names the queue.
     pub(super) users: u32,
-    pub(super) held: Held,
+    pub(super) pending: PendingCqe,
     pub(super) received: u64,
     pub(super) received_bytes: u64,
     pub(super) no_buffer: u64,
@@ -126,60 +127,61 @@ pub(super) struct Rq<R> {
     pub(super) errors: u64,
 }
 
-/// Completions of packets that wait to share an entry.
+/// Received packets whose completion waits for further packets in the same entry.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct PendingCqe {
     pub(super) count: u32,
     pub(super) flags: u32,
     pub(super) packets: [(u16, u32); 4],
     pub(super) wqe: u32,
 }
 
-/// A completion entry but for its last word, in pairs of words: what is put together in small stores and read in large ones waits for all
-/// stores before.
+/// A completion entry except its last word, in pairs of words. Loads that are wider than the preceding stores
+/// would wait for these stores, so entries are built in wide stores.
 pub(super) type Entry = [u64; 8];
 
-/// Two words of an entry.
+/// Combines two words of an entry.
 #[inline(always)]
 pub(super) fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// Entries that are published at once at most.
-const MOST_UNPUBLISHED: u32 = 32;
-/// How far ahead of their use lines of memory are asked for, in bytes.
-pub(super) const AHEAD: u32 = 256;
+/// Maximum number of entries that are published together.
+const MAX_UNPUBLISHED: u32 = 32;
+/// Prefetch distance in bytes.
+pub(super) const PREFETCH_BYTES: u32 = 256;
 
 /// A completion queue.
 ///
-/// Of the entries of a burst the first is written last ([`Self::publish`]): a driver that waits for it finds all of them, and takes no
-/// lines away from the device meanwhile.
+/// The first entry of a burst is written last ([`Self::publish`]). A driver that waits for it then finds all
+/// entries, and does not take cache lines away from the device in the meantime.
 #[derive(Debug)]
 pub(super) struct Cq<R> {
-    /// Told when a queue is made that reports to it.
+    /// Hardware number, assigned when a queue that reports here is created.
     pub(super) number: Option<u32>,
-    /// A queue has reported to it: its memory went to that one, and no other can have it.
-    pub(super) spent: bool,
-    pub(super) owner: Owner,
+    /// True if the queue has served a work queue. Its memory then belongs to that queue, and no other can use
+    /// it.
+    pub(super) used: bool,
+    pub(super) owner: EventTarget,
     ring: R,
     pub(super) entries: u32,
-    /// Entry that is written next, and the pass of the ring that it belongs to. The first pass has number 1.
+    /// Index of the next entry, and the number of the current pass of the ring. The first pass has number 1.
     index: u32,
     pass: u32,
-    /// Entries that the application said it has taken.
+    /// Number of entries that the application has consumed, as its doorbells report.
     taken: u32,
     armed: bool,
     pub(super) produced: u64,
-    /// The first entry that is not published, with its index, and how many there are with it.
+    /// The first unpublished entry with its index, and the number of unpublished entries.
     first: (u32, Entry, CqeTail),
     unpublished: u32,
 }
 
 impl<R: Region> Cq<R> {
-    pub(super) fn new(ring: R, entries: u32, owner: Owner) -> Self {
+    pub(super) fn new(ring: R, entries: u32, owner: EventTarget) -> Self {
         Self {
             number: None,
-            spent: false,
+            used: false,
             owner,
             ring,
             entries,
@@ -193,11 +195,11 @@ impl<R: Region> Cq<R> {
         }
     }
 
-    /// Writes an entry, which may have to be published.
+    /// Writes an entry; it is visible to the driver after [`Self::publish`].
     #[inline(always)]
     pub(super) fn complete(&mut self, entry: &Entry, tail: CqeTail, events: &mut Vec<Event>) {
         let tail = tail.with_owner(self.pass);
-        if self.unpublished == MOST_UNPUBLISHED.min(self.entries / 2) {
+        if self.unpublished == MAX_UNPUBLISHED.min(self.entries / 2) {
             self.publish();
         }
         if self.unpublished == 0 {
@@ -206,7 +208,7 @@ impl<R: Region> Cq<R> {
             self.put(self.index, entry, tail);
         }
         self.unpublished += 1;
-        self.ring.expect(u64::from(self.index) * u64::from(defs::CQE_BYTES) + u64::from(AHEAD));
+        self.ring.prefetch_write(u64::from(self.index) * u64::from(defs::CQE_BYTES) + u64::from(PREFETCH_BYTES));
         self.index += 1;
         if self.index == self.entries {
             self.index = 0;
@@ -219,7 +221,7 @@ impl<R: Region> Cq<R> {
         }
     }
 
-    /// All entries that were completed can be seen from now on.
+    /// Publishes all entries.
     #[inline]
     pub(super) fn publish(&mut self) {
         if self.unpublished > 0 {
@@ -229,53 +231,59 @@ impl<R: Region> Cq<R> {
         }
     }
 
-    /// The last word last.
+    /// Writes an entry; its last word is written last.
     #[inline(always)]
     fn put(&self, index: u32, entry: &Entry, tail: CqeTail) {
         let at = u64::from(index) * u64::from(defs::CQE_BYTES);
         let [front @ .., last] = *entry;
         let last = last | pair(0, tail.0);
         self.ring.store_line(at, &std::array::from_fn(|i| front.get(i).copied().unwrap_or(last).to_le()));
-        self.ring.release(at);
+        self.ring.demote(at);
     }
 
-    /// Writes an entry that lies.
-    pub(super) fn lie(&mut self, entry: &Entry, tail: CqeTail, lie: Lie, events: &mut Vec<Event>) {
+    /// Writes a corrupt entry.
+    pub(super) fn complete_corrupted(
+        &mut self,
+        entry: &Entry,
+        tail: CqeTail,
+        corruption: CqeCorruption,
+        events: &mut Vec<Event>,
+    ) {
         self.publish();
         let mut entry = *entry;
         let mut tail = tail;
         let transmit = tail.is_sq() == 1;
-        match lie {
-            Lie::Nothing => return,
-            Lie::Owner => {
+        match corruption {
+            CqeCorruption::Missing => return,
+            CqeCorruption::Owner => {
                 self.put(self.index, &entry, tail.with_owner(self.pass.wrapping_add(3)));
                 return;
             }
-            Lie::Queue => tail = tail.with_queue(0xff_fff0),
-            Lie::Kind => tail = tail.with_is_sq(1 - tail.is_sq()),
-            Lie::Length => entry[1] |= 0xffff,
-            Lie::Empty => entry[1] &= !0xffff,
-            Lie::Twice => self.complete(&entry, tail, events),
-            Lie::Type => entry[0] |= 0x3f,
-            Lie::Position if transmit => entry[1] |= pair(u32::MAX, 0),
-            Lie::Position => entry[7] |= pair(u32::MAX, 0),
+            CqeCorruption::Queue => tail = tail.with_queue(0xff_fff0),
+            CqeCorruption::Kind => tail = tail.with_is_sq(1 - tail.is_sq()),
+            CqeCorruption::Length => entry[1] |= 0xffff,
+            CqeCorruption::ZeroLength => entry[1] &= !0xffff,
+            CqeCorruption::Duplicate => self.complete(&entry, tail, events),
+            CqeCorruption::Type => entry[0] |= 0x3f,
+            CqeCorruption::Position if transmit => entry[1] |= pair(u32::MAX, 0),
+            CqeCorruption::Position => entry[7] |= pair(u32::MAX, 0),
         }
         self.complete(&entry, tail, events);
         self.publish();
     }
 
-    /// A doorbell: openvmm's `gdma` model of arming.
-    pub(super) fn announce(&mut self, tail: Tail, arm: bool, events: &mut Vec<Event>) -> Result<(), String> {
+    /// Handles a doorbell: updates the tail and arms the queue, as OpenVMM's `gdma` does.
+    pub(super) fn update_tail(&mut self, tail: TailUpdate, arm: bool, events: &mut Vec<Event>) -> Result<(), String> {
         let modulus = 8 * self.entries;
         let produced =
             ((u64::from(self.pass) * u64::from(self.entries) + u64::from(self.index)) % u64::from(modulus)) as u32;
         let tail = match tail {
-            Tail::Is(tail) => tail % modulus,
-            Tail::Grows(entries) => (self.taken + entries) % modulus,
+            TailUpdate::Absolute(tail) => tail % modulus,
+            TailUpdate::Increment(entries) => (self.taken + entries) % modulus,
         };
         let unread = (produced + modulus - tail) % modulus;
         if unread > self.entries {
-            return Err(format!("tail {tail} leaves {unread} entries unread, and the ring has {}", self.entries));
+            return Err(format!("tail {tail} leaves {unread} entries unread, but the ring has {}", self.entries));
         }
         self.taken = tail;
         self.armed = arm && unread == 0;

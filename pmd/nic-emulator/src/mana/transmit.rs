@@ -1,24 +1,26 @@
-//! Send queues: descriptors are fetched, checked and carried out.
+//! Send queues of the MANA emulator. Descriptors are fetched and checked, and their packets are sent.
 
 use wirepath_nic_defs::mana as defs;
 use wirepath_nic_defs::mana::{CqeHead, CqeTail, TxOffset, TxOob, TxOob1, TxOob2, TxOob3, WQE_UNIT, WqeFlags, WqeLast};
 
-use super::queues::{AHEAD, Cq, Sq, Work};
+use super::queues::{Cq, PREFETCH_BYTES, Sq, WorkQueue};
 use super::{Mana, Port};
 use crate::device::Env;
-use crate::faults::What;
+use crate::faults::FaultKind;
 use crate::frame::{self, ETHERNET, Network, TCP, UDP};
 use crate::host::{Host, Region};
-use crate::keys::Keys;
+use crate::keys::MkeyTable;
 use crate::segment;
 use crate::topology::PortSpec;
 
-/// Most scatter-gather entries that fit into a WQE.
-const MOST_SGES: usize = 31;
-/// Descriptors of one queue before the next has its turn.
-const TURN: u32 = 64;
-/// Longest frame with its VLAN tag, beyond the MTU.
-const OVERHEAD: usize = ETHERNET + 4;
+/// Maximum number of scatter-gather entries of a WQE.
+const MAX_SGES: usize = 31;
+/// Maximum number of descriptors of one queue that are processed before the next queue.
+const TX_BUDGET: u32 = 64;
+/// Bytes of a frame that the MTU does not count: Ethernet header and one VLAN tag.
+const L2_OVERHEAD: usize = ETHERNET + 4;
+/// Bits of [`TxOob`] that request a checksum: IPv4 header, TCP and UDP.
+const TX_OOB_CHECKSUMS: u32 = 0x70;
 
 /// A scatter-gather entry.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,26 +30,30 @@ pub(super) struct Sge {
     pub(super) size: u32,
 }
 
-/// A descriptor, taken apart.
+/// A decoded descriptor, of a send queue or of a receive queue.
 #[derive(Debug, Default)]
 pub(super) struct Wqe {
     pub(super) last: WqeLast,
     pub(super) flags: WqeFlags,
+    /// Words of the client OOB (out-of-band data). Absent words are 0.
     pub(super) oob: [u32; 6],
-    sges: [Sge; MOST_SGES],
-    pub(super) count: usize,
+    /// Scatter-gather entries, of which the first `sge_count` are valid.
+    sges: [Sge; MAX_SGES],
+    pub(super) sge_count: usize,
+    /// Length in units of [`WQE_UNIT`] bytes.
     pub(super) units: u32,
 }
 
 impl Wqe {
     pub(super) fn sges(&self) -> &[Sge] {
-        &self.sges[..self.count]
+        &self.sges[..self.sge_count]
     }
 
-    /// Fetches the descriptor at the head of a queue: of those that doorbells have posted, or in scan mode of those that the driver has
-    /// finished. `Ok(false)`: there is none.
+    /// Fetches the descriptor at the head of a queue; returns `Ok(false)` if there is none. A descriptor is posted
+    /// when the doorbell covers it, or in scan mode when it is completely written. `max_bytes` is the maximum
+    /// length of a descriptor.
     #[inline]
-    pub(super) fn next<R: Region>(&mut self, work: &Work<R>, scan: bool, longest: u32) -> Result<bool, String> {
+    pub(super) fn next<R: Region>(&mut self, work: &WorkQueue<R>, scan: bool, max_bytes: u32) -> Result<bool, String> {
         let posted = if scan { u32::MAX } else { work.posted() };
         if work.stopped || posted == 0 {
             return Ok(false);
@@ -58,43 +64,44 @@ impl Wqe {
             return Ok(false);
         }
         let flags = WqeFlags((header >> 32) as u32);
-        // As most of them are.
+        // Fast path: short OOB and one scatter-gather entry.
         if (flags.oob_words(), flags.sges()) == (defs::OOB_WORDS_SHORT, 1) {
-            // It is written front to back: what is there when its end is there is all of it.
-            let what = work.ring.load_pair(at + 24);
-            let [again, oob, address] = work.ring.load_pairs(at);
-            if scan && (what >> 32 == 0 || address == 0 || again != header) {
+            // The driver writes a descriptor from front to back, so it is complete if its last word is written.
+            let key_and_size = work.ring.load_pair(at + 24);
+            let [header_again, oob, address] = work.ring.load_pairs(at);
+            if scan && (key_and_size >> 32 == 0 || address == 0 || header_again != header) {
                 return Ok(false);
             }
             (self.last, self.flags) = (WqeLast(header as u32), flags);
             self.oob = [oob as u32, (oob >> 32) as u32, 0, 0, 0, 0];
-            self.sges[0] = Sge { address, key: what as u32, size: (what >> 32) as u32 };
-            (self.count, self.units) = (1, 1);
+            self.sges[0] = Sge { address, key: key_and_size as u32, size: (key_and_size >> 32) as u32 };
+            (self.sge_count, self.units) = (1, 1);
             return Ok(true);
         }
-        if scan && !written(work) {
+        if scan && !is_written(work) {
             return Ok(false);
         }
-        self.fetch(work, posted, longest).map(|()| true)
+        self.fetch(work, posted, max_bytes).map(|()| true)
     }
 
-    /// The same for any kind of it. `posted` units may belong to it.
-    fn fetch<R: Region>(&mut self, work: &Work<R>, posted: u32, longest: u32) -> Result<(), String> {
+    /// Fetches a descriptor with any OOB length and any number of entries. It fails if the descriptor is longer than
+    /// `posted` units or `max_bytes`.
+    fn fetch<R: Region>(&mut self, work: &WorkQueue<R>, posted: u32, max_bytes: u32) -> Result<(), String> {
         let mut bytes = [0; WQE_UNIT as usize];
         if !work.ring.read(work.at(0), &mut bytes) {
-            return Err("the ring is smaller than it should be".to_owned());
+            return Err("the memory of the ring ends before the descriptor".to_owned());
         }
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         self.last = WqeLast(word(0));
         self.flags = WqeFlags(word(4));
         self.units = 1;
-        self.count = 0;
+        self.sge_count = 0;
         let oob = match self.flags.oob_words() {
             defs::OOB_WORDS_SHORT => defs::OOB_SHORT,
             defs::OOB_WORDS_LONG => defs::OOB_LONG,
             words => {
                 return Err(format!(
-                    "client OOB of {words} words; there are {} and {}",
+                    "client OOB of {words} words; expected {} or {}",
                     defs::OOB_WORDS_SHORT,
                     defs::OOB_WORDS_LONG
                 ));
@@ -102,21 +109,24 @@ impl Wqe {
         };
         let sges = self.flags.sges();
         let units = defs::wqe_units(oob, sges);
-        if units * WQE_UNIT > longest {
-            return Err(format!("{sges} entries make {} bytes; a descriptor has at most {longest}", units * WQE_UNIT));
+        if units * WQE_UNIT > max_bytes {
+            return Err(format!(
+                "a descriptor with {sges} entries has {} bytes, the maximum is {max_bytes}",
+                units * WQE_UNIT
+            ));
         }
         if units > posted {
-            return Err(format!("{units} units long, and the doorbell posted {posted}"));
+            return Err(format!("the descriptor has {units} units, but the doorbell posted {posted}"));
         }
         self.units = units;
         for (i, value) in self.oob.iter_mut().enumerate() {
             *value = if (i as u32) * 4 < oob { word(8 + 4 * i) } else { 0 };
         }
-        self.count = sges as usize;
+        self.sge_count = sges as usize;
         let mut at = defs::WQE_HEADER + oob;
-        for sge in &mut self.sges[..self.count] {
+        for sge in &mut self.sges[..self.sge_count] {
             let mut entry = [0; defs::SGE_BYTES as usize];
-            // Entries may lie beyond the end of the ring, and then go on at its start.
+            // Entries wrap around at the end of the ring.
             let _ = work.ring.read(work.at(at), &mut entry);
             at += defs::SGE_BYTES;
             *sge = Sge {
@@ -129,139 +139,153 @@ impl Wqe {
     }
 }
 
-/// Whether the driver has finished the descriptor at the head: for the scan mode, which has no doorbell to tell. A descriptor is
-/// written front to back, so its last entry is looked at, and then its header again.
-fn written<R: Region>(work: &Work<R>) -> bool {
+/// Returns true if the driver has completely written the descriptor at the head, for scan mode without
+/// doorbells. A descriptor is written from front to back, so this checks its last entry, and then the header
+/// again.
+fn is_written<R: Region>(work: &WorkQueue<R>) -> bool {
     let header = work.ring.load_pair(work.at(0));
     if header == 0 {
         return false;
     }
     let flags = WqeFlags((header >> 32) as u32);
     let oob = 4 * flags.oob_words();
-    let sges = flags.sges().clamp(1, MOST_SGES as u32);
+    let sges = flags.sges().clamp(1, MAX_SGES as u32);
     let last = work.at(defs::WQE_HEADER + oob + defs::SGE_BYTES * (sges - 1));
     work.ring.load_pair(last) != 0
         && work.ring.load_pair(last + 8) >> 32 != 0
         && work.ring.load_pair(work.at(0)) == header
 }
 
-/// What goes wrong with a packet.
-struct Failure {
+/// An error of a packet or descriptor.
+struct TxError {
+    /// CQE type of the completion.
     code: u32,
-    why: String,
-    /// The queue stops.
-    stop: bool,
+    /// Text for the log.
+    reason: String,
+    /// True if the error stops the queue.
+    stops_queue: bool,
 }
 
-fn drop_packet(code: u32, why: impl Into<String>) -> Failure {
-    Failure { code, why: why.into(), stop: false }
+/// Returns the error of a packet that is dropped with this CQE type. The queue continues.
+fn drop_packet(code: u32, reason: impl Into<String>) -> TxError {
+    TxError { code, reason: reason.into(), stops_queue: false }
 }
 
-fn stop_queue(why: impl Into<String>) -> Failure {
-    Failure { code: defs::CQE_TX_GDMA_ERR, why: why.into(), stop: true }
+/// Returns an error that stops the queue.
+fn stop_queue(reason: impl Into<String>) -> TxError {
+    TxError { code: defs::CQE_TX_GDMA_ERR, reason: reason.into(), stops_queue: true }
 }
 
 impl<H: Host> Mana<H> {
-    /// Serves the send queues in turn. True if there is more.
+    /// Processes the send queues in turn. Returns true if a queue may have more descriptors.
     pub(super) fn transmit(&mut self, env: &mut Env<'_>) -> bool {
         let count = self.sqs.len();
         let mut more = false;
         for i in 0..count {
-            let id = ((self.turn + i) % count) as u32;
+            let id = ((self.next_sq + i) % count) as u32;
             let Self { sqs, cqs, keys, ports, wqe, spec, .. } = self;
             let Some(sq) = sqs.get_mut(id).filter(|sq| !sq.work.stopped) else { continue };
             let Some(cq) = cqs.get_mut(sq.cq) else { continue };
             let port = sq.port;
             let mut sender =
                 Sender { sq, cq, keys, port: &mut ports[port], spec: &spec.ports[port], wqe, name: &spec.name };
-            let mut budget = TURN;
+            let mut budget = TX_BUDGET;
             let scan = Self::scans(env);
             while budget > 0 && !env.outbox.is_full() {
                 let fetched = sender.wqe.next(&sender.sq.work, scan, defs::MAX_TX_WQE);
                 if matches!(fetched, Ok(false)) {
                     break;
                 }
-                if budget == TURN {
-                    (1..AHEAD / 64).for_each(|line| sender.sq.work.expect(64 * line));
+                if budget == TX_BUDGET {
+                    (1..PREFETCH_BYTES / 64).for_each(|line| sender.sq.work.prefetch_write(64 * line));
                 }
-                sender.sq.work.expect(AHEAD);
-                sender.one(env, scan, fetched);
+                sender.sq.work.prefetch_write(PREFETCH_BYTES);
+                sender.transmit_one(env, scan, fetched);
                 budget -= 1;
             }
             cq.publish();
             if env.outbox.is_full() {
-                self.turn = id as usize;
+                self.next_sq = id as usize;
                 return true;
             }
             more |= budget == 0;
         }
         if count > 0 {
-            self.turn = (self.turn + 1) % count;
+            self.next_sq = (self.next_sq + 1) % count;
         }
         more
     }
 }
 
-/// A send queue at work.
+/// Send queue with the state that its processing needs.
 struct Sender<'s, R> {
     sq: &'s mut Sq<R>,
     cq: &'s mut Cq<R>,
-    keys: &'s Keys<R>,
+    keys: &'s MkeyTable<R>,
     port: &'s mut Port,
     spec: &'s PortSpec,
     wqe: &'s mut Wqe,
+    /// Name of the device, for the log.
     name: &'s str,
 }
 
 impl<R: Region> Sender<'_, R> {
+    /// Sends the packet of a fetched descriptor, consumes the descriptor and completes it.
     #[inline]
-    fn one(&mut self, env: &mut Env<'_>, scan: bool, fetched: Result<bool, String>) {
-        let result = fetched.map_err(stop_queue).and_then(|_| self.packet(env));
-        let at = self.sq.work.head;
+    fn transmit_one(&mut self, env: &mut Env<'_>, scan: bool, fetched: Result<bool, String>) {
+        let result = fetched.map_err(stop_queue).and_then(|_| self.send_packet(env));
+        let head = self.sq.work.head;
         self.sq.work.consume(self.wqe.units, scan);
         match result {
             Ok(suppressed) => {
                 if !suppressed {
-                    self.complete(env, defs::CQE_TX_OKAY, at);
+                    self.complete(env, defs::CQE_TX_OKAY, head);
                 }
             }
-            Err(failure) => self.fail(env, &failure, at),
+            Err(error) => self.fail(env, &error, head),
         }
     }
 
+    /// Logs an error, stops the queue if required, and writes the error completion. `head` is the position of the
+    /// descriptor in units.
     #[cold]
-    fn fail(&mut self, env: &mut Env<'_>, failure: &Failure, at: u32) {
-        let stopped = if failure.stop { "; the queue stops" } else { "" };
-        let offset = u64::from(at.wrapping_mul(WQE_UNIT) & (self.sq.work.bytes - 1));
-        env.log.line(format_args!("{} sq {}: wqe at {offset:#x}: {}{stopped}", self.name, self.sq.number, failure.why));
+    fn fail(&mut self, env: &mut Env<'_>, error: &TxError, head: u32) {
+        let stopped = if error.stops_queue { "; the queue stops" } else { "" };
+        let offset = u64::from(head.wrapping_mul(WQE_UNIT) & (self.sq.work.bytes - 1));
+        env.log
+            .line(format_args!("{} sq {}: wqe at {offset:#x}: {}{stopped}", self.name, self.sq.number, error.reason));
         self.sq.errors += 1;
-        self.sq.work.stopped |= failure.stop;
-        self.complete(env, failure.code, at);
+        self.sq.work.stopped |= error.stops_queue;
+        self.complete(env, error.code, head);
     }
 
+    /// Writes the completion with CQE type `code` for the descriptor at position `head` in units.
     #[inline]
-    fn complete(&mut self, env: &mut Env<'_>, code: u32, at: u32) {
+    fn complete(&mut self, env: &mut Env<'_>, code: u32, head: u32) {
         let vendor = if code == defs::CQE_TX_OKAY { 0 } else { code };
-        let head =
+        let cqe_head =
             CqeHead::default().with_cqe_type(code).with_client_type(defs::CLIENT_ETHERNET).with_vendor_error(vendor);
-        let offset = TxOffset::default().with_wqe(at & (self.sq.work.bytes / WQE_UNIT - 1));
-        let entry = [head.0.into(), offset.0.into(), 0, 0, 0, 0, 0, 0];
+        let offset = TxOffset::default().with_wqe(head & (self.sq.work.bytes / WQE_UNIT - 1));
+        let entry = [cqe_head.0.into(), offset.0.into(), 0, 0, 0, 0, 0, 0];
         let tail = CqeTail::default().with_queue(self.sq.number).with_is_sq(1);
         self.sq.completions += 1;
-        if !env.orders.is_empty()
-            && let Some(What::Hostile { lie, .. }) =
-                env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: true, .. }))
+        if !env.faults.is_empty()
+            && let Some(FaultKind::CorruptCqe { corruption, .. }) =
+                env.faults.trigger(env.device, |what| matches!(what, FaultKind::CorruptCqe { transmit: true, .. }))
         {
-            env.log.line(format_args!("{} sq {}: hostile completion as ordered: {lie}", self.name, self.sq.number));
-            self.cq.lie(&entry, tail, lie, env.events);
+            env.log.line(format_args!(
+                "{} sq {}: injected fault: corrupt completion ({corruption})",
+                self.name, self.sq.number
+            ));
+            self.cq.complete_corrupted(&entry, tail, corruption, env.events);
             return;
         }
         self.cq.complete(&entry, tail, env.events);
     }
 
-    /// Checks and sends the packet of the descriptor. True if no completion is wanted.
+    /// Checks and sends the packet of the descriptor. Returns true if the driver suppressed the completion.
     #[inline]
-    fn packet(&mut self, env: &mut Env<'_>) -> Result<bool, Failure> {
+    fn send_packet(&mut self, env: &mut Env<'_>) -> Result<bool, TxError> {
         let wqe = &*self.wqe;
         let (oob, oob1) = (TxOob(wqe.oob[0]), TxOob1(wqe.oob[1]));
         let long = wqe.flags.oob_words() == defs::OOB_WORDS_LONG;
@@ -270,53 +294,53 @@ impl<R: Region> Sender<'_, R> {
         for sge in wqe.sges() {
             length += sge.size as usize;
         }
-        let segmented = wqe.flags.oob_in_sgl() == 1;
-        let inserted = if long && TxOob2(wqe.oob[2]).inject_vlan() == 1 { 4 } else { 0 };
+        let lso = wqe.flags.oob_in_sgl() == 1;
+        let tag_bytes = if long && TxOob2(wqe.oob[2]).inject_vlan() == 1 { 4 } else { 0 };
         if length < ETHERNET {
             return Err(drop_packet(
                 defs::CQE_TX_HDR_PROCESSING_ERROR,
                 format!("a packet of {length} bytes has no Ethernet header"),
             ));
         }
-        if !segmented && length > self.spec.mtu as usize + OVERHEAD {
+        if !lso && length > self.spec.mtu as usize + L2_OVERHEAD {
             return Err(drop_packet(
                 defs::CQE_TX_MTU_DROP,
-                format!("{length} bytes, and the MTU is {}", self.spec.mtu),
+                format!("{length} bytes exceed the MTU of {}", self.spec.mtu),
             ));
         }
-        if length > 65_535 + OVERHEAD {
-            return Err(stop_queue(format!("{length} bytes are more than a packet can have")));
+        if length > 65_535 + L2_OVERHEAD {
+            return Err(stop_queue(format!("{length} bytes exceed the maximum packet length")));
         }
-        if !env.orders.is_empty() {
-            self.order(env)?;
+        if !env.faults.is_empty() {
+            self.injected_error(env)?;
         }
-        let plain = inserted == 0 && !segmented && oob.0 & 0x70 == 0 && !self.spec.source_check;
+        let unmodified = tag_bytes == 0 && !lso && oob.0 & TX_OOB_CHECKSUMS == 0 && !self.spec.source_check;
         let suppressed = oob.suppress_completion() == 1;
         let port = env.first_port + self.sq.port;
-        if plain && env.outbox.count_only(port, length) {
-            // Nobody wants the data; that it could be fetched is checked all the same.
+        if unmodified && env.outbox.count_only(port, length) {
+            // The outbox only counts packets, so the data is not copied. The addresses are checked nevertheless.
             for (i, sge) in wqe.sges().iter().enumerate() {
-                find(self.keys, sge, i, self.sq.work.pd)?;
+                find_region(self.keys, sge, i, self.sq.work.pd)?;
             }
-            self.count(1, length);
+            self.count_sent(1, length);
             return Ok(suppressed);
         }
-        let Some(room) = env.outbox.room(length + inserted) else {
-            return Err(stop_queue("no room"));
+        let Some(room) = env.outbox.room(length + tag_bytes) else {
+            return Err(stop_queue("the outbox is full"));
         };
-        let mut at = inserted;
+        let mut at = tag_bytes;
         for (i, sge) in wqe.sges().iter().enumerate() {
-            let (region, offset) = find(self.keys, sge, i, self.sq.work.pd)?;
+            let (region, offset) = find_region(self.keys, sge, i, self.sq.work.pd)?;
             let size = sge.size as usize;
             let _ = region.read(offset, &mut room[at..at + size]);
             at += size;
         }
-        if plain {
+        if unmodified {
             env.outbox.send(port, length);
-            self.count(1, length);
+            self.count_sent(1, length);
             return Ok(suppressed);
         }
-        if inserted > 0 {
+        if tag_bytes > 0 {
             let word = TxOob2(wqe.oob[2]);
             room.copy_within(4..16, 0);
             let tag = (word.pcp() << 13 | word.dei() << 12 | word.vlan_id()) as u16;
@@ -324,101 +348,112 @@ impl<R: Region> Sender<'_, R> {
             room[14..16].copy_from_slice(&tag.to_be_bytes());
         }
         if self.spec.source_check && room[6..12] != self.spec.mac {
-            return Err(drop_packet(defs::CQE_TX_SA_DROP, "the source address is not the port's, which checks it"));
+            return Err(drop_packet(
+                defs::CQE_TX_SA_DROP,
+                "the source MAC address is not that of the port (source_check)",
+            ));
         }
-        let total = length + inserted;
-        if segmented {
-            let sent = self.segment(env, total, inserted, oob)?;
-            self.count(sent.0, sent.1);
+        let total = length + tag_bytes;
+        if lso {
+            let sent = self.send_segments(env, total, tag_bytes, oob)?;
+            self.count_sent(sent.0, sent.1);
         } else {
-            offload(&mut room[..total], inserted, oob, oob1)?;
+            compute_checksums(&mut room[..total], tag_bytes, oob, oob1)?;
             if !env.outbox.count_only(port, total) {
                 env.outbox.send(port, total);
             }
-            self.count(1, total);
+            self.count_sent(1, total);
         }
         Ok(suppressed)
     }
 
+    /// Adds sent packets to the counters of the queue and of the port.
     #[inline]
-    fn count(&mut self, packets: u64, bytes: usize) {
+    fn count_sent(&mut self, packets: u64, bytes: usize) {
         self.sq.sent += packets;
         self.sq.sent_bytes += bytes as u64;
         self.port.counters.sent += packets;
         self.port.counters.sent_bytes += bytes as u64;
     }
 
+    /// Returns the completion error that a fault injects for this packet, if any.
     #[cold]
-    fn order(&self, env: &mut Env<'_>) -> Result<(), Failure> {
-        match env.orders.strike(env.device, |what| matches!(what, What::CompletionError { transmit: true, .. })) {
-            Some(What::CompletionError { code, .. }) => Err(Failure {
+    fn injected_error(&self, env: &mut Env<'_>) -> Result<(), TxError> {
+        match env.faults.trigger(env.device, |what| matches!(what, FaultKind::CompletionError { transmit: true, .. })) {
+            Some(FaultKind::CompletionError { code, .. }) => Err(TxError {
                 code,
-                why: "completion error as ordered".to_owned(),
-                stop: code == defs::CQE_TX_GDMA_ERR,
+                reason: "injected fault: completion error".to_owned(),
+                stops_queue: code == defs::CQE_TX_GDMA_ERR,
             }),
             _ => Ok(()),
         }
     }
 
-    /// The descriptor must name the queue that it is in.
+    /// Checks the format and flags of the OOB, and that it names the completion queue, the send queue and the virtual
+    /// port of this queue.
     #[inline]
-    fn check_oob(&self, oob: TxOob, oob1: TxOob1, long: bool) -> Result<(), Failure> {
+    fn check_oob(&self, oob: TxOob, oob1: TxOob1, long: bool) -> Result<(), TxError> {
         let format = if long { defs::FORMAT_LONG } else { defs::FORMAT_SHORT };
-        let invalid = |why: String| Err(drop_packet(defs::CQE_TX_INVALID_OOB, why));
+        let invalid = |reason: String| Err(drop_packet(defs::CQE_TX_INVALID_OOB, reason));
         if oob.format() != format {
-            return invalid(format!("format {} in an OOB of {} words", oob.format(), self.wqe.flags.oob_words()));
+            return invalid(format!(
+                "format {} does not match an OOB of {} words",
+                oob.format(),
+                self.wqe.flags.oob_words()
+            ));
         }
         if oob.vcq() != self.sq.cq_number {
-            return invalid(format!("completions to cq {}, and the queue has cq {}", oob.vcq(), self.sq.cq_number));
+            return invalid(format!("the OOB names cq {}, but the queue has cq {}", oob.vcq(), self.sq.cq_number));
         }
         let frame = self.sq.number >> defs::VSQ_FRAME_SHIFT;
         if oob1.vsq_frame() != frame {
-            return invalid(format!("VSQ frame {}, and the queue's is {frame}", oob1.vsq_frame()));
+            return invalid(format!("VSQ frame {}, but the queue has {frame}", oob1.vsq_frame()));
         }
         if self.wqe.flags.sgl_direct() == 1 || self.wqe.flags.consume_credit() == 1 || self.wqe.flags.check_sn() == 1 {
-            return invalid(format!("flags {:#x} that raw packets do not have", self.wqe.flags.0));
+            return invalid(format!("flags {:#x} are not valid for raw packets", self.wqe.flags.0));
         }
         if oob.is_outer_ipv4() == 1 && oob.is_outer_ipv6() == 1 {
-            return invalid("both IPv4 and IPv6".to_owned());
+            return invalid("is_outer_ipv4 and is_outer_ipv6 are both set".to_owned());
         }
-        // Some drivers write the long form's number, some only the short one.
+        // A driver writes the virtual port in the long field (word 3), in the short field (word 1) or in both.
         let word3 = TxOob3(self.wqe.oob[3]);
-        let named = if long && word3.long_vport() != 0 { word3.long_vport() } else { oob1.vport() };
-        if named != self.port.vport {
-            let why = format!("virtual port {named}, and the queue's is {}", self.port.vport);
+        let vport = if long && word3.long_vport() != 0 { word3.long_vport() } else { oob1.vport() };
+        if vport != self.port.vport {
+            let why = format!("virtual port {vport}, but the queue has {}", self.port.vport);
             return Err(drop_packet(defs::CQE_TX_VPORT_IDX_OUT_OF_RANGE, why));
         }
         Ok(())
     }
 
-    /// Cuts a large TCP packet, which lies in the outbox's room, into segments: how many, and their bytes.
-    fn segment(
+    /// Splits the TCP packet in the outbox into segments (LSO) and sends them. Returns the number of segments and their
+    /// total length in bytes. `total` is the length of the packet, with `tag_bytes` of an inserted VLAN tag.
+    fn send_segments(
         &mut self,
         env: &mut Env<'_>,
         total: usize,
-        inserted: usize,
+        tag_bytes: usize,
         oob: TxOob,
-    ) -> Result<(u64, usize), Failure> {
+    ) -> Result<(u64, usize), TxError> {
         let port = env.first_port + self.sq.port;
         let packet = env.outbox.room(total).map(|room| room.to_vec()).unwrap_or_default();
         let wqe = &*self.wqe;
         let mss = wqe.flags.client_data_unit() as usize;
-        if wqe.count < 2 || mss == 0 {
-            return Err(stop_queue(format!("segmentation with {} entries and a segment size of {mss}", wqe.count)));
+        if wqe.sge_count < 2 || mss == 0 {
+            return Err(stop_queue(format!("segmentation (LSO) with {} entries and an MSS of {mss}", wqe.sge_count)));
         }
-        let layers = segment::layers_of_large(&packet);
+        let layers = segment::parse_oversized(&packet);
         if layers.protocol != TCP || oob.compute_tcp_csum() != 1 {
             return Err(drop_packet(
                 defs::CQE_TX_HDR_PROCESSING_ERROR,
-                "segmentation of what is not TCP, or without its checksum",
+                "segmentation of a packet that is not TCP, or without TCP checksum",
             ));
         }
         let header = layers.l4 + usize::from(packet[layers.l4 + 12] >> 4) * 4;
         let first = wqe.sges()[0].size as usize;
-        if first > defs::MAX_LSO_HEADER as usize || first + inserted != header {
+        if first > defs::MAX_LSO_HEADER as usize || first + tag_bytes != header {
             return Err(stop_queue(format!(
-                "the first entry has {first} bytes, and the headers have {}",
-                header - inserted
+                "the first entry has {first} bytes, but the headers of the packet have {}",
+                header - tag_bytes
             )));
         }
         if header - layers.l3 + mss > self.spec.mtu as usize {
@@ -428,7 +463,7 @@ impl<R: Region> Sender<'_, R> {
             ));
         }
         let (mut sent, mut bytes) = (0, 0);
-        let cut = segment::cut(&packet, header, mss, |segment| {
+        let cut = segment::segment_tcp(&packet, header, mss, |segment| {
             if let Some(room) = env.outbox.room(segment.len()) {
                 room.copy_from_slice(segment);
                 if !env.outbox.count_only(port, segment.len()) {
@@ -443,58 +478,66 @@ impl<R: Region> Sender<'_, R> {
     }
 }
 
+/// Returns the memory region of a scatter-gather entry and the offset in it. `i` is the number of the entry.
 #[inline]
-fn find<'k, R: Region>(keys: &'k Keys<R>, sge: &Sge, i: usize, pd: u32) -> Result<(&'k R, u64), Failure> {
+fn find_region<'k, R: Region>(keys: &'k MkeyTable<R>, sge: &Sge, i: usize, pd: u32) -> Result<(&'k R, u64), TxError> {
     keys.find(sge.key, sge.address, u64::from(sge.size), pd, false).map_err(|why| {
         stop_queue(format!("entry {i}: address {:#x}, {} bytes, key {:#x}: {why}", sge.address, sge.size, sge.key))
     })
 }
 
-/// Checksums that the driver left to the device.
-fn offload(room: &mut [u8], inserted: usize, oob: TxOob, oob1: TxOob1) -> Result<(), Failure> {
-    if oob.0 & 0x70 == 0 {
+/// Computes the checksums that the OOB requests. `tag_bytes` is the length of an inserted VLAN tag.
+fn compute_checksums(frame: &mut [u8], tag_bytes: usize, oob: TxOob, oob1: TxOob1) -> Result<(), TxError> {
+    if oob.0 & TX_OOB_CHECKSUMS == 0 {
         return Ok(());
     }
-    let wrong = |why: String| Err(drop_packet(defs::CQE_TX_HDR_PROCESSING_ERROR, why));
-    let layers = frame::parse(room);
-    let said = match (oob.is_outer_ipv4(), oob.is_outer_ipv6()) {
+    let invalid = |reason: String| Err(drop_packet(defs::CQE_TX_HDR_PROCESSING_ERROR, reason));
+    let layers = frame::parse(frame);
+    let version = match (oob.is_outer_ipv4(), oob.is_outer_ipv6()) {
         (1, _) => Some(Network::V4),
         (_, 1) => Some(Network::V6),
         _ => None,
     };
-    if said.is_none() || said != layers.network {
-        return wrong(format!("checksums of {said:?}, and the packet is {:?}", layers.network));
+    if version.is_none() || version != layers.network {
+        return invalid(format!("the OOB requests checksums for {version:?}, but the packet is {:?}", layers.network));
     }
     if oob.compute_ip_csum() == 1 {
         if layers.network != Some(Network::V4) {
-            return wrong("a header checksum for IPv6".to_owned());
+            return invalid("the OOB requests an IP header checksum for an IPv6 packet".to_owned());
         }
-        let header = layers.l3..layers.l3 + usize::from(room[layers.l3] & 0xf) * 4;
+        let header = layers.l3..layers.l3 + usize::from(frame[layers.l3] & 0xf) * 4;
         let at = layers.l3 + 10;
-        room[at..at + 2].fill(0);
-        let checksum = !frame::fold(frame::sum(&room[header]));
-        room[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+        frame[at..at + 2].fill(0);
+        let checksum = !frame::fold(frame::sum(&frame[header]));
+        frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
     }
-    let wanted = match (oob.compute_tcp_csum(), oob.compute_udp_csum()) {
+    let protocol = match (oob.compute_tcp_csum(), oob.compute_udp_csum()) {
         (0, 0) => return Ok(()),
         (1, 0) => TCP,
         (0, 1) => UDP,
-        _ => return wrong("both TCP and UDP".to_owned()),
+        _ => return invalid("compute_tcp_csum and compute_udp_csum are both set".to_owned()),
     };
-    if layers.protocol != wanted {
-        return wrong(format!("a checksum for protocol {wanted}, and the packet has {}", layers.protocol));
+    if layers.protocol != protocol {
+        return invalid(format!(
+            "the OOB requests a checksum for protocol {protocol}, but the packet has {}",
+            layers.protocol
+        ));
     }
-    // UDP's offset may be left out: DPDK's driver does.
-    let said = oob1.transport_offset() as usize;
-    if said + inserted != layers.l4 && (wanted == TCP || said != 0) {
-        return wrong(format!("transport header at {said}, and it is at {}", layers.l4 - inserted));
+    // The transport offset may be 0 for UDP: DPDK's driver does not set it.
+    let transport_offset = oob1.transport_offset() as usize;
+    if transport_offset + tag_bytes != layers.l4 && (protocol == TCP || transport_offset != 0) {
+        return invalid(format!(
+            "the OOB names transport offset {transport_offset}, but the header is at {}",
+            layers.l4 - tag_bytes
+        ));
     }
     let Some(at) = layers.checksum_at() else { return Ok(()) };
-    // The field holds the sum of the pseudo header: the device adds the rest, and what was wrong before stays wrong.
-    let checksum = match !frame::fold(frame::sum(&room[layers.l4..layers.end])) {
-        0 if wanted == UDP => 0xffff,
+    // The field contains the sum of the pseudo header. The device adds the rest, so a wrong start value gives
+    // a wrong checksum.
+    let checksum = match !frame::fold(frame::sum(&frame[layers.l4..layers.end])) {
+        0 if protocol == UDP => 0xffff,
         sum => sum,
     };
-    room[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+    frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Completion queues, with compression.
+//! Completion queues with CQE compression.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -8,51 +8,52 @@ use wirepath_nic_defs::mlx5::{
 };
 use wirepath_nic_defs::uverbs::EVENT_CQ_ERR;
 
-use crate::device::{Event, Owner};
-use crate::faults::Lie;
+use crate::device::{Event, EventTarget};
+use crate::faults::CqeCorruption;
 use crate::host::Region;
 
-/// Most packets of a compressed session.
-pub(super) const MOST_MINIS: usize = 64;
+/// Maximum number of packets of a compressed session.
+pub(super) const MAX_MINIS: usize = 64;
 
-/// Entries that are published at once at most.
-const MOST_UNPUBLISHED: u32 = 32;
+/// Maximum number of entries that are published together.
+const MAX_UNPUBLISHED: u32 = 32;
 
-/// How far ahead of their use lines of memory are asked for, in bytes.
-const AHEAD: u64 = 256;
+/// Prefetch distance in bytes.
+const PREFETCH_BYTES: u64 = 256;
 
-/// A whole entry before its last byte.
+/// A completion entry without its last byte, which has owner bit and opcode.
 pub(super) type Entry = [u8; CQE_BYTES];
 
-/// The same by words, in the order of memory. What is put together byte by byte and read by words has to wait for the last byte.
+/// A completion entry as words in memory order. Loads that are wider than the preceding stores would wait for
+/// these stores, so entries are built in words.
 type Words = [u64; CQE_BYTES / 8];
 
 fn words(entry: &Entry) -> Words {
     std::array::from_fn(|i| u64::from_ne_bytes(entry.as_chunks::<8>().0[i]))
 }
 
-/// What the entry of a received packet says.
+/// Content of the completion entry of a received packet.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct RxCqe {
     pub(super) packet_info: u8,
-    /// Of the descriptor, if it has strides.
+    /// Index of the descriptor, for striding receive queues.
     pub(super) request: u16,
     pub(super) hash: u32,
     pub(super) hash_type: u8,
     pub(super) checksum: u16,
-    /// [`defs::CqeFlags`], and below them the VLAN tag that was taken off.
-    pub(super) described: u32,
+    /// [`defs::CqeFlags`] in the upper half, and the stripped VLAN tag in the lower half.
+    pub(super) flags_and_vlan: u32,
     pub(super) user_index: u32,
     pub(super) metadata: u32,
-    /// Bytes, or what is told instead.
+    /// Byte count, stride count or number of mini entries.
     pub(super) count: u32,
     pub(super) time: u64,
     pub(super) tag: u32,
-    /// Descriptor or stride.
+    /// Descriptor index or stride index.
     pub(super) position: u16,
 }
 
-impl Told {
+impl RxCqe {
     #[inline(always)]
     fn words(&self) -> Words {
         let pair = |first: u32, second: u32| (u64::from(first) << 32 | u64::from(second)).to_be();
@@ -61,7 +62,7 @@ impl Told {
             pair(high(self.packet_info) | u32::from(self.request), 0),
             pair(0, self.hash),
             pair(high(self.hash_type), u32::from(self.checksum) << 16),
-            pair(0, self.described),
+            pair(0, self.flags_and_vlan),
             pair(self.user_index, self.metadata),
             pair(0, self.count),
             self.time.to_be(),
@@ -69,7 +70,7 @@ impl Told {
         ]
     }
 
-    /// By bytes, for those who change some.
+    /// Returns the entry as bytes.
     pub(super) fn entry(&self) -> Entry {
         let mut entry = [0; CQE_BYTES];
         let words = self.words();
@@ -77,7 +78,7 @@ impl Told {
         entry
     }
 
-    /// What a mini entry says of the packet.
+    /// Returns the mini entry of the packet.
     #[inline]
     fn mini(&self, format: u8) -> u64 {
         let first = match format {
@@ -88,27 +89,30 @@ impl Told {
         u64::from(first) << 32 | u64::from(self.count)
     }
 
-    /// Whether all that the mini entry of this packet, `behind` that of a title, does not tell is as in the title. The hash, which only one
-    /// format tells, need not be: Linux's driver takes it for unknown where minis do not tell it (mlx5/core/en_rx.c,
-    /// `mlx5e_decompress_cqe_no_hash`).
+    /// Returns true if the packet can be the mini entry at distance `behind` from a title: everything that
+    /// the mini entry does not contain is equal.
+    ///
+    /// The hash may differ in formats that do not contain it. Linux then treats it as unknown
+    /// (mlx5/core/en_rx.c, `mlx5e_decompress_cqe_no_hash`).
     #[inline]
-    fn is_like(&self, title: &Self, behind: usize, format: u8) -> bool {
-        // The counter goes up by one for each packet, which only linear queues do.
+    fn compresses_with(&self, title: &Self, behind: usize, format: u8) -> bool {
+        // In linear queues the counter increases by one for each packet.
         let counted = self.position == title.position.wrapping_add(behind as u16);
-        let told = match format {
+        let comparable = match format {
             MINI_FORMAT_CSUM_STRIDE => self.request == title.request,
             _ => counted,
         };
-        told && self.hash_type == title.hash_type
+        comparable
+            && self.hash_type == title.hash_type
             && self.packet_info == title.packet_info
-            && self.described == title.described
+            && self.flags_and_vlan == title.flags_and_vlan
             && self.user_index == title.user_index
             && self.metadata == title.metadata
             && self.tag == title.tag
     }
 
-    /// Takes from a mini entry what it tells, and the hash, for a packet that gets an entry of its own after all.
-    fn with(&self, (mini, hash): (u64, u32), format: u8) -> Self {
+    /// Returns the entry with the content of a mini entry and its hash, for a packet that gets a full entry.
+    fn with_mini(&self, (mini, hash): (u64, u32), format: u8) -> Self {
         let (first, count) = ((mini >> 32) as u32, mini as u32);
         let it = Self { hash, count, ..*self };
         match format {
@@ -121,33 +125,34 @@ impl Told {
 
 /// A completion queue.
 ///
-/// Of the entries of a burst the first is written last ([`Self::publish`]): a driver that waits for it finds all of them, and takes no
-/// lines away from the device meanwhile.
+/// The first entry of a burst is written last ([`Self::publish`]). A driver that waits for it then finds all
+/// entries, and does not take cache lines away from the device in the meantime.
 #[derive(Debug)]
 pub(super) struct Cq<R> {
     pub(super) number: u32,
-    pub(super) owner: Owner,
+    pub(super) owner: EventTarget,
     ring: R,
     record: R,
     log_entries: u32,
-    /// Entries written, free-running.
+    /// Number of entries written, free-running.
     produced: u32,
-    /// What the record said when it was last looked at: only if that leaves no room, it is worth another look.
+    /// Consumer counter as last read from the doorbell record. The record is read again only when no space is
+    /// left.
     consumed: u32,
-    /// The first entry that is not published, with its counter, and how many there are with it.
+    /// The first unpublished entry with its counter, and the number of unpublished entries.
     first: (u32, Words, CqeOwner),
     unpublished: u32,
-    /// One of `MINI_FORMAT_*`, if receive completions may be compressed.
+    /// Format of mini entries, `MINI_FORMAT_*`, if receive completions may be compressed.
     compress: Option<u8>,
-    /// The first packet of a session that is being gathered, and what the mini entries of all of its packets say.
-    title: Told,
-    held: [u64; MOST_MINIS],
-    /// Their hashes, which not every format tells.
-    hashes: [u32; MOST_MINIS],
-    gathered: usize,
+    /// First packet of the current session, followed by the mini entries of all its packets.
+    title: RxCqe,
+    minis: [u64; MAX_MINIS],
+    /// Hashes of the packets; not every format contains them.
+    hashes: [u32; MAX_MINIS],
+    mini_count: usize,
     armed: bool,
-    /// In scan mode, what the record said when it was last looked at.
-    asked: Option<u32>,
+    /// Arm word as last read from the doorbell record, in scan mode.
+    last_arm: Option<u32>,
     overrun: bool,
     pub(super) completions: u64,
     pub(super) sessions: u64,
@@ -160,7 +165,7 @@ impl<R: Region> Cq<R> {
         record: R,
         log_entries: u32,
         compress: Option<u8>,
-        owner: Owner,
+        owner: EventTarget,
         scan: bool,
     ) -> Self {
         Self {
@@ -174,13 +179,13 @@ impl<R: Region> Cq<R> {
             first: (0, Words::default(), CqeOwner::default()),
             unpublished: 0,
             compress,
-            title: Told::default(),
-            held: [0; MOST_MINIS],
-            hashes: [0; MOST_MINIS],
-            gathered: 0,
-            // In the record, the first time that it is armed looks like a fresh one.
+            title: RxCqe::default(),
+            minis: [0; MAX_MINIS],
+            hashes: [0; MAX_MINIS],
+            mini_count: 0,
+            // In the record the first arming looks like a new record.
             armed: scan,
-            asked: scan.then_some(0),
+            last_arm: scan.then_some(0),
             overrun: false,
             completions: 0,
             sessions: 0,
@@ -191,7 +196,8 @@ impl<R: Region> Cq<R> {
         1 << self.log_entries
     }
 
-    /// Whether `count` more entries fit. Drivers publish 24 bits or 16, so only what both have is compared.
+    /// Returns true if `count` more entries fit. Drivers publish 24 or 16 bits of the counter, so only 16
+    /// bits are compared.
     #[inline]
     fn has_room(&mut self, count: u32, events: &mut Vec<Event>) -> bool {
         if self.overrun {
@@ -221,11 +227,11 @@ impl<R: Region> Cq<R> {
         u64::from(counter & (self.entries() - 1)) * CQE_BYTES as u64
     }
 
-    /// The next entry, which may have to be published.
+    /// Writes the next entry; it is visible to the driver after [`Self::publish`].
     #[inline]
     fn add(&mut self, words: &Words, owner: CqeOwner, events: &mut Vec<Event>) {
         let owner = owner.with_owner(defs::cqe_owner(self.produced, self.log_entries));
-        if self.unpublished == MOST_UNPUBLISHED.min(self.entries() / 2) {
+        if self.unpublished == MAX_UNPUBLISHED.min(self.entries() / 2) {
             self.publish(events);
         }
         if self.unpublished == 0 {
@@ -236,7 +242,7 @@ impl<R: Region> Cq<R> {
         self.unpublished += 1;
     }
 
-    /// All entries that were completed can be seen from now on.
+    /// Publishes all entries.
     #[inline]
     pub(super) fn publish(&mut self, events: &mut Vec<Event>) {
         if self.unpublished > 0 {
@@ -247,24 +253,24 @@ impl<R: Region> Cq<R> {
         }
     }
 
-    /// Writes an entry at `counter`, the last word last.
+    /// Writes an entry at `counter`; its last word is written last.
     #[inline]
     fn put(&self, counter: u32, words: &Words, owner: CqeOwner) {
         let at = self.offset(counter);
         let mut words = *words;
         words[CQE_BYTES / 8 - 1] |= u64::from(owner.0).to_be();
         self.ring.store_line(at, &words);
-        self.ring.release(at);
-        self.ring.expect(at + AHEAD);
+        self.ring.demote(at);
+        self.ring.prefetch_write(at + PREFETCH_BYTES);
     }
 
-    /// An entry of its own. `owner` has the opcode.
+    /// Writes a full entry; `owner` contains the opcode.
     pub(super) fn complete(&mut self, entry: &Entry, owner: CqeOwner, events: &mut Vec<Event>) {
-        self.tell(&words(entry), owner, events);
+        self.push(&words(entry), owner, events);
     }
 
     #[inline]
-    fn tell(&mut self, words: &Words, owner: CqeOwner, events: &mut Vec<Event>) {
+    fn push(&mut self, words: &Words, owner: CqeOwner, events: &mut Vec<Event>) {
         self.flush(events);
         if !self.has_room(1, events) {
             return;
@@ -275,11 +281,12 @@ impl<R: Region> Cq<R> {
     }
 
     fn notify(&mut self, events: &mut Vec<Event>) {
-        if let Some(before) = &mut self.asked {
-            // A driver asks, looks for entries once more, and sleeps: either it sees them, or it is seen to have asked.
+        if let Some(before) = &mut self.last_arm {
+            // The driver arms the queue, checks for entries once more, and sleeps. Either it sees the
+            // entries, or this load sees the new arm word.
             fence(Ordering::SeqCst);
-            let asked = self.record.load(4 * RECORD_ARM as u64);
-            self.armed |= std::mem::replace(before, asked) != asked;
+            let last_arm = self.record.load(4 * RECORD_ARM as u64);
+            self.armed |= std::mem::replace(before, last_arm) != last_arm;
         }
         if self.armed {
             self.armed = false;
@@ -287,56 +294,56 @@ impl<R: Region> Cq<R> {
         }
     }
 
-    /// A received packet, which may be held back to share entries with others.
+    /// Adds a received packet, which may wait for others to be compressed together.
     #[inline(always)]
-    pub(super) fn receive(&mut self, told: &Told, events: &mut Vec<Event>) {
+    pub(super) fn receive(&mut self, cqe: &RxCqe, events: &mut Vec<Event>) {
         let Some(format) = self.compress else {
-            self.tell(&told.words(), CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), events);
+            self.push(&cqe.words(), CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), events);
             return;
         };
-        let behind = self.gathered;
-        if behind > 0 && (behind == MOST_MINIS || !told.is_like(&self.title, behind, format)) {
+        let behind = self.mini_count;
+        if behind > 0 && (behind == MAX_MINIS || !cqe.compresses_with(&self.title, behind, format)) {
             self.flush(events);
         }
-        if self.gathered == 0 {
-            self.title = *told;
-            (0..MOST_MINIS as u32).step_by(MINIS_PER_ENTRY).chain([1]).for_each(|slot| {
-                self.ring.expect(self.offset(self.produced.wrapping_add(slot)));
+        if self.mini_count == 0 {
+            self.title = *cqe;
+            (0..MAX_MINIS as u32).step_by(MINIS_PER_ENTRY).chain([1]).for_each(|slot| {
+                self.ring.prefetch_write(self.offset(self.produced.wrapping_add(slot)));
             });
         }
-        self.held[self.gathered % MOST_MINIS] = told.mini(format);
-        self.hashes[self.gathered % MOST_MINIS] = told.hash;
-        self.gathered += 1;
+        self.minis[self.mini_count % MAX_MINIS] = cqe.mini(format);
+        self.hashes[self.mini_count % MAX_MINIS] = cqe.hash;
+        self.mini_count += 1;
     }
 
-    /// What was held back goes out.
+    /// Writes the packets of the current session.
     #[inline]
     pub(super) fn flush(&mut self, events: &mut Vec<Event>) {
-        if self.gathered > 0 {
-            self.flush_held(events);
+        if self.mini_count > 0 {
+            self.flush_session(events);
         }
     }
 
-    fn flush_held(&mut self, events: &mut Vec<Event>) {
-        let held = self.held;
+    fn flush_session(&mut self, events: &mut Vec<Event>) {
+        let minis = self.minis;
         let (mut title, format) = (self.title, self.compress.unwrap_or(MINI_FORMAT_HASH));
-        let all = std::mem::take(&mut self.gathered);
-        let mut rest = &held[..all];
+        let all = std::mem::take(&mut self.mini_count);
+        let mut rest = &minis[..all];
         while !rest.is_empty() {
             let at = self.produced & (self.entries() - 1);
-            // A session does not cross the end of the ring, and arrays of minis lie within it.
+            // A session does not wrap around, so that its arrays of mini entries are inside the ring.
             let fits = (self.entries() - at) as usize;
             let n = rest.len().min(fits);
             if !self.has_room(n as u32, events) {
                 break;
             }
-            title = title.with((rest[0], self.hashes[all - rest.len()]), format);
+            title = title.with_mini((rest[0], self.hashes[all - rest.len()]), format);
             let owner = CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND);
             if n < 2 {
                 self.add(&title.words(), owner, events);
             } else {
-                self.arrays(&rest[..n]);
-                self.add(&Told { count: n as u32, ..title }.words(), owner.with_format(FORMAT_COMPRESSED), events);
+                self.write_mini_arrays(&rest[..n]);
+                self.add(&RxCqe { count: n as u32, ..title }.words(), owner.with_format(FORMAT_COMPRESSED), events);
                 self.sessions += 1;
             }
             self.produced = self.produced.wrapping_add(n as u32);
@@ -346,9 +353,9 @@ impl<R: Region> Cq<R> {
         }
     }
 
-    /// Arrays of mini entries: the first in the entry behind the title, the others where every eighth entry from the title would be. They
-    /// are no entries: their last byte is no owner.
-    fn arrays(&self, minis: &[u64]) {
+    /// Writes the arrays of mini entries. The first array is in the entry behind the title, the others in
+    /// every eighth entry counted from the title. Their last byte is no owner byte.
+    fn write_mini_arrays(&self, minis: &[u64]) {
         for (i, chunk) in minis.chunks(MINIS_PER_ENTRY).enumerate() {
             let slot = if i == 0 { 1 } else { 8 * i as u32 };
             let mut words = Words::default();
@@ -357,9 +364,9 @@ impl<R: Region> Cq<R> {
         }
     }
 
-    /// The register that arms was written.
+    /// Handles a write to the arm register.
     pub(super) fn arm(&mut self, arm: Arm, events: &mut Vec<Event>) {
-        // Completions that are there already count as an event at once.
+        // Completions that exist already raise the event at once.
         if self.produced & defs::CONSUMED_MASK == arm.consumed() || self.produced & 0xffff == arm.consumed() {
             self.armed = true;
         } else {
@@ -367,32 +374,38 @@ impl<R: Region> Cq<R> {
         }
     }
 
-    /// Writes an entry that lies.
-    pub(super) fn lie(&mut self, entry: &Entry, owner: CqeOwner, lie: Lie, events: &mut Vec<Event>) {
+    /// Writes a corrupt entry.
+    pub(super) fn complete_corrupted(
+        &mut self,
+        entry: &Entry,
+        owner: CqeOwner,
+        corruption: CqeCorruption,
+        events: &mut Vec<Event>,
+    ) {
         let (mut entry, mut owner) = (*entry, owner);
-        match lie {
-            Lie::Nothing => return,
-            Lie::Owner => {
+        match corruption {
+            CqeCorruption::Missing => return,
+            CqeCorruption::Owner => {
                 self.flush(events);
                 self.publish(events);
                 let wrong = defs::cqe_owner(self.produced, self.log_entries) ^ 1;
                 self.put(self.produced, &words(&entry), owner.with_owner(wrong));
                 return;
             }
-            Lie::Queue => {
+            CqeCorruption::Queue => {
                 entry[0x21..0x24].fill(0xff);
                 entry[0x39..0x3c].fill(0xff);
             }
-            Lie::Kind => {
+            CqeCorruption::Kind => {
                 let other =
                     if owner.opcode() == defs::CQE_REQUEST { defs::CQE_RESPONDER_SEND } else { defs::CQE_REQUEST };
                 owner = owner.with_opcode(other);
             }
-            Lie::Length => entry[0x2c..0x30].fill(0x7f),
-            Lie::Empty => entry[0x2c..0x30].fill(0),
-            Lie::Twice => self.complete(&entry, owner, events),
-            Lie::Type => owner = owner.with_opcode(9),
-            Lie::Position => entry[0x3c..0x3e].fill(0xee),
+            CqeCorruption::Length => entry[0x2c..0x30].fill(0x7f),
+            CqeCorruption::ZeroLength => entry[0x2c..0x30].fill(0),
+            CqeCorruption::Duplicate => self.complete(&entry, owner, events),
+            CqeCorruption::Type => owner = owner.with_opcode(9),
+            CqeCorruption::Position => entry[0x3c..0x3e].fill(0xee),
         }
         self.complete(&entry, owner, events);
     }

@@ -1,38 +1,36 @@
-//! Objects of the device: what the kernel's `mlx5_ib` checks, and what it answers.
+//! Objects of the device: the checks and replies of the kernel's `mlx5_ib`.
 
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::{self as defs, CQE_BYTES, SEND_BLOCK};
 use wirepath_nic_defs::uverbs::{self, ioctl, mlx5 as abi, write};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::completion::{Cq, MOST_MINIS};
+use super::completion::{Cq, MAX_MINIS};
 use super::queues::{Layout, Rq, Sq, State};
-use super::var::VARS;
-use super::{BLUE_FLAME, FIRST_PAGE, MAX_RECV_WQE, MAX_SEND_WQE, MAX_TABLE, Mlx5, Opened, PAGE, PAGES, Qp, Rss};
-use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, ObjectId, Store};
-use crate::faults::What;
+use super::virtio_doorbells::VARS;
+use super::{
+    BLUE_FLAME, FIRST_PAGE, MAX_RECV_WQE, MAX_SEND_WQE, MAX_TABLE, Mlx5, OBJECT_PAGES, PAGE, PAGES, Qp, Rss,
+    STATIC_PAGES, STATIC_REGISTERS, UserContext,
+};
+use crate::attributes::Attributes;
+use crate::device::QpCap;
+use crate::device::{Call, ContextId, Device, Env, Event, NewCq, NewQp, NewWq, ObjectId, Store, set_link};
+use crate::faults::FaultKind;
 use crate::frame::Toeplitz;
 use crate::host::Host;
 use crate::identity;
 use crate::log::Log;
 use crate::rules::FlowRules;
-use crate::slab::Apart;
+use crate::slots::CachePadded;
 use crate::topology::{DeviceSpec, MinInline};
-use crate::uverbs::{Attributes, QpCap};
 
-/// Mellanox.
+/// PCI vendor number of Mellanox.
 const VENDOR: u32 = 0x02c9;
 const MOST: u32 = 1 << 16;
 const MAX_SEND_SGE: u32 = 30;
 const MAX_TSO: u32 = 1 << 18;
-/// Pages that the library maps at open where pages are not objects.
-const STATIC_PAGES: u64 = 8;
-/// Registers in them.
-pub(super) const STATIC_REGISTERS: usize = 2 * STATIC_PAGES as usize;
-/// Offset of the pages that are objects, in pages; the number of the page is added.
-pub(super) const OBJECT_PAGES: u64 = 9 << 8;
 
-/// The driver part of a request, zeros in place of what an older library does not send.
+/// Returns the driver part of a request. Fields that an older library does not send are zero.
 fn driver_part<T: FromBytes + IntoBytes + Immutable + KnownLayout>(input: &[u8], least: usize) -> Result<T, Errno> {
     if input.len() < least {
         return Err(Errno::INVAL);
@@ -48,24 +46,29 @@ impl<H: Host> Mlx5<H> {
         call.host.pin(address, bytes, true).map_err(|errno| {
             call.refuse(
                 errno,
-                format_args!("{}: {what} of {bytes} bytes at {address:#x} is not all mapped for writing", self.name()),
+                format_args!(
+                    "{}: {what} of {bytes} bytes at {address:#x} is not completely mapped writable",
+                    self.name()
+                ),
             )
         })
     }
 
     fn ring_of(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Errno> {
         if !address.is_multiple_of(PAGE) {
-            return Err(call.refuse(
-                Errno::INVAL,
-                format_args!("{}: {what} at {address:#x} does not start on a page", self.name()),
-            ));
+            return Err(
+                call.refuse(Errno::INVAL, format_args!("{}: {what} at {address:#x} is not page-aligned", self.name()))
+            );
         }
         self.pin(call, what, address, bytes)
     }
 
     fn record(&self, call: &Call<'_, H>, address: u64) -> Result<H::Region, Errno> {
         if !address.is_multiple_of(8) {
-            return Err(call.refuse(Errno::INVAL, format_args!("{}: doorbell record at {address:#x}", self.name())));
+            return Err(call.refuse(
+                Errno::INVAL,
+                format_args!("{}: doorbell record at {address:#x} is not aligned to 8 bytes", self.name()),
+            ));
         }
         self.pin(call, "doorbell record", address, 8)
     }
@@ -84,7 +87,8 @@ impl<H: Host> Mlx5<H> {
         let blocks = part.sq_wqe_count;
         if !blocks.is_power_of_two() || blocks > self.spec.max_queue || qp.cap.max_send_sge > MAX_SEND_SGE {
             let why = format!(
-                "{name}: a send ring of {blocks} blocks, {} entries for each; a power of two up to {}, and at most {MAX_SEND_SGE}",
+                "{name}: a send ring of {blocks} blocks, {} entries each; \
+                 at most {} (a power of two) and {MAX_SEND_SGE}",
                 qp.cap.max_send_sge, self.spec.max_queue
             );
             return Err(call.refuse(Errno::INVAL, why));
@@ -97,10 +101,10 @@ impl<H: Host> Mlx5<H> {
         }
         let ring = self.ring_of(call, "send ring", part.sq_buf_addr, u64::from(blocks * SEND_BLOCK))?;
         let record = self.record(call, part.db_addr)?;
-        let number = self.queue_numbers.take().ok_or(Errno::NOSPC)?;
+        let number = self.queue_numbers.alloc().ok_or(Errno::NOSPC)?;
         let user_index = if self.spec.mlx5.cqe_version == 0 { 0xff_ffff } else { part.uidx };
-        // The first register is for doorbells that need no order; the others go to whom they have least work with (linux:
-        // drivers/infiniband/hw/mlx5/qp.c, alloc_bfreg).
+        // Register 0 is for doorbells without ordering. The others are assigned to the least loaded one
+        // (Linux drivers/infiniband/hw/mlx5/qp.c, `alloc_bfreg`).
         let opened = self.contexts.get_mut(&call.context).filter(|opened| !opened.objects);
         let register = opened.map(|opened| {
             let least = (1..STATIC_REGISTERS).min_by_key(|at| opened.registers[*at]).unwrap_or(0);
@@ -140,7 +144,7 @@ impl<H: Host> Mlx5<H> {
         let known = v4 | v6 | tcp | udp | abi::RX_HASH_IPSEC_SPI | abi::RX_HASH_INNER;
         let tunnels = part.flags & abi::QP_FLAG_TUNNEL != 0;
         let wrong = if fields & !known != 0 {
-            Some(format!("hash fields {fields:#x}"))
+            Some(format!("unsupported hash fields {fields:#x}"))
         } else if both(v4, v6) {
             Some("IPv4 and IPv6 in one hash: each kind of packet has its own queue pair".to_owned())
         } else if both(tcp, udp) {
@@ -149,7 +153,7 @@ impl<H: Host> Mlx5<H> {
             Some(format!("no hash over a table of {} entries", table.len()))
         } else if fields != 0 && (part.rx_hash_function != 1 || part.rx_key_len != 40) {
             Some(format!(
-                "hash function {} with a key of {} bytes; there is Toeplitz (1) with 40",
+                "hash function {} with a key of {} bytes; expected Toeplitz (1) with 40",
                 part.rx_hash_function, part.rx_key_len
             ))
         } else {
@@ -158,9 +162,10 @@ impl<H: Host> Mlx5<H> {
         if let Some(why) = wrong {
             return Err(call.refuse(Errno::INVAL, format_args!("{name}: {why}")));
         }
-        // linux: drivers/infiniband/hw/mlx5/qp.c, create_rss_raw_qp_tir: of other flags, only those about loop-back are for such a pair.
+        // Only the loopback flags are allowed besides (Linux drivers/infiniband/hw/mlx5/qp.c,
+        // `create_rss_raw_qp_tir`).
         if part.flags & !(abi::QP_FLAG_TUNNEL | abi::QP_FLAG_LOOPBACK_UC | abi::QP_FLAG_LOOPBACK_MC) != 0 {
-            return Err(call.refuse(Errno::OPNOTSUPP, format_args!("{name}: flags {:#x}", part.flags)));
+            return Err(call.refuse(Errno::OPNOTSUPP, format_args!("{name}: unsupported flags {:#x}", part.flags)));
         }
         if fields & abi::RX_HASH_INNER != 0 && !tunnels {
             return Err(
@@ -170,12 +175,20 @@ impl<H: Host> Mlx5<H> {
         let key: [u8; 40] = part.rx_hash_key[..40].try_into().expect("forty bytes");
         let hash = (fields != 0).then(|| Toeplitz::new(&key));
         let tuples = super::receive::tuples(fields);
-        let number = self.queue_numbers.take().ok_or(Errno::NOSPC)?;
+        let number = self.queue_numbers.alloc().ok_or(Errno::NOSPC)?;
         let reply =
             abi::CreateQpReply { comp_mask: abi::QP_REPLY_TIRN, tirn: number, ..abi::CreateQpReply::new_zeroed() };
         call.output = reply.as_bytes().to_vec();
-        let only = table.first().copied().filter(|first| table.iter().all(|rq| rq == first));
-        let id = self.qps.add(Qp::Rss(Box::new(Apart(Rss { number, table, only, hash, fields, tuples, tunnels }))));
+        let single_queue = table.first().copied().filter(|first| table.iter().all(|rq| rq == first));
+        let id = self.qps.add(Qp::Rss(Box::new(CachePadded(Rss {
+            number,
+            table,
+            single_queue,
+            hash,
+            fields,
+            tuples,
+            tunnels,
+        }))));
         Ok((id, number, qp.cap))
     }
 
@@ -253,31 +266,15 @@ impl<H: Host> Device<H> for Mlx5<H> {
     }
 
     fn query(&self) -> write::ExtendedQueryDeviceReply {
-        let mut reply = write::ExtendedQueryDeviceReply::new_zeroed();
-        let guid = identity::guid(self.spec.ports[0].mac);
         let flags = uverbs::DEVICE_RAW_IP_CSUM | uverbs::DEVICE_MANAGED_FLOW_STEERING;
-        reply.base = write::QueryDeviceReply {
-            fw_ver: u64::from(self.spec.mlx5.class.firmware()) << 32 | 31 << 16 | 1014,
-            node_guid: guid,
-            sys_image_guid: guid,
-            max_mr_size: u64::MAX,
-            page_size_cap: 0xffff_f000,
-            vendor_id: VENDOR,
-            vendor_part_id: self.spec.mlx5.class.part(),
-            hw_ver: 0,
-            max_qp: MOST,
-            max_qp_wr: self.spec.max_queue,
-            device_cap_flags: flags as u32,
-            max_sge: MAX_SEND_SGE,
-            max_cq: MOST,
-            max_cqe: (1 << 22) - 1,
-            max_mr: 1 << 20,
-            max_pd: 1 << 16,
-            max_raw_ethy_qp: MOST,
-            phys_port_cnt: self.spec.ports.len() as u8,
-            ..write::QueryDeviceReply::new_zeroed()
-        };
-        reply.response_length = size_of::<write::ExtendedQueryDeviceReply>() as u32;
+        let class = self.spec.mlx5.class;
+        let mut reply = identity::device_reply(&self.spec, VENDOR, class.part(), MOST);
+        reply.base.fw_ver = u64::from(class.firmware()) << 32 | 31 << 16 | 1014;
+        reply.base.max_mr_size = u64::MAX;
+        reply.base.page_size_cap = 0xffff_f000;
+        reply.base.device_cap_flags = flags as u32;
+        reply.base.max_sge = MAX_SEND_SGE;
+        reply.base.max_cqe = (1 << 22) - 1;
         reply.device_cap_flags_ex = flags;
         reply.timestamp_mask = u64::MAX;
         reply.hca_core_clock = 1_000_000; // kHz: one tick is a nanosecond
@@ -299,7 +296,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
         reply.rss_caps.rx_hash_function = 1;
         if mlx5.compression {
             let formats = defs::MINI_FORMAT_HASH | defs::MINI_FORMAT_CSUM | defs::MINI_FORMAT_CSUM_STRIDE;
-            reply.cqe_comp_caps = abi::CqeCompCaps { max_num: MOST_MINIS as u32, supported_format: u32::from(formats) };
+            reply.cqe_comp_caps = abi::CqeCompCaps { max_num: MAX_MINIS as u32, supported_format: u32::from(formats) };
         }
         if mlx5.multi_packet {
             reply.mlx5_ib_support_multi_pkt_send_wqes = abi::MPW_ALLOWED | abi::MPW_ENHANCED;
@@ -322,27 +319,23 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let at = usize::from(port).checked_sub(1)?;
         let (spec, state) = (self.spec.ports.get(at)?, self.ports.get(at)?);
         let mut reply = identity::port_reply(spec.mtu, state.up, 0x4000_0000);
-        // The device takes more than the port is set to.
+        // The device supports more than the current MTU of the port.
         reply.legacy_resp.max_mtu = uverbs::MTU_4096;
         Some(reply)
-    }
-
-    fn gids(&self) -> Vec<ioctl::GidEntry> {
-        identity::gids(&self.spec)
     }
 
     fn open(&mut self, call: &mut Call<'_, H>) -> Result<(), Errno> {
         let request: abi::GetContext = driver_part(call.input, 16)?;
         let firmware = request.flags & abi::CONTEXT_DEVX != 0;
         if firmware && !self.spec.mlx5.steering.firmware {
-            // A device without firmware commands for programs; the library asks again without.
+            // The device has no firmware commands for programs; the library opens it again without them.
             return Err(call.decline(Errno::INVAL));
         }
         let objects = self.spec.mlx5.dynamic_pages && request.lib_caps & abi::LIB_CAP_DYN_UAR != 0;
         let cqe_version = self.spec.mlx5.cqe_version.min(request.max_cqe_version);
         let reply = self.context_reply(objects, cqe_version);
         call.output = reply.as_bytes()[..size_of::<abi::GetContextReply>().min(call.room)].to_vec();
-        let mut opened = Opened { objects, firmware, cqe_version, ..Opened::default() };
+        let mut opened = UserContext { objects, firmware, cqe_version, ..UserContext::default() };
         if !objects {
             opened.pages[..STATIC_PAGES as usize].fill(true);
         }
@@ -358,14 +351,14 @@ impl<H: Host> Device<H> for Mlx5<H> {
         Ok(())
     }
 
-    fn facts(&self, context: ContextId) -> Option<u64> {
-        // Only a context whose pages are objects can be imported.
+    fn export_context(&self, context: ContextId) -> Option<u64> {
         self.contexts.get(&context).filter(|context| context.objects).map(|context| context.cqe_version.into())
     }
 
-    fn adopt(&mut self, context: ContextId, facts: u64) -> Result<(), Errno> {
-        let cqe_version = u8::try_from(facts).map_err(|_| Errno::OPNOTSUPP)?;
-        self.contexts.insert(context, Opened { objects: true, cqe_version, imported: true, ..Opened::default() });
+    fn import_context(&mut self, context: ContextId, export_state: u64) -> Result<(), Errno> {
+        let cqe_version = u8::try_from(export_state).map_err(|_| Errno::OPNOTSUPP)?;
+        self.contexts
+            .insert(context, UserContext { objects: true, cqe_version, imported: true, ..UserContext::default() });
         Ok(())
     }
 
@@ -375,12 +368,12 @@ impl<H: Host> Device<H> for Mlx5<H> {
 
     fn close(&mut self, context: ContextId) {
         self.contexts.remove(&context);
-        self.told.retain(|(of, _), _| *of != context);
+        self.last_doorbells.retain(|(of, _), _| *of != context);
     }
 
     fn map(&mut self, log: &Log, context: ContextId, offset: u64, length: usize) -> Result<u64, Errno> {
         let page = offset / PAGE;
-        // The command is in bits 8 to 15, what exceeds 8 bits of the index above them.
+        // Bits 8 to 15 are the command. The bits above them extend the index beyond 8 bits.
         let (command, index) = (page >> 8 & 0xff, page & 0xff | page >> 16 << 8);
         let right = length == PAGE as usize && offset.is_multiple_of(PAGE) && index < (PAGES + VARS) as u64;
         let known = matches!(command, 0 | 2 | 3) || command == OBJECT_PAGES >> 8;
@@ -418,13 +411,12 @@ impl<H: Host> Device<H> for Mlx5<H> {
                 call.refuse(Errno::OPNOTSUPP, format_args!("{}: on-demand paging is not emulated", self.name()))
             );
         }
-        let iova = if access & uverbs::ACCESS_ZERO_BASED != 0 { 0 } else { iova };
         let (id, key) = self.keys.add(region, iova, pd, access);
         Ok((id, key, key))
     }
 
     fn query_mr(&self, mr: ObjectId) -> Option<(u32, u32, u64)> {
-        self.keys.describe(mr).map(|(key, length)| (key, key, length))
+        self.keys.key_and_length(mr).map(|(key, length)| (key, key, length))
     }
 
     fn dereg_mr(&mut self, mr: ObjectId) {
@@ -434,7 +426,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
     fn create_cq(&mut self, call: &mut Call<'_, H>, cq: &NewCq) -> Result<(ObjectId, u32), Errno> {
         let part: abi::CreateCq = driver_part(call.input, 20)?;
         let name = self.spec.name.clone();
-        // The library asks for one less than the ring has.
+        // The library requests one entry less than the ring has.
         let entries = (u64::from(cq.entries) + 1).next_power_of_two();
         if part.cqe_size as usize != CQE_BYTES || entries > 1 << 22 {
             let why =
@@ -444,13 +436,14 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let format = part.cqe_comp_res_format;
         let formats = [defs::MINI_FORMAT_HASH, defs::MINI_FORMAT_CSUM, defs::MINI_FORMAT_CSUM_STRIDE];
         if part.cqe_comp_en != 0 && (!self.spec.mlx5.compression || !formats.contains(&format)) {
-            return Err(
-                call.refuse(Errno::OPNOTSUPP, format_args!("{name}: compressed completions of format {format}"))
-            );
+            return Err(call.refuse(
+                Errno::OPNOTSUPP,
+                format_args!("{name}: unsupported format {format} of compressed completions"),
+            ));
         }
         let ring = self.ring_of(call, "completion ring", part.buf_addr, entries * CQE_BYTES as u64)?;
         let record = self.record(call, part.db_addr)?;
-        let number = self.cq_numbers.take().ok_or(Errno::NOSPC)?;
+        let number = self.cq_numbers.alloc().ok_or(Errno::NOSPC)?;
         let compress = (part.cqe_comp_en != 0).then_some(format);
         let id = self.cqs.add(Cq::new(number, ring, record, entries.trailing_zeros(), compress, cq.owner, self.scan));
         self.by_cq.insert(number, id);
@@ -461,20 +454,12 @@ impl<H: Host> Device<H> for Mlx5<H> {
     fn destroy_cq(&mut self, cq: ObjectId) {
         if let Some(cq) = self.cqs.remove(cq) {
             self.by_cq.remove(&cq.number);
-            self.cq_numbers.give_back(cq.number);
+            self.cq_numbers.free(cq.number);
         }
     }
 
     fn create_qp(&mut self, call: &mut Call<'_, H>, qp: &NewQp) -> Result<(ObjectId, u32, QpCap), Errno> {
-        if qp.kind != uverbs::QPT_RAW_PACKET {
-            let why = format!(
-                "{}: queue pairs of type {}; raw-packet ones ({}) are emulated",
-                self.name(),
-                qp.kind,
-                uverbs::QPT_RAW_PACKET
-            );
-            return Err(call.refuse(Errno::OPNOTSUPP, why));
-        }
+        qp.check_raw_packet(call, self.name())?;
         match qp.table {
             Some(table) => self.create_rss(call, qp, table),
             None => self.create_sq(call, qp),
@@ -494,7 +479,10 @@ impl<H: Host> Device<H> for Mlx5<H> {
         };
         let sq = self.sqs.get_mut(*sq).ok_or(Errno::INVAL)?;
         if mask & STATE == 0 {
-            return Err(call.refuse(Errno::INVAL, format_args!("{name}: a change of {mask:#x} without a state")));
+            return Err(call.refuse(
+                Errno::INVAL,
+                format_args!("{name}: modify_qp with mask {mask:#x} does not change the state"),
+            ));
         }
         let refuse = |why: String| Err(call.refuse(Errno::INVAL, format_args!("{name} sq {:#x}: {why}", sq.number)));
         let next = match (sq.state, state) {
@@ -503,13 +491,13 @@ impl<H: Host> Device<H> for Mlx5<H> {
             (now @ (State::Reset | State::Init), 1) => {
                 let names = mask & PORT != 0;
                 if now == State::Reset && !names || names && !(1..=ports).contains(&usize::from(port)) {
-                    return refuse(format!("INIT needs a port; there are 1 to {ports}"));
+                    return refuse(format!("INIT needs a port from 1 to {ports}"));
                 }
                 State::Init
             }
             (State::Init, 2) => State::ReadyToReceive,
             (State::ReadyToReceive | State::Ready, 3) => State::Ready,
-            (now, state) => return refuse(format!("from {now:?} to state {state}")),
+            (now, state) => return refuse(format!("cannot change from {now:?} to state {state}")),
         };
         if next == State::Init && mask & PORT != 0 {
             sq.port = usize::from(port) - 1;
@@ -529,10 +517,10 @@ impl<H: Host> Device<H> for Mlx5<H> {
                         opened.registers[at] = opened.registers[at].saturating_sub(1);
                     }
                     self.by_sq.remove(&sq.number);
-                    self.queue_numbers.give_back(sq.number);
+                    self.queue_numbers.free(sq.number);
                 }
             }
-            Some(Qp::Rss(rss)) => self.queue_numbers.give_back(rss.number),
+            Some(Qp::Rss(rss)) => self.queue_numbers.free(rss.number),
             None => {}
         }
     }
@@ -543,7 +531,8 @@ impl<H: Host> Device<H> for Mlx5<H> {
         let (entries, shift) = (part.rq_wqe_count, part.rq_wqe_shift);
         if !entries.is_power_of_two() || entries > self.spec.max_queue || !(4..=9).contains(&shift) {
             let why = format!(
-                "{name}: a receive ring of {entries} entries of 2^{shift} bytes; a power of two up to {}, 16 to 512 bytes",
+                "{name}: a receive ring of {entries} entries of 2^{shift} bytes; \
+                 at most {} (a power of two), 16 to 512 bytes",
                 self.spec.max_queue
             );
             return Err(call.refuse(Errno::INVAL, why));
@@ -556,7 +545,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
                 || part.two_byte_shift_en != 0
             {
                 let why = format!(
-                    "{name}: 2^{log_strides} strides of 2^{log_bytes} bytes, shifted {}",
+                    "{name}: unsupported strides: 2^{log_strides} of 2^{log_bytes} bytes, shift {}",
                     part.two_byte_shift_en
                 );
                 return Err(call.refuse(Errno::OPNOTSUPP, why));
@@ -567,11 +556,13 @@ impl<H: Host> Device<H> for Mlx5<H> {
         };
         let allowed = uverbs::WQ_FLAGS_CVLAN_STRIPPING;
         if wq.flags & !allowed != 0 {
-            return Err(call.refuse(Errno::OPNOTSUPP, format_args!("{name}: work queue flags {:#x}", wq.flags)));
+            return Err(
+                call.refuse(Errno::OPNOTSUPP, format_args!("{name}: unsupported work queue flags {:#x}", wq.flags))
+            );
         }
         let ring = self.ring_of(call, "receive ring", part.buf_addr, u64::from(entries) << shift)?;
         let record = self.record(call, part.db_addr)?;
-        let number = self.queue_numbers.take().ok_or(Errno::NOSPC)?;
+        let number = self.queue_numbers.alloc().ok_or(Errno::NOSPC)?;
         let user_index = if self.spec.mlx5.cqe_version == 0 { 0xff_ffff } else { part.user_index };
         let strip = wq.flags & uverbs::WQ_FLAGS_CVLAN_STRIPPING != 0;
         let rq = Rq::new(number, user_index, (ring, entries, shift), record, layout, strip, wq.cq, wq.pd, wq.owner);
@@ -591,8 +582,10 @@ impl<H: Host> Device<H> for Mlx5<H> {
             (_, 2) => State::Error,
             (State::Reset | State::Ready, 1) => State::Ready,
             (now, state) => {
-                return Err(call
-                    .refuse(Errno::INVAL, format_args!("{name} rq {:#x}: from {now:?} to state {state}", rq.number)));
+                return Err(call.refuse(
+                    Errno::INVAL,
+                    format_args!("{name} rq {:#x}: cannot change from {now:?} to state {state}", rq.number),
+                ));
             }
         };
         if next == State::Reset || rq.state == State::Reset {
@@ -604,7 +597,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
 
     fn destroy_wq(&mut self, wq: ObjectId) {
         if let Some(rq) = self.rqs.remove(wq) {
-            self.queue_numbers.give_back(rq.number);
+            self.queue_numbers.free(rq.number);
         }
     }
 
@@ -634,7 +627,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
             (abi::OBJECT_UAR, abi::UAR_DESTROY) => self.uar_destroy(call, attributes),
             (abi::OBJECT_VAR, abi::VAR_ALLOC) if self.spec.mlx5.var => self.var_alloc(call, attributes),
             (abi::OBJECT_VAR, abi::VAR_DESTROY) if self.spec.mlx5.var => self.var_destroy(call, attributes),
-            // Firmware commands: the library lives without.
+            // The library works without firmware commands.
             (abi::OBJECT_DEVX, abi::DEVX_OTHER) => Err(call.decline(Errno::OPNOTSUPP)),
             _ => Err(Errno::PROTONOSUPPORT),
         }
@@ -650,41 +643,35 @@ impl<H: Host> Device<H> for Mlx5<H> {
 
     fn work(&mut self, env: &mut Env<'_>) -> bool {
         let more = Mlx5::transmit(self, env);
-        self.tell_sniffers(env);
+        self.deliver_to_sniffers(env);
         more
     }
 
-    fn receive(&mut self, env: &mut Env<'_>, port: usize, frames: &[&[u8]], offered: bool) -> usize {
-        self.take_frames(env, port, frames, offered)
+    fn receive(&mut self, env: &mut Env<'_>, port: usize, frames: &[&[u8]], lossless: bool) -> usize {
+        self.receive_frames(env, port, frames, lossless)
     }
 
     fn flush(&mut self, env: &mut Env<'_>) {
         self.end_burst(env);
     }
 
-    fn fault(&mut self, env: &mut Env<'_>, what: &What) {
-        match *what {
-            What::Link { port, up } => {
-                let state = &mut self.ports[usize::from(port) - 1].up;
-                if std::mem::replace(state, up) != up {
-                    let kind = if up { uverbs::EVENT_PORT_ACTIVE } else { uverbs::EVENT_PORT_ERR };
-                    env.events.push(Event::Port(port, kind));
-                }
-            }
-            What::DeviceFatal => {
+    fn fault(&mut self, env: &mut Env<'_>, kind: &FaultKind) {
+        match *kind {
+            FaultKind::Link { port, up } => set_link(&mut self.ports[usize::from(port) - 1].up, port, up, env.events),
+            FaultKind::DeviceFatal => {
                 self.reset();
                 env.events.push(Event::Device(uverbs::EVENT_DEVICE_FATAL));
             }
-            What::PortHeld { .. } | What::PortFreed { .. } => {
+            FaultKind::PortHeld { .. } | FaultKind::PortFreed { .. } => {
                 env.log.line(format_args!(
-                    "{}: ports of this device are shared with the kernel; none is ever held",
+                    "{}: the kernel shares the ports of this device and never holds one",
                     self.spec.name
                 ));
                 return;
             }
-            What::Refuse { .. } | What::CompletionError { .. } | What::Hostile { .. } => return,
+            FaultKind::FailCommand { .. } | FaultKind::CompletionError { .. } | FaultKind::CorruptCqe { .. } => return,
         }
-        env.log.line(format_args!("{}: as ordered: {what}", self.spec.name));
+        env.log.line(format_args!("{}: injected fault: {kind}", self.spec.name));
     }
 
     fn is_dead(&self, context: ContextId) -> bool {
@@ -697,10 +684,12 @@ impl<H: Host> Device<H> for Mlx5<H> {
             .iter()
             .map(|(_, sq)| {
                 serde_json::json!({
-                    "number": sq.number, "port": sq.port + 1, "packets": sq.sent, "bytes": sq.sent_bytes, "errors": sq.errors,
-                    "descriptors": sq.descriptors, "completions": sq.completions, "doorbells": sq.doorbells,
+                    "number": sq.number, "port": sq.port + 1, "packets": sq.sent, "bytes": sq.sent_bytes,
+                    "errors": sq.errors, "descriptors": sq.descriptors, "completions": sq.completions,
+                    "doorbells": sq.doorbells,
                     "blue_flames": sq.blue_flames, "segmented": sq.segmented,
-                    "wrong_doorbells": sq.wrong_doorbells, "unserved": sq.unserved(), "state": format!("{:?}", sq.state),
+                    "wrong_doorbells": sq.wrong_doorbells, "unserved": sq.unserved(),
+                    "state": format!("{:?}", sq.state),
                 })
             })
             .collect();
@@ -721,8 +710,9 @@ impl<H: Host> Device<H> for Mlx5<H> {
             .map(|(at, port)| {
                 let c = &port.counters;
                 serde_json::json!({
-                    "port": at + 1, "up": port.up, "received": c.received, "received_bytes": c.received_bytes, "sent": c.sent,
-                    "sent_bytes": c.sent_bytes, "no_rule": c.no_rule, "ruled_out": c.ruled_out, "no_buffer": c.no_buffer,
+                    "port": at + 1, "up": port.up, "received": c.received, "received_bytes": c.received_bytes,
+                    "sent": c.sent, "sent_bytes": c.sent_bytes, "no_rule": c.no_rule,
+                    "ruled_out": c.ruled_out, "no_buffer": c.no_buffer,
                     "sent_ruled_out": c.sent_ruled_out, "too_long": c.too_long, "rules": self.steering.rules(at),
                 })
             })

@@ -1,10 +1,11 @@
-//! A ConnectX-5 / 6 Dx.
+//! ConnectX-5 and ConnectX-6 Dx.
 //!
-//! Sources for what it does: rdma-core `providers/mlx5`, Linux `drivers/infiniband/hw/mlx5`, DPDK `drivers/net/mlx5` and
-//! `drivers/common/mlx5/mlx5_prm.h`, VPP `src/plugins/rdma`.
+//! Sources of their behaviour: rdma-core `providers/mlx5`; Linux `drivers/infiniband/hw/mlx5`; DPDK
+//! `drivers/net/mlx5` and `drivers/common/mlx5/mlx5_prm.h`; VPP `src/plugins/rdma`.
 //!
-//! The authority over what is posted is the doorbell record in the application's memory; the register only tells to look. With
-//! doorbells that are seen, nothing moves before the register is written, so that a missing one is found.
+//! The doorbell record in the application's memory determines what is posted. The register only makes the
+//! device read the record. In modes that observe doorbells the device does nothing before the register is
+//! written, so that a missing doorbell is detected.
 
 mod completion;
 mod control;
@@ -12,44 +13,51 @@ mod queues;
 mod receive;
 mod steering;
 mod transmit;
-mod var;
+mod virtio_doorbells;
 
 use std::collections::HashMap;
 
 use wirepath_nic_defs::mlx5 as defs;
 
-use crate::device::{ContextId, Env, ObjectId, Owner, Store};
+use crate::device::{ContextId, Env, EventTarget, ObjectId, Store};
 use crate::frame::Toeplitz;
 use crate::host::{Host, Region};
-use crate::keys::Keys;
-use crate::slab::{Apart, Numbers, Slab};
+use crate::keys::MkeyTable;
+use crate::slots::{CachePadded, IdAllocator, Slab};
 use crate::topology::{DeviceSpec, Doorbells};
 use completion::Cq;
 use queues::{Rq, Sq};
 use steering::Steering;
 
-/// Bytes of a doorbell page.
+/// Size of a doorbell page in bytes.
 const PAGE: u64 = 4096;
-/// Doorbell pages of a context.
+/// Number of doorbell pages of a context.
 const PAGES: usize = 24;
-/// Where they begin in its file: behind the page of other devices. Pages of virtio doorbells follow.
+/// Index of the first doorbell page in the context's file. The page before it is used by other devices; pages
+/// of virtio doorbells follow.
 const FIRST_PAGE: u64 = 1;
-const _: () = assert!((FIRST_PAGE + (PAGES + var::VARS) as u64) * PAGE <= crate::DOORBELL_BYTES);
-/// Bytes between BlueFlame registers; each has two buffers of half that.
+const _: () = assert!((FIRST_PAGE + (PAGES + virtio_doorbells::VARS) as u64) * PAGE <= crate::DOORBELL_BYTES);
+/// Distance between BlueFlame registers in bytes. Each register has two buffers of half that size.
 const BLUE_FLAME: usize = 512;
-/// Most bytes of a send WQE.
+/// Number of doorbell pages that the library maps at open, if pages are not objects.
+const STATIC_PAGES: u64 = 8;
+/// Number of doorbell registers in these pages.
+const STATIC_REGISTERS: usize = 2 * STATIC_PAGES as usize;
+/// Offset of pages that are objects, in pages; the page index is added.
+const OBJECT_PAGES: u64 = 9 << 8;
+/// Maximum size of a send WQE in bytes.
 const MAX_SEND_WQE: u16 = 1024;
-/// Most bytes of a receive WQE.
+/// Maximum size of a receive WQE in bytes.
 const MAX_RECV_WQE: u16 = 512;
-/// Most entries of an indirection table.
+/// Maximum number of entries of an indirection table.
 const MAX_TABLE: usize = 8192;
 
-/// The device.
+/// An emulated ConnectX.
 #[derive(Debug)]
 pub struct Mlx5<H: Host> {
     spec: DeviceSpec,
     ports: Vec<Port>,
-    keys: Keys<H::Region>,
+    keys: MkeyTable<H::Region>,
     pds: Slab<ContextId>,
     cqs: Slab<Cq<H::Region>>,
     sqs: Slab<Sq<H::Region>>,
@@ -57,43 +65,44 @@ pub struct Mlx5<H: Host> {
     tables: Slab<Vec<ObjectId>>,
     qps: Slab<Qp>,
     steering: Steering,
-    /// Numbers on the wire: queues of all kinds, and completion queues.
-    queue_numbers: Numbers,
-    cq_numbers: Numbers,
+    /// Hardware numbers of work queues and queue pairs, and of completion queues.
+    queue_numbers: IdAllocator,
+    cq_numbers: IdAllocator,
     by_sq: HashMap<u32, ObjectId>,
     by_cq: HashMap<u32, ObjectId>,
-    /// What registers were told last, by context and place: queue, and first words of the descriptor.
-    told: HashMap<(ContextId, usize), (u32, u64)>,
-    contexts: HashMap<ContextId, Opened>,
-    /// Scratch of the transmit path: the descriptor at hand.
+    /// Last value of each doorbell register: queue number and first words of the descriptor. The key is
+    /// context and offset.
+    last_doorbells: HashMap<(ContextId, usize), (u32, u64)>,
+    contexts: HashMap<ContextId, UserContext>,
+    /// Scratch descriptor of the transmit path.
     wqe: Box<[u8; MAX_SEND_WQE as usize]>,
-    /// Send queue that is served first next time.
-    turn: usize,
-    /// Time of the burst that is arriving.
-    arrives: Option<u64>,
+    /// Send queue that is processed first in the next round.
+    next_sq: usize,
+    /// Timestamp of the current burst of received frames.
+    burst_time: Option<u64>,
     stray_doorbells: u64,
     var_doorbells: u64,
     resets: u64,
     scan: bool,
 }
 
-/// A context.
+/// An open context.
 #[derive(Debug, Default)]
-struct Opened {
-    /// The device was reset under it.
+struct UserContext {
+    /// True if the device was reset after the context was opened.
     dead: bool,
-    /// Doorbell pages are objects.
+    /// True if doorbell pages are objects.
     objects: bool,
-    /// Firmware objects can be made.
+    /// True if firmware objects can be created.
     firmware: bool,
     cqe_version: u8,
     /// Doorbell pages in use.
     pages: [bool; PAGES],
-    /// Queues by register, where pages are not objects.
-    registers: [u32; control::STATIC_REGISTERS],
+    /// Number of queues of each register, if pages are not objects.
+    registers: [u32; STATIC_REGISTERS],
     /// Pages of virtio doorbells in use.
-    vars: [bool; var::VARS],
-    /// Another process has it open, and knows which pages are in use.
+    vars: [bool; virtio_doorbells::VARS],
+    /// True if another process has the context open. That process knows which pages are in use.
     imported: bool,
 }
 
@@ -119,47 +128,47 @@ struct PortCounters {
 #[derive(Debug)]
 enum Qp {
     Send(ObjectId),
-    Rss(Box<Apart<Rss>>),
+    Rss(Box<CachePadded<Rss>>),
 }
 
 #[derive(Debug)]
 struct Rss {
     number: u32,
     table: Vec<ObjectId>,
-    /// The queue, if the table names one alone.
-    only: Option<ObjectId>,
+    /// The queue, if all entries of the table name the same one.
+    single_queue: Option<ObjectId>,
     hash: Option<Toeplitz>,
     fields: u64,
-    /// See [`receive::tuples`].
+    /// Result of [`receive::tuples`].
     tuples: Option<(u8, defs::HashType)>,
-    /// Whether packets are looked into that are in a tunnel.
+    /// True if inner headers of tunnel packets are parsed.
     tunnels: bool,
 }
 
 impl<H: Host> Mlx5<H> {
-    /// A device as the topology wants it. Whoever looks at queues and sees no doorbells (`scan`) learns from their records that completion
-    /// queues were armed.
+    /// Creates a device from its specification. With `scan` it polls queues and observes no doorbells. It
+    /// then reads from the records that completion queues are armed.
     pub fn new(spec: DeviceSpec, scan: bool) -> Self {
         Self {
             ports: spec.ports.iter().map(|_| Port { up: true, ..Port::default() }).collect(),
             steering: Steering::new(spec.mlx5.steering, spec.ports.len()),
             spec,
-            keys: Keys::default(),
+            keys: MkeyTable::default(),
             pds: Slab::default(),
             cqs: Slab::default(),
             sqs: Slab::default(),
             rqs: Slab::default(),
             tables: Slab::default(),
             qps: Slab::default(),
-            queue_numbers: Numbers::new(0x40..0x4000),
-            cq_numbers: Numbers::new(0x4_0400..0x4_4000),
+            queue_numbers: IdAllocator::new(0x40..0x4000),
+            cq_numbers: IdAllocator::new(0x4_0400..0x4_4000),
             by_sq: HashMap::new(),
             by_cq: HashMap::new(),
             contexts: HashMap::new(),
             wqe: Box::new([0; MAX_SEND_WQE as usize]),
-            turn: 0,
-            arrives: None,
-            told: HashMap::new(),
+            next_sq: 0,
+            burst_time: None,
+            last_doorbells: HashMap::new(),
             stray_doorbells: 0,
             var_doorbells: 0,
             resets: 0,
@@ -171,10 +180,10 @@ impl<H: Host> Mlx5<H> {
         &self.spec.name
     }
 
-    /// A store to a doorbell page.
+    /// Handles a store to a doorbell page.
     fn ring(&mut self, env: &mut Env<'_>, context: ContextId, store: Store) {
         if store.offset as u64 / PAGE >= FIRST_PAGE + PAGES as u64 {
-            // Of a queue of a virtual machine, which only firmware commands make.
+            // The doorbell belongs to a queue of a virtual machine, which only firmware commands create.
             self.var_doorbells += 1;
             return;
         }
@@ -189,7 +198,7 @@ impl<H: Host> Mlx5<H> {
         let Some(register) = offset.checked_sub(defs::UAR_BLUE_FLAME) else {
             self.stray_doorbells += 1;
             env.log.line(format_args!(
-                "{}: a store of {} bytes at {offset:#x} of a doorbell page is no doorbell",
+                "{}: a store of {} bytes at {offset:#x} of a doorbell page is not a doorbell",
                 self.name(),
                 store.size
             ));
@@ -198,12 +207,12 @@ impl<H: Host> Mlx5<H> {
         let behind = register % (BLUE_FLAME / 2);
         let buffer = (context, store.offset - behind);
         if behind != 0 {
-            self.copied(env, buffer, behind, store.value);
+            self.check_blue_flame(env, buffer, behind, store.value);
             return;
         }
         if store.size < 8 {
             self.stray_doorbells += 1;
-            env.log.line(format_args!("{}: a doorbell of {} bytes; it is one store of 8", self.name(), store.size));
+            env.log.line(format_args!("{}: a doorbell of {} bytes; expected one store of 8", self.name(), store.size));
             return;
         }
         let (first, second) = (defs::ControlOpcode(word(0)), defs::ControlDs(word(1)));
@@ -219,24 +228,27 @@ impl<H: Host> Mlx5<H> {
         };
         sq.doorbells += 1;
         sq.rung = true;
-        self.told.insert(buffer, (second.queue(), store.value));
+        self.last_doorbells.insert(buffer, (second.queue(), store.value));
         if let Err(why) = sq.check_register(first, second) {
             sq.wrong_doorbells += 1;
             env.log.line(format_args!("{} sq {:#x}: {why}", self.spec.name, sq.number));
         }
     }
 
-    /// The rest of a descriptor that is copied into a BlueFlame buffer.
-    fn copied(&mut self, env: &mut Env<'_>, buffer: (ContextId, usize), behind: usize, value: u64) {
-        let told = self.told.get(&buffer).copied();
-        let found = told.and_then(|(number, told)| Some((*self.by_sq.get(&number)?, told)));
-        let Some((sq, told)) = found.and_then(|(id, told)| Some((self.sqs.get_mut(id)?, told))) else {
+    /// Checks the rest of a descriptor that is copied into a BlueFlame buffer.
+    fn check_blue_flame(&mut self, env: &mut Env<'_>, buffer: (ContextId, usize), behind: usize, value: u64) {
+        let last = self.last_doorbells.get(&buffer).copied();
+        let found = last.and_then(|(number, register)| Some((*self.by_sq.get(&number)?, register)));
+        let Some((sq, register)) = found.and_then(|(id, register)| Some((self.sqs.get_mut(id)?, register))) else {
             self.stray_doorbells += 1;
-            env.log.line(format_args!("{}: a store {behind:#x} behind a register that was told nothing", self.name()));
+            env.log.line(format_args!(
+                "{}: a store {behind:#x} behind a register that was not written before",
+                self.name()
+            ));
             return;
         };
         sq.blue_flames += u64::from(behind == 8);
-        if let Err(why) = sq.check_buffer(told, behind, value) {
+        if let Err(why) = sq.check_buffer(register, behind, value) {
             sq.wrong_doorbells += 1;
             env.log.line(format_args!("{} sq {:#x}: {why}", self.spec.name, sq.number));
         }
@@ -253,10 +265,10 @@ impl<H: Host> Mlx5<H> {
         }
     }
 
-    /// The device is reset: queues stop, keys are gone, contexts are dead.
+    /// Resets the device: all objects are destroyed, and all contexts are dead.
     fn reset(&mut self) {
         self.resets += 1;
-        self.keys = Keys::default();
+        self.keys = MkeyTable::default();
         self.sqs = Slab::default();
         self.rqs = Slab::default();
         self.cqs = Slab::default();
@@ -266,7 +278,7 @@ impl<H: Host> Mlx5<H> {
         self.steering = Steering::new(self.spec.mlx5.steering, self.ports.len());
         self.by_sq.clear();
         self.by_cq.clear();
-        self.told.clear();
+        self.last_doorbells.clear();
         for context in self.contexts.values_mut() {
             context.dead = true;
         }
@@ -277,7 +289,7 @@ impl<H: Host> Mlx5<H> {
     }
 }
 
-/// Where events of a work queue go, for queues that stop.
-fn owner_of<R: Region>(rq: &Rq<R>) -> Owner {
+/// Returns the event target of a receive queue.
+fn event_target<R: Region>(rq: &Rq<R>) -> EventTarget {
     rq.owner
 }

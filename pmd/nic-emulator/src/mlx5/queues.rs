@@ -2,24 +2,24 @@
 
 use wirepath_nic_defs::mlx5::{self as defs, ControlDs, ControlOpcode, RECORD_RECEIVE, RECORD_SEND, SEND_BLOCK};
 
-use crate::device::{ContextId, ObjectId, Owner};
+use crate::device::{ContextId, EventTarget, ObjectId};
 use crate::host::Region;
 
-/// How far ahead of their use descriptors are asked for, in bytes.
-const AHEAD: u64 = 256;
+/// Prefetch distance in bytes.
+const PREFETCH_BYTES: u64 = 256;
 
-/// State of a queue.
+/// States of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing moves.
+    /// RESET: nothing is processed.
     Reset,
-    /// On the way up.
+    /// INIT.
     Init,
-    /// On the way up.
+    /// RTR.
     ReadyToReceive,
-    /// Packets move.
+    /// RTS of a queue pair, RDY of a work queue: packets are processed.
     Ready,
-    /// Everything that is posted completes as flushed.
+    /// ERROR: everything that is posted completes as flushed.
     Error,
 }
 
@@ -27,43 +27,43 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Sq<R> {
     pub(super) number: u32,
-    /// What completions name in version 1.
+    /// Number that completions of version 1 carry.
     pub(super) user_index: u32,
     pub(super) ring: R,
     record: R,
-    /// Basic blocks, a power of two.
+    /// Number of basic blocks of the ring, a power of two.
     pub(super) blocks: u32,
-    /// Basic blocks consumed, modulo 2^16.
+    /// Number of consumed basic blocks, modulo 2^16.
     pub(super) head: u16,
-    /// Basic blocks posted, as the record said when it was last looked at.
+    /// Number of posted basic blocks as last read from the record, modulo 2^16.
     tail: u16,
     pub(super) state: State,
-    /// The register was written since the record was looked at.
+    /// True if the register was written after the record was read last.
     pub(super) rung: bool,
     pub(super) cq: ObjectId,
     pub(super) context: ContextId,
     pub(super) pd: ObjectId,
     pub(super) port: usize,
-    pub(super) owner: Owner,
-    /// Blocks since the last completion that was asked for.
-    pub(super) silent: u32,
+    pub(super) owner: EventTarget,
+    /// Number of blocks since the last signaled completion.
+    pub(super) unsignaled: u32,
     pub(super) sent: u64,
     pub(super) sent_bytes: u64,
     pub(super) errors: u64,
     pub(super) completions: u64,
     pub(super) descriptors: u64,
-    /// Packets that were cut.
+    /// Number of packets that were segmented.
     pub(super) segmented: u64,
     pub(super) doorbells: u64,
-    /// Where pages are not objects, its register.
+    /// Doorbell register of the queue, if pages are not objects.
     pub(super) register: Option<usize>,
-    /// Descriptors that were written to a register whole.
+    /// Number of descriptors that were copied into a BlueFlame buffer.
     pub(super) blue_flames: u64,
     pub(super) wrong_doorbells: u64,
 }
 
 impl<R: Region> Sq<R> {
-    #[allow(clippy::too_many_arguments, reason = "made in one place")]
+    #[allow(clippy::too_many_arguments, reason = "called in one place")]
     pub(super) fn new(
         number: u32,
         user_index: u32,
@@ -72,7 +72,7 @@ impl<R: Region> Sq<R> {
         cq: ObjectId,
         context: ContextId,
         pd: ObjectId,
-        owner: Owner,
+        owner: EventTarget,
     ) -> Self {
         Self {
             number,
@@ -89,7 +89,7 @@ impl<R: Region> Sq<R> {
             pd,
             port: 0,
             owner,
-            silent: 0,
+            unsignaled: 0,
             sent: 0,
             sent_bytes: 0,
             errors: 0,
@@ -103,45 +103,45 @@ impl<R: Region> Sq<R> {
         }
     }
 
-    /// What the record says: blocks posted, modulo 2^16.
+    /// Returns the number of posted blocks in the record, modulo 2^16.
     #[inline]
     pub(super) fn posted_counter(&self) -> u32 {
         u32::from_be(self.record.load(4 * RECORD_SEND as u64))
     }
 
-    /// Looks at the record.
+    /// Reads the doorbell record.
     #[inline]
-    pub(super) fn look(&mut self) {
+    pub(super) fn read_record(&mut self) {
         self.tail = self.posted_counter() as u16;
     }
 
-    /// Whether anything is posted; looks at the record if nothing is left of what it said before.
+    /// Returns true if anything is posted. Reads the record only when everything known is consumed.
     #[inline]
     pub(super) fn has_more(&mut self) -> bool {
         if self.tail == self.head {
-            self.look();
+            self.read_record();
         }
         self.tail != self.head
     }
 
-    /// Blocks that were posted at the last look and are not consumed.
+    /// Returns the number of blocks that were posted when the record was read and are not consumed.
     #[inline]
     pub(super) fn posted(&self) -> u32 {
         u32::from(self.tail.wrapping_sub(self.head))
     }
 
-    /// Blocks that are posted by now and not consumed.
+    /// Returns the number of blocks that are posted now and not consumed.
     pub(super) fn unserved(&self) -> u32 {
         u32::from((self.posted_counter() as u16).wrapping_sub(self.head))
     }
 
-    /// Offset in the ring of `bytes` behind the head.
+    /// Returns the ring offset of the byte at `bytes` behind the head.
     #[inline]
     pub(super) fn at(&self, bytes: u32) -> u64 {
         u64::from((u32::from(self.head) * SEND_BLOCK).wrapping_add(bytes) & (self.blocks * SEND_BLOCK - 1))
     }
 
-    /// Reads the descriptor at the head, over the end of the ring if need be.
+    /// Copies the descriptor at the head, which may wrap around.
     #[inline]
     pub(super) fn fetch(&self, to: &mut [u8]) {
         let at = self.at(0);
@@ -154,17 +154,19 @@ impl<R: Region> Sq<R> {
         }
     }
 
-    /// Whether the register says what the descriptor in the ring says, and the record was written before it.
+    /// Checks that the register contains the start of the descriptor in the ring, and that the record was
+    /// written first.
     pub(super) fn check_register(&self, first: ControlOpcode, second: ControlDs) -> Result<(), String> {
         let index = first.index() as u16;
-        // Told of late, by another process or a thread: the record had it sent already, and another descriptor may lie there by now.
+        // The doorbell arrives late, from another process or thread. The descriptor was sent already because
+        // of the record, and may be overwritten.
         if self.head.wrapping_sub(index).cast_signed() > 0 {
             return Ok(());
         }
         let ahead = (self.posted_counter() as u16).wrapping_sub(index);
         if ahead == 0 || u32::from(ahead) > self.blocks {
             return Err(format!(
-                "the register names the descriptor at {index:#x}, and the record says {:#x}: the record must be written before",
+                "the register names the descriptor at {index:#x}, but the record is {:#x}: it must be written first",
                 self.posted_counter() as u16
             ));
         }
@@ -176,50 +178,51 @@ impl<R: Region> Sq<R> {
         said[4..].copy_from_slice(&second.0.to_be_bytes());
         if bytes != said {
             return Err(format!(
-                "the register says {said:02x?}, and the descriptor at {index:#x} begins with {bytes:02x?}"
+                "the register contains {said:02x?}, but the descriptor at {index:#x} begins with {bytes:02x?}"
             ));
         }
         Ok(())
     }
 
-    /// Whether what is written to the BlueFlame buffer `offset` behind the register, which was told the descriptor's first words, is what the
-    /// ring has there. The buffer is written while the device may be done with the descriptor, so that the ring may have another by then.
-    pub(super) fn check_buffer(&self, told: u64, offset: usize, value: u64) -> Result<(), String> {
-        let index = ControlOpcode((told as u32).swap_bytes()).index();
+    /// Checks that a store into the BlueFlame buffer, `offset` behind the register, equals the content of the
+    /// ring. `register` is the last value of the register. The device may have processed the descriptor already,
+    /// so the ring may contain another descriptor by then.
+    pub(super) fn check_buffer(&self, register: u64, offset: usize, value: u64) -> Result<(), String> {
+        let index = ControlOpcode((register as u32).swap_bytes()).index();
         let read = |at: usize| {
             let mut bytes = [0; 8];
             let at = u64::from(index * SEND_BLOCK) + at as u64;
             let _ = self.ring.read(at & u64::from(self.blocks * SEND_BLOCK - 1), &mut bytes);
             u64::from_le_bytes(bytes)
         };
-        if read(0) == told && read(offset) != value {
+        if read(0) == register && read(offset) != value {
             return Err(format!(
-                "{value:#x} is written {offset:#x} behind the register, and the descriptor at {index:#x} has {:#x} there",
+                "{value:#x} is stored {offset:#x} behind the register, but the descriptor at {index:#x} has {:#x}",
                 read(offset)
             ));
         }
         Ok(())
     }
 
-    /// As new.
+    /// Resets the queue.
     pub(super) fn reset(&mut self) {
         self.head = 0;
         self.tail = 0;
-        self.silent = 0;
+        self.unsignaled = 0;
         self.rung = false;
     }
 }
 
-/// How a receive queue takes frames.
+/// Layouts of receive descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// One descriptor for each.
+    /// Linear: one descriptor per frame.
     Linear,
-    /// A descriptor is cut into strides.
+    /// Striding: a descriptor is divided into strides.
     Striding {
-        /// Bytes of a stride, logarithm.
+        /// Base-2 logarithm of the stride size in bytes.
         log_bytes: u32,
-        /// Strides of a descriptor, logarithm.
+        /// Base-2 logarithm of the number of strides of a descriptor.
         log_strides: u32,
     },
 }
@@ -231,26 +234,26 @@ pub(super) struct Rq<R> {
     pub(super) user_index: u32,
     ring: R,
     record: R,
-    /// Entries, a power of two.
+    /// Number of entries, a power of two.
     pub(super) entries: u32,
-    /// Bytes of an entry, logarithm.
+    /// Base-2 logarithm of the entry size in bytes.
     pub(super) log_entry: u32,
     pub(super) layout: Layout,
-    /// Entries consumed, modulo 2^16.
+    /// Number of consumed entries, modulo 2^16.
     pub(super) head: u16,
-    /// Entries posted, as the record said when it was last looked at.
+    /// Number of posted entries as last read from the record, modulo 2^16.
     tail: u16,
-    /// Strides consumed of the entry at the head.
+    /// Number of strides consumed of the entry at the head.
     pub(super) strides: u32,
-    /// Where the next one begins: which of the scatter list, and the offset in that.
-    pub(super) place: (usize, usize),
+    /// Position of the next stride: index in the scatter list, and offset in that segment.
+    pub(super) scatter_position: (usize, usize),
     pub(super) state: State,
     pub(super) strip: bool,
     pub(super) cq: ObjectId,
     pub(super) pd: ObjectId,
-    pub(super) owner: Owner,
-    /// See [`Self::list`].
-    list: [Segment; MOST_SEGMENTS],
+    pub(super) owner: EventTarget,
+    /// Content of [`Self::scatter_list`].
+    list: [Segment; MAX_SEGMENTS],
     segments: usize,
     pub(super) received: u64,
     pub(super) received_bytes: u64,
@@ -267,11 +270,11 @@ pub(super) struct Segment {
     pub(super) size: u32,
 }
 
-/// Scatter entries of one receive descriptor at most.
-pub(super) const MOST_SEGMENTS: usize = super::MAX_RECV_WQE as usize / defs::DATA_BYTES;
+/// Maximum number of scatter entries of a receive descriptor.
+pub(super) const MAX_SEGMENTS: usize = super::MAX_RECV_WQE as usize / defs::DATA_BYTES;
 
 impl<R: Region> Rq<R> {
-    #[allow(clippy::too_many_arguments, reason = "made in one place")]
+    #[allow(clippy::too_many_arguments, reason = "called in one place")]
     pub(super) fn new(
         number: u32,
         user_index: u32,
@@ -281,7 +284,7 @@ impl<R: Region> Rq<R> {
         strip: bool,
         cq: ObjectId,
         pd: ObjectId,
-        owner: Owner,
+        owner: EventTarget,
     ) -> Self {
         Self {
             number,
@@ -294,13 +297,13 @@ impl<R: Region> Rq<R> {
             head: 0,
             tail: 0,
             strides: 0,
-            place: (0, 0),
+            scatter_position: (0, 0),
             state: State::Reset,
             strip,
             cq,
             pd,
             owner,
-            list: [Segment::default(); MOST_SEGMENTS],
+            list: [Segment::default(); MAX_SEGMENTS],
             segments: 0,
             received: 0,
             received_bytes: 0,
@@ -310,46 +313,49 @@ impl<R: Region> Rq<R> {
         }
     }
 
-    /// Entries that are posted and not consumed. The record has 16 bits that count; drivers may write more. It lies in a line that drivers
-    /// write for each burst, so that it is looked at only when nothing is left of what it said before.
+    /// Returns the number of entries that are posted and not consumed. 16 bits of the record are valid;
+    /// drivers may write more. The record is in a cache line that drivers write for each burst. It is
+    /// therefore read only when everything known is consumed.
     #[inline]
     pub(super) fn posted(&mut self) -> u32 {
         if self.tail == self.head {
-            self.look();
+            self.read_record();
         }
         u32::from(self.tail.wrapping_sub(self.head))
     }
 
-    /// Looks at the record.
-    pub(super) fn look(&mut self) {
+    /// Reads the doorbell record.
+    pub(super) fn read_record(&mut self) {
         self.tail = u32::from_be(self.record.load(4 * RECORD_RECEIVE as u64)) as u16;
     }
 
-    /// The scatter list of the entry at the head, if strides of it are consumed, or from its last fetch.
+    /// Returns the scatter list of the last entry that was fetched.
     #[inline]
-    pub(super) fn list(&self) -> &[Segment] {
+    pub(super) fn scatter_list(&self) -> &[Segment] {
         &self.list[..self.segments]
     }
 
-    /// So many strides of the entry at the head are consumed.
+    /// Consumes strides of the entry at the head.
     #[inline]
-    pub(super) fn pass(&mut self, strides: u32, log_bytes: u32) {
+    pub(super) fn consume_strides(&mut self, strides: u32, log_bytes: u32) {
         self.strides += strides;
-        let (mut at, mut offset) = self.place;
+        let (mut at, mut offset) = self.scatter_position;
         offset += (strides as usize) << log_bytes;
-        while let Some(size) = self.list().get(at).map(|segment| segment.size as usize).filter(|size| *size <= offset) {
+        while let Some(size) =
+            self.scatter_list().get(at).map(|segment| segment.size as usize).filter(|size| *size <= offset)
+        {
             (at, offset) = (at + 1, offset - size);
         }
-        self.place = (at, offset);
+        self.scatter_position = (at, offset);
     }
 
     /// Fetches the scatter list of the entry at the head.
     #[inline]
     pub(super) fn fetch(&mut self) {
         let start = u64::from(u32::from(self.head) & (self.entries - 1)) << self.log_entry;
-        self.ring.ask(start + AHEAD);
+        self.ring.prefetch(start + PREFETCH_BYTES);
         self.segments = 0;
-        self.place = (0, 0);
+        self.scatter_position = (0, 0);
         let skip = if self.layout == Layout::Linear { 0 } else { size_of::<defs::NextSegment>() };
         if skip + defs::DATA_BYTES == 1 << self.log_entry {
             self.add(start + skip as u64);
@@ -362,21 +368,21 @@ impl<R: Region> Rq<R> {
         }
     }
 
-    /// Adds what lies at `at` of the ring to the scatter list; false at its end.
+    /// Adds the segment at ring offset `at` to the scatter list; returns false at the end of the list.
     #[inline(always)]
     fn add(&mut self, at: u64) -> bool {
         let [first, address] = self.ring.load_pairs(at).map(u64::from_le).map(u64::swap_bytes);
         let (size, key) = ((first >> 32) as u32, first as u32);
         if size == 0 {
-            // The end of a short list has a key of its own; other empty entries are passed over.
+            // A reserved key terminates a short list. Other empty segments are skipped.
             return key != defs::INVALID_LKEY;
         }
-        self.list[self.segments % MOST_SEGMENTS] = Segment { size, key, address };
+        self.list[self.segments % MAX_SEGMENTS] = Segment { size, key, address };
         self.segments += 1;
         true
     }
 
-    /// As new.
+    /// Resets the queue.
     pub(super) fn reset(&mut self) {
         self.head = 0;
         self.tail = 0;

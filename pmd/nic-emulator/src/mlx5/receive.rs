@@ -1,128 +1,128 @@
-//! Receive queues: frames meet rules, are hashed, spread, scattered, and told of.
+//! Receive queues: flow rules, RSS hash and queue selection, scattering into buffers, completions.
 
 use wirepath_nic_defs::mlx5::{self as defs, CQE_BYTES, CqeFlags, CqeOwner, HashType, StrideCount};
 use wirepath_nic_defs::uverbs::{self, EVENT_WQ_FATAL, mlx5 as abi};
 
-use super::completion::{Cq, Entry, Told};
+use super::completion::{Cq, Entry, RxCqe};
 use super::queues::{Layout, Rq, Segment, State};
-use super::steering::{Delivery, Verdict};
-use super::{Mlx5, PortCounters, Qp, Rss, owner_of};
-use crate::device::{Env, Event, ObjectId, take_runs};
-use crate::faults::What;
-use crate::frame::{self, ETHERNET, Layers, Network, TCP, UDP};
+use super::steering::{Delivery, RxVerdict};
+use super::{Mlx5, PortCounters, Qp, Rss, event_target};
+use crate::device::{Env, Event, ObjectId, receive_runs};
+use crate::faults::FaultKind;
+use crate::frame::{self, ETHERNET, HeaderOffsets, Network, TCP, UDP};
 use crate::host::{Host, Region};
-use crate::keys::{Keys, Refusal};
-use crate::slab::Slab;
+use crate::keys::{KeyError, MkeyTable};
+use crate::slots::Slab;
 use crate::tunnel;
 
-/// Frames that reach a queue pair one behind the other, all of one length and with headers at the same places.
+/// Consecutive frames for one queue pair, with equal length and header offsets.
 struct Run<'a> {
     frames: &'a [&'a [u8]],
-    layers: &'a Layers,
+    layers: &'a HeaderOffsets,
     tag: u32,
     metadata: u32,
 }
 
-/// What completions say of all frames of a run.
-struct Form {
-    /// Where the packet begins that is described: the one in the tunnel, if that is looked into.
+/// Completion fields that all frames of a run have in common.
+struct FrameInfo {
+    /// Offset of the packet that the completion describes: the inner packet if tunnels are parsed.
     start: usize,
-    layers: Layers,
+    layers: HeaderOffsets,
     in_tunnel: bool,
     packet_info: u8,
-    /// But for what sums say.
+    /// Completion flags without the checksum results.
     flags: CqeFlags,
-    /// A tag that is taken off.
+    /// VLAN tag that is stripped.
     vlan: Option<u16>,
 }
 
-/// What is known of a frame when it reaches its queue.
+/// A frame on its way to a receive queue.
 struct Arrival<'a> {
     bytes: &'a [u8],
     run: &'a Run<'a>,
-    form: &'a Form,
+    form: &'a FrameInfo,
     hash: u32,
     hash_type: HashType,
-    /// Time stamp.
+    /// Timestamp.
     at: u64,
 }
 
-/// Where frames go.
+/// State that the receive path needs.
 struct Queues<'a, R> {
-    keys: &'a Keys<R>,
+    keys: &'a MkeyTable<R>,
     rqs: &'a mut Slab<Rq<R>>,
     cqs: &'a mut Slab<Cq<R>>,
     port: &'a mut PortCounters,
     device: &'a str,
-    /// Time stamp.
+    /// Timestamp.
     at: u64,
-    /// Frames are looked into that are in a tunnel.
+    /// True if inner headers of tunnel packets are parsed.
     tunnels: bool,
-    offered: bool,
+    lossless: bool,
 }
 
 impl<H: Host> Mlx5<H> {
-    pub(super) fn take_frames(&mut self, env: &mut Env<'_>, at: usize, frames: &[&[u8]], offered: bool) -> usize {
+    pub(super) fn receive_frames(&mut self, env: &mut Env<'_>, at: usize, frames: &[&[u8]], lossless: bool) -> usize {
         let limit = self.spec.ports[at].mtu as usize + ETHERNET + 8;
-        take_runs(frames, offered, |rest| {
+        receive_runs(frames, lossless, |rest| {
             let first = rest[0];
             if !(ETHERNET..=limit).contains(&first.len()) {
                 return (1, 0);
             }
-            let Some((seen, qp, tag, layers)) = self.steering.remembered(at, rest) else {
-                return (1, usize::from(self.take_frame(env, at, first, offered)));
+            let Some((seen, qp, tag, layers)) = self.steering.cached_verdict(at, rest) else {
+                return (1, usize::from(self.receive_frame(env, at, first, lossless)));
             };
             let run = Run { frames: &rest[..seen], layers: &layers.clone(), tag, metadata: 0 };
-            let now = self.deliver(env, at, qp, &run, offered);
-            self.steering.count_remembered(at, if offered { now } else { seen }, first.len());
+            let now = self.deliver(env, at, qp, &run, lossless);
+            self.steering.count_cached(at, if lossless { now } else { seen }, first.len());
             (seen, now)
         })
     }
 
-    fn take_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], offered: bool) -> bool {
+    fn receive_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], lossless: bool) -> bool {
         match self.steering.receive(at, bytes) {
-            Verdict::Queue { qp, tag, counter } => {
-                let taken = self.deliver_one(env, at, qp, bytes, (tag, 0), offered);
-                if let Some(counter) = counter.filter(|_| taken || !offered) {
+            RxVerdict::Queue { qp, tag, counter } => {
+                let taken = self.deliver_one(env, at, qp, bytes, (tag, 0), lossless);
+                if let Some(counter) = counter.filter(|_| taken || !lossless) {
                     counter.count(1, bytes.len());
                 }
                 taken
             }
-            Verdict::Drop => {
+            RxVerdict::Drop => {
                 self.ports[at].counters.ruled_out += 1;
                 false
             }
-            Verdict::Miss => {
-                self.ports[at].counters.no_rule += u64::from(!offered);
+            RxVerdict::Miss => {
+                self.ports[at].counters.no_rule += u64::from(!lossless);
                 false
             }
-            Verdict::Several => {
-                let arrived = std::mem::take(&mut self.steering.arrived);
+            RxVerdict::Multiple => {
+                let rx_actions = std::mem::take(&mut self.steering.rx_actions);
                 let mut taken = false;
-                for delivery in &arrived.deliveries {
+                for delivery in &rx_actions.deliveries {
                     let Delivery { qp, tag, metadata, .. } = *delivery;
-                    taken |= self.deliver_one(env, at, qp, arrived.frame(delivery), (tag, metadata), offered);
+                    taken |= self.deliver_one(env, at, qp, rx_actions.frame(delivery), (tag, metadata), lossless);
                 }
-                if taken || !offered {
-                    arrived.count();
+                if taken || !lossless {
+                    rx_actions.count();
                 }
-                self.ports[at].counters.ruled_out += u64::from(arrived.dropped);
-                self.steering.arrived = arrived;
+                self.ports[at].counters.ruled_out += u64::from(rx_actions.dropped);
+                self.steering.rx_actions = rx_actions;
                 taken
             }
         }
     }
 
-    /// A burst is over: completions that were held back go out.
+    /// Ends a burst: writes pending completions and publishes all entries.
     pub(super) fn end_burst(&mut self, env: &mut Env<'_>) {
-        self.arrives = None;
+        self.burst_time = None;
         for cq in self.cqs.iter_mut() {
             cq.flush(env.events);
             cq.publish(env.events);
         }
     }
 
-    /// Brings a frame to one of a queue pair's queues, with tag and metadata.
+    /// Delivers a frame to one of the queues of a queue pair, with tag and metadata.
     pub(super) fn deliver_one(
         &mut self,
         env: &mut Env<'_>,
@@ -130,19 +130,20 @@ impl<H: Host> Mlx5<H> {
         qp: ObjectId,
         bytes: &[u8],
         (tag, metadata): (u32, u32),
-        offered: bool,
+        lossless: bool,
     ) -> bool {
         let run = Run { frames: &[bytes], layers: &frame::parse(bytes), tag, metadata };
-        self.deliver(env, at, qp, &run, offered) > 0
+        self.deliver(env, at, qp, &run, lossless) > 0
     }
 
-    /// Brings frames to a queue pair's queues: how many were taken. If they are only `offered`, the first that is not is the last.
-    fn deliver(&mut self, env: &mut Env<'_>, at: usize, qp: ObjectId, run: &Run<'_>, offered: bool) -> usize {
-        let Self { ports, qps, rqs, cqs, keys, spec, arrives, .. } = self;
+    /// Delivers frames to the queues of a queue pair; returns the number of accepted frames. With `lossless`
+    /// it ends at the first frame that is not accepted.
+    fn deliver(&mut self, env: &mut Env<'_>, at: usize, qp: ObjectId, run: &Run<'_>, lossless: bool) -> usize {
+        let Self { ports, qps, rqs, cqs, keys, spec, burst_time, .. } = self;
         let Some(Qp::Rss(rss)) = qps.get_mut(qp) else { return 0 };
         let port = &mut ports[at].counters;
-        let at = *arrives.get_or_insert_with(crate::clock);
-        let mut queues = Queues { keys, rqs, cqs, port, device: &spec.name, at, tunnels: rss.tunnels, offered };
+        let at = *burst_time.get_or_insert_with(crate::clock);
+        let mut queues = Queues { keys, rqs, cqs, port, device: &spec.name, at, tunnels: rss.tunnels, lossless };
         let plain = plain(rss, run.layers);
         let hash = |rss: &mut Rss, bytes: &[u8]| match (plain, &mut rss.hash) {
             (Some((at, hash_type)), Some(toeplitz))
@@ -152,11 +153,11 @@ impl<H: Host> Mlx5<H> {
             }
             _ => hash(rss, run.layers, bytes),
         };
-        // With one queue nothing waits for the hash.
-        if let Some(queue) = rss.only {
+        // With a single queue the delivery does not wait for the hash.
+        if let Some(queue) = rss.single_queue {
             return queues.fill(env, queue, run, |bytes| hash(rss, bytes));
         }
-        take_runs(run.frames, offered, |rest| {
+        receive_runs(run.frames, lossless, |rest| {
             let hashed = hash(rss, rest[0]);
             let queue = rss.table[hashed.0 as usize & (rss.table.len() - 1)];
             (1, queues.fill(env, queue, &Run { frames: &rest[..1], ..*run }, |_| hashed))
@@ -165,7 +166,7 @@ impl<H: Host> Mlx5<H> {
 }
 
 impl<R: Region> Queues<'_, R> {
-    /// Brings frames to a queue: how many were taken.
+    /// Delivers frames to a queue; returns the number of accepted frames.
     #[inline]
     fn fill(
         &mut self,
@@ -174,31 +175,31 @@ impl<R: Region> Queues<'_, R> {
         run: &Run<'_>,
         mut hash: impl FnMut(&[u8]) -> (u32, HashType),
     ) -> usize {
-        let Self { keys, rqs, cqs, port, device, at, tunnels, offered } = self;
+        let Self { keys, rqs, cqs, port, device, at, tunnels, lossless } = self;
         let Some(rq) = rqs.get_mut(queue) else { return 0 };
         let Some(cq) = cqs.get_mut(rq.cq) else { return 0 };
         let Some(first) = run.frames.first() else { return 0 };
-        let mut form: Option<Form> = None;
-        let (mut taken, mut told) = (0, 0);
+        let mut form: Option<FrameInfo> = None;
+        let (mut taken, mut completed) = (0, 0);
         for bytes in run.frames {
             if rq.state != State::Ready || cq.is_overrun() || !(1..=rq.entries).contains(&rq.posted()) {
                 check_posted(rq, env, device);
-                if *offered {
+                if *lossless {
                     break;
                 }
                 rq.no_buffer += 1;
                 port.no_buffer += 1;
                 continue;
             }
-            // Any frame of a run may be in a tunnel of its own.
+            // Each frame of a run may contain a different tunnel.
             let inner = if *tunnels { tunnel::inner(bytes, run.layers) } else { None };
             let form = match &form {
                 Some(known) if inner.is_none() && !known.in_tunnel => known,
-                _ => form.insert(Form::of(rq, run.layers, bytes, inner)),
+                _ => form.insert(FrameInfo::of(rq, run.layers, bytes, inner)),
             };
             let (hash, hash_type) = hash(bytes);
             let arrival = Arrival { bytes, run, form, hash, hash_type, at: *at };
-            let ordered = if env.orders.is_empty() { None } else { ordered(env) };
+            let ordered = if env.faults.is_empty() { None } else { injected_error(env) };
             let by_order = ordered.is_some();
             let result = match (ordered, rq.layout) {
                 (Some(failure), _) => Err(failure),
@@ -209,50 +210,50 @@ impl<R: Region> Queues<'_, R> {
             };
             let took = match result {
                 Ok(true) => {
-                    told += 1;
+                    completed += 1;
                     true
                 }
                 Ok(false) => {
-                    rq.no_buffer += u64::from(!*offered);
-                    port.no_buffer += u64::from(!*offered);
+                    rq.no_buffer += u64::from(!*lossless);
+                    port.no_buffer += u64::from(!*lossless);
                     false
                 }
                 Err(failure) => failed(rq, cq, env, device, &failure, by_order),
             };
             taken += usize::from(took);
-            if *offered && !took {
+            if *lossless && !took {
                 break;
             }
         }
-        rq.received += told;
-        rq.received_bytes += told * first.len() as u64;
-        port.received += told;
-        port.received_bytes += told * first.len() as u64;
+        rq.received += completed;
+        rq.received_bytes += completed * first.len() as u64;
+        port.received += completed;
+        port.received_bytes += completed * first.len() as u64;
         taken
     }
 }
 
-/// A queue to which more is posted than its ring has is in error.
+/// Moves a queue to the error state if more entries are posted than its ring has.
 #[cold]
 fn check_posted<R: Region>(rq: &mut Rq<R>, env: &mut Env<'_>, device: &str) {
     let posted = rq.posted();
     if rq.state == State::Ready && posted > rq.entries {
         env.log.line(format_args!(
-            "{device} rq {:#x}: {posted} entries posted, and the ring has {}",
+            "{device} rq {:#x}: {posted} entries posted, but the ring has {}",
             rq.number, rq.entries
         ));
         rq.state = State::Error;
-        env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
+        env.events.push(Event::Object(event_target(rq), EVENT_WQ_FATAL));
     }
 }
 
-/// Syndrome and reason.
+/// Syndrome and reason of an error.
 type Failure = (u8, String);
 type Outcome = Result<bool, Failure>;
-/// Memory of a scatter entry: region, offset, bytes.
-type Room<'k, R> = (&'k R, u64, u32);
+/// Target of a scatter entry: region, offset and length in bytes.
+type ScatterTarget<'k, R> = (&'k R, u64, u32);
 
-/// The entry at the head completes with the syndrome.
+/// Completes the entry at the head with a syndrome.
 fn complete_in_error<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8) {
     let mut entry: Entry = [0; CQE_BYTES];
     entry[0x20..0x24].copy_from_slice(&(rq.user_index & 0xff_ffff).to_be_bytes());
@@ -263,8 +264,10 @@ fn complete_in_error<R: Region>(rq: &mut Rq<R>, cq: &mut Cq<R>, env: &mut Env<'_
     rq.head = rq.head.wrapping_add(1);
 }
 
-/// The entry at the head completes in error. True if that is all: a frame that is longer than an entry costs itself and the entry, and the
-/// queue goes on (linux: drivers/net/ethernet/mellanox/mlx5/core/en/health.h, `cqe_syndrome_needs_recover`). Else it stops.
+/// Completes the entry at the head with an error; returns true if the queue continues.
+///
+/// A frame that is too long for a linear entry consumes the entry, and the queue continues. Other errors stop
+/// the queue. Source: Linux drivers/net/ethernet/mellanox/mlx5/core/en/health.h, `cqe_syndrome_needs_recover`.
 #[cold]
 fn failed<R: Region>(
     rq: &mut Rq<R>,
@@ -282,21 +285,21 @@ fn failed<R: Region>(
         complete_in_error(rq, cq, env, *syndrome);
         return true;
     }
-    // The others complete as flushed.
-    rq.look();
+    // All other posted entries complete as flushed.
+    rq.read_record();
     let posted = rq.posted().min(rq.entries);
     for i in 0..posted {
         complete_in_error(rq, cq, env, if i == 0 { *syndrome } else { defs::SYNDROME_FLUSHED });
     }
     rq.state = State::Error;
-    env.events.push(Event::Object(owner_of(rq), EVENT_WQ_FATAL));
+    env.events.push(Event::Object(event_target(rq), EVENT_WQ_FATAL));
     false
 }
 
-/// Where the memory of an entry of a scatter list is.
+/// Returns the memory of a scatter segment.
 #[inline]
 fn translate<'k, R: Region>(
-    keys: &'k Keys<R>,
+    keys: &'k MkeyTable<R>,
     pd: u32,
     (i, segment): (usize, &Segment),
 ) -> Result<(&'k R, u64), Failure> {
@@ -305,28 +308,28 @@ fn translate<'k, R: Region>(
 }
 
 #[cold]
-fn untranslated(i: usize, Segment { address, key, size }: Segment, why: Refusal) -> Failure {
+fn untranslated(i: usize, Segment { address, key, size }: Segment, why: KeyError) -> Failure {
     let what = format!("segment {i}: address {address:#x}, {size} bytes, key {key:#x}: {why}");
     (defs::SYNDROME_LOCAL_PROTECTION, what)
 }
 
-/// Fetches the entry at the head of a linear queue: where the first of its scatter list is. All are translated, even if a frame does not
-/// reach them.
+/// Fetches the entry at the head of a linear queue; returns its first segment. All segments are translated,
+/// even if the frame does not reach them.
 #[inline(always)]
-fn fetch<'k, R: Region>(keys: &'k Keys<R>, rq: &mut Rq<R>) -> Result<Option<Room<'k, R>>, Failure> {
+fn fetch<'k, R: Region>(keys: &'k MkeyTable<R>, rq: &mut Rq<R>) -> Result<Option<ScatterTarget<'k, R>>, Failure> {
     rq.fetch();
     let mut first = None;
-    for segment in rq.list().iter().enumerate() {
+    for segment in rq.scatter_list().iter().enumerate() {
         let (region, start) = translate(keys, rq.pd, segment)?;
         first.get_or_insert((region, start, segment.1.size));
     }
     Ok(first)
 }
 
-/// Writes pieces to a scatter list, from an offset in one of its entries on.
+/// Writes pieces to a scatter list, starting at an offset in one of its segments.
 #[inline]
 fn scatter<R: Region>(
-    keys: &Keys<R>,
+    keys: &MkeyTable<R>,
     pd: u32,
     list: &[Segment],
     (from, mut offset): (usize, usize),
@@ -362,34 +365,34 @@ fn scatter<R: Region>(
         }
     }
     let left = rest.len() + pieces.map(<[u8]>::len).sum::<usize>();
-    Err((defs::SYNDROME_LOCAL_LENGTH, format!("{left} bytes of the frame found no room behind {at}")))
+    Err((defs::SYNDROME_LOCAL_LENGTH, format!("{left} bytes of the frame do not fit behind {at}")))
 }
 
 #[inline(always)]
 fn linear<R: Region>(
-    keys: &Keys<R>,
+    keys: &MkeyTable<R>,
     rq: &mut Rq<R>,
     cq: &mut Cq<R>,
     env: &mut Env<'_>,
     arrival: &Arrival<'_>,
 ) -> Outcome {
     let first = fetch(keys, rq)?;
-    let pieces = frame::pieces(arrival.bytes, arrival.form.vlan.is_some());
+    let pieces = frame::split_vlan(arrival.bytes, arrival.form.vlan.is_some());
     match first {
         Some((region, start, size)) if pieces[1].is_empty() && pieces[0].len() <= size as usize => {
             let _ = region.write(start, pieces[0]);
         }
-        _ => scatter(keys, rq.pd, rq.list(), (0, 0), pieces)?,
+        _ => scatter(keys, rq.pd, rq.scatter_list(), (0, 0), pieces)?,
     }
     let length = pieces[0].len() + pieces[1].len();
-    let told = told(rq, arrival, 0, length as u32, rq.head);
+    let cqe = rx_cqe(rq, arrival, 0, length as u32, rq.head);
     rq.head = rq.head.wrapping_add(1);
-    tell(cq, env, &told);
+    post_cqe(cq, env, &cqe);
     Ok(true)
 }
 
 fn striding<R: Region>(
-    keys: &Keys<R>,
+    keys: &MkeyTable<R>,
     rq: &mut Rq<R>,
     cq: &mut Cq<R>,
     env: &mut Env<'_>,
@@ -397,20 +400,20 @@ fn striding<R: Region>(
     log_bytes: u32,
     log_strides: u32,
 ) -> Outcome {
-    let pieces = frame::pieces(arrival.bytes, arrival.form.vlan.is_some());
+    let pieces = frame::split_vlan(arrival.bytes, arrival.form.vlan.is_some());
     let length = pieces[0].len() + pieces[1].len();
     let wanted = (length as u32).div_ceil(1 << log_bytes);
     let all = 1u32 << log_strides;
     if wanted > all {
         return Err((
             defs::SYNDROME_LOCAL_LENGTH,
-            format!("{length} bytes need {wanted} strides, and an entry has {all}"),
+            format!("{length} bytes need {wanted} strides, but an entry has {all}"),
         ));
     }
     if all - rq.strides < wanted {
-        // What is left of the entry is passed over.
+        // The remaining strides of the entry are skipped by a filler completion.
         let count = StrideCount::default().with_filler(1).with_strides(all - rq.strides);
-        let filler = told(rq, arrival, rq.head, count.0, rq.strides as u16).entry();
+        let filler = rx_cqe(rq, arrival, rq.head, count.0, rq.strides as u16).entry();
         cq.complete(&filler, CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), env.events);
         rq.fillers += 1;
         rq.strides = 0;
@@ -420,48 +423,55 @@ fn striding<R: Region>(
         }
     }
     if rq.strides == 0 {
-        // Each stride finds its memory when a frame goes there.
+        // Segments are translated only when a frame is written to them.
         rq.fetch();
     }
-    scatter(keys, rq.pd, rq.list(), rq.place, pieces)?;
+    scatter(keys, rq.pd, rq.scatter_list(), rq.scatter_position, pieces)?;
     let strides = StrideCount::default().with_length(length as u32).with_strides(wanted);
-    let told = told(rq, arrival, rq.head, strides.0, rq.strides as u16);
-    rq.pass(wanted, log_bytes);
+    let cqe = rx_cqe(rq, arrival, rq.head, strides.0, rq.strides as u16);
+    rq.consume_strides(wanted, log_bytes);
     if rq.strides == all {
         rq.strides = 0;
         rq.head = rq.head.wrapping_add(1);
     }
-    tell(cq, env, &told);
+    post_cqe(cq, env, &cqe);
     Ok(true)
 }
 
-/// An error that was ordered.
+/// Returns the error of an injected fault.
 #[cold]
-fn ordered(env: &mut Env<'_>) -> Option<Failure> {
-    let concerns = |what: &What| matches!(what, What::CompletionError { transmit: false, .. });
-    match env.orders.strike(env.device, concerns) {
-        Some(What::CompletionError { code, .. }) => Some((code as u8, "completion error as ordered".to_owned())),
+fn injected_error(env: &mut Env<'_>) -> Option<Failure> {
+    let concerns = |what: &FaultKind| matches!(what, FaultKind::CompletionError { transmit: false, .. });
+    match env.faults.trigger(env.device, concerns) {
+        Some(FaultKind::CompletionError { code, .. }) => {
+            Some((code as u8, "injected fault: completion error".to_owned()))
+        }
         _ => None,
     }
 }
 
 #[inline(always)]
-fn tell<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, told: &Told) {
-    if !env.orders.is_empty()
-        && let Some(What::Hostile { lie, .. }) =
-            env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: false, .. }))
+fn post_cqe<R: Region>(cq: &mut Cq<R>, env: &mut Env<'_>, cqe: &RxCqe) {
+    if !env.faults.is_empty()
+        && let Some(FaultKind::CorruptCqe { corruption, .. }) =
+            env.faults.trigger(env.device, |what| matches!(what, FaultKind::CorruptCqe { transmit: false, .. }))
     {
-        env.log.line(format_args!("cq {:#x}: hostile completion as ordered: {lie}", cq.number));
-        cq.lie(&told.entry(), CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND), lie, env.events);
+        env.log.line(format_args!("cq {:#x}: injected fault: corrupt completion ({corruption})", cq.number));
+        cq.complete_corrupted(
+            &cqe.entry(),
+            CqeOwner::default().with_opcode(defs::CQE_RESPONDER_SEND),
+            corruption,
+            env.events,
+        );
         return;
     }
-    cq.receive(told, env.events);
+    cq.receive(cqe, env.events);
 }
 
-impl Form {
-    /// Of a frame, and what is in its tunnel.
+impl FrameInfo {
+    /// Returns the properties of a frame and of the packet in its tunnel.
     #[inline(never)]
-    fn of<R>(rq: &Rq<R>, outer: &Layers, bytes: &[u8], inner: Option<(usize, Layers)>) -> Self {
+    fn of<R>(rq: &Rq<R>, outer: &HeaderOffsets, bytes: &[u8], inner: Option<(usize, HeaderOffsets)>) -> Self {
         let in_tunnel = inner.is_some();
         let (start, layers) = inner.unwrap_or((0, *outer));
         let mut flags = CqeFlags::default().with_l2_ok(1);
@@ -491,27 +501,27 @@ impl Form {
     }
 }
 
-/// What a completion says of the frame.
+/// Returns the content of the completion of a frame.
 #[inline(always)]
-fn told<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>, request: u16, count: u32, position: u16) -> Told {
+fn rx_cqe<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>, request: u16, count: u32, position: u16) -> RxCqe {
     let Arrival { bytes, run, form, .. } = arrival;
-    let checks = form.layers.check(&bytes[form.start..]);
+    let checks = form.layers.checksums(&bytes[form.start..]);
     let mut flags = form.flags;
     if checks.ip == Some(true) {
         flags = flags.with_l3_ok(1);
     }
-    // A datagram without checksum is in order.
+    // A UDP datagram without checksum counts as correct.
     if matches!(form.layers.protocol, TCP | UDP) && checks.transport != Some(false) {
         flags = flags.with_l4_ok(1);
     }
-    Told {
+    RxCqe {
         packet_info: form.packet_info,
         hash: arrival.hash,
         hash_type: arrival.hash_type.0,
-        // Of the network packet: neither tags nor padding are in it (linux: drivers/net/ethernet/mellanox/mlx5/core/en_rx.c,
-        // mlx5e_handle_csum, adds them).
-        checksum: if form.in_tunnel { run.layers.check(bytes).sum } else { checks.sum },
-        described: u32::from(flags.0) << 16 | u32::from(form.vlan.unwrap_or(0)),
+        // The sum covers the IP packet without VLAN tags and padding. Linux adds these itself
+        // (drivers/net/ethernet/mellanox/mlx5/core/en_rx.c, `mlx5e_handle_csum`).
+        checksum: if form.in_tunnel { run.layers.checksums(bytes).sum } else { checks.sum },
+        flags_and_vlan: u32::from(flags.0) << 16 | u32::from(form.vlan.unwrap_or(0)),
         user_index: rq.user_index & 0xff_ffff,
         metadata: run.metadata,
         time: arrival.at,
@@ -522,13 +532,14 @@ fn told<R: Region>(rq: &Rq<R>, arrival: &Arrival<'_>, request: u16, count: u32, 
     }
 }
 
-/// Where addresses and ports lie, if a queue pair hashes both and they are those of IPv4 behind a header without options: most often.
-fn plain(rss: &Rss, layers: &Layers) -> Option<(usize, HashType)> {
+/// Returns offset and hash type of addresses and ports, if a queue pair hashes both and the packet is IPv4
+/// without options. This is the most frequent case.
+fn plain(rss: &Rss, layers: &HeaderOffsets) -> Option<(usize, HashType)> {
     let (_, hash_type) = rss.tuples.filter(|(protocol, _)| layers.protocol == *protocol)?;
     Some((layers.tuple_at()?, hash_type))
 }
 
-/// Protocol and type where addresses and ports of IPv4 are hashed, and nothing else.
+/// Returns protocol and hash type if exactly the addresses and ports of IPv4 are hashed.
 pub(super) fn tuples(fields: u64) -> Option<(u8, HashType)> {
     const ADDRESSES: u64 = uverbs::RX_HASH_SRC_IPV4 | uverbs::RX_HASH_DST_IPV4;
     let of = |protocol, l4, ports: u64| {
@@ -538,8 +549,8 @@ pub(super) fn tuples(fields: u64) -> Option<(u8, HashType)> {
         .or_else(|| of(UDP, 2, uverbs::RX_HASH_SRC_PORT_UDP | uverbs::RX_HASH_DST_PORT_UDP))
 }
 
-/// The hash by which a frame is spread, and what went into it.
-fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, HashType) {
+/// Returns the RSS hash of a frame and its type.
+fn hash(rss: &Rss, layers: &HeaderOffsets, bytes: &[u8]) -> (u32, HashType) {
     let none = (0, HashType::default());
     let Some(toeplitz) = &rss.hash else { return none };
     let inner = if rss.fields & abi::RX_HASH_INNER != 0 { tunnel::inner(bytes, layers) } else { None };
@@ -558,9 +569,9 @@ fn hash(rss: &Rss, layers: &Layers, bytes: &[u8]) -> (u32, HashType) {
         UDP => (uverbs::RX_HASH_SRC_PORT_UDP, uverbs::RX_HASH_DST_PORT_UDP, 2),
         _ => (0, 0, 0),
     };
-    // Ports are inside the frame if the protocol is one that has them.
+    // TCP and UDP headers are complete, so the ports are inside the frame.
     let ports = if l4 == 0 { &[] } else { &bytes[layers.l4..layers.l4 + 4] };
-    // Of source and destination, those that are wanted: most often both.
+    // Selects source, destination or both, as requested; both is the most frequent case.
     let wanted = |source, destination, both| -> &[u8] {
         let (from, to) = <[u8]>::split_at(both, both.len() / 2);
         match (rss.fields & source != 0, rss.fields & destination != 0) {

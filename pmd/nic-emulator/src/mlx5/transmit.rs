@@ -1,4 +1,4 @@
-//! Send queues: descriptors are fetched, checked and carried out.
+//! Send queues: descriptors are fetched, checked and executed.
 
 use wirepath_nic_defs::mlx5::{
     self as defs, CQE_BYTES, ControlDs, ControlOpcode, CqeOwner, ETH_BYTES, ETH_INLINE_DATA, ETH_INLINE_OFFSET,
@@ -8,26 +8,26 @@ use wirepath_nic_defs::uverbs::EVENT_QP_FATAL;
 
 use super::completion::{Cq, Entry};
 use super::queues::{Sq, State};
-use super::steering::{Sent, Steering};
+use super::steering::{Steering, TxVerdict};
 use super::{MAX_SEND_WQE, Mlx5, Port};
 use crate::device::{Env, Event};
-use crate::faults::What;
+use crate::faults::FaultKind;
 use crate::frame::{self, ETHERNET, Network, TCP, UDP};
 use crate::host::{Host, Region};
-use crate::keys::Keys;
+use crate::keys::MkeyTable;
 use crate::topology::{DeviceSpec, MinInline};
 use crate::{segment, tunnel};
 
-/// Descriptors of one queue before the next has its turn.
-const TURN: u32 = 64;
-/// Longest frame with its VLAN tags, beyond the MTU.
+/// Number of descriptors of one queue that are processed before the next queue.
+const TX_BUDGET: u32 = 64;
+/// Maximum frame length with VLAN tags, beyond the MTU.
 const OVERHEAD: usize = ETHERNET + 8;
-/// Longest packet that is cut into segments.
+/// Maximum length of a packet to be segmented.
 const LARGEST: usize = (1 << 18) + 256;
-/// Most packets of a multi-packet descriptor.
-const MOST_PACKETS: u32 = 60;
+/// Maximum number of packets of a multi-packet descriptor.
+const MAX_PACKETS: u32 = 60;
 
-/// What is wrong with a descriptor: syndrome and reason.
+/// Syndrome and reason of an invalid descriptor.
 type Failure = (u8, String);
 
 fn malformed(why: impl Into<String>) -> Failure {
@@ -39,12 +39,12 @@ fn wrong_length(why: impl Into<String>) -> Failure {
 }
 
 impl<H: Host> Mlx5<H> {
-    /// Serves the send queues in turn. True if there is more.
+    /// Processes the send queues in turn; returns true if work is left.
     pub(super) fn transmit(&mut self, env: &mut Env<'_>) -> bool {
         let count = self.sqs.len();
         let mut more = false;
         for i in 0..count {
-            let id = ((self.turn + i) % count) as u32;
+            let id = ((self.next_sq + i) % count) as u32;
             let scan = Self::scans(env);
             let Self { sqs, cqs, keys, ports, spec, steering, wqe, .. } = self;
             let Some(sq) = sqs.get_mut(id) else { continue };
@@ -52,7 +52,7 @@ impl<H: Host> Mlx5<H> {
             if !scan && !sq.rung {
                 continue;
             }
-            sq.look();
+            sq.read_record();
             if sq.state == State::Error {
                 flush(sq, cq, env);
                 cq.publish(env.events);
@@ -64,7 +64,7 @@ impl<H: Host> Mlx5<H> {
             let posted = sq.posted();
             if posted > sq.blocks {
                 env.log.line(format_args!(
-                    "{} sq {:#x}: {posted} blocks posted and not done, and the ring has {}: backwards, or an overrun",
+                    "{} sq {:#x}: {posted} blocks posted, but the ring has {}: backwards, or an overrun",
                     spec.name, sq.number, sq.blocks
                 ));
                 sq.wrong_doorbells += 1;
@@ -74,19 +74,19 @@ impl<H: Host> Mlx5<H> {
             }
             let port = sq.port;
             let mut sender = Sender { sq, cq, keys, port: &mut ports[port], spec, steering, metadata: 0 };
-            let mut budget = TURN;
+            let mut budget = TX_BUDGET;
             let mut full = false;
             while budget > 0 && sender.sq.state == State::Ready && sender.sq.has_more() {
                 full = env.outbox.is_full();
                 if full {
                     break;
                 }
-                sender.one(env, wqe);
+                sender.transmit_one(env, wqe);
                 budget -= 1;
             }
             sender.cq.publish(env.events);
             if full {
-                self.turn = id as usize;
+                self.next_sq = id as usize;
                 return true;
             }
             if budget == 0 {
@@ -96,26 +96,26 @@ impl<H: Host> Mlx5<H> {
             }
         }
         if count > 0 {
-            self.turn = (self.turn + 1) % count;
+            self.next_sq = (self.next_sq + 1) % count;
         }
         more
     }
 
-    /// Copies of what was sent go to those who have a copy of everything.
-    pub(super) fn tell_sniffers(&mut self, env: &mut Env<'_>) {
-        let overheard = self.steering.take_overheard();
-        for (port, frame, to) in &overheard {
+    /// Delivers copies of sent frames to sniffer rules.
+    pub(super) fn deliver_to_sniffers(&mut self, env: &mut Env<'_>) {
+        let sniffed = self.steering.take_sniffed();
+        for (port, frame, to) in &sniffed {
             for qp in to {
                 self.deliver_one(env, *port, *qp, frame, (0, 0), false);
             }
         }
-        if !overheard.is_empty() {
+        if !sniffed.is_empty() {
             self.end_burst(env);
         }
     }
 }
 
-/// What is posted to a queue in error completes as flushed.
+/// Completes the descriptors of a queue in the error state as flushed.
 fn flush<R: Region>(sq: &mut Sq<R>, cq: &mut Cq<R>, env: &mut Env<'_>) {
     while sq.posted() > 0 && sq.posted() <= sq.blocks && !cq.is_overrun() {
         let mut head = [0; 8];
@@ -143,7 +143,7 @@ fn complete_error<R: Region>(sq: &mut Sq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, 
     cq.complete(&entry, CqeOwner::default().with_opcode(defs::CQE_REQUEST_ERROR), env.events);
 }
 
-/// The queue stops: the descriptor at its head completes with the syndrome, what is behind it as flushed.
+/// Stops the queue: the descriptor at the head completes with the syndrome, the following ones as flushed.
 fn fail<R: Region>(sq: &mut Sq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: u8, blocks: u32, opcode: u8) {
     sq.errors += 1;
     complete_error(sq, cq, env, syndrome, opcode);
@@ -153,19 +153,19 @@ fn fail<R: Region>(sq: &mut Sq<R>, cq: &mut Cq<R>, env: &mut Env<'_>, syndrome: 
     flush(sq, cq, env);
 }
 
-/// A send queue at work.
+/// State for processing one send queue.
 struct Sender<'s, R> {
     sq: &'s mut Sq<R>,
     cq: &'s mut Cq<R>,
-    keys: &'s Keys<R>,
+    keys: &'s MkeyTable<R>,
     port: &'s mut Port,
     spec: &'s DeviceSpec,
     steering: &'s mut Steering,
-    /// What the descriptor at hand brings for rules.
+    /// Metadata of the current descriptor, for flow rules.
     metadata: u32,
 }
 
-/// A descriptor, taken apart.
+/// A decoded descriptor.
 struct Descriptor<'d> {
     opcode: u8,
     flags: u8,
@@ -175,12 +175,12 @@ struct Descriptor<'d> {
     bytes: &'d [u8],
 }
 
-/// Inline header, VLAN tag to be inserted, and the data segments.
+/// Inline header, VLAN tag to be inserted, and data segments.
 type Ethernet<'d> = (&'d [u8], Option<u16>, &'d [u8]);
 
 impl<R: Region> Sender<'_, R> {
     #[inline]
-    fn one(&mut self, env: &mut Env<'_>, bytes: &mut [u8; MAX_SEND_WQE as usize]) {
+    fn transmit_one(&mut self, env: &mut Env<'_>, bytes: &mut [u8; MAX_SEND_WQE as usize]) {
         self.sq.fetch(&mut bytes[..defs::SEND_BLOCK as usize]);
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let (first, second) = (ControlOpcode(word(0)), ControlDs(word(4)));
@@ -205,14 +205,14 @@ impl<R: Region> Sender<'_, R> {
         self.sq.descriptors += 1;
         match result {
             Ok(()) => {
-                self.sq.silent += blocks;
+                self.sq.unsignaled += blocks;
                 if complete == defs::CONTROL_COMPLETE || complete == 0x0c {
                     self.complete(env, opcode);
-                } else if self.sq.silent > self.sq.blocks {
+                } else if self.sq.unsignaled > self.sq.blocks {
                     self.sq.wrong_doorbells += 1;
-                    self.sq.silent = 0;
+                    self.sq.unsignaled = 0;
                     env.log.line(format_args!(
-                        "{} sq {:#x}: a whole ring without a completion that was asked for",
+                        "{} sq {:#x}: a whole ring without a signaled completion",
                         self.spec.name, self.sq.number
                     ));
                 }
@@ -230,18 +230,18 @@ impl<R: Region> Sender<'_, R> {
 
     fn check(&self, first: ControlOpcode, second: ControlDs) -> Result<(), Failure> {
         if first.index() != u32::from(self.sq.head) {
-            return Err(malformed(format!("its index is {:#x}, and it lies at {:#x}", first.index(), self.sq.head)));
+            return Err(malformed(format!("its index is {:#x}, but it is at {:#x}", first.index(), self.sq.head)));
         }
         if second.queue() != self.sq.number {
             return Err(malformed(format!("it names queue {:#x}", second.queue())));
         }
         let segments = second.segments();
         if segments == 0 || second.0 & 0xc0 != 0 || segments * SEGMENT > u32::from(MAX_SEND_WQE) {
-            return Err(malformed(format!("{segments} segments; 1 to {}", u32::from(MAX_SEND_WQE) / SEGMENT)));
+            return Err(malformed(format!("{segments} segments; expected 1 to {}", u32::from(MAX_SEND_WQE) / SEGMENT)));
         }
         let blocks = segments.div_ceil(SEGMENTS_PER_BLOCK);
         if blocks > self.sq.posted() {
-            return Err(malformed(format!("{blocks} blocks long, and the record posted {}", self.sq.posted())));
+            return Err(malformed(format!("{blocks} blocks long, but the record posted {}", self.sq.posted())));
         }
         Ok(())
     }
@@ -255,30 +255,31 @@ impl<R: Region> Sender<'_, R> {
         entry[0x3c..0x3e].copy_from_slice(&self.sq.head.to_be_bytes());
         let owner = CqeOwner::default().with_opcode(defs::CQE_REQUEST);
         self.sq.completions += 1;
-        self.sq.silent = 0;
-        if !env.orders.is_empty()
-            && let Some(What::Hostile { lie, .. }) =
-                env.orders.strike(env.device, |what| matches!(what, What::Hostile { transmit: true, .. }))
+        self.sq.unsignaled = 0;
+        if !env.faults.is_empty()
+            && let Some(FaultKind::CorruptCqe { corruption, .. }) =
+                env.faults.trigger(env.device, |what| matches!(what, FaultKind::CorruptCqe { transmit: true, .. }))
         {
             env.log.line(format_args!(
-                "{} sq {:#x}: hostile completion as ordered: {lie}",
+                "{} sq {:#x}: injected fault: corrupt completion ({corruption})",
                 self.spec.name, self.sq.number
             ));
-            self.cq.lie(&entry, owner, lie, env.events);
+            self.cq.complete_corrupted(&entry, owner, corruption, env.events);
             return;
         }
         self.cq.complete(&entry, owner, env.events);
-        // Drivers ask for few, and wait for room in their ring.
+        // Drivers request few completions and wait for them to free ring space, so each one is published at
+        // once.
         self.cq.publish(env.events);
     }
 
     #[inline]
     fn run(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
-        if !env.orders.is_empty()
-            && let Some(What::CompletionError { code, .. }) =
-                env.orders.strike(env.device, |what| matches!(what, What::CompletionError { transmit: true, .. }))
+        if !env.faults.is_empty()
+            && let Some(FaultKind::CompletionError { code, .. }) =
+                env.faults.trigger(env.device, |what| matches!(what, FaultKind::CompletionError { transmit: true, .. }))
         {
-            return Err((code as u8, "completion error as ordered".to_owned()));
+            return Err((code as u8, "injected fault: completion error".to_owned()));
         }
         self.metadata = descriptor.metadata;
         match descriptor.opcode {
@@ -290,7 +291,7 @@ impl<R: Region> Sender<'_, R> {
         }
     }
 
-    /// Inline header and VLAN tag of the Ethernet segment, and where the data segments begin.
+    /// Returns inline header and VLAN tag of the Ethernet segment, and the data segments.
     fn ethernet<'d>(&self, bytes: &'d [u8]) -> Result<Ethernet<'d>, Failure> {
         let Some(word) = bytes.get(ETH_INLINE_OFFSET..ETH_BYTES) else {
             return Err(malformed("no Ethernet segment"));
@@ -307,26 +308,27 @@ impl<R: Region> Sender<'_, R> {
         Ok((header, None, &bytes[end..]))
     }
 
-    /// The data segments of a descriptor, copied behind what is in `room` already: bytes in all.
+    /// Copies the data segments of a descriptor to `room` at offset `at`; returns the end offset.
     fn gather(&self, segments: &[u8], room: &mut [u8], mut at: usize) -> Result<usize, Failure> {
         let mut rest = segments;
         while !rest.is_empty() {
-            let head: &[u8; 4] = rest.first_chunk().ok_or_else(|| malformed("a cut-off data segment"))?;
+            let head: &[u8; 4] = rest.first_chunk().ok_or_else(|| malformed("a truncated data segment"))?;
             let count = u32::from_be_bytes(*head);
             if count & defs::INLINE_SEGMENT != 0 {
                 let length = (count & !defs::INLINE_SEGMENT) as usize;
                 let data = rest.get(4..4 + length);
                 let data =
                     data.ok_or_else(|| wrong_length(format!("{length} inline bytes reach beyond the descriptor")))?;
-                let to =
-                    room.get_mut(at..at + length).ok_or_else(|| wrong_length("a packet longer than the port takes"))?;
+                let to = room
+                    .get_mut(at..at + length)
+                    .ok_or_else(|| wrong_length("a packet that exceeds the limit of the port"))?;
                 to.copy_from_slice(data);
                 at += length;
                 rest = rest.get((4 + length).next_multiple_of(SEGMENT as usize)..).unwrap_or_default();
                 continue;
             }
             let segment: &[u8; defs::DATA_BYTES] =
-                rest.first_chunk().ok_or_else(|| malformed("a cut-off data segment"))?;
+                rest.first_chunk().ok_or_else(|| malformed("a truncated data segment"))?;
             at += self.fetch_segment(segment, room, at)?;
             rest = &rest[defs::DATA_BYTES..];
         }
@@ -341,7 +343,8 @@ impl<R: Region> Sender<'_, R> {
         let (region, offset) = self.keys.find(key, address, size as u64, self.sq.pd, false).map_err(|why| {
             (defs::SYNDROME_LOCAL_PROTECTION, format!("address {address:#x}, {size} bytes, key {key:#x}: {why}"))
         })?;
-        let to = room.get_mut(at..at + size).ok_or_else(|| wrong_length("a packet longer than the port takes"))?;
+        let to =
+            room.get_mut(at..at + size).ok_or_else(|| wrong_length("a packet that exceeds the limit of the port"))?;
         let _ = region.read(offset, to);
         Ok(size)
     }
@@ -350,12 +353,12 @@ impl<R: Region> Sender<'_, R> {
         self.spec.ports[self.sq.port].mtu as usize + OVERHEAD
     }
 
-    /// One packet.
+    /// Sends one packet.
     fn send(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
         let (header, vlan, segments) = self.ethernet(descriptor.bytes)?;
         if self.spec.mlx5.min_inline == MinInline::L2 && header.len() < defs::ETH_L2_INLINE {
             return Err(malformed(format!(
-                "{} bytes of header inline; this device wants {}",
+                "{} bytes of inline header; the device requires {}",
                 header.len(),
                 defs::ETH_L2_INLINE
             )));
@@ -363,12 +366,12 @@ impl<R: Region> Sender<'_, R> {
         let limit = self.limit();
         let inserted = if vlan.is_some() { 4 } else { 0 };
         let port = env.first_port + self.sq.port;
-        let Some(room) = env.outbox.room(limit + 4) else { return Err(wrong_length("no room")) };
+        let Some(room) = env.outbox.room(limit + 4) else { return Err(wrong_length("the outbox is full")) };
         room[inserted..inserted + header.len().min(limit)].copy_from_slice(&header[..header.len().min(limit)]);
         let end = self.gather(segments, room, inserted + header.len())?;
         let length = end - inserted;
         if length < ETHERNET || length > limit {
-            return Err(wrong_length(format!("a packet of {length} bytes; {ETHERNET} to {limit}")));
+            return Err(wrong_length(format!("a packet of {length} bytes; expected {ETHERNET} to {limit}")));
         }
         if let Some(tag) = vlan {
             room.copy_within(4..16, 0);
@@ -380,10 +383,10 @@ impl<R: Region> Sender<'_, R> {
         Ok(())
     }
 
-    /// Sends what lies in the outbox's room.
+    /// Sends the packet that is in the outbox space.
     #[inline]
     fn out(&mut self, env: &mut Env<'_>, port: usize, mut length: usize) {
-        if self.steering.watches(self.sq.port) {
+        if self.steering.has_egress_rules(self.sq.port) {
             let Some(passed) = self.pass(env, length) else { return };
             length = passed;
         }
@@ -396,19 +399,19 @@ impl<R: Region> Sender<'_, R> {
         self.port.counters.sent_bytes += length as u64;
     }
 
-    /// Rules of what is sent: the length of what becomes of the frame, if anything does.
+    /// Applies flow rules to a sent frame; returns its new length, or `None` if it is dropped.
     #[inline(never)]
     fn pass(&mut self, env: &mut Env<'_>, length: usize) -> Option<usize> {
         let room = env.outbox.room(length)?;
         match self.steering.transmit(self.sq.port, room, self.sq.number, self.metadata) {
-            Sent::Unchanged => Some(length),
-            Sent::Drop => {
+            TxVerdict::Unchanged => Some(length),
+            TxVerdict::Drop => {
                 self.port.counters.sent_ruled_out += 1;
                 None
             }
-            Sent::Changed => {
+            TxVerdict::Changed => {
                 let packet = &self.steering.sent;
-                // Headers that were put on count as well.
+                // The length limit includes encapsulation headers.
                 if packet.len() > self.limit() {
                     self.port.counters.too_long += 1;
                     return None;
@@ -419,7 +422,7 @@ impl<R: Region> Sender<'_, R> {
         }
     }
 
-    /// Several packets.
+    /// Sends the packets of a multi-packet descriptor.
     fn multi_packet(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
         let (header, vlan, mut rest) = self.ethernet(descriptor.bytes)?;
         if !header.is_empty() || vlan.is_some() || self.spec.mlx5.min_inline != MinInline::None {
@@ -433,10 +436,10 @@ impl<R: Region> Sender<'_, R> {
         let mut packets = 0;
         while !rest.is_empty() {
             packets += 1;
-            if packets > MOST_PACKETS {
+            if packets > MAX_PACKETS {
                 return Err(malformed("too many packets"));
             }
-            let Some(room) = env.outbox.room(limit) else { return Err(wrong_length("no room")) };
+            let Some(room) = env.outbox.room(limit) else { return Err(wrong_length("the outbox is full")) };
             let inline = rest[0] & 0x80 != 0;
             let size = if inline {
                 let length = (u32::from_be_bytes(rest[..4].try_into().expect("segments have 16 bytes"))
@@ -449,7 +452,7 @@ impl<R: Region> Sender<'_, R> {
                 rest.get(..size).ok_or_else(|| wrong_length("an inline packet reaches beyond the descriptor"))?;
             let length = self.gather(segment, room, 0)?;
             if length < ETHERNET {
-                return Err(wrong_length(format!("a packet of {length} bytes; {ETHERNET} to {limit}")));
+                return Err(wrong_length(format!("a packet of {length} bytes; expected {ETHERNET} to {limit}")));
             }
             checksums(&mut room[..length], descriptor.flags);
             self.out(env, port, length);
@@ -458,7 +461,7 @@ impl<R: Region> Sender<'_, R> {
         Ok(())
     }
 
-    /// A large TCP packet, cut into segments.
+    /// Segments a large TCP packet and sends the segments.
     fn segment(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
         let (header, vlan, segments) = self.ethernet(descriptor.bytes)?;
         let mss = usize::from(descriptor.mss);
@@ -479,7 +482,7 @@ impl<R: Region> Sender<'_, R> {
         packet[..header.len()].copy_from_slice(header);
         let length = self.gather(segments, &mut packet, header.len())?;
         let port = env.first_port + self.sq.port;
-        let cut = segment::cut(&packet[..length], header.len(), mss, |segment| {
+        let cut = segment::segment_tcp(&packet[..length], header.len(), mss, |segment| {
             if let Some(room) = env.outbox.room(segment.len()) {
                 room[..segment.len()].copy_from_slice(segment);
                 self.out(env, port, segment.len());
@@ -491,7 +494,7 @@ impl<R: Region> Sender<'_, R> {
     }
 }
 
-/// Checksums that the driver left to the device; the device computes them whole, whatever the fields hold.
+/// Computes the checksums that the driver offloads to the device. The old content of the fields is ignored.
 #[inline]
 fn checksums(packet: &mut [u8], flags: u8) {
     const ALL: u8 = defs::ETH_L3_CSUM | defs::ETH_L4_CSUM | defs::ETH_L3_INNER_CSUM | defs::ETH_L4_INNER_CSUM;
@@ -507,7 +510,7 @@ fn checksums(packet: &mut [u8], flags: u8) {
     fill(packet, &layers, flags & defs::ETH_L3_CSUM != 0, flags & defs::ETH_L4_CSUM != 0);
 }
 
-fn fill(packet: &mut [u8], layers: &frame::Layers, l3: bool, l4: bool) {
+fn fill(packet: &mut [u8], layers: &frame::HeaderOffsets, l3: bool, l4: bool) {
     if l3 && layers.network == Some(Network::V4) {
         let header = layers.l3..layers.l3 + usize::from(packet[layers.l3] & 0xf) * 4;
         let at = layers.l3 + 10;

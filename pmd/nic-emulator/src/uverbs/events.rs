@@ -1,35 +1,37 @@
-//! Descriptors that events are read from: completion channels and the asynchronous descriptor of a context.
+//! Descriptors from which events are read: completion channels, and the asynchronous event descriptor of a
+//! context.
 
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-/// Longest record.
+/// Maximum length of a record in bytes.
 const RECORD: usize = 16;
 
-/// A queue of records, one end with the application. Records stay whole (`SOCK_SEQPACKET`).
+/// A queue of records whose other end belongs to the application. Record boundaries are preserved
+/// (`SOCK_SEQPACKET`).
 #[derive(Debug)]
 pub(crate) struct Channel {
     ours: OwnedFd,
-    /// Another descriptor of the application's end: what it has not read yet can be taken back.
+    /// Duplicate of the application's descriptor, from which unread records can be taken back.
     theirs: OwnedFd,
 }
 
 impl Channel {
-    /// A channel, and the end for the application.
+    /// Creates a channel; returns it and the descriptor for the application.
     pub(crate) fn new() -> Result<(Self, OwnedFd), Errno> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let handed = rustix::io::fcntl_dupfd_cloexec(&theirs, 0)?;
         Ok((Self { ours, theirs }, handed))
     }
 
-    /// Adds a record; false if the application has let too many pile up.
+    /// Appends a record; returns false if the queue is full.
     pub(crate) fn push(&self, record: &[u8]) -> bool {
         send(&self.ours, record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
     }
 
-    /// Takes back the unread records of an object, which start with its user handle: how many there were.
+    /// Removes the unread records of an object, which start with its user handle; returns their number.
     pub(crate) fn withdraw(&self, user_handle: u64, concerns: impl Fn(&[u8]) -> bool) -> u32 {
         let mut kept: Vec<Vec<u8>> = Vec::new();
         let mut withdrawn = 0;
@@ -57,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_unread_records_of_the_object_are_taken_back() {
+    fn only_unread_records_of_an_object_are_withdrawn() {
         let (channel, theirs) = Channel::new().unwrap();
         for handle in [1u64, 2, 1, 3] {
             assert!(channel.push(&handle.to_ne_bytes()));

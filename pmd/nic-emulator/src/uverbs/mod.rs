@@ -1,15 +1,14 @@
-//! The kernel's side of uverbs: commands in both forms, handles, references, events.
+//! The kernel side of uverbs: commands in both forms, handles, references and events.
 
-mod attributes;
-mod elsewhere;
 mod events;
 mod flows;
-mod ioctl_form;
+mod import;
+mod ioctl_abi;
+mod mlx5_steering_abi;
 mod objects;
 mod request;
 mod specs;
-mod steering_form;
-mod write_form;
+mod write_abi;
 
 use std::os::fd::RawFd;
 
@@ -17,20 +16,20 @@ use rustix::io::Errno;
 use wirepath_nic_defs::uverbs::{self as defs, ioctl, write};
 use zerocopy::IntoBytes;
 
-pub use attributes::Attributes;
-pub use elsewhere::{Elsewhere, Question};
-pub use request::{COMMANDS, CreateQp, CreateWq, QpCap, Reply, Request};
+pub use import::{ContextOwner, ImportQuery};
+pub use request::{CreateQp, CreateWq, Reply, Request};
 
-use crate::device::{Call, ContextId, Device, Event, NewCq, NewQp, NewWq, Owner, VECTORS};
-use crate::faults::{Orders, What};
+use crate::attributes::Attributes;
+use crate::device::{Call, ContextId, Device, Event, EventTarget, NewCq, NewQp, NewWq, VECTORS};
+use crate::faults::{FaultKind, PendingFaults};
 use crate::host::Host;
 use crate::log::Log;
 use events::Channel;
-use objects::{Kind, Objects};
+use objects::{ObjectKind, Objects};
 
-/// Longest command of the write form.
+/// Maximum length of a command in the write form.
 const LONGEST: usize = 128 << 10;
-/// Accesses that are known.
+/// Known access flags.
 const ACCESSES: u32 = 0xff;
 
 /// An open uverbs device.
@@ -41,35 +40,37 @@ pub(crate) struct Context {
     live: bool,
     objects: Objects,
     events: Option<(RawFd, Channel)>,
-    /// Further descriptors of events, of importers: only the first one is told of ports and devices.
+    /// Additional event descriptors, from importing processes. Port and device events go only to the first
+    /// descriptor.
     later_events: Vec<(RawFd, Channel)>,
     channels: Vec<(RawFd, Channel)>,
-    /// The process that has the context open, if it is imported here.
-    elsewhere: Option<Box<dyn Elsewhere>>,
+    /// Connection to the process that has the context open, if it is imported here.
+    remote_owner: Option<Box<dyn ContextOwner>>,
 }
 
-/// What a command may touch besides its context.
+/// State outside the context that a command may use.
 pub(crate) struct Kernel<'k, H: Host> {
     pub(crate) host: &'k H,
     pub(crate) log: &'k Log,
-    pub(crate) orders: &'k mut Orders,
+    pub(crate) faults: &'k mut PendingFaults,
     pub(crate) device: &'k mut dyn Device<H>,
-    /// Only the write form works.
+    /// True if only the write form works.
     pub(crate) write_abi: bool,
-    /// What comes before the command.
-    pub(crate) bells: Bells,
+    /// State of doorbells that were rung before the command.
+    pub(crate) queued_doorbells: QueuedDoorbells,
 }
 
-/// Doorbells that a context has rung and its device has not seen.
+/// State of a context's doorbells that are queued for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bells {
-    /// None.
-    Seen,
-    /// Some.
-    Waiting,
-    /// Some, which the device has to see before the command, which has done nothing yet and is to be given again: stores reach a device in
-    /// their order, and the command is the later one.
-    First,
+pub(crate) enum QueuedDoorbells {
+    /// No doorbell is queued.
+    Empty,
+    /// Doorbells are queued.
+    Pending,
+    /// Doorbells are queued, and the device must handle them before the command. The command has done nothing
+    /// yet and is to be repeated. Stores reach a device in program order, and the command is the later
+    /// operation.
+    FlushFirst,
 }
 
 impl Context {
@@ -82,11 +83,11 @@ impl Context {
             events: None,
             later_events: Vec::new(),
             channels: Vec::new(),
-            elsewhere: None,
+            remote_owner: None,
         }
     }
 
-    /// `write(2)`: bytes taken.
+    /// Handles `write(2)`; returns the number of bytes taken.
     pub(crate) fn write<H: Host>(
         &mut self,
         kernel: &mut Kernel<'_, H>,
@@ -98,9 +99,9 @@ impl Context {
         }
         let mut bytes = vec![0; length];
         kernel.host.read(address, &mut bytes)?;
-        let parts = write_form::parts(&bytes)?;
+        let parts = write_abi::parts(&bytes)?;
         let driver_at = parts.core_at + parts.core;
-        let request = write_form::decode(parts.command, parts.extended, &bytes[parts.core_at..driver_at])?;
+        let request = write_abi::decode(parts.command, parts.extended, &bytes[parts.core_at..driver_at])?;
         let driver_in = &bytes[driver_at..driver_at + parts.driver];
         let (reply, driver_out) = self.run(kernel, &request, driver_in, parts.driver_out, None, false)?;
         let core = core_reply(&request, parts.extended, &reply);
@@ -112,7 +113,7 @@ impl Context {
         Ok(length)
     }
 
-    /// `ioctl(2)`.
+    /// Handles `ioctl(2)`.
     pub(crate) fn ioctl<H: Host>(
         &mut self,
         kernel: &mut Kernel<'_, H>,
@@ -130,7 +131,7 @@ impl Context {
         if attributes.method() == (ioctl::OBJECT_DEVICE, ioctl::INVOKE_WRITE) {
             return self.write_over_ioctl(kernel, &mut attributes);
         }
-        let request = ioctl_form::decode(&attributes)?;
+        let request = ioctl_abi::decode(&attributes)?;
         let input = if attributes.has(ioctl::UHW_IN) && !matches!(request, Request::Driver { .. }) {
             attributes.bytes(ioctl::UHW_IN)?
         } else {
@@ -138,7 +139,7 @@ impl Context {
         };
         let room = attributes.room(output_id(&request));
         let (reply, output) = self.run(kernel, &request, &input, room, Some(&mut attributes), true)?;
-        ioctl_form::encode(&mut attributes, &request, &reply)?;
+        ioctl_abi::encode(&mut attributes, &request, &reply)?;
         if !output.is_empty() {
             attributes.put(output_id(&request), &output)?;
         }
@@ -156,10 +157,11 @@ impl Context {
         let extended = word & u64::from(write::EXTENDED) != 0;
         let core = if attributes.has(ioctl::CORE_IN) { attributes.bytes(ioctl::CORE_IN)? } else { Vec::new() };
         if !extended && command == write::QUERY_DEVICE && !attributes.has(ioctl::CORE_OUT) {
-            // The library asks this to learn whether the form works: there is no room for the answer.
+            // The library sends this command to find out whether the form is supported; there is no space for
+            // a reply.
             return Err(Errno::NOSPC);
         }
-        let request = write_form::decode(command, extended, &core)?;
+        let request = write_abi::decode(command, extended, &core)?;
         let input = if attributes.has(ioctl::UHW_IN) { attributes.bytes(ioctl::UHW_IN)? } else { Vec::new() };
         let room = attributes.room(ioctl::UHW_OUT);
         let (reply, output) = self.run(kernel, &request, &input, room, None, true)?;
@@ -186,16 +188,17 @@ impl Context {
         if kernel.device.is_dead(self.id) {
             return Err(Errno::IO);
         }
-        if kernel.bells == Bells::Waiting && request.stops_queues() {
-            kernel.bells = Bells::First;
+        if kernel.queued_doorbells == QueuedDoorbells::Pending && request.stops_queues() {
+            kernel.queued_doorbells = QueuedDoorbells::FlushFirst;
             return Err(Errno::AGAIN);
         }
-        let refused = kernel
-            .orders
-            .strike(self.device, |what| matches!(what, What::Refuse { command, .. } if command == request.name()));
-        if let Some(What::Refuse { errno, .. }) = refused {
+        let refused = kernel.faults.trigger(
+            self.device,
+            |what| matches!(what, FaultKind::FailCommand { command, .. } if command == request.name()),
+        );
+        if let Some(FaultKind::FailCommand { errno, .. }) = refused {
             kernel.log.line(format_args!(
-                "{}: {} refused as ordered: {errno}",
+                "{}: injected fault: {} refused: {errno}",
                 kernel.device.spec().name,
                 request.name()
             ));
@@ -221,7 +224,7 @@ impl Context {
         ioctl: bool,
     ) -> Result<Reply, Errno> {
         self.check_imported(device, call, request)?;
-        let next = Owner { context: self.id, handle: self.objects.next() };
+        let next = EventTarget { context: self.id, handle: self.objects.next() };
         self.objects.room()?;
         Ok(match request {
             Request::GetContext => {
@@ -256,33 +259,33 @@ impl Context {
             Request::AllocAsyncEvents => Reply::Descriptor(self.async_events(call)?),
             Request::AllocPd => {
                 let id = device.alloc_pd(call)?;
-                Reply::Pd { pd: self.objects.add(Kind::Pd, id, 0, None, vec![]) }
+                Reply::Pd { pd: self.objects.add(ObjectKind::Pd, id, 0, None, vec![]) }
             }
             Request::QueryPd { pd } => {
-                let [number, ..] = self.answer(device, Question::Pd, *pd)?;
-                Reply::PdIs { number: number as u32 }
+                let [number, ..] = self.answer_import(device, ImportQuery::Pd, *pd)?;
+                Reply::PdInfo { number: number as u32 }
             }
             Request::DeallocPd { pd } => {
-                device.dealloc_pd(self.objects.remove(*pd, Kind::Pd)?.id);
+                device.dealloc_pd(self.objects.remove(*pd, ObjectKind::Pd)?.id);
                 Reply::Empty
             }
             Request::RegMr { pd, start, length, iova, access } => {
-                let id = self.objects.id(*pd, Kind::Pd).map_err(|_| Errno::INVAL)?;
+                let id = self.objects.id(*pd, ObjectKind::Pd).map_err(|_| Errno::INVAL)?;
                 let (mr, key, rkey) = reg_mr(device, call, id, *start, *length, *iova, *access)?;
-                let mr = self.objects.add(Kind::Mr, mr, 0, None, vec![*pd]);
+                let mr = self.objects.add(ObjectKind::Mr, mr, 0, None, vec![*pd]);
                 Reply::Mr { mr, lkey: key, rkey }
             }
             Request::DeregMr { mr } => {
-                device.dereg_mr(self.objects.remove(*mr, Kind::Mr)?.id);
+                device.dereg_mr(self.objects.remove(*mr, ObjectKind::Mr)?.id);
                 Reply::Empty
             }
             Request::QueryMr { mr } => {
-                let [lkey, rkey, length] = self.answer(device, Question::Mr, *mr)?;
-                Reply::MrIs { lkey: lkey as u32, rkey: rkey as u32, length }
+                let [lkey, rkey, length] = self.answer_import(device, ImportQuery::Mr, *mr)?;
+                Reply::MrInfo { lkey: lkey as u32, rkey: rkey as u32, length }
             }
             Request::CreateCompChannel => {
                 let (channel, theirs) = Channel::new()?;
-                let fd = call.host.hand_out(theirs);
+                let fd = call.host.install_fd(theirs);
                 self.channels.push((fd, channel));
                 Reply::Descriptor(fd)
             }
@@ -294,54 +297,58 @@ impl Context {
                     return Err(Errno::INVAL);
                 }
                 let (id, entries) = device.create_cq(call, &NewCq { entries: *cqe, owner: next })?;
-                Reply::Cq { cq: self.objects.add(Kind::Cq, id, *user_handle, *channel, vec![]), cqe: entries }
+                Reply::Cq { cq: self.objects.add(ObjectKind::Cq, id, *user_handle, *channel, vec![]), cqe: entries }
             }
             Request::DestroyCq { cq } => {
-                let object = self.objects.remove(*cq, Kind::Cq)?;
+                let object = self.objects.remove(*cq, ObjectKind::Cq)?;
                 device.destroy_cq(object.id);
-                self.gone(&object)
+                self.event_counts(&object)
             }
-            // Arming goes by the doorbell; the kernel's way of it is for queues of the kernel.
+            // User space arms completion queues by doorbell. The kernel's command is for queues of the
+            // kernel.
             Request::ReqNotifyCq { .. } | Request::QueryQp { .. } => return Err(Errno::OPNOTSUPP),
             Request::CreateQp(qp) => self.create_qp(device, call, qp, next)?,
             Request::ModifyQp { qp, mask, state, port } => {
-                let id = self.objects.id(*qp, Kind::Qp)?;
+                let id = self.objects.id(*qp, ObjectKind::Qp)?;
                 device.modify_qp(call, id, *mask, *state, *port)?;
                 Reply::Empty
             }
             Request::DestroyQp { qp } => {
-                let object = self.objects.remove(*qp, Kind::Qp)?;
+                let object = self.objects.remove(*qp, ObjectKind::Qp)?;
                 device.destroy_qp(object.id);
-                self.gone(&object)
+                self.event_counts(&object)
             }
             Request::CreateWq(wq) => {
                 if wq.kind != defs::WQT_RQ || wq.max_wr == 0 || wq.max_sge == 0 {
                     return Err(Errno::INVAL);
                 }
-                let pd = self.objects.id(wq.pd, Kind::Pd)?;
-                let cq = self.objects.id(wq.cq, Kind::Cq)?;
+                let pd = self.objects.id(wq.pd, ObjectKind::Pd)?;
+                let cq = self.objects.id(wq.cq, ObjectKind::Cq)?;
                 let new = NewWq { pd, cq, max_wr: wq.max_wr, max_sge: wq.max_sge, flags: wq.flags, owner: next };
                 let (id, number) = device.create_wq(call, &new)?;
-                let handle = self.objects.add(Kind::Wq, id, wq.user_handle, None, vec![wq.pd, wq.cq]);
+                let handle = self.objects.add(ObjectKind::Wq, id, wq.user_handle, None, vec![wq.pd, wq.cq]);
                 Reply::Wq { wq: handle, max_wr: wq.max_wr, max_sge: wq.max_sge, number }
             }
             Request::ModifyWq { wq, mask, state, .. } => {
-                let id = self.objects.id(*wq, Kind::Wq)?;
+                let id = self.objects.id(*wq, ObjectKind::Wq)?;
                 device.modify_wq(call, id, *mask, *state)?;
                 Reply::Empty
             }
             Request::DestroyWq { wq } => {
-                let object = self.objects.remove(*wq, Kind::Wq)?;
+                let object = self.objects.remove(*wq, ObjectKind::Wq)?;
                 device.destroy_wq(object.id);
-                self.gone(&object)
+                self.event_counts(&object)
             }
             Request::CreateIndirectionTable { wqs } => {
-                let ids: Result<Vec<_>, _> = wqs.iter().map(|wq| self.objects.id(*wq, Kind::Wq)).collect();
+                let ids: Result<Vec<_>, _> = wqs.iter().map(|wq| self.objects.id(*wq, ObjectKind::Wq)).collect();
                 let id = device.create_table(call, &ids?)?;
-                Reply::IndirectionTable { table: self.objects.add(Kind::Table, id, 0, None, wqs.clone()), number: id }
+                Reply::IndirectionTable {
+                    table: self.objects.add(ObjectKind::Table, id, 0, None, wqs.clone()),
+                    number: id,
+                }
             }
             Request::DestroyIndirectionTable { table } => {
-                device.destroy_table(self.objects.remove(*table, Kind::Table)?.id);
+                device.destroy_table(self.objects.remove(*table, ObjectKind::Table)?.id);
                 Reply::Empty
             }
             Request::Driver { .. } => {
@@ -363,14 +370,14 @@ impl Context {
         device: &mut dyn Device<H>,
         call: &mut Call<'_, H>,
         qp: &CreateQp,
-        owner: Owner,
+        owner: EventTarget,
     ) -> Result<Reply, Errno> {
         let id = |handle: Option<u32>, kind| handle.map(|handle| self.objects.id(handle, kind)).transpose();
         let new = NewQp {
-            pd: self.objects.id(qp.pd, Kind::Pd)?,
-            send_cq: id(qp.send_cq, Kind::Cq)?,
-            recv_cq: id(qp.recv_cq, Kind::Cq)?,
-            table: id(qp.table, Kind::Table)?,
+            pd: self.objects.id(qp.pd, ObjectKind::Pd)?,
+            send_cq: id(qp.send_cq, ObjectKind::Cq)?,
+            recv_cq: id(qp.recv_cq, ObjectKind::Cq)?,
+            table: id(qp.table, ObjectKind::Table)?,
             kind: qp.kind,
             flags: qp.flags,
             cap: qp.cap,
@@ -378,12 +385,12 @@ impl Context {
         };
         let (id, number, cap) = device.create_qp(call, &new)?;
         let needs = [Some(qp.pd), qp.send_cq, qp.recv_cq, qp.table].into_iter().flatten().collect();
-        Ok(Reply::Qp { qp: self.objects.add(Kind::Qp, id, qp.user_handle, None, needs), number, cap })
+        Ok(Reply::Qp { qp: self.objects.add(ObjectKind::Qp, id, qp.user_handle, None, needs), number, cap })
     }
 
     fn async_events<H: Host>(&mut self, call: &Call<'_, H>) -> Result<RawFd, Errno> {
         let (channel, theirs) = Channel::new()?;
-        let fd = call.host.hand_out(theirs);
+        let fd = call.host.install_fd(theirs);
         if self.events.is_none() {
             self.events = Some((fd, channel));
         } else {
@@ -392,8 +399,9 @@ impl Context {
         Ok(fd)
     }
 
-    /// Events that the application has read of an object that is gone; unread ones are taken back.
-    fn gone(&self, object: &objects::Object) -> Reply {
+    /// Returns the number of events of a destroyed object that the application has read. Unread events are
+    /// removed.
+    fn event_counts(&self, object: &objects::Object) -> Reply {
         let (mut completions, mut others) = object.sent;
         let channel = object.channel.and_then(|fd| self.channels.iter().find(|(known, _)| *known == fd));
         if completions > 0
@@ -408,10 +416,10 @@ impl Context {
                 .withdraw(object.user_handle, |record| record.len() == size_of::<write::AsyncEvent>())
                 .min(others);
         }
-        Reply::Gone { completions, others }
+        Reply::EventCounts { completions, others }
     }
 
-    /// Passes an event on to the application.
+    /// Delivers an event to the application.
     pub(crate) fn deliver(&mut self, event: Event) {
         match event {
             Event::Completion(owner) => {
@@ -433,18 +441,18 @@ impl Context {
                     object.sent.1 += 1;
                 }
             }
-            Event::Port(port, kind) => self.announce(u64::from(port), kind),
-            Event::Device(kind) => self.announce(0, kind),
+            Event::Port(port, kind) => self.notify_all(u64::from(port), kind),
+            Event::Device(kind) => self.notify_all(0, kind),
         }
     }
 
-    fn announce(&self, element: u64, kind: u32) {
+    fn notify_all(&self, element: u64, kind: u32) {
         if let Some((_, events)) = &self.events {
             events.push(write::AsyncEvent { element, event_type: kind, reserved: 0 }.as_bytes());
         }
     }
 
-    /// The application closed an event descriptor; whether it was one of this context.
+    /// Handles the closing of an event descriptor; returns true if it belongs to this context.
     pub(crate) fn close_descriptor(&mut self, fd: RawFd) -> bool {
         if self.events.as_ref().is_some_and(|(known, _)| *known == fd) {
             self.events = None;
@@ -455,25 +463,25 @@ impl Context {
             return true;
         }
         let Some(at) = self.channels.iter().position(|(known, _)| *known == fd) else { return false };
-        // Queues that report to it go on without a channel, as the kernel's reference keeps the channel itself.
+        // In the kernel the queues keep the channel alive by a reference, so they go on without a descriptor.
         if !self.objects.uses_channel(fd) {
             self.channels.swap_remove(at);
         }
         true
     }
 
-    /// The file is closed: everything goes, users first.
-    pub(crate) fn end<H: Host>(&mut self, device: &mut dyn Device<H>) {
-        // What a device had before its reset is gone: the numbers may be those of another context's objects by now.
+    /// Destroys all objects when the file is closed; objects are destroyed before those that they use.
+    pub(crate) fn destroy_all<H: Host>(&mut self, device: &mut dyn Device<H>) {
+        // A reset has destroyed the objects already. Their numbers may belong to another context now.
         let objects = if device.is_dead(self.id) { Vec::new() } else { self.objects.drain() };
         for object in objects {
             match object.kind {
-                Kind::Pd => device.dealloc_pd(object.id),
-                Kind::Mr => device.dereg_mr(object.id),
-                Kind::Cq => device.destroy_cq(object.id),
-                Kind::Qp => device.destroy_qp(object.id),
-                Kind::Wq => device.destroy_wq(object.id),
-                Kind::Table => device.destroy_table(object.id),
+                ObjectKind::Pd => device.dealloc_pd(object.id),
+                ObjectKind::Mr => device.dereg_mr(object.id),
+                ObjectKind::Cq => device.destroy_cq(object.id),
+                ObjectKind::Qp => device.destroy_qp(object.id),
+                ObjectKind::Wq => device.destroy_wq(object.id),
+                ObjectKind::Table => device.destroy_table(object.id),
                 kind => {
                     if let Some(rules) = device.rules() {
                         flows::destroy(rules, kind, object.id);
@@ -487,10 +495,76 @@ impl Context {
     }
 }
 
+impl Context {
+    /// Creates a context that another process has open.
+    pub(crate) fn imported(id: ContextId, device: usize, remote_owner: Box<dyn ContextOwner>) -> Self {
+        Self { live: true, objects: Objects::default(), remote_owner: Some(remote_owner), ..Self::new(id, device) }
+    }
+
+    /// Answers a query, or forwards it to the owner of an imported context.
+    pub(crate) fn answer_import<H: Host>(
+        &self,
+        device: &dyn Device<H>,
+        query: ImportQuery,
+        handle: u32,
+    ) -> Result<[u64; 3], Errno> {
+        if let Some(remote_owner) = &self.remote_owner {
+            return remote_owner.ask(query, handle);
+        }
+        match query {
+            ImportQuery::Context => Ok([
+                self.device as u64,
+                device.export_context(self.id).filter(|_| self.live).ok_or(Errno::OPNOTSUPP)?,
+                0,
+            ]),
+            ImportQuery::Pd => {
+                let number = device.pd_number(self.objects.id(handle, ObjectKind::Pd)?).ok_or(Errno::OPNOTSUPP)?;
+                Ok([number.into(), 0, 0])
+            }
+            ImportQuery::Mr => {
+                let (lkey, rkey, length) =
+                    device.query_mr(self.objects.id(handle, ObjectKind::Mr)?).ok_or(Errno::INVAL)?;
+                Ok([lkey.into(), rkey.into(), length])
+            }
+        }
+    }
+
+    /// Refuses commands on an imported context that create or destroy objects. Only the process that opened
+    /// the device may do so.
+    fn check_imported<H: Host>(
+        &self,
+        device: &dyn Device<H>,
+        call: &Call<'_, H>,
+        request: &Request,
+    ) -> Result<(), Errno> {
+        let allowed = matches!(
+            request,
+            Request::QueryContext
+                | Request::QueryDevice
+                | Request::QueryDeviceExtended
+                | Request::QueryPort { .. }
+                | Request::QueryGidTable { .. }
+                | Request::QueryGidEntry { .. }
+                | Request::AllocAsyncEvents
+                | Request::QueryPd { .. }
+                | Request::QueryMr { .. }
+                | Request::Driver { .. }
+        );
+        if self.remote_owner.is_none() || allowed {
+            return Ok(());
+        }
+        let name = &device.spec().name;
+        Err(call.refuse(
+            Errno::OPNOTSUPP,
+            format_args!("{name}: {} on an imported context is not emulated", request.name()),
+        ))
+    }
+}
+
 fn core_reply(request: &Request, extended: bool, reply: &Reply) -> Vec<u8> {
     match request {
-        Request::DestroyQp { .. } => write_form::destroy_qp_reply(reply),
-        _ => write_form::encode(extended, reply),
+        Request::DestroyQp { .. } => write_abi::destroy_qp_reply(reply),
+        _ => write_abi::encode(extended, reply),
     }
 }
 
@@ -509,13 +583,13 @@ fn reg_mr<H: Host>(
         return Err(call.refuse(Errno::INVAL, format_args!("reg_mr: access {access:#x} has bits that are not defined")));
     }
     if access & remote != 0 && access & defs::ACCESS_LOCAL_WRITE == 0 {
-        return Err(call.refuse(Errno::INVAL, "reg_mr: remote writes without local writes"));
+        return Err(call.refuse(Errno::INVAL, "reg_mr: remote write access requires local write access"));
     }
     if length == 0 || start.checked_add(length).is_none() {
-        return Err(call.refuse(Errno::INVAL, format_args!("reg_mr: {length} bytes at {start:#x}")));
+        return Err(call.refuse(Errno::INVAL, format_args!("reg_mr: invalid range of {length} bytes at {start:#x}")));
     }
     if start & 0xfff != iova & 0xfff {
-        return Err(call.refuse(Errno::INVAL, "reg_mr: address of the device and of the process differ within a page"));
+        return Err(call.refuse(Errno::INVAL, "reg_mr: device address and process address differ within a page"));
     }
     let writable = access & (defs::ACCESS_LOCAL_WRITE | remote | defs::ACCESS_MW_BIND) != 0;
     let region = call.host.pin(start, length, writable).map_err(|errno| {
@@ -530,7 +604,7 @@ fn reg_mr<H: Host>(
     device.reg_mr(call, pd, region, iova, access)
 }
 
-/// Attribute of the driver part of a reply.
+/// Returns the attribute that holds the driver part of a reply.
 fn output_id(request: &Request) -> u16 {
     match request {
         Request::QueryContext => defs::mlx5::QUERY_CONTEXT_REPLY,

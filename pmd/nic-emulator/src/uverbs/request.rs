@@ -1,10 +1,11 @@
-//! Commands and replies, whichever form they came in.
+//! Commands and replies, independent of the form.
 
 use wirepath_nic_defs::uverbs::{ioctl, write};
 
+use crate::device::QpCap;
 use crate::rules::{NewMatchedFlow, NewMatcher};
 
-/// A command.
+/// A uverbs command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the structures in wirepath_nic_defs::uverbs::write")]
 pub enum Request {
@@ -100,7 +101,7 @@ pub enum Request {
     DestroyMatcher {
         matcher: u32,
     },
-    /// Objects by handle.
+    /// Creates a rule of direct verbs; objects are named by handle.
     CreateMatchedFlow(NewMatchedFlow),
     CreateModifyHeader {
         table: u8,
@@ -134,14 +135,14 @@ pub enum Request {
     DestroyFirmwareObject {
         object: u32,
     },
-    /// A method or object of the driver: the device reads the attributes itself.
+    /// A driver-specific method or object. The device reads the attributes itself.
     Driver {
         object: u16,
         method: u16,
     },
 }
 
-/// A queue pair to be made.
+/// Parameters of a new queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of wirepath_nic_defs::uverbs::write::CreateQp")]
 pub struct CreateQp {
@@ -155,18 +156,7 @@ pub struct CreateQp {
     pub cap: QpCap,
 }
 
-/// Sizes of a queue pair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of ibv_qp_cap")]
-pub struct QpCap {
-    pub max_send_wr: u32,
-    pub max_recv_wr: u32,
-    pub max_send_sge: u32,
-    pub max_recv_sge: u32,
-    pub max_inline: u32,
-}
-
-/// A work queue to be made.
+/// Parameters of a new work queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of wirepath_nic_defs::uverbs::write::CreateWq")]
 pub struct CreateWq {
@@ -179,7 +169,7 @@ pub struct CreateWq {
     pub flags: u32,
 }
 
-/// What a command comes to.
+/// Reply of a command.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields are those of the structures in wirepath_nic_defs::uverbs::write")]
 pub enum Reply {
@@ -200,10 +190,10 @@ pub enum Reply {
         lkey: u32,
         rkey: u32,
     },
-    PdIs {
+    PdInfo {
         number: u32,
     },
-    MrIs {
+    MrInfo {
         lkey: u32,
         rkey: u32,
         length: u64,
@@ -212,8 +202,9 @@ pub enum Reply {
         cq: u32,
         cqe: u32,
     },
-    /// Events that were read, which the library waits for: completions, then others.
-    Gone {
+    /// Numbers of events that the application has read, for which the library waits: completion events and
+    /// other events.
+    EventCounts {
         completions: u32,
         others: u32,
     },
@@ -235,62 +226,20 @@ pub enum Reply {
     Flow {
         flow: u32,
     },
-    /// A matcher, a flow action, or a set of counters.
+    /// Handle of a matcher, a flow action or a set of counters.
     Object {
         handle: u32,
     },
     Counters(Vec<u64>),
-    /// The firmware's answer, and the object if there is a new one.
+    /// The firmware's answer, and the handle if an object was created.
     Firmware {
         object: Option<u32>,
         answer: Vec<u8>,
     },
 }
 
-/// Names of commands, for faults on order.
-pub const COMMANDS: &[&str] = &[
-    "get_context",
-    "query_context",
-    "query_device",
-    "query_port",
-    "query_gid",
-    "async_event",
-    "alloc_pd",
-    "dealloc_pd",
-    "reg_mr",
-    "dereg_mr",
-    "query_mr",
-    "query_pd",
-    "create_comp_channel",
-    "create_cq",
-    "destroy_cq",
-    "req_notify_cq",
-    "create_qp",
-    "modify_qp",
-    "query_qp",
-    "destroy_qp",
-    "create_wq",
-    "modify_wq",
-    "destroy_wq",
-    "create_rwq_ind_table",
-    "destroy_rwq_ind_table",
-    "create_flow",
-    "destroy_flow",
-    "create_matcher",
-    "destroy_matcher",
-    "create_flow_action",
-    "destroy_flow_action",
-    "create_counters",
-    "read_counters",
-    "destroy_counters",
-    "create_firmware_object",
-    "query_firmware_object",
-    "destroy_firmware_object",
-    "driver",
-];
-
 impl Request {
-    /// Name of the command, one of [`COMMANDS`].
+    /// Returns the name of the command, one of [`COMMANDS`](crate::faults::COMMANDS).
     pub fn name(&self) -> &'static str {
         match self {
             Self::GetContext => "get_context",
@@ -334,7 +283,7 @@ impl Request {
         }
     }
 
-    /// Whether the command may take from a queue what it has to do.
+    /// Returns true if the command may remove posted work from a queue.
     pub(crate) fn stops_queues(&self) -> bool {
         matches!(
             self,
@@ -344,10 +293,5 @@ impl Request {
                 | Self::DestroyWq { .. }
                 | Self::DestroyCq { .. }
         )
-    }
-
-    /// Whether the command takes something away: such commands may not fail for reasons of their own.
-    pub fn destroys(&self) -> bool {
-        self.name().starts_with("de")
     }
 }

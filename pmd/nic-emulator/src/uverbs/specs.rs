@@ -1,25 +1,25 @@
-//! Specs of `ibv_create_flow` as the kernel reads them. Source: Linux `drivers/infiniband/core/uverbs_cmd.c`
-//! (`kern_spec_to_ib_spec`, `ib_uverbs_ex_create_flow`).
+//! Decoder of `ibv_create_flow` specs in the kernel's layout. Source: Linux
+//! `drivers/infiniband/core/uverbs_cmd.c` (`kern_spec_to_ib_spec`, `ib_uverbs_ex_create_flow`).
 
 use rustix::io::Errno;
 use wirepath_nic_defs::uverbs as defs;
 
-use super::objects::{Kind, Objects};
+use super::objects::{ObjectKind, Objects};
 use crate::rules::FlowSpec;
 
-/// Type, size, and two bytes of zeros in front of every spec.
+/// Length of the header of a spec: type, size and two bytes of zeros.
 const HEAD: usize = 8;
-/// Most specs of a rule.
+/// Maximum number of specs of a rule.
 pub(super) const MOST: u8 = 10;
 
-/// Why a list is refused.
-pub(super) type Wrong = (Errno, String);
+/// Errno and reason of a refused rule.
+pub(super) type RuleError = (Errno, String);
 
-fn invalid<T>(why: impl Into<String>) -> Result<T, Wrong> {
+fn invalid<T>(why: impl Into<String>) -> Result<T, RuleError> {
     Err((Errno::INVAL, why.into()))
 }
 
-/// Bytes of the kernel's filter, if a rule can match the kind.
+/// Returns the length of the kernel's filter structure, if a rule can match this kind.
 fn filter_bytes(kind: u32) -> Option<usize> {
     Some(match kind & !defs::SPEC_INNER {
         defs::SPEC_ETH => 16,
@@ -27,22 +27,22 @@ fn filter_bytes(kind: u32) -> Option<usize> {
         defs::SPEC_IPV6 => 40,
         defs::SPEC_TCP | defs::SPEC_UDP | defs::SPEC_MPLS => 4,
         defs::SPEC_ESP | defs::SPEC_GRE => 8,
-        // There is one outer header of a tunnel.
+        // Tunnel headers exist in the outer packet only.
         defs::SPEC_VXLAN if kind & defs::SPEC_INNER == 0 => 4,
         _ => return None,
     })
 }
 
-/// Reads a list of `count` specs; handles that are met are added to `needs`.
+/// Decodes a list of `count` specs; the handles that they name are added to `needs`.
 pub(super) fn read(
     mut bytes: &[u8],
     count: u8,
     objects: &Objects,
     needs: &mut Vec<u32>,
-) -> Result<Vec<FlowSpec>, Wrong> {
+) -> Result<Vec<FlowSpec>, RuleError> {
     let mut specs = Vec::with_capacity(usize::from(count));
     for _ in 0..count {
-        let Some(head) = bytes.first_chunk::<HEAD>() else { return invalid("a spec is cut off") };
+        let Some(head) = bytes.first_chunk::<HEAD>() else { return invalid("a truncated spec") };
         let kind = u32::from_ne_bytes(head[..4].try_into().expect("four bytes"));
         let size = usize::from(u16::from_ne_bytes([head[4], head[5]]));
         if size < HEAD || size > bytes.len() || !size.is_multiple_of(4) || head[6..] != [0, 0] {
@@ -54,7 +54,7 @@ pub(super) fn read(
         specs.push(match kind {
             defs::SPEC_TAG | defs::SPEC_HANDLE | defs::SPEC_COUNT => {
                 let Ok(body) = <&[u8; 8]>::try_from(body) else {
-                    return invalid(format!("spec {kind:#x} of {size} bytes; it has 16"));
+                    return invalid(format!("spec {kind:#x} of {size} bytes; expected 16"));
                 };
                 let word = u32::from_ne_bytes(body[..4].try_into().expect("four bytes"));
                 let mut object = |kind| match objects.id(word, kind) {
@@ -62,12 +62,12 @@ pub(super) fn read(
                         needs.push(word);
                         Ok(id)
                     }
-                    Err(_) => invalid(format!("handle {word} is none of {kind:?}")),
+                    Err(_) => invalid(format!("handle {word} is not of kind {kind:?}")),
                 };
                 match kind {
                     defs::SPEC_TAG => FlowSpec::Tag(word),
-                    defs::SPEC_HANDLE => FlowSpec::Action(object(Kind::FlowAction)?),
-                    _ => FlowSpec::Count(object(Kind::Counters)?),
+                    defs::SPEC_HANDLE => FlowSpec::Action(object(ObjectKind::FlowAction)?),
+                    _ => FlowSpec::Count(object(ObjectKind::Counters)?),
                 }
             }
             defs::SPEC_DROP if body.is_empty() => FlowSpec::Drop,
@@ -80,17 +80,17 @@ pub(super) fn read(
     Ok(specs)
 }
 
-fn filters(kind: u32, body: &[u8]) -> Result<FlowSpec, Wrong> {
-    let Some(known) = filter_bytes(kind) else { return invalid(format!("spec {kind:#x} is not known")) };
+fn filters(kind: u32, body: &[u8]) -> Result<FlowSpec, RuleError> {
+    let Some(known) = filter_bytes(kind) else { return invalid(format!("unknown spec {kind:#x}")) };
     let length = body.len() / 2;
     if length == 0 || length * 2 != body.len() {
         return invalid(format!("spec {kind:#x}: filters of {length} bytes"));
     }
     let (value, mask) = body.split_at(length);
     if mask.get(known..).is_some_and(|more| more.iter().any(|byte| *byte != 0)) {
-        return invalid(format!("spec {kind:#x}: the mask covers fields that are not known"));
+        return invalid(format!("spec {kind:#x}: the mask covers unknown fields"));
     }
-    // An older program has shorter filters, a newer one longer ones.
+    // Filters of an older program are shorter, those of a newer one longer.
     let fit = |bytes: &[u8]| {
         let mut bytes = bytes[..length.min(known)].to_vec();
         bytes.resize(known, 0);
@@ -104,7 +104,7 @@ fn filters(kind: u32, body: &[u8]) -> Result<FlowSpec, Wrong> {
     };
     let plain = kind & !defs::SPEC_INNER;
     if plain == defs::SPEC_IPV6 && beyond(32, 20) || plain == defs::SPEC_VXLAN && beyond(0, 24) {
-        return invalid(format!("spec {kind:#x}: a flow label or identifier with more bits than it has"));
+        return invalid(format!("spec {kind:#x}: a flow label or identifier with too many bits"));
     }
     Ok(FlowSpec::Match { kind: plain, inner: kind & defs::SPEC_INNER != 0, value, mask })
 }
@@ -117,12 +117,12 @@ mod tests {
         [&kind.to_ne_bytes()[..], &((HEAD + body.len()) as u16).to_ne_bytes(), &[0, 0], body].concat()
     }
 
-    fn all(specs: &[Vec<u8>]) -> Result<Vec<FlowSpec>, Wrong> {
+    fn all(specs: &[Vec<u8>]) -> Result<Vec<FlowSpec>, RuleError> {
         read(&specs.concat(), specs.len() as u8, &Objects::default(), &mut Vec::new())
     }
 
     #[test]
-    fn filters_of_older_programs_are_shorter_and_of_newer_ones_longer() {
+    fn specs_of_older_and_newer_programs_are_accepted() {
         let short = all(&[spec(defs::SPEC_IPV4, &[[1; 8], [0xff; 8]].concat())]).unwrap();
         let FlowSpec::Match { value, mask, .. } = &short[0] else { panic!("{short:?}") };
         assert_eq!((&value[..], &mask[8..]), (&[1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0][..], &[0; 4][..]));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_do_not_add_up_are_refused() {
+    fn inconsistent_spec_lists_are_refused() {
         let refused = |specs: &[Vec<u8>]| all(specs).unwrap_err().0 == Errno::INVAL;
         let eth = spec(defs::SPEC_ETH, &[0; 32]);
         assert!(all(std::slice::from_ref(&eth)).is_ok());

@@ -1,4 +1,4 @@
-//! The device context and the table of operations before it.
+//! Device context and the table of operations in front of it.
 
 use std::ffi::{c_int, c_void};
 
@@ -6,45 +6,45 @@ use libc::pthread_mutex_t;
 
 use super::*;
 
-/// A function of the tables that is not called from here.
-pub type uncalled = Option<unsafe extern "C" fn()>;
+/// An operation that this crate does not call.
+pub type unused_operation = Option<unsafe extern "C" fn()>;
 
 mirror! {
     header "infiniband/verbs.h" as CONTEXT_LAYOUTS;
     structs {
         ibv_context_ops {
-            _compat_query_device: uncalled,
-            _compat_query_port: uncalled,
-            _compat_alloc_pd: uncalled,
-            _compat_dealloc_pd: uncalled,
-            _compat_reg_mr: uncalled,
-            _compat_rereg_mr: uncalled,
-            _compat_dereg_mr: uncalled,
-            alloc_mw: uncalled,
-            bind_mw: uncalled,
-            dealloc_mw: uncalled,
-            _compat_create_cq: uncalled,
+            _compat_query_device: unused_operation,
+            _compat_query_port: unused_operation,
+            _compat_alloc_pd: unused_operation,
+            _compat_dealloc_pd: unused_operation,
+            _compat_reg_mr: unused_operation,
+            _compat_rereg_mr: unused_operation,
+            _compat_dereg_mr: unused_operation,
+            alloc_mw: unused_operation,
+            bind_mw: unused_operation,
+            dealloc_mw: unused_operation,
+            _compat_create_cq: unused_operation,
             poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
             req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
-            _compat_cq_event: uncalled,
-            _compat_resize_cq: uncalled,
-            _compat_destroy_cq: uncalled,
-            _compat_create_srq: uncalled,
-            _compat_modify_srq: uncalled,
-            _compat_query_srq: uncalled,
-            _compat_destroy_srq: uncalled,
-            post_srq_recv: uncalled,
-            _compat_create_qp: uncalled,
-            _compat_query_qp: uncalled,
-            _compat_modify_qp: uncalled,
-            _compat_destroy_qp: uncalled,
+            _compat_cq_event: unused_operation,
+            _compat_resize_cq: unused_operation,
+            _compat_destroy_cq: unused_operation,
+            _compat_create_srq: unused_operation,
+            _compat_modify_srq: unused_operation,
+            _compat_query_srq: unused_operation,
+            _compat_destroy_srq: unused_operation,
+            post_srq_recv: unused_operation,
+            _compat_create_qp: unused_operation,
+            _compat_query_qp: unused_operation,
+            _compat_modify_qp: unused_operation,
+            _compat_destroy_qp: unused_operation,
             post_send: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
             post_recv: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
-            _compat_create_ah: uncalled,
-            _compat_destroy_ah: uncalled,
-            _compat_attach_mcast: uncalled,
-            _compat_detach_mcast: uncalled,
-            _compat_async_event: uncalled,
+            _compat_create_ah: unused_operation,
+            _compat_destroy_ah: unused_operation,
+            _compat_attach_mcast: unused_operation,
+            _compat_detach_mcast: unused_operation,
+            _compat_async_event: unused_operation,
         }
         ibv_context {
             device: *mut ibv_device,
@@ -55,35 +55,39 @@ mirror! {
             mutex: pthread_mutex_t,
             abi_compat: *mut c_void,
         }
-        /// `struct verbs_context` as rdma-core 44 has it. Newer libraries grow it at the front: only distances from `context` backwards are
-        /// valid, and only as far as `sz` says. Reach operations through the functions of this module, never through a pointer to this type.
+        /// `struct verbs_context` as in rdma-core 44. Newer libraries add fields at its front. Only distances
+        /// backwards from `context` are valid, and only within `sz` bytes. Call operations through the
+        /// functions of this module, never through a pointer to this type.
         verbs_context {
             query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
-            advise_mr: uncalled,
-            alloc_null_mr: uncalled,
+            advise_mr: unused_operation,
+            alloc_null_mr: unused_operation,
             read_counters: Option<unsafe extern "C" fn(*mut ibv_counters, *mut u64, u32, u32) -> c_int>,
             attach_counters_point_flow:
                 Option<unsafe extern "C" fn(*mut ibv_counters, *mut ibv_counter_attach_attr, *mut ibv_flow) -> c_int>,
             create_counters:
                 Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_counters_init_attr) -> *mut ibv_counters>,
             destroy_counters: Option<unsafe extern "C" fn(*mut ibv_counters) -> c_int>,
-            reg_dm_mr: uncalled,
-            alloc_dm: uncalled,
-            free_dm: uncalled,
-            modify_flow_action_esp: uncalled,
+            reg_dm_mr: unused_operation,
+            alloc_dm: unused_operation,
+            free_dm: unused_operation,
+            modify_flow_action_esp: unused_operation,
             destroy_flow_action: Option<unsafe extern "C" fn(*mut ibv_flow_action) -> c_int>,
             create_flow_action_esp:
                 Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_flow_action_esp_attr) -> *mut ibv_flow_action>,
-            modify_qp_rate_limit: uncalled,
+            modify_qp_rate_limit: unused_operation,
             alloc_parent_domain:
                 Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
             dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
             alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
             modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
-            post_srq_ops: uncalled,
+            post_srq_ops: unused_operation,
             destroy_rwq_ind_table: Option<unsafe extern "C" fn(*mut ibv_rwq_ind_table) -> c_int>,
             create_rwq_ind_table:
-                Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_rwq_ind_table_init_attr) -> *mut ibv_rwq_ind_table>,
+                Option<unsafe extern "C" fn(
+                    *mut ibv_context,
+                    *mut ibv_rwq_ind_table_init_attr,
+                ) -> *mut ibv_rwq_ind_table>,
             destroy_wq: Option<unsafe extern "C" fn(*mut ibv_wq) -> c_int>,
             modify_wq: Option<unsafe extern "C" fn(*mut ibv_wq, *mut ibv_wq_attr) -> c_int>,
             create_wq: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq>,
@@ -99,15 +103,15 @@ mirror! {
                 ) -> c_int,
             >,
             ibv_destroy_flow: Option<unsafe extern "C" fn(*mut ibv_flow) -> c_int>,
-            placeholder2 as "ABI_placeholder2": uncalled,
+            placeholder2 as "ABI_placeholder2": unused_operation,
             ibv_create_flow: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow>,
-            placeholder1 as "ABI_placeholder1": uncalled,
-            open_qp: uncalled,
+            placeholder1 as "ABI_placeholder1": unused_operation,
+            open_qp: unused_operation,
             create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
-            get_srq_num: uncalled,
-            create_srq_ex: uncalled,
-            open_xrcd: uncalled,
-            close_xrcd: uncalled,
+            get_srq_num: unused_operation,
+            create_srq_ex: unused_operation,
+            open_xrcd: unused_operation,
+            close_xrcd: unused_operation,
             placeholder3 as "_ABI_placeholder3": u64,
             sz: usize,
             context: ibv_context,

@@ -121,7 +121,8 @@ mirror! {
             xrc_odp_caps: u32,
             phys_port_cnt_ex: u32,
         }
-        /// As in rdma-core 44. Later ones append `active_speed_ex`; the query says how long the caller's struct is.
+        /// As in rdma-core 44. Later versions append `active_speed_ex`. The query passes the length of the
+        /// caller's struct.
         ibv_port_attr {
             state: u32,
             max_mtu: u32,

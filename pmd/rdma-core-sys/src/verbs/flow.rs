@@ -1,7 +1,8 @@
 //! Flow rules of `ibv_create_flow`, counters, and the provider's flow actions.
 //!
-//! A rule is an [`ibv_flow_attr`] followed at byte 20 by its specs, one behind the other, each as long as its `size` says. That is not a
-//! C struct: specs with a pointer (handle, count) lie at offsets that are no multiple of 8. Build it as bytes.
+//! A rule is an [`ibv_flow_attr`] followed at byte 20 by its specs without gaps. The `size` of a spec is its
+//! length. This is not a C struct: specs with a pointer (handle, count) lie at offsets that are not a
+//! multiple of 8. Build it as bytes.
 
 use std::ffi::{c_int, c_void};
 
@@ -114,7 +115,7 @@ mirror! {
             mask: ibv_flow_tcp_udp_filter,
         }
         ibv_flow_gre_filter {
-            /// Network byte order, as all of this filter.
+            /// Network byte order, as all fields of this filter.
             c_ks_res0_ver: u16,
             protocol: u16,
             key: u32,

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::ibv_context;
 
-/// `alloc` of a parent domain: size, alignment, resource type (such as `MLX5DV_RES_TYPE_QP`).
+/// `alloc` of a parent domain. It gets size, alignment and resource type (such as `MLX5DV_RES_TYPE_QP`).
 pub type ibv_parent_domain_alloc = unsafe extern "C" fn(
     pd: *mut ibv_pd,
     context: *mut c_void,
@@ -16,7 +16,7 @@ pub type ibv_parent_domain_alloc = unsafe extern "C" fn(
 pub type ibv_parent_domain_free =
     unsafe extern "C" fn(pd: *mut ibv_pd, context: *mut c_void, pointer: *mut c_void, resource: u64);
 
-/// `IBV_ALLOCATOR_USE_DEFAULT`: what an `alloc` returns to leave the buffer to the provider.
+/// `IBV_ALLOCATOR_USE_DEFAULT`: return value of an `alloc` that leaves the buffer to the provider.
 pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
 
 mirror! {

@@ -1,4 +1,4 @@
-//! `infiniband/verbs.h`: types, and the functions that the header defines inline.
+//! `infiniband/verbs.h`: types, and functions that the header defines inline.
 
 pub mod context;
 pub mod device;

@@ -6,7 +6,7 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 
 use super::{ibv_context, ibv_mr, ibv_pd};
 
-/// A shared receive queue, an address handle, an XRC domain, a memory window: passed by, never looked into.
+/// Opaque objects: shared receive queue, address handle, XRC domain, memory window.
 #[repr(C)]
 pub struct ibv_srq {
     _private: [u8; 0],
@@ -24,7 +24,7 @@ pub struct ibv_mw {
     _private: [u8; 0],
 }
 
-/// The anonymous last union of `ibv_send_wr`; its members are compared with C one by one.
+/// Anonymous last union of `ibv_send_wr`. Its members are compared with C one by one.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr_operation {
@@ -116,7 +116,7 @@ mirror! {
             opcode: u32,
             vendor_err: u32,
             byte_len: u32,
-            /// Network byte order; or the invalidated rkey.
+            /// Immediate data in network byte order, or the invalidated rkey.
             imm_data: u32,
             qp_num: u32,
             src_qp: u32,
@@ -283,8 +283,8 @@ mirror! {
             length: u32,
             lkey: u32,
         }
-        /// Up to `wr_abort`: what follows (`wr_atomic_write`, and `wr_flush` of rdma-core 45) is not for raw packets. Only ever behind a
-        /// pointer.
+        /// Covers the fields up to `wr_abort`. The later ones (`wr_atomic_write`, and `wr_flush` of rdma-core
+        /// 45) do not apply to raw packets. Use this type only behind a pointer.
         ibv_qp_ex {
             qp_base: ibv_qp,
             comp_mask: u64,

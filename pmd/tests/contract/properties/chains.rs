@@ -1,12 +1,12 @@
-use wirepath_pmd::packet::Packet;
+use wirepath_packet::Packet;
 
 use crate::bench::{Bench, assert_same, frame};
 
-/// Packets of several segments, private or shared, go out whole.
+/// Packets of several segments, private or shared, are sent completely.
 pub(crate) fn go_out_whole(bench: &mut Bench) {
     bench.start(&[]);
     let longest = bench.longest();
-    // Sizes of the segments; what is left of the frame is in the last one. 24 segments are more than any kernel's or NIC's list.
+    // Sizes of the segments; the last one holds the rest. 24 segments exceed the list of any kernel or NIC.
     let cuts: &[&[usize]] =
         &[&[14], &[14, 20, 8], &[1, 1, 1], &[60, 1000], &[2048, 2048, 2048], &[1500; 5], &[40; 24], &[333, 14, 777, 1]];
     let (mut wanted, mut packets) = (Vec::new(), Vec::<Packet>::new());
@@ -16,25 +16,25 @@ pub(crate) fn go_out_whole(bench: &mut Bench) {
         packets.push(segmented(bench, &whole, cut));
         wanted.push(whole);
     }
-    // The same payload behind headers of several packets, as flooding does it.
+    // The same payload behind the headers of several packets, as in flooding.
     let whole = frame(1, 100, 1514.min(longest));
-    let payload = bench.packet(&whole[42..]).freeze();
+    let payload = bench.packet(&whole[42..]).into_shared();
     for _ in 0..3 {
         let head = bench.packet(&whole[..42]);
-        packets.push(head.attach(&payload).expect("a head without a chain"));
+        packets.push(head.append_shared(&payload).expect("a head without a chain"));
         wanted.push(whole.clone());
     }
     drop(payload);
     packets.reverse();
     bench.send_packets(&mut packets);
-    let story = bench.story();
+    let diagnostics = bench.diagnostics();
     let arrived = bench.take_sent(wanted.len());
-    if bench.nature.shows {
-        assert_same(&arrived, &wanted, "chains", &story);
+    if bench.traits.shows_sent {
+        assert_same(&arrived, &wanted, "chains", &diagnostics);
     }
 }
 
-/// A packet whose segments have the sizes of `cut`, and the rest.
+/// Returns a packet with segments of the sizes in `cut`, and one with the rest.
 fn segmented(bench: &Bench, whole: &[u8], cut: &[usize]) -> Packet {
     let mut rest = whole;
     let mut packet: Option<Packet> = None;

@@ -1,50 +1,52 @@
 use std::time::{Duration, Instant};
+use wirepath_packet::PortId;
 
-use wirepath_pmd::packet::{Batch, Pool};
+use wirepath_packet::{Batch, Pool};
 use wirepath_pmd::port::OpenPort;
 use wirepath_testlab::{eventually, spawn};
 
-use crate::bench::{Bench, PATIENCE, PORT, bytes, frame, frames, identify, packet, plan};
+use crate::bench::{Bench, PORT, TIMEOUT, frame, frames, identify};
+use crate::common::{bytes, packet, settings};
 
 const TABLE: &str = "WIREPATH_CONTRACT_PORT";
-/// Flow of the frames that the child sends back.
+/// Flow of the frames that the child returns.
 const ECHO: u32 = 0x1000;
 
-/// A program that has the port is killed; the next one has it as if nothing had been.
+/// A process with the port is killed. The next one can use the port normally.
 pub(crate) fn leaves_nothing_in_the_way(bench: &mut Bench) {
     let program = std::env::current_exe().expect("a path of this program");
     for round in 0..2 {
-        let table = format!("{TABLE}={}", bench.rig.port(&[]));
+        let table = format!("{TABLE}={}", bench.wire.port(&[]));
         let mut child =
             spawn(&["env", &table, program.to_str().expect("a plain path"), "--exact", "child", "--nocapture"]);
         let mut number = 0;
-        let echoed = eventually(PATIENCE * 2, || {
+        let echoed = eventually(TIMEOUT * 2, || {
             assert!(child.running(), "the child has ended");
             number += 1;
-            bench.rig.offer(&frame(0, number, 100));
-            bench.rig.arrived().iter().any(|frame| identify(frame).is_some_and(|(flow, _)| flow == ECHO))
+            bench.wire.offer(&frame(0, number, 100));
+            bench.wire.arrived().iter().any(|frame| identify(frame).is_some_and(|(flow, _)| flow == ECHO))
         });
-        // Killed in the middle of traffic.
+        // Kill it under traffic.
         for more in 0..50 {
-            bench.rig.offer(&frame(0, number + more, 100));
+            bench.wire.offer(&frame(0, number + more, 100));
         }
         let outcome = child.kill();
         assert!(echoed, "round {round}: the child sent nothing back:\n{}{}", outcome.stdout, outcome.stderr);
         assert_eq!(outcome.code, None, "killed by a signal");
     }
     std::thread::sleep(Duration::from_millis(50));
-    let _ = bench.rig.arrived();
+    let _ = bench.wire.arrived();
     bench.start(&[]);
     let _ = bench.poll();
     bench.assert_exchanges(&frames(5000..5300));
 }
 
-/// Sends back what it receives, as flow [`ECHO`], until it is killed.
+/// Returns received frames as flow [`ECHO`] until the process is killed.
 pub(crate) fn child() {
     let Ok(table) = std::env::var(TABLE) else { return };
-    let settings = plan(&table);
+    let settings = settings(&table);
     let pool = Pool::new("child", 4096).expect("memory for a pool");
-    let config = settings.config(PORT, pool.clone());
+    let config = settings.config(PortId::new(PORT), pool.clone());
     let open = OpenPort::open("dut", settings.plan).unwrap_or_else(|error| panic!("open: {error}"));
     let configured = open.configure(config).unwrap_or_else(|error| panic!("configure: {error}"));
     let mut it = configured.start().unwrap_or_else(|error| panic!("start: {error}"));

@@ -1,16 +1,21 @@
-use wirepath_pmd::packet::{BATCH, Batch};
+use wirepath_packet::{BATCH, Batch};
 
-use crate::bench::{Bench, bytes, frame, identify};
+use crate::bench::{Bench, frame, identify};
+use crate::common::bytes;
 
-/// Transmit takes from the front and leaves the rest, in order; what it took goes out, and is what the counters say.
+/// Transmit takes packets from the front and leaves the rest in order. Taken packets are sent, as the
+/// counters say.
 pub(crate) fn leaves_what_it_cannot_take(bench: &mut Bench) {
     bench.start(&[]);
     let depth = bench.started().port.config().depth;
-    // A wire that fills must be full by then; another is flooded beyond its ring.
-    let most = if bench.nature.fills { 1 << 17 } else { 4 * depth };
+    // A wire with backpressure must be full by then; others are flooded beyond their rings.
+    let max_packets = if bench.traits.has_backpressure { 1 << 17 } else { 4 * depth };
     let (mut next, mut taken, mut partial) = (0u32, 0u64, false);
     let mut batch = Batch::new();
-    while next < most && !(partial && bench.nature.fills) && bench.pool.available() as usize > 2 * BATCH {
+    while next < max_packets
+        && !(partial && bench.traits.has_backpressure)
+        && bench.pool.available() as usize > 2 * BATCH
+    {
         while !batch.is_full() {
             batch.push(bench.packet(&frame(0, next, 64 + next as usize % 200))).expect("room");
             next += 1;
@@ -24,9 +29,9 @@ pub(crate) fn leaves_what_it_cannot_take(bench: &mut Bench) {
         let want: Vec<_> = (next - left.len() as u32..next).collect();
         assert_eq!(left, want, "what is left are the last ones, in order");
     }
-    assert!(partial || !bench.nature.fills, "{taken} packets taken without an end: {}", bench.story());
+    assert!(partial || !bench.traits.has_backpressure, "{taken} packets taken without an end: {}", bench.diagnostics());
     let left = batch.len();
-    // The wire empties, and the rest goes too.
+    // Once the wire is empty, the rest can be sent.
     let mut rest: Vec<_> = std::iter::from_fn(|| batch.pop()).collect();
     bench.take_arrived();
     bench.send_packets(&mut rest);
@@ -34,20 +39,20 @@ pub(crate) fn leaves_what_it_cannot_take(bench: &mut Bench) {
     let counters = bench.started().port.tx_statistics().remove(0);
     assert_eq!(counters.packets + counters.dropped(), taken, "{counters:?}");
     let sent = counters.packets as usize;
-    let arrived = if bench.nature.fills { bench.take_sent(sent) } else { settle(bench) };
+    let arrived = if bench.traits.has_backpressure { bench.take_sent(sent) } else { settle(bench) };
     let numbers: Vec<u32> = arrived.iter().filter_map(|frame| identify(frame)).map(|(_, number)| number).collect();
-    if bench.nature.fills {
+    if bench.traits.has_backpressure {
         assert_eq!(numbers, (0..next).collect::<Vec<_>>(), "everything arrives, in order");
     } else {
-        // A flood may outrun the other end, which then loses frames; but it never turns them round.
+        // A flood may overrun the other end, which then loses frames, but never reorders them.
         assert!(numbers.is_sorted_by(|a, b| a < b), "order");
-        assert!(!bench.nature.shows || !numbers.is_empty());
+        assert!(!bench.traits.shows_sent || !numbers.is_empty());
     }
 }
 
-/// Takes what arrives until nothing more does.
+/// Takes frames until no more arrive.
 fn settle(bench: &mut Bench) -> Vec<Vec<u8>> {
-    if bench.nature.shows_after_stop {
+    if bench.traits.shows_sent_after_stop {
         bench.stop();
     }
     loop {

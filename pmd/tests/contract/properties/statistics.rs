@@ -1,21 +1,21 @@
 use crate::bench::{Bench, frames};
 
-/// Queue counters are exactly what was moved: packets and bytes, nothing dropped.
+/// The queue counters equal the moved packets and bytes, without drops.
 pub(crate) fn equal_what_was_moved(bench: &mut Bench) {
     let frames = frames(0..500);
     bench.start(&frames);
-    // Not only test frames count: a kernel interface may hear others.
+    // Other frames count too: a kernel interface may receive some.
     let (mut packets, mut bytes) = (0, 0);
     let (mut offered, mut ours) = (0, 0);
     let start = std::time::Instant::now();
-    while ours < frames.len() && start.elapsed() < crate::bench::PATIENCE {
-        while offered < frames.len() && offered - ours < bench.nature.capacity && bench.rig.offer(&frames[offered]) {
+    while ours < frames.len() && start.elapsed() < crate::bench::TIMEOUT {
+        while offered < frames.len() && offered - ours < bench.traits.capacity && bench.wire.offer(&frames[offered]) {
             offered += 1;
         }
         for frame in bench.poll() {
             packets += 1;
             bytes += frame.len() as u64;
-            ours += usize::from(!bench.nature.feeds || crate::bench::identify(&frame).is_some());
+            ours += usize::from(!bench.traits.delivers || crate::bench::identify(&frame).is_some());
         }
     }
     let received = bench.started().port.rx_statistics().remove(0);
@@ -29,5 +29,5 @@ pub(crate) fn equal_what_was_moved(bench: &mut Bench) {
     assert_eq!((sent.packets, sent.bytes), (frames.len() as u64, total as u64), "{sent:?}");
     assert_eq!(sent.dropped(), 0, "{sent:?}");
     let arrived = bench.take_sent(frames.len());
-    assert!(!bench.nature.shows || arrived.len() == frames.len());
+    assert!(!bench.traits.shows_sent || arrived.len() == frames.len());
 }

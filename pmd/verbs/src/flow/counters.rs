@@ -10,12 +10,12 @@ use rdma_core_sys::verbs::*;
 
 use crate::{Context, Error, Result};
 
-/// What is counted.
+/// Unit of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Counted {
+pub enum CounterKind {
     /// Packets.
     Packets,
-    /// Bytes of them.
+    /// Bytes of the packets.
     Bytes,
 }
 
@@ -26,61 +26,62 @@ pub(crate) struct CountersInner {
     number: usize,
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state that they change.
 unsafe impl Send for CountersInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state that they change.
 unsafe impl Sync for CountersInner {}
 
 impl Drop for CountersInner {
     fn drop(&mut self) {
-        // SAFETY: made by a creation, dropped once; flows kept it alive.
+        // SAFETY: the counters are alive and are destroyed once. Flow rules keep them alive, so none is left.
         let result = unsafe { ibv_destroy_counters(self.raw.as_ptr()) };
-        self.context.inner.destroyed("ibv_destroy_counters", Ok(result), || None);
+        self.context.inner.check_destroyed("ibv_destroy_counters", Ok(result), || None);
     }
 }
 
-/// Counters that a flow of `ibv_create_flow` counts in ([`super::Flow::count`], ibv_create_counters(3)). Clones are the same ones.
+/// Counters for rules of `ibv_create_flow` ([`super::Flow::count`], ibv_create_counters(3)). Clones refer to the same
+/// counters.
 #[derive(Clone, Debug)]
 pub struct Counters(pub(crate) Arc<CountersInner>);
 
 impl Counters {
-    /// Counters of `what`, in this order; attached before any flow has them, as mlx5 wants it.
+    /// Creates counters of these kinds, in this order. They are attached before a flow uses them, as mlx5 requires.
     ///
     /// # Errors
-    /// The device has no such counters.
-    pub fn new(context: &Context, what: &[Counted]) -> Result<Self> {
+    /// The device does not support the counters.
+    pub fn new(context: &Context, kinds: &[CounterKind]) -> Result<Self> {
         let inner = &context.inner;
         let mut attr = ibv_counters_init_attr::zeroed();
-        // SAFETY: an open context.
+        // SAFETY: the context is open, and `attr` is valid during the call.
         let raw = unsafe { ibv_create_counters(inner.raw.as_ptr(), &raw mut attr) };
-        let raw = inner.created("ibv_create_counters", raw, None)?;
-        let counters = Self(Arc::new(CountersInner { raw, context: context.clone(), number: what.len() }));
-        for (index, counted) in (0..).zip(what) {
+        let raw = inner.check_created("ibv_create_counters", raw, None)?;
+        let counters = Self(Arc::new(CountersInner { raw, context: context.clone(), number: kinds.len() }));
+        for (index, counted) in (0..).zip(kinds) {
             let mut attach = ibv_counter_attach_attr {
                 counter_desc: match counted {
-                    Counted::Packets => IBV_COUNTER_PACKETS,
-                    Counted::Bytes => IBV_COUNTER_BYTES,
+                    CounterKind::Packets => IBV_COUNTER_PACKETS,
+                    CounterKind::Bytes => IBV_COUNTER_BYTES,
                 },
                 index,
                 ..ibv_counter_attach_attr::zeroed()
             };
-            // SAFETY: living counters; no flow: whatever flow comes to have them.
+            // SAFETY: the counters are alive. A null flow attaches them to all flows that use them later.
             let result = unsafe { ibv_attach_counters_point_flow(raw.as_ptr(), &raw mut attach, std::ptr::null_mut()) };
-            inner.done("ibv_attach_counters_point_flow", result)?;
+            inner.check("ibv_attach_counters_point_flow", result)?;
         }
         Ok(counters)
     }
 
-    /// What they stand at, in the order of creation. Counters of no flow yet cannot be read on mlx5.
+    /// Reads the values, in the order of creation. mlx5 cannot read counters that no flow uses yet.
     ///
     /// # Errors
-    /// The device refused.
+    /// The device cannot read the counters.
     pub fn read(&self) -> Result<Vec<u64>> {
-        let number = u32::try_from(self.0.number).map_err(|_| Error::Request("too many counters".to_owned()))?;
+        let number = u32::try_from(self.0.number).map_err(|_| Error::InvalidRequest("too many counters".to_owned()))?;
         let mut values = vec![0u64; self.0.number];
-        // SAFETY: living counters, room for as many values as are asked for.
+        // SAFETY: the counters are alive, and `values` has room for `number` values.
         let result = unsafe { ibv_read_counters(self.0.raw.as_ptr(), values.as_mut_ptr(), number, 0) };
-        self.0.context.inner.done("ibv_read_counters", result)?;
+        self.0.context.inner.check("ibv_read_counters", result)?;
         Ok(values)
     }
 }

@@ -1,7 +1,7 @@
 // UNSAFETY: calls libibverbs.
 #![allow(unsafe_code)]
 
-//! Flow rules (ibv_create_flow(3)): which frames of a port reach a queue pair, and what else becomes of them.
+//! Flow rules (ibv_create_flow(3)): they direct matching frames of a port to a queue pair and apply actions.
 
 mod counters;
 mod spec;
@@ -14,20 +14,20 @@ use std::sync::Arc;
 
 use rdma_core_sys::verbs::*;
 
-pub use self::counters::{Counted, Counters};
+pub use self::counters::{CounterKind, Counters};
 pub use self::spec::*;
 use crate::domain::DomainInner;
 use crate::{Context, Error, RawPacketQp, Result, RssQp};
 
-/// Bits of a mark.
+/// Number of bits in a flow tag.
 pub const TAG_BITS: u32 = 24;
 
-/// Where packets go.
+/// Destination queue pair of a flow rule.
 #[derive(Clone, Debug)]
 pub enum FlowTarget {
-    /// Spread over queues.
+    /// RSS queue pair, which distributes packets over queues.
     Rss(RssQp),
-    /// To the receive queue of a pair.
+    /// Receive queue of a raw-packet queue pair.
     Pair(RawPacketQp),
 }
 
@@ -59,37 +59,37 @@ impl FlowTarget {
     }
 }
 
-/// An action that a provider made (`struct ibv_flow_action`): on mlx5 a packet reformat or a header modification.
+/// Flow action of a provider (`struct ibv_flow_action`): on mlx5 a packet reformat or a header modification.
 #[derive(Debug)]
 pub(crate) struct FlowActionInner {
     raw: NonNull<ibv_flow_action>,
     context: Context,
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state that they change.
 unsafe impl Send for FlowActionInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state that they change.
 unsafe impl Sync for FlowActionInner {}
 
 impl Drop for FlowActionInner {
     fn drop(&mut self) {
-        // SAFETY: made by a creation, dropped once; flows kept it alive.
+        // SAFETY: the action is alive and is destroyed once. Flow rules keep it alive, so none is left.
         let result = unsafe { ibv_destroy_flow_action(self.raw.as_ptr()) };
-        self.context.inner.destroyed("ibv_destroy_flow_action", Ok(result), || None);
+        self.context.inner.check_destroyed("ibv_destroy_flow_action", Ok(result), || None);
     }
 }
 
-/// An action that a provider made, for [`Flow::action`]. Clones are the same one.
+/// Flow action of a provider, for [`Flow::action`]. Clones refer to the same action.
 #[derive(Clone, Debug)]
 pub struct FlowAction(Arc<FlowActionInner>);
 
 impl FlowAction {
-    /// Takes over what a creation returned.
+    /// Takes ownership of the action that the function `call` returned.
     ///
     /// # Safety
-    /// A new action of this context, or null with errno set.
-    pub(crate) unsafe fn adopt(context: &Context, call: &'static str, raw: *mut ibv_flow_action) -> Result<Self> {
-        let raw = context.inner.created(call, raw, None)?;
+    /// The caller guarantees that `raw` is a new action of `context` that nothing else owns, or null with errno set.
+    pub(crate) unsafe fn from_raw(context: &Context, call: &'static str, raw: *mut ibv_flow_action) -> Result<Self> {
+        let raw = context.inner.check_created(call, raw, None)?;
         Ok(Self(Arc::new(FlowActionInner { raw, context: context.clone() })))
     }
 
@@ -106,7 +106,7 @@ impl FlowAction {
     }
 }
 
-/// A part of a flow: a spec, or one that points to an object.
+/// Part of a flow: a spec, or an object that a spec refers to.
 #[derive(Clone, Debug)]
 enum Part {
     Spec(Spec),
@@ -114,14 +114,15 @@ enum Part {
     Count(Counters),
 }
 
-/// A flow to be: what [`FlowRule::new`] puts in force.
+/// Description of a flow rule, for [`FlowRule::new`].
 ///
 /// ```
 /// use wirepath_verbs::flow::{EthFilter, Flow, Ipv4Filter, Spec, UdpFilter};
 ///
 /// let to_us = EthFilter { dst_mac: [2, 0, 0, 0, 0, 1], ..EthFilter::default() };
 /// let whole = EthFilter { dst_mac: [0xff; 6], ..EthFilter::default() };
-/// let flow = Flow::normal(1, 3).with(to_us.under(whole)).with(Ipv4Filter::any()).with(UdpFilter::any()).with(Spec::Tag(7));
+/// let flow = Flow::normal(1, 3).with(to_us.with_mask(whole)).with(Ipv4Filter::any()).with(UdpFilter::any());
+/// let flow = flow.with(Spec::Tag(7));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Flow {
@@ -130,66 +131,71 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A flow without specs.
+    /// Creates a flow without specs.
     pub fn new(attr: FlowAttr) -> Self {
         Self { attr, parts: Vec::new() }
     }
 
-    /// A flow of frames that `port` (counted from 1) receives and that fit its specs, if no flow with a smaller `priority` has them. mlx5
-    /// knows priorities to 15 (to 7 before Linux 5.7), and puts a flow for group addresses alone behind all others.
+    /// Creates a flow of frames that `port` (counted from 1) receives and that match its specs.
+    ///
+    /// A flow with a smaller `priority` takes precedence. mlx5 supports priorities up to 15 (up to 7 before Linux
+    /// 5.7), and places a flow that matches only multicast addresses after all others.
     pub fn normal(port: u8, priority: u16) -> Self {
         Self::new(FlowAttr { flow_type: FlowType::NORMAL, priority, port, flags: 0 })
     }
 
-    /// A flow of this type that needs no specs: [`FlowType::ALL_DEFAULT`], [`FlowType::MC_DEFAULT`], [`FlowType::SNIFFER`].
-    pub fn of(port: u8, flow_type: FlowType) -> Self {
+    /// Creates a flow of a type that needs no specs: [`FlowType::ALL_DEFAULT`], [`FlowType::MC_DEFAULT`],
+    /// [`FlowType::SNIFFER`].
+    pub fn without_specs(port: u8, flow_type: FlowType) -> Self {
         Self::new(FlowAttr { flow_type, priority: 0, port, flags: 0 })
     }
 
-    /// One spec more. Specs may be in any order, but MPLS stands at its true place. [`Spec::Handle`] and [`Spec::Count`] are refused
-    /// by [`FlowRule::new`]: what is behind their numbers comes through [`Self::action`] and [`Self::count`].
+    /// Adds a spec. Specs may be in any order, but the MPLS spec must be at its position in the packet.
+    ///
+    /// [`FlowRule::new`] rejects [`Spec::Handle`] and [`Spec::Count`]: add their objects with [`Self::action`] and
+    /// [`Self::count`].
     #[must_use]
     pub fn with(mut self, spec: Spec) -> Self {
         self.parts.push(Part::Spec(spec));
         self
     }
 
-    /// A provider's action.
+    /// Adds an action of the provider.
     #[must_use]
     pub fn action(mut self, action: impl Into<FlowAction>) -> Self {
         self.parts.push(Part::Action(action.into()));
         self
     }
 
-    /// Counts there.
+    /// Adds counters.
     #[must_use]
     pub fn count(mut self, counters: &Counters) -> Self {
         self.parts.push(Part::Count(counters.clone()));
         self
     }
 
-    /// The specs with the addresses of the objects in them, if all of that can be asked for.
+    /// Returns the specs, with the addresses of their objects, after checking the flow.
     fn specs(&self, context: &Context) -> std::result::Result<Vec<Spec>, String> {
         let same = |other: &Context| {
             if Arc::ptr_eq(&other.inner, &context.inner) {
                 return Ok(());
             }
-            Err(format!("a flow of {} with objects of {}", context.inner.device_name(), other.inner.device_name()))
+            Err(format!("a flow of {} contains objects of {}", context.inner.device_name(), other.inner.device_name()))
         };
         if self.parts.len() > MAX_SPECS {
-            return Err(format!("a flow of {} specs; there are at most {MAX_SPECS}", self.parts.len()));
+            return Err(format!("a flow of {} specs; the maximum is {MAX_SPECS}", self.parts.len()));
         }
         if self.attr.flags & DONT_TRAP != 0 && self.attr.flow_type != FlowType::NORMAL {
-            return Err("only a normal flow lets packets go on to later flows".to_owned());
+            return Err("only a normal flow may pass packets on to flows of lower priority".to_owned());
         }
         self.parts
             .iter()
             .map(|part| match part {
                 Part::Spec(Spec::Handle(_) | Spec::Count(_)) => {
-                    Err("an object of a flow must be handed over, not its number".to_owned())
+                    Err("a flow takes actions and counters as objects, not as handles in a spec".to_owned())
                 }
                 Part::Spec(Spec::Tag(tag)) if *tag >> TAG_BITS != 0 => {
-                    Err(format!("mark {tag} has more than {TAG_BITS} bits"))
+                    Err(format!("flow tag {tag} has more than {TAG_BITS} bits"))
                 }
                 Part::Spec(spec) => Ok(*spec),
                 Part::Action(action) => {
@@ -205,7 +211,7 @@ impl Flow {
     }
 }
 
-/// A flow that is in force until it is dropped. Keeps its queue pair, actions and counters.
+/// Flow rule. It is active until it is dropped, and keeps its queue pair, actions and counters alive.
 #[derive(Debug)]
 pub struct FlowRule {
     raw: NonNull<ibv_flow>,
@@ -214,37 +220,39 @@ pub struct FlowRule {
     _parts: Vec<Part>,
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state that they change.
 unsafe impl Send for FlowRule {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state that they change.
 unsafe impl Sync for FlowRule {}
 
 impl Drop for FlowRule {
     fn drop(&mut self) {
-        // SAFETY: made by a creation, dropped once.
+        // SAFETY: the rule is alive and is destroyed once.
         let result = unsafe { ibv_destroy_flow(self.raw.as_ptr()) };
-        self.context.inner.destroyed("ibv_destroy_flow", Ok(result), || None);
+        self.context.inner.check_destroyed("ibv_destroy_flow", Ok(result), || None);
     }
 }
 
 impl FlowRule {
-    /// Has the frames of `flow` go to `target`, unless it drops them. Of an egress flow, `target` only names the device.
+    /// Creates a rule that directs the frames of `flow` to `target`, unless the flow drops them. For an egress flow,
+    /// `target` only selects the device.
     ///
     /// # Errors
-    /// The flow cannot be asked for (too many specs, objects of another device, a mark of more than 24 bits), or the device refused:
-    /// `CAP_NET_RAW` is missing, the headers cannot be matched, or the priority is too large.
+    /// The flow is not valid: too many specs, objects of another device, or a tag of more than 24 bits. Or the device
+    /// rejects it: `CAP_NET_RAW` is missing, the headers cannot be matched, or the priority is too large.
     pub fn new(target: impl Into<FlowTarget>, flow: &Flow) -> Result<Self> {
         let target = target.into();
         let context = target.domain().context.clone();
-        let specs = flow.specs(&context).map_err(Error::Request)?;
+        let specs = flow.specs(&context).map_err(Error::InvalidRequest)?;
         let mut bytes = encode(&flow.attr, &specs);
         bytes.resize(bytes.len().next_multiple_of(8), 0);
-        // Aligned as the structure at its start wants it.
+        // The structure at the start needs the alignment of a u64.
         let mut words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-        // SAFETY: a living queue pair; a flow as ibv_create_flow(3) wants it, whose sizes are those of its specs and whose pointers are
-        // living objects of the same context.
+        // SAFETY: the queue pair is alive. `words` contains an aligned `ibv_flow_attr` followed by its specs
+        // (ibv_create_flow(3)), with the sizes of these specs. Pointers in them refer to living objects of the same
+        // context.
         let raw = unsafe { ibv_create_flow(target.raw().as_ptr(), words.as_mut_ptr().cast()) };
-        let raw = context.inner.created("ibv_create_flow", raw, Some(flow.attr.port))?;
+        let raw = context.inner.check_created("ibv_create_flow", raw, Some(flow.attr.port))?;
         Ok(Self { raw, context, _target: target, _parts: flow.parts.clone() })
     }
 }

@@ -1,57 +1,59 @@
-//! The flow specs of `ibv_create_flow` as plain data, and their bytes.
+//! Flow specs of `ibv_create_flow` as plain data, and their encoding.
 //!
-//! No call is made here and no pointer followed: [`encode`] writes what libibverbs reads (`struct ibv_flow_attr` and the specs
-//! behind it, infiniband/verbs.h), [`kernel_command`] what the kernel gets from libibverbs (`CREATE_FLOW`,
-//! rdma/ib_user_verbs.h). Numbers are in host order in the structures and big-endian in the bytes; type, size and tag are in
-//! the byte order of the machine. Specs are bytes one behind the other, not a C structure: those with a pointer in them lie at
-//! offsets that are no multiple of 8.
+//! This module makes no calls and follows no pointers. [`encode`] writes the input of libibverbs: `struct
+//! ibv_flow_attr` followed by the specs (infiniband/verbs.h). [`kernel_command`] writes the command that libibverbs
+//! sends to the kernel (`CREATE_FLOW`, rdma/ib_user_verbs.h).
+//!
+//! Fields are in host byte order in the Rust types and big-endian in the encoding. Type, size and tag are in host
+//! byte order in both. Specs follow each other without padding, so specs with a pointer may be at offsets that are
+//! not a multiple of 8.
 
 use thiserror::Error;
 
-/// `IBV_FLOW_SPEC_INNER`: ORed to the type of a spec for the headers inside the tunnel.
+/// `IBV_FLOW_SPEC_INNER`: flag of a spec type for the headers inside the tunnel.
 pub const INNER: u32 = 0x100;
-/// Most specs of a flow (kernel).
+/// Maximum number of specs in a flow (kernel limit).
 pub const MAX_SPECS: usize = 10;
-/// Bytes of `struct ibv_flow_attr`.
+/// Size of `struct ibv_flow_attr` in bytes.
 pub const ATTR_LEN: usize = 20;
-/// `IBV_FLOW_ATTR_FLAGS_DONT_TRAP`: the packet also goes to rules of lower priority.
+/// `IBV_FLOW_ATTR_FLAGS_DONT_TRAP`: rules of lower priority receive the packet as well.
 pub const DONT_TRAP: u32 = 1 << 1;
-/// `IBV_FLOW_ATTR_FLAGS_EGRESS`.
+/// `IBV_FLOW_ATTR_FLAGS_EGRESS`: the flow applies to sent packets.
 pub const EGRESS: u32 = 1 << 2;
 
-/// `enum ibv_flow_attr_type`.
+/// Type of a flow (`enum ibv_flow_attr_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowType(pub u32);
 
 impl FlowType {
-    /// What the specs say.
+    /// Packets that match the specs.
     pub const NORMAL: Self = Self(0);
-    /// All that no other flow takes.
+    /// All packets that match no other flow.
     pub const ALL_DEFAULT: Self = Self(1);
-    /// All multicast that no other flow takes.
+    /// Multicast packets that match no other flow.
     pub const MC_DEFAULT: Self = Self(2);
-    /// Copies of all that the port sends and receives.
+    /// Copies of all packets that the port sends and receives.
     pub const SNIFFER: Self = Self(3);
 }
 
-/// `struct ibv_flow_attr` without what its specs determine.
+/// `struct ibv_flow_attr` without the fields that follow from the specs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowAttr {
-    /// Kind of flow.
+    /// Type of the flow.
     pub flow_type: FlowType,
-    /// The lower number wins.
+    /// Priority. A lower number takes precedence.
     pub priority: u16,
-    /// Port of the device, from 1.
+    /// Port of the device, counted from 1.
     pub port: u8,
-    /// [`DONT_TRAP`], [`EGRESS`].
+    /// Flags: [`DONT_TRAP`], [`EGRESS`].
     pub flags: u32,
 }
 
-/// A value that filters have: `number` is what its bytes say, most significant first.
+/// Type of a filter field. `number` interprets its bytes as big-endian.
 trait FilterValue: Copy {
     const LEN: usize;
     fn number(self) -> u128;
-    fn of(number: u128) -> Self;
+    fn from_number(number: u128) -> Self;
 }
 
 macro_rules! filter_values {
@@ -61,7 +63,7 @@ macro_rules! filter_values {
             fn number(self) -> u128 {
                 self.into()
             }
-            fn of(number: u128) -> Self {
+            fn from_number(number: u128) -> Self {
                 number as $ty
             }
         }
@@ -74,7 +76,7 @@ impl<const N: usize> FilterValue for [u8; N] {
     fn number(self) -> u128 {
         self.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
     }
-    fn of(number: u128) -> Self {
+    fn from_number(number: u128) -> Self {
         let bytes = number.to_be_bytes();
         std::array::from_fn(|i| bytes[16 - N + i])
     }
@@ -85,44 +87,44 @@ fn put<T: FilterValue>(out: &mut [u8], at: usize, value: T) {
 }
 
 fn get<T: FilterValue>(bytes: &[u8], at: usize) -> T {
-    T::of(bytes[at..at + T::LEN].iter().fold(0, |number, byte| number << 8 | u128::from(*byte)))
+    T::from_number(bytes[at..at + T::LEN].iter().fold(0, |number, byte| number << 8 | u128::from(*byte)))
 }
 
-/// Where the bytes of a kind of spec lie. The kernel's filters always start at 8.
+/// Layout of a spec type. Kernel filters always start at offset 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpecLayout {
-    /// Its type without [`INNER`].
+    /// Type without [`INNER`].
     pub kind: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
-    /// Where the values start.
+    /// Byte offset of the values.
     pub value: usize,
-    /// Where the masks start.
+    /// Byte offset of the masks.
     pub mask: usize,
-    /// Bytes of each of them.
+    /// Size of the values in bytes. The masks have the same size.
     pub filter: usize,
-    /// Its type for the kernel.
+    /// Type in the kernel command.
     pub kernel_kind: u32,
-    /// Whether there is one for the headers inside the tunnel.
+    /// True if the spec may apply to the headers inside the tunnel.
     pub inner: bool,
 }
 
-/// A field of a spec.
+/// Field of a spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpecField {
-    /// Its name in infiniband/verbs.h.
+    /// Field name in infiniband/verbs.h.
     pub name: &'static str,
-    /// Bits.
+    /// Number of bits.
     pub bits: u8,
-    /// What it must be, where the mask is 1.
+    /// Value, compared where the mask is 1.
     pub value: u128,
-    /// 1 where bits must be equal.
+    /// Mask; 1 for each bit that is compared.
     pub mask: u128,
 }
 
 macro_rules! specs {
-    ($($(#[$doc:meta])* $variant:ident $filter:ident $kind:literal (kernel $kernel_kind:literal): $size:literal bytes, value $value:literal,
-        mask $mask:literal, filter $len:literal, inner $inner:literal {
+    ($($(#[$doc:meta])* $variant:ident $filter:ident $kind:literal (kernel $kernel_kind:literal): $size:literal bytes,
+        value $value:literal, mask $mask:literal, filter $len:literal, inner $inner:literal {
         $($(#[$fdoc:meta])* $field:ident: $ty:ty, at $at:literal;)*
     })*) => {
         $(
@@ -133,14 +135,14 @@ macro_rules! specs {
             }
 
             impl $filter {
-                /// The spec of outer headers with these values where `mask` is 1.
-                pub const fn under(self, mask: Self) -> Spec {
+                /// Returns the spec of outer headers that compares these values where `mask` is 1.
+                pub const fn with_mask(self, mask: Self) -> Spec {
                     Spec::$variant { inner: false, value: self, mask }
                 }
 
-                /// The spec that only wants the header to be there.
+                /// Returns the spec that only requires the header to be present.
                 pub fn any() -> Spec {
-                    Self::default().under(Self::default())
+                    Self::default().with_mask(Self::default())
                 }
 
                 fn put(&self, out: &mut [u8], at: usize) {
@@ -153,33 +155,39 @@ macro_rules! specs {
             }
         )*
 
-        /// A flow spec.
+        /// Flow spec.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Spec {
             $(
                 $(#[$doc])*
                 $variant {
-                    /// Of the headers inside the tunnel.
+                    /// True if the spec applies to the headers inside the tunnel.
                     inner: bool,
-                    /// What the fields must be, where the mask is 1.
+                    /// Values, compared where the mask is 1.
                     value: $filter,
-                    /// 1 where bits must be equal.
+                    /// Mask; 1 for each bit that is compared.
                     mask: $filter,
                 },
             )*
-            /// `ibv_flow_spec_action_tag`: a mark, below 2^24.
+            /// `ibv_flow_spec_action_tag`: tag for the packet, below 2^24.
             Tag(u32),
-            /// `ibv_flow_spec_action_drop`.
+            /// `ibv_flow_spec_action_drop`: drops the packet.
             Drop,
-            /// `ibv_flow_spec_action_handle`: the address of an `ibv_flow_action`, in the kernel command its handle.
+            /// `ibv_flow_spec_action_handle`: address of an `ibv_flow_action`, or its handle in the kernel command.
             Handle(u64),
-            /// `ibv_flow_spec_counter_action`: the address of an `ibv_counters`, in the kernel command its handle.
+            /// `ibv_flow_spec_counter_action`: address of an `ibv_counters`, or its handle in the kernel command.
             Count(u64),
         }
 
-        /// All kinds of specs with filters.
+        /// Layouts of all spec types with filters.
         pub const LAYOUTS: &[SpecLayout] = &[$(SpecLayout {
-            kind: $kind, size: $size, value: $value, mask: $mask, filter: $len, kernel_kind: $kernel_kind, inner: $inner,
+            kind: $kind,
+            size: $size,
+            value: $value,
+            mask: $mask,
+            filter: $len,
+            kernel_kind: $kernel_kind,
+            inner: $inner,
         },)*];
 
         impl Spec {
@@ -191,7 +199,7 @@ macro_rules! specs {
                 LAYOUTS.iter().find(|layout| layout.kind == kind)
             }
 
-            /// Whether it is about the headers inside the tunnel.
+            /// Returns true if the spec applies to the headers inside the tunnel.
             pub fn is_inner(&self) -> bool {
                 match self {
                     $(Self::$variant { inner, .. } => *inner,)*
@@ -220,7 +228,7 @@ macro_rules! specs {
                 }
             }
 
-            /// Its fields.
+            /// Returns the fields.
             pub fn fields(&self) -> Vec<SpecField> {
                 match self {
                     $(Self::$variant { value, mask, .. } => vec![$(SpecField {
@@ -233,13 +241,13 @@ macro_rules! specs {
                 }
             }
 
-            /// Compares more bits of the field of this name; false if the spec has no such field.
-            pub fn compare(&mut self, name: &str, more_value: u128, more_mask: u128) -> bool {
+            /// Adds bits to the comparison of the field `name`. Returns false if the spec has no such field.
+            pub fn add_match(&mut self, name: &str, more_value: u128, more_mask: u128) -> bool {
                 match self {
                     $(Self::$variant { value, mask, .. } => {
                         $(if name == stringify!($field) {
-                            value.$field = <$ty>::of(value.$field.number() | more_value);
-                            mask.$field = <$ty>::of(mask.$field.number() | more_mask);
+                            value.$field = <$ty>::from_number(value.$field.number() | more_value);
+                            mask.$field = <$ty>::from_number(mask.$field.number() | more_mask);
                             return true;
                         })*
                         false
@@ -248,7 +256,8 @@ macro_rules! specs {
                 }
             }
 
-            /// A spec that compares nothing yet, by its type without [`INNER`]; `None` for types without filters.
+            /// Returns a spec of type `kind` (without [`INNER`]) that compares no bits, or `None` for types without
+            /// filters.
             pub fn empty(kind: u32, inner: bool) -> Option<Self> {
                 match kind {
                     $($kind => Some(Self::$variant { inner, value: $filter::default(), mask: $filter::default() }),)*
@@ -260,40 +269,40 @@ macro_rules! specs {
 }
 
 specs! {
-    /// `ibv_flow_spec_eth`.
+    /// Ethernet header (`ibv_flow_spec_eth`).
     Eth EthFilter 0x20 (kernel 0x20): 40 bytes, value 6, mask 22, filter 16, inner true {
         /// Destination address.
         dst_mac: [u8; 6], at 0;
         /// Source address.
         src_mac: [u8; 6], at 6;
-        /// EtherType behind the last tag.
+        /// EtherType after the last VLAN tag.
         ether_type: u16, at 12;
-        /// Priority (3), CFI (1), VLAN id (12) of the tag.
+        /// Priority (3 bits), CFI (1) and VLAN ID (12) of the tag.
         vlan_tag: u16, at 14;
     }
-    /// `ibv_flow_spec_ipv4`.
+    /// IPv4 addresses (`ibv_flow_spec_ipv4`).
     Ipv4 Ipv4Filter 0x30 (kernel 0x30): 24 bytes, value 8, mask 16, filter 8, inner true {
         /// Source address.
         src_ip: u32, at 0;
         /// Destination address.
         dst_ip: u32, at 4;
     }
-    /// `ibv_flow_spec_ipv6`.
+    /// IPv6 header (`ibv_flow_spec_ipv6`).
     Ipv6 Ipv6Filter 0x31 (kernel 0x31): 88 bytes, value 8, mask 48, filter 40, inner true {
         /// Source address.
         src_ip: [u8; 16], at 0;
         /// Destination address.
         dst_ip: [u8; 16], at 16;
-        /// Flow label, low 20 bits.
+        /// Flow label, in the low 20 bits.
         flow_label: u32, at 32;
         /// Next header.
         next_hdr: u8, at 36;
-        /// DSCP (6) and ECN (2).
+        /// DSCP (6 bits) and ECN (2).
         traffic_class: u8, at 37;
         /// Hop limit.
         hop_limit: u8, at 38;
     }
-    /// `ibv_flow_spec_ipv4_ext`.
+    /// IPv4 header (`ibv_flow_spec_ipv4_ext`).
     Ipv4Ext Ipv4ExtFilter 0x32 (kernel 0x30): 32 bytes, value 8, mask 20, filter 12, inner true {
         /// Source address.
         src_ip: u32, at 0;
@@ -301,40 +310,40 @@ specs! {
         dst_ip: u32, at 4;
         /// Protocol.
         proto: u8, at 8;
-        /// DSCP (6) and ECN (2).
+        /// DSCP (6 bits) and ECN (2).
         tos: u8, at 9;
         /// Time to live.
         ttl: u8, at 10;
-        /// 2: don't fragment, 4: more fragments (`enum ib_ipv4_flags`).
+        /// Flags; 2: don't fragment, 4: more fragments (`enum ib_ipv4_flags`).
         flags: u8, at 11;
     }
-    /// `ibv_flow_spec_esp`.
+    /// ESP header (`ibv_flow_spec_esp`).
     Esp EspFilter 0x34 (kernel 0x34): 24 bytes, value 8, mask 16, filter 8, inner true {
         /// Security parameters index.
         spi: u32, at 0;
         /// Sequence number.
         seq: u32, at 4;
     }
-    /// `ibv_flow_spec_tcp_udp` for TCP.
+    /// TCP ports (`ibv_flow_spec_tcp_udp`).
     Tcp TcpFilter 0x40 (kernel 0x40): 16 bytes, value 6, mask 10, filter 4, inner true {
         /// Destination port.
         dst_port: u16, at 0;
         /// Source port.
         src_port: u16, at 2;
     }
-    /// `ibv_flow_spec_tcp_udp` for UDP.
+    /// UDP ports (`ibv_flow_spec_tcp_udp`).
     Udp UdpFilter 0x41 (kernel 0x41): 16 bytes, value 6, mask 10, filter 4, inner true {
         /// Destination port.
         dst_port: u16, at 0;
         /// Source port.
         src_port: u16, at 2;
     }
-    /// `ibv_flow_spec_tunnel`: VXLAN.
+    /// VXLAN header (`ibv_flow_spec_tunnel`).
     Vxlan TunnelFilter 0x50 (kernel 0x50): 16 bytes, value 8, mask 12, filter 4, inner false {
         /// VNI in the low 24 bits.
         tunnel_id: u32, at 0;
     }
-    /// `ibv_flow_spec_gre`.
+    /// GRE header (`ibv_flow_spec_gre`).
     Gre GreFilter 0x51 (kernel 0x51): 24 bytes, value 8, mask 16, filter 8, inner false {
         /// Flags and version.
         c_ks_res0_ver: u16, at 0;
@@ -343,45 +352,45 @@ specs! {
         /// Key.
         key: u32, at 4;
     }
-    /// `ibv_flow_spec_mpls`.
+    /// MPLS label stack entry (`ibv_flow_spec_mpls`).
     Mpls MplsFilter 0x60 (kernel 0x60): 16 bytes, value 8, mask 12, filter 4, inner true {
-        /// Label (20), traffic class (3), bottom of stack (1), time to live (8).
+        /// Label (20 bits), traffic class (3), bottom of stack (1) and time to live (8).
         label: u32, at 0;
     }
 }
 
-/// `IBV_FLOW_SPEC_ETH`.
+/// Spec type `IBV_FLOW_SPEC_ETH`.
 pub const ETH: u32 = 0x20;
-/// `IBV_FLOW_SPEC_IPV4`.
+/// Spec type `IBV_FLOW_SPEC_IPV4`.
 pub const IPV4: u32 = 0x30;
-/// `IBV_FLOW_SPEC_IPV6`.
+/// Spec type `IBV_FLOW_SPEC_IPV6`.
 pub const IPV6: u32 = 0x31;
-/// `IBV_FLOW_SPEC_IPV4_EXT`.
+/// Spec type `IBV_FLOW_SPEC_IPV4_EXT`.
 pub const IPV4_EXT: u32 = 0x32;
-/// `IBV_FLOW_SPEC_ESP`.
+/// Spec type `IBV_FLOW_SPEC_ESP`.
 pub const ESP: u32 = 0x34;
-/// `IBV_FLOW_SPEC_TCP`.
+/// Spec type `IBV_FLOW_SPEC_TCP`.
 pub const TCP: u32 = 0x40;
-/// `IBV_FLOW_SPEC_UDP`.
+/// Spec type `IBV_FLOW_SPEC_UDP`.
 pub const UDP: u32 = 0x41;
-/// `IBV_FLOW_SPEC_VXLAN_TUNNEL`.
+/// Spec type `IBV_FLOW_SPEC_VXLAN_TUNNEL`.
 pub const VXLAN: u32 = 0x50;
-/// `IBV_FLOW_SPEC_GRE`.
+/// Spec type `IBV_FLOW_SPEC_GRE`.
 pub const GRE: u32 = 0x51;
-/// `IBV_FLOW_SPEC_MPLS`.
+/// Spec type `IBV_FLOW_SPEC_MPLS`.
 pub const MPLS: u32 = 0x60;
 
-/// `IBV_FLOW_SPEC_ACTION_TAG`.
+/// Spec type `IBV_FLOW_SPEC_ACTION_TAG`.
 pub const TAG: u32 = 0x1000;
-/// `IBV_FLOW_SPEC_ACTION_DROP`.
+/// Spec type `IBV_FLOW_SPEC_ACTION_DROP`.
 pub const DROP: u32 = 0x1001;
-/// `IBV_FLOW_SPEC_ACTION_HANDLE`.
+/// Spec type `IBV_FLOW_SPEC_ACTION_HANDLE`.
 pub const HANDLE: u32 = 0x1002;
-/// `IBV_FLOW_SPEC_ACTION_COUNT`.
+/// Spec type `IBV_FLOW_SPEC_ACTION_COUNT`.
 pub const COUNT: u32 = 0x1003;
 
 impl Spec {
-    /// Its type, with [`INNER`].
+    /// Returns the type, including [`INNER`].
     pub fn kind(&self) -> u32 {
         match (self, self.layout()) {
             (_, Some(layout)) => layout.kind | if self.is_inner() { INNER } else { 0 },
@@ -392,7 +401,7 @@ impl Spec {
         }
     }
 
-    /// Bytes that it takes for libibverbs.
+    /// Returns the size in bytes for libibverbs.
     pub fn size(&self) -> usize {
         match self {
             Self::Tag(_) => 12,
@@ -441,7 +450,7 @@ impl Spec {
     }
 }
 
-/// `struct ibv_flow_attr` with its specs behind it, as `ibv_create_flow` takes them.
+/// Encodes a `struct ibv_flow_attr` followed by its specs, as input of `ibv_create_flow`.
 pub fn encode(attr: &FlowAttr, specs: &[Spec]) -> Vec<u8> {
     let size = ATTR_LEN + specs.iter().map(Spec::size).sum::<usize>();
     let mut out = Vec::with_capacity(size);
@@ -455,7 +464,7 @@ pub fn encode(attr: &FlowAttr, specs: &[Spec]) -> Vec<u8> {
     out
 }
 
-/// The core of the kernel's `CREATE_FLOW` command: 24 bytes and the kernel's own form of the specs.
+/// Encodes the core of the kernel's `CREATE_FLOW` command: 24 bytes followed by the kernel's format of the specs.
 pub fn kernel_command(attr: &FlowAttr, specs: &[Spec], qp_handle: u32) -> Vec<u8> {
     let mut body = Vec::new();
     specs.iter().for_each(|spec| spec.append_kernel(&mut body));
@@ -471,42 +480,45 @@ pub fn kernel_command(attr: &FlowAttr, specs: &[Spec], qp_handle: u32) -> Vec<u8
     out
 }
 
-/// Bytes that are no flow.
+/// Error of [`decode`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// Fewer bytes than a header or the size in it says.
+    /// There are fewer bytes than a header needs or its size field says.
     #[error("the bytes end inside the structure at offset {0}")]
     Truncated(usize),
-    /// `comp_mask` must be 0.
+    /// `comp_mask` is not 0.
     #[error("comp_mask is {0:#x}, not 0")]
     CompMask(u32),
-    /// More specs than the kernel takes.
-    #[error("{0} specs; there are at most {MAX_SPECS}")]
+    /// There are more specs than the kernel supports.
+    #[error("{0} specs; the maximum is {MAX_SPECS}")]
     TooMany(u8),
-    /// A type that is not known.
+    /// The type of a spec is unknown.
     #[error("spec type {kind:#x} at offset {offset} is not known")]
     Kind {
-        /// Where the spec begins.
+        /// Offset of the spec.
         offset: usize,
-        /// Its type.
+        /// Type of the spec.
         kind: u32,
     },
-    /// A size that the type does not have.
-    #[error("spec type {kind:#x} at offset {offset} has size {size}")]
+    /// The size does not match the type of the spec.
+    #[error("spec type {kind:#x} at offset {offset} has the wrong size {size}")]
     Size {
-        /// Where the spec begins.
+        /// Offset of the spec.
         offset: usize,
-        /// Its type.
+        /// Type of the spec.
         kind: u32,
-        /// Its size.
+        /// Size of the spec.
         size: u16,
     },
-    /// Bytes behind the last spec.
-    #[error("{0} bytes are left behind the last spec")]
+    /// Bytes follow the last spec.
+    #[error("{0} bytes follow the last spec")]
     LeftOver(usize),
 }
 
-/// Reads what [`encode`] writes. Safe on any bytes; the sizes in them are checked, which libibverbs does not do.
+/// Decodes the output of [`encode`]. Accepts any bytes and checks all sizes, which libibverbs does not.
+///
+/// # Errors
+/// The bytes are not a valid flow.
 pub fn decode(bytes: &[u8]) -> Result<(FlowAttr, Vec<Spec>), DecodeError> {
     let head: &[u8; ATTR_LEN] = bytes.first_chunk().ok_or(DecodeError::Truncated(0))?;
     let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);

@@ -1,20 +1,20 @@
 use super::*;
 
 const FULL_MAC: EthFilter = EthFilter { dst_mac: [0xff; 6], src_mac: [0; 6], ether_type: 0, vlan_tag: 0 };
-const STATION: [u8; 6] = [0x66, 0x11, 0x22, 0x33, 0x44, 0x55];
-const FRIEND: [u8; 6] = [0x02, 0, 0, 0, 0, 9];
+const HOST_MAC: [u8; 6] = [0x66, 0x11, 0x22, 0x33, 0x44, 0x55];
+const PEER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 9];
 
-/// To one station, from 11.134.200.6: what the manual page says that its example does.
+/// Returns a flow to one host from 11.134.200.6, which is what the manual page describes for its example.
 fn ours() -> (FlowAttr, Vec<Spec>) {
     let address = u32::from_be_bytes([11, 134, 200, 6]);
     let specs = vec![
-        EthFilter { dst_mac: STATION, ..EthFilter::default() }.under(FULL_MAC),
-        Ipv4Filter { src_ip: address, dst_ip: 0 }.under(Ipv4Filter { src_ip: u32::MAX, dst_ip: 0 }),
+        EthFilter { dst_mac: HOST_MAC, ..EthFilter::default() }.with_mask(FULL_MAC),
+        Ipv4Filter { src_ip: address, dst_ip: 0 }.with_mask(Ipv4Filter { src_ip: u32::MAX, dst_ip: 0 }),
     ];
     (FlowAttr { flow_type: FlowType::NORMAL, priority: 0, port: 1, flags: 0 }, specs)
 }
 
-/// The example of ibv_create_flow(3), its initialisers written to memory as a C compiler does.
+/// Returns the example of ibv_create_flow(3), with its initialisers laid out as a C compiler does.
 fn page() -> Vec<u8> {
     let mut bytes = vec![0u8; 84];
     let mut put = |at: usize, what: &[u8]| bytes[at..at + what.len()].copy_from_slice(what);
@@ -22,7 +22,7 @@ fn page() -> Vec<u8> {
     put(12, &[2, 1]);
     put(20, &ETH.to_ne_bytes());
     put(24, &40u16.to_ne_bytes());
-    put(26, &STATION);
+    put(26, &HOST_MAC);
     put(42, &[0xff; 12]);
     put(60, &IPV4.to_ne_bytes());
     put(64, &24u16.to_ne_bytes());
@@ -31,7 +31,7 @@ fn page() -> Vec<u8> {
     bytes
 }
 
-/// Whether a frame fits specs of Ethernet and IPv4, compared as a NIC does: byte by byte, where the mask is 1.
+/// Returns true if a frame matches specs of Ethernet and IPv4. It compares bytes where the mask is 1, as a NIC does.
 fn fits(bytes: &[u8], destination: [u8; 6], source: [u8; 6], from: [u8; 4]) -> bool {
     let under = |at: usize, mask: usize, what: &[u8]| {
         what.iter().enumerate().all(|(i, byte)| (byte ^ bytes[at + i]) & bytes[mask + i] == 0)
@@ -41,7 +41,7 @@ fn fits(bytes: &[u8], destination: [u8; 6], source: [u8; 6], from: [u8; 4]) -> b
 
 #[test]
 #[cfg(target_endian = "little")]
-fn the_test_vectors() {
+fn encodings_match_the_test_vectors() {
     let (attr, specs) = ours();
     #[rustfmt::skip]
     let user: &[u8] = &[
@@ -62,37 +62,37 @@ fn the_test_vectors() {
 }
 
 #[test]
-fn the_example_of_the_manual_page_is_wrong_in_two_ways() {
+fn manual_page_example_has_two_errors() {
     let (attr, right) = ours();
     let (page_attr, page_specs) = decode(&page()).unwrap();
     assert_eq!(page_attr, attr);
-    // The first: the source address is not left out, it must be zero.
+    // First error: the example compares the source address with zero instead of ignoring it.
     let Spec::Eth { value, mask, .. } = page_specs[0] else { panic!("{:?}", page_specs[0]) };
-    assert_eq!((value.dst_mac, mask.dst_mac), (STATION, [0xff; 6]));
+    assert_eq!((value.dst_mac, mask.dst_mac), (HOST_MAC, [0xff; 6]));
     assert_eq!((value.src_mac, mask.src_mac), ([0; 6], [0xff; 6]));
-    // The second: on a little-endian machine the number lies the other way round in memory, where network order is wanted.
+    // Second error: the address must be in network byte order, but on a little-endian machine it is in host byte order.
     let Spec::Ipv4 { value, .. } = page_specs[1] else { panic!("{:?}", page_specs[1]) };
     #[cfg(target_endian = "little")]
     assert_eq!(value.src_ip.to_be_bytes(), [6, 200, 134, 11]);
     #[cfg(target_endian = "big")]
     assert_eq!(value.src_ip.to_be_bytes(), [11, 134, 200, 6]);
-    // So the frame that the text describes does not fit, and ones that it does not describe do.
+    // Therefore the frame that the page describes does not match, and other frames do.
     let page = page();
     let wanted = [11, 134, 200, 6];
-    assert!(!fits(&page, STATION, FRIEND, wanted));
+    assert!(!fits(&page, HOST_MAC, PEER_MAC, wanted));
     #[cfg(target_endian = "little")]
     {
-        assert!(!fits(&page, STATION, [0; 6], wanted), "each of the two is enough");
-        assert!(!fits(&page, STATION, FRIEND, [6, 200, 134, 11]));
-        assert!(fits(&page, STATION, [0; 6], [6, 200, 134, 11]));
+        assert!(!fits(&page, HOST_MAC, [0; 6], wanted), "each error alone prevents the match");
+        assert!(!fits(&page, HOST_MAC, PEER_MAC, [6, 200, 134, 11]));
+        assert!(fits(&page, HOST_MAC, [0; 6], [6, 200, 134, 11]));
     }
     let ours = encode(&attr, &right);
-    assert!(fits(&ours, STATION, FRIEND, wanted) && fits(&ours, STATION, [0; 6], wanted));
-    assert!(!fits(&ours, FRIEND, FRIEND, wanted) && !fits(&ours, STATION, FRIEND, [6, 200, 134, 11]));
+    assert!(fits(&ours, HOST_MAC, PEER_MAC, wanted) && fits(&ours, HOST_MAC, [0; 6], wanted));
+    assert!(!fits(&ours, PEER_MAC, PEER_MAC, wanted) && !fits(&ours, HOST_MAC, PEER_MAC, [6, 200, 134, 11]));
 }
 
 #[test]
-fn the_layouts_are_those_of_the_structures_in_c() {
+fn spec_layouts_match_c_structures() {
     use std::mem::offset_of;
     macro_rules! layout {
         ($($kind:ident $structure:ident;)*) => {$({

@@ -1,7 +1,7 @@
 // UNSAFETY: calls libhbl.
 #![allow(unsafe_code)]
 
-//! Encapsulations of RDMA packets (hbldv_create_encap(3)).
+//! Encapsulation of RDMA packets (hbldv_create_encap(3)).
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -13,79 +13,81 @@ use rdma_core_sys::hbldv::*;
 use super::Port;
 use crate::{Error, Result};
 
-/// Most bytes of a tunnel header (kernel: hbl_encap.c).
+/// Maximum bytes of a tunnel header (kernel driver: hbl_encap.c).
 pub const MAX_ENCAP_HEADER: usize = 32;
 
-/// What carries the tunnel header.
+/// Protocol that carries the tunnel header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EncapKind {
-    /// No tunnel: only the source address of the packets is set.
+    /// No tunnel. Only the source address of the packets is set.
     None,
     /// IPv4 with this protocol number.
     OverIpv4 {
-        /// Such as 47 for GRE.
+        /// Protocol number, such as 47 for GRE.
         protocol: u8,
     },
-    /// UDP to this port.
+    /// UDP with this destination port.
     OverUdp {
-        /// Such as 4789 for VXLAN. Receivers strip by it: peers use the same.
+        /// Port, such as 4789 for VXLAN. Receivers recognise tunnelled packets by it, so peers use the same port.
         destination_port: u16,
     },
 }
 
-/// What an encapsulation puts in front of packets.
+/// Configuration of an encapsulation: the headers that it inserts before packets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Encapsulation {
+pub struct EncapConfig {
     source: Ipv4Addr,
     kind: EncapKind,
     header: Vec<u8>,
 }
 
-/// Why there is no such encapsulation.
+/// Error of an encapsulation's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EncapProblem {
-    /// Longer than what any of these NICs has room for.
-    #[error("a tunnel header of {0} bytes; at most {MAX_ENCAP_HEADER} are possible")]
-    Long(usize),
+pub enum EncapError {
+    /// The header is longer than any of these NICs supports.
+    #[error("a tunnel header of {0} bytes is too long; the maximum is {MAX_ENCAP_HEADER}")]
+    TooLong(usize),
     /// The NIC stores whole words.
-    #[error("a tunnel header of {0} bytes is not of whole 4-byte words")]
-    Ragged(usize),
-    /// Without a tunnel there is nothing to put.
-    #[error("a tunnel header of {0} bytes without a tunnel")]
-    Pointless(usize),
+    #[error("a tunnel header of {0} bytes is not a multiple of 4 bytes")]
+    Unaligned(usize),
+    /// There is a header, but no tunnel to carry it.
+    #[error("a tunnel header of {0} bytes is given without a tunnel")]
+    HeaderWithoutTunnel(usize),
 }
 
-impl Encapsulation {
-    /// Checks what the kernel checks for every NIC. A Gaudi 2 takes only [`EncapKind::OverUdp`] with exactly 32 bytes, and says
-    /// `EOPNOTSUPP` to the rest.
+impl EncapConfig {
+    /// Creates a configuration, and checks it as the kernel does for every NIC.
+    ///
+    /// A Gaudi 2 supports only [`EncapKind::OverUdp`] with exactly 32 bytes; [`Port::create_encap`] fails with
+    /// `EOPNOTSUPP` otherwise.
     ///
     /// # Errors
-    /// The header cannot be.
-    pub fn new(source: Ipv4Addr, kind: EncapKind, header: &[u8]) -> std::result::Result<Self, EncapProblem> {
+    /// The header is not valid.
+    pub fn new(source: Ipv4Addr, kind: EncapKind, header: &[u8]) -> std::result::Result<Self, EncapError> {
         match header.len() {
-            bytes if bytes > MAX_ENCAP_HEADER => Err(EncapProblem::Long(bytes)),
-            bytes if !bytes.is_multiple_of(4) => Err(EncapProblem::Ragged(bytes)),
-            bytes if kind == EncapKind::None && bytes > 0 => Err(EncapProblem::Pointless(bytes)),
+            bytes if bytes > MAX_ENCAP_HEADER => Err(EncapError::TooLong(bytes)),
+            bytes if !bytes.is_multiple_of(4) => Err(EncapError::Unaligned(bytes)),
+            bytes if kind == EncapKind::None && bytes > 0 => Err(EncapError::HeaderWithoutTunnel(bytes)),
             _ => Ok(Self { source, kind, header: header.to_vec() }),
         }
     }
 
-    /// Source address of the packets.
+    /// Returns the source address of the packets.
     pub fn source(&self) -> Ipv4Addr {
         self.source
     }
 
-    /// What carries the header.
+    /// Returns the protocol that carries the header.
     pub fn kind(&self) -> EncapKind {
         self.kind
     }
 
-    /// The tunnel header.
+    /// Returns the tunnel header.
     pub fn header(&self) -> &[u8] {
         &self.header
     }
 
-    /// Bytes that each packet gets longer: the tunnel header, and UDP's where RDMA has its own behind it.
+    /// Returns the bytes by which each packet grows: the tunnel header, and for UDP the outer UDP header.
     pub fn overhead(&self) -> usize {
         const UDP: usize = 8;
         match self.kind {
@@ -100,12 +102,12 @@ pub(super) struct EncapInner {
     raw: NonNull<hbldv_encap>,
     pub(super) port: Port,
     pub(super) id: u8,
-    what: Encapsulation,
+    config: EncapConfig,
 }
 
-// SAFETY: libhbl changes nothing in it after its creation.
+// SAFETY: `raw` is an owned pointer, and libhbl does not change the structure after its creation.
 unsafe impl Send for EncapInner {}
-// SAFETY: as above.
+// SAFETY: libhbl does not change the structure after its creation.
 unsafe impl Sync for EncapInner {}
 
 impl fmt::Debug for EncapInner {
@@ -117,75 +119,81 @@ impl fmt::Debug for EncapInner {
 impl Drop for EncapInner {
     fn drop(&mut self) {
         let context = &self.port.hbl.context().inner;
-        // The library frees its memory even if the kernel refuses: there is no second try.
+        // The library frees its memory even if the kernel call fails, so the call cannot be repeated.
         let result = self.port.hbl.library().and_then(|library| Ok(library.hbldv_destroy_encap()?)).map(|destroy| {
-            // SAFETY: made by a creation, destroyed once; every queue pair that uses it kept it.
+            // SAFETY: the encapsulation is alive and is destroyed once. Queue pairs that use it keep it alive, so
+            // none is left.
             unsafe { destroy(self.raw.as_ptr()) }
         });
-        if let Err(error) = result.and_then(|result| context.done("hbldv_destroy_encap", result)) {
+        if let Err(error) = result.and_then(|result| context.check("hbldv_destroy_encap", result)) {
             tracing::error!("{error}");
         }
     }
 }
 
-/// An encapsulation of a port. Clones are the same one; it is destroyed with the last of them and of the queue pairs that use it.
+/// Encapsulation of a port. Clones refer to the same object.
+///
+/// It is destroyed when the last clone and the last queue pair that uses it are dropped.
 #[derive(Clone, Debug)]
 pub struct Encap(pub(super) Arc<EncapInner>);
 
 impl Encap {
-    /// The kernel's number of it. 0 is a number like any other.
+    /// Returns the kernel's ID of the encapsulation. 0 is a valid ID.
     pub fn id(&self) -> u8 {
         self.0.id
     }
 
-    /// What it puts in front of packets.
-    pub fn encapsulation(&self) -> &Encapsulation {
-        &self.0.what
+    /// Returns the configuration.
+    pub fn config(&self) -> &EncapConfig {
+        &self.0.config
     }
 }
 
 impl Port {
-    /// Makes an encapsulation. Packets of other queue pairs that arrive with such a header have it taken off from now on, too.
+    /// Creates an encapsulation. From then on, the port removes this header from received packets of all queue pairs.
     ///
     /// # Errors
-    /// The port has no more ([`PortLimits::encaps`](super::PortLimits), `EBUSY`); the NIC has no such kind or size (`EOPNOTSUPP`).
-    pub fn encap(&self, what: &Encapsulation) -> Result<Encap> {
+    /// The limit [`PortLimits::encaps`](super::PortLimits) is reached (`EBUSY`), or the NIC does not support the kind
+    /// or the size (`EOPNOTSUPP`).
+    pub fn create_encap(&self, config: &EncapConfig) -> Result<Encap> {
         let library = self.hbl.library()?;
         let create = library.hbldv_create_encap()?;
         let destroy = library.hbldv_destroy_encap()?;
-        let (encap_type, detail) = match what.kind {
+        let (encap_type, detail) = match config.kind {
             EncapKind::None => (HBLDV_ENCAP_TYPE_NO_ENC, 0),
             EncapKind::OverIpv4 { protocol } => (HBLDV_ENCAP_TYPE_ENC_OVER_IPV4, protocol.into()),
             EncapKind::OverUdp { destination_port } => (HBLDV_ENCAP_TYPE_ENC_OVER_UDP, destination_port),
         };
         let mut attr = hbldv_encap_attr {
-            tnl_hdr_ptr: what.header.as_ptr().addr() as u64,
-            tnl_hdr_size: what.header.len() as u32,
-            // Numbers, not bytes on the wire: the kernel writes both into registers as they are.
-            ipv4_addr: what.source.into(),
+            tnl_hdr_ptr: config.header.as_ptr().addr() as u64,
+            tnl_hdr_size: config.header.len() as u32,
+            // These are in host byte order: the kernel writes both into registers unchanged.
+            ipv4_addr: config.source.into(),
             port_num: self.number,
             udp_dst_port: detail,
             encap_type,
         };
         let inner = &self.hbl.context().inner;
-        // SAFETY: an open context of libhbl; the kernel copies the header, which lives over the call.
+        // SAFETY: the context is open and belongs to libhbl. The kernel copies the header during the call, while it
+        // is alive.
         let raw = unsafe { create(inner.raw.as_ptr(), &raw mut attr) };
-        let raw = inner.created("hbldv_create_encap", raw, u8::try_from(self.number).ok())?;
-        // SAFETY: just made.
+        let raw = inner.check_created("hbldv_create_encap", raw, u8::try_from(self.number).ok())?;
+        // SAFETY: the encapsulation was created above and is alive.
         let number = unsafe { raw.as_ref() }.encap_num;
         let Ok(id) = u8::try_from(number) else {
-            // SAFETY: just made, and nobody has it.
+            // SAFETY: the encapsulation was created above, is destroyed once, and no queue pair uses it.
             unsafe { destroy(raw.as_ptr()) };
-            return Err(
-                inner.nonsense("hbldv_create_encap", format!("encapsulation {number}, where queue pairs have 8 bits"))
-            );
+            return Err(inner.invalid_answer(
+                "hbldv_create_encap",
+                format!("encapsulation {number}; queue pairs have 8 bits for it"),
+            ));
         };
-        Ok(Encap(Arc::new(EncapInner { raw, port: self.clone(), id, what: what.clone() })))
+        Ok(Encap(Arc::new(EncapInner { raw, port: self.clone(), id, config: config.clone() })))
     }
 
     pub(super) fn check_encap(&self, encap: &Encap) -> Result<()> {
-        self.same("the encapsulation", &encap.0.port.hbl, encap.0.port.number).map_err(|error| match error {
-            Error::Request(text) => Error::Request(format!("{text}; nothing below would notice")),
+        self.check_same_port("the encapsulation", &encap.0.port.hbl, encap.0.port.number).map_err(|error| match error {
+            Error::InvalidRequest(text) => Error::InvalidRequest(format!("{text}; the kernel does not check this")),
             other => other,
         })
     }
@@ -196,14 +204,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_of_whole_words_and_short() {
+    fn tunnel_header_length_is_checked() {
         let udp = EncapKind::OverUdp { destination_port: 4789 };
-        let make = |kind, bytes: usize| Encapsulation::new(Ipv4Addr::LOCALHOST, kind, &vec![1; bytes]);
+        let make = |kind, bytes: usize| EncapConfig::new(Ipv4Addr::LOCALHOST, kind, &vec![1; bytes]);
         assert_eq!(make(udp, 32).unwrap().overhead(), 40);
         assert_eq!(make(EncapKind::OverIpv4 { protocol: 47 }, 8).unwrap().overhead(), 8);
         assert_eq!(make(EncapKind::None, 0).unwrap().overhead(), 0);
-        assert_eq!(make(udp, 33), Err(EncapProblem::Long(33)));
-        assert_eq!(make(udp, 30), Err(EncapProblem::Ragged(30)));
-        assert_eq!(make(EncapKind::None, 4), Err(EncapProblem::Pointless(4)));
+        assert_eq!(make(udp, 33), Err(EncapError::TooLong(33)));
+        assert_eq!(make(udp, 30), Err(EncapError::Unaligned(30)));
+        assert_eq!(make(EncapKind::None, 4), Err(EncapError::HeaderWithoutTunnel(4)));
     }
 }

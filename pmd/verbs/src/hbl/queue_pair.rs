@@ -1,7 +1,7 @@
 // UNSAFETY: calls libhbl and libibverbs.
 #![allow(unsafe_code)]
 
-//! Reliable queue pairs, state by state.
+//! Reliable queue pairs, with one type for each state.
 
 use std::marker::PhantomData;
 use std::net::Ipv4Addr;
@@ -11,33 +11,33 @@ use std::sync::Arc;
 use rdma_core_sys::hbldv::*;
 use rdma_core_sys::verbs::*;
 
-use super::{Completions, Encap, Port};
+use super::{Encap, Port, PortCompletionQueue};
 use crate::domain::DomainInner;
 use crate::{CompletionQueue, Error, ProtectionDomain, Result};
 
-/// A queue pair as it was made.
+/// State: created (reset).
 #[derive(Debug)]
 pub struct Created;
-/// Bound to its port.
+/// State: initialized, bound to its port.
 #[derive(Debug)]
 pub struct Initialized;
-/// Knows its peer and receives.
+/// State: ready to receive (RTR), connected to its peer.
 #[derive(Debug)]
-pub struct Receiving;
-/// Receives and sends.
+pub struct ReadyToReceive;
+/// State: ready to send (RTS). It also receives.
 #[derive(Debug)]
-pub struct Sending;
+pub struct ReadyToSend;
 
-/// Sizes of a queue pair.
+/// Options of a new queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairOptions {
-    /// Requests to send.
+    /// Maximum number of outstanding send requests.
     pub send_requests: u32,
-    /// Requests to receive.
+    /// Maximum number of outstanding receive requests.
     pub receive_requests: u32,
 }
 
-/// What the work queues are for (`HBLDV_WQ_*`).
+/// Purpose of the work queues (`HBLDV_WQ_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkQueueKind {
     /// Writes.
@@ -65,76 +65,76 @@ impl WorkQueueKind {
     }
 }
 
-/// The queue pair at the other end.
+/// Remote queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its address.
+    /// IPv4 address.
     pub address: Ipv4Addr,
-    /// Its number.
+    /// Queue pair number.
     pub queue_pair: u32,
 }
 
-/// What the receiving side needs (to RTR).
+/// Parameters of the responder, for the transition to RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Responder {
-    /// The other end.
+    /// Remote queue pair.
     pub peer: Peer,
-    /// Entry of the port's address table to answer from.
+    /// Index of the source address in the port's GID table.
     pub source_index: u8,
-    /// `IBV_MTU_*`.
+    /// Path MTU, one of `IBV_MTU_*`.
     pub path_mtu: u32,
-    /// First sequence number that is expected.
+    /// First expected packet sequence number.
     pub sequence: u32,
     /// Key of local memory.
     pub local_key: u32,
-    /// 1 to 3 on Gaudi 2.
+    /// Priority; 1 to 3 on Gaudi 2.
     pub priority: u8,
 }
 
-/// What the sending side needs (to RTS).
+/// Parameters of the requester, for the transition to RTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requester {
-    /// First sequence number.
+    /// First packet sequence number.
     pub sequence: u32,
     /// Timeout, as `4.096 µs × 2^timeout`.
     pub timeout: u8,
-    /// Retries.
+    /// Number of retries.
     pub retries: u8,
     /// Key of the peer's memory.
     pub remote_key: u32,
-    /// Entries of the peer's work queue for rendezvous: a power of two, or 0.
+    /// Number of entries in the peer's work queue for rendezvous. It is a power of two or 0.
     pub peer_requests: u32,
-    /// 1 to 3 on Gaudi 2.
+    /// Priority; 1 to 3 on Gaudi 2.
     pub priority: u8,
 }
 
 #[derive(Debug)]
 struct Inner {
     raw: NonNull<ibv_qp>,
-    // Kept: what the pair was made from, and the encapsulation that it uses.
+    // These keep the objects that the pair was created from and the encapsulation that it uses.
     domain: Arc<DomainInner>,
     _completions: [CompletionQueue; 2],
     encap: Option<Encap>,
     port: Port,
 }
 
-// SAFETY: libibverbs and the providers lock what they change.
+// SAFETY: `raw` is an owned pointer, and libibverbs and the providers lock the state that they change.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: libibverbs and the providers lock the state that they change.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
         let context = &self.domain.context.inner;
-        // SAFETY: made by a creation, dropped once.
+        // SAFETY: the pair is alive and is destroyed once.
         let result = context.ibverbs().ibv_destroy_qp().map(|destroy| unsafe { destroy(self.raw.as_ptr()) });
         let encap = self.encap.take();
-        // A pair that stays keeps its encapsulation.
-        context.destroyed("ibv_destroy_qp", result, || encap.map(|encap| Box::new(encap) as _));
+        // If the destruction fails, the encapsulation stays alive with the pair.
+        context.check_destroyed("ibv_destroy_qp", result, || encap.map(|encap| Box::new(encap) as _));
     }
 }
 
-/// A reliable queue pair of a port. A transition that is refused ends it.
+/// Reliable queue pair of a port. A failed transition destroys it.
 #[derive(Debug)]
 pub struct QueuePair<State> {
     inner: Inner,
@@ -142,51 +142,56 @@ pub struct QueuePair<State> {
 }
 
 impl<State> QueuePair<State> {
-    /// Its number.
+    /// Returns the queue pair number.
     pub fn number(&self) -> u32 {
-        // SAFETY: a living pair.
+        // SAFETY: the pair is alive.
         unsafe { (*self.inner.raw.as_ptr()).qp_num }
     }
 
-    /// The encapsulation that its packets get.
+    /// Returns the encapsulation of its packets, if there is one.
     pub fn encap(&self) -> Option<&Encap> {
         self.inner.encap.as_ref()
     }
 
     fn modify<Next>(self, attr: &mut ibv_qp_attr, mask: u32, hbl: &mut hbldv_qp_attr) -> Result<QueuePair<Next>> {
         let modify = self.inner.port.hbl.library()?.hbldv_modify_qp()?;
-        // In each transition that reads it, and with the bit: a number without it is refused, or the port's default used.
+        // Each transition that reads the encapsulation needs its ID together with the flag. Without the flag, the
+        // kernel rejects the ID or uses the port's default.
         if let Some(encap) = self.inner.encap.as_ref().filter(|_| attr.qp_state != IBV_QPS_INIT) {
             hbl.caps |= HBLDV_QP_CAP_ENCAP;
             hbl.encap_num = encap.id();
         }
-        // SAFETY: a living pair of libhbl, and attributes that it reads.
+        // SAFETY: the pair is alive and belongs to libhbl, and both attribute structures are valid during the call.
         let result = unsafe { modify(self.inner.raw.as_ptr(), attr, (mask | IBV_QP_STATE).cast_signed(), hbl) };
-        self.inner.domain.context.inner.done("hbldv_modify_qp", result)?;
+        self.inner.domain.context.inner.check("hbldv_modify_qp", result)?;
         Ok(QueuePair { inner: self.inner, state: PhantomData })
     }
 }
 
 impl Port {
-    /// A queue pair that completes in queues of the same port.
+    /// Creates a queue pair with completion queues of the same port.
     ///
     /// # Errors
-    /// Something is of another device or port, or the device refused.
-    pub fn queue_pair(
+    /// The domain or a completion queue belongs to another device or port, or the device cannot create the pair.
+    pub fn create_queue_pair(
         &self,
         domain: &ProtectionDomain,
-        send: &Completions,
-        receive: &Completions,
+        send: &PortCompletionQueue,
+        receive: &PortCompletionQueue,
         options: &QueuePairOptions,
     ) -> Result<QueuePair<Created>> {
         let context = &self.hbl.context().inner;
         for queue in [send, receive] {
             if queue.port != self.number || !Arc::ptr_eq(&queue.queue.0.context.inner, context) {
-                return Err(Error::Request(format!("a queue pair of port {} completes in queues of it", self.number)));
+                return Err(Error::InvalidRequest(format!(
+                    "the completion queues of a queue pair must belong to its port {}",
+                    self.number
+                )));
             }
         }
         if !Arc::ptr_eq(&domain.0.context.inner, context) {
-            return Err(Error::Request("a queue pair lies in a domain of its own device".to_owned()));
+            let problem = "the protection domain of a queue pair must belong to its own device";
+            return Err(Error::InvalidRequest(problem.to_owned()));
         }
         let create = context.ibverbs().ibv_create_qp()?;
         context.ibverbs().ibv_destroy_qp()?;
@@ -198,9 +203,9 @@ impl Port {
         attr.cap.max_send_sge = 1;
         attr.cap.max_recv_sge = 1;
         attr.qp_type = IBV_QPT_RC;
-        // SAFETY: objects of one living context.
+        // SAFETY: the domain and the queues in `attr` are living objects of one open context.
         let raw = unsafe { create(domain.0.raw.as_ptr(), &raw mut attr) };
-        let raw = context.created("ibv_create_qp", raw, u8::try_from(self.number).ok())?;
+        let raw = context.check_created("ibv_create_qp", raw, u8::try_from(self.number).ok())?;
         let inner = Inner {
             raw,
             domain: Arc::clone(&domain.0),
@@ -213,10 +218,10 @@ impl Port {
 }
 
 impl QueuePair<Created> {
-    /// Binds the pair to its port. `wide`: send requests of 64 bytes.
+    /// Moves the pair to the initialized state, which binds it to its port. `wide` selects send requests of 64 bytes.
     ///
     /// # Errors
-    /// The device refused.
+    /// The transition failed.
     pub fn initialize(self, kind: WorkQueueKind, wide: bool) -> Result<QueuePair<Initialized>> {
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_INIT, ..ibv_qp_attr::zeroed() };
         attr.port_num = self.inner.port.number as u8;
@@ -230,11 +235,16 @@ impl QueuePair<Created> {
 }
 
 impl QueuePair<Initialized> {
-    /// Connects the pair with its peer and receives. Packets carry `encap` from here on, if there is one.
+    /// Moves the pair to RTR, which connects it to its peer. From then on, its packets are encapsulated with `encap`,
+    /// if given.
     ///
     /// # Errors
-    /// The encapsulation is of another port; the device refused.
-    pub fn receive(mut self, responder: &Responder, encap: Option<&Encap>) -> Result<QueuePair<Receiving>> {
+    /// The encapsulation belongs to another port, or the transition failed.
+    pub fn ready_to_receive(
+        mut self,
+        responder: &Responder,
+        encap: Option<&Encap>,
+    ) -> Result<QueuePair<ReadyToReceive>> {
         if let Some(encap) = encap {
             self.inner.port.check_encap(encap)?;
         }
@@ -261,15 +271,16 @@ impl QueuePair<Initialized> {
     }
 }
 
-impl QueuePair<Receiving> {
-    /// Sends as well, in the same encapsulation.
+impl QueuePair<ReadyToReceive> {
+    /// Moves the pair to RTS, with the same encapsulation.
     ///
     /// # Errors
-    /// The device refused.
-    pub fn send(self, requester: &Requester) -> Result<QueuePair<Sending>> {
+    /// `peer_requests` is not valid, or the transition failed.
+    pub fn ready_to_send(self, requester: &Requester) -> Result<QueuePair<ReadyToSend>> {
         if requester.peer_requests != 0 && !requester.peer_requests.is_power_of_two() {
-            let problem = format!("a peer's work queue of {} entries; a power of two, or 0", requester.peer_requests);
-            return Err(Error::Request(problem));
+            let entries = requester.peer_requests;
+            let problem = format!("a peer's work queue of {entries} entries; the number must be a power of two or 0");
+            return Err(Error::InvalidRequest(problem));
         }
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RTS, ..ibv_qp_attr::zeroed() };
         attr.timeout = requester.timeout;

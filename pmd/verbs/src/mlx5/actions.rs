@@ -1,10 +1,10 @@
 // UNSAFETY: calls libmlx5.
 #![allow(unsafe_code)]
 
-//! What rules do to packets: packet reformat, header modification, counters.
+//! Actions of steering rules: packet reformat, header modification and counters.
 //!
-//! The kernel takes two kinds of reformat at reception and two at transmission, and nothing else; here each is a constructor of its
-//! table's type:
+//! The kernel supports two kinds of reformat at ingress and two at egress. Each is a constructor of its table's type,
+//! so that others do not compile:
 //!
 //! ```compile_fail
 //! # use wirepath_verbs::mlx5::{Egress, Mlx5, Reformat};
@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use rdma_core_sys::mlx5dv::*;
 use wirepath_nic_defs::mlx5::{
-    ALLOC_FLOW_COUNTER, AllocFlowCounter, AllocFlowCounterAnswer, Answer, Command, MODIFY_ADD, MODIFY_COPY, MODIFY_SET,
-    Modify, QUERY_FLOW_COUNTER, QueryFlowCounter, QueryFlowCounterAnswer,
+    ALLOC_FLOW_COUNTER, AllocFlowCounterIn, AllocFlowCounterOut, Command, CommandOutput, MODIFY_ADD, MODIFY_COPY,
+    MODIFY_SET, Modify, QUERY_FLOW_COUNTER, QueryFlowCounterIn, QueryFlowCounterOut,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -29,19 +29,19 @@ use super::steering::{Egress, Ingress, Table};
 use crate::flow::FlowAction;
 use crate::{Context, Error, Result};
 
-/// Puts a header in front of packets, or takes one off (mlx5dv_flow(7), `mlx5dv_create_flow_action_packet_reformat`).
+/// Packet reformat: inserts or removes outer headers (mlx5dv_flow(7), `mlx5dv_create_flow_action_packet_reformat`).
 #[derive(Clone, Debug)]
 pub struct Reformat<T: Table> {
     pub(super) action: FlowAction,
     table: PhantomData<T>,
 }
 
-/// The link-layer header that packets get when all before their network header is taken off.
+/// Link-layer header that replaces all headers before the network header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkHeader {
-    /// Addresses and EtherType.
+    /// Addresses and EtherType (14 bytes).
     Untagged([u8; 14]),
-    /// The same with a VLAN tag.
+    /// Addresses, VLAN tag and EtherType (18 bytes).
     Tagged([u8; 18]),
 }
 
@@ -55,7 +55,7 @@ impl LinkHeader {
 }
 
 impl<T: Table> Reformat<T> {
-    /// Whether anything else has it.
+    /// Returns true if another object refers to it.
     pub fn is_used(&self) -> bool {
         self.action.is_used()
     }
@@ -65,53 +65,55 @@ impl<T: Table> Reformat<T> {
         let mut data = data.to_vec();
         let pointer = if data.is_empty() { std::ptr::null_mut() } else { data.as_mut_ptr().cast() };
         let context = mlx5.inner().raw.as_ptr();
-        // SAFETY: an open context of libmlx5, as many bytes as are announced, copied during the call; the action is new.
+        // SAFETY: the context is open and belongs to libmlx5. `pointer` is valid for `data.len()` bytes, which the
+        // call copies. The returned action is new, and nothing else owns it.
         let action = unsafe {
             let raw = create(context, data.len(), pointer, kind, T::TYPE);
-            FlowAction::adopt(&mlx5.context, "mlx5dv_create_flow_action_packet_reformat", raw)
+            FlowAction::from_raw(&mlx5.context, "mlx5dv_create_flow_action_packet_reformat", raw)
         };
         Ok(Self { action: action?, table: PhantomData })
     }
 }
 
 impl Reformat<Ingress> {
-    /// Takes off everything before the Ethernet frame inside a tunnel.
+    /// Creates a reformat that removes all headers before the Ethernet frame inside a tunnel.
     ///
     /// # Errors
-    /// The device cannot.
+    /// The device does not support it.
     pub fn l2_tunnel_to_l2(mlx5: &Mlx5) -> Result<Self> {
         Self::create(mlx5, MLX5DV_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2, &[])
     }
 
-    /// Takes off everything before the network header inside a tunnel, and puts this header there.
+    /// Creates a reformat that replaces all headers before the network header inside a tunnel with `link`.
     ///
     /// # Errors
-    /// The device cannot.
+    /// The device does not support it.
     pub fn l3_tunnel_to_l2(mlx5: &Mlx5, link: &LinkHeader) -> Result<Self> {
         Self::create(mlx5, MLX5DV_FLOW_ACTION_PACKET_REFORMAT_TYPE_L3_TUNNEL_TO_L2, link.bytes())
     }
 }
 
 impl Reformat<Egress> {
-    /// Puts `headers` (Ethernet to tunnel) in front of the frame. The device writes the lengths in them.
+    /// Creates a reformat that inserts `headers` (Ethernet to tunnel) before the frame. The device writes their
+    /// length fields.
     ///
     /// # Errors
-    /// There are no headers, they are longer than the device can, or it cannot at all.
+    /// There are no headers, they are too long for the device, or the device does not support the reformat.
     pub fn l2_to_l2_tunnel(mlx5: &Mlx5, headers: &[u8]) -> Result<Self> {
         Self::encapsulation(mlx5, MLX5DV_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L2_TUNNEL, headers)
     }
 
-    /// Puts `headers` (Ethernet to tunnel) in the place of the frame's own link-layer header.
+    /// Creates a reformat that replaces the frame's link-layer header with `headers` (Ethernet to tunnel).
     ///
     /// # Errors
-    /// As for [`Self::l2_to_l2_tunnel`].
+    /// There are no headers, they are too long for the device, or the device does not support the reformat.
     pub fn l2_to_l3_tunnel(mlx5: &Mlx5, headers: &[u8]) -> Result<Self> {
         Self::encapsulation(mlx5, MLX5DV_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L3_TUNNEL, headers)
     }
 
     fn encapsulation(mlx5: &Mlx5, kind: u32, headers: &[u8]) -> Result<Self> {
         if headers.is_empty() {
-            return Err(Error::Request("an encapsulation without headers".to_owned()));
+            return Err(Error::InvalidRequest("an encapsulation needs headers".to_owned()));
         }
         Self::create(mlx5, kind, headers)
     }
@@ -123,29 +125,29 @@ impl<T: Table> From<&Reformat<T>> for FlowAction {
     }
 }
 
-/// One command of a header modification. Fields are `MODIFY_*` of [`wirepath_nic_defs::mlx5`]; bits are counted from the least
-/// significant.
+/// Command of a header modification. Fields are `MODIFY_*` of [`wirepath_nic_defs::mlx5`]. Bits are counted from the
+/// least significant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Modification(u32, u32);
 
 impl Modification {
-    /// Writes `bits` (1 to 32) of a field from bit `offset` on.
+    /// Returns a command that writes `bits` bits (1 to 32) of a field, starting at bit `offset`.
     pub const fn set(field: u32, offset: u32, bits: u32, value: u32) -> Self {
         Self(Self::first(MODIFY_SET, field, offset, bits), value)
     }
 
-    /// Adds to a field, modulo its size: 0xff takes one from 8 bits.
+    /// Returns a command that adds `value` to a field, modulo its size. For a field of 8 bits, 0xff subtracts one.
     pub const fn add(field: u32, value: u32) -> Self {
         Self(Self::first(MODIFY_ADD, field, 0, 0), value)
     }
 
-    /// Copies `bits` of a field into another.
+    /// Returns a command that copies `bits` bits of a field to another field.
     pub const fn copy(from: u32, from_offset: u32, to: u32, to_offset: u32, bits: u32) -> Self {
         let second = Modify(0).with_field(to).with_offset(to_offset);
         Self(Self::first(MODIFY_COPY, from, from_offset, bits), second.0)
     }
 
-    /// 32 bits are written as 0.
+    /// Returns the first word of a command. A length of 32 bits is encoded as 0.
     const fn first(action: u32, field: u32, offset: u32, bits: u32) -> u32 {
         Modify(0).with_action(action).with_field(field).with_offset(offset).with_length(bits).0
     }
@@ -157,7 +159,7 @@ impl Modification {
     }
 }
 
-/// Writes into headers (mlx5dv_flow(7), `mlx5dv_create_flow_action_modify_header`). The device mends the checksums.
+/// Header modification (mlx5dv_flow(7), `mlx5dv_create_flow_action_modify_header`). The device updates the checksums.
 #[derive(Clone, Debug)]
 pub struct ModifyHeader<T: Table> {
     pub(super) action: FlowAction,
@@ -165,25 +167,26 @@ pub struct ModifyHeader<T: Table> {
 }
 
 impl<T: Table> ModifyHeader<T> {
-    /// Whether anything else has it.
+    /// Returns true if another object refers to it.
     pub fn is_used(&self) -> bool {
         self.action.is_used()
     }
 
-    /// These commands, in this order.
+    /// Creates a modification from commands, in this order.
     ///
     /// # Errors
-    /// There are none, or the device cannot do one of them, or not so many.
+    /// There are no commands, there are too many for the device, or the device does not support one of them.
     pub fn new(mlx5: &Mlx5, commands: &[Modification]) -> Result<Self> {
         if commands.is_empty() {
-            return Err(Error::Request("a header modification without commands".to_owned()));
+            return Err(Error::InvalidRequest("a header modification needs commands".to_owned()));
         }
         let create = mlx5.library()?.mlx5dv_create_flow_action_modify_header()?;
         let mut words: Vec<u64> = commands.iter().map(|command| command.encode()).collect();
-        // SAFETY: an open context of libmlx5, as many bytes as are announced, copied during the call; the action is new.
+        // SAFETY: the context is open and belongs to libmlx5. `words` is valid for the given number of bytes, which
+        // the call copies. The returned action is new, and nothing else owns it.
         let action = unsafe {
             let raw = create(mlx5.inner().raw.as_ptr(), size_of_val(&*words), words.as_mut_ptr(), T::TYPE);
-            FlowAction::adopt(&mlx5.context, "mlx5dv_create_flow_action_modify_header", raw)
+            FlowAction::from_raw(&mlx5.context, "mlx5dv_create_flow_action_modify_header", raw)
         };
         Ok(Self { action: action?, table: PhantomData })
     }
@@ -202,88 +205,88 @@ struct CounterInner {
     mlx5: Mlx5,
 }
 
-// SAFETY: libmlx5 locks what it changes.
+// SAFETY: `raw` is an owned pointer, and libmlx5 locks the state that it changes.
 unsafe impl Send for CounterInner {}
-// SAFETY: as above.
+// SAFETY: libmlx5 locks the state that it changes.
 unsafe impl Sync for CounterInner {}
 
 impl Drop for CounterInner {
     fn drop(&mut self) {
         let destroy = self.mlx5.library().and_then(|library| Ok(library.mlx5dv_devx_obj_destroy()?));
-        // SAFETY: made by a creation, dropped once; rules kept it alive.
+        // SAFETY: the counter is alive and is destroyed once. Rules keep it alive, so none is left.
         if let Ok(result) = destroy.map(|destroy| unsafe { destroy(self.raw.as_ptr()) }) {
-            self.mlx5.inner().destroyed("mlx5dv_devx_obj_destroy", Ok(result), || None);
+            self.mlx5.inner().check_destroyed("mlx5dv_devx_obj_destroy", Ok(result), || None);
         }
     }
 }
 
-/// A counter of packets and bytes that any number of rules may share. Its device must be open for commands: [`Mlx5::open`]. Clones are
-/// the same one.
+/// Counter of packets and bytes that any number of rules may share. It needs a context with DevX ([`Mlx5::open`]).
+/// Clones refer to the same counter.
 ///
-/// There is no other kind for rules of matchers: `MLX5DV_FLOW_ACTION_IBV_COUNTER` stands in the header, and libmlx5 answers it with
-/// `EOPNOTSUPP` (rdma-core 44 to 65, `providers/mlx5/verbs.c`, `_mlx5dv_create_flow`). Counters of verbs ([`crate::flow::Counters`]) are for
-/// rules of `ibv_create_flow`.
+/// Rules of matchers support no other counters. The header defines `MLX5DV_FLOW_ACTION_IBV_COUNTER`, but libmlx5
+/// fails with `EOPNOTSUPP` (rdma-core 44 to 65, `providers/mlx5/verbs.c`, `_mlx5dv_create_flow`). Counters of verbs
+/// ([`crate::flow::Counters`]) are for rules of `ibv_create_flow`.
 #[derive(Clone, Debug)]
 pub struct FlowCounter(Arc<CounterInner>);
 
 impl FlowCounter {
-    /// A counter at 0.
+    /// Allocates a counter with value 0.
     ///
     /// # Errors
-    /// The device takes no commands (`EOPNOTSUPP`), or has no more counters.
+    /// The context has no DevX (`EOPNOTSUPP`), or the device has no more counters.
     pub fn new(mlx5: &Mlx5) -> Result<Self> {
-        if !mlx5.takes_commands() {
+        if !mlx5.has_devx() {
             return Err(mlx5.inner().error("mlx5dv_devx_obj_create", libc::EOPNOTSUPP, None));
         }
         let library = mlx5.library()?;
         let create = library.mlx5dv_devx_obj_create()?;
         library.mlx5dv_devx_obj_destroy()?;
-        let question = AllocFlowCounter { command: Command::new(ALLOC_FLOW_COUNTER), ..AllocFlowCounter::default() };
-        let mut answer = AllocFlowCounterAnswer::default();
-        // SAFETY: an open context of libmlx5; a command and room for its answer, as long as they are said to be.
+        let input = AllocFlowCounterIn { command: Command::new(ALLOC_FLOW_COUNTER), ..AllocFlowCounterIn::default() };
+        let mut output = AllocFlowCounterOut::default();
+        // SAFETY: the context is open and belongs to libmlx5. `input` and `output` are valid for the given lengths.
         let raw = unsafe {
             create(
                 mlx5.inner().raw.as_ptr(),
-                question.as_bytes().as_ptr().cast(),
-                size_of_val(&question),
-                answer.as_mut_bytes().as_mut_ptr().cast(),
-                size_of_val(&answer),
+                input.as_bytes().as_ptr().cast(),
+                size_of_val(&input),
+                output.as_mut_bytes().as_mut_ptr().cast(),
+                size_of_val(&output),
             )
         };
-        let raw = mlx5.inner().created("mlx5dv_devx_obj_create", raw, None)?;
-        let counter = Self(Arc::new(CounterInner { raw, id: answer.id.get(), mlx5: mlx5.clone() }));
-        accepted(mlx5, "mlx5dv_devx_obj_create", answer.answer)?;
+        let raw = mlx5.inner().check_created("mlx5dv_devx_obj_create", raw, None)?;
+        let counter = Self(Arc::new(CounterInner { raw, id: output.id.get(), mlx5: mlx5.clone() }));
+        check_output(mlx5, "mlx5dv_devx_obj_create", output.output)?;
         Ok(counter)
     }
 
-    /// Packets, and bytes of them, since it was made.
+    /// Reads the number of packets and of bytes since the counter was allocated.
     ///
     /// # Errors
-    /// The device refused.
+    /// The device cannot read the counter.
     pub fn read(&self) -> Result<(u64, u64)> {
         let CounterInner { raw, id, mlx5 } = &*self.0;
         let query = mlx5.library()?.mlx5dv_devx_obj_query()?;
-        let question = QueryFlowCounter {
+        let input = QueryFlowCounterIn {
             command: Command::new(QUERY_FLOW_COUNTER),
             id: (*id).into(),
-            ..QueryFlowCounter::default()
+            ..QueryFlowCounterIn::default()
         };
-        let mut answer = [0u8; size_of::<QueryFlowCounterAnswer>()];
-        // SAFETY: a living object; a command and room for its answer, as long as they are said to be.
+        let mut output = [0u8; size_of::<QueryFlowCounterOut>()];
+        // SAFETY: the counter object is alive. `input` and `output` are valid for the given lengths.
         let result = unsafe {
             query(
                 raw.as_ptr(),
-                question.as_bytes().as_ptr().cast(),
-                size_of_val(&question),
-                answer.as_mut_ptr().cast(),
-                answer.len(),
+                input.as_bytes().as_ptr().cast(),
+                size_of_val(&input),
+                output.as_mut_ptr().cast(),
+                output.len(),
             )
         };
-        mlx5.inner().done("mlx5dv_devx_obj_query", result)?;
-        let answer = QueryFlowCounterAnswer::read_from_bytes(&answer)
-            .map_err(|_| mlx5.inner().nonsense("mlx5dv_devx_obj_query", "an answer of another length"))?;
-        accepted(mlx5, "mlx5dv_devx_obj_query", answer.answer)?;
-        Ok((answer.packets.get(), answer.bytes.get()))
+        mlx5.inner().check("mlx5dv_devx_obj_query", result)?;
+        let output = QueryFlowCounterOut::read_from_bytes(&output)
+            .map_err(|_| mlx5.inner().invalid_answer("mlx5dv_devx_obj_query", "an output of the wrong length"))?;
+        check_output(mlx5, "mlx5dv_devx_obj_query", output.output)?;
+        Ok((output.packets.get(), output.bytes.get()))
     }
 
     pub(super) fn raw(&self) -> NonNull<mlx5dv_devx_obj> {
@@ -295,13 +298,13 @@ impl FlowCounter {
     }
 }
 
-/// Whether the device carried out a command that the kernel passed on.
-fn accepted(mlx5: &Mlx5, call: &'static str, answer: Answer) -> Result<()> {
-    if answer.status == 0 {
+/// Checks that the device executed a command that the kernel passed on.
+fn check_output(mlx5: &Mlx5, call: &'static str, output: CommandOutput) -> Result<()> {
+    if output.status == 0 {
         return Ok(());
     }
-    let problem = format!("command status {:#x}, syndrome {:#x}", answer.status, answer.syndrome.get());
-    Err(mlx5.inner().nonsense(call, problem))
+    let problem = format!("command status {:#x}, syndrome {:#x}", output.status, output.syndrome.get());
+    Err(mlx5.inner().invalid_answer(call, problem))
 }
 
 #[cfg(test)]

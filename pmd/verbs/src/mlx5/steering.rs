@@ -3,9 +3,9 @@
 
 //! Steering with the device's own match parameters (mlx5dv_create_flow_matcher(3), mlx5dv_create_flow(3)).
 //!
-//! A [`Matcher`] says which bits of a packet are compared, at which priority of which table; a [`SteeringRule`] on it says what they are
-//! and what becomes of the packets. Table and actions are types: what the kernel allows at reception only cannot be asked for at
-//! transmission. Everything keeps what it was made from, so that no order of dropping is wrong.
+//! A [`Matcher`] selects the bits of a packet that are compared, at a priority of a table. A [`SteeringRule`] on it
+//! defines their values and the actions. Tables and actions are types, so actions that the kernel allows only at
+//! ingress do not compile at egress. Objects keep what they were created from, so every drop order is valid.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -25,27 +25,27 @@ mod sealed {
 
     pub trait Sealed {}
 
-    /// The end of a packet's way, as the library takes it.
-    pub trait End {
+    /// Conversion of a destination to flow action attributes of libmlx5.
+    pub trait DestinationAttrs {
         fn attrs(&self) -> Vec<mlx5dv_flow_action_attr>;
         fn context(&self) -> Option<&crate::Context>;
     }
 }
-use sealed::{End, Sealed};
+use sealed::{DestinationAttrs, Sealed};
 
-/// A table of the device.
+/// Steering table of the device.
 pub trait Table: Sealed + Clone + fmt::Debug + Send + Sync + 'static {
-    /// `MLX5DV_FLOW_TABLE_TYPE_*`.
+    /// Table type (`MLX5DV_FLOW_TABLE_TYPE_*`).
     const TYPE: u32;
-    /// Where packets go from here.
-    type Fate: End + Clone + fmt::Debug + Send + Sync;
+    /// Destinations of packets in this table.
+    type Destination: DestinationAttrs + Clone + fmt::Debug + Send + Sync;
 }
 
-/// What the port receives.
+/// Table of received packets.
 #[derive(Clone, Copy, Debug)]
 pub enum Ingress {}
 
-/// What the port sends, of all its raw queues.
+/// Table of packets that all raw queues of the port send.
 #[derive(Clone, Copy, Debug)]
 pub enum Egress {}
 
@@ -54,52 +54,52 @@ impl Sealed for Egress {}
 
 impl Table for Ingress {
     const TYPE: u32 = MLX5DV_FLOW_TABLE_TYPE_NIC_RX;
-    type Fate = IngressFate;
+    type Destination = IngressDestination;
 }
 
 impl Table for Egress {
     const TYPE: u32 = MLX5DV_FLOW_TABLE_TYPE_NIC_TX;
-    type Fate = EgressFate;
+    type Destination = EgressDestination;
 }
 
-/// What packets are marked with: 24 bits, which their completions carry.
+/// Tag of 24 bits that a rule attaches to packets and that their CQEs carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowTag(u32);
 
 impl FlowTag {
-    /// A mark, unless it has more than 24 bits.
-    pub const fn new(mark: u32) -> Option<Self> {
-        if mark >> TAG_BITS == 0 { Some(Self(mark)) } else { None }
+    /// Creates a tag, or returns `None` if `tag` has more than 24 bits.
+    pub const fn new(tag: u32) -> Option<Self> {
+        if tag >> TAG_BITS == 0 { Some(Self(tag)) } else { None }
     }
 
-    /// The mark.
+    /// Returns the value of the tag.
     pub const fn get(self) -> u32 {
         self.0
     }
 }
 
-/// Where received packets go.
+/// Destination of received packets.
 #[derive(Clone, Debug)]
-pub enum IngressFate {
-    /// To a queue pair.
+pub enum IngressDestination {
+    /// Deliver to a queue pair.
     Deliver {
-        /// Which.
+        /// Queue pair.
         to: FlowTarget,
-        /// What their completions carry.
+        /// Tag in the CQEs of the packets.
         tag: Option<FlowTag>,
     },
-    /// Nowhere.
+    /// Drop.
     Drop,
-    /// On to what comes after all rules of this kind: the kernel's own.
+    /// Continue with the kernel's own rules, which follow all rules of this kind.
     DefaultMiss,
 }
 
-/// Where sent packets go.
+/// Destination of sent packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EgressFate {
-    /// Out of the port.
+pub enum EgressDestination {
+    /// Send out of the port.
     Send,
-    /// Nowhere.
+    /// Drop.
     Drop,
 }
 
@@ -113,7 +113,7 @@ fn plain(kind: u32) -> mlx5dv_flow_action_attr {
     attr(kind, mlx5dv_flow_action_object { obj: std::ptr::null_mut() })
 }
 
-impl End for IngressFate {
+impl DestinationAttrs for IngressDestination {
     fn attrs(&self) -> Vec<mlx5dv_flow_action_attr> {
         match self {
             Self::Deliver { to, tag } => {
@@ -139,7 +139,7 @@ impl End for IngressFate {
     }
 }
 
-impl End for EgressFate {
+impl DestinationAttrs for EgressDestination {
     fn attrs(&self) -> Vec<mlx5dv_flow_action_attr> {
         match self {
             Self::Send => Vec::new(),
@@ -152,7 +152,7 @@ impl End for EgressFate {
     }
 }
 
-/// Match parameters in the device's format: values, or a mask. The fields are in [`wirepath_nic_defs::mlx5`].
+/// Match parameters (values or a mask) in the format of the device. [`wirepath_nic_defs::mlx5`] defines the fields.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct MatchParameters([u8; MATCH_BYTES]);
 
@@ -170,34 +170,34 @@ impl fmt::Debug for MatchParameters {
 }
 
 impl MatchParameters {
-    /// Writes a field; bits of `value` that do not fit are cut off.
+    /// Writes a field. Bits of `value` that do not fit are discarded.
     pub fn set(&mut self, field: MatchField, value: u128) {
         field.set(&mut self.0, value);
     }
 
-    /// A field.
+    /// Reads a field.
     pub fn get(&self, field: MatchField) -> u128 {
         field.get(&self.0)
     }
 
-    /// `match_criteria_enable` of a mask: the parts that have a bit in them.
+    /// Returns `match_criteria_enable` of a mask: one bit for each part that is not zero.
     pub fn criteria(&self) -> u8 {
-        // The criteria have a bit for each of the first eight; behind them no field lies.
+        // The criteria have a bit for each of the first eight parts. Later parts contain no fields.
         let parts = self.0.chunks(MATCH_PART).take(8).enumerate();
         parts.fold(0, |criteria, (at, part)| criteria | u8::from(part.iter().any(|byte| *byte != 0)) << at)
     }
 
-    /// Bytes of a mask up to the end of its last part with a bit in it: older kernels do not know the later ones.
-    fn used(&self) -> usize {
+    /// Returns the bytes of a mask up to the end of its last non-zero part. Older kernels do not know the later parts.
+    fn encoded_bytes(&self) -> usize {
         (8 - self.criteria().leading_zeros() as usize).max(1) * MATCH_PART
     }
 
-    /// Whether only bits of `mask` are set.
-    fn lies_in(&self, mask: &Self) -> bool {
+    /// Returns true if only bits of `mask` are set.
+    fn is_subset_of(&self, mask: &Self) -> bool {
         self.0.iter().zip(&mask.0).all(|(value, mask)| value & !mask == 0)
     }
 
-    /// `struct mlx5dv_flow_match_parameters` with the first `bytes` of the parameters.
+    /// Encodes a `struct mlx5dv_flow_match_parameters` with the first `bytes` bytes of the parameters.
     fn encode(&self, bytes: usize) -> Vec<u64> {
         let mut all = bytes.to_ne_bytes().to_vec();
         all.extend_from_slice(&self.0[..bytes]);
@@ -213,75 +213,77 @@ struct MatcherInner {
     mask: MatchParameters,
 }
 
-// SAFETY: libmlx5 locks what it changes.
+// SAFETY: `raw` is an owned pointer, and libmlx5 locks the state that it changes.
 unsafe impl Send for MatcherInner {}
-// SAFETY: as above.
+// SAFETY: libmlx5 locks the state that it changes.
 unsafe impl Sync for MatcherInner {}
 
 impl Drop for MatcherInner {
     fn drop(&mut self) {
         let destroy = self.mlx5.library().and_then(|library| Ok(library.mlx5dv_destroy_flow_matcher()?));
-        // SAFETY: made by a creation, dropped once; rules on it kept it alive.
+        // SAFETY: the matcher is alive and is destroyed once. Rules on it keep it alive, so none is left.
         let result = destroy.map(|destroy| unsafe { destroy(self.raw.as_ptr()) });
         if let Ok(result) = result {
-            self.mlx5.inner().destroyed("mlx5dv_destroy_flow_matcher", Ok(result), || None);
+            self.mlx5.inner().check_destroyed("mlx5dv_destroy_flow_matcher", Ok(result), || None);
         }
     }
 }
 
-/// Which bits of a packet are compared, at one priority of a table. Rules with the same mask share one. Clones are the same one.
+/// Matcher: the bits of a packet that are compared, at one priority of a table. Rules with the same mask share one
+/// matcher. Clones refer to the same matcher.
 #[derive(Clone, Debug)]
 pub struct Matcher<T: Table>(Arc<MatcherInner>, std::marker::PhantomData<T>);
 
 impl<T: Table> Matcher<T> {
-    /// A matcher of a priority, 0 (asked first) to 15, of which older kernels know the first 8.
+    /// Creates a matcher. `priority` is 0 (highest) to 15; older kernels support 0 to 7.
     ///
     /// # Errors
-    /// The device cannot compare these bits, or has no such table.
+    /// The device cannot compare these bits, or does not have this table.
     pub fn new(mlx5: &Mlx5, priority: u16, mask: &MatchParameters) -> Result<Self> {
         let library = mlx5.library()?;
         let create = library.mlx5dv_create_flow_matcher()?;
         library.mlx5dv_destroy_flow_matcher()?;
-        let mut parameters = mask.encode(mask.used());
+        let mut parameters = mask.encode(mask.encoded_bytes());
         let mut attr = mlx5dv_flow_matcher_attr::zeroed();
         attr.priority = priority;
         attr.match_criteria_enable = mask.criteria();
         attr.match_mask = parameters.as_mut_ptr().cast();
-        // Reception is what every version takes for granted.
+        // Ingress is the default of every version.
         if T::TYPE != MLX5DV_FLOW_TABLE_TYPE_NIC_RX {
             attr.comp_mask = MLX5DV_FLOW_MATCHER_MASK_FT_TYPE;
             attr.ft_type = T::TYPE;
         }
-        // SAFETY: an open context of libmlx5; the mask is followed by as many bytes as it says.
+        // SAFETY: the context is open and belongs to libmlx5. `parameters` contains as many bytes of mask as its
+        // length field says.
         let raw = unsafe { create(mlx5.inner().raw.as_ptr(), &raw mut attr) };
-        let raw = mlx5.inner().created("mlx5dv_create_flow_matcher", raw, None)?;
+        let raw = mlx5.inner().check_created("mlx5dv_create_flow_matcher", raw, None)?;
         let inner = MatcherInner { raw, mlx5: mlx5.clone(), mask: mask.clone() };
         Ok(Self(Arc::new(inner), std::marker::PhantomData))
     }
 
-    /// Whether anything else has it.
+    /// Returns true if another object refers to it.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 }
 
-/// What becomes of the packets of a rule: at most one header modification, one reformat and one counter, as the kernel has it.
+/// Actions of a rule. The kernel supports at most one header modification, one reformat and one counter.
 #[derive(Clone, Debug)]
 pub struct Actions<T: Table> {
-    /// Where they go.
-    pub fate: T::Fate,
-    /// What is written into their headers.
+    /// Destination of the packets.
+    pub destination: T::Destination,
+    /// Header modification.
     pub modify: Option<ModifyHeader<T>>,
-    /// What is put in front of them, or taken off.
+    /// Packet reformat (encapsulation or decapsulation).
     pub reformat: Option<Reformat<T>>,
-    /// Where they are counted.
+    /// Counter.
     pub counter: Option<FlowCounter>,
 }
 
 impl<T: Table> Actions<T> {
-    /// Nothing but where they go.
-    pub fn only(fate: T::Fate) -> Self {
-        Self { fate, modify: None, reformat: None, counter: None }
+    /// Creates actions with a destination only.
+    pub fn only(destination: T::Destination) -> Self {
+        Self { destination, modify: None, reformat: None, counter: None }
     }
 
     fn attrs(&self) -> Vec<mlx5dv_flow_action_attr> {
@@ -294,20 +296,20 @@ impl<T: Table> Actions<T> {
         attrs.extend(self.counter.as_ref().map(|counter| {
             attr(MLX5DV_FLOW_ACTION_COUNTERS_DEVX, mlx5dv_flow_action_object { obj: counter.raw().as_ptr() })
         }));
-        attrs.extend(self.fate.attrs());
+        attrs.extend(self.destination.attrs());
         attrs
     }
 
-    /// The contexts of everything in it.
+    /// Returns the contexts of all objects in the actions.
     fn contexts(&self) -> impl Iterator<Item = &Context> {
         let reformat = self.reformat.as_ref().map(|reformat| reformat.action.context());
         let modify = self.modify.as_ref().map(|modify| modify.action.context());
         let counter = self.counter.as_ref().map(FlowCounter::context);
-        [reformat, modify, counter, self.fate.context()].into_iter().flatten()
+        [reformat, modify, counter, self.destination.context()].into_iter().flatten()
     }
 }
 
-/// A rule in a table, in force until it is dropped. Keeps its matcher, queue pair, actions and counter.
+/// Rule in a table. It is active until it is dropped, and keeps its matcher, queue pair, actions and counter alive.
 #[derive(Debug)]
 pub struct SteeringRule<T: Table> {
     raw: NonNull<ibv_flow>,
@@ -315,38 +317,41 @@ pub struct SteeringRule<T: Table> {
     _actions: Actions<T>,
 }
 
-// SAFETY: libmlx5 locks what it changes.
+// SAFETY: `raw` is an owned pointer, and libmlx5 locks the state that it changes.
 unsafe impl<T: Table> Send for SteeringRule<T> {}
-// SAFETY: as above.
+// SAFETY: libmlx5 locks the state that it changes.
 unsafe impl<T: Table> Sync for SteeringRule<T> {}
 
 impl<T: Table> Drop for SteeringRule<T> {
     fn drop(&mut self) {
-        // SAFETY: made by a creation, dropped once.
+        // SAFETY: the rule is alive and is destroyed once.
         let result = unsafe { ibv_destroy_flow(self.raw.as_ptr()) };
-        self.matcher.0.mlx5.inner().destroyed("ibv_destroy_flow", Ok(result), || None);
+        self.matcher.0.mlx5.inner().check_destroyed("ibv_destroy_flow", Ok(result), || None);
     }
 }
 
 impl<T: Table> SteeringRule<T> {
-    /// Has packets whose bits under the matcher's mask are those of `value` treated this way.
+    /// Creates a rule that applies `actions` to packets whose bits under the matcher's mask equal `value`.
     ///
     /// # Errors
-    /// `value` has bits outside the mask, an action is of another device, or the device refused: `CAP_NET_RAW` is missing, a priority
-    /// or a combination is not known, the table is full.
+    /// `value` has bits outside the mask, or an action belongs to another device. Or the device rejects the rule:
+    /// `CAP_NET_RAW` is missing, the priority or the combination is not supported, or the table is full.
     pub fn new(matcher: &Matcher<T>, value: &MatchParameters, actions: &Actions<T>) -> Result<Self> {
         let MatcherInner { raw, mlx5, mask } = &*matcher.0;
-        if !value.lies_in(mask) {
-            return Err(Error::Request(format!("values outside the mask: {value:?} under {mask:?}")));
+        if !value.is_subset_of(mask) {
+            return Err(Error::InvalidRequest(format!(
+                "the value has bits outside the mask: {value:?}, mask {mask:?}"
+            )));
         }
         for context in actions.contexts() {
-            mlx5.context.same_as(context)?;
+            mlx5.context.check_same_context(context)?;
         }
-        let mut parameters = value.encode(mask.used());
+        let mut parameters = value.encode(mask.encoded_bytes());
         let library = mlx5.library()?;
-        // SAFETY: a living matcher; as many bytes of values as they say; the actions point to living objects of the same context.
+        // SAFETY: the matcher is alive. `parameters` contains as many bytes of values as its length field says. The
+        // actions refer to living objects of the same context.
         let rule = unsafe { library.create_flow(raw.as_ptr(), parameters.as_mut_ptr().cast(), &actions.attrs()) }?;
-        let rule = mlx5.inner().created("mlx5dv_create_flow", rule, None)?;
+        let rule = mlx5.inner().check_created("mlx5dv_create_flow", rule, None)?;
         Ok(Self { raw: rule, matcher: matcher.clone(), _actions: actions.clone() })
     }
 }
@@ -360,39 +365,39 @@ mod tests {
     #[test]
     fn criteria_and_length_follow_from_the_mask() {
         let mut mask = MatchParameters::default();
-        assert_eq!((mask.criteria(), mask.used()), (0, 64), "a mask of nothing still has a part");
+        assert_eq!((mask.criteria(), mask.encoded_bytes()), (0, 64), "an empty mask has one part");
         mask.set(header::DST_IPV4, 0xffff_ffff);
-        assert_eq!((mask.criteria(), mask.used()), (CRITERIA_OUTER, 64));
+        assert_eq!((mask.criteria(), mask.encoded_bytes()), (CRITERIA_OUTER, 64));
         mask.set(misc::VXLAN_VNI, 0xff_ffff);
         mask.set(header::IP_VERSION.inner(), 15);
-        assert_eq!((mask.criteria(), mask.used()), (CRITERIA_OUTER | CRITERIA_MISC | CRITERIA_INNER, 192));
+        assert_eq!((mask.criteria(), mask.encoded_bytes()), (CRITERIA_OUTER | CRITERIA_MISC | CRITERIA_INNER, 192));
         mask.set(misc3::ICMP_TYPE, 0xff);
-        assert_eq!(mask.used(), 320);
-        let bytes: Vec<u8> = mask.encode(mask.used()).into_iter().flat_map(u64::to_ne_bytes).collect();
+        assert_eq!(mask.encoded_bytes(), 320);
+        let bytes: Vec<u8> = mask.encode(mask.encoded_bytes()).into_iter().flat_map(u64::to_ne_bytes).collect();
         assert_eq!(bytes[..8], 320usize.to_ne_bytes());
         assert_eq!(bytes.len(), 8 + 320);
         assert_eq!((&bytes[8 + 0x3c..8 + 0x40], &bytes[8 + 0x54..8 + 0x57]), (&[0xff; 4][..], &[0xff; 3][..]));
         let mut value = MatchParameters::default();
         value.set(misc::VXLAN_VNI, 42);
-        assert!(value.lies_in(&mask));
+        assert!(value.is_subset_of(&mask));
         value.set(misc::GRE_KEY, 1);
-        assert!(!value.lies_in(&mask));
+        assert!(!value.is_subset_of(&mask));
     }
 
     #[test]
-    fn marks_have_24_bits() {
+    fn flow_tags_have_24_bits() {
         assert_eq!(FlowTag::new(0xff_ffff).map(FlowTag::get), Some(0xff_ffff));
         assert_eq!(FlowTag::new(1 << 24), None);
     }
 
     #[test]
-    fn ends_are_the_actions_of_the_library() {
+    fn destinations_become_flow_actions() {
         let kinds = |attrs: Vec<mlx5dv_flow_action_attr>| attrs.iter().map(|attr| attr.type_).collect::<Vec<_>>();
-        assert_eq!(kinds(Actions::<Ingress>::only(IngressFate::Drop).attrs()), [MLX5DV_FLOW_ACTION_DROP]);
+        assert_eq!(kinds(Actions::<Ingress>::only(IngressDestination::Drop).attrs()), [MLX5DV_FLOW_ACTION_DROP]);
         assert_eq!(
-            kinds(Actions::<Ingress>::only(IngressFate::DefaultMiss).attrs()),
+            kinds(Actions::<Ingress>::only(IngressDestination::DefaultMiss).attrs()),
             [MLX5DV_FLOW_ACTION_DEFAULT_MISS]
         );
-        assert!(Actions::<Egress>::only(EgressFate::Send).attrs().is_empty());
+        assert!(Actions::<Egress>::only(EgressDestination::Send).attrs().is_empty());
     }
 }

@@ -1,4 +1,5 @@
-//! Where the headers of a frame lie, as far as a ConnectX parses: two levels, the second inside a tunnel that it knows.
+//! Header offsets of a frame, as a ConnectX parses it: the outer headers, and the headers inside a known
+//! tunnel.
 
 const VLAN: u16 = 0x8100;
 const QINQ: u16 = 0x88a8;
@@ -21,54 +22,54 @@ pub(super) const VXLAN_PORT: u16 = 4789;
 const GPE_PORT: u16 = 4790;
 const GENEVE_PORT: u16 = 6081;
 const MPLS_PORT: u16 = 6635;
-/// Labels that are passed over.
+/// Maximum number of MPLS labels that are skipped.
 const MOST_LABELS: usize = 8;
 
-/// Headers of one level. Offsets are those in the frame; what is named lies inside it.
+/// Headers of one level. All offsets are relative to the frame, and the headers are inside the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Level {
-    /// Start of the Ethernet header.
+    /// Offset of the Ethernet header.
     pub(super) l2: Option<usize>,
-    /// VLAN tags: at most two are looked at.
+    /// Number of VLAN tags, at most two.
     pub(super) tags: u8,
-    /// Where the EtherType behind the tags is.
+    /// Offset of the EtherType behind the tags.
     pub(super) ethertype: Option<usize>,
-    /// First label stack entry.
+    /// Offset of the first MPLS label stack entry.
     pub(super) mpls: Option<usize>,
-    /// 4, 6, or 0 for none.
+    /// IP version 4 or 6; 0 for none.
     pub(super) version: u8,
-    /// Start of the IP header.
+    /// Offset of the IP header.
     pub(super) l3: usize,
     /// Protocol of the header behind the IP header and its extensions.
     pub(super) protocol: u8,
-    /// Any fragment, the first included: what follows the IP header is not looked at.
+    /// True for any fragment, including the first one. The payload of a fragment is not parsed.
     pub(super) fragment: bool,
-    /// Start of what follows the IP header.
+    /// Offset of the header behind the IP header and its extensions.
     pub(super) l4: usize,
-    /// The transport header is there, whole.
+    /// True if the transport header is complete.
     pub(super) transport: bool,
-    /// End of the IP packet, or of the frame.
+    /// End of the IP packet, or of the frame if there is none.
     pub(super) end: usize,
 }
 
-/// The header between the levels.
+/// Tunnel header between the two levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Tunnel {
     #[default]
     None,
-    /// Offset of the header, as in the others.
+    /// VXLAN; the value is the offset of the tunnel header, as in the other variants.
     Vxlan(usize),
     Gpe(usize),
     Geneve(usize),
     Gre(usize),
-    /// The label stack behind UDP.
+    /// Label stack directly behind UDP.
     MplsOverUdp(usize),
-    /// GRE header, and the label stack behind it.
+    /// Offset of the GRE header, and of the label stack behind it.
     MplsOverGre(usize, usize),
     IpInIp,
 }
 
-/// A frame, taken apart.
+/// All headers of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Headers {
     pub(super) outer: Level,
@@ -81,13 +82,13 @@ pub(super) fn half(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The outer headers alone.
+/// Parses only the outer headers.
 #[inline]
 pub(super) fn outer(frame: &[u8]) -> Level {
     ethernet(frame, 0, frame.len())
 }
 
-/// Takes a frame apart.
+/// Parses all headers.
 pub(super) fn parse(frame: &[u8]) -> Headers {
     let outer = outer(frame);
     let (tunnel, inner) = tunnel(frame, &outer).unwrap_or_default();
@@ -131,7 +132,7 @@ fn network(frame: &[u8], at: usize, kind: u16, level: &mut Level) {
     }
 }
 
-/// What is behind a label stack.
+/// Returns the offset behind an MPLS label stack.
 fn behind_labels(frame: &[u8], mut at: usize) -> Option<usize> {
     for _ in 0..MOST_LABELS {
         let bottom = frame.get(at..at + 4)?[2] & 1 != 0;
@@ -174,7 +175,8 @@ fn ipv6(frame: &[u8], at: usize, level: &mut Level) {
     }
     (level.version, level.l3, level.l4, level.end) = (6, at, at + 40, end);
     let mut next = header[6];
-    // Hop-by-hop, routing, destination options and fragment headers say what follows; the last has a fixed length.
+    // Hop-by-hop, routing, destination options and fragment headers contain the next header. The fragment
+    // header has a fixed length.
     while [0, 43, 60, FRAGMENT].contains(&next) {
         let Some(extension) = frame.get(level.l4..level.l4 + 8) else { break };
         let length = if next == FRAGMENT { 8 } else { 8 + 8 * usize::from(extension[1]) };
@@ -277,14 +279,14 @@ fn tunnel(frame: &[u8], outer: &Level) -> Option<(Tunnel, Option<Level>)> {
 }
 
 impl Level {
-    /// Type and control information of a VLAN tag, the outermost first.
+    /// Returns EtherType and tag control information of a VLAN tag; number 0 is the outermost.
     #[inline]
     pub(super) fn tag(&self, frame: &[u8], number: u8) -> Option<(u16, u16)> {
         let at = self.l2? + 12 + 4 * usize::from(number);
         (number < self.tags).then(|| Some((half(frame, at)?, half(frame, at + 2)?))).flatten()
     }
 
-    /// Whether the first tag is one that the customer sets, for a tag of this type.
+    /// Returns true if the EtherType is that of a customer tag (C-VLAN).
     pub(super) fn is_customer(kind: u16) -> bool {
         kind == VLAN
     }

@@ -1,4 +1,4 @@
-//! A frame as match parameters: what the tables compare.
+//! The match parameters of a frame, which flow tables compare.
 
 use wirepath_nic_defs::mlx5::{
     CRITERIA_INNER, CRITERIA_MISC, CRITERIA_MISC2, CRITERIA_MISC3, CRITERIA_MISC5, CRITERIA_OUTER, MatchField, header,
@@ -7,21 +7,21 @@ use wirepath_nic_defs::mlx5::{
 use zerocopy::IntoBytes;
 
 use super::headers::{self, Headers, ICMP, ICMPV6, Level, TCP, Tunnel, UDP};
-use crate::frame::{self, Shape};
+use crate::frame::{self, FramePattern};
 
-/// Bytes of match parameters that the device knows: seven parts, of which it compares nothing in the sixth.
+/// Size of the match parameters in bytes. The device knows seven parts; it compares nothing in the sixth.
 pub(super) const BYTES: usize = 7 * 64;
 pub(super) const WORDS: usize = BYTES / 8;
 
-/// Match parameters by words.
+/// Match parameters as 64-bit words in memory order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(pub(super) [u64; WORDS]);
 
 impl Key {
-    /// No bit.
+    /// Match parameters without any bit.
     pub(super) const NOTHING: Self = Self([0; WORDS]);
 
-    /// Parameters as a program gives them; `None` if something stands behind what the device knows.
+    /// Converts the parameters of a program; returns `None` if bits behind the known parts are set.
     pub(super) fn from_parameters(bytes: &[u8]) -> Option<Self> {
         let mut key = Self([0; WORDS]);
         let known = bytes.len().min(BYTES);
@@ -33,30 +33,31 @@ impl Key {
         self.0.as_bytes()
     }
 
-    /// Parts in which a bit is set, as `match_criteria_enable` names them.
+    /// Returns the parts in which a bit is set, as bits of `match_criteria_enable`.
     pub(super) fn criteria(&self) -> u8 {
         self.bytes().chunks(64).rev().fold(0, |all, part| all << 1 | u8::from(part.iter().any(|byte| *byte != 0)))
     }
 
-    /// Without the last of its bits, for errors on order.
-    pub(super) fn forget_a_bit(&mut self) {
+    /// Clears the last bit that is set, for [`SteeringBug::Mask`](crate::connectx::SteeringBug::Mask).
+    pub(super) fn clear_last_bit(&mut self) {
         if let Some(byte) = self.0.as_mut_bytes().iter_mut().rev().find(|byte| **byte != 0) {
             *byte &= *byte - 1;
         }
     }
 
-    /// Only what `mask` has.
-    pub(super) fn keep(&mut self, mask: &Self) {
+    /// Clears all bits that are not in `mask`.
+    pub(super) fn mask_with(&mut self, mask: &Self) {
         self.0.iter_mut().zip(mask.0).for_each(|(word, mask)| *word &= mask);
     }
 
-    /// Bits of this key that `other` does not have.
-    pub(super) fn beyond(&self, other: &Self) -> Option<usize> {
+    /// Returns the offset of the first byte with a bit that `other` does not have.
+    pub(super) fn first_byte_outside(&self, other: &Self) -> Option<usize> {
         self.bytes().iter().zip(other.bytes()).position(|(ours, theirs)| ours & !theirs != 0)
     }
 }
 
-/// Every bit that the device can compare; `integrity`: also those that say which layers are in order.
+/// Returns the bits that the device can compare; with `integrity` this includes the integrity bits of the
+/// layers.
 pub(super) fn supported(integrity: bool) -> Key {
     let mut key = Key([0; WORDS]);
     let fields = [
@@ -145,40 +146,40 @@ pub(super) fn supported(integrity: bool) -> Key {
     key
 }
 
-/// Which layers are in order.
+/// The integrity bits of the layers.
 pub(super) const ORDER: [MatchField; 4] =
     [header::L3_OK, header::L4_OK, header::IPV4_CHECKSUM_OK, header::L4_CHECKSUM_OK];
 
-/// Values that come with a packet and are in none of its headers.
+/// Metadata registers and queue number: values of a packet that are in none of its headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Registers {
-    /// At egress, what the descriptor brought.
+    /// Register A: metadata of the send descriptor, at egress.
     pub(super) a: u32,
-    /// At ingress, what the completion tells.
+    /// Register B: metadata of the completion, at ingress.
     pub(super) b: u32,
     pub(super) c: [u32; 8],
-    /// At egress, the queue that sends.
+    /// Number of the send queue, at egress.
     pub(super) queue: u32,
 }
 
-/// Where a field begins: of fields that begin on a byte.
+/// Returns the byte offset of a field that starts on a byte boundary.
 const fn at(field: MatchField) -> usize {
     field.offset as usize / 8
 }
 
-/// What the rules of a port and direction look at.
+/// Parts of the match parameters that the rules of a port and direction compare.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Needs {
-    /// Parts of the parameters.
+pub(super) struct KeyParts {
+    /// Compared parts, as bits of `match_criteria_enable`.
     pub(super) parts: u8,
-    /// The four bits that say which layers are in order, which cost a sum over the packet.
+    /// True if integrity bits are compared, which requires a checksum of the packet.
     pub(super) checks: bool,
 }
 
 impl Key {
-    /// Becomes the key of a frame, as far as rules look at it; other parts stay as they are.
+    /// Fills in the parameters of a frame, as far as rules compare them. Other parts keep their old content.
     #[inline]
-    pub(super) fn fill(&mut self, frame: &[u8], needs: Needs, registers: &Registers) {
+    pub(super) fn fill(&mut self, frame: &[u8], needs: KeyParts, registers: &Registers) {
         let bytes: &mut [u8; BYTES] = self.0.as_mut_bytes().try_into().expect("all words");
         bytes[..PART].fill(0);
         if needs.parts & !CRITERIA_OUTER == 0 {
@@ -189,7 +190,7 @@ impl Key {
     }
 }
 
-/// Bytes of a key that are bytes of frames of a [`Shape`]: where, and how many.
+/// Fields of the key that are copies of bytes of a [`FramePattern`]: field, frame offset and length.
 const SEEN: [(MatchField, usize, usize); 9] = [
     (header::DST_MAC, 0, 6),
     (header::SRC_MAC, 6, 6),
@@ -202,28 +203,28 @@ const SEEN: [(MatchField, usize, usize); 9] = [
     (header::TCP_FLAGS, 46, 2),
 ];
 
-/// What a frame has in common with all frames of the same key, as far as masks look at it; `bits`: those of all masks. `None` for frames
-/// without a shape, and masks that look further.
-pub(super) fn likeness(frame: &[u8], needs: Needs, bits: &Key) -> Option<Shape> {
+/// Returns the pattern of all frames that have the same values in the compared bits; `bits` is the union of
+/// all masks. Returns `None` if the frame has no pattern, or if masks compare other parts.
+pub(super) fn pattern(frame: &[u8], needs: KeyParts, bits: &Key) -> Option<FramePattern> {
     if needs.parts & !CRITERIA_OUTER != 0 || needs.checks {
         return None;
     }
-    let mut mask = [0; Shape::BYTES];
+    let mut mask = [0; FramePattern::BYTES];
     for (field, to, count) in SEEN {
         let from = &bits.bytes()[at(field)..at(field) + count];
         mask[to..to + count].iter_mut().zip(from).for_each(|(mask, bits)| *mask |= bits);
     }
-    // Of this byte of the key the other bits are of other fields.
+    // The other bits of this byte belong to other fields of the key.
     mask[46] &= 1;
-    Shape::of(frame, mask)
+    FramePattern::from_frame(frame, mask)
 }
 
-/// Bytes of a part.
+/// Size of a part in bytes.
 const PART: usize = 64;
 
-/// All parts that are needed.
+/// Fills in all needed parts.
 #[inline(never)]
-fn rest(frame: &[u8], needs: Needs, registers: &Registers, bytes: &mut [u8; BYTES]) {
+fn rest(frame: &[u8], needs: KeyParts, registers: &Registers, bytes: &mut [u8; BYTES]) {
     let headers = &headers::parse(frame);
     bytes[PART..].fill(0);
     level(frame, &headers.outer, bytes, 0, needs.checks);
@@ -233,13 +234,13 @@ fn rest(frame: &[u8], needs: Needs, registers: &Registers, bytes: &mut [u8; BYTE
         level(frame, inner, bytes, at(header::SRC_MAC.inner()), needs.checks);
     }
     if needs.parts & CRITERIA_MISC != 0 {
-        once(frame, headers, registers, bytes);
+        fill_misc(frame, headers, registers, bytes);
     }
     if needs.parts & CRITERIA_MISC2 != 0 {
-        labels(frame, headers, registers, bytes);
+        fill_misc2(frame, headers, registers, bytes);
     }
     if needs.parts & CRITERIA_MISC3 != 0 {
-        numbers(frame, headers, bytes);
+        fill_misc3(frame, headers, bytes);
     }
     if needs.parts & CRITERIA_MISC5 != 0
         && let Tunnel::Vxlan(header) | Tunnel::Gpe(header) | Tunnel::Geneve(header) = headers.tunnel
@@ -255,7 +256,7 @@ fn copy(bytes: &mut [u8; BYTES], to: usize, frame: &[u8], from: usize, count: us
     }
 }
 
-/// The headers of a level.
+/// Fills in the headers of one level.
 #[inline]
 fn level(frame: &[u8], level: &Level, bytes: &mut [u8; BYTES], base: usize, checks: bool) {
     let to = |field| base + at(field);
@@ -290,7 +291,7 @@ fn level(frame: &[u8], level: &Level, bytes: &mut [u8; BYTES], base: usize, chec
     bytes[to(header::IP_PROTOCOL)] = level.protocol;
     bytes[to(header::IP_VERSION)] |= level.version << 1 | u8::from(level.fragment) << 5;
     if checks {
-        bytes[to(header::L3_OK)] |= in_order(frame, level);
+        bytes[to(header::L3_OK)] |= integrity_bits(frame, level);
     }
     if !level.transport {
         return;
@@ -306,10 +307,12 @@ fn level(frame: &[u8], level: &Level, bytes: &mut [u8; BYTES], base: usize, chec
     }
 }
 
-/// Layer 3 in order, layer 4 in order, IPv4 checksum good, layer-4 checksum good: bits 3 to 0. A datagram is in order if its length is that
-/// of what the IP header leaves it; one without checksum has a good one. Names: DPDK `doc/guides/prog_guide/rte_flow.rst`, item
-/// "integrity".
-fn in_order(frame: &[u8], level: &Level) -> u8 {
+/// Returns the integrity bits: L3 valid, L4 valid, IPv4 checksum valid, L4 checksum valid (bits 3 to 0).
+///
+/// A UDP datagram is valid if its length equals the payload length of the IP packet. A datagram without
+/// checksum counts as valid. The names are those of the item "integrity" in DPDK
+/// `doc/guides/prog_guide/rte_flow.rst`.
+fn integrity_bits(frame: &[u8], level: &Level) -> u8 {
     let start = level.l2.unwrap_or(0);
     let layers = frame::parse(&frame[start..]);
     let l3 = layers.ip_checksum_ok(&frame[start..]);
@@ -321,8 +324,8 @@ fn in_order(frame: &[u8], level: &Level) -> u8 {
     bit(l3 != Some(false), 3) | bit(whole, 2) | bit(l3 == Some(true), 1) | bit(good, 0)
 }
 
-/// Tunnel headers, second tags, flow labels.
-fn once(frame: &[u8], headers: &Headers, registers: &Registers, bytes: &mut [u8; BYTES]) {
+/// Fills in tunnel headers, second VLAN tags and flow labels.
+fn fill_misc(frame: &[u8], headers: &Headers, registers: &Registers, bytes: &mut [u8; BYTES]) {
     bytes[at(misc::SOURCE_SQN)..][..3].copy_from_slice(&registers.queue.to_be_bytes()[1..]);
     match headers.tunnel {
         Tunnel::Vxlan(header) => copy(bytes, at(misc::VXLAN_VNI), frame, header + 4, 3),
@@ -350,7 +353,7 @@ fn once(frame: &[u8], headers: &Headers, registers: &Registers, bytes: &mut [u8;
         let Some(level) = level else { continue };
         if let Some((kind, tag)) = level.tag(frame, 1) {
             bytes[at(second)..at(second) + 2].copy_from_slice(&tag.to_be_bytes());
-            // Customer tags: bits 7 and 6 for outer and inner; service tags: the next two.
+            // Customer tags are bits 7 (outer) and 6 (inner); service tags are the next two bits.
             bytes[at(misc::OUTER_SECOND_CVLAN)] |= if Level::is_customer(kind) { 0x80 } else { 0x20 } >> bit;
         }
         if level.version == 6 {
@@ -363,8 +366,8 @@ fn once(frame: &[u8], headers: &Headers, registers: &Registers, bytes: &mut [u8;
     }
 }
 
-/// Label stack entries and registers.
-fn labels(frame: &[u8], headers: &Headers, registers: &Registers, bytes: &mut [u8; BYTES]) {
+/// Fills in MPLS label stack entries and metadata registers.
+fn fill_misc2(frame: &[u8], headers: &Headers, registers: &Registers, bytes: &mut [u8; BYTES]) {
     if let Some(label) = headers.outer.mpls {
         copy(bytes, at(misc2::OUTER_MPLS), frame, label, 4);
     }
@@ -384,8 +387,8 @@ fn labels(frame: &[u8], headers: &Headers, registers: &Registers, bytes: &mut [u
     }
 }
 
-/// TCP numbers, ICMP, VXLAN-GPE.
-fn numbers(frame: &[u8], headers: &Headers, bytes: &mut [u8; BYTES]) {
+/// Fills in TCP sequence numbers, ICMP and VXLAN-GPE.
+fn fill_misc3(frame: &[u8], headers: &Headers, bytes: &mut [u8; BYTES]) {
     if let Tunnel::Gpe(header) = headers.tunnel {
         copy(bytes, at(misc3::GPE_VNI), frame, header + 4, 3);
         copy(bytes, at(misc3::GPE_NEXT_PROTOCOL), frame, header + 3, 1);

@@ -1,9 +1,15 @@
-//! Steering: what becomes of a frame that arrives, and of one that leaves.
+//! Flow steering: applies flow rules to received and sent frames.
 //!
-//! Each port has tables for both directions, one for each priority; a frame meets them in that order, and the first entry that it fits
-//! decides. [`rules`] has the commands and the kernel's checks, [`specs`] the rules of `ibv_create_flow`, [`table`] the tables,
-//! [`headers`] and [`key`] the device's parser, [`reformat`] and [`modify`] what an entry does to a frame. Sources: Linux
-//! `drivers/infiniband/hw/mlx5/fs.c`, `drivers/net/ethernet/mellanox/mlx5/core/fs_core.c`.
+//! Each port has tables for both directions, one for each priority. A frame is looked up in order of
+//! priority, and the first matching entry decides.
+//!
+//! - [`rules`]: commands, and the checks of the kernel
+//! - [`specs`]: rules of `ibv_create_flow`
+//! - [`table`]: flow tables
+//! - [`headers`], [`key`]: the parser of the device
+//! - [`reformat`], [`modify`]: changes of a packet
+//!
+//! Sources: Linux `drivers/infiniband/hw/mlx5/fs.c`, `drivers/net/ethernet/mellanox/mlx5/core/fs_core.c`.
 
 mod headers;
 mod key;
@@ -20,23 +26,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use crate::connectx::Wrong;
+use crate::connectx::SteeringBug;
 use crate::device::ObjectId;
-use crate::frame::{self, Layers, Shape};
+use crate::frame::{self, FramePattern, HeaderOffsets};
 use crate::rules::NewMatcher;
-use crate::slab::Slab;
+use crate::slots::Slab;
 use crate::topology::SteeringSpec;
-use key::{Key, Needs, Registers};
+use key::{Key, KeyParts, Registers};
 use modify::Program;
 use reformat::Reformat;
-use table::{Destination, Mask, Place, Table};
+use table::{Destination, EntryRef, Mask, Table};
 
-/// Place of rules for groups among the priorities: behind those of programs, two for each priority that a program names.
+/// Internal priority of multicast rules, behind the rules of programs. Each priority that a program uses has
+/// two internal ones.
 const GROUP_PRIORITY: u8 = 64;
-/// Place of the defaults.
-const LEFTOVERS: u8 = GROUP_PRIORITY + 1;
+/// Internal priority of default rules.
+const DEFAULT_PRIORITY: u8 = GROUP_PRIORITY + 1;
 
-/// Packets and bytes.
+/// A flow counter of packets and bytes.
 #[derive(Debug, Default)]
 pub(super) struct Counter {
     packets: AtomicU64,
@@ -44,7 +51,7 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    /// Packets of one length.
+    /// Counts packets of equal length.
     pub(super) fn count(&self, packets: usize, length: usize) {
         self.packets.fetch_add(packets as u64, Ordering::Relaxed);
         self.bytes.fetch_add((packets * length) as u64, Ordering::Relaxed);
@@ -60,13 +67,13 @@ impl Counter {
     }
 }
 
-/// What an entry does.
+/// Action of a table entry.
 #[derive(Clone, Debug, Default)]
 struct Action {
     drop: bool,
-    /// Tables behind have the packet as well.
+    /// True if the lookup continues with the following priorities.
     next_priority: bool,
-    /// The packet leaves the rules of programs: only the defaults are behind the kernel's own.
+    /// True if the packet skips all other rules of programs, so that only default rules follow.
     next_space: bool,
     tag: Option<u32>,
     reformat: Option<Arc<Reformat>>,
@@ -74,8 +81,8 @@ struct Action {
 }
 
 impl Action {
-    /// Why one entry cannot do both, for a rule whose match is there already.
-    fn contradicts(&self, new: &Self) -> Option<String> {
+    /// Returns the reason why one entry cannot have both actions, for a new rule with an existing match.
+    fn conflict_with(&self, new: &Self) -> Option<String> {
         fn differs<T>(ours: &Option<Arc<T>>, new: &Option<Arc<T>>) -> bool {
             match (ours, new) {
                 (None, None) => false,
@@ -100,44 +107,44 @@ impl Action {
     }
 }
 
-/// What becomes of a frame that arrived.
+/// Result of the lookup for a received frame.
 #[derive(Debug)]
-pub(super) enum Verdict {
-    /// It goes to this queue pair, as it is, with this tag; the counter counts it.
+pub(super) enum RxVerdict {
+    /// The frame goes unchanged to this queue pair with this tag; the counter counts it.
     Queue { qp: ObjectId, tag: u32, counter: Option<Arc<Counter>> },
-    /// A rule drops it.
+    /// A rule drops the frame.
     Drop,
-    /// No rule has it.
+    /// No rule matches the frame.
     Miss,
-    /// [`Steering::arrived`] has what goes where.
-    Several,
+    /// The frame is changed or copied; [`Steering::rx_actions`] has the result.
+    Multiple,
 }
 
-/// A frame on its way to a queue pair, in [`Arrived::bytes`].
+/// Delivery of a frame in [`RxActions::bytes`] to a queue pair.
 #[derive(Clone, Debug)]
 pub(super) struct Delivery {
     pub(super) qp: ObjectId,
     pub(super) tag: u32,
-    /// Register B.
+    /// Metadata register B.
     pub(super) metadata: u32,
     frame: std::ops::Range<usize>,
 }
 
-/// A frame that became several, or another.
+/// Deliveries of a frame that was changed or copied.
 #[derive(Debug, Default)]
-pub(super) struct Arrived {
+pub(super) struct RxActions {
     pub(super) deliveries: Vec<Delivery>,
     bytes: Vec<u8>,
     counters: Vec<(Arc<Counter>, usize)>,
     pub(super) dropped: bool,
 }
 
-impl Arrived {
+impl RxActions {
     pub(super) fn frame(&self, delivery: &Delivery) -> &[u8] {
         &self.bytes[delivery.frame.clone()]
     }
 
-    /// The frame is done with: what was counted counts.
+    /// Updates the counters of the matched rules.
     pub(super) fn count(&self) {
         for (counter, length) in &self.counters {
             counter.count(1, *length);
@@ -149,7 +156,7 @@ impl Arrived {
         self.bytes.extend_from_slice(packet);
         let tag = entry.action.tag.unwrap_or(0);
         for qp in entry.destinations.iter().filter_map(|destination| destination.qp) {
-            // A queue pair that several rules name has one copy.
+            // A queue pair that several rules name receives one copy.
             let frame = start..self.bytes.len();
             if !self.deliveries.iter().any(|other| other.qp == qp && other.frame == frame) {
                 self.deliveries.push(Delivery { qp, tag, metadata, frame });
@@ -158,42 +165,42 @@ impl Arrived {
     }
 }
 
-/// What becomes of a frame that leaves.
+/// Result of the lookup for a sent frame.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Sent {
-    /// It goes as it is.
+pub(super) enum TxVerdict {
+    /// The frame is sent unchanged.
     Unchanged,
-    /// [`Steering::sent`] has what goes in its place.
+    /// The frame in [`Steering::sent`] is sent instead.
     Changed,
-    /// A rule drops it.
+    /// A rule drops the frame.
     Drop,
 }
 
-/// The tables of one direction of a port.
+/// Flow tables of one direction of a port.
 #[derive(Debug, Default)]
 struct Direction {
-    /// By priority.
+    /// Tables with their priority, in ascending order.
     tables: Vec<(u8, Table)>,
-    /// Parts of keys that any mask looks at.
-    needs: Needs,
-    /// Bits of keys that any mask looks at.
+    /// Parts that any mask compares.
+    needs: KeyParts,
+    /// Union of all masks.
     bits: Option<Box<Key>>,
-    /// The last frame that went to a queue pair as it was, as far as any mask looks at it, and what became of it. The next is often alike.
-    last: Option<Plain>,
+    /// Pattern and result of the last frame that was delivered unchanged. The next frame often matches.
+    last: Option<CachedVerdict>,
 }
 
-/// A [`Verdict::Queue`].
+/// A cached [`RxVerdict::Queue`].
 #[derive(Clone, Debug)]
-struct Plain {
-    likeness: Shape,
-    /// Where the headers are of all such frames.
-    layers: Layers,
+struct CachedVerdict {
+    pattern: FramePattern,
+    /// Header offsets of all matching frames.
+    layers: HeaderOffsets,
     qp: ObjectId,
     tag: u32,
     counter: Option<Arc<Counter>>,
 }
 
-impl Needs {
+impl KeyParts {
     fn and(self, mask: &Mask) -> Self {
         Self { parts: self.parts | mask.criteria, checks: self.checks || mask.checks }
     }
@@ -211,8 +218,8 @@ impl Direction {
         &mut self.tables[at].1
     }
 
-    /// A mask is in a table by now.
-    fn look_at(&mut self, mask: &Mask) {
+    /// Records the mask of a new entry.
+    fn add_mask(&mut self, mask: &Mask) {
         self.needs = self.needs.and(mask);
         let bits = self.bits.get_or_insert_with(|| Box::new(Key::NOTHING));
         for (at, word) in mask.words() {
@@ -221,15 +228,15 @@ impl Direction {
         self.last = None;
     }
 
-    fn remove(&mut self, priority: u8, place: &Place, rule: ObjectId) {
+    fn remove(&mut self, priority: u8, entry_ref: &EntryRef, rule: ObjectId) {
         self.last = None;
         if let Ok(at) = self.tables.binary_search_by_key(&priority, |(priority, _)| *priority) {
-            self.tables[at].1.remove(place, rule);
+            self.tables[at].1.remove(entry_ref, rule);
             if self.tables[at].1.is_empty() {
                 self.tables.remove(at);
                 let tables = std::mem::take(&mut self.tables);
                 (self.needs, self.bits) = Default::default();
-                tables.iter().flat_map(|(_, table)| table.masks()).for_each(|mask| self.look_at(mask));
+                tables.iter().flat_map(|(_, table)| table.masks()).for_each(|mask| self.add_mask(mask));
                 self.tables = tables;
             }
         }
@@ -240,32 +247,32 @@ impl Direction {
 struct Port {
     ingress: Direction,
     egress: Direction,
-    /// Rules that have a copy of everything, and where it goes.
+    /// Sniffer rules, which receive a copy of every packet, and their queue pairs.
     sniffers: Vec<(ObjectId, ObjectId)>,
 }
 
-/// A rule, by where its entries are.
+/// A rule and its table entries.
 #[derive(Debug, Default)]
 struct Rule {
     port: usize,
     egress: bool,
-    places: Vec<(u8, Place)>,
-    /// Counters whose description it keeps.
+    entries: Vec<(u8, EntryRef)>,
+    /// Counter set whose description this rule keeps alive.
     counters: Option<ObjectId>,
 }
 
-/// A flow action.
+/// A flow action object.
 #[derive(Debug)]
 enum FlowAction {
     Modify(Arc<Program>),
     Reformat(Arc<Reformat>),
 }
 
-/// A set of counters of verbs.
+/// A counter set of verbs.
 #[derive(Debug, Default)]
 struct Counters {
     counter: Arc<Counter>,
-    /// What each number of the set is: bytes, or packets; and where it stands.
+    /// Description of each number of the set: true for bytes, false for packets, and its index.
     described: Vec<(bool, usize)>,
     rules: u32,
 }
@@ -279,24 +286,24 @@ pub(super) struct Steering {
     matchers: Slab<NewMatcher>,
     actions: Slab<FlowAction>,
     counters: Slab<Counters>,
-    /// Flow counters of the firmware, in bulks.
+    /// Flow counters of the firmware, grouped in bulks.
     bulks: Slab<Vec<Arc<Counter>>>,
     supported: Key,
-    /// Of the frame at hand.
+    /// Match parameters of the current frame.
     key: Key,
-    /// Of a frame that became several.
-    pub(super) arrived: Arrived,
-    /// A frame that leaves changed.
+    /// Deliveries of the current frame, if it was changed or copied.
+    pub(super) rx_actions: RxActions,
+    /// The current sent frame, if it was changed.
     pub(super) sent: Vec<u8>,
-    /// Frames that left, for those who have a copy of everything.
-    overheard: Vec<(usize, Vec<u8>)>,
-    /// Frames that an action does not apply to: they are dropped.
+    /// Copies of sent frames for sniffer rules, with their port.
+    sniffed: Vec<(usize, Vec<u8>)>,
+    /// Number of frames that were dropped because an action is not applicable.
     pub(super) unfit: u64,
-    /// Frames that a rule gave to the kernel, and that nobody had.
+    /// Number of frames that a rule passed to the kernel and that no default rule received.
     pub(super) to_kernel: u64,
 }
 
-/// An entry to be made.
+/// Parameters of a new table entry.
 #[derive(Debug)]
 struct NewEntry {
     port: usize,
@@ -311,17 +318,17 @@ struct NewEntry {
 }
 
 impl NewEntry {
-    /// With an error, if it is one of entries.
-    fn wrong(mut self, wrong: Wrong) -> Self {
+    /// Applies a deliberate bug that concerns entries.
+    fn with_bug(mut self, wrong: SteeringBug) -> Self {
         match wrong {
-            Wrong::Mask => {
-                self.mask.forget_a_bit();
-                self.value.keep(&self.mask);
+            SteeringBug::Mask => {
+                self.mask.clear_last_bit();
+                self.value.mask_with(&self.mask);
             }
-            // Two for each priority that a program names.
-            Wrong::Order if self.priority < GROUP_PRIORITY => self.priority ^= 8,
-            Wrong::Tag => self.action.tag = self.action.tag.map(|tag| tag ^ 1),
-            Wrong::Order | Wrong::Checksum | Wrong::Length => {}
+            // Each priority of a program has two internal ones, so 8 corresponds to 4.
+            SteeringBug::Order if self.priority < GROUP_PRIORITY => self.priority ^= 8,
+            SteeringBug::Tag => self.action.tag = self.action.tag.map(|tag| tag ^ 1),
+            SteeringBug::Order | SteeringBug::Checksum | SteeringBug::Length => {}
         }
         self
     }
@@ -339,39 +346,39 @@ impl Steering {
             bulks: Slab::default(),
             supported: key::supported(spec.integrity),
             key: key::supported(true),
-            arrived: Arrived::default(),
+            rx_actions: RxActions::default(),
             sent: Vec::new(),
-            overheard: Vec::new(),
+            sniffed: Vec::new(),
             unfit: 0,
             to_kernel: 0,
         }
     }
 
-    /// Rules of a port.
+    /// Returns the number of rules of a port.
     pub(super) fn rules(&self, port: usize) -> usize {
         self.rules.iter().filter(|(_, rule)| rule.port == port).count()
     }
 
     /// Adds an entry for a rule.
-    fn enter(&mut self, rule: ObjectId, new: NewEntry) -> Result<(u8, Place), (Errno, String)> {
+    fn insert_entry(&mut self, rule: ObjectId, new: NewEntry) -> Result<(u8, EntryRef), (Errno, String)> {
         let invalid = |why: String| Err((Errno::INVAL, why));
-        if let Some(at) = new.value.beyond(&new.mask) {
+        if let Some(at) = new.value.first_byte_outside(&new.mask) {
             return invalid(format!("the value has bits at byte {at:#x} that the mask does not have"));
         }
         let covered = new.mask.criteria();
         if covered & !new.criteria != 0 {
-            return invalid(format!("the mask reaches into parts {covered:#x}, and {:#x} are enabled", new.criteria));
+            return invalid(format!("the mask covers parts {covered:#x}, but {:#x} are enabled", new.criteria));
         }
         if new.criteria & !self.spec.match_parts != 0 {
             return invalid(format!(
-                "parts {:#x} of the parameters; the device compares {:#x}",
+                "parts {:#x} are enabled; the device compares {:#x}",
                 new.criteria, self.spec.match_parts
             ));
         }
-        if let Some(at) = new.mask.beyond(&self.supported) {
+        if let Some(at) = new.mask.first_byte_outside(&self.supported) {
             return invalid(format!("the device does not compare what is at byte {at:#x}"));
         }
-        let new = if let Some(wrong) = self.spec.wrong { new.wrong(wrong) } else { new };
+        let new = if let Some(wrong) = self.spec.bug { new.with_bug(wrong) } else { new };
         let port = &mut self.ports[new.port];
         let direction = if new.egress { &mut port.egress } else { &mut port.ingress };
         let mask = Mask::new(&new.mask, new.criteria);
@@ -379,23 +386,23 @@ impl Steering {
         let destination = Destination { rule, qp: new.qp, counter: new.counter };
         let size = self.spec.table_entries;
         let table = direction.table(new.priority, size);
-        let place = table.add(mask, &new.value, new.action, destination);
+        let entry_ref = table.add(mask, &new.value, new.action, destination);
         if table.is_empty() {
             direction.tables.retain(|(_, table)| !table.is_empty());
         }
-        let place = place?;
-        direction.look_at(&seen);
-        Ok((new.priority, place))
+        let entry_ref = entry_ref?;
+        direction.add_mask(&seen);
+        Ok((new.priority, entry_ref))
     }
 
-    /// Takes a rule out of its tables.
-    fn leave(&mut self, id: ObjectId) {
+    /// Removes a rule and its entries.
+    fn remove_rule(&mut self, id: ObjectId) {
         let Some(rule) = self.rules.remove(id) else { return };
         let port = &mut self.ports[rule.port];
         port.sniffers.retain(|(rule, _)| *rule != id);
         let direction = if rule.egress { &mut port.egress } else { &mut port.ingress };
-        for (priority, place) in &rule.places {
-            direction.remove(*priority, place, id);
+        for (priority, entry_ref) in &rule.entries {
+            direction.remove(*priority, entry_ref, id);
         }
         if let Some(counters) = rule.counters.and_then(|counters| self.counters.get_mut(counters)) {
             counters.rules -= 1;
@@ -405,36 +412,36 @@ impl Steering {
         }
     }
 
-    /// Queue pair and tag of the first of these frames, which no rule can tell from the last one that went to a queue pair as it was, and
-    /// how many of them are like it.
+    /// Looks up the cached verdict. Returns the number of leading frames that match it, queue pair, tag and
+    /// header offsets.
     #[inline]
-    pub(super) fn remembered(&self, at: usize, frames: &[&[u8]]) -> Option<(usize, ObjectId, u32, &Layers)> {
+    pub(super) fn cached_verdict(&self, at: usize, frames: &[&[u8]]) -> Option<(usize, ObjectId, u32, &HeaderOffsets)> {
         let port = &self.ports[at];
         let last = port.ingress.last.as_ref().filter(|_| port.sniffers.is_empty())?;
-        let alike = last.likeness.leads(frames);
+        let alike = last.pattern.matching_prefix(frames);
         (alike > 0).then_some((alike, last.qp, last.tag, &last.layers))
     }
 
-    /// So many frames of [`Self::remembered`] count.
+    /// Counts frames of [`Self::cached_verdict`].
     #[inline]
-    pub(super) fn count_remembered(&self, at: usize, packets: usize, length: usize) {
+    pub(super) fn count_cached(&self, at: usize, packets: usize, length: usize) {
         if let Some(counter) = self.ports[at].ingress.last.as_ref().and_then(|last| last.counter.as_ref()) {
             counter.count(packets, length);
         }
     }
 
-    /// Asks the rules about a frame that arrived.
+    /// Looks up the rules for a received frame.
     #[inline]
-    pub(super) fn receive(&mut self, at: usize, frame: &[u8]) -> Verdict {
+    pub(super) fn receive(&mut self, at: usize, frame: &[u8]) -> RxVerdict {
         let port = &mut self.ports[at];
         let ingress = &mut port.ingress;
         if port.sniffers.is_empty() {
             if ingress.tables.is_empty() {
-                return Verdict::Miss;
+                return RxVerdict::Miss;
             }
             self.key.fill(frame, ingress.needs, &Registers::default());
             match ingress.tables.iter().find_map(|(_, table)| table.find(&self.key)) {
-                None => return Verdict::Miss,
+                None => return RxVerdict::Miss,
                 Some(entry) => {
                     if let [Destination { qp, counter, .. }] = &entry.destinations[..]
                         && entry.action.is_plain()
@@ -443,40 +450,40 @@ impl Steering {
                             Some(qp) if !entry.action.drop => {
                                 let (tag, counter) = (entry.action.tag.unwrap_or(0), counter.clone());
                                 let bits = ingress.bits.as_ref();
-                                let likeness = bits.and_then(|bits| key::likeness(frame, ingress.needs, bits));
-                                ingress.last = likeness.map(|likeness| {
+                                let pattern = bits.and_then(|bits| key::pattern(frame, ingress.needs, bits));
+                                ingress.last = pattern.map(|pattern| {
                                     let layers = frame::parse(frame);
-                                    Plain { likeness, layers, qp, tag, counter: counter.clone() }
+                                    CachedVerdict { pattern, layers, qp, tag, counter: counter.clone() }
                                 });
-                                Verdict::Queue { qp, tag, counter }
+                                RxVerdict::Queue { qp, tag, counter }
                             }
                             _ => {
                                 if let Some(counter) = counter {
                                     counter.count(1, frame.len());
                                 }
-                                Verdict::Drop
+                                RxVerdict::Drop
                             }
                         };
                     }
                 }
             }
         }
-        self.receive_slowly(at, frame)
+        self.receive_slow_path(at, frame)
     }
 
-    /// The same for frames that change, or go to several.
-    fn receive_slowly(&mut self, at: usize, frame: &[u8]) -> Verdict {
-        let Self { ports, arrived, spec, unfit, to_kernel, key, .. } = self;
+    /// Looks up the rules for a frame that may be changed or copied.
+    fn receive_slow_path(&mut self, at: usize, frame: &[u8]) -> RxVerdict {
+        let Self { ports, rx_actions, spec, unfit, to_kernel, key, .. } = self;
         let port = &ports[at];
-        arrived.deliveries.clear();
-        arrived.bytes.clear();
-        arrived.counters.clear();
-        arrived.dropped = false;
+        rx_actions.deliveries.clear();
+        rx_actions.bytes.clear();
+        rx_actions.counters.clear();
+        rx_actions.dropped = false;
         for (_, qp) in &port.sniffers {
-            arrived.deliveries.push(Delivery { qp: *qp, tag: 0, metadata: 0, frame: 0..frame.len() });
+            rx_actions.deliveries.push(Delivery { qp: *qp, tag: 0, metadata: 0, frame: 0..frame.len() });
         }
         if !port.sniffers.is_empty() {
-            arrived.bytes.extend_from_slice(frame);
+            rx_actions.bytes.extend_from_slice(frame);
         }
         let mut packet = frame.to_vec();
         let mut registers = Registers::default();
@@ -489,48 +496,48 @@ impl Steering {
                 continue;
             };
             met = true;
-            arrived.counters.extend(
+            rx_actions.counters.extend(
                 entry.destinations.iter().filter_map(|to| Some((Arc::clone(to.counter.as_ref()?), packet.len()))),
             );
             let action = &entry.action;
             if action.drop {
-                arrived.dropped = true;
+                rx_actions.dropped = true;
                 break;
             }
             if action.reformat.is_some() || action.modify.is_some() {
                 if change(action, &mut packet, &mut registers, spec).is_err() {
                     *unfit += 1;
-                    arrived.dropped = true;
+                    rx_actions.dropped = true;
                     break;
                 }
                 key.fill(&packet, port.ingress.needs, &registers);
             }
-            arrived.deliver(entry, &packet, registers.b);
+            rx_actions.deliver(entry, &packet, registers.b);
             left = action.next_space;
             if left {
-                from = LEFTOVERS;
+                from = DEFAULT_PRIORITY;
             } else if !action.next_priority {
                 break;
             }
         }
-        if arrived.deliveries.is_empty() && !arrived.dropped {
+        if rx_actions.deliveries.is_empty() && !rx_actions.dropped {
             if !met {
-                return Verdict::Miss;
+                return RxVerdict::Miss;
             }
             *to_kernel += u64::from(left);
         }
-        Verdict::Several
+        RxVerdict::Multiple
     }
 
-    /// Whether frames that leave a port concern any rule.
+    /// Returns true if any rule applies to sent frames of a port.
     #[inline]
-    pub(super) fn watches(&self, port: usize) -> bool {
+    pub(super) fn has_egress_rules(&self, port: usize) -> bool {
         !self.ports[port].egress.tables.is_empty() || !self.ports[port].sniffers.is_empty()
     }
 
-    /// Asks the rules about a frame that leaves, with what its descriptor said.
-    pub(super) fn transmit(&mut self, at: usize, frame: &[u8], queue: u32, metadata: u32) -> Sent {
-        let Self { ports, sent, spec, unfit, overheard, key, .. } = self;
+    /// Looks up the rules for a sent frame; `queue` and `metadata` come from its descriptor.
+    pub(super) fn transmit(&mut self, at: usize, frame: &[u8], queue: u32, metadata: u32) -> TxVerdict {
+        let Self { ports, sent, spec, unfit, sniffed, key, .. } = self;
         let port = &ports[at];
         let mut registers = Registers { a: metadata, queue, ..Registers::default() };
         key.fill(frame, port.egress.needs, &registers);
@@ -565,57 +572,58 @@ impl Steering {
             }
         }
         if dropped {
-            return Sent::Drop;
+            return TxVerdict::Drop;
         }
         if !port.sniffers.is_empty() {
-            overheard.push((at, if changed { sent.clone() } else { frame.to_vec() }));
+            sniffed.push((at, if changed { sent.clone() } else { frame.to_vec() }));
         }
-        if changed { Sent::Changed } else { Sent::Unchanged }
+        if changed { TxVerdict::Changed } else { TxVerdict::Unchanged }
     }
 
-    /// Frames that left, and queue pairs that have a copy of them.
-    pub(super) fn take_overheard(&mut self) -> Vec<(usize, Vec<u8>, Vec<ObjectId>)> {
-        let frames = std::mem::take(&mut self.overheard);
+    /// Returns the copies of sent frames with the queue pairs that receive them.
+    pub(super) fn take_sniffed(&mut self) -> Vec<(usize, Vec<u8>, Vec<ObjectId>)> {
+        let frames = std::mem::take(&mut self.sniffed);
         let to = |port: usize| self.ports[port].sniffers.iter().map(|(_, qp)| *qp).collect();
         frames.into_iter().map(|(port, frame)| (port, frame, to(port))).collect()
     }
 }
 
-/// What an entry does to a packet: at ingress headers go first, at egress they come last.
+/// Applies the action of an entry to a packet. Headers are removed before other changes, and added after
+/// them.
 fn change(
     action: &Action,
     packet: &mut Vec<u8>,
     registers: &mut Registers,
     spec: &SteeringSpec,
-) -> Result<(), reformat::Unfit> {
+) -> Result<(), reformat::NotApplicable> {
     let reformat = action.reformat.as_ref();
-    if let Some(reformat) = reformat.filter(|reformat| reformat.takes_off()) {
+    if let Some(reformat) = reformat.filter(|reformat| reformat.is_decap()) {
         reformat.apply(packet, spec.entropy)?;
     }
     if let Some(program) = &action.modify {
         program.apply(packet, registers);
-        if spec.wrong == Some(Wrong::Checksum) {
-            turn_over(packet, 11);
+        if spec.bug == Some(SteeringBug::Checksum) {
+            flip_last_bit(packet, 11);
         }
     }
-    if let Some(reformat) = reformat.filter(|reformat| !reformat.takes_off()) {
+    if let Some(reformat) = reformat.filter(|reformat| !reformat.is_decap()) {
         reformat.apply(packet, spec.entropy)?;
-        if spec.wrong == Some(Wrong::Length) {
-            turn_over(packet, 3);
+        if spec.bug == Some(SteeringBug::Length) {
+            flip_last_bit(packet, 3);
         }
     }
     Ok(())
 }
 
-/// The last bit of a byte of the outer IPv4 header, for errors on order.
-fn turn_over(packet: &mut [u8], at: usize) {
+/// Inverts the last bit of a byte of the outer IPv4 header, for a deliberate bug.
+fn flip_last_bit(packet: &mut [u8], at: usize) {
     let outer = headers::outer(packet);
     if outer.version == 4 {
         packet[outer.l3 + at] ^= 1;
     }
 }
 
-/// Whether a mask looks at the bits that say whether layers are in order, which cost a sum over the packet.
-fn looks_at_checks(mask: &Key) -> bool {
+/// Returns true if a mask compares integrity bits, which requires a checksum of the packet.
+fn matches_integrity_bits(mask: &Key) -> bool {
     key::ORDER.iter().any(|field| field.get(mask.bytes()) != 0 || field.inner().get(mask.bytes()) != 0)
 }

@@ -1,9 +1,12 @@
-//! Packet reformat: headers that are taken off or put on. Source for kinds, tables and lengths: Linux
-//! `drivers/infiniband/hw/mlx5/fs.c`, `drivers/net/ethernet/mellanox/mlx5/core/cmd.c`; for what the device fills in itself: Linux
-//! `drivers/net/ethernet/mellanox/mlx5/core/lib/port_tun.c` and DPDK `drivers/net/mlx5/mlx5_flow_dv.c`.
+//! Packet reformat: adds or removes headers.
 //!
-//! The header that is put on is literal but for what depends on the packet: lengths of IP and UDP, the IPv4 header checksum, and
-//! entropy, which the device writes into the source port of UDP tunnels and the low byte of a GRE key.
+//! An encapsulation header is copied literally, except fields that depend on the packet: lengths of IP and
+//! UDP, and the IPv4 header checksum. The device also writes entropy into the source port of UDP tunnels and
+//! the low byte of a GRE key.
+//!
+//! Sources of kinds, tables and lengths: Linux `drivers/infiniband/hw/mlx5/fs.c`,
+//! `drivers/net/ethernet/mellanox/mlx5/core/cmd.c`. Sources of the fields that the device writes: Linux
+//! `drivers/net/ethernet/mellanox/mlx5/core/lib/port_tun.c`, DPDK `drivers/net/mlx5/mlx5_flow_dv.c`.
 
 use rustix::io::Errno;
 use wirepath_nic_defs::uverbs::mlx5 as abi;
@@ -12,37 +15,40 @@ use super::headers::{self, GRE, Headers, TCP, UDP};
 use crate::frame;
 use crate::topology::SteeringSpec;
 
-/// Link headers that may stand in front of what a tunnel of packets carried: without and with a VLAN tag.
+/// Lengths of the Ethernet header that is added to the payload of an L3 tunnel: without and with a VLAN tag.
 const LINK_BYTES: [usize; 2] = [14, 18];
 
-/// A packet that the reformat does not go with.
+/// Error: the reformat is not applicable to the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unfit;
+pub(super) struct NotApplicable;
 
-/// One of the four kinds.
+/// Packet reformat actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reformat {
-    /// Outer headers off; an Ethernet frame was inside.
+    /// Removes the outer headers in front of an inner Ethernet frame.
     L2TunnelToL2,
-    /// Outer headers on.
+    /// Adds outer headers.
     L2ToL2Tunnel(Vec<u8>),
-    /// Outer headers off, a link header on; an IP packet was inside.
+    /// Replaces the outer headers in front of an inner IP packet by an Ethernet header.
     L3TunnelToL2(Vec<u8>),
-    /// Link header off, outer headers on.
+    /// Replaces the Ethernet header by outer headers.
     L2ToL3Tunnel(Vec<u8>),
 }
 
 impl Reformat {
-    /// Makes one, with the kernel's checks and the firmware's.
+    /// Creates a reformat action, with the checks of kernel and firmware.
     pub(super) fn new(kind: u8, table: u8, data: Option<&[u8]>, spec: &SteeringSpec) -> Result<Self, (Errno, String)> {
         let wanted = match kind {
             abi::REFORMAT_L2_TUNNEL_TO_L2 | abi::REFORMAT_L3_TUNNEL_TO_L2 => abi::TABLE_NIC_RX,
             abi::REFORMAT_L2_TO_L2_TUNNEL | abi::REFORMAT_L2_TO_L3_TUNNEL => abi::TABLE_NIC_TX,
-            kind => return Err((Errno::INVAL, format!("reformat of kind {kind}"))),
+            kind => return Err((Errno::INVAL, format!("unknown reformat kind {kind}"))),
         };
         if table != wanted || spec.reformats & 1 << kind == 0 {
-            let able =
-                if spec.reformats & 1 << kind == 0 { "which it cannot do at all" } else { "which is of the other" };
+            let able = if spec.reformats & 1 << kind == 0 {
+                "which the device does not support"
+            } else {
+                "which is of the other direction"
+            };
             return Err((Errno::OPNOTSUPP, format!("reformat of kind {kind} in table {table}, {able}")));
         }
         if kind == abi::REFORMAT_L2_TUNNEL_TO_L2 {
@@ -64,40 +70,41 @@ impl Reformat {
         }
     }
 
-    pub(super) fn takes_off(&self) -> bool {
+    pub(super) fn is_decap(&self) -> bool {
         matches!(self, Self::L2TunnelToL2 | Self::L3TunnelToL2(_))
     }
 
-    /// Changes a packet.
-    pub(super) fn apply(&self, packet: &mut Vec<u8>, entropy: bool) -> Result<(), Unfit> {
+    /// Applies the action to a packet.
+    pub(super) fn apply(&self, packet: &mut Vec<u8>, entropy: bool) -> Result<(), NotApplicable> {
         let headers = &headers::parse(packet);
         match self {
             Self::L2TunnelToL2 => {
-                let start = headers.inner.and_then(|inner| inner.l2).ok_or(Unfit)?;
+                let start = headers.inner.and_then(|inner| inner.l2).ok_or(NotApplicable)?;
                 packet.truncate(headers.outer.end);
                 packet.drain(..start);
             }
             Self::L3TunnelToL2(link) => {
-                let inner = headers.inner.filter(|inner| inner.l2.is_none() && inner.version != 0).ok_or(Unfit)?;
+                let inner =
+                    headers.inner.filter(|inner| inner.l2.is_none() && inner.version != 0).ok_or(NotApplicable)?;
                 packet.truncate(inner.end);
                 packet.splice(..inner.l3, link.iter().copied());
             }
-            Self::L2ToL2Tunnel(outer) => put_on(packet, 0, outer, headers, entropy),
+            Self::L2ToL2Tunnel(outer) => encapsulate(packet, 0, outer, headers, entropy),
             Self::L2ToL3Tunnel(outer) => {
-                let start = Some(headers.outer.l3).filter(|_| headers.outer.version != 0).ok_or(Unfit)?;
+                let start = Some(headers.outer.l3).filter(|_| headers.outer.version != 0).ok_or(NotApplicable)?;
                 packet.truncate(headers.outer.end);
-                put_on(packet, start, outer, headers, entropy);
+                encapsulate(packet, start, outer, headers, entropy);
             }
         }
         Ok(())
     }
 }
 
-/// Outer headers in place of the first `start` bytes, with what depends on the packet filled in.
-fn put_on(packet: &mut Vec<u8>, start: usize, outer: &[u8], headers: &Headers, entropy: bool) {
+/// Replaces the first `start` bytes by outer headers, and sets the fields that depend on the packet.
+fn encapsulate(packet: &mut Vec<u8>, start: usize, outer: &[u8], headers: &Headers, entropy: bool) {
     let flow = entropy.then(|| flow_of(packet, headers));
     packet.splice(..start, outer.iter().copied());
-    // Headers that are cut off by the data's end are left alone, as is everything that is not IP.
+    // Truncated headers and headers other than IP stay unchanged.
     let Some((version, l3)) = ip_of(outer) else { return };
     let length = packet.len() - l3;
     let (protocol, l4) = if version == 4 {
@@ -118,7 +125,7 @@ fn put_on(packet: &mut Vec<u8>, start: usize, outer: &[u8], headers: &Headers, e
             let length = packet.len() - l4;
             packet[l4 + 4..l4 + 6].copy_from_slice(&(length as u16).to_be_bytes());
             if let Some(flow) = flow {
-                // Of the range for private ports.
+                // The range of private ports.
                 packet[l4..l4 + 2].copy_from_slice(&(0xc000 | flow as u16 & 0x3fff).to_be_bytes());
             }
         }
@@ -131,7 +138,7 @@ fn put_on(packet: &mut Vec<u8>, start: usize, outer: &[u8], headers: &Headers, e
     }
 }
 
-/// Version and start of the IP header in headers to be put on.
+/// Returns version and offset of the IP header in outer headers.
 fn ip_of(outer: &[u8]) -> Option<(u8, usize)> {
     let mut at = 12;
     for _ in 0..2 {
@@ -146,7 +153,7 @@ fn ip_of(outer: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// A number that is the same for packets of one flow.
+/// Returns a hash that is equal for all packets of a flow.
 fn flow_of(packet: &[u8], headers: &Headers) -> u32 {
     let level = &headers.outer;
     let addresses = match level.version {
@@ -156,7 +163,7 @@ fn flow_of(packet: &[u8], headers: &Headers) -> u32 {
     };
     let ports =
         if level.transport && matches!(level.protocol, TCP | UDP) { &packet[level.l4..level.l4 + 4] } else { &[] };
-    // FNV-1a: what the device really computes is not public, and any function will do.
+    // FNV-1a. The function of the real device is not public, and any hash is possible.
     let hash = addresses
         .iter()
         .chain(ports)

@@ -1,5 +1,5 @@
-//! Specs of `ibv_create_flow` as match parameters. Source: Linux `drivers/infiniband/hw/mlx5/fs.c` (`parse_flow_attr`,
-//! `is_valid_ethertype`, `flow_is_multicast_only`).
+//! Converts specs of `ibv_create_flow` to match parameters. Source: Linux `drivers/infiniband/hw/mlx5/fs.c`
+//! (`parse_flow_attr`, `is_valid_ethertype`, `flow_is_multicast_only`).
 
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::{MATCH_BYTES, MatchField, header, misc, misc2};
@@ -10,30 +10,30 @@ use super::key::Key;
 use crate::device::ObjectId;
 use crate::rules::FlowSpec;
 
-type Wrong = (Errno, String);
+type RuleError = (Errno, String);
 
-fn invalid<T>(why: impl Into<String>) -> Result<T, Wrong> {
+fn invalid<T>(why: impl Into<String>) -> Result<T, RuleError> {
     Err((Errno::INVAL, why.into()))
 }
 
-fn unsupported<T>(why: impl Into<String>) -> Result<T, Wrong> {
+fn unsupported<T>(why: impl Into<String>) -> Result<T, RuleError> {
     Err((Errno::OPNOTSUPP, why.into()))
 }
 
-/// A rule's match and what it does.
+/// Match and actions of a rule.
 #[derive(Clone, Debug)]
-pub(super) struct Read {
+pub(super) struct ParsedRule {
     pub(super) mask: Key,
     pub(super) value: Key,
     pub(super) tag: Option<u32>,
     pub(super) drop: bool,
     pub(super) actions: Vec<ObjectId>,
     pub(super) counters: Option<ObjectId>,
-    /// The first spec is of groups only.
+    /// True if the first spec matches only multicast addresses.
     pub(super) group: bool,
 }
 
-/// Match parameters in the making.
+/// Match parameters under construction.
 struct Parameters {
     mask: [u8; MATCH_BYTES],
     value: [u8; MATCH_BYTES],
@@ -49,33 +49,33 @@ impl Parameters {
         field.set(&mut self.value, value);
     }
 
-    /// A field from the bytes of a filter.
+    /// Sets a field from bytes of a filter.
     fn bytes(&mut self, field: MatchField, value: &[u8], mask: &[u8]) {
         self.set(field, number(value), number(mask));
     }
 
-    /// The protocol, which several specs imply.
-    fn protocol(&mut self, field: MatchField, value: u8, mask: u8) -> Result<(), Wrong> {
+    /// Sets the protocol, which several specs imply.
+    fn protocol(&mut self, field: MatchField, value: u8, mask: u8) -> Result<(), RuleError> {
         let (is, covered) = (field.get(&self.value), field.get(&self.mask));
         if mask == 0 {
             return Ok(());
         }
         if covered != 0 && (covered != u128::from(mask) || is != u128::from(value)) {
-            return invalid(format!("protocol {value} beside protocol {is}"));
+            return invalid(format!("protocol {value} contradicts protocol {is}"));
         }
         self.set(field, value.into(), mask.into());
         Ok(())
     }
 }
 
-/// Reads the specs of a rule.
-pub(super) fn read(specs: &[FlowSpec]) -> Result<Read, Wrong> {
+/// Converts the specs of a rule.
+pub(super) fn read(specs: &[FlowSpec]) -> Result<ParsedRule, RuleError> {
     for inner in [false, true] {
         ethertype_agrees(specs, inner)?;
     }
     let mut parameters = Parameters { mask: [0; MATCH_BYTES], value: [0; MATCH_BYTES] };
     let empty = || Key::from_parameters(&[]).expect("nothing is behind nothing");
-    let mut read = Read {
+    let mut read = ParsedRule {
         mask: empty(),
         value: empty(),
         tag: None,
@@ -114,7 +114,7 @@ fn header_spec(
     value: &[u8],
     mask: &[u8],
     before: Option<u32>,
-) -> Result<(), Wrong> {
+) -> Result<(), RuleError> {
     let at = |field: MatchField| if inner { field.inner() } else { field };
     let p = parameters;
     match kind {
@@ -161,7 +161,7 @@ fn header_spec(
                 (UDP, header::UDP_SPORT, header::UDP_DPORT)
             };
             p.protocol(at(header::IP_PROTOCOL), protocol, 0xff)?;
-            // The destination comes first.
+            // The destination port is the first field.
             p.bytes(at(destination), &value[..2], &mask[..2]);
             p.bytes(at(source), &value[2..4], &mask[2..4]);
         }
@@ -188,8 +188,9 @@ fn header_spec(
     Ok(())
 }
 
-/// An EtherType beside an IP header must be whole and that of the header, or that of MPLS in front of it.
-fn ethertype_agrees(specs: &[FlowSpec], of: bool) -> Result<(), Wrong> {
+/// Checks an EtherType beside an IP header: its mask must be full, and its value that of the IP version, or
+/// of MPLS before the IP header.
+fn ethertype_agrees(specs: &[FlowSpec], of: bool) -> Result<(), RuleError> {
     let mut ethertype = None;
     let mut ip = None;
     for spec in specs {
@@ -217,10 +218,10 @@ fn ethertype_agrees(specs: &[FlowSpec], of: bool) -> Result<(), Wrong> {
         }
         _ => true,
     };
-    if agree { Ok(()) } else { invalid("an EtherType that does not go with the IP header") }
+    if agree { Ok(()) } else { invalid("an EtherType that does not match the IP header") }
 }
 
-/// Whether the first spec is of group addresses only.
+/// Returns true if the first spec matches only multicast addresses.
 fn is_group(specs: &[FlowSpec]) -> bool {
     match specs.first() {
         Some(FlowSpec::Match { kind: defs::SPEC_IPV4, inner: false, value, .. }) => value[4] >> 4 == 14,

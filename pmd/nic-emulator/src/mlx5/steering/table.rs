@@ -1,8 +1,9 @@
-//! A flow table as the kernel fills it: groups of entries with one mask each, an entry with one value. Source: Linux
-//! `drivers/net/ethernet/mellanox/mlx5/core/fs_core.c` (automatic groups).
+//! A flow table, as the kernel fills it. Source: Linux `drivers/net/ethernet/mellanox/mlx5/core/fs_core.c`
+//! (automatic groups).
 //!
-//! A new mask gets a group; the first few groups are large, later ones have one entry. The device asks groups in the order in which they
-//! lie. For looking things up, groups of the same mask are one: a value stands in one of them only.
+//! A flow group holds entries with one mask; an entry has one value. Every new mask gets a group. The first
+//! few groups are large, later ones have one entry. The device looks up groups in order of their index. This
+//! lookup combines the groups of a mask, because a value exists in only one of them.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -14,19 +15,19 @@ use super::key::{Key, WORDS};
 use super::{Action, Counter};
 use crate::device::ObjectId;
 
-/// Large groups of a table.
+/// Number of large groups of a table.
 const LARGE_GROUPS: u32 = 6;
-/// Entries that are compared one after the other; more are hashed.
-const FEW: usize = 3;
-/// Words of a short mask.
-const SHORT: usize = 6;
+/// Maximum number of entries that are compared linearly; more are hashed.
+const MAX_LINEAR: usize = 3;
+/// Number of words of a short mask.
+const SHORT_MASK_WORDS: usize = 6;
 
-/// Which bits of a key a group compares.
+/// Mask of a flow group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mask {
-    /// Parts that are looked at.
+    /// Compared parts, as bits of `match_criteria_enable`.
     pub(super) criteria: u8,
-    /// It looks at the bits that say whether layers are in order.
+    /// True if the mask contains integrity bits.
     pub(super) checks: bool,
     words: Box<[(u8, u64)]>,
 }
@@ -34,39 +35,39 @@ pub(super) struct Mask {
 impl Mask {
     pub(super) fn new(key: &Key, criteria: u8) -> Self {
         let words = (0u8..).zip(key.0).filter(|(_, word)| *word != 0).collect();
-        Self { criteria, checks: super::looks_at_checks(key), words }
+        Self { criteria, checks: super::matches_integrity_bits(key), words }
     }
 
-    /// Words that are looked at, and which of their bits.
+    /// Returns index and mask of the compared words.
     pub(super) fn words(&self) -> &[(u8, u64)] {
         &self.words
     }
 
-    /// The words of a key that count.
+    /// Returns the masked words of a key.
     fn of(&self, key: &Key) -> Arc<[u64]> {
         self.words.iter().map(|(at, mask)| key.0[usize::from(*at)] & mask).collect()
     }
 }
 
-/// Where an entry's packets go.
+/// Destination of an entry's packets.
 #[derive(Clone, Debug)]
 pub(super) struct Destination {
-    /// The rule that wants it.
+    /// Rule that the destination belongs to.
     pub(super) rule: ObjectId,
     pub(super) qp: Option<ObjectId>,
     pub(super) counter: Option<Arc<Counter>>,
 }
 
-/// An entry.
+/// A table entry.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// First index of its group.
+    /// Index of the first entry of its group.
     group: u32,
     pub(super) action: Action,
     pub(super) destinations: Vec<Destination>,
 }
 
-/// A run of indexes.
+/// A flow group: a range of indexes.
 #[derive(Debug)]
 struct Group {
     start: u32,
@@ -75,19 +76,19 @@ struct Group {
     mask: u32,
 }
 
-/// All groups of a mask.
+/// All entries of one mask.
 #[derive(Debug)]
-struct Masked {
+struct MaskGroup {
     id: u32,
     mask: Mask,
-    entries: HashMap<Arc<[u64]>, Entry, BuildHasherDefault<Mix>>,
+    entries: HashMap<Arc<[u64]>, Entry, BuildHasherDefault<MixHasher>>,
 }
 
-/// A hash of few words. Programs that choose values which collide slow down nobody but themselves.
+/// A fast hash of few words. Colliding values slow down only the program that chooses them.
 #[derive(Clone, Copy, Debug, Default)]
-struct Mix(u64);
+struct MixHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for MixHasher {
     #[inline]
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
@@ -116,17 +117,21 @@ impl Hasher for Mix {
     }
 }
 
-impl Masked {
+impl MaskGroup {
     #[inline]
     fn find(&self, key: &Key) -> Option<&Entry> {
-        if self.entries.len() <= FEW {
+        if self.entries.len() <= MAX_LINEAR {
             let fits = |value: &[u64]| {
                 self.mask.words.iter().zip(value).all(|((at, mask), value)| key.0[usize::from(*at)] & mask == *value)
             };
             return self.entries.iter().find(|(value, _)| fits(value)).map(|(_, entry)| entry);
         }
-        // Most masks are short; room for others costs more.
-        if self.mask.words.len() <= SHORT { self.hashed::<SHORT>(key) } else { self.hashed::<WORDS>(key) }
+        // A buffer for short masks is cheaper, and most masks are short.
+        if self.mask.words.len() <= SHORT_MASK_WORDS {
+            self.hashed::<SHORT_MASK_WORDS>(key)
+        } else {
+            self.hashed::<WORDS>(key)
+        }
     }
 
     #[inline]
@@ -140,21 +145,21 @@ impl Masked {
     }
 }
 
-/// What finds an entry again.
+/// Identifies an entry for its removal.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct EntryRef {
     mask: u32,
     value: Arc<[u64]>,
 }
 
-/// A table.
+/// A flow table.
 #[derive(Debug)]
 pub(super) struct Table {
     size: u32,
-    /// In the order of their indexes.
+    /// Groups in order of their indexes.
     groups: Vec<Group>,
     large: u32,
-    masks: Vec<Masked>,
+    masks: Vec<MaskGroup>,
     next_mask: u32,
     entries: u32,
 }
@@ -172,7 +177,7 @@ impl Table {
         self.masks.iter().map(|masked| &masked.mask)
     }
 
-    /// The first entry that a key fits.
+    /// Returns the first entry that matches a key.
     #[inline]
     pub(super) fn find(&self, key: &Key) -> Option<&Entry> {
         let mut best: Option<&Entry> = None;
@@ -186,34 +191,34 @@ impl Table {
         best
     }
 
-    /// Adds a rule: to the entry of its value if there is one.
+    /// Adds a rule; rules with the same match share an entry.
     ///
     /// # Errors
-    /// `EEXIST` if that entry does something else, `ENOSPC` if there is no room.
+    /// `EEXIST` if the existing entry has another action, `ENOSPC` if the table is full.
     pub(super) fn add(
         &mut self,
         mask: Mask,
         value: &Key,
         action: Action,
         destination: Destination,
-    ) -> Result<Place, (Errno, String)> {
+    ) -> Result<EntryRef, (Errno, String)> {
         let at = self.masks.iter().position(|masked| masked.mask == mask);
         let value = at.map_or_else(|| mask.of(value), |at| self.masks[at].mask.of(value));
         if let Some(masked) = at.map(|at| &mut self.masks[at])
             && let Some(entry) = masked.entries.get_mut(&value)
         {
-            if let Some(why) = entry.action.contradicts(&action) {
+            if let Some(why) = entry.action.conflict_with(&action) {
                 return Err((Errno::EXIST, format!("a rule with this match {why}")));
             }
             entry.action.join(&action);
             entry.destinations.push(destination);
-            return Ok(Place { mask: masked.id, value });
+            return Ok(EntryRef { mask: masked.id, value });
         }
         let id = at.map_or(self.next_mask, |at| self.masks[at].id);
-        let group = self.room(id)?;
+        let group = self.alloc_index(id)?;
         if at.is_none() {
             self.next_mask += 1;
-            self.masks.push(Masked { id, mask, entries: HashMap::default() });
+            self.masks.push(MaskGroup { id, mask, entries: HashMap::default() });
         }
         let masked = match at {
             Some(at) => &mut self.masks[at],
@@ -221,11 +226,11 @@ impl Table {
         };
         masked.entries.insert(Arc::clone(&value), Entry { group, action, destinations: vec![destination] });
         self.entries += 1;
-        Ok(Place { mask: id, value })
+        Ok(EntryRef { mask: id, value })
     }
 
-    /// An index in a group of this mask: the start of the group.
-    fn room(&mut self, mask: u32) -> Result<u32, (Errno, String)> {
+    /// Allocates an index in a group of this mask; returns the start of the group.
+    fn alloc_index(&mut self, mask: u32) -> Result<u32, (Errno, String)> {
         if let Some(group) = self.groups.iter_mut().find(|group| group.mask == mask && group.used < group.size) {
             group.used += 1;
             return Ok(group.start);
@@ -251,20 +256,20 @@ impl Table {
         Ok(start)
     }
 
-    /// Takes a rule out.
-    pub(super) fn remove(&mut self, place: &Place, rule: ObjectId) {
-        let Some(at) = self.masks.iter().position(|masked| masked.id == place.mask) else { return };
+    /// Removes a rule.
+    pub(super) fn remove(&mut self, entry_ref: &EntryRef, rule: ObjectId) {
+        let Some(at) = self.masks.iter().position(|masked| masked.id == entry_ref.mask) else { return };
         let masked = &mut self.masks[at];
-        let Some(entry) = masked.entries.get_mut(&place.value) else { return };
+        let Some(entry) = masked.entries.get_mut(&entry_ref.value) else { return };
         entry.destinations.retain(|destination| destination.rule != rule);
         if !entry.destinations.is_empty() {
             return;
         }
         let start = entry.group;
-        masked.entries.remove(&place.value);
+        masked.entries.remove(&entry_ref.value);
         self.entries -= 1;
         if masked.entries.is_empty() {
-            // Those behind keep their order.
+            // The order of the other masks is preserved.
             self.masks.remove(at);
         }
         if let Ok(at) = self.groups.binary_search_by_key(&start, |group| group.start) {
@@ -289,7 +294,7 @@ mod tests {
         key
     }
 
-    fn add(table: &mut Table, rule: ObjectId, word: usize, mask: u64, value: u64, tag: u32) -> Result<Place, Errno> {
+    fn add(table: &mut Table, rule: ObjectId, word: usize, mask: u64, value: u64, tag: u32) -> Result<EntryRef, Errno> {
         let action = Action { tag: Some(tag), ..Action::default() };
         let destination = Destination { rule, qp: Some(rule), counter: None };
         table.add(Mask::new(&key(word, mask), 1), &key(word, value), action, destination).map_err(|(errno, _)| errno)
@@ -300,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_asked_in_the_order_in_which_they_were_made() {
+    fn groups_are_matched_in_creation_order() {
         let mut table = Table::new(70);
         add(&mut table, 1, 0, 0xff, 7, 0).unwrap();
         let wide = add(&mut table, 2, 0, 0xffff, 7, 0).unwrap();
@@ -308,9 +313,9 @@ mod tests {
         assert_eq!(found(&table, &key(0, 7)), Some(vec![1]), "the first mask, though the second says more");
         assert_eq!(found(&table, &key(0, 0x108)), Some(vec![3]));
         assert_eq!(found(&table, &key(0, 9)), None);
-        // What is gone leaves its place to the next mask.
-        table.remove(&Place { mask: 0, value: Arc::from([7u64]) }, 1);
-        table.remove(&Place { mask: 0, value: Arc::from([8u64]) }, 3);
+        // A removed group is free for the next mask.
+        table.remove(&EntryRef { mask: 0, value: Arc::from([7u64]) }, 1);
+        table.remove(&EntryRef { mask: 0, value: Arc::from([8u64]) }, 3);
         add(&mut table, 4, 1, 0, 0, 0).unwrap();
         assert_eq!(found(&table, &key(0, 7)), Some(vec![4]), "before the second mask now");
         table.remove(&wide, 2);
@@ -318,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_match_goes_to_all_and_may_not_do_something_else() {
+    fn rules_with_equal_matches_share_an_entry_and_action() {
         let mut table = Table::new(70);
         let first = add(&mut table, 1, 0, 0xff, 7, 5).unwrap();
         add(&mut table, 2, 0, 0xff, 7, 5).unwrap();
@@ -334,7 +339,7 @@ mod tests {
         for rule in 0..60 {
             add(&mut table, rule, 0, 0xff, u64::from(rule), 0).unwrap();
         }
-        // Another mask finds only single entries, ten of them.
+        // The next mask gets only single entries; ten are left.
         for rule in 0..10 {
             add(&mut table, 100 + rule, 1, 0xff, u64::from(rule), 0).unwrap();
         }
@@ -345,15 +350,15 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_rules_are_found_and_go_again() {
+    fn hundred_thousand_rules_are_found_and_removed() {
         let mut table = Table::new(1 << 17);
-        let places: Vec<Place> =
+        let entry_refs: Vec<EntryRef> =
             (0..100_000).map(|rule| add(&mut table, rule, 3, u64::MAX, u64::from(rule) << 20, 0).unwrap()).collect();
         for rule in [0, 1, 50_000, 99_999] {
             assert_eq!(found(&table, &key(3, u64::from(rule) << 20)), Some(vec![rule]));
         }
-        for (rule, place) in (0..).zip(&places) {
-            table.remove(place, rule);
+        for (rule, entry_ref) in (0..).zip(&entry_refs) {
+            table.remove(entry_ref, rule);
         }
         assert!(table.is_empty() && table.groups.is_empty() && table.large == 0);
     }

@@ -1,4 +1,4 @@
-//! Items and actions on real frames.
+//! Matches and actions on real frames.
 
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::{self as device, MatchField, header, misc, misc2, misc3, misc5};
@@ -7,7 +7,7 @@ use wirepath_nic_defs::uverbs::mlx5 as abi;
 use zerocopy::IntoBytes;
 
 use super::headers::{ESP, GRE, ICMP, ICMPV6, TCP, UDP};
-use super::key::{self, Key, Needs, Registers, WORDS};
+use super::key::{self, Key, KeyParts, Registers, WORDS};
 use super::modify::Program;
 use super::reformat::Reformat;
 use super::*;
@@ -28,7 +28,7 @@ fn tagged(tags: &[(u16, u16)], kind: u16, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// An IPv4 packet with good checksums; 198.18.0.1 to 198.18.0.2, DSCP 10, ECN 1, time to live 64.
+/// Builds an IPv4 packet with valid checksums: 198.18.0.1 to 198.18.0.2, DSCP 10, ECN 1, TTL 64.
 fn ipv4(protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x45, 0x29, 0, 0, 0, 7, 0x40, 0, 64, protocol, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2];
     packet[2..4].copy_from_slice(&(20 + payload.len() as u16).to_be_bytes());
@@ -38,7 +38,7 @@ fn ipv4(protocol: u8, payload: &[u8]) -> Vec<u8> {
     with_transport_checksum(packet)
 }
 
-/// An IPv6 packet with good checksums: DSCP 10, ECN 1, flow label 0x12345, hop limit 63.
+/// Builds an IPv6 packet with valid checksums: DSCP 10, ECN 1, flow label 0x12345, hop limit 63.
 fn ipv6(next: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x62, 0x91, 0x23, 0x45, 0, 0, next, 63];
     packet[4..6].copy_from_slice(&(payload.len() as u16).to_be_bytes());
@@ -62,7 +62,7 @@ fn udp(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
     [source, destination, length, 0].iter().flat_map(|half| half.to_be_bytes()).chain(payload.iter().copied()).collect()
 }
 
-/// Sequence 0x01020304, acknowledgement 0x05060708, flags NS, ACK and SYN.
+/// Builds a TCP header: sequence 0x01020304, acknowledgement 0x05060708, flags NS, ACK and SYN.
 fn tcp() -> Vec<u8> {
     [&[0, 80, 0x1f, 0x90, 1, 2, 3, 4, 5, 6, 7, 8, 0x51, 0x12, 0xff, 0xff, 0, 0, 0, 0][..], b"payload"].concat()
 }
@@ -71,22 +71,22 @@ fn vxlan(inner: &[u8]) -> Vec<u8> {
     udp(0xc123, 4789, &[&[8, 0, 0, 0, 0x12, 0x34, 0x56, 0], inner].concat())
 }
 
-/// With key 0xaabbccdd.
+/// Builds a GRE packet with key 0xaabbccdd.
 fn gre(kind: u16, inner: &[u8]) -> Vec<u8> {
     [&[0x20, 0], &kind.to_be_bytes()[..], &[0xaa, 0xbb, 0xcc, 0xdd], inner].concat()
 }
 
-/// Label 0x12345, traffic class 5, bottom of stack, time to live 9; then what it carries.
+/// Builds an MPLS packet: label 0x12345, traffic class 5, bottom of stack, TTL 9.
 fn mpls(inner: &[u8]) -> Vec<u8> {
     [&[0x12, 0x34, 0x5b, 9], inner].concat()
 }
 
 fn key_with(frame: &[u8], registers: &Registers) -> Key {
-    // What a former frame left must not be seen.
+    // The old content of the key must not be visible.
     let mut key = Key([u64::MAX; WORDS]);
-    key.fill(frame, Needs { parts: ALL, checks: true }, registers);
+    key.fill(frame, KeyParts { parts: ALL, checks: true }, registers);
     let mut outer = Key([u64::MAX; WORDS]);
-    outer.fill(frame, Needs { parts: 1, checks: true }, registers);
+    outer.fill(frame, KeyParts { parts: 1, checks: true }, registers);
     assert_eq!(outer.0[..8], key.0[..8]);
     key
 }
@@ -95,7 +95,7 @@ fn key_of(frame: &[u8]) -> Key {
     key_with(frame, &Registers::default())
 }
 
-/// Fields of a frame have these values.
+/// Checks the values of fields of a frame.
 fn has(frame: &[u8], fields: &[(MatchField, u128)]) {
     let key = key_of(frame);
     for (field, value) in fields {
@@ -103,13 +103,13 @@ fn has(frame: &[u8], fields: &[(MatchField, u128)]) {
     }
 }
 
-/// Layer 3 and 4 in order, IPv4 and layer-4 checksum good.
+/// Returns the integrity bits: L3 and L4 valid, IPv4 and L4 checksum valid.
 fn order(frame: &[u8]) -> [u128; 4] {
     key::ORDER.map(|field| field.get(key_of(frame).bytes()))
 }
 
 #[test]
-fn what_is_out_of_order_is_told_from_the_rest() {
+fn integrity_bits_report_invalid_layers() {
     let good = ethernet(0x0800, &ipv4(UDP, &vxlan(&ethernet(0x0806, &[0; 28]))));
     assert_eq!(order(&good), [1; 4]);
     has(&good, &[(misc5::tunnel_header(0), 0x0800_0000), (misc5::tunnel_header(1), 0x1234_5600)]);
@@ -127,7 +127,7 @@ fn what_is_out_of_order_is_told_from_the_rest() {
 }
 
 #[test]
-fn frames_that_are_alike_have_the_same_key_as_far_as_masks_look() {
+fn frames_matching_a_pattern_have_equal_masked_keys() {
     let fields = [
         header::DST_MAC,
         header::SRC_MAC,
@@ -150,15 +150,10 @@ fn frames_that_are_alike_have_the_same_key_as_far_as_masks_look() {
         header::UDP_SPORT,
         header::UDP_DPORT,
     ];
-    let mut random = 7u64;
-    let mut below = |limit: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random as usize % limit
-    };
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut below = |limit: usize| random.usize(..limit);
     let payloads = [(TCP, tcp()), (UDP, udp(80, 8080, &[7; 20])), (ICMP, vec![8; 24])];
-    let needs = Needs { parts: 1, checks: false };
+    let needs = KeyParts { parts: 1, checks: false };
     let (mut alike, mut others) = (0, 0);
     for _ in 0..100_000 {
         let mut bits = Key::NOTHING;
@@ -167,8 +162,8 @@ fn frames_that_are_alike_have_the_same_key_as_far_as_masks_look() {
         }
         let (protocol, payload) = &payloads[below(payloads.len())];
         let frame = ethernet(0x0800, &ipv4(*protocol, payload));
-        let likeness = key::likeness(&frame, needs, &bits).expect("plain IPv4");
-        assert!(likeness.has(&frame));
+        let pattern = key::pattern(&frame, needs, &bits).expect("plain IPv4");
+        assert!(pattern.matches(&frame));
         let mut other = frame.clone();
         for _ in 0..below(3) {
             let at = below(other.len());
@@ -179,10 +174,10 @@ fn frames_that_are_alike_have_the_same_key_as_far_as_masks_look() {
         }
         let seen = |frame: &[u8]| {
             let mut key = key_of(frame);
-            key.keep(&bits);
+            key.mask_with(&bits);
             key
         };
-        if likeness.has(&other) {
+        if pattern.matches(&other) {
             alike += u32::from(other != frame);
             assert_eq!(seen(&frame), seen(&other), "{frame:02x?} {other:02x?} {:02x?}", bits.bytes());
         } else {
@@ -192,26 +187,26 @@ fn frames_that_are_alike_have_the_same_key_as_far_as_masks_look() {
     assert!(alike > 10_000 && others > 10_000, "{alike} {others}");
     let bits = Key::NOTHING;
     let frame = ethernet(0x0800, &ipv4(TCP, &tcp()));
-    assert!(key::likeness(&frame, Needs { parts: 1, checks: true }, &bits).is_none(), "sums are not compared");
-    assert!(key::likeness(&frame, Needs { parts: 3, checks: false }, &bits).is_none(), "nor is the rest");
-    assert!(key::likeness(&ethernet(0x86dd, &ipv6(UDP, &udp(1, 2, &[0; 9]))), needs, &bits).is_none());
+    assert!(key::pattern(&frame, KeyParts { parts: 1, checks: true }, &bits).is_none(), "sums are not compared");
+    assert!(key::pattern(&frame, KeyParts { parts: 3, checks: false }, &bits).is_none(), "nor is the rest");
+    assert!(key::pattern(&ethernet(0x86dd, &ipv6(UDP, &udp(1, 2, &[0; 9]))), needs, &bits).is_none());
 }
 
 #[test]
-fn a_change_of_rules_is_seen_by_the_next_frame_that_is_like_the_last() {
+fn rule_changes_invalidate_the_cached_verdict() {
     let mut steering = Steering::new(SteeringSpec::of(Class::ConnectX6Dx), 1);
     let frame = ethernet(0x0800, &ipv4(UDP, &udp(1, 2, &[0; 9])));
     let ask = |steering: &mut Steering, frame: &[u8]| match steering.receive(0, frame) {
-        Verdict::Queue { qp, tag, .. } => Some((qp, tag)),
+        RxVerdict::Queue { qp, tag, .. } => Some((qp, tag)),
         _ => None,
     };
-    let mut remembered = 0;
+    let mut cached_verdict = 0;
     let mut queue = |steering: &mut Steering| {
-        let last = steering.remembered(0, &[&frame]).map(|(count, qp, tag, layers)| {
+        let last = steering.cached_verdict(0, &[&frame]).map(|(count, qp, tag, layers)| {
             assert_eq!((count, *layers), (1, frame::parse(&frame)));
             (qp, tag)
         });
-        remembered += u32::from(last.is_some());
+        cached_verdict += u32::from(last.is_some());
         last.or_else(|| ask(steering, &frame))
     };
     let enter = |steering: &mut Steering, priority: u8, field: MatchField, value: u128, qp: ObjectId| {
@@ -231,8 +226,8 @@ fn a_change_of_rules_is_seen_by_the_next_frame_that_is_like_the_last() {
             qp: Some(qp),
             counter: None,
         };
-        let place = steering.enter(rule, new).expect("a rule");
-        steering.rules.get_mut(rule).expect("it was just added").places.push(place);
+        let entry_ref = steering.insert_entry(rule, new).expect("a rule");
+        steering.rules.get_mut(rule).expect("it was just added").entries.push(entry_ref);
         rule
     };
     assert_eq!(queue(&mut steering), None);
@@ -242,15 +237,15 @@ fn a_change_of_rules_is_seen_by_the_next_frame_that_is_like_the_last() {
     assert_eq!([queue(&mut steering), queue(&mut steering)], [Some((2, 2)); 2]);
     enter(&mut steering, 2, header::UDP_DPORT, 3, 3);
     assert_eq!([queue(&mut steering), queue(&mut steering)], [Some((2, 2)); 2]);
-    steering.leave(before);
+    steering.remove_rule(before);
     assert_eq!([queue(&mut steering), queue(&mut steering)], [Some((1, 1)); 2]);
     let mut other = frame.clone();
     other[37] = 3;
     let alike = [&frame[..], &frame, &other, &frame];
-    assert_eq!(steering.remembered(0, &alike).map(|(count, ..)| count), Some(2), "up to one that is not");
-    assert_eq!((steering.remembered(0, &[&other]).is_some(), ask(&mut steering, &other)), (false, Some((3, 3))));
+    assert_eq!(steering.cached_verdict(0, &alike).map(|(count, ..)| count), Some(2), "up to one that is not");
+    assert_eq!((steering.cached_verdict(0, &[&other]).is_some(), ask(&mut steering, &other)), (false, Some((3, 3))));
     assert_eq!(queue(&mut steering), Some((1, 1)));
-    assert_eq!(remembered, 4, "the second of each two");
+    assert_eq!(cached_verdict, 4, "the second of each two");
 }
 
 #[test]
@@ -342,7 +337,7 @@ fn plain_headers_are_read() {
 }
 
 #[test]
-fn tunnels_are_read_with_what_is_in_them() {
+fn tunnels_are_parsed_with_their_payload() {
     let inside = ethernet(0x0800, &ipv4(TCP, &tcp()));
     let there = (header::TCP_DPORT.inner(), 8080u128);
     has(
@@ -364,7 +359,7 @@ fn tunnels_are_read_with_what_is_in_them() {
             there,
         ],
     );
-    // Two words of options, the control bit.
+    // Options of two words, and the control bit.
     let geneve = [&[0x02, 0x80, 0x65, 0x58, 0x65, 0x43, 0x21, 0][..], &[0xee; 8], &inside].concat();
     has(
         &ethernet(0x0800, &ipv4(UDP, &udp(1, 6081, &geneve))),
@@ -423,7 +418,7 @@ fn numbers_and_messages_are_read() {
 }
 
 #[test]
-fn of_a_fragment_nothing_behind_the_addresses_is_read() {
+fn fragments_are_parsed_up_to_the_addresses() {
     let mut first = ethernet(0x0800, &ipv4(UDP, &udp(53, 53, b"x")));
     first[20] = 0x20;
     let fields = [(header::FRAGMENT, 1), (header::IP_PROTOCOL, 17), (header::UDP_DPORT, 0)];
@@ -435,7 +430,7 @@ fn of_a_fragment_nothing_behind_the_addresses_is_read() {
 }
 
 #[test]
-fn what_is_cut_off_is_not_read_and_nothing_panics() {
+fn truncated_frames_do_not_panic() {
     let inside = tagged(&[(0x88a8, 1), (0x8100, 2)], 0x86dd, &ipv6(TCP, &tcp()));
     let whole = [
         ethernet(0x0800, &ipv4(UDP, &vxlan(&inside))),
@@ -452,7 +447,7 @@ fn what_is_cut_off_is_not_read_and_nothing_panics() {
             assert_eq!(headers.outer.version, 0, "{length}");
             key_of(cut);
         }
-        // Any byte may lie.
+        // Any byte may be wrong.
         for at in 0..frame.len() {
             for value in [0, 1, 0x45, 0x60, 0x81, 0xff] {
                 let mut frame = frame.clone();
@@ -473,14 +468,14 @@ fn spec(kind: u32, inner: bool, value: &[u8], mask: &[u8]) -> FlowSpec {
 
 fn fits(specs: &[FlowSpec], frame: &[u8]) -> bool {
     let read = specs::read(specs).unwrap();
-    assert_eq!(read.value.beyond(&read.mask), None, "{specs:x?}");
-    assert_eq!(read.mask.beyond(&key::supported(true)), None, "{specs:x?}");
+    assert_eq!(read.value.first_byte_outside(&read.mask), None, "{specs:x?}");
+    assert_eq!(read.mask.first_byte_outside(&key::supported(true)), None, "{specs:x?}");
     let key = key_of(frame);
     (0..key.0.len()).all(|at| key.0[at] & read.mask.0[at] == read.value.0[at])
 }
 
 #[test]
-fn each_spec_fits_what_it_names_and_nothing_else() {
+fn each_spec_matches_only_its_header() {
     let frame = ethernet(0x0800, &ipv4(TCP, &tcp()));
     let six = ethernet(0x86dd, &ipv6(UDP, &udp(53, 5353, b"x")));
     let vlan = tagged(&[(0x8100, 0xa005)], 0x0800, &ipv4(TCP, &tcp()));
@@ -523,7 +518,7 @@ fn each_spec_fits_what_it_names_and_nothing_else() {
     assert!(!fits(&[spec(defs::SPEC_IPV6, false, &seen, &mask)], &six));
     assert_eq!(wrong(&[spec(defs::SPEC_IPV6, false, &[0; 40], &all(39, 40))]), Errno::OPNOTSUPP);
 
-    // Destination first.
+    // The destination port is first.
     assert!(fits(&[spec(defs::SPEC_TCP, false, &[0x1f, 0x90, 0, 80], &[0xff; 4])], &frame));
     assert!(fits(&[spec(defs::SPEC_UDP, false, &[0x14, 0xe9, 0, 53], &[0xff; 4])], &six));
     assert!(!fits(&[spec(defs::SPEC_UDP, false, &[0; 4], &[0; 4])], &frame));
@@ -577,11 +572,11 @@ fn reformatted(kind: &Reformat, frame: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn tunnels_come_off() {
+fn decapsulation_removes_tunnels() {
     let inside = ethernet(0x0800, &ipv4(TCP, &tcp()));
     let off = reformat(abi::REFORMAT_L2_TUNNEL_TO_L2, &[]).unwrap();
     for outer in [ipv4(UDP, &vxlan(&inside)), ipv4(GRE, &gre(0x6558, &inside))] {
-        // Padding of the outer frame is none of the inner one.
+        // Padding of the outer frame does not belong to the inner frame.
         let frame = [ethernet(0x0800, &outer), vec![0; 5]].concat();
         assert_eq!(reformatted(&off, &frame).unwrap(), inside);
     }
@@ -601,9 +596,9 @@ fn tunnels_come_off() {
 }
 
 #[test]
-fn tunnels_go_on_with_lengths_checksum_and_entropy() {
+fn encapsulation_sets_lengths_checksum_entropy() {
     let inside = tagged(&[(0x8100, 5)], 0x0800, &ipv4(TCP, &tcp()));
-    // Lengths, checksum and source port of the data are wrong on purpose.
+    // Lengths, checksum and source port of the template are wrong on purpose.
     let mut outer = ethernet(0x0800, &ipv4(UDP, &vxlan(&[])));
     outer[16..18].fill(0xee);
     outer[24..26].fill(0xee);
@@ -628,7 +623,7 @@ fn tunnels_go_on_with_lengths_checksum_and_entropy() {
     assert_eq!(frame[58..61], [0xaa, 0xbb, 0xcc], "the low byte of the key is entropy");
     assert_eq!(frame[62..], ipv4(TCP, &tcp()), "link header and tag are gone");
     assert_eq!(reformatted(&on, &ethernet(0x0806, &[0; 28])), None, "no IP packet");
-    // Data that is no headers goes on as it is.
+    // Data that is not a header is added unchanged.
     for length in 1..outer.len() {
         let on = reformat(abi::REFORMAT_L2_TO_L2_TUNNEL, &outer[..length]).unwrap();
         assert_eq!(&reformatted(&on, &inside).unwrap()[length..], inside);
@@ -636,7 +631,7 @@ fn tunnels_go_on_with_lengths_checksum_and_entropy() {
 }
 
 #[test]
-fn capabilities_are_asked() {
+fn reformats_respect_capabilities() {
     let mut spec = SteeringSpec::of(Class::ConnectX5);
     spec.reformats = 0b1101;
     spec.encap_bytes = 10;
@@ -657,7 +652,7 @@ fn set(field: u32, bits: u32, data: u32) -> Vec<u8> {
     command(device::MODIFY_SET, field, 0, bits, data)
 }
 
-/// A command for every field that there is.
+/// Returns a command for every existing field.
 fn every_field() -> Vec<u8> {
     let bits = [32, 16, 16, 32, 16, 6, 9, 16, 16, 8, 16, 16];
     let mut commands: Vec<u8> = (1..).zip(bits).flat_map(|(field, bits)| set(field, bits, 0xffff_ffff)).collect();
@@ -673,7 +668,7 @@ fn modified(commands: &[Vec<u8>], frame: &[u8]) -> Vec<u8> {
     let mut packet = frame.to_vec();
     let program = Program::read(&commands.concat(), 0).unwrap();
     program.apply(&mut packet, &mut Registers::default());
-    // Checksums that were good are good.
+    // Valid checksums stay valid.
     let (before, after) = (frame::parse(frame), frame::parse(&packet));
     if after.network.is_none() {
         return packet;
@@ -684,12 +679,12 @@ fn modified(commands: &[Vec<u8>], frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_field_is_changed_where_it_is() {
+fn every_field_is_modified() {
     let four = ethernet(0x0800, &ipv4(TCP, &tcp()));
     let four_udp = ethernet(0x0800, &ipv4(UDP, &udp(53, 5353, b"x")));
     let six = ethernet(0x86dd, &ipv6(TCP, &tcp()));
     let vlan = tagged(&[(0x8100, 0xa005)], 0x0800, &ipv4(TCP, &tcp()));
-    /// Frame; field, bits and data of a command; what then stands where.
+    /// Frame; field, bits and data of a command; changed field and its value.
     type Case<'f> = (&'f [u8], u32, u32, u32, MatchField, u128);
     let cases: &[Case<'_>] = &[
         (&four, device::MODIFY_SRC_MAC_HIGH, 32, 0x0611_2233, header::SRC_MAC, 0x0611_2233_0009),
@@ -724,7 +719,7 @@ fn every_field_is_changed_where_it_is() {
     ];
     for (frame, field, bits, data, there, value) in cases {
         has(&modified(&[set(*field, *bits, *data)], frame), &[(*there, *value)]);
-        // The same in a tunnel, for fields that exist there.
+        // Repeats the test inside a tunnel, for fields that exist there.
         let inner_field = match *field {
             device::MODIFY_HOP_LIMIT => Some(device::MODIFY_INNER_HOP_LIMIT),
             device::MODIFY_TCP_SEQ | device::MODIFY_TCP_ACK => Some(field + 1),
@@ -745,7 +740,7 @@ fn every_field_is_changed_where_it_is() {
 }
 
 #[test]
-fn fields_are_added_to_copied_and_changed_in_part() {
+fn fields_are_added_copied_and_partly_changed() {
     let frame = ethernet(0x0800, &ipv4(TCP, &tcp()));
     let add = |field, data| command(device::MODIFY_ADD, field, 0, 0, data);
     has(&modified(&[add(device::MODIFY_TTL, 0xff)], &frame), &[(header::TTL, 63)]);
@@ -758,7 +753,7 @@ fn fields_are_added_to_copied_and_changed_in_part() {
         &modified(&[copy(device::MODIFY_DST_IPV4, 0, device::MODIFY_SRC_IPV4, 0, 32)], &frame),
         &[(header::SRC_IPV4, 0xc612_0002)],
     );
-    // The upper byte of the destination port becomes the lower one of the source port.
+    // Copies the upper byte of the destination port to the lower byte of the source port.
     let half = copy(device::MODIFY_TCP_DPORT, 8, device::MODIFY_TCP_SPORT, 0, 8);
     has(&modified(&[half], &frame), &[(header::TCP_SPORT, 0x001f)]);
     has(
@@ -766,7 +761,7 @@ fn fields_are_added_to_copied_and_changed_in_part() {
         &[(header::TCP_SPORT, 0x0ab0)],
     );
 
-    // Registers last from command to command.
+    // Registers keep their values from command to command.
     let mut packet = frame.clone();
     let mut registers = Registers { a: 0x1234, ..Registers::default() };
     let commands = [copy(device::MODIFY_REG_A, 0, device::MODIFY_REG_B, 0, 32), add(device::MODIFY_REG_B, 1)].concat();
@@ -784,7 +779,7 @@ fn fields_are_added_to_copied_and_changed_in_part() {
 }
 
 #[test]
-fn a_datagram_without_checksum_stays_without_and_a_wrong_one_stays_wrong() {
+fn absent_and_wrong_udp_checksums_are_preserved() {
     let mut frame = ethernet(0x0800, &ipv4(UDP, &udp(53, 5353, b"payload")));
     frame[40..42].fill(0);
     let after = modified(&[set(device::MODIFY_SRC_IPV4, 32, 7)], &frame);

@@ -1,0 +1,11 @@
+//! The programs from the command line. Most of these tests need no privilege; those that do are skipped without it.
+
+mod attach;
+mod flow;
+mod flow_match;
+mod gateway_rules;
+mod l2fwd;
+mod refusals;
+mod rules_live;
+mod tunnel_gateway;
+mod wirepath;

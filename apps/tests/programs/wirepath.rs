@@ -1,0 +1,325 @@
+//! The program `wirepath` from the command line.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use wirepath_nic_emulator::launch;
+use wirepath_pmd::ipc::AttachedPort;
+use wirepath_testlab::{Requirement, eventually, require};
+
+fn wirepath(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_wirepath")).args(arguments).output().unwrap()
+}
+
+fn json(arguments: &[&str]) -> (Option<i32>, Value) {
+    let output = wirepath(arguments);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 1, "one object on one line");
+    (output.status.code(), serde_json::from_str(&text).unwrap())
+}
+
+#[test]
+fn devices_of_every_driver_are_listed() {
+    let (code, report) = json(&["devices", "--json"]);
+    assert_eq!(code, Some(0));
+    let devices = report["devices"].as_array().unwrap();
+    for driver in ["memory", "pcap"] {
+        let offer = devices.iter().find(|offer| offer["driver"] == driver).unwrap();
+        assert_eq!(offer["usable"], true, "needs no privilege");
+    }
+    for offer in devices {
+        let text = if offer["usable"] == true { &offer["mode"] } else { &offer["reason"] };
+        assert!(text.as_str().is_some_and(|text| !text.is_empty()), "{offer}");
+    }
+    assert!(report["drivers"].as_array().unwrap().iter().any(|driver| driver["driver"] == "auto"));
+    // The report contains the encapsulation by RDMA queue pairs, or one line with the reason why there is
+    // none.
+    let encapsulation = report["encapsulation"].as_object().unwrap();
+    let no = encapsulation.get("no").and_then(Value::as_str);
+    let can = encapsulation.get("by-queue-pair").is_some_and(|can| can["max_header"] == 32);
+    assert!(can || no.is_some_and(|why| why.contains("is not installed")), "{encapsulation:?}");
+
+    let output = wirepath(&["devices"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("DEVICE") && text.contains("af_packet"), "{text}");
+}
+
+#[test]
+fn doctor_exits_with_1_if_a_check_fails() {
+    let (code, report) = json(&["doctor", "--json"]);
+    let findings = report["findings"].as_array().unwrap();
+    let failed = findings.iter().filter(|finding| finding["level"] == "FAIL").count();
+    assert_eq!((code, &report["ok"]), (Some(i32::from(failed > 0)), &Value::Bool(failed == 0)));
+    for finding in findings.iter().filter(|finding| finding["level"] != "OK") {
+        assert!(finding["remedy"].as_str().is_some_and(|remedy| !remedy.is_empty()), "{finding}");
+    }
+    let output = wirepath(&["doctor"]);
+    assert_eq!(output.status.code(), code);
+    let lines = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(lines.lines().filter(|line| !line.trim_start().starts_with('>')).count(), findings.len(), "{lines}");
+}
+
+#[test]
+fn rdma_nics_are_listed_with_mode_or_reason() {
+    require!(Requirement::File("/etc/libibverbs.d/mana.driver"));
+    let nic = "[[device]]\nkind = 'mana'\n[[device.port]]\nnetdev = 'eth7'\n";
+    let held = format!("{nic}[[fault]]\nkind = 'port-held'\n");
+    for (topology, usable) in [(nic, true), (&held, false)] {
+        let nics = launch::prepare(topology);
+        let run = |command: &str| {
+            let output = nics.command(env!("CARGO_BIN_EXE_wirepath")).args([command, "--json"]).output().unwrap();
+            serde_json::from_slice::<Value>(&output.stdout).unwrap()
+        };
+        let devices = run("devices");
+        let offers = devices["devices"].as_array().unwrap();
+        let offer = offers.iter().find(|offer| offer["driver"] == "mana" && offer["device"] == "eth7").unwrap();
+        assert_eq!(offer["usable"], usable, "{offer}");
+        let doctor = run("doctor");
+        let find =
+            |name: &str| doctor["findings"].as_array().unwrap().iter().find(|f| f["check"] == name).unwrap().clone();
+        assert!(find("RDMA libraries")["found"].as_str().unwrap().contains("libmana"));
+        let finding = find("RDMA devices");
+        if usable {
+            let mode = offer["mode"].as_str().unwrap();
+            assert!(mode.contains("checksums") && mode.contains("no flow rules in the device"), "{mode}");
+            assert_eq!((&finding["level"], &finding["found"]), (&Value::from("OK"), &Value::from("mana0")));
+        } else {
+            assert!(offer["reason"].as_str().unwrap().contains("eth7 holds the port"), "{offer}");
+            assert_eq!(
+                (&finding["level"], &finding["remedy"]),
+                (&Value::from("WARN"), &Value::from("ip link set dev eth7 down"))
+            );
+        }
+    }
+}
+
+#[test]
+fn connectx_is_listed_by_both_drivers() {
+    require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));
+    let nic = "[[device]]\nkind = 'mlx5'\n[[device.port]]\nnetdev = 'eth7'\n";
+    for (fault, level, remedy) in
+        [("", "OK", Value::Null), ("[[fault]]\nkind = 'port-down'\n", "WARN", Value::from("ip link set dev eth7 up"))]
+    {
+        let nics = launch::prepare(&format!("{nic}{fault}"));
+        let run = |command: &str| {
+            let output = nics.command(env!("CARGO_BIN_EXE_wirepath")).args([command, "--json"]).output().unwrap();
+            serde_json::from_slice::<Value>(&output.stdout).unwrap()
+        };
+        let devices = run("devices");
+        let offers: Vec<_> = devices["devices"].as_array().unwrap().iter().filter(|o| o["device"] == "eth7").collect();
+        let mode = |driver: &str| {
+            let offer = offers.iter().find(|offer| offer["driver"] == driver).unwrap();
+            offer["mode"].as_str().unwrap_or_else(|| panic!("{offer}")).to_owned()
+        };
+        assert!(mode("mlx5").contains("multi-packet send"), "{offers:?}");
+        let rules = |driver: &str| {
+            let offer = offers.iter().find(|offer| offer["driver"] == driver).unwrap();
+            (offer["rules"]["backend"].clone(), offer["no_rules"].clone())
+        };
+        assert_eq!(rules("mlx5"), (Value::from("dv"), Value::Null), "{offers:?}");
+        assert_eq!(rules("verbs"), (Value::from("ibv"), Value::Null), "{offers:?}");
+        assert!(mode("verbs").contains("plain verbs, transmit checksums by the device"), "{offers:?}");
+        let doctor = run("doctor");
+        let finding = doctor["findings"].as_array().unwrap().iter().find(|f| f["check"] == "RDMA devices").unwrap();
+        assert_eq!((&finding["level"], &finding["remedy"]), (&Value::from(level), &remedy), "{finding}");
+    }
+}
+
+#[test]
+fn rule_capabilities_are_the_same_with_auto() {
+    require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));
+    let nics = launch::prepare("[[device]]\nkind = 'mlx5'\n[[device.port]]\nnetdev = 'eth7'\n");
+    let run = |arguments: &[&str]| nics.command(env!("CARGO_BIN_EXE_wirepath")).args(arguments).output().unwrap();
+    let reports: Vec<Value> = ["mlx5:eth7", "auto:eth7"]
+        .map(|device| serde_json::from_slice(&run(&["devices", "--rules", device]).stdout).unwrap())
+        .into();
+    assert!(reports[0]["driver"] == "mlx5" && reports[0] == reports[1], "{reports:?}");
+    // A device without rule hardware is not opened.
+    let none = run(&["devices", "--rules", "af_xdp:lo"]);
+    let text = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(none.status.code() == Some(1) && text.contains("af_xdp:lo has no hardware for flow rules"), "{text}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("l2fwd.toml");
+    let backend = std::cell::Cell::new("auto");
+    let explain = |rules: &str, more: &[&str]| {
+        let port = |name: &str, driver: &str| {
+            format!("[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\n")
+        };
+        let ports =
+            port("eth7", "mlx5") + &format!("[port.mlx5]\nrules = \"{}\"\n", backend.get()) + &port("eth8", "auto");
+        let rule = "[[rule]]\nrule = \"ingress: port id eth7 / udp dst 53 => mark 7\"\n";
+        std::fs::write(&config, ports + rule + rules).unwrap();
+        let output = run(&[&["flow", "explain", config.to_str().unwrap(), "--json"], more].concat());
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let row = &report["rules"][0]["ports"][0];
+        (row["where"].as_str().unwrap().to_owned(), row["why"].as_str().unwrap().to_owned())
+    };
+    let (location, why) = explain("", &[]);
+    assert!(location == "software" && why.contains("--port and --capabilities show which"), "{location}: {why}");
+    assert_eq!(explain("", &["--port", "mlx5:eth7"]).0, "hardware");
+    // The port's own settings are used.
+    backend.set("ibv");
+    let (location, why) = explain("", &["--port", "mlx5:eth7"]);
+    assert!(location == "software" && why.contains("(ibv_create_flow)"), "{location}: {why}");
+    let (location, why) = explain("[rules]\nhardware = \"off\"\n", &["--port", "mlx5:eth7"]);
+    assert!(location == "software" && why.contains("hardware = \"off\""), "{location}: {why}");
+}
+
+#[test]
+fn an_interrupted_process_detaches() {
+    require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));
+    let nics = launch::prepare("[[device]]\nkind = 'mlx5'\n[[device.port]]\nnetdev = 'eth7'\n");
+    let folder = tempfile::tempdir().unwrap();
+    let (config, socket) = (folder.path().join("l2fwd.toml"), folder.path().join("port.sock"));
+    let text = format!(
+        "[[port]]\nname = 'a'\ndriver = 'mlx5'\ndevice = 'eth7'\n[port.mlx5]\nattach = '{}'\nattach_rx_queues = 1\n\
+         [[port]]\nname = 'b'\ndriver = 'null'\n[pool]\nshared = true\n",
+        socket.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let program = |name: &str, arguments: &[&str]| {
+        let mut command = nics.command(name);
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let l2fwd = program(env!("CARGO_BIN_EXE_l2fwd"), &["--config", config.to_str().unwrap(), "--json"]);
+    let limit = std::time::Duration::from_secs(60);
+    assert!(eventually(limit, || socket.exists()));
+    let path = socket.to_str().unwrap();
+    // The time limit is never reached.
+    let attached =
+        program(env!("CARGO_BIN_EXE_wirepath"), &["attach", path, "--json", "--receive", &u64::MAX.to_string()]);
+    let status = || AttachedPort::query(&socket).unwrap();
+    assert!(eventually(limit, || status().attached == 1));
+    let interrupt = |child: std::process::Child| {
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    assert_eq!(interrupt(attached)["done"]["received"], 0);
+    assert_eq!((status().attached_ever, status().lost), (1, 0), "it has reports that it goes");
+    let counters = &interrupt(l2fwd)["ports"][0]["device_counters"];
+    assert_eq!(counters["attachments_lost"], 0, "{counters}");
+}
+
+#[test]
+fn bad_usage_exits_with_2_and_help_has_examples() {
+    assert_eq!(wirepath(&["devcies"]).status.code(), Some(2));
+    assert_eq!(wirepath(&[]).status.code(), Some(2));
+    assert_eq!(wirepath(&["doctor", "--jsn"]).status.code(), Some(2));
+    let help = wirepath(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    let text = String::from_utf8(help.stdout).unwrap();
+    assert!(["devices", "doctor", "Examples:", "Exit code:"].iter().all(|word| text.contains(word)), "{text}");
+    let version = String::from_utf8(wirepath(&["--version"]).stdout).unwrap();
+    assert_eq!(version.trim(), concat!("wirepath ", env!("CARGO_PKG_VERSION")));
+}
+
+/// Writes a topology to a new folder and prepares the command, with the preload library built for this
+/// profile.
+fn emulated(topology: &str) -> (tempfile::TempDir, Command) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("nics.toml"), topology).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wirepath"));
+    command.args(["emulate", "--topology", "nics.toml"]).current_dir(&folder);
+    command.env(wirepath_nic_emulator::launch::PRELOAD, wirepath_nic_emulator::launch::build_library());
+    (folder, command)
+}
+
+#[test]
+fn any_program_runs_on_emulated_nics() {
+    require!(Requirement::Program("ibv_devinfo"), Requirement::File("/etc/libibverbs.d/mana.driver"));
+    let (_folder, mut command) = emulated("[[device]]\nkind = 'mana'\nname = 'nic_of_paper'\n[[device.port]]\n");
+    let output = command.args(["--", "ibv_devinfo", "-d", "nic_of_paper"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("hca_id:\tnic_of_paper"), "{output:?}");
+}
+
+#[test]
+fn auto_finds_ports_without_an_interface_and_by_number() {
+    require!(Requirement::File("/etc/libibverbs.d/mana.driver"));
+    let (folder, mut command) = emulated(
+        "[[device]]\nkind = 'mana'\n[[device.port]]\nnetdev = 'paper0'\nlink = 'loop'\n[[device.port]]\nlink = \
+        'loop'\n",
+    );
+    let port = |name: &str, device: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"{device}\"\n");
+    std::fs::write(folder.path().join("c.toml"), port("a", "paper0") + &port("b", "mana0/2")).unwrap();
+    let output = command.args(["--", env!("CARGO_BIN_EXE_l2fwd"), "--config", "c.toml", "--seconds", "0.2"]).output();
+    let output = output.unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.matches("auto took mana").count() == 2, "{text}");
+}
+
+#[test]
+fn the_exit_code_of_the_program_is_returned() {
+    let nic = "[[device]]\nkind = 'mana'\n[[device.port]]\n";
+    let (_folder, mut command) = emulated(nic);
+    assert_eq!(command.args(["--", "sh", "-c", "exit 7"]).status().unwrap().code(), Some(7));
+    let (_folder, mut command) = emulated(nic);
+    assert_eq!(command.args(["--", "sh", "-c", "kill -9 $$"]).status().unwrap().code(), Some(128 + 9));
+    let (_folder, mut command) = emulated(nic);
+    let output = command.args(["--", "no-such-program"]).output().unwrap();
+    assert!(output.status.code() == Some(127) && String::from_utf8_lossy(&output.stderr).contains("no-such-program"));
+    let (_folder, mut command) = emulated(&format!("control = 'no/such/folder/socket'\n{nic}"));
+    let output = command.args(["--", "true"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("control = \"no/such/folder/socket\""), "{text}");
+    let (_folder, mut command) = emulated("[[device]]\nkind = 'mana'\n[[device.prot]]\n");
+    let output = command.args(["--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("nics.toml:3") && text.contains("did you mean \"port\"?"), "{text}");
+}
+
+/// Reads counters of a running program and injects faults.
+#[test]
+fn commands_reach_a_running_program() {
+    require!(Requirement::Program("ibv_asyncwatch"), Requirement::File("/etc/libibverbs.d/mana.driver"));
+    let nic = "control = 'nic.sock'\n[[device]]\nkind = 'mana'\n[[device.port]]\n";
+    let (folder, mut command) = emulated(nic);
+    let output = folder.path().join("out");
+    let program = ["--", "stdbuf", "-oL", "ibv_asyncwatch", "-d", "mana0"];
+    let mut child = command.args(program).stdout(std::fs::File::create(&output).unwrap()).spawn().unwrap();
+    let limit = std::time::Duration::from_secs(60);
+    let ask = |request: &str| {
+        let (_other, mut command) = emulated(nic);
+        command.current_dir(&folder).args(["--command", request]).output().unwrap()
+    };
+    let seen = |text: &str| std::fs::read_to_string(&output).is_ok_and(|out| out.contains(text));
+    assert!(eventually(limit, || seen("async event FD")));
+    let answer = ask("counters");
+    let counters: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!(counters["devices"][0]["ports"][0]["up"], true);
+    assert_eq!(ask("kind = 'port-down'").status.code(), Some(0));
+    assert!(
+        eventually(limit, || seen("IBV_EVENT_PORT_ERR") || seen("port error")),
+        "{:?}",
+        std::fs::read_to_string(&output)
+    );
+    let wrong = ask("kind = 'port-dwn'");
+    assert!(
+        wrong.status.code() == Some(2) && String::from_utf8_lossy(&wrong.stdout).contains("did you mean"),
+        "{wrong:?}"
+    );
+    // The signal is forwarded to the running program.
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+}
+
+#[test]
+fn the_old_name_of_command_names_the_new_one() {
+    let (_folder, mut command) = emulated("[[device]]\nkind = 'mana'\n[[device.port]]\n");
+    let output = command.args(["--ask", "counters"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("--ask is now called --command"), "{text}");
+}
+
+#[test]
+fn the_example_topology_is_valid() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/emulated-nics.toml");
+    let topology = wirepath_nic_emulator::topology::Topology::load(&path).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(topology.devices.len(), 2);
+}

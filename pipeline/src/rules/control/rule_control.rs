@@ -1,0 +1,486 @@
+//! The rule list of a program: it is checked against the ports, run by the workers, and set on the ports.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use wirepath_flow::{Direction, Reformat, Rule};
+use wirepath_pmd::port::{KernelRule, PortId};
+use wirepath_wire::{Parser, Tunnels};
+
+use super::location::matching_ports;
+use super::rule_list::{Entry, RuleList, ends_at_kernel};
+use crate::WorkerInfo;
+use crate::epoch::Domain;
+use crate::events::Punt;
+use crate::rules::offload::{HardwareRules, Obstacle, Placement};
+use crate::rules::{
+    Change, PUNT_TO_KERNEL, RemovedRule, RuleCounters, RuleId, RuleLimits, RuleLocation, RuleLocations, RulePorts,
+    RuleRefused, RuleStage, RuleTable, RuleTableError, Timeouts, check, in_priority_order, locate_all,
+};
+use crate::runtime::{ControlPlane, PortInfo, Runtime, RuntimeError};
+
+/// A rule in force.
+#[derive(Clone, Debug)]
+pub struct ActiveRule {
+    /// Id of the rule, which no other rule ever gets.
+    pub id: RuleId,
+    /// The rule.
+    pub rule: Arc<Rule>,
+    /// Counters of the rule, including the packets that a port decides about.
+    pub counters: RuleCounters,
+}
+
+/// Control side of [`RuleStage`]s: the rule list, in the order in which rules of equal priority are matched.
+#[derive(Debug)]
+pub struct RuleControl {
+    table: RuleTable,
+    hardware: HardwareRules,
+    ports: Vec<PortInfo>,
+    rule_ports: Arc<RulePorts>,
+    rules: RuleList,
+    /// Locations of rules that end at the kernel. All other rules run in the workers or in NICs.
+    to_kernel: HashMap<RuleId, RuleLocations>,
+    /// New ids of rules that were removed and added again to keep the order, by old id. The final counters of
+    /// the old ids are still pending.
+    renumbered: HashMap<RuleId, RuleId>,
+    aged: u64,
+    /// UDP ports of tunnels.
+    tunnels: Tunnels,
+}
+
+/// Error of [`RuleControl`].
+#[derive(Debug, thiserror::Error)]
+pub enum RuleControlError {
+    /// A rule cannot run.
+    #[error("rule {}: {}", .0.rule, .0.reason)]
+    Refused(RuleRefused),
+    /// The rule table refused the change.
+    #[error("{0}")]
+    Table(#[from] RuleTableError),
+    /// A port refused the rules.
+    #[error("{0}")]
+    Port(#[from] wirepath_pmd::port::PortError),
+    /// A port refused the rules before the start.
+    #[error("{0}")]
+    Runtime(#[from] RuntimeError),
+}
+
+impl RuleControl {
+    /// Creates an empty rule list for the ports of a runtime that has not started.
+    pub fn new(runtime: &Runtime, parser: Parser, limits: RuleLimits) -> Self {
+        Self::for_ports(runtime.domain(), runtime.ports().to_vec(), runtime.queue_workers(), parser, limits)
+    }
+
+    /// Creates an empty rule list for these ports, which need not be opened. `workers` is the worker of each
+    /// receive queue, by port and queue.
+    pub fn for_ports(
+        domain: &Domain,
+        ports: Vec<PortInfo>,
+        workers: Vec<Vec<usize>>,
+        parser: Parser,
+        limits: RuleLimits,
+    ) -> Self {
+        let hardware = HardwareRules::new(domain);
+        let rule_ports = RulePorts::new(&ports, workers, parser).with_tags(Arc::clone(hardware.tags()));
+        Self {
+            table: RuleTable::new(domain, limits, 0),
+            hardware,
+            tunnels: parser.tunnels,
+            ports,
+            rule_ports: Arc::new(rule_ports),
+            rules: RuleList::default(),
+            to_kernel: HashMap::new(),
+            renumbered: HashMap::new(),
+            aged: 0,
+        }
+    }
+
+    /// Wraps the stage of a worker in a [`RuleStage`].
+    pub fn stage<S>(&mut self, worker: &WorkerInfo, stage: S) -> RuleStage<S> {
+        RuleStage::new(stage, &mut self.table, Arc::clone(&self.rule_ports), worker.index)
+    }
+
+    /// Sets the rules before the start. On error no rule is in force.
+    pub fn begin(&mut self, runtime: &mut Runtime, rules: &[Rule]) -> Result<(), RuleControlError> {
+        let placed = self.locate(rules, |_, sorted| runtime.set_rules(sorted).map_err(RuleControlError::from))?;
+        self.set_table(rules, None)?;
+        self.keep_locations(placed);
+        Ok(())
+    }
+
+    /// Checks the rules again when the ports have started, because their modes are final only then.
+    pub fn started(&mut self, plane: &mut ControlPlane) -> Result<(), RuleControlError> {
+        self.ports = plane.ports().to_vec();
+        self.rule_ports.started(&self.ports);
+        let rules = self.list();
+        let placed = self.locate(&rules, |ports, sorted| set_port_rules(ports, plane, sorted))?;
+        self.keep_locations(placed);
+        Ok(())
+    }
+
+    fn list(&self) -> Vec<Rule> {
+        self.rules().map(|(_, rule)| Rule::clone(rule)).collect()
+    }
+
+    /// Stores the locations of the rules in the list.
+    fn keep_locations(&mut self, placed: Vec<RuleLocations>) {
+        let all = self.rules.iter().zip(placed);
+        self.to_kernel =
+            all.filter(|(entry, _)| ends_at_kernel(&entry.rule)).map(|(entry, placed)| (entry.id, placed)).collect();
+    }
+
+    /// Enables the rule hardware of these started ports, and installs the rules there that it can hold.
+    pub fn enable_hardware(&mut self, plane: &mut ControlPlane, ports: impl IntoIterator<Item = PortId>) {
+        for port in ports {
+            if let Some(hardware) = plane.rule_hardware(port) {
+                self.hardware.add_port(port, hardware, self.tunnels);
+                self.rule_ports.set_offloaded(port);
+            }
+        }
+        let all = self.rules.iter().filter_map(|entry| Some((entry.id, self.table.rule_arc(entry.id)?)));
+        let all: Vec<(RuleId, Arc<Rule>)> = all.collect();
+        let now = plane.now();
+        self.hardware.begin(plane, &mut self.table, &[], &all, now);
+        self.hardware.finish(plane, &mut self.table, now);
+    }
+
+    /// Returns where a rule runs on each port whose packets can match it, rule hardware excluded. The result
+    /// is empty if the rule is not in force.
+    pub fn locations(&self, id: RuleId) -> RuleLocations {
+        let known = self.to_kernel.get(&id).cloned();
+        let elsewhere = || {
+            let rule = self.table.get(id).filter(|_| self.rules.has(id));
+            let ports = rule
+                .map(|rule| matching_ports(rule, &self.ports).map(|port| (port.id, RuleLocation::Software)).collect());
+            RuleLocations { ports: ports.unwrap_or_default() }
+        };
+        known.unwrap_or_else(elsewhere)
+    }
+
+    /// Returns where each rule runs on the ports with rule hardware, in list order.
+    pub fn placements(&self) -> Vec<Vec<(PortId, Placement)>> {
+        self.rules.iter().map(|entry| self.placement(entry.id)).collect()
+    }
+
+    /// Returns where one rule runs on the ports with rule hardware.
+    pub fn placement(&self, id: RuleId) -> Vec<(PortId, Placement)> {
+        let name = |id: RuleId| self.table.get(id).map_or_else(String::new, ToString::to_string);
+        self.hardware.placements(id, &name)
+    }
+
+    /// Adds an implicit rule to the NICs, ordered after all other rules. The program does the same in
+    /// software for packets that did not match the rule in a NIC. Packets that matched carry `mark` (24 bits)
+    /// and [`IMPLICIT_MARK`](crate::rules::offload::IMPLICIT_MARK).
+    pub fn add_implicit_decap(&mut self, plane: &mut ControlPlane, rule: Rule, mark: u32) {
+        let now = plane.now();
+        self.hardware.add_implicit_decap(plane, &mut self.table, rule, mark, now);
+    }
+
+    /// Installs an encapsulation in the NIC of a port, and returns its number. The NIC adds the header to
+    /// packets that are sent with this number as transmit metadata. The sender must check their length, and
+    /// must leave no transmit offload to be done.
+    pub fn add_implicit_encap(
+        &mut self,
+        plane: &mut ControlPlane,
+        port: PortId,
+        header: &Reformat,
+    ) -> Result<u32, Obstacle> {
+        let now = plane.now();
+        self.hardware.add_implicit_encap(plane, &mut self.table, (port, header), now)
+    }
+
+    /// Removes an encapsulation. The caller must not send any more packets with this number.
+    pub fn remove_implicit_encap(&mut self, plane: &ControlPlane, port: PortId, number: u32) {
+        self.hardware.remove_implicit_encap(port, number, plane.now());
+    }
+
+    /// Returns the rules in NICs.
+    pub fn hardware(&self) -> &HardwareRules {
+        &self.hardware
+    }
+
+    /// Removes all rules from the NICs. Workers match the packets afterwards.
+    pub fn disable_hardware(&mut self, plane: &mut ControlPlane) {
+        let now = plane.now();
+        self.hardware.stop(plane, &mut self.table, now);
+    }
+
+    /// Replaces the rule list atomically. Rules that stay keep their counters. After an error the old list is
+    /// in force.
+    pub fn replace(&mut self, plane: &mut ControlPlane, rules: &[Rule]) -> Result<(), RuleControlError> {
+        let placed = self.locate(rules, |ports, sorted| set_port_rules(ports, plane, sorted));
+        match placed.and_then(|placed| self.set_table(rules, Some(&mut *plane)).map(|()| placed)) {
+            Ok(placed) => {
+                self.keep_locations(placed);
+                Ok(())
+            }
+            Err(error) => {
+                // The ports get the old rules back.
+                let old = self.list();
+                self.locate(&old, |ports, sorted| set_port_rules(ports, plane, sorted))?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes rules and adds others atomically. New rules are ordered after those of equal priority, and are
+    /// appended to the list.
+    ///
+    /// The cost does not depend on the number of other rules, unless some rule ends at the kernel. Such
+    /// rules, and with them all others, must be set on the ports again. A refused rule is reported by its
+    /// index in the resulting list. After an error the rules are unchanged.
+    pub fn change(
+        &mut self,
+        plane: &mut ControlPlane,
+        removed: &[RuleId],
+        new: Vec<Rule>,
+    ) -> Result<Vec<RuleId>, RuleControlError> {
+        let mut going = HashSet::new();
+        if let Some(none) = removed.iter().find(|id| !self.rules.has(**id) || !going.insert(**id)) {
+            return Err(RuleTableError::NoSuchRule(*none).into());
+        }
+        let stay = self.rules.iter().len() - going.len();
+        if new.iter().any(ends_at_kernel) || self.rules.has_kernel_rules() {
+            let rest = self.rules.iter().filter(|entry| !going.contains(&entry.id));
+            let mut rules: Vec<Rule> = rest.map(|entry| Rule::clone(&entry.rule)).collect();
+            rules.extend(new);
+            self.replace(plane, &rules)?;
+            return Ok(self.rules.iter().skip(stay).map(|entry| entry.id).collect());
+        }
+        for (rule, number) in new.iter().zip(stay..) {
+            if let Some(reason) = check(rule, &self.ports) {
+                return Err(RuleControlError::Refused(RuleRefused { rule: number, reason }));
+            }
+        }
+        let entries = self.change_table(Some(plane), |change, leaving, coming| {
+            removed.iter().try_for_each(|id| change.remove(*id))?;
+            leaving.extend(removed);
+            for rule in new {
+                let id = change.add(rule, Timeouts::NONE)?;
+                coming.extend(change.table().rule_arc(id).map(|rule| (id, rule)));
+            }
+            Ok(coming.clone())
+        })?;
+        removed.iter().for_each(|id| drop(self.rules.remove(*id)));
+        let ids = entries.iter().map(|(id, _)| *id).collect();
+        for (id, rule) in entries {
+            self.rules.push(Entry { id, rule, earlier_counters: RuleCounters::default() });
+        }
+        Ok(ids)
+    }
+
+    /// Adds one rule; see [`Self::change`].
+    pub fn add(&mut self, plane: &mut ControlPlane, rule: Rule) -> Result<RuleId, RuleControlError> {
+        let mut ids = self.change(plane, &[], vec![rule])?;
+        Ok(ids.pop().expect("a change returns one id for each added rule"))
+    }
+
+    /// Removes one rule; see [`Self::change`].
+    pub fn remove(&mut self, plane: &mut ControlPlane, id: RuleId) -> Result<(), RuleControlError> {
+        self.change(plane, &[id], Vec::new()).map(drop)
+    }
+
+    /// Changes the table and the NICs together. `f` lists the removed and the added rules.
+    fn change_table<R>(
+        &mut self,
+        plane: Option<&mut ControlPlane>,
+        f: impl FnOnce(&mut Change<'_>, &mut Vec<RuleId>, &mut Vec<(RuleId, Arc<Rule>)>) -> Result<R, RuleTableError>,
+    ) -> Result<R, RuleTableError> {
+        let (table, hardware) = (&mut self.table, &mut self.hardware);
+        // Without rule hardware, no NIC needs the change.
+        let mut plane = plane.filter(|_| !hardware.is_empty());
+        let changed = table.change(|change| {
+            let (mut removed, mut added) = (Vec::new(), Vec::new());
+            let done = f(change, &mut removed, &mut added)?;
+            // The change cannot fail any more, and no worker sees it yet.
+            if let Some(plane) = &mut plane {
+                let now = plane.now();
+                hardware.begin(*plane, change.table(), &removed, &added, now);
+            }
+            Ok(done)
+        })?;
+        if let Some(plane) = plane {
+            let now = plane.now();
+            hardware.finish(plane, table, now);
+        }
+        Ok(changed)
+    }
+
+    /// Returns where each rule would run. `tell` sets the rules on the ports.
+    fn locate(
+        &self,
+        rules: &[Rule],
+        tell: impl FnOnce(&[PortInfo], &[Rule]) -> Result<Vec<Vec<KernelRule>>, RuleControlError>,
+    ) -> Result<Vec<RuleLocations>, RuleControlError> {
+        let decided = in_priority_order(rules, |sorted| tell(&self.ports, sorted))?;
+        locate_all(rules, &self.ports, &decided).map_err(RuleControlError::Refused)
+    }
+
+    /// Changes the table to contain exactly these rules.
+    fn set_table(&mut self, rules: &[Rule], plane: Option<&mut ControlPlane>) -> Result<(), RuleControlError> {
+        let old = self.rules.take();
+        let kept = KeptRules::of(&old, rules);
+        let changed = self.change_table(plane, |change, removed, added| {
+            for (entry, _) in old.iter().zip(&kept.is_kept).filter(|(_, kept)| !**kept) {
+                change.remove(entry.id)?;
+                removed.push(entry.id);
+            }
+            let mut ids = Vec::with_capacity(rules.len());
+            for (rule, from) in rules.iter().zip(&kept.new) {
+                ids.push(match from {
+                    Some(i) => old[*i].id,
+                    None => {
+                        let id = change.add(rule.clone(), Timeouts::NONE)?;
+                        added.extend(change.table().rule_arc(id).map(|rule| (id, rule)));
+                        id
+                    }
+                });
+            }
+            Ok(ids)
+        });
+        let ids = match changed {
+            Ok(ids) => ids,
+            Err(error) => {
+                self.rules = old.into_iter().collect();
+                return Err(error.into());
+            }
+        };
+        // Rules that continue under another id.
+        let mut removed: HashMap<&Rule, &Entry> = HashMap::new();
+        for (entry, _) in old.iter().zip(&kept.is_kept).filter(|(_, kept)| !**kept) {
+            removed.entry(&entry.rule).or_insert(entry);
+        }
+        for ((rule, id), from) in rules.iter().zip(ids).zip(&kept.new) {
+            let Some(shared) = self.table.rule_arc(id) else { continue };
+            let mut entry = Entry { id, rule: shared, earlier_counters: RuleCounters::default() };
+            if let Some(i) = from {
+                entry.earlier_counters = old[*i].earlier_counters;
+            } else if let Some(same) = removed.remove(rule) {
+                entry.earlier_counters = same.earlier_counters;
+                // Pending counters of still earlier ids now go to the new id.
+                self.renumbered.values_mut().filter(|to| **to == same.id).for_each(|to| *to = id);
+                self.renumbered.insert(same.id, id);
+            }
+            self.rules.push(entry);
+        }
+        Ok(())
+    }
+
+    /// Handles a punted packet. Returns it if another stage punted it.
+    pub fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) -> Option<Punt> {
+        if punt.code != PUNT_TO_KERNEL {
+            return Some(punt);
+        }
+        plane.inject(punt.packet);
+        None
+    }
+
+    /// Frees what no worker uses any more. Must be called on every tick.
+    pub fn tick(&mut self, plane: &mut ControlPlane) {
+        const SECOND: u64 = 1_000_000_000;
+        let now = plane.now();
+        if !self.hardware.is_empty() {
+            self.hardware.tick(plane, &mut self.table, now);
+        }
+        if now - self.aged < SECOND {
+            return;
+        }
+        self.aged = now;
+        let (rules, renumbered, hardware) = (&mut self.rules, &mut self.renumbered, &mut self.hardware);
+        self.table.age(now, |RemovedRule { id, counters, .. }| {
+            let counters = sum(counters, hardware.last_counted(id));
+            if let Some(to) = renumbered.remove(&id)
+                && let Some(entry) = rules.get_mut(to)
+            {
+                entry.earlier_counters = sum(entry.earlier_counters, counters);
+            }
+        });
+    }
+
+    /// Returns the rules in force, in list order.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = (RuleId, &Arc<Rule>)> {
+        self.rules.iter().map(|entry| (entry.id, &entry.rule))
+    }
+
+    /// Returns the rules in force with their counters. Without `plane`, packets that ports decide about are
+    /// not counted.
+    pub fn active_rules(&self, mut plane: Option<&mut ControlPlane>) -> Vec<ActiveRule> {
+        // Ports identify rules by content: of equal rules, only the first one runs.
+        let mut asked = HashSet::new();
+        // Counters of earlier ids, which workers may still increase.
+        let mut earlier: HashMap<RuleId, RuleCounters> = HashMap::new();
+        for (from, to) in &self.renumbered {
+            let mut counters = self.table.pending_removal_counters(*from).unwrap_or_default();
+            if let Some(plane) = &mut plane {
+                counters = sum(counters, self.hardware.counted(*plane, *from));
+            }
+            let all = earlier.entry(*to).or_default();
+            *all = sum(*all, counters);
+        }
+        let all = self.rules.iter().map(|Entry { id, rule, earlier_counters }| {
+            let mut counters = sum(*earlier_counters, self.table.counters(*id).unwrap_or_default());
+            counters = sum(counters, earlier.get(id).copied().unwrap_or_default());
+            if let Some(plane) = &mut plane {
+                counters = sum(counters, self.hardware.counted(*plane, *id));
+            }
+            let first = asked.insert(rule);
+            for port in self.ports.iter().map(|port| port.id).filter(|_| first) {
+                if let Some((packets, bytes)) = plane.as_mut().and_then(|plane| plane.rule_counters(port, rule)) {
+                    counters = sum(counters, RuleCounters { packets, bytes, last_hit: 0 });
+                }
+            }
+            ActiveRule { id: *id, rule: Arc::clone(rule), counters }
+        });
+        all.collect()
+    }
+
+    /// Returns the ports as of the last check.
+    pub fn ports(&self) -> &[PortInfo] {
+        &self.ports
+    }
+}
+
+/// Rules that keep their position in the order.
+struct KeptRules {
+    /// True for each rule of the old list that is kept.
+    is_kept: Vec<bool>,
+    /// Index in the old list.
+    new: Vec<Option<usize>>,
+}
+
+impl KeptRules {
+    /// Finds the rules that can keep their position: for each direction and priority, the common subsequence at
+    /// the beginning of both lists. The other rules must be added again after them to get the right order.
+    fn of(there: &[Entry], rules: &[Rule]) -> Self {
+        let mut kept = Self { is_kept: vec![false; there.len()], new: vec![None; rules.len()] };
+        let mut groups: HashMap<(Direction, u32), (Vec<usize>, Vec<usize>)> = HashMap::new();
+        for (i, entry) in there.iter().enumerate() {
+            groups.entry((entry.rule.direction(), entry.rule.priority())).or_default().0.push(i);
+        }
+        for (i, rule) in rules.iter().enumerate() {
+            groups.entry((rule.direction(), rule.priority())).or_default().1.push(i);
+        }
+        for (old, new) in groups.into_values() {
+            // Removing a rule between two kept rules does not change their order.
+            let mut old = old.into_iter();
+            for i in new {
+                let Some(same) = old.by_ref().find(|&j| *there[j].rule == rules[i]) else { break };
+                kept.is_kept[same] = true;
+                kept.new[i] = Some(same);
+            }
+        }
+        kept
+    }
+}
+
+fn set_port_rules(
+    ports: &[PortInfo],
+    plane: &mut ControlPlane,
+    sorted: &[Rule],
+) -> Result<Vec<Vec<KernelRule>>, RuleControlError> {
+    ports.iter().map(|port| plane.set_rules(port.id, sorted).map_err(RuleControlError::from)).collect()
+}
+
+fn sum(a: RuleCounters, b: RuleCounters) -> RuleCounters {
+    RuleCounters { packets: a.packets + b.packets, bytes: a.bytes + b.bytes, last_hit: a.last_hit.max(b.last_hit) }
+}

@@ -1,0 +1,518 @@
+//! The stage that applies flow rules before and after the stages of a program.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use wirepath_flow::Action;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::Flags;
+use wirepath_packet::{BATCH, Batch, Packet, Pool};
+use wirepath_pmd::port::{KernelPunt, PortId};
+use wirepath_wire::{Parsed, Parser};
+
+use super::actions::insert_stripped_tag;
+use super::offload::{TagEntry, TagTable};
+use super::{Environment, FlowCacheStats, Hit, Outcome, RuleLookup, RuleTable, Toeplitz};
+use crate::context::Context;
+use crate::parsed::ParsedBatch;
+use crate::runtime::PortInfo;
+use crate::stage::Stage;
+
+/// [`crate::Punt::code`] of packets that a rule passes to the kernel's network stack. The control thread
+/// injects them.
+pub const PUNT_TO_KERNEL: u32 = 0x6b65_726e;
+
+/// Length of an Ethernet header in bytes.
+const ETHERNET: usize = 14;
+
+/// Port data that the [`RuleStage`] of every worker uses.
+#[derive(Debug)]
+pub struct RulePorts {
+    /// [`PuntPath`] of each port: how its packets reach the kernel. The value is final only when the port
+    /// runs.
+    to_kernel: Box<[AtomicU8]>,
+    /// Pools that provide the buffers of mirror copies, by port.
+    pools: Box<[Pool]>,
+    /// Worker of each receive queue, by port and queue.
+    workers: Vec<Vec<usize>>,
+    /// Parser, with the UDP ports of tunnels.
+    parser: Parser,
+    /// Meaning of the tags that packets carry after they matched a rule in the NIC; `None` without rule
+    /// hardware.
+    tags: Option<Arc<TagTable>>,
+    /// Flags, by port: true if the NIC of the port may hold rules of ingress or egress.
+    offloaded: Box<[AtomicBool]>,
+    /// Longest frame in bytes that each port sends.
+    max_frame_len: Box<[usize]>,
+}
+
+impl RulePorts {
+    /// Creates the data of these ports, which need not be opened. `workers` is the worker of each receive
+    /// queue, by port and queue.
+    pub fn new(ports: &[PortInfo], workers: Vec<Vec<usize>>, parser: Parser) -> Self {
+        Self {
+            to_kernel: ports.iter().map(|port| PuntPath::number(port.capabilities.kernel_punt).into()).collect(),
+            pools: ports.iter().map(|port| port.pool.clone()).collect(),
+            workers,
+            // The destination of a packet verifies the header checksum, not a forwarder.
+            parser: Parser { verify_ipv4: false, ..parser },
+            tags: None,
+            offloaded: ports.iter().map(|_| AtomicBool::new(false)).collect(),
+            max_frame_len: ports.iter().map(|port| usize::from(port.mtu) + ETHERNET).collect(),
+        }
+    }
+
+    /// Adds the tag table of NICs that hold rules.
+    pub(super) fn with_tags(mut self, tags: Arc<TagTable>) -> Self {
+        self.tags = Some(tags);
+        self
+    }
+
+    /// Marks of packets received on this port are tags from now on.
+    pub(super) fn set_offloaded(&self, port: PortId) {
+        if let Some(flag) = self.offloaded.get(port.index()) {
+            flag.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns the tag table if the NIC of this port may hold rules.
+    #[inline(always)]
+    fn tags_of_port(&self, port: PortId) -> Option<&TagTable> {
+        let tags = self.tags.as_deref()?;
+        self.offloaded.get(port.index())?.load(Ordering::Acquire).then_some(tags)
+    }
+
+    /// Updates the punt paths when the ports have started.
+    pub(super) fn started(&self, ports: &[PortInfo]) {
+        for (port, path) in ports.iter().zip(&self.to_kernel) {
+            path.store(PuntPath::number(port.capabilities.kernel_punt), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Values of [`RulePorts::to_kernel`].
+struct PuntPath;
+
+impl PuntPath {
+    const NONE: u8 = 0;
+    const COPY: u8 = 1;
+    const LOOPBACK: u8 = 2;
+    const INJECT: u8 = 3;
+
+    fn number(to_kernel: KernelPunt) -> u8 {
+        match to_kernel {
+            KernelPunt::Copy => Self::COPY,
+            KernelPunt::Loopback => Self::LOOPBACK,
+            KernelPunt::XdpPass => Self::INJECT,
+            KernelPunt::No(_) | KernelPunt::XdpPassOnly(_) => Self::NONE,
+        }
+    }
+}
+
+/// A stage that applies flow rules around another stage: ingress rules to received packets, then the inner
+/// stage, then egress rules to the packets that it sends.
+///
+/// - While a direction has rules, a packet with malformed headers is dropped there with the reason, because
+///   no rule can be matched reliably. IPv4 header checksums are not verified. Without rules for a direction,
+///   nothing is parsed.
+/// - A VLAN tag that the device stripped ([`Packet::vlan`]) is inserted into the frame first.
+/// - A packet whose rule names a queue of another worker continues there, after the ingress rules.
+/// - A packet that an ingress rule redirects meets the egress rules of its new port. Mirror copies meet no
+///   rule.
+/// - A packet that the control thread sends ([`crate::ControlPlane::send`], ARP replies for example) meets no
+///   egress rule.
+/// - A packet sees one version of the rules on its whole path through one worker. A packet enqueued to
+///   another worker sees the version of that worker at egress, one iteration later. A change may take effect
+///   between the two.
+#[derive(Debug)]
+pub struct RuleStage<S> {
+    stage: S,
+    ingress: RuleLookup,
+    egress: RuleLookup,
+    parsed: ParsedBatch,
+    toeplitz: Toeplitz,
+    rule_ports: Arc<RulePorts>,
+    worker: usize,
+}
+
+impl<S> RuleStage<S> {
+    /// Wraps the stage of a worker. `table` belongs to the code that changes rules; [`super::RuleControl`]
+    /// does that for a rule list.
+    pub fn new(stage: S, table: &mut RuleTable, rule_ports: Arc<RulePorts>, worker: usize) -> Self {
+        let (ingress, egress) = table.lookups();
+        Self { stage, ingress, egress, parsed: ParsedBatch::new(), toeplitz: Toeplitz::default(), rule_ports, worker }
+    }
+
+    /// Returns the inner stage.
+    pub fn inner(&mut self) -> &mut S {
+        &mut self.stage
+    }
+
+    /// Returns the flow cache statistics of ingress and egress.
+    pub fn stats(&self) -> [FlowCacheStats; 2] {
+        [self.ingress.stats(), self.egress.stats()]
+    }
+}
+
+impl<S: Stage> Stage for RuleStage<S> {
+    #[inline]
+    fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+        // Both directions pin the version first: a worker that sees the rules of a change also sees that
+        // rules exist.
+        self.ingress.pin(context.guard());
+        let egress = self.egress.has_rules(context.guard());
+        context.state.collect_egress = egress;
+        if let Some(port) = context.in_port() {
+            if self.rule_ports.tags_of_port(port).is_some() {
+                self.process_offloaded_ingress(context, batch);
+            } else if self.ingress.has_rules(context.guard()) {
+                self.process_ingress(context, batch);
+            }
+        }
+        if !batch.is_empty() {
+            self.stage.process(context, batch);
+        }
+        if egress {
+            // Packets that the stage left in the batch go to their output ports.
+            context.forward(batch);
+            context.state.collect_egress = false;
+            self.process_egress(context);
+        }
+    }
+}
+
+impl<S> RuleStage<S> {
+    fn process_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+        let Self { ingress, parsed, toeplitz, rule_ports, worker, .. } = self;
+        insert_stripped_tags(context, batch);
+        parsed.parse(&rule_ports.parser, context, batch);
+        let mut found: [Option<Hit<'_>>; BATCH] = [None; BATCH];
+        let found = &mut found[..batch.len()];
+        ingress.find(context.guard(), context.now(), batch.as_slice(), parsed.as_slice(), found);
+        if found.iter().all(Option::is_none) {
+            return;
+        }
+        let mut at = 0;
+        batch.filter_map(|mut packet| {
+            let i = at;
+            at += 1;
+            let Some(hit) = found[i] else { return Some(packet) };
+            let pool = rule_ports.pools.get(index_or_first(packet.in_port()));
+            let outcome = run(context, &mut packet, &parsed.as_slice()[i], pool, toeplitz, hit);
+            apply_ingress_outcome(context, rule_ports, *worker, packet, outcome)
+        });
+    }
+
+    /// Applies ingress rules where some packets have already matched a rule in the NIC. Those packets carry a
+    /// tag and are not looked up. The order of the packets is kept.
+    #[cold]
+    #[inline(never)]
+    fn process_offloaded_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+        if batch.iter().all(|packet| packet.mark().is_none()) {
+            if self.ingress.has_rules(context.guard()) {
+                self.process_ingress(context, batch);
+            }
+            return;
+        }
+        insert_stripped_tags(context, batch);
+        let Self { ingress, egress, parsed, toeplitz, rule_ports, worker, .. } = self;
+        let guard = context.guard();
+        let Some(tags) = rule_ports.tags.as_deref() else { return };
+        let rules = ingress.has_rules(guard);
+        // Tagged packets stay at their index. Untagged packets are collected in `unmatched`, and `places`
+        // holds their index.
+        let mut packets: [Option<Packet>; BATCH] = std::array::from_fn(|_| None);
+        let mut tagged: [Option<&TagEntry>; BATCH] = [None; BATCH];
+        let mut found: [Option<Hit<'_>>; BATCH] = [None; BATCH];
+        let mut places = [0; BATCH];
+        let mut unmatched = Batch::new();
+        let mut count = 0;
+        batch.filter_map(|mut packet| {
+            let tag = packet.mark().and_then(|tag| tags.get(guard, tag));
+            // A tag is not a mark of the user.
+            packet.set_flags(packet.flags().without(Flags::MARK));
+            tagged[count] = tag;
+            if tag.is_some() {
+                packets[count] = Some(packet);
+            } else {
+                if rules && let Err(error) = rule_ports.parser.parse_chain(packet.data(), packet.len()) {
+                    context.drop(packet, DropReason::from(error));
+                    return None;
+                }
+                places[unmatched.len()] = count;
+                let _ = unmatched.push(packet);
+            }
+            count += 1;
+            None
+        });
+        if rules && !unmatched.is_empty() {
+            // No packet is dropped here, because the parser accepted all of them above.
+            parsed.parse(&rule_ports.parser, context, &mut unmatched);
+            ingress.find(guard, context.now(), unmatched.as_slice(), parsed.as_slice(), &mut found[..unmatched.len()]);
+        }
+        let mut at = 0;
+        unmatched.drain_front(unmatched.len(), |packet| {
+            packets[places[at]] = Some(packet);
+            at += 1;
+        });
+        let mut at = 0;
+        for (packet, tagged) in packets.into_iter().zip(tagged) {
+            let Some(mut packet) = packet else { continue };
+            let outcome = match tagged {
+                // Both directions share the records.
+                Some(entry) => finish_offloaded(context, rule_ports, egress, toeplitz, &mut packet, entry),
+                None => {
+                    let (hit, headers) = (found[at], &parsed.as_slice().get(at));
+                    at += 1;
+                    let pool = rule_ports.pools.get(index_or_first(packet.in_port()));
+                    match (hit, headers) {
+                        (Some(hit), Some(headers)) => run(context, &mut packet, headers, pool, toeplitz, hit),
+                        _ => Outcome::Next,
+                    }
+                }
+            };
+            if let Some(packet) = apply_ingress_outcome(context, rule_ports, *worker, packet, outcome) {
+                // The push succeeds, because the packet came from this batch.
+                let _ = batch.push(packet);
+            }
+        }
+    }
+
+    fn process_egress(&mut self, context: &mut Context<'_>) {
+        let mut held = std::mem::take(&mut context.state.egress_packets);
+        let mut batch = Batch::new();
+        let mut packets = held.drain(..).peekable();
+        while packets.peek().is_some() {
+            while !batch.is_full()
+                && let Some(packet) = packets.next()
+            {
+                // The push succeeds, because the batch is not full.
+                let _ = batch.push(packet);
+            }
+            self.egress_batch(context, &mut batch);
+        }
+        drop(packets);
+        // The vector is returned to keep its allocation.
+        context.state.egress_packets = held;
+    }
+
+    /// Applies egress rules to a batch of packets that leave by their output ports.
+    fn egress_batch(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
+        let Self { ingress, egress, parsed, toeplitz, rule_ports, .. } = self;
+        insert_stripped_tags(context, batch);
+        parsed.parse(&rule_ports.parser, context, batch);
+        let mut found: [Option<Hit<'_>>; BATCH] = [None; BATCH];
+        let found = &mut found[..batch.len()];
+        egress.find(context.guard(), context.now(), batch.as_slice(), parsed.as_slice(), found);
+        let mut at = 0;
+        batch.filter_map(|mut packet| {
+            let i = at;
+            at += 1;
+            let Some(hit) = found[i] else { return Some(packet) };
+            if packet.out_port().is_some_and(|port| rule_ports.tags_of_port(port).is_some())
+                && offload_to_device(context, rule_ports, ingress, &mut packet, hit)
+            {
+                return Some(packet);
+            }
+            let pool = rule_ports.pools.get(packet.out_port().map_or(usize::MAX, PortId::index));
+            match run(context, &mut packet, &parsed.as_slice()[i], pool, toeplitz, hit) {
+                // Receive queues exist only at ingress; the language refuses egress rules with a queue.
+                Outcome::Next | Outcome::Queue(_) => return Some(packet),
+                Outcome::Drop(reason) => context.drop(packet, reason),
+                Outcome::Redirect(port) => {
+                    packet.set_out_port(port);
+                    return Some(packet);
+                }
+                Outcome::Kernel => to_kernel(context, rule_ports, packet),
+            }
+            None
+        });
+        context.forward(batch);
+    }
+}
+
+#[inline]
+fn run(
+    context: &mut Context<'_>,
+    packet: &mut Packet,
+    parsed: &Parsed,
+    pool: Option<&Pool>,
+    toeplitz: &Toeplitz,
+    hit: Hit<'_>,
+) -> Outcome {
+    hit.program().run(packet, parsed, &mut ActionContext { context, pool, toeplitz, hit })
+}
+
+/// Applies the outcome of an ingress rule. Returns the packet if it continues on this worker.
+#[inline]
+fn apply_ingress_outcome(
+    context: &mut Context<'_>,
+    rule_ports: &RulePorts,
+    worker: usize,
+    packet: Packet,
+    outcome: Outcome,
+) -> Option<Packet> {
+    match outcome {
+        Outcome::Next => return Some(packet),
+        Outcome::Drop(reason) => context.drop(packet, reason),
+        Outcome::Redirect(port) => context.send(port, packet),
+        Outcome::Kernel => to_kernel(context, rule_ports, packet),
+        Outcome::Queue(queue) => {
+            let queues = rule_ports.workers.get(index_or_first(packet.in_port()));
+            // A rule that names a missing queue is refused earlier. If one appears anyway, the packet stays
+            // on this worker.
+            let to = queues.and_then(|queues| queues.get(usize::from(queue))).copied().unwrap_or(worker);
+            if to == worker {
+                return Some(packet);
+            }
+            context.enqueue_to_worker(to, packet);
+        }
+    }
+    None
+}
+
+/// Runs the actions that the NIC left to software for a packet that matched a rule there.
+fn finish_offloaded(
+    context: &mut Context<'_>,
+    rule_ports: &RulePorts,
+    lookup: &RuleLookup,
+    toeplitz: &Toeplitz,
+    packet: &mut Packet,
+    entry: &TagEntry,
+) -> Outcome {
+    let Some(record) = entry.record else {
+        packet.set_mark(entry.implicit_mark);
+        return Outcome::Next;
+    };
+    // The record is pinned as long as packets may carry the tag.
+    let Some(hit) = lookup.hit_of_record(context.guard(), context.now(), record) else { return Outcome::Next };
+    let mut parsed = Parsed::default();
+    if entry.needs_headers {
+        match rule_ports.parser.parse_chain(packet.data(), packet.len()) {
+            Ok(headers) => parsed = headers,
+            Err(error) => return Outcome::Drop(DropReason::from(error)),
+        }
+    }
+    if entry.counts {
+        hit.count(packet.len());
+    }
+    let pool = rule_ports.pools.get(index_or_first(packet.in_port()));
+    let program = entry.rest.as_ref().unwrap_or_else(|| hit.program());
+    program.run(packet, &parsed, &mut ActionContext { context, pool, toeplitz, hit })
+}
+
+/// Leaves the actions of an egress rule to the NIC of the output port by setting the transmit metadata.
+/// Returns true if the NIC does them.
+#[cold]
+fn offload_to_device(
+    context: &Context<'_>,
+    rule_ports: &RulePorts,
+    lookup: &RuleLookup,
+    packet: &mut Packet,
+    hit: Hit<'_>,
+) -> bool {
+    let number = lookup.tx_metadata(context.guard(), hit);
+    let flags = packet.flags().without(Flags::TX_METADATA);
+    packet.set_flags(flags);
+    if number == 0 {
+        return false;
+    }
+    let mut header = 0;
+    let mut counts = false;
+    for action in hit.rule().actions() {
+        match action {
+            Action::Reformat(reformat) => header = reformat.bytes().len(),
+            Action::Count => counts = true,
+            _ => {}
+        }
+    }
+    // Software handles packets that the NIC would process twice and packets that would become too long.
+    let max_frame_len =
+        rule_ports.max_frame_len.get(packet.out_port().map_or(usize::MAX, PortId::index)).copied().unwrap_or_default();
+    if packet.vlan().is_some() || flags.intersects(UNFINISHED) || packet.len() + header > max_frame_len {
+        return false;
+    }
+    if counts {
+        hit.count(packet.len());
+    }
+    packet.set_mark(number);
+    packet.set_flags(packet.flags().with(Flags::TX_METADATA));
+    true
+}
+
+/// Transmit offloads that the sender requested and that are still to be done.
+const UNFINISHED: Flags = Flags::TX_L3_CHECKSUM
+    .with(Flags::TX_L4_CHECKSUM)
+    .with(Flags::TX_OUTER_L3_CHECKSUM)
+    .with(Flags::TX_OUTER_L4_CHECKSUM)
+    .with(Flags::TX_SEGMENT);
+
+/// Returns the index of a port in the lists of [`RulePorts`]. A packet without an input port is treated as one
+/// of the first port.
+fn index_or_first(port: Option<PortId>) -> usize {
+    port.map_or(0, PortId::index)
+}
+
+#[cold]
+fn to_kernel(context: &mut Context<'_>, rule_ports: &RulePorts, packet: Packet) {
+    let path = rule_ports.to_kernel.get(index_or_first(packet.in_port()));
+    match path.map_or(PuntPath::NONE, |path| path.load(Ordering::Relaxed)) {
+        PuntPath::COPY => context.state.counters.to_kernel.add(1),
+        PuntPath::LOOPBACK => {
+            let Some(port) = packet.in_port() else { return context.drop(packet, DropReason::NoKernel) };
+            context.state.counters.to_kernel.add(1);
+            context.state.transmit(port, packet);
+        }
+        PuntPath::INJECT => context.punt(packet, PUNT_TO_KERNEL),
+        _ => context.drop(packet, DropReason::NoKernel),
+    }
+}
+
+/// [`Environment`] of the actions of one packet.
+struct ActionContext<'a, 'c, 'g> {
+    context: &'a mut Context<'c>,
+    pool: Option<&'a Pool>,
+    toeplitz: &'a Toeplitz,
+    hit: Hit<'g>,
+}
+
+impl Environment for ActionContext<'_, '_, '_> {
+    fn now(&self) -> u64 {
+        self.context.now()
+    }
+
+    fn pool(&self) -> Option<&Pool> {
+        self.pool
+    }
+
+    fn toeplitz(&self) -> &Toeplitz {
+        self.toeplitz
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.hit.count(bytes);
+    }
+
+    fn mirror(&mut self, port: PortId, copy: Packet) {
+        // Mirror copies meet no rule.
+        self.context.state.transmit(port, copy);
+    }
+
+    fn mirror_failed(&mut self, reason: DropReason) {
+        self.context.count_drops(reason, 1);
+    }
+}
+
+/// Inserts stripped VLAN tags into the frames, so that rules and the parser see every tag.
+#[inline]
+fn insert_stripped_tags(context: &mut Context<'_>, batch: &mut Batch) {
+    if batch.iter().any(|packet| packet.vlan().is_some()) {
+        batch.filter_map(|mut packet| match insert_stripped_tag(&mut packet) {
+            Ok(()) => Some(packet),
+            Err(reason) => {
+                context.drop(packet, reason);
+                None
+            }
+        });
+    }
+}

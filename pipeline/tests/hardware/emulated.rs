@@ -1,0 +1,262 @@
+//! Rule offload on emulated ConnectX devices, compared with the reference: packets, order and counters must
+//! be equal.
+//!
+//! There are four ports. On the first, mlx5dv installs the rules. On the second, without DevX,
+//! `ibv_create_flow` installs the counting rules. On the third, `ibv_create_flow` installs all rules. On the
+//! fourth, all rules run in software.
+//!
+//! ```text
+//! RULES_SEED=17 cargo test -p wirepath-pipeline --test hardware emulated
+//! RULES_SETS=10000 cargo test -p wirepath-pipeline --test hardware emulated       # more rule sets
+//! RULES_SEED=5000 RULES_SETS=1000 ...                                             # rule sets from 5000 on
+//! ```
+
+use std::collections::HashMap;
+
+use crate::bench::{self, Bench, Case, CaseConfig, Nic, PORTS, Received, Sent, number};
+use crate::emulated_ports::{self, RDMA, is_sound};
+use wirepath_flow::{Action, Direction};
+use wirepath_nic_emulator::launch;
+use wirepath_packet::{Batch, Packet, Pool};
+use wirepath_pipeline::rules::offload::Placement;
+use wirepath_pmd::port::hardware::RuleCapabilities;
+use wirepath_pmd::port::{PortId, RxQueue, StartedPort, TxQueue};
+use wirepath_rule_oracle::{Fault, Rng};
+use wirepath_testlab::require;
+
+/// Rule sets in a normal run.
+const SETS: u64 = 200;
+/// Frames per rule set, over all ports.
+const PACKETS: usize = 120;
+/// Rule sets in which a planted error is searched.
+const SEARCHED: u64 = 150;
+/// Queues per port.
+const QUEUES: u16 = 4;
+/// Number of frames of any length that fit into a queue that is not polled.
+const HELD: usize = 32;
+/// Name, rule backend, and use of DevX for each port with rule hardware.
+const VARIANTS: [(&str, &str, bool); 3] = [("devx", "dv", true), ("bare", "dv", false), ("verbs", "ibv", true)];
+/// The port where counting rules use `ibv_create_flow`.
+const BARE: PortId = PortId::new(1);
+/// Name of the count of rules that do so.
+const COUNTED: &str = "counted without DevX";
+/// Environment variable with the planted error of the device.
+const WRONG: &str = "WIREPATH_TEST_WRONG";
+
+/// Returns a topology of device pairs with joined ports. One device of each pair is tested, and the other one
+/// sends and receives.
+fn topology(wrong: Option<&str>) -> String {
+    let device = |end: &str, name: &str, more: &str| {
+        format!("[[device]]\nkind = 'mlx5'\nname = '{end}{name}'\n{more}\n[[device.port]]\nlink = 'cable:{name}'\n")
+    };
+    let wrong = wrong.map(|wrong| format!(", wrong = '{wrong}'")).unwrap_or_default();
+    let steering = |devx: bool| format!("steering = {{ devx = {devx}{wrong} }}");
+    VARIANTS.iter().map(|(name, _, devx)| device("near", name, &steering(*devx)) + &device("far", name, "")).collect()
+}
+
+/// Queues of a port, and the port at the other end of its link.
+struct Emulated {
+    rx: Vec<RxQueue>,
+    tx: Vec<TxQueue>,
+    far: StartedPort,
+}
+
+fn transmit(queue: &mut TxQueue, packets: impl IntoIterator<Item = Packet>) -> Result<(), String> {
+    let mut packets = packets.into_iter().peekable();
+    while packets.peek().is_some() {
+        let mut batch: Batch = packets.by_ref().take(wirepath_packet::BATCH).collect();
+        for _ in 0..1000 {
+            queue.transmit(&mut batch);
+        }
+        if !batch.is_empty() {
+            return Err("a port does not send".to_owned());
+        }
+    }
+    queue.reclaim();
+    Ok(())
+}
+
+impl Nic for Emulated {
+    fn receive(&mut self, frames: &[&[u8]], due: &[bool], pool: &Pool) -> Result<Vec<Received>, String> {
+        transmit(&mut self.far.tx[0], frames.iter().map(|frame| bench::packet(pool, frame, None)))?;
+        let due = due.iter().filter(|due| **due).count();
+        let received = emulated_ports::receive(&mut self.rx, due);
+        Ok(received.into_iter().map(|(queue, packet)| (Some(queue), packet)).collect())
+    }
+
+    fn send(&mut self, packets: Vec<Packet>) -> Result<Vec<Vec<u8>>, String> {
+        let mut frames = Vec::new();
+        let mut packets = packets.into_iter().peekable();
+        while packets.peek().is_some() {
+            // The ring at the other end limits the number of frames, because mirror copies can exceed a burst
+            // and frames may take several buffers.
+            let some: Vec<Packet> = packets.by_ref().take(HELD).collect();
+            let count = some.len();
+            transmit(&mut self.tx[0], some)?;
+            frames.extend(
+                emulated_ports::receive(&mut self.far.rx, count).iter().map(|(_, packet)| bench::bytes(packet)),
+            );
+        }
+        Ok(frames)
+    }
+}
+
+fn lab() -> Lab {
+    let pool = Pool::new("nics", 1 << 13).expect("memory");
+    let (mut nics, mut ports) = (Vec::new(), Vec::new());
+    for (id, (name, backend, _)) in (0..).zip(VARIANTS) {
+        let near = emulated_ports::start(PortId::new(id), &pool, &format!("near{name}"), backend, QUEUES);
+        let far = emulated_ports::start(PortId::new(id), &pool, &format!("far{name}"), "off", 1);
+        nics.push(Emulated { rx: near.rx, tx: near.tx, far });
+        ports.push(near.port);
+    }
+    let mut counters = ports.iter_mut().map(|port| {
+        let can = port.rule_hardware().expect("rule hardware").capabilities();
+        can.ingress.map(|table| (table.counters > 0, table.counting.is_some()))
+    });
+    assert!(counters.by_ref().eq([Some((true, false)), Some((false, true)), Some((true, false))]), "ways to count");
+    let can = ports[0].rule_hardware().expect("rule hardware").capabilities();
+    let mut bench = Bench::new(nics, ports, &pool, QUEUES);
+    bench.enable_hardware();
+    Lab { bench, can }
+}
+
+/// The emulated devices and the program that uses them.
+struct Lab {
+    bench: Bench<Emulated>,
+    /// Capabilities of the first device.
+    can: RuleCapabilities,
+}
+
+/// Runs one random rule set. `fault` is planted in the reference.
+fn run(Lab { bench, can }: &mut Lab, seed: u64, fault: Fault) -> Result<HashMap<&'static str, usize>, String> {
+    let mut rng = Rng::new(seed);
+    let direction = if seed % 4 == 3 { Direction::Egress } else { Direction::Ingress };
+    // Malformed packets match no rule, neither in software nor in a device.
+    let may = |frame: &[u8]| frame.len() >= 14 && is_sound(frame);
+    let config = CaseConfig { packets: PACKETS, everywhere: true, can: Some(can), may: &may };
+    let case = Case::new(&mut rng, &bench.ports, direction, &config);
+    let run_case = |bench: &mut Bench<Emulated>, case: &Case| {
+        // Drain the packets that an earlier failure left in the queues.
+        for nic in &mut bench.nics {
+            emulated_ports::receive(&mut nic.rx, 0);
+            emulated_ports::receive(&mut nic.far.rx, 0);
+        }
+        bench.set(&[]);
+        bench.tick(3_000_000_000);
+        bench.set(&case.early);
+        bench.check(case, fault)
+    };
+    if let Err(what) = run_case(bench, &case) {
+        // A planted error is not minimised.
+        let planted = fault != Fault::None || std::env::var_os(WRONG).is_some();
+        let small = if planted { String::new() } else { case.shrunk(|case| run_case(bench, case).is_err()).show() };
+        return Err(format!("RULES_SEED={seed}: {what}\n{small}"));
+    }
+    let mut words = bench.words();
+    if direction == Direction::Ingress {
+        let placements = bench.control.placements();
+        let drops = case.rules.iter().zip(&placements).filter(|(rule, _)| rule.actions().last() == Some(&Action::Drop));
+        words.insert(
+            COUNTED,
+            drops
+                .filter(|(_, list)| list.iter().any(|(port, it)| *port == BARE && matches!(it, Placement::Hardware(_))))
+                .count(),
+        );
+    }
+    Ok(words)
+}
+
+#[test]
+fn every_backend_gives_the_results_of_the_reference() {
+    require!(RDMA);
+    launch::run_test("emulated::every_backend_gives_the_results_of_the_reference", &topology(None), || {
+        let mut lab = lab();
+        let first = number("RULES_SEED");
+        let sets = number("RULES_SETS").unwrap_or(if first.is_some() { 1 } else { SETS });
+        let seeds = first.unwrap_or(0)..first.unwrap_or(0) + sets;
+        let one = sets == 1;
+        let mut words: HashMap<&str, usize> = HashMap::new();
+        let mut failures = Vec::new();
+        for seed in seeds {
+            match run(&mut lab, seed, Fault::None) {
+                Ok(seen) => seen.into_iter().for_each(|(word, n)| *words.entry(word).or_default() += n),
+                Err(failure) => failures.push(failure),
+            }
+            if failures.len() >= 5 {
+                break;
+            }
+        }
+        println!("{words:?}");
+        assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+        for (word, least) in [("hardware", 50), ("split", 50), ("software", 50), (COUNTED, 1)] {
+            assert!(one || words.get(word).is_some_and(|n| *n >= least), "{word} is not tested: {words:?}");
+        }
+        // A planted error in the reference must be found.
+        if !one {
+            for fault in [Fault::MaskBit, Fault::LastAddedFirst, Fault::MarkLost, Fault::CountsWhatArrived] {
+                let found = (0..SEARCHED).any(|seed| run(&mut lab, seed, fault).is_err());
+                assert!(found, "{fault:?} was not found");
+            }
+        }
+    });
+}
+
+/// Returns a VXLAN packet with this number of bytes behind the UDP datagram.
+fn vxlan(behind: usize, checksum: u16) -> Vec<u8> {
+    let inner: Vec<u8> = [&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5][..], &[7; 46]].concat();
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0];
+    frame.extend([10, 0, 0, 1, 10, 0, 0, 2, 0xc0, 0, 0x12, 0xb5]);
+    frame.extend((16 + inner.len() as u16).to_be_bytes());
+    frame.extend(checksum.to_be_bytes());
+    frame.extend([8, 0, 0, 0, 0, 0, 7, 0]);
+    frame.extend(inner);
+    frame.extend(vec![0xee; behind]);
+    let length = (frame.len() - 14) as u16;
+    frame[16..18].copy_from_slice(&length.to_be_bytes());
+    let sum = !wirepath_nic_emulator::frame::fold(wirepath_nic_emulator::frame::sum(&frame[14..34]));
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+#[test]
+fn incorrect_nic_decapsulation_is_not_used() {
+    require!(RDMA);
+    launch::run_test("emulated::incorrect_nic_decapsulation_is_not_used", &topology(None), || {
+        let Lab { mut bench, .. } = lab();
+        let rules = [
+            "ingress prio 1: ipv4 src 10.0.0.1 ecn 0 / udp / vxlan vni 7 => decap l2, mark 5",
+            // Packets that the NIC leaves to software by the rule above must not match this rule in the NIC.
+            "ingress prio 2: ipv4 src 10.0.0.1 ecn 0 / udp => mark 6",
+        ];
+        let rules = rules.map(|text| text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))).to_vec();
+        let frames = [vxlan(0, 0), vxlan(4, 0), vxlan(0, 0x1234), vxlan(4, 0x1234)];
+        let by = |(port, frame): (PortId, &Vec<u8>)| Sent { burst: 0, port, frame: frame.clone() };
+        let sent = frames.iter().flat_map(|frame| (0..PORTS).map(move |port| by((PortId::new(port), frame)))).collect();
+        let case = Case { direction: Direction::Ingress, early: Vec::new(), rules, sent };
+        bench.check(&case, Fault::None).unwrap_or_else(|failure| panic!("{failure}"));
+        let placements = bench.control.placements();
+        let on_first = |rule: usize| (placements[rule][0].1.name(), placements[rule][0].1.why().unwrap_or_default());
+        let (upper, lower) = (on_first(0), on_first(1));
+        assert!(upper.0 == "hardware" && upper.1.contains("outer lengths"), "{upper:?}");
+        assert!(lower.0 == "software" && lower.1.contains("decap l2"), "{lower:?}");
+    });
+}
+
+#[test]
+fn a_planted_error_in_an_emulated_nic_is_found() {
+    require!(RDMA);
+    let wrongs = ["mask", "order", "tag", "checksum", "length"];
+    for wrong in wrongs.iter().filter(|wrong| std::env::var(WRONG).map_or(true, |here| here == **wrong)) {
+        launch::run_test_with_env(
+            "emulated::a_planted_error_in_an_emulated_nic_is_found",
+            &topology(Some(wrong)),
+            &[(WRONG, wrong)],
+            || {
+                let mut lab = lab();
+                let found = (0..SEARCHED).any(|seed| run(&mut lab, seed, Fault::None).is_err());
+                assert!(found, "\"{wrong}\" was not found");
+            },
+        );
+    }
+}

@@ -1,0 +1,303 @@
+//! Rule stages: outcomes of packets, and changes while packets flow.
+
+use wirepath_flow::Rule;
+use wirepath_packet::PortId;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::{Batch, Pool};
+use wirepath_pipeline::epoch::Domain;
+use wirepath_pipeline::rules::{RuleControl, RuleControlError, RuleId, RuleLimits, RuleStage, priority_order};
+use wirepath_pipeline::{Context, ControlPlane, PortInfo, Punt, Stage, SteppedRuntime, WorkerInfo};
+use wirepath_pmd::port::KernelPunt;
+use wirepath_wire::Parser;
+
+/// Forwards from port 0 to 1, and from all other ports to 0.
+fn cross(context: &mut Context<'_>, batch: &mut Batch) {
+    let port = context.in_port().or_else(|| batch.iter().next().and_then(|packet| packet.in_port()));
+    context.send_batch(PortId::new(u16::from(port.is_none_or(|port| port.number() == 0))), batch);
+}
+
+struct Bench<S> {
+    stepped: SteppedRuntime<S>,
+    rules: RuleControl,
+    pool: Pool,
+}
+
+type Inner = fn(&mut Context<'_>, &mut Batch);
+
+fn bench(to_kernel: KernelPunt) -> Bench<RuleStage<Inner>> {
+    let (domain, pool) = (Domain::new(), Pool::new("test", 512).unwrap());
+    let ports: Vec<PortInfo> = (0..3)
+        .map(|id| {
+            let mut port = PortInfo::simulated(PortId::new(id), &format!("p{id}"), None, 1500, &pool);
+            port.capabilities.kernel_punt = to_kernel;
+            port
+        })
+        .collect();
+    let workers = vec![vec![0]; 3];
+    let mut rules = RuleControl::for_ports(&domain, ports.clone(), workers, Parser::default(), RuleLimits::default());
+    let info = WorkerInfo {
+        index: 0,
+        workers: 1,
+        core: None,
+        rx_queues: vec![(PortId::new(0), 0), (PortId::new(1), 0), (PortId::new(2), 0)],
+    };
+    let inner: Inner = cross;
+    let stage = rules.stage(&info, inner);
+    Bench { stepped: SteppedRuntime::new(ports, &domain, stage).unwrap(), rules, pool }
+}
+
+fn list(texts: &[&str]) -> Vec<Rule> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// Returns an IPv4 datagram with these last bytes of the addresses, and these ports.
+fn datagram(from: u8, to: u8, sport: u16, dport: u16) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 8, 0];
+    frame.extend([0x45, 0, 0, 48, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, from, 10, 0, 0, to]);
+    let sum = frame[14..34].chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum::<u32>();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame.extend(sport.to_be_bytes());
+    frame.extend(dport.to_be_bytes());
+    frame.extend([0, 28, 0, 0]);
+    frame.extend([7; 20]);
+    frame
+}
+
+struct Kernel<'r>(&'r mut RuleControl);
+
+impl wirepath_pipeline::Control for Kernel<'_> {
+    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
+        assert!(self.0.punt(punt, plane).is_none(), "only what is for the kernel is punted here");
+    }
+}
+
+impl<S: Stage> Bench<S> {
+    fn set(&mut self, texts: &[&str]) {
+        let Self { stepped, rules, .. } = self;
+        stepped.with_plane(|plane| rules.replace(plane, &list(texts)).unwrap());
+    }
+
+    /// Sends frames into a port. Returns the sent frames with their ports, sorted by port.
+    fn pass(&mut self, port: u16, frames: &[Vec<u8>]) -> Vec<(u16, Vec<u8>)> {
+        let mut batch = Batch::new();
+        for frame in frames {
+            let mut packet = self.pool.take().unwrap();
+            packet.append(frame.len()).unwrap().copy_from_slice(frame);
+            assert!(batch.push(packet).is_ok());
+        }
+        self.stepped.process(Some(PortId::new(port)), &mut batch);
+        self.stepped.control(&mut Kernel(&mut self.rules));
+        let mut out = Vec::new();
+        while let Some(packet) = self.stepped.next_sent() {
+            out.push((packet.out_port().unwrap().number(), packet.segments().flatten().copied().collect()));
+        }
+        out.sort_by_key(|(port, _)| *port);
+        out
+    }
+
+    fn dropped(&self, reason: DropReason) -> u64 {
+        self.stepped.drops().get(&reason).copied().unwrap_or(0)
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        self.rules.active_rules(None).into_iter().map(|it| it.counters.packets).collect()
+    }
+}
+
+fn ports(out: &[(u16, Vec<u8>)]) -> Vec<u16> {
+    out.iter().map(|(port, _)| *port).collect()
+}
+
+#[test]
+fn ingress_rules_apply_before_the_stage() {
+    let mut bench = bench(KernelPunt::No("paper"));
+    let frames = [datagram(1, 2, 5, 53), datagram(1, 2, 5, 54), datagram(1, 3, 5, 55), datagram(1, 4, 5, 56)];
+    assert_eq!(ports(&bench.pass(0, &frames)), [1, 1, 1, 1], "without rules");
+    bench.set(&[
+        "ingress prio 1: udp dst 53 => drop",
+        "ingress prio 2: udp dst 54 => redirect 2",
+        "ingress prio 3: ipv4 dst 10.0.0.3 / udp => set udp dst 99, count",
+        "ingress prio 3: port id 0 / ipv4 dst 10.0.0.4 => mirror 2, mark 7",
+    ]);
+    let out = bench.pass(0, &frames);
+    assert_eq!(ports(&out), [1, 1, 2, 2], "by port, each in order: {out:02x?}");
+    assert_eq!(out[0].1[36..38], 99u16.to_be_bytes());
+    assert_eq!((&out[1].1, &out[2].1, &out[3].1), (&frames[3], &frames[1], &frames[3]));
+    assert_eq!(bench.dropped(DropReason::RuleDrop), 1);
+    assert_eq!(bench.counts(), [1, 1, 1, 1]);
+    // The rule names another port.
+    assert_eq!(ports(&bench.pass(1, &frames[3..])), [0]);
+}
+
+#[test]
+fn egress_rules_apply_to_transmitted_packets() {
+    let mut bench = bench(KernelPunt::No("paper"));
+    bench.set(&[
+        "ingress prio 1: udp dst 54 => redirect 2",
+        "ingress prio 2: udp dst 57 => mark 3",
+        "egress prio 1: port id 1 / udp dst 53 => drop",
+        "egress prio 2: port id 2 => push-vlan vid 9",
+        "egress prio 3: meta mark 3 => mirror 2, drop",
+        "egress prio 4: udp dst 58 => mirror 2",
+    ]);
+    let frames = [53, 54, 55, 57, 58].map(|port| datagram(1, 2, 5, port));
+    let out = bench.pass(0, &frames);
+    assert_eq!(ports(&out), [1, 1, 2, 2, 2], "{out:02x?}");
+    assert_eq!((&out[0].1, &out[1].1), (&frames[2], &frames[4]));
+    let two: Vec<&Vec<u8>> = out[2..].iter().map(|(_, frame)| frame).collect();
+    let tagged = [&frames[1][..12], &[0x81, 0, 0, 9], &frames[1][12..]].concat();
+    assert!(two.contains(&&tagged), "redirected at ingress, asked at egress");
+    assert!(two.contains(&&frames[3]), "copied, and dropped itself");
+    assert!(two.contains(&&frames[4]), "a copy is not asked");
+    assert_eq!(bench.dropped(DropReason::RuleDrop), 2);
+    // More than a batch leaves in order.
+    let many: Vec<Vec<u8>> = (0..64).map(|n| datagram(1, 2, n, 60)).collect();
+    assert_eq!(bench.pass(0, &many).into_iter().map(|(_, frame)| frame).collect::<Vec<_>>(), many);
+}
+
+#[test]
+fn malformed_packets_are_dropped_before_rules() {
+    let mut bench = bench(KernelPunt::No("paper"));
+    let mut malformed = datagram(1, 2, 5, 53);
+    malformed[14] = 0x42;
+    assert_eq!(ports(&bench.pass(0, std::slice::from_ref(&malformed))), [1], "without rules nobody looks");
+    bench.set(&["ingress: arp => drop"]);
+    assert!(bench.pass(0, &[malformed]).is_empty());
+    assert_eq!(bench.dropped(DropReason::BadHeaderLength), 1);
+    let mut sum = datagram(1, 2, 5, 53);
+    sum[24] ^= 1;
+    assert_eq!(ports(&bench.pass(0, &[sum])), [1], "the rules do not check checksums");
+}
+
+#[test]
+fn a_change_is_atomic_with_and_without_kernel_rules() {
+    // Rules for the kernel, and with them all others, are set on the ports. Without such rules, no rule is.
+    for others in ["ingress prio 9: udp dst 99 => drop", "ingress prio 9: udp dst 99 => kernel"] {
+        let mut bench = bench(KernelPunt::Loopback);
+        bench.set(&["ingress: udp dst 1 => drop", others, "ingress: udp dst 2 => drop"]);
+        let Bench { stepped, rules, .. } = &mut bench;
+        let texts = |rules: &RuleControl| rules.rules().map(|(_, rule)| rule.to_string()).collect::<Vec<_>>();
+        let ids: Vec<RuleId> = rules.rules().map(|(id, _)| id).collect();
+        assert_eq!(rules.locations(ids[1]).ports.len(), 3, "on each port");
+        let before = texts(rules);
+        stepped.with_plane(|plane| {
+            let mut refused = |gone: &[RuleId], new: &[&str]| {
+                let error = rules.change(plane, gone, list(new)).unwrap_err();
+                assert_eq!(texts(rules), before, "nothing has changed");
+                error
+            };
+            assert_eq!(refused(&[ids[0], RuleId::of_number(999)], &[]).to_string(), "there is no rule 999");
+            assert!(matches!(refused(&[ids[0], ids[0]], &[]), RuleControlError::Table(_)), "it can go only once");
+            // The index refers to the resulting list.
+            let error = refused(&[ids[0]], &["ingress: any => drop", "ingress: any => redirect 7"]);
+            assert!(matches!(error, RuleControlError::Refused(it) if it.rule == 3));
+            let id = rules.add(plane, "ingress: udp dst 3 => drop".parse().unwrap()).unwrap();
+            rules.remove(plane, ids[0]).unwrap();
+            assert!(
+                rules.rules().map(|(id, _)| id).eq([ids[1], ids[2], id]),
+                "the others keep their numbers and their order"
+            );
+            assert_eq!((rules.locations(ids[0]).ports.len(), rules.locations(id).ports.len()), (0, 3));
+        });
+    }
+}
+
+#[test]
+fn kernel_packets_use_the_punt_path_of_the_port() {
+    let rule = "ingress: udp dst 53 => count, kernel";
+    let frames = [datagram(1, 2, 5, 53), datagram(1, 2, 5, 54)];
+    for (to_kernel, out, dropped) in [
+        (KernelPunt::Copy, vec![1], 0),
+        (KernelPunt::Loopback, vec![0, 1], 0),
+        // No kernel receives packets from a simulated port.
+        (KernelPunt::XdpPass, vec![1], 1),
+    ] {
+        let mut bench = bench(to_kernel);
+        bench.set(&[rule, "egress: port id 0 => drop"]);
+        assert_eq!(ports(&bench.pass(0, &frames)), out, "{to_kernel:?}");
+        assert_eq!((bench.dropped(DropReason::NoKernel), bench.counts()), (dropped, vec![1, 0]), "{to_kernel:?}");
+    }
+    let mut bench = bench(KernelPunt::No("paper has no kernel"));
+    let refused = bench.stepped.with_plane(|plane| bench.rules.replace(plane, &list(&["ingress: any => drop", rule])));
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.starts_with("rule 1: \"kernel\" cannot be done on port \"p0\"") && text.contains("paper has no kernel"),
+        "{text}"
+    );
+    assert!(bench.rules.rules().next().is_none(), "nothing has changed");
+}
+
+#[test]
+fn rules_that_ports_cannot_run_are_refused() {
+    let mut bench = bench(KernelPunt::Copy);
+    for (rule, why) in [
+        ("ingress: any => redirect 3", "there is no port 3; the ports are numbered 0 to 2"),
+        ("ingress: any => mirror 9, count", "there is no port 9"),
+        ("ingress: port id 5 => drop", "there is no port 5"),
+        ("ingress: any => queue 1", "port \"p0\" has no queue 1; it has 1"),
+        ("ingress: port id 2 => rss queues 0-3", "port \"p2\" has no queue 3"),
+        ("ingress: ipv4 => dec-ttl, kernel", "\"kernel\" behind \"dec-ttl\" cannot be done on port \"p0\""),
+    ] {
+        let refused = bench.stepped.with_plane(|plane| bench.rules.replace(plane, &list(&[rule])));
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(why), "{rule}: {text}");
+    }
+}
+
+#[test]
+fn tag_rules_are_refused_on_ports_that_lose_tags() {
+    use wirepath_pipeline::rules::check;
+    use wirepath_pmd::port::VlanTags;
+    let pool = Pool::new("test", 64).unwrap();
+    let mut ports: Vec<PortInfo> =
+        (0..2).map(|id| PortInfo::simulated(PortId::new(id), &format!("p{id}"), None, 1500, &pool)).collect();
+    ports[1].capabilities.vlan_tags = VlanTags::Lost;
+    let refused = |text: &str| check(&text.parse().unwrap(), &ports);
+    for rule in
+        ["ingress: vlan vid 7 => drop", "ingress: eth tags none => drop", "ingress: port id 1 / vlan / ipv4 => drop"]
+    {
+        assert!(
+            refused(rule).is_some_and(|why| why.contains("port \"p1\"") && why.contains("loses the VLAN tags")),
+            "{rule}"
+        );
+    }
+    for rule in
+        ["ingress: port id 0 / vlan vid 7 => drop", "egress: vlan vid 7 => drop", "ingress: port id 1 / ipv4 => drop"]
+    {
+        assert_eq!(refused(rule), None, "{rule}");
+    }
+}
+
+#[test]
+fn kept_rules_keep_counters_and_list_order() {
+    let mut bench = bench(KernelPunt::Copy);
+    let (a, b) = ("ingress: udp dst 53 => drop", "ingress: udp => redirect 2");
+    let c = "ingress: ipv4 / udp => set udp dst 1";
+    let frames = [datagram(1, 2, 5, 53), datagram(1, 2, 5, 54)];
+    bench.set(&[a, b]);
+    assert_eq!(ports(&bench.pass(0, &frames)), [2]);
+    assert_eq!(bench.counts(), [1, 1]);
+    // A rule is appended: the others keep their place.
+    bench.set(&[a, b, c]);
+    bench.pass(0, &frames);
+    assert_eq!(bench.counts(), [2, 2, 0]);
+    // A rule is inserted at the front: the rules behind it are reordered and keep their counters.
+    bench.set(&[c, a, b]);
+    let out = bench.pass(0, &frames);
+    assert_eq!(ports(&out), [1, 1]);
+    assert_eq!(bench.counts()[0], 2);
+    for _ in 1..4 {
+        bench.stepped.advance(2_000_000_000);
+        bench.pass(0, &[]);
+        let Bench { stepped, rules, .. } = &mut bench;
+        stepped.with_plane(|plane| rules.tick(plane));
+    }
+    assert_eq!(bench.counts(), [2, 2, 2]);
+    bench.set(&[a]);
+    assert_eq!(bench.counts(), [2]);
+    bench.set(&[]);
+    assert_eq!(ports(&bench.pass(0, &frames)), [1, 1]);
+    assert_eq!(bench.rules.rules().len(), 0);
+    assert_eq!(priority_order(&list(&[b, "ingress prio 1: any => drop", a])), [0, 2, 1]);
+}

@@ -1,0 +1,120 @@
+// UNSAFETY: a counting allocator must implement the unsafe trait `GlobalAlloc`.
+#![allow(unsafe_code)]
+
+//! The packet path allocates nothing: a counting allocator watches a worker while it does everything that it
+//! can do.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use wirepath_packet::PortId;
+
+use wirepath_packet::Batch;
+use wirepath_packet::drops::DropReason;
+use wirepath_pipeline::table::{FdbLimits, FdbWriter, Key};
+use wirepath_pipeline::{Context, ParsedBatch, RunOptions, Runtime, RuntimeConfig};
+use wirepath_settings::Source;
+use wirepath_wire::Parser;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static WATCHED: Cell<bool> = const { Cell::new(false) };
+}
+
+// SAFETY: every call is passed to the system allocator with unchanged arguments, so the contract of
+// `GlobalAlloc` holds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if WATCHED.get() {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller guarantees that `layout` has a non-zero size, as `GlobalAlloc::alloc` requires.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller guarantees that `pointer` was allocated by this allocator, and so by `System`,
+        // with this `layout`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_busy_worker_allocates_nothing() {
+    // Checks that the allocator counts.
+    WATCHED.set(true);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    drop(std::hint::black_box(Box::new(1)));
+    WATCHED.set(false);
+    assert_ne!(ALLOCATIONS.load(Ordering::Relaxed), before);
+    ALLOCATIONS.store(0, Ordering::Relaxed);
+
+    let text = "[[port]]\nname = 'a'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 5000\n\
+                [[port]]\nname = 'b'\ndriver = 'null'\n[pool]\nbuffers = 4096\n";
+    let source = Source::new("test", text);
+    let document = source.parse().unwrap();
+    let top = document.settings();
+    let ports = RuntimeConfig::ports_from_settings(&top).unwrap();
+    let runtime = Runtime::open(ports, RuntimeConfig::from_settings(&top).unwrap()).unwrap();
+
+    let mut writer = FdbWriter::new(runtime.domain(), FdbLimits::default(), 0);
+    writer.learn(Key::new(1, [2, 0, 0, 0, 0, 1]), 1, 0);
+    let (fdb, done) = (writer.fdb(), Arc::new(AtomicBool::new(false)));
+    let options = RunOptions { stop: Some(Arc::clone(&done)), ..RunOptions::default() };
+    let mut batches = 0;
+    let mut parsed = ParsedBatch::new();
+    let stage = move |context: &mut Context<'_>, batch: &mut Batch| {
+        batches += 1;
+        // First uses, of pool caches for example, are over by now.
+        if batches == 100 {
+            WATCHED.set(true);
+        }
+        parsed.parse(&Parser::default(), context, batch);
+        let table = fdb.table(context.guard());
+        let mut at = 0;
+        batch.filter_map(|mut packet| {
+            let source = packet.data()[6..12].try_into().expect("parsed");
+            let key = Key::new(1, source);
+            context.learn(key, table.lookup(key));
+            at += 1;
+            match at % 8 {
+                0 => {
+                    context.drop(packet, DropReason::RuleDrop);
+                    None
+                }
+                1 if context.in_port().is_some() => {
+                    context.enqueue_to_worker(0, packet);
+                    None
+                }
+                2 => {
+                    context.punt(packet, 0);
+                    None
+                }
+                3 => {
+                    context.send(PortId::new(1), packet);
+                    None
+                }
+                n => {
+                    packet.set_out_port(PortId::new(n as u16 % 2));
+                    Some(packet)
+                }
+            }
+        });
+        if batches == 20_000 {
+            WATCHED.set(false);
+            done.store(true, Ordering::Relaxed);
+        }
+    };
+    let mut stage = Some(stage);
+    let summary = runtime.run(|_| stage.take().expect("one worker"), &mut (), &options).unwrap();
+    assert!(summary.failures.is_empty(), "{summary}");
+    assert!(summary.rx().packets > 20_000 && summary.tx().packets > 10_000, "{summary}");
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), 0);
+}

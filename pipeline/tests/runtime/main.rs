@@ -1,0 +1,4 @@
+//! Tests of whole programs on the runtime.
+
+mod allocations;
+mod programs;

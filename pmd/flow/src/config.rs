@@ -1,0 +1,225 @@
+//! TOML format: `[[rule]]` tables.
+//!
+//! ```toml
+//! [[rule]]
+//! rule = "ingress prio 10: ipv4 dst 10.0.0.0/8 => drop"
+//!
+//! [[rule]]                       # the same, key by key
+//! direction = "ingress"
+//! priority = 10
+//! pattern = [{ item = "ipv4", dst = "10.0.0.0/8" }]
+//! actions = [{ action = "drop" }]
+//! ```
+
+use toml::de::DeValue;
+
+use super::Rule;
+use super::ast::{AstNode, Pair, RuleAst, Word, WordError, action_spec, item_kind};
+use super::json::pair;
+use super::masked_value::Ports;
+use super::rule_file::FileRule;
+use wirepath_settings::{ConfigError, FromValue, Settings, Span};
+
+/// Reads the `[[rule]]` tables in order. Rules may use the port names in `ports`. The first invalid rule is
+/// returned as the error.
+pub fn from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<Rule>, ConfigError> {
+    settings.tables("rule")?.into_iter().map(|table| rule(table, ports)).collect()
+}
+
+/// Reads the `[[rule]]` tables in order, with the position of each. Invalid rules are entries of the list,
+/// and reading continues after them.
+pub fn list_from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<FileRule>, ConfigError> {
+    let listed = |table: Settings<'_>| {
+        let key = if table.has("rule") { "rule" } else { "direction" };
+        FileRule { span: table.span(key), rule: rule(table, ports) }
+    };
+    Ok(settings.tables("rule")?.into_iter().map(listed).collect())
+}
+
+fn rule(table: Settings<'_>, ports: Ports<'_>) -> Result<Rule, ConfigError> {
+    if let Some(text) = table.get::<String>("rule")? {
+        let rule = Rule::parse(&text, ports);
+        let rule = rule.map_err(|error| table.span_within("rule", error.span.start).error(error.message))?;
+        table.finish()?;
+        return Ok(rule);
+    }
+    let mut reader = Reader { spans: vec![table.span("actions")] };
+    let direction = table.choice("direction", &[("ingress", "ingress"), ("egress", "egress")])?;
+    let direction =
+        direction.ok_or_else(|| table.error("missing: \"rule\" with the rule as text, or \"direction\""))?;
+    let direction = reader.word(&table, "direction", direction.to_owned());
+    let priority = table.integer::<u32>("priority", 0..=u32::MAX.into())?;
+    let priority = priority.map(|priority| reader.word(&table, "priority", priority.to_string()));
+    let mut items = Vec::new();
+    for item in table.tables("pattern")? {
+        let name = item.required::<String>("item")?;
+        let name = reader.word(&item, "item", name);
+        let kind = item_kind(&name).map_err(|error| reader.error(error))?;
+        let inner = item.get::<bool>("inner")?.unwrap_or(false);
+        let fields = kind.spec().fields.iter().map(|field| field.name());
+        let pairs = reader.pairs(item, true, fields)?;
+        items.push(AstNode { name, inner, pairs });
+    }
+    let mut actions = Vec::new();
+    for action in table.tables("actions")? {
+        let name = action.required::<String>("action")?;
+        let name = reader.word(&action, "action", name);
+        let spec = action_spec(&name).map_err(|error| reader.error(error))?;
+        let arguments = spec.positional.iter().chain(spec.named).copied();
+        let pairs = reader.pairs(action, false, arguments)?;
+        actions.push(AstNode { name, inner: false, pairs });
+    }
+    table.finish()?;
+    RuleAst { at: 0, direction, priority, items, actions }.rule(ports).map_err(|error| reader.error(error))
+}
+
+struct Reader {
+    spans: Vec<Span>,
+}
+
+impl Reader {
+    fn word(&mut self, table: &Settings<'_>, key: &'static str, text: String) -> Word {
+        self.spans.push(table.span(key));
+        Word { text, at: self.spans.len() - 1 }
+    }
+
+    fn pairs(
+        &mut self,
+        table: Settings<'_>,
+        masks: bool,
+        keys: impl Iterator<Item = &'static str>,
+    ) -> Result<Vec<Pair>, ConfigError> {
+        let mut pairs = Vec::new();
+        for key in keys {
+            let Some(Scalar(text)) = table.get::<Scalar>(key)? else { continue };
+            let value = self.word(&table, key, text);
+            pairs.push(pair(Word { text: key.to_owned(), at: value.at }, value, masks));
+        }
+        table.finish()?;
+        Ok(pairs)
+    }
+
+    fn error(&self, error: WordError) -> ConfigError {
+        self.spans[error.at.min(self.spans.len() - 1)].error(error.message)
+    }
+}
+
+/// A number, a string, or a list of them.
+struct Scalar(String);
+
+impl FromValue for Scalar {
+    const EXPECTED: &'static str = "a number, a string or a list of them";
+
+    fn from_value(value: &DeValue<'_>) -> Option<Self> {
+        match value {
+            DeValue::Array(list) => {
+                let words = list.iter().map(|value| Self::from_value(value.get_ref()).map(|Scalar(text)| text));
+                words.collect::<Option<Vec<_>>>().map(|words| Self(words.join("+")))
+            }
+            DeValue::String(text) => Some(Self(text.to_string())),
+            other => i64::from_value(other).map(|number| Self(number.to_string())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wirepath_packet::PortId;
+    use wirepath_settings::Source;
+
+    fn read(text: &str) -> Result<Vec<Rule>, String> {
+        let source = Source::new("c.toml", text);
+        let document = source.parse().map_err(|e| e.to_string())?;
+        let settings = document.settings();
+        let rules = from_settings(&settings, Ports(&[("lan", PortId::new(1)), ("wan", PortId::new(2))]))
+            .map_err(|e| e.to_string())?;
+        settings.finish().map_err(|e| e.to_string())?;
+        Ok(rules)
+    }
+
+    #[test]
+    fn rule_text_and_keys_give_the_same_rule() {
+        let rules = read(
+            r#"
+            [[rule]]
+            rule = """ingress prio 3: port id lan / ipv4 dst 10.0.0.0/8 ttl 0x1 mask 0x3 / udp dst 53
+                => mark 7, rss queues 0-1+4"""
+
+            [[rule]]
+            direction = "ingress"
+            priority = 3
+            pattern = [
+                { item = "port", id = "lan" },
+                { item = "ipv4", dst = "10.0.0.0/8", ttl = "1 mask 3" },
+                { item = "udp", dst = 0x35 },
+            ]
+            actions = [
+                { action = "mark", value = 7 },
+                { action = "rss", queues = [0, 1, 4], on = ["src", "dst", "sport", "dport"] },
+            ]
+
+            [[rule]]
+            direction = "egress"
+            actions = [{ action = "drop" }]
+            "#,
+        )
+        .unwrap();
+        assert_eq!(rules[0], rules[1]);
+        assert_eq!(
+            rules[0].to_string(),
+            "ingress prio 3: port id 1 / ipv4 dst 10.0.0.0/8 ttl 0x1 mask 0x3 / udp dst 53 \
+             => mark 7, rss queues 0-1+4 on src+dst+sport+dport"
+        );
+        assert_eq!(rules[2].to_string(), "egress prio 0: any => drop");
+        assert_eq!(read("").unwrap(), []);
+    }
+
+    #[test]
+    fn errors_have_a_line_and_a_key() {
+        let cases = [
+            (
+                "[[rule]]\nrule = 'ingress: ipv5 => drop'",
+                "c.toml:2:18: rule[0].rule: unknown item \"ipv5\"; did you mean \"ipv4\"?",
+            ),
+            ("[[rule]]\nrule = 'ingress: any => drop'\npriority = 3", "c.toml:3:1: rule[0].priority: unknown key"),
+            ("[[rule]]\npriority = 3", "c.toml:1:1: rule[0]: missing: \"rule\""),
+            (
+                "[[rule]]\ndirection = 'ingress'\npattern = [{ item = 'ipv4', dst = '10.0.0.1/8' }]\n\
+                 actions = [{ action = 'drop' }]",
+                "c.toml:3:35: rule[0].pattern[0].dst: \"10.0.0.1/8\" has bits outside its mask; write 10.0.0.0/8",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\npattern = [{ item = 'ipv4', dts = '10.0.0.1' }]\n\
+                 actions = [{ action = 'drop' }]",
+                "c.toml:3:29: rule[0].pattern[0].dts: unknown key; did you mean \"dst\"?",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\npattern = [{ item = 'ipv' }]",
+                "c.toml:3:21: rule[0].pattern[0].item: unknown item \"ipv\"; did you mean \"ipv4\"?",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\nactions = [{ action = 'queue' }]",
+                "c.toml:3:23: rule[0].actions[0].action: \"queue\" needs id",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\n\
+                 actions = [{ action = 'drop' }, { action = 'redirect', port = 'lam' }]",
+                "rule[0].actions[1].port: no port is called \"lam\"; did you mean \"lan\"?",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\npattern = [{ item = 'tcp' }, { item = 'vxlan' }]\n\
+                 actions = [{ action = 'drop' }]",
+                "rule[0].pattern[1].item: layer 4 cannot be both tcp and udp",
+            ),
+            (
+                "[[rule]]\ndirection = 'ingress'\npriority = -1",
+                "rule[0].priority: found -1, expected an integer from 0 to 4294967295",
+            ),
+        ];
+        for (text, expected) in cases {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
+    }
+}

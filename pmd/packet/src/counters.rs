@@ -1,0 +1,134 @@
+//! Counters with one writer. Readers do not stop the writer.
+
+#![deny(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::drops::{DropCounters, DropReason};
+
+/// Counter that one thread adds to and any thread reads.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Creates a counter of value zero.
+    pub const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Adds `n`. Single writer: the addition is not atomic, so a second writer would lose counts, but do no
+    /// other harm.
+    #[inline(always)]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Sets the value, for a counter that copies another one.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// Returns the value.
+    #[inline(always)]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counters of one receive or transmit queue. They have cache lines of their own, so that readers do not slow
+/// other data down.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct QueueCounters {
+    /// Packets delivered to the program (receive) or accepted by the device (transmit).
+    pub packets: Counter,
+    /// Bytes of those packets, without preamble, frame check sequence and inter-frame gap.
+    pub bytes: Counter,
+    /// Bursts of at least one packet.
+    pub bursts: Counter,
+    /// Polls without a packet (receive), or attempts to send without success (transmit).
+    pub empty: Counter,
+    /// Packets whose checksum the kernel had left to a device, and which the driver completed in software.
+    pub completed_checksums: Counter,
+    /// GSO packets that the driver segmented into frames.
+    pub segmented: Counter,
+    /// Packets copied into or out of the pool: their region is not registered, or the device has no
+    /// scatter-gather.
+    pub copied: Counter,
+    /// Dropped packets by reason.
+    pub drops: DropCounters,
+}
+
+/// Snapshot of [`QueueCounters`], or the sum of several snapshots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Packets delivered or accepted.
+    pub packets: u64,
+    /// Bytes of those packets.
+    pub bytes: u64,
+    /// Bursts of at least one packet.
+    pub bursts: u64,
+    /// Polls or attempts to send without a packet.
+    pub empty: u64,
+    /// Checksums completed in software.
+    pub completed_checksums: u64,
+    /// GSO packets segmented into frames.
+    pub segmented: u64,
+    /// Packets copied into or out of the pool.
+    pub copied: u64,
+    /// Dropped packets by reason, without reasons that did not occur.
+    pub drops: Vec<(DropReason, u64)>,
+}
+
+impl QueueCounters {
+    /// Counts one poll or one attempt to send. Single writer.
+    #[inline(always)]
+    pub fn count_burst(&self, packets: u64, bytes: u64) {
+        if packets == 0 {
+            self.empty.add(1);
+        } else {
+            self.packets.add(packets);
+            self.bytes.add(bytes);
+            self.bursts.add(1);
+        }
+    }
+
+    /// Copies the counters. Each value is exact; together they may differ by a few packets while the queue is
+    /// in use.
+    pub fn snapshot(&self) -> QueueStats {
+        QueueStats {
+            packets: self.packets.get(),
+            bytes: self.bytes.get(),
+            bursts: self.bursts.get(),
+            empty: self.empty.get(),
+            completed_checksums: self.completed_checksums.get(),
+            segmented: self.segmented.get(),
+            copied: self.copied.get(),
+            drops: self.drops.nonzero().collect(),
+        }
+    }
+}
+
+impl QueueStats {
+    /// Adds the values of another queue.
+    pub fn add(&mut self, other: &Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.bursts += other.bursts;
+        self.empty += other.empty;
+        self.completed_checksums += other.completed_checksums;
+        self.segmented += other.segmented;
+        self.copied += other.copied;
+        for &(reason, n) in &other.drops {
+            match self.drops.iter_mut().find(|(r, _)| *r == reason) {
+                Some((_, sum)) => *sum += n,
+                None => self.drops.push((reason, n)),
+            }
+        }
+    }
+
+    /// Sum of all drops.
+    pub fn dropped(&self) -> u64 {
+        self.drops.iter().map(|(_, n)| n).sum()
+    }
+}

@@ -1,0 +1,402 @@
+//! `af_packet`: packet sockets of the kernel (packet(7)), for any Ethernet-like interface on any kernel.
+//!
+//! ```toml
+//! [port.af_packet]
+//! exclusive = true     # keep the kernel from processing the frames too (Linux 6.6)
+//! fanout = "hash"      # how frames are spread over several queues: "hash", "cpu" or "queue"
+//! ```
+//!
+//! Each receive queue is a socket with a `TPACKET_V3` ring, joined with the others in a fan-out group. Each
+//! transmit queue is a socket that only sends. Sockets pass a `virtio_net_hdr` with each frame, which states
+//! what the kernel left undone. The driver completes it: checksums, segmentation and VLAN tags
+//! (`kernel::vnet_hdr`).
+//!
+//! A packet socket only taps frames: the kernel would also process them, answer for its addresses and
+//! forward. In `exclusive` mode a program at the interface's tc ingress hook, behind the tap, drops the
+//! frames. The BPF link that holds it belongs to this process.
+
+mod ring;
+mod rx;
+mod socket;
+mod tx;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ring::{BLOCK, Ring, blocks_for};
+use rx::Receiver;
+use socket::{Fanout, Filter, Socket};
+use tx::Sender;
+
+use super::common::assembler::{Assembler, Register};
+use super::common::bpf::{Program, ProgramKind};
+use super::common::link::Interface;
+use super::common::link_monitor::LinkMonitor;
+use super::common::link_probe::LinkProbe;
+use super::common::routes::carries_default_route;
+use super::common::vnet_hdr::VnetOffload;
+use super::common::{privilege_error, system_error};
+use crate::drivers::{Candidate, DeviceKind, Driver};
+use crate::port::{
+    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, Offloads, PortConfig, PortError, PortEvent,
+    PortSpec, Queues,
+};
+use wirepath_settings::{ConfigError, Settings};
+
+const NAME: &str = "af_packet";
+/// A ring takes 8 MiB by default; a configuration with more queues than this is a mistake.
+const MAX_QUEUES: u16 = 64;
+
+/// The driver.
+#[derive(Debug)]
+pub struct AfPacket;
+
+/// Options of an `af_packet` port.
+#[derive(Clone, Debug)]
+pub struct Options {
+    device: String,
+    exclusive: bool,
+    fanout: Fanout,
+}
+
+impl Options {
+    /// Exclusive use of `device`, with frames spread over queues by flow.
+    pub fn new(device: impl Into<String>) -> Self {
+        Self { device: device.into(), exclusive: true, fanout: Fanout::Hash }
+    }
+
+    /// Sets whether the kernel is kept from processing the frames.
+    pub fn exclusive(mut self, exclusive: bool) -> Self {
+        self.exclusive = exclusive;
+        self
+    }
+}
+
+impl Driver for AfPacket {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn about(&self) -> &'static str {
+        "packet sockets with TPACKET_V3 rings, on any Ethernet interface"
+    }
+
+    fn device_kind(&self) -> DeviceKind {
+        DeviceKind::Interface
+    }
+
+    fn in_auto(&self) -> bool {
+        true
+    }
+
+    fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
+        let Some(device) = device else {
+            return Err(settings.error("device: missing, expected the name of a network interface"));
+        };
+        let fanouts = [("hash", Fanout::Hash), ("cpu", Fanout::Cpu), ("queue", Fanout::Queue)];
+        Ok(Box::new(Options {
+            device: device.to_owned(),
+            exclusive: settings.get("exclusive")?.unwrap_or(true),
+            fanout: settings.choice("fanout", &fanouts)?.unwrap_or(Fanout::Hash),
+        }))
+    }
+
+    fn candidates(&self) -> Vec<Candidate> {
+        let interfaces = Interface::all().unwrap_or_default();
+        let offer = |interface: Interface| {
+            let device = interface.name.clone();
+            let usable = match Options::new(&device).open_device() {
+                Ok(_) if carries_default_route(interface.index).unwrap_or(false) => {
+                    Ok("TPACKET_V3, sendmmsg; carries a default route: auto uses it only with force".to_owned())
+                }
+                Ok(_) => Ok("TPACKET_V3, sendmmsg".to_owned()),
+                Err(error) => Err(error.to_string()),
+            };
+            Candidate { device, usable }
+        };
+        interfaces.into_iter().filter(|interface| !interface.loopback).map(offer).collect()
+    }
+}
+
+impl Options {
+    fn open_device(self) -> Result<AfPacketDevice, PortError> {
+        let interface = Interface::find(&self.device, NAME)?;
+        // Fails early if the privilege is missing.
+        Socket::new().map_err(|e| raw_socket_error(&self.device, e))?;
+        if interface.mac.is_none() {
+            return Err(PortError::Refused {
+                driver: NAME,
+                device: self.device,
+                reason: "its frames have no Ethernet header".to_owned(),
+            });
+        }
+        let (link_probe, link_monitor) = watch_interface(&interface)?;
+        Ok(AfPacketDevice {
+            options: self,
+            interface,
+            link_probe,
+            link_monitor,
+            running: None,
+            totals: Totals::default(),
+        })
+    }
+}
+
+/// Opens the link probe and the link monitor of an interface.
+fn watch_interface(interface: &Interface) -> Result<(Arc<LinkProbe>, LinkMonitor), PortError> {
+    let watching = |e| system_error(NAME, &interface.name, "watching the interface", e);
+    let link_monitor = LinkMonitor::new(interface).map_err(watching)?;
+    Ok((Arc::new(LinkProbe::new(interface.index).map_err(watching)?), link_monitor))
+}
+
+fn raw_socket_error(device: &str, error: io::Error) -> PortError {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => privilege_error(NAME, device, "opening a packet socket", "CAP_NET_RAW"),
+        _ => system_error(NAME, device, "opening a packet socket", error),
+    }
+}
+
+impl PortSpec for Options {
+    fn driver(&self) -> &'static str {
+        NAME
+    }
+
+    fn kernel_punt(&self) -> KernelPunt {
+        to_kernel(self.exclusive)
+    }
+
+    fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
+        Ok(Box::new(self.open_device()?))
+    }
+}
+
+/// Returns how the port passes frames to the kernel.
+fn to_kernel(exclusive: bool) -> KernelPunt {
+    match exclusive {
+        true => KernelPunt::No(
+            "the port is exclusive, so the kernel gets none of its frames; with exclusive = false in \
+             [port.af_packet] it gets all",
+        ),
+        false => KernelPunt::Copy,
+    }
+}
+
+struct AfPacketDevice {
+    options: Options,
+    interface: Interface,
+    link_probe: Arc<LinkProbe>,
+    link_monitor: LinkMonitor,
+    running: Option<Running>,
+    totals: Totals,
+}
+
+/// State of a started port, apart from its queues.
+struct Running {
+    receivers: Vec<Arc<Socket>>,
+    /// BPF link of the drop program; the kernel gets no frames while it is open.
+    exclusive: Option<OwnedFd>,
+    notes: Vec<String>,
+    blocks: usize,
+}
+
+#[derive(Default)]
+struct Totals {
+    packets: u64,
+    drops: u64,
+    freezes: u64,
+}
+
+impl AfPacketDevice {
+    fn system_error(&self, what: &'static str) -> impl FnOnce(io::Error) -> PortError + '_ {
+        move |source| system_error(NAME, &self.options.device, what, source)
+    }
+
+    fn refused(&self, reason: String) -> PortError {
+        PortError::Refused { driver: NAME, device: self.options.device.clone(), reason }
+    }
+
+    /// Attaches the drop program behind the tap. Returns the reason if the kernel does not support it.
+    fn attach_drop_program(&self) -> Result<Result<OwnedFd, String>, PortError> {
+        /// `TCX_DROP` (linux/bpf.h).
+        const DROP: i32 = 2;
+        let mut assembler = Assembler::default();
+        assembler.set(Register::R0, DROP);
+        assembler.exit();
+        let code = assembler.finish().unwrap_or_default();
+        let link = Program::load(ProgramKind::TcxIngress, &code, "wirepath_drop", 0, 0)
+            .map_err(io::Error::from)
+            .and_then(|program| program.link(self.interface.index, 0));
+        match link {
+            Ok(link) => Ok(Ok(link)),
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                let what = "keeping the kernel from the frames (exclusive = true)";
+                Err(privilege_error(NAME, &self.options.device, what, "CAP_BPF and CAP_NET_ADMIN"))
+            }
+            Err(error) => Ok(Err(format!(
+                "the kernel also processes the frames: attaching a program at tc ingress (Linux 6.6) failed: {error}"
+            ))),
+        }
+    }
+
+    fn receivers(&self, config: &PortConfig, blocks: usize) -> Result<Vec<(Arc<Socket>, Ring)>, PortError> {
+        let index = self.interface.index;
+        let mut receivers = Vec::new();
+        for _ in 0..config.rx_queues {
+            let socket = Socket::new().map_err(|e| raw_socket_error(&self.options.device, e))?;
+            let on: libc::c_int = 1;
+            socket
+                .set_option(libc::PACKET_IGNORE_OUTGOING, &on)
+                .map_err(self.system_error("PACKET_IGNORE_OUTGOING (Linux 4.20)"))?;
+            socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
+            let ring = Ring::new(&socket, blocks).map_err(|source| PortError::System {
+                driver: NAME,
+                device: self.options.device.clone(),
+                what: format!("a receive ring of {} KiB", (blocks * BLOCK) >> 10),
+                source,
+                hint: "; a smaller `depth` needs less memory".to_owned(),
+            })?;
+            // Reject all frames until all sockets are in the group; otherwise each socket would receive every
+            // frame.
+            socket.attach_filter(Filter::RejectAll).map_err(self.system_error("attaching a filter"))?;
+            receivers.push((Arc::new(socket), ring));
+        }
+        let mut group = None;
+        for (socket, _) in &receivers {
+            if config.promiscuous {
+                socket.set_promiscuous(index).map_err(self.system_error("enabling promiscuous mode"))?;
+            }
+            socket.bind(index, libc::ETH_P_ALL).map_err(self.system_error("binding to the interface"))?;
+            if receivers.len() > 1 {
+                let joined = socket.join_fanout(self.options.fanout, group);
+                group = Some(joined.map_err(self.system_error("joining the fan-out group (PACKET_FANOUT)"))?);
+            }
+        }
+        Ok(receivers)
+    }
+
+    fn sender(&self, config: &PortConfig) -> Result<Sender, PortError> {
+        let socket = Socket::new().map_err(|e| raw_socket_error(&self.options.device, e))?;
+        let on: libc::c_int = 1;
+        socket.set_option(libc::PACKET_QDISC_BYPASS, &on).map_err(self.system_error("PACKET_QDISC_BYPASS"))?;
+        // The kernel charges about this much for a full-size frame with its buffer and metadata. The default
+        // holds fewer than 300 frames.
+        let bytes = (config.depth as usize).saturating_mul(4096).clamp(1 << 20, 256 << 20);
+        socket.send_buffer(bytes as libc::c_int).map_err(self.system_error("setting the send buffer size"))?;
+        socket.bind(self.interface.index, 0).map_err(self.system_error("binding to the interface"))?;
+        Ok(Sender::new(socket, Arc::clone(&self.link_probe)))
+    }
+
+    fn read_statistics(&mut self) {
+        let Some(running) = &self.running else { return };
+        for socket in &running.receivers {
+            if let Ok(counted) = socket.statistics() {
+                self.totals.packets += u64::from(counted.packets);
+                self.totals.drops += u64::from(counted.drops);
+                self.totals.freezes += u64::from(counted.freezes);
+            }
+        }
+    }
+}
+
+impl Device for AfPacketDevice {
+    fn capabilities(&self) -> Capabilities {
+        let mut mode = "TPACKET_V3 receive ring, sendmmsg, qdisc bypass".to_owned();
+        let mut notes = Vec::new();
+        if let Some(running) = &self.running {
+            mode += &format!(", {} blocks of {} KiB", running.blocks, BLOCK >> 10);
+            mode += if running.exclusive.is_some() { ", exclusive" } else { ", shared with the kernel" };
+            notes.clone_from(&running.notes);
+        }
+        Capabilities {
+            mode,
+            notes,
+            mac: self.interface.mac,
+            max_rx_queues: MAX_QUEUES,
+            max_tx_queues: MAX_QUEUES,
+            offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+            max_tx_segments: 1024,
+            numa_node: self.interface.numa_node(),
+            can_wait: true,
+            kernel_punt: to_kernel(self.running.as_ref().map_or(self.options.exclusive, |it| it.exclusive.is_some())),
+            ..Capabilities::plain(NAME, &self.options.device)
+        }
+    }
+
+    fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        // Another interface may have the same name now.
+        self.interface = Interface::find(&self.options.device, NAME)?;
+        (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
+        if self.interface.mtu < config.mtu.into() {
+            let (has, wants, device) = (self.interface.mtu, config.mtu, &self.interface.name);
+            return Err(self.refused(format!(
+                "the interface has MTU {has}, the port wants {wants}; `ip link set dev {device} mtu {wants}`"
+            )));
+        }
+        let blocks = blocks_for(config.depth);
+        let receivers = self.receivers(config, blocks)?;
+        let mut notes = Vec::new();
+        let exclusive = match self.options.exclusive {
+            true => match self.attach_drop_program()? {
+                Ok(link) => Some(link),
+                Err(why) => {
+                    notes.push(why);
+                    None
+                }
+            },
+            false => {
+                notes.push("the kernel also processes the frames (exclusive = false)".to_owned());
+                None
+            }
+        };
+        let mut queues = Queues::default();
+        for _ in 0..config.tx_queues {
+            queues.tx.push(Box::new(self.sender(config)?));
+        }
+        let take = if config.promiscuous { Filter::AcceptAll } else { Filter::ThisHost };
+        for (socket, _) in &receivers {
+            socket.attach_filter(take).map_err(self.system_error("attaching a filter"))?;
+        }
+        let running = receivers.iter().map(|(socket, _)| Arc::clone(socket)).collect();
+        for (socket, ring) in receivers {
+            let offload = VnetOffload::new(config.pool.clone(), config.id);
+            queues.rx.push(Box::new(Receiver::new(socket, ring, offload)));
+        }
+        self.totals = Totals::default();
+        self.running = Some(Running { receivers: running, exclusive, notes, blocks });
+        Ok(queues)
+    }
+
+    fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
+        self.read_statistics();
+        // Close the sockets first: the kernel gets its frames back when no socket takes them.
+        drop(queues);
+        self.running = None;
+        Ok(())
+    }
+
+    fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
+        Some(self)
+    }
+}
+
+impl DeviceLink for AfPacketDevice {
+    fn link(&mut self) -> Link {
+        self.link_monitor.link()
+    }
+
+    fn events(&mut self) -> Vec<PortEvent> {
+        self.link_monitor.events()
+    }
+}
+
+impl DeviceStatistics for AfPacketDevice {
+    fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
+        self.read_statistics();
+        vec![
+            ("kernel_packets", self.totals.packets),
+            ("kernel_drops", self.totals.drops),
+            ("kernel_ring_freezes", self.totals.freezes),
+        ]
+    }
+}

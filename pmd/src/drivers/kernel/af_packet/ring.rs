@@ -1,0 +1,113 @@
+// UNSAFETY: a ring of blocks in memory that is shared with the kernel.
+#![allow(unsafe_code)]
+
+//! The `TPACKET_V3` receive ring (Documentation/networking/packet_mmap.rst).
+//!
+//! It consists of blocks with frames of any length. The kernel closes a block when it is full or after a
+//! timeout. The driver returns blocks as a whole.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::socket::Socket;
+
+/// Bytes of a block: a power-of-two number of pages that holds the largest superframe (64 KiB and headers).
+/// Larger superframes (`gso_max_size`, "BIG TCP") are truncated by the kernel; the driver drops them and
+/// counts them as too long.
+pub(super) const BLOCK: usize = 128 << 10;
+/// Milliseconds after which the kernel closes a block that is not full: the minimum that it supports. A lone
+/// frame waits at most this long.
+const RETIRE_MS: u32 = 1;
+/// Minimum number of blocks: 8 MiB. A worker that the scheduler suspends for a while must not lose frames.
+/// That must hold even if each millisecond closes a block with a single frame.
+const MIN_BLOCKS: usize = 64;
+
+/// Offset of `block_status` in `struct tpacket_block_desc`.
+const STATUS: usize = 8;
+
+/// The mapped ring.
+pub(super) struct Ring {
+    base: NonNull<u8>,
+    blocks: usize,
+    current: usize,
+}
+
+// SAFETY: this value alone owns the mapping and accesses it, on whichever thread it is.
+unsafe impl Send for Ring {}
+
+/// Returns the number of blocks for `depth` frames of 2 KiB. A full-size Ethernet frame takes 1.6 KiB of a
+/// block, a small one 150 bytes.
+pub(super) fn blocks_for(depth: u32) -> usize {
+    (depth as usize * 2048).div_ceil(BLOCK).max(MIN_BLOCKS)
+}
+
+impl Ring {
+    /// Creates a ring of `blocks` blocks for the socket and maps it. The socket must not be bound yet:
+    /// earlier frames would not be in the ring.
+    pub(super) fn new(socket: &Socket, blocks: usize) -> io::Result<Self> {
+        const FRAME: u32 = 2048;
+        socket.set_option(libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V3 as libc::c_int))?;
+        let request = libc::tpacket_req3 {
+            tp_block_size: BLOCK as u32,
+            tp_block_nr: blocks as u32,
+            // The kernel only checks this value for consistency: TPACKET_V3 frames have any length.
+            tp_frame_size: FRAME,
+            tp_frame_nr: BLOCK as u32 / FRAME * blocks as u32,
+            tp_retire_blk_tov: RETIRE_MS,
+            tp_sizeof_priv: 0,
+            tp_feature_req_word: 0,
+        };
+        socket.set_option(libc::PACKET_RX_RING, &request)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no existing memory.
+        let base = unsafe { mmap(ptr::null_mut(), blocks * BLOCK, protection, MapFlags::SHARED, socket.as_fd(), 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, blocks, current: 0 })
+    }
+
+    fn start(&self) -> *mut u8 {
+        // SAFETY: `current < blocks`, and the mapping has `blocks * BLOCK` bytes.
+        unsafe { self.base.as_ptr().add(self.current * BLOCK) }
+    }
+
+    fn status(&self) -> &AtomicU32 {
+        // SAFETY: the status word lies inside the mapped block and is aligned, since blocks are page-aligned.
+        // The kernel writes it as a whole.
+        unsafe { AtomicU32::from_ptr(self.start().add(STATUS).cast()) }
+    }
+
+    /// Returns whether the kernel has released the current block to the driver.
+    #[inline(always)]
+    pub(super) fn is_ready(&self) -> bool {
+        self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
+    }
+
+    /// Returns the current block if the kernel has released it: the block descriptor, then frames.
+    #[inline(always)]
+    pub(super) fn block(&mut self) -> Option<&[u8; BLOCK]> {
+        // SAFETY: the kernel does not write the block until `release`, which needs an exclusive borrow. The
+        // acquire load orders these reads after the kernel's writes.
+        self.is_ready().then(|| unsafe { &*self.start().cast::<[u8; BLOCK]>() })
+    }
+
+    /// Returns the current block to the kernel and advances to the next.
+    #[inline]
+    pub(super) fn release(&mut self) {
+        self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        self.current += 1;
+        if self.current == self.blocks {
+            self.current = 0;
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the ring owns the mapping, and no reference into it exists any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.blocks * BLOCK) };
+    }
+}

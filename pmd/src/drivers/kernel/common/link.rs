@@ -1,0 +1,185 @@
+//! Properties of a network interface, read by netlink.
+
+use std::io;
+
+use super::ethtool;
+use super::netlink::{Attributes, DUMP, IFINFOMSG, Netlink, ifinfomsg, put, read_string, read_u32};
+use crate::port::{MacAddress, PortError};
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_NUM_TX_QUEUES: u16 = 31;
+const IFLA_NUM_RX_QUEUES: u16 = 32;
+const IFLA_XDP: u16 = 43;
+const IFLA_PARENT_DEV_NAME: u16 = 56;
+const IFLA_XDP_ATTACHED: u16 = 2;
+const IFLA_XDP_PROG_ID: u16 = 4;
+
+const IFF_UP: u32 = 1;
+const IFF_LOOPBACK: u32 = 8;
+const IFF_RUNNING: u32 = 0x40;
+
+/// Snapshot of an interface as the kernel reported it.
+#[derive(Clone, Debug)]
+pub(crate) struct Interface {
+    /// Interface name.
+    pub(crate) name: String,
+    /// Interface index. It survives renaming, and the kernel does not reuse it soon.
+    pub(crate) index: u32,
+    /// Ethernet address, if the interface has one.
+    pub(crate) mac: Option<MacAddress>,
+    /// Largest layer-3 packet in bytes.
+    pub(crate) mtu: u32,
+    /// Administratively up (`IFF_UP`).
+    pub(crate) up: bool,
+    /// Up and with carrier (`IFF_RUNNING`).
+    pub(crate) running: bool,
+    /// True for the loopback interface.
+    pub(crate) loopback: bool,
+    /// Bus address of the hardware; `None` for a virtual interface.
+    pub(crate) parent: Option<String>,
+    /// Allocated receive queues. Fewer may be in use: see [`Self::queues_in_use`].
+    pub(crate) rx_queues: u32,
+    /// Allocated transmit queues. Fewer may be in use.
+    pub(crate) tx_queues: u32,
+    /// XDP program attached to the interface.
+    pub(crate) xdp: Option<Xdp>,
+}
+
+/// An XDP program as `RTM_GETLINK` reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Xdp {
+    /// `XDP_ATTACHED_*`: 1 native, 2 generic, 3 offloaded, 4 several.
+    pub(crate) attached: u8,
+    /// Program id; 0 if several programs are attached.
+    pub(crate) program: u32,
+}
+
+impl Interface {
+    /// Looks an interface up by name.
+    pub(crate) fn find(name: &str, driver: &'static str) -> Result<Self, PortError> {
+        let no_device = |hint: String| PortError::NoDevice { driver, device: name.to_owned(), hint };
+        if name.is_empty() || name.len() > 15 {
+            return Err(no_device("an interface name has 1 to 15 characters".into()));
+        }
+        let mut body = ifinfomsg(0, 0, 0);
+        put(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+        let mut found = None;
+        let asked = Netlink::route().and_then(|mut netlink| {
+            netlink.request(RTM_GETLINK, 0, &body, |kind, body| found = found.take().or(Self::read(kind, body)))
+        });
+        match (asked, found) {
+            (Ok(()), Some(found)) => Ok(found),
+            (Err(e), _) if e.raw_os_error() == Some(libc::ENODEV) => {
+                let others = Self::all().unwrap_or_default();
+                let names: Vec<_> = others.iter().filter(|i| !i.loopback).map(|i| i.name.as_str()).collect();
+                Err(no_device(match names.as_slice() {
+                    [] => "there is no interface except loopback (wrong network namespace?)".into(),
+                    names => format!("interfaces here: {}", names.join(", ")),
+                }))
+            }
+            (asked, _) => Err(PortError::System {
+                driver,
+                device: name.to_owned(),
+                what: "looking up the interface".into(),
+                source: asked.err().unwrap_or_else(|| io::ErrorKind::InvalidData.into()),
+                hint: String::new(),
+            }),
+        }
+    }
+
+    /// Reads the interface again by its index. Returns `None` if it is gone from the namespace of the socket.
+    pub(crate) fn refresh(&self, netlink: &mut Netlink) -> Option<Self> {
+        let mut found = None;
+        let body = ifinfomsg(self.index, 0, 0);
+        netlink.request(RTM_GETLINK, 0, &body, |kind, body| found = found.take().or(Self::read(kind, body))).ok()?;
+        found
+    }
+
+    /// Returns all interfaces of the network namespace.
+    pub(crate) fn all() -> io::Result<Vec<Self>> {
+        let mut all = Vec::new();
+        Netlink::route()?.request(RTM_GETLINK, DUMP, &ifinfomsg(0, 0, 0), |kind, body| {
+            all.extend(Self::read(kind, body));
+        })?;
+        Ok(all)
+    }
+
+    /// Parses an `RTM_NEWLINK` message.
+    pub(super) fn read(kind: u16, body: &[u8]) -> Option<Self> {
+        if kind != RTM_NEWLINK {
+            return None;
+        }
+        let flags = read_u32(body, 8)?;
+        let attributes = Attributes::after_header(body, IFINFOMSG);
+        let number = |kind| attributes.find(kind).and_then(|value| read_u32(value, 0));
+        let xdp = attributes.find(IFLA_XDP).map(Attributes).and_then(|xdp| {
+            let attached = *xdp.find(IFLA_XDP_ATTACHED)?.first()?;
+            let program = xdp.find(IFLA_XDP_PROG_ID).and_then(|value| read_u32(value, 0)).unwrap_or(0);
+            (attached != 0).then_some(Xdp { attached, program })
+        });
+        Some(Self {
+            name: read_string(attributes.find(IFLA_IFNAME)?),
+            index: read_u32(body, 4)?,
+            mac: attributes.find(IFLA_ADDRESS).and_then(|mac| <[u8; 6]>::try_from(mac).ok()).map(MacAddress::from),
+            mtu: number(IFLA_MTU)?,
+            up: flags & IFF_UP != 0,
+            running: flags & IFF_RUNNING != 0,
+            loopback: flags & IFF_LOOPBACK != 0,
+            parent: attributes.find(IFLA_PARENT_DEV_NAME).map(read_string),
+            rx_queues: number(IFLA_NUM_RX_QUEUES).unwrap_or(1),
+            tx_queues: number(IFLA_NUM_TX_QUEUES).unwrap_or(1),
+            xdp,
+        })
+    }
+
+    /// Returns the receive and transmit queues in use, at least one of each.
+    pub(crate) fn queues_in_use(&self) -> (u32, u32) {
+        let (rx, tx) = ethtool::channels(&self.name).unwrap_or((self.rx_queues, self.tx_queues));
+        (rx.clamp(1, self.rx_queues.max(1)), tx.clamp(1, self.tx_queues.max(1)))
+    }
+
+    /// Returns whether received frames may carry checksums that the sender's kernel left to hardware. That is
+    /// so on interfaces without hardware and on paravirtual network cards.
+    pub(crate) fn may_have_partial_checksums(&self) -> bool {
+        self.parent.as_deref().is_none_or(|parent| parent.starts_with("virtio") || parent.starts_with("vif"))
+    }
+
+    /// Returns the NUMA node of the hardware.
+    pub(crate) fn numa_node(&self) -> Option<u32> {
+        let parent = self.parent.as_deref()?;
+        let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{parent}/numa_node")).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// Sets the interface administratively up.
+    pub(crate) fn set_up(&self) -> io::Result<()> {
+        Netlink::route()?.request(RTM_NEWLINK, 0, &ifinfomsg(self.index, IFF_UP, IFF_UP), |_, _| {})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_loopback_interface() {
+        let lo = Interface::find("lo", "test").unwrap();
+        assert!(lo.loopback && lo.index > 0 && lo.mtu > 0);
+        assert_eq!(lo.parent, None);
+        assert!(Interface::all().unwrap().iter().any(|i| i.index == lo.index));
+        assert_eq!(lo.refresh(&mut Netlink::route().unwrap()).unwrap().name, "lo");
+        assert_eq!(lo.queues_in_use(), (1, 1));
+    }
+
+    #[test]
+    fn a_missing_interface_is_an_error_that_names_it() {
+        let error = Interface::find("no-such-if", "test").unwrap_err().to_string();
+        assert!(error.starts_with("test: no device 'no-such-if': "), "{error}");
+        assert!(Interface::find("a-name-that-is-too-long", "test").is_err());
+    }
+}

@@ -1,0 +1,46 @@
+//! Code shared by the drivers of kernel interfaces.
+//!
+//! All queries go through sockets, never through `/sys/class/net`. A socket belongs to the network namespace
+//! of the thread that created it. The directory shows the namespace that it was mounted in.
+
+pub(crate) mod assembler;
+pub(crate) mod bpf;
+pub(crate) mod checksums;
+pub(crate) mod ethtool;
+pub(crate) mod link;
+pub(crate) mod link_monitor;
+pub(crate) mod link_probe;
+pub(crate) mod netlink;
+pub(crate) mod promiscuous;
+pub(crate) mod routes;
+pub(crate) mod vnet_hdr;
+pub(crate) mod xdp_features;
+
+use std::io;
+
+use crate::port::PortError;
+
+/// Converts a failed system call to a port error. A missing privilege gets the remedy in its text.
+pub(crate) fn system_error(driver: &'static str, device: &str, what: &'static str, source: io::Error) -> PortError {
+    if matches!(source.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
+        return privilege_error(driver, device, what, "CAP_NET_RAW and CAP_NET_ADMIN");
+    }
+    PortError::System { driver, device: device.to_owned(), what: what.to_owned(), source, hint: String::new() }
+}
+
+/// Returns the error for a missing capability, with the command that grants it to this program.
+pub(crate) fn privilege_error(
+    driver: &'static str,
+    device: &str,
+    what: &'static str,
+    needs: &'static str,
+) -> PortError {
+    let program = std::env::current_exe().map_or_else(|_| "PROGRAM".to_owned(), |path| path.display().to_string());
+    PortError::Privilege {
+        driver,
+        device: device.to_owned(),
+        what,
+        needs,
+        remedy: format!("run as root, or `setcap cap_net_raw,cap_net_admin,cap_bpf+ep {program}`"),
+    }
+}

@@ -1,0 +1,309 @@
+//! `tap`: a network interface of the kernel whose other end is the port, for traffic to and from this
+//! machine.
+//!
+//! ```toml
+//! [port.tap]
+//! address = ["10.0.0.1/24", "fd00::1/64"]   # of the kernel's interface; none by default
+//! mac = "02:00:00:00:00:01"                 # of the kernel's interface; the kernel chooses by default
+//! superframes = "cut"                       # or "whole": TCP superframes are not segmented
+//! ```
+//!
+//! Opening the port creates the interface. It is removed with the process, unless it existed before (`ip
+//! tuntap add`). Starting the port sets its MTU and sets it up.
+//!
+//! Each queue is an open `/dev/net/tun`, with one system call for each frame: the kernel has no batched
+//! interface. To make each call carry more, the kernel may leave checksums and segmentation undone in the
+//! frames that it sends. The driver completes them (`kernel::vnet_hdr`), so that every received packet is
+//! complete.
+//!
+//! `superframes = "whole"` is for programs whose other ports can segment TCP (`TX_SEGMENT`): a superframe
+//! then passes as one packet. A port that cannot segment drops and counts it.
+
+mod device;
+mod interface;
+mod rx;
+mod tx;
+
+use std::io;
+use std::sync::Arc;
+
+use device::{FILE, TapQueue};
+use interface::{InterfaceConfig, Prefix};
+use rx::Receiver;
+use tx::Sender;
+
+use super::common::link::Interface;
+use super::common::link_monitor::LinkMonitor;
+use super::common::netlink::Netlink;
+use super::common::vnet_hdr::VnetOffload;
+use super::common::{privilege_error, system_error};
+use crate::drivers::{Candidate, DeviceKind, Driver};
+use crate::port::{
+    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, MacAddress, Offloads, PortConfig, PortError,
+    PortEvent, PortSpec, Queues,
+};
+use wirepath_settings::{ConfigError, Settings};
+
+const NAME: &str = "tap";
+/// The kernel supports 256 queues (`MAX_TAP_QUEUES`); each takes 70 KB in this driver.
+const MAX_QUEUES: u16 = 64;
+/// Ethernet header and two VLAN tags.
+const HEADERS: usize = 14 + 2 * 4;
+
+/// The driver.
+#[derive(Debug)]
+pub struct Tap;
+
+/// Options of a `tap` port.
+#[derive(Clone, Debug)]
+pub struct Options {
+    device: String,
+    addresses: Vec<Prefix>,
+    mac: Option<MacAddress>,
+    keep_superframes: bool,
+}
+
+impl Options {
+    /// An interface of this name. The kernel replaces `%d` by a number.
+    pub fn new(device: impl Into<String>) -> Self {
+        Self { device: device.into(), addresses: Vec::new(), mac: None, keep_superframes: false }
+    }
+}
+
+impl Driver for Tap {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn about(&self) -> &'static str {
+        "a network interface of the kernel whose other end is the port"
+    }
+
+    fn device_kind(&self) -> DeviceKind {
+        DeviceKind::CreatedInterface
+    }
+
+    fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
+        let Some(device) = device else {
+            return Err(settings.error("device: missing, expected a name for the interface to create"));
+        };
+        if device.is_empty() || device.len() > 15 || device.contains(|c: char| c == '/' || c.is_whitespace()) {
+            return Err(settings.error(format!(
+                "device: found \"{device}\", expected a name of 1 to 15 characters without spaces and slashes"
+            )));
+        }
+        let addresses = settings.list("address", "an address with a prefix length, such as \"10.0.0.1/24\"")?;
+        let mac: Option<MacAddress> = settings.parsed("mac", "an Ethernet address, such as \"02:00:00:00:00:01\"")?;
+        if mac.is_some_and(|mac| mac.0[0] & 1 != 0 || mac.0 == [0; 6]) {
+            return Err(settings.error_in("mac", "not a unicast address"));
+        }
+        Ok(Box::new(Options {
+            device: device.to_owned(),
+            addresses: addresses.into_iter().map(|placed| placed.value).collect(),
+            mac,
+            keep_superframes: settings.choice("superframes", &[("cut", false), ("whole", true)])?.unwrap_or(false),
+        }))
+    }
+
+    fn candidates(&self) -> Vec<Candidate> {
+        let usable = match std::fs::File::options().read(true).write(true).open(FILE) {
+            Ok(_) => Ok("creates an interface of this or any other name".to_owned()),
+            Err(error) => Err(open_error("tap0", error).to_string()),
+        };
+        vec![Candidate { device: "tap0".to_owned(), usable }]
+    }
+}
+
+impl PortSpec for Options {
+    fn driver(&self) -> &'static str {
+        NAME
+    }
+
+    fn kernel_punt(&self) -> KernelPunt {
+        KernelPunt::Loopback
+    }
+
+    fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
+        let (queue, name) = TapQueue::open(&self.device).map_err(|e| open_error(&self.device, e))?;
+        let failed = |what| {
+            let device = self.device.clone();
+            move |source| system_error(NAME, &device, what, source)
+        };
+        let interface = Interface::find(&name, NAME)?;
+        let link_monitor = LinkMonitor::new(&interface).map_err(failed("watching the interface"))?;
+        let netlink = Netlink::route().map_err(failed("opening a netlink socket"))?;
+        let udp = queue.enable_offloads().map_err(failed("TUNSETOFFLOAD"))?;
+        let multi_queue = queue.is_multi_queue();
+        if multi_queue {
+            // This queue keeps the interface while the port is open. Only the queues of a started port
+            // receive frames.
+            queue.set_enabled(false).map_err(failed("TUNSETQUEUE"))?;
+        }
+        Ok(Box::new(TapDevice {
+            options: *self,
+            standby_queue: Some(queue),
+            multi_queue,
+            udp,
+            interface,
+            link_monitor,
+            netlink,
+            queues: Vec::new(),
+            dropped_before: 0,
+        }))
+    }
+}
+
+fn open_error(device: &str, error: io::Error) -> PortError {
+    let refused = |reason: String| PortError::Refused { driver: NAME, device: device.to_owned(), reason };
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => privilege_error(NAME, device, "creating a TAP interface", "CAP_NET_ADMIN"),
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+            refused(format!("{FILE} does not exist; run `modprobe tun`, or give the container this device"))
+        }
+        Some(libc::EBUSY) => refused("another program uses the interface; stop it, or choose another name".to_owned()),
+        Some(libc::EINVAL) => refused(format!(
+            "an interface of this name exists, but it is not a TAP interface; `ip link del {device}`, or choose \
+             another name"
+        )),
+        _ => system_error(NAME, device, "creating a TAP interface (TUNSETIFF)", error),
+    }
+}
+
+struct TapDevice {
+    options: Options,
+    /// Keeps the interface while the port is stopped. In a single-queue device it is the only queue.
+    standby_queue: Option<TapQueue>,
+    multi_queue: bool,
+    /// True if UDP superframes may arrive.
+    udp: bool,
+    interface: Interface,
+    link_monitor: LinkMonitor,
+    netlink: Netlink,
+    queues: Vec<Arc<TapQueue>>,
+    dropped_before: u64,
+}
+
+impl TapDevice {
+    fn system_error(&self, what: &'static str) -> impl FnOnce(io::Error) -> PortError + '_ {
+        move |source| system_error(NAME, &self.options.device, what, source)
+    }
+
+    /// Opens the queues of a started port.
+    fn open_queues(&mut self, count: u16) -> Result<Vec<Arc<TapQueue>>, PortError> {
+        if !self.multi_queue
+            && let Some(queue) = self.standby_queue.take()
+        {
+            return Ok(vec![Arc::new(queue)]);
+        }
+        let mut queues = Vec::new();
+        for _ in 0..count {
+            let (queue, _) = TapQueue::open(&self.interface.name).map_err(|e| open_error(&self.options.device, e))?;
+            queue.enable_offloads().map_err(self.system_error("TUNSETOFFLOAD"))?;
+            queues.push(Arc::new(queue));
+        }
+        Ok(queues)
+    }
+}
+
+impl Device for TapDevice {
+    fn capabilities(&self) -> Capabilities {
+        let max_queues = if self.multi_queue { MAX_QUEUES } else { 1 };
+        let mut notes = Vec::new();
+        if !self.multi_queue {
+            notes.push("one queue: the interface was created without `multi_queue`".to_owned());
+        }
+        if !self.udp {
+            notes.push("no UDP superframes from the kernel (needs Linux 6.2)".to_owned());
+        }
+        Capabilities {
+            mode: format!(
+                "TAP interface {}, one frame per call, superframes from the kernel{}",
+                self.interface.name,
+                if self.options.keep_superframes { ", TCP superframes not segmented" } else { "" }
+            ),
+            notes,
+            // The kernel's interface is the other host on this wire, so this end has a different address.
+            mac: self.interface.mac.map(|mac| {
+                let mut here = mac;
+                here.0[0] |= 2;
+                here.0[5] ^= 1;
+                here
+            }),
+            max_rx_queues: max_queues,
+            max_tx_queues: max_queues,
+            offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+            max_tx_segments: 1023,
+            can_wait: true,
+            kernel_punt: KernelPunt::Loopback,
+            ..Capabilities::plain(NAME, &self.options.device)
+        }
+    }
+
+    fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let setup = InterfaceConfig { mtu: config.mtu, depth: config.depth, mac: self.options.mac };
+        let applied = setup.apply(&mut self.netlink, self.interface.index);
+        applied.map_err(self.system_error("setting MTU and state of the interface"))?;
+        for prefix in self.options.addresses.clone() {
+            let added = prefix.add(&mut self.netlink, self.interface.index);
+            added.map_err(|source| match source.raw_os_error() {
+                // A missing privilege is not the cause: the privileges sufficed to create the interface.
+                Some(libc::EACCES) if prefix.is_ipv6() => PortError::System {
+                    driver: NAME,
+                    device: self.options.device.clone(),
+                    what: "adding an IPv6 address to the interface, on which IPv6 is disabled".to_owned(),
+                    source,
+                    hint: format!("; `sysctl -w net.ipv6.conf.{}.disable_ipv6=0`", self.interface.name),
+                },
+                _ => system_error(NAME, &self.options.device, "adding an address to the interface", source),
+            })?;
+        }
+        if let Some(now) = self.interface.refresh(&mut self.netlink) {
+            self.interface = now;
+        }
+        self.dropped_before = interface::tx_dropped(&mut self.netlink, self.interface.index);
+        // The kernel spreads frames over all open queues, so exactly the polled queues are open.
+        self.queues = self.open_queues(config.rx_queues.max(1))?;
+        let mut queues = Queues::default();
+        for index in 0..usize::from(config.rx_queues) {
+            let queue = Arc::clone(&self.queues[index % self.queues.len()]);
+            let offload =
+                VnetOffload::new(config.pool.clone(), config.id).keep_superframes(self.options.keep_superframes);
+            queues.rx.push(Box::new(Receiver::new(queue, offload)));
+        }
+        for index in 0..usize::from(config.tx_queues) {
+            let queue = Arc::clone(&self.queues[index % self.queues.len()]);
+            queues.tx.push(Box::new(Sender::new(queue, usize::from(config.mtu) + HEADERS)));
+        }
+        Ok(queues)
+    }
+
+    fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
+        drop(queues);
+        let mut queues = std::mem::take(&mut self.queues);
+        if !self.multi_queue {
+            self.standby_queue = queues.pop().and_then(|queue| Arc::try_unwrap(queue).ok());
+        }
+        Ok(())
+    }
+
+    fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
+        Some(self)
+    }
+}
+
+impl DeviceLink for TapDevice {
+    fn link(&mut self) -> Link {
+        self.link_monitor.link()
+    }
+
+    fn events(&mut self) -> Vec<PortEvent> {
+        self.link_monitor.events()
+    }
+}
+
+impl DeviceStatistics for TapDevice {
+    fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
+        let dropped = interface::tx_dropped(&mut self.netlink, self.interface.index);
+        vec![("kernel_drops", dropped.saturating_sub(self.dropped_before))]
+    }
+}

@@ -1,0 +1,658 @@
+//! Life cycle of a port whose queues this program owns: starts and stops it, and recreates broken queues at
+//! run time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wirepath_verbs::{Cause, Element, Error, EventKind, ObjectId, PortState, Result};
+
+use super::nic::{Direction, NewRing, NewRxQueues, Nic, QueueContext};
+use super::open_device::OpenDevice;
+use super::probe::{Claim, DeviceSelector, RdmaPort};
+use super::quarantine::Quarantine;
+use super::queue_fault::QueueFault;
+use super::ring_handoff::RingHandoff;
+use super::rx_queue::{NicRxQueue, RssGroup};
+use super::shared_nic::SharedNic;
+use super::tx_queue::NicTxQueue;
+use crate::ipc::{AttachRequest, AttachServer, PoolStatus, QueueStatus, RxSharing, ServeContext, Status};
+use crate::port::{
+    Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, PortConfig, PortError, PortEvent, Queues,
+    RuleHardware, RxDriver, TxDriver, VlanTags,
+};
+use wirepath_packet::MetaTemplate;
+use wirepath_packet::counters::QueueCounters;
+
+/// Reason why a port cannot be offered to clients.
+const NOT_SHARED: &str = "its packets are not in shared memory; set `shared = true` in `[pool]`";
+/// Time that packets in flight have to complete when a port stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+/// Time that a worker has to notice its broken queue, before the queue is recalled.
+const WORKER_FAULT_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// An open port.
+pub(crate) struct NicDevice<N: SharedNic> {
+    selector: DeviceSelector,
+    rdma_port: RdmaPort,
+    _claim: Claim,
+    nic: N,
+    /// `None` while the device recovers.
+    opened: Option<OpenDevice<N::Verbs>>,
+    running: Option<Running<N>>,
+    health: Health,
+    link: LinkState,
+    resets: ResetCounts,
+    quarantine: Quarantine,
+    /// Serves clients while the port is started.
+    server: Option<AttachServer>,
+}
+
+enum Health {
+    Healthy,
+    /// The device reported a fatal error, or calls fail as after one. The port waits until it returns.
+    Recovering {
+        since: Instant,
+    },
+    /// The device did not return in time.
+    Lost,
+}
+
+/// State of a started port.
+struct Running<N: Nic> {
+    config: PortConfig,
+    template: MetaTemplate,
+    tx: Vec<RingSlot<N::Tx>>,
+    rx: Vec<RingSlot<N::Rx>>,
+    rss_group: Option<Arc<RssGroup>>,
+    memory: Option<N::Memory>,
+    sharing: RxSharing<N::RxQueueSpans>,
+    /// Queues that the device reported as broken. Their workers usually notice first, with a more precise
+    /// fault, unless they do not poll.
+    suspects: Vec<(ObjectId, Instant)>,
+}
+
+/// A queue of a started port, whose ring moves between device and worker.
+struct RingSlot<R> {
+    handoff: Arc<RingHandoff<R>>,
+    /// ID of the queue in asynchronous events.
+    id: Option<ObjectId>,
+    /// Counters of the worker.
+    counters: Arc<QueueCounters>,
+    /// Completed bursts at the last check, and the time of the last change.
+    completed: u32,
+    since: Instant,
+}
+
+#[derive(Default)]
+struct ResetCounts {
+    queues: u64,
+    device: u64,
+    stalls: u64,
+}
+
+impl ResetCounts {
+    fn count(&mut self, fault: QueueFault) {
+        self.queues += 1;
+        self.stalls += u64::from(fault == QueueFault::Stalled);
+    }
+}
+
+impl<R> RingSlot<R> {
+    fn new() -> Self {
+        let (handoff, counters) = (Arc::new(RingHandoff::new()), Arc::default());
+        Self { handoff, id: None, counters, completed: 0, since: Instant::now() }
+    }
+
+    fn hand_off(&mut self, created: NewRing<R>) {
+        self.id = Some(created.id);
+        self.handoff.hand_off(created.ring);
+    }
+
+    /// Requests a stall check by the worker, if packets are in flight and nothing completed for
+    /// `recovery_timeout`.
+    fn check_stall(&mut self, recovery_timeout: Duration) {
+        let (completed, posted) = self.handoff.progress();
+        if completed == posted || completed != self.completed || self.handoff.is_returned() {
+            (self.completed, self.since) = (completed, Instant::now());
+        } else if self.since.elapsed() >= recovery_timeout {
+            self.handoff.request_stall_check();
+        }
+    }
+}
+
+impl<N: Nic> Running<N> {
+    fn recall(&self) {
+        self.tx.iter().for_each(|slot| slot.handoff.recall());
+        self.recall_rx();
+    }
+
+    fn recall_rx(&self) {
+        self.rx.iter().for_each(|slot| slot.handoff.recall());
+    }
+
+    /// Recalls the queues that the device reported as broken and whose workers did not return them in time.
+    fn recall_suspects(&mut self) {
+        let Self { tx, rx, suspects, .. } = self;
+        suspects.retain(|(id, since)| {
+            if since.elapsed() < WORKER_FAULT_TIMEOUT {
+                return true;
+            }
+            // A queue that was recreated meanwhile has another ID.
+            tx.iter().filter(|slot| slot.id == Some(*id)).for_each(|slot| slot.handoff.recall());
+            rx.iter().filter(|slot| slot.id == Some(*id)).for_each(|slot| slot.handoff.recall());
+            false
+        });
+    }
+
+    fn all_returned(&self) -> bool {
+        self.tx.iter().all(|slot| slot.handoff.is_returned()) && self.rx.iter().all(|slot| slot.handoff.is_returned())
+    }
+
+    /// Destroys the returned rings and everything that they share.
+    fn tear_down(&mut self) {
+        self.tx.iter().for_each(|slot| drop(slot.handoff.take_returned()));
+        self.rx.iter().for_each(|slot| drop(slot.handoff.take_returned()));
+        self.drop_rss_group();
+        self.memory = None;
+    }
+
+    /// Drops the RSS group and the leases that depend on it. All rings must have been returned.
+    fn drop_rss_group(&mut self) {
+        self.sharing.drop_queues();
+        self.rss_group = None;
+        self.sharing.end_leases();
+    }
+
+    /// Tells the workers that their rings will not return.
+    fn mark_lost(&self) {
+        self.tx.iter().filter(|slot| slot.handoff.is_returned()).for_each(|slot| slot.handoff.mark_lost());
+        self.rx.iter().filter(|slot| slot.handoff.is_returned()).for_each(|slot| slot.handoff.mark_lost());
+    }
+
+    fn install_rx(&mut self, created: NewRxQueues<N>) {
+        self.rss_group = Some(created.rss_group);
+        self.sharing.rebuilt(created.shared);
+        self.rx.iter_mut().zip(created.queues).for_each(|(slot, queue)| slot.hand_off(queue));
+    }
+}
+
+fn open<N: Nic>(selector: &DeviceSelector, rdma_port: &RdmaPort) -> Result<OpenDevice<N::Verbs>> {
+    // Clients map the memory of their queues, so that it must be shareable.
+    OpenDevice::open(N::open(&rdma_port.device)?, rdma_port, selector.attach.is_some(), N::verbs)
+}
+
+impl<N: SharedNic> NicDevice<N> {
+    pub(crate) fn open(selector: DeviceSelector, options: N::Options) -> std::result::Result<Self, PortError> {
+        let rdma_port = N::PROBE.find(&selector)?;
+        let Some(claim) = Claim::new(&rdma_port) else {
+            let reason =
+                format!("port {} of {} is already open in this process", rdma_port.port, rdma_port.device.name());
+            return Err(PortError::Refused { driver: N::PROBE.driver, device: selector.device, reason });
+        };
+        let opened = open::<N>(&selector, &rdma_port).and_then(|opened| {
+            let nic = N::probe(options, &opened)?;
+            let state = opened.port()?.state;
+            Ok((opened, nic, state))
+        });
+        let (opened, nic, state) = opened.map_err(|error| N::PROBE.refused(&selector.device, error))?;
+        Ok(Self {
+            selector,
+            rdma_port,
+            _claim: claim,
+            nic,
+            opened: Some(opened),
+            running: None,
+            health: Health::Healthy,
+            link: link_state(state),
+            resets: ResetCounts::default(),
+            quarantine: Quarantine::default(),
+            server: None,
+        })
+    }
+
+    /// Returns the NIC.
+    pub(crate) fn nic(&self) -> &N {
+        &self.nic
+    }
+
+    /// Creates all queues and hands them to the workers that own them.
+    fn build(&mut self) -> Result<()> {
+        let Self { nic, rdma_port, quarantine, opened, running, .. } = self;
+        let (Some(opened), Some(running)) = (opened, running) else { return Ok(()) };
+        let memory = nic.register(opened, &running.config.pool)?;
+        let Running { config, template, .. } = &*running;
+        let context = QueueContext { opened, rdma_port, memory: &memory, config, template, quarantine };
+        // Send queues first: creating one claims the port on NICs where ports are claimed.
+        let send = (0..running.tx.len()).map(|index| nic.create_tx(&context, index)).collect::<Result<Vec<_>>>()?;
+        let receive = if running.rx.is_empty() { None } else { Some(nic.create_rx(&context, 0)?) };
+        running.memory = Some(memory);
+        if let Some(created) = receive {
+            running.install_rx(created);
+        }
+        running.tx.iter_mut().zip(send).for_each(|(slot, created)| slot.hand_off(created));
+        Ok(())
+    }
+
+    /// Recreates broken queues. Send queues are recreated one by one. Receive queues are restarted in place
+    /// if possible; otherwise all are recreated, because they share the RSS objects.
+    fn repair(&mut self) -> Result<()> {
+        let Self { nic, rdma_port, quarantine, resets, selector, .. } = self;
+        let (Some(opened), Some(running)) = (&self.opened, &mut self.running) else { return Ok(()) };
+        running.recall_suspects();
+        if self.link == LinkState::Up && selector.tx_timeout > Duration::ZERO {
+            running.tx.iter_mut().for_each(|slot| slot.check_stall(selector.tx_timeout));
+        }
+        let name = &selector.device;
+        for index in 0..running.tx.len() {
+            let handoff = &running.tx[index].handoff;
+            if !handoff.is_returned() {
+                continue;
+            }
+            if let Some(fault) = handoff.take_fault() {
+                tracing::warn!("{name}: transmit queue {index} is recreated: {fault}");
+                resets.count(fault);
+                nic.adapt_to_fault(fault, Direction::Transmit);
+            }
+            drop(handoff.take_returned());
+            let Some(memory) = &running.memory else { return Ok(()) };
+            let Running { config, template, .. } = &*running;
+            let created =
+                nic.create_tx(&QueueContext { opened, rdma_port, memory, config, template, quarantine }, index)?;
+            running.tx[index].hand_off(created);
+        }
+        for (index, slot) in running.rx.iter().enumerate() {
+            // Happens once per fault: a taken ring is not there at the next call.
+            if let Some(fault) = slot.handoff.fault()
+                && let Some(ring) = slot.handoff.take_returned()
+                && let Some(ring) = nic.restart(ring, fault)
+            {
+                tracing::warn!("{name}: receive queue {index} is restarted: {fault}");
+                resets.count(fault);
+                slot.handoff.hand_off(ring);
+            }
+        }
+        let broken = running.rx.iter().any(|slot| slot.handoff.is_returned());
+        if broken && !running.sharing.rebuild_due && running.sharing.requested > 0 {
+            // Shared queues are part of the same RSS objects and end with them.
+            if let Some(server) = &mut self.server {
+                server.evict(&mut running.sharing);
+            }
+        }
+        if running.sharing.rebuild_due && !broken && !running.rx.is_empty() {
+            let Running { config, template, sharing, memory: Some(memory), .. } = running else { return Ok(()) };
+            let shared = usize::from(sharing.requested);
+            let created = match nic
+                .update_rss(&QueueContext { opened, rdma_port, memory, config, template, quarantine }, shared)
+            {
+                Some(Err(error)) if shared > 0 => {
+                    tracing::warn!("{name}: receive queues for a client could not be created: {error}");
+                    Some(Vec::new())
+                }
+                Some(Err(error)) => {
+                    tracing::warn!("{name}: the receive queues are recreated: {error}");
+                    None
+                }
+                Some(Ok(created)) => Some(created),
+                None => None,
+            };
+            if let Some(created) = created {
+                // RSS no longer delivers to the queues that were shared before.
+                sharing.drop_queues();
+                sharing.end_leases();
+                sharing.rebuilt(created);
+            }
+        }
+        if running.sharing.rebuild_due || broken {
+            running.recall_rx();
+        }
+        let some = running.sharing.rebuild_due || !running.rx.is_empty();
+        if some && running.rx.iter().all(|slot| slot.handoff.is_returned()) {
+            for (index, slot) in running.rx.iter().enumerate() {
+                if let Some(fault) = slot.handoff.take_fault() {
+                    tracing::warn!("{name}: the receive queues are recreated because of queue {index}: {fault}");
+                    resets.count(fault);
+                    nic.adapt_to_fault(fault, Direction::Receive);
+                }
+                drop(slot.handoff.take_returned());
+            }
+            running.drop_rss_group();
+            let Some(memory) = &running.memory else { return Ok(()) };
+            let Running { config, template, sharing, .. } = &*running;
+            let context = QueueContext { opened, rdma_port, memory, config, template, quarantine };
+            let shared = usize::from(sharing.requested);
+            let created = match shared {
+                0 if running.rx.is_empty() => None,
+                0 => Some(nic.create_rx(&context, 0)?),
+                _ => match nic.create_rx(&context, shared) {
+                    Ok(created) => Some(created),
+                    Err(error) => {
+                        tracing::warn!("{name}: receive queues for a client could not be created: {error}");
+                        if running.rx.is_empty() { None } else { Some(nic.create_rx(&context, 0)?) }
+                    }
+                },
+            };
+            match created {
+                Some(created) => running.install_rx(created),
+                None => running.sharing.rebuilt(Vec::new()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves the attached clients.
+    fn serve_clients(&mut self) {
+        let Self {
+            nic,
+            rdma_port,
+            quarantine,
+            selector,
+            opened: Some(opened),
+            running: Some(running),
+            server: Some(server),
+            ..
+        } = self
+        else {
+            return;
+        };
+        let Running { config, template, memory: Some(memory), sharing, tx, rx, .. } = running else { return };
+        let status = Status {
+            device: selector.device.clone(),
+            driver: N::PROBE.driver.to_owned(),
+            mode: nic.capabilities(Capabilities::plain(N::PROBE.driver, &selector.device)).mode,
+            port: config.id.number(),
+            mtu: config.mtu,
+            process: std::process::id(),
+            tx: tx.iter().map(|slot| QueueStatus::of(&slot.counters)).collect(),
+            rx: rx.iter().map(|slot| QueueStatus::of(&slot.counters)).collect(),
+            pool: PoolStatus {
+                name: config.pool.name().to_owned(),
+                buffers: config.pool.capacity(),
+                free: config.pool.available(),
+            },
+            offered: AttachRequest { tx_queues: 0, rx_queues: 0, buffers: 0 },
+            attached: 0,
+            attached_ever: 0,
+            lost: 0,
+        };
+        let context = QueueContext { opened, rdma_port, memory, config, template, quarantine };
+        server.serve(&mut ServeContext { nic, context, sharing, status: &status });
+    }
+
+    /// Reads asynchronous events of the device. Returns true if the device is broken.
+    fn read_events(&mut self, events: &mut Vec<PortEvent>) -> bool {
+        let Some(opened) = &mut self.opened else { return false };
+        let mut look = false;
+        loop {
+            match opened.events.next_event() {
+                Ok(Some(event)) => match (event.kind, event.element) {
+                    (EventKind::DeviceFatal, _) => return true,
+                    (EventKind::PortActive | EventKind::PortDown, Element::Port(port))
+                        if port == self.rdma_port.port =>
+                    {
+                        let state = if event.kind == EventKind::PortActive { LinkState::Up } else { LinkState::Down };
+                        if state != self.link {
+                            self.link = state;
+                            events.push(PortEvent::Link(Link { state, speed: None }));
+                        }
+                        look = true;
+                    }
+                    (EventKind::QueuePairFatal | EventKind::WorkQueueFatal, Element::Queue(id)) => {
+                        if let Some(running) = &mut self.running {
+                            running.suspects.push((id, Instant::now()));
+                        }
+                    }
+                    (EventKind::CompletionQueueError, _) => {
+                        // All rings are recalled. Searching for the affected one is not worth it: such a CQ
+                        // never works again, and the event is rare.
+                        if let Some(running) = &self.running {
+                            running.recall();
+                        }
+                    }
+                    _ => {}
+                },
+                Ok(None) => break,
+                Err(_) => return true,
+            }
+        }
+        if look {
+            tracing::info!("{}: link {}", self.selector.device, Link { state: self.link, speed: None });
+        }
+        false
+    }
+
+    /// Begins recovery: the device is broken, none of its objects can be used, and all queues are recalled.
+    fn begin_recovery(&mut self, events: &mut Vec<PortEvent>) {
+        tracing::warn!(
+            "{}: the device reports a fatal error; closing it and waiting for recovery",
+            self.selector.device
+        );
+        self.health = Health::Recovering { since: Instant::now() };
+        if let (Some(server), Some(running)) = (&mut self.server, &mut self.running) {
+            server.end(&mut running.sharing, "the device reported a fatal error; attach again after its recovery");
+        }
+        if self.link == LinkState::Up {
+            self.link = LinkState::Down;
+            events.push(PortEvent::Link(Link::DOWN));
+        }
+        if let Some(running) = &self.running {
+            running.recall();
+        }
+    }
+
+    /// Closes the device once all queues are returned, then tries to open it again.
+    fn try_recovery(&mut self, since: Instant, events: &mut Vec<PortEvent>) {
+        let back = self.running.as_ref().is_none_or(Running::all_returned);
+        if back {
+            if let Some(running) = &mut self.running {
+                running.tear_down();
+            }
+            self.opened = None;
+            match self.reopen() {
+                Ok(()) => {
+                    tracing::info!("{}: the device has recovered", self.selector.device);
+                    self.resets.device += 1;
+                    self.health = Health::Healthy;
+                    if self.link == LinkState::Up {
+                        events.push(PortEvent::Link(Link::UP));
+                    }
+                    return;
+                }
+                Err(why) => {
+                    // Some queues may have been created.
+                    if let Some(running) = &mut self.running {
+                        running.recall();
+                        running.tear_down();
+                    }
+                    self.opened = None;
+                    tracing::debug!("{}: the device has not recovered yet: {why}", self.selector.device);
+                }
+            }
+        }
+        if since.elapsed() >= self.selector.recovery_timeout {
+            self.health = Health::Lost;
+            let name = self.rdma_port.device.name();
+            events.push(PortEvent::Lost(format!(
+                "{} port {} (port {} of {name}) reported a fatal error and did not recover within {} s",
+                N::PROBE.driver,
+                self.selector.device,
+                self.rdma_port.port,
+                self.selector.recovery_timeout.as_secs()
+            )));
+        }
+    }
+
+    fn reopen(&mut self) -> std::result::Result<(), String> {
+        let rdma_port = N::PROBE.find(&self.selector).map_err(|error| error.to_string())?;
+        let text = |error: Error| error.to_string();
+        let opened = open::<N>(&self.selector, &rdma_port).map_err(text)?;
+        self.link = link_state(opened.port().map_err(text)?.state);
+        (self.rdma_port, self.opened) = (rdma_port, Some(opened));
+        self.build().map_err(text)
+    }
+
+    fn failed(&self, error: Error) -> PortError {
+        N::PROBE.refused(&self.selector.device, error)
+    }
+}
+
+fn link_state(state: PortState) -> LinkState {
+    if state == PortState::Active { LinkState::Up } else { LinkState::Down }
+}
+
+/// Returns true if a call failed because the device is gone.
+fn is_device_gone(error: &Error) -> bool {
+    matches!(error, Error::Call(call) if call.cause == Cause::DeviceLost)
+}
+
+impl<N: SharedNic> Device for NicDevice<N> {
+    fn capabilities(&self) -> Capabilities {
+        let mut caps = self.nic.capabilities(Capabilities {
+            mac: self.rdma_port.mac,
+            numa_node: self.rdma_port.device.numa_node(),
+            vlan_tags: VlanTags::Kept,
+            ..Capabilities::plain(N::PROBE.driver, &self.selector.device)
+        });
+        if let (Some(running), Some(opened)) = (&self.running, &self.opened) {
+            let bytes: usize = opened.allocator.usage().iter().map(|usage| usage.bytes).sum();
+            let [send, receive] = self.nic.depths(&running.config);
+            caps.mode +=
+                &format!(", {send} transmit and {receive} receive descriptors, {} KiB of queue memory", bytes >> 10);
+            if let Some(region) = opened.allocator.regions().unwrap_or_default().first() {
+                caps.mode += &format!(" in {}", region.backing);
+            }
+        }
+        caps
+    }
+
+    fn start(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
+        if self.opened.is_none() {
+            self.rdma_port = N::PROBE.find(&self.selector)?;
+            let opened = open::<N>(&self.selector, &self.rdma_port).map_err(|error| self.failed(error))?;
+            self.opened = Some(opened);
+        }
+        (self.health, self.resets) = (Health::Healthy, ResetCounts::default());
+        self.nic.reset_state();
+        let template = config.pool.meta_template().in_port(config.id);
+        self.running = Some(Running {
+            config: config.clone(),
+            template,
+            tx: (0..config.tx_queues).map(|_| RingSlot::new()).collect(),
+            rx: (0..config.rx_queues).map(|_| RingSlot::new()).collect(),
+            memory: None,
+            rss_group: None,
+            sharing: RxSharing::default(),
+            suspects: Vec::new(),
+        });
+        if let Err(error) = self.build() {
+            self.running = None;
+            return Err(self.failed(error));
+        }
+        if let Some(offer) = &self.selector.attach {
+            let shared = config.pool.region().descriptor().is_some();
+            let listening = if shared { AttachServer::listen(offer) } else { Err(std::io::Error::other(NOT_SHARED)) };
+            self.server = Some(listening.map_err(|error| {
+                self.running = None;
+                let reason = format!("cannot listen for clients on {}: {error}", offer.socket.display());
+                PortError::Refused { driver: N::PROBE.driver, device: self.selector.device.clone(), reason }
+            })?);
+        }
+        let Some(running) = &mut self.running else { return Ok(Queues::default()) };
+        let mut queues = Queues::default();
+        for slot in &mut running.tx {
+            let sender = NicTxQueue::new(Arc::clone(&slot.handoff), config.pool.clone(), config.mtu);
+            slot.counters = Arc::clone(sender.counters());
+            queues.tx.push(Box::new(sender));
+        }
+        for slot in &mut running.rx {
+            let receiver = NicRxQueue::new(Arc::clone(&slot.handoff), config.pool.clone(), template);
+            slot.counters = Arc::clone(receiver.counters());
+            queues.rx.push(Box::new(receiver));
+        }
+        Ok(queues)
+    }
+
+    fn stop(&mut self, queues: Queues) -> std::result::Result<(), PortError> {
+        // Waits until accepted packets are sent, up to the timeout.
+        if matches!(self.health, Health::Healthy) {
+            let deadline = Instant::now() + DRAIN_TIMEOUT;
+            for queue in queues.tx {
+                if let Ok(mut sender) = queue.into_any().downcast::<NicTxQueue<N::Tx>>() {
+                    while !sender.is_idle() && Instant::now() < deadline {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        }
+        // Rings drop with the workers' queues and the handoffs. The last of them, or the RSS group, destroys
+        // the hardware queue.
+        drop(queues.rx);
+        if let (Some(mut server), Some(running)) = (self.server.take(), &mut self.running) {
+            server.end(&mut running.sharing, "the port was stopped");
+            running.drop_rss_group();
+        }
+        self.running = None;
+        if !matches!(self.health, Health::Healthy) {
+            self.opened = None;
+        }
+        Ok(())
+    }
+
+    fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
+        self.nic.rules()
+    }
+
+    fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
+        Some(self)
+    }
+}
+
+impl<N: SharedNic> DeviceLink for NicDevice<N> {
+    fn link(&mut self) -> Link {
+        match self.opened.as_ref().filter(|_| matches!(self.health, Health::Healthy)).map(OpenDevice::port) {
+            Some(Ok(port)) => Link { state: link_state(port.state), speed: port.speed },
+            _ => Link::DOWN,
+        }
+    }
+
+    fn events(&mut self) -> Vec<PortEvent> {
+        let mut events = Vec::new();
+        match self.health {
+            Health::Healthy => {
+                let broken = self.read_events(&mut events)
+                    || self.repair().is_err_and(|error| {
+                        tracing::warn!("{}: a queue could not be recreated: {error}", self.selector.device);
+                        is_device_gone(&error)
+                    });
+                if broken {
+                    self.begin_recovery(&mut events);
+                } else {
+                    self.serve_clients();
+                }
+            }
+            Health::Recovering { since } => self.try_recovery(since, &mut events),
+            Health::Lost => {
+                if let Some(running) = &self.running {
+                    running.mark_lost();
+                }
+            }
+        }
+        events
+    }
+}
+
+impl<N: SharedNic> DeviceStatistics for NicDevice<N> {
+    fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
+        let ResetCounts { queues, device, stalls } = self.resets;
+        let mut figures = vec![
+            ("queue_resets", queues),
+            ("device_resets", device),
+            ("queue_stalls", stalls),
+            ("buried_packets", self.quarantine.count()),
+        ];
+        if let Some(server) = &self.server {
+            let [attached, ever, lost] = server.counts();
+            figures.extend([("attached_processes", attached), ("attachments", ever), ("attachments_lost", lost)]);
+        }
+        figures
+    }
+}

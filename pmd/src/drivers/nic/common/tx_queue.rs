@@ -1,0 +1,274 @@
+//! The worker's side of a transmit queue, and its packets in flight.
+
+use std::any::Any;
+use std::mem::replace;
+use std::sync::Arc;
+
+use super::max_frame_len;
+use super::quarantine::QueueTeardown;
+use super::queue_fault::QueueFault;
+use super::ring_handoff::RingHandoff;
+use crate::port::TxDriver;
+use wirepath_packet::counters::QueueCounters;
+use wirepath_packet::driver::InFlight;
+use wirepath_packet::driver::TxBurst;
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::{Batch, Pool};
+
+/// A posted burst. Only its last descriptor requests a completion, which covers the whole burst.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PostedBurst {
+    pub(crate) packets: u32,
+    /// Positions of the last descriptor and of the one after it, in the units of the ring.
+    pub(crate) last: u32,
+    pub(crate) end: u32,
+}
+
+/// Packets in flight, by burst. This must be the last field of a ring, so that the owner of the hardware
+/// queue is dropped before the packets.
+#[derive(Debug)]
+pub(crate) struct TxInFlight {
+    packets: InFlight,
+    /// Ring of bursts, a power of two; `first` is the oldest.
+    bursts: Box<[PostedBurst]>,
+    first: u32,
+    end: u32,
+    /// Free-running positions of the next descriptor and of the oldest one in flight.
+    pub(crate) next: u32,
+    pub(crate) oldest: u32,
+    teardown: QueueTeardown,
+}
+
+impl TxInFlight {
+    /// Creates an empty record for up to `packets` packets and `bursts` bursts.
+    pub(crate) fn new(packets: u32, bursts: u32, teardown: QueueTeardown) -> Self {
+        let bursts = vec![PostedBurst::default(); bursts.next_power_of_two() as usize].into();
+        Self { packets: InFlight::with_capacity(packets), bursts, first: 0, end: 0, next: 0, oldest: 0, teardown }
+    }
+
+    /// Returns the number of packets in flight.
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// Returns the number of packets that can be added.
+    #[inline(always)]
+    pub(crate) fn room(&self) -> usize {
+        self.packets.room()
+    }
+
+    /// Returns the capacity in bursts.
+    #[inline(always)]
+    pub(crate) fn max_bursts(&self) -> usize {
+        self.bursts.len()
+    }
+
+    /// Returns the number of positions in use.
+    #[inline(always)]
+    pub(crate) fn used(&self) -> u32 {
+        self.next.wrapping_sub(self.oldest)
+    }
+
+    #[inline(always)]
+    fn slot(&self, counter: u32) -> usize {
+        counter as usize & (self.bursts.len() - 1)
+    }
+
+    /// Returns the burst that completes next.
+    #[inline(always)]
+    pub(crate) fn oldest_burst(&self) -> Option<PostedBurst> {
+        (self.first != self.end).then(|| self.bursts[self.slot(self.first)])
+    }
+
+    /// Records that the oldest burst has been sent. [`Self::free`] frees its packets.
+    #[inline(always)]
+    pub(crate) fn complete_oldest(&mut self, burst: PostedBurst) {
+        self.oldest = burst.end;
+        self.first = self.first.wrapping_add(1);
+    }
+
+    /// Frees the oldest packets.
+    #[inline(always)]
+    pub(crate) fn free(&mut self, packets: usize) {
+        self.packets.free_front(packets);
+    }
+
+    /// Moves the packets of a burst from the front of a batch. There must be room.
+    #[inline(always)]
+    pub(crate) fn post_batch(&mut self, batch: &mut Batch, burst: PostedBurst) {
+        self.record(burst);
+        self.packets.push_from(batch, burst.packets as usize);
+    }
+
+    /// Moves the packets that `burst` has passed. The last one is described at `last`; the next descriptor is
+    /// at `end`. There must be room.
+    #[inline(always)]
+    pub(crate) fn post_burst(&mut self, burst: TxBurst<'_>, last: u32, end: u32) {
+        self.record(PostedBurst { packets: burst.taken() as u32, last, end });
+        self.packets.push_burst(burst);
+    }
+
+    #[inline(always)]
+    fn record(&mut self, burst: PostedBurst) {
+        let slot = self.slot(self.end);
+        self.bursts[slot] = burst;
+        self.end = self.end.wrapping_add(1);
+        self.next = burst.end;
+    }
+
+    /// Returns completed and posted bursts, as free-running counters.
+    #[inline(always)]
+    fn progress(&self) -> (u32, u32) {
+        (self.first, self.end)
+    }
+}
+
+impl Drop for TxInFlight {
+    fn drop(&mut self) {
+        let count = self.packets.len();
+        self.teardown.release(replace(&mut self.packets, InFlight::with_capacity(0)), count);
+    }
+}
+
+/// A send ring with its packets in flight. Dropping it destroys the hardware queue, then frees the packets.
+pub(crate) trait TxRing: Send + 'static {
+    /// Returns the packets in flight.
+    fn in_flight(&self) -> &TxInFlight;
+
+    /// Processes completions and frees the sent packets.
+    fn complete(&mut self, counters: &QueueCounters) -> Result<(), QueueFault>;
+
+    /// Posts packets from the front of the batch. Returns their number and bytes. An error concerns the next
+    /// packet, which can never be sent.
+    fn post(&mut self, batch: &mut Batch, limits: &TxLimits<'_>) -> (usize, u64, Result<(), DropReason>);
+
+    /// Rings the doorbell: tells the device how far the ring is filled.
+    fn ring_doorbell(&mut self);
+}
+
+/// Limits of a port, and the pool for copies.
+pub(crate) struct TxLimits<'a> {
+    /// Bytes of the longest frame.
+    pub(crate) longest: usize,
+    pub(crate) pool: &'a Pool,
+    pub(crate) counters: &'a QueueCounters,
+}
+
+/// Transmit queue of one worker.
+pub(crate) struct NicTxQueue<R> {
+    ring: Option<R>,
+    handoff: Arc<RingHandoff<R>>,
+    counters: Arc<QueueCounters>,
+    pool: Pool,
+    longest: usize,
+}
+
+impl<R: TxRing> NicTxQueue<R> {
+    /// Creates a queue for the ring that waits in `handoff`. Packets outside registered memory are copied
+    /// into `pool`.
+    pub(crate) fn new(handoff: Arc<RingHandoff<R>>, pool: Pool, mtu: u16) -> Self {
+        let mut ring = None;
+        handoff.poll(&mut ring);
+        Self { ring, handoff, counters: Arc::default(), pool, longest: max_frame_len(mtu) }
+    }
+
+    /// Returns the number of packets in flight.
+    fn len(&self) -> usize {
+        self.ring.as_ref().map_or(0, |ring| ring.in_flight().len())
+    }
+
+    /// Processes completions and returns true if no packets are in flight.
+    pub(crate) fn is_idle(&mut self) -> bool {
+        self.reclaim();
+        self.len() == 0
+    }
+
+    /// Returns a broken ring. Its packets in flight count as errors, because it is unknown which of them were
+    /// sent.
+    #[cold]
+    fn return_broken(&mut self, fault: QueueFault) {
+        self.counters.drops.add(DropReason::TxError, self.len() as u64);
+        self.handoff.return_broken(&mut self.ring, fault);
+    }
+
+    /// Carries out a request of the device. Returns false if it is lost.
+    #[cold]
+    fn poll_handoff(&mut self) -> bool {
+        if self.handoff.is_stall_check_requested()
+            && let Some(ring) = &mut self.ring
+        {
+            // The device saw no progress. Processing completions shows whether there is none, or the worker
+            // did not poll.
+            let before = ring.in_flight().progress();
+            match ring.complete(&self.counters) {
+                Ok(()) if ring.in_flight().progress() == before && ring.in_flight().len() > 0 => {
+                    self.return_broken(QueueFault::Stalled);
+                }
+                Ok(()) => self.handoff.clear_stall_check(),
+                Err(fault) => self.return_broken(fault),
+            }
+            return true;
+        }
+        let lost = self.len();
+        let living = self.handoff.poll(&mut self.ring);
+        if self.ring.is_none() {
+            self.counters.drops.add(DropReason::DeviceLost, lost as u64);
+        }
+        living
+    }
+}
+
+impl<R: TxRing> TxDriver for NicTxQueue<R> {
+    #[inline]
+    fn transmit(&mut self, batch: &mut Batch) {
+        if self.handoff.needs_poll() && !self.poll_handoff() {
+            self.counters.drops.add(DropReason::DeviceLost, batch.len() as u64);
+            batch.clear();
+            return;
+        }
+        let Some(ring) = &mut self.ring else { return self.counters.empty.add(1) };
+        if let Err(fault) = ring.complete(&self.counters) {
+            self.return_broken(fault);
+            return self.counters.empty.add(1);
+        }
+        let limits = TxLimits { longest: self.longest, pool: &self.pool, counters: &self.counters };
+        let (mut packets, mut bytes) = (0, 0);
+        loop {
+            let (n, sum, result) = ring.post(batch, &limits);
+            packets += n as u64;
+            bytes += sum;
+            match result {
+                Ok(()) => break,
+                Err(reason) => {
+                    self.counters.drops.add(reason, 1);
+                    batch.free_front(1);
+                }
+            }
+        }
+        if packets > 0 {
+            ring.ring_doorbell();
+        }
+        self.handoff.set_progress(ring.in_flight().progress());
+        self.counters.count_burst(packets, bytes);
+    }
+
+    fn reclaim(&mut self) {
+        if self.handoff.needs_poll() {
+            self.poll_handoff();
+        }
+        let Some(ring) = &mut self.ring else { return };
+        match ring.complete(&self.counters) {
+            Ok(()) => self.handoff.set_progress(ring.in_flight().progress()),
+            Err(fault) => self.return_broken(fault),
+        }
+    }
+
+    fn counters(&self) -> &Arc<QueueCounters> {
+        &self.counters
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

@@ -1,0 +1,444 @@
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
+use wirepath_wire::{EtherType, IpProtocol, MacAddr, Vni, checksum, ethernet, ipv4, ipv6, udp, vxlan};
+
+use wirepath_packet::{DATA_ROOM, HEADROOM, MetaTemplate, Packet, Pool};
+use wirepath_settings::{ConfigError, Settings};
+
+/// Bytes that are copied into a packet at once.
+const CHUNK: usize = 64;
+
+/// Maximum memory for the frames of one source.
+const MAX_MEMORY: u64 = 1 << 30;
+
+/// Frames of a source, one for each flow, sent in turn.
+#[derive(Clone, Debug)]
+pub enum Frames {
+    /// Unmodified buffers of which only the length is set. This measures the cost of moving packets without
+    /// generating them.
+    Untouched {
+        /// Bytes of a frame without frame check sequence, at most [`DATA_ROOM`].
+        size: usize,
+    },
+    /// Copies of prepared frames.
+    Templates(Arc<Templates>),
+}
+
+/// Prepared frames of equal length.
+#[derive(Debug)]
+pub struct Templates {
+    about: String,
+    len: usize,
+    chunks: usize,
+    bytes: Vec<[u8; CHUNK]>,
+}
+
+/// Format of the generated frames: UDP datagrams, with different addresses and ports for each flow.
+#[derive(Clone, Debug)]
+pub struct FrameSpec {
+    /// Bytes of a frame without frame check sequence: 60 to 9216.
+    pub size: usize,
+    /// Number of flows.
+    pub flows: u32,
+    /// IPv6 instead of IPv4.
+    pub ipv6: bool,
+    /// Source address. With `vary_source_mac` the low 24 bits count up with the flow.
+    pub source_mac: MacAddr,
+    /// True if each flow has a different source address.
+    pub vary_source_mac: bool,
+    /// Destination address. With `vary_destination_mac` the low 24 bits count up with the flow.
+    pub destination_mac: MacAddr,
+    /// True if each flow has a different destination address.
+    pub vary_destination_mac: bool,
+    /// VLAN tag.
+    pub vlan: Option<u16>,
+    /// Encapsulate the frame in VXLAN. `size` is then that of the inner frame.
+    pub tunnel: Option<TunnelSpec>,
+}
+
+/// Outer header of generated frames.
+#[derive(Clone, Debug)]
+pub struct TunnelSpec {
+    /// VXLAN network identifier.
+    pub vni: u32,
+    /// Outer Ethernet source.
+    pub source_mac: MacAddr,
+    /// Outer Ethernet destination.
+    pub destination_mac: MacAddr,
+    /// Outer source address.
+    pub source: IpAddr,
+    /// Outer destination address, of the same family.
+    pub destination: IpAddr,
+}
+
+impl Default for FrameSpec {
+    fn default() -> Self {
+        Self {
+            size: 64,
+            flows: 1,
+            ipv6: false,
+            source_mac: MacAddr([2, 0x11, 0x22, 0x33, 0x44, 0x55]),
+            vary_source_mac: false,
+            destination_mac: MacAddr([2, 0x66, 0x77, 0, 0, 0]),
+            vary_destination_mac: true,
+            vlan: None,
+            tunnel: None,
+        }
+    }
+}
+
+fn mac_of_flow(base: MacAddr, flow: u32) -> MacAddr {
+    let low = (base.to_u64() as u32).wrapping_add(flow) & 0xff_ffff;
+    MacAddr::from_u64(base.to_u64() & !0xff_ffff | u64::from(low))
+}
+
+impl FrameSpec {
+    /// Generates the frames.
+    pub fn build(&self) -> Result<Frames, String> {
+        let least = 14 + 4 * usize::from(self.vlan.is_some()) + if self.ipv6 { 40 } else { 20 } + 8;
+        if !(least..=9216).contains(&self.size) {
+            return Err(format!("frames of {} bytes are not possible, only {least} to 9216", self.size));
+        }
+        let memory = u64::from(self.flows) * self.size as u64;
+        if self.flows == 0 || memory > MAX_MEMORY {
+            return Err(format!(
+                "{} flows of {} bytes are not possible, only 1 flow or more and {} MiB in total",
+                self.flows,
+                self.size,
+                MAX_MEMORY >> 20
+            ));
+        }
+        let encap = match &self.tunnel {
+            None => None,
+            Some(tunnel) => {
+                let vni = Vni::new(tunnel.vni).ok_or_else(|| format!("VNI {} has more than 24 bits", tunnel.vni))?;
+                let config = VxlanConfig {
+                    src_mac: tunnel.source_mac,
+                    dst_mac: tunnel.destination_mac,
+                    tags: &[],
+                    src: tunnel.source,
+                    dst: tunnel.destination,
+                    dst_port: vxlan::PORT,
+                    vni,
+                    ttl: 64,
+                    traffic_class: 0,
+                    flow_label: 0,
+                    checksum: OuterChecksum::Standard,
+                };
+                Some(VxlanEncap::new(&config).map_err(|e| e.to_string())?)
+            }
+        };
+        let outer = encap.as_ref().map_or(0, VxlanEncap::len);
+        let len = self.size + outer;
+        let mut templates = Templates::new(self.about(), self.flows, len);
+        for flow in 0..self.flows {
+            let frame = templates.frame_mut(flow);
+            self.emit(flow, &mut frame[outer..len]);
+            if let Some(encap) = &encap {
+                let (head, inner) = frame[..len].split_at_mut(outer);
+                let mut patch = encap.fields(inner.len(), 0xc000 | (flow as u16 & 0x3fff));
+                if encap.needs_sum() {
+                    patch.inner_sum = checksum::sum(inner);
+                }
+                encap.emit(head, &patch).map_err(|e| e.to_string())?;
+            }
+        }
+        Ok(Frames::Templates(Arc::new(templates)))
+    }
+
+    fn about(&self) -> String {
+        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
+        let tunnel = self.tunnel.as_ref().map(|t| format!(" in VXLAN {}", t.vni)).unwrap_or_default();
+        format!("{} flows of {family}/UDP frames of {} bytes{tunnel}", self.flows, self.size)
+    }
+
+    /// Writes the frame of a flow. `build` has checked that `frame` has space for the headers.
+    fn emit(&self, flow: u32, frame: &mut [u8]) {
+        const ROOM: &str = "length was checked";
+        let l2 = 14 + 4 * usize::from(self.vlan.is_some());
+        let ethertype = if self.ipv6 { EtherType::IPV6 } else { EtherType::IPV4 };
+        let header = ethernet::Repr {
+            dst: if self.vary_destination_mac { mac_of_flow(self.destination_mac, flow) } else { self.destination_mac },
+            src: if self.vary_source_mac { mac_of_flow(self.source_mac, flow) } else { self.source_mac },
+            ethertype: if self.vlan.is_some() { EtherType::VLAN } else { ethertype },
+        };
+        header.emit(frame).expect(ROOM);
+        if let Some(tci) = self.vlan {
+            frame[14..16].copy_from_slice(&tci.to_be_bytes());
+            frame[16..18].copy_from_slice(&ethertype.0.to_be_bytes());
+        }
+        let ports = (1024 + (flow % 60_000) as u16, 2000 + (flow / 60_000) as u16);
+        let packet = &mut frame[l2..];
+        if self.ipv6 {
+            let address = |net: u16, host: u16| Ipv6Addr::new(0x2001, 0xdb8, net, 0, 0, 0, 0, host);
+            let (src, dst) = (address(1, 1), address(2, 1));
+            let payload_len = (packet.len() - 40) as u16;
+            ipv6::Repr {
+                src,
+                dst,
+                next_header: IpProtocol::UDP,
+                payload_len,
+                hop_limit: 64,
+                traffic_class: 0,
+                flow_label: 0,
+            }
+            .emit(packet)
+            .expect(ROOM);
+            emit_udp(&mut packet[40..], ports);
+            checksum::udp6(src, dst, &mut packet[40..]);
+        } else {
+            let (src, dst) = (Ipv4Addr::new(192, 168, 1, 1), Ipv4Addr::new(192, 168, 2, 1));
+            let payload_len = (packet.len() - 20) as u16;
+            ipv4::Repr {
+                src,
+                dst,
+                protocol: IpProtocol::UDP,
+                payload_len,
+                ttl: 64,
+                traffic_class: 0,
+                ident: 0,
+                fragment_word: 0,
+            }
+            .emit(packet)
+            .expect(ROOM);
+            emit_udp(&mut packet[20..], ports);
+            checksum::udp4(src, dst, &mut packet[20..]);
+        }
+    }
+}
+
+fn emit_udp(datagram: &mut [u8], (src_port, dst_port): (u16, u16)) {
+    let payload_len = (datagram.len() - 8) as u16;
+    udp::Repr { src_port, dst_port, payload_len }.emit(datagram).expect("length was checked");
+}
+
+impl Templates {
+    /// Creates `count` frames of `len` zero bytes.
+    fn new(about: String, count: u32, len: usize) -> Self {
+        let chunks = len.div_ceil(CHUNK);
+        Self { about, len, chunks, bytes: vec![[0; CHUNK]; chunks * count as usize] }
+    }
+
+    /// Returns the frame of a flow, with padding at the end.
+    fn frame_mut(&mut self, flow: u32) -> &mut [u8] {
+        let start = flow as usize * self.chunks;
+        self.bytes[start..start + self.chunks].as_flattened_mut()
+    }
+
+    fn count(&self) -> usize {
+        self.bytes.len() / self.chunks
+    }
+}
+
+impl fmt::Display for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Untouched { size } => write!(f, "unmodified buffers of {size} bytes"),
+            Self::Templates(templates) => f.write_str(&templates.about),
+        }
+    }
+}
+
+impl Frames {
+    pub(super) fn from_settings(settings: &Settings<'_>) -> Result<Option<Self>, ConfigError> {
+        #[derive(Clone, Copy, PartialEq)]
+        enum Source {
+            None,
+            Untouched,
+            Udp { ipv6: bool },
+        }
+        let sources = [
+            ("none", Source::None),
+            ("untouched", Source::Untouched),
+            ("udp4", Source::Udp { ipv6: false }),
+            ("udp6", Source::Udp { ipv6: true }),
+        ];
+        let source = settings.choice("source", &sources)?.unwrap_or(Source::None);
+        let mac = "a MAC address such as \"02:00:00:00:00:01\"";
+        let mut spec = FrameSpec {
+            size: settings.integer("size", 60..=9216)?.unwrap_or(64),
+            flows: settings.integer("flows", 1..=4_000_000)?.unwrap_or(1),
+            ipv6: source == Source::Udp { ipv6: true },
+            vlan: settings.integer("vlan", 1..=4094)?,
+            ..FrameSpec::default()
+        };
+        if let Some(address) = settings.parsed("source_mac", mac)? {
+            spec.source_mac = address;
+        }
+        if let Some(address) = settings.parsed("destination_mac", mac)? {
+            (spec.destination_mac, spec.vary_destination_mac) = (address, false);
+        }
+        if let Some(tunnel) = settings.table("vxlan")? {
+            let address = "an IP address";
+            spec.tunnel = Some(TunnelSpec {
+                vni: tunnel.integer("vni", 0..=0xff_ffff)?.unwrap_or(1),
+                source_mac: tunnel.required_parsed("source_mac", mac)?,
+                destination_mac: tunnel.required_parsed("destination_mac", mac)?,
+                source: tunnel.required_parsed("source", address)?,
+                destination: tunnel.required_parsed("destination", address)?,
+            });
+            tunnel.finish()?;
+        }
+        match source {
+            Source::None => Ok(None),
+            Source::Untouched if spec.size > DATA_ROOM => {
+                Err(settings.error_in("size", format!("untouched buffers have at most {DATA_ROOM} bytes")))
+            }
+            Source::Untouched => Ok(Some(Self::Untouched { size: spec.size })),
+            Source::Udp { .. } => spec.build().map(Some).map_err(|why| settings.error_in("source", why)),
+        }
+    }
+
+    /// Returns the metadata that all frames share.
+    pub(super) fn template(&self, pool: &Pool) -> MetaTemplate {
+        match self {
+            Self::Untouched { size } => pool.meta_template().len(*size),
+            Self::Templates(t) if t.chunks * CHUNK <= DATA_ROOM => pool.meta_template().len(t.chunks * CHUNK),
+            Self::Templates(_) => pool.meta_template(),
+        }
+    }
+
+    pub(super) fn generator(&self, queue: u16) -> Generator {
+        match self {
+            Self::Untouched { size } => Generator::Untouched { size: *size },
+            Self::Templates(templates) => {
+                // Queues start at different flows, as with RSS.
+                let next = usize::from(queue) * 7919 % templates.count();
+                Generator::Templates { templates: Arc::clone(templates), next }
+            }
+        }
+    }
+}
+
+/// Generates the frames of one queue.
+pub(super) enum Generator {
+    Untouched { size: usize },
+    Templates { templates: Arc<Templates>, next: usize },
+}
+
+impl Generator {
+    /// Returns the bytes of a frame.
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Untouched { size } => *size,
+            Self::Templates { templates, .. } => templates.len,
+        }
+    }
+
+    /// Fills packets that were created with [`Frames::template`]. Returns `false` if a frame lacks segments
+    /// because no buffer was free.
+    #[inline(always)]
+    pub(super) fn fill(&mut self, packets: &mut [Packet], pool: &Pool) -> bool {
+        match self {
+            Self::Untouched { .. } => true,
+            Self::Templates { templates, next } => {
+                let t = &**templates;
+                let at = *next * t.chunks;
+                let (at, whole) = match t.chunks {
+                    1 => (copy::<1>(packets, t, at), true),
+                    2 => (copy::<2>(packets, t, at), true),
+                    _ => copy_long(packets, t, at, pool),
+                };
+                *next = at / t.chunks;
+                whole
+            }
+        }
+    }
+}
+
+/// Copies frames of `N` chunks, from chunk `at` on, into packets with enough space. Returns the next chunk.
+#[inline(always)]
+fn copy<const N: usize>(packets: &mut [Packet], t: &Templates, mut at: usize) -> usize {
+    for packet in packets {
+        let frame = t.bytes[at..].first_chunk::<N>();
+        let room = packet.data_mut().as_chunks_mut::<CHUNK>().0.first_chunk_mut::<N>();
+        if let (Some(frame), Some(room)) = (frame, room) {
+            *room = *frame;
+        }
+        if t.len < N * CHUNK {
+            let _ = packet.set_data(HEADROOM, t.len);
+        }
+        at += N;
+        if at == t.bytes.len() {
+            at = 0;
+        }
+    }
+    at
+}
+
+/// Copies frames of any length, like [`copy`]. Also returns whether all frames got their buffers.
+#[inline(never)]
+fn copy_long(packets: &mut [Packet], t: &Templates, mut at: usize, pool: &Pool) -> (usize, bool) {
+    let mut whole = true;
+    for packet in packets {
+        let frame = &t.bytes[at..at + t.chunks];
+        if t.chunks * CHUNK <= DATA_ROOM {
+            for (to, from) in packet.data_mut().as_chunks_mut::<CHUNK>().0.iter_mut().zip(frame) {
+                *to = *from;
+            }
+            let _ = packet.set_data(HEADROOM, t.len);
+        } else {
+            whole &= packet.extend_from_slice(&frame.as_flattened()[..t.len], pool);
+        }
+        at += t.chunks;
+        if at == t.bytes.len() {
+            at = 0;
+        }
+    }
+    (at, whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(frames: &Frames, pool: &Pool, n: usize) -> Vec<Vec<u8>> {
+        let mut generator = frames.generator(0);
+        let mut batch = wirepath_packet::Batch::new();
+        pool.take_batch_from_template(n, &mut batch, &frames.template(pool));
+        generator.fill(batch.as_mut_slice(), pool);
+        batch.iter().map(|p| p.segments().flatten().copied().collect()).collect()
+    }
+
+    #[test]
+    fn frames_parse_and_have_good_checksums() {
+        let pool = Pool::new("p", 64).unwrap();
+        let tunnel = |v6: bool| TunnelSpec {
+            vni: 10,
+            source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            source: if v6 { "fd00::1".parse().unwrap() } else { "10.9.0.1".parse().unwrap() },
+            destination: if v6 { "fd00::2".parse().unwrap() } else { "10.9.0.2".parse().unwrap() },
+        };
+        for size in [66, 128, 1500, 9216] {
+            for ipv6 in [false, true] {
+                for tunnel in [None, Some(tunnel(false)), Some(tunnel(true))] {
+                    let inside = tunnel.is_some();
+                    let spec = FrameSpec { size, flows: 3, ipv6, tunnel, ..FrameSpec::default() };
+                    let frames = fill(&spec.build().unwrap(), &pool, 4);
+                    assert_eq!(frames[0], frames[3], "flows come in turn");
+                    assert_ne!(frames[0], frames[1]);
+                    for frame in &frames {
+                        let parsed = wirepath_wire::parse(frame).unwrap();
+                        assert_eq!(parsed.inner().is_some(), inside);
+                    }
+                }
+            }
+        }
+        assert_eq!(pool.available(), 64);
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        let spec = FrameSpec { size: 61, ipv6: true, ..FrameSpec::default() };
+        assert_eq!(spec.build().unwrap_err(), "frames of 61 bytes are not possible, only 62 to 9216");
+        assert!(FrameSpec { size: 9217, ..FrameSpec::default() }.build().is_err());
+        assert!(FrameSpec { flows: 0, ..FrameSpec::default() }.build().is_err());
+        let error = FrameSpec { flows: 4_000_000, size: 9216, ..FrameSpec::default() }.build().unwrap_err();
+        assert_eq!(error, "4000000 flows of 9216 bytes are not possible, only 1 flow or more and 1024 MiB in total");
+    }
+}

@@ -1,0 +1,468 @@
+// UNSAFETY: sets a UDP socket option for which no safe crate is available.
+#![allow(unsafe_code)]
+
+//! `af_packet` on a real kernel: superframes, tunnels, VLAN tags and exclusive use.
+
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::Flags;
+use wirepath_packet::{Batch, Packet};
+use wirepath_pmd::port::LinkState;
+use wirepath_testlab::{
+    Frame, FramePort, Lab, Requirement, VlanTagger, allocations, eventually, oracle, require, spawn,
+};
+
+use crate::common::{self, packet};
+use crate::forwarder::{self, Forwarder};
+use crate::topology::{Line, Pair};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Forwards between the two hosts of a line.
+fn forward(line: &Line, mtu: u32) -> Forwarder {
+    let table = |device| format!("driver = \"af_packet\"\ndevice = \"{device}\"\nmtu = {mtu}\n");
+    Forwarder::start(&line.dut, [table("west"), table("east")])
+}
+
+#[test]
+fn superframes_and_partial_checksums_are_finished() {
+    require!(all Requirement::LAB, Requirement::Program("tshark"));
+    let line = Line::new("tso", 1500);
+    let forwarder = forward(&line, 1500);
+    let mut tap = line.right.frames("eth0");
+    forwarder::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 4 << 20);
+    let frames: Vec<_> = tap.drain().into_iter().map(|frame| frame.bytes).take(400).collect();
+    forwarder::tcp(&line.left, &line.right, "2001:db8::2".parse().unwrap(), 4 << 20);
+    let done = forwarder.finish();
+    assert!(done.rx[0].segmented > 0, "no superframe came: {done:?}");
+    assert!(done.rx[0].completed_checksums > 0, "{done:?}");
+    done.assert_no_drops();
+    assert!(frames.len() > 50 && frames.iter().all(|frame| frame.len() <= 1514));
+    oracle::assert_clean(&frames);
+}
+
+#[test]
+fn jumbo_superframes_become_chains() {
+    require!(all Requirement::LAB);
+    let line = Line::new("jumbo", 9202);
+    let forwarder = forward(&line, 9202);
+    forwarder::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 8 << 20);
+    let done = forwarder.finish();
+    assert!(done.rx[0].segmented > 0, "no superframe came: {done:?}");
+    assert!(done.tx[1].bytes / done.tx[1].packets > 4096, "not in large frames: {done:?}");
+    done.assert_no_drops();
+}
+
+#[test]
+fn udp_superframes_are_cut() {
+    const UDP_SEGMENT: libc::c_int = 103;
+    require!(all Requirement::LAB);
+    let line = Line::new("uso", 1500);
+    let forwarder = forward(&line, 1500);
+    let to = line.right.inside(|| UdpSocket::bind("192.0.2.2:0").unwrap());
+    to.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let from = line.left.inside(|| UdpSocket::bind("192.0.2.1:0").unwrap());
+    from.connect(to.local_addr().unwrap()).unwrap();
+    let size: libc::c_int = 1001;
+    let address = (&raw const size).cast();
+    // SAFETY: the kernel reads `size`, a `c_int` of 4 bytes that outlives the call.
+    assert_eq!(unsafe { libc::setsockopt(from.as_raw_fd(), libc::SOL_UDP, UDP_SEGMENT, address, 4) }, 0);
+    // The first datagram resolves the neighbours; the kernel queues it meanwhile.
+    let data = forwarder::pattern(20 * 1001 + 7);
+    from.send(&data).unwrap();
+    let mut got = Vec::new();
+    for _ in 0..21 {
+        let mut datagram = [0; 2000];
+        let n = to.recv(&mut datagram).unwrap();
+        assert!(n == 1001 || n == 7);
+        got.extend_from_slice(&datagram[..n]);
+    }
+    assert!(got == data);
+    let done = forwarder.finish();
+    assert_eq!(done.rx[0].segmented, 1, "{done:?}");
+    done.assert_no_drops();
+}
+
+#[test]
+fn vxlan_superframes_are_cut_inside_the_tunnel() {
+    require!(all Requirement::LAB, Requirement::Program("tshark"), Requirement::LinkType("vxlan"));
+    let line = Line::new("vxlan", 1500);
+    for (host, me, other) in [(&line.left, 1, 2), (&line.right, 2, 1)] {
+        let tunnels = [
+            ("vx4", format!("local 192.0.2.{me} remote 192.0.2.{other} dstport 4789 udpcsum")),
+            ("vx6", format!("local 2001:db8::{me} remote 2001:db8::{other} dstport 4789")),
+            // A port that no parser takes for VXLAN, and no outer checksum.
+            ("vx8", format!("local 192.0.2.{me} remote 192.0.2.{other} dstport 8472 noudpcsum")),
+        ];
+        for (number, (name, how)) in tunnels.iter().enumerate() {
+            host.ip(&format!("link add {name} type vxlan id {} {how}", 42 + number));
+            host.ip(&format!("addr add 198.51.{number}.{me}/24 dev {name}"));
+            host.ip(&format!("link set {name} up"));
+        }
+    }
+    let forwarder = forward(&line, 1500);
+    let mut tap = line.right.frames("eth0");
+    let mut frames = Vec::new();
+    for number in 0..3 {
+        forwarder::tcp(&line.left, &line.right, format!("198.51.{number}.2").parse().unwrap(), 2 << 20);
+        frames.extend(tap.drain().into_iter().map(|frame| frame.bytes).take(200));
+    }
+    let done = forwarder.finish();
+    assert!(done.rx[0].segmented > 10, "no superframes came: {done:?}");
+    done.assert_no_drops();
+    oracle::assert_clean(&frames);
+}
+
+#[test]
+fn tags_are_put_back() {
+    require!(all Requirement::LAB, Requirement::Kernel(6, 6));
+    let line = Line::new("tags", 1500);
+    let _tagger = VlanTagger::new(&line.left, "eth0", 100);
+    let _other = VlanTagger::new(&line.right, "eth0", 100);
+    let mut tap = line.right.frames("eth0");
+    let forwarder = forward(&line, 1500);
+    // Superframes and partial checksums with a stripped tag.
+    forwarder::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 1 << 20);
+    let done = forwarder.finish();
+    assert!(done.rx[0].segmented > 0, "{done:?}");
+    done.assert_no_drops();
+    let frames = tap.drain();
+    assert!(!frames.is_empty() && frames.iter().all(|frame| frame.bytes[12..16] == [0x81, 0, 0, 100]));
+
+    // Tags inside the sent frame: the kernel strips the outer one on the way.
+    let raw = line.left.frames("eth0");
+    let frame = |tags: &[u8]| [&[2; 6], &[4; 6], tags, &[0x88, 0xb5], &[7; 50]].concat();
+    let sent: Vec<_> = [&[0x81, 0, 0x60, 100][..], &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 8], &[0x81, 0, 0, 0], &[]]
+        .iter()
+        .map(|tags| frame(tags))
+        .collect();
+    drop(_tagger);
+    line.dut.inside(|| {
+        let pool = common::pool();
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"west\"", &pool).unwrap();
+        sent.iter().for_each(|frame| raw.send(frame).unwrap());
+        let mut got: Vec<Vec<u8>> = Vec::new();
+        eventually(TIMEOUT, || {
+            let mut batch = Batch::new();
+            it.rx[0].receive(&mut batch);
+            got.extend(batch.iter().map(|packet| packet.data().to_vec()).filter(|frame| frame[..6] == [2; 6]));
+            got.len() >= sent.len()
+        });
+        assert_eq!(got, sent);
+    });
+}
+
+/// Returns an ARP request for 192.0.2.9 from 192.0.2.`sender`.
+fn arp_request(sender: u8) -> Vec<u8> {
+    let body = [0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, sender, 192, 0, 2, sender, 0, 0, 0, 0, 0, 0, 192, 0, 2, 9];
+    [&[0xff; 6][..], &[2, 0, 0, 0, 0, sender, 8, 6], &body, &[0; 18]].concat()
+}
+
+/// Returns a TCP SYN to port 9 of 192.0.2.9, which is closed. Scapy computes the checksums.
+fn syn(mac: [u8; 6], from: u8) -> Vec<u8> {
+    let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+    let script = format!(
+        "emit(Ether(dst='{mac}', src='02:00:00:00:00:{from:02x}')/IP(src='192.0.2.{from}', \
+         dst='192.0.2.9')/TCP(sport=1234, dport=9, flags='S'))"
+    );
+    oracle::scapy::<Vec<u8>>(&[], &script).frames.remove(0)
+}
+
+/// Waits for `count` frames to the test hosts and returns the last address byte of each.
+fn answered(wire: &mut FramePort, count: usize) -> Vec<u8> {
+    let ours = |frame: &Frame| frame.bytes[..5] == [2, 0, 0, 0, 0];
+    (0..count).map_while(|_| wire.receive_where(TIMEOUT, ours)).map(|frame| frame.bytes[5]).collect()
+}
+
+#[test]
+fn the_kernel_answers_only_while_it_may() {
+    require!(all Requirement::LAB, Requirement::Kernel(6, 6), Requirement::Scapy);
+    let Pair { dut, peer, .. } = &Pair::new("exclusive", 1500, 1);
+    dut.ip("addr add 192.0.2.9/24 dev eth0");
+    for station in 1..=4 {
+        dut.ip(&format!("neigh add 192.0.2.{station} lladdr 02:00:00:00:00:{station:02x} dev eth0 nud permanent"));
+    }
+    let mut wire = peer.frames("eth0");
+    let mac = dut.mac("eth0");
+    let ask = |wire: &FramePort, station: u8, syn: &[u8]| {
+        wire.send(&arp_request(station)).unwrap();
+        wire.send(syn).unwrap();
+    };
+    let syns: Vec<_> = (1..=4).map(|station| syn(mac, station)).collect();
+    let pool = common::pool();
+    dut.inside(|| {
+        ask(&wire, 1, &syns[0]);
+        assert_eq!(answered(&mut wire, 2), [1, 1], "an ARP reply and a reset, without a port");
+
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"", &pool).unwrap();
+        assert!(it.port.capabilities().mode.ends_with(", exclusive"), "{:?}", it.port.capabilities());
+        ask(&wire, 2, &syns[1]);
+        let mut seen = 0;
+        eventually(TIMEOUT, || {
+            seen += it.rx[0].receive(&mut Batch::new());
+            seen >= 2
+        });
+        assert_eq!(seen, 2, "the tap is in front of the program that drops");
+        it.port.stop(it.rx, it.tx).unwrap();
+        // The kernel has the interface again. An answer to host 2 would arrive first.
+        ask(&wire, 3, &syns[2]);
+        assert_eq!(answered(&mut wire, 2), [3, 3], "answers while the port was exclusive");
+
+        let table = "driver = \"af_packet\"\ndevice = \"eth0\"\n[port.af_packet]\nexclusive = false\n";
+        let it = common::start(table, &pool).unwrap();
+        let notes = it.port.capabilities().notes;
+        assert!(notes.iter().any(|note| note.contains("kernel also processes")), "{notes:?}");
+        ask(&wire, 4, &syns[3]);
+        assert_eq!(answered(&mut wire, 2), [4, 4]);
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+}
+
+#[test]
+fn a_killed_program_gives_the_interface_back() {
+    require!(all Requirement::LAB, Requirement::Kernel(6, 6));
+    let Pair { dut, peer, .. } = &Pair::new("killed", 1500, 1);
+    dut.ip("addr add 192.0.2.9/24 dev eth0");
+    let mut wire = peer.frames("eth0");
+    let program = std::env::current_exe().unwrap();
+    let child = dut.spawn(&["env", "WIREPATH_TEST_HOLD=1", program.to_str().unwrap(), "--exact", "af_packet::hold"]);
+    assert!(wire.receive_where(TIMEOUT, |frame| frame.bytes == [5; 60]).is_some(), "the child has the port");
+    wire.send(&arp_request(2)).unwrap();
+    child.kill();
+    wire.send(&arp_request(3)).unwrap();
+    assert_eq!(answered(&mut wire, 1), [3], "the kernel answers again, and did not before");
+    assert!(dut.ip("-d link show eth0").contains("promiscuity 0"));
+}
+
+/// Child process that [`a_killed_program_gives_the_interface_back`] kills. It starts the port, sends a frame
+/// and waits.
+#[test]
+fn hold() {
+    if std::env::var_os("WIREPATH_TEST_HOLD").is_some() {
+        let pool = common::pool();
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"", &pool).unwrap();
+        let mut batch = Batch::new();
+        batch.extend([packet(&pool, &[5; 60])]);
+        it.tx[0].transmit(&mut batch);
+        std::thread::sleep(3 * TIMEOUT);
+    }
+}
+
+#[test]
+fn four_queues_share_the_flows() {
+    require!(all Requirement::LAB);
+    let Pair { dut, peer, .. } = &Pair::new("fanout", 1500, 1);
+    let wire = peer.frames("eth0");
+    let pool = common::pool();
+    let frame = |flow: u8, number: u8| {
+        let ip = [0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, flow];
+        let udp = [4, flow, 0, 9, 0, 26, 0, 0, flow, number];
+        [&[2; 6][..], &[4; 6], &[8, 0], &ip, &udp, &[0; 16]].concat()
+    };
+    dut.inside(|| {
+        for how in ["hash", "cpu", "queue"] {
+            let table =
+                format!("driver = \"af_packet\"\ndevice = \"eth0\"\nqueues = 4\n[port.af_packet]\nfanout = \"{how}\"");
+            let mut it = common::start(&table, &pool).unwrap();
+            assert_eq!((it.rx.len(), it.tx.len()), (4, 4));
+            (0..4).for_each(|number| (0..64).for_each(|flow| wire.send(&frame(flow, number)).unwrap()));
+            let mut got: Vec<Vec<(u8, u8)>> = vec![Vec::new(); 4];
+            eventually(TIMEOUT, || {
+                for (queue, got) in it.rx.iter_mut().zip(&mut got) {
+                    let mut batch = Batch::new();
+                    queue.receive(&mut batch);
+                    got.extend(batch.iter().map(|packet| (packet.data()[42], packet.data()[43])));
+                }
+                got.iter().map(Vec::len).sum::<usize>() >= 256
+            });
+            let flows: Vec<u8> = got.concat().iter().map(|(flow, _)| *flow).collect();
+            assert_eq!(flows.len(), 256, "{how}: neither lost nor doubled");
+            for flow in 0..64 {
+                let numbers: Vec<_> = got.concat().into_iter().filter(|(f, _)| *f == flow).map(|(_, n)| n).collect();
+                assert_eq!(numbers, [0, 1, 2, 3], "{how}: flow {flow}");
+            }
+            if how == "hash" {
+                assert!(got.iter().all(|queue| !queue.is_empty()), "flows by queue: {got:?}");
+            }
+            it.port.stop(it.rx, it.tx).unwrap();
+        }
+    });
+}
+
+#[test]
+fn frames_for_others_only_when_promiscuous() {
+    require!(all Requirement::LAB);
+    let Pair { dut, peer, .. } = &Pair::new("promisc", 1500, 1);
+    let (wire, mac, pool) = (peer.frames("eth0"), dut.mac("eth0"), common::pool());
+    dut.inside(|| {
+        for (promiscuous, want) in [(true, &[1, 2, 3][..]), (false, &[2, 3])] {
+            let table = format!("driver = \"af_packet\"\ndevice = \"eth0\"\npromiscuous = {promiscuous}\n");
+            let mut it = common::start(&table, &pool).unwrap();
+            for (to, number) in [([2; 6], 1), (mac, 2), ([0xff; 6], 3)] {
+                wire.send(&[&to[..], &[4; 6], &[0x88, 0xb5], &[number; 46]].concat()).unwrap();
+            }
+            let mut got = Vec::new();
+            eventually(TIMEOUT, || {
+                let mut batch = Batch::new();
+                it.rx[0].receive(&mut batch);
+                got.extend(batch.iter().map(|packet| packet.data()[14]));
+                got.last() == Some(&3)
+            });
+            assert_eq!(got, want, "promiscuous = {promiscuous}");
+            let flags = dut.ip("-d link show eth0");
+            assert!(flags.contains(if promiscuous { "promiscuity 1" } else { "promiscuity 0" }), "{flags}");
+            it.port.stop(it.rx, it.tx).unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_interface_is_switched_off_and_on() {
+    require!(all Requirement::LAB);
+    let Pair { dut, peer, .. } = &Pair::new("updown", 1500, 1);
+    dut.ip("link set eth0 down");
+    let (mut wire, pool) = (peer.frames("eth0"), common::pool());
+    dut.inside(|| {
+        // The interface is down at the start too.
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"\nqueues = 2\n", &pool).unwrap();
+        assert_eq!(it.port.link().state, LinkState::Down);
+        for round in 0..3 {
+            let mut batch = Batch::new();
+            batch.extend([packet(&pool, &[9; 60])]);
+            it.tx[0].transmit(&mut batch);
+            assert!(batch.is_empty());
+            assert_eq!(it.tx[0].counters().drops.get(DropReason::LinkDown), round + 1);
+            // Once all earlier frames are received, the queue can wait.
+            let waits = eventually(TIMEOUT, || {
+                it.rx[0].receive(&mut Batch::new());
+                it.rx[0].wait_descriptor().is_some()
+            });
+            assert!(waits, "an idle worker can sleep");
+
+            dut.ip("link set eth0 up");
+            assert!(eventually(TIMEOUT, || it.port.link().state == LinkState::Up));
+            let mut got = 0;
+            let mut number = 0;
+            let heard = eventually(TIMEOUT, || {
+                number += 1;
+                let _ = wire.send(&[&[2; 6][..], &[number; 6], &[0x88, 0xb5], &[0; 46]].concat());
+                got += it.rx.iter_mut().map(|queue| queue.receive(&mut Batch::new())).sum::<usize>();
+                got > 0
+            });
+            assert!(heard, "receives again");
+            batch.extend([packet(&pool, &[9; 60])]);
+            it.tx[1].transmit(&mut batch);
+            assert!(wire.receive_where(TIMEOUT, |frame| frame.bytes == [9; 60]).is_some(), "sends again");
+            dut.ip("link set eth0 down");
+        }
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn software_offloads_are_applied_before_transmit() {
+    require!(all Requirement::LAB);
+    let Pair { dut, peer, .. } = &Pair::new("requests", 1500, 1);
+    let (mut wire, pool) = (peer.frames("eth0"), common::pool());
+    dut.inside(|| {
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"\n", &pool).unwrap();
+        let mut batch = Batch::new();
+        let mut tagged = packet(&pool, &[9; 60]);
+        tagged.set_vlan(0x2064);
+        let mut impossible = packet(&pool, &[8; 60]);
+        impossible.set_flags(Flags::TX_SEGMENT);
+        let pieces: Vec<Packet> = (0..1100).map(|_| packet(&pool, &[7])).collect();
+        let many = pieces.into_iter().reduce(|mut chain, piece| {
+            chain.append_segment(piece).unwrap();
+            chain
+        });
+        batch.extend([packet(&pool, &[1; 13]), tagged, impossible, many.unwrap(), packet(&pool, &[6; 60])]);
+        it.tx[0].transmit(&mut batch);
+        assert!(batch.is_empty());
+        let arrived = wire.receive(TIMEOUT).unwrap().bytes;
+        assert_eq!((&arrived[12..16], arrived.len()), (&[0x81, 0, 0x20, 0x64][..], 64));
+        assert_eq!(wire.receive(TIMEOUT).unwrap().bytes, [6; 60]);
+        let stats = it.port.tx_statistics().remove(0);
+        let drops = [(DropReason::TxError, 1), (DropReason::TooShort, 1), (DropReason::KernelOffload, 1)];
+        assert!(drops.iter().all(|drop| stats.drops.contains(drop)) && stats.packets == 2, "{stats:?}");
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn nothing_is_allocated_for_a_packet() {
+    require!(all Requirement::LAB);
+    let Pair { dut, peer, .. } = &Pair::new("alloc", 9202, 1);
+    let (wire, pool) = (peer.frames("eth0"), common::pool());
+    dut.inside(|| {
+        let mut it = common::start("driver = \"af_packet\"\ndevice = \"eth0\"\nmtu = 9202\n", &pool).unwrap();
+        let mut received = 0;
+        let mut counted = 0;
+        for round in 0..20 {
+            for size in [60, 1514, 9216] {
+                wire.send(&vec![2; size]).unwrap();
+            }
+            eventually(TIMEOUT, || {
+                let made = allocations(|| {
+                    let mut batch = Batch::new();
+                    received += it.rx[0].receive(&mut batch);
+                    it.tx[0].transmit(&mut batch);
+                    it.tx[0].reclaim();
+                });
+                // The first packet of a thread allocates the thread's pool cache.
+                if round > 0 {
+                    counted += made;
+                }
+                received == (round + 1) * 3
+            });
+        }
+        assert_eq!((received, counted), (60, 0));
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    require!(all Requirement::LAB);
+    let lab = Lab::new("refusals");
+    let dut = lab.namespace("dut");
+    dut.ip("link add eth0 type veth peer name eth1");
+    let pool = common::pool();
+    let refused = |table: &str| {
+        dut.inside(|| common::start(&format!("driver = \"af_packet\"\n{table}"), &pool)).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("device = \"eth0\"\nmtu = 9000\n"),
+        "af_packet: eth0: the interface has MTU 1500, the port wants 9000; `ip link set dev eth0 mtu 9000`"
+    );
+    let error = refused("device = \"eth7\"\n");
+    assert!(error.starts_with("af_packet: no device 'eth7': ") && error.contains("eth0"), "{error}");
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn a_missing_privilege_names_the_remedy() {
+    require!(all Requirement::LAB, Requirement::Program("setpriv"));
+    let program = std::env::current_exe().unwrap();
+    let run = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "env", "WIREPATH_TEST_UNPRIVILEGED=1"];
+    let test = [program.to_str().unwrap(), "--exact", "af_packet::unprivileged", "--nocapture"];
+    let outcome = spawn(&[&run[..], &test].concat()).wait(TIMEOUT);
+    assert!(outcome.success, "{outcome:?}");
+    assert!(
+        outcome.stdout.contains("af_packet: lo: opening a packet socket needs CAP_NET_RAW; run as root, or `setcap")
+    );
+}
+
+/// Child process that [`a_missing_privilege_names_the_remedy`] runs without privileges.
+#[test]
+fn unprivileged() {
+    if std::env::var_os("WIREPATH_TEST_UNPRIVILEGED").is_some() {
+        let error = common::start("driver = \"af_packet\"\ndevice = \"lo\"", &common::pool()).unwrap_err();
+        println!("{error}");
+    }
+}

@@ -1,0 +1,14 @@
+//! Packets that a gateway originates: outer headers, neighbour requests and replies, ICMP.
+//!
+//! Frames are not padded to the 60 bytes of Ethernet (IEEE 802.3 clause 4.2.3.3). Ports pad them if their
+//! medium needs it.
+
+mod encap;
+mod icmp;
+mod neighbour;
+
+pub use encap::{EncapError, EncapFields, MAX_ENCAP_LEN, OuterChecksum, PLAIN_LEN, VxlanConfig, VxlanEncap};
+pub use icmp::{NoReply, echo_reply, max_too_big_len, too_big};
+pub use neighbour::{
+    ARP_FRAME_LEN, NDP_FRAME_LEN, arp_reply, arp_request, neighbor_advertisement, neighbor_solicitation,
+};
