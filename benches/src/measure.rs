@@ -22,6 +22,11 @@ pub(crate) struct Common {
     #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = positive)]
     pub(crate) seconds: f64,
 
+    /// Stop after about this number of packets and count all of them, without a warm-up, for tools that count
+    /// instructions
+    #[arg(long, value_name = "N", conflicts_with = "seconds")]
+    pub(crate) packets: Option<u64>,
+
     /// Buffers in rotation for each source; up to 64 fit into the first-level cache, 8192 are like the ring
     /// of a NIC
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(32..=65_536))]
@@ -152,6 +157,9 @@ pub(crate) fn run<S: Stage + 'static>(
     prepare: impl FnOnce(&Runtime) -> Result<MakeStage<S>, Failure>,
 ) -> Result<Figures, Failure> {
     let running = start(ports, common, prepare)?;
+    if let Some(packets) = common.packets {
+        return run_packets(running, packets);
+    }
     // The control thread sleeps during the measurement. On a machine with few cores it would use the worker's
     // core.
     std::thread::sleep(WARM_UP);
@@ -161,6 +169,20 @@ pub(crate) fn run<S: Stage + 'static>(
     let cpu_share = (cpu_time() - cpu_before) / elapsed;
     let summary = stop(running)?;
     Figures::new(after - before, summary.drops().values().sum(), elapsed, ticks, cpu_share)
+}
+
+/// Waits until a pipeline has sent `packets` packets, stops it, and returns the figures of all packets that it
+/// has sent since its start.
+fn run_packets<S: Stage + 'static>(running: Running<S>, packets: u64) -> Result<Figures, Failure> {
+    let (cpu_before, at, ticks_at) = (cpu_time(), Instant::now(), clock::ticks());
+    while sent(&running) < packets && !running.failed() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let summary = stop(running)?;
+    let (ticks, elapsed) = (clock::ticks() - ticks_at, at.elapsed().as_secs_f64());
+    let packets = summary.tx().packets;
+    let cpu_share = (cpu_time() - cpu_before) / elapsed;
+    Figures::new(packets, summary.drops().values().sum(), elapsed, ticks, cpu_share)
 }
 
 /// One phase of a measurement with several phases.

@@ -4,9 +4,11 @@
 //! `af_packet` on a real kernel: superframes, tunnels, VLAN tags and exclusive use.
 
 use std::net::UdpSocket;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{Batch, Packet};
@@ -177,6 +179,15 @@ fn answered(wire: &mut FramePort, count: usize) -> Vec<u8> {
     (0..count).map_while(|_| wire.receive_where(TIMEOUT, ours)).map(|frame| frame.bytes[5]).collect()
 }
 
+/// Copies the descriptors of all BPF links of this process.
+fn copies_of_bpf_links() -> Vec<OwnedFd> {
+    let this = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
+    let is_link = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|to| to.ends_with("anon_inode:bpf_link"));
+    let paths = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let numbers = paths.filter(is_link).map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap());
+    numbers.filter_map(|fd| rustix::process::pidfd_getfd(&this, fd, PidfdGetfdFlags::empty()).ok()).collect()
+}
+
 #[test]
 fn the_kernel_answers_only_while_it_may() {
     require!(all Requirement::LAB, Requirement::Kernel(6, 6), Requirement::Scapy);
@@ -206,6 +217,9 @@ fn the_kernel_answers_only_while_it_may() {
             seen >= 2
         });
         assert_eq!(seen, 2, "the tap is in front of the program that drops");
+        // A program that another thread starts holds such copies between fork and exec.
+        let copies = copies_of_bpf_links();
+        assert!(!copies.is_empty(), "the port holds a BPF link");
         it.port.stop(it.rx, it.tx).unwrap();
         // The kernel has the interface again. An answer to host 2 would arrive first.
         ask(&wire, 3, &syns[2]);
@@ -217,6 +231,7 @@ fn the_kernel_answers_only_while_it_may() {
         assert!(notes.iter().any(|note| note.contains("kernel also processes")), "{notes:?}");
         ask(&wire, 4, &syns[3]);
         assert_eq!(answered(&mut wire, 2), [4, 4]);
+        drop(copies);
         it.port.stop(it.rx, it.tx).unwrap();
     });
 }

@@ -21,7 +21,6 @@ mod socket;
 mod tx;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ring::{BLOCK, Ring, blocks_for};
@@ -30,7 +29,7 @@ use socket::{Fanout, Filter, Socket};
 use tx::Sender;
 
 use super::common::assembler::{Assembler, Register};
-use super::common::bpf::{Program, ProgramKind};
+use super::common::bpf::{Program, ProgramKind, ProgramLink};
 use super::common::link::Interface;
 use super::common::link_monitor::LinkMonitor;
 use super::common::link_probe::LinkProbe;
@@ -195,7 +194,7 @@ struct AfPacketDevice {
 struct Running {
     receivers: Vec<Arc<Socket>>,
     /// BPF link of the drop program; the kernel gets no frames while it is open.
-    exclusive: Option<OwnedFd>,
+    exclusive: Option<ProgramLink>,
     notes: Vec<String>,
     blocks: usize,
 }
@@ -217,7 +216,7 @@ impl AfPacketDevice {
     }
 
     /// Attaches the drop program behind the tap. Returns the reason if the kernel does not support it.
-    fn attach_drop_program(&self) -> Result<Result<OwnedFd, String>, PortError> {
+    fn attach_drop_program(&self) -> Result<Result<ProgramLink, String>, PortError> {
         /// `TCX_DROP` (linux/bpf.h).
         const DROP: i32 = 2;
         let mut assembler = Assembler::default();

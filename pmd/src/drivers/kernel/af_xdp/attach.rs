@@ -1,7 +1,7 @@
 //! Attaches the XDP program to an interface and detaches it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use super::btf;
 use super::classify::{COUNTER_BYTES, ProgramRule};
@@ -10,7 +10,7 @@ use super::program::{self, COUNTERS, Inputs};
 use super::rules;
 use super::socket::{BoundSocket, SetupError};
 use crate::drivers::kernel::common::assembler::{Assembler, Register};
-use crate::drivers::kernel::common::bpf::{self, Map, Program, ProgramKind};
+use crate::drivers::kernel::common::bpf::{self, Map, Program, ProgramKind, ProgramLink};
 use crate::drivers::kernel::common::link::Xdp;
 use crate::drivers::kernel::common::netlink::{Netlink, ifinfomsg, put};
 
@@ -62,7 +62,7 @@ struct Maps {
 
 #[derive(Debug)]
 enum Attachment {
-    Link { link: OwnedFd },
+    Link { link: ProgramLink },
     Netlink { netlink: Netlink, interface: u32, mode: u32 },
 }
 

@@ -236,18 +236,17 @@ impl Program {
         }
     }
 
-    /// Attaches the program by a BPF link. It stays attached while the link's descriptor is open in any
-    /// process.
-    pub(crate) fn link(&self, interface: u32, flags: u32) -> io::Result<OwnedFd> {
+    /// Attaches the program by a BPF link, until the link is dropped or the process ends.
+    pub(crate) fn link(&self, interface: u32, flags: u32) -> io::Result<ProgramLink> {
         let program = self.raw_fd() as u32;
         let mut attribute = BpfAttr::new(&[(0, program), (1, interface), (2, self.kind.types().1), (3, flags)]);
         // SAFETY: the attributes hold no pointers, and BPF_LINK_CREATE returns a new descriptor.
-        unsafe { attribute.open(LINK_CREATE, 32) }
+        unsafe { attribute.open(LINK_CREATE, 32) }.map(ProgramLink)
     }
 
     /// Replaces the program that a link holds, atomically between two frames.
-    pub(crate) fn replace(&self, link: &OwnedFd) -> io::Result<()> {
-        let mut attribute = BpfAttr::new(&[(0, link.as_raw_fd() as u32), (1, self.raw_fd() as u32)]);
+    pub(crate) fn replace(&self, link: &ProgramLink) -> io::Result<()> {
+        let mut attribute = BpfAttr::new(&[(0, link.0.as_raw_fd() as u32), (1, self.raw_fd() as u32)]);
         // SAFETY: the attributes hold no pointers.
         unsafe { attribute.call(LINK_UPDATE, 16) }.map(drop)
     }
@@ -303,6 +302,25 @@ fn object_info(object: &OwnedFd, info: &mut [u64; 16]) -> io::Result<()> {
     unsafe { attribute.call(OBJ_GET_INFO_BY_FD, 16) }.map(drop)
 }
 
+/// BPF link that holds a program on an interface. Dropping it detaches the program.
+#[derive(Debug)]
+pub(crate) struct ProgramLink(OwnedFd);
+
+impl Drop for ProgramLink {
+    fn drop(&mut self) {
+        // Closing the descriptor would not detach the program at once if this program is starting another one:
+        // the child holds a copy of each descriptor between fork and exec. Linux before 5.9 has no
+        // BPF_LINK_DETACH; there the last close detaches.
+        let _ = detach_link(&self.0);
+    }
+}
+
+/// Detaches the program that a link holds.
+fn detach_link(link: &OwnedFd) -> io::Result<()> {
+    // SAFETY: the attributes hold no pointers.
+    unsafe { BpfAttr::new(&[(0, link.as_raw_fd() as u32)]).call(LINK_DETACH, 4) }.map(drop)
+}
+
 /// Detaches the program that a link holds on the interface. Returns `false` if there is none.
 pub(crate) fn detach_links(interface: u32) -> io::Result<bool> {
     let (mut id, mut any) = (0, false);
@@ -322,8 +340,7 @@ pub(crate) fn detach_links(interface: u32) -> io::Result<bool> {
         object_info(&link, &mut info)?;
         let (kind, on) = (first_word(info[0]), first_word(info[2]));
         if kind == LINK_TYPE_XDP && on == interface {
-            // SAFETY: the attributes hold no pointers.
-            unsafe { BpfAttr::new(&[(0, link.as_raw_fd() as u32)]).call(LINK_DETACH, 4) }?;
+            detach_link(&link)?;
             any = true;
         }
     }
