@@ -119,32 +119,33 @@ fn generic_xdp_drops_and_counts_superframes() {
     let pool = common::pool();
     let listener = line.right.inside(|| std::net::TcpListener::bind("192.0.2.2:0").unwrap());
     let table = |device| format!("driver = \"af_xdp\"\ndevice = \"{device}\"\n[port.af_xdp]\nmode = \"generic\"\n");
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            line.left.inside(|| {
-                // The connection succeeds, but a long write does not: its superframes cannot be segmented.
-                let address = listener.local_addr().unwrap();
-                let mut stream = std::net::TcpStream::connect_timeout(&address, TIMEOUT).unwrap();
-                std::io::Write::write_all(&mut stream, &forwarder::pattern(60_000)).unwrap();
-                std::thread::sleep(Duration::from_millis(300));
+    line.dut.inside(|| {
+        let [mut west, mut east] = ["west", "east"].map(|device| common::start(&table(device), &pool).unwrap());
+        assert!(west.port.capabilities().notes.iter().any(|note| note.contains("tso off gso off")));
+        let dropped = |port: &StartedPort| {
+            let drops = port.port.rx_statistics().remove(0).drops;
+            drops.iter().any(|(reason, n)| *reason == DropReason::KernelOffload && *n > 0)
+        };
+        // The client starts after the ports. Its address resolution fails after three seconds without them.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                line.left.inside(|| {
+                    // The connection succeeds, but a long write does not: its superframes cannot be segmented.
+                    let address = listener.local_addr().unwrap();
+                    let mut stream = std::net::TcpStream::connect_timeout(&address, TIMEOUT).unwrap();
+                    std::io::Write::write_all(&mut stream, &forwarder::pattern(60_000)).unwrap();
+                    std::thread::sleep(Duration::from_millis(300));
+                });
             });
-        });
-        line.dut.inside(|| {
-            let [mut west, mut east] = ["west", "east"].map(|device| common::start(&table(device), &pool).unwrap());
-            assert!(west.port.capabilities().notes.iter().any(|note| note.contains("tso off gso off")));
-            let dropped = |port: &StartedPort| {
-                let drops = port.port.rx_statistics().remove(0).drops;
-                drops.iter().any(|(reason, n)| *reason == DropReason::KernelOffload && *n > 0)
-            };
             assert!(eventually(TIMEOUT, || {
                 forwarder::carry(&mut west.rx[0], &mut east.tx[0]);
                 forwarder::carry(&mut east.rx[0], &mut west.tx[0]);
                 dropped(&west)
             }));
-            assert_eq!(east.port.tx_statistics()[0].dropped(), 0);
-            stop(west);
-            stop(east);
         });
+        assert_eq!(east.port.tx_statistics()[0].dropped(), 0);
+        stop(west);
+        stop(east);
     });
     assert_eq!(pool.outstanding(), 0);
 }
