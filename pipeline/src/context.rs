@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crossbeam_queue::ArrayQueue;
 use wirepath_packet::PortId;
 use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
@@ -45,6 +46,13 @@ pub struct WorkerCounters {
     pub direct: Counter,
     /// Packets that a rule passed to the kernel.
     pub to_kernel: Counter,
+    /// Packets in [`Self::to_kernel`] that also left through a transmit queue, because their port returns them
+    /// to the kernel in that way.
+    pub looped_back: Counter,
+    /// Copies of packets: replicated and mirrored ones. The original is not a copy.
+    pub copies: Counter,
+    /// Packets that a stage made itself, such as ICMP errors.
+    pub generated: Counter,
 }
 
 /// Destination of the packets for one port.
@@ -176,10 +184,34 @@ impl<'a> Context<'a> {
         self.state.enqueue_to_worker(worker, packet);
     }
 
+    /// Counts `n` copies of a packet, made in addition to the original. Call this also for copies that find no
+    /// buffer and whose drop is counted.
+    #[inline(always)]
+    pub fn count_copies(&mut self, n: usize) {
+        self.state.counters.copies.add(n as u64);
+    }
+
+    /// Counts a packet that the stage made itself.
+    #[inline(always)]
+    pub fn count_generated(&mut self) {
+        self.state.counters.generated.add(1);
+    }
+
     /// Passes a packet to the control thread. `code` states the reason.
     pub fn punt(&mut self, packet: Packet, code: u32) {
+        self.punt_to(|queues| &queues.punts, packet, code);
+    }
+
+    /// Passes a packet to the control thread like [`Self::punt`], but before all packets that were punted
+    /// without priority.
+    pub fn punt_first(&mut self, packet: Packet, code: u32) {
+        self.punt_to(|queues| &queues.priority_punts, packet, code);
+    }
+
+    #[inline]
+    fn punt_to(&mut self, queue: impl Fn(&ControlQueues) -> &ArrayQueue<Punt>, packet: Packet, code: u32) {
         let state = &mut *self.state;
-        match state.control.punts.push(Punt { packet, code, worker: state.index }) {
+        match queue(&state.control).push(Punt { packet, code, worker: state.index }) {
             Ok(()) => {
                 state.counters.punted.add(1);
                 state.notify_control = true;

@@ -38,7 +38,7 @@ pub(crate) struct DroppedPacket {
 
 /// Capacity of the queue of captured drops.
 const DROPPED_QUEUE_LEN: usize = 256;
-/// Capacity of the queue of punted packets.
+/// Capacity of each queue of punted packets.
 const PUNT_QUEUE_LEN: usize = 1024;
 /// Capacity of the queue of learn events.
 const LEARN_QUEUE_LEN: usize = 4096;
@@ -60,6 +60,8 @@ pub(crate) enum Phase {
 pub(crate) struct ControlQueues {
     pub(crate) notifier: Notifier,
     pub(crate) punts: ArrayQueue<Punt>,
+    /// Punted packets that the control thread takes before all others.
+    pub(crate) priority_punts: ArrayQueue<Punt>,
     pub(crate) learns: ArrayQueue<Learn>,
     dropped_packets: ArrayQueue<DroppedPacket>,
     /// True if dropped packets are kept for the control thread.
@@ -72,11 +74,17 @@ impl ControlQueues {
         Ok(Self {
             notifier: Notifier::new()?,
             punts: ArrayQueue::new(PUNT_QUEUE_LEN),
+            priority_punts: ArrayQueue::new(PUNT_QUEUE_LEN),
             learns: ArrayQueue::new(LEARN_QUEUE_LEN),
             dropped_packets: ArrayQueue::new(DROPPED_QUEUE_LEN),
             capture: AtomicBool::new(false),
             phase: AtomicU8::new(0),
         })
+    }
+
+    /// Takes the next punted packet.
+    pub(crate) fn next_punt(&self) -> Option<Punt> {
+        self.priority_punts.pop().or_else(|| self.punts.pop())
     }
 
     /// Starts to keep dropped packets for [`Self::next_dropped`], as long as the queue has room.

@@ -64,9 +64,9 @@
 //!   Packets without one are dropped as `no_output_port`. Packets that one worker sends to one port keep
 //!   their order. A full transmit queue is retried a few times. Then its packets are dropped as `tx_full`, so
 //!   that one stuck port does not stop the others.
-//! - **Every dropped packet is counted** by a [`DropReason`](wirepath_packet::drops::DropReason). At the end,
-//!   packets received equal packets sent plus packets dropped, except for packets that the application itself
-//!   created or kept.
+//! - **Every packet is counted.** A dropped packet has a [`DropReason`](wirepath_packet::drops::DropReason). At
+//!   the end, packets received, copied and generated equal packets sent, dropped, passed to the kernel and
+//!   consumed by the control thread ([`Summary::balance`]).
 //! - **Idle.** A `"busy"` worker polls continuously. An `"adaptive"` worker sleeps after a few hundred empty
 //!   turns. A queue's descriptor, another worker or the control thread wakes it. Queues without a descriptor
 //!   are polled at least every millisecond.
@@ -130,8 +130,8 @@ pub use context::{Context, WorkerCounters};
 pub use events::{Learn, Punt};
 pub use parsed::ParsedBatch;
 pub use runtime::{
-    Control, ControlPlane, HugePages, PortInfo, PortRates, PortSummary, Rates, RunOptions, Running, Runtime,
-    RuntimeConfig, RuntimeError, SteppedRuntime, Summary, WorkerInfo, WorkerSummary,
+    Control, ControlPlane, HugePages, PacketBalance, PortInfo, PortRates, PortSummary, Rates, RunOptions, Running,
+    Runtime, RuntimeConfig, RuntimeError, SteppedRuntime, Summary, WorkerInfo, WorkerSummary,
 };
 pub use stage::Stage;
 pub use worker::Idle;

@@ -48,6 +48,7 @@ impl Bridge {
             if others.peek().is_none() {
                 return context.send(port, packet);
             }
+            context.count_copies(1);
             match packet.duplicate(&self.pools[port.index()]) {
                 Some(copy) => context.send(port, copy),
                 None => context.count_drops(DropReason::NoBuffer, 1),

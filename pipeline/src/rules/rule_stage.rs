@@ -461,6 +461,7 @@ fn to_kernel(context: &mut Context<'_>, rule_ports: &RulePorts, packet: Packet) 
         PuntPath::LOOPBACK => {
             let Some(port) = packet.in_port() else { return context.drop(packet, DropReason::NoKernel) };
             context.state.counters.to_kernel.add(1);
+            context.state.counters.looped_back.add(1);
             context.state.transmit(port, packet);
         }
         PuntPath::INJECT => context.punt(packet, PUNT_TO_KERNEL),
@@ -494,11 +495,13 @@ impl Environment for ActionContext<'_, '_, '_> {
     }
 
     fn mirror(&mut self, port: PortId, copy: Packet) {
+        self.context.count_copies(1);
         // Mirror copies meet no rule.
         self.context.state.transmit(port, copy);
     }
 
     fn mirror_failed(&mut self, reason: DropReason) {
+        self.context.count_copies(1);
         self.context.count_drops(reason, 1);
     }
 }

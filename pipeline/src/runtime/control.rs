@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use wirepath_flow::Rule;
@@ -82,6 +83,10 @@ pub struct ControlPlane {
     pub(super) drops: DropCounters,
     pub(super) sent: Counter,
     pub(super) injected: Counter,
+    /// Packets that [`Self::count_generated`] counted.
+    pub(super) generated: Counter,
+    /// Packets that [`Self::consume`] took, by kind.
+    pub(super) consumed: BTreeMap<&'static str, u64>,
     pub(super) stop: bool,
     pub(super) control: Arc<ControlQueues>,
     /// Simulated time in nanoseconds; `None` if the time comes from a clock.
@@ -173,6 +178,19 @@ impl ControlPlane {
             },
             None => self.drop(packet, DropReason::QueueFull),
         }
+    }
+
+    /// Frees a packet that the control thread has processed and that causes no further packet. `kind` names
+    /// the protocol in the summary.
+    pub fn consume(&mut self, packet: Packet, kind: &'static str) {
+        *self.consumed.entry(kind).or_default() += 1;
+        drop(packet);
+    }
+
+    /// Counts a packet that the control thread makes itself. Call this also if there is no buffer for the
+    /// packet and the drop is counted.
+    pub fn count_generated(&self) {
+        self.generated.add(1);
     }
 
     /// Drops a packet.

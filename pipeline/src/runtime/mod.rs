@@ -22,7 +22,7 @@ pub use config::{HugePages, RuntimeConfig};
 pub use control::{Control, ControlPlane};
 pub use running::{RunOptions, Running};
 pub use stepped::SteppedRuntime;
-pub use summary::{PortRates, PortSummary, Rates, Summary, WorkerSummary};
+pub use summary::{PacketBalance, PortRates, PortSummary, Rates, Summary, WorkerSummary};
 
 use crate::clock::{self, Clock};
 use crate::context::{Output, WorkerState};

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +95,8 @@ impl<S> Running<S> {
             drops: DropCounters::new(),
             sent: wirepath_packet::counters::Counter::new(),
             injected: wirepath_packet::counters::Counter::new(),
+            generated: wirepath_packet::counters::Counter::new(),
+            consumed: BTreeMap::new(),
             stop: false,
             control: Arc::clone(&control),
             simulated_time: None,
@@ -213,7 +216,7 @@ impl<S> Running<S> {
     fn handle_events(&mut self, control: &mut impl Control) {
         // Limited to the queue capacity, so that timers run under any load.
         for _ in 0..self.control.punts.capacity() {
-            let Some(punt) = self.control.punts.pop() else { break };
+            let Some(punt) = self.control.next_punt() else { break };
             control.punt(punt, &mut self.plane);
         }
         for _ in 0..self.control.learns.capacity() {
@@ -286,6 +289,7 @@ impl<S> Running<S> {
         let ports: Vec<PortSummary> = self.plane.devices.iter_mut().map(PortSummary::new).collect();
         let control_drops = self.plane.drops.nonzero().collect();
         let injected = self.plane.injected();
+        let (generated, consumed) = (self.plane.generated.get(), self.plane.consumed.clone());
         for problem in stop_ports(std::mem::take(&mut self.plane.devices), rx, tx) {
             tracing::warn!("{problem}");
         }
@@ -293,7 +297,18 @@ impl<S> Running<S> {
         if leaked > 0 && failures.is_empty() {
             tracing::warn!("{leaked} packet buffers were not returned to their pools");
         }
-        Summary { elapsed, ports, workers, control_drops, injected, leaked_buffers: leaked, failures, app }
+        Summary {
+            elapsed,
+            ports,
+            workers,
+            control_drops,
+            injected,
+            generated,
+            consumed,
+            leaked_buffers: leaked,
+            failures,
+            app,
+        }
     }
 
     fn drain(&mut self, control: &mut impl Control) {

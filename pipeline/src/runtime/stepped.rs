@@ -6,7 +6,7 @@ use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::port::{Capabilities, MacAddress, Port, PortId};
 
-use super::{Control, ControlPlane, PortInfo, RuntimeError};
+use super::{Control, ControlPlane, PacketBalance, PortInfo, RuntimeError};
 use crate::context::{Context, Output, WorkerState};
 use crate::epoch::{Domain, Reader};
 use crate::events::ControlQueues;
@@ -23,6 +23,9 @@ pub struct SteppedRuntime<S> {
     state: WorkerState,
     reader: Reader,
     plane: ControlPlane,
+    received: u64,
+    /// Packets that the caller took from [`Self::next_sent`].
+    sent: u64,
 }
 
 impl<S> std::fmt::Debug for SteppedRuntime<S> {
@@ -64,11 +67,13 @@ impl<S: Stage> SteppedRuntime<S> {
             drops: DropCounters::new(),
             sent: Counter::new(),
             injected: Counter::new(),
+            generated: Counter::new(),
+            consumed: BTreeMap::new(),
             stop: false,
             control,
             simulated_time: Some(0),
         };
-        Ok(Self { stage, state, reader: domain.join(), plane })
+        Ok(Self { stage, state, reader: domain.join(), plane, received: 0, sent: 0 })
     }
 
     /// Adds started ports behind the simulated ones. The control thread calls their control functions, for
@@ -89,6 +94,7 @@ impl<S: Stage> SteppedRuntime<S> {
         self.reader.quiescent();
         self.state.in_port = port;
         if let Some(port) = port {
+            self.received += batch.len() as u64;
             batch.iter_mut().for_each(|packet| packet.set_in_port(port));
         }
         let mut context = Context { state: &mut self.state, guard: self.reader.guard() };
@@ -101,7 +107,7 @@ impl<S: Stage> SteppedRuntime<S> {
     /// that it hands back to the worker.
     pub fn control(&mut self, control: &mut impl Control) {
         let queues = Arc::clone(&self.state.control);
-        while let Some(punt) = queues.punts.pop() {
+        while let Some(punt) = queues.next_punt() {
             control.punt(punt, &mut self.plane);
         }
         while let Some(learn) = queues.learns.pop() {
@@ -124,7 +130,29 @@ impl<S: Stage> SteppedRuntime<S> {
 
     /// Takes the next sent packet, with its output port.
     pub fn next_sent(&mut self) -> Option<Packet> {
-        self.plane.mailboxes.iter().find_map(|mailbox| mailbox.transmit.pop())
+        let packet = self.plane.mailboxes.iter().find_map(|mailbox| mailbox.transmit.pop())?;
+        self.sent += 1;
+        Some(packet)
+    }
+
+    /// Returns the balance of all packets so far. Packets that [`Self::next_sent`] has not returned yet count
+    /// as in flight.
+    pub fn balance(&self) -> PacketBalance {
+        let counters = &self.state.counters;
+        PacketBalance {
+            received: self.received,
+            copies: counters.copies.get(),
+            generated: counters.generated.get() + self.plane.generated.get(),
+            sent: self.sent,
+            dropped: counters.drops.total() + self.plane.drops.total(),
+            to_kernel: counters.to_kernel.get() - counters.looped_back.get() + self.plane.injected(),
+            consumed: self.plane.consumed.values().sum(),
+        }
+    }
+
+    /// Returns the packets that the control thread consumed, by kind.
+    pub fn consumed(&self) -> &BTreeMap<&'static str, u64> {
+        &self.plane.consumed
     }
 
     /// Returns the drops of the stages and the control thread.

@@ -166,6 +166,12 @@ pub struct WorkerSummary {
     pub punted: u64,
     /// Packets that a rule passed to the kernel.
     pub to_kernel: u64,
+    /// Packets in `to_kernel` that also left through a transmit queue.
+    pub looped_back: u64,
+    /// Copies that stages made of packets.
+    pub copies: u64,
+    /// Packets that stages made themselves.
+    pub generated: u64,
 }
 
 impl WorkerSummary {
@@ -179,7 +185,43 @@ impl WorkerSummary {
             handed_over: counters.handed_over.get(),
             punted: counters.punted.get(),
             to_kernel: counters.to_kernel.get(),
+            looped_back: counters.looped_back.get(),
+            copies: counters.copies.get(),
+            generated: counters.generated.get(),
         }
+    }
+}
+
+/// Origins and destinations of packets. Each packet that a receive queue delivered, that a stage copied, or
+/// that the program made itself, has one destination:
+///
+/// ```text
+/// received + copies + generated = sent + dropped + to_kernel + consumed + in flight
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketBalance {
+    /// Packets that receive queues delivered.
+    pub received: u64,
+    /// Copies made by replication and mirroring, without the originals.
+    pub copies: u64,
+    /// Packets that the program made itself.
+    pub generated: u64,
+    /// Packets that transmit queues accepted.
+    pub sent: u64,
+    /// Drops of workers, the control thread and transmit queues.
+    pub dropped: u64,
+    /// Packets passed to the kernel, except those that left through a transmit queue.
+    pub to_kernel: u64,
+    /// Packets that the control thread processed without a further packet.
+    pub consumed: u64,
+}
+
+impl PacketBalance {
+    /// Number of packets that have no destination yet. A negative value means that a packet was counted twice.
+    pub fn in_flight(&self) -> i64 {
+        let origins = self.received + self.copies + self.generated;
+        let destinations = self.sent + self.dropped + self.to_kernel + self.consumed;
+        origins.cast_signed() - destinations.cast_signed()
     }
 }
 
@@ -196,6 +238,10 @@ pub struct Summary {
     pub control_drops: Vec<(DropReason, u64)>,
     /// Packets that the control thread injected into the kernel's receive path.
     pub injected: u64,
+    /// Packets that the control thread made itself.
+    pub generated: u64,
+    /// Packets that the control thread consumed, by kind.
+    pub consumed: BTreeMap<&'static str, u64>,
     /// Buffers that were not returned to their pools. A value other than 0 is a bug.
     pub leaked_buffers: u32,
     /// Panics of workers and failures of ports, with the reason. If there are any, the program exits with
@@ -233,6 +279,23 @@ impl Summary {
         self.injected + self.workers.iter().map(|worker| worker.to_kernel).sum::<u64>()
     }
 
+    /// Returns the balance of all packets. At the end of a run no packet is in flight.
+    pub fn balance(&self) -> PacketBalance {
+        let (rx, tx) = (self.rx(), self.tx());
+        let of_workers = |value: fn(&WorkerSummary) -> u64| self.workers.iter().map(value).sum::<u64>();
+        // Packets that a receive queue dropped were never delivered to the program.
+        let drops = self.workers.iter().flat_map(|worker| &worker.drops).chain(&self.control_drops);
+        PacketBalance {
+            received: rx.packets,
+            copies: of_workers(|worker| worker.copies),
+            generated: self.generated + of_workers(|worker| worker.generated),
+            sent: tx.packets,
+            dropped: tx.dropped() + drops.map(|(_, n)| n).sum::<u64>(),
+            to_kernel: self.to_kernel() - of_workers(|worker| worker.looped_back),
+            consumed: self.consumed.values().sum(),
+        }
+    }
+
     /// Packets sent per second over all ports.
     pub fn pps(&self) -> f64 {
         self.tx().packets as f64 / self.elapsed.as_secs_f64().max(1e-9)
@@ -241,7 +304,7 @@ impl Summary {
     /// Returns a JSON object with `rx_packets`, `tx_packets`, `drops` by reason and `pps`, and the same for
     /// each port and queue.
     pub fn to_json(&self) -> Value {
-        let (rx, tx) = (self.rx(), self.tx());
+        let (rx, tx, balance) = (self.rx(), self.tx(), self.balance());
         let mut object = json!({
             "seconds": self.elapsed.as_secs_f64(),
             "rx_packets": rx.packets,
@@ -253,6 +316,10 @@ impl Summary {
             "ports": self.ports.iter().map(port_json).collect::<Vec<_>>(),
             "workers": self.workers.iter().map(worker_json).collect::<Vec<_>>(),
             "to_kernel": self.to_kernel(),
+            "copies": balance.copies,
+            "generated": balance.generated,
+            "consumed": self.consumed,
+            "in_flight": balance.in_flight(),
             "leaked_buffers": self.leaked_buffers,
             "failures": self.failures,
         });
@@ -335,6 +402,9 @@ impl fmt::Display for Summary {
         }
         if self.to_kernel() > 0 {
             writeln!(f, "  passed to the kernel {}", self.to_kernel())?;
+        }
+        for (kind, n) in &self.consumed {
+            writeln!(f, "  consumed {n}: {kind}")?;
         }
         for failure in &self.failures {
             writeln!(f, "  {failure}")?;
