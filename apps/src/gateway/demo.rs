@@ -73,13 +73,13 @@ impl Peer {
 
     /// Answers a frame that is not a tunnel packet.
     pub fn answer(&mut self, packet: Packet, plane: &mut ControlPlane) {
-        let mut frame = packet.data().to_vec();
-        let answer = match self.host.handle(&mut frame, plane.now() / 1_000_000).reply {
+        let answer = match self.host.handle(packet.data(), plane.now() / 1_000_000).reply {
             HostReply::Frame(frame) => frame,
-            HostReply::InPlace => frame,
-            HostReply::None => return,
+            HostReply::None => return plane.consume(packet, "neighbour_messages"),
             HostReply::Drop(reason) => return plane.drop(packet, reason),
         };
+        plane.consume(packet, "neighbour_messages");
+        plane.count_generated();
         let reply = plane.pool(self.port).and_then(|pool| {
             let mut reply = pool.take()?;
             reply.extend_from_slice(&answer, pool).then_some(reply)

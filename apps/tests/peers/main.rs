@@ -9,9 +9,11 @@
 
 mod address_moves;
 mod broadcast;
+mod floods;
 mod frames;
 mod l2fwd;
 mod lifecycle;
+mod link;
 mod malformed;
 mod memory;
 mod mtu;
@@ -93,6 +95,23 @@ everywhere! {
     gateway_rules: crate::rules::gateway_list;
 }
 
+/// Checks of the gateway that do not depend on the mode of a driver.
+macro_rules! gateway {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            floods: crate::floods::lose_no_ping;
+            link: crate::link::a_new_address_is_found;
+        })*
+    };
+}
+
+gateway! {
+    gateway_af_packet_ipv4, by("af_packet", false);
+    gateway_af_packet_ipv6, by("af_packet", true);
+    gateway_af_xdp_ipv4, by("af_xdp", false);
+}
 over! {
     mlx5_rules,
     by("mlx5", false),

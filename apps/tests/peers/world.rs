@@ -135,7 +135,7 @@ pub(crate) struct World {
     pub(crate) hosts: Vec<Namespace>,
     pub(crate) remotes: Vec<Namespace>,
     /// The bridge of the underlay.
-    _net: Namespace,
+    pub(crate) net: Namespace,
     mtu: u32,
     pub(crate) lab: Lab,
 }
@@ -151,7 +151,7 @@ impl World {
         net.ip("link set br0 up");
         Veth::new((&gateway, "wan"), (&net, "gw")).mtu(mtu).plug();
         net.ip("link set gw master br0");
-        let mut world = Self { variant, gateway, hosts: Vec::new(), remotes: Vec::new(), _net: net, mtu, lab };
+        let mut world = Self { variant, gateway, hosts: Vec::new(), remotes: Vec::new(), net, mtu, lab };
         for n in 0..hosts {
             let host = world.lab.namespace(&format!("host{n}"));
             let lan = format!("lan{n}");
@@ -162,8 +162,8 @@ impl World {
         for n in 0..remotes {
             let remote = world.lab.namespace(&format!("remote{n}"));
             let port = format!("r{n}");
-            Veth::new((&remote, "eth0"), (&world._net, &port)).mtu(mtu).plug();
-            world._net.ip(&format!("link set {port} master br0"));
+            Veth::new((&remote, "eth0"), (&world.net, &port)).mtu(mtu).plug();
+            world.net.ip(&format!("link set {port} master br0"));
             if variant.ipv6 {
                 remote.ipv6("eth0");
             }

@@ -65,7 +65,7 @@ impl Lab {
             self.stepped.control(&mut self.control);
             while let Some(packet) = self.stepped.next_sent() {
                 let bytes = bytes(&packet);
-                let answer = (packet.out_port() == Some(WAN)).then(|| self.peer.handle(&mut bytes.clone(), 0).reply);
+                let answer = (packet.out_port() == Some(WAN)).then(|| self.peer.handle(&bytes, 0).reply);
                 if let Some(HostReply::Frame(answer)) = answer {
                     self.send(WAN, &answer);
                 } else {

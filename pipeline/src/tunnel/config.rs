@@ -22,7 +22,7 @@
 //! learning = true
 //! ageing = 300                                  # seconds; 0: never
 //! mtu = 1450                                    # of inner IP packets; default: the rest of the underlay's MTU
-//! accept_unknown_remotes = false                # true: accept frames from unlisted VTEPs, and learn them
+//! accept_unknown_remotes = false                # true: accept frames from unlisted VTEPs, and learn 1024 of them
 //! inner_vlans = "discard"                       # or "carry": tags inside the tunnel
 //! static = [
 //!     { mac = "02:00:00:00:00:01", remote = "10.9.0.2" },

@@ -2,7 +2,7 @@
 //! sends.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -10,27 +10,25 @@ use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
 use wirepath_wire::build::{VxlanConfig, VxlanEncap};
-use wirepath_wire::{MacAddr, Parser, Tag, Tunnels, vlan};
+use wirepath_wire::{EtherType, MacAddr, Parser, Tag, Tunnels, vlan};
 
 use super::config::{GatewayConfig, StaticDestination, UnderlayConfig};
 use super::counters::{GatewayCounters, SegmentStats};
 use super::encap::encapsulate;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, overhead};
+use super::learned::{LEARNED_REMOTES, LearnedRemoteStats, LearnedRemotes};
 use super::neighbour::{Millis, NeighbourAction, NeighbourState, Neighbours, Timing};
-use super::stage::{Flow, Gateway, GatewayTables, PuntCode};
+use super::policer::{ExpectedReplies, KnownHosts};
+use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
-use super::underlay::{Addresses, HostReply, UnderlayHost, is_host_address};
+use super::underlay::{Addresses, HostReply, UnderlayHost};
 use crate::epoch::{Domain, Shared};
 use crate::table::{FdbLimits, FdbWriter, Key, Learned};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
-/// Maximum number of remotes that segments may learn in addition to the configured ones.
-const LEARNED_REMOTES: usize = 1024;
 /// Maximum number of neighbours for which resolution starts in one tick, so that a long list does not overrun
 /// the queue to the workers.
 const RESOLVES_PER_TICK: usize = 128;
-/// Longest frame addressed to the gateway itself that is processed.
-const MAX_HOST_FRAME: usize = 9216;
 /// Milliseconds between two announcements of an address, and their number (RFC 5227 section 1.1).
 const ANNOUNCEMENTS: (Millis, u32) = (2_000, 2);
 /// Minimum milliseconds between two log messages about address conflicts.
@@ -89,11 +87,17 @@ pub struct GatewayControl {
     /// The remotes as published, or to be published next if `dirty` is true.
     list: Vec<Remote>,
     routes: Vec<Route>,
-    /// Indices of the remotes that each next hop serves.
+    learned: LearnedRemotes,
+    /// True if [`KnownHosts`] must be published again.
+    known_hosts_changed: bool,
+    /// Indices of the remotes that each next hop serves. A learned remote is one of them once a frame has to be
+    /// sent to it.
     remotes_by_next_hop: HashMap<IpAddr, Vec<u32>>,
     dirty: bool,
     decapsulated_by_nic: bool,
     unresolved: VecDeque<IpAddr>,
+    /// Next hops to solicit again, because the link was lost.
+    unconfirmed: VecDeque<IpAddr>,
     actions: Vec<NeighbourAction<QueuedFrame>>,
     learns: Vec<LearnStats>,
     conflicts: u64,
@@ -160,8 +164,15 @@ impl GatewayControl {
         let capacity = unresolved.len() + LEARNED_REMOTES;
         let segments = config.segments.len();
         let first = Remotes::new(list.clone(), |segment| vni(&layout, segment));
-        let tables = GatewayTables { layout, remotes: Arc::new(Shared::new(domain, first)), fdb: fdb.fdb() };
-        Self {
+        let tables = GatewayTables {
+            layout,
+            remotes: Arc::new(Shared::new(domain, first)),
+            fdb: fdb.fdb(),
+            known_hosts: Arc::new(Shared::new(domain, KnownHosts::default())),
+            expected_replies: Arc::new(ExpectedReplies::new()),
+        };
+        let learned = LearnedRemotes::new(list.len());
+        let control = Self {
             config: config.clone(),
             tables,
             // One more set of counters for the frames that this thread sends.
@@ -173,10 +184,13 @@ impl GatewayControl {
             fdb,
             list,
             routes,
+            learned,
+            known_hosts_changed: false,
             remotes_by_next_hop,
             dirty: false,
             decapsulated_by_nic: false,
             unresolved,
+            unconfirmed: VecDeque::new(),
             actions: Vec::new(),
             learns: vec![LearnStats::default(); segments],
             conflicts: 0,
@@ -185,7 +199,9 @@ impl GatewayControl {
             announcements_left: ANNOUNCEMENTS.1,
             neighbours_at: 0,
             aged_at: seconds,
-        }
+        };
+        control.publish_known_hosts();
+        control
     }
 
     /// Creates the stage of a worker.
@@ -198,8 +214,11 @@ impl GatewayControl {
         Gateway::new(self.tables.clone(), counters, pool)
     }
 
-    /// Iterates over the tunnels. Their index is the number that [`Self::encapsulated_by_nic`] takes and that
-    /// the marks of decapsulated packets carry.
+    /// Iterates over the tunnels to configured remotes. Their index is the number that
+    /// [`Self::encapsulated_by_nic`] takes and that the marks of decapsulated packets carry.
+    ///
+    /// Tunnels to learned remotes come and go, and anybody who reaches the underlay can add one. NICs
+    /// therefore do not get them.
     pub fn tunnels(&self) -> impl Iterator<Item = Tunnel> {
         let tunnel = |(to, route): (&Remote, &Route)| Tunnel {
             segment: usize::from(to.segment),
@@ -208,7 +227,7 @@ impl GatewayControl {
             remote: to.address,
             next_hop: route.mac,
         };
-        self.list.iter().zip(&self.routes).map(tunnel)
+        self.list.iter().zip(&self.routes).take(self.learned.configured()).map(tunnel)
     }
 
     /// The gateway's Ethernet address on the underlay.
@@ -271,6 +290,21 @@ impl GatewayControl {
         self.neighbours.iter()
     }
 
+    /// Returns the numbers of remotes learned and removed since the start.
+    pub fn learned_remote_stats(&self) -> LearnedRemoteStats {
+        self.learned.stats
+    }
+
+    /// Number of learned remotes.
+    pub fn learned_remotes(&self) -> usize {
+        self.learned.len()
+    }
+
+    /// Number of frames that wait for their next hop.
+    pub fn waiting_frames(&self) -> usize {
+        self.neighbours.waiting()
+    }
+
     /// Number of forwarding entries.
     pub fn fdb_entries(&self) -> usize {
         self.fdb.len()
@@ -303,20 +337,25 @@ impl GatewayControl {
 
     /// Updates the state of a next hop. [`Self::publish`] makes it visible to the workers.
     fn set_next_hop_state(&mut self, next_hop: IpAddr, mac: Option<MacAddr>, state: NeighbourState) {
-        let remotes = self.remotes_by_next_hop.get(&next_hop).cloned().unwrap_or_default();
-        for remote in remotes {
-            if let Some(route) = self.routes.get_mut(remote as usize) {
-                route.mac = mac;
-            }
-            let state = match mac.and_then(|mac| self.template(remote as usize, mac)) {
-                Some(template) => NextHop::Ready(template),
-                None if state == NeighbourState::Failed => NextHop::Unreachable,
-                None => NextHop::Resolving,
-            };
-            if let Some(remote) = self.list.get_mut(remote as usize) {
-                remote.next_hop = state;
-                self.dirty = true;
-            }
+        for remote in self.remotes_by_next_hop.get(&next_hop).cloned().unwrap_or_default() {
+            self.set_remote_state(remote, mac, Some(state));
+        }
+    }
+
+    /// Updates the state of the next hop of one remote.
+    fn set_remote_state(&mut self, remote: u32, mac: Option<MacAddr>, state: Option<NeighbourState>) {
+        if let Some(route) = self.routes.get_mut(remote as usize) {
+            route.mac = mac;
+        }
+        self.known_hosts_changed = true;
+        let next_hop = match mac.and_then(|mac| self.template(remote as usize, mac)) {
+            Some(template) => NextHop::Ready(template),
+            None if state == Some(NeighbourState::Failed) => NextHop::Unreachable,
+            None => NextHop::Resolving,
+        };
+        if let Some(remote) = self.list.get_mut(remote as usize) {
+            remote.next_hop = next_hop;
+            self.dirty = true;
         }
     }
 
@@ -330,8 +369,21 @@ impl GatewayControl {
         }
     }
 
+    /// Publishes the next hops and remotes to the workers.
+    fn publish_known_hosts(&self) {
+        let configured = self.list.iter().take(self.learned.configured());
+        let learned = self.learned.contacted().filter_map(|index| self.list.get(index as usize));
+        let remotes = configured.chain(learned).map(|remote| remote.address);
+        let hosts = KnownHosts {
+            addresses: remotes.chain(self.remotes_by_next_hop.keys().copied()).collect(),
+            macs: self.routes.iter().filter_map(|route| route.mac).collect(),
+        };
+        self.tables.known_hosts.replace(hosts);
+    }
+
     /// Sends a frame of the gateway itself to the underlay.
     fn send_frame(&self, plane: &mut ControlPlane, frame: &[u8]) {
+        plane.count_generated();
         let port = self.tables.layout.underlay.port;
         let packet = plane.pool(port).and_then(|pool| {
             let mut packet = pool.take()?;
@@ -355,6 +407,7 @@ impl GatewayControl {
             match action {
                 NeighbourAction::Solicit(ip, to) => {
                     if let Some(frame) = self.host.addresses().solicitation(ip, to) {
+                        self.tables.expected_replies.expect(ip);
                         self.send_frame(plane, &frame);
                     }
                 }
@@ -363,8 +416,7 @@ impl GatewayControl {
                     self.set_next_hop_state(ip, Some(mac), NeighbourState::Reachable);
                 }
                 NeighbourAction::Unreachable(ip) => {
-                    let state = self.neighbours.iter().find(|(other, ..)| *other == ip).map(|(_, state, _)| state);
-                    let state = state.unwrap_or(NeighbourState::Failed);
+                    let state = self.neighbours.state(ip).unwrap_or(NeighbourState::Failed);
                     if state == NeighbourState::Failed {
                         tracing::warn!("next hop {ip} does not answer; packets for it are dropped as no_neighbour");
                     }
@@ -400,15 +452,16 @@ impl GatewayControl {
         }
     }
 
-    /// Processes a frame addressed to the gateway itself.
+    /// Processes an ARP or ND message.
     fn handle_host_frame(&mut self, plane: &mut ControlPlane, packet: Packet) {
         if packet.len() > MAX_HOST_FRAME {
             return plane.drop(packet, DropReason::TooLong);
         }
         let mut frame = vec![0; packet.len()];
         packet.copy_to(&mut frame);
+        let kind = if frame.get(12..14) == Some(&EtherType::ARP.0.to_be_bytes()) { "arp" } else { "nd" };
         let now = plane.now() / 1_000_000;
-        let outcome = self.host.handle(&mut frame, now);
+        let outcome = self.host.handle(&frame, now);
         if let Some((ip, mac, how)) = outcome.nd_event {
             self.neighbours.handle_event(ip, mac, how, now, &mut self.actions);
             self.run_actions(plane);
@@ -423,10 +476,12 @@ impl GatewayControl {
             }
         }
         match outcome.reply {
-            HostReply::None => drop(packet),
+            HostReply::None => plane.consume(packet, kind),
             HostReply::Drop(reason) => plane.drop(packet, reason),
-            HostReply::InPlace => self.send_frame(plane, &frame),
-            HostReply::Frame(frame) => self.send_frame(plane, &frame),
+            HostReply::Frame(frame) => {
+                plane.consume(packet, kind);
+                self.send_frame(plane, &frame);
+            }
         }
     }
 
@@ -451,7 +506,6 @@ impl GatewayControl {
         };
         let known = self.list.iter().any(|r| r.address == source && r.segment == segment);
         if !known {
-            let configured: usize = self.config.segments.iter().map(|s| s.remotes.len()).sum();
             let locals =
                 self.config.segments.get(usize::from(segment)).map(|s| s.locals.as_slice()).unwrap_or_default();
             let local = locals.iter().copied().find(|ip| ip.is_ipv4() == source.is_ipv4());
@@ -459,24 +513,23 @@ impl GatewayControl {
             let (Some(local), Some(next_hop)) = (local, next_hop) else {
                 return plane.drop(packet, DropReason::NoRoute);
             };
-            if !is_host_address(source) {
+            if !self.tables.layout.underlay.can_be_remote(source) {
                 return plane.drop(packet, DropReason::BadSource);
             }
-            let now = plane.now() / 1_000_000;
-            if self.list.len() >= configured + LEARNED_REMOTES
-                || !self.neighbours.resolve(next_hop, now, &mut self.actions)
-            {
-                return plane.drop(packet, DropReason::UnknownRemote);
-            }
-            tracing::info!("remote {source} joins segment {vni}");
-            let index = self.list.len();
+            let Some(index) = self.place_for_remote(segment, plane.seconds()) else {
+                return plane.drop(packet, DropReason::RemoteLimit);
+            };
+            tracing::debug!("remote {source} joins segment {vni}");
             let max_frame = max_frame(&self.config, &self.tables.layout, usize::from(segment), source);
-            self.list.push(Remote { address: source, segment, max_frame, next_hop: NextHop::Resolving });
-            let mac = self.neighbours.mac(next_hop);
-            self.routes.push(Route { local, next_hop: Some(next_hop), mac });
-            self.remotes_by_next_hop.entry(next_hop).or_default().push(index as u32);
-            if let Some(template) = mac.and_then(|mac| self.template(index, mac)) {
-                self.list[index].next_hop = NextHop::Ready(template);
+            // Its next hop is resolved when the first frame has to be sent to it.
+            let remote = Remote { address: source, segment, max_frame, next_hop: NextHop::Resolving };
+            let route = Route { local, next_hop: Some(next_hop), mac: None };
+            match (self.list.get_mut(index as usize), self.routes.get_mut(index as usize)) {
+                (Some(free), Some(free_route)) => (*free, *free_route) = (remote, route),
+                _ => {
+                    self.list.push(remote);
+                    self.routes.push(route);
+                }
             }
             self.dirty = true;
             self.run_actions(plane);
@@ -486,6 +539,61 @@ impl GatewayControl {
             packet.set_vlan(id);
         }
         plane.enqueue_to_worker(worker, packet);
+    }
+
+    /// Returns the index for a new learned remote. Evicts another one if there are too many.
+    fn place_for_remote(&mut self, segment: u16, now: u32) -> Option<u32> {
+        if self.learned.is_full(segment) {
+            let answers = |index: u32| self.routes.get(index as usize).is_some_and(|route| route.mac.is_some());
+            let victim = self.learned.victim(segment, answers)?;
+            self.remove_remote(victim, now);
+            self.learned.stats.evicted += 1;
+        }
+        self.learned.add(segment, now)
+    }
+
+    /// Removes a learned remote, its forwarding entries, and its next hop if no other remote uses it.
+    fn remove_remote(&mut self, index: u32, now: u32) {
+        let Some((keys, contacted)) = self.learned.remove(index, now) else { return };
+        for key in keys {
+            self.fdb.remove(key);
+        }
+        let next_hop = self.routes.get_mut(index as usize).and_then(|route| {
+            route.mac = None;
+            route.next_hop.take()
+        });
+        if let Some(remote) = self.list.get_mut(index as usize) {
+            (remote.address, remote.next_hop) = (Ipv4Addr::UNSPECIFIED.into(), NextHop::Unreachable);
+        }
+        if let Some(next_hop) = next_hop.filter(|_| contacted)
+            && let Some(users) = self.remotes_by_next_hop.get_mut(&next_hop)
+        {
+            users.retain(|user| *user != index);
+            if users.is_empty() {
+                self.remotes_by_next_hop.remove(&next_hop);
+                self.neighbours.forget(next_hop, &mut self.actions);
+            }
+        }
+        (self.dirty, self.known_hosts_changed) = (true, true);
+    }
+
+    /// Resolves the next hop of a remote for which a frame waits.
+    fn send_when_resolved(&mut self, plane: &mut ControlPlane, packet: Packet, remote: u32) {
+        let Some(next_hop) = self.routes.get(remote as usize).and_then(|route| route.next_hop) else {
+            return plane.drop(packet, DropReason::NoRoute);
+        };
+        // The next hop of a configured remote may not be resolved yet, because resolution of a long list of
+        // remotes starts in several ticks.
+        self.neighbours.resolve(next_hop, plane.now() / 1_000_000, &mut self.actions);
+        if self.learned.contact(remote) {
+            self.remotes_by_next_hop.entry(next_hop).or_default().push(remote);
+            self.known_hosts_changed = true;
+            let mac = self.neighbours.mac(next_hop);
+            self.set_remote_state(remote, mac, self.neighbours.state(next_hop));
+        }
+        self.publish();
+        self.neighbours.enqueue(next_hop, (packet, remote), &mut self.actions);
+        self.run_actions(plane);
     }
 
     fn announce(&self, plane: &mut ControlPlane, probe: bool) {
@@ -538,7 +646,13 @@ impl GatewayControl {
             "segments": segments,
             "neighbours": neighbours,
             "fdb_entries": self.fdb_entries(),
-            "remotes": self.list.len(),
+            "remotes": self.learned.configured() + self.learned.len(),
+            "learned_remotes": {
+                "now": self.learned.len(),
+                "learned": self.learned.stats.learned,
+                "aged": self.learned.stats.aged,
+                "evicted": self.learned.stats.evicted,
+            },
             "address_conflicts": self.conflicts,
         })
     }
@@ -565,26 +679,32 @@ impl Control for GatewayControl {
         match PuntCode::unpack(punt.code) {
             PuntCode::Host => self.handle_host_frame(plane, punt.packet),
             PuntCode::NewRemote => self.learn_remote(plane, punt.packet, punt.worker),
-            PuntCode::Unresolved(remote) => match self.routes.get(remote as usize).and_then(|route| route.next_hop) {
-                Some(next_hop) => {
-                    // The next hop may not be resolved yet, because resolution of a long list of remotes
-                    // starts in several ticks.
-                    self.neighbours.resolve(next_hop, plane.now() / 1_000_000, &mut self.actions);
-                    self.neighbours.enqueue(next_hop, (punt.packet, remote), &mut self.actions);
-                    self.run_actions(plane);
-                }
-                None => plane.drop(punt.packet, DropReason::NoRoute),
-            },
+            PuntCode::Unresolved(remote) => self.send_when_resolved(plane, punt.packet, remote),
         }
     }
 
     fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
         let Learn { key, destination } = learn;
         let Some(stats) = self.learns.get_mut(usize::from(key.segment())) else { return };
-        match self.fdb.learn(key, destination, plane.seconds()) {
+        let remote_of = |destination| match Destination::unpack(destination) {
+            Destination::Remote(index) => Some(index),
+            Destination::Attachment(_) => None,
+        };
+        let remote = remote_of(destination);
+        if remote.is_some_and(|index| !self.learned.is_live(index)) {
+            return;
+        }
+        let outcome = self.fdb.learn(key, destination, plane.seconds());
+        if let (Learned::New | Learned::Moved { .. }, Some(index)) = (outcome, remote) {
+            self.learned.add_key(index, key);
+        }
+        match outcome {
             Learned::New => stats.learned += 1,
             Learned::Moved { from } => {
                 stats.moved += 1;
+                if let Some(index) = remote_of(from) {
+                    self.learned.remove_key(index, key, plane.seconds());
+                }
                 tracing::debug!(
                     "{} moved from {:?} to {:?}",
                     MacAddr(key.mac()),
@@ -603,9 +723,16 @@ impl Control for GatewayControl {
             let Some(ip) = self.unresolved.pop_front() else { break };
             self.neighbours.resolve(ip, now, &mut self.actions);
         }
+        for _ in 0..RESOLVES_PER_TICK {
+            let Some(ip) = self.unconfirmed.pop_front() else { break };
+            self.neighbours.revalidate(ip, now, &mut self.actions);
+        }
         if now >= self.neighbours_at {
             self.neighbours_at = now + 100;
             self.neighbours.tick(now, &mut self.actions);
+            if std::mem::take(&mut self.known_hosts_changed) {
+                self.publish_known_hosts();
+            }
         }
         self.run_actions(plane);
         if self.announcements_left > 0 && now >= self.announce_at {
@@ -616,12 +743,20 @@ impl Control for GatewayControl {
         let seconds = plane.seconds();
         if seconds != self.aged_at {
             self.aged_at = seconds;
-            let learns = &mut self.learns;
+            let (learns, learned) = (&mut self.learns, &mut self.learned);
             self.fdb.age(seconds, |entry| {
                 if let Some(stats) = learns.get_mut(usize::from(entry.key.segment())) {
                     stats.aged += 1;
                 }
+                if let Destination::Remote(index) = Destination::unpack(entry.destination) {
+                    learned.remove_key(index, entry.key, seconds);
+                }
             });
+            for index in self.learned.unused(seconds) {
+                self.remove_remote(index, seconds);
+                self.learned.stats.aged += 1;
+            }
+            self.run_actions(plane);
         }
     }
 
@@ -631,6 +766,8 @@ impl Control for GatewayControl {
                 // Switches may have lost the gateway's address while the link was down.
                 self.announcements_left = ANNOUNCEMENTS.1;
                 self.announce_at = 0;
+                // Meanwhile a neighbour may have got another Ethernet address.
+                self.unconfirmed = self.remotes_by_next_hop.keys().copied().collect();
             }
             PortEvent::Link(Link { state: LinkState::Down, .. }) | PortEvent::Lost(_) => {
                 let attachments = &self.tables.layout.attachments;

@@ -11,7 +11,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::{Batch, Packet};
 use wirepath_wire::checksum_offload::ChecksumSpan;
-use wirepath_wire::{EtherType, IpProtocol, L3Type, L4Type, MacAddr, checksum};
+use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAddr, checksum};
 
 use super::config::InnerVlans;
 use super::encap::{addresses, be64};
@@ -70,9 +70,14 @@ fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32
 }
 
 /// Result for a packet that cannot be decapsulated.
-enum Rejection {
+pub(super) enum Rejection {
     Drop(DropReason),
-    Punt(PuntCode),
+    /// An ARP or ND message for the control thread.
+    Host,
+    /// An echo request to the gateway.
+    Echo(HeaderOffsets, IpAddr),
+    /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
+    NewRemote(u16),
 }
 
 impl From<DropReason> for Rejection {
@@ -233,10 +238,12 @@ impl GatewayTables {
         remotes: &Remotes,
         mut packet: Packet,
     ) {
-        match self.strip_outer(state, remotes, &mut packet) {
+        match self.strip_outer(state, context, remotes, &mut packet) {
             Ok((remote, segment)) => self.process_inner(state, context, remotes, packet, remote, segment),
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
-            Err(Rejection::Punt(code)) => state.punt(context, packet, code),
+            Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
+            Err(Rejection::Echo(layers, source)) => self.reply_to_echo(state, context, packet, &layers, source),
+            Err(Rejection::NewRemote(segment)) => state.punt_new_remote(context, packet, segment),
         }
     }
 
@@ -245,6 +252,7 @@ impl GatewayTables {
     fn strip_outer(
         &self,
         state: &StageState,
+        context: &Context<'_>,
         remotes: &Remotes,
         packet: &mut Packet,
     ) -> Result<(Option<u32>, u16), Rejection> {
@@ -263,7 +271,7 @@ impl GatewayTables {
             return Err(DropReason::NotForUs.into());
         }
         let (src, dst) = match outer.l3_type() {
-            L3Type::Arp => return Err(Rejection::Punt(PuntCode::Host)),
+            L3Type::Arp => return Err(self.classify_arp(state, context, frame, &outer)),
             L3Type::Ipv4 => {
                 let h = outer.ipv4_header(frame).ok_or(DropReason::Truncated)?;
                 (IpAddr::from([h[12], h[13], h[14], h[15]]), IpAddr::from([h[16], h[17], h[18], h[19]]))
@@ -275,9 +283,11 @@ impl GatewayTables {
             }
             L3Type::Other => return Err(DropReason::NotForUs.into()),
         };
-        if outer.l4_type() == L4Type::Icmpv6 && !outer.is_fragment() {
-            // Neighbour discovery uses multicast addresses. The control thread checks them.
-            return Err(Rejection::Punt(PuntCode::Host));
+        if outer.l4_type() == L4Type::Icmpv6
+            && !outer.is_fragment()
+            && let Some(found) = self.classify_nd(state, context, frame, &outer)
+        {
+            return Err(found);
         }
         if dst_mac != underlay.mac || !underlay.has_address(dst) {
             return Err(DropReason::NotForUs.into());
@@ -286,7 +296,7 @@ impl GatewayTables {
             return Err(DropReason::OuterFragment.into());
         }
         match outer.l4_type() {
-            L4Type::Icmpv4 => return Err(Rejection::Punt(PuntCode::Host)),
+            L4Type::Icmpv4 | L4Type::Icmpv6 => return Err(super::host::classify_echo(frame, &outer, src)),
             L4Type::Udp => {}
             _ => return Err(DropReason::NotForUs.into()),
         }
@@ -316,8 +326,11 @@ impl GatewayTables {
         let remote = remotes.find_source(vni, src);
         if remote.is_none() {
             let takes = self.layout.segments.get(usize::from(segment)).is_some_and(|s| s.accept_unknown_remotes);
-            let code = Rejection::Punt(PuntCode::NewRemote);
-            return Err(if takes { code } else { DropReason::UnknownRemote.into() });
+            if takes && !underlay.can_be_remote(src) {
+                return Err(DropReason::BadSource.into());
+            }
+            let found = if takes { Rejection::NewRemote(segment) } else { DropReason::UnknownRemote.into() };
+            return Err(found);
         }
         let class = super::ecn::traffic_class(frame).unwrap_or(0);
         // Padding may follow the datagram.
@@ -386,7 +399,7 @@ fn nic_decapsulated(packet: &Packet) -> Option<u32> {
 }
 
 /// Verifies the outer UDP checksum over all segments, unless the device verified it.
-fn check_udp(packet: &Packet, outer: &wirepath_wire::HeaderOffsets) -> Result<(), Rejection> {
+fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Rejection> {
     if packet.checksum_status().contains(ChecksumStatus::OUTER_L4_GOOD) {
         return Ok(());
     }

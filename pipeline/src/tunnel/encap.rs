@@ -16,7 +16,7 @@ use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
-use super::stage::{Flow, GatewayTables, KnownSource, PuntCode, Scratch, StageState, Tally, adapt_to_attachment};
+use super::stage::{Flow, GatewayTables, KnownSource, Scratch, StageState, Tally, adapt_to_attachment};
 use super::tables::{Destination, LocalPort, NextHop, Remotes, Underlay};
 use crate::Context;
 use crate::table::{HashTable, Key};
@@ -389,7 +389,7 @@ impl GatewayTables {
                     Err(reason) => context.drop(packet, reason),
                 }
             }
-            NextHop::Resolving => state.punt(context, packet, PuntCode::Unresolved(to)),
+            NextHop::Resolving => state.punt_unresolved(context, packet, to),
             NextHop::Unreachable => context.drop(packet, DropReason::NoNeighbour),
         }
     }
@@ -411,6 +411,7 @@ impl GatewayTables {
                 c.icmp_too_big.add(u64::from(message.is_some()));
             }
             if let Some(message) = message {
+                context.count_generated();
                 self.deliver(state, context, message, sender);
             }
         }

@@ -90,6 +90,7 @@ impl GatewayTables {
             Destination::Attachment(index) => Some(index),
             Destination::Remote(_) => None,
         };
+        context.count_copies(wanted - 1);
         let mut original = Some(FloodSource::new(packet, wanted));
         // Only the first remote whose MTU is too small causes an ICMP message.
         let mut icmp_sent = false;

@@ -4,14 +4,17 @@
 //! local port ──> stage: encap ──────────────> underlay port
 //!                  │  flood, too big
 //!                  v
-//!               control <── ARP, ND, echo, unresolved, learned
+//!               control <── ARP, ND, unresolved, learned
 //!                  ^
 //! local port <── stage: decap <────────────── underlay port
 //! ```
 //!
 //! - [`config`]: the gateway's configuration, checked.
 //! - [`tables`]: the data that workers read: ports, segments and remotes.
-//! - [`neighbour`], [`underlay`]: next hops, ARP, neighbour discovery and echo.
+//! - [`neighbour`], [`underlay`]: next hops, ARP and neighbour discovery.
+//! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
+//! - `policer`: rate limits of these packets.
+//! - `learned`: limits, ageing and eviction of learned VTEPs.
 //! - `control`: combines these on the control thread.
 //! - [`counters`]: counters per segment and worker.
 //! - [`kind`]: the registered kinds of tunnels.
@@ -28,12 +31,16 @@ pub mod ecn;
 mod encap;
 mod flood;
 mod headers;
+mod host;
 pub mod kind;
+mod learned;
 pub mod neighbour;
+mod policer;
 mod stage;
 pub mod tables;
 pub mod underlay;
 
 pub use config::GatewayConfig;
 pub use control::{GatewayControl, LearnStats, Tunnel};
+pub use learned::LearnedRemoteStats;
 pub use stage::{Gateway, GatewayTables, PuntCode};

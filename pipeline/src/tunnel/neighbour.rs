@@ -6,17 +6,21 @@
 //! and thus always in use, so a stale entry is always probed.
 //!
 //! ```text
-//! resolve ─> Incomplete ──reply──> Reachable ──30 s──> Stale ──5 s──> Probe ──3 unanswered──> Incomplete
+//! resolve ─> Incomplete ──reply──> Reachable ──30 s──> Stale ──5 s──> Probe ──3 + 3 unanswered──> Failed
 //!              │ 3 unanswered        ^──────────────reply─────────────┘
 //!              v
 //!           Failed ──retry interval──> Incomplete
 //! ```
+//!
+//! A probe is sent by unicast first and then by multicast, like with Linux's `mcast_resolicit`. The known
+//! Ethernet address remains in use meanwhile, so that lost replies do not interrupt the traffic.
 //!
 //! Received messages never create entries; they only update entries that were requested with
 //! [`Neighbours::resolve`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
+use std::ops::Bound;
 
 use wirepath_wire::MacAddr;
 
@@ -28,7 +32,7 @@ pub type Millis = u64;
 pub struct Timing {
     /// Interval between two solicitations.
     pub retransmit: Millis,
-    /// Number of unanswered solicitations after which an entry fails.
+    /// Number of unanswered solicitations, by unicast and by multicast, after which an entry fails.
     pub attempts: u32,
     /// Time for which a reply keeps an entry reachable.
     pub reachable_time: Millis,
@@ -39,8 +43,11 @@ pub struct Timing {
     pub retry_interval: Millis,
     /// Longest interval between a failure and the next attempt.
     pub max_retry_interval: Millis,
-    /// Time after a change during which unsolicited messages do not change the address again.
+    /// Time after a change during which requests of other hosts do not change the address again. It does not
+    /// apply to announcements, as in Linux.
     pub locktime: Millis,
+    /// Maximum number of solicitations of one call of [`Neighbours::tick`].
+    pub solicitations_per_tick: usize,
     /// Maximum number of packets queued for an unresolved neighbour.
     pub queue_limit: usize,
     /// Maximum number of entries.
@@ -57,6 +64,7 @@ impl Default for Timing {
             retry_interval: 1_000,
             max_retry_interval: 30_000,
             locktime: 1_000,
+            solicitations_per_tick: 512,
             queue_limit: 8,
             capacity: 4_096,
         }
@@ -101,6 +109,8 @@ pub enum NdEvent {
         /// True if the address replaces a known one (override flag; always in ARP).
         overrides: bool,
     },
+    /// A gratuitous ARP packet or an unsolicited neighbour advertisement with the override flag.
+    Announcement,
     /// An ARP request or a neighbour solicitation that contains its sender's addresses.
     Request,
 }
@@ -128,6 +138,8 @@ struct Entry<P> {
     deadline: Millis,
     /// Solicitations sent in this state.
     solicits: u32,
+    /// True if solicitations go to all hosts although an Ethernet address is known.
+    multicast: bool,
     /// Consecutive failures.
     failures: u32,
     changed: Millis,
@@ -139,12 +151,14 @@ struct Entry<P> {
 pub struct Neighbours<P> {
     timing: Timing,
     entries: BTreeMap<IpAddr, Entry<P>>,
+    /// Entry after which the next [`Self::tick`] begins.
+    cursor: Option<IpAddr>,
 }
 
 impl<P> Neighbours<P> {
     /// Creates an empty table.
     pub fn new(timing: Timing) -> Self {
-        Self { timing, entries: BTreeMap::new() }
+        Self { timing, entries: BTreeMap::new(), cursor: None }
     }
 
     /// Starts to resolve an address and keeps it resolved. Returns `false` if the table is full.
@@ -160,6 +174,7 @@ impl<P> Neighbours<P> {
             mac: None,
             deadline: now + self.timing.retransmit,
             solicits: 1,
+            multicast: false,
             failures: 0,
             changed: now,
             queue: VecDeque::new(),
@@ -167,6 +182,22 @@ impl<P> Neighbours<P> {
         self.entries.insert(ip, entry);
         actions.push(NeighbourAction::Solicit(ip, None));
         true
+    }
+
+    /// Solicits an address again by multicast, for example because the link was lost. A known Ethernet address
+    /// remains in use until the reply. An address that is not in the table is not solicited.
+    pub fn revalidate(&mut self, ip: IpAddr, now: Millis, actions: &mut Vec<NeighbourAction<P>>) {
+        let Some(entry) = self.entries.get_mut(&ip) else { return };
+        let state = if entry.mac.is_some() { NeighbourState::Probe } else { NeighbourState::Incomplete };
+        (entry.multicast, entry.solicits, entry.failures) = (true, 0, 0);
+        entry.solicit(ip, state, now, &self.timing, actions);
+    }
+
+    /// Removes an address that is no longer a next hop. Its queued packets are returned as drop actions.
+    pub fn forget(&mut self, ip: IpAddr, actions: &mut Vec<NeighbourAction<P>>) {
+        if let Some(entry) = self.entries.remove(&ip) {
+            actions.extend(entry.queue.into_iter().map(NeighbourAction::Drop));
+        }
     }
 
     /// Removes and returns all queued packets.
@@ -177,6 +208,16 @@ impl<P> Neighbours<P> {
     /// Returns the Ethernet address, if it is known.
     pub fn mac(&self, ip: IpAddr) -> Option<MacAddr> {
         self.entries.get(&ip)?.mac
+    }
+
+    /// Returns the state of an address, if it is in the table.
+    pub fn state(&self, ip: IpAddr) -> Option<NeighbourState> {
+        self.entries.get(&ip).map(|entry| entry.state)
+    }
+
+    /// Number of queued packets.
+    pub fn waiting(&self) -> usize {
+        self.entries.values().map(|entry| entry.queue.len()).sum()
     }
 
     /// Iterates over all entries: address, state and Ethernet address.
@@ -221,7 +262,7 @@ impl<P> Neighbours<P> {
         // A reply without a matching solicitation counts as unsolicited.
         let (confirms, overrides) = match how {
             NdEvent::Reply { solicited, overrides } => (solicited && asked, overrides),
-            NdEvent::Request => (false, true),
+            NdEvent::Announcement | NdEvent::Request => (false, true),
         };
         let changes = mac.is_some() && mac != entry.mac;
         match entry.mac {
@@ -235,7 +276,11 @@ impl<P> Neighbours<P> {
                 return true;
             }
             // Two hosts that claim the same address must not make the entry flap.
-            Some(_) if changes && !confirms && now < entry.changed + timing.locktime => return true,
+            Some(_)
+                if changes && !confirms && how != NdEvent::Announcement && now < entry.changed + timing.locktime =>
+            {
+                return true;
+            }
             Some(_) => {}
         }
         if changes {
@@ -246,6 +291,7 @@ impl<P> Neighbours<P> {
             entry.state = NeighbourState::Reachable;
             entry.deadline = now + timing.reachable_time;
             entry.solicits = 0;
+            entry.multicast = false;
             entry.failures = 0;
         } else if changes {
             entry.become_stale(now, timing);
@@ -259,8 +305,24 @@ impl<P> Neighbours<P> {
 
     /// Processes expired deadlines. Call this a few times per second.
     pub fn tick(&mut self, now: Millis, actions: &mut Vec<NeighbourAction<P>>) {
-        for (&ip, entry) in &mut self.entries {
-            if now >= entry.deadline {
+        let (begin, limit) = (actions.len(), self.timing.solicitations_per_tick);
+        let mut due: Vec<IpAddr> = Vec::new();
+        // The limit must not favour low addresses, so each call begins where the previous one ended.
+        let after = self.cursor.map_or(Bound::Unbounded, Bound::Excluded);
+        let before = self.cursor.map(|ip| self.entries.range(..=ip)).into_iter().flatten();
+        due.extend(
+            self.entries
+                .range((after, Bound::Unbounded))
+                .chain(before)
+                .filter(|(_, e)| now >= e.deadline)
+                .map(|(ip, _)| *ip),
+        );
+        for ip in due {
+            if actions.len() - begin >= limit {
+                break;
+            }
+            self.cursor = Some(ip);
+            if let Some(entry) = self.entries.get_mut(&ip) {
                 entry.expire(ip, now, &self.timing, actions);
             }
         }
@@ -272,6 +334,7 @@ impl<P> Entry<P> {
         self.state = NeighbourState::Stale;
         self.deadline = now + timing.first_probe_delay;
         self.solicits = 0;
+        self.multicast = false;
     }
 
     fn solicit(
@@ -285,7 +348,7 @@ impl<P> Entry<P> {
         self.state = state;
         self.solicits += 1;
         self.deadline = now + timing.retransmit;
-        actions.push(NeighbourAction::Solicit(ip, self.mac));
+        actions.push(NeighbourAction::Solicit(ip, self.mac.filter(|_| !self.multicast)));
     }
 
     fn expire(&mut self, ip: IpAddr, now: Millis, timing: &Timing, actions: &mut Vec<NeighbourAction<P>>) {
@@ -295,18 +358,17 @@ impl<P> Entry<P> {
             NeighbourState::Probe if self.solicits < timing.attempts => {
                 self.solicit(ip, NeighbourState::Probe, now, timing, actions);
             }
-            NeighbourState::Probe => {
+            NeighbourState::Probe if !self.multicast => {
                 // The host with this address no longer replies. Another host may have it (RFC 4861 section
                 // 7.3.3).
-                self.mac = None;
-                self.solicits = 0;
-                actions.push(NeighbourAction::Unreachable(ip));
-                self.solicit(ip, NeighbourState::Incomplete, now, timing, actions);
+                (self.multicast, self.solicits) = (true, 0);
+                self.solicit(ip, NeighbourState::Probe, now, timing, actions);
             }
             NeighbourState::Incomplete if self.solicits < timing.attempts => {
                 self.solicit(ip, NeighbourState::Incomplete, now, timing, actions);
             }
-            NeighbourState::Incomplete => {
+            NeighbourState::Probe | NeighbourState::Incomplete => {
+                self.mac = None;
                 let interval =
                     timing.retry_interval.saturating_mul(1 << self.failures.min(16)).min(timing.max_retry_interval);
                 self.state = NeighbourState::Failed;
@@ -333,7 +395,7 @@ mod tests {
     const A: MacAddr = MacAddr::new(2, 0, 0, 0, 0, 0xa);
     const B: MacAddr = MacAddr::new(2, 0, 0, 0, 0, 0xb);
     const ANSWER: NdEvent = NdEvent::Reply { solicited: true, overrides: true };
-    const UNASKED: NdEvent = NdEvent::Reply { solicited: false, overrides: true };
+    const UNASKED: NdEvent = NdEvent::Announcement;
 
     fn ip(last: u8) -> IpAddr {
         IpAddr::from([10, 9, 0, last])
@@ -419,9 +481,14 @@ mod tests {
         for at in [35_010, 36_010, 37_010] {
             assert_eq!(lab.tick(at), [NeighbourAction::Solicit(ip(2), Some(A))]);
         }
-        assert_eq!(lab.tick(38_010), [NeighbourAction::Unreachable(ip(2)), NeighbourAction::Solicit(ip(2), None)]);
-        assert_eq!(lab.n.mac(ip(2)), None);
-        assert_eq!(lab.observe(B, ANSWER, 38_020), [NeighbourAction::Resolved(ip(2), B)]);
+        for at in [38_010, 39_010, 40_010] {
+            assert_eq!(lab.tick(at), [NeighbourAction::Solicit(ip(2), None)]);
+            assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Probe, Some(A)), "still in use");
+        }
+        assert_eq!(lab.tick(41_010), [NeighbourAction::Unreachable(ip(2))]);
+        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Failed, None));
+        lab.tick(42_010);
+        assert_eq!(lab.observe(B, ANSWER, 42_020), [NeighbourAction::Resolved(ip(2), B)]);
     }
 
     #[test]
@@ -463,13 +530,55 @@ mod tests {
         // A takeover is announced. It is accepted and probed after the delay.
         assert_eq!(lab.observe(B, UNASKED, 2000), [NeighbourAction::Resolved(ip(2), B)]);
         assert_eq!(lab.state(), NeighbourState::Stale);
-        // The old host announces itself at once. It is ignored for a second.
-        assert_eq!(lab.observe(A, UNASKED, 2500), []);
+        // A request of the old host is ignored for a second.
         assert_eq!(lab.observe(A, NdEvent::Request, 2999), []);
         assert_eq!(lab.n.mac(ip(2)), Some(B));
         // A solicited flag has no effect while nothing was solicited.
         assert_eq!(lab.observe(A, ANSWER, 2999), []);
         assert_eq!(lab.tick(7000), [NeighbourAction::Solicit(ip(2), Some(B))]);
+        // An announcement counts at once, as in Linux.
+        assert_eq!(lab.observe(A, UNASKED, 7001), [NeighbourAction::Resolved(ip(2), A)]);
+        assert_eq!(lab.observe(B, UNASKED, 7002), [NeighbourAction::Resolved(ip(2), B)]);
+    }
+
+    #[test]
+    fn revalidation_asks_all_hosts_and_keeps_the_address() {
+        let mut lab = Lab::new();
+        lab.want(0);
+        lab.observe(A, ANSWER, 10);
+        lab.n.revalidate(ip(2), 100, &mut lab.done);
+        assert_eq!(std::mem::take(&mut lab.done), [NeighbourAction::Solicit(ip(2), None)]);
+        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Probe, Some(A)));
+        assert_eq!(lab.tick(1100), [NeighbourAction::Solicit(ip(2), None)]);
+        assert_eq!(lab.observe(B, ANSWER, 1101), [NeighbourAction::Resolved(ip(2), B)]);
+        assert_eq!(lab.state(), NeighbourState::Reachable);
+        // A failed entry is solicited at once.
+        for at in [31_101, 36_101, 37_101, 38_101, 39_101, 40_101, 41_101, 42_101] {
+            lab.tick(at);
+        }
+        assert_eq!(lab.state(), NeighbourState::Failed);
+        lab.n.revalidate(ip(2), 42_200, &mut lab.done);
+        assert_eq!(std::mem::take(&mut lab.done), [NeighbourAction::Solicit(ip(2), None)]);
+        lab.n.revalidate(ip(9), 42_200, &mut lab.done);
+        assert_eq!(lab.done, [], "not a next hop");
+    }
+
+    #[test]
+    fn a_tick_sends_a_limited_number_of_solicitations() {
+        let timing = Timing { solicitations_per_tick: 10, ..Timing::default() };
+        let mut n = Neighbours::<()>::new(timing);
+        let mut done = Vec::new();
+        for last in 0..25 {
+            n.resolve(ip(last), 0, &mut done);
+        }
+        done.clear();
+        let mut all = std::collections::BTreeSet::new();
+        for count in [10, 10, 5, 0] {
+            n.tick(1000, &mut done);
+            assert_eq!(done.len(), count);
+            all.extend(done.drain(..).map(|action| format!("{action:?}")));
+        }
+        assert_eq!(all.len(), 25);
     }
 
     #[test]

@@ -11,16 +11,20 @@ use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 
 use super::counters::SegmentCounters;
 use super::headers::VLAN_TAG_LEN;
+use super::policer::{ExpectedReplies, KnownHosts, Policer};
 use super::tables::{Attachment, Layout, Remotes};
 use crate::epoch::Shared;
 use crate::table::{Fdb, Key};
 use crate::token_bucket::TokenBucket;
 use crate::{Context, Stage};
 
+/// Longest frame addressed to the gateway itself that is processed.
+pub(super) const MAX_HOST_FRAME: usize = 9216;
+
 /// Reason why a packet was passed to the control thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PuntCode {
-    /// The packet is for the gateway itself: ARP, neighbour discovery or echo.
+    /// The packet is an ARP or neighbour discovery message for the gateway.
     Host,
     /// A tunnel packet from an unknown VTEP, in a segment that accepts unknown VTEPs.
     NewRemote,
@@ -59,6 +63,10 @@ pub struct GatewayTables {
     pub remotes: Arc<Shared<Remotes>>,
     /// Forwarding entries; their destinations are [`super::tables::Destination`]s.
     pub fdb: Arc<Fdb>,
+    /// Next hops and remotes.
+    pub(super) known_hosts: Arc<Shared<KnownHosts>>,
+    /// Replies to solicitations of the gateway.
+    pub(super) expected_replies: Arc<ExpectedReplies>,
 }
 
 impl fmt::Debug for GatewayTables {
@@ -83,7 +91,9 @@ pub(super) struct StageState {
     pub(super) parser: Parser,
     /// Limits ICMP messages about packets that are too big.
     pub(super) icmp_limiter: TokenBucket,
-    punts: PuntLimiters,
+    pub(super) policer: Policer,
+    /// A packet of several buffers, while the worker turns it into its reply.
+    pub(super) reply_buffer: Box<[u8; MAX_HOST_FRAME]>,
     pub(super) source: KnownSource,
     pub(super) scratch: Box<Scratch>,
 }
@@ -102,27 +112,22 @@ pub(super) struct Scratch {
     pub(super) attachments: [u32; BATCH],
 }
 
-/// Limits on the packets that a worker punts. Each kind has its own limit. Frames for an unresolved next hop
-/// or from an unknown VTEP thus cannot displace the ARP and neighbour discovery replies.
-#[derive(Debug)]
-struct PuntLimiters {
-    host: TokenBucket,
-    new_remotes: TokenBucket,
-    unresolved: TokenBucket,
-}
-
 impl StageState {
-    /// Passes a packet to the control thread, within the rate limits.
-    pub(super) fn punt(&mut self, context: &mut Context<'_>, packet: Packet, code: PuntCode) {
-        let (bucket, reason) = match code {
-            PuntCode::Host => (&self.punts.host, DropReason::RateLimited),
-            PuntCode::NewRemote => (&self.punts.new_remotes, DropReason::UnknownRemote),
-            PuntCode::Unresolved(_) => (&self.punts.unresolved, DropReason::NoNeighbour),
-        };
-        if bucket.take(1, context.now()) {
-            context.punt(packet, code.pack());
+    /// Passes a packet of an unknown VTEP to the control thread, within the rate limit of its segment.
+    pub(super) fn punt_new_remote(&self, context: &mut Context<'_>, packet: Packet, segment: u16) {
+        if self.policer.admits_new_remote(segment, context.now()) {
+            context.punt(packet, PuntCode::NewRemote.pack());
         } else {
-            context.drop(packet, reason);
+            context.drop(packet, DropReason::RateLimited);
+        }
+    }
+
+    /// Passes a frame for an unresolved next hop to the control thread, within the rate limit.
+    pub(super) fn punt_unresolved(&self, context: &mut Context<'_>, packet: Packet, remote: u32) {
+        if self.policer.admits_unresolved(context.now()) {
+            context.punt(packet, PuntCode::Unresolved(remote).pack());
+        } else {
+            context.drop(packet, DropReason::NoNeighbour);
         }
     }
 }
@@ -157,11 +162,8 @@ impl Gateway {
             pool,
             parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() },
             icmp_limiter: TokenBucket::new(100, 20),
-            punts: PuntLimiters {
-                host: TokenBucket::new(4_000, 400),
-                new_remotes: TokenBucket::new(200, 50),
-                unresolved: TokenBucket::new(1_000, 100),
-            },
+            policer: Policer::new(tables.layout.segments.len()),
+            reply_buffer: Box::new([0; MAX_HOST_FRAME]),
             source: KnownSource::NONE,
             scratch: Box::new(Scratch {
                 keys: [Key::from_u64(0); BATCH],

@@ -10,6 +10,7 @@ use wirepath_wire::build::VxlanEncap;
 use super::config::{GatewayConfig, InnerVlans};
 use super::headers::ETHERNET_LEN;
 use super::kind::TunnelKind;
+use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
 
 /// Index that stands for "no attachment".
@@ -57,6 +58,8 @@ pub struct Underlay {
     pub v4: Vec<Ipv4Addr>,
     /// The gateway's IPv6 addresses.
     pub v6: Vec<Ipv6Addr>,
+    /// The gateway's addresses with their networks.
+    pub networks: Vec<Prefix>,
     /// Encapsulation of the tunnels, such as VXLAN.
     pub kind: &'static TunnelKind,
     /// UDP destination port of tunnel packets.
@@ -86,6 +89,14 @@ impl Underlay {
             IpAddr::V4(ip) => self.v4.contains(&ip),
             IpAddr::V6(ip) => self.v6.contains(&ip),
         }
+    }
+
+    /// Returns whether a VTEP can have this address: a unicast address of another host, which is neither the
+    /// address nor the broadcast address of a network of the underlay.
+    pub fn can_be_remote(&self, ip: IpAddr) -> bool {
+        is_host_address(ip)
+            && !self.has_address(ip)
+            && !self.networks.iter().any(|network| network.is_reserved(ip) || network.is_router_anycast(ip))
     }
 }
 
@@ -239,6 +250,7 @@ impl Layout {
             vlan: u.vlan,
             v4,
             v6,
+            networks: u.addresses.clone(),
             kind: u.kind,
             udp_port: u.udp_port,
             source_ports: (u.source_ports.0, u32::from(u.source_ports.1 - u.source_ports.0) + 1),
@@ -300,7 +312,7 @@ pub enum NextHop {
 /// A remote VTEP of a segment.
 #[derive(Clone, Debug)]
 pub struct Remote {
-    /// Address of the remote.
+    /// Address of the remote; the unspecified address if the index is free.
     pub address: IpAddr,
     /// Index of the segment.
     pub segment: u16,
@@ -347,6 +359,9 @@ impl RemoteMap {
         let mut slots = vec![(u64::MAX, 0, 0); (remotes.len() * 2).next_power_of_two().max(2)];
         let mask = slots.len() - 1;
         for (index, (vni, address)) in remotes.enumerate() {
+            if address.is_unspecified() {
+                continue;
+            }
             let (key, bits) = Self::key(vni, address);
             let mut at = Self::hash(key, bits) & mask;
             while slots[at].0 != u64::MAX {
@@ -431,6 +446,7 @@ mod tests {
             vlan: None,
             v4: Vec::new(),
             v6: Vec::new(),
+            networks: Vec::new(),
             kind: &super::super::kind::KINDS[0],
             udp_port: 4789,
             source_ports: (49152, 16384),

@@ -1,8 +1,9 @@
 //! The gateway as a host on the underlay: its addresses, its replies and its requests.
 //!
 //! The addresses are never configured in the kernel. This module therefore does what a host's IP stack would
-//! do for them: ARP and neighbour discovery in both directions, announcements, detection of address conflicts
-//! (RFC 5227, RFC 4862), and echo. Frames have no underlay VLAN tag here and lie in one buffer.
+//! do for them: ARP and neighbour discovery in both directions, announcements, and detection of address
+//! conflicts (RFC 5227, RFC 4862). Frames have no underlay VLAN tag here and lie in one buffer. The caller
+//! limits their rate.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,12 +11,11 @@ use std::str::FromStr;
 
 use wirepath_packet::drops::DropReason;
 use wirepath_wire::build::{
-    ARP_FRAME_LEN, NDP_FRAME_LEN, arp_reply, arp_request, echo_reply, neighbor_advertisement, neighbor_solicitation,
+    ARP_FRAME_LEN, NDP_FRAME_LEN, arp_reply, arp_request, neighbor_advertisement, neighbor_solicitation,
 };
-use wirepath_wire::{HeaderOffsets, L3Type, L4Type, MacAddr, Parser, Tunnels, arp, ndp};
+use wirepath_wire::{L3Type, L4Type, MacAddr, Parser, Tunnels, arp, ndp};
 
 use super::neighbour::{Millis, NdEvent};
-use crate::token_bucket::TokenBucket;
 
 /// An address and the prefix length of its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,14 @@ impl Prefix {
         let hosts = u32::MAX.checked_shr(self.len.into()).unwrap_or(0);
         let host = v4.to_bits() & hosts;
         self.len < 31 && self.contains(ip) && (host == 0 || host == hosts)
+    }
+
+    /// Returns whether `ip` is the subnet-router anycast address of an IPv6 network, which no packet has as
+    /// its source (RFC 4291 section 2.6.1). Networks of one or two addresses have none (RFC 6164).
+    pub fn is_router_anycast(&self, ip: IpAddr) -> bool {
+        let IpAddr::V6(v6) = ip else { return false };
+        let hosts = u128::MAX.checked_shr(self.len.into()).unwrap_or(0);
+        self.len < 127 && self.contains(ip) && v6.to_bits() & hosts == 0
     }
 }
 
@@ -180,8 +188,6 @@ pub enum HostReply {
     None,
     /// No reply; the frame is dropped for this reason.
     Drop(DropReason),
-    /// The frame itself was turned into the reply.
-    InPlace,
     /// A new frame.
     Frame(Vec<u8>),
 }
@@ -194,13 +200,11 @@ impl HostOutcome {
     }
 }
 
-/// The ARP, neighbour discovery and echo responder of the gateway.
+/// The ARP and neighbour discovery responder of the gateway.
 #[derive(Debug)]
 pub struct UnderlayHost {
     addresses: Addresses,
     parser: Parser,
-    echo_limiter: TokenBucket,
-    nd_limiter: TokenBucket,
     /// Time of the last defence of an address.
     last_defence: Option<Millis>,
 }
@@ -211,13 +215,7 @@ const DEFEND_INTERVAL: Millis = 10_000;
 impl UnderlayHost {
     /// Creates a host with these addresses.
     pub fn new(addresses: Addresses) -> Self {
-        Self {
-            addresses,
-            parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() },
-            echo_limiter: TokenBucket::new(1_000, 100),
-            nd_limiter: TokenBucket::new(2_000, 500),
-            last_defence: None,
-        }
+        Self { addresses, parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() }, last_defence: None }
     }
 
     /// Returns the host's addresses.
@@ -226,7 +224,7 @@ impl UnderlayHost {
     }
 
     /// Processes a frame that was sent to the gateway or to a group address.
-    pub fn handle(&mut self, frame: &mut [u8], now: Millis) -> HostOutcome {
+    pub fn handle(&mut self, frame: &[u8], now: Millis) -> HostOutcome {
         let layers = match self.parser.parse(frame) {
             Ok(parsed) => *parsed.outer(),
             Err(error) => return HostOutcome::refused(error.into()),
@@ -239,11 +237,10 @@ impl UnderlayHost {
                 Some(arp) => self.arp(&arp::Repr::parse(&arp), now),
                 None => HostOutcome::refused(DropReason::Truncated),
             },
-            (L3Type::Ipv4, L4Type::Icmpv4) => self.echo(frame, &layers, now),
             (L3Type::Ipv6, L4Type::Icmpv6) => {
                 match layers.ipv6(frame).map(|ip| (ip.src(), ip.dst(), ndp::Repr::parse(&ip))) {
                     Some((src, dst, Ok(Some(message)))) => self.ndp(frame, src, dst, &message, now),
-                    Some((_, _, Ok(None))) => self.echo(frame, &layers, now),
+                    Some((_, _, Ok(None))) => HostOutcome::refused(DropReason::NotForUs),
                     Some((_, _, Err(error))) => HostOutcome::refused(error.into()),
                     None => HostOutcome::refused(DropReason::Truncated),
                 }
@@ -266,13 +263,12 @@ impl UnderlayHost {
         }
         let gratuitous = packet.sender_ip == packet.target_ip;
         let for_us = self.addresses.has(IpAddr::V4(packet.target_ip));
-        let how = if packet.operation == arp::Operation::REPLY {
-            // A reply to the gateway has the gateway's address as target. A broadcast reply does not confirm
-            // anything.
-            NdEvent::Reply { solicited: for_us && packet.target_mac == self.addresses.mac, overrides: true }
-        } else if gratuitous {
-            NdEvent::Reply { solicited: false, overrides: true }
+        let how = if gratuitous {
+            NdEvent::Announcement
+        } else if packet.operation == arp::Operation::REPLY && packet.target_mac == self.addresses.mac {
+            NdEvent::Reply { solicited: for_us, overrides: true }
         } else {
+            // A reply to all hosts confirms nothing, like a request.
             NdEvent::Request
         };
         // RFC 826: a request also contains its sender's addresses. Messages between other hosts are ignored.
@@ -282,9 +278,6 @@ impl UnderlayHost {
         if packet.operation != arp::Operation::REQUEST || !for_us {
             let answer = if nd_event.is_some() { HostReply::None } else { HostReply::Drop(DropReason::NotForUs) };
             return HostOutcome { reply: answer, nd_event, conflict: None };
-        }
-        if !self.nd_limiter.take(1, now * 1_000_000) {
-            return HostOutcome { reply: HostReply::Drop(DropReason::RateLimited), nd_event, conflict: None };
         }
         let mut reply = vec![0; ARP_FRAME_LEN];
         match arp_reply(&mut reply, packet, self.addresses.mac) {
@@ -319,10 +312,6 @@ impl UnderlayHost {
                 } else if source.is_some() {
                     outcome.nd_event = Some((IpAddr::V6(src), source, NdEvent::Request));
                 }
-                if !self.nd_limiter.take(1, now * 1_000_000) {
-                    outcome.reply = HostReply::Drop(DropReason::RateLimited);
-                    return outcome;
-                }
                 let mut reply = vec![0; NDP_FRAME_LEN];
                 let asker = Some((source.unwrap_or(from), src));
                 let mac = self.addresses.mac;
@@ -336,9 +325,10 @@ impl UnderlayHost {
                 if self.addresses.has(IpAddr::V6(target)) {
                     return self.conflict(IpAddr::V6(target), address.unwrap_or(from), now);
                 }
-                let how = NdEvent::Reply {
-                    solicited: flags & ndp::FLAG_SOLICITED != 0,
-                    overrides: flags & ndp::FLAG_OVERRIDE != 0,
+                let (solicited, overrides) = (flags & ndp::FLAG_SOLICITED != 0, flags & ndp::FLAG_OVERRIDE != 0);
+                let how = match (solicited, overrides) {
+                    (false, true) => NdEvent::Announcement,
+                    _ => NdEvent::Reply { solicited, overrides },
                 };
                 HostOutcome { nd_event: Some((IpAddr::V6(target), address, how)), ..HostOutcome::NOTHING }
             }
@@ -357,24 +347,6 @@ impl UnderlayHost {
             HostReply::None
         };
         HostOutcome { reply: answer, nd_event: None, conflict: Some((address, mac)) }
-    }
-
-    fn echo(&mut self, frame: &mut [u8], layers: &HeaderOffsets, now: Millis) -> HostOutcome {
-        let dst = match layers.l3_type() {
-            L3Type::Ipv4 => layers.ipv4_header(frame).map(|h| IpAddr::from([h[16], h[17], h[18], h[19]])),
-            _ => layers.ipv6_header(frame).and_then(|h| h[24..].first_chunk::<16>()).map(|b| IpAddr::from(*b)),
-        };
-        let to_us = frame.starts_with(&self.addresses.mac.0) && dst.is_some_and(|dst| self.addresses.has(dst));
-        if !to_us {
-            return HostOutcome::refused(DropReason::NotForUs);
-        }
-        if !self.echo_limiter.take(1, now * 1_000_000) {
-            return HostOutcome::refused(DropReason::RateLimited);
-        }
-        match echo_reply(frame, layers) {
-            Ok(()) => HostOutcome { reply: HostReply::InPlace, ..HostOutcome::NOTHING },
-            Err(_) => HostOutcome::refused(DropReason::NotForUs),
-        }
     }
 }
 
@@ -423,33 +395,35 @@ mod tests {
     fn two_hosts_resolve_each_other() {
         for target in ["10.9.0.2", "fd00:9::2"] {
             let (mut us, mut peer) = (us(), UnderlayHost::new(addresses(PEER, "2")));
-            let mut solicitation = us.addresses().solicitation(ip(target), None).unwrap();
-            let outcome = peer.handle(&mut solicitation, 0);
+            let solicitation = us.addresses().solicitation(ip(target), None).unwrap();
+            let outcome = peer.handle(&solicitation, 0);
             let asker = if target.contains(':') { ip("fd00:9::1") } else { ip("10.9.0.1") };
             assert_eq!(outcome.nd_event, Some((asker, Some(US), NdEvent::Request)));
-            let HostReply::Frame(mut reply) = outcome.reply else { panic!("{:?}", outcome.reply) };
+            let HostReply::Frame(reply) = outcome.reply else { panic!("{:?}", outcome.reply) };
             assert_eq!(reply[..6], US.0);
-            let outcome = us.handle(&mut reply, 0);
+            let outcome = us.handle(&reply, 0);
             assert_eq!(
                 outcome,
                 HostOutcome { nd_event: Some((ip(target), Some(PEER), ASKED)), ..HostOutcome::NOTHING }
             );
             // A unicast solicitation is answered as well.
-            let mut poll = us.addresses().solicitation(ip(target), Some(PEER)).unwrap();
+            let poll = us.addresses().solicitation(ip(target), Some(PEER)).unwrap();
             assert_eq!(poll[..6], PEER.0);
-            assert!(matches!(peer.handle(&mut poll, 0).reply, HostReply::Frame(_)));
+            assert!(matches!(peer.handle(&poll, 0).reply, HostReply::Frame(_)));
         }
     }
 
     #[test]
     fn announcements_do_not_confirm_neighbours() {
         for address in ["10.9.0.2", "fd00:9::2"] {
-            let mut frame = addresses(PEER, "2").announcement(ip(address));
-            let outcome = us().handle(&mut frame, 0);
-            let unasked = NdEvent::Reply { solicited: false, overrides: true };
+            let frame = addresses(PEER, "2").announcement(ip(address));
+            let outcome = us().handle(&frame, 0);
             assert_eq!(
                 outcome,
-                HostOutcome { nd_event: Some((ip(address), Some(PEER), unasked)), ..HostOutcome::NOTHING }
+                HostOutcome {
+                    nd_event: Some((ip(address), Some(PEER), NdEvent::Announcement)),
+                    ..HostOutcome::NOTHING
+                }
             );
         }
     }
@@ -460,16 +434,16 @@ mod tests {
             let mut us = us();
             let announce = addresses(PEER, "1").announcement(ip(address));
             for (now, defends) in [(0, true), (9_999, false), (10_000, true)] {
-                let outcome = us.handle(&mut announce.clone(), now);
+                let outcome = us.handle(&announce, now);
                 assert_eq!(outcome.conflict, Some((ip(address), PEER)));
                 assert_eq!(matches!(outcome.reply, HostReply::Frame(_)), defends, "{address} at {now}");
             }
             // A probe for the address is answered.
-            let mut probe = addresses(PEER, "1").conflict_probe(ip(address));
-            assert!(matches!(us.handle(&mut probe, 0).reply, HostReply::Frame(_)));
+            let probe = addresses(PEER, "1").conflict_probe(ip(address));
+            assert!(matches!(us.handle(&probe, 0).reply, HostReply::Frame(_)));
             // The gateway's own announcement is not a conflict.
-            let mut own = us.addresses().announcement(ip(address));
-            assert_eq!(us.handle(&mut own, 0), HostOutcome::refused(DropReason::NotForUs));
+            let own = us.addresses().announcement(ip(address));
+            assert_eq!(us.handle(&own, 0), HostOutcome::refused(DropReason::NotForUs));
         }
     }
 
@@ -477,21 +451,21 @@ mod tests {
     fn invalid_and_foreign_messages_change_nothing() {
         let mut us = us();
         let request = addresses(PEER, "2").solicitation(ip("10.9.0.3"), None).unwrap();
-        assert_eq!(us.handle(&mut request.clone(), 0), HostOutcome::refused(DropReason::NotForUs));
+        assert_eq!(us.handle(&request, 0), HostOutcome::refused(DropReason::NotForUs));
         let mut group = addresses(PEER, "2").solicitation(ip("10.9.0.1"), None).unwrap();
         group[22..28].copy_from_slice(&[0xff; 6]);
-        assert_eq!(us.handle(&mut group, 0), HostOutcome::refused(DropReason::BadSource));
+        assert_eq!(us.handle(&group, 0), HostOutcome::refused(DropReason::BadSource));
         let mut group = addresses(PEER, "2").solicitation(ip("10.9.0.1"), None).unwrap();
         group[28..32].copy_from_slice(&[224, 0, 0, 1]);
-        assert_eq!(us.handle(&mut group, 0), HostOutcome::refused(DropReason::BadSource));
+        assert_eq!(us.handle(&group, 0), HostOutcome::refused(DropReason::BadSource));
         // A reply to another host.
         let mut reply = request.clone();
         reply[21] = 2;
-        assert_eq!(us.handle(&mut reply, 0), HostOutcome::refused(DropReason::NotForUs));
+        assert_eq!(us.handle(&reply, 0), HostOutcome::refused(DropReason::NotForUs));
         // Neighbour discovery that passed a router (RFC 4861 section 7.1.1).
         let mut routed = addresses(PEER, "2").solicitation(ip("fd00:9::1"), None).unwrap();
         routed[14 + 7] = 254;
-        assert!(matches!(us.handle(&mut routed, 0).reply, HostReply::Drop(_)));
+        assert!(matches!(us.handle(&routed, 0).reply, HostReply::Drop(_)));
     }
 
     #[test]
@@ -504,19 +478,10 @@ mod tests {
         ];
         for frame in whole {
             for len in 0..frame.len() {
-                let outcome = us().handle(&mut frame[..len].to_vec(), 0);
+                let outcome = us().handle(&frame[..len], 0);
                 assert!(matches!(outcome.reply, HostReply::Drop(_)), "{len}: {outcome:?}");
                 assert_eq!((outcome.nd_event, outcome.conflict), (None, None));
             }
         }
-    }
-
-    #[test]
-    fn answers_are_rate_limited() {
-        let mut us = us();
-        let solicitation = addresses(PEER, "2").solicitation(ip("10.9.0.1"), None).unwrap();
-        let answered = (0..10_000)
-            .filter(|_| us.handle(&mut solicitation.clone(), 7).reply != HostReply::Drop(DropReason::RateLimited));
-        assert_eq!(answered.count(), 500);
     }
 }

@@ -1,4 +1,7 @@
 //! Tests of the VXLAN gateway, with worker threads and step by step.
 
+mod floods;
+mod learned_remotes;
+mod link;
 mod stepped;
 mod threaded;

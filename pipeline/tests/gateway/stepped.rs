@@ -4,37 +4,38 @@ use std::net::IpAddr;
 
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::{Batch, Pool};
+use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pipeline::epoch::Domain;
 use wirepath_pipeline::tunnel::neighbour::NeighbourState;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
 use wirepath_pipeline::tunnel::{Gateway, GatewayConfig, GatewayControl};
-use wirepath_pipeline::{PortInfo, SteppedRuntime, WorkerInfo};
+use wirepath_pipeline::{Control, PortInfo, SteppedRuntime, WorkerInfo};
+use wirepath_pmd::port::PortEvent;
 use wirepath_settings::Source;
 use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
-use wirepath_wire::{EtherType, MacAddr, Tag, Vni, ethernet, parse, vlan};
+use wirepath_wire::{EtherType, MacAddr, Tag, Vni, checksum, ethernet, parse, vlan};
 
-const US: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-const HOST: MacAddr = MacAddr([2, 0, 0, 0, 1, 1]);
-const FAR: MacAddr = MacAddr([2, 0, 0, 0, 2, 1]);
-const SECOND: u64 = 1_000_000_000;
+pub(crate) const US: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+pub(crate) const HOST: MacAddr = MacAddr([2, 0, 0, 0, 1, 1]);
+pub(crate) const FAR: MacAddr = MacAddr([2, 0, 0, 0, 2, 1]);
+pub(crate) const SECOND: u64 = 1_000_000_000;
 
-const WAN: PortId = PortId::new(0);
-const LAN: PortId = PortId::new(1);
+pub(crate) const WAN: PortId = PortId::new(0);
+pub(crate) const LAN: PortId = PortId::new(1);
 
-struct Lab {
-    stepped: SteppedRuntime<Gateway>,
-    control: GatewayControl,
-    pool: Pool,
-    peer: Option<UnderlayHost>,
+pub(crate) struct Lab {
+    pub(crate) stepped: SteppedRuntime<Gateway>,
+    pub(crate) control: GatewayControl,
+    pub(crate) pool: Pool,
+    pub(crate) peer: Option<UnderlayHost>,
 }
 
 impl Lab {
-    fn new(segment: &str) -> Self {
+    pub(crate) fn new(segment: &str) -> Self {
         Self::of("", segment)
     }
 
-    fn of(underlay: &str, segment: &str) -> Self {
+    pub(crate) fn of(underlay: &str, segment: &str) -> Self {
         let text = format!(
             "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n{underlay}\n\
              [[segment]]\nvni = 42\nports = [{{ port = 'lan' }}]\n{segment}\n"
@@ -54,29 +55,58 @@ impl Lab {
         Self { stepped, control, pool, peer: None }
     }
 
-    fn with_peer(mut self) -> Self {
+    pub(crate) fn with_peer(mut self) -> Self {
         let addresses = vec!["10.9.0.2/24".parse().unwrap(), "fd00:9::2/64".parse().unwrap()];
         self.peer =
             Some(UnderlayHost::new(Addresses { mac: MacAddr([2, 9, 9, 9, 9, 2]), addresses, gateways: vec![] }));
         self
     }
 
-    fn send(&mut self, port: PortId, bytes: &[u8]) {
-        let mut packet = self.pool.take().unwrap();
-        assert!(packet.extend_from_slice(bytes, &self.pool));
-        let mut batch: Batch = [packet].into_iter().collect();
-        self.stepped.process(Some(port), &mut batch);
-        assert!(batch.is_empty());
+    pub(crate) fn send(&mut self, port: PortId, bytes: &[u8]) {
+        self.send_all(port, std::iter::once(bytes));
+    }
+
+    /// Sends frames in batches.
+    pub(crate) fn send_all<'f>(&mut self, port: PortId, frames: impl Iterator<Item = &'f [u8]>) {
+        let mut frames = frames.peekable();
+        while frames.peek().is_some() {
+            let mut batch = Batch::new();
+            for bytes in frames.by_ref().take(BATCH) {
+                let mut packet = self.pool.take().unwrap();
+                assert!(packet.extend_from_slice(bytes, &self.pool));
+                batch.push(packet).unwrap();
+            }
+            self.stepped.process(Some(port), &mut batch);
+            assert!(batch.is_empty());
+        }
+    }
+
+    /// Returns the frames sent so far, with their ports.
+    pub(crate) fn sent(&mut self) -> Vec<(PortId, Vec<u8>)> {
+        let bytes = |packet: &Packet| packet.segments().flatten().copied().collect();
+        std::iter::from_fn(|| self.stepped.next_sent()).map(|p| (p.out_port().unwrap(), bytes(&p))).collect()
+    }
+
+    /// Every packet is somewhere: sent, dropped, consumed, or waiting for its next hop.
+    #[track_caller]
+    pub(crate) fn assert_balanced(&self) {
+        let balance = self.stepped.balance();
+        assert_eq!(balance.in_flight(), self.control.waiting_frames() as i64, "{balance:?}");
+    }
+
+    pub(crate) fn port_event(&mut self, port: PortId, event: &PortEvent) {
+        let Self { stepped, control, .. } = self;
+        stepped.with_plane(|plane| control.port_event(port, event, plane));
     }
 
     /// Runs the control thread and answers all requests. Returns all other sent frames with their ports.
-    fn settle(&mut self) -> Vec<(PortId, Vec<u8>)> {
+    pub(crate) fn settle(&mut self) -> Vec<(PortId, Vec<u8>)> {
         let mut sent = Vec::new();
         for _ in 0..10 {
             self.stepped.control(&mut self.control);
             while let Some(packet) = self.stepped.next_sent() {
                 let bytes: Vec<u8> = packet.segments().flatten().copied().collect();
-                let answer = self.peer.as_mut().map(|peer| peer.handle(&mut bytes.clone(), 0).reply);
+                let answer = self.peer.as_mut().map(|peer| peer.handle(&bytes, 0).reply);
                 if let (Some(HostReply::Frame(answer)), WAN) = (answer, packet.out_port().unwrap()) {
                     self.send(WAN, &answer);
                 } else {
@@ -84,24 +114,25 @@ impl Lab {
                 }
             }
         }
+        self.assert_balanced();
         sent
     }
 
-    fn tunnelled(&mut self) -> usize {
+    pub(crate) fn tunnelled(&mut self) -> usize {
         let is_tunnel = |bytes: &[u8]| parse(bytes).is_ok_and(|parsed| parsed.vni().is_some());
         self.settle().iter().filter(|(port, bytes)| *port == WAN && is_tunnel(bytes)).count()
     }
 
-    fn state(&self) -> NeighbourState {
+    pub(crate) fn state(&self) -> NeighbourState {
         self.control.neighbours().next().unwrap().1
     }
 
-    fn dropped(&self, reason: DropReason) -> u64 {
+    pub(crate) fn dropped(&self, reason: DropReason) -> u64 {
         self.stepped.drops().get(&reason).copied().unwrap_or(0)
     }
 }
 
-fn frame(dst: MacAddr, src: MacAddr) -> Vec<u8> {
+pub(crate) fn frame(dst: MacAddr, src: MacAddr) -> Vec<u8> {
     let mut out = vec![0; 60];
     ethernet::Repr { dst, src, ethertype: EtherType(0x88b5) }.emit(&mut out).unwrap();
     out
@@ -229,25 +260,28 @@ fn the_underlay_may_have_a_vlan() {
     let sent = lab.settle();
     assert!(sent.iter().any(|(port, bytes)| *port == LAN && *bytes == inner), "{:?}", lab.stepped.drops());
     // Frames to the VTEP get the tag after the next hop has answered.
+    lab.send(LAN, &frame(FAR, HOST));
+    assert_eq!(lab.settle().len(), 1, "a solicitation");
     let mut answer = peer.solicitation("10.9.0.1".parse().unwrap(), Some(US)).unwrap();
     answer[21] = 2;
     answer[32..38].copy_from_slice(&US.0);
     lab.send(WAN, &tagged(&answer, 9));
-    lab.send(LAN, &frame(FAR, HOST));
     let sent = lab.settle();
     let out: Vec<_> = sent.iter().filter(|(port, bytes)| *port == WAN && bytes[16..18] == [8, 0]).collect();
     assert_eq!((out.len(), &out[0].1[12..16]), (1, &[0x81, 0, 0, 9][..]));
     assert_eq!(parse(&out[0].1).unwrap().vni().unwrap().get(), 42);
 }
 
-/// Returns a tunnel packet to the gateway.
-fn vxlan(from: &Addresses, inner: &[u8]) -> Vec<u8> {
+/// Returns a tunnel packet to the gateway from the first address of `from`.
+pub(crate) fn vxlan(from: &Addresses, inner: &[u8]) -> Vec<u8> {
+    let src = from.addresses[0].address;
+    let dst = if src.is_ipv4() { "10.9.0.1" } else { "fd00:9::1" };
     let encap = VxlanEncap::new(&VxlanConfig {
         src_mac: from.mac,
         dst_mac: US,
         tags: &[],
-        src: from.addresses[0].address,
-        dst: "10.9.0.1".parse().unwrap(),
+        src,
+        dst: dst.parse().unwrap(),
         dst_port: 4789,
         vni: Vni::new(42).unwrap(),
         ttl: 64,
@@ -257,7 +291,9 @@ fn vxlan(from: &Addresses, inner: &[u8]) -> Vec<u8> {
     })
     .unwrap();
     let mut out = vec![0; encap.len()];
-    encap.emit(&mut out, &encap.fields(inner.len(), 50_000)).unwrap();
+    let mut fields = encap.fields(inner.len(), 50_000);
+    fields.inner_sum = checksum::sum(inner);
+    encap.emit(&mut out, &fields).unwrap();
     out.extend_from_slice(inner);
     out
 }

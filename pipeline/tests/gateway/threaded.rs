@@ -98,7 +98,7 @@ impl Lab {
         };
         if end == 0 {
             for peer in &mut self.peers {
-                if let HostReply::Frame(reply) = peer.handle(&mut frame.clone(), 0).reply {
+                if let HostReply::Frame(reply) = peer.handle(&frame, 0).reply {
                     assert!(self.ends[0].send_bytes(&reply));
                 }
             }
@@ -127,6 +127,7 @@ impl Lab {
         self.ends.clear();
         let summary = self.running.stop(&mut self.control);
         assert_eq!((summary.leaked_buffers, &summary.failures), (0, &Vec::new()));
+        assert_eq!(summary.balance().in_flight(), 0, "{:?}", summary.balance());
         summary
     }
 }
@@ -460,8 +461,9 @@ fn an_unknown_vtep_is_accepted_where_that_is_configured() {
     let packet = tunnelled(lab.us, "10.9.0.2", "10.9.0.1", 42, 0, &back);
     lab.send(0, &packet);
     assert_eq!(lab.expect(1, |f| Some(f.to_vec())), back);
-    lab.resolve(1);
     lab.until("learning", |control| control.learn_stats(0).learned == 1);
+    // The first frame to the VTEP resolves its next hop.
+    assert_eq!(lab.control.neighbours().count(), 0);
     let request = frame(FAR, HOST, 98, 0, 1);
     lab.send(1, &request);
     assert_eq!(lab.expect(0, parse_tunnel).inner, request);

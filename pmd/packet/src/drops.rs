@@ -59,6 +59,7 @@ drop_reasons! {
     UnknownVni, "unknown_vni", "the VXLAN network identifier belongs to no segment";
     BadTunnelHeader, "bad_tunnel_header", "the tunnel header is malformed";
     UnknownRemote, "unknown_remote", "the tunnel packet comes from an address that is not a remote of its segment";
+    RemoteLimit, "remote_limit", "the segment has learned as many VTEPs as it may, and all of them are in use";
     NotForUs, "not_for_us", "neither the Ethernet nor the IP destination is an own address";
     BadSource, "bad_source", "the source address is not a unicast address";
     SplitHorizon, "split_horizon", "the frame would return to the side that it came from";
@@ -70,7 +71,7 @@ drop_reasons! {
     OuterFragment, "outer_fragment", "fragmented tunnel packet; a VTEP does not reassemble (RFC 7348 section 4.3)";
     BadEcn, "bad_ecn", "the underlay marked congestion on a packet whose sender does not support ECN (RFC 6040)";
     InnerVlan, "inner_vlan", "inner frame with a VLAN tag that its segment does not carry (RFC 7348 section 6.1)";
-    RateLimited, "rate_limited", "more requests to the program itself than its rate limit allows";
+    RateLimited, "rate_limited", "more requests to the program itself, or more new VTEPs, than a rate limit allows";
     NoHeadroom, "no_headroom", "the headroom is too small for another header";
     LinkLocalMulticast, "link_local_multicast", "reserved group address (IEEE 802.1D), which bridges do not forward";
     // Workers.

@@ -1,0 +1,89 @@
+//! Loss and return of the underlay's link.
+
+use std::net::IpAddr;
+
+use wirepath_packet::PortId;
+use wirepath_pipeline::tunnel::neighbour::NeighbourState;
+use wirepath_pipeline::tunnel::underlay::{Addresses, UnderlayHost};
+use wirepath_pmd::port::{Link, PortEvent};
+use wirepath_wire::{MacAddr, parse};
+
+use crate::stepped::{FAR, HOST, LAN, Lab, SECOND, US, WAN, frame, vxlan};
+
+const OTHER: MacAddr = MacAddr([2, 7, 7, 7, 7, 7]);
+
+/// Returns the addresses that solicitations ask for, and whether they go to all hosts.
+fn solicited(sent: &[(PortId, Vec<u8>)]) -> Vec<(IpAddr, bool)> {
+    let of = |bytes: &[u8]| {
+        let group = MacAddr(*bytes.first_chunk().unwrap()).is_group();
+        if bytes[12..14] == [8, 6] && bytes[21] == 1 && bytes[28..32] != bytes[38..42] && bytes[28..32] != [0; 4] {
+            return Some((IpAddr::from(*bytes[38..].first_chunk::<4>().unwrap()), group));
+        }
+        let asks = bytes[12..14] == [0x86, 0xdd] && bytes[54] == 135 && bytes[22..38] != [0; 16];
+        asks.then(|| (IpAddr::from(*bytes[62..].first_chunk::<16>().unwrap()), group))
+    };
+    sent.iter().filter(|(port, _)| *port == WAN).filter_map(|(_, bytes)| of(bytes)).collect()
+}
+
+fn flap(lab: &mut Lab) {
+    lab.port_event(WAN, &PortEvent::Link(Link::DOWN));
+    lab.port_event(WAN, &PortEvent::Link(Link::UP));
+}
+
+#[test]
+fn a_neighbour_with_a_new_address_is_found_at_once() {
+    let mut lab = Lab::new("remotes = ['10.9.0.2', 'fd00:9::2']").with_peer();
+    lab.settle();
+    let peer = lab.peer.as_ref().unwrap().addresses().clone();
+    lab.send(WAN, &vxlan(&peer, &frame(HOST, FAR)));
+    lab.settle();
+    lab.stepped.advance(4 * SECOND);
+    lab.settle();
+    lab.peer = Some(UnderlayHost::new(Addresses { mac: OTHER, ..peer }));
+    flap(&mut lab);
+    // The gateway announces its own addresses, which the peer does not answer.
+    let announced =
+        lab.settle().iter().filter(|(_, bytes)| bytes[6..12] == US.0 && bytes[28..32] == [10, 9, 0, 1]).count();
+    assert!(announced > 0, "no announcement");
+    lab.send(LAN, &frame(FAR, HOST));
+    let sent = lab.settle();
+    let tunnelled: Vec<_> = sent.iter().filter(|(_, b)| parse(b).is_ok_and(|p| p.vni().is_some())).collect();
+    assert_eq!((tunnelled.len(), &tunnelled[0].1[..6]), (1, &OTHER.0[..]));
+    assert!(lab.control.neighbours().all(|(_, state, mac)| (state, mac) == (NeighbourState::Reachable, Some(OTHER))));
+}
+
+#[test]
+fn a_silent_neighbour_stays_in_use_while_it_is_asked() {
+    let mut lab = Lab::new("remotes = ['10.9.0.2', 'fd00:9::2']").with_peer();
+    lab.settle();
+    let peer = lab.peer.take();
+    flap(&mut lab);
+    let asked = solicited(&lab.settle());
+    assert_eq!(asked, [("10.9.0.2".parse().unwrap(), true), ("fd00:9::2".parse().unwrap(), true)]);
+    lab.send(LAN, &frame(FAR, HOST));
+    assert_eq!(lab.tunnelled(), 2, "flooded to the known addresses");
+    lab.peer = peer;
+    lab.stepped.advance(SECOND);
+    lab.settle();
+    assert_eq!(lab.state(), NeighbourState::Reachable);
+}
+
+#[test]
+fn many_neighbours_are_asked_in_several_ticks() {
+    let addresses: Vec<String> = (0..2000).map(|n| format!("'fd00:9::1:{n:x}'")).collect();
+    let mut lab = Lab::new(&format!("remotes = [{}]", addresses.join(", ")));
+    // The first round resolves, the second one asks again after the link was lost.
+    for round in 0..2 {
+        if round == 1 {
+            flap(&mut lab);
+        }
+        let mut all = std::collections::BTreeSet::new();
+        for _ in 0..2000 / 128 + 1 {
+            lab.stepped.control(&mut lab.control);
+            let asked = solicited(&lab.sent());
+            assert!(asked.len() <= 128, "{}", asked.len());
+            all.extend(asked.into_iter().map(|(ip, _)| ip));
+        }
+        assert_eq!(all.len(), 2000);
+    }
+}
