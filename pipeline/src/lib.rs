@@ -128,7 +128,7 @@ mod worker;
 
 pub use context::{Context, WorkerCounters};
 pub use events::{Learn, Punt};
-pub use parsed::ParsedBatch;
+pub use parsed::{ParsedBatch, parse_packet};
 pub use runtime::{
     Control, ControlPlane, HugePages, PacketBalance, PortInfo, PortRates, PortSummary, Rates, RunOptions, Running,
     Runtime, RuntimeConfig, RuntimeError, SteppedRuntime, Summary, WorkerInfo, WorkerSummary,

@@ -2,9 +2,21 @@
 
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch, Packet};
-use wirepath_wire::{Parsed, Parser};
+use wirepath_wire::{ParseError, Parsed, Parser};
 
 use crate::context::Context;
+
+/// Parses a packet. If its headers lie in several segments, they are moved into the first one, as far as that has
+/// room.
+pub fn parse_packet(parser: &Parser, packet: &mut Packet) -> Result<Parsed, ParseError> {
+    match parser.parse_chain(packet.data(), packet.len()) {
+        Err(ParseError::HeaderSplit) => {
+            packet.pull_up(packet.len().min(packet.data().len() + packet.tailroom()));
+            parser.parse_chain(packet.data(), packet.len())
+        }
+        parsed => parsed,
+    }
+}
 
 /// Header offsets of each packet of a batch. A stage keeps this scratch memory and fills it for every batch.
 ///
@@ -45,9 +57,9 @@ impl ParsedBatch {
         Self { results: Box::new([Parsed::default(); BATCH]), len: 0 }
     }
 
-    /// Parses every packet. Packets whose headers are invalid or do not lie in the first segment are dropped
-    /// and counted. The other packets keep their order, and result *i* belongs to packet *i* of the remaining
-    /// batch.
+    /// Parses every packet. Headers that lie in several segments are moved into the first one. Packets whose
+    /// headers are invalid or have no room there are dropped and counted. The other packets keep their order,
+    /// and result *i* belongs to packet *i* of the remaining batch.
     #[inline]
     pub fn parse(&mut self, parser: &Parser, context: &mut Context<'_>, batch: &mut Batch) {
         batch.prefetch_data();
@@ -75,7 +87,7 @@ impl ParsedBatch {
     #[cold]
     fn parse_with_drops(&mut self, parser: &Parser, context: &mut Context<'_>, batch: &mut Batch) {
         let (results, mut good) = (&mut self.results, 0);
-        batch.filter_map(|packet| match parser.parse_chain(packet.data(), packet.len()) {
+        batch.filter_map(|mut packet| match parse_packet(parser, &mut packet) {
             Ok(parsed) => {
                 results[good] = parsed;
                 good += 1;

@@ -14,7 +14,7 @@ use super::actions::insert_stripped_tag;
 use super::offload::{TagEntry, TagTable};
 use super::{Environment, FlowCacheStats, Hit, Outcome, RuleLookup, RuleTable, Toeplitz};
 use crate::context::Context;
-use crate::parsed::ParsedBatch;
+use crate::parsed::{ParsedBatch, parse_packet};
 use crate::runtime::PortInfo;
 use crate::stage::Stage;
 
@@ -235,7 +235,7 @@ impl<S> RuleStage<S> {
             if tag.is_some() {
                 packets[count] = Some(packet);
             } else {
-                if rules && let Err(error) = rule_ports.parser.parse_chain(packet.data(), packet.len()) {
+                if rules && let Err(error) = parse_packet(&rule_ports.parser, &mut packet) {
                     context.drop(packet, DropReason::from(error));
                     return None;
                 }
@@ -388,7 +388,7 @@ fn finish_offloaded(
     let Some(hit) = lookup.hit_of_record(context.guard(), context.now(), record) else { return Outcome::Next };
     let mut parsed = Parsed::default();
     if entry.needs_headers {
-        match rule_ports.parser.parse_chain(packet.data(), packet.len()) {
+        match parse_packet(&rule_ports.parser, packet) {
             Ok(headers) => parsed = headers,
             Err(error) => return Outcome::Drop(DropReason::from(error)),
         }

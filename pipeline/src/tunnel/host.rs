@@ -1,7 +1,7 @@
 //! Packets of the underlay that are for the gateway itself, on the workers.
 //!
 //! A worker answers echo requests. The control thread gets ARP and ND messages that ask for an address of the
-//! gateway or concern a next hop, within the limits of [`super::policer`].
+//! gateway or concern a next hop. [`super::policer`] limits their rates.
 
 use std::net::{IpAddr, Ipv6Addr};
 

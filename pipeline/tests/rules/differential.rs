@@ -17,6 +17,7 @@ use crate::oracle::{Case, TestEnvironment, check, number};
 use wirepath_flow::{Action, Direction, Rule};
 use wirepath_packet::{BATCH, Packet};
 use wirepath_pipeline::epoch::{Domain, Reader};
+use wirepath_pipeline::parse_packet;
 use wirepath_pipeline::rules::actions::DEFAULT_RSS_KEY;
 use wirepath_pipeline::rules::{Hit, RuleId, RuleLimits, RuleLookup, RuleTable, Timeouts};
 use wirepath_rule_oracle::{
@@ -163,9 +164,9 @@ impl Set {
             let case = &self.cases[at];
             // Some long packets have their tail in a second buffer.
             let split = (case.frame.len() > 700 && at % 2 == 1).then_some(512);
-            let packet = engine.world.packet(case, split);
+            let mut packet = engine.world.packet(case, split);
             let refused = case.expected.verdict == Verdict::Dropped(DropCause::Malformed);
-            match parser.parse_chain(packet.data(), packet.len()) {
+            match parse_packet(&parser, &mut packet) {
                 Ok(_) if refused => return Err(self.failure(at, "it was not refused")),
                 Err(_) if refused => {}
                 Err(error) => return Err(self.failure(at, &format!("refused: {error}"))),

@@ -301,3 +301,47 @@ fn kept_rules_keep_counters_and_list_order() {
     assert_eq!(bench.rules.rules().len(), 0);
     assert_eq!(priority_order(&list(&[b, "ingress prio 1: any => drop", a])), [0, 2, 1]);
 }
+
+/// Returns a datagram over IPv6 behind destination options of `options` bytes, a multiple of 8.
+fn with_options(options: usize, dport: u16) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x86, 0xdd, 0x60, 0, 0, 0];
+    frame.extend(((options + 28) as u16).to_be_bytes());
+    frame.extend([60, 64]);
+    frame.extend([0xfd; 32]);
+    frame.extend([17, (options / 8 - 1) as u8]);
+    let mut left = options - 2;
+    while left > 0 {
+        // PadN options of at most 257 bytes, and Pad1 for a single byte (RFC 8200 section 4.2).
+        let n = left.min(257);
+        frame.extend(if n == 1 { vec![0] } else { [vec![1, (n - 2) as u8], vec![0; n - 2]].concat() });
+        left -= n;
+    }
+    frame.extend([0, 9]);
+    frame.extend(dport.to_be_bytes());
+    frame.extend([0, 28, 0, 0]);
+    frame.extend([7; 20]);
+    frame
+}
+
+#[test]
+fn headers_in_several_segments_meet_their_rule() {
+    let mut bench = bench(KernelPunt::No("test"));
+    bench.set(&["ingress prio 1: ipv6 / udp dst 53 => count, redirect 2"]);
+    for (options, first) in [(800, 100), (800, 512), (1600, 1000), (1904, 600)] {
+        let frame = with_options(options, 53);
+        // The datagram's ports lie in the second segment.
+        let mut packet = bench.pool.take().unwrap();
+        packet.append(first).unwrap().copy_from_slice(&frame[..first]);
+        let mut rest = bench.pool.take().unwrap();
+        assert!(rest.extend_from_slice(&frame[first..], &bench.pool));
+        assert!(packet.append_segment(rest).is_ok());
+        let mut batch: Batch = [packet].into_iter().collect();
+        bench.stepped.process(Some(PortId::new(0)), &mut batch);
+        let sent = bench.stepped.next_sent();
+        assert!(sent.is_some(), "{options} {first}: {:?}", bench.stepped.drops());
+        let sent = sent.unwrap();
+        assert_eq!(sent.segments().flatten().copied().collect::<Vec<u8>>(), frame);
+        assert_eq!(sent.out_port(), Some(PortId::new(2)));
+    }
+    assert_eq!(bench.counts(), [4]);
+}
