@@ -78,23 +78,22 @@ fuzz_target!(|data: &[u8]| {
         if how & 0x40 != 0 {
             packet.set_vlan(7);
         }
-        let before: u64 = lab.stepped.drops().values().sum();
-        let punted = lab.stepped.punted();
         let mut batch: Batch = [packet].into_iter().collect();
         lab.stepped.process(Some(PortId::new(port)), &mut batch);
         assert!(batch.is_empty());
-        let mut sent = 0;
         while let Some(out) = lab.stepped.next_sent() {
-            sent += 1;
             assert!(
                 out.out_port().is_some_and(|port| port.index() < 2)
                     && out.len() == out.segments().map(<[u8]>::len).sum::<usize>()
             );
         }
-        let dropped = lab.stepped.drops().values().sum::<u64>() - before;
-        assert!(sent + dropped + (lab.stepped.punted() - punted) > 0, "a packet vanished");
         lab.stepped.advance(10_000_000);
-        lab.stepped.control(&mut lab.control);
-        while lab.stepped.next_sent().is_some() {}
+        // The second time takes what the packets of the first time have punted.
+        for _ in 0..2 {
+            lab.stepped.control(&mut lab.control);
+            while lab.stepped.next_sent().is_some() {}
+        }
+        let balance = lab.stepped.balance();
+        assert_eq!(balance.in_flight(), lab.control.waiting_frames() as i64, "{balance:?}");
     });
 });
