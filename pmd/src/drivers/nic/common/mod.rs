@@ -6,6 +6,7 @@
 //! capabilities and verbs objects, and its rings for descriptors and completions.
 
 pub(crate) mod device;
+mod log_limit;
 pub(crate) mod mr_table;
 pub(crate) mod nic;
 pub(crate) mod open_device;

@@ -189,6 +189,9 @@ impl<R: TxRing> NicTxQueue<R> {
     #[cold]
     fn return_broken(&mut self, fault: QueueFault) {
         self.counters.drops.add(DropReason::TxError, self.len() as u64);
+        if let Some(ring) = &self.ring {
+            self.handoff.set_progress(ring.in_flight().progress());
+        }
         self.handoff.return_broken(&mut self.ring, fault);
     }
 

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use wirepath_memory::BufferAllocator;
+use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::mlx5::var::{ImportedVar, Var};
 use wirepath_verbs::{
     CompletionQueue, CompletionQueueOptions, Context, Error, ProtectionDomain, Provider, QueuePairState, RawPacketQp,
@@ -121,6 +122,16 @@ impl Nic for VerbsNic {
         }
         if attributes.rss.is_none() || attributes.max_receive_work_queues == 0 {
             return lacks("has no receive work queues for raw packets");
+        }
+        // With CQE version 0 libmlx5 looks for the queue of a received packet among queue pairs and shared
+        // receive queues only (rdma-core: providers/mlx5/cq.c, get_cur_rsc), so that every poll fails.
+        if opened.context.provider() == Provider::Mlx5
+            && !Mlx5::from_context(&opened.context)?.capabilities()?.cqe_version_1
+        {
+            return lacks(
+                "reports completions of version 0, in which libmlx5 does not find receive work queues; use \
+                 driver = \"mlx5\"",
+            );
         }
         // Fails early if no queue pair can be created, for example for lack of a privilege.
         let probe = sender(opened, MIN_DEPTH, 1, "probe")?;
