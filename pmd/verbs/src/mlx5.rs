@@ -13,6 +13,7 @@
 //! 6. [`crate::FlowRule`]s. Without a rule, the port receives nothing.
 
 mod actions;
+mod firmware;
 mod steering;
 pub mod var;
 
@@ -27,6 +28,7 @@ use rdma_core_sys::verbs::*;
 use wirepath_memory::DeviceMemory;
 
 pub use self::actions::{FlowCounter, LinkHeader, Modification, ModifyHeader, Reformat};
+pub use self::firmware::RuleLimits;
 pub use self::steering::{
     Actions, Egress, EgressDestination, FlowTag, Ingress, IngressDestination, MatchParameters, Matcher, SteeringRule,
     Table,

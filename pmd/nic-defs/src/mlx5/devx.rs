@@ -1,10 +1,59 @@
-//! DevX commands of flow counters, which the kernel passes to the firmware unchanged (`mlx5dv_devx_obj_create` and
-//! related calls). Sources: rdma-core `providers/mlx5/mlx5_ifc.h` and Linux `include/linux/mlx5/mlx5_ifc.h`.
+//! DevX commands, which the kernel passes to the firmware unchanged (`mlx5dv_devx_obj_create` and related calls).
+//! Sources: rdma-core `providers/mlx5/mlx5_ifc.h`, Linux `include/linux/mlx5/mlx5_ifc.h` and DPDK
+//! `drivers/common/mlx5/mlx5_prm.h`.
 //!
 //! Every command starts with an opcode. The first byte of its output is 0 if the command succeeded.
 
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::MatchField;
+
+/// A bit field of a command, of its output or of capabilities. Bits are counted as in match parameters.
+pub type CommandField = MatchField;
+
+/// Value of [`Command::opcode`]: queries capabilities. The modifier is [`capability_modifier`].
+pub const QUERY_HCA_CAP: u16 = 0x100;
+/// Bytes of the input of [`QUERY_HCA_CAP`] (`query_hca_cap_in`).
+pub const QUERY_HCA_CAP_IN_BYTES: usize = 16;
+/// Byte offset of the capabilities in the output of [`QUERY_HCA_CAP`] (`query_hca_cap_out`).
+pub const CAPABILITIES_OFFSET: usize = 16;
+/// Bytes of the output of [`QUERY_HCA_CAP`].
+pub const QUERY_HCA_CAP_OUT_BYTES: usize = CAPABILITIES_OFFSET + 0x1000;
+
+/// Group of [`QUERY_HCA_CAP`]: the device (`cmd_hca_cap`).
+pub const CAPABILITIES_GENERAL: u16 = 0;
+/// Group of [`QUERY_HCA_CAP`]: Ethernet offloads (`per_protocol_networking_offload_caps`).
+pub const CAPABILITIES_ETHERNET: u16 = 1;
+/// Group of [`QUERY_HCA_CAP`]: flow tables of the NIC (`flow_table_nic_cap`).
+pub const CAPABILITIES_NIC_FLOW_TABLE: u16 = 7;
+
+/// Returns the modifier of [`QUERY_HCA_CAP`] for the current capabilities of a group (`HCA_CAP_OPMOD_GET_CUR`).
+pub const fn capability_modifier(group: u16) -> u16 {
+    group << 1 | 1
+}
+
+/// Fields of [`CAPABILITIES_GENERAL`].
+pub mod general_capability {
+    use super::CommandField;
+
+    /// 1 if the device has flow tables for received and sent packets ([`super::CAPABILITIES_NIC_FLOW_TABLE`]).
+    pub const NIC_FLOW_TABLE: CommandField = CommandField::new(0x1a6, 1);
+    /// 1 if the device has Ethernet offloads ([`super::CAPABILITIES_ETHERNET`]).
+    pub const ETH_NET_OFFLOADS: CommandField = CommandField::new(0x21c, 1);
+}
+
+/// Fields of [`CAPABILITIES_NIC_FLOW_TABLE`].
+pub mod flow_table_capability {
+    use super::CommandField;
+
+    /// Maximum number of bytes of an encapsulation header.
+    pub const MAX_ENCAP_HEADER: CommandField = CommandField::new(0x36, 10);
+    /// Maximum number of header modifications of a rule for received packets (`max_modify_header_actions`).
+    pub const RX_MODIFY_ACTIONS: CommandField = CommandField::new(0x200 + 0x30, 8);
+    /// Maximum number of header modifications of a rule for sent packets.
+    pub const TX_MODIFY_ACTIONS: CommandField = CommandField::new(0x800 + 0x30, 8);
+}
 
 /// Value of [`Command::opcode`]: allocates a counter.
 pub const ALLOC_FLOW_COUNTER: u16 = 0x939;

@@ -208,7 +208,7 @@ impl<H: Host> Mlx5<H> {
             cqe_version,
             cmds_supp_uhw: abi::UHW_QUERY_DEVICE | abi::UHW_CREATE_AH,
             eth_min_inline: match self.spec.mlx5.min_inline {
-                MinInline::None => abi::INLINE_NONE,
+                MinInline::None | MinInline::UnreportedL2 => abi::INLINE_NONE,
                 MinInline::L2 => abi::INLINE_L2,
             },
             log_uar_size: 12,
@@ -627,8 +627,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
             (abi::OBJECT_UAR, abi::UAR_DESTROY) => self.uar_destroy(call, attributes),
             (abi::OBJECT_VAR, abi::VAR_ALLOC) if self.spec.mlx5.var => self.var_alloc(call, attributes),
             (abi::OBJECT_VAR, abi::VAR_DESTROY) if self.spec.mlx5.var => self.var_destroy(call, attributes),
-            // The library works without firmware commands.
-            (abi::OBJECT_DEVX, abi::DEVX_OTHER) => Err(call.decline(Errno::OPNOTSUPP)),
+            (abi::OBJECT_DEVX, abi::DEVX_OTHER) => self.general_command(call, attributes),
             _ => Err(Errno::PROTONOSUPPORT),
         }
     }

@@ -9,6 +9,7 @@
 
 mod completion;
 mod control;
+mod firmware;
 mod queues;
 mod receive;
 mod steering;

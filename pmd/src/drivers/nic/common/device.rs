@@ -2,7 +2,7 @@
 //! run time.
 
 use std::fmt::Display;
-use std::mem::replace;
+use std::mem::{replace, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ use super::queue_fault::QueueFault;
 use super::ring_handoff::RingHandoff;
 use super::rx_queue::{NicRxQueue, RssGroup};
 use super::shared_nic::SharedNic;
-use super::tx_queue::NicTxQueue;
+use super::tx_queue::{NicTxQueue, TxRing};
 use crate::ipc::{AttachRequest, AttachServer, PoolStatus, QueueStatus, RxSharing, ServeContext, Status};
 use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, PortConfig, PortError, PortEvent, Queues,
     RuleHardware, RxDriver, TxDriver, VlanTags,
 };
-use wirepath_packet::MetaTemplate;
 use wirepath_packet::counters::QueueCounters;
+use wirepath_packet::{MetaTemplate, Packet};
 
 /// Reason why a port cannot be offered to clients.
 const NOT_SHARED: &str = "its packets are not in shared memory; set `shared = true` in `[pool]`";
@@ -89,6 +89,8 @@ struct RingSlot<R> {
     completed: u32,
     since: Instant,
     futile: FutileResets,
+    /// Packets that the previous ring did not send, for the next one.
+    unsent: Vec<Packet>,
 }
 
 /// Consecutive resets of a queue without a packet between them.
@@ -144,7 +146,7 @@ impl<R> RingSlot<R> {
     fn new() -> Self {
         let (handoff, counters) = (Arc::new(RingHandoff::new()), Arc::default());
         let futile = FutileResets { count: 0, since: Instant::now(), received: 0 };
-        Self { handoff, id: None, counters, completed: 0, since: Instant::now(), futile }
+        Self { handoff, id: None, counters, completed: 0, since: Instant::now(), futile, unsent: Vec::new() }
     }
 
     fn hand_off(&mut self, created: NewRing<R>) {
@@ -306,16 +308,21 @@ impl<N: SharedNic> NicDevice<N> {
             if !slot.handoff.is_returned() {
                 continue;
             }
+            let ring = slot.handoff.take_returned();
             if let Some(fault) = slot.handoff.take_fault() {
                 resets.count(&format_args!("{name}: transmit queue {index}"), fault, slot.count_tx_reset());
                 nic.adapt_to_fault(fault, Direction::Transmit);
+                slot.unsent = ring.map(|ring| ring.take_unsent(fault)).unwrap_or_default();
+            } else {
+                drop(ring);
             }
-            drop(slot.handoff.take_returned());
             let Some(memory) = &running.memory else { return Ok(()) };
             let Running { config, template, .. } = &*running;
-            let created =
+            let mut created =
                 nic.create_tx(&QueueContext { opened, rdma_port, memory, config, template, quarantine }, index)?;
-            running.tx[index].hand_off(created);
+            let slot = &mut running.tx[index];
+            created.ring.set_backlog(take(&mut slot.unsent));
+            slot.hand_off(created);
         }
         for (index, slot) in running.rx.iter_mut().enumerate() {
             // Happens once per fault: a taken ring is not there at the next call.

@@ -10,6 +10,7 @@ mod log_limit;
 pub(crate) mod mr_table;
 pub(crate) mod nic;
 pub(crate) mod open_device;
+pub(crate) mod post_probe;
 pub(crate) mod probe;
 pub(crate) mod quarantine;
 pub(crate) mod queue_fault;
