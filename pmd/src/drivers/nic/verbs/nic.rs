@@ -93,7 +93,19 @@ impl Nic for VerbsNic {
     type Rx = RxRing;
     type RxQueueSpans = ();
 
-    fn verbs(_: &ProtectionDomain, _: Arc<BufferAllocator>, _: u8) -> Result<()> {
+    /// Fails if libmlx5 found no completions of work queues. A refused command at any opening can cause this too:
+    /// libmlx5 then takes the device for an older one.
+    fn verbs(domain: &ProtectionDomain, _: Arc<BufferAllocator>, _: u8) -> Result<()> {
+        let context = domain.context();
+        // With CQE version 0 libmlx5 looks for the queue of a received packet among queue pairs and shared
+        // receive queues only (rdma-core: providers/mlx5/cq.c, get_cur_rsc), so that every poll fails.
+        if context.provider() == Provider::Mlx5 && !Mlx5::from_context(context)?.capabilities()?.cqe_version_1 {
+            return Err(Error::InvalidRequest(format!(
+                "{} (libmlx5) reports completions of version 0, in which libmlx5 does not find receive work queues; \
+                 use driver = \"mlx5\"",
+                context.device().name()
+            )));
+        }
         Ok(())
     }
 
@@ -108,16 +120,6 @@ impl Nic for VerbsNic {
         }
         if attributes.rss.is_none() || attributes.max_receive_work_queues == 0 {
             return lacks("has no receive work queues for raw packets");
-        }
-        // With CQE version 0 libmlx5 looks for the queue of a received packet among queue pairs and shared
-        // receive queues only (rdma-core: providers/mlx5/cq.c, get_cur_rsc), so that every poll fails.
-        if opened.context.provider() == Provider::Mlx5
-            && !Mlx5::from_context(&opened.context)?.capabilities()?.cqe_version_1
-        {
-            return lacks(
-                "reports completions of version 0, in which libmlx5 does not find receive work queues; use \
-                 driver = \"mlx5\"",
-            );
         }
         // Fails early if no queue pair can be created, for example for lack of a privilege.
         let probe = sender(opened, MIN_DEPTH, 1, "probe")?;
