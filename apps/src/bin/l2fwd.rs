@@ -79,6 +79,7 @@ fn main() -> ExitCode {
             None => Source::new("demonstration", DEMONSTRATION),
         };
         let config = Config::read(&source)?;
+        config.rules.check(&config.ports)?;
         if arguments.check {
             return cli::print_check(&[("ports", config.ports.len())], arguments.common.json);
         }

@@ -80,6 +80,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => Source::new("the demonstration", demo::CONFIG),
     };
     let setup = Setup::read(&source)?;
+    setup.rules.check(&setup.ports)?;
     if !demonstration {
         setup.check_ports_used()?;
     }
