@@ -213,7 +213,9 @@ mod tests {
         let error = read(folder.path(), "[rules]\nfiel = 'acl.rules'\n").unwrap_err();
         assert!(error.contains("did you mean \"file\"?"), "{error}");
         assert!(
-            read(folder.path(), "[rules]\nhardware = 'on'\n").unwrap_err().contains("expected \"auto\" or \"off\"")
+            read(folder.path(), "[rules]\nhardware = 'on'\n")
+                .unwrap_err()
+                .contains("expected one of \"auto\", \"off\"")
         );
         assert!(read(folder.path(), "[rules]\nfile = ''\n").unwrap_err().contains("expected the path"));
     }
@@ -234,7 +236,7 @@ mod tests {
             ("socket_mode = 0o660", "expected the path of a socket"),
             ("socket = 'a'\nsocket_mode = 0o1777", "expected an integer from 0 to 511"),
             ("socket = 'a'\nsocket_group = 'no-such'", "there is no group \"no-such\" in /etc/group"),
-            ("socket = 'a'\nsocket_change = 'group'", "expected \"owner\" or \"all\""),
+            ("socket = 'a'\nsocket_change = 'group'", "expected one of \"owner\", \"all\""),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(why), "{error}");

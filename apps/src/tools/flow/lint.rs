@@ -196,6 +196,8 @@ impl EarlierRules {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use wirepath_flow::Ports;
     use wirepath_flow::rule_file::read_all;
     use wirepath_settings::Source;
@@ -280,8 +282,9 @@ mod tests {
         let mut earlier = EarlierRules::default();
         for n in 0..count {
             let (source, destination) = (8 + n % 11, 8 + n / 11 % 11);
-            let address = std::net::Ipv4Addr::from(n.wrapping_mul(2_654_435_761));
-            let rule = format!("ingress: ipv4 src {address}/{source} dst {address}/{destination} => drop");
+            let address = |length| Ipv4Addr::from(n.wrapping_mul(2_654_435_761) & (u32::MAX << (32 - length)));
+            let (from, to) = (address(source), address(destination));
+            let rule = format!("ingress: ipv4 src {from}/{source} dst {to}/{destination} => drop");
             let rule: Rule = rule.parse().unwrap();
             earlier.covering(&rule.fields());
             earlier.add(&rule.fields(), n as usize);
