@@ -19,9 +19,8 @@ use super::stop;
 const MAX_WAITING: usize = 1 << 20;
 /// Bytes of one write. It is short, so that the progress of a long text is seen.
 const MAX_WRITE: usize = 64 << 10;
-/// Time without progress after which a program that forwards gives up its last output, also after a stop request.
+/// Time without progress after which a program that forwards, or that was asked to stop, gives up its output.
 const END_LIMIT: Duration = Duration::from_secs(5);
-const STOP_LIMIT: Duration = Duration::from_secs(1);
 
 /// The queue of standard output.
 pub(super) static STDOUT: Outbox = Outbox::new(Target::Stdout);
@@ -95,6 +94,8 @@ struct State {
     /// Number of writes, as a sign of progress.
     writes: u64,
     lost: u64,
+    /// True if a write has taken too long.
+    abandoned: bool,
     /// The last error of a write.
     error: Option<Errno>,
 }
@@ -108,6 +109,7 @@ impl Outbox {
             writing: false,
             writes: 0,
             lost: 0,
+            abandoned: false,
             error: None,
         };
         Self { target, state: Mutex::new(state), changed: Condvar::new() }
@@ -164,13 +166,11 @@ impl Outbox {
                 self.changed.wait_timeout(state, Duration::from_millis(50)).unwrap_or_else(PoisonError::into_inner).0;
             if state.writes != last.0 {
                 last = (state.writes, Instant::now());
+                state.abandoned = false;
             }
-            let patience = match (stop::is_requested(), IMPATIENT.load(Ordering::Relaxed)) {
-                (true, _) => STOP_LIMIT,
-                (false, true) => END_LIMIT,
-                (false, false) => continue,
-            };
-            if last.1.elapsed() > patience {
+            let may_end = stop::is_requested() || IMPATIENT.load(Ordering::Relaxed);
+            if may_end && (state.abandoned || last.1.elapsed() > END_LIMIT) {
+                state.abandoned = true;
                 let waiting = std::mem::take(&mut state.waiting);
                 state.lost += waiting.iter().map(|text| lines(text)).sum::<u64>();
                 state.bytes = 0;

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use wirepath_nic_emulator::launch;
@@ -235,6 +236,7 @@ fn terminal() -> (OwnedFd, File) {
 fn a_terminal_that_hangs_up_ends_no_program() {
     require!(Requirement::Program("setsid"));
     let (master, slave) = terminal();
+    let watched = slave.try_clone().unwrap();
     let program = Program::start("", None, |command| {
         let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
         // `setsid` makes the terminal the controlling one, and executes the program.
@@ -245,6 +247,10 @@ fn a_terminal_that_hangs_up_ends_no_program() {
     let mut client = Client::new(&program.socket());
     client.add("ingress prio 9: port id west / udp dst 7 => drop");
     drop(master);
+    // Processes that other tests start at this moment hold the terminal until they execute their programs.
+    let mut poll = [PollFd::new(&watched, PollFlags::empty())];
+    rustix::event::poll(&mut poll, None).unwrap();
+    assert!(poll[0].revents().contains(PollFlags::HUP));
     // The log of these changes goes nowhere.
     for port in 8..20 {
         client.add(&format!("ingress prio 9: port id west / udp dst {port} => drop"));

@@ -165,12 +165,15 @@ pub fn judge(
     rules.iter().enumerate().map(&mut judge_one).collect()
 }
 
+/// A direction and the bits that a rule compares.
+type DirectedMask = (Direction, Box<[(u8, u64)]>);
+
 /// Counts of a rule list, to compare with [`RuleLimits`].
 #[derive(Default)]
 struct ListCounts {
     rules: usize,
     /// Numbers of the masks of each direction.
-    masks: HashMap<(Direction, Box<[(u8, u64)]>), usize>,
+    masks: HashMap<DirectedMask, usize>,
     masks_of: HashMap<Direction, usize>,
     /// Rules of each mask and value.
     patterns: HashMap<(usize, Box<[u64]>), usize>,
