@@ -1,4 +1,5 @@
-//! `wirepath selftest` on emulated NICs and interfaces: good ports pass, planted faults are found.
+//! `wirepath selftest` and `wirepath doctor --collect` on emulated NICs and interfaces: good ports pass, planted faults
+//! are found.
 
 use std::process::Command;
 
@@ -43,7 +44,8 @@ fn an_emulated_connectx_passes_every_feature() {
     require!(MLX5);
     let (code, report) = emulated(LOOPED_MLX5, &["mlx5:mlx50"]);
     assert_passes(code, &report, 80);
-    assert_eq!(with_result(&report, "skip"), [], "the device has every feature");
+    let skipped: Vec<_> = with_result(&report, "skip").into_iter().map(|(feature, _)| feature).collect();
+    assert_eq!(skipped, ["link-flap"], "the device has every feature, but no interface");
     let passed = with_result(&report, "pass");
     for feature in [
         "tso",
@@ -65,7 +67,7 @@ fn other_nics_pass_and_lack_features() {
     let mana = "[[device]]\nkind = 'mana'\nname = 'mana0'\n[[device.port]]\nlink = 'loop'\n";
     let (code, report) = emulated(mana, &["mana:mana0"]);
     assert_passes(code, &report, 8);
-    assert_eq!(with_result(&report, "skip").len(), 1, "rules: {report}");
+    assert_eq!(with_result(&report, "skip").len(), 2, "rules, link-flap: {report}");
     let (code, report) = emulated(LOOPED_MLX5, &["verbs:mlx50", "--only", "frames,modes,rules"]);
     assert_passes(code, &report, 8);
     assert!(with_result(&report, "pass").iter().any(|(feature, _)| *feature == "modes: checksums = false"));
@@ -96,6 +98,7 @@ fn interfaces_of_the_kernel_pass() {
             )
         });
         assert_passes(code, &report, 6);
+        assert!(with_result(&report, "pass").iter().any(|(feature, _)| *feature == "link-flap"), "{report}");
     }
 }
 
@@ -144,5 +147,45 @@ fn wrong_ports_are_refused_with_the_reason() {
         let output = Command::new(env!("CARGO_BIN_EXE_wirepath")).arg("selftest").args(arguments).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && errors.contains(words), "{arguments:?}: {errors}");
+    }
+}
+
+#[test]
+fn the_archive_for_a_bug_report_has_every_part() {
+    require!(MANA);
+    let nic = "[[device]]\nkind = 'mana'\nname = 'mana0'\n[[device.port]]\nnetdev = 'eth7'\n";
+    for (topology, usable) in [(nic.to_owned(), true), (format!("{nic}[[fault]]\nkind = 'port-held'\n"), false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.tar.gz");
+        let config = folder.path().join("gateway.toml");
+        std::fs::write(&config, "cores = [1]\n").unwrap();
+        let nics = launch::prepare(&topology);
+        let run = || {
+            let mut command = nics.command(env!("CARGO_BIN_EXE_wirepath"));
+            command.env("WIREPATH_SECRET", "do-not-collect").args(["doctor", "--collect"]).arg(&path);
+            command.arg("--add").arg(&config).output().unwrap()
+        };
+        let output = run();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // A reader that is not ours.
+        let show = |name: &str| {
+            let name = format!("wirepath-report/{name}");
+            let output = Command::new("tar").arg("-xzOf").arg(&path).arg(name).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let devices: Value = serde_json::from_str(show("devices.json").lines().next().unwrap()).unwrap();
+        let offers = devices["devices"].as_array().unwrap();
+        let offer = offers.iter().find(|offer| offer["driver"] == "mana" && offer["device"] == "eth7").unwrap();
+        assert_eq!(offer["usable"], usable, "{offer}");
+        assert!(show("doctor.json").contains("RDMA libraries"));
+        assert!(show("version.txt").starts_with("wirepath "));
+        assert!(show("machine/proc/version").starts_with("Linux version"));
+        assert!(show("machine/sys/class/net/lo/statistics/rx_packets").trim().parse::<u64>().is_ok());
+        assert_eq!(show("files/0-gateway.toml"), "cores = [1]\n");
+        let all = Command::new("tar").arg("-xzOf").arg(&path).output().unwrap().stdout;
+        assert!(!String::from_utf8_lossy(&all).contains("do-not-collect"));
+        // Nothing is overwritten.
+        let again = run();
+        assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("exists"));
     }
 }

@@ -190,6 +190,18 @@ impl Bench {
         }
     }
 
+    /// Waits until the port under test sees its link go down. Returns false if it does not.
+    pub(super) fn wait_for_link_down(&mut self) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < LINK_TIMEOUT {
+            if self.ports[0].port.link().state == LinkState::Down {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    }
+
     /// Copies a frame into a packet.
     pub(super) fn packet(&self, frame: &[u8]) -> Result<Packet, String> {
         let packet =

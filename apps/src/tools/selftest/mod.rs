@@ -5,6 +5,8 @@ mod checks;
 mod frames;
 mod rules;
 
+use std::process::Command;
+
 use clap::Args;
 use serde::Serialize;
 
@@ -16,10 +18,10 @@ const QUEUES: u16 = 4;
 
 /// Tests a port with real frames: lengths, checksums, VLAN, TSO, RSS, modes, rules, restart
 ///
-/// What the port sends must come back to it, through a loop-back plug or a loop in the switch, or arrive at
-/// the port given by --peer, through a cable. The ports must carry no other traffic: the test takes them from
-/// the kernel while it runs. Each feature passes, fails with the first counter-example, or is skipped with the
-/// reason. With --json: an object with `ports`, `passed` and `results` (feature, result, detail).
+/// What the port sends must come back to it, through a loop-back plug or a loop in the switch. With --peer it
+/// must arrive at that port, through a cable. The test takes the ports from the kernel while it runs. Each
+/// feature passes, fails with the first counter-example, or is skipped with the reason. With --json: an
+/// object with `ports`, `passed` and `results` (feature, result, detail).
 #[derive(Debug, Args)]
 pub struct Options {
     /// Port under test: a device, or a driver and a device such as mlx5:eth1
@@ -44,8 +46,8 @@ pub struct Options {
 }
 
 /// Features in the order of the tests.
-const FEATURES: [&str; 10] =
-    ["link", "frames", "tx-checksums", "rx-checksums", "vlan", "tso", "rss", "modes", "rules", "restart"];
+const FEATURES: [&str; 11] =
+    ["link", "frames", "tx-checksums", "rx-checksums", "vlan", "tso", "rss", "modes", "rules", "restart", "link-flap"];
 
 /// Result of the test of one feature.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,7 +191,24 @@ impl Selftest {
         if self.wanted("restart") {
             self.restart()?;
         }
+        if self.wanted("link-flap") {
+            self.link_flap()?;
+        }
         Ok(())
+    }
+
+    /// Takes the link down and up at the far end, and tests frames again.
+    fn link_flap(&mut self) -> Result<(), Failure> {
+        let feature = "link-flap";
+        let far = self.wiring.ports.last().map(|name| name.device.clone()).unwrap_or_default();
+        if !std::path::Path::new("/sys/class/net").join(&far).exists() {
+            let why = format!("{far} is no network interface that can be set down");
+            return self.record(feature, Ok(Verdict::Skip(why)));
+        }
+        let Some(mut bench) = self.start_again(feature, 1)? else { return Ok(()) };
+        let outcome = flap(&mut bench, &far);
+        self.record(feature, outcome)?;
+        self.stop(feature, bench)
     }
 
     /// Starts the ports for another test. A port that started before must start again, so an error is a failure of
@@ -252,6 +271,33 @@ impl Selftest {
         }
         self.record("restart", Ok(Verdict::Pass(format!("frames are equal after each of {frames} starts"))))
     }
+}
+
+/// Sets an interface down and up, and tests frames before and after.
+fn flap(bench: &mut Bench, interface: &str) -> Outcome {
+    let set = |state: &str| {
+        let output = Command::new("ip").args(["link", "set", "dev", interface, state]).output();
+        match output {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => {
+                Err(format!("ip link set dev {interface} {state}: {}", String::from_utf8_lossy(&output.stderr)))
+            }
+            Err(error) => Err(format!("ip link set dev {interface} {state}: {error}")),
+        }
+    };
+    checks::frames(bench)?;
+    set("down")?;
+    let seen = bench.wait_for_link_down();
+    set("up")?;
+    if !seen {
+        return Err(format!("the port does not see that the link of {interface} went down"));
+    }
+    if let [down, ..] = &bench.links_down()[..] {
+        return Err(format!("the link of {down} stays down"));
+    }
+    wiring_works(bench)?;
+    checks::frames(bench)?;
+    Ok(Verdict::Pass(format!("frames are equal before and after {interface} was down")))
 }
 
 /// Sends frames until one arrives. Switches and links need a moment after the start.
