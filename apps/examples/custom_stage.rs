@@ -74,7 +74,7 @@ struct Print;
 
 impl Control for Print {
     fn rates(&mut self, rates: &Rates) {
-        let _ = cli::print(format_args!("{rates}\n"));
+        cli::show(format_args!("{rates}\n"));
     }
 }
 
@@ -104,7 +104,7 @@ fn main() -> ExitCode {
         let chain = |_: &_| (Policer::new(2, arguments.rate, burst), cross);
         let summary = runtime.run(chain, &mut Print, &options).map_err(Failure::failed)?;
         let limit = 2.0 * (arguments.rate as f64 * summary.elapsed.as_secs_f64() + burst as f64);
-        cli::print(&summary)?;
+        cli::print_summary(&summary, "", false)?;
         let sent = summary.tx().packets;
         if sent as f64 > limit * 1.05 {
             return Err(Failure::failed(format!("{sent} packets passed, {limit:.0} may")));

@@ -55,6 +55,6 @@ fn main() -> ExitCode {
         let duration = Some(Duration::from_secs(arguments.seconds));
         let options = RunOptions { duration, stop: Some(cli::Stop::on_signals()?.flag()), ..RunOptions::default() };
         let summary = runtime.run(stage, &mut (), &options).map_err(Failure::failed)?;
-        cli::print(summary)
+        cli::print_summary(&summary, "", false)
     })
 }

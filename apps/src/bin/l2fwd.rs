@@ -79,15 +79,16 @@ fn main() -> ExitCode {
             None => Source::new("demonstration", DEMONSTRATION),
         };
         let config = Config::read(&source)?;
+        config.rules.check(&config.ports)?;
         if arguments.check {
             return cli::print_check(&[("ports", config.ports.len())], arguments.common.json);
         }
         let live = !arguments.common.json && !arguments.common.quiet;
         if arguments.config.is_none() && live {
-            cli::print(
+            cli::show(
                 "Demonstration: frames between two generated ports. --config FILE forwards between real ports; \
                  see --help.\n",
-            )?;
+            );
         }
         let default = arguments.config.is_none().then_some(Duration::from_secs(10));
         let options = RunOptions {
@@ -96,11 +97,7 @@ fn main() -> ExitCode {
             report_every: live.then_some(REPORT_EVERY),
         };
         let (summary, rules) = l2fwd::run(config, &options, live)?;
-        if arguments.common.json {
-            cli::print_json(&summary.to_json())?;
-        } else {
-            cli::print(format_args!("{summary}{rules}"))?;
-        }
+        cli::print_summary(&summary, rules, arguments.common.json)?;
         match summary.failures.first() {
             Some(failure) => Err(Failure::failed(failure)),
             None => Ok(()),

@@ -80,6 +80,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => Source::new("the demonstration", demo::CONFIG),
     };
     let setup = Setup::read(&source)?;
+    setup.rules.check(&setup.ports)?;
     if !demonstration {
         setup.check_ports_used()?;
     }
@@ -105,19 +106,16 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let workers = runtime.config().workers.len();
     let gateway = GatewayControl::new(&config, runtime.ports(), runtime.domain(), workers, 0);
     if demonstration && live {
-        cli::print(
+        cli::show(
             "source -> gateway -> VXLAN -> a VTEP that sends everything back -> gateway -> sink; Ctrl-C ends it\n",
-        )?;
+        );
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
     let mut control = GatewayMonitor::new(gateway, peer, live);
     control.capture = capture;
     let (summary, control, rules) = run_gateway(runtime, &config, rules, control, &options, live)?;
-    if arguments.common.json {
-        cli::print_json(&summary.to_json())?;
-    } else {
-        cli::print(format_args!("{summary}{rules}{}", Report(&control.gateway)))?;
-    }
+    let report = format!("{rules}{}", Report(&control.gateway));
+    cli::print_summary(&summary, report, arguments.common.json)?;
     if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
 }
 

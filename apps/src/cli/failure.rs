@@ -1,5 +1,4 @@
 use std::fmt;
-use std::io::Write;
 use std::process::ExitCode;
 
 use wirepath_pipeline::RuntimeError;
@@ -53,7 +52,8 @@ impl Failure {
     pub(super) fn report(&self) {
         if let Self::Usage(message) | Self::Failed(message) | Self::NotRun { message, .. } = self {
             // An error is ignored: if standard error is closed, the message cannot be delivered.
-            let _ = writeln!(std::io::stderr(), "error: {}", super::output::sanitized(message));
+            let text = format!("error: {}\n", super::output::sanitized(message));
+            let _ = super::outbox::STDERR.deliver(text.into_bytes());
         }
     }
 }

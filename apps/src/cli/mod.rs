@@ -4,6 +4,8 @@
 //! - Results go to standard output. The log and errors go to standard error.
 //! - With `--json`, standard output is one JSON object on one line.
 //! - SIGINT and SIGTERM stop the program cleanly. A second signal ends it at once.
+//! - SIGHUP never ends a program that forwards; it reads its rule file again, if it has one.
+//! - No output ends or blocks a program that forwards. Lines that cannot be written are counted.
 //!
 //! ```no_run
 //! use clap::Parser;
@@ -29,26 +31,34 @@
 
 mod cpu;
 mod failure;
+mod outbox;
 mod output;
 mod stop;
 
+use std::backtrace::BacktraceStatus;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
-pub use output::{Rate, Table, print, print_check, print_json};
-pub use stop::Stop;
+pub use outbox::lost_lines;
+pub(crate) use output::print_error;
+pub use output::{Rate, Table, print, print_check, print_json, print_summary, show};
+pub use stop::{Stop, hangup_flag};
 use tracing_subscriber::EnvFilter;
 
-/// Runs a program: checks the processor, runs `body`, prints its error and returns its exit code.
+/// Runs a program that forwards: checks the processor, runs `body`, prints its error and returns its exit code.
+/// From here on, SIGHUP does not end the program, and it ends although nobody reads its output.
 pub fn main(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    hangup_flag();
+    outbox::be_impatient();
     main_unchecked(|| cpu::check().and_then(|()| body()))
 }
 
-/// Runs a program like [`main()`], but without the processor check. It serves programs that report missing
-/// processor features themselves.
+/// Runs a tool: like [`main()`], but SIGHUP ends it, it waits for the readers of its output, and the processor is
+/// not checked. It serves programs that report missing processor features themselves.
 pub fn main_unchecked(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    let _flush = outbox::FlushAtEnd;
     match body() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -90,10 +100,18 @@ impl Common {
         // This fails only if a test has installed another subscriber before.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(std::io::stderr)
+            .with_writer(|| outbox::LogWriter)
+            .log_internal_errors(false)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(self.verbose > 0)
             .without_time()
             .try_init();
+        // The default hook would block a thread that panics, if nobody reads standard error.
+        std::panic::set_hook(Box::new(|panic| {
+            let thread = std::thread::current();
+            let (name, trace) = (thread.name().unwrap_or("?"), std::backtrace::Backtrace::capture());
+            let trace = if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
+            outbox::STDERR.offer(format!("thread '{name}' {panic}\n{trace}").as_bytes());
+        }));
     }
 }

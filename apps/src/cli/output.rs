@@ -1,10 +1,10 @@
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, Write};
 
 use serde::Serialize;
+use wirepath_pipeline::Summary;
 
-use super::Failure;
+use super::{Failure, lost_lines, outbox};
 
 /// Escapes control characters for output on a terminal. Names and reasons come from files, devices and other
 /// programs, so their control characters must not reach the terminal. Line ends stay.
@@ -26,11 +26,35 @@ pub fn print(text: impl fmt::Display) -> Result<(), Failure> {
 }
 
 fn print_raw(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::failed(format!("standard output: {e}"))),
-        _ => Ok(()),
+    outbox::STDOUT.deliver(text.into()).map_err(|e| Failure::failed(format!("standard output: {e}")))
+}
+
+/// Shows text on standard output with control characters escaped, without waiting. If standard output cannot
+/// take the text, its lines are lost and counted. It serves displays of running programs.
+pub fn show(text: impl fmt::Display) {
+    outbox::STDOUT.offer(sanitized(&text.to_string()).as_bytes());
+}
+
+/// Prints text on standard error, for messages that belong to a result.
+pub(crate) fn print_error(text: &str) {
+    // An error is ignored: if standard error is closed, the message cannot be delivered.
+    let _ = outbox::STDERR.deliver(text.into());
+}
+
+/// Prints the summary of a run, followed by the program's own report. With `json`, the summary alone is one
+/// JSON object, with `lost_lines`: the number of lines that could not be written before.
+pub fn print_summary(summary: &Summary, report: impl fmt::Display, json: bool) -> Result<(), Failure> {
+    // Lines that wait now are written or lost before they are counted.
+    let _ = outbox::STDERR.flush();
+    let _ = outbox::STDOUT.flush();
+    let lost = lost_lines();
+    if json {
+        let mut object = summary.to_json();
+        object["lost_lines"] = lost.into();
+        return print_json(&object);
     }
+    let lost = if lost > 0 { format!("  {lost} lines of output could not be written\n") } else { String::new() };
+    print(format_args!("{summary}{lost}{report}"))
 }
 
 /// Prints `value` as one JSON object on one line of standard output.

@@ -1,12 +1,32 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Failure;
+
+/// The flag of the stop request that signals make.
+static STOP_FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Returns whether a signal has requested a stop.
+pub(super) fn is_requested() -> bool {
+    STOP_FLAG.get().is_some_and(|flag| flag.load(Ordering::SeqCst))
+}
+
+/// Returns the flag that SIGHUP sets. From the first call on, SIGHUP does not end the program.
+pub fn hangup_flag() -> Arc<AtomicBool> {
+    static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    let flag = FLAG.get_or_init(|| {
+        let flag = Arc::default();
+        // This fails only for signals that no program can handle.
+        let _ = signal_hook::flag::register(SIGHUP, Arc::clone(&flag));
+        flag
+    });
+    Arc::clone(flag)
+}
 
 /// A stop request, made by SIGINT, by SIGTERM or by the program itself.
 #[derive(Debug)]
@@ -29,6 +49,7 @@ impl Stop {
             let wake_tx = stop.wake_tx.try_clone().map_err(signals)?;
             signal_hook::low_level::pipe::register(signal, wake_tx).map_err(signals)?;
         }
+        let _ = STOP_FLAG.set(Arc::clone(&stop.flag));
         Ok(stop)
     }
 

@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,6 +8,8 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pmd::drivers::r#virtual::pcap::{Format, MAX_FRAME, Precision, Writer};
 
 use crate::cli::Failure;
+
+const O_NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 
 /// A pcapng file of dropped packets, each with its drop reason as a comment.
 #[derive(Debug)]
@@ -20,7 +23,17 @@ impl Capture {
     pub fn create(path: &Path) -> Result<Self, Failure> {
         let name = path.display().to_string();
         let failed = |e| Failure::failed(format!("{name}: {e}"));
-        let file = File::create(path).map_err(failed)?;
+        // A pipe or a device could hold the control thread. A pipe without a reader would hold the start.
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .custom_flags(O_NONBLOCK)
+            .open(path)
+            .map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(Failure::usage(format!("{name}: expected a regular file")));
+        }
         let writer = Writer::new(file, Format::Pcapng, Precision::Nano, MAX_FRAME as u32, "drops").map_err(failed)?;
         Ok(Self { writer: Some(writer), path: name })
     }

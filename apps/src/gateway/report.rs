@@ -152,8 +152,7 @@ impl Control for GatewayMonitor {
     fn rates(&mut self, rates: &Rates) {
         if self.live {
             let segments = self.segment_rates(rates.elapsed.as_secs_f64());
-            // An error, such as a closed standard output, must not stop the gateway.
-            let _ = cli::print(format_args!("{rates}\n{segments}"));
+            cli::show(format_args!("{rates}\n{segments}"));
         }
     }
 

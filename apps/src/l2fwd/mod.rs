@@ -24,7 +24,7 @@ pub use config::{Config, Mode};
 pub use pairs::Pairs;
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, Summary};
 
-use crate::cli::{Failure, print};
+use crate::cli::{Failure, show};
 use crate::rules;
 
 /// Configuration of the built-in demonstration: two ports that generate frames and discard the frames that
@@ -99,8 +99,7 @@ impl<C: Control> Control for RatePrinter<C> {
 
     fn rates(&mut self, rates: &Rates) {
         if self.live {
-            // A closed standard output does not stop forwarding.
-            let _ = print(format_args!("{rates}\n"));
+            show(format_args!("{rates}\n"));
         }
     }
 

@@ -1,5 +1,6 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use wirepath_control_socket::Access;
 use wirepath_flow::rule_file::{self, FileFormat, FileRule};
 use wirepath_flow::{Ports, Rule, list_from_settings};
 use wirepath_packet::PortId;
@@ -21,6 +22,9 @@ pub struct Entry {
 /// [rules]
 /// file = "acl.rules"      # relative to the configuration; text, TOML or JSON; reloaded on SIGHUP
 /// socket = "l2fwd.sock"   # used by `wirepath flow list`, `add` and `remove`
+/// socket_mode = 0o660     # mode of the socket file; default: 0o600
+/// socket_group = "netops" # group of the socket file: a name of /etc/group or a number; default: the program's
+/// socket_change = "all"   # who may change rules: "owner" (the program's user and root) or "all" that may connect
 /// hardware = "auto"       # NICs run the rules that they support; "off": the workers run all rules
 ///
 /// [[rule]]
@@ -34,10 +38,31 @@ pub struct RuleSettings {
     pub config_count: usize,
     /// File of the other rules.
     pub file: Option<PathBuf>,
-    /// Socket on which the program accepts changes.
-    pub socket: Option<PathBuf>,
+    /// Socket on which the program accepts requests.
+    pub socket: Option<SocketSettings>,
     /// Use of rule hardware.
     pub hardware: Hardware,
+}
+
+/// Settings of the socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketSettings {
+    /// Path of the socket file.
+    pub path: PathBuf,
+    /// Mode and group of the file. Who may connect may look at the rules.
+    pub access: Access,
+    /// Users that may change the rules.
+    pub change: MayChange,
+}
+
+/// Users that may change the rules of a running program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum MayChange {
+    /// The program's own user and root.
+    #[default]
+    Owner,
+    /// Everyone who may connect.
+    All,
 }
 
 /// Use of NICs that can run rules.
@@ -64,7 +89,8 @@ impl RuleSettings {
             settings.entries.push(Entry { span: listed.span, rule: listed.rule? });
         }
         settings.config_count = settings.entries.len();
-        (settings.file, settings.socket, settings.hardware) = paths(top)?;
+        RulesTable { file: settings.file, socket: settings.socket, hardware: settings.hardware } =
+            RulesTable::read(top)?;
         settings.entries.extend(settings.read_file(&names)?);
         Ok(settings)
     }
@@ -77,7 +103,7 @@ impl RuleSettings {
     /// Reads the rule file again. Returns no rules if there is no file.
     pub fn read_file(&self, names: &[(&str, PortId)]) -> Result<Vec<Entry>, ConfigError> {
         let Some(file) = &self.file else { return Ok(Vec::new()) };
-        let rules = rule_file::read_all(&Source::load(file)?, Ports(names))?;
+        let rules = rule_file::read_all(&Source::load_regular(file)?, Ports(names))?;
         Ok(rules.into_iter().map(|(span, rule)| Entry { span, rule }).collect())
     }
 
@@ -85,35 +111,62 @@ impl RuleSettings {
     /// file.
     pub fn list(top: &Settings<'_>, names: &[(&str, PortId)]) -> Result<(Vec<FileRule>, Option<Source>), ConfigError> {
         let mut listed = list_from_settings(top, Ports(names))?;
-        let (Some(file), ..) = paths(top)? else { return Ok((listed, None)) };
-        let source = Source::load(&file)?;
+        let Some(file) = RulesTable::read(top)?.file else { return Ok((listed, None)) };
+        let source = Source::load_regular(&file)?;
         listed.extend(rule_file::read(&source, FileFormat::of(&source), Ports(names))?);
         Ok((listed, Some(source)))
     }
 }
 
-/// Reads the file, the socket and the use of hardware from the table `[rules]`.
-fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>, Hardware), ConfigError> {
-    let Some(table) = top.table("rules")? else { return Ok((None, None, Hardware::default())) };
-    let path = |key: &'static str, what: &str| {
-        let span = table.span(key);
-        let beside = std::path::Path::new(span.file()).parent().unwrap_or_else(|| "".as_ref());
-        match table.get::<String>(key)? {
-            Some(path) if path.is_empty() => Err(span.error(format!("found \"\", expected the path of {what}"))),
-            path => Ok(path.map(|path| beside.join(path))),
+/// The table `[rules]`.
+#[derive(Default)]
+struct RulesTable {
+    file: Option<PathBuf>,
+    socket: Option<SocketSettings>,
+    hardware: Hardware,
+}
+
+impl RulesTable {
+    fn read(top: &Settings<'_>) -> Result<Self, ConfigError> {
+        let Some(table) = top.table("rules")? else { return Ok(Self::default()) };
+        let path = |key: &'static str, what: &str| {
+            let span = table.span(key);
+            let beside = Path::new(span.file()).parent().unwrap_or_else(|| "".as_ref());
+            match table.get::<String>(key)? {
+                Some(path) if path.is_empty() => Err(span.error(format!("found \"\", expected the path of {what}"))),
+                path => Ok(path.map(|path| beside.join(path))),
+            }
+        };
+        let hardware = table.choice("hardware", &[("auto", Hardware::Auto), ("off", Hardware::Off)])?;
+        let file = path("file", "a file of rules")?;
+        let socket = path("socket", "a socket")?;
+        let mode = table.integer("socket_mode", 0..=0o777)?;
+        let group = group(&table)?;
+        let change = table.choice("socket_change", &[("owner", MayChange::Owner), ("all", MayChange::All)])?;
+        if socket.is_none() && (mode.is_some() || group.is_some() || change.is_some()) {
+            return Err(table.error("socket: missing, expected the path of a socket"));
         }
-    };
-    let hardware = match table.get::<String>("hardware")?.as_deref() {
-        None | Some("auto") => Hardware::Auto,
-        Some("off") => Hardware::Off,
-        Some(other) => {
-            let message = format!("found \"{other}\", expected \"auto\" or \"off\"");
-            return Err(table.span("hardware").error(message));
-        }
-    };
-    let paths = (path("file", "a file of rules")?, path("socket", "a socket")?, hardware);
-    table.finish()?;
-    Ok(paths)
+        table.finish()?;
+        let access = Access { mode: mode.unwrap_or(Access::default().mode), group };
+        let socket = socket.map(|path| SocketSettings { path, access, change: change.unwrap_or_default() });
+        Ok(Self { file, socket, hardware: hardware.unwrap_or_default() })
+    }
+}
+
+/// Reads `socket_group`: the name of a group in `/etc/group`, or its number.
+fn group(table: &Settings<'_>) -> Result<Option<u32>, ConfigError> {
+    let Some(name) = table.get::<String>("socket_group")? else { return Ok(None) };
+    if let Ok(number) = name.parse() {
+        return Ok(Some(number));
+    }
+    let groups = Source::load_regular(Path::new("/etc/group"))?;
+    // The form of a line: name, password, number and members (group(5)).
+    let number = groups.text().lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(&*name)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    let unknown = || table.span("socket_group").error(format!("there is no group \"{name}\" in /etc/group"));
+    number.ok_or_else(unknown).map(Some)
 }
 
 #[cfg(test)]
@@ -160,8 +213,42 @@ mod tests {
         let error = read(folder.path(), "[rules]\nfiel = 'acl.rules'\n").unwrap_err();
         assert!(error.contains("did you mean \"file\"?"), "{error}");
         assert!(
-            read(folder.path(), "[rules]\nhardware = 'on'\n").unwrap_err().contains("expected \"auto\" or \"off\"")
+            read(folder.path(), "[rules]\nhardware = 'on'\n")
+                .unwrap_err()
+                .contains("expected one of \"auto\", \"off\"")
         );
         assert!(read(folder.path(), "[rules]\nfile = ''\n").unwrap_err().contains("expected the path"));
+    }
+
+    #[test]
+    fn sockets_have_a_mode_and_a_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |text: &str| read(folder.path(), &format!("[rules]\n{text}"));
+        let path = folder.path().join("a.sock");
+        let plain = SocketSettings { path: path.clone(), access: Access::default(), change: MayChange::Owner };
+        assert_eq!(read("socket = 'a.sock'").unwrap().socket, Some(plain));
+        let text = "socket = 'a.sock'\nsocket_mode = 0o660\nsocket_group = 'root'\nsocket_change = 'all'\n";
+        let group = SocketSettings { path, access: Access { mode: 0o660, group: Some(0) }, change: MayChange::All };
+        assert_eq!(read(text).unwrap().socket, Some(group));
+        let number = read("socket = 'a.sock'\nsocket_group = '77'\n").unwrap().socket.unwrap();
+        assert_eq!(number.access.group, Some(77));
+        for (text, why) in [
+            ("socket_mode = 0o660", "expected the path of a socket"),
+            ("socket = 'a'\nsocket_mode = 0o1777", "expected an integer from 0 to 511"),
+            ("socket = 'a'\nsocket_group = 'no-such'", "there is no group \"no-such\" in /etc/group"),
+            ("socket = 'a'\nsocket_change = 'group'", "expected one of \"owner\", \"all\""),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn rule_files_are_regular_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe.rules");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let error = read(folder.path(), "[rules]\nfile = 'pipe.rules'\n").unwrap_err();
+        assert!(error.contains("pipe.rules: cannot read this configuration: expected a regular file"), "{error}");
     }
 }

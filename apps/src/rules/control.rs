@@ -1,22 +1,24 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
+use wirepath_control_socket::{Limits, LineServer, Peer, Service};
 use wirepath_flow::{Ports, Rule};
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::rules::{
-    ActiveRule, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage,
+    ActiveRule, ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage,
 };
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
 use wirepath_pmd::port::{PortEvent, PortId};
-use wirepath_settings::{self, Source};
+use wirepath_settings::{self, ConfigError, Source};
 use wirepath_wire::Parser;
 
-use super::config::{Hardware, RuleSettings};
-use super::socket::{Request, Server};
-use crate::cli::{Failure, Rate, Table, print};
+use super::config::{Entry, Hardware, MayChange, RuleSettings};
+use super::socket::{Request, listen, refusal};
+use crate::cli::{Failure, Rate, Table, hangup_flag, show};
 
 /// Maximum number of rules in a live display.
 const MAX_SHOWN_RULES: usize = 20;
@@ -35,13 +37,16 @@ pub struct ControlWithRules<C> {
     origins: HashMap<RuleId, Origin>,
     names: Vec<String>,
     live: bool,
+    /// Set by SIGHUP.
     reload: Arc<AtomicBool>,
+    /// Reads the rule file, so that a slow file system does not hold the control thread.
+    reading: Option<JoinHandle<Result<Vec<Entry>, ConfigError>>>,
     /// Active rules with their counters as of the last read, and the time of that read.
     latest: Vec<ActiveRule>,
     counters_read_at: u64,
     /// Where the rules ran at the end.
     final_placements: Vec<Vec<Value>>,
-    socket: Option<Server>,
+    socket: Option<LineServer<RestOfList>>,
     /// Packets of each rule at the last display.
     shown: HashMap<RuleId, u64>,
     shown_at: f64,
@@ -77,11 +82,6 @@ impl<C: Control> ControlWithRules<C> {
         control: C,
         live: bool,
     ) -> Result<Self, Failure> {
-        let reload = Arc::new(AtomicBool::new(false));
-        if settings.file.is_some() {
-            signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload))
-                .map_err(|e| Failure::failed(format!("cannot handle SIGHUP: {e}")))?;
-        }
         let rules = RuleControl::new(runtime, parser, RuleLimits::default());
         let names = runtime.ports().iter().map(|port| port.name.clone()).collect();
         let mut it = Self {
@@ -92,7 +92,8 @@ impl<C: Control> ControlWithRules<C> {
             origins: HashMap::new(),
             names,
             live,
-            reload,
+            reload: hangup_flag(),
+            reading: None,
             latest: Vec::new(),
             counters_read_at: 0,
             final_placements: Vec::new(),
@@ -107,7 +108,8 @@ impl<C: Control> ControlWithRules<C> {
             entries.map(|(entry, number)| (Origin { by: by(number), span: entry.span }, entry.rule)).unzip();
         it.rules.begin(runtime, &list).map_err(|error| failure(error, |number| origins.get(number)))?;
         it.keep(origins);
-        it.socket = it.settings.socket.as_deref().map(Server::open).transpose()?;
+        let listener = it.settings.socket.as_ref().map(listen).transpose()?;
+        it.socket = listener.map(|listener| LineServer::new(listener, Limits::default()));
         Ok(it)
     }
 
@@ -158,51 +160,66 @@ impl<C: Control> ControlWithRules<C> {
         }
     }
 
-    /// Reads the rule file again. Errors are logged, and the rules stay unchanged.
+    /// Begins to read the rule file again after SIGHUP, and applies it once it is read. Errors are logged, and the
+    /// rules stay unchanged.
     fn reload(&mut self, plane: &mut ControlPlane) {
-        match self.try_reload(plane) {
+        if self.reading.is_none() && self.reload.swap(false, Ordering::Relaxed) {
+            if self.settings.file.is_none() {
+                tracing::info!("SIGHUP: there is no [rules] file to read again");
+                return;
+            }
+            let (settings, own_names) = (self.settings.clone(), self.names.clone());
+            let read = move || settings.read_file(&names(&own_names));
+            match std::thread::Builder::new().name("wirepath-rules".to_owned()).spawn(read) {
+                Ok(thread) => self.reading = Some(thread),
+                Err(error) => tracing::error!("the rules are unchanged: cannot start a thread: {error}"),
+            }
+        }
+        let Some(thread) = self.reading.take_if(|thread| thread.is_finished()) else { return };
+        let file = match thread.join() {
+            Ok(file) => file.map_err(Failure::from),
+            Err(_) => Err(Failure::failed("the thread that reads the file panicked")),
+        };
+        match file.and_then(|file| self.apply_file(plane, file)) {
             Ok(count) => tracing::info!("the rules were reloaded: {count} are active"),
             Err(failure) => tracing::error!("the rules are unchanged: {failure}"),
         }
     }
 
-    fn try_reload(&mut self, plane: &mut ControlPlane) -> Result<usize, Failure> {
-        let file = self.settings.read_file(&names(&self.names))?;
-        let (rules, origins) = (&self.rules, &self.origins);
-        let by = |by: OriginKind| {
-            let stay = rules.rules().filter_map(|(id, rule)| {
-                let origin = origins.get(&id).filter(|origin| origin.by == by)?;
-                Some((origin.clone(), Rule::clone(rule)))
-            });
-            stay.collect::<Vec<_>>()
-        };
-        let file =
-            file.into_iter().map(|it| (Origin { by: OriginKind::File, span: it.span }, it.rule)).collect::<Vec<_>>();
-        let all = [by(OriginKind::Configuration), file, by(OriginKind::Socket)].into_iter().flatten();
-        let (origins, list): (Vec<Origin>, Vec<Rule>) = all.unzip();
-        self.rules.replace(plane, &list).map_err(|error| failure(error, |number| origins.get(number)))?;
+    /// Replaces the rules of the file. All other rules, and rules that the file still has, keep their ids.
+    fn apply_file(&mut self, plane: &mut ControlPlane, file: Vec<Entry>) -> Result<usize, Failure> {
+        let mut before: HashMap<&Rule, VecDeque<RuleId>> = HashMap::new();
+        let (mut config, mut socket) = (Vec::new(), Vec::new());
+        for (id, rule) in self.rules.rules() {
+            let Some(origin) = self.origins.get(&id) else { continue };
+            match origin.by {
+                OriginKind::Configuration => config.push((origin.clone(), ListEntry::Keep(id))),
+                OriginKind::File => before.entry(rule).or_default().push_back(id),
+                OriginKind::Socket => socket.push((origin.clone(), ListEntry::Keep(id))),
+            }
+        }
+        let file = file.into_iter().map(|Entry { span, rule }| {
+            let same = before.get_mut(&rule).and_then(VecDeque::pop_front);
+            (Origin { by: OriginKind::File, span }, same.map_or(ListEntry::New(rule), ListEntry::Keep))
+        });
+        let file: Vec<(Origin, ListEntry)> = file.collect();
+        let (origins, list): (Vec<Origin>, Vec<ListEntry>) = config.into_iter().chain(file).chain(socket).unzip();
+        let is_new: Vec<bool> = list.iter().map(|entry| matches!(entry, ListEntry::New(_))).collect();
+        let ids = self.rules.rearrange(plane, list).map_err(|error| failure(error, |number| origins.get(number)))?;
         self.keep(origins);
-        self.rules.rules().for_each(|(id, rule)| self.log(id, rule));
-        Ok(list.len())
+        let new: HashSet<RuleId> = ids.iter().zip(is_new).filter(|(_, new)| *new).map(|(id, _)| *id).collect();
+        self.rules.rules().filter(|(id, _)| new.contains(id)).for_each(|(id, rule)| self.log(id, rule));
+        Ok(ids.len())
     }
 
-    /// Answers a request from the socket.
-    fn answer(&mut self, plane: &mut ControlPlane, request: Request) -> Result<Value, String> {
+    /// Carries out a request that changes the rules.
+    fn change(&mut self, plane: &mut ControlPlane, peer: &Peer, request: Request) -> Result<Value, String> {
+        let all = self.settings.socket.as_ref().is_some_and(|socket| socket.change == MayChange::All);
+        if !all && !peer.is_owner() {
+            return Err(format!("user {} may not change the rules (socket_change = \"owner\")", peer.uid));
+        }
         match request {
-            Request::List => {
-                self.read_counters(plane);
-                let rule = |it: &ActiveRule| {
-                    json!({
-                        "id": it.id.number(),
-                        "rule": it.rule.to_string(),
-                        "packets": it.counters.packets,
-                        "bytes": it.counters.bytes,
-                        "ports": self.placements_json(it.id),
-                    })
-                };
-                let rules: Vec<Value> = self.latest.iter().map(rule).collect();
-                Ok(json!({ "ok": true, "rules": rules }))
-            }
+            Request::List => Err("a list changes nothing".to_owned()),
             Request::Add(text) => {
                 let rule = Rule::parse(&text, Ports(&names(&self.names))).map_err(|error| error.to_string())?;
                 let origin = Origin { by: OriginKind::Socket, span: Source::new("the socket", text).span(0, "") };
@@ -211,17 +228,21 @@ impl<C: Control> ControlWithRules<C> {
                     let of = |number| self.origin(number).or(Some(&origin));
                     failure(error, of).to_string()
                 })?;
+                tracing::info!("rule {id} added by {peer}: {added}");
                 self.origins.insert(id, origin);
                 self.log(id, &added);
                 Ok(json!({ "ok": true, "id": id.number() }))
             }
             Request::Remove(number) => {
                 let id = RuleId::of_number(number);
+                let removed = self.rules.rule(id).cloned();
                 self.rules.remove(plane, id).map_err(|error| {
                     // The error refers to the list without the removed rule.
                     let mut stay = self.rules.rules().map(|(id, _)| id).filter(|it| *it != id);
                     failure(error, |number| self.origins.get(&stay.nth(number)?)).to_string()
                 })?;
+                let removed = removed.map(|rule| rule.to_string()).unwrap_or_default();
+                tracing::info!("rule {id} removed by {peer}: {removed}");
                 // A rule of the configuration is not read again. A rule of the file is read again on SIGHUP.
                 self.origins.remove(&id);
                 Ok(json!({ "ok": true }))
@@ -282,8 +303,70 @@ impl<C: Control> ControlWithRules<C> {
         }
         self.shown = self.latest.iter().map(|it| (it.id, it.counters.packets)).collect();
         self.shown_at = elapsed;
-        // A closed standard output does not stop forwarding.
-        let _ = print(text);
+        show(text);
+    }
+}
+
+/// The control of a program while it serves its socket.
+struct Requests<'a, C> {
+    control: &'a mut ControlWithRules<C>,
+    plane: &'a mut ControlPlane,
+}
+
+/// Rules that an answer to `list` still lacks.
+#[derive(Debug)]
+struct RestOfList {
+    ids: std::vec::IntoIter<RuleId>,
+    /// Rules that the ports were asked about.
+    asked: HashSet<Arc<Rule>>,
+    first: bool,
+}
+
+/// Rules of one part of a list. Reading the counters of a rule may take a call of the device.
+const RULES_OF_A_PART: usize = 64;
+
+impl<C: Control> Service for Requests<'_, C> {
+    type Rest = RestOfList;
+
+    fn answer(&mut self, peer: &Peer, request: &[u8], out: &mut Vec<u8>) -> Option<RestOfList> {
+        let answer = match Request::read(request) {
+            Ok(Request::List) => {
+                out.extend_from_slice(b"{\"ok\":true,\"rules\":[");
+                let ids: Vec<RuleId> = self.control.rules.rules().map(|(id, _)| id).collect();
+                return Some(RestOfList { ids: ids.into_iter(), asked: HashSet::new(), first: true });
+            }
+            Ok(change) => self.control.change(self.plane, peer, change),
+            Err(error) => Err(error),
+        };
+        let answer = answer.unwrap_or_else(|error| refusal(&error));
+        out.extend_from_slice(format!("{answer}\n").as_bytes());
+        None
+    }
+
+    fn resume(&mut self, mut rest: RestOfList, out: &mut Vec<u8>) -> Option<RestOfList> {
+        let Self { control, plane } = self;
+        for id in rest.ids.by_ref().take(RULES_OF_A_PART) {
+            // A rule may have been removed since the list began.
+            let Some(it) = control.rules.active_rule(id, Some(plane), &mut rest.asked) else { continue };
+            let rule = json!({
+                "id": id.number(),
+                "rule": it.rule.to_string(),
+                "packets": it.counters.packets,
+                "bytes": it.counters.bytes,
+                "ports": control.placements_json(id),
+            });
+            let comma = if std::mem::take(&mut rest.first) { "" } else { "," };
+            out.extend_from_slice(format!("{comma}{rule}").as_bytes());
+        }
+        if rest.ids.len() > 0 {
+            return Some(rest);
+        }
+        out.extend_from_slice(b"]}\n");
+        None
+    }
+
+    fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
+        out.extend_from_slice(format!("{}\n", refusal(why)).as_bytes());
     }
 }
 
@@ -320,14 +403,11 @@ impl<C: Control> Control for ControlWithRules<C> {
         if let Some(leave) = self.update_nics.filter(|_| self.settings.hardware == Hardware::Auto) {
             leave(&mut self.control, &mut self.rules, plane);
         }
-        if self.reload.swap(false, Ordering::Relaxed) {
-            self.reload(plane);
-        }
+        self.reload(plane);
         if let Some(mut socket) = self.socket.take() {
-            socket.serve(|request| self.answer(plane, request));
+            socket.serve(&mut Requests { control: self, plane });
             self.socket = Some(socket);
         }
-        // A request may have read the counters just now.
         if self.live && now.saturating_sub(self.counters_read_at) > COUNTER_INTERVAL {
             self.read_counters(plane);
         }

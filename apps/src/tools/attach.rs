@@ -9,7 +9,7 @@ use serde::Serialize;
 use wirepath_packet::Batch;
 use wirepath_pmd::ipc::{AttachError, AttachRequest, AttachedPort, QueueStatus, Status};
 
-use crate::cli::{Failure, Stop, Table, print, print_json};
+use crate::cli::{Failure, Stop, Table, hangup_flag, print, print_json};
 
 /// Packet buffers in addition to those of receive rings.
 const BUFFERS: u32 = 512;
@@ -67,6 +67,7 @@ struct WorkReport {
 /// # Errors
 /// Fails if no program offers a port on the socket, or if the port does not offer the requested queues.
 pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    hangup_flag();
     let failed = |error: AttachError| Failure::failed(format!("{}: {error}", options.socket.display()));
     let done = match options {
         Options { transmit: None, receive: None, .. } => None,

@@ -3,19 +3,24 @@
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use wirepath_control_socket::connect;
 use wirepath_nic_emulator::launch::{self, Launch, LaunchError};
 use wirepath_nic_emulator::topology::Topology;
 
-use crate::cli::{Failure, Stop, print};
+use crate::cli::{Failure, Stop, hangup_flag, print};
 
 /// Interval at which the running program is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Longest wait for the answer to a command.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs any program on emulated NICs, with the installed libraries of rdma-core
 ///
@@ -43,6 +48,10 @@ pub struct Options {
     #[arg(long, hide = true, value_name = "REQUEST")]
     ask: Option<String>,
 
+    /// Process of this program that waits for the end of the program
+    #[arg(long, hide = true, value_name = "PID")]
+    parent: Option<i32>,
+
     /// The program and its arguments
     #[arg(last = true, required_unless_present_any = ["command", "ask"])]
     program: Vec<OsString>,
@@ -50,9 +59,12 @@ pub struct Options {
 
 /// Runs a program on emulated NICs, or sends a command to the NICs of a running one.
 pub fn run(options: &Options, _: bool) -> Result<(), Failure> {
-    let Options { topology, doorbells, command, ask, program } = options;
+    let Options { topology, doorbells, command, ask, parent, program } = options;
     if ask.is_some() {
         return Err(Failure::usage("--ask is now called --command"));
+    }
+    if let Some(parent) = parent {
+        return Err(exec_program(*parent, program));
     }
     match command {
         Some(request) => send_command(topology, request),
@@ -63,7 +75,7 @@ pub fn run(options: &Options, _: bool) -> Result<(), Failure> {
 /// Runs a program on the NICs of a topology file until it ends. Returns its exit code, or 128 plus the signal
 /// number if a signal ended it.
 fn run_program(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -> Result<(), Failure> {
-    let (name, arguments) = program.split_first().ok_or_else(|| Failure::usage("no program to run"))?;
+    let name = program.first().ok_or_else(|| Failure::usage("no program to run"))?;
     let launch = Launch::new(topology).map_err(|error| match error {
         wrong @ (LaunchError::Topology(_) | LaunchError::File { .. }) => Failure::usage(wrong),
         other => Failure::failed(other),
@@ -71,26 +83,26 @@ fn run_program(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -
     // The program receives the terminal's signals itself and may take time to end. This process ends only
     // after it.
     let stop = Stop::on_signals()?;
-    let mut command = launch.command(name);
-    command.args(arguments);
+    // This program starts itself again, and executes the program there (`exec_program`).
+    let mut command = launch.command("/proc/self/exe");
+    command.arg("emulate").arg("--topology").arg(topology);
+    command.arg("--parent").arg(std::process::id().to_string()).arg("--").args(program);
     if let Some(doorbells) = doorbells {
         command.env(launch::DOORBELLS, doorbells);
     }
     let failed = |error| Failure::failed(format!("cannot run {}: {error}", name.display()));
-    // Exit codes as in a shell: 127 if the program was not found, 126 if it cannot be executed.
-    let mut child = command.spawn().map_err(|error| Failure::NotRun {
-        code: if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
-        message: format!("cannot run {}: {error}", name.display()),
-    })?;
+    let mut child = command.spawn().map_err(failed)?;
+    // A hang-up of the terminal reaches the program itself, which may go on.
+    hangup_flag();
     let mut signalled = false;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(failed)? {
             break status;
         }
         if stop.requested() {
-            if !signalled && let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+            if !signalled && let Some(pid) = Pid::from_raw(child.id() as i32) {
                 signalled = true;
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                let _ = rustix::process::kill_process(pid, Signal::TERM);
             }
             std::thread::sleep(POLL_INTERVAL);
         } else {
@@ -99,6 +111,25 @@ fn run_program(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -
     };
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     if code == 0 { Ok(()) } else { Err(Failure::Ended(code as u8)) }
+}
+
+/// Replaces this process by the program. The kernel kills it when `parent` ends, however it ends
+/// (`PR_SET_PDEATHSIG`, prctl(2)): the parent owns the files of the devices.
+fn exec_program(parent: i32, program: &[OsString]) -> Failure {
+    let Some((name, arguments)) = program.split_first() else { return Failure::usage("no program to run") };
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return Failure::failed(format!("cannot follow the parent process: {error}"));
+    }
+    // The parent may have ended before the call.
+    if Pid::as_raw(getppid()) != parent {
+        return Failure::failed("the parent process has ended");
+    }
+    let error = Command::new(name).args(arguments).exec();
+    // Exit codes as in a shell: 127 if the program was not found, 126 if it cannot be executed.
+    Failure::NotRun {
+        code: if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
+        message: format!("cannot run {}: {error}", name.display()),
+    }
 }
 
 /// Sends a command to the NICs of a running program, through the control socket of its topology. The command
@@ -117,7 +148,7 @@ fn send_command(topology: &Path, request: &str) -> Result<(), Failure> {
             socket.display()
         ))
     };
-    let mut stream = UnixStream::connect(&socket).map_err(failed)?;
+    let mut stream = connect(&socket, ANSWER_TIMEOUT).map_err(failed)?;
     stream.write_all(request.as_bytes()).map_err(failed)?;
     stream.shutdown(Shutdown::Write).map_err(failed)?;
     let mut answer = String::new();

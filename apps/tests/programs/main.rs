@@ -1,6 +1,7 @@
 //! The programs from the command line. Most of these tests need no privilege; those that do are skipped without it.
 
 mod attach;
+mod control;
 mod flow;
 mod flow_match;
 mod gateway_rules;

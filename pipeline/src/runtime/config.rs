@@ -3,6 +3,7 @@ use wirepath_packet::{Arena, MAX_BUFFERS, PoolError};
 use wirepath_pmd::drivers::{self, PortSettings};
 use wirepath_settings::{ConfigError, Located, Settings};
 
+use super::MAX_PORTS;
 use crate::worker::Idle;
 
 /// Use of huge pages for packet memory.
@@ -98,7 +99,11 @@ impl RuntimeConfig {
     /// must be unique.
     pub fn ports_from_settings(top: &Settings<'_>) -> Result<Vec<PortSettings>, ConfigError> {
         let mut ports: Vec<PortSettings> = Vec::new();
-        for table in top.tables("port")? {
+        let tables = top.tables("port")?;
+        if let Some(table) = tables.get(MAX_PORTS) {
+            return Err(table.error(format!("{} ports, expected at most {MAX_PORTS}", tables.len())));
+        }
+        for table in tables {
             let device = table.span("device");
             let port = drivers::plan(table)?;
             if let Some(other) = ports.iter().find(|other| other.name == port.name) {

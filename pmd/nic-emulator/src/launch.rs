@@ -23,8 +23,8 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
+use wirepath_control_socket::remove_abandoned;
 use wirepath_settings::{ConfigError, Source};
 
 use crate::sysfs;
@@ -152,25 +153,21 @@ impl Drop for Launch {
     }
 }
 
-/// Removes a socket that no process listens on.
-fn remove_abandoned(path: &Path) {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-        // Another process may have removed it already.
-        let _ = fs::remove_file(path);
-    }
-}
-
 /// Opens the files that the NICs of the program will open, because errors can still be reported here.
 fn check_files(topology: &Topology) -> Result<(), LaunchError> {
     for (key, path) in [("log", &topology.log), ("stats", &topology.stats)] {
         let Some(path) = path else { continue };
-        let opened = fs::File::options().create(true).append(true).open(path);
+        // Opening a pipe that nobody reads is an error then, and does not wait.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let opened = fs::File::options().create(true).append(true).custom_flags(flags).open(path);
         opened.map_err(|error| LaunchError::File { key, path: path.clone(), error })?;
     }
     let Some(path) = &topology.control else { return Ok(()) };
     let failed = |error| LaunchError::File { key: "control", path: path.clone(), error };
     SocketAddr::from_pathname(path).map_err(failed)?;
+    if fs::symlink_metadata(path).is_ok_and(|file| !file.file_type().is_socket()) {
+        return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket")));
+    }
     // Binding another socket in the same folder shows whether the folder exists and is writable.
     let trial = path.with_extension(format!("{}", std::process::id()));
     match UnixListener::bind(&trial) {
@@ -328,9 +325,12 @@ mod tests {
         assert!(path.exists());
         drop(second);
         assert!(!path.exists());
+        let third = launch();
         fs::write(&path, "no socket").unwrap();
-        drop(launch());
+        drop(third);
         assert!(path.exists());
+        let error = Launch::with_library(&topology, PathBuf::new()).unwrap_err().to_string();
+        assert!(error.contains("there is a file that is not a socket") && path.exists(), "{error}");
     }
 
     #[test]

@@ -4,9 +4,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
-use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Number of lines that are written; further ones are only counted.
 const MOST: u64 = 10_000;
@@ -25,6 +28,8 @@ struct Shared {
     to: Target,
     lines: u64,
     written: u64,
+    /// Lines that could not be written.
+    lost: u64,
     /// Number of occurrences of each line.
     occurrences: HashMap<String, u64>,
     last: Option<String>,
@@ -45,7 +50,14 @@ impl fmt::Debug for Log {
 impl Log {
     fn to(to: Target) -> Self {
         Self {
-            shared: Arc::new(Mutex::new(Shared { to, lines: 0, written: 0, occurrences: HashMap::new(), last: None })),
+            shared: Arc::new(Mutex::new(Shared {
+                to,
+                lines: 0,
+                written: 0,
+                lost: 0,
+                occurrences: HashMap::new(),
+                last: None,
+            })),
         }
     }
 
@@ -57,9 +69,11 @@ impl Log {
     /// Creates a log that appends to a file.
     ///
     /// # Errors
-    /// If the file cannot be opened.
+    /// If the file cannot be opened, or is a pipe that nobody reads.
     pub fn file(path: &Path) -> std::io::Result<Self> {
-        Ok(Self::to(Target::File(File::options().create(true).append(true).open(path)?)))
+        // A pipe without a reader would block the program under test.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        Ok(Self::to(Target::File(File::options().create(true).append(true).custom_flags(flags).open(path)?)))
     }
 
     /// Creates a log that discards its lines. Lines are counted, and the last one is kept.
@@ -87,6 +101,11 @@ impl Log {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).lines
     }
 
+    /// Returns the number of lines that could not be written.
+    pub fn lost(&self) -> u64 {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).lost
+    }
+
     /// Returns the last line, even if it was not written.
     pub fn last(&self) -> Option<String> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).last.clone()
@@ -109,15 +128,28 @@ impl Shared {
     }
 
     fn write(&mut self, line: &str) {
-        // Errors are ignored: a log that cannot be written must not disturb the program under test.
-        let _ = match &mut self.to {
-            // Bypasses the lock of the standard library, which may be locked for ever in a process after
-            // fork.
-            Target::Stderr => rustix::io::write(rustix::stdio::stderr(), line.as_bytes()).map(drop).map_err(Into::into),
-            Target::File(file) => file.write_all(line.as_bytes()),
-            Target::Discard => Ok(()),
+        // A log that cannot be written must not disturb the program under test. rustix bypasses the lock of the
+        // standard library, which may be locked for ever in a process after fork.
+        let written = match &self.to {
+            Target::Stderr => write_now(rustix::stdio::stderr(), line.as_bytes()),
+            Target::File(file) => write_now(file.as_fd(), line.as_bytes()),
+            Target::Discard => true,
         };
+        self.lost += u64::from(!written);
     }
+}
+
+/// Bytes that a pipe takes at once if it has room (`PIPE_BUF`, pipe(7)).
+const PIPE_BUF: usize = 4096;
+
+/// Writes a line if it can be written without waiting. A pipe without a reader gets no line, because the write
+/// would end the program by SIGPIPE.
+fn write_now(to: BorrowedFd<'_>, line: &[u8]) -> bool {
+    let mut ready = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let room = poll(&mut ready, Some(&now)).is_ok() && ready[0].revents() == PollFlags::OUT;
+    let line = &line[..line.len().min(PIPE_BUF)];
+    room && rustix::io::write(to, line).is_ok_and(|written| written == line.len())
 }
 
 fn is_power_of_ten(n: u64) -> bool {
@@ -142,5 +174,28 @@ mod tests {
             .map(|again| format!("wirepath-nic: port 1 is held{again}\nwirepath-nic: so is port 2{again}\n"))
             .collect();
         assert_eq!((text, log.lines()), (expected, 50));
+    }
+    #[test]
+    fn a_full_or_closed_pipe_loses_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(Log::file(&path).is_err(), "nobody reads it");
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let mut reader = File::options().read(true).custom_flags(flags).open(&path).unwrap();
+        let log = Log::file(&path).unwrap();
+        (0..5000).for_each(|n| log.line(format_args!("{n}: {}", "x".repeat(100))));
+        let mut text = Vec::new();
+        // The writer is still there, so the read ends with an error and not with the end of the file.
+        let _ = std::io::Read::read_to_end(&mut reader, &mut text);
+        let read = text.iter().filter(|byte| **byte == b'\n').count() as u64;
+        assert!(read > 100 && log.lost() > 100, "{read}");
+        assert_eq!((log.lines(), log.lost()), (5000, 5000 - read));
+        drop(reader);
+        log.line("nobody reads this");
+        assert_eq!(log.lost(), 5001 - read);
+        let full = Log::file(Path::new("/dev/full")).unwrap();
+        full.line("no room");
+        assert_eq!(full.lost(), 1);
     }
 }

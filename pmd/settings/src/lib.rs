@@ -9,9 +9,10 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::ops::{Range, RangeInclusive};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -65,6 +66,8 @@ const MAX_TEXT: usize = 16 << 20;
 pub struct Source {
     file: Arc<str>,
     text: Arc<str>,
+    /// Offset of the start of each line, once a position was asked for.
+    lines: Arc<OnceLock<Vec<usize>>>,
 }
 
 impl fmt::Debug for Source {
@@ -95,23 +98,40 @@ type Result<T> = std::result::Result<T, ConfigError>;
 impl Source {
     /// A text that does not come from a file.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { file: name.into().into(), text: text.into().into() }
+        Self { file: name.into().into(), text: text.into().into(), lines: Arc::default() }
     }
 
-    /// Reads a file of at most 16 MiB.
+    /// Reads a file of at most 16 MiB. A pipe is read until its writers close it.
     pub fn load(path: &Path) -> Result<Self> {
-        let file = path.display().to_string();
-        let refuse = |message: String| ConfigError { file: file.clone(), position: None, key: String::new(), message };
+        Self::load_from(path, File::open(path))
+    }
+
+    /// Reads a regular file of at most 16 MiB. A pipe or a device, which could have the caller wait, is an error.
+    pub fn load_regular(path: &Path) -> Result<Self> {
+        // O_NONBLOCK: opening a pipe does not wait for a writer (open(2)). It has no effect on regular files.
+        const O_NONBLOCK: i32 = 0o4000;
+        let open = || {
+            let file = File::options().read(true).custom_flags(O_NONBLOCK).open(path)?;
+            match file.metadata()?.is_file() {
+                true => Ok(file),
+                false => Err(std::io::Error::other("expected a regular file")),
+            }
+        };
+        Self::load_from(path, open())
+    }
+
+    fn load_from(path: &Path, file: std::io::Result<File>) -> Result<Self> {
+        let name = path.display().to_string();
+        let refuse = |message: String| ConfigError { file: name.clone(), position: None, key: String::new(), message };
         // The length of the file is not asked for, since a pipe and a device have none.
         let mut text = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_TEXT as u64 + 1).read_to_end(&mut text))
+        file.and_then(|file| file.take(MAX_TEXT as u64 + 1).read_to_end(&mut text))
             .map_err(|e| refuse(format!("cannot read this configuration: {e}")))?;
         if text.len() > MAX_TEXT {
             return Err(refuse("a configuration may have at most 16 MiB, and this one is larger".to_owned()));
         }
         let text = String::from_utf8(text).map_err(|e| refuse(format!("cannot read this configuration: {e}")))?;
-        Ok(Self::new(file, text))
+        Ok(Self::new(name, text))
     }
 
     /// Parses the text as TOML.
@@ -141,11 +161,22 @@ impl Source {
         Span { source: self.clone(), offset, key: key.into() }
     }
 
+    /// Line with this number, from 1, without its line end.
+    pub fn line(&self, number: usize) -> Option<&str> {
+        let start = *self.line_starts().get(number.checked_sub(1)?)?;
+        self.text[start..].lines().next()
+    }
+
+    fn line_starts(&self) -> &[usize] {
+        let ends = || self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        self.lines.get_or_init(|| std::iter::once(0).chain(ends().map(|(end, _)| end + 1)).collect())
+    }
+
     fn position(&self, offset: usize) -> (usize, usize) {
-        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
-        let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
-        let line = before.iter().filter(|&&b| b == b'\n').count() + 1;
-        (line, String::from_utf8_lossy(&before[line_start..]).chars().count() + 1)
+        let offset = offset.min(self.text.len());
+        let line = self.line_starts().partition_point(|start| *start <= offset);
+        let before = &self.text.as_bytes()[self.line_starts()[line - 1]..offset];
+        (line, String::from_utf8_lossy(before).chars().count() + 1)
     }
 }
 

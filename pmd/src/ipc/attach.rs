@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::client::{AttachOffer, AttachedPort, REPLY_TIMEOUT, connect, invalid, map_timeout, receive, send};
+use wirepath_control_socket::connect;
+
+use super::client::{AttachOffer, AttachedPort, REPLY_TIMEOUT, invalid, map_timeout, receive, send};
 use super::message::{AttachError, AttachRequest, Reply, Request};
 use crate::drivers::nic::{mana, mlx5};
 use crate::port::PortId;

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, recv};
+use rustix::net::{RecvFlags, recv};
 use serde::de::DeserializeOwned;
+use wirepath_control_socket::connect;
 use wirepath_memory::{Region, fd_passing};
 use wirepath_verbs::mlx5::var::ImportedVar;
 use wirepath_verbs::{DestroyedFlag, ImportedDomain, ImportedRegion};
@@ -143,17 +143,6 @@ impl AttachedPort {
     pub fn end_reason(&self) -> Option<&str> {
         if self.is_live() { None } else { Some(self.lease.read_end_reason()) }
     }
-}
-
-/// Connects to a socket; each operation on it ends within `patience`.
-pub(super) fn connect(path: &Path, patience: Duration) -> std::io::Result<UnixStream> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Set before connecting: connect(2) itself blocks while the backlog is full.
-    for option in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&socket, option, Some(patience))?;
-    }
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket.into())
 }
 
 pub(super) fn map_timeout(error: std::io::Error) -> AttachError {

@@ -4,16 +4,14 @@ use std::any::Any;
 use std::io::{ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use wirepath_control_socket::{Access, Listener, Peer};
 use wirepath_memory::fd_passing::{self, MAX_MESSAGE_BYTES};
 use wirepath_verbs::DestroyedFlag;
 use wirepath_verbs::mlx5::var::Var;
 
-use super::client::connect;
 use super::config::AttachConfig;
 use super::message::{AttachError, AttachRequest, Description, Inbox, Packets, Reply, Request, Status, encode};
 use crate::drivers::nic::common::nic::{QueueContext, SharedQueue};
@@ -25,8 +23,6 @@ use wirepath_packet::LeasedBuffers;
 const MAX_CLIENTS: usize = 16;
 /// Time after which an idle connection without queues is closed: others wait in the backlog.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout for connecting to a socket that may have a listener.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time that clients have to detach when the port stops.
 const DETACH_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -126,6 +122,7 @@ enum ClientState {
 /// A client connection.
 struct Client {
     socket: UnixStream,
+    peer: Peer,
     inbox: Inbox,
     state: ClientState,
     /// Time of its last request.
@@ -134,7 +131,8 @@ struct Client {
 
 /// Serves the clients of a port.
 pub(crate) struct AttachServer {
-    listener: UnixListener,
+    /// `None` once the port stops.
+    listener: Option<Listener>,
     config: AttachConfig,
     clients: Vec<Client>,
     /// Number of attached clients at the start of this poll.
@@ -153,15 +151,10 @@ pub(crate) struct ServeContext<'a, N: SharedNic> {
 }
 
 impl AttachServer {
-    /// Listens on the configured socket. Removes a stale socket of a process that was killed.
+    /// Listens on the configured socket. Replaces the socket of a process that was killed.
     pub(crate) fn listen(config: &AttachConfig) -> std::io::Result<Self> {
-        let path = &config.socket;
-        if is_stale(path) {
-            std::fs::remove_file(path)?;
-        }
-        let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        listener.set_nonblocking(true)?;
+        // Clients get the memory of the port, so the socket is for its user alone.
+        let listener = Some(Listener::bind(&config.socket, &Access::default())?);
         Ok(Self { listener, config: config.clone(), clients: Vec::new(), attached: 0, attached_total: 0, lost: 0 })
     }
 
@@ -209,18 +202,14 @@ impl AttachServer {
 
     fn accept(&mut self) {
         while self.clients.len() < MAX_CLIENTS
-            && let Ok((socket, _)) = self.listener.accept()
+            && let Some((socket, peer)) = self.listener.as_ref().and_then(Listener::accept)
         {
-            // The mode of the file restricts access. The credentials also exclude clients that connected
-            // before the mode was set.
-            let user = rustix::process::geteuid();
-            let known =
-                rustix::net::sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == user || peer.uid.is_root());
             // Space for the longest reply, so that sending never blocks.
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 2 * MAX_MESSAGE_BYTES);
-            if known && socket.set_nonblocking(true).is_ok() {
+            if peer.is_owner() {
                 self.clients.push(Client {
                     socket,
+                    peer,
                     inbox: Inbox::default(),
                     state: ClientState::Connected,
                     last_request: Instant::now(),
@@ -286,7 +275,8 @@ impl AttachServer {
     fn disconnect<N: SharedNic>(&mut self, client: &mut Client, cx: &mut ServeContext<'_, N>) {
         if client.detach(cx.sharing) {
             self.lost += 1;
-            tracing::warn!("{}: an attached process is gone; its queues are destroyed", cx.status.device);
+            let (device, peer) = (&cx.status.device, client.peer);
+            tracing::warn!("{device}: an attached process ({peer}) is gone; its queues are destroyed");
         }
     }
 
@@ -337,7 +327,10 @@ impl AttachServer {
         self.attached_total += 1;
         let described = self.describe(client, &mut lease, tx, cx);
         match described {
-            Ok(()) => ClientState::Attached(lease),
+            Ok(()) => {
+                tracing::info!("{}: a process has attached ({})", cx.status.device, client.peer);
+                ClientState::Attached(lease)
+            }
             Err(error) => {
                 client.send(&Reply::Refused(error.to_string()), &[]);
                 self.lost += 1;
@@ -414,7 +407,7 @@ impl AttachServer {
 
 impl Drop for AttachServer {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.config.socket);
+        self.listener = None;
         // Clients that watch their socket have some time to detach.
         let begin = Instant::now();
         for mut client in self.clients.drain(..) {
@@ -500,10 +493,4 @@ impl Client {
     fn send(&self, reply: &Reply, files: &[BorrowedFd<'_>]) -> bool {
         encode(reply).is_ok_and(|bytes| fd_passing::send(&self.socket, &bytes, files).is_ok())
     }
-}
-
-/// Returns true if the path is a socket without a listener.
-fn is_stale(path: &Path) -> bool {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    is_socket && connect(path, CONNECT_TIMEOUT).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }

@@ -1,5 +1,4 @@
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use serde_json::{Value, json};
 use wirepath_settings::{ConfigError, Source};
@@ -7,11 +6,13 @@ use wirepath_settings::{ConfigError, Source};
 use super::CheckArguments;
 use super::input::{self, Input};
 use super::lint::{Warning, warnings};
-use crate::cli::{Failure, print, print_json};
+use crate::cli::{Failure, print, print_error, print_json};
 use crate::rules::Entry;
 
 pub(super) fn run(arguments: &CheckArguments, json: bool) -> Result<(), Failure> {
-    let Input { sources, entries, errors, ports, .. } = input::read(&arguments.input)?;
+    let mut input = input::read(&arguments.input)?;
+    input.refuse_on_ports()?;
+    let Input { sources, entries, errors, ports, .. } = input;
     let warnings = warnings(&entries, &ports);
     let ok = errors.is_empty() && (warnings.is_empty() || !arguments.strict);
     if json {
@@ -25,8 +26,7 @@ pub(super) fn run(arguments: &CheckArguments, json: bool) -> Result<(), Failure>
             let error = entries[warning.rule].span.error(&warning.message);
             let _ = writeln!(text, "{}", format_error(&sources, &error, "warning"));
         }
-        // An error is ignored: if standard error is closed, the message cannot be delivered.
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        print_error(&text);
         let mut rules = String::new();
         for Entry { rule, .. } in &entries {
             let _ = if arguments.toml {
@@ -50,8 +50,7 @@ pub(super) fn run(arguments: &CheckArguments, json: bool) -> Result<(), Failure>
 /// Prints the errors of an input and fails if there are any.
 pub(super) fn report_errors(input: &Input) -> Result<(), Failure> {
     let text: String = input.errors.iter().map(|error| format_error(&input.sources, error, "error") + "\n").collect();
-    // An error is ignored: if standard error is closed, the message cannot be delivered.
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    print_error(&text);
     match input.errors.len() {
         0 => Ok(()),
         1 => Err(Failure::usage("1 error")),
@@ -64,7 +63,7 @@ pub(super) fn format_error(sources: &[Source], error: &ConfigError, level: &str)
     let mut text = format!("{level}: {error}");
     let Some((line, column)) = error.position else { return text };
     let Some(source) = sources.iter().find(|source| source.name() == error.file) else { return text };
-    let Some(found) = source.text().lines().nth(line - 1) else { return text };
+    let Some(found) = source.line(line) else { return text };
     // Control characters become blanks of the same width.
     let found: String = found.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let rest = found.chars().skip(column - 1);

@@ -4,20 +4,18 @@ use wirepath_packet::PortId;
 
 use serde_json::{Value, json};
 use wirepath_flow::{Direction, Rule};
-use wirepath_packet::Pool;
 use wirepath_pipeline::PortInfo;
 use wirepath_pipeline::rules::offload::{self, Placement};
-use wirepath_pipeline::rules::{RuleLocation, check_on, in_priority_order, locate_rule};
+use wirepath_pipeline::rules::{RuleLocation, check_on, locate_rule};
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::port::hardware::RuleCapabilities;
-use wirepath_pmd::port::{Capabilities, KernelRule};
 use wirepath_settings::Source;
 use wirepath_wire::{MacAddr, Tunnels};
 
 use super::input::{self, Input, Program};
 use super::{ExplainArguments, check::report_errors};
 use crate::cli::{Failure, print, print_json};
-use crate::rules::{Entry, GatewayRule, Hardware, gateway_rules, location_name};
+use crate::rules::{Entry, GatewayRule, Hardware, UnopenedPorts, gateway_rules, location_name};
 use crate::tools::devices::query_rules;
 
 /// The rule hardware that the ports are assumed to have.
@@ -98,38 +96,31 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
     }
 }
 
-/// Returns unopened ports with the properties known from their settings.
-fn unopened_ports(ports: &[PortSettings]) -> Result<Vec<PortInfo>, Failure> {
-    let pool = Pool::new("paper", 64)?;
-    let info = |(id, port): (u16, &PortSettings)| {
-        let plain = Capabilities::plain(port.plan.driver(), port.device.clone().unwrap_or_default());
-        PortInfo {
-            queues: port.queues,
-            capabilities: Capabilities { kernel_punt: port.plan.kernel_punt(), ..plain },
-            ..PortInfo::simulated(PortId::new(id), &port.name, None, port.mtu, &pool)
-        }
-    };
-    Ok((0..).zip(ports).map(info).collect())
-}
-
 fn rows(entries: &[Entry], settings: &[PortSettings], hardware: Hardware) -> Result<Vec<Vec<Row>>, Failure> {
-    let ports = unopened_ports(settings)?;
     let rules: Vec<Rule> = entries.iter().map(|entry| entry.rule.clone()).collect();
-    let answer = |sorted: &[Rule]| -> Result<Vec<Vec<KernelRule>>, Failure> {
-        Ok((0..).zip(settings).map(|(id, port)| port.plan.kernel_rules(sorted, PortId::new(id))).collect())
-    };
-    let decided = in_priority_order(&rules, answer)?;
-    let rows = |(number, rule): (usize, &Rule)| {
+    let unopened = UnopenedPorts::ask(settings, &rules)?;
+    let UnopenedPorts { ports, decided } = &unopened;
+    let rows = |((number, rule), judged): ((usize, &Rule), Result<_, String>)| {
         let row = |(port, location): (PortId, Result<RuleLocation, String>)| {
             let info = &ports[port.index()];
-            let location = check_on(rule, &ports, port).map_or(location, Err);
+            let location = check_on(rule, ports, port).map_or(location, Err);
+            (port, info, location)
+        };
+        let mut rows: Vec<_> = locate_rule(rule, number, ports, decided).into_iter().map(row).collect();
+        // A limit of the list concerns all ports.
+        if let Err(why) = judged
+            && rows.iter().all(|(.., location)| location.is_ok())
+        {
+            rows.iter_mut().for_each(|(.., location)| *location = Err(why.clone()));
+        }
+        let row = |(port, info, location): (PortId, &PortInfo, Result<RuleLocation, String>)| {
             let driver = info.capabilities.driver;
             let why = why(rule, &settings[port.index()], hardware, &location);
             Row { id: port.number(), port: info.name.clone(), driver, why, location, nic: None }
         };
-        locate_rule(rule, number, &ports, &decided).into_iter().map(row).collect()
+        rows.into_iter().map(row).collect()
     };
-    Ok(rules.iter().enumerate().map(rows).collect())
+    Ok(rules.iter().enumerate().zip(unopened.judge(&rules)).map(rows).collect())
 }
 
 /// Returns the reason why a rule does not run closer to the wire.
@@ -152,7 +143,7 @@ fn why(rule: &Rule, port: &PortSettings, hardware: Hardware, location: &Result<R
 
 /// Reads the recorded capabilities of a device.
 fn recorded(file: &Path) -> Result<RuleCapabilities, Failure> {
-    let source = Source::load(file)?;
+    let source = Source::load_regular(file)?;
     serde_json::from_str(source.text()).map_err(|error| {
         let text = "not what `wirepath devices --rules` prints of a NIC";
         Failure::usage(format!("{}: {text}: {error}", file.display()))

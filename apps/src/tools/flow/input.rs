@@ -3,14 +3,15 @@ use std::path::Path;
 use wirepath_packet::PortId;
 
 use wirepath_flow::rule_file::{self, FileFormat, FileRule};
-use wirepath_flow::{Ports, list_from_settings};
+use wirepath_flow::{Ports, Rule, list_from_settings};
+use wirepath_pipeline::rules::{RuleLimits, RuleLocations, judge};
 use wirepath_settings::{ConfigError, Source};
 
 use super::InputArguments;
 use crate::cli::Failure;
 use crate::gateway::Setup;
 use crate::l2fwd::Config;
-use crate::rules::{Entry, Hardware, RuleSettings};
+use crate::rules::{Entry, Hardware, RuleSettings, UnopenedPorts};
 
 /// The program that a configuration is for.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub enum Program {
     /// `l2fwd`.
     L2fwd(Config),
     /// `tunnel-gateway`.
-    Gateway(Setup),
+    Gateway(Box<Setup>),
 }
 
 impl Program {
@@ -88,6 +89,9 @@ pub(super) fn read(arguments: &InputArguments) -> Result<Input, Failure> {
                     Err(error) => input.errors.push(error),
                 }
             }
+            if input.program.is_none() {
+                input.refuse_beyond_limits();
+            }
         }
         Err(error) => input.errors.push(error),
     }
@@ -95,6 +99,38 @@ pub(super) fn read(arguments: &InputArguments) -> Result<Input, Failure> {
 }
 
 impl Input {
+    /// Moves rules that the program would refuse from the entries to the errors.
+    pub(super) fn refuse(&mut self, judged: Vec<Result<RuleLocations, String>>) {
+        let entries = std::mem::take(&mut self.entries);
+        for (entry, judged) in entries.into_iter().zip(judged) {
+            match judged {
+                Ok(_) => self.entries.push(entry),
+                Err(why) => self.errors.push(entry.span.error(why)),
+            }
+        }
+    }
+
+    fn rules(&self) -> Vec<Rule> {
+        self.entries.iter().map(|entry| entry.rule.clone()).collect()
+    }
+
+    /// Refuses rules beyond the limits of a list, which hold on any ports.
+    fn refuse_beyond_limits(&mut self) {
+        self.refuse(judge(&self.rules(), None, &[], &RuleLimits::default()));
+    }
+
+    /// Refuses rules that the program would refuse on its ports.
+    pub(super) fn refuse_on_ports(&mut self) -> Result<(), Failure> {
+        let ports = match &self.program {
+            Some(Program::L2fwd(config)) => &config.ports,
+            Some(Program::Gateway(setup)) => &setup.ports,
+            None => return Ok(()),
+        };
+        let rules = self.rules();
+        self.refuse(UnopenedPorts::ask(ports, &rules)?.judge(&rules));
+        Ok(())
+    }
+
     fn names(&self) -> Vec<(&str, PortId)> {
         self.ports.ports.iter().zip(0..).map(|((name, _), id)| (name.as_str(), PortId::new(id))).collect()
     }
@@ -119,7 +155,7 @@ impl Input {
             return Ok(rules);
         }
         let program = if ["underlay", "segment"].iter().any(|key| top.has(key)) {
-            Setup::read(source).map(Program::Gateway)
+            Setup::read(source).map(|setup| Program::Gateway(Box::new(setup)))
         } else {
             Config::read(source).map(Program::L2fwd)
         };

@@ -1,9 +1,15 @@
 //! Where the rules of a list run: in the workers, or in the XDP program of a port.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use wirepath_flow::{Action, Direction, Field, ItemKind, Key, KeyKind, Rule};
 use wirepath_pmd::port::{KernelPunt, KernelRule, PortId, VlanTags};
 
 use super::rule_list::ends_at_kernel;
+use super::table::RuleLimits;
+use crate::rules::RuleTableError;
+use crate::rules::classifier::match_key::Pattern;
 use crate::runtime::PortInfo;
 
 /// A rule that the program cannot run.
@@ -130,24 +136,76 @@ fn location(rule: &Rule, port: &PortInfo, decided: Option<&Result<(), String>>) 
     }
 }
 
-/// Returns where each rule runs on these ports, given the answers of the ports. In `decided`, `rule` is an
-/// index into `rules`, and each list is sorted by it. The first rule that cannot run is returned as the
-/// error.
-pub fn locate_all(
+/// Judges a rule list: returns for each rule where it runs, or why the program refuses the list.
+///
+/// `ports` are the ports, and `decided` their answers about rules that end at the kernel; `rule` in them is an
+/// index into `rules`, and each list is sorted by it. Without ports, only the limits are checked. A rule beyond a
+/// limit is refused, and the rules before it are not.
+pub fn judge(
     rules: &[Rule],
-    ports: &[PortInfo],
+    ports: Option<&[PortInfo]>,
     decided: &[Vec<KernelRule>],
-) -> Result<Vec<RuleLocations>, RuleRefused> {
-    let locate = |number: usize| {
-        let refuse = |reason| RuleRefused { rule: number, reason };
-        if let Some(reason) = check(&rules[number], ports) {
-            return Err(refuse(reason));
-        }
-        let ports = locate_rule(&rules[number], number, ports, decided).into_iter();
-        let ports = ports.map(|(port, location)| Ok((port, location?))).collect::<Result<_, String>>();
-        Ok(RuleLocations { ports: ports.map_err(refuse)? })
+    limits: &RuleLimits,
+) -> Vec<Result<RuleLocations, String>> {
+    let mut counts = ListCounts::default();
+    let mut judge_one = |(number, rule): (usize, &Rule)| {
+        let ports = match ports {
+            None => Vec::new(),
+            Some(ports) => match check(rule, ports) {
+                Some(reason) => return Err(reason),
+                None => locate_rule(rule, number, ports, decided)
+                    .into_iter()
+                    .map(|(port, location)| Ok((port, location?)))
+                    .collect::<Result<_, String>>()?,
+            },
+        };
+        counts.add(rule, limits).map_err(|error| error.to_string())?;
+        Ok(RuleLocations { ports })
     };
-    (0..rules.len()).map(locate).collect()
+    rules.iter().enumerate().map(&mut judge_one).collect()
+}
+
+/// A direction and the bits that a rule compares.
+type DirectedMask = (Direction, Box<[(u8, u64)]>);
+
+/// Counts of a rule list, to compare with [`RuleLimits`].
+#[derive(Default)]
+struct ListCounts {
+    rules: usize,
+    /// Numbers of the masks of each direction.
+    masks: HashMap<DirectedMask, usize>,
+    masks_of: HashMap<Direction, usize>,
+    /// Rules of each mask and value.
+    patterns: HashMap<(usize, Box<[u64]>), usize>,
+}
+
+impl ListCounts {
+    /// Counts a rule, unless it exceeds a limit.
+    fn add(&mut self, rule: &Rule, limits: &RuleLimits) -> Result<(), RuleTableError> {
+        let (direction, pattern) = (rule.direction(), Pattern::of(&rule.fields()));
+        if self.rules >= limits.rules {
+            return Err(RuleTableError::TooManyRules { limit: limits.rules });
+        }
+        let known = self.masks.len();
+        let mask = match self.masks.entry((direction, pattern.mask)) {
+            Entry::Occupied(mask) => *mask.get(),
+            Entry::Vacant(vacant) => {
+                let masks = self.masks_of.entry(direction).or_default();
+                if *masks >= limits.masks {
+                    return Err(RuleTableError::TooManyMasks { limit: limits.masks });
+                }
+                *masks += 1;
+                *vacant.insert(known)
+            }
+        };
+        let same = self.patterns.entry((mask, pattern.value)).or_default();
+        if *same >= limits.duplicates {
+            return Err(RuleTableError::TooManyDuplicates { limit: limits.duplicates });
+        }
+        *same += 1;
+        self.rules += 1;
+        Ok(())
+    }
 }
 
 /// Returns where one rule runs on each port whose packets can match it, or why it cannot. `number` is its

@@ -7,8 +7,7 @@ mod rule_list;
 pub(super) mod table;
 
 pub use location::{
-    RuleLocation, RuleLocations, RuleRefused, check, check_on, in_priority_order, locate_all, locate_rule,
-    priority_order,
+    RuleLocation, RuleLocations, RuleRefused, check, check_on, in_priority_order, judge, locate_rule, priority_order,
 };
-pub use rule_control::{ActiveRule, RuleControl, RuleControlError};
+pub use rule_control::{ActiveRule, ListEntry, RuleControl, RuleControlError};
 pub use table::{Change, RemovalReason, RemovedRule, RuleCounters, RuleId, RuleLimits, RuleTable, Timeouts};

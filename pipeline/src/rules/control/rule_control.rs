@@ -1,6 +1,6 @@
 //! The rule list of a program: it is checked against the ports, run by the workers, and set on the ports.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use wirepath_flow::{Direction, Reformat, Rule};
@@ -15,7 +15,7 @@ use crate::events::Punt;
 use crate::rules::offload::{HardwareRules, Obstacle, Placement};
 use crate::rules::{
     Change, PUNT_TO_KERNEL, RemovedRule, RuleCounters, RuleId, RuleLimits, RuleLocation, RuleLocations, RulePorts,
-    RuleRefused, RuleStage, RuleTable, RuleTableError, Timeouts, check, in_priority_order, locate_all,
+    RuleRefused, RuleStage, RuleTable, RuleTableError, Timeouts, check, in_priority_order, judge,
 };
 use crate::runtime::{ControlPlane, PortInfo, Runtime, RuntimeError};
 
@@ -30,6 +30,15 @@ pub struct ActiveRule {
     pub counters: RuleCounters,
 }
 
+/// An entry of a new rule list.
+#[derive(Clone, Debug)]
+pub enum ListEntry {
+    /// A rule in force, which keeps its id and its counters. It may move in the list.
+    Keep(RuleId),
+    /// A rule that gets a new id.
+    New(Rule),
+}
+
 /// Control side of [`RuleStage`]s: the rule list, in the order in which rules of equal priority are matched.
 #[derive(Debug)]
 pub struct RuleControl {
@@ -40,9 +49,6 @@ pub struct RuleControl {
     rules: RuleList,
     /// Locations of rules that end at the kernel. All other rules run in the workers or in NICs.
     to_kernel: HashMap<RuleId, RuleLocations>,
-    /// New ids of rules that were removed and added again to keep the order, by old id. The final counters of
-    /// the old ids are still pending.
-    renumbered: HashMap<RuleId, RuleId>,
     aged: u64,
     /// UDP ports of tunnels.
     tunnels: Tunnels,
@@ -90,7 +96,6 @@ impl RuleControl {
             rule_ports: Arc::new(rule_ports),
             rules: RuleList::default(),
             to_kernel: HashMap::new(),
-            renumbered: HashMap::new(),
             aged: 0,
         }
     }
@@ -103,7 +108,7 @@ impl RuleControl {
     /// Sets the rules before the start. On error no rule is in force.
     pub fn begin(&mut self, runtime: &mut Runtime, rules: &[Rule]) -> Result<(), RuleControlError> {
         let placed = self.locate(rules, |_, sorted| runtime.set_rules(sorted).map_err(RuleControlError::from))?;
-        self.set_table(rules, None)?;
+        self.set_table(self.match_by_content(rules.to_vec()), None)?;
         self.keep_locations(placed);
         Ok(())
     }
@@ -205,14 +210,38 @@ impl RuleControl {
         self.hardware.stop(plane, &mut self.table, now);
     }
 
-    /// Replaces the rule list atomically. Rules that stay keep their counters. After an error the old list is
-    /// in force.
+    /// Replaces the rule list atomically. A rule that is equal to one in force keeps its id and its counters.
+    /// After an error the old list is in force.
     pub fn replace(&mut self, plane: &mut ControlPlane, rules: &[Rule]) -> Result<(), RuleControlError> {
-        let placed = self.locate(rules, |ports, sorted| set_port_rules(ports, plane, sorted));
-        match placed.and_then(|placed| self.set_table(rules, Some(&mut *plane)).map(|()| placed)) {
+        let list = self.match_by_content(rules.to_vec());
+        self.rearrange(plane, list).map(drop)
+    }
+
+    /// Replaces the rule list atomically like [`Self::replace`], but the caller says which rules stay. Returns
+    /// the ids of the list. A refused rule is reported by its index in `list`.
+    ///
+    /// An id that is not in force, or that the list names twice, is an error.
+    pub fn rearrange(
+        &mut self,
+        plane: &mut ControlPlane,
+        list: Vec<ListEntry>,
+    ) -> Result<Vec<RuleId>, RuleControlError> {
+        let mut named = HashSet::new();
+        let mut rules = Vec::with_capacity(list.len());
+        for entry in &list {
+            rules.push(match entry {
+                ListEntry::New(rule) => rule.clone(),
+                ListEntry::Keep(id) => match self.rules.get(*id).filter(|_| named.insert(*id)) {
+                    Some(entry) => Rule::clone(&entry.rule),
+                    None => return Err(RuleTableError::NoSuchRule(*id).into()),
+                },
+            });
+        }
+        let placed = self.locate(&rules, |ports, sorted| set_port_rules(ports, plane, sorted));
+        match placed.and_then(|placed| self.set_table(list, Some(&mut *plane)).map(|()| placed)) {
             Ok(placed) => {
                 self.keep_locations(placed);
-                Ok(())
+                Ok(self.rules.iter().map(|entry| entry.id).collect())
             }
             Err(error) => {
                 // The ports get the old rules back.
@@ -221,6 +250,19 @@ impl RuleControl {
                 Err(error)
             }
         }
+    }
+
+    /// Finds the rules in force that are equal to those of a list. Of several equal rules, the first ones stay.
+    fn match_by_content(&self, rules: Vec<Rule>) -> Vec<ListEntry> {
+        let mut there: HashMap<&Rule, VecDeque<RuleId>> = HashMap::new();
+        for entry in self.rules.iter() {
+            there.entry(&entry.rule).or_default().push_back(entry.id);
+        }
+        let find = |rule: Rule| match there.get_mut(&rule).and_then(VecDeque::pop_front) {
+            Some(id) => ListEntry::Keep(id),
+            None => ListEntry::New(rule),
+        };
+        rules.into_iter().map(find).collect()
     }
 
     /// Removes rules and adds others atomically. New rules are ordered after those of equal priority, and are
@@ -241,11 +283,9 @@ impl RuleControl {
         }
         let stay = self.rules.iter().len() - going.len();
         if new.iter().any(ends_at_kernel) || self.rules.has_kernel_rules() {
-            let rest = self.rules.iter().filter(|entry| !going.contains(&entry.id));
-            let mut rules: Vec<Rule> = rest.map(|entry| Rule::clone(&entry.rule)).collect();
-            rules.extend(new);
-            self.replace(plane, &rules)?;
-            return Ok(self.rules.iter().skip(stay).map(|entry| entry.id).collect());
+            let rest = self.rules.iter().map(|entry| entry.id).filter(|id| !going.contains(id));
+            let list = rest.map(ListEntry::Keep).chain(new.into_iter().map(ListEntry::New)).collect();
+            return Ok(self.rearrange(plane, list)?.split_off(stay));
         }
         for (rule, number) in new.iter().zip(stay..) {
             if let Some(reason) = check(rule, &self.ports) {
@@ -264,7 +304,7 @@ impl RuleControl {
         removed.iter().for_each(|id| drop(self.rules.remove(*id)));
         let ids = entries.iter().map(|(id, _)| *id).collect();
         for (id, rule) in entries {
-            self.rules.push(Entry { id, rule, earlier_counters: RuleCounters::default() });
+            self.rules.push(Entry { id, rule });
         }
         Ok(ids)
     }
@@ -313,57 +353,64 @@ impl RuleControl {
         tell: impl FnOnce(&[PortInfo], &[Rule]) -> Result<Vec<Vec<KernelRule>>, RuleControlError>,
     ) -> Result<Vec<RuleLocations>, RuleControlError> {
         let decided = in_priority_order(rules, |sorted| tell(&self.ports, sorted))?;
-        locate_all(rules, &self.ports, &decided).map_err(RuleControlError::Refused)
+        let judged = judge(rules, Some(&self.ports), &decided, &self.table.limits());
+        let refuse = |(rule, judged): (usize, Result<_, String>)| {
+            judged.map_err(|reason| RuleControlError::Refused(RuleRefused { rule, reason }))
+        };
+        judged.into_iter().enumerate().map(refuse).collect()
     }
 
-    /// Changes the table to contain exactly these rules.
-    fn set_table(&mut self, rules: &[Rule], plane: Option<&mut ControlPlane>) -> Result<(), RuleControlError> {
-        let old = self.rules.take();
-        let kept = KeptRules::of(&old, rules);
-        let changed = self.change_table(plane, |change, removed, added| {
-            for (entry, _) in old.iter().zip(&kept.is_kept).filter(|(_, kept)| !**kept) {
-                change.remove(entry.id)?;
-                removed.push(entry.id);
+    /// Changes the table to contain exactly this list. The ids of the list are in force and named once.
+    fn set_table(&mut self, list: Vec<ListEntry>, plane: Option<&mut ControlPlane>) -> Result<(), RuleControlError> {
+        let stays: HashSet<RuleId> =
+            list.iter().filter_map(|entry| if let ListEntry::Keep(id) = entry { Some(*id) } else { None }).collect();
+        let going: Vec<RuleId> = self.rules.iter().map(|entry| entry.id).filter(|id| !stays.contains(id)).collect();
+        let moves = self.moves(&list);
+        let entries = self.change_table(plane, |change, removed, added| {
+            for id in going {
+                change.remove(id)?;
+                removed.push(id);
             }
-            let mut ids = Vec::with_capacity(rules.len());
-            for (rule, from) in rules.iter().zip(&kept.new) {
-                ids.push(match from {
-                    Some(i) => old[*i].id,
-                    None => {
-                        let id = change.add(rule.clone(), Timeouts::NONE)?;
-                        added.extend(change.table().rule_arc(id).map(|rule| (id, rule)));
-                        id
-                    }
-                });
+            let mut entries = Vec::with_capacity(list.len());
+            for (entry, moves) in list.into_iter().zip(moves) {
+                let (id, is_new) = match entry {
+                    ListEntry::Keep(id) => (id, moves),
+                    ListEntry::New(rule) => (change.add(rule, Timeouts::NONE)?, true),
+                };
+                if moves {
+                    change.move_last(id)?;
+                    removed.push(id);
+                }
+                let rule = change.table().rule_arc(id).ok_or(RuleTableError::NoSuchRule(id))?;
+                if is_new {
+                    added.push((id, Arc::clone(&rule)));
+                }
+                entries.push(Entry { id, rule });
             }
-            Ok(ids)
-        });
-        let ids = match changed {
-            Ok(ids) => ids,
-            Err(error) => {
-                self.rules = old.into_iter().collect();
-                return Err(error.into());
+            Ok(entries)
+        })?;
+        self.rules = entries.into_iter().collect();
+        Ok(())
+    }
+
+    /// Finds the rules of a list that must move behind all others of their direction and priority. Those are the
+    /// rules that stay, but stand behind a new rule or behind one that is later in the old list.
+    fn moves(&self, list: &[ListEntry]) -> Vec<bool> {
+        // Position of the last rule that stays in its place, or none if a rule of the group is new or moves.
+        let mut groups: HashMap<(Direction, u32), Option<u64>> = HashMap::new();
+        let moves = |entry: &ListEntry| match entry {
+            ListEntry::New(rule) => {
+                groups.insert((rule.direction(), rule.priority()), None);
+                false
+            }
+            ListEntry::Keep(id) => {
+                let Some((position, entry)) = self.rules.position(*id) else { return false };
+                let group = groups.entry((entry.rule.direction(), entry.rule.priority())).or_insert(Some(0));
+                *group = group.filter(|last| *last <= position).map(|_| position);
+                group.is_none()
             }
         };
-        // Rules that continue under another id.
-        let mut removed: HashMap<&Rule, &Entry> = HashMap::new();
-        for (entry, _) in old.iter().zip(&kept.is_kept).filter(|(_, kept)| !**kept) {
-            removed.entry(&entry.rule).or_insert(entry);
-        }
-        for ((rule, id), from) in rules.iter().zip(ids).zip(&kept.new) {
-            let Some(shared) = self.table.rule_arc(id) else { continue };
-            let mut entry = Entry { id, rule: shared, earlier_counters: RuleCounters::default() };
-            if let Some(i) = from {
-                entry.earlier_counters = old[*i].earlier_counters;
-            } else if let Some(same) = removed.remove(rule) {
-                entry.earlier_counters = same.earlier_counters;
-                // Pending counters of still earlier ids now go to the new id.
-                self.renumbered.values_mut().filter(|to| **to == same.id).for_each(|to| *to = id);
-                self.renumbered.insert(same.id, id);
-            }
-            self.rules.push(entry);
-        }
-        Ok(())
+        list.iter().map(moves).collect()
     }
 
     /// Handles a punted packet. Returns it if another stage punted it.
@@ -386,14 +433,9 @@ impl RuleControl {
             return;
         }
         self.aged = now;
-        let (rules, renumbered, hardware) = (&mut self.rules, &mut self.renumbered, &mut self.hardware);
-        self.table.age(now, |RemovedRule { id, counters, .. }| {
-            let counters = sum(counters, hardware.last_counted(id));
-            if let Some(to) = renumbered.remove(&id)
-                && let Some(entry) = rules.get_mut(to)
-            {
-                entry.earlier_counters = sum(entry.earlier_counters, counters);
-            }
+        let hardware = &mut self.hardware;
+        self.table.age(now, |RemovedRule { id, .. }| {
+            hardware.last_counted(id);
         });
     }
 
@@ -402,74 +444,47 @@ impl RuleControl {
         self.rules.iter().map(|entry| (entry.id, &entry.rule))
     }
 
+    /// Returns a rule in force.
+    pub fn rule(&self, id: RuleId) -> Option<&Arc<Rule>> {
+        self.rules.get(id).map(|entry| &entry.rule)
+    }
+
     /// Returns the rules in force with their counters. Without `plane`, packets that ports decide about are
     /// not counted.
     pub fn active_rules(&self, mut plane: Option<&mut ControlPlane>) -> Vec<ActiveRule> {
-        // Ports identify rules by content: of equal rules, only the first one runs.
         let mut asked = HashSet::new();
-        // Counters of earlier ids, which workers may still increase.
-        let mut earlier: HashMap<RuleId, RuleCounters> = HashMap::new();
-        for (from, to) in &self.renumbered {
-            let mut counters = self.table.pending_removal_counters(*from).unwrap_or_default();
-            if let Some(plane) = &mut plane {
-                counters = sum(counters, self.hardware.counted(*plane, *from));
-            }
-            let all = earlier.entry(*to).or_default();
-            *all = sum(*all, counters);
+        let ids: Vec<RuleId> = self.rules.iter().map(|entry| entry.id).collect();
+        ids.into_iter().filter_map(|id| self.active_rule(id, plane.as_deref_mut(), &mut asked)).collect()
+    }
+
+    /// Returns a rule in force with its counters, for lists that are made in parts. `asked` holds the rules that
+    /// the ports were asked about for this list.
+    pub fn active_rule(
+        &self,
+        id: RuleId,
+        mut plane: Option<&mut ControlPlane>,
+        asked: &mut HashSet<Arc<Rule>>,
+    ) -> Option<ActiveRule> {
+        let rule = &self.rules.get(id)?.rule;
+        let mut counters = self.table.counters(id).unwrap_or_default();
+        if let Some(plane) = &mut plane {
+            counters = sum(counters, self.hardware.counted(*plane, id));
         }
-        let all = self.rules.iter().map(|Entry { id, rule, earlier_counters }| {
-            let mut counters = sum(*earlier_counters, self.table.counters(*id).unwrap_or_default());
-            counters = sum(counters, earlier.get(id).copied().unwrap_or_default());
-            if let Some(plane) = &mut plane {
-                counters = sum(counters, self.hardware.counted(*plane, *id));
-            }
-            let first = asked.insert(rule);
-            for port in self.ports.iter().map(|port| port.id).filter(|_| first) {
+        // Ports identify rules by content: of equal rules, only the first one runs. Without a rule that ends at
+        // the kernel, the ports decide about none.
+        if self.rules.has_kernel_rules() && asked.insert(Arc::clone(rule)) {
+            for port in self.ports.iter().map(|port| port.id) {
                 if let Some((packets, bytes)) = plane.as_mut().and_then(|plane| plane.rule_counters(port, rule)) {
                     counters = sum(counters, RuleCounters { packets, bytes, last_hit: 0 });
                 }
             }
-            ActiveRule { id: *id, rule: Arc::clone(rule), counters }
-        });
-        all.collect()
+        }
+        Some(ActiveRule { id, rule: Arc::clone(rule), counters })
     }
 
     /// Returns the ports as of the last check.
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
-    }
-}
-
-/// Rules that keep their position in the order.
-struct KeptRules {
-    /// True for each rule of the old list that is kept.
-    is_kept: Vec<bool>,
-    /// Index in the old list.
-    new: Vec<Option<usize>>,
-}
-
-impl KeptRules {
-    /// Finds the rules that can keep their position: for each direction and priority, the common subsequence at
-    /// the beginning of both lists. The other rules must be added again after them to get the right order.
-    fn of(there: &[Entry], rules: &[Rule]) -> Self {
-        let mut kept = Self { is_kept: vec![false; there.len()], new: vec![None; rules.len()] };
-        let mut groups: HashMap<(Direction, u32), (Vec<usize>, Vec<usize>)> = HashMap::new();
-        for (i, entry) in there.iter().enumerate() {
-            groups.entry((entry.rule.direction(), entry.rule.priority())).or_default().0.push(i);
-        }
-        for (i, rule) in rules.iter().enumerate() {
-            groups.entry((rule.direction(), rule.priority())).or_default().1.push(i);
-        }
-        for (old, new) in groups.into_values() {
-            // Removing a rule between two kept rules does not change their order.
-            let mut old = old.into_iter();
-            for i in new {
-                let Some(same) = old.by_ref().find(|&j| *there[j].rule == rules[i]) else { break };
-                kept.is_kept[same] = true;
-                kept.new[i] = Some(same);
-            }
-        }
-        kept
     }
 }
 

@@ -5,15 +5,13 @@ use std::sync::Arc;
 
 use wirepath_flow::{Action, Rule};
 
-use crate::rules::{RuleCounters, RuleId};
+use crate::rules::RuleId;
 
 /// A rule in force.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) id: RuleId,
     pub(super) rule: Arc<Rule>,
-    /// Counters of earlier ids of the rule.
-    pub(super) earlier_counters: RuleCounters,
 }
 
 /// An ordered list that finds, removes and appends rules without a scan.
@@ -47,8 +45,14 @@ impl RuleList {
         Some(entry)
     }
 
-    pub(super) fn get_mut(&mut self, id: RuleId) -> Option<&mut Entry> {
-        self.entries.get_mut(self.places.get(&id)?)
+    pub(super) fn get(&self, id: RuleId) -> Option<&Entry> {
+        self.entries.get(self.places.get(&id)?)
+    }
+
+    /// Returns a rule and its position, which grows with the order of the list.
+    pub(super) fn position(&self, id: RuleId) -> Option<(u64, &Entry)> {
+        let position = *self.places.get(&id)?;
+        Some((position, self.entries.get(&position)?))
     }
 
     pub(super) fn has(&self, id: RuleId) -> bool {
@@ -62,11 +66,6 @@ impl RuleList {
 
     pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Entry> + ExactSizeIterator {
         self.entries.values()
-    }
-
-    /// Removes all rules and returns them.
-    pub(super) fn take(&mut self) -> Vec<Entry> {
-        std::mem::take(self).entries.into_values().collect()
     }
 }
 

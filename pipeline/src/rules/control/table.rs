@@ -149,8 +149,6 @@ pub struct RuleTable {
     /// Current time in nanoseconds.
     now: u64,
     reclaimer: Reclaimer,
-    /// Records of removed rules that workers may still increment.
-    retiring: HashMap<RuleId, u32>,
     removed: BTreeMap<RuleId, RemovedRule>,
 }
 
@@ -208,7 +206,6 @@ impl RuleTable {
             wheel: TimerWheel::new(now / SECOND),
             now,
             reclaimer: Reclaimer::default(),
-            retiring: HashMap::new(),
             removed: BTreeMap::new(),
         }
     }
@@ -269,6 +266,11 @@ impl RuleTable {
         self.rules.get(&id).map(|entry| entry.linked.record)
     }
 
+    /// Returns the order of a rule among the rules of its priority.
+    pub(in crate::rules) fn sequence(&self, id: RuleId) -> Option<u64> {
+        self.rules.get(&id).map(|entry| entry.sequence)
+    }
+
     /// Returns a shared reference to a rule.
     pub(in crate::rules) fn rule_arc(&self, id: RuleId) -> Option<Arc<Rule>> {
         self.rules.get(&id).map(|entry| Arc::clone(&entry.rule))
@@ -288,12 +290,6 @@ impl RuleTable {
     /// Returns the counters of a rule until now.
     pub fn counters(&self, id: RuleId) -> Option<RuleCounters> {
         Some(self.sum(id, self.rules.get(&id)?.linked.record))
-    }
-
-    /// Returns the counters of a removed rule, until [`Self::age`] reports it.
-    pub(in crate::rules) fn pending_removal_counters(&self, id: RuleId) -> Option<RuleCounters> {
-        let removed = || self.removed.get(&id).map(|removed| removed.counters);
-        self.retiring.get(&id).map(|record| self.sum(id, *record)).or_else(removed)
     }
 
     fn sum(&self, id: RuleId, record: u32) -> RuleCounters {

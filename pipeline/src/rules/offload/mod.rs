@@ -310,18 +310,19 @@ impl HardwareRules {
         self.resync(devices, table, now);
         let Self { ports, draining, final_counts, implicit, .. } = self;
         for it in ports {
-            let added: Vec<(RuleId, &Arc<Rule>, FieldSet)> = added
+            // Implicit rules are not in the table. Their ids place them behind all others.
+            let order = |id: RuleId, rule: &Rule| (rule.priority(), table.sequence(id).unwrap_or(id.number()));
+            let added: Vec<(RuleId, RuleOrder, &Arc<Rule>, FieldSet)> = added
                 .iter()
-                .map(|(id, rule)| (*id, rule, rule.fields()))
+                .map(|(id, rule)| (*id, order(*id, rule), rule, rule.fields()))
                 .filter(|(.., set)| may_match_port(set, it.port))
                 .collect();
-            let order = |(id, rule, _): &(RuleId, &Arc<Rule>, FieldSet)| (rule.priority(), id.number());
             let mut evict = Eviction::default();
             let mut coming = OverlapIndex::default();
             if !removed.is_empty() {
-                let ingress = added.iter().filter(|(_, rule, _)| rule.direction() == Direction::Ingress);
-                for (number, new) in (0..).zip(ingress) {
-                    coming.insert(number, order(new), &Pattern::of(&new.2));
+                let ingress = added.iter().filter(|(.., rule, _)| rule.direction() == Direction::Ingress);
+                for (number, (_, order, _, set)) in (0..).zip(ingress) {
+                    coming.insert(number, *order, &Pattern::of(set));
                     coming.set_state(number, 0, |_, _| {});
                 }
             }
@@ -337,9 +338,8 @@ impl HardwareRules {
                 }
                 it.plan.remove(*id);
             }
-            for new in &added {
-                let (id, rule, set) = new;
-                it.plan.add(*id, order(new), Arc::clone(rule), set, implicit.contains_key(id));
+            for (id, order, rule, set) in &added {
+                it.plan.add(*id, *order, Arc::clone(rule), set, implicit.contains_key(id));
             }
             it.replan(&mut evict);
             it.evict(devices, table, evict, (draining, final_counts), now);
@@ -587,9 +587,10 @@ impl PortRules {
             return;
         }
         let mut tags = DrainBatch::new(self.port, devices.receive_rings(self.port), now);
-        for &(order, id) in evict.rules.iter().rev() {
+        for &(_, id) in evict.rules.iter().rev() {
             let Some(installed) = self.installed.remove(&id) else { continue };
-            if self.plan.target(id).is_some() {
+            // A rule that moves has another order in the plan than the one that it leaves.
+            if let Some(order) = self.plan.order(id).filter(|_| self.plan.target(id).is_some()) {
                 self.pending.insert((order, id));
             }
             if installed.direction == Direction::Egress {

@@ -40,7 +40,8 @@ pub(crate) fn nic() -> Option<&'static Nic> {
 
 fn make() -> Option<Nic> {
     let path = std::env::var_os(launch::TOPOLOGY).filter(|path| !path.is_empty())?;
-    let complain = |error: &dyn std::fmt::Display| eprintln!("wirepath-nic: {error}; there are no emulated NICs");
+    let complain =
+        |error: &dyn std::fmt::Display| Log::stderr().line(format_args!("{error}; there are no emulated NICs"));
     let mut topology = Topology::load(Path::new(&path)).inspect_err(|error| complain(error)).ok()?;
     match std::env::var(launch::DOORBELLS).as_deref() {
         Ok("trap") => topology.doorbells = Doorbells::Trap,

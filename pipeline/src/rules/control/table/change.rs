@@ -69,7 +69,7 @@ impl<'t> Change<'t> {
 
     /// Replaces a rule; see [`RuleTable::replace`].
     pub fn replace(&mut self, id: RuleId, rule: Rule) -> Result<(), RuleTableError> {
-        let table = &mut *self.table;
+        let table = &*self.table;
         let old = table.rules.get(&id).ok_or(RuleTableError::NoSuchRule(id))?;
         let (from, to) = (old.rule.direction(), rule.direction());
         if from != to {
@@ -77,8 +77,21 @@ impl<'t> Change<'t> {
         }
         let same = old.rule.priority() == rule.priority();
         let sequence = if same { old.sequence } else { table.next };
+        self.relink(id, Arc::new(rule), sequence)
+    }
+
+    /// Moves a rule behind all rules of its priority. It keeps its id, its counters and its timeouts.
+    pub fn move_last(&mut self, id: RuleId) -> Result<(), RuleTableError> {
+        let old = self.table.rules.get(&id).ok_or(RuleTableError::NoSuchRule(id))?;
+        let (rule, sequence) = (Arc::clone(&old.rule), self.table.next);
+        self.relink(id, rule, sequence)
+    }
+
+    /// Links a rule again under the id of an existing one, which the workers match until the commit.
+    fn relink(&mut self, id: RuleId, rule: Arc<Rule>, sequence: u64) -> Result<(), RuleTableError> {
+        let table = &mut *self.table;
+        let old = table.rules.get(&id).ok_or(RuleTableError::NoSuchRule(id))?;
         let (timeouts, added) = (old.timeouts, old.added);
-        let rule = Arc::new(rule);
         let (linked, note) = table.link(id, &rule, sequence, self.version)?;
         table.next += 1;
         let entry = Entry { rule, linked, sequence, timeouts, added, timer: None };
@@ -108,7 +121,6 @@ impl<'t> Change<'t> {
                     if let Some(timer) = entry.timer {
                         table.wheel.cancel(timer);
                     }
-                    table.retiring.insert(id, entry.linked.record);
                     table
                         .reclaimer
                         .retired

@@ -167,7 +167,6 @@ impl RuleTable {
             }
             CountersTo::Report(id, rule, reason) => {
                 let carried = self.carried.remove(&id).unwrap_or_default();
-                self.retiring.remove(&id);
                 self.removed.insert(id, RemovedRule { id, rule, reason, counters: counters.plus(carried.counters) });
             }
         }

@@ -1,0 +1,437 @@
+//! Requests and answers of one line each, served by a thread that has other work.
+//!
+//! One call of [`LineServer::serve`] is a turn. It never blocks, and it ends after a bounded time and number of
+//! bytes, whatever the clients do. A long answer is made in parts: the next part is made when the client has read
+//! the last one. So no client makes the server store more than one part.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use crate::listener::{Listener, Peer};
+
+/// Limits of a [`LineServer`].
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at a time. A new one takes the place of the one that has asked nothing for the longest time.
+    pub clients: usize,
+    /// Bytes of a request.
+    pub request_bytes: usize,
+    /// Time from the first byte of a request to its end.
+    pub request_time: Duration,
+    /// Time that a connection may stay without a request.
+    pub idle_time: Duration,
+    /// Time from the end of a request to the end of its answer, which the client must read.
+    pub answer_time: Duration,
+    /// Bytes that one turn reads, and bytes that it writes.
+    pub turn_bytes: usize,
+    /// Time after which a turn begins no other step.
+    pub turn_time: Duration,
+}
+
+impl Default for Limits {
+    /// 64 clients, requests of 64 KiB, turns of 256 KiB and 2 ms.
+    fn default() -> Self {
+        Self {
+            clients: 64,
+            request_bytes: 64 << 10,
+            request_time: Duration::from_secs(5),
+            idle_time: Duration::from_secs(10),
+            answer_time: Duration::from_secs(60),
+            turn_bytes: 256 << 10,
+            turn_time: Duration::from_millis(2),
+        }
+    }
+}
+
+/// Time that a connection without a request has at least, even if others wait.
+const MIN_TIME: Duration = Duration::from_secs(1);
+/// Connections that one turn accepts.
+const ACCEPTS: usize = 64;
+
+/// The program's part of a [`LineServer`].
+pub trait Service {
+    /// State of an answer of which parts are still to be made.
+    type Rest;
+
+    /// Appends the answer to a request, or its first part, to `out`. The last part ends with a line feed.
+    fn answer(&mut self, peer: &Peer, request: &[u8], out: &mut Vec<u8>) -> Option<Self::Rest>;
+
+    /// Appends the next part of an answer to `out`. A part should have about 16 KiB.
+    fn resume(&mut self, rest: Self::Rest, out: &mut Vec<u8>) -> Option<Self::Rest>;
+
+    /// Appends the answer to a request that was not received whole.
+    fn refuse(&mut self, why: &str, out: &mut Vec<u8>);
+}
+
+/// A server of any number of clients. `R` is [`Service::Rest`].
+#[derive(Debug)]
+pub struct LineServer<R> {
+    listener: Listener,
+    limits: Limits,
+    /// In the order in which they are served next.
+    clients: Vec<Client<R>>,
+}
+
+#[derive(Debug)]
+struct Client<R> {
+    stream: UnixStream,
+    peer: Peer,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// Bytes of `output` that are written.
+    written: usize,
+    rest: Option<R>,
+    /// Start of the present phase: idle, a request, or an answer.
+    since: Instant,
+    /// True if the last look found nothing to read.
+    silent: bool,
+    /// True if the connection ends after its answer.
+    last: bool,
+}
+
+/// Rest of a turn.
+struct Budget {
+    read: usize,
+    written: usize,
+    end: Instant,
+}
+
+impl Budget {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.end
+    }
+}
+
+/// State of a connection after a step.
+#[derive(PartialEq, Eq)]
+enum Step {
+    /// Did something, and may do more.
+    Progress,
+    /// Waits for the client.
+    Waiting,
+    Closed,
+}
+
+impl<R> LineServer<R> {
+    /// Creates a server without clients.
+    pub fn new(listener: Listener, limits: Limits) -> Self {
+        Self { listener, limits, clients: Vec::new() }
+    }
+
+    /// Returns the number of connections.
+    pub fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Serves the clients for one turn.
+    pub fn serve(&mut self, service: &mut impl Service<Rest = R>) {
+        let now = Instant::now();
+        let limits = self.limits;
+        let mut budget = Budget { read: limits.turn_bytes, written: limits.turn_bytes, end: now + limits.turn_time };
+        self.accept(now);
+        // Every client gets a step before one gets a second step.
+        let mut waiting = 0;
+        while waiting < self.clients.len() && !budget.is_over() {
+            let mut client = self.clients.remove(0);
+            match client.step(service, &limits, &mut budget) {
+                Step::Closed => continue,
+                Step::Progress => waiting = 0,
+                Step::Waiting => waiting += 1,
+            }
+            self.clients.push(client);
+        }
+        self.clients.retain(|client| client.since.elapsed() < client.time_limit(&limits));
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS {
+            if self.clients.len() >= self.limits.clients {
+                let silent = self
+                    .clients
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, client)| client.silent && now.saturating_duration_since(client.since) >= MIN_TIME);
+                let Some((oldest, _)) = silent.min_by_key(|(_, client)| client.since) else { return };
+                self.clients.remove(oldest);
+            }
+            let Some((stream, peer)) = self.listener.accept() else { return };
+            self.clients.push(Client {
+                stream,
+                peer,
+                input: Vec::new(),
+                output: Vec::new(),
+                written: 0,
+                rest: None,
+                since: now,
+                silent: false,
+                last: false,
+            });
+        }
+    }
+}
+
+impl<R> Client<R> {
+    fn is_answering(&self) -> bool {
+        self.rest.is_some() || self.written < self.output.len()
+    }
+
+    fn time_limit(&self, limits: &Limits) -> Duration {
+        match (self.is_answering(), self.input.is_empty()) {
+            (true, _) => limits.answer_time,
+            (false, false) => limits.request_time,
+            (false, true) => limits.idle_time,
+        }
+    }
+
+    fn step(&mut self, service: &mut impl Service<Rest = R>, limits: &Limits, budget: &mut Budget) -> Step {
+        if self.is_answering() { self.write(service, budget) } else { self.read(service, limits, budget) }
+    }
+
+    fn write(&mut self, service: &mut impl Service<Rest = R>, budget: &mut Budget) -> Step {
+        if self.written == self.output.len() {
+            (self.written, self.output) = (0, Vec::new());
+            self.rest = self.rest.take().and_then(|rest| service.resume(rest, &mut self.output));
+        }
+        let end = self.output.len().min(self.written + budget.written);
+        if end == self.written {
+            return Step::Waiting;
+        }
+        match (&self.stream).write(&self.output[self.written..end]) {
+            Ok(n) => {
+                self.written += n;
+                budget.written -= n;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Step::Waiting,
+            Err(_) => return Step::Closed,
+        }
+        if self.is_answering() {
+            return Step::Progress;
+        }
+        self.since = Instant::now();
+        if self.last { Step::Closed } else { Step::Progress }
+    }
+
+    fn read(&mut self, service: &mut impl Service<Rest = R>, limits: &Limits, budget: &mut Budget) -> Step {
+        self.silent = false;
+        // A request that arrived behind another one comes first.
+        if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+            let request: Vec<u8> = self.input.drain(..=end).collect();
+            self.rest = service.answer(&self.peer, &request[..end], &mut self.output);
+            self.since = Instant::now();
+            return Step::Progress;
+        }
+        if self.input.len() > limits.request_bytes {
+            return self.refuse(service, &format!("a request has at most {} bytes", limits.request_bytes));
+        }
+        let mut bytes = [0; 4096];
+        let most = bytes.len().min(budget.read);
+        if most == 0 {
+            return Step::Waiting;
+        }
+        match (&self.stream).read(&mut bytes[..most]) {
+            Ok(0) if self.input.is_empty() => Step::Closed,
+            Ok(0) => self.refuse(service, "the request ends before its line does"),
+            Ok(n) => {
+                if self.input.is_empty() {
+                    self.since = Instant::now();
+                }
+                self.input.extend_from_slice(&bytes[..n]);
+                budget.read -= n;
+                Step::Progress
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => Step::Progress,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.silent = true;
+                Step::Waiting
+            }
+            Err(_) => Step::Closed,
+        }
+    }
+
+    fn refuse(&mut self, service: &mut impl Service<Rest = R>, why: &str) -> Step {
+        self.input = Vec::new();
+        service.refuse(why, &mut self.output);
+        (self.since, self.last) = (Instant::now(), true);
+        Step::Progress
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::path::Path;
+
+    use super::*;
+    use crate::listener::{Access, connect};
+
+    const WAIT_LIMIT: Duration = Duration::from_secs(60);
+    /// Bytes of a part of a long answer.
+    const PART: usize = 16 << 10;
+
+    /// Answers `N` with a line of N parts, and everything else with the request itself.
+    #[derive(Default)]
+    struct Echo {
+        answered: usize,
+        parts: usize,
+    }
+
+    impl Service for Echo {
+        type Rest = usize;
+
+        fn answer(&mut self, _: &Peer, request: &[u8], out: &mut Vec<u8>) -> Option<usize> {
+            self.answered += 1;
+            match std::str::from_utf8(request).ok().and_then(|text| text.parse().ok()) {
+                Some(parts) => Some(parts),
+                None => {
+                    out.extend_from_slice(request);
+                    out.push(b'\n');
+                    None
+                }
+            }
+        }
+
+        fn resume(&mut self, rest: usize, out: &mut Vec<u8>) -> Option<usize> {
+            self.parts += 1;
+            out.resize(out.len() + PART, b'x');
+            if rest == 1 {
+                out.push(b'\n');
+                return None;
+            }
+            Some(rest - 1)
+        }
+
+        fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
+            out.extend_from_slice(format!("error: {why}\n").as_bytes());
+        }
+    }
+
+    fn server(path: &Path, limits: Limits) -> LineServer<usize> {
+        LineServer::new(Listener::bind(path, &Access::default()).unwrap(), limits)
+    }
+
+    /// Sends bytes, while a reader in another thread takes what comes, and returns that.
+    fn client(path: &Path, bytes: Vec<u8>) -> std::thread::JoinHandle<String> {
+        let path = path.to_owned();
+        std::thread::spawn(move || {
+            let mut stream = connect(&path, WAIT_LIMIT).unwrap();
+            // The server may close before it has read everything.
+            let _ = stream.write_all(&bytes);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let mut text = String::new();
+            let _ = BufReader::new(stream).read_line(&mut text);
+            text
+        })
+    }
+
+    #[test]
+    fn requests_are_answered_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let (mut server, mut service) = (server(&path, Limits::default()), Echo::default());
+        let thread = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                let mut stream = connect(&path, WAIT_LIMIT).unwrap();
+                stream.write_all(b"one\ntwo\n3\nfo").unwrap();
+                stream.write_all(b"ur\nfive").unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                let mut text = String::new();
+                stream.read_to_string(&mut text).unwrap();
+                text
+            }
+        });
+        while !thread.is_finished() {
+            server.serve(&mut service);
+        }
+        let long = "x".repeat(3 * PART);
+        let expected = format!("one\ntwo\n{long}\nfour\nerror: the request ends before its line does\n");
+        assert!(thread.join().unwrap() == expected);
+        assert_eq!((service.answered, service.parts, server.clients()), (4, 3, 0));
+    }
+
+    #[test]
+    fn a_long_answer_is_made_as_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let (mut server, mut service) = (server(&path, Limits::default()), Echo::default());
+        let mut slow = connect(&path, WAIT_LIMIT).unwrap();
+        slow.write_all(b"100000\n").unwrap();
+        // The socket takes some parts. Then none is made, however often the server is called.
+        (0..1000).for_each(|_| server.serve(&mut service));
+        let made = service.parts;
+        assert!((1..200).contains(&made), "{made}");
+        (0..1000).for_each(|_| server.serve(&mut service));
+        assert_eq!(service.parts, made);
+        // Another client is served meanwhile.
+        let other = client(&path, b"hello\n".to_vec());
+        while !other.is_finished() {
+            server.serve(&mut service);
+        }
+        assert_eq!(other.join().unwrap(), "hello\n");
+        slow.read_exact(&mut vec![0; 4 * PART]).unwrap();
+        (0..1000).for_each(|_| server.serve(&mut service));
+        assert!(service.parts > made && service.parts < made + 200, "{made} {}", service.parts);
+    }
+
+    #[test]
+    fn a_turn_has_a_limit_of_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let limits = Limits { turn_bytes: 2 * PART, turn_time: WAIT_LIMIT, ..Limits::default() };
+        let (mut server, mut service) = (server(&path, limits), Echo::default());
+        let mut clients: Vec<UnixStream> = (0..8).map(|_| connect(&path, WAIT_LIMIT).unwrap()).collect();
+        clients.iter_mut().for_each(|client| client.write_all(b"8\n").unwrap());
+        for _ in 0..20 {
+            let before = service.parts;
+            server.serve(&mut service);
+            assert!(service.parts - before <= 2 + 8, "one part for each client, and two that are written");
+        }
+        assert!(service.parts > 16);
+    }
+
+    #[test]
+    fn endless_and_silent_clients_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let short = Duration::from_millis(20);
+        let limits = Limits { idle_time: short, request_time: short, answer_time: short, ..Limits::default() };
+        let (mut server, mut service) = (server(&path, limits), Echo::default());
+        let endless = client(&path, vec![b'x'; 16 << 20]);
+        while !endless.is_finished() {
+            server.serve(&mut service);
+        }
+        assert_eq!(endless.join().unwrap(), "error: a request has at most 65536 bytes\n");
+        let _silent = connect(&path, WAIT_LIMIT).unwrap();
+        let mut half = connect(&path, WAIT_LIMIT).unwrap();
+        half.write_all(b"hal").unwrap();
+        let mut deaf = connect(&path, WAIT_LIMIT).unwrap();
+        deaf.write_all(b"100000\n").unwrap();
+        server.serve(&mut service);
+        assert_eq!(server.clients(), 3);
+        let begin = Instant::now();
+        while server.clients() > 0 && begin.elapsed() < WAIT_LIMIT {
+            server.serve(&mut service);
+        }
+        assert_eq!((server.clients(), service.answered), (0, 1));
+    }
+
+    #[test]
+    fn silent_clients_make_room_for_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let limits = Limits { clients: 4, idle_time: WAIT_LIMIT, ..Limits::default() };
+        let (mut server, mut service) = (server(&path, limits), Echo::default());
+        let silent: Vec<UnixStream> = (0..1000).map(|_| connect(&path, WAIT_LIMIT).unwrap()).collect();
+        server.serve(&mut service);
+        assert_eq!(server.clients(), 4);
+        drop(silent.into_iter().skip(20));
+        let other = client(&path, b"hello\n".to_vec());
+        while !other.is_finished() {
+            server.serve(&mut service);
+            assert!(server.clients() <= 4);
+        }
+        assert_eq!(other.join().unwrap(), "hello\n");
+    }
+}
