@@ -12,7 +12,7 @@ use std::thread;
 use crossbeam_queue::ArrayQueue;
 use wirepath_flow::Rule;
 use wirepath_packet::{Batch, Pool, PoolError};
-use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::drivers::{OnLoss, PortSettings};
 use wirepath_pmd::port::{
     Capabilities, ConfiguredPort, KernelRule, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
 };
@@ -133,6 +133,8 @@ pub struct PortInfo {
     pub mtu: u16,
     /// Number of receive queues, and of transmit queues.
     pub queues: u16,
+    /// Reaction to the loss of the device.
+    pub on_loss: OnLoss,
     /// Capabilities of the device.
     pub capabilities: Capabilities,
     /// Buffer pool of the port's packets.
@@ -178,7 +180,7 @@ impl Runtime {
         let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
         let (mut configured, mut info) = (Vec::new(), Vec::new());
         for (id, settings) in ports.into_iter().enumerate() {
-            let PortSettings { name, plan, queues, depth, mtu, promiscuous, key_spans, .. } = settings;
+            let PortSettings { name, plan, queues, depth, mtu, promiscuous, on_loss, key_spans, .. } = settings;
             let at = |error: PortError| RuntimeError::Open {
                 unsupported: matches!(error, PortError::Unsupported { .. }),
                 error: key_spans.of_error(&error).error(format!("port '{name}': {error}")),
@@ -211,6 +213,7 @@ impl Runtime {
                 mac: capabilities.mac,
                 mtu,
                 queues,
+                on_loss,
                 capabilities,
                 pool,
             });

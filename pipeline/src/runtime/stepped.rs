@@ -4,6 +4,7 @@ use std::sync::Arc;
 use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
+use wirepath_pmd::drivers::OnLoss;
 use wirepath_pmd::port::{Capabilities, MacAddress, Port, PortId};
 
 use super::{Control, ControlPlane, PortInfo, RuntimeError};
@@ -43,6 +44,7 @@ impl PortInfo {
             mac,
             mtu,
             queues: 1,
+            on_loss: OnLoss::Wait,
             capabilities: Capabilities { mac, ..Capabilities::plain("paper", name) },
             pool: pool.clone(),
         }

@@ -130,10 +130,14 @@ pub struct PortSummary {
     pub tx: Vec<QueueStats>,
     /// Device counters beyond those of the queues.
     pub extra: Vec<(&'static str, u64)>,
+    /// Number of times that the port lost its device.
+    pub losses: u64,
+    /// The device was lost at the end of the run.
+    pub away: bool,
 }
 
 impl PortSummary {
-    pub(super) fn new(port: &mut Port) -> Self {
+    pub(super) fn new(port: &mut Port, losses: u64) -> Self {
         let capabilities = port.capabilities();
         Self {
             name: port.name().to_owned(),
@@ -143,6 +147,8 @@ impl PortSummary {
             rx: port.rx_statistics(),
             tx: port.tx_statistics(),
             extra: port.extra_statistics(),
+            losses,
+            away: port.is_away(),
         }
     }
 }
@@ -293,6 +299,8 @@ fn port_json(port: &PortSummary) -> Value {
         "tx_bytes": tx.bytes,
         "rx_queues": port.rx.iter().map(queue_json).collect::<Vec<_>>(),
         "tx_queues": port.tx.iter().map(queue_json).collect::<Vec<_>>(),
+        "losses": port.losses,
+        "away": port.away,
         "device_counters": Value::Object(port.extra.iter().map(|&(name, n)| (name.to_owned(), n.into())).collect()),
     })
 }

@@ -99,7 +99,7 @@ impl GatewayTables {
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
         let ours = LocalEndpoint {
-            mac: underlay.mac.to_u64(),
+            mac: underlay.mac.get().to_u64(),
             ip: underlay.v4.first().map_or(0, |ip| ip.to_bits()).into(),
             udp_port: underlay.udp_port.into(),
             required_flags: underlay.kind.required_flags.into(),
@@ -255,7 +255,7 @@ impl GatewayTables {
         packet.pull_up(packet.len().min(HEADERS));
         let frame = packet.data();
         let dst_mac = MacAddr(*frame.first_chunk().ok_or(DropReason::TooShort)?);
-        if dst_mac != underlay.mac && !dst_mac.is_group() {
+        if dst_mac != underlay.mac.get() && !dst_mac.is_group() {
             return Err(DropReason::NotForUs.into());
         }
         let outer = state.parser.parse_stack(frame, 0, packet.len()).map_err(DropReason::from)?;
@@ -279,7 +279,7 @@ impl GatewayTables {
             // Neighbour discovery uses multicast addresses. The control thread checks them.
             return Err(Rejection::Punt(PuntCode::Host));
         }
-        if dst_mac != underlay.mac || !underlay.has_address(dst) {
+        if dst_mac != underlay.mac.get() || !underlay.has_address(dst) {
             return Err(DropReason::NotForUs.into());
         }
         if outer.is_fragment() {

@@ -223,6 +223,14 @@ impl Device for AutoDevice {
         self.device.stop(queues)
     }
 
+    fn can_return(&self) -> bool {
+        self.device.can_return()
+    }
+
+    fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        self.device.restart(config)
+    }
+
     fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         self.device.rule_hardware()
     }

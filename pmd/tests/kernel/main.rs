@@ -7,6 +7,7 @@ mod topology;
 
 mod af_packet;
 mod af_xdp;
+mod reattach;
 mod tap;
 mod xdp_rules;
 

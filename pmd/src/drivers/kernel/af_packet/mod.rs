@@ -33,6 +33,7 @@ use super::common::bpf::{Program, ProgramKind, ProgramLink};
 use super::common::link::Interface;
 use super::common::link_monitor::LinkMonitor;
 use super::common::link_probe::LinkProbe;
+use super::common::namespace::Namespace;
 use super::common::routes::carries_default_route;
 use super::common::vnet_hdr::VnetOffload;
 use super::common::{privilege_error, system_error};
@@ -133,6 +134,7 @@ impl Options {
         let (link_probe, link_monitor) = watch_interface(&interface)?;
         Ok(AfPacketDevice {
             options: self,
+            namespace: Namespace::current(),
             interface,
             link_probe,
             link_monitor,
@@ -183,6 +185,7 @@ fn to_kernel(exclusive: bool) -> KernelPunt {
 
 struct AfPacketDevice {
     options: Options,
+    namespace: Namespace,
     interface: Interface,
     link_probe: Arc<LinkProbe>,
     link_monitor: LinkMonitor,
@@ -286,44 +289,9 @@ impl AfPacketDevice {
         Ok(Sender::new(socket, Arc::clone(&self.link_probe)))
     }
 
-    fn read_statistics(&mut self) {
-        let Some(running) = &self.running else { return };
-        for socket in &running.receivers {
-            if let Ok(counted) = socket.statistics() {
-                self.totals.packets += u64::from(counted.packets);
-                self.totals.drops += u64::from(counted.drops);
-                self.totals.freezes += u64::from(counted.freezes);
-            }
-        }
-    }
-}
-
-impl Device for AfPacketDevice {
-    fn capabilities(&self) -> Capabilities {
-        let mut mode = "TPACKET_V3 receive ring, sendmmsg, qdisc bypass".to_owned();
-        let mut notes = Vec::new();
-        if let Some(running) = &self.running {
-            mode += &format!(", {} blocks of {} KiB", running.blocks, BLOCK >> 10);
-            mode += if running.exclusive.is_some() { ", exclusive" } else { ", shared with the kernel" };
-            notes.clone_from(&running.notes);
-        }
-        Capabilities {
-            mode,
-            notes,
-            mac: self.interface.mac,
-            max_rx_queues: MAX_QUEUES,
-            max_tx_queues: MAX_QUEUES,
-            offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
-            max_tx_segments: 1024,
-            numa_node: self.interface.numa_node(),
-            can_wait: true,
-            kernel_punt: to_kernel(self.running.as_ref().map_or(self.options.exclusive, |it| it.exclusive.is_some())),
-            ..Capabilities::plain(NAME, &self.options.device)
-        }
-    }
-
-    fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
-        // Another interface may have the same name now.
+    /// Starts the port on the interface that has the configured name now.
+    fn start_on_interface(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let _inside = self.namespace.enter().map_err(self.system_error("entering the namespace of the interface"))?;
         self.interface = Interface::find(&self.options.device, NAME)?;
         (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
         if self.interface.mtu < config.mtu.into() {
@@ -361,9 +329,57 @@ impl Device for AfPacketDevice {
             let offload = VnetOffload::new(config.pool.clone(), config.id);
             queues.rx.push(Box::new(Receiver::new(socket, ring, offload)));
         }
-        self.totals = Totals::default();
         self.running = Some(Running { receivers: running, exclusive, notes, blocks });
         Ok(queues)
+    }
+
+    fn read_statistics(&mut self) {
+        let Some(running) = &self.running else { return };
+        for socket in &running.receivers {
+            if let Ok(counted) = socket.statistics() {
+                self.totals.packets += u64::from(counted.packets);
+                self.totals.drops += u64::from(counted.drops);
+                self.totals.freezes += u64::from(counted.freezes);
+            }
+        }
+    }
+}
+
+impl Device for AfPacketDevice {
+    fn capabilities(&self) -> Capabilities {
+        let mut mode = "TPACKET_V3 receive ring, sendmmsg, qdisc bypass".to_owned();
+        let mut notes = Vec::new();
+        if let Some(running) = &self.running {
+            mode += &format!(", {} blocks of {} KiB", running.blocks, BLOCK >> 10);
+            mode += if running.exclusive.is_some() { ", exclusive" } else { ", shared with the kernel" };
+            notes.clone_from(&running.notes);
+        }
+        Capabilities {
+            mode,
+            notes,
+            mac: self.interface.mac,
+            max_rx_queues: MAX_QUEUES,
+            max_tx_queues: MAX_QUEUES,
+            offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+            max_tx_segments: 1024,
+            numa_node: self.interface.numa_node(),
+            can_wait: true,
+            kernel_punt: to_kernel(self.running.as_ref().map_or(self.options.exclusive, |it| it.exclusive.is_some())),
+            ..Capabilities::plain(NAME, &self.options.device)
+        }
+    }
+
+    fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        self.totals = Totals::default();
+        self.start_on_interface(config)
+    }
+
+    fn can_return(&self) -> bool {
+        true
+    }
+
+    fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        self.start_on_interface(config)
     }
 
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
@@ -385,7 +401,13 @@ impl DeviceLink for AfPacketDevice {
     }
 
     fn events(&mut self) -> Vec<PortEvent> {
-        self.link_monitor.events()
+        let events = self.link_monitor.events();
+        for event in &events {
+            if let PortEvent::Address(mac) = event {
+                self.interface.mac = Some(*mac);
+            }
+        }
+        events
     }
 }
 

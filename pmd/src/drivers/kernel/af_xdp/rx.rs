@@ -350,6 +350,10 @@ impl RxDriver for Receiver {
         &self.common.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.common.counters = counters;
+    }
+
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         for channel in &mut self.channels {
             channel.refill(&mut self.common);

@@ -66,15 +66,10 @@ impl Interface {
         if name.is_empty() || name.len() > 15 {
             return Err(no_device("an interface name has 1 to 15 characters".into()));
         }
-        let mut body = ifinfomsg(0, 0, 0);
-        put(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
-        let mut found = None;
-        let asked = Netlink::route().and_then(|mut netlink| {
-            netlink.request(RTM_GETLINK, 0, &body, |kind, body| found = found.take().or(Self::read(kind, body)))
-        });
-        match (asked, found) {
-            (Ok(()), Some(found)) => Ok(found),
-            (Err(e), _) if e.raw_os_error() == Some(libc::ENODEV) => {
+        let asked = Netlink::route().and_then(|mut netlink| Self::request_name(name, &mut netlink));
+        match asked {
+            Ok(found) => Ok(found),
+            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {
                 let others = Self::all().unwrap_or_default();
                 let names: Vec<_> = others.iter().filter(|i| !i.loopback).map(|i| i.name.as_str()).collect();
                 Err(no_device(match names.as_slice() {
@@ -82,20 +77,38 @@ impl Interface {
                     names => format!("interfaces here: {}", names.join(", ")),
                 }))
             }
-            (asked, _) => Err(PortError::System {
+            Err(source) => Err(PortError::System {
                 driver,
                 device: name.to_owned(),
                 what: "looking up the interface".into(),
-                source: asked.err().unwrap_or_else(|| io::ErrorKind::InvalidData.into()),
+                source,
                 hint: String::new(),
             }),
         }
     }
 
+    fn request_name(name: &str, netlink: &mut Netlink) -> io::Result<Self> {
+        let mut body = ifinfomsg(0, 0, 0);
+        put(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+        let mut found = None;
+        netlink.request(RTM_GETLINK, 0, &body, |kind, body| found = found.take().or(Self::read(kind, body)))?;
+        found.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Reads the interface with this name. Returns `None` if it is not in the namespace of the socket.
+    pub(crate) fn by_name(name: &str, netlink: &mut Netlink) -> Option<Self> {
+        Self::request_name(name, netlink).ok()
+    }
+
     /// Reads the interface again by its index. Returns `None` if it is gone from the namespace of the socket.
     pub(crate) fn refresh(&self, netlink: &mut Netlink) -> Option<Self> {
+        Self::by_index(self.index, netlink)
+    }
+
+    /// Reads the interface with this index. Returns `None` if it is not in the namespace of the socket.
+    pub(crate) fn by_index(index: u32, netlink: &mut Netlink) -> Option<Self> {
         let mut found = None;
-        let body = ifinfomsg(self.index, 0, 0);
+        let body = ifinfomsg(index, 0, 0);
         netlink.request(RTM_GETLINK, 0, &body, |kind, body| found = found.take().or(Self::read(kind, body))).ok()?;
         found
     }

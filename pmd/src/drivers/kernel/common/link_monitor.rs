@@ -1,4 +1,4 @@
-//! Monitors an interface: link state, MTU and removal.
+//! Monitors an interface: link state, address, MTU, name and removal.
 
 use std::io;
 
@@ -47,6 +47,12 @@ impl LinkMonitor {
             if now_link.state != link.state {
                 events.push(PortEvent::Link(now_link));
             }
+            if now.mac != interface.mac {
+                events.extend(now.mac.map(PortEvent::Address));
+            }
+            if now.name != interface.name {
+                tracing::info!("interface {} was renamed to {}; its port keeps it", interface.name, now.name);
+            }
             *link = now_link;
             *interface = now;
         };
@@ -65,14 +71,8 @@ impl LinkMonitor {
         });
         if read.is_err() {
             // The kernel dropped notifications: read the interface's state instead.
-            match self.interface.refresh(&mut self.requests) {
-                Some(now) => {
-                    let now_link = link_of(&now);
-                    if now_link.state != self.link.state {
-                        events.push(PortEvent::Link(now_link));
-                    }
-                    (self.link, self.interface) = (now_link, now);
-                }
+            match Interface::by_index(index, &mut self.requests) {
+                Some(now) => look(now),
                 None => gone = true,
             }
         }
