@@ -105,6 +105,7 @@ impl<S> Running<S> {
                 .zip(&ports)
                 .map(|(info, port)| PortInfo { capabilities: port.capabilities(), ..info })
                 .collect(),
+            rule_drops: vec![0; ports.len()],
             devices: ports,
             mailboxes: Arc::clone(&mailboxes),
             drops: DropCounters::new(),
@@ -168,7 +169,7 @@ impl<S> Running<S> {
     /// Runs the control thread until `options`, the application or the end of a worker stops it.
     pub fn run(&mut self, control: &mut impl Control, options: &RunOptions) {
         let begin = Instant::now();
-        let mut last = (begin, self.snapshot());
+        let mut last = (begin, self.snapshot_with_devices());
         while !self.plane.stop && !self.failed() {
             if options.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
                 break;
@@ -179,7 +180,7 @@ impl<S> Running<S> {
             if let Some(every) = options.report_every
                 && last.0.elapsed() >= every
             {
-                let (now, snapshot) = (Instant::now(), self.snapshot());
+                let (now, snapshot) = (Instant::now(), self.snapshot_with_devices());
                 control.rates(&Rates::between(&last.1, &snapshot, now - last.0, now - self.started));
                 last = (now, snapshot);
             }
@@ -242,6 +243,11 @@ impl<S> Running<S> {
                 info.mac = Some(*mac);
                 info.capabilities.mac = Some(*mac);
             }
+            PortEvent::Mtu(mtu) if *mtu < u32::from(info.mtu) => tracing::warn!(
+                "port {name}: the MTU of its interface is {mtu} now, below the configured {}; longer frames are dropped",
+                info.mtu
+            ),
+            PortEvent::Mtu(mtu) => tracing::info!("port {name}: the MTU of its interface is {mtu} now"),
             PortEvent::Finished => tracing::info!("port {name}: its source is exhausted"),
             PortEvent::Lost(_) if matches!(self.presence[id], Presence::Failed(_)) => {}
             PortEvent::Lost(why) => {
@@ -304,9 +310,16 @@ impl<S> Running<S> {
         self.threads.iter().any(|thread| thread.handle.is_finished())
     }
 
+    /// Returns the current counters of all queues and devices. Devices take system calls.
+    fn snapshot_with_devices(&mut self) -> Snapshot {
+        let device_drops = |port: &mut Port| port.device_drops().iter().map(|(_, n)| n).sum();
+        Snapshot { device_drops: self.plane.devices.iter_mut().map(device_drops).collect(), ..self.snapshot() }
+    }
+
     /// Returns the current counters of all queues.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
+            device_drops: Vec::new(),
             ports: self
                 .plane
                 .devices
@@ -361,12 +374,9 @@ impl<S> Running<S> {
             }
         }
         let app = control.summary();
-        let ports: Vec<PortSummary> = self
-            .plane
-            .devices
-            .iter_mut()
-            .zip(&self.losses)
-            .map(|(port, losses)| PortSummary::new(port, *losses))
+        let rule_drops = self.plane.rule_drops.iter();
+        let ports: Vec<PortSummary> = (self.plane.devices.iter_mut().zip(&self.losses).zip(rule_drops))
+            .map(|((port, losses), rule_drops)| PortSummary::new(port, *losses, *rule_drops))
             .collect();
         let control_drops = self.plane.drops.nonzero().collect();
         let injected = self.plane.injected();

@@ -60,6 +60,7 @@ impl<S: Stage> SteppedRuntime<S> {
         let outputs = ports.iter().map(|_| Output::Worker(TX_MAILBOX)).collect();
         let state = WorkerState::new(0, 0, outputs, Arc::clone(&mailboxes), Arc::clone(&control));
         let plane = ControlPlane {
+            rule_drops: vec![0; ports.len()],
             ports,
             devices: Vec::new(),
             mailboxes,

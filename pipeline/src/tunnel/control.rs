@@ -655,7 +655,11 @@ impl Control for GatewayControl {
                 });
             }
             PortEvent::Address(mac) if self.tables.layout.is_underlay(port) => self.change_mac(*mac),
-            PortEvent::Link(_) | PortEvent::Returned | PortEvent::Address(_) | PortEvent::Finished => {}
+            PortEvent::Link(_)
+            | PortEvent::Returned
+            | PortEvent::Address(_)
+            | PortEvent::Mtu(_)
+            | PortEvent::Finished => {}
         }
     }
 

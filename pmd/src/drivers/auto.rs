@@ -14,6 +14,7 @@ use crate::port::{
     PortId, PortSpec, PuntToKernel, Queues, RuleHardware,
 };
 use wirepath_flow::Rule;
+use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, Settings};
 
 const NAME: &str = "auto";
@@ -257,6 +258,10 @@ impl DeviceLink for AutoDevice {
 impl DeviceStatistics for AutoDevice {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
         self.device.statistics().map_or_else(Vec::new, DeviceStatistics::extra_statistics)
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        self.device.statistics().map_or_else(Vec::new, DeviceStatistics::drops)
     }
 }
 

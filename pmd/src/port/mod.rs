@@ -31,6 +31,7 @@ use reattach::{Presence, QueueSlot};
 use wirepath_flow::Rule;
 use wirepath_packet::Pool;
 use wirepath_packet::counters::{QueueCounters, QueueStats};
+use wirepath_packet::drops::DropReason;
 
 /// Checked settings of a port: driver and device. Made by [`crate::drivers::plan`] or from the options of a
 /// driver.
@@ -123,6 +124,11 @@ pub trait DeviceLink {
 pub trait DeviceStatistics {
     /// Names and values, such as the packets that the kernel dropped before the driver saw them.
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)>;
+
+    /// Packets that the device or the kernel dropped before a receive queue saw them, by reason.
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        Vec::new()
+    }
 }
 
 /// A device that passes packets to the kernel before they reach the port.
@@ -190,6 +196,8 @@ pub enum PortEvent {
     Returned,
     /// The link-layer address changed.
     Address(MacAddress),
+    /// The MTU of the interface changed, in bytes. The port keeps its configuration.
+    Mtu(u32),
     /// A finite source, such as a file, is exhausted. The port still transmits.
     Finished,
 }
@@ -371,6 +379,14 @@ impl Port {
     /// Further statistics of the device by name, see [`DeviceStatistics::extra_statistics`].
     pub fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
         self.device.statistics().map_or_else(Vec::new, DeviceStatistics::extra_statistics)
+    }
+
+    /// Packets that never reached a receive queue, see [`DeviceStatistics::drops`]. Reasons that did not occur are
+    /// left out.
+    pub fn device_drops(&mut self) -> Vec<(DropReason, u64)> {
+        let mut drops = self.device.statistics().map_or_else(Vec::new, DeviceStatistics::drops);
+        drops.retain(|(_, n)| *n > 0);
+        drops
     }
 
     /// Stops the port. Workers must return all of its queues before.

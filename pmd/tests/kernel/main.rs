@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod conservation;
 mod forwarder;
 mod topology;
 

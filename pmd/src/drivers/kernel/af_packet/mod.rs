@@ -30,7 +30,7 @@ use tx::Sender;
 
 use super::common::assembler::{Assembler, Register};
 use super::common::bpf::{Program, ProgramKind, ProgramLink};
-use super::common::link::Interface;
+use super::common::link::{Dropped, Interface};
 use super::common::link_monitor::LinkMonitor;
 use super::common::link_probe::LinkProbe;
 use super::common::namespace::Namespace;
@@ -42,6 +42,7 @@ use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, Offloads, PortConfig, PortError, PortEvent,
     PortSpec, Queues,
 };
+use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, Settings};
 
 const NAME: &str = "af_packet";
@@ -211,6 +212,8 @@ struct Totals {
     packets: u64,
     drops: u64,
     freezes: u64,
+    /// Frames that lost interfaces dropped.
+    interface: Dropped,
 }
 
 impl AfPacketDevice {
@@ -297,7 +300,9 @@ impl AfPacketDevice {
     fn start_on_interface(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
         let _inside = self.namespace.enter().map_err(self.system_error("entering the namespace of the interface"))?;
         self.interface = Interface::find(&self.options.device, NAME)?;
+        let dropped = self.link_monitor.dropped();
         (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
+        self.totals.interface = self.totals.interface.plus(dropped);
         if self.interface.mtu < config.mtu.into() {
             let (has, wants, device) = (self.interface.mtu, config.mtu, &self.interface.name);
             return Err(self.refused(format!(
@@ -374,8 +379,9 @@ impl Device for AfPacketDevice {
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let queues = self.start_on_interface(config)?;
         self.totals = Totals::default();
-        self.start_on_interface(config)
+        Ok(queues)
     }
 
     fn can_return(&self) -> bool {
@@ -423,5 +429,17 @@ impl DeviceStatistics for AfPacketDevice {
             ("kernel_drops", self.totals.drops),
             ("kernel_ring_freezes", self.totals.freezes),
         ]
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        self.read_statistics();
+        let mut drops = vec![(DropReason::RxFull, self.totals.drops)];
+        if self.running.as_ref().is_none_or(|it| it.exclusive.is_some()) {
+            // Without the program that drops frames behind the tap, the kernel also counts frames that the port got
+            // and that no protocol of the kernel wants.
+            let interface = self.totals.interface.plus(self.link_monitor.dropped());
+            drops.push((DropReason::InterfaceDrop, interface.rx));
+        }
+        drops
     }
 }

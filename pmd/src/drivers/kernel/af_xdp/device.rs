@@ -21,7 +21,7 @@ use super::umem_chunks::{CHUNK, UmemChunks};
 use super::{Mode, NAME, Options, program};
 use crate::drivers::Candidate;
 use crate::drivers::kernel::common::bpf::Program;
-use crate::drivers::kernel::common::link::Interface;
+use crate::drivers::kernel::common::link::{Dropped, Interface};
 use crate::drivers::kernel::common::link_monitor::LinkMonitor;
 use crate::drivers::kernel::common::namespace::{Entered, Namespace};
 use crate::drivers::kernel::common::promiscuous::Promiscuous;
@@ -62,6 +62,8 @@ pub(super) struct AfXdpDevice {
     injector: Option<Program>,
     /// Statistics of the sockets before the last restart.
     past: Vec<(&'static str, u64)>,
+    /// Frames that lost interfaces dropped.
+    dropped: Dropped,
     /// Counters of the program before the last restart, which the next program continues.
     maps: Option<CounterMaps>,
 }
@@ -154,6 +156,7 @@ impl AfXdpDevice {
             entries: Vec::new(),
             injector: None,
             past: Vec::new(),
+            dropped: Dropped::default(),
             maps: None,
         })
     }
@@ -573,7 +576,8 @@ impl Device for AfXdpDevice {
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
-        (self.past, self.maps) = (Vec::new(), None);
+        (self.past, self.maps, self.dropped) = (Vec::new(), None, Dropped::default());
+        self.link_monitor.forget_drops();
         self.start_on_interface(config, QUEUE_RELEASE_TIMEOUT)
     }
 
@@ -586,7 +590,9 @@ impl Device for AfXdpDevice {
             let _inside = self.enter_namespace()?;
             let found = Interface::find(&self.options.device, NAME)?;
             let watching = |source| common::system_error(NAME, &self.options.device, "watching the interface", source);
-            self.link_monitor = LinkMonitor::new(&found).map_err(watching)?;
+            let link_monitor = LinkMonitor::new(&found).map_err(watching)?;
+            self.dropped = self.dropped.plus(self.link_monitor.dropped());
+            self.link_monitor = link_monitor;
             found
         };
         self.interface = found;
@@ -658,6 +664,25 @@ impl DeviceStatistics for AfXdpDevice {
             (None, None) => {}
         }
         all
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        let statistics = self.extra_statistics();
+        let value = |name| statistics.iter().find(|(other, _)| *other == name).map_or(0, |(_, value)| *value);
+        // In copy mode the kernel counts each frame for which it has no buffer as dropped. In zero-copy mode the
+        // interface counts them. Empty slots of the fill ring say nothing about frames.
+        let (no_buffer, rx_full) = (value("xdp_rx_dropped"), value("xdp_rx_ring_full"));
+        let mut interface = self.dropped.plus(self.link_monitor.dropped()).rx;
+        if self.interface.parent.is_none() && self.running.as_ref().is_none_or(|it| it.native) {
+            // A virtual interface (veth) also counts frames that native XDP could not put into a socket.
+            interface = interface.saturating_sub(no_buffer + rx_full);
+        }
+        vec![
+            (DropReason::NoBuffer, no_buffer),
+            (DropReason::RxFull, rx_full),
+            (DropReason::NoHeadroom, value("xdp_tag_not_restored")),
+            (DropReason::InterfaceDrop, interface),
+        ]
     }
 }
 

@@ -360,11 +360,6 @@ impl Socket {
             ("xdp_tx_ring_empty", s.tx_ring_empty_descs.unwrap_or(0)),
         ])
     }
-
-    /// Returns the number of frames that the kernel dropped because the fill ring was empty.
-    pub(super) fn fill_ring_empty_drops(&self) -> u64 {
-        sockopt::xdp_statistics(&self.descriptor).ok().and_then(|s| s.rx_fill_ring_empty_descs).unwrap_or(0)
-    }
 }
 
 impl AsFd for Socket {

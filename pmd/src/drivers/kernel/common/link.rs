@@ -14,6 +14,7 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
+const IFLA_STATS64: u16 = 23;
 const IFLA_XDP: u16 = 43;
 const IFLA_PARENT_DEV_NAME: u16 = 56;
 const IFLA_XDP_ATTACHED: u16 = 2;
@@ -48,6 +49,36 @@ pub(crate) struct Interface {
     pub(crate) tx_queues: u32,
     /// XDP program attached to the interface.
     pub(crate) xdp: Option<Xdp>,
+    /// Frames that the interface dropped since it exists.
+    pub(crate) dropped: Dropped,
+}
+
+/// Frames that an interface dropped (`struct rtnl_link_stats64`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dropped {
+    /// Received frames (`rx_dropped`).
+    pub(crate) rx: u64,
+    /// Frames to be sent (`tx_dropped`).
+    pub(crate) tx: u64,
+}
+
+impl Dropped {
+    /// Reads the attributes of an `RTM_NEWLINK` or `RTM_DELLINK` message.
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let statistics = Attributes::after_header(body, IFINFOMSG).find(IFLA_STATS64)?;
+        let number = |at: usize| Some(u64::from_ne_bytes(*statistics.get(at..)?.first_chunk()?));
+        Some(Self { rx: number(48)?, tx: number(56)? })
+    }
+
+    /// Returns the frames dropped since `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self { rx: self.rx.saturating_sub(before.rx), tx: self.tx.saturating_sub(before.tx) }
+    }
+
+    /// Returns the sum.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { rx: self.rx + other.rx, tx: self.tx + other.tx }
+    }
 }
 
 /// An XDP program as `RTM_GETLINK` reports it.
@@ -147,6 +178,7 @@ impl Interface {
             rx_queues: number(IFLA_NUM_RX_QUEUES).unwrap_or(1),
             tx_queues: number(IFLA_NUM_TX_QUEUES).unwrap_or(1),
             xdp,
+            dropped: Dropped::read(body).unwrap_or_default(),
         })
     }
 

@@ -32,7 +32,7 @@ use interface::{InterfaceConfig, Prefix};
 use rx::Receiver;
 use tx::Sender;
 
-use super::common::link::Interface;
+use super::common::link::{Dropped, Interface};
 use super::common::link_monitor::LinkMonitor;
 use super::common::namespace::Namespace;
 use super::common::netlink::Netlink;
@@ -43,6 +43,7 @@ use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, MacAddress, Offloads, PortConfig, PortError,
     PortEvent, PortSpec, Queues,
 };
+use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, Settings};
 
 const NAME: &str = "tap";
@@ -135,7 +136,7 @@ impl PortSpec for Options {
             opened,
             moved: false,
             queues: Vec::new(),
-            dropped_before: 0,
+            dropped: Dropped::default(),
         }))
     }
 }
@@ -196,7 +197,8 @@ struct TapDevice {
     /// The interface is in another network namespace, where its queues still work.
     moved: bool,
     queues: Vec<Arc<TapQueue>>,
-    dropped_before: u64,
+    /// Frames that lost interfaces dropped.
+    dropped: Dropped,
 }
 
 impl TapDevice {
@@ -225,6 +227,50 @@ impl TapDevice {
             events.push(PortEvent::Link(link_monitor.link()));
             (self.opened.link_monitor, self.opened.interface, self.moved) = (link_monitor, now, false);
         }
+    }
+
+    /// Number of frames that the kernel dropped on the way to the port.
+    fn kernel_drops(&mut self) -> u64 {
+        self.dropped.plus(self.opened.link_monitor.dropped()).tx
+    }
+
+    /// Sets the interface up and opens its queues.
+    fn start_queues(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let _inside = self.namespace.enter().map_err(self.system_error("entering the namespace of the interface"))?;
+        let setup = InterfaceConfig { mtu: config.mtu, depth: config.depth, mac: self.options.mac };
+        let applied = setup.apply(&mut self.opened.netlink, self.opened.interface.index);
+        applied.map_err(self.system_error("setting MTU and state of the interface"))?;
+        for prefix in self.options.addresses.clone() {
+            let added = prefix.add(&mut self.opened.netlink, self.opened.interface.index);
+            added.map_err(|source| match source.raw_os_error() {
+                // A missing privilege is not the cause: the privileges sufficed to create the interface.
+                Some(libc::EACCES) if prefix.is_ipv6() => PortError::System {
+                    driver: NAME,
+                    device: self.options.device.clone(),
+                    what: "adding an IPv6 address to the interface, on which IPv6 is disabled".to_owned(),
+                    source,
+                    hint: format!("; `sysctl -w net.ipv6.conf.{}.disable_ipv6=0`", self.opened.interface.name),
+                },
+                _ => system_error(NAME, &self.options.device, "adding an address to the interface", source),
+            })?;
+        }
+        if let Some(now) = self.opened.interface.refresh(&mut self.opened.netlink) {
+            self.opened.interface = now;
+        }
+        // The kernel spreads frames over all open queues, so exactly the polled queues are open.
+        self.queues = self.open_queues(config.rx_queues.max(1))?;
+        let mut queues = Queues::default();
+        for index in 0..usize::from(config.rx_queues) {
+            let queue = Arc::clone(&self.queues[index % self.queues.len()]);
+            let offload =
+                VnetOffload::new(config.pool.clone(), config.id).keep_superframes(self.options.keep_superframes);
+            queues.rx.push(Box::new(Receiver::new(queue, offload)));
+        }
+        for index in 0..usize::from(config.tx_queues) {
+            let queue = Arc::clone(&self.queues[index % self.queues.len()]);
+            queues.tx.push(Box::new(Sender::new(queue, usize::from(config.mtu) + HEADERS)));
+        }
+        Ok(queues)
     }
 
     /// Opens the queues of a started port.
@@ -274,41 +320,9 @@ impl Device for TapDevice {
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
-        let _inside = self.namespace.enter().map_err(self.system_error("entering the namespace of the interface"))?;
-        let setup = InterfaceConfig { mtu: config.mtu, depth: config.depth, mac: self.options.mac };
-        let applied = setup.apply(&mut self.opened.netlink, self.opened.interface.index);
-        applied.map_err(self.system_error("setting MTU and state of the interface"))?;
-        for prefix in self.options.addresses.clone() {
-            let added = prefix.add(&mut self.opened.netlink, self.opened.interface.index);
-            added.map_err(|source| match source.raw_os_error() {
-                // A missing privilege is not the cause: the privileges sufficed to create the interface.
-                Some(libc::EACCES) if prefix.is_ipv6() => PortError::System {
-                    driver: NAME,
-                    device: self.options.device.clone(),
-                    what: "adding an IPv6 address to the interface, on which IPv6 is disabled".to_owned(),
-                    source,
-                    hint: format!("; `sysctl -w net.ipv6.conf.{}.disable_ipv6=0`", self.opened.interface.name),
-                },
-                _ => system_error(NAME, &self.options.device, "adding an address to the interface", source),
-            })?;
-        }
-        if let Some(now) = self.opened.interface.refresh(&mut self.opened.netlink) {
-            self.opened.interface = now;
-        }
-        self.dropped_before = interface::tx_dropped(&mut self.opened.netlink, self.opened.interface.index);
-        // The kernel spreads frames over all open queues, so exactly the polled queues are open.
-        self.queues = self.open_queues(config.rx_queues.max(1))?;
-        let mut queues = Queues::default();
-        for index in 0..usize::from(config.rx_queues) {
-            let queue = Arc::clone(&self.queues[index % self.queues.len()]);
-            let offload =
-                VnetOffload::new(config.pool.clone(), config.id).keep_superframes(self.options.keep_superframes);
-            queues.rx.push(Box::new(Receiver::new(queue, offload)));
-        }
-        for index in 0..usize::from(config.tx_queues) {
-            let queue = Arc::clone(&self.queues[index % self.queues.len()]);
-            queues.tx.push(Box::new(Sender::new(queue, usize::from(config.mtu) + HEADERS)));
-        }
+        let queues = self.start_queues(config)?;
+        self.dropped = Dropped::default();
+        self.opened.link_monitor.forget_drops();
         Ok(queues)
     }
 
@@ -332,8 +346,10 @@ impl Device for TapDevice {
             Interface::find(&name, NAME)?;
         }
         self.opened.standby_queue = None;
+        let dropped = self.dropped.plus(self.opened.link_monitor.dropped());
         self.opened = Opened::new(&name)?;
-        self.start(config)
+        self.dropped = dropped;
+        self.start_queues(config)
     }
 
     fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
@@ -376,7 +392,10 @@ impl DeviceLink for TapDevice {
 
 impl DeviceStatistics for TapDevice {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
-        let dropped = interface::tx_dropped(&mut self.opened.netlink, self.opened.interface.index);
-        vec![("kernel_drops", dropped.saturating_sub(self.dropped_before))]
+        vec![("kernel_drops", self.kernel_drops())]
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        vec![(DropReason::RxFull, self.kernel_drops())]
     }
 }
