@@ -244,7 +244,8 @@ impl<S> Running<S> {
                 info.capabilities.mac = Some(*mac);
             }
             PortEvent::Mtu(mtu) if *mtu < u32::from(info.mtu) => tracing::warn!(
-                "port {name}: the MTU of its interface is {mtu} now, below the configured {}; longer frames are dropped",
+                "port {name}: the MTU of its interface is {mtu} now, below the configured {}; \
+                 longer frames are dropped",
                 info.mtu
             ),
             PortEvent::Mtu(mtu) => tracing::info!("port {name}: the MTU of its interface is {mtu} now"),

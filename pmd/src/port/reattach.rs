@@ -48,7 +48,8 @@ impl Port {
     /// Events since the last call. Cheap enough for a few calls a second.
     ///
     /// After [`PortEvent::Lost`] the workers give the queues of the driver back at their next poll. They drop the
-    /// packets for the port and count them as `device_lost`. If the device can return ([`super::Device::can_return`]), this
+    /// packets for the port and count them as `device_lost`. If the device can return
+    /// ([`super::Device::can_return`]), this
     /// method starts it again, with the same configuration and rules, and reports [`PortEvent::Returned`].
     pub fn events(&mut self) -> Vec<PortEvent> {
         if matches!(self.presence, Presence::Away(_)) {

@@ -435,8 +435,8 @@ impl DeviceStatistics for AfPacketDevice {
         self.read_statistics();
         let mut drops = vec![(DropReason::RxFull, self.totals.drops)];
         if self.running.as_ref().is_none_or(|it| it.exclusive.is_some()) {
-            // Without the program that drops frames behind the tap, the kernel also counts frames that the port got
-            // and that no protocol of the kernel wants.
+            // Without the program behind the tap, the kernel also counts frames that the port got and that no
+            // protocol of the kernel wants.
             let interface = self.totals.interface.plus(self.link_monitor.dropped());
             drops.push((DropReason::InterfaceDrop, interface.rx));
         }

@@ -84,16 +84,7 @@ struct Common {
 impl SocketRx {
     pub(super) fn new(socket: Arc<Socket>, rings: RxRings, buffers: RxBuffers, target: u32, need_wakeup: bool) -> Self {
         let target = target.min(rings.fill.entries());
-        Self {
-            socket,
-            rings,
-            buffers,
-            target,
-            need_wakeup,
-            partial: None,
-            discard: false,
-            starved: false,
-        }
+        Self { socket, rings, buffers, target, need_wakeup, partial: None, discard: false, starved: false }
     }
 
     fn receive(&mut self, batch: &mut Batch, common: &mut Common) {

@@ -17,7 +17,7 @@
 //! complete.
 //!
 //! `superframes = "whole"` is for programs whose other ports can segment TCP (`TX_SEGMENT`): a superframe
-//! then passes as one packet. A port that cannot segment drops and counts it.
+//! then passes as one packet. Programs refuse to start if their packets may go to a port that cannot segment.
 
 mod device;
 mod interface;
@@ -311,7 +311,10 @@ impl Device for TapDevice {
             mac: self.address(),
             max_rx_queues: max_queues,
             max_tx_queues: max_queues,
-            offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+            offloads: match self.options.keep_superframes {
+                true => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS).with(Offloads::RX_SUPERFRAMES),
+                false => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+            },
             max_tx_segments: 1023,
             can_wait: true,
             kernel_punt: KernelPunt::Loopback,
