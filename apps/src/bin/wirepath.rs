@@ -20,6 +20,8 @@ struct Arguments {
 const AFTER_HELP: &str = "\
 Examples:
   wirepath doctor            can this machine run real ports?
+  wirepath selftest eth1 --peer eth2
+                             which features work between two ports with a cable?
   wirepath devices           values of `device` and `driver` for a configuration
   wirepath devices --json    the same for programs
   wirepath attach SOCKET     queues and counters of a port of a running program

@@ -1,9 +1,10 @@
 //! `wirepath doctor`: finds problems of the machine and names the command that fixes each.
 
 mod checks;
+mod collect;
 mod facts;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use checks::run_checks;
 pub use facts::Facts;
@@ -17,7 +18,16 @@ use crate::cli::{Failure, print, print_json};
 /// not work. The exit code is 1 if there is a FAIL, otherwise 0. The line after `>` is the command that
 /// fixes the problem. With --json: an object with `ok` and `findings` (check, level, found, remedy).
 #[derive(Debug, clap::Args)]
-pub struct Options {}
+pub struct Options {
+    /// Instead, write an archive for a bug report: versions, findings, devices with capabilities, counters. It
+    /// holds no passwords, keys or environment
+    #[arg(long, value_name = "FILE.tar.gz")]
+    collect: Option<PathBuf>,
+
+    /// A file to add to the archive, such as a log or a configuration
+    #[arg(long, value_name = "FILE", requires = "collect")]
+    add: Vec<PathBuf>,
+}
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -52,7 +62,10 @@ struct Report {
 }
 
 /// Checks this machine and prints the findings. Fails silently if any finding has the level FAIL.
-pub fn run(_: &Options, json: bool) -> Result<(), Failure> {
+pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    if let Some(path) = &options.collect {
+        return collect::collect(path, &options.add);
+    }
     let findings = run_checks(&Facts::read(Path::new("/")));
     let ok = findings.iter().all(|finding| finding.level < Level::Fail);
     if json {
