@@ -149,7 +149,7 @@ impl World {
         let net = lab.namespace("net");
         net.ip("link add br0 type bridge mcast_snooping 0");
         net.ip("link set br0 up");
-        let mut world = Self { variant, gateway, hosts: Vec::new(), remotes: Vec::new(), net: net, mtu, lab };
+        let mut world = Self { variant, gateway, hosts: Vec::new(), remotes: Vec::new(), net, mtu, lab };
         world.plug_underlay();
         for n in 0..hosts {
             world.hosts.push(world.lab.namespace(&format!("host{n}")));

@@ -49,8 +49,8 @@ impl Port {
     ///
     /// After [`PortEvent::Lost`] the workers give the queues of the driver back at their next poll. They drop the
     /// packets for the port and count them as `device_lost`. If the device can return
-    /// ([`super::Device::can_return`]), this
-    /// method starts it again, with the same configuration and rules, and reports [`PortEvent::Returned`].
+    /// ([`super::Device::can_return`]), this method starts it again, with the same configuration and rules, and
+    /// reports [`PortEvent::Returned`].
     pub fn events(&mut self) -> Vec<PortEvent> {
         if matches!(self.presence, Presence::Away(_)) {
             return self.try_return();
