@@ -252,6 +252,35 @@ fn auto_finds_ports_without_an_interface_and_by_number() {
     assert!(output.status.success() && text.matches("auto took mana").count() == 2, "{text}");
 }
 
+/// Every completion of a received packet is corrupt. The program goes on with the other port and names this one.
+#[test]
+fn a_port_that_only_resets_fails_the_program() {
+    require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));
+    let (folder, _) = emulated(
+        "[[device]]\nkind = 'mlx5'\nname = 'mlx50'\n[[device.port]]\nlink = 'generator'\n\
+         [[fault]]\nkind = 'hostile'\nqueue = 'rx'\nwhat = 'length'\ncount = 1000000000\n",
+    );
+    let config = "[[port]]\nname = 'a'\ndriver = 'mlx5'\ndevice = 'mlx50'\n[[port]]\nname = 'b'\ndriver = 'null'\n";
+    std::fs::write(folder.path().join("c.toml"), config).unwrap();
+    // A slow machine gets more time.
+    let ran = ["2", "8", "30"].into_iter().find_map(|seconds| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_wirepath"));
+        command.args(["emulate", "--topology", "nics.toml", "--", env!("CARGO_BIN_EXE_l2fwd"), "--config", "c.toml"]);
+        command.args(["--json", "--seconds", seconds]).current_dir(&folder);
+        let output = command.env(launch::PRELOAD, launch::build_library()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let summary: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let failed = !summary["failures"].as_array().expect("a list").is_empty();
+        failed.then_some((output.status.code(), summary, text))
+    });
+    let (code, summary, text) = ran.expect("a failure");
+    let failure = summary["failures"][0].as_str().expect("a sentence");
+    assert!(failure.starts_with("port a failed: mlx5 port mlx50: receive queue 0 was reset "), "{failure}");
+    assert_eq!(code, Some(1), "{text}");
+    // The resets before are logged a few times only.
+    assert!((1..=8).contains(&text.matches(" is reset: ").count()), "{text}");
+}
+
 #[test]
 fn the_exit_code_of_the_program_is_returned() {
     let nic = "[[device]]\nkind = 'mana'\n[[device.port]]\n";

@@ -6,7 +6,7 @@
 //! steering = { priorities = 16, table_entries = 65536, encap_bytes = 128, modify_actions = 32, counters = 1048576,
 //!              match_parts = ["outer", "misc", "inner", "misc2", "misc3", "misc5"],
 //!              reformats = ["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"],
-//!              devx = false, sniffer = true, entropy = true, integrity = true }
+//!              devx = true, sniffer = true, entropy = true, integrity = true }
 //! ```
 //!
 //! The key `wrong` makes the device misbehave: `"mask"`, `"order"`, `"tag"`, `"checksum"` or `"length"`
@@ -66,7 +66,7 @@ pub struct SteeringSpec {
     pub modify_actions: u32,
     /// Number of flow counters.
     pub counters: u32,
-    /// True if programs may create firmware objects (DevX); only flow counters are emulated.
+    /// True if programs may use firmware commands (DevX). Queues, transport interfaces and counters are emulated.
     pub firmware: bool,
     /// True if sniffer rules are supported, which receive a copy of every packet.
     pub sniffer: bool,
@@ -105,7 +105,7 @@ impl SteeringSpec {
             encap_bytes: 128,
             modify_actions: if class == Class::ConnectX5 { 16 } else { 32 },
             counters: 1 << 20,
-            firmware: false,
+            firmware: true,
             sniffer: true,
             entropy: true,
             bug: None,

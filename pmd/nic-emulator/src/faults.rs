@@ -60,6 +60,7 @@ pub const COMMANDS: &[&str] = &[
     "destroy_counters",
     "create_firmware_object",
     "query_firmware_object",
+    "modify_firmware_object",
     "destroy_firmware_object",
     "driver",
 ];

@@ -72,6 +72,8 @@ pub struct NewMatchedFlow {
     pub value: Vec<u8>,
     /// Destination queue pair.
     pub qp: Option<ObjectId>,
+    /// Destination transport interface (TIR), a firmware object.
+    pub interface: Option<ObjectId>,
     /// Flow actions, at most two.
     pub actions: Vec<ObjectId>,
     /// Flow tag of the completion.
@@ -142,6 +144,27 @@ pub trait FlowRules<H> {
         command: &[u8],
         room: usize,
     ) -> Result<Vec<u8>, Errno>;
+
+    /// Queries a queue pair by a firmware command; returns the firmware's answer of at most `room` bytes.
+    fn query_queue_pair(
+        &mut self,
+        call: &mut Call<'_, H>,
+        qp: ObjectId,
+        command: &[u8],
+        room: usize,
+    ) -> Result<Vec<u8>, Errno>;
+
+    /// Changes a firmware object; returns the firmware's answer of at most `room` bytes.
+    fn modify_firmware_object(
+        &mut self,
+        call: &mut Call<'_, H>,
+        object: ObjectId,
+        command: &[u8],
+        room: usize,
+    ) -> Result<Vec<u8>, Errno>;
+
+    /// Returns an error while other objects use a firmware object.
+    fn firmware_object_is_free(&self, call: &Call<'_, H>, object: ObjectId) -> Result<(), Errno>;
 
     /// Destroys a firmware object.
     fn destroy_firmware_object(&mut self, object: ObjectId);

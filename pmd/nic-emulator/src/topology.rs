@@ -123,6 +123,8 @@ pub enum MinInline {
     None,
     /// The Ethernet header.
     L2,
+    /// The Ethernet header, although the device reports none: an administrator has changed it since.
+    UnreportedL2,
 }
 
 /// Kinds of NICs.
@@ -326,7 +328,7 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         // A kernel without the ioctl form has no such objects.
         let pages = table.choice("doorbell_pages", &[("objects", true), ("static", false)])?;
         spec.dynamic_pages = pages.unwrap_or(!write_abi);
-        let inline = [("none", MinInline::None), ("l2", MinInline::L2)];
+        let inline = [("none", MinInline::None), ("l2", MinInline::L2), ("l2-unreported", MinInline::UnreportedL2)];
         spec.min_inline = table.choice("min_inline", &inline)?.unwrap_or(MinInline::None);
         spec.compression = table.get("compression")?.unwrap_or(true);
         spec.multi_packet = table.get("multi_packet")?.unwrap_or(true);

@@ -102,6 +102,18 @@ impl InFlight {
         }
     }
 
+    /// Takes all packets, the oldest first.
+    pub fn take_all(&mut self) -> Vec<Packet> {
+        let (first, count) = (self.first, self.len());
+        // The counter moves first, so that a panic in the allocation frees nothing twice.
+        self.first = self.end;
+        self.mixed_end = self.end;
+        let slots = (0..count as u32).map(|i| self.slot(first.wrapping_add(i)));
+        // SAFETY: slots between the two counters were initialised, and `first` has moved past them, so each packet is
+        // read once.
+        slots.map(|slot| unsafe { self.slots[slot].assume_init_read() }).collect()
+    }
+
     /// Frees the `n` oldest packets, or all if there are fewer.
     #[inline(always)]
     pub fn free_front(&mut self, n: usize) {
@@ -147,6 +159,26 @@ impl fmt::Debug for InFlight {
 mod tests {
     use super::*;
     use crate::Pool;
+
+    #[test]
+    fn taken_packets_keep_their_order_across_the_wrap() {
+        let pool = Pool::new("take_all", 64).unwrap();
+        let mut in_flight = InFlight::with_capacity(4);
+        let mut earlier: Batch = (0..2).map(|_| pool.take().unwrap()).collect();
+        in_flight.push_from(&mut earlier, 2);
+        in_flight.free_front(2);
+        for round in 0..3u8 {
+            let mut batch: Batch = (0..4).map(|_| pool.take().unwrap()).collect();
+            for (i, packet) in batch.as_mut_slice().iter_mut().enumerate() {
+                assert!(packet.extend_from_slice(&[round, i as u8], &pool));
+            }
+            in_flight.push_from(&mut batch, 4);
+            in_flight.free_front(1);
+            let taken: Vec<_> = in_flight.take_all().iter().map(|packet| packet.data().to_vec()).collect();
+            assert_eq!(taken, [[round, 1], [round, 2], [round, 3]]);
+            assert!(in_flight.is_empty() && pool.outstanding() == 0);
+        }
+    }
 
     #[test]
     fn packets_are_freed_in_order_round_the_ring() {

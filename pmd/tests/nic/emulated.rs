@@ -98,9 +98,9 @@ impl EmulatedNic {
 
     /// Returns the kernel commands that the driver or a library may issue.
     fn commands(&self) -> impl Iterator<Item = &'static str> {
-        // If these fail while it opens a device, libmlx5 assumes an old device or one without features, and
-        // later refuses to post or poll. The verbs driver has no alternative.
-        let lost: &[&str] = if self.driver == "verbs" { &["get_context", "query_device", "query_port"] } else { &[] };
+        // If these fail while it opens a device, libmlx5 assumes a device without features, and later refuses to
+        // post. The verbs driver has no alternative.
+        let lost: &[&str] = if self.driver == "verbs" { &["query_device", "query_port"] } else { &[] };
         COMMANDS.iter().copied().filter(move |command| !lost.contains(command))
     }
 
@@ -321,6 +321,42 @@ pub(crate) fn corrupt_completions(kind: EmulatedNic, name: &str, corruptions: &[
             assert_eq!(drops, u64::from(*queue == "rx"), "{queue} {what}");
             finish(port, &pool);
         }
+    });
+}
+
+/// Corrupts every completion of a received packet: the port fails and names the queue. All buffers come back.
+pub(crate) fn futile_resets(kind: EmulatedNic, name: &str) {
+    kind.under(name, "", |nics| {
+        let pool = Pool::new("futile", 4096).expect("memory");
+        let mut port = kind.start(&pool, "", |_| ());
+        send_until_received(&mut port, &pool);
+        nics.inject("kind = 'hostile'\nqueue = 'rx'\nwhat = 'length'\ncount = 1000000000");
+        let (start, mut events, mut received) = (Instant::now(), Vec::new(), 0);
+        while !events.iter().any(|event| matches!(event, PortEvent::Lost(_))) {
+            assert!(start.elapsed() < TIMEOUT, "{} resets, {events:?}", statistic(&mut port, "queue_resets"));
+            let mut batch: Batch = [packet(&pool, PtypeL3::Ipv4, PtypeL4::Udp, 30)].into_iter().collect();
+            port.tx[0].reclaim();
+            port.tx[0].transmit(&mut batch);
+            batch.clear();
+            received += port.rx[0].receive(&mut batch);
+            events.extend(port.port.events());
+        }
+        assert_eq!(received, 0);
+        let [PortEvent::Link(Link::DOWN), PortEvent::Lost(why)] = &events[..] else { panic!("{events:?}") };
+        let queue = format!("{} port {}: receive queue 0 was reset ", kind.driver, kind.device);
+        assert!(why.starts_with(&queue) && why.ends_with("a received packet of an invalid length"), "{why}");
+        assert!(statistic(&mut port, "queue_resets") >= 16);
+        // Workers continue to poll. What they send is counted as lost.
+        let lost = |port: &StartedPort| port.tx[0].counters().drops.get(DropReason::DeviceLost);
+        while lost(&port) == 0 {
+            assert!(start.elapsed() < TIMEOUT, "{:?}", port.port.tx_statistics());
+            let mut batch: Batch = [packet(&pool, PtypeL3::Ipv4, PtypeL4::Udp, 30)].into_iter().collect();
+            port.tx[0].transmit(&mut batch);
+            batch.clear();
+            assert_eq!(port.rx[0].receive(&mut batch), 0);
+            assert_eq!(port.port.events(), []);
+        }
+        finish(port, &pool);
     });
 }
 
@@ -633,6 +669,7 @@ macro_rules! nic_tests {
         crate::emulated::nic_tests! { $module, $kind, $need,
             corrupt_completions_reset_one_queue_only:
                 |kind, name| crate::emulated::corrupt_completions(kind, name, $corruptions);
+            a_queue_that_never_works_fails_the_port: crate::emulated::futile_resets;
             a_reset_device_is_reopened_without_a_restart: crate::emulated::reset_device;
             a_stalled_transmit_queue_is_recreated: crate::emulated::stalled_queue;
             each_failing_command_is_survived_at_start: crate::emulated::failing_commands;

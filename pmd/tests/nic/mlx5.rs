@@ -3,12 +3,12 @@
 //! NICs.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wirepath_packet::PortId;
 
 use crate::common::bytes;
 use crate::emulated::{
-    EmulatedNic, checksum_cases, finish, has_valid_checksums, large_tcp, nic_tests, packet, receive, send,
+    EmulatedNic, TIMEOUT, checksum_cases, finish, has_valid_checksums, large_tcp, nic_tests, packet, receive, send,
     send_until_received, statistic, two_queues, under, wakeups,
 };
 use wirepath_packet::drops::DropReason;
@@ -270,20 +270,89 @@ fn inner_checksum_status_follows_the_tunnels_setting() {
     });
 }
 
+/// Sends 200 packets of different lengths in bursts, and returns the payload lengths of those that come back.
+fn sent_and_received(port: &mut StartedPort, pool: &Pool) -> (Vec<usize>, Vec<usize>) {
+    let lengths: Vec<usize> = (0..200).map(|i| 30 + i * 7).collect();
+    let (start, mut batch, mut left) = (Instant::now(), Batch::new(), lengths.iter());
+    let mut received = Vec::new();
+    while received.len() < lengths.len() {
+        assert!(start.elapsed() < TIMEOUT, "{} received, {:?}", received.len(), port.port.tx_statistics());
+        while batch.len() < 20
+            && let Some(length) = left.next()
+        {
+            drop(batch.push(packet(pool, PtypeL3::Ipv4, PtypeL4::Udp, *length)));
+        }
+        port.tx[0].transmit(&mut batch);
+        port.tx[0].reclaim();
+        drop(port.port.events());
+        let mut came = Batch::new();
+        port.rx[0].receive(&mut came);
+        came.drain_front(usize::MAX, |packet| {
+            assert!(has_valid_checksums(&bytes(&packet)));
+            received.push(packet.len() - 42);
+        });
+    }
+    (lengths, received)
+}
+
 #[test]
-fn required_inline_headers_are_detected() {
+fn required_inline_headers_are_known_at_the_start() {
     require!(RDMA);
     let topology = MLX5.topology().replace("[[device.port]]", "min_inline = 'l2'\n[[device.port]]");
-    under("mlx5::required_inline_headers_are_detected", &topology, |_| {
+    under("mlx5::required_inline_headers_are_known_at_the_start", &topology, |nics| {
         let pool = Pool::new("inline", 4096).expect("memory");
         let mut port = MLX5.start(&pool, "", |_| ());
-        assert!(port.port.capabilities().mode.contains("multi-packet send"));
-        send_until_received(&mut port, &pool);
-        let can = port.port.capabilities();
-        assert!(can.mode.contains("send with 18 bytes inline"), "{}", can.mode);
-        assert!(can.notes.iter().any(|note| note.contains("18 bytes of each packet")), "{:?}", can.notes);
-        assert_eq!(statistic(&mut port, "queue_resets"), 1);
+        let mode = port.port.capabilities().mode;
+        assert!(mode.contains("send with 18 bytes inline"), "{mode}");
+        let (sent, received) = sent_and_received(&mut port, &pool);
+        assert_eq!(sent, received);
+        assert_eq!(statistic(&mut port, "queue_resets"), 0);
+        assert_eq!(nics.violations(), [""; 0]);
         finish(port, &pool);
+    });
+}
+
+/// The device needs the header inline, but reports that it does not. The first descriptor is refused; its packets are
+/// sent again.
+#[test]
+fn packets_without_required_inline_headers_are_resent() {
+    require!(RDMA);
+    let topology = MLX5.topology().replace("[[device.port]]", "min_inline = 'l2-unreported'\n[[device.port]]");
+    under("mlx5::packets_without_required_inline_headers_are_resent", &topology, |_| {
+        for mode in ["", "multi_packet = false"] {
+            let pool = Pool::new("resent", 4096).expect("memory");
+            let mut port = MLX5.start(&pool, mode, |_| ());
+            assert!(!port.port.capabilities().mode.contains("inline"), "{mode}");
+            let (sent, received) = sent_and_received(&mut port, &pool);
+            assert_eq!(sent, received, "{mode}");
+            let can = port.port.capabilities();
+            assert!(can.mode.contains("send with 18 bytes inline"), "{mode}: {}", can.mode);
+            assert!(can.notes.iter().any(|note| note.contains("18 bytes of each packet")), "{:?}", can.notes);
+            assert_eq!(statistic(&mut port, "queue_resets"), 1, "{mode}");
+            assert_eq!(port.tx[0].counters().drops.nonzero().count(), 0, "{mode}: {:?}", port.port.tx_statistics());
+            assert_eq!(port.tx[0].counters().packets.get(), 200);
+            finish(port, &pool);
+        }
+    });
+}
+
+/// The device reports its limits of flow rules, so that the driver provokes no refusal to find them.
+#[test]
+fn rule_limits_are_asked_for() {
+    require!(RDMA);
+    let keys =
+        "class = 'connectx-5'\nsteering = { devx = true, modify_actions = 6, encap_bytes = 70 }\n[[device.port]]";
+    under("mlx5::rule_limits_are_asked_for", &MLX5.topology().replace("[[device.port]]", keys), |nics| {
+        let mut port = MLX5.open(MLX5.device, "");
+        let rules = port.rule_hardware().expect("rules").capabilities();
+        for table in [rules.ingress.as_ref(), rules.egress.as_ref()] {
+            assert_eq!(table.expect("a table").actions.commands, 6);
+        }
+        let egress = &rules.egress.as_ref().expect("a table").actions.reformats;
+        assert!(!egress.is_empty() && egress.iter().all(|reformat| reformat.max_header == 70), "{egress:?}");
+        let refused: Vec<_> = nics.violations();
+        let limits = |line: &&String| line.contains("header modifications; ") || line.contains("a header of ");
+        assert_eq!(refused.iter().filter(limits).collect::<Vec<_>>(), [&""; 0]);
     });
 }
 

@@ -362,8 +362,9 @@ fn refusals_say_what_kind_they_are() {
 #[test]
 fn missing_rule_features_are_not_offered() {
     require!(RDMA);
-    let little = "[[device]]\nkind = 'mlx5'\nname = 'mlx50'\nsteering = { priorities = 8, match_parts = ['outer'], \
-         encap_bytes = 64, modify_actions = 2, reformats = ['l2-to-l2-tunnel'] }\n[[device.port]]\nlink = 'loop'\n";
+    let little = "[[device]]\nkind = 'mlx5'\nname = 'mlx50'\nsteering = { devx = false, priorities = 8, \
+         match_parts = ['outer'], encap_bytes = 64, modify_actions = 2, reformats = ['l2-to-l2-tunnel'] }\n\
+         [[device.port]]\nlink = 'loop'\n";
     under("rules::missing_rule_features_are_not_offered", little, |_| {
         let pool = Pool::new("little", 4096).expect("memory");
         let mut port = start(&pool, "", |config| config.rx_queues = 2);

@@ -2,9 +2,13 @@
 //! all drivers.
 
 use crate::common::bytes;
-use crate::emulated::{EmulatedNic, checksum_cases, finish, has_valid_checksums, nic_tests, packet, receive, send};
+use crate::emulated::{
+    EmulatedNic, checksum_cases, finish, has_valid_checksums, nic_tests, packet, receive, send, send_until_received,
+    under,
+};
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::{Pool, PtypeL3, PtypeL4};
+use wirepath_pmd::port::OpenPort;
 use wirepath_testlab::{Requirement, require};
 
 const RDMA: Requirement = Requirement::File("/etc/libibverbs.d/mlx5.driver");
@@ -27,6 +31,23 @@ nic_tests!(
         ("tx", "nothing"),
     ]
 );
+
+/// With CQE version 0 libmlx5 finds no receive work queues. The mlx5 driver, which reads completions itself, works.
+#[test]
+fn cqe_version_0_is_refused_at_the_start() {
+    require!(RDMA);
+    let device = VERBS.topology().replace("[[device.port]]", "cqe_version = 0\n[[device.port]]");
+    under("verbs::cqe_version_0_is_refused_at_the_start", &device, |nics| {
+        let Err(error) = OpenPort::open("dut", VERBS.plan(VERBS.device, "")) else { panic!("opened") };
+        let text = error.to_string();
+        assert!(["mlx50", "version 0", "driver = \"mlx5\""].iter().all(|part| text.contains(part)), "{text}");
+        let pool = Pool::new("version_0", 4096).expect("memory");
+        let mut port = EmulatedNic { driver: "mlx5", ..VERBS }.start(&pool, "", |_| ());
+        send_until_received(&mut port, &pool);
+        assert_eq!(nics.violations(), [""; 0]);
+        finish(port, &pool);
+    });
+}
 
 #[test]
 fn checksums_are_the_devices_work_or_the_drivers() {

@@ -13,6 +13,7 @@
 //! 6. [`crate::FlowRule`]s. Without a rule, the port receives nothing.
 
 mod actions;
+mod firmware;
 mod steering;
 pub mod var;
 
@@ -27,6 +28,7 @@ use rdma_core_sys::verbs::*;
 use wirepath_memory::DeviceMemory;
 
 pub use self::actions::{FlowCounter, LinkHeader, Modification, ModifyHeader, Reformat};
+pub use self::firmware::RuleLimits;
 pub use self::steering::{
     Actions, Egress, EgressDestination, FlowTag, Ingress, IngressDestination, MatchParameters, Matcher, SteeringRule,
     Table,
@@ -55,6 +57,9 @@ pub struct Mlx5 {
 /// Capabilities of a device that plain verbs do not report (mlx5dv_query_device(3)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mlx5Capabilities {
+    /// True if the kernel reports CQE version 1, with which CQEs name queues by user index. `ibv_poll_cq` finds the
+    /// completions of work queues only with this version.
+    pub cqe_version_1: bool,
     /// True if enhanced multi-packet send WQEs are supported.
     pub multi_packet: bool,
     /// CQE compression, if supported.
@@ -435,6 +440,7 @@ fn translate(attr: &mlx5dv_context) -> Mlx5Capabilities {
     let compression = &attr.cqe_comp_caps;
     let striding = &attr.striding_rq_caps;
     Mlx5Capabilities {
+        cqe_version_1: flag(MLX5DV_CONTEXT_FLAGS_CQE_V1),
         multi_packet: flag(MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED) && flag(MLX5DV_CONTEXT_FLAGS_ENHANCED_MPW),
         compression: (has(MLX5DV_CONTEXT_MASK_CQE_COMPRESION) && compression.max_num > 1)
             .then_some(Compression { max_session: compression.max_num, formats: compression.supported_format }),
@@ -462,9 +468,9 @@ mod tests {
         assert_eq!(translate(&attr), Mlx5Capabilities::default());
         attr.comp_mask =
             MLX5DV_CONTEXT_MASK_CQE_COMPRESION | MLX5DV_CONTEXT_MASK_STRIDING_RQ | MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS;
-        attr.flags |= MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED;
+        attr.flags |= MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED | MLX5DV_CONTEXT_FLAGS_CQE_V1;
         let all = translate(&attr);
-        assert!(all.multi_packet && all.tunnels == 7);
+        assert!(all.multi_packet && all.cqe_version_1 && all.tunnels == 7);
         assert_eq!(all.compression, Some(Compression { max_session: 64, formats: 7 }));
         assert_eq!(all.striding, Some(Striding { log_bytes: 0..=13, log_strides: 0..=0 }));
         attr.striding_rq_caps.supported_qpts = 1 << IBV_QPT_UD;

@@ -36,6 +36,11 @@ pub struct MatchField {
 }
 
 impl MatchField {
+    /// Creates a field of `bits` bits that starts at bit `offset` of the structure.
+    pub(crate) const fn new(offset: u16, bits: u8) -> Self {
+        Self { offset, bits }
+    }
+
     /// Creates a field of `bits` bits at bit `at` (0 is the most significant) of byte `byte`.
     const fn at(byte: u16, at: u16, bits: u8) -> Self {
         Self { offset: byte * 8 + at, bits }

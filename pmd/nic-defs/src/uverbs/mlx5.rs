@@ -442,6 +442,8 @@ constants! {
     OBJECT_DEVX_UMEM: u16 = 0x1002, "MLX5_IB_OBJECT_DEVX_UMEM";
     /// Object type: flow matcher.
     OBJECT_FLOW_MATCHER: u16 = 0x1003, "MLX5_IB_OBJECT_FLOW_MATCHER";
+    /// Object type: descriptor for asynchronous firmware commands.
+    OBJECT_DEVX_ASYNC_CMD_FD: u16 = 0x1004, "MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD";
     /// Object type: VAR, a virtio-net doorbell region.
     OBJECT_VAR: u16 = 0x1006, "MLX5_IB_OBJECT_VAR";
     /// Object type: UAR, a doorbell page.
@@ -454,6 +456,8 @@ constants! {
     DEVX_OBJ_CREATE: u16 = 0x1000, "MLX5_IB_METHOD_DEVX_OBJ_CREATE";
     /// Method of firmware objects.
     DEVX_OBJ_DESTROY: u16 = 0x1001, "MLX5_IB_METHOD_DEVX_OBJ_DESTROY";
+    /// Method of firmware objects.
+    DEVX_OBJ_MODIFY: u16 = 0x1002, "MLX5_IB_METHOD_DEVX_OBJ_MODIFY";
     /// Method of firmware objects.
     DEVX_OBJ_QUERY: u16 = 0x1003, "MLX5_IB_METHOD_DEVX_OBJ_QUERY";
     /// Attribute of every method of firmware objects.
@@ -468,6 +472,26 @@ constants! {
     DEVX_OTHER_IN: u16 = 0x1000, "MLX5_IB_ATTR_DEVX_OTHER_CMD_IN";
     /// Attribute: output of the command.
     DEVX_OTHER_OUT: u16 = 0x1001, "MLX5_IB_ATTR_DEVX_OTHER_CMD_OUT";
+    /// Method of the DevX object: event queue of a completion vector.
+    DEVX_QUERY_EQN: u16 = 0x1002, "MLX5_IB_METHOD_DEVX_QUERY_EQN";
+    /// Attribute of [`DEVX_QUERY_EQN`]: completion vector.
+    DEVX_QUERY_EQN_VECTOR: u16 = 0x1000, "MLX5_IB_ATTR_DEVX_QUERY_EQN_USER_VEC";
+    /// Attribute of [`DEVX_QUERY_EQN`]: number of the event queue.
+    DEVX_QUERY_EQN_NUMBER: u16 = 0x1001, "MLX5_IB_ATTR_DEVX_QUERY_EQN_DEV_EQN";
+    /// Method of [`OBJECT_DEVX_UMEM`].
+    UMEM_REG: u16 = 0x1000, "MLX5_IB_METHOD_DEVX_UMEM_REG";
+    /// Method of [`OBJECT_DEVX_UMEM`].
+    UMEM_DEREG: u16 = 0x1001, "MLX5_IB_METHOD_DEVX_UMEM_DEREG";
+    /// Attribute of [`UMEM_REG`].
+    UMEM_REG_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE";
+    /// Attribute of [`UMEM_REG`].
+    UMEM_REG_ADDRESS: u16 = 0x1001, "MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR";
+    /// Attribute of [`UMEM_REG`]: bytes.
+    UMEM_REG_LENGTH: u16 = 0x1002, "MLX5_IB_ATTR_DEVX_UMEM_REG_LEN";
+    /// Attribute of [`UMEM_REG`]: number in firmware commands.
+    UMEM_REG_NUMBER: u16 = 0x1004, "MLX5_IB_ATTR_DEVX_UMEM_REG_OUT_ID";
+    /// Attribute of [`UMEM_DEREG`].
+    UMEM_DEREG_HANDLE: u16 = 0x1000, "MLX5_IB_ATTR_DEVX_UMEM_DEREG_HANDLE";
     /// Method of UAR objects.
     UAR_ALLOC: u16 = 0x1000, "MLX5_IB_METHOD_UAR_OBJ_ALLOC";
     /// Method of UAR objects.

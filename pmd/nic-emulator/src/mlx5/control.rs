@@ -28,7 +28,7 @@ use crate::topology::{DeviceSpec, MinInline};
 const VENDOR: u32 = 0x02c9;
 const MOST: u32 = 1 << 16;
 const MAX_SEND_SGE: u32 = 30;
-const MAX_TSO: u32 = 1 << 18;
+pub(super) const MAX_TSO: u32 = 1 << 18;
 
 /// Returns the driver part of a request. Fields that an older library does not send are zero.
 fn driver_part<T: FromBytes + IntoBytes + Immutable + KnownLayout>(input: &[u8], least: usize) -> Result<T, Errno> {
@@ -54,7 +54,7 @@ impl<H: Host> Mlx5<H> {
         })
     }
 
-    fn ring_of(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Errno> {
+    pub(super) fn ring_of(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Errno> {
         if !address.is_multiple_of(PAGE) {
             return Err(
                 call.refuse(Errno::INVAL, format_args!("{}: {what} at {address:#x} is not page-aligned", self.name()))
@@ -63,7 +63,7 @@ impl<H: Host> Mlx5<H> {
         self.pin(call, what, address, bytes)
     }
 
-    fn record(&self, call: &Call<'_, H>, address: u64) -> Result<H::Region, Errno> {
+    pub(super) fn record(&self, call: &Call<'_, H>, address: u64) -> Result<H::Region, Errno> {
         if !address.is_multiple_of(8) {
             return Err(call.refuse(
                 Errno::INVAL,
@@ -174,22 +174,38 @@ impl<H: Host> Mlx5<H> {
         }
         let key: [u8; 40] = part.rx_hash_key[..40].try_into().expect("forty bytes");
         let hash = (fields != 0).then(|| Toeplitz::new(&key));
-        let tuples = super::receive::tuples(fields);
         let number = self.queue_numbers.alloc().ok_or(Errno::NOSPC)?;
         let reply =
             abi::CreateQpReply { comp_mask: abi::QP_REPLY_TIRN, tirn: number, ..abi::CreateQpReply::new_zeroed() };
         call.output = reply.as_bytes().to_vec();
-        let single_queue = table.first().copied().filter(|first| table.iter().all(|rq| rq == first));
-        let id = self.qps.add(Qp::Rss(Box::new(CachePadded(Rss {
-            number,
-            table,
-            single_queue,
-            hash,
-            fields,
-            tuples,
-            tunnels,
-        }))));
+        let id = self.add_rss(number, table, hash, fields, tunnels);
         Ok((id, number, qp.cap))
+    }
+
+    /// Adds a spread of received packets over a table of receive queues.
+    pub(super) fn add_rss(
+        &mut self,
+        number: u32,
+        table: Vec<ObjectId>,
+        hash: Option<Toeplitz>,
+        fields: u64,
+        tunnels: bool,
+    ) -> ObjectId {
+        let single_queue = table.first().copied().filter(|first| table.iter().all(|rq| rq == first));
+        let tuples = super::receive::tuples(fields);
+        let rss = Rss { number, table, single_queue, hash, fields, tuples, tunnels };
+        self.qps.add(Qp::Rss(Box::new(CachePadded(rss))))
+    }
+
+    /// Removes a send queue.
+    pub(super) fn remove_sq(&mut self, sq: ObjectId) {
+        if let Some(sq) = self.sqs.remove(sq) {
+            if let (Some(at), Some(opened)) = (sq.register, self.contexts.get_mut(&sq.context)) {
+                opened.registers[at] = opened.registers[at].saturating_sub(1);
+            }
+            self.by_sq.remove(&sq.number);
+            self.queue_numbers.free(sq.number);
+        }
     }
 
     fn context_reply(&self, objects: bool, cqe_version: u8) -> abi::GetContextReply {
@@ -208,7 +224,7 @@ impl<H: Host> Mlx5<H> {
             cqe_version,
             cmds_supp_uhw: abi::UHW_QUERY_DEVICE | abi::UHW_CREATE_AH,
             eth_min_inline: match self.spec.mlx5.min_inline {
-                MinInline::None => abi::INLINE_NONE,
+                MinInline::None | MinInline::UnreportedL2 => abi::INLINE_NONE,
                 MinInline::L2 => abi::INLINE_L2,
             },
             log_uar_size: 12,
@@ -368,6 +384,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
 
     fn close(&mut self, context: ContextId) {
         self.contexts.remove(&context);
+        self.umems.retain(|_, umem| umem.context != context);
         self.last_doorbells.retain(|(of, _), _| *of != context);
     }
 
@@ -511,15 +528,7 @@ impl<H: Host> Device<H> for Mlx5<H> {
 
     fn destroy_qp(&mut self, qp: ObjectId) {
         match self.qps.remove(qp) {
-            Some(Qp::Send(sq)) => {
-                if let Some(sq) = self.sqs.remove(sq) {
-                    if let (Some(at), Some(opened)) = (sq.register, self.contexts.get_mut(&sq.context)) {
-                        opened.registers[at] = opened.registers[at].saturating_sub(1);
-                    }
-                    self.by_sq.remove(&sq.number);
-                    self.queue_numbers.free(sq.number);
-                }
-            }
+            Some(Qp::Send(sq)) => self.remove_sq(sq),
             Some(Qp::Rss(rss)) => self.queue_numbers.free(rss.number),
             None => {}
         }
@@ -627,8 +636,12 @@ impl<H: Host> Device<H> for Mlx5<H> {
             (abi::OBJECT_UAR, abi::UAR_DESTROY) => self.uar_destroy(call, attributes),
             (abi::OBJECT_VAR, abi::VAR_ALLOC) if self.spec.mlx5.var => self.var_alloc(call, attributes),
             (abi::OBJECT_VAR, abi::VAR_DESTROY) if self.spec.mlx5.var => self.var_destroy(call, attributes),
-            // The library works without firmware commands.
-            (abi::OBJECT_DEVX, abi::DEVX_OTHER) => Err(call.decline(Errno::OPNOTSUPP)),
+            (abi::OBJECT_DEVX_UMEM, abi::UMEM_REG) => self.reg_umem(call, attributes),
+            (abi::OBJECT_DEVX_UMEM, abi::UMEM_DEREG) => self.dereg_umem(call, attributes),
+            (abi::OBJECT_DEVX, abi::DEVX_QUERY_EQN) => self.query_eqn(call, attributes),
+            (abi::OBJECT_DEVX, abi::DEVX_OTHER) => self.general_command(call, attributes),
+            // Programs do without the descriptor of asynchronous commands.
+            (abi::OBJECT_DEVX_ASYNC_CMD_FD, _) => Err(call.decline(Errno::PROTONOSUPPORT)),
             _ => Err(Errno::PROTONOSUPPORT),
         }
     }

@@ -9,6 +9,7 @@
 
 mod completion;
 mod control;
+mod firmware;
 mod queues;
 mod receive;
 mod steering;
@@ -65,6 +66,9 @@ pub struct Mlx5<H: Host> {
     tables: Slab<Vec<ObjectId>>,
     qps: Slab<Qp>,
     steering: Steering,
+    /// Firmware objects, and memory that programs have registered for them, by number.
+    firmware_objects: Slab<firmware::Object>,
+    umems: HashMap<u32, firmware::Umem>,
     /// Hardware numbers of work queues and queue pairs, and of completion queues.
     queue_numbers: IdAllocator,
     cq_numbers: IdAllocator,
@@ -160,6 +164,8 @@ impl<H: Host> Mlx5<H> {
             rqs: Slab::default(),
             tables: Slab::default(),
             qps: Slab::default(),
+            firmware_objects: Slab::default(),
+            umems: HashMap::new(),
             queue_numbers: IdAllocator::new(0x40..0x4000),
             cq_numbers: IdAllocator::new(0x4_0400..0x4_4000),
             by_sq: HashMap::new(),
@@ -276,6 +282,8 @@ impl<H: Host> Mlx5<H> {
         self.tables = Slab::default();
         self.pds = Slab::default();
         self.steering = Steering::new(self.spec.mlx5.steering, self.ports.len());
+        self.firmware_objects = Slab::default();
+        self.umems.clear();
         self.by_sq.clear();
         self.by_cq.clear();
         self.last_doorbells.clear();

@@ -356,7 +356,7 @@ impl<R: Region> Sender<'_, R> {
     /// Sends one packet.
     fn send(&mut self, env: &mut Env<'_>, descriptor: &Descriptor<'_>) -> Result<(), Failure> {
         let (header, vlan, segments) = self.ethernet(descriptor.bytes)?;
-        if self.spec.mlx5.min_inline == MinInline::L2 && header.len() < defs::ETH_L2_INLINE {
+        if self.spec.mlx5.min_inline != MinInline::None && header.len() < defs::ETH_L2_INLINE {
             return Err(malformed(format!(
                 "{} bytes of inline header; the device requires {}",
                 header.len(),

@@ -44,6 +44,12 @@ pub(super) fn execute<H: Host>(
         Request::DestroyFlowAction { action } => return destroy_object(objects, *action, ObjectKind::FlowAction),
         Request::DestroyCounters { counters } => return destroy_object(objects, *counters, ObjectKind::Counters),
         Request::DestroyFirmwareObject { object } => {
+            rules.firmware_object_is_free(call, objects.id(*object, ObjectKind::FirmwareObject)?)?;
+            let mut destroy_object = |objects: &mut Objects, handle: u32, kind| -> Result<Reply, Errno> {
+                let object = objects.remove(handle, kind)?;
+                destroy(rules, kind, object.id);
+                Ok(Reply::Empty)
+            };
             return destroy_object(objects, *object, ObjectKind::FirmwareObject);
         }
         _ => {}
@@ -98,8 +104,19 @@ pub(super) fn execute<H: Host>(
             Reply::Firmware { object: Some(add(objects, ObjectKind::FirmwareObject, id, vec![])), answer }
         }
         Request::QueryFirmwareObject { object, command, room } => {
+            // The kernel passes queries of objects of verbs on, too.
+            let answer = match objects.id(*object, ObjectKind::Qp) {
+                Ok(qp) => rules.query_queue_pair(call, qp, command, *room)?,
+                Err(_) => {
+                    let id = objects.id(*object, ObjectKind::FirmwareObject)?;
+                    rules.query_firmware_object(call, id, command, *room)?
+                }
+            };
+            Reply::Firmware { object: None, answer }
+        }
+        Request::ModifyFirmwareObject { object, command, room } => {
             let id = objects.id(*object, ObjectKind::FirmwareObject)?;
-            Reply::Firmware { object: None, answer: rules.query_firmware_object(call, id, command, *room)? }
+            Reply::Firmware { object: None, answer: rules.modify_firmware_object(call, id, command, *room)? }
         }
         _ => return Err(Errno::OPNOTSUPP),
     })
@@ -140,6 +157,7 @@ fn resolve(objects: &Objects, flow: &NewMatchedFlow) -> Result<(NewMatchedFlow, 
     };
     let resolved = NewMatchedFlow {
         qp: flow.qp.map(|qp| id(qp, ObjectKind::Qp)).transpose()?,
+        interface: flow.interface.map(|object| id(object, ObjectKind::FirmwareObject)).transpose()?,
         actions: flow.actions.iter().map(|action| id(*action, ObjectKind::FlowAction)).collect::<Result<_, _>>()?,
         counter: flow
             .counter

@@ -47,7 +47,9 @@ fn known(object: u16, method: u16) -> Option<&'static [u16]> {
         (ioctl::OBJECT_FLOW_ACTION, ACTION_REFORMAT) => {
             &[REFORMAT_HANDLE, REFORMAT_TYPE, REFORMAT_TABLE, REFORMAT_DATA]
         }
-        (OBJECT_DEVX_OBJ, DEVX_OBJ_CREATE | DEVX_OBJ_QUERY) => &[DEVX_OBJ_HANDLE, DEVX_OBJ_IN, DEVX_OBJ_OUT],
+        (OBJECT_DEVX_OBJ, DEVX_OBJ_CREATE | DEVX_OBJ_MODIFY | DEVX_OBJ_QUERY) => {
+            &[DEVX_OBJ_HANDLE, DEVX_OBJ_IN, DEVX_OBJ_OUT]
+        }
         (OBJECT_DEVX_OBJ, DEVX_OBJ_DESTROY) => &[DEVX_OBJ_HANDLE],
         _ => return None,
     })
@@ -95,6 +97,11 @@ pub(super) fn decode<H: Host>(attributes: &Attributes<'_, H>) -> Result<Option<R
             command: attributes.bytes(DEVX_OBJ_IN)?,
             room: attributes.room(DEVX_OBJ_OUT),
         },
+        (_, DEVX_OBJ_MODIFY) => Request::ModifyFirmwareObject {
+            object: handle(DEVX_OBJ_HANDLE)?,
+            command: attributes.bytes(DEVX_OBJ_IN)?,
+            room: attributes.room(DEVX_OBJ_OUT),
+        },
         (_, DEVX_OBJ_QUERY) => Request::QueryFirmwareObject {
             object: handle(DEVX_OBJ_HANDLE)?,
             command: attributes.bytes(DEVX_OBJ_IN)?,
@@ -134,10 +141,6 @@ fn matcher<H: Host>(attributes: &Attributes<'_, H>) -> Result<NewMatcher, Errno>
 
 fn flow<H: Host>(attributes: &Attributes<'_, H>) -> Result<NewMatchedFlow, Errno> {
     use abi::*;
-    // Counters are the only firmware objects that are emulated, and they cannot be a destination.
-    if attributes.has(FLOW_DEST_DEVX) {
-        return Err(Errno::INVAL);
-    }
     let counter = match attributes.handles(FLOW_COUNTERS)?.as_slice() {
         [] => None,
         [counter] => {
@@ -156,6 +159,7 @@ fn flow<H: Host>(attributes: &Attributes<'_, H>) -> Result<NewMatchedFlow, Errno
         matcher: attributes.handle(FLOW_MATCHER).ok_or(Errno::INVAL)?,
         value: parameters(attributes, FLOW_VALUE)?,
         qp: attributes.handle(FLOW_DEST_QP),
+        interface: attributes.handle(FLOW_DEST_DEVX),
         actions,
         tag: tag.map(|tag| u32::try_from(tag).map_err(|_| Errno::INVAL)).transpose()?,
         counter,

@@ -132,6 +132,11 @@ pub enum Request {
         command: Vec<u8>,
         room: usize,
     },
+    ModifyFirmwareObject {
+        object: u32,
+        command: Vec<u8>,
+        room: usize,
+    },
     DestroyFirmwareObject {
         object: u32,
     },
@@ -278,6 +283,7 @@ impl Request {
             Self::DestroyCounters { .. } => "destroy_counters",
             Self::CreateFirmwareObject { .. } => "create_firmware_object",
             Self::QueryFirmwareObject { .. } => "query_firmware_object",
+            Self::ModifyFirmwareObject { .. } => "modify_firmware_object",
             Self::DestroyFirmwareObject { .. } => "destroy_firmware_object",
             Self::Driver { .. } => "driver",
         }
@@ -292,6 +298,8 @@ impl Request {
                 | Self::ModifyWq { .. }
                 | Self::DestroyWq { .. }
                 | Self::DestroyCq { .. }
+                | Self::ModifyFirmwareObject { .. }
+                | Self::DestroyFirmwareObject { .. }
         )
     }
 }

@@ -299,7 +299,7 @@ impl FlowCounter {
 }
 
 /// Checks that the device executed a command that the kernel passed on.
-fn check_output(mlx5: &Mlx5, call: &'static str, output: CommandOutput) -> Result<()> {
+pub(super) fn check_output(mlx5: &Mlx5, call: &'static str, output: CommandOutput) -> Result<()> {
     if output.status == 0 {
         return Ok(());
     }

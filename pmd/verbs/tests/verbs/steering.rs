@@ -18,7 +18,7 @@ use super::common::{key, only_device, open};
 const ALL: &str =
     "[[device]]\nkind = 'mlx5'\nsteering = { devx = true, sniffer = true }\n[[device.port]]\nlink = 'loop'\n";
 /// ConnectX with few steering features.
-const LITTLE: &str = "[[device]]\nkind = 'mlx5'\nsteering = { priorities = 8, match_parts = ['outer'], \
+const LITTLE: &str = "[[device]]\nkind = 'mlx5'\nsteering = { devx = false, priorities = 8, match_parts = ['outer'], \
     encap_bytes = 64, modify_actions = 2, sniffer = false, reformats = ['l2-to-l2-tunnel'] }\n\
     [[device.port]]\nlink = 'loop'\n";
 

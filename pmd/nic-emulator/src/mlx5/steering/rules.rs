@@ -56,7 +56,7 @@ fn is_group(criteria: u8, mask: &Key, value: &Key) -> bool {
 }
 
 impl<H: Host> Mlx5<H> {
-    fn wrong<T>(&self, call: &Call<'_, H>, (errno, why): RuleError) -> Result<T, Errno> {
+    pub(in super::super) fn wrong<T>(&self, call: &Call<'_, H>, (errno, why): RuleError) -> Result<T, Errno> {
         Err(call.refuse(errno, format_args!("{}: rule: {why}", self.spec.name)))
     }
 
@@ -239,25 +239,35 @@ impl<H: Host> Mlx5<H> {
         if drop && miss {
             return invalid("both drop and default miss");
         }
-        let destinations = usize::from(flow.qp.is_some()) + usize::from(drop || miss);
+        let interface = match flow.interface.map(|object| self.receive_interface(object)) {
+            None => None,
+            Some(Some(qp)) => Some(qp),
+            Some(None) => return invalid("the destination is no transport interface for received packets"),
+        };
+        let destinations =
+            usize::from(flow.qp.is_some()) + usize::from(interface.is_some()) + usize::from(drop || miss);
+        let destination = flow.qp.or(interface);
         match matcher.table {
             abi::TABLE_NIC_RX if destinations != 1 => {
                 return invalid(format!("{destinations} destinations; a receive rule has one"));
             }
-            abi::TABLE_NIC_TX if flow.qp.is_some() => return invalid("a transmit rule cannot have a queue pair"),
+            abi::TABLE_NIC_TX if destination.is_some() => return invalid("a transmit rule cannot have a queue pair"),
             abi::TABLE_FDB if !drop => return invalid("the embedded switch has no queue pairs"),
-            abi::TABLE_RDMA_RX if flow.qp.is_none() => return invalid("a rule for RDMA needs a queue pair"),
+            abi::TABLE_RDMA_RX if destination.is_none() => return invalid("a rule for RDMA needs a queue pair"),
             _ => {}
         }
-        if flow.qp.is_some_and(|qp| !self.receives(qp)) {
+        if destination.is_some_and(|qp| !self.receives(qp)) {
             return invalid("the queue pair cannot receive packets");
         }
         let counter = match flow.counter {
             None => None,
-            Some((bulk, offset)) => match self.steering.bulks.get(bulk).and_then(|bulk| bulk.get(offset as usize)) {
-                Some(counter) => Some(Arc::clone(counter)),
-                None => return invalid(format!("counter {offset} is outside its bulk")),
-            },
+            Some((object, offset)) => {
+                let bulk = self.counter_bulk(object).and_then(|bulk| self.steering.bulks.get(bulk));
+                match bulk.and_then(|bulk| bulk.get(offset as usize)) {
+                    Some(counter) => Some(Arc::clone(counter)),
+                    None => return invalid(format!("counter {offset} is outside its bulk")),
+                }
+            }
         };
         if let Some(tag) = flow.tag.filter(|tag| *tag >= 1 << 24) {
             return invalid(format!("tag {tag:#x} has more than 24 bits"));
@@ -289,7 +299,7 @@ impl<H: Host> Mlx5<H> {
         };
         let priority =
             if is_group(matcher.criteria, &mask, &value) { GROUP_PRIORITY } else { matcher.priority as u8 * 2 + 1 };
-        let qp = flow.qp;
+        let qp = destination;
         self.insert_entry(
             id,
             NewEntry { port, egress, priority, mask, criteria: matcher.criteria, value, action, qp, counter },
@@ -319,7 +329,11 @@ impl<H: Host> Mlx5<H> {
         }
     }
 
-    fn alloc_bulk(&mut self, command: &[u8], room: usize) -> Result<(ObjectId, Vec<u8>), RuleError> {
+    pub(in super::super) fn alloc_bulk(
+        &mut self,
+        command: &[u8],
+        room: usize,
+    ) -> Result<(ObjectId, Vec<u8>), RuleError> {
         let Ok((alloc, _)) = device::AllocFlowCounterIn::read_from_prefix(command) else {
             return invalid(format!("a firmware command of only {} bytes", command.len()));
         };
@@ -337,7 +351,16 @@ impl<H: Host> Mlx5<H> {
         Ok((id, answer.as_bytes().to_vec()))
     }
 
-    fn query_bulk(&self, object: ObjectId, command: &[u8], room: usize) -> Result<Vec<u8>, RuleError> {
+    pub(in super::super) fn free_bulk(&mut self, bulk: ObjectId) {
+        self.steering.bulks.remove(bulk);
+    }
+
+    pub(in super::super) fn query_bulk(
+        &self,
+        object: ObjectId,
+        command: &[u8],
+        room: usize,
+    ) -> Result<Vec<u8>, RuleError> {
         let Ok((query, _)) = device::QueryFlowCounterIn::read_from_prefix(command) else {
             return invalid(format!("a firmware command of only {} bytes", command.len()));
         };
@@ -451,7 +474,7 @@ impl<H: Host> FlowRules<H> for Mlx5<H> {
         command: &[u8],
         room: usize,
     ) -> Result<(ObjectId, Vec<u8>), Errno> {
-        self.alloc_bulk(command, room).or_else(|wrong| self.wrong(call, wrong))
+        self.create_object(call, command, room)
     }
 
     fn query_firmware_object(
@@ -461,11 +484,35 @@ impl<H: Host> FlowRules<H> for Mlx5<H> {
         command: &[u8],
         room: usize,
     ) -> Result<Vec<u8>, Errno> {
-        self.query_bulk(object, command, room).or_else(|wrong| self.wrong(call, wrong))
+        self.query_object(call, object, command, room)
+    }
+
+    fn query_queue_pair(
+        &mut self,
+        call: &mut Call<'_, H>,
+        qp: ObjectId,
+        command: &[u8],
+        room: usize,
+    ) -> Result<Vec<u8>, Errno> {
+        self.query_qp(call, qp, command, room)
+    }
+
+    fn modify_firmware_object(
+        &mut self,
+        call: &mut Call<'_, H>,
+        object: ObjectId,
+        command: &[u8],
+        room: usize,
+    ) -> Result<Vec<u8>, Errno> {
+        self.modify_object(call, object, command, room)
+    }
+
+    fn firmware_object_is_free(&self, call: &Call<'_, H>, object: ObjectId) -> Result<(), Errno> {
+        self.object_is_free(call, object)
     }
 
     fn destroy_firmware_object(&mut self, object: ObjectId) {
-        self.steering.bulks.remove(object);
+        self.destroy_object(object);
     }
 
     fn has_firmware_objects(&self, context: ContextId) -> bool {

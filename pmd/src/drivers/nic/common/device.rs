@@ -1,11 +1,14 @@
 //! Life cycle of a port whose queues this program owns: starts and stops it, and recreates broken queues at
 //! run time.
 
+use std::fmt::Display;
+use std::mem::{replace, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wirepath_verbs::{Cause, Element, Error, EventKind, ObjectId, PortState, Result};
 
+use super::log_limit::LogLimit;
 use super::nic::{Direction, NewRing, NewRxQueues, Nic, QueueContext};
 use super::open_device::OpenDevice;
 use super::probe::{Claim, DeviceSelector, RdmaPort};
@@ -14,14 +17,14 @@ use super::queue_fault::QueueFault;
 use super::ring_handoff::RingHandoff;
 use super::rx_queue::{NicRxQueue, RssGroup};
 use super::shared_nic::SharedNic;
-use super::tx_queue::NicTxQueue;
+use super::tx_queue::{NicTxQueue, TxRing};
 use crate::ipc::{AttachRequest, AttachServer, PoolStatus, QueueStatus, RxSharing, ServeContext, Status};
 use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, Link, LinkState, PortConfig, PortError, PortEvent, Queues,
     RuleHardware, RxDriver, TxDriver, VlanTags,
 };
-use wirepath_packet::MetaTemplate;
 use wirepath_packet::counters::QueueCounters;
+use wirepath_packet::{MetaTemplate, Packet};
 
 /// Reason why a port cannot be offered to clients.
 const NOT_SHARED: &str = "its packets are not in shared memory; set `shared = true` in `[pool]`";
@@ -29,6 +32,10 @@ const NOT_SHARED: &str = "its packets are not in shared memory; set `shared = tr
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time that a worker has to notice its broken queue, before the queue is recalled.
 const WORKER_FAULT_TIMEOUT: Duration = Duration::from_millis(200);
+/// Resets of a queue without a packet between them after which the port has failed, and the time that they must
+/// span. Several faults within a shorter time can have one cause that passes.
+const MAX_FUTILE_RESETS: u32 = 16;
+const MIN_FUTILE_TIME: Duration = Duration::from_secs(1);
 
 /// An open port.
 pub(crate) struct NicDevice<N: SharedNic> {
@@ -53,7 +60,7 @@ enum Health {
     Recovering {
         since: Instant,
     },
-    /// The device did not return in time.
+    /// The device did not return in time, or a queue does not work in spite of resets.
     Lost,
 }
 
@@ -81,6 +88,29 @@ struct RingSlot<R> {
     /// Completed bursts at the last check, and the time of the last change.
     completed: u32,
     since: Instant,
+    futile: FutileResets,
+    /// Packets that the previous ring did not send, for the next one.
+    unsent: Vec<Packet>,
+}
+
+/// Consecutive resets of a queue without a packet between them.
+struct FutileResets {
+    count: u32,
+    since: Instant,
+    /// Received packets at the last reset.
+    received: u64,
+}
+
+impl FutileResets {
+    /// Counts a reset; `moved`: packets have passed since the previous one. Returns the number of consecutive
+    /// resets if the queue is to be given up.
+    fn count(&mut self, moved: bool) -> Option<u32> {
+        if moved || self.count == 0 {
+            (self.count, self.since) = (0, Instant::now());
+        }
+        self.count += 1;
+        (self.count >= MAX_FUTILE_RESETS && self.since.elapsed() >= MIN_FUTILE_TIME).then_some(self.count)
+    }
 }
 
 #[derive(Default)]
@@ -88,24 +118,54 @@ struct ResetCounts {
     queues: u64,
     device: u64,
     stalls: u64,
+    log: LogLimit,
+    /// Why the port is to be given up.
+    failure: Option<String>,
 }
 
 impl ResetCounts {
-    fn count(&mut self, fault: QueueFault) {
+    /// Counts and logs the reset of a queue. `futile`: the result of [`FutileResets::count`].
+    fn count(&mut self, queue: &dyn Display, fault: QueueFault, futile: Option<u32>) {
         self.queues += 1;
         self.stalls += u64::from(fault == QueueFault::Stalled);
+        if let Some(suppressed) = self.log.permit() {
+            let more = match suppressed {
+                0 => String::new(),
+                _ => format!(" ({suppressed} earlier resets are not logged)"),
+            };
+            tracing::warn!("{queue} is reset: {fault}{more}");
+        }
+        if let (Some(times), None) = (futile, &self.failure) {
+            self.failure =
+                Some(format!("{queue} was reset {times} times without a packet between; last reason: {fault}"));
+        }
     }
 }
 
 impl<R> RingSlot<R> {
     fn new() -> Self {
         let (handoff, counters) = (Arc::new(RingHandoff::new()), Arc::default());
-        Self { handoff, id: None, counters, completed: 0, since: Instant::now() }
+        let futile = FutileResets { count: 0, since: Instant::now(), received: 0 };
+        Self { handoff, id: None, counters, completed: 0, since: Instant::now(), futile, unsent: Vec::new() }
     }
 
     fn hand_off(&mut self, created: NewRing<R>) {
         self.id = Some(created.id);
+        // The worker has no ring, so that nobody else writes this.
+        self.handoff.set_progress((0, 0));
         self.handoff.hand_off(created.ring);
+    }
+
+    /// Counts a reset of a transmit queue, see [`FutileResets::count`].
+    fn count_tx_reset(&mut self) -> Option<u32> {
+        self.futile.count(self.handoff.progress().0 > 0)
+    }
+
+    /// Counts a reset of a receive queue, see [`FutileResets::count`].
+    fn count_rx_reset(&mut self) -> Option<u32> {
+        let received = self.counters.packets.get();
+        let before = replace(&mut self.futile.received, received);
+        self.futile.count(received != before)
     }
 
     /// Requests a stall check by the worker, if packets are in flight and nothing completed for
@@ -244,30 +304,33 @@ impl<N: SharedNic> NicDevice<N> {
         }
         let name = &selector.device;
         for index in 0..running.tx.len() {
-            let handoff = &running.tx[index].handoff;
-            if !handoff.is_returned() {
+            let slot = &mut running.tx[index];
+            if !slot.handoff.is_returned() {
                 continue;
             }
-            if let Some(fault) = handoff.take_fault() {
-                tracing::warn!("{name}: transmit queue {index} is recreated: {fault}");
-                resets.count(fault);
+            let ring = slot.handoff.take_returned();
+            if let Some(fault) = slot.handoff.take_fault() {
+                resets.count(&format_args!("{name}: transmit queue {index}"), fault, slot.count_tx_reset());
                 nic.adapt_to_fault(fault, Direction::Transmit);
+                slot.unsent = ring.map(|ring| ring.take_unsent(fault)).unwrap_or_default();
+            } else {
+                drop(ring);
             }
-            drop(handoff.take_returned());
             let Some(memory) = &running.memory else { return Ok(()) };
             let Running { config, template, .. } = &*running;
-            let created =
+            let mut created =
                 nic.create_tx(&QueueContext { opened, rdma_port, memory, config, template, quarantine }, index)?;
-            running.tx[index].hand_off(created);
+            let slot = &mut running.tx[index];
+            created.ring.set_backlog(take(&mut slot.unsent));
+            slot.hand_off(created);
         }
-        for (index, slot) in running.rx.iter().enumerate() {
+        for (index, slot) in running.rx.iter_mut().enumerate() {
             // Happens once per fault: a taken ring is not there at the next call.
             if let Some(fault) = slot.handoff.fault()
                 && let Some(ring) = slot.handoff.take_returned()
                 && let Some(ring) = nic.restart(ring, fault)
             {
-                tracing::warn!("{name}: receive queue {index} is restarted: {fault}");
-                resets.count(fault);
+                resets.count(&format_args!("{name}: receive queue {index}"), fault, slot.count_rx_reset());
                 slot.handoff.hand_off(ring);
             }
         }
@@ -307,10 +370,9 @@ impl<N: SharedNic> NicDevice<N> {
         }
         let some = running.sharing.rebuild_due || !running.rx.is_empty();
         if some && running.rx.iter().all(|slot| slot.handoff.is_returned()) {
-            for (index, slot) in running.rx.iter().enumerate() {
+            for (index, slot) in running.rx.iter_mut().enumerate() {
                 if let Some(fault) = slot.handoff.take_fault() {
-                    tracing::warn!("{name}: the receive queues are recreated because of queue {index}: {fault}");
-                    resets.count(fault);
+                    resets.count(&format_args!("{name}: receive queue {index}"), fault, slot.count_rx_reset());
                     nic.adapt_to_fault(fault, Direction::Receive);
                 }
                 drop(slot.handoff.take_returned());
@@ -434,6 +496,22 @@ impl<N: SharedNic> NicDevice<N> {
             self.link = LinkState::Down;
             events.push(PortEvent::Link(Link::DOWN));
         }
+        if let Some(running) = &self.running {
+            running.recall();
+        }
+    }
+
+    /// Ends the port: a queue does not work in spite of resets.
+    fn give_up(&mut self, why: &str, events: &mut Vec<PortEvent>) {
+        self.health = Health::Lost;
+        if let (Some(server), Some(running)) = (&mut self.server, &mut self.running) {
+            server.end(&mut running.sharing, "the port has failed");
+        }
+        if self.link == LinkState::Up {
+            self.link = LinkState::Down;
+            events.push(PortEvent::Link(Link::DOWN));
+        }
+        events.push(PortEvent::Lost(format!("{} port {why}", N::PROBE.driver)));
         if let Some(running) = &self.running {
             running.recall();
         }
@@ -620,18 +698,26 @@ impl<N: SharedNic> DeviceLink for NicDevice<N> {
             Health::Healthy => {
                 let broken = self.read_events(&mut events)
                     || self.repair().is_err_and(|error| {
-                        tracing::warn!("{}: a queue could not be recreated: {error}", self.selector.device);
+                        if self.resets.log.permit().is_some() {
+                            tracing::warn!("{}: a queue could not be recreated: {error}", self.selector.device);
+                        }
                         is_device_gone(&error)
                     });
                 if broken {
                     self.begin_recovery(&mut events);
+                } else if let Some(why) = self.resets.failure.take() {
+                    self.give_up(&why, &mut events);
                 } else {
                     self.serve_clients();
                 }
             }
             Health::Recovering { since } => self.try_recovery(since, &mut events),
             Health::Lost => {
-                if let Some(running) = &self.running {
+                if let Some(running) = &mut self.running {
+                    // Without rules the kernel gets the packets.
+                    if running.all_returned() {
+                        running.tear_down();
+                    }
                     running.mark_lost();
                 }
             }
@@ -642,7 +728,7 @@ impl<N: SharedNic> DeviceLink for NicDevice<N> {
 
 impl<N: SharedNic> DeviceStatistics for NicDevice<N> {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
-        let ResetCounts { queues, device, stalls } = self.resets;
+        let ResetCounts { queues, device, stalls, .. } = self.resets;
         let mut figures = vec![
             ("queue_resets", queues),
             ("device_resets", device),

@@ -6,9 +6,11 @@
 //! capabilities and verbs objects, and its rings for descriptors and completions.
 
 pub(crate) mod device;
+mod log_limit;
 pub(crate) mod mr_table;
 pub(crate) mod nic;
 pub(crate) mod open_device;
+pub(crate) mod post_probe;
 pub(crate) mod probe;
 pub(crate) mod quarantine;
 pub(crate) mod queue_fault;

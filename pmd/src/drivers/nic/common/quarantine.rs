@@ -70,10 +70,15 @@ impl QueueTeardown {
         Self::new(Box::new(()), Vec::new(), &Quarantine::default())
     }
 
+    /// Destroys the hardware. Returns true if all queues are destroyed.
+    pub(crate) fn destroy(&mut self) -> bool {
+        self.hardware = None;
+        self.destroyed_flags.iter().all(DestroyedFlag::is_set)
+    }
+
     /// Destroys the hardware. Then frees `count` packets, or leaks them if a queue could not be destroyed.
     pub(crate) fn release<T>(&mut self, packets: T, count: usize) {
-        self.hardware = None;
-        if count > 0 && !self.destroyed_flags.iter().all(DestroyedFlag::is_set) {
+        if !self.destroy() && count > 0 {
             self.quarantine.leak(packets, count);
         }
     }

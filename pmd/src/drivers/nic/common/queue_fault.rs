@@ -22,8 +22,11 @@ pub(crate) enum QueueFault {
         /// Vendor error code.
         vendor: u32,
     },
-    /// The provider library failed to post a request or to read a completion.
-    ProviderFailed,
+    /// A call of the provider library failed: to post a request, or to read a completion.
+    ProviderFailed {
+        /// Name of the function.
+        call: &'static str,
+    },
     /// An error completion with which MANA stops the queue (`CQE_TX_GDMA_ERR`).
     Stopped,
     /// An error completion without a usable position: it is unknown whether its burst is complete.
@@ -72,7 +75,7 @@ impl fmt::Display for QueueFault {
                     wirepath_verbs::status_text(*status)
                 );
             }
-            Self::ProviderFailed => "the provider library failed",
+            Self::ProviderFailed { call } => return write!(f, "{call} of the provider library failed"),
             Self::Stopped => "the device stopped it",
             Self::UnknownPosition => "an error completion without a position",
             Self::BadOwnerBits => "a completion with unexpected owner bits",

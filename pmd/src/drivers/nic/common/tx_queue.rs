@@ -13,7 +13,7 @@ use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::driver::InFlight;
 use wirepath_packet::driver::TxBurst;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::{Batch, Pool};
+use wirepath_packet::{BATCH, Batch, Packet, Pool};
 
 /// A posted burst. Only its last descriptor requests a completion, which covers the whole burst.
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,6 +117,16 @@ impl TxInFlight {
         self.next = burst.end;
     }
 
+    /// Returns the newest `count` packets and frees the others. The owner of the hardware queue must have been
+    /// dropped. If the queue could not be destroyed, all packets are leaked and none is returned.
+    pub(crate) fn take_newest(mut self, count: usize) -> Vec<Packet> {
+        if !self.teardown.destroy() {
+            return Vec::new();
+        }
+        self.packets.free_front(self.packets.len().saturating_sub(count));
+        self.packets.take_all()
+    }
+
     /// Returns completed and posted bursts, as free-running counters.
     #[inline(always)]
     fn progress(&self) -> (u32, u32) {
@@ -142,6 +152,32 @@ pub(crate) trait TxRing: Send + 'static {
     /// Posts packets from the front of the batch. Returns their number and bytes. An error concerns the next
     /// packet, which can never be sent.
     fn post(&mut self, batch: &mut Batch, limits: &TxLimits<'_>) -> (usize, u64, Result<(), DropReason>);
+
+    /// Returns the number of newest packets in flight that the device has not sent because of this fault, and that
+    /// another ring can send.
+    fn unsent(&self, fault: QueueFault) -> usize {
+        let _ = fault;
+        0
+    }
+
+    /// Destroys the hardware queue and returns the packets that [`Self::unsent`] counts.
+    fn take_unsent(self, fault: QueueFault) -> Vec<Packet>
+    where
+        Self: Sized,
+    {
+        let _ = fault;
+        Vec::new()
+    }
+
+    /// Sets packets that go before all others. They are from an earlier ring.
+    fn set_backlog(&mut self, packets: Vec<Packet>) {
+        debug_assert!(packets.is_empty(), "a ring that returns none gets none");
+    }
+
+    /// Takes these packets.
+    fn take_backlog(&mut self) -> Vec<Packet> {
+        Vec::new()
+    }
 
     /// Rings the doorbell: tells the device how far the ring is filled.
     fn ring_doorbell(&mut self);
@@ -184,11 +220,14 @@ impl<R: TxRing> NicTxQueue<R> {
         self.len() == 0
     }
 
-    /// Returns a broken ring. Its packets in flight count as errors, because it is unknown which of them were
-    /// sent.
+    /// Returns a broken ring. Packets in flight of which it is unknown whether they were sent count as errors.
     #[cold]
     fn return_broken(&mut self, fault: QueueFault) {
-        self.counters.drops.add(DropReason::TxError, self.len() as u64);
+        if let Some(ring) = &self.ring {
+            let lost = ring.in_flight().len() - ring.unsent(fault);
+            self.counters.drops.add(DropReason::TxError, lost as u64);
+            self.handoff.set_progress(ring.in_flight().progress());
+        }
         self.handoff.return_broken(&mut self.ring, fault);
     }
 
@@ -215,7 +254,32 @@ impl<R: TxRing> NicTxQueue<R> {
         if self.ring.is_none() {
             self.counters.drops.add(DropReason::DeviceLost, lost as u64);
         }
+        self.post_backlog();
         living
+    }
+
+    /// Posts the packets that the previous ring did not send. An empty ring has room for them, unless they are
+    /// chains of many segments.
+    fn post_backlog(&mut self) {
+        let Some(ring) = &mut self.ring else { return };
+        let mut packets = ring.take_backlog().into_iter();
+        let limits = TxLimits { longest: self.longest, pool: &self.pool, counters: &self.counters };
+        loop {
+            let mut batch: Batch = packets.by_ref().take(BATCH).collect();
+            if batch.is_empty() {
+                return;
+            }
+            while !batch.is_empty() {
+                let (posted, _, result) = ring.post(&mut batch, &limits);
+                if posted == 0 {
+                    // No room, or a packet that can never be sent.
+                    self.counters.drops.add(result.err().unwrap_or(DropReason::TxError), 1);
+                    batch.free_front(1);
+                }
+            }
+            ring.ring_doorbell();
+            self.handoff.set_progress(ring.in_flight().progress());
+        }
     }
 }
 

@@ -39,9 +39,16 @@ pub(super) struct Modes {
 }
 
 impl Modes {
-    pub(super) fn choose(options: &Options, capabilities: &Mlx5Capabilities, attributes: &DeviceAttributes) -> Self {
+    /// `needs_inline_header`: the kernel reports that descriptors must contain the Ethernet header.
+    pub(super) fn choose(
+        options: &Options,
+        capabilities: &Mlx5Capabilities,
+        attributes: &DeviceAttributes,
+        needs_inline_header: bool,
+    ) -> Self {
         let mut notes = vec![format!("the MTU is at most {MAX_MTU}, or that of the kernel's interface")];
-        let required = if WANT_INLINE.contains(&attributes.part_id) { ETH_L2_INLINE } else { 0 };
+        let needs_inline_header = needs_inline_header || WANT_INLINE.contains(&attributes.part_id);
+        let required = if needs_inline_header { ETH_L2_INLINE } else { 0 };
         let inline_minimum = options.min_inline.unwrap_or(required);
         if options.multi_packet && !capabilities.multi_packet {
             notes.push(
@@ -175,10 +182,15 @@ impl Modes {
         (config.depth / buffers).max(least).next_power_of_two()
     }
 
-    /// Switches to inline headers after a malformed-descriptor error. Some devices need them, which no verb
-    /// reports.
+    /// Returns true if a malformed-descriptor error may switch to inline headers.
+    pub(super) fn adapts(&self) -> bool {
+        self.adapts && self.send.inline_minimum == 0
+    }
+
+    /// Switches to inline headers after a malformed-descriptor error. An administrator can change the mode of a
+    /// virtual function while it is in use (devlink-dev(8), `inline-mode`).
     pub(super) fn adapt_to_fault(&mut self, fault: QueueFault) {
-        if fault.is_malformed() && self.adapts && self.send.inline_minimum == 0 {
+        if fault.is_malformed() && self.adapts() {
             self.send.inline_minimum = ETH_L2_INLINE;
             self.send.multi_packet = false;
             self.notes.push(format!(

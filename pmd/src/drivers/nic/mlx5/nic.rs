@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use wirepath_memory::{BufferAllocator, Doorbell};
-use wirepath_nic_defs::mlx5::UAR_ARM;
+use wirepath_nic_defs::mlx5::{ETH_L2_INLINE, UAR_ARM};
 use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::{
     CompletionQueue, CompletionQueueOptions, Context, DestroyedFlag, Device, Error, ObjectId, ProtectionDomain,
@@ -21,6 +21,7 @@ use super::wqe::MAX_PIECES;
 use super::{NAME, Options};
 use crate::drivers::nic::common::nic::{Direction, NewRing, NewRxQueues, Nic, QueueContext, SharedQueue};
 use crate::drivers::nic::common::open_device::{self, ring_size_mismatch};
+use crate::drivers::nic::common::post_probe;
 use crate::drivers::nic::common::probe::ProbeSpec;
 use crate::drivers::nic::common::quarantine::QueueTeardown;
 use crate::drivers::nic::common::queue_fault::QueueFault;
@@ -128,10 +129,16 @@ fn needs_sink(mtu: Option<u32>, layout: Layout) -> bool {
     matches!(layout, Layout::Linear { .. }) && !mtu.is_some_and(fits)
 }
 
-/// Fails if no queue pair can be created, for example for lack of a privilege.
-fn probe_queue_pair(opened: &OpenDevice) -> Result<()> {
+/// Returns true if the device needs the Ethernet header in every descriptor. Fails if no queue pair can be created,
+/// for example for lack of a privilege.
+///
+/// The kernel asks the firmware and tells libmlx5, which has no function for it. libmlx5 copies 18 bytes into the
+/// descriptor if they are needed, and then refuses shorter frames (rdma-core: providers/mlx5/qp.c,
+/// `copy_eth_inline_headers`; linux: drivers/net/ethernet/mellanox/mlx5/core/vport.c, `mlx5_query_min_inline`).
+fn probe_inline_header(opened: &OpenDevice) -> Result<bool> {
     let completions = CompletionQueue::new(&opened.context, &CompletionQueueOptions::new(63, "probe"))?;
-    RawPacketQp::new(&opened.domain, &RawPacketQpOptions::send(&completions, 64, 1, "probe")).map(drop)
+    let pair = RawPacketQp::new(&opened.domain, &RawPacketQpOptions::send(&completions, 64, 1, "probe"))?;
+    Ok(post_probe::refusal(&pair, opened.port, ETH_L2_INLINE as u32 - 1, false)?.is_some())
 }
 
 impl Mlx5Nic {
@@ -254,7 +261,7 @@ impl Nic for Mlx5Nic {
     }
 
     fn probe(options: Options, opened: &OpenDevice) -> Result<Self> {
-        probe_queue_pair(opened)?;
+        let needs_inline_header = probe_inline_header(opened)?;
         let attributes = opened.attributes()?;
         let queues = attributes
             .max_queue_pairs
@@ -263,7 +270,7 @@ impl Nic for Mlx5Nic {
         // A send ring has more basic blocks than packets.
         let depth = (attributes.max_work_requests / 2).min(attributes.max_completions).clamp(MIN_DEPTH, MAX_DEPTH);
         let caps = options.rules.capabilities(&opened.verbs, attributes.flow_steering, NAME, &options.selector.device);
-        let mut modes = Modes::choose(&options, &opened.verbs.capabilities()?, &attributes);
+        let mut modes = Modes::choose(&options, &opened.verbs.capabilities()?, &attributes, needs_inline_header);
         modes.notes.push(match &caps {
             Some(caps) => format!("flow rules are installed by {}", caps.backend.name()),
             None => "no flow rules in the device: all rules run in software".to_owned(),
@@ -332,7 +339,7 @@ impl Nic for Mlx5Nic {
         // The queue memory holds the queue pair.
         let teardown = QueueTeardown::new(Box::new(()), vec![destroyed], context.quarantine);
         let ring = TxRing::new(teardown, Arc::clone(&context.memory.mrs), queue_memory, mode, depth);
-        ring.map(|ring| NewRing { ring, id })
+        ring.map(|ring| NewRing { ring: ring.resending(self.modes.adapts()), id })
             .ok_or_else(|| ring_size_mismatch(&context.opened.owner("transmit", index)))
     }
 

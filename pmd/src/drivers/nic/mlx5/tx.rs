@@ -1,6 +1,7 @@
 //! Transmit queues.
 
 use std::fmt;
+use std::mem::take;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -13,7 +14,9 @@ use wirepath_nic_defs::mlx5::{
 
 use super::cq::{CompletionQueue, kind};
 use super::offload::{self, MAX_TSO_HEADER, REQUESTS};
-use super::wqe::{COMPLETE, MAX_BLOCKS, Segment, Segments, TxOffloads, Wqe, blocks, control, pointer};
+use super::wqe::{
+    COMPLETE, MAX_BLOCKS, Segment, Segments, TxOffloads, Wqe, blocks, control, opcode_and_segments, pointer,
+};
 use crate::drivers::nic::common::ETHERNET_HEADER;
 use crate::drivers::nic::common::mr_table::MrTable;
 use crate::drivers::nic::common::quarantine::QueueTeardown;
@@ -121,6 +124,10 @@ pub(super) struct TxRing {
     published: u32,
     /// Basic blocks of the longest descriptor for BlueFlame.
     blue_flame: u32,
+    /// True if the next ring can send the packets of a descriptor that the device refuses as malformed.
+    resends: bool,
+    /// Packets for which an earlier ring had such a descriptor.
+    backlog: Vec<Packet>,
     /// Packets in flight; positions are block counters. Last field, so that the owner of the hardware queue
     /// is dropped first.
     in_flight: TxInFlight,
@@ -161,9 +168,32 @@ impl TxRing {
             blocks,
             last: 0,
             published: 0,
+            resends: false,
+            backlog: Vec::new(),
             // Each burst takes at least one block.
             in_flight: TxInFlight::new(depth, blocks, teardown),
         })
+    }
+
+    /// Sets whether the next ring can send what the device refuses here as malformed.
+    pub(super) fn resending(self, resends: bool) -> Self {
+        Self { resends, ..self }
+    }
+
+    /// Returns the packets that a block range describes. `None` if no descriptor starts at its end.
+    fn packets_between(&self, start: u32, end: u32) -> Option<usize> {
+        let (mut at, mut packets) = (start, 0);
+        while at != end {
+            let word = self.ring.at(at.wrapping_mul(SEGMENTS_PER_BLOCK))[0].load(Ordering::Relaxed);
+            let (opcode, segments) = opcode_and_segments(word);
+            packets += if opcode == OPCODE_ENHANCED_MPW { segments.checked_sub(LEAD)? } else { 1 };
+            let size = blocks(segments);
+            if size == 0 || size > end.wrapping_sub(at) {
+                return None;
+            }
+            at = at.wrapping_add(size);
+        }
+        Some(packets as usize)
     }
 
     /// Returns the constants of fast-path packets as values. From fields, the compiler would reload them
@@ -297,6 +327,37 @@ impl tx_queue::TxRing for TxRing {
     #[inline(always)]
     fn in_flight(&self) -> &TxInFlight {
         &self.in_flight
+    }
+
+    /// The device executes descriptors in order, and none from the malformed one on.
+    fn unsent(&self, fault: QueueFault) -> usize {
+        let QueueFault::ErrorCqe { position, .. } = fault else { return 0 };
+        let Some(burst) = self.in_flight.oldest_burst().filter(|_| self.resends && fault.is_malformed()) else {
+            return 0;
+        };
+        let start = self.in_flight.oldest;
+        let distance = u32::from(position.wrapping_sub(start as u16));
+        if distance >= burst.end.wrapping_sub(start) {
+            return 0;
+        }
+        let sent = self.packets_between(start, start.wrapping_add(distance));
+        sent.map_or(0, |sent| self.in_flight.len().saturating_sub(sent))
+    }
+
+    fn take_unsent(self, fault: QueueFault) -> Vec<Packet> {
+        let unsent = self.unsent(fault);
+        let Self { ring, records, completions, registers, in_flight, .. } = self;
+        // These hold the hardware queue.
+        drop((ring, records, completions, registers));
+        in_flight.take_newest(unsent)
+    }
+
+    fn set_backlog(&mut self, packets: Vec<Packet>) {
+        self.backlog = packets;
+    }
+
+    fn take_backlog(&mut self) -> Vec<Packet> {
+        take(&mut self.backlog)
     }
 
     #[inline(always)]

@@ -38,6 +38,12 @@ pub(super) const fn control(opcode: u8, index: u32, queue: u32, segments: u32) -
     ((first as u64) << 32 | second as u64).to_be()
 }
 
+/// Returns opcode and number of segments from the first word of a control segment.
+pub(super) const fn opcode_and_segments(word: u64) -> (u8, u32) {
+    let word = u64::from_be(word);
+    (ControlOpcode((word >> 32) as u32).opcode() as u8, ControlDs(word as u32).segments())
+}
+
 /// Returns a data segment, in memory byte order.
 #[inline(always)]
 pub(super) const fn pointer(address: u64, key: u32, bytes: u32) -> [u64; 2] {

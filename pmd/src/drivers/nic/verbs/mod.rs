@@ -20,6 +20,9 @@
 //! timestamps either: both need an extended queue (`ibv_create_cq_ex`), which this driver does not use.
 //! libibverbs does not support the RSS hash. TSO (`IBV_WR_TSO`) is not used.
 //!
+//! The driver refuses mlx5 devices whose kernel reports CQE version 0: libmlx5 then finds no completions of
+//! receive work queues. `driver = "mlx5"` reads such completions.
+//!
 //! Completions are validated as far as possible: a provider may count requests instead of reading the request
 //! from the completion. `driver = "auto"` does not select this driver, because it is untested with other
 //! providers.

@@ -1,14 +1,14 @@
 //! Capabilities of a device of any provider, and the verbs objects of its queues.
 
-use std::iter;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use wirepath_memory::BufferAllocator;
+use wirepath_verbs::mlx5::Mlx5;
 use wirepath_verbs::mlx5::var::{ImportedVar, Var};
 use wirepath_verbs::{
-    CompletionQueue, CompletionQueueOptions, Context, Error, ProtectionDomain, Provider, QueuePairState, RawPacketQp,
-    RawPacketQpOptions, Result, RssQp, Segment, SendRequests, WorkQueue, WorkQueueOptions,
+    CompletionQueue, CompletionQueueOptions, Context, Error, ProtectionDomain, Provider, RawPacketQp,
+    RawPacketQpOptions, Result, RssQp, WorkQueue, WorkQueueOptions,
 };
 
 use super::rx::{RxConfig, RxRing};
@@ -17,6 +17,7 @@ use super::{NAME, Options};
 use crate::drivers::nic::common::mr_table::MrTable;
 use crate::drivers::nic::common::nic::{Direction, NewRing, NewRxQueues, Nic, QueueContext, SharedQueue};
 use crate::drivers::nic::common::open_device;
+use crate::drivers::nic::common::post_probe;
 use crate::drivers::nic::common::probe::ProbeSpec;
 use crate::drivers::nic::common::quarantine::QueueTeardown;
 use crate::drivers::nic::common::queue_fault::QueueFault;
@@ -82,20 +83,6 @@ fn sender(opened: &OpenDevice, requests: u32, segments: u32, owner: &str) -> Res
     Ok((completions, pair))
 }
 
-/// Tests whether the provider library accepts a request with checksums. libmlx5 queries device and ports
-/// itself when it opens them. If the kernel refuses that, it continues and later refuses each such request,
-/// although the device reports checksums to other callers. A queue pair in the error state sends nothing.
-fn checksums_refused(pair: &RawPacketQp, port: u8) -> Result<Option<Error>> {
-    // Through the ready-to-send state, in which libraries determine what may be posted.
-    pair.start(port)?;
-    pair.set_state(QueuePairState::Error, port)?;
-    let frame = [0u8; 64];
-    let mut requests = SendRequests::new(1, 1);
-    let pushed = requests.push(0, true, iter::once(Segment { address: frame.as_ptr() as u64, bytes: 64, key: 0 }));
-    debug_assert!(pushed, "there is room for one");
-    Ok(requests.post(pair).err().map(|refused| refused.error))
-}
-
 impl Nic for VerbsNic {
     const PROBE: ProbeSpec =
         ProbeSpec { driver: NAME, module: "ib_uverbs", since: "2.6.12", prefix: "", provider: Provider::Other };
@@ -106,7 +93,19 @@ impl Nic for VerbsNic {
     type Rx = RxRing;
     type RxQueueSpans = ();
 
-    fn verbs(_: &ProtectionDomain, _: Arc<BufferAllocator>, _: u8) -> Result<()> {
+    /// Fails if libmlx5 found no completions of work queues. A refused command at any opening can cause this too:
+    /// libmlx5 then takes the device for an older one.
+    fn verbs(domain: &ProtectionDomain, _: Arc<BufferAllocator>, _: u8) -> Result<()> {
+        let context = domain.context();
+        // With CQE version 0 libmlx5 looks for the queue of a received packet among queue pairs and shared
+        // receive queues only (rdma-core: providers/mlx5/cq.c, get_cur_rsc), so that every poll fails.
+        if context.provider() == Provider::Mlx5 && !Mlx5::from_context(context)?.capabilities()?.cqe_version_1 {
+            return Err(Error::InvalidRequest(format!(
+                "{} (libmlx5) reports completions of version 0, in which libmlx5 does not find receive work queues; \
+                 use driver = \"mlx5\"",
+                context.device().name()
+            )));
+        }
         Ok(())
     }
 
@@ -130,7 +129,9 @@ impl Nic for VerbsNic {
             .min(attributes.max_receive_work_queues);
         let depth = (attributes.max_work_requests / 2).min(attributes.max_completions).clamp(MIN_DEPTH, MAX_DEPTH);
         let refusal = match options.checksums && attributes.raw_checksum {
-            true => checksums_refused(&probe.1, opened.port)?,
+            // libmlx5 queries device and ports itself when it opens them. If the kernel refuses that, it
+            // continues and later refuses each such request, although the device reports checksums.
+            true => post_probe::refusal(&probe.1, opened.port, 64, true)?,
             false => None,
         };
         let checksums = options.checksums && attributes.raw_checksum && refusal.is_none();

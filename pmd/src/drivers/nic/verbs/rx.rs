@@ -131,8 +131,8 @@ impl rx_queue::RxRing for RxRing {
         let polled = match room.poll(completions, batch.space()) {
             Ok(polled) => polled,
             Err(error) => {
-                tracing::warn!("{error}");
-                return (0, 0, Err(QueueFault::ProviderFailed));
+                tracing::debug!("{error}");
+                return (0, 0, Err(QueueFault::ProviderFailed { call: "ibv_poll_cq" }));
             }
         };
         for reported in polled {
@@ -161,8 +161,8 @@ impl rx_queue::RxRing for RxRing {
             }
         }
         if let Err(error) = requests.post(queue, to_repost) {
-            tracing::warn!("{error}");
-            result = Err(QueueFault::ProviderFailed);
+            tracing::debug!("{error}");
+            result = Err(QueueFault::ProviderFailed { call: "ibv_post_wq_recv" });
         }
         to_repost.clear();
         (packets, bytes, result)

@@ -140,8 +140,8 @@ impl tx_queue::TxRing for TxRing {
         }
         let Self { room, completions, in_flight, .. } = self;
         let polled = room.poll(completions, BATCH).map_err(|error| {
-            tracing::warn!("{error}");
-            QueueFault::ProviderFailed
+            tracing::debug!("{error}");
+            QueueFault::ProviderFailed { call: "ibv_poll_cq" }
         })?;
         let (mut through, mut result) = (0, Ok(()));
         for reported in polled {

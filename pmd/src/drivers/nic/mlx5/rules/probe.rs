@@ -1,7 +1,8 @@
 //! Probing of the rule capabilities of a device.
 //!
-//! Most of them cannot be queried. As other drivers do, each one is tried once with a rule that no frame
-//! matches: its source is the broadcast address. What the device refuses is not offered.
+//! The firmware reports limits ([`Mlx5::rule_limits`]). Most capabilities cannot be queried. As other drivers do, each
+//! of them is tried once with a rule that no frame matches: its source is the broadcast address. What the device
+//! refuses is not offered.
 
 use wirepath_nic_defs::mlx5::header;
 use wirepath_verbs::mlx5::{
@@ -19,9 +20,11 @@ use wirepath_flow::{self, Field, FieldSet, ItemKind, ReformatKind, Rule};
 
 /// Numbers of priorities that kernels offer: 16 since Linux 5.7, 8 before.
 const PRIORITIES: [u16; 2] = [16, 8];
-/// Numbers of header modifications to try, largest first.
+/// Numbers of header modifications to try, largest first, if the firmware does not report its limit. A kernel logs each
+/// refusal.
 const COMMANDS: [u16; 6] = [32, 16, 8, 4, 2, 1];
-/// Lengths of encapsulation headers to try. No ConnectX is known to accept more than the first.
+/// Lengths of encapsulation headers to try, if the firmware does not report its limit. No ConnectX is known to accept
+/// more than the first.
 const HEADERS: [usize; 4] = [128, 96, 64, 50];
 /// Assumed number of counters, which no verb reports (`max_flow_counters` of ConnectX-5: 2^24).
 const COUNTERS: u32 = 1 << 24;
@@ -144,6 +147,8 @@ struct TableProbe<'a, T: SteeringTable> {
     mlx5: &'a Mlx5,
     /// Destination of the packets, which never arrive.
     drop: T::Destination,
+    /// Maximum number of header modifications, if the firmware reports it.
+    max_commands: Option<u16>,
 }
 
 fn fields(pattern: &str) -> Option<FieldSet> {
@@ -198,7 +203,12 @@ impl<T: SteeringTable> TableProbe<'_, T> {
         let set = |field: Field| commands::set(field, 0).is_some_and(|all| works(&all.collect::<Vec<_>>()));
         let writable = commands::WRITABLE.iter().map(|(field, _)| *field).filter(|field| set(*field)).collect();
         let hops = works(&[commands::hop(false)]) && works(&[commands::hop(true)]);
-        let max_commands = COMMANDS.into_iter().find(|count| works(&vec![commands::hop(false); usize::from(*count)]));
+        let tried = || COMMANDS.into_iter().find(|count| works(&vec![commands::hop(false); usize::from(*count)]));
+        // A limit without support for any modification is no capability.
+        let max_commands = match self.max_commands {
+            Some(limit) => works(&[commands::hop(false)]).then_some(limit.min(COMMANDS[0])),
+            None => tried(),
+        };
         (writable, hops, max_commands.unwrap_or(0))
     }
 
@@ -292,7 +302,9 @@ fn geneve(kind: ReformatKind, length: usize) -> Option<wirepath_flow::Reformat> 
 /// device supports `ibv_create_flow`.
 pub(in super::super) fn capabilities(mlx5: &Mlx5, flows: bool, driver: &str, device: &str) -> Option<RuleCapabilities> {
     use TunnelName::{Geneve, Gre, Ip, Vxlan, VxlanGpe};
-    let received = TableProbe::<Ingress> { mlx5, drop: IngressDestination::Drop };
+    let limits = mlx5.rule_limits().ok();
+    let max_commands = limits.map(|limits| limits.ingress_modifications);
+    let received = TableProbe::<Ingress> { mlx5, drop: IngressDestination::Drop, max_commands };
     // Delivery to queues needs no test, because the port itself uses it.
     let destinations =
         [(DestinationKind::Drop, IngressDestination::Drop), (DestinationKind::Kernel, IngressDestination::DefaultMiss)];
@@ -310,7 +322,8 @@ pub(in super::super) fn capabilities(mlx5: &Mlx5, flows: bool, driver: &str, dev
         table.actions.reformats.extend(received.reformat(ReformatKind::L2TunnelToL2, &[0], &link));
         table.actions.reformats.extend(received.reformat(ReformatKind::L3TunnelToL2, &[18, 14], &packet));
     }
-    let sent = TableProbe::<Egress> { mlx5, drop: EgressDestination::Drop };
+    let max_commands = limits.map(|limits| limits.egress_modifications);
+    let sent = TableProbe::<Egress> { mlx5, drop: EgressDestination::Drop, max_commands };
     let offers = [ITEM_PROBES, &[METADATA]].concat();
     let mut egress = sent.table(
         &offers,
@@ -321,7 +334,14 @@ pub(in super::super) fn capabilities(mlx5: &Mlx5, flows: bool, driver: &str, dev
             (ReformatKind::L2ToL2Tunnel, &[Vxlan, VxlanGpe, Geneve, Gre][..]),
             (ReformatKind::L2ToL3Tunnel, &[VxlanGpe, Geneve, Gre, Ip][..]),
         ];
-        let reformats = kinds.into_iter().filter_map(|(kind, tunnels)| sent.reformat(kind, &HEADERS, tunnels));
+        // The shortest header shows whether the device supports the kind; its limit is known.
+        let max_header = limits.map(|limits| limits.encap_header.min(HEADERS[0] as u16)).filter(|limit| *limit > 0);
+        let lengths = if max_header.is_some() { &HEADERS[HEADERS.len() - 1..] } else { &HEADERS[..] };
+        let reformats = kinds.into_iter().filter_map(|(kind, tunnels)| {
+            let mut reformat = sent.reformat(kind, lengths, tunnels)?;
+            reformat.max_header = max_header.unwrap_or(reformat.max_header);
+            Some(reformat)
+        });
         table.actions.reformats.extend(reformats);
     }
     let mut caps = RuleCapabilities::none(driver, device, RuleBackend::Dv);
