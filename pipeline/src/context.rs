@@ -408,6 +408,15 @@ impl WorkerState {
         self.pending = 0;
     }
 
+    /// Gives the transmit queues of lost devices back, and takes those of returned devices.
+    pub(crate) fn sync_outputs(&mut self) {
+        for output in &mut self.outputs {
+            if let Output::Own { queue, .. } = output {
+                queue.sync();
+            }
+        }
+    }
+
     /// Lets the devices free completed packets and start transmissions that are still queued.
     pub(crate) fn reclaim(&mut self) {
         for output in &mut self.outputs {

@@ -140,6 +140,8 @@ impl<S: Stage> Worker<S> {
         while let Some(job) = self.jobs.pop() {
             job(&mut self.stage);
         }
+        // A port that lost its device needs its transmit queues back, also from a worker that is never idle.
+        self.state.sync_outputs();
         let Self { state, stage, reader, .. } = self;
         state.in_port = None;
         let mailboxes = Arc::clone(&state.mailboxes);
@@ -188,6 +190,10 @@ impl<S: Stage> Worker<S> {
             for Input { queue, can_wait } in inputs {
                 if !*can_wait || n > MAX_WAIT_DESCRIPTORS {
                     all_wait = false;
+                    continue;
+                }
+                if queue.is_away() {
+                    // The control thread notifies the worker when the device is back.
                     continue;
                 }
                 match queue.wait_descriptor() {

@@ -1,7 +1,7 @@
 use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::{PortInfo, Runtime, RuntimeConfig};
 use wirepath_pmd::drivers::{DeviceKind, PortSettings, device_kind};
-use wirepath_pmd::port::VlanTags;
+use wirepath_pmd::port::{Offloads, VlanTags};
 use wirepath_settings::{ConfigError, Source};
 
 use crate::cli::Failure;
@@ -76,12 +76,24 @@ impl Setup {
         let Self { ports, runtime, gateway, rules } = self;
         let runtime = Runtime::open(ports, runtime)?;
         check_tags(runtime.ports(), &gateway)?;
+        check_superframes(runtime.ports())?;
         let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);
         // Virtual ports bypass no kernel interface.
         if device_kind(driver) != DeviceKind::Virtual {
             check_kernel(&gateway)?;
         }
         Ok((runtime, gateway, rules))
+    }
+}
+
+/// Rejects superframes: no port segments the packets inside a tunnel.
+fn check_superframes(ports: &[PortInfo]) -> Result<(), Failure> {
+    match ports.iter().find(|port| port.capabilities.offloads.contains(Offloads::RX_SUPERFRAMES)) {
+        None => Ok(()),
+        Some(PortInfo { name, .. }) => Err(Failure::usage(format!(
+            "port '{name}' has superframes = \"whole\", and the gateway cannot put superframes into tunnels; set \
+             superframes = \"cut\" in [port.tap] of port '{name}'"
+        ))),
     }
 }
 

@@ -145,7 +145,7 @@ impl Control for BridgeControl {
         let link_lost = match event {
             PortEvent::Link(link) => link.state == LinkState::Down,
             PortEvent::Lost(_) => true,
-            PortEvent::Finished => false,
+            PortEvent::Returned | PortEvent::Address(_) | PortEvent::Mtu(_) | PortEvent::Finished => false,
         };
         if link_lost {
             // The hosts behind the port may reappear behind another port.

@@ -54,6 +54,10 @@ rewrite_mac = true
 pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary, String), Failure> {
     let Config { ports, runtime, mode, rules } = config;
     let runtime = Runtime::open(ports, runtime)?;
+    match &mode {
+        Mode::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to))?,
+        Mode::Bridge { .. } => runtime.check_superframes(|_, _| true)?,
+    }
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));

@@ -32,10 +32,13 @@ pub(crate) fn starts_again_after_a_kill(variant: Variant) {
     assert_eq!(state(&world), before, "left behind");
 }
 
-/// After an interface or its NIC disappears, the other ports continue, and the program names the failed port.
+/// After an interface or its NIC disappears, the other ports continue. When the port has waited long enough, the
+/// program names it as failed.
 pub(crate) fn goes_on_without_a_port(variant: Variant) {
     let world = World::new(variant, 2, 1, 1500);
-    let mut gateway = world.start();
+    let keys = "on_loss = \"fail-after\"\nloss_timeout = 1\n";
+    let config = world.one_segment().replace("mtu = ", &format!("{keys}mtu = "));
+    let mut gateway = world.start_with(&config);
     world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
     world.wait_for(&mut gateway, &world.hosts[1], &remote_address(0));
     if variant.is_emulated() {
@@ -45,7 +48,7 @@ pub(crate) fn goes_on_without_a_port(variant: Variant) {
     }
     assert!(pings(&world.hosts[0], &remote_address(0), 1200, 100), "the other port goes on");
     // The control thread polls the ports a few times per second.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    std::thread::sleep(std::time::Duration::from_secs(2));
     assert!(pings(&world.hosts[0], &remote_address(0), 1200, 100), "and on");
     assert!(gateway.running());
     let (summary, log) = gateway.stop_after_failure();
@@ -53,6 +56,26 @@ pub(crate) fn goes_on_without_a_port(variant: Variant) {
     assert!(failures.len() == 1 && failures[0].as_str().is_some_and(|f| f.starts_with("port lan1")), "{failures:?}");
     assert!(log.contains("port lan1 has failed"), "{log}");
     assert!(!log.contains("port lan0 has failed") && !log.contains("port wan has failed"), "{log}");
+}
+
+/// Interfaces that are removed and made again, with other addresses, work as before: a port of hosts, and the
+/// underlay.
+pub(crate) fn goes_on_when_interfaces_return(variant: Variant) {
+    let world = World::new(variant, 1, 1, 1500);
+    let mut gateway = world.start();
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    world.gateway.ip("link del lan0");
+    world.plug_host(0);
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    world.gateway.ip("link del wan");
+    world.plug_underlay();
+    world.wait_for(&mut gateway, &world.hosts[0], &remote_address(0));
+    assert!(pings(&world.hosts[0], &remote_address(0), 1200, 50));
+    assert!(pings(&world.remotes[0], &crate::world::host_address(0), 1200, 50));
+    let summary = gateway.stop();
+    let losses = |port: usize| summary.json["ports"][port]["losses"].clone();
+    assert_eq!((losses(0), losses(1)), (1.into(), 1.into()), "{}", summary.json);
+    assert_eq!(summary.json["leaked_buffers"], 0);
 }
 
 /// State that a program could leave behind: attached programs, promiscuous mode and offload settings.

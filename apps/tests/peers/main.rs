@@ -113,6 +113,16 @@ gateway! {
     gateway_af_xdp_ipv4, by("af_xdp", false);
 }
 over! {
+    af_packet_return,
+    by("af_packet", false),
+    interfaces: crate::lifecycle::goes_on_when_interfaces_return;
+}
+over! {
+    af_xdp_return,
+    by("af_xdp", true),
+    interfaces: crate::lifecycle::goes_on_when_interfaces_return;
+}
+over! {
     mlx5_rules,
     by("mlx5", false),
     offload: crate::offload::software_touches_no_tunnel_header;

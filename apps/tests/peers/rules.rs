@@ -66,7 +66,7 @@ fn packets(summary: &Summary, words: &str) -> u64 {
     rule.unwrap_or_else(|| panic!("no rule with {words}: {rules:?}"))["packets"].as_u64().expect("a number")
 }
 
-/// Number of packets dropped by rules in the workers and in NICs, which the workers do not see.
+/// Number of packets dropped by rules. Those that a NIC dropped are among them, and in the drops of its port.
 fn ruled_out(summary: &Summary) -> u64 {
     let rules = summary.json["app"]["rules"].as_array().expect("rules");
     let in_nic = |rule: &&serde_json::Value| {
@@ -74,8 +74,11 @@ fn ruled_out(summary: &Summary) -> u64 {
         rule["rule"].as_str().is_some_and(|text| text.ends_with("drop"))
             && ports.iter().any(|at| at["where"] == "hardware")
     };
+    let of_rules: u64 = rules.iter().filter(in_nic).map(|rule| rule["packets"].as_u64().expect("a number")).sum();
+    let ports = summary.json["ports"].as_array().expect("ports");
+    let of_ports: u64 = ports.iter().filter_map(|port| port["device_drops"]["rule_drop"].as_u64()).sum();
+    assert_eq!(of_ports, of_rules, "{}", summary.json);
     summary.drops("rule_drop")
-        + rules.iter().filter(in_nic).map(|rule| rule["packets"].as_u64().expect("a number")).sum::<u64>()
 }
 
 fn forwarder(variant: Variant, star: &Star, rules: &str) -> Program {

@@ -149,15 +149,11 @@ impl World {
         let net = lab.namespace("net");
         net.ip("link add br0 type bridge mcast_snooping 0");
         net.ip("link set br0 up");
-        Veth::new((&gateway, "wan"), (&net, "gw")).mtu(mtu).plug();
-        net.ip("link set gw master br0");
         let mut world = Self { variant, gateway, hosts: Vec::new(), remotes: Vec::new(), net, mtu, lab };
+        world.plug_underlay();
         for n in 0..hosts {
-            let host = world.lab.namespace(&format!("host{n}"));
-            let lan = format!("lan{n}");
-            Veth::new((&world.gateway, &lan), (&host, "eth0")).mtu(world.inner_mtu()).plug();
-            host.ip(&format!("addr add {}/24 dev eth0", host_address(n)));
-            world.hosts.push(host);
+            world.hosts.push(world.lab.namespace(&format!("host{n}")));
+            world.plug_host(n);
         }
         for n in 0..remotes {
             let remote = world.lab.namespace(&format!("remote{n}"));
@@ -173,6 +169,19 @@ impl World {
             world.remotes[n].ip(&format!("addr add {}/24 dev vx0", remote_address(n)));
         }
         world
+    }
+
+    /// Connects the gateway with the bridge of the underlay.
+    pub(crate) fn plug_underlay(&self) {
+        Veth::new((&self.gateway, "wan"), (&self.net, "gw")).mtu(self.mtu).plug();
+        self.net.ip("link set gw master br0");
+    }
+
+    /// Connects a host with the gateway.
+    pub(crate) fn plug_host(&self, n: usize) {
+        let host = &self.hosts[n];
+        Veth::new((&self.gateway, &format!("lan{n}")), (host, "eth0")).mtu(self.inner_mtu()).plug();
+        host.ip(&format!("addr add {}/24 dev eth0", host_address(n)));
     }
 
     /// MTU of the inner packets.
@@ -214,7 +223,7 @@ impl World {
         self.start_with(&self.one_segment())
     }
 
-    fn one_segment(&self) -> String {
+    pub(crate) fn one_segment(&self) -> String {
         let ports: Vec<String> = (0..self.hosts.len()).map(|n| format!("{{ port = \"lan{n}\" }}")).collect();
         self.ports() + &self.segment("blue", VNI, &ports)
     }

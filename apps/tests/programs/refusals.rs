@@ -176,3 +176,38 @@ fn a_missing_privilege_is_one_line_with_the_remedy() {
 fn mode(mode: u32) -> std::fs::Permissions {
     std::os::unix::fs::PermissionsExt::from_mode(mode)
 }
+
+#[test]
+fn superframes_need_ports_that_segment() {
+    require!(all Requirement::LAB);
+    let lab = Lab::new("whole");
+    let host = lab.namespace("host");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("whole.toml");
+    let start = |binary: &str, text: &str| {
+        std::fs::write(&file, text).unwrap();
+        host.run(&[binary, "--config", file.to_str().unwrap(), "--seconds", "1"])
+    };
+    let tap = "[[port]]\nname = \"lan\"\ndriver = \"tap\"\ndevice = \"tap0\"\n[port.tap]\nsuperframes = \"whole\"\n";
+    let others = "[[port]]\nname = \"wan\"\ndriver = \"null\"\n";
+    let pairs = "[l2fwd]\npairs = [[\"lan\", \"wan\"]]\n";
+    for (text, binary, remedy) in [
+        (format!("{tap}{others}{pairs}"), L2FWD, "(driver null), which cannot segment TCP; set superframes = \"cut\""),
+        (format!("{tap}{others}[l2fwd]\nmode = \"bridge\"\n"), L2FWD, "may go to port 'wan'"),
+        (
+            format!(
+                "{tap}{others}{UNDERLAY}[[segment]]\nname = \"a\"\nvni = 1\nremotes = [\"10.9.0.2\"]\nports = [{{ \
+                 port = \"lan\" }}]\n"
+            ),
+            GATEWAY,
+            "cannot put superframes into tunnels; set superframes = \"cut\" in [port.tap] of port 'lan'",
+        ),
+    ] {
+        let outcome = start(binary, &text);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("port 'lan' has superframes = \"whole\""), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(remedy), "{remedy}: {}", outcome.stderr);
+    }
+    let cut = start(L2FWD, &format!("{tap}{others}{pairs}").replace("whole", "cut"));
+    assert_eq!(cut.code, Some(0), "{}", cut.stderr);
+}

@@ -87,6 +87,8 @@ pub struct ControlPlane {
     pub(super) generated: Counter,
     /// Packets that [`Self::consume`] took, by kind.
     pub(super) consumed: BTreeMap<&'static str, u64>,
+    /// Packets that the device of each port dropped by rules.
+    pub(super) rule_drops: Vec<u64>,
     pub(super) stop: bool,
     pub(super) control: Arc<ControlQueues>,
     /// Simulated time in nanoseconds; `None` if the time comes from a clock.
@@ -129,6 +131,13 @@ impl ControlPlane {
     /// Returns the port's rule hardware, if it has any.
     pub fn rule_hardware(&mut self, port: PortId) -> Option<&mut dyn RuleHardware> {
         self.devices.get_mut(port.index())?.rule_hardware()
+    }
+
+    /// Sets the number of packets that the device of a port dropped by rules, for the summary.
+    pub fn set_rule_drops(&mut self, port: PortId, n: u64) {
+        if let Some(drops) = self.rule_drops.get_mut(port.index()) {
+            *drops = n;
+        }
     }
 
     /// Injects a packet into the kernel's receive path, as if it had just arrived on the interface of its

@@ -12,9 +12,9 @@ use std::thread;
 use crossbeam_queue::ArrayQueue;
 use wirepath_flow::Rule;
 use wirepath_packet::{Batch, Pool, PoolError};
-use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::drivers::{OnLoss, PortSettings};
 use wirepath_pmd::port::{
-    Capabilities, ConfiguredPort, KernelRule, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
+    Capabilities, ConfiguredPort, KernelRule, MacAddress, Offloads, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
 };
 use wirepath_settings::ConfigError;
 
@@ -88,6 +88,20 @@ pub enum RuntimeError {
         /// The cores that the program may use.
         allowed: Vec<usize>,
     },
+    /// Superframes may go to a port that cannot segment them.
+    #[error(
+        "port '{from}' has superframes = \"whole\", and its packets may go to port '{to}' (driver {driver}), which \
+         cannot segment TCP; set superframes = \"cut\" in [port.tap] of port '{from}', or use a driver that segments \
+         (mlx5, mana) for port '{to}'"
+    )]
+    Superframes {
+        /// Name of the port that receives superframes.
+        from: String,
+        /// Name of the port that cannot segment.
+        to: String,
+        /// Driver of that port.
+        driver: &'static str,
+    },
     /// The operating system did not provide a descriptor or a thread.
     #[error("{what}: {source}")]
     System {
@@ -108,6 +122,7 @@ impl RuntimeError {
             | Self::TooManyPorts(_)
             | Self::NoWorkers
             | Self::IdleWorkers { .. }
+            | Self::Superframes { .. }
             | Self::NoCore { .. } => true,
             Self::Start { .. } | Self::Memory(_) | Self::System { .. } => false,
         }
@@ -133,6 +148,8 @@ pub struct PortInfo {
     pub mtu: u16,
     /// Number of receive queues, and of transmit queues.
     pub queues: u16,
+    /// Reaction to the loss of the device.
+    pub on_loss: OnLoss,
     /// Capabilities of the device.
     pub capabilities: Capabilities,
     /// Buffer pool of the port's packets.
@@ -178,7 +195,7 @@ impl Runtime {
         let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
         let (mut configured, mut info) = (Vec::new(), Vec::new());
         for (id, settings) in ports.into_iter().enumerate() {
-            let PortSettings { name, plan, queues, depth, mtu, promiscuous, key_spans, .. } = settings;
+            let PortSettings { name, plan, queues, depth, mtu, promiscuous, on_loss, key_spans, .. } = settings;
             let at = |error: PortError| RuntimeError::Open {
                 unsupported: matches!(error, PortError::Unsupported { .. }),
                 error: key_spans.of_error(&error).error(format!("port '{name}': {error}")),
@@ -211,6 +228,7 @@ impl Runtime {
                 mac: capabilities.mac,
                 mtu,
                 queues,
+                on_loss,
                 capabilities,
                 pool,
             });
@@ -231,6 +249,20 @@ impl Runtime {
     /// Returns the port with this name.
     pub fn port(&self, name: &str) -> Option<&PortInfo> {
         self.info.iter().find(|port| port.name == name)
+    }
+
+    /// Refuses superframes that no port would segment. `may_send` says whether packets of the first port may go to
+    /// the second one.
+    pub fn check_superframes(&self, may_send: impl Fn(PortId, PortId) -> bool) -> Result<(), RuntimeError> {
+        let has = |port: &&PortInfo, offload| port.capabilities.offloads.contains(offload);
+        for from in self.info.iter().filter(|port| has(port, Offloads::RX_SUPERFRAMES)) {
+            let mut others = self.info.iter().filter(|to| to.id != from.id && may_send(from.id, to.id));
+            if let Some(to) = others.find(|to| !has(to, Offloads::TX_SEGMENT)) {
+                let (from, to, driver) = (from.name.clone(), to.name.clone(), to.capabilities.driver);
+                return Err(RuntimeError::Superframes { from, to, driver });
+            }
+        }
+        Ok(())
     }
 
     /// Returns the epoch domain of the workers, in which [`crate::epoch::Shared`] values are created.

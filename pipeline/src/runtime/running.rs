@@ -9,6 +9,7 @@ use crossbeam_queue::ArrayQueue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wirepath_packet::Pool;
 use wirepath_packet::drops::{DropCounters, DropReason};
+use wirepath_pmd::drivers::OnLoss;
 use wirepath_pmd::port::{Port, PortEvent, PortId, RxQueue, TxQueue};
 
 use super::summary::{PortSummary, Rates, Snapshot, Summary, WorkerSummary};
@@ -49,11 +50,26 @@ struct WorkerThread<S> {
     info: WorkerInfo,
 }
 
+/// Relation of a port to its device.
+#[derive(Clone, Debug)]
+enum Presence {
+    Present,
+    /// The port waits for its device.
+    Away {
+        since: Instant,
+        why: String,
+    },
+    /// The port has failed for good, for this reason.
+    Failed(String),
+}
+
 /// Started ports and workers. The thread that holds this value is the control thread. It calls [`Self::run`],
 /// or [`Self::tick`] often, and finally [`Self::stop`].
 pub struct Running<S> {
-    /// Reason why each port failed, if it did.
-    failures: Vec<Option<String>>,
+    /// Relation of each port to its device.
+    presence: Vec<Presence>,
+    /// Number of times that each port lost its device.
+    losses: Vec<u64>,
     pools: Vec<Pool>,
     spare: Vec<TxQueue>,
     mailboxes: Arc<[Mailbox]>,
@@ -90,6 +106,7 @@ impl<S> Running<S> {
                 .zip(&ports)
                 .map(|(info, port)| PortInfo { capabilities: port.capabilities(), ..info })
                 .collect(),
+            rule_drops: vec![0; ports.len()],
             devices: ports,
             mailboxes: Arc::clone(&mailboxes),
             drops: DropCounters::new(),
@@ -102,9 +119,10 @@ impl<S> Running<S> {
             simulated_time: None,
         };
         let now = Instant::now();
-        let failures = vec![None; plane.devices.len()];
+        let (presence, losses) = (vec![Presence::Present; plane.devices.len()], vec![0; plane.devices.len()]);
         Self {
-            failures,
+            presence,
+            losses,
             pools,
             spare,
             mailboxes,
@@ -154,7 +172,7 @@ impl<S> Running<S> {
     /// Runs the control thread until `options`, the application or the end of a worker stops it.
     pub fn run(&mut self, control: &mut impl Control, options: &RunOptions) {
         let begin = Instant::now();
-        let mut last = (begin, self.snapshot());
+        let mut last = (begin, self.snapshot_with_devices());
         while !self.plane.stop && !self.failed() {
             if options.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
                 break;
@@ -165,7 +183,7 @@ impl<S> Running<S> {
             if let Some(every) = options.report_every
                 && last.0.elapsed() >= every
             {
-                let (now, snapshot) = (Instant::now(), self.snapshot());
+                let (now, snapshot) = (Instant::now(), self.snapshot_with_devices());
                 control.rates(&Rates::between(&last.1, &snapshot, now - last.0, now - self.started));
                 last = (now, snapshot);
             }
@@ -195,22 +213,85 @@ impl<S> Running<S> {
         }
         self.last_tick = Instant::now();
         for id in 0..self.plane.devices.len() {
+            if matches!(self.presence[id], Presence::Failed(_)) && self.plane.devices[id].is_away() {
+                // The port has waited long enough. A device that returns now stays unused.
+                continue;
+            }
             for event in self.plane.devices[id].events() {
-                let port = &self.plane.devices[id];
-                match &event {
-                    PortEvent::Link(link) => tracing::info!("port {}: link {link}", port.name()),
-                    PortEvent::Lost(why) if self.failures[id].is_none() => {
-                        self.failures[id] = Some(why.clone());
-                        tracing::error!("port {} has failed: {why}; the other ports continue", port.name());
-                    }
-                    PortEvent::Lost(_) => {}
-                    PortEvent::Finished => tracing::info!("port {}: its source is exhausted", port.name()),
-                }
+                self.log_event(id, &event);
                 control.port_event(PortId::new(id as u16), &event, &mut self.plane);
             }
+            if let (Presence::Away { since, why }, OnLoss::FailAfter(limit)) =
+                (&self.presence[id], self.plane.ports[id].on_loss)
+                && since.elapsed() >= limit
+            {
+                let why = format!("{why} and did not return within {} s", limit.as_secs());
+                self.fail(id, why);
+            }
         }
+        // Queues without a worker: they notice here that their device is lost or back.
+        self.spare.iter_mut().for_each(TxQueue::sync);
         control.tick(&mut self.plane);
         self.domain.collect();
+    }
+
+    /// Logs an event and applies it to the state of the port.
+    fn log_event(&mut self, id: usize, event: &PortEvent) {
+        let (port, info) = (&self.plane.devices[id], &mut self.plane.ports[id]);
+        let name = &info.name;
+        match event {
+            PortEvent::Link(link) => tracing::info!("port {name}: link {link}"),
+            PortEvent::Address(mac) => {
+                tracing::info!("port {name}: the address is {mac} now");
+                info.mac = Some(*mac);
+                info.capabilities.mac = Some(*mac);
+            }
+            PortEvent::Mtu(mtu) if *mtu < u32::from(info.mtu) => tracing::warn!(
+                "port {name}: the MTU of its interface is {mtu} now, below the configured {}; \
+                 longer frames are dropped",
+                info.mtu
+            ),
+            PortEvent::Mtu(mtu) => tracing::info!("port {name}: the MTU of its interface is {mtu} now"),
+            PortEvent::Finished => tracing::info!("port {name}: its source is exhausted"),
+            PortEvent::Lost(_) if matches!(self.presence[id], Presence::Failed(_)) => {}
+            PortEvent::Lost(why) => {
+                self.losses[id] += 1;
+                if !port.is_away() || info.on_loss == OnLoss::Exit {
+                    self.fail(id, why.clone());
+                } else {
+                    let limit = match info.on_loss {
+                        OnLoss::FailAfter(limit) => format!(" for at most {} s", limit.as_secs()),
+                        _ => String::new(),
+                    };
+                    tracing::warn!("port {name} is lost: {why}; it waits for its return{limit}");
+                    self.presence[id] = Presence::Away { since: Instant::now(), why: why.clone() };
+                }
+                // Workers give the queues of the lost device back.
+                self.notify_all();
+            }
+            PortEvent::Returned => {
+                let seconds = match &self.presence[id] {
+                    Presence::Away { since, .. } => since.elapsed().as_secs_f64(),
+                    _ => 0.0,
+                };
+                tracing::warn!("port {name} is back after {seconds:.1} s");
+                info.capabilities = port.capabilities();
+                self.presence[id] = Presence::Present;
+                self.notify_all();
+            }
+        }
+    }
+
+    /// Marks a port as failed for good.
+    fn fail(&mut self, id: usize, why: String) {
+        let info = &self.plane.ports[id];
+        if info.on_loss == OnLoss::Exit {
+            tracing::error!("port {} has failed: {why}; the program stops (on_loss = \"exit\")", info.name);
+            self.plane.stop = true;
+        } else {
+            tracing::error!("port {} has failed: {why}; the other ports continue", info.name);
+        }
+        self.presence[id] = Presence::Failed(why);
     }
 
     fn handle_events(&mut self, control: &mut impl Control) {
@@ -233,9 +314,16 @@ impl<S> Running<S> {
         self.threads.iter().any(|thread| thread.handle.is_finished())
     }
 
+    /// Returns the current counters of all queues and devices. Devices take system calls.
+    fn snapshot_with_devices(&mut self) -> Snapshot {
+        let device_drops = |port: &mut Port| port.device_drops().iter().map(|(_, n)| n).sum();
+        Snapshot { device_drops: self.plane.devices.iter_mut().map(device_drops).collect(), ..self.snapshot() }
+    }
+
     /// Returns the current counters of all queues.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
+            device_drops: Vec::new(),
             ports: self
                 .plane
                 .devices
@@ -282,11 +370,18 @@ impl<S> Running<S> {
         while let Some(dropped) = self.control.next_dropped() {
             control.packet_dropped(dropped.packet, dropped.reason);
         }
-        for (port, why) in self.plane.devices.iter().zip(&self.failures) {
-            failures.extend(why.as_ref().map(|why| format!("port {} failed: {why}", port.name())));
+        for (port, presence) in self.plane.devices.iter().zip(&self.presence) {
+            match presence {
+                Presence::Present => {}
+                Presence::Away { why, .. } => tracing::warn!("port {} was away at the stop: {why}", port.name()),
+                Presence::Failed(why) => failures.push(format!("port {} failed: {why}", port.name())),
+            }
         }
         let app = control.summary();
-        let ports: Vec<PortSummary> = self.plane.devices.iter_mut().map(PortSummary::new).collect();
+        let rule_drops = self.plane.rule_drops.iter();
+        let ports: Vec<PortSummary> = (self.plane.devices.iter_mut().zip(&self.losses).zip(rule_drops))
+            .map(|((port, losses), rule_drops)| PortSummary::new(port, *losses, *rule_drops))
+            .collect();
         let control_drops = self.plane.drops.nonzero().collect();
         let injected = self.plane.injected();
         let (generated, consumed) = (self.plane.generated.get(), self.plane.consumed.clone());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
+use wirepath_pmd::drivers::OnLoss;
 use wirepath_pmd::port::{Capabilities, MacAddress, Port, PortId};
 
 use super::{Control, ControlPlane, PacketBalance, PortInfo, RuntimeError};
@@ -46,6 +47,7 @@ impl PortInfo {
             mac,
             mtu,
             queues: 1,
+            on_loss: OnLoss::Wait,
             capabilities: Capabilities { mac, ..Capabilities::plain("paper", name) },
             pool: pool.clone(),
         }
@@ -61,6 +63,7 @@ impl<S: Stage> SteppedRuntime<S> {
         let outputs = ports.iter().map(|_| Output::Worker(TX_MAILBOX)).collect();
         let state = WorkerState::new(0, 0, outputs, Arc::clone(&mailboxes), Arc::clone(&control));
         let plane = ControlPlane {
+            rule_drops: vec![0; ports.len()],
             ports,
             devices: Vec::new(),
             mailboxes,

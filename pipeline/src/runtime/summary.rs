@@ -15,6 +15,8 @@ use crate::context::WorkerCounters;
 pub struct Snapshot {
     /// Name, receive queues and transmit queues of each port.
     pub ports: Vec<(String, Vec<QueueStats>, Vec<QueueStats>)>,
+    /// Packets of each port that its device dropped before a receive queue saw them; empty if it was not read.
+    pub device_drops: Vec<u64>,
     /// Packets dropped by workers and the control thread.
     pub worker_drops: u64,
 }
@@ -32,7 +34,7 @@ pub struct PortRates {
     pub tx_pps: f64,
     /// Bits sent per second.
     pub tx_bps: f64,
-    /// Packets dropped per second by the port's queues.
+    /// Packets dropped per second by the port's device and queues.
     pub drop_pps: f64,
 }
 
@@ -59,7 +61,9 @@ impl Rates {
     pub fn between(before: &Snapshot, after: &Snapshot, time: Duration, elapsed: Duration) -> Self {
         let seconds = time.as_secs_f64().max(1e-9);
         let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
-        let ports = after.ports.iter().zip(&before.ports).map(|((name, rx, tx), (_, old_rx, old_tx))| {
+        let ports = after.ports.iter().zip(&before.ports).enumerate();
+        let ports = ports.map(|(id, ((name, rx, tx), (_, old_rx, old_tx)))| {
+            let device = |snapshot: &Snapshot| snapshot.device_drops.get(id).copied().unwrap_or(0);
             let (rx, tx, old_rx, old_tx) = (total(rx), total(tx), total(old_rx), total(old_tx));
             PortRates {
                 name: name.clone(),
@@ -67,7 +71,10 @@ impl Rates {
                 rx_bps: rate(old_rx.bytes, rx.bytes) * 8.0,
                 tx_pps: rate(old_tx.packets, tx.packets),
                 tx_bps: rate(old_tx.bytes, tx.bytes) * 8.0,
-                drop_pps: rate(old_rx.dropped() + old_tx.dropped(), rx.dropped() + tx.dropped()),
+                drop_pps: rate(
+                    device(before) + old_rx.dropped() + old_tx.dropped(),
+                    device(after) + rx.dropped() + tx.dropped(),
+                ),
             }
         });
         Self { elapsed, ports: ports.collect(), worker_drop_pps: rate(before.worker_drops, after.worker_drops) }
@@ -130,10 +137,21 @@ pub struct PortSummary {
     pub tx: Vec<QueueStats>,
     /// Device counters beyond those of the queues.
     pub extra: Vec<(&'static str, u64)>,
+    /// Packets that the device or the kernel dropped before a receive queue saw them, by reason. Rules in a NIC
+    /// are among the reasons.
+    pub device_drops: Vec<(DropReason, u64)>,
+    /// Number of times that the port lost its device.
+    pub losses: u64,
+    /// The device was lost at the end of the run.
+    pub away: bool,
 }
 
 impl PortSummary {
-    pub(super) fn new(port: &mut Port) -> Self {
+    pub(super) fn new(port: &mut Port, losses: u64, rule_drops: u64) -> Self {
+        let mut device_drops = port.device_drops();
+        if rule_drops > 0 {
+            device_drops.push((DropReason::RuleDrop, rule_drops));
+        }
         let capabilities = port.capabilities();
         Self {
             name: port.name().to_owned(),
@@ -143,6 +161,9 @@ impl PortSummary {
             rx: port.rx_statistics(),
             tx: port.tx_statistics(),
             extra: port.extra_statistics(),
+            device_drops,
+            losses,
+            away: port.is_away(),
         }
     }
 }
@@ -262,12 +283,13 @@ impl Summary {
         total(&self.ports.iter().flat_map(|port| port.tx.iter().cloned()).collect::<Vec<_>>())
     }
 
-    /// Returns all drops by reason: those of queues, workers and the control thread.
+    /// Returns all drops by reason: those of devices, queues, workers and the control thread.
     pub fn drops(&self) -> BTreeMap<DropReason, u64> {
         let queues = self.ports.iter().flat_map(|port| port.rx.iter().chain(&port.tx)).flat_map(|queue| &queue.drops);
         let workers = self.workers.iter().flat_map(|worker| &worker.drops);
         let mut sum = BTreeMap::new();
-        for &(reason, n) in queues.chain(workers).chain(&self.control_drops) {
+        let devices = self.ports.iter().flat_map(|port| &port.device_drops);
+        for &(reason, n) in devices.chain(queues).chain(workers).chain(&self.control_drops) {
             *sum.entry(reason).or_default() += n;
         }
         sum
@@ -360,6 +382,9 @@ fn port_json(port: &PortSummary) -> Value {
         "tx_bytes": tx.bytes,
         "rx_queues": port.rx.iter().map(queue_json).collect::<Vec<_>>(),
         "tx_queues": port.tx.iter().map(queue_json).collect::<Vec<_>>(),
+        "device_drops": drops_json(port.device_drops.iter().copied()),
+        "losses": port.losses,
+        "away": port.away,
         "device_counters": Value::Object(port.extra.iter().map(|&(name, n)| (name.to_owned(), n.into())).collect()),
     })
 }

@@ -120,7 +120,7 @@ impl GatewayControl {
     pub fn new(config: &GatewayConfig, ports: &[PortInfo], domain: &Domain, workers: usize, seconds: u32) -> Self {
         let layout = Arc::new(Layout::new(config, ports));
         let addresses = Addresses {
-            mac: layout.underlay.mac,
+            mac: layout.underlay.mac.get(),
             addresses: config.underlay.addresses.clone(),
             gateways: config.underlay.gateways.clone(),
         };
@@ -232,7 +232,7 @@ impl GatewayControl {
 
     /// The gateway's Ethernet address on the underlay.
     pub fn mac(&self) -> MacAddr {
-        self.tables.layout.underlay.mac
+        self.tables.layout.underlay.mac.get()
     }
 
     /// Enables packets that the NIC has decapsulated. Their mark consists of
@@ -320,7 +320,7 @@ impl GatewayControl {
         let (u, layout): (&UnderlayConfig, _) = (&self.config.underlay, &self.tables.layout);
         let tag = u.vlan.map(Tag::new);
         let config = VxlanConfig {
-            src_mac: layout.underlay.mac,
+            src_mac: layout.underlay.mac.get(),
             dst_mac: mac,
             tags: tag.as_slice(),
             src: route.local,
@@ -357,6 +357,20 @@ impl GatewayControl {
             remote.next_hop = next_hop;
             self.dirty = true;
         }
+    }
+
+    /// Takes a new Ethernet address of the underlay port, and announces it.
+    fn change_mac(&mut self, mac: MacAddr) {
+        self.tables.layout.underlay.mac.set(mac);
+        self.host.set_mac(mac);
+        let known = |ip: &IpAddr| Some((*ip, self.neighbours.mac(*ip)?));
+        let reached: Vec<_> = self.remotes_by_next_hop.keys().filter_map(known).collect();
+        for (next_hop, mac) in reached {
+            self.set_next_hop_state(next_hop, Some(mac), NeighbourState::Reachable);
+        }
+        self.publish();
+        self.announcements_left = ANNOUNCEMENTS.1;
+        self.announce_at = 0;
     }
 
     /// Publishes changed remotes to the workers.
@@ -777,7 +791,12 @@ impl Control for GatewayControl {
                     Destination::Remote(_) => false,
                 });
             }
-            PortEvent::Link(_) | PortEvent::Finished => {}
+            PortEvent::Address(mac) if self.tables.layout.is_underlay(port) => self.change_mac(*mac),
+            PortEvent::Link(_)
+            | PortEvent::Returned
+            | PortEvent::Address(_)
+            | PortEvent::Mtu(_)
+            | PortEvent::Finished => {}
         }
     }
 

@@ -104,7 +104,7 @@ impl GatewayTables {
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
         let ours = LocalEndpoint {
-            mac: underlay.mac.to_u64(),
+            mac: underlay.mac.get().to_u64(),
             ip: underlay.v4.first().map_or(0, |ip| ip.to_bits()).into(),
             udp_port: underlay.udp_port.into(),
             required_flags: underlay.kind.required_flags.into(),
@@ -263,7 +263,7 @@ impl GatewayTables {
         packet.pull_up(packet.len().min(HEADERS));
         let frame = packet.data();
         let dst_mac = MacAddr(*frame.first_chunk().ok_or(DropReason::TooShort)?);
-        if dst_mac != underlay.mac && !dst_mac.is_group() {
+        if dst_mac != underlay.mac.get() && !dst_mac.is_group() {
             return Err(DropReason::NotForUs.into());
         }
         let outer = state.parser.parse_stack(frame, 0, packet.len()).map_err(DropReason::from)?;
@@ -289,7 +289,7 @@ impl GatewayTables {
         {
             return Err(found);
         }
-        if dst_mac != underlay.mac || !underlay.has_address(dst) {
+        if dst_mac != underlay.mac.get() || !underlay.has_address(dst) {
             return Err(DropReason::NotForUs.into());
         }
         if outer.is_fragment() {

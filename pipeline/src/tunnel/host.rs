@@ -50,7 +50,7 @@ impl GatewayTables {
             return DropReason::Truncated.into();
         };
         let (sender, target) = (IpAddr::V4(packet.sender_ip), IpAddr::V4(packet.target_ip));
-        if packet.sender_mac == self.layout.underlay.mac {
+        if packet.sender_mac == self.layout.underlay.mac.get() {
             return DropReason::NotForUs.into();
         }
         let kind = if packet.operation == arp::Operation::REPLY || sender == target {
@@ -95,7 +95,7 @@ impl GatewayTables {
             Ok(None) => return None,
             Err(error) => return Some(DropReason::from(error).into()),
         };
-        if sender_mac == underlay.mac {
+        if sender_mac == underlay.mac.get() {
             return Some(DropReason::NotForUs.into());
         }
         let message = Message { protocol: Protocol::Nd, about: about.into(), sender_mac, kind };

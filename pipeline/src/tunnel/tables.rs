@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wirepath_pmd::port::{Offloads, PortId};
 use wirepath_wire::MacAddr;
@@ -45,13 +46,35 @@ impl Destination {
     }
 }
 
+/// Ethernet address that the control thread may change while workers read it.
+#[derive(Debug)]
+pub struct CurrentMac(AtomicU64);
+
+impl CurrentMac {
+    /// Creates an address.
+    pub fn new(mac: MacAddr) -> Self {
+        Self(AtomicU64::new(mac.to_u64()))
+    }
+
+    /// Returns the address.
+    #[inline(always)]
+    pub fn get(&self) -> MacAddr {
+        MacAddr::from_u64(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Changes the address.
+    pub fn set(&self, mac: MacAddr) {
+        self.0.store(mac.to_u64(), Ordering::Relaxed);
+    }
+}
+
 /// Properties of the underlay that the workers read.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Underlay {
     /// Port of the underlay.
     pub port: PortId,
     /// The gateway's Ethernet address on the underlay.
-    pub mac: MacAddr,
+    pub mac: CurrentMac,
     /// VLAN ID of the underlay.
     pub vlan: Option<u16>,
     /// The gateway's IPv4 addresses.
@@ -169,7 +192,7 @@ impl LocalPort {
 }
 
 /// Ports and segments of a gateway, which never change at run time.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Layout {
     /// The underlay.
     pub underlay: Underlay,
@@ -244,9 +267,9 @@ impl Layout {
         });
         let underlay = Underlay {
             port: PortId::new(u.port as u16),
-            mac: port
-                .and_then(|port| port.mac)
-                .unwrap_or_else(|| generated_mac(u.addresses.first().map(|p| p.address))),
+            mac: CurrentMac::new(
+                port.and_then(|port| port.mac).unwrap_or_else(|| generated_mac(u.addresses.first().map(|p| p.address))),
+            ),
             vlan: u.vlan,
             v4,
             v6,
@@ -442,7 +465,7 @@ mod tests {
     fn source_ports_stay_in_their_range() {
         let mut underlay = Underlay {
             port: PortId::new(0),
-            mac: MacAddr::ZERO,
+            mac: CurrentMac::new(MacAddr::ZERO),
             vlan: None,
             v4: Vec::new(),
             v6: Vec::new(),

@@ -223,6 +223,11 @@ impl UnderlayHost {
         &self.addresses
     }
 
+    /// Changes the host's Ethernet address.
+    pub fn set_mac(&mut self, mac: MacAddr) {
+        self.addresses.mac = mac;
+    }
+
     /// Processes a frame that was sent to the gateway or to a group address.
     pub fn handle(&mut self, frame: &[u8], now: Millis) -> HostOutcome {
         let layers = match self.parser.parse(frame) {

@@ -1,4 +1,5 @@
 //! Tests of whole programs on the runtime.
 
 mod allocations;
+mod loss;
 mod programs;

@@ -35,6 +35,8 @@ macro_rules! drop_reasons {
 drop_reasons! {
     // Ports.
     NoBuffer, "no_buffer", "the packet pool had no free buffer";
+    RxFull, "rx_full", "the receive ring of the device or of the kernel was full";
+    InterfaceDrop, "interface_drop", "the interface dropped the frame before the port; one reason is its MTU";
     TxFull, "tx_full", "the transmit queue remained full";
     TxError, "tx_error", "the device or the kernel refused to transmit the packet";
     TooLong, "too_long", "the frame is longer than the port or the framework supports";

@@ -14,6 +14,7 @@ use crate::port::{
     PortId, PortSpec, PuntToKernel, Queues, RuleHardware,
 };
 use wirepath_flow::Rule;
+use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, Settings};
 
 const NAME: &str = "auto";
@@ -223,6 +224,14 @@ impl Device for AutoDevice {
         self.device.stop(queues)
     }
 
+    fn can_return(&self) -> bool {
+        self.device.can_return()
+    }
+
+    fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        self.device.restart(config)
+    }
+
     fn rule_hardware(&mut self) -> Option<&mut dyn RuleHardware> {
         self.device.rule_hardware()
     }
@@ -249,6 +258,10 @@ impl DeviceLink for AutoDevice {
 impl DeviceStatistics for AutoDevice {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
         self.device.statistics().map_or_else(Vec::new, DeviceStatistics::extra_statistics)
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        self.device.statistics().map_or_else(Vec::new, DeviceStatistics::drops)
     }
 }
 

@@ -11,6 +11,8 @@
 //! depth = 1024          # ring entries
 //! mtu = 1500
 //! promiscuous = true
+//! on_loss = "wait"      # if the interface is removed: "wait" for it, "exit", or "fail-after" the time below
+//! loss_timeout = 30     # seconds, with "fail-after"
 //!
 //! [port.af_packet]      # settings of a driver, in a table of its name
 //! ```
@@ -22,6 +24,7 @@ pub mod sw_offload;
 pub mod r#virtual;
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::port::{PortConfig, PortError, PortId, PortSpec};
 use wirepath_packet::Pool;
@@ -161,6 +164,37 @@ pub struct PortSettings {
     pub mtu: u16,
     /// Also receive frames for other hosts.
     pub promiscuous: bool,
+    /// Reaction to the loss of the device.
+    pub on_loss: OnLoss,
+}
+
+/// Reaction of a program to the loss of a port's device (`on_loss`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLoss {
+    /// The port waits for the device without limit.
+    #[default]
+    Wait,
+    /// The port waits for this time and then has failed. The other ports continue; the program ends with an error.
+    FailAfter(Duration),
+    /// The program stops at once with an error.
+    Exit,
+}
+
+impl OnLoss {
+    fn read(port: &Settings<'_>) -> Result<Self, ConfigError> {
+        const CHOICES: [(&str, OnLoss); 3] =
+            [("wait", OnLoss::Wait), ("fail-after", OnLoss::FailAfter(Duration::ZERO)), ("exit", OnLoss::Exit)];
+        let on_loss = port.choice("on_loss", &CHOICES)?.unwrap_or_default();
+        let seconds: Option<u64> = port.integer("loss_timeout", 1..=31_536_000)?;
+        match (on_loss, seconds) {
+            (Self::FailAfter(_), Some(seconds)) => Ok(Self::FailAfter(Duration::from_secs(seconds))),
+            (Self::FailAfter(_), None) => {
+                Err(port.error_in("on_loss", "\"fail-after\" needs the key loss_timeout, in seconds"))
+            }
+            (_, Some(_)) => Err(port.error_in("loss_timeout", "applies only with on_loss = \"fail-after\"")),
+            (other, None) => Ok(other),
+        }
+    }
 }
 
 impl PortSettings {
@@ -205,12 +239,13 @@ pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
     let depth = settings.integer("depth", 16..=65_536)?.unwrap_or(1024);
     let mtu = settings.integer("mtu", 68..=9202)?.unwrap_or(1500);
     let promiscuous = settings.get("promiscuous")?.unwrap_or(true);
+    let on_loss = OnLoss::read(&settings)?;
     // Report a misspelt key before the missing value that it causes.
     let plan = driver_plan(driver, device.as_deref(), &settings);
     settings.check_keys()?;
     let plan = plan?;
     settings.finish()?;
-    Ok(PortSettings { name, name_span, key_spans, device, plan, queues, depth, mtu, promiscuous })
+    Ok(PortSettings { name, name_span, key_spans, device, plan, queues, depth, mtu, promiscuous, on_loss })
 }
 
 /// Reads the table of a driver inside a port's table.
@@ -238,6 +273,26 @@ mod tests {
     fn auto_tries_drivers_from_the_fastest_on() {
         let auto: Vec<_> = DRIVERS.iter().filter(|driver| driver.in_auto()).map(|driver| driver.name()).collect();
         assert_eq!(auto, ["mlx5", "mana", "af_xdp", "af_packet"]);
+    }
+
+    #[test]
+    fn the_reaction_to_a_loss_is_checked() {
+        let read = |keys: &str| {
+            let text = format!("[[port]]\nname = 'a'\ndriver = 'null'\n{keys}");
+            let source = wirepath_settings::Source::new("c.toml", &text);
+            let document = source.parse().unwrap();
+            let table = document.settings().tables("port").unwrap().remove(0);
+            plan(table).map(|port| port.on_loss).map_err(|error| error.to_string())
+        };
+        assert_eq!(read(""), Ok(OnLoss::Wait));
+        assert_eq!(read("on_loss = 'exit'"), Ok(OnLoss::Exit));
+        let ten = OnLoss::FailAfter(Duration::from_secs(10));
+        assert_eq!(read("on_loss = 'fail-after'\nloss_timeout = 10"), Ok(ten));
+        let error = read("on_loss = 'fail-after'").unwrap_err();
+        assert_eq!(error, "c.toml:4:11: port[0].on_loss: \"fail-after\" needs the key loss_timeout, in seconds");
+        let error = read("loss_timeout = 10").unwrap_err();
+        assert!(error.ends_with("loss_timeout: applies only with on_loss = \"fail-after\""), "{error}");
+        assert!(read("on_loss = 'never'").unwrap_err().contains("\"wait\", \"fail-after\", \"exit\""));
     }
 
     #[test]

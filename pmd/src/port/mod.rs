@@ -10,23 +10,28 @@
 
 mod capabilities;
 mod error;
+mod handoff;
 pub mod hardware;
 mod kernel;
 mod queue;
+mod reattach;
 
 use std::fmt;
 use std::sync::Arc;
 
 pub use capabilities::{Capabilities, Link, LinkState, MacAddress, Offloads, VlanTags};
 pub use error::PortError;
+pub(crate) use handoff::RingHandoff;
 pub use hardware::RuleHardware;
 pub use kernel::{KernelPunt, KernelRule};
 pub use queue::{RxDriver, RxQueue, TxDriver, TxQueue, bytes_of};
 pub use wirepath_packet::PortId;
 
+use reattach::{Presence, QueueSlot};
 use wirepath_flow::Rule;
 use wirepath_packet::Pool;
 use wirepath_packet::counters::{QueueCounters, QueueStats};
+use wirepath_packet::drops::DropReason;
 
 /// Checked settings of a port: driver and device. Made by [`crate::drivers::plan`] or from the options of a
 /// driver.
@@ -78,6 +83,18 @@ pub trait Device: DeviceLink + Send {
     /// device has received and nobody has polled may be lost.
     fn stop(&mut self, queues: Queues) -> Result<(), PortError>;
 
+    /// Returns whether the device may be started again after [`PortEvent::Lost`].
+    fn can_return(&self) -> bool {
+        false
+    }
+
+    /// Starts the device again after [`PortEvent::Lost`] and [`Self::stop`], with its rules and settings. The control
+    /// thread calls this a few times a second until the device is there; [`PortError::NoDevice`] means that it is not.
+    /// Must not wait.
+    fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        self.start(config)
+    }
+
     /// Statistics beyond those of the queues.
     fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
         None
@@ -107,6 +124,11 @@ pub trait DeviceLink {
 pub trait DeviceStatistics {
     /// Names and values, such as the packets that the kernel dropped before the driver saw them.
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)>;
+
+    /// Packets that the device or the kernel dropped before a receive queue saw them, by reason.
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        Vec::new()
+    }
 }
 
 /// A device that passes packets to the kernel before they reach the port.
@@ -168,8 +190,14 @@ pub enum PortEvent {
     /// The link state changed.
     Link(Link),
     /// The device is gone or failed permanently; the text names it. Its queues transfer no more packets.
-    /// Other ports continue.
+    /// Other ports continue. If the device can return, the port waits for it ([`Port::is_away`]).
     Lost(String),
+    /// The lost device is back, and the queues transfer packets again.
+    Returned,
+    /// The link-layer address changed.
+    Address(MacAddress),
+    /// The MTU of the interface changed, in bytes. The port keeps its configuration.
+    Mtu(u32),
     /// A finite source, such as a file, is exhausted. The port still transmits.
     Finished,
 }
@@ -192,8 +220,9 @@ pub struct Port {
     name: String,
     device: Box<dyn Device>,
     config: PortConfig,
-    rx: Vec<Arc<QueueCounters>>,
-    tx: Vec<Arc<QueueCounters>>,
+    presence: Presence,
+    rx: Vec<QueueSlot<Box<dyn RxDriver>>>,
+    tx: Vec<QueueSlot<Box<dyn TxDriver>>>,
 }
 
 /// Result of [`ConfiguredPort::start`].
@@ -262,8 +291,9 @@ impl ConfiguredPort {
         let tx: Vec<TxQueue> =
             queues.tx.into_iter().enumerate().map(|(i, q)| TxQueue::new(q, id, i as u16, name)).collect();
         let port = Port {
-            rx: rx.iter().map(|q| Arc::clone(q.counters())).collect(),
-            tx: tx.iter().map(|q| Arc::clone(q.counters())).collect(),
+            presence: Presence::Present,
+            rx: rx.iter().map(|q| slot(q.counters(), q.handoff())).collect(),
+            tx: tx.iter().map(|q| slot(q.counters(), q.handoff())).collect(),
             name: self.name,
             device: self.device,
             config: self.config,
@@ -313,19 +343,14 @@ impl Port {
         self.device.link()
     }
 
-    /// Events since the last call.
-    pub fn events(&mut self) -> Vec<PortEvent> {
-        self.device.events()
-    }
-
     /// Statistics of each receive queue since the start.
     pub fn rx_statistics(&self) -> Vec<QueueStats> {
-        self.rx.iter().map(|c| c.snapshot()).collect()
+        self.rx.iter().map(|slot| slot.counters.snapshot()).collect()
     }
 
     /// Statistics of each transmit queue since the start.
     pub fn tx_statistics(&self) -> Vec<QueueStats> {
-        self.tx.iter().map(|c| c.snapshot()).collect()
+        self.tx.iter().map(|slot| slot.counters.snapshot()).collect()
     }
 
     /// Tells the device the rules, see [`PuntToKernel::set_rules`].
@@ -356,6 +381,14 @@ impl Port {
         self.device.statistics().map_or_else(Vec::new, DeviceStatistics::extra_statistics)
     }
 
+    /// Packets that never reached a receive queue, see [`DeviceStatistics::drops`]. Reasons that did not occur are
+    /// left out.
+    pub fn device_drops(&mut self) -> Vec<(DropReason, u64)> {
+        let mut drops = self.device.statistics().map_or_else(Vec::new, DeviceStatistics::drops);
+        drops.retain(|(_, n)| *n > 0);
+        drops
+    }
+
     /// Stops the port. Workers must return all of its queues before.
     pub fn stop(mut self, rx: Vec<RxQueue>, tx: Vec<TxQueue>) -> Result<ConfiguredPort, PortError> {
         let id = self.config.id;
@@ -363,13 +396,18 @@ impl Port {
         if foreign || rx.len() != self.rx.len() || tx.len() != self.tx.len() {
             return Err(PortError::QueuesMissing { port: self.name });
         }
-        let queues = Queues {
-            rx: rx.into_iter().map(RxQueue::into_inner).collect(),
-            tx: tx.into_iter().map(TxQueue::into_inner).collect(),
-        };
-        self.device.stop(queues)?;
+        let (mut queues, running) = self.take_queues();
+        queues.rx.extend(rx.into_iter().filter_map(RxQueue::into_inner));
+        queues.tx.extend(tx.into_iter().filter_map(TxQueue::into_inner));
+        if running {
+            self.device.stop(queues)?;
+        }
         Ok(ConfiguredPort { name: self.name, device: self.device, config: self.config })
     }
+}
+
+fn slot<Q>(counters: &Arc<QueueCounters>, handoff: &Arc<RingHandoff<Q, ()>>) -> QueueSlot<Q> {
+    QueueSlot { counters: Arc::clone(counters), handoff: Arc::clone(handoff) }
 }
 
 macro_rules! debug_as_name {

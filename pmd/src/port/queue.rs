@@ -3,6 +3,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::PortId;
+use super::handoff::RingHandoff;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, Packet};
@@ -18,6 +19,9 @@ pub trait RxDriver: Send {
 
     /// Counters of the queue, which is their only writer.
     fn counters(&self) -> &Arc<QueueCounters>;
+
+    /// Counts in these counters from now on. A queue that replaces another one continues its counters.
+    fn set_counters(&mut self, counters: Arc<QueueCounters>);
 
     /// Prepares for sleep and returns a descriptor that becomes readable (`POLLIN`) when packets arrive.
     ///
@@ -43,16 +47,29 @@ pub trait TxDriver: Send {
     /// nothing to send.
     fn reclaim(&mut self) {}
 
+    /// Counts the packets that the device accepted and will never send, because it is gone.
+    fn count_lost(&mut self) {}
+
     /// Counters of the queue, which is their only writer.
     fn counters(&self) -> &Arc<QueueCounters>;
+
+    /// Counts in these counters from now on. A queue that replaces another one continues its counters.
+    fn set_counters(&mut self, counters: Arc<QueueCounters>);
 
     /// Returns the concrete queue, for [`super::Device::stop`] of the driver.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any>;
 }
 
+/// Handoff of the queues of a driver, whose device may be lost and return ([`super::Port::events`]).
+pub(super) type RxHandoff = RingHandoff<Box<dyn RxDriver>, ()>;
+/// The same for transmit queues.
+pub(super) type TxHandoff = RingHandoff<Box<dyn TxDriver>, ()>;
+
 /// Receive queue of a started port, owned by one worker.
 pub struct RxQueue {
-    inner: Box<dyn RxDriver>,
+    /// `None` while the device is lost.
+    inner: Option<Box<dyn RxDriver>>,
+    handoff: Arc<RxHandoff>,
     counters: Arc<QueueCounters>,
     port: PortId,
     index: u16,
@@ -61,7 +78,9 @@ pub struct RxQueue {
 
 /// Transmit queue of a started port, owned by one worker.
 pub struct TxQueue {
-    inner: Box<dyn TxDriver>,
+    /// `None` while the device is lost.
+    inner: Option<Box<dyn TxDriver>>,
+    handoff: Arc<TxHandoff>,
     counters: Arc<QueueCounters>,
     port: PortId,
     index: u16,
@@ -70,7 +89,8 @@ pub struct TxQueue {
 
 impl RxQueue {
     pub(crate) fn new(inner: Box<dyn RxDriver>, port: PortId, index: u16, name: &str) -> Self {
-        Self { counters: Arc::clone(inner.counters()), inner, port, index, name: name.to_owned() }
+        let counters = Arc::clone(inner.counters());
+        Self { inner: Some(inner), handoff: Arc::new(RingHandoff::new()), counters, port, index, name: name.to_owned() }
     }
 
     /// Appends received packets to `batch`, as many as are available and fit; returns their number. Never
@@ -78,32 +98,69 @@ impl RxQueue {
     #[inline]
     pub fn receive(&mut self, batch: &mut Batch) -> usize {
         let before = batch.len();
-        self.inner.receive(batch);
+        if self.handoff.needs_poll() {
+            self.poll_handoff(batch);
+        }
+        match &mut self.inner {
+            Some(inner) => inner.receive(batch),
+            None => self.counters.empty.add(1),
+        }
         batch.len() - before
+    }
+
+    /// Returns the queue of a lost device when it is empty, or takes that of the returned device.
+    #[cold]
+    fn poll_handoff(&mut self, batch: &mut Batch) {
+        if let Some(inner) = &mut self.inner {
+            let before = batch.len();
+            inner.receive(batch);
+            if batch.len() > before || batch.is_full() {
+                return;
+            }
+        }
+        self.handoff.poll(&mut self.inner);
     }
 
     /// Prepares for sleep; see [`RxDriver::wait_descriptor`].
     pub fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
-        self.inner.wait_descriptor()
+        self.inner.as_mut()?.wait_descriptor()
     }
 
-    pub(super) fn into_inner(self) -> Box<dyn RxDriver> {
+    /// Returns true while the device is lost: no packets arrive, and [`Self::wait_descriptor`] returns `None`.
+    pub fn is_away(&self) -> bool {
+        self.inner.is_none()
+    }
+
+    pub(super) fn handoff(&self) -> &Arc<RxHandoff> {
+        &self.handoff
+    }
+
+    pub(super) fn into_inner(self) -> Option<Box<dyn RxDriver>> {
         self.inner
     }
 }
 
 impl TxQueue {
     pub(crate) fn new(inner: Box<dyn TxDriver>, port: PortId, index: u16, name: &str) -> Self {
-        Self { counters: Arc::clone(inner.counters()), inner, port, index, name: name.to_owned() }
+        let counters = Arc::clone(inner.counters());
+        Self { inner: Some(inner), handoff: Arc::new(RingHandoff::new()), counters, port, index, name: name.to_owned() }
     }
 
     /// Transmits packets from the front of `batch` and leaves those that the device does not accept now.
-    /// Returns the number of packets taken. Never blocks.
+    /// Returns the number of packets taken. Never blocks. While the device is lost, all packets are dropped
+    /// and counted as `device_lost`.
     #[inline]
     pub fn transmit(&mut self, batch: &mut Batch) -> usize {
         let before = batch.len();
         if before > 0 {
-            self.inner.transmit(batch);
+            self.sync();
+            match &mut self.inner {
+                Some(inner) => inner.transmit(batch),
+                None => {
+                    self.counters.drops.add(DropReason::DeviceLost, before as u64);
+                    batch.clear();
+                }
+            }
         }
         before - batch.len()
     }
@@ -111,7 +168,27 @@ impl TxQueue {
     /// Frees transmitted packets; see [`TxDriver::reclaim`].
     #[inline]
     pub fn reclaim(&mut self) {
-        self.inner.reclaim();
+        self.sync();
+        if let Some(inner) = &mut self.inner {
+            inner.reclaim();
+        }
+    }
+
+    /// Gives the queue of a lost device back, or takes that of the returned device. [`Self::transmit`] and
+    /// [`Self::reclaim`] do it too; a queue that is not in use must be synchronized, or its port cannot return.
+    #[inline]
+    pub fn sync(&mut self) {
+        if self.handoff.needs_poll() {
+            self.poll_handoff();
+        }
+    }
+
+    #[cold]
+    fn poll_handoff(&mut self) {
+        if let Some(inner) = &mut self.inner {
+            inner.count_lost();
+        }
+        self.handoff.poll(&mut self.inner);
     }
 
     /// Counts packets that the caller dropped on this queue.
@@ -119,7 +196,11 @@ impl TxQueue {
         self.counters.drops.add(reason, n as u64);
     }
 
-    pub(super) fn into_inner(self) -> Box<dyn TxDriver> {
+    pub(super) fn handoff(&self) -> &Arc<TxHandoff> {
+        &self.handoff
+    }
+
+    pub(super) fn into_inner(self) -> Option<Box<dyn TxDriver>> {
         self.inner
     }
 }

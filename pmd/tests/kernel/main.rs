@@ -2,11 +2,13 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod conservation;
 mod forwarder;
 mod topology;
 
 mod af_packet;
 mod af_xdp;
+mod reattach;
 mod tap;
 mod xdp_rules;
 

@@ -208,6 +208,14 @@ impl RuleControl {
     pub fn disable_hardware(&mut self, plane: &mut ControlPlane) {
         let now = plane.now();
         self.hardware.stop(plane, &mut self.table, now);
+        self.count_device_drops(plane);
+    }
+
+    /// Tells the control plane how many packets the NICs dropped by rules, for the summary.
+    fn count_device_drops(&self, plane: &mut ControlPlane) {
+        for (port, n) in self.hardware.dropped(plane) {
+            plane.set_rule_drops(port, n);
+        }
     }
 
     /// Replaces the rule list atomically. A rule that is equal to one in force keeps its id and its counters.

@@ -177,6 +177,8 @@ struct PortRules {
     /// Last refused rule that was tried again; `None` if all were.
     retried_up_to: Option<(RuleOrder, RuleId)>,
     counters: u32,
+    /// Packets dropped by rules that are no longer in the device.
+    dropped: u64,
 }
 
 /// A rule in a device.
@@ -190,6 +192,8 @@ struct InstalledRule {
     /// Record of the rule; `None` for an implicit rule.
     record: Option<u32>,
     counted: bool,
+    /// The device drops the packets of the rule.
+    drops: bool,
 }
 
 impl HardwareRules {
@@ -289,6 +293,7 @@ impl HardwareRules {
             retry_at: 0,
             retried_up_to: None,
             counters: 0,
+            dropped: 0,
         });
     }
 
@@ -441,6 +446,18 @@ impl HardwareRules {
             }
         }
         RuleCounters { packets: sum.packets, bytes: sum.bytes, last_hit: 0 }
+    }
+
+    /// Returns the packets that the NIC of each port dropped by rules, as far as it counts them.
+    pub(super) fn dropped(&self, devices: &mut dyn Devices) -> Vec<(PortId, u64)> {
+        let mut all = Vec::with_capacity(self.ports.len());
+        for it in &self.ports {
+            let drops = it.installed.values().filter(|installed| installed.drops && installed.counted);
+            let count = |id| devices.rule_hardware(it.port)?.count(id).map(|count| count.packets);
+            let installed: u64 = drops.filter_map(|installed| installed.ids.last().copied()).filter_map(count).sum();
+            all.push((it.port, it.dropped + installed));
+        }
+        all
     }
 
     /// Returns the final counters of a removed rule, and forgets them.
@@ -608,6 +625,7 @@ impl PortRules {
                         let sum = final_counts.entry(id).or_default();
                         sum.packets += count.packets;
                         sum.bytes += count.bytes;
+                        self.dropped += if installed.drops { count.packets } else { 0 };
                     }
                     Ok(_) => {}
                     Err(refusal) if refusal.kind == RefusalKind::DeviceLost => {}
@@ -734,6 +752,7 @@ impl PortRules {
                 }
             }
         }
+        let drops = direction == Direction::Ingress && matches!(fit.destination, RuleDestination::Drop);
         let main = match direction {
             Direction::Ingress => HardwareRule {
                 direction,
@@ -760,7 +779,7 @@ impl PortRules {
             table.set_tx_metadata(record, TX_METADATA_BIT | tag);
         }
         self.counters += u32::from(fit.counted);
-        self.installed.insert(id, InstalledRule { ids, level, direction, tag, record, counted: fit.counted });
+        self.installed.insert(id, InstalledRule { ids, level, direction, tag, record, counted: fit.counted, drops });
         Ok(())
     }
 

@@ -30,9 +30,10 @@ use tx::Sender;
 
 use super::common::assembler::{Assembler, Register};
 use super::common::bpf::{Program, ProgramKind, ProgramLink};
-use super::common::link::Interface;
+use super::common::link::{Dropped, Interface};
 use super::common::link_monitor::LinkMonitor;
 use super::common::link_probe::LinkProbe;
+use super::common::namespace::Namespace;
 use super::common::routes::carries_default_route;
 use super::common::vnet_hdr::VnetOffload;
 use super::common::{privilege_error, system_error};
@@ -41,6 +42,7 @@ use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, Offloads, PortConfig, PortError, PortEvent,
     PortSpec, Queues,
 };
+use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, Settings};
 
 const NAME: &str = "af_packet";
@@ -137,6 +139,7 @@ impl Options {
         let (link_probe, link_monitor) = watch_interface(&interface)?;
         Ok(AfPacketDevice {
             options: self,
+            namespace: Namespace::current(),
             interface,
             link_probe,
             link_monitor,
@@ -187,6 +190,7 @@ fn to_kernel(exclusive: bool) -> KernelPunt {
 
 struct AfPacketDevice {
     options: Options,
+    namespace: Namespace,
     interface: Interface,
     link_probe: Arc<LinkProbe>,
     link_monitor: LinkMonitor,
@@ -208,6 +212,8 @@ struct Totals {
     packets: u64,
     drops: u64,
     freezes: u64,
+    /// Frames that lost interfaces dropped.
+    interface: Dropped,
 }
 
 impl AfPacketDevice {
@@ -290,6 +296,52 @@ impl AfPacketDevice {
         Ok(Sender::new(socket, Arc::clone(&self.link_probe)))
     }
 
+    /// Starts the port on the interface that has the configured name now.
+    fn start_on_interface(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let _inside = self.namespace.enter().map_err(self.system_error("entering the namespace of the interface"))?;
+        self.interface = Interface::find(&self.options.device, NAME)?;
+        let dropped = self.link_monitor.dropped();
+        (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
+        self.totals.interface = self.totals.interface.plus(dropped);
+        if self.interface.mtu < config.mtu.into() {
+            let (has, wants, device) = (self.interface.mtu, config.mtu, &self.interface.name);
+            return Err(self.refused(format!(
+                "the interface has MTU {has}, the port wants {wants}; `ip link set dev {device} mtu {wants}`"
+            )));
+        }
+        let blocks = blocks_for(config.depth);
+        let receivers = self.receivers(config, blocks)?;
+        let mut notes = Vec::new();
+        let exclusive = match self.options.exclusive {
+            true => match self.attach_drop_program()? {
+                Ok(link) => Some(link),
+                Err(why) => {
+                    notes.push(why);
+                    None
+                }
+            },
+            false => {
+                notes.push("the kernel also processes the frames (exclusive = false)".to_owned());
+                None
+            }
+        };
+        let mut queues = Queues::default();
+        for _ in 0..config.tx_queues {
+            queues.tx.push(Box::new(self.sender(config)?));
+        }
+        let take = if config.promiscuous { Filter::AcceptAll } else { Filter::ThisHost };
+        for (socket, _) in &receivers {
+            socket.attach_filter(take).map_err(self.system_error("attaching a filter"))?;
+        }
+        let running = receivers.iter().map(|(socket, _)| Arc::clone(socket)).collect();
+        for (socket, ring) in receivers {
+            let offload = VnetOffload::new(config.pool.clone(), config.id);
+            queues.rx.push(Box::new(Receiver::new(socket, ring, offload)));
+        }
+        self.running = Some(Running { receivers: running, exclusive, notes, blocks });
+        Ok(queues)
+    }
+
     fn read_statistics(&mut self) {
         let Some(running) = &self.running else { return };
         for socket in &running.receivers {
@@ -327,47 +379,17 @@ impl Device for AfPacketDevice {
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
-        // Another interface may have the same name now.
-        self.interface = Interface::find(&self.options.device, NAME)?;
-        (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
-        if self.interface.mtu < config.mtu.into() {
-            let (has, wants, device) = (self.interface.mtu, config.mtu, &self.interface.name);
-            return Err(self.refused(format!(
-                "the interface has MTU {has}, the port wants {wants}; `ip link set dev {device} mtu {wants}`"
-            )));
-        }
-        let blocks = blocks_for(config.depth);
-        let receivers = self.receivers(config, blocks)?;
-        let mut notes = Vec::new();
-        let exclusive = match self.options.exclusive {
-            true => match self.attach_drop_program()? {
-                Ok(link) => Some(link),
-                Err(why) => {
-                    notes.push(why);
-                    None
-                }
-            },
-            false => {
-                notes.push("the kernel also processes the frames (exclusive = false)".to_owned());
-                None
-            }
-        };
-        let mut queues = Queues::default();
-        for _ in 0..config.tx_queues {
-            queues.tx.push(Box::new(self.sender(config)?));
-        }
-        let take = if config.promiscuous { Filter::AcceptAll } else { Filter::ThisHost };
-        for (socket, _) in &receivers {
-            socket.attach_filter(take).map_err(self.system_error("attaching a filter"))?;
-        }
-        let running = receivers.iter().map(|(socket, _)| Arc::clone(socket)).collect();
-        for (socket, ring) in receivers {
-            let offload = VnetOffload::new(config.pool.clone(), config.id);
-            queues.rx.push(Box::new(Receiver::new(socket, ring, offload)));
-        }
+        let queues = self.start_on_interface(config)?;
         self.totals = Totals::default();
-        self.running = Some(Running { receivers: running, exclusive, notes, blocks });
         Ok(queues)
+    }
+
+    fn can_return(&self) -> bool {
+        true
+    }
+
+    fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        self.start_on_interface(config)
     }
 
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
@@ -389,7 +411,13 @@ impl DeviceLink for AfPacketDevice {
     }
 
     fn events(&mut self) -> Vec<PortEvent> {
-        self.link_monitor.events()
+        let events = self.link_monitor.events();
+        for event in &events {
+            if let PortEvent::Address(mac) = event {
+                self.interface.mac = Some(*mac);
+            }
+        }
+        events
     }
 }
 
@@ -401,5 +429,17 @@ impl DeviceStatistics for AfPacketDevice {
             ("kernel_drops", self.totals.drops),
             ("kernel_ring_freezes", self.totals.freezes),
         ]
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        self.read_statistics();
+        let mut drops = vec![(DropReason::RxFull, self.totals.drops)];
+        if self.running.as_ref().is_none_or(|it| it.exclusive.is_some()) {
+            // Without the program behind the tap, the kernel also counts frames that the port got and that no
+            // protocol of the kernel wants.
+            let interface = self.totals.interface.plus(self.link_monitor.dropped());
+            drops.push((DropReason::InterfaceDrop, interface.rx));
+        }
+        drops
     }
 }

@@ -119,6 +119,10 @@ impl RxDriver for Receiver {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         if self.ring.is_ready() {
             return None;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use super::btf;
 use super::classify::{COUNTER_BYTES, ProgramRule};
@@ -56,8 +57,14 @@ pub(super) struct AttachedProgram {
 #[derive(Debug)]
 struct Maps {
     sockets: Map,
-    counters: Map,
-    rules: Map,
+    counters: CounterMaps,
+}
+
+/// Maps of the program's counters. A program on the returned interface continues to count in them.
+#[derive(Clone, Debug)]
+pub(super) struct CounterMaps {
+    program: Arc<Map>,
+    rules: Arc<Map>,
 }
 
 #[derive(Debug)]
@@ -70,17 +77,43 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> SetupError + '_ {
     move |source| SetupError { what: what.to_owned(), source }
 }
 
+impl CounterMaps {
+    fn new() -> Result<Self, SetupError> {
+        let program =
+            Map::new(bpf::MAP_ARRAY, 8, COUNTERS.len() as u32).map_err(failed("creating the map of counters"))?;
+        let rules = Map::new(bpf::MAP_ARRAY, COUNTER_BYTES, rules::COUNTERS)
+            .map_err(failed("creating the map of rule counters"))?;
+        Ok(Self { program: Arc::new(program), rules: Arc::new(rules) })
+    }
+
+    /// Returns packets and bytes of a rule's counter.
+    pub(super) fn rule_counter(&self, number: u32) -> Option<(u64, u64)> {
+        self.rules.get_pair(number).ok().map(|[packets, bytes]| (packets, bytes))
+    }
+
+    /// Resets the counter of a rule to zero.
+    pub(super) fn clear_rule_counter(&self, number: u32) -> Result<(), SetupError> {
+        self.rules.set_pair(number, [0; 2]).map_err(failed("clearing the counter of a rule"))
+    }
+
+    /// Returns the program's counters: names and values.
+    pub(super) fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        COUNTERS.iter().zip(0..).map(|(&name, key)| (name, self.program.get(key).unwrap_or(0)))
+    }
+}
+
 /// Loads the program for these sockets and attaches it.
-pub(super) fn attach(request: AttachRequest<'_>, sockets: &[BoundSocket]) -> Result<AttachedProgram, SetupError> {
+pub(super) fn attach(
+    request: AttachRequest<'_>,
+    sockets: &[BoundSocket],
+    counters: Option<CounterMaps>,
+) -> Result<AttachedProgram, SetupError> {
     let map = Map::new(bpf::MAP_XSK, 4, sockets.len() as u32).map_err(failed("creating the map of sockets"))?;
     for bound in sockets {
         map.set(bound.socket.queue, bound.socket.as_fd()).map_err(failed("storing a socket in its map"))?;
     }
-    let counters =
-        Map::new(bpf::MAP_ARRAY, 8, COUNTERS.len() as u32).map_err(failed("creating the map of counters"))?;
-    let rules = Map::new(bpf::MAP_ARRAY, COUNTER_BYTES, rules::COUNTERS)
-        .map_err(failed("creating the map of rule counters"))?;
-    let maps = Maps { sockets: map, counters, rules };
+    let counters = counters.map_or_else(CounterMaps::new, Ok)?;
+    let maps = Maps { sockets: map, counters };
     let function = (request.vlan_tag && request.native).then(vlan_tag_function).flatten();
     let attempt = |function| {
         let program = load(&request, &maps, function)?;
@@ -98,11 +131,11 @@ pub(super) fn attach(request: AttachRequest<'_>, sockets: &[BoundSocket]) -> Res
 fn load(request: &AttachRequest<'_>, maps: &Maps, vlan_tag: Option<u32>) -> Result<Program, SetupError> {
     let inputs = Inputs {
         sockets: maps.sockets.raw_fd(),
-        counters: maps.counters.raw_fd(),
+        counters: maps.counters.program.raw_fd(),
         vlan_tag,
         kernel: request.kernel,
         rules: request.rules,
-        rule_counters: maps.rules.raw_fd(),
+        rule_counters: maps.counters.rules.raw_fd(),
         no_socket_action: program::XDP_PASS,
     };
     let code = program::assemble(&inputs).map_err(|what| SetupError {
@@ -194,17 +227,17 @@ impl AttachedProgram {
 
     /// Returns packets and bytes of a rule's counter.
     pub(super) fn rule_counter(&self, number: u32) -> Option<(u64, u64)> {
-        self.maps.rules.get_pair(number).ok().map(|[packets, bytes]| (packets, bytes))
+        self.maps.counters.rule_counter(number)
     }
 
     /// Resets the counter of a rule to zero.
     pub(super) fn clear_rule_counter(&self, number: u32) -> Result<(), SetupError> {
-        self.maps.rules.set_pair(number, [0; 2]).map_err(failed("clearing the counter of a rule"))
+        self.maps.counters.clear_rule_counter(number)
     }
 
-    /// Returns the program's counters: names and values.
-    pub(super) fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        COUNTERS.iter().zip(0..).map(|(&name, key)| (name, self.maps.counters.get(key).unwrap_or(0)))
+    /// Returns the maps of the counters.
+    pub(super) fn counter_maps(&self) -> CounterMaps {
+        self.maps.counters.clone()
     }
 
     /// Returns a note for the user if the program is not attached by a link.

@@ -7,20 +7,23 @@ use std::time::{Duration, Instant};
 use wirepath_memory::RegionBuilder;
 use wirepath_memory::ring::RingSize;
 
-use super::attach::{self, AttachRequest, AttachedProgram};
+use super::attach::{self, AttachRequest, AttachedProgram, CounterMaps};
 use super::classify::ProgramRule;
 use super::posted_buffers::PostedBuffers;
 use super::rules::{self, CompiledRules, CounterSlots};
 use super::rx::{PendingOffloads, Receiver, RxBuffers, SocketRx};
-use super::socket::{self, BindConfig, BindFeatures, BoundSocket, MIN_FRAME, PortState, SetupError, Socket, Umem};
+use super::socket::{
+    self, BindConfig, BindFeatures, BoundSocket, MIN_FRAME, PortState, QUEUE_RELEASE_TIMEOUT, SetupError, Socket, Umem,
+};
 use super::tx::{MAX_SEGMENTS, Sender, TxFrames};
 use super::tx_in_flight::TxInFlight;
 use super::umem_chunks::{CHUNK, UmemChunks};
 use super::{Mode, NAME, Options, program};
 use crate::drivers::Candidate;
 use crate::drivers::kernel::common::bpf::Program;
-use crate::drivers::kernel::common::link::Interface;
+use crate::drivers::kernel::common::link::{Dropped, Interface};
 use crate::drivers::kernel::common::link_monitor::LinkMonitor;
+use crate::drivers::kernel::common::namespace::{Entered, Namespace};
 use crate::drivers::kernel::common::promiscuous::Promiscuous;
 use crate::drivers::kernel::common::routes::carries_default_route;
 use crate::drivers::kernel::common::xdp_features::{self, XdpFeatures};
@@ -30,6 +33,7 @@ use crate::port::{
     PortEvent, PortId, PuntToKernel, Queues, VlanTags,
 };
 use wirepath_flow::Rule;
+use wirepath_packet::drops::DropReason;
 use wirepath_packet::{DATA_ROOM, STRIDE};
 
 /// Bytes of an Ethernet header with two VLAN tags.
@@ -41,6 +45,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub(super) struct AfXdpDevice {
     options: Options,
+    namespace: Namespace,
     interface: Interface,
     link_monitor: LinkMonitor,
     /// Socket for requests in the namespace of the interface.
@@ -55,6 +60,12 @@ pub(super) struct AfXdpDevice {
     entries: Vec<ProgramRule>,
     /// Program that injects frames; loaded at the first injection.
     injector: Option<Program>,
+    /// Statistics of the sockets before the last restart.
+    past: Vec<(&'static str, u64)>,
+    /// Frames that lost interfaces dropped.
+    dropped: Dropped,
+    /// Counters of the program before the last restart, which the next program continues.
+    maps: Option<CounterMaps>,
 }
 
 struct Running {
@@ -134,6 +145,7 @@ impl AfXdpDevice {
         try_socket(&options.device)?;
         Ok(Self {
             options,
+            namespace: Namespace::current(),
             interface,
             link_monitor,
             netlink,
@@ -143,6 +155,9 @@ impl AfXdpDevice {
             counters: CounterSlots::default(),
             entries: Vec::new(),
             injector: None,
+            past: Vec::new(),
+            dropped: Dropped::default(),
+            maps: None,
         })
     }
 
@@ -271,6 +286,7 @@ impl AfXdpDevice {
         &mut self,
         config: &PortConfig,
         native: bool,
+        release_timeout: Duration,
         shared: &Arc<PortState>,
         notes: &mut Vec<String>,
     ) -> Result<(Vec<BoundSocket>, BindFeatures, Umem, AttachedProgram, u32), PortError> {
@@ -282,6 +298,7 @@ impl AfXdpDevice {
             transmit,
             receive,
             busy_poll: self.options.busy_poll,
+            release_timeout,
         };
         let (bound, got, memory) = self.open_sockets(config, queues, bind_config, shared, notes)?;
         let room = buffer_room(matches!(memory, Umem::Pool(_)));
@@ -296,9 +313,13 @@ impl AfXdpDevice {
         }
         self.remove_existing_program(notes)?;
         let mut decided = rules::compile(&self.installed_rules, config.id);
-        self.counters.assign(&self.installed_rules, &mut decided);
+        let new_slots = self.counters.assign(&self.installed_rules, &mut decided);
+        if let Some(maps) = &self.maps {
+            let cleared = new_slots.iter().try_for_each(|&number| maps.clear_rule_counter(number));
+            cleared.map_err(|failed| self.system(failed))?;
+        }
         let request = self.attach_request(native, got.fragments, &decided);
-        let attached = attach::attach(request, &bound).map_err(|failed| self.system(failed))?;
+        let attached = attach::attach(request, &bound, self.maps.clone()).map_err(|failed| self.system(failed))?;
         self.entries = decided.entries;
         Ok((bound, got, memory, attached, posted))
     }
@@ -347,6 +368,90 @@ impl AfXdpDevice {
             && attach::vlan_tag_function().is_some();
         let left = || ethtool::strips_vlan_tags(&self.options.device).is_ok_and(|strips| !strips);
         if asked || (self.interface.parent.is_some() && left()) { VlanTags::Kept } else { VlanTags::Lost }
+    }
+
+    /// Returns the sums of the kernel's counters over all sockets since the start of the port.
+    fn socket_statistics(&self) -> Vec<(&'static str, u64)> {
+        let mut all = self.past.clone();
+        let sockets = self.running.iter().flat_map(|running| &running.sockets);
+        for (name, value) in sockets.filter_map(|socket| socket.statistics()).flatten() {
+            match all.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += value,
+                None => all.push((name, value)),
+            }
+        }
+        all
+    }
+
+    fn enter_namespace(&self) -> Result<Entered, PortError> {
+        let entered = self.namespace.enter();
+        entered
+            .map_err(|e| common::system_error(NAME, &self.options.device, "entering the namespace of the interface", e))
+    }
+
+    /// Starts the port on the known interface. Waits at most `release_timeout` for a queue that another socket
+    /// holds.
+    fn start_on_interface(&mut self, config: &PortConfig, release_timeout: Duration) -> Result<Queues, PortError> {
+        let _inside = self.enter_namespace()?;
+        let mut notes = Vec::new();
+        self.check_interface(config, &mut notes)?;
+        let shared = Arc::new(PortState::default());
+        shared.frame_limit.store(frame_limit(self.interface.mtu), Ordering::Relaxed);
+        let (native, (bound, got, memory, attached, posted)) = match self.options.mode {
+            Mode::Native => (true, self.try_mode(config, true, release_timeout, &shared, &mut notes)?),
+            Mode::Generic => (false, self.try_mode(config, false, release_timeout, &shared, &mut notes)?),
+            Mode::Auto => {
+                let mut native_notes = notes.clone();
+                match self.try_mode(config, true, release_timeout, &shared, &mut native_notes) {
+                    Ok(it) => {
+                        notes = native_notes;
+                        (true, it)
+                    }
+                    // Native and generic mode differ only in the attachment.
+                    Err(PortError::System { what, source, .. }) if what.starts_with("attaching") => {
+                        if self.interface.parent.is_none() {
+                            return Err(self.refuse(format!(
+                                "{what} failed ({source}), and generic XDP on a virtual interface loses VLAN tags \
+                                 and drops superframes of local senders: use driver = \"af_packet\", or set mode = \
+                                 \"generic\" if that is acceptable"
+                            )));
+                        }
+                        notes.push(format!("generic XDP, since {what} failed: {source}"));
+                        (false, self.try_mode(config, false, release_timeout, &shared, &mut notes)?)
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        notes.extend(attached.note().map(str::to_owned));
+        if !native && self.interface.parent.is_none() {
+            notes.push(
+                "superframes of a local sender are dropped (kernel_offload); `ethtool -K PEER tso off gso off` at \
+                 the other end of the cable prevents them"
+                    .into(),
+            );
+        }
+        let vlan_tags = self.vlan_tags(&attached, &mut notes);
+        let promiscuous = config
+            .promiscuous
+            .then(|| Promiscuous::on(self.interface.index))
+            .transpose()
+            .map_err(|e| common::system_error(NAME, &self.options.device, "promiscuous mode", e))?;
+        let sockets = bound.iter().map(|b| Arc::clone(&b.socket)).collect();
+        let queues = self.queues(config, bound, &memory, got, native, posted)?;
+        self.notes = notes;
+        self.running = Some(Running {
+            fragments: got.fragments,
+            attached,
+            _promiscuous: promiscuous,
+            sockets,
+            shared,
+            native,
+            got,
+            pool_is_umem: matches!(memory, Umem::Pool(_)),
+            vlan_tags,
+        });
+        Ok(queues)
     }
 
     /// Creates the queues of the port from the bound sockets.
@@ -471,73 +576,39 @@ impl Device for AfXdpDevice {
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
-        let mut notes = Vec::new();
-        self.check_interface(config, &mut notes)?;
-        let shared = Arc::new(PortState::default());
-        shared.frame_limit.store(frame_limit(self.interface.mtu), Ordering::Relaxed);
-        let (native, (bound, got, memory, attached, posted)) = match self.options.mode {
-            Mode::Native => (true, self.try_mode(config, true, &shared, &mut notes)?),
-            Mode::Generic => (false, self.try_mode(config, false, &shared, &mut notes)?),
-            Mode::Auto => {
-                let mut native_notes = notes.clone();
-                match self.try_mode(config, true, &shared, &mut native_notes) {
-                    Ok(it) => {
-                        notes = native_notes;
-                        (true, it)
-                    }
-                    // Native and generic mode differ only in the attachment.
-                    Err(PortError::System { what, source, .. }) if what.starts_with("attaching") => {
-                        if self.interface.parent.is_none() {
-                            return Err(self.refuse(format!(
-                                "{what} failed ({source}), and generic XDP on a virtual interface loses VLAN tags \
-                                 and drops superframes of local senders: use driver = \"af_packet\", or set mode = \
-                                 \"generic\" if that is acceptable"
-                            )));
-                        }
-                        notes.push(format!("generic XDP, since {what} failed: {source}"));
-                        (false, self.try_mode(config, false, &shared, &mut notes)?)
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
+        (self.past, self.maps, self.dropped) = (Vec::new(), None, Dropped::default());
+        self.link_monitor.forget_drops();
+        self.start_on_interface(config, QUEUE_RELEASE_TIMEOUT)
+    }
+
+    fn can_return(&self) -> bool {
+        true
+    }
+
+    fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let found = {
+            let _inside = self.enter_namespace()?;
+            let found = Interface::find(&self.options.device, NAME)?;
+            let watching = |source| common::system_error(NAME, &self.options.device, "watching the interface", source);
+            let link_monitor = LinkMonitor::new(&found).map_err(watching)?;
+            self.dropped = self.dropped.plus(self.link_monitor.dropped());
+            self.link_monitor = link_monitor;
+            found
         };
-        notes.extend(attached.note().map(str::to_owned));
-        if !native && self.interface.parent.is_none() {
-            notes.push(
-                "superframes of a local sender are dropped (kernel_offload); `ethtool -K PEER tso off gso off` at \
-                 the other end of the cable prevents them"
-                    .into(),
-            );
-        }
-        let vlan_tags = self.vlan_tags(&attached, &mut notes);
-        let promiscuous = config
-            .promiscuous
-            .then(|| Promiscuous::on(self.interface.index))
-            .transpose()
-            .map_err(|e| common::system_error(NAME, &self.options.device, "promiscuous mode", e))?;
-        let sockets = bound.iter().map(|b| Arc::clone(&b.socket)).collect();
-        let queues = self.queues(config, bound, &memory, got, native, posted)?;
-        self.notes = notes;
-        self.running = Some(Running {
-            fragments: got.fragments,
-            attached,
-            _promiscuous: promiscuous,
-            sockets,
-            shared,
-            native,
-            got,
-            pool_is_umem: matches!(memory, Umem::Pool(_)),
-            vlan_tags,
-        });
-        Ok(queues)
+        self.interface = found;
+        // The program that injects frames belongs to the old interface.
+        self.injector = None;
+        self.start_on_interface(config, Duration::ZERO)
     }
 
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
         // Detach the program first, so that new frames stay with the kernel. Then drain packets in flight,
         // and free sockets and buffers last.
+        self.past = self.socket_statistics();
         let running = self.running.take();
         let lost =
             running.as_ref().is_some_and(|it| it.shared.lost.load(Ordering::Relaxed)) || self.link_monitor.is_lost();
+        self.maps = running.as_ref().map(|it| it.attached.counter_maps());
         drop(running);
         let mut transmit: Vec<_> =
             queues.tx.into_iter().filter_map(|queue| queue.into_any().downcast::<Sender>().ok()).collect();
@@ -546,7 +617,7 @@ impl Device for AfXdpDevice {
             transmit.iter_mut().for_each(|queue| crate::port::TxDriver::reclaim(&mut **queue));
             std::thread::sleep(Duration::from_micros(200));
         }
-        transmit.iter_mut().for_each(|queue| queue.count_unsent(lost));
+        transmit.iter_mut().for_each(|queue| queue.count_unsent(DropReason::Stopping));
         Ok(())
     }
 
@@ -566,6 +637,11 @@ impl DeviceLink for AfXdpDevice {
 
     fn events(&mut self) -> Vec<PortEvent> {
         let mut events = self.link_monitor.events();
+        for event in &events {
+            if let PortEvent::Address(mac) = event {
+                self.interface.mac = Some(*mac);
+            }
+        }
         if let Some(running) = &self.running {
             // The MTU may change while the port runs.
             running.shared.frame_limit.store(frame_limit(self.link_monitor.mtu()), Ordering::Relaxed);
@@ -581,16 +657,32 @@ impl DeviceLink for AfXdpDevice {
 
 impl DeviceStatistics for AfXdpDevice {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
-        let Some(running) = &self.running else { return Vec::new() };
-        let mut all: Vec<(&'static str, u64)> = Vec::new();
-        for (name, value) in running.sockets.iter().filter_map(|socket| socket.statistics()).flatten() {
-            match all.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += value,
-                None => all.push((name, value)),
-            }
+        let mut all = self.socket_statistics();
+        match (&self.running, &self.maps) {
+            (Some(running), _) => all.extend(running.attached.counter_maps().counters()),
+            (None, Some(maps)) => all.extend(maps.counters()),
+            (None, None) => {}
         }
-        all.extend(running.attached.counters());
         all
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        let statistics = self.extra_statistics();
+        let value = |name| statistics.iter().find(|(other, _)| *other == name).map_or(0, |(_, value)| *value);
+        // In copy mode the kernel counts each frame for which it has no buffer as dropped. In zero-copy mode the
+        // interface counts them. Empty slots of the fill ring say nothing about frames.
+        let (no_buffer, rx_full) = (value("xdp_rx_dropped"), value("xdp_rx_ring_full"));
+        let mut interface = self.dropped.plus(self.link_monitor.dropped()).rx;
+        if self.interface.parent.is_none() && self.running.as_ref().is_none_or(|it| it.native) {
+            // A virtual interface (veth) also counts frames that native XDP could not put into a socket.
+            interface = interface.saturating_sub(no_buffer + rx_full);
+        }
+        vec![
+            (DropReason::NoBuffer, no_buffer),
+            (DropReason::RxFull, rx_full),
+            (DropReason::NoHeadroom, value("xdp_tag_not_restored")),
+            (DropReason::InterfaceDrop, interface),
+        ]
     }
 }
 
@@ -622,7 +714,11 @@ impl PuntToKernel for AfXdpDevice {
     }
 
     fn rule_counters(&mut self, rule: &Rule) -> Option<(u64, u64)> {
-        self.running.as_ref()?.attached.rule_counter(self.counters.slot_of(rule)?)
+        let slot = self.counters.slot_of(rule)?;
+        match &self.running {
+            Some(running) => running.attached.rule_counter(slot),
+            None => self.maps.as_ref()?.rule_counter(slot),
+        }
     }
 
     fn inject(&mut self, frame: &[u8]) -> std::io::Result<()> {

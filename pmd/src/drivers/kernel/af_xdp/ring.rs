@@ -211,6 +211,13 @@ impl<E: RingEntry> Producer<E> {
         self.next.wrapping_sub(self.consumed)
     }
 
+    /// Passes the entries that the kernel has not consumed to `each`.
+    pub(super) fn each_pending(&mut self, mut each: impl FnMut(E::Value)) {
+        for at in 0..self.pending() {
+            each(self.ring.entry(self.consumed.wrapping_add(at)).read());
+        }
+    }
+
     /// Returns whether the kernel waits for a system call before it reads the ring.
     #[inline(always)]
     pub(super) fn needs_wakeup(&self) -> bool {

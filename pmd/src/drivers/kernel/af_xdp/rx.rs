@@ -47,8 +47,6 @@ pub(super) struct SocketRx {
     discard: bool,
     /// The pool was empty at the last refill.
     starved: bool,
-    /// Frames that the kernel dropped for lack of buffers, as counted so far.
-    counted_fill_drops: u64,
 }
 
 /// A receive queue.
@@ -86,17 +84,7 @@ struct Common {
 impl SocketRx {
     pub(super) fn new(socket: Arc<Socket>, rings: RxRings, buffers: RxBuffers, target: u32, need_wakeup: bool) -> Self {
         let target = target.min(rings.fill.entries());
-        Self {
-            socket,
-            rings,
-            buffers,
-            target,
-            need_wakeup,
-            partial: None,
-            discard: false,
-            starved: false,
-            counted_fill_drops: 0,
-        }
+        Self { socket, rings, buffers, target, need_wakeup, partial: None, discard: false, starved: false }
     }
 
     fn receive(&mut self, batch: &mut Batch, common: &mut Common) {
@@ -227,25 +215,11 @@ impl SocketRx {
             let got = reserved.commit();
             missing -= got;
             if (got as usize) < want || got == 0 {
-                if (got as usize) < want && !self.starved {
-                    self.starved = true;
-                    self.counted_fill_drops = self.socket.fill_ring_empty_drops();
-                }
+                self.starved |= (got as usize) < want;
                 return;
             }
         }
-        if self.starved {
-            self.starved = false;
-            self.count_starved(common);
-        }
-    }
-
-    /// Counts the frames that the kernel dropped while the pool was empty. This system call is made only
-    /// after such a period.
-    fn count_starved(&mut self, common: &Common) {
-        let starved = self.socket.fill_ring_empty_drops();
-        common.counters.drops.add(DropReason::NoBuffer, starved.saturating_sub(self.counted_fill_drops));
-        self.counted_fill_drops = starved;
+        self.starved = false;
     }
 
     /// Wakes the kernel's receive side if it sleeps for lack of buffers.
@@ -350,13 +324,16 @@ impl RxDriver for Receiver {
         &self.common.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.common.counters = counters;
+    }
+
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         for channel in &mut self.channels {
             channel.refill(&mut self.common);
             channel.wake(&self.common);
             if channel.starved {
                 // Buffers may become free before frames arrive, so the worker must keep polling.
-                channel.count_starved(&self.common);
                 return None;
             }
             if !channel.rings.rx.is_empty() {

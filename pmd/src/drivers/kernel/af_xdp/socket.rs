@@ -29,7 +29,7 @@ pub(super) const CONTINUED: u32 = 1;
 pub(super) const OFFSET_SHIFT: u32 = 48;
 /// Time to wait for a busy queue. The kernel frees a queue in a worker thread, which waits while other tasks
 /// hold the RTNL lock.
-const QUEUE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const QUEUE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Length of the shortest frame: an Ethernet header.
 pub(super) const MIN_FRAME: usize = 14;
 /// Mask of the chunk offset in an address of unaligned chunks (`XSK_UNALIGNED_BUF_ADDR_MASK`).
@@ -108,6 +108,8 @@ pub(super) struct BindConfig {
     pub(super) receive: RingSize,
     /// Poll the NIC in system calls of the worker.
     pub(super) busy_poll: bool,
+    /// Time to wait for a queue that another socket holds.
+    pub(super) release_timeout: Duration,
 }
 
 /// Features that the kernel granted.
@@ -142,7 +144,8 @@ pub(super) fn bind_queues(
     for queue in 0..queues {
         let owner = bound.first().map(|b| &*b.socket);
         let try_with = |fragments, need_wakeup| {
-            let (bind_config, end) = (BindConfig { fragments, ..bind_config }, Instant::now() + QUEUE_RELEASE_TIMEOUT);
+            let (bind_config, end) =
+                (BindConfig { fragments, ..bind_config }, Instant::now() + bind_config.release_timeout);
             loop {
                 match open(interface, queue, memory, bind_config, need_wakeup, owner, shared) {
                     // The kernel frees a queue some time after its socket is closed (`xp_release_deferred`).
@@ -356,11 +359,6 @@ impl Socket {
             ("xdp_fill_ring_empty", s.rx_fill_ring_empty_descs.unwrap_or(0)),
             ("xdp_tx_ring_empty", s.tx_ring_empty_descs.unwrap_or(0)),
         ])
-    }
-
-    /// Returns the number of frames that the kernel dropped because the fill ring was empty.
-    pub(super) fn fill_ring_empty_drops(&self) -> u64 {
-        sockopt::xdp_statistics(&self.descriptor).ok().and_then(|s| s.rx_fill_ring_empty_descs).unwrap_or(0)
     }
 }
 

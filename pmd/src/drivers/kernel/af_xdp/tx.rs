@@ -45,6 +45,8 @@ pub(super) struct Sender {
     /// The kernel sets a flag when it needs a wakeup.
     need_wakeup: bool,
     done: Batch,
+    /// The packets that the kernel never took are counted.
+    unsent_counted: bool,
 }
 
 impl Sender {
@@ -57,7 +59,17 @@ impl Sender {
         need_wakeup: bool,
     ) -> Self {
         let counters = Arc::default();
-        Self { socket, rings, frames, counters, pool, fragments, need_wakeup, done: Batch::new() }
+        Self {
+            socket,
+            rings,
+            frames,
+            counters,
+            pool,
+            fragments,
+            need_wakeup,
+            done: Batch::new(),
+            unsent_counted: false,
+        }
     }
 
     /// Frees the packets that the kernel has sent.
@@ -115,10 +127,20 @@ impl Sender {
         }
     }
 
-    /// Counts the packets that the kernel never took, when the port stops.
-    pub(super) fn count_unsent(&mut self, lost: bool) {
-        let reason = if lost { DropReason::DeviceLost } else { DropReason::Stopping };
-        self.counters.drops.add(reason, self.rings.tx.pending().into());
+    /// Counts the packets that the kernel never took as dropped instead of sent, once.
+    pub(super) fn count_unsent(&mut self, reason: DropReason) {
+        if std::mem::replace(&mut self.unsent_counted, true) {
+            return;
+        }
+        let (mut packets, mut bytes) = (0, 0);
+        self.rings.tx.each_pending(|descriptor| {
+            packets += u64::from(descriptor.options & CONTINUED == 0);
+            bytes += u64::from(descriptor.len);
+        });
+        let counters = &self.counters;
+        counters.drops.add(reason, packets);
+        counters.packets.set(counters.packets.get().saturating_sub(packets));
+        counters.bytes.set(counters.bytes.get().saturating_sub(bytes));
     }
 
     /// Returns whether the kernel has sent everything.
@@ -359,8 +381,16 @@ impl TxDriver for Sender {
         self.kick();
     }
 
+    fn count_lost(&mut self) {
+        self.count_unsent(DropReason::DeviceLost);
+    }
+
     fn counters(&self) -> &Arc<QueueCounters> {
         &self.counters
+    }
+
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

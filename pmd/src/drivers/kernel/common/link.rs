@@ -14,6 +14,7 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
+const IFLA_STATS64: u16 = 23;
 const IFLA_XDP: u16 = 43;
 const IFLA_PARENT_DEV_NAME: u16 = 56;
 const IFLA_XDP_ATTACHED: u16 = 2;
@@ -48,6 +49,36 @@ pub(crate) struct Interface {
     pub(crate) tx_queues: u32,
     /// XDP program attached to the interface.
     pub(crate) xdp: Option<Xdp>,
+    /// Frames that the interface dropped since it exists.
+    pub(crate) dropped: Dropped,
+}
+
+/// Frames that an interface dropped (`struct rtnl_link_stats64`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dropped {
+    /// Received frames (`rx_dropped`).
+    pub(crate) rx: u64,
+    /// Frames to be sent (`tx_dropped`).
+    pub(crate) tx: u64,
+}
+
+impl Dropped {
+    /// Reads the attributes of an `RTM_NEWLINK` or `RTM_DELLINK` message.
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let statistics = Attributes::after_header(body, IFINFOMSG).find(IFLA_STATS64)?;
+        let number = |at: usize| Some(u64::from_ne_bytes(*statistics.get(at..)?.first_chunk()?));
+        Some(Self { rx: number(48)?, tx: number(56)? })
+    }
+
+    /// Returns the frames dropped since `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self { rx: self.rx.saturating_sub(before.rx), tx: self.tx.saturating_sub(before.tx) }
+    }
+
+    /// Returns the sum.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { rx: self.rx + other.rx, tx: self.tx + other.tx }
+    }
 }
 
 /// An XDP program as `RTM_GETLINK` reports it.
@@ -66,15 +97,10 @@ impl Interface {
         if name.is_empty() || name.len() > 15 {
             return Err(no_device("an interface name has 1 to 15 characters".into()));
         }
-        let mut body = ifinfomsg(0, 0, 0);
-        put(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
-        let mut found = None;
-        let asked = Netlink::route().and_then(|mut netlink| {
-            netlink.request(RTM_GETLINK, 0, &body, |kind, body| found = found.take().or(Self::read(kind, body)))
-        });
-        match (asked, found) {
-            (Ok(()), Some(found)) => Ok(found),
-            (Err(e), _) if e.raw_os_error() == Some(libc::ENODEV) => {
+        let asked = Netlink::route().and_then(|mut netlink| Self::request_name(name, &mut netlink));
+        match asked {
+            Ok(found) => Ok(found),
+            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {
                 let others = Self::all().unwrap_or_default();
                 let names: Vec<_> = others.iter().filter(|i| !i.loopback).map(|i| i.name.as_str()).collect();
                 Err(no_device(match names.as_slice() {
@@ -82,20 +108,38 @@ impl Interface {
                     names => format!("interfaces here: {}", names.join(", ")),
                 }))
             }
-            (asked, _) => Err(PortError::System {
+            Err(source) => Err(PortError::System {
                 driver,
                 device: name.to_owned(),
                 what: "looking up the interface".into(),
-                source: asked.err().unwrap_or_else(|| io::ErrorKind::InvalidData.into()),
+                source,
                 hint: String::new(),
             }),
         }
     }
 
+    fn request_name(name: &str, netlink: &mut Netlink) -> io::Result<Self> {
+        let mut body = ifinfomsg(0, 0, 0);
+        put(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+        let mut found = None;
+        netlink.request(RTM_GETLINK, 0, &body, |kind, body| found = found.take().or(Self::read(kind, body)))?;
+        found.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Reads the interface with this name. Returns `None` if it is not in the namespace of the socket.
+    pub(crate) fn by_name(name: &str, netlink: &mut Netlink) -> Option<Self> {
+        Self::request_name(name, netlink).ok()
+    }
+
     /// Reads the interface again by its index. Returns `None` if it is gone from the namespace of the socket.
     pub(crate) fn refresh(&self, netlink: &mut Netlink) -> Option<Self> {
+        Self::by_index(self.index, netlink)
+    }
+
+    /// Reads the interface with this index. Returns `None` if it is not in the namespace of the socket.
+    pub(crate) fn by_index(index: u32, netlink: &mut Netlink) -> Option<Self> {
         let mut found = None;
-        let body = ifinfomsg(self.index, 0, 0);
+        let body = ifinfomsg(index, 0, 0);
         netlink.request(RTM_GETLINK, 0, &body, |kind, body| found = found.take().or(Self::read(kind, body))).ok()?;
         found
     }
@@ -134,6 +178,7 @@ impl Interface {
             rx_queues: number(IFLA_NUM_RX_QUEUES).unwrap_or(1),
             tx_queues: number(IFLA_NUM_TX_QUEUES).unwrap_or(1),
             xdp,
+            dropped: Dropped::read(body).unwrap_or_default(),
         })
     }
 

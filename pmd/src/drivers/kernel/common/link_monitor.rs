@@ -1,8 +1,8 @@
-//! Monitors an interface: link state, MTU and removal.
+//! Monitors an interface: link state, address, MTU, name and removal.
 
 use std::io;
 
-use super::link::Interface;
+use super::link::{Dropped, Interface};
 use super::netlink::{Netlink, read_u32};
 use crate::port::{Link, LinkState, PortEvent};
 
@@ -19,6 +19,8 @@ pub(crate) struct LinkMonitor {
     interface: Interface,
     link: Link,
     lost: bool,
+    /// Frames that the interface had dropped at the start.
+    dropped_before: Dropped,
 }
 
 impl LinkMonitor {
@@ -30,7 +32,8 @@ impl LinkMonitor {
         let now = interface.refresh(&mut requests);
         let lost = now.is_none();
         let interface = now.unwrap_or_else(|| interface.clone());
-        Ok(Self { link: link_of(&interface), notifications, requests, interface, lost })
+        let dropped_before = interface.dropped;
+        Ok(Self { link: link_of(&interface), notifications, requests, interface, lost, dropped_before })
     }
 
     /// Returns the events since the last call: link changes and the loss of the device, which is reported
@@ -41,11 +44,21 @@ impl LinkMonitor {
         }
         let index = self.interface.index;
         let (mut events, mut gone) = (Vec::new(), false);
+        let mut last = None;
         let (link, interface) = (&mut self.link, &mut self.interface);
         let mut look = |now: Interface| {
             let now_link = link_of(&now);
             if now_link.state != link.state {
                 events.push(PortEvent::Link(now_link));
+            }
+            if now.mac != interface.mac {
+                events.extend(now.mac.map(PortEvent::Address));
+            }
+            if now.mtu != interface.mtu {
+                events.push(PortEvent::Mtu(now.mtu));
+            }
+            if now.name != interface.name {
+                tracing::info!("interface {} was renamed to {}; its port keeps it", interface.name, now.name);
             }
             *link = now_link;
             *interface = now;
@@ -57,6 +70,7 @@ impl LinkMonitor {
             // A bridge sends the same message, with family AF_BRIDGE, when a port leaves it.
             if kind == RTM_DELLINK && body.first() == Some(&0) {
                 gone = true;
+                last = Dropped::read(body);
             } else if body.first() == Some(&0)
                 && let Some(now) = Interface::read(kind, body)
             {
@@ -65,16 +79,13 @@ impl LinkMonitor {
         });
         if read.is_err() {
             // The kernel dropped notifications: read the interface's state instead.
-            match self.interface.refresh(&mut self.requests) {
-                Some(now) => {
-                    let now_link = link_of(&now);
-                    if now_link.state != self.link.state {
-                        events.push(PortEvent::Link(now_link));
-                    }
-                    (self.link, self.interface) = (now_link, now);
-                }
+            match Interface::by_index(index, &mut self.requests) {
+                Some(now) => look(now),
                 None => gone = true,
             }
+        }
+        if let Some(last) = last {
+            self.interface.dropped = last;
         }
         if gone {
             events.extend(self.mark_lost("was removed"));
@@ -89,6 +100,23 @@ impl LinkMonitor {
             self.link = Link::DOWN;
             PortEvent::Lost(format!("interface {} {how}", self.interface.name))
         })
+    }
+
+    /// Returns the frames that the interface has dropped since the monitor exists. After a loss, the kernel's last
+    /// message about the interface gives the numbers.
+    pub(crate) fn dropped(&mut self) -> Dropped {
+        if !self.lost
+            && let Some(now) = self.interface.refresh(&mut self.requests)
+        {
+            self.interface.dropped = now.dropped;
+        }
+        self.interface.dropped.since(self.dropped_before)
+    }
+
+    /// Counts dropped frames from now on.
+    pub(crate) fn forget_drops(&mut self) {
+        self.dropped();
+        self.dropped_before = self.interface.dropped;
     }
 
     /// Returns the MTU in bytes as of the last call of [`Self::events`].

@@ -10,6 +10,7 @@ pub(crate) mod ethtool;
 pub(crate) mod link;
 pub(crate) mod link_monitor;
 pub(crate) mod link_probe;
+pub(crate) mod namespace;
 pub(crate) mod netlink;
 pub(crate) mod promiscuous;
 pub(crate) mod routes;

@@ -63,6 +63,14 @@ impl TapQueue {
         set(OFFLOADS).map(|()| false)
     }
 
+    /// Returns whether the queue still belongs to a device. The device may be in another network namespace.
+    pub(super) fn has_device(&self) -> bool {
+        // SAFETY: `ifreq` consists of integers and a union of plain data, for which zero bytes are valid.
+        let mut request: libc::ifreq = unsafe { zeroed() };
+        // SAFETY: TUNGETIFF writes the name and flags of one `ifreq`. `request` is one and outlives the call.
+        unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNGETIFF, &raw mut request) == 0 }
+    }
+
     /// Attaches or detaches the queue. A device with detached queues only continues to exist.
     pub(super) fn set_enabled(&self, on: bool) -> io::Result<()> {
         // SAFETY: `ifreq` consists of integers and a union of plain data, for which zero bytes are valid.

@@ -4,17 +4,15 @@ use std::io;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use crate::drivers::kernel::common::netlink::{Attributes, IFINFOMSG, Netlink, ifinfomsg, put};
+use crate::drivers::kernel::common::netlink::{Netlink, ifinfomsg, put};
 use crate::port::MacAddress;
 
 const RTM_NEWLINK: u16 = 16;
-const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const NLM_F_CREATE_OR_REPLACE: u16 = 0x500;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_MTU: u16 = 4;
 const IFLA_TXQLEN: u16 = 13;
-const IFLA_STATS64: u16 = 23;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
@@ -83,20 +81,6 @@ impl Prefix {
     pub(super) fn is_ipv6(self) -> bool {
         self.address.is_ipv6()
     }
-}
-
-/// Returns the number of frames that the kernel dropped on the way to the port, since the interface exists.
-pub(super) fn tx_dropped(netlink: &mut Netlink, index: u32) -> u64 {
-    /// Offset of `tx_dropped` in `struct rtnl_link_stats64`.
-    const TX_DROPPED: usize = 56;
-    let mut dropped = 0;
-    let _ = netlink.request(RTM_GETLINK, 0, &ifinfomsg(index, 0, 0), |_, body| {
-        let statistics = Attributes::after_header(body, IFINFOMSG).find(IFLA_STATS64);
-        if let Some(value) = statistics.and_then(|s| s.get(TX_DROPPED..)?.first_chunk()) {
-            dropped = u64::from_ne_bytes(*value);
-        }
-    });
-    dropped
 }
 
 #[cfg(test)]

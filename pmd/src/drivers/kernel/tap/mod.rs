@@ -17,7 +17,7 @@
 //! complete.
 //!
 //! `superframes = "whole"` is for programs whose other ports can segment TCP (`TX_SEGMENT`): a superframe
-//! then passes as one packet. A port that cannot segment drops and counts it.
+//! then passes as one packet. Programs refuse to start if their packets may go to a port that cannot segment.
 
 mod device;
 mod interface;
@@ -32,8 +32,9 @@ use interface::{InterfaceConfig, Prefix};
 use rx::Receiver;
 use tx::Sender;
 
-use super::common::link::Interface;
+use super::common::link::{Dropped, Interface};
 use super::common::link_monitor::LinkMonitor;
+use super::common::namespace::Namespace;
 use super::common::netlink::Netlink;
 use super::common::vnet_hdr::VnetOffload;
 use super::common::{privilege_error, system_error};
@@ -42,6 +43,7 @@ use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, MacAddress, Offloads, PortConfig, PortError,
     PortEvent, PortSpec, Queues,
 };
+use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, Settings};
 
 const NAME: &str = "tap";
@@ -124,11 +126,38 @@ impl PortSpec for Options {
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
-        let (queue, name) = TapQueue::open(&self.device).map_err(|e| open_error(&self.device, e))?;
-        let failed = |what| {
-            let device = self.device.clone();
-            move |source| system_error(NAME, &device, what, source)
-        };
+        // An interface that the port creates has no other owner, so the port creates it again if it is deleted.
+        let created = matches!(Interface::find(&self.device, NAME), Err(PortError::NoDevice { .. }));
+        let opened = Opened::new(&self.device)?;
+        Ok(Box::new(TapDevice {
+            options: *self,
+            namespace: Namespace::current(),
+            created,
+            opened,
+            moved: false,
+            queues: Vec::new(),
+            dropped: Dropped::default(),
+        }))
+    }
+}
+
+/// An interface whose queues this process holds.
+struct Opened {
+    /// Keeps the interface while the port is stopped. In a single-queue device it is the only queue.
+    standby_queue: Option<TapQueue>,
+    multi_queue: bool,
+    /// True if UDP superframes may arrive.
+    udp: bool,
+    interface: Interface,
+    link_monitor: LinkMonitor,
+    netlink: Netlink,
+}
+
+impl Opened {
+    /// Opens the interface, and creates it if it does not exist.
+    fn new(device: &str) -> Result<Self, PortError> {
+        let (queue, name) = TapQueue::open(device).map_err(|e| open_error(device, e))?;
+        let failed = |what| move |source| system_error(NAME, device, what, source);
         let interface = Interface::find(&name, NAME)?;
         let link_monitor = LinkMonitor::new(&interface).map_err(failed("watching the interface"))?;
         let netlink = Netlink::route().map_err(failed("opening a netlink socket"))?;
@@ -139,17 +168,7 @@ impl PortSpec for Options {
             // receive frames.
             queue.set_enabled(false).map_err(failed("TUNSETQUEUE"))?;
         }
-        Ok(Box::new(TapDevice {
-            options: *self,
-            standby_queue: Some(queue),
-            multi_queue,
-            udp,
-            interface,
-            link_monitor,
-            netlink,
-            queues: Vec::new(),
-            dropped_before: 0,
-        }))
+        Ok(Self { standby_queue: Some(queue), multi_queue, udp, interface, link_monitor, netlink })
     }
 }
 
@@ -171,16 +190,15 @@ fn open_error(device: &str, error: io::Error) -> PortError {
 
 struct TapDevice {
     options: Options,
-    /// Keeps the interface while the port is stopped. In a single-queue device it is the only queue.
-    standby_queue: Option<TapQueue>,
-    multi_queue: bool,
-    /// True if UDP superframes may arrive.
-    udp: bool,
-    interface: Interface,
-    link_monitor: LinkMonitor,
-    netlink: Netlink,
+    namespace: Namespace,
+    /// The port created the interface.
+    created: bool,
+    opened: Opened,
+    /// The interface is in another network namespace, where its queues still work.
+    moved: bool,
     queues: Vec<Arc<TapQueue>>,
-    dropped_before: u64,
+    /// Frames that lost interfaces dropped.
+    dropped: Dropped,
 }
 
 impl TapDevice {
@@ -188,63 +206,42 @@ impl TapDevice {
         move |source| system_error(NAME, &self.options.device, what, source)
     }
 
-    /// Opens the queues of a started port.
-    fn open_queues(&mut self, count: u16) -> Result<Vec<Arc<TapQueue>>, PortError> {
-        if !self.multi_queue
-            && let Some(queue) = self.standby_queue.take()
-        {
-            return Ok(vec![Arc::new(queue)]);
-        }
-        let mut queues = Vec::new();
-        for _ in 0..count {
-            let (queue, _) = TapQueue::open(&self.interface.name).map_err(|e| open_error(&self.options.device, e))?;
-            queue.enable_offloads().map_err(self.system_error("TUNSETOFFLOAD"))?;
-            queues.push(Arc::new(queue));
-        }
-        Ok(queues)
+    /// Address of the port. The kernel's interface is the other host on this wire, so this end has another one.
+    fn address(&self) -> Option<MacAddress> {
+        self.opened.interface.mac.map(|mac| {
+            let mut here = mac;
+            here.0[0] |= 2;
+            here.0[5] ^= 1;
+            here
+        })
     }
-}
 
-impl Device for TapDevice {
-    fn capabilities(&self) -> Capabilities {
-        let max_queues = if self.multi_queue { MAX_QUEUES } else { 1 };
-        let mut notes = Vec::new();
-        if !self.multi_queue {
-            notes.push("one queue: the interface was created without `multi_queue`".to_owned());
+    /// Watches the interface again if it is back in the namespace.
+    fn find_moved(&mut self, events: &mut Vec<PortEvent>) {
+        let Some(now) = Interface::by_name(&self.opened.interface.name, &mut self.opened.netlink) else { return };
+        if now.mac != self.opened.interface.mac {
+            return;
         }
-        if !self.udp {
-            notes.push("no UDP superframes from the kernel (needs Linux 6.2)".to_owned());
-        }
-        Capabilities {
-            mode: format!(
-                "TAP interface {}, one frame per call, superframes from the kernel{}",
-                self.interface.name,
-                if self.options.keep_superframes { ", TCP superframes not segmented" } else { "" }
-            ),
-            notes,
-            // The kernel's interface is the other host on this wire, so this end has a different address.
-            mac: self.interface.mac.map(|mac| {
-                let mut here = mac;
-                here.0[0] |= 2;
-                here.0[5] ^= 1;
-                here
-            }),
-            max_rx_queues: max_queues,
-            max_tx_queues: max_queues,
-            offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
-            max_tx_segments: 1023,
-            can_wait: true,
-            kernel_punt: KernelPunt::Loopback,
-            ..Capabilities::plain(NAME, &self.options.device)
+        let watched = self.namespace.enter().and_then(|_inside| LinkMonitor::new(&now));
+        if let Ok(mut link_monitor) = watched {
+            events.push(PortEvent::Link(link_monitor.link()));
+            (self.opened.link_monitor, self.opened.interface, self.moved) = (link_monitor, now, false);
         }
     }
 
-    fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+    /// Number of frames that the kernel dropped on the way to the port.
+    fn kernel_drops(&mut self) -> u64 {
+        self.dropped.plus(self.opened.link_monitor.dropped()).tx
+    }
+
+    /// Sets the interface up and opens its queues.
+    fn start_queues(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let _inside = self.namespace.enter().map_err(self.system_error("entering the namespace of the interface"))?;
         let setup = InterfaceConfig { mtu: config.mtu, depth: config.depth, mac: self.options.mac };
-        let applied = setup.apply(&mut self.netlink, self.interface.index);
+        let applied = setup.apply(&mut self.opened.netlink, self.opened.interface.index);
         applied.map_err(self.system_error("setting MTU and state of the interface"))?;
         for prefix in self.options.addresses.clone() {
-            let added = prefix.add(&mut self.netlink, self.interface.index);
+            let added = prefix.add(&mut self.opened.netlink, self.opened.interface.index);
             added.map_err(|source| match source.raw_os_error() {
                 // A missing privilege is not the cause: the privileges sufficed to create the interface.
                 Some(libc::EACCES) if prefix.is_ipv6() => PortError::System {
@@ -252,15 +249,14 @@ impl Device for TapDevice {
                     device: self.options.device.clone(),
                     what: "adding an IPv6 address to the interface, on which IPv6 is disabled".to_owned(),
                     source,
-                    hint: format!("; `sysctl -w net.ipv6.conf.{}.disable_ipv6=0`", self.interface.name),
+                    hint: format!("; `sysctl -w net.ipv6.conf.{}.disable_ipv6=0`", self.opened.interface.name),
                 },
                 _ => system_error(NAME, &self.options.device, "adding an address to the interface", source),
             })?;
         }
-        if let Some(now) = self.interface.refresh(&mut self.netlink) {
-            self.interface = now;
+        if let Some(now) = self.opened.interface.refresh(&mut self.opened.netlink) {
+            self.opened.interface = now;
         }
-        self.dropped_before = interface::tx_dropped(&mut self.netlink, self.interface.index);
         // The kernel spreads frames over all open queues, so exactly the polled queues are open.
         self.queues = self.open_queues(config.rx_queues.max(1))?;
         let mut queues = Queues::default();
@@ -277,13 +273,86 @@ impl Device for TapDevice {
         Ok(queues)
     }
 
+    /// Opens the queues of a started port.
+    fn open_queues(&mut self, count: u16) -> Result<Vec<Arc<TapQueue>>, PortError> {
+        if !self.opened.multi_queue
+            && let Some(queue) = self.opened.standby_queue.take()
+        {
+            return Ok(vec![Arc::new(queue)]);
+        }
+        let mut queues = Vec::new();
+        for _ in 0..count {
+            let (queue, _) =
+                TapQueue::open(&self.opened.interface.name).map_err(|e| open_error(&self.options.device, e))?;
+            queue.enable_offloads().map_err(self.system_error("TUNSETOFFLOAD"))?;
+            queues.push(Arc::new(queue));
+        }
+        Ok(queues)
+    }
+}
+
+impl Device for TapDevice {
+    fn capabilities(&self) -> Capabilities {
+        let max_queues = if self.opened.multi_queue { MAX_QUEUES } else { 1 };
+        let mut notes = Vec::new();
+        if !self.opened.multi_queue {
+            notes.push("one queue: the interface was created without `multi_queue`".to_owned());
+        }
+        if !self.opened.udp {
+            notes.push("no UDP superframes from the kernel (needs Linux 6.2)".to_owned());
+        }
+        Capabilities {
+            mode: format!(
+                "TAP interface {}, one frame per call, superframes from the kernel{}",
+                self.opened.interface.name,
+                if self.options.keep_superframes { ", TCP superframes not segmented" } else { "" }
+            ),
+            notes,
+            mac: self.address(),
+            max_rx_queues: max_queues,
+            max_tx_queues: max_queues,
+            offloads: match self.options.keep_superframes {
+                true => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS).with(Offloads::RX_SUPERFRAMES),
+                false => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+            },
+            max_tx_segments: 1023,
+            can_wait: true,
+            kernel_punt: KernelPunt::Loopback,
+            ..Capabilities::plain(NAME, &self.options.device)
+        }
+    }
+
+    fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let queues = self.start_queues(config)?;
+        self.dropped = Dropped::default();
+        self.opened.link_monitor.forget_drops();
+        Ok(queues)
+    }
+
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
         drop(queues);
         let mut queues = std::mem::take(&mut self.queues);
-        if !self.multi_queue {
-            self.standby_queue = queues.pop().and_then(|queue| Arc::try_unwrap(queue).ok());
+        if !self.opened.multi_queue {
+            self.opened.standby_queue = queues.pop().and_then(|queue| Arc::try_unwrap(queue).ok());
         }
         Ok(())
+    }
+
+    fn can_return(&self) -> bool {
+        true
+    }
+
+    fn restart(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
+        let _inside = self.namespace.enter().map_err(self.system_error("entering the namespace of the interface"))?;
+        let name = self.opened.interface.name.clone();
+        if !self.created {
+            Interface::find(&name, NAME)?;
+        }
+        self.opened.standby_queue = None;
+        let dropped = self.dropped.plus(self.opened.link_monitor.dropped());
+        self.opened = Opened::new(&name)?;
+        self.dropped = dropped;
+        self.start_queues(config)
     }
 
     fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {
@@ -293,17 +362,43 @@ impl Device for TapDevice {
 
 impl DeviceLink for TapDevice {
     fn link(&mut self) -> Link {
-        self.link_monitor.link()
+        // The link of an interface in another namespace cannot be read; transmits say whether it is up.
+        if self.moved { Link::UP } else { self.opened.link_monitor.link() }
     }
 
     fn events(&mut self) -> Vec<PortEvent> {
-        self.link_monitor.events()
+        let mut events = self.opened.link_monitor.events();
+        let lost = events.pop_if(|event| matches!(event, PortEvent::Lost(_)));
+        if lost.is_some() || self.moved {
+            self.moved = self.queues.iter().any(|queue| queue.has_device());
+            if !self.moved {
+                let name = &self.opened.interface.name;
+                events.push(lost.unwrap_or_else(|| PortEvent::Lost(format!("interface {name} was removed"))));
+            } else if lost.is_some() {
+                tracing::info!(
+                    "interface {} left the network namespace; its port keeps it",
+                    self.opened.interface.name
+                );
+            } else {
+                self.find_moved(&mut events);
+            }
+        }
+        for event in &mut events {
+            if let PortEvent::Address(mac) = event {
+                self.opened.interface.mac = Some(*mac);
+                *mac = self.address().unwrap_or(*mac);
+            }
+        }
+        events
     }
 }
 
 impl DeviceStatistics for TapDevice {
     fn extra_statistics(&mut self) -> Vec<(&'static str, u64)> {
-        let dropped = interface::tx_dropped(&mut self.netlink, self.interface.index);
-        vec![("kernel_drops", dropped.saturating_sub(self.dropped_before))]
+        vec![("kernel_drops", self.kernel_drops())]
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        vec![(DropReason::RxFull, self.kernel_drops())]
     }
 }

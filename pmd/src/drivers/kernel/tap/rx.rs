@@ -75,6 +75,10 @@ impl RxDriver for Receiver {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         // The descriptor of a removed device is always ready.
         (self.pending == 0 && !self.removed).then(|| self.queue.as_fd())

@@ -117,6 +117,10 @@ impl TxDriver for Sender {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }

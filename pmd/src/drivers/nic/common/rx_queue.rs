@@ -229,6 +229,10 @@ impl<R: RxRing> RxDriver for NicRxQueue<R> {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         // The control thread waits for the worker, which therefore must not sleep.
         if self.handoff.needs_poll() { None } else { self.ring.as_mut()?.arm_interrupt() }

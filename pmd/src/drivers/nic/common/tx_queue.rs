@@ -332,6 +332,10 @@ impl<R: TxRing> TxDriver for NicTxQueue<R> {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }

@@ -132,6 +132,10 @@ impl RxDriver for Receiver {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         let rings = &mut self.rings;
         let descriptor = self.lanes[self.index].prepare_sleep(|| rings.iter_mut().any(|ring| !ring.packets.is_empty()));
@@ -256,6 +260,10 @@ impl TxDriver for Sender {
 
     fn counters(&self) -> &Arc<QueueCounters> {
         &self.counters
+    }
+
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

@@ -131,6 +131,10 @@ impl RxDriver for EmptySource {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }
@@ -221,6 +225,10 @@ impl RxDriver for Source {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }
@@ -241,6 +249,10 @@ impl TxDriver for Sink {
 
     fn counters(&self) -> &Arc<QueueCounters> {
         &self.counters
+    }
+
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

@@ -237,6 +237,10 @@ impl RxDriver for Source {
         &self.counters
     }
 
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }
@@ -323,6 +327,10 @@ impl TxDriver for Sink {
 
     fn counters(&self) -> &Arc<QueueCounters> {
         &self.counters
+    }
+
+    fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+        self.counters = counters;
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
