@@ -124,8 +124,58 @@ fn an_interface_that_is_not_there_is_named() {
         std::fs::write(&file, text).unwrap();
         let outcome = namespace.run(&[L2FWD, "--config", file.to_str().unwrap(), "--seconds", "1"]);
         assert_eq!(outcome.code, Some(1), "{driver}: {}", outcome.stderr);
-        assert!(outcome.stderr.contains("nosuch0"), "{driver}: {}", outcome.stderr);
+        assert_eq!(outcome.stderr.matches("nosuch0").count(), 1, "{driver}: {}", outcome.stderr);
     }
+}
+
+const ONE_VETH: &str = "[[port]]\nname = \"a\"\ndevice = \"a0\"\n[[port]]\nname = \"b\"\ndriver = \"null\"\n";
+
+#[test]
+fn auto_names_the_likely_cause_first_on_real_lines() {
+    require!(all Requirement::LAB, Requirement::Program("setpriv"));
+    let lab = Lab::new("autolines");
+    let namespace = lab.namespace("here");
+    lab.veth((&namespace, "a0"), (&namespace, "b0"));
+    let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
+    let (binary, config) = (folder.path().join("l2fwd"), folder.path().join("c.toml"));
+    std::fs::copy(L2FWD, &binary).unwrap();
+    std::fs::write(&config, ONE_VETH).unwrap();
+    std::fs::set_permissions(&config, mode(0o644)).unwrap();
+    let (binary, config) = (binary.to_str().unwrap(), config.to_str().unwrap());
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
+    let outcome = namespace.run(&[&nobody[..], &["--bounding-set=-all", binary, "--config", config]].concat());
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("\\n"), "no escaped line ends: {}", outcome.stderr);
+    let lines: Vec<&str> = outcome.stderr.lines().skip_while(|line| !line.starts_with("error: ")).collect();
+    assert_eq!(lines.len(), 4, "{lines:#?}");
+    assert!(lines[0].contains("c.toml:3:10: port[0].device: port 'a': no driver can open 'a0':"), "{}", lines[0]);
+    assert!(lines[1].starts_with("  af_xdp: a0: ") && lines[1].contains("CAP_NET"), "{}", lines[1]);
+    assert!(lines[2].starts_with("  af_packet: a0: ") && lines[2].contains("CAP_NET_RAW"), "{}", lines[2]);
+    assert_eq!(lines[3], "  mlx5, mana: the device is no port of a NIC of this driver");
+}
+
+#[test]
+fn auto_takes_a_driver_with_enough_queues() {
+    require!(all Requirement::LAB);
+    let lab = Lab::new("autoqueues");
+    let namespace = lab.namespace("here");
+    lab.veth((&namespace, "a0"), (&namespace, "b0"));
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("c.toml");
+    let run = |text: &str, more: &[&str]| {
+        std::fs::write(&config, text).unwrap();
+        let outcome = namespace.run(&[&[L2FWD, "--config", config.to_str().unwrap(), "--seconds", "0.1"], more].concat());
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        outcome.stderr
+    };
+    let log = run(&ONE_VETH.replacen("a0\"", "a0\"\nqueues = 2", 1), &[]);
+    assert!(log.contains("auto took af_packet"), "{log}");
+    assert!(log.contains("`ethtool -L a0 combined 2`"), "{log}");
+    // A virtual interface is no port of a NIC, so the drivers of NICs are worth a line for developers only.
+    let log = run(ONE_VETH, &[]);
+    assert!(log.contains("auto took af_xdp") && !log.contains("mlx5") && !log.contains("mana"), "{log}");
+    let log = run(ONE_VETH, &["--verbose"]);
+    assert!(log.contains("DEBUG") && log.contains("auto passed over mlx5"), "{log}");
 }
 
 #[test]

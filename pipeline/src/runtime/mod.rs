@@ -12,7 +12,7 @@ use std::thread;
 use crossbeam_queue::ArrayQueue;
 use wirepath_flow::Rule;
 use wirepath_packet::{Batch, Pool, PoolError};
-use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::drivers::{KeySpans, PortSettings};
 use wirepath_pmd::port::{
     Capabilities, ConfiguredPort, KernelRule, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
 };
@@ -41,19 +41,18 @@ const MAX_PORTS: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     /// A port could not be opened or configured. The text includes the position in the configuration.
-    #[error("{error}")]
+    #[error("{at}: {source}")]
     Open {
-        /// The error, with its position in the configuration.
-        error: ConfigError,
-        /// True if the configuration asks for more than the device has, so that only a different
-        /// configuration helps.
-        unsupported: bool,
+        /// Name of the port, with the position of the value that it refused.
+        at: ConfigError,
+        /// The cause.
+        source: Box<PortError>,
     },
     /// A port could not be started.
-    #[error("port '{port}': {source}")]
+    #[error("{at}: {source}")]
     Start {
-        /// Name of the port.
-        port: String,
+        /// Name of the port, with the position of the value that it refused.
+        at: ConfigError,
         /// The cause.
         source: Box<PortError>,
     },
@@ -103,7 +102,8 @@ impl RuntimeError {
     /// run time.
     pub fn is_configuration(&self) -> bool {
         match self {
-            Self::Open { unsupported, .. } => *unsupported,
+            // The configuration asks for more than the device has, so only a different configuration helps.
+            Self::Open { source, .. } => matches!(**source, PortError::Unsupported { .. }),
             Self::NoPorts
             | Self::TooManyPorts(_)
             | Self::NoWorkers
@@ -157,6 +157,8 @@ pub struct Runtime {
     config: RuntimeConfig,
     ports: Vec<ConfiguredPort>,
     info: Vec<PortInfo>,
+    /// Positions of the ports' keys in the configuration.
+    spans: Vec<KeySpans>,
     domain: Domain,
     pools: Vec<Pool>,
     capture: bool,
@@ -176,12 +178,12 @@ impl Runtime {
         }
         check_cores(&config.workers)?;
         let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
-        let (mut configured, mut info) = (Vec::new(), Vec::new());
+        let (mut configured, mut info, mut spans) = (Vec::new(), Vec::new(), Vec::new());
         for (id, settings) in ports.into_iter().enumerate() {
             let PortSettings { name, plan, queues, depth, mtu, promiscuous, key_spans, .. } = settings;
-            let at = |error: PortError| RuntimeError::Open {
-                unsupported: matches!(error, PortError::Unsupported { .. }),
-                error: key_spans.of_error(&error).error(format!("port '{name}': {error}")),
+            let at = |error| {
+                let (at, source) = position(&key_spans, &name, error);
+                RuntimeError::Open { at, source }
             };
             let port = OpenPort::open(name.clone(), plan).map_err(at)?;
             let capabilities = port.capabilities();
@@ -205,6 +207,7 @@ impl Runtime {
                 pool: pool.clone(),
             };
             configured.push(port.configure(port_config).map_err(at)?);
+            spans.push(key_spans);
             info.push(PortInfo {
                 id: PortId::new(id as u16),
                 name,
@@ -220,7 +223,7 @@ impl Runtime {
             return Err(RuntimeError::IdleWorkers { workers: config.workers.len(), queues });
         }
         let pools = pools.into_iter().map(|(_, pool)| pool).collect();
-        Ok(Self { config, ports: configured, info, domain: Domain::new(), pools, capture: false })
+        Ok(Self { config, ports: configured, info, spans, domain: Domain::new(), pools, capture: false })
     }
 
     /// Returns the ports in configuration order. The index of a port is its number.
@@ -258,12 +261,8 @@ impl Runtime {
     /// action `kernel`.
     pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<Vec<KernelRule>>, RuntimeError> {
         let mut all = Vec::with_capacity(self.ports.len());
-        for (port, info) in self.ports.iter_mut().zip(&self.info) {
-            let name = &info.name;
-            all.push(
-                port.set_rules(rules)
-                    .map_err(|source| RuntimeError::Start { port: name.clone(), source: Box::new(source) })?,
-            );
+        for ((port, info), spans) in self.ports.iter_mut().zip(&self.info).zip(&self.spans) {
+            all.push(port.set_rules(rules).map_err(|error| not_started(spans, &info.name, error))?);
         }
         Ok(all)
     }
@@ -292,7 +291,7 @@ impl Runtime {
 
         let mut ports = Vec::with_capacity(self.ports.len());
         let (mut rx, mut tx) = (Vec::new(), Vec::new());
-        for (port, info) in self.ports.into_iter().zip(&self.info) {
+        for ((port, info), spans) in self.ports.into_iter().zip(&self.info).zip(&self.spans) {
             match port.start() {
                 Ok(started) => {
                     let capabilities = started.port.capabilities();
@@ -316,7 +315,7 @@ impl Runtime {
                 }
                 Err(error) => {
                     stop_ports(ports, rx.into_iter().flatten().collect(), tx.into_iter().flatten().collect());
-                    return Err(RuntimeError::Start { port: info.name.clone(), source: Box::new(error) });
+                    return Err(not_started(spans, &info.name, error));
                 }
             }
         }
@@ -395,6 +394,16 @@ impl Runtime {
         running.run(control, options);
         Ok(running.stop(control))
     }
+}
+
+/// Returns the position of the value that a port refused, and the error.
+fn position(spans: &KeySpans, name: &str, error: PortError) -> (ConfigError, Box<PortError>) {
+    (spans.of_error(&error).error(format!("port '{name}'")), Box::new(error))
+}
+
+fn not_started(spans: &KeySpans, name: &str, error: PortError) -> RuntimeError {
+    let (at, source) = position(spans, name, error);
+    RuntimeError::Start { at, source }
 }
 
 /// Rejects cores that the program may not use, before anything is started.

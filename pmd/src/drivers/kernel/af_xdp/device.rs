@@ -470,6 +470,18 @@ impl Device for AfXdpDevice {
         }
     }
 
+    fn check(&mut self, config: &PortConfig) -> Result<(), PortError> {
+        let (wanted, device) = (config.rx_queues.max(config.tx_queues), &self.options.device);
+        config.check(&self.capabilities()).map_err(|error| match error {
+            // Each socket is bound to a queue of the interface.
+            PortError::Unsupported { driver, resource, requested, min, max, .. } if resource.ends_with("queues") => {
+                let hint = format!("; {device} may have more after `ethtool -L {device} combined {wanted}`");
+                PortError::Unsupported { driver, resource, requested, min, max, hint }
+            }
+            other => other,
+        })
+    }
+
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
         let mut notes = Vec::new();
         self.check_interface(config, &mut notes)?;
