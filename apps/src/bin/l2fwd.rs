@@ -15,15 +15,21 @@ use wirepath_settings::Source;
 /// Without --config a demonstration runs for ten seconds: two ports generate frames and discard the frames
 /// that they send. It needs no privileges.
 #[derive(Debug, Parser)]
-#[command(name = "l2fwd", version, after_help = AFTER_HELP)]
+#[command(name = "l2fwd", version, term_width = cli::HELP_WIDTH, after_help = AFTER_HELP)]
 struct Arguments {
     /// Configuration file (TOML); see below
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the configuration without opening anything
-    #[arg(long, requires = "config")]
-    check: bool,
+    /// Check the configuration, and whether this machine has what it asks for, without starting anything
+    ///
+    /// --check=file checks the configuration only, for use on another machine. The exit code is 2 if the start would
+    /// be refused.
+    #[arg(
+        long, requires = "config", value_name = "SCOPE", num_args = 0..=1, require_equals = true,
+        default_missing_value = "machine"
+    )]
+    check: Option<cli::CheckScope>,
 
     /// Stop after this time [default: 10 in the demonstration, otherwise never]
     #[arg(short, long, value_name = "N", value_parser = seconds)]
@@ -79,8 +85,11 @@ fn main() -> ExitCode {
             None => Source::new("demonstration", DEMONSTRATION),
         };
         let config = Config::read(&source)?;
-        if arguments.check {
-            return cli::print_check(&[("ports", config.ports.len())], arguments.common.json);
+        if let Some(scope) = arguments.check {
+            let counts = [("ports", config.ports.len())];
+            let on_machine = scope == cli::CheckScope::Machine;
+            let machine = on_machine.then(|| cli::MachineCheck::run(config.ports, &config.runtime));
+            return cli::report_check(&counts, machine.as_ref(), &[], arguments.common.json);
         }
         let live = !arguments.common.json && !arguments.common.quiet;
         if arguments.config.is_none() && live {

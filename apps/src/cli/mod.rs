@@ -27,6 +27,7 @@
 //! }
 //! ```
 
+mod check;
 mod cpu;
 mod failure;
 mod output;
@@ -35,9 +36,10 @@ mod stop;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+pub use check::{CheckScope, CheckedPort, MachineCheck, report_check};
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
-pub use output::{Rate, Table, print, print_check, print_json};
+pub use output::{Rate, Table, print, print_json};
 pub use stop::Stop;
 use tracing_subscriber::EnvFilter;
 
@@ -57,6 +59,10 @@ pub fn main_unchecked(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
         }
     }
 }
+
+/// Width of help texts in columns. It does not depend on the terminal, because a wrapped example could not be pasted.
+/// Lines of examples must be shorter.
+pub const HELP_WIDTH: usize = 100;
 
 /// Options of every program.
 #[derive(Clone, Debug, Default, clap::Args)]

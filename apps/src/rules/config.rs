@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use wirepath_flow::rule_file::{self, FileFormat, FileRule};
-use wirepath_flow::{Ports, Rule, list_from_settings};
+use wirepath_flow::{Action, Field, MaskedValue, Ports, Rule, list_from_settings};
 use wirepath_packet::PortId;
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_settings::{ConfigError, Settings, Source, Span};
@@ -56,22 +56,45 @@ pub fn port_names(ports: &[PortSettings]) -> Vec<(&str, PortId)> {
 }
 
 impl RuleSettings {
-    /// Reads the rules from a configuration's top-level table. The first invalid rule is an error.
-    pub fn read(top: &Settings<'_>, ports: &[PortSettings]) -> Result<Self, ConfigError> {
-        let names = port_names(ports);
+    /// Reads the rules from a configuration's top-level table. `ports` are the names of the ports, in order. The errors
+    /// of all invalid rules are recorded, and one of them is returned.
+    pub fn read(top: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
+        let names: Vec<(&str, PortId)> =
+            ports.iter().zip(0..).map(|(name, id)| (name.as_str(), PortId::new(id))).collect();
         let mut settings = Self::default();
+        let paths = paths(top);
+        let mut failed = None;
         for listed in list_from_settings(top, Ports(&names))? {
-            settings.entries.push(Entry { span: listed.span, rule: listed.rule? });
+            match top.collect(listed.rule) {
+                Ok(rule) => settings.entries.push(Entry { span: listed.span, rule }),
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
         settings.config_count = settings.entries.len();
-        (settings.file, settings.socket, settings.hardware) = paths(top)?;
-        settings.entries.extend(settings.read_file(&names)?);
-        Ok(settings)
+        (settings.file, settings.socket, settings.hardware) = paths?;
+        settings.entries.extend(top.collect(settings.read_file(&names))?);
+        failed.map_or(Ok(settings), Err)
     }
 
     /// Returns whether there are no rules and no file or socket that could add some.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.file.is_none() && self.socket.is_none()
+    }
+
+    /// Returns whether a rule names the port, in its pattern or as the target of `redirect` or `mirror`.
+    pub fn use_port(&self, port: PortId) -> bool {
+        let exact = MaskedValue::exact(port.number().into(), 16);
+        let matches = |rule: &Rule| {
+            rule.pattern()
+                .iter()
+                .any(|item| item.fields().iter().any(|(field, value)| *field == Field::PortId && *value == exact))
+        };
+        let sends = |rule: &Rule| {
+            rule.actions()
+                .iter()
+                .any(|action| matches!(action, Action::Redirect(to) | Action::Mirror(to) if *to == port))
+        };
+        self.entries.iter().any(|entry| matches(&entry.rule) || sends(&entry.rule))
     }
 
     /// Reads the rule file again. Returns no rules if there is no file.
@@ -94,7 +117,13 @@ impl RuleSettings {
 
 /// Reads the file, the socket and the use of hardware from the table `[rules]`.
 fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>, Hardware), ConfigError> {
-    let Some(table) = top.table("rules")? else { return Ok((None, None, Hardware::default())) };
+    match top.table("rules")? {
+        Some(table) => table.complete(rules_table),
+        None => Ok((None, None, Hardware::default())),
+    }
+}
+
+fn rules_table(table: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>, Hardware), ConfigError> {
     let path = |key: &'static str, what: &str| {
         let span = table.span(key);
         let beside = std::path::Path::new(span.file()).parent().unwrap_or_else(|| "".as_ref());
@@ -103,17 +132,9 @@ fn paths(top: &Settings<'_>) -> Result<(Option<PathBuf>, Option<PathBuf>, Hardwa
             path => Ok(path.map(|path| beside.join(path))),
         }
     };
-    let hardware = match table.get::<String>("hardware")?.as_deref() {
-        None | Some("auto") => Hardware::Auto,
-        Some("off") => Hardware::Off,
-        Some(other) => {
-            let message = format!("found \"{other}\", expected \"auto\" or \"off\"");
-            return Err(table.span("hardware").error(message));
-        }
-    };
-    let paths = (path("file", "a file of rules")?, path("socket", "a socket")?, hardware);
-    table.finish()?;
-    Ok(paths)
+    let hardware = table.choice("hardware", &[("auto", Hardware::Auto), ("off", Hardware::Off)])?.unwrap_or_default();
+    let (file, socket) = (path("file", "a file of rules"), path("socket", "a socket"));
+    Ok((file?, socket?, hardware))
 }
 
 #[cfg(test)]
@@ -129,9 +150,7 @@ mod tests {
         std::fs::write(&config, format!("{PORTS}{text}")).unwrap();
         let source = Source::load(&config).unwrap();
         let document = source.parse().unwrap();
-        let top = document.settings();
-        let ports = RuntimeConfig::ports_from_settings(&top).unwrap();
-        RuleSettings::read(&top, &ports).map_err(|error| error.to_string())
+        document.read(|top| RuleSettings::read(top, &RuntimeConfig::port_names(top))).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -160,7 +179,9 @@ mod tests {
         let error = read(folder.path(), "[rules]\nfiel = 'acl.rules'\n").unwrap_err();
         assert!(error.contains("did you mean \"file\"?"), "{error}");
         assert!(
-            read(folder.path(), "[rules]\nhardware = 'on'\n").unwrap_err().contains("expected \"auto\" or \"off\"")
+            read(folder.path(), "[rules]\nhardware = 'on'\n")
+                .unwrap_err()
+                .contains("expected one of \"auto\", \"off\"")
         );
         assert!(read(folder.path(), "[rules]\nfile = ''\n").unwrap_err().contains("expected the path"));
     }

@@ -139,19 +139,23 @@ impl<C: Control> ControlWithRules<C> {
 
     /// Logs where a rule runs, unless it simply runs in the workers.
     fn log(&self, id: RuleId, rule: &Rule) {
+        let names = names(&self.names);
         for (port, placement) in self.rules.placement(id) {
             let (name, word) = (&self.names[port.index()], placement.name());
             let why = placement.why().map(|why| format!(" ({why})")).unwrap_or_default();
-            tracing::info!("port {name}: {word}{why}: {rule}");
+            tracing::info!("port {name}: {word}{why}: {}", rule.named(Ports(&names)));
         }
         for (port, location) in self.rules.locations(id).ports {
             let name = &self.names[port.index()];
             match location {
                 RuleLocation::Software => {}
-                RuleLocation::Xdp => tracing::info!("port {name}: decided in the XDP program: {rule}"),
+                RuleLocation::Xdp => {
+                    tracing::info!("port {name}: decided in the XDP program: {}", rule.named(Ports(&names)));
+                }
                 RuleLocation::Injected(why) => {
                     tracing::info!(
-                        "port {name}: decided in software, packets are given to the kernel one by one ({why}): {rule}"
+                        "port {name}: decided in software, packets are given to the kernel one by one ({why}): {}",
+                        rule.named(Ports(&names))
                     );
                 }
             }
@@ -191,10 +195,12 @@ impl<C: Control> ControlWithRules<C> {
         match request {
             Request::List => {
                 self.read_counters(plane);
+                let names = names(&self.names);
                 let rule = |it: &ActiveRule| {
                     json!({
                         "id": it.id.number(),
                         "rule": it.rule.to_string(),
+                        "text": it.rule.named(Ports(&names)).to_string(),
                         "packets": it.counters.packets,
                         "bytes": it.counters.bytes,
                         "ports": self.placements_json(it.id),
@@ -250,8 +256,10 @@ impl<C: Control> ControlWithRules<C> {
             return String::new();
         }
         let mut table = Table::new(["PACKETS", "BYTES", "RULE"]);
+        let names = names(&self.names);
         for it in &self.latest {
-            table.row([it.counters.packets.to_string(), it.counters.bytes.to_string(), it.rule.to_string()]);
+            let rule = it.rule.named(Ports(&names)).to_string();
+            table.row([it.counters.packets.to_string(), it.counters.bytes.to_string(), rule]);
         }
         table.to_string()
     }
@@ -265,6 +273,7 @@ impl<C: Control> ControlWithRules<C> {
         let time = (elapsed - self.shown_at).max(1e-9);
         let mut text = String::new();
         let mut more = 0;
+        let names = names(&self.names);
         for it in &self.latest {
             let before = self.shown.get(&it.id).copied().unwrap_or(0);
             let new = it.counters.packets.saturating_sub(before);
@@ -275,7 +284,7 @@ impl<C: Control> ControlWithRules<C> {
                 more += 1;
                 continue;
             }
-            text += &format!("         {}pps  {}\n", Rate(new as f64 / time), it.rule);
+            text += &format!("         {}pps  {}\n", Rate(new as f64 / time), it.rule.named(Ports(&names)));
         }
         if more > 0 {
             text += &format!("         and {more} rules more\n");
@@ -355,12 +364,14 @@ impl<C: Control> Control for ControlWithRules<C> {
         self.rules.disable_hardware(plane);
     }
 
-    /// Adds `rules` to the program's own summary: for each rule its text, where it runs, `packets` and
-    /// `bytes`.
+    /// Adds `rules` to the program's own summary: for each rule `rule` (with port numbers), `text` (with port names),
+    /// where it runs, `packets` and `bytes`.
     fn summary(&mut self) -> Option<Value> {
+        let names = names(&self.names);
         let rule = |(it, ports): (&ActiveRule, &Vec<Value>)| {
             json!({
                 "rule": it.rule.to_string(),
+                "text": it.rule.named(Ports(&names)).to_string(),
                 "packets": it.counters.packets,
                 "bytes": it.counters.bytes,
                 "ports": ports,

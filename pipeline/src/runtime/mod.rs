@@ -12,11 +12,11 @@ use std::thread;
 use crossbeam_queue::ArrayQueue;
 use wirepath_flow::Rule;
 use wirepath_packet::{Batch, Pool, PoolError};
-use wirepath_pmd::drivers::{KeySpans, PortSettings};
+use wirepath_pmd::drivers::{self, KeySpans, PortSettings};
 use wirepath_pmd::port::{
     Capabilities, ConfiguredPort, KernelRule, MacAddress, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
 };
-use wirepath_settings::ConfigError;
+use wirepath_settings::{ConfigError, Span};
 
 pub use config::{HugePages, RuntimeConfig};
 pub use control::{Control, ControlPlane};
@@ -70,22 +70,27 @@ pub enum RuntimeError {
     NoWorkers,
     /// More workers than receive queues.
     #[error(
-        "{workers} workers, but the ports have only {queues} receive queues; give a port more queues, or name fewer \
-         cores in [workers]"
+        "{}{workers} workers, but the ports have only {queues} receive queues; give a port more queues, or name fewer \
+         cores in [workers]",
+        at(.position)
     )]
     IdleWorkers {
         /// Number of workers.
         workers: usize,
         /// Number of receive queues of all ports.
         queues: usize,
+        /// Position of the first core that is too many, if it comes from a configuration.
+        position: Option<Span>,
     },
     /// A core that the program may not use.
-    #[error("core {core} cannot be used; this program may run on {}", list(.allowed))]
+    #[error("{}core {core} cannot be used; this program may run on {}", at(.position), list(.allowed))]
     NoCore {
         /// The configured core.
         core: usize,
         /// The cores that the program may use.
         allowed: Vec<usize>,
+        /// Position of the core in the configuration, if it comes from one.
+        position: Option<Span>,
     },
     /// The operating system did not provide a descriptor or a thread.
     #[error("{what}: {source}")]
@@ -112,6 +117,11 @@ impl RuntimeError {
             Self::Start { .. } | Self::Memory(_) | Self::System { .. } => false,
         }
     }
+}
+
+/// Returns a position as the beginning of a message.
+fn at(position: &Option<Span>) -> String {
+    position.as_ref().map_or_else(String::new, |position| format!("{position}: "))
 }
 
 fn list(cores: &[usize]) -> String {
@@ -176,9 +186,10 @@ impl Runtime {
         if config.workers.is_empty() {
             return Err(RuntimeError::NoWorkers);
         }
-        check_cores(&config.workers)?;
+        config.check_cores()?;
         let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
         let (mut configured, mut info, mut spans) = (Vec::new(), Vec::new(), Vec::new());
+        let share = config.buffers / ports.len() as u32;
         for (id, settings) in ports.into_iter().enumerate() {
             let PortSettings { name, plan, queues, depth, mtu, promiscuous, key_spans, .. } = settings;
             let at = |error| {
@@ -188,6 +199,9 @@ impl Runtime {
             let port = OpenPort::open(name.clone(), plan).map_err(at)?;
             let capabilities = port.capabilities();
             let node = capabilities.numa_node;
+            let entries = depth.saturating_mul(queues.into());
+            let (mtu, why) = drivers::choose_mtu(mtu, &capabilities, entries, share);
+            tracing::info!("port {name}: MTU {mtu}, {why}");
             let pool = match pools.iter().find(|(of, _)| *of == node) {
                 Some((_, pool)) => pool.clone(),
                 None => {
@@ -219,9 +233,7 @@ impl Runtime {
             });
         }
         let queues: usize = info.iter().map(|port| usize::from(port.queues)).sum();
-        if config.workers.len() > queues && !config.workers_without_queues {
-            return Err(RuntimeError::IdleWorkers { workers: config.workers.len(), queues });
-        }
+        config.check_queues(queues)?;
         let pools = pools.into_iter().map(|(_, pool)| pool).collect();
         Ok(Self { config, ports: configured, info, spans, domain: Domain::new(), pools, capture: false })
     }
@@ -404,16 +416,6 @@ fn position(spans: &KeySpans, name: &str, error: PortError) -> (ConfigError, Box
 fn not_started(spans: &KeySpans, name: &str, error: PortError) -> RuntimeError {
     let (at, source) = position(spans, name, error);
     RuntimeError::Start { at, source }
-}
-
-/// Rejects cores that the program may not use, before anything is started.
-fn check_cores(workers: &[Option<usize>]) -> Result<(), RuntimeError> {
-    let Some(allowed) = core_affinity::get_core_ids() else { return Ok(()) };
-    let allowed: Vec<usize> = allowed.into_iter().map(|core| core.id).collect();
-    match workers.iter().flatten().find(|core| !allowed.contains(core)) {
-        Some(&core) => Err(RuntimeError::NoCore { core, allowed }),
-        None => Ok(()),
-    }
 }
 
 /// Returns the worker of a receive queue, by the queue's number over all ports.

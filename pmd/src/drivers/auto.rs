@@ -155,7 +155,7 @@ fn tried(driver: &'static str, error: &PortError) -> TriedDriver {
         }
         _ => false,
     };
-    TriedDriver { driver, error: error.to_string(), is_foreign }
+    TriedDriver { driver, error: error.to_string(), is_foreign, is_privilege: error.is_privilege() }
 }
 
 /// Returns whether another program, or another port of this one, uses the interface's queues.

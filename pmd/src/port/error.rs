@@ -97,6 +97,8 @@ pub struct TriedDriver {
     pub error: String,
     /// True if the device is of another kind than those of the driver, as an interface without an RDMA device is.
     pub is_foreign: bool,
+    /// True if only a privilege is missing.
+    pub is_privilege: bool,
 }
 
 /// Lists the errors of drivers, one on each line. The most likely cause comes first: the error of a driver whose kind
@@ -115,6 +117,18 @@ fn list_tried(tried: &[TriedDriver]) -> String {
 }
 
 impl PortError {
+    /// True if only a privilege is missing.
+    pub fn is_privilege(&self) -> bool {
+        match self {
+            Self::Privilege { .. } => true,
+            Self::NoDriver { tried, .. } => {
+                let mut own = tried.iter().filter(|tried| !tried.is_foreign).peekable();
+                own.peek().is_some() && own.all(|tried| tried.is_privilege)
+            }
+            _ => false,
+        }
+    }
+
     /// Key of a port's table that caused the error.
     pub fn key(&self) -> &'static str {
         match self {

@@ -453,6 +453,7 @@ impl Device for AfXdpDevice {
             mode,
             notes,
             mac: self.interface.mac,
+            mtu: Some(self.interface.mtu),
             max_rx_queues: rx.try_into().unwrap_or(u16::MAX),
             max_tx_queues: rx.min(tx).try_into().unwrap_or(u16::MAX),
             max_mtu: if fragments {
