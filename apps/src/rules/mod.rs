@@ -2,6 +2,7 @@
 
 mod config;
 mod control;
+pub mod engine;
 mod gateway;
 mod socket;
 

@@ -1,6 +1,6 @@
 //! Values of all fields of the rule language in frames of every header stack, compared with tshark.
 
-#[path = "../../wire/tests/common/stacks.rs"]
+#[path = "../../wire/tests/wire/stacks.rs"]
 mod stacks;
 
 use fastrand::Rng;

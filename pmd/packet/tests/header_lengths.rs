@@ -1,6 +1,6 @@
 //! Conversion of parsed headers to the header lengths of packet metadata, for random header stacks.
 
-#[path = "../../wire/tests/common/stacks.rs"]
+#[path = "../../wire/tests/wire/stacks.rs"]
 mod stacks;
 
 use fastrand::Rng;

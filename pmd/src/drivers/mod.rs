@@ -55,6 +55,12 @@ pub trait Driver: Sync {
         false
     }
 
+    /// Returns settings that select each receive mode and each transmit mode at least once, as TOML keys of the
+    /// driver's table. Tests run in every mode.
+    fn modes(&self) -> &'static [&'static str] {
+        &[""]
+    }
+
     /// Checks the settings of a port without touching the device.
     ///
     /// `device` is the configured device. `settings` is the table that is named after the driver, or an empty one. The

@@ -14,19 +14,11 @@ use crate::emulated::{
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::{Batch, Packet, Pool, PtypeL3, PtypeL4};
+use wirepath_pmd::drivers::nic::mlx5::MODES;
 use wirepath_pmd::port::{Offloads, OpenPort, StartedPort};
 use wirepath_testlab::{Requirement, eventually, require};
 
 const RDMA: Requirement = Requirement::File("/etc/libibverbs.d/mlx5.driver");
-
-/// Settings for every receive mode and every transmit mode.
-const MODES: &[&str] = &[
-    "cqe_compression = 'off'",
-    "cqe_compression = 'hash'\nmulti_packet = false",
-    "cqe_compression = 'checksum'\ntx_inline = 300",
-    "rx_mode = 'striding'\ncqe_compression = 'off'\nmin_inline = '18'",
-    "rx_mode = 'striding'\ncqe_compression = 'stride'",
-];
 
 const MLX5: EmulatedNic = EmulatedNic { driver: "mlx5", device: "mlx50", modes: MODES };
 

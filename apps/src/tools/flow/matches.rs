@@ -5,13 +5,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use wirepath_flow::Direction;
-use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::{Packet, Pool};
-use wirepath_pipeline::epoch::Domain;
-use wirepath_pipeline::rules::{Environment, Outcome, RuleId, RuleLimits, RuleLookup, RuleTable, Timeouts, Toeplitz};
+use wirepath_packet::{Packet, Pool, PortId};
+use wirepath_pipeline::rules::Outcome;
 use wirepath_pmd::drivers::r#virtual::pcap::{FileError, Format, MAX_FRAME, Precision, Reader, Writer};
-use wirepath_wire::{Parser, Tunnels};
+use wirepath_wire::Tunnels;
 
 use super::MatchArguments;
 use super::check::report_errors;
@@ -19,6 +17,7 @@ use super::input::{self, Input, Program};
 use crate::cli::{Failure, Table, print, print_json};
 use crate::l2fwd::Mode;
 use crate::rules::Entry;
+use crate::rules::engine::{RuleEngine, RuleHit, frame_bytes};
 
 pub(super) fn run(arguments: &MatchArguments, json: bool) -> Result<(), Failure> {
     let input = input::read(&arguments.config.input())?;
@@ -45,8 +44,8 @@ pub(super) fn run(arguments: &MatchArguments, json: bool) -> Result<(), Failure>
         if json {
             packets.push(json!({
                 "packet": number,
-                "rule": result.rule.map(|rule| replay.rule_index(rule)),
-                "egress_rule": result.egress_rule.map(|rule| replay.rule_index(rule)),
+                "rule": result.rule,
+                "egress_rule": result.egress_rule,
                 "outcome": result.outcome,
             }));
         } else if !arguments.summary {
@@ -83,26 +82,20 @@ struct OutputPacket {
 
 /// Result of the rules for one packet.
 struct MatchResult {
-    rule: Option<RuleId>,
-    egress_rule: Option<RuleId>,
+    /// Index of the matching ingress rule.
+    rule: Option<usize>,
+    /// Index of the matching egress rule.
+    egress_rule: Option<usize>,
     /// Effects of the rules as text, separated by semicolons.
     outcome: String,
     outputs: Vec<OutputPacket>,
 }
 
-/// The rule engine without ports, for packets of a capture.
+/// Applies the rules of an input to the packets of a capture.
 struct RuleReplay {
-    table: RuleTable,
-    ingress: RuleLookup,
-    egress: RuleLookup,
-    domain: Domain,
-    parser: Parser,
-    pool: Pool,
-    toeplitz: Toeplitz,
+    engine: RuleEngine,
     /// Rules in the order of the input.
     entries: Vec<Entry>,
-    /// Identifier of each rule of `entries` in the table.
-    ids: Vec<RuleId>,
     /// Names of the ports.
     port_names: Vec<String>,
     /// Input port of the packets, or their output port if only egress rules are evaluated.
@@ -116,55 +109,8 @@ struct RuleReplay {
     unmatched: u64,
 }
 
-/// Environment in which rule programs run: it collects the copies of one packet.
-struct MatchEnvironment<'a> {
-    now: u64,
-    pool: &'a Pool,
-    toeplitz: &'a Toeplitz,
-    /// Mirrored packets with their output ports.
-    copies: Vec<(PortId, Packet)>,
-    /// Reasons of mirror actions that failed.
-    mirror_failures: Vec<DropReason>,
-}
-
-impl Environment for MatchEnvironment<'_> {
-    fn now(&self) -> u64 {
-        self.now
-    }
-
-    fn pool(&self) -> Option<&Pool> {
-        Some(self.pool)
-    }
-
-    fn toeplitz(&self) -> &Toeplitz {
-        self.toeplitz
-    }
-
-    fn count(&mut self, _: usize) {}
-
-    fn mirror(&mut self, port: PortId, copy: Packet) {
-        self.copies.push((port, copy));
-    }
-
-    fn mirror_failed(&mut self, reason: DropReason) {
-        self.mirror_failures.push(reason);
-    }
-}
-
 impl RuleReplay {
     fn new(input: &Input, arguments: &MatchArguments) -> Result<Self, Failure> {
-        let domain = Domain::new();
-        let mut table = RuleTable::new(&domain, RuleLimits::default(), 0);
-        let mut ids = Vec::with_capacity(input.entries.len());
-        table
-            .change(|change| {
-                for entry in &input.entries {
-                    ids.push(change.add(entry.rule.clone(), Timeouts::NONE)?);
-                }
-                Ok(())
-            })
-            .map_err(Failure::failed)?;
-        let (ingress, egress) = table.lookups();
         let names: Vec<String> = input.ports.ports.iter().map(|(name, _)| name.clone()).collect();
         let number = |name: &String| {
             let known = names.iter().position(|known| known == name).or_else(|| name.parse().ok());
@@ -190,31 +136,11 @@ impl RuleReplay {
             Some(Program::Gateway(setup)) => tunnels = tunnels.with_vxlan(Some(setup.gateway.underlay.udp_port)),
             None => {}
         }
-        let parser = Parser { tunnels, verify_ipv4: false };
-        let counts = vec![(0, 0); ids.len()];
-        let pool = Pool::new("capture", 1024)?;
-        Ok(Self {
-            table,
-            ingress,
-            egress,
-            domain,
-            parser,
-            pool,
-            toeplitz: Toeplitz::default(),
-            entries: input.entries.clone(),
-            ids,
-            port_names: names,
-            port,
-            direction,
-            peers,
-            counts,
-            unmatched: 0,
-        })
-    }
-
-    /// Returns the index of a rule in the rule list.
-    fn rule_index(&self, id: RuleId) -> usize {
-        self.ids.iter().position(|known| *known == id).unwrap_or(0)
+        let engine =
+            RuleEngine::new(input.entries.iter().map(|entry| &entry.rule), tunnels, Pool::new("capture", 1024)?)?;
+        let counts = vec![(0, 0); engine.len()];
+        let entries = input.entries.clone();
+        Ok(Self { engine, entries, port_names: names, port, direction, peers, counts, unmatched: 0 })
     }
 
     fn port_name(&self, port: PortId) -> String {
@@ -222,16 +148,16 @@ impl RuleReplay {
     }
 
     /// Returns the rule for the comment of an output packet.
-    fn rule_suffix(&self, rule: Option<RuleId>) -> String {
-        rule.map_or_else(String::new, |rule| format!(", rule {}", self.rule_index(rule)))
+    fn rule_suffix(&self, rule: Option<usize>) -> String {
+        rule.map_or_else(String::new, |rule| format!(", rule {rule}"))
     }
 
     /// Returns the matched rules for a line of the output.
     fn matched_rules_text(&self, result: &MatchResult) -> String {
         match (result.rule, result.egress_rule) {
             (None, None) => "no rule".to_owned(),
-            (Some(one), None) | (None, Some(one)) => format!("rule {}", self.rule_index(one)),
-            (Some(a), Some(b)) => format!("rules {}, {}", self.rule_index(a), self.rule_index(b)),
+            (Some(one), None) | (None, Some(one)) => format!("rule {one}"),
+            (Some(a), Some(b)) => format!("rules {a}, {b}"),
         }
     }
 
@@ -239,9 +165,7 @@ impl RuleReplay {
     fn run_packet(&mut self, frame: &[u8], now: u64) -> MatchResult {
         let mut result = MatchResult { rule: None, egress_rule: None, outcome: String::new(), outputs: Vec::new() };
         let mut effects = Vec::new();
-        let packet =
-            self.pool.take().and_then(|mut packet| packet.extend_from_slice(frame, &self.pool).then_some(packet));
-        let Some(mut packet) = packet else {
+        let Some(mut packet) = self.engine.packet(frame) else {
             result.outcome = "not evaluated: longer than the maximum packet".to_owned();
             return result;
         };
@@ -281,34 +205,19 @@ impl RuleReplay {
         now: u64,
         effects: &mut Vec<String>,
         outputs: &mut Vec<OutputPacket>,
-    ) -> (Option<RuleId>, bool) {
-        let parsed = match self.parser.parse_chain(packet.data(), packet.len()) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                effects.push(drop_text(DropReason::from(error)));
+    ) -> (Option<usize>, bool) {
+        let (before, length) = (frame_bytes(packet), packet.len() as u64);
+        let hit = match self.engine.apply(packet, direction, now) {
+            Ok(Some(hit)) => hit,
+            Ok(None) => return (None, true),
+            Err(reason) => {
+                effects.push(drop_text(reason));
                 return (None, false);
             }
         };
-        let reader = self.domain.join();
-        let lookup = if direction == Direction::Ingress { &mut self.ingress } else { &mut self.egress };
-        let mut found = [None];
-        lookup.find(reader.guard(), now, std::slice::from_ref(packet), &[parsed], &mut found);
-        let Some(hit) = found[0] else { return (None, true) };
-        let id = hit.id();
-        let length = packet.len() as u64;
-        let mut environment = MatchEnvironment {
-            now,
-            pool: &self.pool,
-            toeplitz: &self.toeplitz,
-            copies: Vec::new(),
-            mirror_failures: Vec::new(),
-        };
-        let before = frame_bytes(packet);
-        let outcome = hit.program().run(packet, &parsed, &mut environment);
-        let MatchEnvironment { copies, mirror_failures, .. } = environment;
-        let index = self.rule_index(id);
-        self.counts[index].0 += 1;
-        self.counts[index].1 += length;
+        let RuleHit { rule, outcome, copies, mirror_failures } = hit;
+        self.counts[rule].0 += 1;
+        self.counts[rule].1 += length;
         for (port, copy) in copies {
             let destination = format!("copy out of port {}", self.port_name(port));
             effects.push(destination.clone());
@@ -327,24 +236,24 @@ impl RuleReplay {
             effects.push(format!("mark {mark}"));
         }
         let destination = match outcome {
-            Outcome::Next => return (Some(id), true),
+            Outcome::Next => return (Some(rule), true),
             Outcome::Redirect(port) => {
                 *out = Some(port);
-                return (Some(id), true);
+                return (Some(rule), true);
             }
             Outcome::Drop(reason) => {
                 effects.push(drop_text(reason));
-                return (Some(id), false);
+                return (Some(rule), false);
             }
             Outcome::Queue(queue) => {
                 effects.push(format!("queue {queue}"));
-                return (Some(id), true);
+                return (Some(rule), true);
             }
             Outcome::Kernel => "to the kernel".to_owned(),
         };
         effects.push(destination.clone());
         outputs.push(OutputPacket { destination, bytes: after });
-        (Some(id), false)
+        (Some(rule), false)
     }
 
     fn report(&self, packets: u64) -> String {
@@ -357,7 +266,7 @@ impl RuleReplay {
     }
 
     fn rules_json(&self) -> Vec<Value> {
-        debug_assert_eq!(self.table.len(), self.entries.len());
+        debug_assert_eq!(self.engine.len(), self.entries.len());
         let one = |(entry, (packets, bytes)): (&Entry, &(u64, u64))| {
             json!({
                 "rule": entry.rule.to_string(),
@@ -372,13 +281,4 @@ impl RuleReplay {
 
 fn drop_text(reason: DropReason) -> String {
     format!("dropped ({}): {}", reason.name(), reason.text())
-}
-
-/// Returns the frame as bytes, with the VLAN tag of the metadata inserted.
-fn frame_bytes(packet: &Packet) -> Vec<u8> {
-    let mut bytes: Vec<u8> = packet.segments().flatten().copied().collect();
-    if let Some(tci) = packet.vlan().filter(|_| bytes.len() >= 12) {
-        bytes.splice(12..12, [0x81, 0x00, (tci >> 8) as u8, tci as u8]);
-    }
-    bytes
 }

@@ -1,6 +1,6 @@
 //! Closed lists on real frames: the values that the parser finds must match what the patterns mean.
 
-#[path = "../../../wire/tests/common/stacks.rs"]
+#[path = "../../../wire/tests/wire/stacks.rs"]
 mod stacks;
 
 use std::collections::BTreeMap;

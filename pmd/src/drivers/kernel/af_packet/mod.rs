@@ -89,6 +89,10 @@ impl Driver for AfPacket {
         true
     }
 
+    fn modes(&self) -> &'static [&'static str] {
+        &["", "exclusive = false"]
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let Some(device) = device else {
             return Err(settings.error("device: missing, expected the name of a network interface"));

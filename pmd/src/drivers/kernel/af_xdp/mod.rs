@@ -113,6 +113,10 @@ impl Driver for AfXdp {
         true
     }
 
+    fn modes(&self) -> &'static [&'static str] {
+        &["", "zero_copy = false", "fragments = false", "mode = 'generic'"]
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let device =
             device.ok_or_else(|| settings.error("device: missing, expected the name of a network interface"))?;

@@ -77,6 +77,15 @@ use wirepath_settings::{ConfigError, Settings};
 
 pub(crate) const NAME: &str = "mlx5";
 
+/// Settings that select each receive mode and each transmit mode, see [`Driver::modes`].
+pub const MODES: &[&str] = &[
+    "cqe_compression = 'off'",
+    "cqe_compression = 'hash'\nmulti_packet = false",
+    "cqe_compression = 'checksum'\ntx_inline = 300",
+    "rx_mode = 'striding'\ncqe_compression = 'off'\nmin_inline = '18'",
+    "rx_mode = 'striding'\ncqe_compression = 'stride'",
+];
+
 /// The driver.
 #[derive(Debug)]
 pub struct Mlx5;
@@ -166,6 +175,10 @@ impl Driver for Mlx5 {
 
     fn may_have_rule_hardware(&self) -> bool {
         true
+    }
+
+    fn modes(&self) -> &'static [&'static str] {
+        MODES
     }
 
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {

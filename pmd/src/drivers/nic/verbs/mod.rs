@@ -79,6 +79,10 @@ impl Driver for Verbs {
         true
     }
 
+    fn modes(&self) -> &'static [&'static str] {
+        &["", "checksums = false"]
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let selector = DeviceSelector::read(device, "mlx4_0", settings)?;
         if selector.attach.is_some() {

@@ -1,14 +1,12 @@
 //! Parser tests with every header stack, compared with the written headers and with tshark.
 
-#[path = "common/stacks.rs"]
-mod stacks;
-
 use std::collections::BTreeSet;
 
 use fastrand::Rng;
-use stacks::{HeaderMark, StackSpec, frame};
 use wirepath_testlab::{Requirement, oracle, require};
 use wirepath_wire::{HeaderOffsets, L3Type, L4Type, ParseError, Parsed, Parser, Tunnel, mpls, parse};
+
+use crate::stacks::{self, HeaderMark, StackSpec, frame};
 
 /// Returns the headers that the parser found.
 fn found(parsed: &Parsed, bytes: &[u8]) -> Vec<HeaderMark> {

@@ -1,14 +1,12 @@
 //! Parser tests with frames of known layout, with etherparse, and with truncated frames.
 
-mod common;
-#[path = "common/stacks.rs"]
-mod stacks;
-
-use common::{Expect, any_spec, plain};
 use etherparse::{LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
 use fastrand::Rng;
 use proptest::prelude::*;
 use wirepath_wire::{HeaderOffsets, L3Type, L4Type, ParseError, Parser, Tunnel, parse};
+
+use crate::frames::{Expect, any_spec, plain};
+use crate::stacks;
 
 fn check(layers: &HeaderOffsets, e: &Expect) {
     assert_eq!(layers.l2(), e.l2);

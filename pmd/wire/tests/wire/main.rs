@@ -1,0 +1,9 @@
+//! Tests of the parser, the builders and segmentation.
+
+mod build;
+mod frames;
+mod parse;
+mod parse_errors;
+mod segment;
+mod stack_tests;
+mod stacks;
