@@ -44,7 +44,7 @@ pub enum RuntimeError {
     #[error("{at}: {source}")]
     Open {
         /// Name of the port, with the position of the value that it refused.
-        at: ConfigError,
+        at: Box<ConfigError>,
         /// The cause.
         source: Box<PortError>,
     },
@@ -52,7 +52,7 @@ pub enum RuntimeError {
     #[error("{at}: {source}")]
     Start {
         /// Name of the port, with the position of the value that it refused.
-        at: ConfigError,
+        at: Box<ConfigError>,
         /// The cause.
         source: Box<PortError>,
     },
@@ -409,8 +409,8 @@ impl Runtime {
 }
 
 /// Returns the position of the value that a port refused, and the error.
-fn position(spans: &KeySpans, name: &str, error: PortError) -> (ConfigError, Box<PortError>) {
-    (spans.of_error(&error).error(format!("port '{name}'")), Box::new(error))
+fn position(spans: &KeySpans, name: &str, error: PortError) -> (Box<ConfigError>, Box<PortError>) {
+    (Box::new(spans.of_error(&error).error(format!("port '{name}'"))), Box::new(error))
 }
 
 fn not_started(spans: &KeySpans, name: &str, error: PortError) -> RuntimeError {

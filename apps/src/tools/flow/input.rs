@@ -18,7 +18,7 @@ pub enum Program {
     /// `l2fwd`.
     L2fwd(Config),
     /// `tunnel-gateway`.
-    Gateway(Setup),
+    Gateway(Box<Setup>),
 }
 
 impl Program {
@@ -122,7 +122,7 @@ impl Input {
             return Ok(rules);
         }
         let program = if ["underlay", "segment"].iter().any(|key| top.has(key)) {
-            Setup::read(source).map(Program::Gateway)
+            Setup::read(source).map(|setup| Program::Gateway(Box::new(setup)))
         } else {
             Config::read(source).map(Program::L2fwd)
         };
