@@ -6,6 +6,7 @@ pub mod devices;
 pub mod doctor;
 pub mod emulate;
 pub mod flow;
+pub mod selftest;
 
 use crate::cli::Failure;
 
@@ -34,6 +35,7 @@ macro_rules! subcommands {
 subcommands! {
     Devices: devices;
     Doctor: doctor;
+    Selftest: selftest;
     Attach: attach;
     Flow: flow;
     Emulate: emulate;

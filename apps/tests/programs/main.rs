@@ -7,5 +7,6 @@ mod gateway_rules;
 mod l2fwd;
 mod refusals;
 mod rules_live;
+mod selftest;
 mod tunnel_gateway;
 mod wirepath;
