@@ -32,7 +32,7 @@ struct Arguments {
     check: Option<cli::CheckScope>,
 
     /// Stop after this time [default: 10 in the demonstration, otherwise never]
-    #[arg(short, long, value_name = "N", value_parser = seconds)]
+    #[arg(short, long, value_name = "N", value_parser = cli::seconds)]
     seconds: Option<Duration>,
 
     #[command(flatten)]
@@ -67,14 +67,6 @@ const AFTER_HELP: &str = r#"Example configuration:
 
 More examples are in configs/l2fwd-*.toml. SIGINT or SIGTERM stops cleanly.
 Exit code: 0 success, 1 failure, 2 invalid usage or configuration."#;
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("expected a number of seconds above 0".to_owned()),
-    }
-}
 
 fn main() -> ExitCode {
     cli::main(|| {

@@ -44,9 +44,9 @@ struct Arguments {
     )]
     check: Option<cli::CheckScope>,
 
-    /// Stop after this many seconds
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
-    seconds: Option<u64>,
+    /// Stop after this time [default: 10 in the demonstration, otherwise never]
+    #[arg(short, long, value_name = "N", value_parser = cli::seconds)]
+    seconds: Option<Duration>,
 
     /// Write dropped packets to this pcapng file, each with its drop reason as a comment
     #[arg(long, value_name = "FILE")]
@@ -93,9 +93,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         return check(setup, scope, arguments.common.json);
     }
     let stop = cli::Stop::on_signals()?;
-    let seconds = arguments.seconds.or(demonstration.then_some(10));
     let options = RunOptions {
-        duration: seconds.map(Duration::from_secs),
+        duration: arguments.seconds.or(demonstration.then_some(Duration::from_secs(10))),
         stop: Some(stop.flag()),
         report_every: Some(Duration::from_secs(1)),
     };

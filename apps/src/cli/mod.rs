@@ -35,6 +35,7 @@ mod stop;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::time::Duration;
 
 pub use check::{CheckScope, CheckedPort, MachineCheck, report_check};
 pub use cpu::missing_cpu_features;
@@ -63,6 +64,15 @@ pub fn main_unchecked(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
 /// Width of help texts in columns. It does not depend on the terminal, because a wrapped example could not be pasted.
 /// Lines of examples must be shorter.
 pub const HELP_WIDTH: usize = 100;
+
+/// Parses the time of `--seconds`.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("expected a number of seconds above 0".to_owned()),
+    }
+}
 
 /// Options of every program.
 #[derive(Clone, Debug, Default, clap::Args)]

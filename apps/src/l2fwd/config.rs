@@ -45,7 +45,7 @@ impl Config {
             let rules = top.collect(RuleSettings::read(top, &names));
             let table = top.table("l2fwd");
             if names.is_empty() {
-                let missing = || top.error("no port; expected at least one [[port]]");
+                let missing = || top.error_in("port", "there is no port; expected at least one table [[port]]");
                 return Err(top.misspelt("port").unwrap_or_else(missing));
             }
             let mode = table.and_then(|table| match table {

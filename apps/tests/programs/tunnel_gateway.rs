@@ -66,6 +66,8 @@ fn config_errors_name_the_line_and_exit_with_2() {
     assert!(text(&output.stderr).contains("/does/not/exist.toml"));
     assert_eq!(run(&["--check"]).status.code(), Some(2), "nothing to check");
     assert_eq!(run(&["--seconds", "0"]).status.code(), Some(2));
+    let output = run(&["--seconds", "x"]);
+    assert!(text(&output.stderr).contains("expected a number of seconds"), "{output:?}");
 }
 
 #[test]
