@@ -363,10 +363,10 @@ impl Reader<'_> {
         let inner_vlans = table.choice("inner_vlans", &inner)?.unwrap_or_default();
         let (vni_span, name_span) = (table.span("vni"), table.span("name"));
         table.has("static");
-        let label = name.clone().unwrap_or_else(|| table.path().to_owned());
-        let attachments = table.collect(self.attachments(table, &label));
-        let vni: u32 = table.required_integer("vni", 0..=i64::from(max_id))?;
-        let name = name.unwrap_or_else(|| format!("vni{vni}"));
+        let vni: Result<u32> = table.required_integer("vni", 0..=i64::from(max_id));
+        let name = name.unwrap_or_else(|| vni.as_ref().map_or(table.path().to_owned(), |vni| format!("vni{vni}")));
+        let attachments = table.collect(self.attachments(table, &name));
+        let vni = vni?;
         if let Some(other) = self.vnis.insert(vni, name.clone()) {
             table.record(vni_span.error(format!("{vni} is the VNI of segment \"{other}\" already")));
         }
