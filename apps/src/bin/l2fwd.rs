@@ -15,18 +15,24 @@ use wirepath_settings::Source;
 /// Without --config a demonstration runs for ten seconds: two ports generate frames and discard the frames
 /// that they send. It needs no privileges.
 #[derive(Debug, Parser)]
-#[command(name = "l2fwd", version, after_help = AFTER_HELP)]
+#[command(name = "l2fwd", version, term_width = cli::HELP_WIDTH, after_help = AFTER_HELP)]
 struct Arguments {
     /// Configuration file (TOML); see below
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the configuration without opening anything
-    #[arg(long, requires = "config")]
-    check: bool,
+    /// Check the configuration, and whether this machine has what it asks for, without starting anything
+    ///
+    /// --check=file checks the configuration only, for use on another machine. The exit code is 2 if the start would
+    /// be refused.
+    #[arg(
+        long, requires = "config", value_name = "SCOPE", num_args = 0..=1, require_equals = true,
+        default_missing_value = "machine"
+    )]
+    check: Option<cli::CheckScope>,
 
     /// Stop after this time [default: 10 in the demonstration, otherwise never]
-    #[arg(short, long, value_name = "N", value_parser = seconds)]
+    #[arg(short, long, value_name = "N", value_parser = cli::seconds)]
     seconds: Option<Duration>,
 
     #[command(flatten)]
@@ -62,14 +68,6 @@ const AFTER_HELP: &str = r#"Example configuration:
 More examples are in configs/l2fwd-*.toml. SIGINT or SIGTERM stops cleanly.
 Exit code: 0 success, 1 failure, 2 invalid usage or configuration."#;
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("expected a number of seconds above 0".to_owned()),
-    }
-}
-
 fn main() -> ExitCode {
     cli::main(|| {
         let arguments = Arguments::parse();
@@ -80,8 +78,11 @@ fn main() -> ExitCode {
         };
         let config = Config::read(&source)?;
         config.rules.check(&config.ports)?;
-        if arguments.check {
-            return cli::print_check(&[("ports", config.ports.len())], arguments.common.json);
+        if let Some(scope) = arguments.check {
+            let counts = [("ports", config.ports.len())];
+            let on_machine = scope == cli::CheckScope::Machine;
+            let machine = on_machine.then(|| cli::MachineCheck::run(config.ports, &config.runtime));
+            return cli::report_check(&counts, machine.as_ref(), &[], arguments.common.json);
         }
         let live = !arguments.common.json && !arguments.common.quiet;
         if arguments.config.is_none() && live {

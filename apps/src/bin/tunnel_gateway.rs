@@ -8,7 +8,7 @@ use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{
-    Capture, EXAMPLE, GatewayMonitor, Report, Setup, check_tags, update_nic_tunnels, warn_of_lost_tags,
+    Capture, EXAMPLE, GatewayMonitor, Report, Setup, check_kernel, check_tags, update_nic_tunnels, warn_of_lost_tags,
 };
 use wirepath_apps::rules::{ControlWithRules, Hardware, RuleSettings};
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
@@ -28,19 +28,25 @@ use wirepath_wire::Tunnels;
 /// configured in the kernel. It learns which hosts are behind each remote, and replicates broadcast,
 /// multicast and unknown unicast frames to all remotes of a segment.
 #[derive(Debug, Parser)]
-#[command(name = "tunnel-gateway", version, after_long_help = after_help())]
+#[command(name = "tunnel-gateway", version, term_width = cli::HELP_WIDTH, after_long_help = after_help())]
 struct Arguments {
     /// Configuration file (TOML); see below for an example
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the configuration without opening anything
-    #[arg(long, requires = "config")]
-    check: bool,
+    /// Check the configuration, and whether this machine has what it asks for, without starting anything
+    ///
+    /// --check=file checks the configuration only, for use on another machine. The exit code is 2 if the start would
+    /// be refused.
+    #[arg(
+        long, requires = "config", value_name = "SCOPE", num_args = 0..=1, require_equals = true,
+        default_missing_value = "machine"
+    )]
+    check: Option<cli::CheckScope>,
 
-    /// Stop after this many seconds
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
-    seconds: Option<u64>,
+    /// Stop after this time [default: 10 in the demonstration, otherwise never]
+    #[arg(short, long, value_name = "N", value_parser = cli::seconds)]
+    seconds: Option<Duration>,
 
     /// Write dropped packets to this pcapng file, each with its drop reason as a comment
     #[arg(long, value_name = "FILE")]
@@ -55,8 +61,8 @@ fn after_help() -> String {
     format!(
         "Example configuration:\n\n{indented}\n\
          Flow rules run before and after the gateway ([[rule]] tables, or [rules] file = \"FILE\", reloaded on\n\
-         SIGHUP):\n\n    [[rule]]\n    rule = \"ingress prio 1: port id wan / udp / vxlan vni 42 \
-         / ipv4 dst 10.1.255.0/24 => count, drop\"\n\n\
+         SIGHUP):\n\n    [[rule]]\n    \
+         rule = \"ingress prio 1: port id wan / udp / vxlan vni 42 / ipv4 => count, drop\"\n\n\
          See `wirepath flow items` and `wirepath flow actions`. More examples are in configs/ of the source tree.\n\n\
          Exit codes: 0 success, 1 failure, 2 invalid usage or configuration (nothing was started).\n\n\
          Examples:\n    tunnel-gateway                                  # the demonstration\n    \
@@ -84,16 +90,12 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     if !demonstration {
         setup.check_ports_used()?;
     }
-    if arguments.check {
-        let segments = &setup.gateway.segments;
-        let remotes = segments.iter().map(|segment| segment.remotes.len()).sum();
-        let counts = [("ports", setup.ports.len()), ("segments", segments.len()), ("remotes", remotes)];
-        return cli::print_check(&counts, arguments.common.json);
+    if let Some(scope) = arguments.check {
+        return check(setup, scope, arguments.common.json);
     }
     let stop = cli::Stop::on_signals()?;
-    let seconds = arguments.seconds.or(demonstration.then_some(10));
     let options = RunOptions {
-        duration: seconds.map(Duration::from_secs),
+        duration: arguments.seconds.or(demonstration.then_some(Duration::from_secs(10))),
         stop: Some(stop.flag()),
         report_every: Some(Duration::from_secs(1)),
     };
@@ -117,6 +119,30 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = format!("{rules}{}", Report(&control.gateway));
     cli::print_summary(&summary, report, arguments.common.json)?;
     if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
+}
+
+/// Checks the configuration, and this machine if `scope` says so.
+fn check(setup: Setup, scope: cli::CheckScope, json: bool) -> Result<(), Failure> {
+    let Setup { ports, runtime, gateway, .. } = setup;
+    let (underlay, segments) = (&gateway.underlay, &gateway.segments);
+    let remotes = segments.iter().map(|segment| segment.remotes.len()).sum();
+    let counts = [("ports", ports.len()), ("segments", segments.len()), ("remotes", remotes)];
+    let driver = ports.get(underlay.port).map_or("", |port| port.plan.driver());
+    let mut mtu = ports.get(underlay.port).and_then(|port| port.mtu);
+    let machine = (scope == cli::CheckScope::Machine).then(|| {
+        let mut machine = cli::MachineCheck::run(ports, &runtime);
+        mtu = machine.ports.get(underlay.port).and_then(|port| port.mtu);
+        if let Err(error) = mtu.map_or(Ok(()), |mtu| gateway.check_mtus(mtu)) {
+            machine.errors.push(error.to_string());
+        }
+        if let Err(error) = check_kernel(driver, &gateway) {
+            machine.errors.push(error.to_string());
+        }
+        machine
+    });
+    let inner = |segment| mtu.map(|mtu| gateway.inner_mtu(segment, mtu));
+    let inner: Vec<_> = segments.iter().map(|segment| (segment.name.clone(), inner(segment))).collect();
+    cli::report_check(&counts, machine.as_ref(), &inner, json)
 }
 
 /// Runs the gateway from start to stop. Also returns the report of the flow rules.

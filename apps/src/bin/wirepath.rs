@@ -8,7 +8,7 @@ use wirepath_apps::tools::Command;
 
 /// Shows what this machine offers to Wirepath's packet programs.
 #[derive(Debug, Parser)]
-#[command(name = "wirepath", version, after_help = AFTER_HELP)]
+#[command(name = "wirepath", version, term_width = cli::HELP_WIDTH, after_help = AFTER_HELP)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -30,7 +30,7 @@ Examples:
   wirepath flow match CONF --pcap FILE
                              which rule does each packet match, with which result?
   wirepath flow items        the items of patterns
-  wirepath emulate --topology configs/emulated-nics.toml -- ibv_devinfo -v
+  wirepath emulate --topology configs/emulated-mlx5.toml -- ibv_devinfo -v
 
 Exit code: 0 success, 1 failure (doctor: a FAIL), 2 invalid usage.";
 

@@ -72,7 +72,12 @@ impl std::error::Error for Failure {}
 
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
-        Self::usage(error)
+        let (errors, omitted) = error.split();
+        let mut message = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nerror: ");
+        if omitted > 0 {
+            message += &format!("\nerror: and {omitted} more");
+        }
+        Self::Usage(message)
     }
 }
 
@@ -110,7 +115,7 @@ mod tests {
         assert_eq!(Failure::from(error).code(), 2);
         assert_eq!(Failure::from(PortError::QueuesMissing { port: "p".into() }).code(), 1);
         assert_eq!(Failure::from(std::io::Error::other("x")).code(), 1);
-        assert_eq!(Failure::from(RuntimeError::NoCore { core: 99, allowed: vec![0] }).code(), 2);
+        assert_eq!(Failure::from(RuntimeError::NoCore { core: 99, allowed: vec![0], position: None }).code(), 2);
         assert_eq!(Failure::Silent.code(), 1);
     }
 }

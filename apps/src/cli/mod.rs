@@ -29,6 +29,7 @@
 //! }
 //! ```
 
+mod check;
 mod cpu;
 mod failure;
 mod outbox;
@@ -38,12 +39,14 @@ mod stop;
 use std::backtrace::BacktraceStatus;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::time::Duration;
 
+pub use check::{CheckScope, CheckedPort, MachineCheck, report_check};
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
 pub use outbox::lost_lines;
 pub(crate) use output::print_error;
-pub use output::{Rate, Table, print, print_check, print_json, print_summary, show};
+pub use output::{Rate, Table, print, print_json, print_summary, show};
 pub use stop::{Stop, hangup_flag};
 use tracing_subscriber::EnvFilter;
 
@@ -65,6 +68,19 @@ pub fn main_unchecked(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
             failure.report();
             failure.exit_code()
         }
+    }
+}
+
+/// Width of help texts in columns. It does not depend on the terminal, because a wrapped example could not be pasted.
+/// Lines of examples must be shorter.
+pub const HELP_WIDTH: usize = 100;
+
+/// Parses the time of `--seconds`.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("expected a number of seconds above 0".to_owned()),
     }
 }
 

@@ -64,18 +64,6 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print_raw(&escaped(&(line + "\n"), |c| format!("\\u{:04x}", u32::from(c))))
 }
 
-/// Prints the result of `--check`: the configuration is valid, with the number of each kind of element.
-pub fn print_check(counts: &[(&str, usize)], json: bool) -> Result<(), Failure> {
-    if json {
-        let mut object = serde_json::Map::new();
-        object.insert("ok".to_owned(), true.into());
-        object.extend(counts.iter().map(|(name, count)| ((*name).to_owned(), (*count).into())));
-        return print_json(&object);
-    }
-    let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name}: {count}")).collect();
-    print(format_args!("configuration is valid; {}\n", counts.join(", ")))
-}
-
 /// A rate per second with a unit prefix, such as `12.34 M`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate(pub f64);

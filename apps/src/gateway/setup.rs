@@ -1,7 +1,7 @@
 use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::{PortInfo, Runtime, RuntimeConfig};
 use wirepath_pmd::drivers::{DeviceKind, PortSettings, device_kind};
-use wirepath_pmd::port::{Offloads, VlanTags};
+use wirepath_pmd::port::{Offloads, PortId, VlanTags};
 use wirepath_settings::{ConfigError, Source};
 
 use crate::cli::Failure;
@@ -43,28 +43,41 @@ pub struct Setup {
 impl Setup {
     /// Reads a configuration.
     pub fn read(source: &Source) -> Result<Self, ConfigError> {
-        let document = source.parse()?;
-        let top = document.settings();
-        let ports = RuntimeConfig::ports_from_settings(&top)?;
-        if ports.is_empty() {
-            return Err(top.error_in("port", "missing, expected at least two tables [[port]]"));
+        let setup = source.parse()?.read(|top| {
+            let ports = RuntimeConfig::ports_from_settings(top);
+            let runtime = RuntimeConfig::from_settings(top);
+            let names = RuntimeConfig::port_names(top);
+            let rules = top.collect(RuleSettings::read(top, &names));
+            for key in ["underlay", "segment"] {
+                top.has(key);
+            }
+            if names.is_empty() {
+                let missing = || top.error_in("port", "missing, expected at least two tables [[port]]");
+                return Err(top.misspelt("port").unwrap_or_else(missing));
+            }
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let gateway = top.collect(GatewayConfig::read(top, &names));
+            top.check_keys()?;
+            Ok(Self { ports: ports?, runtime: runtime?, gateway: gateway?, rules: rules? })
+        })?;
+        // Without the key, the MTU is known when the port is open.
+        if let Some(mtu) = setup.ports.get(setup.gateway.underlay.port).and_then(|port| port.mtu) {
+            setup.gateway.check_mtus(mtu)?;
         }
-        let runtime = RuntimeConfig::from_settings(&top)?;
-        let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
-        let gateway = GatewayConfig::read(&top, &names)?;
-        let rules = RuleSettings::read(&top, &ports)?;
-        top.finish()?;
-        let mtus: Vec<u16> = ports.iter().map(|port| port.mtu).collect();
-        gateway.check_mtus(&mtus)?;
-        Ok(Self { ports, runtime, gateway, rules })
+        Ok(setup)
     }
 
-    /// Rejects ports that are not used, because a segment was probably forgotten.
+    /// Rejects ports that are not used, because a segment was probably forgotten. A flow rule may use a port too, and
+    /// so may a rule that comes through the socket later.
     pub fn check_ports_used(&self) -> Result<(), ConfigError> {
         for (index, port) in self.ports.iter().enumerate() {
             let attached = self.gateway.segments.iter().any(|s| s.attachments.iter().any(|a| a.port == index));
-            if index != self.gateway.underlay.port && !attached {
-                let message = format!("port \"{}\" is neither the underlay's nor attached to a segment", port.name);
+            let by_rule = self.rules.socket.is_some() || self.rules.use_port(PortId::new(index as u16));
+            if index != self.gateway.underlay.port && !attached && !by_rule {
+                let message = format!(
+                    "port \"{}\" is neither the underlay's nor attached to a segment, and no flow rule uses it",
+                    port.name
+                );
                 return Err(port.name_span.error(message));
             }
         }
@@ -77,11 +90,14 @@ impl Setup {
         let runtime = Runtime::open(ports, runtime)?;
         check_tags(runtime.ports(), &gateway)?;
         check_superframes(runtime.ports())?;
-        let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);
-        // Virtual ports bypass no kernel interface.
-        if device_kind(driver) != DeviceKind::Virtual {
-            check_kernel(&gateway)?;
+        if let Some(underlay) = runtime.ports().get(gateway.underlay.port) {
+            gateway.check_mtus(underlay.mtu)?;
+            for segment in &gateway.segments {
+                tracing::info!("segment {}: inner MTU {}", segment.name, gateway.inner_mtu(segment, underlay.mtu));
+            }
         }
+        let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);
+        check_kernel(driver, &gateway)?;
         Ok((runtime, gateway, rules))
     }
 }
@@ -98,8 +114,12 @@ fn check_superframes(ports: &[PortInfo]) -> Result<(), Failure> {
 }
 
 /// Rejects addresses that are also configured in the kernel. The kernel would answer for them with another
-/// Ethernet address or with "port unreachable".
-fn check_kernel(gateway: &GatewayConfig) -> Result<(), Failure> {
+/// Ethernet address or with "port unreachable". `driver` is that of the underlay.
+pub fn check_kernel(driver: &str, gateway: &GatewayConfig) -> Result<(), ConfigError> {
+    // Virtual ports bypass no kernel interface.
+    if device_kind(driver) == DeviceKind::Virtual {
+        return Ok(());
+    }
     for prefix in &gateway.underlay.addresses {
         let ip = prefix.address;
         let version = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
@@ -111,7 +131,7 @@ fn check_kernel(gateway: &GatewayConfig) -> Result<(), Failure> {
                 "{ip} is configured in the kernel, which would answer for it instead of the gateway. Remove it: \
                  ip address del {prefix} dev INTERFACE"
             );
-            return Err(gateway.underlay.addresses_span.error(message).into());
+            return Err(gateway.underlay.addresses_span.error(message));
         }
     }
     Ok(())

@@ -38,33 +38,37 @@ pub enum Mode {
 impl Config {
     /// Reads a complete configuration without opening anything.
     pub fn read(source: &Source) -> Result<Self, ConfigError> {
-        let document = source.parse()?;
-        let top = document.settings();
-        let ports = RuntimeConfig::ports_from_settings(&top)?;
-        if ports.is_empty() {
-            return Err(top.error("no port; expected at least one [[port]]"));
-        }
-        let runtime = RuntimeConfig::from_settings(&top)?;
-        let table = top.table("l2fwd")?;
-        let mode = match table {
-            Some(table) => {
-                let mode = Mode::read(&table, &ports)?;
-                table.finish()?;
-                mode
+        source.parse()?.read(|top| {
+            let ports = RuntimeConfig::ports_from_settings(top);
+            let names = RuntimeConfig::port_names(top);
+            let runtime = RuntimeConfig::from_settings(top);
+            let rules = top.collect(RuleSettings::read(top, &names));
+            let table = top.table("l2fwd");
+            if names.is_empty() {
+                let missing = || top.error_in("port", "there is no port; expected at least one table [[port]]");
+                return Err(top.misspelt("port").unwrap_or_else(missing));
             }
-            None => Mode::read(&top.empty("l2fwd"), &ports)?,
-        };
-        let rules = RuleSettings::read(&top, &ports)?;
-        top.finish()?;
-        Ok(Self { ports, runtime, mode, rules })
+            let mode = table.and_then(|table| match table {
+                Some(table) => table.complete(|table| Mode::read(table, &names)),
+                None => top.collect(Mode::read(&top.empty("l2fwd"), &names)),
+            });
+            top.check_keys()?;
+            Ok(Self { ports: ports?, runtime: runtime?, mode: mode?, rules: rules? })
+        })
     }
 }
 
 impl Mode {
-    fn read(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Self, ConfigError> {
-        let bridge = table.choice("mode", &[("pairs", false), ("bridge", true)])?.unwrap_or(false);
+    fn read(table: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
+        let mode = table.choice("mode", &[("pairs", false), ("bridge", true)])?;
         let ageing = table.integer("ageing", 0..=1_000_000)?;
         let rewrite_mac = table.get("rewrite_mac")?;
+        if table.has("mode") && mode.is_none() {
+            // The other keys depend on the mode.
+            table.has("pairs");
+            return Err(table.error_in("mode", "expected \"pairs\" or \"bridge\""));
+        }
+        let bridge = mode.unwrap_or(false);
         if bridge {
             if table.has("pairs") {
                 return Err(table.error_in("pairs", "pairs are for mode = \"pairs\"; a bridge joins all ports"));
@@ -83,7 +87,7 @@ impl Mode {
 }
 
 /// Default pairs without the key `pairs`: neighbouring ports in order. A single port sends packets back.
-fn adjacent_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortId>, ConfigError> {
+fn adjacent_pairs(table: &Settings<'_>, ports: &[String]) -> Result<Vec<PortId>, ConfigError> {
     match ports.len() {
         1 => Ok(vec![PortId::new(0)]),
         n if n % 2 == 0 => Ok((0..n).map(|port| PortId::new((port ^ 1) as u16)).collect()),
@@ -91,17 +95,30 @@ fn adjacent_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<Po
     }
 }
 
-fn named_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortId>, ConfigError> {
+fn no_port(name: &str, ports: &[String]) -> String {
+    let known: Vec<&str> = ports.iter().map(String::as_str).collect();
+    match wirepath_settings::nearest(name, &known) {
+        Some(near) => format!("there is no port \"{name}\"; did you mean \"{near}\"?"),
+        None => format!("there is no port \"{name}\"; the ports are \"{}\"", known.join("\", \"")),
+    }
+}
+
+fn named_pairs(table: &Settings<'_>, ports: &[String]) -> Result<Vec<PortId>, ConfigError> {
     let mut peers: Vec<Option<PortId>> = vec![None; ports.len()];
-    for pair in table.lists::<String>("pairs", "pairs of port names, as in [[\"a\", \"b\"]]")? {
+    let pairs = table.lists::<String>("pairs", "pairs of port names, as in [[\"a\", \"b\"]]")?;
+    // A wrong element is no element of its pair.
+    if table.has_error("pairs") {
+        return Err(table.error_in("pairs", "expected pairs of port names"));
+    }
+    for pair in pairs {
         let [a, b] = &pair[..] else {
             let error = pair.first().map_or_else(|| table.error_in("pairs", ""), |name| name.error(""));
             let message = format!("found {} names, expected two: a pair", pair.len());
-            return Err(ConfigError { message, ..error });
+            return Err(error.with_message(message));
         };
         let index = |name: &wirepath_settings::Located<String>| {
-            let found = ports.iter().position(|port| port.name == name.value);
-            let index = found.ok_or_else(|| name.error(format!("there is no port \"{}\"", name.value)))?;
+            let found = ports.iter().position(|port| *port == name.value);
+            let index = found.ok_or_else(|| name.error(no_port(&name.value, ports)))?;
             if peers[index].is_some() {
                 return Err(name.error(format!("port \"{}\" is in another pair already", name.value)));
             }
@@ -110,7 +127,7 @@ fn named_pairs(table: &Settings<'_>, ports: &[PortSettings]) -> Result<Vec<PortI
         let (first, second) = (index(a)?, index(b)?);
         (peers[first], peers[second]) = (Some(PortId::new(second as u16)), Some(PortId::new(first as u16)));
     }
-    let alone = |port: usize| table.error_in("pairs", format!("port \"{}\" is in no pair", ports[port].name));
+    let alone = |port: usize| table.error_in("pairs", format!("port \"{}\" is in no pair", ports[port]));
     peers.into_iter().enumerate().map(|(port, peer)| peer.ok_or_else(|| alone(port))).collect()
 }
 
@@ -150,7 +167,9 @@ mod tests {
     #[test]
     fn errors_name_position_and_cause() {
         let at = |text| mode(text).unwrap_err();
-        assert_eq!(at("pairs = [['a', 'x']]"), "c.toml:14:16: l2fwd.pairs[0][1]: there is no port \"x\"");
+        let want =
+            "c.toml:14:16: l2fwd.pairs[0][1]: there is no port \"xyz\"; the ports are \"a\", \"b\", \"c\", \"d\"";
+        assert_eq!(at("pairs = [['a', 'xyz']]"), want);
         assert!(at("pairs = [['a', 'b'], ['b', 'c']]").ends_with("pairs[1][0]: port \"b\" is in another pair already"));
         assert!(at("pairs = [['a', 'b']]").ends_with("l2fwd.pairs: port \"c\" is in no pair"));
         assert!(at("pairs = [['a', 'b', 'c']]").ends_with("found 3 names, expected two: a pair"));

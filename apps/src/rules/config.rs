@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 
 use wirepath_control_socket::Access;
 use wirepath_flow::rule_file::{self, FileFormat, FileRule};
-use wirepath_flow::{Ports, Rule, list_from_settings};
+use wirepath_flow::{Action, Field, MaskedValue, Ports, Rule, list_from_settings};
 use wirepath_packet::PortId;
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_settings::{ConfigError, Settings, Source, Span};
@@ -81,23 +81,45 @@ pub fn port_names(ports: &[PortSettings]) -> Vec<(&str, PortId)> {
 }
 
 impl RuleSettings {
-    /// Reads the rules from a configuration's top-level table. The first invalid rule is an error.
-    pub fn read(top: &Settings<'_>, ports: &[PortSettings]) -> Result<Self, ConfigError> {
-        let names = port_names(ports);
+    /// Reads the rules from a configuration's top-level table. `ports` are the names of the ports, in order. The errors
+    /// of all invalid rules are recorded, and one of them is returned.
+    pub fn read(top: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
+        let names: Vec<(&str, PortId)> =
+            ports.iter().zip(0..).map(|(name, id)| (name.as_str(), PortId::new(id))).collect();
         let mut settings = Self::default();
+        let table = RulesTable::read(top);
+        let mut failed = None;
         for listed in list_from_settings(top, Ports(&names))? {
-            settings.entries.push(Entry { span: listed.span, rule: listed.rule? });
+            match top.collect(listed.rule) {
+                Ok(rule) => settings.entries.push(Entry { span: listed.span, rule }),
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
         settings.config_count = settings.entries.len();
-        RulesTable { file: settings.file, socket: settings.socket, hardware: settings.hardware } =
-            RulesTable::read(top)?;
-        settings.entries.extend(settings.read_file(&names)?);
-        Ok(settings)
+        RulesTable { file: settings.file, socket: settings.socket, hardware: settings.hardware } = table?;
+        settings.entries.extend(top.collect(settings.read_file(&names))?);
+        failed.map_or(Ok(settings), Err)
     }
 
     /// Returns whether there are no rules and no file or socket that could add some.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.file.is_none() && self.socket.is_none()
+    }
+
+    /// Returns whether a rule names the port, in its pattern or as the target of `redirect` or `mirror`.
+    pub fn use_port(&self, port: PortId) -> bool {
+        let exact = MaskedValue::exact(port.number().into(), 16);
+        let matches = |rule: &Rule| {
+            rule.pattern()
+                .iter()
+                .any(|item| item.fields().iter().any(|(field, value)| *field == Field::PortId && *value == exact))
+        };
+        let sends = |rule: &Rule| {
+            rule.actions()
+                .iter()
+                .any(|action| matches!(action, Action::Redirect(to) | Action::Mirror(to) if *to == port))
+        };
+        self.entries.iter().any(|entry| matches(&entry.rule) || sends(&entry.rule))
     }
 
     /// Reads the rule file again. Returns no rules if there is no file.
@@ -128,7 +150,13 @@ struct RulesTable {
 
 impl RulesTable {
     fn read(top: &Settings<'_>) -> Result<Self, ConfigError> {
-        let Some(table) = top.table("rules")? else { return Ok(Self::default()) };
+        match top.table("rules")? {
+            Some(table) => table.complete(Self::read_table),
+            None => Ok(Self::default()),
+        }
+    }
+
+    fn read_table(table: &Settings<'_>) -> Result<Self, ConfigError> {
         let path = |key: &'static str, what: &str| {
             let span = table.span(key);
             let beside = Path::new(span.file()).parent().unwrap_or_else(|| "".as_ref());
@@ -141,12 +169,11 @@ impl RulesTable {
         let file = path("file", "a file of rules")?;
         let socket = path("socket", "a socket")?;
         let mode = table.integer("socket_mode", 0..=0o777)?;
-        let group = group(&table)?;
+        let group = group(table)?;
         let change = table.choice("socket_change", &[("owner", MayChange::Owner), ("all", MayChange::All)])?;
         if socket.is_none() && (mode.is_some() || group.is_some() || change.is_some()) {
             return Err(table.error("socket: missing, expected the path of a socket"));
         }
-        table.finish()?;
         let access = Access { mode: mode.unwrap_or(Access::default().mode), group };
         let socket = socket.map(|path| SocketSettings { path, access, change: change.unwrap_or_default() });
         Ok(Self { file, socket, hardware: hardware.unwrap_or_default() })
@@ -182,9 +209,7 @@ mod tests {
         std::fs::write(&config, format!("{PORTS}{text}")).unwrap();
         let source = Source::load(&config).unwrap();
         let document = source.parse().unwrap();
-        let top = document.settings();
-        let ports = RuntimeConfig::ports_from_settings(&top).unwrap();
-        RuleSettings::read(&top, &ports).map_err(|error| error.to_string())
+        document.read(|top| RuleSettings::read(top, &RuntimeConfig::port_names(top))).map_err(|error| error.to_string())
     }
 
     #[test]

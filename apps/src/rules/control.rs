@@ -141,19 +141,23 @@ impl<C: Control> ControlWithRules<C> {
 
     /// Logs where a rule runs, unless it simply runs in the workers.
     fn log(&self, id: RuleId, rule: &Rule) {
+        let names = names(&self.names);
         for (port, placement) in self.rules.placement(id) {
             let (name, word) = (&self.names[port.index()], placement.name());
             let why = placement.why().map(|why| format!(" ({why})")).unwrap_or_default();
-            tracing::info!("port {name}: {word}{why}: {rule}");
+            tracing::info!("port {name}: {word}{why}: {}", rule.named(Ports(&names)));
         }
         for (port, location) in self.rules.locations(id).ports {
             let name = &self.names[port.index()];
             match location {
                 RuleLocation::Software => {}
-                RuleLocation::Xdp => tracing::info!("port {name}: decided in the XDP program: {rule}"),
+                RuleLocation::Xdp => {
+                    tracing::info!("port {name}: decided in the XDP program: {}", rule.named(Ports(&names)));
+                }
                 RuleLocation::Injected(why) => {
                     tracing::info!(
-                        "port {name}: decided in software, packets are given to the kernel one by one ({why}): {rule}"
+                        "port {name}: decided in software, packets are given to the kernel one by one ({why}): {}",
+                        rule.named(Ports(&names))
                     );
                 }
             }
@@ -241,7 +245,8 @@ impl<C: Control> ControlWithRules<C> {
                     let mut stay = self.rules.rules().map(|(id, _)| id).filter(|it| *it != id);
                     failure(error, |number| self.origins.get(&stay.nth(number)?)).to_string()
                 })?;
-                let removed = removed.map(|rule| rule.to_string()).unwrap_or_default();
+                let removed =
+                    removed.map(|rule| rule.named(Ports(&names(&self.names))).to_string()).unwrap_or_default();
                 tracing::info!("rule {id} removed by {peer}: {removed}");
                 // A rule of the configuration is not read again. A rule of the file is read again on SIGHUP.
                 self.origins.remove(&id);
@@ -271,8 +276,10 @@ impl<C: Control> ControlWithRules<C> {
             return String::new();
         }
         let mut table = Table::new(["PACKETS", "BYTES", "RULE"]);
+        let names = names(&self.names);
         for it in &self.latest {
-            table.row([it.counters.packets.to_string(), it.counters.bytes.to_string(), it.rule.to_string()]);
+            let rule = it.rule.named(Ports(&names)).to_string();
+            table.row([it.counters.packets.to_string(), it.counters.bytes.to_string(), rule]);
         }
         table.to_string()
     }
@@ -286,6 +293,7 @@ impl<C: Control> ControlWithRules<C> {
         let time = (elapsed - self.shown_at).max(1e-9);
         let mut text = String::new();
         let mut more = 0;
+        let names = names(&self.names);
         for it in &self.latest {
             let before = self.shown.get(&it.id).copied().unwrap_or(0);
             let new = it.counters.packets.saturating_sub(before);
@@ -296,7 +304,7 @@ impl<C: Control> ControlWithRules<C> {
                 more += 1;
                 continue;
             }
-            text += &format!("         {}pps  {}\n", Rate(new as f64 / time), it.rule);
+            text += &format!("         {}pps  {}\n", Rate(new as f64 / time), it.rule.named(Ports(&names)));
         }
         if more > 0 {
             text += &format!("         and {more} rules more\n");
@@ -345,12 +353,14 @@ impl<C: Control> Service for Requests<'_, C> {
 
     fn resume(&mut self, mut rest: RestOfList, out: &mut Vec<u8>) -> Option<RestOfList> {
         let Self { control, plane } = self;
+        let names: Vec<String> = control.names.clone();
         for id in rest.ids.by_ref().take(RULES_OF_A_PART) {
             // A rule may have been removed since the list began.
             let Some(it) = control.rules.active_rule(id, Some(plane), &mut rest.asked) else { continue };
             let rule = json!({
                 "id": id.number(),
                 "rule": it.rule.to_string(),
+                "text": it.rule.named(Ports(&self::names(&names))).to_string(),
                 "packets": it.counters.packets,
                 "bytes": it.counters.bytes,
                 "ports": control.placements_json(id),
@@ -435,12 +445,14 @@ impl<C: Control> Control for ControlWithRules<C> {
         self.rules.disable_hardware(plane);
     }
 
-    /// Adds `rules` to the program's own summary: for each rule its text, where it runs, `packets` and
-    /// `bytes`.
+    /// Adds `rules` to the program's own summary: for each rule `rule` (with port numbers), `text` (with port names),
+    /// where it runs, `packets` and `bytes`.
     fn summary(&mut self) -> Option<Value> {
+        let names = names(&self.names);
         let rule = |(it, ports): (&ActiveRule, &Vec<Value>)| {
             json!({
                 "rule": it.rule.to_string(),
+                "text": it.rule.named(Ports(&names)).to_string(),
                 "packets": it.counters.packets,
                 "bytes": it.counters.bytes,
                 "ports": ports,

@@ -5,7 +5,7 @@ use wirepath_flow::Rule;
 use wirepath_packet::{Pool, PoolError, PortId};
 use wirepath_pipeline::PortInfo;
 use wirepath_pipeline::rules::{RuleLimits, RuleLocations, in_priority_order, judge};
-use wirepath_pmd::drivers::PortSettings;
+use wirepath_pmd::drivers::{DEFAULT_MTU, PortSettings};
 use wirepath_pmd::port::{Capabilities, KernelRule};
 
 use super::RuleSettings;
@@ -29,7 +29,7 @@ impl UnopenedPorts {
             PortInfo {
                 queues: port.queues,
                 capabilities: Capabilities { kernel_punt: port.plan.kernel_punt(), ..plain },
-                ..PortInfo::simulated(PortId::new(id), &port.name, None, port.mtu, &pool)
+                ..PortInfo::simulated(PortId::new(id), &port.name, None, port.mtu.unwrap_or(DEFAULT_MTU), &pool)
             }
         };
         let answer = |sorted: &[Rule]| -> Result<Vec<Vec<KernelRule>>, PoolError> {

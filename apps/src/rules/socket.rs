@@ -3,7 +3,7 @@
 //!
 //! | Request | Answer |
 //! |---|---|
-//! | `{"list": true}` | `{"ok": true, "rules": [{"id": 3, "rule": "...", "packets": 0, "bytes": 0}]}` |
+//! | `{"list": true}` | `{"ok": true, "rules": [{"id": 3, "rule": "...", "text": "...", "packets": 0, "bytes": 0}]}` |
 //! | `{"add": "ingress: any => drop"}` | `{"ok": true, "id": 4}`: behind those of its priority |
 //! | `{"remove": 3}` | `{"ok": true}` |
 //! | anything that cannot be done | `{"ok": false, "error": "why"}` |

@@ -4,6 +4,7 @@ use clap::Args;
 use serde::Serialize;
 use wirepath_packet::Pool;
 use wirepath_packet::PortId;
+use wirepath_pmd::drivers::inventory::DeviceInfo;
 use wirepath_pmd::drivers::nic::rdma::QueuePairEncapsulation;
 use wirepath_pmd::drivers::{self, Candidate, DRIVERS, Driver};
 use wirepath_pmd::port::hardware::RuleCapabilities;
@@ -41,6 +42,9 @@ pub struct Offer {
     /// Reason why the driver cannot open the device, with a remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Properties of the device, if it is an interface or an RDMA device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub info: Option<DeviceInfo>,
     /// Capabilities of the rule hardware, as `wirepath flow explain --capabilities` reads them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rules: Option<RuleCapabilities>,
@@ -81,6 +85,14 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
 
 fn list(json: bool) -> Result<(), Failure> {
     let mut offers = offers(DRIVERS);
+    let mut read = None;
+    for offer in &mut offers {
+        // The offers for a device are adjacent.
+        if !matches!(&read, Some((device, _)) if *device == offer.device) {
+            read = Some((offer.device.clone(), DeviceInfo::read(&offer.device)));
+        }
+        offer.info = read.as_ref().and_then(|(_, info)| info.clone());
+    }
     let drivers = DRIVERS.iter().map(|driver| DriverInfo { driver: driver.name(), about: driver.about() });
     if json {
         let has_rules = |name| drivers::find(name).is_some_and(Driver::may_have_rule_hardware);
@@ -105,11 +117,32 @@ fn list(json: bool) -> Result<(), Failure> {
         let mark = if offer.usable { "yes" } else { "no" };
         table.row([offer.device.clone(), offer.driver.to_owned(), mark.to_owned(), answer]);
     }
+    let mut properties = Table::new(["DEVICE", "MAC", "MTU", "LINK", "MBIT/S", "QUEUES", "NUMA", "PCI"]);
+    let mut shown: Option<&str> = None;
+    for Offer { device, info, .. } in &offers {
+        let Some(info) = info.as_ref().filter(|_| shown != Some(device)) else { continue };
+        shown = Some(device);
+        let number = |value: Option<u32>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+        let queues = info.rx_queues.zip(info.tx_queues);
+        let queues = queues.map_or_else(|| "-".to_owned(), |(rx, tx)| format!("{rx} rx, {tx} tx"));
+        let link = info.link.map_or("-", |up| if up { "up" } else { "down" });
+        properties.row([
+            device.clone(),
+            text(&info.mac),
+            number(info.mtu),
+            link.to_owned(),
+            number(info.speed),
+            queues,
+            number(info.numa_node),
+            text(&info.pci),
+        ]);
+    }
     let mut about = Table::new(["DRIVER", "WHAT IT DOES"]);
     for driver in drivers {
         about.row([driver.driver.to_owned(), driver.about.to_owned()]);
     }
-    print(format_args!("{table}\n{about}"))
+    print(format_args!("{table}\n{properties}\n{about}"))
 }
 
 /// Splits a name into driver and device.
@@ -168,7 +201,8 @@ fn offers(drivers: &[&dyn Driver]) -> Vec<Offer> {
             };
             let at = offers.iter().rposition(|offer| offer.device == device).map_or(offers.len(), |last| last + 1);
             let usable = mode.is_some();
-            let offer = Offer { device, driver: driver.name(), usable, mode, reason, rules: None, no_rules: None };
+            let offer =
+                Offer { device, driver: driver.name(), usable, mode, reason, info: None, rules: None, no_rules: None };
             offers.insert(at, offer);
         }
     }

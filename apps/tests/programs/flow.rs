@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json as json_value};
 
 fn flow(arguments: &[&str], input: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_wirepath"))
@@ -81,7 +81,7 @@ fn rules_of_a_configuration_know_its_ports() {
     let ports = "[[port]]\nname = \"lan\"\ndriver = \"null\"\n[[port]]\nname = \"wan\"\ndriver = \"null\"\n";
     let rule = |text: &str| format!("{ports}[[rule]]\nrule = \"{text}\"\n");
     let (code, out, error) = check(&rule("ingress: port id wan => redirect lan"), &[]);
-    assert_eq!((code, out.as_str(), error.as_str()), (0, "ingress prio 0: port id 1 => redirect 0\n", ""));
+    assert_eq!((code, out.as_str(), error.as_str()), (0, "ingress prio 0: port id wan => redirect lan\n", ""));
     let (code, _, error) = check(&rule("ingress: port id wam => drop"), &[]);
     assert!(
         code == 2 && error.contains(":8:26: rule[0].rule: no port is called \"wam\"; did you mean \"wan\"?"),
@@ -98,6 +98,28 @@ fn rules_of_a_configuration_know_its_ports() {
     let (code, _, error) = check(&twice, &[]);
     assert!(code == 0 && error.contains("warning: "), "{error}");
     assert_eq!(check(&twice, &["--strict"]).0, 2);
+}
+
+#[test]
+fn rules_are_printed_with_the_names_of_ports() {
+    let rule = "ingress prio 5: port id wan / ipv4 => mirror lan";
+    let config = format!(
+        "[[port]]\nname = 'lan'\ndriver = 'null'\n[[port]]\nname = 'wan'\ndriver = 'null'\n[[rule]]\nrule = '{rule}'\n"
+    );
+    let (code, out, error) = run_flow(&["check", "-"], &config);
+    assert_eq!((code, out.trim()), (0, rule), "{error}");
+    let (code, report) = json(&["check", "-", "--json"], &config);
+    assert_eq!((code, &report["ports"]), (0, &json_value!(["lan", "wan"])), "{report}");
+    // What `check` prints can be checked again, as text and as JSON.
+    let (code, out, _) = run_flow(&["check", "-", "--ports", "lan,wan"], &out);
+    assert_eq!((code, out.trim()), (0, rule));
+    let (code, out, error) = run_flow(&["check", "-", "--ports", "lan,wan"], &report.to_string());
+    assert_eq!((code, out.trim()), (0, rule), "{error}");
+    let (code, out, _) = run_flow(&["explain", "-"], &config);
+    assert!(code == 0 && out.contains(rule), "{out}");
+    let (_, report) = json(&["explain", "-", "--json"], &config);
+    assert_eq!(report["rules"][0]["rule"], "ingress prio 5: port id 1 / ipv4 => mirror 0");
+    assert_eq!(report["rules"][0]["text"], rule);
 }
 
 #[test]
@@ -201,7 +223,7 @@ fn recorded_capabilities_show_where_rules_run() {
     is(4, "hardware", "left to software: packets with wrong outer lengths or checksums");
     let (code, text, _) = run_flow(&["explain", config, "--capabilities", nic], "");
     assert!(code == 0 && text.starts_with("RULE   ID  PORT  DRIVER  WHERE     WHY\n"), "{text}");
-    assert!(text.contains("=> mark 2, redirect 1\n        0  a     null    split     redirect 1:"), "{text}");
+    assert!(text.contains("=> mark 2, redirect b\n        0  a     null    split     redirect 1:"), "{text}");
     // The gateway's own tunnels are shown too.
     let simple = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tunnel-gateway-simple.toml");
     let (code, report) = json(&["explain", simple.to_str().unwrap(), "--capabilities", nic, "--json"], "");

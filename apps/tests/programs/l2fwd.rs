@@ -37,12 +37,12 @@ fn the_demonstration_ends_by_itself_with_one_line_of_json() {
 }
 
 #[test]
-fn a_configuration_is_checked_without_opening_anything() {
+fn a_configuration_for_another_machine_is_checked_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.toml");
     let port = |name: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"no-such-device\"\n");
     std::fs::write(&path, port("a") + &port("b").replace("no-such", "nor-such")).unwrap();
-    let output = l2fwd(&["--config", path.to_str().unwrap(), "--check", "--json"]);
+    let output = l2fwd(&["--config", path.to_str().unwrap(), "--check=file", "--json"]);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "{\"ok\":true,\"ports\":2}\n"));
     std::fs::write(&path, port("a") + "[l2fwd]\npairs = [['a', 'b']]\n").unwrap();
     assert_eq!(l2fwd(&["--config", path.to_str().unwrap(), "--check"]).status.code(), Some(2));

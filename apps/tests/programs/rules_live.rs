@@ -66,7 +66,8 @@ fn listed_added_and_removed_while_packets_flow() {
     let id: u64 = id.trim().parse().unwrap();
     assert!(eventually(WAIT_LIMIT, || rules(&socket).iter().any(|(own, _, packets)| *own == id && *packets > 1000)));
     let (code, text) = flow(&["list"], &socket);
-    assert!(code == Some(0) && text.starts_with("ID") && text.contains("udp => count, drop"), "{text}");
+    assert!(code == Some(0) && text.starts_with("ID") && text.contains("port id east / udp => count, drop"), "{text}");
+    assert!(text.contains("ingress prio 7: port id west => drop"), "{text}");
 
     for (arguments, why) in [
         (&["add", "ingress: udpp => drop"][..], "did you mean \"udp\"?"),
@@ -142,14 +143,14 @@ fn shown_live_and_at_the_end() {
         let mut bytes = [0; 4096];
         let n = std::io::Read::read(&mut out, &mut bytes).unwrap();
         stdout.extend_from_slice(&bytes[..n]);
-        String::from_utf8_lossy(&stdout).contains("pps  egress prio 0: port id 1 / udp => count")
+        String::from_utf8_lossy(&stdout).contains("pps  egress prio 0: port id west / udp => count")
     });
     assert!(shown, "{}", String::from_utf8_lossy(&stdout));
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut rest = String::new();
     std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert!(rest.contains("PACKETS") && rest.contains("egress prio 0: port id 1 / udp => count"), "{rest}");
+    assert!(rest.contains("PACKETS") && rest.contains("egress prio 0: port id west / udp => count"), "{rest}");
 }
 
 #[test]

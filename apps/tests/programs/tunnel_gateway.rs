@@ -30,7 +30,7 @@ fn every_example_is_valid() {
     let examples = examples();
     assert!(examples.len() >= 3, "{examples:?}");
     for path in examples {
-        let output = run(&["--config", path.to_str().unwrap(), "--check"]);
+        let output = run(&["--config", path.to_str().unwrap(), "--check=file"]);
         assert!(output.status.success(), "{}: {}", path.display(), text(&output.stderr));
         assert!(text(&output.stdout).starts_with("configuration is valid"));
     }
@@ -46,7 +46,7 @@ fn config_errors_name_the_line_and_exit_with_2() {
         ("port = \"lan\"", "port = \"lam\"", "did you mean \"lan\"?"),
         ("ports = [{ port = \"lan\" }]", "ports = [{ port = \"wan\" }]", "is the underlay port"),
         ("name = \"blue\"", "nam = \"blue\"", "unknown key; did you mean \"name\"?"),
-        ("vni = 42", "vni = 42\nmtu = 1451", "but 1500 bytes of the underlay port less 50 of headers"),
+        ("device = \"eth0\"", "device = \"eth0\"\nmtu = 117", "but 117 bytes of the underlay port less 50 of headers"),
         (
             "[underlay]",
             "[[port]]\nname = \"third\"\ndevice = \"eth2\"\n[underlay]",
@@ -66,6 +66,8 @@ fn config_errors_name_the_line_and_exit_with_2() {
     assert!(text(&output.stderr).contains("/does/not/exist.toml"));
     assert_eq!(run(&["--check"]).status.code(), Some(2), "nothing to check");
     assert_eq!(run(&["--seconds", "0"]).status.code(), Some(2));
+    let output = run(&["--seconds", "x"]);
+    assert!(text(&output.stderr).contains("expected a number of seconds"), "{output:?}");
 }
 
 #[test]
@@ -111,6 +113,39 @@ fn drops_are_captured_with_their_reason() {
     // If the file cannot be created, the program ends before anything is started.
     let output = run(&["--config", config, "--capture-drops", "/does/not/exist/x.pcapng"]);
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_port_may_be_only_the_target_of_a_mirror() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("c.toml");
+    let port = |name: &str, more: &str| format!("[[port]]\nname = '{name}'\ndriver = 'null'\n{more}");
+    let text = port("wan", "[port.null]\nmac = '02:00:00:00:00:01'\n")
+        + &port("lan", "[port.null]\nsource = 'udp4'\ncount = 100\n")
+        + &port("copies", "")
+        + "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n\
+           [[segment]]\nname = 'blue'\nvni = 42\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n";
+    let run = |text: &str| {
+        std::fs::write(&config, text).unwrap();
+        run(&["--config", config.to_str().unwrap(), "--seconds", "1", "--json"])
+    };
+    let unused = run(&text);
+    assert_eq!(unused.status.code(), Some(2), "{}", text_of(&unused));
+    assert!(text_of(&unused).contains("port \"copies\" is neither"), "{}", text_of(&unused));
+    let output = run(&(text + "[[rule]]\nrule = 'ingress: port id lan => mirror copies'\n"));
+    assert!(output.status.success(), "{}", text_of(&output));
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ports = summary["ports"].as_array().unwrap();
+    let copies = ports.iter().find(|port| port["name"] == "copies").unwrap();
+    assert_eq!(copies["tx_packets"], 100, "{summary}");
+    // The names of ports stand beside their numbers.
+    let rule = &summary["app"]["rules"][0];
+    assert_eq!(rule["rule"], "ingress prio 0: port id 1 => mirror 2");
+    assert_eq!(rule["text"], "ingress prio 0: port id lan => mirror copies");
+    // What a start takes for the MTU is in the log.
+    let log = text_of(&output);
+    assert!(log.contains("port wan: MTU 1500, the default; the device has none"), "{log}");
+    assert!(log.contains("segment blue: inner MTU 1450"), "{log}");
 }
 
 fn text_of(output: &Output) -> String {

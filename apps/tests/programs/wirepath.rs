@@ -112,6 +112,11 @@ fn connectx_is_listed_by_both_drivers() {
             offer["mode"].as_str().unwrap_or_else(|| panic!("{offer}")).to_owned()
         };
         assert!(mode("mlx5").contains("multi-packet send"), "{offers:?}");
+        let info = &offers[0]["info"];
+        assert!(
+            info["mac"].is_string() && info["mtu"] == 9000 && info["speed"] == 100_000 && info["pci"] == "0000:00:10.0",
+            "{info}"
+        );
         let rules = |driver: &str| {
             let offer = offers.iter().find(|offer| offer["driver"] == driver).unwrap();
             (offer["rules"]["backend"].clone(), offer["no_rules"].clone())
@@ -346,9 +351,95 @@ fn the_old_name_of_command_names_the_new_one() {
     assert!(output.status.code() == Some(2) && text.contains("--ask is now called --command"), "{text}");
 }
 
+/// Runs the command at the top of both files of a pair in `configs/`.
 #[test]
-fn the_example_topology_is_valid() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/emulated-nics.toml");
-    let topology = wirepath_nic_emulator::topology::Topology::load(&path).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(topology.devices.len(), 2);
+fn the_example_pairs_of_nics_forward() {
+    require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"), Requirement::File("/etc/libibverbs.d/mana.driver"));
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for nic in ["mlx5", "mana"] {
+        let (topology, config) = (format!("configs/emulated-{nic}.toml"), format!("configs/l2fwd-{nic}.toml"));
+        let line = format!("wirepath emulate --topology {topology} -- l2fwd --config {config} --seconds 5");
+        for file in [&topology, &config] {
+            let text = std::fs::read_to_string(root.join(file)).unwrap();
+            assert!(text.lines().any(|comment| comment == format!("#   {line}")), "{file} names the command");
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_wirepath"));
+        let words =
+            line.split(' ').skip(1).map(|word| if word == "l2fwd" { env!("CARGO_BIN_EXE_l2fwd") } else { word });
+        command.args(words).arg("--json").current_dir(&root);
+        command.env(launch::PRELOAD, launch::build_library());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{nic}: {output:?}");
+        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let (received, sent) = (&summary["ports"][0]["rx_packets"], &summary["ports"][1]["tx_packets"]);
+        assert!(
+            received.as_u64().is_some_and(|n| n > 100) && sent.as_u64().is_some_and(|n| n > 100),
+            "{nic}: {summary}"
+        );
+    }
+}
+
+/// Returns the indented lines after the line that begins with `title`.
+fn indented<'t>(help: &'t str, title: &str) -> Vec<&'t str> {
+    let lines = help.lines().skip_while(|line| !line.starts_with(title)).skip(1);
+    lines.skip_while(|line| line.is_empty()).take_while(|line| line.is_empty() || line.starts_with(' ')).collect()
+}
+
+#[test]
+fn examples_of_help_texts_can_be_pasted() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("acl.rules"), "").unwrap();
+    let config = folder.path().join("c.toml");
+    for (program, titles) in [
+        (env!("CARGO_BIN_EXE_l2fwd"), &["Example configuration:"][..]),
+        (env!("CARGO_BIN_EXE_tunnel-gateway"), &["Example configuration:", "SIGHUP):"]),
+    ] {
+        // A terminal that is narrower than the examples wraps nothing.
+        let output = Command::new(program).arg("--help").env("COLUMNS", "40").output().unwrap();
+        let help = String::from_utf8(output.stdout).unwrap();
+        let text: Vec<&str> = titles.iter().flat_map(|title| indented(&help, title)).collect();
+        assert!(text.iter().any(|line| line.contains("[[port]]")) && text.iter().any(|line| line.contains("[[rule]]")));
+        std::fs::write(&config, text.join("\n")).unwrap();
+        let output = Command::new(program).arg("--config").arg(&config).arg("--check=file").output().unwrap();
+        assert!(output.status.success(), "{program}: {output:?}\n{}", text.join("\n"));
+    }
+    // Every example of a command is one that the program knows.
+    let help = Command::new(env!("CARGO_BIN_EXE_wirepath")).arg("--help").env("COLUMNS", "40").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let examples: Vec<&str> = indented(&help, "Examples:").into_iter().map(str::trim).collect();
+    let commands: Vec<&&str> = examples.iter().filter(|line| line.starts_with("wirepath ")).collect();
+    assert!(commands.len() >= 9, "{examples:?}");
+    for example in commands {
+        let words = example.split("  ").next().unwrap().split(' ').skip(1);
+        let words: Vec<&str> =
+            words.take_while(|word| *word != "--" && !word.chars().all(char::is_uppercase)).collect();
+        let output = wirepath(&[&words[..], &["--help"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{example}");
+    }
+}
+
+#[test]
+fn devices_have_addresses_and_sizes() {
+    require!(all Requirement::LAB);
+    let lab = wirepath_testlab::Lab::new("deviceinfo");
+    let namespace = lab.namespace("here");
+    lab.veth((&namespace, "a0"), (&namespace, "b0"));
+    namespace.ip("link set dev a0 address 02:00:00:00:00:aa mtu 3000");
+    let text = namespace.run(&[env!("CARGO_BIN_EXE_wirepath"), "devices"]).expect();
+    let heading = "DEVICE  MAC                MTU   LINK  MBIT/S  QUEUES      NUMA  PCI";
+    let rows: Vec<&str> = text.lines().skip_while(|line| *line != heading).skip(1).collect();
+    let row = rows.iter().find(|row| row.starts_with("a0 ")).unwrap_or_else(|| panic!("{text}"));
+    assert_eq!(row.split_whitespace().collect::<Vec<_>>()[..3], ["a0", "02:00:00:00:00:aa", "3000"], "{row}");
+    assert!(row.contains("1 rx, 1 tx"), "{row}");
+    let json = namespace.run(&[env!("CARGO_BIN_EXE_wirepath"), "devices", "--json"]).expect();
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let offers = report["devices"].as_array().unwrap();
+    for offer in offers.iter().filter(|offer| offer["device"] == "a0") {
+        let info = &offer["info"];
+        assert_eq!(
+            (&info["mac"], &info["mtu"], &info["rx_queues"]),
+            (&"02:00:00:00:00:aa".into(), &3000.into(), &1.into())
+        );
+        assert!(info["speed"].is_u64() && info["numa_node"].is_null() && info["pci"].is_null(), "{info}");
+    }
 }

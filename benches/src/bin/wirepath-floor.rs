@@ -2,15 +2,14 @@
 #![allow(unsafe_code, missing_docs, clippy::undocumented_unsafe_blocks, clippy::cast_ptr_alignment)]
 
 //! The floor: cost of the bare work on one core, without any generality. It is a reference for the cost of
-//! abstractions, not a design: fixed headers, one table, no statistics and no error handling.
-//!
-//! Usage: `wirepath-floor io|macswap|encap|decap|table|random FLOWS BUFFERS [SECONDS]`, where BUFFERS rotate
-//! (32, 8192, ...). `table` looks up numbered flows, which CRC32C distributes without collisions. `random`
-//! looks up random flows, which collide. The output is cycles of the time-stamp counter per packet, and
-//! packets per second.
+//! abstractions, not a design: fixed headers, one table, no statistics and no error handling. `--help` describes the
+//! arguments.
 
 use std::arch::x86_64::*;
 use std::time::Instant;
+
+use clap::Parser;
+use wirepath_apps::cli;
 
 const BURST: usize = 32;
 const STRIDE: usize = 2368; // odd multiple of 64
@@ -128,12 +127,32 @@ const OUTER: [u8; 50] = [
     2, 0xc0, 0, 0x12, 0xb5, 0, 80, 0, 0, 8, 0, 0, 0, 0, 0, 10, 0,
 ];
 
+/// Measures the bare work on one core as a lower bound: cycles of the time-stamp counter per packet, and packets per
+/// second
+#[derive(Debug, Parser)]
+#[command(name = "wirepath-floor", version, term_width = cli::HELP_WIDTH)]
+struct Arguments {
+    /// Work per packet. table looks up numbered flows, which CRC32C distributes without collisions; random looks up
+    /// random flows, which collide
+    #[arg(value_parser = ["io", "macswap", "encap", "decap", "table", "random"], default_value = "encap")]
+    mode: String,
+
+    /// Number of flows
+    #[arg(default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16_000_000))]
+    flows: u32,
+
+    /// Number of buffers that rotate
+    #[arg(default_value_t = 32, value_parser = clap::value_parser!(u32).range(32..=1_000_000))]
+    buffers: u32,
+
+    /// Time of the measurement
+    #[arg(default_value_t = 2.0)]
+    seconds: f64,
+}
+
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    let mode = args.get(1).map(String::as_str).unwrap_or("encap");
-    let flows: usize = args.get(2).map_or(1, |s| s.parse().expect("FLOWS"));
-    let buffers: usize = args.get(3).map_or(32, |s| s.parse().expect("BUFFERS")).max(BURST);
-    let seconds: f64 = args.get(4).map_or(2.0, |s| s.parse().expect("SECONDS"));
+    let Arguments { mode, flows, buffers, seconds } = Arguments::parse();
+    let (mode, flows, buffers) = (mode.as_str(), flows as usize, buffers as usize);
 
     let layout = std::alloc::Layout::from_size_align(buffers * STRIDE, 1 << 21).unwrap();
     let memory = unsafe { std::alloc::alloc_zeroed(layout) };

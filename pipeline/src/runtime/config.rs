@@ -1,9 +1,10 @@
 use wirepath_memory::{Backing, RegionBuilder};
 use wirepath_packet::{Arena, MAX_BUFFERS, PoolError};
 use wirepath_pmd::drivers::{self, PortSettings};
-use wirepath_settings::{ConfigError, Located, Settings};
+use wirepath_settings::{ConfigError, Located, Settings, Span};
 
 use super::MAX_PORTS;
+use super::RuntimeError;
 use crate::worker::Idle;
 
 /// Use of huge pages for packet memory.
@@ -34,6 +35,8 @@ pub enum HugePages {
 pub struct RuntimeConfig {
     /// One entry per worker: the core to which it is pinned, or `None`.
     pub workers: Vec<Option<usize>>,
+    /// Positions of the cores in the configuration, if they come from one.
+    pub core_spans: Vec<Span>,
     /// Behaviour of workers that find no packets.
     pub idle: Idle,
     /// Allow workers without a receive queue, for programs that distribute packets with
@@ -51,6 +54,7 @@ impl Default for RuntimeConfig {
     fn default() -> Self {
         Self {
             workers: vec![None],
+            core_spans: Vec::new(),
             idle: Idle::Adaptive,
             workers_without_queues: false,
             buffers: 8192,
@@ -65,34 +69,77 @@ impl RuntimeConfig {
     /// defaults.
     pub fn from_settings(top: &Settings<'_>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
-        if let Some(table) = top.table("workers")? {
-            let cores = table.integers::<usize>("cores", 0..=1023)?;
-            for (i, core) in cores.iter().enumerate() {
-                if cores[..i].iter().any(|other| other.value == core.value) {
-                    let message = format!("core {} is named twice; each worker needs a core of its own", core.value);
-                    return Err(core.error(message));
-                }
+        let workers = top.table("workers").and_then(|table| match table {
+            Some(table) => table.complete(|table| config.read_workers(table)),
+            None => Ok(()),
+        });
+        let pool = top.table("pool").and_then(|table| match table {
+            Some(table) => table.complete(|table| config.read_pool(table)),
+            None => Ok(()),
+        });
+        workers.and(pool).map(|()| config)
+    }
+
+    fn read_workers(&mut self, table: &Settings<'_>) -> Result<(), ConfigError> {
+        let config = self;
+        let cores = table.integers::<usize>("cores", 0..=1023)?;
+        for (i, core) in cores.iter().enumerate() {
+            if cores[..i].iter().any(|other| other.value == core.value) {
+                let message = format!("core {} is named twice; each worker needs a core of its own", core.value);
+                table.record(core.error(message));
             }
-            if !cores.is_empty() {
-                config.workers = cores.iter().map(|Located { value, .. }| Some(*value)).collect();
-            }
-            if let Some(idle) = table.choice("idle", &[("busy", Idle::Busy), ("adaptive", Idle::Adaptive)])? {
-                config.idle = idle;
-            }
-            table.finish()?;
         }
-        if let Some(table) = top.table("pool")? {
-            if let Some(buffers) = table.integer("buffers", 64..=MAX_BUFFERS.into())? {
-                config.buffers = buffers;
-            }
-            let choices = [("prefer", HugePages::Prefer), ("require", HugePages::Require), ("never", HugePages::Never)];
-            if let Some(huge_pages) = table.choice("huge_pages", &choices)? {
-                config.huge_pages = huge_pages;
-            }
-            config.shared = table.get("shared")?.unwrap_or(false);
-            table.finish()?;
+        if !cores.is_empty() {
+            config.workers = cores.iter().map(|Located { value, .. }| Some(*value)).collect();
+            config.core_spans = cores.iter().map(|core| core.span().clone()).collect();
         }
-        Ok(config)
+        if let Some(idle) = table.choice("idle", &[("busy", Idle::Busy), ("adaptive", Idle::Adaptive)])? {
+            config.idle = idle;
+        }
+        Ok(())
+    }
+
+    fn read_pool(&mut self, table: &Settings<'_>) -> Result<(), ConfigError> {
+        let config = self;
+        if let Some(buffers) = table.integer("buffers", 64..=MAX_BUFFERS.into())? {
+            config.buffers = buffers;
+        }
+        let choices = [("prefer", HugePages::Prefer), ("require", HugePages::Require), ("never", HugePages::Never)];
+        if let Some(huge_pages) = table.choice("huge_pages", &choices)? {
+            config.huge_pages = huge_pages;
+        }
+        config.shared = table.get("shared")?.unwrap_or(false);
+        Ok(())
+    }
+
+    /// Rejects workers without a receive queue. `queues` is the number of all ports.
+    pub fn check_queues(&self, queues: usize) -> Result<(), RuntimeError> {
+        if self.workers.len() <= queues || self.workers_without_queues {
+            return Ok(());
+        }
+        let position = self.core_spans.get(queues).cloned();
+        Err(RuntimeError::IdleWorkers { workers: self.workers.len(), queues, position })
+    }
+
+    /// Rejects cores that the program may not use.
+    pub fn check_cores(&self) -> Result<(), RuntimeError> {
+        let Some(allowed) = core_affinity::get_core_ids() else { return Ok(()) };
+        let allowed: Vec<usize> = allowed.into_iter().map(|core| core.id).collect();
+        let usable = |core: &Option<usize>| core.is_none_or(|core| allowed.contains(&core));
+        match self.workers.iter().position(|core| !usable(core)) {
+            Some(index) => Err(RuntimeError::NoCore {
+                core: self.workers[index].unwrap_or_default(),
+                allowed,
+                position: self.core_spans.get(index).cloned(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the names of the ports in order, of tables with errors too. A missing name is empty.
+    pub fn port_names(top: &Settings<'_>) -> Vec<String> {
+        let tables = top.tables("port").unwrap_or_default();
+        tables.iter().map(|table| table.get("name").ok().flatten().unwrap_or_default()).collect()
     }
 
     /// Reads the `[[port]]` tables from a configuration's top-level table, in order. Names and interfaces
@@ -103,9 +150,9 @@ impl RuntimeConfig {
         if let Some(table) = tables.get(MAX_PORTS) {
             return Err(table.error(format!("{} ports, expected at most {MAX_PORTS}", tables.len())));
         }
-        for table in tables {
+        top.each("port", |table| {
             let device = table.span("device");
-            let port = drivers::plan(table)?;
+            let port = drivers::read_port(table)?;
             if let Some(other) = ports.iter().find(|other| other.name == port.name) {
                 let message = format!("found \"{}\", which is the name of another port already", other.name);
                 return Err(port.name_span.error(message));
@@ -115,7 +162,8 @@ impl RuntimeConfig {
                 return Err(device.error(format!("found \"{found}\", which port \"{}\" already uses", other.name)));
             }
             ports.push(port);
-        }
+            Ok(())
+        })?;
         Ok(ports)
     }
 

@@ -12,11 +12,11 @@ use std::thread;
 use crossbeam_queue::ArrayQueue;
 use wirepath_flow::Rule;
 use wirepath_packet::{Batch, Pool, PoolError};
-use wirepath_pmd::drivers::{OnLoss, PortSettings};
+use wirepath_pmd::drivers::{self, KeySpans, OnLoss, PortSettings};
 use wirepath_pmd::port::{
     Capabilities, ConfiguredPort, KernelRule, MacAddress, Offloads, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
 };
-use wirepath_settings::ConfigError;
+use wirepath_settings::{ConfigError, Span};
 
 pub use config::{HugePages, RuntimeConfig};
 pub use control::{Control, ControlPlane};
@@ -41,19 +41,18 @@ const MAX_PORTS: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     /// A port could not be opened or configured. The text includes the position in the configuration.
-    #[error("{error}")]
+    #[error("{at}: {source}")]
     Open {
-        /// The error, with its position in the configuration.
-        error: ConfigError,
-        /// True if the configuration asks for more than the device has, so that only a different
-        /// configuration helps.
-        unsupported: bool,
+        /// Name of the port, with the position of the value that it refused.
+        at: Box<ConfigError>,
+        /// The cause.
+        source: Box<PortError>,
     },
     /// A port could not be started.
-    #[error("port '{port}': {source}")]
+    #[error("{at}: {source}")]
     Start {
-        /// Name of the port.
-        port: String,
+        /// Name of the port, with the position of the value that it refused.
+        at: Box<ConfigError>,
         /// The cause.
         source: Box<PortError>,
     },
@@ -71,22 +70,27 @@ pub enum RuntimeError {
     NoWorkers,
     /// More workers than receive queues.
     #[error(
-        "{workers} workers, but the ports have only {queues} receive queues; give a port more queues, or name fewer \
-         cores in [workers]"
+        "{}{workers} workers, but the ports have only {queues} receive queues; give a port more queues, or name fewer \
+         cores in [workers]",
+        at(.position)
     )]
     IdleWorkers {
         /// Number of workers.
         workers: usize,
         /// Number of receive queues of all ports.
         queues: usize,
+        /// Position of the first core that is too many, if it comes from a configuration.
+        position: Option<Span>,
     },
     /// A core that the program may not use.
-    #[error("core {core} cannot be used; this program may run on {}", list(.allowed))]
+    #[error("{}core {core} cannot be used; this program may run on {}", at(.position), list(.allowed))]
     NoCore {
         /// The configured core.
         core: usize,
         /// The cores that the program may use.
         allowed: Vec<usize>,
+        /// Position of the core in the configuration, if it comes from one.
+        position: Option<Span>,
     },
     /// Superframes may go to a port that cannot segment them.
     #[error(
@@ -117,7 +121,8 @@ impl RuntimeError {
     /// run time.
     pub fn is_configuration(&self) -> bool {
         match self {
-            Self::Open { unsupported, .. } => *unsupported,
+            // The configuration asks for more than the device has, so only a different configuration helps.
+            Self::Open { source, .. } => matches!(**source, PortError::Unsupported { .. }),
             Self::NoPorts
             | Self::TooManyPorts(_)
             | Self::NoWorkers
@@ -127,6 +132,11 @@ impl RuntimeError {
             Self::Start { .. } | Self::Memory(_) | Self::System { .. } => false,
         }
     }
+}
+
+/// Returns a position as the beginning of a message.
+fn at(position: &Option<Span>) -> String {
+    position.as_ref().map_or_else(String::new, |position| format!("{position}: "))
 }
 
 fn list(cores: &[usize]) -> String {
@@ -174,6 +184,8 @@ pub struct Runtime {
     config: RuntimeConfig,
     ports: Vec<ConfiguredPort>,
     info: Vec<PortInfo>,
+    /// Positions of the ports' keys in the configuration.
+    spans: Vec<KeySpans>,
     domain: Domain,
     pools: Vec<Pool>,
     capture: bool,
@@ -191,18 +203,22 @@ impl Runtime {
         if config.workers.is_empty() {
             return Err(RuntimeError::NoWorkers);
         }
-        check_cores(&config.workers)?;
+        config.check_cores()?;
         let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
-        let (mut configured, mut info) = (Vec::new(), Vec::new());
+        let (mut configured, mut info, mut spans) = (Vec::new(), Vec::new(), Vec::new());
+        let share = config.buffers / ports.len() as u32;
         for (id, settings) in ports.into_iter().enumerate() {
             let PortSettings { name, plan, queues, depth, mtu, promiscuous, on_loss, key_spans, .. } = settings;
-            let at = |error: PortError| RuntimeError::Open {
-                unsupported: matches!(error, PortError::Unsupported { .. }),
-                error: key_spans.of_error(&error).error(format!("port '{name}': {error}")),
+            let at = |error| {
+                let (at, source) = position(&key_spans, &name, error);
+                RuntimeError::Open { at, source }
             };
             let port = OpenPort::open(name.clone(), plan).map_err(at)?;
             let capabilities = port.capabilities();
             let node = capabilities.numa_node;
+            let entries = depth.saturating_mul(queues.into());
+            let (mtu, why) = drivers::choose_mtu(mtu, &capabilities, entries, share);
+            tracing::info!("port {name}: MTU {mtu}, {why}");
             let pool = match pools.iter().find(|(of, _)| *of == node) {
                 Some((_, pool)) => pool.clone(),
                 None => {
@@ -222,6 +238,7 @@ impl Runtime {
                 pool: pool.clone(),
             };
             configured.push(port.configure(port_config).map_err(at)?);
+            spans.push(key_spans);
             info.push(PortInfo {
                 id: PortId::new(id as u16),
                 name,
@@ -234,11 +251,9 @@ impl Runtime {
             });
         }
         let queues: usize = info.iter().map(|port| usize::from(port.queues)).sum();
-        if config.workers.len() > queues && !config.workers_without_queues {
-            return Err(RuntimeError::IdleWorkers { workers: config.workers.len(), queues });
-        }
+        config.check_queues(queues)?;
         let pools = pools.into_iter().map(|(_, pool)| pool).collect();
-        Ok(Self { config, ports: configured, info, domain: Domain::new(), pools, capture: false })
+        Ok(Self { config, ports: configured, info, spans, domain: Domain::new(), pools, capture: false })
     }
 
     /// Returns the ports in configuration order. The index of a port is its number.
@@ -290,12 +305,8 @@ impl Runtime {
     /// action `kernel`.
     pub fn set_rules(&mut self, rules: &[Rule]) -> Result<Vec<Vec<KernelRule>>, RuntimeError> {
         let mut all = Vec::with_capacity(self.ports.len());
-        for (port, info) in self.ports.iter_mut().zip(&self.info) {
-            let name = &info.name;
-            all.push(
-                port.set_rules(rules)
-                    .map_err(|source| RuntimeError::Start { port: name.clone(), source: Box::new(source) })?,
-            );
+        for ((port, info), spans) in self.ports.iter_mut().zip(&self.info).zip(&self.spans) {
+            all.push(port.set_rules(rules).map_err(|error| not_started(spans, &info.name, error))?);
         }
         Ok(all)
     }
@@ -324,7 +335,7 @@ impl Runtime {
 
         let mut ports = Vec::with_capacity(self.ports.len());
         let (mut rx, mut tx) = (Vec::new(), Vec::new());
-        for (port, info) in self.ports.into_iter().zip(&self.info) {
+        for ((port, info), spans) in self.ports.into_iter().zip(&self.info).zip(&self.spans) {
             match port.start() {
                 Ok(started) => {
                     let capabilities = started.port.capabilities();
@@ -348,7 +359,7 @@ impl Runtime {
                 }
                 Err(error) => {
                     stop_ports(ports, rx.into_iter().flatten().collect(), tx.into_iter().flatten().collect());
-                    return Err(RuntimeError::Start { port: info.name.clone(), source: Box::new(error) });
+                    return Err(not_started(spans, &info.name, error));
                 }
             }
         }
@@ -429,14 +440,14 @@ impl Runtime {
     }
 }
 
-/// Rejects cores that the program may not use, before anything is started.
-fn check_cores(workers: &[Option<usize>]) -> Result<(), RuntimeError> {
-    let Some(allowed) = core_affinity::get_core_ids() else { return Ok(()) };
-    let allowed: Vec<usize> = allowed.into_iter().map(|core| core.id).collect();
-    match workers.iter().flatten().find(|core| !allowed.contains(core)) {
-        Some(&core) => Err(RuntimeError::NoCore { core, allowed }),
-        None => Ok(()),
-    }
+/// Returns the position of the value that a port refused, and the error.
+fn position(spans: &KeySpans, name: &str, error: PortError) -> (Box<ConfigError>, Box<PortError>) {
+    (Box::new(spans.of_error(&error).error(format!("port '{name}'"))), Box::new(error))
+}
+
+fn not_started(spans: &KeySpans, name: &str, error: PortError) -> RuntimeError {
+    let (at, source) = position(spans, name, error);
+    RuntimeError::Start { at, source }
 }
 
 /// Returns the worker of a receive queue, by the queue's number over all ports.

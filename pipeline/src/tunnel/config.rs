@@ -35,7 +35,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use wirepath_settings::{ConfigError, Located, Settings, Span};
+use wirepath_settings::{ConfigError, DeValue, FromValue, Located, Settings, Span};
 use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
 use wirepath_wire::{MacAddr, Vni};
@@ -166,7 +166,8 @@ pub struct GatewayConfig {
 
 struct Reader<'p> {
     ports: &'p [&'p str],
-    underlay: UnderlayConfig,
+    /// `None` if the underlay has errors: what depends on it is not checked.
+    underlay: Option<&'p UnderlayConfig>,
     vnis: HashMap<u32, String>,
     names: HashSet<String>,
     /// Segment of each port and VLAN.
@@ -177,11 +178,12 @@ struct Reader<'p> {
 impl GatewayConfig {
     /// Reads the gateway's tables. `ports` are the names of the ports in the same configuration.
     pub fn read(root: &Settings<'_>, ports: &[&str]) -> Result<Self> {
-        let Some(table) = root.table("underlay")? else {
-            return Err(root.error_in("underlay", "missing, expected a table [underlay] with port and addresses"));
+        let underlay = match root.table("underlay") {
+            Ok(Some(table)) => table.complete(|table| read_underlay(table, ports)),
+            Ok(None) => Err(root.error_in("underlay", "missing, expected a table [underlay] with port and addresses")),
+            Err(error) => Err(error),
         };
-        let underlay = read_underlay(&table, ports)?;
-        table.finish()?;
+        let underlay = root.collect(underlay);
         let tables = root.tables("segment")?;
         if tables.is_empty() {
             return Err(root.error_in("segment", "missing, expected at least one table [[segment]]"));
@@ -192,24 +194,33 @@ impl GatewayConfig {
         }
         let mut reader = Reader {
             ports,
-            underlay,
+            underlay: underlay.as_ref().ok(),
             vnis: HashMap::new(),
             names: HashSet::new(),
             attached: HashMap::new(),
             remotes: 0,
         };
-        let mut segments = Vec::new();
-        for table in tables {
-            segments.push(reader.segment(&table)?);
-            table.finish()?;
-        }
-        Ok(Self { underlay: reader.underlay, segments })
+        let segments = root.each("segment", |table| reader.segment(table));
+        Ok(Self { segments: segments?, underlay: underlay? })
     }
 
-    /// Checks that the underlay's MTU has room for the MTU of each segment. `mtus` are the MTUs of the ports,
-    /// in order.
-    pub fn check_mtus(&self, mtus: &[u16]) -> Result<()> {
-        let Some(underlay) = mtus.get(self.underlay.port).map(|mtu| usize::from(*mtu)) else { return Ok(()) };
+    /// Returns the largest inner IP packet of a segment in bytes, for an underlay with the MTU `underlay`.
+    ///
+    /// It is the smallest over the remotes. Without a list of them, remotes of each IP version of the gateway count.
+    pub fn inner_mtu(&self, segment: &SegmentConfig, underlay: u16) -> u16 {
+        let listed = segment.remotes.iter().map(|remote| remote.address);
+        let own = segment.locals.iter().copied().filter(|_| segment.remotes.is_empty());
+        let room = |remote| {
+            let taken = overhead(self.underlay.kind, remote) + ETHERNET_LEN + segment.inner_vlans.tag_len();
+            usize::from(underlay).saturating_sub(taken) as u16
+        };
+        let left = listed.chain(own).map(room).min().unwrap_or_default();
+        segment.mtu.map_or(left, |mtu| mtu.min(left))
+    }
+
+    /// Checks that the underlay's MTU has room for the MTU of each segment. `underlay` is that of its port.
+    pub fn check_mtus(&self, underlay: u16) -> Result<()> {
+        let underlay = usize::from(underlay);
         for segment in &self.segments {
             for remote in &segment.remotes {
                 let taken = overhead(self.underlay.kind, remote.address) + ETHERNET_LEN + segment.inner_vlans.tag_len();
@@ -244,27 +255,23 @@ fn port_index(settings: &Settings<'_>, ports: &[&str]) -> Result<usize> {
 }
 
 fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig> {
-    let port = port_index(table, ports)?;
+    let port = table.collect(port_index(table, ports));
     let what = "an address with its prefix length, such as \"10.9.0.1/24\"";
     let listed: Vec<Located<Prefix>> = table.list("addresses", what)?;
-    if listed.is_empty() {
-        return Err(table.error_in("addresses", format!("missing, expected at least {what}")));
-    }
     if listed.len() > 64 {
         return Err(table.error_in("addresses", format!("found {} addresses, expected at most 64", listed.len())));
     }
+    let no_address = listed.is_empty();
     let mut addresses: Vec<Prefix> = Vec::new();
     for prefix in listed {
         if !is_host_address(prefix.value.address) {
-            return Err(prefix.error(format!("found {}, expected a unicast host address", prefix.value)));
-        }
-        if prefix.value.is_reserved(prefix.value.address) {
+            table.record(prefix.error(format!("found {}, expected a unicast host address", prefix.value)));
+        } else if prefix.value.is_reserved(prefix.value.address) {
             let message =
                 format!("found {}, the network itself or its broadcast address; expected {what}", prefix.value);
-            return Err(prefix.error(message));
-        }
-        if addresses.iter().any(|other| other.address == prefix.value.address) {
-            return Err(prefix.error(format!("{} is listed twice", prefix.value.address)));
+            table.record(prefix.error(message));
+        } else if addresses.iter().any(|other| other.address == prefix.value.address) {
+            table.record(prefix.error(format!("{} is listed twice", prefix.value.address)));
         }
         addresses.push(prefix.value);
     }
@@ -272,94 +279,120 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
     for gateway in table.list::<IpAddr>("gateways", "an IP address")? {
         let ip = gateway.value;
         if gateways.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
-            return Err(gateway.error("a second gateway of this IP version; expected at most one of each"));
+            table.record(gateway.error("a second gateway of this IP version; expected at most one of each"));
+            continue;
         }
         let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let on_link = link_local || addresses.iter().any(|prefix| prefix.contains(ip));
         let reserved = addresses.iter().any(|prefix| prefix.is_reserved(ip));
         if !is_host_address(ip) || reserved || !on_link || addresses.iter().any(|prefix| prefix.address == ip) {
             let message = format!("found {ip}, expected another host in one of the networks of \"addresses\"");
-            return Err(gateway.error(message));
+            table.record(gateway.error(message));
         }
         gateways.push(ip);
     }
+    let range = |text: String| {
+        let (low, high) = text.split_once('-')?;
+        let range: (u16, u16) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+        (0 < range.0 && range.0 <= range.1).then_some(range)
+    };
     let source_ports = match table.get::<String>("source_ports")? {
         None => (0xc000, 0xffff),
-        Some(text) => text
-            .split_once('-')
-            .and_then(|(low, high)| Some((low.trim().parse().ok()?, high.trim().parse().ok()?)))
-            .filter(|(low, high)| 0 < *low && low <= high)
-            .ok_or_else(|| {
-                let message = format!("found \"{text}\", expected two ports such as \"49152-65535\"");
-                table.error_in("source_ports", message)
-            })?,
+        Some(text) => range(text.clone()).unwrap_or_else(|| {
+            let message = format!("found \"{text}\", expected two ports such as \"49152-65535\"");
+            table.record(table.error_in("source_ports", message));
+            (0xc000, 0xffff)
+        }),
     };
-    let dscp = match table.get::<String>("dscp") {
-        Ok(Some(word)) if word == "copy" => None,
-        Ok(None) => Some(0),
-        _ => match table.integer::<u8>("dscp", 0..=63) {
-            Ok(value) => value,
-            Err(error) => return Err(ConfigError { message: format!("{} or \"copy\"", error.message), ..error }),
-        },
-    };
+    let dscp = table.get::<Dscp>("dscp")?.unwrap_or(Dscp(Some(0))).0;
     let checksum = table.choice(
         "udp_checksum",
         &[("standard", OuterChecksum::Standard), ("always", OuterChecksum::Always), ("zero", OuterChecksum::Zero)],
     )?;
     let kinds: Vec<(&str, &TunnelKind)> = KINDS.iter().map(|kind| (kind.name, kind)).collect();
     let kind = table.choice("kind", &kinds)?.unwrap_or(&KINDS[0]);
+    let (port_span, addresses_span) = (table.span("port"), table.span("addresses"));
+    let vlan = table.integer("vlan", 1..=MAX_ID.into())?;
+    let udp_port = table.integer("udp_port", 1..=65_535)?.unwrap_or(kind.udp_port);
+    let ttl = table.integer("ttl", 1..=255)?.unwrap_or(64);
+    if no_address {
+        let missing = || table.error_in("addresses", format!("missing, expected at least {what}"));
+        return Err(table.misspelt("addresses").unwrap_or_else(missing));
+    }
     Ok(UnderlayConfig {
-        port,
-        port_span: table.span("port"),
+        port: port?,
+        port_span,
         addresses,
-        addresses_span: table.span("addresses"),
+        addresses_span,
         gateways,
-        vlan: table.integer("vlan", 1..=MAX_ID.into())?,
+        vlan,
         kind,
-        udp_port: table.integer("udp_port", 1..=65_535)?.unwrap_or(kind.udp_port),
+        udp_port,
         source_ports,
-        ttl: table.integer("ttl", 1..=255)?.unwrap_or(64),
+        ttl,
         dscp,
         checksum: checksum.unwrap_or_default(),
     })
 }
 
+/// Outer DSCP; `None`: copied from the inner packet.
+struct Dscp(Option<u8>);
+
+impl FromValue for Dscp {
+    const EXPECTED: &'static str = "an integer from 0 to 63 or \"copy\"";
+
+    fn from_value(value: &DeValue<'_>) -> Option<Self> {
+        match value.as_str() {
+            Some("copy") => Some(Self(None)),
+            _ => u8::try_from(i64::from_value(value)?).ok().filter(|dscp| *dscp <= 63).map(|dscp| Self(Some(dscp))),
+        }
+    }
+}
+
 impl Reader<'_> {
     fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
-        let max_id = self.underlay.kind.max_id;
-        let vni: u32 = match table.integer("vni", 0..=i64::from(max_id))? {
-            Some(vni) => vni,
-            None => return Err(table.error_in("vni", format!("missing, expected an integer from 0 to {max_id}"))),
-        };
-        let name: String = table.get("name")?.unwrap_or_else(|| format!("vni{vni}"));
-        if let Some(other) = self.vnis.insert(vni, name.clone()) {
-            return Err(table.error_in("vni", format!("{vni} is the VNI of segment \"{other}\" already")));
-        }
-        if !self.names.insert(name.clone()) {
-            return Err(table.error_in("name", format!("another segment is called \"{name}\" already")));
-        }
+        let max_id = self.underlay.map_or(KINDS[0].max_id, |underlay| underlay.kind.max_id);
+        let name: Option<String> = table.get("name")?;
         let locals = self.locals(table)?;
         let remotes = self.remotes(table, &locals)?;
-        let attachments = self.attachments(table, &name)?;
         let accept_unknown_remotes = table.get("accept_unknown_remotes")?.unwrap_or(false);
+        let learning = table.get("learning")?.unwrap_or(true);
+        let ageing = table.integer("ageing", 0..=1_000_000)?.unwrap_or(300);
+        let (mtu, mtu_span) = (table.integer("mtu", 68..=9202)?, table.span("mtu"));
+        let inner = [("discard", InnerVlans::Discard), ("carry", InnerVlans::Carry)];
+        let inner_vlans = table.choice("inner_vlans", &inner)?.unwrap_or_default();
+        let (vni_span, name_span) = (table.span("vni"), table.span("name"));
+        table.has("static");
+        let vni: Result<u32> = table.required_integer("vni", 0..=i64::from(max_id));
+        let name = name.unwrap_or_else(|| vni.as_ref().map_or(table.path().to_owned(), |vni| format!("vni{vni}")));
+        let attachments = table.collect(self.attachments(table, &name));
+        let vni = vni?;
+        if let Some(other) = self.vnis.insert(vni, name.clone()) {
+            table.record(vni_span.error(format!("{vni} is the VNI of segment \"{other}\" already")));
+        }
+        if !self.names.insert(name.clone()) {
+            table.record(name_span.error(format!("another segment is called \"{name}\" already")));
+        }
         if remotes.is_empty() && !accept_unknown_remotes {
             let message = "missing, expected at least one remote (or accept_unknown_remotes = true)";
-            return Err(table.misspelt("remotes").unwrap_or_else(|| table.error_in("remotes", message)));
+            table.record(table.misspelt("remotes").unwrap_or_else(|| table.error_in("remotes", message)));
         }
+        let attachments = attachments?;
+        // Static entries refer to the rest of the segment.
+        table.check_keys()?;
         let statics = statics(table, self.ports, &remotes, &attachments)?;
-        let inner = [("discard", InnerVlans::Discard), ("carry", InnerVlans::Carry)];
         Ok(SegmentConfig {
             name,
             vni: Vni::from_low_bits(vni),
             locals,
             remotes,
             attachments,
-            learning: table.get("learning")?.unwrap_or(true),
-            ageing: table.integer("ageing", 0..=1_000_000)?.unwrap_or(300),
-            mtu: table.integer("mtu", 68..=9202)?,
-            mtu_span: table.span("mtu"),
+            learning,
+            ageing,
+            mtu,
+            mtu_span,
             accept_unknown_remotes,
-            inner_vlans: table.choice("inner_vlans", &inner)?.unwrap_or_default(),
+            inner_vlans,
             statics,
         })
     }
@@ -367,18 +400,17 @@ impl Reader<'_> {
     /// Returns the gateway's addresses for a segment: the configured ones, or the first address of each IP
     /// version.
     fn locals(&self, table: &Settings<'_>) -> Result<Vec<IpAddr>> {
-        let ours = &self.underlay.addresses;
         let mut locals: Vec<IpAddr> = Vec::new();
         let named = table.list::<IpAddr>("local", "an IP address")?;
+        let Some(UnderlayConfig { addresses: ours, .. }) = self.underlay else { return Ok(locals) };
         let restricts = !named.is_empty();
         for local in named {
             if !ours.iter().any(|prefix| prefix.address == local.value) {
                 let list: Vec<String> = ours.iter().map(|prefix| prefix.address.to_string()).collect();
                 let message = format!("found {}, expected one of underlay.addresses: {}", local.value, list.join(", "));
-                return Err(local.error(message));
-            }
-            if locals.iter().any(|other| other.is_ipv4() == local.value.is_ipv4()) {
-                return Err(local.error("a second local address of this IP version; expected at most one of each"));
+                table.record(local.error(message));
+            } else if locals.iter().any(|other| other.is_ipv4() == local.value.is_ipv4()) {
+                table.record(local.error("a second local address of this IP version; expected at most one of each"));
             }
             locals.push(local.value);
         }
@@ -396,25 +428,16 @@ impl Reader<'_> {
         for remote in table.list::<IpAddr>("remotes", "an IP address")? {
             let ip = remote.value;
             let version = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
-            if !is_host_address(ip) || self.underlay.addresses.iter().any(|prefix| prefix.is_reserved(ip)) {
-                return Err(remote.error(format!("found {ip}, expected a unicast host address")));
-            }
-            if self.underlay.addresses.iter().any(|prefix| prefix.address == ip) {
-                return Err(remote.error(format!("{ip} is an address of this gateway, expected that of another")));
-            }
             if !seen.insert(ip) {
-                return Err(remote.error(format!("{ip} is listed twice")));
+                table.record(remote.error(format!("{ip} is listed twice")));
+                continue;
             }
-            let Some(&local) = locals.iter().find(|local| local.is_ipv4() == ip.is_ipv4()) else {
-                let message = format!("{ip} is {version}, but there is no {version} address to reach it from");
-                return Err(remote.error(format!("{message}; expected one in underlay.addresses (and in \"local\")")));
-            };
-            let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-            let on_link = link_local || self.underlay.addresses.iter().any(|prefix| prefix.contains(ip));
-            if !on_link && !self.underlay.gateways.iter().any(|gateway| gateway.is_ipv4() == ip.is_ipv4()) {
-                let message = format!("{ip} is in no network of underlay.addresses");
-                return Err(remote.error(format!("{message}; expected an {version} address in underlay.gateways")));
-            }
+            let local = self.underlay.map_or(Ok(ip), |underlay| check_remote(underlay, locals, ip, version));
+            // The rest of the segment is checked with a wrong remote too.
+            let local = local.unwrap_or_else(|message| {
+                table.record(remote.error(message));
+                ip
+            });
             self.remotes += 1;
             if self.remotes > MAX_REMOTES {
                 return Err(remote.error(format!("more than {MAX_REMOTES} remotes in all segments")));
@@ -425,14 +448,16 @@ impl Reader<'_> {
     }
 
     fn attachments(&mut self, table: &Settings<'_>, segment: &str) -> Result<Vec<AttachmentConfig>> {
-        let mut attachments = Vec::new();
         table.renamed("attach", "ports")?;
-        for at in table.tables("ports")? {
-            let port = port_index(&at, self.ports)?;
+        let attachments = table.each("ports", |at| {
+            let port = at.collect(port_index(at, self.ports));
             let vlan: Option<u16> = at.integer("vlan", 1..=MAX_ID.into())?;
             let port_span = at.span("port");
+            let port = port?;
+            // A misspelt VLAN would claim the untagged frames.
+            at.check_keys()?;
             let name = self.ports.get(port).copied().unwrap_or_default();
-            if port == self.underlay.port {
+            if self.underlay.is_some_and(|underlay| underlay.port == port) {
                 let message = format!("\"{name}\" is the underlay port, expected a port for local hosts");
                 return Err(at.error_in("port", message));
             }
@@ -442,14 +467,40 @@ impl Reader<'_> {
                 let message = format!("frames {what} on port \"{name}\" belong to segment \"{other}\" already");
                 return Err(at.error_in(key, message));
             }
-            at.finish()?;
-            attachments.push(AttachmentConfig { port, vlan, port_span });
-        }
+            Ok(AttachmentConfig { port, vlan, port_span })
+        })?;
         if attachments.is_empty() {
-            return Err(table.error_in("ports", "missing, expected at least one port, as in [{ port = \"lan\" }]"));
+            let missing = "missing, expected at least one port, as in [{ port = \"lan\" }]";
+            return Err(table.misspelt("ports").unwrap_or_else(|| table.error_in("ports", missing)));
         }
         Ok(attachments)
     }
+}
+
+/// Returns the gateway's address towards a remote, or the reason why there is none.
+fn check_remote(
+    underlay: &UnderlayConfig,
+    locals: &[IpAddr],
+    ip: IpAddr,
+    version: &str,
+) -> std::result::Result<IpAddr, String> {
+    if !is_host_address(ip) || underlay.addresses.iter().any(|prefix| prefix.is_reserved(ip)) {
+        return Err(format!("found {ip}, expected a unicast host address"));
+    }
+    if underlay.addresses.iter().any(|prefix| prefix.address == ip) {
+        return Err(format!("{ip} is an address of this gateway, expected that of another"));
+    }
+    let Some(&local) = locals.iter().find(|local| local.is_ipv4() == ip.is_ipv4()) else {
+        let message = format!("{ip} is {version}, but there is no {version} address to reach it from");
+        return Err(format!("{message}; expected one in underlay.addresses (and in \"local\")"));
+    };
+    let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let on_link = link_local || underlay.addresses.iter().any(|prefix| prefix.contains(ip));
+    if !on_link && !underlay.gateways.iter().any(|gateway| gateway.is_ipv4() == ip.is_ipv4()) {
+        let message = format!("{ip} is in no network of underlay.addresses");
+        return Err(format!("{message}; expected an {version} address in underlay.gateways"));
+    }
+    Ok(local)
 }
 
 fn statics(
@@ -458,9 +509,11 @@ fn statics(
     remotes: &[RemoteConfig],
     attachments: &[AttachmentConfig],
 ) -> Result<Vec<(MacAddr, StaticDestination)>> {
-    let mut statics: Vec<(MacAddr, StaticDestination)> = Vec::new();
     let mut seen = HashSet::new();
-    for entry in table.tables("static")? {
+    table.each("static", |entry| {
+        for key in ["remote", "port", "vlan"] {
+            entry.has(key);
+        }
         let mac: MacAddr = entry.required_parsed("mac", "an Ethernet address such as \"02:00:00:00:00:01\"")?;
         if !mac.is_unicast() {
             return Err(entry.error_in("mac", format!("found {mac}, expected a unicast host address")));
@@ -478,21 +531,20 @@ fn statics(
                     || entry.error_in("remote", format!("found {ip}, expected one of this segment's remotes"));
                 StaticDestination::Remote(at.ok_or_else(message)?)
             }
+            None if entry.has("remote") => return Err(entry.error_in("remote", "expected an IP address")),
             None if !entry.has("port") => {
                 return Err(entry.error("neither \"remote\" nor \"port\", expected one of the two"));
             }
             None => {
-                let port = port_index(&entry, ports)?;
+                let port = port_index(entry, ports)?;
                 let vlan: Option<u16> = entry.integer("vlan", 1..=MAX_ID.into())?;
                 let at = attachments.iter().position(|a| a.port == port && a.vlan == vlan);
                 let message = || entry.error_in("port", "expected a port and VLAN of this segment's \"ports\"");
                 StaticDestination::Attachment(at.ok_or_else(message)?)
             }
         };
-        entry.finish()?;
-        statics.push((mac, destination));
-    }
-    Ok(statics)
+        Ok((mac, destination))
+    })
 }
 
 #[cfg(test)]
@@ -504,11 +556,7 @@ mod tests {
 
     fn read(text: &str) -> Result<GatewayConfig> {
         let source = Source::new("c.toml", text);
-        let document = source.parse()?;
-        let root = document.settings();
-        let config = GatewayConfig::read(&root, &["wan", "lan", "lan2"])?;
-        root.finish()?;
-        Ok(config)
+        source.parse()?.read(|root| GatewayConfig::read(root, &["wan", "lan", "lan2"]))
     }
 
     fn refused(segments: &str) -> String {
@@ -614,7 +662,7 @@ mod tests {
     #[test]
     fn segments_must_fit_the_underlay() {
         let segment = "[[segment]]\nvni = 1\nremotes = ['10.9.0.2', 'fd00:9::2']\nports = [{ port = 'lan' }]\nmtu = ";
-        let check = |mtu: u16| read(&format!("{UNDERLAY}{segment}{mtu}\n")).unwrap().check_mtus(&[1500, 1500, 1500]);
+        let check = |mtu: u16| read(&format!("{UNDERLAY}{segment}{mtu}\n")).unwrap().check_mtus(1500);
         assert!(check(1430).is_ok());
         let error = check(1431).unwrap_err().to_string();
         assert!(error.starts_with("c.toml:8:7: segment[0].mtu: found 1431, but 1500 bytes"), "{error}");

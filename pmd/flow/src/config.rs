@@ -20,10 +20,10 @@ use super::masked_value::Ports;
 use super::rule_file::FileRule;
 use wirepath_settings::{ConfigError, FromValue, Settings, Span};
 
-/// Reads the `[[rule]]` tables in order. Rules may use the port names in `ports`. The first invalid rule is
-/// returned as the error.
+/// Reads the `[[rule]]` tables in order. Rules may use the port names in `ports`. The error has those of all invalid
+/// rules.
 pub fn from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<Rule>, ConfigError> {
-    settings.tables("rule")?.into_iter().map(|table| rule(table, ports)).collect()
+    settings.each("rule", |table| rule(table, ports))
 }
 
 /// Reads the `[[rule]]` tables in order, with the position of each. Invalid rules are entries of the list,
@@ -31,25 +31,26 @@ pub fn from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<Ru
 pub fn list_from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<FileRule>, ConfigError> {
     let listed = |table: Settings<'_>| {
         let key = if table.has("rule") { "rule" } else { "direction" };
-        FileRule { span: table.span(key), rule: rule(table, ports) }
+        FileRule { span: table.span(key), rule: table.separately(|table| rule(table, ports)) }
     };
     Ok(settings.tables("rule")?.into_iter().map(listed).collect())
 }
 
-fn rule(table: Settings<'_>, ports: Ports<'_>) -> Result<Rule, ConfigError> {
-    if let Some(text) = table.get::<String>("rule")? {
+fn rule(table: &Settings<'_>, ports: Ports<'_>) -> Result<Rule, ConfigError> {
+    if table.has("rule") {
+        let text = table.required::<String>("rule")?;
         let rule = Rule::parse(&text, ports);
-        let rule = rule.map_err(|error| table.span_within("rule", error.span.start).error(error.message))?;
-        table.finish()?;
-        return Ok(rule);
+        return rule.map_err(|error| table.span_within("rule", error.span.start).error(error.message));
     }
     let mut reader = Reader { spans: vec![table.span("actions")] };
     let direction = table.choice("direction", &[("ingress", "ingress"), ("egress", "egress")])?;
-    let direction =
-        direction.ok_or_else(|| table.error("missing: \"rule\" with the rule as text, or \"direction\""))?;
-    let direction = reader.word(&table, "direction", direction.to_owned());
+    let Some(direction) = direction else {
+        let missing = "missing: \"rule\" with the rule as text, or \"direction\"";
+        return Err(if table.has("direction") { table.error_in("direction", missing) } else { table.error(missing) });
+    };
+    let direction = reader.word(table, "direction", direction.to_owned());
     let priority = table.integer::<u32>("priority", 0..=u32::MAX.into())?;
-    let priority = priority.map(|priority| reader.word(&table, "priority", priority.to_string()));
+    let priority = priority.map(|priority| reader.word(table, "priority", priority.to_string()));
     let mut items = Vec::new();
     for item in table.tables("pattern")? {
         let name = item.required::<String>("item")?;
@@ -69,7 +70,7 @@ fn rule(table: Settings<'_>, ports: Ports<'_>) -> Result<Rule, ConfigError> {
         let pairs = reader.pairs(action, false, arguments)?;
         actions.push(AstNode { name, inner: false, pairs });
     }
-    table.finish()?;
+    table.check_keys()?;
     RuleAst { at: 0, direction, priority, items, actions }.rule(ports).map_err(|error| reader.error(error))
 }
 

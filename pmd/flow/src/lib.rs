@@ -75,5 +75,5 @@ pub use reason::{ErrorLocation, Reason, RuleError};
 pub use reformat::{
     GENEVE_PORT, GPE_PORT, HeaderEnd, HeaderError, HeaderLayout, MAX_HEADER, MPLS_PORT, Reformat, ReformatKind, TEB,
 };
-pub use rule::{Direction, Rule, SoftwareOnly};
+pub use rule::{Direction, NamedRule, Rule, SoftwareOnly};
 pub use text::TextError;

@@ -84,6 +84,16 @@ pub enum Format {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ports<'a>(pub &'a [(&'a str, wirepath_packet::PortId)]);
 
+impl<'a> Ports<'a> {
+    /// Returns the name of a port that rules can use for it. A name that reads as a number is none.
+    pub fn name(&self, port: wirepath_packet::PortId) -> Option<&'a str> {
+        // The names of a program are in the order of the numbers.
+        let at = self.0.get(port.index()).filter(|(_, id)| *id == port);
+        let (name, _) = at.or_else(|| self.0.iter().find(|(_, id)| *id == port))?;
+        name.starts_with(|c: char| c.is_ascii_alphabetic()).then_some(*name)
+    }
+}
+
 /// Error in a value. `in_mask` is true if it is in the word of the mask.
 #[derive(Clone, Debug)]
 pub(super) struct ValueError {

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use wirepath_packet::PortId;
+
 use super::items::{mpls, network, tunnel};
-use super::masked_value::ones;
+use super::masked_value::{Format, MaskedValue, Ports, ones};
 use super::reformat::{HeaderEnd, ReformatKind, TEB};
 use super::{
     Action, ErrorLocation, Field, FieldSet, HashFields, HeaderType, Item, ItemKind, Key, Layer, MAX_RSS_QUEUES, Reason,
@@ -115,9 +117,34 @@ impl Rule {
     }
 }
 
+/// Text of a rule with the names of ports instead of their numbers. [`Rule::parse`] with the same names reads back the
+/// same rule.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedRule<'a> {
+    rule: &'a Rule,
+    ports: Ports<'a>,
+}
+
+impl fmt::Display for NamedRule<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rule.write(f, self.ports)
+    }
+}
+
 impl fmt::Display for Rule {
     /// Writes the canonical text. [`str::parse`] reads back the same rule.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, Ports::default())
+    }
+}
+
+impl Rule {
+    /// Returns the text of the rule with the names of ports.
+    pub fn named<'a>(&'a self, ports: Ports<'a>) -> NamedRule<'a> {
+        NamedRule { rule: self, ports }
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, ports: Ports<'_>) -> fmt::Result {
         write!(f, "{} prio {}: ", self.direction.name(), self.priority)?;
         if self.pattern.is_empty() {
             f.write_str("any")?;
@@ -132,11 +159,21 @@ impl fmt::Display for Rule {
             f.write_str(item.kind.spec().name)?;
             for (field, bits) in item.fields() {
                 let spec = field.spec();
-                write!(f, " {} {}", spec.name, spec.format.print(spec.bits, *bits))?;
+                let name = u16::try_from(bits.value).ok().and_then(PortId::checked).and_then(|id| ports.name(id));
+                match name.filter(|_| *bits == MaskedValue::exact(bits.value, spec.bits)) {
+                    Some(name) if spec.format == Format::Port => write!(f, " {} {name}", spec.name)?,
+                    _ => write!(f, " {} {}", spec.name, spec.format.print(spec.bits, *bits))?,
+                }
             }
         }
         for (i, action) in self.actions.iter().enumerate() {
-            write!(f, "{}{action}", if i == 0 { " => " } else { ", " })?;
+            f.write_str(if i == 0 { " => " } else { ", " })?;
+            match action {
+                Action::Redirect(port) | Action::Mirror(port) if ports.name(*port).is_some() => {
+                    write!(f, "{} {}", action.spec().name, ports.name(*port).unwrap_or_default())?;
+                }
+                action => write!(f, "{action}")?,
+            }
         }
         Ok(())
     }

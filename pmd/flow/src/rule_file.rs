@@ -86,10 +86,17 @@ pub fn read(source: &Source, form: FileFormat, ports: Ports<'_>) -> Result<Vec<F
     }
 }
 
-/// Reads the rules of a file. The first invalid rule is returned as the error.
+/// Reads the rules of a file. The error has those of all invalid rules.
 pub fn read_all(source: &Source, ports: Ports<'_>) -> Result<Vec<(Span, Rule)>, ConfigError> {
     let listed = read(source, FileFormat::of(source), ports)?;
-    listed.into_iter().map(|FileRule { span, rule }| Ok((span, rule?))).collect()
+    let (mut rules, mut errors) = (Vec::with_capacity(listed.len()), Vec::new());
+    for FileRule { span, rule } in listed {
+        match rule {
+            Ok(rule) => rules.push((span, rule)),
+            Err(error) => errors.extend(error.split().0),
+        }
+    }
+    ConfigError::combined(errors).map_or(Ok(rules), Err)
 }
 
 fn text(source: &Source, ports: Ports<'_>) -> Vec<FileRule> {
@@ -123,7 +130,7 @@ fn text(source: &Source, ports: Ports<'_>) -> Vec<FileRule> {
 }
 
 /// Other keys that a JSON report with rules may have.
-const IGNORED: [&str; 4] = ["ok", "file", "errors", "warnings"];
+const IGNORED: [&str; 5] = ["ok", "file", "ports", "errors", "warnings"];
 
 fn json(source: &Source, ports: Ports<'_>) -> Result<Vec<FileRule>, ConfigError> {
     let value: Value = serde_json::from_str(source.text()).map_err(|error| {

@@ -396,10 +396,7 @@ impl<H: Host> Emulator<H> {
     /// A description of the wrong key or value.
     pub fn inject_toml(&self, text: &str) -> Result<(), wirepath_settings::ConfigError> {
         let source = wirepath_settings::Source::new("fault", text);
-        let document = source.parse()?;
-        let settings = document.settings();
-        let fault = faults::read(&settings, &self.topology.fault_devices())?;
-        settings.finish()?;
+        let fault = source.parse()?.read(|table| faults::read(table, &self.topology.fault_devices()))?;
         self.inject(fault);
         Ok(())
     }

@@ -208,8 +208,10 @@ impl Topology {
     /// # Errors
     /// As [`Self::load`].
     pub fn read(source: &Source) -> Result<Self> {
-        let document = source.parse()?;
-        let settings = document.settings();
+        source.parse()?.read(Self::from_settings)
+    }
+
+    fn from_settings(settings: &Settings<'_>) -> Result<Self> {
         let doorbells = [("trap", Doorbells::Trap), ("queue", Doorbells::Queue), ("scan", Doorbells::Scan)];
         let mut topology = Self {
             doorbells: settings.choice("doorbells", &doorbells)?.unwrap_or(Doorbells::Trap),
@@ -226,12 +228,15 @@ impl Topology {
             return Err(settings.error_in("fetch", "found \"late\", which requires doorbells = \"trap\" or \"queue\""));
         }
         let (mut netdevs, mut cables) = (0, Vec::new());
-        for (index, table) in settings.tables("device")?.into_iter().enumerate() {
-            let device = device(&table, index, &mut netdevs, &mut cables, &topology)?;
-            table.finish()?;
-            topology.devices.push(device);
-        }
-        settings.check_keys().or_else(|error| if settings.has("fault") { Ok(()) } else { Err(error) })?;
+        let mut index = 0;
+        let devices = settings.each("device", |table| {
+            index += 1;
+            topology.devices.push(device(table, index - 1, &mut netdevs, &mut cables, &topology)?);
+            Ok(())
+        });
+        settings.has("fault");
+        settings.check_keys()?;
+        devices?;
         if topology.devices.is_empty() {
             let missing = || settings.error("no device; a NIC is a table [[device]] with kind and [[device.port]]");
             return Err(settings.misspelt("device").unwrap_or_else(missing));
@@ -240,12 +245,7 @@ impl Topology {
         if let Some((name, span)) = cables.iter().find(|(name, _)| mates(name) == 1) {
             return Err(span.error(format!("cable:{name} has one end; a cable joins two ports")));
         }
-        for table in settings.tables("fault")? {
-            let fault = faults::read(&table, &topology.fault_devices())?;
-            table.finish()?;
-            topology.faults.push(fault);
-        }
-        settings.finish()?;
+        topology.faults = settings.each("fault", |table| faults::read(table, &topology.fault_devices()))?;
         Ok(topology)
     }
 }

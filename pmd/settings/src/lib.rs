@@ -3,22 +3,29 @@
 //! Errors name file, line, key, the value found and the values that are valid. A reader asks a [`Settings`]
 //! table for the keys that it knows. It ends with [`Settings::finish`], which refuses all others and suggests
 //! the nearest known key. Programs read the whole file before they start anything.
+//!
+//! One run reports all errors of a file. A wrong value is recorded in the [`Document`] and reads as if the key were
+//! missing, so the reader goes on. [`Settings::finish`] fails if anything was recorded for its table, and
+//! [`Document::read`] returns all recorded errors as one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
+/// Value of a key, for [`FromValue`].
+pub use toml::de::DeValue;
 
-/// Error in a configuration, with its position.
-#[derive(Debug)]
+/// Error in a configuration, with its position. It may carry further errors of the same configuration.
+#[derive(Clone, Debug)]
 pub struct ConfigError {
     /// File name as given, or the name of a text from elsewhere.
     pub file: String,
@@ -28,6 +35,127 @@ pub struct ConfigError {
     pub key: String,
     /// Description: the value found, and the values that are valid.
     pub message: String,
+    /// True if the document has recorded the error.
+    recorded: bool,
+    /// The errors after this one.
+    rest: Option<Box<Rest>>,
+}
+
+/// Errors after the first one.
+#[derive(Clone, Debug)]
+struct Rest {
+    errors: Vec<ConfigError>,
+    omitted: usize,
+}
+
+/// Maximum number of errors that a document records. The others are counted.
+const MAX_ERRORS: usize = 20;
+
+impl ConfigError {
+    fn new(file: &str, position: Option<(usize, usize)>, key: String, message: String) -> Self {
+        Self { file: file.to_owned(), position, key, message, recorded: false, rest: None }
+    }
+
+    /// Replaces the description.
+    #[must_use]
+    pub fn with_message(self, message: impl Into<String>) -> Self {
+        Self { message: message.into(), ..self }
+    }
+
+    /// Combines errors of one configuration into one error, in the order of their positions.
+    pub fn combined(errors: Vec<Self>) -> Option<Self> {
+        Self::combine(errors, 0)
+    }
+
+    fn combine(mut errors: Vec<Self>, omitted: usize) -> Option<Self> {
+        errors.sort_by_key(|error| error.position);
+        let omitted = omitted + errors.len().saturating_sub(MAX_ERRORS);
+        errors.truncate(MAX_ERRORS);
+        let mut errors = errors.into_iter();
+        let first = errors.next()?;
+        let errors: Vec<Self> = errors.collect();
+        let rest = (!errors.is_empty() || omitted > 0).then(|| Box::new(Rest { errors, omitted }));
+        Some(Self { rest, ..first })
+    }
+
+    /// Splits the error into single errors and the number of errors that were only counted.
+    pub fn split(mut self) -> (Vec<Self>, usize) {
+        let rest = self.rest.take();
+        let (errors, omitted) = rest.map_or((Vec::new(), 0), |rest| (rest.errors, rest.omitted));
+        (std::iter::once(self).chain(errors).collect(), omitted)
+    }
+
+    /// True if this error follows from `other`: the same key or the list of which `other` is an element.
+    fn follows_from(&self, other: &Self) -> bool {
+        if self.file != other.file || self.key.is_empty() {
+            // A text that is not TOML has no keys.
+            return self.file == other.file && self.key == other.key && self.position == other.position;
+        }
+        other.key.strip_prefix(&self.key).is_some_and(|rest| rest.is_empty() || rest.starts_with('['))
+    }
+}
+
+/// Errors of a document.
+#[derive(Debug, Default)]
+struct Errors {
+    recorded: RefCell<Vec<ConfigError>>,
+    omitted: Cell<usize>,
+}
+
+impl Errors {
+    /// Records an error and returns it. If it follows from a recorded one, that one is returned.
+    fn record(&self, mut error: ConfigError) -> ConfigError {
+        if error.recorded {
+            return error;
+        }
+        if error.rest.is_some() {
+            let (errors, omitted) = error.clone().split();
+            self.omitted.set(self.omitted.get() + omitted);
+            for single in errors {
+                self.record(single);
+            }
+            error.recorded = true;
+            return error;
+        }
+        if let Some(cause) = self.cause(&error) {
+            return cause;
+        }
+        error.recorded = true;
+        let mut recorded = self.recorded.borrow_mut();
+        if recorded.len() < MAX_ERRORS {
+            recorded.push(error.clone());
+        } else {
+            self.omitted.set(self.omitted.get() + 1);
+        }
+        error
+    }
+
+    /// Returns the recorded error from which this one follows.
+    fn cause(&self, error: &ConfigError) -> Option<ConfigError> {
+        self.recorded.borrow().iter().find(|other| error.follows_from(other)).cloned()
+    }
+
+    /// Takes all errors as one, which another document may record. `error` is the answer if there is none.
+    fn take(&self, error: ConfigError) -> ConfigError {
+        let mut errors = self.recorded.take();
+        for error in &mut errors {
+            error.recorded = false;
+        }
+        ConfigError::combine(errors, self.omitted.take()).unwrap_or(error)
+    }
+
+    /// Returns the errors of the table `path` as one; for the top-level table, all errors.
+    fn of(&self, path: &str) -> Option<ConfigError> {
+        let below = |error: &&ConfigError| {
+            let rest = error.key.strip_prefix(path);
+            path.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        let recorded = self.recorded.borrow();
+        let errors: Vec<ConfigError> = recorded.iter().filter(below).cloned().collect();
+        // Errors that were only counted may belong to the table.
+        let errors = if errors.is_empty() && self.omitted.get() > 0 { recorded.clone() } else { errors };
+        ConfigError::combine(errors, if path.is_empty() { self.omitted.get() } else { 0 })
+    }
 }
 
 impl fmt::Display for ConfigError {
@@ -39,7 +167,15 @@ impl fmt::Display for ConfigError {
         if !self.key.is_empty() {
             write!(f, ": {}", OneLine(&self.key))?;
         }
-        write!(f, ": {}", OneLine(&self.message))
+        write!(f, ": {}", OneLine(&self.message))?;
+        let Some(rest) = &self.rest else { return Ok(()) };
+        for error in &rest.errors {
+            write!(f, "\n{error}")?;
+        }
+        if rest.omitted > 0 {
+            write!(f, "\nand {} more errors", rest.omitted)?;
+        }
+        Ok(())
     }
 }
 
@@ -66,8 +202,23 @@ const MAX_TEXT: usize = 16 << 20;
 pub struct Source {
     file: Arc<str>,
     text: Arc<str>,
-    /// Offset of the start of each line, once a position was asked for.
+    /// Offset of the start of each line, once a line was asked for.
     lines: Arc<OnceLock<Vec<usize>>>,
+    /// Line and column before each [`CHECKPOINT`]th byte, from 0. A file with many errors needs many positions.
+    checkpoints: Arc<OnceLock<Vec<(usize, usize)>>>,
+}
+
+/// Bytes between two entries of [`Source::checkpoints`].
+const CHECKPOINT: usize = 1024;
+
+/// Counts lines and columns over `bytes`, from this line and column on.
+fn count(bytes: &[u8], from: (usize, usize)) -> (usize, usize) {
+    bytes.iter().fold(from, |(line, column), byte| match byte {
+        b'\n' => (line + 1, 0),
+        // A continuation byte of UTF-8 begins no character.
+        0x80..0xc0 => (line, column),
+        _ => (line, column + 1),
+    })
 }
 
 impl fmt::Debug for Source {
@@ -81,12 +232,14 @@ impl fmt::Debug for Source {
 pub struct Document<'s> {
     source: &'s Source,
     root: Spanned<DeTable<'s>>,
+    errors: Rc<Errors>,
 }
 
 /// Table of a document that is being read.
 #[derive(Debug)]
 pub struct Settings<'d> {
     source: &'d Source,
+    errors: Rc<Errors>,
     table: &'d DeTable<'d>,
     span: Range<usize>,
     path: String,
@@ -98,7 +251,7 @@ type Result<T> = std::result::Result<T, ConfigError>;
 impl Source {
     /// A text that does not come from a file.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { file: name.into().into(), text: text.into().into(), lines: Arc::default() }
+        Self { file: name.into().into(), text: text.into().into(), lines: Arc::default(), checkpoints: Arc::default() }
     }
 
     /// Reads a file of at most 16 MiB. A pipe is read until its writers close it.
@@ -122,7 +275,7 @@ impl Source {
 
     fn load_from(path: &Path, file: std::io::Result<File>) -> Result<Self> {
         let name = path.display().to_string();
-        let refuse = |message: String| ConfigError { file: name.clone(), position: None, key: String::new(), message };
+        let refuse = |message: String| ConfigError::new(&name, None, String::new(), message);
         // The length of the file is not asked for, since a pipe and a device have none.
         let mut text = Vec::new();
         file.and_then(|file| file.take(MAX_TEXT as u64 + 1).read_to_end(&mut text))
@@ -137,13 +290,11 @@ impl Source {
     /// Parses the text as TOML.
     pub fn parse(&self) -> Result<Document<'_>> {
         // The parser is recursive, and limits the depth itself. Real configurations nest a few levels deep.
-        let root = DeTable::parse(&self.text).map_err(|e| ConfigError {
-            file: self.file.to_string(),
-            position: e.span().map(|span| self.position(span.start)),
-            key: String::new(),
-            message: e.message().trim().replace('\n', ", "),
+        let root = DeTable::parse(&self.text).map_err(|e| {
+            let position = e.span().map(|span| self.position(span.start));
+            ConfigError::new(&self.file, position, String::new(), e.message().trim().replace('\n', ", "))
         })?;
-        Ok(Document { source: self, root })
+        Ok(Document { source: self, root, errors: Rc::default() })
     }
 
     /// Name of the file, or the name given for a text from elsewhere.
@@ -173,10 +324,16 @@ impl Source {
     }
 
     fn position(&self, offset: usize) -> (usize, usize) {
-        let offset = offset.min(self.text.len());
-        let line = self.line_starts().partition_point(|start| *start <= offset);
-        let before = &self.text.as_bytes()[self.line_starts()[line - 1]..offset];
-        (line, String::from_utf8_lossy(before).chars().count() + 1)
+        let bytes = &self.text.as_bytes()[..offset.min(self.text.len())];
+        let checkpoints = self.checkpoints.get_or_init(|| {
+            let chunks = self.text.as_bytes().chunks(CHECKPOINT);
+            let starts = chunks.scan((0, 0), |at, chunk| Some(std::mem::replace(at, count(chunk, *at))));
+            starts.collect()
+        });
+        let chunk = (bytes.len() / CHECKPOINT).min(checkpoints.len().saturating_sub(1));
+        let from = checkpoints.get(chunk).copied().unwrap_or_default();
+        let (line, column) = count(&bytes[chunk * CHECKPOINT..], from);
+        (line + 1, column + 1)
     }
 }
 
@@ -185,10 +342,20 @@ impl<'s> Document<'s> {
     pub fn settings(&self) -> Settings<'_> {
         Settings {
             source: self.source,
+            errors: Rc::clone(&self.errors),
             table: self.root.get_ref(),
             span: self.root.span(),
             path: String::new(),
             requested: RefCell::default(),
+        }
+    }
+
+    /// Reads the top-level table with `read`. An error carries all errors of the document.
+    pub fn read<T>(&self, read: impl FnOnce(&Settings<'_>) -> Result<T>) -> Result<T> {
+        let top = self.settings();
+        match top.complete(read) {
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.errors.take(error)),
         }
     }
 }
@@ -252,15 +419,19 @@ pub struct Span {
     key: String,
 }
 
+impl fmt::Display for Span {
+    /// Writes file, line, column and key, as errors do.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (line, column) = self.position();
+        write!(f, "{}:{line}:{column}", OneLine(&self.source.file))?;
+        if self.key.is_empty() { Ok(()) } else { write!(f, ": {}", OneLine(&self.key)) }
+    }
+}
+
 impl Span {
     /// Creates an error at this position.
     pub fn error(&self, message: impl Into<String>) -> ConfigError {
-        ConfigError {
-            file: self.source.file.to_string(),
-            position: Some(self.source.position(self.offset)),
-            key: self.key.clone(),
-            message: message.into(),
-        }
+        ConfigError::new(&self.source.file, Some(self.source.position(self.offset)), self.key.clone(), message.into())
     }
 
     /// Name of the file, as in [`ConfigError::file`].
@@ -275,6 +446,11 @@ impl Span {
 }
 
 impl<T> Located<T> {
+    /// Position of the value.
+    pub fn span(&self) -> &Span {
+        &self.span
+    }
+
     /// Creates an error at the position of the value.
     pub fn error(&self, message: impl Into<String>) -> ConfigError {
         self.span.error(message)
@@ -296,12 +472,7 @@ impl<'d> Settings<'d> {
     }
 
     fn error_at(&self, span: &Range<usize>, key: &str, message: String) -> ConfigError {
-        ConfigError {
-            file: self.source.file.to_string(),
-            position: Some(self.source.position(span.start)),
-            key: self.full_key(key),
-            message,
-        }
+        ConfigError::new(&self.source.file, Some(self.source.position(span.start)), self.full_key(key), message)
     }
 
     /// Creates an error about the whole table.
@@ -309,10 +480,17 @@ impl<'d> Settings<'d> {
         self.error_at(&self.span, "", message.into())
     }
 
-    /// Creates an error about the value of a key, or about the table if the key is missing.
+    /// Creates an error about the value of a key, or about the table if the key is missing. If an error of that key is
+    /// recorded, that one is returned, because the key reads as missing then.
     pub fn error_in(&self, key: &'static str, message: impl Into<String>) -> ConfigError {
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
-        self.error_at(&span, key, message.into())
+        let error = self.error_at(&span, key, message.into());
+        self.errors.cause(&error).unwrap_or(error)
+    }
+
+    /// True if an error of the key or of an element of its list is recorded.
+    pub fn has_error(&self, key: &'static str) -> bool {
+        self.errors.cause(&self.error_at(&self.span, key, String::new())).is_some()
     }
 
     /// Position of a key's value, or of the table if the key is missing.
@@ -354,13 +532,24 @@ impl<'d> Settings<'d> {
         self.value(key).is_some()
     }
 
-    /// Value of a key, or `None` if it is missing.
+    /// Records an error that does not keep the reader from going on.
+    pub fn record(&self, error: ConfigError) {
+        self.errors.record(error);
+    }
+
+    /// Records the error of a result, so that the reader can go on and return it later.
+    pub fn collect<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.errors.record(error))
+    }
+
+    /// Value of a key, or `None` if it is missing or wrong.
     pub fn get<T: FromValue>(&self, key: &'static str) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        match T::from_value(value.get_ref()) {
-            Some(read) => Ok(Some(read)),
-            None => Err(self.wrong(value, key, T::EXPECTED)),
+        let read = T::from_value(value.get_ref());
+        if read.is_none() {
+            self.record(self.wrong(value, key, T::EXPECTED));
         }
+        Ok(read)
     }
 
     fn wrong(&self, value: &Spanned<DeValue<'_>>, key: &str, expected: &str) -> ConfigError {
@@ -369,9 +558,17 @@ impl<'d> Settings<'d> {
         self.error_at(&value.span(), key, format!("found {found}, expected {expected}"))
     }
 
-    /// Value of a key that is mandatory.
+    /// Value of a key that is mandatory. The error of a missing or wrong value is recorded.
+    ///
+    /// A reader should ask for all other keys before it returns the error, so that their errors are found too.
     pub fn required<T: FromValue>(&self, key: &'static str) -> Result<T> {
         self.get(key)?.ok_or_else(|| self.missing(key, T::EXPECTED))
+    }
+
+    /// Does the same as [`Self::integer`] for a key that is mandatory.
+    pub fn required_integer<T: TryFrom<i64>>(&self, key: &'static str, range: RangeInclusive<i64>) -> Result<T> {
+        let expected = format!("an integer from {} to {}", range.start(), range.end());
+        self.integer(key, range)?.ok_or_else(|| self.missing(key, &expected))
     }
 
     /// Creates an error for a key of this table that was not requested and resembles `key`, if there is one.
@@ -381,28 +578,27 @@ impl<'d> Settings<'d> {
             let name = name.get_ref().as_ref();
             !requested.contains(&name) && nearest(name, &[key]).is_some()
         })?;
-        Some(self.error_at(&slip.span(), slip.get_ref(), format!("unknown key; did you mean \"{key}\"?")))
+        Some(self.error_at(&slip.span(), &excerpt(slip.get_ref()), format!("unknown key; did you mean \"{key}\"?")))
     }
 
     fn missing(&self, key: &str, expected: &str) -> ConfigError {
-        if let Some(slip) = self.misspelt(key) {
-            return slip;
+        if let Some((_, value)) = self.table.iter().find(|(name, _)| name.get_ref().as_ref() == key) {
+            // The wrong value is recorded already.
+            return ConfigError { recorded: true, ..self.wrong(value, key, expected) };
         }
-        self.error_at(&self.span, key, format!("missing, expected {expected}"))
+        let missing = || self.error_at(&self.span, key, format!("missing, expected {expected}"));
+        self.errors.record(self.misspelt(key).unwrap_or_else(missing))
     }
 
-    /// Integer within `range`, or `None` if the key is missing.
+    /// Integer within `range`, or `None` if the key is missing or wrong.
     pub fn integer<T: TryFrom<i64>>(&self, key: &'static str, range: RangeInclusive<i64>) -> Result<Option<T>> {
-        self.value(key).map(|value| self.integer_within(key, value, &range)).transpose()
+        Ok(self.value(key).and_then(|value| self.integer_within(key, value, &range)))
     }
 
-    /// String that parses as `T`, or `None` if the key is missing; `expected` describes valid strings.
+    /// String that parses as `T`, or `None` if the key is missing or wrong; `expected` describes valid strings.
     pub fn parsed<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        match value.get_ref().as_str().and_then(|s| s.parse().ok()) {
-            Some(read) => Ok(Some(read)),
-            None => Err(self.wrong(value, key, expected)),
-        }
+        Ok(self.parsed_item(key, value, expected).map(|item| item.value))
     }
 
     /// Does the same as [`Self::parsed`] for a key that is mandatory.
@@ -410,7 +606,7 @@ impl<'d> Settings<'d> {
         self.parsed(key, expected)?.ok_or_else(|| self.missing(key, expected))
     }
 
-    /// One of several words, or `None` if the key is missing.
+    /// One of several words, or `None` if the key is missing or wrong.
     pub fn choice<T: Clone>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         if let Some((_, choice)) = choices.iter().find(|(word, _)| value.get_ref().as_str() == Some(word)) {
@@ -421,7 +617,8 @@ impl<'d> Settings<'d> {
         if let Some(near) = value.get_ref().as_str().and_then(|found| nearest(found, &words)) {
             expected += &format!(" (did you mean \"{near}\"?)");
         }
-        Err(self.wrong(value, key, &expected))
+        self.record(self.wrong(value, key, &expected));
+        Ok(None)
     }
 
     /// Elements of a list with their keys. A single value is a list of one.
@@ -433,26 +630,29 @@ impl<'d> Settings<'d> {
         values.into_iter().enumerate().map(move |(i, value)| (format!("{key}[{i}]"), value))
     }
 
-    /// List of strings that parse as `T`. A single string is a list of one. Empty if the key is missing.
+    /// List of strings that parse as `T`, without the wrong ones. A single string is a list of one. Empty if the key
+    /// is missing.
     pub fn list<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Vec<Located<T>>> {
-        self.elements(key).map(|(key, item)| self.parsed_item(&key, item, expected)).collect()
+        let read = self.elements(key);
+        Ok(read.filter_map(|(key, item)| self.parsed_item(&key, item, expected)).collect())
     }
 
-    fn parsed_item<T: FromStr>(&self, key: &str, item: &Spanned<DeValue<'_>>, expected: &str) -> Result<Located<T>> {
-        match item.get_ref().as_str().and_then(|s| s.parse().ok()) {
-            Some(value) => Ok(Located { value, span: self.span_at(item.span().start, key) }),
-            None => Err(self.wrong(item, key, expected)),
+    fn parsed_item<T: FromStr>(&self, key: &str, item: &Spanned<DeValue<'_>>, expected: &str) -> Option<Located<T>> {
+        let value = item.get_ref().as_str().and_then(|s| s.parse().ok());
+        if value.is_none() {
+            self.record(self.wrong(item, key, expected));
         }
+        Some(Located { value: value?, span: self.span_at(item.span().start, key) })
     }
 
-    /// List of integers within `range`. A single integer is a list of one. Empty if the key is missing.
+    /// List of integers within `range`, without the wrong ones. A single integer is a list of one. Empty if the key is
+    /// missing.
     pub fn integers<T: TryFrom<i64>>(&self, key: &'static str, range: RangeInclusive<i64>) -> Result<Vec<Located<T>>> {
-        self.elements(key)
-            .map(|(key, item)| {
-                let value = self.integer_within(&key, item, &range)?;
-                Ok(Located { value, span: self.span_at(item.span().start, &key) })
-            })
-            .collect()
+        let read = |(key, item): (String, &Spanned<DeValue<'_>>)| {
+            let value = self.integer_within(&key, item, &range)?;
+            Some(Located { value, span: self.span_at(item.span().start, &key) })
+        };
+        Ok(self.elements(key).filter_map(read).collect())
     }
 
     fn integer_within<T: TryFrom<i64>>(
@@ -460,23 +660,63 @@ impl<'d> Settings<'d> {
         key: &str,
         value: &Spanned<DeValue<'_>>,
         range: &RangeInclusive<i64>,
-    ) -> Result<T> {
+    ) -> Option<T> {
         let read = i64::from_value(value.get_ref()).filter(|i| range.contains(i)).and_then(|i| T::try_from(i).ok());
-        let expected = || format!("an integer from {} to {}", range.start(), range.end());
-        read.ok_or_else(|| self.wrong(value, key, &expected()))
+        if read.is_none() {
+            let expected = format!("an integer from {} to {}", range.start(), range.end());
+            self.record(self.wrong(value, key, &expected));
+        }
+        read
     }
 
-    /// List of lists of strings that parse as `T`. Empty if the key is missing.
+    /// List of lists of strings that parse as `T`, without the wrong ones. Empty if the key is missing.
     pub fn lists<T: FromStr>(&self, key: &'static str, expected: &str) -> Result<Vec<Vec<Located<T>>>> {
         let Some(value) = self.value(key) else { return Ok(Vec::new()) };
-        let Some(rows) = value.get_ref().as_array() else { return Err(self.wrong(value, key, expected)) };
+        let Some(rows) = value.get_ref().as_array() else {
+            self.record(self.wrong(value, key, expected));
+            return Ok(Vec::new());
+        };
         let row = |(i, row): (usize, &Spanned<DeValue<'_>>)| {
             let key = format!("{key}[{i}]");
-            let items = row.get_ref().as_array().ok_or_else(|| self.wrong(row, &key, expected))?;
+            let Some(items) = row.get_ref().as_array() else {
+                self.record(self.wrong(row, &key, expected));
+                return None;
+            };
             let cell = |(j, item)| self.parsed_item(&format!("{key}[{j}]"), item, expected);
-            items.iter().enumerate().map(cell).collect()
+            Some(items.iter().enumerate().filter_map(cell).collect())
         };
-        rows.iter().enumerate().map(row).collect()
+        Ok(rows.iter().enumerate().filter_map(row).collect())
+    }
+
+    /// Reads each table of a key with `read` and finishes it. The reading goes on after a wrong table.
+    pub fn each<T>(&self, key: &'static str, mut read: impl FnMut(&Settings<'d>) -> Result<T>) -> Result<Vec<T>> {
+        let (mut all, mut failed) = (Vec::new(), None);
+        for table in self.tables(key)? {
+            match table.complete(&mut read) {
+                Ok(value) => all.push(value),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(all), Err)
+    }
+
+    /// Reads this table like [`Self::complete`], but returns all its errors as one and records none in the document.
+    pub fn separately<T>(self, read: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let table = Self { errors: Rc::default(), ..self };
+        table.complete(read).map_err(|error| table.errors.take(error))
+    }
+
+    /// Reads this table with `read` and finishes it, see [`Self::finish`]. If `read` fails, the keys that it did not
+    /// ask for are refused only if they resemble one that it asked for.
+    pub fn complete<T>(&self, read: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        match read(self) {
+            Ok(value) => self.check_keys().map(|()| value),
+            Err(error) => {
+                let error = self.errors.record(error);
+                self.refuse_keys(true);
+                Err(error)
+            }
+        }
     }
 
     /// Table of a key, or `None` if the key is missing.
@@ -484,7 +724,7 @@ impl<'d> Settings<'d> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.get_ref() {
             DeValue::Table(table) => Ok(Some(self.nested(table, value.span(), key))),
-            _ => Err(self.wrong(value, key, "a table")),
+            _ => Err(self.errors.record(self.wrong(value, key, "a table"))),
         }
     }
 
@@ -492,14 +732,15 @@ impl<'d> Settings<'d> {
     pub fn tables(&self, key: &'static str) -> Result<Vec<Settings<'d>>> {
         let Some(value) = self.value(key) else { return Ok(Vec::new()) };
         let DeValue::Array(array) = value.get_ref() else {
-            return Err(self.wrong(value, key, &format!("tables, each written as [[{}]]", self.full_key(key))));
+            let expected = format!("tables, each written as [[{}]]", self.full_key(key));
+            return Err(self.errors.record(self.wrong(value, key, &expected)));
         };
         array
             .iter()
             .enumerate()
             .map(|(i, item)| match item.get_ref() {
                 DeValue::Table(table) => Ok(self.nested(table, item.span(), &format!("{key}[{i}]"))),
-                _ => Err(self.wrong(item, &format!("{key}[{i}]"), "a table")),
+                _ => Err(self.errors.record(self.wrong(item, &format!("{key}[{i}]"), "a table"))),
             })
             .collect()
     }
@@ -511,19 +752,24 @@ impl<'d> Settings<'d> {
     }
 
     fn nested(&self, table: &'d DeTable<'d>, span: Range<usize>, key: &str) -> Self {
-        Settings { source: self.source, table, span, path: self.full_key(key), requested: RefCell::default() }
+        let (source, errors, path) = (self.source, Rc::clone(&self.errors), self.full_key(key));
+        Settings { source, errors, table, span, path, requested: RefCell::default() }
     }
 
     /// Refuses the former name of a key. The error points at that key and names the new one.
     pub fn renamed(&self, old: &'static str, new: &'static str) -> Result<()> {
         match self.table.iter().find(|(name, _)| name.get_ref().as_ref() == old) {
-            Some((key, _)) => Err(self.error_at(&key.span(), old, format!("this key is now called \"{new}\""))),
+            Some((key, _)) => {
+                let message = format!("this key is now called \"{new}\"");
+                Err(self.errors.record(self.error_at(&key.span(), old, message)))
+            }
             None => Ok(()),
         }
     }
 
-    /// Ends the reading of this table: refuses keys that were never requested, and suggests the nearest known
-    /// one.
+    /// Ends the reading of this table: refuses keys that were never requested, and suggests the nearest known one.
+    ///
+    /// Fails with all errors of the table and of the tables in it.
     pub fn finish(self) -> Result<()> {
         self.check_keys()
     }
@@ -531,23 +777,32 @@ impl<'d> Settings<'d> {
     /// Does the same as [`Self::finish`] for the keys requested so far. A misspelt key is the likely cause of
     /// a missing one.
     pub fn check_keys(&self) -> Result<()> {
+        self.refuse_keys(false);
+        self.errors.of(&self.path).map_or(Ok(()), Err)
+    }
+
+    /// Records an error for each key that was never requested; with `misspelt`, only for those that resemble a
+    /// requested key.
+    fn refuse_keys(&self, misspelt: bool) {
         let requested = self.requested.borrow();
+        let mut known: Vec<&str> = requested.clone();
+        known.sort_unstable();
+        known.dedup();
+        let has = |key: &str| self.table.keys().any(|name| name.get_ref().as_ref() == key);
+        let missing: Vec<&str> = known.iter().copied().filter(|key| !has(key)).collect();
         for name in self.table.keys() {
             let key = name.get_ref().as_ref();
-            if requested.contains(&key) {
+            if known.binary_search(&key).is_ok() {
                 continue;
             }
-            let mut known: Vec<&str> = requested.clone();
-            known.sort_unstable();
-            known.dedup();
-            let message = match nearest(key, &known) {
+            let message = match nearest(key, &missing).or_else(|| nearest(key, &known)) {
                 Some(near) => format!("unknown key; did you mean \"{near}\"?"),
+                None if misspelt => continue,
                 None if known.is_empty() => "unknown key; this table has none".to_owned(),
                 None => format!("unknown key; known here: {}", known.join(", ")),
             };
-            return Err(self.error_at(&name.span(), &excerpt(key), message));
+            self.record(self.error_at(&name.span(), &excerpt(key), message));
         }
-        Ok(())
     }
 }
 
@@ -634,6 +889,60 @@ mod tests {
         assert_eq!((read("a"), read("b"), read("c")), (vec![0, 3], vec![7], vec![]));
         let message = error("a = [1, 10]", |s| s.integers::<u16>("a", 0..=9).map(drop));
         assert_eq!(message, "c.toml:1:9: a[1]: found 10, expected an integer from 0 to 9");
+    }
+
+    /// Reads a list of tables, as programs do.
+    fn read_all(text: &str) -> Vec<String> {
+        let source = Source::new("c.toml", text);
+        let document = source.parse().unwrap();
+        let read = |table: &Settings<'_>| {
+            let mtu = table.integer::<u16>("mtu", 68..=9216)?;
+            let cores = table.integers::<u8>("cores", 0..=9)?;
+            let vni = table.required_integer::<u32>("vni", 0..=99)?;
+            Ok((mtu, cores.len(), vni))
+        };
+        let result = document.read(|top| {
+            let tables = top.each("t", read);
+            let n = top.integer::<u8>("n", 0..=9);
+            top.check_keys()?;
+            Ok((tables?, n?))
+        });
+        result.unwrap_err().to_string().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn all_errors_of_a_document_are_returned() {
+        let text = "m = 1\nn = 10\n[[t]]\nvnii = 42\nmtu = 1\n\
+                    [[t]]\nvni = 1\nmtus = 1\ncores = [1, 'x', 10]\n[[t]]\nxyz = 1\n";
+        assert_eq!(
+            read_all(text),
+            [
+                "c.toml:1:1: m: unknown key; did you mean \"n\"?",
+                "c.toml:2:5: n: found 10, expected an integer from 0 to 9",
+                "c.toml:4:1: t[0].vnii: unknown key; did you mean \"vni\"?",
+                "c.toml:5:7: t[0].mtu: found 1, expected an integer from 68 to 9216",
+                "c.toml:8:1: t[1].mtus: unknown key; did you mean \"mtu\"?",
+                "c.toml:9:13: t[1].cores[1]: found 'x', expected an integer from 0 to 9",
+                "c.toml:9:18: t[1].cores[2]: found 10, expected an integer from 0 to 9",
+                "c.toml:10:1: t[2].vni: missing, expected an integer from 0 to 99",
+            ]
+        );
+    }
+
+    #[test]
+    fn many_errors_are_counted() {
+        let text = format!("n = 1\n{}", "[[t]]\nvni = 100\n".repeat(25));
+        let errors = read_all(&text);
+        assert_eq!(
+            (errors.len(), errors[19].as_str()),
+            (21, "c.toml:41:7: t[19].vni: found 100, expected an integer from 0 to 99")
+        );
+        assert_eq!(errors[20], "and 5 more errors");
+        let keys: String = (0..1000).map(|i| format!("unknown{i} = 1\n")).collect();
+        let errors = read_all(&keys);
+        assert_eq!((errors.len(), errors[20].as_str()), (21, "and 980 more errors"));
+        let list = format!("n = 1\n[[t]]\nvni = 1\ncores = [{}]\n", "99, ".repeat(500_000));
+        assert_eq!(read_all(&list)[20], "and 499980 more errors");
     }
 
     #[test]

@@ -8,10 +8,11 @@ use std::vec::IntoIter;
 use super::kernel::common::link::Interface;
 use super::kernel::common::routes::carries_default_route;
 use super::nic::common::probe::{describe, list_devices};
+use super::nic::rdma::is_adapter_of;
 use super::{DRIVERS, DeviceKind, Driver, device_kind, driver_plan};
 use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig, PortError, PortEvent,
-    PortId, PortSpec, PuntToKernel, Queues, RuleHardware,
+    PortId, PortSpec, PuntToKernel, Queues, RuleHardware, TriedDriver,
 };
 use wirepath_flow::Rule;
 use wirepath_packet::drops::DropReason;
@@ -85,8 +86,8 @@ impl PortSpec for AutoPlan {
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
+        let mut passed_over = PassedOver::new();
         let mut remaining = self.choices.into_iter();
-        let mut passed_over = Vec::new();
         let interface = match Interface::find(&self.device, NAME) {
             Ok(interface) => interface,
             // A port of an RDMA device may have no interface in this network namespace.
@@ -142,8 +143,20 @@ fn add_rdma_hint(unknown: PortError, passed_over: &PassedOver) -> PortError {
 fn open_next(remaining: &mut IntoIter<Box<dyn PortSpec>>, passed_over: &mut PassedOver) -> Option<Box<dyn Device>> {
     remaining.find_map(|plan| {
         let driver = plan.driver();
-        plan.open().map_err(|error| passed_over.push((driver, error.to_string()))).ok()
+        plan.open().map_err(|error| passed_over.push(tried(driver, &error))).ok()
     })
+}
+
+fn tried(driver: &'static str, error: &PortError) -> TriedDriver {
+    let is_foreign = match error {
+        // The NIC is there, and its RDMA device is missing: that is worth a message.
+        PortError::NoDevice { device, .. } if device_kind(driver) == DeviceKind::RdmaPort => {
+            let interface = Interface::find(device, NAME).ok();
+            !interface.and_then(|interface| interface.parent).is_some_and(|parent| is_adapter_of(driver, &parent))
+        }
+        _ => false,
+    };
+    TriedDriver { driver, error: error.to_string(), is_foreign, is_privilege: error.is_privilege() }
 }
 
 /// Returns whether another program, or another port of this one, uses the interface's queues.
@@ -152,7 +165,7 @@ fn is_busy(error: &PortError) -> bool {
 }
 
 /// Drivers with the reasons why they were passed over.
-type PassedOver = Vec<(&'static str, String)>;
+type PassedOver = Vec<TriedDriver>;
 
 /// A device that `auto` opened.
 struct AutoDevice {
@@ -174,7 +187,26 @@ impl AutoDevice {
         passed_over: PassedOver,
         default_route: bool,
     ) -> Box<dyn Device> {
+        for tried in passed_over.iter().filter(|tried| tried.is_foreign) {
+            tracing::debug!("auto passed over {}", tried.error);
+        }
         Box::new(Self { name, device, remaining, passed_over, default_route, rules: Vec::new() })
+    }
+
+    /// Replaces the device by that of the next driver, because of this error. Without such a driver, all errors are
+    /// returned.
+    fn replace(&mut self, error: PortError) -> Result<(), PortError> {
+        if self.passed_over.is_empty() && self.remaining.len() == 0 {
+            return Err(error);
+        }
+        self.passed_over.push(tried(self.device.capabilities().driver, &error));
+        match open_next(&mut self.remaining, &mut self.passed_over) {
+            Some(device) => {
+                self.device = device;
+                Ok(())
+            }
+            None => Err(PortError::NoDriver { device: self.name.clone(), tried: self.passed_over.clone() }),
+        }
     }
 }
 
@@ -183,15 +215,23 @@ impl Device for AutoDevice {
         let mut capabilities = self.device.capabilities();
         let taken = format!("auto took {}", capabilities.driver);
         let route = self.default_route.then(|| "carries a default route, taken since force is set".to_owned());
-        let passed = self.passed_over.iter().map(|(_, why)| format!("auto passed over {why}"));
+        let passed = self.passed_over.iter().filter(|tried| !tried.is_foreign);
+        let passed = passed.map(|tried| format!("auto passed over {}", tried.error));
         let own = std::mem::take(&mut capabilities.notes);
         capabilities.notes = std::iter::once(taken).chain(route).chain(passed).chain(own).collect();
         capabilities
     }
 
+    fn check(&mut self, config: &PortConfig) -> Result<(), PortError> {
+        while let Err(error) = self.device.check(config) {
+            self.replace(error)?;
+        }
+        Ok(())
+    }
+
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
         loop {
-            let error = match self.device.start(config) {
+            let error = match self.device.check(config).and_then(|()| self.device.start(config)) {
                 Ok(queues) => {
                     // A restart stays with this driver.
                     self.remaining = Vec::new().into_iter();
@@ -201,21 +241,9 @@ impl Device for AutoDevice {
                 Err(error) if is_busy(&error) => return Err(error),
                 Err(error) => error,
             };
-            let driver = self.device.capabilities().driver;
-            match open_next(&mut self.remaining, &mut self.passed_over) {
-                Some(device) => {
-                    self.passed_over.push((driver, error.to_string()));
-                    self.device = device;
-                    if let Some(device) = self.device.punt_to_kernel() {
-                        device.set_rules(&self.rules, config.id)?;
-                    }
-                }
-                None if self.passed_over.is_empty() => return Err(error),
-                None => {
-                    let mut tried = self.passed_over.clone();
-                    tried.push((driver, error.to_string()));
-                    return Err(PortError::NoDriver { device: self.name.clone(), tried });
-                }
+            self.replace(error)?;
+            if let Some(device) = self.device.punt_to_kernel() {
+                device.set_rules(&self.rules, config.id)?;
             }
         }
     }

@@ -9,7 +9,7 @@
 //! device = "eth1"       # device that the driver opens
 //! queues = 1            # number of receive queues and of transmit queues
 //! depth = 1024          # ring entries
-//! mtu = 1500
+//! mtu = 1500            # default: that of the device
 //! promiscuous = true
 //! on_loss = "wait"      # if the interface is removed: "wait" for it, "exit", or "fail-after" the time below
 //! loss_timeout = 30     # seconds, with "fail-after"
@@ -18,6 +18,7 @@
 //! ```
 
 pub mod auto;
+pub mod inventory;
 pub mod kernel;
 pub mod nic;
 pub mod sw_offload;
@@ -26,8 +27,8 @@ pub mod r#virtual;
 use std::fmt;
 use std::time::Duration;
 
-use crate::port::{PortConfig, PortError, PortId, PortSpec};
-use wirepath_packet::Pool;
+use crate::port::{Capabilities, PortConfig, PortError, PortId, PortSpec};
+use wirepath_packet::{DATA_ROOM, Pool};
 use wirepath_settings::{ConfigError, Settings, Span};
 
 /// A driver, and all that programs know about it.
@@ -133,16 +134,26 @@ pub fn device_kind(driver: &str) -> DeviceKind {
 pub struct KeySpans([(&'static str, Span); 4]);
 
 impl KeySpans {
-    fn of(port: &Settings<'_>) -> Self {
+    /// Returns the position of a key's value: of `device`, `queues`, `depth` or `mtu`.
+    pub fn of(&self, key: &str) -> &Span {
+        let (_, span) = self.0.iter().find(|(known, _)| *known == key).unwrap_or(&self.0[0]);
+        span
+    }
+
+    fn read(port: &Settings<'_>) -> Self {
         Self(["device", "queues", "depth", "mtu"].map(|key| (key, port.span(key))))
     }
 
     /// Returns the position of the value that the port refused. Without such a key, it is that of the device.
     pub fn of_error(&self, error: &PortError) -> &Span {
-        let (_, span) = self.0.iter().find(|(key, _)| *key == error.key()).unwrap_or(&self.0[0]);
-        span
+        self.of(error.key())
     }
 }
+
+/// MTU of ports whose device has none.
+pub const DEFAULT_MTU: u16 = 1500;
+/// Bytes of an Ethernet header with two VLAN tags.
+const FRAME_OVERHEAD: u32 = 22;
 
 /// Checked settings of a port.
 pub struct PortSettings {
@@ -160,8 +171,8 @@ pub struct PortSettings {
     pub queues: u16,
     /// Ring entries.
     pub depth: u32,
-    /// Largest layer-3 packet in bytes.
-    pub mtu: u16,
+    /// Largest layer-3 packet in bytes; `None`: see [`choose_mtu`].
+    pub mtu: Option<u16>,
     /// Also receive frames for other hosts.
     pub promiscuous: bool,
     /// Reaction to the loss of the device.
@@ -204,18 +215,44 @@ impl PortSettings {
         takes(self) && takes(other) && self.device == other.device
     }
 
-    /// Returns the configuration to start the port with.
+    /// Returns the configuration to start the port with, with an MTU of 1500 if none is configured.
     pub fn config(&self, id: PortId, pool: Pool) -> PortConfig {
         PortConfig {
             id,
             rx_queues: self.queues,
             tx_queues: self.queues,
             depth: self.depth,
-            mtu: self.mtu,
+            mtu: self.mtu.unwrap_or(DEFAULT_MTU),
             promiscuous: self.promiscuous,
             pool,
         }
     }
+}
+
+/// Returns the MTU of a port on a device, and the reason for it as a part of a sentence.
+///
+/// If none is configured, it is that of the device. A NIC needs buffers for frames of that length in all of its rings,
+/// which have `entries` together. If these are more than `buffers`, the MTU is at most [`DEFAULT_MTU`].
+pub fn choose_mtu(configured: Option<u16>, device: &Capabilities, entries: u32, buffers: u32) -> (u16, String) {
+    let of_device = device.mtu.filter(|mtu| *mtu >= 68);
+    if let Some(mtu) = configured {
+        let other = of_device.filter(|other| *other != u32::from(mtu));
+        return (
+            mtu,
+            format!("as configured{}", other.map_or_else(String::new, |mtu| format!("; the device has {mtu}"))),
+        );
+    }
+    let Some(of_device) = of_device else { return (DEFAULT_MTU, "the default; the device has none".to_owned()) };
+    let mtu = u16::try_from(of_device).unwrap_or(u16::MAX).min(device.max_mtu);
+    let needed = entries.saturating_mul((u32::from(mtu) + FRAME_OVERHEAD).div_ceil(DATA_ROOM as u32));
+    if device_kind(device.driver) == DeviceKind::RdmaPort && mtu > DEFAULT_MTU && needed > buffers {
+        let why = format!("the default; the device has {of_device}, for which its rings need {needed} buffers");
+        return (DEFAULT_MTU, why);
+    }
+    if u32::from(mtu) < of_device {
+        return (mtu, format!("the largest of driver {}; the device has {of_device}", device.driver));
+    }
+    (mtu, "that of the device".to_owned())
 }
 
 impl fmt::Debug for PortSettings {
@@ -226,25 +263,38 @@ impl fmt::Debug for PortSettings {
 
 /// Reads one `[[port]]` table.
 pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
+    settings.complete(read_port)
+}
+
+/// Reads one `[[port]]` table, which the caller finishes.
+pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
     let name_span = settings.span("name");
-    let key_spans = KeySpans::of(&settings);
-    let name: String = settings.required("name")?;
-    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
-        return Err(name_span.error(format!("found \"{name}\", expected letters, digits, '-', '_' and '.'")));
-    }
+    let key_spans = KeySpans::read(settings);
     let names: Vec<_> = DRIVERS.iter().map(|driver| (driver.name(), *driver)).collect();
-    let driver = settings.choice("driver", &names)?.unwrap_or(&auto::Auto);
+    let driver = settings.choice("driver", &names)?;
     let device: Option<String> = settings.get("device")?;
     let queues = settings.integer("queues", 1..=256)?.unwrap_or(1);
     let depth = settings.integer("depth", 16..=65_536)?.unwrap_or(1024);
-    let mtu = settings.integer("mtu", 68..=9202)?.unwrap_or(1500);
+    let mtu = settings.integer("mtu", 68..=9202)?;
     let promiscuous = settings.get("promiscuous")?.unwrap_or(true);
-    let on_loss = OnLoss::read(&settings)?;
-    // Report a misspelt key before the missing value that it causes.
-    let plan = driver_plan(driver, device.as_deref(), &settings);
+    let on_loss = OnLoss::read(settings);
+    let plan = match driver {
+        // The table of a driver cannot be read without the driver.
+        None if settings.has("driver") => {
+            for driver in DRIVERS {
+                settings.has(driver.name());
+            }
+            None
+        }
+        driver => Some(driver_plan(driver.unwrap_or(&auto::Auto), device.as_deref(), settings)),
+    };
+    let name: String = settings.required("name")?;
+    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+        settings.record(name_span.error(format!("found \"{name}\", expected letters, digits, '-', '_' and '.'")));
+    }
     settings.check_keys()?;
-    let plan = plan?;
-    settings.finish()?;
+    let plan = plan.unwrap_or_else(|| Err(settings.error_in("driver", "missing, expected a driver")))?;
+    let on_loss = on_loss?;
     Ok(PortSettings { name, name_span, key_spans, device, plan, queues, depth, mtu, promiscuous, on_loss })
 }
 
@@ -254,14 +304,18 @@ fn driver_plan(
     device: Option<&str>,
     port: &Settings<'_>,
 ) -> Result<Box<dyn PortSpec>, ConfigError> {
-    let table = port.table(driver.name())?;
-    match table {
-        Some(table) => {
-            let plan = driver.plan(device, &table)?;
-            table.finish()?;
-            Ok(plan)
-        }
-        None => driver.plan(device, &port.empty(driver.name())),
+    let needs_device = driver.device_kind().takes_frames_from_kernel();
+    if needs_device && device.is_none() {
+        let what = "the name of a network interface; `wirepath devices` lists them";
+        port.record(
+            port.misspelt("device").unwrap_or_else(|| port.error_in("device", format!("missing, expected {what}"))),
+        );
+    }
+    // The rest of the table is checked without a device too.
+    let device = device.or(needs_device.then_some(""));
+    match port.table(driver.name())? {
+        Some(table) => table.complete(|table| driver.plan(device, table)),
+        None => port.collect(driver.plan(device, &port.empty(driver.name()))),
     }
 }
 

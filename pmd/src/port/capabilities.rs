@@ -60,7 +60,9 @@ pub struct Capabilities {
     pub max_rx_queues: u16,
     /// Largest number of transmit queues.
     pub max_tx_queues: u16,
-    /// Largest MTU in bytes.
+    /// MTU of the device itself in bytes, if it has one. A port must not send longer packets.
+    pub mtu: Option<u32>,
+    /// Largest MTU of a port in bytes.
     pub max_mtu: u16,
     /// Largest number of ring entries.
     pub max_depth: u32,
@@ -101,6 +103,7 @@ impl Capabilities {
             mac: None,
             max_rx_queues: 1,
             max_tx_queues: 1,
+            mtu: None,
             max_mtu: 9216 - 14,
             max_depth: 1 << 16,
             offloads: Offloads::NONE,

@@ -1,10 +1,12 @@
+use std::fmt::Write;
+
 use wirepath_packet::PoolError;
 
 /// Error of opening, configuring, starting or stopping a port. It tells what failed, why, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// The configuration exceeds the capabilities of the device.
-    #[error("driver {driver} supports {resource} from {min} to {max}, not {requested}")]
+    #[error("driver {driver} supports {resource} from {min} to {max}, not {requested}{hint}")]
     Unsupported {
         /// Name of the driver.
         driver: &'static str,
@@ -16,6 +18,8 @@ pub enum PortError {
         min: u64,
         /// Largest valid value.
         max: u64,
+        /// Advice, as `"; do this"`, or empty.
+        hint: String,
     },
     /// The device does not exist.
     #[error("{driver}: no device '{device}': {hint}")]
@@ -66,12 +70,12 @@ pub enum PortError {
         reason: String,
     },
     /// Driver `auto` found no driver for the device.
-    #[error("no driver can open '{device}':{}", .tried.iter().map(|(_, why)| format!("\n  {why}")).collect::<String>())]
+    #[error("no driver can open '{device}':{}", list_tried(.tried))]
     NoDriver {
         /// Name of the device.
         device: String,
         /// Drivers that were tried, each with its error.
-        tried: Vec<(&'static str, String)>,
+        tried: Vec<TriedDriver>,
     },
     /// A port was stopped without all of its queues.
     #[error("port '{port}' can be stopped only with all of its queues")]
@@ -84,7 +88,47 @@ pub enum PortError {
     Pool(#[from] PoolError),
 }
 
+/// Driver that `auto` tried without success.
+#[derive(Clone, Debug)]
+pub struct TriedDriver {
+    /// Name of the driver.
+    pub driver: &'static str,
+    /// Error of the driver.
+    pub error: String,
+    /// True if the device is of another kind than those of the driver, as an interface without an RDMA device is.
+    pub is_foreign: bool,
+    /// True if only a privilege is missing.
+    pub is_privilege: bool,
+}
+
+/// Lists the errors of drivers, one on each line. The most likely cause comes first: the error of a driver whose kind
+/// of device this is.
+fn list_tried(tried: &[TriedDriver]) -> String {
+    let mut text = String::new();
+    for TriedDriver { error, .. } in tried.iter().filter(|tried| !tried.is_foreign) {
+        // An error may have several lines itself.
+        let _ = write!(text, "\n  {}", error.replace('\n', "\n  "));
+    }
+    let foreign: Vec<&str> = tried.iter().filter(|tried| tried.is_foreign).map(|tried| tried.driver).collect();
+    if !foreign.is_empty() {
+        let _ = write!(text, "\n  {}: the device is no port of a NIC of this driver", foreign.join(", "));
+    }
+    text
+}
+
 impl PortError {
+    /// True if only a privilege is missing.
+    pub fn is_privilege(&self) -> bool {
+        match self {
+            Self::Privilege { .. } => true,
+            Self::NoDriver { tried, .. } => {
+                let mut own = tried.iter().filter(|tried| !tried.is_foreign).peekable();
+                own.peek().is_some() && own.all(|tried| tried.is_privilege)
+            }
+            _ => false,
+        }
+    }
+
     /// Key of a port's table that caused the error.
     pub fn key(&self) -> &'static str {
         match self {

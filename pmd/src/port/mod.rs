@@ -20,7 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use capabilities::{Capabilities, Link, LinkState, MacAddress, Offloads, VlanTags};
-pub use error::PortError;
+pub use error::{PortError, TriedDriver};
 pub(crate) use handoff::RingHandoff;
 pub use hardware::RuleHardware;
 pub use kernel::{KernelPunt, KernelRule};
@@ -75,6 +75,11 @@ const NO_KERNEL: &str = "the port is not connected to a kernel's network stack";
 pub trait Device: DeviceLink + Send {
     /// Capabilities and mode of the device. The mode is final after [`Self::start`].
     fn capabilities(&self) -> Capabilities;
+
+    /// Checks a configuration against the capabilities, before the start.
+    fn check(&mut self, config: &PortConfig) -> Result<(), PortError> {
+        config.check(&self.capabilities())
+    }
 
     /// Creates the queues and starts to receive and transmit. `config` is within the capabilities.
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError>;
@@ -182,6 +187,28 @@ impl PortConfig {
     pub fn new(id: PortId, pool: Pool) -> Self {
         Self { id, rx_queues: 1, tx_queues: 1, depth: 1024, mtu: 1500, promiscuous: true, pool }
     }
+
+    /// Checks the configuration against the capabilities of a device.
+    pub fn check(&self, limits: &Capabilities) -> Result<(), PortError> {
+        let check = |resource: &'static str, requested: u64, range: std::ops::RangeInclusive<u64>| {
+            if range.contains(&requested) {
+                Ok(())
+            } else {
+                Err(PortError::Unsupported {
+                    driver: limits.driver,
+                    resource,
+                    requested,
+                    min: *range.start(),
+                    max: *range.end(),
+                    hint: String::new(),
+                })
+            }
+        };
+        check("receive queues", self.rx_queues.into(), 0..=limits.max_rx_queues.into())?;
+        check("transmit queues", self.tx_queues.into(), 0..=limits.max_tx_queues.into())?;
+        check("mtu", self.mtu.into(), 68..=limits.max_mtu.into())?;
+        check("depth", self.depth.into(), 1..=limits.max_depth.into())
+    }
 }
 
 /// Event of a port.
@@ -253,25 +280,8 @@ impl OpenPort {
     }
 
     /// Checks the configuration against the capabilities.
-    pub fn configure(self, config: PortConfig) -> Result<ConfiguredPort, PortError> {
-        let limits = self.device.capabilities();
-        let check = |resource: &'static str, requested: u64, range: std::ops::RangeInclusive<u64>| {
-            if range.contains(&requested) {
-                Ok(())
-            } else {
-                Err(PortError::Unsupported {
-                    driver: limits.driver,
-                    resource,
-                    requested,
-                    min: *range.start(),
-                    max: *range.end(),
-                })
-            }
-        };
-        check("receive queues", config.rx_queues.into(), 0..=limits.max_rx_queues.into())?;
-        check("transmit queues", config.tx_queues.into(), 0..=limits.max_tx_queues.into())?;
-        check("mtu", config.mtu.into(), 68..=limits.max_mtu.into())?;
-        check("depth", config.depth.into(), 1..=limits.max_depth.into())?;
+    pub fn configure(mut self, config: PortConfig) -> Result<ConfiguredPort, PortError> {
+        self.device.check(&config)?;
         Ok(ConfiguredPort { name: self.name, device: self.device, config })
     }
 }

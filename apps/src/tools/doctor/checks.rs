@@ -1,5 +1,6 @@
 //! Checks of `wirepath doctor`. Each turns facts about the machine into one finding with a remedy.
 
+use wirepath_pmd::drivers::kernel::setcap_command;
 use wirepath_pmd::drivers::nic::rdma::{MIN_RDMA_CORE, NicKind};
 use wirepath_pmd::drivers::{DRIVERS, DeviceKind};
 
@@ -88,8 +89,7 @@ fn has_capability(facts: &Facts, capability: u32) -> bool {
 }
 
 fn capabilities(facts: &Facts) -> Finding {
-    let remedy =
-        format!("setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {}   # or run as root", facts.program);
+    let remedy = format!("{}   # or run as root", setcap_command(&facts.programs));
     let bpf = has_capability(facts, CAP_BPF) || has_capability(facts, CAP_SYS_ADMIN);
     let missing: Vec<&str> = [
         (has_capability(facts, CAP_NET_RAW), "CAP_NET_RAW"),
@@ -132,7 +132,7 @@ fn locked_memory(facts: &Facts) -> Finding {
         Some(bytes) => warn(
             "locked memory",
             format!("{} KiB: too little for the pools of AF_XDP and RDMA ports", bytes >> 10),
-            format!("ulimit -l unlimited   # as root; or setcap cap_ipc_lock with the others on {}", facts.program),
+            format!("{}   # or, as root: ulimit -l unlimited", setcap_command(&facts.programs)),
         ),
     }
 }
@@ -194,7 +194,7 @@ fn rdma_devices(facts: &Facts) -> Finding {
             // The reason ends with the command.
             why[at..].to_owned()
         } else if why.contains("CAP_NET_RAW") {
-            format!("setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {}   # or run as root", facts.program)
+            format!("{}   # or run as root", setcap_command(&facts.programs))
         } else {
             "wirepath devices".to_owned()
         };
@@ -298,7 +298,7 @@ mod tests {
                 kinds: kinds(),
                 ..Rdma::default()
             },
-            program: "/usr/bin/wirepath".into(),
+            programs: vec!["/usr/bin/wirepath".into()],
             isolated: "1-3".into(),
             ..Facts::default()
         }

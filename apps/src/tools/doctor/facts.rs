@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use wirepath_pmd::drivers::nic::rdma::Rdma;
 
@@ -31,8 +31,8 @@ pub struct Facts {
     pub tun: bool,
     /// Libraries and devices of the RDMA drivers.
     pub rdma: Rdma,
-    /// Path of this program.
-    pub program: String,
+    /// Paths of this program and of the programs beside it that open ports.
+    pub programs: Vec<PathBuf>,
 }
 
 impl Facts {
@@ -60,9 +60,15 @@ impl Facts {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             tun: root.join("dev/net/tun").exists(),
             rdma: Rdma::probe(root),
-            program: std::env::current_exe().map_or_else(|_| "wirepath".to_owned(), |path| path.display().to_string()),
+            programs: programs(),
         }
     }
+}
+
+fn programs() -> Vec<PathBuf> {
+    let own = std::env::current_exe().unwrap_or_else(|_| "wirepath".into());
+    let beside = ["l2fwd", "tunnel-gateway"].map(|name| own.with_file_name(name));
+    std::iter::once(own).chain(beside.into_iter().filter(|path| path.is_file())).collect()
 }
 
 /// Returns the value of a line `name: value`.

@@ -1,10 +1,11 @@
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
+use wirepath_flow::Ports;
 use wirepath_settings::{ConfigError, Source};
 
 use super::CheckArguments;
-use super::input::{self, Input};
+use super::input::{self, Input, PortNames};
 use super::lint::{Warning, warnings};
 use crate::cli::{Failure, print, print_error, print_json};
 use crate::rules::Entry;
@@ -16,7 +17,7 @@ pub(super) fn run(arguments: &CheckArguments, json: bool) -> Result<(), Failure>
     let warnings = warnings(&entries, &ports);
     let ok = errors.is_empty() && (warnings.is_empty() || !arguments.strict);
     if json {
-        print_json(&report(&sources[0], &entries, &errors, &warnings, ok))?;
+        print_json(&report((&sources[0], &ports), &entries, &errors, &warnings, ok))?;
     } else {
         let mut text = String::new();
         for error in &errors {
@@ -28,7 +29,9 @@ pub(super) fn run(arguments: &CheckArguments, json: bool) -> Result<(), Failure>
         }
         print_error(&text);
         let mut rules = String::new();
+        let names = ports.names();
         for Entry { rule, .. } in &entries {
+            let rule = rule.named(Ports(&names));
             let _ = if arguments.toml {
                 writeln!(rules, "[[rule]]\nrule = \"{rule}\"\n")
             } else {
@@ -76,7 +79,13 @@ pub(super) fn format_error(sources: &[Source], error: &ConfigError, level: &str)
     text
 }
 
-fn report(source: &Source, entries: &[Entry], errors: &[ConfigError], warnings: &[Warning], ok: bool) -> Value {
+fn report(
+    (source, ports): (&Source, &PortNames),
+    entries: &[Entry],
+    errors: &[ConfigError],
+    warnings: &[Warning],
+    ok: bool,
+) -> Value {
     let errors: Vec<Value> = errors
         .iter()
         .map(|error| {
@@ -92,5 +101,9 @@ fn report(source: &Source, entries: &[Entry], errors: &[ConfigError], warnings: 
         })
         .collect();
     let rules: Vec<Value> = entries.iter().map(|entry| entry.rule.to_json()).collect();
-    json!({ "ok": ok, "file": source.name(), "rules": rules, "errors": errors, "warnings": warnings })
+    // The rules name ports by their numbers, which are indices of this list.
+    let ports: Vec<&str> = ports.ports.iter().map(|(name, _)| name.as_str()).collect();
+    json!({
+        "ok": ok, "file": source.name(), "ports": ports, "rules": rules, "errors": errors, "warnings": warnings
+    })
 }

@@ -3,7 +3,7 @@ use std::path::Path;
 use wirepath_packet::PortId;
 
 use serde_json::{Value, json};
-use wirepath_flow::{Direction, Rule};
+use wirepath_flow::{Direction, Ports, Rule};
 use wirepath_pipeline::PortInfo;
 use wirepath_pipeline::rules::offload::{self, Placement};
 use wirepath_pipeline::rules::{RuleLocation, check_on, locate_rule};
@@ -63,7 +63,8 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
     };
     let input = input::read(&arguments.config.input())?;
     report_errors(&input)?;
-    let Input { entries, program, .. } = input;
+    let Input { entries, program, ports: names, .. } = input;
+    let names = names.names();
     let Some(program) = program else {
         return Err(Failure::usage("rules alone run nowhere: give a configuration with the ports they are for"));
     };
@@ -86,9 +87,9 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
     }
     let refused = rows.iter().flatten().filter(|row| row.location.is_err()).count();
     if json {
-        print_json(&report(&entries, &rows, (&own, &own_rows), refused == 0))?;
+        print_json(&report(&entries, Ports(&names), &rows, (&own, &own_rows), refused == 0))?;
     } else {
-        print(text(&entries, &rows, (&own, &own_rows)))?;
+        print(text(&entries, Ports(&names), &rows, (&own, &own_rows)))?;
     }
     match refused {
         0 => Ok(()),
@@ -186,7 +187,12 @@ fn location_word(row: &Row) -> &'static str {
 }
 
 /// Formats the result as a table with the ports of each rule below it.
-fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[GatewayRule], &[Option<Placement>])) -> String {
+fn text(
+    entries: &[Entry],
+    names: Ports<'_>,
+    rows: &[Vec<Row>],
+    (own, own_rows): (&[GatewayRule], &[Option<Placement>]),
+) -> String {
     let longest = |title: &str, word: fn(&Row) -> &str| {
         rows.iter().flatten().map(|row| word(row).len()).max().unwrap_or(0).max(title.len())
     };
@@ -201,7 +207,7 @@ fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[GatewayRule], 
         text += &line("ID", ["PORT", "DRIVER", "WHERE"], "WHY").replacen("    ", "RULE", 1);
     }
     for (number, (entry, rows)) in entries.iter().zip(rows).enumerate() {
-        text += &format!("{number:>4}  {}\n", entry.rule);
+        text += &format!("{number:>4}  {}\n", entry.rule.named(names));
         for row in rows {
             text += &line(&row.id.to_string(), [&row.port, row.driver, location_word(row)], &row.why);
         }
@@ -214,8 +220,8 @@ fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[GatewayRule], 
                  for addresses that are known at run time):\n";
         for (it, placement) in own.iter().zip(own_rows) {
             let direction = if it.rule.direction() == Direction::Ingress { "from" } else { "to" };
-            text +=
-                &format!("  segment {} {direction} {}, number {}\n    {}\n", it.segment, it.remote, it.tag, it.rule);
+            let rule = it.rule.named(names);
+            text += &format!("  segment {} {direction} {}, number {}\n    {rule}\n", it.segment, it.remote, it.tag);
             if let Some(placement) = placement {
                 let why = placement.why().map(|why| format!(": {why}")).unwrap_or_default();
                 text += &format!("    {}{why}\n", placement.name());
@@ -227,6 +233,7 @@ fn text(entries: &[Entry], rows: &[Vec<Row>], (own, own_rows): (&[GatewayRule], 
 
 fn report(
     entries: &[Entry],
+    names: Ports<'_>,
     rows: &[Vec<Row>],
     (own, own_rows): (&[GatewayRule], &[Option<Placement>]),
     ok: bool,
@@ -243,7 +250,13 @@ fn report(
                 })
                 .collect();
             let line = entry.span.position().0;
-            json!({ "rule": entry.rule.to_string(), "file": entry.span.file(), "line": line, "ports": ports })
+            json!({
+                "rule": entry.rule.to_string(),
+                "text": entry.rule.named(names).to_string(),
+                "file": entry.span.file(),
+                "line": line,
+                "ports": ports,
+            })
         })
         .collect();
     let own: Vec<Value> = own
@@ -255,6 +268,7 @@ fn report(
                 "remote": it.remote.to_string(),
                 "number": it.tag,
                 "rule": it.rule.to_string(),
+                "text": it.rule.named(names).to_string(),
                 "where": placement.as_ref().map_or("gateway", Placement::name),
                 "why": placement.as_ref().and_then(Placement::why),
             })

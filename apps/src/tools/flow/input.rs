@@ -39,6 +39,13 @@ pub struct PortNames {
     pub ports: Vec<(String, Option<u16>)>,
 }
 
+impl PortNames {
+    /// Returns the names with the numbers of the ports, for reading and printing rules.
+    pub(super) fn names(&self) -> Vec<(&str, PortId)> {
+        self.ports.iter().zip(0..).map(|((name, _), id)| (name.as_str(), PortId::new(id))).collect()
+    }
+}
+
 /// Content of a file.
 #[derive(Debug)]
 pub(super) struct Input {
@@ -79,21 +86,21 @@ pub(super) fn read(arguments: &InputArguments) -> Result<Input, Failure> {
         Input { sources: vec![source.clone()], entries: Vec::new(), errors: Vec::new(), ports, program: None };
     let listed = match form {
         FileFormat::Toml => input.toml(&source),
-        form => rule_file::read(&source, form, Ports(&input.names())),
+        form => rule_file::read(&source, form, Ports(&input.ports.names())),
     };
     match listed {
         Ok(listed) => {
             for FileRule { span, rule } in listed {
                 match rule {
                     Ok(rule) => input.entries.push(Entry { span, rule }),
-                    Err(error) => input.errors.push(error),
+                    Err(error) => input.errors.extend(error.split().0),
                 }
             }
             if input.program.is_none() {
                 input.refuse_beyond_limits();
             }
         }
-        Err(error) => input.errors.push(error),
+        Err(error) => input.errors.extend(error.split().0),
     }
     Ok(input)
 }
@@ -131,15 +138,11 @@ impl Input {
         Ok(())
     }
 
-    fn names(&self) -> Vec<(&str, PortId)> {
-        self.ports.ports.iter().zip(0..).map(|((name, _), id)| (name.as_str(), PortId::new(id))).collect()
-    }
-
     fn toml(&mut self, source: &Source) -> Result<Vec<FileRule>, ConfigError> {
         let document = source.parse()?;
         let top = document.settings();
         if !["port", "l2fwd", "underlay", "segment", "workers", "pool", "rules"].iter().any(|key| top.has(key)) {
-            let rules = list_from_settings(&top, Ports(&self.names()))?;
+            let rules = list_from_settings(&top, Ports(&self.ports.names()))?;
             top.finish()?;
             return Ok(rules);
         }
@@ -148,7 +151,7 @@ impl Input {
         if let Ok(ports) = &ports {
             self.ports.ports = ports.iter().map(|port| (port.name.clone(), Some(port.queues))).collect();
         }
-        let (rules, file) = RuleSettings::list(&top, &self.names())?;
+        let (rules, file) = RuleSettings::list(&top, &self.ports.names())?;
         self.sources.extend(file);
         let sound = rules.iter().all(|listed| listed.rule.is_ok());
         if ports.is_ok() && !sound {
@@ -161,7 +164,7 @@ impl Input {
         };
         match program {
             Ok(program) => self.program = Some(program),
-            Err(error) => self.errors.push(error),
+            Err(error) => self.errors.extend(error.split().0),
         }
         Ok(rules)
     }

@@ -50,6 +50,8 @@ pub(super) fn list(arguments: &SocketArguments, json: bool) -> Result<(), Failur
         let locations = locations.join(", ");
         let text = |key: &str| match &rule[key] {
             _ if key == "where" => locations.clone(),
+            // The text with port names; programs of an earlier version send numbers only.
+            Value::String(text) if key == "rule" => rule["text"].as_str().unwrap_or(text).to_owned(),
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };

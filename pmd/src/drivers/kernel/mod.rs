@@ -4,3 +4,5 @@ pub mod af_packet;
 pub mod af_xdp;
 pub(crate) mod common;
 pub mod tap;
+
+pub use common::setcap_command;

@@ -122,9 +122,7 @@ impl Rdma {
             down: devices.iter().flat_map(down).collect(),
             devices: devices.iter().map(Device::name).collect(),
             kinds: vec![
-                // Functions 1414:00b9 and 1414:00ba (linux: drivers/net/ethernet/microsoft/mana/gdma_main.c).
-                kind(&mana::Mana, "libmana", "mana_ib", "6.2", adapters(root, "0x1414", &[0x00b9..=0x00ba])),
-                // linux: drivers/net/ethernet/mellanox/mlx5/core/main.c, mlx5_core_pci_table.
+                kind(&mana::Mana, "libmana", "mana_ib", "6.2", adapters(root, "0x1414", MANA)),
                 kind(&mlx5::Mlx5, "libmlx5", "mlx5_ib", "3.11", adapters(root, "0x15b3", MLX5)),
             ],
             encapsulation: QueuePairEncapsulation::probe(),
@@ -132,7 +130,11 @@ impl Rdma {
     }
 }
 
-/// PCI device IDs of ConnectX-4 to ConnectX-9 and of BlueField.
+/// PCI device IDs of MANA (linux: drivers/net/ethernet/microsoft/mana/gdma_main.c).
+const MANA: &[RangeInclusive<u32>] = &[0x00b9..=0x00ba];
+
+/// PCI device IDs of ConnectX-4 to ConnectX-9 and of BlueField (linux: drivers/net/ethernet/mellanox/mlx5/core/main.c,
+/// mlx5_core_pci_table).
 const MLX5: &[RangeInclusive<u32>] =
     &[0x1013..=0x1025, 0xa2d2..=0xa2d3, 0xa2d6..=0xa2d6, 0xa2dc..=0xa2dc, 0xa2df..=0xa2df];
 
@@ -168,12 +170,24 @@ fn down(device: &Device) -> Vec<String> {
 /// Counts the functions on the PCI bus with these IDs.
 fn adapters(root: &Path, vendor: &str, numbers: &[RangeInclusive<u32>]) -> usize {
     let Ok(devices) = root.join("sys/bus/pci/devices").read_dir() else { return 0 };
-    let is_one = |path: &Path| {
-        let read = |file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
-        let number = read("device").trim().strip_prefix("0x").and_then(|text| u32::from_str_radix(text, 16).ok());
-        read("vendor").trim() == vendor && number.is_some_and(|number| numbers.iter().any(|all| all.contains(&number)))
-    };
-    devices.flatten().filter(|entry| is_one(&entry.path())).count()
+    devices.flatten().filter(|entry| is_function(&entry.path(), vendor, numbers)).count()
+}
+
+/// Returns whether the PCI function in this folder of sysfs has these IDs.
+fn is_function(path: &Path, vendor: &str, numbers: &[RangeInclusive<u32>]) -> bool {
+    let read = |file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
+    let number = read("device").trim().strip_prefix("0x").and_then(|text| u32::from_str_radix(text, 16).ok());
+    read("vendor").trim() == vendor && number.is_some_and(|number| numbers.iter().any(|all| all.contains(&number)))
+}
+
+/// Returns whether the PCI function at this address is a NIC of the driver.
+pub(crate) fn is_adapter_of(driver: &str, address: &str) -> bool {
+    let path = Path::new("/sys/bus/pci/devices").join(address);
+    match driver {
+        "mlx5" => is_function(&path, "0x15b3", MLX5),
+        "mana" => is_function(&path, "0x1414", MANA),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

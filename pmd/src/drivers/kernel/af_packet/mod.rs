@@ -367,6 +367,7 @@ impl Device for AfPacketDevice {
             mode,
             notes,
             mac: self.interface.mac,
+            mtu: Some(self.interface.mtu),
             max_rx_queues: MAX_QUEUES,
             max_tx_queues: MAX_QUEUES,
             offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),

@@ -558,6 +558,7 @@ impl Device for AfXdpDevice {
             mode,
             notes,
             mac: self.interface.mac,
+            mtu: Some(self.interface.mtu),
             max_rx_queues: rx.try_into().unwrap_or(u16::MAX),
             max_tx_queues: rx.min(tx).try_into().unwrap_or(u16::MAX),
             max_mtu: if fragments {
@@ -573,6 +574,18 @@ impl Device for AfXdpDevice {
             kernel_punt: to_kernel(self.running.as_ref().map_or(self.options.mode != Mode::Generic, |it| it.native)),
             ..Capabilities::plain(NAME, &self.options.device)
         }
+    }
+
+    fn check(&mut self, config: &PortConfig) -> Result<(), PortError> {
+        let (wanted, device) = (config.rx_queues.max(config.tx_queues), &self.options.device);
+        config.check(&self.capabilities()).map_err(|error| match error {
+            // Each socket is bound to a queue of the interface.
+            PortError::Unsupported { driver, resource, requested, min, max, .. } if resource.ends_with("queues") => {
+                let hint = format!("; {device} may have more after `ethtool -L {device} combined {wanted}`");
+                PortError::Unsupported { driver, resource, requested, min, max, hint }
+            }
+            other => other,
+        })
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {

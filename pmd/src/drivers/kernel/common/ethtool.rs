@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
+const ETHTOOL_GSET: u32 = 0x01;
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// `ETH_FLAG_RXVLAN`: the device strips VLAN tags from received frames.
@@ -40,6 +41,15 @@ pub(crate) fn channels(interface: &str) -> io::Result<(u32, u32)> {
     let answer: [u32; 9] = query(interface, ETHTOOL_GCHANNELS)?;
     let (rx, tx, combined) = (answer[5], answer[6], answer[8]);
     Ok((rx.saturating_add(combined), tx.saturating_add(combined)))
+}
+
+/// Returns the link speed in Mbit/s, or `None` if it is unknown.
+pub(crate) fn speed(interface: &str) -> io::Result<Option<u32>> {
+    // struct ethtool_cmd: cmd, supported, advertising, speed (low half), three words, speed_hi (low half), three words.
+    let answer: [u32; 11] = query(interface, ETHTOOL_GSET)?;
+    let speed = answer[3] & 0xffff | answer[7] << 16;
+    // `SPEED_UNKNOWN` is -1.
+    Ok(Some(speed).filter(|speed| *speed != u32::MAX && *speed != 0))
 }
 
 /// Returns whether the device strips VLAN tags from received frames.

@@ -586,6 +586,7 @@ impl<N: SharedNic> Device for NicDevice<N> {
     fn capabilities(&self) -> Capabilities {
         let mut caps = self.nic.capabilities(Capabilities {
             mac: self.rdma_port.mac,
+            mtu: self.rdma_port.mtu(),
             numa_node: self.rdma_port.device.numa_node(),
             vlan_tags: VlanTags::Kept,
             ..Capabilities::plain(N::PROBE.driver, &self.selector.device)
