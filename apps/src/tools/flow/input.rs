@@ -17,7 +17,7 @@ use crate::rules::{Entry, Hardware, RuleSettings, UnopenedPorts};
 #[derive(Debug)]
 pub enum Program {
     /// `l2fwd`.
-    L2fwd(Config),
+    L2fwd(Box<Config>),
     /// `tunnel-gateway`.
     Gateway(Box<Setup>),
 }
@@ -160,7 +160,7 @@ impl Input {
         let program = if ["underlay", "segment"].iter().any(|key| top.has(key)) {
             Setup::read(source).map(|setup| Program::Gateway(Box::new(setup)))
         } else {
-            Config::read(source).map(Program::L2fwd)
+            Config::read(source).map(|config| Program::L2fwd(Box::new(config)))
         };
         match program {
             Ok(program) => self.program = Some(program),
