@@ -532,6 +532,11 @@ impl<'d> Settings<'d> {
         self.value(key).is_some()
     }
 
+    /// True if the table has the key with a value of the type `T`. For keys that take values of several types.
+    pub fn is<T: FromValue>(&self, key: &'static str) -> bool {
+        self.value(key).is_some_and(|value| T::from_value(value.get_ref()).is_some())
+    }
+
     /// Records an error that does not keep the reader from going on.
     pub fn record(&self, error: ConfigError) {
         self.errors.record(error);

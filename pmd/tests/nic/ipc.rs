@@ -597,7 +597,10 @@ fn malformed_and_excessive_requests_are_refused() {
         let region = RegionBuilder::new(Arena::bytes(BUFFERS).unwrap()).shared().map().unwrap();
         let pool = Arena::in_region(region).pool("second", BUFFERS).unwrap();
         let error = common::start(&table(&socket), &pool).expect_err("taken").to_string();
-        assert!(error.contains("cannot listen for clients on") && error.contains("in use"), "{error}");
+        assert!(
+            error.contains("cannot listen for clients on") && error.contains("another program listens there"),
+            "{error}"
+        );
         drop(listener);
         let error = common::start(&table(&socket), &common::pool()).expect_err("not shared").to_string();
         assert!(error.contains("`shared = true` in `[pool]`"), "{error}");

@@ -122,7 +122,8 @@ impl Driver for AfXdp {
             device.ok_or_else(|| settings.error("device: missing, expected the name of a network interface"))?;
         let defaults = Options::new(device);
         let modes = [("auto", Mode::Auto), ("native", Mode::Native), ("generic", Mode::Generic)];
-        let nothing = settings.get::<String>("kernel").ok().flatten().is_some_and(|text| text == "nothing");
+        let nothing =
+            settings.is::<String>("kernel") && settings.get::<String>("kernel")?.as_deref() == Some("nothing");
         let kernel =
             if nothing { Vec::new() } else { settings.list::<KernelMatch>("kernel", kernel_match::EXPECTED)? };
         Ok(Box::new(Options {
