@@ -202,8 +202,6 @@ const MAX_TEXT: usize = 16 << 20;
 pub struct Source {
     file: Arc<str>,
     text: Arc<str>,
-    /// Offset of the start of each line, once a line was asked for.
-    lines: Arc<OnceLock<Vec<usize>>>,
     /// Line and column before each [`CHECKPOINT`]th byte, from 0. A file with many errors needs many positions.
     checkpoints: Arc<OnceLock<Vec<(usize, usize)>>>,
 }
@@ -251,7 +249,7 @@ type Result<T> = std::result::Result<T, ConfigError>;
 impl Source {
     /// A text that does not come from a file.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { file: name.into().into(), text: text.into().into(), lines: Arc::default(), checkpoints: Arc::default() }
+        Self { file: name.into().into(), text: text.into().into(), checkpoints: Arc::default() }
     }
 
     /// Reads a file of at most 16 MiB. A pipe is read until its writers close it.
@@ -314,24 +312,28 @@ impl Source {
 
     /// Line with this number, from 1, without its line end.
     pub fn line(&self, number: usize) -> Option<&str> {
-        let start = *self.line_starts().get(number.checked_sub(1)?)?;
+        let index = number.checked_sub(1)?;
+        // The last checkpoint at or before the start of the line.
+        let chunk = self.checkpoints().partition_point(|at| *at <= (index, 0)).checked_sub(1)?;
+        let (mut line, mut start) = (self.checkpoints()[chunk].0, chunk * CHECKPOINT);
+        while line < index {
+            start += self.text.as_bytes()[start..].iter().position(|byte| *byte == b'\n')? + 1;
+            line += 1;
+        }
         self.text[start..].lines().next()
     }
 
-    fn line_starts(&self) -> &[usize] {
-        let ends = || self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
-        self.lines.get_or_init(|| std::iter::once(0).chain(ends().map(|(end, _)| end + 1)).collect())
+    fn checkpoints(&self) -> &[(usize, usize)] {
+        self.checkpoints.get_or_init(|| {
+            let chunks = self.text.as_bytes().chunks(CHECKPOINT);
+            chunks.scan((0, 0), |at, chunk| Some(std::mem::replace(at, count(chunk, *at)))).collect()
+        })
     }
 
     fn position(&self, offset: usize) -> (usize, usize) {
         let bytes = &self.text.as_bytes()[..offset.min(self.text.len())];
-        let checkpoints = self.checkpoints.get_or_init(|| {
-            let chunks = self.text.as_bytes().chunks(CHECKPOINT);
-            let starts = chunks.scan((0, 0), |at, chunk| Some(std::mem::replace(at, count(chunk, *at))));
-            starts.collect()
-        });
-        let chunk = (bytes.len() / CHECKPOINT).min(checkpoints.len().saturating_sub(1));
-        let from = checkpoints.get(chunk).copied().unwrap_or_default();
+        let chunk = (bytes.len() / CHECKPOINT).min(self.checkpoints().len().saturating_sub(1));
+        let from = self.checkpoints().get(chunk).copied().unwrap_or_default();
         let (line, column) = count(&bytes[chunk * CHECKPOINT..], from);
         (line + 1, column + 1)
     }
@@ -840,6 +842,25 @@ mod tests {
         let document = source.parse().unwrap();
         let settings = document.settings();
         read(&settings).and_then(|()| settings.finish()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn lines_and_positions_agree_in_long_texts() {
+        // Lines of every length around a checkpoint, with characters of several bytes.
+        let lines: Vec<String> = (0..400).map(|n| "aä€".repeat(n % 37) + &"x".repeat(n % 5)).collect();
+        for end in ["", "\n"] {
+            let text = lines.join("\n") + end;
+            let source = Source::new("t", text.as_str());
+            let mut start = 0;
+            for (index, line) in lines.iter().enumerate() {
+                assert_eq!(source.line(index + 1), Some(line.as_str()));
+                assert_eq!(source.position(start), (index + 1, 1));
+                assert_eq!(source.position(start + line.len()), (index + 1, line.chars().count() + 1));
+                start += line.len() + 1;
+            }
+            assert_eq!((source.line(0), source.line(lines.len() + 1)), (None, None));
+        }
+        assert_eq!(Source::new("t", "").line(1), None);
     }
 
     #[test]
