@@ -353,14 +353,14 @@ impl<C: Control> Service for Requests<'_, C> {
 
     fn resume(&mut self, mut rest: RestOfList, out: &mut Vec<u8>) -> Option<RestOfList> {
         let Self { control, plane } = self;
-        let names: Vec<String> = control.names.clone();
+        let names = names(&control.names);
         for id in rest.ids.by_ref().take(RULES_OF_A_PART) {
             // A rule may have been removed since the list began.
             let Some(it) = control.rules.active_rule(id, Some(plane), &mut rest.asked) else { continue };
             let rule = json!({
                 "id": id.number(),
                 "rule": it.rule.to_string(),
-                "text": it.rule.named(Ports(&self::names(&names))).to_string(),
+                "text": it.rule.named(Ports(&names)).to_string(),
                 "packets": it.counters.packets,
                 "bytes": it.counters.bytes,
                 "ports": control.placements_json(id),
