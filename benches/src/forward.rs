@@ -6,7 +6,7 @@ use wirepath_packet::Batch;
 use wirepath_pipeline::{Context, Stage};
 use wirepath_wire::ethernet;
 
-use crate::measure::{self, Common, Figures};
+use crate::measure::{self, Common, Figures, PacketLimit};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -24,6 +24,9 @@ pub(crate) struct Arguments {
 
     #[command(flatten)]
     common: Common,
+
+    #[command(flatten)]
+    limit: PacketLimit,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -53,9 +56,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
     };
     let ports = measure::ports(&(port("a") + &port("b")))?;
     match arguments.mode {
-        Mode::Io => measure::run(ports, &arguments.common, |_| Ok(Box::new(|_| cross(|_| ())))),
-        Mode::Mac => measure::run(ports, &arguments.common, |_| Ok(Box::new(|_| cross(rewrite)))),
-        Mode::Macswap => measure::run(ports, &arguments.common, |_| Ok(Box::new(|_| cross(swap)))),
+        Mode::Io => measure::run(ports, &arguments.common, &arguments.limit, |_| Ok(Box::new(|_| cross(|_| ())))),
+        Mode::Mac => measure::run(ports, &arguments.common, &arguments.limit, |_| Ok(Box::new(|_| cross(rewrite)))),
+        Mode::Macswap => measure::run(ports, &arguments.common, &arguments.limit, |_| Ok(Box::new(|_| cross(swap)))),
     }
 }
 

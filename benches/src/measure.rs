@@ -22,15 +22,19 @@ pub(crate) struct Common {
     #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = positive)]
     pub(crate) seconds: f64,
 
-    /// Stop after about this number of packets and count all of them, without a warm-up, for tools that count
-    /// instructions
-    #[arg(long, value_name = "N", conflicts_with = "seconds")]
-    pub(crate) packets: Option<u64>,
-
     /// Buffers in rotation for each source; up to 64 fit into the first-level cache, 8192 are like the ring
     /// of a NIC
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(32..=65_536))]
     pub(crate) buffers: u32,
+}
+
+/// Length of a measurement in packets.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct PacketLimit {
+    /// Stop after about this number of packets instead of after a time, without a warm-up, for tools that count
+    /// instructions
+    #[arg(long, value_name = "N", conflicts_with = "seconds")]
+    pub(crate) packets: Option<u64>,
 }
 
 /// Returns the parser of a number within a range.
@@ -154,10 +158,11 @@ fn stop<S: Stage + 'static>(running: Running<S>) -> Result<Summary, Failure> {
 pub(crate) fn run<S: Stage + 'static>(
     ports: Vec<PortSettings>,
     common: &Common,
+    limit: &PacketLimit,
     prepare: impl FnOnce(&Runtime) -> Result<MakeStage<S>, Failure>,
 ) -> Result<Figures, Failure> {
     let running = start(ports, common, prepare)?;
-    if let Some(packets) = common.packets {
+    if let Some(packets) = limit.packets {
         return run_packets(running, packets);
     }
     // The control thread sleeps during the measurement. On a machine with few cores it would use the worker's

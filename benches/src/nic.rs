@@ -13,7 +13,7 @@ use wirepath_packet::{BATCH, Batch, MetaTemplate, Pool};
 use wirepath_pipeline::clock;
 use wirepath_pmd::port::{OpenPort, PortConfig, PortEvent, StartedPort};
 
-use crate::measure::{self, Figures, WARM_UP};
+use crate::measure::{self, Figures, PacketLimit, WARM_UP};
 
 /// Buffers of the pool. They fill the rings in both directions and the per-thread caches.
 const BUFFERS: u32 = 16 << 10;
@@ -58,9 +58,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(64..=4096))]
     depth: u32,
 
-    /// Stop after this number of packets instead of after a time, for tools that count instructions
-    #[arg(long, value_name = "N")]
-    packets: Option<u64>,
+    #[command(flatten)]
+    limit: PacketLimit,
 
     /// Core to run on
     #[arg(long, value_name = "N")]
@@ -264,18 +263,23 @@ impl Work<'_> {
 
 fn measured(arguments: &Arguments, port: &mut StartedPort, pool: &Pool) -> Result<Figures, Failure> {
     let ready = pool.meta_template().len(arguments.size.into());
-    let work =
-        Work { mode: arguments.mode, burst: arguments.burst.into(), yields: arguments.packets.is_some(), pool, ready };
+    let work = Work {
+        mode: arguments.mode,
+        burst: arguments.burst.into(),
+        yields: arguments.limit.packets.is_some(),
+        pool,
+        ready,
+    };
     if work.mode == Mode::Loopback {
         (0..IN_FLIGHT).for_each(|_| work.send(port));
     }
     let start = Instant::now();
-    while arguments.packets.is_none() && start.elapsed() < WARM_UP {
+    while arguments.limit.packets.is_none() && start.elapsed() < WARM_UP {
         work.run_polls(port)?;
     }
     let (at, ticks_at, cpu_at, before) = (Instant::now(), clock::ticks(), measure::thread_time(), work.moved(port));
     let length = Duration::from_secs_f64(arguments.seconds);
-    while match arguments.packets {
+    while match arguments.limit.packets {
         Some(packets) => work.moved(port) < packets,
         None => at.elapsed() < length,
     } {

@@ -11,7 +11,7 @@ use wirepath_pmd::drivers::r#virtual::null::{FrameSpec, Options, TunnelSpec};
 use wirepath_settings::Source;
 use wirepath_wire::MacAddr;
 
-use crate::measure::{self, Common, Figures};
+use crate::measure::{self, Common, Figures, PacketLimit};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -37,6 +37,9 @@ pub(crate) struct Arguments {
 
     #[command(flatten)]
     common: Common,
+
+    #[command(flatten)]
+    limit: PacketLimit,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -103,7 +106,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {
         TunnelSpec { vni: 10, source_mac: REMOTE_MAC, destination_mac: OUR_MAC, source: theirs, destination: ours };
     ports[0].plan = plan(direction != Direction::Decap, frames(LOCAL, DISTANT, None), None)?;
     ports[1].plan = plan(direction != Direction::Encap, frames(DISTANT, LOCAL, Some(tunnel)), Some(OUR_MAC))?;
-    measure::run(ports, &arguments.common, move |runtime| {
+    measure::run(ports, &arguments.common, &arguments.limit, move |runtime| {
         let mut control = GatewayControl::new(&config, runtime.ports(), runtime.domain(), 1, 0);
         control.fdb().set_limits(FdbLimits { entries: 1 << 24, per_segment: 1 << 24, ..FdbLimits::default() });
         control.set_next_hop(theirs, REMOTE_MAC);
