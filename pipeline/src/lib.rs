@@ -116,6 +116,7 @@ pub mod epoch;
 mod events;
 mod mailbox;
 mod parsed;
+pub mod registry;
 pub mod rules;
 mod runtime;
 mod stage;

@@ -97,7 +97,7 @@ fn main() -> ExitCode {
             stop: Some(cli::Stop::on_signals()?.flag()),
             report_every: live.then_some(REPORT_EVERY),
         };
-        let (summary, rules) = l2fwd::run(config, &options, live)?;
+        let (summary, rules) = l2fwd::run(config, arguments.config.as_deref(), &options, live)?;
         cli::print_summary(&summary, rules, arguments.common.json)?;
         match summary.failures.first() {
             Some(failure) => Err(Failure::failed(failure)),

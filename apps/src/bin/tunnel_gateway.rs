@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
+use wirepath_apps::control_socket::ControlSocket;
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{
     Capture, EXAMPLE, GatewayMonitor, Report, Setup, check_kernel, check_tags, update_nic_tunnels, warn_of_lost_tags,
@@ -100,7 +101,11 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         report_every: Some(Duration::from_secs(1)),
     };
     let live = !arguments.common.json && !arguments.common.quiet;
+    let socket = ControlSocket::open(&setup.control, "tunnel-gateway", arguments.config.as_deref())?;
     let (mut runtime, config, rules) = setup.open()?;
+    if let Some(socket) = socket {
+        runtime.set_management(Box::new(socket));
+    }
     let capture = arguments.capture_drops.as_deref().map(Capture::create).transpose()?;
     if capture.is_some() {
         runtime.capture_drops();

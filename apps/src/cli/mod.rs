@@ -45,8 +45,8 @@ pub use check::{CheckScope, CheckedPort, MachineCheck, report_check};
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
 pub use outbox::lost_lines;
-pub(crate) use output::print_error;
 pub use output::{Rate, Table, print, print_json, print_summary, show};
+pub(crate) use output::{print_control, print_error};
 pub use stop::{Stop, hangup_flag};
 use tracing_subscriber::EnvFilter;
 

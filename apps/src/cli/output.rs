@@ -29,6 +29,11 @@ fn print_raw(text: &str) -> Result<(), Failure> {
     outbox::STDOUT.deliver(text.into()).map_err(|e| Failure::failed(format!("standard output: {e}")))
 }
 
+/// Writes a control sequence to a terminal.
+pub(crate) fn print_control(sequence: &str) -> Result<(), Failure> {
+    print_raw(sequence)
+}
+
 /// Shows text on standard output with control characters escaped, without waiting. If standard output cannot
 /// take the text, its lines are lost and counted. It serves displays of running programs.
 pub fn show(text: impl fmt::Display) {
@@ -84,17 +89,30 @@ impl fmt::Display for Rate {
 #[derive(Clone, Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
+    /// True for columns whose cells are aligned to the right.
+    right: Vec<bool>,
 }
 
 impl Table {
     /// Creates a table with these headings.
     pub fn new<const N: usize>(headings: [&str; N]) -> Self {
-        Self { rows: vec![headings.map(str::to_owned).to_vec()] }
+        Self::with_columns(headings.map(|heading| (heading.to_owned(), false)))
+    }
+
+    /// Creates a table with these headings, each with whether its cells are aligned to the right.
+    pub fn with_columns(columns: impl IntoIterator<Item = (String, bool)>) -> Self {
+        let (headings, right) = columns.into_iter().unzip();
+        Self { rows: vec![headings], right }
     }
 
     /// Adds a row.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.to_vec());
+        self.push(cells);
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
     }
 }
 
@@ -105,8 +123,8 @@ impl fmt::Display for Table {
         let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
         for row in &self.rows {
             let mut line = String::new();
-            for (cell, width) in row.iter().zip(&widths) {
-                line += &format!("{cell:width$}  ");
+            for ((cell, width), right) in row.iter().zip(&widths).zip(&self.right) {
+                line += &if *right { format!("{cell:>width$}  ") } else { format!("{cell:width$}  ") };
             }
             writeln!(f, "{}", line.trim_end())?;
         }
@@ -123,6 +141,9 @@ mod tests {
         let mut table = Table::new(["A", "B"]);
         table.row(["long cell".into(), "x".into()]);
         assert_eq!(table.to_string(), "A          B\nlong cell  x\n");
+        let mut table = Table::with_columns([("A".to_owned(), true), ("B".to_owned(), false)]);
+        table.push(["12345".to_owned(), "x".to_owned()]);
+        assert_eq!(table.to_string(), "    A  B\n12345  x\n");
     }
 
     #[test]

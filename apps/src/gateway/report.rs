@@ -3,6 +3,7 @@
 use serde_json::Value;
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
+use wirepath_pipeline::registry::{Change, ObjectSpec, Page, TableSpec};
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates};
@@ -154,6 +155,22 @@ impl Control for GatewayMonitor {
             let segments = self.segment_rates(rates.elapsed.as_secs_f64());
             cli::show(format_args!("{rates}\n{segments}"));
         }
+    }
+
+    fn tables(&self) -> Vec<&'static TableSpec> {
+        self.gateway.tables()
+    }
+
+    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
+        self.gateway.list(table, page, plane);
+    }
+
+    fn objects(&self) -> Vec<&'static ObjectSpec> {
+        self.gateway.objects()
+    }
+
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Value, String> {
+        self.gateway.change(change, plane)
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {

@@ -5,6 +5,7 @@ use wirepath_pmd::port::{Offloads, PortId, VlanTags};
 use wirepath_settings::{ConfigError, Source};
 
 use crate::cli::Failure;
+use crate::control_socket::ControlSettings;
 use crate::rules::RuleSettings;
 
 /// Example configuration for the help text.
@@ -38,6 +39,8 @@ pub struct Setup {
     pub gateway: GatewayConfig,
     /// Flow rules.
     pub rules: RuleSettings,
+    /// The control socket.
+    pub control: ControlSettings,
 }
 
 impl Setup {
@@ -48,6 +51,7 @@ impl Setup {
             let runtime = RuntimeConfig::from_settings(top);
             let names = RuntimeConfig::port_names(top);
             let rules = top.collect(RuleSettings::read(top, &names));
+            let control = top.collect(ControlSettings::read(top));
             for key in ["underlay", "segment"] {
                 top.has(key);
             }
@@ -58,7 +62,7 @@ impl Setup {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let gateway = top.collect(GatewayConfig::read(top, &names));
             top.check_keys()?;
-            Ok(Self { ports: ports?, runtime: runtime?, gateway: gateway?, rules: rules? })
+            Ok(Self { ports: ports?, runtime: runtime?, gateway: gateway?, rules: rules?, control: control? })
         })?;
         // Without the key, the MTU is known when the port is open.
         if let Some(mtu) = setup.ports.get(setup.gateway.underlay.port).and_then(|port| port.mtu) {
@@ -68,11 +72,11 @@ impl Setup {
     }
 
     /// Rejects ports that are not used, because a segment was probably forgotten. A flow rule may use a port too, and
-    /// so may a rule that comes through the socket later.
+    /// so may a rule that is added while the program runs.
     pub fn check_ports_used(&self) -> Result<(), ConfigError> {
         for (index, port) in self.ports.iter().enumerate() {
             let attached = self.gateway.segments.iter().any(|s| s.attachments.iter().any(|a| a.port == index));
-            let by_rule = self.rules.socket.is_some() || self.rules.use_port(PortId::new(index as u16));
+            let by_rule = self.rules.changeable || self.rules.use_port(PortId::new(index as u16));
             if index != self.gateway.underlay.port && !attached && !by_rule {
                 let message = format!(
                     "port \"{}\" is neither the underlay's nor attached to a segment, and no flow rule uses it",
@@ -86,7 +90,7 @@ impl Setup {
 
     /// Opens the ports and checks the properties that only open ports have. Nothing is started.
     pub fn open(self) -> Result<(Runtime, GatewayConfig, RuleSettings), Failure> {
-        let Self { ports, runtime, gateway, rules } = self;
+        let Self { ports, runtime, gateway, rules, .. } = self;
         let runtime = Runtime::open(ports, runtime)?;
         check_tags(runtime.ports(), &gateway)?;
         check_superframes(runtime.ports())?;

@@ -4,12 +4,25 @@ use serde_json::json;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pipeline::epoch::Domain;
-use wirepath_pipeline::table::{Fdb, FdbLimits, FdbWriter, Key, Learned, NO_DESTINATION};
+use wirepath_pipeline::registry::{Column, Page, TableSpec, Unit};
+use wirepath_pipeline::table::{Fdb, FdbEntry, FdbLimits, FdbWriter, Key, Learned, NO_DESTINATION};
 use wirepath_pipeline::{Context, Control, ControlPlane, Learn, PortInfo, Stage};
 use wirepath_pmd::port::{LinkState, PortEvent, PortId};
+use wirepath_wire::MacAddr;
 
 /// The only segment of the bridge. VLAN tags are part of the frame.
 const SEGMENT: u16 = 0;
+
+static FDB: TableSpec = TableSpec {
+    name: "fdb",
+    about: "Forwarding database: the places of Ethernet addresses",
+    metric: None,
+    columns: &[
+        Column::key("mac", "Ethernet address"),
+        Column::attribute("to", "Port behind which the address is"),
+        Column::gauge("age", Unit::Seconds, "Time since the address was last seen as a source"),
+    ],
+};
 
 /// A learning bridge over all ports.
 ///
@@ -151,6 +164,22 @@ impl Control for BridgeControl {
             // The hosts behind the port may reappear behind another port.
             self.writer.flush(|entry| entry.destination == destination(Some(port)));
         }
+    }
+
+    fn tables(&self) -> Vec<&'static TableSpec> {
+        vec![&FDB]
+    }
+
+    fn list(&mut self, _: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
+        let now = plane.seconds();
+        let slots = self.writer.slots_from(page.cursor());
+        page.extend_from(slots, |entry| {
+            let entry: FdbEntry = entry?;
+            let mac = MacAddr(entry.key.mac()).to_string();
+            let port = plane.ports().get(entry.destination as usize).map(|port| port.name.clone());
+            let age = entry.seen.map(|seen| now.saturating_sub(seen));
+            Some(vec![mac.into(), port.into(), age.into()])
+        });
     }
 
     fn summary(&mut self) -> Option<serde_json::Value> {

@@ -17,14 +17,17 @@ mod bridge;
 mod config;
 mod pairs;
 
+use std::path::Path;
 use std::time::Duration;
 
 pub use bridge::{Bridge, BridgeControl};
 pub use config::{Config, Mode};
 pub use pairs::Pairs;
+use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, Summary};
 
 use crate::cli::{Failure, show};
+use crate::control_socket::ControlSocket;
 use crate::rules;
 
 /// Configuration of the built-in demonstration: two ports that generate frames and discard the frames that
@@ -49,11 +52,23 @@ mode = "pairs"
 rewrite_mac = true
 "#;
 
-/// Runs until `options` end the run. If `live` is true, rates go to standard output. Also returns the report
-/// of the flow rules.
-pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary, String), Failure> {
-    let Config { ports, runtime, mode, rules } = config;
-    let runtime = Runtime::open(ports, runtime)?;
+/// Runs until `options` end the run. `path` is the file of the configuration. If `live` is true, rates go to standard
+/// output. Also returns the report of the flow rules.
+///
+/// # Errors
+/// If the ports or the control socket cannot be opened, or the rules cannot be carried out.
+pub fn run(
+    config: Config,
+    path: Option<&Path>,
+    options: &RunOptions,
+    live: bool,
+) -> Result<(Summary, String), Failure> {
+    let Config { ports, runtime, mode, rules, control } = config;
+    let socket = ControlSocket::open(&control, "l2fwd", path)?;
+    let mut runtime = Runtime::open(ports, runtime)?;
+    if let Some(socket) = socket {
+        runtime.set_management(Box::new(socket));
+    }
     match &mode {
         Mode::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to))?,
         Mode::Bridge { .. } => runtime.check_superframes(|_, _| true)?,
@@ -105,6 +120,14 @@ impl<C: Control> Control for RatePrinter<C> {
         if self.live {
             show(format_args!("{rates}\n"));
         }
+    }
+
+    fn tables(&self) -> Vec<&'static TableSpec> {
+        self.control.tables()
+    }
+
+    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut wirepath_pipeline::ControlPlane) {
+        self.control.list(table, page, plane);
     }
 
     fn summary(&mut self) -> Option<serde_json::Value> {

@@ -1,6 +1,5 @@
 use std::path::{Path, PathBuf};
 
-use wirepath_control_socket::Access;
 use wirepath_flow::rule_file::{self, FileFormat, FileRule};
 use wirepath_flow::{Action, Field, MaskedValue, Ports, Rule, list_from_settings};
 use wirepath_packet::PortId;
@@ -21,10 +20,6 @@ pub struct Entry {
 /// ```toml
 /// [rules]
 /// file = "acl.rules"      # relative to the configuration; text, TOML or JSON; reloaded on SIGHUP
-/// socket = "l2fwd.sock"   # used by `wirepath flow list`, `add` and `remove`
-/// socket_mode = 0o660     # mode of the socket file; default: 0o600
-/// socket_group = "netops" # group of the socket file: a name of /etc/group or a number; default: the program's
-/// socket_change = "all"   # who may change rules: "owner" (the program's user and root) or "all" that may connect
 /// hardware = "auto"       # NICs run the rules that they support; "off": the workers run all rules
 ///
 /// [[rule]]
@@ -38,31 +33,10 @@ pub struct RuleSettings {
     pub config_count: usize,
     /// File of the other rules.
     pub file: Option<PathBuf>,
-    /// Socket on which the program accepts requests.
-    pub socket: Option<SocketSettings>,
+    /// True if rules may be added to a program without rules: the configuration has the table `[rules]`.
+    pub changeable: bool,
     /// Use of rule hardware.
     pub hardware: Hardware,
-}
-
-/// Settings of the socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SocketSettings {
-    /// Path of the socket file.
-    pub path: PathBuf,
-    /// Mode and group of the file. Who may connect may look at the rules.
-    pub access: Access,
-    /// Users that may change the rules.
-    pub change: MayChange,
-}
-
-/// Users that may change the rules of a running program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum MayChange {
-    /// The program's own user and root.
-    #[default]
-    Owner,
-    /// Everyone who may connect.
-    All,
 }
 
 /// Use of NICs that can run rules.
@@ -96,14 +70,15 @@ impl RuleSettings {
             }
         }
         settings.config_count = settings.entries.len();
-        RulesTable { file: settings.file, socket: settings.socket, hardware: settings.hardware } = table?;
+        RulesTable { file: settings.file, hardware: settings.hardware } = table?;
+        settings.changeable = top.has("rules");
         settings.entries.extend(top.collect(settings.read_file(&names))?);
         failed.map_or(Ok(settings), Err)
     }
 
-    /// Returns whether there are no rules and no file or socket that could add some.
+    /// Returns whether there are no rules and none can be added.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.file.is_none() && self.socket.is_none()
+        self.entries.is_empty() && !self.changeable
     }
 
     /// Returns whether a rule names the port, in its pattern or as the target of `redirect` or `mirror`.
@@ -144,7 +119,6 @@ impl RuleSettings {
 #[derive(Default)]
 struct RulesTable {
     file: Option<PathBuf>,
-    socket: Option<SocketSettings>,
     hardware: Hardware,
 }
 
@@ -167,33 +141,13 @@ impl RulesTable {
         };
         let hardware = table.choice("hardware", &[("auto", Hardware::Auto), ("off", Hardware::Off)])?;
         let file = path("file", "a file of rules")?;
-        let socket = path("socket", "a socket")?;
-        let mode = table.integer("socket_mode", 0..=0o777)?;
-        let group = group(table)?;
-        let change = table.choice("socket_change", &[("owner", MayChange::Owner), ("all", MayChange::All)])?;
-        if socket.is_none() && (mode.is_some() || group.is_some() || change.is_some()) {
-            return Err(table.error("socket: missing, expected the path of a socket"));
+        for (old, new) in
+            [("socket", "socket"), ("socket_mode", "mode"), ("socket_group", "group"), ("socket_change", "change")]
+        {
+            table.moved(old, "control", new)?;
         }
-        let access = Access { mode: mode.unwrap_or(Access::default().mode), group };
-        let socket = socket.map(|path| SocketSettings { path, access, change: change.unwrap_or_default() });
-        Ok(Self { file, socket, hardware: hardware.unwrap_or_default() })
+        Ok(Self { file, hardware: hardware.unwrap_or_default() })
     }
-}
-
-/// Reads `socket_group`: the name of a group in `/etc/group`, or its number.
-fn group(table: &Settings<'_>) -> Result<Option<u32>, ConfigError> {
-    let Some(name) = table.get::<String>("socket_group")? else { return Ok(None) };
-    if let Ok(number) = name.parse() {
-        return Ok(Some(number));
-    }
-    let groups = Source::load_regular(Path::new("/etc/group"))?;
-    // The form of a line: name, password, number and members (group(5)).
-    let number = groups.text().lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(&*name)).then(|| fields.nth(1)?.parse().ok())?
-    });
-    let unknown = || table.span("socket_group").error(format!("there is no group \"{name}\" in /etc/group"));
-    number.ok_or_else(unknown).map(Some)
 }
 
 #[cfg(test)]
@@ -246,26 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn sockets_have_a_mode_and_a_group() {
+    fn keys_of_the_socket_are_in_another_table() {
         let folder = tempfile::tempdir().unwrap();
-        let read = |text: &str| read(folder.path(), &format!("[rules]\n{text}"));
-        let path = folder.path().join("a.sock");
-        let plain = SocketSettings { path: path.clone(), access: Access::default(), change: MayChange::Owner };
-        assert_eq!(read("socket = 'a.sock'").unwrap().socket, Some(plain));
-        let text = "socket = 'a.sock'\nsocket_mode = 0o660\nsocket_group = 'root'\nsocket_change = 'all'\n";
-        let group = SocketSettings { path, access: Access { mode: 0o660, group: Some(0) }, change: MayChange::All };
-        assert_eq!(read(text).unwrap().socket, Some(group));
-        let number = read("socket = 'a.sock'\nsocket_group = '77'\n").unwrap().socket.unwrap();
-        assert_eq!(number.access.group, Some(77));
-        for (text, why) in [
-            ("socket_mode = 0o660", "expected the path of a socket"),
-            ("socket = 'a'\nsocket_mode = 0o1777", "expected an integer from 0 to 511"),
-            ("socket = 'a'\nsocket_group = 'no-such'", "there is no group \"no-such\" in /etc/group"),
-            ("socket = 'a'\nsocket_change = 'group'", "expected one of \"owner\", \"all\""),
-        ] {
-            let error = read(text).unwrap_err();
-            assert!(error.contains(why), "{error}");
-        }
+        let error = read(folder.path(), "[rules]\nsocket = 'a.sock'\nsocket_mode = 0o660\n").unwrap_err();
+        assert!(error.contains("rules.socket: this key is now \"socket\" in the table [control]"), "{error}");
     }
 
     #[test]

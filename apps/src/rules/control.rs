@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
-use wirepath_control_socket::{Limits, LineServer, Peer, Service};
 use wirepath_flow::{Ports, Rule};
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
+use wirepath_pipeline::registry::{Argument, Change, Column, ObjectSpec, Operation, Page, Row, TableSpec, Unit};
 use wirepath_pipeline::rules::{
     ActiveRule, ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage,
 };
@@ -16,8 +16,7 @@ use wirepath_pmd::port::{PortEvent, PortId};
 use wirepath_settings::{self, ConfigError, Source};
 use wirepath_wire::Parser;
 
-use super::config::{Entry, Hardware, MayChange, RuleSettings};
-use super::socket::{Request, listen, refusal};
+use super::config::{Entry, Hardware, RuleSettings};
 use crate::cli::{Failure, Rate, Table, hangup_flag, show};
 
 /// Maximum number of rules in a live display.
@@ -46,7 +45,6 @@ pub struct ControlWithRules<C> {
     counters_read_at: u64,
     /// Where the rules ran at the end.
     final_placements: Vec<Vec<Value>>,
-    socket: Option<LineServer<RestOfList>>,
     /// Packets of each rule at the last display.
     shown: HashMap<RuleId, u64>,
     shown_at: f64,
@@ -66,8 +64,18 @@ enum OriginKind {
     Configuration,
     /// The rule file, which is read again on SIGHUP.
     File,
-    /// The socket.
-    Socket,
+    /// A change of the running program.
+    Change,
+}
+
+impl OriginKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Configuration => "configuration",
+            Self::File => "file",
+            Self::Change => "change",
+        }
+    }
 }
 
 /// Nanoseconds between two reads of the counters.
@@ -97,7 +105,6 @@ impl<C: Control> ControlWithRules<C> {
             latest: Vec::new(),
             counters_read_at: 0,
             final_placements: Vec::new(),
-            socket: None,
             shown: HashMap::new(),
             shown_at: 0.0,
         };
@@ -108,8 +115,6 @@ impl<C: Control> ControlWithRules<C> {
             entries.map(|(entry, number)| (Origin { by: by(number), span: entry.span }, entry.rule)).unzip();
         it.rules.begin(runtime, &list).map_err(|error| failure(error, |number| origins.get(number)))?;
         it.keep(origins);
-        let listener = it.settings.socket.as_ref().map(listen).transpose()?;
-        it.socket = listener.map(|listener| LineServer::new(listener, Limits::default()));
         Ok(it)
     }
 
@@ -193,13 +198,13 @@ impl<C: Control> ControlWithRules<C> {
     /// Replaces the rules of the file. All other rules, and rules that the file still has, keep their ids.
     fn apply_file(&mut self, plane: &mut ControlPlane, file: Vec<Entry>) -> Result<usize, Failure> {
         let mut before: HashMap<&Rule, VecDeque<RuleId>> = HashMap::new();
-        let (mut config, mut socket) = (Vec::new(), Vec::new());
+        let (mut config, mut changes) = (Vec::new(), Vec::new());
         for (id, rule) in self.rules.rules() {
             let Some(origin) = self.origins.get(&id) else { continue };
             match origin.by {
                 OriginKind::Configuration => config.push((origin.clone(), ListEntry::Keep(id))),
                 OriginKind::File => before.entry(rule).or_default().push_back(id),
-                OriginKind::Socket => socket.push((origin.clone(), ListEntry::Keep(id))),
+                OriginKind::Change => changes.push((origin.clone(), ListEntry::Keep(id))),
             }
         }
         let file = file.into_iter().map(|Entry { span, rule }| {
@@ -207,7 +212,7 @@ impl<C: Control> ControlWithRules<C> {
             (Origin { by: OriginKind::File, span }, same.map_or(ListEntry::New(rule), ListEntry::Keep))
         });
         let file: Vec<(Origin, ListEntry)> = file.collect();
-        let (origins, list): (Vec<Origin>, Vec<ListEntry>) = config.into_iter().chain(file).chain(socket).unzip();
+        let (origins, list): (Vec<Origin>, Vec<ListEntry>) = config.into_iter().chain(file).chain(changes).unzip();
         let is_new: Vec<bool> = list.iter().map(|entry| matches!(entry, ListEntry::New(_))).collect();
         let ids = self.rules.rearrange(plane, list).map_err(|error| failure(error, |number| origins.get(number)))?;
         self.keep(origins);
@@ -216,43 +221,53 @@ impl<C: Control> ControlWithRules<C> {
         Ok(ids.len())
     }
 
-    /// Carries out a request that changes the rules.
-    fn change(&mut self, plane: &mut ControlPlane, peer: &Peer, request: Request) -> Result<Value, String> {
-        let all = self.settings.socket.as_ref().is_some_and(|socket| socket.change == MayChange::All);
-        if !all && !peer.is_owner() {
-            return Err(format!("user {} may not change the rules (socket_change = \"owner\")", peer.uid));
-        }
-        match request {
-            Request::List => Err("a list changes nothing".to_owned()),
-            Request::Add(text) => {
-                let rule = Rule::parse(&text, Ports(&names(&self.names))).map_err(|error| error.to_string())?;
-                let origin = Origin { by: OriginKind::Socket, span: Source::new("the socket", text).span(0, "") };
-                let added = rule.clone();
-                let id = self.rules.add(plane, rule).map_err(|error| {
-                    let of = |number| self.origin(number).or(Some(&origin));
-                    failure(error, of).to_string()
-                })?;
-                tracing::info!("rule {id} added by {peer}: {added}");
-                self.origins.insert(id, origin);
-                self.log(id, &added);
-                Ok(json!({ "ok": true, "id": id.number() }))
-            }
-            Request::Remove(number) => {
-                let id = RuleId::of_number(number);
-                let removed = self.rules.rule(id).cloned();
-                self.rules.remove(plane, id).map_err(|error| {
-                    // The error refers to the list without the removed rule.
-                    let mut stay = self.rules.rules().map(|(id, _)| id).filter(|it| *it != id);
-                    failure(error, |number| self.origins.get(&stay.nth(number)?)).to_string()
-                })?;
-                let removed =
-                    removed.map(|rule| rule.named(Ports(&names(&self.names))).to_string()).unwrap_or_default();
-                tracing::info!("rule {id} removed by {peer}: {removed}");
-                // A rule of the configuration is not read again. A rule of the file is read again on SIGHUP.
-                self.origins.remove(&id);
-                Ok(json!({ "ok": true }))
-            }
-        }
+    /// Adds a rule behind those of its priority, and returns its number.
+    fn add(&mut self, plane: &mut ControlPlane, text: &str, by: &str) -> Result<Value, String> {
+        let rule = Rule::parse(text, Ports(&names(&self.names))).map_err(|error| error.to_string())?;
+        let origin = Origin { by: OriginKind::Change, span: Source::new("the new rule", text).span(0, "") };
+        let added = rule.clone();
+        let id = self.rules.add(plane, rule).map_err(|error| {
+            let of = |number| self.origin(number).or(Some(&origin));
+            failure(error, of).to_string()
+        })?;
+        tracing::info!("rule {id} added by {by}: {}", added.named(Ports(&names(&self.names))));
+        self.origins.insert(id, origin);
+        self.log(id, &added);
+        Ok(json!({ "id": id.number() }))
+    }
+
+    /// Removes a rule.
+    fn remove(&mut self, plane: &mut ControlPlane, number: u64, by: &str) -> Result<Value, String> {
+        let id = RuleId::of_number(number);
+        let removed = self.rules.rule(id).cloned();
+        self.rules.remove(plane, id).map_err(|error| {
+            // The error refers to the list without the removed rule.
+            let mut stay = self.rules.rules().map(|(id, _)| id).filter(|it| *it != id);
+            failure(error, |number| self.origins.get(&stay.nth(number)?)).to_string()
+        })?;
+        let removed = removed.map(|rule| rule.named(Ports(&names(&self.names))).to_string()).unwrap_or_default();
+        tracing::info!("rule {id} removed by {by}: {removed}");
+        // A rule of the configuration is not read again. A rule of the file is read again on SIGHUP.
+        self.origins.remove(&id);
+        Ok(json!({}))
+    }
+
+    /// Returns the row of a rule; `None` if it was removed since the listing began.
+    fn row(&mut self, plane: &mut ControlPlane, id: RuleId, asked: &mut HashSet<Arc<Rule>>) -> Option<Row> {
+        let it = self.rules.active_rule(id, Some(plane), asked)?;
+        let ports = self.placements_json(id);
+        let mut places: Vec<&str> = ports.iter().filter_map(|port| port["where"].as_str()).collect();
+        places.sort_unstable();
+        places.dedup();
+        Some(vec![
+            id.number().into(),
+            it.rule.named(Ports(&names(&self.names))).to_string().into(),
+            it.counters.packets.into(),
+            it.counters.bytes.into(),
+            places.join(" ").into(),
+            self.origins.get(&id).map(|origin| origin.by.name()).into(),
+            ports.into(),
+        ])
     }
 
     /// Returns for each port where a rule runs, and the reason if the NIC does not run it.
@@ -315,70 +330,40 @@ impl<C: Control> ControlWithRules<C> {
     }
 }
 
-/// The control of a program while it serves its socket.
-struct Requests<'a, C> {
-    control: &'a mut ControlWithRules<C>,
-    plane: &'a mut ControlPlane,
-}
-
-/// Rules that an answer to `list` still lacks.
+/// Rules that a listing still lacks.
 #[derive(Debug)]
 struct RestOfList {
-    ids: std::vec::IntoIter<RuleId>,
+    ids: Vec<RuleId>,
     /// Rules that the ports were asked about.
     asked: HashSet<Arc<Rule>>,
-    first: bool,
 }
 
-/// Rules of one part of a list. Reading the counters of a rule may take a call of the device.
-const RULES_OF_A_PART: usize = 64;
+static RULES: TableSpec = TableSpec {
+    name: "rules",
+    about: "Flow rules in evaluation order",
+    metric: Some("rule"),
+    columns: &[
+        Column::key("id", "Number of the rule"),
+        Column::key("rule", "The rule as text"),
+        Column::counter("packets", Unit::Packets, "Packets that the rule matched"),
+        Column::counter("bytes", Unit::Bytes, "Bytes of those packets"),
+        Column::attribute("where", "Where the rule runs: hardware, split, xdp, injected, software"),
+        Column::attribute("origin", "configuration, file: the file of [rules]; change: added while the program runs"),
+        Column::attribute("ports", "Where the rule runs on each port, and why it does not run in the NIC"),
+    ],
+};
 
-impl<C: Control> Service for Requests<'_, C> {
-    type Rest = RestOfList;
-
-    fn answer(&mut self, peer: &Peer, request: &[u8], out: &mut Vec<u8>) -> Option<RestOfList> {
-        let answer = match Request::read(request) {
-            Ok(Request::List) => {
-                out.extend_from_slice(b"{\"ok\":true,\"rules\":[");
-                let ids: Vec<RuleId> = self.control.rules.rules().map(|(id, _)| id).collect();
-                return Some(RestOfList { ids: ids.into_iter(), asked: HashSet::new(), first: true });
-            }
-            Ok(change) => self.control.change(self.plane, peer, change),
-            Err(error) => Err(error),
-        };
-        let answer = answer.unwrap_or_else(|error| refusal(&error));
-        out.extend_from_slice(format!("{answer}\n").as_bytes());
-        None
-    }
-
-    fn resume(&mut self, mut rest: RestOfList, out: &mut Vec<u8>) -> Option<RestOfList> {
-        let Self { control, plane } = self;
-        let names = names(&control.names);
-        for id in rest.ids.by_ref().take(RULES_OF_A_PART) {
-            // A rule may have been removed since the list began.
-            let Some(it) = control.rules.active_rule(id, Some(plane), &mut rest.asked) else { continue };
-            let rule = json!({
-                "id": id.number(),
-                "rule": it.rule.to_string(),
-                "text": it.rule.named(Ports(&names)).to_string(),
-                "packets": it.counters.packets,
-                "bytes": it.counters.bytes,
-                "ports": control.placements_json(id),
-            });
-            let comma = if std::mem::take(&mut rest.first) { "" } else { "," };
-            out.extend_from_slice(format!("{comma}{rule}").as_bytes());
-        }
-        if rest.ids.len() > 0 {
-            return Some(rest);
-        }
-        out.extend_from_slice(b"]}\n");
-        None
-    }
-
-    fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
-        out.extend_from_slice(format!("{}\n", refusal(why)).as_bytes());
-    }
-}
+static RULE: ObjectSpec = ObjectSpec {
+    name: "rule",
+    about: "A flow rule",
+    operations: &[
+        (
+            Operation::Add,
+            &[Argument { name: "rule", about: "the rule as text, with the names of the ports", required: true }],
+        ),
+        (Operation::Remove, &[Argument { name: "id", about: "the number of the rule", required: true }]),
+    ],
+};
 
 fn names(names: &[String]) -> Vec<(&str, PortId)> {
     names.iter().map(String::as_str).zip((0..).map(PortId::new)).collect()
@@ -414,10 +399,6 @@ impl<C: Control> Control for ControlWithRules<C> {
             leave(&mut self.control, &mut self.rules, plane);
         }
         self.reload(plane);
-        if let Some(mut socket) = self.socket.take() {
-            socket.serve(&mut Requests { control: self, plane });
-            self.socket = Some(socket);
-        }
         if self.live && now.saturating_sub(self.counters_read_at) > COUNTER_INTERVAL {
             self.read_counters(plane);
         }
@@ -436,6 +417,38 @@ impl<C: Control> Control for ControlWithRules<C> {
 
     fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
         self.control.packet_dropped(packet, reason);
+    }
+
+    fn tables(&self) -> Vec<&'static TableSpec> {
+        [vec![&RULES], self.control.tables()].concat()
+    }
+
+    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
+        if table.name != RULES.name {
+            return self.control.list(table, page, plane);
+        }
+        let mut rest = page.take_state().unwrap_or_else(|| RestOfList {
+            ids: self.rules.rules().map(|(id, _)| id).collect(),
+            asked: HashSet::new(),
+        });
+        let from = page.cursor() as usize;
+        let ids = rest.ids.iter().enumerate().skip(from).map(|(position, id)| (position as u64, *id));
+        page.extend_from(ids, |id| self.row(plane, id, &mut rest.asked));
+        page.keep_state(rest);
+    }
+
+    fn objects(&self) -> Vec<&'static ObjectSpec> {
+        [vec![&RULE], self.control.objects()].concat()
+    }
+
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Value, String> {
+        if change.object != RULE.name {
+            return self.control.change(change, plane);
+        }
+        match change.operation {
+            Operation::Add => self.add(plane, change.text("rule")?.unwrap_or_default(), change.origin),
+            _ => self.remove(plane, change.number("id")?.unwrap_or_default(), change.origin),
+        }
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {

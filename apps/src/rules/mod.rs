@@ -5,10 +5,8 @@ mod control;
 pub mod engine;
 mod gateway;
 mod judge;
-mod socket;
 
-pub use config::{Entry, Hardware, MayChange, RuleSettings, SocketSettings, port_names};
+pub use config::{Entry, Hardware, RuleSettings, port_names};
 pub use control::{ControlWithRules, location_name, run};
 pub use gateway::{GatewayRule, Hop, PRIORITY, decap_rule, encap_rule, gateway_rules};
 pub use judge::UnopenedPorts;
-pub use socket::send_request;

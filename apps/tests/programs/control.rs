@@ -43,12 +43,17 @@ impl Drop for Program {
 }
 
 impl Program {
-    /// Starts the program. `rules` are the keys of the table `[rules]` besides the socket.
+    /// Starts the program. `rules` are the keys of the table `[rules]`.
     fn start(rules: &str, file: Option<&str>, prepare: impl FnOnce(&mut Command)) -> Self {
+        Self::start_with("", rules, file, prepare)
+    }
+
+    /// Starts the program. `control` are the keys of the table `[control]` besides the socket.
+    fn start_with(control: &str, rules: &str, file: Option<&str>, prepare: impl FnOnce(&mut Command)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
         let config = folder.path().join("l2fwd.toml");
-        std::fs::write(&config, format!("{PORTS}[rules]\nsocket = 'rules.sock'\n{rules}")).unwrap();
+        std::fs::write(&config, format!("{PORTS}[control]\nsocket = 'rules.sock'\n{control}[rules]\n{rules}")).unwrap();
         if let Some(file) = file {
             std::fs::write(folder.path().join("file.rules"), file).unwrap();
         }
@@ -135,20 +140,27 @@ impl Client {
     }
 
     fn add(&mut self, rule: &str) -> u64 {
-        let answer = self.ask(&json!({ "add": rule }));
+        let answer = self.ask(&add(rule));
         answer["id"].as_u64().unwrap_or_else(|| panic!("{rule}: {answer}"))
     }
 }
 
-/// Asks on a connection of its own.
-fn ask(socket: &Path, request: &Value) -> Value {
-    Client::new(socket).ask(request)
+fn add(rule: &str) -> Value {
+    json!({ "request": "add", "object": "rule", "arguments": { "rule": rule } })
+}
+
+fn remove(id: &Value) -> Value {
+    json!({ "request": "remove", "object": "rule", "arguments": { "id": id } })
+}
+
+/// Returns the rows of the table of rules: id, rule, packets and others.
+fn rule_rows(socket: &Path) -> Vec<Vec<Value>> {
+    wirepath_apps::control_socket::Client::connect(socket).unwrap().show("rules", &[], None).unwrap().rows
 }
 
 fn rules(socket: &Path) -> Vec<(u64, String)> {
-    let answer = ask(socket, &json!({ "list": true }));
-    let rule = |it: &Value| (it["id"].as_u64().unwrap(), it["rule"].as_str().unwrap().to_owned());
-    answer["rules"].as_array().unwrap().iter().map(rule).collect()
+    let rule = |row: Vec<Value>| (row[0].as_u64().unwrap(), row[1].as_str().unwrap().to_owned());
+    rule_rows(socket).into_iter().map(rule).collect()
 }
 
 /// Runs a program to its end.
@@ -193,8 +205,8 @@ fn a_log_that_nobody_reads_holds_no_program() {
     let mut client = Client::new(&program.socket());
     for _ in 0..BATCHES {
         let rule = |n| format!("ingress prio 9: port id west / ipv4 dst 10.0.0.1 / udp dst {n} => count, drop");
-        let added = client.ask_all(&(0..BATCH).map(|n| json!({ "add": rule(n) })).collect::<Vec<_>>());
-        let removals: Vec<Value> = added.iter().map(|answer| json!({ "remove": answer["id"] })).collect();
+        let added = client.ask_all(&(0..BATCH).map(|n| add(&rule(n))).collect::<Vec<_>>());
+        let removals: Vec<Value> = added.iter().map(|answer| remove(&answer["id"])).collect();
         assert!(client.ask_all(&removals).iter().all(|answer| *answer == json!({ "ok": true })));
     }
     let unread = program.child.as_mut().unwrap().stderr.take();
@@ -300,7 +312,7 @@ fn hangups_end_no_program_at_any_moment() {
 fn ids_stay_while_the_file_is_read_again() {
     const CLIENTS: usize = 8;
     const RULES: usize = 60;
-    let of_file = |n: usize| format!("ingress prio 7: port id 1 / ipv4 / udp src {n} => drop");
+    let of_file = |n: usize| format!("ingress prio 7: port id west / ipv4 / udp src {n} => drop");
     let file = |n: usize| (n..n + 20).map(|n| of_file(n) + "\n").collect::<String>();
     let program = Program::start("file = 'file.rules'\n", Some(&file(1)), |_| {});
     let socket = program.socket();
@@ -312,13 +324,13 @@ fn ids_stay_while_the_file_is_read_again() {
                 let (socket, working) = (&socket, &working);
                 scope.spawn(move || {
                     let mut client = Client::new(socket);
-                    let rule = |n| format!("ingress prio 7: port id 1 / ipv4 dst 10.0.{number}.{n} => drop");
+                    let rule = |n| format!("ingress prio 7: port id west / ipv4 dst 10.0.{number}.{n} => drop");
                     let mut all = Vec::new();
                     for half in 0..2 {
                         let ids: Vec<u64> = (0..RULES).map(|n| client.add(&rule(half * RULES + n))).collect();
                         for id in &ids {
-                            assert_eq!(client.ask(&json!({ "remove": id })), json!({ "ok": true }));
-                            assert_eq!(client.ask(&json!({ "remove": id }))["ok"], false, "gone");
+                            assert_eq!(client.ask(&remove(&json!(id))), json!({ "ok": true }));
+                            assert_eq!(client.ask(&remove(&json!(id)))["ok"], false, "gone");
                         }
                         all.extend(ids);
                     }
@@ -361,9 +373,9 @@ fn rules_that_stay_keep_their_ids_and_counters() {
     let socket = program.socket();
     let by_client = Client::new(&socket).add("ingress prio 7: port id east / icmp => drop");
     let counted = |id: u64| {
-        let answer = ask(&socket, &json!({ "list": true }));
-        let rule = answer["rules"].as_array().unwrap().iter().find(|it| it["id"] == id).cloned();
-        rule.unwrap_or_else(|| panic!("{id} in {answer}"))["packets"].as_u64().unwrap()
+        let rows = rule_rows(&socket);
+        let row = rows.iter().find(|row| row[0] == id);
+        row.unwrap_or_else(|| panic!("{id} in {rows:?}"))[2].as_u64().unwrap()
     };
     let before = rules(&socket);
     let udp = before[1].0;
@@ -410,7 +422,7 @@ fn many_rules() -> String {
 fn slow_readers(socket: &Path) -> Vec<std::thread::JoinHandle<usize>> {
     let start = |_| {
         let mut stream = wirepath_control_socket::connect(socket, WAIT_LIMIT).unwrap();
-        stream.write_all(b"{\"list\": true}\n").unwrap();
+        stream.write_all(b"{\"request\": \"show\", \"table\": \"rules\"}\n").unwrap();
         std::thread::spawn(move || {
             let mut count = 0;
             while count < READS && matches!(stream.read(&mut [0; 2048]), Ok(n) if n > 0) {
@@ -435,7 +447,7 @@ fn a_slow_reader_delays_no_ping() {
     let text = "[[port]]\nname = 'wan'\ndriver = 'af_packet'\ndevice = 'wan'\n[[port]]\nname = 'lan'\ndriver = 'null'\n\
                 [underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\n[[segment]]\nname = 'blue'\nvni = 42\n\
                 remotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n\
-                [rules]\nsocket = 'rules.sock'\nfile = 'file.rules'\n";
+                [control]\nsocket = 'rules.sock'\n[rules]\nfile = 'file.rules'\n";
     std::fs::write(&config, text).unwrap();
     std::fs::write(folder.path().join("file.rules"), many_rules()).unwrap();
     let program = gateway.spawn(&[GATEWAY, "--json", "--config", config.to_str().unwrap()]);
@@ -462,7 +474,7 @@ fn a_slow_reader_holds_nobody() {
     let ids: Vec<u64> =
         (1..50).map(|n| client.add(&format!("ingress prio 9: port id east / udp dst {n} => count"))).collect();
     for id in ids {
-        assert_eq!(client.ask(&json!({ "remove": id })), json!({ "ok": true }));
+        assert_eq!(client.ask(&remove(&json!(id))), json!({ "ok": true }));
     }
     assert!(readers.iter().all(|reader| !reader.is_finished()), "the readers still read");
     let whole = rules(&socket);
@@ -510,7 +522,7 @@ fn a_thousand_clients_and_endless_ones() {
             let mut stream = wirepath_control_socket::connect(&socket, WAIT_LIMIT).unwrap();
             if n % 2 == 0 {
                 // The program may have closed the connection to make room.
-                let _ = stream.write_all(b"{\"add\": \"ingress");
+                let _ = stream.write_all(b"{\"request\": \"add");
             }
             stream
         })
@@ -526,7 +538,7 @@ fn a_thousand_clients_and_endless_ones() {
     let _ = BufReader::new(stream).read_line(&mut answer);
     assert!(answer.contains("a request has at most 65536 bytes"), "{answer}");
     // A thousand clients that all want something. One that is slow to ask may have to ask again.
-    let add = |socket: &Path, rule: &Value| loop {
+    let add_to = |socket: &Path, rule: &Value| loop {
         let mut stream = wirepath_control_socket::connect(socket, WAIT_LIMIT).unwrap();
         let mut line = String::new();
         if stream.write_all(format!("{rule}\n").as_bytes()).is_ok()
@@ -540,7 +552,7 @@ fn a_thousand_clients_and_endless_ones() {
         .map(|n| {
             let socket = socket.clone();
             let rule = format!("ingress prio 9: port id west / ipv4 dst 10.0.{}.{} => drop", n / 200, n % 200);
-            let add = move || add(&socket, &json!({ "add": rule }));
+            let add = move || add_to(&socket, &add(&rule));
             std::thread::Builder::new().stack_size(256 << 10).spawn(add).unwrap()
         })
         .collect();
@@ -591,16 +603,16 @@ fn who_may_look_and_who_may_change() {
     assert!(code == Some(1) && error.contains("Permission denied"), "{error}");
     program.stop();
 
-    let program = Program::start("socket_mode = 0o666\n", None, |_| {});
+    let program = Program::start_with("mode = 0o666\n", "", None, |_| {});
     assert_eq!(as_nobody(&["list"], &program.socket()).0, Some(0));
     let (code, error) = as_nobody(&add, &program.socket());
-    assert!(code == Some(2) && error.contains("user 65534 may not change the rules"), "{error}");
+    assert!(code == Some(2) && error.contains("user 65534 may not change this program"), "{error}");
     assert!(rules(&program.socket()).is_empty());
     program.stop();
 
     let log = tempfile::NamedTempFile::new().unwrap();
-    let keys = format!("socket_mode = 0o660\nsocket_group = '{NOBODY}'\nsocket_change = 'all'\n");
-    let program = Program::start(&keys, None, |command| {
+    let keys = format!("mode = 0o660\ngroup = '{NOBODY}'\nchange = 'group'\n");
+    let program = Program::start_with(&keys, "", None, |command| {
         command.stderr(log.reopen().unwrap());
     });
     assert_eq!(as_nobody(&add, &program.socket()), (Some(0), "0\n".to_owned()));

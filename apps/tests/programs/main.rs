@@ -9,5 +9,6 @@ mod l2fwd;
 mod refusals;
 mod rules_live;
 mod selftest;
+mod show;
 mod tunnel_gateway;
 mod wirepath;

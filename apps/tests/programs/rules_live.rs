@@ -12,7 +12,7 @@ const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 const CONFIG: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\n[[port]]\nname = \
             'west'\ndriver = 'null'\n\
-                      [rules]\nsocket = 'rules.sock'\n[[rule]]\nrule = 'ingress prio 7: port id west => drop'\n";
+                      [control]\nsocket = 'rules.sock'\n[[rule]]\nrule = 'ingress prio 7: port id west => drop'\n";
 
 fn start(folder: &Path, config: &str, json: bool) -> Child {
     let file = folder.join("l2fwd.toml");
@@ -59,7 +59,7 @@ fn listed_added_and_removed_while_packets_flow() {
     let child = start(folder.path(), CONFIG, true);
     assert!(eventually(WAIT_LIMIT, || socket.exists() && flow(&["list"], &socket).0 == Some(0)));
     let own = rules(&socket);
-    assert_eq!((own.len(), own[0].1.as_str()), (1, "ingress prio 7: port id 1 => drop"));
+    assert_eq!((own.len(), own[0].1.as_str()), (1, "ingress prio 7: port id west => drop"));
 
     let (code, id) = flow(&["add", "ingress prio 3: port id east / udp => count, drop"], &socket);
     assert_eq!(code, Some(0), "{id}");
@@ -97,10 +97,10 @@ fn reloaded_rules_keep_their_order() {
     const MANY: usize = 2000;
     let folder = tempfile::tempdir().unwrap();
     let (socket, file) = (folder.path().join("rules.sock"), folder.path().join("many.rules"));
-    let of_file = |n: usize| format!("ingress prio 7: port id 1 / ipv4 / udp dst {n} => drop");
+    let of_file = |n: usize| format!("ingress prio 7: port id west / ipv4 / udp dst {n} => drop");
     let many: String = (1..=MANY).map(|n| of_file(n) + "\n").collect();
     std::fs::write(&file, &many).unwrap();
-    let child = start(folder.path(), &CONFIG.replace("[rules]\n", "[rules]\nfile = 'many.rules'\n"), true);
+    let child = start(folder.path(), &CONFIG.replace("[[rule]]\n", "[rules]\nfile = 'many.rules'\n[[rule]]\n"), true);
     assert!(eventually(WAIT_LIMIT, || socket.exists() && flow(&["list"], &socket).0 == Some(0)));
     let before = rules(&socket);
     assert_eq!((before.len(), &before[1].1, &before[MANY].1), (MANY + 1, &of_file(1), &of_file(MANY)));
@@ -123,7 +123,7 @@ fn reloaded_rules_keep_their_order() {
     kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
     let texts = || rules(&socket).into_iter().map(|(_, text, _)| text).collect::<Vec<_>>();
     assert!(eventually(WAIT_LIMIT, || rules(&socket).len() == MANY + 2));
-    let by_socket = "ingress prio 7: port id 1 / ipv4 / udp src 9 => drop".to_owned();
+    let by_socket = "ingress prio 7: port id west / ipv4 / udp src 9 => drop".to_owned();
     assert_eq!(texts(), (1..=MANY + 1).map(of_file).chain([by_socket]).collect::<Vec<_>>());
     let output = end(child);
     let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -134,7 +134,7 @@ fn reloaded_rules_keep_their_order() {
 #[test]
 fn shown_live_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
-    let config = CONFIG.replace("[rules]\nsocket = 'rules.sock'\n", "")
+    let config = CONFIG.replace("[control]\nsocket = 'rules.sock'\n", "")
         + "[[rule]]\nrule = 'egress: port id west / udp => count'\n";
     let mut child = start(folder.path(), &config, false);
     let mut out = child.stdout.take().unwrap();

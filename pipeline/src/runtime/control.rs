@@ -8,10 +8,14 @@ use wirepath_packet::offload::Flags;
 use wirepath_packet::{Packet, Pool};
 use wirepath_pmd::port::{KernelRule, Port, PortError, PortEvent, PortId, RuleHardware};
 
-use super::{PortInfo, Rates};
+use super::running::Presence;
+use super::summary::{PortSummary, WorkerSummary};
+use super::{PortInfo, Rates, Summary, WorkerInfo};
 use crate::clock;
+use crate::context::WorkerCounters;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
+use crate::registry::{Change, ObjectSpec, Page, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
 
 /// The application's part of the control thread. The control thread calls the methods one at a time. Every
@@ -49,6 +53,28 @@ pub trait Control {
         let _ = (packet, reason);
     }
 
+    /// Returns the application's tables, for operators ([`crate::registry`]).
+    fn tables(&self) -> Vec<&'static TableSpec> {
+        Vec::new()
+    }
+
+    /// Appends the next rows of one of the application's tables to a page.
+    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
+        let _ = (table, page, plane);
+    }
+
+    /// Returns the kinds of objects of the application that operators can change.
+    fn objects(&self) -> Vec<&'static ObjectSpec> {
+        Vec::new()
+    }
+
+    /// Carries out a change of one of [`Self::objects`], or changes nothing and returns the reason. Returns what the
+    /// operator must know about the new object, such as its number.
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<serde_json::Value, String> {
+        let _ = plane;
+        Err(change.unknown())
+    }
+
     /// Called when the workers have stopped and the ports have not. The application must release the packets
     /// that it holds.
     fn stop(&mut self, plane: &mut ControlPlane) {
@@ -76,11 +102,17 @@ impl Devices for ControlPlane {
 /// Operations of the control thread.
 #[derive(Debug)]
 pub struct ControlPlane {
-    pub(super) ports: Vec<PortInfo>,
+    pub(crate) ports: Vec<PortInfo>,
     /// The started ports; empty if the ports are only simulated.
-    pub(super) devices: Vec<Port>,
+    pub(crate) devices: Vec<Port>,
+    /// Relation of each device to its port.
+    pub(super) presence: Vec<Presence>,
+    /// Number of times that each port lost its device.
+    pub(crate) losses: Vec<u64>,
+    /// The workers and their counters.
+    pub(crate) workers: Vec<(WorkerInfo, Arc<WorkerCounters>)>,
     pub(super) mailboxes: Arc<[Mailbox]>,
-    pub(super) drops: DropCounters,
+    pub(crate) drops: DropCounters,
     pub(super) sent: Counter,
     pub(super) injected: Counter,
     /// Packets that [`Self::count_generated`] counted.
@@ -88,7 +120,7 @@ pub struct ControlPlane {
     /// Packets that [`Self::consume`] took, by kind.
     pub(super) consumed: BTreeMap<&'static str, u64>,
     /// Packets that the device of each port dropped by rules.
-    pub(super) rule_drops: Vec<u64>,
+    pub(crate) rule_drops: Vec<u64>,
     pub(super) stop: bool,
     pub(super) control: Arc<ControlQueues>,
     /// Simulated time in nanoseconds; `None` if the time comes from a clock.
@@ -109,6 +141,33 @@ impl ControlPlane {
     /// Returns the ports. The index of a port is its number.
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
+    }
+
+    /// Returns the state of a port whose device is not present.
+    pub(crate) fn port_state(&self, index: usize) -> Option<&'static str> {
+        match self.presence.get(index)? {
+            Presence::Present => None,
+            Presence::Away { .. } => Some("away"),
+            Presence::Failed(_) => Some("failed"),
+        }
+    }
+
+    /// Returns the figures of the run up to now. Counters that change meanwhile may disagree by a few packets.
+    pub fn summary(&mut self) -> Summary {
+        let elapsed = std::time::Duration::from_nanos(self.now());
+        let ports = self.devices.iter_mut().zip(&self.losses).zip(&self.rule_drops);
+        Summary {
+            elapsed,
+            ports: ports.map(|((port, losses), drops)| PortSummary::new(port, *losses, *drops)).collect(),
+            workers: self.workers.iter().map(|(info, counters)| WorkerSummary::new(info, counters)).collect(),
+            control_drops: self.drops.nonzero().collect(),
+            injected: self.injected(),
+            generated: self.generated.get(),
+            consumed: self.consumed.clone(),
+            leaked_buffers: 0,
+            failures: Vec::new(),
+            app: None,
+        }
     }
 
     /// Returns the buffer pool for packets of a port.

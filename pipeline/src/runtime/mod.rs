@@ -29,6 +29,7 @@ use crate::context::{Output, WorkerState};
 use crate::epoch::Domain;
 use crate::events::ControlQueues;
 use crate::mailbox::Mailbox;
+use crate::registry::Management;
 use crate::stage::Stage;
 use crate::worker::{Input, Worker};
 
@@ -189,6 +190,7 @@ pub struct Runtime {
     domain: Domain,
     pools: Vec<Pool>,
     capture: bool,
+    management: Option<Box<dyn Management>>,
 }
 
 impl Runtime {
@@ -253,7 +255,16 @@ impl Runtime {
         let queues: usize = info.iter().map(|port| usize::from(port.queues)).sum();
         config.check_queues(queues)?;
         let pools = pools.into_iter().map(|(_, pool)| pool).collect();
-        Ok(Self { config, ports: configured, info, spans, domain: Domain::new(), pools, capture: false })
+        Ok(Self {
+            config,
+            ports: configured,
+            info,
+            spans,
+            domain: Domain::new(),
+            pools,
+            capture: false,
+            management: None,
+        })
     }
 
     /// Returns the ports in configuration order. The index of a port is its number.
@@ -298,6 +309,11 @@ impl Runtime {
     /// Passes dropped packets to [`Control::packet_dropped`], from the first packet on.
     pub fn capture_drops(&mut self) {
         self.capture = true;
+    }
+
+    /// Serves operators while the program runs. [`Management::serve`] is called on the control thread.
+    pub fn set_management(&mut self, management: Box<dyn Management>) {
+        self.management = Some(management);
     }
 
     /// Passes the flow rules to all ports before they are started
@@ -369,6 +385,7 @@ impl Runtime {
 
         let shared = (Arc::clone(&mailboxes), Arc::clone(&control));
         let mut running = Running::new(ports, self.info, self.pools, spare, shared, self.domain);
+        running.set_management(self.management);
         for (index, (inputs, outputs)) in inputs.into_iter().zip(outputs).enumerate() {
             let core = self.config.workers[index];
             let info = WorkerInfo {

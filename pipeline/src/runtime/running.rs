@@ -18,6 +18,7 @@ use crate::context::WorkerCounters;
 use crate::epoch::Domain;
 use crate::events::{ControlQueues, Phase};
 use crate::mailbox::Mailbox;
+use crate::registry::Management;
 use crate::worker::Job;
 
 /// Interval at which the control thread runs its timers and polls the ports for events.
@@ -52,7 +53,7 @@ struct WorkerThread<S> {
 
 /// Relation of a port to its device.
 #[derive(Clone, Debug)]
-enum Presence {
+pub(super) enum Presence {
     Present,
     /// The port waits for its device.
     Away {
@@ -66,10 +67,6 @@ enum Presence {
 /// Started ports and workers. The thread that holds this value is the control thread. It calls [`Self::run`],
 /// or [`Self::tick`] often, and finally [`Self::stop`].
 pub struct Running<S> {
-    /// Relation of each port to its device.
-    presence: Vec<Presence>,
-    /// Number of times that each port lost its device.
-    losses: Vec<u64>,
     pools: Vec<Pool>,
     spare: Vec<TxQueue>,
     mailboxes: Arc<[Mailbox]>,
@@ -77,6 +74,7 @@ pub struct Running<S> {
     domain: Domain,
     threads: Vec<WorkerThread<S>>,
     plane: ControlPlane,
+    management: Option<Box<dyn Management>>,
     started: Instant,
     last_tick: Instant,
 }
@@ -107,6 +105,9 @@ impl<S> Running<S> {
                 .map(|(info, port)| PortInfo { capabilities: port.capabilities(), ..info })
                 .collect(),
             rule_drops: vec![0; ports.len()],
+            presence: vec![Presence::Present; ports.len()],
+            losses: vec![0; ports.len()],
+            workers: Vec::new(),
             devices: ports,
             mailboxes: Arc::clone(&mailboxes),
             drops: DropCounters::new(),
@@ -119,10 +120,7 @@ impl<S> Running<S> {
             simulated_time: None,
         };
         let now = Instant::now();
-        let (presence, losses) = (vec![Presence::Present; plane.devices.len()], vec![0; plane.devices.len()]);
         Self {
-            presence,
-            losses,
             pools,
             spare,
             mailboxes,
@@ -130,6 +128,7 @@ impl<S> Running<S> {
             domain,
             threads: vec![],
             plane,
+            management: None,
             started: now,
             last_tick: now,
         }
@@ -142,7 +141,12 @@ impl<S> Running<S> {
         jobs: Arc<ArrayQueue<Job<S>>>,
         info: WorkerInfo,
     ) {
+        self.plane.workers.push((info.clone(), Arc::clone(&counters)));
         self.threads.push(WorkerThread { handle, counters, jobs, info });
+    }
+
+    pub(super) fn set_management(&mut self, management: Option<Box<dyn Management>>) {
+        self.management = management;
     }
 
     /// Returns the epoch domain of the workers.
@@ -213,7 +217,7 @@ impl<S> Running<S> {
         }
         self.last_tick = Instant::now();
         for id in 0..self.plane.devices.len() {
-            if matches!(self.presence[id], Presence::Failed(_)) && self.plane.devices[id].is_away() {
+            if matches!(self.plane.presence[id], Presence::Failed(_)) && self.plane.devices[id].is_away() {
                 // The port has waited long enough. A device that returns now stays unused.
                 continue;
             }
@@ -222,7 +226,7 @@ impl<S> Running<S> {
                 control.port_event(PortId::new(id as u16), &event, &mut self.plane);
             }
             if let (Presence::Away { since, why }, OnLoss::FailAfter(limit)) =
-                (&self.presence[id], self.plane.ports[id].on_loss)
+                (&self.plane.presence[id], self.plane.ports[id].on_loss)
                 && since.elapsed() >= limit
             {
                 let why = format!("{why} and did not return within {} s", limit.as_secs());
@@ -232,6 +236,9 @@ impl<S> Running<S> {
         // Queues without a worker: they notice here that their device is lost or back.
         self.spare.iter_mut().for_each(TxQueue::sync);
         control.tick(&mut self.plane);
+        if let Some(management) = &mut self.management {
+            management.serve(control, &mut self.plane);
+        }
         self.domain.collect();
     }
 
@@ -253,9 +260,9 @@ impl<S> Running<S> {
             ),
             PortEvent::Mtu(mtu) => tracing::info!("port {name}: the MTU of its interface is {mtu} now"),
             PortEvent::Finished => tracing::info!("port {name}: its source is exhausted"),
-            PortEvent::Lost(_) if matches!(self.presence[id], Presence::Failed(_)) => {}
+            PortEvent::Lost(_) if matches!(self.plane.presence[id], Presence::Failed(_)) => {}
             PortEvent::Lost(why) => {
-                self.losses[id] += 1;
+                self.plane.losses[id] += 1;
                 if !port.is_away() || info.on_loss == OnLoss::Exit {
                     self.fail(id, why.clone());
                 } else {
@@ -264,19 +271,19 @@ impl<S> Running<S> {
                         _ => String::new(),
                     };
                     tracing::warn!("port {name} is lost: {why}; it waits for its return{limit}");
-                    self.presence[id] = Presence::Away { since: Instant::now(), why: why.clone() };
+                    self.plane.presence[id] = Presence::Away { since: Instant::now(), why: why.clone() };
                 }
                 // Workers give the queues of the lost device back.
                 self.notify_all();
             }
             PortEvent::Returned => {
-                let seconds = match &self.presence[id] {
+                let seconds = match &self.plane.presence[id] {
                     Presence::Away { since, .. } => since.elapsed().as_secs_f64(),
                     _ => 0.0,
                 };
                 tracing::warn!("port {name} is back after {seconds:.1} s");
                 info.capabilities = port.capabilities();
-                self.presence[id] = Presence::Present;
+                self.plane.presence[id] = Presence::Present;
                 self.notify_all();
             }
         }
@@ -291,7 +298,7 @@ impl<S> Running<S> {
         } else {
             tracing::error!("port {} has failed: {why}; the other ports continue", info.name);
         }
-        self.presence[id] = Presence::Failed(why);
+        self.plane.presence[id] = Presence::Failed(why);
     }
 
     fn handle_events(&mut self, control: &mut impl Control) {
@@ -370,7 +377,7 @@ impl<S> Running<S> {
         while let Some(dropped) = self.control.next_dropped() {
             control.packet_dropped(dropped.packet, dropped.reason);
         }
-        for (port, presence) in self.plane.devices.iter().zip(&self.presence) {
+        for (port, presence) in self.plane.devices.iter().zip(&self.plane.presence) {
             match presence {
                 Presence::Present => {}
                 Presence::Away { why, .. } => tracing::warn!("port {} was away at the stop: {why}", port.name()),
@@ -379,7 +386,7 @@ impl<S> Running<S> {
         }
         let app = control.summary();
         let rule_drops = self.plane.rule_drops.iter();
-        let ports: Vec<PortSummary> = (self.plane.devices.iter_mut().zip(&self.losses).zip(rule_drops))
+        let ports: Vec<PortSummary> = (self.plane.devices.iter_mut().zip(&self.plane.losses).zip(rule_drops))
             .map(|((port, losses), rule_drops)| PortSummary::new(port, *losses, *rule_drops))
             .collect();
         let control_drops = self.plane.drops.nonzero().collect();

@@ -7,6 +7,7 @@ use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::drivers::OnLoss;
 use wirepath_pmd::port::{Capabilities, MacAddress, Port, PortId};
 
+use super::running::Presence;
 use super::{Control, ControlPlane, PacketBalance, PortInfo, RuntimeError};
 use crate::context::{Context, Output, WorkerState};
 use crate::epoch::{Domain, Reader};
@@ -64,6 +65,9 @@ impl<S: Stage> SteppedRuntime<S> {
         let state = WorkerState::new(0, 0, outputs, Arc::clone(&mailboxes), Arc::clone(&control));
         let plane = ControlPlane {
             rule_drops: vec![0; ports.len()],
+            presence: Vec::new(),
+            losses: Vec::new(),
+            workers: Vec::new(),
             ports,
             devices: Vec::new(),
             mailboxes,
@@ -82,6 +86,8 @@ impl<S: Stage> SteppedRuntime<S> {
     /// Adds started ports behind the simulated ones. The control thread calls their control functions, for
     /// example for flow rules in a NIC. Their queues stay with the caller.
     pub fn set_devices(&mut self, devices: Vec<Port>) {
+        self.plane.presence = vec![Presence::Present; devices.len()];
+        self.plane.losses = vec![0; devices.len()];
         self.plane.devices = devices;
     }
 

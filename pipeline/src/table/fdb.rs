@@ -256,6 +256,17 @@ impl FdbWriter {
         self.fdb.table(self.reader.guard()).iter().map(fdb_entry).collect()
     }
 
+    /// Iterates over the slots of the table from a position on, with `None` for a free slot. A table that is rebuilt
+    /// has other positions.
+    pub fn slots_from(&mut self, position: u64) -> impl Iterator<Item = (u64, Option<FdbEntry>)> {
+        self.reader.quiescent();
+        let slots = self.fdb.table(self.reader.guard()).slots_from(usize::try_from(position).unwrap_or(usize::MAX));
+        (position..).zip(slots.iter().map(|entry| {
+            let used = entry.destination() != NO_DESTINATION;
+            used.then(|| fdb_entry(entry))
+        }))
+    }
+
     fn insert_entry(&mut self, key: Key, destination: u32, seen: u32) -> bool {
         self.reader.quiescent();
         if self.used * 2 >= self.fdb.table(self.reader.guard()).slots() {

@@ -192,6 +192,11 @@ impl HashTable {
         None
     }
 
+    /// Returns the slots from a position on, free or not.
+    pub(super) fn slots_from(&self, position: usize) -> &[Entry] {
+        self.entries.get(position..).unwrap_or_default()
+    }
+
     /// Iterates over all entries that are not removed.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().filter(|entry| entry.destination() != NO_DESTINATION)

@@ -23,6 +23,7 @@ use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
 use super::underlay::{Addresses, HostReply, UnderlayHost};
 use crate::epoch::{Domain, Shared};
+use crate::registry::{Page, TableSpec};
 use crate::table::{FdbLimits, FdbWriter, Key, Learned};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
@@ -52,11 +53,11 @@ pub struct LearnStats {
 
 /// The part of a remote that only the control thread needs.
 #[derive(Clone, Debug)]
-struct Route {
-    local: IpAddr,
-    next_hop: Option<IpAddr>,
+pub(super) struct Route {
+    pub(super) local: IpAddr,
+    pub(super) next_hop: Option<IpAddr>,
     /// Ethernet address of the next hop.
-    mac: Option<MacAddr>,
+    pub(super) mac: Option<MacAddr>,
 }
 
 /// A tunnel to a remote, for the offload to a NIC.
@@ -76,18 +77,18 @@ pub struct Tunnel {
 
 /// The control-thread state of one gateway.
 pub struct GatewayControl {
-    config: GatewayConfig,
-    tables: GatewayTables,
+    pub(super) config: GatewayConfig,
+    pub(super) tables: GatewayTables,
     counters: GatewayCounters,
     workers: usize,
     pools: Vec<wirepath_packet::Pool>,
     host: UnderlayHost,
     neighbours: Neighbours<QueuedFrame>,
-    fdb: FdbWriter,
+    pub(super) fdb: FdbWriter,
     /// The remotes as published, or to be published next if `dirty` is true.
-    list: Vec<Remote>,
-    routes: Vec<Route>,
-    learned: LearnedRemotes,
+    pub(super) list: Vec<Remote>,
+    pub(super) routes: Vec<Route>,
+    pub(super) learned: LearnedRemotes,
     /// True if [`KnownHosts`] must be published again.
     known_hosts_changed: bool,
     /// Indices of the remotes that each next hop serves. A learned remote is one of them once a frame has to be
@@ -254,7 +255,7 @@ impl GatewayControl {
     }
 
     /// Returns the tables that the workers read.
-    pub fn tables(&self) -> &GatewayTables {
+    pub fn worker_tables(&self) -> &GatewayTables {
         &self.tables
     }
 
@@ -689,6 +690,14 @@ fn max_frame(config: &GatewayConfig, layout: &Layout, segment: usize, remote: Ip
 }
 
 impl Control for GatewayControl {
+    fn tables(&self) -> Vec<&'static TableSpec> {
+        super::listing::TABLES.to_vec()
+    }
+
+    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
+        self.list_table(table, page, plane);
+    }
+
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
         match PuntCode::unpack(punt.code) {
             PuntCode::Host => self.handle_host_frame(plane, punt.packet),

@@ -34,6 +34,7 @@ mod headers;
 mod host;
 pub mod kind;
 mod learned;
+mod listing;
 pub mod neighbour;
 mod policer;
 mod stage;

@@ -11,5 +11,5 @@
 mod line_server;
 mod listener;
 
-pub use line_server::{Limits, LineServer, Service};
+pub use line_server::{Answer, Limits, LineServer, Service};
 pub use listener::{Access, Listener, Peer, connect, remove_abandoned};

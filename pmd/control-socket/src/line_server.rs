@@ -8,6 +8,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
 use crate::listener::{Listener, Peer};
 
 /// Limits of a [`LineServer`].
@@ -49,16 +52,28 @@ const MIN_TIME: Duration = Duration::from_secs(1);
 /// Connections that one turn accepts.
 const ACCEPTS: usize = 64;
 
+/// Progress of an answer. `R` is the state of an answer of which parts are still to be made.
+#[derive(Debug)]
+pub enum Answer<R> {
+    /// The answer is complete.
+    Done,
+    /// The next part can be made at once.
+    More(R),
+    /// The next part is made in a later turn, when there is something to report. The answer has no time limit. It
+    /// ends when the client closes the connection.
+    Later(R),
+}
+
 /// The program's part of a [`LineServer`].
 pub trait Service {
     /// State of an answer of which parts are still to be made.
     type Rest;
 
     /// Appends the answer to a request, or its first part, to `out`. The last part ends with a line feed.
-    fn answer(&mut self, peer: &Peer, request: &[u8], out: &mut Vec<u8>) -> Option<Self::Rest>;
+    fn answer(&mut self, peer: &Peer, request: &[u8], out: &mut Vec<u8>) -> Answer<Self::Rest>;
 
     /// Appends the next part of an answer to `out`. A part should have about 16 KiB.
-    fn resume(&mut self, rest: Self::Rest, out: &mut Vec<u8>) -> Option<Self::Rest>;
+    fn resume(&mut self, rest: Self::Rest, out: &mut Vec<u8>) -> Answer<Self::Rest>;
 
     /// Appends the answer to a request that was not received whole.
     fn refuse(&mut self, why: &str, out: &mut Vec<u8>);
@@ -81,7 +96,7 @@ struct Client<R> {
     output: Vec<u8>,
     /// Bytes of `output` that are written.
     written: usize,
-    rest: Option<R>,
+    rest: Answer<R>,
     /// Start of the present phase: idle, a request, or an answer.
     since: Instant,
     /// True if the last look found nothing to read.
@@ -141,7 +156,7 @@ impl<R> LineServer<R> {
             }
             self.clients.push(client);
         }
-        self.clients.retain(|client| client.since.elapsed() < client.time_limit(&limits));
+        self.clients.retain(|client| client.is_subscribed() || client.since.elapsed() < client.time_limit(&limits));
     }
 
     fn accept(&mut self, now: Instant) {
@@ -162,7 +177,7 @@ impl<R> LineServer<R> {
                 input: Vec::new(),
                 output: Vec::new(),
                 written: 0,
-                rest: None,
+                rest: Answer::Done,
                 since: now,
                 silent: false,
                 last: false,
@@ -173,7 +188,12 @@ impl<R> LineServer<R> {
 
 impl<R> Client<R> {
     fn is_answering(&self) -> bool {
-        self.rest.is_some() || self.written < self.output.len()
+        self.written < self.output.len() || !matches!(self.rest, Answer::Done)
+    }
+
+    /// Returns whether the answer waits for something to report, and not for the client.
+    fn is_subscribed(&self) -> bool {
+        self.written == self.output.len() && matches!(self.rest, Answer::Later(_))
     }
 
     fn time_limit(&self, limits: &Limits) -> Duration {
@@ -190,8 +210,21 @@ impl<R> Client<R> {
 
     fn write(&mut self, service: &mut impl Service<Rest = R>, budget: &mut Budget) -> Step {
         if self.written == self.output.len() {
+            if self.is_subscribed() && !self.is_open() {
+                return Step::Closed;
+            }
             (self.written, self.output) = (0, Vec::new());
-            self.rest = self.rest.take().and_then(|rest| service.resume(rest, &mut self.output));
+            let subscribed = matches!(self.rest, Answer::Later(_));
+            self.rest = match std::mem::replace(&mut self.rest, Answer::Done) {
+                Answer::Done => Answer::Done,
+                Answer::More(rest) | Answer::Later(rest) => service.resume(rest, &mut self.output),
+            };
+            if self.output.is_empty() {
+                return if matches!(self.rest, Answer::Later(_)) { Step::Waiting } else { Step::Progress };
+            }
+            if subscribed {
+                self.since = Instant::now();
+            }
         }
         let end = self.output.len().min(self.written + budget.written);
         if end == self.written {
@@ -211,6 +244,16 @@ impl<R> Client<R> {
         }
         self.since = Instant::now();
         if self.last { Step::Closed } else { Step::Progress }
+    }
+
+    /// Returns whether the client still has the connection. Bytes that it sends during an answer wait in the socket.
+    fn is_open(&self) -> bool {
+        let mut byte = [0];
+        match rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((0, _)) => false,
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => true,
+            Err(_) => false,
+        }
     }
 
     fn read(&mut self, service: &mut impl Service<Rest = R>, limits: &Limits, budget: &mut Budget) -> Step {
@@ -270,36 +313,42 @@ mod tests {
     /// Bytes of a part of a long answer.
     const PART: usize = 16 << 10;
 
-    /// Answers `N` with a line of N parts, and everything else with the request itself.
+    /// Answers `N` with a line of N parts, `0` with a line for each event, and everything else with the request itself.
     #[derive(Default)]
     struct Echo {
         answered: usize,
         parts: usize,
+        event: Option<u8>,
     }
 
     impl Service for Echo {
         type Rest = usize;
 
-        fn answer(&mut self, _: &Peer, request: &[u8], out: &mut Vec<u8>) -> Option<usize> {
+        fn answer(&mut self, _: &Peer, request: &[u8], out: &mut Vec<u8>) -> Answer<usize> {
             self.answered += 1;
             match std::str::from_utf8(request).ok().and_then(|text| text.parse().ok()) {
-                Some(parts) => Some(parts),
+                Some(0) => Answer::Later(0),
+                Some(parts) => Answer::More(parts),
                 None => {
                     out.extend_from_slice(request);
                     out.push(b'\n');
-                    None
+                    Answer::Done
                 }
             }
         }
 
-        fn resume(&mut self, rest: usize, out: &mut Vec<u8>) -> Option<usize> {
+        fn resume(&mut self, rest: usize, out: &mut Vec<u8>) -> Answer<usize> {
+            if rest == 0 {
+                out.extend(self.event.take().map(|event| [event, b'\n']).into_iter().flatten());
+                return Answer::Later(0);
+            }
             self.parts += 1;
             out.resize(out.len() + PART, b'x');
             if rest == 1 {
                 out.push(b'\n');
-                return None;
+                return Answer::Done;
             }
-            Some(rest - 1)
+            Answer::More(rest - 1)
         }
 
         fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
@@ -373,6 +422,30 @@ mod tests {
         slow.read_exact(&mut vec![0; 4 * PART]).unwrap();
         (0..1000).for_each(|_| server.serve(&mut service));
         assert!(service.parts > made && service.parts < made + 200, "{made} {}", service.parts);
+    }
+
+    #[test]
+    fn subscriptions_end_with_their_connection_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let limits = Limits { answer_time: Duration::from_millis(1), ..Limits::default() };
+        let (mut server, mut service) = (server(&path, limits), Echo::default());
+        let mut stream = connect(&path, WAIT_LIMIT).unwrap();
+        stream.write_all(b"0\n").unwrap();
+        for event in *b"abc" {
+            server.serve(&mut service);
+            std::thread::sleep(Duration::from_millis(5));
+            server.serve(&mut service);
+            assert_eq!(server.clients(), 1);
+            service.event = Some(event);
+            server.serve(&mut service);
+            let mut line = [0; 2];
+            stream.read_exact(&mut line).unwrap();
+            assert_eq!(line, [event, b'\n']);
+        }
+        drop(stream);
+        server.serve(&mut service);
+        assert_eq!(server.clients(), 0);
     }
 
     #[test]

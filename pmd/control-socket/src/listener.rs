@@ -38,6 +38,8 @@ impl Default for Access {
 pub struct Peer {
     /// Effective user.
     pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
     /// Process; 0 if it is in a process namespace that this process does not see.
     pub pid: i32,
 }
@@ -49,7 +51,11 @@ impl Peer {
     /// If the socket is not connected.
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
         let credentials = socket_peercred(socket)?;
-        Ok(Self { uid: credentials.uid.as_raw(), pid: Pid::as_raw(Some(credentials.pid)) })
+        Ok(Self {
+            uid: credentials.uid.as_raw(),
+            gid: credentials.gid.as_raw(),
+            pid: Pid::as_raw(Some(credentials.pid)),
+        })
     }
 
     /// Returns true if the process belongs to root or to the user of this process.
@@ -285,7 +291,8 @@ mod tests {
         assert!(listener.accept().is_none());
         let _client = connect(&path, Duration::from_secs(1)).unwrap();
         let (_, peer) = listener.accept().unwrap();
-        let own = Peer { uid: rustix::process::geteuid().as_raw(), pid: std::process::id() as i32 };
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let own = Peer { uid, gid, pid: std::process::id() as i32 };
         assert!(peer == own && peer.is_owner(), "{peer}");
     }
 }

@@ -774,6 +774,17 @@ impl<'d> Settings<'d> {
         }
     }
 
+    /// Refuses a key that another table has now. The error points at the key and names its new place.
+    pub fn moved(&self, old: &'static str, table: &str, new: &str) -> Result<()> {
+        match self.table.iter().find(|(name, _)| name.get_ref().as_ref() == old) {
+            Some((key, _)) => {
+                let message = format!("this key is now \"{new}\" in the table [{table}]");
+                Err(self.errors.record(self.error_at(&key.span(), old, message)))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Ends the reading of this table: refuses keys that were never requested, and suggests the nearest known one.
     ///
     /// Fails with all errors of the table and of the tables in it.

@@ -1,24 +1,21 @@
-use std::path::PathBuf;
-
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::cli::{Failure, Table, print, print_json};
-use crate::rules::send_request;
+use crate::control_socket::SocketArgument;
 
 /// The running program.
 #[derive(Debug, Args)]
 pub struct SocketArguments {
-    /// Socket of the program: `socket` in the table [rules] of its configuration
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[command(flatten)]
+    socket: SocketArgument,
 }
 
 /// Arguments of `add`.
 #[derive(Debug, Args)]
 pub struct AddArguments {
     #[command(flatten)]
-    socket: SocketArguments,
+    socket: SocketArgument,
 
     /// The rule as text, with the port names of the program's configuration
     #[arg(value_name = "RULE")]
@@ -29,7 +26,7 @@ pub struct AddArguments {
 #[derive(Debug, Args)]
 pub struct RemoveArguments {
     #[command(flatten)]
-    socket: SocketArguments,
+    socket: SocketArgument,
 
     /// Numbers of rules, as `list` and `add` print them
     #[arg(value_name = "ID", required = true)]
@@ -37,23 +34,17 @@ pub struct RemoveArguments {
 }
 
 pub(super) fn list(arguments: &SocketArguments, json: bool) -> Result<(), Failure> {
-    let answer = send_request(&arguments.socket, &json!({ "list": true }))?;
+    let rows = arguments.socket.connect()?.show("rules", &[], None)?;
+    let object = |row: Vec<Value>| rows.columns.iter().cloned().zip(row).collect::<Map<_, _>>();
+    let rules: Vec<Map<String, Value>> = rows.rows.into_iter().map(object).collect();
     if json {
-        return print_json(&answer);
+        return print_json(&json!({ "ok": true, "rules": rules }));
     }
     let mut table = Table::new(["ID", "PACKETS", "BYTES", "WHERE", "RULE"]);
-    for rule in answer["rules"].as_array().into_iter().flatten() {
-        let locations = rule["ports"].as_array().into_iter().flatten();
-        let mut locations: Vec<&str> = locations.filter_map(|location| location["where"].as_str()).collect();
-        locations.sort_unstable();
-        locations.dedup();
-        let locations = locations.join(", ");
-        let text = |key: &str| match &rule[key] {
-            _ if key == "where" => locations.clone(),
-            // The text with port names; programs of an earlier version send numbers only.
-            Value::String(text) if key == "rule" => rule["text"].as_str().unwrap_or(text).to_owned(),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
+    for rule in rules {
+        let text = |key: &str| match rule.get(key) {
+            Some(Value::String(text)) => text.clone(),
+            other => other.map(Value::to_string).unwrap_or_default(),
         };
         table.row(["id", "packets", "bytes", "where", "rule"].map(text));
     }
@@ -61,13 +52,15 @@ pub(super) fn list(arguments: &SocketArguments, json: bool) -> Result<(), Failur
 }
 
 pub(super) fn add(arguments: &AddArguments, json: bool) -> Result<(), Failure> {
-    let answer = send_request(&arguments.socket.socket, &json!({ "add": arguments.rule }))?;
+    let request = json!({ "request": "add", "object": "rule", "arguments": { "rule": arguments.rule } });
+    let answer = arguments.socket.connect()?.ask(&request)?;
     if json { print_json(&answer) } else { print(format_args!("{}\n", answer["id"])) }
 }
 
 pub(super) fn remove(arguments: &RemoveArguments, json: bool) -> Result<(), Failure> {
+    let mut client = arguments.socket.connect()?;
     for id in &arguments.ids {
-        send_request(&arguments.socket.socket, &json!({ "remove": id }))?;
+        client.ask(&json!({ "request": "remove", "object": "rule", "arguments": { "id": id } }))?;
     }
     if json { print_json(&json!({ "ok": true })) } else { Ok(()) }
 }

@@ -1,0 +1,200 @@
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+use wirepath_control_socket::connect;
+
+use super::VERSION;
+use crate::cli::Failure;
+
+/// Longest wait of a client for the next part of an answer.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The option that names the socket of a running program.
+#[derive(Clone, Debug, Args)]
+pub struct SocketArgument {
+    /// Control socket of the program [default: that of the only running program]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+impl SocketArgument {
+    /// Connects to the program.
+    ///
+    /// # Errors
+    /// If the program does not answer. Without `--socket` also if no program or more than one runs; the error lists
+    /// them.
+    pub fn connect(&self) -> Result<Client, Failure> {
+        match &self.socket {
+            Some(path) => Client::connect(path),
+            None => Client::find(),
+        }
+    }
+}
+
+/// Rows of a table.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    /// Names of the columns.
+    pub columns: Vec<String>,
+    /// Cells of each row.
+    pub rows: Vec<Vec<Value>>,
+}
+
+/// A connection to a running program.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+/// Returns the folders of default sockets, in the order of preference.
+pub(super) fn folders() -> Vec<PathBuf> {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+    [Some(PathBuf::from("/run/wirepath")), own.map(|folder| Path::new(&folder).join("wirepath"))]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Returns the sockets in a folder.
+pub(super) fn sockets_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let sockets = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
+    let mut paths: Vec<PathBuf> = sockets.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+impl Client {
+    /// Connects to the program that listens on a socket.
+    ///
+    /// # Errors
+    /// If no program listens there, or the user may not connect.
+    pub fn connect(path: &Path) -> Result<Self, Failure> {
+        let stream = connect(path, TIMEOUT).map_err(|error| {
+            let hint = match error.kind() {
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => "; does the program run?",
+                ErrorKind::PermissionDenied => "; the keys `mode` and `group` of [control] say who may connect",
+                _ => "",
+            };
+            Failure::failed(format!("{}: {error}{hint}", path.display()))
+        })?;
+        Ok(Self { path: path.to_owned(), stream: BufReader::with_capacity(64 << 10, stream) })
+    }
+
+    /// Connects to the only running program.
+    fn find() -> Result<Self, Failure> {
+        let paths: Vec<PathBuf> = folders().iter().flat_map(|folder| sockets_in(folder)).collect();
+        let mut refused = Vec::new();
+        let mut found: Vec<(Self, Value)> = Vec::new();
+        for path in paths {
+            match connect(&path, TIMEOUT) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                Err(error) => refused.push(format!("\n  {}: {error}", path.display())),
+                Ok(_) => {
+                    let mut client = Self::connect(&path)?;
+                    let status = client.ask(&json!({ "request": "status" }))?;
+                    found.push((client, status));
+                }
+            }
+        }
+        if found.len() > 1 {
+            let programs = found.iter().map(|(client, status)| {
+                let configuration = status["configuration"].as_str().unwrap_or("without a configuration");
+                let program = status["program"].as_str().unwrap_or("?");
+                format!("\n  --socket {}: {program}, pid {}, {configuration}", client.path.display(), status["pid"])
+            });
+            let programs: String = programs.collect();
+            return Err(Failure::usage(format!("several programs run; name one of them:{programs}")));
+        }
+        let looked: Vec<String> = folders().iter().map(|folder| folder.display().to_string()).collect();
+        found.pop().map(|(client, _)| client).ok_or_else(|| {
+            let none =
+                format!("no program runs whose socket is in {}; --socket names another one", looked.join(" or "));
+            Failure::failed(none + &refused.concat())
+        })
+    }
+
+    /// Returns the path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn failed(&self, error: &io::Error) -> Failure {
+        match error.kind() {
+            ErrorKind::WouldBlock => {
+                let limit = TIMEOUT.as_secs();
+                Failure::failed(format!("{}: the program does not answer within {limit} s", self.path.display()))
+            }
+            _ => Failure::failed(format!("{}: {error}", self.path.display())),
+        }
+    }
+
+    fn send(&mut self, request: &Value) -> Result<(), Failure> {
+        let mut request = request.clone();
+        request["version"] = VERSION.into();
+        let sent = self.stream.get_mut().write_all(format!("{request}\n").as_bytes());
+        sent.map_err(|error| self.failed(&error))
+    }
+
+    /// Receives the next line of an answer.
+    ///
+    /// # Errors
+    /// If the program refuses the request, which is invalid usage, or if the connection fails.
+    pub fn receive(&mut self) -> Result<Value, Failure> {
+        let mut line = Vec::new();
+        match self.stream.read_until(b'\n', &mut line) {
+            Err(error) => return Err(self.failed(&error)),
+            Ok(0) => return Err(Failure::failed(format!("{}: the program has ended", self.path.display()))),
+            Ok(_) => {}
+        }
+        let answer: Value = serde_json::from_slice(&line)
+            .map_err(|error| Failure::failed(format!("{}: the answer is no JSON: {error}", self.path.display())))?;
+        match answer["error"].as_str() {
+            Some(error) => Err(Failure::usage(error)),
+            None => Ok(answer),
+        }
+    }
+
+    /// Sends a request and returns its answer.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn ask(&mut self, request: &Value) -> Result<Value, Failure> {
+        self.send(request)?;
+        self.receive()
+    }
+
+    /// Returns rows of a table: those for which all conditions are true, at most `limit`.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn show(&mut self, table: &str, conditions: &[String], limit: Option<u64>) -> Result<Rows, Failure> {
+        let mut request = json!({ "request": "show", "table": table, "where": conditions });
+        if let Some(limit) = limit {
+            request["limit"] = limit.into();
+        }
+        self.send(&request)?;
+        let mut rows = Rows::default();
+        loop {
+            let mut line = self.receive()?;
+            if let Value::Array(columns) = &line["columns"] {
+                rows.columns = columns.iter().map(|name| name.as_str().unwrap_or_default().to_owned()).collect();
+            }
+            if let Value::Array(part) = line["rows"].take() {
+                rows.rows.extend(part.into_iter().filter_map(|row| match row {
+                    Value::Array(cells) => Some(cells),
+                    _ => None,
+                }));
+            }
+            if line["more"] != true {
+                return Ok(rows);
+            }
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The control socket: how operators look into a running program and change it.
+//!
+//! Every program that forwards listens on a UNIX stream socket. Requests and answers are JSON objects of one line
+//! each. A connection may carry several requests; the answers come in their order.
+//!
+//! | Request | Answer |
+//! |---|---|
+//! | `{"request": "status"}` | `program`, `release`, `version` of the protocol, `pid`, `uptime` in seconds, `configuration` |
+//! | `{"request": "tables"}` | `tables`: `name`, `about` and `columns` (`name`, `kind`, `unit`, `about`) of each table |
+//! | `{"request": "show", "table": "ports"}` | `columns`: their names; `rows`: a list of cells for each row |
+//! | `{"request": "objects"}` | `objects`: `name`, `about` and `operations` of what can be changed |
+//! | `{"request": "add", "object": "rule", "arguments": {"rule": "..."}}` | what the object returns, such as `id` |
+//! | `set` and `remove` instead of `add` | the same |
+//!
+//! Each answer has `"ok": true`, or `"ok": false` and the reason as `error`. A long answer to `show` has several
+//! lines with `rows`; all but the last one have `"more": true`. `show` takes `"where"`, a list of conditions such as
+//! `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and `"limit"`, a number of rows.
+//!
+//! Every request may carry `"version": 1`. A program that does not know the version refuses the request. Later
+//! versions may add requests, keys and columns, so clients ignore keys that they do not know.
+//!
+//! Who may connect, may look: the mode and the group of the socket file decide. Who may change is checked by the
+//! credentials of the peer (`SO_PEERCRED`, unix(7)), and each change is logged with them. No client holds the control
+//! thread or a worker: see [`wirepath_control_socket::LineServer`].
+
+mod client;
+mod server;
+mod settings;
+
+pub use client::{Client, Rows, SocketArgument};
+pub use server::ControlSocket;
+pub use settings::{ControlSettings, MayChange};
+
+/// Version of the protocol.
+pub const VERSION: u64 = 1;

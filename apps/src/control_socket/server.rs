@@ -1,0 +1,291 @@
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+use wirepath_control_socket::{Answer, Limits, LineServer, Listener, Peer, Service, remove_abandoned};
+use wirepath_pipeline::registry::{
+    Change, Column, ColumnKind, Filter, Listing, Management, ObjectSpec, Operation, Registry, TableSpec,
+};
+use wirepath_pipeline::{Control, ControlPlane};
+
+use super::settings::{ControlSettings, MayChange};
+use super::{VERSION, client};
+use crate::cli::Failure;
+
+/// Entries of one part of a listing. Some entries take a call of a device.
+const PART: usize = 128;
+
+/// The control socket of a running program.
+#[derive(Debug)]
+pub struct ControlSocket {
+    server: LineServer<Rest>,
+    program: Program,
+}
+
+/// What the program tells about itself.
+#[derive(Debug)]
+struct Program {
+    name: &'static str,
+    configuration: Option<PathBuf>,
+    started: Instant,
+    change: MayChange,
+}
+
+/// Rows that an answer to `show` still lacks.
+#[derive(Debug)]
+struct Rest {
+    listing: Listing,
+    /// Rows that the client still wants.
+    left: usize,
+    first: bool,
+}
+
+impl ControlSocket {
+    /// Listens on the socket of the settings. `name` is the name of the program. Returns `None` if there shall be no
+    /// socket, or if no folder for the default socket can be written.
+    ///
+    /// # Errors
+    /// If the socket of the settings cannot be made.
+    pub fn open(
+        settings: &ControlSettings,
+        name: &'static str,
+        configuration: Option<&Path>,
+    ) -> Result<Option<Self>, Failure> {
+        let listener = match &settings.socket {
+            _ if settings.off => return Ok(None),
+            Some(path) => Listener::bind(path, &settings.access).map_err(|error| {
+                let text = format!("{}: {error}", path.display());
+                if error.kind() == ErrorKind::AddrInUse { Failure::usage(text) } else { Failure::failed(text) }
+            })?,
+            None => match bind_default(settings, name) {
+                Ok(listener) => listener,
+                Err(error) => {
+                    tracing::info!("there is no control socket: {error}");
+                    return Ok(None);
+                }
+            },
+        };
+        tracing::info!("control socket: {}", listener.path().display());
+        let configuration = configuration.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+        let program = Program { name, configuration, started: Instant::now(), change: settings.change };
+        Ok(Some(Self { server: LineServer::new(listener, Limits::default()), program }))
+    }
+}
+
+/// Listens on the default socket, in the first folder that can be written.
+fn bind_default(settings: &ControlSettings, name: &str) -> Result<Listener, String> {
+    let mut errors = Vec::new();
+    for folder in client::folders() {
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(&folder);
+        // Sockets of killed programs would stay for ever, because their names are not used again.
+        for path in client::sockets_in(&folder) {
+            remove_abandoned(&path);
+        }
+        let path = folder.join(format!("{name}-{}.sock", std::process::id()));
+        match made.and_then(|()| Listener::bind(&path, &settings.access)) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => errors.push(format!("{}: {error}", path.display())),
+        }
+    }
+    Err(errors.join("; "))
+}
+
+impl Management for ControlSocket {
+    fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane) {
+        let registry = Registry { control, plane };
+        self.server.serve(&mut Requests { program: &self.program, registry });
+    }
+}
+
+/// A program while it serves its socket.
+struct Requests<'a> {
+    program: &'a Program,
+    registry: Registry<'a>,
+}
+
+impl Requests<'_> {
+    fn answer_to(&mut self, peer: &Peer, request: &[u8]) -> Result<Reply, String> {
+        let value: Value = serde_json::from_slice(request).map_err(|error| format!("no JSON: {error}"))?;
+        let Value::Object(mut request) = value else { return Err("expected a JSON object".to_owned()) };
+        if let Some(version) = request.remove("version")
+            && version != VERSION
+        {
+            return Err(format!("version {version} is unknown; this program knows version {VERSION}"));
+        }
+        let Some(Value::String(kind)) = request.remove("request") else {
+            return Err("expected the key \"request\" with a text".to_owned());
+        };
+        let known: &[&str] = match kind.as_str() {
+            "show" => &["table", "where", "limit"],
+            "add" | "set" | "remove" => &["object", "arguments"],
+            _ => &[],
+        };
+        if let Some(key) = request.keys().find(|key| !known.contains(&key.as_str())) {
+            return Err(format!("{kind}: unknown key \"{key}\""));
+        }
+        match kind.as_str() {
+            "status" => Ok(Reply::Line(self.program.status())),
+            "tables" => {
+                Ok(Reply::Line(json!({ "tables": self.registry.tables().into_iter().map(table).collect::<Vec<_>>() })))
+            }
+            "objects" => {
+                let objects = self.registry.control.objects();
+                Ok(Reply::Line(json!({ "objects": objects.into_iter().map(object).collect::<Vec<_>>() })))
+            }
+            "show" => self.show(&request).map(Reply::Rows),
+            other => match Operation::of_name(other) {
+                Some(operation) => self.change(peer, operation, &request).map(Reply::Line),
+                None => Err(format!(
+                    "unknown request \"{other}\"; expected status, tables, show, objects, add, set or remove"
+                )),
+            },
+        }
+    }
+
+    fn show(&self, request: &Map<String, Value>) -> Result<Rest, String> {
+        let name = text(request, "table")?;
+        let table = self.registry.table(name).ok_or_else(|| {
+            let names: Vec<&str> = self.registry.tables().iter().map(|table| table.name).collect();
+            match wirepath_settings::nearest(name, &names) {
+                Some(near) => format!("there is no table \"{name}\"; did you mean \"{near}\"?"),
+                None => format!("there is no table \"{name}\"; there are {}", names.join(", ")),
+            }
+        })?;
+        let conditions: Vec<&str> = match request.get("where") {
+            None => Vec::new(),
+            Some(list) => {
+                let texts = list.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+                texts.ok_or("where: expected a list of texts such as \"port=wan\"")?
+            }
+        };
+        let left = match request.get("limit") {
+            None => usize::MAX,
+            Some(limit) => limit
+                .as_u64()
+                .filter(|limit| *limit > 0)
+                .map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
+                .ok_or("limit: expected a number from 1 on")?,
+        };
+        let filter = Filter::parse(table, &conditions).map_err(|error| error.to_string())?;
+        Ok(Rest { listing: Listing::new(table, filter), left, first: true })
+    }
+
+    fn change(&mut self, peer: &Peer, operation: Operation, request: &Map<String, Value>) -> Result<Value, String> {
+        if !self.program.change.allows(peer) {
+            let key = match self.program.change {
+                MayChange::Owner => "\"owner\"",
+                _ => "\"group\"",
+            };
+            return Err(format!("user {} may not change this program ([control] change = {key})", peer.uid));
+        }
+        let object = text(request, "object")?;
+        let none = Map::new();
+        let arguments = match request.get("arguments") {
+            None => &none,
+            Some(arguments) => arguments.as_object().ok_or("arguments: expected an object")?,
+        };
+        let origin = peer.to_string();
+        self.registry.change(&Change { operation, object, arguments, origin: &origin })
+    }
+
+    /// Appends the next line of an answer to `show`.
+    fn rows(&mut self, mut rest: Rest, out: &mut Vec<u8>) -> Answer<Rest> {
+        let mut rows = self.registry.next_page(&mut rest.listing, PART);
+        rows.truncate(rest.left);
+        rest.left -= rows.len();
+        let more = !rest.listing.is_done() && rest.left > 0;
+        // A part without rows costs the client nothing.
+        if rows.is_empty() && more && !rest.first {
+            return Answer::More(rest);
+        }
+        let mut line = json!({ "ok": true, "rows": rows });
+        if std::mem::take(&mut rest.first) {
+            let columns = rest.listing.table().columns.iter().map(|column| column.name);
+            line["columns"] = columns.collect();
+        }
+        if more {
+            line["more"] = true.into();
+        }
+        append(out, &line);
+        if more { Answer::More(rest) } else { Answer::Done }
+    }
+}
+
+/// An answer.
+enum Reply {
+    /// An object, to which `ok` is added.
+    Line(Value),
+    Rows(Rest),
+}
+
+impl Service for Requests<'_> {
+    type Rest = Rest;
+
+    fn answer(&mut self, peer: &Peer, request: &[u8], out: &mut Vec<u8>) -> Answer<Rest> {
+        match self.answer_to(peer, request) {
+            Ok(Reply::Rows(rest)) => return self.rows(rest, out),
+            Ok(Reply::Line(mut line)) => {
+                line["ok"] = true.into();
+                append(out, &line);
+            }
+            Err(error) => self.refuse(&error, out),
+        }
+        Answer::Done
+    }
+
+    fn resume(&mut self, rest: Rest, out: &mut Vec<u8>) -> Answer<Rest> {
+        self.rows(rest, out)
+    }
+
+    fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
+        append(out, &json!({ "ok": false, "error": why }));
+    }
+}
+
+fn append(out: &mut Vec<u8>, line: &Value) {
+    out.extend_from_slice(line.to_string().as_bytes());
+    out.push(b'\n');
+}
+
+fn text<'r>(request: &'r Map<String, Value>, key: &str) -> Result<&'r str, String> {
+    request.get(key).and_then(Value::as_str).ok_or_else(|| format!("expected the key \"{key}\" with a text"))
+}
+
+impl Program {
+    fn status(&self) -> Value {
+        json!({
+            "program": self.name,
+            "release": env!("CARGO_PKG_VERSION"),
+            "version": VERSION,
+            "pid": std::process::id(),
+            "uptime": self.started.elapsed().as_secs_f64(),
+            "configuration": self.configuration,
+        })
+    }
+}
+
+fn table(table: &TableSpec) -> Value {
+    let column = |column: &Column| {
+        let (kind, unit) = match column.kind {
+            ColumnKind::Key => ("key", ""),
+            ColumnKind::Attribute => ("attribute", ""),
+            ColumnKind::Counter(unit) => ("counter", unit.name()),
+            ColumnKind::Gauge(unit) => ("gauge", unit.name()),
+        };
+        json!({ "name": column.name, "kind": kind, "unit": unit, "about": column.about })
+    };
+    let columns: Vec<Value> = table.columns.iter().map(column).collect();
+    json!({ "name": table.name, "about": table.about, "columns": columns })
+}
+
+fn object(object: &ObjectSpec) -> Value {
+    let operations = object.operations.iter().map(|(operation, arguments)| {
+        let arguments =
+            arguments.iter().map(|it| json!({ "name": it.name, "about": it.about, "required": it.required }));
+        json!({ "name": operation.name(), "arguments": arguments.collect::<Vec<_>>() })
+    });
+    json!({ "name": object.name, "about": object.about, "operations": operations.collect::<Vec<_>>() })
+}

@@ -1,0 +1,174 @@
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::{Control, ControlPlane};
+
+/// Operation on an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Creates the object.
+    Add,
+    /// Changes properties of the object.
+    Set,
+    /// Removes the object.
+    Remove,
+}
+
+impl Operation {
+    /// All operations.
+    pub const ALL: [Self; 3] = [Self::Add, Self::Set, Self::Remove];
+
+    /// Name of the operation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Add => "add",
+            Self::Set => "set",
+            Self::Remove => "remove",
+        }
+    }
+
+    /// Returns the operation with this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|operation| operation.name() == name)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Description of a kind of object that can be changed while the program runs.
+#[derive(Debug)]
+pub struct ObjectSpec {
+    /// Name: a noun in singular.
+    pub name: &'static str,
+    /// Description in one line.
+    pub about: &'static str,
+    /// Possible operations with their arguments.
+    pub operations: &'static [(Operation, &'static [Argument])],
+}
+
+/// Argument of an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Argument {
+    /// Name: lower-case words joined by `_`.
+    pub name: &'static str,
+    /// Description in one line.
+    pub about: &'static str,
+    /// True if the operation needs the argument.
+    pub required: bool,
+}
+
+impl ObjectSpec {
+    /// Checks that the object has the operation and its arguments.
+    pub(super) fn check(&self, change: &Change<'_>) -> Result<(), String> {
+        let name = self.name;
+        let Some((_, arguments)) = self.operations.iter().find(|(operation, _)| *operation == change.operation) else {
+            let possible: Vec<&str> = self.operations.iter().map(|(operation, _)| operation.name()).collect();
+            return Err(format!("{name}: \"{}\" is not possible, only {}", change.operation, possible.join(", ")));
+        };
+        let names: Vec<&str> = arguments.iter().map(|argument| argument.name).collect();
+        if let Some(given) = change.arguments.keys().find(|given| !names.contains(&given.as_str())) {
+            return Err(match wirepath_settings::nearest(given, &names) {
+                Some(near) => format!("{name}: unknown argument \"{given}\"; did you mean \"{near}\"?"),
+                None => format!("{name}: unknown argument \"{given}\"; expected {}", names.join(", ")),
+            });
+        }
+        let missing = arguments.iter().find(|it| it.required && !change.arguments.contains_key(it.name));
+        missing.map_or(Ok(()), |it| Err(format!("{name}: the argument \"{}\" is missing: {}", it.name, it.about)))
+    }
+}
+
+/// A change that an operator asks for.
+#[derive(Debug)]
+pub struct Change<'a> {
+    /// Operation.
+    pub operation: Operation,
+    /// Name of the kind of object.
+    pub object: &'a str,
+    /// Arguments by name.
+    pub arguments: &'a Map<String, Value>,
+    /// Who asks for the change, for the log.
+    pub origin: &'a str,
+}
+
+impl Change<'_> {
+    /// Returns a text argument; `Ok(None)` if it is absent.
+    ///
+    /// # Errors
+    /// If the argument is not a text.
+    pub fn text(&self, name: &str) -> Result<Option<&str>, String> {
+        match self.arguments.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(format!("{name}: found {other}, expected a text")),
+        }
+    }
+
+    /// Returns a number argument, which may also be given as text; `Ok(None)` if it is absent.
+    ///
+    /// # Errors
+    /// If the argument is not a whole number from 0 on.
+    pub fn number(&self, name: &str) -> Result<Option<u64>, String> {
+        let Some(value) = self.arguments.get(name) else { return Ok(None) };
+        let number = value.as_u64().or_else(|| value.as_str()?.parse().ok());
+        number.map(Some).ok_or_else(|| format!("{name}: found {value}, expected a number"))
+    }
+
+    /// The reason why an object without a [`ObjectSpec`] cannot be changed.
+    pub fn unknown(&self) -> String {
+        format!("this program has no \"{}\" that can be changed while it runs", self.object)
+    }
+}
+
+/// Serves operators of a running program on the control thread, for example by a socket.
+pub trait Management: Send {
+    /// Serves for a bounded time. The runtime calls this about every ten milliseconds.
+    fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const OBJECT: ObjectSpec = ObjectSpec {
+        name: "rule",
+        about: "",
+        operations: &[
+            (Operation::Add, &[Argument { name: "rule", about: "text of the rule", required: true }]),
+            (Operation::Remove, &[Argument { name: "id", about: "number of the rule", required: true }]),
+        ],
+    };
+
+    #[test]
+    fn changes_are_checked_against_the_description() {
+        let check = |operation, arguments: Value| {
+            let arguments = arguments.as_object().unwrap();
+            OBJECT.check(&Change { operation, object: "rule", arguments, origin: "test" })
+        };
+        assert_eq!(check(Operation::Add, json!({ "rule": "any => drop" })), Ok(()));
+        let error = |operation, arguments| check(operation, arguments).unwrap_err();
+        assert_eq!(error(Operation::Set, json!({})), "rule: \"set\" is not possible, only add, remove");
+        assert_eq!(error(Operation::Remove, json!({})), "rule: the argument \"id\" is missing: number of the rule");
+        assert_eq!(
+            error(Operation::Add, json!({ "rul": 1 })),
+            "rule: unknown argument \"rul\"; did you mean \"rule\"?"
+        );
+    }
+
+    #[test]
+    fn arguments_have_types() {
+        let arguments = json!({ "id": "7", "n": 8, "x": -1, "text": "a" });
+        let arguments = arguments.as_object().unwrap();
+        let change = Change { operation: Operation::Add, object: "x", arguments, origin: "test" };
+        assert_eq!((change.number("id"), change.number("n")), (Ok(Some(7)), Ok(Some(8))));
+        assert_eq!(change.number("none"), Ok(None));
+        assert!(change.number("x").is_err() && change.number("text").is_err() && change.text("n").is_err());
+        assert_eq!(change.text("text"), Ok(Some("a")));
+    }
+}

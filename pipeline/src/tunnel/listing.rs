@@ -1,0 +1,170 @@
+//! The tables of a gateway for operators.
+
+use serde_json::Value;
+use wirepath_wire::MacAddr;
+
+use super::control::GatewayControl;
+use super::tables::{Destination, NextHop};
+use crate::ControlPlane;
+use crate::registry::{Column, Page, Row, TableSpec, Unit};
+use crate::table::FdbEntry;
+
+/// The tables of a gateway.
+pub(super) const TABLES: [&TableSpec; 4] = [&SEGMENTS, &FDB, &NEIGHBOURS, &REMOTES];
+
+static SEGMENTS: TableSpec = TableSpec {
+    name: "segments",
+    about: "Segments with their traffic",
+    metric: Some("segment"),
+    columns: &[
+        Column::key("segment", "Name of the segment"),
+        Column::key("vni", "Network identifier in tunnel headers"),
+        Column::attribute("ports", "Attached ports, with their VLAN"),
+        Column::gauge("remotes", Unit::None, "Configured and learned remotes"),
+        Column::counter("local_rx_packets", Unit::Packets, "Frames received from local ports"),
+        Column::counter("local_rx_bytes", Unit::Bytes, "Bytes of those frames"),
+        Column::counter("local_tx_packets", Unit::Packets, "Frames sent to local ports"),
+        Column::counter("local_tx_bytes", Unit::Bytes, "Bytes of those frames"),
+        Column::counter("overlay_rx_packets", Unit::Packets, "Frames received from tunnels"),
+        Column::counter("overlay_rx_bytes", Unit::Bytes, "Bytes of those frames, without tunnel headers"),
+        Column::counter("overlay_tx_packets", Unit::Packets, "Frames sent into tunnels"),
+        Column::counter("overlay_tx_bytes", Unit::Bytes, "Bytes of those frames, without tunnel headers"),
+        Column::counter("flooded", Unit::Packets, "Replicated frames: broadcast, multicast and unknown unicast"),
+        Column::counter("unknown_unicast", Unit::Packets, "Replicated unicast frames with an unknown destination"),
+        Column::counter("too_big", Unit::Packets, "Frames too long for the underlay"),
+        Column::counter("icmp_too_big", Unit::Packets, "ICMP messages sent about frames that were too long"),
+        Column::counter("nic_encapsulated", Unit::Packets, "Frames whose outer headers the NIC added"),
+        Column::counter("nic_decapsulated", Unit::Packets, "Frames whose outer headers the NIC removed"),
+        Column::counter("learned", Unit::None, "Addresses learned"),
+        Column::counter("moved", Unit::None, "Addresses that moved to another port or remote"),
+        Column::counter("aged", Unit::None, "Addresses removed because they were not seen"),
+        Column::counter("refused", Unit::None, "Addresses not learned because a limit was reached"),
+    ],
+};
+
+static FDB: TableSpec = TableSpec {
+    name: "fdb",
+    about: "Forwarding database: the places of Ethernet addresses",
+    metric: None,
+    columns: &[
+        Column::key("segment", "Name of the segment"),
+        Column::key("mac", "Ethernet address"),
+        Column::attribute("to", "Port, with its VLAN, or remote"),
+        Column::attribute("kind", "learned or static"),
+        Column::gauge("age", Unit::Seconds, "Time since the address was last seen as a source"),
+    ],
+};
+
+static NEIGHBOURS: TableSpec = TableSpec {
+    name: "neighbours",
+    about: "Next hops on the underlay",
+    metric: None,
+    columns: &[
+        Column::key("address", "IP address of the next hop"),
+        Column::attribute("state", "incomplete, reachable, stale, probe or failed"),
+        Column::attribute("mac", "Ethernet address"),
+    ],
+};
+
+static REMOTES: TableSpec = TableSpec {
+    name: "remotes",
+    about: "Remote VTEPs of the segments",
+    metric: None,
+    columns: &[
+        Column::key("segment", "Name of the segment"),
+        Column::key("remote", "IP address of the remote"),
+        Column::attribute("origin", "configured or learned"),
+        Column::attribute("local", "Own address of the tunnel"),
+        Column::attribute("next_hop", "IP address of the next hop"),
+        Column::attribute("mac", "Ethernet address of the next hop"),
+        Column::attribute("state", "ready, in_nic: the NIC adds the headers; resolving, unreachable"),
+        Column::gauge("max_frame", Unit::Bytes, "Largest inner frame"),
+    ],
+};
+
+impl GatewayControl {
+    /// Appends rows of one of [`TABLES`].
+    pub(super) fn list_table(&mut self, table: &TableSpec, page: &mut Page<'_>, plane: &ControlPlane) {
+        match table.name {
+            "segments" => page.extend(0..self.config().segments.len(), |index| self.segment_row(index, plane)),
+            "fdb" => {
+                let now = plane.seconds();
+                let slots = self.fdb.slots_from(page.cursor());
+                let layout = (&self.config, &self.tables.layout, &self.list);
+                page.extend_from(slots, |entry| {
+                    let entry: FdbEntry = entry?;
+                    let (config, layout, remotes) = layout;
+                    let to = match Destination::unpack(entry.destination) {
+                        Destination::Attachment(index) => {
+                            layout.attachments.get(index as usize).map(|it| attachment(plane, it.port.index(), it.vlan))
+                        }
+                        Destination::Remote(index) => remotes.get(index as usize).map(|it| it.address.to_string()),
+                    };
+                    let segment = config.segments.get(usize::from(entry.key.segment())).map(|it| it.name.clone());
+                    let kind = if entry.seen.is_some() { "learned" } else { "static" };
+                    let age = entry.seen.map(|seen| now.saturating_sub(seen));
+                    let mac = MacAddr(entry.key.mac()).to_string();
+                    Some(vec![segment.into(), mac.into(), to.into(), kind.into(), age.into()])
+                });
+            }
+            "neighbours" => {
+                let mut all: Vec<_> = self.neighbours().collect();
+                all.sort_unstable_by_key(|(address, ..)| *address);
+                page.extend(all, |(address, state, mac)| {
+                    vec![address.to_string().into(), state.name().into(), mac.map(|mac| mac.to_string()).into()]
+                });
+            }
+            "remotes" => {
+                let configured = self.learned.configured();
+                let all =
+                    self.list.iter().zip(&self.routes).enumerate().filter(|(_, (it, _))| !it.address.is_unspecified());
+                page.extend(all, |(index, (remote, route))| {
+                    let segment = self.config.segments.get(usize::from(remote.segment)).map(|it| it.name.clone());
+                    let state = match remote.next_hop {
+                        NextHop::Ready(_) => "ready",
+                        NextHop::InNic(..) => "in_nic",
+                        NextHop::Resolving => "resolving",
+                        NextHop::Unreachable => "unreachable",
+                    };
+                    vec![
+                        segment.into(),
+                        remote.address.to_string().into(),
+                        if index < configured { "configured" } else { "learned" }.into(),
+                        route.local.to_string().into(),
+                        route.next_hop.map(|next_hop| next_hop.to_string()).into(),
+                        route.mac.map(|mac| mac.to_string()).into(),
+                        state.into(),
+                        remote.max_frame.into(),
+                    ]
+                });
+            }
+            _ => {}
+        }
+    }
+
+    fn segment_row(&self, index: usize, plane: &ControlPlane) -> Row {
+        let (stats, learn) = (self.segment_stats(index), self.learn_stats(index));
+        let segment = &self.config.segments[index];
+        let ports = segment.attachments.iter().map(|it| attachment(plane, it.port, it.vlan));
+        let remotes = self.list.iter().filter(|it| usize::from(it.segment) == index && !it.address.is_unspecified());
+        let mut row: Vec<Value> = vec![
+            segment.name.clone().into(),
+            segment.vni.get().into(),
+            ports.collect::<Vec<_>>().join(" ").into(),
+            remotes.count().into(),
+        ];
+        for (packets, bytes) in [stats.local_rx, stats.local_tx, stats.overlay_rx, stats.overlay_tx] {
+            row.extend([packets.into(), bytes.into()]);
+        }
+        row.extend([stats.flooded, stats.unknown_unicast, stats.too_big, stats.icmp_too_big].map(Value::from));
+        row.extend([stats.nic_encapsulated, stats.nic_decapsulated].map(Value::from));
+        row.extend([learn.learned, learn.moved, learn.aged, learn.refused].map(Value::from));
+        row
+    }
+}
+
+/// Returns the name of a port, with the VLAN of an attachment.
+fn attachment(plane: &ControlPlane, port: usize, vlan: Option<u16>) -> String {
+    let name = plane.ports().get(port).map_or("?", |port| &port.name);
+    vlan.map_or_else(|| name.to_owned(), |vlan| format!("{name}.{vlan}"))
+}
