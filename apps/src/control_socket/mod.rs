@@ -5,12 +5,14 @@
 //!
 //! | Request | Answer |
 //! |---|---|
-//! | `{"request": "status"}` | `program`, `release`, `version` of the protocol, `pid`, `uptime` in seconds, `configuration` |
-//! | `{"request": "tables"}` | `tables`: `name`, `about` and `columns` (`name`, `kind`, `unit`, `about`) of each table |
+//! | `{"request": "status"}` | `program`, `release`, `version`, `pid`, `uptime` in seconds, `configuration` |
+//! | `{"request": "tables"}` | `tables`: `name`, `about` and `columns` of each table |
 //! | `{"request": "show", "table": "ports"}` | `columns`: their names; `rows`: a list of cells for each row |
 //! | `{"request": "objects"}` | `objects`: `name`, `about` and `operations` of what can be changed |
-//! | `{"request": "add", "object": "rule", "arguments": {"rule": "..."}}` | what the object returns, such as `id` |
+//! | `{"request": "add", "object": "rule", "arguments": {"rule": "..."}}` | properties of the object, such as `id` |
 //! | `set` and `remove` instead of `add` | the same |
+//!
+//! A column has `name`, `kind` (`key`, `attribute`, `counter` or `gauge`), `unit` and `about`.
 //!
 //! Each answer has `"ok": true`, or `"ok": false` and the reason as `error`. A long answer to `show` has several
 //! lines with `rows`; all but the last one have `"more": true`. `show` takes `"where"`, a list of conditions such as

@@ -25,7 +25,7 @@ pub struct ControlSocket {
     program: Program,
 }
 
-/// What the program tells about itself.
+/// Properties of the program, for the request `status`.
 #[derive(Debug)]
 struct Program {
     name: &'static str,

@@ -91,7 +91,7 @@ pub struct Change<'a> {
     pub object: &'a str,
     /// Arguments by name.
     pub arguments: &'a Map<String, Value>,
-    /// Who asks for the change, for the log.
+    /// User and process that ask for the change, for the log.
     pub origin: &'a str,
 }
 
