@@ -22,9 +22,10 @@ use std::time::Duration;
 pub use bridge::{Bridge, BridgeControl};
 pub use config::{Config, Mode};
 pub use pairs::Pairs;
-use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, Summary};
+use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summary};
+use wirepath_wire::Parser;
 
-use crate::cli::{Failure, show};
+use crate::cli::{self, CheckedPort, Failure, show};
 use crate::rules;
 
 /// Configuration of the built-in demonstration: two ports that generate frames and discard the frames that
@@ -54,10 +55,7 @@ rewrite_mac = true
 pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary, String), Failure> {
     let Config { ports, runtime, mode, rules } = config;
     let runtime = Runtime::open(ports, runtime)?;
-    match &mode {
-        Mode::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to))?,
-        Mode::Bridge { .. } => runtime.check_superframes(|_, _| true)?,
-    }
+    check_opened(&runtime, &mode)?;
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
@@ -68,6 +66,23 @@ pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary,
             rules::run(runtime, rules, |_| bridge.clone(), RatePrinter { control, live }, options, live)
         }
     }
+}
+
+/// Checks the properties that only open ports have.
+fn check_opened(runtime: &Runtime, mode: &Mode) -> Result<(), RuntimeError> {
+    match mode {
+        Mode::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to)),
+        Mode::Bridge { .. } => runtime.check_superframes(|_, _| true),
+    }
+}
+
+/// Finds what [`run`] would refuse on this machine. Returns the ports.
+pub fn check_machine(config: Config) -> Result<Vec<CheckedPort>, Failure> {
+    let Config { ports, runtime, mode, rules } = config;
+    cli::check_machine(ports, runtime, |runtime| {
+        check_opened(runtime, &mode)?;
+        rules.check_opened(runtime, Parser::default())
+    })
 }
 
 /// Interval between two reports.

@@ -49,10 +49,17 @@ impl Request {
 
 /// Listens on the socket of a configuration.
 pub(super) fn listen(settings: &SocketSettings) -> Result<Listener, Failure> {
-    Listener::bind(&settings.path, &settings.access).map_err(|error| {
-        let text = format!("{}: {error}", settings.path.display());
-        if error.kind() == ErrorKind::AddrInUse { Failure::usage(text) } else { Failure::failed(text) }
-    })
+    Listener::bind(&settings.path, &settings.access).map_err(|error| not_listening(settings, &error))
+}
+
+/// Finds why [`listen`] would fail, without making the socket.
+pub(super) fn check_socket(settings: &SocketSettings) -> Result<(), Failure> {
+    Listener::check(&settings.path).map_err(|error| not_listening(settings, &error))
+}
+
+fn not_listening(settings: &SocketSettings, error: &io::Error) -> Failure {
+    let text = format!("{}: {error}", settings.path.display());
+    if error.kind() == ErrorKind::AddrInUse { Failure::usage(text) } else { Failure::failed(text) }
 }
 
 /// Sends a request to a running program and returns its answer.
