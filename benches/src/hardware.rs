@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use wirepath_apps::cli::{self, Failure};
-use wirepath_flow::Rule;
+use wirepath_flow::{Ports, Rule};
 use wirepath_packet::Batch;
 use wirepath_packet::PortId;
 use wirepath_pipeline::rules::offload::{Placement, predict_placements};
@@ -175,8 +175,10 @@ fn on(arguments: &Arguments, device: &str) -> Result<Figures, Failure> {
     rules.push(any(200));
     let each = f64::from(arguments.rules);
     let mut figures = Figures { rules: arguments.rules, ..Figures::default() };
-    figures.place_seconds =
-        timed(|| predict_placements(&capabilities, PortId::new(0), Parser::default().tunnels, &rules)).1;
+    figures.place_seconds = timed(|| {
+        predict_placements(&capabilities, PortId::new(0), Parser::default().tunnels, &rules, Ports::default())
+    })
+    .1;
     figures.place_us_per_rule = figures.place_seconds * 1e6 / each;
 
     let before = resident();

@@ -131,8 +131,8 @@ pub use context::{Context, WorkerCounters};
 pub use events::{Learn, Punt};
 pub use parsed::{ParsedBatch, parse_packet};
 pub use runtime::{
-    Control, ControlPlane, HugePages, PacketBalance, PortInfo, PortRates, PortSummary, Rates, RunOptions, Running,
-    Runtime, RuntimeConfig, RuntimeError, SteppedRuntime, Summary, WorkerInfo, WorkerSummary,
+    CheckedPorts, Control, ControlPlane, HugePages, OpenedPort, PacketBalance, PortInfo, PortRates, PortSummary, Rates,
+    RunOptions, Running, Runtime, RuntimeConfig, RuntimeError, SteppedRuntime, Summary, WorkerInfo, WorkerSummary,
 };
 pub use stage::Stage;
 pub use worker::Idle;

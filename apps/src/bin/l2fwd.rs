@@ -23,8 +23,8 @@ struct Arguments {
 
     /// Check the configuration, and whether this machine has what it asks for, without starting anything
     ///
-    /// --check=file checks the configuration only, for use on another machine. The exit code is 2 if the start would
-    /// be refused.
+    /// --check=file checks the configuration only, for use on another machine. Errors and the exit
+    /// code are those of the start.
     #[arg(
         long, requires = "config", value_name = "SCOPE", num_args = 0..=1, require_equals = true,
         default_missing_value = "machine"
@@ -80,9 +80,11 @@ fn main() -> ExitCode {
         config.rules.check(&config.ports)?;
         if let Some(scope) = arguments.check {
             let counts = [("ports", config.ports.len())];
-            let on_machine = scope == cli::CheckScope::Machine;
-            let machine = on_machine.then(|| cli::MachineCheck::run(config.ports, &config.runtime));
-            return cli::report_check(&counts, machine.as_ref(), &[], arguments.common.json);
+            let machine = match scope {
+                cli::CheckScope::File => None,
+                cli::CheckScope::Machine => Some(l2fwd::check_machine(config)?),
+            };
+            return cli::report_check(&counts, machine.as_deref(), &[], arguments.common.json);
         }
         let live = !arguments.common.json && !arguments.common.quiet;
         if arguments.config.is_none() && live {

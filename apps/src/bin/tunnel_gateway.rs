@@ -9,14 +9,14 @@ use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::control_socket::ControlSocket;
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{
-    Capture, EXAMPLE, GatewayMonitor, Report, Setup, check_kernel, check_tags, update_nic_tunnels, warn_of_lost_tags,
+    Capture, EXAMPLE, GatewayMonitor, Report, Setup, check_opened, check_tags, rule_parser, update_nic_tunnels,
+    warn_of_lost_tags,
 };
 use wirepath_apps::rules::{ControlWithRules, Hardware, RuleSettings};
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
 use wirepath_pipeline::{ControlPlane, PortInfo, RunOptions, Runtime, Summary};
 use wirepath_pmd::port::Offloads;
 use wirepath_settings::Source;
-use wirepath_wire::Tunnels;
 
 /// Joins local segments (a port, or a VLAN on a port) to VXLAN segments over IPv4 and IPv6.
 ///
@@ -37,8 +37,8 @@ struct Arguments {
 
     /// Check the configuration, and whether this machine has what it asks for, without starting anything
     ///
-    /// --check=file checks the configuration only, for use on another machine. The exit code is 2 if the start would
-    /// be refused.
+    /// --check=file checks the configuration only, for use on another machine. Errors and the exit
+    /// code are those of the start.
     #[arg(
         long, requires = "config", value_name = "SCOPE", num_args = 0..=1, require_equals = true,
         default_missing_value = "machine"
@@ -101,9 +101,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         report_every: Some(Duration::from_secs(1)),
     };
     let live = !arguments.common.json && !arguments.common.quiet;
-    let socket = ControlSocket::open(&setup.control, "tunnel-gateway", arguments.config.as_deref())?;
+    let control = setup.control.clone();
     let (mut runtime, config, rules) = setup.open()?;
-    if let Some(socket) = socket {
+    if let Some(socket) = ControlSocket::open(&control, "tunnel-gateway", arguments.config.as_deref())? {
         runtime.set_management(Box::new(socket));
     }
     let capture = arguments.capture_drops.as_deref().map(Capture::create).transpose()?;
@@ -128,26 +128,23 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Checks the configuration, and this machine if `scope` says so.
 fn check(setup: Setup, scope: cli::CheckScope, json: bool) -> Result<(), Failure> {
-    let Setup { ports, runtime, gateway, .. } = setup;
+    let Setup { ports, runtime, gateway, rules, control } = setup;
     let (underlay, segments) = (&gateway.underlay, &gateway.segments);
     let remotes = segments.iter().map(|segment| segment.remotes.len()).sum();
     let counts = [("ports", ports.len()), ("segments", segments.len()), ("remotes", remotes)];
-    let driver = ports.get(underlay.port).map_or("", |port| port.plan.driver());
-    let mut mtu = ports.get(underlay.port).and_then(|port| port.mtu);
-    let machine = (scope == cli::CheckScope::Machine).then(|| {
-        let mut machine = cli::MachineCheck::run(ports, &runtime);
-        mtu = machine.ports.get(underlay.port).and_then(|port| port.mtu);
-        if let Err(error) = mtu.map_or(Ok(()), |mtu| gateway.check_mtus(mtu)) {
-            machine.errors.push(error.to_string());
-        }
-        if let Err(error) = check_kernel(driver, &gateway) {
-            machine.errors.push(error.to_string());
-        }
-        machine
-    });
+    let configured = ports.get(underlay.port).and_then(|port| port.mtu);
+    let machine = match scope {
+        cli::CheckScope::File => None,
+        cli::CheckScope::Machine => Some(cli::check_machine(ports, runtime, |runtime| {
+            check_opened(runtime.ports(), &gateway)?;
+            rules.check_opened(runtime, rule_parser(&gateway))?;
+            ControlSocket::check(&control)
+        })?),
+    };
+    let mtu = machine.as_ref().map_or(configured, |ports| ports.get(underlay.port).map(|port| port.mtu));
     let inner = |segment| mtu.map(|mtu| gateway.inner_mtu(segment, mtu));
     let inner: Vec<_> = segments.iter().map(|segment| (segment.name.clone(), inner(segment))).collect();
-    cli::report_check(&counts, machine.as_ref(), &inner, json)
+    cli::report_check(&counts, machine.as_deref(), &inner, json)
 }
 
 /// Runs the gateway from start to stop. Also returns the report of the flow rules.
@@ -177,10 +174,7 @@ fn run_gateway(
         running.run(&mut control, options);
         return Ok((running.stop(&mut control), control, String::new()));
     }
-    // The rules recognise VXLAN on the UDP port of the gateway's tunnels.
-    let tunnels = Tunnels::default().with_vxlan(Some(config.underlay.udp_port));
-    let parser = wirepath_wire::Parser { tunnels, ..wirepath_wire::Parser::default() };
-    let mut control = ControlWithRules::begin(&mut runtime, rules, parser, control, live)?;
+    let mut control = ControlWithRules::begin(&mut runtime, rules, rule_parser(config), control, live)?;
     control.update_nics = Some(update_nic_tunnels);
     let mut running = runtime
         .start(|worker| {

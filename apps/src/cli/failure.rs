@@ -36,6 +36,15 @@ impl Failure {
         Self::Failed(message.to_string())
     }
 
+    /// Joins failures that were found at once. The exit code is that of the first one.
+    pub fn all(failures: &[Self]) -> Self {
+        let message = failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nerror: ");
+        match failures.first() {
+            Some(Self::Usage(_)) => Self::Usage(message),
+            _ => Self::Failed(message),
+        }
+    }
+
     /// Returns the exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code())

@@ -41,7 +41,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use check::{CheckScope, CheckedPort, MachineCheck, report_check};
+pub use check::{CheckScope, CheckedPort, check_machine, report_check};
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
 pub use outbox::lost_lines;

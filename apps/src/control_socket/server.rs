@@ -1,5 +1,5 @@
 use std::fs::DirBuilder;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -44,6 +44,15 @@ struct Rest {
 }
 
 impl ControlSocket {
+    /// Finds why [`Self::open`] would fail, without making the socket.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn check(settings: &ControlSettings) -> Result<(), Failure> {
+        let path = settings.socket.as_ref();
+        path.map_or(Ok(()), |path| Listener::check(path).map_err(|error| not_listening(path, &error)))
+    }
+
     /// Listens on the socket of the settings. `name` is the name of the program. Returns `None` if there shall be no
     /// socket, or if no folder for the default socket can be written.
     ///
@@ -56,10 +65,7 @@ impl ControlSocket {
     ) -> Result<Option<Self>, Failure> {
         let listener = match &settings.socket {
             _ if settings.off => return Ok(None),
-            Some(path) => Listener::bind(path, &settings.access).map_err(|error| {
-                let text = format!("{}: {error}", path.display());
-                if error.kind() == ErrorKind::AddrInUse { Failure::usage(text) } else { Failure::failed(text) }
-            })?,
+            Some(path) => Listener::bind(path, &settings.access).map_err(|error| not_listening(path, &error))?,
             None => match bind_default(settings, name) {
                 Ok(listener) => listener,
                 Err(error) => {
@@ -73,6 +79,11 @@ impl ControlSocket {
         let program = Program { name, configuration, started: Instant::now(), change: settings.change };
         Ok(Some(Self { server: LineServer::new(listener, Limits::default()), program }))
     }
+}
+
+fn not_listening(path: &Path, error: &io::Error) -> Failure {
+    let text = format!("{}: {error}", path.display());
+    if error.kind() == ErrorKind::AddrInUse { Failure::usage(text) } else { Failure::failed(text) }
 }
 
 /// Listens on the default socket, in the first folder that can be written.

@@ -9,4 +9,4 @@ mod setup;
 pub use capture::Capture;
 pub use offload::{NicTunnels, update_nic_tunnels};
 pub use report::{GatewayMonitor, Report};
-pub use setup::{EXAMPLE, Setup, check_kernel, check_tags, warn_of_lost_tags};
+pub use setup::{EXAMPLE, Setup, check_opened, check_tags, rule_parser, warn_of_lost_tags};

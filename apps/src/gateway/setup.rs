@@ -3,6 +3,7 @@ use wirepath_pipeline::{PortInfo, Runtime, RuntimeConfig};
 use wirepath_pmd::drivers::{DeviceKind, PortSettings, device_kind};
 use wirepath_pmd::port::{Offloads, PortId, VlanTags};
 use wirepath_settings::{ConfigError, Source};
+use wirepath_wire::{Parser, Tunnels};
 
 use crate::cli::Failure;
 use crate::control_socket::ControlSettings;
@@ -92,18 +93,29 @@ impl Setup {
     pub fn open(self) -> Result<(Runtime, GatewayConfig, RuleSettings), Failure> {
         let Self { ports, runtime, gateway, rules, .. } = self;
         let runtime = Runtime::open(ports, runtime)?;
-        check_tags(runtime.ports(), &gateway)?;
-        check_superframes(runtime.ports())?;
+        check_opened(runtime.ports(), &gateway)?;
         if let Some(underlay) = runtime.ports().get(gateway.underlay.port) {
-            gateway.check_mtus(underlay.mtu)?;
             for segment in &gateway.segments {
                 tracing::info!("segment {}: inner MTU {}", segment.name, gateway.inner_mtu(segment, underlay.mtu));
             }
         }
-        let driver = runtime.ports().get(gateway.underlay.port).map_or("", |port| port.capabilities.driver);
-        check_kernel(driver, &gateway)?;
         Ok((runtime, gateway, rules))
     }
+}
+
+/// Checks the properties that only open ports have.
+pub fn check_opened(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
+    check_tags(ports, gateway)?;
+    check_superframes(ports)?;
+    let Some(underlay) = ports.get(gateway.underlay.port) else { return Ok(()) };
+    gateway.check_mtus(underlay.mtu)?;
+    Ok(check_kernel(underlay.capabilities.driver, gateway)?)
+}
+
+/// Returns the parser of the program's rules: they recognise VXLAN on the UDP port of the gateway's tunnels.
+pub fn rule_parser(gateway: &GatewayConfig) -> Parser {
+    let tunnels = Tunnels::default().with_vxlan(Some(gateway.underlay.udp_port));
+    Parser { tunnels, ..Parser::default() }
 }
 
 /// Rejects superframes: no port segments the packets inside a tunnel.
@@ -119,7 +131,7 @@ fn check_superframes(ports: &[PortInfo]) -> Result<(), Failure> {
 
 /// Rejects addresses that are also configured in the kernel. The kernel would answer for them with another
 /// Ethernet address or with "port unreachable". `driver` is that of the underlay.
-pub fn check_kernel(driver: &str, gateway: &GatewayConfig) -> Result<(), ConfigError> {
+fn check_kernel(driver: &str, gateway: &GatewayConfig) -> Result<(), ConfigError> {
     // Virtual ports bypass no kernel interface.
     if device_kind(driver) == DeviceKind::Virtual {
         return Ok(());

@@ -24,9 +24,10 @@ pub use bridge::{Bridge, BridgeControl};
 pub use config::{Config, Mode};
 pub use pairs::Pairs;
 use wirepath_pipeline::registry::{Page, TableSpec};
-use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, Summary};
+use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summary};
+use wirepath_wire::Parser;
 
-use crate::cli::{Failure, show};
+use crate::cli::{self, CheckedPort, Failure, show};
 use crate::control_socket::ControlSocket;
 use crate::rules;
 
@@ -64,14 +65,10 @@ pub fn run(
     live: bool,
 ) -> Result<(Summary, String), Failure> {
     let Config { ports, runtime, mode, rules, control } = config;
-    let socket = ControlSocket::open(&control, "l2fwd", path)?;
     let mut runtime = Runtime::open(ports, runtime)?;
-    if let Some(socket) = socket {
+    check_opened(&runtime, &mode)?;
+    if let Some(socket) = ControlSocket::open(&control, "l2fwd", path)? {
         runtime.set_management(Box::new(socket));
-    }
-    match &mode {
-        Mode::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to))?,
-        Mode::Bridge { .. } => runtime.check_superframes(|_, _| true)?,
     }
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
@@ -83,6 +80,24 @@ pub fn run(
             rules::run(runtime, rules, |_| bridge.clone(), RatePrinter { control, live }, options, live)
         }
     }
+}
+
+/// Checks the properties that only open ports have.
+fn check_opened(runtime: &Runtime, mode: &Mode) -> Result<(), RuntimeError> {
+    match mode {
+        Mode::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to)),
+        Mode::Bridge { .. } => runtime.check_superframes(|_, _| true),
+    }
+}
+
+/// Finds what [`run`] would refuse on this machine. Returns the ports.
+pub fn check_machine(config: Config) -> Result<Vec<CheckedPort>, Failure> {
+    let Config { ports, runtime, mode, rules, control } = config;
+    cli::check_machine(ports, runtime, |runtime| {
+        check_opened(runtime, &mode)?;
+        rules.check_opened(runtime, Parser::default())?;
+        ControlSocket::check(&control)
+    })
 }
 
 /// Interval between two reports.

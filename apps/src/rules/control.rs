@@ -13,7 +13,7 @@ use wirepath_pipeline::rules::{
 };
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
 use wirepath_pmd::port::{PortEvent, PortId};
-use wirepath_settings::{self, ConfigError, Source};
+use wirepath_settings::{ConfigError, Source, Span};
 use wirepath_wire::Parser;
 
 use super::config::{Entry, Hardware, RuleSettings};
@@ -54,7 +54,7 @@ pub struct ControlWithRules<C> {
 #[derive(Clone, Debug)]
 struct Origin {
     by: OriginKind,
-    span: wirepath_settings::Span,
+    span: Span,
 }
 
 /// Kinds of origins.
@@ -113,7 +113,8 @@ impl<C: Control> ControlWithRules<C> {
         let entries = entries.into_iter().zip(0..);
         let (origins, list): (Vec<Origin>, Vec<Rule>) =
             entries.map(|(entry, number)| (Origin { by: by(number), span: entry.span }, entry.rule)).unzip();
-        it.rules.begin(runtime, &list).map_err(|error| failure(error, |number| origins.get(number)))?;
+        let refused = |error| failure(error, |number| origins.get(number).map(|origin| &origin.span));
+        it.rules.begin(runtime, &list).map_err(refused)?;
         it.keep(origins);
         Ok(it)
     }
@@ -136,7 +137,7 @@ impl<C: Control> ControlWithRules<C> {
     /// Must be called after the ports have started, when their modes are final.
     pub fn started(&mut self, plane: &mut ControlPlane) -> Result<(), Failure> {
         let done = self.rules.started(plane);
-        done.map_err(|error| failure(error, |number| self.origin(number)))?;
+        done.map_err(|error| failure(error, |number| self.origin(number).map(|origin| &origin.span)))?;
         if self.settings.hardware == Hardware::Auto {
             self.rules.enable_hardware(plane, (0..self.names.len() as u16).map(PortId::new));
         }
@@ -214,7 +215,8 @@ impl<C: Control> ControlWithRules<C> {
         let file: Vec<(Origin, ListEntry)> = file.collect();
         let (origins, list): (Vec<Origin>, Vec<ListEntry>) = config.into_iter().chain(file).chain(changes).unzip();
         let is_new: Vec<bool> = list.iter().map(|entry| matches!(entry, ListEntry::New(_))).collect();
-        let ids = self.rules.rearrange(plane, list).map_err(|error| failure(error, |number| origins.get(number)))?;
+        let ids = self.rules.rearrange(plane, list);
+        let ids = ids.map_err(|error| failure(error, |number| origins.get(number).map(|origin| &origin.span)))?;
         self.keep(origins);
         let new: HashSet<RuleId> = ids.iter().zip(is_new).filter(|(_, new)| *new).map(|(id, _)| *id).collect();
         self.rules.rules().filter(|(id, _)| new.contains(id)).for_each(|(id, rule)| self.log(id, rule));
@@ -227,7 +229,7 @@ impl<C: Control> ControlWithRules<C> {
         let origin = Origin { by: OriginKind::Change, span: Source::new("the new rule", text).span(0, "") };
         let added = rule.clone();
         let id = self.rules.add(plane, rule).map_err(|error| {
-            let of = |number| self.origin(number).or(Some(&origin));
+            let of = |number| Some(&self.origin(number).unwrap_or(&origin).span);
             failure(error, of).to_string()
         })?;
         tracing::info!("rule {id} added by {by}: {}", added.named(Ports(&names(&self.names))));
@@ -243,7 +245,7 @@ impl<C: Control> ControlWithRules<C> {
         self.rules.remove(plane, id).map_err(|error| {
             // The error refers to the list without the removed rule.
             let mut stay = self.rules.rules().map(|(id, _)| id).filter(|it| *it != id);
-            failure(error, |number| self.origins.get(&stay.nth(number)?)).to_string()
+            failure(error, |number| self.origins.get(&stay.nth(number)?).map(|origin| &origin.span)).to_string()
         })?;
         let removed = removed.map(|rule| rule.named(Ports(&names(&self.names))).to_string()).unwrap_or_default();
         tracing::info!("rule {id} removed by {by}: {removed}");
@@ -365,15 +367,25 @@ static RULE: ObjectSpec = ObjectSpec {
     ],
 };
 
+impl RuleSettings {
+    /// Finds what [`ControlWithRules::begin`] would refuse on these ports of a check.
+    pub fn check_opened(&self, runtime: &mut Runtime, parser: Parser) -> Result<(), Failure> {
+        let list: Vec<Rule> = self.entries.iter().map(|entry| entry.rule.clone()).collect();
+        let mut rules = RuleControl::new(runtime, parser, RuleLimits::default());
+        let begun = rules.begin(runtime, &list);
+        begun.map_err(|error| failure(error, |number| self.entries.get(number).map(|entry| &entry.span)))
+    }
+}
+
 fn names(names: &[String]) -> Vec<(&str, PortId)> {
     names.iter().map(String::as_str).zip((0..).map(PortId::new)).collect()
 }
 
-/// Converts a rule error to a failure at the rule's position. `of` returns the origin of a rule in the list.
-fn failure<'o>(error: RuleControlError, of: impl FnOnce(usize) -> Option<&'o Origin>) -> Failure {
+/// Converts a rule error to a failure at the rule's position. `of` returns the position of a rule in the list.
+fn failure<'o>(error: RuleControlError, of: impl FnOnce(usize) -> Option<&'o Span>) -> Failure {
     match error {
         RuleControlError::Refused(refused) => match of(refused.rule) {
-            Some(origin) => origin.span.error(refused.reason).into(),
+            Some(span) => span.error(refused.reason).into(),
             None => Failure::usage(refused.reason),
         },
         other => Failure::failed(other),

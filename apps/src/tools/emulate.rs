@@ -6,10 +6,16 @@ use std::net::Shutdown;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_child_subreaper, set_parent_process_death_signal, wait,
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use wirepath_control_socket::connect;
 use wirepath_nic_emulator::launch::{self, Launch, LaunchError};
 use wirepath_nic_emulator::topology::Topology;
@@ -18,6 +24,9 @@ use crate::cli::{Failure, Stop, hangup_flag, print};
 
 /// Interval at which the running program is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Longest time for which the processes of a program whose parent has ended are killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest wait for the answer to a command.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,7 +57,11 @@ pub struct Options {
     #[arg(long, hide = true, value_name = "REQUEST")]
     ask: Option<String>,
 
-    /// Process of this program that waits for the end of the program
+    /// Process of this program that ends all processes of the program when this parent ends
+    #[arg(long, hide = true, value_name = "PID")]
+    supervise_for: Option<i32>,
+
+    /// Process that becomes the program, and ends with this parent
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<i32>,
 
@@ -59,12 +72,15 @@ pub struct Options {
 
 /// Runs a program on emulated NICs, or sends a command to the NICs of a running one.
 pub fn run(options: &Options, _: bool) -> Result<(), Failure> {
-    let Options { topology, doorbells, command, ask, parent, program } = options;
+    let Options { topology, doorbells, command, ask, supervise_for, parent, program } = options;
     if ask.is_some() {
         return Err(Failure::usage("--ask is now called --command"));
     }
     if let Some(parent) = parent {
         return Err(exec_program(*parent, program));
+    }
+    if let Some(parent) = supervise_for {
+        return supervise(*parent, topology, program);
     }
     match command {
         Some(request) => send_command(topology, request),
@@ -83,10 +99,8 @@ fn run_program(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -
     // The program receives the terminal's signals itself and may take time to end. This process ends only
     // after it.
     let stop = Stop::on_signals()?;
-    // This program starts itself again, and executes the program there (`exec_program`).
     let mut command = launch.command("/proc/self/exe");
-    command.arg("emulate").arg("--topology").arg(topology);
-    command.arg("--parent").arg(std::process::id().to_string()).arg("--").args(program);
+    command.args(own_arguments("--supervise-for", topology, program));
     if let Some(doorbells) = doorbells {
         command.env(launch::DOORBELLS, doorbells);
     }
@@ -102,7 +116,7 @@ fn run_program(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -
         if stop.requested() {
             if !signalled && let Some(pid) = Pid::from_raw(child.id() as i32) {
                 signalled = true;
-                let _ = rustix::process::kill_process(pid, Signal::TERM);
+                let _ = kill_process(pid, Signal::TERM);
             }
             std::thread::sleep(POLL_INTERVAL);
         } else {
@@ -113,8 +127,87 @@ fn run_program(topology: &Path, doorbells: Option<&str>, program: &[OsString]) -
     if code == 0 { Ok(()) } else { Err(Failure::Ended(code as u8)) }
 }
 
+/// Arguments with which this program starts itself again, as a child that knows its parent.
+fn own_arguments(role: &str, topology: &Path, program: &[OsString]) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["emulate".into(), "--topology".into(), topology.into(), role.into()];
+    arguments.extend([std::process::id().to_string().into(), "--".into()]);
+    arguments.extend(program.iter().cloned());
+    arguments
+}
+
+/// Runs the program until it ends, and returns its exit code as [`run_program`] does. When `parent` ends, however it
+/// ends, this process kills the program and all of its descendants: the parent owns the files of the devices.
+///
+/// A descendant whose own parent has ended becomes a child of this process (`PR_SET_CHILD_SUBREAPER`, prctl(2)).
+fn supervise(parent: i32, topology: &Path, program: &[OsString]) -> Result<(), Failure> {
+    let system = |what: &'static str| move |error| Failure::failed(format!("{what}: {error}"));
+    let terminate = Arc::new(AtomicBool::new(false));
+    let handled = |signal, flag| signal_hook::flag::register(signal, flag).map_err(system("cannot handle signals"));
+    handled(SIGTERM, Arc::clone(&terminate))?;
+    // The program gets these signals of the terminal itself, and decides when it ends.
+    for signal in [SIGINT, SIGQUIT, SIGHUP] {
+        handled(signal, Arc::default())?;
+    }
+    set_child_subreaper(Some(getpid())).map_err(|error| system("cannot keep the processes")(error.into()))?;
+    // This program starts itself again, and executes the program there (`exec_program`).
+    let mut command = Command::new("/proc/self/exe");
+    command.args(own_arguments("--parent", topology, program));
+    let child = command.spawn().map_err(system("cannot start a process"))?;
+    let child = Pid::from_raw(child.id() as i32);
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((ended, status))) if Some(ended) == child => {
+                let code = status.exit_status().unwrap_or_else(|| 128 + status.terminating_signal().unwrap_or(0));
+                return if code == 0 { Ok(()) } else { Err(Failure::Ended(code as u8)) };
+            }
+            // A descendant has ended.
+            Ok(Some(_)) => continue,
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(error) => return Err(system("cannot wait for the program")(error.into())),
+        }
+        if Pid::as_raw(getppid()) != parent {
+            kill_descendants();
+            return Err(Failure::failed("the parent process has ended"));
+        }
+        if terminate.swap(false, Ordering::Relaxed)
+            && let Some(child) = child
+        {
+            let _ = kill_process(child, Signal::TERM);
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Kills all descendants of this process, which becomes the parent of each of them in turn.
+fn kill_descendants() {
+    let end = Instant::now() + KILL_TIMEOUT;
+    while Instant::now() < end {
+        for child in children() {
+            let _ = kill_process(child, Signal::KILL);
+        }
+        // Only a process without children gets an error. A child that ends leaves its own children to this process.
+        while matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
+        if matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns the children of this process. In `/proc/PID/stat`, the parent is the second word behind the name.
+fn children() -> Vec<Pid> {
+    let own = std::process::id().to_string();
+    let is_child = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.split_whitespace().nth(1) == Some(&*own))
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    pids.filter(is_child).filter_map(Pid::from_raw).collect()
+}
+
 /// Replaces this process by the program. The kernel kills it when `parent` ends, however it ends
-/// (`PR_SET_PDEATHSIG`, prctl(2)): the parent owns the files of the devices.
+/// (`PR_SET_PDEATHSIG`, prctl(2)).
 fn exec_program(parent: i32, program: &[OsString]) -> Failure {
     let Some((name, arguments)) = program.split_first() else { return Failure::usage("no program to run") };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -691,6 +691,53 @@ fn a_killed_emulate_leaves_no_program() {
     // The end of its output is the end of the program: its input is still open.
     assert_eq!(from.read(&mut [0]).unwrap(), 0);
     assert!(to.as_fd().try_clone_to_owned().is_ok());
+}
+
+#[test]
+fn a_killed_emulate_leaves_no_grandchild() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("nics.toml"), "[[device]]\nkind = 'mana'\n[[device.port]]\n").unwrap();
+    // A child of the program, and a process whose own parent has ended.
+    let script = "sleep 1000 & echo $!; (sleep 1000 & echo $!); wait";
+    let mut command = Command::new(WIREPATH);
+    command.env(launch::PRELOAD, launch::build_library());
+    command.args(["emulate", "--topology", "nics.toml", "--", "sh", "-c", script]).current_dir(&folder);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut pids = [String::new(), String::new()];
+    for pid in &mut pids {
+        lines.read_line(pid).unwrap();
+        assert!(Path::new("/proc").join(pid.trim()).exists(), "{pid}");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The end of the output is the end of all processes that hold it.
+    let watched = std::thread::spawn(move || lines.read_line(&mut String::new()).unwrap());
+    let end = Instant::now() + Duration::from_secs(20);
+    while !watched.is_finished() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let left: Vec<&String> = pids.iter().filter(|pid| Path::new("/proc").join(pid.trim()).exists()).collect();
+    for pid in &left {
+        let _ = Command::new("kill").args(["-9", pid.trim()]).status();
+    }
+    assert!(left.is_empty() && watched.is_finished(), "{left:?}");
+}
+
+#[test]
+fn a_signal_to_emulate_reaches_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("nics.toml"), "[[device]]\nkind = 'mana'\n[[device.port]]\n").unwrap();
+    let mut command = Command::new(WIREPATH);
+    command.env(launch::PRELOAD, launch::build_library());
+    let script = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done";
+    command.args(["emulate", "--topology", "nics.toml", "--", "sh", "-c", script]).current_dir(&folder);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn recorded_capabilities_show_where_rules_run() {
     let rules = [
         "ingress prio 1: ipv4 src 10.0.0.1 => mark 1",
         "ingress prio 2: ipv4 src 10.0.0.2 => mark 2, redirect b",
-        "ingress prio 3: tcp dst 22 => drop",
+        "ingress prio 3: port id a / tcp dst 22 => drop",
         "ingress prio 4: ipv4 src 10.0.0.8 dst 10.0.0.9 => drop",
         "ingress prio 0: ipv4 src 10.0.0.9 ecn 0 / udp / vxlan vni 7 => decap l2",
     ];
@@ -219,11 +219,11 @@ fn recorded_capabilities_show_where_rules_run() {
     is(1, "split", "a NIC cannot redirect to another port");
     is(2, "software", "tcp: mlx5_0 (mlx5dv) cannot match it");
     // The NIC supports the rule, but packets to port 22 would bypass the rule above it.
-    is(3, "software", "tcp dst 22 => drop");
+    is(3, "software", "ingress prio 3: port id a / tcp dst 22 => drop");
     is(4, "hardware", "left to software: packets with wrong outer lengths or checksums");
     let (code, text, _) = run_flow(&["explain", config, "--capabilities", nic], "");
-    assert!(code == 0 && text.starts_with("RULE   ID  PORT  DRIVER  WHERE     WHY\n"), "{text}");
-    assert!(text.contains("=> mark 2, redirect b\n        0  a     null    split     redirect 1:"), "{text}");
+    assert!(code == 0 && text.starts_with("RULE  PORT  DRIVER  WHERE     WHY\n"), "{text}");
+    assert!(text.contains("=> mark 2, redirect b\n      a     null    split     redirect: a NIC"), "{text}");
     // The gateway's own tunnels are shown too.
     let simple = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tunnel-gateway-simple.toml");
     let (code, report) = json(&["explain", simple.to_str().unwrap(), "--capabilities", nic, "--json"], "");

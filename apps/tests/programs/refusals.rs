@@ -349,21 +349,23 @@ fn a_check_looks_at_the_machine() {
     assert!(lines[1].contains("c.toml:4:10: port[0].device: port 'wan': af_xdp: no device 'nosuch0'"), "{lines:#?}");
     let outcome = check(&text.replace("'a0'\n", "'a0'\nmtu = 9000\nqueues = 2\n"), &["--check"]);
     let lines: Vec<&str> = outcome.stderr.lines().collect();
-    assert_eq!((outcome.code, lines.len()), (Some(2), 2), "{lines:#?}");
-    assert!(lines[0].contains("c.toml:5:7: port[0].mtu: found 9000, but a0 has MTU 1500"), "{lines:#?}");
-    assert!(lines[1].contains("c.toml:6:10: port[0].queues: port 'wan': "), "{lines:#?}");
-    assert!(lines[1].contains("ethtool -L a0 combined 2"), "{lines:#?}");
+    assert_eq!((outcome.code, lines.len()), (Some(2), 1), "{lines:#?}");
+    assert!(lines[0].contains("c.toml:6:10: port[0].queues: port 'wan': "), "{lines:#?}");
+    assert!(lines[0].contains("ethtool -L a0 combined 2"), "{lines:#?}");
+    let outcome = check(&text.replace("'a0'\n", "'a0'\nmtu = 3000\n"), &["--check"]);
+    let want = "c.toml:5:7: port[0].mtu: port 'wan': driver af_xdp supports mtu from 68 to 1500, not 3000; \
+                `ip link set dev a0 mtu 3000`";
+    assert!(outcome.code == Some(2) && outcome.stderr.contains(want), "{}", outcome.stderr);
     let narrow = text.replace("vni = 42", "vni = 42\nmtu = 1451");
     let outcome = check(&narrow, &["--check"]);
     assert!(outcome.code == Some(2) && outcome.stderr.contains("found 1451, but 1500 bytes"), "{}", outcome.stderr);
-    // Without privileges, the answer names what was not looked at.
+    // Without privileges, the start would be refused.
     write(text);
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"];
     let (binary, config) = (binary.to_str().unwrap(), config.to_str().unwrap());
     let outcome =
         namespace.run(&[&nobody[..], &["--bounding-set=-all", binary, "--config", config, "--check"]].concat());
-    let skipped = outcome.stdout.lines().find(|line| line.starts_with("not checked: queues and driver of port wan"));
-    assert!(outcome.code == Some(0) && skipped.is_some_and(|line| line.contains("CAP_NET_RAW")), "{outcome:?}");
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("CAP_NET_RAW"), "{outcome:?}");
     // Nothing was started.
     assert!(!namespace.ip("link show dev a0").contains("xdp"));
 }
@@ -466,4 +468,198 @@ fn superframes_need_ports_that_segment() {
     }
     let cut = start(L2FWD, &format!("{tap}{others}{pairs}").replace("whole", "cut"));
     assert_eq!(cut.code, Some(0), "{}", cut.stderr);
+}
+
+const L2FWD_PAIR: &str = "[[port]]\nname = 'b'\ndriver = 'null'\n";
+const GATEWAY_REST: &str = "[[port]]\nname = 'lan'\ndriver = 'null'\n[underlay]\nport = 'wan'\n\
+                            addresses = ['10.9.0.1/24']\n[[segment]]\nname = 'blue'\nvni = 42\n\
+                            remotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n";
+
+/// A configuration that this machine cannot start, and the exit code.
+struct Refusal {
+    name: &'static str,
+    binary: &'static str,
+    text: String,
+    code: i32,
+}
+
+/// Returns configurations that a machine with the interfaces a0 (MTU 1500) and r0 (default route) refuses. `folder` is
+/// an empty folder.
+fn refusals(folder: &str) -> Vec<Refusal> {
+    let l2fwd = |name, code, first: &str, rest: &str| Refusal {
+        name,
+        binary: L2FWD,
+        text: format!("[[port]]\nname = 'a'\n{first}\n{L2FWD_PAIR}{rest}"),
+        code,
+    };
+    let gateway = |name, code, first: &str, rest: &str| Refusal {
+        name,
+        binary: GATEWAY,
+        text: format!("[[port]]\nname = 'wan'\n{first}\n{rest}"),
+        code,
+    };
+    let pcap = |keys: &str| format!("driver = 'pcap'\n[port.pcap]\n{keys}");
+    let whole = "driver = 'tap'\ndevice = 'wpchk0'\n[port.tap]\nsuperframes = 'whole'";
+    let generic = "driver = 'af_xdp'\ndevice = 'a0'\n[port.af_xdp]\nmode = 'generic'";
+    let null = "driver = 'null'";
+    vec![
+        l2fwd("no interface, af_packet", 1, "driver = 'af_packet'\ndevice = 'nosuch0'", ""),
+        l2fwd("no interface, af_xdp", 1, "driver = 'af_xdp'\ndevice = 'nosuch0'", ""),
+        l2fwd("no interface, auto", 1, "device = 'nosuch0'", ""),
+        l2fwd("MTU, af_packet", 2, "driver = 'af_packet'\ndevice = 'a0'\nmtu = 3000", ""),
+        l2fwd("MTU, af_xdp", 2, "driver = 'af_xdp'\ndevice = 'a0'\nmtu = 3000", ""),
+        l2fwd("queues, af_packet", 2, "driver = 'af_packet'\ndevice = 'a0'\nqueues = 65", ""),
+        l2fwd("queues, af_xdp", 2, "driver = 'af_xdp'\ndevice = 'a0'\nqueues = 2", ""),
+        l2fwd("queues, tap", 2, "driver = 'tap'\ndevice = 'wpchk0'\nqueues = 65", ""),
+        l2fwd("queues, pcap", 2, &pcap("write = '/dev/null'\nformat = 'pcap'").replacen('\n', "\nqueues = 9\n", 1), ""),
+        l2fwd("no capture", 1, &pcap(&format!("read = '{folder}/none.pcap'")), ""),
+        l2fwd("no folder of a capture", 1, &pcap(&format!("write = '{folder}/none/a.pcap'")), ""),
+        l2fwd("a capture that is a folder", 1, &pcap(&format!("write = '{folder}'\nformat = 'pcap'")), ""),
+        l2fwd("not a TAP interface", 1, "driver = 'tap'\ndevice = 'a0'", ""),
+        l2fwd("IPv6 is off", 1, "driver = 'tap'\ndevice = 'wpchk0'\n[port.tap]\naddress = ['fd00::1/64']", ""),
+        l2fwd("default route", 1, "device = 'r0'", ""),
+        l2fwd("superframes", 2, whole, ""),
+        l2fwd("superframes, bridge", 2, whole, "[l2fwd]\nmode = 'bridge'\n"),
+        gateway("superframes, gateway", 2, null, &GATEWAY_REST.replace(null, whole)),
+        l2fwd("core", 2, null, "[workers]\ncores = [0, 999]\n"),
+        Refusal {
+            text: format!("[[port]]\nname = 'a'\n{null}\n[workers]\ncores = [0, 1]\n"),
+            ..l2fwd("idle", 2, "", "")
+        },
+        l2fwd("huge pages", 1, null, "[pool]\nbuffers = 16777215\nhuge_pages = 'require'\n"),
+        l2fwd(
+            "cable",
+            1,
+            "driver = 'memory'\ndevice = 'x'",
+            &["p", "q"].map(|name| format!("[[port]]\nname = '{name}'\ndriver = 'memory'\ndevice = 'x'\n")).concat(),
+        ),
+        l2fwd("socket in no folder", 1, null, &format!("[control]\nsocket = '{folder}/none/s'\n")),
+        l2fwd("socket that is a file", 1, null, &format!("[control]\nsocket = '{folder}/file'\n")),
+        l2fwd("socket in use", 2, null, &format!("[control]\nsocket = '{folder}/used'\n")),
+        l2fwd(
+            "kernel, exclusive",
+            2,
+            "driver = 'af_packet'\ndevice = 'a0'",
+            "[[rule]]\nrule = 'ingress: ipv4 => kernel'\n",
+        ),
+        l2fwd(
+            "kernel, after auto passed over af_xdp",
+            2,
+            "device = 'a0'\nqueues = 2",
+            "[[rule]]\nrule = 'ingress: port id a / ipv4 => kernel'\n",
+        ),
+        l2fwd("lost tags, rule", 2, generic, "[[rule]]\nrule = 'ingress: vlan vid 5 => drop'\n"),
+        gateway("lost tags, underlay", 2, generic, &GATEWAY_REST.replace("port = 'wan'\n", "port = 'wan'\nvlan = 7\n")),
+        gateway(
+            "lost tags, segment",
+            2,
+            null,
+            &GATEWAY_REST.replace(null, generic).replace("'lan' }", "'lan', vlan = 7 }"),
+        ),
+        gateway(
+            "address of the kernel",
+            2,
+            "driver = 'af_packet'\ndevice = 'a0'",
+            &GATEWAY_REST.replace("10.9.0.1", "10.8.0.1"),
+        ),
+        gateway(
+            "inner MTU",
+            2,
+            "driver = 'af_packet'\ndevice = 'a0'",
+            &GATEWAY_REST.replace("vni = 42", "vni = 42\nmtu = 1451"),
+        ),
+    ]
+}
+
+#[test]
+fn a_check_refuses_what_the_start_refuses() {
+    require!(all Requirement::LAB, Requirement::Program("setpriv"), Requirement::File("/dev/net/tun"));
+    let lab = Lab::new("checkstart");
+    let host = lab.namespace("here");
+    lab.veth((&host, "a0"), (&host, "b0"));
+    lab.veth((&host, "r0"), (&host, "s0"));
+    host.ip("addr add 10.8.0.1/24 dev a0");
+    host.ip("addr add 10.7.0.1/24 dev r0");
+    host.ip("route add default via 10.7.0.2 dev r0");
+    host.sysctl("net.ipv6.conf.default.disable_ipv6", "1");
+    let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("file"), "").unwrap();
+    let used = std::os::unix::net::UnixListener::bind(path("used")).unwrap();
+    let config = path("c.toml");
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let state = || (host.ip("-o -d address"), std::fs::read_dir(folder.path()).unwrap().count());
+    // The first line of the errors and the exit code.
+    let refusal = |arguments: &[&str]| {
+        let outcome = host.run(arguments);
+        let first = outcome.stderr.lines().find(|line| line.starts_with("error: ")).map(str::to_owned);
+        (outcome.code, first.unwrap_or(outcome.stderr))
+    };
+    for Refusal { name, binary, text, code } in refusals(folder.path().to_str().unwrap()) {
+        if name == "idle" && cores < 2 {
+            continue;
+        }
+        std::fs::write(&config, &text).unwrap();
+        let before = state();
+        let check = refusal(&[binary, "--config", &config, "--check"]);
+        assert_eq!(state(), before, "{name}: the check changes nothing");
+        let start = refusal(&[binary, "--config", &config, "--seconds", "0.2"]);
+        assert_eq!(start.0, Some(code), "{name}: {}", start.1);
+        assert_eq!(check, start, "{name}");
+    }
+    // Users without capabilities, and with some of them.
+    let (binary, tap) = (path("l2fwd"), "driver = 'tap'\ndevice = 'wpchk0'");
+    std::fs::copy(L2FWD, &binary).unwrap();
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let none = ["--inh-caps=-all", "--bounding-set=-all"];
+    let raw = ["--inh-caps=-all,+net_raw", "--ambient-caps=-all,+net_raw"];
+    let packet = "driver = 'af_packet'\ndevice = 'a0'";
+    for (port, capabilities, needs) in [
+        (packet, none, "CAP_NET_RAW"),
+        ("driver = 'af_xdp'\ndevice = 'a0'", none, "CAP_NET_RAW"),
+        ("device = 'a0'", none, "CAP_NET_RAW"),
+        (tap, none, "CAP_NET_ADMIN"),
+        (packet, raw, "CAP_BPF and CAP_NET_ADMIN"),
+        ("driver = 'af_xdp'\ndevice = 'a0'", raw, "CAP_BPF"),
+        (tap, raw, "CAP_NET_ADMIN"),
+    ] {
+        std::fs::write(&config, format!("[[port]]\nname = 'a'\n{port}\n{L2FWD_PAIR}")).unwrap();
+        let run = |more: &[&str]| {
+            let program = [&user[..], &capabilities, &[&binary, "--config", &config], more].concat();
+            let outcome = host.run(&program);
+            let lines = outcome.stderr.lines().skip_while(|line| !line.starts_with("error: "));
+            (outcome.code, lines.collect::<Vec<_>>().join("\n"))
+        };
+        let start = run(&["--seconds", "0.2"]);
+        assert!(start.0 == Some(1) && start.1.contains(needs), "{port}: {start:?}");
+        assert_eq!(run(&["--check"]), start, "{port}");
+    }
+    // What can be started is accepted, and is not there afterwards.
+    let good = format!(
+        "[[port]]\nname = 'a'\n{tap}\n[[port]]\nname = 'b'\ndriver = 'pcap'\n[port.pcap]\nwrite = '{}'\n\
+                        [control]\nsocket = '{}'\n",
+        path("new.pcap"),
+        path("new.sock")
+    );
+    std::fs::write(&config, good).unwrap();
+    let before = state();
+    let outcome = host.run(&[L2FWD, "--config", &config, "--check"]);
+    assert_eq!((outcome.code, state()), (Some(0), before), "{}", outcome.stderr);
+    assert_eq!(host.run(&[L2FWD, "--config", &config, "--seconds", "0.2"]).code, Some(0));
+    drop(used);
+}
+
+#[test]
+fn more_ports_than_a_program_may_have() {
+    let ports =
+        |n: usize| -> String { (0..n).map(|i| format!("[[port]]\nname = 'p{i}'\ndriver = 'null'\n")).collect() };
+    let bridge = |n| ports(n) + "[l2fwd]\nmode = 'bridge'\n";
+    refused(L2FWD, &bridge(1025), "3073:1", "port[1024]", &["1025 ports, expected at most 1024"]);
+    let (outcome, _) = with_config(L2FWD, &bridge(1025));
+    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("c.toml");
+    std::fs::write(&file, bridge(1024)).unwrap();
+    let outcome = run(&[L2FWD, "--config", file.to_str().unwrap(), "--check"]);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
 }

@@ -167,8 +167,8 @@ impl RuntimeConfig {
         Ok(ports)
     }
 
-    /// Maps the packet memory of a NUMA node.
-    pub(super) fn arena(&self, node: Option<u32>) -> Result<Arena, PoolError> {
+    /// Describes the packet memory of a NUMA node.
+    fn region(&self, node: Option<u32>) -> Result<RegionBuilder, PoolError> {
         let mut builder = RegionBuilder::new(Arena::bytes(self.buffers)?);
         if let Some(node) = node {
             builder = builder.numa_node(node);
@@ -181,7 +181,18 @@ impl RuntimeConfig {
             HugePages::Require => builder = builder.huge_pages(true),
             HugePages::Never => builder = builder.huge_pages(false),
         }
-        let region = builder.map()?;
+        Ok(builder)
+    }
+
+    /// Rejects packet memory that cannot be mapped on a NUMA node. Nothing stays mapped.
+    pub(super) fn check_memory(&self, node: Option<u32>) -> Result<(), PoolError> {
+        self.region(node)?.unpopulated().map()?;
+        Ok(())
+    }
+
+    /// Maps the packet memory of a NUMA node.
+    pub(super) fn arena(&self, node: Option<u32>) -> Result<Arena, PoolError> {
+        let region = self.region(node)?.map()?;
         let backing = region.backing();
         let mib = region.bytes() >> 20;
         if self.huge_pages == HugePages::Prefer && backing != Backing::HugePages {

@@ -2,6 +2,7 @@
 
 mod config;
 mod control;
+mod opening;
 mod running;
 mod stepped;
 mod summary;
@@ -12,14 +13,15 @@ use std::thread;
 use crossbeam_queue::ArrayQueue;
 use wirepath_flow::Rule;
 use wirepath_packet::{Batch, Pool, PoolError};
-use wirepath_pmd::drivers::{self, KeySpans, OnLoss, PortSettings};
+use wirepath_pmd::drivers::{KeySpans, OnLoss};
 use wirepath_pmd::port::{
-    Capabilities, ConfiguredPort, KernelRule, MacAddress, Offloads, OpenPort, Port, PortError, PortId, RxQueue, TxQueue,
+    Capabilities, ConfiguredPort, KernelRule, MacAddress, Offloads, Port, PortError, PortId, RxQueue, TxQueue,
 };
 use wirepath_settings::{ConfigError, Span};
 
 pub use config::{HugePages, RuntimeConfig};
 pub use control::{Control, ControlPlane};
+pub use opening::{CheckedPorts, OpenedPort};
 pub use running::{RunOptions, Running};
 pub use stepped::SteppedRuntime;
 pub use summary::{PacketBalance, PortRates, PortSummary, Rates, Summary, WorkerSummary};
@@ -193,80 +195,13 @@ pub struct Runtime {
     management: Option<Box<dyn Management>>,
 }
 
-impl Runtime {
-    /// Maps packet memory (one region and one pool on each NUMA node that has a port) and opens the ports.
-    pub fn open(ports: Vec<PortSettings>, config: RuntimeConfig) -> Result<Self, RuntimeError> {
-        if ports.is_empty() {
-            return Err(RuntimeError::NoPorts);
-        }
-        if ports.len() > MAX_PORTS {
-            return Err(RuntimeError::TooManyPorts(ports.len()));
-        }
-        if config.workers.is_empty() {
-            return Err(RuntimeError::NoWorkers);
-        }
-        config.check_cores()?;
-        let mut pools: Vec<(Option<u32>, Pool)> = Vec::new();
-        let (mut configured, mut info, mut spans) = (Vec::new(), Vec::new(), Vec::new());
-        let share = config.buffers / ports.len() as u32;
-        for (id, settings) in ports.into_iter().enumerate() {
-            let PortSettings { name, plan, queues, depth, mtu, promiscuous, on_loss, key_spans, .. } = settings;
-            let at = |error| {
-                let (at, source) = position(&key_spans, &name, error);
-                RuntimeError::Open { at, source }
-            };
-            let port = OpenPort::open(name.clone(), plan).map_err(at)?;
-            let capabilities = port.capabilities();
-            let node = capabilities.numa_node;
-            let entries = depth.saturating_mul(queues.into());
-            let (mtu, why) = drivers::choose_mtu(mtu, &capabilities, entries, share);
-            tracing::info!("port {name}: MTU {mtu}, {why}");
-            let pool = match pools.iter().find(|(of, _)| *of == node) {
-                Some((_, pool)) => pool.clone(),
-                None => {
-                    let label = node.map_or("packets".to_owned(), |node| format!("packets of node {node}"));
-                    let pool = config.arena(node)?.pool(&label, config.buffers)?;
-                    pools.push((node, pool.clone()));
-                    pool
-                }
-            };
-            let port_config = wirepath_pmd::port::PortConfig {
-                id: PortId::new(id as u16),
-                rx_queues: queues,
-                tx_queues: queues,
-                depth,
-                mtu,
-                promiscuous,
-                pool: pool.clone(),
-            };
-            configured.push(port.configure(port_config).map_err(at)?);
-            spans.push(key_spans);
-            info.push(PortInfo {
-                id: PortId::new(id as u16),
-                name,
-                mac: capabilities.mac,
-                mtu,
-                queues,
-                on_loss,
-                capabilities,
-                pool,
-            });
-        }
-        let queues: usize = info.iter().map(|port| usize::from(port.queues)).sum();
-        config.check_queues(queues)?;
-        let pools = pools.into_iter().map(|(_, pool)| pool).collect();
-        Ok(Self {
-            config,
-            ports: configured,
-            info,
-            spans,
-            domain: Domain::new(),
-            pools,
-            capture: false,
-            management: None,
-        })
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runtime").field("ports", &self.info).finish_non_exhaustive()
     }
+}
 
+impl Runtime {
     /// Returns the ports in configuration order. The index of a port is its number.
     pub fn ports(&self) -> &[PortInfo] {
         &self.info

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use wirepath_flow::{Action, Direction, Rule};
+use wirepath_flow::{Action, Direction, Ports, Rule};
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pipeline::epoch::Domain;
@@ -127,7 +127,13 @@ pub(crate) struct CaseConfig<'a> {
 
 /// Returns true if a NIC could run at least a part of a rule on its own.
 fn fits(can: &RuleCapabilities, rule: &Rule) -> bool {
-    let placed = predict_placements(can, PortId::new(0), Parser::default().tunnels, std::slice::from_ref(rule));
+    let placed = predict_placements(
+        can,
+        PortId::new(0),
+        Parser::default().tunnels,
+        std::slice::from_ref(rule),
+        Ports::default(),
+    );
     placed[0].as_ref().is_some_and(|placement| placement.name() != "software")
 }
 

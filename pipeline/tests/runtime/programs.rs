@@ -312,7 +312,7 @@ fn packets_without_a_destination_are_counted() {
 
 #[test]
 fn rules_that_cannot_run_are_refused_with_a_reason() {
-    let error = |text: &str| open(text).err().expect("refused").to_string();
+    let error = |text: &str| open(text).expect_err("refused").to_string();
     assert!(error("").contains("at least one [[port]]"));
     let message = error(&format!("test_workers = 3\n{NULLS}"));
     assert!(message.starts_with("3 workers, but the ports have only 2 receive queues"), "{message}");
@@ -320,7 +320,7 @@ fn rules_that_cannot_run_are_refused_with_a_reason() {
     let source = Source::new("test", NULLS);
     let document = source.parse().unwrap();
     let ports = RuntimeConfig::ports_from_settings(&document.settings()).unwrap();
-    let message = Runtime::open(ports, config).err().expect("refused").to_string();
+    let message = Runtime::open(ports, config).expect_err("refused").to_string();
     assert!(message.starts_with("core 1000 cannot be used; this program may run on cores 0"), "{message}");
 }
 

@@ -108,6 +108,22 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Finds why [`Self::bind`] would fail on this path, and changes nothing.
+    ///
+    /// # Errors
+    /// Those of [`Self::bind`], except for a group that the process may not use.
+    pub fn check(path: &Path) -> io::Result<()> {
+        is_stale(path)?;
+        SocketAddrUnix::new(path)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Ok(rustix::fs::accessat(
+            CWD,
+            folder,
+            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+            AtFlags::EACCESS,
+        )?)
+    }
+
     /// Returns the next connection that waits, without blocking. The stream does not block either.
     pub fn accept(&self) -> Option<(UnixStream, Peer)> {
         // The limit keeps a peer that connects and leaves at once from holding the caller.
@@ -155,9 +171,17 @@ pub fn remove_abandoned(path: &Path) {
 
 /// Removes a socket file without a listener.
 fn remove_stale(path: &Path) -> io::Result<()> {
+    if is_stale(path)? { std::fs::remove_file(path) } else { Ok(()) }
+}
+
+/// Returns true if there is a socket file without a listener, and false if there is no file.
+///
+/// # Errors
+/// As those of [`Listener::bind`]: there is another file, or a program listens.
+fn is_stale(path: &Path) -> io::Result<bool> {
     let file = match std::fs::symlink_metadata(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
     if !file.file_type().is_socket() {
@@ -167,8 +191,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // A socket that does not block gets EAGAIN if the backlog of the listener is full.
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
-        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
-        Err(Errno::NOENT) => Ok(()),
+        Err(Errno::CONNREFUSED) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
         _ => Err(io::Error::new(ErrorKind::AddrInUse, "another program listens there")),
     }
 }

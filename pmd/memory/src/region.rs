@@ -71,12 +71,13 @@ pub struct RegionBuilder {
     pub(crate) node: Option<u32>,
     pub(crate) shared: bool,
     pub(crate) without_thp: bool,
+    pub(crate) unpopulated: bool,
 }
 
 impl RegionBuilder {
     /// A region of at least `bytes` bytes, of huge pages if enough are free, else of normal pages.
     pub fn new(bytes: usize) -> Self {
-        Self { bytes, huge: None, node: None, shared: false, without_thp: false }
+        Self { bytes, huge: None, node: None, shared: false, without_thp: false, unpopulated: false }
     }
 
     /// `true`: requires huge pages. `false`: never uses reserved huge pages.
@@ -108,6 +109,13 @@ impl RegionBuilder {
         self
     }
 
+    /// Only reserves huge pages, and does not fill the region with them. This is for a check whether enough are free:
+    /// a region that is used needs its pages from the start.
+    pub fn unpopulated(mut self) -> Self {
+        self.unpopulated = true;
+        self
+    }
+
     /// Maps the region. Its memory is zero.
     pub fn map(self) -> Result<Region, RegionError> {
         if self.bytes == 0 {
@@ -136,6 +144,9 @@ impl RegionBuilder {
         // SIGBUS at the first access.
         let reserve = if huge || self.shared { bytes } else { bytes + HUGE_PAGE };
         let mut flags = if huge { MapFlags::HUGETLB | MapFlags::POPULATE } else { MapFlags::NORESERVE };
+        if self.unpopulated {
+            flags -= MapFlags::POPULATE;
+        }
         let (start, file) = if self.shared {
             let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
             let file = memfd_create("wirepath-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind)?;

@@ -21,11 +21,14 @@ pub mod auto;
 pub mod inventory;
 pub mod kernel;
 pub mod nic;
+mod privilege;
 pub mod sw_offload;
 pub mod r#virtual;
 
 use std::fmt;
 use std::time::Duration;
+
+pub use privilege::setcap_command;
 
 use crate::port::{Capabilities, PortConfig, PortError, PortId, PortSpec};
 use wirepath_packet::{DATA_ROOM, Pool};

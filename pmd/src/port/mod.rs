@@ -41,6 +41,12 @@ pub trait PortSpec: fmt::Debug + Send {
     /// Opens the device.
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError>;
 
+    /// Opens the device for a check: reports what [`Self::open`] would refuse, and changes nothing on the machine. The
+    /// device answers questions and cannot be started. Drivers whose `open` changes something implement it.
+    fn open_to_check(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
+        self.open()
+    }
+
     /// Expected path of packets to the kernel's network stack, before the device is opened.
     fn kernel_punt(&self) -> KernelPunt {
         KernelPunt::No(NO_KERNEL)
@@ -267,6 +273,11 @@ impl OpenPort {
     /// Opens a device; `name` is the name of the port in messages.
     pub fn open(name: impl Into<String>, spec: Box<dyn PortSpec>) -> Result<Self, PortError> {
         Ok(Self { name: name.into(), device: spec.open()? })
+    }
+
+    /// Opens a device for a check, see [`PortSpec::open_to_check`]. The port must not be started.
+    pub fn open_to_check(name: impl Into<String>, spec: Box<dyn PortSpec>) -> Result<Self, PortError> {
+        Ok(Self { name: name.into(), device: spec.open_to_check()? })
     }
 
     /// Capabilities of the device.

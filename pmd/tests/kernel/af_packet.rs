@@ -453,7 +453,7 @@ fn refusals_say_what_to_do() {
     };
     assert_eq!(
         refused("device = \"eth0\"\nmtu = 9000\n"),
-        "af_packet: eth0: the interface has MTU 1500, the port wants 9000; `ip link set dev eth0 mtu 9000`"
+        "driver af_packet supports mtu from 68 to 1500, not 9000; `ip link set dev eth0 mtu 9000`"
     );
     let error = refused("device = \"eth7\"\n");
     assert!(error.starts_with("af_packet: no device 'eth7': ") && error.contains("eth0"), "{error}");

@@ -1,7 +1,7 @@
 //! Checks of `wirepath doctor`. Each turns facts about the machine into one finding with a remedy.
 
-use wirepath_pmd::drivers::kernel::setcap_command;
 use wirepath_pmd::drivers::nic::rdma::{MIN_RDMA_CORE, NicKind};
+use wirepath_pmd::drivers::setcap_command;
 use wirepath_pmd::drivers::{DRIVERS, DeviceKind};
 
 use super::{Facts, Finding, Level};

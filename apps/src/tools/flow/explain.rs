@@ -83,7 +83,7 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
             Program::L2fwd(_) => Tunnels::default(),
             Program::Gateway(setup) => Tunnels::default().with_vxlan(Some(setup.gateway.underlay.udp_port)),
         };
-        own_rows = in_hardware(&mut rows, &nic, ports, tunnels, (&entries, &own))?;
+        own_rows = in_hardware(&mut rows, &nic, (ports, Ports(&names)), tunnels, (&entries, &own))?;
     }
     let refused = rows.iter().flatten().filter(|row| row.location.is_err()).count();
     if json {
@@ -156,7 +156,7 @@ fn recorded(file: &Path) -> Result<RuleCapabilities, Failure> {
 fn in_hardware(
     rows: &mut [Vec<Row>],
     nic: &Nic<'_>,
-    ports: &[PortSettings],
+    (ports, names): (&[PortSettings], Ports<'_>),
     tunnels: Tunnels,
     (entries, own): (&[Entry], &[GatewayRule]),
 ) -> Result<Vec<Option<Placement>>, Failure> {
@@ -167,7 +167,7 @@ fn in_hardware(
     let all = !ports.iter().any(could_be);
     let mut own_rows = vec![None; own.len()];
     for (id, port) in (0..).zip(ports).filter(|(_, port)| all || could_be(port)) {
-        let placements = offload::predict_placements(&nic.capabilities(port)?, PortId::new(id), tunnels, &rules);
+        let placements = offload::predict_placements(&nic.capabilities(port)?, PortId::new(id), tunnels, &rules, names);
         for (number, placement) in placements.into_iter().enumerate() {
             let Some(placement) = placement else { continue };
             let Some(rows) = rows.get_mut(number) else {
@@ -198,18 +198,18 @@ fn text(
     };
     let widths =
         [longest("PORT", |row| &row.port), longest("DRIVER", |row| row.driver), longest("WHERE", location_word)];
-    let line = |id: &str, [port, driver, location]: [&str; 3], why: &str| {
+    let line = |[port, driver, location]: [&str; 3], why: &str| {
         let [a, b, c] = widths;
-        format!("      {id:>3}  {port:a$}  {driver:b$}  {location:c$}  {why}\n")
+        format!("      {port:a$}  {driver:b$}  {location:c$}  {why}\n")
     };
     let mut text = String::new();
     if !entries.is_empty() {
-        text += &line("ID", ["PORT", "DRIVER", "WHERE"], "WHY").replacen("    ", "RULE", 1);
+        text += &line(["PORT", "DRIVER", "WHERE"], "WHY").replacen("    ", "RULE", 1);
     }
     for (number, (entry, rows)) in entries.iter().zip(rows).enumerate() {
         text += &format!("{number:>4}  {}\n", entry.rule.named(names));
         for row in rows {
-            text += &line(&row.id.to_string(), [&row.port, row.driver, location_word(row)], &row.why);
+            text += &line([&row.port, row.driver, location_word(row)], &row.why);
         }
     }
     if entries.is_empty() {

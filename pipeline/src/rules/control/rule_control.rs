@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use wirepath_flow::{Direction, Reformat, Rule};
+use wirepath_flow::{Direction, Ports, Reformat, Rule};
 use wirepath_pmd::port::{KernelRule, PortId};
 use wirepath_wire::{Parser, Tunnels};
 
@@ -169,7 +169,10 @@ impl RuleControl {
 
     /// Returns where one rule runs on the ports with rule hardware.
     pub fn placement(&self, id: RuleId) -> Vec<(PortId, Placement)> {
-        let name = |id: RuleId| self.table.get(id).map_or_else(String::new, ToString::to_string);
+        let name = |id: RuleId| {
+            let names: Vec<_> = self.ports.iter().map(|port| (&*port.name, port.id)).collect();
+            self.table.get(id).map_or_else(String::new, |rule| rule.named(Ports(&names)).to_string())
+        };
         self.hardware.placements(id, &name)
     }
 

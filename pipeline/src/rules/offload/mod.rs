@@ -39,7 +39,7 @@ mod translate;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use wirepath_flow::{Action, Direction, Field, FieldSet, Item, ItemKind, Key, MaskedValue, Reformat, Rule};
+use wirepath_flow::{Action, Direction, Field, FieldSet, Item, ItemKind, Key, MaskedValue, Ports, Reformat, Rule};
 use wirepath_packet::BATCH;
 use wirepath_pmd::port::hardware::{
     DestinationKind, HardwareCount, HardwareRule, HardwareRuleId, RefusalKind, RuleCapabilities, RuleDestination,
@@ -515,12 +515,13 @@ fn placement(plan: &OffloadPlan, id: RuleId, name: &dyn Fn(RuleId) -> String) ->
 }
 
 /// Predicts where rules would run on a port with such a NIC, without opening it. The entry is `None` if
-/// packets of the port cannot match the rule.
+/// packets of the port cannot match the rule. Reasons name ports as `names` does.
 pub fn predict_placements(
     can: &RuleCapabilities,
     port: PortId,
     tunnels: Tunnels,
     rules: &[Rule],
+    names: Ports<'_>,
 ) -> Vec<Option<Placement>> {
     let mut plan = OffloadPlan::new(CapabilityCheck::new(can.clone(), port, tunnels));
     for (number, rule) in (0..).zip(rules) {
@@ -530,7 +531,8 @@ pub fn predict_placements(
         }
     }
     plan.update();
-    let name = |id: RuleId| rules.get(id.number() as usize).map_or_else(String::new, ToString::to_string);
+    let name =
+        |id: RuleId| rules.get(id.number() as usize).map_or_else(String::new, |rule| rule.named(names).to_string());
     (0..rules.len() as u64).map(|number| placement(&plan, RuleId::of_number(number), &name)).collect()
 }
 

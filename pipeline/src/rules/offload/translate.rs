@@ -34,6 +34,14 @@ impl fmt::Display for Obstacle {
     }
 }
 
+/// Returns the text of an action in a reason. The rule beside the reason names the port of an action.
+fn action_text(action: &Action) -> String {
+    match action {
+        Action::Redirect(_) | Action::Mirror(_) => action.spec().name.to_owned(),
+        other => other.to_string(),
+    }
+}
+
 /// Actions that workers run on the packets of a rule that is in the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RemainingActions {
@@ -143,7 +151,7 @@ impl CapabilityCheck {
             return Err(Obstacle::new(direction.name(), format!("{device} has no table for rules of this direction")));
         };
         if let Some((index, bar)) = rule.software_only() {
-            return Err(Obstacle::new(rule.actions()[index].to_string(), bar.text()));
+            return Err(Obstacle::new(action_text(&rule.actions()[index]), bar.text()));
         }
         match direction {
             Direction::Ingress => {
@@ -356,7 +364,7 @@ impl CapabilityCheck {
         let counts_itself = rule.actions().contains(&Action::Count);
         let mut counted_yet = !counts_itself;
         for action in rule.actions() {
-            let stop = |why: &str| Err(Obstacle::new(action.to_string(), why));
+            let stop = |why: &str| Err(Obstacle::new(action_text(action), why));
             match action {
                 Action::Count => {
                     counted_yet = true;
@@ -632,7 +640,7 @@ impl CapabilityCheck {
                     fit.actions.push(action.clone());
                 }
                 other => {
-                    return Err(Obstacle::new(other.to_string(), "at egress only encapsulation is left to the NIC"));
+                    return Err(Obstacle::new(action_text(other), "at egress only encapsulation is left to the NIC"));
                 }
             }
         }

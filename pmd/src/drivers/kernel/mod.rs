@@ -4,5 +4,3 @@ pub mod af_packet;
 pub mod af_xdp;
 pub(crate) mod common;
 pub mod tap;
-
-pub use common::setcap_command;

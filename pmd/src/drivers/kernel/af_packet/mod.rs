@@ -36,7 +36,7 @@ use super::common::link_probe::LinkProbe;
 use super::common::namespace::Namespace;
 use super::common::routes::carries_default_route;
 use super::common::vnet_hdr::VnetOffload;
-use super::common::{privilege_error, system_error};
+use super::common::{check_mtu, privilege_error, system_error};
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, Offloads, PortConfig, PortError, PortEvent,
@@ -136,6 +136,10 @@ impl Options {
                 reason: "its frames have no Ethernet header".to_owned(),
             });
         }
+        if self.exclusive {
+            let loaded = load_drop_program();
+            loaded.map_or_else(|error| drop_program_error(&self.device, error).map(drop), |_| Ok(()))?;
+        }
         let (link_probe, link_monitor) = watch_interface(&interface)?;
         Ok(AfPacketDevice {
             options: self,
@@ -154,6 +158,26 @@ fn watch_interface(interface: &Interface) -> Result<(Arc<LinkProbe>, LinkMonitor
     let watching = |e| system_error(NAME, &interface.name, "watching the interface", e);
     let link_monitor = LinkMonitor::new(interface).map_err(watching)?;
     Ok((Arc::new(LinkProbe::new(interface.index).map_err(watching)?), link_monitor))
+}
+
+/// Loads the program that drops the frames behind the tap.
+fn load_drop_program() -> io::Result<Program> {
+    /// `TCX_DROP` (linux/bpf.h).
+    const DROP: i32 = 2;
+    let mut assembler = Assembler::default();
+    assembler.set(Register::R0, DROP);
+    assembler.exit();
+    let code = assembler.finish().unwrap_or_default();
+    Ok(Program::load(ProgramKind::TcxIngress, &code, "wirepath_drop", 0, 0)?)
+}
+
+/// Returns why the port is not exclusive: the kernel does not support it. A missing privilege is an error.
+fn drop_program_error(device: &str, error: io::Error) -> Result<String, PortError> {
+    if error.raw_os_error() == Some(libc::EPERM) {
+        let what = "keeping the kernel from the frames (exclusive = true)";
+        return Err(privilege_error(NAME, device, what, "CAP_BPF and CAP_NET_ADMIN"));
+    }
+    Ok(format!("the kernel also processes the frames: attaching a program at tc ingress (Linux 6.6) failed: {error}"))
 }
 
 fn raw_socket_error(device: &str, error: io::Error) -> PortError {
@@ -221,30 +245,11 @@ impl AfPacketDevice {
         move |source| system_error(NAME, &self.options.device, what, source)
     }
 
-    fn refused(&self, reason: String) -> PortError {
-        PortError::Refused { driver: NAME, device: self.options.device.clone(), reason }
-    }
-
     /// Attaches the drop program behind the tap. Returns the reason if the kernel does not support it.
     fn attach_drop_program(&self) -> Result<Result<ProgramLink, String>, PortError> {
-        /// `TCX_DROP` (linux/bpf.h).
-        const DROP: i32 = 2;
-        let mut assembler = Assembler::default();
-        assembler.set(Register::R0, DROP);
-        assembler.exit();
-        let code = assembler.finish().unwrap_or_default();
-        let link = Program::load(ProgramKind::TcxIngress, &code, "wirepath_drop", 0, 0)
-            .map_err(io::Error::from)
-            .and_then(|program| program.link(self.interface.index, 0));
-        match link {
+        match load_drop_program().and_then(|program| program.link(self.interface.index, 0)) {
             Ok(link) => Ok(Ok(link)),
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                let what = "keeping the kernel from the frames (exclusive = true)";
-                Err(privilege_error(NAME, &self.options.device, what, "CAP_BPF and CAP_NET_ADMIN"))
-            }
-            Err(error) => Ok(Err(format!(
-                "the kernel also processes the frames: attaching a program at tc ingress (Linux 6.6) failed: {error}"
-            ))),
+            Err(error) => drop_program_error(&self.options.device, error).map(Err),
         }
     }
 
@@ -303,12 +308,7 @@ impl AfPacketDevice {
         let dropped = self.link_monitor.dropped();
         (self.link_probe, self.link_monitor) = watch_interface(&self.interface)?;
         self.totals.interface = self.totals.interface.plus(dropped);
-        if self.interface.mtu < config.mtu.into() {
-            let (has, wants, device) = (self.interface.mtu, config.mtu, &self.interface.name);
-            return Err(self.refused(format!(
-                "the interface has MTU {has}, the port wants {wants}; `ip link set dev {device} mtu {wants}`"
-            )));
-        }
+        check_mtu(NAME, &self.interface, config.mtu)?;
         let blocks = blocks_for(config.depth);
         let receivers = self.receivers(config, blocks)?;
         let mut notes = Vec::new();
@@ -377,6 +377,11 @@ impl Device for AfPacketDevice {
             kernel_punt: to_kernel(self.running.as_ref().map_or(self.options.exclusive, |it| it.exclusive.is_some())),
             ..Capabilities::plain(NAME, &self.options.device)
         }
+    }
+
+    fn check(&mut self, config: &PortConfig) -> Result<(), PortError> {
+        config.check(&self.capabilities())?;
+        check_mtu(NAME, &self.interface, config.mtu)
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {

@@ -20,7 +20,8 @@ use super::tx_in_flight::TxInFlight;
 use super::umem_chunks::{CHUNK, UmemChunks};
 use super::{Mode, NAME, Options, program};
 use crate::drivers::Candidate;
-use crate::drivers::kernel::common::bpf::Program;
+use crate::drivers::kernel::common::assembler::{Assembler, Register};
+use crate::drivers::kernel::common::bpf::{Program, ProgramKind};
 use crate::drivers::kernel::common::link::{Dropped, Interface};
 use crate::drivers::kernel::common::link_monitor::LinkMonitor;
 use crate::drivers::kernel::common::namespace::{Entered, Namespace};
@@ -116,6 +117,26 @@ fn try_socket(device: &str) -> Result<(), PortError> {
     Ok(())
 }
 
+/// Returns an error if this process may not load XDP programs. Other failures are left to the start.
+fn try_program(device: &str) -> Result<(), PortError> {
+    /// `XDP_PASS` (linux/bpf.h).
+    const PASS: i32 = 2;
+    let mut assembler = Assembler::default();
+    assembler.set(Register::R0, PASS);
+    assembler.exit();
+    let code = assembler.finish().unwrap_or_default();
+    match Program::load(ProgramKind::Xdp, &code, "wirepath_try", 0, 0) {
+        Err(error) if matches!(error.source.raw_os_error(), Some(libc::EPERM | libc::EACCES)) => {
+            Err(privilege_error(device))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn privilege_error(device: &str) -> PortError {
+    common::privilege_error(NAME, device, "AF_XDP", "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF")
+}
+
 fn occupied_message(name: &str, id: u32) -> String {
     format!("foreign XDP program '{name}' (id {id}) is attached to the interface")
 }
@@ -143,6 +164,7 @@ impl AfXdpDevice {
         // Checked now, so that a missing privilege is reported before any change and `auto` can try another
         // driver.
         try_socket(&options.device)?;
+        try_program(&options.device)?;
         Ok(Self {
             options,
             namespace: Namespace::current(),
@@ -169,7 +191,7 @@ impl AfXdpDevice {
         let device = self.options.device.clone();
         let hint = match failed.source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
-                return common::privilege_error(NAME, &device, "AF_XDP", "CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF");
+                return privilege_error(&device);
             }
             Some(libc::ENOBUFS | libc::ENOMEM) => {
                 "; raise the limit of locked memory: `ulimit -l unlimited`".to_owned()
@@ -189,13 +211,7 @@ impl AfXdpDevice {
             return Err(PortError::NoDevice { driver: NAME, device: name.clone(), hint: "it was removed".into() });
         };
         self.interface = interface;
-        let (mtu, asked) = (self.interface.mtu, config.mtu);
-        if mtu < asked.into() {
-            return Err(self.refuse(format!(
-                "the interface's MTU is {mtu}, the configuration asks for {asked}: set mtu = {mtu}, or run `ip \
-                 link set dev {name} mtu {asked}`"
-            )));
-        }
+        common::check_mtu(NAME, &self.interface, config.mtu)?;
         if !self.interface.up {
             self.interface.set_up().map_err(|e| common::system_error(NAME, name, "setting the interface up", e))?;
             notes.push("the interface was down and has been set up".into());
@@ -585,7 +601,8 @@ impl Device for AfXdpDevice {
                 PortError::Unsupported { driver, resource, requested, min, max, hint }
             }
             other => other,
-        })
+        })?;
+        common::check_mtu(NAME, &self.interface, config.mtu)
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {

@@ -14,11 +14,24 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
+const IFLA_LINKINFO: u16 = 18;
 const IFLA_STATS64: u16 = 23;
+const IFLA_CARRIER: u16 = 33;
 const IFLA_XDP: u16 = 43;
 const IFLA_PARENT_DEV_NAME: u16 = 56;
 const IFLA_XDP_ATTACHED: u16 = 2;
 const IFLA_XDP_PROG_ID: u16 = 4;
+
+/// Attributes of `IFLA_LINKINFO`.
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+/// Attributes of `IFLA_INFO_DATA` of a TUN or TAP interface (linux/if_link.h).
+const IFLA_TUN_OWNER: u16 = 1;
+const IFLA_TUN_GROUP: u16 = 2;
+const IFLA_TUN_TYPE: u16 = 3;
+const IFLA_TUN_MULTI_QUEUE: u16 = 7;
+/// `IFF_TAP` (linux/if_tun.h), as the value of `IFLA_TUN_TYPE`.
+const TYPE_TAP: u8 = 2;
 
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
@@ -51,6 +64,39 @@ pub(crate) struct Interface {
     pub(crate) xdp: Option<Xdp>,
     /// Frames that the interface dropped since it exists.
     pub(crate) dropped: Dropped,
+    /// State of a TAP interface; `None` for other interfaces.
+    pub(crate) tap: Option<Tap>,
+}
+
+/// A TAP interface as `RTM_GETLINK` reports it (Linux 4.16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tap {
+    /// True if several processes or threads may attach queues.
+    pub(crate) multi_queue: bool,
+    /// True if a queue is attached.
+    pub(crate) attached: bool,
+    /// User that may attach queues without a capability; `None`: every user, if there is no group either.
+    pub(crate) owner: Option<u32>,
+    /// Group whose members may.
+    pub(crate) group: Option<u32>,
+}
+
+impl Tap {
+    fn read(attributes: Attributes<'_>) -> Option<Self> {
+        let info = Attributes(attributes.find(IFLA_LINKINFO)?);
+        let data = Attributes(info.find(IFLA_INFO_DATA)?);
+        let byte = |kind| data.find(kind).and_then(|value| value.first().copied());
+        let id = |kind| data.find(kind).and_then(|value| read_u32(value, 0));
+        let is_tap = info.find(IFLA_INFO_KIND).is_some_and(|kind| read_string(kind) == "tun")
+            && byte(IFLA_TUN_TYPE) == Some(TYPE_TAP);
+        is_tap.then(|| Self {
+            multi_queue: byte(IFLA_TUN_MULTI_QUEUE) == Some(1),
+            // The kernel takes the carrier from the interface with its last queue.
+            attached: attributes.find(IFLA_CARRIER).and_then(<[u8]>::first) == Some(&1),
+            owner: id(IFLA_TUN_OWNER),
+            group: id(IFLA_TUN_GROUP),
+        })
+    }
 }
 
 /// Frames that an interface dropped (`struct rtnl_link_stats64`).
@@ -179,6 +225,7 @@ impl Interface {
             tx_queues: number(IFLA_NUM_TX_QUEUES).unwrap_or(1),
             xdp,
             dropped: Dropped::read(body).unwrap_or_default(),
+            tap: Tap::read(attributes),
         })
     }
 

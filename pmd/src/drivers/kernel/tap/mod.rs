@@ -19,6 +19,7 @@
 //! `superframes = "whole"` is for programs whose other ports can segment TCP (`TX_SEGMENT`): a superframe
 //! then passes as one packet. Programs refuse to start if their packets may go to a port that cannot segment.
 
+mod check;
 mod device;
 mod interface;
 mod rx;
@@ -139,6 +140,29 @@ impl PortSpec for Options {
             dropped: Dropped::default(),
         }))
     }
+
+    fn open_to_check(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
+        Ok(Box::new(check::CheckedTap::new(*self)?))
+    }
+}
+
+impl Options {
+    /// Capabilities of every TAP interface with these options.
+    fn capabilities(&self, multi_queue: bool) -> Capabilities {
+        let max_queues = if multi_queue { MAX_QUEUES } else { 1 };
+        Capabilities {
+            max_rx_queues: max_queues,
+            max_tx_queues: max_queues,
+            offloads: match self.keep_superframes {
+                true => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS).with(Offloads::RX_SUPERFRAMES),
+                false => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+            },
+            max_tx_segments: 1023,
+            can_wait: true,
+            kernel_punt: KernelPunt::Loopback,
+            ..Capabilities::plain(NAME, &self.device)
+        }
+    }
 }
 
 /// An interface whose queues this process holds.
@@ -185,6 +209,16 @@ fn open_error(device: &str, error: io::Error) -> PortError {
              another name"
         )),
         _ => system_error(NAME, device, "creating a TAP interface (TUNSETIFF)", error),
+    }
+}
+
+fn ipv6_disabled(device: &str, interface: &str, source: io::Error) -> PortError {
+    PortError::System {
+        driver: NAME,
+        device: device.to_owned(),
+        what: "adding an IPv6 address to the interface, on which IPv6 is disabled".to_owned(),
+        source,
+        hint: format!("; `sysctl -w net.ipv6.conf.{interface}.disable_ipv6=0`"),
     }
 }
 
@@ -244,13 +278,9 @@ impl TapDevice {
             let added = prefix.add(&mut self.opened.netlink, self.opened.interface.index);
             added.map_err(|source| match source.raw_os_error() {
                 // A missing privilege is not the cause: the privileges sufficed to create the interface.
-                Some(libc::EACCES) if prefix.is_ipv6() => PortError::System {
-                    driver: NAME,
-                    device: self.options.device.clone(),
-                    what: "adding an IPv6 address to the interface, on which IPv6 is disabled".to_owned(),
-                    source,
-                    hint: format!("; `sysctl -w net.ipv6.conf.{}.disable_ipv6=0`", self.opened.interface.name),
-                },
+                Some(libc::EACCES) if prefix.is_ipv6() => {
+                    ipv6_disabled(&self.options.device, &self.opened.interface.name, source)
+                }
                 _ => system_error(NAME, &self.options.device, "adding an address to the interface", source),
             })?;
         }
@@ -293,7 +323,6 @@ impl TapDevice {
 
 impl Device for TapDevice {
     fn capabilities(&self) -> Capabilities {
-        let max_queues = if self.opened.multi_queue { MAX_QUEUES } else { 1 };
         let mut notes = Vec::new();
         if !self.opened.multi_queue {
             notes.push("one queue: the interface was created without `multi_queue`".to_owned());
@@ -309,16 +338,7 @@ impl Device for TapDevice {
             ),
             notes,
             mac: self.address(),
-            max_rx_queues: max_queues,
-            max_tx_queues: max_queues,
-            offloads: match self.options.keep_superframes {
-                true => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS).with(Offloads::RX_SUPERFRAMES),
-                false => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
-            },
-            max_tx_segments: 1023,
-            can_wait: true,
-            kernel_punt: KernelPunt::Loopback,
-            ..Capabilities::plain(NAME, &self.options.device)
+            ..self.options.capabilities(self.opened.multi_queue)
         }
     }
 

@@ -3,9 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wirepath_verbs::{Device, Interface, LIBRARY_DIRECTORY_VARIABLE, Provider, Search, Verbs};
+use wirepath_verbs::{CallError, Cause, Device, Interface, LIBRARY_DIRECTORY_VARIABLE, Provider, Search, Verbs};
 
 use crate::drivers::Candidate;
+use crate::drivers::privilege::privilege_error;
 use crate::ipc::AttachConfig;
 use crate::port::{MacAddress, PortError};
 use wirepath_settings::{ConfigError, Settings};
@@ -113,9 +114,12 @@ impl ProbeSpec {
         Verbs::load().and_then(|verbs| verbs.devices()).map_err(|error| self.refused(name, error))
     }
 
-    /// Turns an error of a verbs call, which names cause and remedy, into an error of the port.
+    /// Turns an error of a verbs call, which names the cause, into an error of the port.
     #[allow(clippy::needless_pass_by_value)]
     pub(crate) fn refused(&self, name: &str, error: wirepath_verbs::Error) -> PortError {
+        if let wirepath_verbs::Error::Call(CallError { call, cause: Cause::Capability(needs), .. }) = error {
+            return privilege_error(self.driver, name, call, needs);
+        }
         PortError::Refused { driver: self.driver, device: name.to_owned(), reason: error.to_string() }
     }
 
@@ -226,4 +230,22 @@ fn names(device: &Device) -> Vec<String> {
         names.push(device.name());
     }
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_capability_has_the_remedy_of_all_drivers() {
+        let cause = Cause::Capability("CAP_NET_RAW");
+        let call = CallError { call: "ibv_create_qp", subject: "mlx5_0 port 1".to_owned(), errno: libc::EPERM, cause };
+        let probe =
+            ProbeSpec { driver: "mlx5", module: "mlx5_ib", since: "3.13", prefix: "mlx5", provider: Provider::Mlx5 };
+        let error = probe.refused("eth1", call.into());
+        assert!(error.is_privilege(), "{error}");
+        let remedy = crate::drivers::privilege::remedy();
+        assert!(remedy.contains("setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep /"), "{remedy}");
+        assert_eq!(error.to_string(), format!("mlx5: eth1: ibv_create_qp needs CAP_NET_RAW; {remedy}"));
+    }
 }

@@ -48,6 +48,8 @@ use queues::{Replay, Sink, Source};
 pub use reader::{Reader, Record};
 pub use writer::Writer;
 
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+
 use crate::drivers::{Candidate, Driver};
 use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, Link, Offloads, PortConfig, PortError, PortEvent, PortSpec,
@@ -249,6 +251,21 @@ impl PcapDevice {
     }
 }
 
+/// Returns the error of creating a file, without creating or changing it.
+fn can_create(path: &Path) -> std::io::Result<()> {
+    let may = |path: &Path, access| Ok(accessat(CWD, path, access, AtFlags::EACCESS)?);
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(std::io::Error::from_raw_os_error(libc::EISDIR)),
+        // Opening a pipe would wait for its reader.
+        Ok(_) => may(path, Access::WRITE_OK),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            may(folder, Access::WRITE_OK | Access::EXEC_OK)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Converts a failed system call on a file to a port error.
 fn file_error(path: &Path, what: &str, source: std::io::Error) -> PortError {
     let device = path.display().to_string();
@@ -288,6 +305,12 @@ impl Device for PcapDevice {
             max_tx_segments: u16::MAX,
             ..Capabilities::plain("pcap", self.name())
         }
+    }
+
+    fn check(&mut self, config: &PortConfig) -> Result<(), PortError> {
+        config.check(&self.capabilities())?;
+        let written = self.options.write.as_deref().filter(|_| self.writer.is_none());
+        written.map_or(Ok(()), |path| can_create(path).map_err(|source| file_error(path, "create", source)))
     }
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {

@@ -1,0 +1,151 @@
+//! Opening the ports of a program: for a start, and for a check of the machine that a start would meet.
+
+use wirepath_packet::{Pool, PoolError};
+use wirepath_pmd::drivers::{self, KeySpans, PortSettings};
+use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, PortId};
+
+use super::config::RuntimeConfig;
+use super::{MAX_PORTS, PortInfo, Runtime, RuntimeError, position};
+use crate::epoch::Domain;
+
+/// Buffers of the pools of a check, which no packet uses.
+const CHECK_BUFFERS: u32 = 64;
+
+/// Ports that are being opened one after the other.
+struct Opening {
+    config: RuntimeConfig,
+    /// True for a check: nothing on the machine changes, and the ports cannot be started.
+    is_check: bool,
+    /// Buffers of each port, if all ports have the same NUMA node.
+    share: u32,
+    pools: Vec<(Option<u32>, Pool)>,
+    ports: Vec<ConfiguredPort>,
+    info: Vec<PortInfo>,
+    spans: Vec<KeySpans>,
+}
+
+/// A port that a check has opened.
+#[derive(Clone, Debug)]
+pub struct OpenedPort {
+    /// Its properties.
+    pub info: PortInfo,
+    /// Reason for its MTU, as a part of a sentence.
+    pub mtu_reason: String,
+}
+
+/// Result of [`Runtime::check`].
+#[derive(Debug)]
+pub struct CheckedPorts {
+    /// The ports in configuration order, without those that were refused.
+    pub ports: Vec<OpenedPort>,
+    /// The opened ports for further checks. They cannot be started. Or all errors, in the order in which a start meets
+    /// them.
+    pub runtime: Result<Runtime, Vec<RuntimeError>>,
+}
+
+impl Runtime {
+    /// Maps packet memory (one region and one pool on each NUMA node that has a port) and opens the ports.
+    pub fn open(ports: Vec<PortSettings>, config: RuntimeConfig) -> Result<Self, RuntimeError> {
+        check_counts(&ports, &config)?;
+        config.check_cores()?;
+        let mut opening = Opening::new(config, ports.len(), false);
+        for (id, settings) in (0..).zip(ports) {
+            opening.add(PortId::new(id), settings)?;
+        }
+        opening.check_queues()?;
+        Ok(opening.finish())
+    }
+
+    /// Finds what [`Self::open`] would refuse on this machine. Changes nothing there, and takes no frame from another
+    /// user of an interface.
+    pub fn check(ports: Vec<PortSettings>, config: RuntimeConfig) -> CheckedPorts {
+        let mut errors: Vec<RuntimeError> = Vec::new();
+        let mut opened = Vec::new();
+        if let Err(error) = check_counts(&ports, &config) {
+            return CheckedPorts { ports: opened, runtime: Err(vec![error]) };
+        }
+        errors.extend(config.check_cores().err());
+        let queues = ports.iter().map(|port| usize::from(port.queues)).sum();
+        let mut opening = Opening::new(config, ports.len(), true);
+        for (id, settings) in (0..).zip(ports) {
+            match opening.add(PortId::new(id), settings) {
+                Ok(port) => opened.push(port),
+                Err(error) => errors.push(error),
+            }
+        }
+        errors.extend(opening.config.check_queues(queues).err());
+        let runtime = if errors.is_empty() { Ok(opening.finish()) } else { Err(errors) };
+        CheckedPorts { ports: opened, runtime }
+    }
+}
+
+/// Rejects too few and too many ports and workers.
+fn check_counts(ports: &[PortSettings], config: &RuntimeConfig) -> Result<(), RuntimeError> {
+    match ports.len() {
+        0 => Err(RuntimeError::NoPorts),
+        n if n > MAX_PORTS => Err(RuntimeError::TooManyPorts(n)),
+        _ if config.workers.is_empty() => Err(RuntimeError::NoWorkers),
+        _ => Ok(()),
+    }
+}
+
+impl Opening {
+    fn new(config: RuntimeConfig, ports: usize, is_check: bool) -> Self {
+        let share = config.buffers / ports.max(1) as u32;
+        Self { config, is_check, share, pools: Vec::new(), ports: Vec::new(), info: Vec::new(), spans: Vec::new() }
+    }
+
+    /// Opens and configures a port.
+    fn add(&mut self, id: PortId, settings: PortSettings) -> Result<OpenedPort, RuntimeError> {
+        let PortSettings { name, plan, queues, depth, mtu, promiscuous, on_loss, key_spans, .. } = settings;
+        let at = |error| {
+            let (at, source) = position(&key_spans, &name, error);
+            RuntimeError::Open { at, source }
+        };
+        let open = if self.is_check { OpenPort::open_to_check } else { OpenPort::open };
+        let port = open(name.clone(), plan).map_err(at)?;
+        let capabilities = port.capabilities();
+        let entries = depth.saturating_mul(queues.into());
+        let (mtu, mtu_reason) = drivers::choose_mtu(mtu, &capabilities, entries, self.share);
+        if !self.is_check {
+            tracing::info!("port {name}: MTU {mtu}, {mtu_reason}");
+        }
+        let pool = self.pool(capabilities.numa_node)?;
+        let (rx_queues, tx_queues) = (queues, queues);
+        let config = PortConfig { id, rx_queues, tx_queues, depth, mtu, promiscuous, pool: pool.clone() };
+        let configured = port.configure(config).map_err(at)?;
+        // The driver `auto` may have taken another one, because of the configuration.
+        let capabilities = configured.capabilities();
+        let info = PortInfo { id, mac: capabilities.mac, name, mtu, queues, on_loss, capabilities, pool };
+        self.ports.push(configured);
+        self.spans.push(key_spans);
+        self.info.push(info.clone());
+        Ok(OpenedPort { info, mtu_reason })
+    }
+
+    /// Returns the pool of a NUMA node.
+    fn pool(&mut self, node: Option<u32>) -> Result<Pool, PoolError> {
+        if let Some((_, pool)) = self.pools.iter().find(|(of, _)| *of == node) {
+            return Ok(pool.clone());
+        }
+        let pool = if self.is_check {
+            self.config.check_memory(node)?;
+            Pool::new("check", CHECK_BUFFERS)?
+        } else {
+            let label = node.map_or("packets".to_owned(), |node| format!("packets of node {node}"));
+            self.config.arena(node)?.pool(&label, self.config.buffers)?
+        };
+        self.pools.push((node, pool.clone()));
+        Ok(pool)
+    }
+
+    fn check_queues(&self) -> Result<(), RuntimeError> {
+        self.config.check_queues(self.info.iter().map(|port| usize::from(port.queues)).sum())
+    }
+
+    fn finish(self) -> Runtime {
+        let Self { config, ports, info, spans, pools, .. } = self;
+        let pools = pools.into_iter().map(|(_, pool)| pool).collect();
+        Runtime { config, ports, info, spans, domain: Domain::new(), pools, capture: false, management: None }
+    }
+}
