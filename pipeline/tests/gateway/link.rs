@@ -8,7 +8,7 @@ use wirepath_pipeline::tunnel::underlay::{Addresses, UnderlayHost};
 use wirepath_pmd::port::{Link, PortEvent};
 use wirepath_wire::{MacAddr, parse};
 
-use crate::stepped::{FAR, HOST, LAN, Lab, SECOND, US, WAN, frame, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, SECOND, US, WAN, frame, vxlan};
 
 const OTHER: MacAddr = MacAddr([2, 7, 7, 7, 7, 7]);
 
