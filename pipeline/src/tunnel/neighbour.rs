@@ -15,9 +15,9 @@
 //! A probe is sent by unicast first and then by multicast, like with Linux's `mcast_resolicit`. The known
 //! Ethernet address remains in use meanwhile, so that lost replies do not interrupt the traffic.
 //!
-//! While the link is lost, and after its return until the neighbour replies, packets for a known Ethernet address
-//! are held, because another host may have the IP address by now. After [`Timing::hold_time`] without a reply they
-//! are sent to the known address.
+//! Packets for a known Ethernet address are held while the link is lost, because another host may get the IP
+//! address meanwhile. They are held until the neighbour replies, but at most for [`Timing::hold_time`] after the
+//! return of the link.
 //!
 //! Received messages never create entries; they only update entries that were requested with
 //! [`Neighbours::resolve`].
