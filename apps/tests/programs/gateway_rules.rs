@@ -12,7 +12,7 @@ use wirepath_apps::rules::{GatewayRule, gateway_rules};
 use wirepath_flow::Direction;
 use wirepath_packet::{Packet, Pool, PortId};
 use wirepath_pipeline::rules::Outcome;
-use wirepath_wire::{MacAddr, Tunnels, Vni};
+use wirepath_wire::{Tunnels, Vni};
 
 /// Returns a gateway with one remote that answers, 10.9.0.2 or fd00:9::2.
 fn gateway(underlay: &str, segment: &str) -> Lab {

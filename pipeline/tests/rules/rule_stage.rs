@@ -392,10 +392,10 @@ fn a_long_change_does_not_hold_punted_packets() {
             })
         })
         .unwrap();
-    // Every rule is judged and then added, and both are divided.
-    assert_eq!((after[0], after.len()), (40, 2 * (RULES / 256)));
-    // Rules that are replaced are removed, too.
-    let calls = 3 * (RULES / 256);
+    // Every rule is judged, compared with the old ones and added, and all of this is divided.
+    let calls = after.len();
+    assert!((after[0], calls >= 3 * (RULES / 256)) == (40, true), "{after:?}");
+    // A change of many rules has even more parts, because the old rules are removed.
     for last in [1, calls / 2, calls] {
         let mut left = last;
         let given_up = stepped.with_plane(|plane| {

@@ -249,7 +249,9 @@ impl RuleControl {
     ) -> Result<Vec<RuleId>, RuleControlError> {
         let mut named = HashSet::with_capacity(list.len());
         let mut rules: Vec<&Rule> = Vec::with_capacity(list.len());
+        let mut parts = Parts::new(&mut *plane, &mut *meanwhile);
         for entry in &list {
+            parts.step()?;
             rules.push(match entry {
                 ListEntry::New(rule) => rule,
                 ListEntry::Keep(id) => match self.rules.get(*id).filter(|_| named.insert(*id)) {
@@ -410,10 +412,17 @@ impl RuleControl {
 
     /// Changes the table to contain exactly this list. The ids of the list are in force and named once.
     fn set_table(&mut self, list: Vec<ListEntry>, parts: &mut Parts<'_, '_>) -> Result<(), RuleControlError> {
-        let stays: HashSet<RuleId> =
-            list.iter().filter_map(|entry| if let ListEntry::Keep(id) = entry { Some(*id) } else { None }).collect();
-        let going: Vec<RuleId> = self.rules.iter().map(|entry| entry.id).filter(|id| !stays.contains(id)).collect();
-        let moves = self.moves(&list);
+        let mut stays: HashSet<RuleId> = HashSet::with_capacity(list.len());
+        for entry in &list {
+            parts.step()?;
+            stays.extend(if let ListEntry::Keep(id) = entry { Some(*id) } else { None });
+        }
+        let mut going = Vec::new();
+        for entry in self.rules.iter() {
+            parts.step()?;
+            going.extend(Some(entry.id).filter(|id| !stays.contains(id)));
+        }
+        let moves = self.moves(&list, parts)?;
         self.rules = self.change_table(parts, |change, parts, removed, added| {
             for id in going {
                 parts.step()?;
@@ -444,10 +453,10 @@ impl RuleControl {
 
     /// Finds the rules of a list that must move behind all others of their direction and priority. Those are the
     /// rules that stay, but stand behind a new rule or behind one that is later in the old list.
-    fn moves(&self, list: &[ListEntry]) -> Vec<bool> {
+    fn moves(&self, list: &[ListEntry], parts: &mut Parts<'_, '_>) -> Result<Vec<bool>, RuleTableError> {
         // Position of the last rule that stays in its place, or none if a rule of the group is new or moves.
         let mut groups: HashMap<(Direction, u32), Option<u64>> = HashMap::new();
-        let moves = |entry: &ListEntry| match entry {
+        let mut moves = |entry: &ListEntry| match entry {
             ListEntry::New(rule) => {
                 groups.insert((rule.direction(), rule.priority()), None);
                 false
@@ -459,7 +468,7 @@ impl RuleControl {
                 group.is_none()
             }
         };
-        list.iter().map(moves).collect()
+        list.iter().map(|entry| parts.step().map(|()| moves(entry))).collect()
     }
 
     /// Handles a punted packet. Returns it if another stage punted it.
