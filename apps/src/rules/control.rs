@@ -9,7 +9,7 @@ use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::registry::{Argument, Change, Column, ObjectSpec, Operation, Page, Row, TableSpec, Unit};
 use wirepath_pipeline::rules::{
-    ActiveRule, ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage,
+    ActiveRule, ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage, RuleTableError,
 };
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
 use wirepath_pmd::port::{PortEvent, PortId};
@@ -78,6 +78,29 @@ impl OriginKind {
     }
 }
 
+/// The program's own control while the rules are changed.
+struct WithoutRules<'a, C>(&'a mut C);
+
+impl<C: Control> Control for WithoutRules<'_, C> {
+    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
+        if let Some(punt) = RuleControl::punt(punt, plane) {
+            self.0.punt(punt, plane);
+        }
+    }
+
+    fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
+        self.0.learn(learn, plane);
+    }
+
+    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
+        self.0.packet_dropped(packet, reason);
+    }
+}
+
+/// Rules that [`ControlWithRules::apply_file`] handles between two looks at the queues of the control thread.
+const RULES_OF_A_STEP: usize = 256;
+/// Nanoseconds between two ticks of the program's own control during a long change.
+const TICK_INTERVAL: u64 = 10_000_000;
 /// Nanoseconds between two reads of the counters.
 const COUNTER_INTERVAL: u64 = 500_000_000;
 
@@ -117,6 +140,18 @@ impl<C: Control> ControlWithRules<C> {
         it.rules.begin(runtime, &list).map_err(refused)?;
         it.keep(origins);
         Ok(it)
+    }
+
+    /// Does the work of the control thread that must not wait for the end of a long change. Returns `false` if the
+    /// program is to stop.
+    fn serve(control: &mut C, served_at: &mut u64, plane: &mut ControlPlane) -> bool {
+        plane.serve(&mut WithoutRules(&mut *control));
+        let now = plane.now();
+        if now.saturating_sub(*served_at) >= TICK_INTERVAL {
+            *served_at = now;
+            control.tick(plane);
+        }
+        !plane.is_stopping()
     }
 
     /// Stores the origins of the active rules, in list order.
@@ -198,9 +233,21 @@ impl<C: Control> ControlWithRules<C> {
 
     /// Replaces the rules of the file. All other rules, and rules that the file still has, keep their ids.
     fn apply_file(&mut self, plane: &mut ControlPlane, file: Vec<Entry>) -> Result<usize, Failure> {
+        let mut served_at = plane.now();
+        let control = &mut self.control;
+        // Called for each rule.
+        let mut steps = 0;
+        let mut step = |control: &mut C, plane: &mut ControlPlane| {
+            steps += 1;
+            if usize::is_multiple_of(steps, RULES_OF_A_STEP) && !Self::serve(control, &mut served_at, plane) {
+                return Err(Failure::failed(RuleTableError::GivenUp));
+            }
+            Ok(())
+        };
         let mut before: HashMap<&Rule, VecDeque<RuleId>> = HashMap::new();
         let (mut config, mut changes) = (Vec::new(), Vec::new());
         for (id, rule) in self.rules.rules() {
+            step(control, plane)?;
             let Some(origin) = self.origins.get(&id) else { continue };
             match origin.by {
                 OriginKind::Configuration => config.push((origin.clone(), ListEntry::Keep(id))),
@@ -208,18 +255,31 @@ impl<C: Control> ControlWithRules<C> {
                 OriginKind::Change => changes.push((origin.clone(), ListEntry::Keep(id))),
             }
         }
-        let file = file.into_iter().map(|Entry { span, rule }| {
+        let mut entries = config;
+        for Entry { span, rule } in file {
+            step(control, plane)?;
             let same = before.get_mut(&rule).and_then(VecDeque::pop_front);
-            (Origin { by: OriginKind::File, span }, same.map_or(ListEntry::New(rule), ListEntry::Keep))
-        });
-        let file: Vec<(Origin, ListEntry)> = file.collect();
-        let (origins, list): (Vec<Origin>, Vec<ListEntry>) = config.into_iter().chain(file).chain(changes).unzip();
+            let entry = same.map_or(ListEntry::New(rule), ListEntry::Keep);
+            entries.push((Origin { by: OriginKind::File, span }, entry));
+        }
+        entries.extend(changes);
+        let (origins, list): (Vec<Origin>, Vec<ListEntry>) = entries.into_iter().unzip();
         let is_new: Vec<bool> = list.iter().map(|entry| matches!(entry, ListEntry::New(_))).collect();
-        let ids = self.rules.rearrange(plane, list);
+        let mut meanwhile = |plane: &mut ControlPlane| Self::serve(control, &mut served_at, plane);
+        let ids = self.rules.rearrange_in_parts(plane, list, &mut meanwhile);
         let ids = ids.map_err(|error| failure(error, |number| origins.get(number).map(|origin| &origin.span)))?;
-        self.keep(origins);
-        let new: HashSet<RuleId> = ids.iter().zip(is_new).filter(|(_, new)| *new).map(|(id, _)| *id).collect();
-        self.rules.rules().filter(|(id, _)| new.contains(id)).for_each(|(id, rule)| self.log(id, rule));
+        // The rules are in force, so the rest is done even if the program is to stop.
+        let mut of_rules = HashMap::with_capacity(ids.len());
+        for (number, ((id, origin), is_new)) in ids.iter().zip(origins).zip(is_new).enumerate() {
+            if number.is_multiple_of(RULES_OF_A_STEP) {
+                Self::serve(&mut self.control, &mut served_at, plane);
+            }
+            of_rules.insert(*id, origin);
+            if let Some(rule) = self.rules.rule(*id).filter(|_| is_new) {
+                self.log(*id, rule);
+            }
+        }
+        self.origins = of_rules;
         Ok(ids.len())
     }
 
@@ -394,9 +454,7 @@ fn failure<'o>(error: RuleControlError, of: impl FnOnce(usize) -> Option<&'o Spa
 
 impl<C: Control> Control for ControlWithRules<C> {
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
-        if let Some(punt) = self.rules.punt(punt, plane) {
-            self.control.punt(punt, plane);
-        }
+        WithoutRules(&mut self.control).punt(punt, plane);
     }
 
     fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {

@@ -36,6 +36,9 @@ pub enum RuleTableError {
     /// cause this.
     #[error("too many rules collide in the hash table of this mask")]
     HashCollisions,
+    /// The caller gave up a long change ([`super::Meanwhile`]).
+    #[error("the change was given up, because the program stops")]
+    GivenUp,
     /// The replacement rule has another direction than the rule that it replaces.
     #[error("a rule at {} cannot be replaced by one at {}", .from.name(), .to.name())]
     OtherDirection {

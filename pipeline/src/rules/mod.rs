@@ -32,9 +32,9 @@ mod tests;
 pub use actions::{Environment, Outcome, Program, Toeplitz};
 pub use classifier::{ExactMatchTable, FlowCacheStats, Hit, RuleLookup};
 pub use control::{
-    ActiveRule, Change, ListEntry, RemovalReason, RemovedRule, RuleControl, RuleControlError, RuleCounters, RuleId,
-    RuleLimits, RuleLocation, RuleLocations, RuleRefused, RuleTable, Timeouts, check, check_on, in_priority_order,
-    judge, locate_rule, priority_order,
+    ActiveRule, Change, ListEntry, Meanwhile, RemovalReason, RemovedRule, RuleControl, RuleControlError, RuleCounters,
+    RuleId, RuleLimits, RuleLocation, RuleLocations, RuleRefused, RuleTable, Timeouts, check, check_on,
+    in_priority_order, judge, locate_rule, priority_order,
 };
 pub use error::RuleTableError;
 pub use rule_stage::{PUNT_TO_KERNEL, RulePorts, RuleStage};

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use wirepath_flow::Rule;
 use wirepath_packet::counters::Counter;
@@ -122,12 +123,37 @@ pub struct ControlPlane {
     /// Packets that the device of each port dropped by rules.
     pub(crate) rule_drops: Vec<u64>,
     pub(super) stop: bool,
+    /// Set from outside to stop the program ([`super::RunOptions::stop`]).
+    pub(super) stop_flag: Option<Arc<AtomicBool>>,
     pub(super) control: Arc<ControlQueues>,
     /// Simulated time in nanoseconds; `None` if the time comes from a clock.
     pub(super) simulated_time: Option<u64>,
 }
 
 impl ControlPlane {
+    /// Passes punted packets, learned addresses and captured drops to `control`, at most as many as the queues hold.
+    /// An application calls this between the parts of a long change, so that its packets do not wait for the end.
+    pub fn serve(&mut self, control: &mut impl Control) {
+        let queues = Arc::clone(&self.control);
+        // Limited to the queue capacity, so that timers run under any load.
+        for _ in 0..queues.punts.capacity() {
+            let Some(punt) = queues.next_punt() else { break };
+            control.punt(punt, self);
+        }
+        for _ in 0..queues.learns.capacity() {
+            let Some(learn) = queues.learns.pop() else { break };
+            control.learn(learn, self);
+        }
+        while let Some(dropped) = queues.next_dropped() {
+            control.packet_dropped(dropped.packet, dropped.reason);
+        }
+    }
+
+    /// Returns true if the program is to stop. A long change should give up then.
+    pub fn is_stopping(&self) -> bool {
+        self.stop || self.stop_flag.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
     /// Nanoseconds since the program started.
     pub fn now(&self) -> u64 {
         self.simulated_time.unwrap_or_else(clock::precise)

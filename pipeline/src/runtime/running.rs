@@ -116,6 +116,7 @@ impl<S> Running<S> {
             generated: wirepath_packet::counters::Counter::new(),
             consumed: BTreeMap::new(),
             stop: false,
+            stop_flag: None,
             control: Arc::clone(&control),
             simulated_time: None,
         };
@@ -177,10 +178,8 @@ impl<S> Running<S> {
     pub fn run(&mut self, control: &mut impl Control, options: &RunOptions) {
         let begin = Instant::now();
         let mut last = (begin, self.snapshot_with_devices());
-        while !self.plane.stop && !self.failed() {
-            if options.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
-                break;
-            }
+        self.plane.stop_flag.clone_from(&options.stop);
+        while !self.plane.is_stopping() && !self.failed() {
             if options.duration.is_some_and(|duration| begin.elapsed() >= duration) {
                 break;
             }
@@ -211,7 +210,7 @@ impl<S> Running<S> {
     /// every ten milliseconds the port events and the application's timers.
     pub fn tick(&mut self, control: &mut impl Control) {
         self.control.notifier.take_notification();
-        self.handle_events(control);
+        self.plane.serve(control);
         if self.last_tick.elapsed() < TICK {
             return;
         }
@@ -301,21 +300,6 @@ impl<S> Running<S> {
         self.plane.presence[id] = Presence::Failed(why);
     }
 
-    fn handle_events(&mut self, control: &mut impl Control) {
-        // Limited to the queue capacity, so that timers run under any load.
-        for _ in 0..self.control.punts.capacity() {
-            let Some(punt) = self.control.next_punt() else { break };
-            control.punt(punt, &mut self.plane);
-        }
-        for _ in 0..self.control.learns.capacity() {
-            let Some(learn) = self.control.learns.pop() else { break };
-            control.learn(learn, &mut self.plane);
-        }
-        while let Some(dropped) = self.control.next_dropped() {
-            control.packet_dropped(dropped.packet, dropped.reason);
-        }
-    }
-
     /// Returns whether a worker has ended, which only a panic causes before the stop.
     pub fn failed(&self) -> bool {
         self.threads.iter().any(|thread| thread.handle.is_finished())
@@ -367,7 +351,7 @@ impl<S> Running<S> {
             }
             workers.push(WorkerSummary::new(&info, &counters));
         }
-        self.handle_events(control);
+        self.plane.serve(control);
         for mailbox in self.mailboxes.iter() {
             while let Some(packet) = mailbox.work.pop().or_else(|| mailbox.transmit.pop()) {
                 self.plane.drop(packet, DropReason::Stopping);
@@ -429,7 +413,7 @@ impl<S> Running<S> {
                 if quiet || Instant::now() > deadline {
                     break;
                 }
-                self.handle_events(control);
+                self.plane.serve(control);
                 self.notify_all();
                 std::thread::sleep(Duration::from_micros(200));
             }

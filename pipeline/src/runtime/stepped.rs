@@ -77,6 +77,7 @@ impl<S: Stage> SteppedRuntime<S> {
             generated: Counter::new(),
             consumed: BTreeMap::new(),
             stop: false,
+            stop_flag: None,
             control,
             simulated_time: Some(0),
         };

@@ -247,11 +247,13 @@ impl GatewayControl {
     /// workers add them. The workers also add them after the next hop has changed.
     pub fn encapsulated_by_nic(&mut self, remote: usize, number: Option<u32>) {
         let Some(next_hop) = self.list.get_mut(remote).map(|remote| &mut remote.next_hop) else { return };
-        if let NextHop::Ready(template) | NextHop::InNic(template, _) = *next_hop {
-            *next_hop = number.map_or(NextHop::Ready(template), |number| NextHop::InNic(template, number));
-            self.dirty = true;
-            self.publish();
-        }
+        *next_hop = match *next_hop {
+            NextHop::Ready(template) | NextHop::InNic(template, _) => NextHop::resolved(template, number),
+            NextHop::Held(template, _) => NextHop::Held(template, number),
+            NextHop::Resolving | NextHop::Unreachable => return,
+        };
+        self.dirty = true;
+        self.publish();
     }
 
     /// Returns the tables that the workers read.
@@ -360,6 +362,20 @@ impl GatewayControl {
         }
     }
 
+    /// Makes the workers hold the frames for a resolved next hop, or send them again.
+    fn hold_next_hop(&mut self, next_hop: IpAddr, held: bool) {
+        for remote in self.remotes_by_next_hop.get(&next_hop).into_iter().flatten() {
+            let Some(Remote { next_hop, .. }) = self.list.get_mut(*remote as usize) else { continue };
+            *next_hop = match *next_hop {
+                NextHop::Ready(template) if held => NextHop::Held(template, None),
+                NextHop::InNic(template, number) if held => NextHop::Held(template, Some(number)),
+                NextHop::Held(template, number) if !held => NextHop::resolved(template, number),
+                other => other,
+            };
+        }
+        self.dirty = true;
+    }
+
     /// Takes a new Ethernet address of the underlay port, and announces it.
     fn change_mac(&mut self, mac: MacAddr) {
         self.tables.layout.underlay.mac.set(mac);
@@ -437,6 +453,8 @@ impl GatewayControl {
                     }
                     self.set_next_hop_state(ip, None, state);
                 }
+                NeighbourAction::Hold(ip) => self.hold_next_hop(ip, true),
+                NeighbourAction::Release(ip) => self.hold_next_hop(ip, false),
                 NeighbourAction::Send(_, (packet, remote)) => self.send_queued(plane, packet, remote),
                 NeighbourAction::Drop((packet, _)) => plane.drop(packet, DropReason::NoNeighbour),
             }
@@ -448,9 +466,10 @@ impl GatewayControl {
     fn send_queued(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
         let underlay = &self.tables.layout.underlay;
         let len = packet.len();
-        let Some(Remote { next_hop: NextHop::Ready(template) | NextHop::InNic(template, _), segment, .. }) =
-            self.list.get(remote as usize)
-        else {
+        let Some(Remote { next_hop, segment, .. }) = self.list.get(remote as usize) else {
+            return plane.drop(packet, DropReason::NoNeighbour);
+        };
+        let (NextHop::Ready(template) | NextHop::InNic(template, _) | NextHop::Held(template, _)) = next_hop else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
         let flow =
@@ -750,6 +769,7 @@ impl Control for GatewayControl {
             let Some(ip) = self.unconfirmed.pop_front() else { break };
             self.neighbours.revalidate(ip, now, &mut self.actions);
         }
+        self.neighbours.release_held(now, &mut self.actions);
         if now >= self.neighbours_at {
             self.neighbours_at = now + 100;
             self.neighbours.tick(now, &mut self.actions);
@@ -783,7 +803,7 @@ impl Control for GatewayControl {
         }
     }
 
-    fn port_event(&mut self, port: PortId, event: &PortEvent, _: &mut ControlPlane) {
+    fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
         match event {
             PortEvent::Link(Link { state: LinkState::Up, .. }) if self.tables.layout.is_underlay(port) => {
                 // Switches may have lost the gateway's address while the link was down.
@@ -793,6 +813,13 @@ impl Control for GatewayControl {
                 self.unconfirmed = self.remotes_by_next_hop.keys().copied().collect();
             }
             PortEvent::Link(Link { state: LinkState::Down, .. }) | PortEvent::Lost(_) => {
+                if matches!(event, PortEvent::Link(_)) && self.tables.layout.is_underlay(port) {
+                    // The last frames before the return of the link must not go to an old Ethernet address.
+                    for next_hop in self.remotes_by_next_hop.keys() {
+                        self.neighbours.hold(*next_hop, &mut self.actions);
+                    }
+                    self.run_actions(plane);
+                }
                 let attachments = &self.tables.layout.attachments;
                 let is_there = |index: u32| attachments.get(index as usize).is_some_and(|a| a.port == port);
                 self.fdb.flush(|entry| match Destination::unpack(entry.destination) {

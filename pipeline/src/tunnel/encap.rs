@@ -16,7 +16,7 @@ use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
-use super::stage::{Flow, GatewayTables, KnownSource, Scratch, StageState, Tally, adapt_to_attachment};
+use super::stage::{Flow, GatewayTables, KnownSource, PuntCode, Scratch, StageState, Tally, adapt_to_attachment};
 use super::tables::{Destination, LocalPort, NextHop, Remotes, Underlay};
 use crate::Context;
 use crate::table::{HashTable, Key};
@@ -378,7 +378,10 @@ impl GatewayTables {
                 }
                 context.send(self.layout.underlay.port, packet);
             }
-            NextHop::Ready(template) | NextHop::InNic(template, _) => {
+            NextHop::Held(..) if state.policer.admits_unresolved(context.now()) => {
+                context.punt(packet, PuntCode::Unresolved(to).pack());
+            }
+            NextHop::Ready(template) | NextHop::InNic(template, _) | NextHop::Held(template, _) => {
                 match encapsulate(&mut packet, template, &self.layout.underlay, flow) {
                     Ok(()) => {
                         if let Some(c) = state.counters.get(usize::from(remote.segment)) {

@@ -77,7 +77,10 @@ static REMOTES: TableSpec = TableSpec {
         Column::attribute("local", "Own address of the tunnel"),
         Column::attribute("next_hop", "IP address of the next hop"),
         Column::attribute("mac", "Ethernet address of the next hop"),
-        Column::attribute("state", "ready, in_nic: the NIC adds the headers; resolving, unreachable"),
+        Column::attribute(
+            "state",
+            "ready, in_nic: the NIC adds the headers; held: frames wait after a loss of the link; resolving, unreachable",
+        ),
         Column::gauge("max_frame", Unit::Bytes, "Largest inner frame"),
     ],
 };
@@ -123,6 +126,7 @@ impl GatewayControl {
                     let state = match remote.next_hop {
                         NextHop::Ready(_) => "ready",
                         NextHop::InNic(..) => "in_nic",
+                        NextHop::Held(..) => "held",
                         NextHop::Resolving => "resolving",
                         NextHop::Unreachable => "unreachable",
                     };

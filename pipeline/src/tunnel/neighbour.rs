@@ -15,6 +15,10 @@
 //! A probe is sent by unicast first and then by multicast, like with Linux's `mcast_resolicit`. The known
 //! Ethernet address remains in use meanwhile, so that lost replies do not interrupt the traffic.
 //!
+//! Packets for a known Ethernet address are held while the link is lost, because another host may get the IP
+//! address meanwhile. They are held until the neighbour replies, but at most for [`Timing::hold_time`] after the
+//! return of the link.
+//!
 //! Received messages never create entries; they only update entries that were requested with
 //! [`Neighbours::resolve`].
 
@@ -50,6 +54,10 @@ pub struct Timing {
     pub solicitations_per_tick: usize,
     /// Maximum number of packets queued for an unresolved neighbour.
     pub queue_limit: usize,
+    /// Longest time for which packets to a known Ethernet address are held after the link returned.
+    pub hold_time: Millis,
+    /// Maximum number of packets held for a known Ethernet address. The oldest one above it is sent there.
+    pub held_limit: usize,
     /// Maximum number of entries.
     pub capacity: usize,
 }
@@ -66,6 +74,8 @@ impl Default for Timing {
             locktime: 1_000,
             solicitations_per_tick: 512,
             queue_limit: 8,
+            hold_time: 20,
+            held_limit: 64,
             capacity: 4_096,
         }
     }
@@ -124,6 +134,10 @@ pub enum NeighbourAction<P> {
     Resolved(IpAddr, MacAddr),
     /// The address is unreachable.
     Unreachable(IpAddr),
+    /// Pass packets for this resolved address to [`Neighbours::enqueue`] instead of sending them.
+    Hold(IpAddr),
+    /// Send packets for this address to the known Ethernet address again.
+    Release(IpAddr),
     /// Send a packet that was queued for this address.
     Send(IpAddr, P),
     /// Drop a queued packet, because no reply came.
@@ -143,6 +157,8 @@ struct Entry<P> {
     /// Consecutive failures.
     failures: u32,
     changed: Millis,
+    /// Time until which packets are held although the Ethernet address is known.
+    held_until: Option<Millis>,
     queue: VecDeque<P>,
 }
 
@@ -153,12 +169,14 @@ pub struct Neighbours<P> {
     entries: BTreeMap<IpAddr, Entry<P>>,
     /// Entry after which the next [`Self::tick`] begins.
     cursor: Option<IpAddr>,
+    /// Ends of [`Timing::hold_time`], in order.
+    holds: VecDeque<(Millis, IpAddr)>,
 }
 
 impl<P> Neighbours<P> {
     /// Creates an empty table.
     pub fn new(timing: Timing) -> Self {
-        Self { timing, entries: BTreeMap::new(), cursor: None }
+        Self { timing, entries: BTreeMap::new(), cursor: None, holds: VecDeque::new() }
     }
 
     /// Starts to resolve an address and keeps it resolved. Returns `false` if the table is full.
@@ -177,6 +195,7 @@ impl<P> Neighbours<P> {
             multicast: false,
             failures: 0,
             changed: now,
+            held_until: None,
             queue: VecDeque::new(),
         };
         self.entries.insert(ip, entry);
@@ -184,13 +203,36 @@ impl<P> Neighbours<P> {
         true
     }
 
-    /// Solicits an address again by multicast, for example because the link was lost. A known Ethernet address
-    /// remains in use until the reply. An address that is not in the table is not solicited.
+    /// Holds the packets for an address whose Ethernet address is known, because the link is lost. They wait for
+    /// [`Self::revalidate`].
+    pub fn hold(&mut self, ip: IpAddr, actions: &mut Vec<NeighbourAction<P>>) {
+        if let Some(entry) = self.entries.get_mut(&ip) {
+            entry.hold(ip, Millis::MAX, actions);
+        }
+    }
+
+    /// Solicits an address again by multicast, because the link has returned. Packets for a known Ethernet address
+    /// are held until the reply, but not longer than [`Timing::hold_time`]. An address that is not in the table is
+    /// not solicited.
     pub fn revalidate(&mut self, ip: IpAddr, now: Millis, actions: &mut Vec<NeighbourAction<P>>) {
         let Some(entry) = self.entries.get_mut(&ip) else { return };
+        let until = now + self.timing.hold_time;
+        entry.hold(ip, until, actions);
         let state = if entry.mac.is_some() { NeighbourState::Probe } else { NeighbourState::Incomplete };
+        if entry.mac.is_some() {
+            self.holds.push_back((until, ip));
+        }
         (entry.multicast, entry.solicits, entry.failures) = (true, 0, 0);
         entry.solicit(ip, state, now, &self.timing, actions);
+    }
+
+    /// Releases packets that were held for [`Timing::hold_time`]. Call this every few milliseconds.
+    pub fn release_held(&mut self, now: Millis, actions: &mut Vec<NeighbourAction<P>>) {
+        while let Some((until, ip)) = self.holds.pop_front_if(|(until, _)| *until <= now) {
+            if let Some(entry) = self.entries.get_mut(&ip).filter(|entry| entry.held_until == Some(until)) {
+                entry.release(ip, actions);
+            }
+        }
     }
 
     /// Removes an address that is no longer a next hop. Its queued packets are returned as drop actions.
@@ -225,11 +267,18 @@ impl<P> Neighbours<P> {
         self.entries.iter().map(|(ip, entry)| (*ip, entry.state, entry.mac))
     }
 
-    /// Queues a packet until the address is resolved. If the queue is full, the oldest packet is dropped (RFC
-    /// 4861 section 7.2.2). Packets for an unknown or failed address are returned at once as drop actions.
+    /// Queues a packet until the address is resolved or released. If the queue is full, the oldest packet is
+    /// dropped (RFC 4861 section 7.2.2), or sent to the known Ethernet address. Packets for an unknown or failed
+    /// address are returned at once as drop actions.
     pub fn enqueue(&mut self, ip: IpAddr, packet: P, actions: &mut Vec<NeighbourAction<P>>) {
         let Some(entry) = self.entries.get_mut(&ip) else { return actions.push(NeighbourAction::Drop(packet)) };
         match (entry.state, entry.mac) {
+            (_, Some(_)) if entry.held_until.is_some() => {
+                if entry.queue.len() >= self.timing.held_limit {
+                    actions.extend(entry.queue.pop_front().map(|packet| NeighbourAction::Send(ip, packet)));
+                }
+                entry.queue.push_back(packet);
+            }
             // The address was resolved while the packet was on its way to the control thread.
             (_, Some(_)) => actions.push(NeighbourAction::Send(ip, packet)),
             (NeighbourState::Failed, None) => actions.push(NeighbourAction::Drop(packet)),
@@ -297,9 +346,10 @@ impl<P> Neighbours<P> {
             entry.become_stale(now, timing);
         }
         if let (Some(mac), true) = (entry.mac, changes) {
+            entry.held_until = None;
             actions.push(NeighbourAction::Resolved(ip, mac));
         }
-        actions.extend(entry.queue.drain(..).map(|packet| NeighbourAction::Send(ip, packet)));
+        entry.release(ip, actions);
         true
     }
 
@@ -330,6 +380,21 @@ impl<P> Neighbours<P> {
 }
 
 impl<P> Entry<P> {
+    /// Holds packets if the Ethernet address is known. Otherwise they wait anyway.
+    fn hold(&mut self, ip: IpAddr, until: Millis, actions: &mut Vec<NeighbourAction<P>>) {
+        if self.mac.is_some() && self.held_until.replace(until).is_none() {
+            actions.push(NeighbourAction::Hold(ip));
+        }
+    }
+
+    /// Sends the queued packets.
+    fn release(&mut self, ip: IpAddr, actions: &mut Vec<NeighbourAction<P>>) {
+        if self.held_until.take().is_some() {
+            actions.push(NeighbourAction::Release(ip));
+        }
+        actions.extend(self.queue.drain(..).map(|packet| NeighbourAction::Send(ip, packet)));
+    }
+
     fn become_stale(&mut self, now: Millis, timing: &Timing) {
         self.state = NeighbourState::Stale;
         self.deadline = now + timing.first_probe_delay;
@@ -368,7 +433,7 @@ impl<P> Entry<P> {
                 self.solicit(ip, NeighbourState::Incomplete, now, timing, actions);
             }
             NeighbourState::Probe | NeighbourState::Incomplete => {
-                self.mac = None;
+                (self.mac, self.held_until) = (None, None);
                 let interval =
                     timing.retry_interval.saturating_mul(1 << self.failures.min(16)).min(timing.max_retry_interval);
                 self.state = NeighbourState::Failed;
@@ -389,219 +454,4 @@ impl<P> Entry<P> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const A: MacAddr = MacAddr::new(2, 0, 0, 0, 0, 0xa);
-    const B: MacAddr = MacAddr::new(2, 0, 0, 0, 0, 0xb);
-    const ANSWER: NdEvent = NdEvent::Reply { solicited: true, overrides: true };
-    const UNASKED: NdEvent = NdEvent::Announcement;
-
-    fn ip(last: u8) -> IpAddr {
-        IpAddr::from([10, 9, 0, last])
-    }
-
-    struct Lab {
-        n: Neighbours<u32>,
-        done: Vec<NeighbourAction<u32>>,
-    }
-
-    impl Lab {
-        fn new() -> Self {
-            Self { n: Neighbours::new(Timing::default()), done: Vec::new() }
-        }
-        fn want(&mut self, now: Millis) -> Vec<NeighbourAction<u32>> {
-            assert!(self.n.resolve(ip(2), now, &mut self.done));
-            std::mem::take(&mut self.done)
-        }
-        fn tick(&mut self, now: Millis) -> Vec<NeighbourAction<u32>> {
-            self.n.tick(now, &mut self.done);
-            std::mem::take(&mut self.done)
-        }
-        fn observe(&mut self, mac: MacAddr, how: NdEvent, now: Millis) -> Vec<NeighbourAction<u32>> {
-            self.n.handle_event(ip(2), Some(mac), how, now, &mut self.done);
-            std::mem::take(&mut self.done)
-        }
-        fn hold(&mut self, packet: u32) -> Vec<NeighbourAction<u32>> {
-            self.n.enqueue(ip(2), packet, &mut self.done);
-            std::mem::take(&mut self.done)
-        }
-        fn state(&self) -> NeighbourState {
-            self.n.iter().next().unwrap().1
-        }
-    }
-
-    #[test]
-    fn resolved_neighbours_are_kept_reachable() {
-        let mut lab = Lab::new();
-        assert_eq!(lab.want(0), [NeighbourAction::Solicit(ip(2), None)]);
-        assert_eq!(lab.want(1), [], "known already");
-        assert_eq!(lab.hold(7), []);
-        assert_eq!(lab.tick(999), []);
-        assert_eq!(lab.tick(1000), [NeighbourAction::Solicit(ip(2), None)]);
-        assert_eq!(
-            lab.observe(A, ANSWER, 1100),
-            [NeighbourAction::Resolved(ip(2), A), NeighbourAction::Send(ip(2), 7)]
-        );
-        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Reachable, Some(A)));
-        assert_eq!(lab.hold(8), [NeighbourAction::Send(ip(2), 8)]);
-        assert_eq!(lab.tick(31_100), []);
-        assert_eq!(lab.state(), NeighbourState::Stale);
-        assert_eq!(lab.tick(36_100), [NeighbourAction::Solicit(ip(2), Some(A))]);
-        assert_eq!(lab.state(), NeighbourState::Probe);
-        assert_eq!(lab.observe(A, ANSWER, 36_200), []);
-        assert_eq!(lab.state(), NeighbourState::Reachable);
-    }
-
-    #[test]
-    fn unanswered_solicitations_fail_with_growing_backoff() {
-        let mut lab = Lab::new();
-        lab.want(0);
-        lab.hold(1);
-        assert_eq!(lab.tick(1000), [NeighbourAction::Solicit(ip(2), None)]);
-        assert_eq!(lab.tick(2000), [NeighbourAction::Solicit(ip(2), None)]);
-        assert_eq!(lab.tick(3000), [NeighbourAction::Drop(1), NeighbourAction::Unreachable(ip(2))]);
-        assert_eq!(lab.hold(2), [NeighbourAction::Drop(2)], "not kept while failed");
-        assert_eq!(lab.tick(3999), []);
-        assert_eq!(lab.tick(4000), [NeighbourAction::Solicit(ip(2), None)]);
-        lab.tick(5000);
-        lab.tick(6000);
-        assert_eq!(lab.tick(7000), []);
-        assert_eq!((lab.state(), lab.tick(8999).len()), (NeighbourState::Failed, 0));
-        assert_eq!(lab.tick(9000), [NeighbourAction::Solicit(ip(2), None)]);
-        assert_eq!(lab.observe(A, ANSWER, 9001), [NeighbourAction::Resolved(ip(2), A)]);
-    }
-
-    #[test]
-    fn lost_neighbours_are_probed_then_solicited_by_multicast() {
-        let mut lab = Lab::new();
-        lab.want(0);
-        lab.observe(A, ANSWER, 10);
-        lab.tick(30_010);
-        for at in [35_010, 36_010, 37_010] {
-            assert_eq!(lab.tick(at), [NeighbourAction::Solicit(ip(2), Some(A))]);
-        }
-        for at in [38_010, 39_010, 40_010] {
-            assert_eq!(lab.tick(at), [NeighbourAction::Solicit(ip(2), None)]);
-            assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Probe, Some(A)), "still in use");
-        }
-        assert_eq!(lab.tick(41_010), [NeighbourAction::Unreachable(ip(2))]);
-        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Failed, None));
-        lab.tick(42_010);
-        assert_eq!(lab.observe(B, ANSWER, 42_020), [NeighbourAction::Resolved(ip(2), B)]);
-    }
-
-    #[test]
-    fn a_full_queue_drops_the_oldest_packet() {
-        let mut lab = Lab::new();
-        lab.want(0);
-        for packet in 0..8 {
-            assert_eq!(lab.hold(packet), []);
-        }
-        assert_eq!(lab.hold(8), [NeighbourAction::Drop(0)]);
-        let done = lab.observe(A, ANSWER, 5);
-        assert_eq!(done.len(), 9);
-        assert_eq!(done[1], NeighbourAction::Send(ip(2), 1));
-    }
-
-    #[test]
-    fn messages_create_no_entries() {
-        let mut lab = Lab::new();
-        assert!(!lab.n.handle_event(ip(9), Some(A), ANSWER, 0, &mut lab.done));
-        assert!(!lab.n.handle_event(ip(9), Some(A), NdEvent::Request, 0, &mut lab.done));
-        assert_eq!(lab.n.iter().count(), 0);
-        lab.n.enqueue(ip(9), 1, &mut lab.done);
-        assert_eq!(lab.done, [NeighbourAction::Drop(1)]);
-    }
-
-    #[test]
-    fn the_table_is_bounded() {
-        let mut n = Neighbours::<()>::new(Timing { capacity: 2, ..Timing::default() });
-        let mut done = Vec::new();
-        assert!(n.resolve(ip(1), 0, &mut done) && n.resolve(ip(2), 0, &mut done) && !n.resolve(ip(3), 0, &mut done));
-        assert_eq!(n.iter().count(), 2);
-    }
-
-    #[test]
-    fn unsolicited_changes_are_probed_and_cannot_flap() {
-        let mut lab = Lab::new();
-        lab.want(0);
-        lab.observe(A, ANSWER, 10);
-        // A takeover is announced. It is accepted and probed after the delay.
-        assert_eq!(lab.observe(B, UNASKED, 2000), [NeighbourAction::Resolved(ip(2), B)]);
-        assert_eq!(lab.state(), NeighbourState::Stale);
-        // A request of the old host is ignored for a second.
-        assert_eq!(lab.observe(A, NdEvent::Request, 2999), []);
-        assert_eq!(lab.n.mac(ip(2)), Some(B));
-        // A solicited flag has no effect while nothing was solicited.
-        assert_eq!(lab.observe(A, ANSWER, 2999), []);
-        assert_eq!(lab.tick(7000), [NeighbourAction::Solicit(ip(2), Some(B))]);
-        // An announcement counts at once, as in Linux.
-        assert_eq!(lab.observe(A, UNASKED, 7001), [NeighbourAction::Resolved(ip(2), A)]);
-        assert_eq!(lab.observe(B, UNASKED, 7002), [NeighbourAction::Resolved(ip(2), B)]);
-    }
-
-    #[test]
-    fn revalidation_asks_all_hosts_and_keeps_the_address() {
-        let mut lab = Lab::new();
-        lab.want(0);
-        lab.observe(A, ANSWER, 10);
-        lab.n.revalidate(ip(2), 100, &mut lab.done);
-        assert_eq!(std::mem::take(&mut lab.done), [NeighbourAction::Solicit(ip(2), None)]);
-        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Probe, Some(A)));
-        assert_eq!(lab.tick(1100), [NeighbourAction::Solicit(ip(2), None)]);
-        assert_eq!(lab.observe(B, ANSWER, 1101), [NeighbourAction::Resolved(ip(2), B)]);
-        assert_eq!(lab.state(), NeighbourState::Reachable);
-        // A failed entry is solicited at once.
-        for at in [31_101, 36_101, 37_101, 38_101, 39_101, 40_101, 41_101, 42_101] {
-            lab.tick(at);
-        }
-        assert_eq!(lab.state(), NeighbourState::Failed);
-        lab.n.revalidate(ip(2), 42_200, &mut lab.done);
-        assert_eq!(std::mem::take(&mut lab.done), [NeighbourAction::Solicit(ip(2), None)]);
-        lab.n.revalidate(ip(9), 42_200, &mut lab.done);
-        assert_eq!(lab.done, [], "not a next hop");
-    }
-
-    #[test]
-    fn a_tick_sends_a_limited_number_of_solicitations() {
-        let timing = Timing { solicitations_per_tick: 10, ..Timing::default() };
-        let mut n = Neighbours::<()>::new(timing);
-        let mut done = Vec::new();
-        for last in 0..25 {
-            n.resolve(ip(last), 0, &mut done);
-        }
-        done.clear();
-        let mut all = std::collections::BTreeSet::new();
-        for count in [10, 10, 5, 0] {
-            n.tick(1000, &mut done);
-            assert_eq!(done.len(), count);
-            all.extend(done.drain(..).map(|action| format!("{action:?}")));
-        }
-        assert_eq!(all.len(), 25);
-    }
-
-    #[test]
-    fn rfc4861_section_7_2_5() {
-        let mut lab = Lab::new();
-        lab.want(0);
-        lab.observe(A, ANSWER, 10);
-        // "If the Override flag is clear and the supplied link-layer address differs": the state changes from
-        // reachable to stale, and nothing else changes.
-        assert_eq!(lab.observe(B, NdEvent::Reply { solicited: true, overrides: false }, 5000), []);
-        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Stale, Some(A)));
-        // An advertisement without an address confirms the known address if it replies to a probe.
-        lab.tick(10_000);
-        assert!(lab.n.handle_event(ip(2), None, ANSWER, 10_010, &mut lab.done));
-        assert_eq!((lab.state(), lab.n.mac(ip(2))), (NeighbourState::Reachable, Some(A)));
-    }
-
-    #[test]
-    fn group_addresses_resolve_nothing() {
-        let mut lab = Lab::new();
-        lab.want(0);
-        assert_eq!(lab.observe(MacAddr::BROADCAST, ANSWER, 10), []);
-        assert_eq!(lab.observe(MacAddr::ZERO, ANSWER, 10), []);
-        assert_eq!(lab.state(), NeighbourState::Incomplete);
-    }
-}
+mod tests;

@@ -326,10 +326,20 @@ pub enum NextHop {
     /// Resolved: the NIC adds the headers to packets with this transmit metadata. The worker adds the
     /// outer headers to packets that the NIC cannot encapsulate.
     InNic(VxlanEncap, u32),
+    /// The link was lost, so the control thread queues a few packets until the next hop replies. The worker adds
+    /// these outer headers to the others. The number is that of [`Self::InNic`], which applies afterwards.
+    Held(VxlanEncap, Option<u32>),
     /// Being resolved. The control thread queues a few packets.
     Resolving,
     /// The next hop did not reply to ARP or ND.
     Unreachable,
+}
+
+impl NextHop {
+    /// Returns the state with these outer headers, which the NIC adds if it has a number for them.
+    pub(super) fn resolved(template: VxlanEncap, number: Option<u32>) -> Self {
+        number.map_or(Self::Ready(template), |number| Self::InNic(template, number))
+    }
 }
 
 /// A remote VTEP of a segment.

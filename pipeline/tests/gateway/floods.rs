@@ -7,9 +7,8 @@ use wirepath_pipeline::tunnel::neighbour::NeighbourState;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, Prefix, UnderlayHost};
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, ethernet, icmpv4, icmpv6, ipv4, ipv6, parse, udp};
 
-use crate::stepped::{FAR, HOST, LAN, Lab, SECOND, US, WAN, frame, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, US, WAN, frame, vxlan};
 
-const PEER: MacAddr = MacAddr([2, 9, 9, 9, 9, 2]);
 const STRANGER: MacAddr = MacAddr([2, 5, 5, 5, 5, 5]);
 const FAR6: MacAddr = MacAddr([2, 0, 0, 0, 6, 1]);
 const MILLISECOND: u64 = 1_000_000;
@@ -83,7 +82,7 @@ fn stranger(ip: impl std::fmt::Display, len: u8) -> Addresses {
     Addresses { mac: STRANGER, addresses: vec![prefix], gateways: vec![] }
 }
 
-/// Returns a reply to the gateway's own request that nobody sent.
+/// Returns an unsolicited reply.
 fn unasked_reply(from: &Addresses) -> Vec<u8> {
     let (asker, target) = match from.addresses[0].address {
         std::net::IpAddr::V4(_) => ("10.9.0.1/24", from.addresses[0].address),

@@ -6,7 +6,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::underlay::{Addresses, UnderlayHost};
 use wirepath_wire::{MacAddr, parse};
 
-use crate::stepped::{FAR, HOST, LAN, Lab, SECOND, US, WAN, frame, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, SECOND, US, WAN, frame, vxlan};
 
 const MILLISECOND: u64 = 1_000_000;
 const ROUTER: MacAddr = MacAddr([2, 9, 9, 9, 9, 254]);

@@ -3,14 +3,18 @@
 use std::net::IpAddr;
 
 use wirepath_packet::PortId;
+use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::neighbour::NeighbourState;
 use wirepath_pipeline::tunnel::underlay::{Addresses, UnderlayHost};
 use wirepath_pmd::port::{Link, PortEvent};
 use wirepath_wire::{MacAddr, parse};
 
-use crate::stepped::{FAR, HOST, LAN, Lab, SECOND, US, WAN, frame, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, US, WAN, frame, vxlan};
 
 const OTHER: MacAddr = MacAddr([2, 7, 7, 7, 7, 7]);
+
+/// Longest time for which frames wait for the reply of a neighbour after the link returned.
+const HOLD_TIME: u64 = SECOND / 50;
 
 /// Returns the addresses that solicitations ask for, and whether they go to all hosts.
 fn solicited(sent: &[(PortId, Vec<u8>)]) -> Vec<(IpAddr, bool)> {
@@ -52,6 +56,67 @@ fn a_neighbour_with_a_new_address_is_found_at_once() {
     assert!(lab.control.neighbours().all(|(_, state, mac)| (state, mac) == (NeighbourState::Reachable, Some(OTHER))));
 }
 
+/// Returns a frame with a number.
+fn numbered(number: u16) -> Vec<u8> {
+    let mut bytes = frame(FAR, HOST);
+    bytes[14..16].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+/// Returns the Ethernet destinations and the numbers of the sent tunnel packets.
+fn numbers(sent: &[(PortId, Vec<u8>)]) -> Vec<(MacAddr, u16)> {
+    let number = |bytes: &[u8]| u16::from_be_bytes(*bytes[64..].first_chunk().unwrap());
+    let tunnelled = sent.iter().filter(|(port, bytes)| *port == WAN && parse(bytes).is_ok_and(|p| p.vni().is_some()));
+    tunnelled.map(|(_, bytes)| (MacAddr(*bytes.first_chunk().unwrap()), number(bytes))).collect()
+}
+
+/// Returns a gateway with one remote, behind which a host is known.
+fn known() -> Lab {
+    let mut lab = Lab::new("remotes = ['10.9.0.2']").with_peer();
+    lab.settle();
+    let peer = lab.peer.as_ref().unwrap().addresses().clone();
+    lab.send(WAN, &vxlan(&peer, &frame(HOST, FAR)));
+    lab.settle();
+    lab
+}
+
+#[test]
+fn frames_after_a_flap_wait_for_the_new_address() {
+    let mut lab = known();
+    let peer = lab.peer.take().unwrap().addresses().clone();
+    lab.port_event(WAN, &PortEvent::Link(Link::DOWN));
+    lab.send_all(LAN, (0..10).map(numbered).collect::<Vec<_>>().iter().map(Vec::as_slice));
+    assert_eq!(numbers(&lab.settle()), [], "the link is down");
+    lab.peer = Some(UnderlayHost::new(Addresses { mac: OTHER, ..peer }));
+    lab.port_event(WAN, &PortEvent::Link(Link::UP));
+    // These frames are sent before the control thread asks for the neighbour.
+    lab.send_all(LAN, (10..20).map(numbered).collect::<Vec<_>>().iter().map(Vec::as_slice));
+    let expected: Vec<_> = (0..20).map(|number| (OTHER, number)).collect();
+    assert_eq!(numbers(&lab.settle()), expected, "all in order to the new address");
+    lab.send(LAN, &numbered(20));
+    assert_eq!(numbers(&lab.settle()), [(OTHER, 20)]);
+}
+
+#[test]
+fn frames_that_cannot_wait_go_to_the_known_address() {
+    let mut lab = known();
+    let peer = lab.peer.take();
+    flap(&mut lab);
+    // More than the queue takes, and more than may be passed to the control thread.
+    lab.send_all(LAN, (0..200).map(numbered).collect::<Vec<_>>().iter().map(Vec::as_slice));
+    let at_once = numbers(&lab.settle());
+    assert_eq!((at_once.len(), lab.control.waiting_frames()), (136, 64));
+    lab.stepped.advance(HOLD_TIME);
+    let mut all: Vec<_> = at_once.into_iter().chain(numbers(&lab.settle())).collect();
+    all.sort_unstable_by_key(|(_, number)| *number);
+    assert_eq!(all, (0..200).map(|number| (PEER, number)).collect::<Vec<_>>(), "none is lost");
+    assert_eq!(lab.dropped(DropReason::NoNeighbour), 0);
+    lab.peer = peer;
+    lab.stepped.advance(SECOND);
+    lab.settle();
+    assert_eq!(lab.state(), NeighbourState::Reachable);
+}
+
 #[test]
 fn a_silent_neighbour_stays_in_use_while_it_is_asked() {
     let mut lab = Lab::new("remotes = ['10.9.0.2', 'fd00:9::2']").with_peer();
@@ -62,7 +127,11 @@ fn a_silent_neighbour_stays_in_use_while_it_is_asked() {
     asked.sort_unstable();
     assert_eq!(asked, [("10.9.0.2".parse().unwrap(), true), ("fd00:9::2".parse().unwrap(), true)]);
     lab.send(LAN, &frame(FAR, HOST));
+    assert_eq!(lab.tunnelled(), 0, "held");
+    lab.stepped.advance(HOLD_TIME);
     assert_eq!(lab.tunnelled(), 2, "flooded to the known addresses");
+    lab.send(LAN, &frame(FAR, HOST));
+    assert_eq!(lab.tunnelled(), 2, "not held any more");
     lab.peer = peer;
     lab.stepped.advance(SECOND);
     lab.settle();

@@ -88,7 +88,7 @@ struct Kernel<'r>(&'r mut RuleControl);
 
 impl wirepath_pipeline::Control for Kernel<'_> {
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
-        assert!(self.0.punt(punt, plane).is_none(), "only what is for the kernel is punted here");
+        assert!(RuleControl::punt(punt, plane).is_none(), "only what is for the kernel is punted here");
     }
 
     fn tick(&mut self, plane: &mut ControlPlane) {

@@ -5,7 +5,9 @@ use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, Pool};
 use wirepath_pipeline::epoch::Domain;
-use wirepath_pipeline::rules::{RuleControl, RuleControlError, RuleId, RuleLimits, RuleStage, priority_order};
+use wirepath_pipeline::rules::{
+    ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleStage, RuleTableError, priority_order,
+};
 use wirepath_pipeline::{Context, ControlPlane, PortInfo, Punt, Stage, SteppedRuntime, WorkerInfo};
 use wirepath_pmd::port::KernelPunt;
 use wirepath_wire::Parser;
@@ -25,6 +27,10 @@ struct Bench<S> {
 type Inner = fn(&mut Context<'_>, &mut Batch);
 
 fn bench(to_kernel: KernelPunt) -> Bench<RuleStage<Inner>> {
+    bench_of(to_kernel, cross)
+}
+
+fn bench_of(to_kernel: KernelPunt, inner: Inner) -> Bench<RuleStage<Inner>> {
     let (domain, pool) = (Domain::new(), Pool::new("test", 512).unwrap());
     let ports: Vec<PortInfo> = (0..3)
         .map(|id| {
@@ -41,7 +47,6 @@ fn bench(to_kernel: KernelPunt) -> Bench<RuleStage<Inner>> {
         core: None,
         rx_queues: vec![(PortId::new(0), 0), (PortId::new(1), 0), (PortId::new(2), 0)],
     };
-    let inner: Inner = cross;
     let stage = rules.stage(&info, inner);
     Bench { stepped: SteppedRuntime::new(ports, &domain, stage).unwrap(), rules, pool }
 }
@@ -64,11 +69,11 @@ fn datagram(from: u8, to: u8, sport: u16, dport: u16) -> Vec<u8> {
     frame
 }
 
-struct Kernel<'r>(&'r mut RuleControl);
+struct Kernel;
 
-impl wirepath_pipeline::Control for Kernel<'_> {
+impl wirepath_pipeline::Control for Kernel {
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
-        assert!(self.0.punt(punt, plane).is_none(), "only what is for the kernel is punted here");
+        assert!(RuleControl::punt(punt, plane).is_none(), "only what is for the kernel is punted here");
     }
 }
 
@@ -87,7 +92,7 @@ impl<S: Stage> Bench<S> {
             assert!(batch.push(packet).is_ok());
         }
         self.stepped.process(Some(PortId::new(port)), &mut batch);
-        self.stepped.control(&mut Kernel(&mut self.rules));
+        self.stepped.control(&mut Kernel);
         let mut out = Vec::new();
         while let Some(packet) = self.stepped.next_sent() {
             out.push((packet.out_port().unwrap().number(), packet.segments().flatten().copied().collect()));
@@ -344,4 +349,71 @@ fn headers_in_several_segments_meet_their_rule() {
         assert_eq!(sent.out_port(), Some(PortId::new(2)));
     }
     assert_eq!(bench.counts(), [4]);
+}
+
+/// Counts the packets that a stage punted.
+struct Punts(usize);
+
+impl wirepath_pipeline::Control for Punts {
+    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
+        self.0 += 1;
+        plane.drop(punt.packet, DropReason::NoOutputPort);
+    }
+}
+
+#[test]
+fn a_long_change_does_not_hold_punted_packets() {
+    const RULES: usize = 5_000;
+    let many = |port: usize| -> Vec<ListEntry> {
+        let text = |n: usize| format!("ingress prio 7: ipv4 / udp src {} dst {port} => drop", n + 1);
+        (0..RULES).map(|n| ListEntry::New(text(n).parse().unwrap())).collect()
+    };
+    let mut bench = bench_of(KernelPunt::No("paper"), |context, batch| {
+        batch.filter_map(|packet| {
+            context.punt(packet, 9);
+            None
+        });
+    });
+    let mut batch = Batch::new();
+    for _ in 0..40 {
+        let mut packet = bench.pool.take().unwrap();
+        packet.append(60).unwrap().fill(0);
+        assert!(batch.push(packet).is_ok());
+    }
+    bench.stepped.process(Some(PortId::new(0)), &mut batch);
+    let Bench { stepped, rules, .. } = &mut bench;
+    let (mut punts, mut after) = (Punts(0), Vec::new());
+    let ids = stepped
+        .with_plane(|plane| {
+            rules.rearrange_in_parts(plane, many(1), &mut |plane| {
+                plane.serve(&mut punts);
+                after.push(punts.0);
+                true
+            })
+        })
+        .unwrap();
+    // Every rule is judged, compared with the old ones and added, and all of this is divided.
+    let calls = after.len();
+    assert!((after[0], calls >= 3 * (RULES / 256)) == (40, true), "{after:?}");
+    // A change of many rules has even more parts, because the old rules are removed.
+    for last in [1, calls / 2, calls] {
+        let mut left = last;
+        let given_up = stepped.with_plane(|plane| {
+            rules.rearrange_in_parts(plane, many(2), &mut |_| {
+                left -= 1;
+                left > 0
+            })
+        });
+        assert!(matches!(given_up, Err(RuleControlError::Table(RuleTableError::GivenUp))), "{given_up:?}");
+        assert_eq!(rules.rules().map(|(id, _)| id).collect::<Vec<_>>(), ids, "given up in part {last}");
+    }
+    // The old rules still match, and the new ones do not.
+    let packet = |port: u16| {
+        let mut packet = bench.pool.take().unwrap();
+        packet.append(62).unwrap().copy_from_slice(&datagram(1, 2, 77, port));
+        packet
+    };
+    let mut batch: Batch = [packet(1), packet(2)].into_iter().collect();
+    bench.stepped.process(Some(PortId::new(0)), &mut batch);
+    assert_eq!((bench.dropped(DropReason::RuleDrop), bench.stepped.punted()), (1, 41));
 }

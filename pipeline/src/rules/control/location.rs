@@ -147,22 +147,42 @@ pub fn judge(
     decided: &[Vec<KernelRule>],
     limits: &RuleLimits,
 ) -> Vec<Result<RuleLocations, String>> {
-    let mut counts = ListCounts::default();
-    let mut judge_one = |(number, rule): (usize, &Rule)| {
-        let ports = match ports {
+    let mut judge = ListJudge::new(ports, decided, limits);
+    rules.iter().map(|rule| judge.next(rule)).collect()
+}
+
+/// Judges the rules of a list one by one, like [`judge`].
+pub(super) struct ListJudge<'a> {
+    ports: Option<&'a [PortInfo]>,
+    decided: &'a [Vec<KernelRule>],
+    limits: &'a RuleLimits,
+    /// Index of the next rule.
+    number: usize,
+    counts: ListCounts,
+}
+
+impl<'a> ListJudge<'a> {
+    pub(super) fn new(ports: Option<&'a [PortInfo]>, decided: &'a [Vec<KernelRule>], limits: &'a RuleLimits) -> Self {
+        Self { ports, decided, limits, number: 0, counts: ListCounts::default() }
+    }
+
+    /// Returns where the next rule of the list runs, or why the program refuses it.
+    pub(super) fn next(&mut self, rule: &Rule) -> Result<RuleLocations, String> {
+        let number = self.number;
+        self.number += 1;
+        let ports = match self.ports {
             None => Vec::new(),
             Some(ports) => match check(rule, ports) {
                 Some(reason) => return Err(reason),
-                None => locate_rule(rule, number, ports, decided)
+                None => locate_rule(rule, number, ports, self.decided)
                     .into_iter()
                     .map(|(port, location)| Ok((port, location?)))
                     .collect::<Result<_, String>>()?,
             },
         };
-        counts.add(rule, limits).map_err(|error| error.to_string())?;
+        self.counts.add(rule, self.limits).map_err(|error| error.to_string())?;
         Ok(RuleLocations { ports })
-    };
-    rules.iter().enumerate().map(&mut judge_one).collect()
+    }
 }
 
 /// A direction and the bits that a rule compares.

@@ -4,10 +4,11 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use wirepath_flow::{Direction, Ports, Reformat, Rule};
-use wirepath_pmd::port::{KernelRule, PortId};
+use wirepath_pmd::port::{KernelRule, PortError, PortId};
 use wirepath_wire::{Parser, Tunnels};
 
-use super::location::matching_ports;
+use super::location::{ListJudge, matching_ports};
+use super::parts::{Meanwhile, Parts};
 use super::rule_list::{Entry, RuleList, ends_at_kernel};
 use crate::WorkerInfo;
 use crate::epoch::Domain;
@@ -15,7 +16,7 @@ use crate::events::Punt;
 use crate::rules::offload::{HardwareRules, Obstacle, Placement};
 use crate::rules::{
     Change, PUNT_TO_KERNEL, RemovedRule, RuleCounters, RuleId, RuleLimits, RuleLocation, RuleLocations, RulePorts,
-    RuleRefused, RuleStage, RuleTable, RuleTableError, Timeouts, check, in_priority_order, judge,
+    RuleRefused, RuleStage, RuleTable, RuleTableError, Timeouts, check, in_priority_order,
 };
 use crate::runtime::{ControlPlane, PortInfo, Runtime, RuntimeError};
 
@@ -65,7 +66,7 @@ pub enum RuleControlError {
     Table(#[from] RuleTableError),
     /// A port refused the rules.
     #[error("{0}")]
-    Port(#[from] wirepath_pmd::port::PortError),
+    Port(#[from] PortError),
     /// A port refused the rules before the start.
     #[error("{0}")]
     Runtime(#[from] RuntimeError),
@@ -107,8 +108,10 @@ impl RuleControl {
 
     /// Sets the rules before the start. On error no rule is in force.
     pub fn begin(&mut self, runtime: &mut Runtime, rules: &[Rule]) -> Result<(), RuleControlError> {
-        let placed = self.locate(rules, |_, sorted| runtime.set_rules(sorted).map_err(RuleControlError::from))?;
-        self.set_table(self.match_by_content(rules.to_vec()), None)?;
+        let mut parts = Parts::one(None);
+        let decided = in_priority_order(rules, |sorted| runtime.set_rules(sorted))?;
+        let placed = self.judge(rules.iter(), &decided, &mut parts)?;
+        self.set_table(self.match_by_content(rules.to_vec()), &mut parts)?;
         self.keep_locations(placed);
         Ok(())
     }
@@ -117,14 +120,10 @@ impl RuleControl {
     pub fn started(&mut self, plane: &mut ControlPlane) -> Result<(), RuleControlError> {
         self.ports = plane.ports().to_vec();
         self.rule_ports.started(&self.ports);
-        let rules = self.list();
-        let placed = self.locate(&rules, |ports, sorted| set_port_rules(ports, plane, sorted))?;
+        let decided = self.set_port_rules(plane, self.rules().map(|(_, rule)| &**rule))?;
+        let placed = self.judge(self.rules().map(|(_, rule)| &**rule), &decided, &mut Parts::one(None))?;
         self.keep_locations(placed);
         Ok(())
-    }
-
-    fn list(&self) -> Vec<Rule> {
-        self.rules().map(|(_, rule)| Rule::clone(rule)).collect()
     }
 
     /// Stores the locations of the rules in the list.
@@ -237,27 +236,50 @@ impl RuleControl {
         plane: &mut ControlPlane,
         list: Vec<ListEntry>,
     ) -> Result<Vec<RuleId>, RuleControlError> {
-        let mut named = HashSet::new();
-        let mut rules = Vec::with_capacity(list.len());
+        self.rearrange_in_parts(plane, list, &mut |_| true)
+    }
+
+    /// Like [`Self::rearrange`], but calls `meanwhile` between parts of the work. Workers see no part of the change
+    /// before all of it.
+    ///
+    /// Some of the work is not divided: the program of a port for rules that end at the kernel, and the changes in
+    /// NICs.
+    pub fn rearrange_in_parts(
+        &mut self,
+        plane: &mut ControlPlane,
+        list: Vec<ListEntry>,
+        meanwhile: &mut Meanwhile<'_>,
+    ) -> Result<Vec<RuleId>, RuleControlError> {
+        let mut named = HashSet::with_capacity(list.len());
+        let mut rules: Vec<&Rule> = Vec::with_capacity(list.len());
+        let mut parts = Parts::new(&mut *plane, &mut *meanwhile);
         for entry in &list {
+            parts.step()?;
             rules.push(match entry {
-                ListEntry::New(rule) => rule.clone(),
+                ListEntry::New(rule) => rule,
                 ListEntry::Keep(id) => match self.rules.get(*id).filter(|_| named.insert(*id)) {
-                    Some(entry) => Rule::clone(&entry.rule),
+                    Some(entry) => &entry.rule,
                     None => return Err(RuleTableError::NoSuchRule(*id).into()),
                 },
             });
         }
-        let placed = self.locate(&rules, |ports, sorted| set_port_rules(ports, plane, sorted));
-        match placed.and_then(|placed| self.set_table(list, Some(&mut *plane)).map(|()| placed)) {
+        // Ports only need the rules if some of them end at the kernel.
+        let ports_need_rules = self.rules.has_kernel_rules() || rules.iter().any(|rule| ends_at_kernel(rule));
+        let decided = if ports_need_rules { self.set_port_rules(plane, rules.iter().copied()) } else { Ok(Vec::new()) };
+        let judged = decided
+            .and_then(|decided| self.judge(rules.into_iter(), &decided, &mut Parts::new(&mut *plane, &mut *meanwhile)));
+        let changed =
+            judged.and_then(|placed| self.set_table(list, &mut Parts::new(&mut *plane, meanwhile)).map(|()| placed));
+        match changed {
             Ok(placed) => {
                 self.keep_locations(placed);
                 Ok(self.rules.iter().map(|entry| entry.id).collect())
             }
             Err(error) => {
-                // The ports get the old rules back.
-                let old = self.list();
-                self.locate(&old, |ports, sorted| set_port_rules(ports, plane, sorted))?;
+                if ports_need_rules {
+                    // The ports get the old rules back.
+                    self.set_port_rules(plane, self.rules().map(|(_, rule)| &**rule))?;
+                }
                 Err(error)
             }
         }
@@ -303,7 +325,8 @@ impl RuleControl {
                 return Err(RuleControlError::Refused(RuleRefused { rule: number, reason }));
             }
         }
-        let entries = self.change_table(Some(plane), |change, leaving, coming| {
+        let mut parts = Parts::one(Some(plane));
+        let entries = self.change_table(&mut parts, |change, _, leaving, coming| {
             removed.iter().try_for_each(|id| change.remove(*id))?;
             leaving.extend(removed);
             for rule in new {
@@ -334,56 +357,84 @@ impl RuleControl {
     /// Changes the table and the NICs together. `f` lists the removed and the added rules.
     fn change_table<R>(
         &mut self,
-        plane: Option<&mut ControlPlane>,
-        f: impl FnOnce(&mut Change<'_>, &mut Vec<RuleId>, &mut Vec<(RuleId, Arc<Rule>)>) -> Result<R, RuleTableError>,
+        parts: &mut Parts<'_, '_>,
+        f: impl FnOnce(
+            &mut Change<'_>,
+            &mut Parts<'_, '_>,
+            &mut Vec<RuleId>,
+            &mut Vec<(RuleId, Arc<Rule>)>,
+        ) -> Result<R, RuleTableError>,
     ) -> Result<R, RuleTableError> {
         let (table, hardware) = (&mut self.table, &mut self.hardware);
         // Without rule hardware, no NIC needs the change.
-        let mut plane = plane.filter(|_| !hardware.is_empty());
+        let in_nics = !hardware.is_empty();
         let changed = table.change(|change| {
             let (mut removed, mut added) = (Vec::new(), Vec::new());
-            let done = f(change, &mut removed, &mut added)?;
+            let done = f(change, parts, &mut removed, &mut added)?;
             // The change cannot fail any more, and no worker sees it yet.
-            if let Some(plane) = &mut plane {
+            if let Some(plane) = parts.plane.as_deref_mut().filter(|_| in_nics) {
                 let now = plane.now();
-                hardware.begin(*plane, change.table(), &removed, &added, now);
+                hardware.begin(plane, change.table(), &removed, &added, now);
             }
             Ok(done)
         })?;
-        if let Some(plane) = plane {
+        if let Some(plane) = parts.plane.as_deref_mut().filter(|_| in_nics) {
             let now = plane.now();
             hardware.finish(plane, table, now);
         }
         Ok(changed)
     }
 
-    /// Returns where each rule would run. `tell` sets the rules on the ports.
-    fn locate(
+    /// Sets a list of rules on the ports and returns their answers, by index in the list.
+    fn set_port_rules<'r>(
         &self,
-        rules: &[Rule],
-        tell: impl FnOnce(&[PortInfo], &[Rule]) -> Result<Vec<Vec<KernelRule>>, RuleControlError>,
+        plane: &mut ControlPlane,
+        rules: impl Iterator<Item = &'r Rule>,
+    ) -> Result<Vec<Vec<KernelRule>>, RuleControlError> {
+        let rules: Vec<Rule> = rules.cloned().collect();
+        let set = |sorted: &[Rule]| self.ports.iter().map(|port| plane.set_rules(port.id, sorted)).collect();
+        let decided: Result<_, PortError> = in_priority_order(&rules, set);
+        Ok(decided?)
+    }
+
+    /// Returns where each rule would run. `decided` are the answers of the ports.
+    fn judge<'r>(
+        &self,
+        rules: impl Iterator<Item = &'r Rule>,
+        decided: &[Vec<KernelRule>],
+        parts: &mut Parts<'_, '_>,
     ) -> Result<Vec<RuleLocations>, RuleControlError> {
-        let decided = in_priority_order(rules, |sorted| tell(&self.ports, sorted))?;
-        let judged = judge(rules, Some(&self.ports), &decided, &self.table.limits());
-        let refuse = |(rule, judged): (usize, Result<_, String>)| {
-            judged.map_err(|reason| RuleControlError::Refused(RuleRefused { rule, reason }))
+        let limits = self.table.limits();
+        let mut judge = ListJudge::new(Some(&self.ports), decided, &limits);
+        let judge_one = |(number, rule): (usize, &Rule)| {
+            parts.step()?;
+            judge.next(rule).map_err(|reason| RuleControlError::Refused(RuleRefused { rule: number, reason }))
         };
-        judged.into_iter().enumerate().map(refuse).collect()
+        rules.enumerate().map(judge_one).collect()
     }
 
     /// Changes the table to contain exactly this list. The ids of the list are in force and named once.
-    fn set_table(&mut self, list: Vec<ListEntry>, plane: Option<&mut ControlPlane>) -> Result<(), RuleControlError> {
-        let stays: HashSet<RuleId> =
-            list.iter().filter_map(|entry| if let ListEntry::Keep(id) = entry { Some(*id) } else { None }).collect();
-        let going: Vec<RuleId> = self.rules.iter().map(|entry| entry.id).filter(|id| !stays.contains(id)).collect();
-        let moves = self.moves(&list);
-        let entries = self.change_table(plane, |change, removed, added| {
+    fn set_table(&mut self, list: Vec<ListEntry>, parts: &mut Parts<'_, '_>) -> Result<(), RuleControlError> {
+        let mut stays: HashSet<RuleId> = HashSet::with_capacity(list.len());
+        for entry in &list {
+            parts.step()?;
+            stays.extend(if let ListEntry::Keep(id) = entry { Some(*id) } else { None });
+        }
+        let mut going = Vec::new();
+        for entry in self.rules.iter() {
+            parts.step()?;
+            going.extend(Some(entry.id).filter(|id| !stays.contains(id)));
+        }
+        let moves = self.moves(&list, parts)?;
+        self.rules = self.change_table(parts, |change, parts, removed, added| {
             for id in going {
+                parts.step()?;
                 change.remove(id)?;
                 removed.push(id);
             }
-            let mut entries = Vec::with_capacity(list.len());
+            let mut rules = RuleList::default();
             for (entry, moves) in list.into_iter().zip(moves) {
+                parts.step()?;
                 let (id, is_new) = match entry {
                     ListEntry::Keep(id) => (id, moves),
                     ListEntry::New(rule) => (change.add(rule, Timeouts::NONE)?, true),
@@ -396,20 +447,19 @@ impl RuleControl {
                 if is_new {
                     added.push((id, Arc::clone(&rule)));
                 }
-                entries.push(Entry { id, rule });
+                rules.push(Entry { id, rule });
             }
-            Ok(entries)
+            Ok(rules)
         })?;
-        self.rules = entries.into_iter().collect();
         Ok(())
     }
 
     /// Finds the rules of a list that must move behind all others of their direction and priority. Those are the
     /// rules that stay, but stand behind a new rule or behind one that is later in the old list.
-    fn moves(&self, list: &[ListEntry]) -> Vec<bool> {
+    fn moves(&self, list: &[ListEntry], parts: &mut Parts<'_, '_>) -> Result<Vec<bool>, RuleTableError> {
         // Position of the last rule that stays in its place, or none if a rule of the group is new or moves.
         let mut groups: HashMap<(Direction, u32), Option<u64>> = HashMap::new();
-        let moves = |entry: &ListEntry| match entry {
+        let mut moves = |entry: &ListEntry| match entry {
             ListEntry::New(rule) => {
                 groups.insert((rule.direction(), rule.priority()), None);
                 false
@@ -421,11 +471,11 @@ impl RuleControl {
                 group.is_none()
             }
         };
-        list.iter().map(moves).collect()
+        list.iter().map(|entry| parts.step().map(|()| moves(entry))).collect()
     }
 
     /// Handles a punted packet. Returns it if another stage punted it.
-    pub fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) -> Option<Punt> {
+    pub fn punt(punt: Punt, plane: &mut ControlPlane) -> Option<Punt> {
         if punt.code != PUNT_TO_KERNEL {
             return Some(punt);
         }
@@ -497,14 +547,6 @@ impl RuleControl {
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
     }
-}
-
-fn set_port_rules(
-    ports: &[PortInfo],
-    plane: &mut ControlPlane,
-    sorted: &[Rule],
-) -> Result<Vec<Vec<KernelRule>>, RuleControlError> {
-    ports.iter().map(|port| plane.set_rules(port.id, sorted).map_err(RuleControlError::from)).collect()
 }
 
 fn sum(a: RuleCounters, b: RuleCounters) -> RuleCounters {

@@ -68,11 +68,3 @@ impl RuleList {
         self.entries.values()
     }
 }
-
-impl FromIterator<Entry> for RuleList {
-    fn from_iter<T: IntoIterator<Item = Entry>>(entries: T) -> Self {
-        let mut listed = Self::default();
-        entries.into_iter().for_each(|entry| listed.push(entry));
-        listed
-    }
-}
