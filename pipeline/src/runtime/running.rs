@@ -379,7 +379,8 @@ impl<S> Running<S> {
         }
         let app = control.summary();
         let rule_drops = self.plane.rule_drops.iter();
-        let ports: Vec<PortSummary> = (self.plane.devices.iter_mut().zip(&self.losses).zip(rule_drops))
+        let counters: Vec<_> = self.plane.devices.iter().map(Port::queue_counters).collect();
+        let mut ports: Vec<PortSummary> = (self.plane.devices.iter_mut().zip(&self.losses).zip(rule_drops))
             .map(|((port, losses), rule_drops)| PortSummary::new(port, *losses, *rule_drops))
             .collect();
         let control_drops = self.plane.drops.nonzero().collect();
@@ -387,6 +388,11 @@ impl<S> Running<S> {
         let (generated, consumed) = (self.plane.generated.get(), self.plane.consumed.clone());
         for problem in stop_ports(std::mem::take(&mut self.plane.devices), rx, tx) {
             tracing::warn!("{problem}");
+        }
+        // Ports also send and drop packets while they stop.
+        for (port, [rx, tx]) in ports.iter_mut().zip(counters) {
+            port.rx = rx.iter().map(|queue| queue.snapshot()).collect();
+            port.tx = tx.iter().map(|queue| queue.snapshot()).collect();
         }
         let leaked: u32 = self.pools.iter().map(Pool::outstanding).sum();
         if leaked > 0 && failures.is_empty() {

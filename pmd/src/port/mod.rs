@@ -358,6 +358,14 @@ impl Port {
         self.rx.iter().map(|slot| slot.counters.snapshot()).collect()
     }
 
+    /// Counters of the receive queues and of the transmit queues. They outlive the port.
+    pub fn queue_counters(&self) -> [Vec<Arc<QueueCounters>>; 2] {
+        [
+            self.rx.iter().map(|slot| Arc::clone(&slot.counters)).collect(),
+            self.tx.iter().map(|slot| Arc::clone(&slot.counters)).collect(),
+        ]
+    }
+
     /// Statistics of each transmit queue since the start.
     pub fn tx_statistics(&self) -> Vec<QueueStats> {
         self.tx.iter().map(|slot| slot.counters.snapshot()).collect()

@@ -37,8 +37,14 @@ impl<W: Write> Writer<W> {
     /// Writes the file header. Frames are truncated to `snap` bytes, at most [`MAX_FRAME`]. `name` is the
     /// interface name in pcapng.
     pub fn new(output: W, format: Format, precision: Precision, snap: u32, name: &str) -> io::Result<Self> {
-        let mut writer =
-            Self { output, buffer: Vec::with_capacity(BUFFER), written: 0, format, precision, snap: snap.min(MAX_FRAME as u32) };
+        let mut writer = Self {
+            output,
+            buffer: Vec::with_capacity(BUFFER),
+            written: 0,
+            format,
+            precision,
+            snap: snap.min(MAX_FRAME as u32),
+        };
         match format {
             Format::Pcap => {
                 let magic = if precision == Precision::Nano { MAGIC_NANO } else { MAGIC_MICRO };
@@ -147,9 +153,8 @@ impl<W: Write> Writer<W> {
 
     /// Returns the records in the buffer.
     fn records(&self) -> impl Iterator<Item = BufferedRecord> {
-        let word = |at: usize| {
-            self.buffer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes)
-        };
+        let word =
+            |at: usize| self.buffer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
         let mut start = 0;
         std::iter::from_fn(move || {
             // Captured bytes and bytes of the frame, as `write_with_comment` writes them.
