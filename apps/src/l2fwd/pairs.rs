@@ -19,7 +19,7 @@ struct NewAddresses {
 #[derive(Clone, Debug)]
 pub struct Pairs {
     peers: Arc<[PortId]>,
-    /// Of each port; `None` if frames keep their addresses.
+    /// New addresses for each port; `None` if frames keep theirs.
     addresses: Option<Arc<[NewAddresses]>>,
 }
 

@@ -134,6 +134,11 @@ pub trait DeviceStatistics {
     fn drops(&mut self) -> Vec<(DropReason, u64)> {
         Vec::new()
     }
+
+    /// Reasons of such drops that can occur and that nobody counts: their number is unknown, not 0.
+    fn uncounted_drops(&self) -> Vec<DropReason> {
+        Vec::new()
+    }
 }
 
 /// A device that passes packets to the kernel before they reach the port.
@@ -405,6 +410,11 @@ impl Port {
         let mut drops = self.device.statistics().map_or_else(Vec::new, DeviceStatistics::drops);
         drops.retain(|(_, n)| *n > 0);
         drops
+    }
+
+    /// Reasons of drops before the receive queues whose number is unknown, see [`DeviceStatistics::uncounted_drops`].
+    pub fn uncounted_drops(&mut self) -> Vec<DropReason> {
+        self.device.statistics().map_or_else(Vec::new, |statistics| statistics.uncounted_drops())
     }
 
     /// Stops the port. Workers must return all of its queues before.

@@ -11,6 +11,7 @@ use wirepath_verbs::{Cause, Element, Error, EventKind, ObjectId, PortState, Resu
 use super::log_limit::LogLimit;
 use super::nic::{Direction, NewRing, NewRxQueues, Nic, QueueContext};
 use super::open_device::OpenDevice;
+use super::port_counter::PortCounter;
 use super::probe::{Claim, DeviceSelector, RdmaPort};
 use super::quarantine::Quarantine;
 use super::queue_fault::QueueFault;
@@ -50,6 +51,8 @@ pub(crate) struct NicDevice<N: SharedNic> {
     /// `None` while the device is away.
     opened: Option<OpenDevice<N::Verbs>>,
     running: Option<Running<N>>,
+    /// Packets for which the device had no receive buffer; `None` if it does not count them.
+    out_of_buffer: Option<PortCounter>,
     /// Counters of the transmit queues and of the receive queues. They outlive the loss of the device.
     counters: [Vec<Arc<QueueCounters>>; 2],
     health: Health,
@@ -269,6 +272,7 @@ impl<N: SharedNic> NicDevice<N> {
             nic,
             opened: Some(opened),
             running: None,
+            out_of_buffer: None,
             counters: Default::default(),
             health: Health::Healthy,
             link: link_state(state),
@@ -612,6 +616,7 @@ impl<N: SharedNic> Device for NicDevice<N> {
         (self.health, self.resets) = (Health::Healthy, ResetCounts::default());
         self.counters = [config.tx_queues, config.rx_queues].map(|n| (0..n).map(|_| Arc::default()).collect());
         self.nic.reset_state();
+        self.out_of_buffer = PortCounter::out_of_buffer(&self.rdma_port.device.sysfs(), self.rdma_port.port);
         self.begin(config)
     }
 
@@ -733,5 +738,13 @@ impl<N: SharedNic> DeviceStatistics for NicDevice<N> {
             figures.extend([("attached_processes", attached), ("attachments", ever), ("attachments_lost", lost)]);
         }
         figures
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        self.out_of_buffer.iter_mut().map(|counter| (DropReason::RxFull, counter.read())).collect()
+    }
+
+    fn uncounted_drops(&self) -> Vec<DropReason> {
+        if self.out_of_buffer.is_some() { Vec::new() } else { vec![DropReason::RxFull] }
     }
 }

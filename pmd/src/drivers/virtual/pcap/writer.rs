@@ -80,7 +80,8 @@ impl<W: Write> Writer<W> {
         self.write_with_comment(timestamp, segments, len, "")
     }
 
-    /// Makes room for the record of a frame of `len` bytes. [`io::ErrorKind::WouldBlock`] if the output takes too little.
+    /// Makes room for the record of a frame of `len` bytes. [`io::ErrorKind::WouldBlock`] if the output takes too
+    /// little.
     pub fn make_room(&mut self, len: usize) -> io::Result<()> {
         let wanted = len.min(self.snap as usize) + MAX_RECORD_OVERHEAD;
         if self.buffer.len() + wanted <= BUFFER {

@@ -358,7 +358,7 @@ fn a_fifo_that_is_never_read_does_not_block() {
 }
 
 #[test]
-fn a_slow_reader_of_a_fifo_gets_every_packet_that_was_taken() {
+fn a_slow_reader_of_a_fifo_gets_all_that_was_taken() {
     for format in [Format::Pcap, Format::Pcapng] {
         let folder = tempfile::tempdir().unwrap();
         let path = fifo(folder.path());
