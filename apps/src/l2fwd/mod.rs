@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub use bridge::{Bridge, BridgeControl};
 pub use config::{Config, Mode};
-pub use pairs::Pairs;
+pub use pairs::{Pairs, PairsControl};
 use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summary};
 use wirepath_wire::Parser;
@@ -73,7 +73,7 @@ pub fn run(
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
-            rules::run(runtime, rules, |_| stage.clone(), RatePrinter { control: (), live }, options, live)
+            rules::run(runtime, rules, |_| stage.clone(), RatePrinter { control: stage.control(), live }, options, live)
         }
         Mode::Bridge { ageing } => {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);

@@ -3,14 +3,30 @@ use std::sync::Arc;
 use wirepath_packet::Batch;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
-use wirepath_pipeline::{Context, PortInfo, Stage};
+use wirepath_pipeline::tunnel::tables::CurrentMac;
+use wirepath_pipeline::{Context, Control, ControlPlane, PortInfo, Stage};
+use wirepath_pmd::port::PortEvent;
+use wirepath_wire::MacAddr;
+
+/// New destination and source address of frames that leave by a port.
+#[derive(Debug)]
+struct NewAddresses {
+    destination: [u8; 6],
+    source: CurrentMac,
+}
 
 /// Sends packets received by a port to its peer port.
 #[derive(Clone, Debug)]
 pub struct Pairs {
     peers: Arc<[PortId]>,
-    /// New destination and source address of frames that leave by each port.
-    addresses: Option<Arc<[[u8; 12]]>>,
+    /// New addresses for each port; `None` if frames keep theirs.
+    addresses: Option<Arc<[NewAddresses]>>,
+}
+
+/// The control-thread part of [`Pairs`]: follows the addresses of the ports.
+#[derive(Clone, Debug)]
+pub struct PairsControl {
+    addresses: Option<Arc<[NewAddresses]>>,
 }
 
 impl Pairs {
@@ -21,11 +37,14 @@ impl Pairs {
         let addresses = |port: &PortInfo| {
             let [high, low] = port.id.number().to_be_bytes();
             let source = port.mac.map_or([2, 0, 0, 1, high, low], |mac| mac.octets());
-            let mut both = [2, 0, 0, 0, high, low, 0, 0, 0, 0, 0, 0];
-            both[6..].copy_from_slice(&source);
-            both
+            NewAddresses { destination: [2, 0, 0, 0, high, low], source: CurrentMac::new(MacAddr(source)) }
         };
         Self { peers: peers.into(), addresses: rewrite.map(|ports| ports.iter().map(addresses).collect()) }
+    }
+
+    /// Returns the control part, for the control thread.
+    pub fn control(&self) -> PairsControl {
+        PairsControl { addresses: self.addresses.clone() }
     }
 
     fn send(&self, context: &mut Context<'_>, port: PortId, batch: &mut Batch) {
@@ -33,9 +52,12 @@ impl Pairs {
             return context.drop_batch(batch, DropReason::NoOutputPort);
         };
         if let Some(addresses) = self.addresses.as_ref().and_then(|all| all.get(peer.index())) {
+            let mut both = [0; 12];
+            both[..6].copy_from_slice(&addresses.destination);
+            both[6..].copy_from_slice(&addresses.source.get().0);
             for packet in batch.iter_mut() {
                 if let Some(header) = packet.data_mut().first_chunk_mut::<12>() {
-                    *header = *addresses;
+                    *header = both;
                 }
             }
         }
@@ -56,5 +78,15 @@ impl Stage for Pairs {
             let _ = one.push(packet);
             self.send(context, port, &mut one);
         });
+    }
+}
+
+impl Control for PairsControl {
+    fn port_event(&mut self, port: PortId, event: &PortEvent, _: &mut ControlPlane) {
+        if let PortEvent::Address(mac) = event
+            && let Some(addresses) = self.addresses.as_ref().and_then(|all| all.get(port.index()))
+        {
+            addresses.source.set(MacAddr(mac.octets()));
+        }
     }
 }

@@ -107,3 +107,30 @@ pub(crate) fn superframes_are_cut_by_the_nic(variant: Variant) {
     let summary = l2fwd.stop();
     assert_eq!(summary.drops("kernel_offload"), 0, "{}", summary.json);
 }
+
+/// An interface that is made again has another address. Frames that leave by it have the new one as source.
+pub(crate) fn a_new_address_is_the_source(variant: Variant) {
+    let star = star(variant, 2);
+    let config = star.ports.clone() + "[l2fwd]\nmode = \"pairs\"\npairs = [[\"p0\", \"p1\"]]\nrewrite_mac = true\n";
+    let l2fwd = Program::start(&star.middle, L2FWD, &config);
+    let source = |number: u32| {
+        let (here, mut there) = (star.hosts[0].frames("eth0"), star.hosts[1].frames("eth0"));
+        let mac = star.middle.mac("p1");
+        let payload = format!("frame {number}");
+        let sent = ethernet([2; 6], [4; 6], &payload);
+        let arrived = eventually(WAIT_LIMIT, || {
+            here.send(&sent).expect("sent");
+            let ours = |seen: &wirepath_testlab::Frame| seen.bytes[12..] == sent[12..] && seen.bytes[6..12] == mac;
+            there.receive_where(Duration::from_millis(100), ours).is_some()
+        });
+        assert!(arrived, "no frame from {mac:02x?}");
+    };
+    source(0);
+    star.middle.ip("link del p1");
+    Veth::new((&star.middle, "p1"), (&star.hosts[1], "eth0")).macs("02:00:00:00:77:01", "02:00:00:00:77:02").plug();
+    source(1);
+    star.middle.ip("link set p1 address 02:00:00:00:77:03");
+    source(2);
+    let summary = l2fwd.stop();
+    assert_eq!(summary.json["ports"][1]["losses"], 1, "{}", summary.json);
+}

@@ -116,6 +116,7 @@ over! {
     af_packet_return,
     by("af_packet", false),
     interfaces: crate::lifecycle::goes_on_when_interfaces_return;
+    l2fwd_address: crate::l2fwd::a_new_address_is_the_source;
 }
 over! {
     af_xdp_return,

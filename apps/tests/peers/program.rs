@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use wirepath_nic_emulator::launch::{self, Launch};
 use wirepath_testlab::{Background, Namespace, Outcome};
 
-use crate::world::{GATEWAY, device_of};
+use crate::world::device_of;
 
 /// Maximum time for a program to stop.
 const STOPPING: Duration = Duration::from_secs(30);
@@ -18,8 +18,6 @@ const STOPPING: Duration = Duration::from_secs(30);
 /// A running program with its configuration. If the test panics, the program's log is shown.
 pub(crate) struct Program {
     process: Option<Background>,
-    /// True for the gateway, all of whose packets are counted.
-    balanced: bool,
     folder: TempDir,
     /// Keeps the files of the emulated NICs.
     _nics: Option<Launch>,
@@ -45,7 +43,7 @@ impl Program {
         }
         arguments.extend([binary, "--config", file.to_str().expect("a plain path"), "--json"].map(str::to_owned));
         let process = namespace.spawn(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        Self { process: Some(process), balanced: binary == GATEWAY, folder, _nics: nics }
+        Self { process: Some(process), folder, _nics: nics }
     }
 
     /// Removes an emulated NIC from the program: it is reset and cannot be opened again.
@@ -102,9 +100,7 @@ impl Program {
         let refused: Vec<_> = log.lines().filter(|line| !line.contains("injected fault")).collect();
         assert!(refused.is_empty() || code != 0, "a NIC would have refused:\n{}", refused.join("\n"));
         let summary = Summary::read(&outcome, code);
-        if self.balanced && code == 0 {
-            assert_eq!(summary.json["in_flight"].as_i64(), Some(0), "{}", summary.json);
-        }
+        assert_eq!(summary.json["in_flight"].as_i64(), Some(0), "{}", summary.json);
         (summary, outcome.stderr)
     }
 

@@ -87,8 +87,7 @@ impl Variant {
         };
         let mut text = format!("[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\n{keys}\n");
         if device_of(driver).is_some() {
-            // A device that these tests remove does not return.
-            writeln!(text, "[port.{driver}]\nseconds_after_fatal = 0\n{settings}\n").expect("a string grows");
+            writeln!(text, "[port.{driver}]\n{settings}\n").expect("a string grows");
         }
         text
     }

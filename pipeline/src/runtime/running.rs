@@ -12,7 +12,7 @@ use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_pmd::drivers::OnLoss;
 use wirepath_pmd::port::{Port, PortEvent, PortId, RxQueue, TxQueue};
 
-use super::summary::{PortSummary, Rates, Snapshot, Summary, WorkerSummary};
+use super::summary::{Rates, Snapshot, Summary};
 use super::{Control, ControlPlane, PortInfo, WorkerInfo, stop_ports};
 use crate::context::WorkerCounters;
 use crate::epoch::Domain;
@@ -335,9 +335,9 @@ impl<S> Running<S> {
         self.control.set_phase(Phase::Exit);
         self.notify_all();
 
-        let (mut failures, mut workers) = (Vec::new(), Vec::new());
+        let mut failures = Vec::new();
         let (mut rx, mut tx) = (Vec::new(), std::mem::take(&mut self.spare));
-        for WorkerThread { handle, counters, info, .. } in std::mem::take(&mut self.threads) {
+        for WorkerThread { handle, info, .. } in std::mem::take(&mut self.threads) {
             match handle.join() {
                 Ok(ended) => {
                     if let Err(panic) = ended.result {
@@ -349,7 +349,6 @@ impl<S> Running<S> {
                 // The panic was outside the stages, for example in the drop of a device's queue.
                 Err(_) => failures.push(format!("worker {} panicked while it ended", info.index)),
             }
-            workers.push(WorkerSummary::new(&info, &counters));
         }
         self.plane.serve(control);
         for mailbox in self.mailboxes.iter() {
@@ -368,33 +367,21 @@ impl<S> Running<S> {
                 Presence::Failed(why) => failures.push(format!("port {} failed: {why}", port.name())),
             }
         }
-        let app = control.summary();
-        let rule_drops = self.plane.rule_drops.iter();
-        let ports: Vec<PortSummary> = (self.plane.devices.iter_mut().zip(&self.plane.losses).zip(rule_drops))
-            .map(|((port, losses), rule_drops)| PortSummary::new(port, *losses, *rule_drops))
-            .collect();
-        let control_drops = self.plane.drops.nonzero().collect();
-        let injected = self.plane.injected();
-        let (generated, consumed) = (self.plane.generated.get(), self.plane.consumed.clone());
+        let mut summary = Summary { elapsed, failures, app: control.summary(), ..self.plane.summary() };
+        let counters: Vec<_> = self.plane.devices.iter().map(Port::queue_counters).collect();
         for problem in stop_ports(std::mem::take(&mut self.plane.devices), rx, tx) {
             tracing::warn!("{problem}");
         }
-        let leaked: u32 = self.pools.iter().map(Pool::outstanding).sum();
-        if leaked > 0 && failures.is_empty() {
-            tracing::warn!("{leaked} packet buffers were not returned to their pools");
+        // Ports also send and drop packets while they stop.
+        for (port, [rx, tx]) in summary.ports.iter_mut().zip(counters) {
+            port.rx = rx.iter().map(|queue| queue.snapshot()).collect();
+            port.tx = tx.iter().map(|queue| queue.snapshot()).collect();
         }
-        Summary {
-            elapsed,
-            ports,
-            workers,
-            control_drops,
-            injected,
-            generated,
-            consumed,
-            leaked_buffers: leaked,
-            failures,
-            app,
+        summary.leaked_buffers = self.pools.iter().map(Pool::outstanding).sum();
+        if summary.leaked_buffers > 0 && summary.failures.is_empty() {
+            tracing::warn!("{} packet buffers were not returned to their pools", summary.leaked_buffers);
         }
+        summary
     }
 
     fn drain(&mut self, control: &mut impl Control) {

@@ -140,6 +140,8 @@ pub struct PortSummary {
     /// Packets that the device or the kernel dropped before a receive queue saw them, by reason. Rules in a NIC
     /// are among the reasons.
     pub device_drops: Vec<(DropReason, u64)>,
+    /// Reasons of such drops whose number is unknown, because the device does not count them.
+    pub uncounted_drops: Vec<DropReason>,
     /// Number of times that the port lost its device.
     pub losses: u64,
     /// The device was lost at the end of the run.
@@ -162,6 +164,7 @@ impl PortSummary {
             tx: port.tx_statistics(),
             extra: port.extra_statistics(),
             device_drops,
+            uncounted_drops: port.uncounted_drops(),
             losses,
             away: port.is_away(),
         }
@@ -371,6 +374,10 @@ fn queue_json(queue: &QueueStats) -> Value {
 
 fn port_json(port: &PortSummary) -> Value {
     let (rx, tx) = (total(&port.rx), total(&port.tx));
+    let mut device_drops = drops_json(port.device_drops.iter().copied());
+    for reason in &port.uncounted_drops {
+        device_drops[reason.name()] = Value::Null;
+    }
     json!({
         "name": port.name,
         "driver": port.driver,
@@ -382,7 +389,7 @@ fn port_json(port: &PortSummary) -> Value {
         "tx_bytes": tx.bytes,
         "rx_queues": port.rx.iter().map(queue_json).collect::<Vec<_>>(),
         "tx_queues": port.tx.iter().map(queue_json).collect::<Vec<_>>(),
-        "device_drops": drops_json(port.device_drops.iter().copied()),
+        "device_drops": device_drops,
         "losses": port.losses,
         "away": port.away,
         "device_counters": Value::Object(port.extra.iter().map(|&(name, n)| (name.to_owned(), n.into())).collect()),

@@ -95,6 +95,8 @@ pub struct GatewayControl {
     /// sent to it.
     remotes_by_next_hop: HashMap<IpAddr, Vec<u32>>,
     dirty: bool,
+    /// MTU of the underlay in bytes: that of the configuration, or a lower one of the interface.
+    underlay_mtu: u16,
     decapsulated_by_nic: bool,
     unresolved: VecDeque<IpAddr>,
     /// Next hops to solicit again, because the link was lost.
@@ -120,6 +122,7 @@ impl GatewayControl {
     /// is the current second (see [`ControlPlane::seconds`]).
     pub fn new(config: &GatewayConfig, ports: &[PortInfo], domain: &Domain, workers: usize, seconds: u32) -> Self {
         let layout = Arc::new(Layout::new(config, ports));
+        let underlay_mtu = layout.underlay.mtu;
         let addresses = Addresses {
             mac: layout.underlay.mac.get(),
             addresses: config.underlay.addresses.clone(),
@@ -146,7 +149,7 @@ impl GatewayControl {
                 list.push(Remote {
                     address: remote.address,
                     segment: index as u16,
-                    max_frame: max_frame(config, &layout, index, remote.address),
+                    max_frame: max_frame(config, underlay_mtu, index, remote.address),
                     next_hop: NextHop::Resolving,
                 });
                 routes.push(Route { local: remote.local, next_hop: addresses.next_hop(remote.address), mac: None });
@@ -189,6 +192,7 @@ impl GatewayControl {
             known_hosts_changed: false,
             remotes_by_next_hop,
             dirty: false,
+            underlay_mtu,
             decapsulated_by_nic: false,
             unresolved,
             unconfirmed: VecDeque::new(),
@@ -390,6 +394,17 @@ impl GatewayControl {
         self.announce_at = 0;
     }
 
+    /// Takes the MTU of the underlay's interface. Senders of packets that no longer fit get ICMP messages, as those of
+    /// Linux' VXLAN devices do (linux: net/ipv4/ip_tunnel_core.c, `skb_tunnel_check_pmtu`).
+    fn change_mtu(&mut self, mtu: u32) {
+        self.underlay_mtu = u16::try_from(mtu).unwrap_or(u16::MAX).min(self.tables.layout.underlay.mtu);
+        for remote in &mut self.list {
+            remote.max_frame = max_frame(&self.config, self.underlay_mtu, usize::from(remote.segment), remote.address);
+        }
+        self.dirty = true;
+        self.publish();
+    }
+
     /// Publishes changed remotes to the workers.
     fn publish(&mut self) {
         if std::mem::take(&mut self.dirty) {
@@ -554,7 +569,7 @@ impl GatewayControl {
                 return plane.drop(packet, DropReason::RemoteLimit);
             };
             tracing::debug!("remote {source} joins segment {vni}");
-            let max_frame = max_frame(&self.config, &self.tables.layout, usize::from(segment), source);
+            let max_frame = max_frame(&self.config, self.underlay_mtu, usize::from(segment), source);
             // Its next hop is resolved when the first frame has to be sent to it.
             let remote = Remote { address: source, segment, max_frame, next_hop: NextHop::Resolving };
             let route = Route { local, next_hop: Some(next_hop), mac: None };
@@ -697,8 +712,8 @@ fn vni(layout: &Layout, segment: u16) -> u32 {
 }
 
 /// Maximum length of an inner frame to a remote, from the underlay's MTU and the segment's setting.
-fn max_frame(config: &GatewayConfig, layout: &Layout, segment: usize, remote: IpAddr) -> usize {
-    let left = usize::from(layout.underlay.mtu).saturating_sub(overhead(config.underlay.kind, remote));
+fn max_frame(config: &GatewayConfig, underlay_mtu: u16, segment: usize, remote: IpAddr) -> usize {
+    let left = usize::from(underlay_mtu).saturating_sub(overhead(config.underlay.kind, remote));
     match config.segments.get(segment) {
         Some(segment) => match segment.mtu {
             Some(mtu) => left.min(usize::from(mtu) + ETHERNET_LEN + segment.inner_vlans.tag_len()),
@@ -828,6 +843,7 @@ impl Control for GatewayControl {
                 });
             }
             PortEvent::Address(mac) if self.tables.layout.is_underlay(port) => self.change_mac(*mac),
+            PortEvent::Mtu(mtu) if self.tables.layout.is_underlay(port) => self.change_mtu(*mtu),
             PortEvent::Link(_)
             | PortEvent::Returned
             | PortEvent::Address(_)

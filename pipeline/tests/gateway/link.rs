@@ -157,3 +157,45 @@ fn many_neighbours_are_asked_in_several_ticks() {
         assert_eq!(all.len(), 2000);
     }
 }
+
+/// An IPv4 packet of `len` bytes with "don't fragment" from HOST to FAR.
+fn ipv4(len: usize) -> Vec<u8> {
+    let mut out = [frame(FAR, HOST)[..12].to_vec(), vec![8, 0], vec![0; len]].concat();
+    let ip = wirepath_wire::ipv4::Repr {
+        src: [10, 1, 0, 1].into(),
+        dst: [10, 1, 0, 2].into(),
+        protocol: wirepath_wire::IpProtocol(253),
+        payload_len: (len - 20) as u16,
+        ttl: 64,
+        traffic_class: 0,
+        ident: 0,
+        fragment_word: 0x4000,
+    };
+    ip.emit(&mut out[14..]).unwrap();
+    out
+}
+
+#[test]
+fn a_lowered_mtu_of_the_underlay_is_told_to_senders() {
+    let mut lab = Lab::new("remotes = ['10.9.0.2']").with_peer();
+    lab.settle();
+    let peer = lab.peer.as_ref().unwrap().addresses().clone();
+    lab.send(WAN, &vxlan(&peer, &frame(HOST, FAR)));
+    lab.settle();
+    // Outer headers without the outer Ethernet header, and the inner Ethernet header.
+    const OVERHEAD: usize = 20 + 8 + 8 + 14;
+    for (mtu, fits) in [(None, 1500), (Some(1400), 1400), (Some(1300), 1300), (Some(9000), 1500)] {
+        if let Some(mtu) = mtu {
+            lab.port_event(WAN, &PortEvent::Mtu(mtu));
+        }
+        lab.send(LAN, &ipv4(fits - OVERHEAD));
+        assert_eq!(lab.tunnelled(), 1, "{mtu:?}");
+        lab.send(LAN, &ipv4(fits - OVERHEAD + 1));
+        let sent = lab.settle();
+        let [(LAN, answer)] = &sent[..] else { panic!("{mtu:?}: {sent:?}") };
+        assert_eq!((answer[34], answer[35]), (3, 4), "fragmentation needed");
+        assert_eq!(usize::from(u16::from_be_bytes([answer[40], answer[41]])), fits - OVERHEAD, "{mtu:?}");
+        lab.stepped.advance(SECOND);
+    }
+    assert_eq!(lab.dropped(wirepath_packet::drops::DropReason::TooBigForMtu), 4);
+}

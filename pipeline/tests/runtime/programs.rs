@@ -351,3 +351,43 @@ fn queues_of_a_port_are_divided_among_workers() {
         "each worker has a transmit queue of each port"
     );
 }
+
+/// A port that sends into a FIFO which nobody empties: what it drops when it stops is in the summary.
+#[test]
+fn the_summary_has_what_ports_drop_while_they_stop() {
+    let folder = std::env::temp_dir().join(format!("wirepath-summary-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("fifo.pcap");
+    let _ = std::fs::remove_file(&path);
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+    let reader = std::fs::File::from(rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap());
+    let text = format!(
+        "[[port]]\nname = 'a'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\n\
+         [[port]]\nname = 'b'\ndriver = 'pcap'\n[port.pcap]\nwrite = '{}'\n",
+        path.display()
+    );
+    let mut running = open(&text).unwrap().start(|_| cross).unwrap();
+    let begin = Instant::now();
+    while running.snapshot().ports[1].2[0].drops.is_empty() {
+        assert!(begin.elapsed() < TIMEOUT, "the FIFO is full");
+        running.tick(&mut ());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let summary = stop(running);
+    let mut content = Vec::new();
+    std::io::Read::read_to_end(&mut &reader, &mut content).unwrap();
+    let _ = std::fs::remove_dir_all(&folder);
+    // The file has a header of 24 bytes; each record has one of 16.
+    let mut records = 0;
+    let mut at = 24;
+    while let Some(length) = content.get(at + 8..at + 12) {
+        at += 16 + u32::from_le_bytes(length.try_into().unwrap()) as usize;
+        records += u64::from(at <= content.len());
+    }
+    let sent = &summary.ports[1].tx[0];
+    assert!(records > 0 && sent.packets == records, "{records} records, {sent:?}");
+    assert!(sent.drops.iter().any(|(reason, n)| *reason == DropReason::Stopping && *n > 0), "{sent:?}");
+    assert_eq!(summary.balance().in_flight(), 0, "{:?}", summary.balance());
+}

@@ -286,6 +286,12 @@ pub trait Device<H: Host>: Send {
     /// Returns true if the device was reset after the context was opened.
     fn is_dead(&self, context: ContextId) -> bool;
 
+    /// Returns for each port the number of packets without a receive buffer, if the kernel shows it in sysfs.
+    fn out_of_buffer(&self, port: usize) -> Option<u64> {
+        let _ = port;
+        None
+    }
+
     /// Returns the counters of ports and queues.
     fn counters(&self) -> serde_json::Value;
 }

@@ -63,6 +63,8 @@ struct Machine<H: Host> {
     /// Doorbells queued for the device thread, each with the time at which it is due.
     queued_doorbells: VecDeque<(u64, ContextId, Store)>,
     scratch: Vec<u8>,
+    /// Packets of each port without a receive buffer, as last published.
+    out_of_buffer: Vec<u64>,
 }
 
 impl<H: Host> fmt::Debug for Emulator<H> {
@@ -110,6 +112,7 @@ impl<H: Host> Emulator<H> {
             events: Vec::new(),
             queued_doorbells: VecDeque::new(),
             scratch: vec![0; MAX_FRAME],
+            out_of_buffer: vec![0; ports],
         };
         for fault in &topology.faults {
             machine.inject(fault.clone(), topology.doorbells, &log);
@@ -342,6 +345,7 @@ impl<H: Host> Emulator<H> {
             return true;
         }
         machine.ring_doorbell(self.topology.doorbells, &self.log, context, store);
+        self.publish_counters(&mut machine);
         false
     }
 
@@ -365,7 +369,22 @@ impl<H: Host> Emulator<H> {
                 break;
             }
         }
+        self.publish_counters(&mut machine);
         busy
+    }
+
+    /// Writes counters that have changed to the generated tree.
+    fn publish_counters(&self, machine: &mut Machine<H>) {
+        for (at, device) in machine.devices.iter().enumerate() {
+            for (port, number) in (machine.first_port[at]..).take(self.topology.devices[at].ports.len()).enumerate() {
+                if let (Some(now), Some(last)) = (device.out_of_buffer(port), machine.out_of_buffer.get_mut(number))
+                    && std::mem::replace(last, now) != now
+                {
+                    let name = &self.topology.devices[at].name;
+                    self.host.publish(&crate::sysfs::out_of_buffer(name, port), &format!("{now}\n"));
+                }
+            }
+        }
     }
 
     /// Returns the descriptors that become readable when [`Self::serve`] has work from outside.

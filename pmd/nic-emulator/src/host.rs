@@ -2,6 +2,7 @@
 //! [`crate::mem_host`] for tests.
 
 use std::os::fd::{OwnedFd, RawFd};
+use std::path::Path;
 
 use rustix::io::Errno;
 
@@ -37,6 +38,12 @@ pub trait Host: Send + Sync + 'static {
     /// # Errors
     /// A message that names the cause and a remedy.
     fn open_interface(&self, kind: InterfaceKind, interface: &str) -> Result<Box<dyn Interface>, String>;
+
+    /// Replaces the content of a file of the generated tree ([`crate::sysfs`]), whose path is relative to its root.
+    /// Hosts without such a tree ignore it.
+    fn publish(&self, file: &Path, text: &str) {
+        let _ = (file, text);
+    }
 }
 
 /// Memory that stays mapped while the device may use it. Every access is checked against its length, so no

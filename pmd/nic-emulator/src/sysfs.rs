@@ -42,6 +42,11 @@ pub fn generate(topology: &Topology, root: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns the file of a counter of packets without a receive buffer, below the root. Ports count from 0.
+pub fn out_of_buffer(device: &str, port: usize) -> PathBuf {
+    Path::new("class/infiniband").join(device).join(format!("ports/{}/hw_counters/out_of_buffer", port + 1))
+}
+
 /// Returns the path for `SYSFS_PCI_DEVICES`.
 pub fn pci_devices(root: &Path) -> PathBuf {
     root.join("bus/pci/devices")
@@ -110,6 +115,10 @@ fn rdma_device(folder: &Path, device: &DeviceSpec) -> io::Result<()> {
         put(&ports.join("gid_attrs/types"), "0", "RoCE v2")?;
         put(&ports.join("gid_attrs/ndevs"), "0", &port.netdev)?;
         put(&ports.join("pkeys"), "0", "0xffff")?;
+        if device.kind == DeviceKind::Mlx5 {
+            fs::create_dir_all(ports.join("hw_counters"))?;
+            put(&ports, "hw_counters/out_of_buffer", "0")?;
+        }
         put(&ports, "state", "4: ACTIVE")?;
         put(&ports, "link_layer", "Ethernet")?;
     }

@@ -40,7 +40,7 @@ impl Counter {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueCounters {
-    /// Packets delivered to the program (receive) or accepted by the device (transmit).
+    /// Packets delivered to the program (receive), or accepted by the device and not known to be lost (transmit).
     pub packets: Counter,
     /// Bytes of those packets, without preamble, frame check sequence and inter-frame gap.
     pub bytes: Counter,
@@ -91,6 +91,15 @@ impl QueueCounters {
             self.bytes.add(bytes);
             self.bursts.add(1);
         }
+    }
+
+    /// Counts packets as dropped that [`Self::packets`] counts as accepted: the device never sent them. Single writer.
+    /// `bytes` are those of the packets.
+    #[cold]
+    pub fn count_unsent(&self, reason: DropReason, packets: u64, bytes: u64) {
+        self.packets.set(self.packets.get().saturating_sub(packets));
+        self.bytes.set(self.bytes.get().saturating_sub(bytes));
+        self.drops.add(reason, packets);
     }
 
     /// Copies the counters. Each value is exact; together they may differ by a few packets while the queue is

@@ -102,6 +102,13 @@ impl InFlight {
         }
     }
 
+    /// Sum of the lengths of the `n` oldest packets in bytes, or of all if there are fewer.
+    pub fn front_bytes(&self, n: usize) -> u64 {
+        let slots = (0..n.min(self.len()) as u32).map(|i| self.slot(self.first.wrapping_add(i)));
+        // SAFETY: slots between the two counters are initialised, and the reference ends before they change.
+        slots.map(|slot| unsafe { self.slots[slot].assume_init_ref() }.len() as u64).sum()
+    }
+
     /// Takes all packets, the oldest first.
     pub fn take_all(&mut self) -> Vec<Packet> {
         let (first, count) = (self.first, self.len());

@@ -11,7 +11,7 @@
 //! depth = 1024          # ring entries
 //! mtu = 1500            # default: that of the device
 //! promiscuous = true
-//! on_loss = "wait"      # if the interface is removed: "wait" for it, "exit", or "fail-after" the time below
+//! on_loss = "wait"      # if the device is lost: "wait" for its return, "exit", or "fail-after" the time below
 //! loss_timeout = 30     # seconds, with "fail-after"
 //!
 //! [port.af_packet]      # settings of a driver, in a table of its name

@@ -140,6 +140,11 @@ pub trait DeviceStatistics {
     fn drops(&mut self) -> Vec<(DropReason, u64)> {
         Vec::new()
     }
+
+    /// Reasons of such drops that can occur and that nobody counts: their number is unknown, not 0.
+    fn uncounted_drops(&self) -> Vec<DropReason> {
+        Vec::new()
+    }
 }
 
 /// A device that passes packets to the kernel before they reach the port.
@@ -369,6 +374,14 @@ impl Port {
         self.rx.iter().map(|slot| slot.counters.snapshot()).collect()
     }
 
+    /// Counters of the receive queues and of the transmit queues. They outlive the port.
+    pub fn queue_counters(&self) -> [Vec<Arc<QueueCounters>>; 2] {
+        [
+            self.rx.iter().map(|slot| Arc::clone(&slot.counters)).collect(),
+            self.tx.iter().map(|slot| Arc::clone(&slot.counters)).collect(),
+        ]
+    }
+
     /// Statistics of each transmit queue since the start.
     pub fn tx_statistics(&self) -> Vec<QueueStats> {
         self.tx.iter().map(|slot| slot.counters.snapshot()).collect()
@@ -408,6 +421,11 @@ impl Port {
         let mut drops = self.device.statistics().map_or_else(Vec::new, DeviceStatistics::drops);
         drops.retain(|(_, n)| *n > 0);
         drops
+    }
+
+    /// Reasons of drops before the receive queues whose number is unknown, see [`DeviceStatistics::uncounted_drops`].
+    pub fn uncounted_drops(&mut self) -> Vec<DropReason> {
+        self.device.statistics().map_or_else(Vec::new, |statistics| statistics.uncounted_drops())
     }
 
     /// Stops the port. Workers must return all of its queues before.

@@ -91,14 +91,15 @@ impl Port {
             return Vec::new();
         }
         away.retry_at = Instant::now() + RETRY;
-        let mac = self.device.capabilities().mac;
+        let before = self.device.capabilities();
         let refusal = match self.device.restart(&self.config) {
             Ok(queues) if queues.rx.len() == self.rx.len() && queues.tx.len() == self.tx.len() => {
                 self.hand_off(queues);
                 self.presence = Presence::Present;
                 let mut events = vec![PortEvent::Returned];
-                let now = self.device.capabilities().mac;
-                events.extend(now.filter(|_| now != mac).map(PortEvent::Address));
+                let now = self.device.capabilities();
+                events.extend(now.mac.filter(|_| now.mac != before.mac).map(PortEvent::Address));
+                events.extend(now.mtu.filter(|_| now.mtu != before.mtu).map(PortEvent::Mtu));
                 events.push(PortEvent::Link(self.device.link()));
                 return events;
             }

@@ -247,6 +247,36 @@ fn a_port_survives_renames_flaps_and_mtu_changes() {
     }
 }
 
+/// The number of channels of the interface changes while the port runs (`ethtool -L`). The port keeps its queues.
+#[test]
+fn a_port_survives_changed_channels() {
+    require!(all Requirement::LAB, Requirement::Program("ethtool"));
+    for driver in &DRIVERS[..2] {
+        let (dut, peer, _lab) = net("channels");
+        Veth::new((&dut, "eth0"), (&peer, "eth0")).queues(4).plug();
+        let set = |count: u32| {
+            let count = count.to_string();
+            dut.run(&["ethtool", "-L", "eth0", "rx", &count, "tx", &count])
+        };
+        set(2).expect();
+        // Native XDP needs a receive queue for each transmit queue of the peer.
+        peer.run(&["ethtool", "-L", "eth0", "tx", "2"]).expect();
+        let echo = Echo::start(&dut, &format!("device = \"eth0\"\nqueues = 2\n{driver}"));
+        exchange(&mut peer.frames("eth0"), 0..50);
+        // The kernel refuses to take away the queues of XDP sockets. A packet socket does not depend on them.
+        for count in [4, 2, 1, 2] {
+            let result = set(count);
+            let may_fail = count == 1 && driver.contains("af_xdp");
+            assert!(result.success || may_fail, "{driver} {count}: {result:?}");
+            exchange(&mut peer.frames("eth0"), 100..400);
+        }
+        assert!(!echo.saw_lost(), "{driver}");
+        let done = echo.finish();
+        let sum = |queues: &[QueueStats], of: fn(&QueueStats) -> u64| queues.iter().map(of).sum::<u64>();
+        assert_eq!(sum(&done.rx, |q| q.packets), sum(&done.tx, |q| q.packets + q.dropped()), "{driver}");
+    }
+}
+
 #[test]
 fn rules_and_their_counters_survive_a_recreation() {
     require!(all Requirement::LAB);

@@ -15,7 +15,7 @@ use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{Batch, Packet, Pool, PtypeL3, PtypeL4};
-use wirepath_pmd::port::{Link, OpenPort, PortConfig, PortError, PortEvent, PortSpec, StartedPort};
+use wirepath_pmd::port::{Link, LinkState, OpenPort, PortConfig, PortError, PortEvent, PortSpec, StartedPort};
 
 use crate::common::{self, bytes};
 
@@ -369,7 +369,7 @@ pub(crate) fn reset_device(kind: EmulatedNic, name: &str) {
             send_until_received(&mut port, &pool);
             nics.inject("kind = 'device-fatal'");
             let (start, mut events) = (Instant::now(), Vec::new());
-            while !events.contains(&PortEvent::Link(Link::UP)) {
+            while !events.iter().any(|event| matches!(event, PortEvent::Link(_))) {
                 assert!(start.elapsed() < TIMEOUT, "round {round}: {events:?}");
                 // Workers continue to poll.
                 let mut batch: Batch = [packet(&pool, PtypeL3::Ipv4, PtypeL4::Udp, 30)].into_iter().collect();
@@ -383,7 +383,12 @@ pub(crate) fn reset_device(kind: EmulatedNic, name: &str) {
                 }
                 events.extend(port.port.events());
             }
-            assert_eq!(events, [PortEvent::Link(Link::DOWN), PortEvent::Link(Link::UP)]);
+            let [PortEvent::Lost(why), PortEvent::Returned, PortEvent::Link(Link { state: LinkState::Up, .. })] =
+                &events[..]
+            else {
+                panic!("{events:?}")
+            };
+            assert!(why.contains(kind.device) && why.ends_with("reported a fatal error"), "{why}");
             send_until_received(&mut port, &pool);
             assert_eq!(statistic(&mut port, "device_resets"), round);
         }
@@ -420,6 +425,43 @@ pub(crate) fn stalled_queue(kind: EmulatedNic, name: &str) {
         assert_eq!(statistic(&mut port, "queue_resets"), 1);
         assert_eq!(port.tx[0].counters().drops.get(DropReason::TxError), 5);
         send_until_received(&mut port, &pool);
+        finish(port, &pool);
+    });
+}
+
+/// Suppresses all completions of a transmit queue. A new queue does not help, so the device counts as lost after two
+/// stalls, that is after two times `tx_timeout`, and is opened again.
+pub(crate) fn stalled_device(kind: EmulatedNic, name: &str) {
+    kind.under(name, "", |nics| {
+        let pool = Pool::new("stalled", 4096).expect("memory");
+        let mut port = kind.start(&pool, "tx_timeout = 1", |_| ());
+        send_until_received(&mut port, &pool);
+        port.tx[0].reclaim();
+        let before = port.port.tx_statistics().remove(0);
+        nics.inject("kind = 'hostile'\nqueue = 'tx'\nwhat = 'nothing'\ncount = 1000000000");
+        let (start, mut events, mut offered) = (Instant::now(), Vec::new(), 0);
+        while !events.iter().any(|event| matches!(event, PortEvent::Lost(_))) {
+            assert!(start.elapsed() < TIMEOUT, "{events:?}");
+            let mut batch: Batch = [packet(&pool, PtypeL3::Ipv4, PtypeL4::Udp, 30)].into_iter().collect();
+            offered += port.tx[0].transmit(&mut batch) as u64;
+            port.tx[0].reclaim();
+            batch.clear();
+            port.rx[0].receive(&mut batch);
+            events.extend(port.port.events());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(statistic(&mut port, "queue_stalls"), 2);
+        let [PortEvent::Lost(why)] = &events[..] else { panic!("{events:?}") };
+        assert!(why.contains("transmit queue 0 stalled again"), "{why}");
+        while !port.port.events().contains(&PortEvent::Returned) {
+            assert!(start.elapsed() < TIMEOUT, "it returns");
+            port.tx[0].reclaim();
+            port.rx[0].receive(&mut Batch::new());
+        }
+        // No packet that was in flight counts as sent.
+        let now = port.port.tx_statistics().remove(0);
+        assert_eq!((now.packets, now.dropped()), (before.packets, before.dropped() + offered), "{now:?}");
+        assert_eq!(now.bytes, before.bytes);
         finish(port, &pool);
     });
 }
@@ -672,6 +714,7 @@ macro_rules! nic_tests {
             a_queue_that_never_works_fails_the_port: crate::emulated::futile_resets;
             a_reset_device_is_reopened_without_a_restart: crate::emulated::reset_device;
             a_stalled_transmit_queue_is_recreated: crate::emulated::stalled_queue;
+            a_device_that_does_not_send_is_reopened: crate::emulated::stalled_device;
             each_failing_command_is_survived_at_start: crate::emulated::failing_commands;
             each_failing_command_is_survived_on_recovery: crate::emulated::failing_recovery;
             packets_of_indestructible_queues_are_leaked: crate::emulated::indestructible_queues;

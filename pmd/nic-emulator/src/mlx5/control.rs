@@ -691,6 +691,10 @@ impl<H: Host> Device<H> for Mlx5<H> {
         self.contexts.get(&context).is_some_and(|context| context.dead)
     }
 
+    fn out_of_buffer(&self, port: usize) -> Option<u64> {
+        Some(self.ports.get(port)?.counters.no_buffer)
+    }
+
     fn counters(&self) -> serde_json::Value {
         let sqs: Vec<_> = self
             .sqs

@@ -137,10 +137,7 @@ impl Sender {
             packets += u64::from(descriptor.options & CONTINUED == 0);
             bytes += u64::from(descriptor.len);
         });
-        let counters = &self.counters;
-        counters.drops.add(reason, packets);
-        counters.packets.set(counters.packets.get().saturating_sub(packets));
-        counters.bytes.set(counters.bytes.get().saturating_sub(bytes));
+        self.counters.count_unsent(reason, packets, bytes);
     }
 
     /// Returns whether the kernel has sent everything.

@@ -11,6 +11,7 @@ use wirepath_verbs::{Cause, Element, Error, EventKind, ObjectId, PortState, Resu
 use super::log_limit::LogLimit;
 use super::nic::{Direction, NewRing, NewRxQueues, Nic, QueueContext};
 use super::open_device::OpenDevice;
+use super::port_counter::PortCounter;
 use super::probe::{Claim, DeviceSelector, RdmaPort};
 use super::quarantine::Quarantine;
 use super::queue_fault::QueueFault;
@@ -24,6 +25,7 @@ use crate::port::{
     RuleHardware, RxDriver, TxDriver, VlanTags,
 };
 use wirepath_packet::counters::QueueCounters;
+use wirepath_packet::drops::DropReason;
 use wirepath_packet::{MetaTemplate, Packet};
 
 /// Reason why a port cannot be offered to clients.
@@ -36,6 +38,9 @@ const WORKER_FAULT_TIMEOUT: Duration = Duration::from_millis(200);
 /// span. Several faults within a shorter time can have one cause that passes.
 const MAX_FUTILE_RESETS: u32 = 16;
 const MIN_FUTILE_TIME: Duration = Duration::from_secs(1);
+/// Consecutive stalls of a transmit queue without a completion between them after which the device counts as lost.
+/// A new queue did not help, so the device is opened again. Each stall takes `tx_timeout`.
+const MAX_STALLS: u32 = 2;
 
 /// An open port.
 pub(crate) struct NicDevice<N: SharedNic> {
@@ -43,9 +48,13 @@ pub(crate) struct NicDevice<N: SharedNic> {
     rdma_port: RdmaPort,
     _claim: Claim,
     nic: N,
-    /// `None` while the device recovers.
+    /// `None` while the device is away.
     opened: Option<OpenDevice<N::Verbs>>,
     running: Option<Running<N>>,
+    /// Packets for which the device had no receive buffer; `None` if it does not count them.
+    out_of_buffer: Option<PortCounter>,
+    /// Counters of the transmit queues and of the receive queues. They outlive the loss of the device.
+    counters: [Vec<Arc<QueueCounters>>; 2],
     health: Health,
     link: LinkState,
     resets: ResetCounts,
@@ -54,14 +63,14 @@ pub(crate) struct NicDevice<N: SharedNic> {
     server: Option<AttachServer>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Health {
     Healthy,
-    /// The device reported a fatal error, or calls fail as after one. The port waits until it returns.
-    Recovering {
-        since: Instant,
-    },
-    /// The device did not return in time, or a queue does not work in spite of resets.
-    Lost,
+    /// The device reported a fatal error, calls fail as after one, or a transmit queue stalls again and again.
+    /// `port::reattach` closes the device and opens it again.
+    Away,
+    /// A queue does not work in spite of resets. The port does not return.
+    Failed,
 }
 
 /// State of a started port.
@@ -121,6 +130,8 @@ struct ResetCounts {
     log: LogLimit,
     /// Why the port is to be given up.
     failure: Option<String>,
+    /// Why the device is to be closed and opened again.
+    stalled: Option<String>,
 }
 
 impl ResetCounts {
@@ -143,8 +154,8 @@ impl ResetCounts {
 }
 
 impl<R> RingSlot<R> {
-    fn new() -> Self {
-        let (handoff, counters) = (Arc::new(RingHandoff::new()), Arc::default());
+    fn new(counters: &Arc<QueueCounters>) -> Self {
+        let (handoff, counters) = (Arc::new(RingHandoff::new()), Arc::clone(counters));
         let futile = FutileResets { count: 0, since: Instant::now(), received: 0 };
         Self { handoff, id: None, counters, completed: 0, since: Instant::now(), futile, unsent: Vec::new() }
     }
@@ -168,13 +179,12 @@ impl<R> RingSlot<R> {
         self.futile.count(received != before)
     }
 
-    /// Requests a stall check by the worker, if packets are in flight and nothing completed for
-    /// `recovery_timeout`.
-    fn check_stall(&mut self, recovery_timeout: Duration) {
+    /// Requests a stall check by the worker, if packets are in flight and nothing completed for `timeout`.
+    fn check_stall(&mut self, timeout: Duration) {
         let (completed, posted) = self.handoff.progress();
         if completed == posted || completed != self.completed || self.handoff.is_returned() {
             (self.completed, self.since) = (completed, Instant::now());
-        } else if self.since.elapsed() >= recovery_timeout {
+        } else if self.since.elapsed() >= timeout {
             self.handoff.request_stall_check();
         }
     }
@@ -262,6 +272,8 @@ impl<N: SharedNic> NicDevice<N> {
             nic,
             opened: Some(opened),
             running: None,
+            out_of_buffer: None,
+            counters: Default::default(),
             health: Health::Healthy,
             link: link_state(state),
             resets: ResetCounts::default(),
@@ -311,6 +323,9 @@ impl<N: SharedNic> NicDevice<N> {
             let ring = slot.handoff.take_returned();
             if let Some(fault) = slot.handoff.take_fault() {
                 resets.count(&format_args!("{name}: transmit queue {index}"), fault, slot.count_tx_reset());
+                if fault == QueueFault::Stalled && slot.futile.count >= MAX_STALLS {
+                    resets.stalled = Some(format!("transmit queue {index} stalled again after its reset: {fault}"));
+                }
                 nic.adapt_to_fault(fault, Direction::Transmit);
                 slot.unsent = ring.map(|ring| ring.take_unsent(fault)).unwrap_or_default();
             } else {
@@ -482,28 +497,20 @@ impl<N: SharedNic> NicDevice<N> {
         false
     }
 
-    /// Begins recovery: the device is broken, none of its objects can be used, and all queues are recalled.
-    fn begin_recovery(&mut self, events: &mut Vec<PortEvent>) {
-        tracing::warn!(
-            "{}: the device reports a fatal error; closing it and waiting for recovery",
-            self.selector.device
-        );
-        self.health = Health::Recovering { since: Instant::now() };
+    /// Reports the device as lost. `port::reattach` takes the queues back, stops the device and starts it again.
+    fn lose(&mut self, why: &str, events: &mut Vec<PortEvent>) {
+        (self.health, self.link) = (Health::Away, LinkState::Down);
         if let (Some(server), Some(running)) = (&mut self.server, &mut self.running) {
-            server.end(&mut running.sharing, "the device reported a fatal error; attach again after its recovery");
+            server.end(&mut running.sharing, &format!("the device {why}; attach again after its recovery"));
         }
-        if self.link == LinkState::Up {
-            self.link = LinkState::Down;
-            events.push(PortEvent::Link(Link::DOWN));
-        }
-        if let Some(running) = &self.running {
-            running.recall();
-        }
+        let (device, name) = (&self.selector.device, self.rdma_port.device.name());
+        let (driver, port) = (N::PROBE.driver, self.rdma_port.port);
+        events.push(PortEvent::Lost(format!("{driver} port {device} (port {port} of {name}): the device {why}")));
     }
 
     /// Ends the port: a queue does not work in spite of resets.
     fn give_up(&mut self, why: &str, events: &mut Vec<PortEvent>) {
-        self.health = Health::Lost;
+        self.health = Health::Failed;
         if let (Some(server), Some(running)) = (&mut self.server, &mut self.running) {
             server.end(&mut running.sharing, "the port has failed");
         }
@@ -517,58 +524,60 @@ impl<N: SharedNic> NicDevice<N> {
         }
     }
 
-    /// Closes the device once all queues are returned, then tries to open it again.
-    fn try_recovery(&mut self, since: Instant, events: &mut Vec<PortEvent>) {
-        let back = self.running.as_ref().is_none_or(Running::all_returned);
-        if back {
-            if let Some(running) = &mut self.running {
-                running.tear_down();
-            }
-            self.opened = None;
-            match self.reopen() {
-                Ok(()) => {
-                    tracing::info!("{}: the device has recovered", self.selector.device);
-                    self.resets.device += 1;
-                    self.health = Health::Healthy;
-                    if self.link == LinkState::Up {
-                        events.push(PortEvent::Link(Link::UP));
-                    }
-                    return;
-                }
-                Err(why) => {
-                    // Some queues may have been created.
-                    if let Some(running) = &mut self.running {
-                        running.recall();
-                        running.tear_down();
-                    }
-                    self.opened = None;
-                    tracing::debug!("{}: the device has not recovered yet: {why}", self.selector.device);
-                }
-            }
+    /// Opens the device if it is closed, creates all queues and returns the workers' ends of them.
+    fn begin(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
+        if self.opened.is_none() {
+            self.rdma_port = N::PROBE.find(&self.selector)?;
+            let opened = open::<N>(&self.selector, &self.rdma_port).map_err(|error| self.failed(error))?;
+            self.link = link_state(opened.port().map_err(|error| self.failed(error))?.state);
+            self.opened = Some(opened);
         }
-        if since.elapsed() >= self.selector.recovery_timeout {
-            self.health = Health::Lost;
-            let name = self.rdma_port.device.name();
-            events.push(PortEvent::Lost(format!(
-                "{} port {} (port {} of {name}) reported a fatal error and did not recover within {} s",
-                N::PROBE.driver,
-                self.selector.device,
-                self.rdma_port.port,
-                self.selector.recovery_timeout.as_secs()
-            )));
+        let template = config.pool.meta_template().in_port(config.id);
+        let [send, receive] = &self.counters;
+        self.running = Some(Running {
+            config: config.clone(),
+            template,
+            tx: send.iter().map(RingSlot::new).collect(),
+            rx: receive.iter().map(RingSlot::new).collect(),
+            memory: None,
+            rss_group: None,
+            sharing: RxSharing::default(),
+            suspects: Vec::new(),
+        });
+        if let Err(error) = self.build() {
+            self.running = None;
+            return Err(self.failed(error));
         }
-    }
-
-    fn reopen(&mut self) -> std::result::Result<(), String> {
-        let rdma_port = N::PROBE.find(&self.selector).map_err(|error| error.to_string())?;
-        let text = |error: Error| error.to_string();
-        let opened = open::<N>(&self.selector, &rdma_port).map_err(text)?;
-        self.link = link_state(opened.port().map_err(text)?.state);
-        (self.rdma_port, self.opened) = (rdma_port, Some(opened));
-        self.build().map_err(text)
+        if let (Some(offer), None) = (&self.selector.attach, &self.server) {
+            let shared = config.pool.region().descriptor().is_some();
+            let listening = if shared { AttachServer::listen(offer) } else { Err(std::io::Error::other(NOT_SHARED)) };
+            self.server = Some(listening.map_err(|error| {
+                self.running = None;
+                let reason = format!("cannot listen for clients on {}: {error}", offer.socket.display());
+                PortError::Refused { driver: N::PROBE.driver, device: self.selector.device.clone(), reason }
+            })?);
+        }
+        self.health = Health::Healthy;
+        let Some(running) = &self.running else { return Ok(Queues::default()) };
+        let mut queues = Queues::default();
+        for slot in &running.tx {
+            let mut sender = NicTxQueue::new(Arc::clone(&slot.handoff), config.pool.clone(), config.mtu);
+            sender.set_counters(Arc::clone(&slot.counters));
+            queues.tx.push(Box::new(sender));
+        }
+        for slot in &running.rx {
+            let mut receiver = NicRxQueue::new(Arc::clone(&slot.handoff), config.pool.clone(), template);
+            receiver.set_counters(Arc::clone(&slot.counters));
+            queues.rx.push(Box::new(receiver));
+        }
+        Ok(queues)
     }
 
     fn failed(&self, error: Error) -> PortError {
+        if self.health == Health::Away && is_device_gone(&error) {
+            let hint = error.to_string();
+            return PortError::NoDevice { driver: N::PROBE.driver, device: self.selector.device.clone(), hint };
+        }
         N::PROBE.refused(&self.selector.device, error)
     }
 }
@@ -604,73 +613,59 @@ impl<N: SharedNic> Device for NicDevice<N> {
     }
 
     fn start(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
-        if self.opened.is_none() {
-            self.rdma_port = N::PROBE.find(&self.selector)?;
-            let opened = open::<N>(&self.selector, &self.rdma_port).map_err(|error| self.failed(error))?;
-            self.opened = Some(opened);
-        }
         (self.health, self.resets) = (Health::Healthy, ResetCounts::default());
+        self.counters = [config.tx_queues, config.rx_queues].map(|n| (0..n).map(|_| Arc::default()).collect());
         self.nic.reset_state();
-        let template = config.pool.meta_template().in_port(config.id);
-        self.running = Some(Running {
-            config: config.clone(),
-            template,
-            tx: (0..config.tx_queues).map(|_| RingSlot::new()).collect(),
-            rx: (0..config.rx_queues).map(|_| RingSlot::new()).collect(),
-            memory: None,
-            rss_group: None,
-            sharing: RxSharing::default(),
-            suspects: Vec::new(),
-        });
-        if let Err(error) = self.build() {
-            self.running = None;
-            return Err(self.failed(error));
+        self.out_of_buffer = PortCounter::out_of_buffer(&self.rdma_port.device.sysfs(), self.rdma_port.port);
+        self.begin(config)
+    }
+
+    fn can_return(&self) -> bool {
+        self.health != Health::Failed
+    }
+
+    /// Keeps the rules, which the new queues get, and the server for clients.
+    fn restart(&mut self, config: &PortConfig) -> std::result::Result<Queues, PortError> {
+        let started = self.begin(config);
+        match &started {
+            Ok(_) => self.resets.device += 1,
+            // What was opened may be as broken as before.
+            Err(_) => self.opened = None,
         }
-        if let Some(offer) = &self.selector.attach {
-            let shared = config.pool.region().descriptor().is_some();
-            let listening = if shared { AttachServer::listen(offer) } else { Err(std::io::Error::other(NOT_SHARED)) };
-            self.server = Some(listening.map_err(|error| {
-                self.running = None;
-                let reason = format!("cannot listen for clients on {}: {error}", offer.socket.display());
-                PortError::Refused { driver: N::PROBE.driver, device: self.selector.device.clone(), reason }
-            })?);
-        }
-        let Some(running) = &mut self.running else { return Ok(Queues::default()) };
-        let mut queues = Queues::default();
-        for slot in &mut running.tx {
-            let sender = NicTxQueue::new(Arc::clone(&slot.handoff), config.pool.clone(), config.mtu);
-            slot.counters = Arc::clone(sender.counters());
-            queues.tx.push(Box::new(sender));
-        }
-        for slot in &mut running.rx {
-            let receiver = NicRxQueue::new(Arc::clone(&slot.handoff), config.pool.clone(), template);
-            slot.counters = Arc::clone(receiver.counters());
-            queues.rx.push(Box::new(receiver));
-        }
-        Ok(queues)
+        started
     }
 
     fn stop(&mut self, queues: Queues) -> std::result::Result<(), PortError> {
-        // Waits until accepted packets are sent, up to the timeout.
-        if matches!(self.health, Health::Healthy) {
-            let deadline = Instant::now() + DRAIN_TIMEOUT;
-            for queue in queues.tx {
-                if let Ok(mut sender) = queue.into_any().downcast::<NicTxQueue<N::Tx>>() {
-                    while !sender.is_idle() && Instant::now() < deadline {
-                        std::thread::yield_now();
-                    }
+        // Waits until accepted packets are sent, up to the timeout. The others are dropped.
+        let healthy = self.health == Health::Healthy;
+        let reason = if healthy { DropReason::Stopping } else { DropReason::DeviceLost };
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        for queue in queues.tx {
+            if let Ok(mut sender) = queue.into_any().downcast::<NicTxQueue<N::Tx>>() {
+                while healthy && !sender.is_idle() && Instant::now() < deadline {
+                    std::thread::yield_now();
                 }
+                sender.count_in_flight(reason);
             }
+        }
+        for slot in self.running.iter_mut().flat_map(|running| &mut running.tx) {
+            // No new ring took them.
+            let unsent = take(&mut slot.unsent);
+            let bytes = unsent.iter().map(|packet| packet.len() as u64).sum();
+            slot.counters.count_unsent(reason, unsent.len() as u64, bytes);
         }
         // Rings drop with the workers' queues and the handoffs. The last of them, or the RSS group, destroys
         // the hardware queue.
         drop(queues.rx);
-        if let (Some(mut server), Some(running)) = (self.server.take(), &mut self.running) {
-            server.end(&mut running.sharing, "the port was stopped");
+        if let Some(running) = &mut self.running {
+            // Clients of a lost device know, and may attach again when it is back.
+            if let Some(mut server) = self.server.take_if(|_| self.health != Health::Away) {
+                server.end(&mut running.sharing, "the port was stopped");
+            }
             running.drop_rss_group();
         }
         self.running = None;
-        if !matches!(self.health, Health::Healthy) {
+        if self.health != Health::Healthy {
             self.opened = None;
         }
         Ok(())
@@ -687,7 +682,7 @@ impl<N: SharedNic> Device for NicDevice<N> {
 
 impl<N: SharedNic> DeviceLink for NicDevice<N> {
     fn link(&mut self) -> Link {
-        match self.opened.as_ref().filter(|_| matches!(self.health, Health::Healthy)).map(OpenDevice::port) {
+        match self.opened.as_ref().filter(|_| self.health == Health::Healthy).map(OpenDevice::port) {
             Some(Ok(port)) => Link { state: link_state(port.state), speed: port.speed },
             _ => Link::DOWN,
         }
@@ -705,15 +700,17 @@ impl<N: SharedNic> DeviceLink for NicDevice<N> {
                         is_device_gone(&error)
                     });
                 if broken {
-                    self.begin_recovery(&mut events);
+                    self.lose("reported a fatal error", &mut events);
+                } else if let Some(why) = self.resets.stalled.take() {
+                    self.lose(&format!("does not send: {why}"), &mut events);
                 } else if let Some(why) = self.resets.failure.take() {
                     self.give_up(&why, &mut events);
                 } else {
                     self.serve_clients();
                 }
             }
-            Health::Recovering { since } => self.try_recovery(since, &mut events),
-            Health::Lost => {
+            Health::Away => {}
+            Health::Failed => {
                 if let Some(running) = &mut self.running {
                     // Without rules the kernel gets the packets.
                     if running.all_returned() {
@@ -741,5 +738,13 @@ impl<N: SharedNic> DeviceStatistics for NicDevice<N> {
             figures.extend([("attached_processes", attached), ("attachments", ever), ("attachments_lost", lost)]);
         }
         figures
+    }
+
+    fn drops(&mut self) -> Vec<(DropReason, u64)> {
+        self.out_of_buffer.iter_mut().map(|counter| (DropReason::RxFull, counter.read())).collect()
+    }
+
+    fn uncounted_drops(&self) -> Vec<DropReason> {
+        if self.out_of_buffer.is_some() { Vec::new() } else { vec![DropReason::RxFull] }
     }
 }

@@ -1,15 +1,16 @@
 //! Common parts of the drivers that own the queues of a NIC.
 //!
 //! [`device::NicDevice`] manages the life cycle of a port: it opens the device, creates queues, hands them to
-//! workers, recreates broken ones, and recovers from device resets. [`tx_queue::NicTxQueue`] and
-//! [`rx_queue::NicRxQueue`] are the workers' side of the queues. A driver provides a [`nic::Nic`] for
-//! capabilities and verbs objects, and its rings for descriptors and completions.
+//! workers, and recreates broken ones. After a loss of the device, `port::reattach` starts it again.
+//! [`tx_queue::NicTxQueue`] and [`rx_queue::NicRxQueue`] are the workers' side of the queues. A driver provides a
+//! [`nic::Nic`] for capabilities and verbs objects, and its rings for descriptors and completions.
 
 pub(crate) mod device;
 mod log_limit;
 pub(crate) mod mr_table;
 pub(crate) mod nic;
 pub(crate) mod open_device;
+pub(crate) mod port_counter;
 pub(crate) mod post_probe;
 pub(crate) mod probe;
 pub(crate) mod quarantine;

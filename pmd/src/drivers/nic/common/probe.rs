@@ -168,8 +168,6 @@ impl Drop for Claim {
     }
 }
 
-/// Default time to wait for a device after a fatal error.
-const RECOVERY_TIMEOUT: Duration = Duration::from_secs(15);
 /// Default time that a transmit queue may spend without a completion: the kernel's watchdog timeout (linux:
 /// net/sched/sch_generic.c).
 const TX_TIMEOUT: Duration = Duration::from_secs(5);
@@ -179,8 +177,6 @@ const TX_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct DeviceSelector {
     /// A network interface or an RDMA device. `DEVICE/2` is the second port of a device.
     pub(crate) device: String,
-    /// Time to wait for the device after a fatal error.
-    pub(crate) recovery_timeout: Duration,
     /// Longest time without a completion while packets are in flight and the link is up. Zero: no limit.
     pub(crate) tx_timeout: Duration,
     /// Offer to clients, if any.
@@ -189,7 +185,7 @@ pub(crate) struct DeviceSelector {
 
 impl DeviceSelector {
     pub(crate) fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), recovery_timeout: RECOVERY_TIMEOUT, tx_timeout: TX_TIMEOUT, attach: None }
+        Self { device: device.into(), tx_timeout: TX_TIMEOUT, attach: None }
     }
 
     /// Reads the keys that all NIC drivers share. `example` names an RDMA device for error messages.
@@ -200,11 +196,9 @@ impl DeviceSelector {
             )));
         };
         settings.renamed("seconds_stalled", "tx_timeout")?;
+        settings.renamed("seconds_after_fatal", "[[port]] loss_timeout")?;
         let plain = Self::new(device);
         Ok(Self {
-            recovery_timeout: settings
-                .integer("seconds_after_fatal", 0..=3600)?
-                .map_or(plain.recovery_timeout, Duration::from_secs),
             tx_timeout: settings.integer("tx_timeout", 0..=3600)?.map_or(plain.tx_timeout, Duration::from_secs),
             attach: AttachConfig::read(settings)?,
             ..plain

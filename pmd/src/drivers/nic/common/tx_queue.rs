@@ -127,6 +127,11 @@ impl TxInFlight {
         self.packets.take_all()
     }
 
+    /// Returns the number of packets in flight and the sum of their lengths.
+    fn totals(&self) -> (u64, u64) {
+        (self.packets.len() as u64, self.packets.front_bytes(self.packets.len()))
+    }
+
     /// Returns completed and posted bursts, as free-running counters.
     #[inline(always)]
     fn progress(&self) -> (u32, u32) {
@@ -198,6 +203,8 @@ pub(crate) struct NicTxQueue<R> {
     counters: Arc<QueueCounters>,
     pool: Pool,
     longest: usize,
+    /// The packets in flight are counted as dropped: the ring will not be used again.
+    in_flight_counted: bool,
 }
 
 impl<R: TxRing> NicTxQueue<R> {
@@ -206,7 +213,7 @@ impl<R: TxRing> NicTxQueue<R> {
     pub(crate) fn new(handoff: Arc<RingHandoff<R>>, pool: Pool, mtu: u16) -> Self {
         let mut ring = None;
         handoff.poll(&mut ring);
-        Self { ring, handoff, counters: Arc::default(), pool, longest: max_frame_len(mtu) }
+        Self { ring, handoff, counters: Arc::default(), pool, longest: max_frame_len(mtu), in_flight_counted: false }
     }
 
     /// Returns the number of packets in flight.
@@ -220,12 +227,23 @@ impl<R: TxRing> NicTxQueue<R> {
         self.len() == 0
     }
 
-    /// Returns a broken ring. Packets in flight of which it is unknown whether they were sent count as errors.
+    /// Counts the packets in flight as dropped instead of sent, once. The ring is not used afterwards.
+    #[cold]
+    pub(crate) fn count_in_flight(&mut self, reason: DropReason) {
+        if let Some(ring) = self.ring.as_ref().filter(|_| !replace(&mut self.in_flight_counted, true)) {
+            let (packets, bytes) = ring.in_flight().totals();
+            self.counters.count_unsent(reason, packets, bytes);
+        }
+    }
+
+    /// Returns a broken ring. Packets in flight of which it is unknown whether they were sent count as errors, and no
+    /// longer as sent.
     #[cold]
     fn return_broken(&mut self, fault: QueueFault) {
         if let Some(ring) = &self.ring {
-            let lost = ring.in_flight().len() - ring.unsent(fault);
-            self.counters.drops.add(DropReason::TxError, lost as u64);
+            let packets = &ring.in_flight().packets;
+            let lost = packets.len().saturating_sub(ring.unsent(fault));
+            self.counters.count_unsent(DropReason::TxError, lost as u64, packets.front_bytes(lost));
             self.handoff.set_progress(ring.in_flight().progress());
         }
         self.handoff.return_broken(&mut self.ring, fault);
@@ -249,10 +267,10 @@ impl<R: TxRing> NicTxQueue<R> {
             }
             return true;
         }
-        let lost = self.len();
+        let lost = self.ring.as_ref().map_or((0, 0), |ring| ring.in_flight().totals());
         let living = self.handoff.poll(&mut self.ring);
         if self.ring.is_none() {
-            self.counters.drops.add(DropReason::DeviceLost, lost as u64);
+            self.counters.count_unsent(DropReason::DeviceLost, lost.0, lost.1);
         }
         self.post_backlog();
         living
@@ -272,8 +290,9 @@ impl<R: TxRing> NicTxQueue<R> {
             while !batch.is_empty() {
                 let (posted, _, result) = ring.post(&mut batch, &limits);
                 if posted == 0 {
-                    // No room, or a packet that can never be sent.
-                    self.counters.drops.add(result.err().unwrap_or(DropReason::TxError), 1);
+                    // No room, or a packet that can never be sent. The previous ring counted it as sent.
+                    let bytes = batch.as_slice().first().map_or(0, |packet| packet.len() as u64);
+                    self.counters.count_unsent(result.err().unwrap_or(DropReason::TxError), 1, bytes);
                     batch.free_front(1);
                 }
             }
@@ -326,6 +345,10 @@ impl<R: TxRing> TxDriver for NicTxQueue<R> {
             Ok(()) => self.handoff.set_progress(ring.in_flight().progress()),
             Err(fault) => self.return_broken(fault),
         }
+    }
+
+    fn count_lost(&mut self) {
+        self.count_in_flight(DropReason::DeviceLost);
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {

@@ -7,8 +7,8 @@
 //! device = "eth1"            # the kernel's interface, or the RDMA device ("mana_0")
 //!
 //! [port.mana]
-//! seconds_after_fatal = 15   # how long to wait for a device that reported a fatal error
-//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated; 0: never
+//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated, and the
+//!                            # second time in a row the device is opened again; 0: never
 //! attach = "/run/gw.sock"    # socket for other processes (`wirepath attach`); needs `[pool] shared = true`
 //! attach_tx_queues = 1       # most of one process
 //! attach_rx_queues = 0

@@ -133,7 +133,8 @@ impl TxRing {
         let last = burst.last.wrapping_sub(self.in_flight.oldest);
         let distance = self.positions.distance(reported, self.in_flight.oldest, last + 1, self.ring.count() - 1);
         let into = distance.ok_or(QueueFault::UnknownPosition)?;
-        counters.drops.add(DropReason::TxError, 1);
+        // Its bytes stay counted: the completion does not tell which packet of the burst it was.
+        counters.count_unsent(DropReason::TxError, 1, 0);
         Ok(into == last)
     }
 

@@ -16,8 +16,8 @@
 //! tunnels = true             # inner checksums of supported tunnels, in both directions
 //! timestamps = false         # hardware timestamps on received packets
 //! rules = "auto"             # interface for flow rules: "dv" (mlx5dv), "ibv" (ibv_create_flow), "off"
-//! seconds_after_fatal = 15   # how long to wait for a device that reported a fatal error
-//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated; 0: never
+//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated, and the
+//!                            # second time in a row the device is opened again; 0: never
 //! attach = "/run/gw.sock"    # socket for other processes (`wirepath attach`); needs `[pool] shared = true`
 //! attach_tx_queues = 1       # most of one process
 //! attach_rx_queues = 0

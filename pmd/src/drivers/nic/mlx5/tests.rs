@@ -367,6 +367,7 @@ fn former_names_of_keys_are_errors_with_the_new_name() {
         ("compress = \"off\"", "cqe_compression"),
         ("inline = 100", "tx_inline"),
         ("seconds_stalled = 1", "tx_timeout"),
+        ("seconds_after_fatal = 1", "[[port]] loss_timeout"),
     ] {
         let source = Source::new("test", text);
         let error = Mlx5.plan(Some("eth0"), &source.parse().unwrap().settings()).err().unwrap().to_string();

@@ -7,8 +7,8 @@
 //!
 //! [port.verbs]
 //! checksums = true           # the device computes checksums, if it can
-//! seconds_after_fatal = 15   # how long to wait for a device that reported a fatal error
-//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated; 0: never
+//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated, and the
+//!                            # second time in a row the device is opened again; 0: never
 //! ```
 //!
 //! For NICs without a driver of their own. The provider needs raw-packet queue pairs, receive work queues

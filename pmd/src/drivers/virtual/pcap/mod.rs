@@ -18,6 +18,9 @@
 //! - The worker that owns the queue reads and writes the files. Reading takes 320 KiB of memory for any file,
 //!   and one read(2) for each 64 to 320 KiB. Writing collects 256 KiB for each write(2). Both may block on
 //!   the disk.
+//! - The written file may be a FIFO, for example with `tshark -i` as its reader. It needs a reader at the start, and
+//!   its writes never wait. When the reader is slow, the port takes no packets, which the workers count as `tx_full`.
+//!   A reader that ends is a loss of the port. The port reads regular files only.
 //! - While the pool has no free buffer the port reads nothing, so no frame is lost.
 //! - At the end of the file the port reports [`PortEvent::Finished`]. A file that ends inside a record counts
 //!   as `file_cut_off` and is finished too. A malformed file is lost ([`PortEvent::Lost`]); the event names
@@ -39,13 +42,17 @@ mod tests;
 mod writer;
 
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 pub use format::{FileError, Format, MAX_FRAME, Precision};
 use queues::{Replay, Sink, Source};
 pub use reader::{Reader, Record};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 pub use writer::Writer;
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
@@ -58,6 +65,11 @@ use crate::port::{
 use wirepath_packet::MAX_PACKET;
 use wirepath_packet::counters::Counter;
 use wirepath_settings::{ConfigError, Settings};
+
+/// Flag of open(2): neither the call nor later reads and writes wait for a peer.
+const O_NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
+/// Time that the reader of a FIFO has to take the rest when a port stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The driver.
 #[derive(Debug)]
@@ -245,8 +257,13 @@ impl PcapDevice {
 
     fn create(&self, path: &Path) -> Result<Writer<File>, PortError> {
         let options = &self.options;
-        File::create(path)
-            .and_then(|file| Writer::new(file, options.format, options.precision, options.snap, "wirepath"))
+        // Without O_NONBLOCK, a FIFO without a reader would block the start, and a slow reader the worker.
+        let file = File::options().write(true).create(true).truncate(true).custom_flags(O_NONBLOCK).open(path);
+        if file.as_ref().is_err_and(|error| error.raw_os_error() == Some(Errno::NXIO.raw_os_error())) {
+            let reason = "nobody reads this FIFO; start its reader first".to_owned();
+            return Err(PortError::Refused { driver: "pcap", device: path.display().to_string(), reason });
+        }
+        file.and_then(|file| Writer::new(file, options.format, options.precision, options.snap, "wirepath"))
             .map_err(|source| file_error(path, "create", source))
     }
 }
@@ -330,6 +347,7 @@ impl Device for PcapDevice {
     }
 
     fn stop(&mut self, queues: Queues) -> Result<(), PortError> {
+        let mut result = Ok(());
         for queue in queues.rx {
             if let Ok(source) = queue.into_any().downcast::<Source>() {
                 self.replay = source.into_replay();
@@ -337,13 +355,13 @@ impl Device for PcapDevice {
         }
         for queue in queues.tx {
             if let Ok(sink) = queue.into_any().downcast::<Sink>() {
-                self.writer = sink.into_writer();
+                let (writer, flushed) = sink.finish(Instant::now() + DRAIN_TIMEOUT);
+                self.writer = writer;
+                result = result.and(flushed);
             }
         }
-        match (&mut self.writer, &self.options.write) {
-            (Some(writer), Some(path)) => writer.flush().map_err(|source| file_error(path, "write", source)),
-            _ => Ok(()),
-        }
+        let path = self.options.write.as_deref().unwrap_or(Path::new(""));
+        result.map_err(|source| file_error(path, "write", source))
     }
 
     fn statistics(&mut self) -> Option<&mut dyn DeviceStatistics> {

@@ -1,12 +1,13 @@
 use std::any::Any;
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::{FileError, Reader, Shared, Timing, Writer, file_error};
+use super::{FileError, O_NONBLOCK, Reader, Shared, Timing, Writer, file_error};
 use crate::drivers::sw_offload;
 use crate::port::{PortConfig, PortError, PortId, RxDriver, TxDriver};
 use wirepath_packet::counters::QueueCounters;
@@ -47,7 +48,9 @@ struct Clock {
 
 impl Replay {
     pub(super) fn open(path: &Path, timing: Timing, passes: Option<u64>) -> Result<Self, PortError> {
-        let file = File::open(path).map_err(|source| file_error(path, "open", source))?;
+        // Without O_NONBLOCK, a FIFO without a writer would block the start.
+        let file = File::options().read(true).custom_flags(O_NONBLOCK).open(path);
+        let file = file.map_err(|source| file_error(path, "open", source))?;
         let refused =
             |reason: String| PortError::Refused { driver: "pcap", device: path.display().to_string(), reason };
         // A pipe would block the worker and cannot be read twice.
@@ -260,19 +263,38 @@ impl Sink {
         Self { counters: Arc::default(), shared, writer, path, longest: longest(config), flushed: Instant::now() }
     }
 
-    pub(super) fn into_writer(self) -> Option<Writer<File>> {
-        self.writer
+    /// Writes the rest until `deadline`, and drops what the file does not take.
+    pub(super) fn finish(mut self, deadline: Instant) -> (Option<Writer<File>>, io::Result<()>) {
+        let Some(writer) = &mut self.writer else { return (None, Ok(())) };
+        let mut result = writer.flush();
+        while result.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+            result = writer.flush();
+        }
+        if result.is_err() {
+            let (packets, bytes) = writer.discard();
+            self.counters.count_unsent(DropReason::Stopping, packets, bytes);
+        }
+        (self.writer, result)
     }
 
     fn flush_if_due(&mut self) {
         let Some(writer) = &mut self.writer else { return };
-        if !writer.is_dirty() || self.flushed.elapsed() < FLUSH {
+        if !writer.is_dirty() || self.flushed.elapsed() < FLUSH || self.shared.is_lost() {
             return;
         }
         self.flushed = Instant::now();
         if let Err(error) = writer.flush() {
-            self.shared.mark_lost(format!("pcap: {}: write: {error}", self.path.display()));
+            self.fail(&error);
         }
+    }
+
+    /// Handles an error of a write. A FIFO that is full takes more later; another error ends the port.
+    fn fail(&mut self, error: &io::Error) {
+        let Some(writer) = self.writer.as_mut().filter(|_| error.kind() != ErrorKind::WouldBlock) else { return };
+        let (packets, bytes) = writer.discard();
+        self.counters.count_unsent(DropReason::TxError, packets, bytes);
+        self.shared.mark_lost(format!("pcap: {}: write: {error}", self.path.display()));
     }
 }
 
@@ -290,18 +312,17 @@ impl TxDriver for Sink {
         }
         let Some(writer) = &mut self.writer else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        let (mut packets, mut bytes, mut failed) = (0, 0, None);
+        let (mut taken, mut packets, mut bytes, mut failed) = (0, 0, 0, None);
         for packet in batch.iter_mut() {
+            if let Err(error) = writer.make_room(packet.len()) {
+                failed = Some(error);
+                break;
+            }
+            taken += 1;
             let outcome = sw_offload::apply(packet).and_then(|()| match packet.len() {
                 len if len < SHORTEST => Err(DropReason::TooShort),
                 len if len > self.longest => Err(DropReason::TooLong),
-                len => match writer.write(now, packet.segments(), len) {
-                    Ok(()) => Ok(len),
-                    Err(error) => {
-                        failed = Some(error);
-                        Err(DropReason::TxError)
-                    }
-                },
+                len => writer.write(now, packet.segments(), len).map(|()| len).map_err(|_| DropReason::TxError),
             });
             match outcome {
                 Ok(len) => {
@@ -311,13 +332,11 @@ impl TxDriver for Sink {
                 Err(reason) => self.counters.drops.add(reason, 1),
             }
         }
-        batch.clear();
+        batch.free_front(taken);
+        self.counters.count_burst(packets, bytes);
         if let Some(error) = failed {
-            self.shared.mark_lost(format!("pcap: {}: write: {error}", self.path.display()));
+            self.fail(&error);
         }
-        self.counters.packets.add(packets);
-        self.counters.bytes.add(bytes);
-        self.counters.bursts.add(u64::from(packets > 0));
         self.flush_if_due();
     }
 

@@ -289,3 +289,133 @@ fn a_killed_writer_leaves_a_readable_file() {
     assert!(matches!(error, None | Some(FileError::Truncated { .. })), "{error:?}");
     assert!(got.iter().map(|record| &record.1).zip(frames().iter().cycle()).all(|(got, want)| got == want));
 }
+
+/// Creates a FIFO.
+fn fifo(folder: &Path) -> PathBuf {
+    let path = folder.join("fifo.pcapng");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    path
+}
+
+/// Opens and starts a port in another thread. `None` if this blocks.
+fn try_start(options: Options) -> Option<Result<(), String>> {
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let pool = Pool::new("p", 64).unwrap();
+        let started = OpenPort::open("p", Box::new(options))
+            .and_then(|port| port.configure(config(&pool)))
+            .and_then(crate::port::ConfiguredPort::start);
+        let _ = done.send(started.map(drop).map_err(|error| error.to_string()));
+    });
+    wait.recv_timeout(Duration::from_secs(10)).ok()
+}
+
+#[test]
+fn a_fifo_without_a_peer_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = fifo(folder.path());
+    let refused = |options| try_start(options).expect("the start does not wait").unwrap_err();
+    let error = refused(Options { write: Some(path.clone()), ..Options::default() });
+    assert!(error.contains("nobody reads this FIFO"), "{error}");
+    let error = refused(Options { read: Some(path), ..Options::default() });
+    assert!(error.contains("not a regular file"), "{error}");
+}
+
+/// Opens the FIFO for reading. Its writer may come later.
+fn open_reader(path: &Path) -> File {
+    File::options().read(true).custom_flags(O_NONBLOCK).open(path).unwrap()
+}
+
+#[test]
+fn a_fifo_that_is_never_read_does_not_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = fifo(folder.path());
+    let reader = open_reader(&path);
+    let pool = Pool::new("p", 256).unwrap();
+    let mut port = start(Options { write: Some(path.clone()), ..Options::default() }, &pool);
+    let (mut left, mut offered) = (0, 0);
+    // More than the FIFO and the buffer of the writer hold.
+    for _ in 0..20 {
+        let mut batch: Batch = (0..64).map(|n| packet(&pool, &[n; 1500])).collect();
+        port.tx[0].transmit(&mut batch);
+        (left, offered) = (left + batch.len() as u64, offered + 64);
+    }
+    let sent = port.port.tx_statistics()[0].packets;
+    assert!(left > 0 && sent + left == offered, "{sent} taken, {left} left of {offered}");
+    assert!(port.port.events().is_empty(), "a slow reader is no loss");
+    let counters = Arc::clone(port.tx[0].counters());
+    let error = port.port.stop(port.rx, port.tx).unwrap_err();
+    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    // What the FIFO holds has left; the rest is dropped and no longer counted as sent.
+    let dropped = counters.drops.get(DropReason::Stopping);
+    assert!(dropped > 0 && counters.packets.get() + dropped == sent, "{:?}", counters.snapshot());
+    assert_eq!(counters.bytes.get(), counters.packets.get() * 1500);
+    let mut content = Vec::new();
+    std::io::Read::read_to_end(&mut &reader, &mut content).unwrap();
+    assert_eq!(read(&content).0.len() as u64, counters.packets.get());
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn a_slow_reader_of_a_fifo_gets_all_that_was_taken() {
+    for format in [Format::Pcap, Format::Pcapng] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = fifo(folder.path());
+        let reader = open_reader(&path);
+        let reading = std::thread::spawn(move || {
+            let (mut content, mut part, mut started) = (Vec::new(), vec![0; 7777], false);
+            loop {
+                match std::io::Read::read(&mut &reader, &mut part) {
+                    Ok(0) if started => return content,
+                    Ok(n) => {
+                        content.extend_from_slice(&part[..n]);
+                        started |= n > 0;
+                    }
+                    Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+        let pool = Pool::new("p", 256).unwrap();
+        let mut port = start(Options { write: Some(path), format, ..Options::default() }, &pool);
+        let mut taken = Vec::new();
+        for n in 0..5000u32 {
+            let frame = [&n.to_be_bytes()[..], &vec![7; 60 + n as usize % 1400]].concat();
+            let mut batch: Batch = [packet(&pool, &frame)].into_iter().collect();
+            if port.tx[0].transmit(&mut batch) == 1 {
+                taken.push(frame);
+            }
+            if n % 50 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let counters = Arc::clone(port.tx[0].counters());
+        let _ = port.port.stop(port.rx, port.tx);
+        let (got, error) = read(&reading.join().unwrap());
+        taken.truncate(counters.packets.get() as usize);
+        assert!(taken.len() > 100 && got.iter().map(|record| &record.1).eq(&taken), "{format:?}: {}", got.len());
+        assert!(error.is_none() || counters.drops.get(DropReason::Stopping) > 0, "{error:?}");
+    }
+}
+
+#[test]
+fn a_fifo_whose_reader_ends_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = fifo(folder.path());
+    let reader = open_reader(&path);
+    let pool = Pool::new("p", 256).unwrap();
+    let mut port = start(Options { write: Some(path), ..Options::default() }, &pool);
+    drop(reader);
+    let mut offered = 0;
+    while port.port.events().is_empty() {
+        let mut batch: Batch = (0..64).map(|_| packet(&pool, &[1; 1500])).collect();
+        offered += 64;
+        while !batch.is_empty() {
+            port.tx[0].transmit(&mut batch);
+        }
+        assert!(offered < 64_000, "the loss is reported");
+    }
+    let counters = port.port.tx_statistics().remove(0);
+    assert_eq!((counters.packets, counters.dropped()), (0, offered), "{counters:?}");
+}
