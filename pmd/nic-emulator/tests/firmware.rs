@@ -186,7 +186,8 @@ fn tables_and_hashes_of_interfaces_change() {
     nic.harness.poke(UMEM + CQ_RING, &[0xf0; 64 * 64]);
     let umem = register(&nic);
     let (_, cq_number) = create(&nic, &cq(umem)).unwrap();
-    let rings = [RQ_RING, SQ_RING];
+    // Rings may share a page.
+    let rings = [RQ_RING, RQ_RING + 0x400];
     // Completions name the queue by its user index.
     let queues = [0, 1].map(|i| {
         let mut command = rq(umem, cq_number);
@@ -281,6 +282,7 @@ fn commands_with_foreign_or_missing_objects_are_refused() {
     for (field, value) in [
         (create_wq::PD, 2),
         (create_wq::RING_OFFSET, UMEM_BYTES),
+        (create_wq::RING_OFFSET, RQ_RING + 0x20),
         (create_wq::RING_OFFSET, u64::MAX),
         (create_wq::RECORD_OFFSET, UMEM_BYTES - 7),
         (create_wq::LOG_ENTRIES, 31),

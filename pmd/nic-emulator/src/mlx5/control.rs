@@ -42,7 +42,7 @@ fn driver_part<T: FromBytes + IntoBytes + Immutable + KnownLayout>(input: &[u8],
 }
 
 impl<H: Host> Mlx5<H> {
-    fn pin(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Errno> {
+    pub(super) fn pin(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Errno> {
         call.host.pin(address, bytes, true).map_err(|errno| {
             call.refuse(
                 errno,

@@ -25,6 +25,10 @@ use crate::topology::MinInline;
 const NO_HANDLE: u32 = u32::MAX;
 /// Transport domain of the queues that verbs create.
 const KERNEL_DOMAIN: u32 = 1;
+/// Alignment of rings in registered memory: `page_offset` of a queue counts 64ths of a page of 4096 bytes (Linux
+/// `drivers/infiniband/hw/mlx5/mem.c`, `mlx5_ib_get_buf_offset`). DPDK lays the rings of all send queues one after the
+/// other in one memory (`drivers/net/mlx5/mlx5_trigger.c`), at multiples of 64 bytes.
+const RING_ALIGNMENT: u64 = 64;
 /// Maximum number of registered memories.
 const MAX_UMEMS: usize = 1 << 16;
 
@@ -270,13 +274,21 @@ impl<H: Host> Mlx5<H> {
         let ring = self.umem_address(call.context, umem, offset, bytes)?;
         let (umem, offset) = (get(field::RECORD_UMEM, command), get64(field::RECORD_OFFSET, command));
         let record = self.umem_address(call.context, umem, offset, 8)?;
-        let ring = self.ring_of(call, "completion ring", ring, bytes).map_err(|errno| errno.to_string())?;
+        let ring = self.queue_ring(call, "completion ring", ring, bytes)?;
         let record = self.record(call, record).map_err(|errno| errno.to_string())?;
         let number = self.cq_numbers.alloc().ok_or_else(|| "no more numbers".to_owned())?;
         let owner = EventTarget { context: call.context, handle: NO_HANDLE };
         let id = self.cqs.add(Cq::new(number, ring, record, log_entries, compress, owner, self.scan));
         self.by_cq.insert(number, id);
         Ok((Kind::Cq(id), number))
+    }
+
+    /// Returns a ring in registered memory.
+    fn queue_ring(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Refusal> {
+        if !address.is_multiple_of(RING_ALIGNMENT) {
+            return Err(format!("{what} at {address:#x} is not aligned to {RING_ALIGNMENT} bytes"));
+        }
+        self.pin(call, what, address, bytes).map_err(|errno| errno.to_string())
     }
 
     /// Returns ring and doorbell records of a work queue with `bytes` bytes, and its protection domain.
@@ -293,7 +305,7 @@ impl<H: Host> Mlx5<H> {
         let (umem, offset) = (get(field::RECORD_UMEM, command), get64(field::RECORD_OFFSET, command));
         let record = self.umem_address(call.context, umem, offset, 8)?;
         let pd = self.pd_of(call.context, get(field::PD, command))?;
-        let ring = self.ring_of(call, what, ring, bytes).map_err(|errno| errno.to_string())?;
+        let ring = self.queue_ring(call, what, ring, bytes)?;
         let record = self.record(call, record).map_err(|errno| errno.to_string())?;
         Ok((ring, record, pd))
     }
