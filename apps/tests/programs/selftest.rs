@@ -124,6 +124,23 @@ fn planted_faults_are_found_with_a_counter_example() {
             );
         }
     }
+    // A device that calls correct checksums wrong; and one that calls wrong ones correct, after the frame of the link
+    // test and the 32 correct ones. MANA may report several frames in one completion.
+    for (kind, after, word) in
+        [("mlx5", 0, "correct"), ("mana", 0, "correct"), ("mlx5", 33, "wrong transport checksum")]
+    {
+        let fault =
+            format!("[[fault]]\nkind = 'hostile'\nqueue = 'rx'\nwhat = 'checksum'\nafter = {after}\ncount = 100000");
+        let arguments = [&format!("{kind}:nic0"), "--only", "rx-checksums"];
+        let (code, report) = emulated(&looped(kind, &fault), &arguments);
+        let failed = with_result(&report, "fail");
+        assert_eq!(code, Some(1), "{kind}: {report}");
+        let detail = format!("{word}: the port reports");
+        assert!(
+            matches!(failed[..], [("rx-checksums", found)] if found.starts_with(&detail)),
+            "{kind} after {after}: {failed:?}"
+        );
+    }
     // Rules that the kernel refuses, though the device offers them.
     let refusing = format!("{LOOPED_MLX5}[[fault]]\nkind = 'refuse'\ncommand = 'create_flow'\nafter = 40\n");
     let (code, report) = emulated(&refusing, &["verbs:mlx50", "--only", "rules"]);

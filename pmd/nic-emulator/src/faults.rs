@@ -160,6 +160,8 @@ pub enum CqeCorruption {
     Type,
     /// The position in the ring does not exist.
     Position,
+    /// A receive completion calls correct checksums wrong, and wrong ones correct.
+    Checksum,
     /// No completion is written although one is due.
     Missing,
 }
@@ -174,6 +176,7 @@ pub const CQE_CORRUPTIONS: &[(&str, CqeCorruption)] = &[
     ("twice", CqeCorruption::Duplicate),
     ("type", CqeCorruption::Type),
     ("position", CqeCorruption::Position),
+    ("checksum", CqeCorruption::Checksum),
     ("nothing", CqeCorruption::Missing),
 ];
 

@@ -84,10 +84,10 @@ pub struct NewMatchedFlow {
     pub flags: u32,
 }
 
-/// The interface of a NIC with flow rules. The kernel side destroys an object only when no other object uses
-/// it.
+/// The interface of a NIC with flow rules, which may count in firmware objects. The kernel side destroys an object
+/// only when no other object uses it.
 #[allow(clippy::missing_errors_doc, reason = "the kernel's errors: see the manual page of each call")]
-pub trait FlowRules<H> {
+pub trait FlowRules<H>: FirmwareObjects<H> {
     /// Creates a rule of `ibv_create_flow`. The driver part of the call describes its counters.
     fn create_flow(&mut self, call: &mut Call<'_, H>, flow: &NewFlow) -> Result<ObjectId, Errno>;
 
@@ -127,7 +127,11 @@ pub trait FlowRules<H> {
 
     /// Destroys a set of counters.
     fn destroy_counters(&mut self, counters: ObjectId);
+}
 
+/// Objects of firmware commands (DevX). The kernel side refers to an object by the number that its creation returned.
+#[allow(clippy::missing_errors_doc, reason = "the kernel's errors: see `mlx5dv_devx_obj_create(3)`")]
+pub trait FirmwareObjects<H> {
     /// Creates a firmware object; returns its number and the firmware's answer of at most `room` bytes.
     fn create_firmware_object(
         &mut self,

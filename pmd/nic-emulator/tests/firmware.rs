@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::{
     self as defs, CommandField, create_cq, create_rq, create_rqt, create_sq, create_tir, create_wq, hash_selector,
-    header, modify_queue,
+    header, modify_queue, modify_rqt, modify_tir,
 };
 use wirepath_nic_defs::uverbs::{ioctl, mlx5 as abi};
 use wirepath_nic_emulator::mem_host::{AttributeValue, BASE, Connectx, SEND_BUFFER};
@@ -38,9 +38,14 @@ fn create(nic: &Connectx, command: &[u8]) -> Result<(u32, u64), Errno> {
 
 fn modify(nic: &Connectx, handle: u32, opcode: u16, number: u64, state: u8) -> Result<(), Errno> {
     let fields = [(modify_queue::NUMBER, number), (modify_queue::STATE, u64::from(state))];
+    change(nic, handle, command(opcode, modify_queue::BYTES, &fields))
+}
+
+/// Changes an object.
+fn change(nic: &Connectx, handle: u32, command: Vec<u8>) -> Result<(), Errno> {
     let attributes = [
         (abi::DEVX_OBJ_HANDLE, AttributeValue::Handle(handle)),
-        (abi::DEVX_OBJ_IN, AttributeValue::Bytes(command(opcode, modify_queue::BYTES, &fields))),
+        (abi::DEVX_OBJ_IN, AttributeValue::Bytes(command)),
         (abi::DEVX_OBJ_OUT, AttributeValue::Room(16)),
     ];
     nic.ioctl(abi::OBJECT_DEVX_OBJ, abi::DEVX_OBJ_MODIFY, &attributes).map(drop)
@@ -125,6 +130,14 @@ fn tir(table: u64) -> Vec<u8> {
     command(defs::CREATE_TIR, create_tir::BYTES, &fields)
 }
 
+/// Builds a command that changes an object from one that creates it.
+fn changing(mut create: Vec<u8>, opcode: u16, number: u64, mask: u64) -> Vec<u8> {
+    create[..2].copy_from_slice(&opcode.to_be_bytes());
+    modify_queue::NUMBER.set(&mut create, u128::from(number));
+    modify_rqt::MASK.set(&mut create, u128::from(mask));
+    create
+}
+
 /// Builds a UDP packet to 198.18.0.1.
 fn frame() -> Vec<u8> {
     let mut frame = vec![0; 60];
@@ -168,6 +181,93 @@ fn packets_arrive_in_queues_of_firmware_commands() {
 }
 
 #[test]
+fn tables_and_hashes_of_interfaces_change() {
+    let mut nic = Connectx::new("steering = { devx = true }");
+    nic.harness.poke(UMEM + CQ_RING, &[0xf0; 64 * 64]);
+    let umem = register(&nic);
+    let (_, cq_number) = create(&nic, &cq(umem)).unwrap();
+    // Rings may share a page.
+    let rings = [RQ_RING, RQ_RING + 0x400];
+    // Completions name the queue by its user index.
+    let queues = [0, 1].map(|i| {
+        let mut command = rq(umem, cq_number);
+        create_rq::USER_INDEX.set(&mut command, 7 + u128::from(i));
+        create_wq::RING_OFFSET.set(&mut command, u128::from(rings[i as usize]));
+        create_wq::RECORD_OFFSET.set(&mut command, u128::from(RECORDS + 0x40 + 0x80 * i));
+        let (handle, number) = create(&nic, &command).unwrap();
+        modify(&nic, handle, defs::MODIFY_RQ, number, defs::QUEUE_RDY).unwrap();
+        let segment = [&2048u32.to_be_bytes()[..], &nic.key.to_be_bytes(), &BUFFER.to_be_bytes()].concat();
+        nic.harness.poke(UMEM + rings[i as usize], &segment.repeat(64));
+        nic.harness.poke(UMEM + RECORDS + 0x40 + 0x80 * i, &64u32.to_be_bytes());
+        number
+    });
+    let [first, second] = queues;
+    let mut large = rqt(&[first]);
+    create_rqt::MAX_ENTRIES.set(&mut large, 4);
+    let (table, table_number) = create(&nic, &large).unwrap();
+    let mut hashed = tir(table_number);
+    hashed[create_tir::KEY..][..40].fill(0x5a);
+    let (interface, interface_number) = create(&nic, &hashed).unwrap();
+    let matcher = nic.matcher(abi::TABLE_NIC_RX, 0, 0, &[0; 0x40]).unwrap();
+    nic.flow(matcher, &[0; 0x40], &[(abi::FLOW_DEST_DEVX, AttributeValue::Handle(interface))]).unwrap();
+    let mut arrived = 0;
+    // Returns the user index of the queue in which a frame arrives, and whether it has a hash.
+    let mut arrives = |nic: &mut Connectx| {
+        nic.send(&frame());
+        let entry = nic.harness.peek(UMEM + CQ_RING + 64 * arrived, 64);
+        arrived += 1;
+        assert_eq!(entry[63], 0x20, "no completion: {entry:02x?}");
+        let is_hashed = entry[0x10] != 0;
+        assert_eq!(entry[0xc..0x10] != [0; 4], is_hashed, "{entry:02x?}");
+        (u32::from_be_bytes(entry[0x20..0x24].try_into().unwrap()) & 0xff_ffff, is_hashed)
+    };
+    assert_eq!(arrives(&mut nic), (7, true));
+    // The interface follows its table.
+    let to = |queues: &[u64]| changing(rqt(queues), defs::MODIFY_RQT, table_number, modify_rqt::QUEUES);
+    assert_eq!(change(&nic, table, to(&[second, second])), Ok(()));
+    assert_eq!(arrives(&mut nic), (8, true));
+    for wrong in [
+        to(&[first; 8]),
+        to(&[first; 3]),
+        to(&[first, 0xffff]),
+        to(&[]),
+        to(&[first])[..create_rqt::LIST].to_vec(),
+        changing(rqt(&[first]), defs::MODIFY_RQT, table_number, 2),
+        changing(rqt(&[first]), defs::MODIFY_RQT, table_number + 100, modify_rqt::QUEUES),
+        changing(rqt(&[first]), defs::MODIFY_TIR, table_number, modify_rqt::QUEUES),
+    ] {
+        assert_eq!(change(&nic, table, wrong), Err(Errno::INVAL));
+    }
+    assert_eq!(arrives(&mut nic), (8, true), "a refused command has changed the table");
+    // Another table.
+    let (other, other_number) = create(&nic, &rqt(&[first])).unwrap();
+    assert_eq!(destroy(&nic, table), Err(Errno::INVAL));
+    let with = |table, mask| changing(tir(table), defs::MODIFY_TIR, interface_number, mask);
+    assert_eq!(change(&nic, interface, with(77, modify_tir::TABLE)), Err(Errno::INVAL));
+    assert_eq!(change(&nic, interface, with(other_number, 1)), Err(Errno::INVAL));
+    assert_eq!(change(&nic, interface, with(other_number, modify_tir::TABLE)), Ok(()));
+    assert_eq!(arrives(&mut nic), (7, true));
+    assert_eq!(destroy(&nic, other), Err(Errno::INVAL));
+    assert_eq!(destroy(&nic, table), Ok(()));
+    // Without hashed fields, and with a function that the device does not have.
+    let mut plain = with(0, modify_tir::HASH);
+    create_tir::OUTER.set(&mut plain, 0);
+    assert_eq!(change(&nic, interface, plain), Ok(()));
+    assert_eq!(arrives(&mut nic), (7, false));
+    let mut wrong = with(0, modify_tir::HASH);
+    create_tir::HASH_FUNCTION.set(&mut wrong, 1);
+    assert_eq!(change(&nic, interface, wrong), Err(Errno::INVAL));
+    assert_eq!(arrives(&mut nic), (7, false));
+    // An interface of one queue has neither.
+    let direct = command(defs::CREATE_TIR, create_tir::BYTES, &[(create_tir::DISPATCH, 0), (create_tir::RQ, first)]);
+    let (direct, number) = create(&nic, &direct).unwrap();
+    for mask in [modify_tir::TABLE, modify_tir::HASH] {
+        let wrong = changing(tir(other_number), defs::MODIFY_TIR, number, mask);
+        assert_eq!(change(&nic, direct, wrong), Err(Errno::INVAL));
+    }
+}
+
+#[test]
 fn commands_with_foreign_or_missing_objects_are_refused() {
     let nic = Connectx::new("steering = { devx = true }");
     let umem = register(&nic);
@@ -182,6 +282,7 @@ fn commands_with_foreign_or_missing_objects_are_refused() {
     for (field, value) in [
         (create_wq::PD, 2),
         (create_wq::RING_OFFSET, UMEM_BYTES),
+        (create_wq::RING_OFFSET, RQ_RING + 0x20),
         (create_wq::RING_OFFSET, u64::MAX),
         (create_wq::RECORD_OFFSET, UMEM_BYTES - 7),
         (create_wq::LOG_ENTRIES, 31),

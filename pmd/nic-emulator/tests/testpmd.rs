@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,11 +22,15 @@ struct Testpmd {
 }
 
 impl Testpmd {
-    fn start(launch: &Launch, host: &Namespace) -> Self {
+    fn start(launch: &Launch, host: &Namespace, queues: u32) -> Self {
         let mut command = launch.command("stdbuf");
         command.args(["-oL", "dpdk-testpmd", "--no-huge", "-m", "512", "--lcores=0@0,1@0"]);
-        command.args([&format!("--file-prefix=wirepath-{}", std::process::id()), "-a", "0000:00:10.0", "--", "-i"]);
-        command.args(["--total-num-mbufs=4096", "--forward-mode=macswap"]);
+        // Programs with the same prefix exclude each other.
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let prefix = format!("wirepath-{}-{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+        command.args([&format!("--file-prefix={prefix}"), "-a", "0000:00:10.0", "--", "-i"]);
+        command.args(["--total-num-mbufs=4096", "--forward-mode=macswap", "--rxd=256", "--txd=256"]);
+        command.args([format!("--rxq={queues}"), format!("--txq={queues}")]);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = host.inside(|| command.spawn().unwrap());
         let (commands, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
@@ -46,6 +51,21 @@ impl Testpmd {
 
     fn output(&self) -> String {
         self.output.lock().unwrap().clone()
+    }
+
+    /// Stops forwarding; returns the number of packets that each of two queues has received since the start.
+    fn stop(&mut self) -> [u32; 2] {
+        const END: &str = "Accumulated forward statistics";
+        let before = self.output().matches(END).count();
+        self.tell("stop");
+        assert!(eventually(LIMIT, || self.output().matches(END).count() > before), "{}", self.output());
+        let output = self.output();
+        let last = output.split(END).nth(before).unwrap();
+        [0, 1].map(|queue| {
+            let received = last.split(&format!("RX Port= 0/Queue= {queue} ")).nth(1);
+            let count = received.and_then(|rest| rest.split("RX-packets: ").nth(1)?.split_whitespace().next());
+            count.map_or(0, |count| count.parse().unwrap())
+        })
     }
 
     /// Queries a rule until it has counted `hits` packets; returns the packets and bytes of the last answer.
@@ -116,7 +136,7 @@ fn testpmd_forwards_and_counts_with_default_arguments() {
              mac = '02:00:00:00:01:01'\nlink = 'veth:nic0'\nnetdev = 'nic0'\nmtu = 1500\n",
             log.display()
         ));
-        let mut testpmd = Testpmd::start(&launch, &near);
+        let mut testpmd = Testpmd::start(&launch, &near, 1);
         testpmd.tell("start");
         let mut port = far.frames("eth0");
         wait_until_forwarding(&mut port, &testpmd);
@@ -149,4 +169,51 @@ fn testpmd_forwards_and_counts_with_default_arguments() {
         let refused = std::fs::read_to_string(&log).unwrap_or_default();
         assert_eq!(refused, "", "{doorbells}: something was refused");
     }
+}
+
+#[test]
+fn testpmd_changes_the_queues_of_a_shared_table() {
+    require!(all Requirement::LAB);
+    require!(Requirement::Program("dpdk-testpmd"), Requirement::Program("stdbuf"));
+    let lab = Lab::new("testpmd-tables");
+    let (near, far) = (lab.namespace("near"), lab.namespace("far"));
+    lab.veth((&near, "nic0"), (&far, "eth0"));
+    near.ip("link set nic0 address 02:00:00:00:01:01");
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("nic.log");
+    let launch = launch::prepare(&format!(
+        "doorbells = 'scan'\nlog = '{}'\n[[device]]\nkind = 'mlx5'\nname = 'nic0'\n[[device.port]]\n\
+         mac = '02:00:00:00:01:01'\nlink = 'veth:nic0'\nnetdev = 'nic0'\nmtu = 1500\n",
+        log.display()
+    ));
+    let mut testpmd = Testpmd::start(&launch, &near, 2);
+    testpmd.tell("start");
+    let mut port = far.frames("eth0");
+    wait_until_forwarding(&mut port, &testpmd);
+    testpmd.stop();
+    testpmd.tell("flow indirect_action 0 create ingress action rss queues 0 end types ip end / end");
+    let rule = "flow create 0 ingress pattern eth / ipv4 / udp dst is 11 / end actions indirect 0 / end";
+    let update = "flow indirect_action 0 update 0 action rss queues 1 end types ip end / end";
+    // The table of the action survives a stop of the port, its rules do not.
+    for (commands, expected) in
+        [(vec![rule], 0), (vec![update], 1), (vec!["port stop 0", "port start 0", "flow flush 0", rule], 1)]
+    {
+        commands.iter().for_each(|command| testpmd.tell(command));
+        testpmd.tell("start");
+        wait_until_forwarding(&mut port, &testpmd);
+        for i in 0..40 {
+            let sent = frame(100, 11, i);
+            port.send(&sent).unwrap();
+            let back = port.receive_where(LIMIT, |frame| frame.bytes.get(6..12) == Some(&NEAR)).expect("it comes back");
+            assert_eq!(back.bytes[12..], sent[12..], "{commands:?}");
+        }
+        // Probes and packets of the far kernel reach either queue.
+        let received = testpmd.stop();
+        assert!(received[expected] >= 40 && received[1 - expected] < 40, "{commands:?}: {received:?}");
+    }
+    testpmd.tell("quit");
+    assert!(eventually(LIMIT, || testpmd.child.try_wait().unwrap().is_some()), "{}", testpmd.output());
+    assert!(testpmd.child.wait().unwrap().success(), "{}", testpmd.output());
+    assert!(testpmd.output().contains("Indirect action #0 updated"), "{}", testpmd.output());
+    assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "", "something was refused");
 }

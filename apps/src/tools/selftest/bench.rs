@@ -24,6 +24,8 @@ const QUIET_TIME: Duration = Duration::from_millis(20);
 const SHORT_QUIET_TIME: Duration = Duration::from_millis(1);
 /// Longest wait for a link.
 const LINK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest MTU that is tested without a request.
+const MAX_MTU: u16 = 9000;
 /// Frames in flight, below the depth of the rings.
 const WINDOW: usize = 64;
 
@@ -104,8 +106,9 @@ impl Wiring {
             }
         }
         let largest = opened.iter().map(|port| port.capabilities().max_mtu).min().unwrap_or(1500);
-        let interfaces = self.ports.iter().filter_map(|name| interface_mtu(&name.device)).min().unwrap_or(9000);
-        let mtu = self.mtu.unwrap_or(largest.min(interfaces).min(9000));
+        let interfaces = opened.iter().filter_map(|port| port.capabilities().mtu).min();
+        let interfaces = interfaces.map_or(MAX_MTU, |mtu| u16::try_from(mtu).unwrap_or(MAX_MTU).min(MAX_MTU));
+        let mtu = self.mtu.unwrap_or(largest.min(interfaces));
         let mut ports = Vec::new();
         for (i, port) in opened.into_iter().enumerate() {
             let limits = port.capabilities();
@@ -119,14 +122,6 @@ impl Wiring {
         }
         Ok(Bench { ports, pool, mtu, quiet_time: QUIET_TIME })
     }
-}
-
-/// Returns the MTU of a network interface. `None` if the device is none.
-fn interface_mtu(device: &str) -> Option<u16> {
-    if device.contains('/') {
-        return None;
-    }
-    std::fs::read_to_string(format!("/sys/class/net/{device}/mtu")).ok()?.trim().parse().ok()
 }
 
 fn toml_string(text: &str) -> String {

@@ -134,8 +134,9 @@ pub(super) fn rx_checksums(bench: &mut Bench) -> Outcome {
             sent.push(("wrong IPv4 header checksum", bad_l3));
         }
         for (what, frame) in sent {
-            let received = bench.exchange_frames(0, &vec![frame.clone(); 32], 32)?;
-            compare_in_order(&vec![frame.clone(); 32], &received)?;
+            let sent = vec![frame; 32];
+            let received = bench.exchange_frames(0, &sent, sent.len())?;
+            compare_in_order(&sent, &received)?;
             for got in &received {
                 let (is_l3_wrong, is_l4_wrong) = (what.contains("IPv4"), what.contains("transport"));
                 let status = got.status;
@@ -149,7 +150,7 @@ pub(super) fn rx_checksums(bench: &mut Bench) -> Outcome {
                     }
                 };
                 if wrong {
-                    return Err(format!("{what}: the port reports {status:?} for {}", hex(&frame)));
+                    return Err(format!("{what}: the port reports {status:?} for {}", hex(&got.bytes)));
                 }
             }
         }

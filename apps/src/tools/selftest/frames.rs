@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use wirepath_pmd::port::MacAddress;
-use wirepath_wire::IpProtocol;
 use wirepath_wire::checksum::{self, Transport};
+use wirepath_wire::{IpProtocol, geneve, vxlan, vxlan_gpe};
 
 /// Source address of all test frames. It is locally administered, and no other frame on the port has it.
 pub(super) const SOURCE: [u8; 6] = [0x02, 0x57, 0x50, 0x54, 0x53, 0x54];
@@ -164,21 +164,21 @@ pub(super) fn samples(to: MacAddress) -> Vec<Sample> {
                 let [a, b] = ethertype(inner_v6).to_be_bytes();
                 for (l4, transport) in [(L4::Tcp, "tcp"), (L4::Udp, "udp")] {
                     let vxlan = [&[8, 0, 0, 0, 0, 0x10, n, 0][..], &inner(inner_v6, l4)].concat();
-                    add(&format!("{version}/udp/vxlan/eth/{inside}/{transport}"), udp(4789, &vxlan));
+                    add(&format!("{version}/udp/vxlan/eth/{inside}/{transport}"), udp(vxlan::PORT, &vxlan));
                 }
                 let [c, d] = ethertype(inner_v6).to_be_bytes();
                 let mut tagged = frame.clone();
                 tagged.splice(12..14, [0x81, 0x00, 0x40, n, c, d]);
                 let vxlan = [&[8, 0, 0, 0, 0, 0x11, n, 0][..], &tagged].concat();
-                add(&format!("{version}/udp/vxlan/eth/vlan/{inside}/tcp"), udp(4789, &vxlan));
+                add(&format!("{version}/udp/vxlan/eth/vlan/{inside}/tcp"), udp(vxlan::PORT, &vxlan));
                 let gpe = [&[0x0c, 0, 0, 3, 0, 0x21, n, 0][..], &frame].concat();
-                add(&format!("{version}/udp/vxlan-gpe/eth/{inside}/tcp"), udp(4790, &gpe));
+                add(&format!("{version}/udp/vxlan-gpe/eth/{inside}/tcp"), udp(vxlan_gpe::PORT, &gpe));
                 let gpe = [&[0x0c, 0, 0, if inner_v6 { 2 } else { 1 }, 0, 0x20, n, 0][..], &l3].concat();
-                add(&format!("{version}/udp/vxlan-gpe/{inside}/udp"), udp(4790, &gpe));
+                add(&format!("{version}/udp/vxlan-gpe/{inside}/udp"), udp(vxlan_gpe::PORT, &gpe));
                 let geneve = [&[0, 0, 0x65, 0x58, 0, 0x30, n, 0][..], &frame].concat();
-                add(&format!("{version}/udp/geneve/eth/{inside}/tcp"), udp(6081, &geneve));
+                add(&format!("{version}/udp/geneve/eth/{inside}/tcp"), udp(geneve::PORT, &geneve));
                 let geneve = [&[0, 0, a, b, 0, 0x31, n, 0][..], &l3].concat();
-                add(&format!("{version}/udp/geneve/{inside}/udp"), udp(6081, &geneve));
+                add(&format!("{version}/udp/geneve/{inside}/udp"), udp(geneve::PORT, &geneve));
                 let gre = [&[0x20, 0, a, b, 0, 0, 0x40, n][..], &l3].concat();
                 add(&format!("{version}/gre/{inside}/udp"), over(47, &gre));
                 let nvgre = [&[0x20, 0, 0x65, 0x58, 0, 0x50, n, 0][..], &frame].concat();
@@ -218,11 +218,11 @@ pub(super) fn tunnel_headers(to: MacAddress) -> Vec<(&'static str, bool, bool, V
             let [a, b] = port.to_be_bytes();
             outer(17, &[&[0xc0, 9, a, b, 0, 0, 0, 0][..], header].concat())
         };
-        all.push(("vxlan", true, v6, udp(4789, &[8, 0, 0, 0, 0, 0, 42, 0])));
-        all.push(("geneve", true, v6, udp(6081, &[0, 0, 0x65, 0x58, 0, 0, 42, 0])));
-        all.push(("geneve", false, v6, udp(6081, &[0, 0, 0x08, 0x00, 0, 0, 42, 0])));
-        all.push(("vxlan-gpe", true, v6, udp(4790, &[0x0c, 0, 0, 3, 0, 0, 42, 0])));
-        all.push(("vxlan-gpe", false, v6, udp(4790, &[0x0c, 0, 0, 1, 0, 0, 42, 0])));
+        all.push(("vxlan", true, v6, udp(vxlan::PORT, &[8, 0, 0, 0, 0, 0, 42, 0])));
+        all.push(("geneve", true, v6, udp(geneve::PORT, &[0, 0, 0x65, 0x58, 0, 0, 42, 0])));
+        all.push(("geneve", false, v6, udp(geneve::PORT, &[0, 0, 0x08, 0x00, 0, 0, 42, 0])));
+        all.push(("vxlan-gpe", true, v6, udp(vxlan_gpe::PORT, &[0x0c, 0, 0, 3, 0, 0, 42, 0])));
+        all.push(("vxlan-gpe", false, v6, udp(vxlan_gpe::PORT, &[0x0c, 0, 0, 1, 0, 0, 42, 0])));
         all.push(("gre", true, v6, outer(47, &[0, 0, 0x65, 0x58])));
         all.push(("gre", false, v6, outer(47, &[0, 0, 0x08, 0x00])));
         all.push(("ip", false, v6, outer(4, &[])));

@@ -18,8 +18,8 @@ const QUEUES: u16 = 4;
 
 /// Tests a port with real frames: lengths, checksums, VLAN, TSO, RSS, modes, rules, restart
 ///
-/// What the port sends must come back to it, through a loop-back plug or a loop in the switch. With --peer it
-/// must arrive at that port, through a cable. The test takes the ports from the kernel while it runs. Each
+/// Frames that the port sends must come back to it, through a loop-back plug or a loop in the switch. With
+/// --peer they must arrive at that port, through a cable. The test takes the ports from the kernel while it runs. Each
 /// feature passes, fails with the first counter-example, or is skipped with the reason. With --json: an
 /// object with `ports`, `passed` and `results` (feature, result, detail).
 #[derive(Debug, Args)]
@@ -313,7 +313,7 @@ fn wiring_works(bench: &mut Bench) -> Result<(), String> {
         }
         if !arrived {
             return Err(format!(
-                "{direction}no frame arrives; what the port sends must come back to it (a loop-back plug), or \
+                "{direction}no frame arrives; frames that the port sends must come back to it (a loop-back plug), or \
                  arrive at the port given by --peer"
             ));
         }

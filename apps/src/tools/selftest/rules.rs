@@ -11,7 +11,7 @@ use wirepath_pmd::port::hardware::{
     DestinationKind, HardwareRule, HardwareRuleId, ItemCapability, Masks, RefusalKind, RuleCapabilities,
     RuleDestination, RuleHardware, TableCapabilities, TunnelName,
 };
-use wirepath_wire::{L4Type, Tag, Tunnels, parse};
+use wirepath_wire::{L4Type, Tag, Tunnels, geneve, parse, vxlan, vxlan_gpe};
 
 use super::bench::{Bench, Received, with_metadata};
 use super::checks::{difference, verify_checksums, without_identification};
@@ -26,9 +26,14 @@ const DATA: u32 = 5;
 /// Level of the tested rule. Level 0 holds the patterns that the device parses differently.
 const LEVEL: u16 = 1;
 
+/// Rules of one item after which further samples add none. It bounds the time of the test.
+const ENOUGH_RULES: usize = 400;
+
 /// A device's rules under test.
 struct RuleTest<'a> {
     bench: &'a mut Bench,
+    /// Buffers of the software engine.
+    pool: Pool,
     capabilities: RuleCapabilities,
     samples: Vec<Sample>,
     /// Patterns that the device parses differently. Their packets get no mark.
@@ -48,7 +53,11 @@ pub(super) fn test(bench: &mut Bench) -> Vec<(String, Outcome)> {
     }
     let samples = frames::samples(bench.address_of_receiver(0));
     bench.shorten_quiet_time();
-    let mut test = RuleTest { bench, capabilities, samples, excluded: Vec::new() };
+    let pool = match Pool::new("engine", 64) {
+        Ok(pool) => pool,
+        Err(error) => return vec![("rules".to_owned(), Err(error.to_string()))],
+    };
+    let mut test = RuleTest { bench, pool, capabilities, samples, excluded: Vec::new() };
     match test.baseline() {
         Ok(()) => test.run(),
         Err(error) => vec![("rules".to_owned(), Err(error))],
@@ -176,13 +185,12 @@ impl RuleTest<'_> {
                 );
             }
             for target in targets {
-                let pattern = pattern(table, item, &before, target, &sample.bytes);
+                let pattern = pattern(table, item, &before, &target, &sample.bytes);
                 if !rules.contains(&pattern) {
                     rules.push(pattern);
                 }
             }
-            // One sample of each stack is enough.
-            if rules.len() > 400 {
+            if rules.len() >= ENOUGH_RULES {
                 break;
             }
         }
@@ -459,7 +467,7 @@ impl RuleTest<'_> {
     /// Tests a rule on one sample. Returns false if the device does not support the rule.
     fn one_action(&mut self, rule: &Rule, sample: &Sample) -> Result<bool, String> {
         let direction = rule.direction();
-        let pool = Pool::new("engine", 64).map_err(|error| error.to_string())?;
+        let pool = self.pool.clone();
         let mut engine = RuleEngine::new([rule], Tunnels::default(), pool).map_err(|error| error.to_string())?;
         let packet = engine.packet(&sample.bytes).ok_or("the frame is too long")?;
         let mut packet = if direction == Direction::Egress { with_metadata(packet, DATA) } else { packet };
@@ -616,7 +624,7 @@ fn pattern(
     table: &TableCapabilities,
     item: &ItemCapability,
     before: &[(ItemKind, bool)],
-    target: Item,
+    target: &Item,
     frame: &[u8],
 ) -> Vec<Item> {
     let mut items: Vec<Item> = Vec::new();
@@ -628,10 +636,7 @@ fn pattern(
     for capability in before.iter().filter_map(|(kind, inner)| table.item(*kind, *inner)).chain([item]) {
         merge(&mut items, capability.implies.items());
     }
-    merge(&mut items, std::slice::from_ref(&target));
-    if !items.iter().any(|known| known.kind == target.kind && known.inner == target.inner) {
-        items.push(target);
-    }
+    merge(&mut items, std::slice::from_ref(target));
     items
 }
 
@@ -663,7 +668,9 @@ fn without_entropy(frame: &[u8]) -> Vec<u8> {
         && parsed.outer().l4_type() == L4Type::Udp
     {
         let at = parsed.outer().l4();
-        let is_tunnel = |port: &[u8]| [4789u16, 4790, 6081].map(u16::to_be_bytes).iter().any(|known| port == known);
+        let is_tunnel = |port: &[u8]| {
+            [vxlan::PORT, vxlan_gpe::PORT, geneve::PORT].map(u16::to_be_bytes).iter().any(|known| port == known)
+        };
         if frame.len() >= at + 8 && is_tunnel(&frame[at + 2..at + 4]) {
             cleared[at..at + 2].fill(0);
             cleared[at + 6..at + 8].fill(0);

@@ -102,6 +102,8 @@ pub const QUERY_Q_COUNTER: u16 = 0x773;
 pub const ALLOC_TRANSPORT_DOMAIN: u16 = 0x816;
 /// Value of [`Command::opcode`]: creates a transport interface for received packets. Fields: [`create_tir`].
 pub const CREATE_TIR: u16 = 0x900;
+/// Value of [`Command::opcode`]: changes such an interface. Fields: [`modify_tir`].
+pub const MODIFY_TIR: u16 = 0x901;
 /// Value of [`Command::opcode`]: creates a send queue. Fields: [`create_sq`].
 pub const CREATE_SQ: u16 = 0x904;
 /// Value of [`Command::opcode`]: changes the state of a send queue. Fields: [`modify_queue`].
@@ -114,6 +116,8 @@ pub const MODIFY_RQ: u16 = 0x909;
 pub const CREATE_TIS: u16 = 0x912;
 /// Value of [`Command::opcode`]: creates a table of receive queues. Fields: [`create_rqt`].
 pub const CREATE_RQT: u16 = 0x916;
+/// Value of [`Command::opcode`]: changes such a table. Fields: [`modify_rqt`].
+pub const MODIFY_RQT: u16 = 0x917;
 
 /// Value of [`Command::opcode`]: queries a transport interface for sent packets.
 pub const QUERY_TIS: u16 = 0x915;
@@ -253,10 +257,38 @@ pub mod modify_queue {
 pub mod create_rqt {
     use super::CommandField;
 
+    /// Maximum number of entries, also of later changes.
+    pub const MAX_ENTRIES: CommandField = CommandField::new(0x100 + 0xb0, 16);
     /// Number of entries.
     pub const ENTRIES: CommandField = CommandField::new(0x100 + 0xd0, 16);
     /// Byte offset of the first entry.
     pub const LIST: usize = (0x100 + 0x780) / 8;
+}
+
+/// Fields of [`MODIFY_RQT`] (`modify_rqt_in`). The others are those of [`create_rqt`], the number is
+/// [`modify_queue::NUMBER`].
+pub mod modify_rqt {
+    use super::CommandField;
+
+    /// Parts that the command changes.
+    pub const MASK: CommandField = CommandField::new(0x80, 64);
+    /// Bit of [`MASK`]: the queues.
+    pub const QUEUES: u64 = 1;
+}
+
+/// Fields of [`MODIFY_TIR`] (`modify_tir_in`). The others are those of [`create_tir`], the number is
+/// [`modify_queue::NUMBER`].
+pub mod modify_tir {
+    use super::CommandField;
+
+    /// Parts that the command changes.
+    pub const MASK: CommandField = CommandField::new(0x80, 64);
+    /// Bit of [`MASK`]: the table of receive queues.
+    pub const TABLE: u64 = 1 << 1;
+    /// Bit of [`MASK`]: hash function, key and fields.
+    pub const HASH: u64 = 1 << 2;
+    /// Bit of [`MASK`]: which sent packets the interface does not receive.
+    pub const SELF_LOOPBACK: u64 = 1 << 4;
 }
 
 /// Fields of [`CREATE_TIR`] (`create_tir_in` with `tirc`).

@@ -1,7 +1,7 @@
 //! Work queues and completion queues.
 
 use wirepath_nic_defs::mana as defs;
-use wirepath_nic_defs::mana::{CqeTail, WQE_UNIT};
+use wirepath_nic_defs::mana::{CqeTail, RxFlags, WQE_UNIT};
 
 use super::TailUpdate;
 use crate::device::{ContextId, Event, EventTarget, ObjectId};
@@ -146,6 +146,14 @@ pub(super) fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
+/// Returns the bits that change if correct checksums are called wrong, and wrong ones correct.
+fn inverted_checksums(flags: RxFlags) -> RxFlags {
+    let (ip, tcp, udp) =
+        (flags.ip_ok() | flags.ip_bad(), flags.tcp_ok() | flags.tcp_bad(), flags.udp_ok() | flags.udp_bad());
+    let all = RxFlags::default().with_ip_ok(ip).with_ip_bad(ip).with_tcp_ok(tcp).with_tcp_bad(tcp);
+    all.with_udp_ok(udp).with_udp_bad(udp)
+}
+
 /// Maximum number of entries that are published together.
 const MAX_UNPUBLISHED: u32 = 32;
 /// Prefetch distance in bytes.
@@ -267,6 +275,7 @@ impl<R: Region> Cq<R> {
             CqeCorruption::Type => entry[0] |= 0x3f,
             CqeCorruption::Position if transmit => entry[1] |= pair(u32::MAX, 0),
             CqeCorruption::Position => entry[7] |= pair(u32::MAX, 0),
+            CqeCorruption::Checksum => entry[0] ^= pair(0, inverted_checksums(RxFlags((entry[0] >> 32) as u32)).0),
         }
         self.complete(&entry, tail, events);
         self.publish();

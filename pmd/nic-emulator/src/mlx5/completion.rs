@@ -3,7 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use wirepath_nic_defs::mlx5::{
-    self as defs, Arm, CQE_BYTES, CqeOwner, FORMAT_COMPRESSED, MINI_FORMAT_CSUM, MINI_FORMAT_CSUM_STRIDE,
+    self as defs, Arm, CQE_BYTES, CqeFlags, CqeOwner, FORMAT_COMPRESSED, MINI_FORMAT_CSUM, MINI_FORMAT_CSUM_STRIDE,
     MINI_FORMAT_HASH, MINIS_PER_ENTRY, RECORD_ARM, RECORD_CONSUMED,
 };
 use wirepath_nic_defs::uverbs::EVENT_CQ_ERR;
@@ -406,6 +406,12 @@ impl<R: Region> Cq<R> {
             CqeCorruption::Duplicate => self.complete(&entry, owner, events),
             CqeCorruption::Type => owner = owner.with_opcode(9),
             CqeCorruption::Position => entry[0x3c..0x3e].fill(0xee),
+            CqeCorruption::Checksum => {
+                let status = CqeFlags::default().with_l3_ok(1).with_l4_ok(1);
+                let [high, low] = status.0.to_be_bytes();
+                entry[defs::CQE_FLAGS] ^= high;
+                entry[defs::CQE_FLAGS + 1] ^= low;
+            }
         }
         self.complete(&entry, owner, events);
     }

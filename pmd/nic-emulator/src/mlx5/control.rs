@@ -42,7 +42,7 @@ fn driver_part<T: FromBytes + IntoBytes + Immutable + KnownLayout>(input: &[u8],
 }
 
 impl<H: Host> Mlx5<H> {
-    fn pin(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Errno> {
+    pub(super) fn pin(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Errno> {
         call.host.pin(address, bytes, true).map_err(|errno| {
             call.refuse(
                 errno,
@@ -191,9 +191,10 @@ impl<H: Host> Mlx5<H> {
         fields: u64,
         tunnels: bool,
     ) -> ObjectId {
-        let single_queue = table.first().copied().filter(|first| table.iter().all(|rq| rq == first));
-        let tuples = super::receive::tuples(fields);
-        let rss = Rss { number, table, single_queue, hash, fields, tuples, tunnels };
+        let mut rss =
+            Rss { number, table: Vec::new(), single_queue: None, hash: None, fields: 0, tuples: None, tunnels };
+        rss.set_table(table);
+        rss.set_hash(hash, fields);
         self.qps.add(Qp::Rss(Box::new(CachePadded(rss))))
     }
 

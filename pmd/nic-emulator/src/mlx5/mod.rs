@@ -149,6 +149,19 @@ struct Rss {
     tunnels: bool,
 }
 
+impl Rss {
+    /// Replaces the queues.
+    fn set_table(&mut self, table: Vec<ObjectId>) {
+        self.single_queue = table.first().copied().filter(|first| table.iter().all(|rq| rq == first));
+        self.table = table;
+    }
+
+    /// Replaces the hash and the hashed fields, `IBV_RX_HASH_*`.
+    fn set_hash(&mut self, hash: Option<Toeplitz>, fields: u64) {
+        (self.hash, self.fields, self.tuples) = (hash, fields, receive::tuples(fields));
+    }
+}
+
 impl<H: Host> Mlx5<H> {
     /// Creates a device from its specification. With `scan` it polls queues and observes no doorbells. It
     /// then reads from the records that completion queues are armed.

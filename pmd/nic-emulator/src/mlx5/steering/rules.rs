@@ -13,7 +13,7 @@ use super::key::Key;
 use super::{
     Action, Counter, Counters, DEFAULT_PRIORITY, FlowAction, GROUP_PRIORITY, NewEntry, Program, Reformat, Rule, specs,
 };
-use crate::device::{Call, ContextId, ObjectId};
+use crate::device::{Call, ObjectId};
 use crate::host::Host;
 use crate::rules::{FlowRules, NewFlow, NewMatchedFlow, NewMatcher};
 
@@ -466,56 +466,5 @@ impl<H: Host> FlowRules<H> for Mlx5<H> {
 
     fn destroy_counters(&mut self, counters: ObjectId) {
         self.steering.counters.remove(counters);
-    }
-
-    fn create_firmware_object(
-        &mut self,
-        call: &mut Call<'_, H>,
-        command: &[u8],
-        room: usize,
-    ) -> Result<(ObjectId, Vec<u8>), Errno> {
-        self.create_object(call, command, room)
-    }
-
-    fn query_firmware_object(
-        &mut self,
-        call: &mut Call<'_, H>,
-        object: ObjectId,
-        command: &[u8],
-        room: usize,
-    ) -> Result<Vec<u8>, Errno> {
-        self.query_object(call, object, command, room)
-    }
-
-    fn query_queue_pair(
-        &mut self,
-        call: &mut Call<'_, H>,
-        qp: ObjectId,
-        command: &[u8],
-        room: usize,
-    ) -> Result<Vec<u8>, Errno> {
-        self.query_qp(call, qp, command, room)
-    }
-
-    fn modify_firmware_object(
-        &mut self,
-        call: &mut Call<'_, H>,
-        object: ObjectId,
-        command: &[u8],
-        room: usize,
-    ) -> Result<Vec<u8>, Errno> {
-        self.modify_object(call, object, command, room)
-    }
-
-    fn firmware_object_is_free(&self, call: &Call<'_, H>, object: ObjectId) -> Result<(), Errno> {
-        self.object_is_free(call, object)
-    }
-
-    fn destroy_firmware_object(&mut self, object: ObjectId) {
-        self.destroy_object(object);
-    }
-
-    fn has_firmware_objects(&self, context: ContextId) -> bool {
-        self.contexts.get(&context).is_some_and(|context| context.firmware)
     }
 }

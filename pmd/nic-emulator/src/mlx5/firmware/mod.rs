@@ -3,9 +3,11 @@
 //!
 //! A queue that a firmware command creates is the same object as one that a verb creates.
 
+mod interfaces;
+
 use rustix::io::Errno;
 use wirepath_nic_defs::mlx5::{self as defs, CQE_BYTES, Command, CommandField, SEND_BLOCK};
-use wirepath_nic_defs::uverbs::{self, mlx5 as abi};
+use wirepath_nic_defs::uverbs::mlx5 as abi;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::completion::Cq;
@@ -15,14 +17,18 @@ use super::{MAX_TABLE, Mlx5, Qp};
 use crate::attributes::Attributes;
 use crate::call::{Call, ContextId, EventTarget, ObjectId};
 use crate::device::Device;
-use crate::frame::Toeplitz;
 use crate::host::Host;
+use crate::rules::FirmwareObjects;
 use crate::topology::MinInline;
 
 /// Handle in the event target of queues that no verb has created: their events reach no program.
 const NO_HANDLE: u32 = u32::MAX;
 /// Transport domain of the queues that verbs create.
 const KERNEL_DOMAIN: u32 = 1;
+/// Alignment of rings in registered memory: `page_offset` of a queue counts 64ths of a page of 4096 bytes (Linux
+/// `drivers/infiniband/hw/mlx5/mem.c`, `mlx5_ib_get_buf_offset`). DPDK lays the rings of all send queues one after the
+/// other in one memory (`drivers/net/mlx5/mlx5_trigger.c`), at multiples of 64 bytes.
+const RING_ALIGNMENT: u64 = 64;
 /// Maximum number of registered memories.
 const MAX_UMEMS: usize = 1 << 16;
 
@@ -42,8 +48,16 @@ enum Kind {
     Cq(ObjectId),
     Sq(ObjectId),
     Rq(ObjectId),
-    Rqt(ObjectId),
-    Tir(ObjectId),
+    Rqt {
+        table: ObjectId,
+        /// Maximum number of entries.
+        max: usize,
+    },
+    Tir {
+        qp: ObjectId,
+        /// Table of receive queues. `None` for a single queue.
+        table: Option<ObjectId>,
+    },
     Tis,
     TransportDomain,
     QueueCounter,
@@ -73,21 +87,6 @@ fn created(field: CommandField, number: u32) -> Vec<u8> {
     let mut answer = vec![0; defs::CREATE_OUT_BYTES];
     field.set(&mut answer, u128::from(number));
     answer
-}
-
-/// Returns the hashed fields of a selector, as `IBV_RX_HASH_*`.
-fn hash_fields(selector: u32) -> u64 {
-    use defs::hash_selector as bit;
-    let (v6, udp) = (selector & bit::IPV6 != 0, selector & bit::UDP != 0);
-    let pick = |is_second: bool, first: u64, second: u64| if is_second { second } else { first };
-    let all = [
-        (bit::SRC_IP, pick(v6, uverbs::RX_HASH_SRC_IPV4, uverbs::RX_HASH_SRC_IPV6)),
-        (bit::DST_IP, pick(v6, uverbs::RX_HASH_DST_IPV4, uverbs::RX_HASH_DST_IPV6)),
-        (bit::SRC_PORT, pick(udp, uverbs::RX_HASH_SRC_PORT_TCP, uverbs::RX_HASH_SRC_PORT_UDP)),
-        (bit::DST_PORT, pick(udp, uverbs::RX_HASH_DST_PORT_TCP, uverbs::RX_HASH_DST_PORT_UDP)),
-        (bit::SPI, abi::RX_HASH_IPSEC_SPI),
-    ];
-    all.iter().filter(|(bit, _)| selector & bit != 0).fold(0, |fields, (_, field)| fields | field)
 }
 
 impl<H: Host> Mlx5<H> {
@@ -174,7 +173,7 @@ impl<H: Host> Mlx5<H> {
 
     /// Registers memory for queues.
     pub(super) fn reg_umem(&mut self, call: &Call<'_, H>, attributes: &mut Attributes<'_, H>) -> Result<(), Errno> {
-        if !self.contexts.get(&call.context).is_some_and(|context| context.firmware) {
+        if !self.has_firmware_objects(call.context) {
             return Err(Errno::INVAL);
         }
         let address = attributes.number(abi::UMEM_REG_ADDRESS)?.ok_or(Errno::INVAL)?;
@@ -247,49 +246,9 @@ impl<H: Host> Mlx5<H> {
     /// Returns the queue pair of a transport interface for received packets.
     pub(super) fn receive_interface(&self, object: ObjectId) -> Option<ObjectId> {
         match self.firmware_objects.get(object)?.kind {
-            Kind::Tir(qp) => Some(qp),
+            Kind::Tir { qp, .. } => Some(qp),
             _ => None,
         }
-    }
-
-    /// Creates an object.
-    pub(super) fn create_object(
-        &mut self,
-        call: &Call<'_, H>,
-        command: &[u8],
-        room: usize,
-    ) -> Result<(ObjectId, Vec<u8>), Errno> {
-        let Ok((header, _)) = Command::read_from_prefix(command) else { return Err(Errno::INVAL) };
-        let (opcode, context) = (header.opcode.get(), call.context);
-        if opcode == defs::ALLOC_FLOW_COUNTER {
-            let (bulk, answer) = self.alloc_bulk(command, room).or_else(|wrong| self.wrong(call, wrong))?;
-            let kind = Kind::FlowCounters(bulk);
-            return Ok((self.firmware_objects.add(Object { context, number: bulk, kind }), answer));
-        }
-        if room < defs::CREATE_OUT_BYTES {
-            return self.bad(call, opcode, format!("{room} bytes for the output"));
-        }
-        let made = match opcode {
-            defs::CREATE_CQ => self.create_cq_object(call, command),
-            defs::CREATE_SQ => self.create_sq_object(call, command),
-            defs::CREATE_RQ => self.create_rq_object(call, command),
-            defs::CREATE_RQT => self.create_rqt_object(call, command),
-            defs::CREATE_TIR => self.create_tir_object(call, command),
-            defs::CREATE_TIS => self.number().map(|number| (Kind::Tis, number)),
-            defs::ALLOC_TRANSPORT_DOMAIN => self.number().map(|number| (Kind::TransportDomain, number)),
-            defs::ALLOC_Q_COUNTER => {
-                let taken = |number| self.object_number(context, number, |kind| kind == Kind::QueueCounter).is_some();
-                let number = (1..0x100).find(|number| !taken(*number));
-                number.map(|number| (Kind::QueueCounter, number)).ok_or_else(|| "no more counters".to_owned())
-            }
-            _ => Err("not emulated".to_owned()),
-        };
-        let (kind, number) = match made {
-            Ok(made) => made,
-            Err(why) => return self.bad(call, opcode, why),
-        };
-        let field = if kind == Kind::QueueCounter { defs::ALLOCATED_Q_COUNTER } else { defs::CREATED_NUMBER };
-        Ok((self.firmware_objects.add(Object { context, number, kind }), created(field, number)))
     }
 
     fn number(&mut self) -> Result<u32, Refusal> {
@@ -315,13 +274,21 @@ impl<H: Host> Mlx5<H> {
         let ring = self.umem_address(call.context, umem, offset, bytes)?;
         let (umem, offset) = (get(field::RECORD_UMEM, command), get64(field::RECORD_OFFSET, command));
         let record = self.umem_address(call.context, umem, offset, 8)?;
-        let ring = self.ring_of(call, "completion ring", ring, bytes).map_err(|errno| errno.to_string())?;
+        let ring = self.queue_ring(call, "completion ring", ring, bytes)?;
         let record = self.record(call, record).map_err(|errno| errno.to_string())?;
         let number = self.cq_numbers.alloc().ok_or_else(|| "no more numbers".to_owned())?;
         let owner = EventTarget { context: call.context, handle: NO_HANDLE };
         let id = self.cqs.add(Cq::new(number, ring, record, log_entries, compress, owner, self.scan));
         self.by_cq.insert(number, id);
         Ok((Kind::Cq(id), number))
+    }
+
+    /// Returns a ring in registered memory.
+    fn queue_ring(&self, call: &Call<'_, H>, what: &str, address: u64, bytes: u64) -> Result<H::Region, Refusal> {
+        if !address.is_multiple_of(RING_ALIGNMENT) {
+            return Err(format!("{what} at {address:#x} is not aligned to {RING_ALIGNMENT} bytes"));
+        }
+        self.pin(call, what, address, bytes).map_err(|errno| errno.to_string())
     }
 
     /// Returns ring and doorbell records of a work queue with `bytes` bytes, and its protection domain.
@@ -338,7 +305,7 @@ impl<H: Host> Mlx5<H> {
         let (umem, offset) = (get(field::RECORD_UMEM, command), get64(field::RECORD_OFFSET, command));
         let record = self.umem_address(call.context, umem, offset, 8)?;
         let pd = self.pd_of(call.context, get(field::PD, command))?;
-        let ring = self.ring_of(call, what, ring, bytes).map_err(|errno| errno.to_string())?;
+        let ring = self.queue_ring(call, what, ring, bytes)?;
         let record = self.record(call, record).map_err(|errno| errno.to_string())?;
         Ok((ring, record, pd))
     }
@@ -410,59 +377,51 @@ impl<H: Host> Mlx5<H> {
         let id = self.rqs.add(Rq::new(number, index, ring, record, layout, strip, cq, pd, owner));
         Ok((Kind::Rq(id), number))
     }
+}
 
-    fn create_rqt_object(&mut self, call: &Call<'_, H>, command: &[u8]) -> Result<(Kind, u32), Refusal> {
-        use defs::create_rqt as field;
-        let count = get(field::ENTRIES, command) as usize;
-        let list = command.get(field::LIST..).and_then(|list| list.get(..4 * count));
-        let (true, Some(list)) = (count.is_power_of_two() && count <= MAX_TABLE, list) else {
-            return Err(format!("a table of {count} entries in a command of {} bytes", command.len()));
-        };
-        let numbers = list.as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word) & 0xff_ffff);
-        let table = numbers.map(|number| self.rq_of(call.context, number)).collect::<Result<Vec<_>, _>>()?;
-        let number = self.number()?;
-        Ok((Kind::Rqt(self.tables.add(table)), number))
-    }
-
-    fn create_tir_object(&mut self, call: &Call<'_, H>, command: &[u8]) -> Result<(Kind, u32), Refusal> {
-        use defs::create_tir as field;
-        if command.len() < field::BYTES {
-            return Err(format!("a command of {} bytes", command.len()));
-        }
-        let tunnels = get(field::TUNNELS, command) != 0;
-        let (mut table, mut fields) = (Vec::new(), 0);
-        match get(field::DISPATCH, command) {
-            0 => table.push(self.rq_of(call.context, get(field::RQ, command))?),
-            1 => {
-                let number = get(field::TABLE, command);
-                let found = self.object_number(call.context, number, |kind| matches!(kind, Kind::Rqt(_)));
-                let Some(Kind::Rqt(id)) = found else { return Err(format!("table {number:#x} does not exist")) };
-                table.clone_from(self.tables.get(id).ok_or_else(|| "the table is gone".to_owned())?);
-                let (outer, inner) = (get(field::OUTER, command), get(field::INNER, command));
-                fields = hash_fields(outer);
-                if hash_fields(inner) != 0 {
-                    fields = hash_fields(inner) | abi::RX_HASH_INNER;
-                }
-            }
-            other => return Err(format!("dispatch type {other}")),
-        }
-        if fields & abi::RX_HASH_INNER != 0 && !tunnels {
-            return Err("a hash of inner headers without tunnel offloads".to_owned());
-        }
-        let function = get(field::HASH_FUNCTION, command);
-        if fields != 0 && function != u32::from(field::HASH_TOEPLITZ) {
-            return Err(format!("hash function {function}"));
-        }
-        let key = command[field::KEY..].first_chunk::<40>().ok_or_else(|| "no key".to_owned())?;
-        let hash = (fields != 0).then(|| Toeplitz::new(key));
-        let number = self.number()?;
-        Ok((Kind::Tir(self.add_rss(number, table, hash, fields, tunnels)), number))
-    }
-
-    /// Answers a query of an object.
-    pub(super) fn query_object(
+impl<H: Host> FirmwareObjects<H> for Mlx5<H> {
+    fn create_firmware_object(
         &mut self,
-        call: &Call<'_, H>,
+        call: &mut Call<'_, H>,
+        command: &[u8],
+        room: usize,
+    ) -> Result<(ObjectId, Vec<u8>), Errno> {
+        let Ok((header, _)) = Command::read_from_prefix(command) else { return Err(Errno::INVAL) };
+        let (opcode, context) = (header.opcode.get(), call.context);
+        if opcode == defs::ALLOC_FLOW_COUNTER {
+            let (bulk, answer) = self.alloc_bulk(command, room).or_else(|wrong| self.wrong(call, wrong))?;
+            let kind = Kind::FlowCounters(bulk);
+            return Ok((self.firmware_objects.add(Object { context, number: bulk, kind }), answer));
+        }
+        if room < defs::CREATE_OUT_BYTES {
+            return self.bad(call, opcode, format!("{room} bytes for the output"));
+        }
+        let made = match opcode {
+            defs::CREATE_CQ => self.create_cq_object(call, command),
+            defs::CREATE_SQ => self.create_sq_object(call, command),
+            defs::CREATE_RQ => self.create_rq_object(call, command),
+            defs::CREATE_RQT => self.create_rqt_object(call, command),
+            defs::CREATE_TIR => self.create_tir_object(call, command),
+            defs::CREATE_TIS => self.number().map(|number| (Kind::Tis, number)),
+            defs::ALLOC_TRANSPORT_DOMAIN => self.number().map(|number| (Kind::TransportDomain, number)),
+            defs::ALLOC_Q_COUNTER => {
+                let taken = |number| self.object_number(context, number, |kind| kind == Kind::QueueCounter).is_some();
+                let number = (1..0x100).find(|number| !taken(*number));
+                number.map(|number| (Kind::QueueCounter, number)).ok_or_else(|| "no more counters".to_owned())
+            }
+            _ => Err("not emulated".to_owned()),
+        };
+        let (kind, number) = match made {
+            Ok(made) => made,
+            Err(why) => return self.bad(call, opcode, why),
+        };
+        let field = if kind == Kind::QueueCounter { defs::ALLOCATED_Q_COUNTER } else { defs::CREATED_NUMBER };
+        Ok((self.firmware_objects.add(Object { context, number, kind }), created(field, number)))
+    }
+
+    fn query_firmware_object(
+        &mut self,
+        call: &mut Call<'_, H>,
         object: ObjectId,
         command: &[u8],
         room: usize,
@@ -484,10 +443,10 @@ impl<H: Host> Mlx5<H> {
         }
     }
 
-    /// Answers a query of the transport interface of a send queue that a verb has created.
-    pub(super) fn query_qp(
-        &self,
-        call: &Call<'_, H>,
+    /// Answers queries of the transport interface of a send queue.
+    fn query_queue_pair(
+        &mut self,
+        call: &mut Call<'_, H>,
         qp: ObjectId,
         command: &[u8],
         room: usize,
@@ -506,8 +465,7 @@ impl<H: Host> Mlx5<H> {
         Ok(answer)
     }
 
-    /// Changes an object.
-    pub(super) fn modify_object(
+    fn modify_firmware_object(
         &mut self,
         call: &mut Call<'_, H>,
         object: ObjectId,
@@ -518,6 +476,7 @@ impl<H: Host> Mlx5<H> {
         let Ok((header, _)) = Command::read_from_prefix(command) else { return Err(Errno::INVAL) };
         let opcode = header.opcode.get();
         let Some(&Object { number, kind, .. }) = self.firmware_objects.get(object) else { return Err(Errno::NOENT) };
+        // The commands for all kinds of objects have at least this length, and the number at the same place.
         if command.len() < field::BYTES || get(field::NUMBER, command) != number {
             return self.bad(call, opcode, format!("a command of {} bytes for object {number:#x}", command.len()));
         }
@@ -543,13 +502,26 @@ impl<H: Host> Mlx5<H> {
                 let verbs = if state == defs::QUEUE_ERR { 2 } else { u32::from(state) };
                 self.modify_wq(call, id, 1, verbs)?;
             }
+            (Kind::Rqt { table, max }, defs::MODIFY_RQT) => {
+                if let Err(why) = self.modify_rqt(call.context, (table, max), command) {
+                    return self.bad(call, opcode, why);
+                }
+            }
+            (Kind::Tir { qp, table }, defs::MODIFY_TIR) => {
+                let table = match self.modify_tir(call.context, (qp, table), command) {
+                    Ok(table) => table,
+                    Err(why) => return self.bad(call, opcode, why),
+                };
+                if let Some(object) = self.firmware_objects.get_mut(object) {
+                    object.kind = Kind::Tir { qp, table };
+                }
+            }
             _ => return self.bad(call, opcode, "not emulated for this object"),
         }
         Ok(vec![0; defs::CREATE_OUT_BYTES.min(room)])
     }
 
-    /// Returns an error while other objects use an object.
-    pub(super) fn object_is_free(&self, call: &Call<'_, H>, object: ObjectId) -> Result<(), Errno> {
+    fn firmware_object_is_free(&self, call: &Call<'_, H>, object: ObjectId) -> Result<(), Errno> {
         let used = match self.firmware_objects.get(object).map(|object| object.kind) {
             Some(Kind::Cq(id)) => {
                 self.sqs.iter().any(|(_, sq)| sq.cq == id) || self.rqs.iter().any(|(_, rq)| rq.cq == id)
@@ -557,6 +529,10 @@ impl<H: Host> Mlx5<H> {
             Some(Kind::Rq(id)) => {
                 let in_rss = |qp: &Qp| matches!(qp, Qp::Rss(rss) if rss.table.contains(&id));
                 self.tables.iter().any(|(_, table)| table.contains(&id)) || self.qps.iter().any(|(_, qp)| in_rss(qp))
+            }
+            Some(Kind::Rqt { table: id, .. }) => {
+                let uses = |kind| matches!(kind, Kind::Tir { table, .. } if table == Some(id));
+                self.firmware_objects.iter().any(|(_, object)| uses(object.kind))
             }
             _ => false,
         };
@@ -567,21 +543,24 @@ impl<H: Host> Mlx5<H> {
         Ok(())
     }
 
-    /// Destroys an object.
-    pub(super) fn destroy_object(&mut self, object: ObjectId) {
+    fn destroy_firmware_object(&mut self, object: ObjectId) {
         let Some(Object { number, kind, .. }) = self.firmware_objects.remove(object) else { return };
         match kind {
             Kind::FlowCounters(bulk) => self.free_bulk(bulk),
             Kind::Cq(id) => self.destroy_cq(id),
             Kind::Sq(id) => self.remove_sq(id),
             Kind::Rq(id) => self.destroy_wq(id),
-            Kind::Rqt(id) => {
-                self.destroy_table(id);
+            Kind::Rqt { table, .. } => {
+                self.destroy_table(table);
                 self.queue_numbers.free(number);
             }
-            Kind::Tir(id) => self.destroy_qp(id),
+            Kind::Tir { qp, .. } => self.destroy_qp(qp),
             Kind::Tis | Kind::TransportDomain => self.queue_numbers.free(number),
             Kind::QueueCounter => {}
         }
+    }
+
+    fn has_firmware_objects(&self, context: ContextId) -> bool {
+        self.contexts.get(&context).is_some_and(|context| context.firmware)
     }
 }
