@@ -5,6 +5,7 @@ use wirepath_pmd::port::{Offloads, PortId, VlanTags};
 use wirepath_settings::{ConfigError, Source};
 
 use crate::cli::Failure;
+use crate::cli::log::LogSettings;
 use crate::rules::RuleSettings;
 
 /// Example configuration for the help text.
@@ -38,6 +39,8 @@ pub struct Setup {
     pub gateway: GatewayConfig,
     /// Flow rules.
     pub rules: RuleSettings,
+    /// Table `[log]`.
+    pub log: LogSettings,
 }
 
 impl Setup {
@@ -48,6 +51,7 @@ impl Setup {
             let runtime = RuntimeConfig::from_settings(top);
             let names = RuntimeConfig::port_names(top);
             let rules = top.collect(RuleSettings::read(top, &names));
+            let log = top.collect(LogSettings::read(top));
             for key in ["underlay", "segment"] {
                 top.has(key);
             }
@@ -58,7 +62,7 @@ impl Setup {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let gateway = top.collect(GatewayConfig::read(top, &names));
             top.check_keys()?;
-            Ok(Self { ports: ports?, runtime: runtime?, gateway: gateway?, rules: rules? })
+            Ok(Self { ports: ports?, runtime: runtime?, gateway: gateway?, rules: rules?, log: log? })
         })?;
         // Without the key, the MTU is known when the port is open.
         if let Some(mtu) = setup.ports.get(setup.gateway.underlay.port).and_then(|port| port.mtu) {
@@ -86,7 +90,7 @@ impl Setup {
 
     /// Opens the ports and checks the properties that only open ports have. Nothing is started.
     pub fn open(self) -> Result<(Runtime, GatewayConfig, RuleSettings), Failure> {
-        let Self { ports, runtime, gateway, rules } = self;
+        let Self { ports, runtime, gateway, rules, log: _ } = self;
         let runtime = Runtime::open(ports, runtime)?;
         check_tags(runtime.ports(), &gateway)?;
         check_superframes(runtime.ports())?;

@@ -3,6 +3,7 @@ use wirepath_pipeline::RuntimeConfig;
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_settings::{ConfigError, Settings, Source};
 
+use crate::cli::log::LogSettings;
 use crate::rules::RuleSettings;
 
 /// A checked configuration.
@@ -16,6 +17,8 @@ pub struct Config {
     pub mode: Mode,
     /// Flow rules.
     pub rules: RuleSettings,
+    /// Table `[log]`.
+    pub log: LogSettings,
 }
 
 /// Forwarding mode.
@@ -43,6 +46,7 @@ impl Config {
             let names = RuntimeConfig::port_names(top);
             let runtime = RuntimeConfig::from_settings(top);
             let rules = top.collect(RuleSettings::read(top, &names));
+            let log = top.collect(LogSettings::read(top));
             let table = top.table("l2fwd");
             if names.is_empty() {
                 let missing = || top.error_in("port", "there is no port; expected at least one table [[port]]");
@@ -53,7 +57,7 @@ impl Config {
                 None => top.collect(Mode::read(&top.empty("l2fwd"), &names)),
             });
             top.check_keys()?;
-            Ok(Self { ports: ports?, runtime: runtime?, mode: mode?, rules: rules? })
+            Ok(Self { ports: ports?, runtime: runtime?, mode: mode?, rules: rules?, log: log? })
         })
     }
 }

@@ -13,18 +13,20 @@
 //! Flow rules (`[[rule]]`, `[rules]`; [`crate::rules`]) run around the forwarding: ingress rules before it
 //! and egress rules after it.
 
+mod arguments;
 mod bridge;
 mod config;
 mod pairs;
 
 use std::time::Duration;
 
+pub use arguments::Arguments;
 pub use bridge::{Bridge, BridgeControl};
 pub use config::{Config, Mode};
 pub use pairs::Pairs;
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, Summary};
 
-use crate::cli::{Failure, show};
+use crate::cli::{Failure, Service, show};
 use crate::rules;
 
 /// Configuration of the built-in demonstration: two ports that generate frames and discard the frames that
@@ -52,7 +54,7 @@ rewrite_mac = true
 /// Runs until `options` end the run. If `live` is true, rates go to standard output. Also returns the report
 /// of the flow rules.
 pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary, String), Failure> {
-    let Config { ports, runtime, mode, rules } = config;
+    let Config { ports, runtime, mode, rules, log: _ } = config;
     let runtime = Runtime::open(ports, runtime)?;
     match &mode {
         Mode::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to))?,
@@ -61,11 +63,11 @@ pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary,
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
-            rules::run(runtime, rules, |_| stage.clone(), RatePrinter { control: (), live }, options, live)
+            rules::run(runtime, rules, |_| stage.clone(), Monitor::new((), live), options, live)
         }
         Mode::Bridge { ageing } => {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);
-            rules::run(runtime, rules, |_| bridge.clone(), RatePrinter { control, live }, options, live)
+            rules::run(runtime, rules, |_| bridge.clone(), Monitor::new(control, live), options, live)
         }
     }
 }
@@ -73,13 +75,20 @@ pub fn run(config: Config, options: &RunOptions, live: bool) -> Result<(Summary,
 /// Interval between two reports.
 pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// A control that also prints rates.
-struct RatePrinter<C> {
+/// A control that also prints rates and reports to the service manager.
+struct Monitor<C> {
     control: C,
     live: bool,
+    service: Service,
 }
 
-impl<C: Control> Control for RatePrinter<C> {
+impl<C> Monitor<C> {
+    fn new(control: C, live: bool) -> Self {
+        Self { control, live, service: Service::new() }
+    }
+}
+
+impl<C: Control> Control for Monitor<C> {
     fn punt(&mut self, punt: wirepath_pipeline::Punt, plane: &mut wirepath_pipeline::ControlPlane) {
         self.control.punt(punt, plane);
     }
@@ -90,6 +99,7 @@ impl<C: Control> Control for RatePrinter<C> {
 
     fn tick(&mut self, plane: &mut wirepath_pipeline::ControlPlane) {
         self.control.tick(plane);
+        self.service.tick(plane);
     }
 
     fn port_event(
@@ -98,6 +108,7 @@ impl<C: Control> Control for RatePrinter<C> {
         event: &wirepath_pmd::port::PortEvent,
         plane: &mut wirepath_pipeline::ControlPlane,
     ) {
+        self.service.port_event(port, event);
         self.control.port_event(port, event, plane);
     }
 
@@ -105,6 +116,11 @@ impl<C: Control> Control for RatePrinter<C> {
         if self.live {
             show(format_args!("{rates}\n"));
         }
+    }
+
+    fn stop(&mut self, plane: &mut wirepath_pipeline::ControlPlane) {
+        self.service.stop();
+        self.control.stop(plane);
     }
 
     fn summary(&mut self) -> Option<serde_json::Value> {

@@ -18,7 +18,7 @@ use wirepath_wire::Parser;
 
 use super::config::{Entry, Hardware, MayChange, RuleSettings};
 use super::socket::{Request, listen, refusal};
-use crate::cli::{Failure, Rate, Table, hangup_flag, show};
+use crate::cli::{Failure, Rate, ReloadGuard, Table, hangup_flag, show};
 
 /// Maximum number of rules in a live display.
 const MAX_SHOWN_RULES: usize = 20;
@@ -40,7 +40,7 @@ pub struct ControlWithRules<C> {
     /// Set by SIGHUP.
     reload: Arc<AtomicBool>,
     /// Reads the rule file, so that a slow file system does not hold the control thread.
-    reading: Option<JoinHandle<Result<Vec<Entry>, ConfigError>>>,
+    reading: Option<(JoinHandle<Result<Vec<Entry>, ConfigError>>, ReloadGuard)>,
     /// Active rules with their counters as of the last read, and the time of that read.
     latest: Vec<ActiveRule>,
     counters_read_at: u64,
@@ -175,11 +175,11 @@ impl<C: Control> ControlWithRules<C> {
             let (settings, own_names) = (self.settings.clone(), self.names.clone());
             let read = move || settings.read_file(&names(&own_names));
             match std::thread::Builder::new().name("wirepath-rules".to_owned()).spawn(read) {
-                Ok(thread) => self.reading = Some(thread),
+                Ok(thread) => self.reading = Some((thread, ReloadGuard::new())),
                 Err(error) => tracing::error!("the rules are unchanged: cannot start a thread: {error}"),
             }
         }
-        let Some(thread) = self.reading.take_if(|thread| thread.is_finished()) else { return };
+        let Some((thread, _guard)) = self.reading.take_if(|(thread, _)| thread.is_finished()) else { return };
         let file = match thread.join() {
             Ok(file) => file.map_err(Failure::from),
             Err(_) => Err(Failure::failed("the thread that reads the file panicked")),
