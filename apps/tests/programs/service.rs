@@ -1,8 +1,6 @@
 //! Programs as services: the log's formats and levels, and reports to a service manager. The tests need no privilege.
 
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -121,18 +119,21 @@ fn levels_filter_by_module() {
         let (log, _) = log(config, &arguments, environment);
         let record = |line: &str| {
             let record: Value = serde_json::from_str(line).unwrap();
-            let module = record["module"].as_str().unwrap().split("::").next().unwrap().to_owned();
-            (module, record["level"].as_str().unwrap().to_owned())
+            record["module"].as_str().unwrap().to_owned()
         };
         log.lines().map(record).collect::<Vec<_>>()
     };
-    let has = |records: &[(String, String)], module: &str| records.iter().any(|(own, _)| own == module);
-    let all = modules("", &["--log-level", "trace"], &[]);
-    let (some, other) = (all[0].0.clone(), all.iter().find(|(module, _)| *module != all[0].0).unwrap().0.clone());
-    let only = modules("", &["--log-level", &format!("off,{some}=trace")], &[]);
-    assert!(has(&only, &some) && !has(&only, &other), "{only:?}");
-    let others = modules("", &["--log-level", &format!("trace,{some}=off")], &[]);
-    assert!(!has(&others, &some) && has(&others, &other), "{others:?}");
+    // The second module is a part of the first.
+    let (outer, inner) = ("wirepath_pipeline::runtime", "wirepath_pipeline::runtime::config");
+    let has = |levels: &str| {
+        let records = modules("", &["--log-level", levels], &[]);
+        [outer, inner].map(|module| records.iter().any(|own| own == module))
+    };
+    assert_eq!(has("info"), [true, true]);
+    assert_eq!(has(&format!("off,{inner}=info")), [false, true]);
+    assert_eq!(has(&format!("off,{outer}=trace")), [true, true]);
+    assert_eq!(has(&format!("trace,{inner}=off")), [true, false]);
+    assert_eq!(has(&format!("{outer}=off,{inner}=info")), [false, true]);
     // The command line goes before the environment, and both before the configuration.
     let off = "[log]\nlevel = 'off'\n";
     assert!(modules(off, &[], &[]).is_empty());
@@ -149,33 +150,18 @@ fn levels_filter_by_module() {
 
 #[test]
 fn lost_records_are_counted() {
-    // Nobody reads the pipe of standard error, and its log does not fit.
-    let (mut reader, writer) = std::io::pipe().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("l2fwd.toml");
-    std::fs::write(folder.path().join("file.rules"), "").unwrap();
-    std::fs::write(&file, format!("{PORTS}[rules]\nfile = 'file.rules'\n[log]\nformat = 'json'\n")).unwrap();
-    let mut command = Command::new(L2FWD);
-    command.args(["--json", "--config"]).arg(&file).stdout(Stdio::piped()).stderr(OwnedFd::from(writer));
-    let mut program = Killed(command.spawn().unwrap());
-    drop(command);
-    // Each refused file is a record, and its error quotes the file's line.
-    let word = "x".repeat(200_000);
-    std::fs::write(folder.path().join("file.rules"), format!("ingress: {word} => drop\n")).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-    for _ in 0..60 {
-        program.signal(Signal::HUP);
-        std::thread::sleep(Duration::from_millis(50));
+    for format in ["text", "json", "journald"] {
+        let (log, summary) = log("", &["--log-format", format], &[]);
+        assert_eq!(summary["lost_lines"], 0, "{log}");
+        // Nothing can be written to this device.
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(L2FWD);
+        command.args(["--json", "--seconds", "0.2", "--log-format", format]).stderr(full);
+        let output = command.output().unwrap();
+        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        assert!(summary["lost_lines"].as_u64().unwrap() >= 2, "{format}: {summary}");
     }
-    program.signal(Signal::TERM);
-    let mut summary = String::new();
-    program.0.stdout.take().unwrap().read_to_string(&mut summary).unwrap();
-    let summary: Value = serde_json::from_str(&summary).unwrap();
-    assert!(summary["lost_lines"].as_u64().unwrap() > 0, "{summary}");
-    assert!(eventually(WAIT_LIMIT, || program.0.try_wait().unwrap().is_some()));
-    let mut log = Vec::new();
-    reader.read_to_end(&mut log).unwrap();
-    assert!(String::from_utf8_lossy(&log).contains("\"level\":\"error\""));
 }
 
 /// A service manager that notes reports.
@@ -286,8 +272,9 @@ fn a_reload_ends_when_the_file_was_read() {
     assert_reloading(&manager.report());
     assert!(manager.report().starts_with("READY=1"));
     let socket = manager.folder.path().join("rules.sock");
-    let list = Command::new(env!("CARGO_BIN_EXE_wirepath")).args(["flow", "list", "--json", "--socket"]).arg(socket);
-    let answer: Value = serde_json::from_slice(&{ list }.output().unwrap().stdout).unwrap();
+    let mut list = Command::new(env!("CARGO_BIN_EXE_wirepath"));
+    let output = list.args(["flow", "list", "--json", "--socket"]).arg(socket).output().unwrap();
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["rules"].as_array().unwrap().len(), 40_000, "the rules are active when it is ready");
 }
 
@@ -311,10 +298,11 @@ fn pings_stop_while_the_program_hangs() {
 fn levels_change_at_run_time() {
     use tracing::level_filters::LevelFilter;
     use tracing::{Level, enabled};
-    use wirepath_apps::cli::{Common, log};
+    use wirepath_apps::cli::Common;
+    use wirepath_apps::cli::log::{self, LogSettings};
 
     assert!(log::set(LevelFilter::DEBUG, None).is_err(), "the log was not started");
-    Common { quiet: true, ..Common::default() }.start_logging();
+    Common { quiet: true, ..Common::default() }.configure_log(&LogSettings::default());
     let states = || {
         [
             enabled!(target: "wirepath_pmd::port", Level::INFO),
