@@ -40,7 +40,7 @@ pub struct ControlWithRules<C> {
     /// Set by SIGHUP.
     reload: Arc<AtomicBool>,
     /// Reads the rule file, so that a slow file system does not hold the control thread.
-    reading: Option<(JoinHandle<Result<Vec<Entry>, ConfigError>>, ReloadGuard)>,
+    reading: Option<(Reading, ReloadGuard)>,
     /// Active rules with their counters as of the last read, and the time of that read.
     latest: Vec<ActiveRule>,
     counters_read_at: u64,
@@ -51,6 +51,9 @@ pub struct ControlWithRules<C> {
     shown: HashMap<RuleId, u64>,
     shown_at: f64,
 }
+
+/// The thread that reads the rule file.
+type Reading = JoinHandle<Result<Vec<Entry>, ConfigError>>;
 
 /// Origin of a rule. The rule list is ordered by origin.
 #[derive(Clone, Debug)]
