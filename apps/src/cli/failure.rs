@@ -5,6 +5,8 @@ use wirepath_pipeline::RuntimeError;
 use wirepath_pmd::port::PortError;
 use wirepath_settings::ConfigError;
 
+use super::log;
+
 /// Failure of a program: determines the exit code and the error message.
 #[derive(Debug)]
 pub enum Failure {
@@ -60,6 +62,11 @@ impl Failure {
 
     pub(super) fn report(&self) {
         if let Self::Usage(message) | Self::Failed(message) | Self::NotRun { message, .. } = self {
+            // A program that reads the log reads this message too.
+            if log::format() != log::Format::Text {
+                log::write(tracing::Level::ERROR, module_path!(), message.clone());
+                return;
+            }
             // An error is ignored: if standard error is closed, the message cannot be delivered.
             let text = format!("error: {}\n", super::output::sanitized(message));
             let _ = super::outbox::STDERR.deliver(text.into_bytes());

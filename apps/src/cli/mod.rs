@@ -5,6 +5,8 @@
 //! - With `--json`, standard output is one JSON object on one line.
 //! - SIGINT and SIGTERM stop the program cleanly. A second signal ends it at once.
 //! - SIGHUP never ends a program that forwards; it reads its rule file again, if it has one.
+//! - The log has the format and the levels of `--log-format`, `--log-level` and the table `[log]`: [`log`].
+//! - A program that systemd starts with `Type=notify` reports its state: [`Service`].
 //! - No output ends or blocks a program that forwards. Lines that cannot be written are counted.
 //!
 //! ```no_run
@@ -32,12 +34,13 @@
 mod check;
 mod cpu;
 mod failure;
+pub mod log;
 mod outbox;
 mod output;
+mod service;
 mod stop;
 
 use std::backtrace::BacktraceStatus;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -47,13 +50,18 @@ pub use failure::Failure;
 pub use outbox::lost_lines;
 pub use output::{Rate, Table, print, print_json, print_summary, show};
 pub(crate) use output::{print_control, print_error};
+pub use service::{ReloadGuard, Service};
 pub use stop::{Stop, hangup_flag};
-use tracing_subscriber::EnvFilter;
+use tracing::level_filters::LevelFilter;
+
+use log::{Format, Levels, LogSettings};
 
 /// Runs a program that forwards: checks the processor, runs `body`, prints its error and returns its exit code.
 /// From here on, SIGHUP does not end the program, and it ends although nobody reads its output.
 pub fn main(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    // The order matters: whoever sees the flag of the service sees this one too.
     hangup_flag();
+    service::start();
     outbox::be_impatient();
     main_unchecked(|| cpu::check().and_then(|()| body()))
 }
@@ -91,14 +99,22 @@ pub struct Common {
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// Log more to standard error; twice: log everything. The variable WIREPATH_LOG sets the level per
-    /// module, as in WIREPATH_LOG=wirepath_pmd=debug
+    /// Log more to standard error; twice: log everything
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
 
     /// Log only errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
+
+    /// Log at this level (off, error, warn, info, debug, trace), or at one for a module and its parts, as in
+    /// warn,wirepath_pmd=debug. The variable WIREPATH_LOG does the same
+    #[arg(long, value_name = "LEVELS", global = true, conflicts_with_all = ["verbose", "quiet"])]
+    pub log_level: Option<Levels>,
+
+    /// Form of the log [default: journald if systemd reads it, else text]
+    #[arg(long, value_name = "FORMAT", global = true)]
+    pub log_format: Option<Format>,
 }
 
 impl Common {
@@ -106,28 +122,28 @@ impl Common {
     /// are the driver and mode of each port, and the rejected drivers with the reason. It contains no progress
     /// messages.
     pub fn start_logging(&self) {
-        let level = match (self.quiet, self.verbose) {
-            (true, _) => "error",
-            (false, 0) => "info",
-            (false, 1) => "debug",
-            (false, _) => "trace",
-        };
-        let filter = EnvFilter::try_from_env("WIREPATH_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-        // This fails only if a test has installed another subscriber before.
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(|| outbox::LogWriter)
-            .log_internal_errors(false)
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_target(self.verbose > 0)
-            .without_time()
-            .try_init();
+        self.configure_log(&LogSettings::default());
         // The default hook would block a thread that panics, if nobody reads standard error.
         std::panic::set_hook(Box::new(|panic| {
             let thread = std::thread::current();
             let (name, trace) = (thread.name().unwrap_or("?"), std::backtrace::Backtrace::capture());
-            let trace = if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
-            outbox::STDERR.offer(format!("thread '{name}' {panic}\n{trace}").as_bytes());
+            let trace = if trace.status() == BacktraceStatus::Captured { format!("\n{trace}") } else { String::new() };
+            log::write(tracing::Level::ERROR, "panic", format!("thread '{name}' {panic}{trace}"));
         }));
+    }
+
+    /// Applies the table `[log]` of a configuration where the command line and the environment say nothing.
+    pub fn configure_log(&self, table: &LogSettings) {
+        // An unreadable variable is ignored, because it may belong to another version.
+        let from_environment = || std::env::var("WIREPATH_LOG").ok()?.parse().ok();
+        let from_flags = match (self.quiet, self.verbose) {
+            (true, _) => Some(LevelFilter::ERROR),
+            (false, 0) => None,
+            (false, 1) => Some(LevelFilter::DEBUG),
+            (false, _) => Some(LevelFilter::TRACE),
+        };
+        let levels = self.log_level.clone().or_else(from_environment).or(from_flags.map(Levels::all));
+        let levels = levels.or_else(|| table.levels.clone()).unwrap_or_default();
+        log::start(self.log_format.or(table.format).unwrap_or_else(Format::detect), levels);
     }
 }

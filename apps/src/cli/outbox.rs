@@ -224,21 +224,6 @@ fn lines(text: &[u8]) -> u64 {
     whole as u64 + u64::from(text.last().is_some_and(|byte| *byte != b'\n'))
 }
 
-/// A writer of the log. Each write is one line, and never fails.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LogWriter;
-
-impl io::Write for LogWriter {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        STDERR.offer(line);
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -65,8 +65,12 @@ pub fn print_summary(summary: &Summary, report: impl fmt::Display, json: bool) -
 /// Prints `value` as one JSON object on one line of standard output.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|e| Failure::failed(format!("JSON: {e}")))?;
-    // JSON escapes most control characters, but not DEL and those above it.
-    print_raw(&escaped(&(line + "\n"), |c| format!("\\u{:04x}", u32::from(c))))
+    print_raw(&json_line(&line))
+}
+
+/// Completes a line of JSON, which escapes most control characters, but not DEL and those above it.
+pub(super) fn json_line(json: &str) -> String {
+    escaped(json, |c| format!("\\u{:04x}", u32::from(c))).into_owned() + "\n"
 }
 
 /// A rate per second with a unit prefix, such as `12.34 M`.
@@ -150,7 +154,7 @@ mod tests {
     fn control_characters_are_shown() {
         assert_eq!(sanitized("a\x1b]0;title\x07\u{9b}31m\r\nb\tc"), "a\\u{1b}]0;title\\u{7}\\u{9b}31m\\r\nb\tc");
         assert!(matches!(sanitized("plain, with ä\n"), Cow::Borrowed(_)));
-        let line = escaped("{\"x\":\"\u{9b}\"}", |c| format!("\\u{:04x}", u32::from(c))).into_owned();
+        let line = json_line("{\"x\":\"\u{9b}\"}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap()["x"], "\u{9b}");
     }
 

@@ -1,11 +1,13 @@
 //! The program `tunnel-gateway`: configuration, operation and demonstration.
 
+mod arguments;
 mod capture;
 pub mod demo;
 mod offload;
 mod report;
 mod setup;
 
+pub use arguments::Arguments;
 pub use capture::Capture;
 pub use offload::{NicTunnels, update_nic_tunnels};
 pub use report::{GatewayMonitor, Report};

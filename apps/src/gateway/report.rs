@@ -12,9 +12,10 @@ use wirepath_pmd::port::{PortEvent, PortId};
 use super::NicTunnels;
 use super::capture::Capture;
 use super::demo::Peer;
-use crate::cli::{self, Rate, Table};
+use crate::cli::{self, Rate, Service, Table};
 
-/// Control handler of a gateway. It forwards all events to [`GatewayControl`], prints rates and captures drops.
+/// Control handler of a gateway. It forwards all events to [`GatewayControl`], prints rates, captures drops and
+/// reports to the service manager.
 #[derive(Debug)]
 pub struct GatewayMonitor {
     /// Control handler of the gateway without output.
@@ -27,6 +28,7 @@ pub struct GatewayMonitor {
     pub capture: Option<Capture>,
     /// State of the tunnel offload to the NIC of the underlay.
     pub offload: NicTunnels,
+    service: Service,
     /// Statistics of the segments at the previous output of rates.
     last_stats: Vec<SegmentStats>,
     /// Time of the previous output of rates, in seconds since the start.
@@ -42,6 +44,7 @@ impl GatewayMonitor {
             live,
             capture: None,
             offload: NicTunnels::default(),
+            service: Service::new(),
             last_stats: Vec::new(),
             last_elapsed: 0.0,
         }
@@ -135,6 +138,7 @@ impl Control for GatewayMonitor {
 
     fn tick(&mut self, plane: &mut ControlPlane) {
         self.gateway.tick(plane);
+        self.service.tick(plane);
         if let Some(capture) = &mut self.capture {
             capture.flush();
         }
@@ -147,6 +151,7 @@ impl Control for GatewayMonitor {
     }
 
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
+        self.service.port_event(port, event);
         self.gateway.port_event(port, event, plane);
     }
 
@@ -174,6 +179,7 @@ impl Control for GatewayMonitor {
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {
+        self.service.stop();
         self.gateway.stop(plane);
     }
 

@@ -6,6 +6,7 @@ use wirepath_settings::{ConfigError, Source};
 use wirepath_wire::{Parser, Tunnels};
 
 use crate::cli::Failure;
+use crate::cli::log::LogSettings;
 use crate::control_socket::ControlSettings;
 use crate::rules::RuleSettings;
 
@@ -42,6 +43,8 @@ pub struct Setup {
     pub rules: RuleSettings,
     /// The control socket.
     pub control: ControlSettings,
+    /// Table `[log]`.
+    pub log: LogSettings,
 }
 
 impl Setup {
@@ -53,6 +56,7 @@ impl Setup {
             let names = RuntimeConfig::port_names(top);
             let rules = top.collect(RuleSettings::read(top, &names));
             let control = top.collect(ControlSettings::read(top));
+            let log = top.collect(LogSettings::read(top));
             for key in ["underlay", "segment"] {
                 top.has(key);
             }
@@ -63,7 +67,14 @@ impl Setup {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let gateway = top.collect(GatewayConfig::read(top, &names));
             top.check_keys()?;
-            Ok(Self { ports: ports?, runtime: runtime?, gateway: gateway?, rules: rules?, control: control? })
+            Ok(Self {
+                ports: ports?,
+                runtime: runtime?,
+                gateway: gateway?,
+                rules: rules?,
+                control: control?,
+                log: log?,
+            })
         })?;
         // Without the key, the MTU is known when the port is open.
         if let Some(mtu) = setup.ports.get(setup.gateway.underlay.port).and_then(|port| port.mtu) {

@@ -3,6 +3,7 @@ use wirepath_pipeline::RuntimeConfig;
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_settings::{ConfigError, Settings, Source};
 
+use crate::cli::log::LogSettings;
 use crate::control_socket::ControlSettings;
 use crate::rules::RuleSettings;
 
@@ -19,6 +20,8 @@ pub struct Config {
     pub rules: RuleSettings,
     /// The control socket.
     pub control: ControlSettings,
+    /// Table `[log]`.
+    pub log: LogSettings,
 }
 
 /// Forwarding mode.
@@ -47,6 +50,7 @@ impl Config {
             let runtime = RuntimeConfig::from_settings(top);
             let rules = top.collect(RuleSettings::read(top, &names));
             let control = top.collect(ControlSettings::read(top));
+            let log = top.collect(LogSettings::read(top));
             let table = top.table("l2fwd");
             if names.is_empty() {
                 let missing = || top.error_in("port", "there is no port; expected at least one table [[port]]");
@@ -57,7 +61,7 @@ impl Config {
                 None => top.collect(Mode::read(&top.empty("l2fwd"), &names)),
             });
             top.check_keys()?;
-            Ok(Self { ports: ports?, runtime: runtime?, mode: mode?, rules: rules?, control: control? })
+            Ok(Self { ports: ports?, runtime: runtime?, mode: mode?, rules: rules?, control: control?, log: log? })
         })
     }
 }

@@ -13,6 +13,7 @@
 //! Flow rules (`[[rule]]`, `[rules]`; [`crate::rules`]) run around the forwarding: ingress rules before it
 //! and egress rules after it.
 
+mod arguments;
 mod bridge;
 mod config;
 mod pairs;
@@ -20,6 +21,7 @@ mod pairs;
 use std::path::Path;
 use std::time::Duration;
 
+pub use arguments::Arguments;
 pub use bridge::{Bridge, BridgeControl};
 pub use config::{Config, Mode};
 pub use pairs::{Pairs, PairsControl};
@@ -27,7 +29,7 @@ use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summary};
 use wirepath_wire::Parser;
 
-use crate::cli::{self, CheckedPort, Failure, show};
+use crate::cli::{self, CheckedPort, Failure, Service, show};
 use crate::control_socket::ControlSocket;
 use crate::rules;
 
@@ -64,7 +66,7 @@ pub fn run(
     options: &RunOptions,
     live: bool,
 ) -> Result<(Summary, String), Failure> {
-    let Config { ports, runtime, mode, rules, control } = config;
+    let Config { ports, runtime, mode, rules, control, log: _ } = config;
     let mut runtime = Runtime::open(ports, runtime)?;
     check_opened(&runtime, &mode)?;
     if let Some(socket) = ControlSocket::open(&control, "l2fwd", path)? {
@@ -73,11 +75,11 @@ pub fn run(
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
-            rules::run(runtime, rules, |_| stage.clone(), RatePrinter { control: stage.control(), live }, options, live)
+            rules::run(runtime, rules, |_| stage.clone(), Monitor::new(stage.control(), live), options, live)
         }
         Mode::Bridge { ageing } => {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);
-            rules::run(runtime, rules, |_| bridge.clone(), RatePrinter { control, live }, options, live)
+            rules::run(runtime, rules, |_| bridge.clone(), Monitor::new(control, live), options, live)
         }
     }
 }
@@ -92,7 +94,7 @@ fn check_opened(runtime: &Runtime, mode: &Mode) -> Result<(), RuntimeError> {
 
 /// Finds what [`run`] would refuse on this machine. Returns the ports.
 pub fn check_machine(config: Config) -> Result<Vec<CheckedPort>, Failure> {
-    let Config { ports, runtime, mode, rules, control } = config;
+    let Config { ports, runtime, mode, rules, control, log: _ } = config;
     cli::check_machine(ports, runtime, |runtime| {
         check_opened(runtime, &mode)?;
         rules.check_opened(runtime, Parser::default())?;
@@ -103,13 +105,20 @@ pub fn check_machine(config: Config) -> Result<Vec<CheckedPort>, Failure> {
 /// Interval between two reports.
 pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// A control that also prints rates.
-struct RatePrinter<C> {
+/// A control that also prints rates and reports to the service manager.
+struct Monitor<C> {
     control: C,
     live: bool,
+    service: Service,
 }
 
-impl<C: Control> Control for RatePrinter<C> {
+impl<C> Monitor<C> {
+    fn new(control: C, live: bool) -> Self {
+        Self { control, live, service: Service::new() }
+    }
+}
+
+impl<C: Control> Control for Monitor<C> {
     fn punt(&mut self, punt: wirepath_pipeline::Punt, plane: &mut wirepath_pipeline::ControlPlane) {
         self.control.punt(punt, plane);
     }
@@ -120,6 +129,7 @@ impl<C: Control> Control for RatePrinter<C> {
 
     fn tick(&mut self, plane: &mut wirepath_pipeline::ControlPlane) {
         self.control.tick(plane);
+        self.service.tick(plane);
     }
 
     fn port_event(
@@ -128,6 +138,7 @@ impl<C: Control> Control for RatePrinter<C> {
         event: &wirepath_pmd::port::PortEvent,
         plane: &mut wirepath_pipeline::ControlPlane,
     ) {
+        self.service.port_event(port, event);
         self.control.port_event(port, event, plane);
     }
 
@@ -143,6 +154,11 @@ impl<C: Control> Control for RatePrinter<C> {
 
     fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut wirepath_pipeline::ControlPlane) {
         self.control.list(table, page, plane);
+    }
+
+    fn stop(&mut self, plane: &mut wirepath_pipeline::ControlPlane) {
+        self.service.stop();
+        self.control.stop(plane);
     }
 
     fn summary(&mut self) -> Option<serde_json::Value> {

@@ -17,7 +17,7 @@ use wirepath_settings::{ConfigError, Source, Span};
 use wirepath_wire::Parser;
 
 use super::config::{Entry, Hardware, RuleSettings};
-use crate::cli::{Failure, Rate, Table, hangup_flag, show};
+use crate::cli::{Failure, Rate, ReloadGuard, Table, hangup_flag, show};
 
 /// Maximum number of rules in a live display.
 const MAX_SHOWN_RULES: usize = 20;
@@ -39,7 +39,7 @@ pub struct ControlWithRules<C> {
     /// Set by SIGHUP.
     reload: Arc<AtomicBool>,
     /// Reads the rule file, so that a slow file system does not hold the control thread.
-    reading: Option<JoinHandle<Result<Vec<Entry>, ConfigError>>>,
+    reading: Option<(Reading, ReloadGuard)>,
     /// Active rules with their counters as of the last read, and the time of that read.
     latest: Vec<ActiveRule>,
     counters_read_at: u64,
@@ -49,6 +49,9 @@ pub struct ControlWithRules<C> {
     shown: HashMap<RuleId, u64>,
     shown_at: f64,
 }
+
+/// The thread that reads the rule file.
+type Reading = JoinHandle<Result<Vec<Entry>, ConfigError>>;
 
 /// Origin of a rule. The rule list is ordered by origin.
 #[derive(Clone, Debug)]
@@ -216,11 +219,11 @@ impl<C: Control> ControlWithRules<C> {
             let (settings, own_names) = (self.settings.clone(), self.names.clone());
             let read = move || settings.read_file(&names(&own_names));
             match std::thread::Builder::new().name("wirepath-rules".to_owned()).spawn(read) {
-                Ok(thread) => self.reading = Some(thread),
+                Ok(thread) => self.reading = Some((thread, ReloadGuard::new())),
                 Err(error) => tracing::error!("the rules are unchanged: cannot start a thread: {error}"),
             }
         }
-        let Some(thread) = self.reading.take_if(|thread| thread.is_finished()) else { return };
+        let Some((thread, _guard)) = self.reading.take_if(|(thread, _)| thread.is_finished()) else { return };
         let file = match thread.join() {
             Ok(file) => file.map_err(Failure::from),
             Err(_) => Err(Failure::failed("the thread that reads the file panicked")),

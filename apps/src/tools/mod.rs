@@ -3,24 +3,29 @@
 
 pub mod attach;
 pub mod change;
+pub mod completions;
 pub mod devices;
 pub mod doctor;
 pub mod emulate;
 pub mod flow;
+pub mod manpages;
 pub mod selftest;
 pub mod show;
 
-use crate::cli::Failure;
+use clap::{CommandFactory, Parser};
+
+use crate::cli::{self, Failure};
+use crate::{gateway, l2fwd};
 
 /// Registers the subcommands of `wirepath`, one line each. The module of a subcommand has a type `Options`, whose
 /// documentation is the help text, and a function `run`.
 macro_rules! subcommands {
-    ($($name:ident: $($module:ident)::+;)*) => {
+    ($($(#[$attribute:meta])* $name:ident: $($module:ident)::+;)*) => {
         /// The subcommands of `wirepath`.
         #[derive(Debug, clap::Subcommand)]
         #[allow(missing_docs, reason = "a comment here would replace the help text of the options")]
         pub enum Command {
-            $($name($($module)::+::Options),)*
+            $($(#[$attribute])* $name($($module)::+::Options),)*
         }
 
         impl Command {
@@ -45,4 +50,43 @@ subcommands! {
     Attach: attach;
     Flow: flow;
     Emulate: emulate;
+    #[command(hide = true)]
+    Manpages: manpages;
+    #[command(hide = true)]
+    Completions: completions;
+}
+
+/// Shows what this machine offers to Wirepath's packet programs.
+#[derive(Debug, Parser)]
+#[command(name = "wirepath", version, term_width = cli::HELP_WIDTH, after_help = AFTER_HELP)]
+pub struct Arguments {
+    /// The subcommand.
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// Options of every program.
+    #[command(flatten)]
+    pub common: cli::Common,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  wirepath doctor            can this machine run real ports?
+  wirepath selftest eth1 --peer eth2
+                             which features work between two ports with a cable?
+  wirepath devices           values of `device` and `driver` for a configuration
+  wirepath devices --json    the same for programs
+  wirepath attach SOCKET     queues and counters of a port of a running program
+  wirepath flow check FILE   are these flow rules valid, and does each of them run?
+  wirepath flow explain CONF where would each rule run, and why?
+  wirepath flow match CONF --pcap FILE
+                             which rule does each packet match, with which result?
+  wirepath flow items        the items of patterns
+  wirepath emulate --topology configs/emulated-mlx5.toml -- ibv_devinfo -v
+
+Exit code: 0 success, 1 failure (doctor: a FAIL), 2 invalid usage.";
+
+/// Returns the command lines of all programs.
+fn programs() -> [clap::Command; 3] {
+    [Arguments::command(), l2fwd::Arguments::command(), gateway::Arguments::command()]
 }

@@ -52,12 +52,12 @@ fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>
 
 fn processor(facts: &Facts) -> Finding {
     if facts.missing_cpu_features.is_empty() {
-        return ok("processor", "has all of x86-64-v3, which the programs are built for");
+        return ok("processor", "has everything that the programs are built for");
     }
     let missing = facts.missing_cpu_features.join(", ");
     fail(
         "processor",
-        format!("lacks {missing} of x86-64-v3"),
+        format!("lacks {missing}, which the programs are built for"),
         "RUSTFLAGS=\"-C target-cpu=native\" cargo build --release",
     )
 }

@@ -5,7 +5,7 @@ use wirepath_pmd::drivers::nic::rdma::Rdma;
 /// Facts about the machine, read from files of the kernel. Any of them may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Features of x86-64-v3 that the processor lacks.
+    /// Features that this build needs and the processor lacks.
     pub missing_cpu_features: Vec<&'static str>,
     /// Major and minor version of the kernel.
     pub kernel: Option<(u32, u32)>,

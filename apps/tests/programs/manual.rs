@@ -1,0 +1,76 @@
+//! Manual pages and completions.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output};
+
+use wirepath_testlab::{Requirement, require};
+
+fn wirepath(arguments: &[&str]) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_wirepath")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+#[test]
+fn every_command_has_a_page_without_warnings() {
+    let folder = tempfile::tempdir().unwrap();
+    wirepath(&["manpages", folder.path().to_str().unwrap()]);
+    let pages = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let pages: BTreeSet<String> = pages.collect();
+    let expected = [
+        "l2fwd",
+        "tunnel-gateway",
+        "wirepath",
+        "wirepath-attach",
+        "wirepath-devices",
+        "wirepath-doctor",
+        "wirepath-emulate",
+        "wirepath-flow",
+        "wirepath-flow-actions",
+        "wirepath-flow-add",
+        "wirepath-flow-check",
+        "wirepath-flow-explain",
+        "wirepath-flow-items",
+        "wirepath-flow-list",
+        "wirepath-flow-match",
+        "wirepath-flow-remove",
+        "wirepath-selftest",
+    ];
+    assert_eq!(pages, expected.iter().map(|name| format!("{name}.1")).collect());
+    // The help names no subcommand without a page.
+    let flow = String::from_utf8(wirepath(&["flow", "--help"]).stdout).unwrap();
+    let commands = flow.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    for name in commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).filter(|name| !name.is_empty()) {
+        assert!(name == "help" || pages.contains(&format!("wirepath-flow-{name}.1")), "{name}");
+    }
+    require!(Requirement::Program("man"), Requirement::Program("groff"));
+    for page in &pages {
+        let path = folder.path().join(page);
+        let output = Command::new("man").args(["--warnings", "-l"]).arg(&path).env("MANWIDTH", "100").output().unwrap();
+        let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && errors.is_empty(), "{page}: {errors}");
+        assert!(text.contains("SYNOPSIS") && text.contains("--log-level"), "{page}: {text}");
+    }
+    // Examples keep their lines.
+    let page = std::fs::read_to_string(folder.path().join("l2fwd.1")).unwrap();
+    assert!(page.contains("\n  [[port]]\n  name = \"left\""), "{page}");
+}
+
+#[test]
+fn completions_are_scripts_of_their_shells() {
+    for program in ["wirepath", "l2fwd", "tunnel-gateway"] {
+        for (shell, word) in [("bash", "complete -F"), ("zsh", "#compdef"), ("fish", "complete -c")] {
+            let script = wirepath(&["completions", shell, program]).stdout;
+            let text = String::from_utf8(script.clone()).unwrap();
+            assert!(text.contains(word) && text.contains(program) && text.contains("log-format"), "{shell}: {text}");
+            let installed = Command::new(shell).arg("--version").output().is_ok();
+            if installed {
+                let folder = tempfile::tempdir().unwrap();
+                let path = folder.path().join("script");
+                std::fs::write(&path, script).unwrap();
+                let output = Command::new(shell).arg("-n").arg(&path).output().unwrap();
+                assert!(output.status.success() && output.stderr.is_empty(), "{shell} {program}: {output:?}");
+            }
+        }
+    }
+}
