@@ -11,6 +11,8 @@
 //! | `{"request": "objects"}` | `objects`: `name`, `about` and `operations` of what can be changed |
 //! | `{"request": "add", "object": "rule", "arguments": {"rule": "..."}}` | properties of the object, such as `id` |
 //! | `set` and `remove` instead of `add` | the same |
+//! | `{"request": "log", "level": "debug", "module": "wirepath_pmd"}` | `levels` in force after the change |
+//! | `{"request": "log"}` | `levels` in force |
 //!
 //! A column has `name`, `kind` (`key`, `attribute`, `counter` or `gauge`), `unit` and `about`.
 //!

@@ -13,7 +13,7 @@ use wirepath_pipeline::{Control, ControlPlane};
 
 use super::settings::{ControlSettings, MayChange};
 use super::{VERSION, client};
-use crate::cli::Failure;
+use crate::cli::{Failure, log};
 
 /// Entries of one part of a listing. Some entries take a call of a device.
 const PART: usize = 128;
@@ -132,6 +132,7 @@ impl Requests<'_> {
         let known: &[&str] = match kind.as_str() {
             "show" => &["table", "where", "limit"],
             "add" | "set" | "remove" => &["object", "arguments"],
+            "log" => &["level", "module"],
             _ => &[],
         };
         if let Some(key) = request.keys().find(|key| !known.contains(&key.as_str())) {
@@ -147,10 +148,11 @@ impl Requests<'_> {
                 Ok(Reply::Line(json!({ "objects": objects.into_iter().map(object).collect::<Vec<_>>() })))
             }
             "show" => self.show(&request).map(Reply::Rows),
+            "log" => self.log(peer, &request).map(Reply::Line),
             other => match Operation::of_name(other) {
                 Some(operation) => self.change(peer, operation, &request).map(Reply::Line),
                 None => Err(format!(
-                    "unknown request \"{other}\"; expected status, tables, show, objects, add, set or remove"
+                    "unknown request \"{other}\"; expected status, tables, show, objects, add, set, remove or log"
                 )),
             },
         }
@@ -184,14 +186,33 @@ impl Requests<'_> {
         Ok(Rest { listing: Listing::new(table, filter), left, first: true })
     }
 
-    fn change(&mut self, peer: &Peer, operation: Operation, request: &Map<String, Value>) -> Result<Value, String> {
-        if !self.program.change.allows(peer) {
-            let key = match self.program.change {
-                MayChange::Owner => "\"owner\"",
-                _ => "\"group\"",
-            };
-            return Err(format!("user {} may not change this program ([control] change = {key})", peer.uid));
+    /// Returns an error unless the client may change the program.
+    fn check_may_change(&self, peer: &Peer) -> Result<(), String> {
+        if self.program.change.allows(peer) {
+            return Ok(());
         }
+        let key = match self.program.change {
+            MayChange::Owner => "\"owner\"",
+            _ => "\"group\"",
+        };
+        Err(format!("user {} may not change this program ([control] change = {key})", peer.uid))
+    }
+
+    fn log(&self, peer: &Peer, request: &Map<String, Value>) -> Result<Value, String> {
+        if request.contains_key("level") {
+            self.check_may_change(peer)?;
+            let level = log::parse_level(text(request, "level")?)?;
+            let module = request.get("module").map(|_| text(request, "module")).transpose()?;
+            log::set(level, module)?;
+            tracing::info!("the levels of the log are {} now, by {peer}", log::levels());
+        } else if request.contains_key("module") {
+            return Err("expected the key \"level\" with a text".to_owned());
+        }
+        Ok(json!({ "levels": log::levels() }))
+    }
+
+    fn change(&mut self, peer: &Peer, operation: Operation, request: &Map<String, Value>) -> Result<Value, String> {
+        self.check_may_change(peer)?;
         let object = text(request, "object")?;
         let none = Map::new();
         let arguments = match request.get("arguments") {

@@ -8,6 +8,7 @@ pub mod devices;
 pub mod doctor;
 pub mod emulate;
 pub mod flow;
+pub mod log;
 pub mod manpages;
 pub mod selftest;
 pub mod show;
@@ -47,6 +48,7 @@ subcommands! {
     Add: change::add;
     Set: change::set;
     Remove: change::remove;
+    Log: log;
     Attach: attach;
     Flow: flow;
     Emulate: emulate;
@@ -76,6 +78,10 @@ Examples:
                              which features work between two ports with a cable?
   wirepath devices           values of `device` and `driver` for a configuration
   wirepath devices --json    the same for programs
+  wirepath show ports        state and totals of the ports of the running program
+  wirepath add rule 'rule=ingress: udp dst 53 => drop'
+                             changes the running program
+  wirepath log debug         more lines in the log of the running program
   wirepath attach SOCKET     queues and counters of a port of a running program
   wirepath flow check FILE   are these flow rules valid, and does each of them run?
   wirepath flow explain CONF where would each rule run, and why?

@@ -38,7 +38,8 @@ impl Program {
         let file = folder.path().join("config.toml");
         std::fs::write(&file, format!("{config}[control]\nsocket = 'control.sock'\n")).unwrap();
         let mut command = Command::new(binary);
-        command.args(["--json", "--config"]).arg(file).stdout(Stdio::piped()).stderr(Stdio::null());
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        command.args(["--json", "--config"]).arg(file).stdout(Stdio::piped()).stderr(log);
         let it = Self { folder, child: command.spawn().unwrap() };
         assert!(eventually(WAIT_LIMIT, || UnixStream::connect(it.socket()).is_ok()), "the program listens");
         it
@@ -228,6 +229,26 @@ fn rules_are_added_and_removed() {
 }
 
 #[test]
+fn levels_of_the_log_change() {
+    let program = Program::start(L2FWD, &(PORTS.to_owned() + "[rules]\n"));
+    assert_eq!(program.wirepath(&["log"]), (Some(0), "info\n".to_owned()));
+    assert_eq!(program.wirepath(&["log", "debug", "wirepath_pmd"]), (Some(0), "info,wirepath_pmd=debug\n".to_owned()));
+    assert_eq!(program.wirepath(&["log", "error"]), (Some(0), "error,wirepath_pmd=debug\n".to_owned()));
+    let (code, text) = program.wirepath(&["log", "loud"]);
+    assert!(code == Some(2) && text.contains("invalid value 'loud'"), "{text}");
+    let (code, text) = program.wirepath(&["log", "debug", "no module"]);
+    assert_eq!(code, Some(2), "{text}");
+    // A change that the level hides is not logged, and others are.
+    let add = |port: u16| format!("rule=ingress prio 1: port id east / udp dst {port} => drop");
+    assert_eq!(program.wirepath(&["add", "rule", &add(7)]).0, Some(0));
+    assert_eq!(program.wirepath(&["log", "info"]).0, Some(0));
+    assert_eq!(program.wirepath(&["add", "rule", &add(8)]).0, Some(0));
+    let log = std::fs::read_to_string(program.folder.path().join("log")).unwrap();
+    assert!(!log.contains("udp dst 7") && log.contains("udp dst 8"), "{log}");
+    assert!(log.contains("the levels of the log are info,wirepath_pmd=debug now, by uid "), "{log}");
+}
+
+#[test]
 fn requests_that_cannot_be_answered_are_refused() {
     let program = Program::start(L2FWD, PORTS);
     let deep = "[".repeat(60_000);
@@ -242,6 +263,8 @@ fn requests_that_cannot_be_answered_are_refused() {
         ("{\"request\": \"show\", \"table\": \"ports\", \"where\": 7}", "where: expected a list"),
         ("{\"request\": \"show\", \"table\": \"ports\", \"where\": [7]}", "where: expected a list"),
         ("{\"request\": \"show\", \"table\": \"ports\", \"limit\": 0}", "limit: expected a number from 1 on"),
+        ("{\"request\": \"log\", \"level\": \"loud\"}", "expected off, error, warn, info, debug or trace"),
+        ("{\"request\": \"log\", \"module\": \"x\"}", "expected the key \"level\""),
         ("{\"request\": \"add\"}", "expected the key \"object\""),
         (&deep, "recursion limit"),
         ("\u{0}", "no JSON"),

@@ -79,7 +79,7 @@ static REMOTES: TableSpec = TableSpec {
         Column::attribute("mac", "Ethernet address of the next hop"),
         Column::attribute(
             "state",
-            "ready, in_nic: the NIC adds the headers; held: frames wait after a loss of the link; resolving, unreachable",
+            "ready; in_nic: the NIC adds the headers; held: frames wait after a link loss; resolving; unreachable",
         ),
         Column::gauge("max_frame", Unit::Bytes, "Largest inner frame"),
     ],
