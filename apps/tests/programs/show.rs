@@ -197,6 +197,52 @@ fn the_bridge_and_the_gateway_have_tables_of_their_own() {
 }
 
 #[test]
+fn forwarding_entries_are_added_and_removed() {
+    let config = PORTS.to_owned()
+        + "[underlay]\nport = 'east'\naddresses = ['10.9.0.1/24']\n[[segment]]\nname = 'blue'\nvni = 42\n\
+           remotes = ['10.9.0.2', '10.9.0.3']\nports = [{ port = 'west' }]\n";
+    let program = Program::start(GATEWAY, &config);
+    // The source behind west is one address, which is learned again after its removal.
+    assert!(eventually(WAIT_LIMIT, || program.rows(&["fdb"]).len() == 1));
+    let learned = program.rows(&["fdb"])[0]["mac"].as_str().unwrap().to_owned();
+    let mac = "mac=02:00:00:00:00:77";
+    for place in ["remote=10.9.0.2", "port=west", "remote=10.9.0.3"] {
+        let (code, text) = program.wirepath(&["add", "static", "segment=blue", mac, place]);
+        assert_eq!(code, Some(0), "{text}");
+        let rows = program.rows(&["fdb", "-w", "kind=static"]);
+        let to = place.split_once('=').unwrap().1;
+        assert_eq!((rows.len(), &rows[0]["to"], &rows[0]["age"]), (1, &json!(to), &Value::Null), "{rows:?}");
+    }
+    for (arguments, why) in [
+        (
+            &["add", "static", "segment=blu", mac, "port=west"][..],
+            "there is no segment \"blu\"; did you mean \"blue\"?",
+        ),
+        (&["add", "static", "segment=blue", mac], "expected either \"remote\" or \"port\""),
+        (&["add", "static", "segment=blue", mac, "port=west", "remote=10.9.0.2"], "expected either"),
+        (&["add", "static", "segment=blue", mac, "port=east"], "port \"east\" is not attached to segment blue"),
+        (&["add", "static", "segment=blue", mac, "port=west", "vlan=7"], "port \"west\" with VLAN 7 is not attached"),
+        (&["add", "static", "segment=blue", mac, "remote=10.9.0.4"], "segment blue has no remote 10.9.0.4"),
+        (&["add", "static", "segment=blue", "mac=03:00:00:00:00:01", "port=west"], "is not a unicast address"),
+        (&["add", "static", "segment=blue", "mac=2", "port=west"], "\"2\" is not an Ethernet address"),
+        (&["add", "static", "segment=blue", "port=west"], "the argument \"mac\" is missing"),
+        (&["remove", "static", "segment=blue", "mac=02:00:00:00:00:78"], "has no static entry 02:00:00:00:00:78"),
+        (&["remove", "fdb", "segment=green"], "there is no segment \"green\""),
+    ] {
+        let (code, text) = program.wirepath(arguments);
+        assert!(code == Some(2) && text.contains(why), "{arguments:?}: {text}");
+    }
+    // A flush leaves static entries alone, and what is seen again is learned again.
+    let (code, text) = program.wirepath(&["remove", "fdb", "segment=blue", &format!("mac={learned}")]);
+    assert_eq!((code, text.as_str()), (Some(0), "removed: 1\n"));
+    assert_eq!(program.rows(&["fdb", "-w", "kind=static"]).len(), 1);
+    assert!(eventually(WAIT_LIMIT, || program.rows(&["segments"])[0]["learned"] == 2));
+    assert_eq!(program.wirepath(&["remove", "static", "segment=blue", mac]).0, Some(0));
+    assert!(program.rows(&["fdb", "-w", "kind=static"]).is_empty());
+    program.stop();
+}
+
+#[test]
 fn rules_are_added_and_removed() {
     let program = Program::start(L2FWD, &(PORTS.to_owned() + "[rules]\n"));
     let (code, help) = program.wirepath(&["add"]);

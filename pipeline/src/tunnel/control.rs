@@ -23,7 +23,7 @@ use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
 use super::underlay::{Addresses, HostReply, UnderlayHost};
 use crate::epoch::{Domain, Shared};
-use crate::registry::{Page, TableSpec};
+use crate::registry::{Change, ObjectSpec, Page, TableSpec};
 use crate::table::{FdbLimits, FdbWriter, Key, Learned};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
@@ -730,6 +730,14 @@ impl Control for GatewayControl {
 
     fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
         self.list_table(table, page, plane);
+    }
+
+    fn objects(&self) -> Vec<&'static ObjectSpec> {
+        super::change::OBJECTS.to_vec()
+    }
+
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Value, String> {
+        self.change_object(change, plane)
     }
 
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {

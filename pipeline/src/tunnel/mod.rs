@@ -23,6 +23,7 @@
 //! [`GatewayControl`] is created from a [`GatewayConfig`] and the opened ports. It creates a [`Gateway`]
 //! stage for each worker.
 
+mod change;
 pub mod config;
 mod control;
 pub mod counters;
