@@ -147,8 +147,15 @@ fn check_kernel(driver: &str, gateway: &GatewayConfig) -> Result<(), ConfigError
     if device_kind(driver) == DeviceKind::Virtual {
         return Ok(());
     }
+    // A network namespace without any IPv4 address has no table of local addresses. There, Linux takes every address
+    // for a broadcast address, which can be bound (`inet_addr_type_table` in net/ipv4/fib_frontend.c).
+    let table = std::fs::read_to_string("/proc/thread-self/net/fib_trie");
+    let no_table = table.is_ok_and(|table| table.trim().is_empty());
     for prefix in &gateway.underlay.addresses {
         let ip = prefix.address;
+        if ip.is_ipv4() && no_table {
+            continue;
+        }
         let version = if ip.is_ipv4() { "ipv4" } else { "ipv6" };
         let any = std::fs::read_to_string(format!("/proc/sys/net/{version}/ip_nonlocal_bind"));
         // The check is meaningless if every address can be bound.

@@ -371,6 +371,31 @@ fn a_check_looks_at_the_machine() {
 }
 
 #[test]
+fn addresses_of_the_kernel_are_found_in_every_namespace() {
+    require!(Requirement::Root, Requirement::Program("ip"), Requirement::Program("unshare"));
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("gateway.toml");
+    let text = "[[port]]\nname = 'wan'\ndriver = 'tap'\ndevice = 't0'\n[[port]]\nname = 'lan'\ndriver = 'null'\n\
+                [underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n\
+                [[segment]]\nname = 'blue'\nvni = 42\nremotes = ['10.9.0.2']\nports = [{ port = 'lan' }]\n";
+    std::fs::write(&config, text).unwrap();
+    let check = |before: &str| {
+        let script = format!("{before}exec {GATEWAY} --check --config {}", config.display());
+        run(&["unshare", "--net", "sh", "-c", &script])
+    };
+    // A new namespace has no address, and its loopback interface is down.
+    for before in ["", "ip link set lo up && ", "ip address add 10.9.0.7/24 dev lo && "] {
+        let outcome = check(before);
+        assert_eq!(outcome.code, Some(0), "{before}: {}", outcome.stderr);
+    }
+    for address in ["10.9.0.1/24", "fd00:9::1/64"] {
+        let outcome = check(&format!("ip link set lo up && ip address add {address} dev lo && "));
+        assert_eq!(outcome.code, Some(2), "{address}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("is configured in the kernel"), "{}", outcome.stderr);
+    }
+}
+
+#[test]
 fn a_missing_privilege_is_one_line_with_the_remedy() {
     require!(all Requirement::LAB, Requirement::Program("setpriv"));
     let lab = Lab::new("nobody");
