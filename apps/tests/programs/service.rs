@@ -264,7 +264,8 @@ fn a_reload_ends_when_the_file_was_read() {
     let manager = Manager::new();
     let many: String = (0..40_000).map(|n| format!("ingress prio 7: udp src {} => drop\n", n % 60_000)).collect();
     manager.file("file.rules", "");
-    let config = manager.file("c.toml", &format!("{PORTS}[rules]\nfile = 'file.rules'\nsocket = 'rules.sock'\n"));
+    let config =
+        manager.file("c.toml", &format!("{PORTS}[rules]\nfile = 'file.rules'\n[control]\nsocket = 'rules.sock'\n"));
     let child = manager.start(L2FWD, &config, None);
     assert!(manager.report().starts_with("READY=1"));
     manager.file("file.rules", &many);
