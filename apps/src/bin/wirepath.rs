@@ -24,6 +24,7 @@ Examples:
                              which features work between two ports with a cable?
   wirepath devices           values of `device` and `driver` for a configuration
   wirepath devices --json    the same for programs
+  wirepath top               rates of a running program, live
   wirepath attach SOCKET     queues and counters of a port of a running program
   wirepath flow check FILE   are these flow rules valid, and does each of them run?
   wirepath flow explain CONF where would each rule run, and why?

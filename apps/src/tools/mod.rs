@@ -9,6 +9,7 @@ pub mod emulate;
 pub mod flow;
 pub mod selftest;
 pub mod show;
+pub mod top;
 
 use crate::cli::Failure;
 
@@ -39,6 +40,7 @@ subcommands! {
     Doctor: doctor;
     Selftest: selftest;
     Show: show;
+    Top: top;
     Add: change::add;
     Set: change::set;
     Remove: change::remove;
