@@ -61,6 +61,7 @@ impl Failure {
     pub(super) fn report(&self) {
         if let Self::Usage(message) | Self::Failed(message) | Self::NotRun { message, .. } = self {
             // An error is ignored: if standard error is closed, the message cannot be delivered.
+            super::live::end();
             let text = format!("error: {}\n", super::output::sanitized(message));
             let _ = super::outbox::STDERR.deliver(text.into_bytes());
         }

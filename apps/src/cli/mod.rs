@@ -5,6 +5,7 @@
 //! - With `--json`, standard output is one JSON object on one line.
 //! - SIGINT and SIGTERM stop the program cleanly. A second signal ends it at once.
 //! - SIGHUP never ends a program that forwards; it reads its rule file again, if it has one.
+//! - Rates are redrawn in place on a terminal. Elsewhere a program that forwards prints only its summary.
 //! - No output ends or blocks a program that forwards. Lines that cannot be written are counted.
 //!
 //! ```no_run
@@ -32,6 +33,7 @@
 mod check;
 mod cpu;
 mod failure;
+mod live;
 mod outbox;
 mod output;
 mod stop;
@@ -44,6 +46,7 @@ use std::time::Duration;
 pub use check::{CheckScope, CheckedPort, check_machine, report_check};
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
+pub use live::{can_redraw, rates_table, show_live};
 pub use outbox::lost_lines;
 pub use output::{Rate, Table, print, print_json, print_summary, show};
 pub(crate) use output::{print_control, print_error};
@@ -127,7 +130,7 @@ impl Common {
             let thread = std::thread::current();
             let (name, trace) = (thread.name().unwrap_or("?"), std::backtrace::Backtrace::capture());
             let trace = if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
-            outbox::STDERR.offer(format!("thread '{name}' {panic}\n{trace}").as_bytes());
+            live::log(format!("thread '{name}' {panic}\n{trace}").as_bytes());
         }));
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::stop;
+use super::{live, stop};
 
 /// Bytes that wait in a queue at most, results excluded.
 const MAX_WAITING: usize = 1 << 20;
@@ -121,12 +121,25 @@ impl Outbox {
 
     /// Appends lines if the queue has room, else counts them as lost.
     pub(super) fn offer(&'static self, text: &[u8]) {
-        let mut state = self.state();
-        if state.bytes + text.len() > MAX_WAITING {
-            state.lost += lines(text);
-            return;
+        if !self.try_offer(text) {
+            self.state().lost += lines(text);
         }
-        self.append(state, text.to_vec());
+    }
+
+    /// Appends text if the queue has room, and returns whether it has.
+    pub(super) fn try_offer(&'static self, text: &[u8]) -> bool {
+        let state = self.state();
+        let has_room = state.bytes + text.len() <= MAX_WAITING;
+        if has_room {
+            self.append(state, text.to_vec());
+        }
+        has_room
+    }
+
+    /// Returns whether everything is written.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.state();
+        !state.writing && state.waiting.is_empty()
     }
 
     fn append(&'static self, mut state: MutexGuard<'_, State>, text: Vec<u8>) {
@@ -230,7 +243,7 @@ pub(super) struct LogWriter;
 
 impl io::Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        STDERR.offer(line);
+        live::log(line);
         Ok(line.len())
     }
 

@@ -27,7 +27,7 @@ use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summary};
 use wirepath_wire::Parser;
 
-use crate::cli::{self, CheckedPort, Failure, show};
+use crate::cli::{self, CheckedPort, Failure};
 use crate::control_socket::ControlSocket;
 use crate::rules;
 
@@ -53,8 +53,8 @@ mode = "pairs"
 rewrite_mac = true
 "#;
 
-/// Runs until `options` end the run. `path` is the file of the configuration. If `live` is true, rates go to standard
-/// output. Also returns the report of the flow rules.
+/// Runs until `options` end the run. `path` is the file of the configuration. If `live` is true, rates are shown on the
+/// terminal. Also returns the report of the flow rules.
 ///
 /// # Errors
 /// If the ports or the control socket cannot be opened, or the rules cannot be carried out.
@@ -73,11 +73,11 @@ pub fn run(
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
-            rules::run(runtime, rules, |_| stage.clone(), RatePrinter { control: stage.control(), live }, options, live)
+            rules::run(runtime, rules, |_| stage.clone(), RatePrinter { control: stage.control(), live }, options)
         }
         Mode::Bridge { ageing } => {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);
-            rules::run(runtime, rules, |_| bridge.clone(), RatePrinter { control, live }, options, live)
+            rules::run(runtime, rules, |_| bridge.clone(), RatePrinter { control, live }, options)
         }
     }
 }
@@ -103,7 +103,7 @@ pub fn check_machine(config: Config) -> Result<Vec<CheckedPort>, Failure> {
 /// Interval between two reports.
 pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// A control that also prints rates.
+/// A control that also shows rates on a terminal.
 struct RatePrinter<C> {
     control: C,
     live: bool,
@@ -133,7 +133,7 @@ impl<C: Control> Control for RatePrinter<C> {
 
     fn rates(&mut self, rates: &Rates) {
         if self.live {
-            show(format_args!("{rates}\n"));
+            cli::show_live(&cli::rates_table(rates));
         }
     }
 
