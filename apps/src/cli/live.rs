@@ -165,7 +165,7 @@ mod tests {
         let rates = Rates { elapsed: std::time::Duration::from_secs(3), ports: vec![port], worker_drop_pps: 5.0 };
         let expected = "3 s      RX pps  RX bit/s  TX pps  TX bit/s  DROPS/s\n\
                         east     1.00 M  800.00 M       7         0        0\n\
-                        workers                                           5\n";
+                        workers                                            5\n";
         assert_eq!(rates_table(&rates), expected);
     }
 }

@@ -10,5 +10,6 @@ mod refusals;
 mod rules_live;
 mod selftest;
 mod show;
+mod top;
 mod tunnel_gateway;
 mod wirepath;

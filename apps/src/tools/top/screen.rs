@@ -57,3 +57,50 @@ fn restore() {
     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
     let _ = disable_raw_mode();
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::tcgetattr;
+
+    use super::*;
+
+    /// Set in the process that panics.
+    const PLANTED: &str = "WIREPATH_TEST_PANIC";
+
+    fn clone(slave: &File) -> Stdio {
+        slave.try_clone().unwrap().into()
+    }
+
+    #[test]
+    fn a_panic_restores_the_terminal() {
+        if std::env::var_os(PLANTED).is_some() {
+            let _screen = Screen::enter().unwrap();
+            panic!("planted");
+        }
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let slave = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let before = format!("{:?}", tcgetattr(&slave).unwrap());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "tools::top::screen::tests::a_panic_restores_the_terminal", "--nocapture"]);
+        command.env(PLANTED, "1").env("RUST_BACKTRACE", "0");
+        let status = command.stdin(clone(&slave)).stdout(clone(&slave)).stderr(clone(&slave)).status().unwrap();
+        assert!(!status.success());
+        assert_eq!(format!("{:?}", tcgetattr(&slave).unwrap()), before);
+        // Without a slave, the master ends with an error behind the last output.
+        drop((command, slave));
+        let (mut master, mut text, mut bytes) = (File::from(master), String::new(), [0; 4096]);
+        while let Ok(n @ 1..) = master.read(&mut bytes) {
+            text += &String::from_utf8_lossy(&bytes[..n]);
+        }
+        let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what:?}: {text:?}"));
+        assert!(at("\x1b[?1049h") < at("\x1b[?1049l") && at("\x1b[?1049l") < at("planted"), "{text:?}");
+    }
+}

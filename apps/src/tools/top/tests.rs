@@ -224,8 +224,8 @@ fn a_small_screen_shows_what_matters() {
     assert_eq!(lines[1], "rx 1.00 Mpps 800.02 Mbit/s   tx 1.00 Mpps 800.02 Mbit/s   drops 907/s");
     assert_eq!(lines[2], "[1 ports] 2 workers  3 drops  4 queues  6 rules");
     assert_eq!(lines[3], "PORT^     STATE  RX pps  RX bit/s  TX pps  TX bit/s  DROPS/s  DRIVER  RX TOTAL");
-    assert_eq!(lines[4], "lan9      down       20   16.00 k      20   16.00 k        3  null          240");
-    assert_eq!(lines[5], "lan10     up     1.00 M  800.00 M  1.00 M  800.00 M        3  null      12000000");
+    assert_eq!(lines[4], "lan9      down       20   16.00 k      20   16.00 k        3  null         240");
+    assert_eq!(lines[5], "lan10     up     1.00 M  800.00 M  1.00 M  800.00 M        3  null    12000000");
     assert!(lines[23].starts_with("Tab pane") && lines[23].ends_with("q quit"), "{}", lines[23]);
     assert!(lines.iter().all(|line| !line.contains('\u{1b}')));
 }

@@ -56,7 +56,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App, color: bool) {
         let cursor = if app.typing { "_" } else { "" };
         row(last.max(3), Line::from(format!("/{}{cursor}", app.filter)));
     } else {
-        let keys = "Tab pane  s sort  r reverse  / filter  Enter open  Esc back  p pause  h help  q quit";
+        let keys = "Tab pane  s sort  r reverse  / filter  Enter open  Esc back  h help  q quit";
         row(last.max(3), Line::styled(keys, style(Color::DarkGray)));
     }
     let list = Rect { y: area.y + 3.min(area.height), height: last.saturating_sub(3), ..area };
