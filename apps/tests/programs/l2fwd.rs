@@ -49,7 +49,7 @@ fn a_configuration_for_another_machine_is_checked_alone() {
 }
 
 #[test]
-fn the_demonstration_prints_a_summary_and_no_rates_into_a_pipe() {
+fn a_pipe_gets_a_summary_and_no_rates() {
     let output = l2fwd(&["--seconds", "2.5"]);
     let out = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0));

@@ -15,8 +15,8 @@ pub(super) const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
 const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 
 /// Two ports that send and receive, as the ports of every test.
-pub(super) const PORTS: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n[[port]]\n\
-                     name = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
+pub(super) const PORTS: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n\
+                                [[port]]\nname = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
 
 /// A running program, in a folder of its own. It is killed at the end.
 pub(super) struct Program {

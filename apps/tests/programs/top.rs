@@ -182,7 +182,7 @@ fn top_shows_a_program_and_obeys_keys() {
 }
 
 #[test]
-fn top_restores_the_terminal_at_signals_and_at_the_end_of_the_program() {
+fn top_restores_the_terminal_on_every_exit() {
     let program = Program::start(L2FWD, PORTS);
     let terminal = Terminal::new();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {

@@ -38,7 +38,7 @@ impl Pane {
     }
 }
 
-/// What a pane is restricted to after a key has opened a row of another one.
+/// Restriction of a pane after a key has opened a row of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     /// All rows; drops are summed by reason.
@@ -76,7 +76,7 @@ pub(super) enum Cell {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Line {
     pub(super) cells: Vec<Cell>,
-    /// What the row opens.
+    /// Pane that Enter opens on this row.
     pub(super) opens: Option<(Pane, Scope)>,
 }
 

@@ -40,7 +40,7 @@ pub(super) struct Sample(pub(super) HashMap<&'static str, (Instant, Rows)>);
 pub(super) struct Sampler {
     /// Samples; an error is the last message.
     pub(super) samples: Receiver<Result<Sample, Failure>>,
-    /// Whether samples have the table of rules, which may be long.
+    /// True if samples have the table of rules, which may be long.
     pub(super) with_rules: Arc<AtomicBool>,
     /// Ends the thread when it is dropped.
     _end: SyncSender<()>,
