@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         let options = RunOptions {
             duration: arguments.seconds.or(default),
             stop: Some(cli::Stop::on_signals()?.flag()),
-            report_every: live.then_some(REPORT_EVERY),
+            report_every: (live && cli::can_redraw()).then_some(REPORT_EVERY),
         };
         let (summary, rules) = l2fwd::run(config, arguments.config.as_deref(), &options, live)?;
         cli::print_summary(&summary, rules, arguments.common.json)?;

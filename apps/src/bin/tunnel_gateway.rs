@@ -40,13 +40,13 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(scope) = arguments.check {
         return check(setup, scope, arguments.common.json);
     }
+    let live = !arguments.common.json && !arguments.common.quiet;
     let stop = cli::Stop::on_signals()?;
     let options = RunOptions {
         duration: arguments.seconds.or(demonstration.then_some(Duration::from_secs(10))),
         stop: Some(stop.flag()),
-        report_every: Some(Duration::from_secs(1)),
+        report_every: (live && cli::can_redraw()).then_some(Duration::from_secs(1)),
     };
-    let live = !arguments.common.json && !arguments.common.quiet;
     let control = setup.control.clone();
     let (mut runtime, config, rules) = setup.open()?;
     if let Some(socket) = ControlSocket::open(&control, "tunnel-gateway", arguments.config.as_deref())? {
@@ -66,7 +66,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
     let mut control = GatewayMonitor::new(gateway, peer, live);
     control.capture = capture;
-    let (summary, control, rules) = run_gateway(runtime, &config, rules, control, &options, live)?;
+    let (summary, control, rules) = run_gateway(runtime, &config, rules, control, &options)?;
     let report = format!("{rules}{}", Report(&control.gateway));
     cli::print_summary(&summary, report, arguments.common.json)?;
     if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
@@ -100,7 +100,6 @@ fn run_gateway(
     rules: RuleSettings,
     mut control: GatewayMonitor,
     options: &RunOptions,
-    live: bool,
 ) -> Result<(Summary, GatewayMonitor, String), Failure> {
     let failed = Failure::failed;
     if let Some(peer) = control.peer.as_ref().map(Peer::port) {
@@ -120,7 +119,7 @@ fn run_gateway(
         running.run(&mut control, options);
         return Ok((running.stop(&mut control), control, String::new()));
     }
-    let mut control = ControlWithRules::begin(&mut runtime, rules, rule_parser(config), control, live)?;
+    let mut control = ControlWithRules::begin(&mut runtime, rules, rule_parser(config), control)?;
     control.update_nics = Some(update_nic_tunnels);
     let mut running = runtime
         .start(|worker| {

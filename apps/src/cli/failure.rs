@@ -68,6 +68,7 @@ impl Failure {
                 return;
             }
             // An error is ignored: if standard error is closed, the message cannot be delivered.
+            super::live::end();
             let text = format!("error: {}\n", super::output::sanitized(message));
             let _ = super::outbox::STDERR.deliver(text.into_bytes());
         }

@@ -28,7 +28,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
 use wirepath_settings::{ConfigError, Settings};
 
-use super::outbox;
+use super::live;
 use super::output::{json_line, sanitized};
 
 /// Form of the records.
@@ -214,7 +214,7 @@ pub fn levels() -> String {
 /// Appends a record that is not an event.
 pub(super) fn write(level: Level, module: &str, message: String) {
     let record = Record { time: SystemTime::now(), level, module, message, fields: Map::new() };
-    outbox::STDERR.offer(record.render(format(), COLOURS.load(Ordering::Relaxed)).as_bytes());
+    live::log(record.render(format(), COLOURS.load(Ordering::Relaxed)).as_bytes());
 }
 
 /// The layer that writes records.
@@ -230,7 +230,7 @@ impl<S: Subscriber> Layer<S> for Records {
             fields: Map::new(),
         };
         event.record(&mut record);
-        outbox::STDERR.offer(record.render(format(), COLOURS.load(Ordering::Relaxed)).as_bytes());
+        live::log(record.render(format(), COLOURS.load(Ordering::Relaxed)).as_bytes());
     }
 }
 

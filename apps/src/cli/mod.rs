@@ -7,6 +7,7 @@
 //! - SIGHUP never ends a program that forwards; it reads its rule file again, if it has one.
 //! - The log has the format and the levels of `--log-format`, `--log-level` and the table `[log]`: [`log`].
 //! - A program that systemd starts with `Type=notify` reports its state: [`Service`].
+//! - Rates are redrawn in place on a terminal. Elsewhere a program that forwards prints only its summary.
 //! - No output ends or blocks a program that forwards. Lines that cannot be written are counted.
 //!
 //! ```no_run
@@ -34,6 +35,7 @@
 mod check;
 mod cpu;
 mod failure;
+mod live;
 pub mod log;
 mod outbox;
 mod output;
@@ -47,6 +49,7 @@ use std::time::Duration;
 pub use check::{CheckScope, CheckedPort, check_machine, report_check};
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
+pub use live::{can_redraw, rates_table, show_live};
 pub use outbox::lost_lines;
 pub use output::{Rate, Table, print, print_json, print_summary, show};
 pub(crate) use output::{print_control, print_error};

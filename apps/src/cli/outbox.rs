@@ -121,12 +121,25 @@ impl Outbox {
 
     /// Appends lines if the queue has room, else counts them as lost.
     pub(super) fn offer(&'static self, text: &[u8]) {
-        let mut state = self.state();
-        if state.bytes + text.len() > MAX_WAITING {
-            state.lost += lines(text);
-            return;
+        if !self.try_offer(text) {
+            self.state().lost += lines(text);
         }
-        self.append(state, text.to_vec());
+    }
+
+    /// Appends text if the queue has room, and returns whether it has.
+    pub(super) fn try_offer(&'static self, text: &[u8]) -> bool {
+        let state = self.state();
+        let has_room = state.bytes + text.len() <= MAX_WAITING;
+        if has_room {
+            self.append(state, text.to_vec());
+        }
+        has_room
+    }
+
+    /// Returns whether everything is written.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.state();
+        !state.writing && state.waiting.is_empty()
     }
 
     fn append(&'static self, mut state: MutexGuard<'_, State>, text: Vec<u8>) {

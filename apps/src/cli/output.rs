@@ -4,7 +4,7 @@ use std::fmt;
 use serde::Serialize;
 use wirepath_pipeline::Summary;
 
-use super::{Failure, lost_lines, outbox};
+use super::{Failure, live, lost_lines, outbox};
 
 /// Escapes control characters for output on a terminal. Names and reasons come from files, devices and other
 /// programs, so their control characters must not reach the terminal. Line ends stay.
@@ -26,6 +26,7 @@ pub fn print(text: impl fmt::Display) -> Result<(), Failure> {
 }
 
 fn print_raw(text: &str) -> Result<(), Failure> {
+    live::end();
     outbox::STDOUT.deliver(text.into()).map_err(|e| Failure::failed(format!("standard output: {e}")))
 }
 
@@ -42,6 +43,7 @@ pub fn show(text: impl fmt::Display) {
 
 /// Prints text on standard error, for messages that belong to a result.
 pub(crate) fn print_error(text: &str) {
+    live::end();
     // An error is ignored: if standard error is closed, the message cannot be delivered.
     let _ = outbox::STDERR.deliver(text.into());
 }
@@ -49,6 +51,7 @@ pub(crate) fn print_error(text: &str) {
 /// Prints the summary of a run, followed by the program's own report. With `json`, the summary alone is one
 /// JSON object, with `lost_lines`: the number of lines that could not be written before.
 pub fn print_summary(summary: &Summary, report: impl fmt::Display, json: bool) -> Result<(), Failure> {
+    live::end();
     // Lines that wait now are written or lost before they are counted.
     let _ = outbox::STDERR.flush();
     let _ = outbox::STDOUT.flush();

@@ -1,4 +1,4 @@
-//! Periodic rates and the final report of a gateway.
+//! Live rates and the final report of a gateway.
 
 use serde_json::Value;
 use wirepath_packet::Packet;
@@ -14,7 +14,7 @@ use super::capture::Capture;
 use super::demo::Peer;
 use crate::cli::{self, Rate, Service, Table};
 
-/// Control handler of a gateway. It forwards all events to [`GatewayControl`], prints rates, captures drops and
+/// Control handler of a gateway. It forwards all events to [`GatewayControl`], shows rates, captures drops and
 /// reports to the service manager.
 #[derive(Debug)]
 pub struct GatewayMonitor {
@@ -22,7 +22,7 @@ pub struct GatewayMonitor {
     pub gateway: GatewayControl,
     /// Simulated remote VTEP of the demonstration. It receives the punts of its own port.
     pub peer: Option<Peer>,
-    /// If true, rates are printed to standard output.
+    /// If true, rates are shown on the terminal.
     pub live: bool,
     /// Capture file for dropped packets.
     pub capture: Option<Capture>,
@@ -50,30 +50,31 @@ impl GatewayMonitor {
         }
     }
 
-    /// Returns one line of rates per segment, averaged since the previous call.
+    /// Returns the table of the rates of the segments, averaged since the previous call.
     fn segment_rates(&mut self, elapsed: f64) -> String {
         let now: Vec<SegmentStats> =
             (0..self.gateway.config().segments.len()).map(|i| self.gateway.segment_stats(i)).collect();
         let seconds = (elapsed - self.last_elapsed).max(1e-9);
         let id_name = self.gateway.config().underlay.kind.id_name;
-        let mut text = String::new();
+        let headings = ["INTO TUNNELS pps", "OUT OF TUNNELS pps", "FLOODED pps", "LEARNED"];
+        let columns = ["SEGMENT", id_name].map(|name| (name.to_owned(), false));
+        let mut table = Table::with_columns(columns.into_iter().chain(headings.map(|name| (name.to_owned(), true))));
         for (i, (segment, stats)) in self.gateway.config().segments.iter().zip(&now).enumerate() {
             let old = self.last_stats.get(i).copied().unwrap_or_default();
-            let rate = |new: u64, old: u64| Rate(new.saturating_sub(old) as f64 / seconds);
-            text += &format!(
-                "         segment {} ({id_name} {}): into tunnels {}pps, out of tunnels {}pps, flooded {}pps, {} \
-                addresses learned\n",
-                segment.name,
-                segment.vni,
+            let rate =
+                |new: u64, old: u64| Rate(new.saturating_sub(old) as f64 / seconds).to_string().trim_end().to_owned();
+            table.push([
+                segment.name.clone(),
+                segment.vni.to_string(),
                 rate(stats.overlay_tx.0, old.overlay_tx.0),
                 rate(stats.overlay_rx.0, old.overlay_rx.0),
                 rate(stats.flooded, old.flooded),
-                self.gateway.learn_stats(i).learned,
-            );
+                self.gateway.learn_stats(i).learned.to_string(),
+            ]);
         }
         self.last_stats = now;
         self.last_elapsed = elapsed;
-        text
+        table.to_string()
     }
 }
 
@@ -158,7 +159,7 @@ impl Control for GatewayMonitor {
     fn rates(&mut self, rates: &Rates) {
         if self.live {
             let segments = self.segment_rates(rates.elapsed.as_secs_f64());
-            cli::show(format_args!("{rates}\n{segments}"));
+            cli::show_live(&(cli::rates_table(rates) + &segments));
         }
     }
 

@@ -29,7 +29,7 @@ use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summary};
 use wirepath_wire::Parser;
 
-use crate::cli::{self, CheckedPort, Failure, Service, show};
+use crate::cli::{self, CheckedPort, Failure, Service};
 use crate::control_socket::ControlSocket;
 use crate::rules;
 
@@ -55,8 +55,8 @@ mode = "pairs"
 rewrite_mac = true
 "#;
 
-/// Runs until `options` end the run. `path` is the file of the configuration. If `live` is true, rates go to standard
-/// output. Also returns the report of the flow rules.
+/// Runs until `options` end the run. `path` is the file of the configuration. If `live` is true, rates are shown on the
+/// terminal. Also returns the report of the flow rules.
 ///
 /// # Errors
 /// If the ports or the control socket cannot be opened, or the rules cannot be carried out.
@@ -75,11 +75,11 @@ pub fn run(
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
-            rules::run(runtime, rules, |_| stage.clone(), Monitor::new(stage.control(), live), options, live)
+            rules::run(runtime, rules, |_| stage.clone(), Monitor::new(stage.control(), live), options)
         }
         Mode::Bridge { ageing } => {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);
-            rules::run(runtime, rules, |_| bridge.clone(), Monitor::new(control, live), options, live)
+            rules::run(runtime, rules, |_| bridge.clone(), Monitor::new(control, live), options)
         }
     }
 }
@@ -105,7 +105,7 @@ pub fn check_machine(config: Config) -> Result<Vec<CheckedPort>, Failure> {
 /// Interval between two reports.
 pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// A control that also prints rates and reports to the service manager.
+/// A control that also shows rates on a terminal and reports to the service manager.
 struct Monitor<C> {
     control: C,
     live: bool,
@@ -144,7 +144,7 @@ impl<C: Control> Control for Monitor<C> {
 
     fn rates(&mut self, rates: &Rates) {
         if self.live {
-            show(format_args!("{rates}\n"));
+            cli::show_live(&cli::rates_table(rates));
         }
     }
 

@@ -17,10 +17,7 @@ use wirepath_settings::{ConfigError, Source, Span};
 use wirepath_wire::Parser;
 
 use super::config::{Entry, Hardware, RuleSettings};
-use crate::cli::{Failure, Rate, ReloadGuard, Table, hangup_flag, show};
-
-/// Maximum number of rules in a live display.
-const MAX_SHOWN_RULES: usize = 20;
+use crate::cli::{Failure, ReloadGuard, Table, hangup_flag};
 
 /// The control of a program with flow rules around its stages. It manages the rules, reloads the rule file on
 /// SIGHUP, and reports the rule counters.
@@ -35,19 +32,14 @@ pub struct ControlWithRules<C> {
     /// Origin of each active rule.
     origins: HashMap<RuleId, Origin>,
     names: Vec<String>,
-    live: bool,
     /// Set by SIGHUP.
     reload: Arc<AtomicBool>,
     /// Reads the rule file, so that a slow file system does not hold the control thread.
     reading: Option<(Reading, ReloadGuard)>,
-    /// Active rules with their counters as of the last read, and the time of that read.
+    /// Active rules with their counters, after the stop.
     latest: Vec<ActiveRule>,
-    counters_read_at: u64,
     /// Where the rules ran at the end.
     final_placements: Vec<Vec<Value>>,
-    /// Packets of each rule at the last display.
-    shown: HashMap<RuleId, u64>,
-    shown_at: f64,
 }
 
 /// The thread that reads the rule file.
@@ -104,18 +96,10 @@ impl<C: Control> Control for WithoutRules<'_, C> {
 const RULES_OF_A_STEP: usize = 256;
 /// Nanoseconds between two ticks of the program's own control during a long change.
 const TICK_INTERVAL: u64 = 10_000_000;
-/// Nanoseconds between two reads of the counters.
-const COUNTER_INTERVAL: u64 = 500_000_000;
 
 impl<C: Control> ControlWithRules<C> {
     /// Checks the rules against the ports and activates them, before anything is started.
-    pub fn begin(
-        runtime: &mut Runtime,
-        settings: RuleSettings,
-        parser: Parser,
-        control: C,
-        live: bool,
-    ) -> Result<Self, Failure> {
+    pub fn begin(runtime: &mut Runtime, settings: RuleSettings, parser: Parser, control: C) -> Result<Self, Failure> {
         let rules = RuleControl::new(runtime, parser, RuleLimits::default());
         let names = runtime.ports().iter().map(|port| port.name.clone()).collect();
         let mut it = Self {
@@ -125,14 +109,10 @@ impl<C: Control> ControlWithRules<C> {
             settings,
             origins: HashMap::new(),
             names,
-            live,
             reload: hangup_flag(),
             reading: None,
             latest: Vec::new(),
-            counters_read_at: 0,
             final_placements: Vec::new(),
-            shown: HashMap::new(),
-            shown_at: 0.0,
         };
         let (own, entries) = (it.settings.config_count, std::mem::take(&mut it.settings.entries));
         let by = |number| if number < own { OriginKind::Configuration } else { OriginKind::File };
@@ -363,36 +343,6 @@ impl<C: Control> ControlWithRules<C> {
         }
         table.to_string()
     }
-
-    fn read_counters(&mut self, plane: &mut ControlPlane) {
-        self.counters_read_at = plane.now();
-        self.latest = self.rules.active_rules(Some(plane));
-    }
-
-    fn show(&mut self, elapsed: f64) {
-        let time = (elapsed - self.shown_at).max(1e-9);
-        let mut text = String::new();
-        let mut more = 0;
-        let names = names(&self.names);
-        for it in &self.latest {
-            let before = self.shown.get(&it.id).copied().unwrap_or(0);
-            let new = it.counters.packets.saturating_sub(before);
-            if new == 0 {
-                continue;
-            }
-            if text.lines().count() == MAX_SHOWN_RULES {
-                more += 1;
-                continue;
-            }
-            text += &format!("         {}pps  {}\n", Rate(new as f64 / time), it.rule.named(Ports(&names)));
-        }
-        if more > 0 {
-            text += &format!("         and {more} rules more\n");
-        }
-        self.shown = self.latest.iter().map(|it| (it.id, it.counters.packets)).collect();
-        self.shown_at = elapsed;
-        show(text);
-    }
 }
 
 /// Rules that a listing still lacks.
@@ -466,15 +416,11 @@ impl<C: Control> Control for ControlWithRules<C> {
 
     fn tick(&mut self, plane: &mut ControlPlane) {
         self.control.tick(plane);
-        let now = plane.now();
         self.rules.tick(plane);
         if let Some(leave) = self.update_nics.filter(|_| self.settings.hardware == Hardware::Auto) {
             leave(&mut self.control, &mut self.rules, plane);
         }
         self.reload(plane);
-        if self.live && now.saturating_sub(self.counters_read_at) > COUNTER_INTERVAL {
-            self.read_counters(plane);
-        }
     }
 
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
@@ -483,9 +429,6 @@ impl<C: Control> Control for ControlWithRules<C> {
 
     fn rates(&mut self, rates: &Rates) {
         self.control.rates(rates);
-        if self.live {
-            self.show(rates.elapsed.as_secs_f64());
-        }
     }
 
     fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
@@ -526,7 +469,7 @@ impl<C: Control> Control for ControlWithRules<C> {
 
     fn stop(&mut self, plane: &mut ControlPlane) {
         self.control.stop(plane);
-        self.read_counters(plane);
+        self.latest = self.rules.active_rules(Some(plane));
         self.final_placements = self.latest.iter().map(|it| self.placements_json(it.id)).collect();
         self.rules.disable_hardware(plane);
     }
@@ -572,13 +515,12 @@ pub fn run<S: Stage + 'static, C: Control>(
     mut make: impl FnMut(&WorkerInfo) -> S,
     mut control: C,
     options: &RunOptions,
-    live: bool,
 ) -> Result<(Summary, String), Failure> {
     if settings.is_empty() {
         let summary = runtime.run(make, &mut control, options).map_err(Failure::failed)?;
         return Ok((summary, String::new()));
     }
-    let mut control = ControlWithRules::begin(&mut runtime, settings, Parser::default(), control, live)?;
+    let mut control = ControlWithRules::begin(&mut runtime, settings, Parser::default(), control)?;
     let mut running = runtime.start(|worker| control.rules.stage(worker, make(worker))).map_err(Failure::failed)?;
     if let Err(refused) = control.started(running.plane()) {
         running.stop(&mut control);

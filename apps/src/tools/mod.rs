@@ -12,6 +12,7 @@ pub mod log;
 pub mod manpages;
 pub mod selftest;
 pub mod show;
+pub mod top;
 
 use clap::{CommandFactory, Parser};
 
@@ -45,6 +46,7 @@ subcommands! {
     Doctor: doctor;
     Selftest: selftest;
     Show: show;
+    Top: top;
     Add: change::add;
     Set: change::set;
     Remove: change::remove;
@@ -78,6 +80,7 @@ Examples:
                              which features work between two ports with a cable?
   wirepath devices           values of `device` and `driver` for a configuration
   wirepath devices --json    the same for programs
+  wirepath top               rates of the running program, live
   wirepath show ports        state and totals of the ports of the running program
   wirepath add rule 'rule=ingress: udp dst 53 => drop'
                              changes the running program

@@ -235,7 +235,7 @@ fn a_closed_log_and_display_end_no_program() {
 }
 
 /// Opens a terminal: its master and its slave.
-fn terminal() -> (OwnedFd, File) {
+pub(super) fn terminal() -> (OwnedFd, File) {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();

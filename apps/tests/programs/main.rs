@@ -12,5 +12,6 @@ mod rules_live;
 mod selftest;
 mod service;
 mod show;
+mod top;
 mod tunnel_gateway;
 mod wirepath;

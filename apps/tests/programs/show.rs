@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 use wirepath_testlab::eventually;
 
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
-const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
+pub(super) const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
 const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 
 /// Two ports that send and receive, as the ports of every test.
-const PORTS: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n[[port]]\n\
-                     name = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
+pub(super) const PORTS: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n\
+                                [[port]]\nname = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
 
 /// A running program, in a folder of its own. It is killed at the end.
-struct Program {
+pub(super) struct Program {
     folder: tempfile::TempDir,
     child: Child,
 }
@@ -33,7 +33,7 @@ impl Drop for Program {
 
 impl Program {
     /// Starts a program with the socket `control.sock` in its folder.
-    fn start(binary: &str, config: &str) -> Self {
+    pub(super) fn start(binary: &str, config: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.toml");
         std::fs::write(&file, format!("{config}[control]\nsocket = 'control.sock'\n")).unwrap();
@@ -45,7 +45,7 @@ impl Program {
         it
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("control.sock")
     }
 
@@ -71,7 +71,7 @@ impl Program {
     }
 
     /// Stops the program and returns its summary.
-    fn stop(mut self) -> Value {
+    pub(super) fn stop(mut self) -> Value {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let mut text = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
