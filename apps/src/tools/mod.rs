@@ -7,6 +7,7 @@ pub mod devices;
 pub mod doctor;
 pub mod emulate;
 pub mod flow;
+pub mod metrics;
 pub mod selftest;
 pub mod show;
 
@@ -39,6 +40,7 @@ subcommands! {
     Doctor: doctor;
     Selftest: selftest;
     Show: show;
+    Metrics: metrics;
     Add: change::add;
     Set: change::set;
     Remove: change::remove;

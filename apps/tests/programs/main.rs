@@ -6,6 +6,7 @@ mod flow;
 mod flow_match;
 mod gateway_rules;
 mod l2fwd;
+mod metrics;
 mod refusals;
 mod rules_live;
 mod selftest;

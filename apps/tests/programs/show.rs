@@ -10,16 +10,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use wirepath_testlab::eventually;
 
-const WAIT_LIMIT: Duration = Duration::from_secs(60);
-const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
-const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
+pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
+pub(super) const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 
 /// Two ports that send and receive, as the ports of every test.
-const PORTS: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n[[port]]\n\
-                     name = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
+pub(super) const PORTS: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n\
+     [[port]]\nname = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
 
 /// A running program, in a folder of its own. It is killed at the end.
-struct Program {
+pub(super) struct Program {
     folder: tempfile::TempDir,
     child: Child,
 }
@@ -33,10 +33,16 @@ impl Drop for Program {
 
 impl Program {
     /// Starts a program with the socket `control.sock` in its folder.
-    fn start(binary: &str, config: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+    pub(super) fn start(binary: &str, config: &str) -> Self {
+        Self::start_with(binary, config, "")
+    }
+
+    /// Does the same with more keys of `[control]`.
+    pub(super) fn start_with(binary: &str, config: &str, control: &str) -> Self {
+        // A path with characters that need escapes in displays.
+        let folder = tempfile::Builder::new().prefix("a\\b \"c\n").tempdir().unwrap();
         let file = folder.path().join("config.toml");
-        std::fs::write(&file, format!("{config}[control]\nsocket = 'control.sock'\n")).unwrap();
+        std::fs::write(&file, format!("{config}[control]\nsocket = 'control.sock'\n{control}\n")).unwrap();
         let mut command = Command::new(binary);
         command.args(["--json", "--config"]).arg(file).stdout(Stdio::piped()).stderr(Stdio::null());
         let it = Self { folder, child: command.spawn().unwrap() };
@@ -44,17 +50,17 @@ impl Program {
         it
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("control.sock")
     }
 
     /// Runs `wirepath` with the socket, and returns its exit code and output.
-    fn wirepath(&self, arguments: &[&str]) -> (Option<i32>, String) {
+    pub(super) fn wirepath(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let socket = self.socket();
         wirepath(&[arguments, &["--socket", socket.to_str().unwrap()]].concat(), self.folder.path())
     }
 
-    fn rows(&self, arguments: &[&str]) -> Vec<Value> {
+    pub(super) fn rows(&self, arguments: &[&str]) -> Vec<Value> {
         let (code, text) = self.wirepath(&[&["show", "--json"], arguments].concat());
         assert_eq!(code, Some(0), "{text}");
         let answer: Value = serde_json::from_str(&text).unwrap();
@@ -62,7 +68,7 @@ impl Program {
     }
 
     /// Sends lines, and returns as many answers.
-    fn ask(&self, lines: &[&str]) -> Vec<Value> {
+    pub(super) fn ask(&self, lines: &[&str]) -> Vec<Value> {
         let stream = wirepath_control_socket::connect(&self.socket(), WAIT_LIMIT).unwrap();
         (&stream).write_all((lines.join("\n") + "\n").as_bytes()).unwrap();
         let answers = BufReader::new(stream).lines().take(lines.len());
@@ -70,7 +76,7 @@ impl Program {
     }
 
     /// Stops the program and returns its summary.
-    fn stop(mut self) -> Value {
+    pub(super) fn stop(mut self) -> Value {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let mut text = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
