@@ -375,6 +375,19 @@ mod tests {
     }
 
     #[test]
+    fn parts_end_between_any_two_samples() {
+        // Rows and labels of many lengths, so that parts end at the first and the last rows of families.
+        for (rows, length) in (60..120).flat_map(|rows| (20..40).map(move |length| (rows, length))) {
+            let name = "x".repeat(length);
+            let row = |i: usize| vec![format!("{i}{name}").into(), "x".into(), i.into(), i.into(), i.into()];
+            let (text, _) = made(MetricsFormat::OpenMetrics, rows, row);
+            let count = |what: &str| text.lines().filter(|line| line.starts_with(what)).count();
+            let found = (count("wirepath_thing_"), count("# TYPE wirepath_thing_"));
+            assert_eq!(found, (3 * rows, 3), "{rows} {length}");
+        }
+    }
+
+    #[test]
     fn labels_are_unique_and_bounded() {
         let long = "\u{e9}".repeat(MAX_LABEL);
         let row = |i: usize| vec![if i < 2 { "same".into() } else { long.clone().into() }, 0.into(), 1.into()];
