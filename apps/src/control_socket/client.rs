@@ -197,4 +197,20 @@ impl Client {
             }
         }
     }
+
+    /// Returns the text of the metrics. `format` is `openmetrics` or `prometheus`.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn metrics(&mut self, format: &str) -> Result<String, Failure> {
+        self.send(&json!({ "request": "metrics", "format": format }))?;
+        let mut text = String::new();
+        loop {
+            let line = self.receive()?;
+            text.push_str(line["text"].as_str().unwrap_or_default());
+            if line["more"] != true {
+                return Ok(text);
+            }
+        }
+    }
 }

@@ -5,9 +5,10 @@
 //!
 //! | Request | Answer |
 //! |---|---|
-//! | `{"request": "status"}` | `program`, `release`, `version`, `pid`, `uptime` in seconds, `configuration` |
+//! | `{"request": "status"}` | `program`, `release`, `version`, `pid`, `uptime`, `configuration`, `metrics` |
 //! | `{"request": "tables"}` | `tables`: `name`, `about` and `columns` of each table |
 //! | `{"request": "show", "table": "ports"}` | `columns`: their names; `rows`: a list of cells for each row |
+//! | `{"request": "metrics", "format": "openmetrics"}` | `text`: the metrics; other form: `prometheus` |
 //! | `{"request": "objects"}` | `objects`: `name`, `about` and `operations` of what can be changed |
 //! | `{"request": "add", "object": "rule", "arguments": {"rule": "..."}}` | properties of the object, such as `id` |
 //! | `set` and `remove` instead of `add` | the same |
@@ -17,8 +18,9 @@
 //! A column has `name`, `kind` (`key`, `attribute`, `counter` or `gauge`), `unit` and `about`.
 //!
 //! Each answer has `"ok": true`, or `"ok": false` and the reason as `error`. A long answer to `show` has several
-//! lines with `rows`; all but the last one have `"more": true`. `show` takes `"where"`, a list of conditions such as
-//! `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and `"limit"`, a number of rows.
+//! lines with `rows`, and one to `metrics` with `text`; all but the last one have `"more": true`. `show` takes
+//! `"where"`, a list of conditions such as `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and `"limit"`, a
+//! number of rows. `uptime` is in seconds, `metrics` the address of the metrics by HTTP.
 //!
 //! Every request may carry `"version": 1`. A program that does not know the version refuses the request. Later
 //! versions may add requests, keys and columns, so clients ignore keys that they do not know.
@@ -26,8 +28,12 @@
 //! Who may connect, may look: the mode and the group of the socket file decide. Who may change is checked by the
 //! credentials of the peer (`SO_PEERCRED`, unix(7)), and each change is logged with them. No client holds the control
 //! thread or a worker: see [`wirepath_control_socket::LineServer`].
+//!
+//! The key `metrics` of `[control]` names an address where the metrics are read by HTTP, in either form by the field
+//! `Accept`: see [`wirepath_pipeline::registry::MetricsText`].
 
 mod client;
+mod http;
 mod server;
 mod settings;
 

@@ -1,27 +1,35 @@
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use wirepath_control_socket::{Answer, Limits, LineServer, Listener, Peer, Service, remove_abandoned};
 use wirepath_pipeline::registry::{
-    Change, Column, ColumnKind, Filter, Listing, Management, ObjectSpec, Operation, Registry, TableSpec,
+    Change, Column, ColumnKind, Filter, Listing, Management, MetricsFormat, MetricsText, ObjectSpec, Operation,
+    Registry, TableSpec,
 };
 use wirepath_pipeline::{Control, ControlPlane};
 
+use super::http::MetricsServer;
 use super::settings::{ControlSettings, MayChange};
 use super::{VERSION, client};
 use crate::cli::{Failure, log};
 
 /// Entries of one part of a listing. Some entries take a call of a device.
 const PART: usize = 128;
+/// Time after which a turn makes no other part of the text for HTTP.
+const METRICS_TIME: Duration = Duration::from_millis(2);
 
-/// The control socket of a running program.
+/// The control socket of a running program, and its address for metrics.
 #[derive(Debug)]
 pub struct ControlSocket {
-    server: LineServer<Rest>,
+    server: Option<LineServer<Rest>>,
+    metrics: Option<MetricsServer>,
+    /// Text that is made for [`Self::metrics`].
+    text: Option<(MetricsText, String)>,
     program: Program,
 }
 
@@ -32,11 +40,20 @@ struct Program {
     configuration: Option<PathBuf>,
     started: Instant,
     change: MayChange,
+    /// Address of the metrics by HTTP.
+    metrics: Option<SocketAddr>,
+}
+
+/// Part of an answer that is still to be made.
+#[derive(Debug)]
+enum Rest {
+    Rows(RestOfRows),
+    Metrics(Box<MetricsText>),
 }
 
 /// Rows that an answer to `show` still lacks.
 #[derive(Debug)]
-struct Rest {
+struct RestOfRows {
     listing: Listing,
     /// Rows that the client still wants.
     left: usize,
@@ -49,40 +66,75 @@ impl ControlSocket {
     /// # Errors
     /// Those of [`Self::open`].
     pub fn check(settings: &ControlSettings) -> Result<(), Failure> {
-        let path = settings.socket.as_ref();
-        path.map_or(Ok(()), |path| Listener::check(path).map_err(|error| not_listening(path, &error)))
+        if let Some(path) = &settings.socket {
+            Listener::check(path).map_err(|error| not_listening(path.display(), &error))?;
+        }
+        let checked = settings.metrics.map(|address| (address, MetricsServer::check(address)));
+        checked.map_or(Ok(()), |(address, checked)| checked.map_err(|error| not_listening(address, &error)))
     }
 
-    /// Listens on the socket of the settings. `name` is the name of the program. Returns `None` if there shall be no
-    /// socket, or if no folder for the default socket can be written.
+    /// Listens on the socket and the address of the settings. `name` is the name of the program. Returns `None` if
+    /// there shall be neither. There is no default socket if no folder for it can be written.
     ///
     /// # Errors
-    /// If the socket of the settings cannot be made.
+    /// If the socket of the settings cannot be made, or the address cannot be used.
     pub fn open(
         settings: &ControlSettings,
         name: &'static str,
         configuration: Option<&Path>,
     ) -> Result<Option<Self>, Failure> {
         let listener = match &settings.socket {
-            _ if settings.off => return Ok(None),
-            Some(path) => Listener::bind(path, &settings.access).map_err(|error| not_listening(path, &error))?,
-            None => match bind_default(settings, name) {
-                Ok(listener) => listener,
-                Err(error) => {
-                    tracing::info!("there is no control socket: {error}");
-                    return Ok(None);
-                }
-            },
+            _ if settings.off => None,
+            Some(path) => {
+                let bound = Listener::bind(path, &settings.access);
+                Some(bound.map_err(|error| not_listening(path.display(), &error))?)
+            }
+            None => {
+                let bound = bind_default(settings, name);
+                bound.inspect_err(|error| tracing::info!("there is no control socket: {error}")).ok()
+            }
         };
-        tracing::info!("control socket: {}", listener.path().display());
+        let open = |address| MetricsServer::open(address).map_err(|error| not_listening(address, &error));
+        let metrics = settings.metrics.map(open).transpose()?;
+        if listener.is_none() && metrics.is_none() {
+            return Ok(None);
+        }
+        if let Some(listener) = &listener {
+            tracing::info!("control socket: {}", listener.path().display());
+        }
+        let address = metrics.as_ref().map(MetricsServer::address);
+        if let Some(address) = address {
+            tracing::info!("metrics: http://{address}/metrics");
+        }
         let configuration = configuration.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
-        let program = Program { name, configuration, started: Instant::now(), change: settings.change };
-        Ok(Some(Self { server: LineServer::new(listener, Limits::default()), program }))
+        let program =
+            Program { name, configuration, started: Instant::now(), change: settings.change, metrics: address };
+        let server = listener.map(|listener| LineServer::new(listener, Limits::default()));
+        Ok(Some(Self { server, metrics, text: None, program }))
+    }
+
+    /// Makes the text that HTTP needs, for a bounded time.
+    fn serve_metrics(&mut self, registry: &mut Registry<'_>) {
+        let Some(server) = &mut self.metrics else { return };
+        if self.text.is_none()
+            && let Some(format) = server.request()
+        {
+            self.text = Some((self.program.metrics(format, registry), String::new()));
+        }
+        let end = Instant::now() + METRICS_TIME;
+        while let Some((text, made)) = &mut self.text
+            && Instant::now() < end
+        {
+            if !text.next_part(registry, made) {
+                server.answer(std::mem::take(made));
+                self.text = None;
+            }
+        }
     }
 }
 
-fn not_listening(path: &Path, error: &io::Error) -> Failure {
-    let text = format!("{}: {error}", path.display());
+fn not_listening(place: impl std::fmt::Display, error: &io::Error) -> Failure {
+    let text = format!("{place}: {error}");
     if error.kind() == ErrorKind::AddrInUse { Failure::usage(text) } else { Failure::failed(text) }
 }
 
@@ -106,8 +158,11 @@ fn bind_default(settings: &ControlSettings, name: &str) -> Result<Listener, Stri
 
 impl Management for ControlSocket {
     fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane) {
-        let registry = Registry { control, plane };
-        self.server.serve(&mut Requests { program: &self.program, registry });
+        let mut registry = Registry { control, plane };
+        self.serve_metrics(&mut registry);
+        if let Some(server) = &mut self.server {
+            server.serve(&mut Requests { program: &self.program, registry });
+        }
     }
 }
 
@@ -131,6 +186,7 @@ impl Requests<'_> {
         };
         let known: &[&str] = match kind.as_str() {
             "show" => &["table", "where", "limit"],
+            "metrics" => &["format"],
             "add" | "set" | "remove" => &["object", "arguments"],
             "log" => &["level", "module"],
             _ => &[],
@@ -147,18 +203,26 @@ impl Requests<'_> {
                 let objects = self.registry.control.objects();
                 Ok(Reply::Line(json!({ "objects": objects.into_iter().map(object).collect::<Vec<_>>() })))
             }
-            "show" => self.show(&request).map(Reply::Rows),
+            "show" => self.show(&request).map(|rest| Reply::Rest(Rest::Rows(rest))),
+            "metrics" => {
+                let format = match request.get("format").map(Value::as_str) {
+                    None | Some(Some("openmetrics")) => MetricsFormat::OpenMetrics,
+                    Some(Some("prometheus")) => MetricsFormat::Prometheus,
+                    Some(_) => return Err("format: expected \"openmetrics\" or \"prometheus\"".to_owned()),
+                };
+                Ok(Reply::Rest(Rest::Metrics(Box::new(self.program.metrics(format, &self.registry)))))
+            }
             "log" => self.log(peer, &request).map(Reply::Line),
             other => match Operation::of_name(other) {
                 Some(operation) => self.change(peer, operation, &request).map(Reply::Line),
                 None => Err(format!(
-                    "unknown request \"{other}\"; expected status, tables, show, objects, add, set, remove or log"
+                    "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove or log"
                 )),
             },
         }
     }
 
-    fn show(&self, request: &Map<String, Value>) -> Result<Rest, String> {
+    fn show(&self, request: &Map<String, Value>) -> Result<RestOfRows, String> {
         let name = text(request, "table")?;
         let table = self.registry.table(name).ok_or_else(|| {
             let names: Vec<&str> = self.registry.tables().iter().map(|table| table.name).collect();
@@ -183,7 +247,7 @@ impl Requests<'_> {
                 .ok_or("limit: expected a number from 1 on")?,
         };
         let filter = Filter::parse(table, &conditions).map_err(|error| error.to_string())?;
-        Ok(Rest { listing: Listing::new(table, filter), left, first: true })
+        Ok(RestOfRows { listing: Listing::new(table, filter), left, first: true })
     }
 
     /// Returns an error unless the client may change the program.
@@ -224,14 +288,14 @@ impl Requests<'_> {
     }
 
     /// Appends the next line of an answer to `show`.
-    fn rows(&mut self, mut rest: Rest, out: &mut Vec<u8>) -> Answer<Rest> {
+    fn rows(&mut self, mut rest: RestOfRows, out: &mut Vec<u8>) -> Answer<Rest> {
         let mut rows = self.registry.next_page(&mut rest.listing, PART);
         rows.truncate(rest.left);
         rest.left -= rows.len();
         let more = !rest.listing.is_done() && rest.left > 0;
         // A part without rows costs the client nothing.
         if rows.is_empty() && more && !rest.first {
-            return Answer::More(rest);
+            return Answer::More(Rest::Rows(rest));
         }
         let mut line = json!({ "ok": true, "rows": rows });
         if std::mem::take(&mut rest.first) {
@@ -242,7 +306,21 @@ impl Requests<'_> {
             line["more"] = true.into();
         }
         append(out, &line);
-        if more { Answer::More(rest) } else { Answer::Done }
+        if more { Answer::More(Rest::Rows(rest)) } else { Answer::Done }
+    }
+
+    /// Appends the next line of an answer to `metrics`.
+    fn metrics(&mut self, mut rest: Box<MetricsText>, out: &mut Vec<u8>) -> Answer<Rest> {
+        let mut text = String::new();
+        let more = rest.next_part(&mut self.registry, &mut text);
+        if !more {
+            append(out, &json!({ "ok": true, "text": text }));
+            return Answer::Done;
+        }
+        if !text.is_empty() {
+            append(out, &json!({ "ok": true, "text": text, "more": true }));
+        }
+        Answer::More(Rest::Metrics(rest))
     }
 }
 
@@ -250,7 +328,7 @@ impl Requests<'_> {
 enum Reply {
     /// An object, to which `ok` is added.
     Line(Value),
-    Rows(Rest),
+    Rest(Rest),
 }
 
 impl Service for Requests<'_> {
@@ -258,7 +336,7 @@ impl Service for Requests<'_> {
 
     fn answer(&mut self, peer: &Peer, request: &[u8], out: &mut Vec<u8>) -> Answer<Rest> {
         match self.answer_to(peer, request) {
-            Ok(Reply::Rows(rest)) => return self.rows(rest, out),
+            Ok(Reply::Rest(rest)) => return self.resume(rest, out),
             Ok(Reply::Line(mut line)) => {
                 line["ok"] = true.into();
                 append(out, &line);
@@ -269,7 +347,10 @@ impl Service for Requests<'_> {
     }
 
     fn resume(&mut self, rest: Rest, out: &mut Vec<u8>) -> Answer<Rest> {
-        self.rows(rest, out)
+        match rest {
+            Rest::Rows(rest) => self.rows(rest, out),
+            Rest::Metrics(rest) => self.metrics(rest, out),
+        }
     }
 
     fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
@@ -295,7 +376,16 @@ impl Program {
             "pid": std::process::id(),
             "uptime": self.started.elapsed().as_secs_f64(),
             "configuration": self.configuration,
+            "metrics": self.metrics,
         })
+    }
+
+    /// Begins the text of the metrics.
+    fn metrics(&self, format: MetricsFormat, registry: &Registry<'_>) -> MetricsText {
+        let configuration = self.configuration.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let release = env!("CARGO_PKG_VERSION");
+        let labels = [("program", self.name), ("release", release), ("configuration", &configuration)];
+        MetricsText::new(format, registry, &labels)
     }
 }
 

@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use wirepath_control_socket::{Access, Peer};
@@ -12,6 +13,7 @@ use wirepath_settings::{ConfigError, Settings};
 /// group = "netops"        # group of the socket file: a name of /etc/group or a number; default: the program's
 /// change = "group"        # who may change the program: "owner" (its user and root), "group" (also members of
 ///                         # `group`) or "all" that may connect; default: "owner"
+/// metrics = "127.0.0.1:9400" # address and port of metrics by HTTP, for everyone who reaches it; default: none
 /// ```
 ///
 /// `socket = "off"` means that the program has no socket.
@@ -25,6 +27,8 @@ pub struct ControlSettings {
     pub access: Access,
     /// Users that may change the program.
     pub change: MayChange,
+    /// Address and port of metrics by HTTP. With port 0 the kernel chooses one, which the log names.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Users that may change a running program.
@@ -70,7 +74,8 @@ impl ControlSettings {
             _ => MayChange::Owner,
         };
         let access = Access { mode: mode.unwrap_or(Access::default().mode), group };
-        Ok(Self { socket, off, access, change })
+        let metrics = table.parsed("metrics", "an address and port such as \"127.0.0.1:9400\"")?;
+        Ok(Self { socket, off, access, change, metrics })
     }
 }
 
@@ -145,7 +150,9 @@ mod tests {
         assert_eq!(read("group = '77'\nchange = 'all'").unwrap().change, MayChange::All);
         let off = read("socket = 'off'").unwrap();
         assert_eq!((off.off, off.socket), (true, None));
+        assert_eq!(read("metrics = '[::1]:9400'").unwrap().metrics, Some("[::1]:9400".parse().unwrap()));
         for (text, why) in [
+            ("metrics = '9400'", "expected an address and port such as \"127.0.0.1:9400\""),
             ("socket = ''", "expected the path of a socket"),
             ("mode = 0o1777", "expected an integer from 0 to 511"),
             ("group = 'no-such'", "there is no group \"no-such\" in /etc/group"),

@@ -81,7 +81,7 @@ macro_rules! operation {
             #[doc = $about]
             ///
             /// Without OBJECT, the possible objects and their arguments are listed. A change is made whole or not at
-            /// all. The program says who may change it (key `change` of its table [control]).
+            /// all. The program says who may change it (key `change` of its table `[control]`).
             #[derive(Clone, Debug, clap::Args)]
             #[command(after_help = $example)]
             pub struct Options {

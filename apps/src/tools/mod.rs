@@ -10,6 +10,7 @@ pub mod emulate;
 pub mod flow;
 pub mod log;
 pub mod manpages;
+pub mod metrics;
 pub mod selftest;
 pub mod show;
 pub mod top;
@@ -47,6 +48,7 @@ subcommands! {
     Selftest: selftest;
     Show: show;
     Top: top;
+    Metrics: metrics;
     Add: change::add;
     Set: change::set;
     Remove: change::remove;

@@ -7,6 +7,7 @@ mod flow_match;
 mod gateway_rules;
 mod l2fwd;
 mod manual;
+mod metrics;
 mod refusals;
 mod rules_live;
 mod selftest;

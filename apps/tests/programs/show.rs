@@ -10,13 +10,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use wirepath_testlab::eventually;
 
-const WAIT_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 pub(super) const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
-const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
+pub(super) const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 
 /// Two ports that send and receive, as the ports of every test.
 pub(super) const PORTS: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n\
-                                [[port]]\nname = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
+     [[port]]\nname = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
 
 /// A running program, in a folder of its own. It is killed at the end.
 pub(super) struct Program {
@@ -34,9 +34,15 @@ impl Drop for Program {
 impl Program {
     /// Starts a program with the socket `control.sock` in its folder.
     pub(super) fn start(binary: &str, config: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_with(binary, config, "")
+    }
+
+    /// Does the same with more keys of `[control]`.
+    pub(super) fn start_with(binary: &str, config: &str, control: &str) -> Self {
+        // A path with characters that need escapes in displays.
+        let folder = tempfile::Builder::new().prefix("a\\b \"c\n").tempdir().unwrap();
         let file = folder.path().join("config.toml");
-        std::fs::write(&file, format!("{config}[control]\nsocket = 'control.sock'\n")).unwrap();
+        std::fs::write(&file, format!("{config}[control]\nsocket = 'control.sock'\n{control}\n")).unwrap();
         let mut command = Command::new(binary);
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         command.args(["--json", "--config"]).arg(file).stdout(Stdio::piped()).stderr(log);
@@ -50,12 +56,12 @@ impl Program {
     }
 
     /// Runs `wirepath` with the socket, and returns its exit code and output.
-    fn wirepath(&self, arguments: &[&str]) -> (Option<i32>, String) {
+    pub(super) fn wirepath(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let socket = self.socket();
         wirepath(&[arguments, &["--socket", socket.to_str().unwrap()]].concat(), self.folder.path())
     }
 
-    fn rows(&self, arguments: &[&str]) -> Vec<Value> {
+    pub(super) fn rows(&self, arguments: &[&str]) -> Vec<Value> {
         let (code, text) = self.wirepath(&[&["show", "--json"], arguments].concat());
         assert_eq!(code, Some(0), "{text}");
         let answer: Value = serde_json::from_str(&text).unwrap();
@@ -63,7 +69,7 @@ impl Program {
     }
 
     /// Sends lines, and returns as many answers.
-    fn ask(&self, lines: &[&str]) -> Vec<Value> {
+    pub(super) fn ask(&self, lines: &[&str]) -> Vec<Value> {
         let stream = wirepath_control_socket::connect(&self.socket(), WAIT_LIMIT).unwrap();
         (&stream).write_all((lines.join("\n") + "\n").as_bytes()).unwrap();
         let answers = BufReader::new(stream).lines().take(lines.len());

@@ -15,11 +15,13 @@
 
 mod change;
 mod filter;
+mod metrics;
 mod page;
 mod runtime;
 
 pub use change::{Argument, Change, Management, ObjectSpec, Operation};
 pub use filter::{Filter, FilterError};
+pub use metrics::{MAX_ROWS, MetricsFormat, MetricsText};
 pub use page::{Listing, Page, Row};
 pub use runtime::TABLES;
 
