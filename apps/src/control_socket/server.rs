@@ -216,7 +216,8 @@ impl Requests<'_> {
             other => match Operation::of_name(other) {
                 Some(operation) => self.change(peer, operation, &request).map(Reply::Line),
                 None => Err(format!(
-                    "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove or log"
+                    "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove or \
+                     log"
                 )),
             },
         }

@@ -9,7 +9,7 @@ use crate::control_socket::SocketArgument;
 /// Shows or changes the levels of the log of a running program
 ///
 /// Without LEVEL, the levels in force are shown in the form that `--log-level` takes. The change ends with the
-/// program; the table [log] of its configuration stays.
+/// program; the table `[log]` of its configuration stays.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Options {
