@@ -26,8 +26,8 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let demonstration = arguments.config.is_none();
-    let source = match &arguments.config {
+    let demonstration = arguments.run.config.is_none();
+    let source = match &arguments.run.config {
         Some(path) => Source::load(path)?,
         None => Source::new("the demonstration", demo::CONFIG),
     };
@@ -37,19 +37,19 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     if !demonstration {
         setup.check_ports_used()?;
     }
-    if let Some(scope) = arguments.check {
+    if let Some(scope) = arguments.run.check {
         return check(setup, scope, arguments.common.json);
     }
     let live = !arguments.common.json && !arguments.common.quiet;
     let stop = cli::Stop::on_signals()?;
     let options = RunOptions {
-        duration: arguments.seconds.or(demonstration.then_some(Duration::from_secs(10))),
+        duration: arguments.run.seconds.or(demonstration.then_some(Duration::from_secs(10))),
         stop: Some(stop.flag()),
         report_every: (live && cli::can_redraw()).then_some(Duration::from_secs(1)),
     };
     let control = setup.control.clone();
     let (mut runtime, config, rules) = setup.open()?;
-    if let Some(socket) = ControlSocket::open(&control, "tunnel-gateway", arguments.config.as_deref())? {
+    if let Some(socket) = ControlSocket::open(&control, "tunnel-gateway", arguments.run.config.as_deref())? {
         runtime.set_management(Box::new(socket));
     }
     let capture = arguments.capture_drops.as_deref().map(Capture::create).transpose()?;

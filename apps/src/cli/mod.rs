@@ -43,6 +43,7 @@ mod service;
 mod stop;
 
 use std::backtrace::BacktraceStatus;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -93,6 +94,28 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
         Ok(duration) if !duration.is_zero() => Ok(duration),
         _ => Err("expected a number of seconds above 0".to_owned()),
     }
+}
+
+/// Options of the programs that forward.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct RunArguments {
+    /// Configuration file (TOML); see below for an example
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Check the configuration, and whether this machine has what it asks for, without starting anything
+    ///
+    /// --check=file checks the configuration only, for use on another machine. Errors and the exit
+    /// code are those of the start.
+    #[arg(
+        long, requires = "config", value_name = "SCOPE", num_args = 0..=1, require_equals = true,
+        default_missing_value = "machine"
+    )]
+    pub check: Option<CheckScope>,
+
+    /// Stop after this time [default: 10 in the demonstration, otherwise never]
+    #[arg(short, long, value_name = "N", value_parser = seconds)]
+    pub seconds: Option<Duration>,
 }
 
 /// Options of every program.

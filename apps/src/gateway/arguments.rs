@@ -1,5 +1,4 @@
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Parser;
 
@@ -19,23 +18,9 @@ use crate::cli;
 #[derive(Debug, Parser)]
 #[command(name = "tunnel-gateway", version, term_width = cli::HELP_WIDTH, after_long_help = after_help())]
 pub struct Arguments {
-    /// Configuration file (TOML); see below for an example
-    #[arg(short, long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-
-    /// Check the configuration, and whether this machine has what it asks for, without starting anything
-    ///
-    /// --check=file checks the configuration only, for use on another machine. Errors and the exit
-    /// code are those of the start.
-    #[arg(
-        long, requires = "config", value_name = "SCOPE", num_args = 0..=1, require_equals = true,
-        default_missing_value = "machine"
-    )]
-    pub check: Option<cli::CheckScope>,
-
-    /// Stop after this time [default: 10 in the demonstration, otherwise never]
-    #[arg(short, long, value_name = "N", value_parser = cli::seconds)]
-    pub seconds: Option<Duration>,
+    /// Configuration and length of the run.
+    #[command(flatten)]
+    pub run: cli::RunArguments,
 
     /// Write dropped packets to this pcapng file, each with its drop reason as a comment
     #[arg(long, value_name = "FILE")]

@@ -1,6 +1,3 @@
-use std::path::PathBuf;
-use std::time::Duration;
-
 use clap::Parser;
 
 use crate::cli;
@@ -12,23 +9,9 @@ use crate::cli;
 #[derive(Debug, Parser)]
 #[command(name = "l2fwd", version, term_width = cli::HELP_WIDTH, after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// Configuration file (TOML); see below
-    #[arg(short, long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-
-    /// Check the configuration, and whether this machine has what it asks for, without starting anything
-    ///
-    /// --check=file checks the configuration only, for use on another machine. Errors and the exit
-    /// code are those of the start.
-    #[arg(
-        long, requires = "config", value_name = "SCOPE", num_args = 0..=1, require_equals = true,
-        default_missing_value = "machine"
-    )]
-    pub check: Option<cli::CheckScope>,
-
-    /// Stop after this time [default: 10 in the demonstration, otherwise never]
-    #[arg(short, long, value_name = "N", value_parser = cli::seconds)]
-    pub seconds: Option<Duration>,
+    /// Configuration and length of the run.
+    #[command(flatten)]
+    pub run: cli::RunArguments,
 
     /// Options of every program.
     #[command(flatten)]
