@@ -63,7 +63,7 @@ use log::{Format, Levels, LogSettings};
 /// Runs a program that forwards: checks the processor, runs `body`, prints its error and returns its exit code.
 /// From here on, SIGHUP does not end the program, and it ends although nobody reads its output.
 pub fn main(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
-    // The order matters: whoever sees the flag of the service sees this one too.
+    // The order matters: a thread that sees the flag of the service also sees this one.
     hangup_flag();
     service::start();
     outbox::be_impatient();

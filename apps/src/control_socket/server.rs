@@ -64,7 +64,7 @@ impl ControlSocket {
     /// Finds why [`Self::open`] would fail, without making the socket.
     ///
     /// # Errors
-    /// Those of [`Self::open`].
+    /// The errors of [`Self::open`].
     pub fn check(settings: &ControlSettings) -> Result<(), Failure> {
         if let Some(path) = &settings.socket {
             Listener::check(path).map_err(|error| not_listening(path.display(), &error))?;

@@ -7,7 +7,7 @@
 //! The runtime supplies the tables of [`TABLES`]. An application adds its own by [`crate::Control::tables`] and
 //! [`crate::Control::list`].
 //!
-//! What can be changed has an [`ObjectSpec`] each. A [`Change`] reaches the application by
+//! Each kind of object that can be changed has an [`ObjectSpec`]. A [`Change`] reaches the application by
 //! [`crate::Control::change`].
 //!
 //! Rows are read in pages of a bounded number of entries, on the control thread. No table stops a worker, and a

@@ -8,6 +8,7 @@ use wirepath_packet::drops::DropReason;
 use super::{Column, Page, Row, TableSpec, Unit};
 use crate::ControlPlane;
 use crate::context::WorkerCounters;
+use crate::runtime::total;
 
 /// The tables of the runtime, which every program has.
 pub const TABLES: &[&TableSpec] = &[&PORTS, &QUEUES, &WORKERS, &DROPS, &BALANCE, &MEMORY];
@@ -169,7 +170,7 @@ fn port_row(plane: &mut ControlPlane, index: usize) -> Row {
     let port = &mut plane.devices[index];
     let capabilities = port.capabilities();
     let link = port.link();
-    let (rx, tx) = (sum(&port.rx_statistics()), sum(&port.tx_statistics()));
+    let (rx, tx) = (total(&port.rx_statistics()), total(&port.tx_statistics()));
     let device_drops: u64 = port.device_drops().iter().map(|(_, n)| n).sum();
     let info = &plane.ports[index];
     let mac = info.mac.map(|mac| mac.to_string());
@@ -191,12 +192,6 @@ fn port_row(plane: &mut ControlPlane, index: usize) -> Row {
         (device_drops + plane.rule_drops[index]).into(),
         plane.losses[index].into(),
     ]
-}
-
-fn sum(queues: &[QueueStats]) -> QueueStats {
-    let mut sum = QueueStats::default();
-    queues.iter().for_each(|queue| sum.add(queue));
-    sum
 }
 
 /// Iterates over the queues of all ports: name of the port, direction, index and counters.

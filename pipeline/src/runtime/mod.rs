@@ -24,6 +24,7 @@ pub use control::{Control, ControlPlane};
 pub use opening::{CheckedPorts, OpenedPort};
 pub use running::{RunOptions, Running};
 pub use stepped::SteppedRuntime;
+pub(crate) use summary::total;
 pub use summary::{PacketBalance, PortRates, PortSummary, Rates, Summary, WorkerSummary};
 
 use crate::clock::{self, Clock};

@@ -49,7 +49,8 @@ pub struct Rates {
     pub worker_drop_pps: f64,
 }
 
-fn total(queues: &[QueueStats]) -> QueueStats {
+/// Returns the sum of the counters of several queues.
+pub(crate) fn total(queues: &[QueueStats]) -> QueueStats {
     let mut sum = QueueStats::default();
     queues.iter().for_each(|queue| sum.add(queue));
     sum

@@ -111,7 +111,7 @@ impl Listener {
     /// Finds why [`Self::bind`] would fail on this path, and changes nothing.
     ///
     /// # Errors
-    /// Those of [`Self::bind`], except for a group that the process may not use.
+    /// The errors of [`Self::bind`], except for a group that the process may not use.
     pub fn check(path: &Path) -> io::Result<()> {
         is_stale(path)?;
         SocketAddrUnix::new(path)?;
