@@ -8,6 +8,7 @@
 //! The gateway produces the same packets in software. It handles everything that the NIC does not handle:
 //! packets with a congestion mark, other remotes, and frames that are too long.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use wirepath_flow::{Action, Direction, Field, Key, Rule};
@@ -20,22 +21,27 @@ use wirepath_wire::MacAddr;
 use super::GatewayMonitor;
 use crate::rules::{decap_rule, encap_rule};
 
-/// State of each remote in the NIC.
+/// State of the tunnels in the NIC.
 #[derive(Debug, Default)]
 pub struct NicTunnels {
-    remotes: Vec<Remote>,
+    /// By the index of the tunnel.
+    tunnels: HashMap<u32, NicTunnel>,
+    /// [`GatewayControl::underlay_version`] of the last check.
+    underlay_version: u64,
     /// Number of times that devices lost their state, as of the last check.
     encap_losses: u64,
     /// Time of the last check in nanoseconds.
     checked_at: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Remote {
-    decap: bool,
-    /// Next hop in the header and the header's number in the NIC. `Err`: the NIC rejected the header, with
-    /// the time of the next attempt.
-    encap: Option<(MacAddr, Result<u32, u64>)>,
+/// A tunnel that the NIC decapsulates.
+#[derive(Clone, Copy, Debug)]
+struct NicTunnel {
+    /// As installed.
+    tunnel: Tunnel,
+    /// Number of the header in the NIC; `None`: nothing was installed. `Err`: the NIC rejected the header, with the
+    /// time of the next attempt.
+    encap: Option<Result<u32, u64>>,
 }
 
 /// Nanoseconds between two checks of the remotes.
@@ -54,66 +60,84 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
         return;
     }
     offload.checked_at = now;
-    if offload.encap_losses != rules.hardware().encap_losses() {
-        offload.encap_losses = rules.hardware().encap_losses();
-        for (index, remote) in offload.remotes.iter_mut().enumerate() {
-            gateway.encapsulated_by_nic(index, None);
-            if let Some((_, Ok(number))) = remote.encap.take() {
-                rules.remove_implicit_encap(plane, port, number);
-            }
+    let losses = rules.hardware().encap_losses();
+    if std::mem::replace(&mut offload.encap_losses, losses) != losses {
+        for (index, it) in &mut offload.tunnels {
+            remove_encap(gateway, rules, plane, *index, it);
         }
     }
     // Egress rules see packets as they leave, so those packets must be encapsulated in software.
     let leaves =
         |rule: &Rule| rule.fields().get(Key::field(0, Field::PortId)).is_none_or(|it| it.matches(port.number().into()));
     let watched = rules.rules().any(|(_, rule)| rule.direction() == Direction::Egress && leaves(rule));
-    let mut tunnels: Vec<Tunnel> = gateway.tunnels().collect();
+    let mut tunnels: HashMap<u32, Tunnel> = gateway.tunnels().map(|tunnel| (tunnel.index, tunnel)).collect();
     if watched {
-        tunnels.iter_mut().for_each(|tunnel| tunnel.next_hop = None);
+        tunnels.values_mut().for_each(|tunnel| tunnel.next_hop = None);
     }
-    offload.remotes.resize(tunnels.len(), Remote::default());
-    for (index, (tunnel, remote)) in tunnels.iter().zip(&mut offload.remotes).enumerate() {
-        if !remote.decap {
-            remote.decap = true;
-            install_decap(gateway, rules, plane, index, tunnel);
+    let version = gateway.underlay_version();
+    let changed = std::mem::replace(&mut offload.underlay_version, version) != version;
+    offload.tunnels.retain(|index, it| {
+        let stays = tunnels.get(index).is_some_and(|tunnel| !changed && has_same_ends(tunnel, &it.tunnel));
+        if !stays {
+            remove_encap(gateway, rules, plane, *index, it);
+            rules.remove_implicit_decap(plane, *index);
         }
-        if let Some((hop, number)) = remote.encap
-            && Some(hop) != tunnel.next_hop
-        {
-            gateway.encapsulated_by_nic(index, None);
-            number.into_iter().for_each(|number| rules.remove_implicit_encap(plane, port, number));
-            remote.encap = None;
+        stays
+    });
+    for (index, tunnel) in tunnels {
+        let it = offload.tunnels.entry(index).or_insert_with(|| {
+            install_decap(gateway, rules, plane, &tunnel);
+            NicTunnel { tunnel, encap: None }
+        });
+        if it.tunnel != tunnel {
+            remove_encap(gateway, rules, plane, index, it);
+            it.tunnel = tunnel;
         }
-        let due = remote.encap.is_none_or(|(_, number)| number.is_err_and(|again| again <= now));
+        let due = it.encap.is_none_or(|number| number.is_err_and(|again| again <= now));
         if let Some(hop) = tunnel.next_hop.filter(|_| due) {
             let (to, vni) = (tunnel.remote, tunnel.vni);
-            let number = match install_encap(gateway, rules, plane, port, tunnel, hop) {
+            let number = match install_encap(gateway, rules, plane, port, &tunnel, hop) {
                 Ok(number) => {
                     tracing::info!("tunnel to {to} (VNI {vni}): the NIC encapsulates");
                     Ok(number)
                 }
                 Err((why, again)) => {
                     // The reason is logged only once.
-                    if remote.encap.is_none() {
+                    if it.encap.is_none() {
                         tracing::info!("tunnel to {to} (VNI {vni}): the workers encapsulate: {why}");
                     }
                     Err(if again { now + RETRY_INTERVAL } else { NEVER })
                 }
             };
-            remote.encap = Some((hop, number));
-            gateway.encapsulated_by_nic(index, number.ok());
+            it.encap = Some(number);
+            gateway.encapsulated_by_nic(index as usize, number.ok());
         }
     }
 }
 
-/// Installs decapsulation of the packets from a remote.
-fn install_decap(
+/// Returns whether two tunnels differ in nothing that the NIC compares when it decapsulates.
+fn has_same_ends(one: &Tunnel, other: &Tunnel) -> bool {
+    (one.vni, one.local, one.remote) == (other.vni, other.local, other.remote)
+}
+
+/// Removes the outer header of a tunnel from the NIC, if it is there.
+fn remove_encap(
     gateway: &mut GatewayControl,
     rules: &mut RuleControl,
-    plane: &mut ControlPlane,
-    index: usize,
-    tunnel: &Tunnel,
+    plane: &ControlPlane,
+    index: u32,
+    it: &mut NicTunnel,
 ) {
+    let Some(number) = it.encap.take() else { return };
+    gateway.encapsulated_by_nic(index as usize, None);
+    if let Ok(number) = number {
+        let port = PortId::new(gateway.config().underlay.port as u16);
+        rules.remove_implicit_encap(plane, port, number);
+    }
+}
+
+/// Installs decapsulation of the packets from a remote.
+fn install_decap(gateway: &mut GatewayControl, rules: &mut RuleControl, plane: &mut ControlPlane, tunnel: &Tunnel) {
     // Over IPv6 a datagram without a checksum must be dropped (RFC 8200 section 8.1), but a NIC does not
     // report a missing checksum after decapsulation.
     if tunnel.remote.is_ipv6() {
@@ -121,11 +145,11 @@ fn install_decap(
     }
     let us = gateway.mac();
     let hop = |_: IpAddr| (us, us);
-    let rule = decap_rule(gateway.config(), tunnel.local, tunnel.remote, tunnel.vni, index as u32, &hop);
+    let rule = decap_rule(gateway.config(), tunnel.local, tunnel.remote, tunnel.vni, tunnel.index, &hop);
     // The configuration was checked, so the rule is valid.
     if let Ok(rule) = rule {
         gateway.decapsulated_by_nic();
-        rules.add_implicit_decap(plane, rule, index as u32);
+        rules.add_implicit_decap(plane, rule, tunnel.index);
     }
 }
 

@@ -1,12 +1,34 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wirepath_packet::Batch;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
-use wirepath_pipeline::tunnel::tables::CurrentMac;
 use wirepath_pipeline::{Context, Control, ControlPlane, PortInfo, Stage};
 use wirepath_pmd::port::PortEvent;
 use wirepath_wire::MacAddr;
+
+/// Ethernet address that the control thread may change while workers read it.
+#[derive(Debug)]
+struct CurrentMac(AtomicU64);
+
+impl CurrentMac {
+    /// Creates an address.
+    fn new(mac: MacAddr) -> Self {
+        Self(AtomicU64::new(mac.to_u64()))
+    }
+
+    /// Returns the address.
+    #[inline(always)]
+    fn get(&self) -> MacAddr {
+        MacAddr::from_u64(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Changes the address.
+    fn set(&self, mac: MacAddr) {
+        self.0.store(mac.to_u64(), Ordering::Relaxed);
+    }
+}
 
 /// New destination and source address of frames that leave by a port.
 #[derive(Debug)]

@@ -119,10 +119,20 @@ impl FdbWriter {
         }
     }
 
-    /// Sets the ageing time of one segment in seconds (0: never). Call this before the segment learns any
-    /// address.
+    /// Sets the ageing time of one segment in seconds (0: never), for the addresses that it has learned too.
     pub fn set_ageing(&mut self, segment: u16, seconds: u32) {
         self.ageing.insert(segment, seconds);
+        if self.learned.get(&segment).is_none_or(|n| *n == 0) {
+            return;
+        }
+        let entries = self.list().into_iter().filter(|entry| entry.key.segment() == segment);
+        for entry in entries.collect::<Vec<_>>() {
+            let Some(seen) = entry.seen else { continue };
+            let timer = (seconds > 0).then(|| self.wheel.arm(u64::from(seen) + u64::from(seconds), entry.key));
+            if let Some(Some(old)) = self.entries.insert(entry.key, timer) {
+                self.wheel.cancel(old);
+            }
+        }
     }
 
     fn ageing_of(&self, segment: u16) -> u32 {
@@ -132,6 +142,11 @@ impl FdbWriter {
     /// Sets new limits. Existing entries stay, even beyond the limits.
     pub fn set_limits(&mut self, limits: FdbLimits) {
         self.limits = limits;
+    }
+
+    /// Returns the limits.
+    pub fn limits(&self) -> FdbLimits {
+        self.limits
     }
 
     /// Returns the database that the workers read.
@@ -220,8 +235,12 @@ impl FdbWriter {
     /// Removes all learned entries for which `select` returns true, for example those of a port that went
     /// down. Returns their number.
     pub fn flush(&mut self, mut select: impl FnMut(FdbEntry) -> bool) -> usize {
-        let keys: Vec<Key> =
-            self.list().into_iter().filter(|e| e.seen.is_some() && select(*e)).map(|e| e.key).collect();
+        self.remove_all(|entry| entry.seen.is_some() && select(entry))
+    }
+
+    /// Removes all entries, static ones too, for which `select` returns true. Returns their number.
+    pub fn remove_all(&mut self, mut select: impl FnMut(FdbEntry) -> bool) -> usize {
+        let keys: Vec<Key> = self.list().into_iter().filter(|entry| select(*entry)).map(|entry| entry.key).collect();
         keys.iter().filter(|key| self.remove(**key).is_some()).count()
     }
 

@@ -12,26 +12,27 @@ use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
 use wirepath_wire::build::{VxlanConfig, VxlanEncap};
 use wirepath_wire::{EtherType, MacAddr, Parser, Tag, Tunnels, vlan};
 
-use super::config::{GatewayConfig, StaticDestination, UnderlayConfig};
-use super::counters::{GatewayCounters, SegmentStats};
+use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
+use super::counters::SegmentStats;
 use super::encap::encapsulate;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, overhead};
-use super::learned::{LEARNED_REMOTES, LearnedRemoteStats, LearnedRemotes};
+use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::neighbour::{Millis, NeighbourAction, NeighbourState, Neighbours, Timing};
+use super::places::Places;
 use super::policer::{ExpectedReplies, KnownHosts};
 use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
 use super::underlay::{Addresses, HostReply, UnderlayHost};
 use crate::epoch::{Domain, Shared};
 use crate::registry::{Change, ObjectSpec, Page, TableSpec};
-use crate::table::{FdbLimits, FdbWriter, Key, Learned};
+use crate::table::{FdbLimits, FdbWriter, Learned};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
 /// Maximum number of neighbours for which resolution starts in one tick, so that a long list does not overrun
 /// the queue to the workers.
 const RESOLVES_PER_TICK: usize = 128;
 /// Milliseconds between two announcements of an address, and their number (RFC 5227 section 1.1).
-const ANNOUNCEMENTS: (Millis, u32) = (2_000, 2);
+pub(super) const ANNOUNCEMENTS: (Millis, u32) = (2_000, 2);
 /// Minimum milliseconds between two log messages about address conflicts.
 const CONFLICT_LOG_INTERVAL: Millis = 10_000;
 
@@ -61,16 +62,19 @@ pub(super) struct Route {
 }
 
 /// A tunnel to a remote, for the offload to a NIC.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnel {
-    /// Index of the segment.
-    pub segment: usize,
+    /// Index of the remote: the number that [`GatewayControl::encapsulated_by_nic`] takes and that the marks of
+    /// decapsulated packets carry.
+    pub index: u32,
     /// VXLAN network identifier.
     pub vni: u32,
     /// The gateway's address.
     pub local: IpAddr,
     /// Address of the remote.
     pub remote: IpAddr,
+    /// Address of the next hop, if there is a route.
+    pub gateway: Option<IpAddr>,
     /// Ethernet address of the next hop, if it is known.
     pub next_hop: Option<MacAddr>,
 }
@@ -78,35 +82,39 @@ pub struct Tunnel {
 /// The control-thread state of one gateway.
 pub struct GatewayControl {
     pub(super) config: GatewayConfig,
+    pub(super) places: Places,
+    /// As published.
+    pub(super) layout: Arc<Layout>,
     pub(super) tables: GatewayTables,
-    counters: GatewayCounters,
-    workers: usize,
+    pub(super) workers: usize,
     pools: Vec<wirepath_packet::Pool>,
-    host: UnderlayHost,
-    neighbours: Neighbours<QueuedFrame>,
+    pub(super) host: UnderlayHost,
+    pub(super) neighbours: Neighbours<QueuedFrame>,
     pub(super) fdb: FdbWriter,
     /// The remotes as published, or to be published next if `dirty` is true.
     pub(super) list: Vec<Remote>,
     pub(super) routes: Vec<Route>,
     pub(super) learned: LearnedRemotes,
     /// True if [`KnownHosts`] must be published again.
-    known_hosts_changed: bool,
+    pub(super) known_hosts_changed: bool,
     /// Indices of the remotes that each next hop serves. A learned remote is one of them once a frame has to be
     /// sent to it.
-    remotes_by_next_hop: HashMap<IpAddr, Vec<u32>>,
-    dirty: bool,
+    pub(super) remotes_by_next_hop: HashMap<IpAddr, Vec<u32>>,
+    pub(super) dirty: bool,
     /// MTU of the underlay in bytes: that of the configuration, or a lower one of the interface.
-    underlay_mtu: u16,
+    pub(super) underlay_mtu: u16,
     decapsulated_by_nic: bool,
-    unresolved: VecDeque<IpAddr>,
+    /// Number of changes of the underlay's settings, which all tunnels have in common.
+    pub(super) underlay_version: u64,
+    pub(super) unresolved: VecDeque<IpAddr>,
     /// Next hops to solicit again, because the link was lost.
     unconfirmed: VecDeque<IpAddr>,
-    actions: Vec<NeighbourAction<QueuedFrame>>,
-    learns: Vec<LearnStats>,
+    pub(super) actions: Vec<NeighbourAction<QueuedFrame>>,
+    pub(super) learns: Vec<LearnStats>,
     conflicts: u64,
     conflict_logged_at: Option<Millis>,
-    announce_at: Millis,
-    announcements_left: u32,
+    pub(super) announce_at: Millis,
+    pub(super) announcements_left: u32,
     neighbours_at: Millis,
     aged_at: u32,
 }
@@ -121,83 +129,43 @@ impl GatewayControl {
     /// Creates the gateway of a checked configuration. `ports` are the configured ports in order. `seconds`
     /// is the current second (see [`ControlPlane::seconds`]).
     pub fn new(config: &GatewayConfig, ports: &[PortInfo], domain: &Domain, workers: usize, seconds: u32) -> Self {
-        let layout = Arc::new(Layout::new(config, ports));
-        let underlay_mtu = layout.underlay.mtu;
-        let addresses = Addresses {
-            mac: layout.underlay.mac.get(),
-            addresses: config.underlay.addresses.clone(),
-            gateways: config.underlay.gateways.clone(),
-        };
-        let (mut list, mut routes) = (Vec::new(), Vec::new());
-        let mut fdb = FdbWriter::new(domain, FdbLimits::default(), seconds);
-        for (index, segment) in config.segments.iter().enumerate() {
-            let members = layout.segments.get(index).map(|s| (s.remotes.clone(), s.attachments.clone()));
-            let (remotes, attachments) = members.unwrap_or_default();
-            fdb.set_ageing(index as u16, segment.ageing);
-            for (mac, to) in &segment.statics {
-                let destination = match to {
-                    StaticDestination::Remote(i) => remotes.get(*i).map(|index| Destination::Remote(*index)),
-                    StaticDestination::Attachment(i) => {
-                        attachments.get(*i).map(|index| Destination::Attachment(*index))
-                    }
-                };
-                if let Some(destination) = destination {
-                    fdb.insert_static(Key::new(index as u16, mac.0), destination.pack());
-                }
-            }
-            for remote in &segment.remotes {
-                list.push(Remote {
-                    address: remote.address,
-                    segment: index as u16,
-                    max_frame: max_frame(config, underlay_mtu, index, remote.address),
-                    next_hop: NextHop::Resolving,
-                });
-                routes.push(Route { local: remote.local, next_hop: addresses.next_hop(remote.address), mac: None });
-            }
-        }
-        let mut remotes_by_next_hop: HashMap<IpAddr, Vec<u32>> = HashMap::new();
-        let mut unresolved = VecDeque::new();
-        for (index, route) in routes.iter().enumerate() {
-            let Some(next_hop) = route.next_hop else { continue };
-            let remotes = remotes_by_next_hop.entry(next_hop).or_default();
-            if remotes.is_empty() {
-                unresolved.push_back(next_hop);
-            }
-            remotes.push(index as u32);
-        }
-        let capacity = unresolved.len() + LEARNED_REMOTES;
-        let segments = config.segments.len();
-        let first = Remotes::new(list.clone(), |segment| vni(&layout, segment));
+        let layout = Arc::new(Layout::new(&config.underlay, ports));
+        let fdb = FdbWriter::new(domain, FdbLimits::default(), seconds);
         let tables = GatewayTables {
-            layout,
-            remotes: Arc::new(Shared::new(domain, first)),
+            layout: Arc::new(Shared::new(domain, Arc::clone(&layout))),
+            remotes: Arc::new(Shared::new(domain, Remotes::default())),
             fdb: fdb.fdb(),
             known_hosts: Arc::new(Shared::new(domain, KnownHosts::default())),
             expected_replies: Arc::new(ExpectedReplies::new()),
         };
-        let learned = LearnedRemotes::new(list.len());
-        let control = Self {
-            config: config.clone(),
+        let underlay = &config.underlay;
+        let mut control = Self {
+            config: GatewayConfig { underlay: underlay.clone(), segments: Vec::new() },
+            places: Places::new(),
+            underlay_mtu: layout.underlay.mtu,
+            host: UnderlayHost::new(Addresses {
+                mac: layout.underlay.mac,
+                addresses: underlay.addresses.clone(),
+                gateways: underlay.gateways.clone(),
+            }),
+            layout,
             tables,
-            // One more set of counters for the frames that this thread sends.
-            counters: GatewayCounters::new(workers + 1, segments),
             workers,
             pools: ports.iter().map(|port| port.pool.clone()).collect(),
-            host: UnderlayHost::new(addresses),
-            neighbours: Neighbours::new(Timing { capacity, ..Timing::default() }),
+            neighbours: Neighbours::new(Timing::default()),
             fdb,
-            list,
-            routes,
-            learned,
+            list: Vec::new(),
+            routes: Vec::new(),
+            learned: LearnedRemotes::default(),
             known_hosts_changed: false,
-            remotes_by_next_hop,
+            remotes_by_next_hop: HashMap::new(),
             dirty: false,
-            underlay_mtu,
             decapsulated_by_nic: false,
-            unresolved,
+            underlay_version: 0,
+            unresolved: VecDeque::new(),
             unconfirmed: VecDeque::new(),
             actions: Vec::new(),
-            learns: vec![LearnStats::default(); segments],
+            learns: Vec::new(),
             conflicts: 0,
             conflict_logged_at: None,
             announce_at: 0,
@@ -205,39 +173,45 @@ impl GatewayControl {
             neighbours_at: 0,
             aged_at: seconds,
         };
-        control.publish_known_hosts();
+        // All indices are free.
+        if let Ok(places) = control.places.after(&control.config, config, |_, _| None, seconds) {
+            control.install(config.clone(), places, ports, seconds);
+        }
         control
     }
 
     /// Creates the stage of a worker.
     pub fn stage(&self, worker: &WorkerInfo) -> Gateway {
-        let counters = self.counters.worker(worker.index).unwrap_or_else(|| {
-            // The worker is unknown. Its packets are forwarded, but not counted.
-            (0..self.tables.layout.segments.len()).map(|_| super::counters::SegmentCounters::default()).collect()
-        });
         let pool = self.pools[self.config.underlay.port].clone();
-        Gateway::new(self.tables.clone(), counters, pool)
+        Gateway::new(self.tables.clone(), worker.index, pool)
     }
 
-    /// Iterates over the tunnels to configured remotes. Their index is the number that
-    /// [`Self::encapsulated_by_nic`] takes and that the marks of decapsulated packets carry.
+    /// Iterates over the tunnels to configured remotes.
     ///
     /// Tunnels to learned remotes come and go, and anybody who reaches the underlay can add one. NICs
     /// therefore do not get them.
     pub fn tunnels(&self) -> impl Iterator<Item = Tunnel> {
-        let tunnel = |(to, route): (&Remote, &Route)| Tunnel {
-            segment: usize::from(to.segment),
-            vni: vni(&self.tables.layout, to.segment),
-            local: route.local,
-            remote: to.address,
-            next_hop: route.mac,
-        };
-        self.list.iter().zip(&self.routes).take(self.learned.configured()).map(tunnel)
+        self.places.segments.iter().flat_map(|place| &place.remotes).filter_map(|index| {
+            let (to, route) = (self.list.get(*index as usize)?, self.routes.get(*index as usize)?);
+            Some(Tunnel {
+                index: *index,
+                vni: vni(&self.layout, to.segment),
+                local: route.local,
+                remote: to.address,
+                gateway: route.next_hop,
+                next_hop: route.mac,
+            })
+        })
+    }
+
+    /// Number of changes of the settings that all tunnels have in common: VLAN, TTL, DSCP, checksum and source ports.
+    pub fn underlay_version(&self) -> u64 {
+        self.underlay_version
     }
 
     /// The gateway's Ethernet address on the underlay.
     pub fn mac(&self) -> MacAddr {
-        self.tables.layout.underlay.mac.get()
+        self.layout.underlay.mac
     }
 
     /// Enables packets that the NIC has decapsulated. Their mark consists of
@@ -265,8 +239,8 @@ impl GatewayControl {
         &self.tables
     }
 
-    /// Returns the forwarding table, for entries inserted by the caller. Segments are numbered from 0 in
-    /// configuration order.
+    /// Returns the forwarding table, for entries inserted by the caller. The segments of the first configuration are
+    /// numbered from 0 in its order.
     pub fn fdb(&mut self) -> &mut FdbWriter {
         &mut self.fdb
     }
@@ -277,14 +251,38 @@ impl GatewayControl {
         self.publish();
     }
 
-    /// Returns the counters of a segment, summed over the workers.
-    pub fn segment_stats(&self, segment: usize) -> SegmentStats {
-        self.counters.segment(segment)
+    /// Returns the counters of a segment by its position in the configuration, summed over the workers.
+    pub fn segment_stats(&self, position: usize) -> SegmentStats {
+        let index = self.places.segments.get(position).map(|place| usize::from(place.index));
+        let segment = index.and_then(|index| self.layout.segments.get(index));
+        segment.map(|segment| SegmentStats::of(&segment.counters)).unwrap_or_default()
     }
 
-    /// Returns the learning counters of a segment.
-    pub fn learn_stats(&self, segment: usize) -> LearnStats {
-        self.learns.get(segment).copied().unwrap_or_default()
+    /// Returns the learning counters of a segment by its position in the configuration.
+    pub fn learn_stats(&self, position: usize) -> LearnStats {
+        let index = self.places.segments.get(position).map(|place| usize::from(place.index));
+        index.and_then(|index| self.learns.get(index)).copied().unwrap_or_default()
+    }
+
+    /// Returns the configuration of the segment with this index.
+    pub(super) fn segment_config(&self, index: u16) -> Option<&SegmentConfig> {
+        self.config.segments.get(self.places.position(index)?)
+    }
+
+    /// Returns whether a remote is configured or was learned and not removed.
+    fn is_live(&self, remote: u32) -> bool {
+        self.list.get(remote as usize).is_some_and(|remote| !remote.address.is_unspecified())
+    }
+
+    /// Returns whether a segment has an attachment.
+    fn has_attachment(&self, segment: u16, attachment: u32) -> bool {
+        let attachments = self.layout.segments.get(usize::from(segment)).map(|segment| &segment.attachments);
+        attachments.is_some_and(|attachments| attachments.contains(&attachment))
+    }
+
+    /// Number of configured remotes.
+    pub(super) fn configured_remotes(&self) -> usize {
+        self.config.segments.iter().map(|segment| segment.remotes.len()).sum()
     }
 
     /// Returns the configuration.
@@ -324,10 +322,10 @@ impl GatewayControl {
 
     fn template(&self, remote: usize, mac: MacAddr) -> Option<VxlanEncap> {
         let (to, route) = (self.list.get(remote)?, self.routes.get(remote)?);
-        let (u, layout): (&UnderlayConfig, _) = (&self.config.underlay, &self.tables.layout);
+        let (u, layout): (&UnderlayConfig, _) = (&self.config.underlay, &self.layout);
         let tag = u.vlan.map(Tag::new);
         let config = VxlanConfig {
-            src_mac: layout.underlay.mac.get(),
+            src_mac: layout.underlay.mac,
             dst_mac: mac,
             tags: tag.as_slice(),
             src: route.local,
@@ -343,14 +341,14 @@ impl GatewayControl {
     }
 
     /// Updates the state of a next hop. [`Self::publish`] makes it visible to the workers.
-    fn set_next_hop_state(&mut self, next_hop: IpAddr, mac: Option<MacAddr>, state: NeighbourState) {
+    pub(super) fn set_next_hop_state(&mut self, next_hop: IpAddr, mac: Option<MacAddr>, state: NeighbourState) {
         for remote in self.remotes_by_next_hop.get(&next_hop).cloned().unwrap_or_default() {
             self.set_remote_state(remote, mac, Some(state));
         }
     }
 
     /// Updates the state of the next hop of one remote.
-    fn set_remote_state(&mut self, remote: u32, mac: Option<MacAddr>, state: Option<NeighbourState>) {
+    pub(super) fn set_remote_state(&mut self, remote: u32, mac: Option<MacAddr>, state: Option<NeighbourState>) {
         if let Some(route) = self.routes.get_mut(remote as usize) {
             route.mac = mac;
         }
@@ -382,7 +380,9 @@ impl GatewayControl {
 
     /// Takes a new Ethernet address of the underlay port, and announces it.
     fn change_mac(&mut self, mac: MacAddr) {
-        self.tables.layout.underlay.mac.set(mac);
+        let mut layout = Layout::clone(&self.layout);
+        layout.underlay.mac = mac;
+        self.publish_layout(layout);
         self.host.set_mac(mac);
         let known = |ip: &IpAddr| Some((*ip, self.neighbours.mac(*ip)?));
         let reached: Vec<_> = self.remotes_by_next_hop.keys().filter_map(known).collect();
@@ -397,18 +397,25 @@ impl GatewayControl {
     /// Takes the MTU of the underlay's interface. Senders of packets that no longer fit get ICMP messages, as those of
     /// Linux' VXLAN devices do (linux: net/ipv4/ip_tunnel_core.c, `skb_tunnel_check_pmtu`).
     fn change_mtu(&mut self, mtu: u32) {
-        self.underlay_mtu = u16::try_from(mtu).unwrap_or(u16::MAX).min(self.tables.layout.underlay.mtu);
+        self.underlay_mtu = u16::try_from(mtu).unwrap_or(u16::MAX).min(self.layout.underlay.mtu);
         for remote in &mut self.list {
-            remote.max_frame = max_frame(&self.config, self.underlay_mtu, usize::from(remote.segment), remote.address);
+            let segment = self.places.position(remote.segment).and_then(|at| self.config.segments.get(at));
+            remote.max_frame = max_frame(&self.config.underlay, self.underlay_mtu, segment, remote.address);
         }
         self.dirty = true;
         self.publish();
     }
 
+    /// Publishes ports and segments to the workers.
+    pub(super) fn publish_layout(&mut self, layout: Layout) {
+        self.layout = Arc::new(layout);
+        self.tables.layout.replace(Arc::clone(&self.layout));
+    }
+
     /// Publishes changed remotes to the workers.
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         if std::mem::take(&mut self.dirty) {
-            let layout = &self.tables.layout;
+            let layout = &self.layout;
             let mut remotes = Remotes::new(self.list.clone(), |segment| vni(layout, segment));
             remotes.decapsulated_by_nic = self.decapsulated_by_nic;
             self.tables.remotes.replace(remotes);
@@ -416,10 +423,10 @@ impl GatewayControl {
     }
 
     /// Publishes the next hops and remotes to the workers.
-    fn publish_known_hosts(&self) {
-        let configured = self.list.iter().take(self.learned.configured());
-        let learned = self.learned.contacted().filter_map(|index| self.list.get(index as usize));
-        let remotes = configured.chain(learned).map(|remote| remote.address);
+    pub(super) fn publish_known_hosts(&self) {
+        let configured = self.places.segments.iter().flat_map(|place| place.remotes.iter().copied());
+        let indices = configured.chain(self.learned.contacted());
+        let remotes = indices.filter_map(|index| self.list.get(index as usize)).map(|remote| remote.address);
         let hosts = KnownHosts {
             addresses: remotes.chain(self.remotes_by_next_hop.keys().copied()).collect(),
             macs: self.routes.iter().filter_map(|route| route.mac).collect(),
@@ -430,7 +437,7 @@ impl GatewayControl {
     /// Sends a frame of the gateway itself to the underlay.
     fn send_frame(&self, plane: &mut ControlPlane, frame: &[u8]) {
         plane.count_generated();
-        let port = self.tables.layout.underlay.port;
+        let port = self.layout.underlay.port;
         let packet = plane.pool(port).and_then(|pool| {
             let mut packet = pool.take()?;
             packet.extend_from_slice(frame, pool).then_some(packet)
@@ -479,7 +486,7 @@ impl GatewayControl {
 
     /// Sends a frame that waited for its next hop.
     fn send_queued(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
-        let underlay = &self.tables.layout.underlay;
+        let underlay = &self.layout.underlay;
         let len = packet.len();
         let Some(Remote { next_hop, segment, .. }) = self.list.get(remote as usize) else {
             return plane.drop(packet, DropReason::NoNeighbour);
@@ -491,8 +498,7 @@ impl GatewayControl {
             Flow::from_frame(packet.data(), packet.len(), &Parser { tunnels: Tunnels::NONE, ..Parser::default() });
         match encapsulate(&mut packet, template, underlay, flow) {
             Ok(()) => {
-                let own = self.counters.worker(self.workers);
-                if let Some(counters) = own.as_ref().and_then(|own| own.get(usize::from(*segment))) {
+                if let Some(counters) = self.layout.counters(*segment, self.workers) {
                     counters.overlay_tx.add(1, len);
                 }
                 plane.send(underlay.port, packet);
@@ -550,26 +556,26 @@ impl GatewayControl {
             Some((parsed.vni()?.get(), source))
         });
         let Some((vni, source)) = found else { return plane.drop(packet, DropReason::BadTunnelHeader) };
-        let Some(segment) = self.tables.layout.segment_of(vni) else {
+        let Some(segment) = self.layout.segment_of(vni) else {
             return plane.drop(packet, DropReason::UnknownVni);
         };
         let known = self.list.iter().any(|r| r.address == source && r.segment == segment);
         if !known {
-            let locals =
-                self.config.segments.get(usize::from(segment)).map(|s| s.locals.as_slice()).unwrap_or_default();
+            let locals = self.segment_config(segment).map(|s| s.locals.as_slice()).unwrap_or_default();
             let local = locals.iter().copied().find(|ip| ip.is_ipv4() == source.is_ipv4());
             let next_hop = self.host.addresses().next_hop(source);
             let (Some(local), Some(next_hop)) = (local, next_hop) else {
                 return plane.drop(packet, DropReason::NoRoute);
             };
-            if !self.tables.layout.underlay.can_be_remote(source) {
+            if !self.layout.underlay.can_be_remote(source) {
                 return plane.drop(packet, DropReason::BadSource);
             }
             let Some(index) = self.place_for_remote(segment, plane.seconds()) else {
                 return plane.drop(packet, DropReason::RemoteLimit);
             };
             tracing::debug!("remote {source} joins segment {vni}");
-            let max_frame = max_frame(&self.config, self.underlay_mtu, usize::from(segment), source);
+            let settings = self.segment_config(segment);
+            let max_frame = max_frame(&self.config.underlay, self.underlay_mtu, settings, source);
             // Its next hop is resolved when the first frame has to be sent to it.
             let remote = Remote { address: source, segment, max_frame, next_hop: NextHop::Resolving };
             let route = Route { local, next_hop: Some(next_hop), mac: None };
@@ -598,12 +604,18 @@ impl GatewayControl {
             self.remove_remote(victim, now);
             self.learned.stats.evicted += 1;
         }
-        self.learned.add(segment, now)
+        if self.learned.is_exhausted(now) {
+            return None;
+        }
+        let index = self.places.remote_indices.take(now)?;
+        self.learned.add(index, segment, now);
+        Some(index)
     }
 
     /// Removes a learned remote, its forwarding entries, and its next hop if no other remote uses it.
-    fn remove_remote(&mut self, index: u32, now: u32) {
+    pub(super) fn remove_remote(&mut self, index: u32, now: u32) {
         let Some((keys, contacted)) = self.learned.remove(index, now) else { return };
+        self.places.remote_indices.release(index, now);
         for key in keys {
             self.fdb.remove(key);
         }
@@ -695,7 +707,7 @@ impl GatewayControl {
             "segments": segments,
             "neighbours": neighbours,
             "fdb_entries": self.fdb_entries(),
-            "remotes": self.learned.configured() + self.learned.len(),
+            "remotes": self.configured_remotes() + self.learned.len(),
             "learned_remotes": {
                 "now": self.learned.len(),
                 "learned": self.learned.stats.learned,
@@ -707,20 +719,21 @@ impl GatewayControl {
     }
 }
 
-fn vni(layout: &Layout, segment: u16) -> u32 {
+pub(super) fn vni(layout: &Layout, segment: u16) -> u32 {
     layout.segments.get(usize::from(segment)).map_or(0, |segment| segment.vni)
 }
 
 /// Maximum length of an inner frame to a remote, from the underlay's MTU and the segment's setting.
-fn max_frame(config: &GatewayConfig, underlay_mtu: u16, segment: usize, remote: IpAddr) -> usize {
-    let left = usize::from(underlay_mtu).saturating_sub(overhead(config.underlay.kind, remote));
-    match config.segments.get(segment) {
-        Some(segment) => match segment.mtu {
-            Some(mtu) => left.min(usize::from(mtu) + ETHERNET_LEN + segment.inner_vlans.tag_len()),
-            None => left,
-        },
-        None => left,
-    }
+pub(super) fn max_frame(
+    underlay: &UnderlayConfig,
+    underlay_mtu: u16,
+    segment: Option<&SegmentConfig>,
+    remote: IpAddr,
+) -> usize {
+    let left = usize::from(underlay_mtu).saturating_sub(overhead(underlay.kind, remote));
+    let of_mtu =
+        |segment: &SegmentConfig| Some(usize::from(segment.mtu?) + ETHERNET_LEN + segment.inner_vlans.tag_len());
+    segment.and_then(of_mtu).map_or(left, |most| left.min(most))
 }
 
 impl Control for GatewayControl {
@@ -736,8 +749,8 @@ impl Control for GatewayControl {
         super::change::OBJECTS.to_vec()
     }
 
-    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Value, String> {
-        self.change_object(change, plane)
+    fn change(&mut self, change: &Change<'_>, _: &mut ControlPlane) -> Result<Value, String> {
+        self.change_object(change)
     }
 
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
@@ -750,15 +763,17 @@ impl Control for GatewayControl {
 
     fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
         let Learn { key, destination } = learn;
-        let Some(stats) = self.learns.get_mut(usize::from(key.segment())) else { return };
         let remote_of = |destination| match Destination::unpack(destination) {
             Destination::Remote(index) => Some(index),
             Destination::Attachment(_) => None,
         };
         let remote = remote_of(destination);
-        if remote.is_some_and(|index| !self.learned.is_live(index)) {
-            return;
-        }
+        // The segment, port or remote may have been removed since.
+        let is_there = match Destination::unpack(destination) {
+            Destination::Remote(index) => self.is_live(index),
+            Destination::Attachment(index) => self.has_attachment(key.segment(), index),
+        };
+        let Some(stats) = self.learns.get_mut(usize::from(key.segment())).filter(|_| is_there) else { return };
         let outcome = self.fdb.learn(key, destination, plane.seconds());
         if let (Learned::New | Learned::Moved { .. }, Some(index)) = (outcome, remote) {
             self.learned.add_key(index, key);
@@ -828,7 +843,7 @@ impl Control for GatewayControl {
 
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
         match event {
-            PortEvent::Link(Link { state: LinkState::Up, .. }) if self.tables.layout.is_underlay(port) => {
+            PortEvent::Link(Link { state: LinkState::Up, .. }) if self.layout.is_underlay(port) => {
                 // Switches may have lost the gateway's address while the link was down.
                 self.announcements_left = ANNOUNCEMENTS.1;
                 self.announce_at = 0;
@@ -836,22 +851,22 @@ impl Control for GatewayControl {
                 self.unconfirmed = self.remotes_by_next_hop.keys().copied().collect();
             }
             PortEvent::Link(Link { state: LinkState::Down, .. }) | PortEvent::Lost(_) => {
-                if matches!(event, PortEvent::Link(_)) && self.tables.layout.is_underlay(port) {
+                if matches!(event, PortEvent::Link(_)) && self.layout.is_underlay(port) {
                     // The last frames before the return of the link must not go to an old Ethernet address.
                     for next_hop in self.remotes_by_next_hop.keys() {
                         self.neighbours.hold(*next_hop, &mut self.actions);
                     }
                     self.run_actions(plane);
                 }
-                let attachments = &self.tables.layout.attachments;
+                let attachments = &self.layout.attachments;
                 let is_there = |index: u32| attachments.get(index as usize).is_some_and(|a| a.port == port);
                 self.fdb.flush(|entry| match Destination::unpack(entry.destination) {
                     Destination::Attachment(index) => is_there(index),
                     Destination::Remote(_) => false,
                 });
             }
-            PortEvent::Address(mac) if self.tables.layout.is_underlay(port) => self.change_mac(*mac),
-            PortEvent::Mtu(mtu) if self.tables.layout.is_underlay(port) => self.change_mtu(*mtu),
+            PortEvent::Address(mac) if self.layout.is_underlay(port) => self.change_mac(*mac),
+            PortEvent::Mtu(mtu) if self.layout.is_underlay(port) => self.change_mtu(*mtu),
             PortEvent::Link(_)
             | PortEvent::Returned
             | PortEvent::Address(_)

@@ -1,7 +1,5 @@
 //! Counters of the gateway's segments.
 
-use std::sync::Arc;
-
 use wirepath_packet::counters::Counter;
 
 /// A packet counter and a byte counter.
@@ -22,7 +20,7 @@ impl Traffic {
     }
 }
 
-/// Counters of one worker for one segment. Only that worker writes them.
+/// Counters of one thread for one segment. Only that thread writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct SegmentCounters {
@@ -48,7 +46,7 @@ pub struct SegmentCounters {
     pub nic_decapsulated: Counter,
 }
 
-/// Counters of a segment, summed over all workers.
+/// Counters of a segment, summed over all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentStats {
     /// Packets and bytes received from local attachments.
@@ -73,29 +71,12 @@ pub struct SegmentStats {
     pub nic_decapsulated: u64,
 }
 
-/// The counters of all workers.
-#[derive(Clone, Debug)]
-pub struct GatewayCounters {
-    workers: Vec<Arc<[SegmentCounters]>>,
-}
-
-impl GatewayCounters {
-    /// Creates counters with the value zero.
-    pub fn new(workers: usize, segments: usize) -> Self {
-        let one = || (0..segments).map(|_| SegmentCounters::default()).collect();
-        Self { workers: (0..workers).map(|_| one()).collect() }
-    }
-
-    /// Returns the counters that one worker writes.
-    pub fn worker(&self, index: usize) -> Option<Arc<[SegmentCounters]>> {
-        self.workers.get(index).cloned()
-    }
-
-    /// Returns the counters of one segment, summed over the workers.
-    pub fn segment(&self, index: usize) -> SegmentStats {
-        let mut sum = SegmentStats::default();
+impl SegmentStats {
+    /// Sums the counters of all threads.
+    pub fn of(counters: &[SegmentCounters]) -> Self {
+        let mut sum = Self::default();
         let traffic = |sum: &mut (u64, u64), t: &Traffic| *sum = (sum.0 + t.packets.get(), sum.1 + t.bytes.get());
-        for counters in self.workers.iter().filter_map(|worker| worker.get(index)) {
+        for counters in counters {
             traffic(&mut sum.local_rx, &counters.local_rx);
             traffic(&mut sum.local_tx, &counters.local_tx);
             traffic(&mut sum.overlay_rx, &counters.overlay_rx);

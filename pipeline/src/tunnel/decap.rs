@@ -2,7 +2,7 @@
 //!
 //! Like [`super::encap`], this processes plain packets in three passes. A plain packet is IPv4 without
 //! options, UDP checksum or congestion mark. It comes from a known remote and carries an untagged inner frame
-//! to a known host. [`GatewayTables::decapsulate_one`] processes all other packets. It parses all headers and
+//! to a known host. [`View::decapsulate_one`] processes all other packets. It parses all headers and
 //! drops packets with a precise reason.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,7 +16,7 @@ use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAdd
 use super::config::InnerVlans;
 use super::encap::{addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
-use super::stage::{Flow, GatewayTables, PuntCode, Scratch, StageState, Tally, adapt_to_attachment};
+use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::tables::{Destination, Remotes};
 use crate::Context;
 use crate::rules::offload::IMPLICIT_MARK;
@@ -86,7 +86,7 @@ impl From<DropReason> for Rejection {
     }
 }
 
-impl GatewayTables {
+impl View<'_> {
     /// Processes a batch received by the underlay port.
     #[inline(always)]
     pub(super) fn decapsulate(&self, state: &mut StageState, context: &mut Context<'_>, batch: &mut Batch) {
@@ -104,7 +104,7 @@ impl GatewayTables {
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
         let ours = LocalEndpoint {
-            mac: underlay.mac.get().to_u64(),
+            mac: underlay.mac.to_u64(),
             ip: underlay.v4.first().map_or(0, |ip| ip.to_bits()).into(),
             udp_port: underlay.udp_port.into(),
             required_flags: underlay.kind.required_flags.into(),
@@ -153,9 +153,9 @@ impl GatewayTables {
         // Frames decapsulated here go to an attachment of the same segment, so one tally serves both
         // counters.
         let mut tally = Tally::new(segment);
-        let counters = &state.counters;
+        let (layout, worker) = (self.layout, state.worker);
         let count = |segment: u16, packets, bytes| {
-            if let Some(c) = counters.get(usize::from(segment)) {
+            if let Some(c) = layout.counters(segment, worker) {
                 c.overlay_rx.add(packets, bytes);
                 c.local_tx.add(packets, bytes);
             }
@@ -217,7 +217,7 @@ impl GatewayTables {
                 context.drop(packet, DropReason::UnknownRemote);
                 return None;
             };
-            if let Some(c) = state.counters.get(usize::from(segment)) {
+            if let Some(c) = self.layout.counters(segment, state.worker) {
                 c.nic_decapsulated.add(1);
             }
             packet.set_flags(packet.flags().without(Flags::MARK));
@@ -243,8 +243,16 @@ impl GatewayTables {
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
             Err(Rejection::Echo(layers, source)) => self.reply_to_echo(state, context, packet, &layers, source),
-            Err(Rejection::NewRemote(segment)) => state.punt_new_remote(context, packet, segment),
+            Err(Rejection::NewRemote(segment)) if self.admits_new_remote(segment, context.now()) => {
+                context.punt(packet, PuntCode::NewRemote.pack());
+            }
+            Err(Rejection::NewRemote(_)) => context.drop(packet, DropReason::RateLimited),
         }
+    }
+
+    /// Returns whether a packet of an unknown VTEP is within the limit of its segment.
+    fn admits_new_remote(&self, segment: u16, now: u64) -> bool {
+        self.layout.segments.get(usize::from(segment)).is_some_and(|segment| segment.new_remotes.take(1, now))
     }
 
     /// Checks and removes the outer headers. Returns the index of the remote, if it is known, and the
@@ -263,7 +271,7 @@ impl GatewayTables {
         packet.pull_up(packet.len().min(HEADERS));
         let frame = packet.data();
         let dst_mac = MacAddr(*frame.first_chunk().ok_or(DropReason::TooShort)?);
-        if dst_mac != underlay.mac.get() && !dst_mac.is_group() {
+        if dst_mac != underlay.mac && !dst_mac.is_group() {
             return Err(DropReason::NotForUs.into());
         }
         let outer = state.parser.parse_stack(frame, 0, packet.len()).map_err(DropReason::from)?;
@@ -289,7 +297,7 @@ impl GatewayTables {
         {
             return Err(found);
         }
-        if dst_mac != underlay.mac.get() || !underlay.has_address(dst) {
+        if dst_mac != underlay.mac || !underlay.has_address(dst) {
             return Err(DropReason::NotForUs.into());
         }
         if outer.is_fragment() {
@@ -355,7 +363,7 @@ impl GatewayTables {
         remote: Option<u32>,
         segment: u16,
     ) {
-        if let Some(c) = state.counters.get(usize::from(segment)) {
+        if let Some(c) = self.layout.counters(segment, state.worker) {
             c.overlay_rx.add(1, packet.len());
         }
         let Some(header) = packet.data().first_chunk::<ETHERNET_LEN>() else {
@@ -381,7 +389,7 @@ impl GatewayTables {
         let known = dst.is_unicast().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
         match known.map(Destination::unpack) {
             None => {
-                if let Some(c) = state.counters.get(usize::from(segment)) {
+                if let Some(c) = self.layout.counters(segment, state.worker) {
                     c.unknown_unicast.add(u64::from(dst.is_unicast()));
                 }
                 self.flood(state, context, remotes, packet, from, segment, Flow::default());

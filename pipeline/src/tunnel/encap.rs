@@ -3,7 +3,7 @@
 //! A batch is processed in three passes. The first reads each frame's addresses, flow and tags. The second
 //! looks up all destinations, with prefetching before the first use. The third adds the outer headers. Frames
 //! other than plain unicast to a reachable remote are only marked during these passes. Afterwards
-//! [`GatewayTables::encapsulate_one`] processes them one by one.
+//! [`View::encapsulate_one`] processes them one by one.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
-use super::stage::{Flow, GatewayTables, KnownSource, PuntCode, Scratch, StageState, Tally, adapt_to_attachment};
+use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::tables::{Destination, LocalPort, NextHop, Remotes, Underlay};
 use crate::Context;
 use crate::table::{HashTable, Key};
@@ -73,7 +73,7 @@ fn quick_flow(h: &[u8; QUICK], ethertype: u16) -> Option<Flow> {
     Some(Flow { entropy: (hash ^ hash >> 32) as u32, class: h[15] })
 }
 
-impl GatewayTables {
+impl View<'_> {
     /// Processes a batch received by a local port.
     #[inline(always)]
     pub(super) fn encapsulate(
@@ -118,9 +118,9 @@ impl GatewayTables {
 
         let Scratch { keys, flows, sources, source_at, attachments } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
-        let counters = &state.counters;
+        let (layout, worker) = (self.layout, state.worker);
         let count_rx = |segment: u16, packets, bytes| {
-            if let Some(c) = counters.get(usize::from(segment)) {
+            if let Some(c) = layout.counters(segment, worker) {
                 c.local_rx.add(packets, bytes);
             }
         };
@@ -171,7 +171,7 @@ impl GatewayTables {
         let underlay = &self.layout.underlay;
         let mut tally = Tally::new(first.segment);
         let count_tx = |segment: u16, packets, bytes| {
-            if let Some(c) = counters.get(usize::from(segment)) {
+            if let Some(c) = layout.counters(segment, worker) {
                 c.overlay_tx.add(packets, bytes);
             }
         };
@@ -191,7 +191,7 @@ impl GatewayTables {
                     NextHop::InNic(_, number)
                         if len <= remote.max_frame && encapsulate_in_nic(packet, *number, underlay, flows[i]) =>
                     {
-                        if let Some(c) = counters.get(usize::from(remote.segment)) {
+                        if let Some(c) = layout.counters(remote.segment, worker) {
                             c.nic_encapsulated.add(1);
                         }
                         true
@@ -322,7 +322,7 @@ impl GatewayTables {
         let known = dst.is_unicast().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
         match known.map(Destination::unpack) {
             None => {
-                if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
+                if let Some(c) = self.layout.counters(attachment.segment, state.worker) {
                     c.unknown_unicast.add(u64::from(dst.is_unicast()));
                 }
                 self.flood(state, context, remotes, packet, Destination::Attachment(from), attachment.segment, flow);
@@ -341,7 +341,7 @@ impl GatewayTables {
         let len = packet.len();
         match adapt_to_attachment(&mut packet, attachment) {
             Ok(()) => {
-                if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
+                if let Some(c) = self.layout.counters(attachment.segment, state.worker) {
                     c.local_tx.add(1, len);
                 }
                 context.send(attachment.port, packet);
@@ -372,7 +372,7 @@ impl GatewayTables {
         }
         match &remote.next_hop {
             NextHop::InNic(_, number) if encapsulate_in_nic(&mut packet, *number, &self.layout.underlay, flow) => {
-                if let Some(c) = state.counters.get(usize::from(remote.segment)) {
+                if let Some(c) = self.layout.counters(remote.segment, state.worker) {
                     c.overlay_tx.add(1, len);
                     c.nic_encapsulated.add(1);
                 }
@@ -384,7 +384,7 @@ impl GatewayTables {
             NextHop::Ready(template) | NextHop::InNic(template, _) | NextHop::Held(template, _) => {
                 match encapsulate(&mut packet, template, &self.layout.underlay, flow) {
                     Ok(()) => {
-                        if let Some(c) = state.counters.get(usize::from(remote.segment)) {
+                        if let Some(c) = self.layout.counters(remote.segment, state.worker) {
                             c.overlay_tx.add(1, len);
                         }
                         context.send(self.layout.underlay.port, packet);
@@ -409,7 +409,7 @@ impl GatewayTables {
             && let Some(attachment) = self.layout.attachments.get(sender as usize)
         {
             let message = self.too_big_message(state, context, &packet, max_frame);
-            if let Some(c) = state.counters.get(usize::from(attachment.segment)) {
+            if let Some(c) = self.layout.counters(attachment.segment, state.worker) {
                 c.too_big.add(1);
                 c.icmp_too_big.add(u64::from(message.is_some()));
             }

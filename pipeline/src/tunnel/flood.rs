@@ -3,7 +3,7 @@
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Packet, Pool, PortId, SharedSegment};
 
-use super::stage::{Flow, GatewayTables, StageState};
+use super::stage::{Flow, StageState, View};
 use super::tables::{Destination, Remotes};
 use crate::Context;
 
@@ -58,7 +58,7 @@ impl FloodSource {
     }
 }
 
-impl GatewayTables {
+impl View<'_> {
     /// Sends a frame to all attachments of the segment except its origin. If the frame came from an
     /// attachment, it also goes to all remotes. A frame from a tunnel goes to no tunnel (split horizon).
     #[allow(clippy::too_many_arguments)]
@@ -83,7 +83,7 @@ impl GatewayTables {
         if wanted == 0 {
             return context.drop(packet, DropReason::NoDestination);
         }
-        if let Some(c) = state.counters.get(usize::from(segment)) {
+        if let Some(c) = self.layout.counters(segment, state.worker) {
             c.flooded.add(1);
         }
         let sender = match from {

@@ -14,7 +14,7 @@ use wirepath_wire::{HeaderOffsets, L3Type, MacAddr, Tag, arp, icmpv4, icmpv6, ip
 use super::decap::Rejection;
 use super::headers::VLAN_TAG_LEN;
 use super::policer::{MessageSource, Protocol};
-use super::stage::{GatewayTables, StageState};
+use super::stage::{StageState, View};
 use crate::Context;
 
 /// The group of all nodes on the link, to which unsolicited advertisements go.
@@ -37,7 +37,7 @@ enum MessageKind {
     Reply,
 }
 
-impl GatewayTables {
+impl View<'_> {
     /// Decides about an ARP packet.
     pub(super) fn classify_arp(
         &self,
@@ -50,7 +50,7 @@ impl GatewayTables {
             return DropReason::Truncated.into();
         };
         let (sender, target) = (IpAddr::V4(packet.sender_ip), IpAddr::V4(packet.target_ip));
-        if packet.sender_mac == self.layout.underlay.mac.get() {
+        if packet.sender_mac == self.layout.underlay.mac {
             return DropReason::NotForUs.into();
         }
         let kind = if packet.operation == arp::Operation::REPLY || sender == target {
@@ -95,7 +95,7 @@ impl GatewayTables {
             Ok(None) => return None,
             Err(error) => return Some(DropReason::from(error).into()),
         };
-        if sender_mac == underlay.mac.get() {
+        if sender_mac == underlay.mac {
             return Some(DropReason::NotForUs.into());
         }
         let message = Message { protocol: Protocol::Nd, about: about.into(), sender_mac, kind };

@@ -4,11 +4,11 @@
 //! provisional until a frame for an address behind it had to be sent and its next hop has answered.
 //! Provisional remotes are the first to make room for others.
 //!
-//! The index of a remote is its identity in forwarding entries. A free index is used again only after all
-//! events of workers about the previous remote have been processed.
+//! The index of a remote is its identity in forwarding entries ([`super::places`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
+use super::places::REUSE_DELAY;
 use crate::table::Key;
 
 /// Maximum number of learned remotes of one segment.
@@ -16,9 +16,7 @@ const PER_SEGMENT: usize = 1024;
 /// Maximum number of learned remotes of all segments.
 pub(super) const LEARNED_REMOTES: usize = 4096;
 /// Maximum number of indices, including those that wait for [`REUSE_DELAY`].
-const INDICES: usize = 2 * LEARNED_REMOTES;
-/// Seconds until a free index is used again.
-const REUSE_DELAY: u32 = 10;
+pub(super) const INDICES: usize = 2 * LEARNED_REMOTES;
 /// Seconds without a forwarding entry after which a remote is removed.
 const IDLE_TIME: u32 = 60;
 /// Seconds after which a remote is removed to which no frame had to be sent.
@@ -50,39 +48,29 @@ pub struct LearnedRemoteStats {
 }
 
 /// The learned remotes of all segments.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LearnedRemotes {
-    /// Number of configured remotes, whose indices come first.
-    configured: u32,
     live: BTreeMap<u32, LearnedRemote>,
     by_segment: HashMap<u16, usize>,
-    /// Free indices, each with the second from which it may be used.
-    free: VecDeque<(u32, u32)>,
-    /// Number of indices in use or free.
-    indices: u32,
+    /// For each removed remote the second from which its index may be used again.
+    removed: VecDeque<u32>,
     pub(super) stats: LearnedRemoteStats,
 }
 
 impl LearnedRemotes {
-    pub(super) fn new(configured: usize) -> Self {
-        Self {
-            configured: configured as u32,
-            live: BTreeMap::new(),
-            by_segment: HashMap::new(),
-            free: VecDeque::new(),
-            indices: 0,
-            stats: LearnedRemoteStats::default(),
-        }
+    /// Returns whether an index belongs to a learned remote that was not removed.
+    pub(super) fn contains(&self, index: u32) -> bool {
+        self.live.contains_key(&index)
     }
 
-    /// Number of configured remotes.
-    pub(super) fn configured(&self) -> usize {
-        self.configured as usize
+    /// Iterates over the indices of the learned remotes of a segment.
+    pub(super) fn of_segment(&self, segment: u16) -> impl Iterator<Item = u32> {
+        self.live.iter().filter(move |(_, remote)| remote.segment == segment).map(|(index, _)| *index)
     }
 
-    /// Returns whether an index belongs to a configured remote or to a learned one that was not removed.
-    pub(super) fn is_live(&self, index: u32) -> bool {
-        index < self.configured || self.live.contains_key(&index)
+    /// Iterates over the indices of all learned remotes.
+    pub(super) fn indices(&self) -> impl Iterator<Item = u32> {
+        self.live.keys().copied()
     }
 
     /// Iterates over the indices of the learned remotes to which a frame had to be sent.
@@ -109,35 +97,39 @@ impl LearnedRemotes {
         candidates.min_by_key(|(_, remote)| (remote.contacted, remote.since)).map(|(index, _)| *index)
     }
 
-    /// Adds a remote and returns its index. Returns `None` if no index is free.
-    pub(super) fn add(&mut self, segment: u16, now: u32) -> Option<u32> {
-        let index = match self.free.front() {
-            Some((from, index)) if *from <= now => {
-                let index = *index;
-                self.free.pop_front();
-                index
-            }
-            _ if (self.indices as usize) < INDICES => {
-                self.indices += 1;
-                self.configured + self.indices - 1
-            }
-            _ => return None,
-        };
+    /// Returns whether too many indices are in use or wait for [`REUSE_DELAY`].
+    pub(super) fn is_exhausted(&mut self, now: u32) -> bool {
+        while self.removed.pop_front_if(|until| *until <= now).is_some() {}
+        self.live.len() + self.removed.len() >= INDICES
+    }
+
+    /// Adds a remote with this index.
+    pub(super) fn add(&mut self, index: u32, segment: u16, now: u32) {
         let remote = LearnedRemote { segment, since: now, idle_since: now, contacted: false, keys: HashSet::new() };
         self.live.insert(index, remote);
         *self.by_segment.entry(segment).or_default() += 1;
         self.stats.learned += 1;
-        Some(index)
     }
 
-    /// Removes a remote and returns its forwarding entries, and whether a frame had to be sent to it.
+    /// Removes a remote and returns its forwarding entries, and whether a frame had to be sent to it. The caller frees
+    /// the index.
     pub(super) fn remove(&mut self, index: u32, now: u32) -> Option<(HashSet<Key>, bool)> {
+        let removed = self.forget(index)?;
+        self.removed.push_back(now + REUSE_DELAY);
+        Some((removed.keys, removed.contacted))
+    }
+
+    /// Removes a remote that keeps its index and its forwarding entries, because it is configured now.
+    pub(super) fn promote(&mut self, index: u32) {
+        self.forget(index);
+    }
+
+    fn forget(&mut self, index: u32) -> Option<LearnedRemote> {
         let remote = self.live.remove(&index)?;
         if let Some(n) = self.by_segment.get_mut(&remote.segment) {
             *n -= 1;
         }
-        self.free.push_back((now + REUSE_DELAY, index));
-        Some((remote.keys, remote.contacted))
+        Some(remote)
     }
 
     /// Records that a frame has to be sent to a remote. Returns `true` for the first one.
@@ -182,9 +174,8 @@ mod tests {
 
     #[test]
     fn provisional_and_silent_remotes_are_evicted_first() {
-        let mut learned = LearnedRemotes::new(2);
-        let all: Vec<u32> = (0..4).map(|second| learned.add(7, second).unwrap()).collect();
-        assert_eq!(all, [2, 3, 4, 5]);
+        let mut learned = LearnedRemotes::default();
+        (0..4).for_each(|second| learned.add(2 + second, 7, second));
         assert!(learned.contact(2) && learned.contact(3) && !learned.contact(3));
         let answers = |index| index == 2;
         assert_eq!(learned.victim(7, answers), Some(4), "the oldest that never had to be contacted");
@@ -193,34 +184,38 @@ mod tests {
         assert_eq!(learned.victim(7, answers), Some(3), "it does not answer");
         learned.remove(3, 9);
         assert_eq!(learned.victim(7, answers), None);
-        assert!(learned.is_live(0) && learned.is_live(2) && !learned.is_live(3));
+        assert!(learned.contains(2) && !learned.contains(3));
     }
 
     #[test]
-    fn indices_are_reused_after_a_delay() {
-        let mut learned = LearnedRemotes::new(0);
-        assert_eq!((learned.add(0, 0), learned.add(0, 0)), (Some(0), Some(1)));
-        learned.remove(0, 5);
-        assert_eq!(learned.add(0, 5 + REUSE_DELAY - 1), Some(2));
-        assert_eq!(learned.add(0, 5 + REUSE_DELAY), Some(0));
+    fn indices_that_wait_are_limited() {
+        let mut learned = LearnedRemotes::default();
+        for index in 0..INDICES as u32 {
+            assert!(!learned.is_exhausted(5));
+            learned.add(index, 0, 5);
+            learned.remove(index, 5);
+        }
+        assert!(learned.is_exhausted(5 + REUSE_DELAY - 1) && !learned.is_exhausted(5 + REUSE_DELAY));
     }
 
     #[test]
     fn one_segment_cannot_use_all_places() {
-        let mut learned = LearnedRemotes::new(0);
-        for _ in 0..PER_SEGMENT {
+        let mut learned = LearnedRemotes::default();
+        for index in 0..PER_SEGMENT as u32 {
             assert!(!learned.is_full(1));
-            learned.add(1, 0);
+            learned.add(index, 1, 0);
         }
-        let first = learned.add(2, 0).unwrap();
+        learned.add(9999, 2, 0);
         assert!(learned.is_full(1) && !learned.is_full(2));
-        assert_ne!(learned.victim(1, |_| false), Some(first));
+        assert_ne!(learned.victim(1, |_| false), Some(9999));
     }
 
     #[test]
     fn unused_remotes_expire() {
-        let mut learned = LearnedRemotes::new(0);
-        let (a, b) = (learned.add(0, 0).unwrap(), learned.add(0, 0).unwrap());
+        let mut learned = LearnedRemotes::default();
+        let (a, b) = (0, 1);
+        learned.add(a, 0, 0);
+        learned.add(b, 0, 0);
         let key = Key::new(0, [2, 0, 0, 0, 0, 1]);
         learned.add_key(a, key);
         learned.contact(a);

@@ -93,17 +93,18 @@ impl GatewayControl {
             "fdb" => {
                 let now = plane.seconds();
                 let slots = self.fdb.slots_from(page.cursor());
-                let layout = (&self.config, &self.tables.layout, &self.list);
+                let layout = (&self.config, &self.layout, &self.list, &self.places);
                 page.extend_from(slots, |entry| {
                     let entry: FdbEntry = entry?;
-                    let (config, layout, remotes) = layout;
+                    let (config, layout, remotes, places) = layout;
                     let to = match Destination::unpack(entry.destination) {
                         Destination::Attachment(index) => {
                             layout.attachments.get(index as usize).map(|it| attachment(plane, it.port.index(), it.vlan))
                         }
                         Destination::Remote(index) => remotes.get(index as usize).map(|it| it.address.to_string()),
                     };
-                    let segment = config.segments.get(usize::from(entry.key.segment())).map(|it| it.name.clone());
+                    let segment = places.position(entry.key.segment()).and_then(|at| config.segments.get(at));
+                    let segment = segment.map(|segment| segment.name.clone());
                     let kind = if entry.seen.is_some() { "learned" } else { "static" };
                     let age = entry.seen.map(|seen| now.saturating_sub(seen));
                     let mac = MacAddr(entry.key.mac()).to_string();
@@ -118,11 +119,10 @@ impl GatewayControl {
                 });
             }
             "remotes" => {
-                let configured = self.learned.configured();
                 let all =
                     self.list.iter().zip(&self.routes).enumerate().filter(|(_, (it, _))| !it.address.is_unspecified());
                 page.extend(all, |(index, (remote, route))| {
-                    let segment = self.config.segments.get(usize::from(remote.segment)).map(|it| it.name.clone());
+                    let segment = self.segment_config(remote.segment).map(|it| it.name.clone());
                     let state = match remote.next_hop {
                         NextHop::Ready(_) => "ready",
                         NextHop::InNic(..) => "in_nic",
@@ -133,7 +133,7 @@ impl GatewayControl {
                     vec![
                         segment.into(),
                         remote.address.to_string().into(),
-                        if index < configured { "configured" } else { "learned" }.into(),
+                        if self.learned.contains(index as u32) { "learned" } else { "configured" }.into(),
                         route.local.to_string().into(),
                         route.next_hop.map(|next_hop| next_hop.to_string()).into(),
                         route.mac.map(|mac| mac.to_string()).into(),
@@ -150,12 +150,13 @@ impl GatewayControl {
         let (stats, learn) = (self.segment_stats(index), self.learn_stats(index));
         let segment = &self.config.segments[index];
         let ports = segment.attachments.iter().map(|it| attachment(plane, it.port, it.vlan));
-        let remotes = self.list.iter().filter(|it| usize::from(it.segment) == index && !it.address.is_unspecified());
+        let place = &self.places.segments[index];
+        let remotes = place.remotes.len() + self.learned.of_segment(place.index).count();
         let mut row: Vec<Value> = vec![
             segment.name.clone().into(),
             segment.vni.get().into(),
             ports.collect::<Vec<_>>().join(" ").into(),
-            remotes.count().into(),
+            remotes.into(),
         ];
         for (packets, bytes) in [stats.local_rx, stats.local_tx, stats.overlay_rx, stats.overlay_tx] {
             row.extend([packets.into(), bytes.into()]);

@@ -16,6 +16,8 @@
 //! - `policer`: rate limits of these packets.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
 //! - `control`: combines these on the control thread.
+//! - `reconfigure`: changes of the configuration while the workers forward.
+//! - `places`: indices of segments, attachments and remotes, which stay over such a change.
 //! - [`counters`]: counters per segment and worker.
 //! - [`kind`]: the registered kinds of tunnels.
 //! - [`ecn`]: congestion marks (RFC 6040).
@@ -37,7 +39,9 @@ pub mod kind;
 mod learned;
 mod listing;
 pub mod neighbour;
+mod places;
 mod policer;
+mod reconfigure;
 mod stage;
 pub mod tables;
 pub mod underlay;
@@ -45,4 +49,5 @@ pub mod underlay;
 pub use config::GatewayConfig;
 pub use control::{GatewayControl, LearnStats, Tunnel};
 pub use learned::LearnedRemoteStats;
+pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};

@@ -179,6 +179,11 @@ impl<P> Neighbours<P> {
         Self { timing, entries: BTreeMap::new(), cursor: None, holds: VecDeque::new() }
     }
 
+    /// Changes [`Timing::capacity`]. Addresses that are in the table stay.
+    pub fn set_capacity(&mut self, capacity: usize) {
+        self.timing.capacity = capacity;
+    }
+
     /// Starts to resolve an address and keeps it resolved. Returns `false` if the table is full.
     pub fn resolve(&mut self, ip: IpAddr, now: Millis, actions: &mut Vec<NeighbourAction<P>>) -> bool {
         if self.entries.contains_key(&ip) {

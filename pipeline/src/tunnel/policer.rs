@@ -147,8 +147,6 @@ pub(super) struct Policer {
     echo: ProtocolLimits,
     /// Messages of other hosts with an address of the gateway.
     conflicts: TokenBucket,
-    /// Tunnel packets from unknown VTEPs, by segment.
-    new_remotes: Box<[TokenBucket]>,
     /// Frames for an unresolved next hop.
     unresolved: TokenBucket,
 }
@@ -162,14 +160,13 @@ pub(super) enum Protocol {
 }
 
 impl Policer {
-    pub(super) fn new(segments: usize) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             hasher: RandomState::new(),
             arp: ProtocolLimits::neighbours(),
             nd: ProtocolLimits::neighbours(),
             echo: ProtocolLimits::echo(),
             conflicts: TokenBucket::new(10, 10),
-            new_remotes: (0..segments).map(|_| TokenBucket::new(100, 100)).collect(),
             unresolved: TokenBucket::new(1_000, 100),
         }
     }
@@ -190,11 +187,6 @@ impl Policer {
         self.conflicts.take(1, now)
     }
 
-    /// Returns whether a packet of an unknown VTEP is within the limit of its segment.
-    pub(super) fn admits_new_remote(&self, segment: u16, now: u64) -> bool {
-        self.new_remotes.get(usize::from(segment)).is_some_and(|bucket| bucket.take(1, now))
-    }
-
     /// Returns whether a frame for an unresolved next hop is within the limit.
     pub(super) fn admits_unresolved(&self, now: u64) -> bool {
         self.unresolved.take(1, now)
@@ -211,7 +203,7 @@ mod tests {
 
     #[test]
     fn strangers_take_nothing_from_known_hosts() {
-        let policer = Policer::new(1);
+        let policer = Policer::new();
         let flood = (0..1_000_000).filter(|n| policer.admits(Protocol::Arp, MessageSource::Stranger(ip(*n)), 7));
         assert_eq!(flood.count(), 100);
         let known = (0..1000).filter(|_| policer.admits(Protocol::Arp, MessageSource::Known(ip(9)), 7));

@@ -9,11 +9,10 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 
-use super::counters::SegmentCounters;
 use super::headers::VLAN_TAG_LEN;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
 use super::tables::{Attachment, Layout, Remotes};
-use crate::epoch::Shared;
+use crate::epoch::{Guard, Shared};
 use crate::table::{Fdb, Key};
 use crate::token_bucket::TokenBucket;
 use crate::{Context, Stage};
@@ -58,7 +57,7 @@ impl PuntCode {
 #[derive(Clone)]
 pub struct GatewayTables {
     /// Ports and segments.
-    pub layout: Arc<Layout>,
+    pub layout: Arc<Shared<Arc<Layout>>>,
     /// Remotes.
     pub remotes: Arc<Shared<Remotes>>,
     /// Forwarding entries; their destinations are [`super::tables::Destination`]s.
@@ -71,8 +70,27 @@ pub struct GatewayTables {
 
 impl fmt::Debug for GatewayTables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GatewayTables").field("layout", &self.layout).finish_non_exhaustive()
+        f.debug_struct("GatewayTables").finish_non_exhaustive()
     }
+}
+
+impl GatewayTables {
+    /// Returns the tables as they are during one call of the stage.
+    #[inline(always)]
+    fn view<'g>(&'g self, guard: Guard<'g>) -> View<'g> {
+        let Self { layout, remotes, fdb, known_hosts, expected_replies } = self;
+        View { layout: layout.read(guard), remotes, fdb, known_hosts, expected_replies }
+    }
+}
+
+/// [`GatewayTables`] during one call of the stage, which sees one version of the ports and segments.
+#[derive(Clone, Copy)]
+pub(super) struct View<'g> {
+    pub(super) layout: &'g Layout,
+    pub(super) remotes: &'g Shared<Remotes>,
+    pub(super) fdb: &'g Fdb,
+    pub(super) known_hosts: &'g Shared<KnownHosts>,
+    pub(super) expected_replies: &'g ExpectedReplies,
 }
 
 /// The gateway stage of one worker.
@@ -85,7 +103,8 @@ pub struct Gateway {
 /// State of one worker's stage.
 #[derive(Debug)]
 pub(super) struct StageState {
-    pub(super) counters: Arc<[SegmentCounters]>,
+    /// Index of the worker.
+    pub(super) worker: usize,
     /// Buffers for copies and for frames that the gateway itself sends.
     pub(super) pool: Pool,
     pub(super) parser: Parser,
@@ -113,15 +132,6 @@ pub(super) struct Scratch {
 }
 
 impl StageState {
-    /// Passes a packet of an unknown VTEP to the control thread, within the rate limit of its segment.
-    pub(super) fn punt_new_remote(&self, context: &mut Context<'_>, packet: Packet, segment: u16) {
-        if self.policer.admits_new_remote(segment, context.now()) {
-            context.punt(packet, PuntCode::NewRemote.pack());
-        } else {
-            context.drop(packet, DropReason::RateLimited);
-        }
-    }
-
     /// Passes a frame for an unresolved next hop to the control thread, within the rate limit.
     pub(super) fn punt_unresolved(&self, context: &mut Context<'_>, packet: Packet, remote: u32) {
         if self.policer.admits_unresolved(context.now()) {
@@ -155,14 +165,14 @@ impl KnownSource {
 }
 
 impl Gateway {
-    /// Creates a worker's stage. `counters` has one entry per segment. Copies use buffers of `pool`.
-    pub fn new(tables: GatewayTables, counters: Arc<[SegmentCounters]>, pool: Pool) -> Self {
+    /// Creates the stage of the worker with this index. Copies use buffers of `pool`.
+    pub fn new(tables: GatewayTables, worker: usize, pool: Pool) -> Self {
         let state = StageState {
-            counters,
+            worker,
             pool,
             parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() },
             icmp_limiter: TokenBucket::new(100, 20),
-            policer: Policer::new(tables.layout.segments.len()),
+            policer: Policer::new(),
             reply_buffer: Box::new([0; MAX_HOST_FRAME]),
             source: KnownSource::NONE,
             scratch: Box::new(Scratch {
@@ -192,10 +202,11 @@ impl Gateway {
     fn process_from(&mut self, context: &mut Context<'_>, batch: &mut Batch, port: PortId) {
         let Self { tables, state } = self;
         batch.prefetch_data();
-        if tables.layout.is_underlay(port) {
-            tables.decapsulate(state, context, batch);
+        let view = tables.view(context.guard());
+        if view.layout.is_underlay(port) {
+            view.decapsulate(state, context, batch);
         } else {
-            tables.encapsulate(state, context, batch, port);
+            view.encapsulate(state, context, batch, port);
         }
     }
 }

@@ -1,19 +1,25 @@
-//! Tables that the workers of a gateway read: ports and segments, which never change, and remotes, which do.
+//! Tables that the workers of a gateway read: ports and segments, which a change of the configuration replaces, and
+//! remotes, which change often.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use wirepath_pmd::port::{Offloads, PortId};
 use wirepath_wire::MacAddr;
-use wirepath_wire::build::VxlanEncap;
+use wirepath_wire::build::{OuterChecksum, VxlanEncap};
 
-use super::config::{GatewayConfig, InnerVlans};
+use super::config::{GatewayConfig, InnerVlans, UnderlayConfig};
+use super::counters::SegmentCounters;
 use super::headers::ETHERNET_LEN;
 use super::kind::TunnelKind;
+use super::places::Places;
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
+use crate::token_bucket::TokenBucket;
 
+/// Tunnel packets of unknown VTEPs per second and segment that the control thread gets, and their burst.
+const NEW_REMOTES: (u64, u128) = (100, 100);
 /// Index that stands for "no attachment".
 const NONE: u32 = u32::MAX;
 
@@ -46,35 +52,13 @@ impl Destination {
     }
 }
 
-/// Ethernet address that the control thread may change while workers read it.
-#[derive(Debug)]
-pub struct CurrentMac(AtomicU64);
-
-impl CurrentMac {
-    /// Creates an address.
-    pub fn new(mac: MacAddr) -> Self {
-        Self(AtomicU64::new(mac.to_u64()))
-    }
-
-    /// Returns the address.
-    #[inline(always)]
-    pub fn get(&self) -> MacAddr {
-        MacAddr::from_u64(self.0.load(Ordering::Relaxed))
-    }
-
-    /// Changes the address.
-    pub fn set(&self, mac: MacAddr) {
-        self.0.store(mac.to_u64(), Ordering::Relaxed);
-    }
-}
-
 /// Properties of the underlay that the workers read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Underlay {
     /// Port of the underlay.
     pub port: PortId,
     /// The gateway's Ethernet address on the underlay.
-    pub mac: CurrentMac,
+    pub mac: MacAddr,
     /// VLAN ID of the underlay.
     pub vlan: Option<u16>,
     /// The gateway's IPv4 addresses.
@@ -99,6 +83,31 @@ pub struct Underlay {
 }
 
 impl Underlay {
+    fn new(config: &UnderlayConfig, mac: MacAddr, mtu: u16) -> Self {
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for prefix in &config.addresses {
+            match prefix.address {
+                IpAddr::V4(ip) => v4.push(ip),
+                IpAddr::V6(ip) => v6.push(ip),
+            }
+        }
+        let (first, last) = config.source_ports;
+        Self {
+            port: PortId::new(config.port as u16),
+            mac,
+            vlan: config.vlan,
+            v4,
+            v6,
+            networks: config.addresses.clone(),
+            kind: config.kind,
+            udp_port: config.udp_port,
+            source_ports: (first, u32::from(last - first) + 1),
+            copied_class: if config.dscp.is_none() { 0xff } else { 3 },
+            accept_zero_checksum6: config.checksum == OuterChecksum::Zero,
+            mtu,
+        }
+    }
+
     /// Returns the outer source port for a flow.
     #[inline(always)]
     pub fn source_port(&self, entropy: u32) -> u16 {
@@ -138,6 +147,10 @@ pub struct Segment {
     pub inner_vlans: InnerVlans,
     /// If true, frames from VTEPs that are not configured are accepted.
     pub accept_unknown_remotes: bool,
+    /// Counters of each worker, followed by those of the control thread.
+    pub counters: Arc<[SegmentCounters]>,
+    /// Limits the tunnel packets of unknown VTEPs that the control thread gets.
+    pub(super) new_remotes: Arc<TokenBucket>,
 }
 
 /// An attachment of a segment to a port.
@@ -161,6 +174,25 @@ enum Role {
     None,
     Underlay,
     Local(LocalPort),
+}
+
+impl Role {
+    /// Adds an attachment.
+    fn attach(&mut self, vlan: Option<u16>, index: u32) {
+        if let Self::None = self {
+            *self = Self::Local(LocalPort { untagged: NONE, tagged: Vec::new() });
+        }
+        let Self::Local(local) = self else { return };
+        match vlan {
+            None => local.untagged = index,
+            Some(vlan) => {
+                local.tagged.resize(4096, NONE);
+                if let Some(slot) = local.tagged.get_mut(usize::from(vlan)) {
+                    *slot = index;
+                }
+            }
+        }
+    }
 }
 
 /// Attachments of a port.
@@ -191,14 +223,17 @@ impl LocalPort {
     }
 }
 
-/// Ports and segments of a gateway, which never change at run time.
-#[derive(Debug)]
+/// Ports and segments of a gateway.
+///
+/// Segments and attachments that a change of the configuration removes stay in their lists until their index is used
+/// again, but nothing refers to them.
+#[derive(Clone, Debug)]
 pub struct Layout {
     /// The underlay.
     pub underlay: Underlay,
-    /// Segments in configuration order.
+    /// Segments by index.
     pub segments: Vec<Segment>,
-    /// Attachments of all segments in order.
+    /// Attachments by index.
     pub attachments: Vec<Attachment>,
     /// Role of each port.
     roles: Vec<Role>,
@@ -207,81 +242,78 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Creates the layout of a checked configuration. `ports` are the configured ports in order.
-    pub fn new(config: &GatewayConfig, ports: &[PortInfo]) -> Self {
-        let mut roles: Vec<Role> = ports.iter().map(|_| Role::None).collect();
-        let (mut segments, mut attachments) = (Vec::new(), Vec::new());
-        let mut vnis = HashMap::new();
-        let mut first_remote = 0;
-        for (segment_index, segment) in config.segments.iter().enumerate() {
-            let first = attachments.len() as u32;
-            for attachment in &segment.attachments {
+    /// Creates a layout without segments. `ports` are the configured ports in order.
+    pub(super) fn new(config: &UnderlayConfig, ports: &[PortInfo]) -> Self {
+        let port = ports.get(config.port);
+        let first = config.addresses.first().map(|prefix| prefix.address);
+        let mac = port.and_then(|port| port.mac).unwrap_or_else(|| generated_mac(first));
+        Self {
+            underlay: Underlay::new(config, mac, port.map_or(1500, |port| port.mtu)),
+            segments: Vec::new(),
+            attachments: Vec::new(),
+            roles: Vec::new(),
+            vnis: HashMap::new(),
+        }
+    }
+
+    /// Takes over a checked configuration. `places` are the indices of its parts. `workers` is the number of workers.
+    pub(super) fn update(&mut self, config: &GatewayConfig, places: &Places, ports: &[PortInfo], workers: usize) {
+        let Self { underlay, segments, attachments, roles, vnis } = self;
+        *underlay = Underlay::new(&config.underlay, underlay.mac, underlay.mtu);
+        *roles = ports.iter().map(|_| Role::None).collect();
+        if let Some(role) = roles.get_mut(config.underlay.port) {
+            *role = Role::Underlay;
+        }
+        let mut old_vnis = std::mem::take(vnis);
+        for (segment, place) in config.segments.iter().zip(&places.segments) {
+            let vni = segment.vni.get();
+            for (attachment, index) in segment.attachments.iter().zip(&place.attachments) {
                 let Some(port) = ports.get(attachment.port) else { continue };
-                let Some(role) = roles.get_mut(attachment.port) else { continue };
-                if let Role::None = role {
-                    *role = Role::Local(LocalPort { untagged: NONE, tagged: Vec::new() });
+                if let Some(role) = roles.get_mut(attachment.port) {
+                    role.attach(attachment.vlan, *index);
                 }
-                if let Role::Local(local) = role {
-                    let index = attachments.len() as u32;
-                    match attachment.vlan {
-                        None => local.untagged = index,
-                        Some(vlan) => {
-                            local.tagged.resize(4096, NONE);
-                            if let Some(slot) = local.tagged.get_mut(usize::from(vlan)) {
-                                *slot = index;
-                            }
-                        }
-                    }
-                }
-                attachments.push(Attachment {
+                let new = Attachment {
                     port: port.id,
                     vlan: attachment.vlan,
-                    segment: segment_index as u16,
+                    segment: place.index,
                     inserts_vlan: port.capabilities.offloads.contains(Offloads::TX_VLAN_INSERT),
                     max_frame: usize::from(port.mtu) + ETHERNET_LEN + segment.inner_vlans.tag_len(),
-                });
+                };
+                put(attachments, *index as usize, new);
             }
-            let remotes = segment.remotes.len() as u32;
-            vnis.insert(segment.vni.get(), segment_index as u16);
-            segments.push(Segment {
-                vni: segment.vni.get(),
-                attachments: (first..attachments.len() as u32).collect(),
-                remotes: (first_remote..first_remote + remotes).collect(),
+            let known = segments.get(usize::from(place.index)).filter(|_| old_vnis.remove(&vni).is_some());
+            let counters = || (0..=workers).map(|_| SegmentCounters::default()).collect();
+            let new = Segment {
+                vni,
+                attachments: place.attachments.clone(),
+                remotes: place.remotes.clone(),
                 learning: segment.learning,
                 inner_vlans: segment.inner_vlans,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
-            });
-            first_remote += remotes;
+                counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
+                new_remotes: known.map_or_else(
+                    || Arc::new(TokenBucket::new(NEW_REMOTES.0, NEW_REMOTES.1)),
+                    |known| Arc::clone(&known.new_remotes),
+                ),
+            };
+            put(segments, place.index.into(), new);
+            vnis.insert(vni, place.index);
         }
-        let u = &config.underlay;
-        if let Some(role) = roles.get_mut(u.port) {
-            *role = Role::Underlay;
-        }
-        let port = ports.get(u.port);
-        let (v4, v6) = u.addresses.iter().fold((Vec::new(), Vec::new()), |(mut v4, mut v6), prefix| {
-            match prefix.address {
-                IpAddr::V4(ip) => v4.push(ip),
-                IpAddr::V6(ip) => v6.push(ip),
+        for removed in old_vnis.into_values() {
+            // Its index may be in use by a new segment already.
+            if let Some(segment) = segments.get_mut(usize::from(removed))
+                && vnis.get(&segment.vni) != Some(&removed)
+            {
+                (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
+                (segment.learning, segment.accept_unknown_remotes) = (false, false);
             }
-            (v4, v6)
-        });
-        let underlay = Underlay {
-            port: PortId::new(u.port as u16),
-            mac: CurrentMac::new(
-                port.and_then(|port| port.mac).unwrap_or_else(|| generated_mac(u.addresses.first().map(|p| p.address))),
-            ),
-            vlan: u.vlan,
-            v4,
-            v6,
-            networks: u.addresses.clone(),
-            kind: u.kind,
-            udp_port: u.udp_port,
-            source_ports: (u.source_ports.0, u32::from(u.source_ports.1 - u.source_ports.0) + 1),
-            copied_class: if u.dscp.is_none() { 0xff } else { 3 },
-            accept_zero_checksum6: u.checksum == wirepath_wire::build::OuterChecksum::Zero,
-            mtu: port.map_or(1500, |port| port.mtu),
-        };
-        Self { underlay, segments, attachments, roles, vnis }
+        }
+    }
+
+    /// Returns the counters of a segment that the thread with this index writes.
+    #[inline(always)]
+    pub fn counters(&self, segment: u16, thread: usize) -> Option<&SegmentCounters> {
+        self.segments.get(usize::from(segment))?.counters.get(thread)
     }
 
     /// Returns whether the port is the underlay port.
@@ -302,6 +334,14 @@ impl Layout {
     /// Returns the index of the segment with this VNI.
     pub fn segment_of(&self, vni: u32) -> Option<u16> {
         self.vnis.get(&vni).copied()
+    }
+}
+
+/// Stores a value at an index, which may be one behind the last.
+pub(super) fn put<T: Clone>(list: &mut Vec<T>, index: usize, value: T) {
+    match list.get_mut(index) {
+        Some(old) => *old = value,
+        None => list.resize(index + 1, value),
     }
 }
 
@@ -475,7 +515,7 @@ mod tests {
     fn source_ports_stay_in_their_range() {
         let mut underlay = Underlay {
             port: PortId::new(0),
-            mac: CurrentMac::new(MacAddr::ZERO),
+            mac: MacAddr::ZERO,
             vlan: None,
             v4: Vec::new(),
             v6: Vec::new(),

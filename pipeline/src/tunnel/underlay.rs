@@ -223,6 +223,11 @@ impl UnderlayHost {
         &self.addresses
     }
 
+    /// Changes the host's IP addresses and next hops.
+    pub fn set_addresses(&mut self, addresses: Vec<Prefix>, gateways: Vec<IpAddr>) {
+        (self.addresses.addresses, self.addresses.gateways) = (addresses, gateways);
+    }
+
     /// Changes the host's Ethernet address.
     pub fn set_mac(&mut self, mac: MacAddr) {
         self.addresses.mac = mac;

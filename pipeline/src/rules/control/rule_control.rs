@@ -183,6 +183,12 @@ impl RuleControl {
         self.hardware.add_implicit_decap(plane, &mut self.table, rule, mark, now);
     }
 
+    /// Removes the implicit rule with this mark. Packets that matched it before may still arrive.
+    pub fn remove_implicit_decap(&mut self, plane: &mut ControlPlane, mark: u32) {
+        let now = plane.now();
+        self.hardware.remove_implicit_decap(plane, &mut self.table, mark, now);
+    }
+
     /// Installs an encapsulation in the NIC of a port, and returns its number. The NIC adds the header to
     /// packets that are sent with this number as transmit metadata. The sender must check their length, and
     /// must leave no transmit offload to be done.

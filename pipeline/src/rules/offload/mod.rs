@@ -154,6 +154,8 @@ pub struct HardwareRules {
     final_counts: HashMap<RuleId, HardwareCount>,
     /// Marks of implicit rules.
     implicit: HashMap<RuleId, u32>,
+    /// Number of implicit rules up to now.
+    implicit_count: u64,
     /// Implicit encapsulations, by port and number.
     encaps: HashMap<(PortId, u32), HardwareRuleId>,
     /// Number of times that a NIC lost its encapsulations.
@@ -206,6 +208,7 @@ impl HardwareRules {
             draining: DrainQueue::default(),
             final_counts: HashMap::new(),
             implicit: HashMap::new(),
+            implicit_count: 0,
             encaps: HashMap::new(),
             encap_losses: 0,
         }
@@ -231,9 +234,26 @@ impl HardwareRules {
         mark: u32,
         now: u64,
     ) {
-        let id = RuleId::of_number(u64::MAX - self.implicit.len() as u64);
+        let id = RuleId::of_number(u64::MAX - self.implicit_count);
+        self.implicit_count += 1;
         self.implicit.insert(id, IMPLICIT_MARK | mark);
         self.begin(devices, table, &[], &[(id, Arc::new(rule))], now);
+        self.finish(devices, table, now);
+    }
+
+    /// See [`super::RuleControl::remove_implicit_decap`].
+    pub(super) fn remove_implicit_decap(
+        &mut self,
+        devices: &mut dyn Devices,
+        table: &mut RuleTable,
+        mark: u32,
+        now: u64,
+    ) {
+        let mark = IMPLICIT_MARK | mark;
+        let found = self.implicit.iter().find(|(_, other)| **other == mark);
+        let Some(id) = found.map(|(id, _)| *id) else { return };
+        self.begin(devices, table, &[id], &[], now);
+        self.implicit.remove(&id);
         self.finish(devices, table, now);
     }
 

@@ -1,0 +1,289 @@
+//! Changes of a gateway's configuration while its workers forward.
+//!
+//! Segments are identified by their VNI, attachments by port and VLAN, remotes by address. What stays keeps its index in
+//! the tables ([`super::places`]), its forwarding entries, counters and next hop, so its packets do not notice the
+//! change. The workers see the new segments and the new remotes at two moments, one shortly after the other. In
+//! between, only parts that the change adds or removes can lose packets.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr};
+
+use wirepath_wire::MacAddr;
+
+use super::config::{GatewayConfig, SegmentConfig, StaticDestination, UnderlayConfig};
+use super::control::{ANNOUNCEMENTS, GatewayControl, Route, max_frame};
+use super::learned::LEARNED_REMOTES;
+use super::places::{Places, SegmentPlace};
+use super::tables::{Destination, Layout, NextHop, Remote, put};
+use crate::PortInfo;
+use crate::table::Key;
+
+/// A change of the configuration that was checked and is not carried out yet.
+#[derive(Debug)]
+pub struct Reconfiguration {
+    config: GatewayConfig,
+    places: Places,
+}
+
+/// A static entry: its key and its destination in forwarding tables.
+type Statics = HashMap<Key, u32>;
+
+impl GatewayControl {
+    /// Checks that the gateway can change to this configuration, which has passed all checks of
+    /// [`GatewayConfig::read`] and fits the ports. Changes nothing. `seconds` is the current second.
+    ///
+    /// # Errors
+    /// The reason why the gateway must be started anew for this configuration, or has no room for it.
+    pub fn prepare(&self, config: GatewayConfig, seconds: u32) -> Result<Reconfiguration, String> {
+        let (old, new) = (&self.config.underlay, &config.underlay);
+        let fixed = [
+            ("port", old.port == new.port),
+            ("kind", std::ptr::eq(old.kind, new.kind)),
+            ("udp_port", old.udp_port == new.udp_port),
+        ];
+        if let Some((key, _)) = fixed.iter().find(|(_, same)| !same) {
+            return Err(format!("underlay.{key} cannot change while the program runs; start it anew"));
+        }
+        let learned = |segment: u16, address| {
+            let remote = |index: &u32| self.list.get(*index as usize).is_some_and(|it| it.address == address);
+            self.learned.of_segment(segment).find(remote)
+        };
+        let places = self.places.after(&self.config, &config, learned, seconds)?;
+        let added = statics(&config, &places).len().saturating_sub(statics(&self.config, &self.places).len());
+        if self.fdb.len() + added > self.fdb.limits().entries {
+            return Err("the forwarding table has no room for the static entries".to_owned());
+        }
+        Ok(Reconfiguration { config, places })
+    }
+
+    /// Carries out a change. Nothing may have changed since [`Self::prepare`]. `ports` are the configured ports in order.
+    pub fn reconfigure(&mut self, change: Reconfiguration, ports: &[PortInfo], seconds: u32) {
+        self.install(change.config, change.places, ports, seconds);
+    }
+
+    /// Takes over a configuration and the indices of its parts.
+    pub(super) fn install(&mut self, config: GatewayConfig, places: Places, ports: &[PortInfo], now: u32) {
+        let old_statics = statics(&self.config, &self.places);
+        let old_ageing: HashMap<u16, u32> = ageing(&self.config, &self.places).collect();
+        let addresses_changed = self.config.underlay.addresses.len() != config.underlay.addresses.len()
+            || self.config.underlay.addresses.iter().any(|it| !config.underlay.addresses.contains(it))
+            || self.config.underlay.gateways != config.underlay.gateways;
+        let templates_changed = templates_differ(&self.config.underlay, &config.underlay);
+        let old = (std::mem::replace(&mut self.config, config), std::mem::replace(&mut self.places, places));
+        if addresses_changed {
+            let underlay = &self.config.underlay;
+            self.host.set_addresses(underlay.addresses.clone(), underlay.gateways.clone());
+            (self.announcements_left, self.announce_at) = (ANNOUNCEMENTS.1, 0);
+        }
+        self.underlay_version += u64::from(templates_changed);
+
+        let removed = self.remove_parts(&old.1);
+        let promoted: Vec<u32> = self.configured().filter(|index| self.learned.contains(*index)).collect();
+        promoted.into_iter().for_each(|index| self.learned.promote(index));
+
+        let mut layout = Layout::clone(&self.layout);
+        layout.update(&self.config, &self.places, ports, self.workers);
+        self.publish_layout(layout);
+        self.place_remotes(templates_changed);
+        self.remove_lost_learned(&removed.segments, now);
+        self.update_next_hops();
+        self.publish();
+        self.publish_known_hosts();
+
+        if !removed.segments.is_empty() || !removed.destinations.is_empty() {
+            self.fdb.remove_all(|entry| {
+                removed.segments.contains(&entry.key.segment())
+                    || entry.seen.is_some() && removed.destinations.contains(&entry.destination)
+            });
+        }
+        self.update_statics(&old_statics);
+        for (segment, seconds) in ageing(&self.config, &self.places) {
+            if old_ageing.get(&segment) != Some(&seconds) {
+                self.fdb.set_ageing(segment, seconds);
+            }
+        }
+        self.reset_learn_stats(&old.1);
+    }
+
+    /// Indices of all configured remotes.
+    fn configured(&self) -> impl Iterator<Item = u32> {
+        self.places.segments.iter().flat_map(|place| place.remotes.iter().copied())
+    }
+
+    /// Returns what the new configuration lacks.
+    fn remove_parts(&mut self, old: &Places) -> Removed {
+        let mut removed = Removed::default();
+        let now: HashMap<u16, &SegmentPlace> = self.places.segments.iter().map(|place| (place.index, place)).collect();
+        for place in &old.segments {
+            let stays = now.get(&place.index);
+            if stays.is_none() {
+                removed.segments.insert(place.index);
+            }
+            let kept: HashSet<u32> = stays.iter().flat_map(|place| place.remotes.iter().copied()).collect();
+            for index in place.remotes.iter().filter(|index| !kept.contains(index)) {
+                removed.destinations.insert(Destination::Remote(*index).pack());
+                if let (Some(remote), Some(route)) =
+                    (self.list.get_mut(*index as usize), self.routes.get_mut(*index as usize))
+                {
+                    (remote.address, remote.next_hop) = (Ipv4Addr::UNSPECIFIED.into(), NextHop::Unreachable);
+                    (route.next_hop, route.mac) = (None, None);
+                }
+            }
+            let kept: HashSet<u32> = stays.iter().flat_map(|place| place.attachments.iter().copied()).collect();
+            let attachments = place.attachments.iter().filter(|index| !kept.contains(index));
+            removed.destinations.extend(attachments.map(|index| Destination::Attachment(*index).pack()));
+        }
+        removed
+    }
+
+    /// Brings the configured remotes and their routes up to date.
+    fn place_remotes(&mut self, templates_changed: bool) {
+        let Self { config, places, list, routes, host, .. } = self;
+        let mut changed = Vec::new();
+        for (segment, place) in config.segments.iter().zip(&places.segments) {
+            for (remote, index) in segment.remotes.iter().zip(&place.remotes) {
+                let at = *index as usize;
+                let next_hop = host.addresses().next_hop(remote.address);
+                let max_frame = max_frame(&config.underlay, self.underlay_mtu, Some(segment), remote.address);
+                let same = |it: &Remote| it.address == remote.address && it.segment == place.index;
+                let known = list.get(at).is_some_and(same);
+                if let (Some(it), Some(route), true) = (list.get_mut(at), routes.get_mut(at), known) {
+                    it.max_frame = max_frame;
+                    if route.local != remote.local || route.next_hop != next_hop || templates_changed {
+                        (route.local, route.next_hop) = (remote.local, next_hop);
+                        changed.push(*index);
+                    }
+                    continue;
+                }
+                let new =
+                    Remote { address: remote.address, segment: place.index, max_frame, next_hop: NextHop::Resolving };
+                let route = Route { local: remote.local, next_hop, mac: None };
+                put(list, at, new);
+                put(routes, at, route);
+                changed.push(*index);
+            }
+        }
+        let learned: Vec<u32> = self.learned.indices().collect();
+        for index in learned {
+            let segment = self.list.get(index as usize).and_then(|it| self.segment_config(it.segment)).cloned();
+            let Some(remote) = self.list.get_mut(index as usize) else { continue };
+            remote.max_frame = max_frame(&self.config.underlay, self.underlay_mtu, segment.as_ref(), remote.address);
+            changed.extend(templates_changed.then_some(index));
+        }
+        for index in changed {
+            self.refresh_remote(index);
+        }
+        self.dirty = true;
+    }
+
+    /// Writes the outer headers of a remote anew.
+    fn refresh_remote(&mut self, index: u32) {
+        let next_hop = self.routes.get(index as usize).and_then(|route| route.next_hop);
+        let contacted = next_hop.filter(|next_hop| self.neighbours.state(*next_hop).is_some());
+        let mac = contacted.and_then(|next_hop| self.neighbours.mac(next_hop));
+        self.set_remote_state(index, mac, contacted.and_then(|next_hop| self.neighbours.state(next_hop)));
+    }
+
+    /// Removes learned remotes that the configuration does not allow any more, and updates the others.
+    fn remove_lost_learned(&mut self, removed: &HashSet<u16>, now: u32) {
+        let learned: Vec<u32> = self.learned.indices().collect();
+        for index in learned {
+            let Some((address, segment)) = self.list.get(index as usize).map(|it| (it.address, it.segment)) else {
+                continue;
+            };
+            let settings = self.segment_config(segment).filter(|_| !removed.contains(&segment));
+            let local = settings.filter(|settings| settings.accept_unknown_remotes).and_then(|settings| {
+                settings.locals.iter().copied().find(|local| local.is_ipv4() == address.is_ipv4())
+            });
+            let next_hop = self.host.addresses().next_hop(address);
+            let (Some(local), true, true) = (local, next_hop.is_some(), self.layout.underlay.can_be_remote(address))
+            else {
+                self.remove_remote(index, now);
+                continue;
+            };
+            let Some(route) = self.routes.get_mut(index as usize) else { continue };
+            if (route.local, route.next_hop) != (local, next_hop) {
+                (route.local, route.next_hop) = (local, next_hop);
+                self.refresh_remote(index);
+            }
+        }
+    }
+
+    /// Finds the next hops anew. New ones are resolved in the next ticks, unused ones are forgotten.
+    fn update_next_hops(&mut self) {
+        let indices: Vec<u32> = self.configured().chain(self.learned.contacted()).collect();
+        let mut next_hops: HashMap<IpAddr, Vec<u32>> = HashMap::new();
+        self.unresolved.clear();
+        for index in indices {
+            let Some(next_hop) = self.routes.get(index as usize).and_then(|route| route.next_hop) else { continue };
+            let remotes = next_hops.entry(next_hop).or_default();
+            if remotes.is_empty() && self.neighbours.state(next_hop).is_none() {
+                self.unresolved.push_back(next_hop);
+            }
+            remotes.push(index);
+        }
+        self.neighbours.set_capacity(next_hops.len() + LEARNED_REMOTES);
+        let old = std::mem::replace(&mut self.remotes_by_next_hop, next_hops);
+        for next_hop in old.into_keys().filter(|next_hop| !self.remotes_by_next_hop.contains_key(next_hop)) {
+            self.neighbours.forget(next_hop, &mut self.actions);
+        }
+    }
+
+    /// Brings the static entries up to date.
+    fn update_statics(&mut self, old: &Statics) {
+        let new = statics(&self.config, &self.places);
+        for key in old.keys().filter(|key| !new.contains_key(key)) {
+            self.fdb.remove(*key);
+        }
+        for (key, destination) in new {
+            if old.get(&key) != Some(&destination) && !self.fdb.insert_static(key, destination) {
+                tracing::warn!("the forwarding table has no room for the static entry {}", MacAddr(key.mac()));
+            }
+        }
+    }
+
+    /// Gives new segments counters that begin at zero.
+    fn reset_learn_stats(&mut self, old: &Places) {
+        let old: HashSet<u16> = old.segments.iter().map(|place| place.index).collect();
+        for place in &self.places.segments {
+            let at = usize::from(place.index);
+            self.learns.resize(self.learns.len().max(at + 1), Default::default());
+            if !old.contains(&place.index) {
+                self.learns[at] = Default::default();
+            }
+        }
+    }
+}
+
+/// Parts that a new configuration lacks.
+#[derive(Debug, Default)]
+struct Removed {
+    segments: HashSet<u16>,
+    /// Attachments and configured remotes, as in forwarding tables.
+    destinations: HashSet<u32>,
+}
+
+/// Returns the static entries of a configuration.
+fn statics(config: &GatewayConfig, places: &Places) -> Statics {
+    let of_segment = |(segment, place): (&SegmentConfig, &SegmentPlace)| -> Vec<(Key, u32)> {
+        let destination = |to: &StaticDestination| match to {
+            StaticDestination::Remote(i) => place.remotes.get(*i).map(|index| Destination::Remote(*index)),
+            StaticDestination::Attachment(i) => place.attachments.get(*i).map(|index| Destination::Attachment(*index)),
+        };
+        let entry =
+            |(mac, to): &(MacAddr, StaticDestination)| Some((Key::new(place.index, mac.0), destination(to)?.pack()));
+        segment.statics.iter().filter_map(entry).collect()
+    };
+    config.segments.iter().zip(&places.segments).flat_map(of_segment).collect()
+}
+
+/// Returns the ageing time of each segment, by its index.
+fn ageing(config: &GatewayConfig, places: &Places) -> impl Iterator<Item = (u16, u32)> {
+    config.segments.iter().zip(&places.segments).map(|(segment, place)| (place.index, segment.ageing))
+}
+
+/// Returns whether the outer headers of all tunnels change.
+fn templates_differ(old: &UnderlayConfig, new: &UnderlayConfig) -> bool {
+    (old.vlan, old.ttl, old.dscp, old.checksum, old.source_ports)
+        != (new.vlan, new.ttl, new.dscp, new.checksum, new.source_ports)
+}
