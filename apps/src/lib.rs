@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod configuration;
 pub mod control_socket;
 pub mod gateway;
 pub mod l2fwd;

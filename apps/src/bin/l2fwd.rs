@@ -41,7 +41,8 @@ fn main() -> ExitCode {
             stop: Some(cli::Stop::on_signals()?.flag()),
             report_every: (live && cli::can_redraw()).then_some(REPORT_EVERY),
         };
-        let (summary, rules) = l2fwd::run(config, arguments.run.config.as_deref(), &options, live)?;
+        let (summary, rules) =
+            l2fwd::run(config, (&source, arguments.run.config.as_deref()), &options, live, &arguments.common)?;
         cli::print_summary(&summary, rules, arguments.common.json)?;
         match summary.failures.first() {
             Some(failure) => Err(Failure::failed(failure)),

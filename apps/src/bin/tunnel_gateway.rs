@@ -1,20 +1,21 @@
 //! The program `tunnel-gateway`: VXLAN between local segments and remote VTEPs.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use wirepath_apps::cli::{self, Failure};
+use wirepath_apps::configuration::LiveConfiguration;
 use wirepath_apps::control_socket::ControlSocket;
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{
     Arguments, Capture, GatewayMonitor, Report, Setup, check_opened, check_tags, rule_parser, update_nic_tunnels,
     warn_of_lost_tags,
 };
-use wirepath_apps::rules::{ControlWithRules, Hardware, RuleSettings};
+use wirepath_apps::rules::{ControlWithRules, RuleSettings};
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
-use wirepath_pipeline::{ControlPlane, PortInfo, RunOptions, Runtime, Summary};
-use wirepath_pmd::port::Offloads;
+use wirepath_pipeline::{ControlPlane, RunOptions, Runtime, Summary};
 use wirepath_settings::Source;
 
 fn main() -> ExitCode {
@@ -64,9 +65,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         );
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
-    let mut control = GatewayMonitor::new(gateway, peer, live);
+    let mut control = GatewayMonitor::new(gateway, peer, live, arguments.common.clone());
     control.capture = capture;
-    let (summary, control, rules) = run_gateway(runtime, &config, rules, control, &options)?;
+    let from = (&source, arguments.run.config.as_deref());
+    let (summary, control, rules) = run_gateway(runtime, &config, rules, control, from, &options)?;
     let report = format!("{rules}{}", Report(&control.gateway));
     cli::print_summary(&summary, report, arguments.common.json)?;
     if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
@@ -99,6 +101,7 @@ fn run_gateway(
     config: &GatewayConfig,
     rules: RuleSettings,
     mut control: GatewayMonitor,
+    (source, path): (&Source, Option<&Path>),
     options: &RunOptions,
 ) -> Result<(Summary, GatewayMonitor, String), Failure> {
     let failed = Failure::failed;
@@ -108,34 +111,26 @@ fn run_gateway(
         running.run(&mut control, options);
         return Ok((running.stop(&mut control), control, String::new()));
     }
-    let marks = |port: &PortInfo| port.capabilities.offloads.contains(Offloads::RX_MARK);
-    let nic = rules.hardware == Hardware::Auto && runtime.ports().get(config.underlay.port).is_some_and(marks);
-    if rules.is_empty() && !nic {
-        let mut running = runtime.start(|worker| control.gateway.stage(worker)).map_err(failed)?;
-        if let Err(refused) = check_started_ports(running.plane(), config) {
-            running.stop(&mut control);
-            return Err(refused);
-        }
-        running.run(&mut control, options);
-        return Ok((running.stop(&mut control), control, String::new()));
-    }
-    let mut control = ControlWithRules::begin(&mut runtime, rules, rule_parser(config), control)?;
-    control.update_nics = Some(update_nic_tunnels);
+    let control = ControlWithRules::begin(&mut runtime, rules, rule_parser(config), control)?;
+    let mut control = LiveConfiguration::new(control, source, path);
+    let rules = &mut control.control;
+    rules.update_nics = Some(update_nic_tunnels);
     let mut running = runtime
         .start(|worker| {
-            let gateway = control.control.gateway.stage(worker);
-            control.stage(worker, gateway)
+            let gateway = rules.control.gateway.stage(worker);
+            rules.stage(worker, gateway)
         })
         .map_err(failed)?;
-    let checked = check_started_ports(running.plane(), config).and_then(|()| control.started(running.plane()));
+    let checked = check_started_ports(running.plane(), config).and_then(|()| control.control.started(running.plane()));
     if let Err(refused) = checked {
         running.stop(&mut control);
         return Err(refused);
     }
     running.run(&mut control, options);
     let summary = running.stop(&mut control);
-    let report = control.report();
-    Ok((summary, control.control, report))
+    let rules = control.control;
+    let report = rules.report();
+    Ok((summary, rules.control, report))
 }
 
 /// Checks the ports again after their start, when their mode is final.

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Value, json};
-use wirepath_pipeline::{CheckedPorts, OpenedPort, Runtime, RuntimeConfig};
+use wirepath_pipeline::{CheckedPorts, OpenedPort, PortInfo, Runtime, RuntimeConfig};
 use wirepath_pmd::drivers::{PortSettings, device_kind};
 
 use super::{Failure, print, print_json};
@@ -93,4 +93,14 @@ pub fn report_check(
         text += &format!("segment {name}: inner MTU {mtu}\n");
     }
     print(text)
+}
+
+/// Refuses a configuration whose ports have another order than those that run.
+pub fn check_same_ports(running: &[PortInfo], configured: &[PortSettings]) -> Result<(), Failure> {
+    let same = running.iter().map(|port| &port.name).eq(configured.iter().map(|port| &port.name));
+    if same {
+        Ok(())
+    } else {
+        Err(Failure::usage("the order of the ports cannot change without a restart of the program"))
+    }
 }

@@ -47,7 +47,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use check::{CheckScope, CheckedPort, check_machine, report_check};
+pub use check::{CheckScope, CheckedPort, check_machine, check_same_ports, report_check};
 pub use cpu::missing_cpu_features;
 pub use failure::Failure;
 pub use live::{can_redraw, rates_table, show_live};

@@ -203,7 +203,20 @@ impl Client {
     /// # Errors
     /// As [`Self::receive`].
     pub fn metrics(&mut self, format: &str) -> Result<String, Failure> {
-        self.send(&json!({ "request": "metrics", "format": format }))?;
+        self.text(&json!({ "request": "metrics", "format": format }))
+    }
+
+    /// Returns the configuration in force.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn configuration(&mut self) -> Result<String, Failure> {
+        self.text(&json!({ "request": "configuration" }))
+    }
+
+    /// Sends a request that is answered by a text.
+    fn text(&mut self, request: &Value) -> Result<String, Failure> {
+        self.send(request)?;
         let mut text = String::new();
         loop {
             let line = self.receive()?;

@@ -12,18 +12,24 @@
 //! | `{"request": "objects"}` | `objects`: `name`, `about` and `operations` of what can be changed |
 //! | `{"request": "add", "object": "rule", "arguments": {"rule": "..."}}` | properties of the object, such as `id` |
 //! | `set` and `remove` instead of `add` | the same |
+//! | `{"request": "reload", "dry_run": true}` | `applied`, `differences`, `omitted`, `notes` |
+//! | `{"request": "configuration"}` | `text`: the configuration in force, as TOML |
 //! | `{"request": "log", "level": "debug", "module": "wirepath_pmd"}` | `levels` in force after the change |
 //! | `{"request": "log"}` | `levels` in force |
 //!
 //! A column has `name`, `kind` (`key`, `attribute`, `counter` or `gauge`), `unit` and `about`.
 //!
 //! Each answer has `"ok": true`, or `"ok": false` and the reason as `error`. A long answer to `show` has several
-//! lines with `rows`, and one to `metrics` with `text`; all but the last one have `"more": true`. `show` takes
+//! lines with `rows`, one to `metrics` or `configuration` lines with `text`; all but the last one have `"more": true`. `show` takes
 //! `"where"`, a list of conditions such as `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and `"limit"`, a
 //! number of rows. `uptime` is in seconds, `metrics` the address of the metrics by HTTP.
 //!
 //! Every request may carry `"version": 1`. A program that does not know the version refuses the request. Later
 //! versions may add requests, keys and columns, so clients ignore keys that they do not know.
+//!
+//! A change of an object of the configuration, and a reload, are answered when they are carried out or refused. Changes
+//! are carried out one after the other. Each of `differences` has a `path`, and its value `before` and `after`;
+//! `omitted` is the number of those that are not listed. `notes` are lines for the operator.
 //!
 //! Who may connect, may look: the mode and the group of the socket file decide. Who may change is checked by the
 //! credentials of the peer (`SO_PEERCRED`, unix(7)), and each change is logged with them. No client holds the control

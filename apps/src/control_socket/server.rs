@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use wirepath_control_socket::{Answer, Limits, LineServer, Listener, Peer, Service, remove_abandoned};
 use wirepath_pipeline::registry::{
-    Change, Column, ColumnKind, Filter, Listing, Management, MetricsFormat, MetricsText, ObjectSpec, Operation,
-    Registry, TableSpec,
+    Change, Changed, Column, ColumnKind, Filter, Listing, Management, MetricsFormat, MetricsText, ObjectSpec,
+    Operation, Registry, TableSpec,
 };
 use wirepath_pipeline::{Control, ControlPlane};
 
@@ -20,6 +21,8 @@ use crate::cli::{Failure, log};
 
 /// Entries of one part of a listing. Some entries take a call of a device.
 const PART: usize = 128;
+/// Bytes of one part of a text.
+const TEXT_PART: usize = 16 << 10;
 /// Time after which a turn makes no other part of the text for HTTP.
 const METRICS_TIME: Duration = Duration::from_millis(2);
 
@@ -49,6 +52,10 @@ struct Program {
 enum Rest {
     Rows(RestOfRows),
     Metrics(Box<MetricsText>),
+    /// Number of a change that is not carried out yet.
+    Change(u64),
+    /// Rest of a text.
+    Text(VecDeque<String>),
 }
 
 /// Rows that an answer to `show` still lacks.
@@ -189,6 +196,7 @@ impl Requests<'_> {
             "metrics" => &["format"],
             "add" | "set" | "remove" => &["object", "arguments"],
             "log" => &["level", "module"],
+            "reload" => &["dry_run"],
             _ => &[],
         };
         if let Some(key) = request.keys().find(|key| !known.contains(&key.as_str())) {
@@ -213,11 +221,16 @@ impl Requests<'_> {
                 Ok(Reply::Rest(Rest::Metrics(Box::new(self.program.metrics(format, &self.registry)))))
             }
             "log" => self.log(peer, &request).map(Reply::Line),
+            "reload" => self.reload(peer, &request).map(Reply::from),
+            "configuration" => {
+                let text = self.registry.control.configuration().ok_or("this program has no configuration")?;
+                Ok(Reply::Rest(Rest::Text(parts(text))))
+            }
             other => match Operation::of_name(other) {
-                Some(operation) => self.change(peer, operation, &request).map(Reply::Line),
+                Some(operation) => self.change(peer, operation, &request).map(Reply::from),
                 None => Err(format!(
-                    "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove or \
-                     log"
+                    "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove, \
+                     reload, configuration or log"
                 )),
             },
         }
@@ -276,7 +289,16 @@ impl Requests<'_> {
         Ok(json!({ "levels": log::levels() }))
     }
 
-    fn change(&mut self, peer: &Peer, operation: Operation, request: &Map<String, Value>) -> Result<Value, String> {
+    fn reload(&mut self, peer: &Peer, request: &Map<String, Value>) -> Result<Changed, String> {
+        let dry_run = match request.get("dry_run") {
+            None => false,
+            Some(value) => value.as_bool().ok_or("dry_run: expected true or false")?,
+        };
+        self.check_may_change(peer)?;
+        self.registry.control.reload(dry_run, &peer.to_string())
+    }
+
+    fn change(&mut self, peer: &Peer, operation: Operation, request: &Map<String, Value>) -> Result<Changed, String> {
         self.check_may_change(peer)?;
         let object = text(request, "object")?;
         let none = Map::new();
@@ -308,6 +330,19 @@ impl Requests<'_> {
         }
         append(out, &line);
         if more { Answer::More(Rest::Rows(rest)) } else { Answer::Done }
+    }
+
+    /// Appends the answer to a change, if its outcome is known.
+    fn outcome(&mut self, number: u64, out: &mut Vec<u8>) -> Answer<Rest> {
+        match self.registry.control.change_result(number) {
+            None => return Answer::Later(Rest::Change(number)),
+            Some(Err(why)) => self.refuse(&why, out),
+            Some(Ok(mut line)) => {
+                line["ok"] = true.into();
+                append(out, &line);
+            }
+        }
+        Answer::Done
     }
 
     /// Appends the next line of an answer to `metrics`.
@@ -351,12 +386,43 @@ impl Service for Requests<'_> {
         match rest {
             Rest::Rows(rest) => self.rows(rest, out),
             Rest::Metrics(rest) => self.metrics(rest, out),
+            Rest::Change(number) => self.outcome(number, out),
+            Rest::Text(mut parts) => {
+                let text = parts.pop_front().unwrap_or_default();
+                if parts.is_empty() {
+                    append(out, &json!({ "ok": true, "text": text }));
+                    return Answer::Done;
+                }
+                append(out, &json!({ "ok": true, "text": text, "more": true }));
+                Answer::More(Rest::Text(parts))
+            }
         }
     }
 
     fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
         append(out, &json!({ "ok": false, "error": why }));
     }
+}
+
+impl From<Changed> for Reply {
+    fn from(changed: Changed) -> Self {
+        match changed {
+            Changed::Done(line) => Self::Line(line),
+            Changed::Pending(number) => Self::Rest(Rest::Change(number)),
+        }
+    }
+}
+
+/// Cuts a text into the parts of an answer.
+fn parts(text: String) -> VecDeque<String> {
+    let mut parts = VecDeque::new();
+    for line in text.split_inclusive('\n') {
+        match parts.back_mut() {
+            Some(part) if String::len(part) < TEXT_PART => part.push_str(line),
+            _ => parts.push_back(line.to_owned()),
+        }
+    }
+    parts
 }
 
 fn append(out: &mut Vec<u8>, line: &Value) {
@@ -406,8 +472,9 @@ fn table(table: &TableSpec) -> Value {
 
 fn object(object: &ObjectSpec) -> Value {
     let operations = object.operations.iter().map(|(operation, arguments)| {
-        let arguments =
-            arguments.iter().map(|it| json!({ "name": it.name, "about": it.about, "required": it.required }));
+        let arguments = arguments
+            .iter()
+            .map(|it| json!({ "name": it.name, "about": it.about, "kind": it.kind.name(), "required": it.required }));
         json!({ "name": operation.name(), "arguments": arguments.collect::<Vec<_>>() })
     });
     json!({ "name": object.name, "about": object.about, "operations": operations.collect::<Vec<_>>() })

@@ -3,7 +3,9 @@
 mod arguments;
 mod capture;
 pub mod demo;
+mod objects;
 mod offload;
+mod reconfigure;
 mod report;
 mod setup;
 

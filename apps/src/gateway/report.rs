@@ -3,7 +3,7 @@
 use serde_json::Value;
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
-use wirepath_pipeline::registry::{Change, ObjectSpec, Page, TableSpec};
+use wirepath_pipeline::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates};
@@ -24,6 +24,8 @@ pub struct GatewayMonitor {
     pub peer: Option<Peer>,
     /// If true, rates are shown on the terminal.
     pub live: bool,
+    /// Options that precede the table `[log]` of the configuration.
+    pub common: cli::Common,
     /// Capture file for dropped packets.
     pub capture: Option<Capture>,
     /// State of the tunnel offload to the NIC of the underlay.
@@ -37,11 +39,12 @@ pub struct GatewayMonitor {
 
 impl GatewayMonitor {
     /// Creates the control handler of a gateway, without capture.
-    pub fn new(gateway: GatewayControl, peer: Option<Peer>, live: bool) -> Self {
+    pub fn new(gateway: GatewayControl, peer: Option<Peer>, live: bool, common: cli::Common) -> Self {
         Self {
             gateway,
             peer,
             live,
+            common,
             capture: None,
             offload: NicTunnels::default(),
             service: Service::new(),
@@ -175,7 +178,7 @@ impl Control for GatewayMonitor {
         self.gateway.objects()
     }
 
-    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Value, String> {
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Changed, String> {
         self.gateway.change(change, plane)
     }
 

@@ -66,6 +66,12 @@ impl Config {
     }
 }
 
+impl AsRef<RuleSettings> for Config {
+    fn as_ref(&self) -> &RuleSettings {
+        &self.rules
+    }
+}
+
 impl Mode {
     fn read(table: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
         let mode = table.choice("mode", &[("pairs", false), ("bridge", true)])?;

@@ -27,9 +27,11 @@ pub use config::{Config, Mode};
 pub use pairs::{Pairs, PairsControl};
 use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summary};
+use wirepath_settings::Source;
 use wirepath_wire::Parser;
 
 use crate::cli::{self, CheckedPort, Failure, Service};
+use crate::configuration::{ConfigObject, Reconfigure};
 use crate::control_socket::ControlSocket;
 use crate::rules;
 
@@ -55,16 +57,17 @@ mode = "pairs"
 rewrite_mac = true
 "#;
 
-/// Runs until `options` end the run. `path` is the file of the configuration. If `live` is true, rates are shown on the
-/// terminal. Also returns the report of the flow rules.
+/// Runs until `options` end the run. `source` and `path` are text and file of the configuration. If `live` is true,
+/// rates are shown on the terminal. Also returns the report of the flow rules.
 ///
 /// # Errors
 /// If the ports or the control socket cannot be opened, or the rules cannot be carried out.
 pub fn run(
     config: Config,
-    path: Option<&Path>,
+    (source, path): (&Source, Option<&Path>),
     options: &RunOptions,
     live: bool,
+    common: &cli::Common,
 ) -> Result<(Summary, String), Failure> {
     let Config { ports, runtime, mode, rules, control, log: _ } = config;
     let mut runtime = Runtime::open(ports, runtime)?;
@@ -75,11 +78,13 @@ pub fn run(
     match mode {
         Mode::Pairs { peers, rewrite_mac } => {
             let stage = Pairs::new(&peers, rewrite_mac.then(|| runtime.ports()));
-            rules::run(runtime, rules, |_| stage.clone(), Monitor::new(stage.control(), live), options)
+            let control = Monitor::new(stage.control(), live, common);
+            rules::run(runtime, rules, |_| stage.clone(), control, (source, path), options)
         }
         Mode::Bridge { ageing } => {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);
-            rules::run(runtime, rules, |_| bridge.clone(), Monitor::new(control, live), options)
+            let control = Monitor::new(control, live, common);
+            rules::run(runtime, rules, |_| bridge.clone(), control, (source, path), options)
         }
     }
 }
@@ -110,11 +115,44 @@ struct Monitor<C> {
     control: C,
     live: bool,
     service: Service,
+    /// Options that precede the table `[log]` of the configuration.
+    common: cli::Common,
 }
 
 impl<C> Monitor<C> {
-    fn new(control: C, live: bool) -> Self {
-        Self { control, live, service: Service::new() }
+    fn new(control: C, live: bool, common: &cli::Common) -> Self {
+        Self { control, live, service: Service::new(), common: common.clone() }
+    }
+}
+
+impl<C: Control> Reconfigure for Monitor<C> {
+    type Setup = Config;
+
+    fn read(source: &Source) -> Result<Config, Failure> {
+        let config = Config::read(source)?;
+        config.rules.check(&config.ports)?;
+        Ok(config)
+    }
+
+    fn config_objects() -> &'static [&'static ConfigObject] {
+        &[]
+    }
+
+    fn can_change(path: &[String]) -> bool {
+        path.first().is_some_and(|table| table == "log")
+    }
+
+    fn check(&mut self, config: &Config, plane: &mut wirepath_pipeline::ControlPlane) -> Result<(), Failure> {
+        cli::check_same_ports(plane.ports(), &config.ports)
+    }
+
+    fn apply(&mut self, config: Config, _: bool, _: &mut wirepath_pipeline::ControlPlane) -> Result<(), Failure> {
+        self.common.configure_log(&config.log);
+        Ok(())
+    }
+
+    fn changed_rules(&self) -> Option<Vec<String>> {
+        None
     }
 }
 

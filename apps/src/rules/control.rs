@@ -1,26 +1,27 @@
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 use wirepath_flow::{Ports, Rule};
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
-use wirepath_pipeline::registry::{Argument, Change, Column, ObjectSpec, Operation, Page, Row, TableSpec, Unit};
+use wirepath_pipeline::registry::{
+    Argument, ArgumentKind, Change, Changed, Column, ObjectSpec, Operation, Page, Row, TableSpec, Unit,
+};
 use wirepath_pipeline::rules::{
     ActiveRule, ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage, RuleTableError,
 };
 use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
 use wirepath_pmd::port::{PortEvent, PortId};
-use wirepath_settings::{ConfigError, Source, Span};
+use wirepath_settings::{Source, Span};
 use wirepath_wire::Parser;
 
 use super::config::{Entry, Hardware, RuleSettings};
-use crate::cli::{Failure, ReloadGuard, Table, hangup_flag};
+use crate::cli::{Failure, Table};
+use crate::configuration::{ConfigObject, LiveConfiguration, Reconfigure};
 
-/// The control of a program with flow rules around its stages. It manages the rules, reloads the rule file on
-/// SIGHUP, and reports the rule counters.
+/// The control of a program with flow rules around its stages. It manages the rules and reports the rule counters.
 #[derive(Debug)]
 pub struct ControlWithRules<C> {
     /// The program's own control.
@@ -29,21 +30,16 @@ pub struct ControlWithRules<C> {
     pub update_nics: Option<fn(&mut C, &mut RuleControl, &mut ControlPlane)>,
     rules: RuleControl,
     settings: RuleSettings,
+    /// Number of rules of the configuration and its file, as they were read.
+    listed: usize,
     /// Origin of each active rule.
     origins: HashMap<RuleId, Origin>,
     names: Vec<String>,
-    /// Set by SIGHUP.
-    reload: Arc<AtomicBool>,
-    /// Reads the rule file, so that a slow file system does not hold the control thread.
-    reading: Option<(Reading, ReloadGuard)>,
     /// Active rules with their counters, after the stop.
     latest: Vec<ActiveRule>,
     /// Where the rules ran at the end.
     final_placements: Vec<Vec<Value>>,
 }
-
-/// The thread that reads the rule file.
-type Reading = JoinHandle<Result<Vec<Entry>, ConfigError>>;
 
 /// Origin of a rule. The rule list is ordered by origin.
 #[derive(Clone, Debug)]
@@ -57,7 +53,7 @@ struct Origin {
 enum OriginKind {
     /// The configuration itself.
     Configuration,
-    /// The rule file, which is read again on SIGHUP.
+    /// The rule file, which is read again with the configuration.
     File,
     /// A change of the running program.
     Change,
@@ -92,7 +88,7 @@ impl<C: Control> Control for WithoutRules<'_, C> {
     }
 }
 
-/// Rules that [`ControlWithRules::apply_file`] handles between two looks at the queues of the control thread.
+/// Rules that [`ControlWithRules::replace`] handles between two looks at the queues of the control thread.
 const RULES_OF_A_STEP: usize = 256;
 /// Nanoseconds between two ticks of the program's own control during a long change.
 const TICK_INTERVAL: u64 = 10_000_000;
@@ -107,14 +103,14 @@ impl<C: Control> ControlWithRules<C> {
             update_nics: None,
             rules,
             settings,
+            listed: 0,
             origins: HashMap::new(),
             names,
-            reload: hangup_flag(),
-            reading: None,
             latest: Vec::new(),
             final_placements: Vec::new(),
         };
         let (own, entries) = (it.settings.config_count, std::mem::take(&mut it.settings.entries));
+        it.listed = entries.len();
         let by = |number| if number < own { OriginKind::Configuration } else { OriginKind::File };
         let entries = entries.into_iter().zip(0..);
         let (origins, list): (Vec<Origin>, Vec<Rule>) =
@@ -188,34 +184,9 @@ impl<C: Control> ControlWithRules<C> {
         }
     }
 
-    /// Begins to read the rule file again after SIGHUP, and applies it once it is read. Errors are logged, and the
-    /// rules stay unchanged.
-    fn reload(&mut self, plane: &mut ControlPlane) {
-        if self.reading.is_none() && self.reload.swap(false, Ordering::Relaxed) {
-            if self.settings.file.is_none() {
-                tracing::info!("SIGHUP: there is no [rules] file to read again");
-                return;
-            }
-            let (settings, own_names) = (self.settings.clone(), self.names.clone());
-            let read = move || settings.read_file(&names(&own_names));
-            match std::thread::Builder::new().name("wirepath-rules".to_owned()).spawn(read) {
-                Ok(thread) => self.reading = Some((thread, ReloadGuard::new())),
-                Err(error) => tracing::error!("the rules are unchanged: cannot start a thread: {error}"),
-            }
-        }
-        let Some((thread, _guard)) = self.reading.take_if(|(thread, _)| thread.is_finished()) else { return };
-        let file = match thread.join() {
-            Ok(file) => file.map_err(Failure::from),
-            Err(_) => Err(Failure::failed("the thread that reads the file panicked")),
-        };
-        match file.and_then(|file| self.apply_file(plane, file)) {
-            Ok(count) => tracing::info!("the rules were reloaded: {count} are active"),
-            Err(failure) => tracing::error!("the rules are unchanged: {failure}"),
-        }
-    }
-
-    /// Replaces the rules of the file. All other rules, and rules that the file still has, keep their ids.
-    fn apply_file(&mut self, plane: &mut ControlPlane, file: Vec<Entry>) -> Result<usize, Failure> {
+    /// Replaces the rules of the configuration and its file. Rules that stay keep their ids, and so do those that were
+    /// added while the program runs.
+    fn replace(&mut self, plane: &mut ControlPlane, new: &RuleSettings) -> Result<usize, Failure> {
         let mut served_at = plane.now();
         let control = &mut self.control;
         // Called for each rule.
@@ -227,25 +198,33 @@ impl<C: Control> ControlWithRules<C> {
             }
             Ok(())
         };
+        // Rules that were added while the program runs come last, so that they stay in their places if they can.
         let mut before: HashMap<&Rule, VecDeque<RuleId>> = HashMap::new();
-        let (mut config, mut changes) = (Vec::new(), Vec::new());
+        let mut changes = Vec::new();
         for (id, rule) in self.rules.rules() {
             step(control, plane)?;
-            let Some(origin) = self.origins.get(&id) else { continue };
-            match origin.by {
-                OriginKind::Configuration => config.push((origin.clone(), ListEntry::Keep(id))),
-                OriginKind::File => before.entry(rule).or_default().push_back(id),
-                OriginKind::Change => changes.push((origin.clone(), ListEntry::Keep(id))),
+            match self.origins.get(&id).map(|origin| origin.by) {
+                Some(OriginKind::Configuration | OriginKind::File) => before.entry(rule).or_default().push_back(id),
+                Some(OriginKind::Change) => changes.push((id, rule)),
+                None => {}
             }
         }
-        let mut entries = config;
-        for Entry { span, rule } in file {
-            step(control, plane)?;
-            let same = before.get_mut(&rule).and_then(VecDeque::pop_front);
-            let entry = same.map_or(ListEntry::New(rule), ListEntry::Keep);
-            entries.push((Origin { by: OriginKind::File, span }, entry));
+        for (id, rule) in &changes {
+            before.entry(rule).or_default().push_back(*id);
         }
-        entries.extend(changes);
+        let mut entries = Vec::with_capacity(new.entries.len() + changes.len());
+        let mut taken = HashSet::new();
+        for (number, Entry { span, rule }) in new.entries.iter().enumerate() {
+            step(control, plane)?;
+            let same = before.get_mut(rule).and_then(VecDeque::pop_front);
+            taken.extend(same);
+            let entry = same.map_or_else(|| ListEntry::New(rule.clone()), ListEntry::Keep);
+            let by = if number < new.config_count { OriginKind::Configuration } else { OriginKind::File };
+            entries.push((Origin { by, span: span.clone() }, entry));
+        }
+        for (id, _) in changes.iter().filter(|(id, _)| !taken.contains(id)) {
+            entries.extend(self.origins.get(id).map(|origin| (origin.clone(), ListEntry::Keep(*id))));
+        }
         let (origins, list): (Vec<Origin>, Vec<ListEntry>) = entries.into_iter().unzip();
         let is_new: Vec<bool> = list.iter().map(|entry| matches!(entry, ListEntry::New(_))).collect();
         let mut meanwhile = |plane: &mut ControlPlane| Self::serve(control, &mut served_at, plane);
@@ -263,6 +242,7 @@ impl<C: Control> ControlWithRules<C> {
             }
         }
         self.origins = of_rules;
+        self.listed = new.entries.len();
         Ok(ids.len())
     }
 
@@ -292,7 +272,7 @@ impl<C: Control> ControlWithRules<C> {
         })?;
         let removed = removed.map(|rule| rule.named(Ports(&names(&self.names))).to_string()).unwrap_or_default();
         tracing::info!("rule {id} removed by {by}: {removed}");
-        // A rule of the configuration is not read again. A rule of the file is read again on SIGHUP.
+        // A rule of the configuration or its file is there again after a reload.
         self.origins.remove(&id);
         Ok(json!({}))
     }
@@ -374,9 +354,9 @@ static RULE: ObjectSpec = ObjectSpec {
     operations: &[
         (
             Operation::Add,
-            &[Argument { name: "rule", about: "the rule as text, with the names of the ports", required: true }],
+            &[Argument::required("rule", ArgumentKind::Text, "the rule as text, with the names of the ports")],
         ),
-        (Operation::Remove, &[Argument { name: "id", about: "the number of the rule", required: true }]),
+        (Operation::Remove, &[Argument::required("id", ArgumentKind::Number, "the number of the rule")]),
     ],
 };
 
@@ -420,7 +400,6 @@ impl<C: Control> Control for ControlWithRules<C> {
         if let Some(leave) = self.update_nics.filter(|_| self.settings.hardware == Hardware::Auto) {
             leave(&mut self.control, &mut self.rules, plane);
         }
-        self.reload(plane);
     }
 
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
@@ -457,14 +436,15 @@ impl<C: Control> Control for ControlWithRules<C> {
         [vec![&RULE], self.control.objects()].concat()
     }
 
-    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Value, String> {
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Changed, String> {
         if change.object != RULE.name {
             return self.control.change(change, plane);
         }
-        match change.operation {
+        let done = match change.operation {
             Operation::Add => self.add(plane, change.text("rule")?.unwrap_or_default(), change.origin),
             _ => self.remove(plane, change.number("id")?.unwrap_or_default(), change.origin),
-        }
+        };
+        done.map(Changed::Done)
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {
@@ -498,6 +478,50 @@ impl<C: Control> Control for ControlWithRules<C> {
     }
 }
 
+impl<C: Reconfigure> Reconfigure for ControlWithRules<C>
+where
+    C::Setup: AsRef<RuleSettings>,
+{
+    type Setup = C::Setup;
+
+    fn read(source: &Source) -> Result<C::Setup, Failure> {
+        C::read(source)
+    }
+
+    fn config_objects() -> &'static [&'static ConfigObject] {
+        C::config_objects()
+    }
+
+    fn can_change(path: &[String]) -> bool {
+        match path {
+            [rule, ..] if rule == "rule" => true,
+            [rules, key, ..] if rules == "rules" && key == "file" => true,
+            path => C::can_change(path),
+        }
+    }
+
+    fn check(&mut self, setup: &C::Setup, plane: &mut ControlPlane) -> Result<(), Failure> {
+        self.control.check(setup, plane)
+    }
+
+    fn apply(&mut self, setup: C::Setup, with_rules: bool, plane: &mut ControlPlane) -> Result<(), Failure> {
+        if with_rules {
+            let count = self.replace(plane, setup.as_ref())?;
+            tracing::info!("the rules were reloaded: {count} are active");
+        }
+        self.control.apply(setup, with_rules, plane)
+    }
+
+    fn changed_rules(&self) -> Option<Vec<String>> {
+        let added = self.origins.values().filter(|origin| origin.by == OriginKind::Change).count();
+        if added == 0 && self.origins.len() == self.listed {
+            return None;
+        }
+        let names = names(&self.names);
+        Some(self.rules.rules().map(|(_, rule)| rule.named(Ports(&names)).to_string()).collect())
+    }
+}
+
 /// Returns the name of a location where a rule runs.
 pub fn location_name(location: &RuleLocation) -> &'static str {
     match location {
@@ -507,26 +531,34 @@ pub fn location_name(location: &RuleLocation) -> &'static str {
     }
 }
 
-/// Runs a program with its rules, if there are any, from opened ports to the summary. Also returns the report
-/// of the rules.
-pub fn run<S: Stage + 'static, C: Control>(
+/// Runs a program with its rules, if there are any, from opened ports to the summary. `configuration` is its source and
+/// file. Also returns the report of the rules.
+pub fn run<S: Stage + 'static, C: Reconfigure>(
     mut runtime: Runtime,
     settings: RuleSettings,
     mut make: impl FnMut(&WorkerInfo) -> S,
-    mut control: C,
+    control: C,
+    configuration: (&Source, Option<&Path>),
     options: &RunOptions,
-) -> Result<(Summary, String), Failure> {
+) -> Result<(Summary, String), Failure>
+where
+    C::Setup: AsRef<RuleSettings>,
+{
+    let (source, path) = configuration;
     if settings.is_empty() {
+        let mut control = LiveConfiguration::new(control, source, path);
         let summary = runtime.run(make, &mut control, options).map_err(Failure::failed)?;
         return Ok((summary, String::new()));
     }
-    let mut control = ControlWithRules::begin(&mut runtime, settings, Parser::default(), control)?;
-    let mut running = runtime.start(|worker| control.rules.stage(worker, make(worker))).map_err(Failure::failed)?;
-    if let Err(refused) = control.started(running.plane()) {
+    let control = ControlWithRules::begin(&mut runtime, settings, Parser::default(), control)?;
+    let mut control = LiveConfiguration::new(control, source, path);
+    let rules = &mut control.control.rules;
+    let mut running = runtime.start(|worker| rules.stage(worker, make(worker))).map_err(Failure::failed)?;
+    if let Err(refused) = control.control.started(running.plane()) {
         running.stop(&mut control);
         return Err(refused);
     }
     running.run(&mut control, options);
     let summary = running.stop(&mut control);
-    Ok((summary, control.report()))
+    Ok((summary, control.control.report()))
 }

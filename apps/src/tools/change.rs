@@ -40,6 +40,9 @@ pub(super) fn run(operation: &str, options: &ChangeArguments, json: bool) -> Res
     if json {
         return print_json(&answer);
     }
+    if answer["differences"].is_array() {
+        return print(super::reload::describe(&answer));
+    }
     let results = answer.as_object().into_iter().flatten().filter(|(key, _)| *key != "ok");
     let text: String = results
         .map(|(key, value)| match value {
@@ -60,7 +63,8 @@ fn describe(objects: &Value, operation: &str) -> String {
             described += &format!("{operation} {}: {}\n", text(&object["name"]), text(&object["about"]));
             for argument in list(&possible["arguments"]) {
                 let optional = if argument["required"] == true { "" } else { " (optional)" };
-                described += &format!("    {}={}{optional}\n", text(&argument["name"]), text(&argument["about"]));
+                let (name, kind) = (text(&argument["name"]), text(&argument["kind"]));
+                described += &format!("    {name}=<{kind}> {}{optional}\n", text(&argument["about"]));
             }
         }
     }
@@ -104,7 +108,15 @@ operation!(
     add,
     "add",
     "Adds an object to a running program",
-    "Example:\n  wirepath add rule 'rule=ingress: port id wan / udp dst 53 => drop'"
+    "Examples:\n  wirepath add rule 'rule=ingress: port id wan / udp dst 53 => drop'\n  \
+     wirepath add segment name=blue vni=42 remotes=10.9.0.2,10.9.0.3 ports=lan,lan2.100\n  \
+     wirepath add remote segment=blue address=10.9.0.4"
 );
-operation!(set, "set", "Changes an object of a running program", "Example:\n  wirepath set        # lists the objects");
+operation!(
+    set,
+    "set",
+    "Changes an object of a running program",
+    "Examples:\n  wirepath set                              # lists the objects\n  \
+     wirepath set segment name=blue mtu=1400"
+);
 operation!(remove, "remove", "Removes an object from a running program", "Example:\n  wirepath remove rule id=7");

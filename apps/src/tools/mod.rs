@@ -4,6 +4,7 @@
 pub mod attach;
 pub mod change;
 pub mod completions;
+pub mod config;
 pub mod devices;
 pub mod doctor;
 pub mod emulate;
@@ -11,6 +12,7 @@ pub mod flow;
 pub mod log;
 pub mod manpages;
 pub mod metrics;
+pub mod reload;
 pub mod selftest;
 pub mod show;
 pub mod top;
@@ -52,6 +54,8 @@ subcommands! {
     Add: change::add;
     Set: change::set;
     Remove: change::remove;
+    Reload: reload;
+    Config: config;
     Log: log;
     Attach: attach;
     Flow: flow;
@@ -86,6 +90,8 @@ Examples:
   wirepath show ports        state and totals of the ports of the running program
   wirepath add rule 'rule=ingress: udp dst 53 => drop'
                              changes the running program
+  wirepath reload --dry-run  what would change if the program read its file again?
+  wirepath config save       writes the configuration in force
   wirepath log debug         more lines in the log of the running program
   wirepath attach SOCKET     queues and counters of a port of a running program
   wirepath flow check FILE   are these flow rules valid, and does each of them run?

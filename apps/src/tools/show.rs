@@ -54,6 +54,7 @@ Examples:
   wirepath show ports --rates --watch          # packets and bytes per second
   wirepath show drops --where reason=no_buffer
   wirepath show fdb -w segment=blue -w mac~02:00 -n 20
+  wirepath show config                         # the configuration in force
   wirepath show queues --json --socket gateway.sock";
 
 /// Names and kinds of the columns of a table.
@@ -69,6 +70,9 @@ struct Layout {
 /// # Errors
 /// If the program does not answer or has no such table or column.
 pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    if options.table.as_deref() == Some("config") {
+        return super::config::show(&options.socket, json);
+    }
     let mut client = options.socket.connect()?;
     let tables = client.ask(&json!({ "request": "tables" }))?;
     let Some(name) = &options.table else { return list(&tables, json) };

@@ -58,8 +58,53 @@ pub struct Argument {
     pub name: &'static str,
     /// Description in one line.
     pub about: &'static str,
+    /// Form of the argument.
+    pub kind: ArgumentKind,
     /// True if the operation needs the argument.
     pub required: bool,
+}
+
+/// Form of an argument. Each form can be given as a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArgumentKind {
+    /// A text.
+    Text,
+    /// A whole number.
+    Number,
+    /// A whole number, or one of certain texts.
+    NumberOrText,
+    /// `true` or `false`.
+    Flag,
+    /// A list of texts, or one text with commas between them.
+    List,
+    /// A list of ports as in [`Self::List`], each with `.VLAN` if it has one.
+    Attachments,
+}
+
+impl ArgumentKind {
+    /// Name of the form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Number => "number",
+            Self::NumberOrText => "number or text",
+            Self::Flag => "true or false",
+            Self::List => "list",
+            Self::Attachments => "list of ports",
+        }
+    }
+}
+
+impl Argument {
+    /// An argument that the operation needs.
+    pub const fn required(name: &'static str, kind: ArgumentKind, about: &'static str) -> Self {
+        Self { name, about, kind, required: true }
+    }
+
+    /// An argument that may be left out.
+    pub const fn optional(name: &'static str, kind: ArgumentKind, about: &'static str) -> Self {
+        Self { name, about, kind, required: false }
+    }
 }
 
 impl ObjectSpec {
@@ -79,6 +124,21 @@ impl ObjectSpec {
         }
         let missing = arguments.iter().find(|it| it.required && !change.arguments.contains_key(it.name));
         missing.map_or(Ok(()), |it| Err(format!("{name}: the argument \"{}\" is missing: {}", it.name, it.about)))
+    }
+}
+
+/// Outcome of a change that was not refused at once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Changed {
+    /// The change is carried out. The value says what the operator must know about the object, such as its number.
+    Done(Value),
+    /// The change takes a while. [`Control::change_result`] has its outcome under this number.
+    Pending(u64),
+}
+
+impl From<Value> for Changed {
+    fn from(value: Value) -> Self {
+        Self::Done(value)
     }
 }
 
@@ -140,8 +200,8 @@ mod tests {
         name: "rule",
         about: "",
         operations: &[
-            (Operation::Add, &[Argument { name: "rule", about: "text of the rule", required: true }]),
-            (Operation::Remove, &[Argument { name: "id", about: "number of the rule", required: true }]),
+            (Operation::Add, &[Argument::required("rule", ArgumentKind::Text, "text of the rule")]),
+            (Operation::Remove, &[Argument::required("id", ArgumentKind::Number, "number of the rule")]),
         ],
     };
 

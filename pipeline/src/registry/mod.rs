@@ -19,7 +19,7 @@ mod metrics;
 mod page;
 mod runtime;
 
-pub use change::{Argument, Change, Management, ObjectSpec, Operation};
+pub use change::{Argument, ArgumentKind, Change, Changed, Management, ObjectSpec, Operation};
 pub use filter::{Filter, FilterError};
 pub use metrics::{MAX_ROWS, MetricsFormat, MetricsText};
 pub use page::{Listing, Page, Row};
@@ -156,7 +156,7 @@ impl Registry<'_> {
     ///
     /// # Errors
     /// If no object has this name, if it does not have this operation or argument, and if the application refuses.
-    pub fn change(&mut self, change: &Change<'_>) -> Result<serde_json::Value, String> {
+    pub fn change(&mut self, change: &Change<'_>) -> Result<Changed, String> {
         let objects = self.control.objects();
         let object = objects.iter().find(|object| object.name == change.object).ok_or_else(|| change.unknown())?;
         object.check(change)?;

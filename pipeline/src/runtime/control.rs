@@ -16,7 +16,7 @@ use crate::clock;
 use crate::context::WorkerCounters;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
-use crate::registry::{Change, ObjectSpec, Page, TableSpec};
+use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
 
 /// The application's part of the control thread. The control thread calls the methods one at a time. Every
@@ -69,11 +69,27 @@ pub trait Control {
         Vec::new()
     }
 
-    /// Carries out a change of one of [`Self::objects`], or changes nothing and returns the reason. Returns what the
-    /// operator must know about the new object, such as its number.
-    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<serde_json::Value, String> {
+    /// Carries out a change of one of [`Self::objects`], or changes nothing and returns the reason.
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Changed, String> {
         let _ = plane;
         Err(change.unknown())
+    }
+
+    /// Reads the configuration again and applies the differences, or only lists them. `origin` is the user that asks.
+    fn reload(&mut self, dry_run: bool, origin: &str) -> Result<Changed, String> {
+        let _ = (dry_run, origin);
+        Err("this program cannot read its configuration again".to_owned())
+    }
+
+    /// Returns the outcome of a [`Changed::Pending`] change once; `None` as long as it is not carried out.
+    fn change_result(&mut self, number: u64) -> Option<Result<serde_json::Value, String>> {
+        let _ = number;
+        None
+    }
+
+    /// Returns the configuration in force as a text from which the program starts to the same state.
+    fn configuration(&mut self) -> Option<String> {
+        None
     }
 
     /// Called when the workers have stopped and the ports have not. The application must release the packets

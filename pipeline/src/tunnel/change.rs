@@ -5,7 +5,7 @@ use wirepath_settings::nearest;
 use wirepath_wire::MacAddr;
 
 use super::control::GatewayControl;
-use crate::registry::{Argument, Change, ObjectSpec, Operation};
+use crate::registry::{Argument, ArgumentKind, Change, ObjectSpec, Operation};
 
 /// The objects of a gateway that can be changed.
 pub(super) const OBJECTS: [&ObjectSpec; 1] = [&FDB];
@@ -16,8 +16,8 @@ static FDB: ObjectSpec = ObjectSpec {
     operations: &[(
         Operation::Remove,
         &[
-            Argument { name: "segment", about: "only those of this segment", required: false },
-            Argument { name: "mac", about: "only this Ethernet address", required: false },
+            Argument::optional("segment", ArgumentKind::Text, "only those of this segment"),
+            Argument::optional("mac", ArgumentKind::Text, "only this Ethernet address"),
         ],
     )],
 };

@@ -24,7 +24,7 @@ use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
 use super::underlay::{Addresses, HostReply, UnderlayHost};
 use crate::epoch::{Domain, Shared};
-use crate::registry::{Change, ObjectSpec, Page, TableSpec};
+use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
 use crate::table::{FdbLimits, FdbWriter, Learned};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
@@ -749,8 +749,8 @@ impl Control for GatewayControl {
         super::change::OBJECTS.to_vec()
     }
 
-    fn change(&mut self, change: &Change<'_>, _: &mut ControlPlane) -> Result<Value, String> {
-        self.change_object(change)
+    fn change(&mut self, change: &Change<'_>, _: &mut ControlPlane) -> Result<Changed, String> {
+        self.change_object(change).map(Changed::Done)
     }
 
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {

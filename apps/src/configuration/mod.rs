@@ -1,0 +1,389 @@
+//! The configuration of a running program: reading it again, changing single objects, and saving it.
+//!
+//! The program keeps the text of its configuration. A change of an object (`wirepath add`, `set`, `remove`) edits that
+//! text, and a reload replaces it by the file. Either way the new text is read and checked as at the start, its
+//! differences are listed, and then all of them are applied or none. Reading takes place in another thread, one change
+//! after the other.
+//!
+//! After a reload, all that the file says is in force, and so is all that was added while the program ran. Objects that
+//! were only changed or removed are as in the file. `wirepath config save` writes the text.
+
+mod difference;
+mod document;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+pub use difference::{Difference, differences};
+pub use document::{ConfigObject, Edit, EditError, Parent, Place};
+use serde_json::{Value, json};
+use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
+use wirepath_pipeline::registry::{Change, Changed, ObjectSpec, Operation, Page, TableSpec};
+use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates};
+use wirepath_pmd::port::{PortEvent, PortId};
+use wirepath_settings::Source;
+
+use crate::cli::{Failure, ReloadGuard, hangup_flag};
+
+/// Changes that wait for the one in progress, at most.
+const MAX_WAITING: usize = 64;
+/// Outcomes that are kept for clients that have not asked yet, at most.
+const MAX_RESULTS: usize = 256;
+/// Differences in an answer or in the log, at most. The others are counted.
+const MAX_LISTED: usize = 1000;
+
+/// A program that can change to another configuration while it runs.
+pub trait Reconfigure: Control {
+    /// A configuration that was read and checked.
+    type Setup: Send + 'static;
+
+    /// Reads a configuration and checks all that needs no open port. Called in another thread.
+    ///
+    /// # Errors
+    /// As at the start of the program.
+    fn read(source: &Source) -> Result<Self::Setup, Failure>;
+
+    /// Objects of the configuration that can be changed alone.
+    fn config_objects() -> &'static [&'static ConfigObject];
+
+    /// Returns whether the value at this path can differ without a restart of the program.
+    fn can_change(path: &[String]) -> bool;
+
+    /// Finds why [`Self::apply`] would fail. Changes nothing.
+    ///
+    /// # Errors
+    /// The reason.
+    fn check(&mut self, setup: &Self::Setup, plane: &mut ControlPlane) -> Result<(), Failure>;
+
+    /// Takes over a configuration. Without `with_rules`, the flow rules stay as they are.
+    ///
+    /// # Errors
+    /// The reason why the old configuration stays in force.
+    fn apply(&mut self, setup: Self::Setup, with_rules: bool, plane: &mut ControlPlane) -> Result<(), Failure>;
+
+    /// Returns the flow rules in force as texts, if they are not those of the configuration and its rule file.
+    fn changed_rules(&self) -> Option<Vec<String>>;
+}
+
+/// A control whose configuration can be changed while the program runs.
+#[derive(Debug)]
+pub struct LiveConfiguration<C: Reconfigure> {
+    /// The program's own control.
+    pub control: C,
+    path: Option<PathBuf>,
+    /// Text of the configuration in force.
+    document: DocumentMut,
+    /// Objects that were added since the start, in this order.
+    added: Vec<Edit>,
+    /// Set by SIGHUP.
+    hangup: Arc<AtomicBool>,
+    waiting: VecDeque<Job>,
+    reading: Option<Reading<C::Setup>>,
+    /// Number of the next job.
+    next: u64,
+    results: BTreeMap<u64, Result<Value, String>>,
+}
+
+/// A change that was asked for.
+#[derive(Debug)]
+struct Job {
+    number: u64,
+    /// User that asks for it.
+    origin: String,
+    kind: JobKind,
+    _guard: Option<ReloadGuard>,
+}
+
+#[derive(Clone, Debug)]
+enum JobKind {
+    Reload { dry_run: bool },
+    Edit(Edit),
+}
+
+/// The change whose configuration is being read.
+#[derive(Debug)]
+struct Reading<S> {
+    job: Job,
+    thread: JoinHandle<Result<Read<S>, String>>,
+}
+
+/// A configuration that was read for a change.
+#[derive(Debug)]
+struct Read<S> {
+    document: DocumentMut,
+    setup: S,
+    differences: Vec<Difference>,
+    added: Vec<Edit>,
+    /// What the operator must know besides.
+    notes: Vec<String>,
+}
+
+impl<C: Reconfigure> LiveConfiguration<C> {
+    /// Wraps the control of a program that was started with this configuration. `path` is its file, if it has one.
+    pub fn new(control: C, source: &Source, path: Option<&Path>) -> Self {
+        Self {
+            control,
+            path: path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned())),
+            // The program has read the text, so it is valid.
+            document: source.text().parse().unwrap_or_default(),
+            added: Vec::new(),
+            hangup: hangup_flag(),
+            waiting: VecDeque::new(),
+            reading: None,
+            next: 0,
+            results: BTreeMap::new(),
+        }
+    }
+
+    fn begin(&mut self, kind: JobKind, origin: &str, guard: Option<ReloadGuard>) -> Result<Changed, String> {
+        if self.waiting.len() >= MAX_WAITING {
+            return Err(format!("{MAX_WAITING} changes wait already; try again later"));
+        }
+        let number = self.next;
+        self.next += 1;
+        self.waiting.push_back(Job { number, origin: origin.to_owned(), kind, _guard: guard });
+        Ok(Changed::Pending(number))
+    }
+
+    /// Moves the changes forward.
+    fn work(&mut self, plane: &mut ControlPlane) {
+        if self.hangup.swap(false, Ordering::Relaxed) {
+            if self.path.is_none() {
+                tracing::info!("SIGHUP: there is no configuration file to read again");
+            } else if !self.waiting.iter().any(|job| job.origin == SIGHUP) {
+                let guard = Some(ReloadGuard::new());
+                if let Err(why) = self.begin(JobKind::Reload { dry_run: false }, SIGHUP, guard) {
+                    tracing::error!("SIGHUP: {why}");
+                }
+            }
+        }
+        if self.reading.is_none()
+            && let Some(job) = self.waiting.pop_front()
+        {
+            let (kind, path) = (job.kind.clone(), self.path.clone());
+            let (document, added) = (self.document.clone(), self.added.clone());
+            let read = move || read::<C>(kind, path.as_deref(), &document, added);
+            match std::thread::Builder::new().name("wirepath-config".to_owned()).spawn(read) {
+                Ok(thread) => self.reading = Some(Reading { job, thread }),
+                Err(error) => self.end(&job, Err(format!("cannot start a thread: {error}"))),
+            }
+        }
+        let Some(Reading { job, thread }) = self.reading.take_if(|reading| reading.thread.is_finished()) else {
+            return;
+        };
+        let read = thread.join().unwrap_or_else(|_| Err("the thread that reads the configuration panicked".to_owned()));
+        let result = read.and_then(|read| self.apply(&job, read, plane));
+        self.end(&job, result);
+    }
+
+    /// Applies a configuration that was read, unless it shall only be checked.
+    fn apply(&mut self, job: &Job, read: Read<C::Setup>, plane: &mut ControlPlane) -> Result<Value, String> {
+        let Read { document, setup, differences, added, notes } = read;
+        let fixed: Vec<String> =
+            differences.iter().filter(|it| !C::can_change(&it.path)).map(Difference::to_string).collect();
+        if !fixed.is_empty() {
+            let shown = fixed.iter().take(MAX_SHOWN).map(|it| format!("\n  {it}")).collect::<String>();
+            let more = fixed.len().saturating_sub(MAX_SHOWN);
+            let more = if more > 0 { format!("\n  and {more} others") } else { String::new() };
+            return Err(format!("nothing was changed, because this needs a restart of the program:{shown}{more}"));
+        }
+        self.control.check(&setup, plane).map_err(|failure| failure.to_string())?;
+        let dry_run = matches!(job.kind, JobKind::Reload { dry_run: true });
+        if !dry_run {
+            let with_rules = matches!(job.kind, JobKind::Reload { .. });
+            self.control.apply(setup, with_rules, plane).map_err(|failure| failure.to_string())?;
+            for difference in differences.iter().take(MAX_LISTED) {
+                tracing::info!("configuration changed by {}: {difference}", job.origin);
+            }
+            (self.document, self.added) = (document, added);
+        }
+        for note in &notes {
+            tracing::warn!("{note}");
+        }
+        let listed: Vec<Value> = differences.iter().take(MAX_LISTED).map(Difference::to_json).collect();
+        let omitted = differences.len() - listed.len();
+        Ok(json!({ "applied": !dry_run, "differences": listed, "omitted": omitted, "notes": notes }))
+    }
+
+    /// Keeps the outcome of a change for its client.
+    fn end(&mut self, job: &Job, result: Result<Value, String>) {
+        match &result {
+            Err(why) => tracing::error!("{} by {}: {why}", job.kind, job.origin),
+            Ok(_) => tracing::info!("{} by {} is done", job.kind, job.origin),
+        }
+        self.results.insert(job.number, result);
+        while self.results.len() > MAX_RESULTS {
+            self.results.pop_first();
+        }
+    }
+}
+
+/// The origin of changes by SIGHUP.
+const SIGHUP: &str = "SIGHUP";
+/// Differences in an error message, at most.
+const MAX_SHOWN: usize = 20;
+
+impl std::fmt::Display for JobKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Reload { dry_run: false } => f.write_str("reload of the configuration"),
+            Self::Reload { dry_run: true } => f.write_str("check of the changed configuration"),
+            Self::Edit(edit) => write!(f, "{} of {}", edit.operation, edit.object.spec.name),
+        }
+    }
+}
+
+/// Makes the configuration that a change asks for, and reads it.
+fn read<C: Reconfigure>(
+    kind: JobKind,
+    path: Option<&Path>,
+    running: &DocumentMut,
+    mut added: Vec<Edit>,
+) -> Result<Read<C::Setup>, String> {
+    let name = path.map_or_else(|| "the configuration".to_owned(), |path| path.display().to_string());
+    let mut notes = Vec::new();
+    let (document, setup) = match kind {
+        JobKind::Reload { .. } => {
+            let path = path.ok_or("there is no configuration file to read again")?;
+            let source = Source::load_regular(path).map_err(|error| error.to_string())?;
+            source.parse().map_err(|error| error.to_string())?;
+            let mut document: DocumentMut = source.text().parse().map_err(|error| format!("{name}: {error}"))?;
+            let unchanged = added.is_empty();
+            added.retain(|edit| {
+                let mut changed = document.clone();
+                match edit.apply(&mut changed) {
+                    Ok(()) => document = changed,
+                    Err(EditError::Exists(_)) => return false,
+                    Err(EditError::Refused(why)) => {
+                        let kind = edit.object.spec.name;
+                        notes.push(format!("a {kind} that was added while the program ran is gone: {why}"));
+                        return false;
+                    }
+                }
+                true
+            });
+            // Without additions, errors have their position in the file.
+            let source = if unchanged { source } else { Source::new(&name, document.to_string()) };
+            (document, C::read(&source).map_err(|failure| failure.to_string())?)
+        }
+        JobKind::Edit(edit) => {
+            let mut document = running.clone();
+            edit.apply(&mut document).map_err(|error| error.to_string())?;
+            keep_added(&mut added, edit);
+            let setup = C::read(&Source::new(&name, document.to_string()));
+            (document, setup.map_err(|failure| without_positions(&failure.to_string(), &name))?)
+        }
+    };
+    let differences = differences(running, &document);
+    Ok(Read { document, setup, differences, added, notes })
+}
+
+/// Removes positions in a file from error messages, because a change of an object has none.
+fn without_positions(text: &str, file: &str) -> String {
+    let line = |line: &str| {
+        let rest = line.strip_prefix(file).and_then(|rest| rest.split_once(": "));
+        rest.map_or(line, |(_, message)| message).to_owned()
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Records an edit in the list of the objects that were added.
+fn keep_added(added: &mut Vec<Edit>, edit: Edit) {
+    let known = added.iter().position(|it| it.has_same_object(&edit));
+    match (edit.operation, known) {
+        (Operation::Add, None) => added.push(edit),
+        (Operation::Set, Some(at)) => added[at].arguments.extend(edit.arguments),
+        (Operation::Remove, Some(at)) => _ = added.remove(at),
+        // An object of the file is again as in the file after a reload.
+        _ => {}
+    }
+}
+
+impl<C: Reconfigure> Control for LiveConfiguration<C> {
+    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
+        self.control.punt(punt, plane);
+    }
+
+    fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
+        self.control.learn(learn, plane);
+    }
+
+    fn tick(&mut self, plane: &mut ControlPlane) {
+        self.control.tick(plane);
+        self.work(plane);
+    }
+
+    fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
+        self.control.port_event(port, event, plane);
+    }
+
+    fn rates(&mut self, rates: &Rates) {
+        self.control.rates(rates);
+    }
+
+    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
+        self.control.packet_dropped(packet, reason);
+    }
+
+    fn tables(&self) -> Vec<&'static TableSpec> {
+        self.control.tables()
+    }
+
+    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
+        self.control.list(table, page, plane);
+    }
+
+    fn objects(&self) -> Vec<&'static ObjectSpec> {
+        let own = C::config_objects().iter().map(|object| object.spec);
+        self.control.objects().into_iter().chain(own).collect()
+    }
+
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Changed, String> {
+        let Some(object) = C::config_objects().iter().find(|object| object.spec.name == change.object) else {
+            return self.control.change(change, plane);
+        };
+        let edit = Edit { object, operation: change.operation, arguments: change.arguments.clone() };
+        self.begin(JobKind::Edit(edit), change.origin, None)
+    }
+
+    fn reload(&mut self, dry_run: bool, origin: &str) -> Result<Changed, String> {
+        if self.path.is_none() {
+            return Err("this program was started without a configuration file".to_owned());
+        }
+        self.begin(JobKind::Reload { dry_run }, origin, None)
+    }
+
+    fn change_result(&mut self, number: u64) -> Option<Result<Value, String>> {
+        self.results.remove(&number)
+    }
+
+    fn configuration(&mut self) -> Option<String> {
+        let Some(rules) = self.control.changed_rules() else { return Some(self.document.to_string()) };
+        let mut document = self.document.clone();
+        document.remove("rule");
+        if let Some(table) = document.get_mut("rules").and_then(Item::as_table_like_mut) {
+            table.remove("file");
+        }
+        let mut list = ArrayOfTables::new();
+        for rule in rules {
+            let mut table = Table::new();
+            table.insert("rule", value(rule));
+            list.push(table);
+        }
+        document.insert("rule", Item::ArrayOfTables(list));
+        Some(document.to_string())
+    }
+
+    fn stop(&mut self, plane: &mut ControlPlane) {
+        self.control.stop(plane);
+    }
+
+    fn summary(&mut self) -> Option<Value> {
+        self.control.summary()
+    }
+}

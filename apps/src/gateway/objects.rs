@@ -1,0 +1,135 @@
+//! The objects of a gateway's configuration that can be changed alone while the program runs.
+
+use toml_edit::TableLike;
+use wirepath_pipeline::registry::ArgumentKind::{Attachments, Flag, List, Number, NumberOrText, Text};
+use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
+
+use crate::configuration::{ConfigObject, Parent, Place};
+
+/// All kinds of objects.
+pub(super) static OBJECTS: [&ConfigObject; 7] =
+    [&SEGMENT, &REMOTE, &ATTACHMENT, &STATIC, &ADDRESS, &NEXT_HOP, &UNDERLAY];
+
+/// Name of a segment without the key `name`, as [`wirepath_pipeline::tunnel::config`] gives it.
+fn unnamed(table: &dyn TableLike) -> Option<String> {
+    table.get("vni")?.as_integer().map(|vni| format!("vni{vni}"))
+}
+
+const IN_SEGMENT: Parent = Parent::Named { key: "segment", argument: "segment", unnamed };
+const NAME: Argument = Argument::required("name", Text, "name of the segment");
+const OF_SEGMENT: Argument = Argument::required("segment", Text, "name of the segment");
+const MAC: Argument = Argument::required("mac", Text, "Ethernet address");
+
+/// Declares the keys of a segment that have defaults, after other arguments.
+macro_rules! segment_keys {
+    ($($first:expr,)*) => {
+        &[
+            $($first,)*
+            Argument::optional("remotes", List, "addresses of the remotes, with commas between"),
+            Argument::optional("ports", Attachments, "ports with their VLAN, as in lan,lan2.100"),
+            Argument::optional("local", Text, "own address of the tunnels"),
+            Argument::optional("learning", Flag, "whether addresses are learned"),
+            Argument::optional("ageing", Number, "seconds until an unseen address is removed; 0: never"),
+            Argument::optional("mtu", Number, "largest inner IP packet in bytes"),
+            Argument::optional("accept_unknown_remotes", Flag, "whether unlisted VTEPs are accepted and learned"),
+            Argument::optional("inner_vlans", Text, "tags inside the tunnel: discard or carry"),
+        ]
+    };
+}
+
+static SEGMENT: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "segment",
+        about: "A layer-2 network of local ports and remotes; an empty value means the default",
+        operations: &[
+            (Operation::Add, segment_keys![NAME, Argument::required("vni", Number, "network identifier"),]),
+            (Operation::Set, segment_keys![NAME, Argument::optional("vni", Number, "network identifier"),]),
+            (Operation::Remove, &[NAME]),
+        ],
+    },
+    place: Place::Tables { key: "segment", unnamed },
+};
+
+static REMOTE: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "remote",
+        about: "A remote VTEP of a segment",
+        operations: &[(Operation::Add, REMOTE_ARGUMENTS), (Operation::Remove, REMOTE_ARGUMENTS)],
+    },
+    place: Place::Values { parent: IN_SEGMENT, key: "remotes", argument: "address" },
+};
+const REMOTE_ARGUMENTS: &[Argument] = &[OF_SEGMENT, Argument::required("address", Text, "IP address of the remote")];
+
+static ATTACHMENT: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "attachment",
+        about: "A local port of a segment, or a VLAN of one",
+        operations: &[(Operation::Add, ATTACHMENT_ARGUMENTS), (Operation::Remove, ATTACHMENT_ARGUMENTS)],
+    },
+    place: Place::Elements { parent: IN_SEGMENT, key: "ports", identity: &["port", "vlan"] },
+};
+const ATTACHMENT_ARGUMENTS: &[Argument] = &[
+    OF_SEGMENT,
+    Argument::required("port", Text, "name of the port"),
+    Argument::optional("vlan", Number, "VLAN ID on the port; without it, frames without a tag"),
+];
+
+static STATIC: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "static",
+        about: "A static forwarding entry, which does not age or move",
+        operations: &[
+            (
+                Operation::Add,
+                &[
+                    OF_SEGMENT,
+                    MAC,
+                    Argument::optional("remote", Text, "configured remote behind which the address is"),
+                    Argument::optional("port", Text, "port behind which the address is"),
+                    Argument::optional("vlan", Number, "VLAN ID on the port"),
+                ],
+            ),
+            (Operation::Remove, &[OF_SEGMENT, MAC]),
+        ],
+    },
+    place: Place::Elements { parent: IN_SEGMENT, key: "static", identity: &["mac"] },
+};
+
+static ADDRESS: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "address",
+        about: "An address of the gateway on the underlay",
+        operations: &[(Operation::Add, ADDRESS_ARGUMENTS), (Operation::Remove, ADDRESS_ARGUMENTS)],
+    },
+    place: Place::Values { parent: Parent::Table("underlay"), key: "addresses", argument: "address" },
+};
+const ADDRESS_ARGUMENTS: &[Argument] =
+    &[Argument::required("address", Text, "IP address with its prefix length, as in 10.9.0.1/24")];
+
+static NEXT_HOP: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "gateway",
+        about: "The next hop for remotes in other networks, one for each IP version",
+        operations: &[(Operation::Add, NEXT_HOP_ARGUMENTS), (Operation::Remove, NEXT_HOP_ARGUMENTS)],
+    },
+    place: Place::Values { parent: Parent::Table("underlay"), key: "gateways", argument: "address" },
+};
+const NEXT_HOP_ARGUMENTS: &[Argument] = &[Argument::required("address", Text, "IP address of the next hop")];
+
+static UNDERLAY: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "underlay",
+        about: "Properties of all tunnels; an empty value means the default",
+        operations: &[(
+            Operation::Set,
+            &[
+                Argument::optional("vlan", Number, "VLAN ID of the underlay"),
+                Argument::optional("source_ports", Text, "range of outer source ports, as in 49152-65535"),
+                Argument::optional("ttl", Number, "outer TTL or hop limit"),
+                Argument::optional("dscp", NumberOrText, "outer DSCP, or copy"),
+                Argument::optional("udp_checksum", Text, "standard, always or zero"),
+            ],
+        )],
+    },
+    place: Place::Table { key: "underlay" },
+};

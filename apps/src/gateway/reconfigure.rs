@@ -1,0 +1,60 @@
+//! Changes of a gateway's configuration while it runs.
+
+use wirepath_pipeline::ControlPlane;
+use wirepath_settings::Source;
+
+use super::objects::OBJECTS;
+use super::{GatewayMonitor, Setup, check_opened, warn_of_lost_tags};
+use crate::cli::{Failure, check_same_ports};
+use crate::configuration::{ConfigObject, Reconfigure};
+use crate::rules::RuleSettings;
+
+/// Keys of the underlay that need a restart: the parser of rules and the ports depend on them.
+const FIXED: [&str; 3] = ["port", "kind", "udp_port"];
+
+impl AsRef<RuleSettings> for Setup {
+    fn as_ref(&self) -> &RuleSettings {
+        &self.rules
+    }
+}
+
+impl Reconfigure for GatewayMonitor {
+    type Setup = Setup;
+
+    fn read(source: &Source) -> Result<Setup, Failure> {
+        let setup = Setup::read(source)?;
+        setup.rules.check(&setup.ports)?;
+        setup.check_ports_used()?;
+        Ok(setup)
+    }
+
+    fn config_objects() -> &'static [&'static ConfigObject] {
+        &OBJECTS
+    }
+
+    fn can_change(path: &[String]) -> bool {
+        match path {
+            [table, key, ..] if table == "underlay" => !FIXED.contains(&key.as_str()),
+            [table, ..] => table == "segment" || table == "log",
+            [] => false,
+        }
+    }
+
+    fn check(&mut self, setup: &Setup, plane: &mut ControlPlane) -> Result<(), Failure> {
+        check_same_ports(plane.ports(), &setup.ports)?;
+        check_opened(plane.ports(), &setup.gateway)?;
+        self.gateway.prepare(setup.gateway.clone(), plane.seconds()).map(|_| ()).map_err(Failure::failed)
+    }
+
+    fn apply(&mut self, setup: Setup, _: bool, plane: &mut ControlPlane) -> Result<(), Failure> {
+        let change = self.gateway.prepare(setup.gateway, plane.seconds()).map_err(Failure::failed)?;
+        self.gateway.reconfigure(change, plane.ports(), plane.seconds());
+        self.common.configure_log(&setup.log);
+        warn_of_lost_tags(plane.ports(), self.gateway.config());
+        Ok(())
+    }
+
+    fn changed_rules(&self) -> Option<Vec<String>> {
+        None
+    }
+}

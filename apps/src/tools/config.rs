@@ -1,0 +1,90 @@
+//! `wirepath config`: the configuration of a running program.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use crate::cli::{Failure, print, print_json};
+use crate::control_socket::SocketArgument;
+
+/// Shows or saves the configuration of a running program
+#[derive(Clone, Debug, Args)]
+pub struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Prints the configuration in force, with all changes since the start
+    Show {
+        #[command(flatten)]
+        socket: SocketArgument,
+    },
+    /// Writes the configuration in force to a file, from which the program starts to the same state
+    ///
+    /// An existing file is replaced whole. Without FILE, the file with which the program was started is replaced.
+    Save {
+        /// File to write
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+
+        #[command(flatten)]
+        socket: SocketArgument,
+    },
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// If the program does not answer, or the file cannot be written.
+pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
+    match &options.command {
+        Command::Show { socket } => show(socket, json),
+        Command::Save { file, socket } => {
+            let mut client = socket.connect()?;
+            let text = client.configuration()?;
+            let own = client.ask(&json!({ "request": "status" }))?["configuration"].as_str().map(PathBuf::from);
+            let none = "the program was started without a configuration file; name the file to write";
+            let path = file.clone().or(own).ok_or_else(|| Failure::usage(none))?;
+            replace(&path, &text).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
+            if json {
+                print_json(&json!({ "file": path, "bytes": text.len() }))
+            } else {
+                print(format!("{}: {} bytes\n", path.display(), text.len()))
+            }
+        }
+    }
+}
+
+/// Prints the configuration in force.
+pub(super) fn show(socket: &SocketArgument, json: bool) -> Result<(), Failure> {
+    let text = socket.connect()?.configuration()?;
+    if json { print_json(&json!({ "text": text })) } else { print(text) }
+}
+
+/// Replaces a file by another one at once, so that no reader sees half of it. The new one has the permissions of the old
+/// one.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    // The target of a link is replaced, not the link.
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = path.file_name().ok_or_else(|| std::io::Error::other("expected the name of a file"))?;
+    let mut temporary = name.to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = path.with_file_name(temporary);
+    let written = File::options().write(true).create_new(true).open(&temporary).and_then(|mut file| {
+        if let Ok(old) = std::fs::metadata(&path) {
+            // Only root can give the file back to another owner.
+            let _ = std::os::unix::fs::fchown(&file, Some(old.uid()), Some(old.gid()));
+            file.set_permissions(old.permissions())?;
+        }
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, &path)
+    });
+    written.inspect_err(|_| _ = std::fs::remove_file(&temporary))
+}
