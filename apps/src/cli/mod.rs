@@ -4,7 +4,7 @@
 //! - Results go to standard output. The log and errors go to standard error.
 //! - With `--json`, standard output is one JSON object on one line.
 //! - SIGINT and SIGTERM stop the program cleanly. A second signal ends it at once.
-//! - SIGHUP never ends a program that forwards; it reads its rule file again, if it has one.
+//! - SIGHUP never ends a program that forwards; it reads its configuration again, if it has a file.
 //! - The log has the format and the levels of `--log-format`, `--log-level` and the table `[log]`: [`log`].
 //! - A program that systemd starts with `Type=notify` reports its state: [`Service`].
 //! - Rates are redrawn in place on a terminal. Elsewhere a program that forwards prints only its summary.

@@ -357,7 +357,8 @@ fn push_inline(parent: &mut dyn TableLike, key: &str, table: InlineTable) -> Res
 fn values<'d>(parent: &'d mut dyn TableLike, key: &str) -> Option<&'d mut Array> {
     let item = parent.entry(key).or_insert_with(|| value(Array::new()));
     if item.is_str() {
-        let single = std::mem::take(item).into_value().ok()?;
+        let mut single = std::mem::take(item).into_value().ok()?;
+        single.decor_mut().clear();
         *item = value(Array::from_iter([single]));
     }
     item.as_array_mut()

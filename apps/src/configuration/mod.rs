@@ -177,7 +177,10 @@ impl<C: Reconfigure> LiveConfiguration<C> {
             return;
         };
         let read = thread.join().unwrap_or_else(|_| Err("the thread that reads the configuration panicked".to_owned()));
-        let result = read.and_then(|read| self.apply(&job, read, plane));
+        let result = read.and_then(|read| self.apply(&job, read, plane)).map_err(|why| match (&job.kind, &self.path) {
+            (JobKind::Edit(_), Some(path)) => without_positions(&why, &path.display().to_string()),
+            _ => why,
+        });
         self.end(&job, result);
     }
 
@@ -276,7 +279,7 @@ fn read<C: Reconfigure>(
             edit.apply(&mut document).map_err(|error| error.to_string())?;
             keep_added(&mut added, edit);
             let setup = C::read(&Source::new(&name, document.to_string()));
-            (document, setup.map_err(|failure| without_positions(&failure.to_string(), &name))?)
+            (document, setup.map_err(|failure| failure.to_string())?)
         }
     };
     let differences = differences(running, &document);
@@ -286,8 +289,8 @@ fn read<C: Reconfigure>(
 /// Removes positions in a file from error messages, because a change of an object has none.
 fn without_positions(text: &str, file: &str) -> String {
     let line = |line: &str| {
-        let rest = line.strip_prefix(file).and_then(|rest| rest.split_once(": "));
-        rest.map_or(line, |(_, message)| message).to_owned()
+        let parts = line.split_once(file).and_then(|(before, rest)| Some((before, rest.split_once(": ")?.1)));
+        parts.map_or_else(|| line.to_owned(), |(before, message)| format!("{before}{message}"))
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }

@@ -79,21 +79,21 @@ static STATIC: ConfigObject = ConfigObject {
         name: "static",
         about: "A static forwarding entry, which does not age or move",
         operations: &[
-            (
-                Operation::Add,
-                &[
-                    OF_SEGMENT,
-                    MAC,
-                    Argument::optional("remote", Text, "configured remote behind which the address is"),
-                    Argument::optional("port", Text, "port behind which the address is"),
-                    Argument::optional("vlan", Number, "VLAN ID on the port"),
-                ],
-            ),
+            (Operation::Add, STATIC_ARGUMENTS),
+            (Operation::Set, STATIC_ARGUMENTS),
             (Operation::Remove, &[OF_SEGMENT, MAC]),
         ],
     },
     place: Place::Elements { parent: IN_SEGMENT, key: "static", identity: &["mac"] },
 };
+
+const STATIC_ARGUMENTS: &[Argument] = &[
+    OF_SEGMENT,
+    MAC,
+    Argument::optional("remote", Text, "configured remote behind which the address is"),
+    Argument::optional("port", Text, "port behind which the address is"),
+    Argument::optional("vlan", Number, "VLAN ID on the port"),
+];
 
 static ADDRESS: ConfigObject = ConfigObject {
     spec: &ObjectSpec {
@@ -133,3 +133,116 @@ static UNDERLAY: ConfigObject = ConfigObject {
     },
     place: Place::Table { key: "underlay" },
 };
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use toml_edit::DocumentMut;
+    use wirepath_pipeline::registry::Operation::{self, Add, Remove, Set};
+
+    use super::*;
+    use crate::configuration::Edit;
+
+    const TEXT: &str = "\
+# ports
+[[port]]
+name = 'lan.5'
+[[port]]
+name = 'lan'
+
+[underlay] # the underlay
+addresses = '10.9.0.1/24'
+
+[[segment]]
+vni = 42 # blue
+remotes = ['10.9.0.2', 'FD00::2']
+ports = [{ port = 'lan' }]
+";
+
+    fn edit(operation: Operation, object: &str, arguments: serde_json::Value) -> Edit {
+        let object = OBJECTS.iter().find(|it| it.spec.name == object).unwrap();
+        Edit { object, operation, arguments: arguments.as_object().unwrap().clone() }
+    }
+
+    fn apply(document: &mut DocumentMut, operation: Operation, object: &str, arguments: serde_json::Value) -> String {
+        let mut changed = document.clone();
+        match edit(operation, object, arguments).apply(&mut changed) {
+            Ok(()) => {
+                *document = changed;
+                String::new()
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn objects_are_edited_in_their_place() {
+        let mut document: DocumentMut = TEXT.parse().unwrap();
+        for (operation, object, arguments) in [
+            (Add, "remote", json!({ "segment": "vni42", "address": "10.9.0.3" })),
+            (Remove, "remote", json!({ "segment": "vni42", "address": "fd00:0::2" })),
+            (Add, "segment", json!({ "name": "red", "vni": "7", "ports": "lan.5,lan.6", "learning": "false" })),
+            (Add, "attachment", json!({ "segment": "red", "port": "lan", "vlan": 8 })),
+            (Remove, "attachment", json!({ "segment": "red", "port": "lan", "vlan": "6" })),
+            (Set, "segment", json!({ "name": "red", "mtu": 1300, "learning": "" })),
+            (Add, "address", json!({ "address": "fd00::1/64" })),
+            (Set, "underlay", json!({ "dscp": "copy", "ttl": "9" })),
+            (Add, "static", json!({ "segment": "red", "mac": "02:00:00:00:00:0a", "port": "lan", "vlan": 8 })),
+        ] {
+            assert_eq!(apply(&mut document, operation, object, arguments), "");
+        }
+        assert_eq!(
+            document.to_string(),
+            "\
+# ports
+[[port]]
+name = 'lan.5'
+[[port]]
+name = 'lan'
+
+[underlay] # the underlay
+addresses = ['10.9.0.1/24', \"fd00::1/64\"]
+ttl = 9
+dscp = \"copy\"
+
+[[segment]]
+vni = 42 # blue
+remotes = ['10.9.0.2', \"10.9.0.3\"]
+ports = [{ port = 'lan' }]
+
+[[segment]]
+name = \"red\"
+vni = 7
+ports = [{ port = \"lan.5\" }, { port = \"lan\", vlan = 8 }]
+mtu = 1300
+static = [{ mac = \"02:00:00:00:00:0a\", port = \"lan\", vlan = 8 }]
+"
+        );
+        for (object, arguments) in [
+            ("static", json!({ "segment": "red", "mac": "02:00:00:00:00:0A" })),
+            ("segment", json!({ "name": "red" })),
+            ("segment", json!({ "name": "vni42" })),
+        ] {
+            assert_eq!(apply(&mut document, Remove, object, arguments), "");
+        }
+        assert!(!document.contains_key("segment"), "{document}");
+    }
+
+    #[test]
+    fn impossible_edits_have_reasons() {
+        let document: DocumentMut = TEXT.parse().unwrap();
+        let why = |operation, object, arguments| apply(&mut document.clone(), operation, object, arguments);
+        let address = |address: &str| json!({ "segment": "vni42", "address": address });
+        assert_eq!(why(Add, "remote", address("10.9.0.2")), "there is a remote 10.9.0.2 already");
+        assert_eq!(why(Remove, "remote", address("10.9.0.4")), "there is no remote 10.9.0.4");
+        let other = json!({ "segment": "vni43", "address": "10.9.0.4" });
+        assert_eq!(why(Add, "remote", other), "there is no segment \"vni43\"; did you mean \"vni42\"?");
+        assert_eq!(why(Add, "segment", json!({ "name": "vni42" })), "there is a segment \"vni42\" already");
+        let wrong = |key: &str, value: serde_json::Value| why(Set, "segment", json!({ "name": "vni42", key: value }));
+        assert_eq!(wrong("mtu", json!("big")), "mtu: found \"big\", expected a number");
+        assert_eq!(wrong("mtu", json!({})), "mtu: found {}, expected a number");
+        assert_eq!(wrong("learning", json!(7)), "learning: found 7, expected true or false");
+        assert_eq!(wrong("remotes", json!([1])), "remotes: found [1], expected texts with commas between");
+        assert_eq!(why(Add, "remote", json!({ "segment": ["x"], "address": "1" })), "segment: expected a text");
+    }
+}

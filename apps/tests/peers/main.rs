@@ -20,6 +20,7 @@ mod mtu;
 mod offload;
 mod ping;
 mod program;
+mod reload;
 mod rules;
 mod tcp;
 mod underlay;
@@ -103,6 +104,7 @@ macro_rules! gateway {
             $variant,
             floods: crate::floods::lose_no_ping;
             link: crate::link::a_new_address_is_found;
+            reload: crate::reload::a_segment_that_stays_loses_nothing;
         })*
     };
 }
@@ -129,6 +131,7 @@ over! {
     offload: crate::offload::software_touches_no_tunnel_header;
     off: crate::offload::off_is_off;
     asked_again: crate::offload::a_nic_that_refuses_is_asked_again;
+    reload: crate::reload::a_segment_that_stays_loses_nothing;
 }
 over! {
     mlx5_segmentation,

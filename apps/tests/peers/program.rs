@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -44,6 +45,16 @@ impl Program {
         arguments.extend([binary, "--config", file.to_str().expect("a plain path"), "--json"].map(str::to_owned));
         let process = namespace.spawn(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
         Self { process: Some(process), folder, _nics: nics }
+    }
+
+    /// Returns the path of a file beside the configuration.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Replaces the configuration file.
+    pub(crate) fn write_config(&self, config: &str) {
+        std::fs::write(self.file("config.toml"), config).expect("write the configuration");
     }
 
     /// Removes an emulated NIC from the program: it is reset and cannot be opened again.

@@ -19,7 +19,11 @@ fn every_command_has_a_page_without_warnings() {
     let pages: BTreeSet<String> = pages.collect();
     // Each subcommand that the help names has a page, and there are no others.
     let mut expected: BTreeSet<String> = ["l2fwd.1", "tunnel-gateway.1", "wirepath.1"].map(str::to_owned).into();
-    for (prefix, arguments) in [("wirepath", &["--help"][..]), ("wirepath-flow", &["flow", "--help"])] {
+    for (prefix, arguments) in [
+        ("wirepath", &["--help"][..]),
+        ("wirepath-flow", &["flow", "--help"]),
+        ("wirepath-config", &["config", "--help"]),
+    ] {
         let help = String::from_utf8(wirepath(arguments).stdout).unwrap();
         let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
         let names = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());

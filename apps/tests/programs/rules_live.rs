@@ -117,17 +117,19 @@ fn reloaded_rules_keep_their_order() {
         before.iter().enumerate().filter(|(i, _)| ![0, 5].contains(i)).map(|(_, it)| it.0).chain([added]).collect();
     assert_eq!(after.iter().map(|it| it.0).collect::<Vec<_>>(), expected);
 
-    // The file is read again with one more rule. The rule from the socket stays last, and the rules of the
-    // configuration are not read again.
+    // The file is read again with one more rule. The rule from the socket stays last. The removed rules of the
+    // configuration and the file are there again.
     std::fs::write(&file, many + &of_file(MANY + 1) + "\n").unwrap();
     kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
     let texts = || rules(&socket).into_iter().map(|(_, text, _)| text).collect::<Vec<_>>();
-    assert!(eventually(WAIT_LIMIT, || rules(&socket).len() == MANY + 2));
+    assert!(eventually(WAIT_LIMIT, || rules(&socket).len() == MANY + 3));
     let by_socket = "ingress prio 7: port id west / ipv4 / udp src 9 => drop".to_owned();
-    assert_eq!(texts(), (1..=MANY + 1).map(of_file).chain([by_socket]).collect::<Vec<_>>());
+    let of_config = [before[0].1.clone()];
+    let expected: Vec<String> = of_config.into_iter().chain((1..=MANY + 1).map(of_file)).chain([by_socket]).collect();
+    assert_eq!(texts(), expected);
     let output = end(child);
     let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let last = &summary["app"]["rules"][MANY + 1];
+    let last = &summary["app"]["rules"][MANY + 2];
     assert_eq!((output.status.code(), last["ports"][0]["where"].as_str()), (Some(0), Some("software")), "{last}");
 }
 

@@ -4,5 +4,6 @@ mod floods;
 mod lab;
 mod learned_remotes;
 mod link;
+mod reconfigure;
 mod stepped;
 mod threaded;

@@ -1,0 +1,314 @@
+//! Changes of the configuration of running programs: reload, single objects, and saving. No test needs a privilege.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use wirepath_testlab::eventually;
+
+const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
+const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
+const WIREPATH: &str = env!("CARGO_BIN_EXE_wirepath");
+/// Generous: other programs may use the processors.
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
+
+const PORTS: &str = "\
+[[port]]
+name = 'lan'
+driver = 'null'
+[port.null]
+source = 'udp4'
+[[port]]
+name = 'lan2'
+driver = 'null'
+[[port]]
+name = 'wan'
+driver = 'null'
+[control]
+socket = 'control.sock'
+";
+const GATEWAY_TABLES: &str = "\
+[rules]
+file = 'acl.rules'
+[underlay]
+port = 'wan'
+addresses = ['10.9.0.1/24']
+# the first segment
+[[segment]]
+name = 'blue'
+vni = 42
+remotes = ['10.9.0.2'] # one
+ports = [{ port = 'lan' }]
+";
+
+/// A running program. It is killed at the end.
+struct Program {
+    folder: tempfile::TempDir,
+    child: Child,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Program {
+    fn start(binary: &str, text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.toml"), text).unwrap();
+        std::fs::write(folder.path().join("acl.rules"), "ingress: port id wan / udp dst 53 => drop\n").unwrap();
+        let mut command = Command::new(binary);
+        command.arg("--config").arg(folder.path().join("config.toml")).arg("--json");
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(std::fs::File::create(folder.path().join("log")).unwrap());
+        let child = command.spawn().unwrap();
+        let it = Self { folder, child };
+        let socket = it.path("control.sock");
+        let listens = || std::os::unix::net::UnixStream::connect(&socket).is_ok();
+        assert!(eventually(WAIT_LIMIT, listens), "the program listens: {}", it.log());
+        it
+    }
+
+    fn gateway() -> Self {
+        Self::start(GATEWAY, &format!("{PORTS}{GATEWAY_TABLES}"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(self.path("config.toml"), text).unwrap();
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let socket = self.path("control.sock");
+        Command::new(WIREPATH).args(arguments).arg("--socket").arg(socket).output().unwrap()
+    }
+
+    /// Runs `wirepath` and returns what it prints.
+    #[track_caller]
+    fn wirepath(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}\n{}", text(&output.stderr), self.log());
+        text(&output.stdout)
+    }
+
+    /// Runs `wirepath`, which must refuse, and returns its error.
+    #[track_caller]
+    fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stderr)
+    }
+
+    /// Returns columns of a table.
+    #[track_caller]
+    fn rows(&self, table: &str, columns: &str) -> Value {
+        let answer = self.wirepath(&["show", table, "--columns", columns, "--json"]);
+        serde_json::from_str::<Value>(&answer).unwrap()["rows"].take()
+    }
+
+    fn stop(mut self) -> Value {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        assert!(eventually(WAIT_LIMIT, || self.child.try_wait().unwrap().is_some()), "the program ends");
+        let mut output = String::new();
+        std::io::Read::read_to_string(&mut self.child.stdout.take().unwrap(), &mut output).unwrap();
+        serde_json::from_str(&output).unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_saved_configuration_starts_to_the_same_state() {
+    let program = Program::gateway();
+    for change in [
+        &["add", "remote", "segment=blue", "address=10.9.0.3"][..],
+        &["add", "segment", "name=red", "vni=7", "remotes=10.9.0.9", "ports=lan2.5", "accept_unknown_remotes=true"],
+        &["add", "static", "segment=red", "mac=02:00:00:00:00:09", "remote=10.9.0.9"],
+        &["add", "address", "address=fd00:9::1/64"],
+        &["add", "gateway", "address=10.9.0.254"],
+        &["set", "underlay", "ttl=9"],
+        &["set", "segment", "name=blue", "ageing=77"],
+        &["add", "rule", "rule=ingress prio 3: port id wan / udp dst 99 => drop"],
+        &["remove", "rule", "id=0"],
+    ] {
+        program.wirepath(change);
+    }
+    let tables = |program: &Program| {
+        let tables = [
+            ("segments", "segment,vni,ports,remotes"),
+            ("remotes", "segment,remote,local,next_hop,max_frame"),
+            ("rules", "rule"),
+            ("neighbours", "address"),
+        ];
+        tables.map(|(table, columns)| program.rows(table, columns))
+    };
+    let before = tables(&program);
+    assert_eq!(before[2], json!([{ "rule": "ingress prio 3: port id wan / udp dst 99 => drop" }]));
+    let shown = program.wirepath(&["show", "config"]);
+    program.wirepath(&["config", "save"]);
+    let saved = std::fs::read_to_string(program.path("config.toml")).unwrap();
+    assert_eq!(shown, saved);
+    for kept in ["# the first segment", "# one", "ageing = 77"] {
+        assert!(saved.contains(kept), "{saved}");
+    }
+    // The program finds no difference to what it wrote, and neither adds nor drops anything.
+    let answer = program.wirepath(&["reload"]);
+    assert!(!answer.contains("segment") && !answer.contains("underlay"), "{answer}");
+    assert_eq!(tables(&program), before);
+    program.stop();
+    let again = Program::start(GATEWAY, &saved);
+    assert_eq!(tables(&again), before);
+    again.stop();
+}
+
+#[test]
+fn a_reload_keeps_what_was_added_and_reverts_what_was_changed() {
+    let program = Program::gateway();
+    program.wirepath(&["add", "remote", "segment=blue", "address=10.9.0.3"]);
+    program.wirepath(&["add", "segment", "name=red", "vni=7", "remotes=10.9.0.9", "ports=lan2"]);
+    program.wirepath(&["set", "segment", "name=red", "mtu=1300"]);
+    program.wirepath(&["set", "segment", "name=blue", "mtu=1200"]);
+    program.wirepath(&["add", "rule", "rule=ingress prio 3: port id wan / udp dst 99 => drop"]);
+    let dry = program.wirepath(&["reload", "--dry-run"]);
+    assert!(dry.contains("- segment.blue.mtu = 1200\n") && dry.contains("not applied"), "{dry}");
+    assert!(!dry.contains("red") && !dry.contains("10.9.0.3"), "{dry}");
+    assert!(program.wirepath(&["show", "config"]).contains("mtu = 1200"), "a dry run changes nothing");
+
+    // The file gets the remote too, and another segment takes the VNI.
+    let file = format!("{PORTS}{GATEWAY_TABLES}").replace("10.9.0.2']", "10.9.0.2', '10.9.0.3']");
+    program.write(&(file.clone() + "[[segment]]\nname='green'\nvni=7\nremotes=['10.9.0.8']\nports=[{port='lan2'}]\n"));
+    let error = program.refused(&["reload"]);
+    assert!(error.contains("7 is the VNI of segment"), "{error}");
+    program.write(&file);
+    let done = program.wirepath(&["reload"]);
+    assert!(done.contains("- segment.blue.mtu = 1200\n") && done.contains("applied"), "{done}");
+    let rows = program.rows("segments", "segment,remotes");
+    assert_eq!(rows, json!([{ "segment": "blue", "remotes": 2 }, { "segment": "red", "remotes": 1 }]));
+    assert_eq!(program.rows("rules", "origin"), json!([{ "origin": "file" }, { "origin": "change" }]));
+    // What the file has now is the file's: without it there, it is gone.
+    program.write(&format!("{PORTS}{GATEWAY_TABLES}"));
+    kill_process(Pid::from_child(&program.child), Signal::HUP).unwrap();
+    assert!(eventually(WAIT_LIMIT, || program.log().contains("reload of the configuration by SIGHUP is done")));
+    assert_eq!(program.rows("segments", "segment,remotes")[0]["remotes"], 1);
+    program.wirepath(&["remove", "segment", "name=red"]);
+    assert!(program.wirepath(&["reload"]).contains("does not differ"));
+    program.stop();
+}
+
+#[test]
+fn what_needs_a_restart_is_said_before_anything_changes() {
+    let program = Program::gateway();
+    let file = format!("{PORTS}{GATEWAY_TABLES}");
+    let before = program.wirepath(&["show", "config"]);
+    let renamed = file.replace("name = 'lan2'", "name = 'lan3'").replace("'lan2'", "'lan3'");
+    for (changed, error) in [
+        (file.replace("[underlay]", "[underlay]\nudp_port = 8472"), "+ underlay.udp_port = 8472"),
+        (file.replace("[underlay]", "[workers]\ncores = [0]\n[underlay]"), "+ workers.cores"),
+        (renamed, "port.lan3.name"),
+        (file.replace("socket = 'control.sock'", "socket = 'other.sock'"), "~ control.socket = \"control.sock\""),
+        (file.replace("10.9.0.2'", "10.9.0.1'"), "10.9.0.1 is an address of this gateway"),
+        (file.replace("vni = 42", "vnii = 42"), "vnii"),
+        (file.replace("[underlay]", "[underlay"), "config.toml:16:10"),
+        (String::new(), "missing"),
+    ] {
+        // A second difference, which could be applied alone.
+        program.write(&changed.replace("# one", "\nageing = 5"));
+        let refused = program.refused(&["reload"]);
+        assert!(refused.contains(error), "{error}: {refused}");
+        assert_eq!(program.wirepath(&["show", "config"]), before);
+    }
+    std::fs::remove_file(program.path("config.toml")).unwrap();
+    assert!(program.refused(&["reload"]).contains("config.toml: cannot read"));
+    program.stop();
+}
+
+#[test]
+fn single_objects_are_refused_with_a_reason() {
+    let program = Program::gateway();
+    for (change, why) in [
+        (&["add", "remote", "segment=blu", "address=10.9.0.3"][..], "did you mean \"blue\"?"),
+        (&["add", "remote", "segment=blue", "address=10.9.0.2"], "there is a remote 10.9.0.2 already"),
+        (&["add", "remote", "segment=blue", "address=10.9.0.999"], "expected an IP address"),
+        (&["add", "remote", "segment=blue", "address=192.0.2.1"], "is in no network of underlay.addresses"),
+        (&["remove", "remote", "segment=blue", "address=10.9.0.2"], "expected at least one remote"),
+        (&["remove", "segment", "name=blue"], "expected at least one table [[segment]]"),
+        (&["remove", "address", "address=10.9.0.1/24"], "missing, expected at least an address"),
+        (&["add", "segment", "name=red"], "the argument \"vni\" is missing"),
+        (&["add", "segment", "name=red", "vni=42"], "42 is the VNI of segment \"blue\" already"),
+        (&["add", "segment", "name=red", "vni=7", "remotes=10.9.0.9"], "expected at least one port"),
+        (&["add", "attachment", "segment=blue", "port=wan"], "is the underlay port"),
+        (&["add", "static", "segment=blue", "mac=02:00:00:00:00:01"], "segment[0].static[0]"),
+        (&["add", "static", "segment=blue", "mac=03:00:00:00:00:01", "port=lan"], "unicast"),
+        (&["set", "segment", "name=blue", "mtu=9000"], "leave"),
+        (&["set", "segment", "name=blue", "mtu=many"], "expected a number"),
+        (&["set", "segment", "name=blue", "mut=1"], "did you mean \"mtu\"?"),
+        (&["set", "remote", "segment=blue"], "\"set\" is not possible, only add, remove"),
+        (&["add", "port", "name=x"], "no \"port\" that can be changed"),
+    ] {
+        let error = program.refused(change);
+        assert!(error.contains(why), "{change:?}: {error}");
+        assert!(!error.contains("config.toml"), "a change has no position in a file: {error}");
+    }
+    assert!(program.wirepath(&["reload"]).contains("does not differ"), "no refused change is kept");
+    let summary = program.stop();
+    assert_eq!(summary["app"]["segments"].as_array().map(Vec::len), Some(1), "{summary}");
+}
+
+/// Changes of several clients at once are carried out one after the other, each whole.
+#[test]
+fn changes_at_once_are_serialised() {
+    let program = Program::gateway();
+    let socket = program.path("control.sock");
+    std::thread::scope(|scope| {
+        for client in 0..8 {
+            let socket = &socket;
+            scope.spawn(move || {
+                let stream = wirepath_control_socket::connect(socket, WAIT_LIMIT).unwrap();
+                let mut reader = std::io::BufReader::new(stream);
+                for n in 0..8 {
+                    let address = format!("10.9.0.{}", 10 + client * 8 + n);
+                    let arguments = json!({ "segment": "blue", "address": address });
+                    let request = json!({ "request": "add", "object": "remote", "arguments": arguments });
+                    std::io::Write::write_all(reader.get_mut(), format!("{request}\n").as_bytes()).unwrap();
+                    if client == 7 && n == 7 {
+                        // The last client dies before its answer. Its change is carried out nevertheless.
+                        return;
+                    }
+                    let mut line = String::new();
+                    std::io::BufRead::read_line(&mut reader, &mut line).unwrap();
+                    assert!(line.contains("\"applied\":true"), "{line}");
+                }
+            });
+        }
+    });
+    assert!(eventually(WAIT_LIMIT, || program.rows("segments", "remotes")[0]["remotes"] == 65), "{}", program.log());
+    program.stop();
+}
+
+#[test]
+fn l2fwd_reloads_its_rules_and_nothing_else() {
+    let ports =
+        PORTS.replace("name = 'wan'", "name = 'wan'\n").replace("[control]", "[rules]\nfile = 'acl.rules'\n[control]");
+    let ports = ports + "[l2fwd]\nmode = 'bridge'\n";
+    let program = Program::start(L2FWD, &ports);
+    std::fs::write(program.path("acl.rules"), "ingress: port id lan / udp dst 1 => drop\n").unwrap();
+    assert!(program.wirepath(&["reload"]).contains("does not differ"), "the rule file is no difference of its own");
+    let rules = program.rows("rules", "rule");
+    assert_eq!(rules, json!([{ "rule": "ingress prio 0: port id lan / udp dst 1 => drop" }]));
+    program.write(&ports.replace("'bridge'", "'bridge'\nageing = 9"));
+    assert!(program.refused(&["reload"]).contains("+ l2fwd.ageing = 9"));
+    program.stop();
+}
