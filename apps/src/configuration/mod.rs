@@ -1,9 +1,8 @@
 //! The configuration of a running program: reading it again, changing single objects, and saving it.
 //!
 //! The program keeps the text of its configuration. A change of an object (`wirepath add`, `set`, `remove`) edits that
-//! text, and a reload replaces it by the file. Either way the new text is read and checked as at the start, its
-//! differences are listed, and then all of them are applied or none. Reading takes place in another thread, one change
-//! after the other.
+//! text, and a reload replaces it by the file. The new text is read and checked as at the start. Its differences are
+//! listed, and then all of them are applied or none. Reading takes place in another thread, one change after the other.
 //!
 //! After a reload, all that the file says is in force, and so is all that was added while the program ran. Objects that
 //! were only changed or removed are as in the file. `wirepath config save` writes the text.
@@ -119,7 +118,7 @@ struct Read<S> {
     setup: S,
     differences: Vec<Difference>,
     added: Vec<Edit>,
-    /// What the operator must know besides.
+    /// Lines that the operator must know besides.
     notes: Vec<String>,
 }
 

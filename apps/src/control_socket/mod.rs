@@ -20,8 +20,8 @@
 //! A column has `name`, `kind` (`key`, `attribute`, `counter` or `gauge`), `unit` and `about`.
 //!
 //! Each answer has `"ok": true`, or `"ok": false` and the reason as `error`. A long answer to `show` has several
-//! lines with `rows`, one to `metrics` or `configuration` lines with `text`; all but the last one have `"more": true`. `show` takes
-//! `"where"`, a list of conditions such as `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and `"limit"`, a
+//! lines with `rows`, one to `metrics` or `configuration` lines with `text`; all but the last one have
+//! `"more": true`. `show` takes `"where"`, a list of conditions such as `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and `"limit"`, a
 //! number of rows. `uptime` is in seconds, `metrics` the address of the metrics by HTTP.
 //!
 //! Every request may carry `"version": 1`. A program that does not know the version refuses the request. Later

@@ -27,7 +27,7 @@ enum Command {
     },
     /// Writes the configuration in force to a file, from which the program starts to the same state
     ///
-    /// An existing file is replaced whole. Without FILE, the file with which the program was started is replaced.
+    /// An existing file is replaced whole. Without FILE, that is the file with which the program was started.
     Save {
         /// File to write
         #[arg(value_name = "FILE")]
@@ -67,8 +67,8 @@ pub(super) fn show(socket: &SocketArgument, json: bool) -> Result<(), Failure> {
     if json { print_json(&json!({ "text": text })) } else { print(text) }
 }
 
-/// Replaces a file by another one at once, so that no reader sees half of it. The new one has the permissions of the old
-/// one.
+/// Replaces a file by another one at once, so that no reader sees half of it. The new one has the owner and the
+/// permissions of the old one.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     // The target of a link is replaced, not the link.
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());

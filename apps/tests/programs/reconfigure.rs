@@ -175,7 +175,7 @@ fn a_saved_configuration_starts_to_the_same_state() {
 }
 
 #[test]
-fn a_reload_keeps_what_was_added_and_reverts_what_was_changed() {
+fn a_reload_keeps_additions_and_reverts_changes() {
     let program = Program::gateway();
     program.wirepath(&["add", "remote", "segment=blue", "address=10.9.0.3"]);
     program.wirepath(&["add", "segment", "name=red", "vni=7", "remotes=10.9.0.9", "ports=lan2"]);

@@ -64,7 +64,7 @@ pub(super) struct Places {
     positions: HashMap<u16, usize>,
     segment_indices: Indices,
     attachment_indices: Indices,
-    /// Of configured and learned remotes.
+    /// Indices of configured and learned remotes.
     pub(super) remote_indices: Indices,
 }
 

@@ -1,7 +1,7 @@
 //! Changes of a gateway's configuration while its workers forward.
 //!
-//! Segments are identified by their VNI, attachments by port and VLAN, remotes by address. What stays keeps its index in
-//! the tables ([`super::places`]), its forwarding entries, counters and next hop, so its packets do not notice the
+//! Segments are identified by their VNI, attachments by port and VLAN, remotes by address. What stays keeps its index
+//! in the tables ([`super::places`]), its forwarding entries, counters and next hop, so its packets do not notice the
 //! change. The workers see the new segments and the new remotes at two moments, one shortly after the other. In
 //! between, only parts that the change adds or removes can lose packets.
 
@@ -56,7 +56,7 @@ impl GatewayControl {
         Ok(Reconfiguration { config, places })
     }
 
-    /// Carries out a change. Nothing may have changed since [`Self::prepare`]. `ports` are the configured ports in order.
+    /// Carries out a change. Nothing may have changed since [`Self::prepare`]. `ports` are the configured ports.
     pub fn reconfigure(&mut self, change: Reconfiguration, ports: &[PortInfo], seconds: u32) {
         self.install(change.config, change.places, ports, seconds);
     }

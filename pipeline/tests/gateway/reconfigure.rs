@@ -74,8 +74,8 @@ fn random(random: &mut fastrand::Rng) -> String {
     text + if before { "" } else { stays }
 }
 
-/// After each of many random changes the tables are those of a gateway that was started with the configuration, and
-/// the segment that stays keeps its entries, counters and next hop.
+/// After each of many random changes the tables are those of a gateway that was started with the configuration. The
+/// segment that stays keeps its entries, counters and next hop.
 #[test]
 fn a_changed_gateway_is_like_a_new_one() {
     let mut generator = fastrand::Rng::with_seed(7);
