@@ -724,7 +724,7 @@ fn max_frame(config: &GatewayConfig, underlay_mtu: u16, segment: usize, remote: 
 }
 
 impl Control for GatewayControl {
-    fn tables(&self) -> Vec<&'static TableSpec> {
+    fn tables(&mut self) -> Vec<&'static TableSpec> {
         super::listing::TABLES.to_vec()
     }
 
@@ -732,7 +732,7 @@ impl Control for GatewayControl {
         self.list_table(table, page, plane);
     }
 
-    fn objects(&self) -> Vec<&'static ObjectSpec> {
+    fn objects(&mut self) -> Vec<&'static ObjectSpec> {
         super::change::OBJECTS.to_vec()
     }
 
