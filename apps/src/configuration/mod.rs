@@ -20,11 +20,8 @@ pub use difference::{Difference, differences};
 pub use document::{ConfigObject, Edit, EditError, Parent, Place};
 use serde_json::{Value, json};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
-use wirepath_packet::Packet;
-use wirepath_packet::drops::DropReason;
-use wirepath_pipeline::registry::{Change, Changed, ObjectSpec, Operation, Page, TableSpec};
-use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates};
-use wirepath_pmd::port::{PortEvent, PortId};
+use wirepath_pipeline::registry::{Change, Changed, ObjectSpec, Operation};
+use wirepath_pipeline::{Control, ControlPlane};
 use wirepath_settings::Source;
 
 use crate::cli::{Failure, ReloadGuard, hangup_flag};
@@ -307,12 +304,8 @@ fn keep_added(added: &mut Vec<Edit>, edit: Edit) {
 }
 
 impl<C: Reconfigure> Control for LiveConfiguration<C> {
-    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
-        self.control.punt(punt, plane);
-    }
-
-    fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
-        self.control.learn(learn, plane);
+    fn inner(&mut self) -> Option<&mut dyn Control> {
+        Some(&mut self.control)
     }
 
     fn tick(&mut self, plane: &mut ControlPlane) {
@@ -320,27 +313,7 @@ impl<C: Reconfigure> Control for LiveConfiguration<C> {
         self.work(plane);
     }
 
-    fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
-        self.control.port_event(port, event, plane);
-    }
-
-    fn rates(&mut self, rates: &Rates) {
-        self.control.rates(rates);
-    }
-
-    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
-        self.control.packet_dropped(packet, reason);
-    }
-
-    fn tables(&self) -> Vec<&'static TableSpec> {
-        self.control.tables()
-    }
-
-    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
-        self.control.list(table, page, plane);
-    }
-
-    fn objects(&self) -> Vec<&'static ObjectSpec> {
+    fn objects(&mut self) -> Vec<&'static ObjectSpec> {
         let own = C::config_objects().iter().map(|object| object.spec);
         self.control.objects().into_iter().chain(own).collect()
     }
@@ -379,13 +352,5 @@ impl<C: Reconfigure> Control for LiveConfiguration<C> {
         }
         document.insert("rule", Item::ArrayOfTables(list));
         Some(document.to_string())
-    }
-
-    fn stop(&mut self, plane: &mut ControlPlane) {
-        self.control.stop(plane);
-    }
-
-    fn summary(&mut self) -> Option<Value> {
-        self.control.summary()
     }
 }

@@ -218,7 +218,7 @@ impl Requests<'_> {
                     Some(Some("prometheus")) => MetricsFormat::Prometheus,
                     Some(_) => return Err("format: expected \"openmetrics\" or \"prometheus\"".to_owned()),
                 };
-                Ok(Reply::Rest(Rest::Metrics(Box::new(self.program.metrics(format, &self.registry)))))
+                Ok(Reply::Rest(Rest::Metrics(Box::new(self.program.metrics(format, &mut self.registry)))))
             }
             "log" => self.log(peer, &request).map(Reply::Line),
             "reload" => self.reload(peer, &request).map(Reply::from),
@@ -236,7 +236,7 @@ impl Requests<'_> {
         }
     }
 
-    fn show(&self, request: &Map<String, Value>) -> Result<RestOfRows, String> {
+    fn show(&mut self, request: &Map<String, Value>) -> Result<RestOfRows, String> {
         let name = text(request, "table")?;
         let table = self.registry.table(name).ok_or_else(|| {
             let names: Vec<&str> = self.registry.tables().iter().map(|table| table.name).collect();
@@ -448,7 +448,7 @@ impl Program {
     }
 
     /// Begins the text of the metrics.
-    fn metrics(&self, format: MetricsFormat, registry: &Registry<'_>) -> MetricsText {
+    fn metrics(&self, format: MetricsFormat, registry: &mut Registry<'_>) -> MetricsText {
         let configuration = self.configuration.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
         let release = env!("CARGO_PKG_VERSION");
         let labels = [("program", self.name), ("release", release), ("configuration", &configuration)];

@@ -1,12 +1,10 @@
 //! Live rates and the final report of a gateway.
 
-use serde_json::Value;
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
-use wirepath_pipeline::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
-use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates};
+use wirepath_pipeline::{Control, ControlPlane, Punt, Rates};
 use wirepath_pmd::port::{PortEvent, PortId};
 
 use super::NicTunnels;
@@ -129,15 +127,15 @@ impl std::fmt::Display for Report<'_> {
 }
 
 impl Control for GatewayMonitor {
+    fn inner(&mut self) -> Option<&mut dyn Control> {
+        Some(&mut self.gateway)
+    }
+
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
         match &mut self.peer {
             Some(peer) if punt.packet.in_port() == Some(peer.port()) => peer.answer(punt.packet, plane),
             _ => self.gateway.punt(punt, plane),
         }
-    }
-
-    fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
-        self.gateway.learn(learn, plane);
     }
 
     fn tick(&mut self, plane: &mut ControlPlane) {
@@ -166,28 +164,8 @@ impl Control for GatewayMonitor {
         }
     }
 
-    fn tables(&self) -> Vec<&'static TableSpec> {
-        self.gateway.tables()
-    }
-
-    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
-        self.gateway.list(table, page, plane);
-    }
-
-    fn objects(&self) -> Vec<&'static ObjectSpec> {
-        self.gateway.objects()
-    }
-
-    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Changed, String> {
-        self.gateway.change(change, plane)
-    }
-
     fn stop(&mut self, plane: &mut ControlPlane) {
         self.service.stop();
         self.gateway.stop(plane);
-    }
-
-    fn summary(&mut self) -> Option<Value> {
-        self.gateway.summary()
     }
 }

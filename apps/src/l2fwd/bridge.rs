@@ -166,7 +166,7 @@ impl Control for BridgeControl {
         }
     }
 
-    fn tables(&self) -> Vec<&'static TableSpec> {
+    fn tables(&mut self) -> Vec<&'static TableSpec> {
         vec![&FDB]
     }
 

@@ -25,7 +25,6 @@ pub use arguments::Arguments;
 pub use bridge::{Bridge, BridgeControl};
 pub use config::{Config, Mode};
 pub use pairs::{Pairs, PairsControl};
-use wirepath_pipeline::registry::{Page, TableSpec};
 use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summary};
 use wirepath_settings::Source;
 use wirepath_wire::Parser;
@@ -157,12 +156,8 @@ impl<C: Control> Reconfigure for Monitor<C> {
 }
 
 impl<C: Control> Control for Monitor<C> {
-    fn punt(&mut self, punt: wirepath_pipeline::Punt, plane: &mut wirepath_pipeline::ControlPlane) {
-        self.control.punt(punt, plane);
-    }
-
-    fn learn(&mut self, learn: wirepath_pipeline::Learn, plane: &mut wirepath_pipeline::ControlPlane) {
-        self.control.learn(learn, plane);
+    fn inner(&mut self) -> Option<&mut dyn Control> {
+        Some(&mut self.control)
     }
 
     fn tick(&mut self, plane: &mut wirepath_pipeline::ControlPlane) {
@@ -186,20 +181,8 @@ impl<C: Control> Control for Monitor<C> {
         }
     }
 
-    fn tables(&self) -> Vec<&'static TableSpec> {
-        self.control.tables()
-    }
-
-    fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut wirepath_pipeline::ControlPlane) {
-        self.control.list(table, page, plane);
-    }
-
     fn stop(&mut self, plane: &mut wirepath_pipeline::ControlPlane) {
         self.service.stop();
         self.control.stop(plane);
-    }
-
-    fn summary(&mut self) -> Option<serde_json::Value> {
-        self.control.summary()
     }
 }

@@ -4,16 +4,14 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use wirepath_flow::{Ports, Rule};
-use wirepath_packet::Packet;
-use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::registry::{
     Argument, ArgumentKind, Change, Changed, Column, ObjectSpec, Operation, Page, Row, TableSpec, Unit,
 };
 use wirepath_pipeline::rules::{
     ActiveRule, ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage, RuleTableError,
 };
-use wirepath_pipeline::{Control, ControlPlane, Learn, Punt, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
-use wirepath_pmd::port::{PortEvent, PortId};
+use wirepath_pipeline::{Control, ControlPlane, Punt, RunOptions, Runtime, Stage, Summary, WorkerInfo};
+use wirepath_pmd::port::PortId;
 use wirepath_settings::{Source, Span};
 use wirepath_wire::Parser;
 
@@ -73,18 +71,14 @@ impl OriginKind {
 struct WithoutRules<'a, C>(&'a mut C);
 
 impl<C: Control> Control for WithoutRules<'_, C> {
+    fn inner(&mut self) -> Option<&mut dyn Control> {
+        Some(&mut *self.0)
+    }
+
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
         if let Some(punt) = RuleControl::punt(punt, plane) {
             self.0.punt(punt, plane);
         }
-    }
-
-    fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
-        self.0.learn(learn, plane);
-    }
-
-    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
-        self.0.packet_dropped(packet, reason);
     }
 }
 
@@ -386,12 +380,12 @@ fn failure<'o>(error: RuleControlError, of: impl FnOnce(usize) -> Option<&'o Spa
 }
 
 impl<C: Control> Control for ControlWithRules<C> {
-    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
-        WithoutRules(&mut self.control).punt(punt, plane);
+    fn inner(&mut self) -> Option<&mut dyn Control> {
+        Some(&mut self.control)
     }
 
-    fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
-        self.control.learn(learn, plane);
+    fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
+        WithoutRules(&mut self.control).punt(punt, plane);
     }
 
     fn tick(&mut self, plane: &mut ControlPlane) {
@@ -402,19 +396,7 @@ impl<C: Control> Control for ControlWithRules<C> {
         }
     }
 
-    fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
-        self.control.port_event(port, event, plane);
-    }
-
-    fn rates(&mut self, rates: &Rates) {
-        self.control.rates(rates);
-    }
-
-    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
-        self.control.packet_dropped(packet, reason);
-    }
-
-    fn tables(&self) -> Vec<&'static TableSpec> {
+    fn tables(&mut self) -> Vec<&'static TableSpec> {
         [vec![&RULES], self.control.tables()].concat()
     }
 
@@ -432,7 +414,7 @@ impl<C: Control> Control for ControlWithRules<C> {
         page.keep_state(rest);
     }
 
-    fn objects(&self) -> Vec<&'static ObjectSpec> {
+    fn objects(&mut self) -> Vec<&'static ObjectSpec> {
         [vec![&RULE], self.control.objects()].concat()
     }
 

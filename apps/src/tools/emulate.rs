@@ -31,6 +31,9 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for the answer to a command.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Longest answer to a command, in bytes.
+const LONGEST_ANSWER: u64 = 16 << 20;
+
 /// Runs any program on emulated NICs, with the installed libraries of rdma-core
 ///
 /// The program finds the RDMA devices of the topology file. Their ports are joined by cables or to TAP
@@ -235,17 +238,23 @@ fn send_command(topology: &Path, request: &str) -> Result<(), Failure> {
             topology.display()
         ))
     })?;
+    let answer = ask(&socket, request)?;
+    print(&answer)?;
+    if answer.starts_with("refused") { Err(Failure::Ended(2)) } else { Ok(()) }
+}
+
+/// Sends a request to the NICs of a running program through their control socket, and returns the answer.
+pub(super) fn ask(socket: &Path, request: &str) -> Result<String, Failure> {
     let failed = |error| {
         Failure::failed(format!(
             "{}: {error}; is a program running on these NICs, and from this folder?",
             socket.display()
         ))
     };
-    let mut stream = connect(&socket, ANSWER_TIMEOUT).map_err(failed)?;
+    let mut stream = connect(socket, ANSWER_TIMEOUT).map_err(failed)?;
     stream.write_all(request.as_bytes()).map_err(failed)?;
     stream.shutdown(Shutdown::Write).map_err(failed)?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).map_err(failed)?;
-    print(&answer)?;
-    if answer.starts_with("refused") { Err(Failure::Ended(2)) } else { Ok(()) }
+    stream.take(LONGEST_ANSWER).read_to_string(&mut answer).map_err(failed)?;
+    Ok(answer)
 }

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use wirepath_nic_emulator::launch;
 use wirepath_pmd::ipc::AttachedPort;
 use wirepath_testlab::{Requirement, eventually, require};
@@ -341,6 +341,61 @@ fn commands_reach_a_running_program() {
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+}
+
+#[test]
+fn show_has_tables_of_emulated_nics() {
+    require!(Requirement::File("/etc/libibverbs.d/mana.driver"));
+    let port = "[[device.port]]\nlink = ";
+    let topology = format!(
+        "control = 'nic.sock'\nlog = 'nic.log'\n[[device]]\nkind = 'mana'\nname = 'nic_a'\n{port}'generator'\n\
+         [[device]]\nkind = 'mana'\nname = 'nic_b'\n{port}'sink'\n[[fault]]\ndevice = 'nic_b'\nkind = 'refuse'\n\
+         command = 'reg_mr'\nafter = 1000000\n"
+    );
+    let (folder, mut command) = emulated(&topology);
+    let ports =
+        ["nic_a", "nic_b"].map(|name| format!("[[port]]\nname = '{name}'\ndriver = 'mana'\ndevice = '{name}'\n"));
+    std::fs::write(folder.path().join("l2fwd.toml"), ports.concat() + "[pool]\nhuge_pages = 'never'\n").unwrap();
+    let program = ["--", env!("CARGO_BIN_EXE_l2fwd"), "--config", "l2fwd.toml", "--json"];
+    let mut child = command.args(program).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let show = |arguments: &[&str]| -> (Option<i32>, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_wirepath"));
+        command.args(["show", "emulator"]).args(arguments).current_dir(&folder);
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let tables = || -> Value { serde_json::from_str(&show(&["--socket", "nic.sock", "--json"]).1).unwrap_or_default() };
+    let limit = std::time::Duration::from_secs(60);
+    let delivered = || tables()["links"][1]["delivered"].as_u64().is_some_and(|frames| frames > 100);
+    assert!(eventually(limit, delivered), "{}", tables());
+    let (_other, mut inject) = emulated(&topology);
+    let request = ["--command", "device = 'nic_a'\nkind = 'port-down'"];
+    assert!(inject.current_dir(&folder).args(request).status().unwrap().success());
+    let tables = tables();
+    let cell = |table: &str, row: usize, column: &str| tables[table][row][column].clone();
+    assert_eq!([cell("devices", 0, "name"), cell("devices", 1, "contexts")], [json!("nic_a"), json!(1)], "{tables}");
+    assert_eq!([cell("ports", 0, "up"), cell("ports", 1, "up")], [json!(false), json!(true)], "{tables}");
+    assert_eq!([cell("links", 0, "to"), cell("links", 1, "to")], [json!("generator"), json!("sink")], "{tables}");
+    assert_eq!(cell("send_queues", 0, "device"), "nic_a", "{tables}");
+    assert_eq!([cell("faults", 0, "device"), cell("faults", 0, "count")], [json!("nic_b"), json!(1)], "{tables}");
+    assert!(cell("faults", 0, "fault").as_str().unwrap().starts_with("reg_mr refused"), "{tables}");
+    let lines = tables["log"].as_array().unwrap();
+    assert_eq!(lines.last().unwrap()["line"], "nic_a: injected fault: port 1 down", "{tables}");
+    let (code, text) = show(&["--socket", "nic.sock"]);
+    for heading in ["devices:", "ports:", "send queues:", "receive queues:", "links:", "faults:", "log:"] {
+        assert!(code == Some(0) && text.lines().any(|line| line == heading), "{text}");
+    }
+    for (arguments, why) in [
+        (&["--socket", "nic.sock", "-n", "1"][..], "only --socket, --watch and --json"),
+        (&[], "expected --socket FILE"),
+        (&["--socket", "l2fwd.toml"], "is a program running on these NICs"),
+    ] {
+        let (code, text) = show(arguments);
+        assert!(code.is_some_and(|code| code > 0) && text.contains(why), "{arguments:?}: {text}");
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

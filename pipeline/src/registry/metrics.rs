@@ -89,7 +89,7 @@ struct GatheredRow {
 
 impl MetricsText {
     /// Begins the text of the metrics of a program. `program` are labels of `wirepath_program_info`.
-    pub fn new(format: MetricsFormat, registry: &Registry<'_>, program: &[(&str, &str)]) -> Self {
+    pub fn new(format: MetricsFormat, registry: &mut Registry<'_>, program: &[(&str, &str)]) -> Self {
         Self::of(format, registry.tables(), program)
     }
 

@@ -132,12 +132,12 @@ pub struct Registry<'a> {
 
 impl Registry<'_> {
     /// Returns the tables: those of the runtime, followed by those of the application.
-    pub fn tables(&self) -> Vec<&'static TableSpec> {
+    pub fn tables(&mut self) -> Vec<&'static TableSpec> {
         TABLES.iter().copied().chain(self.control.tables()).collect()
     }
 
     /// Returns the table with this name.
-    pub fn table(&self, name: &str) -> Option<&'static TableSpec> {
+    pub fn table(&mut self, name: &str) -> Option<&'static TableSpec> {
         self.tables().into_iter().find(|table| table.name == name)
     }
 

@@ -21,86 +21,114 @@ use crate::rules::offload::{Devices, RingCounters};
 
 /// The application's part of the control thread. The control thread calls the methods one at a time. Every
 /// method has a default, so that `&mut ()` serves programs that need no control.
+///
+/// A control that adds something to another one returns that one from [`Self::inner`]. The defaults of all other
+/// methods then call it.
 pub trait Control {
+    /// Returns the control that this one wraps.
+    fn inner(&mut self) -> Option<&mut dyn Control> {
+        None
+    }
+
     /// Handles a packet that a stage punted. The default drops it as `no_output_port`.
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {
-        plane.drop(punt.packet, DropReason::NoOutputPort);
+        match self.inner() {
+            Some(inner) => inner.punt(punt, plane),
+            None => plane.drop(punt.packet, DropReason::NoOutputPort),
+        }
     }
 
     /// Handles an address that a stage reported.
     fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
-        let _ = (learn, plane);
+        if let Some(inner) = self.inner() {
+            inner.learn(learn, plane);
+        }
     }
 
     /// Runs timers. Called about every ten milliseconds.
     fn tick(&mut self, plane: &mut ControlPlane) {
-        let _ = plane;
+        if let Some(inner) = self.inner() {
+            inner.tick(plane);
+        }
     }
 
     /// Handles a port event. The runtime has already logged it.
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
-        let _ = (port, event, plane);
+        if let Some(inner) = self.inner() {
+            inner.port_event(port, event, plane);
+        }
     }
 
     /// Reports the rates of the last interval ([`super::RunOptions::report_every`]).
     fn rates(&mut self, rates: &Rates) {
-        let _ = rates;
+        if let Some(inner) = self.inner() {
+            inner.rates(rates);
+        }
     }
 
     /// Receives a packet that a stage or the control thread dropped, if [`super::Running::capture_drops`] was
     /// called. The packet is in its state at the drop, possibly without its outer headers or its VLAN tag. It
     /// was already counted. Under load only some dropped packets are reported.
     fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
-        let _ = (packet, reason);
+        if let Some(inner) = self.inner() {
+            inner.packet_dropped(packet, reason);
+        }
     }
 
     /// Returns the application's tables, for operators ([`crate::registry`]).
-    fn tables(&self) -> Vec<&'static TableSpec> {
-        Vec::new()
+    fn tables(&mut self) -> Vec<&'static TableSpec> {
+        self.inner().map(Control::tables).unwrap_or_default()
     }
 
     /// Appends the next rows of one of the application's tables to a page.
     fn list(&mut self, table: &'static TableSpec, page: &mut Page<'_>, plane: &mut ControlPlane) {
-        let _ = (table, page, plane);
+        if let Some(inner) = self.inner() {
+            inner.list(table, page, plane);
+        }
     }
 
     /// Returns the kinds of objects of the application that operators can change.
-    fn objects(&self) -> Vec<&'static ObjectSpec> {
-        Vec::new()
+    fn objects(&mut self) -> Vec<&'static ObjectSpec> {
+        self.inner().map(Control::objects).unwrap_or_default()
     }
 
     /// Carries out a change of one of [`Self::objects`], or changes nothing and returns the reason.
     fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Changed, String> {
-        let _ = plane;
-        Err(change.unknown())
+        match self.inner() {
+            Some(inner) => inner.change(change, plane),
+            None => Err(change.unknown()),
+        }
     }
 
     /// Reads the configuration again and applies the differences, or only lists them. `origin` is the user that asks.
     fn reload(&mut self, dry_run: bool, origin: &str) -> Result<Changed, String> {
-        let _ = (dry_run, origin);
-        Err("this program cannot read its configuration again".to_owned())
+        match self.inner() {
+            Some(inner) => inner.reload(dry_run, origin),
+            None => Err("this program cannot read its configuration again".to_owned()),
+        }
     }
 
     /// Returns the outcome of a [`Changed::Pending`] change once; `None` as long as it is not carried out.
     fn change_result(&mut self, number: u64) -> Option<Result<serde_json::Value, String>> {
-        let _ = number;
-        None
+        self.inner().and_then(|inner| inner.change_result(number))
     }
 
     /// Returns the configuration in force as a text from which the program starts to the same state.
     fn configuration(&mut self) -> Option<String> {
-        None
+        self.inner().and_then(Control::configuration)
     }
 
     /// Called when the workers have stopped and the ports have not. The application must release the packets
     /// that it holds.
     fn stop(&mut self, plane: &mut ControlPlane) {
-        let _ = plane;
+        if let Some(inner) = self.inner() {
+            inner.stop(plane);
+        }
     }
 
     /// Returns the application's part of the final summary, stored under the key `"app"`.
     fn summary(&mut self) -> Option<serde_json::Value> {
-        None
+        self.inner()?.summary()
     }
 }
 

@@ -737,7 +737,7 @@ pub(super) fn max_frame(
 }
 
 impl Control for GatewayControl {
-    fn tables(&self) -> Vec<&'static TableSpec> {
+    fn tables(&mut self) -> Vec<&'static TableSpec> {
         super::listing::TABLES.to_vec()
     }
 
@@ -745,7 +745,7 @@ impl Control for GatewayControl {
         self.list_table(table, page, plane);
     }
 
-    fn objects(&self) -> Vec<&'static ObjectSpec> {
+    fn objects(&mut self) -> Vec<&'static ObjectSpec> {
         super::change::OBJECTS.to_vec()
     }
 

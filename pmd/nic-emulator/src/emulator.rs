@@ -34,6 +34,8 @@ const POLLS_PER_LOCK: usize = 64;
 const LATE_FETCH_NS: u64 = 200_000;
 /// Maximum number of queued doorbells.
 const MAX_QUEUED_DOORBELLS: usize = 1 << 12;
+/// Number of lines of the log in [`Emulator::counters`].
+const RECENT_LINES: usize = 32;
 
 /// The emulated NICs of a process.
 pub struct Emulator<H: Host> {
@@ -420,26 +422,43 @@ impl<H: Host> Emulator<H> {
         Ok(())
     }
 
-    /// Returns the counters of devices and links.
+    /// Returns the state and the counters of devices, ports, queues and links, the pending faults, and the latest
+    /// lines of the log.
     pub fn counters(&self) -> serde_json::Value {
         let mut machine = self.lock();
         machine.gather_counts();
         let mut devices: Vec<_> = machine.devices.iter().map(|device| device.counters()).collect();
         for (at, device) in devices.iter_mut().enumerate() {
+            let spec = &self.topology.devices[at];
+            let opened = machine.contexts.values().filter(|context| context.device == at).count();
+            device["kind"] = spec.kind.name().into();
+            device["pci"] = spec.pci.as_str().into();
+            device["contexts"] = opened.into();
             let first = machine.first_port[at];
             let Some(ports) = device["ports"].as_array_mut() else { continue };
             for (port, entry) in ports.iter_mut().enumerate() {
                 let Some(link) = machine.links.get(first + port) else { continue };
                 let c = &link.counters;
                 entry["link"] = serde_json::json!({
+                    "to": spec.ports[port].link.to_string(),
                     "delivered": c.delivered, "lost": c.lost, "duplicated": c.duplicated,
                     "corrupted": c.corrupted, "reordered": c.reordered, "down": c.down,
                     "refused": c.refused, "arrived": c.arrived,
                 });
             }
         }
+        let fault = |fault: &Fault| {
+            let device = &self.topology.devices[fault.device].name;
+            serde_json::json!({
+                "device": device, "fault": fault.kind.to_string(), "after": fault.after, "count": fault.count,
+            })
+        };
+        let faults: Vec<_> = machine.faults.iter().map(fault).collect();
+        let line = |(text, times): (String, u64)| serde_json::json!({ "line": text, "times": times });
+        let log: Vec<_> = self.log.recent(RECENT_LINES).into_iter().map(line).collect();
         serde_json::json!({
-            "devices": devices, "log_lines": self.log.lines(), "faults_waiting": machine.faults.len(),
+            "devices": devices, "faults": faults, "faults_waiting": faults.len(),
+            "log": log, "log_lines": self.log.lines(),
         })
     }
 }

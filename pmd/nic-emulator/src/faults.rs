@@ -272,9 +272,9 @@ impl PendingFaults {
         self.faults.is_empty()
     }
 
-    /// Returns the number of pending faults.
-    pub fn len(&self) -> usize {
-        self.faults.len()
+    /// Returns the pending faults in the order in which they were added.
+    pub fn iter(&self) -> impl Iterator<Item = &Fault> {
+        self.faults.iter()
     }
 
     /// Counts an occurrence that `concerns` accepts, and returns the kind of the pending fault of the device

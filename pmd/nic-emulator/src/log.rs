@@ -30,9 +30,15 @@ struct Shared {
     written: u64,
     /// Lines that could not be written.
     lost: u64,
-    /// Number of occurrences of each line.
-    occurrences: HashMap<String, u64>,
+    occurrences: HashMap<String, Occurrences>,
     last: Option<String>,
+}
+
+/// Occurrences of a line.
+struct Occurrences {
+    times: u64,
+    /// Value of [`Shared::lines`] at the last one.
+    last: u64,
 }
 
 enum Target {
@@ -106,6 +112,16 @@ impl Log {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).lost
     }
 
+    /// Returns the lines that occurred last, at most `most`, each with the number of its occurrences. The latest is
+    /// the last one.
+    pub fn recent(&self, most: usize) -> Vec<(String, u64)> {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines: Vec<_> = shared.occurrences.iter().collect();
+        lines.sort_unstable_by_key(|(_, seen)| seen.last);
+        lines.drain(..lines.len().saturating_sub(most));
+        lines.into_iter().map(|(text, seen)| (text.clone(), seen.times)).collect()
+    }
+
     /// Returns the last line, even if it was not written.
     pub fn last(&self) -> Option<String> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).last.clone()
@@ -116,14 +132,15 @@ impl Shared {
     /// Counts a line and returns the number of its occurrences. If too many different lines are remembered,
     /// all are forgotten first.
     fn times(&mut self, text: &str) -> u64 {
-        if let Some(times) = self.occurrences.get_mut(text) {
-            *times += 1;
-            return *times;
+        if let Some(seen) = self.occurrences.get_mut(text) {
+            seen.times += 1;
+            seen.last = self.lines;
+            return seen.times;
         }
         if self.occurrences.len() >= REMEMBERED {
             self.occurrences.clear();
         }
-        self.occurrences.insert(text.to_owned(), 1);
+        self.occurrences.insert(text.to_owned(), Occurrences { times: 1, last: self.lines });
         1
     }
 
@@ -174,7 +191,12 @@ mod tests {
             .map(|again| format!("wirepath-nic: port 1 is held{again}\nwirepath-nic: so is port 2{again}\n"))
             .collect();
         assert_eq!((text, log.lines()), (expected, 50));
+        log.line("port 1 is held");
+        let line = |text: &str, times| (text.to_owned(), times);
+        assert_eq!(log.recent(8), [line("so is port 2", 25), line("port 1 is held", 26)]);
+        assert_eq!(log.recent(1), [line("port 1 is held", 26)]);
     }
+
     #[test]
     fn a_full_or_closed_pipe_loses_lines() {
         let folder = tempfile::tempdir().unwrap();

@@ -25,6 +25,7 @@
 //! errno = "ENOMEM"
 //! ```
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -136,6 +137,16 @@ pub enum DeviceKind {
     Mlx5,
 }
 
+impl DeviceKind {
+    /// Returns the name in a topology file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mana => "mana",
+            Self::Mlx5 => "mlx5",
+        }
+    }
+}
+
 /// Specification of a port.
 #[derive(Clone, Debug)]
 pub struct PortSpec {
@@ -174,6 +185,21 @@ pub enum LinkSpec {
     Veth(String),
     /// A pcap file of the frames that the port sends.
     Pcap(PathBuf),
+}
+
+impl fmt::Display for LinkSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Loop => f.write_str("loop"),
+            Self::Cable(name) => write!(f, "cable {name}"),
+            Self::Sink => f.write_str("sink"),
+            Self::Generator => f.write_str("generator"),
+            Self::Tap(name) => write!(f, "tap {name}"),
+            Self::Veth(name) => write!(f, "veth {name}"),
+            Self::Pcap(path) => write!(f, "pcap {}", path.display()),
+        }
+    }
 }
 
 /// Impairments of a link, each as a probability from 0 to 1.
@@ -258,7 +284,7 @@ fn device(
     so_far: &Topology,
 ) -> Result<DeviceSpec> {
     let kind = table
-        .choice("kind", &[("mana", DeviceKind::Mana), ("mlx5", DeviceKind::Mlx5)])?
+        .choice("kind", &[DeviceKind::Mana, DeviceKind::Mlx5].map(|kind| (kind.name(), kind)))?
         .ok_or_else(|| table.error_in("kind", "missing, expected \"mana\" or \"mlx5\""))?;
     let name = match table.get::<String>("name")? {
         Some(name) => name,

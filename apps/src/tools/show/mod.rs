@@ -1,5 +1,7 @@
 //! `wirepath show`: tables of a running program.
 
+mod emulator;
+
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -15,7 +17,8 @@ use crate::control_socket::{Client, Rows, SocketArgument};
 #[derive(Clone, Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Options {
-    /// Table to show; `wirepath show` lists them
+    /// Table to show; `wirepath show` lists them. "emulator": tables of emulated NICs, with --socket and the
+    /// `control` socket of their topology
     #[arg(value_name = "TABLE")]
     table: Option<String>,
 
@@ -73,15 +76,15 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
     if options.table.as_deref() == Some("config") {
         return super::config::show(&options.socket, json);
     }
+    if options.table.as_deref() == Some("emulator") {
+        return emulator::run(options, json);
+    }
     let mut client = options.socket.connect()?;
     let tables = client.ask(&json!({ "request": "tables" }))?;
     let Some(name) = &options.table else { return list(&tables, json) };
-    let names: Vec<&str> = entries(&tables["tables"]).map(|table| str_of(&table["name"])).collect();
     let Some(table) = entries(&tables["tables"]).find(|table| table["name"] == **name) else {
-        return Err(Failure::usage(match wirepath_settings::nearest(name, &names) {
-            Some(near) => format!("there is no table \"{name}\"; did you mean \"{near}\"?"),
-            None => format!("there is no table \"{name}\"; there are {}", names.join(", ")),
-        }));
+        // The program's refusal names the tables.
+        return client.show(name, &[], None).map(drop);
     };
     let layout = Layout::of(table);
     let shown = layout.shown(&options.columns)?;
@@ -206,11 +209,17 @@ fn display(
     for row in rows {
         text.push(shown.iter().map(|i| cell(row.get(*i).unwrap_or(&Value::Null))));
     }
+    clear_if_watched(options)?;
+    print(text)
+}
+
+/// Clears the terminal before the next display of `--watch`.
+fn clear_if_watched(options: &Options) -> Result<(), Failure> {
     if options.watch.is_some() && std::io::IsTerminal::is_terminal(&std::io::stdout()) {
-        // Clears the terminal (ECMA-48: cursor to the first cell, erase the display).
+        // ECMA-48: cursor to the first cell, erase the display.
         crate::cli::print_control("\x1b[H\x1b[2J")?;
     }
-    print(text)
+    Ok(())
 }
 
 /// Returns the text of a value for a table.
