@@ -5,8 +5,6 @@ use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 use wirepath_flow::{Ports, Rule};
-use wirepath_packet::Packet;
-use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::registry::{Argument, Change, Column, ObjectSpec, Operation, Page, Row, TableSpec, Unit};
 use wirepath_pipeline::rules::{
     ActiveRule, ListEntry, RuleControl, RuleControlError, RuleId, RuleLimits, RuleLocation, RuleStage, RuleTableError,
@@ -85,10 +83,6 @@ impl<C: Control> Control for WithoutRules<'_, C> {
 
     fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
         self.0.learn(learn, plane);
-    }
-
-    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
-        self.0.packet_dropped(packet, reason);
     }
 }
 
@@ -431,8 +425,8 @@ impl<C: Control> Control for ControlWithRules<C> {
         self.control.rates(rates);
     }
 
-    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
-        self.control.packet_dropped(packet, reason);
+    fn parser(&self) -> Parser {
+        self.control.parser()
     }
 
     fn tables(&self) -> Vec<&'static TableSpec> {

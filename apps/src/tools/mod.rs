@@ -2,6 +2,7 @@
 //! emulated NICs.
 
 pub mod attach;
+pub mod capture;
 pub mod change;
 pub mod completions;
 pub mod devices;
@@ -14,6 +15,7 @@ pub mod metrics;
 pub mod selftest;
 pub mod show;
 pub mod top;
+pub mod trace;
 
 use clap::{CommandFactory, Parser};
 
@@ -53,6 +55,8 @@ subcommands! {
     Set: change::set;
     Remove: change::remove;
     Log: log;
+    Capture: capture;
+    Trace: trace;
     Attach: attach;
     Flow: flow;
     Emulate: emulate;
@@ -87,6 +91,9 @@ Examples:
   wirepath add rule 'rule=ingress: udp dst 53 => drop'
                              changes the running program
   wirepath log debug         more lines in the log of the running program
+  wirepath capture -w - --drops | tshark -r -
+                             dropped packets with their reasons, live
+  wirepath trace -n 1        what becomes of the next packet, and why?
   wirepath attach SOCKET     queues and counters of a port of a running program
   wirepath flow check FILE   are these flow rules valid, and does each of them run?
   wirepath flow explain CONF where would each rule run, and why?
