@@ -76,7 +76,7 @@ impl Filters {
     pub(super) fn new(pattern: Option<&Pattern>, parser: Parser, threads: usize) -> Result<Self, RuleTableError> {
         let Some(pattern) = pattern else { return Ok(Self { of_threads: Box::new([]), _table: None }) };
         let domain = Domain::new();
-        let limits = RuleLimits { rules: 2, masks: 2, duplicates: 1, pending_removals: 0, flows: FLOWS };
+        let limits = RuleLimits { rules: 2, masks: 2, duplicates: 1, pending_removals: 16, flows: FLOWS };
         let mut table = RuleTable::new(&domain, limits, 0);
         table.add(pattern.ingress.clone(), Timeouts::NONE)?;
         table.add(pattern.egress.clone(), Timeouts::NONE)?;

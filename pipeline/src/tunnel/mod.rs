@@ -38,6 +38,7 @@ mod learned;
 mod listing;
 pub mod neighbour;
 mod policer;
+mod report;
 mod stage;
 pub mod tables;
 pub mod underlay;
