@@ -6,3 +6,4 @@ mod learned_remotes;
 mod link;
 mod stepped;
 mod threaded;
+mod traces;
