@@ -11,14 +11,14 @@ use crate::control_socket::SocketArgument;
 
 /// Shows the way of received packets through a running program
 ///
-/// For each packet: where it was received and what the device reported, the rule that it matched, what each stage
-/// consulted, each change of its headers, and its ends: sent, dropped with the reason, or passed on.
+/// For each packet: its receipt and what the device reported, the rule that it matched, and what each stage consulted.
+/// Then each change of its headers, and its ends: sent, dropped with the reason, or passed on.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Options {
-    /// End after this number of packets
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
-    count: u64,
+    /// End after this number of packets [default: 10]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
 
     /// Trace packets that this port receives only
     #[arg(long, value_name = "PORT")]
@@ -51,7 +51,10 @@ Examples:
 /// # Errors
 /// If the program does not answer or refuses.
 pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
-    let mut request = json!({ "request": "trace", "count": options.count });
+    let mut request = json!({ "request": "trace" });
+    if let Some(count) = options.count {
+        request["count"] = count.into();
+    }
     for (key, value) in [("port", &options.port), ("pattern", &options.pattern)] {
         if let Some(value) = value {
             request[key] = value.as_str().into();

@@ -17,6 +17,7 @@ mod link;
 mod malformed;
 mod memory;
 mod mtu;
+mod observe;
 mod offload;
 mod ping;
 mod program;
@@ -103,6 +104,7 @@ macro_rules! gateway {
             $variant,
             floods: crate::floods::lose_no_ping;
             link: crate::link::a_new_address_is_found;
+            observe: crate::observe::traces_and_captures_tell_the_truth;
         })*
     };
 }
@@ -129,6 +131,7 @@ over! {
     offload: crate::offload::software_touches_no_tunnel_header;
     off: crate::offload::off_is_off;
     asked_again: crate::offload::a_nic_that_refuses_is_asked_again;
+    observe: crate::observe::traces_and_captures_tell_the_truth;
 }
 over! {
     mlx5_segmentation,

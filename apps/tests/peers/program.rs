@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -76,6 +77,11 @@ impl Program {
     /// Returns whether the program still runs.
     pub(crate) fn running(&mut self) -> bool {
         self.process().running()
+    }
+
+    /// Returns the path of a file beside the configuration.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
     }
 
     /// Returns the process ID.

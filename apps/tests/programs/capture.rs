@@ -38,8 +38,8 @@ impl Program {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
         let config = folder.path().join("c.toml");
-        let text = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\n[[port]]\nname = 'west'\ndriver = \
-                    'null'\n[control]\nsocket = 'a.sock'\n";
+        let text = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\n\
+                    [[port]]\nname = 'west'\ndriver = 'null'\n[control]\nsocket = 'a.sock'\n";
         std::fs::write(&config, format!("{text}{extra}")).unwrap();
         let mut command = Command::new(L2FWD);
         command.arg("--json").arg("--config").arg(config);
@@ -218,10 +218,12 @@ fn a_signal_leaves_a_whole_file_and_a_pipe_is_live() {
     // tshark shows packets while the capture runs.
     let mut tool = program.tool("capture", &["-w", "-", "--rate", "20"]);
     let mut capture = tool.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut reader = Command::new("tshark");
-    reader.args(["-l", "-n", "-r", "-", "-T", "fields", "-e", "frame.interface_name"]);
-    let mut reader =
-        reader.stdin(capture.stdout.take().unwrap()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut command = Command::new("tshark");
+    command.args(["-l", "-n", "-r", "-", "-T", "fields", "-e", "frame.interface_name"]);
+    command.stdin(capture.stdout.take().unwrap()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut reader = command.spawn().unwrap();
+    // The command holds the other end of the pipe.
+    drop(command);
     let mut lines = BufReader::new(reader.stdout.take().unwrap()).lines();
     for _ in 0..5 {
         let line = lines.next().unwrap().unwrap();
@@ -298,7 +300,7 @@ fn wrong_requests_are_refused_with_the_reason() {
         (
             "count",
             serde_json::from_str("18446744073709551616").unwrap(),
-            "count: found 1.8446744073709552e19, expected a",
+            "count: found 1.8446744073709552e+19, expected a",
         ),
         ("count", json!(0), "count: found 0, expected a number from 1 to 18446744073709551615"),
         ("count", json!(-1), "count: found -1"),
@@ -306,7 +308,7 @@ fn wrong_requests_are_refused_with_the_reason() {
         ("snap", json!(most), "snap: found 18446744073709551615"),
         ("rate", json!("x"), "rate: found \"x\""),
         ("bytes", json!(0.5), "bytes: found 0.5"),
-        ("seconds", json!(1e300), "seconds: found 1e300"),
+        ("seconds", json!(1e300), "seconds: found 1e+300"),
         ("seconds", json!(-1), "seconds: found -1"),
         ("points", json!(["rx", "xt"]), "points: expected a list of \"rx\", \"tx\" and \"drops\""),
         ("points", json!([]), "points: expected a list"),

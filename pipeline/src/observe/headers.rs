@@ -154,8 +154,8 @@ mod tests {
         let plain = [&ethernet[..], &[8, 0], &ip, &echo].concat();
         let parser = Parser { verify_ipv4: false, ..Parser::default() };
         let shown = Headers { frame: &plain, len: plain.len(), parser: &parser }.to_string();
-        let expected = "eth 02:00:00:00:00:01 > 02:00:00:00:00:02 / ipv4 10.0.0.1 > 10.0.0.2 ttl 63 / icmp echo request \
-                        id 5 seq 6";
+        let expected = "eth 02:00:00:00:00:01 > 02:00:00:00:00:02 / ipv4 10.0.0.1 > 10.0.0.2 ttl 63 \
+                        / icmp echo request id 5 seq 6";
         assert_eq!(shown, expected);
         let tagged = [&ethernet[..], &[0x81, 0, 0x20, 7, 0x88, 0xb5], &[0; 40]].concat();
         assert_eq!(line(&tagged), "eth 02:00:00:00:00:01 > 02:00:00:00:00:02 / vlan 7 prio 1 / type 0x88b5");

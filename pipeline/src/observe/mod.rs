@@ -6,8 +6,8 @@
 //! reader is dropped.
 //!
 //! Each thread that forwards has a [`Tap`] with its own list of the sessions. The control thread changes the shared
-//! list and notifies the workers, which update their taps between two batches. So a program without sessions pays one
-//! test of a byte in the worker's memory for each burst and batch, and one for each dropped packet.
+//! list and notifies the workers, which update their taps between two batches. A program without sessions tests one
+//! byte in the worker's memory for each burst, batch and drop.
 //!
 //! A worker never waits for a reader: all queues and all memory of a session have a fixed size. What finds no room is
 //! left out and counted.
@@ -80,6 +80,11 @@ impl Observers {
             generation: AtomicU64::new(0),
             mailboxes: OnceLock::new(),
         }
+    }
+
+    /// Returns the names of the ports, by number.
+    pub(crate) fn ports(&self) -> &[Arc<str>] {
+        &self.ports
     }
 
     /// Sets the workers that are notified of changes.

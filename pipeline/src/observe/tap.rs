@@ -37,7 +37,7 @@ mod active {
 /// The captures and traces of a program as one thread sees them.
 #[derive(Debug)]
 pub(crate) struct Tap {
-    /// What is on; 0 in a program that nobody observes.
+    /// Bits of [`active`]; 0 in a program that nobody observes.
     active: u8,
     cold: Box<Cold>,
 }

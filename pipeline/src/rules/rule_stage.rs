@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use wirepath_flow::Action;
+use wirepath_flow::{Action, Ports};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
@@ -365,10 +365,19 @@ fn run(
 /// Reports the rule of the traced packet.
 #[cold]
 fn report_hit(context: &mut Context<'_>, stage: &'static str, hit: Option<Hit<'_>>) {
-    context.trace(stage, |text| match hit {
-        Some(hit) => write!(text, "rule {}: {}", hit.id(), hit.rule()),
+    let rule = hit.map(|hit| rule_text(context, hit));
+    context.trace(stage, |text| match rule {
+        Some(rule) => text.write_str(&rule),
         None => text.write_str("no rule matches"),
     });
+}
+
+/// Returns the number and the text of a rule, with the names of ports.
+#[cold]
+fn rule_text(context: &Context<'_>, hit: Hit<'_>) -> String {
+    let ports = context.state.tap.observers().ports();
+    let ports: Vec<(&str, PortId)> = (0..).zip(ports).map(|(id, name)| (&**name, PortId::new(id))).collect();
+    format!("rule {}: {}", hit.id(), hit.rule().named(Ports(&ports)))
 }
 
 /// Reports the tag with which the NIC marked the traced packet.
@@ -377,8 +386,9 @@ fn report_tag(context: &mut Context<'_>, lookup: &RuleLookup, tag: Option<&TagEn
     let Some(entry) = tag else { return };
     let (guard, now) = (context.guard(), context.now());
     let hit = entry.record.and_then(|record| lookup.hit_of_record(guard, now, record));
-    context.trace("NIC rules", |text| match hit {
-        Some(hit) => write!(text, "matched rule {}: {}", hit.id(), hit.rule()),
+    let rule = hit.map(|hit| rule_text(context, hit));
+    context.trace("NIC rules", |text| match rule {
+        Some(rule) => write!(text, "matched {rule}"),
         None => write!(text, "matched a rule of the program itself, mark {:#x}", entry.implicit_mark),
     });
 }

@@ -413,6 +413,8 @@ impl<S> Running<S> {
 impl<S> Drop for Running<S> {
     /// Stops the workers if [`Self::stop`] was not called. The ports are dropped with them.
     fn drop(&mut self) {
+        // The threads of captures wait for this end.
+        self.plane.tap.observers().end();
         self.control.set_phase(Phase::Exit);
         self.notify_all();
         for thread in self.threads.drain(..) {

@@ -73,8 +73,8 @@ fn a_trace_shows_what_was_looked_up_and_the_end() {
             "gateway: frame from port lan: segment of VNI 42",
             "gateway: FDB 02:00:00:00:02:01 in segment 42: remote 10.9.0.2",
             "gateway: remote 10.9.0.2: next hop is resolved",
-            "transmit: port wan, 102 bytes: 50 bytes added; now eth 02:00:00:00:00:01 > 02:09:09:09:09:02 / ipv4 10.9.0.1 \
-             > 10.9.0.2",
+            "transmit: port wan, 102 bytes: 50 bytes added; now eth 02:00:00:00:00:01 > 02:09:09:09:09:02 \
+             / ipv4 10.9.0.1 > 10.9.0.2",
             "vxlan vni 42 / eth 02:00:00:00:01:01 > 02:00:00:00:02:01",
         ][..],
         &[
