@@ -38,7 +38,7 @@ pub(crate) fn traces_and_captures_tell_the_truth(variant: Variant) {
             "wan",
             &[
                 "port lan0 queue 0 worker 0, 98 bytes".to_owned(),
-                format!("icmp echo request id"),
+                "icmp echo request id".to_owned(),
                 format!("seq {}", n + 1),
                 format!("frame from port lan0: segment of VNI {VNI}"),
                 format!("FDB {far} in segment {VNI}: remote {address}"),
