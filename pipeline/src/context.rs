@@ -1,5 +1,6 @@
 //! The context of a stage: sending, dropping and punting packets.
 
+use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
@@ -8,15 +9,17 @@ use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_pmd::port::TxQueue;
+use wirepath_wire::MacAddr;
 
 use crate::epoch::Guard;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
+use crate::observe::{Tap, TraceEnd, TraceText};
 use crate::table::Key;
 
 /// Attempts to transmit on a full queue before its packets are dropped as `tx_full`. Each attempt also
 /// reclaims completed descriptors. A stuck queue must not stop the other ports.
-const TX_RETRIES: u32 = 16;
+pub(crate) const TX_RETRIES: u32 = 16;
 /// Minimum batch length that is sent to the device at once instead of being collected until the end of the
 /// turn.
 const MIN_DIRECT_BATCH: usize = 16;
@@ -88,6 +91,8 @@ pub(crate) struct WorkerState {
     /// process them.
     pub(crate) collect_egress: bool,
     pub(crate) egress_packets: Vec<Packet>,
+    /// Captures and traces.
+    pub(crate) tap: Tap,
 }
 
 /// Access to a worker's outputs, counters and clock during one stage call.
@@ -138,15 +143,15 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn drop(&mut self, packet: Packet, reason: DropReason) {
         self.state.counters.drops.add(reason, 1);
-        self.state.control.discard(packet, reason);
+        self.state.discard(packet, reason);
     }
 
     /// Drops a whole batch.
     #[inline(always)]
     pub fn drop_batch(&mut self, batch: &mut Batch, reason: DropReason) {
         self.state.counters.drops.add(reason, batch.len() as u64);
-        if self.state.control.is_capturing() {
-            batch.drain_front(BATCH, |packet| self.state.control.discard(packet, reason));
+        if self.state.tap.wants_dropped() {
+            batch.drain_front(BATCH, |packet| self.state.discard(packet, reason));
         }
         batch.clear();
     }
@@ -155,6 +160,59 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn count_drops(&mut self, reason: DropReason, n: usize) {
         self.state.counters.drops.add(reason, n as u64);
+        if self.state.tap.wants_dropped() {
+            self.state.tap.dropped_without_packet(reason, n);
+        }
+    }
+
+    /// Returns true if the packet of the present batch is traced ([`crate::observe`]). The batch then has no other
+    /// packet.
+    #[inline(always)]
+    pub fn is_tracing(&self) -> bool {
+        self.state.tap.is_tracing()
+    }
+
+    /// Adds a report of a stage to the trace of a packet. If the packet is not traced, `write` is not called.
+    ///
+    /// ```
+    /// # use std::fmt::Write;
+    /// # use wirepath_pipeline::{Context, Stage};
+    /// # use wirepath_packet::{Batch, drops::DropReason};
+    /// fn at_most(bytes: usize) -> impl Stage {
+    ///     move |context: &mut Context<'_>, batch: &mut Batch| {
+    ///         batch.filter_map(|packet| {
+    ///             context.trace("at_most", |text| write!(text, "{} of {bytes} bytes", packet.len()));
+    ///             if packet.len() <= bytes {
+    ///                 return Some(packet);
+    ///             }
+    ///             context.drop(packet, DropReason::TooLong);
+    ///             None
+    ///         });
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// A stage that processes a batch in several passes tests [`Self::is_tracing`] once for each batch, and reports in
+    /// a slower path. The ends of the packet and changes of its headers need no report.
+    #[inline(always)]
+    pub fn trace(&mut self, stage: &'static str, write: impl FnOnce(&mut TraceText<'_>) -> fmt::Result) {
+        if self.is_tracing() {
+            self.state.tap.trace(stage, write);
+        }
+    }
+
+    /// Reports that a stage has changed the traced packet of this batch, if it has.
+    #[inline(always)]
+    pub(crate) fn trace_changes(&mut self, stage: &'static str, batch: &Batch) {
+        if self.is_tracing() {
+            batch.iter().for_each(|packet| self.state.tap.trace_packet(stage, packet));
+        }
+    }
+
+    /// Returns the name of a port, for reports.
+    #[cold]
+    pub fn port_name(&self, port: PortId) -> Arc<str> {
+        self.state.tap.port_name(port)
     }
 
     /// Queues a packet for a port. The packet is sent at the end of the turn or when a batch is full. Packets
@@ -215,10 +273,13 @@ impl<'a> Context<'a> {
             Ok(()) => {
                 state.counters.punted.add(1);
                 state.notify_control = true;
+                if state.tap.is_tracing() {
+                    state.tap.end(TraceEnd::Punted { code });
+                }
             }
             Err(punt) => {
                 state.counters.drops.add(DropReason::QueueFull, 1);
-                drop(punt);
+                state.discard(punt.packet, DropReason::QueueFull);
             }
         }
     }
@@ -227,6 +288,10 @@ impl<'a> Context<'a> {
     #[inline]
     pub fn learn(&mut self, key: Key, destination: u32) {
         let state = &mut *self.state;
+        if state.tap.is_tracing() {
+            let (segment, mac) = (key.segment(), MacAddr(key.mac()));
+            state.tap.trace("learn", |text| write!(text, "source {mac} of segment {segment} is new here or has moved"));
+        }
         if !state.filter.is_new(key, destination, state.now) {
             return;
         }
@@ -248,6 +313,7 @@ impl WorkerState {
         outputs: Box<[Output]>,
         mailboxes: Arc<[Mailbox]>,
         control: Arc<ControlQueues>,
+        tap: Tap,
     ) -> Self {
         Self {
             index,
@@ -263,6 +329,7 @@ impl WorkerState {
             filter: LearnFilter::new(),
             collect_egress: false,
             egress_packets: Vec::new(),
+            tap,
         }
     }
 
@@ -280,11 +347,14 @@ impl WorkerState {
     /// Sends a packet like [`Self::send`], but bypasses the egress rules.
     #[inline]
     pub(crate) fn transmit(&mut self, port: PortId, packet: Packet) {
+        if self.tap.is_tracing() {
+            self.tap.trace_sent(port, &packet);
+        }
         match self.outputs.get_mut(port.index()) {
             Some(Output::Own { queue, pending }) => {
                 self.pending |= 1 << (port.index() % 64);
                 if let Err(packet) = pending.push(packet) {
-                    transmit(queue, pending);
+                    transmit(queue, pending, &mut self.tap, self.now);
                     // The batch was just emptied, by sending or by dropping.
                     let _ = pending.push(packet);
                 }
@@ -295,6 +365,7 @@ impl WorkerState {
             }
             Some(Output::Absent) | None => {
                 self.counters.drops.add(DropReason::TxError, 1);
+                self.discard(packet, DropReason::TxError);
             }
         }
     }
@@ -304,10 +375,17 @@ impl WorkerState {
         if self.collect_egress {
             return batch.drain_front(BATCH, |packet| self.collect_for_egress(port, packet));
         }
+        if self.tap.is_tracing() {
+            return batch.drain_front(BATCH, |packet| self.transmit(port, packet));
+        }
         match self.outputs.get_mut(port.index()) {
             Some(Output::Own { queue, pending }) => {
                 if pending.is_empty() && batch.len() >= MIN_DIRECT_BATCH {
-                    queue.transmit(batch);
+                    if self.tap.wants_sent() {
+                        self.tap.try_transmit(queue, batch, self.now);
+                    } else {
+                        queue.transmit(batch);
+                    }
                     self.counters.direct.add(1);
                     if batch.is_empty() {
                         return;
@@ -316,7 +394,7 @@ impl WorkerState {
                 self.pending |= 1 << (port.index() % 64);
                 while !batch.is_empty() {
                     if pending.is_full() {
-                        transmit(queue, pending);
+                        transmit(queue, pending, &mut self.tap, self.now);
                     }
                     pending.append(batch);
                 }
@@ -343,7 +421,10 @@ impl WorkerState {
     pub(crate) fn send_by_out_port(&mut self, packet: Packet) {
         match packet.out_port() {
             Some(port) => self.send(port, packet),
-            None => self.counters.drops.add(DropReason::NoOutputPort, 1),
+            None => {
+                self.counters.drops.add(DropReason::NoOutputPort, 1);
+                self.discard(packet, DropReason::NoOutputPort);
+            }
         }
     }
 
@@ -351,10 +432,15 @@ impl WorkerState {
         packet.set_out_port(port);
         self.notify_workers |= 1 << (worker % 64);
         match self.mailboxes[worker].transmit.push(packet) {
-            Ok(()) => self.counters.handed_over.add(1),
+            Ok(()) => {
+                self.counters.handed_over.add(1);
+                if self.tap.is_tracing() {
+                    self.tap.end(TraceEnd::SentByWorker { worker, port });
+                }
+            }
             Err(packet) => {
                 self.counters.drops.add(DropReason::QueueFull, 1);
-                drop(packet);
+                self.discard(packet, DropReason::QueueFull);
             }
         }
     }
@@ -368,10 +454,13 @@ impl WorkerState {
             Ok(()) => {
                 self.notify_workers |= 1 << (worker % 64);
                 self.counters.handed_over.add(1);
+                if self.tap.is_tracing() {
+                    self.tap.end(TraceEnd::HandedOver { worker });
+                }
             }
             Err(packet) => {
                 self.counters.drops.add(DropReason::QueueFull, 1);
-                drop(packet);
+                self.discard(packet, DropReason::QueueFull);
             }
         }
     }
@@ -402,7 +491,7 @@ impl WorkerState {
             if self.pending & (1 << (port % 64)) != 0
                 && let Output::Own { queue, pending } = output
             {
-                transmit(queue, pending);
+                transmit(queue, pending, &mut self.tap, self.now);
             }
         }
         self.pending = 0;
@@ -429,7 +518,10 @@ impl WorkerState {
 
 /// Sends the whole batch. Drops what the queue does not accept after [`TX_RETRIES`] attempts.
 #[inline]
-fn transmit(queue: &mut TxQueue, batch: &mut Batch) {
+fn transmit(queue: &mut TxQueue, batch: &mut Batch, tap: &mut Tap, now: u64) {
+    if tap.wants_transmit() {
+        return tap.transmit(queue, batch, now);
+    }
     queue.transmit(batch);
     if !batch.is_empty() {
         retry_transmit(queue, batch);

@@ -1,10 +1,9 @@
 //! Events that workers send to the control thread.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use wirepath_packet::Packet;
-use wirepath_packet::drops::DropReason;
 
 use crate::mailbox::Notifier;
 use crate::table::Key;
@@ -29,15 +28,6 @@ pub struct Learn {
     pub destination: u32,
 }
 
-/// A dropped packet for [`crate::Control::packet_dropped`].
-#[derive(Debug)]
-pub(crate) struct DroppedPacket {
-    pub(crate) packet: Packet,
-    pub(crate) reason: DropReason,
-}
-
-/// Capacity of the queue of captured drops.
-const DROPPED_QUEUE_LEN: usize = 256;
 /// Capacity of each queue of punted packets.
 const PUNT_QUEUE_LEN: usize = 1024;
 /// Capacity of the queue of learn events.
@@ -63,9 +53,6 @@ pub(crate) struct ControlQueues {
     /// Punted packets that the control thread takes before all others.
     pub(crate) priority_punts: ArrayQueue<Punt>,
     pub(crate) learns: ArrayQueue<Learn>,
-    dropped_packets: ArrayQueue<DroppedPacket>,
-    /// True if dropped packets are kept for the control thread.
-    capture: AtomicBool,
     phase: AtomicU8,
 }
 
@@ -76,8 +63,6 @@ impl ControlQueues {
             punts: ArrayQueue::new(PUNT_QUEUE_LEN),
             priority_punts: ArrayQueue::new(PUNT_QUEUE_LEN),
             learns: ArrayQueue::new(LEARN_QUEUE_LEN),
-            dropped_packets: ArrayQueue::new(DROPPED_QUEUE_LEN),
-            capture: AtomicBool::new(false),
             phase: AtomicU8::new(0),
         })
     }
@@ -85,31 +70,6 @@ impl ControlQueues {
     /// Takes the next punted packet.
     pub(crate) fn next_punt(&self) -> Option<Punt> {
         self.priority_punts.pop().or_else(|| self.punts.pop())
-    }
-
-    /// Starts to keep dropped packets for [`Self::next_dropped`], as long as the queue has room.
-    pub(crate) fn capture(&self) {
-        self.capture.store(true, Ordering::Relaxed);
-    }
-
-    /// Frees a packet that was counted as dropped, or keeps it if capturing is on.
-    #[inline(always)]
-    pub(crate) fn discard(&self, packet: Packet, reason: DropReason) {
-        if self.capture.load(Ordering::Relaxed) {
-            // If the queue is full, the packet is not captured. It was counted before.
-            let _ = self.dropped_packets.push(DroppedPacket { packet, reason });
-        }
-    }
-
-    /// Returns whether dropped packets are kept.
-    #[inline(always)]
-    pub(crate) fn is_capturing(&self) -> bool {
-        self.capture.load(Ordering::Relaxed)
-    }
-
-    /// Takes the next captured packet.
-    pub(crate) fn next_dropped(&self) -> Option<DroppedPacket> {
-        self.dropped_packets.pop()
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {

@@ -115,6 +115,7 @@ mod context;
 pub mod epoch;
 mod events;
 mod mailbox;
+pub mod observe;
 mod parsed;
 pub mod registry;
 pub mod rules;

@@ -43,6 +43,13 @@ impl<F: FnMut(&mut Context<'_>, &mut Batch) + Send> Stage for F {
     }
 }
 
+/// Returns the name of a stage's type for traces, without its modules and parameters.
+fn stage_name<S>() -> &'static str {
+    let name = std::any::type_name::<S>();
+    let name = name.split_once('<').map_or(name, |(name, _)| name);
+    name.rsplit("::").find(|part| *part != "{{closure}}").unwrap_or(name)
+}
+
 /// Implements `Stage` for tuples of stages. A stage is not called if the batch is empty before it.
 macro_rules! chains {
     ($($stage:ident $index:tt),*) => {
@@ -54,6 +61,7 @@ macro_rules! chains {
                         return;
                     }
                     self.$index.process(context, batch);
+                    context.trace_changes(stage_name::<$stage>(), batch);
                 )*
             }
         }

@@ -126,9 +126,17 @@ impl<S: Stage> Worker<S> {
             if n > 0 {
                 moved += n;
                 state.in_port = Some(queue.port());
-                let mut context = Context { state, guard: reader.guard() };
-                stage.process(&mut context, batch);
-                state.forward(batch);
+                if state.tap.wants_received() {
+                    state.observe_received(batch, queue.index());
+                }
+                loop {
+                    let mut context = Context { state, guard: reader.guard() };
+                    stage.process(&mut context, batch);
+                    state.forward(batch);
+                    if !state.tap.has_pieces() || !state.next_piece(batch) {
+                        break;
+                    }
+                }
             }
         }
         moved
@@ -139,6 +147,9 @@ impl<S: Stage> Worker<S> {
     fn drain_mailbox(&mut self, batch: &mut Batch) -> usize {
         while let Some(job) = self.jobs.pop() {
             job(&mut self.stage);
+        }
+        if !self.state.tap.refresh() {
+            self.state.mailboxes[self.state.index].notifier.notify();
         }
         // A port that lost its device needs its transmit queues back, also from a worker that is never idle.
         self.state.sync_outputs();

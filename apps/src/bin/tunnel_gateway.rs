@@ -5,17 +5,20 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use wirepath_apps::capture::FileCapture;
 use wirepath_apps::cli::{self, Failure};
 use wirepath_apps::configuration::LiveConfiguration;
 use wirepath_apps::control_socket::ControlSocket;
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{
-    Arguments, Capture, GatewayMonitor, Report, Setup, check_opened, check_tags, rule_parser, update_nic_tunnels,
+    Arguments, GatewayMonitor, Report, Setup, check_opened, check_tags, rule_parser, update_nic_tunnels,
     warn_of_lost_tags,
 };
 use wirepath_apps::rules::{ControlWithRules, RuleSettings};
+use wirepath_pipeline::observe::CaptureSpec;
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
 use wirepath_pipeline::{ControlPlane, RunOptions, Runtime, Summary};
+use wirepath_pmd::drivers::r#virtual::pcap::MAX_FRAME;
 use wirepath_settings::Source;
 
 fn main() -> ExitCode {
@@ -53,10 +56,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(socket) = ControlSocket::open(&control, "tunnel-gateway", arguments.run.config.as_deref())? {
         runtime.set_management(Box::new(socket));
     }
-    let capture = arguments.capture_drops.as_deref().map(Capture::create).transpose()?;
-    if capture.is_some() {
-        runtime.capture_drops();
-    }
+    let _capture = arguments.capture_drops.as_deref().map(|path| capture_drops(path, &runtime, &config)).transpose()?;
     let workers = runtime.config().workers.len();
     let gateway = GatewayControl::new(&config, runtime.ports(), runtime.domain(), workers, 0);
     if demonstration && live {
@@ -65,13 +65,30 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         );
     }
     let peer = runtime.port(demo::PEER).filter(|_| demonstration).map(|port| Peer::new(port.id, port.mac));
-    let mut control = GatewayMonitor::new(gateway, peer, live, arguments.common.clone());
-    control.capture = capture;
+    let control = GatewayMonitor::new(gateway, peer, live, arguments.common.clone());
     let from = (&source, arguments.run.config.as_deref());
     let (summary, control, rules) = run_gateway(runtime, &config, rules, control, from, &options)?;
     let report = format!("{rules}{}", Report(&control.gateway));
     cli::print_summary(&summary, report, arguments.common.json)?;
     if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
+}
+
+/// Writes all dropped packets to a file.
+fn capture_drops(path: &Path, runtime: &Runtime, config: &GatewayConfig) -> Result<FileCapture, Failure> {
+    let file = FileCapture::create(path)?;
+    let spec = CaptureSpec {
+        rx: false,
+        tx: false,
+        drops: true,
+        reason: None,
+        port: None,
+        pattern: None,
+        snap: MAX_FRAME,
+        rate: None,
+    };
+    let reader = runtime.start_capture(spec, rule_parser(config)).map_err(Failure::failed)?;
+    let ports: Vec<String> = runtime.ports().iter().map(|port| port.name.clone()).collect();
+    FileCapture::start(path, file, reader, &ports)
 }
 
 /// Checks the configuration, and this machine if `scope` says so.

@@ -1,18 +1,23 @@
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
 use wirepath_control_socket::connect;
 
 use super::VERSION;
-use crate::cli::Failure;
+use crate::cli::{Failure, Stop};
 
 /// Longest wait of a client for the next part of an answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval at which a client without a time limit looks for a stop request.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
+/// Longest wait for the rest of an answer after a stop request.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The option that names the socket of a running program.
 #[derive(Clone, Debug, Args)]
@@ -50,6 +55,8 @@ pub struct Rows {
 pub struct Client {
     path: PathBuf,
     stream: BufReader<UnixStream>,
+    /// Time until which an answer that was ended must be complete.
+    deadline: Option<Instant>,
 }
 
 /// Returns the folders of default sockets, in the order of preference.
@@ -84,7 +91,7 @@ impl Client {
             };
             Failure::failed(format!("{}: {error}{hint}", path.display()))
         })?;
-        Ok(Self { path: path.to_owned(), stream: BufReader::with_capacity(64 << 10, stream) })
+        Ok(Self { path: path.to_owned(), stream: BufReader::with_capacity(64 << 10, stream), deadline: None })
     }
 
     /// Connects to the only running program.
@@ -153,11 +160,81 @@ impl Client {
             Ok(0) => return Err(Failure::failed(format!("{}: the program has ended", self.path.display()))),
             Ok(_) => {}
         }
-        let answer: Value = serde_json::from_slice(&line)
+        self.parse(&line)
+    }
+
+    fn parse(&self, line: &[u8]) -> Result<Value, Failure> {
+        let answer: Value = serde_json::from_slice(line)
             .map_err(|error| Failure::failed(format!("{}: the answer is no JSON: {error}", self.path.display())))?;
         match answer["error"].as_str() {
             Some(error) => Err(Failure::usage(error)),
             None => Ok(answer),
+        }
+    }
+
+    /// Sends a request whose answer has no time limit. [`Self::next_line`] receives it.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub fn subscribe(&mut self, request: &Value) -> Result<(), Failure> {
+        self.stream.get_ref().set_read_timeout(Some(STOP_INTERVAL)).map_err(|error| self.failed(&error))?;
+        self.send(request)
+    }
+
+    /// Waits for the next line of an answer. A stop request ends the answer: the program then sends the rest. Returns
+    /// `None` if it does not within some seconds, or has ended.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn next_line(&mut self, stop: &Stop) -> Result<Option<Value>, Failure> {
+        let mut line = Vec::new();
+        loop {
+            self.end_if_requested(stop);
+            match self.stream.read_until(b'\n', &mut line) {
+                Ok(_) if line.ends_with(b"\n") => return self.parse(&line).map(Some),
+                Ok(_) => return Ok(None),
+                Err(error) if !self.goes_on(&error)? => return Ok(None),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Receives bytes that follow a line, as [`Self::next_line`] does.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub fn next_bytes(&mut self, count: u64, stop: &Stop) -> Result<Option<Vec<u8>>, Failure> {
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < count {
+            self.end_if_requested(stop);
+            let left = count - bytes.len() as u64;
+            match (&mut self.stream).take(left).read_to_end(&mut bytes) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(error) if !self.goes_on(&error)? => return Ok(None),
+                Err(_) => {}
+            }
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Ends the answer if a stop is requested.
+    fn end_if_requested(&mut self, stop: &Stop) {
+        if stop.requested() && self.deadline.is_none() {
+            self.deadline = Some(Instant::now() + STOP_TIMEOUT);
+            // An error means that the program has closed the connection.
+            let _ = self.stream.get_ref().shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Handles an error of a read. Returns true if the read is to be repeated.
+    fn goes_on(&mut self, error: &io::Error) -> Result<bool, Failure> {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {
+                Ok(self.deadline.is_none_or(|deadline| Instant::now() < deadline))
+            }
+            ErrorKind::ConnectionReset => Ok(false),
+            _ => Err(self.failed(error)),
         }
     }
 

@@ -16,6 +16,8 @@
 //! | `{"request": "configuration"}` | `text`: the configuration in force, as TOML |
 //! | `{"request": "log", "level": "debug", "module": "wirepath_pmd"}` | `levels` in force after the change |
 //! | `{"request": "log"}` | `levels` in force |
+//! | `{"request": "capture", "points": ["drops"]}` | packets as pcapng: see below |
+//! | `{"request": "trace", "count": 10}` | `trace` for each packet: see below |
 //!
 //! A column has `name`, `kind` (`key`, `attribute`, `counter` or `gauge`), `unit` and `about`.
 //!
@@ -30,9 +32,21 @@
 //! A change of an object of the configuration, and a reload, are answered when they are carried out or refused. Changes
 //! are carried out one after the other. Each of `differences` has a `path`, and its value `before` and `after`;
 //! `omitted` is the number of those that are not listed. `notes` are lines for the operator.
+//! `capture` takes `"points"`, a list of `rx`, `tx` and `drops` (default: all); `"reason"` of drops; `"port"`;
+//! `"pattern"`, a pattern as in the text of a rule; `"snap"`, bytes of each packet; `"rate"`, packets per second; and
+//! its end: `"count"`, `"bytes"` and `"seconds"`. The first line of the answer has `format`. Each further line with
+//! `bytes` has that number of bytes behind it: whole blocks of one pcapng file. The last line, without `more`, has
+//! `captured`, `left_out` by reason and `end`. A client that shuts its side down gets what is captured up to then.
+//!
+//! `trace` takes `"port"`, `"pattern"`, `"count"` (default 10) and `"seconds"`. The first line of the answer says
+//! that the workers wait for packets. Each further line has a `trace`: `time` of the receipt in seconds since 1970,
+//! `worker`, `port`, `queue`, `steps` with `stage` and `text`, `ends`, and `truncated`. The last line has `traced` and
+//! `left_out`. An end has `end`: `sent`, `dropped`, `punted`, `handed_over`, `sent_by_worker` or `kernel`, and what
+//! belongs to it.
 //!
 //! Who may connect, may look: the mode and the group of the socket file decide. Who may change is checked by the
-//! credentials of the peer (`SO_PEERCRED`, unix(7)), and each change is logged with them. No client holds the control
+//! credentials of the peer (`SO_PEERCRED`, unix(7)), and each change is logged with them. Captures and traces show the
+//! packets of others, so they need the same right and are logged too. No client holds the control
 //! thread or a worker: see [`wirepath_control_socket::LineServer`].
 //!
 //! The key `metrics` of `[control]` names an address where the metrics are read by HTTP, in either form by the field
@@ -40,6 +54,7 @@
 
 mod client;
 mod http;
+mod observe;
 mod server;
 mod settings;
 

@@ -3,6 +3,7 @@ use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,10 @@ use wirepath_pipeline::registry::{
 use wirepath_pipeline::{Control, ControlPlane};
 
 use super::http::MetricsServer;
+use super::observe::{NewCapture, TraceAnswer};
 use super::settings::{ControlSettings, MayChange};
 use super::{VERSION, client};
+use crate::capture::SocketCapture;
 use crate::cli::{Failure, log};
 
 /// Entries of one part of a listing. Some entries take a call of a device.
@@ -33,6 +36,8 @@ pub struct ControlSocket {
     metrics: Option<MetricsServer>,
     /// Text that is made for [`Self::metrics`].
     text: Option<(MetricsText, String)>,
+    /// Captures for clients.
+    captures: Vec<SocketCapture>,
     program: Program,
 }
 
@@ -56,6 +61,8 @@ enum Rest {
     Change(u64),
     /// Rest of a text.
     Text(VecDeque<String>),
+    Capture(Box<NewCapture>),
+    Trace(Box<TraceAnswer>),
 }
 
 /// Rows that an answer to `show` still lacks.
@@ -117,7 +124,7 @@ impl ControlSocket {
         let program =
             Program { name, configuration, started: Instant::now(), change: settings.change, metrics: address };
         let server = listener.map(|listener| LineServer::new(listener, Limits::default()));
-        Ok(Some(Self { server, metrics, text: None, program }))
+        Ok(Some(Self { server, metrics, text: None, captures: Vec::new(), program }))
     }
 
     /// Makes the text that HTTP needs, for a bounded time.
@@ -168,14 +175,22 @@ impl Management for ControlSocket {
         let mut registry = Registry { control, plane };
         self.serve_metrics(&mut registry);
         if let Some(server) = &mut self.server {
-            server.serve(&mut Requests { program: &self.program, registry });
+            server.serve(&mut Requests { program: &self.program, captures: &mut self.captures, registry });
         }
+    }
+}
+
+impl Drop for ControlSocket {
+    /// Waits for the captures, which have ended with the program.
+    fn drop(&mut self) {
+        self.captures.drain(..).for_each(SocketCapture::join);
     }
 }
 
 /// A program while it serves its socket.
 struct Requests<'a> {
     program: &'a Program,
+    captures: &'a mut Vec<SocketCapture>,
     registry: Registry<'a>,
 }
 
@@ -197,6 +212,8 @@ impl Requests<'_> {
             "add" | "set" | "remove" => &["object", "arguments"],
             "log" => &["level", "module"],
             "reload" => &["dry_run"],
+            "capture" => super::observe::CAPTURE_KEYS,
+            "trace" => super::observe::TRACE_KEYS,
             _ => &[],
         };
         if let Some(key) = request.keys().find(|key| !known.contains(&key.as_str())) {
@@ -226,11 +243,21 @@ impl Requests<'_> {
                 let text = self.registry.control.configuration().ok_or("this program has no configuration")?;
                 Ok(Reply::Rest(Rest::Text(parts(text))))
             }
+            "capture" => {
+                self.check_may_change(peer)?;
+                let capture = super::observe::capture(peer, &request, &mut self.registry)?;
+                Ok(Reply::Rest(Rest::Capture(Box::new(capture))))
+            }
+            "trace" => {
+                self.check_may_change(peer)?;
+                let trace = super::observe::trace(peer, &request, &mut self.registry)?;
+                Ok(Reply::Rest(Rest::Trace(Box::new(trace))))
+            }
             other => match Operation::of_name(other) {
                 Some(operation) => self.change(peer, operation, &request).map(Reply::from),
                 None => Err(format!(
                     "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove, \
-                     reload, configuration or log"
+                     reload, configuration, log, capture or trace"
                 )),
             },
         }
@@ -396,6 +423,21 @@ impl Service for Requests<'_> {
                 append(out, &json!({ "ok": true, "text": text, "more": true }));
                 Answer::More(Rest::Text(parts))
             }
+            Rest::Capture(rest) => Answer::HandOver(Rest::Capture(rest)),
+            Rest::Trace(mut rest) => match rest.next_line(self.registry.plane.ports()) {
+                Some(line) => {
+                    append(out, &line);
+                    if line["more"] == true { Answer::More(Rest::Trace(rest)) } else { Answer::Done }
+                }
+                None => Answer::Later(Rest::Trace(rest)),
+            },
+        }
+    }
+
+    fn take(&mut self, peer: &Peer, rest: Rest, stream: UnixStream) {
+        if let Rest::Capture(capture) = rest {
+            self.captures.retain(|capture| !capture.has_ended());
+            self.captures.extend(capture.start(peer, stream));
         }
     }
 
@@ -430,7 +472,7 @@ fn append(out: &mut Vec<u8>, line: &Value) {
     out.push(b'\n');
 }
 
-fn text<'r>(request: &'r Map<String, Value>, key: &str) -> Result<&'r str, String> {
+pub(super) fn text<'r>(request: &'r Map<String, Value>, key: &str) -> Result<&'r str, String> {
     request.get(key).and_then(Value::as_str).ok_or_else(|| format!("expected the key \"{key}\" with a text"))
 }
 

@@ -1,7 +1,6 @@
 //! The program `tunnel-gateway`: configuration, operation and demonstration.
 
 mod arguments;
-mod capture;
 pub mod demo;
 mod objects;
 mod offload;
@@ -10,7 +9,6 @@ mod report;
 mod setup;
 
 pub use arguments::Arguments;
-pub use capture::Capture;
 pub use offload::{NicTunnels, update_nic_tunnels};
 pub use report::{GatewayMonitor, Report};
 pub use setup::{EXAMPLE, Setup, check_opened, check_tags, rule_parser, warn_of_lost_tags};

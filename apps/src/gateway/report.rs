@@ -1,19 +1,17 @@
 //! Live rates and the final report of a gateway.
 
-use wirepath_packet::Packet;
-use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::GatewayControl;
 use wirepath_pipeline::tunnel::counters::SegmentStats;
 use wirepath_pipeline::{Control, ControlPlane, Punt, Rates};
 use wirepath_pmd::port::{PortEvent, PortId};
+use wirepath_wire::Parser;
 
-use super::NicTunnels;
-use super::capture::Capture;
 use super::demo::Peer;
+use super::{NicTunnels, rule_parser};
 use crate::cli::{self, Rate, Service, Table};
 
-/// Control handler of a gateway. It forwards all events to [`GatewayControl`], shows rates, captures drops and
-/// reports to the service manager.
+/// Control handler of a gateway. It forwards all events to [`GatewayControl`], shows rates and reports to the service
+/// manager.
 #[derive(Debug)]
 pub struct GatewayMonitor {
     /// Control handler of the gateway without output.
@@ -24,8 +22,6 @@ pub struct GatewayMonitor {
     pub live: bool,
     /// Options that precede the table `[log]` of the configuration.
     pub common: cli::Common,
-    /// Capture file for dropped packets.
-    pub capture: Option<Capture>,
     /// State of the tunnel offload to the NIC of the underlay.
     pub offload: NicTunnels,
     service: Service,
@@ -36,14 +32,13 @@ pub struct GatewayMonitor {
 }
 
 impl GatewayMonitor {
-    /// Creates the control handler of a gateway, without capture.
+    /// Creates the control handler of a gateway.
     pub fn new(gateway: GatewayControl, peer: Option<Peer>, live: bool, common: cli::Common) -> Self {
         Self {
             gateway,
             peer,
             live,
             common,
-            capture: None,
             offload: NicTunnels::default(),
             service: Service::new(),
             last_stats: Vec::new(),
@@ -141,15 +136,10 @@ impl Control for GatewayMonitor {
     fn tick(&mut self, plane: &mut ControlPlane) {
         self.gateway.tick(plane);
         self.service.tick(plane);
-        if let Some(capture) = &mut self.capture {
-            capture.flush();
-        }
     }
 
-    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
-        if let Some(capture) = &mut self.capture {
-            capture.write(&packet, reason);
-        }
+    fn parser(&mut self) -> Parser {
+        rule_parser(self.gateway.config())
     }
 
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {

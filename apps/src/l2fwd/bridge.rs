@@ -1,3 +1,4 @@
+use std::fmt::Write;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -116,6 +117,9 @@ impl Stage for Bridge {
         batch.filter_map(|mut packet| {
             let port = ports[at];
             at += 1;
+            if context.is_tracing() {
+                report_lookup(context, destinations[at - 1], port);
+            }
             if port == NO_DESTINATION {
                 self.flood(context, packet);
                 None
@@ -128,6 +132,18 @@ impl Stage for Bridge {
             }
         });
     }
+}
+
+/// Reports the lookup of a traced packet's destination.
+#[cold]
+fn report_lookup(context: &mut Context<'_>, key: Key, port: u32) {
+    let name = PortId::checked(port).map(|port| context.port_name(port));
+    let mac = MacAddr(key.mac());
+    context.trace("bridge", |text| match name {
+        Some(name) => write!(text, "FDB {mac}: port {name}"),
+        None if key.is_unicast() => write!(text, "FDB {mac}: unknown, so the frame is flooded"),
+        None => write!(text, "FDB {mac}: a group address, so the frame is flooded"),
+    });
 }
 
 /// Destination of the forwarding table for a port.

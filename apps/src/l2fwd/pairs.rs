@@ -1,3 +1,4 @@
+use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -82,6 +83,10 @@ impl Pairs {
                     *header = both;
                 }
             }
+        }
+        if context.is_tracing() {
+            let (from, to) = (context.port_name(port), context.port_name(peer));
+            context.trace("pairs", |text| write!(text, "port {from} is joined with port {to}"));
         }
         context.send_batch(peer, batch);
     }

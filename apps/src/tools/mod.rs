@@ -2,6 +2,7 @@
 //! emulated NICs.
 
 pub mod attach;
+pub mod capture;
 pub mod change;
 pub mod completions;
 pub mod config;
@@ -16,6 +17,7 @@ pub mod reload;
 pub mod selftest;
 pub mod show;
 pub mod top;
+pub mod trace;
 
 use clap::{CommandFactory, Parser};
 
@@ -57,6 +59,8 @@ subcommands! {
     Reload: reload;
     Config: config;
     Log: log;
+    Capture: capture;
+    Trace: trace;
     Attach: attach;
     Flow: flow;
     Emulate: emulate;
@@ -93,6 +97,9 @@ Examples:
   wirepath reload --dry-run  what would change if the program read its file again?
   wirepath config save       writes the configuration in force
   wirepath log debug         more lines in the log of the running program
+  wirepath capture -w - --drops | tshark -r -
+                             dropped packets with their reasons, live
+  wirepath trace -n 1        what becomes of the next packet, and why?
   wirepath attach SOCKET     queues and counters of a port of a running program
   wirepath flow check FILE   are these flow rules valid, and does each of them run?
   wirepath flow explain CONF where would each rule run, and why?

@@ -17,6 +17,7 @@ mod link;
 mod malformed;
 mod memory;
 mod mtu;
+mod observe;
 mod offload;
 mod ping;
 mod program;
@@ -105,6 +106,7 @@ macro_rules! gateway {
             floods: crate::floods::lose_no_ping;
             link: crate::link::a_new_address_is_found;
             reload: crate::reload::a_segment_that_stays_loses_nothing;
+            observe: crate::observe::traces_and_captures_tell_the_truth;
         })*
     };
 }
@@ -132,6 +134,7 @@ over! {
     off: crate::offload::off_is_off;
     asked_again: crate::offload::a_nic_that_refuses_is_asked_again;
     reload: crate::reload::a_segment_that_stays_loses_nothing;
+    observe: crate::observe::traces_and_captures_tell_the_truth;
 }
 over! {
     mlx5_segmentation,

@@ -89,6 +89,11 @@ impl Program {
         self.process().running()
     }
 
+    /// Returns the path of a file beside the configuration.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
     /// Returns the process ID.
     pub(crate) fn id(&mut self) -> u32 {
         self.process().id()

@@ -1,6 +1,7 @@
 //! The programs from the command line. Most of these tests need no privilege; those that do are skipped without it.
 
 mod attach;
+mod capture;
 mod control;
 mod flow;
 mod flow_match;
@@ -15,5 +16,6 @@ mod selftest;
 mod service;
 mod show;
 mod top;
+mod trace;
 mod tunnel_gateway;
 mod wirepath;

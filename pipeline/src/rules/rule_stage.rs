@@ -1,9 +1,10 @@
 //! The stage that applies flow rules before and after the stages of a program.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use wirepath_flow::Action;
+use wirepath_flow::{Action, Ports};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
@@ -14,6 +15,7 @@ use super::actions::insert_stripped_tag;
 use super::offload::{TagEntry, TagTable};
 use super::{Environment, FlowCacheStats, Hit, Outcome, RuleLookup, RuleTable, Toeplitz};
 use crate::context::Context;
+use crate::observe::TraceEnd;
 use crate::parsed::{ParsedBatch, parse_packet};
 use crate::runtime::PortInfo;
 use crate::stage::Stage;
@@ -189,6 +191,9 @@ impl<S> RuleStage<S> {
         let mut found: [Option<Hit<'_>>; BATCH] = [None; BATCH];
         let found = &mut found[..batch.len()];
         ingress.find(context.guard(), context.now(), batch.as_slice(), parsed.as_slice(), found);
+        if context.is_tracing() {
+            report_hit(context, "ingress rules", found.first().copied().flatten());
+        }
         if found.iter().all(Option::is_none) {
             return;
         }
@@ -199,6 +204,7 @@ impl<S> RuleStage<S> {
             let Some(hit) = found[i] else { return Some(packet) };
             let pool = rule_ports.pools.get(index_or_first(packet.in_port()));
             let outcome = run(context, &mut packet, &parsed.as_slice()[i], pool, toeplitz, hit);
+            report_outcome(context, "ingress rules", &packet, outcome);
             apply_ingress_outcome(context, rule_ports, *worker, packet, outcome)
         });
     }
@@ -258,12 +264,18 @@ impl<S> RuleStage<S> {
         let mut at = 0;
         for (packet, tagged) in packets.into_iter().zip(tagged) {
             let Some(mut packet) = packet else { continue };
+            if context.is_tracing() {
+                report_tag(context, egress, tagged);
+            }
             let outcome = match tagged {
                 // Both directions share the records.
                 Some(entry) => finish_offloaded(context, rule_ports, egress, toeplitz, &mut packet, entry),
                 None => {
                     let (hit, headers) = (found[at], &parsed.as_slice().get(at));
                     at += 1;
+                    if context.is_tracing() && rules {
+                        report_hit(context, "ingress rules", hit);
+                    }
                     let pool = rule_ports.pools.get(index_or_first(packet.in_port()));
                     match (hit, headers) {
                         (Some(hit), Some(headers)) => run(context, &mut packet, headers, pool, toeplitz, hit),
@@ -271,6 +283,7 @@ impl<S> RuleStage<S> {
                     }
                 }
             };
+            report_outcome(context, "ingress rules", &packet, outcome);
             if let Some(packet) = apply_ingress_outcome(context, rule_ports, *worker, packet, outcome) {
                 // The push succeeds, because the packet came from this batch.
                 let _ = batch.push(packet);
@@ -308,14 +321,20 @@ impl<S> RuleStage<S> {
         batch.filter_map(|mut packet| {
             let i = at;
             at += 1;
+            if context.is_tracing() {
+                report_hit(context, "egress rules", found[i]);
+            }
             let Some(hit) = found[i] else { return Some(packet) };
             if packet.out_port().is_some_and(|port| rule_ports.tags_of_port(port).is_some())
                 && offload_to_device(context, rule_ports, ingress, &mut packet, hit)
             {
+                context.trace("egress rules", |text| text.write_str("the NIC carries the actions out"));
                 return Some(packet);
             }
             let pool = rule_ports.pools.get(packet.out_port().map_or(usize::MAX, PortId::index));
-            match run(context, &mut packet, &parsed.as_slice()[i], pool, toeplitz, hit) {
+            let outcome = run(context, &mut packet, &parsed.as_slice()[i], pool, toeplitz, hit);
+            report_outcome(context, "egress rules", &packet, outcome);
+            match outcome {
                 // Receive queues exist only at ingress; the language refuses egress rules with a queue.
                 Outcome::Next | Outcome::Queue(_) => return Some(packet),
                 Outcome::Drop(reason) => context.drop(packet, reason),
@@ -341,6 +360,61 @@ fn run(
     hit: Hit<'_>,
 ) -> Outcome {
     hit.program().run(packet, parsed, &mut ActionContext { context, pool, toeplitz, hit })
+}
+
+/// Reports the rule of the traced packet.
+#[cold]
+fn report_hit(context: &mut Context<'_>, stage: &'static str, hit: Option<Hit<'_>>) {
+    let rule = hit.map(|hit| rule_text(context, hit));
+    context.trace(stage, |text| match rule {
+        Some(rule) => text.write_str(&rule),
+        None => text.write_str("no rule matches"),
+    });
+}
+
+/// Returns the number and the text of a rule, with the names of ports.
+#[cold]
+fn rule_text(context: &Context<'_>, hit: Hit<'_>) -> String {
+    let ports = context.state.tap.observers().ports();
+    let ports: Vec<(&str, PortId)> = (0..).zip(ports).map(|(id, name)| (&**name, PortId::new(id))).collect();
+    format!("rule {}: {}", hit.id(), hit.rule().named(Ports(&ports)))
+}
+
+/// Reports the tag with which the NIC marked the traced packet.
+#[cold]
+fn report_tag(context: &mut Context<'_>, lookup: &RuleLookup, tag: Option<&TagEntry>) {
+    let Some(entry) = tag else { return };
+    let (guard, now) = (context.guard(), context.now());
+    let hit = entry.record.and_then(|record| lookup.hit_of_record(guard, now, record));
+    let rule = hit.map(|hit| rule_text(context, hit));
+    context.trace("NIC rules", |text| match rule {
+        Some(rule) => write!(text, "matched {rule}"),
+        None => write!(text, "matched a rule of the program itself, mark {:#x}", entry.implicit_mark),
+    });
+}
+
+/// Reports what the actions of a rule made of the traced packet.
+#[inline(always)]
+fn report_outcome(context: &mut Context<'_>, stage: &'static str, packet: &Packet, outcome: Outcome) {
+    if context.is_tracing() {
+        report_traced_outcome(context, stage, packet, outcome);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn report_traced_outcome(context: &mut Context<'_>, stage: &'static str, packet: &Packet, outcome: Outcome) {
+    context.state.tap.trace_packet(stage, packet);
+    match outcome {
+        Outcome::Next => context.trace(stage, |text| text.write_str("the packet continues")),
+        Outcome::Drop(_) => {}
+        Outcome::Redirect(port) => {
+            let name = context.port_name(port);
+            context.trace(stage, |text| write!(text, "redirected to port {name}"));
+        }
+        Outcome::Queue(queue) => context.trace(stage, |text| write!(text, "to receive queue {queue}")),
+        Outcome::Kernel => context.trace(stage, |text| text.write_str("to the kernel")),
+    }
 }
 
 /// Applies the outcome of an ingress rule. Returns the packet if it continues on this worker.
@@ -457,7 +531,12 @@ fn index_or_first(port: Option<PortId>) -> usize {
 fn to_kernel(context: &mut Context<'_>, rule_ports: &RulePorts, packet: Packet) {
     let path = rule_ports.to_kernel.get(index_or_first(packet.in_port()));
     match path.map_or(PuntPath::NONE, |path| path.load(Ordering::Relaxed)) {
-        PuntPath::COPY => context.state.counters.to_kernel.add(1),
+        PuntPath::COPY => {
+            context.state.counters.to_kernel.add(1);
+            if context.is_tracing() {
+                context.state.tap.end(TraceEnd::Kernel);
+            }
+        }
         PuntPath::LOOPBACK => {
             let Some(port) = packet.in_port() else { return context.drop(packet, DropReason::NoKernel) };
             context.state.counters.to_kernel.add(1);

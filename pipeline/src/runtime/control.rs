@@ -8,6 +8,7 @@ use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{Packet, Pool};
 use wirepath_pmd::port::{KernelRule, Port, PortError, PortEvent, PortId, RuleHardware};
+use wirepath_wire::Parser;
 
 use super::running::Presence;
 use super::summary::{PortSummary, WorkerSummary};
@@ -16,6 +17,7 @@ use crate::clock;
 use crate::context::WorkerCounters;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
+use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Tap, TraceReader, TraceSpec};
 use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
 
@@ -66,13 +68,9 @@ pub trait Control {
         }
     }
 
-    /// Receives a packet that a stage or the control thread dropped, if [`super::Running::capture_drops`] was
-    /// called. The packet is in its state at the drop, possibly without its outer headers or its VLAN tag. It
-    /// was already counted. Under load only some dropped packets are reported.
-    fn packet_dropped(&mut self, packet: Packet, reason: DropReason) {
-        if let Some(inner) = self.inner() {
-            inner.packet_dropped(packet, reason);
-        }
+    /// Returns the parser that finds the application's tunnels, for the patterns of captures and traces.
+    fn parser(&mut self) -> Parser {
+        self.inner().map_or_else(Parser::default, Control::parser)
     }
 
     /// Returns the application's tables, for operators ([`crate::registry`]).
@@ -170,12 +168,14 @@ pub struct ControlPlane {
     /// Set from outside to stop the program ([`super::RunOptions::stop`]).
     pub(super) stop_flag: Option<Arc<AtomicBool>>,
     pub(super) control: Arc<ControlQueues>,
+    /// Captures of what this thread drops, and all sessions.
+    pub(super) tap: Tap,
     /// Simulated time in nanoseconds; `None` if the time comes from a clock.
     pub(super) simulated_time: Option<u64>,
 }
 
 impl ControlPlane {
-    /// Passes punted packets, learned addresses and captured drops to `control`, at most as many as the queues hold.
+    /// Passes punted packets and learned addresses to `control`, at most as many as the queues hold.
     /// An application calls this between the parts of a long change, so that its packets do not wait for the end.
     pub fn serve(&mut self, control: &mut impl Control) {
         let queues = Arc::clone(&self.control);
@@ -188,9 +188,32 @@ impl ControlPlane {
             let Some(learn) = queues.learns.pop() else { break };
             control.learn(learn, self);
         }
-        while let Some(dropped) = queues.next_dropped() {
-            control.packet_dropped(dropped.packet, dropped.reason);
-        }
+    }
+
+    /// Begins a capture. The reader gets copies of the packets; see [`crate::observe`].
+    ///
+    /// # Errors
+    /// If too many captures run, or the engine refuses the pattern.
+    pub fn start_capture(&mut self, spec: CaptureSpec, parser: Parser) -> Result<CaptureReader, ObserveError> {
+        let reader = self.tap.observers().start_capture(spec, parser)?;
+        self.tap.refresh();
+        Ok(reader)
+    }
+
+    /// Begins traces of received packets.
+    ///
+    /// # Errors
+    /// If too many requests for traces run, or the engine refuses the pattern.
+    pub fn start_trace(&mut self, spec: TraceSpec, parser: Parser) -> Result<TraceReader, ObserveError> {
+        let reader = self.tap.observers().start_trace(spec, parser)?;
+        self.tap.refresh();
+        Ok(reader)
+    }
+
+    /// Removes captures and traces that have ended.
+    pub(super) fn collect_observers(&mut self) {
+        self.tap.observers().collect();
+        self.tap.refresh();
     }
 
     /// Returns true if the program is to stop. A long change should give up then.
@@ -334,7 +357,11 @@ impl ControlPlane {
     /// Drops a packet.
     pub fn drop(&mut self, packet: Packet, reason: DropReason) {
         self.drops.add(reason, 1);
-        self.control.discard(packet, reason);
+        if self.tap.wants_dropped() {
+            let now = self.now();
+            self.tap.dropped(&packet, reason, now);
+        }
+        drop(packet);
     }
 
     /// Counts a drop of `n` packets that were never allocated or that the caller frees.

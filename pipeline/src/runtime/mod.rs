@@ -18,6 +18,7 @@ use wirepath_pmd::port::{
     Capabilities, ConfiguredPort, KernelRule, MacAddress, Offloads, Port, PortError, PortId, RxQueue, TxQueue,
 };
 use wirepath_settings::{ConfigError, Span};
+use wirepath_wire::Parser;
 
 pub use config::{HugePages, RuntimeConfig};
 pub use control::{Control, ControlPlane};
@@ -32,6 +33,7 @@ use crate::context::{Output, WorkerState};
 use crate::epoch::Domain;
 use crate::events::ControlQueues;
 use crate::mailbox::Mailbox;
+use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Observers, Tap};
 use crate::registry::Management;
 use crate::stage::Stage;
 use crate::worker::{Input, Worker};
@@ -192,7 +194,7 @@ pub struct Runtime {
     spans: Vec<KeySpans>,
     domain: Domain,
     pools: Vec<Pool>,
-    capture: bool,
+    observers: Arc<Observers>,
     management: Option<Box<dyn Management>>,
 }
 
@@ -242,9 +244,12 @@ impl Runtime {
         &self.config
     }
 
-    /// Passes dropped packets to [`Control::packet_dropped`], from the first packet on.
-    pub fn capture_drops(&mut self) {
-        self.capture = true;
+    /// Begins a capture, from the first packet on.
+    ///
+    /// # Errors
+    /// As [`ControlPlane::start_capture`].
+    pub fn start_capture(&self, spec: CaptureSpec, parser: Parser) -> Result<CaptureReader, ObserveError> {
+        self.observers.start_capture(spec, parser)
     }
 
     /// Serves operators while the program runs. [`Management::serve`] is called on the control thread.
@@ -280,9 +285,7 @@ impl Runtime {
         let mailboxes: Arc<[Mailbox]> =
             (0..n).map(|_| Mailbox::new()).collect::<Result<_, _>>().map_err(system("cannot make an eventfd"))?;
         let control = Arc::new(ControlQueues::new().map_err(system("cannot make an eventfd"))?);
-        if self.capture {
-            control.capture();
-        }
+        self.observers.started(&mailboxes);
         clock::tick_hz();
 
         let mut ports = Vec::with_capacity(self.ports.len());
@@ -319,7 +322,7 @@ impl Runtime {
         let inputs = assign_rx_queues(rx, n);
         let (outputs, spare) = assign_tx_queues(tx, n);
 
-        let shared = (Arc::clone(&mailboxes), Arc::clone(&control));
+        let shared = (Arc::clone(&mailboxes), Arc::clone(&control), Tap::of_control(&self.observers));
         let mut running = Running::new(ports, self.info, self.pools, spare, shared, self.domain);
         running.set_management(self.management);
         for (index, (inputs, outputs)) in inputs.into_iter().zip(outputs).enumerate() {
@@ -332,8 +335,9 @@ impl Runtime {
             };
             let jobs = Arc::new(ArrayQueue::new(JOBS));
             let stage = make(&info);
-            let state =
-                WorkerState::new(index, clock::precise(), outputs, Arc::clone(&mailboxes), Arc::clone(&control));
+            let tap = Tap::new(Arc::clone(&self.observers), index);
+            let (mailboxes, queues) = (Arc::clone(&mailboxes), Arc::clone(&control));
+            let state = WorkerState::new(index, clock::precise(), outputs, mailboxes, queues, tap);
             let counters = Arc::clone(&state.counters);
             let mut worker = Worker {
                 state,

@@ -1,5 +1,7 @@
 //! Opening the ports of a program: for a start, and for a check of the machine that a start would meet.
 
+use std::sync::Arc;
+
 use wirepath_packet::{Pool, PoolError};
 use wirepath_pmd::drivers::{self, KeySpans, PortSettings};
 use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, PortId};
@@ -7,6 +9,7 @@ use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, PortId};
 use super::config::RuntimeConfig;
 use super::{MAX_PORTS, PortInfo, Runtime, RuntimeError, position};
 use crate::epoch::Domain;
+use crate::observe::Observers;
 
 /// Buffers of the pools of a check, which no packet uses.
 const CHECK_BUFFERS: u32 = 64;
@@ -146,6 +149,8 @@ impl Opening {
     fn finish(self) -> Runtime {
         let Self { config, ports, info, spans, pools, .. } = self;
         let pools = pools.into_iter().map(|(_, pool)| pool).collect();
-        Runtime { config, ports, info, spans, domain: Domain::new(), pools, capture: false, management: None }
+        let names = info.iter().map(|port| port.name.as_str());
+        let observers = Arc::new(Observers::new(names, config.workers.len()));
+        Runtime { config, ports, info, spans, domain: Domain::new(), pools, observers, management: None }
     }
 }

@@ -18,6 +18,7 @@ use crate::context::WorkerCounters;
 use crate::epoch::Domain;
 use crate::events::{ControlQueues, Phase};
 use crate::mailbox::Mailbox;
+use crate::observe::Tap;
 use crate::registry::Management;
 use crate::worker::Job;
 
@@ -94,7 +95,7 @@ impl<S> Running<S> {
         info: Vec<PortInfo>,
         pools: Vec<Pool>,
         spare: Vec<TxQueue>,
-        (mailboxes, control): (Arc<[Mailbox]>, Arc<ControlQueues>),
+        (mailboxes, control, tap): (Arc<[Mailbox]>, Arc<ControlQueues>, Tap),
         domain: Domain,
     ) -> Self {
         let plane = ControlPlane {
@@ -118,6 +119,7 @@ impl<S> Running<S> {
             stop: false,
             stop_flag: None,
             control: Arc::clone(&control),
+            tap,
             simulated_time: None,
         };
         let now = Instant::now();
@@ -153,11 +155,6 @@ impl<S> Running<S> {
     /// Returns the epoch domain of the workers.
     pub fn domain(&self) -> &Domain {
         &self.domain
-    }
-
-    /// Passes packets dropped from now on to [`Control::packet_dropped`].
-    pub fn capture_drops(&self) {
-        self.control.capture();
     }
 
     /// Returns the operations of the control thread.
@@ -238,6 +235,7 @@ impl<S> Running<S> {
         if let Some(management) = &mut self.management {
             management.serve(control, &mut self.plane);
         }
+        self.plane.collect_observers();
         self.domain.collect();
     }
 
@@ -357,9 +355,7 @@ impl<S> Running<S> {
             }
         }
         control.stop(&mut self.plane);
-        while let Some(dropped) = self.control.next_dropped() {
-            control.packet_dropped(dropped.packet, dropped.reason);
-        }
+        self.plane.tap.observers().end();
         for (port, presence) in self.plane.devices.iter().zip(&self.plane.presence) {
             match presence {
                 Presence::Present => {}
@@ -417,6 +413,8 @@ impl<S> Running<S> {
 impl<S> Drop for Running<S> {
     /// Stops the workers if [`Self::stop`] was not called. The ports are dropped with them.
     fn drop(&mut self) {
+        // The threads of captures wait for this end.
+        self.plane.tap.observers().end();
         self.control.set_phase(Phase::Exit);
         self.notify_all();
         for thread in self.threads.drain(..) {

@@ -13,6 +13,7 @@ use crate::context::{Context, Output, WorkerState};
 use crate::epoch::{Domain, Reader};
 use crate::events::ControlQueues;
 use crate::mailbox::Mailbox;
+use crate::observe::{Observers, Tap};
 use crate::stage::Stage;
 
 /// A pipeline without threads, devices and clock, run step by step. Tests and fuzz targets use it, because
@@ -62,7 +63,10 @@ impl<S: Stage> SteppedRuntime<S> {
         let mailboxes: Arc<[Mailbox]> = (0..2).map(|_| Mailbox::new()).collect::<Result<_, _>>().map_err(system)?;
         let control = Arc::new(ControlQueues::new().map_err(system)?);
         let outputs = ports.iter().map(|_| Output::Worker(TX_MAILBOX)).collect();
-        let state = WorkerState::new(0, 0, outputs, Arc::clone(&mailboxes), Arc::clone(&control));
+        let observers = Arc::new(Observers::new(ports.iter().map(|port| port.name.as_str()), 1));
+        observers.started(&mailboxes);
+        let tap = Tap::new(Arc::clone(&observers), 0);
+        let state = WorkerState::new(0, 0, outputs, Arc::clone(&mailboxes), Arc::clone(&control), tap);
         let plane = ControlPlane {
             rule_drops: vec![0; ports.len()],
             presence: Vec::new(),
@@ -79,6 +83,7 @@ impl<S: Stage> SteppedRuntime<S> {
             stop: false,
             stop_flag: None,
             control,
+            tap: Tap::of_control(&observers),
             simulated_time: Some(0),
         };
         Ok(Self { stage, state, reader: domain.join(), plane, received: 0, sent: 0 })
@@ -107,9 +112,19 @@ impl<S: Stage> SteppedRuntime<S> {
             self.received += batch.len() as u64;
             batch.iter_mut().for_each(|packet| packet.set_in_port(port));
         }
-        let mut context = Context { state: &mut self.state, guard: self.reader.guard() };
-        self.stage.process(&mut context, batch);
-        self.state.forward(batch);
+        self.plane.collect_observers();
+        self.state.tap.refresh();
+        if port.is_some() && self.state.tap.wants_received() {
+            self.state.observe_received(batch, 0);
+        }
+        loop {
+            let mut context = Context { state: &mut self.state, guard: self.reader.guard() };
+            self.stage.process(&mut context, batch);
+            self.state.forward(batch);
+            if !self.state.tap.has_pieces() || !self.state.next_piece(batch) {
+                break;
+            }
+        }
         self.state.flush();
     }
 

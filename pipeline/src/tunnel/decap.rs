@@ -5,6 +5,7 @@
 //! to a known host. [`View::decapsulate_one`] processes all other packets. It parses all headers and
 //! drops packets with a precise reason.
 
+use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
 use wirepath_packet::drops::DropReason;
@@ -16,6 +17,7 @@ use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAdd
 use super::config::InnerVlans;
 use super::encap::{addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
+use super::report::STAGE;
 use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::tables::{Destination, Remotes};
 use crate::Context;
@@ -78,6 +80,18 @@ pub(super) enum Rejection {
     Echo(HeaderOffsets, IpAddr),
     /// A tunnel packet of an unknown VTEP in this segment, which accepts such packets.
     NewRemote(u16),
+}
+
+impl Rejection {
+    /// Describes the result, for traces.
+    fn text(&self) -> &'static str {
+        match self {
+            Self::Drop(_) => "the packet is not decapsulated",
+            Self::Host => "an ARP or ND message for the control thread",
+            Self::Echo(..) => "an echo request to the gateway",
+            Self::NewRemote(_) => "a tunnel packet of an unknown VTEP, for the control thread",
+        }
+    }
 }
 
 impl From<DropReason> for Rejection {
@@ -147,6 +161,10 @@ impl View<'_> {
         }
         let here = |j: usize| Destination::Remote(source_remote[j]);
         self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        if context.is_tracing() {
+            // The slow path gives the same result and reports what it does.
+            slow = u64::MAX;
+        }
 
         let packets = batch.as_mut_slice();
         let segment = remotes.list.get(tunnel.2 as usize).map_or(0, |remote| remote.segment);
@@ -238,7 +256,13 @@ impl View<'_> {
         remotes: &Remotes,
         mut packet: Packet,
     ) {
-        match self.strip_outer(state, context, remotes, &mut packet) {
+        let stripped = self.strip_outer(state, context, remotes, &mut packet);
+        if context.is_tracing()
+            && let Err(rejection) = &stripped
+        {
+            context.trace(STAGE, |text| text.write_str(rejection.text()));
+        }
+        match stripped {
             Ok((remote, segment)) => self.process_inner(state, context, remotes, packet, remote, segment),
             Err(Rejection::Drop(reason)) => context.drop(packet, reason),
             Err(Rejection::Host) => context.punt_first(packet, PuntCode::Host.pack()),
@@ -380,6 +404,9 @@ impl View<'_> {
         let guard = context.guard();
         let fdb = self.fdb.table(guard);
         let from = Destination::Remote(remote.unwrap_or(0));
+        if context.is_tracing() {
+            self.report_origin(context, remotes, remote.map(Destination::Remote), segment);
+        }
         if remote.is_some() {
             self.learn_source(context, src, from, fdb.find(src), context.seconds());
         }
@@ -387,7 +414,11 @@ impl View<'_> {
             return context.drop(packet, DropReason::LinkLocalMulticast);
         }
         let known = dst.is_unicast().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
-        match known.map(Destination::unpack) {
+        let known = known.map(Destination::unpack);
+        if context.is_tracing() {
+            self.report_lookup(context, remotes, dst, known);
+        }
+        match known {
             None => {
                 if let Some(c) = self.layout.counters(segment, state.worker) {
                     c.unknown_unicast.add(u64::from(dst.is_unicast()));

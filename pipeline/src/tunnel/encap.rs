@@ -5,6 +5,7 @@
 //! other than plain unicast to a reachable remote are only marked during these passes. Afterwards
 //! [`View::encapsulate_one`] processes them one by one.
 
+use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use wirepath_packet::PortId;
@@ -16,6 +17,7 @@ use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
+use super::report::{STAGE, report_next_hop};
 use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
 use super::tables::{Destination, LocalPort, NextHop, Remotes, Underlay};
 use crate::Context;
@@ -166,6 +168,10 @@ impl View<'_> {
         tally.end(count_rx);
         let here = |j: usize| Destination::Attachment(source_at[j]);
         self.learn_sources(context, fdb, &sources[..new_sources], here, second, &mut state.source);
+        if context.is_tracing() {
+            // The slow path gives the same result and reports what it does.
+            slow = u64::MAX;
+        }
 
         let packets = batch.as_mut_slice();
         let underlay = &self.layout.underlay;
@@ -293,6 +299,9 @@ impl View<'_> {
             return context.drop(packet, DropReason::TooShort);
         };
         let (dst, src, ethertype) = addresses(header, attachment.segment);
+        if context.is_tracing() {
+            self.report_origin(context, remotes, Some(Destination::Attachment(from)), attachment.segment);
+        }
         if EtherType(ethertype).is_vlan() || packet.vlan().is_some() {
             if segment.inner_vlans == InnerVlans::Discard {
                 return context.drop(packet, DropReason::NoSegment);
@@ -318,9 +327,15 @@ impl View<'_> {
         if MacAddr(dst.mac()).is_link_local() {
             return context.drop(packet, DropReason::LinkLocalMulticast);
         }
-        let flow = Flow::from_frame(packet.data(), packet.len(), &state.parser);
+        // As on the fast path, so that all packets of a flow have one outer source port.
+        let quick = packet.data().first_chunk().and_then(|h: &[u8; QUICK]| quick_flow(h, be64(h, 6) as u16));
+        let flow = quick.unwrap_or_else(|| Flow::from_frame(packet.data(), packet.len(), &state.parser));
         let known = dst.is_unicast().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);
-        match known.map(Destination::unpack) {
+        let known = known.map(Destination::unpack);
+        if context.is_tracing() {
+            self.report_lookup(context, remotes, dst, known);
+        }
+        match known {
             None => {
                 if let Some(c) = self.layout.counters(attachment.segment, state.worker) {
                     c.unknown_unicast.add(u64::from(dst.is_unicast()));
@@ -366,6 +381,9 @@ impl View<'_> {
         let Some(remote) = remotes.list.get(to as usize) else {
             return context.drop(packet, DropReason::UnknownRemote);
         };
+        if context.is_tracing() {
+            report_next_hop(context, remote);
+        }
         let len = packet.len();
         if len > remote.max_frame {
             return self.drop_too_big(state, context, packet, remote.max_frame, sender);
@@ -414,6 +432,7 @@ impl View<'_> {
                 c.icmp_too_big.add(u64::from(message.is_some()));
             }
             if let Some(message) = message {
+                context.trace(STAGE, |text| text.write_str("the sender gets an ICMP message"));
                 context.count_generated();
                 self.deliver(state, context, message, sender);
             }

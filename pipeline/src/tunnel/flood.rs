@@ -1,8 +1,11 @@
 //! Head-end replication: sends one frame to all members of a segment except its origin.
 
+use std::fmt::Write as _;
+
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Packet, Pool, PortId, SharedSegment};
 
+use super::report::STAGE;
 use super::stage::{Flow, StageState, View};
 use super::tables::{Destination, Remotes};
 use crate::Context;
@@ -90,6 +93,7 @@ impl View<'_> {
             Destination::Attachment(index) => Some(index),
             Destination::Remote(_) => None,
         };
+        context.trace(STAGE, |text| write!(text, "flooded to {wanted} destinations"));
         context.count_copies(wanted - 1);
         let mut original = Some(FloodSource::new(packet, wanted));
         // Only the first remote whose MTU is too small causes an ICMP message.

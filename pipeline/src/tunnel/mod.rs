@@ -42,6 +42,7 @@ pub mod neighbour;
 mod places;
 mod policer;
 mod reconfigure;
+mod report;
 mod stage;
 pub mod tables;
 pub mod underlay;

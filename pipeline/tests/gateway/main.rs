@@ -7,3 +7,4 @@ mod link;
 mod reconfigure;
 mod stepped;
 mod threaded;
+mod traces;

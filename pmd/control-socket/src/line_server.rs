@@ -62,6 +62,8 @@ pub enum Answer<R> {
     /// The next part is made in a later turn, when there is something to report. The answer has no time limit. It
     /// ends when the client closes the connection.
     Later(R),
+    /// The connection leaves the server when the client has read the answer so far: see [`Service::take`].
+    HandOver(R),
 }
 
 /// The program's part of a [`LineServer`].
@@ -74,6 +76,12 @@ pub trait Service {
 
     /// Appends the next part of an answer to `out`. A part should have about 16 KiB.
     fn resume(&mut self, rest: Self::Rest, out: &mut Vec<u8>) -> Answer<Self::Rest>;
+
+    /// Takes a connection whose answer is [`Answer::HandOver`], for a thread of its own. The stream does not block. The
+    /// default closes it.
+    fn take(&mut self, peer: &Peer, rest: Self::Rest, stream: UnixStream) {
+        let _ = (peer, rest, stream);
+    }
 
     /// Appends the answer to a request that was not received whole.
     fn refuse(&mut self, why: &str, out: &mut Vec<u8>);
@@ -125,6 +133,8 @@ enum Step {
     Progress,
     /// Waits for the client.
     Waiting,
+    /// The service takes the connection.
+    HandOver,
     Closed,
 }
 
@@ -151,6 +161,12 @@ impl<R> LineServer<R> {
             let mut client = self.clients.remove(0);
             match client.step(service, &limits, &mut budget) {
                 Step::Closed => continue,
+                Step::HandOver => {
+                    if let Answer::HandOver(rest) = client.rest {
+                        service.take(&client.peer, rest, client.stream);
+                    }
+                    continue;
+                }
                 Step::Progress => waiting = 0,
                 Step::Waiting => waiting += 1,
             }
@@ -210,13 +226,16 @@ impl<R> Client<R> {
 
     fn write(&mut self, service: &mut impl Service<Rest = R>, budget: &mut Budget) -> Step {
         if self.written == self.output.len() {
+            if matches!(self.rest, Answer::HandOver(_)) {
+                return Step::HandOver;
+            }
             if self.is_subscribed() && !self.is_open() {
                 return Step::Closed;
             }
             (self.written, self.output) = (0, Vec::new());
             let subscribed = matches!(self.rest, Answer::Later(_));
             self.rest = match std::mem::replace(&mut self.rest, Answer::Done) {
-                Answer::Done => Answer::Done,
+                done @ (Answer::Done | Answer::HandOver(_)) => done,
                 Answer::More(rest) | Answer::Later(rest) => service.resume(rest, &mut self.output),
             };
             if self.output.is_empty() {
@@ -314,11 +333,13 @@ mod tests {
     const PART: usize = 16 << 10;
 
     /// Answers `N` with a line of N parts, `0` with a line for each event, and everything else with the request itself.
+    /// After the answer to `take`, it keeps the connection.
     #[derive(Default)]
     struct Echo {
         answered: usize,
         parts: usize,
         event: Option<u8>,
+        taken: Option<UnixStream>,
     }
 
     impl Service for Echo {
@@ -332,7 +353,7 @@ mod tests {
                 None => {
                     out.extend_from_slice(request);
                     out.push(b'\n');
-                    Answer::Done
+                    if request == b"take" { Answer::HandOver(7) } else { Answer::Done }
                 }
             }
         }
@@ -349,6 +370,11 @@ mod tests {
                 return Answer::Done;
             }
             Answer::More(rest - 1)
+        }
+
+        fn take(&mut self, _: &Peer, rest: usize, stream: UnixStream) {
+            assert_eq!(rest, 7);
+            self.taken = Some(stream);
         }
 
         fn refuse(&mut self, why: &str, out: &mut Vec<u8>) {
@@ -446,6 +472,23 @@ mod tests {
         drop(stream);
         server.serve(&mut service);
         assert_eq!(server.clients(), 0);
+    }
+
+    #[test]
+    fn a_connection_is_handed_over_after_its_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let (mut server, mut service) = (server(&path, Limits::default()), Echo::default());
+        let mut stream = connect(&path, WAIT_LIMIT).unwrap();
+        stream.write_all(b"one\ntake\nthree\n").unwrap();
+        while service.taken.is_none() {
+            server.serve(&mut service);
+        }
+        assert_eq!((server.clients(), service.answered), (0, 2));
+        service.taken.take().unwrap().write_all(b"from the thread").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "one\ntake\nfrom the thread");
     }
 
     #[test]

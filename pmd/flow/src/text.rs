@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use super::ast::{AstNode, Pair, RuleAst, Word, WordError, action_spec, argument_names, word_error};
 use super::masked_value::Ports;
-use super::{Reason, Rule};
+use super::{Direction, Reason, Rule};
 
 /// Error in the text of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +60,25 @@ impl Rule {
             let span = parser.spans.get(at).cloned().unwrap_or(0..text.len());
             let column = text.get(..span.start).map_or(1, |before| before.chars().count() + 1);
             TextError { reason, message, span, column }
+        })
+    }
+}
+
+impl Rule {
+    /// Parses a pattern alone: the text between `:` and `=>` of a rule. Returns a rule with this pattern and the
+    /// action `drop`, for code that only asks which packets match. Errors have their place in `pattern`.
+    pub fn of_pattern(direction: Direction, pattern: &str, ports: Ports<'_>) -> Result<Self, TextError> {
+        let head = format!("{}: ", direction.name());
+        Self::parse(&format!("{head}{pattern} {ARROW} drop"), ports).map_err(|error| {
+            let inside = |at: usize| at.saturating_sub(head.len()).min(pattern.len());
+            let span = inside(error.span.start)..inside(error.span.end);
+            let at_end = format!("found \"{ARROW}\"");
+            let message = match error.span.start >= head.len() + pattern.len() {
+                true => error.message.replacen(&at_end, "the pattern ends here", 1),
+                false => error.message,
+            };
+            let column = pattern.get(..span.start).map_or(1, |before| before.chars().count() + 1);
+            TextError { reason: error.reason, message, span, column }
         })
     }
 }

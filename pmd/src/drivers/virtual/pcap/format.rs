@@ -20,6 +20,7 @@ pub(super) const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 pub(super) const INTERFACE: u32 = 1;
 pub(super) const OLD_PACKET: u32 = 2;
 pub(super) const SIMPLE_PACKET: u32 = 3;
+pub(super) const INTERFACE_STATISTICS: u32 = 5;
 pub(super) const ENHANCED_PACKET: u32 = 6;
 
 /// Length of the longest pcapng block, as in libpcap.

@@ -34,6 +34,7 @@
 //! length and takes every pcapng timestamp for nanoseconds. It also fails on a comment that is not UTF-8, and
 //! allocates for every packet with options.
 
+pub mod blocks;
 mod format;
 mod queues;
 mod reader;

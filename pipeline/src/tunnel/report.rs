@@ -1,0 +1,84 @@
+//! Reports of the gateway stage for traces: what it looked up, and with which result. They are called for traced
+//! packets only.
+
+use std::fmt::Write;
+
+use wirepath_wire::MacAddr;
+
+use super::stage::View;
+use super::tables::{Destination, NextHop, Remote, Remotes};
+use crate::Context;
+use crate::table::Key;
+
+/// Name of the stage in traces.
+pub(super) const STAGE: &str = "gateway";
+
+impl View<'_> {
+    /// Returns the VNI of a segment, for reports.
+    fn vni(&self, segment: u16) -> u32 {
+        self.layout.segments.get(usize::from(segment)).map_or(0, |segment| segment.vni)
+    }
+
+    /// Describes a destination of a forwarding entry.
+    fn describe(&self, context: &Context<'_>, remotes: &Remotes, destination: Destination) -> String {
+        match destination {
+            Destination::Attachment(index) => match self.layout.attachments.get(index as usize) {
+                Some(attachment) => {
+                    let vlan = attachment.vlan.map(|vlan| format!(" VLAN {vlan}")).unwrap_or_default();
+                    format!("port {}{vlan}", context.port_name(attachment.port))
+                }
+                None => "no attachment".to_owned(),
+            },
+            Destination::Remote(index) => match remotes.list.get(index as usize) {
+                Some(remote) => format!("remote {}", remote.address),
+                None => "no remote".to_owned(),
+            },
+        }
+    }
+
+    /// Reports the attachment or the remote that a frame came from.
+    #[cold]
+    pub(super) fn report_origin(
+        &self,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        from: Option<Destination>,
+        segment: u16,
+    ) {
+        let from = from.map_or("an unknown remote".to_owned(), |from| self.describe(context, remotes, from));
+        let (kind, vni) = (self.layout.underlay.kind.id_name, self.vni(segment));
+        context.trace(STAGE, |text| write!(text, "frame from {from}: segment of {kind} {vni}"));
+    }
+
+    /// Reports a lookup of a frame's destination in the forwarding database.
+    #[cold]
+    pub(super) fn report_lookup(
+        &self,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        key: Key,
+        found: Option<Destination>,
+    ) {
+        let (mac, vni) = (MacAddr(key.mac()), self.vni(key.segment()));
+        let result = match found {
+            Some(destination) => self.describe(context, remotes, destination),
+            None if key.is_unicast() => "unknown, so the frame is flooded".to_owned(),
+            None => "a group address, so the frame is flooded".to_owned(),
+        };
+        context.trace(STAGE, |text| write!(text, "FDB {mac} in segment {vni}: {result}"));
+    }
+}
+
+/// Reports the state of the next hop of a remote.
+#[cold]
+pub(super) fn report_next_hop(context: &mut Context<'_>, remote: &Remote) {
+    let state = match &remote.next_hop {
+        NextHop::Ready(_) => "is resolved".to_owned(),
+        NextHop::InNic(_, number) => format!("is resolved; the NIC has its headers as number {number}"),
+        NextHop::Held(..) => "is asked again, because the link was lost".to_owned(),
+        NextHop::Resolving => "is being resolved".to_owned(),
+        NextHop::Unreachable => "does not answer".to_owned(),
+    };
+    let (address, most) = (remote.address, remote.max_frame);
+    context.trace(STAGE, |text| write!(text, "remote {address}: next hop {state}; frames of at most {most} bytes"));
+}
