@@ -1,6 +1,7 @@
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -157,12 +158,15 @@ fn bind_default(settings: &ControlSettings, name: &str) -> Result<Listener, Stri
 }
 
 impl Management for ControlSocket {
-    fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane) {
+    fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane) -> bool {
         let mut registry = Registry { control, plane };
         self.serve_metrics(&mut registry);
-        if let Some(server) = &mut self.server {
-            server.serve(&mut Requests { program: &self.program, registry });
-        }
+        let Some(server) = &mut self.server else { return false };
+        server.serve(&mut Requests { program: &self.program, registry })
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.server.as_ref()?.descriptor()
     }
 }
 

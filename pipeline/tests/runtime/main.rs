@@ -2,4 +2,5 @@
 
 mod allocations;
 mod loss;
+mod management;
 mod programs;

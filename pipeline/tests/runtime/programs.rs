@@ -15,7 +15,7 @@ use wirepath_settings::Source;
 /// Maximum time of a test step. A passing test does not wait for it.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn open(text: &str) -> Result<Runtime, RuntimeError> {
+pub(crate) fn open(text: &str) -> Result<Runtime, RuntimeError> {
     let source = Source::new("test", text);
     let document = source.parse().unwrap();
     let top = document.settings();
