@@ -9,9 +9,11 @@ use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_pmd::port::TxQueue;
 
+use crate::clock::ticks;
 use crate::epoch::Guard;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
+use crate::measure::Recording;
 use crate::table::Key;
 
 /// Attempts to transmit on a full queue before its packets are dropped as `tx_full`. Each attempt also
@@ -31,6 +33,14 @@ pub struct WorkerCounters {
     pub turns: Counter,
     /// Iterations that found no packets.
     pub idle_turns: Counter,
+    /// Packets that the receive queues and other threads passed to the worker.
+    pub packets: Counter,
+    /// Cycles of the time-stamp counter in iterations that found packets ([`crate::measure`]).
+    pub busy_cycles: Counter,
+    /// Cycles in iterations that found none.
+    pub idle_cycles: Counter,
+    /// Cycles during sleep.
+    pub sleep_cycles: Counter,
     /// Number of times that the worker slept.
     pub sleeps: Counter,
     /// Packets handed over to other workers.
@@ -88,6 +98,8 @@ pub(crate) struct WorkerState {
     /// process them.
     pub(crate) collect_egress: bool,
     pub(crate) egress_packets: Vec<Packet>,
+    /// The recording that the worker fills, while an operator wants one.
+    pub(crate) recording: Option<Box<Recording>>,
 }
 
 /// Access to a worker's outputs, counters and clock during one stage call.
@@ -132,6 +144,14 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn counters(&self) -> &WorkerCounters {
         &self.state.counters
+    }
+
+    /// Ends a part of a stage: the cycles since the end of the part before are displayed under this name
+    /// (`wirepath perf`). Without a measurement it does nothing. [`Stage::name`](crate::Stage::name) covers the rest of
+    /// the stage.
+    #[inline(always)]
+    pub fn end_part(&mut self, name: &'static str) {
+        self.state.end_part(|| name);
     }
 
     /// Drops a packet.
@@ -263,6 +283,26 @@ impl WorkerState {
             filter: LearnFilter::new(),
             collect_egress: false,
             egress_packets: Vec::new(),
+            recording: None,
+        }
+    }
+
+    /// Attributes the cycles since the last call to a stage, if a recording is made.
+    #[inline(always)]
+    pub(crate) fn end_part(&mut self, name: impl FnOnce() -> &'static str) {
+        if self.recording.is_some() {
+            self.record_part(name());
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record_part(&mut self, name: &'static str) {
+        // A stage that is made of others has recorded them already.
+        if let Some(recording) = &mut self.recording
+            && !name.is_empty()
+        {
+            recording.lap(name);
         }
     }
 
@@ -284,7 +324,7 @@ impl WorkerState {
             Some(Output::Own { queue, pending }) => {
                 self.pending |= 1 << (port.index() % 64);
                 if let Err(packet) = pending.push(packet) {
-                    transmit(queue, pending);
+                    transmit(queue, pending, &mut self.recording);
                     // The batch was just emptied, by sending or by dropping.
                     let _ = pending.push(packet);
                 }
@@ -307,7 +347,7 @@ impl WorkerState {
         match self.outputs.get_mut(port.index()) {
             Some(Output::Own { queue, pending }) => {
                 if pending.is_empty() && batch.len() >= MIN_DIRECT_BATCH {
-                    queue.transmit(batch);
+                    transmit_once(queue, batch, &mut self.recording);
                     self.counters.direct.add(1);
                     if batch.is_empty() {
                         return;
@@ -316,7 +356,7 @@ impl WorkerState {
                 self.pending |= 1 << (port.index() % 64);
                 while !batch.is_empty() {
                     if pending.is_full() {
-                        transmit(queue, pending);
+                        transmit(queue, pending, &mut self.recording);
                     }
                     pending.append(batch);
                 }
@@ -402,7 +442,7 @@ impl WorkerState {
             if self.pending & (1 << (port % 64)) != 0
                 && let Output::Own { queue, pending } = output
             {
-                transmit(queue, pending);
+                transmit(queue, pending, &mut self.recording);
             }
         }
         self.pending = 0;
@@ -417,6 +457,21 @@ impl WorkerState {
         }
     }
 
+    /// Copies the fill of the transmit queues to their counters.
+    pub(crate) fn sample_outputs(&self) {
+        for output in &self.outputs {
+            if let Output::Own { queue, .. } = output {
+                queue.sample();
+            }
+        }
+    }
+
+    /// Returns true if a device still holds packets. Some devices need calls to send them.
+    pub(crate) fn is_sending(&self) -> bool {
+        let holds = |output: &Output| matches!(output, Output::Own { queue, .. } if queue.in_flight() > Some(0));
+        self.outputs.iter().any(holds)
+    }
+
     /// Lets the devices free completed packets and start transmissions that are still queued.
     pub(crate) fn reclaim(&mut self) {
         for output in &mut self.outputs {
@@ -429,20 +484,42 @@ impl WorkerState {
 
 /// Sends the whole batch. Drops what the queue does not accept after [`TX_RETRIES`] attempts.
 #[inline]
-fn transmit(queue: &mut TxQueue, batch: &mut Batch) {
-    queue.transmit(batch);
+fn transmit(queue: &mut TxQueue, batch: &mut Batch, recording: &mut Option<Box<Recording>>) {
+    transmit_once(queue, batch, recording);
     if !batch.is_empty() {
-        retry_transmit(queue, batch);
+        retry_transmit(queue, batch, recording);
+    }
+}
+
+/// Sends packets from the front of the batch, as many as the queue accepts.
+#[inline(always)]
+fn transmit_once(queue: &mut TxQueue, batch: &mut Batch, recording: &mut Option<Box<Recording>>) {
+    match recording {
+        None => _ = queue.transmit(batch),
+        Some(recording) => transmit_recorded(queue, batch, recording),
     }
 }
 
 #[cold]
-fn retry_transmit(queue: &mut TxQueue, batch: &mut Batch) {
+#[inline(never)]
+fn transmit_recorded(queue: &mut TxQueue, batch: &mut Batch, recording: &mut Recording) {
+    let begin = ticks();
+    queue.transmit(batch);
+    recording.transmitted(begin);
+}
+
+#[cold]
+fn retry_transmit(queue: &mut TxQueue, batch: &mut Batch, recording: &mut Option<Box<Recording>>) {
+    let begin = recording.as_ref().map(|_| ticks());
     let mut tries = 0;
     while !batch.is_empty() && tries < TX_RETRIES {
         std::hint::spin_loop();
         queue.reclaim();
         tries = if queue.transmit(batch) > 0 { 0 } else { tries + 1 };
+    }
+    if let Some((recording, begin)) = recording.as_mut().zip(begin) {
+        recording.transmitted(begin);
+        recording.dropped(batch.len());
     }
     queue.count_drops(DropReason::TxFull, batch.len());
     batch.clear();

@@ -16,6 +16,7 @@ use crate::clock;
 use crate::context::WorkerCounters;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
+use crate::measure::MeasurementControl;
 use crate::registry::{Change, ObjectSpec, Page, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
 
@@ -112,7 +113,7 @@ pub struct ControlPlane {
     pub(crate) losses: Vec<u64>,
     /// The workers and their counters.
     pub(crate) workers: Vec<(WorkerInfo, Arc<WorkerCounters>)>,
-    pub(super) mailboxes: Arc<[Mailbox]>,
+    pub(crate) mailboxes: Arc<[Mailbox]>,
     pub(crate) drops: DropCounters,
     pub(super) sent: Counter,
     pub(super) injected: Counter,
@@ -126,6 +127,7 @@ pub struct ControlPlane {
     /// Set from outside to stop the program ([`super::RunOptions::stop`]).
     pub(super) stop_flag: Option<Arc<AtomicBool>>,
     pub(super) control: Arc<ControlQueues>,
+    pub(crate) measurements: MeasurementControl,
     /// Simulated time in nanoseconds; `None` if the time comes from a clock.
     pub(super) simulated_time: Option<u64>,
 }

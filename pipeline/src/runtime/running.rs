@@ -125,6 +125,7 @@ impl<S> Running<S> {
             stop: false,
             stop_flag: None,
             control: Arc::clone(&control),
+            measurements: Default::default(),
             simulated_time: None,
         };
         let now = Instant::now();
@@ -272,6 +273,7 @@ impl<S> Running<S> {
         // Queues without a worker: they notice here that their device is lost or back.
         self.spare.iter_mut().for_each(TxQueue::sync);
         control.tick(&mut self.plane);
+        self.plane.measurements.poll(&self.mailboxes);
         self.serve_management(control);
         self.domain.collect();
     }

@@ -79,6 +79,7 @@ impl<S: Stage> SteppedRuntime<S> {
             stop: false,
             stop_flag: None,
             control,
+            measurements: Default::default(),
             simulated_time: Some(0),
         };
         Ok(Self { stage, state, reader: domain.join(), plane, received: 0, sent: 0 })

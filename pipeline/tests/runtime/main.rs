@@ -1,6 +1,8 @@
 //! Tests of whole programs on the runtime.
 
 mod allocations;
+mod idle;
 mod loss;
 mod management;
+mod measure;
 mod programs;

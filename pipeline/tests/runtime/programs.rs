@@ -30,7 +30,7 @@ pub(crate) fn open(text: &str) -> Result<Runtime, RuntimeError> {
 }
 
 /// Returns a runtime with two memory ports, `a` (0) and `b` (1), and the far ends of their cables.
-fn cables(test: &str, workers: usize, pool: &Pool) -> (Runtime, Endpoint, Endpoint) {
+pub(crate) fn cables(test: &str, workers: usize, pool: &Pool) -> (Runtime, Endpoint, Endpoint) {
     let port = |name: &str| format!("[[port]]\nname = '{name}'\ndriver = 'memory'\ndevice = '{test}-{name}'\n");
     let runtime = open(&format!("test_workers = {workers}\n{}{}", port("a"), port("b"))).unwrap();
     let end = |name: &str| {
@@ -39,19 +39,19 @@ fn cables(test: &str, workers: usize, pool: &Pool) -> (Runtime, Endpoint, Endpoi
     (runtime, end("a"), end("b"))
 }
 
-fn frame(number: u64) -> [u8; 64] {
+pub(crate) fn frame(number: u64) -> [u8; 64] {
     let mut frame = [0x5a; 64];
     frame[..8].copy_from_slice(&number.to_be_bytes());
     frame
 }
 
-fn number(packet: &Packet) -> u64 {
+pub(crate) fn number(packet: &Packet) -> u64 {
     u64::from_be_bytes(*packet.data().first_chunk().expect("as sent"))
 }
 
 /// Sends `n` numbered frames into `from` and receives them from `to`, with at most a few hundred in flight.
 /// Every frame must arrive, in order.
-fn pass(n: u64, from: &mut Endpoint, to: &mut Endpoint, mut meanwhile: impl FnMut()) {
+pub(crate) fn pass(n: u64, from: &mut Endpoint, to: &mut Endpoint, mut meanwhile: impl FnMut()) {
     let (mut sent, mut got, begin) = (0, 0, Instant::now());
     while got < n {
         assert!(begin.elapsed() < TIMEOUT, "{sent} sent, {got} came");
@@ -72,12 +72,12 @@ fn pass(n: u64, from: &mut Endpoint, to: &mut Endpoint, mut meanwhile: impl FnMu
     assert!(to.receive().is_none(), "nothing else");
 }
 
-fn cross(context: &mut Context<'_>, batch: &mut Batch) {
+pub(crate) fn cross(context: &mut Context<'_>, batch: &mut Batch) {
     let port = context.in_port().expect("nobody hands over");
     context.send_batch(port.paired(), batch);
 }
 
-fn stop<S>(running: Running<S>) -> wirepath_pipeline::Summary {
+pub(crate) fn stop<S>(running: Running<S>) -> wirepath_pipeline::Summary {
     let summary = running.stop(&mut ());
     assert_eq!(summary.leaked_buffers, 0);
     summary
