@@ -139,6 +139,10 @@ impl Mailbox {
         })
     }
 
+    pub(crate) fn is_recording(&self) -> bool {
+        self.is_recording.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.work.is_empty() && self.transmit.is_empty()
     }

@@ -15,6 +15,7 @@ use wirepath_pipeline::registry::{
 use wirepath_pipeline::{Control, ControlPlane};
 
 use super::http::MetricsServer;
+use super::perf::PerfAnswer;
 use super::settings::{ControlSettings, MayChange};
 use super::{VERSION, client};
 use crate::cli::{Failure, log};
@@ -50,6 +51,7 @@ struct Program {
 enum Rest {
     Rows(RestOfRows),
     Metrics(Box<MetricsText>),
+    Perf(PerfAnswer),
 }
 
 /// Rows that an answer to `show` still lacks.
@@ -193,6 +195,7 @@ impl Requests<'_> {
             "metrics" => &["format"],
             "add" | "set" | "remove" => &["object", "arguments"],
             "log" => &["level", "module"],
+            "perf" => &["seconds", "slow_us", "worker", "turns"],
             _ => &[],
         };
         if let Some(key) = request.keys().find(|key| !known.contains(&key.as_str())) {
@@ -217,11 +220,16 @@ impl Requests<'_> {
                 Ok(Reply::Rest(Rest::Metrics(Box::new(self.program.metrics(format, &self.registry)))))
             }
             "log" => self.log(peer, &request).map(Reply::Line),
+            "perf" => {
+                // A measurement slows the workers down a little.
+                self.check_may_change(peer)?;
+                PerfAnswer::begin(&request, self.registry.plane).map(|answer| Reply::Rest(Rest::Perf(answer)))
+            }
             other => match Operation::of_name(other) {
                 Some(operation) => self.change(peer, operation, &request).map(Reply::Line),
                 None => Err(format!(
-                    "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove or \
-                     log"
+                    "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove, \
+                     log or perf"
                 )),
             },
         }
@@ -355,6 +363,11 @@ impl Service for Requests<'_> {
         match rest {
             Rest::Rows(rest) => self.rows(rest, out),
             Rest::Metrics(rest) => self.metrics(rest, out),
+            Rest::Perf(rest) => match rest.resume(self.registry.plane, out) {
+                Answer::Done => Answer::Done,
+                Answer::More(rest) => Answer::More(Rest::Perf(rest)),
+                Answer::Later(rest) => Answer::Later(Rest::Perf(rest)),
+            },
         }
     }
 
@@ -363,7 +376,7 @@ impl Service for Requests<'_> {
     }
 }
 
-fn append(out: &mut Vec<u8>, line: &Value) {
+pub(super) fn append(out: &mut Vec<u8>, line: &Value) {
     out.extend_from_slice(line.to_string().as_bytes());
     out.push(b'\n');
 }

@@ -8,6 +8,7 @@ mod gateway_rules;
 mod l2fwd;
 mod manual;
 mod metrics;
+mod perf;
 mod refusals;
 mod rules_live;
 mod selftest;

@@ -1,7 +1,6 @@
 //! The control thread's part: passes recordings to the workers, and collects them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::recording::Limits;
@@ -106,7 +105,12 @@ impl MeasurementControl {
 impl ControlPlane {
     /// Returns the number of workers that measure.
     pub fn measuring(&self) -> usize {
-        self.mailboxes.iter().filter(|mailbox| mailbox.is_recording.load(Ordering::Relaxed)).count()
+        self.mailboxes.iter().filter(|mailbox| mailbox.is_recording()).count()
+    }
+
+    /// Number of workers.
+    pub fn workers(&self) -> usize {
+        self.mailboxes.len()
     }
 
     /// Makes all workers measure until the result is dropped or [`Self::end_measurement`] is called. Turns that take

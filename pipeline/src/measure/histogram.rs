@@ -117,7 +117,11 @@ mod tests {
     #[test]
     fn percentiles_are_close() {
         let mut random = fastrand::Rng::with_seed(7);
-        let mut values: Vec<u64> = (0..10_000).map(|_| random.u64(..1 << random.u32(1..30))).collect();
+        let value = |_| {
+            let power = random.u32(1..30);
+            random.u64(..1 << power)
+        };
+        let mut values: Vec<u64> = (0..10_000).map(value).collect();
         let (mut one, mut other) = (Histogram::default(), Histogram::default());
         for (i, value) in values.iter().enumerate() {
             if i % 3 == 0 { one.add(*value) } else { other.add(*value) }

@@ -8,6 +8,7 @@ use wirepath_packet::drops::DropReason;
 use super::{Column, Page, Row, TableSpec, Unit};
 use crate::ControlPlane;
 use crate::context::WorkerCounters;
+use crate::mailbox::Mailbox;
 use crate::runtime::total;
 
 /// The tables of the runtime, which every program has.
@@ -76,6 +77,7 @@ static WORKERS: TableSpec = TableSpec {
         Column::key("worker", "Index of the worker"),
         Column::attribute("core", "Core to which the worker is pinned"),
         Column::attribute("queues", "Receive queues that the worker polls"),
+        Column::attribute("measuring", "true while a measurement runs (wirepath perf)"),
         Column::counter("turns", Unit::None, "Iterations over the queues"),
         Column::counter("idle_turns", Unit::None, "Iterations that found no packets"),
         Column::counter("packets", Unit::Packets, "Packets from the receive queues and from other threads"),
@@ -237,6 +239,7 @@ fn worker_row(plane: &ControlPlane, index: usize) -> Row {
         info.index.into(),
         info.core.into(),
         queues.collect::<Vec<_>>().join(" ").into(),
+        plane.mailboxes.get(index).is_some_and(Mailbox::is_recording).into(),
         counters.turns.get().into(),
         counters.idle_turns.get().into(),
         counters.packets.get().into(),
