@@ -21,10 +21,11 @@
 //! Each answer has `"ok": true`, or `"ok": false` and the reason as `error`. A long answer to `show` has several
 //! lines with `rows`, and one to `metrics` with `text`; all but the last one have `"more": true`. `show` takes
 //! `"where"`, a list of conditions such as `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and `"limit"`, a
-//! number of rows. `perf` makes the workers measure until its answer; it takes `"worker"`, the index of one, `"slow_us"`,
-//! the microseconds above which a turn is suspicious, and `"turns": true` for the last busy turns. The answer has a line
-//! for each worker with cycles by stage, histograms and slow turns. It needs the right to change the program. The
-//! measurement ends with the answer or the connection. `uptime` is in seconds, `metrics` the address of the metrics by HTTP.
+//! number of rows. `perf` makes the workers measure until its answer. It takes `"worker"`, the index of one,
+//! `"slow_us"`, the microseconds above which a turn is suspicious, and `"turns": true` for the last busy turns. The
+//! answer has a line for each worker with cycles by stage, histograms and slow turns. It needs the right to change
+//! the program. The measurement ends with the answer or the connection. `uptime` is in seconds, `metrics` the address
+//! of the metrics by HTTP.
 //!
 //! Every request may carry `"version": 1`. A program that does not know the version refuses the request. Later
 //! versions may add requests, keys and columns, so clients ignore keys that they do not know.

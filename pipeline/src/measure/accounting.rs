@@ -11,7 +11,7 @@ const LOAD_INTERVAL: u64 = 10_000_000;
 /// ten packets.
 ///
 /// A window in which all turns found packets counts as busy, and one in which none did as idle. In a window that mixes
-/// both, an idle turn counts as much as the last idle windows had per turn, and busy turns took the rest.
+/// both, each idle turn counts with the mean cycles of the last idle windows. Busy turns took the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Accounting {
     pub(crate) turns: u32,

@@ -48,7 +48,7 @@ pub(crate) struct MeasurementControl {
     clients: Vec<Client>,
 }
 
-/// What one worker did during a measurement; `None` if it did not answer.
+/// The recording of one worker; `None` if the worker did not answer.
 #[derive(Debug)]
 pub struct WorkerRecording(pub(super) Option<Box<Recording>>);
 
@@ -91,9 +91,6 @@ impl MeasurementControl {
 
     /// Ends measurements that nobody wants any more. Without any, the workers stop to measure.
     pub(crate) fn poll(&mut self, mailboxes: &[Mailbox]) {
-        if self.clients.is_empty() {
-            return;
-        }
         self.collect(mailboxes);
         self.clients.retain(|client| Arc::strong_count(&client.alive) > 1);
         if self.is_armed && self.clients.iter().all(|client| client.ended.is_some()) {

@@ -3,8 +3,8 @@ const STEPS: usize = 4;
 /// Number of buckets, for values up to 2³².
 const BUCKETS: usize = 31 * STEPS + 1;
 
-/// A histogram of whole numbers. Numbers below 4 have buckets of their own. A larger one is in a bucket whose width is
-/// a quarter of a power of two, so percentiles are at most a quarter too large.
+/// A histogram of whole numbers. Numbers below 4 have buckets of their own. The buckets
+/// of larger ones are a quarter of a power of two wide. So percentiles are at most a quarter too large.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u64; BUCKETS],

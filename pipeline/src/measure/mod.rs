@@ -1,4 +1,4 @@
-//! What the workers' time goes to.
+//! Measurement of the workers: the cycles of turns and stages.
 //!
 //! Two mechanisms measure it:
 //!

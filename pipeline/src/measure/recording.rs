@@ -1,4 +1,4 @@
-//! What one worker did during a measurement.
+//! Recording of one worker during a measurement.
 
 use std::collections::VecDeque;
 
@@ -47,7 +47,7 @@ pub(super) struct Turn {
     pub(super) left: Option<u32>,
 }
 
-/// What the worker counts itself, as totals.
+/// Totals that the worker counts anyway.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TurnCounters {
     pub(crate) drops: u64,
@@ -61,7 +61,7 @@ pub(super) struct Limits {
     pub(super) slow: u64,
 }
 
-/// What one worker did during a measurement. All figures are cycles of the time-stamp counter, packets or turns.
+/// Recording of one worker during a measurement. All figures are cycles of the time-stamp counter, packets or turns.
 #[derive(Debug)]
 pub struct Recording {
     /// Identifies the recordings of all workers that were begun together.
@@ -86,6 +86,8 @@ pub struct Recording {
     /// Cycles that the measurement itself took: in turns, and between them.
     pub(super) lap_cycles: u64,
     pub(super) record_cycles: u64,
+    /// Cycles of the recording itself after the last turn. The present turn does not count them.
+    between: u64,
     /// Laps in the present turn.
     laps: u64,
     /// Cycles of one lap, multiplied by 256.
@@ -123,6 +125,7 @@ impl Recording {
             punts: 0,
             lap_cycles: 0,
             record_cycles: 0,
+            between: 0,
             laps: 0,
             lap_cost: 0,
             turn_cycles: Histogram::default(),
@@ -191,14 +194,17 @@ impl Recording {
         self.present.drops += packets as u32;
     }
 
-    /// Ends a turn of `cycles` cycles that moved `packets` packets. `now` is the time of its end in nanoseconds.
+    /// Ends a turn that moved `packets` packets, `cycles` cycles after the end of the last one. `now` is the time of
+    /// its end in nanoseconds.
     pub(crate) fn end_turn(&mut self, end: u64, now: u64, cycles: u64, packets: u64, counters: TurnCounters) {
         let before = std::mem::replace(&mut self.before, counters);
+        let cycles = cycles.saturating_sub(std::mem::take(&mut self.between));
         if !std::mem::replace(&mut self.running, true) {
             self.parts.clear();
             self.begin_turn(0);
             self.batch_packets = Histogram::default();
             self.lap = ticks();
+            self.between = self.lap.wrapping_sub(end);
             return;
         }
         let mut idle_before = 0;
@@ -219,9 +225,9 @@ impl Recording {
             self.end_busy_turn(turn);
         }
         self.begin_turn(idle_before);
-        // What the recording took is in no turn.
         self.lap = ticks();
-        self.record_cycles += self.lap.wrapping_sub(end);
+        self.between = self.lap.wrapping_sub(end);
+        self.record_cycles += self.between;
     }
 
     fn begin_turn(&mut self, idle_before: u32) {
@@ -322,21 +328,26 @@ mod tests {
 
     #[test]
     fn turns_are_busy_idle_or_slow() {
+        let end_turn = |it: &mut Recording, now, cycles, packets, drops| {
+            // Without the cycles of the recording, which are different each time.
+            it.between = 0;
+            it.end_turn(ticks(), now, cycles, packets, TurnCounters { drops, punts: 4 });
+        };
         let mut it = recording();
         // Laps before the first end of a turn belong to no turn.
         it.lap(RECEIVE);
         it.batch(5, || unreachable!("the batch is not full"));
-        it.end_turn(0, 10, 77, 5, TurnCounters { drops: 3, punts: 4 });
+        end_turn(&mut it, 10, 77, 5, 3);
         assert_eq!((it.busy_turns, it.parts().count(), it.batch_packets.len()), (0, 1, 0));
         for n in 0..1200u64 {
-            it.end_turn(0, 20, 50, 0, TurnCounters { drops: 3 + n, punts: 4 });
+            end_turn(&mut it, 20, 50, 0, 3 + n);
             it.lap(RECEIVE);
             it.batch(64, || Some(7));
             it.batch(10, || None);
             it.add("Stage", 5000);
             it.transmitted(ticks());
             it.dropped(2);
-            it.end_turn(0, 30 + n, if n == 1100 { 2000 } else { 900 }, 74, TurnCounters { drops: 4 + n, punts: 4 });
+            end_turn(&mut it, 30 + n, if n == 1100 { 2000 } else { 900 }, 74, 4 + n);
         }
         assert_eq!((it.busy_turns, it.idle_turns, it.slow_turns), (1200, 1200, 1));
         assert_eq!((it.packets, it.batches, it.drops, it.punts), (1200 * 74, 2400, 1200 * 3, 0));

@@ -81,7 +81,11 @@ static WORKERS: TableSpec = TableSpec {
         Column::counter("turns", Unit::None, "Iterations over the queues"),
         Column::counter("idle_turns", Unit::None, "Iterations that found no packets"),
         Column::counter("packets", Unit::Packets, "Packets from the receive queues and from other threads"),
-        Column::counter("busy_cycles", Unit::Cycles, "Cycles of iterations that found packets"),
+        Column::counter(
+            "busy_cycles",
+            Unit::Cycles,
+            "Cycles of iterations that found packets; idle ones among them count with their usual cycles",
+        ),
         Column::counter("idle_cycles", Unit::Cycles, "Cycles of iterations that found none"),
         Column::counter("sleep_cycles", Unit::Cycles, "Cycles during sleep"),
         Column::counter("sleeps", Unit::None, "Number of times that the worker slept"),

@@ -94,7 +94,7 @@ fn requests_do_not_wait_for_the_next_tick() {
 }
 
 #[test]
-fn a_descriptor_that_stays_readable_is_served_by_ticks_only() {
+fn a_descriptor_that_stays_readable_keeps_nobody_busy() {
     let (ticks, calls) = run("stuck operator", true, |mut stream| {
         stream.write_all(&[1]).unwrap();
         std::thread::sleep(Duration::from_millis(300));

@@ -42,7 +42,7 @@ impl Stage for Slow {
 }
 
 #[test]
-fn recordings_have_the_packets_and_the_stages_of_their_time() {
+fn recordings_have_the_packets_and_stages_of_their_time() {
     let pool = Pool::new("test", 2048).unwrap();
     let (runtime, mut a, mut b) = cables("recordings", 1, &pool);
     let mut running = runtime.start(|_| (Slow, cross)).unwrap();
