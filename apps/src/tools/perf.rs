@@ -61,6 +61,8 @@ const HISTOGRAMS: [(&str, &str); 5] = [
     ("packets_per_batch", "PKTS/BATCH"),
     ("punts_per_turn", "PUNTS/TURN"),
 ];
+/// Lines of a histogram above which its buckets are joined.
+const MAX_BUCKETS: usize = 16;
 const PERCENTILES: [(&str, &str); 6] =
     [("mean", "MEAN"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"), ("p99.9", "P99.9"), ("max", "MAX")];
 
@@ -140,16 +142,16 @@ fn text(worker: &Value) -> String {
         let histogram = &worker["histograms"][name];
         let cells = PERCENTILES.iter().map(|(key, _)| number(&histogram[key], 1));
         figures.push(std::iter::once(heading.to_owned()).chain(cells));
-        let bucket = |pair: &Value| [format!("<={}", number(&pair[0], 0)), number(&pair[1], 0)];
-        columns.push(list(&histogram["buckets"]).map(bucket).collect::<Vec<_>>());
+        let bucket = |(last, count): (u64, u64)| [format!("<={last}"), count.to_string()];
+        columns.push(buckets(histogram).into_iter().map(bucket).collect::<Vec<_>>());
     }
     text += &format!("{figures}\n");
     let headings = HISTOGRAMS.iter().flat_map(|(_, heading)| [((*heading).to_owned(), true), ("N".to_owned(), true)]);
-    let mut buckets = Table::with_columns(headings);
+    let mut table = Table::with_columns(headings);
     for i in 0..columns.iter().map(Vec::len).max().unwrap_or(0) {
-        buckets.push(columns.iter().flat_map(|column| column.get(i).cloned().unwrap_or_default()));
+        table.push(columns.iter().flat_map(|column| column.get(i).cloned().unwrap_or_default()));
     }
-    text += &buckets.to_string();
+    text += &table.to_string();
 
     for (key, title) in [("slow_turns", "suspicious turns"), ("turns", "last busy turns")] {
         let mut turns = list(&worker[key]).peekable();
@@ -173,6 +175,23 @@ fn text(worker: &Value) -> String {
     text
 }
 
+/// Returns the buckets of a histogram: largest value and number of values. Many buckets are joined by powers of two.
+fn buckets(histogram: &Value) -> Vec<(u64, u64)> {
+    let pair = |pair: &Value| Some((pair[0].as_u64()?, pair[1].as_u64()?));
+    let buckets: Vec<(u64, u64)> = list(&histogram["buckets"]).filter_map(pair).collect();
+    if buckets.len() <= MAX_BUCKETS {
+        return buckets;
+    }
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (last, count) in buckets {
+        match joined.last_mut() {
+            Some(before) if before.0.max(1).ilog2() == last.max(1).ilog2() => *before = (last, before.1 + count),
+            _ => joined.push((last, count)),
+        }
+    }
+    joined
+}
+
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
@@ -193,6 +212,16 @@ fn percent(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_histograms_are_joined_by_powers_of_two() {
+        let histogram = |n: u64| json!({ "buckets": (1..=n).map(|i| [i, 2 * i]).collect::<Vec<_>>() });
+        assert_eq!(buckets(&histogram(16)).len(), 16);
+        let joined = buckets(&histogram(40));
+        assert_eq!(joined.iter().map(|(last, _)| *last).collect::<Vec<_>>(), [1, 3, 7, 15, 31, 40]);
+        assert_eq!(joined.iter().map(|(_, count)| count).sum::<u64>(), 40 * 41);
+        assert!(buckets(&json!({ "buckets": [[1], "x", null] })).is_empty());
+    }
 
     #[test]
     fn all_figures_are_in_the_text() {

@@ -254,8 +254,11 @@ impl Recording {
         push(&mut self.turns, turn, MAX_TURNS);
         if turn.cycles > self.limits.slow {
             self.slow_turns += 1;
-            let longest = self.parts.iter().max_by_key(|part| part.turn).copied().unwrap_or_default();
-            push(&mut self.slow, (turn, longest.name, longest.turn), MAX_SLOW_TURNS);
+            let known = self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.turn));
+            let other = (OTHER, turn.cycles.saturating_sub(known));
+            let parts = self.parts.iter().map(|part| (part.name, part.turn));
+            let (name, cycles) = parts.chain([other]).max_by_key(|(_, cycles)| *cycles).unwrap_or(other);
+            push(&mut self.slow, (turn, name, cycles), MAX_SLOW_TURNS);
         }
     }
 
@@ -357,6 +360,11 @@ mod tests {
         assert_eq!((last.idle_before, last.packets, last.batches, last.drops, last.left), (1, 74, 2, 3, Some(7)));
         let (turn, name, cycles) = it.slow[0];
         assert_eq!((turn.time, name, cycles), (1130, "Stage", 5000));
+        it.lap(RECEIVE);
+        end_turn(&mut it, 1, 1 << 60, 1, 1203);
+        assert_eq!((it.slow[1].1, it.slow_turns), (OTHER, 2), "the time was in no part");
+        (it.busy_turns, it.slow_turns) = (it.busy_turns - 1, 1);
+        it.slow.pop_back();
         assert_eq!(it.parts().map(|part| part.name).collect::<Vec<_>>(), [RECEIVE, "Stage", TRANSMIT, OTHER]);
         assert_eq!((it.batch_packets.len(), it.turn_cycles.percentile(50.0)), (2400, Some(1023)));
         assert!(it.lap_cycles > 0 && it.record_cycles > 0);

@@ -232,12 +232,16 @@ impl<S> Running<S> {
 
     /// Serves operators, and determines when they are served next.
     fn serve_management(&mut self, control: &mut impl Control) {
-        self.management_waits = false;
+        let waits = std::mem::replace(&mut self.management_waits, false);
         let Some(management) = &mut self.management else { return };
         let begin = Instant::now();
         let moved = management.serve(control, &mut self.plane);
-        // If nothing moved, the descriptor may stay readable: a limit of the management holds the work back.
-        let pause = if moved { begin.elapsed().saturating_mul(MANAGEMENT_PAUSE).min(TICK) } else { TICK };
+        let pause = match (moved, waits) {
+            (true, _) => begin.elapsed().saturating_mul(MANAGEMENT_PAUSE).min(TICK),
+            // The descriptor may stay readable: a limit of the management holds the work back.
+            (false, true) => TICK,
+            (false, false) => Duration::ZERO,
+        };
         self.management_from = Instant::now() + pause;
     }
 
