@@ -67,9 +67,15 @@ impl Clock {
     /// Returns the current time in nanoseconds.
     #[inline]
     pub fn now(&mut self) -> u64 {
-        let passed = ticks().wrapping_sub(self.base_ticks);
+        self.at(ticks())
+    }
+
+    /// Returns the time in nanoseconds at which [`ticks`] returned `ticks`, a moment ago.
+    #[inline]
+    pub(crate) fn at(&mut self, ticks: u64) -> u64 {
+        let passed = ticks.wrapping_sub(self.base_ticks);
         let now = if passed > self.resync {
-            self.base_ticks = ticks();
+            self.base_ticks = crate::clock::ticks();
             self.base = precise();
             self.base
         } else {

@@ -11,9 +11,11 @@ use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_pmd::port::TxQueue;
 use wirepath_wire::MacAddr;
 
+use crate::clock::ticks;
 use crate::epoch::Guard;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
+use crate::measure::Recording;
 use crate::observe::{Tap, TraceEnd, TraceText};
 use crate::table::Key;
 
@@ -34,6 +36,14 @@ pub struct WorkerCounters {
     pub turns: Counter,
     /// Iterations that found no packets.
     pub idle_turns: Counter,
+    /// Packets that the receive queues and other threads passed to the worker.
+    pub packets: Counter,
+    /// Cycles of the time-stamp counter in iterations that found packets ([`crate::measure`]).
+    pub busy_cycles: Counter,
+    /// Cycles in iterations that found none.
+    pub idle_cycles: Counter,
+    /// Cycles during sleep.
+    pub sleep_cycles: Counter,
     /// Number of times that the worker slept.
     pub sleeps: Counter,
     /// Packets handed over to other workers.
@@ -93,6 +103,8 @@ pub(crate) struct WorkerState {
     pub(crate) egress_packets: Vec<Packet>,
     /// Captures and traces.
     pub(crate) tap: Tap,
+    /// The recording that the worker fills, while an operator wants one.
+    pub(crate) recording: Option<Box<Recording>>,
 }
 
 /// Access to a worker's outputs, counters and clock during one stage call.
@@ -137,6 +149,14 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub fn counters(&self) -> &WorkerCounters {
         &self.state.counters
+    }
+
+    /// Ends a part of a stage: the cycles since the end of the part before are displayed under this name
+    /// (`wirepath perf`). Without a measurement it does nothing. [`Stage::name`](crate::Stage::name) covers the rest of
+    /// the stage.
+    #[inline(always)]
+    pub fn end_part(&mut self, name: &'static str) {
+        self.state.end_part(|| name);
     }
 
     /// Drops a packet.
@@ -203,8 +223,9 @@ impl<'a> Context<'a> {
 
     /// Reports that a stage has changed the traced packet of this batch, if it has.
     #[inline(always)]
-    pub(crate) fn trace_changes(&mut self, stage: &'static str, batch: &Batch) {
+    pub(crate) fn trace_changes(&mut self, stage: impl FnOnce() -> &'static str, batch: &Batch) {
         if self.is_tracing() {
+            let stage = stage();
             batch.iter().for_each(|packet| self.state.tap.trace_packet(stage, packet));
         }
     }
@@ -330,6 +351,26 @@ impl WorkerState {
             collect_egress: false,
             egress_packets: Vec::new(),
             tap,
+            recording: None,
+        }
+    }
+
+    /// Attributes the cycles since the last call to a stage, if a recording is made.
+    #[inline(always)]
+    pub(crate) fn end_part(&mut self, name: impl FnOnce() -> &'static str) {
+        if self.recording.is_some() {
+            self.record_part(name());
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record_part(&mut self, name: &'static str) {
+        // A stage that is made of others has recorded them already.
+        if let Some(recording) = &mut self.recording
+            && !name.is_empty()
+        {
+            recording.lap(name);
         }
     }
 
@@ -354,7 +395,7 @@ impl WorkerState {
             Some(Output::Own { queue, pending }) => {
                 self.pending |= 1 << (port.index() % 64);
                 if let Err(packet) = pending.push(packet) {
-                    transmit(queue, pending, &mut self.tap, self.now);
+                    transmit(queue, pending, &mut self.tap, &mut self.recording, self.now);
                     // The batch was just emptied, by sending or by dropping.
                     let _ = pending.push(packet);
                 }
@@ -384,7 +425,7 @@ impl WorkerState {
                     if self.tap.wants_sent() {
                         self.tap.try_transmit(queue, batch, self.now);
                     } else {
-                        queue.transmit(batch);
+                        transmit_once(queue, batch, &mut self.recording);
                     }
                     self.counters.direct.add(1);
                     if batch.is_empty() {
@@ -394,7 +435,7 @@ impl WorkerState {
                 self.pending |= 1 << (port.index() % 64);
                 while !batch.is_empty() {
                     if pending.is_full() {
-                        transmit(queue, pending, &mut self.tap, self.now);
+                        transmit(queue, pending, &mut self.tap, &mut self.recording, self.now);
                     }
                     pending.append(batch);
                 }
@@ -491,7 +532,7 @@ impl WorkerState {
             if self.pending & (1 << (port % 64)) != 0
                 && let Output::Own { queue, pending } = output
             {
-                transmit(queue, pending, &mut self.tap, self.now);
+                transmit(queue, pending, &mut self.tap, &mut self.recording, self.now);
             }
         }
         self.pending = 0;
@@ -506,6 +547,21 @@ impl WorkerState {
         }
     }
 
+    /// Copies the fill of the transmit queues to their counters.
+    pub(crate) fn sample_outputs(&self) {
+        for output in &self.outputs {
+            if let Output::Own { queue, .. } = output {
+                queue.sample();
+            }
+        }
+    }
+
+    /// Returns true if a device still holds packets. Some devices need calls to send them.
+    pub(crate) fn is_sending(&self) -> bool {
+        let holds = |output: &Output| matches!(output, Output::Own { queue, .. } if queue.in_flight() > Some(0));
+        self.outputs.iter().any(holds)
+    }
+
     /// Lets the devices free completed packets and start transmissions that are still queued.
     pub(crate) fn reclaim(&mut self) {
         for output in &mut self.outputs {
@@ -518,23 +574,45 @@ impl WorkerState {
 
 /// Sends the whole batch. Drops what the queue does not accept after [`TX_RETRIES`] attempts.
 #[inline]
-fn transmit(queue: &mut TxQueue, batch: &mut Batch, tap: &mut Tap, now: u64) {
+fn transmit(queue: &mut TxQueue, batch: &mut Batch, tap: &mut Tap, recording: &mut Option<Box<Recording>>, now: u64) {
     if tap.wants_transmit() {
         return tap.transmit(queue, batch, now);
     }
-    queue.transmit(batch);
+    transmit_once(queue, batch, recording);
     if !batch.is_empty() {
-        retry_transmit(queue, batch);
+        retry_transmit(queue, batch, recording);
+    }
+}
+
+/// Sends packets from the front of the batch, as many as the queue accepts.
+#[inline(always)]
+fn transmit_once(queue: &mut TxQueue, batch: &mut Batch, recording: &mut Option<Box<Recording>>) {
+    match recording {
+        None => _ = queue.transmit(batch),
+        Some(recording) => transmit_recorded(queue, batch, recording),
     }
 }
 
 #[cold]
-fn retry_transmit(queue: &mut TxQueue, batch: &mut Batch) {
+#[inline(never)]
+fn transmit_recorded(queue: &mut TxQueue, batch: &mut Batch, recording: &mut Recording) {
+    let begin = ticks();
+    queue.transmit(batch);
+    recording.transmitted(begin);
+}
+
+#[cold]
+fn retry_transmit(queue: &mut TxQueue, batch: &mut Batch, recording: &mut Option<Box<Recording>>) {
+    let begin = recording.as_ref().map(|_| ticks());
     let mut tries = 0;
     while !batch.is_empty() && tries < TX_RETRIES {
         std::hint::spin_loop();
         queue.reclaim();
         tries = if queue.transmit(batch) > 0 { 0 } else { tries + 1 };
+    }
+    if let Some((recording, begin)) = recording.as_mut().zip(begin) {
+        recording.transmitted(begin);
+        recording.dropped(batch.len());
     }
     queue.count_drops(DropReason::TxFull, batch.len());
     batch.clear();

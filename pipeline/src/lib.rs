@@ -69,7 +69,8 @@
 //!   consumed by the control thread ([`Summary::balance`]).
 //! - **Idle.** A `"busy"` worker polls continuously. An `"adaptive"` worker sleeps after a few hundred empty
 //!   turns. A queue's descriptor, another worker or the control thread wakes it. Queues without a descriptor
-//!   are polled at least every millisecond.
+//!   are polled at least every millisecond. A `"sleep"` worker sleeps after the first empty turn while it
+//!   receives few packets (`sleep_below`).
 //!
 //! # Queues and workers
 //! Receive queues are assigned to the workers round-robin. Every worker can send to every port. A port with
@@ -115,6 +116,7 @@ mod context;
 pub mod epoch;
 mod events;
 mod mailbox;
+pub mod measure;
 pub mod observe;
 mod parsed;
 pub mod registry;

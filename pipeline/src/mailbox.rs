@@ -7,10 +7,14 @@ use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, eventfd};
 use wirepath_packet::Packet;
 
+use crate::measure::Recording;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Capacity of each of the two packet queues of a mailbox.
 pub(crate) const MAILBOX_LEN: usize = 1024;
+
+/// Capacity of the queues of recordings.
+const RECORDINGS: usize = 8;
 
 /// Two flags that guarantee that a sender and a worker about to sleep never miss each other.
 ///
@@ -112,6 +116,12 @@ pub(crate) struct Mailbox {
     pub(crate) work: ArrayQueue<Packet>,
     /// Packets to send to their output port, on a queue that this worker owns.
     pub(crate) transmit: ArrayQueue<Packet>,
+    /// Recordings that the worker fills from now on, one after the other; `None`: it stops to record.
+    pub(crate) recording_orders: ArrayQueue<Option<Box<Recording>>>,
+    /// Recordings that the worker returns.
+    pub(crate) recordings: ArrayQueue<Box<Recording>>,
+    /// True while the worker fills a recording.
+    pub(crate) is_recording: AtomicBool,
     /// Number of idle turns after polling has stopped.
     pub(crate) drained: AtomicU64,
 }
@@ -122,8 +132,15 @@ impl Mailbox {
             notifier: Notifier::new()?,
             work: ArrayQueue::new(MAILBOX_LEN),
             transmit: ArrayQueue::new(MAILBOX_LEN),
+            recording_orders: ArrayQueue::new(RECORDINGS),
+            recordings: ArrayQueue::new(RECORDINGS),
+            is_recording: AtomicBool::new(false),
             drained: AtomicU64::new(0),
         })
+    }
+
+    pub(crate) fn is_recording(&self) -> bool {
+        self.is_recording.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -34,6 +34,22 @@ pub trait Stage: Send {
     /// Processes a batch. All packets of a received batch came from the same port ([`Context::in_port`]).
     /// Packets that another worker handed over may come from different ports.
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch);
+
+    /// Name of the stage in displays; the default is the name of its type, or of the function that made a closure.
+    /// It is empty for a stage that consists of others and names the end of each by [`Context::end_part`].
+    fn name(&self) -> &'static str {
+        short_name(std::any::type_name::<Self>())
+    }
+}
+
+/// Returns the last part of the path of a type, without generic arguments. A closure has the name of its function.
+fn short_name(path: &'static str) -> &'static str {
+    let end = path.find('<').unwrap_or(path.len());
+    let mut name = &path[..end];
+    while let Some(function) = name.strip_suffix("::{{closure}}") {
+        name = function;
+    }
+    name.rsplit("::").next().filter(|name| !name.is_empty()).unwrap_or(path)
 }
 
 impl<F: FnMut(&mut Context<'_>, &mut Batch) + Send> Stage for F {
@@ -41,13 +57,6 @@ impl<F: FnMut(&mut Context<'_>, &mut Batch) + Send> Stage for F {
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
         self(context, batch);
     }
-}
-
-/// Returns the name of a stage's type for traces, without its modules and parameters.
-fn stage_name<S>() -> &'static str {
-    let name = std::any::type_name::<S>();
-    let name = name.split_once('<').map_or(name, |(name, _)| name);
-    name.rsplit("::").find(|part| *part != "{{closure}}").unwrap_or(name)
 }
 
 /// Implements `Stage` for tuples of stages. A stage is not called if the batch is empty before it.
@@ -61,8 +70,13 @@ macro_rules! chains {
                         return;
                     }
                     self.$index.process(context, batch);
-                    context.trace_changes(stage_name::<$stage>(), batch);
+                    context.trace_changes(|| self.$index.name(), batch);
+                    context.state.end_part(|| self.$index.name());
                 )*
+            }
+
+            fn name(&self) -> &'static str {
+                ""
             }
         }
     };
@@ -75,3 +89,26 @@ chains!(A 0, B 1, C 2, D 3, E 4);
 chains!(A 0, B 1, C 2, D 3, E 4, F 5);
 chains!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
 chains!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Generic<T>(T);
+
+    impl<T: Send> Stage for Generic<T> {
+        fn process(&mut self, _: &mut Context<'_>, _: &mut Batch) {}
+    }
+
+    fn closure<T: Send>(value: T) -> impl Stage {
+        move |_: &mut Context<'_>, _: &mut Batch| _ = &value
+    }
+
+    #[test]
+    fn stages_have_short_names() {
+        assert_eq!(Generic(vec![Some(1)]).name(), "Generic");
+        assert_eq!((closure(1).name(), closure(Some("x")).name()), ("closure", "closure"));
+        assert_eq!((Generic(1), closure(1)).name(), "", "its stages have names");
+        assert_eq!(short_name("<a::B as c::D>::e"), "<a::B as c::D>::e");
+    }
+}

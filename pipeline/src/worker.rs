@@ -11,10 +11,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wirepath_packet::{BATCH, Batch};
 use wirepath_pmd::port::RxQueue;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, ticks};
 use crate::context::{Context, WorkerState};
 use crate::epoch::Reader;
 use crate::events::Phase;
+use crate::measure::{Accounting, MAILBOX, RECEIVE, TurnCounters};
 use crate::stage::Stage;
 
 /// Behaviour of a worker that finds no packets.
@@ -25,6 +26,14 @@ pub enum Idle {
     /// Sleeps after a number of empty turns, until a port has packets.
     #[default]
     Adaptive,
+    /// Sleeps after the first empty turn while it receives fewer packets per second than this, and else like
+    /// [`Self::Adaptive`].
+    Sleep(u64),
+}
+
+impl Idle {
+    /// Packets per second below which [`Self::Sleep`] sleeps at once, if the configuration names no other number.
+    pub const SLEEP_BELOW: u64 = 20_000;
 }
 
 /// Empty turns after which an adaptive worker sleeps.
@@ -58,6 +67,7 @@ pub(crate) struct Worker<S> {
     pub(crate) jobs: Arc<ArrayQueue<Job<S>>>,
     pub(crate) idle: Idle,
     pub(crate) clock: Clock,
+    pub(crate) accounting: Accounting,
 }
 
 impl<S: Stage> Worker<S> {
@@ -69,14 +79,16 @@ impl<S: Stage> Worker<S> {
 
     fn run_loop(&mut self) {
         let mut batch = Batch::new();
-        let (mut empty_turns, mut until_clock_read, mut sleep_time) = (0, 0, SLEEP_RANGE.0);
+        let (mut empty_turns, mut sleep_time) = (0, SLEEP_RANGE.0);
+        // Turns after which the clock is read.
+        let mut window = 0;
         let mut phase = Phase::Run;
+        self.accounting = Accounting::new(ticks());
         loop {
-            if until_clock_read == 0 {
-                until_clock_read = TURNS_PER_CLOCK_READ;
-                self.state.now = self.clock.now();
+            if self.accounting.turns >= window {
+                window = self.end_window();
             }
-            until_clock_read -= 1;
+            self.accounting.turns += 1;
             self.reader.quiescent();
             let mut moved = 0;
             if phase == Phase::Run {
@@ -87,12 +99,12 @@ impl<S: Stage> Worker<S> {
                 phase = self.state.control.phase();
             }
             self.state.flush();
-            self.state.counters.turns.add(1);
             if moved > 0 {
+                self.accounting.packets += moved as u64;
                 (empty_turns, sleep_time) = (0, SLEEP_RANGE.0);
                 continue;
             }
-            self.state.counters.idle_turns.add(1);
+            self.accounting.idle_turns += 1;
             self.state.reclaim();
             match phase {
                 Phase::Run => {}
@@ -102,18 +114,51 @@ impl<S: Stage> Worker<S> {
                         mailbox.drained.fetch_add(1, Ordering::Release);
                     }
                 }
-                Phase::Exit => return,
+                Phase::Exit => {
+                    self.end_window();
+                    return;
+                }
             }
             empty_turns += 1;
-            if self.idle == Idle::Adaptive && empty_turns > IDLE_POLLS {
+            let patience = match self.idle {
+                Idle::Busy => u32::MAX,
+                Idle::Sleep(below) if self.accounting.load() < below && !self.state.is_sending() => 0,
+                Idle::Adaptive | Idle::Sleep(_) => IDLE_POLLS,
+            };
+            if empty_turns > patience {
+                self.end_window();
                 self.sleep(&mut sleep_time);
-                until_clock_read = 0;
-            } else if empty_turns % 64 == 0 {
-                until_clock_read = 0;
+                self.accounting.end_sleep(ticks(), &self.state.counters);
+                // The time of the next turn must be right.
+                window = 0;
             } else {
                 std::hint::spin_loop();
             }
         }
+    }
+
+    /// Reads the clock, and ends the turns since the last read in the accounts. Returns the number of turns until the
+    /// next read.
+    #[inline(never)]
+    fn end_window(&mut self) -> u32 {
+        let Self { state, inputs, accounting, clock, .. } = self;
+        let (now, packets) = (ticks(), accounting.packets);
+        let is_turn = accounting.turns > 0;
+        state.now = clock.at(now);
+        let cycles = accounting.end_window(now, &state.counters);
+        if accounting.is_sample_due(state.now) {
+            inputs.iter_mut().for_each(|input| input.queue.sample());
+            state.sample_outputs();
+        }
+        let Some(recording) = state.recording.as_mut() else { return TURNS_PER_CLOCK_READ };
+        if is_turn {
+            let counters = TurnCounters { drops: state.counters.drops.total(), punts: state.counters.punted.get() };
+            recording.end_turn(now, state.now, cycles, packets, counters);
+        } else {
+            recording.end_sleep();
+        }
+        // A window of one turn.
+        1
     }
 
     /// Passes one burst of every receive queue through the stages. Returns the number of packets.
@@ -125,6 +170,9 @@ impl<S: Stage> Worker<S> {
             let n = queue.receive(batch);
             if n > 0 {
                 moved += n;
+                if state.recording.is_some() {
+                    record_batch(state, n, queue);
+                }
                 state.in_port = Some(queue.port());
                 if state.tap.wants_received() {
                     state.observe_received(batch, queue.index());
@@ -132,6 +180,7 @@ impl<S: Stage> Worker<S> {
                 loop {
                     let mut context = Context { state, guard: reader.guard() };
                     stage.process(&mut context, batch);
+                    state.end_part(|| stage.name());
                     state.forward(batch);
                     if !state.tap.has_pieces() || !state.next_piece(batch) {
                         break;
@@ -151,6 +200,7 @@ impl<S: Stage> Worker<S> {
         if !self.state.tap.refresh() {
             self.state.mailboxes[self.state.index].notifier.notify();
         }
+        self.take_recording_orders();
         // A port that lost its device needs its transmit queues back, also from a worker that is never idle.
         self.state.sync_outputs();
         let Self { state, stage, reader, .. } = self;
@@ -167,8 +217,13 @@ impl<S: Stage> Worker<S> {
                 let _ = batch.push(packet);
             }
             moved += batch.len();
+            if let Some(recording) = &mut state.recording {
+                recording.lap(MAILBOX);
+                recording.batch(batch.len(), || Some(0));
+            }
             let mut context = Context { state, guard: reader.guard() };
             stage.process(&mut context, batch);
+            state.end_part(|| stage.name());
             state.forward(batch);
             if left == 0 && !mailbox.work.is_empty() {
                 mailbox.notifier.notify();
@@ -182,7 +237,23 @@ impl<S: Stage> Worker<S> {
         if !mailbox.is_empty() {
             mailbox.notifier.notify();
         }
+        state.end_part(|| MAILBOX);
         moved
+    }
+
+    /// Fills other recordings from now on, and returns those before.
+    fn take_recording_orders(&mut self) {
+        let mailbox = &self.state.mailboxes[self.state.index];
+        while let Some(mut order) = mailbox.recording_orders.pop() {
+            if let Some(recording) = &mut order {
+                recording.calibrate();
+            }
+            mailbox.is_recording.store(order.is_some(), Ordering::Relaxed);
+            if let Some(filled) = std::mem::replace(&mut self.state.recording, order) {
+                // Without room, nobody waits for it.
+                let _ = mailbox.recordings.push(filled);
+            }
+        }
     }
 
     /// Sleeps until a queue has packets, a notification arrives or the time is up. No packets are pending
@@ -229,6 +300,16 @@ impl<S: Stage> Worker<S> {
             let _ = poll(&mut descriptors[..n], Some(&timeout));
         });
         notifier.wake();
+    }
+}
+
+/// Records the reception of a batch.
+#[cold]
+#[inline(never)]
+fn record_batch(state: &mut WorkerState, packets: usize, queue: &mut RxQueue) {
+    if let Some(recording) = &mut state.recording {
+        recording.lap(RECEIVE);
+        recording.batch(packets, || queue.waiting());
     }
 }
 

@@ -275,6 +275,27 @@ impl Client {
         }
     }
 
+    /// Makes the workers measure, and returns the figures of each. `request` has the keys of the request `perf`, and
+    /// `time` is that of the measurement.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn perf(&mut self, request: &Value, time: Duration) -> Result<Vec<Value>, Failure> {
+        let set = self.stream.get_ref().set_read_timeout(Some(TIMEOUT + time));
+        set.map_err(|error| self.failed(&error))?;
+        self.send(request)?;
+        let mut workers = Vec::new();
+        loop {
+            let mut line = self.receive()?;
+            if let Value::Array(part) = line["workers"].take() {
+                workers.extend(part);
+            }
+            if line["more"] != true {
+                return Ok(workers);
+            }
+        }
+    }
+
     /// Returns the text of the metrics. `format` is `openmetrics` or `prometheus`.
     ///
     /// # Errors

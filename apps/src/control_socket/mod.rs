@@ -18,13 +18,20 @@
 //! | `{"request": "log"}` | `levels` in force |
 //! | `{"request": "capture", "points": ["drops"]}` | packets as pcapng: see below |
 //! | `{"request": "trace", "count": 10}` | `trace` for each packet: see below |
+//! | `{"request": "perf", "seconds": 1}` | `workers`: figures of each worker after that time (see below) |
 //!
 //! A column has `name`, `kind` (`key`, `attribute`, `counter` or `gauge`), `unit` and `about`.
 //!
 //! Each answer has `"ok": true`, or `"ok": false` and the reason as `error`. A long answer to `show` has several
-//! lines with `rows`, one to `metrics` or `configuration` lines with `text`; all but the last one have
-//! `"more": true`. `show` takes `"where"`, a list of conditions such as `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and `"limit"`, a
-//! number of rows. `uptime` is in seconds, `metrics` the address of the metrics by HTTP.
+//! lines with `rows`, one to `metrics` or `configuration` lines with `text`; all but the last one have `"more": true`.
+//!
+//! `show` takes `"where"`, a list of conditions such as `"port=wan"` ([`wirepath_pipeline::registry::Filter`]), and
+//! `"limit"`, a number of rows. `uptime` is in seconds, `metrics` the address of the metrics by HTTP.
+//!
+//! `perf` makes the workers measure until its answer. It takes `"worker"`, the index of one, `"slow_us"`, the
+//! microseconds above which a turn is suspicious, and `"turns": true` for the last busy turns. The answer has a line for
+//! each worker with cycles by stage, histograms and slow turns. It needs the right to change the program. The
+//! measurement ends with the answer or the connection.
 //!
 //! Every request may carry `"version": 1`. A program that does not know the version refuses the request. Later
 //! versions may add requests, keys and columns, so clients ignore keys that they do not know.
@@ -55,6 +62,7 @@
 mod client;
 mod http;
 mod observe;
+mod perf;
 mod server;
 mod settings;
 

@@ -2,6 +2,7 @@ use std::collections::VecDeque;
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use wirepath_pipeline::{Control, ControlPlane};
 
 use super::http::MetricsServer;
 use super::observe::{NewCapture, TraceAnswer};
+use super::perf::PerfAnswer;
 use super::settings::{ControlSettings, MayChange};
 use super::{VERSION, client};
 use crate::capture::SocketCapture;
@@ -63,6 +65,7 @@ enum Rest {
     Text(VecDeque<String>),
     Capture(Box<NewCapture>),
     Trace(Box<TraceAnswer>),
+    Perf(PerfAnswer),
 }
 
 /// Rows that an answer to `show` still lacks.
@@ -171,12 +174,15 @@ fn bind_default(settings: &ControlSettings, name: &str) -> Result<Listener, Stri
 }
 
 impl Management for ControlSocket {
-    fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane) {
+    fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane) -> bool {
         let mut registry = Registry { control, plane };
         self.serve_metrics(&mut registry);
-        if let Some(server) = &mut self.server {
-            server.serve(&mut Requests { program: &self.program, captures: &mut self.captures, registry });
-        }
+        let Some(server) = &mut self.server else { return false };
+        server.serve(&mut Requests { program: &self.program, captures: &mut self.captures, registry })
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.server.as_ref()?.descriptor()
     }
 }
 
@@ -214,6 +220,7 @@ impl Requests<'_> {
             "reload" => &["dry_run"],
             "capture" => super::observe::CAPTURE_KEYS,
             "trace" => super::observe::TRACE_KEYS,
+            "perf" => &["seconds", "slow_us", "worker", "turns"],
             _ => &[],
         };
         if let Some(key) = request.keys().find(|key| !known.contains(&key.as_str())) {
@@ -253,11 +260,16 @@ impl Requests<'_> {
                 let trace = super::observe::trace(peer, &request, &mut self.registry)?;
                 Ok(Reply::Rest(Rest::Trace(Box::new(trace))))
             }
+            "perf" => {
+                // A measurement slows the workers down a little.
+                self.check_may_change(peer)?;
+                PerfAnswer::begin(&request, self.registry.plane).map(|answer| Reply::Rest(Rest::Perf(answer)))
+            }
             other => match Operation::of_name(other) {
                 Some(operation) => self.change(peer, operation, &request).map(Reply::from),
                 None => Err(format!(
                     "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove, \
-                     reload, configuration, log, capture or trace"
+                     reload, configuration, log, perf, capture or trace"
                 )),
             },
         }
@@ -431,6 +443,11 @@ impl Service for Requests<'_> {
                 }
                 None => Answer::Later(Rest::Trace(rest)),
             },
+            Rest::Perf(rest) => match rest.resume(self.registry.plane, out) {
+                Answer::Done => Answer::Done,
+                Answer::More(rest) | Answer::HandOver(rest) => Answer::More(Rest::Perf(rest)),
+                Answer::Later(rest) => Answer::Later(Rest::Perf(rest)),
+            },
         }
     }
 
@@ -467,7 +484,7 @@ fn parts(text: String) -> VecDeque<String> {
     parts
 }
 
-fn append(out: &mut Vec<u8>, line: &Value) {
+pub(super) fn append(out: &mut Vec<u8>, line: &Value) {
     out.extend_from_slice(line.to_string().as_bytes());
     out.push(b'\n');
 }

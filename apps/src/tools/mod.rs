@@ -13,6 +13,7 @@ pub mod flow;
 pub mod log;
 pub mod manpages;
 pub mod metrics;
+pub mod perf;
 pub mod reload;
 pub mod selftest;
 pub mod show;
@@ -52,6 +53,7 @@ subcommands! {
     Selftest: selftest;
     Show: show;
     Top: top;
+    Perf: perf;
     Metrics: metrics;
     Add: change::add;
     Set: change::set;
@@ -91,6 +93,7 @@ Examples:
   wirepath devices           values of `device` and `driver` for a configuration
   wirepath devices --json    the same for programs
   wirepath top               rates of the running program, live
+  wirepath perf              cycles of each stage of the running program
   wirepath show ports        state and totals of the ports of the running program
   wirepath add rule 'rule=ingress: udp dst 53 => drop'
                              changes the running program

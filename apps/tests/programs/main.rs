@@ -9,6 +9,7 @@ mod gateway_rules;
 mod l2fwd;
 mod manual;
 mod metrics;
+mod perf;
 mod reconfigure;
 mod refusals;
 mod rules_live;

@@ -161,7 +161,14 @@ fn top_shows_a_program_and_obeys_keys() {
     let modes = tcgetattr(&terminal.slave).unwrap().local_modes;
     assert!(!modes.intersects(LocalModes::ICANON | LocalModes::ECHO), "keys come one by one");
     terminal.press("2");
-    terminal.expect("workers", |lines| has(lines, "[", "") || has(lines, "0 ", "%"));
+    terminal.expect("workers", |lines| {
+        let heading = lines.get(3).is_some_and(|line| ["LOAD", "CYC/PKT", "FILL"].iter().all(|it| line.contains(it)));
+        let row = lines.iter().find(|line| line.starts_with("0 ") && line.contains('%'));
+        let column = |line: &str| line.split_whitespace().position(|it| it == "CYC/PKT");
+        let figure = |row: &String| row.split_whitespace().nth(column(&lines[3])?).map(str::to_owned);
+        heading && is_rate(row.and_then(figure).as_deref())
+    });
+    assert!(terminal.screen().iter().all(|line| line.chars().count() <= 80), "{:#?}", terminal.screen());
     terminal.press("3");
     terminal.expect("drops", |lines| has(lines, "rule_drop", "") && has(lines, " 1 ports  2 workers [3 drops]", ""));
     terminal.press("\r");

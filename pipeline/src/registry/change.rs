@@ -1,4 +1,5 @@
 use std::fmt;
+use std::os::fd::BorrowedFd;
 
 use serde_json::{Map, Value};
 
@@ -186,8 +187,15 @@ impl Change<'_> {
 
 /// Serves operators of a running program on the control thread, for example by a socket.
 pub trait Management: Send {
-    /// Serves for a bounded time. The runtime calls this about every ten milliseconds.
-    fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane);
+    /// Serves for a bounded time. Returns false if nothing happened. The runtime calls this about every ten
+    /// milliseconds, and sooner if [`Self::descriptor`] is readable.
+    fn serve(&mut self, control: &mut dyn Control, plane: &mut ControlPlane) -> bool;
+
+    /// Returns a descriptor that is readable while an operator waits. The runtime bounds the share of its time that
+    /// it spends there, so the descriptor may be readable for ever.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use wirepath_packet::drops::DropReason;
 use super::{Column, Page, Row, TableSpec, Unit};
 use crate::ControlPlane;
 use crate::context::WorkerCounters;
+use crate::mailbox::Mailbox;
 use crate::runtime::total;
 
 /// The tables of the runtime, which every program has.
@@ -57,6 +58,11 @@ static QUEUES: TableSpec = TableSpec {
         Column::counter("bursts", Unit::None, "Bursts of at least one packet"),
         Column::counter("empty", Unit::None, "Polls, or attempts to send, without a packet"),
         Column::counter("drops", Unit::Packets, "Dropped packets"),
+        Column::gauge(
+            "waiting",
+            Unit::Packets,
+            "Packets that waited in the receive queue, or that the device had not sent, when the worker last looked",
+        ),
         Column::counter("completed_checksums", Unit::Packets, "Checksums that the driver completed in software"),
         Column::counter("segmented", Unit::Packets, "Superframes that the driver segmented"),
         Column::counter("copied", Unit::Packets, "Packets copied into or out of the pool"),
@@ -71,8 +77,17 @@ static WORKERS: TableSpec = TableSpec {
         Column::key("worker", "Index of the worker"),
         Column::attribute("core", "Core to which the worker is pinned"),
         Column::attribute("queues", "Receive queues that the worker polls"),
+        Column::attribute("measuring", "true while a measurement runs (wirepath perf)"),
         Column::counter("turns", Unit::None, "Iterations over the queues"),
         Column::counter("idle_turns", Unit::None, "Iterations that found no packets"),
+        Column::counter("packets", Unit::Packets, "Packets from the receive queues and from other threads"),
+        Column::counter(
+            "busy_cycles",
+            Unit::Cycles,
+            "Cycles of iterations that found packets; idle ones among them count with their usual cycles",
+        ),
+        Column::counter("idle_cycles", Unit::Cycles, "Cycles of iterations that found none"),
+        Column::counter("sleep_cycles", Unit::Cycles, "Cycles during sleep"),
         Column::counter("sleeps", Unit::None, "Number of times that the worker slept"),
         Column::counter("handed_over", Unit::Packets, "Packets handed over to other workers"),
         Column::counter("punted", Unit::Packets, "Packets passed to the control thread"),
@@ -213,6 +228,7 @@ fn queue_row(port: &str, direction: &str, index: usize, stats: &QueueStats) -> R
         stats.bursts.into(),
         stats.empty.into(),
         stats.dropped().into(),
+        stats.waiting.into(),
         stats.completed_checksums.into(),
         stats.segmented.into(),
         stats.copied.into(),
@@ -227,8 +243,13 @@ fn worker_row(plane: &ControlPlane, index: usize) -> Row {
         info.index.into(),
         info.core.into(),
         queues.collect::<Vec<_>>().join(" ").into(),
+        plane.mailboxes.get(index).is_some_and(Mailbox::is_recording).into(),
         counters.turns.get().into(),
         counters.idle_turns.get().into(),
+        counters.packets.get().into(),
+        counters.busy_cycles.get().into(),
+        counters.idle_cycles.get().into(),
+        counters.sleep_cycles.get().into(),
         counters.sleeps.get().into(),
         counters.handed_over.get().into(),
         counters.punted.get().into(),

@@ -167,19 +167,27 @@ impl<S: Stage> Stage for RuleStage<S> {
         if let Some(port) = context.in_port() {
             if self.rule_ports.tags_of_port(port).is_some() {
                 self.process_offloaded_ingress(context, batch);
+                context.end_part("ingress rules");
             } else if self.ingress.has_rules(context.guard()) {
                 self.process_ingress(context, batch);
+                context.end_part("ingress rules");
             }
         }
         if !batch.is_empty() {
             self.stage.process(context, batch);
+            context.state.end_part(|| self.stage.name());
         }
         if egress {
             // Packets that the stage left in the batch go to their output ports.
             context.forward(batch);
             context.state.collect_egress = false;
             self.process_egress(context);
+            context.end_part("egress rules");
         }
+    }
+
+    fn name(&self) -> &'static str {
+        ""
     }
 }
 

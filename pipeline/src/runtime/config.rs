@@ -24,7 +24,8 @@ pub enum HugePages {
 /// ```toml
 /// [workers]
 /// cores = [2, 3]      # one worker pinned to each; default: one worker, not pinned
-/// idle = "adaptive"   # or "busy"
+/// idle = "adaptive"   # or "busy", "sleep"
+/// sleep_below = 20000 # with "sleep": packets per second below which a worker sleeps after the first empty turn
 ///
 /// [pool]
 /// buffers = 8192          # packet buffers on each NUMA node that has a port
@@ -93,8 +94,15 @@ impl RuntimeConfig {
             config.workers = cores.iter().map(|Located { value, .. }| Some(*value)).collect();
             config.core_spans = cores.iter().map(|core| core.span().clone()).collect();
         }
-        if let Some(idle) = table.choice("idle", &[("busy", Idle::Busy), ("adaptive", Idle::Adaptive)])? {
+        let choices = [("busy", Idle::Busy), ("adaptive", Idle::Adaptive), ("sleep", Idle::Sleep(Idle::SLEEP_BELOW))];
+        if let Some(idle) = table.choice("idle", &choices)? {
             config.idle = idle;
+        }
+        if let Some(below) = table.integer("sleep_below", 1..=i64::from(u32::MAX))? {
+            match &mut config.idle {
+                Idle::Sleep(load) => *load = below,
+                _ => return Err(table.error_in("sleep_below", "the key needs idle = \"sleep\"")),
+            }
         }
         Ok(())
     }
@@ -225,6 +233,8 @@ mod tests {
         let config = read(text).unwrap();
         assert_eq!(config.workers, [Some(1), Some(0)]);
         assert_eq!((config.idle, config.buffers, config.huge_pages), (Idle::Busy, 4096, HugePages::Never));
+        let sleep = |text: &str| read(&format!("[workers]\nidle = 'sleep'\n{text}")).unwrap().idle;
+        assert_eq!((sleep(""), sleep("sleep_below = 7")), (Idle::Sleep(20_000), Idle::Sleep(7)));
         let default = read("").unwrap();
         assert_eq!((default.workers, default.buffers), (vec![None], 8192));
     }
@@ -258,6 +268,8 @@ mod tests {
         let error = read("[workers]\ncores = [1, 1]\n").unwrap_err();
         assert_eq!(error, "c.toml:2:13: workers.cores[1]: core 1 is named twice; each worker needs a core of its own");
         assert!(read("[pool]\nbufers = 1\n").unwrap_err().contains("did you mean \"buffers\"?"));
+        let error = read("[workers]\nsleep_below = 1\n").unwrap_err();
+        assert!(error.ends_with("the key needs idle = \"sleep\""), "{error}");
         let error = read("[pool]\nbuffers = 1\n").unwrap_err();
         assert!(error.ends_with("found 1, expected an integer from 64 to 16777215"), "{error}");
     }

@@ -17,6 +17,7 @@ use crate::clock;
 use crate::context::WorkerCounters;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
+use crate::measure::MeasurementControl;
 use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Tap, TraceReader, TraceSpec};
 use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
@@ -154,7 +155,7 @@ pub struct ControlPlane {
     pub(crate) losses: Vec<u64>,
     /// The workers and their counters.
     pub(crate) workers: Vec<(WorkerInfo, Arc<WorkerCounters>)>,
-    pub(super) mailboxes: Arc<[Mailbox]>,
+    pub(crate) mailboxes: Arc<[Mailbox]>,
     pub(crate) drops: DropCounters,
     pub(super) sent: Counter,
     pub(super) injected: Counter,
@@ -170,6 +171,7 @@ pub struct ControlPlane {
     pub(super) control: Arc<ControlQueues>,
     /// Captures of what this thread drops, and all sessions.
     pub(super) tap: Tap,
+    pub(crate) measurements: MeasurementControl,
     /// Simulated time in nanoseconds; `None` if the time comes from a clock.
     pub(super) simulated_time: Option<u64>,
 }

@@ -33,6 +33,7 @@ use crate::context::{Output, WorkerState};
 use crate::epoch::Domain;
 use crate::events::ControlQueues;
 use crate::mailbox::Mailbox;
+use crate::measure::Accounting;
 use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Observers, Tap};
 use crate::registry::Management;
 use crate::stage::Stage;
@@ -350,6 +351,7 @@ impl Runtime {
                 jobs: Arc::clone(&jobs),
                 idle: self.config.idle,
                 clock: Clock::new(),
+                accounting: Accounting::default(),
             };
             let control = Arc::clone(&control);
             let thread = thread::Builder::new().name(format!("worker-{index}")).spawn(move || {

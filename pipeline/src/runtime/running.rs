@@ -24,6 +24,9 @@ use crate::worker::Job;
 
 /// Interval at which the control thread runs its timers and polls the ports for events.
 const TICK: Duration = Duration::from_millis(10);
+/// Pause after the control thread has served operators, as a multiple of the time that it took. Clients that flood
+/// the program get a fifth of the control thread's time.
+const MANAGEMENT_PAUSE: u32 = 4;
 /// Time for workers to finish the packets that they handed to each other.
 const DRAIN: Duration = Duration::from_millis(500);
 
@@ -76,6 +79,10 @@ pub struct Running<S> {
     threads: Vec<WorkerThread<S>>,
     plane: ControlPlane,
     management: Option<Box<dyn Management>>,
+    /// The descriptor of the management is watched from this time on.
+    management_from: Instant,
+    /// True if an operator waits.
+    management_waits: bool,
     started: Instant,
     last_tick: Instant,
 }
@@ -120,6 +127,7 @@ impl<S> Running<S> {
             stop_flag: None,
             control: Arc::clone(&control),
             tap,
+            measurements: Default::default(),
             simulated_time: None,
         };
         let now = Instant::now();
@@ -132,6 +140,8 @@ impl<S> Running<S> {
             threads: vec![],
             plane,
             management: None,
+            management_from: now,
+            management_waits: false,
             started: now,
             last_tick: now,
         }
@@ -193,22 +203,54 @@ impl<S> Running<S> {
         }
     }
 
-    /// Waits for a notification from the workers, or until the time is up.
-    fn wait(&self, time: Duration) {
+    /// Waits for a notification from the workers or an operator, or until the time is up.
+    fn wait(&mut self, mut time: Duration) {
         let notifier = &self.control.notifier;
-        if notifier.prepare_sleep() {
-            let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
-            let _ = poll(&mut [PollFd::from_borrowed_fd(notifier.descriptor(), PollFlags::IN)], Some(&timeout));
-            notifier.wake();
+        if !notifier.prepare_sleep() {
+            return;
         }
+        let operators = self.management.as_ref().and_then(|management| management.descriptor());
+        let pause = self.management_from.saturating_duration_since(Instant::now());
+        if operators.is_some() && !pause.is_zero() {
+            time = time.min(pause);
+        }
+        let of_workers = PollFd::from_borrowed_fd(notifier.descriptor(), PollFlags::IN);
+        let mut fds = [of_workers.clone(), of_workers];
+        let mut n = 1;
+        if let Some(operators) = operators.filter(|_| pause.is_zero()) {
+            fds[1] = PollFd::from_borrowed_fd(operators, PollFlags::IN);
+            n = 2;
+        }
+        let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
+        let polled = poll(&mut fds[..n], Some(&timeout)).is_ok();
+        self.management_waits = polled && n == 2 && !fds[1].revents().is_empty();
+        notifier.wake();
     }
 
-    /// Runs one iteration of the control thread without waiting: punted packets and learned addresses, and
-    /// every ten milliseconds the port events and the application's timers.
+    /// Serves operators, and determines when they are served next.
+    fn serve_management(&mut self, control: &mut impl Control) {
+        let waits = std::mem::replace(&mut self.management_waits, false);
+        let Some(management) = &mut self.management else { return };
+        let begin = Instant::now();
+        let moved = management.serve(control, &mut self.plane);
+        let pause = match (moved, waits) {
+            (true, _) => begin.elapsed().saturating_mul(MANAGEMENT_PAUSE).min(TICK),
+            // The descriptor may stay readable: a limit of the management holds the work back.
+            (false, true) => TICK,
+            (false, false) => Duration::ZERO,
+        };
+        self.management_from = Instant::now() + pause;
+    }
+
+    /// Runs one iteration of the control thread without waiting: punted packets, learned addresses,
+    /// operators that wait, and every ten milliseconds the port events and the application's timers.
     pub fn tick(&mut self, control: &mut impl Control) {
         self.control.notifier.take_notification();
         self.plane.serve(control);
         if self.last_tick.elapsed() < TICK {
+            if self.management_waits {
+                self.serve_management(control);
+            }
             return;
         }
         self.last_tick = Instant::now();
@@ -232,10 +274,9 @@ impl<S> Running<S> {
         // Queues without a worker: they notice here that their device is lost or back.
         self.spare.iter_mut().for_each(TxQueue::sync);
         control.tick(&mut self.plane);
-        if let Some(management) = &mut self.management {
-            management.serve(control, &mut self.plane);
-        }
         self.plane.collect_observers();
+        self.plane.measurements.poll(&self.mailboxes);
+        self.serve_management(control);
         self.domain.collect();
     }
 

@@ -84,6 +84,7 @@ impl<S: Stage> SteppedRuntime<S> {
             stop_flag: None,
             control,
             tap: Tap::of_control(&observers),
+            measurements: Default::default(),
             simulated_time: Some(0),
         };
         Ok(Self { stage, state, reader: domain.join(), plane, received: 0, sent: 0 })

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wirepath_packet::Batch;
 use wirepath_packet::drops::DropReason;
-use wirepath_pipeline::{Context, RunOptions, Runtime, RuntimeConfig, Summary};
+use wirepath_pipeline::{Context, Idle, RunOptions, Runtime, RuntimeConfig, Summary};
 use wirepath_settings::Source;
 use wirepath_testlab::{FramePort, Lab, Namespace, Requirement, Veth, eventually, require};
 
@@ -38,7 +38,7 @@ impl World {
 
     /// Runs a program that forwards between the ports, until `work` has ended or the program ends by itself.
     /// Returns its summary, and whether it ended by itself.
-    fn run(&self, keys: &str, work: impl FnOnce() + Send) -> (Summary, bool) {
+    fn run(&self, idle: Idle, keys: &str, work: impl FnOnce() + Send) -> (Summary, bool) {
         let ports: String = ["lan", "wan"]
             .map(|name| format!("[[port]]\nname = '{name}'\ndevice = '{name}'\nqueues = 2\n{keys}\n"))
             .concat();
@@ -51,7 +51,8 @@ impl World {
                     let source = Source::new("test", &ports);
                     let document = source.parse().unwrap();
                     let ports = RuntimeConfig::ports_from_settings(&document.settings()).unwrap();
-                    let runtime = Runtime::open(ports, RuntimeConfig { buffers: 4096, ..RuntimeConfig::default() });
+                    let runtime =
+                        Runtime::open(ports, RuntimeConfig { buffers: 4096, idle, ..RuntimeConfig::default() });
                     let mut running = runtime.unwrap().start(|_| cross).unwrap();
                     ready.send(()).unwrap();
                     running.run(&mut (), &options);
@@ -94,9 +95,15 @@ fn send_until_received(from: &FramePort, to: &mut FramePort, number: u8) -> u64 
 #[test]
 fn a_port_that_returns_forwards_again() {
     require!(all Requirement::LAB);
-    for driver in ["driver = 'af_packet'", "driver = 'af_xdp'"] {
+    let always = Idle::Sleep(u64::MAX);
+    for (driver, idle) in [
+        ("driver = 'af_packet'", Idle::Adaptive),
+        ("driver = 'af_packet'", always),
+        ("driver = 'af_xdp'", Idle::Adaptive),
+        ("driver = 'af_xdp'", always),
+    ] {
         let world = World::new("returns");
-        let (summary, _) = world.run(driver, || {
+        let (summary, _) = world.run(idle, driver, || {
             let (mut right, left) = (world.right.frames("eth0"), world.left.frames("eth0"));
             send_until_received(&left, &mut right, 1);
             world.dut.ip("link del lan");
@@ -133,7 +140,7 @@ fn the_policy_decides_when_a_port_has_failed() {
         ),
     ] {
         let world = World::new("policy");
-        let (summary, by_itself) = world.run(&format!("driver = 'af_packet'\n{keys}"), || {
+        let (summary, by_itself) = world.run(Idle::Adaptive, &format!("driver = 'af_packet'\n{keys}"), || {
             let (mut right, left) = (world.right.frames("eth0"), world.left.frames("eth0"));
             send_until_received(&left, &mut right, 1);
             world.dut.ip("link del lan");

@@ -1,6 +1,9 @@
 //! Tests of whole programs on the runtime.
 
 mod allocations;
+mod idle;
 mod loss;
+mod management;
+mod measure;
 mod observe;
 mod programs;

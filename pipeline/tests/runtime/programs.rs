@@ -15,7 +15,7 @@ use wirepath_settings::Source;
 /// Maximum time of a test step. A passing test does not wait for it.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn open(text: &str) -> Result<Runtime, RuntimeError> {
+pub(crate) fn open(text: &str) -> Result<Runtime, RuntimeError> {
     let source = Source::new("test", text);
     let document = source.parse().unwrap();
     let top = document.settings();
@@ -72,7 +72,7 @@ pub(crate) fn pass(n: u64, from: &mut Endpoint, to: &mut Endpoint, mut meanwhile
     assert!(to.receive().is_none(), "nothing else");
 }
 
-fn cross(context: &mut Context<'_>, batch: &mut Batch) {
+pub(crate) fn cross(context: &mut Context<'_>, batch: &mut Batch) {
     let port = context.in_port().expect("nobody hands over");
     context.send_batch(port.paired(), batch);
 }

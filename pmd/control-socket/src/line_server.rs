@@ -5,9 +5,11 @@
 //! the last one. So no client makes the server store more than one part.
 
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
@@ -94,6 +96,8 @@ pub struct LineServer<R> {
     limits: Limits,
     /// In the order in which they are served next.
     clients: Vec<Client<R>>,
+    /// Watches the listener and all clients; `None` if the kernel gave none.
+    ready: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -111,6 +115,8 @@ struct Client<R> {
     silent: bool,
     /// True if the connection ends after its answer.
     last: bool,
+    /// Events that [`LineServer::descriptor`] reports for this client.
+    watched: EventFlags,
 }
 
 /// Rest of a turn.
@@ -141,7 +147,18 @@ enum Step {
 impl<R> LineServer<R> {
     /// Creates a server without clients.
     pub fn new(listener: Listener, limits: Limits) -> Self {
-        Self { listener, limits, clients: Vec::new() }
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC).ok();
+        let watched = ready.filter(|set| epoll::add(set, &listener, EventData::new_u64(0), EventFlags::IN).is_ok());
+        Self { listener, limits, clients: Vec::new(), ready: watched }
+    }
+
+    /// Returns a descriptor that is readable while [`Self::serve`] may have work: a connection or request waits, a
+    /// client has read its answer, or a client has gone. It also stays readable while a limit holds work back, so the
+    /// caller pauses after a call that returns false.
+    ///
+    /// `None` if the kernel gave no descriptor; then the caller serves at intervals.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.ready.as_ref().map(AsFd::as_fd)
     }
 
     /// Returns the number of connections.
@@ -149,44 +166,57 @@ impl<R> LineServer<R> {
         self.clients.len()
     }
 
-    /// Serves the clients for one turn.
-    pub fn serve(&mut self, service: &mut impl Service<Rest = R>) {
+    /// Serves the clients for one turn. Returns false if nothing happened.
+    pub fn serve(&mut self, service: &mut impl Service<Rest = R>) -> bool {
         let now = Instant::now();
         let limits = self.limits;
         let mut budget = Budget { read: limits.turn_bytes, written: limits.turn_bytes, end: now + limits.turn_time };
-        self.accept(now);
+        let mut moved = self.accept(now);
         // Every client gets a step before one gets a second step.
         let mut waiting = 0;
         while waiting < self.clients.len() && !budget.is_over() {
             let mut client = self.clients.remove(0);
             match client.step(service, &limits, &mut budget) {
-                Step::Closed => continue,
+                Step::Closed => {
+                    moved = true;
+                    continue;
+                }
                 Step::HandOver => {
+                    moved = true;
                     if let Answer::HandOver(rest) = client.rest {
                         service.take(&client.peer, rest, client.stream);
                     }
                     continue;
                 }
-                Step::Progress => waiting = 0,
+                Step::Progress => (moved, waiting) = (true, 0),
                 Step::Waiting => waiting += 1,
             }
             self.clients.push(client);
         }
         self.clients.retain(|client| client.is_subscribed() || client.since.elapsed() < client.time_limit(&limits));
+        if let Some(set) = &self.ready {
+            self.clients.iter_mut().for_each(|client| client.watch(set));
+        }
+        moved
     }
 
-    fn accept(&mut self, now: Instant) {
-        for _ in 0..ACCEPTS {
+    /// Accepts connections that wait. Returns false if there were none.
+    fn accept(&mut self, now: Instant) -> bool {
+        for accepted in 0..ACCEPTS {
             if self.clients.len() >= self.limits.clients {
                 let silent = self
                     .clients
                     .iter()
                     .enumerate()
                     .filter(|(_, client)| client.silent && now.saturating_duration_since(client.since) >= MIN_TIME);
-                let Some((oldest, _)) = silent.min_by_key(|(_, client)| client.since) else { return };
+                let Some((oldest, _)) = silent.min_by_key(|(_, client)| client.since) else { return accepted > 0 };
                 self.clients.remove(oldest);
             }
-            let Some((stream, peer)) = self.listener.accept() else { return };
+            let Some((stream, peer)) = self.listener.accept() else { return accepted > 0 };
+            if let Some(set) = &self.ready {
+                // A client that is not watched is served at the caller's intervals.
+                let _ = epoll::add(set, &stream, EventData::new_u64(0), EventFlags::IN);
+            }
             self.clients.push(Client {
                 stream,
                 peer,
@@ -197,8 +227,10 @@ impl<R> LineServer<R> {
                 since: now,
                 silent: false,
                 last: false,
+                watched: EventFlags::IN,
             });
         }
+        true
     }
 }
 
@@ -210,6 +242,19 @@ impl<R> Client<R> {
     /// Returns whether the answer waits for something to report, and not for the client.
     fn is_subscribed(&self) -> bool {
         self.written == self.output.len() && matches!(self.rest, Answer::Later(_))
+    }
+
+    /// Watches for what the next step needs. Bytes that a client sends during an answer are no event, because they
+    /// wait until its end.
+    fn watch(&mut self, set: &OwnedFd) {
+        let wanted = match (self.is_subscribed(), self.is_answering()) {
+            (true, _) => EventFlags::RDHUP,
+            (false, true) => EventFlags::OUT,
+            (false, false) => EventFlags::IN,
+        };
+        if wanted != self.watched && epoll::modify(set, &self.stream, EventData::new_u64(0), wanted).is_ok() {
+            self.watched = wanted;
+        }
     }
 
     fn time_limit(&self, limits: &Limits) -> Duration {
@@ -325,6 +370,8 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::path::Path;
 
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
     use super::*;
     use crate::listener::{Access, connect};
 
@@ -434,10 +481,10 @@ mod tests {
         let mut slow = connect(&path, WAIT_LIMIT).unwrap();
         slow.write_all(b"100000\n").unwrap();
         // The socket takes some parts. Then none is made, however often the server is called.
-        (0..1000).for_each(|_| server.serve(&mut service));
+        (0..1000).for_each(|_| _ = server.serve(&mut service));
         let made = service.parts;
         assert!((1..200).contains(&made), "{made}");
-        (0..1000).for_each(|_| server.serve(&mut service));
+        (0..1000).for_each(|_| _ = server.serve(&mut service));
         assert_eq!(service.parts, made);
         // Another client is served meanwhile.
         let other = client(&path, b"hello\n".to_vec());
@@ -446,7 +493,7 @@ mod tests {
         }
         assert_eq!(other.join().unwrap(), "hello\n");
         slow.read_exact(&mut vec![0; 4 * PART]).unwrap();
-        (0..1000).for_each(|_| server.serve(&mut service));
+        (0..1000).for_each(|_| _ = server.serve(&mut service));
         assert!(service.parts > made && service.parts < made + 200, "{made} {}", service.parts);
     }
 
@@ -552,5 +599,58 @@ mod tests {
             assert!(server.clients() <= 4);
         }
         assert_eq!(other.join().unwrap(), "hello\n");
+    }
+
+    /// Returns whether the descriptor of the server is readable.
+    fn is_ready(server: &LineServer<usize>) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(server.descriptor().unwrap(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    }
+
+    #[test]
+    fn the_descriptor_reports_work_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let (mut server, mut service) = (server(&path, Limits::default()), Echo::default());
+        assert!(!is_ready(&server), "nobody is there");
+        let mut one = connect(&path, WAIT_LIMIT).unwrap();
+        assert!(is_ready(&server), "a connection");
+        assert!(server.serve(&mut service) && !is_ready(&server) && !server.serve(&mut service));
+        one.write_all(b"hello\n").unwrap();
+        assert!(is_ready(&server), "a request");
+        assert!(server.serve(&mut service) && !is_ready(&server));
+        // A client that does not read its answer, and sends meanwhile, is no work. One that has read it is.
+        let mut deaf = connect(&path, WAIT_LIMIT).unwrap();
+        deaf.write_all(b"100000\nmore\n").unwrap();
+        while server.serve(&mut service) {}
+        deaf.write_all(b"even more\n").unwrap();
+        assert!(!is_ready(&server) && server.clients() == 2);
+        let mut bytes = vec![0; 8 << 20];
+        let mut read = 0;
+        while !is_ready(&server) {
+            read += deaf.read(&mut bytes).unwrap();
+        }
+        assert!(read > PART && server.serve(&mut service));
+        drop(deaf);
+        assert!(is_ready(&server), "a client has gone");
+        while server.serve(&mut service) {}
+        // An answer that waits for an event is no work, until the client goes.
+        one.write_all(b"0\n0\n").unwrap();
+        while server.serve(&mut service) {}
+        assert!(!is_ready(&server) && server.clients() == 1);
+        drop(one);
+        assert!(is_ready(&server) && server.serve(&mut service) && !is_ready(&server));
+        assert_eq!(server.clients(), 0);
+    }
+
+    #[test]
+    fn connections_that_must_wait_are_no_progress() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let limits = Limits { clients: 2, ..Limits::default() };
+        let (mut server, mut service) = (server(&path, limits), Echo::default());
+        let _clients: Vec<UnixStream> = (0..5).map(|_| connect(&path, WAIT_LIMIT).unwrap()).collect();
+        assert!(server.serve(&mut service));
+        assert!(is_ready(&server) && !server.serve(&mut service), "three connections wait for their place");
     }
 }

@@ -35,6 +35,32 @@ impl Counter {
     }
 }
 
+/// A number that one thread sets and any thread reads, and that may be unknown.
+#[derive(Debug)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    const UNKNOWN: u64 = u64::MAX;
+
+    /// Sets the value.
+    #[inline(always)]
+    pub fn set(&self, value: Option<u32>) {
+        self.0.store(value.map_or(Self::UNKNOWN, u64::from), Ordering::Relaxed);
+    }
+
+    /// Returns the value.
+    pub fn get(&self) -> Option<u32> {
+        u32::try_from(self.0.load(Ordering::Relaxed)).ok()
+    }
+}
+
+impl Default for Gauge {
+    /// An unknown number.
+    fn default() -> Self {
+        Self(AtomicU64::new(Self::UNKNOWN))
+    }
+}
+
 /// Counters of one receive or transmit queue. They have cache lines of their own, so that readers do not slow
 /// other data down.
 #[derive(Debug, Default)]
@@ -55,6 +81,8 @@ pub struct QueueCounters {
     /// Packets copied into or out of the pool: their region is not registered, or the device has no
     /// scatter-gather.
     pub copied: Counter,
+    /// Packets that waited in the queue (receive), or in the device (transmit), when its worker last looked.
+    pub waiting: Gauge,
     /// Dropped packets by reason.
     pub drops: DropCounters,
 }
@@ -76,6 +104,8 @@ pub struct QueueStats {
     pub segmented: u64,
     /// Packets copied into or out of the pool.
     pub copied: u64,
+    /// Packets that waited in the queue or the device when its worker last looked; `None` if the driver cannot tell.
+    pub waiting: Option<u32>,
     /// Dropped packets by reason, without reasons that did not occur.
     pub drops: Vec<(DropReason, u64)>,
 }
@@ -113,6 +143,7 @@ impl QueueCounters {
             completed_checksums: self.completed_checksums.get(),
             segmented: self.segmented.get(),
             copied: self.copied.get(),
+            waiting: self.waiting.get(),
             drops: self.drops.nonzero().collect(),
         }
     }
@@ -128,6 +159,10 @@ impl QueueStats {
         self.completed_checksums += other.completed_checksums;
         self.segmented += other.segmented;
         self.copied += other.copied;
+        self.waiting = match (self.waiting, other.waiting) {
+            (Some(own), Some(others)) => Some(own.saturating_add(others)),
+            (own, others) => own.or(others),
+        };
         for &(reason, n) in &other.drops {
             match self.drops.iter_mut().find(|(r, _)| *r == reason) {
                 Some((_, sum)) => *sum += n,

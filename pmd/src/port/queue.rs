@@ -17,6 +17,12 @@ pub trait RxDriver: Send {
     /// `counters()`.
     fn receive(&mut self, batch: &mut Batch);
 
+    /// Returns the number of packets that [`Self::receive`] would find, if the driver can tell it without a system
+    /// call. With devices that put several packets into a completion, it is the least number.
+    fn waiting(&mut self) -> Option<u32> {
+        None
+    }
+
     /// Counters of the queue, which is their only writer.
     fn counters(&self) -> &Arc<QueueCounters>;
 
@@ -46,6 +52,12 @@ pub trait TxDriver: Send {
     /// Frees transmitted packets, and wakes the device if packets wait for it. Called when the worker has
     /// nothing to send.
     fn reclaim(&mut self) {}
+
+    /// Returns the number of packets that the device accepted and whose sending the driver has not seen yet, if it can
+    /// tell.
+    fn in_flight(&self) -> Option<u32> {
+        None
+    }
 
     /// Counts the packets that the device accepted and will never send, because it is gone.
     fn count_lost(&mut self) {}
@@ -121,6 +133,17 @@ impl RxQueue {
         self.handoff.poll(&mut self.inner);
     }
 
+    /// Returns the number of packets that wait in the queue; see [`RxDriver::waiting`].
+    pub fn waiting(&mut self) -> Option<u32> {
+        self.inner.as_mut()?.waiting()
+    }
+
+    /// Copies [`Self::waiting`] to the counters.
+    pub fn sample(&mut self) {
+        let waiting = self.waiting();
+        self.counters.waiting.set(waiting);
+    }
+
     /// Prepares for sleep; see [`RxDriver::wait_descriptor`].
     pub fn wait_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         self.inner.as_mut()?.wait_descriptor()
@@ -189,6 +212,16 @@ impl TxQueue {
             inner.count_lost();
         }
         self.handoff.poll(&mut self.inner);
+    }
+
+    /// Returns the number of packets that the device still holds; see [`TxDriver::in_flight`].
+    pub fn in_flight(&self) -> Option<u32> {
+        self.inner.as_ref()?.in_flight()
+    }
+
+    /// Copies [`Self::in_flight`] to the counters.
+    pub fn sample(&self) {
+        self.counters.waiting.set(self.in_flight());
     }
 
     /// Counts packets that the caller dropped on this queue.

@@ -358,16 +358,16 @@ fn ports(before: Option<&Sample>, now: &Sample) -> Grid {
     Grid { columns, lines: table.entries().map(line).collect(), sorted_by: 0 }
 }
 
-/// Returns the growth of the packets that arrived on the receive queues of a worker, such as `east/0 west/0`; `None`
-/// if one of them is unknown.
-fn received(names: &str, queues: &Table<'_>) -> Option<u64> {
-    let packets = |name: &str| {
+/// Returns the sum of a value over the receive queues of a worker, such as `east/0 west/0`; `None` if that of one is
+/// unknown.
+fn received(names: &str, queues: &Table<'_>, value: impl Fn(&Entry<'_, '_>) -> Option<u64>) -> Option<u64> {
+    let of_queue = |name: &str| {
         let (port, index) = name.rsplit_once('/')?;
         let is_it =
             |it: &Entry<'_, '_>| it.text("port") == port && it.text("queue") == index && it.text("direction") == "rx";
-        queues.entries().find(is_it)?.growth("packets")
+        value(&queues.entries().find(is_it)?)
     };
-    names.split_whitespace().map(packets).sum()
+    names.split_whitespace().map(of_queue).sum()
 }
 
 fn workers(before: Option<&Sample>, now: &Sample) -> Grid {
@@ -378,6 +378,9 @@ fn workers(before: Option<&Sample>, now: &Sample) -> Grid {
         number("TURNS/s", 4),
         number("SLEEPS/s", 2),
         number("PKTS/TURN", 2),
+        number("CYC/PKT", 1),
+        number("FILL", 2),
+        number("WAITING", 2),
         number("DROPS/s", 3),
         number("HANDED/s", 5),
         number("PUNTS/s", 5),
@@ -389,7 +392,10 @@ fn workers(before: Option<&Sample>, now: &Sample) -> Grid {
         let (turns, idle) = (worker.growth("turns"), worker.growth("idle_turns"));
         let busy = turns.zip(idle).map(|(turns, idle)| turns.saturating_sub(idle));
         let names = worker.text("queues");
-        let packets = queues.as_ref().and_then(|queues| received(&names, queues));
+        let sum = |value: fn(&Entry<'_, '_>) -> Option<u64>| {
+            queues.as_ref().filter(|_| !names.is_empty()).and_then(|queues| received(&names, queues, value))
+        };
+        let packets = sum(|queue| queue.growth("packets"));
         Line {
             cells: vec![
                 Cell::Text(worker.text("worker")),
@@ -398,6 +404,9 @@ fn workers(before: Option<&Sample>, now: &Sample) -> Grid {
                 worker.rate_cell("turns"),
                 worker.rate_cell("sleeps"),
                 quotient(packets, busy).map_or(Cell::None, Cell::Ratio),
+                quotient(worker.growth("busy_cycles"), worker.growth("packets")).map_or(Cell::None, Cell::Ratio),
+                quotient(packets, sum(|queue| queue.growth("bursts"))).map_or(Cell::None, Cell::Ratio),
+                sum(|queue| queue.count("waiting")).map_or(Cell::None, Cell::Count),
                 worker.rate_cell("drops"),
                 worker.rate_cell("handed_over"),
                 worker.rate_cell("punted"),
@@ -464,6 +473,7 @@ fn queues(scope: &Scope, before: Option<&Sample>, now: &Sample) -> Grid {
         number("BIT/s", 4),
         number("BURSTS/s", 2),
         number("FILL", 1),
+        number("WAITING", 2),
         number("EMPTY/s", 5),
         number("DROPS/s", 3),
         number("TOTAL", 6),
@@ -478,6 +488,7 @@ fn queues(scope: &Scope, before: Option<&Sample>, now: &Sample) -> Grid {
             queue.bits_cell("bytes"),
             queue.rate_cell("bursts"),
             quotient(queue.growth("packets"), queue.growth("bursts")).map_or(Cell::None, Cell::Ratio),
+            queue.count_cell("waiting"),
             queue.rate_cell("empty"),
             queue.rate_cell("drops"),
             queue.count_cell("packets"),

@@ -26,17 +26,17 @@ fn sample(at: Instant, n: u64) -> Sample {
     };
     let ports = json!([port("lan10", "up", 1_000_000), port("lan9", "down", 20), port("wan\u{1b}[31m", "up", 5)]);
     let queue = |port: &str, direction: &str, queue: u64, packets: u64, bursts: u64| {
-        json!([port, direction, queue, packets * n, packets * n * 100, bursts * n, 7 * n, 0])
+        json!([port, direction, queue, packets * n, packets * n * 100, bursts * n, 7 * n, 0, 5 + queue])
     };
     let queues = json!([
         queue("lan10", "rx", 0, 1_000_000, 31_250),
         queue("lan10", "tx", 0, 500, 500),
         queue("lan9", "rx", 0, 0, 0),
     ]);
-    let workers =
-        json!(
-            [[0, 3, "lan10/0 lan9/0", 40_000 * n, 8_750 * n, 2 * n, 0, 0, 0], [1, null, "gone/0", 0, 0, 0, 0, 0, 0],]
-        );
+    let workers = json!([
+        [0, 3, "lan10/0 lan9/0", 40_000 * n, 8_750 * n, 1_000_000 * n, 45_500_000 * n, 2 * n, 0, 0, 0],
+        [1, null, "gone/0", 0, 0, 0, 0, 0, 0, 0, 0],
+    ]);
     let drops = json!([
         ["rx", "lan10", 0, "no_buffer", 3 * n, "no buffer was free"],
         ["rx", "lan9", 0, "no_buffer", 4 * n, "no buffer was free"],
@@ -49,8 +49,8 @@ fn sample(at: Instant, n: u64) -> Sample {
             "port driver device mode state rx_packets rx_bytes tx_packets tx_bytes rx_drops tx_drops device_drops",
             ports,
         ),
-        ("queues", "port direction queue packets bytes bursts empty drops", queues),
-        ("workers", "worker core queues turns idle_turns sleeps handed_over punted drops", workers),
+        ("queues", "port direction queue packets bytes bursts empty drops waiting", queues),
+        ("workers", "worker core queues turns idle_turns packets busy_cycles sleeps handed_over punted drops", workers),
         ("drops", "place name queue reason packets text", drops),
         ("rules", "id rule packets bytes where", rules),
     ];
@@ -119,12 +119,12 @@ fn figures_are_rates_between_two_samples() {
         ["lan10", "up", "1.00 M", "800.00 M", "1.00 M", "800.00 M", "3"]
     );
     let workers = texts(Pane::Workers, &Scope::All);
-    // 31250 of 40000 turns found packets, 32 in each.
-    assert_eq!(workers[0][..6], ["0", "3", "78%", "40.00 k", "2", "32.0"]);
-    assert_eq!(workers[1][..6], ["1", "-", "-", "0", "0", "-"]);
+    // 31250 of 40000 turns found packets, 32 in each. Both queues have 5 waiting packets.
+    assert_eq!(workers[0][..9], ["0", "3", "78%", "40.00 k", "2", "32.0", "45.5", "32.0", "10"]);
+    assert_eq!(workers[1][..9], ["1", "-", "-", "0", "0", "-", "-", "-", "-"]);
     let queues = texts(Pane::Queues, &Scope::All);
     assert_eq!(queues[0][..7], ["lan10", "rx", "0", "1.00 M", "800.00 M", "31.25 k", "32.0"]);
-    assert_eq!(queues[2][6], "-", "no burst has no fill");
+    assert_eq!((queues[2][6].as_str(), queues[2][7].as_str()), ("-", "5"), "no burst has no fill");
     assert_eq!(texts(Pane::Queues, &Scope::Port("lan9".to_owned())).len(), 1);
     let reasons = texts(Pane::Drops, &Scope::All);
     assert_eq!(reasons[0][..3], ["no_buffer", "7", "84"], "both places together");

@@ -15,7 +15,7 @@ use crate::cli::Rate;
 /// Longest text of a cell that has columns after it.
 const MAX_CELL: usize = 40;
 
-const HELP: [&str; 14] = [
+const HELP: [&str; 16] = [
     "Tab, 1-6   choose a pane; Shift-Tab: the one before",
     "Up, Down   choose a row; also k, j, PgUp, PgDn, Home, End",
     "Enter      open a row: the queues of a port, the places of a drop reason",
@@ -28,7 +28,9 @@ const HELP: [&str; 14] = [
     "q, Ctrl-C  quit",
     "",
     "LOAD is the share of turns that found packets. FILL is packets per burst.",
-    "PKTS/TURN is packets per turn that found some.",
+    "PKTS/TURN is packets per turn that found some, CYC/PKT the cycles of such turns",
+    "per packet. WAITING is packets in receive queues, or with the device (tx), at the",
+    "last look of the worker.",
     "A narrow terminal shows fewer columns; `wirepath show` has all of them.",
 ];
 

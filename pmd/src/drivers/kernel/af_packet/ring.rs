@@ -26,6 +26,8 @@ const RETIRE_MS: u32 = 1;
 /// That must hold even if each millisecond closes a block with a single frame.
 const MIN_BLOCKS: usize = 64;
 
+/// Offset of `num_pkts` in `struct tpacket_block_desc`.
+pub(super) const NUM_PKTS: usize = 12;
 /// Offset of `block_status` in `struct tpacket_block_desc`.
 const STATUS: usize = 8;
 
@@ -75,9 +77,24 @@ impl Ring {
     }
 
     fn status(&self) -> &AtomicU32 {
-        // SAFETY: the status word lies inside the mapped block and is aligned, since blocks are page-aligned.
-        // The kernel writes it as a whole.
-        unsafe { AtomicU32::from_ptr(self.start().add(STATUS).cast()) }
+        self.word(self.current, STATUS)
+    }
+
+    /// Returns a word of the descriptor of a block.
+    fn word(&self, block: usize, offset: usize) -> &AtomicU32 {
+        debug_assert!(block < self.blocks && offset.is_multiple_of(4) && offset + 4 <= BLOCK);
+        // SAFETY: the word lies inside the mapped block and is aligned, since blocks are page-aligned and the
+        // offsets are constants of this module. The kernel writes it as a whole.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(block * BLOCK + offset).cast()) }
+    }
+
+    /// Returns the number of frames in the blocks that the kernel has released to the driver.
+    pub(super) fn frames(&self) -> u32 {
+        let blocks = (self.current..self.blocks).chain(0..self.current);
+        // The acquire load orders the number of frames after the status.
+        let ready =
+            blocks.take_while(|block| self.word(*block, STATUS).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0);
+        ready.fold(0, |sum: u32, block| sum.saturating_add(self.word(block, NUM_PKTS).load(Ordering::Relaxed)))
     }
 
     /// Returns whether the kernel has released the current block to the driver.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use wirepath_wire::EtherType;
 use wirepath_wire::vlan::Tag;
 
-use super::ring::{BLOCK, Ring};
+use super::ring::{BLOCK, NUM_PKTS, Ring};
 use super::socket::Socket;
 use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr, VnetOffload};
 use crate::port::{RxDriver, bytes_of};
@@ -13,8 +13,7 @@ use wirepath_packet::Batch;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 
-/// Offsets in `struct tpacket_block_desc`.
-const NUM_PKTS: usize = 12;
+/// Offset in `struct tpacket_block_desc`.
 const FIRST_PKT: usize = 16;
 /// Bytes of `struct tpacket3_hdr`.
 const FRAME_HEADER: usize = size_of::<libc::tpacket3_hdr>();
@@ -113,6 +112,12 @@ impl RxDriver for Receiver {
         }
         let got = &batch.as_slice()[before..];
         self.counters.count_burst(got.len() as u64, bytes_of(got));
+    }
+
+    fn waiting(&mut self) -> Option<u32> {
+        let current = self.ring.block().map(first_frame).map_or(0, |cursor| cursor.left);
+        let taken = self.cursor.map_or(0, |cursor| current.saturating_sub(cursor.left));
+        Some(self.ring.frames().saturating_sub(taken))
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {

@@ -310,6 +310,11 @@ impl<E: RingEntry> Consumer<E> {
         Peeked { len: there.min(max_entries), ring: self }
     }
 
+    /// Returns the number of available entries. A packet of several buffers has several.
+    pub(super) fn available(&mut self) -> u32 {
+        self.peek(u32::MAX).len()
+    }
+
     /// Returns whether no entry is available.
     pub(super) fn is_empty(&mut self) -> bool {
         self.peek(1).len() == 0

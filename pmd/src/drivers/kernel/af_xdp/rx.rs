@@ -320,6 +320,10 @@ impl RxDriver for Receiver {
         }
     }
 
+    fn waiting(&mut self) -> Option<u32> {
+        Some(self.channels.iter_mut().fold(0, |sum, channel| sum.saturating_add(channel.rings.rx.available())))
+    }
+
     fn counters(&self) -> &Arc<QueueCounters> {
         &self.common.counters
     }

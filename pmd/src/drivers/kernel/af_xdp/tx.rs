@@ -100,11 +100,15 @@ impl Sender {
     /// Returns the number of descriptors that may be posted: at most as many as the completion ring can
     /// complete.
     fn free_descriptors(&self) -> u32 {
-        let with_kernel = match &self.frames {
+        self.rings.tx.entries().saturating_sub(self.with_kernel())
+    }
+
+    /// Returns the number of descriptors that the kernel has not completed.
+    fn with_kernel(&self) -> u32 {
+        match &self.frames {
             TxFrames::Pool(flight) => flight.as_ref().map_or(0, TxInFlight::descriptors),
             TxFrames::Separate(chunks) => chunks.outstanding(),
-        };
-        self.rings.tx.entries().saturating_sub(with_kernel)
+        }
     }
 
     /// Wakes the kernel until it has taken all descriptors or makes no progress.
@@ -376,6 +380,10 @@ impl TxDriver for Sender {
     fn reclaim(&mut self) {
         self.reap_completions();
         self.kick();
+    }
+
+    fn in_flight(&self) -> Option<u32> {
+        Some(self.with_kernel())
     }
 
     fn count_lost(&mut self) {

@@ -175,6 +175,11 @@ pub(crate) trait RxRing: Send + 'static {
     /// error concerns what follows these packets.
     fn receive(&mut self, batch: &mut Batch, resources: &RxResources<'_>) -> (u64, u64, Result<(), QueueFault>);
 
+    /// Returns the number of packets that wait, if the completion queue tells it; see [`RxDriver::waiting`].
+    fn waiting(&self) -> Option<u32> {
+        None
+    }
+
     /// Arms the interrupt of the queue. The descriptor becomes readable at the next packet. `None` if the
     /// queue has no interrupt, or if packets are already waiting.
     fn arm_interrupt(&mut self) -> Option<BorrowedFd<'_>>;
@@ -223,6 +228,10 @@ impl<R: RxRing> RxDriver for NicRxQueue<R> {
         }
         // An empty poll takes a few instructions and touches no burst state.
         if self.ring.as_mut().is_none_or(RxRing::is_idle) { self.counters.empty.add(1) } else { self.burst(batch) }
+    }
+
+    fn waiting(&mut self) -> Option<u32> {
+        self.ring.as_ref()?.waiting()
     }
 
     fn counters(&self) -> &Arc<QueueCounters> {

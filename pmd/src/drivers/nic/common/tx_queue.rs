@@ -347,6 +347,10 @@ impl<R: TxRing> TxDriver for NicTxQueue<R> {
         }
     }
 
+    fn in_flight(&self) -> Option<u32> {
+        u32::try_from(self.len()).ok()
+    }
+
     fn count_lost(&mut self) {
         self.count_in_flight(DropReason::DeviceLost);
     }

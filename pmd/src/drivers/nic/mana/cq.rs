@@ -100,6 +100,18 @@ impl CompletionQueue {
         self.next = next;
     }
 
+    /// Returns the number of entries that the device has written. A coalesced one has up to four packets.
+    pub(super) fn waiting(&self) -> u32 {
+        let mut reader = self.reader();
+        (0..self.count())
+            .take_while(|_| {
+                let is_written = matches!(reader.peek(), Ok(Some(_)));
+                reader.advance();
+                is_written
+            })
+            .count() as u32
+    }
+
     /// Returns the consumer index for doorbells: modulo all passes that owner bits distinguish.
     pub(super) fn taken(&self) -> u32 {
         self.next & (self.count() * OWNER_VALUES - 1)

@@ -347,6 +347,10 @@ impl rx_queue::RxRing for RxRing {
         (packets, bytes, result)
     }
 
+    fn waiting(&self) -> Option<u32> {
+        Some(self.pending as u32 + self.completions.waiting())
+    }
+
     fn arm_interrupt(&mut self) -> Option<BorrowedFd<'_>> {
         let Waker { interrupt, cq, doorbell } = self.waker.as_ref()?;
         interrupt.drain_events()?;

@@ -46,6 +46,11 @@ impl Tail {
         CqeOwner(self.0 as u8).opcode()
     }
 
+    /// Returns true for the title of a session.
+    fn is_compressed(self) -> bool {
+        CqeOwner(self.0 as u8).format() == FORMAT_COMPRESSED
+    }
+
     /// Returns the WQE counter.
     #[inline(always)]
     pub(super) fn position(self) -> u16 {
@@ -184,8 +189,7 @@ impl CompletionQueue {
         for _ in 0..self.count() {
             let Some((entry, tail)) = self.peek() else { break };
             // A session takes one entry for each of its packets.
-            let compressed = CqeOwner(tail.0 as u8).format() == FORMAT_COMPRESSED;
-            let count = if compressed { entry.byte_count().clamp(1, self.count()) } else { 1 };
+            let count = if tail.is_compressed() { entry.byte_count().clamp(1, self.count()) } else { 1 };
             self.advance(count);
         }
     }
@@ -194,6 +198,21 @@ impl CompletionQueue {
     #[inline(always)]
     pub(super) fn peek(&self) -> Option<(Entry<'_>, Tail)> {
         self.reader().peek()
+    }
+
+    /// Returns the number of packets whose completions the device has written. It reads one entry for each completion
+    /// or session.
+    pub(super) fn waiting(&self) -> u32 {
+        let (mut reader, mut waiting) = (self.reader(), 0);
+        while waiting < self.count()
+            && let Some((entry, tail)) = reader.peek()
+        {
+            let left = self.count() - waiting;
+            let step = if tail.is_compressed() { entry.byte_count().clamp(1, left) } else { 1 };
+            waiting += step;
+            reader.next = reader.next.wrapping_add(step);
+        }
+        waiting
     }
 
     /// Returns true if a later entry is valid although the next one is not: the next one was overwritten. The
@@ -364,6 +383,27 @@ mod tests {
             ring.store64((counter % 8) as usize * 64 + 56, u64::MAX);
             assert!(queue.has_gap());
             ring.store64(((counter + 1) % 8) as usize * 64 + 56, u64::MAX);
+            queue.advance(1);
+        }
+    }
+
+    #[test]
+    fn waiting_packets_are_counted() {
+        let (ring, records) = (memory(8 * 64), memory(8));
+        let mut queue = CompletionQueue::new(&ring, &records).unwrap();
+        for counter in 0..40u32 {
+            assert_eq!(queue.waiting(), 0);
+            for ahead in 0..5 {
+                let (at, owner) = (counter + ahead, u64::from(((counter + ahead) / 8) & 1));
+                ring.store64((at % 8) as usize * 64 + 56, (0xaa12_3456_4321_0020 | owner).to_be());
+                assert_eq!(queue.waiting(), ahead + 1);
+            }
+            // A session of three packets in front of the last two.
+            let owner = u64::from((counter / 8) & 1);
+            ring.store64((counter % 8) as usize * 64 + 56, (0xaa12_3456_4321_002c | owner).to_be());
+            ring.store32((counter % 8) as usize * 64 + 0x2c, 3u32.to_be());
+            assert_eq!(queue.waiting(), 5);
+            queue.invalidate(5);
             queue.advance(1);
         }
     }

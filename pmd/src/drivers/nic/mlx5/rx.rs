@@ -441,6 +441,11 @@ impl rx_queue::RxRing for RxRing {
         (packets, bytes, Ok(()))
     }
 
+    fn waiting(&self) -> Option<u32> {
+        let taken = self.parser.session.as_ref().map_or(0, |session| session.read);
+        Some(self.completions.waiting().saturating_sub(taken))
+    }
+
     fn arm_interrupt(&mut self) -> Option<BorrowedFd<'_>> {
         let Waker { interrupt, number, doorbell, announced } = self.waker.as_mut()?;
         *announced = announced.wrapping_add(interrupt.drain_events()?);

@@ -128,6 +128,10 @@ impl RxDriver for Receiver {
         self.counters.count_burst(packets, bytes);
     }
 
+    fn waiting(&mut self) -> Option<u32> {
+        Some(self.rings.iter_mut().fold(0, |sum, ring| sum.saturating_add(ring.packets.len())))
+    }
+
     fn counters(&self) -> &Arc<QueueCounters> {
         &self.counters
     }

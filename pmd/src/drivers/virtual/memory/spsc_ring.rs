@@ -167,6 +167,12 @@ impl<T> Consumer<T> {
         self.head == self.tail
     }
 
+    /// Returns the number of published elements.
+    pub(super) fn len(&mut self) -> u32 {
+        self.tail = self.shared.tail.0.load(Ordering::Acquire);
+        self.tail.wrapping_sub(self.head)
+    }
+
     /// Returns whether the producer was dropped. Elements may still be in the ring.
     pub(super) fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::Acquire)
