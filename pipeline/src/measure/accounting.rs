@@ -1,5 +1,6 @@
 //! Cycles of busy and idle turns, always on.
 
+use crate::clock::ticks_between;
 use crate::context::WorkerCounters;
 
 /// Nanoseconds between two samples of queues. A sample reads memory that devices write.
@@ -36,17 +37,20 @@ impl Accounting {
 
     /// Ends the window at `ticks` and begins the next one. Returns the cycles of the window.
     pub(crate) fn end_window(&mut self, ticks: u64, counters: &WorkerCounters) -> u64 {
-        let cycles = ticks.wrapping_sub(std::mem::replace(&mut self.start, ticks));
+        let cycles = ticks_between(std::mem::replace(&mut self.start, ticks), ticks);
         let (turns, idle_turns) = (u64::from(self.turns), u64::from(self.idle_turns));
         let idle = if idle_turns == turns {
             if let Some(turn) = (cycles << 8).checked_div(turns) {
-                // The first window sets the average. Later ones move it by an eighth.
-                self.idle_turn =
-                    if self.idle_turn == 0 { turn } else { self.idle_turn - self.idle_turn / 8 + turn / 8 };
+                self.idle_turn = match self.idle_turn {
+                    0 => turn,
+                    // A worker that lost its core for a while must not raise the mean much.
+                    mean if turn > mean => mean + (turn - mean).min(mean) / 8,
+                    mean => mean - (mean - turn) / 8,
+                };
             }
             cycles
         } else {
-            ((self.idle_turn * idle_turns) >> 8).min(cycles)
+            (self.idle_turn.saturating_mul(idle_turns) >> 8).min(cycles)
         };
         counters.turns.add(turns);
         counters.idle_turns.add(idle_turns);
@@ -60,7 +64,7 @@ impl Accounting {
 
     /// Begins a window after a sleep.
     pub(crate) fn end_sleep(&mut self, ticks: u64, counters: &WorkerCounters) {
-        counters.sleep_cycles.add(ticks.wrapping_sub(std::mem::replace(&mut self.start, ticks)));
+        counters.sleep_cycles.add(ticks_between(std::mem::replace(&mut self.start, ticks), ticks));
     }
 
     /// Returns true if queues shall be sampled, and measures the load. `now` is in nanoseconds.
@@ -110,6 +114,23 @@ mod tests {
         assert_eq!(counters.sleep_cycles.get(), 1_000_000);
         let sum = counters.busy_cycles.get() + counters.idle_cycles.get() + counters.sleep_cycles.get();
         assert_eq!(sum, 1_015_300 - 1000, "every cycle counts once");
+    }
+
+    #[test]
+    fn a_lost_core_hardly_changes_the_cost_of_an_idle_turn() {
+        let counters = WorkerCounters::default();
+        let mut accounting = Accounting::new(0);
+        let mut window = |idle_turns, ticks| {
+            (accounting.turns, accounting.idle_turns) = (8, idle_turns);
+            accounting.end_window(ticks, &counters);
+            counters.busy_cycles.get()
+        };
+        assert_eq!(window(8, 800), 0);
+        assert_eq!(window(8, 50_000_800), 0);
+        assert_eq!(window(4, 50_002_800), 2000 - 450, "100 cycles and an eighth");
+        assert_eq!(window(8, 50_002_800 + 8 * 72), 2000 - 450);
+        assert_eq!(window(4, 50_005_376), 2 * 2000 - 450 - 429, "it falls again");
+        assert_eq!(window(0, 7), 2 * 2000 - 450 - 429, "a counter that goes back counts nothing");
     }
 
     #[test]

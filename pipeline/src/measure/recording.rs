@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::Histogram;
-use crate::clock::ticks;
+use crate::clock::{ticks, ticks_between};
 
 /// Names of the parts of a turn that are no stages.
 pub(crate) const RECEIVE: &str = "receive";
@@ -144,7 +144,7 @@ impl Recording {
         for _ in 0..CALIBRATION {
             self.lap(RECEIVE);
         }
-        self.lap_cost = (ticks().wrapping_sub(begin) << 8) / u64::from(CALIBRATION);
+        self.lap_cost = (ticks_between(begin, ticks()) << 8) / u64::from(CALIBRATION);
         self.parts.clear();
         self.laps = 0;
     }
@@ -152,13 +152,13 @@ impl Recording {
     /// Attributes the cycles since the last lap to a part.
     pub(crate) fn lap(&mut self, name: &'static str) {
         let now = ticks();
-        let cycles = now.wrapping_sub(std::mem::replace(&mut self.lap, now));
+        let cycles = ticks_between(std::mem::replace(&mut self.lap, now), now);
         self.add(name, cycles);
     }
 
     /// Attributes the cycles since `begin` to [`TRANSMIT`], and not to the part that runs.
     pub(crate) fn transmitted(&mut self, begin: u64) {
-        let cycles = ticks().wrapping_sub(begin);
+        let cycles = ticks_between(begin, ticks());
         self.lap = self.lap.wrapping_add(cycles);
         self.add(TRANSMIT, cycles);
     }
@@ -204,7 +204,7 @@ impl Recording {
             self.begin_turn(0);
             self.batch_packets = Histogram::default();
             self.lap = ticks();
-            self.between = self.lap.wrapping_sub(end);
+            self.between = ticks_between(end, self.lap);
             return;
         }
         let mut idle_before = 0;
@@ -226,7 +226,7 @@ impl Recording {
         }
         self.begin_turn(idle_before);
         self.lap = ticks();
-        self.between = self.lap.wrapping_sub(end);
+        self.between = ticks_between(end, self.lap);
         self.record_cycles += self.between;
     }
 
