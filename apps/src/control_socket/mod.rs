@@ -29,8 +29,8 @@
 //! `"limit"`, a number of rows. `uptime` is in seconds, `metrics` the address of the metrics by HTTP.
 //!
 //! `perf` makes the workers measure until its answer. It takes `"worker"`, the index of one, `"slow_us"`, the
-//! microseconds above which a turn is suspicious, and `"turns": true` for the last busy turns. The answer has a line for
-//! each worker with cycles by stage, histograms and slow turns. It needs the right to change the program. The
+//! microseconds above which a turn is suspicious, and `"turns": true` for the last busy turns. The answer has a line
+//! for each worker with cycles by stage, histograms and slow turns. It needs the right to change the program. The
 //! measurement ends with the answer or the connection.
 //!
 //! Every request may carry `"version": 1`. A program that does not know the version refuses the request. Later
