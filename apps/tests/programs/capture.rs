@@ -316,7 +316,7 @@ fn wrong_requests_are_refused_with_the_reason() {
         ("port", json!("north"), "port: there is no port \"north\"; there are east, west"),
         ("pattern", json!("udp dst x"), "pattern: column 9: "),
         ("pattern", json!("udp => count, drop"), "pattern: column "),
-        ("pattern", json!("udp".repeat(100_000)), "a request has at most 65536 bytes"),
+        ("pattern", json!("udp".repeat(7_000)), "a rule has at most 16384 bytes"),
         ("file", json!("/etc/passwd"), "capture: unknown key \"file\""),
     ] {
         let mut request = json!({ "request": "capture" });
