@@ -10,7 +10,7 @@
 mod difference;
 mod document;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,16 +20,16 @@ pub use difference::{Difference, differences};
 pub use document::{ConfigObject, Edit, EditError, Parent, Place};
 use serde_json::{Value, json};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
-use wirepath_pipeline::registry::{Change, Changed, ObjectSpec, Operation};
+use wirepath_flow::{Ports, Rule};
+use wirepath_pipeline::registry::{Change, Changed, ObjectSpec, Operation, PendingChange};
 use wirepath_pipeline::{Control, ControlPlane};
+use wirepath_pmd::port::PortId;
 use wirepath_settings::Source;
 
 use crate::cli::{Failure, ReloadGuard, hangup_flag};
 
 /// Changes that wait for the one in progress, at most.
 const MAX_WAITING: usize = 64;
-/// Outcomes that are kept for clients that have not asked yet, at most.
-const MAX_RESULTS: usize = 256;
 /// Differences in an answer or in the log, at most. The others are counted.
 const MAX_LISTED: usize = 1000;
 
@@ -62,8 +62,17 @@ pub trait Reconfigure: Control {
     /// The reason why the old configuration stays in force.
     fn apply(&mut self, setup: Self::Setup, with_rules: bool, plane: &mut ControlPlane) -> Result<(), Failure>;
 
-    /// Returns the flow rules in force as texts, if they are not those of the configuration and its rule file.
-    fn changed_rules(&self) -> Option<Vec<String>>;
+    /// Returns the flow rules in force, if they are not those of the configuration and its rule file.
+    fn changed_rules(&self) -> Option<ChangedRules>;
+}
+
+/// Flow rules that are not those of the configuration.
+#[derive(Clone, Debug)]
+pub struct ChangedRules {
+    /// The rules in evaluation order.
+    pub rules: Vec<Arc<Rule>>,
+    /// Names of the ports.
+    pub ports: Vec<String>,
 }
 
 /// A control whose configuration can be changed while the program runs.
@@ -72,23 +81,20 @@ pub struct LiveConfiguration<C: Reconfigure> {
     /// The program's own control.
     pub control: C,
     path: Option<PathBuf>,
-    /// Text of the configuration in force.
-    document: DocumentMut,
+    /// Text of the configuration in force. It may be long, so it is copied and written in other threads.
+    document: Arc<DocumentMut>,
     /// Objects that were added since the start, in this order.
     added: Vec<Edit>,
     /// Set by SIGHUP.
     hangup: Arc<AtomicBool>,
     waiting: VecDeque<Job>,
     reading: Option<Reading<C::Setup>>,
-    /// Number of the next job.
-    next: u64,
-    results: BTreeMap<u64, Result<Value, String>>,
 }
 
 /// A change that was asked for.
 #[derive(Debug)]
 struct Job {
-    number: u64,
+    outcome: PendingChange,
     /// User that asks for it.
     origin: String,
     kind: JobKind,
@@ -97,21 +103,33 @@ struct Job {
 
 #[derive(Clone, Debug)]
 enum JobKind {
-    Reload { dry_run: bool },
+    Reload {
+        dry_run: bool,
+    },
     Edit(Edit),
+    /// Writes the configuration in force as text.
+    Write,
 }
 
 /// The change whose configuration is being read.
 #[derive(Debug)]
 struct Reading<S> {
     job: Job,
-    thread: JoinHandle<Result<Read<S>, String>>,
+    thread: JoinHandle<Result<Work<S>, String>>,
+}
+
+/// Result of the thread that works for a job.
+#[derive(Debug)]
+enum Work<S> {
+    Read(Box<Read<S>>),
+    /// The parts of a text.
+    Written(Vec<String>),
 }
 
 /// A configuration that was read for a change.
 #[derive(Debug)]
 struct Read<S> {
-    document: DocumentMut,
+    document: Arc<DocumentMut>,
     setup: S,
     differences: Vec<Difference>,
     added: Vec<Edit>,
@@ -126,24 +144,22 @@ impl<C: Reconfigure> LiveConfiguration<C> {
             control,
             path: path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned())),
             // The program has read the text, so it is valid.
-            document: source.text().parse().unwrap_or_default(),
+            document: Arc::new(source.text().parse().unwrap_or_default()),
             added: Vec::new(),
             hangup: hangup_flag(),
             waiting: VecDeque::new(),
             reading: None,
-            next: 0,
-            results: BTreeMap::new(),
         }
     }
 
-    fn begin(&mut self, kind: JobKind, origin: &str, guard: Option<ReloadGuard>) -> Result<Changed, String> {
+    fn begin(&mut self, kind: JobKind, origin: &str, guard: Option<ReloadGuard>) -> Result<PendingChange, String> {
         if self.waiting.len() >= MAX_WAITING {
             return Err(format!("{MAX_WAITING} changes wait already; try again later"));
         }
-        let number = self.next;
-        self.next += 1;
-        self.waiting.push_back(Job { number, origin: origin.to_owned(), kind, _guard: guard });
-        Ok(Changed::Pending(number))
+        let outcome = PendingChange::new();
+        let job = Job { outcome: outcome.clone(), origin: origin.to_owned(), kind, _guard: guard };
+        self.waiting.push_back(job);
+        Ok(outcome)
     }
 
     /// Moves the changes forward.
@@ -158,12 +174,18 @@ impl<C: Reconfigure> LiveConfiguration<C> {
                 }
             }
         }
+        // A client that has gone needs no text.
+        let is_wanted = |job: &Job| job.outcome.is_awaited() || !matches!(job.kind, JobKind::Write);
         if self.reading.is_none()
-            && let Some(job) = self.waiting.pop_front()
+            && let Some(job) = self.waiting.pop_front().filter(is_wanted)
         {
             let (kind, path) = (job.kind.clone(), self.path.clone());
-            let (document, added) = (self.document.clone(), self.added.clone());
-            let read = move || read::<C>(kind, path.as_deref(), &document, added);
+            let (document, added) = (Arc::clone(&self.document), self.added.clone());
+            let rules = self.control.changed_rules().filter(|_| matches!(kind, JobKind::Write));
+            let read = move || match kind {
+                JobKind::Write => Ok(Work::Written(write(&document, rules))),
+                kind => Ok(Work::Read(Box::new(read::<C>(kind, path.as_deref(), &document, added)?))),
+            };
             match std::thread::Builder::new().name("wirepath-config".to_owned()).spawn(read) {
                 Ok(thread) => self.reading = Some(Reading { job, thread }),
                 Err(error) => self.end(&job, Err(format!("cannot start a thread: {error}"))),
@@ -173,7 +195,11 @@ impl<C: Reconfigure> LiveConfiguration<C> {
             return;
         };
         let read = thread.join().unwrap_or_else(|_| Err("the thread that reads the configuration panicked".to_owned()));
-        let result = read.and_then(|read| self.apply(&job, read, plane)).map_err(|why| match (&job.kind, &self.path) {
+        let done = read.and_then(|done| match done {
+            Work::Read(read) => self.apply(&job, *read, plane),
+            Work::Written(parts) => Ok(parts.into()),
+        });
+        let result = done.map_err(|why| match (&job.kind, &self.path) {
             (JobKind::Edit(_), Some(path)) => without_positions(&why, &path.display().to_string()),
             _ => why,
         });
@@ -209,16 +235,14 @@ impl<C: Reconfigure> LiveConfiguration<C> {
         Ok(json!({ "applied": !dry_run, "differences": listed, "omitted": omitted, "notes": notes }))
     }
 
-    /// Keeps the outcome of a change for its client.
+    /// Logs the outcome of a change, and passes it to the client.
     fn end(&mut self, job: &Job, result: Result<Value, String>) {
         match &result {
+            _ if matches!(job.kind, JobKind::Write) => {}
             Err(why) => tracing::error!("{} by {}: {why}", job.kind, job.origin),
             Ok(_) => tracing::info!("{} by {} is done", job.kind, job.origin),
         }
-        self.results.insert(job.number, result);
-        while self.results.len() > MAX_RESULTS {
-            self.results.pop_first();
-        }
+        job.outcome.finish(result);
     }
 }
 
@@ -233,6 +257,7 @@ impl std::fmt::Display for JobKind {
             Self::Reload { dry_run: false } => f.write_str("reload of the configuration"),
             Self::Reload { dry_run: true } => f.write_str("check of the changed configuration"),
             Self::Edit(edit) => write!(f, "{} of {}", edit.operation, edit.object.spec.name),
+            Self::Write => f.write_str("text of the configuration"),
         }
     }
 }
@@ -277,9 +302,46 @@ fn read<C: Reconfigure>(
             let setup = C::read(&Source::new(&name, document.to_string()));
             (document, setup.map_err(|failure| failure.to_string())?)
         }
+        JobKind::Write => return Err("nothing to read".to_owned()),
     };
     let differences = differences(running, &document);
-    Ok(Read { document, setup, differences, added, notes })
+    Ok(Read { document: Arc::new(document), setup, differences, added, notes })
+}
+
+/// Bytes of a part of a text.
+const TEXT_PART: usize = 16 << 10;
+
+/// Returns the text of the configuration with the rules in force, in parts.
+fn write(document: &DocumentMut, rules: Option<ChangedRules>) -> Vec<String> {
+    let text = match rules {
+        None => document.to_string(),
+        Some(rules) => with_rules(document.clone(), &rules).to_string(),
+    };
+    let mut parts: Vec<String> = Vec::new();
+    for line in text.split_inclusive('\n') {
+        match parts.last_mut().filter(|part| part.len() < TEXT_PART) {
+            Some(part) => part.push_str(line),
+            None => parts.push(line.to_owned()),
+        }
+    }
+    parts
+}
+
+/// Replaces the rules of a configuration and its rule file.
+fn with_rules(mut document: DocumentMut, changed: &ChangedRules) -> DocumentMut {
+    document.remove("rule");
+    if let Some(table) = document.get_mut("rules").and_then(Item::as_table_like_mut) {
+        table.remove("file");
+    }
+    let names: Vec<(&str, PortId)> = changed.ports.iter().map(String::as_str).zip((0..).map(PortId::new)).collect();
+    let mut list = ArrayOfTables::new();
+    for rule in &changed.rules {
+        let mut table = Table::new();
+        table.insert("rule", value(rule.named(Ports(&names)).to_string()));
+        list.push(table);
+    }
+    document.insert("rule", Item::ArrayOfTables(list));
+    document
 }
 
 /// Removes positions in a file from error messages, because a change of an object has none.
@@ -323,34 +385,17 @@ impl<C: Reconfigure> Control for LiveConfiguration<C> {
             return self.control.change(change, plane);
         };
         let edit = Edit { object, operation: change.operation, arguments: change.arguments.clone() };
-        self.begin(JobKind::Edit(edit), change.origin, None)
+        self.begin(JobKind::Edit(edit), change.origin, None).map(Changed::Pending)
     }
 
     fn reload(&mut self, dry_run: bool, origin: &str) -> Result<Changed, String> {
         if self.path.is_none() {
             return Err("this program was started without a configuration file".to_owned());
         }
-        self.begin(JobKind::Reload { dry_run }, origin, None)
+        self.begin(JobKind::Reload { dry_run }, origin, None).map(Changed::Pending)
     }
 
-    fn change_result(&mut self, number: u64) -> Option<Result<Value, String>> {
-        self.results.remove(&number)
-    }
-
-    fn configuration(&mut self) -> Option<String> {
-        let Some(rules) = self.control.changed_rules() else { return Some(self.document.to_string()) };
-        let mut document = self.document.clone();
-        document.remove("rule");
-        if let Some(table) = document.get_mut("rules").and_then(Item::as_table_like_mut) {
-            table.remove("file");
-        }
-        let mut list = ArrayOfTables::new();
-        for rule in rules {
-            let mut table = Table::new();
-            table.insert("rule", value(rule));
-            list.push(table);
-        }
-        document.insert("rule", Item::ArrayOfTables(list));
-        Some(document.to_string())
+    fn configuration(&mut self, origin: &str) -> Result<PendingChange, String> {
+        self.begin(JobKind::Write, origin, None)
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use wirepath_control_socket::{Answer, Limits, LineServer, Listener, Peer, Service, remove_abandoned};
 use wirepath_pipeline::registry::{
     Change, Changed, Column, ColumnKind, Filter, Listing, Management, MetricsFormat, MetricsText, ObjectSpec,
-    Operation, Registry, TableSpec,
+    Operation, PendingChange, Registry, TableSpec,
 };
 use wirepath_pipeline::{Control, ControlPlane};
 
@@ -26,8 +26,6 @@ use crate::cli::{Failure, log};
 
 /// Entries of one part of a listing. Some entries take a call of a device.
 const PART: usize = 128;
-/// Bytes of one part of a text.
-const TEXT_PART: usize = 16 << 10;
 /// Time after which a turn makes no other part of the text for HTTP.
 const METRICS_TIME: Duration = Duration::from_millis(2);
 
@@ -59,10 +57,10 @@ struct Program {
 enum Rest {
     Rows(RestOfRows),
     Metrics(Box<MetricsText>),
-    /// Number of a change that is not carried out yet.
-    Change(u64),
+    /// A change that is not carried out yet.
+    Change(PendingChange),
     /// Rest of a text.
-    Text(VecDeque<String>),
+    Text(VecDeque<Value>),
     Capture(Box<NewCapture>),
     Trace(Box<TraceAnswer>),
     Perf(PerfAnswer),
@@ -247,8 +245,8 @@ impl Requests<'_> {
             "log" => self.log(peer, &request).map(Reply::Line),
             "reload" => self.reload(peer, &request).map(Reply::from),
             "configuration" => {
-                let text = self.registry.control.configuration().ok_or("this program has no configuration")?;
-                Ok(Reply::Rest(Rest::Text(parts(text))))
+                let text = self.registry.control.configuration(&peer.to_string())?;
+                Ok(Reply::Rest(Rest::Change(text)))
             }
             "capture" => {
                 self.check_may_change(peer)?;
@@ -372,10 +370,11 @@ impl Requests<'_> {
     }
 
     /// Appends the answer to a change, if its outcome is known.
-    fn outcome(&mut self, number: u64, out: &mut Vec<u8>) -> Answer<Rest> {
-        match self.registry.control.change_result(number) {
-            None => return Answer::Later(Rest::Change(number)),
+    fn outcome(&mut self, change: PendingChange, out: &mut Vec<u8>) -> Answer<Rest> {
+        match change.take() {
+            None => return Answer::Later(Rest::Change(change)),
             Some(Err(why)) => self.refuse(&why, out),
+            Some(Ok(Value::Array(parts))) => return Answer::More(Rest::Text(parts.into())),
             Some(Ok(mut line)) => {
                 line["ok"] = true.into();
                 append(out, &line);
@@ -425,9 +424,9 @@ impl Service for Requests<'_> {
         match rest {
             Rest::Rows(rest) => self.rows(rest, out),
             Rest::Metrics(rest) => self.metrics(rest, out),
-            Rest::Change(number) => self.outcome(number, out),
+            Rest::Change(change) => self.outcome(change, out),
             Rest::Text(mut parts) => {
-                let text = parts.pop_front().unwrap_or_default();
+                let text = parts.pop_front().unwrap_or_else(|| "".into());
                 if parts.is_empty() {
                     append(out, &json!({ "ok": true, "text": text }));
                     return Answer::Done;
@@ -467,21 +466,9 @@ impl From<Changed> for Reply {
     fn from(changed: Changed) -> Self {
         match changed {
             Changed::Done(line) => Self::Line(line),
-            Changed::Pending(number) => Self::Rest(Rest::Change(number)),
+            Changed::Pending(change) => Self::Rest(Rest::Change(change)),
         }
     }
-}
-
-/// Cuts a text into the parts of an answer.
-fn parts(text: String) -> VecDeque<String> {
-    let mut parts = VecDeque::new();
-    for line in text.split_inclusive('\n') {
-        match parts.back_mut() {
-            Some(part) if String::len(part) < TEXT_PART => part.push_str(line),
-            _ => parts.push_back(line.to_owned()),
-        }
-    }
-    parts
 }
 
 pub(super) fn append(out: &mut Vec<u8>, line: &Value) {

@@ -6,7 +6,7 @@ use wirepath_settings::Source;
 use super::objects::OBJECTS;
 use super::{GatewayMonitor, Setup, check_opened, warn_of_lost_tags};
 use crate::cli::{Failure, check_same_ports};
-use crate::configuration::{ConfigObject, Reconfigure};
+use crate::configuration::{ChangedRules, ConfigObject, Reconfigure};
 use crate::rules::RuleSettings;
 
 /// Keys of the underlay that need a restart: the parser of rules and the ports depend on them.
@@ -54,7 +54,7 @@ impl Reconfigure for GatewayMonitor {
         Ok(())
     }
 
-    fn changed_rules(&self) -> Option<Vec<String>> {
+    fn changed_rules(&self) -> Option<ChangedRules> {
         None
     }
 }

@@ -30,7 +30,7 @@ use wirepath_settings::Source;
 use wirepath_wire::Parser;
 
 use crate::cli::{self, CheckedPort, Failure, Service};
-use crate::configuration::{ConfigObject, Reconfigure};
+use crate::configuration::{ChangedRules, ConfigObject, Reconfigure};
 use crate::control_socket::ControlSocket;
 use crate::rules;
 
@@ -150,7 +150,7 @@ impl<C: Control> Reconfigure for Monitor<C> {
         Ok(())
     }
 
-    fn changed_rules(&self) -> Option<Vec<String>> {
+    fn changed_rules(&self) -> Option<ChangedRules> {
         None
     }
 }

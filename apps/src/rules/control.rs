@@ -17,7 +17,7 @@ use wirepath_wire::Parser;
 
 use super::config::{Entry, Hardware, RuleSettings};
 use crate::cli::{Failure, Table};
-use crate::configuration::{ConfigObject, LiveConfiguration, Reconfigure};
+use crate::configuration::{ChangedRules, ConfigObject, LiveConfiguration, Reconfigure};
 
 /// The control of a program with flow rules around its stages. It manages the rules and reports the rule counters.
 #[derive(Debug)]
@@ -494,13 +494,13 @@ where
         self.control.apply(setup, with_rules, plane)
     }
 
-    fn changed_rules(&self) -> Option<Vec<String>> {
+    fn changed_rules(&self) -> Option<ChangedRules> {
         let added = self.origins.values().filter(|origin| origin.by == OriginKind::Change).count();
         if added == 0 && self.origins.len() == self.listed {
             return None;
         }
-        let names = names(&self.names);
-        Some(self.rules.rules().map(|(_, rule)| rule.named(Ports(&names)).to_string()).collect())
+        let rules = self.rules.rules().map(|(_, rule)| Arc::clone(rule)).collect();
+        Some(ChangedRules { rules, ports: self.names.clone() })
     }
 }
 

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 
@@ -129,12 +130,38 @@ impl ObjectSpec {
 }
 
 /// Outcome of a change that was not refused at once.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Changed {
     /// The change is carried out. The value says what the operator must know about the object, such as its number.
     Done(Value),
-    /// The change takes a while. [`Control::change_result`] has its outcome under this number.
-    Pending(u64),
+    /// The change takes a while.
+    Pending(PendingChange),
+}
+
+/// A change that takes a while. Its clones share the outcome, and the last one frees it.
+#[derive(Clone, Debug, Default)]
+pub struct PendingChange(Arc<Mutex<Option<Result<Value, String>>>>);
+
+impl PendingChange {
+    /// Creates a change that is not carried out yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Stores the outcome.
+    pub fn finish(&self, outcome: Result<Value, String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    }
+
+    /// Takes the outcome, if the change is carried out or refused.
+    pub fn take(&self) -> Option<Result<Value, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Returns whether there is another clone, which may take the outcome.
+    pub fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 impl From<Value> for Changed {

@@ -19,7 +19,7 @@ mod metrics;
 mod page;
 mod runtime;
 
-pub use change::{Argument, ArgumentKind, Change, Changed, Management, ObjectSpec, Operation};
+pub use change::{Argument, ArgumentKind, Change, Changed, Management, ObjectSpec, Operation, PendingChange};
 pub use filter::{Filter, FilterError};
 pub use metrics::{MAX_ROWS, MetricsFormat, MetricsText};
 pub use page::{Listing, Page, Row};

@@ -19,7 +19,7 @@ use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
 use crate::measure::MeasurementControl;
 use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Tap, TraceReader, TraceSpec};
-use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
+use crate::registry::{Change, Changed, ObjectSpec, Page, PendingChange, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
 
 /// The application's part of the control thread. The control thread calls the methods one at a time. Every
@@ -107,14 +107,13 @@ pub trait Control {
         }
     }
 
-    /// Returns the outcome of a [`Changed::Pending`] change once; `None` as long as it is not carried out.
-    fn change_result(&mut self, number: u64) -> Option<Result<serde_json::Value, String>> {
-        self.inner().and_then(|inner| inner.change_result(number))
-    }
-
-    /// Returns the configuration in force as a text from which the program starts to the same state.
-    fn configuration(&mut self) -> Option<String> {
-        self.inner().and_then(Control::configuration)
+    /// Begins to write the configuration in force as a text from which the program starts to the same state. The
+    /// outcome is a list of the parts of the text. `origin` is the user that asks.
+    fn configuration(&mut self, origin: &str) -> Result<PendingChange, String> {
+        match self.inner() {
+            Some(inner) => inner.configuration(origin),
+            None => Err("this program has no configuration".to_owned()),
+        }
     }
 
     /// Called when the workers have stopped and the ports have not. The application must release the packets
