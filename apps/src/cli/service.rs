@@ -19,6 +19,7 @@ use wirepath_pipeline::ControlPlane;
 use wirepath_pmd::port::{LinkState, PortEvent, PortId};
 
 use super::output::sanitized;
+use super::stop::hangup_flag;
 
 /// Reports that wait for room at most. Later ones replace the last.
 const MAX_WAITING: usize = 8;
@@ -105,7 +106,8 @@ impl Service {
         let ready = match self.phase {
             Phase::Starting => true,
             Phase::Running => false,
-            Phase::Reloading => RELOADS.load(Ordering::SeqCst) == 0,
+            // A reload that nobody has begun yet has no guard.
+            Phase::Reloading => RELOADS.load(Ordering::SeqCst) == 0 && !hangup_flag().load(Ordering::SeqCst),
         };
         let names: Vec<&str> = plane.ports().iter().map(|port| port.name.as_str()).collect();
         let status = status(&names, &self.down);

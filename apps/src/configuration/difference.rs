@@ -1,6 +1,6 @@
 //! The differences of two configurations, for people and programs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use serde_json::{Value as Json, json};
@@ -140,8 +140,10 @@ fn compare(path: &mut Vec<String>, before: Option<&Node>, after: Option<&Node>, 
         return;
     }
     if let (Some(Node::Set(before)), Some(Node::Set(after))) = (before, after) {
-        let gone = before.iter().filter(|it| !after.contains(it));
-        let new = after.iter().filter(|it| !before.contains(it));
+        let (old_set, new_set): (HashSet<&String>, HashSet<&String>) =
+            (before.iter().collect(), after.iter().collect());
+        let gone = before.iter().filter(|it| !new_set.contains(it));
+        let new = after.iter().filter(|it| !old_set.contains(it));
         let path = || path.clone();
         let count = found.len();
         found.extend(gone.map(|it| Difference { path: path(), before: Some(it.clone()), after: None }));

@@ -102,8 +102,22 @@ impl From<String> for EditError {
 impl Edit {
     /// Returns whether both edits concern the same object.
     pub fn has_same_object(&self, other: &Self) -> bool {
-        let same = |name: &&str| text_of(self.arguments.get(*name)) == text_of(other.arguments.get(*name));
+        let same = |name: &&str| match (text_of(self.arguments.get(*name)), text_of(other.arguments.get(*name))) {
+            (Some(one), Some(other)) => same_value(&one, &other),
+            (one, other) => one == other,
+        };
         std::ptr::eq(self.object, other.object) && self.object.place.identity().iter().all(same)
+    }
+
+    /// Returns whether the object of this edit stands in the object of another edit.
+    pub fn is_within(&self, other: &Self) -> bool {
+        let (Place::Values { parent, .. } | Place::Elements { parent, .. }) = self.object.place else { return false };
+        match (parent, other.object.place) {
+            (Parent::Named { key, argument, .. }, Place::Tables { key: other_key, .. }) => {
+                key == other_key && text_of(self.arguments.get(argument)) == text_of(other.arguments.get("name"))
+            }
+            _ => false,
+        }
     }
 
     /// Applies the change to a document. After an error the document may be half changed.

@@ -30,6 +30,8 @@ use crate::cli::{Failure, ReloadGuard, hangup_flag};
 
 /// Changes that wait for the one in progress, at most.
 const MAX_WAITING: usize = 64;
+/// Texts of the configuration that wait, at most.
+const MAX_TEXTS: usize = 8;
 /// Differences in an answer or in the log, at most. The others are counted.
 const MAX_LISTED: usize = 1000;
 
@@ -56,14 +58,28 @@ pub trait Reconfigure: Control {
     /// The reason.
     fn check(&mut self, setup: &Self::Setup, plane: &mut ControlPlane) -> Result<(), Failure>;
 
-    /// Takes over a configuration. Without `with_rules`, the flow rules stay as they are.
+    /// Takes over a configuration. Returns lines for the operator about changes that are no differences of the text.
     ///
     /// # Errors
     /// The reason why the old configuration stays in force.
-    fn apply(&mut self, setup: Self::Setup, with_rules: bool, plane: &mut ControlPlane) -> Result<(), Failure>;
+    fn apply(
+        &mut self,
+        setup: Self::Setup,
+        parts: ChangedParts,
+        plane: &mut ControlPlane,
+    ) -> Result<Vec<String>, Failure>;
 
     /// Returns the flow rules in force, if they are not those of the configuration and its rule file.
     fn changed_rules(&self) -> Option<ChangedRules>;
+}
+
+/// Parts of a configuration that may have changed, besides those of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct ChangedParts {
+    /// The flow rules and their file. Otherwise the rules stay as they are.
+    pub rules: bool,
+    /// The table `[log]`.
+    pub log: bool,
 }
 
 /// Flow rules that are not those of the configuration.
@@ -153,8 +169,15 @@ impl<C: Reconfigure> LiveConfiguration<C> {
     }
 
     fn begin(&mut self, kind: JobKind, origin: &str, guard: Option<ReloadGuard>) -> Result<PendingChange, String> {
-        if self.waiting.len() >= MAX_WAITING {
-            return Err(format!("{MAX_WAITING} changes wait already; try again later"));
+        let is_text = |job: &Job| matches!(job.kind, JobKind::Write);
+        self.waiting.retain(|job| job.outcome.is_awaited() || !is_text(job));
+        let (texts, changes): (Vec<_>, Vec<_>) = self.waiting.iter().partition(|job| is_text(job));
+        let (waiting, most) = match kind {
+            JobKind::Write => (texts.len(), MAX_TEXTS),
+            _ => (changes.len(), MAX_WAITING),
+        };
+        if waiting >= most {
+            return Err(format!("{most} requests of this kind wait already; try again later"));
         }
         let outcome = PendingChange::new();
         let job = Job { outcome: outcome.clone(), origin: origin.to_owned(), kind, _guard: guard };
@@ -208,7 +231,7 @@ impl<C: Reconfigure> LiveConfiguration<C> {
 
     /// Applies a configuration that was read, unless it shall only be checked.
     fn apply(&mut self, job: &Job, read: Read<C::Setup>, plane: &mut ControlPlane) -> Result<Value, String> {
-        let Read { document, setup, differences, added, notes } = read;
+        let Read { document, setup, differences, added, mut notes } = read;
         let fixed: Vec<String> =
             differences.iter().filter(|it| !C::can_change(&it.path)).map(Difference::to_string).collect();
         if !fixed.is_empty() {
@@ -220,15 +243,18 @@ impl<C: Reconfigure> LiveConfiguration<C> {
         self.control.check(&setup, plane).map_err(|failure| failure.to_string())?;
         let dry_run = matches!(job.kind, JobKind::Reload { dry_run: true });
         if !dry_run {
-            let with_rules = matches!(job.kind, JobKind::Reload { .. });
-            self.control.apply(setup, with_rules, plane).map_err(|failure| failure.to_string())?;
+            let parts = ChangedParts {
+                rules: matches!(job.kind, JobKind::Reload { .. }),
+                log: differences.iter().any(|it| it.path.first().is_some_and(|table| table == "log")),
+            };
+            notes.extend(self.control.apply(setup, parts, plane).map_err(|failure| failure.to_string())?);
             for difference in differences.iter().take(MAX_LISTED) {
                 tracing::info!("configuration changed by {}: {difference}", job.origin);
             }
             (self.document, self.added) = (document, added);
         }
         for note in &notes {
-            tracing::warn!("{note}");
+            tracing::info!("{note}");
         }
         let listed: Vec<Value> = differences.iter().take(MAX_LISTED).map(Difference::to_json).collect();
         let omitted = differences.len() - listed.len();
@@ -279,10 +305,10 @@ fn read<C: Reconfigure>(
             let mut document: DocumentMut = source.text().parse().map_err(|error| format!("{name}: {error}"))?;
             let unchanged = added.is_empty();
             added.retain(|edit| {
-                let mut changed = document.clone();
-                match edit.apply(&mut changed) {
-                    Ok(()) => document = changed,
+                match edit.apply(&mut document) {
+                    Ok(()) => {}
                     Err(EditError::Exists(_)) => return false,
+                    Err(EditError::Refused(_)) if edit.operation == Operation::Remove => return false,
                     Err(EditError::Refused(why)) => {
                         let kind = edit.object.spec.name;
                         notes.push(format!("a {kind} that was added while the program ran is gone: {why}"));
@@ -299,7 +325,13 @@ fn read<C: Reconfigure>(
             let mut document = running.clone();
             edit.apply(&mut document).map_err(|error| error.to_string())?;
             keep_added(&mut added, edit);
-            let setup = C::read(&Source::new(&name, document.to_string()));
+            // The rules stay as they are, so their file need not be read.
+            let mut without_rules = document.clone();
+            if let Some(rules) = without_rules.get_mut("rules").and_then(Item::as_table_like_mut) {
+                rules.remove("file");
+            }
+            keep_rules_table(&mut without_rules);
+            let setup = C::read(&Source::new(&name, without_rules.to_string()));
             (document, setup.map_err(|failure| failure.to_string())?)
         }
         JobKind::Write => return Err("nothing to read".to_owned()),
@@ -327,12 +359,23 @@ fn write(document: &DocumentMut, rules: Option<ChangedRules>) -> Vec<String> {
     parts
 }
 
+/// Makes sure that the text has a table `[rules]`, even an empty one. It says that rules can be added, and that ports
+/// may be there for rules alone.
+fn keep_rules_table(document: &mut DocumentMut) {
+    let item = document.entry("rules").or_insert_with(|| Item::Table(Table::new()));
+    if let Some(table) = item.as_table_mut() {
+        table.set_implicit(false);
+        table.set_dotted(false);
+    }
+}
+
 /// Replaces the rules of a configuration and its rule file.
 fn with_rules(mut document: DocumentMut, changed: &ChangedRules) -> DocumentMut {
     document.remove("rule");
     if let Some(table) = document.get_mut("rules").and_then(Item::as_table_like_mut) {
         table.remove("file");
     }
+    keep_rules_table(&mut document);
     let names: Vec<(&str, PortId)> = changed.ports.iter().map(String::as_str).zip((0..).map(PortId::new)).collect();
     let mut list = ArrayOfTables::new();
     for rule in &changed.rules {
@@ -353,14 +396,19 @@ fn without_positions(text: &str, file: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Records an edit in the list of the objects that were added.
+/// Records an edit in the list of the edits that a reload repeats: additions, and changes of what was added.
 fn keep_added(added: &mut Vec<Edit>, edit: Edit) {
-    let known = added.iter().position(|it| it.has_same_object(&edit));
+    let is_same = |it: &Edit| it.operation != Operation::Remove && it.has_same_object(&edit);
+    let known = added.iter().position(is_same);
     match (edit.operation, known) {
-        (Operation::Add, None) => added.push(edit),
         (Operation::Set, Some(at)) => added[at].arguments.extend(edit.arguments),
-        (Operation::Remove, Some(at)) => _ = added.remove(at),
+        (Operation::Remove, Some(at)) => {
+            added.remove(at);
+            added.retain(|it| !it.is_within(&edit));
+        }
+        (Operation::Add, _) => added.push(edit),
         // An object of the file is again as in the file after a reload.
+        _ if added.iter().any(|it| it.operation == Operation::Add && edit.is_within(it)) => added.push(edit),
         _ => {}
     }
 }

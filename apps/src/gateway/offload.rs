@@ -61,11 +61,7 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
     }
     offload.checked_at = now;
     let losses = rules.hardware().encap_losses();
-    if std::mem::replace(&mut offload.encap_losses, losses) != losses {
-        for (index, it) in &mut offload.tunnels {
-            remove_encap(gateway, rules, plane, *index, it);
-        }
-    }
+    let lost = std::mem::replace(&mut offload.encap_losses, losses) != losses;
     // Egress rules see packets as they leave, so those packets must be encapsulated in software.
     let leaves =
         |rule: &Rule| rule.fields().get(Key::field(0, Field::PortId)).is_none_or(|it| it.matches(port.number().into()));
@@ -76,23 +72,27 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
     }
     let version = gateway.underlay_version();
     let changed = std::mem::replace(&mut offload.underlay_version, version) != version;
+    // Headers that no tunnel uses any more. Workers must not send with their numbers when they are removed.
+    let mut unused = Vec::new();
     offload.tunnels.retain(|index, it| {
-        let stays = tunnels.get(index).is_some_and(|tunnel| !changed && has_same_ends(tunnel, &it.tunnel));
-        if !stays {
-            remove_encap(gateway, rules, plane, *index, it);
-            rules.remove_implicit_decap(plane, *index);
+        let tunnel = tunnels.get(index).filter(|tunnel| !changed && has_same_ends(tunnel, &it.tunnel));
+        if lost || tunnel != Some(&it.tunnel) {
+            gateway.encapsulated_by_nic(*index as usize, None);
+            unused.extend(it.encap.take().and_then(Result::ok));
         }
-        stays
+        match tunnel {
+            Some(tunnel) => it.tunnel = *tunnel,
+            None => rules.remove_implicit_decap(plane, *index),
+        }
+        tunnel.is_some()
     });
+    gateway.publish_nic_tunnels();
+    unused.into_iter().for_each(|number| rules.remove_implicit_encap(plane, port, number));
     for (index, tunnel) in tunnels {
         let it = offload.tunnels.entry(index).or_insert_with(|| {
             install_decap(gateway, rules, plane, &tunnel);
             NicTunnel { tunnel, encap: None }
         });
-        if it.tunnel != tunnel {
-            remove_encap(gateway, rules, plane, index, it);
-            it.tunnel = tunnel;
-        }
         let due = it.encap.is_none_or(|number| number.is_err_and(|again| again <= now));
         if let Some(hop) = tunnel.next_hop.filter(|_| due) {
             let (to, vni) = (tunnel.remote, tunnel.vni);
@@ -113,27 +113,12 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
             gateway.encapsulated_by_nic(index as usize, number.ok());
         }
     }
+    gateway.publish_nic_tunnels();
 }
 
 /// Returns whether two tunnels differ in nothing that the NIC compares when it decapsulates.
 fn has_same_ends(one: &Tunnel, other: &Tunnel) -> bool {
     (one.vni, one.local, one.remote) == (other.vni, other.local, other.remote)
-}
-
-/// Removes the outer header of a tunnel from the NIC, if it is there.
-fn remove_encap(
-    gateway: &mut GatewayControl,
-    rules: &mut RuleControl,
-    plane: &ControlPlane,
-    index: u32,
-    it: &mut NicTunnel,
-) {
-    let Some(number) = it.encap.take() else { return };
-    gateway.encapsulated_by_nic(index as usize, None);
-    if let Ok(number) = number {
-        let port = PortId::new(gateway.config().underlay.port as u16);
-        rules.remove_implicit_encap(plane, port, number);
-    }
 }
 
 /// Installs decapsulation of the packets from a remote.

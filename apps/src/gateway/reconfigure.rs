@@ -4,9 +4,10 @@ use wirepath_pipeline::ControlPlane;
 use wirepath_settings::Source;
 
 use super::objects::OBJECTS;
-use super::{GatewayMonitor, Setup, check_opened, warn_of_lost_tags};
+use super::setup::{check_addresses, check_running};
+use super::{GatewayMonitor, Setup, warn_of_lost_tags};
 use crate::cli::{Failure, check_same_ports};
-use crate::configuration::{ChangedRules, ConfigObject, Reconfigure};
+use crate::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
 use crate::rules::RuleSettings;
 
 /// Keys of the underlay that need a restart: the parser of rules and the ports depend on them.
@@ -42,16 +43,22 @@ impl Reconfigure for GatewayMonitor {
 
     fn check(&mut self, setup: &Setup, plane: &mut ControlPlane) -> Result<(), Failure> {
         check_same_ports(plane.ports(), &setup.ports)?;
-        check_opened(plane.ports(), &setup.gateway)?;
+        check_running(plane.ports(), &setup.gateway)?;
+        let (old, new) = (&self.gateway.config().underlay, &setup.gateway.underlay);
+        if old.addresses != new.addresses {
+            check_addresses(plane.ports(), &setup.gateway)?;
+        }
         self.gateway.prepare(setup.gateway.clone(), plane.seconds()).map(|_| ()).map_err(Failure::failed)
     }
 
-    fn apply(&mut self, setup: Setup, _: bool, plane: &mut ControlPlane) -> Result<(), Failure> {
+    fn apply(&mut self, setup: Setup, parts: ChangedParts, plane: &mut ControlPlane) -> Result<Vec<String>, Failure> {
         let change = self.gateway.prepare(setup.gateway, plane.seconds()).map_err(Failure::failed)?;
         self.gateway.reconfigure(change, plane.ports(), plane.seconds());
-        self.common.configure_log(&setup.log);
+        if parts.log {
+            self.common.configure_log(&setup.log);
+        }
         warn_of_lost_tags(plane.ports(), self.gateway.config());
-        Ok(())
+        Ok(Vec::new())
     }
 
     fn changed_rules(&self) -> Option<ChangedRules> {

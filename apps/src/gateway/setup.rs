@@ -116,11 +116,26 @@ impl Setup {
 
 /// Checks the properties that only open ports have.
 pub fn check_opened(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
-    check_tags(ports, gateway)?;
     check_superframes(ports)?;
-    let Some(underlay) = ports.get(gateway.underlay.port) else { return Ok(()) };
-    gateway.check_mtus(underlay.mtu)?;
-    Ok(check_kernel(underlay.capabilities.driver, gateway)?)
+    check_running(ports, gateway)?;
+    check_addresses(ports, gateway)
+}
+
+/// Checks the properties of open ports that a change of the configuration can violate.
+pub(super) fn check_running(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
+    check_tags(ports, gateway)?;
+    match ports.get(gateway.underlay.port) {
+        Some(underlay) => Ok(gateway.check_mtus(underlay.mtu)?),
+        None => Ok(()),
+    }
+}
+
+/// Checks that the addresses of the gateway are not the kernel's.
+pub(super) fn check_addresses(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
+    match ports.get(gateway.underlay.port) {
+        Some(underlay) => Ok(check_kernel(underlay.capabilities.driver, gateway)?),
+        None => Ok(()),
+    }
 }
 
 /// Returns the parser of the program's rules: they recognise VXLAN on the UDP port of the gateway's tunnels.

@@ -30,7 +30,7 @@ use wirepath_settings::Source;
 use wirepath_wire::Parser;
 
 use crate::cli::{self, CheckedPort, Failure, Service};
-use crate::configuration::{ChangedRules, ConfigObject, Reconfigure};
+use crate::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
 use crate::control_socket::ControlSocket;
 use crate::rules;
 
@@ -145,9 +145,16 @@ impl<C: Control> Reconfigure for Monitor<C> {
         cli::check_same_ports(plane.ports(), &config.ports)
     }
 
-    fn apply(&mut self, config: Config, _: bool, _: &mut wirepath_pipeline::ControlPlane) -> Result<(), Failure> {
-        self.common.configure_log(&config.log);
-        Ok(())
+    fn apply(
+        &mut self,
+        config: Config,
+        parts: ChangedParts,
+        _: &mut wirepath_pipeline::ControlPlane,
+    ) -> Result<Vec<String>, Failure> {
+        if parts.log {
+            self.common.configure_log(&config.log);
+        }
+        Ok(Vec::new())
     }
 
     fn changed_rules(&self) -> Option<ChangedRules> {

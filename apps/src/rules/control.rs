@@ -17,7 +17,7 @@ use wirepath_wire::Parser;
 
 use super::config::{Entry, Hardware, RuleSettings};
 use crate::cli::{Failure, Table};
-use crate::configuration::{ChangedRules, ConfigObject, LiveConfiguration, Reconfigure};
+use crate::configuration::{ChangedParts, ChangedRules, ConfigObject, LiveConfiguration, Reconfigure};
 
 /// The control of a program with flow rules around its stages. It manages the rules and reports the rule counters.
 #[derive(Debug)]
@@ -486,12 +486,28 @@ where
         self.control.check(setup, plane)
     }
 
-    fn apply(&mut self, setup: C::Setup, with_rules: bool, plane: &mut ControlPlane) -> Result<(), Failure> {
-        if with_rules {
+    fn apply(
+        &mut self,
+        setup: C::Setup,
+        parts: ChangedParts,
+        plane: &mut ControlPlane,
+    ) -> Result<Vec<String>, Failure> {
+        let mut notes = Vec::new();
+        if parts.rules {
+            let before: Vec<RuleId> = self.rules.rules().map(|(id, _)| id).collect();
             let count = self.replace(plane, setup.as_ref())?;
             tracing::info!("the rules were reloaded: {count} are active");
+            let kept: HashSet<RuleId> = before.iter().copied().collect();
+            let new = self.rules.rules().filter(|(id, _)| !kept.contains(id)).count();
+            let gone = before.len() + new - count;
+            if new + gone > 0 {
+                notes.push(format!("flow rules: {new} new, {gone} removed"));
+            } else if !self.rules.rules().map(|(id, _)| id).eq(before) {
+                notes.push("flow rules: another order".to_owned());
+            }
         }
-        self.control.apply(setup, with_rules, plane)
+        notes.extend(self.control.apply(setup, parts, plane)?);
+        Ok(notes)
     }
 
     fn changed_rules(&self) -> Option<ChangedRules> {

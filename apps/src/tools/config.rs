@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::cli::{Failure, print, print_json};
+use crate::cli::{Failure, print, print_error, print_json};
 use crate::control_socket::SocketArgument;
 
 /// Shows or saves the configuration of a running program
@@ -50,8 +50,18 @@ pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
             let text = client.configuration()?;
             let own = client.ask(&json!({ "request": "status" }))?["configuration"].as_str().map(PathBuf::from);
             let none = "the program was started without a configuration file; name the file to write";
-            let path = file.clone().or(own).ok_or_else(|| Failure::usage(none))?;
+            let path = file.clone().or_else(|| own.clone()).ok_or_else(|| Failure::usage(none))?;
             replace(&path, &text).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
+            let folder = |path: &Path| path.parent().and_then(|folder| std::fs::canonicalize(folder).ok());
+            let canonical = |path: &PathBuf| std::fs::canonicalize(path).ok();
+            if own.as_ref().and_then(canonical) == canonical(&path) {
+                // What was added while the program ran belongs to the file from now on.
+                client.ask(&json!({ "request": "reload" }))?;
+            } else if own.as_deref().and_then(folder) != std::path::absolute(&path).ok().as_deref().and_then(folder) {
+                let note = "note: the file is in another folder than the program's; relative paths in it refer to its \
+                            own folder\n";
+                print_error(note);
+            }
             if json {
                 print_json(&json!({ "file": path, "bytes": text.len() }))
             } else {

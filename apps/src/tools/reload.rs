@@ -51,7 +51,8 @@ pub(super) fn describe(answer: &Value) -> String {
     for note in list("notes") {
         text += &format!("note: {}\n", note.as_str().unwrap_or_default());
     }
-    text += match (list("differences").is_empty(), answer["applied"] == true) {
+    let same = list("differences").is_empty() && list("notes").is_empty();
+    text += match (same, answer["applied"] == true) {
         (true, _) => "the configuration does not differ\n",
         (false, true) => "applied\n",
         (false, false) => "not applied: this was a dry run\n",

@@ -119,16 +119,16 @@ impl FdbWriter {
         }
     }
 
-    /// Sets the ageing time of one segment in seconds (0: never), for the addresses that it has learned too.
-    pub fn set_ageing(&mut self, segment: u16, seconds: u32) {
-        self.ageing.insert(segment, seconds);
-        if self.learned.get(&segment).is_none_or(|n| *n == 0) {
+    /// Sets the ageing times of segments in seconds (0: never), for the addresses that they have learned too.
+    pub fn set_ageing(&mut self, segments: impl IntoIterator<Item = (u16, u32)>) {
+        let changed: HashMap<u16, u32> = segments.into_iter().collect();
+        self.ageing.extend(&changed);
+        if changed.keys().all(|segment| self.learned.get(segment).is_none_or(|n| *n == 0)) {
             return;
         }
-        let entries = self.list().into_iter().filter(|entry| entry.key.segment() == segment);
-        for entry in entries.collect::<Vec<_>>() {
-            let Some(seen) = entry.seen else { continue };
-            let timer = (seconds > 0).then(|| self.wheel.arm(u64::from(seen) + u64::from(seconds), entry.key));
+        for entry in self.list() {
+            let (Some(seconds), Some(seen)) = (changed.get(&entry.key.segment()), entry.seen) else { continue };
+            let timer = (*seconds > 0).then(|| self.wheel.arm(u64::from(seen) + u64::from(*seconds), entry.key));
             if let Some(Some(old)) = self.entries.insert(entry.key, timer) {
                 self.wheel.cancel(old);
             }
@@ -199,18 +199,32 @@ impl FdbWriter {
         Learned::New
     }
 
-    /// Inserts an entry that does not age, does not move and does not count against its segment. Returns
-    /// `false` if there is no room or the address is not unicast.
+    /// Inserts an entry that does not age, does not move and does not count against its segment. It takes the room of
+    /// a learned entry if there is no other. Returns `false` if static entries fill the database or the address is not
+    /// unicast.
     pub fn insert_static(&mut self, key: Key, destination: u32) -> bool {
         if !key.is_unicast() || destination == NO_DESTINATION {
             return false;
         }
         self.remove(key);
-        if self.entries.len() >= self.limits.entries || !self.insert_entry(key, destination, u32::MAX) {
+        if self.entries.len() >= self.limits.entries {
+            // Entries with a timer are learned.
+            let victim = self.entries.iter().find(|(_, timer)| timer.is_some()).map(|(key, _)| *key);
+            let Some(victim) = victim else { return false };
+            self.remove(victim);
+        }
+        if !self.insert_entry(key, destination, u32::MAX) {
             return false;
         }
         self.entries.insert(key, None);
         true
+    }
+
+    /// Returns an entry, static or learned.
+    pub fn get(&mut self, key: Key) -> Option<FdbEntry> {
+        self.reader.quiescent();
+        let entry = self.entries.contains_key(&key).then(|| self.fdb.table(self.reader.guard()).find(key))??;
+        Some(fdb_entry(entry))
     }
 
     /// Removes an entry, static or learned.
@@ -408,8 +422,7 @@ mod tests {
         let domain = Domain::new();
         let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 100, ..FdbLimits::default() }, 0);
         let of = |segment| Key::new(segment, [2, 0, 0, 0, 0, 1]);
-        writer.set_ageing(1, 10);
-        writer.set_ageing(2, 0);
+        writer.set_ageing([(1, 10), (2, 0)]);
         for segment in 0..3 {
             writer.learn(of(segment), 1, 0);
         }

@@ -5,6 +5,7 @@ use wirepath_settings::nearest;
 use wirepath_wire::MacAddr;
 
 use super::control::GatewayControl;
+use super::tables::Destination;
 use crate::registry::{Argument, ArgumentKind, Change, ObjectSpec, Operation};
 
 /// The objects of a gateway that can be changed.
@@ -24,14 +25,19 @@ static FDB: ObjectSpec = ObjectSpec {
 
 impl GatewayControl {
     /// Carries out a change of one of [`OBJECTS`].
-    pub(super) fn change_object(&mut self, change: &Change<'_>) -> Result<Value, String> {
+    pub(super) fn change_object(&mut self, change: &Change<'_>, seconds: u32) -> Result<Value, String> {
         let segment = change.text("segment")?.map(|name| self.segment_index(name)).transpose()?;
         let mac = change.text("mac")?.map(parse_mac).transpose()?;
         match (change.object, change.operation) {
             ("fdb", Operation::Remove) => {
+                let learned = &mut self.learned;
                 let removed = self.fdb.flush(|entry| {
-                    segment.is_none_or(|segment| entry.key.segment() == segment)
-                        && mac.is_none_or(|mac| entry.key.mac() == mac.0)
+                    let selected = segment.is_none_or(|segment| entry.key.segment() == segment)
+                        && mac.is_none_or(|mac| entry.key.mac() == mac.0);
+                    if let (true, Destination::Remote(index)) = (selected, Destination::unpack(entry.destination)) {
+                        learned.remove_key(index, entry.key, seconds);
+                    }
+                    selected
                 });
                 tracing::info!("{removed} learned forwarding entries removed by {}", change.origin);
                 Ok(json!({ "removed": removed }))

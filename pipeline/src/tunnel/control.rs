@@ -217,12 +217,15 @@ impl GatewayControl {
     /// Enables packets that the NIC has decapsulated. Their mark consists of
     /// [`IMPLICIT_MARK`](crate::rules::offload::IMPLICIT_MARK) and the index of the remote.
     pub fn decapsulated_by_nic(&mut self) {
-        (self.decapsulated_by_nic, self.dirty) = (true, true);
-        self.publish();
+        if !std::mem::replace(&mut self.decapsulated_by_nic, true) {
+            self.dirty = true;
+            self.publish();
+        }
     }
 
     /// Sets the transmit metadata for which the NIC adds the outer headers of this remote; `None`: the
-    /// workers add them. The workers also add them after the next hop has changed.
+    /// workers add them. The workers also add them after the next hop has changed. They see the change after
+    /// [`Self::publish_nic_tunnels`].
     pub fn encapsulated_by_nic(&mut self, remote: usize, number: Option<u32>) {
         let Some(next_hop) = self.list.get_mut(remote).map(|remote| &mut remote.next_hop) else { return };
         *next_hop = match *next_hop {
@@ -231,6 +234,10 @@ impl GatewayControl {
             NextHop::Resolving | NextHop::Unreachable => return,
         };
         self.dirty = true;
+    }
+
+    /// Makes the workers see the changes of [`Self::encapsulated_by_nic`].
+    pub fn publish_nic_tunnels(&mut self) {
         self.publish();
     }
 
@@ -616,8 +623,12 @@ impl GatewayControl {
     pub(super) fn remove_remote(&mut self, index: u32, now: u32) {
         let Some((keys, contacted)) = self.learned.remove(index, now) else { return };
         self.places.remote_indices.release(index, now);
+        let destination = Destination::Remote(index).pack();
         for key in keys {
-            self.fdb.remove(key);
+            // Meanwhile the address may have become static, or have moved.
+            if self.fdb.get(key).is_some_and(|entry| entry.seen.is_some() && entry.destination == destination) {
+                self.fdb.remove(key);
+            }
         }
         let next_hop = self.routes.get_mut(index as usize).and_then(|route| {
             route.mac = None;
@@ -625,6 +636,9 @@ impl GatewayControl {
         });
         if let Some(remote) = self.list.get_mut(index as usize) {
             (remote.address, remote.next_hop) = (Ipv4Addr::UNSPECIFIED.into(), NextHop::Unreachable);
+        }
+        if let Some(next_hop) = next_hop {
+            self.neighbours.discard(next_hop, |(_, remote)| *remote == index, &mut self.actions);
         }
         if let Some(next_hop) = next_hop.filter(|_| contacted)
             && let Some(users) = self.remotes_by_next_hop.get_mut(&next_hop)
@@ -749,8 +763,8 @@ impl Control for GatewayControl {
         super::change::OBJECTS.to_vec()
     }
 
-    fn change(&mut self, change: &Change<'_>, _: &mut ControlPlane) -> Result<Changed, String> {
-        self.change_object(change).map(Changed::Done)
+    fn change(&mut self, change: &Change<'_>, plane: &mut ControlPlane) -> Result<Changed, String> {
+        self.change_object(change, plane.seconds()).map(Changed::Done)
     }
 
     fn punt(&mut self, punt: Punt, plane: &mut ControlPlane) {

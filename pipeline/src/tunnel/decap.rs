@@ -231,7 +231,9 @@ impl View<'_> {
                 self.decapsulate_one(state, context, remotes, packet);
                 return None;
             };
-            let Some(segment) = remotes.list.get(remote as usize).map(|remote| remote.segment) else {
+            // A NIC decapsulates packets of a remote that was removed until its rule is removed too.
+            let known = remotes.list.get(remote as usize).filter(|remote| !remote.address.is_unspecified());
+            let Some(segment) = known.map(|remote| remote.segment) else {
                 context.drop(packet, DropReason::UnknownRemote);
                 return None;
             };

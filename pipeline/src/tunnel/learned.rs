@@ -78,6 +78,11 @@ impl LearnedRemotes {
         self.live.iter().filter(|(_, remote)| remote.contacted).map(|(index, _)| *index)
     }
 
+    /// Returns whether a frame had to be sent to a learned remote.
+    pub(super) fn is_contacted(&self, index: u32) -> bool {
+        self.live.get(&index).is_some_and(|remote| remote.contacted)
+    }
+
     /// Returns whether a segment needs an eviction before it can learn a remote.
     pub(super) fn is_full(&self, segment: u16) -> bool {
         self.live.len() >= LEARNED_REMOTES || self.segment_is_full(segment)

@@ -247,6 +247,19 @@ impl<P> Neighbours<P> {
         }
     }
 
+    /// Returns whether packets for an address are held although its Ethernet address is known.
+    pub fn is_held(&self, ip: IpAddr) -> bool {
+        self.entries.get(&ip).is_some_and(|entry| entry.held_until.is_some())
+    }
+
+    /// Returns some queued packets for an address as drop actions.
+    pub fn discard(&mut self, ip: IpAddr, select: impl Fn(&P) -> bool, actions: &mut Vec<NeighbourAction<P>>) {
+        let Some(entry) = self.entries.get_mut(&ip) else { return };
+        let (gone, stay): (VecDeque<P>, VecDeque<P>) = std::mem::take(&mut entry.queue).into_iter().partition(select);
+        entry.queue = stay;
+        actions.extend(gone.into_iter().map(NeighbourAction::Drop));
+    }
+
     /// Removes and returns all queued packets.
     pub fn drain_queues(&mut self) -> impl Iterator<Item = P> {
         self.entries.values_mut().flat_map(|entry| entry.queue.drain(..))

@@ -44,13 +44,14 @@ impl GatewayControl {
         if let Some((key, _)) = fixed.iter().find(|(_, same)| !same) {
             return Err(format!("underlay.{key} cannot change while the program runs; start it anew"));
         }
-        let learned = |segment: u16, address| {
-            let remote = |index: &u32| self.list.get(*index as usize).is_some_and(|it| it.address == address);
-            self.learned.of_segment(segment).find(remote)
-        };
+        let of_index = |index| Some((self.list.get(index as usize)?, index));
+        let learned: HashMap<(u16, IpAddr), u32> = (self.learned.indices().filter_map(of_index))
+            .map(|(remote, index)| ((remote.segment, remote.address), index))
+            .collect();
+        let learned = |segment, address| learned.get(&(segment, address)).copied();
         let places = self.places.after(&self.config, &config, learned, seconds)?;
-        let added = statics(&config, &places).len().saturating_sub(statics(&self.config, &self.places).len());
-        if self.fdb.len() + added > self.fdb.limits().entries {
+        // Static entries take the room of learned ones.
+        if statics(&config, &places).len() > self.fdb.limits().entries {
             return Err("the forwarding table has no room for the static entries".to_owned());
         }
         Ok(Reconfiguration { config, places })
@@ -65,9 +66,8 @@ impl GatewayControl {
     pub(super) fn install(&mut self, config: GatewayConfig, places: Places, ports: &[PortInfo], now: u32) {
         let old_statics = statics(&self.config, &self.places);
         let old_ageing: HashMap<u16, u32> = ageing(&self.config, &self.places).collect();
-        let addresses_changed = self.config.underlay.addresses.len() != config.underlay.addresses.len()
-            || self.config.underlay.addresses.iter().any(|it| !config.underlay.addresses.contains(it))
-            || self.config.underlay.gateways != config.underlay.gateways;
+        let (before, after) = (&self.config.underlay, &config.underlay);
+        let addresses_changed = (&before.addresses, &before.gateways) != (&after.addresses, &after.gateways);
         let templates_changed = templates_differ(&self.config.underlay, &config.underlay);
         let old = (std::mem::replace(&mut self.config, config), std::mem::replace(&mut self.places, places));
         if addresses_changed {
@@ -79,12 +79,14 @@ impl GatewayControl {
 
         let removed = self.remove_parts(&old.1);
         let promoted: Vec<u32> = self.configured().filter(|index| self.learned.contains(*index)).collect();
-        promoted.into_iter().for_each(|index| self.learned.promote(index));
+        promoted.iter().for_each(|index| self.learned.promote(*index));
 
         let mut layout = Layout::clone(&self.layout);
         layout.update(&self.config, &self.places, ports, self.workers);
         self.publish_layout(layout);
         self.place_remotes(templates_changed);
+        // Nothing resolved their next hops for them while they were learned.
+        promoted.into_iter().for_each(|index| self.refresh_remote(index));
         self.remove_lost_learned(&removed.segments, now);
         self.update_next_hops();
         self.publish();
@@ -96,12 +98,11 @@ impl GatewayControl {
                     || entry.seen.is_some() && removed.destinations.contains(&entry.destination)
             });
         }
-        self.update_statics(&old_statics);
-        for (segment, seconds) in ageing(&self.config, &self.places) {
-            if old_ageing.get(&segment) != Some(&seconds) {
-                self.fdb.set_ageing(segment, seconds);
-            }
-        }
+        self.update_statics(&old_statics, now);
+        let changed: Vec<(u16, u32)> = ageing(&self.config, &self.places)
+            .filter(|(segment, seconds)| old_ageing.get(segment) != Some(seconds))
+            .collect();
+        self.fdb.set_ageing(changed);
         self.reset_learn_stats(&old.1);
     }
 
@@ -125,6 +126,9 @@ impl GatewayControl {
                 if let (Some(remote), Some(route)) =
                     (self.list.get_mut(*index as usize), self.routes.get_mut(*index as usize))
                 {
+                    if let Some(next_hop) = route.next_hop {
+                        self.neighbours.discard(next_hop, |(_, remote)| remote == index, &mut self.actions);
+                    }
                     (remote.address, remote.next_hop) = (Ipv4Addr::UNSPECIFIED.into(), NextHop::Unreachable);
                     (route.next_hop, route.mac) = (None, None);
                 }
@@ -138,7 +142,7 @@ impl GatewayControl {
 
     /// Brings the configured remotes and their routes up to date.
     fn place_remotes(&mut self, templates_changed: bool) {
-        let Self { config, places, list, routes, host, .. } = self;
+        let Self { config, places, list, routes, host, learned, .. } = self;
         let mut changed = Vec::new();
         for (segment, place) in config.segments.iter().zip(&places.segments) {
             for (remote, index) in segment.remotes.iter().zip(&place.remotes) {
@@ -163,11 +167,10 @@ impl GatewayControl {
                 changed.push(*index);
             }
         }
-        let learned: Vec<u32> = self.learned.indices().collect();
-        for index in learned {
-            let segment = self.list.get(index as usize).and_then(|it| self.segment_config(it.segment)).cloned();
-            let Some(remote) = self.list.get_mut(index as usize) else { continue };
-            remote.max_frame = max_frame(&self.config.underlay, self.underlay_mtu, segment.as_ref(), remote.address);
+        for index in learned.indices() {
+            let Some(remote) = list.get_mut(index as usize) else { continue };
+            let segment = places.position(remote.segment).and_then(|at| config.segments.get(at));
+            remote.max_frame = max_frame(&config.underlay, self.underlay_mtu, segment, remote.address);
             changed.extend(templates_changed.then_some(index));
         }
         for index in changed {
@@ -176,12 +179,19 @@ impl GatewayControl {
         self.dirty = true;
     }
 
-    /// Writes the outer headers of a remote anew.
+    /// Writes the outer headers of a remote anew. A learned remote has none before a frame had to be sent to it.
     fn refresh_remote(&mut self, index: u32) {
-        let next_hop = self.routes.get(index as usize).and_then(|route| route.next_hop);
-        let contacted = next_hop.filter(|next_hop| self.neighbours.state(*next_hop).is_some());
-        let mac = contacted.and_then(|next_hop| self.neighbours.mac(next_hop));
-        self.set_remote_state(index, mac, contacted.and_then(|next_hop| self.neighbours.state(next_hop)));
+        let is_used = !self.learned.contains(index) || self.learned.is_contacted(index);
+        let next_hop = self.routes.get(index as usize).and_then(|route| route.next_hop).filter(|_| is_used);
+        let state = next_hop.and_then(|next_hop| self.neighbours.state(next_hop));
+        let mac = next_hop.and_then(|next_hop| self.neighbours.mac(next_hop));
+        self.set_remote_state(index, mac, state);
+        if next_hop.is_some_and(|next_hop| self.neighbours.is_held(next_hop))
+            && let Some(Remote { next_hop, .. }) = self.list.get_mut(index as usize)
+            && let NextHop::Ready(template) = *next_hop
+        {
+            *next_hop = NextHop::Held(template, None);
+        }
     }
 
     /// Removes learned remotes that the configuration does not allow any more, and updates the others.
@@ -230,13 +240,19 @@ impl GatewayControl {
     }
 
     /// Brings the static entries up to date.
-    fn update_statics(&mut self, old: &Statics) {
+    fn update_statics(&mut self, old: &Statics, now: u32) {
         let new = statics(&self.config, &self.places);
         for key in old.keys().filter(|key| !new.contains_key(key)) {
             self.fdb.remove(*key);
         }
         for (key, destination) in new {
-            if old.get(&key) != Some(&destination) && !self.fdb.insert_static(key, destination) {
+            if old.get(&key) == Some(&destination) {
+                continue;
+            }
+            if let Some(Destination::Remote(index)) = self.fdb.get(key).map(|it| Destination::unpack(it.destination)) {
+                self.learned.remove_key(index, key, now);
+            }
+            if !self.fdb.insert_static(key, destination) {
                 tracing::warn!("the forwarding table has no room for the static entry {}", MacAddr(key.mac()));
             }
         }

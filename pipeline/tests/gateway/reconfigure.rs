@@ -172,3 +172,63 @@ fn what_cannot_change_is_refused() {
     assert_eq!(why, "underlay.udp_port cannot change while the program runs; start it anew");
     lab.control.prepare(read(&text("ttl = 3")), 0).unwrap();
 }
+
+/// A configuration of one segment whose remotes lie behind a next hop.
+fn behind(next_hop: &str, segment: &str) -> GatewayConfig {
+    read(&format!(
+        "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24']\ngateways = ['{next_hop}']\n[[segment]]\nvni = 42\n\
+         ports = [{{ port = 'lan' }}]\n{segment}\n"
+    ))
+}
+
+fn change(lab: &mut Lab, config: GatewayConfig) {
+    let seconds = lab.stepped.with_plane(|plane| plane.seconds());
+    let change = lab.control.prepare(config, seconds).unwrap();
+    let ports = ports(&lab.pool.clone());
+    lab.control.reconfigure(change, &ports, seconds);
+}
+
+#[test]
+fn a_remote_that_was_learned_uses_a_next_hop_that_is_known() {
+    let mut lab = Lab::new("remotes = ['10.9.0.2']").with_peer();
+    change(&mut lab, behind("10.9.0.2", "remotes = ['192.0.2.1']\naccept_unknown_remotes = true"));
+    lab.settle();
+    let learned = Addresses { mac: PEER, addresses: vec!["192.0.2.2/24".parse().unwrap()], gateways: vec![] };
+    lab.send(WAN, &vxlan(&learned, &frame(HOST, FAR)));
+    lab.settle();
+    assert_eq!(lab.control.learned_remotes(), 1);
+    change(&mut lab, behind("10.9.0.2", "remotes = ['192.0.2.1', '192.0.2.2']"));
+    lab.send(LAN, &frame(FAR, HOST));
+    assert_eq!((lab.tunnelled(), lab.dropped(DropReason::NoNeighbour)), (1, 0));
+}
+
+#[test]
+fn a_static_entry_outlives_the_remote_that_had_its_address() {
+    let mut lab = Lab::new("accept_unknown_remotes = true").with_peer();
+    let peer = Addresses { mac: PEER, addresses: vec!["10.9.0.2/24".parse().unwrap()], gateways: vec![] };
+    lab.settle();
+    lab.send(WAN, &vxlan(&peer, &frame(HOST, FAR)));
+    lab.settle();
+    let with = "accept_unknown_remotes = true\nstatic = [{ mac = '02:00:00:00:02:01', port = 'lan' }]";
+    change(&mut lab, behind("10.9.0.2", with));
+    assert_eq!((lab.control.learned_remotes(), lab.control.fdb_entries()), (1, 1));
+    // The remote has no address any more, so it goes.
+    for _ in 0..400 {
+        lab.stepped.advance(SECOND);
+        lab.settle();
+    }
+    assert_eq!((lab.control.learned_remotes(), lab.control.fdb_entries()), (0, 1));
+}
+
+#[test]
+fn frames_that_wait_go_with_their_remote() {
+    let mut lab = Lab::new("remotes = ['10.9.0.2']");
+    let two = behind("10.9.0.250", "remotes = ['192.0.2.1', '192.0.2.2']");
+    change(&mut lab, two);
+    lab.send(LAN, &frame(FAR, HOST));
+    lab.settle();
+    assert_eq!((lab.control.waiting_frames(), lab.dropped(DropReason::NoNeighbour)), (2, 0), "nobody answers");
+    change(&mut lab, behind("10.9.0.250", "remotes = ['192.0.2.2']"));
+    lab.settle();
+    assert_eq!((lab.control.waiting_frames(), lab.dropped(DropReason::NoNeighbour)), (1, 1));
+}

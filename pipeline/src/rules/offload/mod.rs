@@ -154,6 +154,8 @@ pub struct HardwareRules {
     final_counts: HashMap<RuleId, HardwareCount>,
     /// Marks of implicit rules.
     implicit: HashMap<RuleId, u32>,
+    /// Implicit rules by their marks.
+    implicit_by_mark: HashMap<u32, RuleId>,
     /// Number of implicit rules up to now.
     implicit_count: u64,
     /// Implicit encapsulations, by port and number.
@@ -208,6 +210,7 @@ impl HardwareRules {
             draining: DrainQueue::default(),
             final_counts: HashMap::new(),
             implicit: HashMap::new(),
+            implicit_by_mark: HashMap::new(),
             implicit_count: 0,
             encaps: HashMap::new(),
             encap_losses: 0,
@@ -237,6 +240,7 @@ impl HardwareRules {
         let id = RuleId::of_number(u64::MAX - self.implicit_count);
         self.implicit_count += 1;
         self.implicit.insert(id, IMPLICIT_MARK | mark);
+        self.implicit_by_mark.insert(mark, id);
         self.begin(devices, table, &[], &[(id, Arc::new(rule))], now);
         self.finish(devices, table, now);
     }
@@ -249,9 +253,7 @@ impl HardwareRules {
         mark: u32,
         now: u64,
     ) {
-        let mark = IMPLICIT_MARK | mark;
-        let found = self.implicit.iter().find(|(_, other)| **other == mark);
-        let Some(id) = found.map(|(id, _)| *id) else { return };
+        let Some(id) = self.implicit_by_mark.remove(&mark) else { return };
         self.begin(devices, table, &[id], &[], now);
         self.implicit.remove(&id);
         self.finish(devices, table, now);
