@@ -268,6 +268,9 @@ fn the_kernel_gets_what_is_meant_for_it_and_nothing_else() {
 fn foreign_programs_are_removed_only_by_force() {
     require!(all Requirement::LAB);
     let pair = Pair::new("foreign", 1500, 1);
+    // Its interface has the same index in another namespace.
+    let other = Pair::new("bystander", 1500, 1);
+    let mut bystander = other.dut.inside(|| other.start("").unwrap());
     pair.dut.inside(|| {
         // A second port counts as a foreign user too.
         let first = pair.start("").unwrap();
@@ -292,7 +295,10 @@ fn foreign_programs_are_removed_only_by_force() {
         stop(it);
         drop(foreign);
     });
-    assert_eq!(pair.pool.outstanding(), 0);
+    other.peer.frames("eth0").send(&numbered(8)).unwrap();
+    assert_eq!(collect(&mut bystander, 1, ours), [numbered(8)], "a port of another namespace is left alone");
+    stop(bystander);
+    assert_eq!(pair.pool.outstanding() + other.pool.outstanding(), 0);
 }
 
 /// A foreign XDP program.

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wirepath_packet::Batch;
 use wirepath_packet::counters::QueueStats;
 use wirepath_pmd::port::{RxQueue, StartedPort, TxQueue};
-use wirepath_testlab::Namespace;
+use wirepath_testlab::{Namespace, eventually};
 
 use crate::common::{pool, start};
 
@@ -107,7 +107,15 @@ pub(crate) fn tcp(from: &Namespace, to: &Namespace, address: IpAddr, bytes: usiz
     let address = listener.local_addr().expect("bound");
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
-            let (mut stream, _) = listener.accept().expect("accepts");
+            // Without a limit, a failure of the sender would hold the test for ever.
+            listener.set_nonblocking(true).expect("a listener that does not wait");
+            let mut accepted = None;
+            assert!(eventually(Duration::from_secs(30), || {
+                accepted = listener.accept().ok();
+                accepted.is_some()
+            }));
+            let (mut stream, _) = accepted.expect("accepts");
+            stream.set_nonblocking(false).expect("a stream that waits");
             stream.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
             let mut got = Vec::with_capacity(bytes);
             stream.read_to_end(&mut got).expect("receives");

@@ -205,7 +205,7 @@ pub(super) fn detach_leftover(interface: u32, xdp: Xdp) -> io::Result<()> {
 pub(super) fn detach_any(interface: u32, xdp: Xdp) -> io::Result<()> {
     match detach_leftover(interface, xdp) {
         Ok(()) => Ok(()),
-        Err(error) => match bpf::detach_links(interface)? {
+        Err(error) => match bpf::detach_links(interface, xdp.program)? {
             true => Ok(()),
             false => Err(error),
         },

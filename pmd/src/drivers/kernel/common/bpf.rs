@@ -321,8 +321,11 @@ fn detach_link(link: &OwnedFd) -> io::Result<()> {
     unsafe { BpfAttr::new(&[(0, link.as_raw_fd() as u32)]).call(LINK_DETACH, 4) }.map(drop)
 }
 
-/// Detaches the program that a link holds on the interface. Returns `false` if there is none.
-pub(crate) fn detach_links(interface: u32) -> io::Result<bool> {
+/// Detaches the program with this id that a link holds on the interface. Returns `false` if there is none.
+///
+/// Links of all network namespaces are listed, and interfaces of several namespaces have the same index. The id of the
+/// program tells them apart.
+pub(crate) fn detach_links(interface: u32, program: u32) -> io::Result<bool> {
     let (mut id, mut any) = (0, false);
     loop {
         let mut attribute = BpfAttr::new(&[(0, id)]);
@@ -338,8 +341,8 @@ pub(crate) fn detach_links(interface: u32) -> io::Result<bool> {
         // struct bpf_link_info: type, id, program; then, for XDP, the interface at offset 16.
         let mut info = [0u64; 16];
         object_info(&link, &mut info)?;
-        let (kind, on) = (first_word(info[0]), first_word(info[2]));
-        if kind == LINK_TYPE_XDP && on == interface {
+        let (kind, of, on) = (first_word(info[0]), first_word(info[1]), first_word(info[2]));
+        if kind == LINK_TYPE_XDP && on == interface && of == program {
             detach_link(&link)?;
             any = true;
         }
