@@ -133,7 +133,7 @@ fil = 'x'
             "22:48: segment[0].ports[1].port: found \"lam\", expected the name of a port; did you mean \"lan\"?",
             "23:1: segment[1].remotes: missing, expected at least one remote",
             "27:13: workers.cores[1]: core 1 is named twice",
-            "28:8: workers.idle: found 'buzy', expected one of \"busy\", \"adaptive\", \"sleep\" (did you mean \"busy\"?)",
+            "28:8: workers.idle: found 'buzy', expected one of \"busy\", \"adaptive\", \"sleep\" (did you mean",
             "30:26: rule[0].rule: no port is called \"lam\"; did you mean \"lan\"?",
             "32:18: rule[1].rule: ",
             &format!("34:1: rules.fil: {unknown} \"file\"?"),
