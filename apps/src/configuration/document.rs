@@ -134,7 +134,7 @@ impl Edit {
                 let at = position(root.get(key), |table| is_named(table, &name, unnamed));
                 match (self.operation, at) {
                     (Operation::Add, Some(_)) => {
-                        return Err(EditError::Exists(format!("there is a {kind} \"{name}\" already")));
+                        return Err(EditError::Exists(format!("the {kind} \"{name}\" exists already")));
                     }
                     (Operation::Add, None) => {
                         let mut table = Table::new();
@@ -161,7 +161,7 @@ impl Edit {
                 let at = list.iter().position(|it| it.as_str().is_some_and(|it| same_value(it, &text)));
                 match (self.operation, at) {
                     (Operation::Add, Some(_)) => {
-                        return Err(EditError::Exists(format!("there is a {kind} {text} already")));
+                        return Err(EditError::Exists(format!("the {kind} {text} exists already")));
                     }
                     (Operation::Remove, Some(at)) => _ = list.remove(at),
                     (Operation::Add, None) => list.push(text),
@@ -188,7 +188,7 @@ impl Edit {
                 });
                 match (self.operation, at) {
                     (Operation::Add, Some(_)) => {
-                        return Err(EditError::Exists(format!("there is a {kind} {named} already")));
+                        return Err(EditError::Exists(format!("the {kind} {named} exists already")));
                     }
                     (Operation::Add, None) => {
                         let mut table = InlineTable::new();

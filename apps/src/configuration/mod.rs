@@ -317,9 +317,17 @@ fn read<C: Reconfigure>(
                 }
                 true
             });
-            // Without additions, errors have their position in the file.
-            let source = if unchanged { source } else { Source::new(&name, document.to_string()) };
-            (document, C::read(&source).map_err(|failure| failure.to_string())?)
+            // Errors of the file have their position in it.
+            let setup = C::read(&source).map_err(|failure| failure.to_string())?;
+            if unchanged {
+                (document, setup)
+            } else {
+                let setup = C::read(&Source::new(&name, document.to_string())).map_err(|failure| {
+                    let why = without_positions(&failure.to_string(), &name);
+                    format!("the file does not fit what was added while the program ran: {why}")
+                })?;
+                (document, setup)
+            }
         }
         JobKind::Edit(edit) => {
             let mut document = running.clone();
@@ -396,15 +404,16 @@ fn without_positions(text: &str, file: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Records an edit in the list of the edits that a reload repeats: additions, and changes of what was added.
+/// Records an edit in the list of the edits that a reload repeats: additions, and later changes of what was added.
 fn keep_added(added: &mut Vec<Edit>, edit: Edit) {
-    let is_same = |it: &Edit| it.operation != Operation::Remove && it.has_same_object(&edit);
-    let known = added.iter().position(is_same);
+    let known = added.iter().position(|it| it.operation == Operation::Add && it.has_same_object(&edit));
     match (edit.operation, known) {
-        (Operation::Set, Some(at)) => added[at].arguments.extend(edit.arguments),
-        (Operation::Remove, Some(at)) => {
-            added.remove(at);
-            added.retain(|it| !it.is_within(&edit));
+        (Operation::Remove, Some(_)) => added.retain(|it| !it.has_same_object(&edit) && !it.is_within(&edit)),
+        (Operation::Set, Some(_)) => {
+            // The new values replace those of an earlier change.
+            let replaced = |it: &Edit| it.arguments.keys().all(|key| edit.arguments.contains_key(key));
+            added.retain(|it| it.operation != Operation::Set || !it.has_same_object(&edit) || !replaced(it));
+            added.push(edit);
         }
         (Operation::Add, _) => added.push(edit),
         // An object of the file is again as in the file after a reload.

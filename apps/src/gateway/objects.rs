@@ -233,11 +233,11 @@ static = [{ mac = \"02:00:00:00:00:0a\", port = \"lan\", vlan = 8 }]
         let document: DocumentMut = TEXT.parse().unwrap();
         let why = |operation, object, arguments| apply(&mut document.clone(), operation, object, arguments);
         let address = |address: &str| json!({ "segment": "vni42", "address": address });
-        assert_eq!(why(Add, "remote", address("10.9.0.2")), "there is a remote 10.9.0.2 already");
+        assert_eq!(why(Add, "remote", address("10.9.0.2")), "the remote 10.9.0.2 exists already");
         assert_eq!(why(Remove, "remote", address("10.9.0.4")), "there is no remote 10.9.0.4");
         let other = json!({ "segment": "vni43", "address": "10.9.0.4" });
         assert_eq!(why(Add, "remote", other), "there is no segment \"vni43\"; did you mean \"vni42\"?");
-        assert_eq!(why(Add, "segment", json!({ "name": "vni42" })), "there is a segment \"vni42\" already");
+        assert_eq!(why(Add, "segment", json!({ "name": "vni42" })), "the segment \"vni42\" exists already");
         let wrong = |key: &str, value: serde_json::Value| why(Set, "segment", json!({ "name": "vni42", key: value }));
         assert_eq!(wrong("mtu", json!("big")), "mtu: found \"big\", expected a number");
         assert_eq!(wrong("mtu", json!({})), "mtu: found {}, expected a number");

@@ -27,7 +27,8 @@ enum Command {
     },
     /// Writes the configuration in force to a file, from which the program starts to the same state
     ///
-    /// An existing file is replaced whole. Without FILE, that is the file with which the program was started.
+    /// An existing file is replaced whole; a device or a pipe gets the text. Without FILE, that is the file with which
+    /// the program was started.
     Save {
         /// File to write
         #[arg(value_name = "FILE")]
@@ -80,6 +81,12 @@ pub(super) fn show(socket: &SocketArgument, json: bool) -> Result<(), Failure> {
 /// Replaces a file by another one at once, so that no reader sees half of it. The new one has the owner and the
 /// permissions of the old one.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    match std::fs::metadata(path) {
+        // A device or a pipe takes the text; it is not replaced by a file.
+        Ok(there) if !there.is_file() => return File::options().write(true).open(path)?.write_all(text.as_bytes()),
+        Err(_) if path.is_symlink() => return Err(std::io::Error::other("a link whose target does not exist")),
+        _ => {}
+    }
     // The target of a link is replaced, not the link.
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let name = path.file_name().ok_or_else(|| std::io::Error::other("expected the name of a file"))?;

@@ -240,7 +240,7 @@ fn single_objects_are_refused_with_a_reason() {
     let program = Program::gateway();
     for (change, why) in [
         (&["add", "remote", "segment=blu", "address=10.9.0.3"][..], "did you mean \"blue\"?"),
-        (&["add", "remote", "segment=blue", "address=10.9.0.2"], "there is a remote 10.9.0.2 already"),
+        (&["add", "remote", "segment=blue", "address=10.9.0.2"], "the remote 10.9.0.2 exists already"),
         (&["add", "remote", "segment=blue", "address=10.9.0.999"], "expected an IP address"),
         (&["add", "remote", "segment=blue", "address=192.0.2.1"], "is in no network of underlay.addresses"),
         (&["remove", "remote", "segment=blue", "address=10.9.0.2"], "expected at least one remote"),
@@ -282,12 +282,17 @@ fn changes_of_additions_are_repeated() {
         &["add", "segment", "name=gone", "vni=9", "remotes=10.9.0.9", "ports=lan2.6"],
         &["add", "remote", "segment=gone", "address=10.9.0.8"],
         &["remove", "segment", "name=gone"],
+        &["add", "remote", "segment=green", "address=10.9.0.7"],
+        &["set", "segment", "name=green", "remotes=10.9.0.6"],
     ] {
         program.wirepath(change);
     }
     let before = program.wirepath(&["show", "config"]);
     assert!(program.wirepath(&["reload"]).contains("does not differ"));
     assert_eq!(program.rows("segments", "segment,ports,remotes").as_array().map(Vec::len), Some(3));
+    let green = program.rows("remotes", "segment,remote");
+    let green = green.as_array().unwrap().iter().filter(|row| row["segment"] == "green");
+    assert_eq!(green.map(|row| &row["remote"]).collect::<Vec<_>>(), ["10.9.0.6"]);
     let after = program.wirepath(&["show", "config"]);
     assert_eq!(after.lines().count(), before.lines().count(), "{after}");
     // Saved additions belong to the file.
@@ -295,6 +300,11 @@ fn changes_of_additions_are_repeated() {
     program.write(&format!("{PORTS}{GATEWAY_TABLES}"));
     program.wirepath(&["reload"]);
     assert_eq!(program.rows("segments", "segment"), json!([{ "segment": "blue" }]));
+    // A device gets the text, and stays a device.
+    let socket = program.path("control.sock");
+    let command = format!("{WIREPATH} config save --socket {} /dev/stdout | cat", socket.display());
+    let saved = Command::new("sh").arg("-c").arg(command).output().unwrap();
+    assert!(text(&saved.stdout).contains("# the first segment"), "{saved:?}");
     // A port that only a rule used stays possible.
     program.write(&format!("{PORTS}[[port]]\nname='tap'\ndriver='null'\n{GATEWAY_TABLES}"));
     assert!(program.refused(&["reload"]).contains("port.tap.name"));

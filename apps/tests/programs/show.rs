@@ -226,7 +226,7 @@ fn forwarding_entries_are_added_and_removed() {
             &["add", "static", "segment=blu", mac, "port=west"][..],
             "there is no segment \"blu\"; did you mean \"blue\"?",
         ),
-        (&["add", "static", "segment=blue", mac, "port=west"], "there is a static 02:00:00:00:00:77 already"),
+        (&["add", "static", "segment=blue", mac, "port=west"], "the static 02:00:00:00:00:77 exists already"),
         (&["add", "static", "segment=blue", "mac=02:00:00:00:00:99"], "segment[0].static[1]"),
         (&["set", "static", "segment=blue", mac, "port=west"], "segment[0].static[0]"),
         (&["set", "static", "segment=blue", mac, "remote=10.9.0.4"], "segment[0].static[0].remote"),

@@ -370,6 +370,9 @@ impl Reader<'_> {
         if let Some(other) = self.vnis.insert(vni, name.clone()) {
             table.record(vni_span.error(format!("{vni} is the VNI of segment \"{other}\" already")));
         }
+        if name.chars().any(char::is_control) {
+            table.record(name_span.error(format!("found {name:?}, expected a name without control characters")));
+        }
         if !self.names.insert(name.clone()) {
             table.record(name_span.error(format!("another segment is called \"{name}\" already")));
         }
