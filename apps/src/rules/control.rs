@@ -478,6 +478,8 @@ where
         match path {
             [rule, ..] if rule == "rule" => true,
             [rules, key, ..] if rules == "rules" && key == "file" => true,
+            // An empty table.
+            [rules] if rules == "rules" => true,
             path => C::can_change(path),
         }
     }

@@ -343,6 +343,18 @@ fn changes_at_once_are_serialised() {
 }
 
 #[test]
+fn a_save_without_a_table_of_rules_is_read_again() {
+    let text = format!("{PORTS}{GATEWAY_TABLES}").replace("[rules]\nfile = 'acl.rules'\n", "");
+    let text = text.replace("[{ port = 'lan' }]", "[{ port = 'lan' }, { port = 'lan2' }]");
+    let program = Program::start(GATEWAY, &text);
+    program.wirepath(&["add", "rule", "rule=ingress prio 3: port id wan / udp dst 99 => drop"]);
+    program.wirepath(&["config", "save"]);
+    assert!(program.wirepath(&["reload"]).contains("does not differ"));
+    assert_eq!(program.rows("rules", "origin"), json!([{ "origin": "configuration" }]));
+    program.stop();
+}
+
+#[test]
 fn l2fwd_reloads_its_rules_and_nothing_else() {
     let ports =
         PORTS.replace("name = 'wan'", "name = 'wan'\n").replace("[control]", "[rules]\nfile = 'acl.rules'\n[control]");
