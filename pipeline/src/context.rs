@@ -221,11 +221,19 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Reports that a stage has changed the traced packet of this batch, if it has.
+    /// Ends a stage for those who observe: its cycles, and its changes of the traced packet of this batch.
     #[inline(always)]
-    pub(crate) fn trace_changes(&mut self, stage: impl FnOnce() -> &'static str, batch: &Batch) {
+    pub(crate) fn end_stage(&mut self, stage: impl FnOnce() -> &'static str, batch: &Batch) {
+        if self.state.is_observed() {
+            self.report_stage(stage(), batch);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn report_stage(&mut self, stage: &'static str, batch: &Batch) {
+        self.state.end_part(|| stage);
         if self.is_tracing() {
-            let stage = stage();
             batch.iter().for_each(|packet| self.state.tap.trace_packet(stage, packet));
         }
     }
@@ -355,6 +363,13 @@ impl WorkerState {
         }
     }
 
+    /// Returns true if packets are captured or traced, or cycles recorded. All of that is off the fast paths, which
+    /// test this once for each batch.
+    #[inline(always)]
+    pub(crate) fn is_observed(&self) -> bool {
+        self.tap.is_active() | self.recording.is_some()
+    }
+
     /// Attributes the cycles since the last call to a stage, if a recording is made.
     #[inline(always)]
     pub(crate) fn end_part(&mut self, name: impl FnOnce() -> &'static str) {
@@ -413,20 +428,13 @@ impl WorkerState {
 
     #[inline]
     pub(crate) fn send_batch(&mut self, port: PortId, batch: &mut Batch) {
-        if self.collect_egress {
-            return batch.drain_front(BATCH, |packet| self.collect_for_egress(port, packet));
-        }
-        if self.tap.is_tracing() {
-            return batch.drain_front(BATCH, |packet| self.transmit(port, packet));
+        if self.collect_egress | self.is_observed() {
+            return self.send_batch_slowly(port, batch);
         }
         match self.outputs.get_mut(port.index()) {
             Some(Output::Own { queue, pending }) => {
                 if pending.is_empty() && batch.len() >= MIN_DIRECT_BATCH {
-                    if self.tap.wants_sent() {
-                        self.tap.try_transmit(queue, batch, self.now);
-                    } else {
-                        transmit_once(queue, batch, &mut self.recording);
-                    }
+                    queue.transmit(batch);
                     self.counters.direct.add(1);
                     if batch.is_empty() {
                         return;
@@ -442,6 +450,29 @@ impl WorkerState {
             }
             _ => batch.drain_front(BATCH, |packet| self.send(port, packet)),
         }
+    }
+
+    /// Sends a batch to egress rules, or to a port while the program is observed.
+    #[inline(never)]
+    fn send_batch_slowly(&mut self, port: PortId, batch: &mut Batch) {
+        if self.collect_egress {
+            return batch.drain_front(BATCH, |packet| self.collect_for_egress(port, packet));
+        }
+        if self.tap.is_tracing() {
+            return batch.drain_front(BATCH, |packet| self.transmit(port, packet));
+        }
+        if let Some(Output::Own { queue, pending }) = self.outputs.get_mut(port.index())
+            && pending.is_empty()
+            && batch.len() >= MIN_DIRECT_BATCH
+        {
+            if self.tap.wants_sent() {
+                self.tap.try_transmit(queue, batch, self.now);
+            } else {
+                transmit_once(queue, batch, &mut self.recording);
+            }
+            self.counters.direct.add(1);
+        }
+        batch.drain_front(BATCH, |packet| self.transmit(port, packet));
     }
 
     #[inline]
@@ -575,6 +606,24 @@ impl WorkerState {
 /// Sends the whole batch. Drops what the queue does not accept after [`TX_RETRIES`] attempts.
 #[inline]
 fn transmit(queue: &mut TxQueue, batch: &mut Batch, tap: &mut Tap, recording: &mut Option<Box<Recording>>, now: u64) {
+    if tap.is_active() | recording.is_some() {
+        return transmit_observed(queue, batch, tap, recording, now);
+    }
+    queue.transmit(batch);
+    if !batch.is_empty() {
+        retry_transmit(queue, batch, recording);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn transmit_observed(
+    queue: &mut TxQueue,
+    batch: &mut Batch,
+    tap: &mut Tap,
+    recording: &mut Option<Box<Recording>>,
+    now: u64,
+) {
     if tap.wants_transmit() {
         return tap.transmit(queue, batch, now);
     }
@@ -585,7 +634,6 @@ fn transmit(queue: &mut TxQueue, batch: &mut Batch, tap: &mut Tap, recording: &m
 }
 
 /// Sends packets from the front of the batch, as many as the queue accepts.
-#[inline(always)]
 fn transmit_once(queue: &mut TxQueue, batch: &mut Batch, recording: &mut Option<Box<Recording>>) {
     match recording {
         None => _ = queue.transmit(batch),

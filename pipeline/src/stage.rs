@@ -70,8 +70,7 @@ macro_rules! chains {
                         return;
                     }
                     self.$index.process(context, batch);
-                    context.trace_changes(|| self.$index.name(), batch);
-                    context.state.end_part(|| self.$index.name());
+                    context.end_stage(|| self.$index.name(), batch);
                 )*
             }
 

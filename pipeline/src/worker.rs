@@ -170,21 +170,13 @@ impl<S: Stage> Worker<S> {
             let n = queue.receive(batch);
             if n > 0 {
                 moved += n;
-                if state.recording.is_some() {
-                    record_batch(state, n, queue);
-                }
                 state.in_port = Some(queue.port());
-                if state.tap.wants_received() {
-                    state.observe_received(batch, queue.index());
-                }
-                loop {
+                if state.is_observed() {
+                    process_observed(state, stage, reader, batch, queue);
+                } else {
                     let mut context = Context { state, guard: reader.guard() };
                     stage.process(&mut context, batch);
-                    state.end_part(|| stage.name());
                     state.forward(batch);
-                    if !state.tap.has_pieces() || !state.next_piece(batch) {
-                        break;
-                    }
                 }
             }
         }
@@ -303,9 +295,32 @@ impl<S: Stage> Worker<S> {
     }
 }
 
-/// Records the reception of a batch.
+/// Processes a received batch like [`Worker::receive`], for captures, traces and measurements.
 #[cold]
 #[inline(never)]
+fn process_observed<S: Stage>(
+    state: &mut WorkerState,
+    stage: &mut S,
+    reader: &Reader,
+    batch: &mut Batch,
+    queue: &mut RxQueue,
+) {
+    record_batch(state, batch.len(), queue);
+    if state.tap.wants_received() {
+        state.observe_received(batch, queue.index());
+    }
+    loop {
+        let mut context = Context { state, guard: reader.guard() };
+        stage.process(&mut context, batch);
+        state.end_part(|| stage.name());
+        state.forward(batch);
+        if !state.tap.has_pieces() || !state.next_piece(batch) {
+            break;
+        }
+    }
+}
+
+/// Records the reception of a batch.
 fn record_batch(state: &mut WorkerState, packets: usize, queue: &mut RxQueue) {
     if let Some(recording) = &mut state.recording {
         recording.lap(RECEIVE);

@@ -138,6 +138,12 @@ impl Tap {
         self.active & (active::RX | active::TRACE) != 0
     }
 
+    /// Returns true if anybody observes the program.
+    #[inline(always)]
+    pub(crate) fn is_active(&self) -> bool {
+        self.active != 0
+    }
+
     /// Returns true if the present batch is a piece of what was received.
     #[inline(always)]
     pub(crate) fn has_pieces(&self) -> bool {
