@@ -2,7 +2,7 @@
 //!
 //! Two mechanisms measure it:
 //!
-//! - [`Accounting`] always runs. It attributes the time between two reads of the clock, a window of a few turns, to
+//! - `Accounting` always runs. It attributes the time between two reads of the clock, a window of a few turns, to
 //!   busy turns, idle turns and sleep. So it costs nothing per packet.
 //! - A [`Recording`] is made while an operator asks for one ([`crate::ControlPlane::start_measurement`]). Then the
 //!   worker reads the time-stamp counter in every turn and after every stage.

@@ -5,7 +5,7 @@
 //! [`crate::ControlPlane::start_capture`] and [`crate::ControlPlane::start_trace`] begin them. They end when their
 //! reader is dropped.
 //!
-//! Each thread that forwards has a [`Tap`] with its own list of the sessions. The control thread changes the shared
+//! Each thread that forwards has a `Tap` with its own list of the sessions. The control thread changes the shared
 //! list and notifies the workers, which update their taps between two batches. A program without sessions tests one
 //! byte in the worker's memory for each burst, batch and drop.
 //!
