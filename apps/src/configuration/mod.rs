@@ -127,6 +127,12 @@ enum JobKind {
     Write,
 }
 
+impl JobKind {
+    fn is_text(&self) -> bool {
+        matches!(self, Self::Write)
+    }
+}
+
 /// The change whose configuration is being read.
 #[derive(Debug)]
 struct Reading<S> {
@@ -169,13 +175,10 @@ impl<C: Reconfigure> LiveConfiguration<C> {
     }
 
     fn begin(&mut self, kind: JobKind, origin: &str, guard: Option<ReloadGuard>) -> Result<PendingChange, String> {
-        let is_text = |job: &Job| matches!(job.kind, JobKind::Write);
-        self.waiting.retain(|job| job.outcome.is_awaited() || !is_text(job));
-        let (texts, changes): (Vec<_>, Vec<_>) = self.waiting.iter().partition(|job| is_text(job));
-        let (waiting, most) = match kind {
-            JobKind::Write => (texts.len(), MAX_TEXTS),
-            _ => (changes.len(), MAX_WAITING),
-        };
+        self.drop_unwanted();
+        let texts = self.waiting.iter().filter(|job| job.kind.is_text()).count();
+        let (waiting, most) =
+            if kind.is_text() { (texts, MAX_TEXTS) } else { (self.waiting.len() - texts, MAX_WAITING) };
         if waiting >= most {
             return Err(format!("{most} requests of this kind wait already; try again later"));
         }
@@ -183,6 +186,11 @@ impl<C: Reconfigure> LiveConfiguration<C> {
         let job = Job { outcome: outcome.clone(), origin: origin.to_owned(), kind, _guard: guard };
         self.waiting.push_back(job);
         Ok(outcome)
+    }
+
+    /// Removes the texts whose clients have gone.
+    fn drop_unwanted(&mut self) {
+        self.waiting.retain(|job| job.outcome.is_awaited() || !job.kind.is_text());
     }
 
     /// Moves the changes forward.
@@ -197,14 +205,13 @@ impl<C: Reconfigure> LiveConfiguration<C> {
                 }
             }
         }
-        // A client that has gone needs no text.
-        let is_wanted = |job: &Job| job.outcome.is_awaited() || !matches!(job.kind, JobKind::Write);
+        self.drop_unwanted();
         if self.reading.is_none()
-            && let Some(job) = self.waiting.pop_front().filter(is_wanted)
+            && let Some(job) = self.waiting.pop_front()
         {
             let (kind, path) = (job.kind.clone(), self.path.clone());
             let (document, added) = (Arc::clone(&self.document), self.added.clone());
-            let rules = self.control.changed_rules().filter(|_| matches!(kind, JobKind::Write));
+            let rules = if kind.is_text() { self.control.changed_rules() } else { None };
             let read = move || match kind {
                 JobKind::Write => Ok(Work::Written(write(&document, rules))),
                 kind => Ok(Work::Read(Box::new(read::<C>(kind, path.as_deref(), &document, added)?))),
@@ -264,7 +271,7 @@ impl<C: Reconfigure> LiveConfiguration<C> {
     /// Logs the outcome of a change, and passes it to the client.
     fn end(&mut self, job: &Job, result: Result<Value, String>) {
         match &result {
-            _ if matches!(job.kind, JobKind::Write) => {}
+            _ if job.kind.is_text() => {}
             Err(why) => tracing::error!("{} by {}: {why}", job.kind, job.origin),
             Ok(_) => tracing::info!("{} by {} is done", job.kind, job.origin),
         }
@@ -301,7 +308,8 @@ fn read<C: Reconfigure>(
         JobKind::Reload { .. } => {
             let path = path.ok_or("there is no configuration file to read again")?;
             let source = Source::load_regular(path).map_err(|error| error.to_string())?;
-            source.parse().map_err(|error| error.to_string())?;
+            // Errors of the file have their position in it.
+            let setup = C::read(&source).map_err(|failure| failure.to_string())?;
             let mut document: DocumentMut = source.text().parse().map_err(|error| format!("{name}: {error}"))?;
             let unchanged = added.is_empty();
             added.retain(|edit| {
@@ -317,8 +325,6 @@ fn read<C: Reconfigure>(
                 }
                 true
             });
-            // Errors of the file have their position in it.
-            let setup = C::read(&source).map_err(|failure| failure.to_string())?;
             if unchanged {
                 (document, setup)
             } else {
@@ -335,10 +341,7 @@ fn read<C: Reconfigure>(
             keep_added(&mut added, edit);
             // The rules stay as they are, so their file need not be read.
             let mut without_rules = document.clone();
-            if let Some(rules) = without_rules.get_mut("rules").and_then(Item::as_table_like_mut) {
-                rules.remove("file");
-            }
-            keep_rules_table(&mut without_rules);
+            remove_rule_file(&mut without_rules);
             let setup = C::read(&Source::new(&name, without_rules.to_string()));
             (document, setup.map_err(|failure| failure.to_string())?)
         }
@@ -367,10 +370,13 @@ fn write(document: &DocumentMut, rules: Option<ChangedRules>) -> Vec<String> {
     parts
 }
 
-/// Makes sure that the text has a table `[rules]`, even an empty one. It says that rules can be added, and that ports
-/// may be there for rules alone.
-fn keep_rules_table(document: &mut DocumentMut) {
+/// Removes the file of rules. The text keeps or gets a table `[rules]`, even an empty one: it says that rules can be
+/// added, and that ports may be there for rules alone.
+fn remove_rule_file(document: &mut DocumentMut) {
     let item = document.entry("rules").or_insert_with(|| Item::Table(Table::new()));
+    if let Some(table) = item.as_table_like_mut() {
+        table.remove("file");
+    }
     if let Some(table) = item.as_table_mut() {
         table.set_implicit(false);
         table.set_dotted(false);
@@ -380,10 +386,7 @@ fn keep_rules_table(document: &mut DocumentMut) {
 /// Replaces the rules of a configuration and its rule file.
 fn with_rules(mut document: DocumentMut, changed: &ChangedRules) -> DocumentMut {
     document.remove("rule");
-    if let Some(table) = document.get_mut("rules").and_then(Item::as_table_like_mut) {
-        table.remove("file");
-    }
-    keep_rules_table(&mut document);
+    remove_rule_file(&mut document);
     let names: Vec<(&str, PortId)> = changed.ports.iter().map(String::as_str).zip((0..).map(PortId::new)).collect();
     let mut list = ArrayOfTables::new();
     for rule in &changed.rules {

@@ -191,10 +191,10 @@ impl GatewayControl {
     /// Tunnels to learned remotes come and go, and anybody who reaches the underlay can add one. NICs
     /// therefore do not get them.
     pub fn tunnels(&self) -> impl Iterator<Item = Tunnel> {
-        self.places.segments.iter().flat_map(|place| &place.remotes).filter_map(|index| {
-            let (to, route) = (self.list.get(*index as usize)?, self.routes.get(*index as usize)?);
+        self.places.remotes().filter_map(|index| {
+            let (to, route) = (self.list.get(index as usize)?, self.routes.get(index as usize)?);
             Some(Tunnel {
-                index: *index,
+                index,
                 vni: vni(&self.layout, to.segment),
                 local: route.local,
                 remote: to.address,
@@ -285,11 +285,6 @@ impl GatewayControl {
     fn has_attachment(&self, segment: u16, attachment: u32) -> bool {
         let attachments = self.layout.segments.get(usize::from(segment)).map(|segment| &segment.attachments);
         attachments.is_some_and(|attachments| attachments.contains(&attachment))
-    }
-
-    /// Number of configured remotes.
-    pub(super) fn configured_remotes(&self) -> usize {
-        self.config.segments.iter().map(|segment| segment.remotes.len()).sum()
     }
 
     /// Returns the configuration.
@@ -431,8 +426,7 @@ impl GatewayControl {
 
     /// Publishes the next hops and remotes to the workers.
     pub(super) fn publish_known_hosts(&self) {
-        let configured = self.places.segments.iter().flat_map(|place| place.remotes.iter().copied());
-        let indices = configured.chain(self.learned.contacted());
+        let indices = self.places.remotes().chain(self.learned.contacted());
         let remotes = indices.filter_map(|index| self.list.get(index as usize)).map(|remote| remote.address);
         let hosts = KnownHosts {
             addresses: remotes.chain(self.remotes_by_next_hop.keys().copied()).collect(),
@@ -721,7 +715,7 @@ impl GatewayControl {
             "segments": segments,
             "neighbours": neighbours,
             "fdb_entries": self.fdb_entries(),
-            "remotes": self.configured_remotes() + self.learned.len(),
+            "remotes": self.places.remotes().count() + self.learned.len(),
             "learned_remotes": {
                 "now": self.learned.len(),
                 "learned": self.learned.stats.learned,

@@ -80,6 +80,11 @@ impl Places {
         }
     }
 
+    /// Iterates over the indices of all configured remotes.
+    pub(super) fn remotes(&self) -> impl Iterator<Item = u32> {
+        self.segments.iter().flat_map(|place| place.remotes.iter().copied())
+    }
+
     /// Returns the position in the configuration of the segment with this index.
     pub(super) fn position(&self, index: u16) -> Option<usize> {
         self.positions.get(&index).copied()

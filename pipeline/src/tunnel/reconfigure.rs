@@ -69,7 +69,8 @@ impl GatewayControl {
         let (before, after) = (&self.config.underlay, &config.underlay);
         let addresses_changed = (&before.addresses, &before.gateways) != (&after.addresses, &after.gateways);
         let templates_changed = templates_differ(&self.config.underlay, &config.underlay);
-        let old = (std::mem::replace(&mut self.config, config), std::mem::replace(&mut self.places, places));
+        self.config = config;
+        let old_places = std::mem::replace(&mut self.places, places);
         if addresses_changed {
             let underlay = &self.config.underlay;
             self.host.set_addresses(underlay.addresses.clone(), underlay.gateways.clone());
@@ -77,8 +78,8 @@ impl GatewayControl {
         }
         self.underlay_version += u64::from(templates_changed);
 
-        let removed = self.remove_parts(&old.1);
-        let promoted: Vec<u32> = self.configured().filter(|index| self.learned.contains(*index)).collect();
+        let removed = self.remove_parts(&old_places);
+        let promoted: Vec<u32> = self.places.remotes().filter(|index| self.learned.contains(*index)).collect();
         promoted.iter().for_each(|index| self.learned.promote(*index));
 
         let mut layout = Layout::clone(&self.layout);
@@ -103,12 +104,7 @@ impl GatewayControl {
             .filter(|(segment, seconds)| old_ageing.get(segment) != Some(seconds))
             .collect();
         self.fdb.set_ageing(changed);
-        self.reset_learn_stats(&old.1);
-    }
-
-    /// Indices of all configured remotes.
-    fn configured(&self) -> impl Iterator<Item = u32> {
-        self.places.segments.iter().flat_map(|place| place.remotes.iter().copied())
+        self.reset_learn_stats(&old_places);
     }
 
     /// Returns what the new configuration lacks.
@@ -221,7 +217,7 @@ impl GatewayControl {
 
     /// Finds the next hops anew. New ones are resolved in the next ticks, unused ones are forgotten.
     fn update_next_hops(&mut self) {
-        let indices: Vec<u32> = self.configured().chain(self.learned.contacted()).collect();
+        let indices: Vec<u32> = self.places.remotes().chain(self.learned.contacted()).collect();
         let mut next_hops: HashMap<IpAddr, Vec<u32>> = HashMap::new();
         self.unresolved.clear();
         for index in indices {
