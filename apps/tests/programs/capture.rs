@@ -6,55 +6,37 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use wirepath_apps::control_socket::Client;
 use wirepath_testlab::{Requirement, eventually, require};
 
+use crate::running::{Running, WAIT_LIMIT};
+
 const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
 const WIREPATH: &str = env!("CARGO_BIN_EXE_wirepath");
-/// Generous: other programs may use the processors.
-const WAIT_LIMIT: Duration = Duration::from_secs(60);
-
-/// A running `l2fwd` with a socket. It is killed at the end.
-pub(crate) struct Program {
-    folder: tempfile::TempDir,
-    child: Child,
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// A running `l2fwd`.
+pub(crate) struct Program(Running);
 
 impl Program {
     /// Starts the program with a source at port `east`. `extra` is added to the configuration.
     pub(crate) fn start(extra: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
-        let config = folder.path().join("c.toml");
         let text = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\n\
                     [[port]]\nname = 'west'\ndriver = 'null'\n[control]\nsocket = 'a.sock'\n";
-        std::fs::write(&config, format!("{text}{extra}")).unwrap();
-        let mut command = Command::new(L2FWD);
-        command.arg("--json").arg("--config").arg(config);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let it = Self { folder, child };
-        assert!(eventually(WAIT_LIMIT, || UnixStream::connect(it.socket()).is_ok()), "the program listens");
-        it
+        Self(Running::start(folder, L2FWD, &format!("{text}{extra}"), "a.sock"))
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.path("a.sock")
+        self.0.socket()
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.0.path(name)
     }
 
     /// Returns the command `wirepath NAME --socket ...`.
@@ -88,12 +70,8 @@ impl Program {
     }
 
     /// Stops the program and returns its summary.
-    pub(crate) fn stop(mut self) -> Value {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        let mut text = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    pub(crate) fn stop(self) -> Value {
+        self.0.stop()
     }
 }
 

@@ -13,6 +13,7 @@ mod perf;
 mod reconfigure;
 mod refusals;
 mod rules_live;
+mod running;
 mod selftest;
 mod service;
 mod show;

@@ -1,18 +1,17 @@
 //! Changes of the configuration of running programs: reload, single objects, and saving. No test needs a privilege.
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Command, Output};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use wirepath_testlab::eventually;
+
+use crate::running::{Running, WAIT_LIMIT};
 
 const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
 const WIREPATH: &str = env!("CARGO_BIN_EXE_wirepath");
-/// Generous: other programs may use the processors.
-const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 const PORTS: &str = "\
 [[port]]
@@ -43,34 +42,14 @@ remotes = ['10.9.0.2'] # one
 ports = [{ port = 'lan' }]
 ";
 
-/// A running program. It is killed at the end.
-struct Program {
-    folder: tempfile::TempDir,
-    child: Child,
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// A running program with a rule file.
+struct Program(Running);
 
 impl Program {
     fn start(binary: &str, text: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("config.toml"), text).unwrap();
         std::fs::write(folder.path().join("acl.rules"), "ingress: port id wan / udp dst 53 => drop\n").unwrap();
-        let mut command = Command::new(binary);
-        command.arg("--config").arg(folder.path().join("config.toml")).arg("--json");
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        command.stderr(std::fs::File::create(folder.path().join("log")).unwrap());
-        let child = command.spawn().unwrap();
-        let it = Self { folder, child };
-        let socket = it.path("control.sock");
-        let listens = || std::os::unix::net::UnixStream::connect(&socket).is_ok();
-        assert!(eventually(WAIT_LIMIT, listens), "the program listens: {}", it.log());
-        it
+        Self(Running::start(folder, binary, text, "control.sock"))
     }
 
     fn gateway() -> Self {
@@ -78,7 +57,7 @@ impl Program {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.0.path(name)
     }
 
     fn write(&self, text: &str) {
@@ -86,7 +65,7 @@ impl Program {
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self.path("log")).unwrap()
+        self.0.log()
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
@@ -117,12 +96,9 @@ impl Program {
         serde_json::from_str::<Value>(&answer).unwrap()["rows"].take()
     }
 
-    fn stop(mut self) -> Value {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        assert!(eventually(WAIT_LIMIT, || self.child.try_wait().unwrap().is_some()), "the program ends");
-        let mut output = String::new();
-        std::io::Read::read_to_string(&mut self.child.stdout.take().unwrap(), &mut output).unwrap();
-        serde_json::from_str(&output).unwrap()
+    #[track_caller]
+    fn stop(self) -> Value {
+        self.0.stop()
     }
 }
 
@@ -200,7 +176,7 @@ fn a_reload_keeps_additions_and_reverts_changes() {
     assert_eq!(program.rows("rules", "origin"), json!([{ "origin": "file" }, { "origin": "change" }]));
     // What the file has now is the file's: without it there, it is gone.
     program.write(&format!("{PORTS}{GATEWAY_TABLES}"));
-    kill_process(Pid::from_child(&program.child), Signal::HUP).unwrap();
+    program.0.signal(Signal::HUP);
     assert!(eventually(WAIT_LIMIT, || program.log().contains("reload of the configuration by SIGHUP is done")));
     assert_eq!(program.rows("segments", "segment,remotes")[0]["remotes"], 1);
     program.wirepath(&["remove", "segment", "name=red"]);

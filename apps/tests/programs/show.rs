@@ -1,16 +1,17 @@
 //! The tables of running programs and changes of them, by the control socket. The tests need no privilege.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use wirepath_testlab::eventually;
 
-pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(60);
+use crate::running::Running;
+
+pub(super) use crate::running::WAIT_LIMIT;
 pub(super) const L2FWD: &str = env!("CARGO_BIN_EXE_l2fwd");
 pub(super) const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 
@@ -18,18 +19,8 @@ pub(super) const GATEWAY: &str = env!("CARGO_BIN_EXE_tunnel-gateway");
 pub(super) const PORTS: &str = "[[port]]\nname = 'east'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n\
      [[port]]\nname = 'west'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
 
-/// A running program, in a folder of its own. It is killed at the end.
-pub(super) struct Program {
-    folder: tempfile::TempDir,
-    child: Child,
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// A running program.
+pub(super) struct Program(Running);
 
 impl Program {
     /// Starts a program with the socket `control.sock` in its folder.
@@ -41,24 +32,18 @@ impl Program {
     pub(super) fn start_with(binary: &str, config: &str, control: &str) -> Self {
         // A path with characters that need escapes in displays.
         let folder = tempfile::Builder::new().prefix("a\\b \"c\n").tempdir().unwrap();
-        let file = folder.path().join("config.toml");
-        std::fs::write(&file, format!("{config}[control]\nsocket = 'control.sock'\n{control}\n")).unwrap();
-        let mut command = Command::new(binary);
-        let log = std::fs::File::create(folder.path().join("log")).unwrap();
-        command.args(["--json", "--config"]).arg(file).stdout(Stdio::piped()).stderr(log);
-        let it = Self { folder, child: command.spawn().unwrap() };
-        assert!(eventually(WAIT_LIMIT, || UnixStream::connect(it.socket()).is_ok()), "the program listens");
-        it
+        let text = format!("{config}[control]\nsocket = 'control.sock'\n{control}\n");
+        Self(Running::start(folder, binary, &text, "control.sock"))
     }
 
     pub(super) fn socket(&self) -> PathBuf {
-        self.folder.path().join("control.sock")
+        self.0.socket()
     }
 
     /// Runs `wirepath` with the socket, and returns its exit code and output.
     pub(super) fn wirepath(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let socket = self.socket();
-        wirepath(&[arguments, &["--socket", socket.to_str().unwrap()]].concat(), self.folder.path())
+        wirepath(&[arguments, &["--socket", socket.to_str().unwrap()]].concat(), self.0.folder())
     }
 
     pub(super) fn rows(&self, arguments: &[&str]) -> Vec<Value> {
@@ -77,12 +62,8 @@ impl Program {
     }
 
     /// Stops the program and returns its summary.
-    pub(super) fn stop(mut self) -> Value {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        let mut text = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
-        serde_json::from_str(&text).unwrap()
+    pub(super) fn stop(self) -> Value {
+        self.0.stop()
     }
 }
 
@@ -296,7 +277,7 @@ fn levels_of_the_log_change() {
     assert_eq!(program.wirepath(&["add", "rule", &add(7)]).0, Some(0));
     assert_eq!(program.wirepath(&["log", "info"]).0, Some(0));
     assert_eq!(program.wirepath(&["add", "rule", &add(8)]).0, Some(0));
-    let log = std::fs::read_to_string(program.folder.path().join("log")).unwrap();
+    let log = program.0.log();
     assert!(!log.contains("udp dst 7") && log.contains("udp dst 8"), "{log}");
     assert!(log.contains("the levels of the log are info,wirepath_pmd=debug now, by uid "), "{log}");
 }
