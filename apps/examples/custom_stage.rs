@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use wirepath_apps::cli::{self, Failure};
+use wirepath::cli::{self, Failure};
 use wirepath_packet::Batch;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;

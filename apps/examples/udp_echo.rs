@@ -6,7 +6,7 @@
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser as _;
-use wirepath_apps::cli::{self, Failure};
+use wirepath::cli::{self, Failure};
 use wirepath_packet::{Batch, drops::DropReason};
 use wirepath_pipeline::{Context, ParsedBatch, RunOptions, Runtime, RuntimeConfig};
 use wirepath_settings::Source;

@@ -1,7 +1,7 @@
 //! Forwarding between two ports: the cost of the framework.
 
 use clap::ValueEnum;
-use wirepath_apps::cli::Failure;
+use wirepath::cli::Failure;
 use wirepath_packet::Batch;
 use wirepath_pipeline::{Context, Stage};
 use wirepath_wire::ethernet;

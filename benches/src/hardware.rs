@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use wirepath_apps::cli::{self, Failure};
+use wirepath::cli::{self, Failure};
 use wirepath_flow::{Ports, Rule};
 use wirepath_packet::Batch;
 use wirepath_packet::PortId;

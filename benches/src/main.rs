@@ -14,7 +14,7 @@ mod tunnel;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use wirepath_apps::cli;
+use wirepath::cli;
 
 #[derive(Parser)]
 #[command(

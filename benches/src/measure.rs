@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use wirepath_apps::cli::{self, Failure, Rate};
+use wirepath::cli::{self, Failure, Rate};
 use wirepath_pipeline::{Idle, Running, Runtime, RuntimeConfig, Stage, Summary, WorkerInfo, clock};
 use wirepath_pmd::drivers::{self, PortSettings};
 use wirepath_settings::Source;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use wirepath_packet::PortId;
 
 use clap::ValueEnum;
-use wirepath_apps::cli::Failure;
+use wirepath::cli::Failure;
 use wirepath_nic_emulator::launch::Launch;
 use wirepath_packet::{BATCH, Batch, MetaTemplate, Pool};
 use wirepath_pipeline::clock;

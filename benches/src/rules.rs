@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use fastrand::Rng;
 use serde::Serialize;
-use wirepath_apps::cli::{self, Failure};
+use wirepath::cli::{self, Failure};
 use wirepath_flow::{Action, Direction, Field, Item, ItemKind, MaskedValue, Rule};
 use wirepath_packet::Batch;
 use wirepath_pipeline::epoch::Domain;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use wirepath_apps::cli::{self, Failure};
+use wirepath::cli::{self, Failure};
 use wirepath_pipeline::clock;
 use wirepath_pipeline::rules::ExactMatchTable;
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use clap::ValueEnum;
-use wirepath_apps::cli::Failure;
+use wirepath::cli::Failure;
 use wirepath_pipeline::table::{FdbLimits, Key};
 use wirepath_pipeline::tunnel::tables::Destination;
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use wirepath_apps::cli::{self, Failure};
+use wirepath::cli::{self, Failure};
 use wirepath_apps::l2fwd::{self, Arguments, Config, DEMONSTRATION, REPORT_EVERY};
 use wirepath_pipeline::RunOptions;
 use wirepath_settings::Source;

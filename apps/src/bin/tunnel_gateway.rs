@@ -5,16 +5,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use wirepath_apps::capture::FileCapture;
-use wirepath_apps::cli::{self, Failure};
-use wirepath_apps::configuration::LiveConfiguration;
-use wirepath_apps::control_socket::ControlSocket;
+use wirepath::capture::FileCapture;
+use wirepath::cli::{self, Failure};
+use wirepath::configuration::LiveConfiguration;
+use wirepath::control_socket::ControlSocket;
+use wirepath::rules::{ControlWithRules, RuleSettings};
 use wirepath_apps::gateway::demo::{self, Demo, Peer};
 use wirepath_apps::gateway::{
     Arguments, GatewayMonitor, Report, Setup, check_opened, check_tags, rule_parser, update_nic_tunnels,
     warn_of_lost_tags,
 };
-use wirepath_apps::rules::{ControlWithRules, RuleSettings};
 use wirepath_pipeline::observe::CaptureSpec;
 use wirepath_pipeline::tunnel::{GatewayConfig, GatewayControl};
 use wirepath_pipeline::{ControlPlane, RunOptions, Runtime, Summary};

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use wirepath_apps::cli;
+use wirepath::cli;
 use wirepath_apps::tools::Arguments;
 
 fn main() -> ExitCode {

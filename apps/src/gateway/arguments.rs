@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::EXAMPLE;
-use crate::cli;
+use wirepath::cli;
 
 /// Joins local segments (a port, or a VLAN on a port) to VXLAN segments over IPv4 and IPv6.
 ///

@@ -4,7 +4,7 @@ use toml_edit::TableLike;
 use wirepath_pipeline::registry::ArgumentKind::{Attachments, Flag, List, Number, NumberOrText, Text};
 use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 
-use crate::configuration::{ConfigObject, Parent, Place};
+use wirepath::configuration::{ConfigObject, Parent, Place};
 
 /// All kinds of objects.
 pub(super) static OBJECTS: [&ConfigObject; 7] =
@@ -141,7 +141,7 @@ mod tests {
     use wirepath_pipeline::registry::Operation::{self, Add, Remove, Set};
 
     use super::*;
-    use crate::configuration::Edit;
+    use wirepath::configuration::Edit;
 
     const TEXT: &str = "\
 # ports

@@ -19,7 +19,7 @@ use wirepath_pipeline::tunnel::{GatewayControl, Tunnel};
 use wirepath_wire::MacAddr;
 
 use super::GatewayMonitor;
-use crate::rules::{decap_rule, encap_rule};
+use super::rules::{decap_rule, encap_rule};
 
 /// State of the tunnels in the NIC.
 #[derive(Debug, Default)]

@@ -6,9 +6,9 @@ use wirepath_settings::Source;
 use super::objects::OBJECTS;
 use super::setup::{check_addresses, check_running};
 use super::{GatewayMonitor, Setup, warn_of_lost_tags};
-use crate::cli::{Failure, check_same_ports};
-use crate::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
-use crate::rules::RuleSettings;
+use wirepath::cli::{Failure, check_same_ports};
+use wirepath::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
+use wirepath::rules::RuleSettings;
 
 /// Keys of the underlay that need a restart: the parser of rules and the ports depend on them.
 const FIXED: [&str; 3] = ["port", "kind", "udp_port"];

@@ -8,7 +8,7 @@ use wirepath_wire::Parser;
 
 use super::demo::Peer;
 use super::{NicTunnels, rule_parser};
-use crate::cli::{self, Rate, Service, Table};
+use wirepath::cli::{self, Rate, Service, Table};
 
 /// Control handler of a gateway. It forwards all events to [`GatewayControl`], shows rates and reports to the service
 /// manager.

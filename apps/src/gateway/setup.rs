@@ -5,10 +5,10 @@ use wirepath_pmd::port::{Offloads, PortId, VlanTags};
 use wirepath_settings::{ConfigError, Source};
 use wirepath_wire::{Parser, Tunnels};
 
-use crate::cli::Failure;
-use crate::cli::log::LogSettings;
-use crate::control_socket::ControlSettings;
-use crate::rules::RuleSettings;
+use wirepath::cli::Failure;
+use wirepath::cli::log::LogSettings;
+use wirepath::control_socket::ControlSettings;
+use wirepath::rules::RuleSettings;
 
 /// Example configuration for the help text.
 pub const EXAMPLE: &str = r#"[[port]]

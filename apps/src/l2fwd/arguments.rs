@@ -1,6 +1,6 @@
 use clap::Parser;
 
-use crate::cli;
+use wirepath::cli;
 
 /// Forwards Ethernet frames between ports.
 ///

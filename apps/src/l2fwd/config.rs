@@ -3,9 +3,9 @@ use wirepath_pipeline::RuntimeConfig;
 use wirepath_pmd::drivers::PortSettings;
 use wirepath_settings::{ConfigError, Settings, Source};
 
-use crate::cli::log::LogSettings;
-use crate::control_socket::ControlSettings;
-use crate::rules::RuleSettings;
+use wirepath::cli::log::LogSettings;
+use wirepath::control_socket::ControlSettings;
+use wirepath::rules::RuleSettings;
 
 /// A checked configuration.
 #[derive(Debug)]

@@ -10,7 +10,7 @@
 //! ageing = 300                # mode "bridge": seconds until an address that was not seen is forgotten; 0: never
 //! ```
 //!
-//! Flow rules (`[[rule]]`, `[rules]`; [`crate::rules`]) run around the forwarding: ingress rules before it
+//! Flow rules (`[[rule]]`, `[rules]`; [`wirepath::rules`]) run around the forwarding: ingress rules before it
 //! and egress rules after it.
 
 mod arguments;
@@ -29,10 +29,10 @@ use wirepath_pipeline::{Control, Rates, RunOptions, Runtime, RuntimeError, Summa
 use wirepath_settings::Source;
 use wirepath_wire::Parser;
 
-use crate::cli::{self, CheckedPort, Failure, Service};
-use crate::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
-use crate::control_socket::ControlSocket;
-use crate::rules;
+use wirepath::cli::{self, CheckedPort, Failure, Service};
+use wirepath::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
+use wirepath::control_socket::ControlSocket;
+use wirepath::rules;
 
 /// Configuration of the built-in demonstration: two ports that generate frames and discard the frames that
 /// they send.

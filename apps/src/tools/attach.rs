@@ -9,7 +9,7 @@ use serde::Serialize;
 use wirepath_packet::Batch;
 use wirepath_pmd::ipc::{AttachError, AttachRequest, AttachedPort, QueueStatus, Status};
 
-use crate::cli::{Failure, Stop, Table, hangup_flag, print, print_json};
+use wirepath::cli::{Failure, Stop, Table, hangup_flag, print, print_json};
 
 /// Packet buffers in addition to those of receive rings.
 const BUFFERS: u32 = 512;

@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{Failure, print, print_json};
-use crate::control_socket::SocketArgument;
+use wirepath::cli::{Failure, print, print_json};
+use wirepath::control_socket::SocketArgument;
 
 /// Arguments of a change.
 #[derive(Clone, Debug, Args)]
@@ -80,7 +80,7 @@ macro_rules! operation {
         pub mod $module {
             #![doc = concat!("`wirepath ", $name, "`.")]
             use super::ChangeArguments;
-            use crate::cli::Failure;
+            use wirepath::cli::Failure;
 
             #[doc = $about]
             ///

@@ -4,7 +4,7 @@ use clap::Args;
 use clap_complete::{Shell, generate};
 
 use super::programs;
-use crate::cli::{Failure, print};
+use wirepath::cli::{Failure, print};
 
 /// Prints a shell's completions of a program's command line
 #[derive(Debug, Args)]

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::cli::{Failure, print, print_error, print_json};
-use crate::control_socket::SocketArgument;
+use wirepath::cli::{Failure, print, print_error, print_json};
+use wirepath::control_socket::SocketArgument;
 
 /// Shows or saves the configuration of a running program
 #[derive(Clone, Debug, Args)]

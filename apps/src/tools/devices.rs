@@ -11,7 +11,7 @@ use wirepath_pmd::port::hardware::RuleCapabilities;
 use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, PortSpec, StartedPort};
 use wirepath_settings::Source;
 
-use crate::cli::{Failure, Table, print, print_json};
+use wirepath::cli::{Failure, Table, print, print_json};
 
 /// Lists the usable ports with driver and mode, and the unusable ones with the reason
 ///

@@ -20,7 +20,7 @@ use wirepath_control_socket::connect;
 use wirepath_nic_emulator::launch::{self, Launch, LaunchError};
 use wirepath_nic_emulator::topology::Topology;
 
-use crate::cli::{Failure, Stop, hangup_flag, print};
+use wirepath::cli::{Failure, Stop, hangup_flag, print};
 
 /// Interval at which the running program is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

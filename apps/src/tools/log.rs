@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::json;
 
-use crate::cli::{Failure, print, print_json};
-use crate::control_socket::SocketArgument;
+use wirepath::cli::{Failure, print, print_json};
+use wirepath::control_socket::SocketArgument;
 
 /// Shows or changes the levels of the log of a running program
 ///

@@ -8,7 +8,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
 use super::programs;
-use crate::cli::Failure;
+use wirepath::cli::Failure;
 
 /// Writes the manual pages of all programs and subcommands to a folder
 #[derive(Debug, Args)]

@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::json;
 
-use crate::cli::{Failure, print, print_json};
-use crate::control_socket::SocketArgument;
+use wirepath::cli::{Failure, print, print_json};
+use wirepath::control_socket::SocketArgument;
 
 /// Prints the metrics of a running program as text
 ///

@@ -22,8 +22,8 @@ pub mod trace;
 
 use clap::{CommandFactory, Parser};
 
-use crate::cli::{self, Failure};
 use crate::{gateway, l2fwd};
+use wirepath::cli::{self, Failure};
 
 /// Registers the subcommands of `wirepath`, one line each. The module of a subcommand has a type `Options`, whose
 /// documentation is the help text, and a function `run`.

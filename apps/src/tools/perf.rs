@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::{Failure, Stop, Table, print, print_control, print_json};
-use crate::control_socket::SocketArgument;
+use wirepath::cli::{Failure, Stop, Table, print, print_control, print_json};
+use wirepath::control_socket::SocketArgument;
 
 /// Measures what the workers of a running program spend their cycles on
 ///
@@ -19,7 +19,7 @@ use crate::control_socket::SocketArgument;
 #[command(after_help = HELP)]
 pub struct Options {
     /// Seconds of the measurement
-    #[arg(short, long, value_name = "N", default_value = "1", value_parser = crate::cli::seconds)]
+    #[arg(short, long, value_name = "N", default_value = "1", value_parser = wirepath::cli::seconds)]
     seconds: Duration,
 
     /// Show only the worker with this index

@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::{Failure, print, print_json};
-use crate::control_socket::SocketArgument;
+use wirepath::cli::{Failure, print, print_json};
+use wirepath::control_socket::SocketArgument;
 
 /// Makes a running program read its configuration file again
 ///

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::{self, Failure, Stop, print, print_error, print_json};
-use crate::control_socket::SocketArgument;
+use wirepath::cli::{self, Failure, Stop, print, print_error, print_json};
+use wirepath::control_socket::SocketArgument;
 
 /// Shows the way of received packets through a running program
 ///

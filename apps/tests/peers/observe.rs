@@ -3,8 +3,8 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use wirepath_apps::cli::Stop;
-use wirepath_apps::control_socket::Client;
+use wirepath::cli::Stop;
+use wirepath::control_socket::Client;
 use wirepath_testlab::{Namespace, eventually, oracle};
 
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_address};

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use wirepath_apps::control_socket::Client;
+use wirepath::control_socket::Client;
 use wirepath_testlab::{Requirement, eventually, require};
 
 use crate::running::{Running, WAIT_LIMIT};

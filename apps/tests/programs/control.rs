@@ -155,7 +155,7 @@ fn remove(id: &Value) -> Value {
 
 /// Returns the rows of the table of rules: id, rule, packets and others.
 fn rule_rows(socket: &Path) -> Vec<Vec<Value>> {
-    wirepath_apps::control_socket::Client::connect(socket).unwrap().show("rules", &[], None).unwrap().rows
+    wirepath::control_socket::Client::connect(socket).unwrap().show("rules", &[], None).unwrap().rows
 }
 
 fn rules(socket: &Path) -> Vec<(u64, String)> {

@@ -7,8 +7,8 @@ mod lab;
 use std::net::IpAddr;
 
 use lab::{LAN, Lab, PEER, US, WAN};
-use wirepath_apps::rules::engine::RuleEngine;
-use wirepath_apps::rules::{GatewayRule, gateway_rules};
+use wirepath::rules::engine::RuleEngine;
+use wirepath_apps::gateway::{GatewayRule, gateway_rules};
 use wirepath_flow::Direction;
 use wirepath_packet::{Packet, Pool, PortId};
 use wirepath_pipeline::rules::Outcome;

@@ -299,8 +299,8 @@ fn pings_stop_while_the_program_hangs() {
 fn levels_change_at_run_time() {
     use tracing::level_filters::LevelFilter;
     use tracing::{Level, enabled};
-    use wirepath_apps::cli::Common;
-    use wirepath_apps::cli::log::{self, LogSettings};
+    use wirepath::cli::Common;
+    use wirepath::cli::log::{self, LogSettings};
 
     assert!(log::set(LevelFilter::DEBUG, None).is_err(), "the log was not started");
     Common { quiet: true, ..Common::default() }.configure_log(&LogSettings::default());

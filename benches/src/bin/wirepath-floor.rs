@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use std::time::Instant;
 
 use clap::Parser;
-use wirepath_apps::cli;
+use wirepath::cli;
 
 const BURST: usize = 32;
 const STRIDE: usize = 2368; // odd multiple of 64

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use crate::cli::{Failure, print};
+use wirepath::cli::{Failure, print};
 
 /// Longest run of one of this program's own reports. A library that hangs must not lose the other parts.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);

@@ -44,7 +44,7 @@ impl Facts {
         let number = |name: &str| value(&meminfo, name).and_then(|v| v.split_whitespace().next()?.parse().ok());
         let governor = text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
         Self {
-            missing_cpu_features: crate::cli::missing_cpu_features(),
+            missing_cpu_features: wirepath::cli::missing_cpu_features(),
             kernel: version(&text("proc/sys/kernel/osrelease")),
             capabilities: value(&status, "CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()),
             locked_memory: locked_memory(&text("proc/self/limits")),

@@ -10,7 +10,7 @@ pub use checks::run_checks;
 pub use facts::Facts;
 use serde::Serialize;
 
-use crate::cli::{Failure, print, print_json};
+use wirepath::cli::{Failure, print, print_json};
 
 /// Finds problems and names the command that fixes each
 ///

@@ -7,8 +7,8 @@ use wirepath_settings::{ConfigError, Source};
 use super::CheckArguments;
 use super::input::{self, Input, PortNames};
 use super::lint::{Warning, warnings};
-use crate::cli::{Failure, print, print_error, print_json};
-use crate::rules::Entry;
+use wirepath::cli::{Failure, print, print_error, print_json};
+use wirepath::rules::Entry;
 
 pub(super) fn run(arguments: &CheckArguments, json: bool) -> Result<(), Failure> {
     let mut input = input::read(&arguments.input)?;

@@ -14,9 +14,10 @@ use wirepath_wire::{MacAddr, Tunnels};
 
 use super::input::{self, Input, Program};
 use super::{ExplainArguments, check::report_errors};
-use crate::cli::{Failure, print, print_json};
-use crate::rules::{Entry, GatewayRule, Hardware, UnopenedPorts, gateway_rules, location_name};
+use crate::gateway::{GatewayRule, gateway_rules};
 use crate::tools::devices::query_rules;
+use wirepath::cli::{Failure, print, print_json};
+use wirepath::rules::{Entry, Hardware, UnopenedPorts, location_name};
 
 /// The rule hardware that the ports are assumed to have.
 enum Nic<'a> {

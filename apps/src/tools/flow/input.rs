@@ -8,10 +8,10 @@ use wirepath_pipeline::rules::{RuleLimits, RuleLocations, judge};
 use wirepath_settings::{ConfigError, Source};
 
 use super::InputArguments;
-use crate::cli::Failure;
 use crate::gateway::Setup;
 use crate::l2fwd::Config;
-use crate::rules::{Entry, Hardware, RuleSettings, UnopenedPorts};
+use wirepath::cli::Failure;
+use wirepath::rules::{Entry, Hardware, RuleSettings, UnopenedPorts};
 
 /// The program that a configuration is for.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use serde::Serialize;
 use wirepath_flow::{Action, Direction, Field, FieldSet, Key, Rule};
 
 use super::input::PortNames;
-use crate::rules::Entry;
+use wirepath::rules::Entry;
 
 /// A warning about a valid rule that is probably a mistake.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

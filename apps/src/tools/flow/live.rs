@@ -1,8 +1,8 @@
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{Failure, Table, print, print_json};
-use crate::control_socket::SocketArgument;
+use wirepath::cli::{Failure, Table, print, print_json};
+use wirepath::control_socket::SocketArgument;
 
 /// The running program.
 #[derive(Debug, Args)]

@@ -14,10 +14,10 @@ use wirepath_wire::Tunnels;
 use super::MatchArguments;
 use super::check::report_errors;
 use super::input::{self, Input, Program};
-use crate::cli::{Failure, Table, print, print_json};
 use crate::l2fwd::Mode;
-use crate::rules::Entry;
-use crate::rules::engine::{RuleEngine, RuleHit, frame_bytes};
+use wirepath::cli::{Failure, Table, print, print_json};
+use wirepath::rules::Entry;
+use wirepath::rules::engine::{RuleEngine, RuleHit, frame_bytes};
 
 pub(super) fn run(arguments: &MatchArguments, json: bool) -> Result<(), Failure> {
     let input = input::read(&arguments.config.input())?;

@@ -17,7 +17,7 @@ use serde_json::json;
 use wirepath_flow::rule_file::FileFormat;
 use wirepath_flow::{ACTIONS, ITEMS, actions_reference, items_reference};
 
-use crate::cli::{Failure, print, print_json};
+use wirepath::cli::{Failure, print, print_json};
 
 /// Checks flow rules, shows where they run and what they do with a capture, and explains the language
 #[derive(Debug, Args)]

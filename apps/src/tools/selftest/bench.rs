@@ -9,8 +9,8 @@ use wirepath_pmd::port::{Capabilities, LinkState, MacAddress, OpenPort, PortConf
 use wirepath_settings::Source;
 
 use super::frames::SOURCE;
-use crate::cli::Failure;
-use crate::rules::engine::frame_bytes;
+use wirepath::cli::Failure;
+use wirepath::rules::engine::frame_bytes;
 
 /// Buffers of the pool: rings, caches and the frames of one exchange.
 const BUFFERS: u32 = 16 << 10;

@@ -11,7 +11,7 @@ use clap::Args;
 use serde::Serialize;
 
 use self::bench::{Bench, PortName, Wiring};
-use crate::cli::{Failure, Table, print, print_json};
+use wirepath::cli::{Failure, Table, print, print_json};
 
 /// Receive queues of the RSS test.
 const QUEUES: u16 = 4;

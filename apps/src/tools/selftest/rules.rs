@@ -17,7 +17,7 @@ use super::bench::{Bench, Received, with_metadata};
 use super::checks::{difference, verify_checksums, without_identification};
 use super::frames::{self, SOURCE, Sample};
 use super::{Outcome, Verdict, hex};
-use crate::rules::engine::{RuleEngine, frame_bytes};
+use wirepath::rules::engine::{RuleEngine, frame_bytes};
 
 /// Mark of the packets of the tested rule.
 const TAG: u32 = 0xabcd;

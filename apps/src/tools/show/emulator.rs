@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::{Options, cell, entries};
-use crate::cli::{Failure, Stop, Table, print, print_json};
 use crate::tools::emulate;
+use wirepath::cli::{Failure, Stop, Table, print, print_json};
 
 /// Columns that come first, in this order, in the tables that have them. All others follow by name.
 const LEADING: [&str; 13] =

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{Failure, Stop, Table, print, print_json};
-use crate::control_socket::{Client, Rows, SocketArgument};
+use wirepath::cli::{Failure, Stop, Table, print, print_json};
+use wirepath::control_socket::{Client, Rows, SocketArgument};
 
 /// Shows ports, queues, workers, drops, forwarding tables and rules of a running program
 ///
@@ -41,7 +41,7 @@ pub struct Options {
     /// Repeat every second, or every N seconds, until Ctrl-C
     #[arg(
         long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1",
-        value_parser = crate::cli::seconds
+        value_parser = wirepath::cli::seconds
     )]
     watch: Option<Duration>,
 
@@ -217,7 +217,7 @@ fn display(
 fn clear_if_watched(options: &Options) -> Result<(), Failure> {
     if options.watch.is_some() && std::io::IsTerminal::is_terminal(&std::io::stdout()) {
         // ECMA-48: cursor to the first cell, erase the display.
-        crate::cli::print_control("\x1b[H\x1b[2J")?;
+        wirepath::cli::print_control("\x1b[H\x1b[2J")?;
     }
     Ok(())
 }

@@ -18,8 +18,8 @@ use clap::Args;
 use self::app::App;
 use self::sample::{Program, Sampler};
 use self::screen::Screen;
-use crate::cli::{Failure, Stop, hangup_flag, print};
-use crate::control_socket::{Client, SocketArgument};
+use wirepath::cli::{Failure, Stop, hangup_flag, print};
+use wirepath::control_socket::{Client, SocketArgument};
 
 /// Shows rates of ports, workers, drops, queues, segments and rules of a running program, live
 ///
@@ -28,7 +28,7 @@ use crate::control_socket::{Client, SocketArgument};
 #[command(after_help = HELP)]
 pub struct Options {
     /// Seconds between two looks at the program
-    #[arg(short, long, value_name = "N", default_value = "1", value_parser = crate::cli::seconds)]
+    #[arg(short, long, value_name = "N", default_value = "1", value_parser = wirepath::cli::seconds)]
     interval: Duration,
 
     #[command(flatten)]

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::Value;
 
 use super::sample::Sample;
-use crate::cli::Rate;
-use crate::control_socket::Rows;
+use wirepath::cli::Rate;
+use wirepath::control_socket::Rows;
 
 /// A pane: one kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::cli::Failure;
-use crate::control_socket::{Client, Rows};
+use wirepath::cli::Failure;
+use wirepath::control_socket::{Client, Rows};
 
 /// Rows of a table that are asked for at most. A program may have a million rules.
 pub(super) const MAX_ROWS: u64 = 4096;

@@ -8,7 +8,7 @@ use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
 use ratatui::{Frame, Terminal};
 
-use crate::cli::Failure;
+use wirepath::cli::Failure;
 
 /// The alternate screen of the terminal, without echo and line editing. Dropping it restores the terminal.
 #[derive(Debug)]

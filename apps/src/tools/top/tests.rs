@@ -12,7 +12,7 @@ use super::app::App;
 use super::model::{Cell, Pane, Scope, grid, totals};
 use super::sample::{Program, Sample};
 use super::view;
-use crate::control_socket::Rows;
+use wirepath::control_socket::Rows;
 
 fn rows(columns: &str, rows: Value) -> Rows {
     let columns = columns.split(' ').map(str::to_owned).collect();

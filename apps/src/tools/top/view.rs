@@ -10,7 +10,7 @@ use ratatui::text::{Line, Span};
 use super::app::App;
 use super::model::{Cell, Grid, Pane, Scope};
 use super::sample::MAX_ROWS;
-use crate::cli::Rate;
+use wirepath::cli::Rate;
 
 /// Longest text of a cell that has columns after it.
 const MAX_CELL: usize = 40;

@@ -12,7 +12,7 @@
 //!
 //! ```no_run
 //! use clap::Parser;
-//! use wirepath_apps::cli::{self, Failure};
+//! use wirepath::cli::{self, Failure};
 //!
 //! #[derive(Parser)]
 //! #[command(version, about = "Counts packets.")]
@@ -53,7 +53,7 @@ pub use failure::Failure;
 pub use live::{can_redraw, rates_table, show_live};
 pub use outbox::lost_lines;
 pub use output::{Rate, Table, print, print_json, print_summary, show};
-pub(crate) use output::{print_control, print_error};
+pub use output::{print_control, print_error};
 pub use service::{ReloadGuard, Service};
 pub use stop::{Stop, hangup_flag};
 use tracing::level_filters::LevelFilter;

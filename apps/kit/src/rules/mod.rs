@@ -3,10 +3,8 @@
 mod config;
 mod control;
 pub mod engine;
-mod gateway;
 mod judge;
 
 pub use config::{Entry, Hardware, RuleSettings, port_names};
 pub use control::{ControlWithRules, location_name, run};
-pub use gateway::{GatewayRule, Hop, PRIORITY, decap_rule, encap_rule, gateway_rules};
 pub use judge::UnopenedPorts;

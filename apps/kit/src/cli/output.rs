@@ -31,7 +31,7 @@ fn print_raw(text: &str) -> Result<(), Failure> {
 }
 
 /// Writes a control sequence to a terminal.
-pub(crate) fn print_control(sequence: &str) -> Result<(), Failure> {
+pub fn print_control(sequence: &str) -> Result<(), Failure> {
     print_raw(sequence)
 }
 
@@ -42,7 +42,7 @@ pub fn show(text: impl fmt::Display) {
 }
 
 /// Prints text on standard error, for messages that belong to a result.
-pub(crate) fn print_error(text: &str) {
+pub fn print_error(text: &str) {
     live::end();
     // An error is ignored: if standard error is closed, the message cannot be delivered.
     let _ = outbox::STDERR.deliver(text.into());
