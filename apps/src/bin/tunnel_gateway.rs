@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use wirepath::Config;
 use wirepath::capture::FileCapture;
 use wirepath::cli::{self, Failure};
 use wirepath::configuration::LiveConfiguration;
@@ -35,9 +36,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(path) => Source::load(path)?,
         None => Source::new("the demonstration", demo::CONFIG),
     };
-    let setup = Setup::read(&source)?;
-    arguments.common.configure_log(&setup.log);
-    setup.rules.check(&setup.ports)?;
+    let mut setup = Setup::read(&source)?;
+    arguments.common.configure_log(&setup.common.log);
+    setup.common.rules.check(&setup.common.ports)?;
     if !demonstration {
         setup.check_ports_used()?;
     }
@@ -51,8 +52,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         stop: Some(stop.flag()),
         report_every: (live && cli::can_redraw()).then_some(Duration::from_secs(1)),
     };
-    let control = setup.control.clone();
-    let (mut runtime, config, rules) = setup.open()?;
+    let (control, rules) = (setup.common.control.clone(), std::mem::take(&mut setup.common.rules));
+    let (mut runtime, config) = setup.open()?;
     if let Some(socket) = ControlSocket::open(&control, "tunnel-gateway", arguments.run.config.as_deref())? {
         runtime.set_management(Box::new(socket));
     }
@@ -93,7 +94,7 @@ fn capture_drops(path: &Path, runtime: &Runtime, config: &GatewayConfig) -> Resu
 
 /// Checks the configuration, and this machine if `scope` says so.
 fn check(setup: Setup, scope: cli::CheckScope, json: bool) -> Result<(), Failure> {
-    let Setup { ports, runtime, gateway, rules, control, .. } = setup;
+    let Setup { common: Config { ports, runtime, rules, control, .. }, gateway } = setup;
     let (underlay, segments) = (&gateway.underlay, &gateway.segments);
     let remotes = segments.iter().map(|segment| segment.remotes.len()).sum();
     let counts = [("ports", ports.len()), ("segments", segments.len()), ("remotes", remotes)];

@@ -15,7 +15,7 @@ const FIXED: [&str; 3] = ["port", "kind", "udp_port"];
 
 impl AsRef<RuleSettings> for Setup {
     fn as_ref(&self) -> &RuleSettings {
-        &self.rules
+        &self.common.rules
     }
 }
 
@@ -24,7 +24,7 @@ impl Reconfigure for GatewayMonitor {
 
     fn read(source: &Source) -> Result<Setup, Failure> {
         let setup = Setup::read(source)?;
-        setup.rules.check(&setup.ports)?;
+        setup.common.rules.check(&setup.common.ports)?;
         setup.check_ports_used()?;
         Ok(setup)
     }
@@ -33,7 +33,7 @@ impl Reconfigure for GatewayMonitor {
         &OBJECTS
     }
 
-    fn can_change(path: &[String]) -> bool {
+    fn can_change(&self, path: &[String]) -> bool {
         match path {
             [table, key, ..] if table == "underlay" => !FIXED.contains(&key.as_str()),
             [table, ..] => table == "segment" || table == "log",
@@ -42,7 +42,7 @@ impl Reconfigure for GatewayMonitor {
     }
 
     fn check(&mut self, setup: &Setup, plane: &mut ControlPlane) -> Result<(), Failure> {
-        check_same_ports(plane.ports(), &setup.ports)?;
+        check_same_ports(plane.ports(), &setup.common.ports)?;
         check_running(plane.ports(), &setup.gateway)?;
         let (old, new) = (&self.gateway.config().underlay, &setup.gateway.underlay);
         if old.addresses != new.addresses {
@@ -55,7 +55,7 @@ impl Reconfigure for GatewayMonitor {
         let change = self.gateway.prepare(setup.gateway, plane.seconds()).map_err(Failure::failed)?;
         self.gateway.reconfigure(change, plane.ports(), plane.seconds());
         if parts.log {
-            self.common.configure_log(&setup.log);
+            self.common.configure_log(&setup.common.log);
         }
         warn_of_lost_tags(plane.ports(), self.gateway.config());
         Ok(Vec::new())

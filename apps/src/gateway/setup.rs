@@ -1,14 +1,12 @@
 use wirepath_pipeline::tunnel::GatewayConfig;
-use wirepath_pipeline::{PortInfo, Runtime, RuntimeConfig};
-use wirepath_pmd::drivers::{DeviceKind, PortSettings, device_kind};
+use wirepath_pipeline::{PortInfo, Runtime};
+use wirepath_pmd::drivers::{DeviceKind, device_kind};
 use wirepath_pmd::port::{Offloads, PortId, VlanTags};
 use wirepath_settings::{ConfigError, Source};
 use wirepath_wire::{Parser, Tunnels};
 
+use wirepath::Config;
 use wirepath::cli::Failure;
-use wirepath::cli::log::LogSettings;
-use wirepath::control_socket::ControlSettings;
-use wirepath::rules::RuleSettings;
 
 /// Example configuration for the help text.
 pub const EXAMPLE: &str = r#"[[port]]
@@ -33,62 +31,32 @@ ports = [{ port = "lan" }]
 /// Complete configuration of the gateway, checked as far as possible without opening a port.
 #[derive(Debug)]
 pub struct Setup {
-    /// Ports.
-    pub ports: Vec<PortSettings>,
-    /// Workers and memory.
-    pub runtime: RuntimeConfig,
+    /// The tables that every program has.
+    pub common: Config,
     /// Underlay and segments.
     pub gateway: GatewayConfig,
-    /// Flow rules.
-    pub rules: RuleSettings,
-    /// The control socket.
-    pub control: ControlSettings,
-    /// Table `[log]`.
-    pub log: LogSettings,
 }
 
 impl Setup {
     /// Reads a configuration.
     pub fn read(source: &Source) -> Result<Self, ConfigError> {
-        let setup = source.parse()?.read(|top| {
-            let ports = RuntimeConfig::ports_from_settings(top);
-            let runtime = RuntimeConfig::from_settings(top);
-            let names = RuntimeConfig::port_names(top);
-            let rules = top.collect(RuleSettings::read(top, &names));
-            let control = top.collect(ControlSettings::read(top));
-            let log = top.collect(LogSettings::read(top));
-            for key in ["underlay", "segment"] {
-                top.has(key);
-            }
-            if names.is_empty() {
-                let missing = || top.error_in("port", "missing, expected at least two tables [[port]]");
-                return Err(top.misspelt("port").unwrap_or_else(missing));
-            }
+        let (common, gateway) = Config::read(source, |top, names| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            let gateway = top.collect(GatewayConfig::read(top, &names));
-            top.check_keys()?;
-            Ok(Self {
-                ports: ports?,
-                runtime: runtime?,
-                gateway: gateway?,
-                rules: rules?,
-                control: control?,
-                log: log?,
-            })
+            GatewayConfig::read(top, &names)
         })?;
         // Without the key, the MTU is known when the port is open.
-        if let Some(mtu) = setup.ports.get(setup.gateway.underlay.port).and_then(|port| port.mtu) {
-            setup.gateway.check_mtus(mtu)?;
+        if let Some(mtu) = common.ports.get(gateway.underlay.port).and_then(|port| port.mtu) {
+            gateway.check_mtus(mtu)?;
         }
-        Ok(setup)
+        Ok(Self { common, gateway })
     }
 
     /// Rejects ports that are not used, because a segment was probably forgotten. A flow rule may use a port too, and
     /// so may a rule that is added while the program runs.
     pub fn check_ports_used(&self) -> Result<(), ConfigError> {
-        for (index, port) in self.ports.iter().enumerate() {
+        for (index, port) in self.common.ports.iter().enumerate() {
             let attached = self.gateway.segments.iter().any(|s| s.attachments.iter().any(|a| a.port == index));
-            let by_rule = self.rules.changeable || self.rules.use_port(PortId::new(index as u16));
+            let by_rule = self.common.rules.changeable || self.common.rules.use_port(PortId::new(index as u16));
             if index != self.gateway.underlay.port && !attached && !by_rule {
                 let message = format!(
                     "port \"{}\" is neither the underlay's nor attached to a segment, and no flow rule uses it",
@@ -101,16 +69,16 @@ impl Setup {
     }
 
     /// Opens the ports and checks the properties that only open ports have. Nothing is started.
-    pub fn open(self) -> Result<(Runtime, GatewayConfig, RuleSettings), Failure> {
-        let Self { ports, runtime, gateway, rules, .. } = self;
-        let runtime = Runtime::open(ports, runtime)?;
+    pub fn open(self) -> Result<(Runtime, GatewayConfig), Failure> {
+        let Self { common, gateway } = self;
+        let runtime = common.open()?;
         check_opened(runtime.ports(), &gateway)?;
         if let Some(underlay) = runtime.ports().get(gateway.underlay.port) {
             for segment in &gateway.segments {
                 tracing::info!("segment {}: inner MTU {}", segment.name, gateway.inner_mtu(segment, underlay.mtu));
             }
         }
-        Ok((runtime, gateway, rules))
+        Ok((runtime, gateway))
     }
 }
 

@@ -1,6 +1,6 @@
 use clap::Parser;
 
-use wirepath::cli;
+use wirepath::{AppArguments, cli};
 
 /// Forwards Ethernet frames between ports.
 ///
@@ -9,13 +9,9 @@ use wirepath::cli;
 #[derive(Debug, Parser)]
 #[command(name = "l2fwd", version, term_width = cli::HELP_WIDTH, after_help = AFTER_HELP)]
 pub struct Arguments {
-    /// Configuration and length of the run.
+    /// Options of every packet program.
     #[command(flatten)]
-    pub run: cli::RunArguments,
-
-    /// Options of every program.
-    #[command(flatten)]
-    pub common: cli::Common,
+    pub app: AppArguments,
 }
 
 const AFTER_HELP: &str = r#"Example configuration:

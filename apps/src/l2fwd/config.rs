@@ -1,28 +1,7 @@
+use wirepath::{AppSettings, Failure};
 use wirepath_packet::PortId;
-use wirepath_pipeline::RuntimeConfig;
-use wirepath_pmd::drivers::PortSettings;
-use wirepath_settings::{ConfigError, Settings, Source};
-
-use wirepath::cli::log::LogSettings;
-use wirepath::control_socket::ControlSettings;
-use wirepath::rules::RuleSettings;
-
-/// A checked configuration.
-#[derive(Debug)]
-pub struct Config {
-    /// Ports.
-    pub ports: Vec<PortSettings>,
-    /// Workers and packet memory.
-    pub runtime: RuntimeConfig,
-    /// Forwarding mode.
-    pub mode: Mode,
-    /// Flow rules.
-    pub rules: RuleSettings,
-    /// The control socket.
-    pub control: ControlSettings,
-    /// Table `[log]`.
-    pub log: LogSettings,
-}
+use wirepath_pipeline::Runtime;
+use wirepath_settings::{ConfigError, Settings};
 
 /// Forwarding mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,39 +20,25 @@ pub enum Mode {
     },
 }
 
-impl Config {
-    /// Reads a complete configuration without opening anything.
-    pub fn read(source: &Source) -> Result<Self, ConfigError> {
-        source.parse()?.read(|top| {
-            let ports = RuntimeConfig::ports_from_settings(top);
-            let names = RuntimeConfig::port_names(top);
-            let runtime = RuntimeConfig::from_settings(top);
-            let rules = top.collect(RuleSettings::read(top, &names));
-            let control = top.collect(ControlSettings::read(top));
-            let log = top.collect(LogSettings::read(top));
-            let table = top.table("l2fwd");
-            if names.is_empty() {
-                let missing = || top.error_in("port", "there is no port; expected at least one table [[port]]");
-                return Err(top.misspelt("port").unwrap_or_else(missing));
-            }
-            let mode = table.and_then(|table| match table {
-                Some(table) => table.complete(|table| Mode::read(table, &names)),
-                None => top.collect(Mode::read(&top.empty("l2fwd"), &names)),
-            });
-            top.check_keys()?;
-            Ok(Self { ports: ports?, runtime: runtime?, mode: mode?, rules: rules?, control: control?, log: log? })
-        })
+impl AppSettings for Mode {
+    fn read(top: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
+        match top.table("l2fwd")? {
+            Some(table) => table.complete(|table| Self::read_table(table, ports)),
+            None => Self::read_table(&top.empty("l2fwd"), ports),
+        }
     }
-}
 
-impl AsRef<RuleSettings> for Config {
-    fn as_ref(&self) -> &RuleSettings {
-        &self.rules
+    fn check_opened(&self, runtime: &Runtime) -> Result<(), Failure> {
+        match self {
+            Self::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to))?,
+            Self::Bridge { .. } => runtime.check_superframes(|_, _| true)?,
+        }
+        Ok(())
     }
 }
 
 impl Mode {
-    fn read(table: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
+    fn read_table(table: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
         let mode = table.choice("mode", &[("pairs", false), ("bridge", true)])?;
         let ageing = table.integer("ageing", 0..=1_000_000)?;
         let rewrite_mac = table.get("rewrite_mac")?;
@@ -147,14 +112,21 @@ fn named_pairs(table: &Settings<'_>, ports: &[String]) -> Result<Vec<PortId>, Co
 
 #[cfg(test)]
 mod tests {
+    use wirepath::Config;
+    use wirepath_settings::Source;
+
     use super::*;
+
+    fn read(source: &Source) -> Result<Mode, String> {
+        Config::parse_with(source).map(|(_, mode)| mode).map_err(|error| error.to_string())
+    }
 
     const PORTS: &str = "[[port]]\nname = 'a'\ndriver = 'null'\n[[port]]\nname = 'b'\ndriver = 'null'\n\
                          [[port]]\nname = 'c'\ndriver = 'null'\n[[port]]\nname = 'd'\ndriver = 'null'\n";
 
     fn mode(text: &str) -> Result<Mode, String> {
         let source = Source::new("c.toml", format!("{PORTS}[l2fwd]\n{text}"));
-        Config::read(&source).map(|config| config.mode).map_err(|e| e.to_string())
+        read(&source)
     }
 
     #[test]
@@ -175,7 +147,7 @@ mod tests {
             }
         );
         assert_eq!(mode("mode = 'bridge'\nageing = 7").unwrap(), Mode::Bridge { ageing: 7 });
-        Config::read(&Source::new("demonstration", super::super::DEMONSTRATION)).unwrap();
+        read(&Source::new("demonstration", super::super::DEMONSTRATION)).unwrap();
     }
 
     #[test]
@@ -194,8 +166,8 @@ mod tests {
         assert!(at("ageing = 1").ends_with("ageing is for mode = \"bridge\""));
         assert!(at("agein = 1").contains("did you mean \"ageing\"?"));
         let three = &PORTS[..PORTS.rfind("[[port]]").unwrap()];
-        let error = Config::read(&Source::new("c", three)).unwrap_err().to_string();
+        let error = read(&Source::new("c", three)).unwrap_err();
         assert!(error.contains("3 ports cannot be joined two by two"), "{error}");
-        assert!(Config::read(&Source::new("c", "")).unwrap_err().to_string().contains("no port"));
+        assert!(read(&Source::new("c", "")).unwrap_err().contains("expected at least one table [[port]]"));
     }
 }

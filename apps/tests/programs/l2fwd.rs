@@ -5,7 +5,8 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use wirepath_packet::PortId;
 
-use wirepath_apps::l2fwd::{Bridge, Config, Mode};
+use wirepath::{AppSettings, Config};
+use wirepath_apps::l2fwd::{Bridge, Mode};
 use wirepath_packet::Pool;
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::{Runtime, RuntimeConfig};
@@ -121,10 +122,10 @@ fn example_configurations_are_valid() {
         if !name.starts_with("l2fwd-") || !name.ends_with(".toml") {
             continue;
         }
-        let config = Config::read(&Source::load(&path).unwrap()).unwrap_or_else(|e| panic!("{e}"));
+        let (_, mode) = Config::read(&Source::load(&path).unwrap(), Mode::read).unwrap_or_else(|e| panic!("{e}"));
         match name.as_str() {
-            "l2fwd-bridge.toml" => assert_eq!(config.mode, Mode::Bridge { ageing: 300 }),
-            _ => assert!(matches!(config.mode, Mode::Pairs { .. }), "{name}"),
+            "l2fwd-bridge.toml" => assert_eq!(mode, Mode::Bridge { ageing: 300 }),
+            _ => assert!(matches!(mode, Mode::Pairs { .. }), "{name}"),
         }
         seen += 1;
     }

@@ -63,7 +63,7 @@ fn text_has_time_level_and_module() {
         let mut words = line.split_ascii_whitespace();
         assert!(words.next().is_some_and(is_time), "{line}");
         assert!(["INFO", "WARN"].contains(&words.next().unwrap()), "{line}");
-        assert!(words.next().unwrap().starts_with("wirepath_"), "{line}");
+        assert!(words.next().unwrap().starts_with("wirepath"), "{line}");
     }
 }
 
@@ -76,7 +76,7 @@ fn json_has_one_object_on_each_line() {
         for record in &records {
             assert!(is_time(record["time"].as_str().unwrap()), "{record}");
             assert!(["info", "warn"].contains(&record["level"].as_str().unwrap()), "{record}");
-            assert!(record["module"].as_str().unwrap().starts_with("wirepath_"), "{record}");
+            assert!(record["module"].as_str().unwrap().starts_with("wirepath"), "{record}");
             assert!(!record["message"].as_str().unwrap().is_empty(), "{record}");
         }
     }
@@ -106,7 +106,7 @@ fn the_journal_gets_priorities() {
         std::fs::read_to_string(&path).unwrap()
     };
     let log = run(&|device, inode| format!("{device}:{inode}"));
-    let is_record = |line: &str| line.starts_with("<6>wirepath_") || line.starts_with("<4>wirepath_");
+    let is_record = |line: &str| line.starts_with("<6>wirepath") || line.starts_with("<4>wirepath");
     assert!(log.lines().count() >= 2 && log.lines().all(is_record), "{log}");
     let log = run(&|device, inode| format!("{device}:{}", inode + 1));
     assert!(log.lines().all(|line| is_time(line.split(' ').next().unwrap())), "{log}");

@@ -50,7 +50,7 @@ pub trait Reconfigure: Control {
     fn config_objects() -> &'static [&'static ConfigObject];
 
     /// Returns whether the value at this path can differ without a restart of the program.
-    fn can_change(path: &[String]) -> bool;
+    fn can_change(&self, path: &[String]) -> bool;
 
     /// Finds why [`Self::apply`] would fail. Changes nothing.
     ///
@@ -240,7 +240,7 @@ impl<C: Reconfigure> LiveConfiguration<C> {
     fn apply(&mut self, job: &Job, read: Read<C::Setup>, plane: &mut ControlPlane) -> Result<Value, String> {
         let Read { document, setup, differences, added, mut notes } = read;
         let fixed: Vec<String> =
-            differences.iter().filter(|it| !C::can_change(&it.path)).map(Difference::to_string).collect();
+            differences.iter().filter(|it| !self.control.can_change(&it.path)).map(Difference::to_string).collect();
         if !fixed.is_empty() {
             let shown = fixed.iter().take(MAX_SHOWN).map(|it| format!("\n  {it}")).collect::<String>();
             let more = fixed.len().saturating_sub(MAX_SHOWN);

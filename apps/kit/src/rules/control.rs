@@ -474,13 +474,13 @@ where
         C::config_objects()
     }
 
-    fn can_change(path: &[String]) -> bool {
+    fn can_change(&self, path: &[String]) -> bool {
         match path {
             [rule, ..] if rule == "rule" => true,
             [rules, key, ..] if rules == "rules" && key == "file" => true,
             // An empty table.
             [rules] if rules == "rules" => true,
-            path => C::can_change(path),
+            path => self.control.can_change(path),
         }
     }
 

@@ -70,11 +70,11 @@ pub(super) fn run(arguments: &ExplainArguments, json: bool) -> Result<(), Failur
         return Err(Failure::usage("rules alone run nowhere: give a configuration with the ports they are for"));
     };
     let (ports, own) = match &program {
-        Program::L2fwd(config) => (&config.ports, Vec::new()),
+        Program::L2fwd(program) => (&program.0.ports, Vec::new()),
         Program::Gateway(setup) => {
             // Placeholders for addresses that only opened ports and resolved next hops have.
             let unknown = |_: IpAddr| (MacAddr([2, 0, 0, 0, 0, 0]), MacAddr([2, 0, 0, 0, 0, 0xff]));
-            (&setup.ports, gateway_rules(&setup.gateway, &unknown).map_err(Failure::failed)?)
+            (&setup.common.ports, gateway_rules(&setup.gateway, &unknown).map_err(Failure::failed)?)
         }
     };
     let mut rows = rows(&entries, ports, program.hardware())?;

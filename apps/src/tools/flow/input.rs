@@ -9,15 +9,16 @@ use wirepath_settings::{ConfigError, Source};
 
 use super::InputArguments;
 use crate::gateway::Setup;
-use crate::l2fwd::Config;
+use crate::l2fwd::Mode;
 use wirepath::cli::Failure;
 use wirepath::rules::{Entry, Hardware, RuleSettings, UnopenedPorts};
+use wirepath::{AppSettings, Config};
 
 /// The program that a configuration is for.
 #[derive(Debug)]
 pub enum Program {
     /// `l2fwd`.
-    L2fwd(Box<Config>),
+    L2fwd(Box<(Config, Mode)>),
     /// `tunnel-gateway`.
     Gateway(Box<Setup>),
 }
@@ -26,8 +27,8 @@ impl Program {
     /// Returns whether the program's rules may run in NICs.
     pub(super) fn hardware(&self) -> Hardware {
         match self {
-            Self::L2fwd(config) => config.rules.hardware,
-            Self::Gateway(setup) => setup.rules.hardware,
+            Self::L2fwd(program) => program.0.rules.hardware,
+            Self::Gateway(setup) => setup.common.rules.hardware,
         }
     }
 }
@@ -129,8 +130,8 @@ impl Input {
     /// Refuses rules that the program would refuse on its ports.
     pub(super) fn refuse_on_ports(&mut self) -> Result<(), Failure> {
         let ports = match &self.program {
-            Some(Program::L2fwd(config)) => &config.ports,
-            Some(Program::Gateway(setup)) => &setup.ports,
+            Some(Program::L2fwd(program)) => &program.0.ports,
+            Some(Program::Gateway(setup)) => &setup.common.ports,
             None => return Ok(()),
         };
         let rules = self.rules();
@@ -160,7 +161,7 @@ impl Input {
         let program = if ["underlay", "segment"].iter().any(|key| top.has(key)) {
             Setup::read(source).map(|setup| Program::Gateway(Box::new(setup)))
         } else {
-            Config::read(source).map(|config| Program::L2fwd(Box::new(config)))
+            Config::read(source, Mode::read).map(|program| Program::L2fwd(Box::new(program)))
         };
         match program {
             Ok(program) => self.program = Some(program),

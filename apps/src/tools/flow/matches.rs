@@ -128,8 +128,8 @@ impl RuleReplay {
         };
         let (mut peers, mut tunnels) = (Vec::new(), Tunnels::default());
         match &input.program {
-            Some(Program::L2fwd(config)) => {
-                if let Mode::Pairs { peers: known, .. } = &config.mode {
+            Some(Program::L2fwd(program)) => {
+                if let Mode::Pairs { peers: known, .. } = &program.1 {
                     peers.clone_from(known);
                 }
             }

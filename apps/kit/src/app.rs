@@ -1,0 +1,305 @@
+//! A packet program from its arguments to its summary.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::{Args, Command, FromArgMatches};
+use wirepath_pipeline::{Control, ControlPlane, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
+use wirepath_pmd::port::{PortEvent, PortId};
+use wirepath_settings::Source;
+use wirepath_wire::Parser;
+
+use crate::cli::{self, CheckScope, Failure, Service, Stop};
+use crate::config::{AppSettings, Config};
+use crate::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
+use crate::control_socket::ControlSocket;
+use crate::rules::{self, RuleSettings};
+
+/// Options of a packet program. A program with more options flattens them into its own:
+///
+/// ```
+/// #[derive(clap::Parser)]
+/// struct Arguments {
+///     #[command(flatten)]
+///     app: wirepath::AppArguments,
+///     /// Packets per second that may pass
+///     #[arg(long, default_value_t = 1000)]
+///     rate: u64,
+/// }
+/// ```
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct AppArguments {
+    /// Configuration and length of the run.
+    #[command(flatten)]
+    pub run: cli::RunArguments,
+    /// Options of every program.
+    #[command(flatten)]
+    pub common: cli::Common,
+}
+
+/// Length of a demonstration.
+const DEMONSTRATION: Duration = Duration::from_secs(10);
+/// Interval between two displays of rates.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// A packet program whose configuration is read. [`Self::run`] does the rest: it opens the ports and the control
+/// socket, runs the stages between the flow rules of the configuration, shows rates on a terminal, and stops on
+/// signals. It also carries out reloads, reports to systemd, and prints the summary.
+///
+/// `T` are the program's own tables of the configuration.
+#[derive(Debug)]
+pub struct App<T = ()> {
+    /// The tables that every program has.
+    pub config: Config,
+    /// The program's own tables.
+    pub own: T,
+    name: &'static str,
+    arguments: AppArguments,
+}
+
+impl<T: AppSettings> App<T> {
+    /// Reads the command line and the configuration. `about` says in a sentence what the program does.
+    /// `demonstration` is the configuration without `--config`; empty if the program needs a file.
+    ///
+    /// The process ends here after `--help`, `--version` or a wrong option.
+    ///
+    /// # Errors
+    /// If the configuration has mistakes. All are reported at once.
+    pub fn from_args(name: &'static str, about: &'static str, demonstration: &str) -> Result<Self, Failure> {
+        let command = Command::new(name).about(about).term_width(cli::HELP_WIDTH);
+        let matches = AppArguments::augment_args(command).get_matches();
+        let arguments = AppArguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        Self::start(name, &arguments, demonstration)
+    }
+
+    /// Does the same as [`Self::from_args`] for options that are read already.
+    ///
+    /// # Errors
+    /// If the configuration has mistakes. All are reported at once.
+    pub fn start(name: &'static str, arguments: &AppArguments, demonstration: &str) -> Result<Self, Failure> {
+        arguments.common.start_logging();
+        let (config, own) = match &arguments.run.config {
+            Some(path) => Config::load_with(path)?,
+            None if demonstration.is_empty() => {
+                return Err(Failure::usage("--config FILE is missing; see --help"));
+            }
+            None => Config::parse_with(&Source::new("demonstration", demonstration))?,
+        };
+        arguments.common.configure_log(&config.log);
+        Ok(Self { config, own, name, arguments: arguments.clone() })
+    }
+
+    /// Returns whether rates and notes may be shown on standard output.
+    fn is_live(&self) -> bool {
+        !self.arguments.common.json && !self.arguments.common.quiet
+    }
+
+    /// Runs the program with stages alone. `make` is called once for each worker.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_stages<S: Stage + 'static>(self, make: impl FnMut(&WorkerInfo) -> S) -> Result<(), Failure> {
+        self.run(|_, _| Ok((make, ())))
+    }
+
+    /// Runs the program until a signal, `--seconds`, or [`ControlPlane::stop`] ends it. With `--check`, it only
+    /// reports whether the program could start. `build` makes the stages of each worker and the control from the
+    /// opened ports and the program's own tables.
+    ///
+    /// # Errors
+    /// If the ports or the control socket cannot be opened, the rules cannot be carried out, or a port or worker
+    /// failed.
+    pub fn run<S, C, M>(
+        self,
+        build: impl FnOnce(&mut Runtime, &mut T) -> Result<(M, C), Failure>,
+    ) -> Result<(), Failure>
+    where
+        S: Stage + 'static,
+        C: Control,
+        M: FnMut(&WorkerInfo) -> S,
+    {
+        self.run_with(build, None)
+    }
+
+    /// Runs the program like [`Self::run`]. A reload that changes the top-level tables `tables` of the configuration
+    /// calls `apply` with the program's new tables. [`AppSettings::read`] has checked them, so `apply` cannot refuse them.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_changeable<S, C, M>(
+        self,
+        build: impl FnOnce(&mut Runtime, &mut T) -> Result<(M, C), Failure>,
+        tables: &'static [&'static str],
+        apply: impl FnMut(&mut C, T, &mut ControlPlane) + 'static,
+    ) -> Result<(), Failure>
+    where
+        S: Stage + 'static,
+        C: Control,
+        M: FnMut(&WorkerInfo) -> S,
+    {
+        self.run_with(build, Some(OwnChanges { tables, apply: Box::new(apply) }))
+    }
+
+    fn run_with<S, C, M>(
+        mut self,
+        build: impl FnOnce(&mut Runtime, &mut T) -> Result<(M, C), Failure>,
+        changes: Option<OwnChanges<C, T>>,
+    ) -> Result<(), Failure>
+    where
+        S: Stage + 'static,
+        C: Control,
+        M: FnMut(&WorkerInfo) -> S,
+    {
+        if let Some(scope) = self.arguments.run.check {
+            return self.check(scope);
+        }
+        let (live, demonstration) = (self.is_live(), self.config.path().is_none());
+        let options = RunOptions {
+            duration: self.arguments.run.seconds.or(demonstration.then_some(DEMONSTRATION)),
+            stop: Some(Stop::on_signals()?.flag()),
+            report_every: (live && cli::can_redraw()).then_some(REPORT_EVERY),
+        };
+        let (source, path) = (self.config.source().clone(), self.config.path().map(ToOwned::to_owned));
+        let (rules, settings) = (std::mem::take(&mut self.config.rules), std::mem::take(&mut self.config.control));
+        let mut runtime = self.config.open()?;
+        self.own.check_opened(&runtime)?;
+        if let Some(socket) = ControlSocket::open(&settings, self.name, path.as_deref())? {
+            runtime.set_management(Box::new(socket));
+        }
+        if demonstration && live {
+            cli::show("Demonstration; --config FILE uses real ports. See --help.\n");
+        }
+        let (make, control) = build(&mut runtime, &mut self.own)?;
+        let control =
+            AppControl { control, live, service: Service::new(), common: self.arguments.common.clone(), changes };
+        let (summary, report) = rules::run(runtime, rules, make, control, (&source, path.as_deref()), &options)?;
+        finish(&summary, &report, self.arguments.common.json)
+    }
+
+    /// Reports what a start would refuse.
+    fn check(self, scope: CheckScope) -> Result<(), Failure> {
+        let Config { ports, runtime, rules, control, .. } = self.config;
+        let counts = [("ports", ports.len())];
+        let machine = match scope {
+            CheckScope::File => None,
+            CheckScope::Machine => Some(cli::check_machine(ports, runtime, |runtime| {
+                self.own.check_opened(runtime)?;
+                rules.check_opened(runtime, Parser::default())?;
+                ControlSocket::check(&control)
+            })?),
+        };
+        cli::report_check(&counts, machine.as_deref(), &[], self.arguments.common.json)
+    }
+}
+
+/// Prints the summary of a run. Failures of the run are the program's.
+fn finish(summary: &Summary, report: &str, json: bool) -> Result<(), Failure> {
+    cli::print_summary(summary, report, json)?;
+    if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
+}
+
+/// Changes of the program's own tables while it runs.
+struct OwnChanges<C, T> {
+    tables: &'static [&'static str],
+    apply: Box<Apply<C, T>>,
+}
+
+type Apply<C, T> = dyn FnMut(&mut C, T, &mut ControlPlane);
+
+impl<C, T> fmt::Debug for OwnChanges<C, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnChanges").field("tables", &self.tables).finish_non_exhaustive()
+    }
+}
+
+/// A control that also shows rates on a terminal, reports to the service manager, and takes over changed settings.
+#[derive(Debug)]
+struct AppControl<C, T> {
+    control: C,
+    live: bool,
+    service: Service,
+    /// Options that precede the table `[log]` of the configuration.
+    common: cli::Common,
+    changes: Option<OwnChanges<C, T>>,
+}
+
+/// A configuration that was read for a change.
+struct NewSettings<T> {
+    config: Config,
+    own: T,
+}
+
+impl<T> AsRef<RuleSettings> for NewSettings<T> {
+    fn as_ref(&self) -> &RuleSettings {
+        &self.config.rules
+    }
+}
+
+impl<C: Control, T: AppSettings> Reconfigure for AppControl<C, T> {
+    type Setup = NewSettings<T>;
+
+    fn read(source: &Source) -> Result<NewSettings<T>, Failure> {
+        Config::parse_with(source).map(|(config, own)| NewSettings { config, own })
+    }
+
+    fn config_objects() -> &'static [&'static ConfigObject] {
+        &[]
+    }
+
+    fn can_change(&self, path: &[String]) -> bool {
+        let Some(table) = path.first() else { return false };
+        let own = self.changes.as_ref().map_or(&[][..], |changes| changes.tables);
+        table == "log" || own.contains(&table.as_str())
+    }
+
+    fn check(&mut self, setup: &NewSettings<T>, plane: &mut ControlPlane) -> Result<(), Failure> {
+        cli::check_same_ports(plane.ports(), &setup.config.ports)
+    }
+
+    fn apply(
+        &mut self,
+        setup: NewSettings<T>,
+        parts: ChangedParts,
+        plane: &mut ControlPlane,
+    ) -> Result<Vec<String>, Failure> {
+        if let Some(changes) = &mut self.changes {
+            (changes.apply)(&mut self.control, setup.own, plane);
+        }
+        if parts.log {
+            self.common.configure_log(&setup.config.log);
+        }
+        Ok(Vec::new())
+    }
+
+    fn changed_rules(&self) -> Option<ChangedRules> {
+        None
+    }
+}
+
+impl<C: Control, T> Control for AppControl<C, T> {
+    fn inner(&mut self) -> Option<&mut dyn Control> {
+        Some(&mut self.control)
+    }
+
+    fn tick(&mut self, plane: &mut ControlPlane) {
+        self.control.tick(plane);
+        self.service.tick(plane);
+    }
+
+    fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
+        self.service.port_event(port, event);
+        self.control.port_event(port, event, plane);
+    }
+
+    fn rates(&mut self, rates: &Rates) {
+        if self.live {
+            cli::show_live(&cli::rates_table(rates));
+        }
+        self.control.rates(rates);
+    }
+
+    fn stop(&mut self, plane: &mut ControlPlane) {
+        self.service.stop();
+        self.control.stop(plane);
+    }
+}

@@ -1,0 +1,156 @@
+//! The configuration of a packet program.
+
+use std::path::{Path, PathBuf};
+
+use wirepath_pipeline::{Runtime, RuntimeConfig};
+use wirepath_pmd::drivers::PortSettings;
+use wirepath_settings::{ConfigError, Settings, Source};
+
+use crate::cli::Failure;
+use crate::cli::log::LogSettings;
+use crate::control_socket::ControlSettings;
+use crate::rules::RuleSettings;
+
+/// The tables that every packet program has. Nothing is opened yet.
+///
+/// ```
+/// use wirepath::Config;
+/// use wirepath::settings::Source;
+///
+/// let text = "[[port]]\nname = 'a'\ndriver = 'null'\n\n[wokers]\ncores = [1]\n";
+/// let error = Config::parse(&Source::new("ports.toml", text)).unwrap_err();
+/// assert_eq!(error.to_string(), "ports.toml:5:2: wokers: unknown key; did you mean \"workers\"?");
+/// ```
+#[derive(Debug)]
+pub struct Config {
+    /// The tables `[[port]]`, in order; at least one.
+    pub ports: Vec<PortSettings>,
+    /// The tables `[workers]` and `[pool]`.
+    pub runtime: RuntimeConfig,
+    /// The tables `[[rule]]` and `[rules]`.
+    pub rules: RuleSettings,
+    /// The table `[control]`.
+    pub control: ControlSettings,
+    /// The table `[log]`.
+    pub log: LogSettings,
+    source: Source,
+    path: Option<PathBuf>,
+}
+
+/// The tables of a configuration that belong to one program.
+pub trait AppSettings: Sized + Send + 'static {
+    /// Reads the program's tables from the top-level table. `ports` are the names of the ports, in order. All keys that
+    /// are not read are refused.
+    ///
+    /// # Errors
+    /// If a value is wrong. The error has its position.
+    fn read(top: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError>;
+
+    /// Finds why these settings and the opened ports do not fit. Nothing is started yet.
+    ///
+    /// # Errors
+    /// The reason.
+    fn check_opened(&self, runtime: &Runtime) -> Result<(), Failure> {
+        let _ = runtime;
+        Ok(())
+    }
+}
+
+/// A program without tables of its own.
+impl AppSettings for () {
+    fn read(_: &Settings<'_>, _: &[String]) -> Result<Self, ConfigError> {
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Reads a configuration file. The program has no tables of its own.
+    ///
+    /// # Errors
+    /// If the file cannot be read, a key is unknown or a value is wrong. All mistakes are reported at once, each with
+    /// its position.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, Failure> {
+        Self::load_with(path).map(|(config, ())| config)
+    }
+
+    /// Reads a configuration file with the program's own tables.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_with<T: AppSettings>(path: impl AsRef<Path>) -> Result<(Self, T), Failure> {
+        let path = path.as_ref();
+        let (mut config, own) = Self::parse_with(&Source::load(path)?)?;
+        config.path = Some(path.to_owned());
+        Ok((config, own))
+    }
+
+    /// Reads a configuration from a text. The program has no tables of its own.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn parse(source: &Source) -> Result<Self, Failure> {
+        Self::parse_with(source).map(|(config, ())| config)
+    }
+
+    /// Reads a configuration from a text with the program's own tables.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn parse_with<T: AppSettings>(source: &Source) -> Result<(Self, T), Failure> {
+        let (config, own) = Self::read(source, T::read)?;
+        config.rules.check(&config.ports)?;
+        Ok((config, own))
+    }
+
+    /// Reads all tables; `own` reads those of the program. It does not look at what the rules need of the ports.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn read<T>(
+        source: &Source,
+        own: impl FnOnce(&Settings<'_>, &[String]) -> Result<T, ConfigError>,
+    ) -> Result<(Self, T), ConfigError> {
+        source.parse()?.read(|top| {
+            let ports = RuntimeConfig::ports_from_settings(top);
+            let runtime = RuntimeConfig::from_settings(top);
+            let names = RuntimeConfig::port_names(top);
+            let rules = top.collect(RuleSettings::read(top, &names));
+            let control = top.collect(ControlSettings::read(top));
+            let log = top.collect(LogSettings::read(top));
+            if names.is_empty() {
+                let missing = || top.error_in("port", "missing, expected at least one table [[port]]");
+                return Err(top.misspelt("port").unwrap_or_else(missing));
+            }
+            let own = top.collect(own(top, &names));
+            top.check_keys()?;
+            let config = Self {
+                ports: ports?,
+                runtime: runtime?,
+                rules: rules?,
+                control: control?,
+                log: log?,
+                source: source.clone(),
+                path: None,
+            };
+            Ok((config, own?))
+        })
+    }
+
+    /// The text that was read.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The file that was read, if it was one.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Opens the ports. Nothing moves yet.
+    ///
+    /// # Errors
+    /// If a port or the packet memory cannot be had.
+    pub fn open(self) -> Result<Runtime, Failure> {
+        Ok(Runtime::open(self.ports, self.runtime)?)
+    }
+}
