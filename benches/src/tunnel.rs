@@ -66,8 +66,8 @@ const REMOTE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x99]);
 /// The gateway's address on the underlay.
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
-fn host_address(base: MacAddr, i: u32) -> [u8; 6] {
-    MacAddr::from_u64(base.to_u64() | u64::from(i)).octets()
+fn host_address(base: MacAddr, i: u32) -> MacAddr {
+    MacAddr::from_u64(base.to_u64() | u64::from(i))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Figures, Failure> {

@@ -9,7 +9,6 @@ use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_pmd::port::TxQueue;
-use wirepath_wire::MacAddr;
 
 use crate::clock::ticks;
 use crate::epoch::Guard;
@@ -318,7 +317,7 @@ impl<'a> Context<'a> {
     pub fn learn(&mut self, key: Key, destination: u32) {
         let state = &mut *self.state;
         if state.tap.is_tracing() {
-            let (segment, mac) = (key.segment(), MacAddr(key.mac()));
+            let (segment, mac) = (key.segment(), key.mac());
             state.tap.trace("learn", |text| write!(text, "source {mac} of segment {segment} is new here or has moved"));
         }
         if !state.filter.is_new(key, destination, state.now) {
@@ -699,11 +698,12 @@ impl LearnFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wirepath_wire::MacAddr;
 
     #[test]
     fn learn_filter_expires_and_reports_moves() {
         let mut filter = LearnFilter::new();
-        let key = Key::new(7, [2, 0, 0, 0, 0, 1]);
+        let key = Key::new(7, MacAddr::new(2, 0, 0, 0, 0, 1));
         assert!(filter.is_new(key, 1, 0));
         assert!(!filter.is_new(key, 1, 1000));
         assert!(filter.is_new(key, 2, 1000), "moved");

@@ -95,12 +95,12 @@
 //!
 //! let domain = Domain::new();                              // in a program: runtime.domain()
 //! let mut writer = FdbWriter::new(&domain, FdbLimits::default(), 0);
-//! writer.learn(Key::new(7, [2, 0, 0, 0, 0, 1]), 3, 0);     // on the control thread
+//! writer.learn(Key::new(7, MacAddr::new(2, 0, 0, 0, 0, 1)), 3, 0);     // on the control thread
 //! let fdb = writer.fdb();                                  // an Arc, for the stages
 //! let reader = domain.join();                              // in a stage: context.guard()
 //! let table = fdb.table(reader.guard());
-//! assert_eq!(table.lookup(Key::new(7, [2, 0, 0, 0, 0, 1])), 3);
-//! assert_eq!(table.lookup(Key::new(8, [2, 0, 0, 0, 0, 1])), NO_DESTINATION);
+//! assert_eq!(table.lookup(Key::new(7, MacAddr::new(2, 0, 0, 0, 0, 1))), 3);
+//! assert_eq!(table.lookup(Key::new(8, MacAddr::new(2, 0, 0, 0, 0, 1))), NO_DESTINATION);
 //! ```
 //!
 //! # Shutdown

@@ -76,7 +76,8 @@ impl Bridge {
 fn keys(packet: &Packet) -> Result<(Key, Key), DropReason> {
     let Some(header) = packet.data().first_chunk::<14>() else { return Err(DropReason::TooShort) };
     let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
-    let (destination, source) = (Key::new(SEGMENT, [a, b, c, d, e, f]), Key::new(SEGMENT, [g, h, i, j, k, l]));
+    let (destination, source) = (MacAddr::new(a, b, c, d, e, f), MacAddr::new(g, h, i, j, k, l));
+    let (destination, source) = (Key::new(SEGMENT, destination), Key::new(SEGMENT, source));
     if !source.is_unicast() {
         Err(DropReason::BadSource)
     } else if destination.to_u64() & !0xf == 0x0180_c200_0000 {
@@ -88,7 +89,7 @@ fn keys(packet: &Packet) -> Result<(Key, Key), DropReason> {
 
 impl Stage for Bridge {
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
-        let (mut destinations, mut sources) = ([Key::new(0, [0; 6]); BATCH], [Key::new(0, [0; 6]); BATCH]);
+        let (mut destinations, mut sources) = ([Key::from_u64(0); BATCH], [Key::from_u64(0); BATCH]);
         let mut n = 0;
         batch.prefetch_data();
         batch.filter_map(|packet| match keys(&packet) {
@@ -138,7 +139,7 @@ impl Stage for Bridge {
 #[cold]
 fn report_lookup(context: &mut Context<'_>, key: Key, port: u32) {
     let name = PortId::checked(port).map(|port| context.port_name(port));
-    let mac = MacAddr(key.mac());
+    let mac = key.mac();
     context.trace("bridge", |text| match name {
         Some(name) => write!(text, "FDB {mac}: port {name}"),
         None if key.is_unicast() => write!(text, "FDB {mac}: unknown, so the frame is flooded"),
@@ -191,7 +192,7 @@ impl Control for BridgeControl {
         let slots = self.writer.slots_from(page.cursor());
         page.extend_from(slots, |entry| {
             let entry: FdbEntry = entry?;
-            let mac = MacAddr(entry.key.mac()).to_string();
+            let mac = entry.key.mac().to_string();
             let port = plane.ports().get(entry.destination as usize).map(|port| port.name.clone());
             let age = entry.seen.map(|seen| now.saturating_sub(seen));
             Some(vec![mac.into(), port.into(), age.into()])

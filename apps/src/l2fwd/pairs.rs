@@ -34,7 +34,7 @@ impl CurrentMac {
 /// New destination and source address of frames that leave by a port.
 #[derive(Debug)]
 struct NewAddresses {
-    destination: [u8; 6],
+    destination: MacAddr,
     source: CurrentMac,
 }
 
@@ -59,8 +59,8 @@ impl Pairs {
     pub fn new(peers: &[PortId], rewrite: Option<&[PortInfo]>) -> Self {
         let addresses = |port: &PortInfo| {
             let [high, low] = port.id.number().to_be_bytes();
-            let source = port.mac.map_or([2, 0, 0, 1, high, low], |mac| mac.octets());
-            NewAddresses { destination: [2, 0, 0, 0, high, low], source: CurrentMac::new(MacAddr(source)) }
+            let source = port.mac.unwrap_or(MacAddr::new(2, 0, 0, 1, high, low));
+            NewAddresses { destination: MacAddr::new(2, 0, 0, 0, high, low), source: CurrentMac::new(source) }
         };
         Self { peers: peers.into(), addresses: rewrite.map(|ports| ports.iter().map(addresses).collect()) }
     }
@@ -76,7 +76,7 @@ impl Pairs {
         };
         if let Some(addresses) = self.addresses.as_ref().and_then(|all| all.get(peer.index())) {
             let mut both = [0; 12];
-            both[..6].copy_from_slice(&addresses.destination);
+            both[..6].copy_from_slice(&addresses.destination.octets());
             both[6..].copy_from_slice(&addresses.source.get().0);
             for packet in batch.iter_mut() {
                 if let Some(header) = packet.data_mut().first_chunk_mut::<12>() {
@@ -113,7 +113,7 @@ impl Control for PairsControl {
         if let PortEvent::Address(mac) = event
             && let Some(addresses) = self.addresses.as_ref().and_then(|all| all.get(port.index()))
         {
-            addresses.source.set(MacAddr(mac.octets()));
+            addresses.source.set(*mac);
         }
     }
 }

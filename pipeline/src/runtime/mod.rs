@@ -15,7 +15,7 @@ use wirepath_flow::Rule;
 use wirepath_packet::{Batch, Pool, PoolError};
 use wirepath_pmd::drivers::{KeySpans, OnLoss};
 use wirepath_pmd::port::{
-    Capabilities, ConfiguredPort, KernelRule, MacAddress, Offloads, Port, PortError, PortId, RxQueue, TxQueue,
+    Capabilities, ConfiguredPort, KernelRule, MacAddr, Offloads, Port, PortError, PortId, RxQueue, TxQueue,
 };
 use wirepath_settings::{ConfigError, Span};
 use wirepath_wire::Parser;
@@ -160,7 +160,7 @@ pub struct PortInfo {
     /// Name.
     pub name: String,
     /// Link-layer address, if the port has one.
-    pub mac: Option<MacAddress>,
+    pub mac: Option<MacAddr>,
     /// Largest layer-3 packet in bytes.
     pub mtu: u16,
     /// Number of receive queues, and of transmit queues.

@@ -5,7 +5,7 @@ use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::drivers::OnLoss;
-use wirepath_pmd::port::{Capabilities, MacAddress, Port, PortId};
+use wirepath_pmd::port::{Capabilities, MacAddr, Port, PortId};
 
 use super::running::Presence;
 use super::{Control, ControlPlane, PacketBalance, PortInfo, RuntimeError};
@@ -42,7 +42,7 @@ const TX_MAILBOX: usize = 1;
 
 impl PortInfo {
     /// Creates a port without a device, for [`SteppedRuntime`].
-    pub fn simulated(id: PortId, name: &str, mac: Option<MacAddress>, mtu: u16, pool: &Pool) -> Self {
+    pub fn simulated(id: PortId, name: &str, mac: Option<MacAddr>, mtu: u16, pool: &Pool) -> Self {
         Self {
             id,
             name: name.to_owned(),

@@ -363,10 +363,11 @@ fn fdb_entry(entry: &super::Entry) -> FdbEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wirepath_wire::MacAddr;
 
     fn key(i: u32) -> Key {
         let [a, b, c, d] = i.to_be_bytes();
-        Key::new(3, [2, 0, a, b, c, d])
+        Key::new(3, MacAddr::new(2, 0, a, b, c, d))
     }
 
     fn lookup(writer: &FdbWriter, domain: &Domain, key: Key) -> u32 {
@@ -387,9 +388,9 @@ mod tests {
         assert!(writer.insert_static(key(1), 9));
         assert_eq!(writer.learn(key(1), 7, 2), Learned::Static);
         assert_eq!((lookup(&writer, &domain, key(1)), writer.len()), (9, 1));
-        assert_eq!(writer.learn(Key::new(3, [1, 0, 0, 0, 0, 1]), 7, 0), Learned::NotUnicast);
-        assert_eq!(writer.learn(Key::new(0, [0; 6]), 7, 0), Learned::NotUnicast);
-        assert_eq!(lookup(&writer, &domain, Key::new(0, [0; 6])), NO_DESTINATION);
+        assert_eq!(writer.learn(Key::new(3, MacAddr::new(1, 0, 0, 0, 0, 1)), 7, 0), Learned::NotUnicast);
+        assert_eq!(writer.learn(Key::new(0, MacAddr::ZERO), 7, 0), Learned::NotUnicast);
+        assert_eq!(lookup(&writer, &domain, Key::new(0, MacAddr::ZERO)), NO_DESTINATION);
     }
 
     #[test]
@@ -421,7 +422,7 @@ mod tests {
     fn segments_age_at_their_own_pace() {
         let domain = Domain::new();
         let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 100, ..FdbLimits::default() }, 0);
-        let of = |segment| Key::new(segment, [2, 0, 0, 0, 0, 1]);
+        let of = |segment| Key::new(segment, MacAddr::new(2, 0, 0, 0, 0, 1));
         writer.set_ageing([(1, 10), (2, 0)]);
         for segment in 0..3 {
             writer.learn(of(segment), 1, 0);

@@ -7,6 +7,8 @@ mod fdb;
 mod hash;
 mod hash_table;
 
+use wirepath_wire::MacAddr;
+
 pub use fdb::{Fdb, FdbEntry, FdbLimits, FdbWriter, Learned};
 pub(crate) use hash::prefetch_at;
 pub use hash::{hash_u64, prefetch};
@@ -20,9 +22,8 @@ pub struct Key(u64);
 impl Key {
     /// Creates the key of `mac` in `segment`.
     #[inline(always)]
-    pub const fn new(segment: u16, mac: [u8; 6]) -> Self {
-        let [a, b, c, d, e, f] = mac;
-        Self((segment as u64) << 48 | u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
+    pub const fn new(segment: u16, mac: MacAddr) -> Self {
+        Self((segment as u64) << 48 | mac.to_u64())
     }
 
     /// Returns the key as a number.
@@ -45,9 +46,8 @@ impl Key {
 
     /// Address.
     #[inline(always)]
-    pub const fn mac(self) -> [u8; 6] {
-        let [_, _, a, b, c, d, e, f] = self.0.to_be_bytes();
-        [a, b, c, d, e, f]
+    pub const fn mac(self) -> MacAddr {
+        MacAddr::from_u64(self.0)
     }
 
     /// Returns whether the address is unicast: not zero and without the group bit.

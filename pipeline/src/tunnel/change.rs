@@ -33,7 +33,7 @@ impl GatewayControl {
                 let learned = &mut self.learned;
                 let removed = self.fdb.flush(|entry| {
                     let selected = segment.is_none_or(|segment| entry.key.segment() == segment)
-                        && mac.is_none_or(|mac| entry.key.mac() == mac.0);
+                        && mac.is_none_or(|mac| entry.key.mac() == mac);
                     if let (true, Destination::Remote(index)) = (selected, Destination::unpack(entry.destination)) {
                         learned.remove_key(index, entry.key, seconds);
                     }

@@ -795,7 +795,7 @@ impl Control for GatewayControl {
                 }
                 tracing::debug!(
                     "{} moved from {:?} to {:?}",
-                    MacAddr(key.mac()),
+                    key.mac(),
                     Destination::unpack(from),
                     Destination::unpack(destination)
                 );

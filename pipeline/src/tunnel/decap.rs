@@ -297,7 +297,7 @@ impl View<'_> {
         packet.pull_up(packet.len().min(HEADERS));
         let frame = packet.data();
         let dst_mac = MacAddr(*frame.first_chunk().ok_or(DropReason::TooShort)?);
-        if dst_mac != underlay.mac && !dst_mac.is_group() {
+        if dst_mac != underlay.mac && !dst_mac.is_multicast() {
             return Err(DropReason::NotForUs.into());
         }
         let outer = state.parser.parse_stack(frame, 0, packet.len()).map_err(DropReason::from)?;
@@ -412,7 +412,7 @@ impl View<'_> {
         if remote.is_some() {
             self.learn_source(context, src, from, fdb.find(src), context.seconds());
         }
-        if MacAddr(dst.mac()).is_link_local() {
+        if dst.mac().is_link_local() {
             return context.drop(packet, DropReason::LinkLocalMulticast);
         }
         let known = dst.is_unicast().then(|| fdb.lookup(dst)).filter(|d| *d != crate::table::NO_DESTINATION);

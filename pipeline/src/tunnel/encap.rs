@@ -324,7 +324,7 @@ impl View<'_> {
             // The fast path did not learn the source of this frame.
             self.learn_source(context, src, Destination::Attachment(from), fdb.find(src), context.seconds());
         }
-        if MacAddr(dst.mac()).is_link_local() {
+        if dst.mac().is_link_local() {
             return context.drop(packet, DropReason::LinkLocalMulticast);
         }
         // As on the fast path, so that all packets of a flow have one outer source port.
@@ -458,7 +458,7 @@ impl View<'_> {
         };
         let mac = MacAddr(*frame.first_chunk()?);
         let mtu = u16::try_from(max_frame.checked_sub(layers.l3() - layers.l2())?).unwrap_or(u16::MAX);
-        if mac.is_group() || !state.icmp_limiter.take(1, context.now()) {
+        if mac.is_multicast() || !state.icmp_limiter.take(1, context.now()) {
             return None;
         }
         let mut message = state.pool.take()?;

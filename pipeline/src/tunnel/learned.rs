@@ -176,6 +176,7 @@ impl LearnedRemotes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wirepath_wire::MacAddr;
 
     #[test]
     fn provisional_and_silent_remotes_are_evicted_first() {
@@ -221,7 +222,7 @@ mod tests {
         let (a, b) = (0, 1);
         learned.add(a, 0, 0);
         learned.add(b, 0, 0);
-        let key = Key::new(0, [2, 0, 0, 0, 0, 1]);
+        let key = Key::new(0, MacAddr::new(2, 0, 0, 0, 0, 1));
         learned.add_key(a, key);
         learned.contact(a);
         assert_eq!(learned.unused(IDLE_TIME), [b]);

@@ -1,7 +1,6 @@
 //! The tables of a gateway for operators.
 
 use serde_json::Value;
-use wirepath_wire::MacAddr;
 
 use super::control::GatewayControl;
 use super::tables::{Destination, NextHop};
@@ -107,7 +106,7 @@ impl GatewayControl {
                     let segment = segment.map(|segment| segment.name.clone());
                     let kind = if entry.seen.is_some() { "learned" } else { "static" };
                     let age = entry.seen.map(|seen| now.saturating_sub(seen));
-                    let mac = MacAddr(entry.key.mac()).to_string();
+                    let mac = entry.key.mac().to_string();
                     Some(vec![segment.into(), mac.into(), to.into(), kind.into(), age.into()])
                 });
             }

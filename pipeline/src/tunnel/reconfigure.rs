@@ -249,7 +249,7 @@ impl GatewayControl {
                 self.learned.remove_key(index, key, now);
             }
             if !self.fdb.insert_static(key, destination) {
-                tracing::warn!("the forwarding table has no room for the static entry {}", MacAddr(key.mac()));
+                tracing::warn!("the forwarding table has no room for the static entry {}", key.mac());
             }
         }
     }
@@ -283,7 +283,7 @@ fn statics(config: &GatewayConfig, places: &Places) -> Statics {
             StaticDestination::Attachment(i) => place.attachments.get(*i).map(|index| Destination::Attachment(*index)),
         };
         let entry =
-            |(mac, to): &(MacAddr, StaticDestination)| Some((Key::new(place.index, mac.0), destination(to)?.pack()));
+            |(mac, to): &(MacAddr, StaticDestination)| Some((Key::new(place.index, *mac), destination(to)?.pack()));
         segment.statics.iter().filter_map(entry).collect()
     };
     config.segments.iter().zip(&places.segments).flat_map(of_segment).collect()

@@ -3,8 +3,6 @@
 
 use std::fmt::Write;
 
-use wirepath_wire::MacAddr;
-
 use super::stage::View;
 use super::tables::{Destination, NextHop, Remote, Remotes};
 use crate::Context;
@@ -59,7 +57,7 @@ impl View<'_> {
         key: Key,
         found: Option<Destination>,
     ) {
-        let (mac, vni) = (MacAddr(key.mac()), self.vni(key.segment()));
+        let (mac, vni) = (key.mac(), self.vni(key.segment()));
         let result = match found {
             Some(destination) => self.describe(context, remotes, destination),
             None if key.is_unicast() => "unknown, so the frame is flooded".to_owned(),

@@ -19,7 +19,7 @@ const HOLD_TIME: u64 = SECOND / 50;
 /// Returns the addresses that solicitations ask for, and whether they go to all hosts.
 fn solicited(sent: &[(PortId, Vec<u8>)]) -> Vec<(IpAddr, bool)> {
     let of = |bytes: &[u8]| {
-        let group = MacAddr(*bytes.first_chunk().unwrap()).is_group();
+        let group = MacAddr(*bytes.first_chunk().unwrap()).is_multicast();
         if bytes[12..14] == [8, 6] && bytes[21] == 1 && bytes[28..32] != bytes[38..42] && bytes[28..32] != [0; 4] {
             return Some((IpAddr::from(*bytes[38..].first_chunk::<4>().unwrap()), group));
         }

@@ -15,7 +15,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::table::{FdbLimits, FdbWriter, Key};
 use wirepath_pipeline::{Context, ParsedBatch, RunOptions, Runtime, RuntimeConfig};
 use wirepath_settings::Source;
-use wirepath_wire::Parser;
+use wirepath_wire::{MacAddr, Parser};
 
 struct Counting;
 
@@ -65,7 +65,7 @@ fn a_busy_worker_allocates_nothing() {
     let runtime = Runtime::open(ports, RuntimeConfig::from_settings(&top).unwrap()).unwrap();
 
     let mut writer = FdbWriter::new(runtime.domain(), FdbLimits::default(), 0);
-    writer.learn(Key::new(1, [2, 0, 0, 0, 0, 1]), 1, 0);
+    writer.learn(Key::new(1, MacAddr::new(2, 0, 0, 0, 0, 1)), 1, 0);
     let (fdb, done) = (writer.fdb(), Arc::new(AtomicBool::new(false)));
     let options = RunOptions { stop: Some(Arc::clone(&done)), ..RunOptions::default() };
     let mut batches = 0;
@@ -80,7 +80,7 @@ fn a_busy_worker_allocates_nothing() {
         let table = fdb.table(context.guard());
         let mut at = 0;
         batch.filter_map(|mut packet| {
-            let source = packet.data()[6..12].try_into().expect("parsed");
+            let source = MacAddr(packet.data()[6..12].try_into().expect("parsed"));
             let key = Key::new(1, source);
             context.learn(key, table.lookup(key));
             at += 1;

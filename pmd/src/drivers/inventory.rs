@@ -72,7 +72,7 @@ impl DeviceInfo {
             let port = device.open().and_then(|context| context.port(number)).ok();
             let pci = std::fs::read_link(device.sysfs().join("device")).ok();
             Some(Self {
-                mac: interface.map(|interface| crate::port::MacAddress::from(interface.mac).to_string()),
+                mac: interface.map(|interface| crate::port::MacAddr::from(interface.mac).to_string()),
                 mtu: interface.and_then(|interface| interface.mtu),
                 link: port.as_ref().map(|port| port.state == wirepath_verbs::PortState::Active),
                 speed: port.and_then(|port| port.speed),

@@ -2,7 +2,7 @@ use std::fmt;
 
 use super::KernelPunt;
 use wirepath_packet::flag_set;
-pub use wirepath_wire::MacAddr as MacAddress;
+pub use wirepath_wire::MacAddr;
 
 flag_set! {
     /// Offloads of a device.
@@ -55,7 +55,7 @@ pub struct Capabilities {
     /// could not verify on the available hardware.
     pub notes: Vec<String>,
     /// Link-layer address, if the device has one.
-    pub mac: Option<MacAddress>,
+    pub mac: Option<MacAddr>,
     /// Largest number of receive queues.
     pub max_rx_queues: u16,
     /// Largest number of transmit queues.

@@ -19,7 +19,7 @@ mod reattach;
 use std::fmt;
 use std::sync::Arc;
 
-pub use capabilities::{Capabilities, Link, LinkState, MacAddress, Offloads, VlanTags};
+pub use capabilities::{Capabilities, Link, LinkState, MacAddr, Offloads, VlanTags};
 pub use error::{PortError, TriedDriver};
 pub(crate) use handoff::RingHandoff;
 pub use hardware::RuleHardware;
@@ -233,7 +233,7 @@ pub enum PortEvent {
     /// The lost device is back, and the queues transfer packets again.
     Returned,
     /// The link-layer address changed.
-    Address(MacAddress),
+    Address(MacAddr),
     /// The MTU of the interface changed, in bytes. The port keeps its configuration.
     Mtu(u32),
     /// A finite source, such as a file, is exhausted. The port still transmits.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use wirepath_packet::counters::QueueStats;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, Pool};
-use wirepath_pmd::port::{MacAddress, PortEvent};
+use wirepath_pmd::port::{MacAddr, PortEvent};
 use wirepath_testlab::{FramePort, Lab, Namespace, Requirement, Veth, eventually, require};
 
 use crate::common;
@@ -20,7 +20,7 @@ struct Done {
     rx: Vec<QueueStats>,
     tx: Vec<QueueStats>,
     extra: Vec<(&'static str, u64)>,
-    mac: Option<MacAddress>,
+    mac: Option<MacAddr>,
 }
 
 /// A port whose worker sends every received frame back, and whose control thread reads the events.
@@ -162,13 +162,13 @@ fn a_recreated_interface_is_taken_again() {
             let mac = format!("02:00:00:00:0{round}:11");
             Veth::new((&dut, "eth0"), (&peer, "eth0")).macs(&mac, "02:00:00:00:00:12").plug();
             echo.wait_returned(round);
-            let mac = MacAddress([2, 0, 0, 0, round as u8, 0x11]);
+            let mac = MacAddr([2, 0, 0, 0, round as u8, 0x11]);
             assert!(echo.saw(|event| *event == PortEvent::Address(mac)), "{driver}");
             assert!(dut.ip("-d link show eth0").contains("promiscuity 1"), "{driver}");
             exchange(&mut peer.frames("eth0"), 100..150);
         }
         let done = echo.finish();
-        assert_eq!(done.mac, Some(MacAddress([2, 0, 0, 0, 3, 0x11])), "{driver}");
+        assert_eq!(done.mac, Some(MacAddr([2, 0, 0, 0, 3, 0x11])), "{driver}");
         let (rx, tx) = (&done.rx[0], &done.tx[0]);
         assert!(rx.packets >= 200, "{driver}: the counters continue: {rx:?}");
         assert_eq!(rx.packets, tx.packets + tx.dropped(), "{driver}: {rx:?} {tx:?}");
@@ -242,7 +242,7 @@ fn a_port_survives_renames_flaps_and_mtu_changes() {
         }
         assert!(!echo.saw_lost(), "{driver}");
         dut.ip("link set eth0 address 02:00:00:00:00:77");
-        assert!(echo.saw(|event| *event == PortEvent::Address(MacAddress([2, 0, 0, 0, 0, 0x77]))), "{driver}");
+        assert!(echo.saw(|event| *event == PortEvent::Address(MacAddr([2, 0, 0, 0, 0, 0x77]))), "{driver}");
         echo.finish();
     }
 }

@@ -3,11 +3,16 @@
 use core::fmt;
 use core::str::FromStr;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use crate::error::{BufferTooShort, ParseError};
 use crate::field::{Field, header_mut, put};
 
-/// An Ethernet address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+/// An Ethernet address: six bytes in wire order.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(transparent)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
@@ -32,16 +37,16 @@ impl MacAddr {
         self.to_u64() == 0xffff_ffff_ffff
     }
 
-    /// True if the group bit is set: multicast or broadcast (IEEE 802 clause 8.2.2).
+    /// True if the group bit is set, so for the broadcast address too (IEEE 802 clause 8.2.2).
     #[inline]
-    pub const fn is_group(self) -> bool {
+    pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
     /// True for the address of a single host: neither a group address nor zero.
     #[inline]
     pub const fn is_unicast(self) -> bool {
-        !self.is_group() && self.to_u64() != 0
+        !self.is_multicast() && self.to_u64() != 0
     }
 
     /// True if the locally administered bit is set.
@@ -90,6 +95,12 @@ impl Field<6> for MacAddr {
 impl From<[u8; 6]> for MacAddr {
     fn from(bytes: [u8; 6]) -> Self {
         MacAddr(bytes)
+    }
+}
+
+impl From<MacAddr> for [u8; 6] {
+    fn from(mac: MacAddr) -> Self {
+        mac.0
     }
 }
 
@@ -266,7 +277,9 @@ mod tests {
 
     #[test]
     fn kinds_of_addresses() {
-        assert!(MacAddr::BROADCAST.is_broadcast() && MacAddr::BROADCAST.is_group() && !MacAddr::BROADCAST.is_unicast());
+        assert!(
+            MacAddr::BROADCAST.is_broadcast() && MacAddr::BROADCAST.is_multicast() && !MacAddr::BROADCAST.is_unicast()
+        );
         assert!(!MacAddr::ZERO.is_unicast());
         assert!(MacAddr::new(1, 0x80, 0xc2, 0, 0, 0x0e).is_link_local());
         assert!(!MacAddr::new(1, 0x80, 0xc2, 0, 0, 0x10).is_link_local());
@@ -275,6 +288,15 @@ mod tests {
             MacAddr::multicast_v6("ff02::1:ff28:9c5a".parse().unwrap()),
             MacAddr::new(0x33, 0x33, 0xff, 0x28, 0x9c, 0x5a)
         );
+    }
+
+    #[test]
+    fn addresses_of_bytes() {
+        let bytes = [0x02, 0, 0, 0, 0, 7, 0xff];
+        let (mac, rest) = MacAddr::ref_from_prefix(&bytes).unwrap();
+        assert_eq!((*mac, rest), (MacAddr::new(2, 0, 0, 0, 0, 7), &[0xff][..]));
+        assert_eq!(mac.as_bytes(), &bytes[..6]);
+        assert_eq!(<[u8; 6]>::from(*mac), bytes[..6]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::{Batch, Packet, Pool, PortId};
 use wirepath_pmd::drivers;
-use wirepath_pmd::port::{Capabilities, LinkState, MacAddress, OpenPort, PortConfig, PortEvent, StartedPort};
+use wirepath_pmd::port::{Capabilities, LinkState, MacAddr, OpenPort, PortConfig, PortEvent, StartedPort};
 use wirepath_settings::Source;
 
 use super::frames::SOURCE;
@@ -161,9 +161,9 @@ impl Bench {
     }
 
     /// Link-layer address of the port that receives what port `from` sends.
-    pub(super) fn address_of_receiver(&self, from: usize) -> MacAddress {
+    pub(super) fn address_of_receiver(&self, from: usize) -> MacAddr {
         let to = self.ports[self.receiver(from)].port.capabilities().mac;
-        to.unwrap_or(MacAddress([0x02, 0x57, 0x50, 0x54, 0x53, 0x01]))
+        to.unwrap_or(MacAddr([0x02, 0x57, 0x50, 0x54, 0x53, 0x01]))
     }
 
     /// Waits until all links are up. Returns the names of the ports whose link stays down.
@@ -277,7 +277,7 @@ impl Bench {
             batch.drain_front(usize::MAX, |packet| {
                 let bytes = frame_bytes(&packet);
                 // A rule under test may change the last byte.
-                if bytes.get(6..11) == Some(&SOURCE[..5]) {
+                if bytes.get(6..11) == Some(&SOURCE.0[..5]) {
                     received.push(Received {
                         bytes,
                         stripped_tag: packet.vlan().is_some(),

@@ -2,12 +2,12 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use wirepath_pmd::port::MacAddress;
+use wirepath_pmd::port::MacAddr;
 use wirepath_wire::checksum::{self, Transport};
 use wirepath_wire::{IpProtocol, geneve, vxlan, vxlan_gpe};
 
 /// Source address of all test frames. It is locally administered, and no other frame on the port has it.
-pub(super) const SOURCE: [u8; 6] = [0x02, 0x57, 0x50, 0x54, 0x53, 0x54];
+pub(super) const SOURCE: MacAddr = MacAddr::new(0x02, 0x57, 0x50, 0x54, 0x53, 0x54);
 /// Local experimental EtherType 1 (IEEE 802).
 const EXPERIMENTAL: u16 = 0x88b5;
 
@@ -36,7 +36,7 @@ pub(super) enum L4 {
 }
 
 /// Returns a frame without a known protocol inside. `seed` selects the content.
-pub(super) fn opaque(to: MacAddress, len: usize, seed: u64) -> Vec<u8> {
+pub(super) fn opaque(to: MacAddr, len: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut bytes = ethernet(to, EXPERIMENTAL, &[]);
     bytes.extend(std::iter::repeat_with(|| random.u8(..)).take(len.saturating_sub(14)));
@@ -44,7 +44,7 @@ pub(super) fn opaque(to: MacAddress, len: usize, seed: u64) -> Vec<u8> {
 }
 
 /// Returns a TCP or UDP packet over IPv4 or IPv6 with correct checksums.
-pub(super) fn plain(to: MacAddress, v6: bool, l4: L4, values: Values) -> Vec<u8> {
+pub(super) fn plain(to: MacAddr, v6: bool, l4: L4, values: Values) -> Vec<u8> {
     let payload = pattern(values);
     ethernet(to, if v6 { 0x86dd } else { 0x0800 }, &network(v6, l4, values, &payload))
 }
@@ -111,8 +111,8 @@ fn ip(v6: bool, protocol: u8, n: u8, payload: &[u8]) -> Vec<u8> {
     [&header[..], payload].concat()
 }
 
-fn ethernet(to: MacAddress, ethertype: u16, payload: &[u8]) -> Vec<u8> {
-    [&to.0[..], &SOURCE, &ethertype.to_be_bytes(), payload].concat()
+fn ethernet(to: MacAddr, ethertype: u16, payload: &[u8]) -> Vec<u8> {
+    [&to.0[..], &SOURCE.0, &ethertype.to_be_bytes(), payload].concat()
 }
 
 /// A UDP datagram without checksum, as tunnels over IPv4 send it.
@@ -122,17 +122,17 @@ fn tunnel_datagram(port: u16, n: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Returns two samples of each header stack that rules can match. Their lengths are at least 60 bytes.
-pub(super) fn samples(to: MacAddress) -> Vec<Sample> {
+pub(super) fn samples(to: MacAddr) -> Vec<Sample> {
     let mut all = Vec::new();
     for n in [1u8, 2] {
         let values = Values { n, payload: 40 };
         let payload = pattern(values);
         let packet = |v6: bool, l4: L4| network(v6, l4, values, &payload);
-        let inner = |v6: bool, l4: L4| ethernet(MacAddress([2, 0, 0, 0, 0, n]), ethertype(v6), &packet(v6, l4));
+        let inner = |v6: bool, l4: L4| ethernet(MacAddr([2, 0, 0, 0, 0, n]), ethertype(v6), &packet(v6, l4));
         let mut add = |name: &str, bytes: Vec<u8>| all.push(Sample { name: name.to_owned(), bytes });
         add("eth", opaque(to, 64, n.into()));
         let mut arp = vec![0, 1, 8, 0, 6, 4, 0, n];
-        arp.extend(SOURCE);
+        arp.extend(SOURCE.octets());
         arp.extend(addresses4(n).0.octets());
         arp.extend([0; 6]);
         arp.extend(addresses4(n).1.octets());
@@ -201,7 +201,7 @@ fn ethertype(v6: bool) -> u16 {
 
 /// Returns outer headers for encapsulation: `(tunnel, with inner Ethernet header, IPv6, bytes)`. Lengths and
 /// checksums are 0, as the rule language wants them.
-pub(super) fn tunnel_headers(to: MacAddress) -> Vec<(&'static str, bool, bool, Vec<u8>)> {
+pub(super) fn tunnel_headers(to: MacAddr) -> Vec<(&'static str, bool, bool, Vec<u8>)> {
     let mut all = Vec::new();
     for v6 in [false, true] {
         let outer = |protocol: u8, rest: &[u8]| {
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn samples_parse_and_differ() {
-        let all = samples(MacAddress([2, 0, 0, 0, 0, 7]));
+        let all = samples(MacAddr([2, 0, 0, 0, 0, 7]));
         for (i, sample) in all.iter().enumerate() {
             assert!(sample.bytes.len() >= 60, "{}", sample.name);
             parse(&sample.bytes).unwrap_or_else(|error| panic!("{}: {error}", sample.name));

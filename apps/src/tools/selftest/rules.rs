@@ -6,7 +6,7 @@ use wirepath_flow::{
     Rule, packet_value,
 };
 use wirepath_packet::Pool;
-use wirepath_pmd::port::MacAddress;
+use wirepath_pmd::port::MacAddr;
 use wirepath_pmd::port::hardware::{
     DestinationKind, HardwareRule, HardwareRuleId, ItemCapability, Masks, RefusalKind, RuleCapabilities,
     RuleDestination, RuleHardware, TableCapabilities, TunnelName,
@@ -403,7 +403,7 @@ impl RuleTest<'_> {
         table: &TableCapabilities,
         kind: ReformatKind,
         tunnel: &str,
-        to: MacAddress,
+        to: MacAddr,
     ) -> Outcome {
         let l2 = kind == ReformatKind::L2TunnelToL2;
         self.action(direction, table, |sample| {
@@ -417,8 +417,8 @@ impl RuleTest<'_> {
                 return None;
             }
             let header = match first {
-                "ipv4" => [&to.0[..], &SOURCE, &[0x08, 0x00]].concat(),
-                "ipv6" => [&to.0[..], &SOURCE, &[0x86, 0xdd]].concat(),
+                "ipv4" => [&to.0[..], &SOURCE.0, &[0x08, 0x00]].concat(),
+                "ipv6" => [&to.0[..], &SOURCE.0, &[0x86, 0xdd]].concat(),
                 _ => Vec::new(),
             };
             Some(vec![Action::Reformat(Reformat::new(kind, &header).ok()?)])

@@ -115,7 +115,7 @@ fn too_big4(
     // RFC 1122 section 3.2.2: no errors for packets to a group or broadcast address of either layer, or from
     // a source that is no single host.
     let no_host = src.is_unspecified() || src.is_loopback() || src.is_multicast() || src.octets()[0] >= 240;
-    if no_host || dst.is_multicast() || dst.is_broadcast() || dst_mac.is_group() {
+    if no_host || dst.is_multicast() || dst.is_broadcast() || dst_mac.is_multicast() {
         return Err(NoReply::NotUnicast);
     }
     if layers.l4_type() == L4Type::Icmpv4 && head.get(layers.l4()).is_some_and(|t| icmpv4::Type(*t).is_error()) {

@@ -4,7 +4,7 @@ use std::io;
 
 use super::ethtool;
 use super::netlink::{Attributes, DUMP, IFINFOMSG, Netlink, ifinfomsg, put, read_string, read_u32};
-use crate::port::{MacAddress, PortError};
+use crate::port::{MacAddr, PortError};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
@@ -45,7 +45,7 @@ pub(crate) struct Interface {
     /// Interface index. It survives renaming, and the kernel does not reuse it soon.
     pub(crate) index: u32,
     /// Ethernet address, if the interface has one.
-    pub(crate) mac: Option<MacAddress>,
+    pub(crate) mac: Option<MacAddr>,
     /// Largest layer-3 packet in bytes.
     pub(crate) mtu: u32,
     /// Administratively up (`IFF_UP`).
@@ -215,7 +215,7 @@ impl Interface {
         Some(Self {
             name: read_string(attributes.find(IFLA_IFNAME)?),
             index: read_u32(body, 4)?,
-            mac: attributes.find(IFLA_ADDRESS).and_then(|mac| <[u8; 6]>::try_from(mac).ok()).map(MacAddress::from),
+            mac: attributes.find(IFLA_ADDRESS).and_then(|mac| <[u8; 6]>::try_from(mac).ok()).map(MacAddr::from),
             mtu: number(IFLA_MTU)?,
             up: flags & IFF_UP != 0,
             running: flags & IFF_RUNNING != 0,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use crate::drivers::kernel::common::netlink::{Netlink, ifinfomsg, put};
-use crate::port::MacAddress;
+use crate::port::MacAddr;
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
@@ -43,7 +43,7 @@ pub(super) struct InterfaceConfig {
     pub(super) mtu: u16,
     /// Transmit queue length: frames that may wait for the port in each queue.
     pub(super) depth: u32,
-    pub(super) mac: Option<MacAddress>,
+    pub(super) mac: Option<MacAddr>,
 }
 
 impl InterfaceConfig {

@@ -41,7 +41,7 @@ use super::common::vnet_hdr::VnetOffload;
 use super::common::{privilege_error, system_error};
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{
-    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, MacAddress, Offloads, PortConfig, PortError,
+    Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, Link, MacAddr, Offloads, PortConfig, PortError,
     PortEvent, PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
@@ -62,7 +62,7 @@ pub struct Tap;
 pub struct Options {
     device: String,
     addresses: Vec<Prefix>,
-    mac: Option<MacAddress>,
+    mac: Option<MacAddr>,
     keep_superframes: bool,
 }
 
@@ -96,7 +96,7 @@ impl Driver for Tap {
             )));
         }
         let addresses = settings.list("address", "an address with a prefix length, such as \"10.0.0.1/24\"")?;
-        let mac: Option<MacAddress> = settings.parsed("mac", "an Ethernet address, such as \"02:00:00:00:00:01\"")?;
+        let mac: Option<MacAddr> = settings.parsed("mac", "an Ethernet address, such as \"02:00:00:00:00:01\"")?;
         if mac.is_some_and(|mac| mac.0[0] & 1 != 0 || mac.0 == [0; 6]) {
             return Err(settings.error_in("mac", "not a unicast address"));
         }
@@ -241,7 +241,7 @@ impl TapDevice {
     }
 
     /// Address of the port. The kernel's interface is the other host on this wire, so this end has another one.
-    fn address(&self) -> Option<MacAddress> {
+    fn address(&self) -> Option<MacAddr> {
         self.opened.interface.mac.map(|mac| {
             let mut here = mac;
             here.0[0] |= 2;

@@ -8,7 +8,7 @@ use wirepath_verbs::{CallError, Cause, Device, Interface, LIBRARY_DIRECTORY_VARI
 use crate::drivers::Candidate;
 use crate::drivers::privilege::privilege_error;
 use crate::ipc::AttachConfig;
-use crate::port::{MacAddress, PortError};
+use crate::port::{MacAddr, PortError};
 use wirepath_settings::{ConfigError, Settings};
 
 /// How a driver finds its devices.
@@ -33,13 +33,13 @@ pub(crate) struct RdmaPort {
     /// Port number, counted from 1.
     pub(crate) port: u8,
     /// MAC address of the kernel's interface on the port, if sysfs shows one.
-    pub(crate) mac: Option<MacAddress>,
+    pub(crate) mac: Option<MacAddr>,
 }
 
 impl RdmaPort {
     fn new(device: &Device, port: u8) -> Self {
         let rdma_port = Self { device: device.clone(), port, mac: None };
-        let mac = rdma_port.interface().map(|interface| MacAddress::from(interface.mac));
+        let mac = rdma_port.interface().map(|interface| MacAddr::from(interface.mac));
         Self { mac, ..rdma_port }
     }
 

@@ -9,7 +9,7 @@ use wirepath_verbs::{FlowRule, HashFields, IndirectionTable, Result, WorkQueue};
 
 use super::rules::ibv::priorities;
 use super::rules::{CreateRssQp, DefaultRss, RssClass};
-use crate::port::{MacAddress, PortConfig};
+use crate::port::{MacAddr, PortConfig};
 use wirepath_flow::ItemKind;
 
 /// Entries of the indirection table, if the number of queues is not a power of two.
@@ -18,7 +18,8 @@ const TABLE_ENTRIES: usize = 64;
 const TRANSPORT: u16 = 0;
 const NETWORK: u16 = 1;
 const REST: u16 = RssClass::ANY.rank;
-const MULTICAST: [u8; 6] = [1, 0, 0, 0, 0, 0];
+/// The group bit.
+const MULTICAST: MacAddr = MacAddr::new(1, 0, 0, 0, 0, 0);
 
 /// Frames that a port accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +27,14 @@ pub(crate) enum RxFilter {
     /// All frames.
     Promiscuous,
     /// Frames to this address, and to multicast addresses.
-    Mac([u8; 6]),
+    Mac(MacAddr),
 }
 
 impl RxFilter {
     /// Returns the filter of a port with this address, if it has one.
-    pub(crate) fn new(mac: Option<MacAddress>, config: &PortConfig) -> Self {
+    pub(crate) fn new(mac: Option<MacAddr>, config: &PortConfig) -> Self {
         match mac {
-            Some(mac) if !config.promiscuous => Self::Mac(mac.octets()),
+            Some(mac) if !config.promiscuous => Self::Mac(mac),
             _ => Self::Promiscuous,
         }
     }
@@ -65,8 +66,9 @@ fn any(header: ItemKind) -> Spec {
 }
 
 /// Returns a spec that matches the destination address.
-fn ethernet(dst_mac: [u8; 6], mask: [u8; 6]) -> Spec {
-    EthFilter { dst_mac, ..EthFilter::default() }.with_mask(EthFilter { dst_mac: mask, ..EthFilter::default() })
+fn ethernet(destination: MacAddr, mask: MacAddr) -> Spec {
+    let filter = |mac: MacAddr| EthFilter { dst_mac: mac.octets(), ..EthFilter::default() };
+    filter(destination).with_mask(filter(mask))
 }
 
 /// Installed rules. Each holds the queue pair that it delivers to, which holds tables and work queues.
@@ -115,7 +117,7 @@ pub(crate) fn install_steering(
     let first = priorities(&(&rest).into(), port).saturating_sub(step * REST + 1);
     let address = match filter {
         RxFilter::Promiscuous => EthFilter::any(),
-        RxFilter::Mac(destination) => ethernet(destination, [0xff; 6]),
+        RxFilter::Mac(destination) => ethernet(destination, MacAddr::BROADCAST),
     };
     // The default rules first: until the last rule is installed, their queue gets the packets of all classes.
     let mut rules = Vec::new();

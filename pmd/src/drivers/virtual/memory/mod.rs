@@ -32,7 +32,7 @@ use queues::{Receiver, Sender};
 
 use crate::drivers::{Candidate, Driver};
 use crate::port::{
-    Capabilities, Device, DeviceLink, Link, MacAddress, Offloads, PortConfig, PortError, PortEvent, PortSpec, Queues,
+    Capabilities, Device, DeviceLink, Link, MacAddr, Offloads, PortConfig, PortError, PortEvent, PortSpec, Queues,
 };
 use wirepath_settings::{ConfigError, Settings};
 
@@ -219,9 +219,9 @@ impl Drop for MemoryDevice {
 }
 
 /// Returns a locally administered address that is the same at every start.
-fn mac_of(name: &str, side: usize) -> MacAddress {
+fn mac_of(name: &str, side: usize) -> MacAddr {
     // FNV-1a.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     let [a, b, c, d, ..] = hash.to_be_bytes();
-    MacAddress::new(0x02, a, b, c, d, side as u8 + 1)
+    MacAddr::new(0x02, a, b, c, d, side as u8 + 1)
 }

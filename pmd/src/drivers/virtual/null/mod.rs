@@ -9,7 +9,7 @@ pub use frames::{FrameSpec, Frames, Templates, TunnelSpec};
 
 use crate::drivers::Driver;
 use crate::port::{
-    Capabilities, Device, DeviceLink, Link, MacAddress, Offloads, PortConfig, PortError, PortEvent, PortSpec, Queues,
+    Capabilities, Device, DeviceLink, Link, MacAddr, Offloads, PortConfig, PortError, PortEvent, PortSpec, Queues,
     RxDriver, TxDriver,
 };
 use wirepath_packet::counters::QueueCounters;
@@ -32,7 +32,7 @@ pub struct Options {
     /// Stop after this many packets per queue.
     pub count: Option<u64>,
     /// Link-layer address that the port reports.
-    pub mac: Option<MacAddress>,
+    pub mac: Option<MacAddr>,
     /// Buffers that each queue rotates, as the ring of a NIC does. With 0, each buffer is taken from the pool
     /// when needed.
     pub ring: u32,
