@@ -37,14 +37,17 @@ pub struct AppArguments {
     pub common: cli::Common,
 }
 
+/// Result of building a program on its opened ports: a function that makes the stages of a worker, and the control.
+pub type Built<M, C> = Result<(M, C), Failure>;
+
 /// Length of a demonstration.
 const DEMONSTRATION: Duration = Duration::from_secs(10);
 /// Interval between two displays of rates.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// A packet program whose configuration is read. [`Self::run`] does the rest: it opens the ports and the control
-/// socket, runs the stages between the flow rules of the configuration, shows rates on a terminal, and stops on
-/// signals. It also carries out reloads, reports to systemd, and prints the summary.
+/// A packet program whose configuration is read. [`Self::run`] opens the ports and the control socket, and runs the
+/// stages between the flow rules of the configuration. It shows rates on a terminal, carries out reloads, reports to
+/// systemd, stops on signals, and prints the summary.
 ///
 /// `T` are the program's own tables of the configuration.
 #[derive(Debug)]
@@ -109,10 +112,7 @@ impl<T: AppSettings> App<T> {
     /// # Errors
     /// If the ports or the control socket cannot be opened, the rules cannot be carried out, or a port or worker
     /// failed.
-    pub fn run<S, C, M>(
-        self,
-        build: impl FnOnce(&mut Runtime, &mut T) -> Result<(M, C), Failure>,
-    ) -> Result<(), Failure>
+    pub fn run<S, C, M>(self, build: impl FnOnce(&mut Runtime, &mut T) -> Built<M, C>) -> Result<(), Failure>
     where
         S: Stage + 'static,
         C: Control,
@@ -128,7 +128,7 @@ impl<T: AppSettings> App<T> {
     /// As [`Self::run`].
     pub fn run_changeable<S, C, M>(
         self,
-        build: impl FnOnce(&mut Runtime, &mut T) -> Result<(M, C), Failure>,
+        build: impl FnOnce(&mut Runtime, &mut T) -> Built<M, C>,
         tables: &'static [&'static str],
         apply: impl FnMut(&mut C, T, &mut ControlPlane) + 'static,
     ) -> Result<(), Failure>
@@ -142,7 +142,7 @@ impl<T: AppSettings> App<T> {
 
     fn run_with<S, C, M>(
         mut self,
-        build: impl FnOnce(&mut Runtime, &mut T) -> Result<(M, C), Failure>,
+        build: impl FnOnce(&mut Runtime, &mut T) -> Built<M, C>,
         changes: Option<OwnChanges<C, T>>,
     ) -> Result<(), Failure>
     where

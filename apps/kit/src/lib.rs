@@ -10,7 +10,7 @@ pub mod control_socket;
 pub mod prelude;
 pub mod rules;
 
-pub use app::{App, AppArguments};
+pub use app::{App, AppArguments, Built};
 pub use cli::{Failure, main};
 pub use config::{AppSettings, Config};
 pub use wirepath_flow as flow;
