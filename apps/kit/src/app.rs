@@ -122,7 +122,8 @@ impl<T: AppSettings> App<T> {
     }
 
     /// Runs the program like [`Self::run`]. A reload that changes the top-level tables `tables` of the configuration
-    /// calls `apply` with the program's new tables. [`AppSettings::read`] has checked them, so `apply` cannot refuse them.
+    /// calls `apply` with the program's new tables. [`AppSettings::read`] has checked them, so `apply` cannot refuse
+    /// them.
     ///
     /// # Errors
     /// As [`Self::run`].

@@ -55,12 +55,12 @@ fn assert_balance(name: &str, it: &mut StartedPort, sent: u64, reasons: &[DropRe
 #[test]
 fn frames_of_an_interface_are_all_counted() {
     require!(all Requirement::LAB);
-    use DropReason::{InterfaceDrop, NoBuffer, RxFull};
+    use DropReason::{InterfaceDrop, RxFull};
     for (driver, keys, full) in [
         ("af_packet", "", RxFull),
-        ("af_xdp", "kernel = ['arp']", NoBuffer),
-        ("af_xdp", "kernel = ['arp']\nmode = 'generic'", NoBuffer),
-        ("af_xdp", "kernel = ['arp']\npool_as_umem = false", NoBuffer),
+        ("af_xdp", "kernel = ['arp']", RxFull),
+        ("af_xdp", "kernel = ['arp']\nmode = 'generic'", RxFull),
+        ("af_xdp", "kernel = ['arp']\npool_as_umem = false", RxFull),
     ] {
         let name = &format!("{driver} {keys}");
         let pair = Pair::new("balance", 1500, 1);
@@ -108,6 +108,31 @@ fn frames_of_an_interface_are_all_counted() {
         });
         assert_eq!(pair.pool.outstanding(), 0, "{name}");
     }
+}
+
+#[test]
+fn an_empty_pool_is_told_from_a_full_ring() {
+    require!(all Requirement::LAB);
+    let pair = Pair::new("balancepool", 1500, 1);
+    let wire = pair.peer.frames("eth0");
+    pair.dut.inside(|| {
+        let table = "driver = 'af_xdp'\ndevice = 'eth0'\ndepth = 64\n[port.af_xdp]\nkernel = ['arp']\n";
+        let mut it = common::start(table, &pair.pool).unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| pair.pool.take()).collect();
+        let mut kept = Vec::new();
+        for _ in 0..BURST {
+            wire.send(&[[2; 6], [4; 6], [0x88; 6]].concat()).unwrap();
+            let mut batch = Batch::new();
+            if it.rx[0].receive(&mut batch) > 0 {
+                kept.push(batch);
+            }
+        }
+        assert_balance("empty pool", &mut it, BURST, &[DropReason::NoBuffer]);
+        assert!(it.port.device_drops().iter().all(|(reason, n)| *reason != DropReason::RxFull || *n == 0));
+        drop((taken, kept));
+        it.port.stop(it.rx, it.tx).unwrap();
+    });
+    assert_eq!(pair.pool.outstanding(), 0);
 }
 
 #[test]

@@ -65,6 +65,8 @@ pub(super) struct AfXdpDevice {
     past: Vec<(&'static str, u64)>,
     /// Frames that lost interfaces dropped.
     dropped: Dropped,
+    /// Frames for which the kernel had no buffer, as it counted them, and those of them for which the pool had none.
+    without_buffer: (u64, u64),
     /// Counters of the program before the last restart, which the next program continues.
     maps: Option<CounterMaps>,
 }
@@ -179,6 +181,7 @@ impl AfXdpDevice {
             injector: None,
             past: Vec::new(),
             dropped: Dropped::default(),
+            without_buffer: (0, 0),
             maps: None,
         })
     }
@@ -607,6 +610,7 @@ impl Device for AfXdpDevice {
 
     fn start(&mut self, config: &PortConfig) -> Result<Queues, PortError> {
         (self.past, self.maps, self.dropped) = (Vec::new(), None, Dropped::default());
+        self.without_buffer = (0, 0);
         self.link_monitor.forget_drops();
         self.start_on_interface(config, QUEUE_RELEASE_TIMEOUT)
     }
@@ -701,7 +705,15 @@ impl DeviceStatistics for AfXdpDevice {
         let value = |name| statistics.iter().find(|(other, _)| *other == name).map_or(0, |(_, value)| *value);
         // In copy mode the kernel counts each frame for which it has no buffer as dropped. In zero-copy mode the
         // interface counts them. Empty slots of the fill ring say nothing about frames.
-        let (no_buffer, rx_full) = (value("xdp_rx_dropped"), value("xdp_rx_ring_full"));
+        let (without_buffer, ring_full) = (value("xdp_rx_dropped"), value("xdp_rx_ring_full"));
+        // The fill ring is empty because the pool was, or because the worker has not received the frames before.
+        let pool_was_empty =
+            self.running.as_ref().is_some_and(|it| it.shared.pool_was_empty.swap(false, Ordering::Relaxed));
+        let new = without_buffer.saturating_sub(self.without_buffer.0);
+        self.without_buffer.0 = without_buffer;
+        self.without_buffer.1 += if pool_was_empty { new } else { 0 };
+        let no_buffer = self.without_buffer.1.min(without_buffer);
+        let rx_full = ring_full + without_buffer - no_buffer;
         let mut interface = self.dropped.plus(self.link_monitor.dropped()).rx;
         if self.interface.parent.is_none() && self.running.as_ref().is_none_or(|it| it.native) {
             // A virtual interface (veth) also counts frames that native XDP could not put into a socket.

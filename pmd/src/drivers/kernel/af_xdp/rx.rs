@@ -215,7 +215,10 @@ impl SocketRx {
             let got = reserved.commit();
             missing -= got;
             if (got as usize) < want || got == 0 {
-                self.starved |= (got as usize) < want;
+                if (got as usize) < want {
+                    self.starved = true;
+                    self.socket.shared.pool_was_empty.store(true, Ordering::Relaxed);
+                }
                 return;
             }
         }

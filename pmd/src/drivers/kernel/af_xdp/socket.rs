@@ -63,6 +63,8 @@ pub(super) struct PortState {
     pub(super) lost: AtomicBool,
     /// Length of the longest untagged frame in bytes, from the interface's MTU.
     pub(super) frame_limit: AtomicU64,
+    /// A queue found its pool empty since this was last cleared.
+    pub(super) pool_was_empty: AtomicBool,
 }
 
 /// A socket, shared by the receive and the transmit queue that use its rings.
