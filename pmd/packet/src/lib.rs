@@ -17,6 +17,7 @@
 mod batch;
 pub mod counters;
 pub mod drops;
+mod headers;
 mod meta;
 pub mod offload;
 mod pool;

@@ -109,6 +109,18 @@ fn fold32(x: u64) -> u64 {
     (x & 0xffff_ffff) + (x >> 32)
 }
 
+/// Returns the change of a sum if the bytes `old` become `new`, which are as long: ~m + m' of RFC 1624. Both
+/// start at an even offset.
+#[inline(always)]
+pub(crate) fn change(old: &[u8], new: &[u8]) -> Sum {
+    // The complement of padding adds 0xffff, which is zero in ones' complement.
+    let ((old, a), (new, b)) = (old.as_chunks::<4>(), new.as_chunks::<4>());
+    let words = old.iter().map(|w| u64::from(!u32::from_ne_bytes(*w)));
+    let words: u64 = words.chain(new.iter().map(|w| u64::from(u32::from_ne_bytes(*w)))).sum();
+    let rest = |bytes: &[u8]| bytes.first_chunk().map_or(0, |w| u16::from_ne_bytes(*w));
+    Sum(words + u64::from(!rest(a)) + u64::from(rest(b)))
+}
+
 /// Returns the checksum after a 16-bit word of the covered bytes changed (RFC 1624 equation 3: HC' = ~(~HC +
 /// ~m + m')).
 #[inline]

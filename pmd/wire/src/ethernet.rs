@@ -210,14 +210,20 @@ impl ViewMut<'_> {
     /// Swaps destination and source address.
     #[inline]
     pub fn swap_addresses(&mut self) {
-        // Two words instead of six and six bytes. The next reader of the header reads words, and a load that
-        // spans two stores cannot be forwarded from the store buffer.
-        let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *self.header;
-        let dst = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
-        let src = u64::from_le_bytes([g, h, i, j, k, l, 0, 0]);
-        put::<0, 8, HEADER_LEN>(self.header, (src | dst << 48).to_le_bytes());
-        put::<8, 4, HEADER_LEN>(self.header, ((dst >> 16) as u32).to_le_bytes());
+        swap_addresses(self.header);
     }
+}
+
+/// Swaps destination and source address of a header.
+#[inline(always)]
+pub(crate) fn swap_addresses(header: &mut [u8; HEADER_LEN]) {
+    // Two words instead of six and six bytes. The next reader of the header reads words, and a load that
+    // spans two stores cannot be forwarded from the store buffer.
+    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
+    let dst = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
+    let src = u64::from_le_bytes([g, h, i, j, k, l, 0, 0]);
+    put::<0, 8, HEADER_LEN>(header, (src | dst << 48).to_le_bytes());
+    put::<8, 4, HEADER_LEN>(header, ((dst >> 16) as u32).to_le_bytes());
 }
 
 /// An Ethernet II header as a value.

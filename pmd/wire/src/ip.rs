@@ -8,6 +8,7 @@ code! {
         IPV4 = 4 "IPv4 in IP",
         TCP = 6 "TCP",
         UDP = 17 "UDP",
+        DCCP = 33 "DCCP",
         IPV6 = 41 "IPv6 in IP",
         ROUTING = 43 "routing header",
         FRAGMENT = 44 "fragment header",
@@ -18,6 +19,7 @@ code! {
         NO_NEXT_HEADER = 59 "no next header",
         DESTINATION_OPTIONS = 60 "destination options",
         SCTP = 132 "SCTP",
+        UDP_LITE = 136 "UDP-Lite",
     }
 }
 

@@ -13,6 +13,8 @@ pub const MAX_EXTENSIONS: usize = 8;
 pub const MIN_MTU: usize = 1280;
 /// Jumbo payload option (RFC 2675 section 2).
 pub const OPTION_JUMBO: u8 = 0xc2;
+/// Home address option (RFC 6275 section 6.3).
+pub const OPTION_HOME_ADDRESS: u8 = 0xc9;
 /// Length of a fragment header, bytes.
 pub const FRAGMENT_HEADER_LEN: usize = 8;
 
@@ -271,6 +273,16 @@ impl Repr {
     pub fn pseudo(&self) -> checksum::Sum {
         checksum::pseudo6(self.src, self.dst, self.next_header, u32::from(self.payload_len))
     }
+}
+
+/// The addresses of a header that the pseudo header of layer 4 does not contain, because an extension header has
+/// others for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HiddenAddresses {
+    /// A home address option has the source (RFC 6275 section 11.3.1).
+    pub src: bool,
+    /// A routing header with segments left has the final destination (RFC 8200 section 8.1).
+    pub dst: bool,
 }
 
 /// Returns the link-local address that is derived from an Ethernet address (RFC 4862, RFC 2464 section 4).

@@ -7,6 +7,7 @@
 //!   constructor has checked. `Repr` is the header as a plain value with `parse` and `emit`.
 //! - [`mod@parse`] walks a whole frame once and records where each header lies, inside a tunnel too. The
 //!   burst path uses it, and lays views over the offsets that it found.
+//! - [`edit`] changes fields of a parsed frame and keeps all checksums right.
 //! - [`checksum`] is RFC 1071 arithmetic. [`checksum_offload`] completes the checksums that a kernel left to
 //!   hardware.
 //! - [`segment`] cuts superframes (TCP or UDP segmentation offload, inside VXLAN too) into frames.
@@ -44,6 +45,7 @@ pub mod arp;
 pub mod build;
 pub mod checksum;
 pub mod checksum_offload;
+pub mod edit;
 pub mod error;
 pub mod esp;
 pub mod ethernet;
@@ -66,6 +68,7 @@ pub mod vxlan;
 pub mod vxlan_gpe;
 
 pub use checksum::Sum;
+pub use edit::HeadersMut;
 pub use error::{BufferTooShort, ParseError};
 pub use ethernet::{EtherType, MacAddr};
 pub use field::Field;

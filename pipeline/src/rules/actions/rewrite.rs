@@ -5,12 +5,9 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
 use wirepath_packet::{Packet, Pool};
 use wirepath_wire::checksum::{Sum, Transport};
-use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, checksum_offload, ipv6};
+use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, checksum_offload};
 
 use super::{Headers, pull_up_writable};
-
-const UDP_LITE: IpProtocol = IpProtocol(136);
-const DCCP: IpProtocol = IpProtocol(33);
 
 /// Adjacent `set` and `dec-ttl` actions.
 #[derive(Debug, Default)]
@@ -328,7 +325,7 @@ impl Rewrite {
         masked: &MaskedWords<10>,
         change: &mut ChecksumChange,
     ) -> Result<(), DropReason> {
-        let hidden = hidden_addresses(frame, layers);
+        let hidden = layers.hidden_addresses(frame);
         let header =
             frame.get_mut(layers.l3()..).and_then(|b| b.first_chunk_mut::<40>()).ok_or(DropReason::Truncated)?;
         header[7] = self.hops.next(header[7])?;
@@ -353,7 +350,7 @@ impl Rewrite {
 /// Returns true if the layer 4 protocol is not parsed but has a checksum over the addresses.
 #[inline(always)]
 fn has_unparsed_checksum(layers: &HeaderOffsets) -> bool {
-    layers.l4_type() == L4Type::Other && matches!(layers.protocol(), UDP_LITE | DCCP)
+    layers.l4_type() == L4Type::Other && matches!(layers.protocol(), IpProtocol::UDP_LITE | IpProtocol::DCCP)
 }
 
 /// Updates the layer 4 checksum.
@@ -385,52 +382,9 @@ fn update_l4_checksum(frame: &mut [u8], layers: &HeaderOffsets, change: Checksum
     } else {
         let both = Delta { sum: pseudo.sum.and(l4.sum), bits: pseudo.bits | l4.bits };
         match both.update(old) {
-            0 if both.bits != 0 && (udp || layers.protocol() == UDP_LITE) => 0xffff,
+            0 if both.bits != 0 && (udp || layers.protocol() == IpProtocol::UDP_LITE) => 0xffff,
             new => new,
         }
     };
     *field = new.to_be_bytes();
-}
-
-/// Addresses of an IPv6 header that the pseudo header does not contain.
-struct HiddenAddresses {
-    src: bool,
-    dst: bool,
-}
-
-#[inline(always)]
-fn hidden_addresses(frame: &[u8], layers: &HeaderOffsets) -> HiddenAddresses {
-    if layers.has_ip_options() {
-        find_hidden_addresses(frame, layers)
-    } else {
-        HiddenAddresses { src: false, dst: false }
-    }
-}
-
-/// Searches for a routing header with segments left, which holds the final destination, and for a home
-/// address option, which holds the source.
-#[cold]
-fn find_hidden_addresses(frame: &[u8], layers: &HeaderOffsets) -> HiddenAddresses {
-    /// Option type of the home address option (RFC 6275 section 6.3).
-    const HOME_ADDRESS: u8 = 0xc9;
-    let mut hidden = HiddenAddresses { src: false, dst: false };
-    let (mut next, mut at) = (frame.get(layers.l3() + 6).copied(), layers.l3() + ipv6::HEADER_LEN);
-    while at < layers.l4() {
-        let (Some(kind), Some(fixed)) = (next, frame.get(at..).and_then(|b| b.first_chunk::<8>())) else { break };
-        let len = match IpProtocol(kind) {
-            IpProtocol::FRAGMENT => 8,
-            IpProtocol::AH => (usize::from(fixed[1]) + 2) * 4,
-            _ => (usize::from(fixed[1]) + 1) * 8,
-        };
-        match IpProtocol(kind) {
-            IpProtocol::ROUTING if fixed[3] != 0 => hidden.dst = true,
-            IpProtocol::DESTINATION_OPTIONS => {
-                let options = ipv6::Options::of(frame.get(at..at + len).unwrap_or_default());
-                hidden.src |= options.map_while(Result::ok).any(|(code, _)| code == HOME_ADDRESS);
-            }
-            _ => {}
-        }
-        (next, at) = (Some(fixed[0]), at + len);
-    }
-    hidden
 }

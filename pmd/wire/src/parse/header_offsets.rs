@@ -5,6 +5,7 @@ use core::ops::Range;
 
 use crate::ethernet::{self, EtherType};
 use crate::ip::IpProtocol;
+use crate::tuple::FiveTuple;
 use crate::vlan::{self, Tag};
 use crate::{arp, esp, gre, icmpv4, icmpv6, ipv4, ipv6, tcp, udp};
 
@@ -377,6 +378,44 @@ impl HeaderOffsets {
             return None;
         }
         frame.get(self.l3()..)?.first_chunk()
+    }
+
+    /// Returns the addresses of the IPv6 header that the pseudo header of layer 4 does not contain.
+    #[inline]
+    pub fn hidden_addresses(&self, frame: &[u8]) -> ipv6::HiddenAddresses {
+        if self.l3_type() == L3Type::Ipv6 && self.has_ip_options() {
+            self.find_hidden_addresses(frame)
+        } else {
+            ipv6::HiddenAddresses::default()
+        }
+    }
+
+    /// Searches for a routing header with segments left, which holds the final destination, and for a home
+    /// address option, which holds the source.
+    #[cold]
+    fn find_hidden_addresses(&self, frame: &[u8]) -> ipv6::HiddenAddresses {
+        let mut hidden = ipv6::HiddenAddresses::default();
+        let (mut next, mut at) = (frame.get(self.l3() + 6).copied(), self.l3() + ipv6::HEADER_LEN);
+        while at < self.l4() {
+            let (Some(kind), Some(fixed)) = (next, frame.get(at..).and_then(|b| b.first_chunk::<8>())) else { break };
+            let len = ipv6::extension_len(IpProtocol(kind), fixed[1]);
+            match IpProtocol(kind) {
+                IpProtocol::ROUTING if fixed[3] != 0 => hidden.dst = true,
+                IpProtocol::DESTINATION_OPTIONS => {
+                    let options = ipv6::Options::of(frame.get(at..at + len).unwrap_or_default());
+                    hidden.src |= options.map_while(Result::ok).any(|(code, _)| code == ipv6::OPTION_HOME_ADDRESS);
+                }
+                _ => {}
+            }
+            (next, at) = (Some(fixed[0]), at + len);
+        }
+        hidden
+    }
+
+    /// Returns addresses, protocol and ports; see [`FiveTuple::of`]. For a hash see [`crate::tuple::entropy`].
+    #[inline]
+    pub fn five_tuple(&self, frame: &[u8]) -> Option<FiveTuple> {
+        FiveTuple::of(frame, self)
     }
 
     /// Returns the end of the UDP datagram, which may lie before the end of the packet. `None` if layer 4 is

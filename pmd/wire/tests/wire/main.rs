@@ -1,6 +1,7 @@
 //! Tests of the parser, the builders and segmentation.
 
 mod build;
+mod edit;
 mod frames;
 mod parse;
 mod parse_errors;
