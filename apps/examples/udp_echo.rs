@@ -10,7 +10,7 @@ use wirepath::cli::{self, Failure};
 use wirepath_packet::{Batch, drops::DropReason};
 use wirepath_pipeline::{Context, ParsedBatch, RunOptions, Runtime, RuntimeConfig};
 use wirepath_settings::Source;
-use wirepath_wire::{L3Type, L4Type, Parser};
+use wirepath_wire::{HeadersMut, Parser};
 
 const GENERATED: &str = "[[port]]\nname = 'generator'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
 
@@ -37,15 +37,9 @@ fn main() -> ExitCode {
             move |context: &mut Context<'_>, batch: &mut Batch| {
                 headers.parse(&Parser::default(), context, batch);
                 headers.filter_map(batch, |mut packet, headers| {
-                    let layers = headers.outer();
-                    if (layers.l3_type(), layers.l4_type()) != (L3Type::Ipv4, L4Type::Udp) {
+                    if return_to_sender(packet.headers_mut(headers)).is_none() {
                         context.drop(packet, DropReason::RuleDrop);
                         return None;
-                    }
-                    // Addresses and ports are swapped, which keeps all checksums valid.
-                    for (at, len) in [(layers.l2(), 6), (layers.l3() + 12, 4), (layers.l4(), 2)] {
-                        let (first, second) = packet.data_mut()[at..at + 2 * len].split_at_mut(len);
-                        first.swap_with_slice(second);
                     }
                     packet.set_out_port(packet.in_port());
                     Some(packet)
@@ -57,4 +51,12 @@ fn main() -> ExitCode {
         let summary = runtime.run(stage, &mut (), &options).map_err(Failure::failed)?;
         cli::print_summary(&summary, "", false)
     })
+}
+
+/// Swaps addresses and ports. `None` if the packet is not UDP over IP.
+fn return_to_sender(mut headers: HeadersMut<'_>) -> Option<()> {
+    headers.udp()?.swap_ports();
+    headers.ip()?.swap_addresses();
+    headers.ethernet()?.swap_addresses();
+    Some(())
 }

@@ -29,7 +29,7 @@ impl Packet {
 
     #[inline(always)]
     fn pending_checksums(&self, parsed: &Parsed) -> PendingChecksums {
-        if self.flags().intersects(Flags::TX_L4_CHECKSUM | Flags::TX_OUTER_L4_CHECKSUM) {
+        if self.flags().intersects(Flags::TX_L4_CHECKSUM.with(Flags::TX_OUTER_L4_CHECKSUM)) {
             self.find_pending_checksums(parsed)
         } else {
             PendingChecksums::default()
@@ -60,4 +60,51 @@ fn holds_pseudo_sum(frame: &[u8], layers: &HeaderOffsets) -> bool {
         let field = frame.get(span.start..).and_then(|segment| span.transport.field(segment));
         field.is_some_and(|field| is_pseudo_header_sum(field, span.pseudo))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use wirepath_wire::checksum::{self, State, Transport};
+    use wirepath_wire::{EtherType, IpProtocol, ethernet, ipv4, parse, udp};
+
+    use super::*;
+    use crate::Pool;
+
+    /// Returns a packet with a UDP datagram and its right checksum.
+    fn datagram(pool: &Pool) -> Packet {
+        let mut bytes = [0x5a; 64];
+        let link = ethernet::Repr { dst: [2; 6].into(), src: [4; 6].into(), ethertype: EtherType::IPV4 };
+        link.emit(&mut bytes).unwrap();
+        let (src, dst, protocol) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into(), IpProtocol::UDP);
+        let ip =
+            ipv4::Repr { src, dst, protocol, payload_len: 30, ttl: 9, traffic_class: 0, ident: 7, fragment_word: 0 };
+        ip.emit(&mut bytes[14..]).unwrap();
+        udp::Repr { src_port: 1000, dst_port: 2000, payload_len: 22 }.emit(&mut bytes[34..]).unwrap();
+        checksum::udp4(src, dst, &mut bytes[34..]);
+        let mut packet = pool.take().unwrap();
+        packet.append(64).unwrap().copy_from_slice(&bytes);
+        packet
+    }
+
+    #[test]
+    fn pending_and_complete_checksums_stay_so() {
+        let pool = Pool::new("headers", 4).unwrap();
+        for (request, partial) in [(false, false), (true, true), (true, false)] {
+            let mut packet = datagram(&pool);
+            let parsed = parse(packet.data()).unwrap();
+            let span = ChecksumSpan::of(packet.data(), parsed.outer()).unwrap();
+            if request {
+                packet.set_flags(Flags::TX_L4_CHECKSUM);
+            }
+            if partial {
+                Transport::Udp.set_field(&mut packet.data_mut()[34..], span.pseudo.fold());
+            }
+            let mut headers = packet.headers_mut(&parsed);
+            headers.ipv4().unwrap().set_dst([203, 0, 113, 9].into());
+            headers.udp().unwrap().set_dst_port(53);
+            let span = ChecksumSpan::of(packet.data(), parsed.outer()).unwrap();
+            let state = if partial { State::Partial } else { State::Good };
+            assert_eq!(span.state(packet.data()), state, "request {request}, partial {partial}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use core::str::FromStr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::{BufferTooShort, ParseError};
-use crate::field::{Field, header_mut, put};
+use crate::field::{Field, get, header_mut, put};
 
 /// An Ethernet address: six bytes in wire order.
 #[derive(
@@ -219,9 +219,8 @@ impl ViewMut<'_> {
 pub(crate) fn swap_addresses(header: &mut [u8; HEADER_LEN]) {
     // Two words instead of six and six bytes. The next reader of the header reads words, and a load that
     // spans two stores cannot be forwarded from the store buffer.
-    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
-    let dst = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
-    let src = u64::from_le_bytes([g, h, i, j, k, l, 0, 0]);
+    let dst = u64::from_le_bytes(get::<0, 8, HEADER_LEN>(header)) & 0xffff_ffff_ffff;
+    let src = u64::from_le_bytes(get::<4, 8, HEADER_LEN>(header)) >> 16;
     put::<0, 8, HEADER_LEN>(header, (src | dst << 48).to_le_bytes());
     put::<8, 4, HEADER_LEN>(header, ((dst >> 16) as u32).to_le_bytes());
 }

@@ -2,7 +2,7 @@
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-use super::{Covering, Edit, HeadersMut, NO_CHECKSUM, Update, fields};
+use super::{Edit, HeadersMut, NO_CHECKSUM, Update, fields};
 use crate::field::{get, put};
 use crate::ip::IpProtocol;
 use crate::parse::L3Type;
@@ -219,18 +219,6 @@ impl IpMut<'_> {
     }
 }
 
-/// Returns the layer-4 checksum in the bytes after an IP header. `None` if these bytes do not reach it.
-#[inline(always)]
-fn l4_checksum(rest: &mut [u8], field: Option<(usize, Update)>, start: usize) -> Option<Option<Covering<'_>>> {
-    match field {
-        None => Some(None),
-        Some((at, update)) => {
-            let field = rest.get_mut(at.checked_sub(start)?..)?.first_chunk_mut()?;
-            Some(Some(Covering { field, update }))
-        }
-    }
-}
-
 impl HeadersMut<'_> {
     /// Returns the IPv4 header.
     #[inline]
@@ -238,10 +226,9 @@ impl HeadersMut<'_> {
         if self.layers.l3_type() != L3Type::Ipv4 {
             return None;
         }
-        let (at, field) = (self.layers.l3(), self.pseudo_checksum());
-        let (tunnel, header, rest) = self.split(at)?;
-        let l4 = l4_checksum(rest, field, at + ipv4::HEADER_LEN)?;
-        Some(Ipv4Mut { edit: Edit { header, own: Update::Plain, l4, tunnel } })
+        let at = self.layers.l3();
+        let l4 = self.pseudo_checksum(at + ipv4::HEADER_LEN)?;
+        Some(Ipv4Mut { edit: Edit { l4, ..self.edit(at, Update::Plain)? } })
     }
 
     /// Returns the IPv6 header.
@@ -251,10 +238,9 @@ impl HeadersMut<'_> {
             return None;
         }
         let hidden = self.layers.hidden_addresses(self.frame);
-        let (at, field) = (self.layers.l3(), self.pseudo_checksum());
-        let (tunnel, header, rest) = self.split(at)?;
-        let l4 = l4_checksum(rest, field, at + ipv6::HEADER_LEN)?;
-        Some(Ipv6Mut { edit: Edit { header, own: Update::Plain, l4, tunnel }, hidden })
+        let at = self.layers.l3();
+        let l4 = self.pseudo_checksum(at + ipv6::HEADER_LEN)?;
+        Some(Ipv6Mut { edit: Edit { l4, ..self.edit(at, Update::Plain)? }, hidden })
     }
 
     /// Returns the IP header of either version.

@@ -143,7 +143,6 @@ impl HeadersMut<'_> {
             return None;
         }
         let own = self.l4_update(update);
-        let (tunnel, header, _) = self.split(self.layers.l4())?;
-        Some(Edit { header, own, l4: None, tunnel })
+        self.edit(self.layers.l4(), own)
     }
 }

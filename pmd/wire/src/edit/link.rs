@@ -101,8 +101,7 @@ impl HeadersMut<'_> {
         if !self.layers.has_ethernet() {
             return None;
         }
-        let (tunnel, header, _) = self.split(self.layers.l2())?;
-        Some(EthernetMut { edit: Edit { header, own: Update::Plain, l4: None, tunnel } })
+        Some(EthernetMut { edit: self.edit(self.layers.l2(), Update::Plain)? })
     }
 
     /// Returns a VLAN tag. Index 0 is the outermost. A tag that a device stripped is in the metadata of the
@@ -113,8 +112,7 @@ impl HeadersMut<'_> {
             return None;
         }
         let at = self.layers.l2() + ethernet::HEADER_LEN + index * vlan::TAG_LEN;
-        let (tunnel, header, _) = self.split(at)?;
-        Some(VlanMut { edit: Edit { header, own: Update::Plain, l4: None, tunnel } })
+        Some(VlanMut { edit: self.edit(at, Update::Plain)? })
     }
 
     /// Returns the ARP packet.
@@ -123,7 +121,6 @@ impl HeadersMut<'_> {
         if self.layers.l3_type() != L3Type::Arp {
             return None;
         }
-        let (tunnel, header, _) = self.split(self.layers.l3())?;
-        Some(ArpMut { edit: Edit { header, own: Update::Plain, l4: None, tunnel } })
+        Some(ArpMut { edit: self.edit(self.layers.l3(), Update::Plain)? })
     }
 }

@@ -120,8 +120,10 @@ const NO_CHECKSUM: usize = usize::MAX;
 struct Edit<'a, const LEN: usize, const OWN: usize> {
     header: &'a mut [u8; LEN],
     own: Update,
-    /// Checksum of layer 4, for the fields of its pseudo header.
-    l4: Option<Covering<'a>>,
+    /// Offset of the layer-4 checksum in `rest`, for the fields of its pseudo header.
+    l4: Option<(usize, Update)>,
+    /// The bytes after the header.
+    rest: &'a mut [u8],
     /// Checksum of the tunnel around the frame.
     tunnel: Option<Covering<'a>>,
 }
@@ -148,8 +150,12 @@ impl<const LEN: usize, const OWN: usize> Edit<'_, LEN, OWN> {
             let own = if self.own == Update::PseudoSum { Sum::ZERO } else { all.and(self.own.apply(field, change)) };
             all = own;
         }
-        if pseudo && let Some(l4) = &mut self.l4 {
-            all = all.and(l4.update.apply(l4.field, change));
+        // The parser has found the field, so that it can be absent only in the bytes of another frame.
+        if pseudo
+            && let Some((at, update)) = self.l4
+            && let Some(field) = self.rest.get_mut(at..).and_then(|rest| rest.first_chunk_mut())
+        {
+            all = all.and(update.apply(field, change));
         }
         if let Some(tunnel) = &mut self.tunnel {
             tunnel.update.apply(tunnel.field, all);
@@ -225,17 +231,17 @@ impl HeadersMut<'_> {
         self.layers
     }
 
-    /// Splits the frame into the checksum of the tunnel that carries it, a header and the bytes after the
-    /// header.
+    /// Returns the header at `at` and the bytes after it.
     #[inline(always)]
-    fn split<const LEN: usize>(&mut self, at: usize) -> Option<(Option<Covering<'_>>, &mut [u8; LEN], &mut [u8])> {
-        let (before, from) = self.frame.split_at_mut_checked(at)?;
-        let (header, rest) = from.split_first_chunk_mut()?;
+    fn edit<const LEN: usize, const OWN: usize>(&mut self, at: usize, own: Update) -> Option<Edit<'_, LEN, OWN>> {
+        // One comparison covers the header and all before it.
+        let (front, rest) = self.frame.split_at_mut_checked(at + LEN)?;
+        let (before, header) = front.split_last_chunk_mut()?;
         let tunnel = match self.carrier {
             None => None,
             Some((at, update)) => Some(Covering { field: before.get_mut(at..)?.first_chunk_mut()?, update }),
         };
-        Some((tunnel, header, rest))
+        Some(Edit { header, own, l4: None, rest, tunnel })
     }
 
     /// Returns how the layer-4 checksum follows changes, if it has the rule `update` in a complete packet.
@@ -244,22 +250,33 @@ impl HeadersMut<'_> {
         if self.pending { Update::PseudoSum } else { update }
     }
 
-    /// Returns the offset of the layer-4 checksum that covers the IP addresses, if the packet has one.
+    /// Returns the offset of the layer-4 checksum that covers the IP addresses, from `start`. The inner `None` means
+    /// that the packet has no such checksum, the outer one that it lies in another buffer.
     #[inline(always)]
-    fn pseudo_checksum(&self) -> Option<(usize, Update)> {
+    fn pseudo_checksum(&self, start: usize) -> Option<Option<(usize, Update)>> {
         let (at, update) = match self.layers.l4_type() {
             L4Type::Tcp => (Transport::Tcp.checksum_offset(), Update::Plain),
             L4Type::Udp => (Transport::Udp.checksum_offset(), Update::Udp),
             L4Type::Icmpv6 => (Transport::Icmpv6.checksum_offset(), Update::Plain),
-            // The parser has not checked that these headers are complete.
-            L4Type::Other if self.layers.l4() + udp::HEADER_LEN <= self.layers.end() => match self.layers.protocol() {
-                IpProtocol::UDP_LITE => (UDP_LITE_OR_DCCP_CHECKSUM, Update::NonZero),
-                IpProtocol::DCCP => (UDP_LITE_OR_DCCP_CHECKSUM, Update::Plain),
-                _ => return None,
-            },
-            _ => return None,
+            L4Type::Other => {
+                let update = match self.layers.protocol() {
+                    IpProtocol::UDP_LITE => Update::NonZero,
+                    IpProtocol::DCCP => Update::Plain,
+                    _ => return Some(None),
+                };
+                // The parser has not checked that these headers are complete.
+                let end = self.layers.l4() + UDP_LITE_OR_DCCP_CHECKSUM + 2;
+                if end > self.layers.end() {
+                    return Some(None);
+                }
+                if end > self.frame.len() {
+                    return None;
+                }
+                (UDP_LITE_OR_DCCP_CHECKSUM, update)
+            }
+            _ => return Some(None),
         };
-        Some((self.layers.l4() + at, self.l4_update(update)))
+        Some(Some(((self.layers.l4() + at).wrapping_sub(start), self.l4_update(update))))
     }
 
     /// Changes the VNI of the VXLAN, VXLAN-GPE or GENEVE header at the end of this stack. Returns false if
@@ -273,9 +290,9 @@ impl HeadersMut<'_> {
             return None;
         }
         let (pending, tunnel) = (self.pending, self.tunnel);
-        let (mut carrier, header, rest) = self.split::<{ udp::HEADER_LEN }>(self.layers.l4())?;
-        let (_, field) = header.split_last_chunk_mut()?;
-        let shim = rest.first_chunk_mut::<{ vxlan::HEADER_LEN }>()?;
+        let udp: Edit<'_, { udp::HEADER_LEN }, NO_CHECKSUM> = self.edit(self.layers.l4(), Update::Udp)?;
+        let (_, field) = udp.header.split_last_chunk_mut()?;
+        let shim = udp.rest.first_chunk_mut::<{ vxlan::HEADER_LEN }>()?;
         match tunnel {
             Tunnel::Vxlan | Tunnel::VxlanGpe if shim[0] & vxlan::FLAG_VNI != 0 => {}
             Tunnel::Geneve => {}
@@ -286,7 +303,7 @@ impl HeadersMut<'_> {
         put::<4, 3, { vxlan::HEADER_LEN }>(shim, [a, b, c]);
         let change = checksum::change(&old, shim);
         let change = if pending { Sum::ZERO } else { change.and(Update::Udp.apply(field, change)) };
-        if let Some(carrier) = &mut carrier {
+        if let Some(carrier) = udp.tunnel {
             carrier.update.apply(carrier.field, change);
         }
         Some(())

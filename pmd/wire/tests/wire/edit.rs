@@ -313,8 +313,12 @@ fn fields_that_a_device_completes_keep_the_pseudo_sum() {
                 L3Type::Ipv4 => headers.ipv4().unwrap().set_src([203, 0, 113, 77].into()),
                 _ => headers.ipv6().unwrap().set_src("2001:db8::77".parse().unwrap()),
             }
-            headers.udp().map(|mut udp| udp.set_src_port(999));
-            headers.tcp().map(|mut tcp| tcp.set_src_port(999));
+            if let Some(mut udp) = headers.udp() {
+                udp.set_src_port(999);
+            }
+            if let Some(mut tcp) = headers.tcp() {
+                tcp.set_src_port(999);
+            }
         };
         if level == 0 {
             edit(parsed.outer_mut_with(&mut pending, flags));
