@@ -65,7 +65,8 @@ fuzz_target!(|data: &[u8]| {
         for level in 0..2 {
             let headers = if level == 0 { Some(parsed.outer_mut(&mut copy)) } else { parsed.inner_mut(&mut copy) };
             let Some(mut headers) = headers else { continue };
-            if let Some(mut link) = headers.ethernet() {
+            // After a label stack, the first bits of an address tell Ethernet from IP.
+            if let Some(mut link) = headers.ethernet().filter(|_| level == 0) {
                 link.swap_addresses();
             }
             if let Some(mut ip) = headers.ipv4() {
