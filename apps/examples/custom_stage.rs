@@ -1,8 +1,8 @@
 //! A custom stage, combined with a closure.
 //!
-//! [`Policer`] is a token bucket per port. It drops packets above a rate and counts them as `rule_drop`. The
-//! example shows the parts of a stage: state that belongs to one worker, the coarse clock, drops with a
-//! reason, and composition with tuples.
+//! [`Policer`] is a token bucket per port. It drops packets above a rate. The example shows the parts of a
+//! stage: state that belongs to one worker, the coarse clock, drops with a reason of its own, and composition
+//! with tuples.
 //!
 //!     cargo run --release --example custom_stage -- --seconds 3
 
@@ -36,13 +36,15 @@ source = 'udp4'
 struct Policer {
     rate: u64,
     burst: u64,
+    /// Reason of the drops.
+    policed: DropReason,
     /// Tokens of each port in billionths of a packet, and the time of their last update in nanoseconds.
     buckets: Vec<(u64, u64)>,
 }
 
 impl Policer {
-    fn new(ports: usize, rate: u64, burst: u64) -> Self {
-        Self { rate, burst, buckets: vec![(burst * 1_000_000_000, 0); ports] }
+    fn new(ports: usize, rate: u64, burst: u64, policed: DropReason) -> Self {
+        Self { rate, burst, policed, buckets: vec![(burst * 1_000_000_000, 0); ports] }
     }
 }
 
@@ -59,7 +61,7 @@ impl Stage for Policer {
         *tokens -= pass as u64 * 1_000_000_000;
         while batch.len() > pass {
             let Some(packet) = batch.pop() else { break };
-            context.drop(packet, DropReason::RuleDrop);
+            context.drop(packet, self.policed);
         }
     }
 }
@@ -101,7 +103,8 @@ fn main() -> ExitCode {
         };
         // The burst is the traffic of ten milliseconds. A tuple of stages is a stage.
         let burst = arguments.rate / 100 + 1;
-        let chain = |_: &_| (Policer::new(2, arguments.rate, burst), cross);
+        let policed = DropReason::register("policed", "the port exceeds its rate").map_err(Failure::failed)?;
+        let chain = |_: &_| (Policer::new(2, arguments.rate, burst, policed), cross);
         let summary = runtime.run(chain, &mut Print, &options).map_err(Failure::failed)?;
         let limit = 2.0 * (arguments.rate as f64 * summary.elapsed.as_secs_f64() + burst as f64);
         cli::print_summary(&summary, "", false)?;

@@ -208,15 +208,16 @@ impl Tap {
         // Patterns compare it.
         batch.iter_mut().for_each(|packet| packet.set_out_port(port));
         self.cold.prepare(batch.as_slice(), port, now);
-        let drops = || DropReason::ALL.iter().map(|reason| queue.counters().drops.get(*reason));
-        let mut before = [0; DropReason::ALL.len()];
+        // Queues drop for built-in reasons only.
+        let drops = || DropReason::BUILT_IN.iter().map(|reason| queue.counters().drops.get(*reason));
+        let mut before = [0; DropReason::BUILT_IN.len()];
         drops().zip(&mut before).for_each(|(n, before)| *before = n);
         let accepted = queue.transmit(batch);
         self.cold.commit(accepted, port);
         if self.is_tracing() && accepted > 0 {
             // A queue whose device is lost accepts packets and drops them.
             let mut sent = accepted;
-            for (reason, before) in DropReason::ALL.iter().zip(before) {
+            for (reason, before) in DropReason::BUILT_IN.iter().zip(before) {
                 let lost = queue.counters().drops.get(*reason).saturating_sub(before) as usize;
                 let packets = lost.min(sent);
                 sent -= packets;

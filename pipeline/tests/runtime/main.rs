@@ -1,6 +1,7 @@
 //! Tests of whole programs on the runtime.
 
 mod allocations;
+mod application;
 mod idle;
 mod loss;
 mod management;

@@ -72,6 +72,16 @@ pub(crate) fn pass(n: u64, from: &mut Endpoint, to: &mut Endpoint, mut meanwhile
     assert!(to.receive().is_none(), "nothing else");
 }
 
+/// Waits for a condition, which must come true.
+#[track_caller]
+pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < TIMEOUT, "the condition stays false");
+        std::thread::yield_now();
+    }
+}
+
 pub(crate) fn cross(context: &mut Context<'_>, batch: &mut Batch) {
     let port = context.in_port().expect("nobody hands over");
     context.send_batch(port.paired(), batch);

@@ -2,33 +2,36 @@
 
 #![deny(unsafe_code)]
 
+use std::fmt;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
 use wirepath_wire::ParseError;
 
 use crate::counters::Counter;
+use crate::registered::{RegisterError, check_name, check_text};
+
+/// Reason of a packet drop: one of the constants, or one that the application has registered.
+///
+/// The names are stable: they are keys in JSON and metrics. The order is not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DropReason(u8);
 
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $variant:ident, $name:literal, $text:literal;)*) => {
-        /// Reason of a packet drop.
-        ///
-        /// The names are stable: they are keys in JSON and metrics. The order is not.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        /// Indices of the reasons, in the order of the table.
         #[repr(u8)]
-        pub enum DropReason { $(#[doc = $text] $variant,)* }
+        enum Index { $($variant,)* }
 
+        #[expect(non_upper_case_globals, reason = "the reasons are the values of an open enumeration")]
         impl DropReason {
-            /// All reasons.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+            $(#[doc = $text] pub const $variant: Self = Self(Index::$variant as u8);)*
 
-            /// Name of the counter: lower-case words joined by `_`.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// Description of the reason.
-            pub const fn text(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
+            /// The reasons of drivers, of the runtime and of its stages, without those of the application.
+            pub const BUILT_IN: &'static [Self] = &[$(Self::$variant,)*];
         }
+
+        /// Name and text of each built-in reason.
+        const TABLE: &[(&str, &str)] = &[$(($name, $text),)*];
     };
 }
 
@@ -86,6 +89,100 @@ drop_reasons! {
     RuleMismatch, "rule_mismatch", "a rule changes a header that the packet does not have";
 }
 
+/// Name and text of each reason that the application has registered, in the order of registration.
+static REGISTERED: [OnceLock<(&str, &str)>; DropReason::MAX_REGISTERED] =
+    [const { OnceLock::new() }; DropReason::MAX_REGISTERED];
+
+impl DropReason {
+    /// Maximum number of reasons that an application can register.
+    pub const MAX_REGISTERED: usize = 64;
+
+    /// Registers a reason of the application for the whole process, or returns the one with the same name and text.
+    /// A program registers its reasons at the start: the call takes a lock, and its texts stay in memory.
+    ///
+    /// `name` has at most [`MAX_NAME`](crate::registered::MAX_NAME) lower-case letters, digits and `_`, and begins
+    /// with a letter. `about` is one line for operators, such as `the sender is not a customer`. Captures, traces,
+    /// summaries, tables and metrics show the reason like a built-in one.
+    ///
+    /// ```
+    /// use wirepath_packet::drops::DropReason;
+    ///
+    /// let stranger = DropReason::register("stranger", "the sender is not a customer")?;
+    /// assert_eq!((stranger.name(), DropReason::of_name("stranger")), ("stranger", Some(stranger)));
+    /// # Ok::<(), wirepath_packet::registered::RegisterError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the name or the text is not valid, if the name belongs to another reason, or if there are
+    /// [`Self::MAX_REGISTERED`] reasons.
+    pub fn register(name: &str, about: &str) -> Result<Self, RegisterError> {
+        static LOCK: Mutex<()> = Mutex::new(());
+        const WHAT: &str = "drop reason";
+        check_name(WHAT, name)?;
+        check_text(WHAT, name, about)?;
+        let _lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = Self::of_name(name) {
+            let same = known.is_registered() && known.text() == about;
+            return if same {
+                Ok(known)
+            } else {
+                Err(RegisterError::Taken { what: WHAT, name: name.to_owned(), about: known.text().to_owned() })
+            };
+        }
+        let count = Self::registered_count();
+        let place = REGISTERED.get(count).ok_or_else(|| RegisterError::TooMany {
+            what: WHAT,
+            name: name.to_owned(),
+            most: Self::MAX_REGISTERED,
+        })?;
+        place.get_or_init(|| (String::from(name).leak(), String::from(about).leak()));
+        Ok(Self((TABLE.len() + count) as u8))
+    }
+
+    /// Returns all reasons: the built-in ones, followed by those of the application.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..TABLE.len() + Self::registered_count()).map(|index| Self(index as u8))
+    }
+
+    /// Returns the reason with this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::all().find(|reason| reason.name() == name)
+    }
+
+    /// Returns true if the application has registered the reason.
+    pub fn is_registered(self) -> bool {
+        usize::from(self.0) >= TABLE.len()
+    }
+
+    /// Name of the counter: lower-case words joined by `_`.
+    pub fn name(self) -> &'static str {
+        self.entry().0
+    }
+
+    /// Description of the reason.
+    pub fn text(self) -> &'static str {
+        self.entry().1
+    }
+
+    fn entry(self) -> (&'static str, &'static str) {
+        let index = usize::from(self.0);
+        let registered = || REGISTERED.get(index - TABLE.len()).and_then(OnceLock::get).copied();
+        // Only registration makes other reasons than those of the table, so there is an entry.
+        TABLE.get(index).copied().or_else(registered).unwrap_or_default()
+    }
+
+    /// Number of reasons that the application has registered.
+    fn registered_count() -> usize {
+        REGISTERED.iter().take_while(|entry| entry.get().is_some()).count()
+    }
+}
+
+impl fmt::Debug for DropReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl From<ParseError> for DropReason {
     fn from(error: ParseError) -> Self {
         use ParseError as E;
@@ -117,34 +214,37 @@ impl From<ParseError> for DropReason {
 /// One counter for each drop reason.
 #[derive(Debug)]
 pub struct DropCounters {
-    counters: [Counter; DropReason::ALL.len()],
+    /// One counter for each value of the index, so that an access needs no check of bounds.
+    counters: [Counter; 1 << u8::BITS],
 }
+
+const _: () = assert!(TABLE.len() + DropReason::MAX_REGISTERED <= 1 << u8::BITS);
 
 impl DropCounters {
     /// Creates counters of value zero.
     pub const fn new() -> Self {
-        Self { counters: [const { Counter::new() }; DropReason::ALL.len()] }
+        Self { counters: [const { Counter::new() }; 1 << u8::BITS] }
     }
 
     /// Adds `n` packets. Single writer.
     #[inline(always)]
     pub fn add(&self, reason: DropReason, n: u64) {
-        self.counters[reason as usize].add(n);
+        self.counters[usize::from(reason.0)].add(n);
     }
 
     /// Number of packets dropped for this reason.
     pub fn get(&self, reason: DropReason) -> u64 {
-        self.counters[reason as usize].get()
+        self.counters[usize::from(reason.0)].get()
     }
 
     /// The reasons that occurred, with their counts.
     pub fn nonzero(&self) -> impl Iterator<Item = (DropReason, u64)> {
-        DropReason::ALL.iter().map(|&reason| (reason, self.get(reason))).filter(|&(_, n)| n > 0)
+        DropReason::all().map(|reason| (reason, self.get(reason))).filter(|&(_, n)| n > 0)
     }
 
     /// Sum over all reasons.
     pub fn total(&self) -> u64 {
-        self.counters.iter().map(Counter::get).sum()
+        DropReason::all().map(|reason| self.get(reason)).sum()
     }
 }
 
@@ -160,11 +260,11 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_counter_like() {
-        let mut names: Vec<_> = DropReason::ALL.iter().map(|r| r.name()).collect();
+        let mut names: Vec<_> = TABLE.iter().map(|(name, _)| *name).collect();
+        assert!(TABLE.iter().all(|(name, text)| check_name("", name).is_ok() && check_text("", name, text).is_ok()));
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), DropReason::ALL.len());
-        assert!(names.iter().all(|n| n.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')));
+        assert_eq!((names.len(), DropReason::BUILT_IN.len()), (TABLE.len(), TABLE.len()));
     }
 
     #[test]
@@ -174,5 +274,31 @@ mod tests {
         drops.add(DropReason::TxFull, 3);
         assert_eq!(drops.nonzero().collect::<Vec<_>>(), [(DropReason::TxFull, 5)]);
         assert_eq!(drops.total(), 5);
+    }
+
+    #[test]
+    fn reasons_of_an_application_are_like_built_in_ones() {
+        let reason = DropReason::register("stranger_2", "the sender is not a customer").unwrap();
+        assert_eq!(DropReason::register("stranger_2", "the sender is not a customer"), Ok(reason));
+        assert_eq!((reason.name(), reason.text()), ("stranger_2", "the sender is not a customer"));
+        assert!(reason.is_registered() && !DropReason::RuleMismatch.is_registered());
+        assert!(!DropReason::BUILT_IN.contains(&reason) && DropReason::all().any(|other| other == reason));
+        assert_eq!((DropReason::of_name("stranger_2"), format!("{reason:?}")), (Some(reason), "stranger_2".to_owned()));
+        let drops = DropCounters::new();
+        drops.add(reason, 3);
+        drops.add(DropReason::RuleMismatch, 1);
+        assert_eq!(drops.nonzero().collect::<Vec<_>>(), [(DropReason::RuleMismatch, 1), (reason, 3)]);
+        assert_eq!(drops.total(), 4);
+        assert!(matches!(DropReason::RuleDrop, DropReason::RuleDrop), "a reason is a pattern");
+    }
+
+    #[test]
+    fn names_and_texts_of_others_are_refused() {
+        let error = |name, about| DropReason::register(name, about).unwrap_err().to_string();
+        let built_in = error("rule_drop", "a rule drops the packet");
+        assert_eq!(built_in, "the drop reason \"rule_drop\" exists already: \"a rule drops the packet\"");
+        DropReason::register("twice", "the first text").unwrap();
+        assert_eq!(error("twice", "the second"), "the drop reason \"twice\" exists already: \"the first text\"");
+        assert!(error("Upper", "text").contains("lower-case"));
     }
 }

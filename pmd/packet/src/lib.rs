@@ -22,6 +22,7 @@ mod meta;
 pub mod offload;
 mod pool;
 mod port_id;
+pub mod registered;
 mod rx_burst;
 mod shared_segment;
 mod simd;

@@ -180,8 +180,8 @@ fn selection(request: &Map<String, Value>, ports: &[PortInfo]) -> Result<(Option
 }
 
 fn reason(name: &str) -> Result<DropReason, String> {
-    DropReason::ALL.iter().find(|reason| reason.name() == name).copied().ok_or_else(|| {
-        let names: Vec<&str> = DropReason::ALL.iter().map(|reason| reason.name()).collect();
+    DropReason::of_name(name).ok_or_else(|| {
+        let names: Vec<&str> = DropReason::all().map(DropReason::name).collect();
         match wirepath_settings::nearest(name, &names) {
             Some(near) => format!("reason: there is no drop reason \"{name}\"; did you mean \"{near}\"?"),
             None => format!("reason: there is no drop reason \"{name}\"; there are {}", names.join(", ")),
