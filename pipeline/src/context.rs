@@ -11,6 +11,7 @@ use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_pmd::port::TxQueue;
 
 use crate::clock::ticks;
+use crate::counter::{CounterId, CounterValues};
 use crate::epoch::Guard;
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
@@ -65,6 +66,8 @@ pub struct WorkerCounters {
     pub copies: Counter,
     /// Packets that a stage made itself, such as ICMP errors.
     pub generated: Counter,
+    /// Counters of the application.
+    pub application: CounterValues,
 }
 
 /// Destination of the packets for one port.
@@ -268,6 +271,12 @@ impl<'a> Context<'a> {
     #[inline]
     pub fn enqueue_to_worker(&mut self, worker: usize, packet: Packet) {
         self.state.enqueue_to_worker(worker, packet);
+    }
+
+    /// Adds `n` to a counter of the application.
+    #[inline(always)]
+    pub fn count(&mut self, counter: CounterId, n: u64) {
+        self.state.counters.application.add(counter, n);
     }
 
     /// Counts `n` copies of a packet, made in addition to the original. Call this also for copies that find no

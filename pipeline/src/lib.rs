@@ -66,7 +66,8 @@
 //!   that one stuck port does not stop the others.
 //! - **Every packet is counted.** A dropped packet has a [`DropReason`](wirepath_packet::drops::DropReason). At
 //!   the end, packets received, copied and generated equal packets sent, dropped, passed to the kernel and
-//!   consumed by the control thread ([`Summary::balance`]).
+//!   consumed by the control thread ([`Summary::balance`]). An application registers reasons of its own
+//!   ([`DropReason::register`](wirepath_packet::drops::DropReason::register)), and counters ([`CounterId`]).
 //! - **Idle.** A `"busy"` worker polls continuously. An `"adaptive"` worker sleeps after a few hundred empty
 //!   turns. A queue's descriptor, another worker or the control thread wakes it. Queues without a descriptor
 //!   are polled at least every millisecond. A `"sleep"` worker sleeps after the first empty turn while it
@@ -113,6 +114,7 @@
 
 pub mod clock;
 mod context;
+mod counter;
 pub mod epoch;
 mod events;
 mod mailbox;
@@ -131,6 +133,7 @@ pub mod wheel;
 mod worker;
 
 pub use context::{Context, WorkerCounters};
+pub use counter::{CounterId, CounterValues};
 pub use events::{Learn, Punt};
 pub use parsed::{ParsedBatch, parse_packet};
 pub use runtime::{

@@ -7,6 +7,8 @@
 //! Each table with [`TableSpec::metric`] has one family of metrics for each counter and each gauge. The keys of a row
 //! are its labels. All samples of a family have to stand together, so the rows of a table are gathered first.
 //!
+//! Each counter of the application has a family too, `wirepath_app_NAME_total` with the label `worker`.
+//!
 //! The crate `prometheus-client` does not fit: its `Collector` writes all families in one call on a shared reference.
 //! The rows here come from the control thread's own state, and in parts of bounded time.
 
@@ -16,6 +18,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::{Column, ColumnKind, Filter, Listing, Registry, TableSpec, Unit};
+use crate::counter;
 
 /// Rows of a table that get metrics. Those beyond are counted in `wirepath_metrics_rows_left_out`.
 pub const MAX_ROWS: usize = 10_000;
@@ -90,7 +93,8 @@ struct GatheredRow {
 impl MetricsText {
     /// Begins the text of the metrics of a program. `program` are labels of `wirepath_program_info`.
     pub fn new(format: MetricsFormat, registry: &mut Registry<'_>, program: &[(&str, &str)]) -> Self {
-        Self::of(format, registry.tables(), program)
+        let tables = registry.tables().into_iter().chain(counter::metrics_table()).collect();
+        Self::of(format, tables, program)
     }
 
     fn of(format: MetricsFormat, tables: Vec<&'static TableSpec>, program: &[(&str, &str)]) -> Self {

@@ -25,6 +25,7 @@ pub use metrics::{MAX_ROWS, MetricsFormat, MetricsText};
 pub use page::{Listing, Page, Row};
 pub use runtime::TABLES;
 
+use crate::counter::METRICS_TABLE;
 use crate::{Control, ControlPlane};
 
 /// Description of a table: one kind of object that can be looked at.
@@ -144,7 +145,8 @@ impl Registry<'_> {
     /// Returns the rows of the next `entries` entries of a listing.
     pub fn next_page(&mut self, listing: &mut Listing, entries: usize) -> Vec<Row> {
         listing.next_page(entries, |table, page| {
-            if TABLES.iter().any(|own| own.name == table.name) {
+            let is_own = TABLES.iter().any(|own| own.name == table.name) || table.name == METRICS_TABLE;
+            if is_own {
                 runtime::list(self.plane, table, page);
             } else {
                 self.control.list(table, page, self.plane);

@@ -8,11 +8,12 @@ use wirepath_packet::drops::DropReason;
 use super::{Column, Page, Row, TableSpec, Unit};
 use crate::ControlPlane;
 use crate::context::WorkerCounters;
+use crate::counter::{CounterId, CounterValues, METRICS_TABLE};
 use crate::mailbox::Mailbox;
 use crate::runtime::total;
 
 /// The tables of the runtime, which every program has.
-pub const TABLES: &[&TableSpec] = &[&PORTS, &QUEUES, &WORKERS, &DROPS, &BALANCE, &MEMORY];
+pub const TABLES: &[&TableSpec] = &[&PORTS, &QUEUES, &WORKERS, &DROPS, &COUNTERS, &WORKER_COUNTERS, &BALANCE, &MEMORY];
 
 static PORTS: TableSpec = TableSpec {
     name: "ports",
@@ -114,6 +115,31 @@ static DROPS: TableSpec = TableSpec {
     ],
 };
 
+static COUNTERS: TableSpec = TableSpec {
+    name: "counters",
+    about: "Counters of the application",
+    // Each counter has a family of its own, with the value of each worker.
+    metric: None,
+    columns: &[
+        Column::key("counter", "Name of the counter"),
+        Column::counter("value", Unit::None, "Sum over the workers and the control thread"),
+        Column::attribute("unit", "Unit of the value; empty for a count"),
+        Column::attribute("text", "Description of the counter"),
+    ],
+};
+
+static WORKER_COUNTERS: TableSpec = TableSpec {
+    name: "worker_counters",
+    about: "Counters of the application by worker",
+    metric: None,
+    columns: &[
+        Column::key("counter", "Name of the counter"),
+        Column::key("worker", "Index of the worker, or control: the control thread"),
+        Column::counter("value", Unit::None, "Value of the counter there"),
+        Column::attribute("unit", "Unit of the value; empty for a count"),
+    ],
+};
+
 static BALANCE: TableSpec = TableSpec {
     name: "balance",
     about: "Origins and destinations of all packets",
@@ -154,6 +180,20 @@ pub(super) fn list(plane: &mut ControlPlane, table: &TableSpec, page: &mut Page<
         }
         "workers" => page.extend(0..plane.workers.len(), |worker| worker_row(plane, worker)),
         "drops" => page.extend(drops(plane), |row| row),
+        "counters" => page.extend(CounterId::all(), |id| {
+            vec![id.name().into(), plane.counter(id).into(), id.unit().name().into(), id.about().into()]
+        }),
+        "worker_counters" => {
+            let entries = CounterId::all().flat_map(|id| values(plane).map(move |place| (id, place)));
+            page.extend(entries, |(id, (worker, values))| {
+                vec![id.name().into(), worker, values.get(id).into(), id.unit().name().into()]
+            });
+        }
+        METRICS_TABLE => page.extend(values(plane), |(worker, values)| {
+            // Counters that were registered since then have no column.
+            let counters = values.all().map(|(_, n)| n.into()).take(table.columns.len() - 1);
+            std::iter::once(worker).chain(counters).collect()
+        }),
         "balance" => page.extend([()], |()| {
             let balance = plane.summary().balance();
             vec![
@@ -282,6 +322,12 @@ fn drops(plane: &mut ControlPlane) -> Vec<Row> {
     }
     rows.extend(plane.drops.nonzero().map(|drops| row("control", Value::Null, Value::Null, drops)));
     rows
+}
+
+/// Iterates over the threads that count: the workers, then the control thread, with the values of each.
+fn values(plane: &ControlPlane) -> impl Iterator<Item = (Value, &CounterValues)> {
+    let workers = plane.workers.iter().map(|(info, counters)| (info.index.into(), &counters.application));
+    workers.chain([("control".into(), &plane.application)])
 }
 
 fn pool_row(pool: &Pool) -> Row {

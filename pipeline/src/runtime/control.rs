@@ -15,6 +15,7 @@ use super::summary::{PortSummary, WorkerSummary};
 use super::{PortInfo, Rates, Summary, WorkerInfo};
 use crate::clock;
 use crate::context::WorkerCounters;
+use crate::counter::{CounterId, CounterValues};
 use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
 use crate::measure::MeasurementControl;
@@ -160,6 +161,8 @@ pub struct ControlPlane {
     pub(super) injected: Counter,
     /// Packets that [`Self::count_generated`] counted.
     pub(super) generated: Counter,
+    /// Counters of the application on this thread.
+    pub(crate) application: CounterValues,
     /// Packets that [`Self::consume`] took, by kind.
     pub(super) consumed: BTreeMap<&'static str, u64>,
     /// Packets that the device of each port dropped by rules.
@@ -258,6 +261,7 @@ impl ControlPlane {
             injected: self.injected(),
             generated: self.generated.get(),
             consumed: self.consumed.clone(),
+            control_counters: self.application.all().collect(),
             leaked_buffers: 0,
             failures: Vec::new(),
             app: None,
@@ -353,6 +357,17 @@ impl ControlPlane {
     /// packet and the drop is counted.
     pub fn count_generated(&self) {
         self.generated.add(1);
+    }
+
+    /// Adds `n` to a counter of the application.
+    pub fn count(&self, counter: CounterId, n: u64) {
+        self.application.add(counter, n);
+    }
+
+    /// Returns a counter of the application: the sum over the workers and the control thread.
+    pub fn counter(&self, counter: CounterId) -> u64 {
+        let workers = self.workers.iter().map(|(_, counters)| counters.application.get(counter));
+        workers.sum::<u64>() + self.application.get(counter)
     }
 
     /// Drops a packet.

@@ -122,6 +122,7 @@ impl<S> Running<S> {
             sent: wirepath_packet::counters::Counter::new(),
             injected: wirepath_packet::counters::Counter::new(),
             generated: wirepath_packet::counters::Counter::new(),
+            application: Default::default(),
             consumed: BTreeMap::new(),
             stop: false,
             stop_flag: None,

@@ -8,7 +8,7 @@ use wirepath_pmd::drivers::OnLoss;
 use wirepath_pmd::port::{Capabilities, MacAddr, Port, PortId};
 
 use super::running::Presence;
-use super::{Control, ControlPlane, PacketBalance, PortInfo, RuntimeError};
+use super::{Control, ControlPlane, PacketBalance, PortInfo, RuntimeError, WorkerInfo};
 use crate::context::{Context, Output, WorkerState};
 use crate::epoch::{Domain, Reader};
 use crate::events::ControlQueues;
@@ -67,11 +67,12 @@ impl<S: Stage> SteppedRuntime<S> {
         observers.started(&mailboxes);
         let tap = Tap::new(Arc::clone(&observers), 0);
         let state = WorkerState::new(0, 0, outputs, Arc::clone(&mailboxes), Arc::clone(&control), tap);
+        let info = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: Vec::new() };
         let plane = ControlPlane {
             rule_drops: vec![0; ports.len()],
             presence: Vec::new(),
             losses: Vec::new(),
-            workers: Vec::new(),
+            workers: vec![(info, Arc::clone(&state.counters))],
             ports,
             devices: Vec::new(),
             mailboxes,
@@ -79,6 +80,7 @@ impl<S: Stage> SteppedRuntime<S> {
             sent: Counter::new(),
             injected: Counter::new(),
             generated: Counter::new(),
+            application: Default::default(),
             consumed: BTreeMap::new(),
             stop: false,
             stop_flag: None,

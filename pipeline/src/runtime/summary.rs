@@ -9,6 +9,8 @@ use wirepath_pmd::port::Port;
 
 use super::WorkerInfo;
 use crate::context::WorkerCounters;
+use crate::counter::CounterId;
+use crate::registry::Unit;
 
 /// Counters of all queues at one point in time.
 #[derive(Clone, Debug, Default)]
@@ -197,6 +199,8 @@ pub struct WorkerSummary {
     pub copies: u64,
     /// Packets that stages made themselves.
     pub generated: u64,
+    /// Counters of the application.
+    pub counters: Vec<(CounterId, u64)>,
 }
 
 impl WorkerSummary {
@@ -213,6 +217,7 @@ impl WorkerSummary {
             looped_back: counters.looped_back.get(),
             copies: counters.copies.get(),
             generated: counters.generated.get(),
+            counters: counters.application.all().collect(),
         }
     }
 }
@@ -261,6 +266,8 @@ pub struct Summary {
     pub workers: Vec<WorkerSummary>,
     /// Drops of the control thread.
     pub control_drops: Vec<(DropReason, u64)>,
+    /// Counters of the application on the control thread.
+    pub control_counters: Vec<(CounterId, u64)>,
     /// Packets that the control thread injected into the kernel's receive path.
     pub injected: u64,
     /// Packets that the control thread made itself.
@@ -295,6 +302,16 @@ impl Summary {
         let devices = self.ports.iter().flat_map(|port| &port.device_drops);
         for &(reason, n) in devices.chain(queues).chain(workers).chain(&self.control_drops) {
             *sum.entry(reason).or_default() += n;
+        }
+        sum
+    }
+
+    /// Returns the counters of the application: the sums over the workers and the control thread.
+    pub fn counters(&self) -> BTreeMap<CounterId, u64> {
+        let workers = self.workers.iter().flat_map(|worker| &worker.counters);
+        let mut sum = BTreeMap::new();
+        for &(counter, n) in workers.chain(&self.control_counters) {
+            *sum.entry(counter).or_default() += n;
         }
         sum
     }
@@ -345,6 +362,7 @@ impl Summary {
             "copies": balance.copies,
             "generated": balance.generated,
             "consumed": self.consumed,
+            "counters": counters_json(self.counters()),
             "in_flight": balance.in_flight(),
             "leaked_buffers": self.leaked_buffers,
             "failures": self.failures,
@@ -358,6 +376,10 @@ impl Summary {
 
 fn drops_json(drops: impl IntoIterator<Item = (DropReason, u64)>) -> Value {
     Value::Object(drops.into_iter().map(|(reason, n)| (reason.name().to_owned(), n.into())).collect())
+}
+
+fn counters_json(counters: impl IntoIterator<Item = (CounterId, u64)>) -> Value {
+    Value::Object(counters.into_iter().map(|(counter, n)| (counter.name().to_owned(), n.into())).collect())
 }
 
 fn queue_json(queue: &QueueStats) -> Value {
@@ -408,6 +430,7 @@ fn worker_json(worker: &WorkerSummary) -> Value {
         "punted": worker.punted,
         "to_kernel": worker.to_kernel,
         "drops": drops_json(worker.drops.iter().copied()),
+        "counters": counters_json(worker.counters.iter().copied()),
     })
 }
 
@@ -438,6 +461,11 @@ impl fmt::Display for Summary {
         }
         for (kind, n) in &self.consumed {
             writeln!(f, "  consumed {n}: {kind}")?;
+        }
+        for (counter, n) in self.counters().into_iter().filter(|(_, n)| *n > 0) {
+            let unit = if counter.unit() == Unit::None { "" } else { " " };
+            let unit = format!("{unit}{}", counter.unit().name());
+            writeln!(f, "  counted {n}{unit}: {} ({})", counter.about(), counter.name())?;
         }
         for failure in &self.failures {
             writeln!(f, "  {failure}")?;
