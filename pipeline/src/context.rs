@@ -9,6 +9,7 @@ use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_pmd::port::TxQueue;
+use wirepath_wire::{Parsed, Parser};
 
 use crate::clock::ticks;
 use crate::counter::{CounterId, CounterValues};
@@ -17,6 +18,7 @@ use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
 use crate::measure::Recording;
 use crate::observe::{Tap, TraceEnd, TraceText};
+use crate::parsed::parse_packet;
 use crate::table::Key;
 
 /// Attempts to transmit on a full queue before its packets are dropped as `tx_full`. Each attempt also
@@ -244,6 +246,54 @@ impl<'a> Context<'a> {
     #[cold]
     pub fn port_name(&self, port: PortId) -> Arc<str> {
         self.state.tap.port_name(port)
+    }
+
+    /// Parses each packet and passes it with its headers to `decide`, which returns the packet to keep it in the batch.
+    /// Packets with invalid headers are dropped and counted. Headers that lie in several segments are moved into the
+    /// first one. Nothing is allocated, so a plain function can parse:
+    ///
+    /// ```
+    /// use wirepath_pipeline::Context;
+    /// use wirepath_packet::{Batch, drops::DropReason};
+    /// use wirepath_wire::L4Type;
+    ///
+    /// /// Lets nothing but UDP pass.
+    /// fn udp_only(context: &mut Context<'_>, batch: &mut Batch) {
+    ///     context.parse_each(batch, |context, packet, headers| {
+    ///         if headers.outer().l4_type() == L4Type::Udp {
+    ///             return Some(packet);
+    ///         }
+    ///         context.drop(packet, DropReason::RuleDrop);
+    ///         None
+    ///     });
+    /// }
+    /// ```
+    ///
+    /// A stage that passes over a batch several times keeps the headers in a [`ParsedBatch`](crate::ParsedBatch).
+    #[inline]
+    pub fn parse_each(&mut self, batch: &mut Batch, decide: impl FnMut(&mut Self, Packet, &Parsed) -> Option<Packet>) {
+        self.parse_each_with(&Parser::default(), batch, decide);
+    }
+
+    /// Does the same as [`Self::parse_each`] with the settings of a parser: UDP ports of tunnels, checksums.
+    #[inline]
+    pub fn parse_each_with(
+        &mut self,
+        parser: &Parser,
+        batch: &mut Batch,
+        mut decide: impl FnMut(&mut Self, Packet, &Parsed) -> Option<Packet>,
+    ) {
+        batch.prefetch_data();
+        batch.filter_map(|mut packet| match parser.parse_chain(packet.data(), packet.len()) {
+            Ok(parsed) => decide(self, packet, &parsed),
+            Err(_) => match parse_packet(parser, &mut packet) {
+                Ok(parsed) => decide(self, packet, &parsed),
+                Err(error) => {
+                    self.drop(packet, DropReason::from(error));
+                    None
+                }
+            },
+        });
     }
 
     /// Queues a packet for a port. The packet is sent at the end of the turn or when a batch is full. Packets

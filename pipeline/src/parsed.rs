@@ -18,7 +18,8 @@ pub fn parse_packet(parser: &Parser, packet: &mut Packet) -> Result<Parsed, Pars
     }
 }
 
-/// Header offsets of each packet of a batch. A stage keeps this scratch memory and fills it for every batch.
+/// Header offsets of each packet of a batch. A stage keeps this scratch memory and fills it for every batch. A stage
+/// that looks at each packet once does not need it: [`Context::parse_each`].
 ///
 /// The results describe the batch as it was parsed. A stage that removes packets or changes their headers
 /// later uses [`Self::filter_map`], which keeps packets and results together.

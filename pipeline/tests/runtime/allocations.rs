@@ -6,8 +6,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use wirepath_packet::PortId;
 
 use wirepath_packet::Batch;
@@ -15,11 +15,15 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::table::{FdbLimits, FdbWriter, Key};
 use wirepath_pipeline::{Context, ParsedBatch, RunOptions, Runtime, RuntimeConfig};
 use wirepath_settings::Source;
-use wirepath_wire::{MacAddr, Parser};
+use wirepath_wire::{L4Type, MacAddr, Parser};
+
+use crate::programs::{open, stop, wait_until};
 
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// Held by a test that counts.
+static COUNTS: Mutex<()> = Mutex::new(());
 
 thread_local! {
     static WATCHED: Cell<bool> = const { Cell::new(false) };
@@ -46,16 +50,20 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-#[test]
-fn a_busy_worker_allocates_nothing() {
-    // Checks that the allocator counts.
+/// Checks that the allocator counts, and begins at zero.
+fn reset() {
     WATCHED.set(true);
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     drop(std::hint::black_box(Box::new(1)));
     WATCHED.set(false);
     assert_ne!(ALLOCATIONS.load(Ordering::Relaxed), before);
     ALLOCATIONS.store(0, Ordering::Relaxed);
+}
 
+#[test]
+fn a_busy_worker_allocates_nothing() {
+    let _counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    reset();
     let text = "[[port]]\nname = 'a'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 5000\n\
                 [[port]]\nname = 'b'\ndriver = 'null'\n[pool]\nbuffers = 4096\n";
     let source = Source::new("test", text);
@@ -116,5 +124,43 @@ fn a_busy_worker_allocates_nothing() {
     let summary = runtime.run(|_| stage.take().expect("one worker"), &mut (), &options).unwrap();
     assert!(summary.failures.is_empty(), "{summary}");
     assert!(summary.rx().packets > 20_000 && summary.tx().packets > 10_000, "{summary}");
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), 0);
+}
+
+/// A stage as a plain function without state of its own: it parses, counts, drops and sends.
+fn parse(context: &mut Context<'_>, batch: &mut Batch) {
+    let batches = BATCHES.fetch_add(1, Ordering::Relaxed);
+    // First uses are over by now.
+    if batches == 100 {
+        WATCHED.set(true);
+    }
+    context.parse_each(batch, |context, mut packet, headers| {
+        let udp = headers.outer().udp(packet.data()).map(|udp| udp.src_port());
+        if headers.outer().l4_type() != L4Type::Udp || udp.is_none_or(|port| port % 4 == 0) {
+            context.drop(packet, DropReason::RuleDrop);
+            return None;
+        }
+        packet.set_out_port(packet.in_port());
+        Some(packet)
+    });
+    if batches == 20_000 {
+        WATCHED.set(false);
+    }
+}
+
+static BATCHES: AtomicU64 = AtomicU64::new(0);
+
+#[test]
+fn a_function_that_parses_allocates_nothing() {
+    let _counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    reset();
+    let runtime = open("[[port]]\nname = 'a'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n").unwrap();
+    let mut running = runtime.start(|_| parse).unwrap();
+    wait_until(|| {
+        running.tick(&mut ());
+        BATCHES.load(Ordering::Relaxed) > 20_000
+    });
+    let summary = stop(running);
+    assert!(summary.drops()[&DropReason::RuleDrop] > 20_000 && summary.tx().packets > 60_000, "{summary}");
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), 0);
 }
