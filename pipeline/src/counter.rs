@@ -27,7 +27,7 @@ use crate::registry::{Column, TableSpec, Unit};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterId(u8);
 
-/// What is known about a counter.
+/// Name, unit and text of a counter.
 #[derive(Debug)]
 struct Description {
     name: &'static str,

@@ -27,15 +27,7 @@ pub(super) fn run(operation: &str, options: &ChangeArguments, json: bool) -> Res
         let objects = client.ask(&json!({ "request": "objects" }))?;
         return if json { print_json(&objects) } else { print(describe(&objects, operation)) };
     };
-    let mut arguments = Map::new();
-    for argument in &options.arguments {
-        let Some((name, value)) = argument.split_once('=') else {
-            return Err(Failure::usage(format!("\"{argument}\": expected NAME=VALUE")));
-        };
-        if arguments.insert(name.to_owned(), value.into()).is_some() {
-            return Err(Failure::usage(format!("the argument \"{name}\" is given twice")));
-        }
-    }
+    let arguments = named_values(&options.arguments)?;
     let answer = client.ask(&json!({ "request": operation, "object": object, "arguments": arguments }))?;
     if json {
         return print_json(&answer);
@@ -53,6 +45,31 @@ pub(super) fn run(operation: &str, options: &ChangeArguments, json: bool) -> Res
     print(text)
 }
 
+/// Reads arguments of the form NAME=VALUE.
+pub(super) fn named_values(given: &[String]) -> Result<Map<String, Value>, Failure> {
+    let mut arguments = Map::new();
+    for argument in given {
+        let Some((name, value)) = argument.split_once('=') else {
+            return Err(Failure::usage(format!("\"{argument}\": expected NAME=VALUE")));
+        };
+        if arguments.insert(name.to_owned(), value.into()).is_some() {
+            return Err(Failure::usage(format!("the argument \"{name}\" is given twice")));
+        }
+    }
+    Ok(arguments)
+}
+
+/// Describes arguments, one in a line.
+pub(super) fn arguments_text(arguments: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let line = |argument: &Value| {
+        let optional = if argument["required"] == true { "" } else { " (optional)" };
+        let (name, kind) = (text(&argument["name"]), text(&argument["kind"]));
+        format!("    {name}=<{kind}> {}{optional}\n", text(&argument["about"]))
+    };
+    arguments.as_array().into_iter().flatten().map(line).collect()
+}
+
 /// Describes the objects that have an operation.
 fn describe(objects: &Value, operation: &str) -> String {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
@@ -61,11 +78,7 @@ fn describe(objects: &Value, operation: &str) -> String {
     for object in list(&objects["objects"]) {
         for possible in list(&object["operations"]).iter().filter(|it| it["name"] == operation) {
             described += &format!("{operation} {}: {}\n", text(&object["name"]), text(&object["about"]));
-            for argument in list(&possible["arguments"]) {
-                let optional = if argument["required"] == true { "" } else { " (optional)" };
-                let (name, kind) = (text(&argument["name"]), text(&argument["kind"]));
-                described += &format!("    {name}=<{kind}> {}{optional}\n", text(&argument["about"]));
-            }
+            described += &arguments_text(&possible["arguments"]);
         }
     }
     if described.is_empty() {

@@ -4,6 +4,7 @@
 pub mod attach;
 pub mod capture;
 pub mod change;
+pub mod command;
 pub mod completions;
 pub mod config;
 pub mod devices;
@@ -58,6 +59,7 @@ subcommands! {
     Add: change::add;
     Set: change::set;
     Remove: change::remove;
+    Command: command;
     Reload: reload;
     Config: config;
     Log: log;
@@ -97,6 +99,7 @@ Examples:
   wirepath show ports        state and totals of the ports of the running program
   wirepath add rule 'rule=ingress: udp dst 53 => drop'
                              changes the running program
+  wirepath command           commands of the application in the running program
   wirepath reload --dry-run  what would change if the program read its file again?
   wirepath config save       writes the configuration in force
   wirepath log debug         more lines in the log of the running program

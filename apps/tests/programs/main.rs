@@ -1,5 +1,6 @@
 //! The programs from the command line. Most of these tests need no privilege; those that do are skipped without it.
 
+mod application;
 mod attach;
 mod capture;
 mod control;

@@ -117,16 +117,38 @@ impl ObjectSpec {
             let possible: Vec<&str> = self.operations.iter().map(|(operation, _)| operation.name()).collect();
             return Err(format!("{name}: \"{}\" is not possible, only {}", change.operation, possible.join(", ")));
         };
-        let names: Vec<&str> = arguments.iter().map(|argument| argument.name).collect();
-        if let Some(given) = change.arguments.keys().find(|given| !names.contains(&given.as_str())) {
-            return Err(match wirepath_settings::nearest(given, &names) {
-                Some(near) => format!("{name}: unknown argument \"{given}\"; did you mean \"{near}\"?"),
-                None => format!("{name}: unknown argument \"{given}\"; expected {}", names.join(", ")),
-            });
-        }
-        let missing = arguments.iter().find(|it| it.required && !change.arguments.contains_key(it.name));
-        missing.map_or(Ok(()), |it| Err(format!("{name}: the argument \"{}\" is missing: {}", it.name, it.about)))
+        check_arguments(name, arguments, change.arguments)
     }
+}
+
+/// Checks that the given arguments are possible ones and none lacks. `name` is that of the object or command.
+pub(super) fn check_arguments(name: &str, arguments: &[Argument], given: &Map<String, Value>) -> Result<(), String> {
+    let names: Vec<&str> = arguments.iter().map(|argument| argument.name).collect();
+    if let Some(unknown) = given.keys().find(|given| !names.contains(&given.as_str())) {
+        return Err(match wirepath_settings::nearest(unknown, &names) {
+            Some(near) => format!("{name}: unknown argument {unknown:?}; did you mean \"{near}\"?"),
+            None if names.is_empty() => format!("{name}: unknown argument {unknown:?}; there are none"),
+            None => format!("{name}: unknown argument {unknown:?}; expected {}", names.join(", ")),
+        });
+    }
+    let missing = arguments.iter().find(|it| it.required && !given.contains_key(it.name));
+    missing.map_or(Ok(()), |it| Err(format!("{name}: the argument \"{}\" is missing: {}", it.name, it.about)))
+}
+
+/// Returns a text argument.
+pub(super) fn text<'a>(arguments: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, String> {
+    match arguments.get(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(format!("{name}: found {other}, expected a text")),
+    }
+}
+
+/// Returns a number argument, which may also be given as text.
+pub(super) fn number(arguments: &Map<String, Value>, name: &str) -> Result<Option<u64>, String> {
+    let Some(value) = arguments.get(name) else { return Ok(None) };
+    let number = value.as_u64().or_else(|| value.as_str()?.parse().ok());
+    number.map(Some).ok_or_else(|| format!("{name}: found {value}, expected a number"))
 }
 
 /// Outcome of a change that was not refused at once.
@@ -189,11 +211,7 @@ impl Change<'_> {
     /// # Errors
     /// If the argument is not a text.
     pub fn text(&self, name: &str) -> Result<Option<&str>, String> {
-        match self.arguments.get(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(format!("{name}: found {other}, expected a text")),
-        }
+        text(self.arguments, name)
     }
 
     /// Returns a number argument, which may also be given as text; `Ok(None)` if it is absent.
@@ -201,9 +219,7 @@ impl Change<'_> {
     /// # Errors
     /// If the argument is not a whole number from 0 on.
     pub fn number(&self, name: &str) -> Result<Option<u64>, String> {
-        let Some(value) = self.arguments.get(name) else { return Ok(None) };
-        let number = value.as_u64().or_else(|| value.as_str()?.parse().ok());
-        number.map(Some).ok_or_else(|| format!("{name}: found {value}, expected a number"))
+        number(self.arguments, name)
     }
 
     /// The reason why an object without a [`ObjectSpec`] cannot be changed.

@@ -8,18 +8,20 @@
 //! [`crate::Control::list`].
 //!
 //! Each kind of object that can be changed has an [`ObjectSpec`]. A [`Change`] reaches the application by
-//! [`crate::Control::change`].
+//! [`crate::Control::change`]. A [`CommandSpec`] describes anything else that operators can ask for.
 //!
 //! Rows are read in pages of a bounded number of entries, on the control thread. No table stops a worker, and a
 //! table of a million entries does not stop the control thread.
 
 mod change;
+mod command;
 mod filter;
 mod metrics;
 mod page;
 mod runtime;
 
 pub use change::{Argument, ArgumentKind, Change, Changed, Management, ObjectSpec, Operation, PendingChange};
+pub use command::{Command, CommandSpec};
 pub use filter::{Filter, FilterError};
 pub use metrics::{MAX_ROWS, MetricsFormat, MetricsText};
 pub use page::{Listing, Page, Row};

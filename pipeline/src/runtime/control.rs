@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde_json::Value;
 use wirepath_flow::Rule;
 use wirepath_packet::counters::Counter;
 use wirepath_packet::drops::{DropCounters, DropReason};
@@ -20,7 +21,7 @@ use crate::events::{ControlQueues, Learn, Punt};
 use crate::mailbox::Mailbox;
 use crate::measure::MeasurementControl;
 use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Tap, TraceReader, TraceSpec};
-use crate::registry::{Change, Changed, ObjectSpec, Page, PendingChange, TableSpec};
+use crate::registry::{Change, Changed, Command, CommandSpec, ObjectSpec, Page, PendingChange, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
 
 /// The application's part of the control thread. The control thread calls the methods one at a time. Every
@@ -100,6 +101,21 @@ pub trait Control {
         }
     }
 
+    /// Returns the commands of the application, for operators (`wirepath command`).
+    fn commands(&mut self) -> Vec<&'static CommandSpec> {
+        self.inner().map(Control::commands).unwrap_or_default()
+    }
+
+    /// Carries out one of [`Self::commands`], and returns its result for the operator, or the reason why not. The
+    /// control thread does nothing else meanwhile, so a command does not wait. A control that adds commands to those
+    /// of [`Self::inner`] passes others on.
+    fn command(&mut self, command: &Command<'_>, plane: &mut ControlPlane) -> Result<Value, String> {
+        match self.inner() {
+            Some(inner) => inner.command(command, plane),
+            None => Err(command.unknown()),
+        }
+    }
+
     /// Reads the configuration again and applies the differences, or only lists them. `origin` is the user that asks.
     fn reload(&mut self, dry_run: bool, origin: &str) -> Result<Changed, String> {
         match self.inner() {
@@ -126,7 +142,7 @@ pub trait Control {
     }
 
     /// Returns the application's part of the final summary, stored under the key `"app"`.
-    fn summary(&mut self) -> Option<serde_json::Value> {
+    fn summary(&mut self) -> Option<Value> {
         self.inner()?.summary()
     }
 }

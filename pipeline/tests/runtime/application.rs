@@ -1,4 +1,4 @@
-//! What an application adds to the runtime: drop reasons and counters of its own.
+//! Additions of an application to the runtime: drop reasons, counters and commands of its own.
 
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, Packet, Pool, PortId};

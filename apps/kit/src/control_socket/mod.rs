@@ -12,6 +12,8 @@
 //! | `{"request": "objects"}` | `objects`: `name`, `about` and `operations` of what can be changed |
 //! | `{"request": "add", "object": "rule", "arguments": {"rule": "..."}}` | properties of the object, such as `id` |
 //! | `set` and `remove` instead of `add` | the same |
+//! | `{"request": "commands"}` | `commands`: `name`, `about` and `arguments` of each command of the application |
+//! | `{"request": "command", "name": "...", "arguments": {"key": "..."}}` | `result`: any value, as the command says |
 //! | `{"request": "reload", "dry_run": true}` | `applied`, `differences`, `omitted`, `notes` |
 //! | `{"request": "configuration"}` | `text`: the configuration in force, as TOML |
 //! | `{"request": "log", "level": "debug", "module": "wirepath_pmd"}` | `levels` in force after the change |
@@ -53,8 +55,8 @@
 //!
 //! Who may connect, may look: the mode and the group of the socket file decide. Who may change is checked by the
 //! credentials of the peer (`SO_PEERCRED`, unix(7)), and each change is logged with them. Captures and traces show the
-//! packets of others, so they need the same right and are logged too. No client holds the control
-//! thread or a worker: see [`wirepath_control_socket::LineServer`].
+//! packets of others, so they need the same right and are logged too. So do commands of the application. No client
+//! holds the control thread or a worker: see [`wirepath_control_socket::LineServer`].
 //!
 //! The key `metrics` of `[control]` names an address where the metrics are read by HTTP, in either form by the field
 //! `Accept`: see [`wirepath_pipeline::registry::MetricsText`].

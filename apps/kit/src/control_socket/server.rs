@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use wirepath_control_socket::{Answer, Limits, LineServer, Listener, Peer, Service, remove_abandoned};
 use wirepath_pipeline::registry::{
-    Change, Changed, Column, ColumnKind, Filter, Listing, Management, MetricsFormat, MetricsText, ObjectSpec,
-    Operation, PendingChange, Registry, TableSpec,
+    Argument, Change, Changed, Column, ColumnKind, Command, CommandSpec, Filter, Listing, Management, MetricsFormat,
+    MetricsText, ObjectSpec, Operation, PendingChange, Registry, TableSpec,
 };
 use wirepath_pipeline::{Control, ControlPlane};
 
@@ -214,6 +214,7 @@ impl Requests<'_> {
             "show" => &["table", "where", "limit"],
             "metrics" => &["format"],
             "add" | "set" | "remove" => &["object", "arguments"],
+            "command" => &["name", "arguments"],
             "log" => &["level", "module"],
             "reload" => &["dry_run"],
             "capture" => super::observe::CAPTURE_KEYS,
@@ -233,6 +234,11 @@ impl Requests<'_> {
                 let objects = self.registry.control.objects();
                 Ok(Reply::Line(json!({ "objects": objects.into_iter().map(object).collect::<Vec<_>>() })))
             }
+            "commands" => {
+                let commands = self.registry.commands()?;
+                Ok(Reply::Line(json!({ "commands": commands.into_iter().map(command).collect::<Vec<_>>() })))
+            }
+            "command" => self.command(peer, &request).map(Reply::Line),
             "show" => self.show(&request).map(|rest| Reply::Rest(Rest::Rows(rest))),
             "metrics" => {
                 let format = match request.get("format").map(Value::as_str) {
@@ -267,7 +273,7 @@ impl Requests<'_> {
                 Some(operation) => self.change(peer, operation, &request).map(Reply::from),
                 None => Err(format!(
                     "unknown request \"{other}\"; expected status, tables, show, metrics, objects, add, set, remove, \
-                     reload, configuration, log, perf, capture or trace"
+                     commands, command, reload, configuration, log, perf, capture or trace"
                 )),
             },
         }
@@ -339,12 +345,25 @@ impl Requests<'_> {
         self.check_may_change(peer)?;
         let object = text(request, "object")?;
         let none = Map::new();
-        let arguments = match request.get("arguments") {
-            None => &none,
-            Some(arguments) => arguments.as_object().ok_or("arguments: expected an object")?,
-        };
+        let arguments = arguments(request, &none)?;
         let origin = peer.to_string();
         self.registry.change(&Change { operation, object, arguments, origin: &origin })
+    }
+
+    fn command(&mut self, peer: &Peer, request: &Map<String, Value>) -> Result<Value, String> {
+        self.check_may_change(peer)?;
+        let name = text(request, "name")?;
+        let none = Map::new();
+        let arguments = arguments(request, &none)?;
+        let origin = peer.to_string();
+        let result = self.registry.command(&Command { name, arguments, origin: &origin });
+        // As JSON, because names and arguments are the client's.
+        let given = json!({ "name": name, "arguments": arguments });
+        match &result {
+            Ok(_) => tracing::info!("command by {origin}: {given}"),
+            Err(error) => tracing::info!("command by {origin} refused: {given}: {}", json!(error)),
+        }
+        Ok(json!({ "result": result? }))
     }
 
     /// Appends the next line of an answer to `show`.
@@ -480,6 +499,14 @@ pub(super) fn text<'r>(request: &'r Map<String, Value>, key: &str) -> Result<&'r
     request.get(key).and_then(Value::as_str).ok_or_else(|| format!("expected the key \"{key}\" with a text"))
 }
 
+/// Returns the arguments of a change or a command.
+fn arguments<'r>(
+    request: &'r Map<String, Value>,
+    none: &'r Map<String, Value>,
+) -> Result<&'r Map<String, Value>, &'static str> {
+    request.get("arguments").map_or(Ok(none), |it| it.as_object().ok_or("arguments: expected an object"))
+}
+
 impl Program {
     fn status(&self) -> Value {
         json!({
@@ -517,11 +544,20 @@ fn table(table: &TableSpec) -> Value {
 }
 
 fn object(object: &ObjectSpec) -> Value {
-    let operations = object.operations.iter().map(|(operation, arguments)| {
-        let arguments = arguments
-            .iter()
-            .map(|it| json!({ "name": it.name, "about": it.about, "kind": it.kind.name(), "required": it.required }));
-        json!({ "name": operation.name(), "arguments": arguments.collect::<Vec<_>>() })
-    });
+    let operations = object
+        .operations
+        .iter()
+        .map(|(operation, arguments)| json!({ "name": operation.name(), "arguments": arguments_json(arguments) }));
     json!({ "name": object.name, "about": object.about, "operations": operations.collect::<Vec<_>>() })
+}
+
+fn command(command: &CommandSpec) -> Value {
+    json!({ "name": command.name, "about": command.about, "arguments": arguments_json(command.arguments) })
+}
+
+fn arguments_json(arguments: &[Argument]) -> Value {
+    let arguments = arguments.iter();
+    arguments
+        .map(|it| json!({ "name": it.name, "about": it.about, "kind": it.kind.name(), "required": it.required }))
+        .collect()
 }
