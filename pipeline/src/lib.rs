@@ -73,6 +73,10 @@
 //!   are polled at least every millisecond. A `"sleep"` worker sleeps after the first empty turn while it
 //!   receives few packets (`sleep_below`).
 //!
+//! - **Timers.** A stage with [`Stage::timer_interval`] is called by [`Stage::timer`] about each interval, and with
+//!   [`Stage::idle`] in each turn without packets. Both may send packets. They cost nothing per packet.
+//! - **Jobs.** The control thread runs a function on a worker by [`ControlPlane::run_on_worker`], between two batches.
+//!
 //! # Queues and workers
 //! Receive queues are assigned to the workers round-robin. Every worker can send to every port. A port with
 //! one transmit queue per worker gives each worker its own queue. If a port has fewer queues, the other
@@ -117,6 +121,7 @@ mod context;
 mod counter;
 pub mod epoch;
 mod events;
+mod job;
 mod mailbox;
 pub mod measure;
 pub mod observe;
@@ -125,6 +130,7 @@ pub mod registry;
 pub mod rules;
 mod runtime;
 mod stage;
+mod stage_timers;
 mod sync;
 pub mod table;
 mod token_bucket;
@@ -135,10 +141,12 @@ mod worker;
 pub use context::{Context, WorkerCounters};
 pub use counter::{CounterId, CounterValues};
 pub use events::{Learn, Punt};
+pub use job::{JobError, WorkerJob, WorkerJobs};
 pub use parsed::{ParsedBatch, parse_packet};
 pub use runtime::{
     CheckedPorts, Control, ControlPlane, HugePages, OpenedPort, PacketBalance, PortInfo, PortRates, PortSummary, Rates,
     RunOptions, Running, Runtime, RuntimeConfig, RuntimeError, SteppedRuntime, Summary, WorkerInfo, WorkerSummary,
 };
 pub use stage::Stage;
+pub use stage_timers::StageTimers;
 pub use worker::Idle;

@@ -7,11 +7,15 @@ use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, eventfd};
 use wirepath_packet::Packet;
 
+use crate::job::MailboxJob;
 use crate::measure::Recording;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Capacity of each of the two packet queues of a mailbox.
 pub(crate) const MAILBOX_LEN: usize = 1024;
+
+/// Capacity of the queue of jobs.
+const JOBS: usize = 64;
 
 /// Capacity of the queues of recordings.
 const RECORDINGS: usize = 8;
@@ -116,6 +120,10 @@ pub(crate) struct Mailbox {
     pub(crate) work: ArrayQueue<Packet>,
     /// Packets to send to their output port, on a queue that this worker owns.
     pub(crate) transmit: ArrayQueue<Packet>,
+    /// Functions that the worker runs between two batches.
+    pub(crate) jobs: ArrayQueue<MailboxJob>,
+    /// True if the worker has ended and runs no job any more.
+    closed: AtomicBool,
     /// Recordings that the worker fills from now on, one after the other; `None`: it stops to record.
     pub(crate) recording_orders: ArrayQueue<Option<Box<Recording>>>,
     /// Recordings that the worker returns.
@@ -132,6 +140,8 @@ impl Mailbox {
             notifier: Notifier::new()?,
             work: ArrayQueue::new(MAILBOX_LEN),
             transmit: ArrayQueue::new(MAILBOX_LEN),
+            jobs: ArrayQueue::new(JOBS),
+            closed: AtomicBool::new(false),
             recording_orders: ArrayQueue::new(RECORDINGS),
             recordings: ArrayQueue::new(RECORDINGS),
             is_recording: AtomicBool::new(false),
@@ -141,6 +151,24 @@ impl Mailbox {
 
     pub(crate) fn is_recording(&self) -> bool {
         self.is_recording.load(Ordering::Relaxed)
+    }
+
+    /// Called by a worker that ends. Jobs that it has not run get no result.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        // Either this thread sees a job that is given now, or the thread that gives it sees the end.
+        fence(Ordering::SeqCst);
+        self.discard_jobs();
+    }
+
+    /// Returns whether the worker has ended. Called after a job was enqueued.
+    pub(crate) fn is_closed(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn discard_jobs(&self) {
+        while self.jobs.pop().is_some() {}
     }
 
     pub(crate) fn is_empty(&self) -> bool {

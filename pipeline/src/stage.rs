@@ -1,8 +1,11 @@
 //! The stages of a packet application.
 
+use std::time::Duration;
+
 use wirepath_packet::Batch;
 
 use crate::context::Context;
+use crate::stage_timers::StageTimers;
 
 /// One step of a pipeline: processes a batch and leaves a batch to the next stage.
 ///
@@ -34,6 +37,63 @@ pub trait Stage: Send {
     /// Processes a batch. All packets of a received batch came from the same port ([`Context::in_port`]).
     /// Packets that another worker handed over may come from different ports.
     fn process(&mut self, context: &mut Context<'_>, batch: &mut Batch);
+
+    /// Interval at which the worker calls [`Self::timer`]; `None`: never. The worker asks again after each call of a
+    /// timer and after each job of [`Running::on_worker`](crate::Running::on_worker), so the interval can change.
+    /// It is at least a microsecond.
+    fn timer_interval(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Called about each [`Self::timer_interval`], for the first time one interval after the start. A worker tests its
+    /// timers every few turns, and a sleeping worker wakes for them. A timer that is late by more than an interval is
+    /// called once. It is not called while the program stops.
+    ///
+    /// [`Context::send`] and the other operations work as in [`Self::process`], and packets leave at the end of the
+    /// turn. They do not pass the stages that follow in a tuple. [`Context::in_port`] is `None`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use wirepath_pipeline::{Context, Stage};
+    /// use wirepath_packet::{Batch, Packet, PortId};
+    ///
+    /// /// Collects packets and sends them every ten milliseconds.
+    /// #[derive(Default)]
+    /// struct Paced(Vec<Packet>);
+    ///
+    /// impl Stage for Paced {
+    ///     fn process(&mut self, _: &mut Context<'_>, batch: &mut Batch) {
+    ///         batch.drain_front(batch.len(), |packet| self.0.push(packet));
+    ///     }
+    ///
+    ///     fn timer_interval(&self) -> Option<Duration> {
+    ///         Some(Duration::from_millis(10))
+    ///     }
+    ///
+    ///     fn timer(&mut self, context: &mut Context<'_>) {
+    ///         self.0.drain(..).for_each(|packet| context.send(PortId::new(0), packet));
+    ///     }
+    /// }
+    /// ```
+    fn timer(&mut self, context: &mut Context<'_>) {
+        let _ = context;
+    }
+
+    /// Called in each turn that found no packets, for work that can wait. A worker that may sleep calls it also in the
+    /// turn before it sleeps, and not while it sleeps: use a timer for what must happen. It is not called while the
+    /// program stops. Packets can be sent as in [`Self::timer`]; the worker may then sleep nevertheless.
+    #[inline(always)]
+    fn idle(&mut self, context: &mut Context<'_>) {
+        let _ = context;
+    }
+
+    /// Calls the timers that are due. A stage that contains others defines this method and [`Self::idle`], and calls
+    /// those of each of them, always in the same order. Other stages define [`Self::timer`] only.
+    fn run_timers(&mut self, timers: &mut StageTimers, context: &mut Context<'_>) {
+        if timers.is_due(self.timer_interval(), context.now()) {
+            self.timer(context);
+        }
+    }
 
     /// Name of the stage in displays; the default is the name of its type, or of the function that made a closure.
     /// It is empty for a stage that consists of others and names the end of each by [`Context::end_part`].
@@ -72,6 +132,15 @@ macro_rules! chains {
                     self.$index.process(context, batch);
                     context.end_stage(|| self.$index.name(), batch);
                 )*
+            }
+
+            #[inline(always)]
+            fn idle(&mut self, context: &mut Context<'_>) {
+                $(self.$index.idle(context);)*
+            }
+
+            fn run_timers(&mut self, timers: &mut StageTimers, context: &mut Context<'_>) {
+                $(self.$index.run_timers(timers, context);)*
             }
 
             fn name(&self) -> &'static str {

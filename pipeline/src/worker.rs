@@ -15,8 +15,9 @@ use crate::clock::{Clock, ticks};
 use crate::context::{Context, WorkerState};
 use crate::epoch::Reader;
 use crate::events::Phase;
-use crate::measure::{Accounting, MAILBOX, RECEIVE, TurnCounters};
+use crate::measure::{Accounting, MAILBOX, RECEIVE, TIMERS, TurnCounters};
 use crate::stage::Stage;
+use crate::stage_timers::StageTimers;
 
 /// Behaviour of a worker that finds no packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -68,6 +69,9 @@ pub(crate) struct Worker<S> {
     pub(crate) idle: Idle,
     pub(crate) clock: Clock,
     pub(crate) accounting: Accounting,
+    pub(crate) timers: StageTimers,
+    /// Time in nanoseconds at which the next timer of the stages is due; `u64::MAX`: there is none.
+    pub(crate) next_timer: u64,
 }
 
 impl<S: Stage> Worker<S> {
@@ -87,6 +91,9 @@ impl<S: Stage> Worker<S> {
         loop {
             if self.accounting.turns >= window {
                 window = self.end_window();
+                if self.state.now >= self.next_timer && phase == Phase::Run {
+                    self.run_timers();
+                }
             }
             self.accounting.turns += 1;
             self.reader.quiescent();
@@ -98,12 +105,17 @@ impl<S: Stage> Worker<S> {
                 moved += self.drain_mailbox(&mut batch);
                 phase = self.state.control.phase();
             }
-            self.state.flush();
             if moved > 0 {
+                self.state.flush();
                 self.accounting.packets += moved as u64;
                 (empty_turns, sleep_time) = (0, SLEEP_RANGE.0);
                 continue;
             }
+            if phase == Phase::Run {
+                self.state.in_port = None;
+                self.stage.idle(&mut Context { state: &mut self.state, guard: self.reader.guard() });
+            }
+            self.state.flush();
             self.accounting.idle_turns += 1;
             self.state.reclaim();
             match phase {
@@ -161,6 +173,18 @@ impl<S: Stage> Worker<S> {
         1
     }
 
+    /// Calls the timers of the stages that are due. Their packets leave at the end of the turn.
+    #[cold]
+    #[inline(never)]
+    fn run_timers(&mut self) {
+        let Self { state, stage, reader, timers, .. } = self;
+        state.in_port = None;
+        timers.begin();
+        stage.run_timers(timers, &mut Context { state, guard: reader.guard() });
+        self.next_timer = timers.next();
+        state.end_part(|| TIMERS);
+    }
+
     /// Passes one burst of every receive queue through the stages. Returns the number of packets.
     #[inline(always)]
     fn receive(&mut self, batch: &mut Batch) -> usize {
@@ -188,6 +212,13 @@ impl<S: Stage> Worker<S> {
     fn drain_mailbox(&mut self, batch: &mut Batch) -> usize {
         while let Some(job) = self.jobs.pop() {
             job(&mut self.stage);
+            // The job may have changed the interval of a timer.
+            self.next_timer = 0;
+        }
+        self.state.in_port = None;
+        let mailboxes = Arc::clone(&self.state.mailboxes);
+        while let Some(job) = mailboxes[self.state.index].jobs.pop() {
+            job(&mut Context { state: &mut self.state, guard: self.reader.guard() });
         }
         if !self.state.tap.refresh() {
             self.state.mailboxes[self.state.index].notifier.notify();
@@ -196,8 +227,6 @@ impl<S: Stage> Worker<S> {
         // A port that lost its device needs its transmit queues back, also from a worker that is never idle.
         self.state.sync_outputs();
         let Self { state, stage, reader, .. } = self;
-        state.in_port = None;
-        let mailboxes = Arc::clone(&state.mailboxes);
         let mailbox = &mailboxes[state.index];
         let mut moved = 0;
         // Limited to what is queued now, so that a stage that enqueues to its own worker does not starve the
@@ -252,7 +281,7 @@ impl<S: Stage> Worker<S> {
     /// here, because the turn was flushed.
     #[cold]
     fn sleep(&mut self, sleep_time: &mut Duration) {
-        let Self { state, inputs, reader, .. } = self;
+        let Self { state, inputs, reader, next_timer, .. } = self;
         let notifier = &state.mailboxes[state.index].notifier;
         if !notifier.prepare_sleep() {
             return;
@@ -286,6 +315,8 @@ impl<S: Stage> Worker<S> {
                 *sleep_time = (time * 2).min(SLEEP_RANGE.1);
                 time
             };
+            // The time was read just before.
+            let time = time.min(Duration::from_nanos(next_timer.saturating_sub(state.now)));
             state.counters.sleeps.add(1);
             let timeout = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
             // The queues are polled after any result, even if a signal interrupted the wait.

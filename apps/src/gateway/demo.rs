@@ -14,7 +14,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, Packet};
 use wirepath_pipeline::tunnel::Gateway;
 use wirepath_pipeline::tunnel::underlay::{Addresses, HostReply, UnderlayHost};
-use wirepath_pipeline::{Context, ControlPlane, Stage};
+use wirepath_pipeline::{Context, ControlPlane, Stage, StageTimers};
 use wirepath_wire::MacAddr;
 
 /// Configuration of the demonstration.
@@ -115,6 +115,14 @@ impl Stage for Demo {
             context.punt(packet, 0);
             None
         });
+    }
+
+    fn idle(&mut self, context: &mut Context<'_>) {
+        self.gateway.idle(context);
+    }
+
+    fn run_timers(&mut self, timers: &mut StageTimers, context: &mut Context<'_>) {
+        self.gateway.run_timers(timers, context);
     }
 }
 

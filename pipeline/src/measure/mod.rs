@@ -22,4 +22,4 @@ pub(crate) use control::MeasurementControl;
 pub use control::{Measurement, WorkerRecording};
 pub use histogram::Histogram;
 pub use recording::Recording;
-pub(crate) use recording::{MAILBOX, RECEIVE, TurnCounters};
+pub(crate) use recording::{MAILBOX, RECEIVE, TIMERS, TurnCounters};

@@ -9,6 +9,7 @@ use crate::clock::{ticks, ticks_between};
 pub(crate) const RECEIVE: &str = "receive";
 const TRANSMIT: &str = "transmit";
 pub(crate) const MAILBOX: &str = "mailbox";
+pub(crate) const TIMERS: &str = "timers";
 /// Part of busy turns that is in no other part: polls of empty queues and the loop of the worker.
 pub(super) const OTHER: &str = "other";
 
@@ -303,7 +304,7 @@ impl Recording {
         let known: u64 = self.parts.iter().map(|part| part.cycles).sum();
         let left = self.busy_cycles.saturating_sub(known);
         let other = Part { name: OTHER, cycles: left, runs: self.busy_turns, turn: 0 };
-        let of_worker = |part: &&Part| matches!(part.name, TRANSMIT | MAILBOX);
+        let of_worker = |part: &&Part| matches!(part.name, TRANSMIT | MAILBOX | TIMERS);
         let stages = self.parts.iter().filter(move |part| !of_worker(part));
         let rest = self.parts.iter().filter(of_worker);
         stages.chain(rest).copied().filter(|part| part.cycles > 0).chain([other])

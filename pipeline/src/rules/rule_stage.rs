@@ -19,6 +19,7 @@ use crate::observe::TraceEnd;
 use crate::parsed::{ParsedBatch, parse_packet};
 use crate::runtime::PortInfo;
 use crate::stage::Stage;
+use crate::stage_timers::StageTimers;
 
 /// [`crate::Punt::code`] of packets that a rule passes to the kernel's network stack. The control thread
 /// injects them.
@@ -186,12 +187,46 @@ impl<S: Stage> Stage for RuleStage<S> {
         }
     }
 
+    #[inline]
+    fn idle(&mut self, context: &mut Context<'_>) {
+        context.state.collect_egress = true;
+        self.stage.idle(context);
+        self.end_hook(context);
+    }
+
+    fn run_timers(&mut self, timers: &mut StageTimers, context: &mut Context<'_>) {
+        context.state.collect_egress = true;
+        self.stage.run_timers(timers, context);
+        self.end_hook(context);
+    }
+
     fn name(&self) -> &'static str {
         ""
     }
 }
 
 impl<S> RuleStage<S> {
+    /// Sends what a timer or an idle stage has sent, by the egress rules if there are any.
+    #[inline(always)]
+    fn end_hook(&mut self, context: &mut Context<'_>) {
+        context.state.collect_egress = false;
+        if !context.state.egress_packets.is_empty() {
+            self.send_collected(context);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn send_collected(&mut self, context: &mut Context<'_>) {
+        self.ingress.pin(context.guard());
+        if self.egress.has_rules(context.guard()) {
+            return self.process_egress(context);
+        }
+        let mut packets = std::mem::take(&mut context.state.egress_packets);
+        packets.drain(..).for_each(|packet| context.state.send_by_out_port(packet));
+        context.state.egress_packets = packets;
+    }
+
     fn process_ingress(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
         let Self { ingress, parsed, toeplitz, rule_ports, worker, .. } = self;
         insert_stripped_tags(context, batch);

@@ -15,9 +15,10 @@ use super::running::Presence;
 use super::summary::{PortSummary, WorkerSummary};
 use super::{PortInfo, Rates, Summary, WorkerInfo};
 use crate::clock;
-use crate::context::WorkerCounters;
+use crate::context::{Context, WorkerCounters};
 use crate::counter::{CounterId, CounterValues};
 use crate::events::{ControlQueues, Learn, Punt};
+use crate::job::{self, JobError, WorkerJob, WorkerJobs};
 use crate::mailbox::Mailbox;
 use crate::measure::MeasurementControl;
 use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Tap, TraceReader, TraceSpec};
@@ -360,6 +361,46 @@ impl ControlPlane {
             },
             None => self.drop(packet, DropReason::QueueFull),
         }
+    }
+
+    /// Makes a worker run `job` between two batches. The job can send, drop and count by its [`Context`], whose
+    /// [`Context::in_port`] is `None`. The egress rules do not apply to what it sends, as for [`Self::send`]. Jobs of a
+    /// worker run in their order. While a job runs, the worker receives nothing, so it must be short. A job that panics
+    /// ends its worker, as a stage does.
+    ///
+    /// Jobs that were given before the stop of the program run. A worker that has ended runs none: the handle reports
+    /// it. The handle may be dropped.
+    ///
+    /// ```no_run
+    /// # use wirepath_pipeline::{ControlPlane, JobError, WorkerJob};
+    /// # fn example(plane: &mut ControlPlane) -> Result<(), JobError> {
+    /// let mut job: WorkerJob<u64> = plane.run_on_worker(0, |context| context.counters().turns.get())?;
+    /// // Later, for example at the next tick:
+    /// if let Some(turns) = job.try_take() {
+    ///     println!("worker 0 was in turn {}", turns?);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no such worker, if it has ended, or if 64 jobs wait for it.
+    pub fn run_on_worker<T: Send + 'static>(
+        &self,
+        worker: usize,
+        job: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
+    ) -> Result<WorkerJob<T>, JobError> {
+        let mailbox = self.mailboxes.get(worker).filter(|_| worker < self.workers.len());
+        job::give(mailbox.ok_or(JobError::NoWorker(worker))?, worker, job)
+    }
+
+    /// Makes every worker run a clone of `job`, as [`Self::run_on_worker`] does. A worker that refuses it has the error
+    /// as its result.
+    pub fn run_on_workers<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Context<'_>) -> T + Clone + Send + 'static,
+    ) -> WorkerJobs<T> {
+        WorkerJobs::new((0..self.workers.len()).map(|worker| self.run_on_worker(worker, job.clone())))
     }
 
     /// Frees a packet that the control thread has processed and that causes no further packet. `kind` names

@@ -37,6 +37,7 @@ use crate::measure::Accounting;
 use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Observers, Tap};
 use crate::registry::Management;
 use crate::stage::Stage;
+use crate::stage_timers::StageTimers;
 use crate::worker::{Input, Worker};
 
 /// Capacity of each worker's job queue.
@@ -352,6 +353,8 @@ impl Runtime {
                 idle: self.config.idle,
                 clock: Clock::new(),
                 accounting: Accounting::default(),
+                timers: StageTimers::default(),
+                next_timer: 0,
             };
             let control = Arc::clone(&control);
             let thread = thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
@@ -361,6 +364,7 @@ impl Runtime {
                     tracing::warn!("worker {index} could not be pinned to core {core} and runs on any core");
                 }
                 let result = worker.run();
+                worker.state.mailboxes[index].close();
                 // The notification makes the control thread check its threads.
                 control.notifier.notify();
                 let Worker { state, inputs, stage, .. } = worker;

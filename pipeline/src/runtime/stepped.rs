@@ -15,6 +15,7 @@ use crate::events::ControlQueues;
 use crate::mailbox::Mailbox;
 use crate::observe::{Observers, Tap};
 use crate::stage::Stage;
+use crate::stage_timers::StageTimers;
 
 /// A pipeline without threads, devices and clock, run step by step. Tests and fuzz targets use it, because
 /// the same input always gives the same output.
@@ -25,6 +26,7 @@ pub struct SteppedRuntime<S> {
     stage: S,
     state: WorkerState,
     reader: Reader,
+    timers: StageTimers,
     plane: ControlPlane,
     received: u64,
     /// Packets that the caller took from [`Self::next_sent`].
@@ -89,7 +91,11 @@ impl<S: Stage> SteppedRuntime<S> {
             measurements: Default::default(),
             simulated_time: Some(0),
         };
-        Ok(Self { stage, state, reader: domain.join(), plane, received: 0, sent: 0 })
+        let timers = StageTimers::default();
+        let mut it = Self { stage, state, reader: domain.join(), timers, plane, received: 0, sent: 0 };
+        // Their first interval begins.
+        it.run_timers();
+        Ok(it)
     }
 
     /// Adds started ports behind the simulated ones. The control thread calls their control functions, for
@@ -100,10 +106,45 @@ impl<S: Stage> SteppedRuntime<S> {
         self.plane.devices = devices;
     }
 
-    /// Advances the time.
+    /// Advances the time. Each timer of the stages is called at exactly the times at which it is due. At the end of the
+    /// time, the stages have one turn without packets ([`Stage::idle`]), in which jobs run first.
     pub fn advance(&mut self, nanoseconds: u64) {
-        self.state.now += nanoseconds;
-        self.plane.simulated_time = Some(self.state.now);
+        let end = self.state.now + nanoseconds;
+        while self.timers.next() <= end {
+            self.set_time(self.timers.next().max(self.state.now));
+            self.run_timers();
+        }
+        self.set_time(end);
+        self.run_jobs();
+        self.reader.quiescent();
+        self.state.in_port = None;
+        self.stage.idle(&mut Context { state: &mut self.state, guard: self.reader.guard() });
+        self.state.flush();
+    }
+
+    fn set_time(&mut self, now: u64) {
+        self.state.now = now;
+        self.plane.simulated_time = Some(now);
+    }
+
+    /// Calls the timers of the stages that are due.
+    fn run_timers(&mut self) {
+        self.reader.quiescent();
+        self.state.in_port = None;
+        self.timers.begin();
+        self.stage.run_timers(&mut self.timers, &mut Context { state: &mut self.state, guard: self.reader.guard() });
+        self.state.flush();
+    }
+
+    /// Runs the jobs that the control thread has given to the worker.
+    fn run_jobs(&mut self) {
+        self.reader.quiescent();
+        self.state.in_port = None;
+        let mailboxes = Arc::clone(&self.state.mailboxes);
+        while let Some(job) = mailboxes[self.state.index].jobs.pop() {
+            job(&mut Context { state: &mut self.state, guard: self.reader.guard() });
+        }
+        self.state.flush();
     }
 
     /// Passes a batch through the stages as if `port` had received it (`None`: as if another worker had
@@ -131,8 +172,8 @@ impl<S: Stage> SteppedRuntime<S> {
         self.state.flush();
     }
 
-    /// Runs one iteration of the control thread: punted packets, learned addresses, timers, and the packets
-    /// that it hands back to the worker.
+    /// Runs one iteration of the control thread: punted packets, learned addresses, timers, and the jobs and packets
+    /// that it gives to the worker.
     pub fn control(&mut self, control: &mut impl Control) {
         let queues = Arc::clone(&self.state.control);
         while let Some(punt) = queues.next_punt() {
@@ -142,6 +183,7 @@ impl<S: Stage> SteppedRuntime<S> {
             control.learn(learn, &mut self.plane);
         }
         control.tick(&mut self.plane);
+        self.run_jobs();
         let mut batch = Batch::new();
         for _ in 0..self.plane.mailboxes[0].work.len().min(BATCH) {
             batch.extend(self.plane.mailboxes[0].work.pop());

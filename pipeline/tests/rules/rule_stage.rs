@@ -31,6 +31,10 @@ fn bench(to_kernel: KernelPunt) -> Bench<RuleStage<Inner>> {
 }
 
 fn bench_of(to_kernel: KernelPunt, inner: Inner) -> Bench<RuleStage<Inner>> {
+    bench_with(to_kernel, |_| inner)
+}
+
+fn bench_with<S: Stage>(to_kernel: KernelPunt, inner: impl FnOnce(&Pool) -> S) -> Bench<RuleStage<S>> {
     let (domain, pool) = (Domain::new(), Pool::new("test", 512).unwrap());
     let ports: Vec<PortInfo> = (0..3)
         .map(|id| {
@@ -47,7 +51,7 @@ fn bench_of(to_kernel: KernelPunt, inner: Inner) -> Bench<RuleStage<Inner>> {
         core: None,
         rx_queues: vec![(PortId::new(0), 0), (PortId::new(1), 0), (PortId::new(2), 0)],
     };
-    let stage = rules.stage(&info, inner);
+    let stage = rules.stage(&info, inner(&pool));
     Bench { stepped: SteppedRuntime::new(ports, &domain, stage).unwrap(), rules, pool }
 }
 
@@ -416,4 +420,48 @@ fn a_long_change_does_not_hold_punted_packets() {
     let mut batch: Batch = [packet(1), packet(2)].into_iter().collect();
     bench.stepped.process(Some(PortId::new(0)), &mut batch);
     assert_eq!((bench.dropped(DropReason::RuleDrop), bench.stepped.punted()), (1, 41));
+}
+
+/// Sends a datagram to port 1 by its timer each second, and one when it is idle.
+struct Sender(Pool);
+
+impl Sender {
+    fn send(&self, context: &mut Context<'_>, dport: u16) {
+        let (mut packet, frame) = (self.0.take().unwrap(), datagram(1, 2, 5, dport));
+        packet.append(frame.len()).unwrap().copy_from_slice(&frame);
+        context.count_generated();
+        context.send(PortId::new(1), packet);
+    }
+}
+
+impl Stage for Sender {
+    fn process(&mut self, _: &mut Context<'_>, _: &mut Batch) {}
+
+    fn timer_interval(&self) -> Option<std::time::Duration> {
+        Some(std::time::Duration::from_secs(1))
+    }
+
+    fn timer(&mut self, context: &mut Context<'_>) {
+        self.send(context, 53);
+    }
+
+    fn idle(&mut self, context: &mut Context<'_>) {
+        self.send(context, 54);
+    }
+}
+
+#[test]
+fn egress_rules_apply_to_packets_of_timers_and_idle_stages() {
+    let mut bench = bench_with(KernelPunt::No("paper"), |pool| Sender(pool.clone()));
+    let sent = |bench: &mut Bench<_>, seconds: u64| -> Vec<u16> {
+        bench.stepped.advance(seconds * 1_000_000_000);
+        let packets = std::iter::from_fn(|| bench.stepped.next_sent());
+        packets.map(|packet| u16::from_be_bytes([packet.data()[36], packet.data()[37]])).collect()
+    };
+    assert_eq!(sent(&mut bench, 2), [53, 53, 54], "without rules");
+    bench.set(&["egress: port id 1 / udp dst 53 => drop"]);
+    assert_eq!(sent(&mut bench, 3), [54]);
+    assert_eq!((bench.dropped(DropReason::RuleDrop), bench.stepped.balance().in_flight()), (3, 0));
+    bench.set(&[]);
+    assert_eq!(sent(&mut bench, 1), [53, 54], "the rules are gone");
 }

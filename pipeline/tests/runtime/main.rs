@@ -2,6 +2,7 @@
 
 mod allocations;
 mod application;
+mod hooks;
 mod idle;
 mod loss;
 mod management;
