@@ -55,12 +55,12 @@ fn assert_balance(name: &str, it: &mut StartedPort, sent: u64, reasons: &[DropRe
 #[test]
 fn frames_of_an_interface_are_all_counted() {
     require!(all Requirement::LAB);
-    use DropReason::{InterfaceDrop, RxFull};
-    for (driver, keys, full) in [
-        ("af_packet", "", RxFull),
-        ("af_xdp", "kernel = ['arp']", RxFull),
-        ("af_xdp", "kernel = ['arp']\nmode = 'generic'", RxFull),
-        ("af_xdp", "kernel = ['arp']\npool_as_umem = false", RxFull),
+    let full = DropReason::RxFull;
+    for (driver, keys) in [
+        ("af_packet", ""),
+        ("af_xdp", "kernel = ['arp']"),
+        ("af_xdp", "kernel = ['arp']\nmode = 'generic'"),
+        ("af_xdp", "kernel = ['arp']\npool_as_umem = false"),
     ] {
         let name = &format!("{driver} {keys}");
         let pair = Pair::new("balance", 1500, 1);
@@ -89,7 +89,7 @@ fn frames_of_an_interface_are_all_counted() {
                 socket.send_to(&[7; 1472], "192.0.2.9:9").unwrap();
             }
             sent += LONG;
-            assert_balance(name, &mut it, sent, &[full, InterfaceDrop]);
+            assert_balance(name, &mut it, sent, &[full, DropReason::InterfaceDrop]);
             assert!(eventually(TIMEOUT, || it.port.events().contains(&PortEvent::Mtu(1000))), "{name}");
             // The port refuses to send such frames, and says so.
             let long = common::packet(&pair.pool, &frame([0x88, 0xb5], 1514));
