@@ -330,7 +330,7 @@ impl Summary {
         let drops = self.workers.iter().flat_map(|worker| &worker.drops).chain(&self.control_drops);
         PacketBalance {
             received: rx.packets,
-            copies: of_workers(|worker| worker.copies),
+            copies: of_workers(|worker| worker.copies) + rx.injected_copies + tx.injected_copies,
             generated: self.generated + of_workers(|worker| worker.generated),
             sent: tx.packets,
             dropped: tx.dropped() + drops.map(|(_, n)| n).sum::<u64>(),

@@ -81,6 +81,8 @@ pub struct QueueCounters {
     /// Packets copied into or out of the pool: their region is not registered, or the device has no
     /// scatter-gather.
     pub copied: Counter,
+    /// Packets in addition to those that arrived or were handed over: duplicates of injected faults.
+    pub injected_copies: Counter,
     /// Packets that waited in the queue (receive), or in the device (transmit), when its worker last looked.
     pub waiting: Gauge,
     /// Dropped packets by reason.
@@ -104,6 +106,8 @@ pub struct QueueStats {
     pub segmented: u64,
     /// Packets copied into or out of the pool.
     pub copied: u64,
+    /// Duplicates of injected faults.
+    pub injected_copies: u64,
     /// Packets that waited in the queue or the device when its worker last looked; `None` if the driver cannot tell.
     pub waiting: Option<u32>,
     /// Dropped packets by reason, without reasons that did not occur.
@@ -143,6 +147,7 @@ impl QueueCounters {
             completed_checksums: self.completed_checksums.get(),
             segmented: self.segmented.get(),
             copied: self.copied.get(),
+            injected_copies: self.injected_copies.get(),
             waiting: self.waiting.get(),
             drops: self.drops.nonzero().collect(),
         }
@@ -159,6 +164,7 @@ impl QueueStats {
         self.completed_checksums += other.completed_checksums;
         self.segmented += other.segmented;
         self.copied += other.copied;
+        self.injected_copies += other.injected_copies;
         self.waiting = match (self.waiting, other.waiting) {
             (Some(own), Some(others)) => Some(own.saturating_add(others)),
             (own, others) => own.or(others),

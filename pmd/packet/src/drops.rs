@@ -46,6 +46,7 @@ drop_reasons! {
     TooShort, "too_short", "the frame is shorter than an Ethernet header";
     BadDescriptor, "bad_descriptor", "the device reported a packet that is impossible";
     DeviceLost, "device_lost", "the device failed or disappeared while packets were in flight";
+    InjectedFault, "injected_fault", "the configuration of the port injects losses (table faults)";
     LinkDown, "link_down", "the link of the output port is down";
     KernelOffload, "kernel_offload", "segmentation or a checksum that the kernel left to the device is not possible";
     // Parsing.

@@ -15,6 +15,11 @@
 //! loss_timeout = 30     # seconds, with "fail-after"
 //!
 //! [port.af_packet]      # settings of a driver, in a table of its name
+//!
+//! [port.faults]         # for tests: faults that the port injects, see [`crate::port::faults`]
+//! seed = 1
+//! rx = { loss = 0.01, duplicate = 0.01, reorder = 0.05, distance = 4, corrupt = 0.001 }
+//! tx = { loss = 0.01, full = 0.001, full_calls = 4 }
 //! ```
 
 pub mod auto;
@@ -30,6 +35,7 @@ use std::time::Duration;
 
 pub use privilege::setcap_command;
 
+use crate::port::faults::{self, Faults, QueueFaults};
 use crate::port::{Capabilities, PortConfig, PortError, PortId, PortSpec};
 use wirepath_packet::{DATA_ROOM, Pool};
 use wirepath_settings::{ConfigError, Settings, Span};
@@ -291,6 +297,7 @@ pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
         }
         driver => Some(driver_plan(driver.unwrap_or(&auto::Auto), device.as_deref(), settings)),
     };
+    let faults = read_faults(settings);
     let name: String = settings.required("name")?;
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         settings.record(name_span.error(format!("found \"{name}\", expected letters, digits, '-', '_' and '.'")));
@@ -298,7 +305,49 @@ pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
     settings.check_keys()?;
     let plan = plan.unwrap_or_else(|| Err(settings.error_in("driver", "missing, expected a driver")))?;
     let on_loss = on_loss?;
+    let plan = match faults? {
+        Some(faults) => faults::inject(plan, faults),
+        None => plan,
+    };
     Ok(PortSettings { name, name_span, key_spans, device, plan, queues, depth, mtu, promiscuous, on_loss })
+}
+
+/// Reads the table `faults` inside a port's table.
+fn read_faults(port: &Settings<'_>) -> Result<Option<Faults>, ConfigError> {
+    let Some(table) = port.table("faults")? else { return Ok(None) };
+    let faults = table.complete(|table| {
+        let seed = table.integer("seed", 0..=i64::MAX)?.unwrap_or_default();
+        let of = |key| match table.table(key)? {
+            Some(queues) => queues.complete(|queues| read_queue_faults(queues, key == "tx")),
+            None => Ok(QueueFaults::default()),
+        };
+        Ok(Faults { seed, rx: of("rx")?, tx: of("tx")? })
+    })?;
+    Ok(Some(faults))
+}
+
+/// Reads the faults of one direction.
+fn read_queue_faults(table: &Settings<'_>, is_tx: bool) -> Result<QueueFaults, ConfigError> {
+    let probability = |key| match table.get::<f64>(key)? {
+        Some(value) if !(0.0..=1.0).contains(&value) => {
+            Err(table.error_in(key, format!("found {value}, expected a probability from 0 to 1")))
+        }
+        value => Ok(value.unwrap_or_default()),
+    };
+    let defaults = QueueFaults::default();
+    let (full, full_calls) = match is_tx {
+        true => (probability("full")?, table.integer("full_calls", 1..=1_000_000)?.unwrap_or(defaults.full_calls)),
+        false => (defaults.full, defaults.full_calls),
+    };
+    Ok(QueueFaults {
+        loss: probability("loss")?,
+        duplicate: probability("duplicate")?,
+        reorder: probability("reorder")?,
+        distance: table.integer("distance", 1..=faults::MAX_DISTANCE.into())?.unwrap_or(defaults.distance),
+        corrupt: probability("corrupt")?,
+        full,
+        full_calls,
+    })
 }
 
 /// Reads the table of a driver inside a port's table.

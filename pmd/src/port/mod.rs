@@ -10,6 +10,7 @@
 
 mod capabilities;
 mod error;
+pub mod faults;
 mod handoff;
 pub mod hardware;
 mod kernel;
