@@ -159,12 +159,8 @@ struct FaultyDevice {
 impl FaultyDevice {
     fn wrap(&mut self, queues: Queues, config: &PortConfig) -> Queues {
         self.uncounted = self.inner.statistics().map_or_else(Vec::new, |inner| inner.uncounted_drops());
-        let Capabilities { driver, device, .. } = self.inner.capabilities();
-        tracing::warn!(
-            "port {}: faults are injected into the queues of {driver} {device} (seed {})",
-            config.id,
-            self.faults.seed
-        );
+        let (driver, seed) = (self.inner.capabilities().driver, self.faults.seed);
+        tracing::warn!("port {}: faults are injected into the queues of the driver {driver} (seed {seed})", config.id);
         let line = |is_tx: bool, index: usize| {
             let faults = if is_tx { self.faults.tx } else { self.faults.rx };
             let seed = self.faults.seed ^ (index as u64) << 1 ^ u64::from(is_tx);

@@ -183,3 +183,43 @@ fn the_table_of_a_configuration() {
         assert!(error.contains(expected), "{table}: {error}");
     }
 }
+
+#[test]
+fn a_replayed_file_has_the_same_faults_each_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("frames.pcapng");
+    let pool = Pool::new("replay", 1024).unwrap();
+    let open = |text: String| {
+        let source = Source::new("test", format!("[[port]]\nname = 'a'\ndriver = 'pcap'\n{text}"));
+        let document = source.parse().unwrap();
+        let port = document.settings().tables("port").unwrap().remove(0);
+        start(crate::drivers::plan(port).unwrap().plan, &pool)
+    };
+    let mut writer = open(format!("[port.pcap]\nwrite = '{}'\n", path.display()));
+    let mut batch = Batch::new();
+    for number in 0..500u32 {
+        let mut packet = pool.take().unwrap();
+        assert!(packet.extend_from_slice(&[&number.to_be_bytes()[..], &[0x5a; 60]].concat(), &pool));
+        batch.push(packet).unwrap();
+        writer.tx[0].transmit(&mut batch);
+    }
+    writer.port.stop(writer.rx, writer.tx).unwrap();
+    let faults = "loss = 0.1, duplicate = 0.1, reorder = 0.1, distance = 3";
+    let [first, again, other] = [1, 1, 2].map(|seed| {
+        let read = format!("[port.pcap]\nread = '{}'\n", path.display());
+        let mut reader = open(format!("{read}[port.faults]\nseed = {seed}\nrx = {{ {faults} }}\n"));
+        let mut frames = Vec::new();
+        for _ in 0..100 {
+            reader.rx[0].receive(&mut batch);
+            frames.extend(batch.iter().map(|packet| packet.data()[..4].to_vec()));
+            batch.clear();
+        }
+        let stats = reader.rx[0].counters().snapshot();
+        assert_eq!(frames.len() as u64, stats.packets + stats.injected_copies);
+        assert_eq!(stats.packets + stats.dropped(), 500);
+        reader.port.stop(reader.rx, reader.tx).unwrap();
+        frames
+    });
+    assert_eq!(first, again);
+    assert_ne!(first, other);
+}

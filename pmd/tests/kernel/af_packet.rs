@@ -47,6 +47,27 @@ fn superframes_and_partial_checksums_are_finished() {
 }
 
 #[test]
+fn tcp_survives_injected_faults() {
+    require!(all Requirement::LAB);
+    let line = Line::new("faults", 1500);
+    let faults = "loss = 0.01, duplicate = 0.02, reorder = 0.02, distance = 5, corrupt = 0.002";
+    let table = |device| format!("driver = \"af_packet\"\ndevice = \"{device}\"\nmtu = 1500\n");
+    let faulty = format!("[port.faults]\nseed = 11\nrx = {{ {faults} }}\ntx = {{ {faults}, full = 0.01 }}\n");
+    let forwarder = Forwarder::start(&line.dut, [format!("{}{faulty}", table("west")), table("east")]);
+    forwarder::tcp(&line.left, &line.right, "192.0.2.2".parse().unwrap(), 1 << 20);
+    let done = forwarder.finish();
+    let of = |queue: &wirepath_packet::counters::QueueStats| {
+        let lost = queue.drops.iter().find(|(reason, _)| *reason == DropReason::InjectedFault);
+        (lost.map_or(0, |(_, n)| *n), queue.injected_copies)
+    };
+    let (lost, copies) = of(&done.rx[0]);
+    assert!(lost > 0 && copies > 0, "{done:?}");
+    let (lost, copies) = of(&done.tx[0]);
+    assert!(lost > 0 && copies > 0, "{done:?}");
+    assert_eq!((of(&done.rx[1]), of(&done.tx[1])), ((0, 0), (0, 0)), "the other port has no faults");
+}
+
+#[test]
 fn jumbo_superframes_become_chains() {
     require!(all Requirement::LAB);
     let line = Line::new("jumbo", 9202);
