@@ -1,10 +1,13 @@
 //! Additions of an application to the runtime: drop reasons, counters and commands of its own.
 
+use serde_json::{Value, json};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, Packet, Pool, PortId};
 use wirepath_pipeline::observe::{CaptureSpec, Point};
-use wirepath_pipeline::registry::{MetricsFormat, MetricsText, Registry, Row, Unit};
-use wirepath_pipeline::{Context, CounterId, Running};
+use wirepath_pipeline::registry::{
+    Argument, ArgumentKind, Command, CommandSpec, MetricsFormat, MetricsText, Registry, Row, Unit,
+};
+use wirepath_pipeline::{Context, Control, ControlPlane, CounterId, Running};
 use wirepath_wire::Parser;
 
 use super::programs::{cables, frame, number, stop, wait_until};
@@ -143,4 +146,60 @@ fn counters_appear_summed_and_by_worker() {
     let json = summary.to_json();
     assert_eq!((&json["counters"]["test_frames"], &json["counters"]["test_unused"]), (&42.into(), &0.into()));
     assert_eq!(json["workers"][1]["counters"]["test_frames"], 7);
+}
+
+/// An application with a command. It counts the commands that reach it.
+struct Application(u64);
+
+/// A control that adds nothing to another one.
+struct Outer(Application);
+
+static DOUBLE: CommandSpec = CommandSpec {
+    name: "double",
+    about: "Doubles a number",
+    arguments: &[Argument::required("number", ArgumentKind::Number, "Number to double")],
+};
+
+impl Control for Application {
+    fn commands(&mut self) -> Vec<&'static CommandSpec> {
+        vec![&DOUBLE]
+    }
+
+    fn command(&mut self, command: &Command<'_>, plane: &mut ControlPlane) -> Result<Value, String> {
+        self.0 += 1;
+        let number = command.number("number")?.unwrap_or_default();
+        Ok(json!({ "double": 2 * number, "ports": plane.ports().len(), "by": command.origin }))
+    }
+}
+
+impl Control for Outer {
+    fn inner(&mut self) -> Option<&mut dyn Control> {
+        Some(&mut self.0)
+    }
+}
+
+#[test]
+fn commands_reach_the_application_after_they_are_checked() {
+    let pool = Pool::new("test", 256).unwrap();
+    let (runtime, ..) = cables("commands", 1, &pool);
+    let mut running = runtime.start(|_| |_: &mut Context<'_>, _: &mut Batch| ()).unwrap();
+    let mut outer = Outer(Application(0));
+    let mut registry = Registry { control: &mut outer, plane: running.plane() };
+    assert_eq!(registry.commands().unwrap().iter().map(|it| it.name).collect::<Vec<_>>(), ["double"]);
+    let mut give = |name: &str, arguments: Value| {
+        let arguments = arguments.as_object().unwrap();
+        registry.command(&Command { name, arguments, origin: "the test" })
+    };
+    let expected = json!({ "double": 42, "ports": 2, "by": "the test" });
+    assert_eq!(give("double", json!({ "number": "21" })), Ok(expected));
+    assert_eq!(give("double", json!({ "number": "x" })).unwrap_err(), "number: found \"x\", expected a number");
+    let missing = "double: the argument \"number\" is missing: Number to double";
+    assert_eq!(give("double", json!({})).unwrap_err(), missing);
+    let unknown = "this program has no command \"dubble\"; did you mean \"double\"?";
+    assert_eq!(give("dubble", json!({})).unwrap_err(), unknown);
+    assert_eq!(outer.0.0, 2, "refused commands do not reach the application");
+    let mut registry = Registry { control: &mut (), plane: running.plane() };
+    let none = registry.command(&Command { name: "x", arguments: &Default::default(), origin: "the test" });
+    assert_eq!(none.unwrap_err(), "this program has no command \"x\"");
+    stop(running);
 }
