@@ -5,5 +5,6 @@
 //! from [`wirepath_packet::Pool`]s and travel in [`wirepath_packet::Batch`]es.
 
 pub mod drivers;
+#[cfg(feature = "nic")]
 pub mod ipc;
 pub mod port;

@@ -1,4 +1,21 @@
 //! The application kit: all that a packet program needs besides its stages.
+//!
+//! # Features
+//!
+//! | Feature | Drivers |
+//! |---|---|
+//! | `nic` | mlx5, mana and verbs, and queues shared with other processes (`wirepath_pmd::ipc`) |
+//! | `kernel` | af_xdp, af_packet and tap |
+//! | `pcap` | pcap |
+//!
+//! All are on by default. The drivers auto, memory and null are always built in. A program with few drivers chooses:
+//!
+//! ```toml
+//! wirepath = { version = "0.1", default-features = false, features = ["kernel"] }
+//! ```
+//!
+//! A configuration that names a driver without its feature is refused, and the error names the feature
+//! ([`pmd::drivers::LEFT_OUT`]). Captures need no feature.
 #![forbid(unsafe_code)]
 
 mod app;

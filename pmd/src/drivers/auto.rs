@@ -7,9 +7,11 @@ use std::vec::IntoIter;
 
 use super::kernel::common::link::Interface;
 use super::kernel::common::routes::carries_default_route;
+#[cfg(feature = "nic")]
 use super::nic::common::probe::{describe, list_devices};
+#[cfg(feature = "nic")]
 use super::nic::rdma::is_adapter_of;
-use super::{DRIVERS, DeviceKind, Driver, device_kind, driver_plan};
+use super::{DRIVERS, DeviceKind, Driver, LEFT_OUT, device_kind, driver_plan};
 use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig, PortError, PortEvent,
     PortId, PortSpec, PuntToKernel, Queues, RuleHardware, TriedDriver,
@@ -42,6 +44,9 @@ impl Driver for Auto {
             return Err(settings.error("device: missing, expected the name of a network interface"));
         };
         let force = settings.get("force")?.unwrap_or(false);
+        for driver in LEFT_OUT.iter().filter(|driver| settings.has(driver.name)) {
+            settings.record(settings.error_in(driver.name, driver.to_string()));
+        }
         let mut choices = Vec::new();
         for driver in DRIVERS.iter().filter(|driver| driver.in_auto()) {
             choices.push(driver_plan(*driver, Some(device), settings)?);
@@ -123,6 +128,7 @@ impl PortSpec for AutoPlan {
 
 /// Extends the error for an unknown interface by the names of RDMA devices. If one has the name, the error says
 /// why it was not opened.
+#[cfg(feature = "nic")]
 fn add_rdma_hint(unknown: PortError, passed_over: &PassedOver) -> PortError {
     let devices = list_devices();
     // A port number may follow the name.
@@ -139,12 +145,24 @@ fn add_rdma_hint(unknown: PortError, passed_over: &PassedOver) -> PortError {
     }
 }
 
+/// Without drivers for RDMA devices, their names would not help.
+#[cfg(not(feature = "nic"))]
+fn add_rdma_hint(unknown: PortError, _: &PassedOver) -> PortError {
+    unknown
+}
+
 /// Opens the device with the next driver that can.
 fn open_next(remaining: &mut IntoIter<Box<dyn PortSpec>>, passed_over: &mut PassedOver) -> Option<Box<dyn Device>> {
     remaining.find_map(|plan| {
         let driver = plan.driver();
         plan.open().map_err(|error| passed_over.push(tried(driver, &error))).ok()
     })
+}
+
+/// No driver for NICs is built in.
+#[cfg(not(feature = "nic"))]
+fn is_adapter_of(_: &str, _: &str) -> bool {
+    false
 }
 
 fn tried(driver: &'static str, error: &PortError) -> TriedDriver {

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::kernel::common::ethtool;
 use super::kernel::common::link::Interface;
+#[cfg(feature = "nic")]
 use super::nic::common::probe::list_devices;
 
 /// Properties of a device. `None`: the device has none, or does not report it.
@@ -60,6 +61,12 @@ impl DeviceInfo {
         })
     }
 
+    #[cfg(not(feature = "nic"))]
+    fn of_rdma_port(_: &str) -> Option<Self> {
+        None
+    }
+
+    #[cfg(feature = "nic")]
     fn of_rdma_port(name: &str) -> Option<Self> {
         list_devices().into_iter().find_map(|device| {
             let interfaces = device.interfaces();

@@ -1,4 +1,5 @@
-//! Poll-mode drivers. To add one, write its folder and add one line to [`DRIVERS`].
+//! Poll-mode drivers. To add one, write its folder and add one line to [`DRIVERS`], and one to [`LEFT_OUT`] for builds
+//! without its feature. The features `nic`, `kernel` and `pcap` choose drivers.
 //!
 //! A port is a table of the configuration:
 //!
@@ -25,6 +26,7 @@
 pub mod auto;
 pub mod inventory;
 pub mod kernel;
+#[cfg(feature = "nic")]
 pub mod nic;
 mod privilege;
 pub mod sw_offload;
@@ -42,7 +44,7 @@ use wirepath_settings::{ConfigError, Settings, Span};
 
 /// A driver, and all that programs know about it.
 ///
-/// A new driver needs its folder (with the `mod` line for it) and one line in [`DRIVERS`], and nothing else. The
+/// A new driver needs its folder (with the `mod` line for it) and a line in [`DRIVERS`] and [`LEFT_OUT`] each. The
 /// list of devices, `driver = "auto"`, `wirepath doctor` and the gateway use the properties below, never the names
 /// of drivers.
 pub trait Driver: Sync {
@@ -117,16 +119,59 @@ pub struct Candidate {
 /// All drivers. `driver = "auto"` and lists of devices use this order: best first.
 pub static DRIVERS: &[&dyn Driver] = &[
     &auto::Auto,
+    #[cfg(feature = "nic")]
     &nic::mlx5::Mlx5,
+    #[cfg(feature = "nic")]
     &nic::mana::Mana,
+    #[cfg(feature = "nic")]
     &nic::verbs::Verbs,
+    #[cfg(feature = "kernel")]
     &kernel::af_xdp::AfXdp,
+    #[cfg(feature = "kernel")]
     &kernel::af_packet::AfPacket,
+    #[cfg(feature = "kernel")]
     &kernel::tap::Tap,
     &r#virtual::memory::Memory,
     &r#virtual::null::Null,
+    #[cfg(feature = "pcap")]
     &r#virtual::pcap::Pcap,
 ];
+
+/// A driver of this crate that is not built in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Name in configurations.
+    pub name: &'static str,
+    /// Feature of the crates `wirepath` and `wirepath-pmd` that builds the driver in.
+    pub feature: &'static str,
+    /// True if `driver = "auto"` would try the driver.
+    pub in_auto: bool,
+}
+
+/// Drivers that are not built in. Empty with the default features.
+pub static LEFT_OUT: &[LeftOut] = &[
+    #[cfg(not(feature = "nic"))]
+    LeftOut { name: "mlx5", feature: "nic", in_auto: true },
+    #[cfg(not(feature = "nic"))]
+    LeftOut { name: "mana", feature: "nic", in_auto: true },
+    #[cfg(not(feature = "nic"))]
+    LeftOut { name: "verbs", feature: "nic", in_auto: false },
+    #[cfg(not(feature = "kernel"))]
+    LeftOut { name: "af_xdp", feature: "kernel", in_auto: true },
+    #[cfg(not(feature = "kernel"))]
+    LeftOut { name: "af_packet", feature: "kernel", in_auto: true },
+    #[cfg(not(feature = "kernel"))]
+    LeftOut { name: "tap", feature: "kernel", in_auto: false },
+    #[cfg(not(feature = "pcap"))]
+    LeftOut { name: "pcap", feature: "pcap", in_auto: false },
+];
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, feature, .. } = self;
+        write!(f, "driver {name} is not built in; build the program with the feature \"{feature}\" of wirepath")
+    }
+}
 
 /// Finds a driver by name.
 pub fn find(name: &str) -> Option<&'static dyn Driver> {
@@ -279,8 +324,7 @@ pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
 pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
     let name_span = settings.span("name");
     let key_spans = KeySpans::read(settings);
-    let names: Vec<_> = DRIVERS.iter().map(|driver| (driver.name(), *driver)).collect();
-    let driver = settings.choice("driver", &names)?;
+    let driver = read_driver(settings)?;
     let device: Option<String> = settings.get("device")?;
     let queues = settings.integer("queues", 1..=256)?.unwrap_or(1);
     let depth = settings.integer("depth", 16..=65_536)?.unwrap_or(1024);
@@ -292,6 +336,9 @@ pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
         None if settings.has("driver") => {
             for driver in DRIVERS {
                 settings.has(driver.name());
+            }
+            for driver in LEFT_OUT {
+                settings.has(driver.name);
             }
             None
         }
@@ -350,6 +397,17 @@ fn read_queue_faults(table: &Settings<'_>, is_tx: bool) -> Result<QueueFaults, C
     })
 }
 
+/// Reads the key `driver`: `None` if it is missing or wrong.
+fn read_driver(port: &Settings<'_>) -> Result<Option<&'static dyn Driver>, ConfigError> {
+    let name: Option<String> = if port.is::<String>("driver") { port.get("driver")? } else { None };
+    if let Some(driver) = LEFT_OUT.iter().find(|driver| name.as_deref() == Some(driver.name)) {
+        port.record(port.error_in("driver", driver.to_string()));
+        return Ok(None);
+    }
+    let names: Vec<_> = DRIVERS.iter().map(|driver| (driver.name(), *driver)).collect();
+    port.choice("driver", &names)
+}
+
 /// Reads the table of a driver inside a port's table.
 fn driver_plan(
     driver: &dyn Driver,
@@ -375,6 +433,49 @@ fn driver_plan(
 mod tests {
     use super::*;
 
+    /// Reads a port with these keys; the error is in the form for users.
+    fn read_keys(keys: &str) -> Result<PortSettings, String> {
+        let text = format!("[[port]]\nname = 'a'\n{keys}");
+        let source = wirepath_settings::Source::new("c.toml", &text);
+        let document = source.parse().unwrap();
+        let table = document.settings().tables("port").unwrap().remove(0);
+        plan(table).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_driver_is_built_in_or_named_as_left_out() {
+        let built_in = DRIVERS.iter().map(|driver| (driver.name(), driver.in_auto()));
+        let left_out = LEFT_OUT.iter().map(|driver| (driver.name, driver.in_auto));
+        let mut all: Vec<_> = built_in.chain(left_out).collect();
+        all.sort_unstable();
+        let auto = ["af_packet", "af_xdp", "mana", "mlx5"].map(|name| (name, true));
+        let others = ["auto", "memory", "null", "pcap", "tap", "verbs"].map(|name| (name, false));
+        let mut expected = [&auto[..], &others[..]].concat();
+        expected.sort_unstable();
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn an_error_names_the_feature_of_a_driver_left_out() {
+        for driver in LEFT_OUT {
+            let LeftOut { name, feature, in_auto } = driver;
+            let message = |key: &str| {
+                format!(
+                    "{key}: driver {name} is not built in; build the program with the feature \"{feature}\" of wirepath"
+                )
+            };
+            let port = read_keys(&format!("driver = '{name}'\ndevice = 'x'\n[port.{name}]\nanything = 1")).unwrap_err();
+            assert_eq!(port, format!("c.toml:3:10: {}", message("port[0].driver")));
+            let auto = read_keys(&format!("device = 'no-such-if'\n[port.auto.{name}]\nanything = 1")).unwrap_err();
+            assert_eq!(auto, format!("c.toml:4:1: {}", message(&format!("port[0].auto.{name}"))));
+            if *in_auto {
+                let error = crate::port::PortError::NoDriver { device: "eth0".to_owned(), tried: Vec::new() };
+                assert!(error.to_string().contains(&driver.to_string()), "{error}");
+            }
+        }
+    }
+
+    #[cfg(all(feature = "nic", feature = "kernel"))]
     #[test]
     fn auto_tries_drivers_from_the_fastest_on() {
         let auto: Vec<_> = DRIVERS.iter().filter(|driver| driver.in_auto()).map(|driver| driver.name()).collect();

@@ -2,6 +2,8 @@ use std::fmt::Write;
 
 use wirepath_packet::PoolError;
 
+use crate::drivers::LEFT_OUT;
+
 /// Error of opening, configuring, starting or stopping a port. It tells what failed, why, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
@@ -112,6 +114,9 @@ fn list_tried(tried: &[TriedDriver]) -> String {
     let foreign: Vec<&str> = tried.iter().filter(|tried| tried.is_foreign).map(|tried| tried.driver).collect();
     if !foreign.is_empty() {
         let _ = write!(text, "\n  {}: the device is no port of a NIC of this driver", foreign.join(", "));
+    }
+    for driver in LEFT_OUT.iter().filter(|driver| driver.in_auto) {
+        let _ = write!(text, "\n  {driver}");
     }
     text
 }

@@ -11,6 +11,7 @@
 mod capabilities;
 mod error;
 pub mod faults;
+#[cfg_attr(not(feature = "nic"), allow(dead_code, reason = "ports that are not NICs use a part"))]
 mod handoff;
 pub mod hardware;
 mod kernel;

@@ -3,18 +3,27 @@
 //! All queries go through sockets, never through `/sys/class/net`. A socket belongs to the network namespace
 //! of the thread that created it. The directory shows the namespace that it was mounted in.
 
+#[cfg(feature = "kernel")]
 pub(crate) mod assembler;
+#[cfg(feature = "kernel")]
 pub(crate) mod bpf;
+#[cfg(feature = "kernel")]
 pub(crate) mod checksums;
 pub(crate) mod ethtool;
 pub(crate) mod link;
+#[cfg(feature = "kernel")]
 pub(crate) mod link_monitor;
+#[cfg(feature = "kernel")]
 pub(crate) mod link_probe;
+#[cfg(feature = "kernel")]
 pub(crate) mod namespace;
 pub(crate) mod netlink;
+#[cfg(feature = "kernel")]
 pub(crate) mod promiscuous;
 pub(crate) mod routes;
+#[cfg(feature = "kernel")]
 pub(crate) mod vnet_hdr;
+#[cfg(feature = "kernel")]
 pub(crate) mod xdp_features;
 
 use std::io;

@@ -191,6 +191,7 @@ fn original_timing_is_not_faster_than_the_file() {
     assert!(port.port.extra_statistics().contains(&("timestamps_going_back", 1)));
 }
 
+#[cfg(feature = "pcap")]
 #[test]
 fn settings_are_checked() {
     let plan = |text: &str| {
