@@ -36,3 +36,8 @@ pub use wirepath_pipeline as pipeline;
 pub use wirepath_pmd as pmd;
 pub use wirepath_settings as settings;
 pub use wirepath_wire as wire;
+
+/// The examples of the readme, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -9,7 +9,6 @@ use super::*;
 use crate::port::{OpenPort, StartedPort};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, Packet, Pool};
-use wirepath_settings::Source;
 
 fn config(pool: &Pool) -> PortConfig {
     PortConfig { mtu: 9202, ..PortConfig::new(PortId::new(3), pool.clone()) }
@@ -194,6 +193,8 @@ fn original_timing_is_not_faster_than_the_file() {
 #[cfg(feature = "pcap")]
 #[test]
 fn settings_are_checked() {
+    use wirepath_settings::Source;
+
     let plan = |text: &str| {
         let source = Source::new("c.toml", format!("[[port]]\nname = 'x'\ndriver = 'pcap'\n{text}"));
         let document = source.parse().unwrap();
