@@ -159,7 +159,7 @@ fn open(name: &str, like: Option<&dyn PortSpec>) -> Result<OpenPort, Failure> {
     let document = source.parse()?;
     let plan = match like.and_then(|like| like.rule_spec_for(driver, device)) {
         Some(plan) => plan,
-        None => found.plan(Some(device), &document.settings())?,
+        None => found.plan(Some(device), &document.settings().described(found.table()))?,
     };
     // A device without rule hardware is not opened. Opening would attach an XDP program or create a TAP
     // device.

@@ -197,7 +197,7 @@ impl RuntimeConfig {
         if let Some(table) = tables.get(MAX_PORTS) {
             return Err(table.error(format!("{} ports, expected at most {MAX_PORTS}", tables.len())));
         }
-        top.each("port", |table| {
+        top.read_tables(&drivers::PORT, |table| {
             let device = table.span("device");
             let port = drivers::read_port(table)?;
             if let Some(other) = ports.iter().find(|other| other.name == port.name) {

@@ -416,8 +416,7 @@ impl<'s> Document<'s> {
     /// Does the same as [`Self::read`] for a program whose tables `spec` lists. `read` asks for all of them and for no
     /// others.
     pub fn read_as<T>(&self, spec: &'static TableSpec, read: impl FnOnce(&Settings<'_>) -> Result<T>) -> Result<T> {
-        let top = Settings { spec: Some(spec), ..self.settings() };
-        top.complete(read).map_err(|error| self.errors.take(error))
+        self.settings().described(spec).complete(read).map_err(|error| self.errors.take(error))
     }
 }
 
@@ -617,7 +616,8 @@ impl<'d> Settings<'d> {
     }
 
     /// Value of a key, or `None` if it is missing or wrong.
-    pub fn get<T: FromValue>(&self, key: &'static str) -> Result<Option<T>> {
+    pub fn get<T: FromValue>(&self, key: impl KeyName) -> Result<Option<T>> {
+        let key = key.key_name();
         let Some(value) = self.value(key) else { return Ok(None) };
         let read = T::from_value(value.get_ref());
         if read.is_none() {
@@ -855,21 +855,27 @@ impl<'d> Settings<'d> {
         key.read(self)
     }
 
+    /// This table with a description, by which a reader can ask for its keys.
+    #[must_use]
+    pub fn described(self, spec: &'static TableSpec) -> Self {
+        Settings { spec: Some(spec), ..self }
+    }
+
     /// The table that `spec` describes, or `None` if it is missing.
     pub fn subtable(&self, spec: &'static TableSpec) -> Result<Option<Settings<'d>>> {
-        Ok(self.table(spec.name)?.map(|table| Settings { spec: Some(spec), ..table }))
+        Ok(self.table(spec.name)?.map(|table| table.described(spec)))
     }
 
     /// The tables that `spec` describes. Empty if there are none.
     pub fn subtables(&self, spec: &'static TableSpec) -> Result<Vec<Settings<'d>>> {
-        let described = |table| Settings { spec: Some(spec), ..table };
+        let described = |table: Settings<'d>| table.described(spec);
         Ok(self.tables(spec.name)?.into_iter().map(described).collect())
     }
 
     /// The table that `spec` describes. A missing one is empty: every key has its default, and errors point at this
     /// table.
     pub fn subtable_or_empty(&self, spec: &'static TableSpec) -> Result<Settings<'d>> {
-        let empty = || Settings { spec: Some(spec), ..self.empty(spec.name) };
+        let empty = || self.empty(spec.name).described(spec);
         Ok(self.subtable(spec)?.unwrap_or_else(empty))
     }
 
@@ -932,6 +938,14 @@ impl<'d> Settings<'d> {
                 let message = format!("this key is now \"{new}\" in the table [{table}]");
                 Err(self.errors.record(self.error_at(&key.span(), old, message)))
             }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a key that this table does not have for a reason worth an explanation. The error points at the value.
+    pub fn unsupported(&self, key: &'static str, why: &str) -> Result<()> {
+        match self.table.iter().find(|(name, _)| name.get_ref().as_ref() == key) {
+            Some((_, value)) => Err(self.errors.record(self.error_at(&value.span(), key, why.to_owned()))),
             None => Ok(()),
         }
     }
