@@ -2,7 +2,7 @@ use wirepath_memory::{Backing, RegionBuilder};
 use wirepath_packet::{Arena, MAX_BUFFERS, PoolError};
 use wirepath_pmd::drivers::{self, PortSettings};
 use wirepath_settings::{
-    Choice, ConfigError, Flag, Integer, Key, List, Located, Settings, Span, TableSpec, WithDefault,
+    Choice, ConfigError, ConfigTable, Flag, Integer, Key, List, Located, Settings, Span, WithDefault,
 };
 
 use super::MAX_PORTS;
@@ -46,13 +46,13 @@ const SLEEP_BELOW: Key<WithDefault<Integer<u64>>> = Key::integer("sleep_below", 
     .about("Load below which a worker sleeps after the first empty turn. Above it, the worker polls for a while.");
 
 /// Description of the table `[workers]`.
-pub static WORKERS: TableSpec = TableSpec {
+pub static WORKERS: ConfigTable = ConfigTable {
     name: "workers",
     about: "Threads that poll the ports and run the stages.",
     absent: "one worker, which is not pinned to a core",
     keys: &[&CORES, &IDLE, &SLEEP_BELOW],
     example: "[workers]\ncores = [2, 3]\nidle = \"adaptive\"\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 const BUFFERS: Key<WithDefault<Integer<u32>>> = Key::integer("buffers", 64..=MAX_BUFFERS as i64)
@@ -74,13 +74,13 @@ const SHARED: Key<WithDefault<Flag>> = Key::flag("shared")
     .about("Lets other processes map the packet memory, as the key `attach` of a port requires.");
 
 /// Description of the table `[pool]`.
-pub static POOL: TableSpec = TableSpec {
+pub static POOL: ConfigTable = ConfigTable {
     name: "pool",
     about: "Packet memory.",
     absent: "every key has its default",
     keys: &[&BUFFERS, &HUGE_PAGES, &SHARED],
     example: "[pool]\nbuffers = 65536\nhuge_pages = \"require\"\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// Settings of the workers and of packet memory: the tables `[workers]` and `[pool]` of a configuration, which

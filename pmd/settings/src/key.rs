@@ -772,7 +772,7 @@ impl<K: Kind> fmt::Debug for Key<K> {
 /// debug assertions, a reader that asks for a key without a description panics, and so does a reader that succeeds
 /// without asking for a described key.
 #[derive(Clone, Copy)]
-pub struct TableSpec {
+pub struct ConfigTable {
     /// Name, without those of the tables around it; empty for the top-level table of a program.
     pub name: &'static str,
     /// How often the table can be there, and how it is written.
@@ -784,7 +784,9 @@ pub struct TableSpec {
     /// Keys, in the order of displays.
     pub keys: &'static [&'static dyn KeySpec],
     /// Returns the tables inside this one.
-    pub tables: fn() -> Vec<&'static TableSpec>,
+    pub tables: fn() -> Vec<&'static ConfigTable>,
+    /// True if keys exclude each other, so that no reader asks for all of them.
+    pub alternatives: bool,
     /// Description of keys that have no [`KeySpec`], because another key decides which there are; empty if there are
     /// none.
     pub others: &'static str,
@@ -803,8 +805,8 @@ pub enum Written {
     InlineList,
 }
 
-impl TableSpec {
-    /// A table without keys, for `..TableSpec::EMPTY`.
+impl ConfigTable {
+    /// A table without keys, for `..ConfigTable::EMPTY`.
     pub const EMPTY: Self = Self {
         name: "",
         written: Written::Once,
@@ -812,6 +814,7 @@ impl TableSpec {
         absent: "",
         keys: &[],
         tables: Vec::new,
+        alternatives: false,
         others: "",
         example: "",
     };
@@ -844,10 +847,10 @@ impl TableSpec {
     }
 }
 
-impl fmt::Debug for TableSpec {
+impl fmt::Debug for ConfigTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: Vec<&str> = self.keys.iter().map(|key| key.name()).collect();
-        f.debug_struct("TableSpec").field("name", &self.name).field("keys", &keys).finish_non_exhaustive()
+        f.debug_struct("ConfigTable").field("name", &self.name).field("keys", &keys).finish_non_exhaustive()
     }
 }
 
@@ -869,7 +872,7 @@ impl<K> KeyName for &Key<K> {
     }
 }
 
-impl KeyName for &TableSpec {
+impl KeyName for &ConfigTable {
     fn key_name(self) -> &'static str {
         self.name
     }

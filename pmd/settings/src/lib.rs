@@ -4,12 +4,12 @@
 //! table for the keys that it knows. When it ends, all other keys are refused, with the nearest known key as a
 //! suggestion ([`Settings::complete`]). Programs read the whole file before they start anything.
 //!
-//! A key is described once, as a [`Key`], and a table as a [`TableSpec`]. [`Settings::read`] takes the description, so
+//! A key is described once, as a [`Key`], and a table as a [`ConfigTable`]. [`Settings::read`] takes the description, so
 //! that the documentation of a key and its reader cannot differ. An application describes its own table in the same
 //! way:
 //!
 //! ```
-//! use wirepath_settings::{Choice, ConfigError, Flag, Integer, Key, KeySpec, Settings, Source, TableSpec, WithDefault};
+//! use wirepath_settings::{Choice, ConfigError, Flag, Integer, Key, KeySpec, Settings, Source, ConfigTable, WithDefault};
 //!
 //! #[derive(Clone, Copy, Debug, PartialEq)]
 //! enum Overload {
@@ -29,12 +29,12 @@
 //! .about("Treatment of packets above the limit.");
 //! const LOG: Key<WithDefault<Flag>> = Key::flag("log").default(false).about("Logs the first packet of a source.");
 //!
-//! static LIMITER: TableSpec = TableSpec {
+//! static LIMITER: ConfigTable = ConfigTable {
 //!     name: "limiter",
 //!     about: "Limits the packets of each source.",
 //!     keys: &[&LIMIT, &OVERLOAD, &LOG],
 //!     example: "[limiter]\nlimit = 50000\n",
-//!     ..TableSpec::EMPTY
+//!     ..ConfigTable::EMPTY
 //! };
 //!
 //! fn read(top: &Settings<'_>) -> Result<(u32, Overload, bool), ConfigError> {
@@ -71,8 +71,8 @@ use toml::de::DeTable;
 mod key;
 
 pub use key::{
-    Choice, Flag, Form, Integer, Key, KeyName, KeySpec, Kind, List, Lists, Never, Number, Parsed, Required, Scalar,
-    TableSpec, Text, Value, WithDefault, Word, Written,
+    Choice, ConfigTable, Flag, Form, Integer, Key, KeyName, KeySpec, Kind, List, Lists, Never, Number, Parsed,
+    Required, Scalar, Text, Value, WithDefault, Word, Written,
 };
 /// Value of a key, for [`FromValue`].
 pub use toml::de::DeValue;
@@ -295,7 +295,7 @@ pub struct Settings<'d> {
     span: Range<usize>,
     path: String,
     /// Description of the table, if it has one.
-    spec: Option<&'static TableSpec>,
+    spec: Option<&'static ConfigTable>,
     requested: RefCell<Vec<&'static str>>,
 }
 
@@ -415,7 +415,7 @@ impl<'s> Document<'s> {
 
     /// Does the same as [`Self::read`] for a program whose tables `spec` lists. `read` asks for all of them and for no
     /// others.
-    pub fn read_as<T>(&self, spec: &'static TableSpec, read: impl FnOnce(&Settings<'_>) -> Result<T>) -> Result<T> {
+    pub fn read_as<T>(&self, spec: &'static ConfigTable, read: impl FnOnce(&Settings<'_>) -> Result<T>) -> Result<T> {
         self.settings().described(spec).complete(read).map_err(|error| self.errors.take(error))
     }
 }
@@ -857,37 +857,41 @@ impl<'d> Settings<'d> {
 
     /// This table with a description, by which a reader can ask for its keys.
     #[must_use]
-    pub fn described(self, spec: &'static TableSpec) -> Self {
+    pub fn described(self, spec: &'static ConfigTable) -> Self {
         Settings { spec: Some(spec), ..self }
     }
 
     /// The table that `spec` describes, or `None` if it is missing.
-    pub fn subtable(&self, spec: &'static TableSpec) -> Result<Option<Settings<'d>>> {
+    pub fn subtable(&self, spec: &'static ConfigTable) -> Result<Option<Settings<'d>>> {
         Ok(self.table(spec.name)?.map(|table| table.described(spec)))
     }
 
     /// The tables that `spec` describes. Empty if there are none.
-    pub fn subtables(&self, spec: &'static TableSpec) -> Result<Vec<Settings<'d>>> {
+    pub fn subtables(&self, spec: &'static ConfigTable) -> Result<Vec<Settings<'d>>> {
         let described = |table: Settings<'d>| table.described(spec);
         Ok(self.tables(spec.name)?.into_iter().map(described).collect())
     }
 
     /// The table that `spec` describes. A missing one is empty: every key has its default, and errors point at this
     /// table.
-    pub fn subtable_or_empty(&self, spec: &'static TableSpec) -> Result<Settings<'d>> {
+    pub fn subtable_or_empty(&self, spec: &'static ConfigTable) -> Result<Settings<'d>> {
         let empty = || self.empty(spec.name).described(spec);
         Ok(self.subtable(spec)?.unwrap_or_else(empty))
     }
 
     /// Reads the table that `spec` describes with `read` and finishes it. A missing table reads as an empty one.
-    pub fn read_table<T>(&self, spec: &'static TableSpec, read: impl FnOnce(&Settings<'d>) -> Result<T>) -> Result<T> {
+    pub fn read_table<T>(
+        &self,
+        spec: &'static ConfigTable,
+        read: impl FnOnce(&Settings<'d>) -> Result<T>,
+    ) -> Result<T> {
         self.subtable_or_empty(spec)?.complete(read)
     }
 
     /// Reads each table that `spec` describes with `read` and finishes it. The reading goes on after a wrong table.
     pub fn read_tables<T>(
         &self,
-        spec: &'static TableSpec,
+        spec: &'static ConfigTable,
         mut read: impl FnMut(&Settings<'d>) -> Result<T>,
     ) -> Result<Vec<T>> {
         let (mut all, mut failed) = (Vec::new(), None);
@@ -911,7 +915,7 @@ impl<'d> Settings<'d> {
         if !cfg!(debug_assertions) {
             return;
         }
-        let Some(spec) = self.spec else { return };
+        let Some(spec) = self.spec.filter(|spec| !spec.alternatives) else { return };
         let requested = self.requested.borrow();
         let tables = if spec.name.is_empty() { (spec.tables)() } else { Vec::new() };
         let described = spec.keys.iter().map(|key| key.name()).chain(tables.iter().map(|table| table.name));
@@ -1202,7 +1206,7 @@ mod tests {
 
     const SPEED: Key<WithDefault<Integer<u8>>> = Key::integer("speed", 1..=9).default(3).about("Speed.");
     const MODE: Key<Text> = Key::text("mode", "a word").about("Mode.");
-    static ENGINE: TableSpec = TableSpec { name: "engine", keys: &[&SPEED, &MODE], ..TableSpec::EMPTY };
+    static ENGINE: ConfigTable = ConfigTable { name: "engine", keys: &[&SPEED, &MODE], ..ConfigTable::EMPTY };
 
     /// Reads the table [`ENGINE`] of a text.
     fn read_engine<T>(text: &str, read: impl FnOnce(&Settings<'_>) -> Result<T>) -> Result<T> {
@@ -1249,7 +1253,7 @@ mod tests {
     #[cfg(debug_assertions)]
     #[should_panic = "has no key \"gearbox\""]
     fn a_table_without_a_description_fails() {
-        static GEARBOX: TableSpec = TableSpec { name: "gearbox", ..TableSpec::EMPTY };
+        static GEARBOX: ConfigTable = ConfigTable { name: "gearbox", ..ConfigTable::EMPTY };
         let _ = read_engine("", |table| table.read_table(&GEARBOX, |_| Ok(())));
     }
 

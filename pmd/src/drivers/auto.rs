@@ -16,7 +16,7 @@ use crate::port::{
 };
 use wirepath_flow::Rule;
 use wirepath_packet::drops::DropReason;
-use wirepath_settings::{ConfigError, Flag, Key, Settings, TableSpec, WithDefault};
+use wirepath_settings::{ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "auto";
 
@@ -24,14 +24,14 @@ const FORCE: Key<WithDefault<Flag>> = Key::flag("force")
     .default(false)
     .about("Takes an interface even if it carries a default route of this machine, which may cut the machine off.");
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: NAME,
     about: "Settings of driver = \"auto\". Tables of drivers inside apply if `auto` chooses that driver.",
     absent: "every key has its default",
     keys: &[&FORCE],
     tables: || DRIVERS.iter().filter(|driver| driver.in_auto()).map(|driver| driver.table()).collect(),
     example: "[port.auto]\nforce = true\n\n[port.auto.af_xdp]\nmode = \"generic\"\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver that chooses a driver.
@@ -51,7 +51,7 @@ impl Driver for Auto {
         DeviceKind::Interface
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

@@ -29,7 +29,7 @@ pub use privilege::setcap_command;
 use crate::port::{Capabilities, PortConfig, PortError, PortId, PortSpec};
 use wirepath_packet::{DATA_ROOM, Pool};
 use wirepath_settings::{
-    Choice, ConfigError, Flag, Integer, Key, Required, Settings, Span, TableSpec, Text, WithDefault, Written,
+    Choice, ConfigError, ConfigTable, Flag, Integer, Key, Required, Settings, Span, Text, WithDefault, Written,
 };
 
 /// A driver, and all that programs know about it.
@@ -60,7 +60,7 @@ pub trait Driver: Sync {
     }
 
     /// Returns the description of the driver's table, which has the name of the driver.
-    fn table(&self) -> &'static TableSpec;
+    fn table(&self) -> &'static ConfigTable;
 
     /// Returns settings that select each receive mode and each transmit mode at least once, as TOML keys of the
     /// driver's table. Tests run in every mode.
@@ -207,7 +207,7 @@ const LOSS_TIMEOUT: Key<Integer<u64>> = Key::integer("loss_timeout", 1..=31_536_
     .about("Time for which the port waits for a lost device.");
 
 /// Description of a table `[[port]]`.
-pub static PORT: TableSpec = TableSpec {
+pub static PORT: ConfigTable = ConfigTable {
     name: "port",
     written: Written::Repeated,
     about: "A port: a device and the driver that opens it. Ports have numbers in the order of the configuration.",
@@ -215,7 +215,7 @@ pub static PORT: TableSpec = TableSpec {
     keys: &[&PORT_NAME, &DRIVER, &DEVICE, &QUEUES, &DEPTH, &MTU, &PROMISCUOUS, &ON_LOSS, &LOSS_TIMEOUT],
     tables: || DRIVERS.iter().map(|driver| driver.table()).collect(),
     example: "[[port]]\nname = \"lan\"\ndevice = \"eth1\"\nqueues = 2\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// Checked settings of a port.

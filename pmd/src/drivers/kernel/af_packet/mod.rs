@@ -42,7 +42,7 @@ use crate::port::{
     PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
-use wirepath_settings::{Choice, ConfigError, Flag, Key, Settings, TableSpec, WithDefault};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "af_packet";
 /// A ring takes 8 MiB by default; a configuration with more queues than this is a mistake.
@@ -62,13 +62,13 @@ const FANOUT: Key<WithDefault<Choice<Fanout>>> = Key::choice(
 .default_word("hash")
 .about("Distribution of frames over the receive queues of the port.");
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: NAME,
     about: "Settings of driver = \"af_packet\".",
     absent: "every key has its default",
     keys: &[&EXCLUSIVE, &FANOUT],
     example: "[port.af_packet]\nexclusive = false\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver.
@@ -117,7 +117,7 @@ impl Driver for AfPacket {
         &["", "exclusive = false"]
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

@@ -34,7 +34,7 @@ use super::common::link::Interface;
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{Device, KernelPunt, KernelRule, PortError, PortId, PortSpec};
 use wirepath_flow::Rule;
-use wirepath_settings::{Choice, ConfigError, Flag, Key, List, Parsed, Settings, TableSpec, WithDefault};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, List, Parsed, Settings, WithDefault};
 
 const NAME: &str = "af_xdp";
 
@@ -69,13 +69,13 @@ const KERNEL: Key<List<Parsed<KernelMatch>>> = Key::parsed("kernel", kernel_matc
     .same_as("\"nothing\"")
     .about("Frames that are passed to the kernel. All others go to the port.");
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: NAME,
     about: "Settings of driver = \"af_xdp\".",
     absent: "every key has its default",
     keys: &[&MODE, &ZERO_COPY, &FRAGMENTS, &POOL_AS_UMEM, &FORCE, &BUSY_POLL, &ATTACH_BY_LINK, &KERNEL],
     example: "[port.af_xdp]\nmode = \"native\"\nkernel = [\"arp\", \"tcp port 22\"]\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver.
@@ -157,7 +157,7 @@ impl Driver for AfXdp {
         &["", "zero_copy = false", "fragments = false", "mode = 'generic'"]
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

@@ -43,7 +43,7 @@ use crate::port::{
     PortEvent, PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
-use wirepath_settings::{Choice, ConfigError, Key, List, Parsed, Settings, TableSpec, WithDefault};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Key, List, Parsed, Settings, WithDefault};
 
 const NAME: &str = "tap";
 /// The kernel supports 256 queues (`MAX_TAP_QUEUES`); each takes 70 KB in this driver.
@@ -69,13 +69,13 @@ const SUPERFRAMES: Key<WithDefault<Choice<bool>>> = Key::choice(
 .default_word("cut")
 .about("Treatment of TCP superframes that the kernel sends.");
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: NAME,
     about: "Settings of driver = \"tap\".",
     absent: "every key has its default",
     keys: &[&ADDRESS, &MAC, &SUPERFRAMES],
     example: "[port.tap]\naddress = [\"10.0.0.1/24\", \"fd00::1/64\"]\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver.
@@ -111,7 +111,7 @@ impl Driver for Tap {
         DeviceKind::CreatedInterface
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

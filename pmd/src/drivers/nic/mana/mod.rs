@@ -46,17 +46,17 @@ use crate::ipc::{
     ATTACH, ATTACH_BUFFERS, ATTACH_RX_QUEUES, ATTACH_TX_QUEUES, AttachConfig, AttachError, AttachOffer, AttachedPort,
 };
 use crate::port::{Device, PortError, PortSpec};
-use wirepath_settings::{ConfigError, Settings, TableSpec};
+use wirepath_settings::{ConfigError, ConfigTable, Settings};
 
 pub(crate) const NAME: &str = "mana";
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: NAME,
     about: "Settings of driver = \"mana\".",
     absent: "every key has its default",
     keys: &[&TX_TIMEOUT, &ATTACH, &ATTACH_TX_QUEUES, &ATTACH_RX_QUEUES, &ATTACH_BUFFERS],
     example: "[port.mana]\nattach = \"/run/wirepath/gw.sock\"\nattach_tx_queues = 2\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver.
@@ -102,7 +102,7 @@ impl Driver for Mana {
         true
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

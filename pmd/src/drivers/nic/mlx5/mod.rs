@@ -62,7 +62,7 @@ use crate::ipc::{
     ATTACH, ATTACH_BUFFERS, ATTACH_RX_QUEUES, ATTACH_TX_QUEUES, AttachConfig, AttachError, AttachOffer, AttachedPort,
 };
 use crate::port::{Device, PortError, PortSpec};
-use wirepath_settings::{Choice, ConfigError, Flag, Integer, Key, Settings, TableSpec, WithDefault};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Integer, Key, Settings, WithDefault};
 
 pub(crate) const NAME: &str = "mlx5";
 
@@ -122,7 +122,7 @@ const RULES: Key<WithDefault<Choice<RuleBackendChoice>>> = Key::choice(
 .default_word("auto")
 .about("Interface by which flow rules get into the device.");
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: NAME,
     about: "Settings of driver = \"mlx5\".",
     absent: "every key has its default",
@@ -143,7 +143,7 @@ static TABLE: TableSpec = TableSpec {
         &ATTACH_BUFFERS,
     ],
     example: "[port.mlx5]\nrx_mode = \"striding\"\ntx_inline = 128\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// Settings that select each receive mode and each transmit mode, see [`Driver::modes`].
@@ -250,7 +250,7 @@ impl Driver for Mlx5 {
         MODES
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

@@ -37,20 +37,20 @@ use super::common::nic::Nic;
 use super::common::probe::{DeviceSelector, TX_TIMEOUT};
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{Device, PortError, PortSpec};
-use wirepath_settings::{ConfigError, Flag, Key, Settings, TableSpec, WithDefault};
+use wirepath_settings::{ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "verbs";
 
 const CHECKSUMS: Key<WithDefault<Flag>> =
     Key::flag("checksums").default(true).about("Lets the device compute and check checksums, if it can.");
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: NAME,
     about: "Settings of driver = \"verbs\".",
     absent: "every key has its default",
     keys: &[&CHECKSUMS, &TX_TIMEOUT],
     example: "[port.verbs]\nchecksums = false\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver.
@@ -96,7 +96,7 @@ impl Driver for Verbs {
         &["", "checksums = false"]
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

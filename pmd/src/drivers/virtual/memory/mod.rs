@@ -34,14 +34,14 @@ use crate::drivers::{Candidate, Driver};
 use crate::port::{
     Capabilities, Device, DeviceLink, Link, MacAddr, Offloads, PortConfig, PortError, PortEvent, PortSpec, Queues,
 };
-use wirepath_settings::{ConfigError, Settings, TableSpec};
+use wirepath_settings::{ConfigError, ConfigTable, Settings};
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: "memory",
     about: "Settings of driver = \"memory\". There are none.",
     absent: "the table has no keys",
     example: "[port.memory]\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver.
@@ -76,7 +76,7 @@ impl Driver for Memory {
         "cable inside the process: joins the two ports that have the same device name"
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

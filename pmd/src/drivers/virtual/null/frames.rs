@@ -6,7 +6,7 @@ use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, Vni, checksum, ethernet, ipv4, ipv6, udp, vxlan};
 
 use wirepath_packet::{DATA_ROOM, HEADROOM, MetaTemplate, Packet, Pool};
-use wirepath_settings::{Choice, ConfigError, Integer, Key, Parsed, Required, Settings, TableSpec, WithDefault};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Integer, Key, Parsed, Required, Settings, WithDefault};
 
 const MAC_ADDRESS: &str = "a MAC address such as \"02:00:00:00:00:01\"";
 const IP_ADDRESS: &str = "an IP address";
@@ -59,14 +59,14 @@ const TUNNEL_DESTINATION: Key<Required<Parsed<IpAddr>>> = Key::parsed("destinati
     .required()
     .about("Outer IP destination address, of the same IP version as the source.");
 
-pub(super) static VXLAN: TableSpec = TableSpec {
+pub(super) static VXLAN: ConfigTable = ConfigTable {
     name: "vxlan",
     about: "Encapsulates the generated frames in VXLAN (RFC 7348).",
     absent: "the frames are not encapsulated",
     keys: &[&TUNNEL_VNI, &TUNNEL_SOURCE_MAC, &TUNNEL_DESTINATION_MAC, &TUNNEL_SOURCE, &TUNNEL_DESTINATION],
     example: "[port.null.vxlan]\nvni = 42\nsource_mac = \"02:00:00:00:00:01\"\n\
               destination_mac = \"02:00:00:00:00:02\"\nsource = \"10.9.0.2\"\ndestination = \"10.9.0.1\"\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// Bytes that are copied into a packet at once.

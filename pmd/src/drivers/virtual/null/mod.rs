@@ -15,7 +15,7 @@ use crate::port::{
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, MetaTemplate, Packet, Pool};
-use wirepath_settings::{ConfigError, Integer, Key, Parsed, Settings, TableSpec, WithDefault};
+use wirepath_settings::{ConfigError, ConfigTable, Integer, Key, Parsed, Settings, WithDefault};
 
 /// Packets that a source delivers in one burst.
 const BURST: usize = 32;
@@ -32,7 +32,7 @@ const RING: Key<WithDefault<Integer<u32>>> = Key::integer("ring", 0..=65_536)
     .default(0)
     .about("Buffers that each queue rotates, as the ring of a NIC does. With 0, each buffer comes from the pool.");
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: "null",
     about: "Settings of driver = \"null\": the frames that the port generates.",
     absent: "the port receives nothing and discards what is sent",
@@ -49,7 +49,7 @@ static TABLE: TableSpec = TableSpec {
     ],
     tables: || vec![&frames::VXLAN],
     example: "[port.null]\nsource = \"udp4\"\nsize = 64\nflows = 1000\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver.
@@ -79,7 +79,7 @@ impl Driver for Null {
         "source of generated frames and sink for everything sent; needs no device"
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 

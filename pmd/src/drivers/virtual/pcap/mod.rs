@@ -59,7 +59,7 @@ use crate::port::{
 };
 use wirepath_packet::MAX_PACKET;
 use wirepath_packet::counters::Counter;
-use wirepath_settings::{Choice, ConfigError, Integer, Key, Number, Settings, TableSpec, Text, WithDefault};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Integer, Key, Number, Settings, Text, WithDefault};
 
 /// Flag of open(2): neither the call nor later reads and writes wait for a peer.
 const O_NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
@@ -107,13 +107,13 @@ const SNAP: Key<WithDefault<Integer<u32>>> = Key::integer("snap", 64..=MAX_FRAME
     .default(MAX_FRAME as u32)
     .about("Bytes of a frame that are written at most.");
 
-static TABLE: TableSpec = TableSpec {
+static TABLE: ConfigTable = ConfigTable {
     name: "pcap",
     about: "Settings of driver = \"pcap\". At least one of `read`, `write` and the port's `device` is needed.",
     absent: "the port reads the file that `device` names",
     keys: &[&READ, &TIMING, &SPEED, &LOOP, &WRITE, &FORMAT, &PRECISION, &SNAP],
     example: "[port.pcap]\nread = \"in.pcap\"\nwrite = \"out.pcapng\"\n",
-    ..TableSpec::EMPTY
+    ..ConfigTable::EMPTY
 };
 
 /// The driver.
@@ -173,7 +173,7 @@ impl Driver for Pcap {
         "receives the frames of a capture file and writes what is transmitted to another"
     }
 
-    fn table(&self) -> &'static TableSpec {
+    fn table(&self) -> &'static ConfigTable {
         &TABLE
     }
 
