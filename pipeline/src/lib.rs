@@ -136,6 +136,7 @@ mod worker;
 /// [`wirepath_pmd::drivers`].
 pub mod tables {
     pub use crate::runtime::{POOL, WORKERS};
+    pub use crate::tunnel::config::{SEGMENT, UNDERLAY};
 }
 
 pub use context::{Context, WorkerCounters};

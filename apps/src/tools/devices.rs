@@ -211,7 +211,7 @@ fn offers(drivers: &[&dyn Driver]) -> Vec<Offer> {
 
 #[cfg(test)]
 mod tests {
-    use wirepath_settings::{ConfigError, Settings};
+    use wirepath_settings::{ConfigError, ConfigTable, Settings};
 
     use super::*;
 
@@ -224,6 +224,10 @@ mod tests {
 
         fn about(&self) -> &'static str {
             "a test"
+        }
+
+        fn table(&self) -> &'static ConfigTable {
+            &ConfigTable::EMPTY
         }
 
         fn plan(&self, _: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
