@@ -27,8 +27,7 @@ const AGEING: Key<Integer<u32>> = Key::integer("ageing", 0..=1_000_000)
     .when("mode = \"bridge\"")
     .about("Time after which a learned address that sends nothing is removed. 0: never.");
 
-/// Description of the table `[l2fwd]`.
-pub static L2FWD: ConfigTable = ConfigTable {
+static L2FWD: ConfigTable = ConfigTable {
     name: "l2fwd",
     about: "How packets get from port to port.",
     absent: "neighbouring ports are pairs",
@@ -55,6 +54,10 @@ pub enum Mode {
 }
 
 impl AppSettings for Mode {
+    fn tables() -> Vec<&'static ConfigTable> {
+        vec![&L2FWD]
+    }
+
     fn read(top: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
         top.read_table(&L2FWD, |table| Self::read_table(table, ports))
     }

@@ -56,7 +56,6 @@ pub static WORKERS: ConfigTable = ConfigTable {
 };
 
 const BUFFERS: Key<WithDefault<Integer<u32>>> = Key::integer("buffers", 64..=MAX_BUFFERS as i64)
-    .unit("buffers")
     .default(8192)
     .about("Packet buffers on each NUMA node that has a port. A buffer takes 2368 bytes.");
 const HUGE_PAGES: Key<WithDefault<Choice<HugePages>>> = Key::choice(

@@ -50,7 +50,7 @@ const SOURCE_PORTS: Key<Text> = Key::text("source_ports", "two ports, such as \"
     .same_as("\"49152-65535\"")
     .about("Range of the outer UDP source ports. The flow inside the tunnel chooses one.");
 const TTL: Key<WithDefault<Integer<u8>>> =
-    Key::integer("ttl", 1..=255).unit("hops").default(64).about("Outer TTL (IPv4) or hop limit (IPv6).");
+    Key::integer("ttl", 1..=255).default(64).about("Outer TTL (IPv4) or hop limit (IPv6).");
 const DSCP: Key<Value<Dscp>> = Key::value("dscp")
     .same_as("0")
     .about("Outer DSCP; \"copy\" takes that of the inner packet. ECN is always copied (RFC 6040).");

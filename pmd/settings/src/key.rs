@@ -768,9 +768,8 @@ impl<K: Kind> fmt::Debug for Key<K> {
 
 /// Description of a table of a configuration.
 ///
-/// A reader gets the table by its description ([`Settings::read_table`] and [`Settings::read_tables`]). In builds with
-/// debug assertions, a reader that asks for a key without a description panics, and so does a reader that succeeds
-/// without asking for a described key.
+/// A reader gets the table by its description ([`Settings::read_table`] and [`Settings::read_tables`]). It asks for the
+/// described keys and for no others. In builds with debug assertions, any other reader panics.
 #[derive(Clone, Copy)]
 pub struct ConfigTable {
     /// Name, without those of the tables around it; empty for the top-level table of a program.

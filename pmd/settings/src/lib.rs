@@ -4,12 +4,12 @@
 //! table for the keys that it knows. When it ends, all other keys are refused, with the nearest known key as a
 //! suggestion ([`Settings::complete`]). Programs read the whole file before they start anything.
 //!
-//! A key is described once, as a [`Key`], and a table as a [`ConfigTable`]. [`Settings::read`] takes the description, so
-//! that the documentation of a key and its reader cannot differ. An application describes its own table in the same
-//! way:
+//! A key is described once, as a [`Key`], and a table as a [`ConfigTable`]. [`Settings::read`] takes the description.
+//! The documentation of a key and its reader can therefore not differ. An application describes its own table in the
+//! same way:
 //!
 //! ```
-//! use wirepath_settings::{Choice, ConfigError, Flag, Integer, Key, KeySpec, Settings, Source, ConfigTable, WithDefault};
+//! use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Integer, Key, Settings, Source, WithDefault};
 //!
 //! #[derive(Clone, Copy, Debug, PartialEq)]
 //! enum Overload {

@@ -170,7 +170,6 @@ const DEVICE: Key<Text> = Key::text("device", "name of an interface, an RDMA dev
     .absent("an error, unless the driver needs no device")
     .about("Device that the driver opens.");
 const QUEUES: Key<WithDefault<Integer<u16>>> = Key::integer("queues", 1..=256)
-    .unit("queues")
     .default(1)
     .about("Receive queues, and as many transmit queues. Each worker needs at least one receive queue.");
 const DEPTH: Key<WithDefault<Integer<u32>>> = Key::integer("depth", 16..=65_536)
@@ -318,7 +317,16 @@ pub fn choose_mtu(configured: Option<u16>, device: &Capabilities, entries: u32, 
 
 impl fmt::Debug for PortSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PortSettings").field("name", &self.name).field("plan", &self.plan).finish_non_exhaustive()
+        f.debug_struct("PortSettings")
+            .field("name", &self.name)
+            .field("device", &self.device)
+            .field("plan", &self.plan)
+            .field("queues", &self.queues)
+            .field("depth", &self.depth)
+            .field("mtu", &self.mtu)
+            .field("promiscuous", &self.promiscuous)
+            .field("on_loss", &self.on_loss)
+            .finish_non_exhaustive()
     }
 }
 

@@ -21,19 +21,16 @@ pub(crate) const ATTACH: Key<Text> =
     );
 pub(crate) const ATTACH_TX_QUEUES: Key<WithDefault<Integer<u16>>> =
     Key::integer("attach_tx_queues", 0..=MAX_QUEUES as i64)
-        .unit("queues")
         .default(1)
         .when(NEEDS)
         .about("Transmit queues of one process at most.");
 pub(crate) const ATTACH_RX_QUEUES: Key<WithDefault<Integer<u16>>> =
     Key::integer("attach_rx_queues", 0..=MAX_QUEUES as i64)
-        .unit("queues")
         .default(0)
         .when(NEEDS)
         .about("Receive queues of one process at most, and of all processes together.");
 pub(crate) const ATTACH_BUFFERS: Key<WithDefault<Integer<u32>>> =
     Key::integer("attach_buffers", 1..=MAX_BUFFERS as i64)
-        .unit("buffers")
         .default(2048)
         .when(NEEDS)
         .about("Packet buffers of one process at most.");

@@ -161,7 +161,7 @@ impl Input {
         let program = if ["underlay", "segment"].iter().any(|key| top.has(*key)) {
             Setup::read(source).map(|setup| Program::Gateway(Box::new(setup)))
         } else {
-            Config::read(source, Mode::read).map(|program| Program::L2fwd(Box::new(program)))
+            Config::read(source, Config::tables::<Mode>(), Mode::read).map(|program| Program::L2fwd(Box::new(program)))
         };
         match program {
             Ok(program) => self.program = Some(program),

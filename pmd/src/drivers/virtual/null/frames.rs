@@ -35,7 +35,6 @@ pub(super) const SIZE: Key<WithDefault<Integer<usize>>> = Key::integer("size", 6
     .default(64)
     .about("Length of a frame without frame check sequence. With `vxlan` it is that of the inner frame.");
 pub(super) const FLOWS: Key<WithDefault<Integer<u32>>> = Key::integer("flows", 1..=4_000_000)
-    .unit("flows")
     .default(1)
     .about("Flows: each has other addresses and ports. The frames of all flows take at most 1 GiB.");
 pub(super) const VLAN: Key<Integer<u16>> =

@@ -28,7 +28,6 @@ const MAC: Key<Parsed<MacAddr>> = Key::parsed("mac", "a MAC address such as \"02
     .absent("none")
     .about("Link-layer address that the port reports.");
 const RING: Key<WithDefault<Integer<u32>>> = Key::integer("ring", 0..=65_536)
-    .unit("buffers")
     .default(0)
     .about("Buffers that each queue rotates, as the ring of a NIC does. With 0, each buffer comes from the pool.");
 

@@ -83,7 +83,7 @@ const SPEED: Key<WithDefault<Number>> = Key::number("speed", 1e-6, 1e6)
     .when("timing = \"original\"")
     .about("Factor by which frames are received faster than they were captured: 2.0 is twice as fast.");
 const LOOP: Key<WithDefault<Integer<u64>>> =
-    Key::integer("loop", 0..=i64::MAX).unit("passes").default(1).about("Passes over the file. 0: for ever.");
+    Key::integer("loop", 0..=i64::MAX).default(1).about("Passes over the file. 0: for ever.");
 const WRITE: Key<Text> = Key::text("write", "path of a file")
     .absent("sent frames are discarded")
     .about("File to which the port writes sent frames. An existing file is overwritten.");
