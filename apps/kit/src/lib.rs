@@ -8,6 +8,7 @@ mod config;
 pub mod configuration;
 pub mod control_socket;
 pub mod prelude;
+pub mod reference;
 pub mod rules;
 
 pub use app::{App, AppArguments, Built};
