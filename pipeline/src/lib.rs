@@ -138,6 +138,13 @@ pub mod tunnel;
 pub mod wheel;
 mod worker;
 
+/// Descriptions of the tables of a configuration that this crate reads. Those of ports are in
+/// [`wirepath_pmd::drivers`].
+pub mod tables {
+    pub use crate::runtime::{POOL, WORKERS};
+    pub use crate::tunnel::config::{SEGMENT, UNDERLAY};
+}
+
 pub use context::{Context, WorkerCounters};
 pub use counter::{CounterId, CounterValues};
 pub use events::{Learn, Punt};

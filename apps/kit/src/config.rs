@@ -1,15 +1,16 @@
 //! The configuration of a packet program.
 
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use wirepath_pipeline::{Runtime, RuntimeConfig};
-use wirepath_pmd::drivers::PortSettings;
-use wirepath_settings::{ConfigError, Settings, Source};
+use wirepath_pipeline::{Runtime, RuntimeConfig, tables};
+use wirepath_pmd::drivers::{PORT, PortSettings};
+use wirepath_settings::{ConfigError, ConfigTable, Settings, Source};
 
 use crate::cli::Failure;
-use crate::cli::log::LogSettings;
-use crate::control_socket::ControlSettings;
-use crate::rules::RuleSettings;
+use crate::cli::log::{LOG, LogSettings};
+use crate::control_socket::{CONTROL, ControlSettings};
+use crate::rules::{RULES, RuleSettings};
 
 /// The tables that every packet program has. Nothing is opened yet.
 ///
@@ -39,8 +40,13 @@ pub struct Config {
 
 /// The tables of a configuration that belong to one program.
 pub trait AppSettings: Sized + Send + 'static {
-    /// Reads the program's tables from the top-level table. `ports` are the names of the ports, in order. All keys that
-    /// are not read are refused.
+    /// Returns the descriptions of the program's tables, for its reference.
+    fn tables() -> Vec<&'static ConfigTable> {
+        Vec::new()
+    }
+
+    /// Reads the tables that [`Self::tables`] describes from the top-level table. `ports` are the names of the ports,
+    /// in order. All keys that are not read are refused.
     ///
     /// # Errors
     /// If a value is wrong. The error has its position.
@@ -63,7 +69,28 @@ impl AppSettings for () {
     }
 }
 
+/// Returns the descriptions of the tables that every packet program has.
+pub fn common_tables() -> Vec<&'static ConfigTable> {
+    vec![&PORT, &tables::WORKERS, &tables::POOL, &CONTROL, &LOG, &RULES, &wirepath_flow::RULE]
+}
+
+/// All tables of a program.
+struct Program<T>(PhantomData<T>);
+
+impl<T: AppSettings> Program<T> {
+    const TABLES: ConfigTable = ConfigTable { tables: Self::tables, ..ConfigTable::EMPTY };
+
+    fn tables() -> Vec<&'static ConfigTable> {
+        [common_tables(), T::tables()].concat()
+    }
+}
+
 impl Config {
+    /// Returns the description of all tables of a program, for [`crate::reference::Reference`].
+    pub fn tables<T: AppSettings>() -> &'static ConfigTable {
+        &Program::<T>::TABLES
+    }
+
     /// Reads a configuration file. The program has no tables of its own.
     ///
     /// # Errors
@@ -97,20 +124,22 @@ impl Config {
     /// # Errors
     /// As [`Self::load`].
     pub fn parse_with<T: AppSettings>(source: &Source) -> Result<(Self, T), Failure> {
-        let (config, own) = Self::read(source, T::read)?;
+        let (config, own) = Self::read(source, Self::tables::<T>(), T::read)?;
         config.rules.check(&config.ports)?;
         Ok((config, own))
     }
 
-    /// Reads all tables; `own` reads those of the program. It does not look at what the rules need of the ports.
+    /// Reads all tables, which `tables` describes; `own` reads those of the program. It does not look at what the rules
+    /// need of the ports.
     ///
     /// # Errors
     /// As [`Self::load`].
     pub fn read<T>(
         source: &Source,
+        tables: &'static ConfigTable,
         own: impl FnOnce(&Settings<'_>, &[String]) -> Result<T, ConfigError>,
     ) -> Result<(Self, T), ConfigError> {
-        source.parse()?.read(|top| {
+        source.parse()?.read_as(tables, |top| {
             let ports = RuntimeConfig::ports_from_settings(top);
             let runtime = RuntimeConfig::from_settings(top);
             let names = RuntimeConfig::port_names(top);
@@ -118,8 +147,8 @@ impl Config {
             let control = top.collect(ControlSettings::read(top));
             let log = top.collect(LogSettings::read(top));
             if names.is_empty() {
-                let missing = || top.error_in("port", "missing, expected at least one table [[port]]");
-                return Err(top.misspelt("port").unwrap_or_else(missing));
+                let missing = || top.error_in(&PORT, "missing, expected at least one table [[port]]");
+                return Err(top.misspelt(&PORT).unwrap_or_else(missing));
             }
             let own = top.collect(own(top, &names));
             top.check_keys()?;

@@ -25,11 +25,12 @@ mod config;
 pub mod configuration;
 pub mod control_socket;
 pub mod prelude;
+pub mod reference;
 pub mod rules;
 
 pub use app::{App, AppArguments, Built};
 pub use cli::{Failure, main};
-pub use config::{AppSettings, Config};
+pub use config::{AppSettings, Config, common_tables};
 pub use wirepath_flow as flow;
 pub use wirepath_packet as packet;
 pub use wirepath_pipeline as pipeline;

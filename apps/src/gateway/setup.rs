@@ -1,12 +1,13 @@
+use wirepath_pipeline::tables::{SEGMENT, UNDERLAY};
 use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::{PortInfo, Runtime};
 use wirepath_pmd::drivers::{DeviceKind, device_kind};
 use wirepath_pmd::port::{Offloads, PortId, VlanTags};
-use wirepath_settings::{ConfigError, Source};
+use wirepath_settings::{ConfigError, ConfigTable, Source};
 use wirepath_wire::{Parser, Tunnels};
 
-use wirepath::Config;
 use wirepath::cli::Failure;
+use wirepath::{Config, common_tables};
 
 /// Example configuration for the help text.
 pub const EXAMPLE: &str = r#"[[port]]
@@ -28,6 +29,10 @@ remotes = ["10.9.0.2"]
 ports = [{ port = "lan" }]
 "#;
 
+/// Description of all tables of the gateway's configuration.
+pub static TABLES: ConfigTable =
+    ConfigTable { tables: || [common_tables(), vec![&UNDERLAY, &SEGMENT]].concat(), ..ConfigTable::EMPTY };
+
 /// Complete configuration of the gateway, checked as far as possible without opening a port.
 #[derive(Debug)]
 pub struct Setup {
@@ -40,7 +45,7 @@ pub struct Setup {
 impl Setup {
     /// Reads a configuration.
     pub fn read(source: &Source) -> Result<Self, ConfigError> {
-        let (common, gateway) = Config::read(source, |top, names| {
+        let (common, gateway) = Config::read(source, &TABLES, |top, names| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             GatewayConfig::read(top, &names)
         })?;

@@ -1,7 +1,40 @@
 use wirepath::{AppSettings, Failure};
 use wirepath_packet::PortId;
 use wirepath_pipeline::Runtime;
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Integer, Key, Lists, Parsed, Settings, WithDefault};
+
+const MODE: Key<Choice<bool>> = Key::choice(
+    "mode",
+    &[
+        ("pairs", false, "packets received by a port leave by its peer"),
+        ("bridge", true, "a learning bridge joins all ports"),
+    ],
+)
+.same_as("\"pairs\"")
+.about("Forwarding mode.");
+const PAIRS: Key<Lists<Parsed<String>>> = Key::parsed("pairs", "pairs of port names, as in [[\"a\", \"b\"]]")
+    .lists()
+    .when("mode = \"pairs\"")
+    .absent("neighbouring ports in order; a single port sends packets back")
+    .about("Pairs of ports. Each port is in one pair.");
+const REWRITE_MAC: Key<WithDefault<Flag>> = Key::flag("rewrite_mac")
+    .default(false)
+    .when("mode = \"pairs\"")
+    .about("Frames leave with the address of the sending port as source and another one as destination.");
+const AGEING: Key<Integer<u32>> = Key::integer("ageing", 0..=1_000_000)
+    .unit("seconds")
+    .same_as("300")
+    .when("mode = \"bridge\"")
+    .about("Time after which a learned address that sends nothing is removed. 0: never.");
+
+static L2FWD: ConfigTable = ConfigTable {
+    name: "l2fwd",
+    about: "How packets get from port to port.",
+    absent: "neighbouring ports are pairs",
+    keys: &[&MODE, &PAIRS, &REWRITE_MAC, &AGEING],
+    example: "[l2fwd]\nmode = \"pairs\"\npairs = [[\"lan\", \"wan\"]]\n",
+    ..ConfigTable::EMPTY
+};
 
 /// Forwarding mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +54,12 @@ pub enum Mode {
 }
 
 impl AppSettings for Mode {
+    fn tables() -> Vec<&'static ConfigTable> {
+        vec![&L2FWD]
+    }
+
     fn read(top: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
-        match top.table("l2fwd")? {
-            Some(table) => table.complete(|table| Self::read_table(table, ports)),
-            None => Self::read_table(&top.empty("l2fwd"), ports),
-        }
+        top.read_table(&L2FWD, |table| Self::read_table(table, ports))
     }
 
     fn check_opened(&self, runtime: &Runtime) -> Result<(), Failure> {
@@ -39,29 +73,28 @@ impl AppSettings for Mode {
 
 impl Mode {
     fn read_table(table: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
-        let mode = table.choice("mode", &[("pairs", false), ("bridge", true)])?;
-        let ageing = table.integer("ageing", 0..=1_000_000)?;
-        let rewrite_mac = table.get("rewrite_mac")?;
-        if table.has("mode") && mode.is_none() {
+        let mode = table.read(&MODE)?;
+        let ageing = table.read(&AGEING)?;
+        let rewrite_mac = table.read(&REWRITE_MAC)?;
+        if table.has(&MODE) && mode.is_none() {
             // The other keys depend on the mode.
-            table.has("pairs");
-            return Err(table.error_in("mode", "expected \"pairs\" or \"bridge\""));
+            return Err(table.error_in(&MODE, "expected \"pairs\" or \"bridge\""));
         }
         let bridge = mode.unwrap_or(false);
         if bridge {
-            if table.has("pairs") {
-                return Err(table.error_in("pairs", "pairs are for mode = \"pairs\"; a bridge joins all ports"));
+            if table.has(&PAIRS) {
+                return Err(table.error_in(&PAIRS, "pairs are for mode = \"pairs\"; a bridge joins all ports"));
             }
-            if rewrite_mac == Some(true) {
-                return Err(table.error_in("rewrite_mac", "found true, but a bridge leaves addresses alone"));
+            if rewrite_mac {
+                return Err(table.error_in(&REWRITE_MAC, "found true, but a bridge leaves addresses alone"));
             }
             return Ok(Self::Bridge { ageing: ageing.unwrap_or(300) });
         }
         if ageing.is_some() {
-            return Err(table.error_in("ageing", "ageing is for mode = \"bridge\""));
+            return Err(table.error_in(&AGEING, "ageing is for mode = \"bridge\""));
         }
-        let peers = if table.has("pairs") { named_pairs(table, ports)? } else { adjacent_pairs(table, ports)? };
-        Ok(Self::Pairs { peers, rewrite_mac: rewrite_mac.unwrap_or(false) })
+        let peers = if table.has(&PAIRS) { named_pairs(table, ports)? } else { adjacent_pairs(table, ports)? };
+        Ok(Self::Pairs { peers, rewrite_mac })
     }
 }
 
@@ -84,14 +117,14 @@ fn no_port(name: &str, ports: &[String]) -> String {
 
 fn named_pairs(table: &Settings<'_>, ports: &[String]) -> Result<Vec<PortId>, ConfigError> {
     let mut peers: Vec<Option<PortId>> = vec![None; ports.len()];
-    let pairs = table.lists::<String>("pairs", "pairs of port names, as in [[\"a\", \"b\"]]")?;
+    let pairs = table.read(&PAIRS)?;
     // A wrong element is no element of its pair.
-    if table.has_error("pairs") {
-        return Err(table.error_in("pairs", "expected pairs of port names"));
+    if table.has_error(&PAIRS) {
+        return Err(table.error_in(&PAIRS, "expected pairs of port names"));
     }
     for pair in pairs {
         let [a, b] = &pair[..] else {
-            let error = pair.first().map_or_else(|| table.error_in("pairs", ""), |name| name.error(""));
+            let error = pair.first().map_or_else(|| table.error_in(&PAIRS, ""), |name| name.error(""));
             let message = format!("found {} names, expected two: a pair", pair.len());
             return Err(error.with_message(message));
         };
@@ -106,7 +139,7 @@ fn named_pairs(table: &Settings<'_>, ports: &[String]) -> Result<Vec<PortId>, Co
         let (first, second) = (index(a)?, index(b)?);
         (peers[first], peers[second]) = (Some(PortId::new(second as u16)), Some(PortId::new(first as u16)));
     }
-    let alone = |port: usize| table.error_in("pairs", format!("port \"{}\" is in no pair", ports[port]));
+    let alone = |port: usize| table.error_in(&PAIRS, format!("port \"{}\" is in no pair", ports[port]));
     peers.into_iter().enumerate().map(|(port, peer)| peer.ok_or_else(|| alone(port))).collect()
 }
 

@@ -159,7 +159,7 @@ fn open(name: &str, like: Option<&dyn PortSpec>) -> Result<OpenPort, Failure> {
     let document = source.parse()?;
     let plan = match like.and_then(|like| like.rule_spec_for(driver, device)) {
         Some(plan) => plan,
-        None => found.plan(Some(device), &document.settings())?,
+        None => found.plan(Some(device), &document.settings().described(found.table()))?,
     };
     // A device without rule hardware is not opened. Opening would attach an XDP program or create a TAP
     // device.
@@ -211,7 +211,7 @@ fn offers(drivers: &[&dyn Driver]) -> Vec<Offer> {
 
 #[cfg(test)]
 mod tests {
-    use wirepath_settings::{ConfigError, Settings};
+    use wirepath_settings::{ConfigError, ConfigTable, Settings};
 
     use super::*;
 
@@ -224,6 +224,10 @@ mod tests {
 
         fn about(&self) -> &'static str {
             "a test"
+        }
+
+        fn table(&self) -> &'static ConfigTable {
+            &ConfigTable::EMPTY
         }
 
         fn plan(&self, _: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {

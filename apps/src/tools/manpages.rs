@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Command};
 use clap_mangen::Man;
-use clap_mangen::roff::{Roff, roman};
+use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 
+use super::config::reference;
 use super::programs;
 use wirepath::cli::Failure;
+use wirepath::reference::{Listed, Missing, describe};
+use wirepath::settings::{Form, KeySpec};
 
-/// Writes the manual pages of all programs and subcommands to a folder
+/// Writes the manual pages of all programs and subcommands, and that of configurations, to a folder
 #[derive(Debug, Args)]
 pub struct Options {
     /// The folder
@@ -27,7 +30,66 @@ pub fn run(options: &Options, _: bool) -> Result<(), Failure> {
         program.build();
         write(&program, &options.folder).map_err(at)?;
     }
-    Ok(())
+    write_configuration(&options.folder).map_err(at)
+}
+
+const MANUAL: &str = "Wirepath";
+const VERSION: &str = concat!("Wirepath ", env!("CARGO_PKG_VERSION"));
+
+/// Writes the page of all tables and keys of configurations, for section 5.
+fn write_configuration(folder: &Path) -> std::io::Result<()> {
+    let mut page = Roff::default();
+    page.control("TH", ["wirepath-configuration", "5", "", VERSION, MANUAL]);
+    page.control("SH", ["NAME"]);
+    page.text([roman("wirepath-configuration - configuration files of tunnel-gateway(1) and l2fwd(1)")]);
+    page.control("SH", ["DESCRIPTION"]);
+    page.text([roman(
+        "A configuration is a file in TOML. Unknown keys and wrong values are errors, and one run reports all of them. \
+         A key that is left out has its default. ",
+    )]);
+    page.text([bold("wirepath config reference NAME"), roman(" shows a table or key of this page.")]);
+    for listed in &reference::reference().tables {
+        write_table(&mut page, listed);
+    }
+    page.control("SH", ["SEE ALSO"]);
+    page.text([roman("tunnel-gateway(1), l2fwd(1), wirepath-config(1), wirepath-config-reference(1)")]);
+    fs::write(folder.join("wirepath-configuration.5"), page.to_roff())
+}
+
+fn write_table(page: &mut Roff, listed: &Listed) {
+    let table = listed.table;
+    page.control("SH", [listed.heading().as_str()]);
+    page.text([roman(table.about), roman(format!(" Programs: {}.", listed.programs.join(", ")))]);
+    if !table.absent.is_empty() {
+        page.text([roman(format!("Without the table: {}.", table.absent))]);
+    }
+    if !table.others.is_empty() {
+        page.text([roman(format!("Further keys: {}.", table.others))]);
+    }
+    table.keys.iter().for_each(|key| write_key(page, *key));
+    if !table.example.is_empty() {
+        page.control("PP", []).text([roman("Example:")]).control("nf", []);
+        table.example.lines().for_each(|line| _ = page.text([roman(format!("  {line}"))]));
+        page.control("fi", []);
+    }
+}
+
+fn write_key(page: &mut Roff, key: &dyn KeySpec) {
+    let form = key.form();
+    let heading: Vec<Inline> = vec![bold(key.name()), roman(": "), italic(describe(&form))];
+    page.control("TP", []).text(heading);
+    page.text([roman(key.about())]);
+    page.control("br", []).text([roman(format!("({})", Missing::of(key)))]);
+    if !key.when().is_empty() {
+        page.text([roman(format!("With {}.", key.when()))]);
+    }
+    if let Form::Choice(words) = form {
+        page.control("RS", []);
+        for word in words {
+            page.control("TP", []).text([bold(format!("\"{}\"", word.word))]).text([roman(word.about)]);
+        }
+        page.control("RE", []);
+    }
 }
 
 /// Writes the page of a command and those of its subcommands.
@@ -38,8 +100,7 @@ fn write(command: &Command, folder: &Path) -> std::io::Result<()> {
     // The notes are examples, whose lines must stay as they are.
     let notes = command.get_after_long_help().or_else(|| command.get_after_help()).map(ToString::to_string);
     let plain = command.clone().after_help(None::<&str>).after_long_help(None::<&str>);
-    let version = concat!("Wirepath ", env!("CARGO_PKG_VERSION"));
-    let man = Man::new(plain).source(version).manual("Wirepath");
+    let man = Man::new(plain).source(VERSION).manual(MANUAL);
     let mut page = Vec::new();
     man.render(&mut page)?;
     if let Some(notes) = notes {

@@ -122,7 +122,8 @@ fn example_configurations_are_valid() {
         if !name.starts_with("l2fwd-") || !name.ends_with(".toml") {
             continue;
         }
-        let (_, mode) = Config::read(&Source::load(&path).unwrap(), Mode::read).unwrap_or_else(|e| panic!("{e}"));
+        let (_, mode) = Config::read(&Source::load(&path).unwrap(), Config::tables::<Mode>(), Mode::read)
+            .unwrap_or_else(|e| panic!("{e}"));
         match name.as_str() {
             "l2fwd-bridge.toml" => assert_eq!(mode, Mode::Bridge { ageing: 300 }),
             _ => assert!(matches!(mode, Mode::Pairs { .. }), "{name}"),

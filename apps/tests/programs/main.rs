@@ -12,6 +12,7 @@ mod manual;
 mod metrics;
 mod perf;
 mod reconfigure;
+mod reference;
 mod refusals;
 mod rules_live;
 mod running;

@@ -1,7 +1,9 @@
 use wirepath_memory::{Backing, RegionBuilder};
 use wirepath_packet::{Arena, MAX_BUFFERS, PoolError};
 use wirepath_pmd::drivers::{self, PortSettings};
-use wirepath_settings::{ConfigError, Located, Settings, Span};
+use wirepath_settings::{
+    Choice, ConfigError, ConfigTable, Flag, Integer, Key, List, Located, Settings, Span, WithDefault,
+};
 
 use super::MAX_PORTS;
 use super::RuntimeError;
@@ -19,19 +21,69 @@ pub enum HugePages {
     Never,
 }
 
-/// Settings of the workers and of packet memory: the tables `[workers]` and `[pool]` of a configuration.
-///
-/// ```toml
-/// [workers]
-/// cores = [2, 3]      # one worker pinned to each; default: one worker, not pinned
-/// idle = "adaptive"   # or "busy", "sleep"
-/// sleep_below = 20000 # with "sleep": packets per second below which a worker sleeps after the first empty turn
-///
-/// [pool]
-/// buffers = 8192          # packet buffers on each NUMA node that has a port
-/// huge_pages = "prefer"   # or "require", "never"
-/// shared = false          # true: other processes can map the packets, as `attach` requires
-/// ```
+const CORES: Key<List<Integer<usize>>> = Key::integer("cores", 0..=1023)
+    .list()
+    .absent("one worker, which is not pinned")
+    .about("Cores of the workers. Each core gets one worker, which is pinned to it.");
+const IDLE: Key<WithDefault<Choice<Idle>>> = Key::choice(
+    "idle",
+    &[
+        ("busy", Idle::Busy, "polls without pause: lowest latency, and the whole core is in use"),
+        ("adaptive", Idle::Adaptive, "polls for a while and then sleeps until a packet arrives"),
+        (
+            "sleep",
+            Idle::Sleep(Idle::SLEEP_BELOW),
+            "sleeps after the first empty turn while the load is below `sleep_below`",
+        ),
+    ],
+)
+.default_word("adaptive")
+.about("Behaviour of a worker that finds no packets.");
+const SLEEP_BELOW: Key<WithDefault<Integer<u64>>> = Key::integer("sleep_below", 1..=u32::MAX as i64)
+    .unit("packets per second")
+    .default(Idle::SLEEP_BELOW)
+    .when("idle = \"sleep\"")
+    .about("Load below which a worker sleeps after the first empty turn. Above it, the worker polls for a while.");
+
+/// Description of the table `[workers]`.
+pub static WORKERS: ConfigTable = ConfigTable {
+    name: "workers",
+    about: "Threads that poll the ports and run the stages.",
+    absent: "one worker, which is not pinned to a core",
+    keys: &[&CORES, &IDLE, &SLEEP_BELOW],
+    example: "[workers]\ncores = [2, 3]\nidle = \"adaptive\"\n",
+    ..ConfigTable::EMPTY
+};
+
+const BUFFERS: Key<WithDefault<Integer<u32>>> = Key::integer("buffers", 64..=MAX_BUFFERS as i64)
+    .default(8192)
+    .about("Packet buffers on each NUMA node that has a port. A buffer takes 2368 bytes.");
+const HUGE_PAGES: Key<WithDefault<Choice<HugePages>>> = Key::choice(
+    "huge_pages",
+    &[
+        ("prefer", HugePages::Prefer, "uses huge pages if any are free, otherwise normal pages"),
+        ("require", HugePages::Require, "uses huge pages, or fails to start"),
+        ("never", HugePages::Never, "uses normal pages and requests transparent huge pages"),
+    ],
+)
+.default_word("prefer")
+.about("Pages of the packet memory. `vm.nr_hugepages` of sysctl(8) reserves huge pages.");
+const SHARED: Key<WithDefault<Flag>> = Key::flag("shared")
+    .default(false)
+    .about("Lets other processes map the packet memory, as the key `attach` of a port requires.");
+
+/// Description of the table `[pool]`.
+pub static POOL: ConfigTable = ConfigTable {
+    name: "pool",
+    about: "Packet memory.",
+    absent: "every key has its default",
+    keys: &[&BUFFERS, &HUGE_PAGES, &SHARED],
+    example: "[pool]\nbuffers = 65536\nhuge_pages = \"require\"\n",
+    ..ConfigTable::EMPTY
+};
+
+/// Settings of the workers and of packet memory: the tables `[workers]` and `[pool]` of a configuration, which
+/// [`WORKERS`] and [`POOL`] describe.
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
     /// One entry per worker: the core to which it is pinned, or `None`.
@@ -56,11 +108,11 @@ impl Default for RuntimeConfig {
         Self {
             workers: vec![None],
             core_spans: Vec::new(),
-            idle: Idle::Adaptive,
+            idle: IDLE.default_value(),
             workers_without_queues: false,
-            buffers: 8192,
-            huge_pages: HugePages::Prefer,
-            shared: false,
+            buffers: BUFFERS.default_value(),
+            huge_pages: HUGE_PAGES.default_value(),
+            shared: SHARED.default_value(),
         }
     }
 }
@@ -70,20 +122,13 @@ impl RuntimeConfig {
     /// defaults.
     pub fn from_settings(top: &Settings<'_>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
-        let workers = top.table("workers").and_then(|table| match table {
-            Some(table) => table.complete(|table| config.read_workers(table)),
-            None => Ok(()),
-        });
-        let pool = top.table("pool").and_then(|table| match table {
-            Some(table) => table.complete(|table| config.read_pool(table)),
-            None => Ok(()),
-        });
+        let workers = top.read_table(&WORKERS, |table| config.read_workers(table));
+        let pool = top.read_table(&POOL, |table| config.read_pool(table));
         workers.and(pool).map(|()| config)
     }
 
     fn read_workers(&mut self, table: &Settings<'_>) -> Result<(), ConfigError> {
-        let config = self;
-        let cores = table.integers::<usize>("cores", 0..=1023)?;
+        let cores = table.read(&CORES)?;
         for (i, core) in cores.iter().enumerate() {
             if cores[..i].iter().any(|other| other.value == core.value) {
                 let message = format!("core {} is named twice; each worker needs a core of its own", core.value);
@@ -91,32 +136,25 @@ impl RuntimeConfig {
             }
         }
         if !cores.is_empty() {
-            config.workers = cores.iter().map(|Located { value, .. }| Some(*value)).collect();
-            config.core_spans = cores.iter().map(|core| core.span().clone()).collect();
+            self.workers = cores.iter().map(|Located { value, .. }| Some(*value)).collect();
+            self.core_spans = cores.iter().map(|core| core.span().clone()).collect();
         }
-        let choices = [("busy", Idle::Busy), ("adaptive", Idle::Adaptive), ("sleep", Idle::Sleep(Idle::SLEEP_BELOW))];
-        if let Some(idle) = table.choice("idle", &choices)? {
-            config.idle = idle;
-        }
-        if let Some(below) = table.integer("sleep_below", 1..=i64::from(u32::MAX))? {
-            match &mut config.idle {
-                Idle::Sleep(load) => *load = below,
-                _ => return Err(table.error_in("sleep_below", "the key needs idle = \"sleep\"")),
+        self.idle = table.read(&IDLE)?;
+        let below = table.read(&SLEEP_BELOW)?;
+        match &mut self.idle {
+            Idle::Sleep(load) => *load = below,
+            _ if table.has(&SLEEP_BELOW) => {
+                return Err(table.error_in(&SLEEP_BELOW, "the key needs idle = \"sleep\""));
             }
+            _ => {}
         }
         Ok(())
     }
 
     fn read_pool(&mut self, table: &Settings<'_>) -> Result<(), ConfigError> {
-        let config = self;
-        if let Some(buffers) = table.integer("buffers", 64..=MAX_BUFFERS.into())? {
-            config.buffers = buffers;
-        }
-        let choices = [("prefer", HugePages::Prefer), ("require", HugePages::Require), ("never", HugePages::Never)];
-        if let Some(huge_pages) = table.choice("huge_pages", &choices)? {
-            config.huge_pages = huge_pages;
-        }
-        config.shared = table.get("shared")?.unwrap_or(false);
+        self.buffers = table.read(&BUFFERS)?;
+        self.huge_pages = table.read(&HUGE_PAGES)?;
+        self.shared = table.read(&SHARED)?;
         Ok(())
     }
 
@@ -158,7 +196,7 @@ impl RuntimeConfig {
         if let Some(table) = tables.get(MAX_PORTS) {
             return Err(table.error(format!("{} ports, expected at most {MAX_PORTS}", tables.len())));
         }
-        top.each("port", |table| {
+        top.read_tables(&drivers::PORT, |table| {
             let device = table.span("device");
             let port = drivers::read_port(table)?;
             if let Some(other) = ports.iter().find(|other| other.name == port.name) {

@@ -20,7 +20,7 @@ use wirepath_pmd::port::{
 use wirepath_settings::{ConfigError, Span};
 use wirepath_wire::Parser;
 
-pub use config::{HugePages, RuntimeConfig};
+pub use config::{HugePages, POOL, RuntimeConfig, WORKERS};
 pub use control::{Control, ControlPlane};
 pub use opening::{CheckedPorts, OpenedPort};
 pub use running::{RunOptions, Running};

@@ -1,41 +1,14 @@
-//! The tables `[underlay]` and `[[segment]]` of a gateway's configuration.
-//!
-//! ```toml
-//! [underlay]
-//! port = "wan"
-//! addresses = ["10.9.0.1/24", "fd00:9::1/64"]   # VTEP addresses, never configured in the kernel
-//! gateways = ["10.9.0.254"]                     # next hops for remotes in other networks, one per IP version
-//! vlan = 7                                      # VLAN ID of the underlay, if it has one
-//! kind = "vxlan"                                # of the tunnels
-//! udp_port = 4789
-//! source_ports = "49152-65535"                  # outer source ports, chosen by the inner flow
-//! ttl = 64
-//! dscp = 0                                      # or "copy": the DSCP of the inner packet
-//! udp_checksum = "standard"                     # none over IPv4, computed over IPv6; or "always", "zero"
-//!
-//! [[segment]]
-//! name = "blue"
-//! vni = 42
-//! local = "10.9.0.1"                            # default: the first address of the remotes' IP version
-//! remotes = ["10.9.0.2", "10.9.0.3"]            # head-end replication list
-//! ports = [{ port = "lan" }, { port = "lan2", vlan = 100 }]
-//! learning = true
-//! ageing = 300                                  # seconds; 0: never
-//! mtu = 1450                                    # of inner IP packets; default: the rest of the underlay's MTU
-//! accept_unknown_remotes = false                # true: accept frames from unlisted VTEPs, and learn 1024 of them
-//! inner_vlans = "discard"                       # or "carry": tags inside the tunnel
-//! static = [
-//!     { mac = "02:00:00:00:00:01", remote = "10.9.0.2" },
-//!     { mac = "02:00:00:00:00:02", port = "lan2", vlan = 100 },
-//! ]
-//! ```
+//! The tables `[underlay]` and `[[segment]]` of a gateway's configuration, which [`UNDERLAY`] and [`SEGMENT`] describe.
 //!
 //! All checks that need no open port are done here, including those of cross references.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use wirepath_settings::{ConfigError, DeValue, FromValue, Located, Settings, Span};
+use wirepath_settings::{
+    Choice, ConfigError, ConfigTable, DeValue, Flag, FromValue, Integer, Key, List, Parsed, Required, Settings, Span,
+    Text, Value, WithDefault, Written,
+};
 use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
 use wirepath_wire::{MacAddr, Vni};
@@ -50,6 +23,171 @@ pub const MAX_SEGMENTS: usize = 4096;
 pub const MAX_REMOTES: usize = 65_536;
 
 type Result<T> = std::result::Result<T, ConfigError>;
+
+const IP_ADDRESS: &str = "an IP address";
+const PREFIX: &str = "an address with its prefix length, such as \"10.9.0.1/24\"";
+
+const UNDERLAY_PORT: Key<Required<Text>> =
+    Key::text("port", "name of a port").required().about("Port that carries the tunnel packets.");
+const ADDRESSES: Key<List<Parsed<Prefix>>> = Key::parsed("addresses", PREFIX)
+    .list()
+    .absent("an error: at least one address is needed")
+    .about("Addresses of the gateway in the underlay (VTEP addresses), at most 64. The kernel must not have them.");
+const GATEWAYS: Key<List<Parsed<IpAddr>>> = Key::parsed("gateways", IP_ADDRESS)
+    .list()
+    .absent("remotes must be in the networks of `addresses`")
+    .about("Next hops for remotes in other networks, at most one for each IP version.");
+const UNDERLAY_VLAN: Key<Integer<u16>> =
+    Key::integer("vlan", 1..=MAX_ID as i64).absent("frames without a tag").about("VLAN ID of the underlay.");
+const KIND: Key<Choice<&TunnelKind>> =
+    Key::choice_of("kind", || KINDS.iter().map(|kind| (kind.name, kind, kind.about)).collect())
+        .same_as("\"vxlan\"")
+        .about("Kind of the tunnels.");
+const UDP_PORT: Key<Integer<u16>> = Key::integer("udp_port", 1..=65_535)
+    .same_as("4789")
+    .about("UDP destination port of tunnel packets, in both directions.");
+const SOURCE_PORTS: Key<Text> = Key::text("source_ports", "two ports, such as \"49152-65535\"")
+    .same_as("\"49152-65535\"")
+    .about("Range of the outer UDP source ports. The flow inside the tunnel chooses one.");
+const TTL: Key<WithDefault<Integer<u8>>> =
+    Key::integer("ttl", 1..=255).default(64).about("Outer TTL (IPv4) or hop limit (IPv6).");
+const DSCP: Key<Value<Dscp>> = Key::value("dscp")
+    .same_as("0")
+    .about("Outer DSCP; \"copy\" takes that of the inner packet. ECN is always copied (RFC 6040).");
+const UDP_CHECKSUM: Key<WithDefault<Choice<OuterChecksum>>> = Key::choice(
+    "udp_checksum",
+    &[
+        ("standard", OuterChecksum::Standard, "zero over IPv4, computed over IPv6"),
+        ("always", OuterChecksum::Always, "computed over IPv4 and IPv6"),
+        ("zero", OuterChecksum::Zero, "zero over IPv4 and IPv6 (RFC 6935)"),
+    ],
+)
+.default_word("standard")
+.about("Outer UDP checksum of sent tunnel packets.");
+
+/// Description of the table `[underlay]`.
+pub static UNDERLAY: ConfigTable = ConfigTable {
+    name: "underlay",
+    about: "The network that carries the tunnel packets.",
+    absent: "an error",
+    keys: &[
+        &UNDERLAY_PORT,
+        &ADDRESSES,
+        &GATEWAYS,
+        &UNDERLAY_VLAN,
+        &KIND,
+        &UDP_PORT,
+        &SOURCE_PORTS,
+        &TTL,
+        &DSCP,
+        &UDP_CHECKSUM,
+    ],
+    example: "[underlay]\nport = \"wan\"\naddresses = [\"10.9.0.1/24\", \"fd00:9::1/64\"]\n\
+              gateways = [\"10.9.0.254\"]\n",
+    ..ConfigTable::EMPTY
+};
+
+const ATTACHED_PORT: Key<Required<Text>> =
+    Key::text("port", "name of a port").required().about("Port with hosts of the segment.");
+const ATTACHED_VLAN: Key<Integer<u16>> = Key::integer("vlan", 1..=MAX_ID as i64)
+    .absent("frames without a tag")
+    .about("VLAN ID of the segment on this port.");
+
+static PORTS: ConfigTable = ConfigTable {
+    name: "ports",
+    written: Written::InlineList,
+    about: "Local ports of the segment. A port and VLAN belong to one segment.",
+    absent: "an error: at least one port is needed",
+    keys: &[&ATTACHED_PORT, &ATTACHED_VLAN],
+    example: "ports = [{ port = \"lan\" }, { port = \"lan2\", vlan = 100 }]\n",
+    ..ConfigTable::EMPTY
+};
+
+const STATIC_MAC: Key<Required<Parsed<MacAddr>>> =
+    Key::parsed("mac", "an Ethernet address such as \"02:00:00:00:00:01\"")
+        .required()
+        .about("Unicast address of a host.");
+const STATIC_REMOTE: Key<Parsed<IpAddr>> = Key::parsed("remote", IP_ADDRESS)
+    .absent("the host is behind `port`")
+    .about("Remote behind which the host is, one of `remotes`. It excludes `port`.");
+const STATIC_PORT: Key<Text> = Key::text("port", "name of a port")
+    .absent("the host is behind `remote`")
+    .about("Local port behind which the host is, one of `ports`.");
+const STATIC_VLAN: Key<Integer<u16>> = Key::integer("vlan", 1..=MAX_ID as i64)
+    .when("port = \"lan2\"")
+    .absent("frames without a tag")
+    .about("VLAN ID of the host on that port, as in `ports`.");
+
+static STATIC: ConfigTable = ConfigTable {
+    name: "static",
+    written: Written::InlineList,
+    about: "Hosts at fixed places. Learning never overrides them.",
+    absent: "none",
+    keys: &[&STATIC_MAC, &STATIC_REMOTE, &STATIC_PORT, &STATIC_VLAN],
+    alternatives: true,
+    example: "static = [{ mac = \"02:00:00:00:00:01\", remote = \"10.9.0.2\" }]\n",
+    ..ConfigTable::EMPTY
+};
+
+const SEGMENT_NAME: Key<Text> = Key::text("name", "any text without control characters")
+    .absent("\"vni\" and the number, such as vni42")
+    .about("Name of the segment in displays.");
+const VNI: Key<Required<Integer<u32>>> = Key::integer("vni", 0..=Vni::MAX as i64)
+    .required()
+    .about("VXLAN network identifier. Each segment has another one.");
+const LOCAL: Key<List<Parsed<IpAddr>>> = Key::parsed("local", IP_ADDRESS)
+    .list()
+    .absent("the first of the underlay's addresses, for each IP version")
+    .about("Addresses of the gateway for the segment, at most one for each IP version.");
+const REMOTES: Key<List<Parsed<IpAddr>>> = Key::parsed("remotes", IP_ADDRESS)
+    .list()
+    .absent("an error, unless accept_unknown_remotes = true")
+    .about("VTEPs of the segment. Broadcast, multicast and unknown unicast frames go to each of them.");
+const LEARNING: Key<WithDefault<Flag>> =
+    Key::flag("learning").default(true).about("Learns behind which port or remote a source address is.");
+const AGEING: Key<WithDefault<Integer<u32>>> = Key::integer("ageing", 0..=1_000_000)
+    .unit("seconds")
+    .default(300)
+    .about("Time after which a learned address that sends nothing is removed. 0: never.");
+const SEGMENT_MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=9202)
+    .unit("bytes")
+    .absent("what the headers of the tunnel leave of the underlay port's MTU")
+    .about("Largest IP packet inside the tunnel. The sender of a larger one gets an ICMP error.");
+const ACCEPT_UNKNOWN_REMOTES: Key<WithDefault<Flag>> = Key::flag("accept_unknown_remotes")
+    .default(false)
+    .about("Accepts frames from VTEPs that are not in `remotes`, and learns up to 1024 of them. Unused ones expire.");
+const INNER_VLANS: Key<WithDefault<Choice<InnerVlans>>> = Key::choice(
+    "inner_vlans",
+    &[
+        ("discard", InnerVlans::Discard, "drops and counts them"),
+        ("carry", InnerVlans::Carry, "carries them in both directions"),
+    ],
+)
+.default_word("discard")
+.about("Treatment of frames with a VLAN tag inside the tunnel (RFC 7348 section 6.1).");
+
+/// Description of a table `[[segment]]`.
+pub static SEGMENT: ConfigTable = ConfigTable {
+    name: "segment",
+    written: Written::Repeated,
+    about: "A layer-2 network: local ports and a network identifier of the tunnels, at most 4096 of them.",
+    absent: "an error: at least one segment is needed",
+    keys: &[
+        &SEGMENT_NAME,
+        &VNI,
+        &LOCAL,
+        &REMOTES,
+        &LEARNING,
+        &AGEING,
+        &SEGMENT_MTU,
+        &ACCEPT_UNKNOWN_REMOTES,
+        &INNER_VLANS,
+    ],
+    tables: || vec![&PORTS, &STATIC],
+    example: "[[segment]]\nname = \"blue\"\nvni = 42\nremotes = [\"10.9.0.2\", \"10.9.0.3\"]\n\
+              ports = [{ port = \"lan\" }]\n",
+    ..ConfigTable::EMPTY
+};
 
 /// Settings of the underlay.
 #[derive(Clone, Debug)]
@@ -178,19 +316,19 @@ struct Reader<'p> {
 impl GatewayConfig {
     /// Reads the gateway's tables. `ports` are the names of the ports in the same configuration.
     pub fn read(root: &Settings<'_>, ports: &[&str]) -> Result<Self> {
-        let underlay = match root.table("underlay") {
+        let underlay = match root.subtable(&UNDERLAY) {
             Ok(Some(table)) => table.complete(|table| read_underlay(table, ports)),
-            Ok(None) => Err(root.error_in("underlay", "missing, expected a table [underlay] with port and addresses")),
+            Ok(None) => Err(root.error_in(&UNDERLAY, "missing, expected a table [underlay] with port and addresses")),
             Err(error) => Err(error),
         };
         let underlay = root.collect(underlay);
-        let tables = root.tables("segment")?;
+        let tables = root.subtables(&SEGMENT)?;
         if tables.is_empty() {
-            return Err(root.error_in("segment", "missing, expected at least one table [[segment]]"));
+            return Err(root.error_in(&SEGMENT, "missing, expected at least one table [[segment]]"));
         }
         if tables.len() > MAX_SEGMENTS {
             let message = format!("found {} segments, expected at most {MAX_SEGMENTS}", tables.len());
-            return Err(root.error_in("segment", message));
+            return Err(root.error_in(&SEGMENT, message));
         }
         let mut reader = Reader {
             ports,
@@ -200,7 +338,7 @@ impl GatewayConfig {
             attached: HashMap::new(),
             remotes: 0,
         };
-        let segments = root.each("segment", |table| reader.segment(table));
+        let segments = root.read_tables(&SEGMENT, |table| reader.segment(table));
         Ok(Self { segments: segments?, underlay: underlay? })
     }
 
@@ -241,10 +379,9 @@ impl GatewayConfig {
 }
 
 /// Returns the index of the port that the key `port` names.
-fn port_index(settings: &Settings<'_>, ports: &[&str]) -> Result<usize> {
-    let name: String = settings.required("port")?;
+fn port_index(settings: &Settings<'_>, name: &str, ports: &[&str]) -> Result<usize> {
     ports.iter().position(|port| *port == name).ok_or_else(|| {
-        let near = wirepath_settings::nearest(&name, ports);
+        let near = wirepath_settings::nearest(name, ports);
         let hint = match near {
             Some(near) => format!("did you mean \"{near}\"?"),
             None if ports.is_empty() => "there is none; write a table [[port]]".to_owned(),
@@ -255,11 +392,11 @@ fn port_index(settings: &Settings<'_>, ports: &[&str]) -> Result<usize> {
 }
 
 fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig> {
-    let port = table.collect(port_index(table, ports));
-    let what = "an address with its prefix length, such as \"10.9.0.1/24\"";
-    let listed: Vec<Located<Prefix>> = table.list("addresses", what)?;
+    let port = table.read(&UNDERLAY_PORT).and_then(|name| port_index(table, &name, ports));
+    let port = table.collect(port);
+    let listed = table.read(&ADDRESSES)?;
     if listed.len() > 64 {
-        return Err(table.error_in("addresses", format!("found {} addresses, expected at most 64", listed.len())));
+        return Err(table.error_in(&ADDRESSES, format!("found {} addresses, expected at most 64", listed.len())));
     }
     let no_address = listed.is_empty();
     let mut addresses: Vec<Prefix> = Vec::new();
@@ -268,7 +405,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
             table.record(prefix.error(format!("found {}, expected a unicast host address", prefix.value)));
         } else if prefix.value.is_reserved(prefix.value.address) {
             let message =
-                format!("found {}, the network itself or its broadcast address; expected {what}", prefix.value);
+                format!("found {}, the network itself or its broadcast address; expected {PREFIX}", prefix.value);
             table.record(prefix.error(message));
         } else if addresses.iter().any(|other| other.address == prefix.value.address) {
             table.record(prefix.error(format!("{} is listed twice", prefix.value.address)));
@@ -276,7 +413,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         addresses.push(prefix.value);
     }
     let mut gateways: Vec<IpAddr> = Vec::new();
-    for gateway in table.list::<IpAddr>("gateways", "an IP address")? {
+    for gateway in table.read(&GATEWAYS)? {
         let ip = gateway.value;
         if gateways.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
             table.record(gateway.error("a second gateway of this IP version; expected at most one of each"));
@@ -296,28 +433,24 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         let range: (u16, u16) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
         (0 < range.0 && range.0 <= range.1).then_some(range)
     };
-    let source_ports = match table.get::<String>("source_ports")? {
+    let source_ports = match table.read(&SOURCE_PORTS)? {
         None => (0xc000, 0xffff),
         Some(text) => range(text.clone()).unwrap_or_else(|| {
             let message = format!("found \"{text}\", expected two ports such as \"49152-65535\"");
-            table.record(table.error_in("source_ports", message));
+            table.record(table.error_in(&SOURCE_PORTS, message));
             (0xc000, 0xffff)
         }),
     };
-    let dscp = table.get::<Dscp>("dscp")?.unwrap_or(Dscp(Some(0))).0;
-    let checksum = table.choice(
-        "udp_checksum",
-        &[("standard", OuterChecksum::Standard), ("always", OuterChecksum::Always), ("zero", OuterChecksum::Zero)],
-    )?;
-    let kinds: Vec<(&str, &TunnelKind)> = KINDS.iter().map(|kind| (kind.name, kind)).collect();
-    let kind = table.choice("kind", &kinds)?.unwrap_or(&KINDS[0]);
-    let (port_span, addresses_span) = (table.span("port"), table.span("addresses"));
-    let vlan = table.integer("vlan", 1..=MAX_ID.into())?;
-    let udp_port = table.integer("udp_port", 1..=65_535)?.unwrap_or(kind.udp_port);
-    let ttl = table.integer("ttl", 1..=255)?.unwrap_or(64);
+    let dscp = table.read(&DSCP)?.unwrap_or(Dscp(Some(0))).0;
+    let checksum = table.read(&UDP_CHECKSUM)?;
+    let kind = table.read(&KIND)?.unwrap_or(&KINDS[0]);
+    let (port_span, addresses_span) = (table.span(&UNDERLAY_PORT), table.span(&ADDRESSES));
+    let vlan = table.read(&UNDERLAY_VLAN)?;
+    let udp_port = table.read(&UDP_PORT)?.unwrap_or(kind.udp_port);
+    let ttl = table.read(&TTL)?;
     if no_address {
-        let missing = || table.error_in("addresses", format!("missing, expected at least {what}"));
-        return Err(table.misspelt("addresses").unwrap_or_else(missing));
+        let missing = || table.error_in(&ADDRESSES, format!("missing, expected at least {PREFIX}"));
+        return Err(table.misspelt(&ADDRESSES).unwrap_or_else(missing));
     }
     Ok(UnderlayConfig {
         port: port?,
@@ -331,7 +464,7 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
         source_ports,
         ttl,
         dscp,
-        checksum: checksum.unwrap_or_default(),
+        checksum,
     })
 }
 
@@ -352,18 +485,23 @@ impl FromValue for Dscp {
 impl Reader<'_> {
     fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
         let max_id = self.underlay.map_or(KINDS[0].max_id, |underlay| underlay.kind.max_id);
-        let name: Option<String> = table.get("name")?;
+        let name = table.read(&SEGMENT_NAME)?;
         let locals = self.locals(table)?;
         let remotes = self.remotes(table, &locals)?;
-        let accept_unknown_remotes = table.get("accept_unknown_remotes")?.unwrap_or(false);
-        let learning = table.get("learning")?.unwrap_or(true);
-        let ageing = table.integer("ageing", 0..=1_000_000)?.unwrap_or(300);
-        let (mtu, mtu_span) = (table.integer("mtu", 68..=9202)?, table.span("mtu"));
-        let inner = [("discard", InnerVlans::Discard), ("carry", InnerVlans::Carry)];
-        let inner_vlans = table.choice("inner_vlans", &inner)?.unwrap_or_default();
-        let (vni_span, name_span) = (table.span("vni"), table.span("name"));
-        table.has("static");
-        let vni: Result<u32> = table.required_integer("vni", 0..=i64::from(max_id));
+        let accept_unknown_remotes = table.read(&ACCEPT_UNKNOWN_REMOTES)?;
+        let learning = table.read(&LEARNING)?;
+        let ageing = table.read(&AGEING)?;
+        let (mtu, mtu_span) = (table.read(&SEGMENT_MTU)?, table.span(&SEGMENT_MTU));
+        let inner_vlans = table.read(&INNER_VLANS)?;
+        let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
+        table.has(&STATIC);
+        let vni = table.read(&VNI);
+        if let Ok(vni) = vni
+            && vni > max_id
+        {
+            let message = format!("found {vni}, expected an integer from 0 to {max_id}, as tunnels of this kind have");
+            table.record(vni_span.error(message));
+        }
         let name = name.unwrap_or_else(|| vni.as_ref().map_or(table.path().to_owned(), |vni| format!("vni{vni}")));
         let attachments = table.collect(self.attachments(table, &name));
         let vni = vni?;
@@ -378,7 +516,7 @@ impl Reader<'_> {
         }
         if remotes.is_empty() && !accept_unknown_remotes {
             let message = "missing, expected at least one remote (or accept_unknown_remotes = true)";
-            table.record(table.misspelt("remotes").unwrap_or_else(|| table.error_in("remotes", message)));
+            table.record(table.misspelt(&REMOTES).unwrap_or_else(|| table.error_in(&REMOTES, message)));
         }
         let attachments = attachments?;
         // Static entries refer to the rest of the segment.
@@ -404,7 +542,7 @@ impl Reader<'_> {
     /// version.
     fn locals(&self, table: &Settings<'_>) -> Result<Vec<IpAddr>> {
         let mut locals: Vec<IpAddr> = Vec::new();
-        let named = table.list::<IpAddr>("local", "an IP address")?;
+        let named = table.read(&LOCAL)?;
         let Some(UnderlayConfig { addresses: ours, .. }) = self.underlay else { return Ok(locals) };
         let restricts = !named.is_empty();
         for local in named {
@@ -428,7 +566,7 @@ impl Reader<'_> {
     fn remotes(&mut self, table: &Settings<'_>, locals: &[IpAddr]) -> Result<Vec<RemoteConfig>> {
         let mut remotes: Vec<RemoteConfig> = Vec::new();
         let mut seen = HashSet::new();
-        for remote in table.list::<IpAddr>("remotes", "an IP address")? {
+        for remote in table.read(&REMOTES)? {
             let ip = remote.value;
             let version = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
             if !seen.insert(ip) {
@@ -452,21 +590,21 @@ impl Reader<'_> {
 
     fn attachments(&mut self, table: &Settings<'_>, segment: &str) -> Result<Vec<AttachmentConfig>> {
         table.renamed("attach", "ports")?;
-        let attachments = table.each("ports", |at| {
-            let port = at.collect(port_index(at, self.ports));
-            let vlan: Option<u16> = at.integer("vlan", 1..=MAX_ID.into())?;
-            let port_span = at.span("port");
+        let attachments = table.read_tables(&PORTS, |at| {
+            let port = at.collect(at.read(&ATTACHED_PORT).and_then(|name| port_index(at, &name, self.ports)));
+            let vlan = at.read(&ATTACHED_VLAN)?;
+            let port_span = at.span(&ATTACHED_PORT);
             let port = port?;
             // A misspelt VLAN would claim the untagged frames.
             at.check_keys()?;
             let name = self.ports.get(port).copied().unwrap_or_default();
             if self.underlay.is_some_and(|underlay| underlay.port == port) {
                 let message = format!("\"{name}\" is the underlay port, expected a port for local hosts");
-                return Err(at.error_in("port", message));
+                return Err(at.error_in(&ATTACHED_PORT, message));
             }
             if let Some(other) = self.attached.insert((port, vlan), segment.to_owned()) {
                 let what = vlan.map_or("without tag".to_owned(), |vlan| format!("with VLAN {vlan}"));
-                let key = if vlan.is_some() { "vlan" } else { "port" };
+                let key = if vlan.is_some() { ATTACHED_VLAN.name() } else { ATTACHED_PORT.name() };
                 let message = format!("frames {what} on port \"{name}\" belong to segment \"{other}\" already");
                 return Err(at.error_in(key, message));
             }
@@ -474,7 +612,7 @@ impl Reader<'_> {
         })?;
         if attachments.is_empty() {
             let missing = "missing, expected at least one port, as in [{ port = \"lan\" }]";
-            return Err(table.misspelt("ports").unwrap_or_else(|| table.error_in("ports", missing)));
+            return Err(table.misspelt(&PORTS).unwrap_or_else(|| table.error_in(&PORTS, missing)));
         }
         Ok(attachments)
     }
@@ -513,36 +651,38 @@ fn statics(
     attachments: &[AttachmentConfig],
 ) -> Result<Vec<(MacAddr, StaticDestination)>> {
     let mut seen = HashSet::new();
-    table.each("static", |entry| {
-        for key in ["remote", "port", "vlan"] {
+    table.read_tables(&STATIC, |entry| {
+        for key in [STATIC_REMOTE.name(), STATIC_PORT.name(), STATIC_VLAN.name()] {
             entry.has(key);
         }
-        let mac: MacAddr = entry.required_parsed("mac", "an Ethernet address such as \"02:00:00:00:00:01\"")?;
+        let mac = entry.read(&STATIC_MAC)?;
         if !mac.is_unicast() {
-            return Err(entry.error_in("mac", format!("found {mac}, expected a unicast host address")));
+            return Err(entry.error_in(&STATIC_MAC, format!("found {mac}, expected a unicast host address")));
         }
         if !seen.insert(mac) {
-            return Err(entry.error_in("mac", format!("{mac} is listed twice")));
+            return Err(entry.error_in(&STATIC_MAC, format!("{mac} is listed twice")));
         }
-        let destination = match entry.parsed::<IpAddr>("remote", "an IP address")? {
-            Some(_) if entry.has("port") => {
-                return Err(entry.error_in("port", "found besides \"remote\", expected one of the two"));
+        let destination = match entry.read(&STATIC_REMOTE)? {
+            Some(_) if entry.has(&STATIC_PORT) => {
+                return Err(entry.error_in(&STATIC_PORT, "found besides \"remote\", expected one of the two"));
             }
             Some(ip) => {
                 let at = remotes.iter().position(|remote| remote.address == ip);
                 let message =
-                    || entry.error_in("remote", format!("found {ip}, expected one of this segment's remotes"));
+                    || entry.error_in(&STATIC_REMOTE, format!("found {ip}, expected one of this segment's remotes"));
                 StaticDestination::Remote(at.ok_or_else(message)?)
             }
-            None if entry.has("remote") => return Err(entry.error_in("remote", "expected an IP address")),
-            None if !entry.has("port") => {
+            None if entry.has(&STATIC_REMOTE) => return Err(entry.error_in(&STATIC_REMOTE, "expected an IP address")),
+            None if !entry.has(&STATIC_PORT) => {
                 return Err(entry.error("neither \"remote\" nor \"port\", expected one of the two"));
             }
             None => {
-                let port = port_index(entry, ports)?;
-                let vlan: Option<u16> = entry.integer("vlan", 1..=MAX_ID.into())?;
+                let name = entry.read(&STATIC_PORT)?;
+                let name = name.ok_or_else(|| entry.error_in(&STATIC_PORT, "expected the name of a port"))?;
+                let port = port_index(entry, &name, ports)?;
+                let vlan = entry.read(&STATIC_VLAN)?;
                 let at = attachments.iter().position(|a| a.port == port && a.vlan == vlan);
-                let message = || entry.error_in("port", "expected a port and VLAN of this segment's \"ports\"");
+                let message = || entry.error_in(&STATIC_PORT, "expected a port and VLAN of this segment's \"ports\"");
                 StaticDestination::Attachment(at.ok_or_else(message)?)
             }
         };

@@ -9,6 +9,8 @@ use wirepath_wire::{Vni, vxlan};
 pub struct TunnelKind {
     /// Value of the key `kind` in the configuration.
     pub name: &'static str,
+    /// Description of one line.
+    pub about: &'static str,
     /// Name of the segment identifier in displays.
     pub id_name: &'static str,
     /// Largest segment identifier.
@@ -28,6 +30,7 @@ pub struct TunnelKind {
 /// All kinds; the first one is the default.
 pub static KINDS: [TunnelKind; 1] = [TunnelKind {
     name: "vxlan",
+    about: "VXLAN (RFC 7348)",
     id_name: "VNI",
     max_id: Vni::MAX,
     udp_port: vxlan::PORT,

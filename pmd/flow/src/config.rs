@@ -18,53 +18,115 @@ use super::ast::{AstNode, Pair, RuleAst, Word, WordError, action_spec, item_kind
 use super::json::pair;
 use super::masked_value::Ports;
 use super::rule_file::FileRule;
-use wirepath_settings::{ConfigError, FromValue, Settings, Span};
+use wirepath_settings::{
+    Choice, ConfigError, ConfigTable, Flag, FromValue, Integer, Key, Required, Settings, Span, Text, WithDefault,
+    Written,
+};
+
+const RULE_TEXT: Key<Text> = Key::text("rule", "a rule in the rule language")
+    .absent("the rule is written with the other keys")
+    .about("The whole rule as text. It excludes all other keys of the table.");
+const DIRECTION: Key<Choice<&str>> = Key::choice(
+    "direction",
+    &[
+        ("ingress", "ingress", "the rule applies to packets that a port has received"),
+        ("egress", "egress", "the rule applies to packets that leave by a port"),
+    ],
+)
+.absent("an error, unless the rule is written as text")
+.about("Packets to which the rule applies.");
+const PRIORITY: Key<Integer<u32>> = Key::integer("priority", 0..=u32::MAX as i64)
+    .same_as("0")
+    .when("direction = \"ingress\"")
+    .about("Rules of a higher priority go first. Among equal ones, the first rule of the list applies.");
+const ITEM: Key<Required<Text>> =
+    Key::text("item", "name of an item of the rule language").required().about("Header or property to match.");
+const INNER: Key<WithDefault<Flag>> =
+    Key::flag("inner").default(false).about("Matches the header inside a tunnel instead of the outer one.");
+const ACTION: Key<Required<Text>> =
+    Key::text("action", "name of an action of the rule language").required().about("Effect of the rule.");
+
+static PATTERN: ConfigTable = ConfigTable {
+    name: "pattern",
+    written: Written::InlineList,
+    about: "Conditions that a packet must meet, from the outermost header on.",
+    absent: "the rule applies to all packets",
+    keys: &[&ITEM, &INNER],
+    others: "the fields of the item, each with a value, `VALUE mask MASK` or a prefix",
+    example: "pattern = [{ item = \"ipv4\", dst = \"10.0.0.0/8\" }, { item = \"udp\", dst = 53 }]\n",
+    ..ConfigTable::EMPTY
+};
+
+static ACTIONS: ConfigTable = ConfigTable {
+    name: "actions",
+    written: Written::InlineList,
+    about: "Effects of the rule, in order.",
+    absent: "an error, unless the rule is written as text",
+    keys: &[&ACTION],
+    others: "the arguments of the action",
+    example: "actions = [{ action = \"mark\", value = 7 }, { action = \"drop\" }]\n",
+    ..ConfigTable::EMPTY
+};
+
+/// Description of a table `[[rule]]`.
+pub static RULE: ConfigTable = ConfigTable {
+    name: "rule",
+    written: Written::Repeated,
+    about: "A flow rule: as text, or key by key with `direction`, `priority`, `pattern` and `actions`.",
+    absent: "there are no rules in the configuration itself",
+    keys: &[&RULE_TEXT, &DIRECTION, &PRIORITY],
+    tables: || vec![&PATTERN, &ACTIONS],
+    alternatives: true,
+    example: "[[rule]]\nrule = \"ingress prio 10: ipv4 dst 10.0.0.0/8 => drop\"\n",
+    ..ConfigTable::EMPTY
+};
 
 /// Reads the `[[rule]]` tables in order. Rules may use the port names in `ports`. The error has those of all invalid
 /// rules.
 pub fn from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<Rule>, ConfigError> {
-    settings.each("rule", |table| rule(table, ports))
+    settings.read_tables(&RULE, |table| rule(table, ports))
 }
 
 /// Reads the `[[rule]]` tables in order, with the position of each. Invalid rules are entries of the list,
 /// and reading continues after them.
 pub fn list_from_settings(settings: &Settings<'_>, ports: Ports<'_>) -> Result<Vec<FileRule>, ConfigError> {
     let listed = |table: Settings<'_>| {
-        let key = if table.has("rule") { "rule" } else { "direction" };
-        FileRule { span: table.span(key), rule: table.separately(|table| rule(table, ports)) }
+        let span = if table.has(&RULE_TEXT) { table.span(&RULE_TEXT) } else { table.span(&DIRECTION) };
+        FileRule { span, rule: table.separately(|table| rule(table, ports)) }
     };
-    Ok(settings.tables("rule")?.into_iter().map(listed).collect())
+    Ok(settings.subtables(&RULE)?.into_iter().map(listed).collect())
 }
 
 fn rule(table: &Settings<'_>, ports: Ports<'_>) -> Result<Rule, ConfigError> {
-    if table.has("rule") {
-        let text = table.required::<String>("rule")?;
+    if table.has(&RULE_TEXT) {
+        // The error of a value that is no string is recorded.
+        let text = table.read(&RULE_TEXT)?.ok_or_else(|| table.error_in(&RULE_TEXT, "expected a string"))?;
         let rule = Rule::parse(&text, ports);
-        return rule.map_err(|error| table.span_within("rule", error.span.start).error(error.message));
+        return rule.map_err(|error| table.span_within(&RULE_TEXT, error.span.start).error(error.message));
     }
-    let mut reader = Reader { spans: vec![table.span("actions")] };
-    let direction = table.choice("direction", &[("ingress", "ingress"), ("egress", "egress")])?;
+    let mut reader = Reader { spans: vec![table.span(&ACTIONS)] };
+    let direction = table.read(&DIRECTION)?;
     let Some(direction) = direction else {
         let missing = "missing: \"rule\" with the rule as text, or \"direction\"";
-        return Err(if table.has("direction") { table.error_in("direction", missing) } else { table.error(missing) });
+        return Err(if table.has(&DIRECTION) { table.error_in(&DIRECTION, missing) } else { table.error(missing) });
     };
-    let direction = reader.word(table, "direction", direction.to_owned());
-    let priority = table.integer::<u32>("priority", 0..=u32::MAX.into())?;
-    let priority = priority.map(|priority| reader.word(table, "priority", priority.to_string()));
+    let direction = reader.word(table, DIRECTION.name(), direction.to_owned());
+    let priority = table.read(&PRIORITY)?;
+    let priority = priority.map(|priority| reader.word(table, PRIORITY.name(), priority.to_string()));
     let mut items = Vec::new();
-    for item in table.tables("pattern")? {
-        let name = item.required::<String>("item")?;
-        let name = reader.word(&item, "item", name);
+    for item in table.subtables(&PATTERN)? {
+        let name = item.read(&ITEM)?;
+        let name = reader.word(&item, ITEM.name(), name);
         let kind = item_kind(&name).map_err(|error| reader.error(error))?;
-        let inner = item.get::<bool>("inner")?.unwrap_or(false);
+        let inner = item.read(&INNER)?;
         let fields = kind.spec().fields.iter().map(|field| field.name());
         let pairs = reader.pairs(item, true, fields)?;
         items.push(AstNode { name, inner, pairs });
     }
     let mut actions = Vec::new();
-    for action in table.tables("actions")? {
-        let name = action.required::<String>("action")?;
-        let name = reader.word(&action, "action", name);
+    for action in table.subtables(&ACTIONS)? {
+        let name = action.read(&ACTION)?;
+        let name = reader.word(&action, ACTION.name(), name);
         let spec = action_spec(&name).map_err(|error| reader.error(error))?;
         let arguments = spec.positional.iter().chain(spec.named).copied();
         let pairs = reader.pairs(action, false, arguments)?;

@@ -62,7 +62,7 @@ pub mod text;
 pub(crate) mod tests;
 
 pub use action::{ACTIONS, Action, ActionSpec, HashFields, Limit, MAX_RSS_QUEUES, RateUnit, Rss, actions_reference};
-pub use config::{from_settings, list_from_settings};
+pub use config::{RULE, from_settings, list_from_settings};
 pub use fields::{FieldSet, Key, KeyKind, LEVELS, covers, overlaps};
 pub use items::{
     FIELDS, Field, FieldSpec, HeaderType, ITEMS, Item, ItemKind, ItemSpec, Layer, ext, items_reference, mpls, network,

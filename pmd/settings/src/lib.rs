@@ -1,8 +1,54 @@
 //! Configuration files in TOML, read key by key.
 //!
 //! Errors name file, line, key, the value found and the values that are valid. A reader asks a [`Settings`]
-//! table for the keys that it knows. It ends with [`Settings::finish`], which refuses all others and suggests
-//! the nearest known key. Programs read the whole file before they start anything.
+//! table for the keys that it knows. When it ends, all other keys are refused, with the nearest known key as a
+//! suggestion ([`Settings::complete`]). Programs read the whole file before they start anything.
+//!
+//! A key is described once, as a [`Key`], and a table as a [`ConfigTable`]. [`Settings::read`] takes the description.
+//! The documentation of a key and its reader can therefore not differ. An application describes its own table in the
+//! same way:
+//!
+//! ```
+//! use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Integer, Key, Settings, Source, WithDefault};
+//!
+//! #[derive(Clone, Copy, Debug, PartialEq)]
+//! enum Overload {
+//!     Drop,
+//!     Pass,
+//! }
+//!
+//! const LIMIT: Key<WithDefault<Integer<u32>>> = Key::integer("limit", 1..=1_000_000)
+//!     .unit("packets per second")
+//!     .default(1000)
+//!     .about("Rate of each source address.");
+//! const OVERLOAD: Key<WithDefault<Choice<Overload>>> = Key::choice(
+//!     "overload",
+//!     &[("drop", Overload::Drop, "drops the packet"), ("pass", Overload::Pass, "counts it and lets it pass")],
+//! )
+//! .default_word("drop")
+//! .about("Treatment of packets above the limit.");
+//! const LOG: Key<WithDefault<Flag>> = Key::flag("log").default(false).about("Logs the first packet of a source.");
+//!
+//! static LIMITER: ConfigTable = ConfigTable {
+//!     name: "limiter",
+//!     about: "Limits the packets of each source.",
+//!     keys: &[&LIMIT, &OVERLOAD, &LOG],
+//!     example: "[limiter]\nlimit = 50000\n",
+//!     ..ConfigTable::EMPTY
+//! };
+//!
+//! fn read(top: &Settings<'_>) -> Result<(u32, Overload, bool), ConfigError> {
+//!     top.read_table(&LIMITER, |table| Ok((table.read(&LIMIT)?, table.read(&OVERLOAD)?, table.read(&LOG)?)))
+//! }
+//!
+//! let example = Source::new("example.toml", LIMITER.example);
+//! assert_eq!(example.parse()?.read(read)?, (50_000, Overload::Drop, false));
+//! let wrong = Source::new("wrong.toml", "[limiter]\nlimit = 0\n");
+//! let error = wrong.parse()?.read(read).unwrap_err().to_string();
+//! assert_eq!(error, "wrong.toml:2:9: limiter.limit: found 0, expected an integer from 1 to 1000000");
+//! assert_eq!(LIMITER.keys[0].default().as_deref(), Some("1000"));
+//! # Ok::<(), ConfigError>(())
+//! ```
 //!
 //! One run reports all errors of a file. A wrong value is recorded in the [`Document`] and reads as if the key were
 //! missing, so the reader goes on. [`Settings::finish`] fails if anything was recorded for its table, and
@@ -21,6 +67,13 @@ use std::sync::{Arc, OnceLock};
 
 use toml::Spanned;
 use toml::de::DeTable;
+
+mod key;
+
+pub use key::{
+    Choice, ConfigTable, Flag, Form, Integer, Key, KeyName, KeySpec, Kind, List, Lists, Never, Number, Parsed,
+    Required, Scalar, Text, Value, WithDefault, Word, Written,
+};
 /// Value of a key, for [`FromValue`].
 pub use toml::de::DeValue;
 
@@ -241,6 +294,8 @@ pub struct Settings<'d> {
     table: &'d DeTable<'d>,
     span: Range<usize>,
     path: String,
+    /// Description of the table, if it has one.
+    spec: Option<&'static ConfigTable>,
     requested: RefCell<Vec<&'static str>>,
 }
 
@@ -348,17 +403,20 @@ impl<'s> Document<'s> {
             table: self.root.get_ref(),
             span: self.root.span(),
             path: String::new(),
+            spec: None,
             requested: RefCell::default(),
         }
     }
 
     /// Reads the top-level table with `read`. An error carries all errors of the document.
     pub fn read<T>(&self, read: impl FnOnce(&Settings<'_>) -> Result<T>) -> Result<T> {
-        let top = self.settings();
-        match top.complete(read) {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.errors.take(error)),
-        }
+        self.settings().complete(read).map_err(|error| self.errors.take(error))
+    }
+
+    /// Does the same as [`Self::read`] for a program whose tables `spec` lists. `read` asks for all of them and for no
+    /// others.
+    pub fn read_as<T>(&self, spec: &'static ConfigTable, read: impl FnOnce(&Settings<'_>) -> Result<T>) -> Result<T> {
+        self.settings().described(spec).complete(read).map_err(|error| self.errors.take(error))
     }
 }
 
@@ -461,6 +519,11 @@ impl<T> Located<T> {
 
 impl<'d> Settings<'d> {
     fn value(&self, key: &'static str) -> Option<&'d Spanned<DeValue<'d>>> {
+        debug_assert!(
+            self.spec.is_none_or(|spec| spec.has(key)),
+            "the description of the table [{}] has no key \"{key}\"",
+            self.path
+        );
         self.requested.borrow_mut().push(key);
         self.table.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(_, value)| value)
     }
@@ -484,19 +547,21 @@ impl<'d> Settings<'d> {
 
     /// Creates an error about the value of a key, or about the table if the key is missing. If an error of that key is
     /// recorded, that one is returned, because the key reads as missing then.
-    pub fn error_in(&self, key: &'static str, message: impl Into<String>) -> ConfigError {
+    pub fn error_in(&self, key: impl KeyName, message: impl Into<String>) -> ConfigError {
+        let key = key.key_name();
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
         let error = self.error_at(&span, key, message.into());
         self.errors.cause(&error).unwrap_or(error)
     }
 
     /// True if an error of the key or of an element of its list is recorded.
-    pub fn has_error(&self, key: &'static str) -> bool {
-        self.errors.cause(&self.error_at(&self.span, key, String::new())).is_some()
+    pub fn has_error(&self, key: impl KeyName) -> bool {
+        self.errors.cause(&self.error_at(&self.span, key.key_name(), String::new())).is_some()
     }
 
     /// Position of a key's value, or of the table if the key is missing.
-    pub fn span(&self, key: &'static str) -> Span {
+    pub fn span(&self, key: impl KeyName) -> Span {
+        let key = key.key_name();
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
         self.span_at(span.start, key)
     }
@@ -504,7 +569,8 @@ impl<'d> Settings<'d> {
     /// Position of byte `offset` of a key's string.
     ///
     /// If an escape precedes that byte in the file, it is the position of the string.
-    pub fn span_within(&self, key: &'static str, offset: usize) -> Span {
+    pub fn span_within(&self, key: impl KeyName, offset: usize) -> Span {
+        let key = key.key_name();
         let span = self.value(key).map_or(self.span.clone(), Spanned::span);
         let raw = self.source.text.get(span.clone()).unwrap_or_default();
         let long = raw.len() >= 6 && (raw.starts_with("\"\"\"") || raw.starts_with("'''"));
@@ -530,13 +596,13 @@ impl<'d> Settings<'d> {
     }
 
     /// True if the table has the key.
-    pub fn has(&self, key: &'static str) -> bool {
-        self.value(key).is_some()
+    pub fn has(&self, key: impl KeyName) -> bool {
+        self.value(key.key_name()).is_some()
     }
 
     /// True if the table has the key with a value of the type `T`. For keys that take values of several types.
-    pub fn is<T: FromValue>(&self, key: &'static str) -> bool {
-        self.value(key).is_some_and(|value| T::from_value(value.get_ref()).is_some())
+    pub fn is<T: FromValue>(&self, key: impl KeyName) -> bool {
+        self.value(key.key_name()).is_some_and(|value| T::from_value(value.get_ref()).is_some())
     }
 
     /// Records an error that does not keep the reader from going on.
@@ -550,7 +616,8 @@ impl<'d> Settings<'d> {
     }
 
     /// Value of a key, or `None` if it is missing or wrong.
-    pub fn get<T: FromValue>(&self, key: &'static str) -> Result<Option<T>> {
+    pub fn get<T: FromValue>(&self, key: impl KeyName) -> Result<Option<T>> {
+        let key = key.key_name();
         let Some(value) = self.value(key) else { return Ok(None) };
         let read = T::from_value(value.get_ref());
         if read.is_none() {
@@ -579,11 +646,15 @@ impl<'d> Settings<'d> {
     }
 
     /// Creates an error for a key of this table that was not requested and resembles `key`, if there is one.
-    pub fn misspelt(&self, key: &str) -> Option<ConfigError> {
+    pub fn misspelt(&self, key: impl KeyName) -> Option<ConfigError> {
+        self.misspelt_key(key.key_name())
+    }
+
+    fn misspelt_key(&self, key: &str) -> Option<ConfigError> {
         let requested = self.requested.borrow();
         let slip = self.table.keys().find(|name| {
             let name = name.get_ref().as_ref();
-            !requested.contains(&name) && nearest(name, &[key]).is_some()
+            !requested.contains(&name) && !self.is_described(name) && nearest(name, &[key]).is_some()
         })?;
         Some(self.error_at(&slip.span(), &excerpt(slip.get_ref()), format!("unknown key; did you mean \"{key}\"?")))
     }
@@ -594,7 +665,7 @@ impl<'d> Settings<'d> {
             return ConfigError { recorded: true, ..self.wrong(value, key, expected) };
         }
         let missing = || self.error_at(&self.span, key, format!("missing, expected {expected}"));
-        self.errors.record(self.misspelt(key).unwrap_or_else(missing))
+        self.errors.record(self.misspelt_key(key).unwrap_or_else(missing))
     }
 
     /// Integer within `range`, or `None` if the key is missing or wrong.
@@ -717,7 +788,11 @@ impl<'d> Settings<'d> {
     /// ask for are refused only if they resemble one that it asked for.
     pub fn complete<T>(&self, read: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         match read(self) {
-            Ok(value) => self.check_keys().map(|()| value),
+            Ok(value) => {
+                let value = self.check_keys().map(|()| value)?;
+                self.assert_all_requested();
+                Ok(value)
+            }
             Err(error) => {
                 let error = self.errors.record(error);
                 self.refuse_keys(true);
@@ -760,7 +835,93 @@ impl<'d> Settings<'d> {
 
     fn nested(&self, table: &'d DeTable<'d>, span: Range<usize>, key: &str) -> Self {
         let (source, errors, path) = (self.source, Rc::clone(&self.errors), self.full_key(key));
-        Settings { source, errors, table, span, path, requested: RefCell::default() }
+        Settings { source, errors, table, span, path, spec: None, requested: RefCell::default() }
+    }
+
+    /// Value of a key, by its description. See [`Key`] for the type of the result.
+    ///
+    /// A wrong value is recorded in the document and reads as if the key were missing.
+    ///
+    /// # Errors
+    /// If the key is required and has no valid value. A reader should ask for all other keys before it returns the
+    /// error, so that their errors are found too.
+    pub fn read<K: Kind>(&self, key: &Key<K>) -> Result<K::Output> {
+        debug_assert!(
+            self.spec.is_some_and(|spec| spec.key(key.name()).is_some_and(|known| key.is_same(known))),
+            "the description of the table [{}] does not have the key \"{}\" as the reader has it",
+            self.path,
+            key.name()
+        );
+        key.read(self)
+    }
+
+    /// This table with a description, by which a reader can ask for its keys.
+    #[must_use]
+    pub fn described(self, spec: &'static ConfigTable) -> Self {
+        Settings { spec: Some(spec), ..self }
+    }
+
+    /// The table that `spec` describes, or `None` if it is missing.
+    pub fn subtable(&self, spec: &'static ConfigTable) -> Result<Option<Settings<'d>>> {
+        Ok(self.table(spec.name)?.map(|table| table.described(spec)))
+    }
+
+    /// The tables that `spec` describes. Empty if there are none.
+    pub fn subtables(&self, spec: &'static ConfigTable) -> Result<Vec<Settings<'d>>> {
+        let described = |table: Settings<'d>| table.described(spec);
+        Ok(self.tables(spec.name)?.into_iter().map(described).collect())
+    }
+
+    /// The table that `spec` describes. A missing one is empty: every key has its default, and errors point at this
+    /// table.
+    pub fn subtable_or_empty(&self, spec: &'static ConfigTable) -> Result<Settings<'d>> {
+        let empty = || self.empty(spec.name).described(spec);
+        Ok(self.subtable(spec)?.unwrap_or_else(empty))
+    }
+
+    /// Reads the table that `spec` describes with `read` and finishes it. A missing table reads as an empty one.
+    pub fn read_table<T>(
+        &self,
+        spec: &'static ConfigTable,
+        read: impl FnOnce(&Settings<'d>) -> Result<T>,
+    ) -> Result<T> {
+        self.subtable_or_empty(spec)?.complete(read)
+    }
+
+    /// Reads each table that `spec` describes with `read` and finishes it. The reading goes on after a wrong table.
+    pub fn read_tables<T>(
+        &self,
+        spec: &'static ConfigTable,
+        mut read: impl FnMut(&Settings<'d>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let (mut all, mut failed) = (Vec::new(), None);
+        for table in self.subtables(spec)? {
+            match table.complete(&mut read) {
+                Ok(value) => all.push(value),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(all), Err)
+    }
+
+    /// True if the table's description has the key. A table inside may belong to something that the reader has not
+    /// chosen.
+    fn is_described(&self, key: &str) -> bool {
+        self.spec.is_some_and(|spec| spec.key(key).is_some())
+    }
+
+    /// Checks that the reader has asked for each described key, and for each table of a program.
+    fn assert_all_requested(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let Some(spec) = self.spec.filter(|spec| !spec.alternatives) else { return };
+        let requested = self.requested.borrow();
+        let tables = if spec.name.is_empty() { (spec.tables)() } else { Vec::new() };
+        let described = spec.keys.iter().map(|key| key.name()).chain(tables.iter().map(|table| table.name));
+        for name in described {
+            assert!(requested.contains(&name), "no reader asks for the key \"{name}\" of the table [{}]", self.path);
+        }
     }
 
     /// Refuses the former name of a key. The error points at that key and names the new one.
@@ -781,6 +942,14 @@ impl<'d> Settings<'d> {
                 let message = format!("this key is now \"{new}\" in the table [{table}]");
                 Err(self.errors.record(self.error_at(&key.span(), old, message)))
             }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a key that this table does not have for a reason worth an explanation. The error points at the value.
+    pub fn unsupported(&self, key: &'static str, why: &str) -> Result<()> {
+        match self.table.iter().find(|(name, _)| name.get_ref().as_ref() == key) {
+            Some((_, value)) => Err(self.errors.record(self.error_at(&value.span(), key, why.to_owned()))),
             None => Ok(()),
         }
     }
@@ -810,7 +979,7 @@ impl<'d> Settings<'d> {
         let missing: Vec<&str> = known.iter().copied().filter(|key| !has(key)).collect();
         for name in self.table.keys() {
             let key = name.get_ref().as_ref();
-            if known.binary_search(&key).is_ok() {
+            if known.binary_search(&key).is_ok() || misspelt && self.is_described(key) {
                 continue;
             }
             let message = match nearest(key, &missing).or_else(|| nearest(key, &known)) {
@@ -1033,6 +1202,59 @@ mod tests {
         assert!(message.len() < 1000, "{} bytes", message.len());
         let message = error(&format!("i = '{}'", "k".repeat(1 << 20)), |s| s.choice("i", &[("busy", 0)]).map(drop));
         assert!(message.len() < 1000, "{} bytes", message.len());
+    }
+
+    const SPEED: Key<WithDefault<Integer<u8>>> = Key::integer("speed", 1..=9).default(3).about("Speed.");
+    const MODE: Key<Text> = Key::text("mode", "a word").about("Mode.");
+    static ENGINE: ConfigTable = ConfigTable { name: "engine", keys: &[&SPEED, &MODE], ..ConfigTable::EMPTY };
+
+    /// Reads the table [`ENGINE`] of a text.
+    fn read_engine<T>(text: &str, read: impl FnOnce(&Settings<'_>) -> Result<T>) -> Result<T> {
+        let source = Source::new("c.toml", text);
+        let document = source.parse().unwrap();
+        document.read(|top| top.read_table(&ENGINE, read))
+    }
+
+    #[test]
+    fn described_keys_have_defaults_and_ranges() {
+        let read = |text: &str| read_engine(text, |table| Ok((table.read(&SPEED)?, table.read(&MODE)?)));
+        assert_eq!(read("").unwrap(), (3, None));
+        assert_eq!(read("[engine]\nspeed = 9\nmode = 'x'").unwrap(), (9, Some("x".to_owned())));
+        let error = read("[engine]\nspeed = 10\nmod = 'x'").unwrap_err().to_string();
+        let expected = "c.toml:2:9: engine.speed: found 10, expected an integer from 1 to 9\n\
+                        c.toml:3:1: engine.mod: unknown key; did you mean \"mode\"?";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic = "does not have the key \"wheels\""]
+    fn a_reader_without_a_description_fails() {
+        const WHEELS: Key<Flag> = Key::flag("wheels");
+        let _ = read_engine("", |table| table.read(&WHEELS));
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic = "does not have the key \"speed\" as the reader has it"]
+    fn a_reader_with_another_range_fails() {
+        const OTHER: Key<WithDefault<Integer<u8>>> = Key::integer("speed", 1..=10).default(3).about("Speed.");
+        let _ = read_engine("", |table| table.read(&OTHER));
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic = "no reader asks for the key \"mode\" of the table [engine]"]
+    fn a_description_without_a_reader_fails() {
+        let _ = read_engine("", |table| table.read(&SPEED));
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic = "has no key \"gearbox\""]
+    fn a_table_without_a_description_fails() {
+        static GEARBOX: ConfigTable = ConfigTable { name: "gearbox", ..ConfigTable::EMPTY };
+        let _ = read_engine("", |table| table.read_table(&GEARBOX, |_| Ok(())));
     }
 
     #[test]

@@ -18,9 +18,23 @@ use crate::port::{
 };
 use wirepath_flow::Rule;
 use wirepath_packet::drops::DropReason;
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "auto";
+
+const FORCE: Key<WithDefault<Flag>> = Key::flag("force")
+    .default(false)
+    .about("Takes an interface even if it carries a default route of this machine, which may cut the machine off.");
+
+static TABLE: ConfigTable = ConfigTable {
+    name: NAME,
+    about: "Settings of driver = \"auto\". Tables of drivers inside apply if `auto` chooses that driver.",
+    absent: "every key has its default",
+    keys: &[&FORCE],
+    tables: || DRIVERS.iter().filter(|driver| driver.in_auto()).map(|driver| driver.table()).collect(),
+    example: "[port.auto]\nforce = true\n\n[port.auto.af_xdp]\nmode = \"generic\"\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver that chooses a driver.
 #[derive(Debug)]
@@ -39,14 +53,18 @@ impl Driver for Auto {
         DeviceKind::Interface
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let Some(device) = device else {
             return Err(settings.error("device: missing, expected the name of a network interface"));
         };
-        let force = settings.get("force")?.unwrap_or(false);
         for driver in LEFT_OUT.iter().filter(|driver| settings.has(driver.name)) {
             settings.record(settings.error_in(driver.name, driver.to_string()));
         }
+        let force = settings.read(&FORCE)?;
         let mut choices = Vec::new();
         for driver in DRIVERS.iter().filter(|driver| driver.in_auto()) {
             choices.push(driver_plan(*driver, Some(device), settings)?);

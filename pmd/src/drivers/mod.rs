@@ -1,26 +1,21 @@
 //! Poll-mode drivers. To add one, write its folder and add one line to [`DRIVERS`], and one to [`LEFT_OUT`] for builds
 //! without its feature. The features `nic`, `kernel` and `pcap` choose drivers.
 //!
-//! A port is a table of the configuration:
+//! A port is a table of the configuration, which [`PORT`] describes. The settings of a driver are in a table of its
+//! name inside, which [`Driver::table`] describes:
 //!
 //! ```toml
 //! [[port]]
-//! name = "lan"          # other tables refer to the port by this name
-//! driver = "auto"       # or the name of a driver; auto is the default
-//! device = "eth1"       # device that the driver opens
-//! queues = 1            # number of receive queues and of transmit queues
-//! depth = 1024          # ring entries
-//! mtu = 1500            # default: that of the device
-//! promiscuous = true
-//! on_loss = "wait"      # if the device is lost: "wait" for its return, "exit", or "fail-after" the time below
-//! loss_timeout = 30     # seconds, with "fail-after"
+//! name = "lan"
+//! driver = "af_packet"
+//! device = "eth1"
 //!
-//! [port.af_packet]      # settings of a driver, in a table of its name
+//! [port.af_packet]
+//! exclusive = false
 //!
-//! [port.faults]         # for tests: faults that the port injects, see [`crate::port::faults`]
+//! [port.faults]
 //! seed = 1
-//! rx = { loss = 0.01, duplicate = 0.01, reorder = 0.05, distance = 4, corrupt = 0.001 }
-//! tx = { loss = 0.01, full = 0.001, full_calls = 4 }
+//! rx = { loss = 0.01, reorder = 0.05, distance = 4 }
 //! ```
 
 pub mod auto;
@@ -40,7 +35,9 @@ pub use privilege::setcap_command;
 use crate::port::faults::{self, Faults, QueueFaults};
 use crate::port::{Capabilities, PortConfig, PortError, PortId, PortSpec};
 use wirepath_packet::{DATA_ROOM, Pool};
-use wirepath_settings::{ConfigError, Settings, Span};
+use wirepath_settings::{
+    Choice, ConfigError, ConfigTable, Flag, Integer, Key, Number, Required, Settings, Span, Text, WithDefault, Written,
+};
 
 /// A driver, and all that programs know about it.
 ///
@@ -69,6 +66,9 @@ pub trait Driver: Sync {
         false
     }
 
+    /// Returns the description of the driver's table, which has the name of the driver.
+    fn table(&self) -> &'static ConfigTable;
+
     /// Returns settings that select each receive mode and each transmit mode at least once, as TOML keys of the
     /// driver's table. Tests run in every mode.
     fn modes(&self) -> &'static [&'static str] {
@@ -77,8 +77,8 @@ pub trait Driver: Sync {
 
     /// Checks the settings of a port without touching the device.
     ///
-    /// `device` is the configured device. `settings` is the table that is named after the driver, or an empty one. The
-    /// caller calls [`Settings::finish`] on it.
+    /// `device` is the configured device. `settings` is the table that [`Self::table`] describes, or an empty one. The
+    /// caller reads it with [`Settings::complete`].
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError>;
 
     /// Returns the devices of this machine that the driver might open, for `wirepath devices`.
@@ -209,6 +209,118 @@ pub const DEFAULT_MTU: u16 = 1500;
 /// Bytes of an Ethernet header with two VLAN tags.
 const FRAME_OVERHEAD: u32 = 22;
 
+const PORT_NAME: Key<Required<Text>> = Key::text("name", "letters, digits, '-', '_' and '.'")
+    .required()
+    .about("Name by which other tables, rules and displays refer to the port.");
+const DRIVER: Key<Choice<&'static dyn Driver>> =
+    Key::choice_of("driver", || DRIVERS.iter().map(|driver| (driver.name(), *driver, driver.about())).collect())
+        .same_as("\"auto\"")
+        .about("Driver of the port. `wirepath devices` lists what each driver can open on this machine.");
+const DEVICE: Key<Text> = Key::text("device", "name of an interface, an RDMA device, a file or a cable")
+    .absent("an error, unless the driver needs no device")
+    .about("Device that the driver opens.");
+const QUEUES: Key<WithDefault<Integer<u16>>> = Key::integer("queues", 1..=256)
+    .default(1)
+    .about("Receive queues, and as many transmit queues. Each worker needs at least one receive queue.");
+const DEPTH: Key<WithDefault<Integer<u32>>> = Key::integer("depth", 16..=65_536)
+    .unit("packets")
+    .default(1024)
+    .about("Entries of each receive and transmit ring. A driver rounds up, and the log shows the result.");
+const MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=9202)
+    .unit("bytes")
+    .absent(
+        "the MTU of the device, or 1500 if it has none; a NIC with larger packets than the pool has room for gets 1500",
+    )
+    .about("Largest layer-3 packet. Frames may have 22 bytes more: an Ethernet header and two VLAN tags.");
+const PROMISCUOUS: Key<WithDefault<Flag>> =
+    Key::flag("promiscuous").default(true).about("Also receives frames for other link-layer addresses.");
+const ON_LOSS: Key<WithDefault<Choice<OnLoss>>> = Key::choice(
+    "on_loss",
+    &[
+        ("wait", OnLoss::Wait, "waits for the device without limit; the other ports continue"),
+        (
+            "fail-after",
+            OnLoss::FailAfter(Duration::ZERO),
+            "waits for `loss_timeout`; then the port has failed, and the program ends with an error",
+        ),
+        ("exit", OnLoss::Exit, "stops the program at once with an error"),
+    ],
+)
+.default_word("wait")
+.needs(&[("fail-after", "loss_timeout = 30")])
+.about("Reaction to the loss of the device, for example of a removed interface.");
+const LOSS_TIMEOUT: Key<Integer<u64>> = Key::integer("loss_timeout", 1..=31_536_000)
+    .unit("seconds")
+    .when("on_loss = \"fail-after\"")
+    .absent("an error with on_loss = \"fail-after\"")
+    .about("Time for which the port waits for a lost device.");
+
+/// Description of a table `[[port]]`.
+pub static PORT: ConfigTable = ConfigTable {
+    name: "port",
+    written: Written::Repeated,
+    about: "A port: a device and the driver that opens it. Ports have numbers in the order of the configuration.",
+    absent: "an error, because a program needs a port",
+    keys: &[&PORT_NAME, &DRIVER, &DEVICE, &QUEUES, &DEPTH, &MTU, &PROMISCUOUS, &ON_LOSS, &LOSS_TIMEOUT],
+    tables: || DRIVERS.iter().map(|driver| driver.table()).chain([&FAULTS]).collect(),
+    example: "[[port]]\nname = \"lan\"\ndevice = \"eth1\"\nqueues = 2\n",
+    ..ConfigTable::EMPTY
+};
+
+const SEED: Key<WithDefault<Integer<u64>>> = Key::integer("seed", 0..=i64::MAX)
+    .default(0)
+    .about("Seed of the random numbers. Each queue has a sequence of its own, which depends on nothing else.");
+const LOSS: Key<WithDefault<Number>> =
+    Key::number("loss", 0.0, 1.0).unit("probability").default(0.0).about("A packet is lost.");
+const DUPLICATE: Key<WithDefault<Number>> =
+    Key::number("duplicate", 0.0, 1.0).unit("probability").default(0.0).about("A packet comes twice.");
+const REORDER: Key<WithDefault<Number>> = Key::number("reorder", 0.0, 1.0)
+    .unit("probability")
+    .default(0.0)
+    .about("A packet is delayed until others have passed it: as many as `distance`.");
+const DISTANCE: Key<WithDefault<Integer<u32>>> = Key::integer("distance", 1..=faults::MAX_DISTANCE as i64)
+    .unit("packets")
+    .default(4)
+    .about("Packets that pass a delayed one. A queue without further packets releases it earlier.");
+const CORRUPT: Key<WithDefault<Number>> = Key::number("corrupt", 0.0, 1.0)
+    .unit("probability")
+    .default(0.0)
+    .about("One bit of a packet is flipped, in its first segment.");
+const FULL: Key<WithDefault<Number>> = Key::number("full", 0.0, 1.0)
+    .unit("probability")
+    .default(0.0)
+    .about("A call begins a time in which the queue accepts nothing.");
+const FULL_CALLS: Key<WithDefault<Integer<u32>>> =
+    Key::integer("full_calls", 1..=1_000_000).unit("calls").default(4).about("Length of such a time.");
+
+static RX_FAULTS: ConfigTable = ConfigTable {
+    name: "rx",
+    about: "Faults of the receive queues.",
+    absent: "no faults",
+    keys: &[&LOSS, &DUPLICATE, &REORDER, &DISTANCE, &CORRUPT],
+    example: "[port.faults.rx]\nloss = 0.01\n",
+    ..ConfigTable::EMPTY
+};
+
+static TX_FAULTS: ConfigTable = ConfigTable {
+    name: "tx",
+    about: "Faults of the transmit queues.",
+    absent: "no faults",
+    keys: &[&LOSS, &DUPLICATE, &REORDER, &DISTANCE, &CORRUPT, &FULL, &FULL_CALLS],
+    example: "[port.faults.tx]\nfull = 0.001\n",
+    ..ConfigTable::EMPTY
+};
+
+static FAULTS: ConfigTable = ConfigTable {
+    name: "faults",
+    about: "For tests: faults that the port injects into its queues. Every fault is counted.",
+    absent: "no faults",
+    keys: &[&SEED],
+    tables: || vec![&RX_FAULTS, &TX_FAULTS],
+    example: "[port.faults]\nseed = 1\nrx = { loss = 0.01, reorder = 0.05 }\n",
+    ..ConfigTable::EMPTY
+};
+
 /// Checked settings of a port.
 pub struct PortSettings {
     /// Name of the port.
@@ -247,16 +359,14 @@ pub enum OnLoss {
 
 impl OnLoss {
     fn read(port: &Settings<'_>) -> Result<Self, ConfigError> {
-        const CHOICES: [(&str, OnLoss); 3] =
-            [("wait", OnLoss::Wait), ("fail-after", OnLoss::FailAfter(Duration::ZERO)), ("exit", OnLoss::Exit)];
-        let on_loss = port.choice("on_loss", &CHOICES)?.unwrap_or_default();
-        let seconds: Option<u64> = port.integer("loss_timeout", 1..=31_536_000)?;
+        let on_loss = port.read(&ON_LOSS)?;
+        let seconds = port.read(&LOSS_TIMEOUT)?;
         match (on_loss, seconds) {
             (Self::FailAfter(_), Some(seconds)) => Ok(Self::FailAfter(Duration::from_secs(seconds))),
             (Self::FailAfter(_), None) => {
-                Err(port.error_in("on_loss", "\"fail-after\" needs the key loss_timeout, in seconds"))
+                Err(port.error_in(&ON_LOSS, "\"fail-after\" needs the key loss_timeout, in seconds"))
             }
-            (_, Some(_)) => Err(port.error_in("loss_timeout", "applies only with on_loss = \"fail-after\"")),
+            (_, Some(_)) => Err(port.error_in(&LOSS_TIMEOUT, "applies only with on_loss = \"fail-after\"")),
             (other, None) => Ok(other),
         }
     }
@@ -311,29 +421,38 @@ pub fn choose_mtu(configured: Option<u16>, device: &Capabilities, entries: u32, 
 
 impl fmt::Debug for PortSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PortSettings").field("name", &self.name).field("plan", &self.plan).finish_non_exhaustive()
+        f.debug_struct("PortSettings")
+            .field("name", &self.name)
+            .field("device", &self.device)
+            .field("plan", &self.plan)
+            .field("queues", &self.queues)
+            .field("depth", &self.depth)
+            .field("mtu", &self.mtu)
+            .field("promiscuous", &self.promiscuous)
+            .field("on_loss", &self.on_loss)
+            .finish_non_exhaustive()
     }
 }
 
 /// Reads one `[[port]]` table.
 pub fn plan(settings: Settings<'_>) -> Result<PortSettings, ConfigError> {
-    settings.complete(read_port)
+    settings.described(&PORT).complete(read_port)
 }
 
-/// Reads one `[[port]]` table, which the caller finishes.
+/// Reads one table that [`PORT`] describes, which the caller finishes.
 pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
-    let name_span = settings.span("name");
+    let name_span = settings.span(&PORT_NAME);
     let key_spans = KeySpans::read(settings);
     let driver = read_driver(settings)?;
-    let device: Option<String> = settings.get("device")?;
-    let queues = settings.integer("queues", 1..=256)?.unwrap_or(1);
-    let depth = settings.integer("depth", 16..=65_536)?.unwrap_or(1024);
-    let mtu = settings.integer("mtu", 68..=9202)?;
-    let promiscuous = settings.get("promiscuous")?.unwrap_or(true);
+    let device = settings.read(&DEVICE)?;
+    let queues = settings.read(&QUEUES)?;
+    let depth = settings.read(&DEPTH)?;
+    let mtu = settings.read(&MTU)?;
+    let promiscuous = settings.read(&PROMISCUOUS)?;
     let on_loss = OnLoss::read(settings);
     let plan = match driver {
         // The table of a driver cannot be read without the driver.
-        None if settings.has("driver") => {
+        None if settings.has(&DRIVER) => {
             for driver in DRIVERS {
                 settings.has(driver.name());
             }
@@ -345,12 +464,12 @@ pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
         driver => Some(driver_plan(driver.unwrap_or(&auto::Auto), device.as_deref(), settings)),
     };
     let faults = read_faults(settings);
-    let name: String = settings.required("name")?;
+    let name = settings.read(&PORT_NAME)?;
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         settings.record(name_span.error(format!("found \"{name}\", expected letters, digits, '-', '_' and '.'")));
     }
     settings.check_keys()?;
-    let plan = plan.unwrap_or_else(|| Err(settings.error_in("driver", "missing, expected a driver")))?;
+    let plan = plan.unwrap_or_else(|| Err(settings.error_in(&DRIVER, "missing, expected a driver")))?;
     let on_loss = on_loss?;
     let plan = match faults? {
         Some(faults) => faults::inject(plan, faults),
@@ -361,37 +480,29 @@ pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
 
 /// Reads the table `faults` inside a port's table.
 fn read_faults(port: &Settings<'_>) -> Result<Option<Faults>, ConfigError> {
-    let Some(table) = port.table("faults")? else { return Ok(None) };
+    let Some(table) = port.subtable(&FAULTS)? else { return Ok(None) };
     let faults = table.complete(|table| {
-        let seed = table.integer("seed", 0..=i64::MAX)?.unwrap_or_default();
-        let of = |key| match table.table(key)? {
-            Some(queues) => queues.complete(|queues| read_queue_faults(queues, key == "tx")),
-            None => Ok(QueueFaults::default()),
-        };
-        Ok(Faults { seed, rx: of("rx")?, tx: of("tx")? })
+        let seed = table.read(&SEED)?;
+        let rx = table.read_table(&RX_FAULTS, |queues| read_queue_faults(queues, false));
+        let tx = table.read_table(&TX_FAULTS, |queues| read_queue_faults(queues, true));
+        Ok(Faults { seed, rx: rx?, tx: tx? })
     })?;
     Ok(Some(faults))
 }
 
 /// Reads the faults of one direction.
 fn read_queue_faults(table: &Settings<'_>, is_tx: bool) -> Result<QueueFaults, ConfigError> {
-    let probability = |key| match table.get::<f64>(key)? {
-        Some(value) if !(0.0..=1.0).contains(&value) => {
-            Err(table.error_in(key, format!("found {value}, expected a probability from 0 to 1")))
-        }
-        value => Ok(value.unwrap_or_default()),
-    };
     let defaults = QueueFaults::default();
     let (full, full_calls) = match is_tx {
-        true => (probability("full")?, table.integer("full_calls", 1..=1_000_000)?.unwrap_or(defaults.full_calls)),
+        true => (table.read(&FULL)?, table.read(&FULL_CALLS)?),
         false => (defaults.full, defaults.full_calls),
     };
     Ok(QueueFaults {
-        loss: probability("loss")?,
-        duplicate: probability("duplicate")?,
-        reorder: probability("reorder")?,
-        distance: table.integer("distance", 1..=faults::MAX_DISTANCE.into())?.unwrap_or(defaults.distance),
-        corrupt: probability("corrupt")?,
+        loss: table.read(&LOSS)?,
+        duplicate: table.read(&DUPLICATE)?,
+        reorder: table.read(&REORDER)?,
+        distance: table.read(&DISTANCE)?,
+        corrupt: table.read(&CORRUPT)?,
         full,
         full_calls,
     })
@@ -401,11 +512,10 @@ fn read_queue_faults(table: &Settings<'_>, is_tx: bool) -> Result<QueueFaults, C
 fn read_driver(port: &Settings<'_>) -> Result<Option<&'static dyn Driver>, ConfigError> {
     let name: Option<String> = if port.is::<String>("driver") { port.get("driver")? } else { None };
     if let Some(driver) = LEFT_OUT.iter().find(|driver| name.as_deref() == Some(driver.name)) {
-        port.record(port.error_in("driver", driver.to_string()));
+        port.record(port.error_in(&DRIVER, driver.to_string()));
         return Ok(None);
     }
-    let names: Vec<_> = DRIVERS.iter().map(|driver| (driver.name(), *driver)).collect();
-    port.choice("driver", &names)
+    port.read(&DRIVER)
 }
 
 /// Reads the table of a driver inside a port's table.
@@ -418,15 +528,12 @@ fn driver_plan(
     if needs_device && device.is_none() {
         let what = "the name of a network interface; `wirepath devices` lists them";
         port.record(
-            port.misspelt("device").unwrap_or_else(|| port.error_in("device", format!("missing, expected {what}"))),
+            port.misspelt(&DEVICE).unwrap_or_else(|| port.error_in(&DEVICE, format!("missing, expected {what}"))),
         );
     }
     // The rest of the table is checked without a device too.
     let device = device.or(needs_device.then_some(""));
-    match port.table(driver.name())? {
-        Some(table) => table.complete(|table| driver.plan(device, table)),
-        None => port.collect(driver.plan(device, &port.empty(driver.name()))),
-    }
+    port.read_table(driver.table(), |table| driver.plan(device, table))
 }
 
 #[cfg(test)]
@@ -507,6 +614,7 @@ mod tests {
         for driver in DRIVERS {
             assert_eq!(DRIVERS.iter().filter(|other| other.name() == driver.name()).count(), 1);
             assert_eq!(device_kind(driver.name()), driver.device_kind());
+            assert_eq!(driver.table().name, driver.name());
         }
     }
 }

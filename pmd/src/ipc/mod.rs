@@ -67,6 +67,7 @@ mod server;
 pub(crate) use client::AttachOffer;
 pub use client::AttachedPort;
 pub use config::AttachConfig;
+pub(crate) use config::{ATTACH, ATTACH_BUFFERS, ATTACH_RX_QUEUES, ATTACH_TX_QUEUES};
 #[cfg(any(test, fuzzing))]
 pub use message::fuzz;
 pub use message::{AttachError, AttachRequest, PoolStatus, QueueStatus, Status, VERSION};

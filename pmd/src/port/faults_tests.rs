@@ -174,7 +174,7 @@ fn the_table_of_a_configuration() {
     }
     assert!(!format!("{:?}", read("").unwrap().plan).contains("Faulty"), "no table, no wrapper");
     for (table, expected) in [
-        ("rx = { loss = 1.5 }", "expected a probability from 0 to 1"),
+        ("rx = { loss = 1.5 }", "expected a number from 0 to 1"),
         ("rx = { full = 0.5 }", "full"),
         ("tx = { distance = 0 }", "distance"),
         ("losses = 1", "losses"),

@@ -1,7 +1,20 @@
 //! The stage and its table of the configuration.
 
 use wirepath::prelude::*;
+use wirepath::settings::{ConfigTable, Integer, Key, List};
 use wirepath::wire::FiveTuple;
+
+const UDP_PORTS: Key<List<Integer<u16>>> = Key::integer("udp_ports", 1..=65_535)
+    .list()
+    .about("Destination ports of datagrams that may pass.");
+
+static GUARD: ConfigTable = ConfigTable {
+    name: "guard",
+    about: "Which datagrams may pass.",
+    keys: &[&UDP_PORTS],
+    example: "[guard]\nudp_ports = [53, 123]\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The table `[guard]`.
 #[derive(Debug)]
@@ -11,15 +24,19 @@ pub struct GuardSettings {
 }
 
 impl AppSettings for GuardSettings {
+    fn tables() -> Vec<&'static ConfigTable> {
+        vec![&GUARD]
+    }
+
     fn read(top: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
         if ports.len() != 2 {
             top.record(top.error_in("port", format!("found {}, expected two", ports.len())));
         }
-        let Some(table) = top.table("guard")? else {
+        let Some(table) = top.subtable(&GUARD)? else {
             return Err(top.error_in("guard", "missing, expected the table [guard]"));
         };
         table.complete(|table| {
-            let udp_ports = table.integers("udp_ports", 1..=65_535)?;
+            let udp_ports = table.read(&UDP_PORTS)?;
             Ok(Self {
                 udp_ports: udp_ports.into_iter().map(|port| port.value).collect(),
             })

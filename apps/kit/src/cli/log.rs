@@ -26,7 +26,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Key, Settings, Text};
 
 use super::live;
 use super::output::{json_line, sanitized};
@@ -141,7 +141,34 @@ pub fn parse_level(name: &str) -> Result<LevelFilter, String> {
     }
 }
 
-/// The table `[log]` of a configuration. Options of the command line go before it.
+const FORMAT_KEY: Key<Choice<Format>> = Key::choice(
+    "format",
+    &[
+        ("text", Format::Text, "time, level, module and message, for people"),
+        ("json", Format::Json, "one JSON object on each line"),
+        ("journald", Format::Journald, "priority, module and message, for the journal of systemd"),
+    ],
+)
+.absent("\"journald\" if systemd reads the log, else \"text\"")
+.about("Form of the records. The option `--log-format` goes before it.");
+const LEVEL_KEY: Key<Text> = Key::text(
+    "level",
+    "off, error, warn, info, debug or trace; also MODULE=LEVEL, with commas",
+)
+.absent("\"info\"")
+.about("Least severe level that is logged, of all modules or of single ones. The option `--log-level` goes before it.");
+
+/// Description of the table `[log]`.
+pub static LOG: ConfigTable = ConfigTable {
+    name: "log",
+    about: "The log, which goes to standard error.",
+    absent: "every key has its default",
+    keys: &[&FORMAT_KEY, &LEVEL_KEY],
+    example: "[log]\nformat = \"json\"\nlevel = \"info,wirepath_pmd=debug\"\n",
+    ..ConfigTable::EMPTY
+};
+
+/// The table `[log]` of a configuration, which [`LOG`] describes. Options of the command line go before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogSettings {
     /// Key `format`.
@@ -153,12 +180,10 @@ pub struct LogSettings {
 impl LogSettings {
     /// Reads the table.
     pub fn read(top: &Settings<'_>) -> Result<Self, ConfigError> {
-        let Some(table) = top.table("log")? else { return Ok(Self::default()) };
-        table.complete(|table| {
-            let formats = [("text", Format::Text), ("json", Format::Json), ("journald", Format::Journald)];
-            let format = table.choice("format", &formats)?;
-            let levels = table.get::<String>("level")?.map(|text| text.parse());
-            let levels = levels.transpose().map_err(|why: String| table.error_in("level", why))?;
+        top.read_table(&LOG, |table| {
+            let format = table.read(&FORMAT_KEY)?;
+            let levels = table.read(&LEVEL_KEY)?.map(|text| text.parse());
+            let levels = levels.transpose().map_err(|why: String| table.error_in(&LEVEL_KEY, why))?;
             Ok(Self { format, levels })
         })
     }

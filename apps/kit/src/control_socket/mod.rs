@@ -70,7 +70,7 @@ mod settings;
 
 pub use client::{Client, Rows, SocketArgument};
 pub use server::ControlSocket;
-pub use settings::{ControlSettings, MayChange};
+pub use settings::{CONTROL, ControlSettings, MayChange};
 
 /// Version of the protocol.
 pub const VERSION: u64 = 1;

@@ -2,21 +2,46 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use wirepath_control_socket::{Access, Peer};
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Integer, Key, Parsed, Settings, Text, WithDefault};
 
-/// The table `[control]` of a configuration.
-///
-/// ```toml
-/// [control]
-/// socket = "gateway.sock" # relative to the configuration; default: PROGRAM-PID.sock in /run/wirepath
-/// mode = 0o660            # mode of the socket file; default: 0o600
-/// group = "netops"        # group of the socket file: a name of /etc/group or a number; default: the program's
-/// change = "group"        # who may change the program: "owner" (its user and root), "group" (also members of
-///                         # `group`) or "all" that may connect; default: "owner"
-/// metrics = "127.0.0.1:9400" # address and port of metrics by HTTP, for everyone who reaches it; default: none
-/// ```
-///
-/// `socket = "off"` means that the program has no socket.
+const SOCKET: Key<Text> = Key::text("socket", "path of a socket, or \"off\" for no socket")
+    .absent("PROGRAM-PID.sock in /run/wirepath, or in the user's runtime folder")
+    .about("Control socket by which `wirepath` looks into the program. It is relative to the configuration file.");
+const MODE: Key<WithDefault<Integer<u32>>> = Key::integer("mode", 0..=0o777)
+    .octal()
+    .default(0o600)
+    .about("Permissions of the socket file. Who may connect may look.");
+const GROUP: Key<Text> = Key::text("group", "name of a group in /etc/group, or a number")
+    .absent("the group of the program")
+    .about("Group of the socket file.");
+const CHANGE: Key<WithDefault<Choice<u8>>> = Key::choice(
+    "change",
+    &[
+        ("owner", 0, "the user of the program, and root"),
+        ("group", 1, "these and the members of `group`"),
+        ("all", 2, "everyone who may connect"),
+    ],
+)
+.default_word("owner")
+.needs(&[("group", "group = \"root\"")])
+.about("Users that may change the program.");
+const METRICS: Key<Parsed<SocketAddr>> =
+    Key::parsed("metrics", "an address and port such as \"127.0.0.1:9400\"").absent("no metrics by HTTP").about(
+        "Address of metrics by HTTP, for everyone who reaches it. With port 0 the kernel chooses one, which the log \
+         names.",
+    );
+
+/// Description of the table `[control]`.
+pub static CONTROL: ConfigTable = ConfigTable {
+    name: "control",
+    about: "The control socket of the program, and metrics by HTTP.",
+    absent: "every key has its default",
+    keys: &[&SOCKET, &MODE, &GROUP, &CHANGE, &METRICS],
+    example: "[control]\nmode = 0o660\ngroup = \"root\"\nchange = \"group\"\nmetrics = \"127.0.0.1:9400\"\n",
+    ..ConfigTable::EMPTY
+};
+
+/// The table `[control]` of a configuration, which [`CONTROL`] describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControlSettings {
     /// Path of the socket file; `None`: the default path.
@@ -49,32 +74,28 @@ impl ControlSettings {
     /// # Errors
     /// If a value is wrong. The error has its position.
     pub fn read(top: &Settings<'_>) -> Result<Self, ConfigError> {
-        match top.table("control")? {
-            Some(table) => table.complete(Self::read_table),
-            None => Ok(Self::default()),
-        }
+        top.read_table(&CONTROL, Self::read_table)
     }
 
     fn read_table(table: &Settings<'_>) -> Result<Self, ConfigError> {
-        let span = table.span("socket");
-        let path = table.get::<String>("socket")?;
+        let span = table.span(&SOCKET);
+        let path = table.read(&SOCKET)?;
         if path.as_ref().is_some_and(String::is_empty) {
             return Err(span.error("found \"\", expected the path of a socket, or \"off\""));
         }
         let off = path.as_deref() == Some("off");
         let beside = Path::new(span.file()).parent().unwrap_or_else(|| "".as_ref());
         let socket = path.filter(|_| !off).map(|path| beside.join(path));
-        let mode = table.integer("mode", 0..=0o777)?;
+        let mode = table.read(&MODE)?;
         let group = group(table)?;
-        let change = table.choice("change", &[("owner", 0), ("group", 1), ("all", 2)])?;
-        let change = match (change, group) {
-            (Some(1), None) => return Err(table.error_in("change", "\"group\" needs the key \"group\"")),
-            (Some(1), Some(group)) => MayChange::Group(group),
-            (Some(2), _) => MayChange::All,
+        let change = match (table.read(&CHANGE)?, group) {
+            (1, None) => return Err(table.error_in(&CHANGE, "\"group\" needs the key \"group\"")),
+            (1, Some(group)) => MayChange::Group(group),
+            (2, _) => MayChange::All,
             _ => MayChange::Owner,
         };
-        let access = Access { mode: mode.unwrap_or(Access::default().mode), group };
-        let metrics = table.parsed("metrics", "an address and port such as \"127.0.0.1:9400\"")?;
+        let access = Access { mode, group };
+        let metrics = table.read(&METRICS)?;
         Ok(Self { socket, off, access, change, metrics })
     }
 }
@@ -92,13 +113,13 @@ impl MayChange {
 
 /// Reads `group`: the name of a group in `/etc/group`, or its number.
 fn group(table: &Settings<'_>) -> Result<Option<u32>, ConfigError> {
-    let Some(name) = table.get::<String>("group")? else { return Ok(None) };
+    let Some(name) = table.read(&GROUP)? else { return Ok(None) };
     if let Ok(number) = name.parse() {
         return Ok(Some(number));
     }
     let file = std::fs::read_to_string("/etc/group").unwrap_or_default();
     let number = groups(&file).find(|(group, ..)| *group == name).map(|(_, number, _)| number);
-    let unknown = || table.span("group").error(format!("there is no group \"{name}\" in /etc/group"));
+    let unknown = || table.span(&GROUP).error(format!("there is no group \"{name}\" in /etc/group"));
     number.ok_or_else(unknown).map(Some)
 }
 

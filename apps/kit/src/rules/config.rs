@@ -4,7 +4,7 @@ use wirepath_flow::rule_file::{self, FileFormat, FileRule};
 use wirepath_flow::{Action, Field, MaskedValue, Ports, Rule, list_from_settings};
 use wirepath_packet::PortId;
 use wirepath_pmd::drivers::PortSettings;
-use wirepath_settings::{ConfigError, Settings, Source, Span};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Key, Settings, Source, Span, Text, WithDefault};
 
 /// A rule and its position in a file.
 #[derive(Clone, Debug)]
@@ -15,16 +15,32 @@ pub struct Entry {
     pub rule: Rule,
 }
 
-/// Flow rules of a configuration: the `[[rule]]` tables, followed by the rules of a separate file.
-///
-/// ```toml
-/// [rules]
-/// file = "acl.rules"      # relative to the configuration; text, TOML or JSON; reloaded on SIGHUP
-/// hardware = "auto"       # NICs run the rules that they support; "off": the workers run all rules
-///
-/// [[rule]]
-/// rule = "ingress prio 10: port id wan / ipv4 dst 10.0.0.0/8 => drop"
-/// ```
+const FILE: Key<Text> =
+    Key::text("file", "path of a file in text, TOML or JSON").absent("no other rules than the tables [[rule]]").about(
+        "File with further rules, which follow those of the configuration. It is relative to the configuration file.",
+    );
+const HARDWARE: Key<WithDefault<Choice<Hardware>>> = Key::choice(
+    "hardware",
+    &[
+        ("auto", Hardware::Auto, "NICs run the rules that they support, the workers all others"),
+        ("off", Hardware::Off, "the workers run all rules"),
+    ],
+)
+.default_word("auto")
+.about("Use of NICs that can run flow rules.");
+
+/// Description of the table `[rules]`.
+pub static RULES: ConfigTable = ConfigTable {
+    name: "rules",
+    about: "Flow rules of a separate file, and where rules run. An empty table allows rules to be added at run time.",
+    absent: "rules can be added at run time only if the configuration has tables [[rule]]",
+    keys: &[&FILE, &HARDWARE],
+    example: "[rules]\nhardware = \"off\"\n",
+    ..ConfigTable::EMPTY
+};
+
+/// Flow rules of a configuration: the tables `[[rule]]` ([`wirepath_flow::RULE`]), followed by the rules of the file
+/// that the table `[rules]` names ([`RULES`]).
 #[derive(Clone, Debug, Default)]
 pub struct RuleSettings {
     /// The rules in evaluation order among rules of equal priority.
@@ -71,7 +87,7 @@ impl RuleSettings {
         }
         settings.config_count = settings.entries.len();
         RulesTable { file: settings.file, hardware: settings.hardware } = table?;
-        settings.changeable = top.has("rules");
+        settings.changeable = top.has(&RULES);
         settings.entries.extend(top.collect(settings.read_file(&names))?);
         failed.map_or(Ok(settings), Err)
     }
@@ -124,29 +140,23 @@ struct RulesTable {
 
 impl RulesTable {
     fn read(top: &Settings<'_>) -> Result<Self, ConfigError> {
-        match top.table("rules")? {
-            Some(table) => table.complete(Self::read_table),
-            None => Ok(Self::default()),
-        }
+        top.read_table(&RULES, Self::read_table)
     }
 
     fn read_table(table: &Settings<'_>) -> Result<Self, ConfigError> {
-        let path = |key: &'static str, what: &str| {
-            let span = table.span(key);
-            let beside = Path::new(span.file()).parent().unwrap_or_else(|| "".as_ref());
-            match table.get::<String>(key)? {
-                Some(path) if path.is_empty() => Err(span.error(format!("found \"\", expected the path of {what}"))),
-                path => Ok(path.map(|path| beside.join(path))),
-            }
-        };
-        let hardware = table.choice("hardware", &[("auto", Hardware::Auto), ("off", Hardware::Off)])?;
-        let file = path("file", "a file of rules")?;
+        let hardware = table.read(&HARDWARE)?;
+        let (span, path) = (table.span(&FILE), table.read(&FILE)?);
+        if path.as_ref().is_some_and(String::is_empty) {
+            return Err(span.error("found \"\", expected the path of a file of rules"));
+        }
+        let beside = Path::new(span.file()).parent().unwrap_or_else(|| "".as_ref());
+        let file = path.map(|path| beside.join(path));
         for (old, new) in
             [("socket", "socket"), ("socket_mode", "mode"), ("socket_group", "group"), ("socket_change", "change")]
         {
             table.moved(old, "control", new)?;
         }
-        Ok(Self { file, hardware: hardware.unwrap_or_default() })
+        Ok(Self { file, hardware })
     }
 }
 

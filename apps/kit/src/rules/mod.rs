@@ -5,6 +5,6 @@ mod control;
 pub mod engine;
 mod judge;
 
-pub use config::{Entry, Hardware, RuleSettings, port_names};
+pub use config::{Entry, Hardware, RULES, RuleSettings, port_names};
 pub use control::{ControlWithRules, location_name, run};
 pub use judge::UnopenedPorts;

@@ -142,7 +142,7 @@ impl Input {
     fn toml(&mut self, source: &Source) -> Result<Vec<FileRule>, ConfigError> {
         let document = source.parse()?;
         let top = document.settings();
-        if !["port", "l2fwd", "underlay", "segment", "workers", "pool", "rules"].iter().any(|key| top.has(key)) {
+        if !["port", "l2fwd", "underlay", "segment", "workers", "pool", "rules"].iter().any(|key| top.has(*key)) {
             let rules = list_from_settings(&top, Ports(&self.ports.names()))?;
             top.finish()?;
             return Ok(rules);
@@ -158,10 +158,10 @@ impl Input {
         if ports.is_ok() && !sound {
             return Ok(rules);
         }
-        let program = if ["underlay", "segment"].iter().any(|key| top.has(key)) {
+        let program = if ["underlay", "segment"].iter().any(|key| top.has(*key)) {
             Setup::read(source).map(|setup| Program::Gateway(Box::new(setup)))
         } else {
-            Config::read(source, Mode::read).map(|program| Program::L2fwd(Box::new(program)))
+            Config::read(source, Config::tables::<Mode>(), Mode::read).map(|program| Program::L2fwd(Box::new(program)))
         };
         match program {
             Ok(program) => self.program = Some(program),

@@ -2,8 +2,7 @@
 //!
 //! ```toml
 //! [port.af_packet]
-//! exclusive = true     # keep the kernel from processing the frames too (Linux 6.6)
-//! fanout = "hash"      # how frames are spread over several queues: "hash", "cpu" or "queue"
+//! exclusive = false
 //! ```
 //!
 //! Each receive queue is a socket with a `TPACKET_V3` ring, joined with the others in a fan-out group. Each
@@ -43,11 +42,34 @@ use crate::port::{
     PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "af_packet";
 /// A ring takes 8 MiB by default; a configuration with more queues than this is a mistake.
 const MAX_QUEUES: u16 = 64;
+
+const EXCLUSIVE: Key<WithDefault<Flag>> = Key::flag("exclusive")
+    .default(true)
+    .about("Keeps the kernel from processing the frames too (Linux 6.6). With false, the kernel gets a copy of each.");
+const FANOUT: Key<WithDefault<Choice<Fanout>>> = Key::choice(
+    "fanout",
+    &[
+        ("hash", Fanout::Hash, "by a symmetric hash of addresses and ports"),
+        ("cpu", Fanout::Cpu, "by the CPU that received the frame"),
+        ("queue", Fanout::Queue, "by the device's receive queue"),
+    ],
+)
+.default_word("hash")
+.about("Distribution of frames over the receive queues of the port.");
+
+static TABLE: ConfigTable = ConfigTable {
+    name: NAME,
+    about: "Settings of driver = \"af_packet\".",
+    absent: "every key has its default",
+    keys: &[&EXCLUSIVE, &FANOUT],
+    example: "[port.af_packet]\nexclusive = false\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver.
 #[derive(Debug)]
@@ -64,7 +86,7 @@ pub struct Options {
 impl Options {
     /// Exclusive use of `device`, with frames spread over queues by flow.
     pub fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), exclusive: true, fanout: Fanout::Hash }
+        Self { device: device.into(), exclusive: EXCLUSIVE.default_value(), fanout: FANOUT.default_value() }
     }
 
     /// Sets whether the kernel is kept from processing the frames.
@@ -95,15 +117,18 @@ impl Driver for AfPacket {
         &["", "exclusive = false"]
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let Some(device) = device else {
             return Err(settings.error("device: missing, expected the name of a network interface"));
         };
-        let fanouts = [("hash", Fanout::Hash), ("cpu", Fanout::Cpu), ("queue", Fanout::Queue)];
         Ok(Box::new(Options {
             device: device.to_owned(),
-            exclusive: settings.get("exclusive")?.unwrap_or(true),
-            fanout: settings.choice("fanout", &fanouts)?.unwrap_or(Fanout::Hash),
+            exclusive: settings.read(&EXCLUSIVE)?,
+            fanout: settings.read(&FANOUT)?,
         }))
     }
 

@@ -34,9 +34,49 @@ use super::common::link::Interface;
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{Device, KernelPunt, KernelRule, PortError, PortId, PortSpec};
 use wirepath_flow::Rule;
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, List, Parsed, Settings, WithDefault};
 
 const NAME: &str = "af_xdp";
+
+const MODE: Key<WithDefault<Choice<Mode>>> = Key::choice(
+    "mode",
+    &[
+        ("auto", Mode::Auto, "native if the interface supports it, else generic"),
+        ("native", Mode::Native, "in the network driver"),
+        ("generic", Mode::Generic, "in the kernel's receive path, for any interface"),
+    ],
+)
+.default_word("auto")
+.about("XDP mode in which the program is attached.");
+const ZERO_COPY: Key<WithDefault<Flag>> =
+    Key::flag("zero_copy").default(true).about("Uses zero-copy where the NIC supports it.");
+const FRAGMENTS: Key<WithDefault<Flag>> = Key::flag("fragments")
+    .default(true)
+    .about("Supports frames of several buffers (XDP fragments) where the kernel does (Linux 6.6).");
+const POOL_AS_UMEM: Key<WithDefault<Flag>> = Key::flag("pool_as_umem")
+    .default(true)
+    .about("Registers the packet memory with the socket. Otherwise frames are copied between it and aligned chunks.");
+const FORCE: Key<WithDefault<Flag>> =
+    Key::flag("force").default(false).about("Removes an XDP program of another owner from the interface.");
+const BUSY_POLL: Key<WithDefault<Flag>> = Key::flag("busy_poll")
+    .default(false)
+    .about("Polls the NIC from the worker (SO_PREFER_BUSY_POLL) instead of from its interrupt.");
+const ATTACH_BY_LINK: Key<WithDefault<Flag>> = Key::flag("attach_by_link").default(true).about(
+    "Attaches the program by a BPF link, which ends with the process. Otherwise by netlink, as before Linux 5.9.",
+);
+const KERNEL: Key<List<Parsed<KernelMatch>>> = Key::parsed("kernel", kernel_match::EXPECTED)
+    .list()
+    .same_as("\"nothing\"")
+    .about("Frames that are passed to the kernel. All others go to the port.");
+
+static TABLE: ConfigTable = ConfigTable {
+    name: NAME,
+    about: "Settings of driver = \"af_xdp\".",
+    absent: "every key has its default",
+    keys: &[&MODE, &ZERO_COPY, &FRAGMENTS, &POOL_AS_UMEM, &FORCE, &BUSY_POLL, &ATTACH_BY_LINK, &KERNEL],
+    example: "[port.af_xdp]\nmode = \"native\"\nkernel = [\"arp\", \"tcp port 22\"]\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver.
 #[derive(Debug)]
@@ -84,13 +124,13 @@ impl Options {
     pub fn new(device: impl Into<String>) -> Self {
         Self {
             device: device.into(),
-            mode: Mode::Auto,
-            zero_copy: true,
-            fragments: true,
-            pool_as_umem: true,
-            force: false,
-            busy_poll: false,
-            attach_by_link: true,
+            mode: MODE.default_value(),
+            zero_copy: ZERO_COPY.default_value(),
+            fragments: FRAGMENTS.default_value(),
+            pool_as_umem: POOL_AS_UMEM.default_value(),
+            force: FORCE.default_value(),
+            busy_poll: BUSY_POLL.default_value(),
+            attach_by_link: ATTACH_BY_LINK.default_value(),
             kernel: Vec::new(),
         }
     }
@@ -117,25 +157,25 @@ impl Driver for AfXdp {
         &["", "zero_copy = false", "fragments = false", "mode = 'generic'"]
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let device =
             device.ok_or_else(|| settings.error("device: missing, expected the name of a network interface"))?;
-        let defaults = Options::new(device);
-        let modes = [("auto", Mode::Auto), ("native", Mode::Native), ("generic", Mode::Generic)];
-        let nothing =
-            settings.is::<String>("kernel") && settings.get::<String>("kernel")?.as_deref() == Some("nothing");
-        let kernel =
-            if nothing { Vec::new() } else { settings.list::<KernelMatch>("kernel", kernel_match::EXPECTED)? };
+        let nothing = settings.is::<String>(&KERNEL) && settings.get::<String>(&KERNEL)?.as_deref() == Some("nothing");
+        let kernel = if nothing { Vec::new() } else { settings.read(&KERNEL)? };
         Ok(Box::new(Options {
-            mode: settings.choice("mode", &modes)?.unwrap_or_default(),
-            zero_copy: settings.get("zero_copy")?.unwrap_or(defaults.zero_copy),
-            fragments: settings.get("fragments")?.unwrap_or(defaults.fragments),
-            pool_as_umem: settings.get("pool_as_umem")?.unwrap_or(defaults.pool_as_umem),
-            force: settings.get("force")?.unwrap_or(defaults.force),
-            busy_poll: settings.get("busy_poll")?.unwrap_or(defaults.busy_poll),
-            attach_by_link: settings.get("attach_by_link")?.unwrap_or(defaults.attach_by_link),
+            device: device.to_owned(),
+            mode: settings.read(&MODE)?,
+            zero_copy: settings.read(&ZERO_COPY)?,
+            fragments: settings.read(&FRAGMENTS)?,
+            pool_as_umem: settings.read(&POOL_AS_UMEM)?,
+            force: settings.read(&FORCE)?,
+            busy_poll: settings.read(&BUSY_POLL)?,
+            attach_by_link: settings.read(&ATTACH_BY_LINK)?,
             kernel: kernel.into_iter().map(|placed| placed.value).collect(),
-            ..defaults
         }))
     }
 

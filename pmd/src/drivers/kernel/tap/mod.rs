@@ -3,9 +3,7 @@
 //!
 //! ```toml
 //! [port.tap]
-//! address = ["10.0.0.1/24", "fd00::1/64"]   # of the kernel's interface; none by default
-//! mac = "02:00:00:00:00:01"                 # of the kernel's interface; the kernel chooses by default
-//! superframes = "cut"                       # or "whole": TCP superframes are not segmented
+//! address = ["10.0.0.1/24", "fd00::1/64"]
 //! ```
 //!
 //! Opening the port creates the interface. It is removed with the process, unless it existed before (`ip
@@ -45,13 +43,40 @@ use crate::port::{
     PortEvent, PortSpec, Queues,
 };
 use wirepath_packet::drops::DropReason;
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Key, List, Parsed, Settings, WithDefault};
 
 const NAME: &str = "tap";
 /// The kernel supports 256 queues (`MAX_TAP_QUEUES`); each takes 70 KB in this driver.
 const MAX_QUEUES: u16 = 64;
 /// Ethernet header and two VLAN tags.
 const HEADERS: usize = 14 + 2 * 4;
+
+const ADDRESS: Key<List<Parsed<Prefix>>> =
+    Key::parsed("address", "an address with a prefix length, such as \"10.0.0.1/24\"")
+        .list()
+        .absent("none")
+        .about("Addresses of the kernel's interface.");
+const MAC: Key<Parsed<MacAddr>> = Key::parsed("mac", "an Ethernet address, such as \"02:00:00:00:00:01\"")
+    .absent("the kernel chooses one")
+    .about("Ethernet address of the kernel's interface.");
+const SUPERFRAMES: Key<WithDefault<Choice<bool>>> = Key::choice(
+    "superframes",
+    &[
+        ("cut", false, "segments superframes as they are received"),
+        ("whole", true, "receives a superframe as one packet; all ports to which it may go must segment TCP"),
+    ],
+)
+.default_word("cut")
+.about("Treatment of TCP superframes that the kernel sends.");
+
+static TABLE: ConfigTable = ConfigTable {
+    name: NAME,
+    about: "Settings of driver = \"tap\".",
+    absent: "every key has its default",
+    keys: &[&ADDRESS, &MAC, &SUPERFRAMES],
+    example: "[port.tap]\naddress = [\"10.0.0.1/24\", \"fd00::1/64\"]\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver.
 #[derive(Debug)]
@@ -86,6 +111,10 @@ impl Driver for Tap {
         DeviceKind::CreatedInterface
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let Some(device) = device else {
             return Err(settings.error("device: missing, expected a name for the interface to create"));
@@ -95,16 +124,16 @@ impl Driver for Tap {
                 "device: found \"{device}\", expected a name of 1 to 15 characters without spaces and slashes"
             )));
         }
-        let addresses = settings.list("address", "an address with a prefix length, such as \"10.0.0.1/24\"")?;
-        let mac: Option<MacAddr> = settings.parsed("mac", "an Ethernet address, such as \"02:00:00:00:00:01\"")?;
+        let addresses = settings.read(&ADDRESS)?;
+        let mac = settings.read(&MAC)?;
         if mac.is_some_and(|mac| mac.0[0] & 1 != 0 || mac.0 == [0; 6]) {
-            return Err(settings.error_in("mac", "not a unicast address"));
+            return Err(settings.error_in(&MAC, "not a unicast address"));
         }
         Ok(Box::new(Options {
             device: device.to_owned(),
             addresses: addresses.into_iter().map(|placed| placed.value).collect(),
             mac,
-            keep_superframes: settings.choice("superframes", &[("cut", false), ("whole", true)])?.unwrap_or(false),
+            keep_superframes: settings.read(&SUPERFRAMES)?,
         }))
     }
 

@@ -9,7 +9,7 @@ use crate::drivers::Candidate;
 use crate::drivers::privilege::privilege_error;
 use crate::ipc::AttachConfig;
 use crate::port::{MacAddr, PortError};
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{ConfigError, Integer, Key, Settings, WithDefault};
 
 /// How a driver finds its devices.
 #[derive(Debug)]
@@ -170,7 +170,14 @@ impl Drop for Claim {
 
 /// Default time that a transmit queue may spend without a completion: the kernel's watchdog timeout (linux:
 /// net/sched/sch_generic.c).
-const TX_TIMEOUT: Duration = Duration::from_secs(5);
+const DEFAULT_TX_TIMEOUT: u64 = 5;
+
+/// The key `tx_timeout`, which all NIC drivers have.
+pub(crate) const TX_TIMEOUT: Key<WithDefault<Integer<u64>>> =
+    Key::integer("tx_timeout", 0..=3600).unit("seconds").default(DEFAULT_TX_TIMEOUT).about(
+        "Time without a completion after which a transmit queue is recreated. The second time in a row, the device is \
+         opened again. 0: never.",
+    );
 
 /// The port that a driver opens, and its timeouts.
 #[derive(Clone, Debug)]
@@ -185,7 +192,7 @@ pub(crate) struct DeviceSelector {
 
 impl DeviceSelector {
     pub(crate) fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), tx_timeout: TX_TIMEOUT, attach: None }
+        Self { device: device.into(), tx_timeout: Duration::from_secs(DEFAULT_TX_TIMEOUT), attach: None }
     }
 
     /// Reads the keys that all NIC drivers share. `example` names an RDMA device for error messages.
@@ -198,11 +205,7 @@ impl DeviceSelector {
         settings.renamed("seconds_stalled", "tx_timeout")?;
         settings.renamed("seconds_after_fatal", "[[port]] loss_timeout")?;
         let plain = Self::new(device);
-        Ok(Self {
-            tx_timeout: settings.integer("tx_timeout", 0..=3600)?.map_or(plain.tx_timeout, Duration::from_secs),
-            attach: AttachConfig::read(settings)?,
-            ..plain
-        })
+        Ok(Self { tx_timeout: Duration::from_secs(settings.read(&TX_TIMEOUT)?), ..plain })
     }
 }
 

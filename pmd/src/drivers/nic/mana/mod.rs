@@ -7,12 +7,7 @@
 //! device = "eth1"            # the kernel's interface, or the RDMA device ("mana_0")
 //!
 //! [port.mana]
-//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated, and the
-//!                            # second time in a row the device is opened again; 0: never
-//! attach = "/run/gw.sock"    # socket for other processes (`wirepath attach`); needs `[pool] shared = true`
-//! attach_tx_queues = 1       # most of one process
-//! attach_rx_queues = 0
-//! attach_buffers = 2048
+//! tx_timeout = 5
 //! ```
 //!
 //! The kernel must have released the port: `ip link set dev eth1 down`.
@@ -45,13 +40,24 @@ use nic::ManaNic;
 
 use super::common::device::NicDevice;
 use super::common::nic::Nic;
-use super::common::probe::DeviceSelector;
+use super::common::probe::{DeviceSelector, TX_TIMEOUT};
 use crate::drivers::{Candidate, DeviceKind, Driver};
-use crate::ipc::{AttachConfig, AttachError, AttachOffer, AttachedPort};
+use crate::ipc::{
+    ATTACH, ATTACH_BUFFERS, ATTACH_RX_QUEUES, ATTACH_TX_QUEUES, AttachConfig, AttachError, AttachOffer, AttachedPort,
+};
 use crate::port::{Device, PortError, PortSpec};
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{ConfigError, ConfigTable, Settings};
 
 pub(crate) const NAME: &str = "mana";
+
+static TABLE: ConfigTable = ConfigTable {
+    name: NAME,
+    about: "Settings of driver = \"mana\".",
+    absent: "every key has its default",
+    keys: &[&TX_TIMEOUT, &ATTACH, &ATTACH_TX_QUEUES, &ATTACH_RX_QUEUES, &ATTACH_BUFFERS],
+    example: "[port.mana]\nattach = \"/run/wirepath/gw.sock\"\nattach_tx_queues = 2\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver.
 #[derive(Debug)]
@@ -96,8 +102,13 @@ impl Driver for Mana {
         true
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
-        Ok(Box::new(Options(DeviceSelector::read(device, "mana_0", settings)?)))
+        let selector = DeviceSelector::read(device, "mana_0", settings)?;
+        Ok(Box::new(Options(DeviceSelector { attach: AttachConfig::read(settings)?, ..selector })))
     }
 
     fn candidates(&self) -> Vec<Candidate> {

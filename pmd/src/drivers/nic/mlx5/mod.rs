@@ -7,21 +7,8 @@
 //! device = "eth1"            # the kernel's interface, or the RDMA device ("mlx5_0")
 //!
 //! [port.mlx5]
-//! rx_mode = "linear"         # or "striding": several buffers in a work request
-//! cqe_compression = "auto"   # several packets in one completion: "off", "hash", "checksum" or "stride"
-//! multi_packet = true        # several packets in one send descriptor
-//! tx_inline = 0              # packets up to this many bytes are copied into their descriptor
-//! min_inline = "18"          # bytes that must be inline, "0" or "18"; detected if absent
-//! blue_flame = 64            # a burst of one descriptor up to this size uses BlueFlame: 0 to 256, multiple of 64
-//! tunnels = true             # inner checksums of supported tunnels, in both directions
-//! timestamps = false         # hardware timestamps on received packets
-//! rules = "auto"             # interface for flow rules: "dv" (mlx5dv), "ibv" (ibv_create_flow), "off"
-//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated, and the
-//!                            # second time in a row the device is opened again; 0: never
-//! attach = "/run/gw.sock"    # socket for other processes (`wirepath attach`); needs `[pool] shared = true`
-//! attach_tx_queues = 1       # most of one process
-//! attach_rx_queues = 0
-//! attach_buffers = 2048
+//! rx_mode = "striding"
+//! tx_timeout = 10
 //! ```
 //!
 //! Compressed completions use the session layout. Newer devices have an enhanced layout, in which every entry
@@ -69,13 +56,95 @@ use rules::RuleBackendChoice;
 
 use super::common::device::NicDevice;
 use super::common::nic::Nic;
-use super::common::probe::DeviceSelector;
+use super::common::probe::{DeviceSelector, TX_TIMEOUT};
 use crate::drivers::{Candidate, DeviceKind, Driver};
-use crate::ipc::{AttachConfig, AttachError, AttachOffer, AttachedPort};
+use crate::ipc::{
+    ATTACH, ATTACH_BUFFERS, ATTACH_RX_QUEUES, ATTACH_TX_QUEUES, AttachConfig, AttachError, AttachOffer, AttachedPort,
+};
 use crate::port::{Device, PortError, PortSpec};
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Integer, Key, Settings, WithDefault};
 
 pub(crate) const NAME: &str = "mlx5";
+
+const RX_MODE: Key<WithDefault<Choice<RxMode>>> = Key::choice(
+    "rx_mode",
+    &[
+        ("linear", RxMode::Linear, "a work request for each packet"),
+        ("striding", RxMode::Striding, "several buffers in a work request, which costs the device fewer reads"),
+    ],
+)
+.default_word("linear")
+.about("Layout of packets in receive buffers.");
+const CQE_COMPRESSION: Key<WithDefault<Choice<CqeCompression>>> = Key::choice(
+    "cqe_compression",
+    &[
+        ("auto", CqeCompression::Auto, "the best format that the device supports and the other keys allow"),
+        ("off", CqeCompression::Off, "a completion for each packet"),
+        ("hash", CqeCompression::Hash, "compressed completions with the RSS hash"),
+        ("checksum", CqeCompression::Checksum, "compressed completions with the checksum"),
+        ("stride", CqeCompression::Stride, "compressed completions of striding receive queues"),
+    ],
+)
+.default_word("auto")
+.needs(&[("stride", "rx_mode = \"striding\"")])
+.about("Several packets in one completion of a receive queue. Compressed completions have no timestamps.");
+const MULTI_PACKET: Key<WithDefault<Flag>> =
+    Key::flag("multi_packet").default(true).about("Puts several packets into one send descriptor, if the device can.");
+const TX_INLINE: Key<WithDefault<Integer<usize>>> = Key::integer("tx_inline", 0..=wqe::MAX_INLINE as i64)
+    .unit("bytes")
+    .default(0)
+    .about("Packets of up to this length are copied into their send descriptor.");
+const MIN_INLINE: Key<Choice<usize>> = Key::choice(
+    "min_inline",
+    &[("0", 0, "the device needs no header inline"), ("18", 18, "the Ethernet header and a VLAN tag are inline")],
+)
+.absent("detected")
+.about("Bytes of a packet that must be in its send descriptor.");
+const BLUE_FLAME: Key<WithDefault<Integer<usize>>> = Key::integer("blue_flame", 0..=wqe::MAX_BLUE_FLAME as i64)
+    .unit("bytes, a multiple of 64")
+    .default(64)
+    .about("A burst of one descriptor up to this size uses BlueFlame: the device need not fetch the descriptor.");
+const TUNNELS: Key<WithDefault<Flag>> = Key::flag("tunnels")
+    .default(true)
+    .about("Lets the device check and compute inner checksums of the tunnels that it knows.");
+const TIMESTAMPS: Key<WithDefault<Flag>> = Key::flag("timestamps")
+    .default(false)
+    .about("Stores the device's timestamp with each received packet. It excludes compressed completions.");
+const RULES: Key<WithDefault<Choice<RuleBackendChoice>>> = Key::choice(
+    "rules",
+    &[
+        ("auto", RuleBackendChoice::Auto, "mlx5dv, or ibv_create_flow if the device does not support it"),
+        ("dv", RuleBackendChoice::Dv, "mlx5dv matchers and flows"),
+        ("ibv", RuleBackendChoice::Ibv, "ibv_create_flow"),
+        ("off", RuleBackendChoice::Off, "no flow rules in the device"),
+    ],
+)
+.default_word("auto")
+.about("Interface by which flow rules get into the device.");
+
+static TABLE: ConfigTable = ConfigTable {
+    name: NAME,
+    about: "Settings of driver = \"mlx5\".",
+    absent: "every key has its default",
+    keys: &[
+        &RX_MODE,
+        &CQE_COMPRESSION,
+        &MULTI_PACKET,
+        &TX_INLINE,
+        &MIN_INLINE,
+        &BLUE_FLAME,
+        &TUNNELS,
+        &TIMESTAMPS,
+        &RULES,
+        &TX_TIMEOUT,
+        &ATTACH,
+        &ATTACH_TX_QUEUES,
+        &ATTACH_RX_QUEUES,
+        &ATTACH_BUFFERS,
+    ],
+    example: "[port.mlx5]\nrx_mode = \"striding\"\ntx_inline = 128\n",
+    ..ConfigTable::EMPTY
+};
 
 /// Settings that select each receive mode and each transmit mode, see [`Driver::modes`].
 pub const MODES: &[&str] = &[
@@ -143,15 +212,15 @@ impl Options {
     fn of(selector: DeviceSelector) -> Self {
         Self {
             selector,
-            rx_mode: RxMode::Linear,
-            cqe_compression: CqeCompression::Auto,
-            multi_packet: true,
-            tx_inline: 0,
-            blue_flame: 64,
-            tunnels: true,
+            rx_mode: RX_MODE.default_value(),
+            cqe_compression: CQE_COMPRESSION.default_value(),
+            multi_packet: MULTI_PACKET.default_value(),
+            tx_inline: TX_INLINE.default_value(),
+            blue_flame: BLUE_FLAME.default_value(),
+            tunnels: TUNNELS.default_value(),
             min_inline: None,
-            timestamps: false,
-            rules: RuleBackendChoice::Auto,
+            timestamps: TIMESTAMPS.default_value(),
+            rules: RULES.default_value(),
         }
     }
 }
@@ -181,50 +250,40 @@ impl Driver for Mlx5 {
         MODES
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
-        let layouts = [("linear", RxMode::Linear), ("striding", RxMode::Striding)];
-        let offloads = [
-            ("auto", RuleBackendChoice::Auto),
-            ("dv", RuleBackendChoice::Dv),
-            ("ibv", RuleBackendChoice::Ibv),
-            ("off", RuleBackendChoice::Off),
-        ];
-        let formats = [
-            ("auto", CqeCompression::Auto),
-            ("off", CqeCompression::Off),
-            ("hash", CqeCompression::Hash),
-            ("checksum", CqeCompression::Checksum),
-            ("stride", CqeCompression::Stride),
-        ];
         for (old, new) in [("receive", "rx_mode"), ("compress", "cqe_compression"), ("inline", "tx_inline")] {
             settings.renamed(old, new)?;
         }
-        let plain = Options::of(DeviceSelector::read(device, "mlx5_0", settings)?);
+        let selector = DeviceSelector::read(device, "mlx5_0", settings)?;
         let options = Options {
-            rx_mode: settings.choice("rx_mode", &layouts)?.unwrap_or(plain.rx_mode),
-            cqe_compression: settings.choice("cqe_compression", &formats)?.unwrap_or(plain.cqe_compression),
-            multi_packet: settings.get("multi_packet")?.unwrap_or(plain.multi_packet),
-            tx_inline: settings.integer("tx_inline", 0..=wqe::MAX_INLINE as i64)?.unwrap_or(plain.tx_inline),
-            blue_flame: settings.integer("blue_flame", 0..=wqe::MAX_BLUE_FLAME as i64)?.unwrap_or(plain.blue_flame),
-            min_inline: settings.choice("min_inline", &[("0", 0), ("18", 18)])?,
-            tunnels: settings.get("tunnels")?.unwrap_or(plain.tunnels),
-            timestamps: settings.get("timestamps")?.unwrap_or(plain.timestamps),
-            rules: settings.choice("rules", &offloads)?.unwrap_or(plain.rules),
-            ..plain
+            selector: DeviceSelector { attach: AttachConfig::read(settings)?, ..selector },
+            rx_mode: settings.read(&RX_MODE)?,
+            cqe_compression: settings.read(&CQE_COMPRESSION)?,
+            multi_packet: settings.read(&MULTI_PACKET)?,
+            tx_inline: settings.read(&TX_INLINE)?,
+            blue_flame: settings.read(&BLUE_FLAME)?,
+            min_inline: settings.read(&MIN_INLINE)?,
+            tunnels: settings.read(&TUNNELS)?,
+            timestamps: settings.read(&TIMESTAMPS)?,
+            rules: settings.read(&RULES)?,
         };
         if !options.blue_flame.is_multiple_of(64) {
-            return Err(settings.error_in("blue_flame", "must be a multiple of 64 bytes, the size of a basic block"));
+            return Err(settings.error_in(&BLUE_FLAME, "must be a multiple of 64 bytes, the size of a basic block"));
         }
         let strides = options.rx_mode == RxMode::Striding;
         match options.cqe_compression {
             CqeCompression::Stride if !strides => {
-                Err(settings.error_in("cqe_compression", "\"stride\" needs rx_mode = \"striding\""))
+                Err(settings.error_in(&CQE_COMPRESSION, "\"stride\" needs rx_mode = \"striding\""))
             }
             CqeCompression::Hash | CqeCompression::Checksum if strides => {
-                Err(settings.error_in("cqe_compression", "rx_mode = \"striding\" supports only \"stride\" and \"off\""))
+                Err(settings.error_in(&CQE_COMPRESSION, "rx_mode = \"striding\" supports only \"stride\" and \"off\""))
             }
             CqeCompression::Hash | CqeCompression::Checksum | CqeCompression::Stride if options.timestamps => {
-                Err(settings.error_in("cqe_compression", "compressed completions have no timestamps"))
+                Err(settings.error_in(&CQE_COMPRESSION, "compressed completions have no timestamps"))
             }
             _ => Ok(Box::new(options)),
         }

@@ -6,9 +6,7 @@
 //! device = "mlx4_0"          # the RDMA device ("mlx4_0/2": its port 2), or the kernel's interface
 //!
 //! [port.verbs]
-//! checksums = true           # the device computes checksums, if it can
-//! tx_timeout = 5             # seconds without a completion after which a transmit queue is recreated, and the
-//!                            # second time in a row the device is opened again; 0: never
+//! checksums = false
 //! ```
 //!
 //! For NICs without a driver of their own. The provider needs raw-packet queue pairs, receive work queues
@@ -36,12 +34,24 @@ use nic::VerbsNic;
 
 use super::common::device::NicDevice;
 use super::common::nic::Nic;
-use super::common::probe::DeviceSelector;
+use super::common::probe::{DeviceSelector, TX_TIMEOUT};
 use crate::drivers::{Candidate, DeviceKind, Driver};
 use crate::port::{Device, PortError, PortSpec};
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "verbs";
+
+const CHECKSUMS: Key<WithDefault<Flag>> =
+    Key::flag("checksums").default(true).about("Lets the device compute and check checksums, if it can.");
+
+static TABLE: ConfigTable = ConfigTable {
+    name: NAME,
+    about: "Settings of driver = \"verbs\".",
+    absent: "every key has its default",
+    keys: &[&CHECKSUMS, &TX_TIMEOUT],
+    example: "[port.verbs]\nchecksums = false\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver.
 #[derive(Debug)]
@@ -57,7 +67,7 @@ pub struct Options {
 impl Options {
     /// Selects the port of a network interface, or port 1 of an RDMA device.
     pub fn new(device: impl Into<String>) -> Self {
-        Self { selector: DeviceSelector::new(device), checksums: true }
+        Self { selector: DeviceSelector::new(device), checksums: CHECKSUMS.default_value() }
     }
 
     fn open(self) -> Result<NicDevice<VerbsNic>, PortError> {
@@ -86,13 +96,15 @@ impl Driver for Verbs {
         &["", "checksums = false"]
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         let selector = DeviceSelector::read(device, "mlx4_0", settings)?;
-        if selector.attach.is_some() {
-            let why = "the \"verbs\" driver cannot share queues with other processes; use \"mlx5\" or \"mana\"";
-            return Err(settings.error_in("attach", why));
-        }
-        let checksums = settings.get("checksums")?.unwrap_or(true);
+        let why = "the \"verbs\" driver cannot share queues with other processes; use \"mlx5\" or \"mana\"";
+        settings.unsupported("attach", why)?;
+        let checksums = settings.read(&CHECKSUMS)?;
         Ok(Box::new(Options { selector, checksums }))
     }
 

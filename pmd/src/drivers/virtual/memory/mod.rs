@@ -34,7 +34,15 @@ use crate::drivers::{Candidate, Driver};
 use crate::port::{
     Capabilities, Device, DeviceLink, Link, MacAddr, Offloads, PortConfig, PortError, PortEvent, PortSpec, Queues,
 };
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{ConfigError, ConfigTable, Settings};
+
+static TABLE: ConfigTable = ConfigTable {
+    name: "memory",
+    about: "Settings of driver = \"memory\". There are none.",
+    absent: "the table has no keys",
+    example: "[port.memory]\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver.
 #[derive(Debug)]
@@ -66,6 +74,10 @@ impl Driver for Memory {
 
     fn about(&self) -> &'static str {
         "cable inside the process: joins the two ports that have the same device name"
+    }
+
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
     }
 
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {

@@ -6,7 +6,67 @@ use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
 use wirepath_wire::{EtherType, IpProtocol, MacAddr, Vni, checksum, ethernet, ipv4, ipv6, udp, vxlan};
 
 use wirepath_packet::{DATA_ROOM, HEADROOM, MetaTemplate, Packet, Pool};
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Integer, Key, Parsed, Required, Settings, WithDefault};
+
+const MAC_ADDRESS: &str = "a MAC address such as \"02:00:00:00:00:01\"";
+const IP_ADDRESS: &str = "an IP address";
+
+/// Value of the key `source`.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Source {
+    None,
+    Untouched,
+    Udp { ipv6: bool },
+}
+
+pub(super) const SOURCE: Key<WithDefault<Choice<Source>>> = Key::choice(
+    "source",
+    &[
+        ("none", Source::None, "receives nothing"),
+        ("untouched", Source::Untouched, "receives buffers of which only the length is set"),
+        ("udp4", Source::Udp { ipv6: false }, "receives UDP datagrams over IPv4"),
+        ("udp6", Source::Udp { ipv6: true }, "receives UDP datagrams over IPv6"),
+    ],
+)
+.default_word("none")
+.about("Frames that the port receives for ever, or until `count`.");
+pub(super) const SIZE: Key<WithDefault<Integer<usize>>> = Key::integer("size", 60..=9216)
+    .unit("bytes")
+    .default(64)
+    .about("Length of a frame without frame check sequence. With `vxlan` it is that of the inner frame.");
+pub(super) const FLOWS: Key<WithDefault<Integer<u32>>> = Key::integer("flows", 1..=4_000_000)
+    .default(1)
+    .about("Flows: each has other addresses and ports. The frames of all flows take at most 1 GiB.");
+pub(super) const VLAN: Key<Integer<u16>> =
+    Key::integer("vlan", 1..=4094).absent("frames without a tag").about("VLAN ID of the frames.");
+pub(super) const SOURCE_MAC: Key<Parsed<MacAddr>> = Key::parsed("source_mac", MAC_ADDRESS)
+    .same_as("\"02:11:22:33:44:55\"")
+    .about("Ethernet source address of the frames.");
+pub(super) const DESTINATION_MAC: Key<Parsed<MacAddr>> = Key::parsed("destination_mac", MAC_ADDRESS)
+    .absent("another address for each flow, from 02:66:77:00:00:00 on")
+    .about("Ethernet destination address of the frames.");
+
+const TUNNEL_VNI: Key<WithDefault<Integer<u32>>> =
+    Key::integer("vni", 0..=0xff_ffff).default(1).about("VXLAN network identifier.");
+const TUNNEL_SOURCE_MAC: Key<Required<Parsed<MacAddr>>> =
+    Key::parsed("source_mac", MAC_ADDRESS).required().about("Outer Ethernet source address.");
+const TUNNEL_DESTINATION_MAC: Key<Required<Parsed<MacAddr>>> =
+    Key::parsed("destination_mac", MAC_ADDRESS).required().about("Outer Ethernet destination address.");
+const TUNNEL_SOURCE: Key<Required<Parsed<IpAddr>>> =
+    Key::parsed("source", IP_ADDRESS).required().about("Outer IP source address.");
+const TUNNEL_DESTINATION: Key<Required<Parsed<IpAddr>>> = Key::parsed("destination", IP_ADDRESS)
+    .required()
+    .about("Outer IP destination address, of the same IP version as the source.");
+
+pub(super) static VXLAN: ConfigTable = ConfigTable {
+    name: "vxlan",
+    about: "Encapsulates the generated frames in VXLAN (RFC 7348).",
+    absent: "the frames are not encapsulated",
+    keys: &[&TUNNEL_VNI, &TUNNEL_SOURCE_MAC, &TUNNEL_DESTINATION_MAC, &TUNNEL_SOURCE, &TUNNEL_DESTINATION],
+    example: "[port.null.vxlan]\nvni = 42\nsource_mac = \"02:00:00:00:00:01\"\n\
+              destination_mac = \"02:00:00:00:00:02\"\nsource = \"10.9.0.2\"\ndestination = \"10.9.0.1\"\n",
+    ..ConfigTable::EMPTY
+};
 
 /// Bytes that are copied into a packet at once.
 const CHUNK: usize = 64;
@@ -244,51 +304,38 @@ impl fmt::Display for Frames {
 
 impl Frames {
     pub(super) fn from_settings(settings: &Settings<'_>) -> Result<Option<Self>, ConfigError> {
-        #[derive(Clone, Copy, PartialEq)]
-        enum Source {
-            None,
-            Untouched,
-            Udp { ipv6: bool },
-        }
-        let sources = [
-            ("none", Source::None),
-            ("untouched", Source::Untouched),
-            ("udp4", Source::Udp { ipv6: false }),
-            ("udp6", Source::Udp { ipv6: true }),
-        ];
-        let source = settings.choice("source", &sources)?.unwrap_or(Source::None);
-        let mac = "a MAC address such as \"02:00:00:00:00:01\"";
+        let source = settings.read(&SOURCE)?;
         let mut spec = FrameSpec {
-            size: settings.integer("size", 60..=9216)?.unwrap_or(64),
-            flows: settings.integer("flows", 1..=4_000_000)?.unwrap_or(1),
+            size: settings.read(&SIZE)?,
+            flows: settings.read(&FLOWS)?,
             ipv6: source == Source::Udp { ipv6: true },
-            vlan: settings.integer("vlan", 1..=4094)?,
+            vlan: settings.read(&VLAN)?,
             ..FrameSpec::default()
         };
-        if let Some(address) = settings.parsed("source_mac", mac)? {
+        if let Some(address) = settings.read(&SOURCE_MAC)? {
             spec.source_mac = address;
         }
-        if let Some(address) = settings.parsed("destination_mac", mac)? {
+        if let Some(address) = settings.read(&DESTINATION_MAC)? {
             (spec.destination_mac, spec.vary_destination_mac) = (address, false);
         }
-        if let Some(tunnel) = settings.table("vxlan")? {
-            let address = "an IP address";
-            spec.tunnel = Some(TunnelSpec {
-                vni: tunnel.integer("vni", 0..=0xff_ffff)?.unwrap_or(1),
-                source_mac: tunnel.required_parsed("source_mac", mac)?,
-                destination_mac: tunnel.required_parsed("destination_mac", mac)?,
-                source: tunnel.required_parsed("source", address)?,
-                destination: tunnel.required_parsed("destination", address)?,
-            });
-            tunnel.finish()?;
+        if let Some(tunnel) = settings.subtable(&VXLAN)? {
+            spec.tunnel = Some(tunnel.complete(|tunnel| {
+                Ok(TunnelSpec {
+                    vni: tunnel.read(&TUNNEL_VNI)?,
+                    source_mac: tunnel.read(&TUNNEL_SOURCE_MAC)?,
+                    destination_mac: tunnel.read(&TUNNEL_DESTINATION_MAC)?,
+                    source: tunnel.read(&TUNNEL_SOURCE)?,
+                    destination: tunnel.read(&TUNNEL_DESTINATION)?,
+                })
+            })?);
         }
         match source {
             Source::None => Ok(None),
             Source::Untouched if spec.size > DATA_ROOM => {
-                Err(settings.error_in("size", format!("untouched buffers have at most {DATA_ROOM} bytes")))
+                Err(settings.error_in(&SIZE, format!("untouched buffers have at most {DATA_ROOM} bytes")))
             }
             Source::Untouched => Ok(Some(Self::Untouched { size: spec.size })),
-            Source::Udp { .. } => spec.build().map(Some).map_err(|why| settings.error_in("source", why)),
+            Source::Udp { .. } => spec.build().map(Some).map_err(|why| settings.error_in(&SOURCE, why)),
         }
     }
 

@@ -15,10 +15,41 @@ use crate::port::{
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::{Batch, MetaTemplate, Packet, Pool};
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{ConfigError, ConfigTable, Integer, Key, Parsed, Settings, WithDefault};
 
 /// Packets that a source delivers in one burst.
 const BURST: usize = 32;
+
+const COUNT: Key<Integer<u64>> = Key::integer("count", 1..=i64::MAX)
+    .unit("packets per queue")
+    .absent("no limit")
+    .about("Packets after which the source ends.");
+const MAC: Key<Parsed<MacAddr>> = Key::parsed("mac", "a MAC address such as \"02:00:00:00:00:01\"")
+    .absent("none")
+    .about("Link-layer address that the port reports.");
+const RING: Key<WithDefault<Integer<u32>>> = Key::integer("ring", 0..=65_536)
+    .default(0)
+    .about("Buffers that each queue rotates, as the ring of a NIC does. With 0, each buffer comes from the pool.");
+
+static TABLE: ConfigTable = ConfigTable {
+    name: "null",
+    about: "Settings of driver = \"null\": the frames that the port generates.",
+    absent: "the port receives nothing and discards what is sent",
+    keys: &[
+        &frames::SOURCE,
+        &frames::SIZE,
+        &frames::FLOWS,
+        &frames::VLAN,
+        &frames::SOURCE_MAC,
+        &frames::DESTINATION_MAC,
+        &COUNT,
+        &MAC,
+        &RING,
+    ],
+    tables: || vec![&frames::VXLAN],
+    example: "[port.null]\nsource = \"udp4\"\nsize = 64\nflows = 1000\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver.
 #[derive(Debug)]
@@ -47,12 +78,16 @@ impl Driver for Null {
         "source of generated frames and sink for everything sent; needs no device"
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, _: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         Ok(Box::new(Options {
             source: Frames::from_settings(settings)?,
-            count: settings.integer("count", 1..=i64::MAX)?,
-            mac: settings.parsed("mac", "a MAC address such as \"02:00:00:00:00:01\"")?,
-            ring: settings.integer("ring", 0..=65_536)?.unwrap_or(0),
+            count: settings.read(&COUNT)?,
+            mac: settings.read(&MAC)?,
+            ring: settings.read(&RING)?,
         }))
     }
 }

@@ -5,14 +5,8 @@
 //! name = "replay"
 //! driver = "pcap"
 //! [port.pcap]
-//! read = "in.pcap"        # pcap or pcapng, detected by content; alternatively the `device` of the port
-//! timing = "fast"         # or "original": with the intervals of the timestamps
-//! speed = 1.0             # with "original": 2.0 is twice as fast
-//! loop = 1                # number of passes over the file; 0: for ever
-//! write = "out.pcapng"    # is overwritten
-//! format = "pcapng"       # default: by the suffix of the file
-//! precision = "nano"      # of the written timestamps, or "micro"
-//! snap = 262144           # maximum bytes of a frame that are written
+//! read = "in.pcap"
+//! write = "out.pcapng"
 //! ```
 //!
 //! - The worker that owns the queue reads and writes the files. Reading takes 320 KiB of memory for any file,
@@ -65,12 +59,62 @@ use crate::port::{
 };
 use wirepath_packet::MAX_PACKET;
 use wirepath_packet::counters::Counter;
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Integer, Key, Number, Settings, Text, WithDefault};
 
 /// Flag of open(2): neither the call nor later reads and writes wait for a peer.
 const O_NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 /// Time that the reader of a FIFO has to take the rest when a port stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+
+const READ: Key<Text> = Key::text("read", "path of a file")
+    .absent("the `device` of the port; without both, the port receives nothing")
+    .about("File whose frames the port receives: pcap or pcapng, detected by its content.");
+const TIMING: Key<WithDefault<Choice<bool>>> = Key::choice(
+    "timing",
+    &[
+        ("fast", false, "as fast as the port is polled"),
+        ("original", true, "with the intervals of the timestamps, divided by `speed`"),
+    ],
+)
+.default_word("fast")
+.about("Times at which the frames of the file are received.");
+const SPEED: Key<WithDefault<Number>> = Key::number("speed", 1e-6, 1e6)
+    .default(1.0)
+    .when("timing = \"original\"")
+    .about("Factor by which frames are received faster than they were captured: 2.0 is twice as fast.");
+const LOOP: Key<WithDefault<Integer<u64>>> =
+    Key::integer("loop", 0..=i64::MAX).default(1).about("Passes over the file. 0: for ever.");
+const WRITE: Key<Text> = Key::text("write", "path of a file")
+    .absent("sent frames are discarded")
+    .about("File to which the port writes sent frames. An existing file is overwritten.");
+const FORMAT: Key<Choice<Format>> = Key::choice(
+    "format",
+    &[
+        ("pcap", Format::Pcap, "the classic format"),
+        ("pcapng", Format::Pcapng, "the format with interfaces and comments"),
+    ],
+)
+.absent("by the suffix of `write`: .pcap, .cap, .dmp, .pcapng or .ntar")
+.about("Format of the written file.");
+const PRECISION: Key<WithDefault<Choice<Precision>>> = Key::choice(
+    "precision",
+    &[("nano", Precision::Nano, "nanoseconds"), ("micro", Precision::Micro, "microseconds, which every tool reads")],
+)
+.default_word("nano")
+.about("Unit of the written timestamps.");
+const SNAP: Key<WithDefault<Integer<u32>>> = Key::integer("snap", 64..=MAX_FRAME as i64)
+    .unit("bytes")
+    .default(MAX_FRAME as u32)
+    .about("Bytes of a frame that are written at most.");
+
+static TABLE: ConfigTable = ConfigTable {
+    name: "pcap",
+    about: "Settings of driver = \"pcap\". At least one of `read`, `write` and the port's `device` is needed.",
+    absent: "the port reads the file that `device` names",
+    keys: &[&READ, &TIMING, &SPEED, &LOOP, &WRITE, &FORMAT, &PRECISION, &SNAP],
+    example: "[port.pcap]\nread = \"in.pcap\"\nwrite = \"out.pcapng\"\n",
+    ..ConfigTable::EMPTY
+};
 
 /// The driver.
 #[derive(Debug)]
@@ -129,6 +173,10 @@ impl Driver for Pcap {
         "receives the frames of a capture file and writes what is transmitted to another"
     }
 
+    fn table(&self) -> &'static ConfigTable {
+        &TABLE
+    }
+
     fn plan(&self, device: Option<&str>, settings: &Settings<'_>) -> Result<Box<dyn PortSpec>, ConfigError> {
         Ok(Box::new(Options::from_settings(device, settings)?))
     }
@@ -143,21 +191,19 @@ impl Driver for Pcap {
 
 impl Options {
     fn from_settings(device: Option<&str>, settings: &Settings<'_>) -> Result<Self, ConfigError> {
-        let read: Option<String> = settings.get("read")?;
+        let read = settings.read(&READ)?;
         if read.is_some() && device.is_some() {
-            return Err(
-                settings.error_in("read", "the port's device names a file to read already; keep one of the two")
-            );
+            return Err(settings.error_in(&READ, "the port's device names a file to read already; keep one of the two"));
         }
         let read = read.or_else(|| device.map(str::to_owned)).map(PathBuf::from);
-        let write = settings.get::<String>("write")?.map(PathBuf::from);
+        let write = settings.read(&WRITE)?.map(PathBuf::from);
         if read.is_none() && write.is_none() {
             return Err(settings.error("read: missing, expected a file to read, or one to write (write)"));
         }
         if read.is_some() && read == write {
-            return Err(settings.error_in("write", "the file that is read would be overwritten"));
+            return Err(settings.error_in(&WRITE, "the file that is read would be overwritten"));
         }
-        let format = match settings.choice("format", &[("pcap", Format::Pcap), ("pcapng", Format::Pcapng)])? {
+        let format = match settings.read(&FORMAT)? {
             Some(format) => format,
             None => match write.as_deref().and_then(Path::extension).and_then(|suffix| suffix.to_str()) {
                 Some("pcap" | "cap" | "dmp") => Format::Pcap,
@@ -165,29 +211,26 @@ impl Options {
                 _ if write.is_none() => Format::Pcapng,
                 _ => {
                     let message = "cannot tell the format by the suffix; expected .pcap or .pcapng, or format";
-                    return Err(settings.error_in("write", message));
+                    return Err(settings.error_in(&WRITE, message));
                 }
             },
         };
-        let original = settings.choice("timing", &[("fast", false), ("original", true)])?.unwrap_or(false);
-        let speed = settings.get::<f64>("speed")?;
-        if speed.is_some_and(|speed| !(1e-6..=1e6).contains(&speed)) {
-            return Err(settings.error_in("speed", "expected a factor from 0.000001 to 1000000"));
+        let original = settings.read(&TIMING)?;
+        let speed = settings.read(&SPEED)?;
+        if settings.has(&SPEED) && !original {
+            return Err(settings.error_in(&SPEED, "has a meaning only with timing = \"original\""));
         }
-        if speed.is_some() && !original {
-            return Err(settings.error_in("speed", "has a meaning only with timing = \"original\""));
-        }
-        let timing = if original { Timing::Original(speed.unwrap_or(1.0)) } else { Timing::Fast };
-        let passes = settings.integer("loop", 0..=i64::MAX)?.unwrap_or(1u64);
-        let precision = settings.choice("precision", &[("nano", Precision::Nano), ("micro", Precision::Micro)])?;
+        let timing = if original { Timing::Original(speed) } else { Timing::Fast };
+        let passes = settings.read(&LOOP)?;
+        let precision = settings.read(&PRECISION)?;
         Ok(Self {
             read,
             timing,
             passes: (passes > 0).then_some(passes),
             write,
             format,
-            precision: precision.unwrap_or(Precision::Nano),
-            snap: settings.integer("snap", 64..=MAX_FRAME as i64)?.unwrap_or(MAX_FRAME as u32),
+            precision,
+            snap: settings.read(&SNAP)?,
         })
     }
 }

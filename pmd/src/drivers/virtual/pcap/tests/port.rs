@@ -207,7 +207,10 @@ fn settings_are_checked() {
         ("[port.pcap]\nread = 'b.pcap'\nwrite = 'b.pcap'", "write: the file that is read would be overwritten"),
         ("[port.pcap]\nwrite = 'b.txt'", "cannot tell the format by the suffix; expected .pcap or .pcapng, or format"),
         ("[port.pcap]\nread = 'b'\nspeed = 2", "speed: has a meaning only with timing = \"original\""),
-        ("[port.pcap]\nread = 'b'\ntiming = 'original'\nspeed = 0", "speed: expected a factor from"),
+        (
+            "[port.pcap]\nread = 'b'\ntiming = 'original'\nspeed = 0",
+            "speed: found 0, expected a number from 0.000001 to 1000000",
+        ),
         ("[port.pcap]\nread = 'b'\ntiming = 'orginal'", "did you mean \"original\"?"),
         ("[port.pcap]\nread = 'b'\nsped = 1", "c.toml:6:1: port[0].pcap.sped: unknown key; did you mean \"speed\"?"),
         ("[port.pcap]\nread = 'b'\nsnap = 1", "expected an integer from 64 to 262144"),

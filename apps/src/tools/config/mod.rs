@@ -1,4 +1,6 @@
-//! `wirepath config`: the configuration of a running program.
+//! `wirepath config`: the configuration of a running program, and the reference of all keys.
+
+pub mod reference;
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +13,7 @@ use serde_json::json;
 use wirepath::cli::{Failure, print, print_error, print_json};
 use wirepath::control_socket::SocketArgument;
 
-/// Shows or saves the configuration of a running program
+/// Shows or saves the configuration of a running program, or explains the keys of configurations
 #[derive(Clone, Debug, Args)]
 pub struct Options {
     #[command(subcommand)]
@@ -37,6 +39,7 @@ enum Command {
         #[command(flatten)]
         socket: SocketArgument,
     },
+    Reference(reference::Options),
 }
 
 /// Runs the subcommand.
@@ -46,6 +49,7 @@ enum Command {
 pub fn run(options: &Options, json: bool) -> Result<(), Failure> {
     match &options.command {
         Command::Show { socket } => show(socket, json),
+        Command::Reference(options) => reference::run(options, json),
         Command::Save { file, socket } => {
             let mut client = socket.connect()?;
             let text = client.configuration()?;
