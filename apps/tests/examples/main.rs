@@ -1,5 +1,6 @@
 //! The example applications: what their stages do with real frames, and their length.
 
+mod balancer;
 mod lab;
 mod policer;
 mod size;
