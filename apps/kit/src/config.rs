@@ -40,7 +40,8 @@ pub struct Config {
 
 /// The tables of a configuration that belong to one program.
 pub trait AppSettings: Sized + Send + 'static {
-    /// Returns the descriptions of the program's tables, for its reference.
+    /// Returns the descriptions of the program's tables, for its reference. A program describes all of its tables or
+    /// none.
     fn tables() -> Vec<&'static ConfigTable> {
         Vec::new()
     }
@@ -79,6 +80,8 @@ struct Program<T>(PhantomData<T>);
 
 impl<T: AppSettings> Program<T> {
     const TABLES: ConfigTable = ConfigTable { tables: Self::tables, ..ConfigTable::EMPTY };
+    /// For a program that describes none of its tables.
+    const WITH_OTHERS: ConfigTable = ConfigTable { others: "Tables of the program.", ..Self::TABLES };
 
     fn tables() -> Vec<&'static ConfigTable> {
         [common_tables(), T::tables()].concat()
@@ -88,7 +91,7 @@ impl<T: AppSettings> Program<T> {
 impl Config {
     /// Returns the description of all tables of a program, for [`crate::reference::Reference`].
     pub fn tables<T: AppSettings>() -> &'static ConfigTable {
-        &Program::<T>::TABLES
+        if T::tables().is_empty() { &Program::<T>::WITH_OTHERS } else { &Program::<T>::TABLES }
     }
 
     /// Reads a configuration file. The program has no tables of its own.
