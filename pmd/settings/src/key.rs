@@ -571,7 +571,7 @@ impl<T: Clone + Sync> Scalar for Choice<T> {
 
     fn form(&self) -> Form {
         Form::Choice(
-            self.with(|choices| choices.iter().map(|(word, _, about)| Word { word: *word, about: *about }).collect()),
+            self.with(|choices| choices.iter().map(|(word, _, about)| Word { word, about }).collect()),
         )
     }
 
