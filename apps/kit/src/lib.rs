@@ -1,5 +1,43 @@
 //! The application kit: all that a packet program needs besides its stages.
 //!
+//! A program writes one or more stages, functions of a batch of packets. The kit does the rest: command line,
+//! configuration, ports, flow rules, workers, control socket, metrics, reloads and summary.
+//!
+//! ```no_run
+//! use wirepath::prelude::*;
+//!
+//! /// Sends every packet back to the port that it came from.
+//! fn reflect(context: &mut Context<'_>, batch: &mut Batch) {
+//!     if let Some(port) = context.in_port() {
+//!         context.send_batch(port, batch);
+//!     }
+//! }
+//!
+//! const GENERATED: &str = "[[port]]\nname = 'a'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\n";
+//!
+//! fn main() -> ExitCode {
+//!     wirepath::main(|| {
+//!         let app = App::<()>::from_args("reflect", "Returns packets.", GENERATED)?;
+//!         app.run_stages(|_worker| reflect)
+//!     })
+//! }
+//! ```
+//!
+//! # Guide
+//!
+//! | Page | Content |
+//! |---|---|
+//! | [`first_application`](guide::first_application) | a first program, on generated traffic, a veth and a NIC |
+//! | [`batches`](guide::batches) | packets, ownership, headers, drops with reasons |
+//! | [`workers`](guide::workers) | queues, RSS, state of a worker, handovers, idle modes |
+//!
+//! # Main types
+//!
+//! [`App`] runs a program, and [`Config`] is its configuration; [`AppSettings`] are tables of its own.
+//! [`Stage`](pipeline::Stage), [`Context`](pipeline::Context), [`Batch`](packet::Batch) and
+//! [`Packet`](packet::Packet) are the burst path. [`Control`](pipeline::Control) and
+//! [`ControlPlane`](pipeline::ControlPlane) are the control thread.
+//!
 //! # Features
 //!
 //! | Feature | Drivers |
@@ -24,6 +62,7 @@ pub mod cli;
 mod config;
 pub mod configuration;
 pub mod control_socket;
+pub mod guide;
 pub mod prelude;
 pub mod reference;
 pub mod rules;

@@ -1,0 +1,12 @@
+//! The guide for writers of applications, page by page.
+//!
+//! Each page takes one or two screens. Its examples are compiled, and most of them run as tests.
+
+#[doc = include_str!("../../guide/first_application.md")]
+pub mod first_application {}
+
+#[doc = include_str!("../../guide/batches.md")]
+pub mod batches {}
+
+#[doc = include_str!("../../guide/workers.md")]
+pub mod workers {}
