@@ -30,6 +30,8 @@
 //! | [`first_application`](guide::first_application) | a first program, on generated traffic, a veth and a NIC |
 //! | [`batches`](guide::batches) | packets, ownership, headers, drops with reasons |
 //! | [`workers`](guide::workers) | queues, RSS, state of a worker, handovers, idle modes |
+//! | [`control`](guide::control) | control thread, shared tables, timers, jobs, commands, own settings, reload |
+//! | [`testing`](guide::testing) | stepped time, memory ports, pcap files, faults |
 //!
 //! # Main types
 //!

@@ -10,3 +10,9 @@ pub mod batches {}
 
 #[doc = include_str!("../../guide/workers.md")]
 pub mod workers {}
+
+#[doc = include_str!("../../guide/control.md")]
+pub mod control {}
+
+#[doc = include_str!("../../guide/testing.md")]
+pub mod testing {}
