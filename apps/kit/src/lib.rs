@@ -32,6 +32,8 @@
 //! | [`workers`](guide::workers) | queues, RSS, state of a worker, handovers, idle modes |
 //! | [`control`](guide::control) | control thread, shared tables, timers, jobs, commands, own settings, reload |
 //! | [`testing`](guide::testing) | stepped time, memory ports, pcap files, faults |
+//! | [`ports`](guide::ports) | drivers: what each needs and how to start; MANA on Azure |
+//! | [`troubleshooting`](guide::troubleshooting) | causes and remedies by symptom |
 //!
 //! # Main types
 //!

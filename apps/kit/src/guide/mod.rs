@@ -16,3 +16,9 @@ pub mod control {}
 
 #[doc = include_str!("../../guide/testing.md")]
 pub mod testing {}
+
+#[doc = include_str!("../../guide/ports.md")]
+pub mod ports {}
+
+#[doc = include_str!("../../guide/troubleshooting.md")]
+pub mod troubleshooting {}
