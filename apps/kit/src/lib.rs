@@ -31,8 +31,11 @@
 //! | [`batches`](guide::batches) | packets, ownership, headers, drops with reasons |
 //! | [`workers`](guide::workers) | queues, RSS, state of a worker, handovers, idle modes |
 //! | [`control`](guide::control) | control thread, shared tables, timers, jobs, commands, own settings, reload |
+//! | [`rules`](guide::rules) | flow rules around the stages, in software and in the NIC |
 //! | [`testing`](guide::testing) | stepped time, memory ports, pcap files, faults |
 //! | [`ports`](guide::ports) | drivers: what each needs and how to start; MANA on Azure |
+//! | [`performance`](guide::performance) | what costs, and how to measure it |
+//! | [`operating`](guide::operating) | systemd, log, control socket, metrics, captures |
 //! | [`troubleshooting`](guide::troubleshooting) | causes and remedies by symptom |
 //!
 //! # Main types

@@ -14,11 +14,20 @@ pub mod workers {}
 #[doc = include_str!("../../guide/control.md")]
 pub mod control {}
 
+#[doc = include_str!("../../guide/rules.md")]
+pub mod rules {}
+
 #[doc = include_str!("../../guide/testing.md")]
 pub mod testing {}
 
 #[doc = include_str!("../../guide/ports.md")]
 pub mod ports {}
+
+#[doc = include_str!("../../guide/performance.md")]
+pub mod performance {}
+
+#[doc = include_str!("../../guide/operating.md")]
+pub mod operating {}
 
 #[doc = include_str!("../../guide/troubleshooting.md")]
 pub mod troubleshooting {}
