@@ -570,9 +570,7 @@ impl<T: Clone + Sync> Scalar for Choice<T> {
     }
 
     fn form(&self) -> Form {
-        Form::Choice(
-            self.with(|choices| choices.iter().map(|(word, _, about)| Word { word, about }).collect()),
-        )
+        Form::Choice(self.with(|choices| choices.iter().map(|(word, _, about)| Word { word, about }).collect()))
     }
 
     fn default_value(&self, default: usize) -> T {
