@@ -11,7 +11,7 @@ use super::kernel::common::routes::carries_default_route;
 use super::nic::common::probe::{describe, list_devices};
 #[cfg(feature = "nic")]
 use super::nic::rdma::is_adapter_of;
-use super::{DRIVERS, DeviceKind, Driver, LEFT_OUT, device_kind, driver_plan};
+use super::{DRIVERS, DeviceKind, Driver, LEFT_OUT, LEFT_OUT_TABLES, device_kind, driver_plan};
 use crate::port::{
     Capabilities, Device, DeviceLink, DeviceStatistics, KernelPunt, KernelRule, Link, PortConfig, PortError, PortEvent,
     PortId, PortSpec, PuntToKernel, Queues, RuleHardware, TriedDriver,
@@ -31,7 +31,10 @@ static TABLE: ConfigTable = ConfigTable {
     about: "Settings of driver = \"auto\". Tables of drivers inside apply if `auto` chooses that driver.",
     absent: "every key has its default",
     keys: &[&FORCE],
-    tables: || DRIVERS.iter().filter(|driver| driver.in_auto()).map(|driver| driver.table()).collect(),
+    tables: || {
+        let built_in = DRIVERS.iter().filter(|driver| driver.in_auto()).map(|driver| driver.table());
+        built_in.chain(LEFT_OUT_TABLES.iter()).collect()
+    },
     example: "[port.auto]\nforce = true\n\n[port.auto.af_xdp]\nmode = \"generic\"\n",
     ..ConfigTable::EMPTY
 };

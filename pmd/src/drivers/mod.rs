@@ -28,6 +28,7 @@ pub mod sw_offload;
 pub mod r#virtual;
 
 use std::fmt;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 pub use privilege::setcap_command;
@@ -166,6 +167,17 @@ pub static LEFT_OUT: &[LeftOut] = &[
     LeftOut { name: "pcap", feature: "pcap", in_auto: false },
 ];
 
+/// Descriptions of the tables of drivers that are not built in, so that a reader may ask for them.
+static LEFT_OUT_TABLES: LazyLock<Vec<ConfigTable>> = LazyLock::new(|| {
+    let table = |driver: &LeftOut| ConfigTable {
+        name: driver.name,
+        about: "Settings of a driver that is not built in.",
+        others: "Keys of the driver.",
+        ..ConfigTable::EMPTY
+    };
+    LEFT_OUT.iter().map(table).collect()
+});
+
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, feature, .. } = self;
@@ -262,7 +274,7 @@ pub static PORT: ConfigTable = ConfigTable {
     about: "A port: a device and the driver that opens it. Ports have numbers in the order of the configuration.",
     absent: "an error, because a program needs a port",
     keys: &[&PORT_NAME, &DRIVER, &DEVICE, &QUEUES, &DEPTH, &MTU, &PROMISCUOUS, &ON_LOSS, &LOSS_TIMEOUT],
-    tables: || DRIVERS.iter().map(|driver| driver.table()).chain([&FAULTS]).collect(),
+    tables: || DRIVERS.iter().map(|driver| driver.table()).chain(LEFT_OUT_TABLES.iter()).chain([&FAULTS]).collect(),
     example: "[[port]]\nname = \"lan\"\ndevice = \"eth1\"\nqueues = 2\n",
     ..ConfigTable::EMPTY
 };
