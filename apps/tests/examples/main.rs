@@ -2,5 +2,6 @@
 
 mod balancer;
 mod lab;
+mod limiter;
 mod policer;
 mod size;
