@@ -106,7 +106,6 @@ macro_rules! gateway {
             floods: crate::floods::lose_no_ping;
             link: crate::link::a_new_address_is_found;
             reload: crate::reload::a_segment_that_stays_loses_nothing;
-            port_changes: crate::reload::ports_come_and_go_beside_a_stream;
             observe: crate::observe::traces_and_captures_tell_the_truth;
         })*
     };

@@ -15,8 +15,6 @@ use crate::world::{VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_
 /// VNI of the segment that changes.
 const OTHER: u32 = 43;
 const RELOADS: usize = 200;
-/// Times that a port is added and removed.
-const PORT_CHANGES: usize = 50;
 /// Time between two datagrams of a stream.
 const PACE: Duration = Duration::from_micros(500);
 
@@ -110,53 +108,6 @@ pub(crate) fn a_segment_that_stays_loses_nothing(variant: Variant) {
     assert!(error.contains("needs a restart") && error.contains("port.lan0.queues"), "{refused}");
     let rows = client.ask(&json!({ "request": "show", "table": "segments" }));
     assert_eq!(rows["rows"].as_array().map(Vec::len), Some(1), "nothing was changed: {rows}");
-    gateway.stop();
-}
-
-/// Adds and removes a port with its segment 50 times. Two streams of a segment on another port lose no datagram. The
-/// segment of the new port works whenever it is there.
-pub(crate) fn ports_come_and_go_beside_a_stream(variant: Variant) {
-    let world = World::new(variant, 2, 1, 1500);
-    world.vxlan(0, "vx1", OTHER);
-    let (host, other, remote) = (&world.hosts[0], &world.hosts[1], &world.remotes[0]);
-    remote.ip("addr add 10.2.0.101/24 dev vx1");
-    other.ip("addr add 10.2.0.2/24 dev eth0");
-    let ports = world.ports() + "[control]\nsocket = 'control.sock'\n";
-    let at = ports.match_indices("[[port]]").nth(2).map(|(at, _)| at).expect("three ports");
-    let end = ports.find("[underlay]").expect("an underlay");
-    let blue = world.segment("blue", VNI, &["{ port = \"lan0\" }".to_owned()]);
-    let red = world.segment("red", OTHER, &["{ port = \"lan1\" }".to_owned()]);
-    let (alone, both) = (format!("{}{}{blue}", &ports[..at], &ports[end..]), format!("{ports}{blue}{red}"));
-    let mut gateway = world.start_with(&alone);
-    world.wait_for(&mut gateway, host, &remote_address(0));
-    let mut client = Client::new(&gateway);
-
-    let stop = AtomicBool::new(false);
-    let counts = std::thread::scope(|scope| {
-        let outward = scope.spawn(|| stream(host, remote, &remote_address(0), &stop));
-        let inward = scope.spawn(|| stream(remote, host, &host_address(0), &stop));
-        let end = StopAtEnd(&stop);
-        for n in 0..PORT_CHANGES {
-            for text in [&both, &alone] {
-                gateway.write_config(text);
-                let answer = client.ask(&json!({ "request": "reload" }));
-                assert_eq!((&answer["ok"], &answer["applied"]), (&json!(true), &json!(true)), "{n}: {answer}");
-                if n % 10 == 0 && *text == both {
-                    assert!((0..20).any(|_| pings(other, "10.2.0.101", 56, 1)), "the port of change {n} works");
-                }
-            }
-        }
-        drop(end);
-        [outward.join().expect("a stream"), inward.join().expect("a stream")]
-    });
-    print_uncaptured(&format!(
-        "{}: {PORT_CHANGES} ports came and went; datagrams sent, received: {counts:?}",
-        variant.name
-    ));
-    for (sent, received) in counts {
-        assert_eq!(sent, received, "a segment on another port lost datagrams");
-        assert!(sent > PORT_CHANGES as u64, "too few datagrams to tell");
-    }
     gateway.stop();
 }
 

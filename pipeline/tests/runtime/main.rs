@@ -8,5 +8,4 @@ mod loss;
 mod management;
 mod measure;
 mod observe;
-mod port_changes;
 mod programs;
