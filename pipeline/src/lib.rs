@@ -97,6 +97,7 @@
 //!
 //! ```
 //! use wirepath_pipeline::{epoch::Domain, table::{FdbLimits, FdbWriter, Key, NO_DESTINATION}};
+//! use wirepath_wire::MacAddr;
 //!
 //! let domain = Domain::new();                              // in a program: runtime.domain()
 //! let mut writer = FdbWriter::new(&domain, FdbLimits::default(), 0);

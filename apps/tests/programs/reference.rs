@@ -236,8 +236,9 @@ fn bounds_and_choices_are_those_in_force() {
             Form::Number { min, max, .. } => {
                 accept(format!("{min:?}"), "");
                 accept(format!("{max:.1}"), "");
-                refuse(format!("{:?}", min * 0.99), "expected a number");
-                refuse(format!("{:.1}", max * 1.01), "expected a number");
+                let below = if min == 0.0 { -0.01 } else { min * 0.99 };
+                refuse(format!("{below:?}"), "expected a number");
+                refuse(format!("{:.3}", max * 1.01), "expected a number");
             }
             Form::Choice(words) => {
                 for word in words {

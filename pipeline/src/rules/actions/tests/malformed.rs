@@ -125,7 +125,7 @@ fn random_packets_and_metadata_do_not_panic() {
     }
     assert_eq!((env.pool.available(), env.lost), (env.pool.capacity(), 0));
     for end in
-        ["Next", "Queue(3)", "Drop(RuleMismatch)", "Drop(HopLimit)", "Drop(TooManyHeaders)", "Drop(OuterFragment)"]
+        ["Next", "Queue(3)", "Drop(rule_mismatch)", "Drop(hop_limit)", "Drop(too_many_headers)", "Drop(outer_fragment)"]
     {
         assert!(ends.contains_key(end), "never {end}: {ends:?}");
     }
