@@ -13,8 +13,8 @@ use wirepath::control_socket::SocketArgument;
 #[derive(Clone, Debug, Args)]
 #[command(after_help = HELP)]
 pub struct Options {
-    /// off, error, warn, info, debug or trace
-    #[arg(value_name = "LEVEL", value_parser = ["off", "error", "warn", "info", "debug", "trace"])]
+    /// off, error, warn, info, debug or trace; reset: the level of the start or the last reload
+    #[arg(value_name = "LEVEL", value_parser = ["off", "error", "warn", "info", "debug", "trace", "reset"])]
     level: Option<String>,
 
     /// Module with the modules inside it, such as wirepath_pmd; without it, all modules that have no level of their own
@@ -29,7 +29,8 @@ const HELP: &str = "\
 Examples:
   wirepath log                                   # the levels in force
   wirepath log debug                             # more of everything
-  wirepath log trace wirepath_pipeline::tunnel   # everything about the gateway";
+  wirepath log trace wirepath_pipeline::tunnel   # everything about the gateway
+  wirepath log reset                             # the levels of the configuration";
 
 /// Runs the subcommand.
 ///

@@ -320,4 +320,15 @@ fn levels_change_at_run_time() {
     assert!(log::set(LevelFilter::INFO, Some("no module")).is_err());
     log::set(LevelFilter::ERROR, None).unwrap();
     assert_eq!(log::levels(), "error,wirepath_pmd=debug,wirepath_pmd::port=warn");
+    log::reset(Some("wirepath_pmd::port")).unwrap();
+    assert_eq!((states(), log::levels().as_str()), ([true, true, false], "error,wirepath_pmd=debug"));
+    assert!(log::reset(Some("wirepath_pmd::port")).unwrap_err().contains("no level of its own"));
+    log::reset(None).unwrap();
+    assert_eq!((states(), log::levels().as_str()), ([false; 3], "error"));
+
+    let levels = "warn,wirepath_pmd=info".parse().unwrap();
+    Common::default().configure_log(&LogSettings { levels: Some(levels), ..LogSettings::default() });
+    log::set(LevelFilter::DEBUG, Some("wirepath_pmd")).unwrap();
+    log::reset(Some("wirepath_pmd")).unwrap();
+    assert_eq!((states(), log::levels().as_str()), ([true, false, false], "warn,wirepath_pmd=info"));
 }

@@ -91,6 +91,19 @@ impl Levels {
         Ok(())
     }
 
+    /// Takes the level of a module from `other`, where it may have none, or all levels.
+    fn reset(&mut self, other: &Self, module: Option<&str>) -> Result<(), String> {
+        let Some(module) = module else {
+            self.clone_from(other);
+            return Ok(());
+        };
+        let old = self.modules.remove(module);
+        match other.modules.get(module) {
+            Some(level) => self.set(*level, Some(module)),
+            None => old.map(drop).ok_or_else(|| format!("module \"{module}\" has no level of its own")),
+        }
+    }
+
     fn targets(&self) -> Targets {
         Targets::new().with_default(self.all).with_targets(self.modules.clone())
     }
@@ -193,8 +206,14 @@ impl LogSettings {
 static FORMAT: AtomicU8 = AtomicU8::new(Format::Text as u8);
 /// True if text has colours.
 static COLOURS: AtomicBool = AtomicBool::new(false);
-/// The levels in force. They exist once the log was started.
-static LEVELS: OnceLock<(Mutex<Levels>, reload::Handle<Targets, Registry>)> = OnceLock::new();
+/// The levels. They exist once the log was started.
+static LEVELS: OnceLock<(Mutex<CurrentLevels>, reload::Handle<Targets, Registry>)> = OnceLock::new();
+
+struct CurrentLevels {
+    in_force: Levels,
+    /// The levels of the command line or the configuration.
+    configured: Levels,
+}
 
 /// Returns the format of the records.
 pub(super) fn format() -> Format {
@@ -211,29 +230,40 @@ pub(super) fn start(format: Format, levels: Levels) {
         let (filter, handle) = reload::Layer::new(levels.targets());
         // This fails only if a test has installed another subscriber before.
         let _ = tracing_subscriber::registry().with(filter).with(Records).try_init();
-        (Mutex::new(levels.clone()), handle)
+        (Mutex::new(CurrentLevels { in_force: levels.clone(), configured: levels.clone() }), handle)
     });
     if !new {
-        let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
-        *current = levels;
         // This fails only if another subscriber is in force.
-        let _ = handle.reload(current.targets());
+        let _ = handle.reload(levels.targets());
+        let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = CurrentLevels { in_force: levels.clone(), configured: levels };
     }
 }
 
 /// Changes the level of a module and those inside it, or of all modules that have no level of their own. Fails if
 /// the name is no module path, if too many modules have a level, or before the log was started.
 pub fn set(level: LevelFilter, module: Option<&str>) -> Result<(), String> {
+    change(|current| current.in_force.set(level, module))
+}
+
+/// Gives a module the level of the command line or the configuration. Without one there, the level of the module
+/// around it applies. `None` resets all levels. Fails if the module has no level of its own, or before the log was
+/// started.
+pub fn reset(module: Option<&str>) -> Result<(), String> {
+    change(|current| current.in_force.reset(&current.configured, module))
+}
+
+fn change(change: impl FnOnce(&mut CurrentLevels) -> Result<(), String>) -> Result<(), String> {
     let (current, handle) = LEVELS.get().ok_or("the log was not started")?;
     let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
-    current.set(level, module)?;
-    handle.reload(current.targets()).map_err(|error| error.to_string())
+    change(&mut current)?;
+    handle.reload(current.in_force.targets()).map_err(|error| error.to_string())
 }
 
 /// Returns the levels in force, in the form that `--log-level` takes.
 pub fn levels() -> String {
-    let levels = LEVELS.get().map(|(levels, _)| levels.lock().unwrap_or_else(PoisonError::into_inner).to_string());
-    levels.unwrap_or_default()
+    let current = LEVELS.get().map(|(current, _)| current.lock().unwrap_or_else(PoisonError::into_inner));
+    current.map(|current| current.in_force.to_string()).unwrap_or_default()
 }
 
 /// Appends a record that is not an event.

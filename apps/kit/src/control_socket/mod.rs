@@ -17,6 +17,7 @@
 //! | `{"request": "reload", "dry_run": true}` | `applied`, `differences`, `omitted`, `notes` |
 //! | `{"request": "configuration"}` | `text`: the configuration in force, as TOML |
 //! | `{"request": "log", "level": "debug", "module": "wirepath_pmd"}` | `levels` in force after the change |
+//! | `{"request": "log", "level": "reset", "module": "wirepath_pmd"}` | the same: the configured level |
 //! | `{"request": "log"}` | `levels` in force |
 //! | `{"request": "capture", "points": ["drops"]}` | packets as pcapng: see below |
 //! | `{"request": "trace", "count": 10}` | `trace` for each packet: see below |

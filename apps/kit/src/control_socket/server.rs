@@ -322,9 +322,11 @@ impl Requests<'_> {
     fn log(&self, peer: &Peer, request: &Map<String, Value>) -> Result<Value, String> {
         if request.contains_key("level") {
             self.check_may_change(peer)?;
-            let level = log::parse_level(text(request, "level")?)?;
             let module = request.get("module").map(|_| text(request, "module")).transpose()?;
-            log::set(level, module)?;
+            match text(request, "level")? {
+                "reset" => log::reset(module)?,
+                level => log::set(log::parse_level(level)?, module)?,
+            }
             tracing::info!("the levels of the log are {} now, by {peer}", log::levels());
         } else if request.contains_key("module") {
             return Err("expected the key \"level\" with a text".to_owned());
