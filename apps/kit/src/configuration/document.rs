@@ -169,8 +169,9 @@ impl Edit {
                 }
             }
             Place::Elements { parent, key, identity } => {
-                let wanted: Vec<(&str, Option<String>)> =
-                    identity.iter().map(|key| (*key, text_of(self.arguments.get(*key)))).collect();
+                // An empty text removes a key, so that it names an element without this key.
+                let given = |key: &str| text_of(self.arguments.get(key)).filter(|text| !text.is_empty());
+                let wanted: Vec<(&str, Option<String>)> = identity.iter().map(|key| (*key, given(key))).collect();
                 let named: Vec<&str> = wanted.iter().filter_map(|(_, text)| text.as_deref()).collect();
                 let named = named.join(" ");
                 let parent_argument = match parent {
@@ -207,10 +208,10 @@ impl Edit {
         Ok(())
     }
 
-    /// Returns a text argument that the description requires.
+    /// Returns a text argument that the description requires. An empty text names no object.
     fn text(&self, name: &str) -> Result<String, EditError> {
-        let argument = self.arguments.get(name);
-        text_of(argument).ok_or_else(|| format!("{name}: expected a text").into())
+        let text = text_of(self.arguments.get(name)).filter(|text| !text.is_empty());
+        text.ok_or_else(|| format!("{name}: expected a text").into())
     }
 
     /// Returns the table in which the list of the object stands.
