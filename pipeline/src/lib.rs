@@ -157,4 +157,5 @@ pub use runtime::{
 };
 pub use stage::Stage;
 pub use stage_timers::StageTimers;
+pub use token_bucket::TokenBucket;
 pub use worker::Idle;

@@ -1,4 +1,4 @@
-//! A token bucket rate limiter for the actions of flow rules and for the frames that a gateway itself sends.
+//! A token bucket rate limiter, for flow rules, for the frames that a gateway itself sends, and for applications.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,9 +12,24 @@ const CLOCK_SKEW: i64 = (1_000_000_000 * TICKS_PER_NS) as i64;
 /// A token bucket that threads can share. It stores the theoretical arrival time of the generic cell rate algorithm
 /// (GCRA, ITU-T I.371).
 ///
+/// A token stands for what the caller limits: a packet, a byte or a bit. The bucket has no clock; the caller passes the
+/// time, in a stage that of [`Context::now`](crate::Context::now). The cost is one compare-and-swap for each
+/// [`Self::take`], and no lock. A bucket that one worker has to itself is as cheap as one of its own.
+///
+/// ```
+/// use wirepath_pipeline::TokenBucket;
+///
+/// const MILLISECOND: u64 = 1_000_000;
+/// let bucket = TokenBucket::new(1000, 5); // 1000 packets per second, at most 5 at once
+/// let pass = |now| (0..8).filter(|_| bucket.take(1, now)).count();
+/// assert_eq!(pass(0), 5, "it starts full");
+/// assert_eq!(pass(2 * MILLISECOND), 2, "two milliseconds add two tokens");
+/// assert_eq!(pass(1000 * MILLISECOND), 5, "and a second no more than a burst");
+/// ```
+///
 /// The arrival time of an empty bucket is one burst ahead of the current time. That of a full bucket is in the past.
 #[derive(Debug)]
-pub(crate) struct TokenBucket {
+pub struct TokenBucket {
     /// Tokens per second.
     rate: u64,
     /// Maximum distance of the arrival time from the current time, in ticks.
@@ -24,8 +39,9 @@ pub(crate) struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Creates a full bucket with `rate` tokens per second and at most `burst` tokens.
-    pub(crate) fn new(rate: u64, burst: u128) -> Self {
+    /// Creates a full bucket. `rate` is in tokens per second; 0 counts as 1. `burst` is the number of tokens that a
+    /// full bucket has, and thus the most that can be taken at once. It is limited to the tokens of two weeks.
+    pub fn new(rate: u64, burst: u128) -> Self {
         let rate = rate.max(1);
         let burst = burst * u128::from(1_000_000_000 * TICKS_PER_NS) / u128::from(rate);
         Self {
@@ -35,9 +51,10 @@ impl TokenBucket {
         }
     }
 
-    /// Takes `tokens` at the time `now` in nanoseconds. Returns `false`, and takes none, if there are fewer.
+    /// Takes `tokens` at the time `now`, in nanoseconds since any fixed moment. Returns `false`, and takes none, if
+    /// there are fewer. A time before that of an earlier call adds no tokens.
     #[inline]
-    pub(crate) fn take(&self, tokens: u64, now: u64) -> bool {
+    pub fn take(&self, tokens: u64, now: u64) -> bool {
         let cost = tokens.saturating_mul(1_000_000_000 * TICKS_PER_NS) / self.rate;
         let cost = cost.min(MAX_BURST_TICKS);
         let now = now.wrapping_mul(TICKS_PER_NS);

@@ -30,7 +30,7 @@ pub use summary::{PacketBalance, PortRates, PortSummary, Rates, Summary, WorkerS
 
 use crate::clock::{self, Clock};
 use crate::context::{Output, WorkerState};
-use crate::epoch::Domain;
+use crate::epoch::{Domain, Shared};
 use crate::events::ControlQueues;
 use crate::mailbox::Mailbox;
 use crate::measure::Accounting;
@@ -234,6 +234,12 @@ impl Runtime {
     /// Returns the epoch domain of the workers, in which [`crate::epoch::Shared`] values are created.
     pub fn domain(&self) -> &Domain {
         &self.domain
+    }
+
+    /// Creates a value that the control thread replaces and workers read without locks. One clone of the `Arc` goes to
+    /// the control, one to each stage ([`crate::epoch::Shared`]).
+    pub fn share<T: Send + Sync + 'static>(&self, value: T) -> Arc<Shared<T>> {
+        Arc::new(Shared::new(&self.domain, value))
     }
 
     /// Returns the packet pools, one for each NUMA node that has a port.

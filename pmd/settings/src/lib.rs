@@ -810,6 +810,32 @@ impl<'d> Settings<'d> {
         }
     }
 
+    /// Table of a key that is mandatory. The error of a missing table names it, or the key that resembles it, and is
+    /// recorded.
+    ///
+    /// ```
+    /// # use wirepath_settings::Source;
+    /// let source = Source::new("c.toml", "[limter]\nrate = 7\n");
+    /// let document = source.parse()?;
+    /// let error = document.settings().required_table("limiter").unwrap_err();
+    /// assert_eq!(error.to_string(), "c.toml:1:2: limter: unknown key; did you mean \"limiter\"?");
+    /// # Ok::<(), wirepath_settings::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the table is missing, or the key is no table.
+    pub fn required_table(&self, key: &'static str) -> Result<Settings<'d>> {
+        self.table(key)?.ok_or_else(|| self.missing(key, &format!("the table [{}]", self.full_key(key))))
+    }
+
+    /// Does the same as [`Self::required_table`] for the table that `spec` describes.
+    ///
+    /// # Errors
+    /// If the table is missing, or the key is no table.
+    pub fn required_subtable(&self, spec: &'static ConfigTable) -> Result<Settings<'d>> {
+        Ok(self.required_table(spec.name)?.described(spec))
+    }
+
     /// Tables of a key (`[[key]]`, or an array of inline tables). Empty if the key is missing.
     pub fn tables(&self, key: &'static str) -> Result<Vec<Settings<'d>>> {
         let Some(value) = self.value(key) else { return Ok(Vec::new()) };

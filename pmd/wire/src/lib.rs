@@ -74,6 +74,6 @@ pub use ethernet::{EtherType, MacAddr};
 pub use field::Field;
 pub use ip::IpProtocol;
 pub use parse::{HeaderOffsets, L3Type, L4Type, Parsed, Parser, Tunnel, Tunnels, extension, parse};
-pub use tuple::FiveTuple;
+pub use tuple::{FiveTuple, entropy};
 pub use vlan::Tag;
 pub use vxlan::Vni;

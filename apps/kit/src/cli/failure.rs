@@ -1,6 +1,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use wirepath_packet::registered::RegisterError;
 use wirepath_pipeline::RuntimeError;
 use wirepath_pmd::port::PortError;
 use wirepath_settings::ConfigError;
@@ -116,6 +117,12 @@ impl From<wirepath_packet::PoolError> for Failure {
     }
 }
 
+impl From<RegisterError> for Failure {
+    fn from(error: RegisterError) -> Self {
+        Self::failed(error)
+    }
+}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::failed(error)
@@ -132,6 +139,8 @@ mod tests {
         assert_eq!(Failure::from(error).code(), 2);
         assert_eq!(Failure::from(PortError::QueuesMissing { port: "p".into() }).code(), 1);
         assert_eq!(Failure::from(std::io::Error::other("x")).code(), 1);
+        let error = wirepath_packet::drops::DropReason::register("No", "text").unwrap_err();
+        assert!(matches!(Failure::from(error), Failure::Failed(message) if message.contains("\"No\"")));
         assert_eq!(Failure::from(RuntimeError::NoCore { core: 99, allowed: vec![0], position: None }).code(), 2);
         assert_eq!(Failure::Silent.code(), 1);
     }
