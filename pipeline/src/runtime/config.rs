@@ -25,6 +25,9 @@ const CORES: Key<List<Integer<usize>>> = Key::integer("cores", 0..=1023)
     .list()
     .absent("one worker, which is not pinned")
     .about("Cores of the workers. Each core gets one worker, which is pinned to it.");
+const COUNT: Key<Integer<usize>> = Key::integer("count", 1..=1024)
+    .absent("one worker for each of `cores`")
+    .about("Workers that are not pinned to cores. Either this key or `cores`.");
 const IDLE: Key<WithDefault<Choice<Idle>>> = Key::choice(
     "idle",
     &[
@@ -50,7 +53,7 @@ pub static WORKERS: ConfigTable = ConfigTable {
     name: "workers",
     about: "Threads that poll the ports and run the stages.",
     absent: "one worker, which is not pinned to a core",
-    keys: &[&CORES, &IDLE, &SLEEP_BELOW],
+    keys: &[&CORES, &COUNT, &IDLE, &SLEEP_BELOW],
     example: "[workers]\ncores = [2, 3]\nidle = \"adaptive\"\n",
     ..ConfigTable::EMPTY
 };
@@ -138,6 +141,14 @@ impl RuntimeConfig {
         if !cores.is_empty() {
             self.workers = cores.iter().map(|Located { value, .. }| Some(*value)).collect();
             self.core_spans = cores.iter().map(|core| core.span().clone()).collect();
+        }
+        if let Some(count) = table.read(&COUNT)? {
+            if table.has(&CORES) {
+                let message = "`cores` has one worker for each core already; keep one of both keys";
+                table.record(table.error_in(&COUNT, message));
+            } else {
+                self.workers = vec![None; count];
+            }
         }
         self.idle = table.read(&IDLE)?;
         let below = table.read(&SLEEP_BELOW)?;
@@ -273,6 +284,7 @@ mod tests {
         assert_eq!((config.idle, config.buffers, config.huge_pages), (Idle::Busy, 4096, HugePages::Never));
         let sleep = |text: &str| read(&format!("[workers]\nidle = 'sleep'\n{text}")).unwrap().idle;
         assert_eq!((sleep(""), sleep("sleep_below = 7")), (Idle::Sleep(20_000), Idle::Sleep(7)));
+        assert_eq!(read("[workers]\ncount = 3\n").unwrap().workers, [None; 3]);
         let default = read("").unwrap();
         assert_eq!((default.workers, default.buffers), (vec![None], 8192));
     }
@@ -305,6 +317,9 @@ mod tests {
     fn errors_name_the_cause() {
         let error = read("[workers]\ncores = [1, 1]\n").unwrap_err();
         assert_eq!(error, "c.toml:2:13: workers.cores[1]: core 1 is named twice; each worker needs a core of its own");
+        let error = read("[workers]\ncores = [1]\ncount = 2\n").unwrap_err();
+        let expected = "c.toml:3:9: workers.count: `cores` has one worker for each core already; keep one of both keys";
+        assert_eq!(error, expected);
         assert!(read("[pool]\nbufers = 1\n").unwrap_err().contains("did you mean \"buffers\"?"));
         let error = read("[workers]\nsleep_below = 1\n").unwrap_err();
         assert!(error.ends_with("the key needs idle = \"sleep\""), "{error}");
