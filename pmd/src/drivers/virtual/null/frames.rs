@@ -3,7 +3,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
-use wirepath_wire::{EtherType, IpProtocol, MacAddr, Vni, checksum, ethernet, ipv4, ipv6, udp, vxlan};
+use wirepath_wire::tcp::{self, flags};
+use wirepath_wire::{EtherType, MacAddr, Vni, checksum, ethernet, ipv4, ipv6, udp, vxlan};
 
 use wirepath_packet::{DATA_ROOM, HEADROOM, MetaTemplate, Packet, Pool};
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Integer, Key, Parsed, Required, Settings, WithDefault};
@@ -16,7 +17,17 @@ const IP_ADDRESS: &str = "an IP address";
 pub(super) enum Source {
     None,
     Untouched,
-    Udp { ipv6: bool },
+    Ip { ipv6: bool, content: Content },
+}
+
+impl Source {
+    const fn ipv4(content: Content) -> Self {
+        Self::Ip { ipv6: false, content }
+    }
+
+    const fn ipv6(content: Content) -> Self {
+        Self::Ip { ipv6: true, content }
+    }
 }
 
 pub(super) const SOURCE: Key<WithDefault<Choice<Source>>> = Key::choice(
@@ -24,16 +35,24 @@ pub(super) const SOURCE: Key<WithDefault<Choice<Source>>> = Key::choice(
     &[
         ("none", Source::None, "receives nothing"),
         ("untouched", Source::Untouched, "receives buffers of which only the length is set"),
-        ("udp4", Source::Udp { ipv6: false }, "receives UDP datagrams over IPv4"),
-        ("udp6", Source::Udp { ipv6: true }, "receives UDP datagrams over IPv6"),
+        ("udp4", Source::ipv4(Content::Udp), "receives UDP datagrams over IPv4"),
+        ("udp6", Source::ipv6(Content::Udp), "receives UDP datagrams over IPv6"),
+        ("tcp4", Source::ipv4(Content::TcpData), "receives TCP segments with data over IPv4"),
+        ("tcp6", Source::ipv6(Content::TcpData), "receives TCP segments with data over IPv6"),
+        ("tcp4_syn", Source::ipv4(Content::TcpSyn), "receives TCP SYNs over IPv4"),
+        ("tcp6_syn", Source::ipv6(Content::TcpSyn), "receives TCP SYNs over IPv6"),
+        ("tcp4_syn_ack", Source::ipv4(Content::TcpSynAck), "receives the SYN/ACKs that answer the SYNs of `tcp4_syn`"),
+        ("tcp6_syn_ack", Source::ipv6(Content::TcpSynAck), "receives the SYN/ACKs that answer the SYNs of `tcp6_syn`"),
     ],
 )
 .default_word("none")
+.needs(&[("tcp6", "size = 74"), ("tcp6_syn", "size = 74"), ("tcp6_syn_ack", "size = 74")])
 .about("Frames that the port receives for ever, or until `count`.");
-pub(super) const SIZE: Key<WithDefault<Integer<usize>>> = Key::integer("size", 60..=9216)
-    .unit("bytes")
-    .default(64)
-    .about("Length of a frame without frame check sequence. With `vxlan` it is that of the inner frame.");
+pub(super) const SIZE: Key<WithDefault<Integer<usize>>> =
+    Key::integer("size", 60..=9216).unit("bytes").default(64).about(
+        "Length of a frame without frame check sequence. With `vxlan` it is that of the inner frame. TCP over IPv6 \
+         needs at least 74 bytes, and 4 more with `vlan`.",
+    );
 pub(super) const FLOWS: Key<WithDefault<Integer<u32>>> = Key::integer("flows", 1..=4_000_000)
     .default(1)
     .about("Flows: each has other addresses and ports. The frames of all flows take at most 1 GiB.");
@@ -96,7 +115,64 @@ pub struct Templates {
     bytes: Vec<[u8; CHUNK]>,
 }
 
-/// Format of the generated frames: UDP datagrams, with different addresses and ports for each flow.
+/// Content of generated IP packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Content {
+    /// UDP datagrams.
+    #[default]
+    Udp,
+    /// TCP segments with data of established connections: flags PSH and ACK.
+    TcpData,
+    /// TCP segments that open a connection: flag SYN, sequence number 1.
+    TcpSyn,
+    /// TCP segments that answer those of [`Self::TcpSyn`]: IP addresses and ports are exchanged, flags SYN and ACK.
+    TcpSynAck,
+}
+
+impl Content {
+    const fn transport(self) -> checksum::Transport {
+        match self {
+            Self::Udp => checksum::Transport::Udp,
+            Self::TcpData | Self::TcpSyn | Self::TcpSynAck => checksum::Transport::Tcp,
+        }
+    }
+
+    /// Length of the header in bytes.
+    const fn header_len(self) -> usize {
+        match self {
+            Self::Udp => udp::HEADER_LEN,
+            Self::TcpData | Self::TcpSyn | Self::TcpSynAck => tcp::HEADER_LEN,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "UDP",
+            Self::TcpData => "TCP",
+            Self::TcpSyn => "TCP SYN",
+            Self::TcpSynAck => "TCP SYN/ACK",
+        }
+    }
+
+    /// Writes the header and the checksum. `packet` has space for them.
+    fn emit(self, packet: &mut [u8], (src_port, dst_port): (u16, u16), pseudo: checksum::Sum) {
+        const ROOM: &str = "length was checked";
+        let segment = |seq, ack, flags| tcp::Repr { src_port, dst_port, seq, ack, flags, window: 65_535, urgent: 0 };
+        let emitted = match self {
+            Self::Udp => {
+                let payload_len = (packet.len() - udp::HEADER_LEN) as u16;
+                udp::Repr { src_port, dst_port, payload_len }.emit(packet)
+            }
+            Self::TcpData => segment(2, 2, flags::PSH | flags::ACK).emit(packet),
+            Self::TcpSyn => segment(1, 0, flags::SYN).emit(packet),
+            Self::TcpSynAck => segment(1, 2, flags::SYN | flags::ACK).emit(packet),
+        };
+        emitted.expect(ROOM);
+        self.transport().fill(packet, pseudo);
+    }
+}
+
+/// Format of the generated frames, with different addresses and ports for each flow.
 #[derive(Clone, Debug)]
 pub struct FrameSpec {
     /// Bytes of a frame without frame check sequence: 60 to 9216.
@@ -105,6 +181,8 @@ pub struct FrameSpec {
     pub flows: u32,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
+    /// Content of the IP packets.
+    pub content: Content,
     /// Source address. With `vary_source_mac` the low 24 bits count up with the flow.
     pub source_mac: MacAddr,
     /// True if each flow has a different source address.
@@ -140,6 +218,7 @@ impl Default for FrameSpec {
             size: 64,
             flows: 1,
             ipv6: false,
+            content: Content::Udp,
             source_mac: MacAddr([2, 0x11, 0x22, 0x33, 0x44, 0x55]),
             vary_source_mac: false,
             destination_mac: MacAddr([2, 0x66, 0x77, 0, 0, 0]),
@@ -158,7 +237,8 @@ fn mac_of_flow(base: MacAddr, flow: u32) -> MacAddr {
 impl FrameSpec {
     /// Generates the frames.
     pub fn build(&self) -> Result<Frames, String> {
-        let least = 14 + 4 * usize::from(self.vlan.is_some()) + if self.ipv6 { 40 } else { 20 } + 8;
+        let ip = if self.ipv6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN };
+        let least = 14 + 4 * usize::from(self.vlan.is_some()) + ip + self.content.header_len();
         if !(least..=9216).contains(&self.size) {
             return Err(format!("frames of {} bytes are not possible, only {least} to 9216", self.size));
         }
@@ -212,7 +292,8 @@ impl FrameSpec {
     fn about(&self) -> String {
         let family = if self.ipv6 { "IPv6" } else { "IPv4" };
         let tunnel = self.tunnel.as_ref().map(|t| format!(" in VXLAN {}", t.vni)).unwrap_or_default();
-        format!("{} flows of {family}/UDP frames of {} bytes{tunnel}", self.flows, self.size)
+        let content = self.content.name();
+        format!("{} flows of {family}/{content} frames of {} bytes{tunnel}", self.flows, self.size)
     }
 
     /// Writes the frame of a flow. `build` has checked that `frame` has space for the headers.
@@ -230,16 +311,20 @@ impl FrameSpec {
             frame[14..16].copy_from_slice(&tci.to_be_bytes());
             frame[16..18].copy_from_slice(&ethertype.0.to_be_bytes());
         }
-        let ports = (1024 + (flow % 60_000) as u16, 2000 + (flow / 60_000) as u16);
+        let (client, server) = (1024 + (flow % 60_000) as u16, 2000 + (flow / 60_000) as u16);
+        let is_reply = self.content == Content::TcpSynAck;
+        let ports = if is_reply { (server, client) } else { (client, server) };
+        let transport = self.content.transport();
         let packet = &mut frame[l2..];
         if self.ipv6 {
             let address = |net: u16, host: u16| Ipv6Addr::new(0x2001, 0xdb8, net, 0, 0, 0, 0, host);
-            let (src, dst) = (address(1, 1), address(2, 1));
-            let payload_len = (packet.len() - 40) as u16;
+            let (client, server) = (address(1, 1), address(2, 1));
+            let (src, dst) = if is_reply { (server, client) } else { (client, server) };
+            let payload_len = (packet.len() - ipv6::HEADER_LEN) as u16;
             ipv6::Repr {
                 src,
                 dst,
-                next_header: IpProtocol::UDP,
+                next_header: transport.protocol(),
                 payload_len,
                 hop_limit: 64,
                 traffic_class: 0,
@@ -247,15 +332,16 @@ impl FrameSpec {
             }
             .emit(packet)
             .expect(ROOM);
-            emit_udp(&mut packet[40..], ports);
-            checksum::udp6(src, dst, &mut packet[40..]);
+            let pseudo = checksum::pseudo6(src, dst, transport.protocol(), payload_len.into());
+            self.content.emit(&mut packet[ipv6::HEADER_LEN..], ports, pseudo);
         } else {
-            let (src, dst) = (Ipv4Addr::new(192, 168, 1, 1), Ipv4Addr::new(192, 168, 2, 1));
-            let payload_len = (packet.len() - 20) as u16;
+            let (client, server) = (Ipv4Addr::new(192, 168, 1, 1), Ipv4Addr::new(192, 168, 2, 1));
+            let (src, dst) = if is_reply { (server, client) } else { (client, server) };
+            let payload_len = (packet.len() - ipv4::HEADER_LEN) as u16;
             ipv4::Repr {
                 src,
                 dst,
-                protocol: IpProtocol::UDP,
+                protocol: transport.protocol(),
                 payload_len,
                 ttl: 64,
                 traffic_class: 0,
@@ -264,15 +350,10 @@ impl FrameSpec {
             }
             .emit(packet)
             .expect(ROOM);
-            emit_udp(&mut packet[20..], ports);
-            checksum::udp4(src, dst, &mut packet[20..]);
+            let pseudo = checksum::pseudo4(src, dst, transport.protocol(), payload_len);
+            self.content.emit(&mut packet[ipv4::HEADER_LEN..], ports, pseudo);
         }
     }
-}
-
-fn emit_udp(datagram: &mut [u8], (src_port, dst_port): (u16, u16)) {
-    let payload_len = (datagram.len() - 8) as u16;
-    udp::Repr { src_port, dst_port, payload_len }.emit(datagram).expect("length was checked");
 }
 
 impl Templates {
@@ -308,10 +389,12 @@ impl Frames {
         let mut spec = FrameSpec {
             size: settings.read(&SIZE)?,
             flows: settings.read(&FLOWS)?,
-            ipv6: source == Source::Udp { ipv6: true },
             vlan: settings.read(&VLAN)?,
             ..FrameSpec::default()
         };
+        if let Source::Ip { ipv6, content } = source {
+            (spec.ipv6, spec.content) = (ipv6, content);
+        }
         if let Some(address) = settings.read(&SOURCE_MAC)? {
             spec.source_mac = address;
         }
@@ -335,7 +418,7 @@ impl Frames {
                 Err(settings.error_in(&SIZE, format!("untouched buffers have at most {DATA_ROOM} bytes")))
             }
             Source::Untouched => Ok(Some(Self::Untouched { size: spec.size })),
-            Source::Udp { .. } => spec.build().map(Some).map_err(|why| settings.error_in(&SOURCE, why)),
+            Source::Ip { .. } => spec.build().map(Some).map_err(|why| settings.error_in(&SOURCE, why)),
         }
     }
 
@@ -480,9 +563,43 @@ mod tests {
     }
 
     #[test]
+    fn segments_of_a_handshake_belong_together() {
+        let pool = Pool::new("p", 64).unwrap();
+        let tuple = |frame: &[u8]| {
+            let parsed = wirepath_wire::parse(frame).unwrap();
+            let layers = parsed.outer();
+            let segment = &frame[layers.l4()..];
+            let (flow, tcp) = (wirepath_wire::FiveTuple::of(frame, layers).unwrap(), wirepath_wire::IpProtocol::TCP);
+            let pseudo = match (flow.src(), flow.dst()) {
+                (IpAddr::V4(src), IpAddr::V4(dst)) => checksum::pseudo4(src, dst, tcp, segment.len() as u16),
+                (IpAddr::V6(src), IpAddr::V6(dst)) => checksum::pseudo6(src, dst, tcp, segment.len() as u32),
+                other => panic!("{other:?}"),
+            };
+            assert!(checksum::Transport::Tcp.verify(segment, pseudo));
+            (flow, layers.tcp(frame).unwrap().flags())
+        };
+        for ipv6 in [false, true] {
+            let frames = |content| {
+                let spec = FrameSpec { size: 80, flows: 3, ipv6, content, ..FrameSpec::default() };
+                fill(&spec.build().unwrap(), &pool, 3)
+            };
+            let data = frames(Content::TcpData);
+            for ((syn, syn_ack), data) in frames(Content::TcpSyn).iter().zip(frames(Content::TcpSynAck)).zip(data) {
+                let ((syn, of_syn), (reply, of_reply)) = (tuple(syn), tuple(&syn_ack));
+                assert_eq!((syn.src(), syn.src_port()), (reply.dst(), reply.dst_port()));
+                assert_eq!((syn.dst(), syn.dst_port()), (reply.src(), reply.src_port()));
+                assert_eq!((of_syn, of_reply), (flags::SYN, flags::SYN | flags::ACK));
+                assert_eq!(tuple(&data), (syn, flags::PSH | flags::ACK));
+            }
+        }
+    }
+
+    #[test]
     fn impossible_sizes_are_refused() {
         let spec = FrameSpec { size: 61, ipv6: true, ..FrameSpec::default() };
         assert_eq!(spec.build().unwrap_err(), "frames of 61 bytes are not possible, only 62 to 9216");
+        let spec = FrameSpec { size: 73, ipv6: true, content: Content::TcpSyn, ..FrameSpec::default() };
+        assert_eq!(spec.build().unwrap_err(), "frames of 73 bytes are not possible, only 74 to 9216");
         assert!(FrameSpec { size: 9217, ..FrameSpec::default() }.build().is_err());
         assert!(FrameSpec { flows: 0, ..FrameSpec::default() }.build().is_err());
         let error = FrameSpec { flows: 4_000_000, size: 9216, ..FrameSpec::default() }.build().unwrap_err();
