@@ -1,14 +1,28 @@
 //! Jobs: functions that the control thread sends to workers.
 
+use std::any::{Any, TypeId, type_name};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use thiserror::Error;
 
 use crate::context::Context;
 use crate::mailbox::Mailbox;
+use crate::stage::Stage;
+
+/// The stages of a worker, for jobs that do not know their type.
+pub(crate) trait Stages {
+    /// Returns the stage of this type ([`Stage::find_stage`]).
+    fn find(&mut self, stage: TypeId) -> Option<&mut dyn Any>;
+}
+
+impl<S: Stage + 'static> Stages for S {
+    fn find(&mut self, stage: TypeId) -> Option<&mut dyn Any> {
+        self.find_stage(stage)
+    }
+}
 
 /// A job in the mailbox of a worker.
-pub(crate) type MailboxJob = Box<dyn FnOnce(&mut Context<'_>) + Send>;
+pub(crate) type MailboxJob = Box<dyn FnOnce(&mut dyn Stages, &mut Context<'_>) + Send>;
 
 /// Reason why a job has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -22,13 +36,21 @@ pub enum JobError {
     /// The worker has ended, by a panic or because the program stops, before the job had a result.
     #[error("worker {0} has ended")]
     Ended(usize),
+    /// The worker has no stage of the type that the job needs.
+    #[error("worker {worker} has no stage of the type {stage}")]
+    NoStage {
+        /// Index of the worker.
+        worker: usize,
+        /// Name of the type.
+        stage: &'static str,
+    },
 }
 
 /// A job that a worker runs or has run. Without this value, the job runs and its result is lost.
 #[derive(Debug)]
 pub struct WorkerJob<T> {
     worker: usize,
-    result: Option<Receiver<T>>,
+    result: Option<Receiver<Result<T, JobError>>>,
 }
 
 impl<T> WorkerJob<T> {
@@ -36,10 +58,11 @@ impl<T> WorkerJob<T> {
     /// application asks in [`Control::tick`](crate::Control::tick).
     ///
     /// # Errors
-    /// [`JobError::Ended`] if the worker has ended before the end of the job.
+    /// [`JobError::Ended`] if the worker has ended before the end of the job. [`JobError::NoStage`] if it has no stage
+    /// of the type that the job needs.
     pub fn try_take(&mut self) -> Option<Result<T, JobError>> {
         let outcome = match self.result.as_ref()?.try_recv() {
-            Ok(result) => Ok(result),
+            Ok(result) => result,
             Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Disconnected) => Err(JobError::Ended(self.worker)),
         };
@@ -83,12 +106,12 @@ impl<T> WorkerJobs<T> {
 pub(crate) fn give<T: Send + 'static>(
     mailbox: &Mailbox,
     worker: usize,
-    job: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
+    job: impl FnOnce(&mut dyn Stages, &mut Context<'_>) -> Result<T, JobError> + Send + 'static,
 ) -> Result<WorkerJob<T>, JobError> {
     let (sender, result) = sync_channel(1);
-    let job: MailboxJob = Box::new(move |context| {
+    let job: MailboxJob = Box::new(move |stages, context| {
         // The control thread may have given the handle up. There is room for the only result.
-        let _ = sender.try_send(job(context));
+        let _ = sender.try_send(job(stages, context));
     });
     mailbox.jobs.push(job).map_err(|_| JobError::Full(worker))?;
     mailbox.notifier.notify();
@@ -98,4 +121,10 @@ pub(crate) fn give<T: Send + 'static>(
         return Err(JobError::Ended(worker));
     }
     Ok(WorkerJob { worker, result: Some(result) })
+}
+
+/// Returns the stage of the type `S` of a worker.
+pub(crate) fn stage_of<S: 'static>(stages: &mut dyn Stages, worker: usize) -> Result<&mut S, JobError> {
+    let found = stages.find(TypeId::of::<S>()).and_then(|stage| stage.downcast_mut());
+    found.ok_or(JobError::NoStage { worker, stage: type_name::<S>() })
 }

@@ -1,5 +1,6 @@
 //! The stages of a packet application.
 
+use std::any::{Any, TypeId};
 use std::time::Duration;
 
 use wirepath_packet::Batch;
@@ -95,6 +96,15 @@ pub trait Stage: Send {
         }
     }
 
+    /// Returns the stage of a type for [`ControlPlane::run_on_stage`](crate::ControlPlane::run_on_stage): this stage,
+    /// or one that it contains. A stage that contains others defines this method, and asks each of them after itself.
+    fn find_stage(&mut self, stage: TypeId) -> Option<&mut dyn Any>
+    where
+        Self: Sized + 'static,
+    {
+        if stage == TypeId::of::<Self>() { Some(self) } else { None }
+    }
+
     /// Name of the stage in displays; the default is the name of its type, or of the function that made a closure.
     /// It is empty for a stage that consists of others and names the end of each by [`Context::end_part`].
     fn name(&self) -> &'static str {
@@ -141,6 +151,21 @@ macro_rules! chains {
 
             fn run_timers(&mut self, timers: &mut StageTimers, context: &mut Context<'_>) {
                 $(self.$index.run_timers(timers, context);)*
+            }
+
+            fn find_stage(&mut self, stage: TypeId) -> Option<&mut dyn Any>
+            where
+                Self: Sized + 'static,
+            {
+                if stage == TypeId::of::<Self>() {
+                    return Some(self);
+                }
+                $(
+                    if let Some(found) = self.$index.find_stage(stage) {
+                        return Some(found);
+                    }
+                )*
+                None
             }
 
             fn name(&self) -> &'static str {

@@ -74,7 +74,7 @@ pub(crate) struct Worker<S> {
     pub(crate) next_timer: u64,
 }
 
-impl<S: Stage> Worker<S> {
+impl<S: Stage + 'static> Worker<S> {
     /// Runs until the phase is `Exit`. A panic of a stage ends the worker, not the program, and its message
     /// is returned.
     pub(crate) fn run(&mut self) -> Result<(), String> {
@@ -218,7 +218,9 @@ impl<S: Stage> Worker<S> {
         self.state.in_port = None;
         let mailboxes = Arc::clone(&self.state.mailboxes);
         while let Some(job) = mailboxes[self.state.index].jobs.pop() {
-            job(&mut Context { state: &mut self.state, guard: self.reader.guard() });
+            job(&mut self.stage, &mut Context { state: &mut self.state, guard: self.reader.guard() });
+            // The job may have changed the interval of a timer.
+            self.next_timer = 0;
         }
         if !self.state.tap.refresh() {
             self.state.mailboxes[self.state.index].notifier.notify();

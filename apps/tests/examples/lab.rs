@@ -19,7 +19,7 @@ pub(crate) struct Lab<S> {
     pool: Pool,
 }
 
-impl<S: Stage> Lab<S> {
+impl<S: Stage + 'static> Lab<S> {
     pub(crate) fn new(domain: &Domain, stage: S) -> Self {
         let pool = Pool::new("test", 1024).unwrap();
         let port = |id, name| PortInfo::simulated(id, name, None, 1500, &pool);

@@ -1,5 +1,6 @@
 //! The stage that applies flow rules before and after the stages of a program.
 
+use std::any::{Any, TypeId};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -198,6 +199,13 @@ impl<S: Stage> Stage for RuleStage<S> {
         context.state.collect_egress = true;
         self.stage.run_timers(timers, context);
         self.end_hook(context);
+    }
+
+    fn find_stage(&mut self, stage: TypeId) -> Option<&mut dyn Any>
+    where
+        Self: Sized + 'static,
+    {
+        if stage == TypeId::of::<Self>() { Some(self) } else { self.stage.find_stage(stage) }
     }
 
     fn name(&self) -> &'static str {

@@ -18,12 +18,13 @@ use crate::clock;
 use crate::context::{Context, WorkerCounters};
 use crate::counter::{CounterId, CounterValues};
 use crate::events::{ControlQueues, Learn, Punt};
-use crate::job::{self, JobError, WorkerJob, WorkerJobs};
+use crate::job::{self, JobError, Stages, WorkerJob, WorkerJobs};
 use crate::mailbox::Mailbox;
 use crate::measure::MeasurementControl;
 use crate::observe::{CaptureReader, CaptureSpec, ObserveError, Tap, TraceReader, TraceSpec};
 use crate::registry::{Change, Changed, Command, CommandSpec, ObjectSpec, Page, PendingChange, TableSpec};
 use crate::rules::offload::{Devices, RingCounters};
+use crate::stage::Stage;
 
 /// The application's part of the control thread. The control thread calls the methods one at a time. Every
 /// method has a default, so that `&mut ()` serves programs that need no control.
@@ -390,8 +391,47 @@ impl ControlPlane {
         worker: usize,
         job: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
     ) -> Result<WorkerJob<T>, JobError> {
+        job::give(self.worker_mailbox(worker)?, worker, |_, context| Ok(job(context)))
+    }
+
+    fn worker_mailbox(&self, worker: usize) -> Result<&Mailbox, JobError> {
         let mailbox = self.mailboxes.get(worker).filter(|_| worker < self.workers.len());
-        job::give(mailbox.ok_or(JobError::NoWorker(worker))?, worker, job)
+        mailbox.ok_or(JobError::NoWorker(worker))
+    }
+
+    /// Does the same as [`Self::run_on_worker`] for a job that also needs the worker's stage of the type `S`. The stage
+    /// may stand in a tuple of stages or between flow rules. Of several stages of one type it is the first.
+    ///
+    /// ```no_run
+    /// # use wirepath_packet::Batch;
+    /// # use wirepath_pipeline::{Context, ControlPlane, JobError, Stage, WorkerJob};
+    /// struct Count(u64);
+    ///
+    /// impl Stage for Count {
+    ///     fn process(&mut self, _: &mut Context<'_>, batch: &mut Batch) {
+    ///         self.0 += batch.len() as u64;
+    ///     }
+    /// }
+    ///
+    /// # fn example(plane: &mut ControlPlane) -> Result<(), JobError> {
+    /// // Takes the count of worker 0; the stage begins again from zero.
+    /// let job = plane.run_on_stage(0, |count: &mut Count, _| std::mem::take(&mut count.0))?;
+    /// # let _: WorkerJob<u64> = job;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::run_on_worker`]. The handle returns [`JobError::NoStage`] if the worker has no stage of this type.
+    pub fn run_on_stage<S: Stage + 'static, T: Send + 'static>(
+        &self,
+        worker: usize,
+        job: impl FnOnce(&mut S, &mut Context<'_>) -> T + Send + 'static,
+    ) -> Result<WorkerJob<T>, JobError> {
+        let with_stage = move |stages: &mut dyn Stages, context: &mut Context<'_>| {
+            job::stage_of(stages, worker).map(|stage| job(stage, context))
+        };
+        job::give(self.worker_mailbox(worker)?, worker, with_stage)
     }
 
     /// Makes every worker run a clone of `job`, as [`Self::run_on_worker`] does. A worker that refuses it has the error

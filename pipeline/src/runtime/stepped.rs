@@ -58,7 +58,7 @@ impl PortInfo {
     }
 }
 
-impl<S: Stage> SteppedRuntime<S> {
+impl<S: Stage + 'static> SteppedRuntime<S> {
     /// Creates a pipeline at time 0. `domain` is the epoch domain of the tables that the stage reads.
     pub fn new(ports: Vec<PortInfo>, domain: &Domain, stage: S) -> Result<Self, RuntimeError> {
         let system = |e: rustix::io::Errno| RuntimeError::System { what: "cannot make an eventfd", source: e.into() };
@@ -142,7 +142,7 @@ impl<S: Stage> SteppedRuntime<S> {
         self.state.in_port = None;
         let mailboxes = Arc::clone(&self.state.mailboxes);
         while let Some(job) = mailboxes[self.state.index].jobs.pop() {
-            job(&mut Context { state: &mut self.state, guard: self.reader.guard() });
+            job(&mut self.stage, &mut Context { state: &mut self.state, guard: self.reader.guard() });
         }
         self.state.flush();
     }

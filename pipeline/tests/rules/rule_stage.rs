@@ -34,7 +34,7 @@ fn bench_of(to_kernel: KernelPunt, inner: Inner) -> Bench<RuleStage<Inner>> {
     bench_with(to_kernel, |_| inner)
 }
 
-fn bench_with<S: Stage>(to_kernel: KernelPunt, inner: impl FnOnce(&Pool) -> S) -> Bench<RuleStage<S>> {
+fn bench_with<S: Stage + 'static>(to_kernel: KernelPunt, inner: impl FnOnce(&Pool) -> S) -> Bench<RuleStage<S>> {
     let (domain, pool) = (Domain::new(), Pool::new("test", 512).unwrap());
     let ports: Vec<PortInfo> = (0..3)
         .map(|id| {
@@ -81,7 +81,7 @@ impl wirepath_pipeline::Control for Kernel {
     }
 }
 
-impl<S: Stage> Bench<S> {
+impl<S: Stage + 'static> Bench<S> {
     fn set(&mut self, texts: &[&str]) {
         let Self { stepped, rules, .. } = self;
         stepped.with_plane(|plane| rules.replace(plane, &list(texts)).unwrap());

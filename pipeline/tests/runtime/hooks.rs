@@ -164,6 +164,70 @@ fn jobs_send_drop_and_count_on_their_worker() {
     assert_eq!(pool.outstanding(), 0);
 }
 
+/// Counts batches; its timer runs at an interval that a job sets.
+#[derive(Default)]
+struct Counting {
+    batches: u64,
+    interval: Option<Duration>,
+    timers: u64,
+}
+
+impl Stage for Counting {
+    fn process(&mut self, _: &mut Context<'_>, _: &mut Batch) {
+        self.batches += 1;
+    }
+
+    fn timer_interval(&self) -> Option<Duration> {
+        self.interval
+    }
+
+    fn timer(&mut self, _: &mut Context<'_>) {
+        self.timers += 1;
+    }
+}
+
+#[test]
+fn jobs_see_a_stage_of_a_tuple_and_the_context() {
+    let pool = Pool::new("test", 2048).unwrap();
+    let (runtime, mut a, _b) = cables("stage jobs", 2, &pool);
+    let mut running = runtime.start(|_| (Counting::default(), cross)).unwrap();
+    assert!(a.send_bytes(&frame(1)));
+    wait_until(|| running.snapshot().ports[1].2.iter().any(|queue| queue.packets > 0));
+    let take = |plane: &ControlPlane, worker| {
+        let mut job = plane
+            .run_on_stage(worker, |stage: &mut Counting, context| {
+                stage.interval = Some(Duration::from_millis(1));
+                (context.worker(), stage.batches, stage.timers)
+            })
+            .unwrap();
+        let mut result = None;
+        wait_until(|| {
+            result = job.try_take();
+            result.is_some()
+        });
+        result.unwrap().unwrap()
+    };
+    let plane = running.plane();
+    let (first, second) = (take(plane, 0), take(plane, 1));
+    assert_eq!((first.0, second.0, first.1 + second.1), (0, 1, 1));
+    wait_until(|| take(plane, 1).2 > 0);
+
+    struct Other;
+    impl Stage for Other {
+        fn process(&mut self, _: &mut Context<'_>, _: &mut Batch) {}
+    }
+    let mut job = plane.run_on_stage(1, |_: &mut Other, _| ()).unwrap();
+    let mut result = None;
+    wait_until(|| {
+        result = job.try_take();
+        result.is_some()
+    });
+    let error = result.unwrap().unwrap_err();
+    assert!(matches!(error, JobError::NoStage { worker: 1, stage } if stage.ends_with("Other")), "{error}");
+    assert_eq!(plane.run_on_stage(2, |_: &mut Counting, _| ()).unwrap_err(), JobError::NoWorker(2));
+    assert_eq!(stop(running).balance().in_flight(), 0);
+}
+
 #[test]
 fn a_worker_that_is_busy_or_gone_refuses_jobs() {
     let pool = Pool::new("test", 2048).unwrap();
