@@ -12,19 +12,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::Parser as _;
-use serde_json::{Value, json};
-use wirepath::cli::{self, Failure};
-use wirepath::control_socket::{ControlSettings, ControlSocket};
-use wirepath_packet::{Batch, drops::DropReason};
-use wirepath_pipeline::epoch::{Domain, Shared};
-use wirepath_pipeline::registry::{Argument, ArgumentKind, Command, CommandSpec, Unit};
-use wirepath_pipeline::{Context, Control, ControlPlane, CounterId, RunOptions, Runtime, RuntimeConfig, Summary};
-use wirepath_settings::Source;
-use wirepath_wire::L4Type;
+use wirepath::pipeline::Summary;
+use wirepath::prelude::*;
 
 const GENERATED: &str = "[[port]]\nname = 'generator'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\nflows = 100\n";
 
@@ -39,12 +29,6 @@ static COMMANDS: [&CommandSpec; 3] = [
 struct Blocklist {
     ports: BTreeSet<u16>,
     shared: Arc<Shared<BTreeSet<u16>>>,
-}
-
-impl Blocklist {
-    fn new(domain: &Domain) -> Self {
-        Self { ports: BTreeSet::new(), shared: Arc::new(Shared::new(domain, BTreeSet::new())) }
-    }
 }
 
 impl Control for Blocklist {
@@ -68,64 +52,42 @@ impl Control for Blocklist {
     }
 }
 
-/// Runs the application until the flag is set or the time is over.
-pub(crate) fn run(source: &Source, duration: Option<Duration>, stop: Arc<AtomicBool>) -> Result<Summary, Failure> {
-    let blocked = DropReason::register("blocked_port", "the destination port is blocked").map_err(Failure::failed)?;
-    let returned = CounterId::register("datagrams_returned", Unit::Packets, "Datagrams returned to their senders")
-        .map_err(Failure::failed)?;
-    let document = source.parse()?;
-    let ports = RuntimeConfig::ports_from_settings(&document.settings())?;
-    let config = RuntimeConfig::from_settings(&document.settings())?;
-    let settings = ControlSettings::read(&document.settings())?;
-    let mut runtime = Runtime::open(ports, config)?;
-    if let Some(socket) = ControlSocket::open(&settings, "blocklist", None)? {
-        runtime.set_management(Box::new(socket));
-    }
-
-    let mut control = Blocklist::new(runtime.domain());
-    let stage = |_: &_| {
-        let ports = Arc::clone(&control.shared);
-        move |context: &mut Context<'_>, batch: &mut Batch| {
-            let ports = ports.read(context.guard());
-            context.parse_each(batch, |context, mut packet, headers| {
-                let layers = headers.outer();
-                let udp = layers.udp(packet.data()).filter(|_| layers.l4_type() == L4Type::Udp);
-                let Some(udp) = udp else {
-                    context.drop(packet, DropReason::RuleDrop);
-                    return None;
-                };
-                if ports.contains(&udp.dst_port()) {
-                    context.drop(packet, blocked);
-                    return None;
-                }
-                context.count(returned, 1);
-                packet.set_out_port(packet.in_port());
-                Some(packet)
-            });
-        }
-    };
-    let options = RunOptions { duration, stop: Some(stop), ..RunOptions::default() };
-    // The stages keep the shared set, so the control can be lent to the run.
-    let mut running = runtime.start(stage)?;
-    running.run(&mut control, &options);
-    Ok(running.stop(&mut control))
-}
-
-#[derive(clap::Parser)]
-struct Arguments {
-    #[arg(long)]
-    config: Option<PathBuf>,
-    #[arg(long)]
-    seconds: Option<u64>,
+/// Runs the application on the ports of its configuration.
+pub(crate) fn run(app: App) -> Result<Option<Summary>, Failure> {
+    app.run(|runtime, ()| {
+        let blocked = DropReason::register("blocked_port", "the destination port is blocked")?;
+        let about = "Datagrams returned to their senders";
+        let returned = CounterId::register("datagrams_returned", Unit::Packets, about)?;
+        let shared = runtime.share(BTreeSet::new());
+        let control = Blocklist { ports: BTreeSet::new(), shared: Arc::clone(&shared) };
+        let make = move |_: &WorkerInfo| {
+            let shared = Arc::clone(&shared);
+            move |context: &mut Context<'_>, batch: &mut Batch| {
+                let ports = shared.read(context.guard());
+                context.parse_each(batch, |context, mut packet, headers| {
+                    let layers = headers.outer();
+                    let udp = layers.udp(packet.data()).filter(|_| layers.l4_type() == L4Type::Udp);
+                    let Some(udp) = udp else {
+                        context.drop(packet, DropReason::RuleDrop);
+                        return None;
+                    };
+                    if ports.contains(&udp.dst_port()) {
+                        context.drop(packet, blocked);
+                        return None;
+                    }
+                    context.count(returned, 1);
+                    packet.set_out_port(packet.in_port());
+                    Some(packet)
+                });
+            }
+        };
+        Ok((make, control))
+    })
 }
 
 fn main() -> ExitCode {
-    cli::main(|| {
-        let arguments = Arguments::parse();
-        let generated = || Ok(Source::new("generated traffic", GENERATED));
-        let source = arguments.config.as_deref().map_or_else(generated, Source::load)?;
-        let stop = cli::Stop::on_signals()?.flag();
-        let summary = run(&source, arguments.seconds.map(Duration::from_secs), stop)?;
-        cli::print_summary(&summary, "", false)
+    wirepath::main(|| {
+        let about = "Returns UDP datagrams to their senders, except those to blocked ports.";
+        run(App::from_args("blocklist", about, GENERATED)?)
     })
 }

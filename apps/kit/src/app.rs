@@ -1,9 +1,12 @@
 //! A packet program from its arguments to its summary.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
+use serde_json::Value;
 use wirepath_pipeline::{Control, ControlPlane, Rates, RunOptions, Runtime, Stage, Summary, WorkerInfo};
 use wirepath_pmd::port::{PortEvent, PortId};
 use wirepath_settings::Source;
@@ -49,6 +52,37 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// stages between the flow rules of the configuration. It shows rates on a terminal, carries out reloads, reports to
 /// systemd, stops on signals, and prints the summary.
 ///
+/// [`Self::with_stop`] and [`Self::without_output`] run it inside another program, such as a test:
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// use wirepath::prelude::*;
+///
+/// const PORT: &str = "[[port]]\nname = 'a'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\ncount = 100\n\
+///     [control]\nsocket = 'off'\n";
+///
+/// let stop = Arc::new(AtomicBool::new(false));
+/// let flag = Arc::clone(&stop);
+/// let program = std::thread::spawn(move || {
+///     let app = App::<()>::start("reflect", &AppArguments::default(), PORT)?.with_stop(flag).without_output();
+///     app.run_stages(|_worker| |context: &mut Context<'_>, batch: &mut Batch| {
+///         if let Some(port) = context.in_port() {
+///             context.send_batch(port, batch);
+///         }
+///     })
+/// });
+/// # std::thread::sleep(std::time::Duration::from_millis(100));
+/// // ... here a test sends packets, gives commands and reads tables ...
+/// stop.store(true, Ordering::Relaxed);
+/// let summary = program.join().unwrap()?.expect("a run, not --check");
+/// assert_eq!((summary.rx().packets, summary.tx().packets), (100, 100));
+/// assert_eq!(summary.balance().in_flight(), 0);
+/// assert!(summary.drops().is_empty());
+/// # Ok::<(), Failure>(())
+/// ```
+///
 /// `T` are the program's own tables of the configuration.
 #[derive(Debug)]
 pub struct App<T = ()> {
@@ -58,6 +92,10 @@ pub struct App<T = ()> {
     pub own: T,
     name: &'static str,
     arguments: AppArguments,
+    /// Flag that ends the run instead of signals.
+    stop: Option<Arc<AtomicBool>>,
+    /// If false, nothing is printed on standard output.
+    prints: bool,
 }
 
 impl<T: AppSettings> App<T> {
@@ -89,30 +127,51 @@ impl<T: AppSettings> App<T> {
             None => Config::parse_with(&Source::new("demonstration", demonstration))?,
         };
         arguments.common.configure_log(&config.log);
-        Ok(Self { config, own, name, arguments: arguments.clone() })
+        Ok(Self { config, own, name, arguments: arguments.clone(), stop: None, prints: true })
+    }
+
+    /// Ends the run within about ten milliseconds of the flag being set. The run then does not handle SIGINT and
+    /// SIGTERM.
+    #[must_use]
+    pub fn with_stop(self, stop: Arc<AtomicBool>) -> Self {
+        Self { stop: Some(stop), ..self }
+    }
+
+    /// Prints neither rates nor the summary on standard output. The log still goes to standard error.
+    #[must_use]
+    pub fn without_output(self) -> Self {
+        Self { prints: false, ..self }
     }
 
     /// Returns whether rates and notes may be shown on standard output.
     fn is_live(&self) -> bool {
-        !self.arguments.common.json && !self.arguments.common.quiet
+        self.prints && !self.arguments.common.json && !self.arguments.common.quiet
     }
 
     /// Runs the program with stages alone. `make` is called once for each worker.
     ///
     /// # Errors
     /// As [`Self::run`].
-    pub fn run_stages<S: Stage + 'static>(self, make: impl FnMut(&WorkerInfo) -> S) -> Result<(), Failure> {
+    pub fn run_stages<S: Stage + 'static>(
+        self,
+        make: impl FnMut(&WorkerInfo) -> S,
+    ) -> Result<Option<Summary>, Failure> {
         self.run(|_, _| Ok((make, ())))
     }
 
-    /// Runs the program until a signal, `--seconds`, or [`ControlPlane::stop`] ends it. With `--check`, it only
-    /// reports whether the program could start. `build` makes the stages of each worker and the control from the
-    /// opened ports and the program's own tables.
+    /// Runs the program until a signal, `--seconds`, the flag of [`Self::with_stop`] or [`ControlPlane::stop`] ends it.
+    /// `build` makes the stages of each worker and the control from the opened ports and the program's own tables.
+    ///
+    /// Returns the summary that it has printed: ports, workers, drops, counters and the balance of all packets. With
+    /// `--check` it only reports whether the program could start, and returns `None`.
     ///
     /// # Errors
     /// If the ports or the control socket cannot be opened, the rules cannot be carried out, or a port or worker
     /// failed.
-    pub fn run<S, C, M>(self, build: impl FnOnce(&mut Runtime, &mut T) -> Built<M, C>) -> Result<(), Failure>
+    pub fn run<S, C, M>(
+        self,
+        build: impl FnOnce(&mut Runtime, &mut T) -> Built<M, C>,
+    ) -> Result<Option<Summary>, Failure>
     where
         S: Stage + 'static,
         C: Control,
@@ -132,7 +191,7 @@ impl<T: AppSettings> App<T> {
         build: impl FnOnce(&mut Runtime, &mut T) -> Built<M, C>,
         tables: &'static [&'static str],
         apply: impl FnMut(&mut C, T, &mut ControlPlane) + 'static,
-    ) -> Result<(), Failure>
+    ) -> Result<Option<Summary>, Failure>
     where
         S: Stage + 'static,
         C: Control,
@@ -145,19 +204,19 @@ impl<T: AppSettings> App<T> {
         mut self,
         build: impl FnOnce(&mut Runtime, &mut T) -> Built<M, C>,
         changes: Option<OwnChanges<C, T>>,
-    ) -> Result<(), Failure>
+    ) -> Result<Option<Summary>, Failure>
     where
         S: Stage + 'static,
         C: Control,
         M: FnMut(&WorkerInfo) -> S,
     {
         if let Some(scope) = self.arguments.run.check {
-            return self.check(scope);
+            return self.check(scope).map(|()| None);
         }
         let (live, demonstration) = (self.is_live(), self.config.path().is_none());
         let options = RunOptions {
             duration: self.arguments.run.seconds.or(demonstration.then_some(DEMONSTRATION)),
-            stop: Some(Stop::on_signals()?.flag()),
+            stop: Some(self.stop.take().map_or_else(|| Stop::on_signals().map(|stop| stop.flag()), Ok)?),
             report_every: (live && cli::can_redraw()).then_some(REPORT_EVERY),
         };
         let (source, path) = (self.config.source().clone(), self.config.path().map(ToOwned::to_owned));
@@ -174,7 +233,12 @@ impl<T: AppSettings> App<T> {
         let control =
             AppControl { control, live, service: Service::new(), common: self.arguments.common.clone(), changes };
         let (summary, report) = rules::run(runtime, rules, make, control, (&source, path.as_deref()), &options)?;
-        finish(&summary, &report, self.arguments.common.json)
+        if self.prints {
+            let figures = summary.app.as_ref().map(app_figures).unwrap_or_default();
+            cli::print_summary(&summary, report + &figures, self.arguments.common.json)?;
+        }
+        // Failures of the run are the program's.
+        if summary.failures.is_empty() { Ok(Some(summary)) } else { Err(Failure::failed(summary.failures.join("; "))) }
     }
 
     /// Reports what a start would refuse.
@@ -193,10 +257,10 @@ impl<T: AppSettings> App<T> {
     }
 }
 
-/// Prints the summary of a run. Failures of the run are the program's.
-fn finish(summary: &Summary, report: &str, json: bool) -> Result<(), Failure> {
-    cli::print_summary(summary, report, json)?;
-    if summary.failures.is_empty() { Ok(()) } else { Err(Failure::failed(summary.failures.join("; "))) }
+/// Returns the numbers and words of [`Control::summary`] as text, one on each line. `--json` has all of it.
+fn app_figures(app: &Value) -> String {
+    let figures = app.as_object().into_iter().flatten().filter(|(_, value)| !value.is_object() && !value.is_array());
+    figures.map(|(name, value)| format!("  {name}: {value}\n")).collect()
 }
 
 /// Changes of the program's own tables while it runs.

@@ -52,7 +52,7 @@ rewrite_mac = true
 /// If the configuration has mistakes, ports or the control socket cannot be opened, or the rules cannot be carried out.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let app = App::<Mode>::start("l2fwd", &arguments.app, DEMONSTRATION)?;
-    match app.own {
+    let done = match app.own {
         Mode::Pairs { ref peers, rewrite_mac } => {
             let peers = peers.clone();
             app.run(move |runtime, _| {
@@ -65,5 +65,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             let (bridge, control) = Bridge::new(runtime.domain(), runtime.ports(), ageing);
             Ok((move |_: &_| bridge.clone(), control))
         }),
-    }
+    };
+    done.map(|_summary| ())
 }

@@ -10,8 +10,9 @@ use std::thread::JoinHandle;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use wirepath::cli::{Common, RunArguments};
+use wirepath::{App, AppArguments};
 use wirepath_pipeline::Summary;
-use wirepath_settings::Source;
 use wirepath_testlab::{Requirement, eventually, require};
 
 use crate::running::WAIT_LIMIT;
@@ -42,12 +43,13 @@ impl Application {
              [control]\nsocket = 'a.sock'\n{control}"
         );
         std::fs::write(folder.path().join("a.toml"), text).unwrap();
-        let source = Source::load(&folder.path().join("a.toml")).unwrap();
+        let run = RunArguments { config: Some(folder.path().join("a.toml")), ..RunArguments::default() };
+        let arguments = AppArguments { run, common: Common::default() };
         let stop = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || match blocklist::run(&source, None, flag) {
-            Ok(summary) => summary,
-            Err(error) => panic!("{error}"),
+        let thread = std::thread::spawn(move || {
+            let app = App::start("blocklist", &arguments, "").unwrap().with_stop(flag).without_output();
+            blocklist::run(app).unwrap().expect("a run")
         });
         let it = Self { folder, stop, thread: Some(thread) };
         assert!(eventually(WAIT_LIMIT, || it.path("a.sock").exists()), "it listens");

@@ -60,14 +60,15 @@ use tracing::level_filters::LevelFilter;
 
 use log::{Format, Levels, LogSettings};
 
-/// Runs a program that forwards: checks the processor, runs `body`, prints its error and returns its exit code.
-/// From here on, SIGHUP does not end the program, and it ends although nobody reads its output.
-pub fn main(body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+/// Runs a program that forwards: checks the processor, runs `body`, prints its error and returns its exit code. A
+/// result such as the summary of [`App::run`](crate::App::run) is not used. From here on, SIGHUP does not end the
+/// program, and it ends although nobody reads its output.
+pub fn main<T>(body: impl FnOnce() -> Result<T, Failure>) -> ExitCode {
     // The order matters: a thread that sees the flag of the service also sees this one.
     hangup_flag();
     service::start();
     outbox::be_impatient();
-    main_unchecked(|| cpu::check().and_then(|()| body()))
+    main_unchecked(|| cpu::check().and_then(|()| body().map(drop)))
 }
 
 /// Runs a tool: like [`main()`], but SIGHUP ends it, it waits for the readers of its output, and the processor is
