@@ -12,7 +12,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use wirepath::prelude::*;
-use wirepath::wire::tuple::entropy;
+use wirepath::wire::entropy;
 
 const DEMONSTRATION: &str = "
 [[port]]
@@ -62,10 +62,7 @@ impl AppSettings for Service {
         if ports.len() != 2 {
             top.record(top.error_in("port", format!("found {}, expected two", ports.len())));
         }
-        let Some(table) = top.table("balancer")? else {
-            return Err(top.error_in("balancer", "missing, expected the table [balancer]"));
-        };
-        table.complete(|table| {
+        top.required_table("balancer")?.complete(|table| {
             let address = table.required_parsed("address", "an IPv4 address");
             let port = table.required_integer("port", 1..=65_535);
             let backends = table.each("backend", |backend| {
@@ -140,7 +137,7 @@ fn main() -> ExitCode {
     wirepath::main(|| {
         let app = App::<Service>::from_args("balancer", "Distributes flows among backends.", DEMONSTRATION)?;
         let build = |runtime: &mut Runtime, service: &mut Service| {
-            let shared = Balancer(Arc::new(Shared::new(runtime.domain(), service.clone())));
+            let shared = Balancer(runtime.share(service.clone()));
             let stage = shared.clone();
             Ok((move |_: &_| stage.clone(), shared))
         };

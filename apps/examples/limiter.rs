@@ -4,12 +4,10 @@
 //! table by a timer; the control thread lists the tables, and a job of each worker clears them:
 //!
 //!     cargo run --release --example limiter -- --seconds 3               # two workers on generated traffic
-//!     cargo run --release --example limiter -- --config my-ports.toml    # `queues = 2`, `[workers] cores`, [limiter]
+//!     cargo run --release --example limiter -- --config my-ports.toml    # `queues = 2`, [workers], [limiter]
 //!     wirepath show sources
 //!     wirepath command reset
 
-#[path = "generated/tcp.rs"]
-mod generated;
 #[path = "limiter/sources.rs"]
 mod sources;
 
@@ -23,9 +21,11 @@ pub(crate) use sources::Sources;
 
 const DEMONSTRATION: &str = "
 port = [
-    { name = 'outside', driver = 'null', queues = 2, null = { source = 'udp4', flows = 100 } },
+    { name = 'outside', driver = 'null', queues = 2, null = { source = 'tcp4_syn', flows = 100 } },
     { name = 'inside', driver = 'null', queues = 2 },
 ]
+[workers]
+count = 2
 [limiter]
 rate = 1000
 ";
@@ -38,9 +38,7 @@ pub(crate) struct Rate(pub(crate) u32);
 
 impl AppSettings for Rate {
     fn read(top: &Settings<'_>, _: &[String]) -> Result<Self, ConfigError> {
-        let missing = || top.error_in("limiter", "missing, expected the table [limiter]");
-        let table = top.table("limiter")?.ok_or_else(missing)?;
-        table.complete(|table| table.required_integer("rate", 1..=1_000_000).map(Self))
+        top.required_table("limiter")?.complete(|table| table.required_integer("rate", 1..=1_000_000).map(Self))
     }
 }
 
@@ -117,29 +115,16 @@ impl Control for LimiterControl {
 
 fn main() -> ExitCode {
     wirepath::main(|| {
-        let mut app = App::<Rate>::from_args("limiter", "Limits the TCP SYNs of each source.", DEMONSTRATION)?;
-        let is_demonstration = app.config.path().is_none();
-        if is_demonstration {
-            // Two workers that are not pinned to cores.
-            app.config.runtime.workers = vec![None; 2];
-        }
-        let workers = app.config.runtime.workers.len();
-        app.run(|_, rate| {
+        let app = App::<Rate>::from_args("limiter", "Limits the TCP SYNs of each source.", DEMONSTRATION)?;
+        app.run(|runtime, rate| {
             let rate = rate.0;
+            let workers = runtime.config().workers.len();
             let tables: Arc<[_]> = (0..workers).map(|_| Arc::new(Sources::new())).collect();
-            let syn_rate =
-                DropReason::register("syn_rate", "the source sends too many SYNs").map_err(Failure::failed)?;
-            let syns = CounterId::register("syns", Unit::Packets, "TCP SYNs over IPv4").map_err(Failure::failed)?;
+            let syn_rate = DropReason::register("syn_rate", "the source sends too many SYNs")?;
+            let syns = CounterId::register("syns", Unit::Packets, "TCP SYNs over IPv4")?;
             let control = LimiterControl(Arc::clone(&tables));
-            let make = move |worker: &WorkerInfo| {
-                let limiter = Limiter { rate, sources: Arc::clone(&tables[worker.index]), syn_rate, syns };
-                let demonstration = move |context: &mut Context<'_>, batch: &mut Batch| {
-                    if is_demonstration {
-                        generated::handshakes(context, batch);
-                    }
-                };
-                (demonstration, limiter)
-            };
+            let make =
+                move |worker: &WorkerInfo| Limiter { rate, sources: Arc::clone(&tables[worker.index]), syn_rate, syns };
             Ok((make, control))
         })
     })

@@ -47,10 +47,7 @@ impl AppSettings for Limits {
         if !ports.len().is_multiple_of(2) {
             top.record(top.error_in("port", format!("found {}, expected an even number", ports.len())));
         }
-        let Some(table) = top.table("policer")? else {
-            return Err(top.error_in("policer", "missing, expected the table [policer]"));
-        };
-        table.complete(|table| {
+        top.required_table("policer")?.complete(|table| {
             // Both keys are read before the first error returns, so that both mistakes are reported.
             let rate = table.required_integer("rate", 1..=1_000_000_000);
             let burst = table.required_integer("burst", 1..=1_000_000);
@@ -81,9 +78,9 @@ pub(crate) struct Policer {
 impl Policer {
     /// Creates the stage, its drop reason and its counter.
     pub(crate) fn new(ports: usize, limits: Arc<Shared<Limits>>) -> Result<Self, Failure> {
-        let policed = DropReason::register("policed", "the port exceeds its rate").map_err(Failure::failed)?;
+        let policed = DropReason::register("policed", "the port exceeds its rate")?;
         let about = "Bytes of the packets above the rate";
-        let policed_bytes = CounterId::register("policed_bytes", Unit::Bytes, about).map_err(Failure::failed)?;
+        let policed_bytes = CounterId::register("policed_bytes", Unit::Bytes, about)?;
         // More tokens than any burst: the first update reduces them to the burst.
         let buckets = vec![Bucket { tokens: 1_000_000 * TOKEN, updated: 0 }; ports];
         Ok(Self { limits, policed, policed_bytes, buckets })
@@ -129,7 +126,7 @@ fn main() -> ExitCode {
         let app = App::<Limits>::from_args("policer", about, DEMONSTRATION)?;
         app.run_changeable(
             |runtime, limits| {
-                let limits = Arc::new(Shared::new(runtime.domain(), *limits));
+                let limits = runtime.share(*limits);
                 let policer = Policer::new(runtime.ports().len(), Arc::clone(&limits))?;
                 // A tuple of stages is a stage.
                 Ok((move |_: &_| (policer.clone(), cross), PolicerControl(limits)))

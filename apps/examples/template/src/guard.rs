@@ -32,10 +32,7 @@ impl AppSettings for GuardSettings {
         if ports.len() != 2 {
             top.record(top.error_in("port", format!("found {}, expected two", ports.len())));
         }
-        let Some(table) = top.subtable(&GUARD)? else {
-            return Err(top.error_in("guard", "missing, expected the table [guard]"));
-        };
-        table.complete(|table| {
+        top.required_subtable(&GUARD)?.complete(|table| {
             let udp_ports = table.read(&UDP_PORTS)?;
             Ok(Self {
                 udp_ports: udp_ports.into_iter().map(|port| port.value).collect(),
@@ -55,15 +52,12 @@ pub struct Guard {
 impl Guard {
     /// Creates the stage, and its drop reason in the tables and metrics of operators.
     pub fn new(udp_ports: &[u16]) -> Result<Self, Failure> {
-        let closed = DropReason::register("closed_port", "the guard does not list the UDP port");
+        let closed = DropReason::register("closed_port", "the guard does not list the UDP port")?;
         let mut is_open = vec![false; 1 << 16].into_boxed_slice();
         udp_ports
             .iter()
             .for_each(|port| is_open[usize::from(*port)] = true);
-        Ok(Self {
-            is_open,
-            closed: closed.map_err(Failure::failed)?,
-        })
+        Ok(Self { is_open, closed })
     }
 }
 
