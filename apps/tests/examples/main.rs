@@ -2,6 +2,7 @@
 
 mod balancer;
 mod lab;
+mod latency_probe;
 mod limiter;
 mod policer;
 mod size;
