@@ -253,14 +253,17 @@ const ON_LOSS: Key<WithDefault<Choice<OnLoss>>> = Key::choice(
         (
             "fail-after",
             OnLoss::FailAfter(Duration::ZERO),
-            "waits for `loss_timeout`; then the port has failed, and the program ends with an error",
+            "waits for `loss_timeout`; then the port has failed, the others continue, and the exit code will be 1",
         ),
-        ("exit", OnLoss::Exit, "stops the program at once with an error"),
+        ("exit", OnLoss::Exit, "stops the program at once with exit code 1"),
     ],
 )
 .default_word("wait")
 .needs(&[("fail-after", "loss_timeout = 30")])
-.about("Reaction to the loss of the device, for example of a removed interface.");
+.about(
+    "What follows when the port loses its device, for example because its interface is removed. Until the device is \
+     back, packets for the port are dropped as `device_lost`.",
+);
 const LOSS_TIMEOUT: Key<Integer<u64>> = Key::integer("loss_timeout", 1..=31_536_000)
     .unit("seconds")
     .when("on_loss = \"fail-after\"")
@@ -301,9 +304,9 @@ const CORRUPT: Key<WithDefault<Number>> = Key::number("corrupt", 0.0, 1.0)
 const FULL: Key<WithDefault<Number>> = Key::number("full", 0.0, 1.0)
     .unit("probability")
     .default(0.0)
-    .about("A call begins a time in which the queue accepts nothing.");
+    .about("A call of the transmit queue begins a period in which the queue accepts no packets.");
 const FULL_CALLS: Key<WithDefault<Integer<u32>>> =
-    Key::integer("full_calls", 1..=1_000_000).unit("calls").default(4).about("Length of such a time.");
+    Key::integer("full_calls", 1..=1_000_000).unit("calls").default(4).about("Length of a period that `full` begins.");
 
 static RX_FAULTS: ConfigTable = ConfigTable {
     name: "rx",

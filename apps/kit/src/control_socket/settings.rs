@@ -26,7 +26,7 @@ const CHANGE: Key<WithDefault<Choice<u8>>> = Key::choice(
 .needs(&[("group", "group = \"root\"")])
 .about("Users that may change the program.");
 const METRICS: Key<Parsed<SocketAddr>> =
-    Key::parsed("metrics", "an address and port such as \"127.0.0.1:9400\"").absent("no metrics by HTTP").about(
+    Key::parsed("metrics", "an address and port such as \"127.0.0.1:9464\"").absent("no metrics by HTTP").about(
         "Address of metrics by HTTP, for everyone who reaches it. With port 0 the kernel chooses one, which the log \
          names.",
     );
@@ -37,7 +37,7 @@ pub static CONTROL: ConfigTable = ConfigTable {
     about: "The control socket of the program, and metrics by HTTP.",
     absent: "every key has its default",
     keys: &[&SOCKET, &MODE, &GROUP, &CHANGE, &METRICS],
-    example: "[control]\nmode = 0o660\ngroup = \"root\"\nchange = \"group\"\nmetrics = \"127.0.0.1:9400\"\n",
+    example: "[control]\nmode = 0o660\ngroup = \"root\"\nchange = \"group\"\nmetrics = \"127.0.0.1:9464\"\n",
     ..ConfigTable::EMPTY
 };
 
@@ -171,9 +171,9 @@ mod tests {
         assert_eq!(read("group = '77'\nchange = 'all'").unwrap().change, MayChange::All);
         let off = read("socket = 'off'").unwrap();
         assert_eq!((off.off, off.socket), (true, None));
-        assert_eq!(read("metrics = '[::1]:9400'").unwrap().metrics, Some("[::1]:9400".parse().unwrap()));
+        assert_eq!(read("metrics = '[::1]:9464'").unwrap().metrics, Some("[::1]:9464".parse().unwrap()));
         for (text, why) in [
-            ("metrics = '9400'", "expected an address and port such as \"127.0.0.1:9400\""),
+            ("metrics = '9464'", "expected an address and port such as \"127.0.0.1:9464\""),
             ("socket = ''", "expected the path of a socket"),
             ("mode = 0o1777", "expected an integer from 0 to 511"),
             ("group = 'no-such'", "there is no group \"no-such\" in /etc/group"),

@@ -53,9 +53,11 @@ const ZERO_COPY: Key<WithDefault<Flag>> =
 const FRAGMENTS: Key<WithDefault<Flag>> = Key::flag("fragments")
     .default(true)
     .about("Supports frames of several buffers (XDP fragments) where the kernel does (Linux 6.6).");
-const POOL_AS_UMEM: Key<WithDefault<Flag>> = Key::flag("pool_as_umem")
-    .default(true)
-    .about("Registers the packet memory with the socket. Otherwise frames are copied between it and aligned chunks.");
+const POOL_AS_UMEM: Key<WithDefault<Flag>> = Key::flag("pool_as_umem").default(true).about(
+    "Registers the packet memory with the socket, which saves a copy of each frame. With false, frames are copied \
+         between it and a memory of aligned chunks. Choose false if the driver of the NIC offers zero-copy only with \
+         aligned chunks. A kernel that refuses unaligned ones has the same effect, and the log says so.",
+);
 const FORCE: Key<WithDefault<Flag>> =
     Key::flag("force").default(false).about("Removes an XDP program of another owner from the interface.");
 const BUSY_POLL: Key<WithDefault<Flag>> = Key::flag("busy_poll")
