@@ -224,7 +224,9 @@ impl Change<'_> {
 
     /// The reason why an object without a [`ObjectSpec`] cannot be changed.
     pub fn unknown(&self) -> String {
-        format!("this program has no \"{}\" that can be changed while it runs", self.object)
+        let remedy =
+            if self.object == "rule" { "; an empty table [rules] in its configuration allows rules" } else { "" };
+        format!("this program has no \"{}\" that can be changed while it runs{remedy}", self.object)
     }
 }
 

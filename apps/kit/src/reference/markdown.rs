@@ -11,7 +11,7 @@ pub fn page(reference: &Reference, command: &str) -> String {
     let mut page = format!(
         "# Configuration\n\n\
          This page describes every table and key of a configuration. Do not edit it: this command writes it.\n\n\
-         ```sh\n{command}\n```\n\n\
+         ```bash\n{command}\n```\n\n\
          A configuration is a file in TOML. Unknown keys and wrong values are errors, and one run reports all of \
          them.\n\
          A key that is left out has the value in the column \"Default\", or the meaning that it states.\n\n\
