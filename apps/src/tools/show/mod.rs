@@ -233,8 +233,16 @@ fn cell(value: &Value) -> String {
             Some(real) => format!("{real:.0}"),
             None => number.to_string(),
         },
-        Value::Array(values) => values.iter().map(cell).collect::<Vec<_>>().join(" "),
-        Value::Object(_) => value.to_string(),
+        Value::Array(values) => {
+            let between = if values.iter().any(Value::is_object) { ", " } else { " " };
+            values.iter().map(cell).collect::<Vec<_>>().join(between)
+        }
+        // A port names the object: `lan where=software`.
+        Value::Object(members) => {
+            let rest =
+                members.iter().filter(|(key, _)| *key != "port").map(|(key, value)| format!("{key}={}", cell(value)));
+            members.get("port").map(cell).into_iter().chain(rest).collect::<Vec<_>>().join(" ")
+        }
     }
 }
 
@@ -246,6 +254,14 @@ mod tests {
         let column = |name: &str, kind: &str| json!({ "name": name, "kind": kind });
         let columns = [column("port", "key"), column("state", "attribute"), column("packets", "counter")];
         Layout::of(&json!({ "columns": columns }))
+    }
+
+    #[test]
+    fn objects_are_named_by_their_port() {
+        let ports = json!([{ "port": "lan", "where": "software" }, { "port": "wan", "vlan": 5 }]);
+        assert_eq!(cell(&ports), "lan where=software, wan vlan=5");
+        assert_eq!(cell(&json!(["a", "b"])), "a b");
+        assert_eq!(cell(&json!({ "id": 7 })), "id=7");
     }
 
     #[test]
