@@ -42,7 +42,7 @@ pub(super) fn run(operation: &str, options: &ChangeArguments, json: bool) -> Res
             other => format!("{key}: {other}\n"),
         })
         .collect();
-    print(text)
+    print(if text.is_empty() { "applied\n".to_owned() } else { text })
 }
 
 /// Reads arguments of the form NAME=VALUE.

@@ -35,12 +35,10 @@ const DIRECTION: Key<Choice<&str>> = Key::choice(
 )
 .absent("an error, unless the rule is written as text")
 .about("Packets to which the rule applies.");
-const PRIORITY: Key<Integer<u32>> = Key::integer("priority", 0..=u32::MAX as i64)
-    .same_as("0")
-    .when("direction = \"ingress\"")
-    .about(
-        "The matching rule with the lowest number applies. Among equal numbers, it is the first one of the list. Rules of \
-         ingress and egress do not compete.",
+const PRIORITY: Key<Integer<u32>> =
+    Key::integer("priority", 0..=u32::MAX as i64).same_as("0").when("direction = \"ingress\"").about(
+        "The matching rule with the lowest number applies. Among equal numbers, it is the first one of the list. Rules \
+         of ingress and egress do not compete.",
     );
 const ITEM: Key<Required<Text>> =
     Key::text("item", "name of an item of the rule language").required().about("Header or property to match.");

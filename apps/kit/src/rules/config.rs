@@ -33,7 +33,8 @@ const HARDWARE: Key<WithDefault<Choice<Hardware>>> = Key::choice(
 pub static RULES: ConfigTable = ConfigTable {
     name: "rules",
     about: "Flow rules of a separate file, and where rules run. An empty table allows rules to be added at run time.",
-    absent: "rules can be added at run time only if the configuration has tables [[rule]]; tunnel-gateway allows it always",
+    absent: "rules can be added at run time only if the configuration has tables [[rule]]; tunnel-gateway allows it \
+             always",
     keys: &[&FILE, &HARDWARE],
     example: "[rules]\nhardware = \"off\"\n",
     ..ConfigTable::EMPTY
