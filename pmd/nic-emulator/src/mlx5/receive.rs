@@ -79,6 +79,7 @@ impl<H: Host> Mlx5<H> {
         })
     }
 
+    /// Returns false if a lossless source must offer the frame again. A frame that a rule drops is done with.
     fn receive_frame(&mut self, env: &mut Env<'_>, at: usize, bytes: &[u8], lossless: bool) -> bool {
         match self.steering.receive(at, bytes) {
             RxVerdict::Queue { qp, tag, counter } => {
@@ -90,7 +91,7 @@ impl<H: Host> Mlx5<H> {
             }
             RxVerdict::Drop => {
                 self.ports[at].counters.ruled_out += 1;
-                false
+                lossless
             }
             RxVerdict::Miss => {
                 self.ports[at].counters.no_rule += u64::from(!lossless);
@@ -98,7 +99,7 @@ impl<H: Host> Mlx5<H> {
             }
             RxVerdict::Multiple => {
                 let rx_actions = std::mem::take(&mut self.steering.rx_actions);
-                let mut taken = false;
+                let mut taken = lossless && rx_actions.deliveries.is_empty();
                 for delivery in &rx_actions.deliveries {
                     let Delivery { qp, tag, metadata, .. } = *delivery;
                     taken |= self.deliver_one(env, at, qp, rx_actions.frame(delivery), (tag, metadata), lossless);
