@@ -31,6 +31,15 @@ impl Program {
         Self(Running::start(folder, L2FWD, &format!("{text}{extra}"), "a.sock"))
     }
 
+    /// Starts the program on an emulated NIC that receives datagrams from ports 1024 on to port 9, with port `east` on
+    /// it.
+    pub(crate) fn on_nic(extra: &str) -> Self {
+        let topology = "[[device]]\nkind = 'mlx5'\nname = 'mlx5_0'\n[[device.port]]\nlink = 'generator'\n";
+        let text = "[[port]]\nname = 'east'\ndriver = 'mlx5'\ndevice = 'mlx5_0'\n\
+                    [[port]]\nname = 'west'\ndriver = 'null'\n[control]\nsocket = 'a.sock'\n";
+        Self(Running::start_emulated(L2FWD, topology, &format!("{text}{extra}"), "a.sock"))
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.0.socket()
     }
@@ -55,7 +64,7 @@ impl Program {
 
     /// Asserts that packets flow.
     #[track_caller]
-    fn assert_forwards(&self) {
+    pub(crate) fn assert_forwards(&self) {
         let before = self.received();
         assert!(eventually(WAIT_LIMIT, || self.received() > before + 10_000));
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+use wirepath_nic_emulator::launch;
 use wirepath_testlab::eventually;
 
 /// Generous: other programs may use the processors.
@@ -34,9 +35,24 @@ impl Running {
     /// folder.
     #[track_caller]
     pub(crate) fn start(folder: TempDir, binary: &str, text: &str, socket: &'static str) -> Self {
+        Self::start_command(folder, Command::new(binary), text, socket)
+    }
+
+    /// Starts the program like [`Self::start`], on emulated NICs.
+    #[track_caller]
+    pub(crate) fn start_emulated(binary: &str, topology: &str, text: &str, socket: &'static str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("nics.toml"), topology).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_wirepath"));
+        command.arg("emulate").arg("--topology").arg(folder.path().join("nics.toml")).args(["--", binary]);
+        command.env(launch::PRELOAD, launch::build_library());
+        Self::start_command(folder, command, text, socket)
+    }
+
+    #[track_caller]
+    fn start_command(folder: TempDir, mut command: Command, text: &str, socket: &'static str) -> Self {
         let config = folder.path().join("config.toml");
         std::fs::write(&config, text).unwrap();
-        let mut command = Command::new(binary);
         command.args(["--json", "--config"]).arg(config).stdin(Stdio::null()).stdout(Stdio::piped());
         let child = command.stderr(File::create(folder.path().join("log")).unwrap()).spawn().unwrap();
         let it = Self { folder, child, socket };

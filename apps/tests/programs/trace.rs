@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use wirepath_testlab::{Requirement, require};
+
 use super::capture::{Program, run};
 
 fn trace(program: &Program, arguments: &[&str]) -> Vec<Value> {
@@ -60,6 +62,42 @@ fn the_rule_of_a_dropped_packet_is_named() {
     let summary = program.stop();
     assert!(summary["drops"]["rule_drop"].as_u64().unwrap() >= 10);
     assert_eq!(summary["tx_packets"], 0, "{summary}");
+}
+
+/// The NIC drops some packets by a rule, and marks others for the worker, which traces them.
+#[test]
+fn the_mark_of_a_nic_is_traced() {
+    require!(Requirement::File("/etc/libibverbs.d/mlx5.driver"));
+    let program = Program::on_nic(
+        "[[rule]]\nrule = 'ingress prio 1: port id east / udp src 1024 => count, drop'\n\
+         [[rule]]\nrule = 'ingress prio 2: port id east / udp dst 9 => mark 7, limit 100k pps'\n",
+    );
+    let (_, out, _) = run(&mut program.tool("show", &["rules", "--columns", "id,where"]));
+    assert_eq!(out.split_whitespace().collect::<Vec<_>>(), ["ID", "WHERE", "0", "hardware", "1", "split"]);
+    // Behind the packets that came before the NIC had the rules.
+    program.assert_forwards();
+    let traces = trace(&program, &["-n", "100"]);
+    assert_eq!(traces.len(), 100);
+    for trace in &traces {
+        let text = text(trace);
+        for part in [" of the device\n", "NIC rules: matched rule 1: ingress prio 2: ", "ingress rules: mark 7; "] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("udp 1024 >"), "the NIC has dropped it: {text}");
+        let end = &trace["ends"][0];
+        assert!(end["end"] == "sent" || end["reason"] == "meter_exceeded", "{end}");
+    }
+    let file = program.socket().with_file_name("nic.pcapng");
+    let (code, _, error) = run(program.tool("capture", &["--drops", "-n", "200", "-w"]).arg(&file));
+    assert_eq!(code, Some(0), "{error}");
+    let captured = std::fs::read(&file).unwrap();
+    assert!(String::from_utf8_lossy(&captured).matches("meter_exceeded").count() >= 200, "{error}");
+    let summary = program.stop();
+    let hits = |at: usize| summary["app"]["rules"][at]["packets"].as_u64().unwrap_or_else(|| panic!("{summary}"));
+    assert!(hits(0) > 0 && hits(1) > 0, "{summary}");
+    assert!(summary["ports"][0]["device_drops"]["rule_drop"].as_u64() > Some(0), "{summary}");
+    let drops = summary["drops"].as_object().unwrap();
+    assert!(drops.keys().all(|reason| ["meter_exceeded", "rule_drop"].contains(&reason.as_str())), "{summary}");
 }
 
 #[test]

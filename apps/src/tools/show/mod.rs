@@ -239,8 +239,8 @@ fn cell(value: &Value) -> String {
         }
         // A port names the object: `lan where=software`.
         Value::Object(members) => {
-            let rest =
-                members.iter().filter(|(key, _)| *key != "port").map(|(key, value)| format!("{key}={}", cell(value)));
+            let rest = members.iter().filter(|(key, value)| *key != "port" && !value.is_null());
+            let rest = rest.map(|(key, value)| format!("{key}={}", cell(value)));
             members.get("port").map(cell).into_iter().chain(rest).collect::<Vec<_>>().join(" ")
         }
     }
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn objects_are_named_by_their_port() {
-        let ports = json!([{ "port": "lan", "where": "software" }, { "port": "wan", "vlan": 5 }]);
+        let ports = json!([{ "port": "lan", "where": "software" }, { "port": "wan", "vlan": 5, "why": null }]);
         assert_eq!(cell(&ports), "lan where=software, wan vlan=5");
         assert_eq!(cell(&json!(["a", "b"])), "a b");
         assert_eq!(cell(&json!({ "id": 7 })), "id=7");
