@@ -277,6 +277,8 @@ fn levels_of_the_log_change() {
     assert_eq!(program.wirepath(&["add", "rule", &add(7)]).0, Some(0));
     assert_eq!(program.wirepath(&["log", "info"]).0, Some(0));
     assert_eq!(program.wirepath(&["add", "rule", &add(8)]).0, Some(0));
+    // A thread of its own writes the log, in order.
+    eventually(WAIT_LIMIT, || program.0.log().contains("udp dst 8"));
     let log = program.0.log();
     assert!(!log.contains("udp dst 7") && log.contains("udp dst 8"), "{log}");
     assert!(log.contains("the levels of the log are info,wirepath_pmd=debug now, by uid "), "{log}");

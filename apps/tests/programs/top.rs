@@ -184,7 +184,9 @@ fn top_shows_a_program_and_obeys_keys() {
     terminal.press("q");
     assert_eq!(end(child), Some(0));
     assert!(terminal.has_settings_of_the_start());
-    assert!(terminal.text().contains("\x1b[?1049h") && terminal.text().contains("\x1b[?1049l"));
+    // Another thread reads what the program wrote.
+    let has_both_screens = || ["\x1b[?1049h", "\x1b[?1049l"].iter().all(|it| terminal.text().contains(it));
+    assert!(eventually(WAIT_LIMIT, has_both_screens));
     program.stop();
 }
 

@@ -93,13 +93,13 @@ fn a_timer_wakes_its_worker_and_its_packets_leave() {
             wirepath_pmd::drivers::r#virtual::memory::Endpoint::named(&format!("timer-{name}"), &config).unwrap();
         let (calls, idle) = (Calls::default(), Arc::new(AtomicU64::new(0)));
         let (of_stage, idle_of_stage, own) = (Arc::clone(&calls), Arc::clone(&idle), pool.clone());
+        let begin = Instant::now();
         let running = runtime
             .start(move |_| {
                 let (calls, idle, pool) = (Arc::clone(&of_stage), Arc::clone(&idle_of_stage), own.clone());
                 (Beat { number: 7, interval: Some(Duration::from_millis(2)), calls, idle, pool }, cross)
             })
             .unwrap();
-        let begin = Instant::now();
         let mut received = 0;
         wait_until(|| {
             received += far.receive().map_or(0, |packet| u64::from(number(&packet) == 7));
