@@ -21,15 +21,20 @@ use wirepath_memory::ring::RingSize;
 use super::posted_buffers::PostedBuffers;
 use super::ring::{Consumer, Producer, SharedDescriptor};
 use super::umem_chunks::CHUNK;
+use crate::drivers::kernel::common::namespace::Namespace;
 use wirepath_packet::{METADATA, Packet, STRIDE};
 
 /// `XDP_PKT_CONTD`: the frame continues in the next descriptor.
 pub(super) const CONTINUED: u32 = 1;
 /// Shift of the data offset in an address of unaligned chunks (`XSK_UNALIGNED_BUF_OFFSET_SHIFT`).
 pub(super) const OFFSET_SHIFT: u32 = 48;
-/// Time to wait for a busy queue. The kernel frees a queue in a worker thread, which waits while other tasks
-/// hold the RTNL lock.
+/// Time to wait for a busy queue that another process may use. The kernel frees the queue of a killed process some time
+/// after the end of the process.
 pub(super) const QUEUE_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to wait for a busy queue that this process has released. The kernel frees a queue after an RCU grace period, in
+/// a worker thread that takes the RTNL lock (`xsk_destruct`, `xp_release_deferred`). Both take many seconds on a busy
+/// machine.
+const OWN_RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Length of the shortest frame: an Ethernet header.
 pub(super) const MIN_FRAME: usize = 14;
 /// Mask of the chunk offset in an address of unaligned chunks (`XSK_UNALIGNED_BUF_ADDR_MASK`).
@@ -75,7 +80,56 @@ pub(super) struct Socket {
     free_on_close: Mutex<Vec<(PostedBuffers, Vec<Packet>)>>,
     /// Receive queue of the interface.
     pub(super) queue: u32,
+    /// Place of that queue on the machine; `None` in tests.
+    place: Option<QueuePlace>,
     pub(super) shared: Arc<PortState>,
+}
+
+/// A receive queue of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct QueuePlace {
+    /// Inode of the network namespace.
+    namespace: u64,
+    interface: u32,
+    queue: u32,
+}
+
+/// Queues that sockets of this process have released, with the times. The kernel may still hold them.
+static RELEASED: Mutex<Vec<(QueuePlace, Instant)>> = Mutex::new(Vec::new());
+
+impl QueuePlace {
+    /// Returns when the last socket of this process released the queue, unless the kernel must have freed it since.
+    fn released(self) -> Option<Instant> {
+        let list = RELEASED.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().find(|(place, _)| *place == self).map(|(_, at)| *at)
+    }
+
+    /// Remembers that a socket of this process releases the queue.
+    fn release(self) {
+        let mut list = RELEASED.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|(place, at)| *place != self && at.elapsed() < OWN_RELEASE_TIMEOUT);
+        list.push((self, Instant::now()));
+    }
+
+    /// Notes that a socket of this process has the queue.
+    fn take(self) {
+        RELEASED.lock().unwrap_or_else(PoisonError::into_inner).retain(|(place, _)| *place != self);
+    }
+
+    /// Returns the end of the time to wait for the queue. `timeout` is the time to wait for a queue that another
+    /// process uses; zero: do not wait at all.
+    fn wait_end(self, timeout: Duration) -> Instant {
+        let own = self.released().filter(|_| !timeout.is_zero()).map(|at| at + OWN_RELEASE_TIMEOUT);
+        own.into_iter().fold(Instant::now() + timeout, Instant::max)
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            place.release();
+        }
+    }
 }
 
 /// Rings of the receive side.
@@ -110,7 +164,8 @@ pub(super) struct BindConfig {
     pub(super) receive: RingSize,
     /// Poll the NIC in system calls of the worker.
     pub(super) busy_poll: bool,
-    /// Time to wait for a queue that another socket holds.
+    /// Time to wait for a queue that another process holds. Unless it is zero, the wait for a queue that this process
+    /// has released is longer.
     pub(super) release_timeout: Duration,
 }
 
@@ -143,15 +198,16 @@ pub(super) fn bind_queues(
 ) -> Result<(Vec<BoundSocket>, BindFeatures), SetupError> {
     let mut bound: Vec<BoundSocket> = Vec::with_capacity(queues as usize);
     let mut got = None;
+    let namespace = Namespace::current().inode();
     for queue in 0..queues {
+        let place = QueuePlace { namespace, interface, queue };
         let owner = bound.first().map(|b| &*b.socket);
         let try_with = |fragments, need_wakeup| {
-            let (bind_config, end) =
-                (BindConfig { fragments, ..bind_config }, Instant::now() + bind_config.release_timeout);
+            let bind_config = BindConfig { fragments, ..bind_config };
+            let end = place.wait_end(bind_config.release_timeout);
             loop {
-                match open(interface, queue, memory, bind_config, need_wakeup, owner, shared) {
-                    // The kernel frees a queue some time after its socket is closed (`xp_release_deferred`).
-                    // That also holds for sockets of this process or of a killed one.
+                match open(place, memory, bind_config, need_wakeup, owner, shared) {
+                    // The kernel frees a queue some time after its socket is closed.
                     Err(failed) if failed.source.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
                         std::thread::sleep(Duration::from_millis(2));
                     }
@@ -201,8 +257,7 @@ pub(super) fn bind_queues(
 }
 
 fn open(
-    interface: u32,
-    queue: u32,
+    place: QueuePlace,
     memory: &Umem,
     bind_config: BindConfig,
     need_wakeup: bool,
@@ -232,6 +287,7 @@ fn open(
         completion: Consumer::map(at, XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, bind_config.transmit)
             .map_err(|e| map("completion", e))?,
     };
+    let QueuePlace { interface, queue, .. } = place;
     let what = || format!("binding to receive queue {queue}");
     match owner {
         Some(owner) => {
@@ -259,7 +315,9 @@ fn open(
             set_option(&fd, libc::SOL_SOCKET, option, value).map_err(|source| SetupError { what, source })?;
         }
     }
-    let socket = Socket { descriptor: fd, free_on_close: Mutex::default(), queue, shared: Arc::clone(shared) };
+    place.take();
+    let (free_on_close, place, shared) = (Mutex::default(), Some(place), Arc::clone(shared));
+    let socket = Socket { descriptor: fd, free_on_close, queue, place, shared };
     Ok(BoundSocket { socket: Arc::new(socket), receive, transmit })
 }
 
@@ -375,6 +433,57 @@ impl Socket {
     /// A stand-in for a socket; the test acts as the kernel.
     pub(super) fn fake() -> Arc<Self> {
         let descriptor = super::ring::fake::file();
-        Arc::new(Self { descriptor, free_on_close: Mutex::default(), queue: 0, shared: Arc::default() })
+        Arc::new(Self { descriptor, free_on_close: Mutex::default(), queue: 0, place: None, shared: Arc::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wirepath_memory::RegionBuilder;
+    use wirepath_testlab::{Lab, Requirement, require};
+
+    use super::*;
+    use crate::drivers::kernel::common::link::Interface;
+
+    /// Binds the first queue of `eth0`.
+    fn bind_first(release_timeout: Duration) -> Result<Vec<BoundSocket>, SetupError> {
+        let ring = RingSize::at_least(64).unwrap();
+        let bind_config = BindConfig {
+            zero_copy: false,
+            fragments: false,
+            transmit: ring,
+            receive: ring,
+            busy_poll: false,
+            release_timeout,
+        };
+        let index = Interface::find("eth0", "test").unwrap().index;
+        let memory = Umem::Separate(Arc::new(RegionBuilder::new(256 * CHUNK).map().unwrap()));
+        bind_queues(index, 1, &memory, bind_config, &Arc::default()).map(|(bound, _)| bound)
+    }
+
+    #[test]
+    fn a_queue_of_this_process_is_waited_for() {
+        require!(Requirement::Root, Requirement::Program("ip"), Requirement::Kernel(5, 10));
+        let lab = Lab::new("xsk");
+        let (here, there) = (lab.namespace("here"), lab.namespace("there"));
+        lab.veth((&here, "eth0"), (&there, "eth0"));
+        here.inside(|| {
+            let short = Duration::from_millis(1);
+            let is_busy = |bound: Result<Vec<BoundSocket>, SetupError>| {
+                bound.err().and_then(|error| error.source.raw_os_error()) == Some(libc::EBUSY)
+            };
+            let mut at_once = 0;
+            for _ in 0..20 {
+                let bound = bind_first(short).unwrap();
+                // A queue in use is waited for no longer than asked.
+                let begin = Instant::now();
+                assert!(is_busy(bind_first(short)));
+                assert!(begin.elapsed() < Duration::from_secs(3));
+                drop(bound);
+                // The control thread never waits.
+                at_once += usize::from(bind_first(Duration::ZERO).is_ok());
+            }
+            assert!(at_once < 20, "the kernel takes a while to free a queue");
+        });
     }
 }

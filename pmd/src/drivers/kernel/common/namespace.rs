@@ -21,6 +21,12 @@ impl Namespace {
         Self(File::open("/proc/thread-self/ns/net").ok())
     }
 
+    /// Returns the number of the namespace; zero if it is unknown.
+    pub(crate) fn inode(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        self.0.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |found| found.ino())
+    }
+
     /// Moves the calling thread into the namespace, which needs `CAP_SYS_ADMIN` unless the thread is there.
     pub(crate) fn enter(&self) -> io::Result<Entered> {
         use std::os::unix::fs::MetadataExt;
