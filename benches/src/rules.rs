@@ -404,7 +404,7 @@ fn phases(
             table
                 .change(|change| rules.iter().try_for_each(|rule| change.add(rule.clone(), Timeouts::NONE).map(drop)))
                 .map_err(Failure::failed)?;
-            let around = RulePorts::new(runtime.ports(), runtime.queue_workers(), Parser::default());
+            let around = RulePorts::new(runtime.domain(), runtime.ports(), runtime.queue_workers(), Parser::default());
             let by_rule_stage = RuleStage::new(across, &mut table, Arc::new(around), 0);
             *prepared.borrow_mut() = Some(table);
             let mut stage = Some(chain(by_rule_stage, setting, counted));

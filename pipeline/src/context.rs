@@ -82,8 +82,10 @@ pub(crate) enum Output {
     Own { queue: TxQueue, pending: Batch },
     /// Index of the worker that owns the transmit queue.
     Worker(usize),
-    /// The port does not exist or cannot transmit.
+    /// The port cannot transmit.
     Absent,
+    /// The port does not exist any more.
+    Removed,
 }
 
 /// State of a worker without its receive queues and stages. A [`Context`] operates on it.
@@ -92,7 +94,7 @@ pub(crate) struct WorkerState {
     pub(crate) now: u64,
     pub(crate) in_port: Option<PortId>,
     pub(crate) counters: Arc<WorkerCounters>,
-    pub(crate) outputs: Box<[Output]>,
+    pub(crate) outputs: Vec<Output>,
     /// Ports with pending packets: bit *n* stands for all ports with number *n* modulo 64.
     pub(crate) pending: u64,
     pub(crate) mailboxes: Arc<[Mailbox]>,
@@ -397,7 +399,7 @@ impl WorkerState {
     pub(crate) fn new(
         index: usize,
         now: u64,
-        outputs: Box<[Output]>,
+        outputs: Vec<Output>,
         mailboxes: Arc<[Mailbox]>,
         control: Arc<ControlQueues>,
         tap: Tap,
@@ -477,9 +479,11 @@ impl WorkerState {
                 let worker = *worker;
                 self.transmit_via_worker(worker, port, packet);
             }
-            Some(Output::Absent) | None => {
-                self.counters.drops.add(DropReason::TxError, 1);
-                self.discard(packet, DropReason::TxError);
+            other => {
+                let removed = matches!(other, Some(Output::Removed));
+                let reason = if removed { DropReason::DeviceLost } else { DropReason::TxError };
+                self.counters.drops.add(reason, 1);
+                self.discard(packet, reason);
             }
         }
     }
@@ -625,6 +629,29 @@ impl WorkerState {
             }
         }
         self.pending = 0;
+    }
+
+    /// Installs the output of a port. `room` is an empty list with room for all outputs up to that one.
+    pub(crate) fn set_output(&mut self, port: PortId, output: Output, mut room: Vec<Output>) {
+        if let Some(place) = self.outputs.get_mut(port.index()) {
+            *place = output;
+            return;
+        }
+        room.append(&mut self.outputs);
+        room.resize_with(port.index(), || Output::Removed);
+        room.push(output);
+        self.outputs = room;
+    }
+
+    /// Takes the transmit queue of a removed port. Its pending packets are sent before. Packets that come later are
+    /// dropped.
+    pub(crate) fn take_output(&mut self, port: PortId) -> Option<TxQueue> {
+        let output = std::mem::replace(self.outputs.get_mut(port.index())?, Output::Removed);
+        let Output::Own { mut queue, mut pending } = output else { return None };
+        if !pending.is_empty() {
+            transmit(&mut queue, &mut pending, &mut self.tap, &mut self.recording, self.now);
+        }
+        Some(queue)
     }
 
     /// Gives the transmit queues of lost devices back, and takes those of returned devices.

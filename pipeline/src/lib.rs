@@ -152,8 +152,9 @@ pub use events::{Learn, Punt};
 pub use job::{JobError, WorkerJob, WorkerJobs};
 pub use parsed::{ParsedBatch, parse_packet};
 pub use runtime::{
-    CheckedPorts, Control, ControlPlane, HugePages, OpenedPort, PacketBalance, PortInfo, PortRates, PortSummary, Rates,
-    RunOptions, Running, Runtime, RuntimeConfig, RuntimeError, SteppedRuntime, Summary, WorkerInfo, WorkerSummary,
+    CheckedPorts, Control, ControlPlane, HugePages, NewPort, OpenedPort, PacketBalance, PortInfo, PortOpener,
+    PortRates, PortSummary, Rates, RunOptions, Running, Runtime, RuntimeConfig, RuntimeError, SteppedRuntime, Summary,
+    WorkerInfo, WorkerSummary,
 };
 pub use stage::Stage;
 pub use stage_timers::StageTimers;

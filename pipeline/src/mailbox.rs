@@ -1,15 +1,19 @@
 //! Mailbox of a worker: packets and wake-ups from other threads.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::{ArrayQueue, SegQueue};
 use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, eventfd};
-use wirepath_packet::Packet;
+use wirepath_packet::{Packet, PortId};
+use wirepath_pmd::port::TxQueue;
 
+use crate::context::Output;
 use crate::job::MailboxJob;
 use crate::measure::Recording;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::worker::Input;
 
 /// Capacity of each of the two packet queues of a mailbox.
 pub(crate) const MAILBOX_LEN: usize = 1024;
@@ -112,8 +116,27 @@ impl Notifier {
     }
 }
 
+/// A change of the ports, for a worker. The control thread allocates the lists.
+pub(crate) enum PortOrder {
+    /// Use the queues of a new port. The lists of room are empty and have room for all inputs and outputs.
+    Add { port: PortId, inputs: Vec<Input>, output: Box<Output>, inputs_room: Vec<Input>, outputs_room: Vec<Output> },
+    /// Return the queues of a port. `inputs` is empty and has room for them.
+    Remove { port: PortId, inputs: Vec<Input> },
+    /// Reply when all packets that were in the mailbox before are processed.
+    Mark { port: PortId },
+}
+
+/// Reply of a worker to an order.
+pub(crate) enum PortReply {
+    /// The port is in use.
+    Added,
+    /// The worker does not use the port any more. These are its queues.
+    Removed { port: PortId, inputs: Vec<Input>, output: Option<TxQueue> },
+    /// See [`PortOrder::Mark`].
+    Marked { port: PortId },
+}
+
 /// The shared part of a worker, which other threads use to send it packets.
-#[derive(Debug)]
 pub(crate) struct Mailbox {
     pub(crate) notifier: Notifier,
     /// Packets to pass through the worker's stages.
@@ -130,8 +153,18 @@ pub(crate) struct Mailbox {
     pub(crate) recordings: ArrayQueue<Box<Recording>>,
     /// True while the worker fills a recording.
     pub(crate) is_recording: AtomicBool,
+    /// Changes of ports that the worker carries out.
+    pub(crate) port_orders: SegQueue<PortOrder>,
+    /// Orders that the worker has carried out.
+    pub(crate) port_replies: SegQueue<PortReply>,
     /// Number of idle turns after polling has stopped.
     pub(crate) drained: AtomicU64,
+}
+
+impl fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox").field("work", &self.work.len()).finish_non_exhaustive()
+    }
 }
 
 impl Mailbox {
@@ -145,6 +178,8 @@ impl Mailbox {
             recording_orders: ArrayQueue::new(RECORDINGS),
             recordings: ArrayQueue::new(RECORDINGS),
             is_recording: AtomicBool::new(false),
+            port_orders: SegQueue::new(),
+            port_replies: SegQueue::new(),
             drained: AtomicU64::new(0),
         })
     }

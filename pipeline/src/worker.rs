@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wirepath_packet::{BATCH, Batch};
+use wirepath_packet::{BATCH, Batch, PortId};
 use wirepath_pmd::port::RxQueue;
 
 use crate::clock::{Clock, ticks};
 use crate::context::{Context, WorkerState};
 use crate::epoch::Reader;
 use crate::events::Phase;
+use crate::mailbox::{PortOrder, PortReply};
 use crate::measure::{Accounting, MAILBOX, RECEIVE, TIMERS, TurnCounters};
 use crate::stage::Stage;
 use crate::stage_timers::StageTimers;
@@ -226,6 +227,7 @@ impl<S: Stage + 'static> Worker<S> {
             self.state.mailboxes[self.state.index].notifier.notify();
         }
         self.take_recording_orders();
+        let marks = self.take_port_orders();
         // A port that lost its device needs its transmit queues back, also from a worker that is never idle.
         self.state.sync_outputs();
         let Self { state, stage, reader, .. } = self;
@@ -260,8 +262,43 @@ impl<S: Stage + 'static> Worker<S> {
         if !mailbox.is_empty() {
             mailbox.notifier.notify();
         }
+        for port in marks {
+            mailbox.port_replies.push(PortReply::Marked { port });
+            state.notify_control = true;
+        }
         state.end_part(|| MAILBOX);
         moved
+    }
+
+    /// Carries out changes of the ports. Returns the marks, which are replied to after the packets in the mailbox.
+    fn take_port_orders(&mut self) -> Vec<PortId> {
+        // An empty list allocates nothing.
+        let mut marks = Vec::new();
+        let Self { state, inputs, .. } = self;
+        let mailboxes = Arc::clone(&state.mailboxes);
+        let mailbox = &mailboxes[state.index];
+        while let Some(order) = mailbox.port_orders.pop() {
+            let reply = match order {
+                PortOrder::Add { port, inputs: mut new, output, inputs_room: mut room, outputs_room } => {
+                    state.set_output(port, *output, outputs_room);
+                    room.append(inputs);
+                    room.append(&mut new);
+                    *inputs = room;
+                    PortReply::Added
+                }
+                PortOrder::Remove { port, inputs: mut removed } => {
+                    removed.extend(inputs.extract_if(.., |input| input.queue.port() == port));
+                    PortReply::Removed { port, inputs: removed, output: state.take_output(port) }
+                }
+                PortOrder::Mark { port } => {
+                    marks.push(port);
+                    continue;
+                }
+            };
+            mailbox.port_replies.push(reply);
+            state.notify_control = true;
+        }
+        marks
     }
 
     /// Fills other recordings from now on, and returns those before.

@@ -14,7 +14,7 @@ use wirepath_wire::Parser;
 
 use crate::cli::{self, CheckScope, Failure, Service, Stop};
 use crate::config::{AppSettings, Config};
-use crate::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
+use crate::configuration::{ChangedParts, ChangedPorts, ChangedRules, ConfigObject, PortNumbers, Reconfigure};
 use crate::control_socket::ControlSocket;
 use crate::rules::{self, RuleSettings};
 
@@ -303,8 +303,12 @@ impl<T> AsRef<RuleSettings> for NewSettings<T> {
 impl<C: Control, T: AppSettings> Reconfigure for AppControl<C, T> {
     type Setup = NewSettings<T>;
 
-    fn read(source: &Source) -> Result<NewSettings<T>, Failure> {
-        Config::parse_with(source).map(|(config, own)| NewSettings { config, own })
+    fn read(source: &Source, numbers: &PortNumbers) -> Result<NewSettings<T>, Failure> {
+        Config::parse_numbered(source, numbers).map(|(config, own)| NewSettings { config, own })
+    }
+
+    fn config(setup: &mut NewSettings<T>) -> &mut Config {
+        &mut setup.config
     }
 
     fn config_objects() -> &'static [&'static ConfigObject] {
@@ -317,7 +321,13 @@ impl<C: Control, T: AppSettings> Reconfigure for AppControl<C, T> {
         table == "log" || own.contains(&table.as_str())
     }
 
-    fn check(&mut self, setup: &NewSettings<T>, plane: &mut ControlPlane) -> Result<(), Failure> {
+    fn check(
+        &mut self,
+        setup: &NewSettings<T>,
+        _: &ChangedPorts,
+        _: ChangedParts,
+        plane: &mut ControlPlane,
+    ) -> Result<(), Failure> {
         cli::check_same_ports(plane.ports(), &setup.config.ports)
     }
 

@@ -9,6 +9,7 @@ use wirepath_settings::{ConfigError, ConfigTable, Settings, Source};
 
 use crate::cli::Failure;
 use crate::cli::log::{LOG, LogSettings};
+use crate::configuration::PortNumbers;
 use crate::control_socket::{CONTROL, ControlSettings};
 use crate::rules::{RULES, RuleSettings};
 
@@ -34,6 +35,8 @@ pub struct Config {
     pub control: ControlSettings,
     /// The table `[log]`.
     pub log: LogSettings,
+    /// Names of the ports by number.
+    names: Vec<String>,
     source: Source,
     path: Option<PathBuf>,
 }
@@ -127,9 +130,22 @@ impl Config {
     /// # Errors
     /// As [`Self::load`].
     pub fn parse_with<T: AppSettings>(source: &Source) -> Result<(Self, T), Failure> {
-        let (config, own) = Self::read(source, Self::tables::<T>(), T::read)?;
-        config.rules.check(&config.ports)?;
+        Self::parse_numbered(source, &PortNumbers::default())
+    }
+
+    /// Reads a configuration from a text for a running program, whose ports keep their numbers.
+    pub(crate) fn parse_numbered<T: AppSettings>(source: &Source, numbers: &PortNumbers) -> Result<(Self, T), Failure> {
+        let (config, own) = Self::read_numbered(source, Self::tables::<T>(), numbers, T::read)?;
+        config.check_rules()?;
         Ok((config, own))
+    }
+
+    /// Checks the rules as far as possible without opening a port.
+    ///
+    /// # Errors
+    /// The first rule that cannot run.
+    pub fn check_rules(&self) -> Result<(), Failure> {
+        self.rules.check((0..self.names.len()).map(|number| self.port(number)))
     }
 
     /// Reads all tables, which `tables` describes; `own` reads those of the program. It does not look at what the rules
@@ -142,10 +158,24 @@ impl Config {
         tables: &'static ConfigTable,
         own: impl FnOnce(&Settings<'_>, &[String]) -> Result<T, ConfigError>,
     ) -> Result<(Self, T), ConfigError> {
+        Self::read_numbered(source, tables, &PortNumbers::default(), own)
+    }
+
+    /// Reads all tables like [`Self::read`], for a program whose ports have these numbers. The names that `own` gets
+    /// are in the order of the numbers; a number without a port has an empty name.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn read_numbered<T>(
+        source: &Source,
+        tables: &'static ConfigTable,
+        numbers: &PortNumbers,
+        own: impl FnOnce(&Settings<'_>, &[String]) -> Result<T, ConfigError>,
+    ) -> Result<(Self, T), ConfigError> {
         source.parse()?.read_as(tables, |top| {
             let ports = RuntimeConfig::ports_from_settings(top);
             let runtime = RuntimeConfig::from_settings(top);
-            let names = RuntimeConfig::port_names(top);
+            let names = numbers.names(RuntimeConfig::port_names(top));
             let rules = top.collect(RuleSettings::read(top, &names));
             let control = top.collect(ControlSettings::read(top));
             let log = top.collect(LogSettings::read(top));
@@ -161,11 +191,23 @@ impl Config {
                 rules: rules?,
                 control: control?,
                 log: log?,
+                names,
                 source: source.clone(),
                 path: None,
             };
             Ok((config, own?))
         })
+    }
+
+    /// Returns the names of the ports by number. Numbers without a port have an empty name.
+    pub fn port_names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Returns the port with this number.
+    pub fn port(&self, number: usize) -> Option<&PortSettings> {
+        let name = self.names.get(number)?;
+        self.ports.iter().find(|port| port.name == *name)
     }
 
     /// The text that was read.

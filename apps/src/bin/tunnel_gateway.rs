@@ -38,7 +38,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let mut setup = Setup::read(&source)?;
     arguments.common.configure_log(&setup.common.log);
-    setup.common.rules.check(&setup.common.ports)?;
+    setup.common.check_rules()?;
     if !demonstration {
         setup.check_ports_used()?;
     }

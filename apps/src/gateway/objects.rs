@@ -4,11 +4,11 @@ use toml_edit::TableLike;
 use wirepath_pipeline::registry::ArgumentKind::{Attachments, Flag, List, Number, NumberOrText, Text};
 use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 
-use wirepath::configuration::{ConfigObject, Parent, Place};
+use wirepath::configuration::{ConfigObject, PORT, Parent, Place};
 
 /// All kinds of objects.
-pub(super) static OBJECTS: [&ConfigObject; 7] =
-    [&SEGMENT, &REMOTE, &ATTACHMENT, &STATIC, &ADDRESS, &NEXT_HOP, &UNDERLAY];
+pub(super) static OBJECTS: [&ConfigObject; 8] =
+    [&PORT, &SEGMENT, &REMOTE, &ATTACHMENT, &STATIC, &ADDRESS, &NEXT_HOP, &UNDERLAY];
 
 /// Name of a segment without the key `name`, as [`wirepath_pipeline::tunnel::config`] gives it.
 fn unnamed(table: &dyn TableLike) -> Option<String> {

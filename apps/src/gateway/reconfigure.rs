@@ -4,10 +4,11 @@ use wirepath_pipeline::ControlPlane;
 use wirepath_settings::Source;
 
 use super::objects::OBJECTS;
-use super::setup::{check_addresses, check_running};
+use super::setup::{check_addresses, check_running, check_superframes};
 use super::{GatewayMonitor, Setup, warn_of_lost_tags};
-use wirepath::cli::{Failure, check_same_ports};
-use wirepath::configuration::{ChangedParts, ChangedRules, ConfigObject, Reconfigure};
+use wirepath::Config;
+use wirepath::cli::Failure;
+use wirepath::configuration::{ChangedParts, ChangedPorts, ChangedRules, ConfigObject, PortNumbers, Reconfigure};
 use wirepath::rules::RuleSettings;
 
 /// Keys of the underlay that need a restart: the parser of rules and the ports depend on them.
@@ -22,11 +23,19 @@ impl AsRef<RuleSettings> for Setup {
 impl Reconfigure for GatewayMonitor {
     type Setup = Setup;
 
-    fn read(source: &Source) -> Result<Setup, Failure> {
-        let setup = Setup::read(source)?;
-        setup.common.rules.check(&setup.common.ports)?;
+    fn read(source: &Source, numbers: &PortNumbers) -> Result<Setup, Failure> {
+        let setup = Setup::read_numbered(source, numbers)?;
+        setup.common.check_rules()?;
         setup.check_ports_used()?;
         Ok(setup)
+    }
+
+    fn config(setup: &mut Setup) -> &mut Config {
+        &mut setup.common
+    }
+
+    fn can_change_ports(&self) -> bool {
+        true
     }
 
     fn config_objects() -> &'static [&'static ConfigObject] {
@@ -41,9 +50,15 @@ impl Reconfigure for GatewayMonitor {
         }
     }
 
-    fn check(&mut self, setup: &Setup, plane: &mut ControlPlane) -> Result<(), Failure> {
-        check_same_ports(plane.ports(), &setup.common.ports)?;
-        check_running(plane.ports(), &setup.gateway)?;
+    fn check(
+        &mut self,
+        setup: &Setup,
+        ports: &ChangedPorts,
+        _: ChangedParts,
+        plane: &mut ControlPlane,
+    ) -> Result<(), Failure> {
+        check_superframes(&ports.after)?;
+        check_running(&ports.after, &setup.gateway)?;
         let (old, new) = (&self.gateway.config().underlay, &setup.gateway.underlay);
         if old.addresses != new.addresses {
             check_addresses(plane.ports(), &setup.gateway)?;

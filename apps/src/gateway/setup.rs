@@ -7,6 +7,7 @@ use wirepath_settings::{ConfigError, ConfigTable, Source};
 use wirepath_wire::{Parser, Tunnels};
 
 use wirepath::cli::Failure;
+use wirepath::configuration::PortNumbers;
 use wirepath::{Config, common_tables};
 
 /// Example configuration for the help text.
@@ -45,12 +46,17 @@ pub struct Setup {
 impl Setup {
     /// Reads a configuration.
     pub fn read(source: &Source) -> Result<Self, ConfigError> {
-        let (common, gateway) = Config::read(source, &TABLES, |top, names| {
+        Self::read_numbered(source, &PortNumbers::default())
+    }
+
+    /// Reads a configuration for a gateway whose ports have these numbers.
+    pub(super) fn read_numbered(source: &Source, numbers: &PortNumbers) -> Result<Self, ConfigError> {
+        let (common, gateway) = Config::read_numbered(source, &TABLES, numbers, |top, names| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             GatewayConfig::read(top, &names)
         })?;
         // Without the key, the MTU is known when the port is open.
-        if let Some(mtu) = common.ports.get(gateway.underlay.port).and_then(|port| port.mtu) {
+        if let Some(mtu) = common.port(gateway.underlay.port).and_then(|port| port.mtu) {
             gateway.check_mtus(mtu)?;
         }
         Ok(Self { common, gateway })
@@ -59,7 +65,8 @@ impl Setup {
     /// Rejects ports that are not used, because a segment was probably forgotten. A flow rule may use a port too, and
     /// so may a rule that is added while the program runs.
     pub fn check_ports_used(&self) -> Result<(), ConfigError> {
-        for (index, port) in self.common.ports.iter().enumerate() {
+        let ports = (0..self.common.port_names().len()).filter_map(|index| Some((index, self.common.port(index)?)));
+        for (index, port) in ports {
             let attached = self.gateway.segments.iter().any(|s| s.attachments.iter().any(|a| a.port == index));
             let by_rule = self.common.rules.changeable || self.common.rules.use_port(PortId::new(index as u16));
             if index != self.gateway.underlay.port && !attached && !by_rule {
@@ -118,8 +125,12 @@ pub fn rule_parser(gateway: &GatewayConfig) -> Parser {
 }
 
 /// Rejects superframes: no port segments the packets inside a tunnel.
-fn check_superframes(ports: &[PortInfo]) -> Result<(), Failure> {
-    match ports.iter().find(|port| port.capabilities.offloads.contains(Offloads::RX_SUPERFRAMES)) {
+pub(super) fn check_superframes(ports: &[PortInfo]) -> Result<(), Failure> {
+    match ports
+        .iter()
+        .filter(|port| !port.is_removed)
+        .find(|port| port.capabilities.offloads.contains(Offloads::RX_SUPERFRAMES))
+    {
         None => Ok(()),
         Some(PortInfo { name, .. }) => Err(Failure::usage(format!(
             "port '{name}' has superframes = \"whole\", and the gateway cannot put superframes into tunnels; set \
@@ -162,7 +173,7 @@ fn check_kernel(driver: &str, gateway: &GatewayConfig) -> Result<(), ConfigError
 /// Rejects VLANs on ports that lose the tags of received frames, because tagged frames would leak into the
 /// untagged segment. The check is repeated after the ports are started, when their mode is final.
 pub fn check_tags(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
-    let losing = |index: usize| ports.get(index).and_then(loses_tags);
+    let losing = |index: usize| ports.get(index).filter(|port| !port.is_removed).and_then(loses_tags);
     if let (Some(why), true) = (losing(gateway.underlay.port), gateway.underlay.vlan.is_some()) {
         let message = format!("{why}, so the underlay cannot have a VLAN there; driver = \"af_packet\" keeps them");
         return Err(gateway.underlay.port_span.error(message).into());

@@ -123,7 +123,8 @@ operation!(
     "Adds an object to a running program",
     "Examples:\n  wirepath add rule 'rule=ingress: port id wan / udp dst 53 => drop'\n  \
      wirepath add segment name=blue vni=42 remotes=10.9.0.2,10.9.0.3 ports=lan,lan2.100\n  \
-     wirepath add remote segment=blue address=10.9.0.4"
+     wirepath add remote segment=blue address=10.9.0.4\n  \
+     wirepath add port name=lan3 device=eth3 driver=af_packet"
 );
 operation!(
     set,

@@ -14,7 +14,7 @@ use wirepath::control_socket::SocketArgument;
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:\n  wirepath reload --dry-run\n  wirepath reload")]
 pub struct Options {
-    /// List the differences and change nothing
+    /// List the differences and change nothing; new ports are not opened
     #[arg(long)]
     dry_run: bool,
 

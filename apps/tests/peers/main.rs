@@ -106,6 +106,7 @@ macro_rules! gateway {
             floods: crate::floods::lose_no_ping;
             link: crate::link::a_new_address_is_found;
             reload: crate::reload::a_segment_that_stays_loses_nothing;
+            port_changes: crate::reload::ports_come_and_go_beside_a_stream;
             observe: crate::observe::traces_and_captures_tell_the_truth;
         })*
     };
@@ -115,6 +116,16 @@ gateway! {
     gateway_af_packet_ipv4, by("af_packet", false);
     gateway_af_packet_ipv6, by("af_packet", true);
     gateway_af_xdp_ipv4, by("af_xdp", false);
+}
+over! {
+    busy_kernel_af_packet,
+    by("af_packet", false),
+    port_changes: crate::reload::a_busy_kernel_stops_no_operator;
+}
+over! {
+    busy_kernel_af_xdp,
+    by("af_xdp", false),
+    port_changes: crate::reload::a_busy_kernel_stops_no_operator;
 }
 over! {
     af_packet_return,

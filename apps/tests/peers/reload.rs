@@ -1,13 +1,14 @@
 //! Changes of the gateway's configuration under traffic.
 
-use std::io::{BufRead, BufReader, Write};
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::UdpSocket;
-use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use wirepath_testlab::{Namespace, print_uncaptured};
+use wirepath_testlab::{Namespace, eventually, print_uncaptured};
 
 use crate::program::Program;
 use crate::world::{VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_address};
@@ -15,6 +16,8 @@ use crate::world::{VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_
 /// VNI of the segment that changes.
 const OTHER: u32 = 43;
 const RELOADS: usize = 200;
+/// Times that a port is added and removed.
+const PORT_CHANGES: usize = 50;
 /// Time between two datagrams of a stream.
 const PACE: Duration = Duration::from_micros(500);
 
@@ -27,20 +30,50 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// A connection to the control socket of a program.
-struct Client(BufReader<UnixStream>);
+/// A client of the control socket of a program.
+struct Client {
+    socket: PathBuf,
+    /// Process ID of the program.
+    id: u32,
+}
 
 impl Client {
-    fn new(program: &Program) -> Self {
-        let stream = wirepath_control_socket::connect(&program.file("control.sock"), WAIT_LIMIT).expect("the socket");
-        Self(BufReader::new(stream))
+    fn new(program: &mut Program) -> Self {
+        Self { socket: program.file("control.sock"), id: program.id() }
     }
 
-    fn ask(&mut self, request: &Value) -> Value {
-        writeln!(self.0.get_mut(), "{request}").expect("a request");
-        let mut line = String::new();
-        self.0.read_line(&mut line).expect("an answer");
+    /// Sends a request on a connection of its own, because the program closes a connection that is idle for ten
+    /// seconds. A test that writes a file takes longer on a busy disk.
+    fn ask(&self, request: &Value) -> Value {
+        let stream = wirepath_control_socket::connect(&self.socket, WAIT_LIMIT).expect("the socket");
+        writeln!(&stream, "{request}").expect("a request");
+        let (mut stream, mut line) = (BufReader::new(stream), String::new());
+        // The kernel may take long to open and to close a device. Nothing else may.
+        for _ in 0..6 {
+            match stream.read_line(&mut line) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock && self.is_in_kernel() => {}
+                read => {
+                    read.expect("an answer");
+                    break;
+                }
+            }
+        }
         serde_json::from_str(&line).expect("JSON")
+    }
+
+    /// Returns whether a thread that opens or closes ports waits in an uninterruptible system call.
+    fn is_in_kernel(&self) -> bool {
+        let is_waiting = |task: &Path| {
+            let read = |name| std::fs::read_to_string(task.join(name)).unwrap_or_default();
+            let works = ["wirepath-config", "wirepath-close"].contains(&read("comm").trim());
+            works && read("stat").rsplit(") ").next().is_some_and(|state| state.starts_with('D'))
+        };
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.id));
+        // The thread may be between two calls.
+        eventually(Duration::from_secs(1), || {
+            std::fs::read_dir(&tasks)
+                .is_ok_and(|mut all| all.any(|task| task.is_ok_and(|task| is_waiting(&task.path()))))
+        })
     }
 }
 
@@ -70,7 +103,7 @@ pub(crate) fn a_segment_that_stays_loses_nothing(variant: Variant) {
     };
     let mut gateway = world.start_with(&alone);
     world.wait_for(&mut gateway, host, &remote_address(0));
-    let mut client = Client::new(&gateway);
+    let client = Client::new(&mut gateway);
 
     let stop = AtomicBool::new(false);
     let (counts, worked) = std::thread::scope(|scope| {
@@ -108,6 +141,115 @@ pub(crate) fn a_segment_that_stays_loses_nothing(variant: Variant) {
     assert!(error.contains("needs a restart") && error.contains("port.lan0.queues"), "{refused}");
     let rows = client.ask(&json!({ "request": "show", "table": "segments" }));
     assert_eq!(rows["rows"].as_array().map(Vec::len), Some(1), "nothing was changed: {rows}");
+    gateway.stop();
+}
+
+/// Adds and removes a port with its segment 50 times. Two streams of a segment on another port lose no datagram. The
+/// segment of the new port works whenever it is there.
+pub(crate) fn ports_come_and_go_beside_a_stream(variant: Variant) {
+    let world = World::new(variant, 2, 1, 1500);
+    world.vxlan(0, "vx1", OTHER);
+    let (host, other, remote) = (&world.hosts[0], &world.hosts[1], &world.remotes[0]);
+    remote.ip("addr add 10.2.0.101/24 dev vx1");
+    other.ip("addr add 10.2.0.2/24 dev eth0");
+    let ports = world.ports() + "[control]\nsocket = 'control.sock'\n";
+    let [alone, both] = with_one_and_two_segments(&world, &ports);
+    let mut gateway = world.start_with(&alone);
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    let client = Client::new(&mut gateway);
+
+    let stop = AtomicBool::new(false);
+    let counts = std::thread::scope(|scope| {
+        let outward = scope.spawn(|| stream(host, remote, &remote_address(0), &stop));
+        let inward = scope.spawn(|| stream(remote, host, &host_address(0), &stop));
+        let end = StopAtEnd(&stop);
+        for n in 0..PORT_CHANGES {
+            for text in [&both, &alone] {
+                gateway.write_config(text);
+                let answer = client.ask(&json!({ "request": "reload" }));
+                assert_eq!((&answer["ok"], &answer["applied"]), (&json!(true), &json!(true)), "{n}: {answer}");
+                if n % 10 == 0 && *text == both {
+                    assert!((0..20).any(|_| pings(other, "10.2.0.101", 56, 1)), "the port of change {n} works");
+                }
+            }
+        }
+        drop(end);
+        [outward.join().expect("a stream"), inward.join().expect("a stream")]
+    });
+    print_uncaptured(&format!(
+        "{}: {PORT_CHANGES} ports came and went; datagrams sent, received: {counts:?}",
+        variant.name
+    ));
+    for (sent, received) in counts {
+        assert_eq!(sent, received, "a segment on another port lost datagrams");
+        assert!(sent > PORT_CHANGES as u64, "too few datagrams to tell");
+    }
+    gateway.stop();
+}
+
+/// Returns a configuration with the first two of three ports, and one with all. A segment belongs to each port but the
+/// first.
+fn with_one_and_two_segments(world: &World, ports: &str) -> [String; 2] {
+    let at = ports.match_indices("[[port]]").nth(2).map(|(at, _)| at).expect("three ports");
+    let end = ports.find("[underlay]").expect("an underlay");
+    let blue = world.segment("blue", VNI, &["{ port = \"lan0\" }".to_owned()]);
+    let red = world.segment("red", OTHER, &["{ port = \"lan1\" }".to_owned()]);
+    [format!("{}{}{blue}", &ports[..at], &ports[end..]), format!("{ports}{blue}{red}")]
+}
+
+/// Bridges whose removal keeps the kernel's network configuration (RTNL) locked for some seconds.
+const BRIDGES: usize = 200;
+
+/// Adds and removes a port while the kernel's network configuration is locked. The program answers other requests, and
+/// carries the change out afterwards.
+pub(crate) fn a_busy_kernel_stops_no_operator(variant: Variant) {
+    let world = World::new(variant, 2, 1, 1500);
+    let ports = world.ports() + "[control]\nsocket = 'control.sock'\n";
+    let [alone, both] = with_one_and_two_segments(&world, &ports);
+    let mut gateway = world.start_with(&alone);
+    let host = &world.hosts[0];
+    world.wait_for(&mut gateway, host, &remote_address(0));
+    let client = Client::new(&mut gateway);
+    let mut bridges = String::new();
+    for n in 0..BRIDGES {
+        writeln!(bridges, "link add b{n} group 7 type bridge").expect("a string grows");
+    }
+    let batch = gateway.file("bridges");
+    std::fs::write(&batch, bridges).expect("a file");
+    for (change, text) in [("add", &both), ("remove", &alone)] {
+        host.ip(&format!("-batch {}", batch.display()));
+        gateway.write_config(text);
+        let done = AtomicBool::new(false);
+        let (locked, changed, slowest) = std::thread::scope(|scope| {
+            let locked = scope.spawn(|| {
+                let begin = Instant::now();
+                host.ip("link del group 7");
+                begin.elapsed()
+            });
+            std::thread::sleep(Duration::from_millis(200));
+            let changed = scope.spawn(|| {
+                let _end = StopAtEnd(&done);
+                let begin = Instant::now();
+                let answer = client.ask(&json!({ "request": "reload" }));
+                assert_eq!((&answer["ok"], &answer["applied"]), (&json!(true), &json!(true)), "{answer}");
+                begin.elapsed()
+            });
+            let mut slowest = Duration::ZERO;
+            while !done.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                assert_eq!(client.ask(&json!({ "request": "status" }))["ok"], json!(true));
+                slowest = slowest.max(begin.elapsed());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            (locked.join().expect("a removal"), changed.join().expect("a change"), slowest)
+        });
+        print_uncaptured(&format!(
+            "{}: {change}: locked {locked:?}, changed {changed:?}, answer {slowest:?}",
+            variant.name
+        ));
+        assert!(changed > locked / 2, "the change needs no answer of the kernel, so the test shows nothing");
+        assert!(slowest < locked / 2, "{change}: no answer for {slowest:?}, while the kernel was busy for {locked:?}");
+    }
     gateway.stop();
 }
 

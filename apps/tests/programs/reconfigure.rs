@@ -189,11 +189,10 @@ fn what_needs_a_restart_is_said_before_anything_changes() {
     let program = Program::gateway();
     let file = format!("{PORTS}{GATEWAY_TABLES}");
     let before = program.wirepath(&["show", "config"]);
-    let renamed = file.replace("name = 'lan2'", "name = 'lan3'").replace("'lan2'", "'lan3'");
     for (changed, error) in [
         (file.replace("[underlay]", "[underlay]\nudp_port = 8472"), "+ underlay.udp_port = 8472"),
         (file.replace("[underlay]", "[workers]\ncores = [0]\n[underlay]"), "+ workers.cores"),
-        (renamed, "port.lan3.name"),
+        (file.replace("name = 'lan2'\n", "name = 'lan2'\nqueues = 2\n"), "+ port.lan2.queues = 2"),
         (file.replace("socket = 'control.sock'", "socket = 'other.sock'"), "~ control.socket = \"control.sock\""),
         (file.replace("10.9.0.2'", "10.9.0.1'"), "10.9.0.1 is an address of this gateway"),
         (file.replace("vni = 42", "vnii = 42"), "vnii"),
@@ -232,7 +231,13 @@ fn single_objects_are_refused_with_a_reason() {
         (&["set", "segment", "name=blue", "mtu=many"], "expected a number"),
         (&["set", "segment", "name=blue", "mut=1"], "did you mean \"mtu\"?"),
         (&["set", "remote", "segment=blue"], "\"set\" is not possible, only add, remove"),
-        (&["add", "port", "name=x"], "no \"port\" that can be changed"),
+        (&["add", "port", "name=x"], "device: missing"),
+        (&["add", "port", "name=lan", "driver=null"], "the port \"lan\" exists already"),
+        (&["add", "port", "name=x", "driver=af_packet", "device=none0"], "none0"),
+        (&["set", "port", "name=lan", "mtu=1400"], "\"set\" is not possible, only add, remove"),
+        (&["remove", "port", "name=lan3"], "there is no port \"lan3\""),
+        (&["remove", "port", "name=lan"], "segment[0].ports[0].port"),
+        (&["remove", "port", "name=wan"], "underlay.port"),
     ] {
         let error = program.refused(change);
         assert!(error.contains(why), "{change:?}: {error}");
@@ -281,10 +286,71 @@ fn changes_of_additions_are_repeated() {
     let command = format!("{WIREPATH} config save --socket {} /dev/stdout | cat", socket.display());
     let saved = Command::new("sh").arg("-c").arg(command).output().unwrap();
     assert!(text(&saved.stdout).contains("# the first segment"), "{saved:?}");
-    // A port that only a rule used stays possible.
-    program.write(&format!("{PORTS}[[port]]\nname='tap'\ndriver='null'\n{GATEWAY_TABLES}"));
-    assert!(program.refused(&["reload"]).contains("port.tap.name"));
     program.stop();
+}
+
+#[test]
+fn ports_come_and_go_while_the_gateway_runs() {
+    let program = Program::gateway();
+    let names = |program: &Program| -> Vec<String> {
+        let rows = program.rows("ports", "port");
+        rows.as_array().unwrap().iter().map(|row| row["port"].as_str().unwrap().to_owned()).collect()
+    };
+    program.wirepath(&["add", "port", "name=lan3", "driver=null"]);
+    assert_eq!(names(&program), ["lan", "lan2", "wan", "lan3"]);
+    program.wirepath(&["add", "segment", "name=red", "vni=7", "remotes=10.9.0.9", "ports=lan3"]);
+    program.wirepath(&["add", "rule", "rule=ingress prio 3: port id lan3 / udp dst 99 => drop"]);
+    let attached = program.refused(&["remove", "port", "name=lan3"]);
+    assert!(attached.contains("no port is called \"lan3\"") || attached.contains("lan3"), "{attached}");
+    program.wirepath(&["remove", "segment", "name=red"]);
+    let named = program.refused(&["remove", "port", "name=lan3"]);
+    assert!(named.contains("cannot be removed, because flow rules name it:\n  rule 1: "), "{named}");
+    assert!(named.contains("port id lan3"), "{named}");
+    program.wirepath(&["remove", "rule", "id=1"]);
+    program.wirepath(&["remove", "port", "name=lan3"]);
+    assert_eq!(names(&program), ["lan", "lan2", "wan"]);
+
+    // The file removes a port and adds one with its attachment, at once. A dry run opens nothing.
+    let file = format!("{PORTS}{GATEWAY_TABLES}");
+    let second = "[[port]]\nname = 'new'\ndriver = 'null'\n[port.null]\nsource = 'udp4'\n[control]";
+    let changed = file.replace("[[port]]\nname = 'lan2'\ndriver = 'null'\n", "").replace("[control]", second);
+    let segment = "[[segment]]\nname = 'red'\nvni = 7\nremotes = ['10.9.0.9']\nports = [{ port = 'new' }]\n";
+    let missing = "driver = 'af_packet'\ndevice = 'none0'\n";
+    let unusable = second.replace("driver = 'null'\n[port.null]\nsource = 'udp4'\n", missing);
+    program.write(&format!("{changed}{segment}").replace(second, &unusable));
+    assert!(program.wirepath(&["reload", "--dry-run"]).contains("not applied: this was a dry run"));
+    let error = program.refused(&["reload"]);
+    assert!(error.contains("none0"), "{error}");
+    assert_eq!(names(&program), ["lan", "lan2", "wan"]);
+    program.write(&format!("{changed}{segment}"));
+    let dry = program.wirepath(&["reload", "--dry-run"]);
+    assert!(dry.contains("+ port.new.driver = \"null\"\n") && dry.contains("- port.lan2.name"), "{dry}");
+    assert!(dry.contains("note: port \"new\" was not opened, so errors of its device"), "{dry}");
+    assert_eq!(names(&program), ["lan", "lan2", "wan"]);
+    program.wirepath(&["reload"]);
+    let mut now = names(&program);
+    now.sort();
+    assert_eq!(now, ["lan", "new", "wan"]);
+    let received = || program.rows("segments", "segment,local_rx_packets")[1]["local_rx_packets"].as_u64();
+    assert!(eventually(WAIT_LIMIT, || received() > Some(1000)), "the new port receives: {:?}", received());
+
+    // The port comes back, in another place of the list.
+    program.write(&file);
+    program.0.signal(Signal::HUP);
+    assert!(eventually(WAIT_LIMIT, || program.log().contains("reload of the configuration by SIGHUP is done")));
+    for _ in 0..20 {
+        program.wirepath(&["add", "port", "name=lan3", "driver=null"]);
+        program.wirepath(&["add", "attachment", "segment=blue", "port=lan3"]);
+        assert_eq!(program.rows("segments", "ports"), json!([{ "ports": "lan lan3" }]));
+        program.wirepath(&["remove", "attachment", "segment=blue", "port=lan3"]);
+        program.wirepath(&["remove", "port", "name=lan3"]);
+    }
+    program.wirepath(&["config", "save"]);
+    assert!(program.wirepath(&["reload"]).contains("does not differ"));
+    let summary = program.stop();
+    assert_eq!((&summary["in_flight"], &summary["leaked_buffers"]), (&json!(0), &json!(0)), "{summary}");
+    let ports = summary["ports"].as_array().unwrap();
+    assert_eq!(ports.last().unwrap()["name"], "removed ports", "{summary}");
 }
 
 /// Changes of several clients at once are carried out one after the other, each whole.

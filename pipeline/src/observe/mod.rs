@@ -19,7 +19,7 @@ mod tap;
 mod trace;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use capture::CaptureSession;
 pub use capture::{CaptureReader, CaptureSpec, CapturedPacket, LeftOut, Point, WallClock};
@@ -28,6 +28,7 @@ pub use filter::Pattern;
 pub(crate) use tap::Tap;
 use trace::TraceSession;
 pub use trace::{MAX_TRACES, Trace, TraceEnd, TraceReader, TraceSpec, TraceStep, TraceText};
+use wirepath_packet::PortId;
 use wirepath_wire::Parser;
 
 use crate::mailbox::Mailbox;
@@ -51,7 +52,7 @@ pub enum ObserveError {
 #[derive(Debug)]
 pub(crate) struct Observers {
     /// Names of the ports.
-    ports: Box<[Arc<str>]>,
+    ports: RwLock<Vec<Arc<str>>>,
     /// Number of workers. The control thread is the thread behind the last one.
     workers: usize,
     sessions: Mutex<Sessions>,
@@ -74,7 +75,7 @@ impl Observers {
     /// Creates the list of a program with these ports.
     pub(crate) fn new<'n>(ports: impl Iterator<Item = &'n str>, workers: usize) -> Self {
         Self {
-            ports: ports.map(Arc::from).collect(),
+            ports: RwLock::new(ports.map(Arc::from).collect()),
             workers,
             sessions: Mutex::default(),
             generation: AtomicU64::new(0),
@@ -83,8 +84,21 @@ impl Observers {
     }
 
     /// Returns the names of the ports, by number.
-    pub(crate) fn ports(&self) -> &[Arc<str>] {
-        &self.ports
+    pub(crate) fn ports(&self) -> Vec<Arc<str>> {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the name of a port.
+    pub(crate) fn port(&self, port: PortId) -> Option<Arc<str>> {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner).get(port.index()).cloned()
+    }
+
+    /// Sets the name of a port that was added. Workers read names only for traces.
+    pub(crate) fn set_port(&self, port: PortId, name: &str) {
+        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+        let len = ports.len().max(port.index() + 1);
+        ports.resize(len, "?".into());
+        ports[port.index()] = name.into();
     }
 
     /// Sets the workers that are notified of changes.
@@ -99,7 +113,7 @@ impl Observers {
         }
         sessions.retire();
         let filters = Filters::new(spec.pattern.as_ref(), parser, self.workers + 1)?;
-        let session = Arc::new(CaptureSession::new(spec, filters, self.ports.len(), self.workers + 1));
+        let session = Arc::new(CaptureSession::new(spec, filters, self.ports().len(), self.workers + 1));
         sessions.captures.push(Arc::clone(&session));
         self.changed(sessions);
         Ok(CaptureReader::new(session))

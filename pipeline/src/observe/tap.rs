@@ -298,7 +298,7 @@ impl Tap {
     }
 
     pub(crate) fn port_name(&self, port: PortId) -> Arc<str> {
-        self.cold.observers.ports.get(port.index()).map_or_else(|| "?".into(), Arc::clone)
+        self.cold.observers.port(port).unwrap_or_else(|| "?".into())
     }
 }
 

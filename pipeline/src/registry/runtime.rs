@@ -173,7 +173,10 @@ static MEMORY: TableSpec = TableSpec {
 /// Appends rows of one of [`TABLES`].
 pub(super) fn list(plane: &mut ControlPlane, table: &TableSpec, page: &mut Page<'_>) {
     match table.name {
-        "ports" => page.extend(0..plane.devices.len(), |port| port_row(plane, port)),
+        "ports" => {
+            let ports = (page.cursor()..).zip(page.cursor() as usize..plane.devices.len());
+            page.extend_from(ports, |port| port_row(plane, port));
+        }
         "queues" => {
             let queues = queues(plane);
             page.extend(queues, |(port, direction, index, stats)| queue_row(port, direction, index, &stats));
@@ -210,7 +213,7 @@ pub(super) fn list(plane: &mut ControlPlane, table: &TableSpec, page: &mut Page<
         "memory" => {
             let mut pools: Vec<&Pool> = Vec::new();
             for port in &plane.ports {
-                if pools.iter().all(|pool| pool.id() != port.pool.id()) {
+                if !port.is_removed && pools.iter().all(|pool| pool.id() != port.pool.id()) {
                     pools.push(&port.pool);
                 }
             }
@@ -220,16 +223,16 @@ pub(super) fn list(plane: &mut ControlPlane, table: &TableSpec, page: &mut Page<
     }
 }
 
-fn port_row(plane: &mut ControlPlane, index: usize) -> Row {
+fn port_row(plane: &mut ControlPlane, index: usize) -> Option<Row> {
     let state = plane.port_state(index);
-    let port = &mut plane.devices[index];
+    let port = plane.devices.get_mut(index)?.as_mut()?;
     let capabilities = port.capabilities();
     let link = port.link();
     let (rx, tx) = (total(&port.rx_statistics()), total(&port.tx_statistics()));
     let device_drops: u64 = port.device_drops().iter().map(|(_, n)| n).sum();
     let info = &plane.ports[index];
     let mac = info.mac.map(|mac| mac.to_string());
-    vec![
+    Some(vec![
         info.name.clone().into(),
         capabilities.driver.into(),
         capabilities.device.into(),
@@ -246,12 +249,12 @@ fn port_row(plane: &mut ControlPlane, index: usize) -> Row {
         tx.dropped().into(),
         (device_drops + plane.rule_drops[index]).into(),
         plane.losses[index].into(),
-    ]
+    ])
 }
 
 /// Iterates over the queues of all ports: name of the port, direction, index and counters.
 fn queues(plane: &ControlPlane) -> impl Iterator<Item = (&str, &'static str, usize, QueueStats)> {
-    plane.devices.iter().flat_map(|port| {
+    plane.devices.iter().flatten().flat_map(|port| {
         let rx = port.rx_statistics().into_iter().enumerate().map(|(i, stats)| ("rx", i, stats));
         let tx = port.tx_statistics().into_iter().enumerate().map(|(i, stats)| ("tx", i, stats));
         rx.chain(tx).map(|(direction, index, stats)| (port.name(), direction, index, stats))
@@ -308,7 +311,16 @@ fn drops(plane: &mut ControlPlane) -> Vec<Row> {
         vec![place.into(), name, queue, reason.name().into(), n.into(), reason.text().into()]
     };
     let mut rows = Vec::new();
-    for (port, rule_drops) in plane.devices.iter_mut().zip(&plane.rule_drops) {
+    for removed in plane.removed_ports() {
+        let name: Value = removed.name.into();
+        rows.extend(removed.device_drops.into_iter().map(|drops| row("device", name.clone(), Value::Null, drops)));
+        for (place, queues) in [("rx", removed.rx), ("tx", removed.tx)] {
+            let drops = queues.into_iter().flat_map(|queue| queue.drops);
+            rows.extend(drops.map(|drops| row(place, name.clone(), Value::Null, drops)));
+        }
+    }
+    let devices = plane.devices.iter_mut().zip(&plane.rule_drops);
+    for (port, rule_drops) in devices.filter_map(|(port, drops)| Some((port.as_mut()?, drops))) {
         let rules = (*rule_drops > 0).then_some((DropReason::RuleDrop, *rule_drops));
         for drops in port.device_drops().into_iter().chain(rules).filter(|(_, n)| *n > 0) {
             rows.push(row("device", port.name().into(), Value::Null, drops));

@@ -2,8 +2,8 @@
 
 use std::any::{Any, TypeId};
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wirepath_flow::{Action, Ports};
 use wirepath_packet::drops::DropReason;
@@ -16,6 +16,7 @@ use super::actions::insert_stripped_tag;
 use super::offload::{TagEntry, TagTable};
 use super::{Environment, FlowCacheStats, Hit, Outcome, RuleLookup, RuleTable, Toeplitz};
 use crate::context::Context;
+use crate::epoch::{Domain, Guard, Shared};
 use crate::observe::TraceEnd;
 use crate::parsed::{ParsedBatch, parse_packet};
 use crate::runtime::PortInfo;
@@ -32,37 +33,57 @@ const ETHERNET: usize = 14;
 /// Port data that the [`RuleStage`] of every worker uses.
 #[derive(Debug)]
 pub struct RulePorts {
-    /// [`PuntPath`] of each port: how its packets reach the kernel. The value is final only when the port
-    /// runs.
-    to_kernel: Box<[AtomicU8]>,
-    /// Pools that provide the buffers of mirror copies, by port.
-    pools: Box<[Pool]>,
-    /// Worker of each receive queue, by port and queue.
-    workers: Vec<Vec<usize>>,
+    /// The ports by number. Workers read them.
+    ports: Shared<Arc<[RulePort]>>,
+    /// The same, for the control thread.
+    current: Mutex<Arc<[RulePort]>>,
     /// Parser, with the UDP ports of tunnels.
     parser: Parser,
     /// Meaning of the tags that packets carry after they matched a rule in the NIC; `None` without rule
     /// hardware.
     tags: Option<Arc<TagTable>>,
-    /// Flags, by port: true if the NIC of the port may hold rules of ingress or egress.
-    offloaded: Box<[AtomicBool]>,
-    /// Longest frame in bytes that each port sends.
-    max_frame_len: Box<[usize]>,
+}
+
+/// Properties of a port that rules need.
+#[derive(Debug)]
+struct RulePort {
+    /// [`PuntPath`]: how its packets reach the kernel. The value is final only when the port runs.
+    to_kernel: AtomicU8,
+    /// Pool that provides the buffers of mirror copies.
+    pool: Pool,
+    /// Worker of each receive queue.
+    workers: Vec<usize>,
+    /// True if the NIC of the port may hold rules of ingress or egress.
+    offloaded: AtomicBool,
+    /// Longest frame in bytes that the port sends.
+    max_frame_len: usize,
+}
+
+impl RulePort {
+    fn new(port: &PortInfo, workers: Vec<usize>, offloaded: bool) -> Self {
+        Self {
+            to_kernel: PuntPath::number(port.capabilities.kernel_punt).into(),
+            pool: port.pool.clone(),
+            workers,
+            offloaded: offloaded.into(),
+            max_frame_len: usize::from(port.mtu) + ETHERNET,
+        }
+    }
 }
 
 impl RulePorts {
     /// Creates the data of these ports, which need not be opened. `workers` is the worker of each receive
-    /// queue, by port and queue.
-    pub fn new(ports: &[PortInfo], workers: Vec<Vec<usize>>, parser: Parser) -> Self {
+    /// queue, by port and queue. `domain` is that of the workers.
+    pub fn new(domain: &Domain, ports: &[PortInfo], workers: Vec<Vec<usize>>, parser: Parser) -> Self {
+        let workers = workers.into_iter().chain(std::iter::repeat_with(Vec::new));
+        let list: Arc<[RulePort]> =
+            ports.iter().zip(workers).map(|(port, workers)| RulePort::new(port, workers, false)).collect();
         Self {
-            to_kernel: ports.iter().map(|port| PuntPath::number(port.capabilities.kernel_punt).into()).collect(),
-            pools: ports.iter().map(|port| port.pool.clone()).collect(),
-            workers,
+            ports: Shared::new(domain, Arc::clone(&list)),
+            current: Mutex::new(list),
             // The destination of a packet verifies the header checksum, not a forwarder.
             parser: Parser { verify_ipv4: false, ..parser },
             tags: None,
-            offloaded: ports.iter().map(|_| AtomicBool::new(false)).collect(),
-            max_frame_len: ports.iter().map(|port| usize::from(port.mtu) + ETHERNET).collect(),
         }
     }
 
@@ -72,29 +93,56 @@ impl RulePorts {
         self
     }
 
+    fn current(&self) -> MutexGuard<'_, Arc<[RulePort]>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Marks of packets received on this port are tags from now on.
     pub(super) fn set_offloaded(&self, port: PortId) {
-        if let Some(flag) = self.offloaded.get(port.index()) {
-            flag.store(true, Ordering::Release);
+        if let Some(port) = self.current().get(port.index()) {
+            port.offloaded.store(true, Ordering::Release);
         }
+    }
+
+    /// Takes over the ports of a running program. `workers` is the worker of each receive queue, by port and queue.
+    pub(super) fn set_ports(&self, ports: &[PortInfo], workers: Vec<Vec<usize>>) {
+        let mut current = self.current();
+        let list = ports.iter().zip(workers).map(|(port, workers)| {
+            let old = current.get(port.id.index()).filter(|_| !port.is_removed);
+            RulePort::new(port, workers, old.is_some_and(|old| old.offloaded.load(Ordering::Acquire)))
+        });
+        *current = list.collect();
+        self.ports.replace(Arc::clone(&current));
+    }
+
+    /// Returns a port by its index.
+    #[inline(always)]
+    fn port<'g>(&'g self, guard: Guard<'g>, index: usize) -> Option<&'g RulePort> {
+        self.ports.read(guard).get(index)
+    }
+
+    /// Returns the pool of a port by its index.
+    #[inline(always)]
+    fn pool<'g>(&'g self, guard: Guard<'g>, index: usize) -> Option<&'g Pool> {
+        self.port(guard, index).map(|port| &port.pool)
     }
 
     /// Returns the tag table if the NIC of this port may hold rules.
     #[inline(always)]
-    fn tags_of_port(&self, port: PortId) -> Option<&TagTable> {
+    fn tags_of_port<'g>(&'g self, guard: Guard<'g>, port: PortId) -> Option<&'g TagTable> {
         let tags = self.tags.as_deref()?;
-        self.offloaded.get(port.index())?.load(Ordering::Acquire).then_some(tags)
+        self.port(guard, port.index())?.offloaded.load(Ordering::Acquire).then_some(tags)
     }
 
     /// Updates the punt paths when the ports have started.
     pub(super) fn started(&self, ports: &[PortInfo]) {
-        for (port, path) in ports.iter().zip(&self.to_kernel) {
-            path.store(PuntPath::number(port.capabilities.kernel_punt), Ordering::Relaxed);
+        for (port, path) in ports.iter().zip(self.current().iter()) {
+            path.to_kernel.store(PuntPath::number(port.capabilities.kernel_punt), Ordering::Relaxed);
         }
     }
 }
 
-/// Values of [`RulePorts::to_kernel`].
+/// Values of [`RulePort::to_kernel`].
 struct PuntPath;
 
 impl PuntPath {
@@ -167,7 +215,7 @@ impl<S: Stage> Stage for RuleStage<S> {
         let egress = self.egress.has_rules(context.guard());
         context.state.collect_egress = egress;
         if let Some(port) = context.in_port() {
-            if self.rule_ports.tags_of_port(port).is_some() {
+            if self.rule_ports.tags_of_port(context.guard(), port).is_some() {
                 self.process_offloaded_ingress(context, batch);
                 context.end_part("ingress rules");
             } else if self.ingress.has_rules(context.guard()) {
@@ -253,7 +301,7 @@ impl<S> RuleStage<S> {
             let i = at;
             at += 1;
             let Some(hit) = found[i] else { return Some(packet) };
-            let pool = rule_ports.pools.get(index_or_first(packet.in_port()));
+            let pool = rule_ports.pool(context.guard(), index_or_first(packet.in_port()));
             let outcome = run(context, &mut packet, &parsed.as_slice()[i], pool, toeplitz, hit);
             report_outcome(context, "ingress rules", &packet, outcome);
             apply_ingress_outcome(context, rule_ports, *worker, packet, outcome)
@@ -327,7 +375,7 @@ impl<S> RuleStage<S> {
                     if context.is_tracing() && rules {
                         report_hit(context, "ingress rules", hit);
                     }
-                    let pool = rule_ports.pools.get(index_or_first(packet.in_port()));
+                    let pool = rule_ports.pool(context.guard(), index_or_first(packet.in_port()));
                     match (hit, headers) {
                         (Some(hit), Some(headers)) => run(context, &mut packet, headers, pool, toeplitz, hit),
                         _ => Outcome::Next,
@@ -376,13 +424,13 @@ impl<S> RuleStage<S> {
                 report_hit(context, "egress rules", found[i]);
             }
             let Some(hit) = found[i] else { return Some(packet) };
-            if packet.out_port().is_some_and(|port| rule_ports.tags_of_port(port).is_some())
+            if packet.out_port().is_some_and(|port| rule_ports.tags_of_port(context.guard(), port).is_some())
                 && offload_to_device(context, rule_ports, ingress, &mut packet, hit)
             {
                 context.trace("egress rules", |text| text.write_str("the NIC carries the actions out"));
                 return Some(packet);
             }
-            let pool = rule_ports.pools.get(packet.out_port().map_or(usize::MAX, PortId::index));
+            let pool = rule_ports.pool(context.guard(), packet.out_port().map_or(usize::MAX, PortId::index));
             let outcome = run(context, &mut packet, &parsed.as_slice()[i], pool, toeplitz, hit);
             report_outcome(context, "egress rules", &packet, outcome);
             match outcome {
@@ -427,7 +475,7 @@ fn report_hit(context: &mut Context<'_>, stage: &'static str, hit: Option<Hit<'_
 #[cold]
 fn rule_text(context: &Context<'_>, hit: Hit<'_>) -> String {
     let ports = context.state.tap.observers().ports();
-    let ports: Vec<(&str, PortId)> = (0..).zip(ports).map(|(id, name)| (&**name, PortId::new(id))).collect();
+    let ports: Vec<(&str, PortId)> = (0..).zip(&ports).map(|(id, name)| (&**name, PortId::new(id))).collect();
     format!("rule {}: {}", hit.id(), hit.rule().named(Ports(&ports)))
 }
 
@@ -483,7 +531,7 @@ fn apply_ingress_outcome(
         Outcome::Redirect(port) => context.send(port, packet),
         Outcome::Kernel => to_kernel(context, rule_ports, packet),
         Outcome::Queue(queue) => {
-            let queues = rule_ports.workers.get(index_or_first(packet.in_port()));
+            let queues = rule_ports.port(context.guard(), index_or_first(packet.in_port())).map(|port| &port.workers);
             // A rule that names a missing queue is refused earlier. If one appears anyway, the packet stays
             // on this worker.
             let to = queues.and_then(|queues| queues.get(usize::from(queue))).copied().unwrap_or(worker);
@@ -521,7 +569,7 @@ fn finish_offloaded(
     if entry.counts {
         hit.count(packet.len());
     }
-    let pool = rule_ports.pools.get(index_or_first(packet.in_port()));
+    let pool = rule_ports.pool(context.guard(), index_or_first(packet.in_port()));
     let program = entry.rest.as_ref().unwrap_or_else(|| hit.program());
     program.run(packet, &parsed, &mut ActionContext { context, pool, toeplitz, hit })
 }
@@ -552,8 +600,9 @@ fn offload_to_device(
         }
     }
     // Software handles packets that the NIC would process twice and packets that would become too long.
-    let max_frame_len =
-        rule_ports.max_frame_len.get(packet.out_port().map_or(usize::MAX, PortId::index)).copied().unwrap_or_default();
+    let max_frame_len = rule_ports
+        .port(context.guard(), packet.out_port().map_or(usize::MAX, PortId::index))
+        .map_or(0, |port| port.max_frame_len);
     if packet.vlan().is_some() || flags.intersects(UNFINISHED) || packet.len() + header > max_frame_len {
         return false;
     }
@@ -580,8 +629,8 @@ fn index_or_first(port: Option<PortId>) -> usize {
 
 #[cold]
 fn to_kernel(context: &mut Context<'_>, rule_ports: &RulePorts, packet: Packet) {
-    let path = rule_ports.to_kernel.get(index_or_first(packet.in_port()));
-    match path.map_or(PuntPath::NONE, |path| path.load(Ordering::Relaxed)) {
+    let path = rule_ports.port(context.guard(), index_or_first(packet.in_port()));
+    match path.map_or(PuntPath::NONE, |path| path.to_kernel.load(Ordering::Relaxed)) {
         PuntPath::COPY => {
             context.state.counters.to_kernel.add(1);
             if context.is_tracing() {

@@ -476,7 +476,7 @@ fn a_worker_applies_rules() {
     let stage = |_: &mut Context<'_>, batch: &mut Batch| {
         batch.iter_mut().for_each(|packet| packet.set_out_port(PortId::new(1)));
     };
-    let around = RulePorts::new(&ports, vec![vec![0, 5]], Parser::default());
+    let around = RulePorts::new(&domain, &ports, vec![vec![0, 5]], Parser::default());
     let stage = RuleStage::new(stage, &mut table, Arc::new(around), 0);
     let mut stepped = SteppedRuntime::new(ports, &domain, stage).unwrap();
     for text in [

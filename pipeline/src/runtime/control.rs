@@ -11,6 +11,7 @@ use wirepath_packet::{Packet, Pool};
 use wirepath_pmd::port::{KernelRule, Port, PortError, PortEvent, PortId, RuleHardware};
 use wirepath_wire::Parser;
 
+use super::ports::PortChanges;
 use super::running::Presence;
 use super::summary::{PortSummary, WorkerSummary};
 use super::{PortInfo, Rates, Summary, WorkerInfo};
@@ -157,7 +158,7 @@ impl Devices for ControlPlane {
     }
 
     fn receive_rings(&self, port: PortId) -> Vec<RingCounters> {
-        self.devices.get(port.index()).map(RingCounters::of).unwrap_or_default()
+        self.devices.get(port.index()).and_then(Option::as_ref).map(RingCounters::of).unwrap_or_default()
     }
 }
 
@@ -165,8 +166,8 @@ impl Devices for ControlPlane {
 #[derive(Debug)]
 pub struct ControlPlane {
     pub(crate) ports: Vec<PortInfo>,
-    /// The started ports; empty if the ports are only simulated.
-    pub(crate) devices: Vec<Port>,
+    /// The started ports; `None` for removed ones, and empty if the ports are only simulated.
+    pub(crate) devices: Vec<Option<Port>>,
     /// Relation of each device to its port.
     pub(super) presence: Vec<Presence>,
     /// Number of times that each port lost its device.
@@ -174,6 +175,7 @@ pub struct ControlPlane {
     /// The workers and their counters.
     pub(crate) workers: Vec<(WorkerInfo, Arc<WorkerCounters>)>,
     pub(crate) mailboxes: Arc<[Mailbox]>,
+    pub(super) changes: PortChanges,
     pub(crate) drops: DropCounters,
     pub(super) sent: Counter,
     pub(super) injected: Counter,
@@ -253,9 +255,37 @@ impl ControlPlane {
         (self.now() / 1_000_000_000) as u32
     }
 
-    /// Returns the ports. The index of a port is its number.
+    /// Returns the ports. The index of a port is its number. Removed ports stay in the list
+    /// ([`PortInfo::is_removed`]).
     pub fn ports(&self) -> &[PortInfo] {
         &self.ports
+    }
+
+    /// Returns the port with this name.
+    pub fn port(&self, name: &str) -> Option<&PortInfo> {
+        self.ports.iter().find(|port| port.name == name && !port.is_removed)
+    }
+
+    /// Returns the workers, with the receive queues that they poll.
+    pub fn worker_infos(&self) -> impl Iterator<Item = &WorkerInfo> {
+        self.workers.iter().map(|(info, _)| info)
+    }
+
+    /// Returns the worker that polls each receive queue, by port and queue.
+    pub fn queue_workers(&self) -> Vec<Vec<usize>> {
+        let mut all: Vec<Vec<usize>> = self.ports.iter().map(|port| vec![0; port.queues.into()]).collect();
+        for (worker, (info, _)) in self.workers.iter().enumerate() {
+            for (port, queue) in &info.rx_queues {
+                if let Some(place) = all.get_mut(port.index()).and_then(|of| of.get_mut(usize::from(*queue))) {
+                    *place = worker;
+                }
+            }
+        }
+        all
+    }
+
+    fn device(&mut self, port: PortId) -> Option<&mut Port> {
+        self.devices.get_mut(port.index())?.as_mut()
     }
 
     /// Returns the state of a port whose device is not present.
@@ -271,9 +301,12 @@ impl ControlPlane {
     pub fn summary(&mut self) -> Summary {
         let elapsed = std::time::Duration::from_nanos(self.now());
         let ports = self.devices.iter_mut().zip(&self.losses).zip(&self.rule_drops);
+        let live = ports.filter_map(|((port, losses), drops)| Some(PortSummary::new(port.as_mut()?, *losses, *drops)));
+        let mut ports: Vec<PortSummary> = live.collect();
+        ports.extend(self.removed_ports());
         Summary {
             elapsed,
-            ports: ports.map(|((port, losses), drops)| PortSummary::new(port, *losses, *drops)).collect(),
+            ports,
             workers: self.workers.iter().map(|(info, counters)| WorkerSummary::new(info, counters)).collect(),
             control_drops: self.drops.nonzero().collect(),
             injected: self.injected(),
@@ -295,17 +328,17 @@ impl ControlPlane {
     /// pass packets to the kernel. Returns the result for each of the port's rules with that action
     /// ([`wirepath_pmd::port::PuntToKernel::set_rules`]).
     pub fn set_rules(&mut self, port: PortId, rules: &[Rule]) -> Result<Vec<KernelRule>, PortError> {
-        self.devices.get_mut(port.index()).map_or(Ok(Vec::new()), |port| port.set_rules(rules))
+        self.device(port).map_or(Ok(Vec::new()), |port| port.set_rules(rules))
     }
 
     /// Returns the packets and bytes of a rule that the port applies itself.
     pub fn rule_counters(&mut self, port: PortId, rule: &Rule) -> Option<(u64, u64)> {
-        self.devices.get_mut(port.index())?.rule_counters(rule)
+        self.device(port)?.rule_counters(rule)
     }
 
     /// Returns the port's rule hardware, if it has any.
     pub fn rule_hardware(&mut self, port: PortId) -> Option<&mut dyn RuleHardware> {
-        self.devices.get_mut(port.index())?.rule_hardware()
+        self.device(port)?.rule_hardware()
     }
 
     /// Sets the number of packets that the device of a port dropped by rules, for the summary.
@@ -326,7 +359,7 @@ impl ControlPlane {
             let tag = if service { [0x88, 0xa8, high, low] } else { [0x81, 0x00, high, low] };
             frame.splice(12..12, tag);
         }
-        let port = self.devices.get_mut(packet.in_port().map_or(usize::MAX, PortId::index));
+        let port = packet.in_port().and_then(|port| self.device(port));
         match port.map(|port| port.inject(&frame)) {
             Some(Ok(())) => self.injected.add(1),
             _ => self.drop(packet, DropReason::NoKernel),

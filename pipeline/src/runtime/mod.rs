@@ -3,6 +3,7 @@
 mod config;
 mod control;
 mod opening;
+mod ports;
 mod running;
 mod stepped;
 mod summary;
@@ -22,7 +23,8 @@ use wirepath_wire::Parser;
 
 pub use config::{HugePages, POOL, RuntimeConfig, WORKERS};
 pub use control::{Control, ControlPlane};
-pub use opening::{CheckedPorts, OpenedPort};
+pub use opening::{CheckedPorts, OpenedPort, PortOpener};
+pub use ports::NewPort;
 pub use running::{RunOptions, Running};
 pub use stepped::SteppedRuntime;
 pub(crate) use summary::total;
@@ -114,6 +116,19 @@ pub enum RuntimeError {
         /// Driver of that port.
         driver: &'static str,
     },
+    /// A new port of a running program would leave the other ports without packet buffers.
+    #[error(
+        "port '{port}' may need {needed} packet buffers for its rings (queues x depth), and {free} are free; give the \
+         port a smaller depth, or restart the program with more buffers in [pool]"
+    )]
+    NoBuffers {
+        /// Name of the port.
+        port: String,
+        /// Buffers that the rings of the port may hold.
+        needed: u32,
+        /// Buffers that are free.
+        free: u32,
+    },
     /// The operating system did not provide a descriptor or a thread.
     #[error("{what}: {source}")]
     System {
@@ -136,6 +151,7 @@ impl RuntimeError {
             | Self::NoWorkers
             | Self::IdleWorkers { .. }
             | Self::Superframes { .. }
+            | Self::NoBuffers { .. }
             | Self::NoCore { .. } => true,
             Self::Start { .. } | Self::Memory(_) | Self::System { .. } => false,
         }
@@ -155,8 +171,8 @@ fn list(cores: &[usize]) -> String {
 /// Properties of an opened port.
 #[derive(Clone, Debug)]
 pub struct PortInfo {
-    /// Port number, as carried by packets and passed to [`crate::Context::send`]. Ports are numbered from 0
-    /// in configuration order.
+    /// Port number, as carried by packets and passed to [`crate::Context::send`]. At the start, ports are numbered
+    /// from 0 in configuration order. A port that is added later takes a number that no port has.
     pub id: PortId,
     /// Name.
     pub name: String,
@@ -172,6 +188,8 @@ pub struct PortInfo {
     pub capabilities: Capabilities,
     /// Buffer pool of the port's packets.
     pub pool: Pool,
+    /// True if the port was removed while the program runs. Another port may take the number later.
+    pub is_removed: bool,
 }
 
 /// Properties of a worker, for the creation of its stages.
@@ -196,6 +214,7 @@ pub struct Runtime {
     spans: Vec<KeySpans>,
     domain: Domain,
     pools: Vec<Pool>,
+    opener: PortOpener,
     observers: Arc<Observers>,
     management: Option<Box<dyn Management>>,
 }
@@ -301,21 +320,7 @@ impl Runtime {
         for ((port, info), spans) in self.ports.into_iter().zip(&self.info).zip(&self.spans) {
             match port.start() {
                 Ok(started) => {
-                    let capabilities = started.port.capabilities();
-                    let device = if capabilities.device.is_empty() {
-                        String::new()
-                    } else {
-                        format!(" on {}", capabilities.device)
-                    };
-                    tracing::info!(
-                        "port {}: {}{device}: {}",
-                        started.port.name(),
-                        capabilities.driver,
-                        capabilities.mode
-                    );
-                    for note in &capabilities.notes {
-                        tracing::info!("port {}: {note}", started.port.name());
-                    }
+                    log_started(&started.port);
                     ports.push(started.port);
                     rx.push(started.rx);
                     tx.push(started.tx);
@@ -331,7 +336,7 @@ impl Runtime {
         let (outputs, spare) = assign_tx_queues(tx, n);
 
         let shared = (Arc::clone(&mailboxes), Arc::clone(&control), Tap::of_control(&self.observers));
-        let mut running = Running::new(ports, self.info, self.pools, spare, shared, self.domain);
+        let mut running = Running::new(ports, self.info, self.opener, spare, shared, self.domain);
         running.set_management(self.management);
         for (index, (inputs, outputs)) in inputs.into_iter().zip(outputs).enumerate() {
             let core = self.config.workers[index];
@@ -414,6 +419,16 @@ fn position(spans: &KeySpans, name: &str, error: PortError) -> (Box<ConfigError>
     (Box::new(spans.of_error(&error).error(format!("port '{name}'"))), Box::new(error))
 }
 
+/// Logs what a port has become.
+fn log_started(port: &Port) {
+    let capabilities = port.capabilities();
+    let device = if capabilities.device.is_empty() { String::new() } else { format!(" on {}", capabilities.device) };
+    tracing::info!("port {}: {}{device}: {}", port.name(), capabilities.driver, capabilities.mode);
+    for note in &capabilities.notes {
+        tracing::info!("port {}: {note}", port.name());
+    }
+}
+
 fn not_started(spans: &KeySpans, name: &str, error: PortError) -> RuntimeError {
     let (at, source) = position(spans, name, error);
     RuntimeError::Start { at, source }
@@ -433,43 +448,47 @@ fn assign_rx_queues(rx: Vec<Vec<RxQueue>>, workers: usize) -> Vec<Vec<RxQueue>> 
     inputs
 }
 
-/// Assigns a transmit queue of each port to each worker. If a port has fewer queues than there are workers,
-/// the other workers hand their packets to a worker that owns a queue. This costs performance, but every
-/// worker can send to every port.
-///
-/// Also returns the queues that no worker needs. They must be kept until the port is stopped.
-fn assign_tx_queues(tx: Vec<Vec<TxQueue>>, workers: usize) -> (Vec<Box<[Output]>>, Vec<TxQueue>) {
+/// Assigns the transmit queues of all ports to the workers, as [`assign_outputs`] does for one port.
+fn assign_tx_queues(tx: Vec<Vec<TxQueue>>, workers: usize) -> (Vec<Vec<Output>>, Vec<TxQueue>) {
     let mut spare = Vec::new();
     let mut outputs: Vec<Vec<Output>> = (0..workers).map(|_| Vec::with_capacity(tx.len())).collect();
     for (id, queues) in tx.into_iter().enumerate() {
-        let n = queues.len().min(workers);
-        if n < workers && n > 0 {
-            let name = queues[0].port_name();
-            tracing::info!(
-                "port {name}: {n} transmit queues for {workers} workers; the other workers hand their packets to \
-                the owners"
-            );
-        }
-        // The queues of different ports start at different workers.
-        let owner = |queue: usize| (queue + id) % workers;
-        let mut row: Vec<Output> = (0..workers).map(|_| Output::Absent).collect();
-        for (i, queue) in queues.into_iter().enumerate() {
-            if i < workers {
-                row[owner(i)] = Output::Own { queue, pending: Batch::new() };
-            } else {
-                spare.push(queue);
-            }
-        }
-        for (worker, output) in row.iter_mut().enumerate().filter(|_| n > 0) {
-            if matches!(output, Output::Absent) {
-                *output = Output::Worker(owner(worker % n));
-            }
-        }
-        for (worker, output) in row.into_iter().enumerate() {
+        for (worker, output) in assign_outputs(id, queues, workers, &mut spare).into_iter().enumerate() {
             outputs[worker].push(output);
         }
     }
-    (outputs.into_iter().map(Vec::into_boxed_slice).collect(), spare)
+    (outputs, spare)
+}
+
+/// Assigns a transmit queue of a port to each worker. If the port has fewer queues than there are workers, the other
+/// workers hand their packets to a worker that owns a queue. This costs performance, but every worker can send to
+/// every port.
+///
+/// Queues that no worker needs are added to `spare`. They must be kept until the port is stopped.
+fn assign_outputs(id: usize, queues: Vec<TxQueue>, workers: usize, spare: &mut Vec<TxQueue>) -> Vec<Output> {
+    let n = queues.len().min(workers);
+    if n < workers && n > 0 {
+        let name = queues[0].port_name();
+        tracing::info!(
+            "port {name}: {n} transmit queues for {workers} workers; the other workers hand their packets to the owners"
+        );
+    }
+    // The queues of different ports start at different workers.
+    let owner = |queue: usize| (queue + id) % workers;
+    let mut row: Vec<Output> = (0..workers).map(|_| Output::Absent).collect();
+    for (i, queue) in queues.into_iter().enumerate() {
+        if i < workers {
+            row[owner(i)] = Output::Own { queue, pending: Batch::new() };
+        } else {
+            spare.push(queue);
+        }
+    }
+    for (worker, output) in row.iter_mut().enumerate().filter(|_| n > 0) {
+        if matches!(output, Output::Absent) {
+            *output = Output::Worker(owner(worker % n));
+        }
+    }
+    row
 }
 
 /// Stops ports with their queues and returns the errors.

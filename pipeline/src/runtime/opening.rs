@@ -1,18 +1,23 @@
 //! Opening the ports of a program: for a start, and for a check of the machine that a start would meet.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use wirepath_flow::Rule;
 use wirepath_packet::{Pool, PoolError};
-use wirepath_pmd::drivers::{self, KeySpans, PortSettings};
+use wirepath_pmd::drivers::{self, DeviceKind, KeySpans, PortSettings, device_kind};
 use wirepath_pmd::port::{ConfiguredPort, OpenPort, PortConfig, PortId};
 
 use super::config::RuntimeConfig;
-use super::{MAX_PORTS, PortInfo, Runtime, RuntimeError, position};
+use super::ports::NewPort;
+use super::{MAX_PORTS, PortInfo, Runtime, RuntimeError, log_started, not_started, position};
 use crate::epoch::Domain;
 use crate::observe::Observers;
 
 /// Buffers of the pools of a check, which no packet uses.
 const CHECK_BUFFERS: u32 = 64;
+
+/// Pools by NUMA node.
+type NodePools = Vec<(Option<u32>, Pool)>;
 
 /// Ports that are being opened one after the other.
 struct Opening {
@@ -21,7 +26,7 @@ struct Opening {
     is_check: bool,
     /// Buffers of each port, if all ports have the same NUMA node.
     share: u32,
-    pools: Vec<(Option<u32>, Pool)>,
+    pools: NodePools,
     ports: Vec<ConfiguredPort>,
     info: Vec<PortInfo>,
     spans: Vec<KeySpans>,
@@ -100,46 +105,13 @@ impl Opening {
 
     /// Opens and configures a port.
     fn add(&mut self, id: PortId, settings: PortSettings) -> Result<OpenedPort, RuntimeError> {
-        let PortSettings { name, plan, queues, depth, mtu, promiscuous, on_loss, key_spans, .. } = settings;
-        let at = |error| {
-            let (at, source) = position(&key_spans, &name, error);
-            RuntimeError::Open { at, source }
-        };
-        let open = if self.is_check { OpenPort::open_to_check } else { OpenPort::open };
-        let port = open(name.clone(), plan).map_err(at)?;
-        let capabilities = port.capabilities();
-        let entries = depth.saturating_mul(queues.into());
-        let (mtu, mtu_reason) = drivers::choose_mtu(mtu, &capabilities, entries, self.share);
-        if !self.is_check {
-            tracing::info!("port {name}: MTU {mtu}, {mtu_reason}");
-        }
-        let pool = self.pool(capabilities.numa_node)?;
-        let (rx_queues, tx_queues) = (queues, queues);
-        let config = PortConfig { id, rx_queues, tx_queues, depth, mtu, promiscuous, pool: pool.clone() };
-        let configured = port.configure(config).map_err(at)?;
-        // The driver `auto` may have taken another one, because of the configuration.
-        let capabilities = configured.capabilities();
-        let info = PortInfo { id, mac: capabilities.mac, name, mtu, queues, on_loss, capabilities, pool };
+        let Self { config, is_check, share, pools, .. } = self;
+        let port = open_port(id, settings, *is_check, *share, |node| pool(config, *is_check, pools, node))?;
+        let UnstartedPort { configured, info, spans, mtu_reason } = port;
         self.ports.push(configured);
-        self.spans.push(key_spans);
+        self.spans.push(spans);
         self.info.push(info.clone());
         Ok(OpenedPort { info, mtu_reason })
-    }
-
-    /// Returns the pool of a NUMA node.
-    fn pool(&mut self, node: Option<u32>) -> Result<Pool, PoolError> {
-        if let Some((_, pool)) = self.pools.iter().find(|(of, _)| *of == node) {
-            return Ok(pool.clone());
-        }
-        let pool = if self.is_check {
-            self.config.check_memory(node)?;
-            Pool::new("check", CHECK_BUFFERS)?
-        } else {
-            let label = node.map_or("packets".to_owned(), |node| format!("packets of node {node}"));
-            self.config.arena(node)?.pool(&label, self.config.buffers)?
-        };
-        self.pools.push((node, pool.clone()));
-        Ok(pool)
     }
 
     fn check_queues(&self) -> Result<(), RuntimeError> {
@@ -148,9 +120,118 @@ impl Opening {
 
     fn finish(self) -> Runtime {
         let Self { config, ports, info, spans, pools, .. } = self;
-        let pools = pools.into_iter().map(|(_, pool)| pool).collect();
         let names = info.iter().map(|port| port.name.as_str());
         let observers = Arc::new(Observers::new(names, config.workers.len()));
-        Runtime { config, ports, info, spans, domain: Domain::new(), pools, observers, management: None }
+        let opener = PortOpener::new(config.clone(), pools.clone());
+        let pools = pools.into_iter().map(|(_, pool)| pool).collect();
+        Runtime { config, ports, info, spans, domain: Domain::new(), pools, opener, observers, management: None }
+    }
+}
+
+/// A configured port.
+struct UnstartedPort {
+    configured: ConfiguredPort,
+    info: PortInfo,
+    spans: KeySpans,
+    mtu_reason: String,
+}
+
+/// Opens and configures a port. `pool` returns the pool of a NUMA node.
+fn open_port(
+    id: PortId,
+    settings: PortSettings,
+    is_check: bool,
+    share: u32,
+    pool: impl FnOnce(Option<u32>) -> Result<Pool, PoolError>,
+) -> Result<UnstartedPort, RuntimeError> {
+    let PortSettings { name, plan, queues, depth, mtu, promiscuous, on_loss, key_spans, .. } = settings;
+    let at = |error| {
+        let (at, source) = position(&key_spans, &name, error);
+        RuntimeError::Open { at, source }
+    };
+    let open = if is_check { OpenPort::open_to_check } else { OpenPort::open };
+    let port = open(name.clone(), plan).map_err(at)?;
+    let capabilities = port.capabilities();
+    let entries = depth.saturating_mul(queues.into());
+    let (mtu, mtu_reason) = drivers::choose_mtu(mtu, &capabilities, entries, share);
+    if !is_check {
+        tracing::info!("port {name}: MTU {mtu}, {mtu_reason}");
+    }
+    let pool = pool(capabilities.numa_node)?;
+    let (rx_queues, tx_queues) = (queues, queues);
+    let config = PortConfig { id, rx_queues, tx_queues, depth, mtu, promiscuous, pool: pool.clone() };
+    let configured = port.configure(config).map_err(at)?;
+    // The driver `auto` may have taken another one, because of the configuration.
+    let capabilities = configured.capabilities();
+    let mac = capabilities.mac;
+    let info = PortInfo { id, mac, name, mtu, queues, on_loss, capabilities, pool, is_removed: false };
+    Ok(UnstartedPort { configured, info, spans: key_spans, mtu_reason })
+}
+
+/// Returns the pool of a NUMA node, and maps its memory for the first port there.
+fn pool(config: &RuntimeConfig, is_check: bool, pools: &mut NodePools, node: Option<u32>) -> Result<Pool, PoolError> {
+    if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == node) {
+        return Ok(pool.clone());
+    }
+    let pool = if is_check {
+        config.check_memory(node)?;
+        Pool::new("check", CHECK_BUFFERS)?
+    } else {
+        let label = node.map_or("packets".to_owned(), |node| format!("packets of node {node}"));
+        config.arena(node)?.pool(&label, config.buffers)?
+    };
+    pools.push((node, pool.clone()));
+    Ok(pool)
+}
+
+/// Opens ports of a running program ([`crate::ControlPlane::port_opener`]). Opening takes long, so it happens in a
+/// thread of its own.
+#[derive(Clone, Debug)]
+pub struct PortOpener {
+    config: Arc<RuntimeConfig>,
+    pools: Arc<Mutex<NodePools>>,
+    /// Number of ports of the program.
+    ports: usize,
+}
+
+impl PortOpener {
+    fn new(config: RuntimeConfig, pools: NodePools) -> Self {
+        Self { config: Arc::new(config), pools: Arc::new(Mutex::new(pools)), ports: 0 }
+    }
+
+    /// Returns the opener of a program that has this number of ports.
+    pub(super) fn with_ports(&self, ports: usize) -> Self {
+        Self { ports, ..self.clone() }
+    }
+
+    /// Returns all pools.
+    pub(super) fn pools(&self) -> Vec<Pool> {
+        self.lock().iter().map(|(_, pool)| pool.clone()).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, NodePools> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens and starts a port with the number `id` ([`crate::ControlPlane::new_port_ids`]). `rules` are the flow rules
+    /// of the program in evaluation order. No worker uses the port yet.
+    ///
+    /// # Errors
+    /// If the device refuses the settings, or the packet memory has no room for the port.
+    pub fn open(&self, id: PortId, settings: PortSettings, rules: &[Rule]) -> Result<NewPort, RuntimeError> {
+        let share = self.config.buffers / (self.ports as u32 + 1);
+        let entries = settings.depth.saturating_mul(settings.queues.into());
+        let node_pool = |node| pool(&self.config, false, &mut self.lock(), node);
+        let UnstartedPort { mut configured, info, spans, .. } = open_port(id, settings, false, share, node_pool)?;
+        // The rings of the other ports must not run empty.
+        let free = info.pool.available();
+        if device_kind(info.capabilities.driver) != DeviceKind::Virtual && free < entries {
+            return Err(RuntimeError::NoBuffers { port: info.name, needed: entries, free });
+        }
+        let refused = |error| not_started(&spans, &info.name, error);
+        configured.set_rules(rules).map_err(refused)?;
+        let started = configured.start().map_err(refused)?;
+        log_started(&started.port);
+        Ok(NewPort::new(info, started))
     }
 }

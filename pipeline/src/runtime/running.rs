@@ -12,8 +12,9 @@ use wirepath_packet::drops::{DropCounters, DropReason};
 use wirepath_pmd::drivers::OnLoss;
 use wirepath_pmd::port::{Port, PortEvent, PortId, RxQueue, TxQueue};
 
+use super::ports::PortChanges;
 use super::summary::{Rates, Snapshot, Summary};
-use super::{Control, ControlPlane, PortInfo, WorkerInfo, stop_ports};
+use super::{Control, ControlPlane, PortInfo, PortOpener, WorkerInfo, stop_ports};
 use crate::context::WorkerCounters;
 use crate::epoch::Domain;
 use crate::events::{ControlQueues, Phase};
@@ -71,8 +72,6 @@ pub(super) enum Presence {
 /// Started ports and workers. The thread that holds this value is the control thread. It calls [`Self::run`],
 /// or [`Self::tick`] often, and finally [`Self::stop`].
 pub struct Running<S> {
-    pools: Vec<Pool>,
-    spare: Vec<TxQueue>,
     mailboxes: Arc<[Mailbox]>,
     control: Arc<ControlQueues>,
     domain: Domain,
@@ -100,7 +99,7 @@ impl<S> Running<S> {
     pub(super) fn new(
         ports: Vec<Port>,
         info: Vec<PortInfo>,
-        pools: Vec<Pool>,
+        opener: PortOpener,
         spare: Vec<TxQueue>,
         (mailboxes, control, tap): (Arc<[Mailbox]>, Arc<ControlQueues>, Tap),
         domain: Domain,
@@ -116,8 +115,9 @@ impl<S> Running<S> {
             presence: vec![Presence::Present; ports.len()],
             losses: vec![0; ports.len()],
             workers: Vec::new(),
-            devices: ports,
+            devices: ports.into_iter().map(Some).collect(),
             mailboxes: Arc::clone(&mailboxes),
+            changes: PortChanges::new(opener, spare),
             drops: DropCounters::new(),
             sent: wirepath_packet::counters::Counter::new(),
             injected: wirepath_packet::counters::Counter::new(),
@@ -133,8 +133,6 @@ impl<S> Running<S> {
         };
         let now = Instant::now();
         Self {
-            pools,
-            spare,
             mailboxes,
             control,
             domain,
@@ -248,6 +246,7 @@ impl<S> Running<S> {
     pub fn tick(&mut self, control: &mut impl Control) {
         self.control.notifier.take_notification();
         self.plane.serve(control);
+        self.plane.advance_ports();
         if self.last_tick.elapsed() < TICK {
             if self.management_waits {
                 self.serve_management(control);
@@ -256,11 +255,12 @@ impl<S> Running<S> {
         }
         self.last_tick = Instant::now();
         for id in 0..self.plane.devices.len() {
-            if matches!(self.plane.presence[id], Presence::Failed(_)) && self.plane.devices[id].is_away() {
+            let Some(port) = &mut self.plane.devices[id] else { continue };
+            if matches!(self.plane.presence[id], Presence::Failed(_)) && port.is_away() {
                 // The port has waited long enough. A device that returns now stays unused.
                 continue;
             }
-            for event in self.plane.devices[id].events() {
+            for event in port.events() {
                 self.log_event(id, &event);
                 control.port_event(PortId::new(id as u16), &event, &mut self.plane);
             }
@@ -273,7 +273,7 @@ impl<S> Running<S> {
             }
         }
         // Queues without a worker: they notice here that their device is lost or back.
-        self.spare.iter_mut().for_each(TxQueue::sync);
+        self.plane.changes.spare.iter_mut().for_each(TxQueue::sync);
         control.tick(&mut self.plane);
         self.plane.collect_observers();
         self.plane.measurements.poll(&self.mailboxes);
@@ -283,7 +283,7 @@ impl<S> Running<S> {
 
     /// Logs an event and applies it to the state of the port.
     fn log_event(&mut self, id: usize, event: &PortEvent) {
-        let (port, info) = (&self.plane.devices[id], &mut self.plane.ports[id]);
+        let (Some(port), info) = (&self.plane.devices[id], &mut self.plane.ports[id]) else { return };
         let name = &info.name;
         match event {
             PortEvent::Link(link) => tracing::info!("port {name}: link {link}"),
@@ -348,7 +348,8 @@ impl<S> Running<S> {
     /// Returns the current counters of all queues and devices. Devices take system calls.
     fn snapshot_with_devices(&mut self) -> Snapshot {
         let device_drops = |port: &mut Port| port.device_drops().iter().map(|(_, n)| n).sum();
-        Snapshot { device_drops: self.plane.devices.iter_mut().map(device_drops).collect(), ..self.snapshot() }
+        let devices = self.plane.devices.iter_mut().flatten();
+        Snapshot { device_drops: devices.map(device_drops).collect(), ..self.snapshot() }
     }
 
     /// Returns the current counters of all queues.
@@ -359,6 +360,7 @@ impl<S> Running<S> {
                 .plane
                 .devices
                 .iter()
+                .flatten()
                 .map(|port| (port.name().to_owned(), port.rx_statistics(), port.tx_statistics()))
                 .collect(),
             worker_drops: self.threads.iter().map(|thread| thread.counters.drops.total()).sum::<u64>()
@@ -376,7 +378,7 @@ impl<S> Running<S> {
         self.notify_all();
 
         let mut failures = Vec::new();
-        let (mut rx, mut tx) = (Vec::new(), std::mem::take(&mut self.spare));
+        let (mut rx, mut tx) = (Vec::new(), Vec::new());
         for WorkerThread { handle, info, .. } in std::mem::take(&mut self.threads) {
             match handle.join() {
                 Ok(ended) => {
@@ -397,17 +399,21 @@ impl<S> Running<S> {
             }
         }
         control.stop(&mut self.plane);
+        self.plane.end_port_changes(&mut rx, &mut tx);
         self.plane.tap.observers().end();
-        for (port, presence) in self.plane.devices.iter().zip(&self.plane.presence) {
+        let devices = self.plane.devices.iter().zip(&self.plane.presence);
+        for (port, presence) in devices.filter_map(|(port, presence)| Some((port.as_ref()?, presence))) {
             match presence {
                 Presence::Present => {}
                 Presence::Away { why, .. } => tracing::warn!("port {} was away at the stop: {why}", port.name()),
                 Presence::Failed(why) => failures.push(format!("port {} failed: {why}", port.name())),
             }
         }
+        let pools = self.plane.port_opener().map(|opener| opener.pools()).unwrap_or_default();
         let mut summary = Summary { elapsed, failures, app: control.summary(), ..self.plane.summary() };
-        let counters: Vec<_> = self.plane.devices.iter().map(Port::queue_counters).collect();
-        for problem in stop_ports(std::mem::take(&mut self.plane.devices), rx, tx) {
+        let devices: Vec<Port> = std::mem::take(&mut self.plane.devices).into_iter().flatten().collect();
+        let counters: Vec<_> = devices.iter().map(Port::queue_counters).collect();
+        for problem in stop_ports(devices, rx, tx) {
             tracing::warn!("{problem}");
         }
         // Ports also send and drop packets while they stop.
@@ -415,7 +421,7 @@ impl<S> Running<S> {
             port.rx = rx.iter().map(|queue| queue.snapshot()).collect();
             port.tx = tx.iter().map(|queue| queue.snapshot()).collect();
         }
-        summary.leaked_buffers = self.pools.iter().map(Pool::outstanding).sum();
+        summary.leaked_buffers = pools.iter().map(Pool::outstanding).sum();
         if summary.leaked_buffers > 0 && summary.failures.is_empty() {
             tracing::warn!("{} packet buffers were not returned to their pools", summary.leaked_buffers);
         }

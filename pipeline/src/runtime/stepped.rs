@@ -7,6 +7,7 @@ use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_pmd::drivers::OnLoss;
 use wirepath_pmd::port::{Capabilities, MacAddr, Port, PortId};
 
+use super::ports::PortChanges;
 use super::running::Presence;
 use super::{Control, ControlPlane, PacketBalance, PortInfo, RuntimeError, WorkerInfo};
 use crate::context::{Context, Output, WorkerState};
@@ -54,6 +55,7 @@ impl PortInfo {
             on_loss: OnLoss::Wait,
             capabilities: Capabilities { mac, ..Capabilities::plain("paper", name) },
             pool: pool.clone(),
+            is_removed: false,
         }
     }
 }
@@ -78,6 +80,7 @@ impl<S: Stage + 'static> SteppedRuntime<S> {
             ports,
             devices: Vec::new(),
             mailboxes,
+            changes: PortChanges::default(),
             drops: DropCounters::new(),
             sent: Counter::new(),
             injected: Counter::new(),
@@ -103,7 +106,7 @@ impl<S: Stage + 'static> SteppedRuntime<S> {
     pub fn set_devices(&mut self, devices: Vec<Port>) {
         self.plane.presence = vec![Presence::Present; devices.len()];
         self.plane.losses = vec![0; devices.len()];
-        self.plane.devices = devices;
+        self.plane.devices = devices.into_iter().map(Some).collect();
     }
 
     /// Advances the time. Each timer of the stages is called at exactly the times at which it is due. At the end of the

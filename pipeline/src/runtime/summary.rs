@@ -64,10 +64,14 @@ impl Rates {
     pub fn between(before: &Snapshot, after: &Snapshot, time: Duration, elapsed: Duration) -> Self {
         let seconds = time.as_secs_f64().max(1e-9);
         let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
-        let ports = after.ports.iter().zip(&before.ports).enumerate();
-        let ports = ports.map(|(id, ((name, rx, tx), (_, old_rx, old_tx)))| {
-            let device = |snapshot: &Snapshot| snapshot.device_drops.get(id).copied().unwrap_or(0);
-            let (rx, tx, old_rx, old_tx) = (total(rx), total(tx), total(old_rx), total(old_tx));
+        let ports = after.ports.iter().enumerate().map(|(at, (name, rx, tx))| {
+            let device = |snapshot: &Snapshot, at| snapshot.device_drops.get(at).copied().unwrap_or(0);
+            // The ports may have changed meanwhile.
+            let old = before.ports.iter().enumerate().find(|(_, (it, ..))| it == name);
+            let old_drops = old.map_or(0, |(at, _)| device(before, at));
+            let none = || (QueueStats::default(), QueueStats::default());
+            let (old_rx, old_tx) = old.map_or_else(none, |(_, (_, rx, tx))| (total(rx), total(tx)));
+            let (rx, tx) = (total(rx), total(tx));
             PortRates {
                 name: name.clone(),
                 rx_pps: rate(old_rx.packets, rx.packets),
@@ -75,8 +79,8 @@ impl Rates {
                 tx_pps: rate(old_tx.packets, tx.packets),
                 tx_bps: rate(old_tx.bytes, tx.bytes) * 8.0,
                 drop_pps: rate(
-                    device(before) + old_rx.dropped() + old_tx.dropped(),
-                    device(after) + rx.dropped() + tx.dropped(),
+                    old_drops + old_rx.dropped() + old_tx.dropped(),
+                    device(after, at) + rx.dropped() + tx.dropped(),
                 ),
             }
         });
@@ -152,6 +156,59 @@ pub struct PortSummary {
 }
 
 impl PortSummary {
+    /// Name of the sum of all removed ports.
+    pub const REMOVED: &str = "removed ports";
+
+    /// Returns the sum of no removed port.
+    pub(super) fn of_removed() -> Self {
+        Self {
+            name: Self::REMOVED.to_owned(),
+            driver: "",
+            device: String::new(),
+            mode: String::new(),
+            rx: vec![QueueStats::default()],
+            tx: vec![QueueStats::default()],
+            extra: Vec::new(),
+            device_drops: Vec::new(),
+            uncounted_drops: Vec::new(),
+            losses: 0,
+            away: false,
+        }
+    }
+
+    /// Adds the figures of a removed port.
+    pub(super) fn add(&mut self, other: Self) {
+        for (sum, queues) in [(&mut self.rx, other.rx), (&mut self.tx, other.tx)] {
+            let Some(sum) = sum.first_mut() else { continue };
+            queues.iter().for_each(|queue| sum.add(queue));
+            sum.waiting = None;
+        }
+        for (reason, n) in other.device_drops {
+            match self.device_drops.iter_mut().find(|(it, _)| *it == reason) {
+                Some((_, sum)) => *sum += n,
+                None => self.device_drops.push((reason, n)),
+            }
+        }
+        for reason in other.uncounted_drops {
+            if !self.uncounted_drops.contains(&reason) {
+                self.uncounted_drops.push(reason);
+            }
+        }
+        self.losses += other.losses;
+    }
+
+    /// Returns the figures that need no call of the device. Such a call takes long while the kernel is busy.
+    pub(super) fn without_device(port: &Port, losses: u64, rule_drops: u64) -> Self {
+        Self {
+            name: port.name().to_owned(),
+            rx: port.rx_statistics(),
+            tx: port.tx_statistics(),
+            device_drops: Vec::from_iter((rule_drops > 0).then_some((DropReason::RuleDrop, rule_drops))),
+            losses,
+            ..Self::of_removed()
+        }
+    }
+
     pub(super) fn new(port: &mut Port, losses: u64, rule_drops: u64) -> Self {
         let mut device_drops = port.device_drops();
         if rule_drops > 0 {

@@ -8,4 +8,5 @@ mod loss;
 mod management;
 mod measure;
 mod observe;
+mod port_changes;
 mod programs;

@@ -110,6 +110,7 @@ impl Service {
             Phase::Reloading => RELOADS.load(Ordering::SeqCst) == 0 && !hangup_flag().load(Ordering::SeqCst),
         };
         let names: Vec<&str> = plane.ports().iter().map(|port| port.name.as_str()).collect();
+        self.down.retain(|port, _| names.get(usize::from(*port)).is_some_and(|name| !name.is_empty()));
         let status = status(&names, &self.down);
         if ready {
             manager.report(format!("READY=1\nSTATUS={status}"));
@@ -142,7 +143,8 @@ impl Service {
 
 /// Returns the line for `systemctl status`.
 fn status(names: &[&str], down: &BTreeMap<u16, &'static str>) -> String {
-    let mut text = format!("{} port{}", names.len(), if names.len() == 1 { "" } else { "s" });
+    let count = names.iter().filter(|name| !name.is_empty()).count();
+    let mut text = format!("{count} port{}", if count == 1 { "" } else { "s" });
     for (port, why) in down {
         let name = names.get(usize::from(*port)).copied().unwrap_or("?");
         text += &format!(", {}: {why}", sanitized(name).replace('\n', "\\n"));

@@ -9,6 +9,7 @@
 
 mod difference;
 mod document;
+mod ports;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -18,14 +19,17 @@ use std::thread::JoinHandle;
 
 pub use difference::{Difference, differences};
 pub use document::{ConfigObject, Edit, EditError, Parent, Place};
+pub use ports::{ChangedPorts, PORT, PortNumbers};
 use serde_json::{Value, json};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
 use wirepath_flow::{Ports, Rule};
 use wirepath_pipeline::registry::{Change, Changed, ObjectSpec, Operation, PendingChange};
-use wirepath_pipeline::{Control, ControlPlane};
+use wirepath_pipeline::{Control, ControlPlane, NewPort};
+use wirepath_pmd::drivers::PortSettings;
 use wirepath_pmd::port::PortId;
 use wirepath_settings::Source;
 
+use crate::Config;
 use crate::cli::{Failure, ReloadGuard, hangup_flag};
 
 /// Changes that wait for the one in progress, at most.
@@ -40,11 +44,30 @@ pub trait Reconfigure: Control {
     /// A configuration that was read and checked.
     type Setup: Send + 'static;
 
-    /// Reads a configuration and checks all that needs no open port. Called in another thread.
+    /// Reads a configuration and checks all that needs no open port. Called in another thread. The ports have these
+    /// numbers ([`Config::read_numbered`]).
     ///
     /// # Errors
     /// As at the start of the program.
-    fn read(source: &Source) -> Result<Self::Setup, Failure>;
+    fn read(source: &Source, numbers: &PortNumbers) -> Result<Self::Setup, Failure>;
+
+    /// Returns the tables of a configuration that all programs have.
+    fn config(setup: &mut Self::Setup) -> &mut Config;
+
+    /// Returns whether ports can be added and removed without a restart of the program.
+    fn can_change_ports(&self) -> bool {
+        false
+    }
+
+    /// Takes over the ports of the program, after some were added or removed. New ports are added before
+    /// [`Self::apply`], and others are removed after it.
+    ///
+    /// # Errors
+    /// The reason why the program cannot work with the new ports. They are removed again.
+    fn set_ports(&mut self, plane: &mut ControlPlane) -> Result<(), Failure> {
+        let _ = plane;
+        Ok(())
+    }
 
     /// Objects of the configuration that can be changed alone.
     fn config_objects() -> &'static [&'static ConfigObject];
@@ -52,11 +75,17 @@ pub trait Reconfigure: Control {
     /// Returns whether the value at this path can differ without a restart of the program.
     fn can_change(&self, path: &[String]) -> bool;
 
-    /// Finds why [`Self::apply`] would fail. Changes nothing.
+    /// Finds why [`Self::apply`] would fail. Changes nothing. `ports` are the ports after the change.
     ///
     /// # Errors
     /// The reason.
-    fn check(&mut self, setup: &Self::Setup, plane: &mut ControlPlane) -> Result<(), Failure>;
+    fn check(
+        &mut self,
+        setup: &Self::Setup,
+        ports: &ChangedPorts,
+        parts: ChangedParts,
+        plane: &mut ControlPlane,
+    ) -> Result<(), Failure>;
 
     /// Takes over a configuration. Returns lines for the operator about changes that are no differences of the text.
     ///
@@ -105,6 +134,8 @@ pub struct LiveConfiguration<C: Reconfigure> {
     hangup: Arc<AtomicBool>,
     waiting: VecDeque<Job>,
     reading: Option<Reading<C::Setup>>,
+    /// A change that was made, and whose removed ports are being closed.
+    closing: Option<(Job, Result<Value, String>)>,
 }
 
 /// A change that was asked for.
@@ -131,6 +162,10 @@ impl JobKind {
     fn is_text(&self) -> bool {
         matches!(self, Self::Write)
     }
+
+    fn is_dry_run(&self) -> bool {
+        matches!(self, Self::Reload { dry_run: true })
+    }
 }
 
 /// The change whose configuration is being read.
@@ -144,6 +179,8 @@ struct Reading<S> {
 #[derive(Debug)]
 enum Work<S> {
     Read(Box<Read<S>>),
+    /// The new ports of a configuration are open.
+    Opened(Box<Read<S>>, Vec<NewPort>),
     /// The parts of a text.
     Written(Vec<String>),
 }
@@ -157,6 +194,10 @@ struct Read<S> {
     added: Vec<Edit>,
     /// Lines that the operator must know besides.
     notes: Vec<String>,
+    /// Ports that the program does not have, with their numbers.
+    new_ports: Vec<(PortId, PortSettings)>,
+    /// Names of the ports that the configuration does not have any more.
+    removed_ports: Vec<String>,
 }
 
 impl<C: Reconfigure> LiveConfiguration<C> {
@@ -171,6 +212,7 @@ impl<C: Reconfigure> LiveConfiguration<C> {
             hangup: hangup_flag(),
             waiting: VecDeque::new(),
             reading: None,
+            closing: None,
         }
     }
 
@@ -205,56 +247,168 @@ impl<C: Reconfigure> LiveConfiguration<C> {
                 }
             }
         }
+        if let Some((job, result)) = self.closing.take_if(|_| !plane.is_changing_ports()) {
+            self.end(&job, result);
+        }
         self.drop_unwanted();
         if self.reading.is_none()
+            && self.closing.is_none()
             && let Some(job) = self.waiting.pop_front()
         {
             let (kind, path) = (job.kind.clone(), self.path.clone());
             let (document, added) = (Arc::clone(&self.document), self.added.clone());
             let rules = if kind.is_text() { self.control.changed_rules() } else { None };
+            let numbers = PortNumbers::of(plane);
             let read = move || match kind {
                 JobKind::Write => Ok(Work::Written(write(&document, rules))),
-                kind => Ok(Work::Read(Box::new(read::<C>(kind, path.as_deref(), &document, added)?))),
+                kind => Ok(Work::Read(Box::new(read::<C>(kind, path.as_deref(), &document, added, &numbers)?))),
             };
-            match std::thread::Builder::new().name("wirepath-config".to_owned()).spawn(read) {
-                Ok(thread) => self.reading = Some(Reading { job, thread }),
-                Err(error) => self.end(&job, Err(format!("cannot start a thread: {error}"))),
-            }
+            self.spawn(job, read);
         }
         let Some(Reading { job, thread }) = self.reading.take_if(|reading| reading.thread.is_finished()) else {
             return;
         };
+        let mut to_open = None;
         let read = thread.join().unwrap_or_else(|_| Err("the thread that reads the configuration panicked".to_owned()));
         let done = read.and_then(|done| match done {
-            Work::Read(read) => self.apply(&job, *read, plane),
-            Work::Written(parts) => Ok(parts.into()),
+            Work::Read(mut read) => {
+                self.check_differences(&read, plane)?;
+                if read.new_ports.is_empty() || job.kind.is_dry_run() {
+                    return self.apply(&job, *read, Vec::new(), plane).map(Some);
+                }
+                let opener = plane.port_opener().ok_or("the ports of this program cannot change")?;
+                let new = std::mem::take(&mut read.new_ports);
+                let open = move || ports::open(&opener, new).map(|ports| Work::Opened(read, ports));
+                to_open = Some(Box::new(open) as Box<dyn FnOnce() -> Result<Work<C::Setup>, String> + Send>);
+                Ok(None)
+            }
+            Work::Opened(read, ports) => self.apply(&job, *read, ports, plane).map(Some),
+            Work::Written(parts) => Ok(Some(parts.into())),
         });
-        let result = done.map_err(|why| match (&job.kind, &self.path) {
+        if let Some(open) = to_open {
+            return self.spawn(job, open);
+        }
+        let result = done.map(Option::unwrap_or_default).map_err(|why| match (&job.kind, &self.path) {
             (JobKind::Edit(_), Some(path)) => without_positions(&why, &path.display().to_string()),
             _ => why,
         });
-        self.end(&job, result);
+        if plane.is_changing_ports() {
+            self.closing = Some((job, result));
+        } else {
+            self.end(&job, result);
+        }
     }
 
-    /// Applies a configuration that was read, unless it shall only be checked.
-    fn apply(&mut self, job: &Job, read: Read<C::Setup>, plane: &mut ControlPlane) -> Result<Value, String> {
-        let Read { document, setup, differences, added, mut notes } = read;
+    /// Lets another thread work for a job.
+    fn spawn(&mut self, job: Job, work: impl FnOnce() -> Result<Work<C::Setup>, String> + Send + 'static) {
+        match std::thread::Builder::new().name("wirepath-config".to_owned()).spawn(work) {
+            Ok(thread) => self.reading = Some(Reading { job, thread }),
+            Err(error) => self.end(&job, Err(format!("cannot start a thread: {error}"))),
+        }
+    }
+
+    /// Refuses differences that need a restart of the program.
+    fn check_differences(&self, read: &Read<C::Setup>, plane: &ControlPlane) -> Result<(), String> {
+        let is_new = |name: &String| read.new_ports.iter().any(|(_, port)| port.name == *name);
+        let can_change = |path: &[String]| match path {
+            [port, name, ..] if port == "port" && self.control.can_change_ports() => {
+                is_new(name) || read.removed_ports.contains(name)
+            }
+            path => self.control.can_change(path),
+        };
+        let differences = &read.differences;
         let fixed: Vec<String> =
-            differences.iter().filter(|it| !self.control.can_change(&it.path)).map(Difference::to_string).collect();
+            differences.iter().filter(|it| !can_change(&it.path)).map(Difference::to_string).collect();
         if !fixed.is_empty() {
             let shown = fixed.iter().take(MAX_SHOWN).map(|it| format!("\n  {it}")).collect::<String>();
             let more = fixed.len().saturating_sub(MAX_SHOWN);
             let more = if more > 0 { format!("\n  and {more} others") } else { String::new() };
             return Err(format!("nothing was changed, because this needs a restart of the program:{shown}{more}"));
         }
-        self.control.check(&setup, plane).map_err(|failure| failure.to_string())?;
-        let dry_run = matches!(job.kind, JobKind::Reload { dry_run: true });
+        // A device has one user at a time.
+        let old = |name: &String| plane.port(name).map(|port| port.capabilities.device.as_str());
+        for (_, new) in &read.new_ports {
+            let used_by = |name: &&String| old(name).is_some_and(|device| new.device.as_deref() == Some(device));
+            if let Some(old) = read.removed_ports.iter().find(used_by) {
+                let (name, device) = (&new.name, new.device.as_deref().unwrap_or_default());
+                return Err(format!(
+                    "nothing was changed: port \"{old}\" uses {device} until it is removed; remove it first, and then \
+                     add port \"{name}\""
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the new ports.
+    fn add_ports(&mut self, new: Vec<NewPort>, plane: &mut ControlPlane) -> Result<Vec<PortId>, String> {
+        let mut added = Vec::new();
+        let mut new = new.into_iter();
+        while let Some(port) = new.next() {
+            match plane.add_port(port) {
+                Ok(id) => added.push(id),
+                Err(error) => {
+                    new.for_each(|port| plane.discard_port(port));
+                    self.remove_ports(&added, plane);
+                    return Err(error.to_string());
+                }
+            }
+        }
+        if !added.is_empty()
+            && let Err(failure) = self.control.set_ports(plane)
+        {
+            self.remove_ports(&added, plane);
+            return Err(failure.to_string());
+        }
+        Ok(added)
+    }
+
+    /// Removes ports to which nothing refers any more.
+    fn remove_ports(&mut self, ports: &[PortId], plane: &mut ControlPlane) {
+        if ports.is_empty() {
+            return;
+        }
+        for port in ports {
+            plane.remove_port(*port);
+        }
+        if let Err(failure) = self.control.set_ports(plane) {
+            tracing::error!("after the removal of ports: {failure}");
+        }
+    }
+
+    /// Applies a configuration that was read, unless it shall only be checked.
+    fn apply(
+        &mut self,
+        job: &Job,
+        read: Read<C::Setup>,
+        new: Vec<NewPort>,
+        plane: &mut ControlPlane,
+    ) -> Result<Value, String> {
+        let ports = ChangedPorts::new(plane, &new, &read.removed_ports);
+        let Read { document, setup, differences, added, mut notes, new_ports, .. } = read;
+        let dry_run = job.kind.is_dry_run();
+        // Only a dry run leaves ports that are not open.
+        notes.extend(new_ports.iter().map(|(_, PortSettings { name, .. })| {
+            format!("port \"{name}\" was not opened, so errors of its device and driver are not known")
+        }));
+        let parts = ChangedParts {
+            rules: matches!(job.kind, JobKind::Reload { .. }),
+            log: differences.iter().any(|it| it.path.first().is_some_and(|table| table == "log")),
+        };
+        if let Err(failure) = self.control.check(&setup, &ports, parts, plane) {
+            new.into_iter().for_each(|port| plane.discard_port(port));
+            return Err(failure.to_string());
+        }
         if !dry_run {
-            let parts = ChangedParts {
-                rules: matches!(job.kind, JobKind::Reload { .. }),
-                log: differences.iter().any(|it| it.path.first().is_some_and(|table| table == "log")),
-            };
-            notes.extend(self.control.apply(setup, parts, plane).map_err(|failure| failure.to_string())?);
+            let new = self.add_ports(new, plane)?;
+            match self.control.apply(setup, parts, plane) {
+                Ok(more) => notes.extend(more),
+                Err(failure) => {
+                    self.remove_ports(&new, plane);
+                    return Err(failure.to_string());
+                }
+            }
+            self.remove_ports(&ports.removed, plane);
             for difference in differences.iter().take(MAX_LISTED) {
                 tracing::info!("configuration changed by {}: {difference}", job.origin);
             }
@@ -301,15 +455,16 @@ fn read<C: Reconfigure>(
     path: Option<&Path>,
     running: &DocumentMut,
     mut added: Vec<Edit>,
+    numbers: &PortNumbers,
 ) -> Result<Read<C::Setup>, String> {
     let name = path.map_or_else(|| "the configuration".to_owned(), |path| path.display().to_string());
     let mut notes = Vec::new();
-    let (document, setup) = match kind {
+    let (document, mut setup) = match kind {
         JobKind::Reload { .. } => {
             let path = path.ok_or("there is no configuration file to read again")?;
             let source = Source::load_regular(path).map_err(|error| error.to_string())?;
             // Errors of the file have their position in it.
-            let setup = C::read(&source).map_err(|failure| failure.to_string())?;
+            let setup = C::read(&source, numbers).map_err(|failure| failure.to_string())?;
             let mut document: DocumentMut = source.text().parse().map_err(|error| format!("{name}: {error}"))?;
             let unchanged = added.is_empty();
             added.retain(|edit| {
@@ -328,7 +483,7 @@ fn read<C: Reconfigure>(
             if unchanged {
                 (document, setup)
             } else {
-                let setup = C::read(&Source::new(&name, document.to_string())).map_err(|failure| {
+                let setup = C::read(&Source::new(&name, document.to_string()), numbers).map_err(|failure| {
                     let why = without_positions(&failure.to_string(), &name);
                     format!("the file does not fit what was added while the program ran: {why}")
                 })?;
@@ -342,13 +497,22 @@ fn read<C: Reconfigure>(
             // The rules stay as they are, so their file need not be read.
             let mut without_rules = document.clone();
             remove_rule_file(&mut without_rules);
-            let setup = C::read(&Source::new(&name, without_rules.to_string()));
+            let setup = C::read(&Source::new(&name, without_rules.to_string()), numbers);
             (document, setup.map_err(|failure| failure.to_string())?)
         }
         JobKind::Write => return Err("nothing to read".to_owned()),
     };
     let differences = differences(running, &document);
-    Ok(Read { document: Arc::new(document), setup, differences, added, notes })
+    let config = C::config(&mut setup);
+    let names = config.port_names().to_vec();
+    let removed_ports = numbers.removed(&names);
+    let number = |port: PortSettings| {
+        let number = names.iter().position(|name| *name == port.name);
+        (PortId::new(number.unwrap_or_default() as u16), port)
+    };
+    let new_ports = config.ports.extract_if(.., |port| !numbers.is_running(&port.name)).map(number).collect();
+    let document = Arc::new(document);
+    Ok(Read { document, setup, differences, added, notes, new_ports, removed_ports })
 }
 
 /// Bytes of a part of a text.

@@ -159,7 +159,8 @@ fn trace_json(trace: &Trace, time: u64, ports: &[PortInfo]) -> Value {
 
 /// Reads the keys that select packets.
 fn selection(request: &Map<String, Value>, ports: &[PortInfo]) -> Result<(Option<PortId>, Option<Pattern>), String> {
-    let names: Vec<(&str, PortId)> = ports.iter().map(|port| (port.name.as_str(), port.id)).collect();
+    let names: Vec<(&str, PortId)> =
+        ports.iter().filter(|port| !port.is_removed).map(|port| (port.name.as_str(), port.id)).collect();
     let port = match request.get("port") {
         None => None,
         Some(_) => {

@@ -71,6 +71,17 @@ pub fn port_names(ports: &[PortSettings]) -> Vec<(&str, PortId)> {
     ports.iter().zip(0..).map(|(port, id)| (port.name.as_str(), PortId::new(id))).collect()
 }
 
+/// Returns whether a rule names the port, in its pattern or as the target of `redirect` or `mirror`.
+pub(super) fn names_port(rule: &Rule, port: PortId) -> bool {
+    let exact = MaskedValue::exact(port.number().into(), 16);
+    let mut fields = rule.pattern().iter().flat_map(|item| item.fields().iter());
+    fields.any(|(field, value)| *field == Field::PortId && *value == exact)
+        || rule
+            .actions()
+            .iter()
+            .any(|action| matches!(action, Action::Redirect(to) | Action::Mirror(to) if *to == port))
+}
+
 impl RuleSettings {
     /// Reads the rules from a configuration's top-level table. `ports` are the names of the ports, in order. The errors
     /// of all invalid rules are recorded, and one of them is returned.
@@ -100,18 +111,7 @@ impl RuleSettings {
 
     /// Returns whether a rule names the port, in its pattern or as the target of `redirect` or `mirror`.
     pub fn use_port(&self, port: PortId) -> bool {
-        let exact = MaskedValue::exact(port.number().into(), 16);
-        let matches = |rule: &Rule| {
-            rule.pattern()
-                .iter()
-                .any(|item| item.fields().iter().any(|(field, value)| *field == Field::PortId && *value == exact))
-        };
-        let sends = |rule: &Rule| {
-            rule.actions()
-                .iter()
-                .any(|action| matches!(action, Action::Redirect(to) | Action::Mirror(to) if *to == port))
-        };
-        self.entries.iter().any(|entry| matches(&entry.rule) || sends(&entry.rule))
+        self.entries.iter().any(|entry| names_port(&entry.rule, port))
     }
 
     /// Reads the rule file again. Returns no rules if there is no file.

@@ -15,9 +15,12 @@ use wirepath_pmd::port::PortId;
 use wirepath_settings::{Source, Span};
 use wirepath_wire::Parser;
 
-use super::config::{Entry, Hardware, RuleSettings};
+use super::config::{Entry, Hardware, RuleSettings, names_port};
+use crate::Config;
 use crate::cli::{Failure, Table};
-use crate::configuration::{ChangedParts, ChangedRules, ConfigObject, LiveConfiguration, Reconfigure};
+use crate::configuration::{
+    ChangedParts, ChangedPorts, ChangedRules, ConfigObject, LiveConfiguration, PortNumbers, Reconfigure,
+};
 
 /// The control of a program with flow rules around its stages. It manages the rules and reports the rule counters.
 #[derive(Debug)]
@@ -82,6 +85,8 @@ impl<C: Control> Control for WithoutRules<'_, C> {
     }
 }
 
+/// Rules in an error message, at most.
+const MAX_SHOWN: usize = 20;
 /// Rules that [`ControlWithRules::replace`] handles between two looks at the queues of the control thread.
 const RULES_OF_A_STEP: usize = 256;
 /// Nanoseconds between two ticks of the program's own control during a long change.
@@ -238,6 +243,31 @@ impl<C: Control> ControlWithRules<C> {
         self.origins = of_rules;
         self.listed = new.entries.len();
         Ok(ids.len())
+    }
+
+    /// Refuses to remove a port that rules name. With `replaced`, only rules that were added while the program runs
+    /// count, because the others are replaced.
+    fn check_unused(&self, port: PortId, replaced: bool) -> Result<(), Failure> {
+        let name = self.names.get(port.index()).map_or("?", String::as_str);
+        if self.rules.uses_hardware(port) {
+            return Err(Failure::usage(format!(
+                "port \"{name}\" cannot be removed while the program runs, because its NIC holds flow rules; set \
+                 hardware = \"off\" in [rules] and restart the program"
+            )));
+        }
+        let stays =
+            |id: &RuleId| !replaced || self.origins.get(id).is_some_and(|origin| origin.by == OriginKind::Change);
+        let using = self.rules.rules().filter(|(id, rule)| stays(id) && names_port(rule, port));
+        let names = names(&self.names);
+        let using: Vec<String> =
+            using.map(|(id, rule)| format!("\n  rule {id}: {}", rule.named(Ports(&names)))).collect();
+        if using.is_empty() {
+            return Ok(());
+        }
+        let shown = using.iter().take(MAX_SHOWN).map(String::as_str).collect::<String>();
+        let more = using.len().saturating_sub(MAX_SHOWN);
+        let more = if more > 0 { format!("\n  and {more} others") } else { String::new() };
+        Err(Failure::usage(format!("port \"{name}\" cannot be removed, because flow rules name it:{shown}{more}")))
     }
 
     /// Adds a rule behind those of its priority, and returns its number.
@@ -466,8 +496,23 @@ where
 {
     type Setup = C::Setup;
 
-    fn read(source: &Source) -> Result<C::Setup, Failure> {
-        C::read(source)
+    fn read(source: &Source, numbers: &PortNumbers) -> Result<C::Setup, Failure> {
+        C::read(source, numbers)
+    }
+
+    fn config(setup: &mut C::Setup) -> &mut Config {
+        C::config(setup)
+    }
+
+    fn can_change_ports(&self) -> bool {
+        self.control.can_change_ports()
+    }
+
+    fn set_ports(&mut self, plane: &mut ControlPlane) -> Result<(), Failure> {
+        self.names = plane.ports().iter().map(|port| port.name.clone()).collect();
+        let done = self.rules.set_ports(plane);
+        done.map_err(|error| failure(error, |number| self.origin(number).map(|origin| &origin.span)))?;
+        self.control.set_ports(plane)
     }
 
     fn config_objects() -> &'static [&'static ConfigObject] {
@@ -484,8 +529,17 @@ where
         }
     }
 
-    fn check(&mut self, setup: &C::Setup, plane: &mut ControlPlane) -> Result<(), Failure> {
-        self.control.check(setup, plane)
+    fn check(
+        &mut self,
+        setup: &C::Setup,
+        ports: &ChangedPorts,
+        parts: ChangedParts,
+        plane: &mut ControlPlane,
+    ) -> Result<(), Failure> {
+        for port in &ports.removed {
+            self.check_unused(*port, parts.rules)?;
+        }
+        self.control.check(setup, ports, parts, plane)
     }
 
     fn apply(

@@ -23,20 +23,36 @@ pub struct UnopenedPorts {
 impl UnopenedPorts {
     /// Asks the settings of the ports about the rules.
     pub fn ask(settings: &[PortSettings], rules: &[Rule]) -> Result<Self, PoolError> {
+        Self::ask_numbered(settings.iter().map(Some), rules)
+    }
+
+    /// Asks the settings of the ports about the rules. A number without a port is `None`.
+    fn ask_numbered<'p>(
+        settings: impl Iterator<Item = Option<&'p PortSettings>>,
+        rules: &[Rule],
+    ) -> Result<Self, PoolError> {
+        let settings: Vec<(PortId, Option<&PortSettings>)> = (0..).map(PortId::new).zip(settings).collect();
         let pool = Pool::new("paper", 64)?;
-        let info = |(id, port): (u16, &PortSettings)| {
+        let info = |(id, port): &(PortId, Option<&PortSettings>)| {
+            let Some(port) = port else {
+                let none = PortInfo::simulated(*id, "", None, DEFAULT_MTU, &pool);
+                return PortInfo { is_removed: true, ..none };
+            };
             let plain = Capabilities::plain(port.plan.driver(), port.device.clone().unwrap_or_default());
             PortInfo {
                 queues: port.queues,
                 capabilities: Capabilities { kernel_punt: port.plan.kernel_punt(), ..plain },
-                ..PortInfo::simulated(PortId::new(id), &port.name, None, port.mtu.unwrap_or(DEFAULT_MTU), &pool)
+                ..PortInfo::simulated(*id, &port.name, None, port.mtu.unwrap_or(DEFAULT_MTU), &pool)
             }
         };
         let answer = |sorted: &[Rule]| -> Result<Vec<Vec<KernelRule>>, PoolError> {
-            Ok((0..).zip(settings).map(|(id, port)| port.plan.kernel_rules(sorted, PortId::new(id))).collect())
+            let ask = |(id, port): &(PortId, Option<&PortSettings>)| {
+                port.map_or_else(Vec::new, |port| port.plan.kernel_rules(sorted, *id))
+            };
+            Ok(settings.iter().map(ask).collect())
         };
         let decided = in_priority_order(rules, answer)?;
-        Ok(Self { ports: (0..).zip(settings).map(info).collect(), decided })
+        Ok(Self { ports: settings.iter().map(info).collect(), decided })
     }
 
     /// Returns for each rule where it runs, or why the program would not start.
@@ -47,9 +63,10 @@ impl UnopenedPorts {
 
 impl RuleSettings {
     /// Checks the rules as far as possible without opening a port. The first rule that cannot run is an error.
-    pub fn check(&self, settings: &[PortSettings]) -> Result<(), Failure> {
+    /// `settings` are the ports by number.
+    pub(crate) fn check<'p>(&self, settings: impl Iterator<Item = Option<&'p PortSettings>>) -> Result<(), Failure> {
         let rules: Vec<Rule> = self.entries.iter().map(|entry| entry.rule.clone()).collect();
-        let judged = UnopenedPorts::ask(settings, &rules)?.judge(&rules);
+        let judged = UnopenedPorts::ask_numbered(settings, &rules)?.judge(&rules);
         match self.entries.iter().zip(judged).find_map(|(entry, judged)| Some((entry, judged.err()?))) {
             Some((entry, why)) => Err(entry.span.error(why).into()),
             None => Ok(()),

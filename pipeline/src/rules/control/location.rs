@@ -53,7 +53,7 @@ pub fn check_on(rule: &Rule, ports: &[PortInfo], port: PortId) -> Option<String>
 }
 
 fn check_where(rule: &Rule, ports: &[PortInfo], at: impl Fn(PortId) -> bool) -> Option<String> {
-    let name = |port: PortId| match ports.get(port.index()) {
+    let name = |port: PortId| match ports.get(port.index()).filter(|port| !port.is_removed) {
         Some(_) => None,
         None => Some(format!("there is no port {port}; the ports are numbered 0 to {}", ports.len().saturating_sub(1))),
     };
@@ -65,7 +65,9 @@ fn check_where(rule: &Rule, ports: &[PortInfo], at: impl Fn(PortId) -> bool) -> 
             return missing;
         }
     }
-    let fits = |port: &&PortInfo| at(port.id) && on.is_none_or(|bits| bits.matches(port.id.number().into()));
+    let fits = |port: &&PortInfo| {
+        !port.is_removed && at(port.id) && on.is_none_or(|bits| bits.matches(port.id.number().into()))
+    };
     for action in rule.actions() {
         let queue = match action {
             Action::Redirect(port) | Action::Mirror(port) => {
@@ -247,7 +249,7 @@ pub fn locate_rule(
 /// Returns the ports whose packets can match a rule.
 pub(super) fn matching_ports<'p>(rule: &Rule, ports: &'p [PortInfo]) -> impl Iterator<Item = &'p PortInfo> {
     let on = rule.fields().get(Key::field(0, Field::PortId));
-    ports.iter().filter(move |port| on.is_none_or(|bits| bits.matches(port.id.number().into())))
+    ports.iter().filter(move |port| !port.is_removed && on.is_none_or(|bits| bits.matches(port.id.number().into())))
 }
 
 /// Returns the indices of the rules in matching order: by direction, then priority, then position in the

@@ -88,7 +88,7 @@ impl RuleControl {
         limits: RuleLimits,
     ) -> Self {
         let hardware = HardwareRules::new(domain);
-        let rule_ports = RulePorts::new(&ports, workers, parser).with_tags(Arc::clone(hardware.tags()));
+        let rule_ports = RulePorts::new(domain, &ports, workers, parser).with_tags(Arc::clone(hardware.tags()));
         Self {
             table: RuleTable::new(domain, limits, 0),
             hardware,
@@ -124,6 +124,24 @@ impl RuleControl {
         let placed = self.judge(self.rules().map(|(_, rule)| &**rule), &decided, &mut Parts::one(None))?;
         self.keep_locations(placed);
         Ok(())
+    }
+
+    /// Takes over ports that were added or removed. Rules that name no port apply to the new ones too.
+    ///
+    /// # Errors
+    /// If a rule cannot run on a new port. The caller removes that port and calls this again.
+    pub fn set_ports(&mut self, plane: &mut ControlPlane) -> Result<(), RuleControlError> {
+        self.ports = plane.ports().to_vec();
+        self.rule_ports.set_ports(&self.ports, plane.queue_workers());
+        let decided = self.set_port_rules(plane, self.rules().map(|(_, rule)| &**rule))?;
+        let placed = self.judge(self.rules().map(|(_, rule)| &**rule), &decided, &mut Parts::one(None))?;
+        self.keep_locations(placed);
+        Ok(())
+    }
+
+    /// Returns whether the NIC of a port holds rules. Such a port cannot be removed.
+    pub fn uses_hardware(&self, port: PortId) -> bool {
+        self.hardware.has(port)
     }
 
     /// Stores the locations of the rules in the list.
