@@ -1,9 +1,9 @@
 //! Offload of the gateway's tunnels to the NIC of the underlay.
 //!
-//! A NIC decapsulates only packets that the gateway would decapsulate: outer lengths and checksums must be
-//! valid, and the VXLAN header must have the I flag. All other packets reach the gateway unchanged, which
-//! drops them with a reason. One exception: the NIC drops an inner frame that is too short without counting
-//! it. A NIC that cannot check these conditions does not decapsulate.
+//! A NIC decapsulates only packets that the gateway would decapsulate: outer lengths and checksums must be valid, and
+//! the tunnel header must be one that the gateway accepts. All other packets reach the gateway unchanged, which drops
+//! them with a reason. One exception: the NIC drops an inner frame that is too short without counting it. A NIC that
+//! cannot check these conditions does not decapsulate.
 //!
 //! The gateway produces the same packets in software. It handles everything that the NIC does not handle:
 //! packets with a congestion mark, other remotes, and frames that are too long.
@@ -95,7 +95,7 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
         });
         let due = it.encap.is_none_or(|number| number.is_err_and(|again| again <= now));
         if let Some(hop) = tunnel.next_hop.filter(|_| due) {
-            let (to, vni) = (tunnel.remote, tunnel.vni);
+            let (to, vni) = (tunnel.remote, tunnel.id.id);
             let number = match install_encap(gateway, rules, plane, port, &tunnel, hop) {
                 Ok(number) => {
                     tracing::info!("tunnel to {to} (VNI {vni}): the NIC encapsulates");
@@ -118,7 +118,7 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
 
 /// Returns whether two tunnels differ in nothing that the NIC compares when it decapsulates.
 fn has_same_ends(one: &Tunnel, other: &Tunnel) -> bool {
-    (one.vni, one.local, one.remote) == (other.vni, other.local, other.remote)
+    (one.id, one.local, one.remote) == (other.id, other.local, other.remote)
 }
 
 /// Installs decapsulation of the packets from a remote.
@@ -130,9 +130,11 @@ fn install_decap(gateway: &mut GatewayControl, rules: &mut RuleControl, plane: &
     }
     let us = gateway.mac();
     let hop = |_: IpAddr| (us, us);
-    let rule = decap_rule(gateway.config(), tunnel.local, tunnel.remote, tunnel.vni, tunnel.index, &hop);
+    let config = gateway.config();
+    let Some(segment) = config.segment(tunnel.id) else { return };
+    let rule = decap_rule(config, segment, (tunnel.local, tunnel.remote), tunnel.index, &hop);
     // The configuration was checked, so the rule is valid.
-    if let Ok(rule) = rule {
+    if let Ok(Some(rule)) = rule {
         gateway.decapsulated_by_nic();
         rules.add_implicit_decap(plane, rule, tunnel.index);
     }
@@ -154,7 +156,8 @@ fn install_encap(
         return never("the NIC chooses source ports from all dynamic ones");
     }
     let hops = |_: IpAddr| (us, hop);
-    let rule = match encap_rule(config, tunnel.local, tunnel.remote, tunnel.vni, 0, &hops) {
+    let Some(segment) = config.segment(tunnel.id) else { return never("the segment was removed") };
+    let rule = match encap_rule(config, segment, (tunnel.local, tunnel.remote), 0, &hops) {
         Ok(Some(rule)) => rule,
         Ok(None) => return never("the outer DSCP is that of each packet"),
         Err(error) => return never(&error.to_string()),

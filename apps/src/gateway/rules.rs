@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use wirepath_flow::{Action, Direction, Field, Item, ItemKind, MaskedValue, Reformat, ReformatKind, Rule, RuleError};
-use wirepath_pipeline::tunnel::GatewayConfig;
-use wirepath_wire::build::OuterChecksum;
-use wirepath_wire::{MacAddr, vxlan};
+use wirepath_pipeline::tunnel::config::SegmentConfig;
+use wirepath_pipeline::tunnel::{GatewayConfig, outer_headers};
+use wirepath_wire::MacAddr;
 
 /// Priority of the gateway's own rules, after all other rules.
 pub const PRIORITY: u32 = u32::MAX;
@@ -41,15 +41,15 @@ pub fn gateway_rules(config: &GatewayConfig, hop: Hop<'_>) -> Result<Vec<Gateway
     for segment in &config.segments {
         for remote in &segment.remotes {
             tag += 1;
-            let vni = segment.vni.get();
-            let mut add = |rule| {
-                let segment = segment.name.clone();
-                rules.push(GatewayRule { segment, remote: remote.address, tag, rule });
-            };
-            add(decap_rule(config, remote.local, remote.address, vni, tag, hop)?);
-            if let Some(rule) = encap_rule(config, remote.local, remote.address, vni, tag, hop)? {
-                add(rule);
-            }
+            let ends = (remote.local, remote.address);
+            let decap = decap_rule(config, segment, ends, tag, hop)?;
+            let encap = encap_rule(config, segment, ends, tag, hop)?;
+            rules.extend([decap, encap].into_iter().flatten().map(|rule| GatewayRule {
+                segment: segment.name.clone(),
+                remote: remote.address,
+                tag,
+                rule,
+            }));
         }
     }
     Ok(rules)
@@ -66,16 +66,17 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// Returns the rule that decapsulates packets from a remote with a segment's VNI and marks them with `tag`.
+/// Returns the rule that decapsulates packets of a segment from a remote and marks them with `tag`; `None` if NICs do
+/// not decapsulate tunnels of the segment's kind.
 pub fn decap_rule(
     config: &GatewayConfig,
-    local: IpAddr,
-    remote: IpAddr,
-    vni: u32,
+    segment: &SegmentConfig,
+    (local, remote): (IpAddr, IpAddr),
     tag: u32,
     hop: Hop<'_>,
-) -> Result<Rule, RuleError> {
+) -> Result<Option<Rule>, RuleError> {
     let underlay = &config.underlay;
+    let Some(tunnel) = segment.kind.exact_item(segment.vni.get()) else { return Ok(None) };
     let (us, _) = hop(remote);
     let link = Item::new(ItemKind::Eth).exact(Field::EthDst, mac(us));
     let mut pattern = vec![port(config)];
@@ -98,59 +99,34 @@ pub fn decap_rule(
             .exact(Field::Ipv6Dst, number(local))
             .with(Field::Ipv6Frag, whole),
     });
-    pattern.push(Item::new(ItemKind::Udp).exact(Field::UdpDst, underlay.udp_port.into()));
-    pattern.push(Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, vni.into()));
+    if let Some(port) = underlay.port_of(segment.kind) {
+        pattern.push(Item::new(ItemKind::Udp).exact(Field::UdpDst, port.into()));
+    }
+    pattern.push(tunnel);
     let decap = Reformat::new(ReformatKind::L2TunnelToL2, &[]).map_err(bad_header)?;
-    Rule::new(Direction::Ingress, PRIORITY, pattern, vec![Action::Reformat(decap), Action::Mark(tag)])
+    Rule::new(Direction::Ingress, PRIORITY, pattern, vec![Action::Reformat(decap), Action::Mark(tag)]).map(Some)
 }
 
 /// Returns the rule that encapsulates packets whose data is `tag`; `None` if the outer DSCP is copied from
 /// the inner one, which no rule can express.
 pub fn encap_rule(
     config: &GatewayConfig,
-    local: IpAddr,
-    remote: IpAddr,
-    vni: u32,
+    segment: &SegmentConfig,
+    (local, remote): (IpAddr, IpAddr),
     tag: u32,
     hop: Hop<'_>,
 ) -> Result<Option<Rule>, RuleError> {
     let underlay = &config.underlay;
-    let Some(dscp) = underlay.dscp else { return Ok(None) };
-    let (us, next) = hop(remote);
-    let mut header = [next.octets(), us.octets()].concat();
-    if let Some(vid) = underlay.vlan {
-        header.extend([0x81, 0x00]);
-        header.extend(vid.to_be_bytes());
+    if underlay.dscp.is_none() {
+        return Ok(None);
     }
-    // The lengths, the IPv4 checksum, the source port (0) and a UDP checksum other than 0 are filled in for
-    // each packet.
-    let checksum: u16 = match (underlay.checksum, local) {
-        (OuterChecksum::Always, _) => 1,
-        (OuterChecksum::Standard, IpAddr::V6(_)) => 1,
-        _ => 0,
-    };
-    match (local, remote) {
-        (IpAddr::V4(local), IpAddr::V4(remote)) => {
-            header.extend([0x08, 0x00, 0x45, dscp << 2, 0, 0, 0, 0, 0x40, 0, underlay.ttl, 17, 0, 0]);
-            header.extend(local.octets());
-            header.extend(remote.octets());
-        }
-        (IpAddr::V6(local), IpAddr::V6(remote)) => {
-            header.extend([0x86, 0xdd]);
-            header.extend((6u32 << 28 | u32::from(dscp) << 22).to_be_bytes());
-            header.extend([0, 0, 17, underlay.ttl]);
-            header.extend(local.octets());
-            header.extend(remote.octets());
-        }
-        // The configuration guarantees that a remote's local address has the same IP version.
-        _ => return Ok(None),
+    // The configuration guarantees that a remote's local address has the same IP version.
+    let Ok(template) = outer_headers(underlay, segment, hop(remote), (local, remote)) else { return Ok(None) };
+    let mut header = template.bytes().to_vec();
+    // A checksum other than 0 is computed for each packet, like the lengths and the source port.
+    if let Some(field) = template.udp_offset().filter(|_| template.needs_sum()).and_then(|at| header.get_mut(at + 7)) {
+        *field = 1;
     }
-    header.extend([0, 0]);
-    header.extend(underlay.udp_port.to_be_bytes());
-    header.extend([0, 0]);
-    header.extend(checksum.to_be_bytes());
-    header.extend([vxlan::FLAG_VNI, 0, 0, 0]);
-    header.extend((vni << 8).to_be_bytes());
     let encap = Reformat::new(ReformatKind::L2ToL2Tunnel, &header).map_err(bad_header)?;
     let pattern = vec![port(config), Item::new(ItemKind::Meta).exact(Field::MetaData, tag.into())];
     Rule::new(Direction::Egress, PRIORITY, pattern, vec![Action::Reformat(encap)]).map(Some)

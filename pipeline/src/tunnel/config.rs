@@ -13,8 +13,9 @@ use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
 use wirepath_wire::{MacAddr, Vni};
 
-use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, overhead};
-use super::kind::{KINDS, TunnelKind};
+use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
+use super::kinds::{KINDS, TunnelKind};
+use super::outer::TunnelId;
 use super::underlay::{Prefix, is_host_address};
 
 /// Maximum number of segments of a gateway.
@@ -40,12 +41,16 @@ const GATEWAYS: Key<List<Parsed<IpAddr>>> = Key::parsed("gateways", IP_ADDRESS)
 const UNDERLAY_VLAN: Key<Integer<u16>> =
     Key::integer("vlan", 1..=MAX_ID as i64).absent("frames without a tag").about("VLAN ID of the underlay.");
 const KIND: Key<Choice<&TunnelKind>> =
-    Key::choice_of("kind", || KINDS.iter().map(|kind| (kind.name, kind, kind.about)).collect())
+    Key::choice_of("kind", || KINDS.iter().map(|kind| (kind.name, *kind, kind.about)).collect())
         .same_as("\"vxlan\"")
         .about("Kind of the tunnels.");
+const SEGMENT_KIND: Key<Choice<&TunnelKind>> =
+    Key::choice_of("kind", || KINDS.iter().map(|kind| (kind.name, *kind, kind.about)).collect())
+        .absent("`kind` of the underlay")
+        .about("Kind of the segment's tunnels. Only tunnels of the underlay's kind have the fast path.");
 const UDP_PORT: Key<Integer<u16>> = Key::integer("udp_port", 1..=65_535)
-    .same_as("4789")
-    .about("UDP destination port of tunnel packets, in both directions.");
+    .absent("the registered port of the kind, such as 4789 for VXLAN")
+    .about("UDP destination port of tunnels of the underlay's kind, in both directions.");
 const SOURCE_PORTS: Key<Text> = Key::text("source_ports", "two ports, such as \"49152-65535\"")
     .same_as("\"49152-65535\"")
     .about("Range of the outer UDP source ports. The flow inside the tunnel chooses one.");
@@ -134,7 +139,7 @@ const SEGMENT_NAME: Key<Text> = Key::text("name", "any text without control char
     .about("Name of the segment in displays.");
 const VNI: Key<Required<Integer<u32>>> = Key::integer("vni", 0..=Vni::MAX as i64)
     .required()
-    .about("VXLAN network identifier. Each segment has another one.");
+    .about("Network identifier in tunnel headers. Each segment of a kind has another one.");
 const LOCAL: Key<List<Parsed<IpAddr>>> = Key::parsed("local", IP_ADDRESS)
     .list()
     .absent("the first of the underlay's addresses, for each IP version")
@@ -175,6 +180,7 @@ pub static SEGMENT: ConfigTable = ConfigTable {
     keys: &[
         &SEGMENT_NAME,
         &VNI,
+        &SEGMENT_KIND,
         &LOCAL,
         &REMOTES,
         &LEARNING,
@@ -183,7 +189,10 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &ACCEPT_UNKNOWN_REMOTES,
         &INNER_VLANS,
     ],
-    tables: || vec![&PORTS, &STATIC],
+    tables: || {
+        let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));
+        [&PORTS, &STATIC].into_iter().chain(of_kinds).collect()
+    },
     example: "[[segment]]\nname = \"blue\"\nvni = 42\nremotes = [\"10.9.0.2\", \"10.9.0.3\"]\n\
               ports = [{ port = \"lan\" }]\n",
     ..ConfigTable::EMPTY
@@ -204,9 +213,9 @@ pub struct UnderlayConfig {
     pub gateways: Vec<IpAddr>,
     /// VLAN ID of the underlay.
     pub vlan: Option<u16>,
-    /// Kind of the tunnels.
+    /// Kind of the tunnels of segments that name no other one.
     pub kind: &'static TunnelKind,
-    /// UDP destination port of the tunnels.
+    /// UDP destination port of the tunnels of this kind; 0 without UDP.
     pub udp_port: u16,
     /// Range of the outer source ports, inclusive.
     pub source_ports: (u16, u16),
@@ -216,6 +225,14 @@ pub struct UnderlayConfig {
     pub dscp: Option<u8>,
     /// Handling of the outer UDP checksum.
     pub checksum: OuterChecksum,
+}
+
+impl UnderlayConfig {
+    /// Returns the UDP destination port of a kind of tunnels; `None` without UDP.
+    pub fn port_of(&self, kind: &TunnelKind) -> Option<u16> {
+        let own = (kind == self.kind).then_some(self.udp_port);
+        kind.default_port().map(|port| own.unwrap_or(port))
+    }
 }
 
 /// Handling of VLAN tags inside the tunnel (RFC 7348 section 6.1).
@@ -269,8 +286,12 @@ pub struct RemoteConfig {
 pub struct SegmentConfig {
     /// Name in displays.
     pub name: String,
-    /// VXLAN network identifier.
+    /// Network identifier in tunnel headers.
     pub vni: Vni,
+    /// Kind of the segment's tunnels.
+    pub kind: &'static TunnelKind,
+    /// Options of sent tunnel headers, in the form of the kind.
+    pub options: Box<[u8]>,
     /// The gateway's addresses for the segment, at most one per IP version.
     pub locals: Vec<IpAddr>,
     /// Head-end replication list.
@@ -293,6 +314,18 @@ pub struct SegmentConfig {
     pub statics: Vec<(MacAddr, StaticDestination)>,
 }
 
+impl SegmentConfig {
+    /// Returns the segment's identifier in tunnel headers.
+    pub fn tunnel_id(&self) -> TunnelId {
+        TunnelId { kind: self.kind.number(), id: self.vni.get() }
+    }
+
+    /// Bytes of the underlay's MTU that the outer headers towards `remote` use, without Ethernet.
+    pub fn overhead(&self, remote: IpAddr) -> usize {
+        self.kind.overhead(self.options.len(), remote)
+    }
+}
+
 /// The gateway's part of a configuration.
 #[derive(Clone, Debug)]
 pub struct GatewayConfig {
@@ -306,7 +339,7 @@ struct Reader<'p> {
     ports: &'p [&'p str],
     /// `None` if the underlay has errors: what depends on it is not checked.
     underlay: Option<&'p UnderlayConfig>,
-    vnis: HashMap<u32, String>,
+    vnis: HashMap<TunnelId, String>,
     names: HashSet<String>,
     /// Segment of each port and VLAN.
     attached: HashMap<(usize, Option<u16>), String>,
@@ -342,6 +375,11 @@ impl GatewayConfig {
         Ok(Self { segments: segments?, underlay: underlay? })
     }
 
+    /// Returns the segment with this identifier in tunnel headers.
+    pub fn segment(&self, id: TunnelId) -> Option<&SegmentConfig> {
+        self.segments.iter().find(|segment| segment.tunnel_id() == id)
+    }
+
     /// Returns the largest inner IP packet of a segment in bytes, for an underlay with the MTU `underlay`.
     ///
     /// It is the smallest over the remotes. Without a list of them, remotes of each IP version of the gateway count.
@@ -349,7 +387,7 @@ impl GatewayConfig {
         let listed = segment.remotes.iter().map(|remote| remote.address);
         let own = segment.locals.iter().copied().filter(|_| segment.remotes.is_empty());
         let room = |remote| {
-            let taken = overhead(self.underlay.kind, remote) + ETHERNET_LEN + segment.inner_vlans.tag_len();
+            let taken = segment.overhead(remote) + ETHERNET_LEN + segment.inner_vlans.tag_len();
             usize::from(underlay).saturating_sub(taken) as u16
         };
         let left = listed.chain(own).map(room).min().unwrap_or_default();
@@ -361,7 +399,7 @@ impl GatewayConfig {
         let underlay = usize::from(underlay);
         for segment in &self.segments {
             for remote in &segment.remotes {
-                let taken = overhead(self.underlay.kind, remote.address) + ETHERNET_LEN + segment.inner_vlans.tag_len();
+                let taken = segment.overhead(remote.address) + ETHERNET_LEN + segment.inner_vlans.tag_len();
                 let left = underlay.saturating_sub(taken);
                 let wanted = segment.mtu.map_or(68, usize::from);
                 if wanted > left {
@@ -443,10 +481,10 @@ fn read_underlay(table: &Settings<'_>, ports: &[&str]) -> Result<UnderlayConfig>
     };
     let dscp = table.read(&DSCP)?.unwrap_or(Dscp(Some(0))).0;
     let checksum = table.read(&UDP_CHECKSUM)?;
-    let kind = table.read(&KIND)?.unwrap_or(&KINDS[0]);
+    let kind = table.read(&KIND)?.unwrap_or(KINDS[0]);
     let (port_span, addresses_span) = (table.span(&UNDERLAY_PORT), table.span(&ADDRESSES));
     let vlan = table.read(&UNDERLAY_VLAN)?;
-    let udp_port = table.read(&UDP_PORT)?.unwrap_or(kind.udp_port);
+    let udp_port = table.read(&UDP_PORT)?.or(kind.default_port()).unwrap_or(0);
     let ttl = table.read(&TTL)?;
     if no_address {
         let missing = || table.error_in(&ADDRESSES, format!("missing, expected at least {PREFIX}"));
@@ -484,7 +522,9 @@ impl FromValue for Dscp {
 
 impl Reader<'_> {
     fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
-        let max_id = self.underlay.map_or(KINDS[0].max_id, |underlay| underlay.kind.max_id);
+        let kind = self.kind(table)?;
+        let max_id = kind.max_id;
+        let options = options(table, kind)?;
         let name = table.read(&SEGMENT_NAME)?;
         let locals = self.locals(table)?;
         let remotes = self.remotes(table, &locals)?;
@@ -505,7 +545,7 @@ impl Reader<'_> {
         let name = name.unwrap_or_else(|| vni.as_ref().map_or(table.path().to_owned(), |vni| format!("vni{vni}")));
         let attachments = table.collect(self.attachments(table, &name));
         let vni = vni?;
-        if let Some(other) = self.vnis.insert(vni, name.clone()) {
+        if let Some(other) = self.vnis.insert(TunnelId { kind: kind.number(), id: vni }, name.clone()) {
             table.record(vni_span.error(format!("{vni} is the VNI of segment \"{other}\" already")));
         }
         if name.chars().any(char::is_control) {
@@ -525,6 +565,8 @@ impl Reader<'_> {
         Ok(SegmentConfig {
             name,
             vni: Vni::from_low_bits(vni),
+            kind,
+            options,
             locals,
             remotes,
             attachments,
@@ -536,6 +578,22 @@ impl Reader<'_> {
             inner_vlans,
             statics,
         })
+    }
+
+    /// Returns the kind of a segment's tunnels.
+    fn kind(&self, table: &Settings<'_>) -> Result<&'static TunnelKind> {
+        let named = table.read(&SEGMENT_KIND)?;
+        let Some(underlay) = self.underlay else { return Ok(named.unwrap_or(KINDS[0])) };
+        let kind = named.unwrap_or(underlay.kind);
+        let port = underlay.port_of(kind);
+        if kind != underlay.kind && port.is_some() && port == underlay.port_of(underlay.kind) {
+            let (name, other) = (kind.name, underlay.kind.name);
+            let message = format!(
+                "found {name:?}, but underlay.udp_port gives the port of {name} to {other}; expected another udp_port"
+            );
+            table.record(table.error_in(&SEGMENT_KIND, message));
+        }
+        Ok(kind)
     }
 
     /// Returns the gateway's addresses for a segment: the configured ones, or the first address of each IP
@@ -616,6 +674,21 @@ impl Reader<'_> {
         }
         Ok(attachments)
     }
+}
+
+/// Returns the options of a segment's tunnel headers.
+fn options(table: &Settings<'_>, kind: &TunnelKind) -> Result<Box<[u8]>> {
+    let mut options = Box::default();
+    for known in KINDS {
+        let Some(settings) = &known.settings else { continue };
+        if known == kind {
+            options = (settings.read)(table)?;
+        } else if table.has(settings.table) {
+            let message = format!("found in a segment of kind {:?}, expected only for {:?}", kind.name, known.name);
+            table.record(table.error_in(settings.table, message));
+        }
+    }
+    Ok(options)
 }
 
 /// Returns the gateway's address towards a remote, or the reason why there is none.

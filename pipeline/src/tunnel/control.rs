@@ -9,15 +9,16 @@ use serde_json::{Value, json};
 use wirepath_packet::Packet;
 use wirepath_packet::drops::DropReason;
 use wirepath_pmd::port::{Link, LinkState, PortEvent, PortId};
-use wirepath_wire::build::{VxlanConfig, VxlanEncap};
+use wirepath_wire::build::OuterHeaders;
 use wirepath_wire::{EtherType, MacAddr, Parser, Tag, Tunnels, vlan};
 
 use super::config::{GatewayConfig, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentStats;
 use super::encap::encapsulate;
-use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, overhead};
+use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
 use super::neighbour::{Millis, NeighbourAction, NeighbourState, Neighbours, Timing};
+use super::outer::{TunnelId, outer_headers};
 use super::places::Places;
 use super::policer::{ExpectedReplies, KnownHosts};
 use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
@@ -67,8 +68,8 @@ pub struct Tunnel {
     /// Index of the remote: the number that [`GatewayControl::encapsulated_by_nic`] takes and that the marks of
     /// decapsulated packets carry.
     pub index: u32,
-    /// VXLAN network identifier.
-    pub vni: u32,
+    /// Identifier of the segment in tunnel headers.
+    pub id: TunnelId,
     /// The gateway's address.
     pub local: IpAddr,
     /// Address of the remote.
@@ -195,7 +196,7 @@ impl GatewayControl {
             let (to, route) = (self.list.get(index as usize)?, self.routes.get(index as usize)?);
             Some(Tunnel {
                 index,
-                vni: vni(&self.layout, to.segment),
+                id: tunnel_id(&self.layout, to.segment),
                 local: route.local,
                 remote: to.address,
                 gateway: route.next_hop,
@@ -322,24 +323,11 @@ impl GatewayControl {
         self.conflicts
     }
 
-    fn template(&self, remote: usize, mac: MacAddr) -> Option<VxlanEncap> {
+    fn template(&self, remote: usize, mac: MacAddr) -> Option<OuterHeaders> {
         let (to, route) = (self.list.get(remote)?, self.routes.get(remote)?);
-        let (u, layout): (&UnderlayConfig, _) = (&self.config.underlay, &self.layout);
-        let tag = u.vlan.map(Tag::new);
-        let config = VxlanConfig {
-            src_mac: layout.underlay.mac,
-            dst_mac: mac,
-            tags: tag.as_slice(),
-            src: route.local,
-            dst: to.address,
-            dst_port: u.udp_port,
-            vni: wirepath_wire::Vni::from_low_bits(vni(layout, to.segment)),
-            ttl: u.ttl,
-            traffic_class: u.dscp.unwrap_or(0) << 2,
-            flow_label: 0,
-            checksum: u.checksum,
-        };
-        (u.kind.template)(&config)
+        let segment = self.segment_config(to.segment)?;
+        let macs = (self.layout.underlay.mac, mac);
+        outer_headers(&self.config.underlay, segment, macs, (route.local, to.address)).ok()
     }
 
     /// Updates the state of a next hop. [`Self::publish`] makes it visible to the workers.
@@ -418,7 +406,7 @@ impl GatewayControl {
     pub(super) fn publish(&mut self) {
         if std::mem::take(&mut self.dirty) {
             let layout = &self.layout;
-            let mut remotes = Remotes::new(self.list.clone(), |segment| vni(layout, segment));
+            let mut remotes = Remotes::new(self.list.clone(), |segment| tunnel_id(layout, segment));
             remotes.decapsulated_by_nic = self.decapsulated_by_nic;
             self.tables.remotes.replace(remotes);
         }
@@ -544,20 +532,19 @@ impl GatewayControl {
     /// Processes a tunnel packet from an unknown VTEP in a segment that accepts such packets. Adds the remote
     /// and returns the packet to the worker.
     fn learn_remote(&mut self, plane: &mut ControlPlane, mut packet: Packet, worker: usize) {
-        let parsed =
-            Parser { tunnels: Tunnels::NONE.with_vxlan(Some(self.config.underlay.udp_port)), ..Parser::default() }
-                .parse_chain(packet.data(), packet.len());
-        let found = parsed.ok().and_then(|parsed| {
-            let outer = parsed.outer();
-            let source = match (outer.ipv4_header(packet.data()), outer.ipv6_header(packet.data())) {
+        let frame = packet.data();
+        let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
+        let found = parser.parse_stack(frame, 0, packet.len()).ok().and_then(|outer| {
+            let source = match (outer.ipv4_header(frame), outer.ipv6_header(frame)) {
                 (Some(h), _) => IpAddr::from([h[12], h[13], h[14], h[15]]),
                 (_, Some(h)) => IpAddr::from(*h[8..].first_chunk::<16>()?),
                 _ => return None,
             };
-            Some((parsed.vni()?.get(), source))
+            let (_, id, _) = self.layout.underlay.find_tunnel(frame, &outer)?.read(frame).ok()?;
+            Some((id, source))
         });
-        let Some((vni, source)) = found else { return plane.drop(packet, DropReason::BadTunnelHeader) };
-        let Some(segment) = self.layout.segment_of(vni) else {
+        let Some((id, source)) = found else { return plane.drop(packet, DropReason::BadTunnelHeader) };
+        let Some(segment) = self.layout.segment_of(id) else {
             return plane.drop(packet, DropReason::UnknownVni);
         };
         let known = self.list.iter().any(|r| r.address == source && r.segment == segment);
@@ -574,7 +561,7 @@ impl GatewayControl {
             let Some(index) = self.place_for_remote(segment, plane.seconds()) else {
                 return plane.drop(packet, DropReason::RemoteLimit);
             };
-            tracing::debug!("remote {source} joins segment {vni}");
+            tracing::debug!("remote {source} joins segment {}", id.id);
             let settings = self.segment_config(segment);
             let max_frame = max_frame(&self.config.underlay, self.underlay_mtu, settings, source);
             // Its next hop is resolved when the first frame has to be sent to it.
@@ -688,6 +675,7 @@ impl GatewayControl {
                 json!({
                     "name": segment.name,
                     "vni": segment.vni.get(),
+                    "kind": segment.kind.name,
                     "local_rx": traffic(s.local_rx),
                     "local_tx": traffic(s.local_tx),
                     "overlay_rx": traffic(s.overlay_rx),
@@ -727,8 +715,8 @@ impl GatewayControl {
     }
 }
 
-pub(super) fn vni(layout: &Layout, segment: u16) -> u32 {
-    layout.segments.get(usize::from(segment)).map_or(0, |segment| segment.vni)
+pub(super) fn tunnel_id(layout: &Layout, segment: u16) -> TunnelId {
+    layout.segments.get(usize::from(segment)).map_or(TunnelId { kind: 0, id: 0 }, |segment| segment.tunnel_id())
 }
 
 /// Maximum length of an inner frame to a remote, from the underlay's MTU and the segment's setting.
@@ -738,7 +726,10 @@ pub(super) fn max_frame(
     segment: Option<&SegmentConfig>,
     remote: IpAddr,
 ) -> usize {
-    let left = usize::from(underlay_mtu).saturating_sub(overhead(underlay.kind, remote));
+    let left = usize::from(underlay_mtu).saturating_sub(match segment {
+        Some(segment) => segment.overhead(remote),
+        None => underlay.kind.overhead(0, remote),
+    });
     let of_mtu =
         |segment: &SegmentConfig| Some(usize::from(segment.mtu?) + ETHERNET_LEN + segment.inner_vlans.tag_len());
     segment.and_then(of_mtu).map_or(left, |most| left.min(most))

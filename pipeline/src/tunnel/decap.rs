@@ -1,9 +1,9 @@
 //! Decapsulation: from tunnels to local attachments.
 //!
-//! Like [`super::encap`], this processes plain packets in three passes. A plain packet is IPv4 without
-//! options, UDP checksum or congestion mark. It comes from a known remote and carries an untagged inner frame
-//! to a known host. [`View::decapsulate_one`] processes all other packets. It parses all headers and
-//! drops packets with a precise reason.
+//! Like [`super::encap`], this processes plain packets in three passes. A plain packet is IPv4 without options, UDP
+//! checksum or congestion mark, with the plain header of the default kind of tunnels. It comes from a known remote and
+//! carries an untagged inner frame to a known host. [`View::decapsulate_one`] processes all other packets. It parses
+//! all headers and drops packets with a precise reason.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,9 +17,10 @@ use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L3Type, L4Type, MacAdd
 use super::config::InnerVlans;
 use super::encap::{addresses, be64};
 use super::headers::{ETHERNET_LEN, pop_vlan_tag};
+use super::outer::TunnelId;
 use super::report::STAGE;
 use super::stage::{Flow, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
-use super::tables::{Destination, Remotes};
+use super::tables::{Destination, Remotes, Underlay};
 use crate::Context;
 use crate::rules::offload::IMPLICIT_MARK;
 
@@ -28,16 +29,31 @@ const OUTER4: usize = 50;
 /// Length of the outer headers and the inner Ethernet header.
 const QUICK: usize = OUTER4 + ETHERNET_LEN;
 /// Number of header bytes that are parsed. They hold outer Ethernet with a tag, IPv6 with some extension
-/// headers, UDP, VXLAN, inner Ethernet with tags, and inner IP.
-const HEADERS: usize = 256;
+/// headers, UDP, the longest tunnel header, inner Ethernet with tags, and inner IP.
+const HEADERS: usize = 512;
 
-/// The gateway's addresses and UDP port in the form that the fast path compares.
+/// The gateway's addresses, UDP port and default kind of tunnels in the form that the fast path compares.
 struct LocalEndpoint {
     mac: u64,
     ip: u64,
     udp_port: u64,
-    /// Flags of the tunnel header.
-    required_flags: u64,
+    /// Value and mask of the tunnel header's bits.
+    tunnel: (u64, u64),
+    /// Number of the default kind.
+    kind: u8,
+}
+
+impl LocalEndpoint {
+    #[inline(always)]
+    fn new(underlay: &Underlay) -> Self {
+        Self {
+            mac: underlay.mac.to_u64(),
+            ip: underlay.v4.first().map_or(0, |ip| ip.to_bits()).into(),
+            udp_port: underlay.plain.udp_port,
+            tunnel: (underlay.plain.value, underlay.plain.mask),
+            kind: underlay.plain.kind,
+        }
+    }
 }
 
 /// Returns the VNI and the source of a plain packet's outer headers.
@@ -56,7 +72,7 @@ fn quick_outer(h: &[u8; QUICK], len: usize, ours: &LocalEndpoint) -> Option<(u32
     wrong |= (addresses & 0xffff_ffff) ^ ours.ip;
     wrong |= (udp >> 32 & 0xffff) ^ ours.udp_port;
     wrong |= udp & 0xffff;
-    wrong |= (!tunnel >> 56) & ours.required_flags;
+    wrong |= (tunnel ^ ours.tunnel.0) & ours.tunnel.1;
     wrong |= (total + ETHERNET_LEN as u64) ^ len as u64;
     wrong |= (udp_len + 20) ^ total;
     // The ones' complement sum does not depend on the word size (RFC 1071 section 2).
@@ -117,12 +133,7 @@ impl View<'_> {
         let (fdb, remotes) = (self.fdb.table(guard), self.remotes.read(guard));
         let second = context.seconds();
         state.source.renew(self.fdb.generation(), second);
-        let ours = LocalEndpoint {
-            mac: underlay.mac.to_u64(),
-            ip: underlay.v4.first().map_or(0, |ip| ip.to_bits()).into(),
-            udp_port: underlay.udp_port.into(),
-            required_flags: underlay.kind.required_flags.into(),
-        };
+        let ours = LocalEndpoint::new(underlay);
 
         let Scratch { keys, sources, source_at: source_remote, .. } = &mut *state.scratch;
         let (mut new_sources, mut slow) = (0, 0u64);
@@ -134,7 +145,11 @@ impl View<'_> {
             let Some(quick) = packet.data().first_chunk::<QUICK>() else { continue };
             let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { continue };
             if (vni, source) != (tunnel.0, tunnel.1) {
-                let Some(remote) = remotes.find_source(vni, IpAddr::V4(Ipv4Addr::from_bits(source))) else { continue };
+                let Some(remote) =
+                    remotes.find_source(TunnelId { kind: ours.kind, id: vni }, IpAddr::V4(Ipv4Addr::from_bits(source)))
+                else {
+                    continue;
+                };
                 let Some(segment) = remotes.list.get(remote as usize).map(|r| r.segment) else { continue };
                 tunnel = (vni, source, remote, segment);
             }
@@ -331,33 +346,29 @@ impl View<'_> {
         }
         match outer.l4_type() {
             L4Type::Icmpv4 | L4Type::Icmpv6 => return Err(super::host::classify_echo(frame, &outer, src)),
-            L4Type::Udp => {}
-            _ => return Err(DropReason::NotForUs.into()),
+            _ => {}
         }
-        let udp: &[u8; 8] = frame.get(outer.l4()..).and_then(|b| b.first_chunk()).ok_or(DropReason::Truncated)?;
-        if u16::from_be_bytes([udp[2], udp[3]]) != underlay.udp_port {
-            return Err(DropReason::NotForUs.into());
-        }
-        let udp_len = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
-        match u16::from_be_bytes([udp[6], udp[7]]) {
-            // RFC 8200 section 8.1 forbids a zero checksum. RFC 6935 section 5 allows it if configured.
-            0 if outer.l3_type() == L3Type::Ipv6 && !underlay.accept_zero_checksum6 => {
-                return Err(DropReason::BadL4Checksum.into());
+        let found = underlay.find_tunnel(frame, &outer).ok_or(DropReason::NotForUs)?;
+        if outer.l4_type() == L4Type::Udp {
+            match frame.get(outer.l4() + 6..).and_then(|b| b.first_chunk()).map(|b| u16::from_be_bytes(*b)) {
+                // RFC 8200 section 8.1 forbids a zero checksum. RFC 6935 section 5 allows it if configured.
+                Some(0) if outer.l3_type() == L3Type::Ipv6 && !underlay.accept_zero_checksum6 => {
+                    return Err(DropReason::BadL4Checksum.into());
+                }
+                Some(0) => {}
+                _ => check_udp(packet, &outer)?,
             }
-            0 => {}
-            _ => check_udp(packet, &outer)?,
         }
-        let tunnel = outer.l4() + 8;
-        let header: &[u8; 8] = frame.get(tunnel..).and_then(|b| b.first_chunk()).ok_or(DropReason::BadTunnelHeader)?;
-        let end = outer.l4() + udp_len;
-        let inner = tunnel + underlay.kind.header_len;
-        let id = (underlay.kind.segment_id)(header).filter(|_| end >= inner);
-        let vni = id.ok_or(DropReason::BadTunnelHeader)?;
+        let (header, id, inner) = found.read(frame)?;
+        if header.payload != EtherType::TRANSPARENT_ETHERNET {
+            return Err(DropReason::TunnelPayload.into());
+        }
+        let end = found.end;
         if end < inner + ETHERNET_LEN {
             return Err(DropReason::TooShort.into());
         }
-        let segment = self.layout.segment_of(vni).ok_or(DropReason::UnknownVni)?;
-        let remote = remotes.find_source(vni, src);
+        let segment = self.layout.segment_of(id).ok_or(DropReason::UnknownVni)?;
+        let remote = remotes.find_source(id, src);
         if remote.is_none() {
             let takes = self.layout.segments.get(usize::from(segment)).is_some_and(|s| s.accept_unknown_remotes);
             if takes && !underlay.can_be_remote(src) {

@@ -12,7 +12,7 @@ use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::{BATCH, Batch, Packet};
-use wirepath_wire::build::{PLAIN_LEN, VxlanEncap, max_too_big_len, too_big};
+use wirepath_wire::build::{OuterHeaders, PLAIN_LEN, max_too_big_len, too_big};
 use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
@@ -32,9 +32,6 @@ const TX_OFFLOADS: Flags = Flags::TX_L3_CHECKSUM
     .with(Flags::TX_OUTER_L3_CHECKSUM)
     .with(Flags::TX_OUTER_L4_CHECKSUM)
     .with(Flags::TX_SEGMENT);
-
-/// Maximum length of an inner frame over IPv4.
-const MAX_PLAIN_FRAME: usize = 65_535 - 36;
 
 /// Reads eight bytes in network order at `at`. The compiler emits one load; combining single bytes would take
 /// eight.
@@ -500,17 +497,18 @@ fn sort_by_tag(local: &LocalPort, context: &mut Context<'_>, batch: &mut Batch, 
     });
 }
 
-/// Adds the outer headers to an inner frame.
+/// Adds the outer headers to an inner frame. Its length is at most [`super::tables::Remote::max_frame`], so the packet
+/// is not longer than IP allows.
 #[inline(always)]
 pub(super) fn encapsulate(
     packet: &mut Packet,
-    template: &VxlanEncap,
+    template: &OuterHeaders,
     underlay: &Underlay,
     flow: Flow,
 ) -> Result<(), DropReason> {
     let (len, source_port) = (packet.len(), underlay.source_port(flow.entropy));
     let class = flow.class & underlay.copied_class;
-    if template.is_plain() && class == 0 && len <= MAX_PLAIN_FRAME {
+    if template.is_plain_with(class) {
         let Some(room) = packet.prepend::<PLAIN_LEN>() else { return Err(DropReason::NoHeadroom) };
         template.emit_plain(room, len as u16, source_port);
         packet.set_out_port(underlay.port);
@@ -539,7 +537,7 @@ fn encapsulate_in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flo
 #[inline(never)]
 fn encapsulate_slow(
     packet: &mut Packet,
-    template: &VxlanEncap,
+    template: &OuterHeaders,
     underlay: &Underlay,
     class: u8,
     source_port: u16,

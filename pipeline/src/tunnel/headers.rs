@@ -1,24 +1,12 @@
 //! Lengths of headers, VLAN tags and checksums of packets.
 
-use std::net::IpAddr;
-
 use wirepath_packet::Packet;
-use wirepath_wire::{EtherType, checksum, ipv4, ipv6, vlan};
-
-use super::kind::TunnelKind;
+use wirepath_wire::{EtherType, checksum, vlan};
 
 /// Length of an Ethernet header in bytes.
 pub(super) const ETHERNET_LEN: usize = 14;
 /// Length of a VLAN tag in bytes.
 pub(super) const VLAN_TAG_LEN: usize = 4;
-/// Length of a UDP header in bytes.
-const UDP_LEN: usize = 8;
-
-/// Bytes of the underlay's MTU that the IP, UDP and tunnel headers towards `remote` use.
-pub(super) fn overhead(kind: &TunnelKind, remote: IpAddr) -> usize {
-    let ip = if remote.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-    ip + UDP_LEN + kind.header_len
-}
 
 /// Removes the outermost 802.1Q tag from the metadata or the frame. Returns `None` if there is no such tag.
 #[inline]

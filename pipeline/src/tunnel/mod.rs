@@ -1,4 +1,4 @@
-//! VXLAN tunnels (RFC 7348) between local segments and remote VTEPs.
+//! Tunnels between local segments and remote VTEPs.
 //!
 //! ```text
 //! local port ──> stage: encap ──────────────> underlay port
@@ -19,7 +19,8 @@
 //! - `reconfigure`: changes of the configuration while the workers forward.
 //! - `places`: indices of segments, attachments and remotes, which stay over such a change.
 //! - [`counters`]: counters per segment and worker.
-//! - [`kind`]: the registered kinds of tunnels.
+//! - [`kinds`]: the kinds of tunnels, such as VXLAN, each with its header.
+//! - `outer`: outer headers of a remote, and recognition of received ones.
 //! - [`ecn`]: congestion marks (RFC 6040).
 //!
 //! [`GatewayControl`] is created from a [`GatewayConfig`] and the opened ports. It creates a [`Gateway`]
@@ -35,10 +36,11 @@ mod encap;
 mod flood;
 mod headers;
 mod host;
-pub mod kind;
+pub mod kinds;
 mod learned;
 mod listing;
 pub mod neighbour;
+mod outer;
 mod places;
 mod policer;
 mod reconfigure;
@@ -50,5 +52,6 @@ pub mod underlay;
 pub use config::GatewayConfig;
 pub use control::{GatewayControl, LearnStats, Tunnel};
 pub use learned::LearnedRemoteStats;
+pub use outer::{ActiveKind, TunnelId, outer_headers};
 pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};

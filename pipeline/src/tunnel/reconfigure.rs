@@ -1,9 +1,9 @@
 //! Changes of a gateway's configuration while its workers forward.
 //!
-//! Segments are identified by their VNI, attachments by port and VLAN, remotes by address. What stays keeps its index
-//! in the tables ([`super::places`]), its forwarding entries, counters and next hop, so its packets do not notice the
-//! change. The workers see the new segments and the new remotes at two moments, one shortly after the other. In
-//! between, only parts that the change adds or removes can lose packets.
+//! Segments are identified by kind of tunnel and VNI, attachments by port and VLAN, remotes by address. What stays
+//! keeps its index in the tables ([`super::places`]), its forwarding entries, counters and next hop, so its packets do
+//! not notice the change. The workers see the new segments and the new remotes at two moments, one shortly after the
+//! other. In between, only parts that the change adds or removes can lose packets.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -38,7 +38,7 @@ impl GatewayControl {
         let (old, new) = (&self.config.underlay, &config.underlay);
         let fixed = [
             ("port", old.port == new.port),
-            ("kind", std::ptr::eq(old.kind, new.kind)),
+            ("kind", old.kind == new.kind),
             ("udp_port", old.udp_port == new.udp_port),
         ];
         if let Some((key, _)) = fixed.iter().find(|(_, same)| !same) {
@@ -68,7 +68,8 @@ impl GatewayControl {
         let old_ageing: HashMap<u16, u32> = ageing(&self.config, &self.places).collect();
         let (before, after) = (&self.config.underlay, &config.underlay);
         let addresses_changed = (&before.addresses, &before.gateways) != (&after.addresses, &after.gateways);
-        let templates_changed = templates_differ(&self.config.underlay, &config.underlay);
+        let templates_changed =
+            templates_differ(&self.config.underlay, &config.underlay) || options_differ(&self.config, &config);
         self.config = config;
         let old_places = std::mem::replace(&mut self.places, places);
         if addresses_changed {
@@ -292,6 +293,12 @@ fn statics(config: &GatewayConfig, places: &Places) -> Statics {
 /// Returns the ageing time of each segment, by its index.
 fn ageing(config: &GatewayConfig, places: &Places) -> impl Iterator<Item = (u16, u32)> {
     config.segments.iter().zip(&places.segments).map(|(segment, place)| (place.index, segment.ageing))
+}
+
+/// Returns whether the options in the tunnel headers of a segment change.
+fn options_differ(old: &GatewayConfig, new: &GatewayConfig) -> bool {
+    let options: HashMap<_, _> = old.segments.iter().map(|it| (it.tunnel_id(), &it.options)).collect();
+    new.segments.iter().any(|it| options.get(&it.tunnel_id()).is_some_and(|old| **old != it.options))
 }
 
 /// Returns whether the outer headers of all tunnels change.

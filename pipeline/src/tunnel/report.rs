@@ -17,6 +17,11 @@ impl View<'_> {
         self.layout.segments.get(usize::from(segment)).map_or(0, |segment| segment.vni)
     }
 
+    /// Returns the name of a segment's identifier, for reports.
+    fn id_name(&self, segment: u16) -> &'static str {
+        self.layout.segments.get(usize::from(segment)).map_or("identifier", |segment| segment.kind.id_name)
+    }
+
     /// Describes a destination of a forwarding entry.
     fn describe(&self, context: &Context<'_>, remotes: &Remotes, destination: Destination) -> String {
         match destination {
@@ -44,7 +49,7 @@ impl View<'_> {
         segment: u16,
     ) {
         let from = from.map_or("an unknown remote".to_owned(), |from| self.describe(context, remotes, from));
-        let (kind, vni) = (self.layout.underlay.kind.id_name, self.vni(segment));
+        let (kind, vni) = (self.id_name(segment), self.vni(segment));
         context.trace(STAGE, |text| write!(text, "frame from {from}: segment of {kind} {vni}"));
     }
 

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use wirepath_pmd::port::{Offloads, PortId};
 use wirepath_wire::MacAddr;
-use wirepath_wire::build::{OuterChecksum, VxlanEncap};
+use wirepath_wire::build::{OuterChecksum, OuterHeaders};
 
-use super::config::{GatewayConfig, InnerVlans, UnderlayConfig};
+use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentCounters;
 use super::headers::ETHERNET_LEN;
-use super::kind::TunnelKind;
+use super::kinds::TunnelKind;
+use super::outer::{ActiveKind, PlainPackets, TunnelId};
 use super::places::Places;
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
@@ -67,10 +68,10 @@ pub struct Underlay {
     pub v6: Vec<Ipv6Addr>,
     /// The gateway's addresses with their networks.
     pub networks: Vec<Prefix>,
-    /// Encapsulation of the tunnels, such as VXLAN.
-    pub kind: &'static TunnelKind,
-    /// UDP destination port of tunnel packets.
-    pub udp_port: u16,
+    /// Kinds of tunnels that the segments use. The first one is the default, which has the fast path.
+    pub kinds: Vec<ActiveKind>,
+    /// Received packets of the default kind on the fast path.
+    pub(super) plain: PlainPackets,
     /// First outer source port, and number of source ports.
     pub source_ports: (u16, u32),
     /// Bits of the inner traffic class that are copied to the outer one. The ECN mark is always copied; the
@@ -83,12 +84,18 @@ pub struct Underlay {
 }
 
 impl Underlay {
-    fn new(config: &UnderlayConfig, mac: MacAddr, mtu: u16) -> Self {
+    fn new(config: &UnderlayConfig, segments: &[SegmentConfig], mac: MacAddr, mtu: u16) -> Self {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for prefix in &config.addresses {
             match prefix.address {
                 IpAddr::V4(ip) => v4.push(ip),
                 IpAddr::V6(ip) => v6.push(ip),
+            }
+        }
+        let mut kinds = vec![ActiveKind::new(config.kind, config)];
+        for segment in segments {
+            if kinds.iter().all(|active| active.kind != segment.kind) {
+                kinds.push(ActiveKind::new(segment.kind, config));
             }
         }
         let (first, last) = config.source_ports;
@@ -99,8 +106,8 @@ impl Underlay {
             v4,
             v6,
             networks: config.addresses.clone(),
-            kind: config.kind,
-            udp_port: config.udp_port,
+            plain: PlainPackets::new(&kinds),
+            kinds,
             source_ports: (first, u32::from(last - first) + 1),
             copied_class: if config.dscp.is_none() { 0xff } else { 3 },
             accept_zero_checksum6: config.checksum == OuterChecksum::Zero,
@@ -135,7 +142,9 @@ impl Underlay {
 /// Properties of a segment that the workers read. Its index is the segment part of forwarding keys.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// VXLAN network identifier.
+    /// Kind of its tunnels.
+    pub kind: &'static TunnelKind,
+    /// Network identifier in tunnel headers.
     pub vni: u32,
     /// Indices of the segment's attachments.
     pub attachments: Vec<u32>,
@@ -151,6 +160,13 @@ pub struct Segment {
     pub counters: Arc<[SegmentCounters]>,
     /// Limits the tunnel packets of unknown VTEPs that the control thread gets.
     pub(super) new_remotes: Arc<TokenBucket>,
+}
+
+impl Segment {
+    /// Returns the segment's identifier in tunnel headers.
+    pub fn tunnel_id(&self) -> TunnelId {
+        TunnelId { kind: self.kind.number(), id: self.vni }
+    }
 }
 
 /// An attachment of a segment to a port.
@@ -237,8 +253,8 @@ pub struct Layout {
     pub attachments: Vec<Attachment>,
     /// Role of each port.
     roles: Vec<Role>,
-    /// Segment index of each VNI.
-    vnis: HashMap<u32, u16>,
+    /// Segment index of each identifier in tunnel headers.
+    vnis: HashMap<TunnelId, u16>,
 }
 
 impl Layout {
@@ -248,7 +264,7 @@ impl Layout {
         let first = config.addresses.first().map(|prefix| prefix.address);
         let mac = port.and_then(|port| port.mac).unwrap_or_else(|| generated_mac(first));
         Self {
-            underlay: Underlay::new(config, mac, port.map_or(1500, |port| port.mtu)),
+            underlay: Underlay::new(config, &[], mac, port.map_or(1500, |port| port.mtu)),
             segments: Vec::new(),
             attachments: Vec::new(),
             roles: Vec::new(),
@@ -259,14 +275,14 @@ impl Layout {
     /// Takes over a checked configuration. `places` are the indices of its parts. `workers` is the number of workers.
     pub(super) fn update(&mut self, config: &GatewayConfig, places: &Places, ports: &[PortInfo], workers: usize) {
         let Self { underlay, segments, attachments, roles, vnis } = self;
-        *underlay = Underlay::new(&config.underlay, underlay.mac, underlay.mtu);
+        *underlay = Underlay::new(&config.underlay, &config.segments, underlay.mac, underlay.mtu);
         *roles = ports.iter().map(|_| Role::None).collect();
         if let Some(role) = roles.get_mut(config.underlay.port) {
             *role = Role::Underlay;
         }
         let mut old_vnis = std::mem::take(vnis);
         for (segment, place) in config.segments.iter().zip(&places.segments) {
-            let vni = segment.vni.get();
+            let id = segment.tunnel_id();
             for (attachment, index) in segment.attachments.iter().zip(&place.attachments) {
                 let Some(port) = ports.get(attachment.port) else { continue };
                 if let Some(role) = roles.get_mut(attachment.port) {
@@ -281,10 +297,11 @@ impl Layout {
                 };
                 put(attachments, *index as usize, new);
             }
-            let known = segments.get(usize::from(place.index)).filter(|_| old_vnis.remove(&vni).is_some());
+            let known = segments.get(usize::from(place.index)).filter(|_| old_vnis.remove(&id).is_some());
             let counters = || (0..=workers).map(|_| SegmentCounters::default()).collect();
             let new = Segment {
-                vni,
+                kind: segment.kind,
+                vni: id.id,
                 attachments: place.attachments.clone(),
                 remotes: place.remotes.clone(),
                 learning: segment.learning,
@@ -297,12 +314,12 @@ impl Layout {
                 ),
             };
             put(segments, place.index.into(), new);
-            vnis.insert(vni, place.index);
+            vnis.insert(id, place.index);
         }
         for removed in old_vnis.into_values() {
             // Its index may be in use by a new segment already.
             if let Some(segment) = segments.get_mut(usize::from(removed))
-                && vnis.get(&segment.vni) != Some(&removed)
+                && vnis.get(&segment.tunnel_id()) != Some(&removed)
             {
                 (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
                 (segment.learning, segment.accept_unknown_remotes) = (false, false);
@@ -331,9 +348,9 @@ impl Layout {
         }
     }
 
-    /// Returns the index of the segment with this VNI.
-    pub fn segment_of(&self, vni: u32) -> Option<u16> {
-        self.vnis.get(&vni).copied()
+    /// Returns the index of the segment with this identifier in tunnel headers.
+    pub fn segment_of(&self, id: TunnelId) -> Option<u16> {
+        self.vnis.get(&id).copied()
     }
 }
 
@@ -362,13 +379,13 @@ fn generated_mac(ip: Option<IpAddr>) -> MacAddr {
 #[derive(Clone, Copy, Debug)]
 pub enum NextHop {
     /// Resolved: the worker adds these outer headers.
-    Ready(VxlanEncap),
+    Ready(OuterHeaders),
     /// Resolved: the NIC adds the headers to packets with this transmit metadata. The worker adds the
     /// outer headers to packets that the NIC cannot encapsulate.
-    InNic(VxlanEncap, u32),
+    InNic(OuterHeaders, u32),
     /// The link was lost, so the control thread queues a few packets until the next hop replies. The worker adds
     /// these outer headers to the others. The number is that of [`Self::InNic`], which applies afterwards.
-    Held(VxlanEncap, Option<u32>),
+    Held(OuterHeaders, Option<u32>),
     /// Being resolved. The control thread queues a few packets.
     Resolving,
     /// The next hop did not reply to ARP or ND.
@@ -377,7 +394,7 @@ pub enum NextHop {
 
 impl NextHop {
     /// Returns the state with these outer headers, which the NIC adds if it has a number for them.
-    pub(super) fn resolved(template: VxlanEncap, number: Option<u32>) -> Self {
+    pub(super) fn resolved(template: OuterHeaders, number: Option<u32>) -> Self {
         number.map_or(Self::Ready(template), |number| Self::InNic(template, number))
     }
 }
@@ -402,40 +419,41 @@ pub struct Remotes {
     pub list: Vec<Remote>,
     /// True if the NIC may have decapsulated packets. Such packets carry a mark.
     pub decapsulated_by_nic: bool,
-    /// Remotes by VNI and address.
+    /// Remotes by identifier of the segment and address.
     sources: RemoteMap,
 }
 
 impl Remotes {
-    /// Creates the remotes from a list. `vni` returns the VNI of a segment.
-    pub fn new(list: Vec<Remote>, vni: impl Fn(u16) -> u32) -> Self {
-        let sources = RemoteMap::new(list.iter().map(|remote| (vni(remote.segment), remote.address)));
+    /// Creates the remotes from a list. `id` returns the identifier of a segment in tunnel headers.
+    pub fn new(list: Vec<Remote>, id: impl Fn(u16) -> TunnelId) -> Self {
+        let sources = RemoteMap::new(list.iter().map(|remote| (id(remote.segment), remote.address)));
         Self { list, decapsulated_by_nic: false, sources }
     }
 
-    /// Returns the index of the remote with this VNI and outer source address.
+    /// Returns the index of the remote with this segment and outer source address.
     #[inline(always)]
-    pub fn find_source(&self, vni: u32, address: IpAddr) -> Option<u32> {
-        self.sources.find(vni, address)
+    pub fn find_source(&self, id: TunnelId, address: IpAddr) -> Option<u32> {
+        self.sources.find(id, address)
     }
 }
 
-/// Maps a VNI and an address to a remote, with open addressing and at most half full.
+/// Maps the identifier of a segment and an address to a remote, with open addressing and at most half full.
 #[derive(Clone, Debug, Default)]
 struct RemoteMap {
-    /// VNI with the address family, address, and index of the remote. The first is `u64::MAX` in a free slot.
+    /// Identifier with kind and address family, address, and index of the remote. The first is `u64::MAX` in a free
+    /// slot.
     slots: Vec<(u64, u128, u32)>,
 }
 
 impl RemoteMap {
-    fn new(remotes: impl ExactSizeIterator<Item = (u32, IpAddr)>) -> Self {
+    fn new(remotes: impl ExactSizeIterator<Item = (TunnelId, IpAddr)>) -> Self {
         let mut slots = vec![(u64::MAX, 0, 0); (remotes.len() * 2).next_power_of_two().max(2)];
         let mask = slots.len() - 1;
-        for (index, (vni, address)) in remotes.enumerate() {
+        for (index, (id, address)) in remotes.enumerate() {
             if address.is_unspecified() {
                 continue;
             }
-            let (key, bits) = Self::key(vni, address);
+            let (key, bits) = Self::key(id, address);
             let mut at = Self::hash(key, bits) & mask;
             while slots[at].0 != u64::MAX {
                 at = (at + 1) & mask;
@@ -446,10 +464,11 @@ impl RemoteMap {
     }
 
     #[inline(always)]
-    fn key(vni: u32, address: IpAddr) -> (u64, u128) {
+    fn key(id: TunnelId, address: IpAddr) -> (u64, u128) {
+        let id = u64::from(id.id) | u64::from(id.kind) << 40;
         match address {
-            IpAddr::V4(ip) => (u64::from(vni), u128::from(ip.to_bits())),
-            IpAddr::V6(ip) => (u64::from(vni) | 1 << 32, ip.to_bits()),
+            IpAddr::V4(ip) => (id, u128::from(ip.to_bits())),
+            IpAddr::V6(ip) => (id | 1 << 32, ip.to_bits()),
         }
     }
 
@@ -460,8 +479,8 @@ impl RemoteMap {
     }
 
     #[inline(always)]
-    fn find(&self, vni: u32, address: IpAddr) -> Option<u32> {
-        let (key, bits) = Self::key(vni, address);
+    fn find(&self, id: TunnelId, address: IpAddr) -> Option<u32> {
+        let (key, bits) = Self::key(id, address);
         let mask = self.slots.len().checked_sub(1)?;
         let mut at = Self::hash(key, bits) & mask;
         loop {
@@ -503,12 +522,14 @@ mod tests {
         for i in 0..1000u32 {
             list.push(remote(2, &Ipv4Addr::from(0x0b00_0000 + i).to_string()));
         }
-        let remotes = Remotes::new(list.clone(), |segment| u32::from(segment) + 100);
+        let id = |segment: u16| TunnelId { kind: 0, id: u32::from(segment) + 100 };
+        let remotes = Remotes::new(list.clone(), id);
         for (i, r) in list.iter().enumerate() {
-            assert_eq!(remotes.find_source(u32::from(r.segment) + 100, r.address), Some(i as u32));
-            assert_eq!(remotes.find_source(99, r.address), None);
+            assert_eq!(remotes.find_source(id(r.segment), r.address), Some(i as u32));
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: 99 }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 1, ..id(r.segment) }, r.address), None);
         }
-        assert_eq!(Remotes::new(Vec::new(), |_| 0).find_source(1, list[0].address), None);
+        assert_eq!(Remotes::new(Vec::new(), id).find_source(id(0), list[0].address), None);
     }
 
     #[test]
@@ -520,8 +541,8 @@ mod tests {
             v4: Vec::new(),
             v6: Vec::new(),
             networks: Vec::new(),
-            kind: &super::super::kind::KINDS[0],
-            udp_port: 4789,
+            kinds: Vec::new(),
+            plain: PlainPackets::new(&[]),
             source_ports: (49152, 16384),
             copied_class: 3,
             accept_zero_checksum6: false,

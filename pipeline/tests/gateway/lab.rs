@@ -10,7 +10,7 @@ use wirepath_pipeline::tunnel::{Gateway, GatewayConfig, GatewayControl};
 use wirepath_pipeline::{Control, PortInfo, SteppedRuntime, WorkerInfo};
 use wirepath_pmd::port::PortEvent;
 use wirepath_settings::Source;
-use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
+use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
 use wirepath_wire::{EtherType, MacAddr, Vni, checksum, ethernet, parse};
 
 // Ethernet addresses: the gateway, its peer on the underlay, a local host, a host behind the peer.
@@ -140,7 +140,7 @@ pub(crate) fn frame(dst: MacAddr, src: MacAddr) -> Vec<u8> {
 pub(crate) fn vxlan(from: &Addresses, inner: &[u8]) -> Vec<u8> {
     let src = from.addresses[0].address;
     let dst = if src.is_ipv4() { "10.9.0.1" } else { "fd00:9::1" };
-    let encap = VxlanEncap::new(&VxlanConfig {
+    let encap = OuterHeaders::vxlan(&VxlanConfig {
         src_mac: from.mac,
         dst_mac: US,
         tags: &[],

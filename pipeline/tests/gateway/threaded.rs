@@ -13,7 +13,7 @@ use wirepath_pipeline::{Running, Runtime, RuntimeConfig, Summary};
 use wirepath_pmd::drivers::r#virtual::memory::Endpoint;
 use wirepath_pmd::port::PortConfig;
 use wirepath_settings::Source;
-use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
+use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
 use wirepath_wire::{IpProtocol, L3Type, MacAddr, Tag, Vni, checksum, ethernet, icmpv4, ipv4, parse, udp, vlan};
 
 const HOST: MacAddr = MacAddr([2, 0, 0, 0, 1, 1]);
@@ -190,7 +190,7 @@ fn frame(dst: MacAddr, src: MacAddr, len: usize, class: u8, port: u16) -> Vec<u8
 
 /// Returns a tunnel packet from 10.9.0.N or fd00:9::N to the gateway.
 fn tunnelled(us: MacAddr, from: &str, to: &str, vni: u32, class: u8, inner: &[u8]) -> Vec<u8> {
-    let encap = VxlanEncap::new(&VxlanConfig {
+    let encap = OuterHeaders::vxlan(&VxlanConfig {
         src_mac: peer_mac(2),
         dst_mac: us,
         tags: &[],

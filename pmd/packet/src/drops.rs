@@ -62,8 +62,12 @@ drop_reasons! {
     // Switching and tunnels.
     NoOutputPort, "no_output_port", "no stage set an output port";
     NoSegment, "no_segment", "the port and VLAN belong to no segment";
-    UnknownVni, "unknown_vni", "the VXLAN network identifier belongs to no segment";
+    UnknownVni, "unknown_vni", "the network identifier in the tunnel header belongs to no segment";
     BadTunnelHeader, "bad_tunnel_header", "the tunnel header is malformed";
+    TunnelVersion, "tunnel_version", "the tunnel header has a version that is not known";
+    TunnelPayload, "tunnel_payload", "the tunnel carries another protocol than its segment";
+    TunnelControl, "tunnel_control", "control packet of a tunnel (O bit, RFC 8926 section 3.4), which is not forwarded";
+    CriticalOption, "critical_option", "the tunnel header has an unknown critical option (RFC 8926 section 3.5)";
     UnknownRemote, "unknown_remote", "the tunnel packet comes from an address that is not a remote of its segment";
     RemoteLimit, "remote_limit", "the segment has learned as many VTEPs as it may, and all of them are in use";
     NotForUs, "not_for_us", "neither the Ethernet nor the IP destination is an own address";

@@ -4,10 +4,10 @@ use wirepath_flow::{FieldSet, HeaderType, Key, Reformat, tunnel};
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::{Packet, Pool};
-use wirepath_wire::{HeaderOffsets, L3Type, L4Type, Parsed, Parser, ethernet};
+use wirepath_wire::{HeaderOffsets, L3Type, L4Type, Parsed, Parser, ethernet, udp};
 
 use super::{Headers, OUTER_CHECKSUMS, pull_up_writable, trim_end, update_tx_layers};
-use crate::tunnel::ecn;
+use crate::tunnel::{ecn, kinds};
 
 /// Bytes that are made contiguous before the inner headers are searched, and again in the decapsulated
 /// packet.
@@ -114,7 +114,7 @@ impl Decap {
     fn inner_start(&self, frame: &[u8], outer: &HeaderOffsets) -> Option<usize> {
         let (l4, udp) = (outer.l4(), outer.l4_type() == L4Type::Udp);
         match self.tunnel {
-            tunnel::VXLAN | tunnel::VXLAN_GPE if udp => Some(l4 + 16),
+            tunnel::VXLAN_GPE if udp => Some(l4 + 16),
             tunnel::GENEVE if udp => Some(l4 + 16 + usize::from(frame.get(l4 + 8)? & 0x3f) * 4),
             tunnel::GRE => {
                 let flags = u16::from_be_bytes(*frame.get(l4..)?.first_chunk()?);
@@ -124,7 +124,10 @@ impl Decap {
                 (flags & 0x4c07 == 0).then_some(l4 + 4 + optional * 4)
             }
             // A label stack does not identify its payload. IP in IP carries no frame.
-            _ => None,
+            kind => {
+                let start = if udp { l4 + udp::HEADER_LEN } else { l4 };
+                kinds::payload_offset(kind, frame.get(start..)?).map(|len| start + len)
+            }
         }
     }
 }

@@ -1,4 +1,7 @@
-//! Outer headers of VXLAN: a template per remote, copied and completed for each packet.
+//! Outer headers of tunnels: a template per remote, copied and completed for each packet.
+//!
+//! A template consists of Ethernet with VLAN tags, IP, and what follows it: UDP and a tunnel header, or a tunnel
+//! header directly, or nothing. A tunnel kind contributes only the bytes of its tunnel header.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -11,8 +14,9 @@ use crate::vlan::Tag;
 use crate::vxlan::Vni;
 use crate::{ethernet, ipv4, ipv6, udp, vxlan};
 
-/// Maximum length of the outer headers: Ethernet, two tags, IPv6, UDP, VXLAN.
-pub const MAX_ENCAP_LEN: usize = 78;
+/// Maximum length of outer headers, bytes. It leaves room in the headroom of a buffer for a VLAN tag and for headers
+/// of the inner packet.
+pub const MAX_ENCAP_LEN: usize = 192;
 
 /// Mode of the outer UDP checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -27,10 +31,49 @@ pub enum OuterChecksum {
     Zero,
 }
 
-/// Length of outer headers over IPv4 without tags, bytes.
+/// Length of the most common outer headers, bytes: IPv4 without tags, UDP, and a tunnel header of 8 bytes.
 pub const PLAIN_LEN: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN + vxlan::HEADER_LEN;
 
-/// Contents of the outer headers to one remote.
+/// Protocol between the outer IP header and the tunnel header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// UDP to this destination port.
+    Udp {
+        /// UDP destination port.
+        dst_port: u16,
+        /// Mode of the UDP checksum.
+        checksum: OuterChecksum,
+    },
+    /// The tunnel header follows the IP header, which has this protocol number.
+    Protocol(IpProtocol),
+}
+
+/// Contents of the outer headers of a tunnel to one remote.
+#[derive(Clone, Copy, Debug)]
+pub struct OuterConfig<'a> {
+    /// MAC address of the underlay port.
+    pub src_mac: MacAddr,
+    /// MAC address of the next hop.
+    pub dst_mac: MacAddr,
+    /// VLAN tags of the underlay, outermost first; at most two.
+    pub tags: &'a [Tag],
+    /// IP address of the local VTEP.
+    pub src: IpAddr,
+    /// IP address of the remote VTEP, of the same version.
+    pub dst: IpAddr,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// DSCP and ECN, the default of [`EncapFields`].
+    pub traffic_class: u8,
+    /// IPv6 flow label, low 20 bits.
+    pub flow_label: u32,
+    /// Protocol between IP and the tunnel header.
+    pub transport: Transport,
+    /// The tunnel header with its options; empty if the inner packet follows the IP header.
+    pub tunnel_header: &'a [u8],
+}
+
+/// Contents of the outer headers of a VXLAN tunnel to one remote.
 #[derive(Clone, Copy, Debug)]
 pub struct VxlanConfig<'a> {
     /// MAC address of the underlay port.
@@ -68,6 +111,8 @@ pub enum EncapError {
     NoHeadroom,
     /// The packet would be longer than IP allows.
     TooLong,
+    /// The outer headers are longer than [`MAX_ENCAP_LEN`].
+    TooManyHeaders,
 }
 
 impl fmt::Display for EncapError {
@@ -77,6 +122,7 @@ impl fmt::Display for EncapError {
             EncapError::TooManyTags => "more than two VLAN tags",
             EncapError::NoHeadroom => "not enough headroom for the outer headers",
             EncapError::TooLong => "the encapsulated packet would be longer than IP allows",
+            EncapError::TooManyHeaders => "the outer headers have more than 192 bytes",
         })
     }
 }
@@ -94,84 +140,189 @@ pub struct EncapFields {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub ttl: u8,
-    /// Sum of the whole inner frame. It is used only if [`VxlanEncap::needs_sum`] is true.
+    /// IPv4 identification; `None`: that of the template, which is not used if DF is set (RFC 6864 section 4.1).
+    pub identification: Option<u16>,
+    /// Sum of the whole inner frame. It is used only if [`OuterHeaders::needs_sum`] is true.
     pub inner_sum: Sum,
+    /// If true, the UDP checksum field gets the sum of the pseudo header only, which a device completes.
+    pub partial_sum: bool,
+}
+
+/// IP version of outer headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    /// No IP header, such as labels directly after Ethernet.
+    None,
+    V4,
+    V6,
 }
 
 /// Template of the outer headers to one remote.
 #[derive(Clone, Copy, Debug)]
-pub struct VxlanEncap {
+pub struct OuterHeaders {
+    /// Lengths, checksums and the UDP source port are zero.
     bytes: [u8; MAX_ENCAP_LEN],
     len: u8,
+    /// Offset of the IP header.
+    l3: u8,
+    /// Offset of what follows the IP header.
+    l4: u8,
+    version: Version,
+    udp: bool,
+    /// 0 if [`OuterHeaders::emit_plain`] can write the headers, else 0xff.
+    not_plain: u8,
     traffic_class: u8,
     ttl: u8,
     needs_sum: bool,
     /// Sum of the IPv4 header without its length, folded, in the machine's byte order.
     ip_sum: u16,
-    /// Sum of addresses, protocol, destination port and VXLAN header.
+    /// UDP source port; 0: it differs between packets.
+    source_port: u16,
+    /// Sum of addresses, protocol, destination port and tunnel header.
     udp_sum: Sum,
 }
 
-impl VxlanEncap {
+impl OuterHeaders {
     /// Builds the template.
-    pub fn new(config: &VxlanConfig<'_>) -> Result<VxlanEncap, EncapError> {
+    pub fn new(config: &OuterConfig<'_>) -> Result<OuterHeaders, EncapError> {
         if config.tags.len() > 2 {
             return Err(EncapError::TooManyTags);
         }
         let mut out = Writer { bytes: [0; MAX_ENCAP_LEN], at: 0 };
-        out.bytes(&config.dst_mac.0);
-        out.bytes(&config.src_mac.0);
+        out.bytes(&config.dst_mac.0)?;
+        out.bytes(&config.src_mac.0)?;
         for tag in config.tags {
-            out.bytes(&tag.bytes());
+            out.bytes(&tag.bytes())?;
         }
         let v4 = config.dst.is_ipv4();
-        out.bytes(&(if v4 { EtherType::IPV4 } else { EtherType::IPV6 }).0.to_be_bytes());
-        let ip = out.at;
-        let addresses = match (config.src, config.dst) {
+        out.bytes(&(if v4 { EtherType::IPV4 } else { EtherType::IPV6 }).0.to_be_bytes())?;
+        let l3 = out.at;
+        let protocol = match config.transport {
+            Transport::Udp { .. } => IpProtocol::UDP,
+            Transport::Protocol(protocol) => protocol,
+        };
+        match (config.src, config.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 // The packet is never fragmented, so the identification is not used (RFC 6864 section 4.1).
                 let fragment = ipv4::DONT_FRAGMENT.to_be_bytes();
-                out.bytes(&[0x45, 0, 0, 0, 0, 0, fragment[0], fragment[1], 0, IpProtocol::UDP.0, 0, 0]);
-                out.bytes(&src.octets());
-                out.bytes(&dst.octets());
-                checksum::sum(&src.octets()).and(checksum::sum(&dst.octets()))
+                out.bytes(&[0x45, config.traffic_class, 0, 0, 0, 0, fragment[0], fragment[1]])?;
+                out.bytes(&[config.ttl, protocol.0, 0, 0])?;
+                out.bytes(&src.octets())?;
+                out.bytes(&dst.octets())?;
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                out.bytes(&(6 << 28 | config.flow_label & 0xf_ffff).to_be_bytes());
-                out.bytes(&[0, 0, IpProtocol::UDP.0, 0]);
-                out.bytes(&src.octets());
-                out.bytes(&dst.octets());
-                checksum::sum(&src.octets()).and(checksum::sum(&dst.octets()))
+                let class = u32::from(config.traffic_class) << 20;
+                out.bytes(&(6 << 28 | class | config.flow_label & 0xf_ffff).to_be_bytes())?;
+                out.bytes(&[0, 0, protocol.0, config.ttl])?;
+                out.bytes(&src.octets())?;
+                out.bytes(&dst.octets())?;
             }
             _ => return Err(EncapError::MixedVersions),
-        };
-        // The default class and TTL are in the template, so that only other values have to be written.
-        if v4 {
-            out.bytes[ip + 1] = config.traffic_class;
-            out.bytes[ip + 8] = config.ttl;
         }
-        let ip_sum = checksum::sum(&out.bytes[ip..out.at]).fold().to_be();
-        let udp = out.at;
-        out.bytes(&[0, 0]);
-        out.bytes(&config.dst_port.to_be_bytes());
-        out.bytes(&[0, 0, 0, 0]);
-        out.bytes(&[vxlan::FLAG_VNI, 0, 0, 0]);
-        out.bytes(&(config.vni.get() << 8).to_be_bytes());
-        let udp_sum = addresses.word(u16::from(IpProtocol::UDP.0)).and(checksum::sum(&out.bytes[udp..out.at]));
-        let needs_sum = match config.checksum {
-            OuterChecksum::Standard => !v4,
-            OuterChecksum::Always => true,
-            OuterChecksum::Zero => false,
-        };
-        Ok(VxlanEncap {
-            bytes: out.bytes,
-            len: out.at as u8,
-            traffic_class: config.traffic_class,
-            ttl: config.ttl,
-            needs_sum,
-            ip_sum,
-            udp_sum,
+        let l4 = out.at;
+        if let Transport::Udp { dst_port, checksum } = config.transport {
+            let computed = match checksum {
+                OuterChecksum::Standard => !v4,
+                OuterChecksum::Always => true,
+                OuterChecksum::Zero => false,
+            };
+            out.bytes(&[0, 0])?;
+            out.bytes(&dst_port.to_be_bytes())?;
+            out.bytes(&[0, 0, 0, u8::from(computed)])?;
+        }
+        out.bytes(config.tunnel_header)?;
+        let headers = out.bytes.get(..out.at).ok_or(EncapError::TooManyHeaders)?;
+        Self::from_bytes(headers, l3, l4, if v4 { 4 } else { 6 }).ok_or(EncapError::TooManyHeaders)
+    }
+
+    /// Builds the template of a VXLAN tunnel (RFC 7348).
+    pub fn vxlan(config: &VxlanConfig<'_>) -> Result<OuterHeaders, EncapError> {
+        let VxlanConfig { src_mac, dst_mac, tags, src, dst, ttl, traffic_class, flow_label, .. } = *config;
+        let transport = Transport::Udp { dst_port: config.dst_port, checksum: config.checksum };
+        let mut header = [0; vxlan::HEADER_LEN];
+        header[0] = vxlan::FLAG_VNI;
+        put::<4, 4, 8>(&mut header, (config.vni.get() << 8).to_be_bytes());
+        Self::new(&OuterConfig {
+            src_mac,
+            dst_mac,
+            tags,
+            src,
+            dst,
+            ttl,
+            traffic_class,
+            flow_label,
+            transport,
+            tunnel_header: &header,
         })
+    }
+
+    /// Builds the template from header bytes. The IP header of version `version` lies from `l3` to `l4`; without one,
+    /// `version` is 0. Lengths and the IPv4 checksum in the bytes are ignored. If the UDP checksum is not 0, it is
+    /// computed for each packet. A UDP source port of 0 differs between packets.
+    ///
+    /// Returns `None` if the offsets do not fit the bytes, or for more than [`MAX_ENCAP_LEN`] bytes.
+    pub fn from_bytes(headers: &[u8], l3: usize, l4: usize, version: u8) -> Option<OuterHeaders> {
+        let mut bytes = [0; MAX_ENCAP_LEN];
+        bytes.get_mut(..headers.len())?.copy_from_slice(headers);
+        let mut out = OuterHeaders {
+            bytes,
+            len: headers.len() as u8,
+            l3: u8::try_from(l3).ok()?,
+            l4: u8::try_from(l4).ok()?,
+            version: Version::None,
+            udp: false,
+            not_plain: 0xff,
+            traffic_class: 0,
+            ttl: 0,
+            needs_sum: false,
+            ip_sum: 0,
+            source_port: 0,
+            udp_sum: Sum::ZERO,
+        };
+        let (head, rest) = out.bytes.get_mut(..headers.len())?.split_at_mut_checked(l4)?;
+        let ip = head.get_mut(l3..)?;
+        let (protocol, addresses) = match version {
+            4 => {
+                let header: &mut [u8; ipv4::HEADER_LEN] = ip.first_chunk_mut()?;
+                put::<2, 2, 20>(header, [0, 0]);
+                put::<10, 2, 20>(header, [0, 0]);
+                if header[6] & (ipv4::DONT_FRAGMENT >> 8) as u8 == 0 {
+                    put::<4, 2, 20>(header, [0, 0]);
+                }
+                (out.version, out.traffic_class, out.ttl) = (Version::V4, header[1], header[8]);
+                let (protocol, addresses) = (header[9], checksum::sum(&header[12..]));
+                out.ip_sum = checksum::sum(ip).fold().to_be();
+                (protocol, addresses)
+            }
+            6 => {
+                let header: &mut [u8; ipv6::HEADER_LEN] = ip.first_chunk_mut()?;
+                put::<4, 2, 40>(header, [0, 0]);
+                (out.version, out.traffic_class, out.ttl) = (Version::V6, header[0] << 4 | header[1] >> 4, header[7]);
+                (header[6], checksum::sum(&header[8..]))
+            }
+            _ => return Some(out),
+        };
+        if protocol == IpProtocol::UDP.0 {
+            let header: &mut [u8; udp::HEADER_LEN] = rest.first_chunk_mut()?;
+            out.udp = true;
+            out.source_port = u16::from_be_bytes([header[0], header[1]]);
+            out.needs_sum = header[6..] != [0, 0];
+            put::<0, 2, 8>(header, [0, 0]);
+            put::<4, 4, 8>(header, [0; 4]);
+            out.udp_sum = addresses.word(u16::from(protocol)).and(checksum::sum(rest));
+        }
+        let plain = out.udp
+            && version == 4
+            && (l3, l4, headers.len()) == (ethernet::HEADER_LEN, ethernet::HEADER_LEN + ipv4::HEADER_LEN, PLAIN_LEN)
+            && !out.needs_sum;
+        out.not_plain = if plain { 0 } else { 0xff };
+        Some(out)
+    }
+
+    /// Returns the headers. Lengths, checksums and the UDP source port are zero.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len()).unwrap_or_default()
     }
 
     /// Returns the length of the outer headers, bytes.
@@ -185,10 +336,34 @@ impl VxlanEncap {
         false
     }
 
+    /// Returns the offset of the IP header, bytes.
+    #[inline]
+    pub fn l3(&self) -> usize {
+        usize::from(self.l3)
+    }
+
+    /// Returns the offset of the UDP header; `None` without UDP.
+    #[inline]
+    pub fn udp_offset(&self) -> Option<usize> {
+        self.udp.then_some(usize::from(self.l4))
+    }
+
     /// True if the underlay is IPv4.
     #[inline]
     pub fn is_ipv4(&self) -> bool {
-        self.len() < ethernet::HEADER_LEN + ipv6::HEADER_LEN + udp::HEADER_LEN + vxlan::HEADER_LEN
+        self.version == Version::V4
+    }
+
+    /// True if the underlay is IPv6.
+    #[inline]
+    pub fn is_ipv6(&self) -> bool {
+        self.version == Version::V6
+    }
+
+    /// Returns the UDP source port of all packets; `None` if it differs between packets or if there is no UDP.
+    #[inline]
+    pub fn source_port(&self) -> Option<u16> {
+        (self.source_port != 0).then_some(self.source_port)
     }
 
     /// True if the UDP checksum covers the inner frame, so that [`EncapFields::inner_sum`] is needed.
@@ -200,13 +375,29 @@ impl VxlanEncap {
     /// Returns fields with the template's traffic class and TTL, and no sum.
     #[inline]
     pub fn fields(&self, inner_len: usize, source_port: u16) -> EncapFields {
-        EncapFields { inner_len, source_port, traffic_class: self.traffic_class, ttl: self.ttl, inner_sum: Sum::ZERO }
+        EncapFields {
+            inner_len,
+            source_port,
+            traffic_class: self.traffic_class,
+            ttl: self.ttl,
+            identification: None,
+            inner_sum: Sum::ZERO,
+            partial_sum: false,
+        }
     }
 
-    /// True if [`Self::emit_plain`] can write these headers: IPv4 without tags and without UDP checksum.
+    /// True if [`Self::emit_plain`] can write these headers: IPv4 without tags, UDP without checksum, and a tunnel
+    /// header of 8 bytes.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
-        self.len as usize == PLAIN_LEN && !self.needs_sum
+        self.is_plain_with(0)
+    }
+
+    /// True if [`Self::emit_plain`] can write these headers for a packet that adds the bits of `class` to the
+    /// template's traffic class.
+    #[inline(always)]
+    pub fn is_plain_with(&self, class: u8) -> bool {
+        self.not_plain | class == 0
     }
 
     /// Writes the headers of the most common form. The template must be [`Self::is_plain`], the inner frame
@@ -223,77 +414,72 @@ impl VxlanEncap {
         put::<38, 2, PLAIN_LEN>(out, inner_len.wrapping_add(16).to_be_bytes());
     }
 
-    /// Writes the headers to the last [`VxlanEncap::len`] bytes of `headroom`. The inner frame follows them.
+    /// Writes the headers to the last [`OuterHeaders::len`] bytes of `headroom`. The inner frame follows them.
     ///
     /// Nothing is written if an error is returned.
-    #[inline(always)]
     pub fn emit(&self, headroom: &mut [u8], patch: &EncapFields) -> Result<(), EncapError> {
-        if self.len == 50 { self.emit4::<50>(headroom, patch) } else { self.emit_general(headroom, patch) }
-    }
-
-    /// All lengths but the most common one, outlined to keep the fast path small.
-    #[inline(never)]
-    fn emit_general(&self, headroom: &mut [u8], patch: &EncapFields) -> Result<(), EncapError> {
-        match self.len {
-            54 => self.emit4::<54>(headroom, patch),
-            58 => self.emit4::<58>(headroom, patch),
-            70 => self.emit6::<70>(headroom, patch),
-            74 => self.emit6::<74>(headroom, patch),
-            _ => self.emit6::<78>(headroom, patch),
+        let (l3, l4) = (usize::from(self.l3), usize::from(self.l4));
+        let behind_ip = self.len() - l4 + patch.inner_len;
+        // IPv4 counts its own header, IPv6 does not.
+        let ip_len = match self.version {
+            Version::None => 0,
+            Version::V4 => behind_ip + l4 - l3,
+            Version::V6 => behind_ip,
+        };
+        let ip_len = u16::try_from(ip_len).map_err(|_| EncapError::TooLong)?;
+        let start = headroom.len().checked_sub(self.len()).ok_or(EncapError::NoHeadroom)?;
+        let out = headroom.get_mut(start..).ok_or(EncapError::NoHeadroom)?;
+        out.copy_from_slice(self.bytes());
+        let ip = out.get_mut(l3..).ok_or(EncapError::NoHeadroom)?;
+        match self.version {
+            Version::None => return Ok(()),
+            Version::V4 => self.ipv4(ip.first_chunk_mut().ok_or(EncapError::NoHeadroom)?, ip_len, patch),
+            Version::V6 => {
+                let ip: &mut [u8; ipv6::HEADER_LEN] = ip.first_chunk_mut().ok_or(EncapError::NoHeadroom)?;
+                ip[0] = 0x60 | patch.traffic_class >> 4;
+                ip[1] = patch.traffic_class << 4 | ip[1] & 0xf;
+                put::<4, 2, 40>(ip, ip_len.to_be_bytes());
+                ip[7] = patch.ttl;
+            }
         }
+        if self.udp {
+            // It is not longer than the IP packet, whose length was checked.
+            let (len, sum) = (behind_ip as u16, self.udp_sum_field(behind_ip as u16, patch));
+            let udp: &mut [u8; udp::HEADER_LEN] =
+                out.get_mut(l4..).and_then(|b| b.first_chunk_mut()).ok_or(EncapError::NoHeadroom)?;
+            put::<0, 2, 8>(udp, patch.source_port.to_be_bytes());
+            put::<4, 2, 8>(udp, len.to_be_bytes());
+            put::<6, 2, 8>(udp, sum.to_be_bytes());
+        }
+        Ok(())
     }
 
-    /// Copies the `N` bytes of the template to the end of the headroom. The writers below address fields from
-    /// the end.
     #[inline(always)]
-    fn copy_template<'h, const N: usize>(&self, headroom: &'h mut [u8]) -> Result<&'h mut [u8; N], EncapError> {
-        const { assert!(N <= MAX_ENCAP_LEN) }
-        let out = headroom.last_chunk_mut::<N>().ok_or(EncapError::NoHeadroom)?;
-        out.copy_from_slice(&self.bytes[..N]);
-        Ok(out)
-    }
-
-    #[inline(always)]
-    fn emit4<const N: usize>(&self, headroom: &mut [u8], p: &EncapFields) -> Result<(), EncapError> {
-        let total = u16::try_from(p.inner_len + 36).map_err(|_| EncapError::TooLong)?;
-        let out = self.copy_template::<N>(headroom)?;
-        let ip: &mut [u8; 36] = out.last_chunk_mut().ok_or(EncapError::NoHeadroom)?;
+    fn ipv4(&self, ip: &mut [u8; ipv4::HEADER_LEN], total: u16, p: &EncapFields) {
         ip[1] = p.traffic_class;
         ip[8] = p.ttl;
-        put::<2, 2, 36>(ip, total.to_be_bytes());
-        // Six words need only two folds. The complements remove the template's class and TTL from the sum.
+        put::<2, 2, 20>(ip, total.to_be_bytes());
+        let id = p.identification.unwrap_or(0);
+        if p.identification.is_some() {
+            put::<4, 2, 20>(ip, id.to_be_bytes());
+        }
+        // Seven words need only two folds. The complements remove the template's class and TTL from the sum.
         let word = |class: u8, ttl: u8| [u16::from(class), u16::from(ttl) << 8];
         let ([class, ttl], [old_class, old_ttl]) = (word(p.traffic_class, p.ttl), word(self.traffic_class, self.ttl));
-        let words = [class, ttl, !old_class, !old_ttl, total];
+        let words = [class, ttl, !old_class, !old_ttl, total, id];
         let sum = words.iter().fold(u32::from(self.ip_sum), |sum, word| sum + u32::from(word.to_be()));
         let sum = (sum & 0xffff) + (sum >> 16);
         let sum = (sum & 0xffff) + (sum >> 16);
-        put::<10, 2, 36>(ip, (!(sum as u16)).to_ne_bytes());
-        let udp: &mut [u8; 16] = ip.last_chunk_mut().ok_or(EncapError::NoHeadroom)?;
-        self.udp(udp, total - ipv4::HEADER_LEN as u16, p);
-        Ok(())
+        put::<10, 2, 20>(ip, (!(sum as u16)).to_ne_bytes());
     }
 
+    /// Returns the value of the UDP checksum field.
     #[inline(always)]
-    fn emit6<const N: usize>(&self, headroom: &mut [u8], p: &EncapFields) -> Result<(), EncapError> {
-        let payload = u16::try_from(p.inner_len + 16).map_err(|_| EncapError::TooLong)?;
-        let out = self.copy_template::<N>(headroom)?;
-        let ip: &mut [u8; 56] = out.last_chunk_mut().ok_or(EncapError::NoHeadroom)?;
-        ip[0] |= p.traffic_class >> 4;
-        ip[1] |= p.traffic_class << 4;
-        put::<4, 2, 56>(ip, payload.to_be_bytes());
-        ip[7] = p.ttl;
-        let udp: &mut [u8; 16] = ip.last_chunk_mut().ok_or(EncapError::NoHeadroom)?;
-        self.udp(udp, payload, p);
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn udp(&self, out: &mut [u8; 16], len: u16, p: &EncapFields) {
-        put::<0, 2, 16>(out, p.source_port.to_be_bytes());
-        put::<4, 2, 16>(out, len.to_be_bytes());
-        if self.needs_sum {
-            put::<6, 2, 16>(out, self.udp_checksum(len, p.source_port, p.inner_sum).to_be_bytes());
+    fn udp_sum_field(&self, len: u16, p: &EncapFields) -> u16 {
+        match (self.needs_sum, p.partial_sum) {
+            (false, _) => 0,
+            (true, false) => self.udp_checksum(len, p.source_port, p.inner_sum),
+            (true, true) => self.pseudo_header_sum(len),
         }
     }
 
@@ -301,6 +487,14 @@ impl VxlanEncap {
     fn udp_checksum(&self, len: u16, source_port: u16, inner: Sum) -> u16 {
         // The length counts twice: in the pseudo header and in the UDP header.
         self.udp_sum.word(len).word(len).word(source_port).and(inner).udp_checksum()
+    }
+
+    #[cold]
+    fn pseudo_header_sum(&self, len: u16) -> u16 {
+        let l3 = usize::from(self.l3);
+        let addresses = if self.is_ipv4() { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 };
+        let addresses = self.bytes.get(addresses).unwrap_or_default();
+        checksum::sum(addresses).word(u16::from(IpProtocol::UDP.0)).word(len).fold()
     }
 }
 
@@ -310,8 +504,10 @@ struct Writer {
 }
 
 impl Writer {
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+    fn bytes(&mut self, bytes: &[u8]) -> Result<(), EncapError> {
+        let room = self.bytes.get_mut(self.at..self.at + bytes.len()).ok_or(EncapError::TooManyHeaders)?;
+        room.copy_from_slice(bytes);
         self.at += bytes.len();
+        Ok(())
     }
 }

@@ -7,7 +7,9 @@ mod encap;
 mod icmp;
 mod neighbour;
 
-pub use encap::{EncapError, EncapFields, MAX_ENCAP_LEN, OuterChecksum, PLAIN_LEN, VxlanConfig, VxlanEncap};
+pub use encap::{
+    EncapError, EncapFields, MAX_ENCAP_LEN, OuterChecksum, OuterConfig, OuterHeaders, PLAIN_LEN, Transport, VxlanConfig,
+};
 pub use icmp::{NoReply, echo_reply, max_too_big_len, too_big};
 pub use neighbour::{
     ARP_FRAME_LEN, NDP_FRAME_LEN, arp_reply, arp_request, neighbor_advertisement, neighbor_solicitation,

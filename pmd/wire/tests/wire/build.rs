@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::SlicedPacket;
 use proptest::prelude::*;
-use wirepath_wire::build::{self, EncapError, NoReply, OuterChecksum, PLAIN_LEN, VxlanConfig, VxlanEncap};
+use wirepath_wire::build::{self, EncapError, NoReply, OuterChecksum, OuterHeaders, PLAIN_LEN, VxlanConfig};
 use wirepath_wire::checksum::{self, State};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{
@@ -38,7 +38,7 @@ fn config<'a>(v6: bool, tags: &'a [Tag], checksum: OuterChecksum) -> VxlanConfig
 
 #[test]
 fn vxlan_over_ipv4_byte_by_byte() {
-    let encap = VxlanEncap::new(&config(false, &[], OuterChecksum::Standard)).unwrap();
+    let encap = OuterHeaders::vxlan(&config(false, &[], OuterChecksum::Standard)).unwrap();
     assert_eq!((encap.len(), encap.needs_sum()), (50, false));
     let mut room = [0xa5u8; 64];
     encap.emit(&mut room, &encap.fields(64, 0xc123)).unwrap();
@@ -60,18 +60,18 @@ fn vxlan_over_ipv4_byte_by_byte() {
 #[test]
 fn encapsulation_errors() {
     let mixed = VxlanConfig { src: Ipv6Addr::LOCALHOST.into(), ..config(false, &[], OuterChecksum::Standard) };
-    assert_eq!(VxlanEncap::new(&mixed).unwrap_err(), EncapError::MixedVersions);
+    assert_eq!(OuterHeaders::vxlan(&mixed).unwrap_err(), EncapError::MixedVersions);
     let three = [Tag::new(1); 3];
     let tags = config(false, &three, OuterChecksum::Standard);
-    assert_eq!(VxlanEncap::new(&tags).unwrap_err(), EncapError::TooManyTags);
+    assert_eq!(OuterHeaders::vxlan(&tags).unwrap_err(), EncapError::TooManyTags);
     for v6 in [false, true] {
-        let encap = VxlanEncap::new(&config(v6, &TAGS, OuterChecksum::Standard)).unwrap();
+        let encap = OuterHeaders::vxlan(&config(v6, &TAGS, OuterChecksum::Standard)).unwrap();
         let mut room = [0xa5u8; build::MAX_ENCAP_LEN];
         let longest = 65535 - if v6 { 16 } else { 36 };
         let len = encap.len();
         assert_eq!(encap.emit(&mut room, &encap.fields(longest + 1, 0)), Err(EncapError::TooLong));
         assert_eq!(encap.emit(&mut room[..len - 1], &encap.fields(64, 0)), Err(EncapError::NoHeadroom));
-        assert_eq!(room, [0xa5; 78], "nothing is written on error");
+        assert_eq!(room, [0xa5; build::MAX_ENCAP_LEN], "nothing is written on error");
         assert_eq!(encap.emit(&mut room[..len], &encap.fields(longest, 0)), Ok(()));
     }
 }
@@ -87,7 +87,7 @@ proptest! {
         let mut inner = inner;
         inner[12..14].copy_from_slice(&[0x88, 0xb5]);
         let config = VxlanConfig { flow_label, ..config(v6, &TAGS[..tags], mode) };
-        let encap = VxlanEncap::new(&config).unwrap();
+        let encap = OuterHeaders::vxlan(&config).unwrap();
         let mut frame = vec![0xa5; encap.len()];
         let inner_sum = checksum::sum(&inner);
         let fields = build::EncapFields { traffic_class: class, ttl, inner_sum, ..encap.fields(inner.len(), port) };
@@ -451,7 +451,7 @@ proptest! {
         let mut config = config(false, &[], OuterChecksum::Standard);
         (config.ttl, config.traffic_class) = (ttl, class);
         config.src = Ipv4Addr::new(10, ports.0, ports.1, 1).into();
-        let encap = VxlanEncap::new(&config).unwrap();
+        let encap = OuterHeaders::vxlan(&config).unwrap();
         prop_assert!(encap.is_plain());
         let (mut plain, mut long) = ([0xa5; PLAIN_LEN], [0xa5; PLAIN_LEN]);
         encap.emit_plain(&mut plain, inner_len as u16, port);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proptest::prelude::*;
-use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
+use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
 use wirepath_wire::checksum::{self, State};
 use wirepath_wire::checksum_offload::{self, ChecksumSpan};
 use wirepath_wire::segment::{MAX_SEGMENTS, SegmentError, Segmenter};
@@ -59,7 +59,7 @@ fn wrap(inner: &[u8], v6: bool, tags: &[Tag], mode: OuterChecksum) -> Vec<u8> {
         (Ipv4Addr::new(10, 9, 0, 1).into(), Ipv4Addr::new(10, 9, 0, 2).into())
     };
     let mac = MacAddr::new(2, 0, 0, 0, 9, 1);
-    let encap = VxlanEncap::new(&VxlanConfig {
+    let encap = OuterHeaders::vxlan(&VxlanConfig {
         src_mac: mac,
         dst_mac: mac,
         tags,

@@ -2,7 +2,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use wirepath_wire::build::{OuterChecksum, VxlanConfig, VxlanEncap};
+use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
 use wirepath_wire::tcp::{self, flags};
 use wirepath_wire::{EtherType, MacAddr, Vni, checksum, ethernet, ipv4, ipv6, udp, vxlan};
 
@@ -268,10 +268,10 @@ impl FrameSpec {
                     flow_label: 0,
                     checksum: OuterChecksum::Standard,
                 };
-                Some(VxlanEncap::new(&config).map_err(|e| e.to_string())?)
+                Some(OuterHeaders::vxlan(&config).map_err(|e| e.to_string())?)
             }
         };
-        let outer = encap.as_ref().map_or(0, VxlanEncap::len);
+        let outer = encap.as_ref().map_or(0, OuterHeaders::len);
         let len = self.size + outer;
         let mut templates = Templates::new(self.about(), self.flows, len);
         for flow in 0..self.flows {

@@ -1,0 +1,191 @@
+//! The kinds of tunnels: a file for each, registered by one line in [`KINDS`].
+//!
+//! A kind describes only its own header. All else is common to the kinds:
+//!
+//! - Outer headers are a template, [`OuterHeaders`](wirepath_wire::build::OuterHeaders). The gateway builds it from
+//!   addresses and the bytes of [`TunnelKind::write`], the action `encap` of flow rules from the bytes of the rule.
+//! - The gateway checks received headers by [`TunnelKind::parse`]. The action `decap` uses [`payload_offset`].
+//! - Headers of the form [`PlainHeader`] take the gateway's fast path for received packets.
+//! - A NIC decapsulates what [`TunnelKind::match_item`] matches.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use wirepath_flow::Item;
+use wirepath_packet::drops::DropReason;
+use wirepath_settings::{ConfigError, ConfigTable, Settings};
+use wirepath_wire::{EtherType, IpProtocol, ipv4, ipv6, udp};
+
+pub mod vxlan;
+
+/// All kinds; the first one is the default.
+pub static KINDS: [&TunnelKind; 1] = [&vxlan::KIND];
+
+/// A kind of tunnel.
+pub struct TunnelKind {
+    /// Value of the key `kind` in the configuration.
+    pub name: &'static str,
+    /// Description of one line.
+    pub about: &'static str,
+    /// Name of the segment identifier in displays.
+    pub id_name: &'static str,
+    /// Largest segment identifier.
+    pub max_id: u32,
+    /// Protocol below the tunnel header.
+    pub carrier: Carrier,
+    /// Length of the tunnel header without options in bytes.
+    pub header_len: usize,
+    /// Number of the kind in flow rules, as in [`wirepath_flow::tunnel`].
+    pub(crate) rule_tunnel: u8,
+    /// Writes a tunnel header with options, which are in the form of [`KindSettings::read`].
+    pub(crate) write: fn(id: u32, payload: EtherType, options: &[u8]) -> Vec<u8>,
+    /// Reads and checks a received tunnel header. The bytes begin with it and end at the latest with the packet.
+    pub(crate) parse: fn(&[u8]) -> Result<TunnelHeader, DropReason>,
+    /// Returns the length of a tunnel header with its options, without further checks. The bytes are as for `parse`.
+    pub(crate) length: fn(&[u8]) -> Option<usize>,
+    /// The most common form of the header; `None`: the kind has no fast path.
+    pub(crate) plain: Option<PlainHeader>,
+    /// Returns the item of a flow rule that matches exactly the headers with this identifier which `parse` accepts
+    /// for Ethernet frames; `None`: NICs do not decapsulate tunnels of the kind.
+    pub(crate) match_item: Option<fn(id: u32) -> Item>,
+    /// Settings of the kind in a table `[[segment]]`.
+    pub(crate) settings: Option<KindSettings>,
+}
+
+/// Protocol below the tunnel header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// UDP. The number is the default destination port.
+    Udp(u16),
+    /// IP with this protocol number.
+    Ip(IpProtocol),
+}
+
+/// Values of a received tunnel header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelHeader {
+    /// Identifier of the segment.
+    pub id: u32,
+    /// Length with all options in bytes.
+    pub len: usize,
+    /// Type of the payload; [`EtherType::TRANSPARENT_ETHERNET`] for Ethernet frames.
+    pub payload: EtherType,
+}
+
+/// A tunnel header of 8 bytes over UDP that can be checked by one comparison. Its identifier is in the bytes 4 to 6,
+/// and its payload is an Ethernet frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlainHeader {
+    /// Bits to compare; the first byte of the header is the highest one.
+    pub(crate) mask: u64,
+    /// Their value.
+    pub(crate) value: u64,
+}
+
+/// Settings of a kind in a table `[[segment]]`.
+pub(crate) struct KindSettings {
+    /// Description of the table.
+    pub(crate) table: &'static ConfigTable,
+    /// Reads the table. Returns the options of the header in the form that [`TunnelKind::write`] takes.
+    pub(crate) read: fn(&Settings<'_>) -> Result<Box<[u8]>, ConfigError>,
+}
+
+impl fmt::Debug for TunnelKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TunnelKind").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for TunnelKind {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for TunnelKind {}
+
+impl TunnelKind {
+    /// Bytes of the underlay's MTU that the IP, UDP and tunnel headers towards `remote` use, with options of
+    /// `options` bytes.
+    pub fn overhead(&self, options: usize, remote: IpAddr) -> usize {
+        let ip = if remote.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+        let udp = if matches!(self.carrier, Carrier::Udp(_)) { udp::HEADER_LEN } else { 0 };
+        ip + udp + self.header_len + options
+    }
+
+    /// Returns the default UDP destination port; `None` without UDP.
+    pub fn default_port(&self) -> Option<u16> {
+        match self.carrier {
+            Carrier::Udp(port) => Some(port),
+            Carrier::Ip(_) => None,
+        }
+    }
+
+    /// Returns the item of a flow rule that matches exactly the headers with this identifier which the gateway accepts
+    /// for Ethernet frames; `None`: NICs do not decapsulate tunnels of the kind.
+    pub fn exact_item(&self, id: u32) -> Option<Item> {
+        self.match_item.map(|item| item(id))
+    }
+
+    /// Returns the position of the kind in [`KINDS`].
+    pub(super) fn number(&self) -> u8 {
+        KINDS.iter().position(|kind| *kind == self).unwrap_or_default() as u8
+    }
+}
+
+/// Returns the length of a tunnel header, for the action `decap`; `None` if it is not known. `tunnel` is the kind
+/// as in [`wirepath_flow::tunnel`]. The bytes begin with the tunnel header.
+pub(crate) fn payload_offset(tunnel: u8, header: &[u8]) -> Option<usize> {
+    KINDS.iter().find(|kind| kind.rule_tunnel == tunnel).and_then(|kind| (kind.length)(header))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_reads_what_it_writes() {
+        for kind in KINDS {
+            let id = 0x12_3456 & kind.max_id;
+            let mut bytes = (kind.write)(id, EtherType::TRANSPARENT_ETHERNET, &[]);
+            assert_eq!(bytes.len(), kind.header_len, "{}", kind.name);
+            let len = bytes.len();
+            bytes.extend([0xa5; 14]);
+            let expected = TunnelHeader { id, len, payload: EtherType::TRANSPARENT_ETHERNET };
+            assert_eq!((kind.parse)(&bytes), Ok(expected), "{}", kind.name);
+            assert_eq!((kind.length)(&bytes), Some(len), "{}", kind.name);
+            for cut in 0..len {
+                assert_eq!((kind.parse)(&bytes[..cut]), Err(DropReason::BadTunnelHeader), "{} {cut}", kind.name);
+            }
+        }
+    }
+
+    /// The fast path must not accept headers that the slow path drops or reads in another way.
+    #[test]
+    fn plain_headers_are_valid() {
+        for kind in KINDS {
+            let Some(plain) = kind.plain else { continue };
+            assert!(matches!(kind.carrier, Carrier::Udp(_)));
+            let mut random = fastrand::Rng::with_seed(7);
+            for _ in 0..10_000 {
+                let word = random.u64(..) & !plain.mask | plain.value & plain.mask;
+                let mut bytes = word.to_be_bytes().to_vec();
+                bytes.extend([0xa5; 14]);
+                let id = (word >> 8) as u32 & 0xff_ffff;
+                let expected = TunnelHeader { id, len: 8, payload: EtherType::TRANSPARENT_ETHERNET };
+                assert_eq!((kind.parse)(&bytes), Ok(expected), "{} {word:#x}", kind.name);
+            }
+            let own = (kind.write)(1, EtherType::TRANSPARENT_ETHERNET, &[]);
+            let word = u64::from_be_bytes(*own.first_chunk().unwrap());
+            assert_eq!((word ^ plain.value) & plain.mask, 0, "own packets take the fast path: {}", kind.name);
+        }
+    }
+
+    #[test]
+    fn kinds_differ() {
+        for (i, kind) in KINDS.iter().enumerate() {
+            assert_eq!(usize::from(kind.number()), i);
+            assert!(KINDS[..i].iter().all(|other| other.carrier != kind.carrier && other.name != kind.name));
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! VXLAN (RFC 7348).
+
+use wirepath_flow::{Field, Item, ItemKind, tunnel};
+use wirepath_packet::drops::DropReason;
+use wirepath_wire::{EtherType, Vni, vxlan};
+
+use super::{Carrier, PlainHeader, TunnelHeader, TunnelKind};
+
+/// VXLAN.
+pub static KIND: TunnelKind = TunnelKind {
+    name: "vxlan",
+    about: "VXLAN (RFC 7348)",
+    id_name: "VNI",
+    max_id: Vni::MAX,
+    carrier: Carrier::Udp(vxlan::PORT),
+    header_len: vxlan::HEADER_LEN,
+    rule_tunnel: tunnel::VXLAN,
+    write: |id, _, _| {
+        let mut header = vec![vxlan::FLAG_VNI, 0, 0, 0];
+        header.extend((id << 8).to_be_bytes());
+        header
+    },
+    parse,
+    length: |_| Some(vxlan::HEADER_LEN),
+    plain: Some(PlainHeader { mask: (vxlan::FLAG_VNI as u64) << 56, value: (vxlan::FLAG_VNI as u64) << 56 }),
+    match_item: Some(|id| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.into())),
+    settings: None,
+};
+
+/// The I flag must be set; all reserved bits are ignored (section 5).
+fn parse(bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
+    let header: &[u8; vxlan::HEADER_LEN] = bytes.first_chunk().ok_or(DropReason::BadTunnelHeader)?;
+    if header[0] & vxlan::FLAG_VNI == 0 {
+        return Err(DropReason::BadTunnelHeader);
+    }
+    let id = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+    Ok(TunnelHeader { id, len: vxlan::HEADER_LEN, payload: EtherType::TRANSPARENT_ETHERNET })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rfc7348_section_5() {
+        let header = |flags| [flags, 1, 2, 3, 0x12, 0x34, 0x56, 0x78];
+        let expected = TunnelHeader { id: 0x12_3456, len: 8, payload: EtherType::TRANSPARENT_ETHERNET };
+        assert_eq!(parse(&header(0xff)), Ok(expected), "reserved bits are ignored");
+        assert_eq!(parse(&header(0xf7)), Err(DropReason::BadTunnelHeader), "without a valid VNI");
+    }
+}
