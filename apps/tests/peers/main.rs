@@ -11,6 +11,7 @@ mod address_moves;
 mod broadcast;
 mod floods;
 mod frames;
+mod geneve;
 mod l2fwd;
 mod lifecycle;
 mod link;
@@ -110,6 +111,25 @@ macro_rules! gateway {
             observe: crate::observe::traces_and_captures_tell_the_truth;
         })*
     };
+}
+
+/// GENEVE, of which no device of the kernel is needed.
+macro_rules! geneve {
+    ($($module:ident, $variant:expr;)*) => {
+        $(over! {
+            $module,
+            $variant,
+            frames_out: crate::geneve::outgoing_are_valid;
+            frames_in: crate::geneve::incoming_are_checked;
+        })*
+    };
+}
+
+geneve! {
+    geneve_af_packet_ipv4, by("af_packet", false);
+    geneve_af_packet_ipv6, by("af_packet", true);
+    geneve_af_xdp_ipv4, by("af_xdp", false);
+    geneve_mlx5_ipv4, by("mlx5", false);
 }
 
 gateway! {

@@ -155,19 +155,25 @@ impl World {
             world.plug_host(n);
         }
         for n in 0..remotes {
-            let remote = world.lab.namespace(&format!("remote{n}"));
-            let port = format!("r{n}");
-            Veth::new((&remote, "eth0"), (&world.net, &port)).mtu(mtu).plug();
-            world.net.ip(&format!("link set {port} master br0"));
-            if variant.ipv6 {
-                remote.ipv6("eth0");
-            }
-            remote.ip(&format!("addr add {}/{} dev eth0", variant.remote(n), variant.prefix()));
-            world.remotes.push(remote);
+            world.plug_remote();
             world.vxlan(n, "vx0", VNI);
             world.remotes[n].ip(&format!("addr add {}/24 dev vx0", remote_address(n)));
         }
         world
+    }
+
+    /// Adds a host of the underlay with the address of a remote. It has no tunnel device.
+    pub(crate) fn plug_remote(&mut self) {
+        let (n, variant) = (self.remotes.len(), self.variant);
+        let remote = self.lab.namespace(&format!("remote{n}"));
+        let port = format!("r{n}");
+        Veth::new((&remote, "eth0"), (&self.net, &port)).mtu(self.mtu).plug();
+        self.net.ip(&format!("link set {port} master br0"));
+        if variant.ipv6 {
+            remote.ipv6("eth0");
+        }
+        remote.ip(&format!("addr add {}/{} dev eth0", variant.remote(n), variant.prefix()));
+        self.remotes.push(remote);
     }
 
     /// Connects the gateway with the bridge of the underlay.

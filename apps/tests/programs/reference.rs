@@ -93,6 +93,11 @@ impl Place {
                 &format!("[[port]]\nname = \"lan2\"\ndevice = \"eth3\"\n{segment}"),
                 "ports = [{ port = \"lan\"",
             ),
+            "segment.geneve_options" => inline(
+                true,
+                &format!("{segment}{lan}kind = \"geneve\"\n"),
+                "geneve_options = [{ class = 0x0102, type = 1",
+            ),
             "segment.static" => inline(
                 true,
                 &format!(
@@ -116,6 +121,7 @@ impl Place {
                 .find(&format!("\n{name}"))
                 .map(|at| at + 1)
                 .or_else(|| table.find(&format!("{{ {name}")).map(|at| at + 2))
+                .or_else(|| table.find(&format!(", {name}")).map(|at| at + 2))
             {
                 Some(at) => {
                     let end = table[at..].find(end).map_or(table.len(), |length| at + length);

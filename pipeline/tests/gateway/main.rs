@@ -1,6 +1,7 @@
-//! Tests of the VXLAN gateway, with worker threads and step by step.
+//! Tests of the gateway, with worker threads and step by step.
 
 mod floods;
+mod kinds;
 mod lab;
 mod learned_remotes;
 mod link;

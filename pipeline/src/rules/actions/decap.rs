@@ -115,7 +115,6 @@ impl Decap {
         let (l4, udp) = (outer.l4(), outer.l4_type() == L4Type::Udp);
         match self.tunnel {
             tunnel::VXLAN_GPE if udp => Some(l4 + 16),
-            tunnel::GENEVE if udp => Some(l4 + 16 + usize::from(frame.get(l4 + 8)? & 0x3f) * 4),
             tunnel::GRE => {
                 let flags = u16::from_be_bytes(*frame.get(l4..)?.first_chunk()?);
                 // Other versions, and flags for which a receiver discards the packet (RFC 2784 section 2.3),

@@ -16,10 +16,11 @@ use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, ConfigTable, Settings};
 use wirepath_wire::{EtherType, IpProtocol, ipv4, ipv6, udp};
 
+pub mod geneve;
 pub mod vxlan;
 
 /// All kinds; the first one is the default.
-pub static KINDS: [&TunnelKind; 1] = [&vxlan::KIND];
+pub static KINDS: [&TunnelKind; 2] = [&vxlan::KIND, &geneve::KIND];
 
 /// A kind of tunnel.
 pub struct TunnelKind {
