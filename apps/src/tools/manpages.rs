@@ -30,7 +30,8 @@ pub fn run(options: &Options, _: bool) -> Result<(), Failure> {
         program.build();
         write(&program, &options.folder).map_err(at)?;
     }
-    write_configuration(&options.folder).map_err(at)
+    write_configuration(&options.folder).map_err(at)?;
+    write_topology(&options.folder).map_err(at)
 }
 
 const MANUAL: &str = "Wirepath";
@@ -54,6 +55,26 @@ fn write_configuration(folder: &Path) -> std::io::Result<()> {
     page.control("SH", ["SEE ALSO"]);
     page.text([roman("tunnel-gateway(1), l2fwd(1), wirepath-config(1), wirepath-config-reference(1)")]);
     fs::write(folder.join("wirepath-configuration.5"), page.to_roff())
+}
+
+/// Writes the page of all tables and keys of topologies, for section 5.
+fn write_topology(folder: &Path) -> std::io::Result<()> {
+    let mut page = Roff::default();
+    page.control("TH", ["wirepath-topology", "5", "", VERSION, MANUAL]);
+    page.control("SH", ["NAME"]);
+    page.text([roman("wirepath-topology - files of emulated NICs for wirepath-emulate(1)")]);
+    page.control("SH", ["DESCRIPTION"]);
+    page.text([roman(
+        "A topology is a file in TOML. Unknown keys and wrong values are errors. A key that is left out has its \
+         default. ",
+    )]);
+    page.text([bold("wirepath config reference --topology NAME"), roman(" shows a table or key of this page.")]);
+    for listed in &reference::topology().tables {
+        write_table(&mut page, listed);
+    }
+    page.control("SH", ["SEE ALSO"]);
+    page.text([roman("wirepath-emulate(1), wirepath-config-reference(1), wirepath-configuration(5)")]);
+    fs::write(folder.join("wirepath-topology.5"), page.to_roff())
 }
 
 fn write_table(page: &mut Roff, listed: &Listed) {

@@ -8,7 +8,8 @@ use wirepath::reference::{Listed, Reference};
 use wirepath::settings::{Form, KeySpec, Source};
 use wirepath_apps::gateway::Setup;
 use wirepath_apps::l2fwd::Mode;
-use wirepath_apps::tools::config::reference::{PAGE_COMMAND, reference};
+use wirepath_apps::tools::config::reference::{PAGE_COMMAND, TOPOLOGY_PAGE_COMMAND, reference, topology};
+use wirepath_nic_emulator::topology::Topology;
 
 fn wirepath(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_wirepath")).args(["config", "reference"]).args(arguments).output().unwrap()
@@ -20,10 +21,18 @@ fn shown(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Place of a table in a valid configuration.
+/// A program that reads a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reader {
+    Gateway,
+    L2fwd,
+    Emulator,
+}
+
+/// Place of a table in a valid file.
 #[derive(Clone, Debug)]
 struct Place {
-    is_gateway: bool,
+    reader: Reader,
     /// Everything before the table.
     before: String,
     /// The table with what it needs, open for further keys.
@@ -40,13 +49,14 @@ const UNDERLAY: &str = "[underlay]\nport = \"wan\"\naddresses = [\"10.9.0.1/24\"
 impl Place {
     /// The place of a table; `None` if this test does not know the table.
     fn of(path: &str) -> Option<Self> {
+        let reader = |is_gateway| if is_gateway { Reader::Gateway } else { Reader::L2fwd };
         let place = |is_gateway, before: &str, table: &str| {
             let (before, table) = (before.to_owned(), table.to_owned());
-            Some(Self { is_gateway, before, table, separators: ("", "\n"), after: "" })
+            Some(Self { reader: reader(is_gateway), before, table, separators: ("", "\n"), after: "" })
         };
         let inline = |is_gateway, before: &str, table: &str| {
             let (before, table) = (before.to_owned(), table.to_owned());
-            Some(Self { is_gateway, before, table, separators: (", ", ""), after: " }]\n" })
+            Some(Self { reader: reader(is_gateway), before, table, separators: (", ", ""), after: " }]\n" })
         };
         let port = |driver: &str, device: &str| format!("[[port]]\nname = \"third\"\ndriver = \"{driver}\"\n{device}");
         let segment = format!("{PORTS}{UNDERLAY}[[segment]]\nvni = 1\nremotes = [\"10.9.0.2\"]\n");
@@ -110,13 +120,46 @@ impl Place {
         }
     }
 
+    /// The place of a table in a topology; `None` if this test does not know the table.
+    fn in_topology(path: &str) -> Option<Self> {
+        const DEVICE: &str = "[[device]]\nkind = \"mlx5\"\n";
+        const PORT: &str = "[[device.port]]\n";
+        let place = |before: String, table: &str, after| {
+            let (reader, table) = (Reader::Emulator, table.to_owned());
+            Some(Self { reader, before, table, separators: ("", "\n"), after })
+        };
+        match path {
+            "" => place(String::new(), "", "[[device]]\nkind = \"mlx5\"\n[[device.port]]\n"),
+            "device" => place(String::new(), DEVICE, PORT),
+            "device.port" => place(DEVICE.to_owned(), PORT, ""),
+            "device.steering" => place(DEVICE.to_owned(), "[device.steering]\n", PORT),
+            "fault" => place(format!("{DEVICE}{}", PORT.repeat(8)), "[[fault]]\nkind = \"device-fatal\"\n", ""),
+            _ => None,
+        }
+    }
+
+    /// The example of the table with what a valid file needs around it.
+    fn with_example(&self, example: &str) -> Result<String, String> {
+        match (self.reader, self.separators.0) {
+            // The example of a device has its port.
+            (Reader::Emulator, _) if example.contains("[[device.port]]") && !example.contains("[[device]]") => {
+                self.read_table(example)
+            }
+            (Reader::Emulator, _) if example.contains("[[device]]") => {
+                Self { after: "", ..self.clone() }.read_table(example)
+            }
+            (_, "") => self.read_table(example),
+            _ => Self { after: "", ..self.clone() }.read_table(example),
+        }
+    }
+
     /// Reads the configuration with these lines at the end of the table. The result shows all that was read.
     fn read(&self, lines: &[&str]) -> Result<String, String> {
         let mut table = self.table.clone();
         for line in lines.iter().filter(|line| !line.is_empty()) {
             // A key that the place has already is replaced.
             let name = format!("{} = ", line.split(' ').next().unwrap());
-            let end = if self.after.is_empty() { "\n" } else { ", " };
+            let end = if self.separators.0.is_empty() { "\n" } else { ", " };
             match table
                 .find(&format!("\n{name}"))
                 .map(|at| at + 1)
@@ -136,10 +179,12 @@ impl Place {
     fn read_table(&self, table: &str) -> Result<String, String> {
         let text = format!("{}{table}{}", self.before, self.after);
         let source = Source::new("/etc/wirepath/c.toml", &text);
-        let read = match self.is_gateway {
-            true => Setup::read(&source).map(|setup| format!("{setup:?}")),
-            false => Config::read(&source, Config::tables::<Mode>(), <Mode as wirepath::AppSettings>::read)
-                .map(|config| format!("{config:?}")),
+        let read = match self.reader {
+            Reader::Emulator => Topology::read(&source).map(|it| format!("{it:?}")).map_err(|error| error.to_string()),
+            Reader::Gateway => Setup::read(&source).map(|it| format!("{it:?}")).map_err(|error| error.to_string()),
+            Reader::L2fwd => Config::read(&source, Config::tables::<Mode>(), <Mode as wirepath::AppSettings>::read)
+                .map(|it| format!("{it:?}"))
+                .map_err(|error| error.to_string()),
         };
         read.map(|shown| without_offsets(&shown)).map_err(|error| format!("{error}\nin\n{text}"))
     }
@@ -153,33 +198,34 @@ fn without_offsets(shown: &str) -> String {
     kept
 }
 
+/// All tables with their places.
+fn tables() -> Vec<(Listed, Place)> {
+    let missing = |path: &str| -> ! { panic!("write a place for the table {path}") };
+    let programs =
+        reference().tables.into_iter().map(|it| (Place::of(&it.path).unwrap_or_else(|| missing(&it.path)), it));
+    let emulator =
+        topology().tables.into_iter().map(|it| (Place::in_topology(&it.path).unwrap_or_else(|| missing(&it.path)), it));
+    programs.chain(emulator).map(|(place, it)| (it, place)).collect()
+}
+
 /// All keys with their tables and places.
-fn keys(reference: &Reference) -> Vec<(&Listed, &'static dyn KeySpec, Place)> {
-    let of = |listed| {
-        let Listed { path, table, .. }: &Listed = listed;
-        let place = Place::of(path).unwrap_or_else(|| panic!("write a place for the table {path}"));
-        table.keys.iter().map(move |key| (listed, *key, place.clone()))
-    };
-    reference.tables.iter().flat_map(of).collect()
+fn keys(tables: &[(Listed, Place)]) -> Vec<(&Listed, &'static dyn KeySpec, &Place)> {
+    tables.iter().flat_map(|(listed, place)| listed.table.keys.iter().map(move |key| (listed, *key, place))).collect()
 }
 
 #[test]
 fn every_table_has_a_purpose_and_a_valid_example() {
-    for listed in &reference().tables {
-        let place = Place::of(&listed.path).unwrap_or_else(|| panic!("write a place for the table {}", listed.path));
+    for (listed, place) in tables() {
         let table = listed.table;
         assert!(!table.about.is_empty() && !table.example.is_empty(), "{}", listed.path);
-        let example = match place.after {
-            "" => place.read_table(table.example),
-            _ => Place { after: "", ..place }.read_table(table.example),
-        };
+        let example = place.with_example(table.example);
         assert!(example.is_ok(), "{}: {}", listed.path, example.unwrap_err());
     }
 }
 
 #[test]
 fn every_key_says_what_it_means() {
-    for (listed, key, _) in keys(&reference()) {
+    for (listed, key, _) in keys(&tables()) {
         let name = format!("{}.{}", listed.path, key.name());
         assert!(key.about().ends_with('.') && key.about().len() > 10, "{name}: {}", key.about());
         let default = key.default().is_some() || !key.absent().is_empty() || key.is_required();
@@ -193,7 +239,7 @@ fn every_key_says_what_it_means() {
 #[test]
 fn defaults_are_those_in_force() {
     let mut compared = 0;
-    for (listed, key, place) in keys(&reference()) {
+    for (listed, key, place) in keys(&tables()) {
         let Some(default) = key.default() else { continue };
         let name = format!("{}.{}", listed.path, key.name());
         let without = place.read(&[key.when()]).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -207,7 +253,7 @@ fn defaults_are_those_in_force() {
 #[test]
 fn bounds_and_choices_are_those_in_force() {
     let mut tried = 0;
-    for (listed, key, place) in keys(&reference()) {
+    for (listed, key, place) in keys(&tables()) {
         let name = format!("{}.{}", listed.path, key.name());
         let form = match key.form() {
             Form::List(item) => *item,
@@ -298,28 +344,30 @@ fn check_item(file: &str, reference: &Reference, path: &str, item: &toml_edit::I
 
 #[test]
 fn examples_have_only_described_keys() {
-    let reference = reference();
     let mut count = 0;
     for path in configurations() {
         let file = path.display().to_string();
-        // These describe emulated NICs, and are no configurations of programs.
-        if file.contains("/emulated-") {
-            continue;
-        }
+        let reference = if file.contains("/emulated-") { topology() } else { reference() };
         let document: toml_edit::DocumentMut = std::fs::read_to_string(&path).unwrap().parse().unwrap();
-        count += document.iter().map(|(name, item)| check_item(&file, &reference, name, item)).sum::<usize>();
+        let top = reference.tables.iter().find(|listed| listed.path.is_empty());
+        let is_key = |name: &str| top.is_some_and(|top| top.table.key(name).is_some());
+        let document = document.iter().filter(|(name, _)| !is_key(name));
+        count += document.map(|(name, item)| check_item(&file, &reference, name, item)).sum::<usize>();
     }
     assert!(count > 100, "{count}");
 }
 
 #[test]
-fn the_page_of_the_guide_is_up_to_date() {
-    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("guide/configuration.md"));
-    assert!(
-        page.is_ok_and(|page| page == shown(&["--markdown"])),
-        "run `cargo run --bin {}`",
-        PAGE_COMMAND.replacen(' ', " -- ", 1)
-    );
+fn the_pages_of_the_guide_are_up_to_date() {
+    let pages: [(&str, &[&str], &str); 2] = [
+        ("configuration.md", &["--markdown"], PAGE_COMMAND),
+        ("topology.md", &["--topology", "--markdown"], TOPOLOGY_PAGE_COMMAND),
+    ];
+    for (name, arguments, command) in pages {
+        let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("guide").join(name));
+        let is_same = page.is_ok_and(|page| page == shown(arguments));
+        assert!(is_same, "run `cargo run --bin {}`", command.replacen(' ', " -- ", 1));
+    }
 }
 
 #[test]
@@ -338,6 +386,10 @@ fn a_key_is_found_by_its_name_alone() {
     assert!(shown(&["port[1].mtu"]).contains("integer from 68 to 9202, in bytes"));
     let all = shown(&[]);
     assert!(all.lines().all(|line| line.chars().count() <= 100) && all.contains("\n[workers]\n"), "{all}");
+    // Only topologies have this key and this table.
+    assert!(shown(&["modify_actions"]).contains("[device.steering]"));
+    assert!(shown(&["device.port"]).contains("own_address_only"));
+    assert!(shown(&["--topology", "mtu"]).contains("integer from 576 to 9978, in bytes"));
     let output = wirepath(&["workers.coers"]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2));

@@ -1,19 +1,9 @@
 //! ConnectX generations and the capabilities of their flow rules. A test can restrict each capability in the
-//! topology.
-//!
-//! ```toml
-//! class = "connectx-6dx"                # connectx-5
-//! steering = { priorities = 16, table_entries = 65536, encap_bytes = 128, modify_actions = 32, counters = 1048576,
-//!              match_parts = ["outer", "misc", "inner", "misc2", "misc3", "misc5"],
-//!              reformats = ["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"],
-//!              devx = true, sniffer = true, entropy = true, integrity = true }
-//! ```
-//!
-//! The key `wrong` makes the device misbehave: `"mask"`, `"order"`, `"tag"`, `"checksum"` or `"length"`
-//! ([`SteeringBug`]).
-//! ([`SteeringBug`]).
+//! topology, by the keys of [`STEERING`].
 
-use wirepath_settings::{ConfigError, Settings};
+use std::str::FromStr;
+
+use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Integer, Key, List, Parsed, Settings};
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
@@ -27,9 +17,6 @@ pub enum Class {
 }
 
 impl Class {
-    /// Configuration values.
-    pub(crate) const NAMES: &[(&str, Self)] = &[("connectx-5", Self::ConnectX5), ("connectx-6dx", Self::ConnectX6Dx)];
-
     /// Returns the PCI device number.
     pub fn part(self) -> u32 {
         match self {
@@ -114,55 +101,133 @@ impl SteeringSpec {
 
     /// Overrides capabilities with the keys of a table `steering`.
     pub(crate) fn read(&mut self, table: &Settings<'_>) -> Result<()> {
-        self.priorities = table.integer("priorities", 1..=32)?.unwrap_or(self.priorities);
-        self.table_entries = table.integer("table_entries", 1..=1 << 24)?.unwrap_or(self.table_entries);
-        self.encap_bytes = table.integer("encap_bytes", 0..=1024)?.unwrap_or(self.encap_bytes);
-        self.modify_actions = table.integer("modify_actions", 0..=255)?.unwrap_or(self.modify_actions);
-        self.counters = table.integer("counters", 0..=1 << 24)?.unwrap_or(self.counters);
-        self.firmware = table.get("devx")?.unwrap_or(self.firmware);
-        self.sniffer = table.get("sniffer")?.unwrap_or(self.sniffer);
-        self.entropy = table.get("entropy")?.unwrap_or(self.entropy);
-        self.integrity = table.get("integrity")?.unwrap_or(self.integrity);
-        self.bug = table.choice("wrong", BUGS)?;
-        if table.has("reformats") {
-            self.reformats = bits(table, "reformats", REFORMATS)?;
+        self.priorities = table.read(&PRIORITIES)?.unwrap_or(self.priorities);
+        self.table_entries = table.read(&TABLE_ENTRIES)?.unwrap_or(self.table_entries);
+        self.encap_bytes = table.read(&ENCAP_BYTES)?.unwrap_or(self.encap_bytes);
+        self.modify_actions = table.read(&MODIFY_ACTIONS)?.unwrap_or(self.modify_actions);
+        self.counters = table.read(&COUNTERS)?.unwrap_or(self.counters);
+        self.firmware = table.read(&DEVX)?.unwrap_or(self.firmware);
+        self.sniffer = table.read(&SNIFFER)?.unwrap_or(self.sniffer);
+        self.entropy = table.read(&ENTROPY)?.unwrap_or(self.entropy);
+        self.integrity = table.read(&INTEGRITY)?.unwrap_or(self.integrity);
+        self.bug = table.read(&WRONG)?;
+        if let Some(reformats) = bits(table, &REFORMATS)? {
+            self.reformats = reformats;
         }
-        if table.has("match_parts") {
-            self.match_parts = bits(table, "match_parts", MATCH_PARTS)?;
+        if let Some(parts) = bits(table, &MATCH_PARTS)? {
+            self.match_parts = parts;
         }
         Ok(())
     }
 }
 
-/// Configuration values of `wrong`.
-const BUGS: &[(&str, SteeringBug)] = &[
-    ("mask", SteeringBug::Mask),
-    ("order", SteeringBug::Order),
-    ("tag", SteeringBug::Tag),
-    ("checksum", SteeringBug::Checksum),
-    ("length", SteeringBug::Length),
-];
+const PRIORITIES: Key<Integer<u16>> =
+    Key::integer("priorities", 1..=32).absent("16").about("Number of priorities that a program may use.");
+const TABLE_ENTRIES: Key<Integer<u32>> = Key::integer("table_entries", 1..=1 << 24)
+    .unit("rules")
+    .absent("65536")
+    .about("Size of a rule table. There is one for each priority and direction.");
+const ENCAP_BYTES: Key<Integer<u32>> = Key::integer("encap_bytes", 0..=1024)
+    .unit("bytes")
+    .absent("128")
+    .about("Longest header that a rule may add to a packet.");
+const MODIFY_ACTIONS: Key<Integer<u32>> = Key::integer("modify_actions", 0..=255)
+    .absent("16 of a connectx-5, 32 of a connectx-6dx")
+    .about("Number of header fields that one rule may set, add to or copy.");
+const COUNTERS: Key<Integer<u32>> =
+    Key::integer("counters", 0..=1 << 24).absent("1048576").about("Number of flow counters.");
+const DEVX: Key<Flag> = Key::flag("devx")
+    .absent("true")
+    .about("Whether programs may send firmware commands (DevX): queues, transport interfaces and counters.");
+const SNIFFER: Key<Flag> =
+    Key::flag("sniffer").absent("true").about("Whether there are sniffer rules, which get a copy of each packet.");
+const ENTROPY: Key<Flag> = Key::flag("entropy").absent("true").about(
+    "Whether the device writes a hash of the inner packet into added headers: the UDP source port, or the low byte of \
+     a GRE key.",
+);
+const INTEGRITY: Key<Flag> = Key::flag("integrity")
+    .absent("false of a connectx-5, true of a connectx-6dx")
+    .about("Whether rules can match the integrity bits, which say that checksums and lengths are good.");
+const WRONG: Key<Choice<SteeringBug>> = Key::choice(
+    "wrong",
+    &[
+        ("mask", SteeringBug::Mask, "the last bit of a mask is not compared"),
+        ("order", SteeringBug::Order, "priorities whose numbers differ by four are exchanged"),
+        ("tag", SteeringBug::Tag, "the last bit of a tag is inverted"),
+        ("checksum", SteeringBug::Checksum, "a changed header has a wrong IPv4 checksum"),
+        ("length", SteeringBug::Length, "an added header has a wrong IPv4 length"),
+    ],
+)
+.absent("the device is right")
+.about("A deliberate error of the device, which a test of rules must find.");
+/// Kinds of packet reformat, indexed by number.
+const REFORMATS: Key<List<Parsed<Reformat>>> =
+    Key::parsed("reformats", "one of l2-tunnel-to-l2, l2-to-l2-tunnel, l3-tunnel-to-l2, l2-to-l3-tunnel")
+        .list()
+        .absent("all four")
+        .about("Tunnel headers that rules can remove (to-l2) and add (l2-to).");
+/// Parts of match parameters, indexed by number.
+const MATCH_PARTS: Key<List<Parsed<MatchPart>>> =
+    Key::parsed("match_parts", "one of outer, misc, inner, misc2, misc3, misc4, misc5")
+        .list()
+        .absent("outer, misc, inner, misc2 and misc3; a connectx-6dx also has misc5")
+        .about(
+            "Groups of match parameters that the device compares (`match_criteria_enable` of the firmware interface).",
+        );
 
-/// Configuration values of packet reformats, indexed by kind.
-const REFORMATS: &[&str] = &["l2-tunnel-to-l2", "l2-to-l2-tunnel", "l3-tunnel-to-l2", "l2-to-l3-tunnel"];
+/// Table of a device's capabilities.
+pub(crate) static STEERING: ConfigTable = ConfigTable {
+    name: "steering",
+    about: "Capabilities of a ConnectX for flow rules, where they differ from those of its class.",
+    absent: "the capabilities of the class",
+    keys: &[
+        &PRIORITIES,
+        &TABLE_ENTRIES,
+        &MATCH_PARTS,
+        &REFORMATS,
+        &ENCAP_BYTES,
+        &MODIFY_ACTIONS,
+        &COUNTERS,
+        &DEVX,
+        &SNIFFER,
+        &ENTROPY,
+        &INTEGRITY,
+        &WRONG,
+    ],
+    example: "[device.steering]\nencap_bytes = 64\nreformats = [\"l2-tunnel-to-l2\"]\n",
+    ..ConfigTable::EMPTY
+};
 
-/// Configuration values of the parts of match parameters, indexed by part.
-const MATCH_PARTS: &[&str] = &["outer", "misc", "inner", "misc2", "misc3", "misc4", "misc5"];
+/// Defines a number that a word stands for: its index in the list.
+macro_rules! indexes {
+    ($($name:ident [$($word:literal)*])*) => { $(
+        struct $name(u8);
 
-/// Reads a list of words as bits; the bit number is the index in `words`.
-fn bits(table: &Settings<'_>, key: &'static str, words: &[&str]) -> Result<u8> {
-    let mut bits = 0;
-    for word in table.list::<String>(key, "a list of words")? {
-        match words.iter().position(|known| **known == *word.value) {
-            Some(at) => bits |= 1 << at,
-            None => {
-                return Err(
-                    table.error_in(key, format!("found '{}', expected one of {}", word.value, words.join(", ")))
-                );
+        impl FromStr for $name {
+            type Err = ();
+
+            fn from_str(text: &str) -> std::result::Result<Self, ()> {
+                let words: &[&str] = &[$($word),*];
+                words.iter().position(|word| *word == text).map(|at| Self(at as u8)).ok_or(())
             }
         }
-    }
-    Ok(bits)
+
+        impl From<$name> for u8 {
+            fn from(it: $name) -> u8 {
+                it.0
+            }
+        }
+    )* };
+}
+indexes! {
+    Reformat ["l2-tunnel-to-l2" "l2-to-l2-tunnel" "l3-tunnel-to-l2" "l2-to-l3-tunnel"]
+    MatchPart ["outer" "misc" "inner" "misc2" "misc3" "misc4" "misc5"]
+}
+
+/// Reads a list of words as bits, one for each index. `None`: the key is missing.
+fn bits<T: FromStr + Into<u8>>(table: &Settings<'_>, key: &Key<List<Parsed<T>>>) -> Result<Option<u8>> {
+    let read = table.read(key)?;
+    Ok(table.has(key).then(|| read.into_iter().fold(0, |bits, it| bits | 1 << it.value.into())))
 }
 
 #[cfg(test)]

@@ -417,7 +417,8 @@ impl<H: Host> Emulator<H> {
     /// A description of the wrong key or value.
     pub fn inject_toml(&self, text: &str) -> Result<(), wirepath_settings::ConfigError> {
         let source = wirepath_settings::Source::new("fault", text);
-        let fault = source.parse()?.read(|table| faults::read(table, &self.topology.fault_devices()))?;
+        let fault =
+            source.parse()?.read_as(&faults::FAULT, |table| faults::read(table, &self.topology.fault_devices()))?;
         self.inject(fault);
         Ok(())
     }

@@ -1,26 +1,14 @@
-//! Fault injection: failures of a device or of the kernel at a chosen moment.
+//! Fault injection: failures of a device or of the kernel at a chosen moment. [`FAULT`] describes the keys.
 //!
-//! | `kind` | keys | effect |
-//! |---|---|---|
-//! | `refuse` | `command`, `errno` | the kernel refuses the command |
-//! | `port-held` | `port`, `errno` (`EBUSY`, `ENODEV`) | the kernel's own driver holds the port |
-//! | `port-freed` | `port` | the kernel's own driver releases the port |
-//! | `port-down`, `port-up` | `port` | link event |
-//! | `device-fatal` | | device reset: queues stop, commands fail with `EIO` until the device is reopened |
-//! | `completion-error` | `code`, `queue` | a completion has this type (MANA) or syndrome (mlx5), see below |
-//! | `hostile` | `queue` (`tx`, `rx`), `what` | a corrupt completion, or none (`nothing`) where one is due |
-//!
-//! With `completion-error` the packet of a transmit completion is not sent. On mlx5 `queue = "rx"` is
-//! possible too, and stops the queue.
-//!
-//! Every fault takes `device`, `after` and `count`. `device` may be omitted if there is only one. `after` is
-//! the number of commands, packets or completions of the kind that pass first. `count` is the number of times
-//! that the fault happens, by default 1.
+//! With `completion-error` the packet of a transmit completion is not sent. On mlx5 `queue = "rx"` is possible too, and
+//! stops the queue.
 
 use std::fmt;
 
 use rustix::io::Errno;
-use wirepath_settings::{ConfigError, Settings};
+use wirepath_settings::{
+    Choice, ConfigError, ConfigTable, Integer, Key, Parsed, Required, Settings, WithDefault, Written,
+};
 
 /// Names of commands, for injected faults.
 pub const COMMANDS: &[&str] = &[
@@ -166,72 +154,139 @@ pub enum CqeCorruption {
     Missing,
 }
 
-/// Configuration values of [`CqeCorruption`].
-pub const CQE_CORRUPTIONS: &[(&str, CqeCorruption)] = &[
-    ("owner", CqeCorruption::Owner),
-    ("queue", CqeCorruption::Queue),
-    ("kind", CqeCorruption::Kind),
-    ("length", CqeCorruption::Length),
-    ("empty", CqeCorruption::ZeroLength),
-    ("twice", CqeCorruption::Duplicate),
-    ("type", CqeCorruption::Type),
-    ("position", CqeCorruption::Position),
-    ("checksum", CqeCorruption::Checksum),
-    ("nothing", CqeCorruption::Missing),
+/// Configuration values of [`CqeCorruption`], each with its meaning.
+pub const CQE_CORRUPTIONS: &[(&str, CqeCorruption, &str)] = &[
+    ("owner", CqeCorruption::Owner, "the owner bits belong to a distant pass of the ring"),
+    ("queue", CqeCorruption::Queue, "it names a queue that does not exist"),
+    ("kind", CqeCorruption::Kind, "it names the other kind of queue"),
+    ("length", CqeCorruption::Length, "its length exceeds the buffer"),
+    ("empty", CqeCorruption::ZeroLength, "its length is zero"),
+    ("twice", CqeCorruption::Duplicate, "it is written twice"),
+    ("type", CqeCorruption::Type, "its type is undefined"),
+    ("position", CqeCorruption::Position, "it names a position that the ring does not have"),
+    ("checksum", CqeCorruption::Checksum, "it calls correct checksums wrong, and wrong ones correct"),
+    ("nothing", CqeCorruption::Missing, "it is not written although it is due"),
 ];
 
 impl fmt::Display for CqeCorruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(CQE_CORRUPTIONS.iter().find(|(_, corruption)| corruption == self).map_or("?", |(word, _)| word))
+        f.write_str(CQE_CORRUPTIONS.iter().find(|(_, corruption, _)| corruption == self).map_or("?", |(word, ..)| word))
     }
 }
 
-/// Configuration values of `queue`; true for a send queue.
-const QUEUES: &[(&str, bool)] = &[("tx", true), ("rx", false)];
+const KIND: Key<Required<Choice<&str>>> = Key::choice(
+    "kind",
+    &[
+        ("refuse", "refuse", "the kernel refuses a command"),
+        ("port-held", "port-held", "the kernel's own driver holds the port"),
+        ("port-freed", "port-freed", "the kernel's own driver releases the port"),
+        ("port-down", "port-down", "the link goes down"),
+        ("port-up", "port-up", "the link comes up"),
+        ("device-fatal", "device-fatal", "the device is reset; commands fail with EIO until it is opened again"),
+        ("completion-error", "completion-error", "a completion reports an error, and its packet is not sent"),
+        ("hostile", "hostile", "a completion is corrupt, or missing"),
+    ],
+)
+.required()
+.needs(&[("refuse", "command = \"create_qp\""), ("hostile", "what = \"owner\"")])
+.about("What happens.");
+/// Read as one of the devices of the topology.
+const DEVICE: Key<Parsed<String>> = Key::parsed("device", "the name of a device of the topology")
+    .absent("the only device; an error if there are several")
+    .about("Device that has the fault.");
+const AFTER: Key<WithDefault<Integer<u64>>> = Key::integer("after", 0..=i64::MAX)
+    .default(0)
+    .about("Number of such commands, packets or completions that pass before the fault.");
+const COUNT: Key<WithDefault<Integer<u64>>> =
+    Key::integer("count", 1..=i64::MAX).default(1).about("How often the fault happens.");
+const PORT: Key<WithDefault<Integer<u8>>> = Key::integer("port", 1..=8)
+    .default(1)
+    .when("kind = \"port-down\"")
+    .about("Port of the device, for the kinds that begin with `port`.");
+/// Read as one of [`COMMANDS`].
+const COMMAND: Key<Parsed<String>> =
+    Key::parsed("command", "a command such as \"create_qp\"; a wrong word lists all of them")
+        .absent("an error")
+        .when("kind = \"refuse\"")
+        .about("Command of the kernel interface that is refused.");
+const ERRNO: Key<Choice<Errno>> = Key::choice(
+    "errno",
+    &[
+        ("EPERM", Errno::PERM, "operation not permitted"),
+        ("EIO", Errno::IO, "input/output error"),
+        ("EAGAIN", Errno::AGAIN, "try again"),
+        ("ENOMEM", Errno::NOMEM, "out of memory"),
+        ("EACCES", Errno::ACCESS, "permission denied"),
+        ("EFAULT", Errno::FAULT, "bad address"),
+        ("EBUSY", Errno::BUSY, "device busy"),
+        ("ENODEV", Errno::NODEV, "no such device"),
+        ("EINVAL", Errno::INVAL, "invalid argument"),
+        ("ENOSPC", Errno::NOSPC, "no space"),
+        ("EOPNOTSUPP", Errno::OPNOTSUPP, "not supported"),
+        ("ETIMEDOUT", Errno::TIMEDOUT, "timed out"),
+    ],
+)
+.absent("ENOMEM of `refuse`, EBUSY of `port-held`")
+.when("kind = \"port-held\"")
+.about("Error of the kernel, for `refuse` and `port-held`. A held port returns EBUSY or ENODEV.");
+const QUEUE: Key<Choice<bool>> = Key::choice(
+    "queue",
+    &[("tx", true, "completions of sent packets"), ("rx", false, "completions of received packets")],
+)
+.absent("\"tx\" of `completion-error`, \"rx\" of `hostile`")
+.when("kind = \"completion-error\"")
+.about("Completions that the fault concerns, for `completion-error` and `hostile`.");
+const CODE: Key<WithDefault<Integer<u32>>> = Key::integer("code", 1..=63)
+    .default(42)
+    .when("kind = \"completion-error\"")
+    .about("Type of the completion (MANA) or its syndrome (mlx5).");
+const WHAT: Key<Choice<CqeCorruption>> = Key::choice("what", CQE_CORRUPTIONS)
+    .absent("an error")
+    .when("kind = \"hostile\"")
+    .about("How the completion is corrupt.");
 
-const ERRNOS: &[(&str, Errno)] = &[
-    ("EPERM", Errno::PERM),
-    ("EIO", Errno::IO),
-    ("EAGAIN", Errno::AGAIN),
-    ("ENOMEM", Errno::NOMEM),
-    ("EACCES", Errno::ACCESS),
-    ("EFAULT", Errno::FAULT),
-    ("EBUSY", Errno::BUSY),
-    ("ENODEV", Errno::NODEV),
-    ("EINVAL", Errno::INVAL),
-    ("ENOSPC", Errno::NOSPC),
-    ("EOPNOTSUPP", Errno::OPNOTSUPP),
-    ("ETIMEDOUT", Errno::TIMEDOUT),
-];
+/// Table of a fault.
+pub static FAULT: ConfigTable = ConfigTable {
+    name: "fault",
+    written: Written::Repeated,
+    about: "A fault that waits for its moment from the start. `wirepath emulate --command` injects others later.",
+    absent: "no fault",
+    keys: &[&KIND, &DEVICE, &AFTER, &COUNT, &PORT, &COMMAND, &ERRNO, &QUEUE, &CODE, &WHAT],
+    // Each kind has keys of its own.
+    alternatives: true,
+    example: "[[fault]]\nkind = \"refuse\"\ncommand = \"create_qp\"\nerrno = \"ENOMEM\"\nafter = 2\n",
+    ..ConfigTable::EMPTY
+};
 
-/// Reads a table `[[fault]]`; `devices` are the names and the numbers of ports of the devices.
+/// Reads a table that [`FAULT`] describes; `devices` are the names and the numbers of ports of the devices.
 ///
 /// # Errors
 /// File, line, key and the accepted values.
 pub fn read(table: &Settings<'_>, devices: &[(&str, usize)]) -> Result<Fault, ConfigError> {
     let names: Vec<(&str, usize)> = devices.iter().enumerate().map(|(i, (name, _))| (*name, i)).collect();
-    let device = match table.choice("device", &names)? {
+    let device = match table.choice(DEVICE.name(), &names)? {
         Some(device) => device,
         None if names.len() > 1 => {
             let names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
-            return Err(table.error_in("device", format!("missing; the devices are {}", names.join(", "))));
+            return Err(table.error_in(&DEVICE, format!("missing; the devices are {}", names.join(", "))));
         }
         None => 0,
     };
     let ports = devices.get(device).map_or(1, |(_, ports)| *ports);
-    let port = || -> Result<u8, ConfigError> { Ok(table.integer("port", 1..=ports as i64)?.unwrap_or(1)) };
-    let errno = |default| -> Result<Errno, ConfigError> { Ok(table.choice("errno", ERRNOS)?.unwrap_or(default)) };
-    let kinds =
-        ["refuse", "port-held", "port-freed", "port-down", "port-up", "device-fatal", "completion-error", "hostile"];
-    let choices: Vec<(&str, &str)> = kinds.iter().map(|kind| (*kind, *kind)).collect();
-    let kind =
-        table.choice("kind", &choices)?.ok_or_else(|| table.error_in("kind", "missing, expected a kind of fault"))?;
-    let what = match kind {
+    let port = || -> Result<u8, ConfigError> {
+        let port = table.read(&PORT)?;
+        if usize::from(port) > ports {
+            return Err(table.error_in(&PORT, format!("found {port}, expected an integer from 1 to {ports}")));
+        }
+        Ok(port)
+    };
+    let errno = |default| -> Result<Errno, ConfigError> { Ok(table.read(&ERRNO)?.unwrap_or(default)) };
+    let what = match table.read(&KIND)? {
         "refuse" => {
             let commands: Vec<(&str, &str)> = COMMANDS.iter().map(|name| (*name, *name)).collect();
-            let command = table.choice("command", &commands)?;
-            let command = command
-                .ok_or_else(|| table.error_in("command", "missing, expected a command such as \"create_qp\""))?;
+            let command = table.choice(COMMAND.name(), &commands)?;
+            let command =
+                command.ok_or_else(|| table.error_in(&COMMAND, "missing, expected a command such as \"create_qp\""))?;
             FaultKind::FailCommand { command: command.to_owned(), errno: errno(Errno::NOMEM)? }
         }
         "port-held" => FaultKind::PortHeld { port: port()?, errno: errno(Errno::BUSY)? },
@@ -239,19 +294,17 @@ pub fn read(table: &Settings<'_>, devices: &[(&str, usize)]) -> Result<Fault, Co
         "port-down" => FaultKind::Link { port: port()?, up: false },
         "port-up" => FaultKind::Link { port: port()?, up: true },
         "device-fatal" => FaultKind::DeviceFatal,
-        "completion-error" => FaultKind::CompletionError {
-            transmit: table.choice("queue", QUEUES)?.unwrap_or(true),
-            code: table.integer("code", 1..=63)?.unwrap_or(42),
-        },
+        "completion-error" => {
+            FaultKind::CompletionError { transmit: table.read(&QUEUE)?.unwrap_or(true), code: table.read(&CODE)? }
+        }
         _ => FaultKind::CorruptCqe {
-            transmit: table.choice("queue", QUEUES)?.unwrap_or(false),
+            transmit: table.read(&QUEUE)?.unwrap_or(false),
             corruption: table
-                .choice("what", CQE_CORRUPTIONS)?
-                .ok_or_else(|| table.error_in("what", "missing, expected a kind of corruption such as \"owner\""))?,
+                .read(&WHAT)?
+                .ok_or_else(|| table.error_in(&WHAT, "missing, expected a kind of corruption such as \"owner\""))?,
         },
     };
-    let after = table.integer("after", 0..=i64::MAX)?.unwrap_or(0);
-    Ok(Fault { kind: what, device, after, count: table.integer("count", 1..=i64::MAX)?.unwrap_or(1) })
+    Ok(Fault { kind: what, device, after: table.read(&AFTER)?, count: table.read(&COUNT)? })
 }
 
 /// Faults that are injected and have not happened as often as requested.

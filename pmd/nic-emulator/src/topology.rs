@@ -1,26 +1,19 @@
-//! The topology file: a TOML file that describes the NICs and what they are connected to.
+//! The topology file: a TOML file that describes the NICs and what they are connected to. [`TOPOLOGY`] describes its
+//! tables and keys.
 //!
 //! ```toml
-//! doorbells = "trap"             # trap: every doorbell traps and is handled at once. queue: a thread handles it.
-//!                                # scan: fast; doorbells do not trap, a thread polls the queues
-//! fetch = "at-once"              # late: descriptors and data are fetched later, which detects early reuse of buffers
-//! abi = "ioctl"                  # write: the older form of the kernel interface
-//! log = "nic.log"                # file of refusals; default: standard error
-//! stats = "nic.json"             # counters, written when the program ends (of several processes, by the last one)
-//! control = "nic.sock"           # socket for counters and faults at run time (the first process binds it)
+//! log = "nic.log"
 //!
 //! [[device]]
 //! name = "mana0"
 //! kind = "mana"
 //!
 //! [[device.port]]
-//! mac = "02:00:00:00:01:01"
-//! link = "cable:a"               # to the other port with the same cable; also loop, sink, none, generator,
-//!                                # tap:INTERFACE, veth:INTERFACE, pcap:FILE (frames that are sent)
-//! lose = 0.01                    # share of frames; also duplicate, corrupt, reorder
+//! link = "cable:a"
+//! lose = 0.01
 //!
 //! [[fault]]
-//! kind = "refuse"                # see `faults`
+//! kind = "refuse"
 //! command = "create_qp"
 //! errno = "ENOMEM"
 //! ```
@@ -29,12 +22,214 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use wirepath_settings::{ConfigError, Settings, Source, Span};
+use wirepath_settings::{
+    Choice, ConfigError, ConfigTable, Flag, Integer, Key, Number, Parsed, Required, Settings, Source, Span, Text,
+    WithDefault, Written,
+};
 
+use crate::connectx;
 pub use crate::connectx::{Class, SteeringSpec};
 use crate::faults::{self, Fault};
 
 type Result<T> = std::result::Result<T, ConfigError>;
+
+const DOORBELLS: Key<WithDefault<Choice<Doorbells>>> = Key::choice(
+    "doorbells",
+    &[
+        ("trap", Doorbells::Trap, "each doorbell traps, and the device works before the program goes on"),
+        ("queue", Doorbells::Queue, "each doorbell traps, and a thread of the emulator does the work"),
+        ("scan", Doorbells::Scan, "doorbells do not trap; a thread polls the queues, which is fast"),
+    ],
+)
+.default_word("trap")
+.about("How the emulator notices doorbells. `scan` does not notice a missing doorbell.");
+const FETCH: Key<WithDefault<Choice<bool>>> = Key::choice(
+    "fetch",
+    &[
+        ("at-once", false, "at the doorbell"),
+        ("late", true, "some time after the doorbell, which detects buffers that are reused too early"),
+    ],
+)
+.default_word("at-once")
+.about("When the device reads descriptors and packets. `late` excludes `doorbells = \"scan\"`.");
+const ABI: Key<WithDefault<Choice<bool>>> = Key::choice(
+    "abi",
+    &[
+        ("ioctl", false, "the ioctl form, and write(2) where libibverbs uses it"),
+        ("write", true, "write(2) only, as of older kernels"),
+    ],
+)
+.default_word("ioctl")
+.about("Form of the kernel interface of RDMA devices.");
+const LOG: Key<Text> =
+    Key::text("log", "path of a file").absent("standard error").about("File of what the device refuses, and why.");
+const STATS: Key<Text> = Key::text("stats", "path of a file").absent("no file").about(
+    "File for the counters, in JSON, written when the program ends. Of several processes the last one writes it.",
+);
+const CONTROL: Key<Text> = Key::text("control", "path of a socket")
+    .absent("no socket")
+    .about("Unix socket for counters, and for faults at run time. The first process binds it.");
+const SEED: Key<WithDefault<Integer<u64>>> =
+    Key::integer("seed", 0..=i64::MAX).default(1).about("Seed of all pseudo-random decisions.");
+
+/// The tables of a topology.
+pub static TOPOLOGY: ConfigTable = ConfigTable {
+    about: "Emulated NICs, their cables and their faults.",
+    keys: &[&DOORBELLS, &FETCH, &ABI, &LOG, &STATS, &CONTROL, &SEED],
+    tables: || vec![&DEVICE, &faults::FAULT],
+    example: "doorbells = \"trap\"\nlog = \"nic.log\"\n",
+    ..ConfigTable::EMPTY
+};
+
+const KIND: Key<Required<Choice<DeviceKind>>> = Key::choice(
+    "kind",
+    &[
+        ("mana", DeviceKind::Mana, "Microsoft Azure Network Adapter"),
+        ("mlx5", DeviceKind::Mlx5, "ConnectX of the generation `class`"),
+    ],
+)
+.required()
+.about("Kind of NIC.");
+const NAME: Key<Text> = Key::text("name", "letters, digits, '_' and '-', at most 60")
+    .absent("mana or mlx5_ and the number of the device in the file, from 0")
+    .about("Name of the RDMA device.");
+const PCI: Key<Parsed<Pci>> = Key::parsed("pci", "a PCI address such as \"0000:00:05.0\"")
+    .absent("0000:00:10.0 for the first device, 0000:00:11.0 for the second, and so on")
+    .about("PCI address.");
+const NUMA_NODE: Key<WithDefault<Integer<i32>>> =
+    Key::integer("numa_node", -1..=1023).default(-1).about("NUMA node in sysfs; -1: none.");
+const MAX_QUEUE: Key<WithDefault<Integer<u32>>> = Key::integer("max_queue", 64..=65_536)
+    .unit("entries")
+    .default(8192)
+    .about("Largest queue of work requests or completions that the device reports and accepts.");
+const COALESCE: Key<WithDefault<Flag>> = Key::flag("coalesce")
+    .default(false)
+    .when("kind = \"mana\"")
+    .about("Lets up to four received packets share a completion. Only `mana` has the key.");
+const CQE_VERSION: Key<WithDefault<Integer<u8>>> = Key::integer("cqe_version", 0..=1)
+    .default(1)
+    .when("kind = \"mlx5\"")
+    .about("Form of completions: 1 names a queue by the driver's index, 0 by the number of the queue.");
+const DOORBELL_PAGES: Key<Choice<bool>> = Key::choice(
+    "doorbell_pages",
+    &[
+        ("objects", true, "allocated one by one, as kernels with ioctl have them"),
+        ("static", false, "mapped when the device is opened"),
+    ],
+)
+.absent("\"objects\"; with `abi = \"write\"` it is \"static\"")
+.when("kind = \"mlx5\"")
+.about("How a program gets doorbell pages (UAR).");
+const MIN_INLINE: Key<WithDefault<Choice<MinInline>>> = Key::choice(
+    "min_inline",
+    &[
+        ("none", MinInline::None, "nothing"),
+        ("l2", MinInline::L2, "the Ethernet header"),
+        (
+            "l2-unreported",
+            MinInline::UnreportedL2,
+            "the Ethernet header, though the device reports that nothing must be",
+        ),
+    ],
+)
+.default_word("none")
+.when("kind = \"mlx5\"")
+.about("Part of a packet that a send descriptor must contain itself.");
+const COMPRESSION: Key<WithDefault<Flag>> = Key::flag("compression")
+    .default(true)
+    .when("kind = \"mlx5\"")
+    .about("Whether the device can compress completions (CQE compression).");
+const MULTI_PACKET: Key<WithDefault<Flag>> = Key::flag("multi_packet")
+    .default(true)
+    .when("kind = \"mlx5\"")
+    .about("Whether a send descriptor can carry several packets (enhanced multi-packet send).");
+const STRIDING: Key<WithDefault<Flag>> = Key::flag("striding")
+    .default(true)
+    .when("kind = \"mlx5\"")
+    .about("Whether a receive descriptor can be divided into strides (multi-packet receive queue).");
+const VAR: Key<WithDefault<Flag>> = Key::flag("var")
+    .default(true)
+    .when("kind = \"mlx5\"")
+    .about("Whether pages of virtio doorbells (VAR) can be allocated.");
+const CLASS: Key<WithDefault<Choice<Class>>> = Key::choice(
+    "class",
+    &[("connectx-5", Class::ConnectX5, "ConnectX-5"), ("connectx-6dx", Class::ConnectX6Dx, "ConnectX-6 Dx")],
+)
+.default_word("connectx-6dx")
+.when("kind = \"mlx5\"")
+.about("Generation of the ConnectX: its identity and the capabilities of its flow rules.");
+
+static DEVICE: ConfigTable = ConfigTable {
+    name: "device",
+    written: Written::Repeated,
+    about: "A NIC. It has one to eight ports.",
+    absent: "an error; a topology has at least one device",
+    keys: &[
+        &KIND,
+        &NAME,
+        &PCI,
+        &NUMA_NODE,
+        &MAX_QUEUE,
+        &COALESCE,
+        &CQE_VERSION,
+        &DOORBELL_PAGES,
+        &MIN_INLINE,
+        &COMPRESSION,
+        &MULTI_PACKET,
+        &STRIDING,
+        &VAR,
+        &CLASS,
+    ],
+    tables: || vec![&PORT, &connectx::STEERING],
+    // A MANA has no keys of a ConnectX.
+    alternatives: true,
+    example: "[[device]]\nkind = \"mlx5\"\nname = \"mlx5_0\"\n[[device.port]]\nlink = \"loop\"\n",
+    ..ConfigTable::EMPTY
+};
+
+const NETDEV: Key<Text> = Key::text("netdev", "name of an interface")
+    .absent("nic and the number of the port in the file, from 0")
+    .about("Name of the port's network interface in sysfs. The emulator makes no such interface in the kernel.");
+const MAC: Key<Parsed<Mac>> = Key::parsed("mac", "a unicast address such as \"02:00:00:00:01:01\"")
+    .absent("02:00:00:00:D:P with the numbers of device and port, from 1")
+    .about("MAC address.");
+const MTU: Key<WithDefault<Integer<u32>>> = Key::integer("mtu", 576..=MAX_MTU)
+    .unit("bytes")
+    .default(9000)
+    .about("Largest packet without its Ethernet header. A `mana` has at most 9000.");
+const LINK: Key<Parsed<LinkSpec>> = Key::parsed(
+    "link",
+    "none, loop, sink, generator, cable:NAME, tap:INTERFACE, veth:INTERFACE or pcap:FILE",
+)
+.same_as("\"none\"")
+.about(
+    "Far end. `cable` joins two ports of the same NAME; `loop` returns frames; `sink` counts them; `generator` also \
+     sends UDP without end; `tap` and `veth` are interfaces of the kernel; `pcap` writes what the port sends.",
+);
+const LOSE: Key<WithDefault<Number>> =
+    Key::number("lose", 0.0, 1.0).default(0.0).about("Share of sent frames that are lost.");
+const DUPLICATE: Key<WithDefault<Number>> =
+    Key::number("duplicate", 0.0, 1.0).default(0.0).about("Share of sent frames that arrive twice.");
+const CORRUPT: Key<WithDefault<Number>> =
+    Key::number("corrupt", 0.0, 1.0).default(0.0).about("Share of sent frames in which one bit is inverted.");
+const REORDER: Key<WithDefault<Number>> =
+    Key::number("reorder", 0.0, 1.0).default(0.0).about("Share of sent frames that arrive behind the next one.");
+const OWN_ADDRESS_ONLY: Key<WithDefault<Flag>> = Key::flag("own_address_only")
+    .default(false)
+    .about("Does not deliver frames to other unicast addresses. Only `mana` does so, as in Azure.");
+const SOURCE_CHECK: Key<WithDefault<Flag>> = Key::flag("source_check")
+    .default(false)
+    .about("Refuses to send frames from other source addresses. Only `mana` does so, as in Azure.");
+
+static PORT: ConfigTable = ConfigTable {
+    name: "port",
+    written: Written::Repeated,
+    about: "A port of the NIC above.",
+    absent: "an error; a device has at least one port",
+    keys: &[&NETDEV, &MAC, &MTU, &LINK, &LOSE, &DUPLICATE, &CORRUPT, &REORDER, &OWN_ADDRESS_ONLY, &SOURCE_CHECK],
+    example: "[[device.port]]\nmac = \"02:00:00:00:01:01\"\nlink = \"loop\"\nlose = 0.01\n",
+    ..ConfigTable::EMPTY
+};
 
 /// A topology: the content of a topology file.
 #[derive(Clone, Debug)]
@@ -234,19 +429,18 @@ impl Topology {
     /// # Errors
     /// As [`Self::load`].
     pub fn read(source: &Source) -> Result<Self> {
-        source.parse()?.read(Self::from_settings)
+        source.parse()?.read_as(&TOPOLOGY, Self::from_settings)
     }
 
     fn from_settings(settings: &Settings<'_>) -> Result<Self> {
-        let doorbells = [("trap", Doorbells::Trap), ("queue", Doorbells::Queue), ("scan", Doorbells::Scan)];
         let mut topology = Self {
-            doorbells: settings.choice("doorbells", &doorbells)?.unwrap_or(Doorbells::Trap),
-            fetch_late: settings.choice("fetch", &[("at-once", false), ("late", true)])?.unwrap_or(false),
-            write_abi: settings.choice("abi", &[("ioctl", false), ("write", true)])?.unwrap_or(false),
-            log: settings.get::<String>("log")?.map(PathBuf::from),
-            stats: settings.get::<String>("stats")?.map(PathBuf::from),
-            control: settings.get::<String>("control")?.map(PathBuf::from),
-            seed: settings.integer("seed", 0..=i64::MAX)?.unwrap_or(1),
+            doorbells: settings.read(&DOORBELLS)?,
+            fetch_late: settings.read(&FETCH)?,
+            write_abi: settings.read(&ABI)?,
+            log: settings.read(&LOG)?.map(PathBuf::from),
+            stats: settings.read(&STATS)?.map(PathBuf::from),
+            control: settings.read(&CONTROL)?.map(PathBuf::from),
+            seed: settings.read(&SEED)?,
             devices: Vec::new(),
             faults: Vec::new(),
         };
@@ -255,7 +449,7 @@ impl Topology {
         }
         let (mut netdevs, mut cables) = (0, Vec::new());
         let mut index = 0;
-        let devices = settings.each("device", |table| {
+        let devices = settings.read_tables(&DEVICE, |table| {
             index += 1;
             topology.devices.push(device(table, index - 1, &mut netdevs, &mut cables, &topology)?);
             Ok(())
@@ -271,7 +465,8 @@ impl Topology {
         if let Some((name, span)) = cables.iter().find(|(name, _)| mates(name) == 1) {
             return Err(span.error(format!("cable:{name} has one end; a cable joins two ports")));
         }
-        topology.faults = settings.each("fault", |table| faults::read(table, &topology.fault_devices()))?;
+        topology.faults =
+            settings.read_tables(&faults::FAULT, |table| faults::read(table, &topology.fault_devices()))?;
         Ok(topology)
     }
 }
@@ -283,10 +478,8 @@ fn device(
     cables: &mut Vec<(String, Span)>,
     so_far: &Topology,
 ) -> Result<DeviceSpec> {
-    let kind = table
-        .choice("kind", &[DeviceKind::Mana, DeviceKind::Mlx5].map(|kind| (kind.name(), kind)))?
-        .ok_or_else(|| table.error_in("kind", "missing, expected \"mana\" or \"mlx5\""))?;
-    let name = match table.get::<String>("name")? {
+    let kind = table.read(&KIND)?;
+    let name = match table.read(&NAME)? {
         Some(name) => name,
         None if kind == DeviceKind::Mlx5 => format!("mlx5_{index}"),
         None => format!("mana{index}"),
@@ -298,7 +491,7 @@ fn device(
     if so_far.devices.iter().any(|other| other.name == name) {
         return Err(table.error_in("name", format!("there is a device {name} already")));
     }
-    let pci = match table.parsed::<Pci>("pci", "a PCI address such as \"0000:00:05.0\"")? {
+    let pci = match table.read(&PCI)? {
         Some(Pci(address)) => address,
         None => format!("0000:00:{:02x}.0", 0x10 + index),
     };
@@ -309,13 +502,13 @@ fn device(
         name,
         kind,
         pci,
-        numa_node: table.integer("numa_node", -1..=1023)?.unwrap_or(-1),
+        numa_node: table.read(&NUMA_NODE)?,
         ports: Vec::new(),
-        max_queue: table.integer("max_queue", 64..=65_536)?.unwrap_or(8192),
-        coalesce: kind == DeviceKind::Mana && table.get("coalesce")?.unwrap_or(false),
+        max_queue: table.read(&MAX_QUEUE)?,
+        coalesce: kind == DeviceKind::Mana && table.read(&COALESCE)?,
         mlx5: mlx5(table, kind, so_far.write_abi)?,
     };
-    let ports = table.tables("port")?;
+    let ports = table.subtables(&PORT)?;
     if ports.len() > 8 {
         return Err(table.error_in("port", "a device has at most 8 ports"));
     }
@@ -350,19 +543,17 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
         steering: SteeringSpec::of(Class::ConnectX6Dx),
     };
     if kind == DeviceKind::Mlx5 {
-        spec.cqe_version = table.integer("cqe_version", 0..=1)?.unwrap_or(1);
+        spec.cqe_version = table.read(&CQE_VERSION)?;
         // A kernel without the ioctl form has no such objects.
-        let pages = table.choice("doorbell_pages", &[("objects", true), ("static", false)])?;
-        spec.dynamic_pages = pages.unwrap_or(!write_abi);
-        let inline = [("none", MinInline::None), ("l2", MinInline::L2), ("l2-unreported", MinInline::UnreportedL2)];
-        spec.min_inline = table.choice("min_inline", &inline)?.unwrap_or(MinInline::None);
-        spec.compression = table.get("compression")?.unwrap_or(true);
-        spec.multi_packet = table.get("multi_packet")?.unwrap_or(true);
-        spec.striding = table.get("striding")?.unwrap_or(true);
-        spec.var = table.get("var")?.unwrap_or(true);
-        spec.class = table.choice("class", Class::NAMES)?.unwrap_or(Class::ConnectX6Dx);
+        spec.dynamic_pages = table.read(&DOORBELL_PAGES)?.unwrap_or(!write_abi);
+        spec.min_inline = table.read(&MIN_INLINE)?;
+        spec.compression = table.read(&COMPRESSION)?;
+        spec.multi_packet = table.read(&MULTI_PACKET)?;
+        spec.striding = table.read(&STRIDING)?;
+        spec.var = table.read(&VAR)?;
+        spec.class = table.read(&CLASS)?;
         spec.steering = SteeringSpec::of(spec.class);
-        if let Some(table) = table.table("steering")? {
+        if let Some(table) = table.subtable(&connectx::STEERING)? {
             spec.steering.read(&table)?;
             table.finish()?;
         }
@@ -370,40 +561,29 @@ fn mlx5(table: &Settings<'_>, kind: DeviceKind, write_abi: bool) -> Result<Mlx5S
     Ok(spec)
 }
 
-/// Returns the largest MTU that the kernel's driver accepts.
-fn max_mtu(kind: DeviceKind) -> i64 {
-    match kind {
-        DeviceKind::Mana => 9000,
-        DeviceKind::Mlx5 => 9978,
-    }
-}
+/// Largest MTU that the kernel's drivers accept, in bytes.
+const MAX_MTU: i64 = 9978;
+/// That of MANA.
+const MAX_MTU_MANA: u32 = 9000;
 
 fn port(table: &Settings<'_>, kind: DeviceKind, device: usize, port: usize, netdev: usize) -> Result<PortSpec> {
-    let mac = table.parsed::<Mac>("mac", "a unicast address such as \"02:00:00:00:01:01\"")?;
-    let link = table.parsed::<LinkSpec>(
-        "link",
-        "none, loop, sink, generator, cable:NAME, tap:INTERFACE, veth:INTERFACE or pcap:FILE",
-    )?;
-    let share = |key| -> Result<f64> {
-        match table.get::<f64>(key)? {
-            None => Ok(0.0),
-            Some(share) if (0.0..=1.0).contains(&share) => Ok(share),
-            Some(share) => Err(table.error_in(key, format!("found {share}, expected a share from 0 to 1"))),
-        }
-    };
+    let mtu = table.read(&MTU)?;
+    if kind == DeviceKind::Mana && mtu > MAX_MTU_MANA {
+        return Err(table.error_in(&MTU, format!("found {mtu}, a mana has at most {MAX_MTU_MANA}")));
+    }
     Ok(PortSpec {
-        netdev: table.get::<String>("netdev")?.unwrap_or_else(|| format!("nic{netdev}")),
-        mac: mac.map_or([2, 0, 0, 0, device as u8 + 1, port as u8 + 1], |Mac(mac)| mac),
-        mtu: table.integer("mtu", 576..=max_mtu(kind))?.unwrap_or(9000),
-        link: link.unwrap_or(LinkSpec::None),
+        netdev: table.read(&NETDEV)?.unwrap_or_else(|| format!("nic{netdev}")),
+        mac: table.read(&MAC)?.map_or([2, 0, 0, 0, device as u8 + 1, port as u8 + 1], |Mac(mac)| mac),
+        mtu,
+        link: table.read(&LINK)?.unwrap_or(LinkSpec::None),
         impair: Impairments {
-            lose: share("lose")?,
-            duplicate: share("duplicate")?,
-            corrupt: share("corrupt")?,
-            reorder: share("reorder")?,
+            lose: table.read(&LOSE)?,
+            duplicate: table.read(&DUPLICATE)?,
+            corrupt: table.read(&CORRUPT)?,
+            reorder: table.read(&REORDER)?,
         },
-        own_address_only: table.get("own_address_only")?.unwrap_or(false),
-        source_check: table.get("source_check")?.unwrap_or(false),
+        own_address_only: table.read(&OWN_ADDRESS_ONLY)?,
+        source_check: table.read(&SOURCE_CHECK)?,
     })
 }
 
@@ -529,7 +709,7 @@ mod tests {
             message(&format!("{port}lnk = 'sink'\n"))
                 .ends_with("device[0].port[0].lnk: unknown key; did you mean \"link\"?")
         );
-        assert!(message(&format!("{port}lose = 2\n")).contains("found 2, expected a share from 0 to 1"));
+        assert!(message(&format!("{port}lose = 2\n")).contains("found 2, expected a number from 0 to 1"));
         assert!(message(&format!("{port}mac = '03:00:00:00:00:01'\n")).contains("a unicast address"));
         let twice = |key: &str| format!("{port}{key}\n[[device.port]]\n{key}\n");
         assert!(

@@ -6,13 +6,14 @@ use wirepath_settings::{Form, KeySpec};
 
 use super::{Listed, Missing, Reference, describe};
 
-/// Returns a page with all tables. `command` is the command that writes the page, for its readers.
-pub fn page(reference: &Reference, command: &str) -> String {
+/// Returns a page with all tables. `title` is its heading, `file` says what the tables are in, and `command` writes the
+/// page.
+pub fn page(reference: &Reference, title: &str, file: &str, command: &str) -> String {
     let mut page = format!(
-        "# Configuration\n\n\
-         This page describes every table and key of a configuration. Do not edit it: this command writes it.\n\n\
+        "# {title}\n\n\
+         This page describes every table and key of {file}. Do not edit it: this command writes it.\n\n\
          ```bash\n{command}\n```\n\n\
-         A configuration is a file in TOML. Unknown keys and wrong values are errors, and one run reports all of \
+         It is a file in TOML. Unknown keys and wrong values are errors, and one run reports all of \
          them.\n\
          A key that is left out has the value in the column \"Default\", or the meaning that it states.\n\n\
          | Table | Content |\n|---|---|\n"

@@ -46,6 +46,9 @@ impl Reference {
     pub fn new(programs: &[(&'static str, &'static ConfigTable)]) -> Self {
         let mut tables: Vec<Listed> = Vec::new();
         for (program, top) in programs {
+            if !top.keys.is_empty() {
+                tables.push(Listed { path: String::new(), also: Vec::new(), programs: vec![*program], table: top });
+            }
             for (path, table) in top.all_tables() {
                 let Some(at) = tables.iter().position(|listed| std::ptr::eq(listed.table, table)) else {
                     tables.push(Listed { path, also: Vec::new(), programs: vec![*program], table });
@@ -92,6 +95,7 @@ impl Reference {
             let keys = listed.table.keys.iter().map(|key| key.name());
             names.extend([listed.path.clone(), listed.table.name.to_owned()]);
             names.extend(keys.flat_map(|key| [key.to_owned(), format!("{}.{key}", listed.path)]));
+            names.retain(|name| !name.is_empty() && !name.starts_with('.'));
         }
         let known: Vec<&str> = names.iter().map(String::as_str).collect();
         // The table of a name with a dot may be right, and its key misspelt.
@@ -147,9 +151,10 @@ impl Listed {
         std::iter::once(self.path.as_str()).chain(self.also.iter().map(String::as_str))
     }
 
-    /// The heading of the table as a configuration has it.
+    /// The heading of the table as a configuration has it; a text for the keys outside of tables.
     pub fn heading(&self) -> String {
         match self.table.written {
+            Written::Once if self.path.is_empty() => "Keys before the first table".to_owned(),
             Written::Once => format!("[{}]", self.path),
             Written::Repeated => format!("[[{}]]", self.path),
             Written::InlineList => format!("{} = [{{ ... }}, ...]", self.path),
