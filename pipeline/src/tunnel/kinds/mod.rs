@@ -3,10 +3,10 @@
 //! A kind describes only its own header. All else is common to the kinds:
 //!
 //! - Outer headers are a template, [`OuterHeaders`](wirepath_wire::build::OuterHeaders). The gateway builds it from
-//!   addresses and the bytes of [`TunnelKind::write`], the action `encap` of flow rules from the bytes of the rule.
-//! - The gateway checks received headers by [`TunnelKind::parse`]. The action `decap` uses [`payload_offset`].
-//! - Headers of the form [`PlainHeader`] take the gateway's fast path for received packets.
-//! - A NIC decapsulates what [`TunnelKind::match_item`] matches.
+//!   addresses and the bytes of `TunnelKind::write`, the action `encap` of flow rules from the bytes of the rule.
+//! - The gateway checks received headers by `TunnelKind::parse`. The action `decap` uses `payload_offset`.
+//! - Headers of the form `PlainHeader` take the gateway's fast path for received packets.
+//! - A NIC decapsulates what `TunnelKind::match_item` matches.
 
 use std::fmt;
 use std::net::IpAddr;
