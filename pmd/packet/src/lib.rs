@@ -27,6 +27,7 @@ mod rx_burst;
 mod shared_segment;
 mod simd;
 mod stack;
+pub mod superframe;
 #[cfg(test)]
 mod tests;
 mod tx_burst;

@@ -137,6 +137,13 @@ impl<'a> Segmenter<'a> {
         self.next = self.next.saturating_add(n).min(self.count);
     }
 
+    /// Returns the payload range of the next frame in the superframe; `None` after the last frame.
+    pub fn next_payload(&self) -> Option<Range<usize>> {
+        let start = self.next * self.size;
+        let at = self.inner.payload() + start;
+        (self.next < self.count).then(|| at..at + self.size.min(self.payload_len - start))
+    }
+
     /// Writes the next frame's headers; see [`Segmenter::next_with`]. The superframe lies in one buffer.
     pub fn next_into(&mut self, out: &mut [u8], frame: &[u8]) -> Option<Result<Segment, SegmentError>> {
         self.next_with(out, |payload| checksum::sum(frame.get(payload).unwrap_or(&[])))
@@ -152,15 +159,11 @@ impl<'a> Segmenter<'a> {
         out: &mut [u8],
         payload_sum: impl FnOnce(Range<usize>) -> Sum,
     ) -> Option<Result<Segment, SegmentError>> {
-        if self.next == self.count {
-            return None;
-        }
+        let payload = self.next_payload()?;
         let start = self.next * self.size;
-        let len = self.size.min(self.payload_len - start);
-        let at = self.inner.payload() + start;
-        let payload = at..at + len;
-        let written =
-            out.get_mut(..self.headers.len()).and_then(|out| self.write(out, start, len, payload_sum(payload.clone())));
+        let written = out
+            .get_mut(..self.headers.len())
+            .and_then(|out| self.write(out, start, payload.len(), payload_sum(payload.clone())));
         if written.is_none() {
             return Some(Err(SegmentError::BufferTooShort));
         }

@@ -1,0 +1,167 @@
+//! Superframes: TCP packets longer than the MTU, which the last device on the way segments (GSO).
+//!
+//! A superframe has [`Flags::TX_SEGMENT`] and a segment size ([`Packet::mss`]). Its TCP checksum holds only the
+//! sum of the pseudo header, as in a `virtio_net_hdr` frame. Tunnel headers in front of it have the lengths of
+//! the whole superframe. [`Cutter`] does in software what the device would do, for all headers.
+
+#![deny(unsafe_code)]
+
+use wirepath_wire::checksum::{self, Sum};
+use wirepath_wire::segment::{SegmentError, Segmenter};
+use wirepath_wire::{HeaderOffsets, L4Type, Parsed, Parser, Tunnels};
+
+use crate::drops::DropReason;
+use crate::offload::Flags;
+use crate::{Packet, Pool};
+
+/// Requests that segmentation in software settles.
+const SETTLED: Flags = Flags::TX_SEGMENT
+    .with(Flags::TX_L3_CHECKSUM)
+    .with(Flags::TX_L4_CHECKSUM)
+    .with(Flags::TX_OUTER_L3_CHECKSUM)
+    .with(Flags::TX_OUTER_L4_CHECKSUM);
+
+/// Parses the headers of a packet whose innermost TCP header, or UDP header at `l4`, is to be segmented.
+///
+/// `l4` is the offset of the layer-4 header, if the caller knows it. VXLAN and GENEVE are recognised on every UDP
+/// port: the request to segment shows that a tunnel is there. Returns `None` if the packet has no such header.
+pub fn parse(packet: &Packet, l4: Option<usize>) -> Option<Parsed> {
+    parse_head(packet.data(), packet.len(), l4)
+}
+
+/// Does the same as [`parse`] for a frame of `len` bytes, of which `head` has at least all headers.
+pub fn parse_head(head: &[u8], len: usize, l4: Option<usize>) -> Option<Parsed> {
+    let parser = Parser { verify_ipv4: false, ..Parser::default() };
+    let parsed = parser.parse_chain(head, len).ok()?;
+    let outer = parsed.outer();
+    let is_inside = l4.is_none_or(|l4| l4 > outer.l4());
+    if parsed.inner().is_none() && outer.l4_type() == L4Type::Udp && is_inside {
+        let udp = udp_header(head, outer)?;
+        let port = Some(u16::from_be_bytes([udp[2], udp[3]]));
+        // Bytes 2 and 3 are the EtherType of the payload in GENEVE (RFC 8926 section 3.4), and zero in VXLAN
+        // (RFC 7348 section 5).
+        let ethertype = head.get(outer.l4() + 8 + 2..)?.first_chunk().copied().map(u16::from_be_bytes);
+        let tunnels = match ethertype? {
+            0 => Tunnels::NONE.with_vxlan(port),
+            _ => Tunnels::NONE.with_geneve(port),
+        };
+        return Parser { tunnels, ..parser }.parse_chain(head, len).ok();
+    }
+    Some(parsed)
+}
+
+/// Returns the outer or inner UDP header in the first buffer of a packet, whose payload may lie in further ones.
+pub fn udp_header<'a>(head: &'a [u8], layers: &HeaderOffsets) -> Option<&'a [u8; 8]> {
+    head.get(layers.l4()..).filter(|_| layers.l4_type() == L4Type::Udp)?.first_chunk()
+}
+
+/// Returns the flags of a TCP header in the first buffer of a packet, whose payload may lie in further ones.
+pub fn tcp_flags(packet: &Packet, layers: &HeaderOffsets) -> Option<u8> {
+    /// Offset of the flags in the header (RFC 9293 section 3.1).
+    const FLAGS: usize = 13;
+    packet.data().get(layers.l4() + FLAGS).filter(|_| layers.l4_type() == L4Type::Tcp).copied()
+}
+
+/// Returns the length in bytes of the longest frame that a device makes of the packet. For a packet that is no
+/// superframe that is its own length.
+#[inline]
+pub fn longest_frame(packet: &Packet) -> usize {
+    if packet.flags().contains(Flags::TX_SEGMENT) { longest_segment(packet) } else { packet.len() }
+}
+
+#[cold]
+fn longest_segment(packet: &Packet) -> usize {
+    match parse(packet, None) {
+        Some(parsed) => packet.len().min(parsed.innermost().payload() + usize::from(packet.mss())),
+        None => packet.len(),
+    }
+}
+
+/// Cuts one packet into frames, one at a time.
+#[derive(Debug)]
+pub struct Cutter {
+    packet: Packet,
+    parsed: Parsed,
+    l4: usize,
+    next: usize,
+    count: usize,
+}
+
+impl Cutter {
+    /// Prepares to cut `packet` at its innermost TCP header, or at the layer-4 header at offset `l4`.
+    ///
+    /// Returns the packet and the reason of its drop if it cannot be cut.
+    pub fn new(packet: Packet, l4: Option<usize>) -> Result<Self, (Packet, DropReason)> {
+        let Some(parsed) = parse(&packet, l4) else { return Err((packet, DropReason::KernelOffload)) };
+        let l4 = l4.unwrap_or_else(|| parsed.innermost().l4());
+        match Segmenter::new(packet.data(), &parsed, l4, packet.mss()) {
+            Ok(segments) => {
+                let count = segments.remaining();
+                Ok(Self { packet, parsed, l4, next: 0, count })
+            }
+            Err(SegmentError::TooLong) => Err((packet, DropReason::TooLong)),
+            Err(_) => Err((packet, DropReason::KernelOffload)),
+        }
+    }
+
+    /// Number of frames that are left.
+    pub fn remaining(&self) -> usize {
+        self.count - self.next
+    }
+
+    /// Returns the next frame, in buffers of `pool`, with the metadata of the packet. `Err` gives the reason why
+    /// this frame is lost; the one behind it is next. `None` after the last frame.
+    pub fn next_frame(&mut self, pool: &Pool) -> Option<Result<Packet, DropReason>> {
+        if self.next == self.count {
+            return None;
+        }
+        let made = self.make(pool);
+        self.next += 1;
+        Some(made)
+    }
+
+    fn make(&self, pool: &Pool) -> Result<Packet, DropReason> {
+        let head = self.packet.data();
+        let mut segments =
+            Segmenter::new(head, &self.parsed, self.l4, self.packet.mss()).map_err(|_| DropReason::KernelOffload)?;
+        segments.skip(self.next);
+        let payload = segments.next_payload().ok_or(DropReason::KernelOffload)?;
+        let header_len = segments.header_len();
+        let mut frame = pool.take().ok_or(DropReason::NoBuffer)?;
+        frame.append(header_len).ok_or(DropReason::KernelOffload)?;
+        let mut left = payload.len();
+        for part in parts_from(&self.packet, payload.start) {
+            let part = &part[..part.len().min(left)];
+            if !frame.extend_from_slice(part, pool) {
+                return Err(DropReason::NoBuffer);
+            }
+            left -= part.len();
+            if left == 0 {
+                break;
+            }
+        }
+        let (mut sum, mut at) = (Sum::ZERO, 0);
+        for part in parts_from(&frame, header_len) {
+            sum = sum.and_at(at, checksum::sum(part));
+            at += part.len();
+        }
+        match segments.next_with(frame.data_mut(), |_| sum) {
+            Some(Ok(_)) if left == 0 => {}
+            _ => return Err(DropReason::KernelOffload),
+        }
+        frame.copy_metadata(&self.packet);
+        frame.set_flags(self.packet.flags().without(SETTLED));
+        frame.set_mss(0);
+        Ok(frame)
+    }
+}
+
+/// Iterates over the bytes of a packet from an offset on.
+pub fn parts_from(packet: &Packet, offset: usize) -> impl Iterator<Item = &[u8]> {
+    let mut skip = offset;
+    packet.segments().filter_map(move |segment| {
+        let part = segment.get(skip..);
+        skip = skip.saturating_sub(segment.len());
+        part.filter(|part| !part.is_empty())
+    })
+}
