@@ -76,12 +76,13 @@ pub struct QueueCounters {
     pub empty: Counter,
     /// Packets whose checksum the kernel had left to a device, and which the driver completed in software.
     pub completed_checksums: Counter,
-    /// GSO packets that the driver segmented into frames.
+    /// Superframes that were segmented into frames: by the driver (receive), or by the port in software (transmit).
     pub segmented: Counter,
     /// Packets copied into or out of the pool: their region is not registered, or the device has no
     /// scatter-gather.
     pub copied: Counter,
-    /// Packets in addition to those that arrived or were handed over: duplicates of injected faults.
+    /// Packets in addition to those that arrived or were handed over: duplicates of injected faults, and further
+    /// frames of superframes that the port cuts.
     pub injected_copies: Counter,
     /// Packets that waited in the queue (receive), or in the device (transmit), when its worker last looked.
     pub waiting: Gauge,

@@ -493,6 +493,10 @@ impl TxDriver for FaultyTx {
         Some(self.inner.in_flight()?.saturating_add((self.line.len() + self.outgoing.len()) as u32))
     }
 
+    fn segments(&self, packet: &Packet) -> bool {
+        self.inner.segments(packet)
+    }
+
     fn count_lost(&mut self) {
         self.drop_rest(DropReason::DeviceLost);
         self.inner.count_lost();

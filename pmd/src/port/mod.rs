@@ -11,6 +11,7 @@
 mod capabilities;
 mod error;
 pub mod faults;
+mod gso;
 #[cfg_attr(not(feature = "nic"), allow(dead_code, reason = "ports that are not NICs use a part"))]
 mod handoff;
 pub mod hardware;
@@ -253,6 +254,7 @@ pub struct ConfiguredPort {
     name: String,
     device: Box<dyn Device>,
     config: PortConfig,
+    software_gso: bool,
 }
 
 /// Started port without its queues, which workers own.
@@ -260,6 +262,7 @@ pub struct Port {
     name: String,
     device: Box<dyn Device>,
     config: PortConfig,
+    software_gso: bool,
     presence: Presence,
     rx: Vec<QueueSlot<Box<dyn RxDriver>>>,
     tx: Vec<QueueSlot<Box<dyn TxDriver>>>,
@@ -300,7 +303,7 @@ impl OpenPort {
     /// Checks the configuration against the capabilities.
     pub fn configure(mut self, config: PortConfig) -> Result<ConfiguredPort, PortError> {
         self.device.check(&config)?;
-        Ok(ConfiguredPort { name: self.name, device: self.device, config })
+        Ok(ConfiguredPort { name: self.name, device: self.device, config, software_gso: false })
     }
 }
 
@@ -310,14 +313,25 @@ impl ConfiguredPort {
         self.device.capabilities()
     }
 
+    /// Segments superframes in software that the device does not segment. For ports to which packets of a port
+    /// with [`Offloads::RX_SUPERFRAMES`] may go.
+    pub fn segment_superframes(&mut self) {
+        self.software_gso = true;
+    }
+
     /// Starts the port and splits it into its queues.
     pub fn start(mut self) -> Result<StartedPort, PortError> {
         let queues = self.device.start(&self.config)?;
         let (id, name) = (self.config.id, &self.name);
         let rx: Vec<RxQueue> =
             queues.rx.into_iter().enumerate().map(|(i, q)| RxQueue::new(q, id, i as u16, name)).collect();
-        let tx: Vec<TxQueue> =
-            queues.tx.into_iter().enumerate().map(|(i, q)| TxQueue::new(q, id, i as u16, name)).collect();
+        let pool = self.software_gso.then_some(&self.config.pool);
+        let device_segments = self.device.capabilities().offloads.contains(Offloads::TX_SEGMENT);
+        let tx_queue = |(i, driver)| {
+            let queue = TxQueue::new(driver, id, i as u16, name);
+            if let Some(pool) = pool { queue.with_software_gso(pool, device_segments) } else { queue }
+        };
+        let tx: Vec<TxQueue> = queues.tx.into_iter().enumerate().map(tx_queue).collect();
         let port = Port {
             presence: Presence::Present,
             rx: rx.iter().map(|q| slot(q.counters(), q.handoff())).collect(),
@@ -325,6 +339,7 @@ impl ConfiguredPort {
             name: self.name,
             device: self.device,
             config: self.config,
+            software_gso: self.software_gso,
         };
         Ok(StartedPort { port, rx, tx })
     }
@@ -443,7 +458,8 @@ impl Port {
         if running {
             self.device.stop(queues)?;
         }
-        Ok(ConfiguredPort { name: self.name, device: self.device, config: self.config })
+        let Self { name, device, config, software_gso, .. } = self;
+        Ok(ConfiguredPort { name, device, config, software_gso })
     }
 }
 

@@ -3,10 +3,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::PortId;
+use super::gso::SoftwareGso;
 use super::handoff::RingHandoff;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::{Batch, Packet};
+use wirepath_packet::{Batch, Packet, Pool};
 
 /// Receive queue, as implemented by a driver. Programs use [`RxQueue`].
 pub trait RxDriver: Send {
@@ -59,6 +60,14 @@ pub trait TxDriver: Send {
         None
     }
 
+    /// Returns true if the queue sends this packet, which has [`wirepath_packet::offload::Flags::TX_SEGMENT`], and
+    /// segments it or has it segmented. The port segments others in software, except for plain TCP if the device has
+    /// [`super::Offloads::TX_SEGMENT`].
+    fn segments(&self, packet: &Packet) -> bool {
+        let _ = packet;
+        false
+    }
+
     /// Counts the packets that the device accepted and will never send, because it is gone.
     fn count_lost(&mut self) {}
 
@@ -92,6 +101,8 @@ pub struct RxQueue {
 pub struct TxQueue {
     /// `None` while the device is lost.
     inner: Option<Box<dyn TxDriver>>,
+    /// Present if superframes may reach the queue.
+    gso: Option<Box<SoftwareGso>>,
     handoff: Arc<TxHandoff>,
     counters: Arc<QueueCounters>,
     port: PortId,
@@ -166,7 +177,14 @@ impl RxQueue {
 impl TxQueue {
     pub(crate) fn new(inner: Box<dyn TxDriver>, port: PortId, index: u16, name: &str) -> Self {
         let counters = Arc::clone(inner.counters());
-        Self { inner: Some(inner), handoff: Arc::new(RingHandoff::new()), counters, port, index, name: name.to_owned() }
+        let handoff = Arc::new(RingHandoff::new());
+        Self { inner: Some(inner), gso: None, handoff, counters, port, index, name: name.to_owned() }
+    }
+
+    /// Segments superframes that the driver does not segment, in buffers of `pool`.
+    /// `device_segments`: the device segments TCP outside tunnels.
+    pub(super) fn with_software_gso(self, pool: &Pool, device_segments: bool) -> Self {
+        Self { gso: Some(Box::new(SoftwareGso::new(pool.clone(), device_segments))), ..self }
     }
 
     /// Transmits packets from the front of `batch` and leaves those that the device does not accept now.
@@ -177,9 +195,10 @@ impl TxQueue {
         let before = batch.len();
         if before > 0 {
             self.sync();
-            match &mut self.inner {
-                Some(inner) => inner.transmit(batch),
-                None => {
+            match (&mut self.inner, &mut self.gso) {
+                (Some(inner), None) => inner.transmit(batch),
+                (Some(inner), Some(gso)) => gso.transmit(&mut **inner, batch),
+                (None, _) => {
                     self.counters.drops.add(DropReason::DeviceLost, before as u64);
                     batch.clear();
                 }
@@ -192,8 +211,10 @@ impl TxQueue {
     #[inline]
     pub fn reclaim(&mut self) {
         self.sync();
-        if let Some(inner) = &mut self.inner {
-            inner.reclaim();
+        match (&mut self.inner, &mut self.gso) {
+            (Some(inner), None) => inner.reclaim(),
+            (Some(inner), Some(gso)) => gso.reclaim(&mut **inner),
+            (None, _) => {}
         }
     }
 
@@ -211,12 +232,25 @@ impl TxQueue {
         if let Some(inner) = &mut self.inner {
             inner.count_lost();
         }
+        self.drop_held(DropReason::DeviceLost);
         self.handoff.poll(&mut self.inner);
     }
 
     /// Returns the number of packets that the device still holds; see [`TxDriver::in_flight`].
     pub fn in_flight(&self) -> Option<u32> {
-        self.inner.as_ref()?.in_flight()
+        let held = self.gso.as_ref().map_or(0, |gso| gso.held() as u32);
+        match self.inner.as_ref()?.in_flight() {
+            None if held == 0 => None,
+            in_flight => Some(in_flight.unwrap_or(0) + held),
+        }
+    }
+
+    /// Drops the frames of superframes that the driver has not accepted.
+    fn drop_held(&mut self, reason: DropReason) {
+        if let Some(gso) = &mut self.gso {
+            let n = gso.clear();
+            self.counters.drops.add(reason, n as u64);
+        }
     }
 
     /// Copies [`Self::in_flight`] to the counters.
@@ -233,7 +267,8 @@ impl TxQueue {
         &self.handoff
     }
 
-    pub(super) fn into_inner(self) -> Option<Box<dyn TxDriver>> {
+    pub(super) fn into_inner(mut self) -> Option<Box<dyn TxDriver>> {
+        self.drop_held(DropReason::Stopping);
         self.inner
     }
 }

@@ -1,0 +1,252 @@
+//! Segmentation in software for transmit queues whose device does not segment a superframe.
+
+use wirepath_packet::offload::Flags;
+use wirepath_packet::superframe::{self, Cutter};
+use wirepath_packet::{Batch, HeaderLengths, Packet, Pool};
+use wirepath_wire::L4Type;
+use wirepath_wire::tcp::flags::CWR;
+
+use super::TxDriver;
+
+/// Cuts superframes in front of a driver. It holds at most one superframe and one batch of frames.
+pub(super) struct SoftwareGso {
+    pool: Pool,
+    /// The device segments plain TCP.
+    device_segments: bool,
+    cutting: Option<Cutter>,
+    /// Frames that the driver has not accepted yet. They go before all others.
+    staged: Batch,
+}
+
+impl SoftwareGso {
+    pub(super) fn new(pool: Pool, device_segments: bool) -> Self {
+        Self { pool, device_segments, cutting: None, staged: Batch::new() }
+    }
+
+    /// Returns whether the packet must be cut before the driver gets it. Else its header lengths are right.
+    fn must_cut(&self, driver: &dyn TxDriver, packet: &mut Packet) -> bool {
+        if !packet.flags().contains(Flags::TX_SEGMENT) || driver.segments(packet) {
+            return false;
+        }
+        // Every NIC segments TCP outside tunnels and without ECN marking.
+        let Some(parsed) = superframe::parse(packet, None).filter(|_| self.device_segments) else { return true };
+        let layers = parsed.outer();
+        let is_plain = parsed.inner().is_none() && layers.l4_type() == L4Type::Tcp;
+        let is_marked = superframe::tcp_flags(packet, layers).is_none_or(|flags| flags & CWR != 0);
+        let lengths = HeaderLengths::from(&parsed);
+        packet.set_header_lengths(lengths);
+        !is_plain || is_marked || lengths.l4_len == 0
+    }
+
+    /// Returns the number of frames that the driver has not accepted yet.
+    pub(super) fn held(&self) -> usize {
+        self.staged.len() + self.cutting.as_ref().map_or(0, Cutter::remaining)
+    }
+
+    /// Transmits like [`TxDriver::transmit`]. A superframe that the driver does not segment is taken and cut.
+    #[inline]
+    pub(super) fn transmit(&mut self, driver: &mut dyn TxDriver, batch: &mut Batch) {
+        let any = batch.iter().fold(false, |any, packet| any | packet.flags().contains(Flags::TX_SEGMENT));
+        if !any && self.held() == 0 {
+            return driver.transmit(batch);
+        }
+        self.transmit_slow(driver, batch);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn transmit_slow(&mut self, driver: &mut dyn TxDriver, batch: &mut Batch) {
+        loop {
+            if !self.staged.is_empty() {
+                driver.transmit(&mut self.staged);
+                if !self.staged.is_empty() {
+                    return;
+                }
+            }
+            if self.cutting.is_some() {
+                self.cut(driver);
+                continue;
+            }
+            let run = batch.iter_mut().position(|packet| self.must_cut(driver, packet)).unwrap_or(batch.len());
+            if run == batch.len() {
+                if run > 0 {
+                    driver.transmit(batch);
+                }
+                return;
+            }
+            if run > 0 {
+                let staged = &mut self.staged;
+                batch.drain_front(run, |packet| _ = staged.push(packet));
+                continue;
+            }
+            let (cutting, counters) = (&mut self.cutting, driver.counters());
+            batch.drain_front(1, |packet| match Cutter::new(packet, None) {
+                Ok(cutter) => {
+                    counters.segmented.add(1);
+                    // One of the frames stands for the superframe.
+                    counters.injected_copies.add(cutter.remaining().saturating_sub(1) as u64);
+                    *cutting = Some(cutter);
+                }
+                Err((_, reason)) => counters.drops.add(reason, 1),
+            });
+        }
+    }
+
+    /// Fills the empty batch of staged frames from the superframe.
+    fn cut(&mut self, driver: &mut dyn TxDriver) {
+        let Some(cutter) = &mut self.cutting else { return };
+        while !self.staged.is_full() {
+            match cutter.next_frame(&self.pool) {
+                Some(Ok(frame)) => _ = self.staged.push(frame),
+                Some(Err(reason)) => driver.counters().drops.add(reason, 1),
+                None => {
+                    self.cutting = None;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends frames that the driver did not accept before.
+    #[inline]
+    pub(super) fn reclaim(&mut self, driver: &mut dyn TxDriver) {
+        driver.reclaim();
+        if self.held() > 0 {
+            self.transmit_slow(driver, &mut Batch::new());
+        }
+    }
+
+    /// Drops all frames; returns their number.
+    pub(super) fn clear(&mut self) -> usize {
+        let held = self.held();
+        self.cutting = None;
+        self.staged.clear();
+        held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::Any;
+    use std::sync::Arc;
+
+    use wirepath_packet::PortId;
+    use wirepath_packet::counters::QueueCounters;
+    use wirepath_packet::drops::DropReason;
+
+    use super::super::TxQueue;
+    use super::*;
+
+    /// Accepts a few packets in each call, and keeps their bytes.
+    struct Slow {
+        most: usize,
+        sent: std::sync::mpsc::Sender<Vec<u8>>,
+        counters: Arc<QueueCounters>,
+    }
+
+    impl TxDriver for Slow {
+        fn transmit(&mut self, batch: &mut Batch) {
+            let n = self.most.min(batch.len());
+            batch.drain_front(n, |packet| {
+                assert!(!packet.flags().contains(Flags::TX_SEGMENT));
+                self.sent.send(packet.segments().flatten().copied().collect()).unwrap();
+            });
+            self.counters.packets.add(n as u64);
+        }
+
+        fn counters(&self) -> &Arc<QueueCounters> {
+            &self.counters
+        }
+
+        fn set_counters(&mut self, counters: Arc<QueueCounters>) {
+            self.counters = counters;
+        }
+
+        fn into_any(self: Box<Self>) -> Box<dyn Any> {
+            self
+        }
+    }
+
+    /// IPv4 and TCP with `len` bytes of payload.
+    fn tcp(pool: &Pool, len: usize) -> Packet {
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+        frame.extend([0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        frame[16..18].copy_from_slice(&(40 + len as u16).to_be_bytes());
+        frame.extend([0, 7, 0, 9, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x10, 0, 9, 0, 0, 0, 0]);
+        frame.extend((0..len).map(|i| (i / 100) as u8));
+        let mut packet = pool.take().unwrap();
+        assert!(packet.extend_from_slice(&frame, pool));
+        packet
+    }
+
+    fn superframe(pool: &Pool, len: usize, mss: u16) -> Packet {
+        let mut packet = tcp(pool, len);
+        packet.set_mss(mss);
+        packet.set_flags(Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM));
+        packet
+    }
+
+    fn queue(pool: &Pool, most: usize) -> (TxQueue, std::sync::mpsc::Receiver<Vec<u8>>) {
+        let (sent, frames) = std::sync::mpsc::channel();
+        let driver = Slow { most, sent, counters: Arc::default() };
+        (TxQueue::new(Box::new(driver), PortId::new(0), 0, "p").with_software_gso(pool, false), frames)
+    }
+
+    #[test]
+    fn superframes_are_cut_in_order_between_other_packets() {
+        let pool = Pool::new("gso", 512).unwrap();
+        let (mut queue, frames) = queue(&pool, 3);
+        let mut batch = Batch::new();
+        let _ = batch.push(tcp(&pool, 1));
+        let _ = batch.push(superframe(&pool, 25_000, 250));
+        let _ = batch.push(tcp(&pool, 2));
+        for _ in 0..100 {
+            queue.transmit(&mut batch);
+            queue.reclaim();
+        }
+        assert!(batch.is_empty() && queue.in_flight().is_none());
+        let frames: Vec<_> = frames.try_iter().collect();
+        let lengths: Vec<_> = frames.iter().map(Vec::len).collect();
+        assert_eq!((lengths[0], lengths[101], frames.len()), (55, 56, 102));
+        assert!(lengths[1..101].iter().all(|len| *len == 54 + 250), "{lengths:?}");
+        let payload: Vec<u8> = frames[1..101].iter().flat_map(|frame| &frame[54..]).copied().collect();
+        assert!(payload.iter().enumerate().all(|(i, byte)| *byte == (i / 100) as u8));
+        for (i, frame) in frames[1..101].iter().enumerate() {
+            assert_eq!(frame[38..42], (1 + 250 * i as u32).to_be_bytes());
+            assert!(wirepath_wire::checksum::sum(&frame[14..34]).is_valid());
+        }
+        let counters = queue.counters();
+        assert_eq!((counters.segmented.get(), counters.injected_copies.get()), (1, 99));
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn lost_frames_are_counted() {
+        let pool = Pool::new("gso", 12).unwrap();
+        let (mut queue, frames) = queue(&pool, 64);
+        let mut batch = Batch::new();
+        // Four buffers hold the superframe, and eight hold eight of its 40 frames.
+        let _ = batch.push(superframe(&pool, 8000, 200));
+        queue.transmit(&mut batch);
+        let sent = frames.try_iter().count();
+        let count = |reason| queue.counters().drops.get(reason) as usize;
+        assert!(sent > 0 && sent < 40, "{sent}");
+        assert_eq!(sent + count(DropReason::NoBuffer), 40);
+        let _ = batch.push(superframe(&pool, 800, 0));
+        queue.transmit(&mut batch);
+        assert_eq!(queue.counters().drops.get(DropReason::KernelOffload), 1);
+        assert_eq!((batch.len(), pool.outstanding()), (0, 0));
+    }
+
+    #[test]
+    fn frames_of_a_lost_device_are_dropped() {
+        let pool = Pool::new("gso", 64).unwrap();
+        let (mut queue, frames) = queue(&pool, 1);
+        let mut batch = Batch::new();
+        let _ = batch.push(superframe(&pool, 8000, 200));
+        queue.transmit(&mut batch);
+        assert_eq!((frames.try_iter().count(), queue.in_flight()), (1, Some(39)));
+        drop(queue.into_inner());
+        assert_eq!((batch.len(), pool.outstanding()), (0, 0));
+    }
+}
