@@ -2,7 +2,7 @@ use wirepath_pipeline::tables::{SEGMENT, UNDERLAY};
 use wirepath_pipeline::tunnel::GatewayConfig;
 use wirepath_pipeline::{PortInfo, Runtime};
 use wirepath_pmd::drivers::{DeviceKind, device_kind};
-use wirepath_pmd::port::{Offloads, PortId, VlanTags};
+use wirepath_pmd::port::{PortId, VlanTags};
 use wirepath_settings::{ConfigError, ConfigTable, Source};
 use wirepath_wire::{Parser, Tunnels};
 
@@ -96,7 +96,6 @@ impl Setup {
 
 /// Checks the properties that only open ports have.
 pub fn check_opened(ports: &[PortInfo], gateway: &GatewayConfig) -> Result<(), Failure> {
-    check_superframes(ports)?;
     check_running(ports, gateway)?;
     check_addresses(ports, gateway)
 }
@@ -122,21 +121,6 @@ pub(super) fn check_addresses(ports: &[PortInfo], gateway: &GatewayConfig) -> Re
 pub fn rule_parser(gateway: &GatewayConfig) -> Parser {
     let tunnels = Tunnels::default().with_vxlan(Some(gateway.underlay.udp_port));
     Parser { tunnels, ..Parser::default() }
-}
-
-/// Rejects superframes: no port segments the packets inside a tunnel.
-pub(super) fn check_superframes(ports: &[PortInfo]) -> Result<(), Failure> {
-    match ports
-        .iter()
-        .filter(|port| !port.is_removed)
-        .find(|port| port.capabilities.offloads.contains(Offloads::RX_SUPERFRAMES))
-    {
-        None => Ok(()),
-        Some(PortInfo { name, .. }) => Err(Failure::usage(format!(
-            "port '{name}' has superframes = \"whole\", and the gateway cannot put superframes into tunnels; set \
-             superframes = \"cut\" in [port.tap] of port '{name}'"
-        ))),
-    }
 }
 
 /// Rejects addresses that are also configured in the kernel. The kernel would answer for them with another

@@ -1,6 +1,5 @@
-use wirepath::{AppSettings, Failure};
+use wirepath::AppSettings;
 use wirepath_packet::PortId;
-use wirepath_pipeline::Runtime;
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Integer, Key, Lists, Parsed, Settings, WithDefault};
 
 const MODE: Key<Choice<bool>> = Key::choice(
@@ -60,14 +59,6 @@ impl AppSettings for Mode {
 
     fn read(top: &Settings<'_>, ports: &[String]) -> Result<Self, ConfigError> {
         top.read_table(&L2FWD, |table| Self::read_table(table, ports))
-    }
-
-    fn check_opened(&self, runtime: &Runtime) -> Result<(), Failure> {
-        match self {
-            Self::Pairs { peers, .. } => runtime.check_superframes(|from, to| peers.get(from.index()) == Some(&to))?,
-            Self::Bridge { .. } => runtime.check_superframes(|_, _| true)?,
-        }
-        Ok(())
     }
 }
 

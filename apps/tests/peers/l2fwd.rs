@@ -55,8 +55,8 @@ pub(crate) fn joins_a_pair(variant: Variant) {
     let (sent, received) = crate::tcp::transfer(&star.hosts[1], &star.hosts[0], &address(variant, 0), 64 << 20);
     assert_eq!(sent, received);
     let summary = l2fwd.stop();
-    assert!(summary.number("rx_packets") > (64 << 20) / 1500, "{}", summary.json);
-    assert!(summary.number("tx_packets") > (64 << 20) / 1500, "{}", summary.json);
+    assert!(summary.number("rx_bytes") > (64 << 20), "{}", summary.json);
+    assert!(summary.number("tx_bytes") > (64 << 20), "{}", summary.json);
 }
 
 /// A learning bridge of three ports: all hosts reach each other, and frames to a known address are not

@@ -24,6 +24,7 @@ mod ping;
 mod program;
 mod reload;
 mod rules;
+mod superframes;
 mod tcp;
 mod underlay;
 mod vlans;
@@ -171,6 +172,48 @@ over! {
     mlx5_segmentation,
     by("mlx5", false),
     cut: crate::l2fwd::superframes_are_cut_by_the_nic;
+}
+frames! {
+    af_packet_superframes_ipv4,
+    Variant { settings: [crate::superframes::WHOLE, ""], ..by("af_packet", false) },
+    vlans: crate::vlans::each_vlan_its_segment;
+    mtu: crate::mtu::too_big_is_refused_and_counted;
+    whole: crate::superframes::pass_whole;
+    l2fwd_pair: crate::l2fwd::joins_a_pair;
+}
+frames! {
+    af_packet_superframes_ipv6,
+    Variant { settings: [crate::superframes::WHOLE, ""], ..by("af_packet", true) },
+    mtu: crate::mtu::too_big_is_refused_and_counted;
+    whole: crate::superframes::pass_whole;
+}
+// Superframes of one port leave by a port that cuts them in software: inside the tunnel, and plain.
+over! {
+    software_gso_in_tunnels,
+    Variant { others: Some("af_packet"), settings: ["", crate::superframes::WHOLE], ..by("af_xdp", false) },
+    tcp: crate::tcp::some_unharmed;
+    cut: crate::superframes::are_cut_in_software;
+}
+over! {
+    software_gso_in_tunnels_ipv6,
+    Variant { others: Some("af_packet"), settings: ["", crate::superframes::WHOLE], ..by("af_xdp", true) },
+    cut: crate::superframes::are_cut_in_software;
+}
+over! {
+    software_gso,
+    Variant { others: Some("af_xdp"), settings: [crate::superframes::WHOLE, ""], ..by("af_packet", true) },
+    tcp: crate::tcp::some_unharmed;
+    cut: crate::superframes::are_cut_in_software;
+}
+over! {
+    tap_superframes_ipv4,
+    Variant { settings: [crate::superframes::WHOLE; 2], ..by("tap", false) },
+    whole: crate::superframes::pass_whole_between_taps;
+}
+over! {
+    tap_superframes_ipv6,
+    Variant { settings: [crate::superframes::WHOLE; 2], ..by("tap", true) },
+    whole: crate::superframes::pass_whole_between_taps;
 }
 frames! {
     mlx5_striding,

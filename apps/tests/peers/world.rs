@@ -86,7 +86,7 @@ impl Variant {
             _ => (self.driver, self.settings[0]),
         };
         let mut text = format!("[[port]]\nname = \"{name}\"\ndriver = \"{driver}\"\ndevice = \"{name}\"\n{keys}\n");
-        if device_of(driver).is_some() {
+        if device_of(driver).is_some() || !settings.is_empty() {
             writeln!(text, "[port.{driver}]\n{settings}\n").expect("a string grows");
         }
         text

@@ -65,7 +65,7 @@ static QUEUES: TableSpec = TableSpec {
             "Packets that waited in the receive queue, or that the device had not sent, when the worker last looked",
         ),
         Column::counter("completed_checksums", Unit::Packets, "Checksums that the driver completed in software"),
-        Column::counter("segmented", Unit::Packets, "Superframes that the driver segmented"),
+        Column::counter("segmented", Unit::Packets, "Superframes that the driver or the port segmented"),
         Column::counter("copied", Unit::Packets, "Packets copied into or out of the pool"),
     ],
 };

@@ -102,20 +102,6 @@ pub enum RuntimeError {
         /// Position of the core in the configuration, if it comes from one.
         position: Option<Span>,
     },
-    /// Superframes may go to a port that cannot segment them.
-    #[error(
-        "port '{from}' has superframes = \"whole\", and its packets may go to port '{to}' (driver {driver}), which \
-         cannot segment TCP; set superframes = \"cut\" in [port.tap] of port '{from}', or use a driver that segments \
-         (mlx5, mana) for port '{to}'"
-    )]
-    Superframes {
-        /// Name of the port that receives superframes.
-        from: String,
-        /// Name of the port that cannot segment.
-        to: String,
-        /// Driver of that port.
-        driver: &'static str,
-    },
     /// A new port of a running program would leave the other ports without packet buffers.
     #[error(
         "port '{port}' may need {needed} packet buffers for its rings (queues x depth), and {free} are free; give the \
@@ -150,7 +136,6 @@ impl RuntimeError {
             | Self::TooManyPorts(_)
             | Self::NoWorkers
             | Self::IdleWorkers { .. }
-            | Self::Superframes { .. }
             | Self::NoBuffers { .. }
             | Self::NoCore { .. } => true,
             Self::Start { .. } | Self::Memory(_) | Self::System { .. } => false,
@@ -236,20 +221,6 @@ impl Runtime {
         self.info.iter().find(|port| port.name == name)
     }
 
-    /// Refuses superframes that no port would segment. `may_send` says whether packets of the first port may go to
-    /// the second one.
-    pub fn check_superframes(&self, may_send: impl Fn(PortId, PortId) -> bool) -> Result<(), RuntimeError> {
-        let has = |port: &&PortInfo, offload| port.capabilities.offloads.contains(offload);
-        for from in self.info.iter().filter(|port| has(port, Offloads::RX_SUPERFRAMES)) {
-            let mut others = self.info.iter().filter(|to| to.id != from.id && may_send(from.id, to.id));
-            if let Some(to) = others.find(|to| !has(to, Offloads::TX_SEGMENT)) {
-                let (from, to, driver) = (from.name.clone(), to.name.clone(), to.capabilities.driver);
-                return Err(RuntimeError::Superframes { from, to, driver });
-            }
-        }
-        Ok(())
-    }
-
     /// Returns the epoch domain of the workers, in which [`crate::epoch::Shared`] values are created.
     pub fn domain(&self) -> &Domain {
         &self.domain
@@ -317,7 +288,12 @@ impl Runtime {
 
         let mut ports = Vec::with_capacity(self.ports.len());
         let (mut rx, mut tx) = (Vec::new(), Vec::new());
-        for ((port, info), spans) in self.ports.into_iter().zip(&self.info).zip(&self.spans) {
+        let superframes = |port: &PortInfo| port.capabilities.offloads.contains(Offloads::RX_SUPERFRAMES);
+        let any_superframes = self.info.iter().any(superframes);
+        for ((mut port, info), spans) in self.ports.into_iter().zip(&self.info).zip(&self.spans) {
+            if any_superframes {
+                port.segment_superframes();
+            }
             match port.start() {
                 Ok(started) => {
                     log_started(&started.port);

@@ -230,6 +230,7 @@ impl PortOpener {
         }
         let refused = |error| not_started(&spans, &info.name, error);
         configured.set_rules(rules).map_err(refused)?;
+        configured.segment_superframes();
         let started = configured.start().map_err(refused)?;
         log_started(&started.port);
         Ok(NewPort::new(info, started))

@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
+use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_wire::build::{OuterHeaders, PLAIN_LEN, max_too_big_len, too_big};
 use wirepath_wire::{EtherType, MacAddr};
@@ -32,6 +33,9 @@ const TX_OFFLOADS: Flags = Flags::TX_L3_CHECKSUM
     .with(Flags::TX_OUTER_L3_CHECKSUM)
     .with(Flags::TX_OUTER_L4_CHECKSUM)
     .with(Flags::TX_SEGMENT);
+
+/// Flags of packets for the slow path: a tag in the metadata, and superframes.
+pub(super) const SLOW_FLAGS: Flags = Flags::VLAN.with(Flags::TX_SEGMENT);
 
 /// Reads eight bytes in network order at `at`. The compiler emits one load; combining single bytes would take
 /// eight.
@@ -150,7 +154,7 @@ impl View<'_> {
                     Flow::from_frame(data, packet.len(), &state.parser)
                 }
             };
-            slow |= u64::from(packet.vlan().is_some()) << i;
+            slow |= u64::from(packet.flags().intersects(SLOW_FLAGS)) << i;
             if (src, here) != last {
                 if !src.is_unicast() {
                     slow |= 1 << i;
@@ -382,7 +386,7 @@ impl View<'_> {
             report_next_hop(context, remote);
         }
         let len = packet.len();
-        if len > remote.max_frame {
+        if len > remote.max_frame && longest_frame(&packet) > remote.max_frame {
             return self.drop_too_big(state, context, packet, remote.max_frame, sender);
         }
         match &remote.next_hop {
@@ -545,7 +549,8 @@ fn encapsulate_slow(
     let mut patch = template.fields(packet.len(), source_port);
     // RFC 6040 section 4.1: the mark is copied. RFC 2983: the DSCP is copied if configured.
     patch.traffic_class |= class;
-    if template.needs_sum() {
+    // The port or the kernel computes the sums of the packets that it makes of a superframe.
+    if template.needs_sum() && !packet.flags().contains(Flags::TX_SEGMENT) {
         patch.inner_sum = packet_checksum(packet);
     }
     let Some(room) = packet.prepend_slice(template.len()) else { return Err(DropReason::NoHeadroom) };

@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::offload::Flags;
+use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{Packet, Pool, PortId, SharedSegment};
 
 use super::report::STAGE;
@@ -23,7 +25,14 @@ enum FloodSource {
     /// The frame is copied for each destination.
     Copied(Packet),
     /// The frame is shared except for its first bytes.
-    Shared { head: [u8; COPIED_HEAD], rest: SharedSegment, in_port: Option<PortId> },
+    Shared { head: [u8; COPIED_HEAD], rest: SharedSegment, in_port: Option<PortId>, superframe: Option<Superframe> },
+}
+
+/// Offload requests of a superframe.
+#[derive(Clone, Copy)]
+struct Superframe {
+    flags: Flags,
+    mss: u16,
 }
 
 impl FloodSource {
@@ -32,8 +41,10 @@ impl FloodSource {
         match head {
             Some(head) if wanted > 1 && packet.len() > MAX_COPIED_FRAME && packet.data().len() > COPIED_HEAD => {
                 let in_port = packet.in_port();
+                let is_superframe = packet.flags().contains(Flags::TX_SEGMENT);
+                let superframe = is_superframe.then(|| Superframe { flags: packet.flags(), mss: packet.mss() });
                 let _ = packet.trim_front(COPIED_HEAD);
-                Self::Shared { head, rest: packet.into_shared(), in_port }
+                Self::Shared { head, rest: packet.into_shared(), in_port, superframe }
             }
             _ => Self::Copied(packet),
         }
@@ -51,10 +62,14 @@ impl FloodSource {
     fn copy(&self, pool: &Pool) -> Option<Packet> {
         match self {
             Self::Copied(packet) => packet.duplicate(pool),
-            Self::Shared { head, rest, in_port } => {
+            Self::Shared { head, rest, in_port, superframe } => {
                 let mut packet = pool.take()?;
                 packet.append(COPIED_HEAD)?.copy_from_slice(head);
                 packet.set_in_port(*in_port);
+                if let Some(Superframe { flags, mss }) = *superframe {
+                    packet.set_flags(flags);
+                    packet.set_mss(mss);
+                }
                 packet.append_shared(rest).ok()
             }
         }
@@ -111,7 +126,8 @@ impl View<'_> {
                 Destination::Attachment(to) => self.deliver(state, context, copy, to),
                 Destination::Remote(to) => {
                     let sender = sender.filter(|_| !icmp_sent);
-                    icmp_sent |= remotes.list.get(to as usize).is_some_and(|remote| copy.len() > remote.max_frame);
+                    icmp_sent |=
+                        remotes.list.get(to as usize).is_some_and(|remote| longest_frame(&copy) > remote.max_frame);
                     self.send_to(state, context, remotes, copy, to, flow, sender);
                 }
             }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{BATCH, Batch, Packet, Pool};
 use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 
@@ -246,7 +247,7 @@ impl Flow {
 /// Checks the length of a frame for its attachment, adds the VLAN tag and sets the output port.
 #[inline(always)]
 pub(super) fn adapt_to_attachment(packet: &mut Packet, attachment: &Attachment) -> Result<(), DropReason> {
-    if packet.len() > attachment.max_frame {
+    if packet.len() > attachment.max_frame && longest_frame(packet) > attachment.max_frame {
         return Err(DropReason::TooBigForMtu);
     }
     if let Some(id) = attachment.vlan {

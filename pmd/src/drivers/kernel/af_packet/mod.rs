@@ -10,12 +10,16 @@
 //! what the kernel left undone. The driver completes it: checksums, segmentation and VLAN tags
 //! (`kernel::vnet_hdr`).
 //!
+//! With `superframes = "whole"` a receive queue has no ring: recvmmsg(2) writes frames directly into packet
+//! buffers. A block of a ring would hold only one superframe, which the kernel releases after a timeout.
+//!
 //! A packet socket only taps frames: the kernel would also process them, answer for its addresses and
 //! forward. In `exclusive` mode a program at the interface's tc ingress hook, behind the tap, drops the
 //! frames. The BPF link that holds it belongs to this process.
 
 mod ring;
 mod rx;
+mod rx_whole;
 mod socket;
 mod tx;
 
@@ -24,6 +28,7 @@ use std::sync::Arc;
 
 use ring::{BLOCK, Ring, blocks_for};
 use rx::Receiver;
+use rx_whole::WholeReceiver;
 use socket::{Fanout, Filter, Socket};
 use tx::Sender;
 
@@ -45,8 +50,16 @@ use wirepath_packet::drops::DropReason;
 use wirepath_settings::{Choice, ConfigError, ConfigTable, Flag, Key, Settings, WithDefault};
 
 const NAME: &str = "af_packet";
+/// Ethernet header and two VLAN tags.
+const HEADERS: usize = 14 + 2 * 4;
 /// A ring takes 8 MiB by default; a configuration with more queues than this is a mistake.
 const MAX_QUEUES: u16 = 64;
+
+/// Receive socket of a queue, with its ring unless superframes stay whole.
+type BoundReceiver = (Arc<Socket>, Option<Ring>);
+
+/// Offloads of every interface.
+const OFFLOADS: Offloads = Offloads::RX_CHAINS.with(Offloads::TX_CHAINS).with(Offloads::TX_SEGMENT);
 
 const EXCLUSIVE: Key<WithDefault<Flag>> = Key::flag("exclusive")
     .default(true)
@@ -62,11 +75,21 @@ const FANOUT: Key<WithDefault<Choice<Fanout>>> = Key::choice(
 .default_word("hash")
 .about("Distribution of frames over the receive queues of the port.");
 
+const SUPERFRAMES: Key<WithDefault<Choice<bool>>> = Key::choice(
+    "superframes",
+    &[
+        ("cut", false, "segments superframes as they are received"),
+        ("whole", true, "receives a superframe as one packet, which is cut when it leaves, by the kernel if it can"),
+    ],
+)
+.default_word("cut")
+.about("Treatment of TCP superframes: those of local senders, and those that the kernel joined (GRO).");
+
 static TABLE: ConfigTable = ConfigTable {
     name: NAME,
     about: "Settings of driver = \"af_packet\".",
     absent: "every key has its default",
-    keys: &[&EXCLUSIVE, &FANOUT],
+    keys: &[&EXCLUSIVE, &FANOUT, &SUPERFRAMES],
     example: "[port.af_packet]\nexclusive = false\n",
     ..ConfigTable::EMPTY
 };
@@ -81,12 +104,18 @@ pub struct Options {
     device: String,
     exclusive: bool,
     fanout: Fanout,
+    keep_superframes: bool,
 }
 
 impl Options {
     /// Exclusive use of `device`, with frames spread over queues by flow.
     pub fn new(device: impl Into<String>) -> Self {
-        Self { device: device.into(), exclusive: EXCLUSIVE.default_value(), fanout: FANOUT.default_value() }
+        Self {
+            device: device.into(),
+            exclusive: EXCLUSIVE.default_value(),
+            fanout: FANOUT.default_value(),
+            keep_superframes: SUPERFRAMES.default_value(),
+        }
     }
 
     /// Sets whether the kernel is kept from processing the frames.
@@ -129,6 +158,7 @@ impl Driver for AfPacket {
             device: device.to_owned(),
             exclusive: settings.read(&EXCLUSIVE)?,
             fanout: settings.read(&FANOUT)?,
+            keep_superframes: settings.read(&SUPERFRAMES)?,
         }))
     }
 
@@ -278,7 +308,7 @@ impl AfPacketDevice {
         }
     }
 
-    fn receivers(&self, config: &PortConfig, blocks: usize) -> Result<Vec<(Arc<Socket>, Ring)>, PortError> {
+    fn receivers(&self, config: &PortConfig, blocks: usize) -> Result<Vec<BoundReceiver>, PortError> {
         let index = self.interface.index;
         let mut receivers = Vec::new();
         for _ in 0..config.rx_queues {
@@ -288,13 +318,20 @@ impl AfPacketDevice {
                 .set_option(libc::PACKET_IGNORE_OUTGOING, &on)
                 .map_err(self.system_error("PACKET_IGNORE_OUTGOING (Linux 4.20)"))?;
             socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
-            let ring = Ring::new(&socket, blocks).map_err(|source| PortError::System {
+            let ring = (!self.options.keep_superframes).then(|| Ring::new(&socket, blocks)).transpose();
+            let ring = ring.map_err(|source| PortError::System {
                 driver: NAME,
                 device: self.options.device.clone(),
                 what: format!("a receive ring of {} KiB", (blocks * BLOCK) >> 10),
                 source,
                 hint: "; a smaller `depth` needs less memory".to_owned(),
             })?;
+            if ring.is_none() {
+                socket.set_option(libc::PACKET_AUXDATA, &on).map_err(self.system_error("PACKET_AUXDATA"))?;
+                let bytes = (config.depth as usize).saturating_mul(4096).clamp(32 << 20, 256 << 20);
+                let sized = socket.receive_buffer(bytes as libc::c_int);
+                sized.map_err(self.system_error("setting the receive buffer size"))?;
+            }
             // Reject all frames until all sockets are in the group; otherwise each socket would receive every
             // frame.
             socket.attach_filter(Filter::RejectAll).map_err(self.system_error("attaching a filter"))?;
@@ -323,7 +360,9 @@ impl AfPacketDevice {
         let bytes = (config.depth as usize).saturating_mul(4096).clamp(1 << 20, 256 << 20);
         socket.send_buffer(bytes as libc::c_int).map_err(self.system_error("setting the send buffer size"))?;
         socket.bind(self.interface.index, 0).map_err(self.system_error("binding to the interface"))?;
-        Ok(Sender::new(socket, Arc::clone(&self.link_probe)))
+        socket.set_option(libc::PACKET_VNET_HDR, &on).map_err(self.system_error("PACKET_VNET_HDR"))?;
+        let max_frame = usize::from(config.mtu) + HEADERS;
+        Ok(Sender::new(socket, Arc::clone(&self.link_probe), max_frame))
     }
 
     /// Starts the port on the interface that has the configured name now.
@@ -361,7 +400,10 @@ impl AfPacketDevice {
         let running = receivers.iter().map(|(socket, _)| Arc::clone(socket)).collect();
         for (socket, ring) in receivers {
             let offload = VnetOffload::new(config.pool.clone(), config.id);
-            queues.rx.push(Box::new(Receiver::new(socket, ring, offload)));
+            queues.rx.push(match ring {
+                Some(ring) => Box::new(Receiver::new(socket, ring, offload)),
+                None => Box::new(WholeReceiver::new(socket, offload)),
+            });
         }
         self.running = Some(Running { receivers: running, exclusive, notes, blocks });
         Ok(queues)
@@ -381,10 +423,14 @@ impl AfPacketDevice {
 
 impl Device for AfPacketDevice {
     fn capabilities(&self) -> Capabilities {
-        let mut mode = "TPACKET_V3 receive ring, sendmmsg, qdisc bypass".to_owned();
+        let whole = self.options.keep_superframes;
+        let receive = if whole { "recvmmsg, superframes not segmented" } else { "TPACKET_V3 receive ring" };
+        let mut mode = format!("{receive}, sendmmsg, qdisc bypass");
         let mut notes = Vec::new();
         if let Some(running) = &self.running {
-            mode += &format!(", {} blocks of {} KiB", running.blocks, BLOCK >> 10);
+            if !whole {
+                mode += &format!(", {} blocks of {} KiB", running.blocks, BLOCK >> 10);
+            }
             mode += if running.exclusive.is_some() { ", exclusive" } else { ", shared with the kernel" };
             notes.clone_from(&running.notes);
         }
@@ -395,7 +441,10 @@ impl Device for AfPacketDevice {
             mtu: Some(self.interface.mtu),
             max_rx_queues: MAX_QUEUES,
             max_tx_queues: MAX_QUEUES,
-            offloads: Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+            offloads: match self.options.keep_superframes {
+                true => OFFLOADS.with(Offloads::RX_SUPERFRAMES),
+                false => OFFLOADS,
+            },
             max_tx_segments: 1024,
             numa_node: self.interface.numa_node(),
             can_wait: true,

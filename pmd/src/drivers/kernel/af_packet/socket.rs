@@ -160,6 +160,13 @@ impl Socket {
             .or_else(|_| self.setsockopt(libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes))
     }
 
+    /// Sets the bytes of received frames that may wait inside the kernel.
+    pub(super) fn receive_buffer(&self, bytes: c_int) -> io::Result<()> {
+        // SO_RCVBUFFORCE may exceed net.core.rmem_max, but needs CAP_NET_ADMIN.
+        self.setsockopt(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
+            .or_else(|_| self.setsockopt(libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))
+    }
+
     /// Returns the kernel's counters since the last call.
     pub(super) fn statistics(&self) -> io::Result<Statistics> {
         self.getsockopt(libc::SOL_PACKET, libc::PACKET_STATISTICS)

@@ -15,61 +15,139 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use super::socket::Socket;
+use crate::drivers::kernel::common::datagrams::{self, Part};
 use crate::drivers::kernel::common::link_probe::LinkProbe;
+use crate::drivers::kernel::common::vnet_hdr::{self, VirtioNetHdr};
 use crate::drivers::sw_offload;
 use crate::port::{TxDriver, bytes_of};
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
-use wirepath_packet::{BATCH, Batch};
+use wirepath_packet::offload::Flags;
+use wirepath_packet::{BATCH, Batch, Packet, superframe};
+use wirepath_wire::L4Type;
 
-/// Segments of one burst, and the maximum of one packet (`UIO_MAXIOV`).
-const SEGMENTS: usize = 1024;
+/// Messages of one burst. A superframe in a tunnel takes one or two.
+const MESSAGES: usize = 2 * BATCH;
+/// Segments of one burst.
+const SEGMENTS: usize = 4096;
+/// Most segments of one packet (`UIO_MAXIOV`).
+const MAX_SEGMENTS: usize = 1024;
+/// Bytes for headers of tunnel packets in one burst.
+const SCRATCH: usize = 128 << 10;
 /// Bytes of an Ethernet header. The kernel refuses shorter frames.
 const ETHERNET: usize = 14;
+/// `virtio_net_hdr` of a complete frame.
+static COMPLETE: [u8; vnet_hdr::HEADER] = [0; vnet_hdr::HEADER];
 
 /// Transmit queue on one socket.
 pub(super) struct Sender {
     socket: Socket,
     link_probe: Arc<LinkProbe>,
-    messages: Box<[libc::mmsghdr; BATCH]>,
-    segments: Box<[libc::iovec; SEGMENTS]>,
+    /// Length of the longest frame that a superframe is cut into, in bytes.
+    max_frame: usize,
+    /// The kernel cuts long datagrams.
+    cuts_datagrams: bool,
+    burst: Box<Burst>,
+    scratch: Box<[u8]>,
     counters: Arc<QueueCounters>,
 }
 
-// SAFETY: the addresses in `messages` and `segments` are used only within `transmit`, which writes them
-// before each use.
+/// Arguments of a system call.
+struct Burst {
+    messages: [libc::mmsghdr; MESSAGES],
+    segments: [libc::iovec; SEGMENTS],
+    /// Virtio headers of superframes.
+    headers: [[u8; vnet_hdr::HEADER]; MESSAGES],
+    /// Packets that are sent when a message is.
+    packets: [u8; MESSAGES],
+    used_messages: usize,
+    used_segments: usize,
+}
+
+impl Burst {
+    /// Begins a message. `None` if there is no room.
+    #[inline(always)]
+    fn begin(&mut self, header: Option<[u8; vnet_hdr::HEADER]>) -> Option<()> {
+        let (at, first) = (self.used_messages, self.used_segments);
+        let message = self.messages.get_mut(at)?;
+        message.msg_hdr.msg_iovlen = 0;
+        message.msg_hdr.msg_iov = self.segments.get_mut(first)?;
+        self.used_messages += 1;
+        match header {
+            None => self.push(&COMPLETE),
+            Some(header) => {
+                self.headers[at] = header;
+                let segment =
+                    libc::iovec { iov_base: self.headers[at].as_ptr().cast_mut().cast(), iov_len: header.len() };
+                self.push_segment(segment)
+            }
+        }
+    }
+
+    /// Adds bytes to the last message. `None` if there is no room.
+    #[inline(always)]
+    fn push(&mut self, bytes: &[u8]) -> Option<()> {
+        self.push_segment(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() })
+    }
+
+    #[inline(always)]
+    fn push_segment(&mut self, segment: libc::iovec) -> Option<()> {
+        let message = self.messages.get_mut(self.used_messages.checked_sub(1)?)?;
+        if message.msg_hdr.msg_iovlen >= MAX_SEGMENTS {
+            return None;
+        }
+        *self.segments.get_mut(self.used_segments)? = segment;
+        message.msg_hdr.msg_iovlen += 1;
+        self.used_segments += 1;
+        Some(())
+    }
+
+    /// Adds a frame that needs nothing from the kernel, or a superframe with this header.
+    #[inline(always)]
+    fn push_packet(&mut self, packet: &Packet, header: Option<[u8; vnet_hdr::HEADER]>) -> Option<()> {
+        self.begin(header)?;
+        packet.segments().try_for_each(|segment| self.push(segment))
+    }
+}
+
+// SAFETY: the addresses in `burst` are used only within `transmit`, which writes them before each use.
 unsafe impl Send for Sender {}
 
 impl Sender {
-    pub(super) fn new(socket: Socket, link_probe: Arc<LinkProbe>) -> Self {
-        // SAFETY: zero bytes are valid for `mmsghdr` and `iovec`: no name, no control data, no buffers.
-        let (messages, segments) = unsafe { (Box::new(zeroed()), Box::new(zeroed())) };
-        Self { socket, link_probe, messages, segments, counters: Arc::default() }
+    pub(super) fn new(socket: Socket, link_probe: Arc<LinkProbe>, max_frame: usize) -> Self {
+        // SAFETY: zero bytes are valid for `mmsghdr`, `iovec` and integers: no name, no control data, no buffers.
+        let burst = unsafe { Box::new(zeroed()) };
+        let scratch = vec![0; SCRATCH].into_boxed_slice();
+        Self { socket, link_probe, max_frame, cuts_datagrams: true, burst, scratch, counters: Arc::default() }
     }
 
     /// Fills messages for packets from the front of the batch, as many as fit. An error concerns the first
     /// packet, which can never be sent.
     #[inline]
     fn fill_messages(&mut self, batch: &mut Batch) -> Result<usize, DropReason> {
-        let mut used = 0;
-        let stop = |n: usize, reason| if n == 0 { Err(reason) } else { Ok(n) };
-        for (n, (message, packet)) in self.messages.iter_mut().zip(batch.iter_mut()).enumerate() {
-            if let Err(reason) = sw_offload::apply(packet) {
-                return stop(n, reason);
+        let burst = &mut *self.burst;
+        (burst.used_messages, burst.used_segments) = (0, 0);
+        let mut scratch = &mut self.scratch[..];
+        for (n, packet) in batch.iter_mut().enumerate() {
+            let before = burst.used_messages;
+            let pushed = if packet.flags().contains(Flags::TX_SEGMENT) {
+                let rest = std::mem::take(&mut scratch);
+                push_superframe(burst, packet, self.max_frame, rest).map(|rest| scratch = rest)
+            } else {
+                match sw_offload::apply(packet) {
+                    Ok(()) if packet.len() < ETHERNET => Err(DropReason::TooShort),
+                    Ok(()) => burst.push_packet(packet, None).ok_or(DropReason::TxError),
+                    Err(reason) => Err(reason),
+                }
+            };
+            if let Err(reason) = pushed {
+                burst.used_messages = before;
+                return if n == 0 { Err(reason) } else { Ok(before) };
             }
-            if packet.len() < ETHERNET {
-                return stop(n, DropReason::TooShort);
-            }
-            let first = used;
-            for segment in packet.segments() {
-                let Some(slot) = self.segments.get_mut(used) else { return stop(n, DropReason::TxError) };
-                *slot = libc::iovec { iov_base: segment.as_ptr().cast_mut().cast(), iov_len: segment.len() };
-                used += 1;
-            }
-            message.msg_hdr.msg_iov = &raw mut self.segments[first];
-            message.msg_hdr.msg_iovlen = used - first;
+            burst.packets[before..burst.used_messages].fill(n as u8);
+            burst.packets[burst.used_messages - 1] = n as u8 + 1;
         }
-        Ok(batch.len())
+        Ok(burst.used_messages)
     }
 
     fn drop_front(&self, batch: &mut Batch, n: usize, reason: DropReason) {
@@ -91,11 +169,12 @@ impl TxDriver for Sender {
                 }
             };
             let fd = self.socket.as_fd().as_raw_fd();
-            // SAFETY: the first `n` messages point to segments of packets in the batch, which live until
-            // after the call.
-            let rc = unsafe { libc::sendmmsg(fd, self.messages.as_mut_ptr(), n as u32, libc::MSG_DONTWAIT) };
+            // SAFETY: the first `n` messages point to segments of packets in the batch, to headers in `burst` and
+            // in `scratch`, which live until after the call.
+            let rc = unsafe { libc::sendmmsg(fd, self.burst.messages.as_mut_ptr(), n as u32, libc::MSG_DONTWAIT) };
             if let Ok(taken @ 1..) = usize::try_from(rc) {
-                let taken = taken.min(n);
+                // A superframe whose last message is left over is sent again as a whole: TCP ignores what it has.
+                let taken = usize::from(self.burst.packets[taken.min(n) - 1]);
                 self.counters.packets.add(taken as u64);
                 self.counters.bytes.add(bytes_of(&batch.as_slice()[..taken]));
                 batch.free_front(taken);
@@ -116,6 +195,11 @@ impl TxDriver for Sender {
                 Some(libc::ENXIO | libc::ENODEV | libc::ENETDOWN | libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
                     self.drop_front(batch, all, DropReason::DeviceLost);
                 }
+                Some(libc::EINVAL) if self.cuts_datagrams && is_tunnel_superframe(&batch.as_slice()[0]) => {
+                    // Before Linux 6.2. Further ones are segmented in software.
+                    self.cuts_datagrams = false;
+                    self.drop_front(batch, 1, DropReason::KernelOffload);
+                }
                 Some(libc::EMSGSIZE) => self.drop_front(batch, 1, DropReason::TooLong),
                 _ => self.drop_front(batch, 1, DropReason::TxError),
             }
@@ -124,6 +208,14 @@ impl TxDriver for Sender {
             self.counters.bursts.add(1);
         } else {
             self.counters.empty.add(1);
+        }
+    }
+
+    fn segments(&self, packet: &Packet) -> bool {
+        let Some(parsed) = superframe::parse(packet, None) else { return false };
+        match parsed.inner() {
+            None => parsed.outer().l4_type() == L4Type::Tcp,
+            Some(_) => self.cuts_datagrams && datagrams::fits(packet, &parsed, SCRATCH, MAX_SEGMENTS),
         }
     }
 
@@ -138,4 +230,37 @@ impl TxDriver for Sender {
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }
+}
+
+fn is_tunnel_superframe(packet: &Packet) -> bool {
+    let is_superframe = packet.flags().contains(Flags::TX_SEGMENT);
+    is_superframe && superframe::parse(packet, None).is_some_and(|parsed| parsed.inner().is_some())
+}
+
+/// Adds a superframe. Returns the rest of `scratch`.
+#[inline(never)]
+fn push_superframe<'a>(
+    burst: &mut Burst,
+    packet: &'a mut Packet,
+    max_frame: usize,
+    scratch: &'a mut [u8],
+) -> Result<&'a mut [u8], DropReason> {
+    if let Some(tci) = packet.vlan() {
+        sw_offload::insert_vlan_tag(packet, tci, packet.flags().contains(Flags::VLAN_SERVICE))?;
+        packet.clear_vlan();
+    }
+    if superframe::longest_frame(packet) > max_frame {
+        return Err(DropReason::TooLong);
+    }
+    let parsed = superframe::parse(packet, None).ok_or(DropReason::KernelOffload)?;
+    if parsed.inner().is_none() {
+        let header = VirtioNetHdr::of_superframe(packet, &parsed).ok_or(DropReason::KernelOffload)?;
+        burst.push_packet(packet, Some(header)).ok_or(DropReason::TxError)?;
+        return Ok(scratch);
+    }
+    let written = datagrams::write(packet, &parsed, scratch, |part| match part {
+        Part::Frame(header) => burst.begin(Some(header)),
+        Part::Bytes(bytes) => burst.push(bytes),
+    });
+    written.ok_or(DropReason::KernelOffload)
 }

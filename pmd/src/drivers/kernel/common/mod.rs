@@ -9,7 +9,11 @@ pub(crate) mod assembler;
 pub(crate) mod bpf;
 #[cfg(feature = "kernel")]
 pub(crate) mod checksums;
+#[cfg(feature = "kernel")]
+pub(crate) mod datagrams;
 pub(crate) mod ethtool;
+#[cfg(feature = "kernel")]
+pub(crate) mod frame_buffers;
 pub(crate) mod link;
 #[cfg(feature = "kernel")]
 pub(crate) mod link_monitor;

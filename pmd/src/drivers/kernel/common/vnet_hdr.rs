@@ -1,26 +1,45 @@
 //! Frames that the kernel delivers with a `struct virtio_net_hdr` (linux/virtio_net.h).
 //!
 //! Such a frame may have an incomplete checksum, may be a superframe (GSO), and may have its VLAN tag beside
-//! the frame. The port completes it here, or passes a superframe on to a device that segments it.
+//! the frame. The port completes it here, or passes a superframe on whole. A superframe that leaves by an
+//! interface of the kernel gets such a header again.
+//!
+//! Superframes of a UDP tunnel have further fields since Linux 6.17 ([`TUNNEL_HEADER`]); only a TAP device
+//! takes them.
 
 use wirepath_wire::segment::Segmenter;
+use wirepath_wire::tcp::flags::CWR;
 use wirepath_wire::vlan::{TAG_LEN, Tag};
-use wirepath_wire::{L4Type, Parser, Tunnels, checksum};
+use wirepath_wire::{L3Type, L4Type, Parsed, checksum};
 
 use wirepath_packet::PortId;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::Flags;
+use wirepath_packet::superframe::{self, Cutter};
 use wirepath_packet::{Batch, HeaderLengths, Packet, Pool};
 
 /// Bytes of the header. Its byte order is that of the machine: `vio_le()` of a packet socket, the default of
 /// a TAP device.
 pub(crate) const HEADER: usize = 10;
 
+/// Bytes of `struct virtio_net_hdr_v1_hash_tunnel`, which describes the headers of a tunnel too.
+pub(crate) const TUNNEL_HEADER: usize = 24;
+
 /// Bytes of an Ethernet header: addresses and EtherType.
 const ETHERNET: usize = 14;
 
 const NEEDS_CSUM: u8 = 1;
+/// The outer UDP checksum is to be computed too.
+const UDP_TUNNEL_CSUM: u8 = 8;
+/// The packet is in a UDP tunnel over IPv4, over IPv6.
+const GSO_TUNNEL_IPV4: u8 = 0x20;
+const GSO_TUNNEL_IPV6: u8 = 0x40;
+/// Offset of the checksum in `struct tcphdr`, and in `struct udphdr`.
+const TCP_CHECKSUM: u16 = 16;
+const UDP_CHECKSUM: u16 = 6;
+/// Longest superframe that is passed on whole, in bytes: with the outer headers of a tunnel it is still an IP packet.
+const MAX_WHOLE: usize = 65_400;
 const GSO_NONE: u8 = 0;
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
@@ -55,11 +74,58 @@ impl VirtioNetHdr {
         }
     }
 
+    /// Describes a superframe for the kernel, which segments it. Returns `None` if it has no TCP header outside
+    /// a tunnel.
+    pub(crate) fn of_superframe(packet: &Packet, parsed: &Parsed) -> Option<[u8; HEADER]> {
+        let layers = parsed.innermost();
+        let ecn = if superframe::tcp_flags(packet, layers)? & CWR != 0 { GSO_ECN } else { 0 };
+        let kind = match layers.l3_type() {
+            L3Type::Ipv4 => GSO_TCPV4,
+            L3Type::Ipv6 => GSO_TCPV6,
+            _ => return None,
+        };
+        gso_header(kind | ecn, layers.payload(), packet.mss(), layers.l4(), TCP_CHECKSUM)
+    }
+
+    /// Describes a superframe in a UDP tunnel for a TAP device of Linux 6.17. Returns `None` if the tunnel is of
+    /// another kind.
+    pub(crate) fn of_tunnel_superframe(packet: &Packet, parsed: &Parsed) -> Option<[u8; TUNNEL_HEADER]> {
+        let (outer, inner) = (parsed.outer(), parsed.inner()?);
+        let udp = superframe::udp_header(packet.data(), outer)?;
+        let mut header = [0; TUNNEL_HEADER];
+        header[..HEADER].copy_from_slice(&Self::of_superframe(packet, parsed)?);
+        if udp[6..] != [0; 2] {
+            header[0] |= UDP_TUNNEL_CSUM;
+        }
+        header[1] |= if outer.l3_type() == L3Type::Ipv4 { GSO_TUNNEL_IPV4 } else { GSO_TUNNEL_IPV6 };
+        header[20..22].copy_from_slice(&u16::try_from(outer.l4()).ok()?.to_le_bytes());
+        header[22..24].copy_from_slice(&u16::try_from(inner.l3()).ok()?.to_le_bytes());
+        Some(header)
+    }
+
+    /// Describes a UDP datagram that the kernel cuts into datagrams with `size` bytes of payload each.
+    pub(crate) fn of_datagrams(l4: usize, size: usize) -> Option<[u8; HEADER]> {
+        gso_header(GSO_UDP_L4, l4 + 8, u16::try_from(size).ok()?, l4, UDP_CHECKSUM)
+    }
+
+    /// Removes the marks of a tunnel, and the state of the outer checksum: the parser finds the tunnel.
+    fn without_tunnel(self) -> Self {
+        let gso_type = self.gso_type & !(GSO_TUNNEL_IPV4 | GSO_TUNNEL_IPV6);
+        Self { flags: self.flags & NEEDS_CSUM, gso_type, ..self }
+    }
+
     /// Returns whether the frame needs neither a checksum nor segmentation.
     #[inline(always)]
     fn is_complete(self) -> bool {
         self.flags & NEEDS_CSUM == 0 && self.gso_type == GSO_NONE
     }
+}
+
+/// Returns the header of a superframe.
+fn gso_header(kind: u8, header_len: usize, size: u16, start: usize, offset: u16) -> Option<[u8; HEADER]> {
+    let ([h0, h1], [s0, s1]) = (u16::try_from(header_len).ok()?.to_ne_bytes(), size.to_ne_bytes());
+    let ([c0, c1], [o0, o1]) = (u16::try_from(start).ok()?.to_ne_bytes(), offset.to_ne_bytes());
+    Some([NEEDS_CSUM, kind, h0, h1, s0, s1, c0, c1, o0, o1])
 }
 
 /// Converts frames from the kernel to packets, for one receive queue.
@@ -68,23 +134,130 @@ pub(crate) struct VnetOffload {
     port: PortId,
     /// Segments of the current superframe that were delivered in earlier batches.
     segments_done: usize,
-    /// True if TCP superframes are passed on unsegmented.
-    keep_superframes: bool,
+    /// A superframe in packet buffers that is being cut.
+    cutting: Option<Cutter>,
 }
 
 impl VnetOffload {
     pub(crate) fn new(pool: Pool, port: PortId) -> Self {
-        Self { pool, port, segments_done: 0, keep_superframes: false }
-    }
-
-    /// Sets whether TCP superframes are passed on whole for a device to segment, where possible.
-    pub(crate) fn keep_superframes(self, keep_superframes: bool) -> Self {
-        Self { keep_superframes, ..self }
+        Self { pool, port, segments_done: 0, cutting: None }
     }
 
     /// Abandons a superframe that was delivered in part.
     pub(crate) fn reset(&mut self) {
         self.segments_done = 0;
+    }
+
+    /// The pool of received packets.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Appends a frame that the kernel wrote into `packet`, or drops and counts it. TCP superframes stay whole,
+    /// also in tunnels; others are cut. The batch has room for a packet, and [`Self::is_cutting`] is false.
+    #[inline]
+    pub(crate) fn receive_packet(
+        &mut self,
+        mut packet: Packet,
+        header: VirtioNetHdr,
+        tag: Option<Tag>,
+        batch: &mut Batch,
+        counters: &QueueCounters,
+    ) {
+        packet.set_in_port(self.port);
+        let result = if packet.data().len() < ETHERNET {
+            Err(DropReason::TooShort)
+        } else if header.is_complete() {
+            tag.map_or(Ok(()), |tag| insert_tag(&mut packet, tag))
+        } else {
+            match self.finish(packet, header.without_tunnel(), tag, batch, counters) {
+                Ok(Some(finished)) => {
+                    packet = finished;
+                    Ok(())
+                }
+                Ok(None) => return,
+                Err(reason) => return counters.drops.add(reason, 1),
+            }
+        };
+        match result {
+            Ok(()) => _ = batch.push(packet),
+            Err(reason) => counters.drops.add(reason, 1),
+        }
+    }
+
+    /// Completes a packet, or marks it as a superframe. Returns `None` if its frames were appended to the batch.
+    #[inline(never)]
+    fn finish(
+        &mut self,
+        mut packet: Packet,
+        header: VirtioNetHdr,
+        tag: Option<Tag>,
+        batch: &mut Batch,
+        counters: &QueueCounters,
+    ) -> Result<Option<Packet>, DropReason> {
+        let (mut start, offset) = (usize::from(header.csum_start), usize::from(header.csum_offset));
+        if header.gso_type == GSO_NONE {
+            let mut at = 0;
+            let sum = superframe::parts_from(&packet, start).fold(checksum::Sum::ZERO, |sum, part| {
+                let sum = sum.and_at(at, checksum::sum(part));
+                at += part.len();
+                sum
+            });
+            let field = start.checked_add(offset).and_then(|at| packet.data_mut().get_mut(at..at + 2));
+            let field = field.filter(|_| header.csum_offset != SCTP_CHECKSUM).ok_or(DropReason::KernelOffload)?;
+            field.copy_from_slice(&sum.udp_checksum().to_be_bytes());
+            counters.completed_checksums.add(1);
+        }
+        if let Some(tag) = tag {
+            insert_tag(&mut packet, tag)?;
+            start += TAG_LEN;
+        }
+        if header.gso_type == GSO_NONE {
+            return Ok(Some(packet));
+        }
+        let l4 = (header.flags & NEEDS_CSUM != 0).then_some(start);
+        let parsed = superframe::parse(&packet, l4).ok_or(DropReason::KernelOffload)?;
+        packet.set_mss(header.gso_size);
+        let layers = parsed.innermost();
+        match header.gso_type & !GSO_ECN {
+            GSO_TCPV4 | GSO_TCPV6 if layers.l4_type() == L4Type::Tcp && header.gso_size > 0 => {
+                let is_partial = l4 == Some(layers.l4()) && layers.payload() <= packet.data().len();
+                let fits = packet.len() <= MAX_WHOLE;
+                if is_partial && fits && layers.payload() + usize::from(header.gso_size) < packet.len() {
+                    packet.set_header_lengths(HeaderLengths::from(&parsed));
+                    packet.set_flags(TSO_FLAGS);
+                    return Ok(Some(packet));
+                }
+            }
+            GSO_UDP_L4 => {}
+            _ => return Err(DropReason::KernelOffload),
+        }
+        let l4 = l4.unwrap_or_else(|| layers.l4());
+        self.cutting = Some(Cutter::new(packet, Some(l4)).map_err(|(_, reason)| reason)?);
+        counters.segmented.add(1);
+        self.resume(batch, counters);
+        Ok(None)
+    }
+
+    /// Returns whether a superframe is cut whose frames did not all fit into the last batch.
+    pub(crate) fn is_cutting(&self) -> bool {
+        self.cutting.is_some()
+    }
+
+    /// Appends further frames of the superframe that is being cut.
+    pub(crate) fn resume(&mut self, batch: &mut Batch, counters: &QueueCounters) {
+        while let Some(cutter) = &mut self.cutting
+            && !batch.is_full()
+        {
+            match cutter.next_frame(&self.pool) {
+                Some(Ok(frame)) => _ = batch.push(frame),
+                Some(Err(reason)) => counters.drops.add(reason, 1),
+                None => self.cutting = None,
+            }
+        }
+        if self.cutting.as_ref().is_some_and(|cutter| cutter.remaining() == 0) {
+            self.cutting = None;
+        }
     }
 
     /// Appends the packets that `frame` yields, or drops and counts it. Returns `false` if the batch is full
@@ -148,21 +321,6 @@ impl VnetOffload {
         counters: &QueueCounters,
     ) -> bool {
         if header.gso_type != GSO_NONE {
-            if self.keep_superframes
-                && tag.is_none()
-                && let Some(layers) = tso_layers(frame, header)
-            {
-                match self.copy_frame(frame, None) {
-                    Ok(mut packet) => {
-                        packet.set_header_lengths(layers);
-                        packet.set_mss(header.gso_size);
-                        packet.set_flags(TSO_FLAGS);
-                        let _ = batch.push(packet);
-                    }
-                    Err(reason) => counters.drops.add(reason, 1),
-                }
-                return true;
-            }
             return self.segment(frame, header, tag, batch, counters);
         }
         match self.complete(frame, header, tag) {
@@ -257,38 +415,14 @@ impl VnetOffload {
 /// Offload flags for a device that segments TCP.
 const TSO_FLAGS: Flags = Flags::TX_SEGMENT.with(Flags::TX_L3_CHECKSUM).with(Flags::TX_L4_CHECKSUM);
 
-/// Returns the header lengths of a superframe that every NIC can segment. It must be TCP outside any tunnel,
-/// without ECN marking.
-fn tso_layers(frame: &[u8], header: VirtioNetHdr) -> Option<HeaderLengths> {
-    if !matches!(header.gso_type, GSO_TCPV4 | GSO_TCPV6) || header.flags & NEEDS_CSUM == 0 || header.gso_size == 0 {
-        return None;
-    }
-    let parsed = Parser { verify_ipv4: false, ..Parser::default() }.parse(frame).ok()?;
-    let outer = parsed.outer();
-    let is_plain = parsed.inner().is_none() && outer.l4_type() == L4Type::Tcp;
-    let is_there = outer.l4() == usize::from(header.csum_start) && outer.payload() < frame.len();
-    let layers = HeaderLengths::from(&parsed);
-    // The lengths are all zero if one is out of range.
-    (is_plain && is_there && layers.l4_len > 0).then_some(layers)
-}
-
 /// Returns a segmenter for the superframe, or `None` if its kind is not supported.
 fn segmenter(frame: &[u8], header: VirtioNetHdr) -> Option<Segmenter<'_>> {
     if !matches!(header.gso_type & !GSO_ECN, GSO_TCPV4 | GSO_TCPV6 | GSO_UDP_L4) {
         return None;
     }
-    let parser = Parser { verify_ipv4: false, ..Parser::default() };
-    let mut parsed = parser.parse(frame).ok()?;
-    let l4 = match header.flags & NEEDS_CSUM {
-        0 => parsed.innermost().l4(),
-        _ => header.csum_start.into(),
-    };
-    // A tunnel on a non-standard UDP port: the virtio header shows that a TCP or UDP header inside is to be
-    // segmented.
-    if parsed.inner().is_none() && parsed.outer().l4_type() == L4Type::Udp && l4 > parsed.outer().l4() {
-        let port = parsed.outer().udp(frame)?.dst_port();
-        parsed = Parser { tunnels: Tunnels::NONE.with_vxlan(Some(port)), ..parser }.parse(frame).ok()?;
-    }
+    let l4 = (header.flags & NEEDS_CSUM != 0).then(|| header.csum_start.into());
+    let parsed = superframe::parse_head(frame, frame.len(), l4)?;
+    let l4 = l4.unwrap_or_else(|| parsed.innermost().l4());
     Segmenter::new(frame, &parsed, l4, header.gso_size).ok()
 }
 

@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, open};
 
+use crate::drivers::kernel::common::vnet_hdr;
+
 /// Device file of all TAP devices.
 pub(super) const FILE: &str = "/dev/net/tun";
 
@@ -20,6 +22,26 @@ const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 const OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
 /// UDP segmentation (Linux 6.2).
 const UDP_OFFLOADS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+
+/// Segmentation inside UDP tunnels, with outer checksums: `TUN_F_UDP_TUNNEL_GSO` and `TUN_F_UDP_TUNNEL_GSO_CSUM`
+/// of linux/if_tun.h (Linux 6.17).
+const TUNNEL_OFFLOADS: libc::c_uint = 0x080 | 0x100;
+
+/// Offloads that the kernel supports beyond those that every kernel has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Supported {
+    /// UDP segmentation.
+    pub(super) udp: bool,
+    /// Segmentation inside UDP tunnels. The virtio header is a longer one.
+    pub(super) tunnel: bool,
+}
+
+impl Supported {
+    /// Returns the bytes of the virtio header.
+    pub(super) fn header_len(self) -> usize {
+        if self.tunnel { vnet_hdr::TUNNEL_HEADER } else { vnet_hdr::HEADER }
+    }
+}
 
 /// A queue. Each read returns a frame from the kernel, each write passes one to it.
 #[derive(Debug)]
@@ -48,8 +70,8 @@ impl TapQueue {
         self.multi_queue
     }
 
-    /// Enables the offloads. Returns whether they include UDP segmentation.
-    pub(super) fn enable_offloads(&self) -> io::Result<bool> {
+    /// Enables the offloads, with those of tunnels if `tunnel` is set. Returns those that the kernel supports.
+    pub(super) fn enable_offloads(&self, tunnel: bool) -> io::Result<Supported> {
         let set = |what: libc::c_uint| {
             // SAFETY: TUNSETOFFLOAD takes its argument by value.
             match unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(what)) } {
@@ -57,10 +79,29 @@ impl TapQueue {
                 _ => Err(io::Error::last_os_error()),
             }
         };
-        if set(OFFLOADS | UDP_OFFLOADS).is_ok() {
-            return Ok(true);
+        if tunnel {
+            // The offloads need the longer header.
+            self.set_header_len(vnet_hdr::TUNNEL_HEADER)?;
+            if set(OFFLOADS | UDP_OFFLOADS | TUNNEL_OFFLOADS).is_ok() {
+                return Ok(Supported { udp: true, tunnel: true });
+            }
         }
-        set(OFFLOADS).map(|()| false)
+        let udp = set(OFFLOADS | UDP_OFFLOADS).is_ok();
+        if !udp {
+            set(OFFLOADS)?;
+        }
+        self.set_header_len(vnet_hdr::HEADER)?;
+        Ok(Supported { udp, tunnel: false })
+    }
+
+    /// Sets the length of the virtio header of the device.
+    fn set_header_len(&self, len: usize) -> io::Result<()> {
+        let len = len as libc::c_int;
+        // SAFETY: TUNSETVNETHDRSZ reads one integer, which outlives the call.
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Returns whether the queue still belongs to a device. The device may be in another network namespace.

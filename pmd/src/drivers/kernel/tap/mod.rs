@@ -14,8 +14,9 @@
 //! frames that it sends. The driver completes them (`kernel::vnet_hdr`), so that every received packet is
 //! complete.
 //!
-//! `superframes = "whole"` is for programs whose other ports can segment TCP (`TX_SEGMENT`): a superframe
-//! then passes as one packet. Programs refuse to start if their packets may go to a port that cannot segment.
+//! With `superframes = "whole"` a TCP superframe passes as one packet. Towards an interface of the kernel it
+//! stays whole; on other ways it is segmented when it leaves, by the NIC or in software. Superframes in UDP
+//! tunnels stay whole in both directions from Linux 6.17 on.
 
 mod check;
 mod device;
@@ -26,7 +27,7 @@ mod tx;
 use std::io;
 use std::sync::Arc;
 
-use device::{FILE, TapQueue};
+use device::{FILE, Supported, TapQueue};
 use interface::{InterfaceConfig, Prefix};
 use rx::Receiver;
 use tx::Sender;
@@ -51,6 +52,9 @@ const MAX_QUEUES: u16 = 64;
 /// Ethernet header and two VLAN tags.
 const HEADERS: usize = 14 + 2 * 4;
 
+/// Offloads of every TAP interface.
+const OFFLOADS: Offloads = Offloads::RX_CHAINS.with(Offloads::TX_CHAINS).with(Offloads::TX_SEGMENT);
+
 const ADDRESS: Key<List<Parsed<Prefix>>> =
     Key::parsed("address", "an address with a prefix length, such as \"10.0.0.1/24\"")
         .list()
@@ -63,7 +67,7 @@ const SUPERFRAMES: Key<WithDefault<Choice<bool>>> = Key::choice(
     "superframes",
     &[
         ("cut", false, "segments superframes as they are received"),
-        ("whole", true, "receives a superframe as one packet; all ports to which it may go must segment TCP"),
+        ("whole", true, "receives a superframe as one packet, which is cut when it leaves, by the kernel if it can"),
     ],
 )
 .default_word("cut")
@@ -158,7 +162,7 @@ impl PortSpec for Options {
     fn open(self: Box<Self>) -> Result<Box<dyn Device>, PortError> {
         // An interface that the port creates has no other owner, so the port creates it again if it is deleted.
         let created = matches!(Interface::find(&self.device, NAME), Err(PortError::NoDevice { .. }));
-        let opened = Opened::new(&self.device)?;
+        let opened = Opened::new(&self.device, self.keep_superframes)?;
         Ok(Box::new(TapDevice {
             options: *self,
             namespace: Namespace::current(),
@@ -183,8 +187,8 @@ impl Options {
             max_rx_queues: max_queues,
             max_tx_queues: max_queues,
             offloads: match self.keep_superframes {
-                true => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS).with(Offloads::RX_SUPERFRAMES),
-                false => Offloads::RX_CHAINS.with(Offloads::TX_CHAINS),
+                true => OFFLOADS.with(Offloads::RX_SUPERFRAMES),
+                false => OFFLOADS,
             },
             max_tx_segments: 1023,
             can_wait: true,
@@ -199,8 +203,7 @@ struct Opened {
     /// Keeps the interface while the port is stopped. In a single-queue device it is the only queue.
     standby_queue: Option<TapQueue>,
     multi_queue: bool,
-    /// True if UDP superframes may arrive.
-    udp: bool,
+    supported: Supported,
     interface: Interface,
     link_monitor: LinkMonitor,
     netlink: Netlink,
@@ -208,20 +211,20 @@ struct Opened {
 
 impl Opened {
     /// Opens the interface, and creates it if it does not exist.
-    fn new(device: &str) -> Result<Self, PortError> {
+    fn new(device: &str, whole: bool) -> Result<Self, PortError> {
         let (queue, name) = TapQueue::open(device).map_err(|e| open_error(device, e))?;
         let failed = |what| move |source| system_error(NAME, device, what, source);
         let interface = Interface::find(&name, NAME)?;
         let link_monitor = LinkMonitor::new(&interface).map_err(failed("watching the interface"))?;
         let netlink = Netlink::route().map_err(failed("opening a netlink socket"))?;
-        let udp = queue.enable_offloads().map_err(failed("TUNSETOFFLOAD"))?;
+        let supported = queue.enable_offloads(whole).map_err(failed("TUNSETOFFLOAD"))?;
         let multi_queue = queue.is_multi_queue();
         if multi_queue {
             // This queue keeps the interface while the port is open. Only the queues of a started port
             // receive frames.
             queue.set_enabled(false).map_err(failed("TUNSETQUEUE"))?;
         }
-        Ok(Self { standby_queue: Some(queue), multi_queue, udp, interface, link_monitor, netlink })
+        Ok(Self { standby_queue: Some(queue), multi_queue, supported, interface, link_monitor, netlink })
     }
 }
 
@@ -321,13 +324,19 @@ impl TapDevice {
         let mut queues = Queues::default();
         for index in 0..usize::from(config.rx_queues) {
             let queue = Arc::clone(&self.queues[index % self.queues.len()]);
-            let offload =
-                VnetOffload::new(config.pool.clone(), config.id).keep_superframes(self.options.keep_superframes);
-            queues.rx.push(Box::new(Receiver::new(queue, offload)));
+            let offload = VnetOffload::new(config.pool.clone(), config.id);
+            queues.rx.push(Box::new(match self.options.keep_superframes {
+                true => Receiver::whole(queue, offload, self.opened.supported.header_len()),
+                false => Receiver::new(queue, offload),
+            }));
         }
         for index in 0..usize::from(config.tx_queues) {
             let queue = Arc::clone(&self.queues[index % self.queues.len()]);
-            queues.tx.push(Box::new(Sender::new(queue, usize::from(config.mtu) + HEADERS)));
+            queues.tx.push(Box::new(Sender::new(
+                queue,
+                usize::from(config.mtu) + HEADERS,
+                self.opened.supported.tunnel,
+            )));
         }
         Ok(queues)
     }
@@ -343,7 +352,7 @@ impl TapDevice {
         for _ in 0..count {
             let (queue, _) =
                 TapQueue::open(&self.opened.interface.name).map_err(|e| open_error(&self.options.device, e))?;
-            queue.enable_offloads().map_err(self.system_error("TUNSETOFFLOAD"))?;
+            queue.enable_offloads(self.options.keep_superframes).map_err(self.system_error("TUNSETOFFLOAD"))?;
             queues.push(Arc::new(queue));
         }
         Ok(queues)
@@ -356,7 +365,10 @@ impl Device for TapDevice {
         if !self.opened.multi_queue {
             notes.push("one queue: the interface was created without `multi_queue`".to_owned());
         }
-        if !self.opened.udp {
+        if self.options.keep_superframes && !self.opened.supported.tunnel {
+            notes.push("superframes in tunnels are cut by software (the kernel does it from Linux 6.17 on)".to_owned());
+        }
+        if !self.opened.supported.udp {
             notes.push("no UDP superframes from the kernel (needs Linux 6.2)".to_owned());
         }
         Capabilities {
@@ -399,7 +411,7 @@ impl Device for TapDevice {
         }
         self.opened.standby_queue = None;
         let dropped = self.dropped.plus(self.opened.link_monitor.dropped());
-        self.opened = Opened::new(&name)?;
+        self.opened = Opened::new(&name, self.options.keep_superframes)?;
         self.dropped = dropped;
         self.start_queues(config)
     }

@@ -1,0 +1,159 @@
+//! TCP superframes of the kernel through the gateway: whole, or cut by the port that sends them.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use serde_json::Value;
+use wirepath_testlab::{Lab, Namespace, eventually};
+
+use crate::program::Program;
+use crate::world::{GATEWAY, VNI, Variant, WAIT_LIMIT, World, host_address, pings, remote_address};
+
+/// Key of a port that passes superframes on.
+pub(crate) const WHOLE: &str = "superframes = \"whole\"";
+/// Bytes of TCP in each direction.
+const BYTES: u64 = 32 << 20;
+/// Datagrams of a UDP stream.
+const DATAGRAMS: u32 = 5000;
+
+/// Adds IPv6 addresses inside the tunnel. Returns that of the host and that of the remote.
+fn inner_ipv6(host: &Namespace, host_interface: &str, remote: &Namespace) -> [&'static str; 2] {
+    for (namespace, interface, address) in [(host, host_interface, "fd00:1::1"), (remote, "vx0", "fd00:1::2")] {
+        namespace.ipv6(interface);
+        namespace.ip(&format!("addr add {address}/64 dev {interface} nodad"));
+    }
+    ["fd00:1::1", "fd00:1::2"]
+}
+
+/// Sends TCP and UDP in both directions over both IP versions. Both ends see the same bytes.
+fn streams(host: &Namespace, remote: &Namespace, inner6: [&str; 2]) {
+    let inner4 = [host_address(0), remote_address(0)];
+    for [here, there] in [[inner4[0].as_str(), inner4[1].as_str()], inner6] {
+        assert!(eventually(WAIT_LIMIT, || pings(host, there, 56, 1)), "{there} does not answer");
+        for (from, to, address) in [(host, remote, there), (remote, host, here)] {
+            let (sent, received) = crate::tcp::transfer(from, to, address, BYTES);
+            assert_eq!((sent, sent.0), (received, BYTES), "bytes and checksum to {address}");
+            datagrams(from, to, address);
+        }
+    }
+}
+
+/// Sends numbered datagrams of several lengths. They arrive as they were sent and in order; datagrams that overflow
+/// the receiver may be missing.
+fn datagrams(from: &Namespace, to: &Namespace, address: &str) {
+    let receiver = to.inside(|| UdpSocket::bind((address, 5002)).expect("bind"));
+    receiver.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
+    let content = |number: u32| [&number.to_be_bytes()[..], &vec![number as u8; number as usize % 1300]].concat();
+    let any = if address.contains(':') { "::" } else { "0.0.0.0" };
+    let sender = from.inside(|| UdpSocket::bind((any, 0)).expect("bind"));
+    std::thread::scope(|scope| {
+        let arrived = scope.spawn(|| {
+            let (mut buffer, mut next, mut count) = (vec![0; 65_536], 0, 0);
+            while next < DATAGRAMS {
+                let Ok(n) = receiver.recv(&mut buffer) else { break };
+                let number = u32::from_be_bytes(*buffer.first_chunk().expect("a number"));
+                assert!(
+                    number >= next && buffer[..n] == content(number),
+                    "datagram {number} of {n} bytes after {next}"
+                );
+                (next, count) = (number + 1, count + 1);
+            }
+            count
+        });
+        for number in 0..DATAGRAMS {
+            sender.send_to(&content(number), (address, 5002)).expect("sent");
+            if number % 32 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let arrived: u32 = arrived.join().expect("the receiver");
+        assert!(arrived > DATAGRAMS * 9 / 10, "{arrived} datagrams to {address}");
+    });
+}
+
+/// Returns the sum of a counter over the queues of a kind.
+fn total(json: &Value, queues: &str, counter: &str) -> u64 {
+    let ports = json["ports"].as_array().expect("ports");
+    let queues = ports.iter().flat_map(|port| port[queues].as_array().expect("queues"));
+    queues.map(|queue| queue[counter].as_u64().unwrap_or(0)).sum()
+}
+
+/// Ports drop frames that are not for the gateway, that meet an interface that is down, or that overflow a receive
+/// ring, and no others. TCP raises its rate until a queue on the way overflows (RFC 5681), here a receive ring.
+fn assert_no_loss(json: &Value) {
+    let drops = json["drops"].as_object().expect("drops");
+    let harmless = ["not_for_us", "link_down", "rx_full"];
+    let lost: Vec<_> = drops.iter().filter(|(reason, _)| !harmless.contains(&reason.as_str())).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    assert_eq!(json["in_flight"], 0, "{json}");
+}
+
+/// Superframes pass from kernel to kernel as one packet.
+fn assert_whole(json: &Value) {
+    assert_no_loss(json);
+    let (packets, bytes) = (total(json, "tx_queues", "packets"), total(json, "tx_queues", "bytes"));
+    // Four streams of TCP. Their acknowledgements and the datagrams are small.
+    assert!(bytes > 4 * BYTES && packets < bytes / 2500, "{packets} packets have {bytes} bytes");
+}
+
+/// Streams between veth interfaces.
+pub(crate) fn pass_whole(variant: Variant) {
+    let json = veth_streams(variant);
+    assert_whole(&json);
+    assert_eq!(total(&json, "tx_queues", "segmented"), 0, "{json}");
+}
+
+/// Streams where superframes come in by one port, and the other one sends frames.
+pub(crate) fn are_cut_in_software(variant: Variant) {
+    let json = veth_streams(variant);
+    assert_no_loss(&json);
+    let (cut, left) = (total(&json, "tx_queues", "segmented"), total(&json, "tx_queues", "packets"));
+    assert!(cut > 100 && left > BYTES / 1500 + cut, "{cut} superframes cut, {left} packets sent");
+}
+
+fn veth_streams(variant: Variant) -> Value {
+    let world = World::new(variant, 1, 1, 1500);
+    let gateway = world.start();
+    let (host, remote) = (&world.hosts[0], &world.remotes[0]);
+    remote.ip("link set vx0 mtu 1430");
+    host.ip("link set eth0 mtu 1430");
+    let inner6 = inner_ipv6(host, "eth0", remote);
+    streams(host, remote, inner6);
+    gateway.stop().json
+}
+
+/// Streams between TAP interfaces, which the gateway creates and which move to the namespaces of their hosts.
+pub(crate) fn pass_whole_between_taps(variant: Variant) {
+    let lab = Lab::new(&variant.name.replace("::", "-"));
+    let [gateway, host, remote] = ["gw", "host", "remote"].map(|name| lab.namespace(name));
+    let (vtep, peer) = (variant.vtep(), variant.remote(0));
+    let prefix = if variant.ipv6 { 64 } else { 24 };
+    let ports = variant.port(0, "wan", "") + &variant.port(1, "lan", "");
+    let config = format!(
+        "{ports}[underlay]\nport = \"wan\"\naddresses = [\"{vtep}/{prefix}\"]\n[[segment]]\nname = \"blue\"\nvni = \
+         {VNI}\nremotes = [\"{peer}\"]\nports = [{{ port = \"lan\" }}]\n"
+    );
+    let program = Program::start(&gateway, GATEWAY, &config);
+    let is_up = |name| gateway.run(&["ip", "link", "show", name, "up"]).stdout.contains("LOWER_UP");
+    assert!(eventually(WAIT_LIMIT, || is_up("wan") && is_up("lan")), "the gateway creates its interfaces");
+    // The start uses the interfaces by name until its end.
+    std::thread::sleep(Duration::from_millis(500));
+    for (name, to) in [("wan", &remote), ("lan", &host)] {
+        gateway.ip(&format!("link set {name} netns {}", to.name()));
+        to.ip(&format!("link set {name} up"));
+    }
+    if variant.ipv6 {
+        remote.ipv6("wan");
+        remote.ip(&format!("addr add {peer}/{prefix} dev wan nodad"));
+    } else {
+        remote.ip(&format!("addr add {peer}/{prefix} dev wan"));
+    }
+    remote.ip(&format!("link add vx0 type vxlan id {VNI} local {peer} remote {vtep} dev wan dstport 4789"));
+    remote.ip("link set vx0 mtu 1430 up");
+    remote.ip(&format!("addr add {}/24 dev vx0", remote_address(0)));
+    host.ip("link set lan mtu 1430");
+    host.ip(&format!("addr add {}/24 dev lan", host_address(0)));
+    let inner6 = inner_ipv6(&host, "lan", &remote);
+    streams(&host, &remote, inner6);
+    assert_whole(&program.stop().json);
+}

@@ -1,0 +1,136 @@
+//! Superframes in UDP tunnels as datagrams that the kernel cuts (`VIRTIO_NET_HDR_GSO_UDP_L4`, Linux 6.2).
+//!
+//! A packet socket has no form for a superframe in a tunnel. But the packets of a tunnel superframe are UDP
+//! datagrams of one length with equal headers, apart from the last one, which may be shorter. Their payloads in
+//! sequence are the payload of one long datagram. The kernel cuts it into datagrams again, at the end of the path
+//! at the latest. Inner headers and inner checksums are written here, payload is not copied. The
+//! outer UDP checksum is always computed, because this form cannot leave it out.
+
+use wirepath_packet::superframe::parts_from;
+use wirepath_packet::{HEADROOM, Packet};
+use wirepath_wire::checksum::{self, Sum, Transport};
+use wirepath_wire::segment::Segmenter;
+use wirepath_wire::{HeaderOffsets, L3Type, L4Type, Parsed, checksum_offload};
+
+use super::vnet_hdr::{self, VirtioNetHdr};
+
+/// Longest IP packet in bytes.
+const MAX_IP: usize = 65_535;
+/// Most buffers that hold the payload of one segment. A segment of 9 KiB in full buffers has six.
+const MAX_PARTS: usize = 16;
+
+/// A part of the frames for the kernel, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Part<'a> {
+    /// Begins a frame with this virtio header.
+    Frame([u8; vnet_hdr::HEADER]),
+    /// Bytes of the frame.
+    Bytes(&'a [u8]),
+}
+
+/// Returns whether [`write`] can convert the packet, with `scratch` bytes for headers and `parts` parts at most.
+pub(crate) fn fits(packet: &Packet, parsed: &Parsed, scratch: usize, parts: usize) -> bool {
+    let Some((base, segments)) = start(packet, parsed) else { return false };
+    let count = segments.remaining();
+    // Each frame has its own outer headers; a superframe of a few frames has room for them.
+    let headers = (count + 3) * segments.header_len();
+    let per_frame =
+        (MAX_IP - (base - parsed.outer().l3())) / (segments.header_len() - base + usize::from(packet.mss()));
+    per_frame > 0 && headers <= scratch && 2 * count + 2 * packet.segment_count() + 8 <= parts
+}
+
+/// Returns the length of the outer headers with UDP, and the segmenter of the inner packet.
+fn start<'a>(packet: &'a Packet, parsed: &Parsed) -> Option<(usize, Segmenter<'a>)> {
+    let (outer, inner) = (parsed.outer(), parsed.inner()?);
+    if outer.l4_type() != L4Type::Udp || inner.l4_type() != L4Type::Tcp || outer.l4() + 8 > HEADROOM {
+        return None;
+    }
+    let segments = Segmenter::new(packet.data(), parsed, inner.l4(), packet.mss()).ok()?;
+    Some((outer.l4() + 8, segments))
+}
+
+/// Writes the headers of all frames to `scratch`, and passes the parts of the frames to `push`. Returns the rest
+/// of `scratch`; `None` if the packet does not fit ([`fits`]) or `push` returns `None`.
+pub(crate) fn write<'a>(
+    packet: &'a Packet,
+    parsed: &Parsed,
+    mut scratch: &'a mut [u8],
+    mut push: impl FnMut(Part<'a>) -> Option<()>,
+) -> Option<&'a mut [u8]> {
+    let (base, mut segments) = start(packet, parsed)?;
+    let outer = parsed.outer();
+    let (header_len, count) = (segments.header_len(), segments.remaining());
+    let size = header_len - base + usize::from(packet.mss());
+    let most = (MAX_IP - (base - outer.l3())) / size;
+    // Frames of about the same length, so that none has a superframe's cost for a few segments.
+    let per_frame = count.div_ceil(count.div_ceil(most.max(1)));
+    let mut payload = parts_from(packet, parsed.innermost().payload());
+    let mut rest: &[u8] = &[];
+    let mut in_frame = 0;
+    while let Some(range) = segments.next_payload() {
+        if in_frame == 0 {
+            let here = segments.remaining().min(per_frame);
+            // All segments have the full size, but for the last one of the superframe.
+            let missing = if here == segments.remaining() { last_gap(packet, parsed, count) } else { 0 };
+            let (headers, others) = scratch.split_at_mut_checked(base)?;
+            scratch = others;
+            headers.copy_from_slice(packet.data().get(..base)?);
+            set_lengths(headers, outer, here * size - missing)?;
+            push(Part::Frame(VirtioNetHdr::of_datagrams(outer.l4(), size)?))?;
+            push(Part::Bytes(headers))?;
+        }
+        let (headers, others) = scratch.split_at_mut_checked(header_len)?;
+        scratch = others;
+        // Few buffers hold the payload of a segment: they are noted for their sum, since the headers go in front.
+        let (mut parts, mut used) = ([&[][..]; MAX_PARTS], 0);
+        let (mut sum, mut at) = (Sum::ZERO, 0);
+        while at < range.len() {
+            if rest.is_empty() {
+                rest = payload.next()?;
+            }
+            let (now, later) = rest.split_at(rest.len().min(range.len() - at));
+            sum = sum.and_at(at, checksum::sum(now));
+            at += now.len();
+            rest = later;
+            *parts.get_mut(used)? = now;
+            used += 1;
+        }
+        segments.next_with(headers, |_| sum)?.ok()?;
+        push(Part::Bytes(&headers[base..]))?;
+        for part in &parts[..used] {
+            push(Part::Bytes(part))?;
+        }
+        in_frame = (in_frame + 1) % per_frame;
+    }
+    Some(scratch)
+}
+
+/// Returns the bytes that the last segment is shorter than the others.
+fn last_gap(packet: &Packet, parsed: &Parsed, count: usize) -> usize {
+    let payload = parsed.innermost().end().saturating_sub(parsed.innermost().payload());
+    (count * usize::from(packet.mss())).saturating_sub(payload)
+}
+
+/// Writes the lengths of outer IP and UDP for a datagram with `len` bytes of payload. Adds the IPv4 checksum and
+/// the sum of the pseudo header.
+fn set_lengths(headers: &mut [u8], outer: &HeaderOffsets, len: usize) -> Option<()> {
+    let (l3, l4) = (outer.l3(), outer.l4());
+    let datagram = u16::try_from(8 + len).ok()?;
+    let mut put = |at: usize, value: u16| -> Option<()> {
+        headers.get_mut(at..at + 2)?.copy_from_slice(&value.to_be_bytes());
+        Some(())
+    };
+    put(l4 + 4, datagram)?;
+    match outer.l3_type() {
+        L3Type::Ipv4 => {
+            put(l3 + 2, u16::try_from(l4 - l3 + 8 + len).ok()?)?;
+            put(l3 + 10, 0)?;
+            let sum = checksum::sum(headers.get(l3..l4)?).checksum();
+            headers.get_mut(l3 + 10..l3 + 12)?.copy_from_slice(&sum.to_be_bytes());
+        }
+        _ => put(l3 + 4, u16::try_from(l4 - l3 - 40 + 8 + len).ok()?)?,
+    }
+    let pseudo = checksum_offload::pseudo(headers, outer, Transport::Udp.protocol(), datagram.into())?;
+    headers.get_mut(l4 + 6..l4 + 8)?.copy_from_slice(&pseudo.fold().to_be_bytes());
+    Some(())
+}
