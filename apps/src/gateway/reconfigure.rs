@@ -88,8 +88,8 @@ fn check_superframes(running: &[PortInfo], after: &[PortInfo]) -> Result<(), Fai
     match after.iter().find(receives).filter(|_| !running.iter().any(|port| receives(&port))) {
         None => Ok(()),
         Some(PortInfo { name, .. }) => Err(Failure::usage(format!(
-            "port '{name}' has superframes = \"whole\", and no port had it at the start; restart the program, or set \
-             superframes = \"cut\" for port '{name}'"
+            "port '{name}' has superframes = \"whole\" or gro = true, and no port had one of them at the start; \
+             restart the program, or set superframes = \"cut\" and gro = false for port '{name}'"
         ))),
     }
 }

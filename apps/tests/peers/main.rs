@@ -205,6 +205,17 @@ over! {
     tcp: crate::tcp::some_unharmed;
     cut: crate::superframes::are_cut_in_software;
 }
+// Packets are joined as they arrive, plain and inside the tunnel. The port that sends them cuts them again.
+over! {
+    gro_ipv4,
+    Variant { others: Some("af_packet"), settings: ["", crate::superframes::WHOLE], ..by("af_xdp", false) },
+    joined: crate::superframes::are_joined;
+}
+over! {
+    gro_ipv6,
+    by("af_xdp", true),
+    joined: crate::superframes::are_joined;
+}
 over! {
     tap_superframes_ipv4,
     Variant { settings: [crate::superframes::WHOLE; 2], ..by("tap", false) },

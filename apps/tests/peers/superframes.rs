@@ -111,9 +111,22 @@ pub(crate) fn are_cut_in_software(variant: Variant) {
     assert!(cut > 100 && left > BYTES / 1500 + cut, "{cut} superframes cut, {left} packets sent");
 }
 
+/// Streams where each port joins the packets that it receives.
+pub(crate) fn are_joined(variant: Variant) {
+    let json = streams_with(variant, "gro = true");
+    assert_no_loss(&json);
+    let (joined, left) = (total(&json, "rx_queues", "joined"), total(&json, "tx_queues", "packets"));
+    assert!(joined > 1000, "{joined} packets joined, {left} packets sent");
+}
+
 fn veth_streams(variant: Variant) -> Value {
+    streams_with(variant, "")
+}
+
+/// `keys` are keys of each port.
+fn streams_with(variant: Variant, keys: &str) -> Value {
     let world = World::new(variant, 1, 1, 1500);
-    let gateway = world.start();
+    let gateway = world.start_with(&world.one_segment().replace("[[port]]\n", &format!("[[port]]\n{keys}\n")));
     let (host, remote) = (&world.hosts[0], &world.remotes[0]);
     remote.ip("link set vx0 mtu 1430");
     host.ip("link set eth0 mtu 1430");

@@ -66,6 +66,7 @@ static QUEUES: TableSpec = TableSpec {
         ),
         Column::counter("completed_checksums", Unit::Packets, "Checksums that the driver completed in software"),
         Column::counter("segmented", Unit::Packets, "Superframes that the driver or the port segmented"),
+        Column::counter("joined", Unit::Packets, "Received packets that became part of a superframe"),
         Column::counter("copied", Unit::Packets, "Packets copied into or out of the pool"),
     ],
 };
@@ -274,6 +275,7 @@ fn queue_row(port: &str, direction: &str, index: usize, stats: &QueueStats) -> R
         stats.waiting.into(),
         stats.completed_checksums.into(),
         stats.segmented.into(),
+        stats.joined.into(),
         stats.copied.into(),
     ]
 }

@@ -144,7 +144,7 @@ fn open_port(
     share: u32,
     pool: impl FnOnce(Option<u32>) -> Result<Pool, PoolError>,
 ) -> Result<UnstartedPort, RuntimeError> {
-    let PortSettings { name, plan, queues, depth, mtu, promiscuous, on_loss, key_spans, .. } = settings;
+    let PortSettings { name, plan, queues, depth, mtu, promiscuous, gro, on_loss, key_spans, .. } = settings;
     let at = |error| {
         let (at, source) = position(&key_spans, &name, error);
         RuntimeError::Open { at, source }
@@ -159,7 +159,7 @@ fn open_port(
     }
     let pool = pool(capabilities.numa_node)?;
     let (rx_queues, tx_queues) = (queues, queues);
-    let config = PortConfig { id, rx_queues, tx_queues, depth, mtu, promiscuous, pool: pool.clone() };
+    let config = PortConfig { id, rx_queues, tx_queues, depth, mtu, promiscuous, gro, pool: pool.clone() };
     let configured = port.configure(config).map_err(at)?;
     // The driver `auto` may have taken another one, because of the configuration.
     let capabilities = configured.capabilities();

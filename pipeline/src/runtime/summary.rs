@@ -301,13 +301,15 @@ pub struct PacketBalance {
     pub to_kernel: u64,
     /// Packets that the control thread processed without a further packet.
     pub consumed: u64,
+    /// Received packets that became part of a superframe.
+    pub joined: u64,
 }
 
 impl PacketBalance {
     /// Number of packets that have no destination yet. A negative value means that a packet was counted twice.
     pub fn in_flight(&self) -> i64 {
         let origins = self.received + self.copies + self.generated;
-        let destinations = self.sent + self.dropped + self.to_kernel + self.consumed;
+        let destinations = self.sent + self.dropped + self.to_kernel + self.consumed + self.joined;
         origins.cast_signed() - destinations.cast_signed()
     }
 }
@@ -393,6 +395,7 @@ impl Summary {
             dropped: tx.dropped() + drops.map(|(_, n)| n).sum::<u64>(),
             to_kernel: self.to_kernel() - of_workers(|worker| worker.looped_back),
             consumed: self.consumed.values().sum(),
+            joined: rx.joined,
         }
     }
 
@@ -447,6 +450,7 @@ fn queue_json(queue: &QueueStats) -> Value {
         "empty": queue.empty,
         "completed_checksums": queue.completed_checksums,
         "segmented": queue.segmented,
+        "joined": queue.joined,
         "copied": queue.copied,
         "drops": drops_json(queue.drops.iter().copied()),
     })

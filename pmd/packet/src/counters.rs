@@ -78,6 +78,8 @@ pub struct QueueCounters {
     pub completed_checksums: Counter,
     /// Superframes that were segmented into frames: by the driver (receive), or by the port in software (transmit).
     pub segmented: Counter,
+    /// Received packets that became part of a superframe, behind its first packet (GRO).
+    pub joined: Counter,
     /// Packets copied into or out of the pool: their region is not registered, or the device has no
     /// scatter-gather.
     pub copied: Counter,
@@ -105,6 +107,8 @@ pub struct QueueStats {
     pub completed_checksums: u64,
     /// GSO packets segmented into frames.
     pub segmented: u64,
+    /// Received packets that became part of a superframe, behind its first packet.
+    pub joined: u64,
     /// Packets copied into or out of the pool.
     pub copied: u64,
     /// Duplicates of injected faults.
@@ -147,6 +151,7 @@ impl QueueCounters {
             empty: self.empty.get(),
             completed_checksums: self.completed_checksums.get(),
             segmented: self.segmented.get(),
+            joined: self.joined.get(),
             copied: self.copied.get(),
             injected_copies: self.injected_copies.get(),
             waiting: self.waiting.get(),
@@ -164,6 +169,7 @@ impl QueueStats {
         self.empty += other.empty;
         self.completed_checksums += other.completed_checksums;
         self.segmented += other.segmented;
+        self.joined += other.joined;
         self.copied += other.copied;
         self.injected_copies += other.injected_copies;
         self.waiting = match (self.waiting, other.waiting) {

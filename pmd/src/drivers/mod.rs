@@ -244,6 +244,10 @@ const MTU: Key<Integer<u16>> = Key::integer("mtu", 68..=9202)
         "the MTU of the device, or 1500 if it has none; a NIC with larger packets than the pool has room for gets 1500",
     )
     .about("Largest layer-3 packet. Frames may have 22 bytes more: an Ethernet header and two VLAN tags.");
+const GRO: Key<WithDefault<Flag>> = Key::flag("gro").default(false).about(
+    "Joins TCP packets that arrive in one burst to superframes, also inside VXLAN and GENEVE on their standard ports \
+     (generic receive offload). They are cut when they leave, by the device if it can.",
+);
 const PROMISCUOUS: Key<WithDefault<Flag>> =
     Key::flag("promiscuous").default(true).about("Also receives frames for other link-layer addresses.");
 const ON_LOSS: Key<WithDefault<Choice<OnLoss>>> = Key::choice(
@@ -276,7 +280,7 @@ pub static PORT: ConfigTable = ConfigTable {
     written: Written::Repeated,
     about: "A port: a device and the driver that opens it. Ports have numbers in the order of the configuration.",
     absent: "an error, because a program needs a port",
-    keys: &[&PORT_NAME, &DRIVER, &DEVICE, &QUEUES, &DEPTH, &MTU, &PROMISCUOUS, &ON_LOSS, &LOSS_TIMEOUT],
+    keys: &[&PORT_NAME, &DRIVER, &DEVICE, &QUEUES, &DEPTH, &MTU, &PROMISCUOUS, &GRO, &ON_LOSS, &LOSS_TIMEOUT],
     tables: || DRIVERS.iter().map(|driver| driver.table()).chain(LEFT_OUT_TABLES.iter()).chain([&FAULTS]).collect(),
     example: "[[port]]\nname = \"lan\"\ndevice = \"eth1\"\nqueues = 2\n",
     ..ConfigTable::EMPTY
@@ -356,6 +360,8 @@ pub struct PortSettings {
     pub mtu: Option<u16>,
     /// Also receive frames for other hosts.
     pub promiscuous: bool,
+    /// Joins TCP packets of a burst to superframes.
+    pub gro: bool,
     /// Reaction to the loss of the device.
     pub on_loss: OnLoss,
 }
@@ -403,6 +409,7 @@ impl PortSettings {
             depth: self.depth,
             mtu: self.mtu.unwrap_or(DEFAULT_MTU),
             promiscuous: self.promiscuous,
+            gro: self.gro,
             pool,
         }
     }
@@ -444,6 +451,7 @@ impl fmt::Debug for PortSettings {
             .field("depth", &self.depth)
             .field("mtu", &self.mtu)
             .field("promiscuous", &self.promiscuous)
+            .field("gro", &self.gro)
             .field("on_loss", &self.on_loss)
             .finish_non_exhaustive()
     }
@@ -464,6 +472,7 @@ pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
     let depth = settings.read(&DEPTH)?;
     let mtu = settings.read(&MTU)?;
     let promiscuous = settings.read(&PROMISCUOUS)?;
+    let gro = settings.read(&GRO)?;
     let on_loss = OnLoss::read(settings);
     let plan = match driver {
         // The table of a driver cannot be read without the driver.
@@ -490,7 +499,7 @@ pub fn read_port(settings: &Settings<'_>) -> Result<PortSettings, ConfigError> {
         Some(faults) => faults::inject(plan, faults),
         None => plan,
     };
-    Ok(PortSettings { name, name_span, key_spans, device, plan, queues, depth, mtu, promiscuous, on_loss })
+    Ok(PortSettings { name, name_span, key_spans, device, plan, queues, depth, mtu, promiscuous, gro, on_loss })
 }
 
 /// Reads the table `faults` inside a port's table.

@@ -192,6 +192,8 @@ pub struct PortConfig {
     pub mtu: u16,
     /// True to receive frames to all destination addresses.
     pub promiscuous: bool,
+    /// True to join received TCP packets to superframes ([`wirepath_packet::gro`]). Packets of one burst are joined.
+    pub gro: bool,
     /// Pool of the received packets.
     pub pool: Pool,
 }
@@ -199,7 +201,7 @@ pub struct PortConfig {
 impl PortConfig {
     /// One queue per direction, 1024 entries, MTU 1500, promiscuous mode.
     pub fn new(id: PortId, pool: Pool) -> Self {
-        Self { id, rx_queues: 1, tx_queues: 1, depth: 1024, mtu: 1500, promiscuous: true, pool }
+        Self { id, rx_queues: 1, tx_queues: 1, depth: 1024, mtu: 1500, promiscuous: true, gro: false, pool }
     }
 
     /// Checks the configuration against the capabilities of a device.
@@ -308,9 +310,13 @@ impl OpenPort {
 }
 
 impl ConfiguredPort {
-    /// Capabilities of the device.
+    /// Capabilities of the device, and those that the configuration adds.
     pub fn capabilities(&self) -> Capabilities {
-        self.device.capabilities()
+        let mut capabilities = self.device.capabilities();
+        if self.config.gro {
+            capabilities.offloads = capabilities.offloads.with(Offloads::RX_SUPERFRAMES);
+        }
+        capabilities
     }
 
     /// Segments superframes in software that the device does not segment. For ports to which packets of a port
@@ -323,8 +329,11 @@ impl ConfiguredPort {
     pub fn start(mut self) -> Result<StartedPort, PortError> {
         let queues = self.device.start(&self.config)?;
         let (id, name) = (self.config.id, &self.name);
-        let rx: Vec<RxQueue> =
-            queues.rx.into_iter().enumerate().map(|(i, q)| RxQueue::new(q, id, i as u16, name)).collect();
+        let rx_queue = |(i, driver)| {
+            let queue = RxQueue::new(driver, id, i as u16, name);
+            if self.config.gro { queue.with_gro() } else { queue }
+        };
+        let rx: Vec<RxQueue> = queues.rx.into_iter().enumerate().map(rx_queue).collect();
         let pool = self.software_gso.then_some(&self.config.pool);
         let device_segments = self.device.capabilities().offloads.contains(Offloads::TX_SEGMENT);
         let tx_queue = |(i, driver)| {

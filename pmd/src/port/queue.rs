@@ -7,6 +7,7 @@ use super::gso::SoftwareGso;
 use super::handoff::RingHandoff;
 use wirepath_packet::counters::QueueCounters;
 use wirepath_packet::drops::DropReason;
+use wirepath_packet::gro::Gro;
 use wirepath_packet::{Batch, Packet, Pool};
 
 /// Receive queue, as implemented by a driver. Programs use [`RxQueue`].
@@ -90,6 +91,8 @@ pub(super) type TxHandoff = RingHandoff<Box<dyn TxDriver>, ()>;
 pub struct RxQueue {
     /// `None` while the device is lost.
     inner: Option<Box<dyn RxDriver>>,
+    /// Present if TCP packets are joined.
+    gro: Option<Box<Gro>>,
     handoff: Arc<RxHandoff>,
     counters: Arc<QueueCounters>,
     port: PortId,
@@ -113,7 +116,13 @@ pub struct TxQueue {
 impl RxQueue {
     pub(crate) fn new(inner: Box<dyn RxDriver>, port: PortId, index: u16, name: &str) -> Self {
         let counters = Arc::clone(inner.counters());
-        Self { inner: Some(inner), handoff: Arc::new(RingHandoff::new()), counters, port, index, name: name.to_owned() }
+        let handoff = Arc::new(RingHandoff::new());
+        Self { inner: Some(inner), gro: None, handoff, counters, port, index, name: name.to_owned() }
+    }
+
+    /// Joins the TCP packets of each burst.
+    pub(super) fn with_gro(self) -> Self {
+        Self { gro: Some(Box::default()), ..self }
     }
 
     /// Appends received packets to `batch`, as many as are available and fit; returns their number. Never
@@ -127,6 +136,9 @@ impl RxQueue {
         match &mut self.inner {
             Some(inner) => inner.receive(batch),
             None => self.counters.empty.add(1),
+        }
+        if let Some(gro) = &mut self.gro {
+            self.counters.joined.add(gro.join(batch, before) as u64);
         }
         batch.len() - before
     }
