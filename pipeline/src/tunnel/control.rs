@@ -1,7 +1,6 @@
 //! The control-thread part of a gateway: neighbours, learning, ageing, and the frames that the gateway itself
 //! sends.
 
-use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -17,28 +16,21 @@ use super::counters::SegmentStats;
 use super::encap::encapsulate;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
-use super::neighbour::{Millis, NeighbourAction, NeighbourState, Neighbours, Timing};
+use super::neighbour::{Millis, NeighbourAction, NeighbourState};
+use super::next_hops::NextHops;
 use super::outer::{TunnelId, outer_headers};
 use super::places::Places;
 use super::policer::{ExpectedReplies, KnownHosts};
 use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
-use super::underlay::{Addresses, HostReply, UnderlayHost};
+use super::underlay::{Addresses, HostReply};
 use crate::epoch::{Domain, Shared};
 use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
 use crate::table::{FdbLimits, FdbWriter, Learned};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
-/// Maximum number of neighbours for which resolution starts in one tick, so that a long list does not overrun
-/// the queue to the workers.
-const RESOLVES_PER_TICK: usize = 128;
-/// Milliseconds between two announcements of an address, and their number (RFC 5227 section 1.1).
-pub(super) const ANNOUNCEMENTS: (Millis, u32) = (2_000, 2);
 /// Minimum milliseconds between two log messages about address conflicts.
 const CONFLICT_LOG_INTERVAL: Millis = 10_000;
-
-/// A frame that waits for the next hop of its remote, and the index of the remote.
-type QueuedFrame = (Packet, u32);
 
 /// Learning counters of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,8 +81,8 @@ pub struct GatewayControl {
     pub(super) tables: GatewayTables,
     pub(super) workers: usize,
     pools: Vec<wirepath_packet::Pool>,
-    pub(super) host: UnderlayHost,
-    pub(super) neighbours: Neighbours<QueuedFrame>,
+    /// Next hops of the underlay.
+    pub(super) next_hops: NextHops,
     pub(super) fdb: FdbWriter,
     /// The remotes as published, or to be published next if `dirty` is true.
     pub(super) list: Vec<Remote>,
@@ -98,25 +90,15 @@ pub struct GatewayControl {
     pub(super) learned: LearnedRemotes,
     /// True if [`KnownHosts`] must be published again.
     pub(super) known_hosts_changed: bool,
-    /// Indices of the remotes that each next hop serves. A learned remote is one of them once a frame has to be
-    /// sent to it.
-    pub(super) remotes_by_next_hop: HashMap<IpAddr, Vec<u32>>,
     pub(super) dirty: bool,
     /// MTU of the underlay in bytes: that of the configuration, or a lower one of the interface.
     pub(super) underlay_mtu: u16,
     decapsulated_by_nic: bool,
     /// Number of changes of the underlay's settings, which all tunnels have in common.
     pub(super) underlay_version: u64,
-    pub(super) unresolved: VecDeque<IpAddr>,
-    /// Next hops to solicit again, because the link was lost.
-    unconfirmed: VecDeque<IpAddr>,
-    pub(super) actions: Vec<NeighbourAction<QueuedFrame>>,
     pub(super) learns: Vec<LearnStats>,
     conflicts: u64,
     conflict_logged_at: Option<Millis>,
-    pub(super) announce_at: Millis,
-    pub(super) announcements_left: u32,
-    neighbours_at: Millis,
     aged_at: u32,
 }
 
@@ -144,7 +126,7 @@ impl GatewayControl {
             config: GatewayConfig { underlay: underlay.clone(), segments: Vec::new() },
             places: Places::new(),
             underlay_mtu: layout.underlay.mtu,
-            host: UnderlayHost::new(Addresses {
+            next_hops: NextHops::new(Addresses {
                 mac: layout.underlay.mac,
                 addresses: underlay.addresses.clone(),
                 gateways: underlay.gateways.clone(),
@@ -153,25 +135,17 @@ impl GatewayControl {
             tables,
             workers,
             pools: ports.iter().map(|port| port.pool.clone()).collect(),
-            neighbours: Neighbours::new(Timing::default()),
             fdb,
             list: Vec::new(),
             routes: Vec::new(),
             learned: LearnedRemotes::default(),
             known_hosts_changed: false,
-            remotes_by_next_hop: HashMap::new(),
             dirty: false,
             decapsulated_by_nic: false,
             underlay_version: 0,
-            unresolved: VecDeque::new(),
-            unconfirmed: VecDeque::new(),
-            actions: Vec::new(),
             learns: Vec::new(),
             conflicts: 0,
             conflict_logged_at: None,
-            announce_at: 0,
-            announcements_left: ANNOUNCEMENTS.1,
-            neighbours_at: 0,
             aged_at: seconds,
         };
         // All indices are free.
@@ -295,7 +269,7 @@ impl GatewayControl {
 
     /// Iterates over all neighbours: address, state and Ethernet address.
     pub fn neighbours(&self) -> impl Iterator<Item = (IpAddr, NeighbourState, Option<MacAddr>)> {
-        self.neighbours.iter()
+        self.next_hops.iter()
     }
 
     /// Returns the numbers of remotes learned and removed since the start.
@@ -310,7 +284,7 @@ impl GatewayControl {
 
     /// Number of frames that wait for their next hop.
     pub fn waiting_frames(&self) -> usize {
-        self.neighbours.waiting()
+        self.next_hops.waiting()
     }
 
     /// Number of forwarding entries.
@@ -332,7 +306,7 @@ impl GatewayControl {
 
     /// Updates the state of a next hop. [`Self::publish`] makes it visible to the workers.
     pub(super) fn set_next_hop_state(&mut self, next_hop: IpAddr, mac: Option<MacAddr>, state: NeighbourState) {
-        for remote in self.remotes_by_next_hop.get(&next_hop).cloned().unwrap_or_default() {
+        for remote in self.next_hops.users(next_hop).to_vec() {
             self.set_remote_state(remote, mac, Some(state));
         }
     }
@@ -356,7 +330,7 @@ impl GatewayControl {
 
     /// Makes the workers hold the frames for a resolved next hop, or send them again.
     fn hold_next_hop(&mut self, next_hop: IpAddr, held: bool) {
-        for remote in self.remotes_by_next_hop.get(&next_hop).into_iter().flatten() {
+        for remote in self.next_hops.users(next_hop) {
             let Some(Remote { next_hop, .. }) = self.list.get_mut(*remote as usize) else { continue };
             *next_hop = match *next_hop {
                 NextHop::Ready(template) if held => NextHop::Held(template, None),
@@ -373,15 +347,13 @@ impl GatewayControl {
         let mut layout = Layout::clone(&self.layout);
         layout.underlay.mac = mac;
         self.publish_layout(layout);
-        self.host.set_mac(mac);
-        let known = |ip: &IpAddr| Some((*ip, self.neighbours.mac(*ip)?));
-        let reached: Vec<_> = self.remotes_by_next_hop.keys().filter_map(known).collect();
+        self.next_hops.set_mac(mac);
+        let known = |ip: IpAddr| Some((ip, self.next_hops.mac(ip)?));
+        let reached: Vec<_> = self.next_hops.used().filter_map(known).collect();
         for (next_hop, mac) in reached {
             self.set_next_hop_state(next_hop, Some(mac), NeighbourState::Reachable);
         }
         self.publish();
-        self.announcements_left = ANNOUNCEMENTS.1;
-        self.announce_at = 0;
     }
 
     /// Takes the MTU of the underlay's interface. Senders of packets that no longer fit get ICMP messages, as those of
@@ -417,7 +389,7 @@ impl GatewayControl {
         let indices = self.places.remotes().chain(self.learned.contacted());
         let remotes = indices.filter_map(|index| self.list.get(index as usize)).map(|remote| remote.address);
         let hosts = KnownHosts {
-            addresses: remotes.chain(self.remotes_by_next_hop.keys().copied()).collect(),
+            addresses: remotes.chain(self.next_hops.used()).collect(),
             macs: self.routes.iter().filter_map(|route| route.mac).collect(),
         };
         self.tables.known_hosts.replace(hosts);
@@ -445,10 +417,10 @@ impl GatewayControl {
 
     /// Executes the actions of the neighbour state machine.
     fn run_actions(&mut self, plane: &mut ControlPlane) {
-        for action in std::mem::take(&mut self.actions) {
+        for action in self.next_hops.take_actions() {
             match action {
                 NeighbourAction::Solicit(ip, to) => {
-                    if let Some(frame) = self.host.addresses().solicitation(ip, to) {
+                    if let Some(frame) = self.next_hops.addresses().solicitation(ip, to) {
                         self.tables.expected_replies.expect(ip);
                         self.send_frame(plane, &frame);
                     }
@@ -458,7 +430,7 @@ impl GatewayControl {
                     self.set_next_hop_state(ip, Some(mac), NeighbourState::Reachable);
                 }
                 NeighbourAction::Unreachable(ip) => {
-                    let state = self.neighbours.state(ip).unwrap_or(NeighbourState::Failed);
+                    let state = self.next_hops.state(ip).unwrap_or(NeighbourState::Failed);
                     if state == NeighbourState::Failed {
                         tracing::warn!("next hop {ip} does not answer; packets for it are dropped as no_neighbour");
                     }
@@ -505,11 +477,8 @@ impl GatewayControl {
         packet.copy_to(&mut frame);
         let kind = if frame.get(12..14) == Some(&EtherType::ARP.0.to_be_bytes()) { "arp" } else { "nd" };
         let now = plane.now() / 1_000_000;
-        let outcome = self.host.handle(&frame, now);
-        if let Some((ip, mac, how)) = outcome.nd_event {
-            self.neighbours.handle_event(ip, mac, how, now, &mut self.actions);
-            self.run_actions(plane);
-        }
+        let outcome = self.next_hops.handle(&frame, now);
+        self.run_actions(plane);
         if let Some((address, mac)) = outcome.conflict {
             self.conflicts += 1;
             if self.conflict_logged_at.is_none_or(|at| now >= at + CONFLICT_LOG_INTERVAL) {
@@ -551,7 +520,7 @@ impl GatewayControl {
         if !known {
             let locals = self.segment_config(segment).map(|s| s.locals.as_slice()).unwrap_or_default();
             let local = locals.iter().copied().find(|ip| ip.is_ipv4() == source.is_ipv4());
-            let next_hop = self.host.addresses().next_hop(source);
+            let next_hop = self.next_hops.next_hop(source);
             let (Some(local), Some(next_hop)) = (local, next_hop) else {
                 return plane.drop(packet, DropReason::NoRoute);
             };
@@ -619,16 +588,10 @@ impl GatewayControl {
             (remote.address, remote.next_hop) = (Ipv4Addr::UNSPECIFIED.into(), NextHop::Unreachable);
         }
         if let Some(next_hop) = next_hop {
-            self.neighbours.discard(next_hop, |(_, remote)| *remote == index, &mut self.actions);
+            self.next_hops.discard(next_hop, index);
         }
-        if let Some(next_hop) = next_hop.filter(|_| contacted)
-            && let Some(users) = self.remotes_by_next_hop.get_mut(&next_hop)
-        {
-            users.retain(|user| *user != index);
-            if users.is_empty() {
-                self.remotes_by_next_hop.remove(&next_hop);
-                self.neighbours.forget(next_hop, &mut self.actions);
-            }
+        if let Some(next_hop) = next_hop.filter(|_| contacted) {
+            self.next_hops.remove_user(next_hop, index);
         }
         (self.dirty, self.known_hosts_changed) = (true, true);
     }
@@ -640,26 +603,16 @@ impl GatewayControl {
         };
         // The next hop of a configured remote may not be resolved yet, because resolution of a long list of
         // remotes starts in several ticks.
-        self.neighbours.resolve(next_hop, plane.now() / 1_000_000, &mut self.actions);
+        self.next_hops.resolve(next_hop, plane.now() / 1_000_000);
         if self.learned.contact(remote) {
-            self.remotes_by_next_hop.entry(next_hop).or_default().push(remote);
+            self.next_hops.add_user(next_hop, remote);
             self.known_hosts_changed = true;
-            let mac = self.neighbours.mac(next_hop);
-            self.set_remote_state(remote, mac, self.neighbours.state(next_hop));
+            let mac = self.next_hops.mac(next_hop);
+            self.set_remote_state(remote, mac, self.next_hops.state(next_hop));
         }
         self.publish();
-        self.neighbours.enqueue(next_hop, (packet, remote), &mut self.actions);
+        self.next_hops.enqueue(next_hop, (packet, remote));
         self.run_actions(plane);
-    }
-
-    fn announce(&self, plane: &mut ControlPlane, probe: bool) {
-        for prefix in &self.config.underlay.addresses {
-            let addresses = self.host.addresses();
-            if probe {
-                self.send_frame(plane, &addresses.conflict_probe(prefix.address));
-            }
-            self.send_frame(plane, &addresses.announcement(prefix.address));
-        }
     }
 
     /// Returns all counters as one JSON object.
@@ -798,27 +751,12 @@ impl Control for GatewayControl {
 
     fn tick(&mut self, plane: &mut ControlPlane) {
         let now = plane.now() / 1_000_000;
-        for _ in 0..RESOLVES_PER_TICK {
-            let Some(ip) = self.unresolved.pop_front() else { break };
-            self.neighbours.resolve(ip, now, &mut self.actions);
-        }
-        for _ in 0..RESOLVES_PER_TICK {
-            let Some(ip) = self.unconfirmed.pop_front() else { break };
-            self.neighbours.revalidate(ip, now, &mut self.actions);
-        }
-        self.neighbours.release_held(now, &mut self.actions);
-        if now >= self.neighbours_at {
-            self.neighbours_at = now + 100;
-            self.neighbours.tick(now, &mut self.actions);
-            if std::mem::take(&mut self.known_hosts_changed) {
-                self.publish_known_hosts();
-            }
+        if self.next_hops.tick(now) && std::mem::take(&mut self.known_hosts_changed) {
+            self.publish_known_hosts();
         }
         self.run_actions(plane);
-        if self.announcements_left > 0 && now >= self.announce_at {
-            self.announce(plane, self.announcements_left == ANNOUNCEMENTS.1);
-            self.announcements_left -= 1;
-            self.announce_at = now + ANNOUNCEMENTS.0;
+        for frame in self.next_hops.announcements(now) {
+            self.send_frame(plane, &frame);
         }
         let seconds = plane.seconds();
         if seconds != self.aged_at {
@@ -843,18 +781,11 @@ impl Control for GatewayControl {
     fn port_event(&mut self, port: PortId, event: &PortEvent, plane: &mut ControlPlane) {
         match event {
             PortEvent::Link(Link { state: LinkState::Up, .. }) if self.layout.is_underlay(port) => {
-                // Switches may have lost the gateway's address while the link was down.
-                self.announcements_left = ANNOUNCEMENTS.1;
-                self.announce_at = 0;
-                // Meanwhile a neighbour may have got another Ethernet address.
-                self.unconfirmed = self.remotes_by_next_hop.keys().copied().collect();
+                self.next_hops.link_returned();
             }
             PortEvent::Link(Link { state: LinkState::Down, .. }) | PortEvent::Lost(_) => {
                 if matches!(event, PortEvent::Link(_)) && self.layout.is_underlay(port) {
-                    // The last frames before the return of the link must not go to an old Ethernet address.
-                    for next_hop in self.remotes_by_next_hop.keys() {
-                        self.neighbours.hold(*next_hop, &mut self.actions);
-                    }
+                    self.next_hops.link_lost();
                     self.run_actions(plane);
                 }
                 let attachments = &self.layout.attachments;
@@ -875,7 +806,7 @@ impl Control for GatewayControl {
     }
 
     fn stop(&mut self, plane: &mut ControlPlane) {
-        for (packet, _) in self.neighbours.drain_queues() {
+        for (packet, _) in self.next_hops.drain_queues() {
             plane.drop(packet, DropReason::Stopping);
         }
     }

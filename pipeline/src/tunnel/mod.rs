@@ -11,7 +11,8 @@
 //!
 //! - [`config`]: the gateway's configuration, checked.
 //! - [`tables`]: the data that workers read: ports, segments and remotes.
-//! - [`neighbour`], [`underlay`]: next hops, ARP and neighbour discovery.
+//! - [`neighbour`], [`underlay`]: the neighbour table, ARP and neighbour discovery.
+//! - `next_hops`: these for one network, and the remotes that each next hop serves.
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
 //! - `policer`: rate limits of these packets.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
@@ -40,6 +41,7 @@ pub mod kinds;
 mod learned;
 mod listing;
 pub mod neighbour;
+mod next_hops;
 mod outer;
 mod places;
 mod policer;

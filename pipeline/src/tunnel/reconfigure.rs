@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use wirepath_wire::MacAddr;
 
 use super::config::{GatewayConfig, SegmentConfig, StaticDestination, UnderlayConfig};
-use super::control::{ANNOUNCEMENTS, GatewayControl, Route, max_frame};
+use super::control::{GatewayControl, Route, max_frame};
 use super::learned::LEARNED_REMOTES;
 use super::places::{Places, SegmentPlace};
 use super::tables::{Destination, Layout, NextHop, Remote, put};
@@ -74,8 +74,7 @@ impl GatewayControl {
         let old_places = std::mem::replace(&mut self.places, places);
         if addresses_changed {
             let underlay = &self.config.underlay;
-            self.host.set_addresses(underlay.addresses.clone(), underlay.gateways.clone());
-            (self.announcements_left, self.announce_at) = (ANNOUNCEMENTS.1, 0);
+            self.next_hops.set_addresses(underlay.addresses.clone(), underlay.gateways.clone());
         }
         self.underlay_version += u64::from(templates_changed);
 
@@ -124,7 +123,7 @@ impl GatewayControl {
                     (self.list.get_mut(*index as usize), self.routes.get_mut(*index as usize))
                 {
                     if let Some(next_hop) = route.next_hop {
-                        self.neighbours.discard(next_hop, |(_, remote)| remote == index, &mut self.actions);
+                        self.next_hops.discard(next_hop, *index);
                     }
                     (remote.address, remote.next_hop) = (Ipv4Addr::UNSPECIFIED.into(), NextHop::Unreachable);
                     (route.next_hop, route.mac) = (None, None);
@@ -139,12 +138,12 @@ impl GatewayControl {
 
     /// Brings the configured remotes and their routes up to date.
     fn place_remotes(&mut self, templates_changed: bool) {
-        let Self { config, places, list, routes, host, learned, .. } = self;
+        let Self { config, places, list, routes, next_hops, learned, .. } = self;
         let mut changed = Vec::new();
         for (segment, place) in config.segments.iter().zip(&places.segments) {
             for (remote, index) in segment.remotes.iter().zip(&place.remotes) {
                 let at = *index as usize;
-                let next_hop = host.addresses().next_hop(remote.address);
+                let next_hop = next_hops.next_hop(remote.address);
                 let max_frame = max_frame(&config.underlay, self.underlay_mtu, Some(segment), remote.address);
                 let same = |it: &Remote| it.address == remote.address && it.segment == place.index;
                 let known = list.get(at).is_some_and(same);
@@ -180,10 +179,10 @@ impl GatewayControl {
     fn refresh_remote(&mut self, index: u32) {
         let is_used = !self.learned.contains(index) || self.learned.is_contacted(index);
         let next_hop = self.routes.get(index as usize).and_then(|route| route.next_hop).filter(|_| is_used);
-        let state = next_hop.and_then(|next_hop| self.neighbours.state(next_hop));
-        let mac = next_hop.and_then(|next_hop| self.neighbours.mac(next_hop));
+        let state = next_hop.and_then(|next_hop| self.next_hops.state(next_hop));
+        let mac = next_hop.and_then(|next_hop| self.next_hops.mac(next_hop));
         self.set_remote_state(index, mac, state);
-        if next_hop.is_some_and(|next_hop| self.neighbours.is_held(next_hop))
+        if next_hop.is_some_and(|next_hop| self.next_hops.is_held(next_hop))
             && let Some(Remote { next_hop, .. }) = self.list.get_mut(index as usize)
             && let NextHop::Ready(template) = *next_hop
         {
@@ -202,7 +201,7 @@ impl GatewayControl {
             let local = settings.filter(|settings| settings.accept_unknown_remotes).and_then(|settings| {
                 settings.locals.iter().copied().find(|local| local.is_ipv4() == address.is_ipv4())
             });
-            let next_hop = self.host.addresses().next_hop(address);
+            let next_hop = self.next_hops.next_hop(address);
             let (Some(local), true, true) = (local, next_hop.is_some(), self.layout.underlay.can_be_remote(address))
             else {
                 self.remove_remote(index, now);
@@ -218,22 +217,9 @@ impl GatewayControl {
 
     /// Finds the next hops anew. New ones are resolved in the next ticks, unused ones are forgotten.
     fn update_next_hops(&mut self) {
-        let indices: Vec<u32> = self.places.remotes().chain(self.learned.contacted()).collect();
-        let mut next_hops: HashMap<IpAddr, Vec<u32>> = HashMap::new();
-        self.unresolved.clear();
-        for index in indices {
-            let Some(next_hop) = self.routes.get(index as usize).and_then(|route| route.next_hop) else { continue };
-            let remotes = next_hops.entry(next_hop).or_default();
-            if remotes.is_empty() && self.neighbours.state(next_hop).is_none() {
-                self.unresolved.push_back(next_hop);
-            }
-            remotes.push(index);
-        }
-        self.neighbours.set_capacity(next_hops.len() + LEARNED_REMOTES);
-        let old = std::mem::replace(&mut self.remotes_by_next_hop, next_hops);
-        for next_hop in old.into_keys().filter(|next_hop| !self.remotes_by_next_hop.contains_key(next_hop)) {
-            self.neighbours.forget(next_hop, &mut self.actions);
-        }
+        let pair = |index: u32| Some((self.routes.get(index as usize)?.next_hop?, index));
+        let pairs = self.places.remotes().chain(self.learned.contacted()).filter_map(pair);
+        self.next_hops.set_users(pairs, LEARNED_REMOTES);
     }
 
     /// Brings the static entries up to date.

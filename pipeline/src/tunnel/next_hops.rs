@@ -1,0 +1,240 @@
+//! Next hops of a network: which Ethernet address each has, which remotes it serves, and the frames that wait for it.
+//!
+//! The gateway is a host of that network, with addresses of its own. [`NextHops`] combines this host, the neighbour
+//! table, and the lists of next hops to ask. It sends nothing: the caller carries out [`NextHops::take_actions`].
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+use wirepath_packet::Packet;
+use wirepath_wire::MacAddr;
+
+use super::neighbour::{Millis, NeighbourAction, NeighbourState, Neighbours, Timing};
+use super::underlay::{Addresses, HostOutcome, Prefix, UnderlayHost};
+
+/// Maximum number of neighbours for which resolution starts in one tick, so that a long list does not overrun
+/// the queue to the workers.
+const RESOLVES_PER_TICK: usize = 128;
+/// Milliseconds between two announcements of an address, and their number (RFC 5227 section 1.1).
+const ANNOUNCEMENTS: (Millis, u32) = (2_000, 2);
+/// Milliseconds between two ticks of the neighbour table.
+const NEIGHBOUR_TICK: Millis = 100;
+
+/// A frame that waits for the next hop of its remote, and the index of the remote.
+pub(super) type QueuedFrame = (Packet, u32);
+
+/// The next hops of one network.
+#[derive(Debug)]
+pub(super) struct NextHops {
+    host: UnderlayHost,
+    neighbours: Neighbours<QueuedFrame>,
+    /// Indices of the remotes that each next hop serves. A learned remote is one of them once a frame has to be
+    /// sent to it.
+    users: HashMap<IpAddr, Vec<u32>>,
+    /// Next hops whose resolution has not started.
+    unresolved: VecDeque<IpAddr>,
+    /// Next hops to solicit again, because the link was lost.
+    unconfirmed: VecDeque<IpAddr>,
+    actions: Vec<NeighbourAction<QueuedFrame>>,
+    ticks_at: Millis,
+    announce_at: Millis,
+    announcements_left: u32,
+}
+
+impl NextHops {
+    /// Creates the next hops of a network in which the gateway has these addresses.
+    pub(super) fn new(addresses: Addresses) -> Self {
+        Self {
+            host: UnderlayHost::new(addresses),
+            neighbours: Neighbours::new(Timing::default()),
+            users: HashMap::new(),
+            unresolved: VecDeque::new(),
+            unconfirmed: VecDeque::new(),
+            actions: Vec::new(),
+            ticks_at: 0,
+            announce_at: 0,
+            announcements_left: ANNOUNCEMENTS.1,
+        }
+    }
+
+    /// Returns the gateway's addresses.
+    pub(super) fn addresses(&self) -> &Addresses {
+        self.host.addresses()
+    }
+
+    /// Changes the gateway's addresses and its routes, and announces the addresses.
+    pub(super) fn set_addresses(&mut self, addresses: Vec<Prefix>, gateways: Vec<IpAddr>) {
+        self.host.set_addresses(addresses, gateways);
+        self.announce();
+    }
+
+    /// Changes the gateway's Ethernet address, and announces it.
+    pub(super) fn set_mac(&mut self, mac: MacAddr) {
+        self.host.set_mac(mac);
+        self.announce();
+    }
+
+    /// Starts to announce the gateway's addresses.
+    fn announce(&mut self) {
+        (self.announcements_left, self.announce_at) = (ANNOUNCEMENTS.1, 0);
+    }
+
+    /// Returns the next hop to `to`; `None` if there is no route.
+    pub(super) fn next_hop(&self, to: IpAddr) -> Option<IpAddr> {
+        self.host.addresses().next_hop(to)
+    }
+
+    /// Iterates over all neighbours: address, state and Ethernet address.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (IpAddr, NeighbourState, Option<MacAddr>)> {
+        self.neighbours.iter()
+    }
+
+    /// Returns the Ethernet address of a next hop, if it is known.
+    pub(super) fn mac(&self, next_hop: IpAddr) -> Option<MacAddr> {
+        self.neighbours.mac(next_hop)
+    }
+
+    /// Returns the state of a next hop whose resolution has started.
+    pub(super) fn state(&self, next_hop: IpAddr) -> Option<NeighbourState> {
+        self.neighbours.state(next_hop)
+    }
+
+    /// Returns whether frames are held although the Ethernet address is known.
+    pub(super) fn is_held(&self, next_hop: IpAddr) -> bool {
+        self.neighbours.is_held(next_hop)
+    }
+
+    /// Number of frames that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.neighbours.waiting()
+    }
+
+    /// Iterates over the next hops that serve remotes.
+    pub(super) fn used(&self) -> impl Iterator<Item = IpAddr> {
+        self.users.keys().copied()
+    }
+
+    /// Returns the remotes that a next hop serves.
+    pub(super) fn users(&self, next_hop: IpAddr) -> &[u32] {
+        self.users.get(&next_hop).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Adds a remote to those that a next hop serves.
+    pub(super) fn add_user(&mut self, next_hop: IpAddr, remote: u32) {
+        self.users.entry(next_hop).or_default().push(remote);
+    }
+
+    /// Removes a remote from those that a next hop serves. Forgets the next hop if it was the last one.
+    pub(super) fn remove_user(&mut self, next_hop: IpAddr, remote: u32) {
+        let Some(users) = self.users.get_mut(&next_hop) else { return };
+        users.retain(|user| *user != remote);
+        if users.is_empty() {
+            self.users.remove(&next_hop);
+            self.neighbours.forget(next_hop, &mut self.actions);
+        }
+    }
+
+    /// Replaces all pairs of a next hop and a remote that it serves. New next hops are resolved in the next ticks,
+    /// unused ones are forgotten. The table has room for `spare` next hops more.
+    pub(super) fn set_users(&mut self, pairs: impl Iterator<Item = (IpAddr, u32)>, spare: usize) {
+        let mut users: HashMap<IpAddr, Vec<u32>> = HashMap::new();
+        self.unresolved.clear();
+        for (next_hop, remote) in pairs {
+            let remotes = users.entry(next_hop).or_default();
+            if remotes.is_empty() && self.neighbours.state(next_hop).is_none() {
+                self.unresolved.push_back(next_hop);
+            }
+            remotes.push(remote);
+        }
+        self.neighbours.set_capacity(users.len() + spare);
+        let old = std::mem::replace(&mut self.users, users);
+        for next_hop in old.into_keys().filter(|next_hop| !self.users.contains_key(next_hop)) {
+            self.neighbours.forget(next_hop, &mut self.actions);
+        }
+    }
+
+    /// Starts to resolve a next hop, if this has not happened.
+    pub(super) fn resolve(&mut self, next_hop: IpAddr, now: Millis) {
+        self.neighbours.resolve(next_hop, now, &mut self.actions);
+    }
+
+    /// Queues a frame until its next hop is resolved or released.
+    pub(super) fn enqueue(&mut self, next_hop: IpAddr, frame: QueuedFrame) {
+        self.neighbours.enqueue(next_hop, frame, &mut self.actions);
+    }
+
+    /// Drops the frames for a remote that wait for this next hop.
+    pub(super) fn discard(&mut self, next_hop: IpAddr, remote: u32) {
+        self.neighbours.discard(next_hop, |(_, to)| *to == remote, &mut self.actions);
+    }
+
+    /// Removes and returns all frames that wait.
+    pub(super) fn drain_queues(&mut self) -> impl Iterator<Item = QueuedFrame> {
+        self.neighbours.drain_queues()
+    }
+
+    /// Processes an ARP or ND message, also for the neighbour table.
+    pub(super) fn handle(&mut self, frame: &[u8], now: Millis) -> HostOutcome {
+        let outcome = self.host.handle(frame, now);
+        if let Some((ip, mac, how)) = outcome.nd_event {
+            self.neighbours.handle_event(ip, mac, how, now, &mut self.actions);
+        }
+        outcome
+    }
+
+    /// Advances all timers. Returns `true` every [`NEIGHBOUR_TICK`].
+    pub(super) fn tick(&mut self, now: Millis) -> bool {
+        for _ in 0..RESOLVES_PER_TICK {
+            let Some(ip) = self.unresolved.pop_front() else { break };
+            self.neighbours.resolve(ip, now, &mut self.actions);
+        }
+        for _ in 0..RESOLVES_PER_TICK {
+            let Some(ip) = self.unconfirmed.pop_front() else { break };
+            self.neighbours.revalidate(ip, now, &mut self.actions);
+        }
+        self.neighbours.release_held(now, &mut self.actions);
+        if now < self.ticks_at {
+            return false;
+        }
+        self.ticks_at = now + NEIGHBOUR_TICK;
+        self.neighbours.tick(now, &mut self.actions);
+        true
+    }
+
+    /// Returns the frames that announce the gateway's addresses when they are due. The first announcement follows a
+    /// probe for another host with the address.
+    pub(super) fn announcements(&mut self, now: Millis) -> Vec<Vec<u8>> {
+        if self.announcements_left == 0 || now < self.announce_at {
+            return Vec::new();
+        }
+        let addresses = self.host.addresses();
+        let is_first = self.announcements_left == ANNOUNCEMENTS.1;
+        let frames = |prefix: &Prefix| {
+            let probe = is_first.then(|| addresses.conflict_probe(prefix.address));
+            probe.into_iter().chain([addresses.announcement(prefix.address)])
+        };
+        let frames = addresses.addresses.iter().flat_map(frames).collect();
+        self.announcements_left -= 1;
+        self.announce_at = now + ANNOUNCEMENTS.0;
+        frames
+    }
+
+    /// The link has returned. Switches may have lost the gateway's address, and a neighbour may have got another
+    /// Ethernet address.
+    pub(super) fn link_returned(&mut self) {
+        self.announce();
+        self.unconfirmed = self.users.keys().copied().collect();
+    }
+
+    /// The link is lost. The last frames before its return must not go to an old Ethernet address.
+    pub(super) fn link_lost(&mut self) {
+        for next_hop in self.users.keys() {
+            self.neighbours.hold(*next_hop, &mut self.actions);
+        }
+    }
+
+    /// Takes the actions that the caller must carry out.
+    pub(super) fn take_actions(&mut self) -> Vec<NeighbourAction<QueuedFrame>> {
+        std::mem::take(&mut self.actions)
+    }
+}
