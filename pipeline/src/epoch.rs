@@ -161,6 +161,15 @@ impl<'r> Guard<'r> {
     pub(crate) fn quiescent_count(self) -> u64 {
         self.quiescent_count
     }
+
+    /// Checks that the guard protects what is retired in `domain`.
+    ///
+    /// # Panics
+    /// Panics if the guard belongs to another domain.
+    #[inline(always)]
+    pub(crate) fn assert_domain(self, domain: &Domain) {
+        assert!(self.domain.is_same(domain), "guard of another epoch domain");
+    }
 }
 
 impl Reader {
@@ -252,7 +261,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Panics if the guard belongs to another domain.
     #[inline(always)]
     pub fn read<'g>(&'g self, guard: Guard<'g>) -> &'g T {
-        assert!(guard.domain.is_same(&self.domain), "guard of another epoch domain");
+        guard.assert_domain(&self.domain);
         // SAFETY: the pointer came from a `Box`. A replaced value is retired and is freed only after the
         // guard's reader was quiescent. Becoming quiescent needs `&mut Reader` and thus ends `'g`.
         unsafe { &*self.current.load(Ordering::Acquire) }

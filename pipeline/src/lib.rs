@@ -128,6 +128,7 @@ pub mod measure;
 pub mod observe;
 mod parsed;
 pub mod registry;
+pub mod route;
 pub mod rules;
 mod runtime;
 mod stage;
@@ -138,6 +139,7 @@ mod token_bucket;
 pub mod tunnel;
 pub mod wheel;
 mod worker;
+mod zeroed_memory;
 
 /// Descriptions of the tables of a configuration that this crate reads. Those of ports are in
 /// [`wirepath_pmd::drivers`].

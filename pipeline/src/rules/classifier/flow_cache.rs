@@ -24,9 +24,9 @@
 
 use super::records::{NO_RECORD, Records};
 use super::view::{DirectionView, TableView};
-use super::zeroed_memory::{Pages, Zeroable, Zeroed};
 use crate::rules::control::change_log::Added;
 use crate::table::prefetch;
+use crate::zeroed_memory::{Pages, Zeroable, Zeroed};
 
 const WAYS: usize = 8;
 /// Number of tables whose additions are tracked.

@@ -19,7 +19,7 @@ use crate::table::prefetch;
 
 use super::hash_seed::HashSeed;
 use super::match_key::WORDS;
-use super::zeroed_memory::{Line, Pages, Zeroed};
+use crate::zeroed_memory::{Line, Pages, Zeroed};
 
 /// Maximum number of buckets in a search. It bounds the cost of a lookup for any keys.
 const MAX_PROBE: usize = 32;

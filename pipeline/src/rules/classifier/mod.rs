@@ -15,7 +15,6 @@ pub(super) mod match_key;
 pub(super) mod records;
 pub(super) mod tuple_space;
 pub(super) mod view;
-mod zeroed_memory;
 
 pub use exact_match::ExactMatchTable;
 pub use flow_cache::FlowCacheStats;

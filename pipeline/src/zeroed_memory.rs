@@ -101,6 +101,19 @@ impl<T: Zeroable> Zeroed<T> {
 }
 
 impl<T: Zeroable> Zeroed<T> {
+    /// Reserves addresses for an array in huge pages, of which only written pages take memory. Returns `None` if the
+    /// kernel refuses so many.
+    pub(crate) fn reserve(count: usize) -> Option<Self> {
+        #[cfg(loom)]
+        return Some(Self::new(count, Pages::Huge));
+        #[cfg(not(loom))]
+        {
+            let builder = wirepath_memory::RegionBuilder::new(count.checked_mul(size_of::<T>())?).huge_pages(false);
+            let region = builder.map().ok()?;
+            Some(Self { start: region.base().cast(), count, region: Some(region), _owns: PhantomData })
+        }
+    }
+
     /// Advises the kernel to back the memory with huge pages.
     pub(crate) fn advise_huge_pages(&self) {
         #[cfg(not(loom))]
