@@ -13,7 +13,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
 use wirepath_packet::superframe::longest_frame;
 use wirepath_packet::{BATCH, Batch, Packet};
-use wirepath_wire::build::{OuterHeaders, PLAIN_LEN, max_too_big_len, too_big};
+use wirepath_wire::build::{IcmpError, OuterHeaders, PLAIN_LEN, icmp_error, max_icmp_error_len};
 use wirepath_wire::{EtherType, MacAddr};
 
 use super::config::InnerVlans;
@@ -463,8 +463,8 @@ impl View<'_> {
             return None;
         }
         let mut message = state.pool.take()?;
-        let room = message.append(max_too_big_len(&layers).min(message.tailroom()))?;
-        let len = too_big(room, frame, &layers, mac, from, mtu).ok()?;
+        let room = message.append(max_icmp_error_len(&layers).min(message.tailroom()))?;
+        let len = icmp_error(room, frame, &layers, mac, from, IcmpError::TooBig(mtu)).ok()?;
         message.truncate(len);
         message.set_in_port(packet.in_port());
         Some(message)

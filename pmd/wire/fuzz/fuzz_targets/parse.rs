@@ -30,7 +30,9 @@ fn check(frame: &[u8], layers: &HeaderOffsets) {
     assert!(!layers.has_labels() || mpls::Entries::of(&frame[labels.clone()]).count() * 4 == labels.len());
     let mut out = [0; 2048];
     for from in ["10.0.0.1", "fd00::1"] {
-        let _ = build::too_big(&mut out, frame, layers, Default::default(), from.parse().unwrap(), 1400);
+        for error in [build::IcmpError::TooBig(1400), build::IcmpError::TimeExceeded] {
+            let _ = build::icmp_error(&mut out, frame, layers, Default::default(), from.parse().unwrap(), error);
+        }
     }
     let mut copy = frame.to_vec();
     let _ = build::echo_reply(&mut copy, layers);

@@ -1,4 +1,4 @@
-//! ICMP messages that a gateway originates: "too big" errors and echo replies.
+//! ICMP messages that a gateway originates: errors and echo replies.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -50,24 +50,73 @@ impl fmt::Display for NoReply {
 
 impl core::error::Error for NoReply {}
 
-/// Returns the maximum number of bytes that [`too_big`] writes for this stack.
-pub fn max_too_big_len(layers: &HeaderOffsets) -> usize {
+/// Errors about a packet that a router cannot forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IcmpError {
+    /// The path takes only this number of bytes of IP: ICMP "fragmentation needed" (RFC 1191 section 4) or ICMPv6
+    /// "packet too big" (RFC 4443 section 3.2).
+    TooBig(u16),
+    /// The TTL or hop limit is exhausted (RFC 792, RFC 4443 section 3.3).
+    TimeExceeded,
+    /// There is no route: code 0 of both versions.
+    NoRoute,
+    /// The host does not answer: code 1 (RFC 1812 section 5.2.7.1) or code 3 (RFC 4443 section 3.1).
+    HostUnreachable,
+    /// Nothing listens on the port of a router's own address: code 3 or code 4.
+    PortUnreachable,
+    /// The router is configured not to forward the packet: code 13 (RFC 1812 section 5.2.7.1) or code 1.
+    Prohibited,
+}
+
+impl IcmpError {
+    /// Returns type, code and the four bytes after the checksum of an ICMP message.
+    const fn v4(self) -> icmpv4::Repr {
+        let (kind, code, rest) = match self {
+            Self::TooBig(mtu) => (icmpv4::Type::DESTINATION_UNREACHABLE, icmpv4::FRAGMENTATION_NEEDED, mtu as u32),
+            Self::TimeExceeded => (icmpv4::Type::TIME_EXCEEDED, 0, 0),
+            Self::NoRoute => (icmpv4::Type::DESTINATION_UNREACHABLE, 0, 0),
+            Self::HostUnreachable => (icmpv4::Type::DESTINATION_UNREACHABLE, 1, 0),
+            Self::PortUnreachable => (icmpv4::Type::DESTINATION_UNREACHABLE, 3, 0),
+            Self::Prohibited => (icmpv4::Type::DESTINATION_UNREACHABLE, 13, 0),
+        };
+        icmpv4::Repr { kind, code, rest }
+    }
+
+    /// Returns type and code, and the four bytes after the checksum of an ICMPv6 message.
+    const fn v6(self) -> (icmpv6::Repr, u32) {
+        let (kind, code, rest) = match self {
+            Self::TooBig(mtu) => (icmpv6::Type::PACKET_TOO_BIG, 0, mtu as u32),
+            Self::TimeExceeded => (icmpv6::Type::TIME_EXCEEDED, 0, 0),
+            Self::NoRoute => (icmpv6::Type::DESTINATION_UNREACHABLE, 0, 0),
+            Self::Prohibited => (icmpv6::Type::DESTINATION_UNREACHABLE, 1, 0),
+            Self::HostUnreachable => (icmpv6::Type::DESTINATION_UNREACHABLE, 3, 0),
+            Self::PortUnreachable => (icmpv6::Type::DESTINATION_UNREACHABLE, 4, 0),
+        };
+        (icmpv6::Repr { kind, code }, rest)
+    }
+}
+
+/// Returns the maximum number of bytes that [`icmp_error`] writes for this stack.
+pub fn max_icmp_error_len(layers: &HeaderOffsets) -> usize {
     layers.l3() - layers.l2() + if layers.l3_type() == L3Type::Ipv4 { MAX_ERROR_LEN_V4 } else { MAX_ERROR_LEN_V6 }
 }
 
-/// Writes the error to the sender of a packet when the path takes only `mtu` bytes of IP. It is ICMP
-/// "fragmentation needed" (RFC 1191 section 4) or ICMPv6 "packet too big" (RFC 4443 section 3.2).
+/// Writes the error to the sender of a packet.
 ///
 /// `head` is the packet (or its first buffer), with headers at `layers`. The reply has the same VLAN tags,
 /// goes to the packet's source, and has the source addresses `mac` and `from`. Returns the length of the
 /// reply in `out`.
-pub fn too_big(
+///
+/// # Errors
+/// If the standards forbid an error about the packet (RFC 1122 section 3.2.2, RFC 4443 section 2.4 (e)), or `out` is
+/// too short.
+pub fn icmp_error(
     out: &mut [u8],
     head: &[u8],
     layers: &HeaderOffsets,
     mac: MacAddr,
     from: IpAddr,
-    mtu: u16,
+    error: IcmpError,
 ) -> Result<usize, NoReply> {
     if layers.is_later_fragment() {
         return Err(NoReply::LaterFragment);
@@ -85,8 +134,8 @@ pub fn too_big(
     let have = out.len();
     let (link, ip) = out.split_at_mut_checked(l2.len()).ok_or(NoReply::BufferTooShort)?;
     let len = match from {
-        IpAddr::V4(from) => too_big4(ip, head, packet, layers, ethernet.dst(), from, mtu)?,
-        IpAddr::V6(from) => too_big6(ip, head, packet, layers, from, mtu)?,
+        IpAddr::V4(from) => error4(ip, head, packet, layers, ethernet.dst(), from, error)?,
+        IpAddr::V6(from) => error6(ip, head, packet, layers, ethernet.dst(), from, error)?,
     };
     debug_assert!(l2.len() + len <= have);
     // Tags and EtherType are those of the packet.
@@ -97,19 +146,19 @@ pub fn too_big(
     Ok(l2.len() + len)
 }
 
-fn too_big4(
+fn error4(
     out: &mut [u8],
     head: &[u8],
     packet: &[u8],
     layers: &HeaderOffsets,
     dst_mac: MacAddr,
     from: Ipv4Addr,
-    mtu: u16,
+    error: IcmpError,
 ) -> Result<usize, NoReply> {
     let h = layers.ipv4_header(head).ok_or(NoReply::NotIp)?;
     let src = Ipv4Addr::from_octets(crate::field::get::<12, 4, 20>(h));
     let dst = Ipv4Addr::from_octets(crate::field::get::<16, 4, 20>(h));
-    if crate::field::be16::<6, 20>(h) & ipv4::DONT_FRAGMENT == 0 {
+    if matches!(error, IcmpError::TooBig(_)) && crate::field::be16::<6, 20>(h) & ipv4::DONT_FRAGMENT == 0 {
         return Err(NoReply::MayFragment);
     }
     // RFC 1122 section 3.2.2: no errors for packets to a group or broadcast address of either layer, or from
@@ -138,24 +187,26 @@ fn too_big4(
     ip.emit(out).map_err(|_| NoReply::BufferTooShort)?;
     let message = &mut out[ipv4::HEADER_LEN..];
     message[icmpv4::HEADER_LEN..].copy_from_slice(&packet[..quoted]);
-    let kind = icmpv4::Type::DESTINATION_UNREACHABLE;
-    let icmp = icmpv4::Repr { kind, code: icmpv4::FRAGMENTATION_NEEDED, rest: u32::from(mtu) };
-    icmp.emit(message).map_err(|_| NoReply::BufferTooShort)?;
+    error.v4().emit(message).map_err(|_| NoReply::BufferTooShort)?;
     Ok(total)
 }
 
-fn too_big6(
+fn error6(
     out: &mut [u8],
     head: &[u8],
     packet: &[u8],
     layers: &HeaderOffsets,
+    dst_mac: MacAddr,
     from: Ipv6Addr,
-    mtu: u16,
+    error: IcmpError,
 ) -> Result<usize, NoReply> {
     let h = layers.ipv6_header(head).ok_or(NoReply::NotIp)?;
     let src = Ipv6Addr::from_octets(crate::field::get::<8, 16, 40>(h));
-    // RFC 4443 section 2.4 (e.6). Packets to groups do get an error, for path MTU discovery (e.3).
-    if src.is_unspecified() || src.is_multicast() || src.is_loopback() {
+    let dst = Ipv6Addr::from_octets(crate::field::get::<24, 16, 40>(h));
+    // RFC 4443 section 2.4 (e.6). Packets to groups get only "too big", for path MTU discovery (e.3, e.4).
+    let to_group = dst.is_multicast() || dst_mac.is_multicast();
+    let no_host = src.is_unspecified() || src.is_multicast() || src.is_loopback();
+    if no_host || to_group && !matches!(error, IcmpError::TooBig(_)) {
         return Err(NoReply::NotUnicast);
     }
     if layers.l4_type() == L4Type::Icmpv6 && head.get(layers.l4()).is_some_and(|t| icmpv6::Type(*t).is_error()) {
@@ -176,9 +227,9 @@ fn too_big6(
     };
     ip.emit(out).map_err(|_| NoReply::BufferTooShort)?;
     let message = &mut out[ipv6::HEADER_LEN..];
-    message[4..8].copy_from_slice(&u32::from(mtu).to_be_bytes());
+    let (icmp, rest) = error.v6();
+    message[4..8].copy_from_slice(&rest.to_be_bytes());
     message[8..].copy_from_slice(&packet[..quoted]);
-    let icmp = icmpv6::Repr { kind: icmpv6::Type::PACKET_TOO_BIG, code: 0 };
     icmp.emit(message, from, src).map_err(|_| NoReply::BufferTooShort)?;
     Ok(total)
 }

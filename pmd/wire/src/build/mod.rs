@@ -10,7 +10,7 @@ mod neighbour;
 pub use encap::{
     EncapError, EncapFields, MAX_ENCAP_LEN, OuterChecksum, OuterConfig, OuterHeaders, PLAIN_LEN, Transport, VxlanConfig,
 };
-pub use icmp::{NoReply, echo_reply, max_too_big_len, too_big};
+pub use icmp::{IcmpError, NoReply, echo_reply, icmp_error, max_icmp_error_len};
 pub use neighbour::{
     ARP_FRAME_LEN, NDP_FRAME_LEN, arp_reply, arp_request, neighbor_advertisement, neighbor_solicitation,
 };

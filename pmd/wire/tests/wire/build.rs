@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::SlicedPacket;
 use proptest::prelude::*;
-use wirepath_wire::build::{self, EncapError, NoReply, OuterChecksum, OuterHeaders, PLAIN_LEN, VxlanConfig};
+use wirepath_wire::build::{self, EncapError, IcmpError, NoReply, OuterChecksum, OuterHeaders, PLAIN_LEN, VxlanConfig};
 use wirepath_wire::checksum::{self, State};
 use wirepath_wire::checksum_offload::ChecksumSpan;
 use wirepath_wire::{
@@ -307,14 +307,17 @@ fn ip_packet(v6: bool, len: usize, tags: &[Tag]) -> Vec<u8> {
     frame
 }
 
+const TOO_BIG: IcmpError = IcmpError::TooBig(1450);
+
 #[test]
 fn too_big_goes_to_the_sender() {
     for (v6, len, tags) in [(false, 2000, 0), (true, 2000, 1), (false, 100, 2), (true, 100, 0)] {
         let frame = ip_packet(v6, len, &TAGS[2 - tags..]);
         let parsed = parse(&frame).unwrap();
         let from: IpAddr = if v6 { "2001:db8::ff".parse().unwrap() } else { "192.168.0.254".parse().unwrap() };
-        let mut out = vec![0xa5u8; build::max_too_big_len(parsed.outer())];
-        let n = build::too_big(&mut out, &frame, parsed.outer(), MacAddr::new(2, 0, 0, 0, 0, 7), from, 1450).unwrap();
+        let mut out = vec![0xa5u8; build::max_icmp_error_len(parsed.outer())];
+        let n =
+            build::icmp_error(&mut out, &frame, parsed.outer(), MacAddr::new(2, 0, 0, 0, 0, 7), from, TOO_BIG).unwrap();
         let answer = &out[..n];
         let parsed_answer = parse(answer).unwrap();
         let layers = parsed_answer.outer();
@@ -336,10 +339,10 @@ fn too_big_goes_to_the_sender() {
             assert_eq!(layers.end() - layers.l3(), (28 + quoted.len()).min(576));
             assert!(quoted.starts_with(icmp.payload()));
         }
-        let again = build::too_big(&mut [0u8; 2000], answer, layers, A, from, 1450);
+        let again = build::icmp_error(&mut [0u8; 2000], answer, layers, A, from, TOO_BIG);
         assert_eq!(again, Err(NoReply::IsError), "an error is not answered with an error");
         assert_eq!(
-            build::too_big(&mut out[..n - 1], &frame, parsed.outer(), A, from, 1450),
+            build::icmp_error(&mut out[..n - 1], &frame, parsed.outer(), A, from, TOO_BIG),
             Err(NoReply::BufferTooShort)
         );
     }
@@ -352,7 +355,7 @@ fn too_big_is_suppressed_for_groups_and_without_df() {
         let mut frame = ip_packet(false, 100, &[]);
         change(&mut frame);
         let layers = *Parser { verify_ipv4: false, ..Parser::default() }.parse(&frame).unwrap().outer();
-        build::too_big(&mut [0u8; 700], &frame, &layers, A, from, 100)
+        build::icmp_error(&mut [0u8; 700], &frame, &layers, A, from, IcmpError::TooBig(100))
     };
     assert!(answer(&|_| ()).is_ok());
     assert_eq!(answer(&|f| f[20] = 0), Err(NoReply::MayFragment));
@@ -362,6 +365,44 @@ fn too_big_is_suppressed_for_groups_and_without_df() {
     assert_eq!(answer(&|f| f[30] = 224), Err(NoReply::NotUnicast));
     assert_eq!(answer(&|f| f[26..30].fill(0)), Err(NoReply::NotUnicast));
     assert_eq!(answer(&|f| f[12..14].fill(0x55)), Err(NoReply::NotIp));
+}
+
+#[test]
+fn errors_have_their_types_and_codes() {
+    let errors = [
+        (IcmpError::TimeExceeded, (11, 0), (3, 0)),
+        (IcmpError::NoRoute, (3, 0), (1, 0)),
+        (IcmpError::HostUnreachable, (3, 1), (1, 3)),
+        (IcmpError::PortUnreachable, (3, 3), (1, 4)),
+        (IcmpError::Prohibited, (3, 13), (1, 1)),
+    ];
+    for (error, v4, v6) in errors {
+        for (is_v6, expected) in [(false, v4), (true, v6)] {
+            let mut frame = ip_packet(is_v6, 100, &[]);
+            if !is_v6 {
+                // Only "too big" depends on "don't fragment".
+                frame[20] = 0;
+                ipv4::ViewMut::new(&mut frame[14..]).unwrap().fill_checksum();
+            }
+            let from: IpAddr = if is_v6 { "2001:db8::ff".parse().unwrap() } else { "192.168.0.254".parse().unwrap() };
+            let layers = *parse(&frame).unwrap().outer();
+            let mut out = vec![0xa5u8; build::max_icmp_error_len(&layers)];
+            let n = build::icmp_error(&mut out, &frame, &layers, B, from, error).unwrap();
+            let parsed = parse(&out[..n]).unwrap();
+            let l4 = parsed.outer().l4();
+            assert_eq!((out[l4], out[l4 + 1]), expected, "{error:?}");
+            assert_eq!(out[l4 + 4..l4 + 8], [0; 4], "{error:?}");
+            if is_v6 {
+                assert_eq!(ChecksumSpan::of(&out[..n], parsed.outer()).unwrap().state(&out[..n]), State::Good);
+            } else {
+                assert!(parsed.outer().icmpv4(&out[..n]).unwrap().checksum_is_valid());
+            }
+            let mut group = frame.clone();
+            group[0] = 1;
+            let refused = build::icmp_error(&mut out, &group, &layers, B, from, error);
+            assert_eq!(refused, Err(NoReply::NotUnicast), "{error:?}");
+        }
+    }
 }
 
 #[test]
