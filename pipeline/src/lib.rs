@@ -146,6 +146,7 @@ mod zeroed_memory;
 pub mod tables {
     pub use crate::runtime::{POOL, WORKERS};
     pub use crate::tunnel::config::{SEGMENT, UNDERLAY};
+    pub use crate::tunnel::router::config::VRF;
 }
 
 pub use context::{Context, WorkerCounters};

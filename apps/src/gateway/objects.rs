@@ -7,8 +7,8 @@ use wirepath_pipeline::registry::{Argument, ObjectSpec, Operation};
 use wirepath::configuration::{ConfigObject, PORT, Parent, Place};
 
 /// All kinds of objects.
-pub(super) static OBJECTS: [&ConfigObject; 8] =
-    [&PORT, &SEGMENT, &REMOTE, &ATTACHMENT, &STATIC, &ADDRESS, &NEXT_HOP, &UNDERLAY];
+pub(super) static OBJECTS: [&ConfigObject; 10] =
+    [&PORT, &SEGMENT, &REMOTE, &ATTACHMENT, &STATIC, &ADDRESS, &NEXT_HOP, &UNDERLAY, &VRF, &ROUTE];
 
 /// Name of a segment without the key `name`, as [`wirepath_pipeline::tunnel::config`] gives it.
 fn unnamed(table: &dyn TableLike) -> Option<String> {
@@ -33,6 +33,9 @@ macro_rules! segment_keys {
             Argument::optional("mtu", Number, "largest inner IP packet in bytes"),
             Argument::optional("accept_unknown_remotes", Flag, "whether unlisted VTEPs are accepted and learned"),
             Argument::optional("inner_vlans", Text, "tags inside the tunnel: discard or carry"),
+            Argument::optional("vrf", Text, "VRF of the segment's router"),
+            Argument::optional("addresses", List, "addresses of the router with their prefix lengths"),
+            Argument::optional("router_mac", Text, "Ethernet address of the router"),
         ]
     };
 }
@@ -133,6 +136,54 @@ static UNDERLAY: ConfigObject = ConfigObject {
     },
     place: Place::Table { key: "underlay" },
 };
+
+/// A VRF always has its name.
+fn nameless(_: &dyn TableLike) -> Option<String> {
+    None
+}
+
+static VRF: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "vrf",
+        about: "A routing table for the routers of segments",
+        operations: &[
+            (Operation::Add, VRF_ARGUMENTS),
+            (Operation::Set, VRF_ARGUMENTS),
+            (Operation::Remove, &[Argument::required("name", Text, "name of the VRF")]),
+        ],
+    },
+    place: Place::Tables { key: "vrf", unnamed: nameless },
+};
+const VRF_ARGUMENTS: &[Argument] = &[
+    Argument::required("name", Text, "name of the VRF"),
+    Argument::optional("source_check", Text, "check of source addresses: off, loose or strict"),
+];
+
+static ROUTE: ConfigObject = ConfigObject {
+    spec: &ObjectSpec {
+        name: "route",
+        about: "A static route of a VRF that has a table",
+        operations: &[
+            (Operation::Add, ROUTE_ARGUMENTS),
+            (Operation::Set, ROUTE_ARGUMENTS),
+            (Operation::Remove, &[OF_VRF, TO]),
+        ],
+    },
+    place: Place::Elements {
+        parent: Parent::Named { key: "vrf", argument: "vrf", unnamed: nameless },
+        key: "routes",
+        identity: &["to"],
+    },
+};
+const OF_VRF: Argument = Argument::required("vrf", Text, "name of the VRF");
+const TO: Argument = Argument::required("to", Text, "network of the destinations, as in 10.2.0.0/16");
+const ROUTE_ARGUMENTS: &[Argument] = &[
+    OF_VRF,
+    TO,
+    Argument::optional("via", List, "addresses of the next hops, with commas between"),
+    Argument::optional("lookup", Text, "VRF whose routes decide instead"),
+    Argument::optional("discard", Text, "blackhole, unreachable or prohibit"),
+];
 
 #[cfg(test)]
 mod tests {

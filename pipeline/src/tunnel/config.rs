@@ -16,6 +16,7 @@ use wirepath_wire::{MacAddr, Vni};
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::kinds::{KINDS, TunnelKind};
 use super::outer::TunnelId;
+use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::underlay::{Prefix, is_host_address};
 
 /// Maximum number of segments of a gateway.
@@ -102,7 +103,7 @@ static PORTS: ConfigTable = ConfigTable {
     name: "ports",
     written: Written::InlineList,
     about: "Local ports of the segment. A port and VLAN belong to one segment.",
-    absent: "an error: at least one port is needed",
+    absent: "an error, unless the segment has a router",
     keys: &[&ATTACHED_PORT, &ATTACHED_VLAN],
     example: "ports = [{ port = \"lan\" }, { port = \"lan2\", vlan = 100 }]\n",
     ..ConfigTable::EMPTY
@@ -146,7 +147,7 @@ const LOCAL: Key<List<Parsed<IpAddr>>> = Key::parsed("local", IP_ADDRESS)
     .about("Addresses of the gateway for the segment, at most one for each IP version.");
 const REMOTES: Key<List<Parsed<IpAddr>>> = Key::parsed("remotes", IP_ADDRESS)
     .list()
-    .absent("an error, unless accept_unknown_remotes = true")
+    .absent("an error, unless accept_unknown_remotes = true or the segment has a router")
     .about("VTEPs of the segment. Broadcast, multicast and unknown unicast frames go to each of them.");
 const LEARNING: Key<WithDefault<Flag>> =
     Key::flag("learning").default(true).about("Learns behind which port or remote a source address is.");
@@ -188,6 +189,9 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &SEGMENT_MTU,
         &ACCEPT_UNKNOWN_REMOTES,
         &INNER_VLANS,
+        &SEGMENT_VRF,
+        &SEGMENT_ADDRESSES,
+        &ROUTER_MAC,
     ],
     tables: || {
         let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));
@@ -312,6 +316,8 @@ pub struct SegmentConfig {
     pub inner_vlans: InnerVlans,
     /// Static entries, which are never overridden.
     pub statics: Vec<(MacAddr, StaticDestination)>,
+    /// Router of the segment.
+    pub router: Option<RouterConfig>,
 }
 
 impl SegmentConfig {
@@ -333,6 +339,8 @@ pub struct GatewayConfig {
     pub underlay: UnderlayConfig,
     /// Segments.
     pub segments: Vec<SegmentConfig>,
+    /// VRFs and routes.
+    pub routing: RoutingConfig,
 }
 
 struct Reader<'p> {
@@ -341,6 +349,8 @@ struct Reader<'p> {
     underlay: Option<&'p UnderlayConfig>,
     vnis: HashMap<TunnelId, String>,
     names: HashSet<String>,
+    /// VRFs; `None` if they have errors.
+    routing: Option<&'p RoutingConfig>,
     /// Segment of each port and VLAN.
     attached: HashMap<(usize, Option<u16>), String>,
     remotes: usize,
@@ -363,8 +373,10 @@ impl GatewayConfig {
             let message = format!("found {} segments, expected at most {MAX_SEGMENTS}", tables.len());
             return Err(root.error_in(&SEGMENT, message));
         }
+        let routing = root.collect(RoutingConfig::read_vrfs(root));
         let mut reader = Reader {
             ports,
+            routing: routing.as_ref().ok(),
             underlay: underlay.as_ref().ok(),
             vnis: HashMap::new(),
             names: HashSet::new(),
@@ -372,7 +384,10 @@ impl GatewayConfig {
             remotes: 0,
         };
         let segments = root.read_tables(&SEGMENT, |table| reader.segment(table));
-        Ok(Self { segments: segments?, underlay: underlay? })
+        let (segments, mut routing) = (segments?, routing?);
+        check_networks(root, &segments);
+        routing.read_routes(root, &segments)?;
+        Ok(Self { segments, underlay: underlay?, routing })
     }
 
     /// Returns the segment with this identifier in tunnel headers.
@@ -533,6 +548,10 @@ impl Reader<'_> {
         let ageing = table.read(&AGEING)?;
         let (mtu, mtu_span) = (table.read(&SEGMENT_MTU)?, table.span(&SEGMENT_MTU));
         let inner_vlans = table.read(&INNER_VLANS)?;
+        let router = match self.routing {
+            Some(routing) => routing.read_router(table)?,
+            None => RoutingConfig::none().read_router(table).unwrap_or_default(),
+        };
         let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
         table.has(&STATIC);
         let vni = table.read(&VNI);
@@ -543,7 +562,7 @@ impl Reader<'_> {
             table.record(vni_span.error(message));
         }
         let name = name.unwrap_or_else(|| vni.as_ref().map_or(table.path().to_owned(), |vni| format!("vni{vni}")));
-        let attachments = table.collect(self.attachments(table, &name));
+        let attachments = table.collect(self.attachments(table, &name, router.is_some()));
         let vni = vni?;
         if let Some(other) = self.vnis.insert(TunnelId { kind: kind.number(), id: vni }, name.clone()) {
             table.record(vni_span.error(format!("{vni} is the VNI of segment \"{other}\" already")));
@@ -554,8 +573,8 @@ impl Reader<'_> {
         if !self.names.insert(name.clone()) {
             table.record(name_span.error(format!("another segment is called \"{name}\" already")));
         }
-        if remotes.is_empty() && !accept_unknown_remotes {
-            let message = "missing, expected at least one remote (or accept_unknown_remotes = true)";
+        if remotes.is_empty() && !accept_unknown_remotes && router.is_none() {
+            let message = "missing, expected at least one remote (or accept_unknown_remotes = true, or a router)";
             table.record(table.misspelt(&REMOTES).unwrap_or_else(|| table.error_in(&REMOTES, message)));
         }
         let attachments = attachments?;
@@ -577,6 +596,7 @@ impl Reader<'_> {
             accept_unknown_remotes,
             inner_vlans,
             statics,
+            router,
         })
     }
 
@@ -646,7 +666,7 @@ impl Reader<'_> {
         Ok(remotes)
     }
 
-    fn attachments(&mut self, table: &Settings<'_>, segment: &str) -> Result<Vec<AttachmentConfig>> {
+    fn attachments(&mut self, table: &Settings<'_>, segment: &str, has_router: bool) -> Result<Vec<AttachmentConfig>> {
         table.renamed("attach", "ports")?;
         let attachments = table.read_tables(&PORTS, |at| {
             let port = at.collect(at.read(&ATTACHED_PORT).and_then(|name| port_index(at, &name, self.ports)));
@@ -668,7 +688,7 @@ impl Reader<'_> {
             }
             Ok(AttachmentConfig { port, vlan, port_span })
         })?;
-        if attachments.is_empty() {
+        if attachments.is_empty() && !has_router {
             let missing = "missing, expected at least one port, as in [{ port = \"lan\" }]";
             return Err(table.misspelt(&PORTS).unwrap_or_else(|| table.error_in(&PORTS, missing)));
         }

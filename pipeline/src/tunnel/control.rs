@@ -21,12 +21,14 @@ use super::next_hops::NextHops;
 use super::outer::{TunnelId, outer_headers};
 use super::places::Places;
 use super::policer::{ExpectedReplies, KnownHosts};
+use super::router::RouterControl;
+use super::router::config::RoutingConfig;
 use super::stage::{Flow, Gateway, GatewayTables, MAX_HOST_FRAME, PuntCode};
 use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
 use super::underlay::{Addresses, HostReply};
 use crate::epoch::{Domain, Shared};
 use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
-use crate::table::{FdbLimits, FdbWriter, Learned};
+use crate::table::{FdbLimits, FdbWriter, Key, Learned};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
 /// Minimum milliseconds between two log messages about address conflicts.
@@ -88,6 +90,8 @@ pub struct GatewayControl {
     pub(super) list: Vec<Remote>,
     pub(super) routes: Vec<Route>,
     pub(super) learned: LearnedRemotes,
+    /// Routers of the segments.
+    pub(super) router: RouterControl,
     /// True if [`KnownHosts`] must be published again.
     pub(super) known_hosts_changed: bool,
     pub(super) dirty: bool,
@@ -114,16 +118,20 @@ impl GatewayControl {
     pub fn new(config: &GatewayConfig, ports: &[PortInfo], domain: &Domain, workers: usize, seconds: u32) -> Self {
         let layout = Arc::new(Layout::new(&config.underlay, ports));
         let fdb = FdbWriter::new(domain, FdbLimits::default(), seconds);
+        let expected_replies = Arc::new(ExpectedReplies::new());
+        let router = RouterControl::new(domain, Arc::clone(&expected_replies));
         let tables = GatewayTables {
             layout: Arc::new(Shared::new(domain, Arc::clone(&layout))),
             remotes: Arc::new(Shared::new(domain, Remotes::default())),
             fdb: fdb.fdb(),
             known_hosts: Arc::new(Shared::new(domain, KnownHosts::default())),
-            expected_replies: Arc::new(ExpectedReplies::new()),
+            routes: router.tables(),
+            hops: router.hops(),
+            expected_replies,
         };
         let underlay = &config.underlay;
         let mut control = Self {
-            config: GatewayConfig { underlay: underlay.clone(), segments: Vec::new() },
+            config: GatewayConfig { underlay: underlay.clone(), segments: Vec::new(), routing: RoutingConfig::none() },
             places: Places::new(),
             underlay_mtu: layout.underlay.mtu,
             next_hops: NextHops::new(Addresses {
@@ -139,6 +147,7 @@ impl GatewayControl {
             list: Vec::new(),
             routes: Vec::new(),
             learned: LearnedRemotes::default(),
+            router,
             known_hosts_changed: false,
             dirty: false,
             decapsulated_by_nic: false,
@@ -284,7 +293,12 @@ impl GatewayControl {
 
     /// Number of frames that wait for their next hop.
     pub fn waiting_frames(&self) -> usize {
-        self.next_hops.waiting()
+        self.next_hops.waiting() + self.router.waiting()
+    }
+
+    /// Number of routes of all VRFs, with those of neighbours.
+    pub fn routes(&self) -> usize {
+        self.router.len()
     }
 
     /// Number of forwarding entries.
@@ -345,7 +359,19 @@ impl GatewayControl {
     /// Takes a new Ethernet address of the underlay port, and announces it.
     fn change_mac(&mut self, mac: MacAddr) {
         let mut layout = Layout::clone(&self.layout);
-        layout.underlay.mac = mac;
+        let old = std::mem::replace(&mut layout.underlay.mac, mac);
+        for (segment, place) in self.config.segments.iter().zip(&self.places.segments) {
+            // The router has the address of the underlay port.
+            if segment.router.as_ref().is_some_and(|router| router.mac.is_none())
+                && let Some(segment) = layout.segments.get_mut(usize::from(place.index))
+                && let Some(router) = &mut segment.router
+            {
+                router.mac = mac;
+                self.fdb.remove(Key::new(place.index, old));
+                self.fdb.insert_static(Key::new(place.index, mac), Destination::Router.pack());
+                self.router.set_mac(place.index, mac);
+            }
+        }
         self.publish_layout(layout);
         self.next_hops.set_mac(mac);
         let known = |ip: IpAddr| Some((ip, self.next_hops.mac(ip)?));
@@ -641,6 +667,9 @@ impl GatewayControl {
                     "moved": l.moved,
                     "aged": l.aged,
                     "not_learned": l.refused,
+                    "routed_in": traffic(s.routed_in),
+                    "routed_out": traffic(s.routed_out),
+                    "icmp_errors": s.icmp_errors,
                     "nic_encapsulated": s.nic_encapsulated,
                     "nic_decapsulated": s.nic_decapsulated,
                 })
@@ -656,6 +685,7 @@ impl GatewayControl {
             "segments": segments,
             "neighbours": neighbours,
             "fdb_entries": self.fdb_entries(),
+            "routes": self.routes(),
             "remotes": self.places.remotes().count() + self.learned.len(),
             "learned_remotes": {
                 "now": self.learned.len(),
@@ -709,6 +739,8 @@ impl Control for GatewayControl {
         match PuntCode::unpack(punt.code) {
             PuntCode::Host => self.handle_host_frame(plane, punt.packet),
             PuntCode::NewRemote => self.learn_remote(plane, punt.packet, punt.worker),
+            PuntCode::RouterHost => self.router.handle_message(plane, punt.packet),
+            PuntCode::Route => self.router.resolve(plane, punt.packet),
             PuntCode::Unresolved(remote) => self.send_when_resolved(plane, punt.packet, remote),
         }
     }
@@ -717,13 +749,14 @@ impl Control for GatewayControl {
         let Learn { key, destination } = learn;
         let remote_of = |destination| match Destination::unpack(destination) {
             Destination::Remote(index) => Some(index),
-            Destination::Attachment(_) => None,
+            Destination::Attachment(_) | Destination::Router => None,
         };
         let remote = remote_of(destination);
         // The segment, port or remote may have been removed since.
         let is_there = match Destination::unpack(destination) {
             Destination::Remote(index) => self.is_live(index),
             Destination::Attachment(index) => self.has_attachment(key.segment(), index),
+            Destination::Router => false,
         };
         let Some(stats) = self.learns.get_mut(usize::from(key.segment())).filter(|_| is_there) else { return };
         let outcome = self.fdb.learn(key, destination, plane.seconds());
@@ -758,6 +791,7 @@ impl Control for GatewayControl {
         for frame in self.next_hops.announcements(now) {
             self.send_frame(plane, &frame);
         }
+        self.router.tick(plane);
         let seconds = plane.seconds();
         if seconds != self.aged_at {
             self.aged_at = seconds;
@@ -792,7 +826,7 @@ impl Control for GatewayControl {
                 let is_there = |index: u32| attachments.get(index as usize).is_some_and(|a| a.port == port);
                 self.fdb.flush(|entry| match Destination::unpack(entry.destination) {
                     Destination::Attachment(index) => is_there(index),
-                    Destination::Remote(_) => false,
+                    Destination::Remote(_) | Destination::Router => false,
                 });
             }
             PortEvent::Address(mac) if self.layout.is_underlay(port) => self.change_mac(*mac),
@@ -807,6 +841,9 @@ impl Control for GatewayControl {
 
     fn stop(&mut self, plane: &mut ControlPlane) {
         for (packet, _) in self.next_hops.drain_queues() {
+            plane.drop(packet, DropReason::Stopping);
+        }
+        for packet in self.router.drain_queues() {
             plane.drop(packet, DropReason::Stopping);
         }
     }

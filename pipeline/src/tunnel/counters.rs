@@ -40,6 +40,12 @@ pub struct SegmentCounters {
     pub too_big: Counter,
     /// ICMP messages sent about frames that were too long.
     pub icmp_too_big: Counter,
+    /// Packets that the router took from the segment.
+    pub routed_in: Traffic,
+    /// Packets that the router sent in the segment.
+    pub routed_out: Traffic,
+    /// ICMP errors that the router sent in the segment.
+    pub icmp_errors: Counter,
     /// Frames sent into tunnels whose outer headers the NIC adds.
     pub nic_encapsulated: Counter,
     /// Frames received from tunnels whose outer headers the NIC removed.
@@ -65,6 +71,12 @@ pub struct SegmentStats {
     pub too_big: u64,
     /// ICMP messages sent about frames that were too long.
     pub icmp_too_big: u64,
+    /// Packets and bytes that the router took from the segment.
+    pub routed_in: (u64, u64),
+    /// Packets and bytes that the router sent in the segment.
+    pub routed_out: (u64, u64),
+    /// ICMP errors that the router sent in the segment.
+    pub icmp_errors: u64,
     /// Frames sent into tunnels whose outer headers the NIC adds.
     pub nic_encapsulated: u64,
     /// Frames received from tunnels whose outer headers the NIC removed.
@@ -81,6 +93,9 @@ impl SegmentStats {
             traffic(&mut sum.local_tx, &counters.local_tx);
             traffic(&mut sum.overlay_rx, &counters.overlay_rx);
             traffic(&mut sum.overlay_tx, &counters.overlay_tx);
+            traffic(&mut sum.routed_in, &counters.routed_in);
+            traffic(&mut sum.routed_out, &counters.routed_out);
+            sum.icmp_errors += counters.icmp_errors.get();
             sum.flooded += counters.flooded.get();
             sum.unknown_unicast += counters.unknown_unicast.get();
             sum.too_big += counters.too_big.get();

@@ -398,7 +398,7 @@ impl View<'_> {
         state: &mut StageState,
         context: &mut Context<'_>,
         remotes: &Remotes,
-        packet: Packet,
+        mut packet: Packet,
         remote: Option<u32>,
         segment: u16,
     ) {
@@ -433,6 +433,12 @@ impl View<'_> {
         if context.is_tracing() {
             self.report_lookup(context, remotes, dst, known);
         }
+        if !dst.is_unicast() && self.layout.segments.get(usize::from(segment)).is_some_and(|it| it.router.is_some()) {
+            match self.offer_to_router(state, context, packet, segment) {
+                Some(returned) => packet = returned,
+                None => return,
+            }
+        }
         match known {
             None => {
                 if let Some(c) = self.layout.counters(segment, state.worker) {
@@ -441,6 +447,7 @@ impl View<'_> {
                 self.flood(state, context, remotes, packet, from, segment, Flow::default());
             }
             Some(Destination::Attachment(to)) => self.deliver(state, context, packet, to),
+            Some(Destination::Router) => self.route(state, context, remotes, packet, segment),
             Some(Destination::Remote(_)) => context.drop(packet, DropReason::SplitHorizon),
         }
     }

@@ -336,6 +336,12 @@ impl View<'_> {
         if context.is_tracing() {
             self.report_lookup(context, remotes, dst, known);
         }
+        if segment.router.is_some() && !dst.is_unicast() {
+            match self.offer_to_router(state, context, packet, attachment.segment) {
+                Some(returned) => packet = returned,
+                None => return,
+            }
+        }
         match known {
             None => {
                 if let Some(c) = self.layout.counters(attachment.segment, state.worker) {
@@ -346,6 +352,7 @@ impl View<'_> {
             Some(Destination::Attachment(to)) if to == from => context.drop(packet, DropReason::SamePort),
             Some(Destination::Attachment(to)) => self.deliver(state, context, packet, to),
             Some(Destination::Remote(to)) => self.send_to(state, context, remotes, packet, to, flow, Some(from)),
+            Some(Destination::Router) => self.route(state, context, remotes, packet, attachment.segment),
         }
     }
 

@@ -78,7 +78,7 @@ impl FloodSource {
 
 impl View<'_> {
     /// Sends a frame to all attachments of the segment except its origin. If the frame came from an
-    /// attachment, it also goes to all remotes. A frame from a tunnel goes to no tunnel (split horizon).
+    /// attachment or the router, it also goes to all remotes. A frame from a tunnel goes to no tunnel (split horizon).
     #[allow(clippy::too_many_arguments)]
     pub(super) fn flood(
         &self,
@@ -93,7 +93,7 @@ impl View<'_> {
         let Some(members) = self.layout.segments.get(usize::from(segment)) else {
             return context.drop(packet, DropReason::NoSegment);
         };
-        let is_local = matches!(from, Destination::Attachment(_));
+        let is_local = !matches!(from, Destination::Remote(_));
         let locals = members.attachments.iter().map(|index| Destination::Attachment(*index)).filter(|to| *to != from);
         let overlay = members.remotes.iter().filter(|_| is_local).map(|index| Destination::Remote(*index));
         let wanted = locals.clone().count() + overlay.clone().count();
@@ -106,7 +106,7 @@ impl View<'_> {
         }
         let sender = match from {
             Destination::Attachment(index) => Some(index),
-            Destination::Remote(_) => None,
+            Destination::Remote(_) | Destination::Router => None,
         };
         context.trace(STAGE, |text| write!(text, "flooded to {wanted} destinations"));
         context.count_copies(wanted - 1);
@@ -130,6 +130,8 @@ impl View<'_> {
                         remotes.list.get(to as usize).is_some_and(|remote| longest_frame(&copy) > remote.max_frame);
                     self.send_to(state, context, remotes, copy, to, flow, sender);
                 }
+                // The router is not in the lists of members.
+                Destination::Router => context.drop(copy, DropReason::NoDestination),
             }
         }
     }

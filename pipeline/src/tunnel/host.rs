@@ -129,7 +129,7 @@ impl View<'_> {
         &self,
         state: &mut StageState,
         context: &mut Context<'_>,
-        mut packet: Packet,
+        packet: Packet,
         layers: &HeaderOffsets,
         source: IpAddr,
     ) {
@@ -138,12 +138,32 @@ impl View<'_> {
         if !state.policer.admits(Protocol::Echo, MessageSource::of_host(source, known), context.now()) {
             return context.drop(packet, DropReason::RateLimited);
         }
+        let mut packet = match state.make_echo_reply(packet, layers) {
+            Ok(reply) => reply,
+            Err((packet, reason)) => return context.drop(packet, reason),
+        };
+        if let Some(id) = underlay.vlan {
+            if packet.prepend_slice(VLAN_TAG_LEN).is_none() {
+                return context.drop(packet, DropReason::NoHeadroom);
+            }
+            vlan::push(packet.data_mut(), Tag::new(id));
+        }
+        // Egress rules do not see packets of the program itself.
+        context.state.transmit(underlay.port, packet);
+    }
+}
+
+impl StageState {
+    /// Turns an echo request into its reply. Returns the request and the reason to drop it if it is not valid.
+    pub(super) fn make_echo_reply(
+        &mut self,
+        mut packet: Packet,
+        layers: &HeaderOffsets,
+    ) -> Result<Packet, (Packet, DropReason)> {
         let replied = if packet.is_chain() {
             // The checksum covers all buffers. The headers, which alone change, lie in the first one.
             let (len, head) = (packet.len(), packet.data().len());
-            let Some(whole) = state.reply_buffer.get_mut(..len) else {
-                return context.drop(packet, DropReason::TooLong);
-            };
+            let Some(whole) = self.reply_buffer.get_mut(..len) else { return Err((packet, DropReason::TooLong)) };
             packet.copy_to(whole);
             let replied = echo_reply(whole, layers).is_ok();
             packet.data_mut().copy_from_slice(&whole[..head]);
@@ -152,17 +172,10 @@ impl View<'_> {
             echo_reply(packet.data_mut(), layers).is_ok()
         };
         if !replied {
-            return context.drop(packet, DropReason::NotForUs);
-        }
-        if let Some(id) = underlay.vlan {
-            if packet.prepend_slice(VLAN_TAG_LEN).is_none() {
-                return context.drop(packet, DropReason::NoHeadroom);
-            }
-            vlan::push(packet.data_mut(), Tag::new(id));
+            return Err((packet, DropReason::NotForUs));
         }
         packet.set_checksum_status(ChecksumStatus::NONE);
-        // Egress rules do not see packets of the program itself.
-        context.state.transmit(underlay.port, packet);
+        Ok(packet)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::registry::{Column, Page, Row, TableSpec, Unit};
 use crate::table::FdbEntry;
 
 /// The tables of a gateway.
-pub(super) const TABLES: [&TableSpec; 4] = [&SEGMENTS, &FDB, &NEIGHBOURS, &REMOTES];
+pub(super) const TABLES: [&TableSpec; 5] = [&SEGMENTS, &FDB, &NEIGHBOURS, &REMOTES, &ROUTES];
 
 static SEGMENTS: TableSpec = TableSpec {
     name: "segments",
@@ -32,6 +32,11 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::counter("unknown_unicast", Unit::Packets, "Replicated unicast frames with an unknown destination"),
         Column::counter("too_big", Unit::Packets, "Frames too long for the underlay"),
         Column::counter("icmp_too_big", Unit::Packets, "ICMP messages sent about frames that were too long"),
+        Column::counter("routed_in_packets", Unit::Packets, "Packets that the router took from the segment"),
+        Column::counter("routed_in_bytes", Unit::Bytes, "Bytes of those packets with their Ethernet headers"),
+        Column::counter("routed_out_packets", Unit::Packets, "Packets that the router sent in the segment"),
+        Column::counter("routed_out_bytes", Unit::Bytes, "Bytes of those packets with their Ethernet headers"),
+        Column::counter("icmp_errors", Unit::Packets, "ICMP errors that the router sent in the segment"),
         Column::counter("nic_encapsulated", Unit::Packets, "Frames whose outer headers the NIC added"),
         Column::counter("nic_decapsulated", Unit::Packets, "Frames whose outer headers the NIC removed"),
         Column::counter("learned", Unit::None, "Addresses learned"),
@@ -48,7 +53,7 @@ static FDB: TableSpec = TableSpec {
     columns: &[
         Column::key("segment", "Name of the segment"),
         Column::key("mac", "Ethernet address"),
-        Column::attribute("to", "Port, with its VLAN, or remote"),
+        Column::attribute("to", "Port, with its VLAN, or remote, or router"),
         Column::attribute("kind", "learned or static"),
         Column::gauge("age", Unit::Seconds, "Time since the address was last seen as a source"),
     ],
@@ -56,12 +61,26 @@ static FDB: TableSpec = TableSpec {
 
 static NEIGHBOURS: TableSpec = TableSpec {
     name: "neighbours",
-    about: "Next hops on the underlay",
+    about: "Next hops on the underlay, and neighbours of the segments' routers",
     metric: None,
     columns: &[
+        Column::key("segment", "Name of the segment; none for the underlay"),
         Column::key("address", "IP address of the next hop"),
         Column::attribute("state", "incomplete, reachable, stale, probe or failed"),
         Column::attribute("mac", "Ethernet address"),
+    ],
+};
+
+static ROUTES: TableSpec = TableSpec {
+    name: "routes",
+    about: "Routes of the VRFs",
+    metric: None,
+    columns: &[
+        Column::key("vrf", "Name of the VRF"),
+        Column::key("to", "Network of the destinations"),
+        Column::attribute("origin", "configured, connected, local, or neighbour: the host route of a resolved host"),
+        Column::attribute("via", "Next hops"),
+        Column::attribute("state", "ready, resolving or unreachable; a group is ready"),
     ],
 };
 
@@ -100,6 +119,7 @@ impl GatewayControl {
                         Destination::Attachment(index) => {
                             layout.attachments.get(index as usize).map(|it| attachment(plane, it.port.index(), it.vlan))
                         }
+                        Destination::Router => Some("router".to_owned()),
                         Destination::Remote(index) => remotes.get(index as usize).map(|it| it.address.to_string()),
                     };
                     let segment = places.position(entry.key.segment()).and_then(|at| config.segments.get(at));
@@ -111,10 +131,18 @@ impl GatewayControl {
                 });
             }
             "neighbours" => {
-                let mut all: Vec<_> = self.neighbours().collect();
-                all.sort_unstable_by_key(|(address, ..)| *address);
-                page.extend(all, |(address, state, mac)| {
-                    vec![address.to_string().into(), state.name().into(), mac.map(|mac| mac.to_string()).into()]
+                let mut all: Vec<_> = self.neighbours().map(|(ip, state, mac)| (None, ip, state, mac)).collect();
+                let of_segments = self.router.neighbours().into_iter();
+                all.extend(of_segments.map(|(segment, ip, state, mac)| (Some(segment), ip, state, mac)));
+                all.sort_unstable_by(|a, b| (&a.0, a.1).cmp(&(&b.0, b.1)));
+                page.extend(all, |(segment, address, state, mac)| {
+                    let mac = mac.map(|mac| mac.to_string());
+                    vec![segment.into(), address.to_string().into(), state.name().into(), mac.into()]
+                });
+            }
+            "routes" => {
+                page.extend(self.router.rows(), |row| {
+                    vec![row.vrf.into(), row.to.into(), row.origin.into(), row.via.into(), row.state.into()]
                 });
             }
             "remotes" => {
@@ -161,6 +189,10 @@ impl GatewayControl {
             row.extend([packets.into(), bytes.into()]);
         }
         row.extend([stats.flooded, stats.unknown_unicast, stats.too_big, stats.icmp_too_big].map(Value::from));
+        for (packets, bytes) in [stats.routed_in, stats.routed_out] {
+            row.extend([packets.into(), bytes.into()]);
+        }
+        row.push(stats.icmp_errors.into());
         row.extend([stats.nic_encapsulated, stats.nic_decapsulated].map(Value::from));
         row.extend([learn.learned, learn.moved, learn.aged, learn.refused].map(Value::from));
         row

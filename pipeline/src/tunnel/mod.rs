@@ -23,6 +23,7 @@
 //! - [`kinds`]: the kinds of tunnels, such as VXLAN, each with its header.
 //! - `outer`: outer headers of a remote, and recognition of received ones.
 //! - [`ecn`]: congestion marks (RFC 6040).
+//! - [`router`]: routing between segments.
 //!
 //! [`GatewayControl`] is created from a [`GatewayConfig`] and the opened ports. It creates a [`Gateway`]
 //! stage for each worker.
@@ -47,6 +48,7 @@ mod places;
 mod policer;
 mod reconfigure;
 mod report;
+pub mod router;
 mod stage;
 pub mod tables;
 pub mod underlay;

@@ -158,6 +158,11 @@ impl NextHops {
         self.neighbours.resolve(next_hop, now, &mut self.actions);
     }
 
+    /// Forgets a next hop. Frames that wait for it are dropped.
+    pub(super) fn forget(&mut self, next_hop: IpAddr) {
+        self.neighbours.forget(next_hop, &mut self.actions);
+    }
+
     /// Queues a frame until its next hop is resolved or released.
     pub(super) fn enqueue(&mut self, next_hop: IpAddr, frame: QueuedFrame) {
         self.neighbours.enqueue(next_hop, frame, &mut self.actions);

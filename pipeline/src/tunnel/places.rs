@@ -27,7 +27,7 @@ pub(super) struct Indices {
 }
 
 impl Indices {
-    fn new(limit: usize) -> Self {
+    pub(super) fn new(limit: usize) -> Self {
         Self { free: VecDeque::new(), len: 0, limit }
     }
 

@@ -14,6 +14,8 @@ use super::config::{GatewayConfig, SegmentConfig, StaticDestination, UnderlayCon
 use super::control::{GatewayControl, Route, max_frame};
 use super::learned::LEARNED_REMOTES;
 use super::places::{Places, SegmentPlace};
+use super::router::config::{HopConfig, RouteTarget};
+use super::router::router_macs;
 use super::tables::{Destination, Layout, NextHop, Remote, put};
 use crate::PortInfo;
 use crate::table::Key;
@@ -51,7 +53,7 @@ impl GatewayControl {
         let learned = |segment, address| learned.get(&(segment, address)).copied();
         let places = self.places.after(&self.config, &config, learned, seconds)?;
         // Static entries take the room of learned ones.
-        if statics(&config, &places).len() > self.fdb.limits().entries {
+        if statics(&config, &places, self.layout.underlay.mac).len() > self.fdb.limits().entries {
             return Err("the forwarding table has no room for the static entries".to_owned());
         }
         Ok(Reconfiguration { config, places })
@@ -64,7 +66,8 @@ impl GatewayControl {
 
     /// Takes over a configuration and the indices of its parts.
     pub(super) fn install(&mut self, config: GatewayConfig, places: Places, ports: &[PortInfo], now: u32) {
-        let old_statics = statics(&self.config, &self.places);
+        let mac = self.layout.underlay.mac;
+        let old_statics = statics(&self.config, &self.places, mac);
         let old_ageing: HashMap<u16, u32> = ageing(&self.config, &self.places).collect();
         let (before, after) = (&self.config.underlay, &config.underlay);
         let addresses_changed = (&before.addresses, &before.gateways) != (&after.addresses, &after.gateways);
@@ -83,7 +86,8 @@ impl GatewayControl {
         promoted.iter().for_each(|index| self.learned.promote(*index));
 
         let mut layout = Layout::clone(&self.layout);
-        layout.update(&self.config, &self.places, ports, self.workers);
+        let vrfs = self.router.number_vrfs(&self.config, now);
+        layout.update(&self.config, &self.places, &vrfs, ports, self.workers);
         self.publish_layout(layout);
         self.place_remotes(templates_changed);
         // Nothing resolved their next hops for them while they were learned.
@@ -100,6 +104,7 @@ impl GatewayControl {
             });
         }
         self.update_statics(&old_statics, now);
+        self.router.install(&self.config, &self.places, &vrfs, mac, now);
         let changed: Vec<(u16, u32)> = ageing(&self.config, &self.places)
             .filter(|(segment, seconds)| old_ageing.get(segment) != Some(seconds))
             .collect();
@@ -224,7 +229,7 @@ impl GatewayControl {
 
     /// Brings the static entries up to date.
     fn update_statics(&mut self, old: &Statics, now: u32) {
-        let new = statics(&self.config, &self.places);
+        let new = statics(&self.config, &self.places, self.layout.underlay.mac);
         for key in old.keys().filter(|key| !new.contains_key(key)) {
             self.fdb.remove(*key);
         }
@@ -262,8 +267,9 @@ struct Removed {
     destinations: HashSet<u32>,
 }
 
-/// Returns the static entries of a configuration.
-fn statics(config: &GatewayConfig, places: &Places) -> Statics {
+/// Returns the static entries of a configuration: the configured ones, those of the segments' routers, and those of the
+/// routers behind remotes. `mac` is the Ethernet address of the underlay port.
+fn statics(config: &GatewayConfig, places: &Places, mac: MacAddr) -> Statics {
     let of_segment = |(segment, place): (&SegmentConfig, &SegmentPlace)| -> Vec<(Key, u32)> {
         let destination = |to: &StaticDestination| match to {
             StaticDestination::Remote(i) => place.remotes.get(*i).map(|index| Destination::Remote(*index)),
@@ -273,7 +279,21 @@ fn statics(config: &GatewayConfig, places: &Places) -> Statics {
             |(mac, to): &(MacAddr, StaticDestination)| Some((Key::new(place.index, *mac), destination(to)?.pack()));
         segment.statics.iter().filter_map(entry).collect()
     };
-    config.segments.iter().zip(&places.segments).flat_map(of_segment).collect()
+    let configured = config.segments.iter().zip(&places.segments).flat_map(of_segment);
+    let hops = config.routing.routes.iter().filter_map(|route| match &route.target {
+        RouteTarget::NextHops(hops) => Some(hops),
+        RouteTarget::Lookup(_) | RouteTarget::Discard(_) => None,
+    });
+    let far = hops.flatten().filter_map(|(hop, _)| match *hop {
+        HopConfig::Router { segment, remote, mac } => {
+            let place = places.segments.get(segment)?;
+            Some((Key::new(place.index, mac), Destination::Remote(*place.remotes.get(remote)?).pack()))
+        }
+        HopConfig::Neighbour { .. } => None,
+    });
+    let own =
+        router_macs(config, places, mac).map(|(segment, mac)| (Key::new(segment, mac), Destination::Router.pack()));
+    configured.chain(far).chain(own).collect()
 }
 
 /// Returns the ageing time of each segment, by its index.

@@ -36,6 +36,7 @@ impl View<'_> {
                 Some(remote) => format!("remote {}", remote.address),
                 None => "no remote".to_owned(),
             },
+            Destination::Router => "router".to_owned(),
         }
     }
 

@@ -12,8 +12,10 @@ use wirepath_wire::{Parser, Tag, Tunnels, vlan};
 
 use super::headers::VLAN_TAG_LEN;
 use super::policer::{ExpectedReplies, KnownHosts, Policer};
+use super::router::{Hops, RouterTag};
 use super::tables::{Attachment, Layout, Remotes};
 use crate::epoch::{Guard, Shared};
+use crate::route::RouteTables;
 use crate::table::{Fdb, Key};
 use crate::token_bucket::TokenBucket;
 use crate::{Context, Stage};
@@ -28,6 +30,10 @@ pub enum PuntCode {
     Host,
     /// A tunnel packet from an unknown VTEP, in a segment that accepts unknown VTEPs.
     NewRemote,
+    /// An ARP or ND message for the router of a segment. The packet has a tag with the segment.
+    RouterHost,
+    /// A packet to be routed whose next hop is not resolved yet. The packet has a tag with its segment.
+    Route,
     /// A frame for this remote, whose next hop is not resolved yet.
     Unresolved(u32),
 }
@@ -40,6 +46,8 @@ impl PuntCode {
         match self {
             Self::Host => 0,
             Self::NewRemote => 1,
+            Self::RouterHost => 2,
+            Self::Route => 3,
             Self::Unresolved(remote) => remote | Self::UNRESOLVED,
         }
     }
@@ -49,6 +57,8 @@ impl PuntCode {
         match code {
             0 => Self::Host,
             1 => Self::NewRemote,
+            2 => Self::RouterHost,
+            3 => Self::Route,
             code => Self::Unresolved(code & !Self::UNRESOLVED),
         }
     }
@@ -63,6 +73,10 @@ pub struct GatewayTables {
     pub remotes: Arc<Shared<Remotes>>,
     /// Forwarding entries; their destinations are [`super::tables::Destination`]s.
     pub fdb: Arc<Fdb>,
+    /// Routes of all VRFs; their values are indices of hops.
+    pub(super) routes: Arc<RouteTables>,
+    /// Effects of the routes.
+    pub(super) hops: Arc<Shared<Hops>>,
     /// Next hops and remotes.
     pub(super) known_hosts: Arc<Shared<KnownHosts>>,
     /// Replies to solicitations of the gateway.
@@ -79,8 +93,8 @@ impl GatewayTables {
     /// Returns the tables as they are during one call of the stage.
     #[inline(always)]
     fn view<'g>(&'g self, guard: Guard<'g>) -> View<'g> {
-        let Self { layout, remotes, fdb, known_hosts, expected_replies } = self;
-        View { layout: layout.read(guard), remotes, fdb, known_hosts, expected_replies }
+        let Self { layout, remotes, fdb, routes, hops, known_hosts, expected_replies } = self;
+        View { layout: layout.read(guard), remotes, fdb, routes, hops, known_hosts, expected_replies }
     }
 }
 
@@ -90,6 +104,8 @@ pub(super) struct View<'g> {
     pub(super) layout: &'g Layout,
     pub(super) remotes: &'g Shared<Remotes>,
     pub(super) fdb: &'g Fdb,
+    pub(super) routes: &'g RouteTables,
+    pub(super) hops: &'g Shared<Hops>,
     pub(super) known_hosts: &'g Shared<KnownHosts>,
     pub(super) expected_replies: &'g ExpectedReplies,
 }
@@ -112,6 +128,8 @@ pub(super) struct StageState {
     /// Limits ICMP messages about packets that are too big.
     pub(super) icmp_limiter: TokenBucket,
     pub(super) policer: Policer,
+    /// Limits of messages to the routers of segments, so that their hosts take nothing from the underlay's.
+    pub(super) router_policer: Policer,
     /// A packet of several buffers, while the worker turns it into its reply.
     pub(super) reply_buffer: Box<[u8; MAX_HOST_FRAME]>,
     pub(super) source: KnownSource,
@@ -174,6 +192,7 @@ impl Gateway {
             parser: Parser { tunnels: Tunnels::NONE, ..Parser::default() },
             icmp_limiter: TokenBucket::new(100, 20),
             policer: Policer::new(),
+            router_policer: Policer::new(),
             reply_buffer: Box::new([0; MAX_HOST_FRAME]),
             source: KnownSource::NONE,
             scratch: Box::new(Scratch {
@@ -191,9 +210,20 @@ impl Gateway {
     #[cold]
     fn process_mixed(&mut self, context: &mut Context<'_>, batch: &mut Batch) {
         let mut rest = std::mem::take(batch);
-        while let Some(port) = rest.as_slice().first().map(Packet::in_port) {
+        // A received packet has an input port.
+        let returned = |packet: &Packet| packet.in_port().is_none() && RouterTag::unpack(packet.app()).is_some();
+        while let Some((port, is_returned)) = rest.as_slice().first().map(|it| (it.in_port(), returned(it))) {
             let mut same = Batch::new();
-            rest.filter_map(|packet| if packet.in_port() == port { same.push(packet).err() } else { Some(packet) });
+            let belongs = |packet: &Packet| packet.in_port() == port && returned(packet) == is_returned;
+            rest.filter_map(|packet| if belongs(&packet) { same.push(packet).err() } else { Some(packet) });
+            if is_returned {
+                let view = self.tables.view(context.guard());
+                same.filter_map(|packet| {
+                    view.process_returned(&mut self.state, context, packet);
+                    None
+                });
+                continue;
+            }
             self.process_from(context, &mut same, port.unwrap_or(PortId::new(0)));
             context.forward(&mut same);
         }

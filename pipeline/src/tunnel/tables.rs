@@ -15,6 +15,7 @@ use super::headers::ETHERNET_LEN;
 use super::kinds::TunnelKind;
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
 use super::places::Places;
+use super::router::{Interface, interfaces};
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
 use crate::token_bucket::TokenBucket;
@@ -31,11 +32,15 @@ pub enum Destination {
     Attachment(u32),
     /// Index in [`Remotes::list`].
     Remote(u32),
+    /// The router of the segment.
+    Router,
 }
 
 impl Destination {
     /// Flag of an encoded remote.
     const REMOTE: u32 = 1 << 30;
+    /// Encoded router.
+    const ROUTER: u32 = 1 << 31;
 
     /// Encodes the destination for forwarding tables.
     #[inline(always)]
@@ -43,13 +48,20 @@ impl Destination {
         match self {
             Self::Attachment(index) => index,
             Self::Remote(index) => index | Self::REMOTE,
+            Self::Router => Self::ROUTER,
         }
     }
 
     /// Decodes a value made by [`Self::pack`].
     #[inline(always)]
     pub const fn unpack(value: u32) -> Self {
-        if value & Self::REMOTE == 0 { Self::Attachment(value) } else { Self::Remote(value & !Self::REMOTE) }
+        if value & Self::REMOTE != 0 {
+            Self::Remote(value & !Self::REMOTE)
+        } else if value == Self::ROUTER {
+            Self::Router
+        } else {
+            Self::Attachment(value)
+        }
     }
 }
 
@@ -154,6 +166,8 @@ pub struct Segment {
     pub learning: bool,
     /// Handling of VLAN tags inside the tunnel.
     pub inner_vlans: InnerVlans,
+    /// Router of the segment.
+    pub router: Option<Interface>,
     /// If true, frames from VTEPs that are not configured are accepted.
     pub accept_unknown_remotes: bool,
     /// Counters of each worker, followed by those of the control thread.
@@ -273,7 +287,15 @@ impl Layout {
     }
 
     /// Takes over a checked configuration. `places` are the indices of its parts. `workers` is the number of workers.
-    pub(super) fn update(&mut self, config: &GatewayConfig, places: &Places, ports: &[PortInfo], workers: usize) {
+    /// `vrfs` has the number of each VRF.
+    pub(super) fn update(
+        &mut self,
+        config: &GatewayConfig,
+        places: &Places,
+        vrfs: &[u16],
+        ports: &[PortInfo],
+        workers: usize,
+    ) {
         let Self { underlay, segments, attachments, roles, vnis } = self;
         *underlay = Underlay::new(&config.underlay, &config.segments, underlay.mac, underlay.mtu);
         *roles = ports.iter().map(|_| Role::None).collect();
@@ -281,7 +303,8 @@ impl Layout {
             *role = Role::Underlay;
         }
         let mut old_vnis = std::mem::take(vnis);
-        for (segment, place) in config.segments.iter().zip(&places.segments) {
+        let routers = interfaces(config, vrfs, underlay.mac);
+        for ((segment, place), router) in config.segments.iter().zip(&places.segments).zip(routers) {
             let id = segment.tunnel_id();
             for (attachment, index) in segment.attachments.iter().zip(&place.attachments) {
                 let Some(port) = ports.get(attachment.port) else { continue };
@@ -306,6 +329,7 @@ impl Layout {
                 remotes: place.remotes.clone(),
                 learning: segment.learning,
                 inner_vlans: segment.inner_vlans,
+                router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 new_remotes: known.map_or_else(
@@ -322,7 +346,7 @@ impl Layout {
                 && vnis.get(&segment.tunnel_id()) != Some(&removed)
             {
                 (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
-                (segment.learning, segment.accept_unknown_remotes) = (false, false);
+                (segment.learning, segment.accept_unknown_remotes, segment.router) = (false, false, None);
             }
         }
     }
@@ -503,7 +527,7 @@ mod tests {
     #[test]
     fn destinations_survive_packing() {
         for destination in
-            [Destination::Attachment(0), Destination::Attachment(77), Destination::Remote(0), Destination::Remote(9)]
+            [Destination::Attachment(0), Destination::Attachment(77), Destination::Remote(9), Destination::Router]
         {
             assert_eq!(Destination::unpack(destination.pack()), destination);
             assert_ne!(destination.pack(), crate::table::NO_DESTINATION);

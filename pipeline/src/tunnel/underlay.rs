@@ -18,7 +18,7 @@ use wirepath_wire::{L3Type, L4Type, MacAddr, Parser, Tunnels, arp, ndp};
 use super::neighbour::{Millis, NdEvent};
 
 /// An address and the prefix length of its network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prefix {
     /// Address of the host.
     pub address: IpAddr,

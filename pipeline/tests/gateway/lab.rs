@@ -40,14 +40,19 @@ impl Lab {
             "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n{underlay}\n\
              [[segment]]\nvni = 42\nports = [{{ port = 'lan' }}]\n{segment}\n"
         );
+        Self::with_ports(&text, &["wan", "lan"])
+    }
+
+    /// Creates a gateway with this configuration. The first port is the underlay's.
+    pub(crate) fn with_ports(text: &str, names: &[&str]) -> Self {
         let source = Source::new("test", text);
         let document = source.parse().unwrap();
-        let config = GatewayConfig::read(&document.settings(), &["wan", "lan"]).unwrap();
+        let config = GatewayConfig::read(&document.settings(), names).unwrap_or_else(|error| panic!("{error}"));
         let pool = Pool::new("stepped", 512).unwrap();
-        let ports = vec![
-            PortInfo::simulated(WAN, "wan", Some(US), 1500, &pool),
-            PortInfo::simulated(LAN, "lan", None, 1500, &pool),
-        ];
+        let port = |(number, name): (u16, &&str)| {
+            PortInfo::simulated(PortId::new(number), name, (number == 0).then_some(US), 1500, &pool)
+        };
+        let ports: Vec<PortInfo> = (0..).zip(names).map(port).collect();
         let domain = Domain::new();
         let control = GatewayControl::new(&config, &ports, &domain, 1, 0);
         let worker = WorkerInfo { index: 0, workers: 1, core: None, rx_queues: vec![] };

@@ -6,6 +6,7 @@ mod lab;
 mod learned_remotes;
 mod link;
 mod reconfigure;
+mod routing;
 mod stepped;
 mod threaded;
 mod traces;

@@ -76,7 +76,11 @@ drop_reasons! {
     NoDestination, "no_destination", "there is no port and no remote to flood to";
     SamePort, "same_port", "the destination is behind the port that the frame came from";
     NoNeighbour, "no_neighbour", "the link-layer address of the next hop is unknown";
-    NoRoute, "no_route", "there is no route to the tunnel's remote";
+    NoRoute, "no_route", "there is no route to the destination or to the tunnel's remote";
+    NotRoutable, "not_routable", "the destination is a group, broadcast or link-local address, which is not routed";
+    Blackhole, "blackhole", "a blackhole route drops the packet";
+    Prohibited, "prohibited", "a route prohibits packets to the destination";
+    SourceCheck, "source_check", "the route to the source does not lead back (uRPF, RFC 3704)";
     TooBigForMtu, "too_big", "the encapsulated packet exceeds the MTU of the underlay";
     OuterFragment, "outer_fragment", "fragmented tunnel packet; a VTEP does not reassemble (RFC 7348 section 4.3)";
     BadEcn, "bad_ecn", "the underlay marked congestion on a packet whose sender does not support ECN (RFC 6040)";
@@ -89,7 +93,7 @@ drop_reasons! {
     Stopping, "stopping", "the program is stopping";
     RuleDrop, "rule_drop", "a rule drops the packet";
     MeterExceeded, "meter_exceeded", "the packet exceeds the rate of a meter";
-    HopLimit, "hop_limit", "the TTL or hop limit is exhausted where a rule decrements it";
+    HopLimit, "hop_limit", "the TTL or hop limit is exhausted where a rule or a router decrements it";
     NoKernel, "no_kernel", "a rule passes the packet to the kernel's network stack, which cannot be reached";
     RuleMismatch, "rule_mismatch", "a rule changes a header that the packet does not have";
 }

@@ -1,0 +1,768 @@
+//! The control thread's part of routing: the routes of all VRFs, the neighbours of each segment, and the packets that
+//! wait for them.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use wirepath_packet::Packet;
+use wirepath_packet::drops::DropReason;
+use wirepath_pmd::port::PortId;
+use wirepath_wire::{EtherType, L3Type, MacAddr, Parser, Tunnels};
+
+use super::config::{HopConfig, RouteTarget};
+use super::tables::{Hop, Hops, NextHopGroup, RouterTag, Unresolved};
+use crate::ControlPlane;
+use crate::epoch::{Domain, Shared};
+use crate::route::{NetworkPrefix, RouteLimits, RouteTables, RouteWriter};
+use crate::tunnel::config::GatewayConfig;
+use crate::tunnel::neighbour::{Millis, NeighbourAction, NeighbourState};
+use crate::tunnel::next_hops::NextHops;
+use crate::tunnel::places::{Indices, Places};
+use crate::tunnel::policer::ExpectedReplies;
+use crate::tunnel::stage::MAX_HOST_FRAME;
+use crate::tunnel::underlay::{Addresses, HostReply, Prefix};
+
+/// Maximum number of hops, including those whose index rests before it is used again.
+const MAX_HOPS: usize = 1 << 21;
+/// Milliseconds for which a neighbour that does not reply stays known, so that packets to it cause no solicitation.
+const FAILED_TIME: Millis = 10_000;
+/// Minimum milliseconds between two log messages about address conflicts.
+const CONFLICT_LOG_INTERVAL: Millis = 10_000;
+
+/// Meaning of a hop. Routes with the same meaning share one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum HopSpec {
+    Fixed(FixedHop),
+    /// A neighbour in a segment.
+    Neighbour(u16, IpAddr),
+    /// Hops with their weights.
+    Group(Vec<(HopSpec, u16)>),
+}
+
+/// Hops whose effect never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum FixedHop {
+    Local,
+    Connected(u16),
+    /// The router with this Ethernet address in a segment.
+    Router(u16, MacAddr),
+    Vrf(u16),
+    Discard(super::config::Discard),
+    NotUnicast,
+}
+
+impl FixedHop {
+    fn hop(self) -> Hop {
+        match self {
+            Self::Local => Hop::Local,
+            Self::Connected(segment) => Hop::Connected(segment),
+            Self::Router(segment, mac) => Hop::Neighbour(segment, mac),
+            Self::Vrf(vrf) => Hop::Vrf(vrf),
+            Self::Discard(discard) => Hop::Discard(discard),
+            Self::NotUnicast => Hop::NotUnicast,
+        }
+    }
+}
+
+/// A hop in use.
+#[derive(Debug)]
+struct HopState {
+    spec: HopSpec,
+    /// Number of routes and groups that use it.
+    users: usize,
+    /// Members of a group: index and weight.
+    members: Vec<(u32, u16)>,
+}
+
+/// The router of a segment.
+#[derive(Debug)]
+struct SegmentRouter {
+    name: String,
+    vrf: u16,
+    /// Neighbours in the segment.
+    neighbours: NextHops,
+}
+
+/// Position and effect of a route, for listings.
+#[derive(Debug)]
+pub(in crate::tunnel) struct RouteRow {
+    pub(in crate::tunnel) vrf: String,
+    pub(in crate::tunnel) to: String,
+    pub(in crate::tunnel) origin: &'static str,
+    pub(in crate::tunnel) via: String,
+    pub(in crate::tunnel) state: &'static str,
+}
+
+/// The control thread's state of all routers.
+#[derive(Debug)]
+pub(in crate::tunnel) struct RouterControl {
+    writer: RouteWriter,
+    shared: Arc<Shared<Hops>>,
+    /// As published, or to be published next if `dirty` is true.
+    hops: Hops,
+    dirty: bool,
+    states: Vec<Option<HopState>>,
+    by_spec: HashMap<HopSpec, u32>,
+    hop_indices: Indices,
+    group_indices: Indices,
+    /// Hops that are groups.
+    groups: HashSet<u32>,
+    /// Number of each VRF.
+    vrfs: HashMap<String, u16>,
+    vrf_indices: Indices,
+    segments: HashMap<u16, SegmentRouter>,
+    /// Routes of the configuration, with their hops.
+    installed: HashMap<(u16, NetworkPrefix), (HopSpec, u32)>,
+    /// Host routes of resolved neighbours: VRF and address, with the segment and the hop.
+    learned: HashMap<(u16, IpAddr), (u16, u32)>,
+    /// Neighbours that do not reply, each with the time at which it is forgotten.
+    failed: VecDeque<(Millis, u16, IpAddr)>,
+    /// Neighbours whose resolution has not started.
+    unresolved: VecDeque<(u16, IpAddr)>,
+    /// Packets for the workers.
+    outbox: Vec<(Packet, RouterTag)>,
+    expected_replies: Arc<ExpectedReplies>,
+    conflict_logged_at: Option<Millis>,
+}
+
+impl RouterControl {
+    /// Creates the routers of a configuration without segments.
+    pub(in crate::tunnel) fn new(domain: &Domain, expected_replies: Arc<ExpectedReplies>) -> Self {
+        Self {
+            writer: RouteWriter::new(domain, RouteLimits::default()),
+            shared: Arc::new(Shared::new(domain, Hops::default())),
+            hops: Hops::default(),
+            dirty: false,
+            states: Vec::new(),
+            by_spec: HashMap::new(),
+            hop_indices: Indices::new(MAX_HOPS),
+            group_indices: Indices::new(MAX_HOPS),
+            groups: HashSet::new(),
+            vrfs: HashMap::new(),
+            vrf_indices: Indices::new(usize::from(u16::MAX)),
+            segments: HashMap::new(),
+            installed: HashMap::new(),
+            learned: HashMap::new(),
+            failed: VecDeque::new(),
+            unresolved: VecDeque::new(),
+            outbox: Vec::new(),
+            expected_replies,
+            conflict_logged_at: None,
+        }
+    }
+
+    /// Returns the routes that the workers read.
+    pub(in crate::tunnel) fn tables(&self) -> Arc<RouteTables> {
+        self.writer.tables()
+    }
+
+    /// Returns the hops that the workers read.
+    pub(in crate::tunnel) fn hops(&self) -> Arc<Shared<Hops>> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Returns the number of each VRF of a configuration, in its order. A VRF keeps its number as long as it exists.
+    pub(in crate::tunnel) fn number_vrfs(&mut self, config: &GatewayConfig, now: u32) -> Vec<u16> {
+        let names: HashSet<&str> = config.routing.vrfs.iter().map(|vrf| vrf.name.as_str()).collect();
+        let indices = &mut self.vrf_indices;
+        self.vrfs.retain(|name, number| {
+            let stays = names.contains(name.as_str());
+            if !stays {
+                indices.release((*number).into(), now);
+            }
+            stays
+        });
+        let mut number = |name: &str| {
+            if let Some(number) = self.vrfs.get(name) {
+                return *number;
+            }
+            // There are more numbers than a configuration and its predecessors of ten seconds have VRFs.
+            let number = self.vrf_indices.take(now).and_then(|index| u16::try_from(index).ok()).unwrap_or(u16::MAX);
+            self.vrfs.insert(name.to_owned(), number);
+            number
+        };
+        config.routing.vrfs.iter().map(|vrf| number(&vrf.name)).collect()
+    }
+
+    /// Takes over a configuration. `vrfs` are the numbers of its VRFs, `mac` is the Ethernet address of routers without
+    /// one of their own. [`Self::flush`] publishes the result.
+    pub(in crate::tunnel) fn install(
+        &mut self,
+        config: &GatewayConfig,
+        places: &Places,
+        vrfs: &[u16],
+        mac: MacAddr,
+        now: u32,
+    ) {
+        self.install_segments(config, places, vrfs, mac);
+        self.forget_lost_neighbours(now);
+        let desired = desired_routes(config, places, vrfs);
+        let gone: Vec<(u16, NetworkPrefix)> =
+            self.installed.keys().filter(|key| !desired.contains_key(key)).copied().collect();
+        for key in gone {
+            if let Some((_, hop)) = self.installed.remove(&key) {
+                self.writer.remove(key.0, key.1);
+                self.release(hop, now);
+            }
+        }
+        for (key, spec) in desired {
+            if self.installed.get(&key).is_some_and(|(known, _)| *known == spec) {
+                continue;
+            }
+            let Some(hop) = self.acquire(&spec, now) else {
+                tracing::warn!("no room for the next hops of the route to {}", key.1);
+                continue;
+            };
+            // The hops must be there before a route refers to them.
+            self.publish();
+            if let Err(error) = self.writer.insert(key.0, key.1, hop) {
+                tracing::warn!("the route to {} is not installed: {error}", key.1);
+                self.release(hop, now);
+                continue;
+            }
+            if let Some((_, old)) = self.installed.insert(key, (spec, hop)) {
+                self.release(old, now);
+            }
+            // A static route takes the place of a learned one.
+            let host = NetworkPrefix::new(key.1.address(), if key.1.is_ipv6() { 128 } else { 32 });
+            if host == Some(key.1)
+                && let Some((segment, hop)) = self.learned.remove(&(key.0, key.1.address()))
+            {
+                self.release(hop, now);
+                let spec = HopSpec::Neighbour(segment, key.1.address());
+                if !self.by_spec.contains_key(&spec)
+                    && let Some(router) = self.segments.get_mut(&segment)
+                {
+                    router.neighbours.forget(key.1.address());
+                }
+            }
+        }
+        self.publish();
+    }
+
+    /// Brings the routers of the segments up to date.
+    fn install_segments(&mut self, config: &GatewayConfig, places: &Places, vrfs: &[u16], mac: MacAddr) {
+        let mut left: HashSet<u16> = self.segments.keys().copied().collect();
+        for (segment, place) in config.segments.iter().zip(&places.segments) {
+            let Some(router) = &segment.router else { continue };
+            left.remove(&place.index);
+            let vrf = vrfs.get(router.vrf).copied().unwrap_or_default();
+            let mac = router.mac.unwrap_or(mac);
+            let known = self.segments.entry(place.index).or_insert_with(|| SegmentRouter {
+                name: segment.name.clone(),
+                vrf,
+                neighbours: NextHops::new(Addresses { mac, addresses: router.addresses.clone(), gateways: Vec::new() }),
+            });
+            known.vrf = vrf;
+            known.name.clone_from(&segment.name);
+            if known.neighbours.addresses().mac != mac {
+                known.neighbours.set_mac(mac);
+            }
+            if known.neighbours.addresses().addresses != router.addresses {
+                known.neighbours.set_addresses(router.addresses.clone(), Vec::new());
+            }
+        }
+        for segment in left {
+            if let Some(mut router) = self.segments.remove(&segment) {
+                self.outbox.extend(
+                    router
+                        .neighbours
+                        .drain_queues()
+                        .map(|(packet, from)| (packet, RouterTag::Unreachable(from as u16))),
+                );
+            }
+        }
+    }
+
+    /// Takes the Ethernet address of a segment's router, and announces it.
+    pub(in crate::tunnel) fn set_mac(&mut self, segment: u16, mac: MacAddr) {
+        if let Some(router) = self.segments.get_mut(&segment) {
+            router.neighbours.set_mac(mac);
+        }
+    }
+
+    /// Removes host routes of neighbours that are in no network of their segment any more.
+    fn forget_lost_neighbours(&mut self, now: u32) {
+        let segments = &self.segments;
+        let is_lost = |&(vrf, ip): &(u16, IpAddr), &(segment, _): &(u16, u32)| {
+            segments.get(&segment).is_none_or(|router| router.vrf != vrf || !is_neighbour(router, ip))
+        };
+        let lost: Vec<(u16, IpAddr)> =
+            self.learned.iter().filter(|(key, value)| is_lost(key, value)).map(|(key, _)| *key).collect();
+        for (vrf, ip) in lost {
+            self.forget(vrf, ip, now);
+        }
+    }
+
+    /// Removes the host route of a neighbour, and the neighbour if no route uses it.
+    fn forget(&mut self, vrf: u16, ip: IpAddr, now: u32) {
+        let Some((segment, hop)) = self.learned.remove(&(vrf, ip)) else { return };
+        if let Some(prefix) = host_prefix(ip)
+            && !self.installed.contains_key(&(vrf, prefix))
+        {
+            self.writer.remove(vrf, prefix);
+        }
+        self.release(hop, now);
+        if !self.by_spec.contains_key(&HopSpec::Neighbour(segment, ip))
+            && let Some(router) = self.segments.get_mut(&segment)
+        {
+            router.neighbours.forget(ip);
+        }
+    }
+
+    /// Returns the hop of this meaning for one user more.
+    fn acquire(&mut self, spec: &HopSpec, now: u32) -> Option<u32> {
+        if let Some(&index) = self.by_spec.get(spec) {
+            if let Some(Some(state)) = self.states.get_mut(index as usize) {
+                state.users += 1;
+            }
+            return Some(index);
+        }
+        let mut members = Vec::new();
+        if let HopSpec::Group(specs) = spec {
+            for (spec, weight) in specs {
+                members.push((self.acquire(spec, now)?, *weight));
+            }
+        }
+        let index = self.hop_indices.take(now)?;
+        let hop = match spec {
+            HopSpec::Fixed(fixed) => fixed.hop(),
+            HopSpec::Neighbour(segment, ip) => {
+                let known = self.segments.get(segment).and_then(|router| router.neighbours.mac(*ip));
+                if known.is_none() {
+                    self.unresolved.push_back((*segment, *ip));
+                }
+                known.map_or(Hop::Resolving(*segment, index), |mac| Hop::Neighbour(*segment, mac))
+            }
+            HopSpec::Group(_) => {
+                let group = self.group_indices.take(now)?;
+                put(&mut self.hops.groups, group as usize, NextHopGroup::default());
+                self.groups.insert(index);
+                Hop::Group(group)
+            }
+        };
+        if self.hops.list.len() <= index as usize {
+            self.hops.list.resize(index as usize + 1, Hop::NotUnicast);
+            self.states.resize_with(index as usize + 1, || None);
+        }
+        if let Some(place) = self.hops.list.get_mut(index as usize) {
+            *place = hop;
+        }
+        if let Some(place) = self.states.get_mut(index as usize) {
+            *place = Some(HopState { spec: spec.clone(), users: 1, members });
+        }
+        self.by_spec.insert(spec.clone(), index);
+        self.dirty = true;
+        self.update_group(index);
+        Some(index)
+    }
+
+    /// Gives back a hop for one user.
+    fn release(&mut self, index: u32, now: u32) {
+        let Some(place) = self.states.get_mut(index as usize) else { return };
+        let Some(state) = place else { return };
+        state.users -= 1;
+        if state.users > 0 {
+            return;
+        }
+        let Some(state) = place.take() else { return };
+        self.by_spec.remove(&state.spec);
+        self.hop_indices.release(index, now);
+        if let Some(Hop::Group(group)) = self.hops.list.get(index as usize) {
+            self.group_indices.release(*group, now);
+            self.groups.remove(&index);
+        }
+        for (member, _) in state.members {
+            self.release(member, now);
+        }
+        if let HopSpec::Neighbour(segment, ip) = state.spec {
+            // Without a route, nothing needs its address.
+            if let Some(router) = self.segments.get_mut(&segment) {
+                router.neighbours.forget(ip);
+            }
+        }
+    }
+
+    /// Gives a group its members that can be reached, or all if none can.
+    fn update_group(&mut self, index: u32) {
+        let Some(Hop::Group(group)) = self.hops.list.get(index as usize).copied() else { return };
+        let Some(Some(state)) = self.states.get(index as usize) else { return };
+        let is_usable = |member: u32| !matches!(self.hops.list.get(member as usize), Some(Hop::Unreachable(_)));
+        let mut members: Vec<(u32, u16)> =
+            state.members.iter().copied().filter(|(member, _)| is_usable(*member)).collect();
+        if members.is_empty() {
+            members.clone_from(&state.members);
+        }
+        if let Some(group) = self.hops.groups.get_mut(group as usize) {
+            group.set_members(&members);
+        }
+        self.dirty = true;
+    }
+
+    /// Changes the effect of a neighbour's hop.
+    fn set_neighbour(&mut self, segment: u16, ip: IpAddr, hop: impl Fn(u32) -> Hop) {
+        let Some(&index) = self.by_spec.get(&HopSpec::Neighbour(segment, ip)) else { return };
+        if let Some(place) = self.hops.list.get_mut(index as usize) {
+            *place = hop(index);
+            self.dirty = true;
+        }
+        let has_member = |state: &HopState| state.members.iter().any(|(member, _)| *member == index);
+        let state = |group: u32| self.states.get(group as usize)?.as_ref();
+        let groups: Vec<u32> = self.groups.iter().copied().filter(|it| state(*it).is_some_and(has_member)).collect();
+        groups.into_iter().for_each(|group| self.update_group(group));
+    }
+
+    /// Makes the workers see changed hops.
+    fn publish(&mut self) {
+        if std::mem::take(&mut self.dirty) {
+            self.shared.replace(self.hops.clone());
+        }
+    }
+
+    /// Processes a packet whose next hop is not resolved.
+    pub(in crate::tunnel) fn resolve(&mut self, plane: &mut ControlPlane, mut packet: Packet) {
+        let app = packet.app();
+        packet.set_app([0; 2]);
+        let Some(RouterTag::Route(from)) = RouterTag::unpack(app) else {
+            return plane.drop(packet, DropReason::NoSegment);
+        };
+        let next = match Unresolved::unpack(app[1]) {
+            Unresolved::Destination(segment) => destination(&packet).map(|ip| (segment, ip)),
+            Unresolved::Hop(index) => match self.states.get(index as usize) {
+                Some(Some(HopState { spec: HopSpec::Neighbour(segment, ip), .. })) => Some((*segment, *ip)),
+                _ => None,
+            },
+        };
+        let now = plane.now() / 1_000_000;
+        let resolved = next.filter(|(segment, ip)| self.start(*segment, *ip, now, plane.seconds()));
+        let Some((segment, ip)) = resolved else { return plane.drop(packet, DropReason::NoNeighbour) };
+        if let Some(router) = self.segments.get_mut(&segment) {
+            router.neighbours.enqueue(ip, (packet, from.into()));
+        } else {
+            return plane.drop(packet, DropReason::NoNeighbour);
+        }
+        self.run_actions(plane, segment);
+        self.flush(plane);
+    }
+
+    /// Starts to resolve a neighbour and gives it a host route. Returns `false` if it is in no network of the segment,
+    /// or there is no room.
+    fn start(&mut self, segment: u16, ip: IpAddr, now: Millis, seconds: u32) -> bool {
+        let Some(router) = self.segments.get_mut(&segment) else { return false };
+        if !is_neighbour(router, ip) {
+            return false;
+        }
+        router.neighbours.resolve(ip, now);
+        if router.neighbours.state(ip).is_none() {
+            return false;
+        }
+        let vrf = router.vrf;
+        let Some(prefix) = host_prefix(ip) else { return false };
+        if self.learned.contains_key(&(vrf, ip)) || self.installed.contains_key(&(vrf, prefix)) {
+            return true;
+        }
+        let spec = HopSpec::Neighbour(segment, ip);
+        let Some(hop) = self.acquire(&spec, seconds) else { return false };
+        self.publish();
+        if self.writer.insert(vrf, prefix, hop).is_err() {
+            self.release(hop, seconds);
+            return false;
+        }
+        self.learned.insert((vrf, ip), (segment, hop));
+        true
+    }
+
+    /// Processes an ARP or ND message for the router of a segment.
+    pub(in crate::tunnel) fn handle_message(&mut self, plane: &mut ControlPlane, packet: Packet) {
+        let Some(RouterTag::Route(segment)) = RouterTag::unpack(packet.app()) else {
+            return plane.drop(packet, DropReason::NoSegment);
+        };
+        let Some(router) = self.segments.get_mut(&segment) else { return plane.drop(packet, DropReason::NoSegment) };
+        if packet.len() > MAX_HOST_FRAME {
+            return plane.drop(packet, DropReason::TooLong);
+        }
+        let mut frame = vec![0; packet.len()];
+        packet.copy_to(&mut frame);
+        let kind = if frame.get(12..14) == Some(&EtherType::ARP.0.to_be_bytes()) { "arp" } else { "nd" };
+        let now = plane.now() / 1_000_000;
+        let outcome = router.neighbours.handle(&frame, now);
+        if let Some((address, mac)) = outcome.conflict
+            && self.conflict_logged_at.is_none_or(|at| now >= at + CONFLICT_LOG_INTERVAL)
+        {
+            self.conflict_logged_at = Some(now);
+            tracing::warn!(
+                "{mac} uses {address} in segment {} too, which is an address of the router there; one of the two must \
+                 change",
+                router.name
+            );
+        }
+        self.run_actions(plane, segment);
+        match outcome.reply {
+            HostReply::None => plane.consume(packet, kind),
+            HostReply::Drop(reason) => plane.drop(packet, reason),
+            HostReply::Frame(reply) => {
+                plane.consume(packet, kind);
+                self.send_frame(plane, segment, &reply);
+            }
+        }
+        self.flush(plane);
+    }
+
+    /// Queues a frame of a router for its segment.
+    fn send_frame(&mut self, plane: &mut ControlPlane, segment: u16, frame: &[u8]) {
+        plane.count_generated();
+        let packet = plane.pool(PortId::new(0)).and_then(|pool| {
+            let mut packet = pool.take()?;
+            packet.extend_from_slice(frame, pool).then_some(packet)
+        });
+        match packet {
+            Some(packet) => self.outbox.push((packet, RouterTag::Send(segment))),
+            None => plane.count_drops(DropReason::NoBuffer, 1),
+        }
+    }
+
+    /// Carries out the actions of a segment's neighbours.
+    fn run_actions(&mut self, plane: &mut ControlPlane, segment: u16) {
+        let Some(router) = self.segments.get_mut(&segment) else { return };
+        let now = plane.now() / 1_000_000;
+        for action in router.neighbours.take_actions() {
+            match action {
+                NeighbourAction::Solicit(ip, to) => {
+                    let frame =
+                        self.segments.get(&segment).and_then(|it| it.neighbours.addresses().solicitation(ip, to));
+                    if let Some(frame) = frame {
+                        self.expected_replies.expect(ip);
+                        self.send_frame(plane, segment, &frame);
+                    }
+                }
+                NeighbourAction::Resolved(ip, mac) => self.set_neighbour(segment, ip, |_| Hop::Neighbour(segment, mac)),
+                NeighbourAction::Unreachable(ip) => {
+                    self.set_neighbour(segment, ip, |_| Hop::Unreachable(segment));
+                    self.failed.push_back((now + FAILED_TIME, segment, ip));
+                }
+                // The links of a segment's members do not matter here: other members may lead to the neighbour.
+                NeighbourAction::Hold(_) | NeighbourAction::Release(_) => {}
+                NeighbourAction::Send(_, (packet, from)) => self.outbox.push((packet, RouterTag::Route(from as u16))),
+                NeighbourAction::Drop((packet, from)) => {
+                    self.outbox.push((packet, RouterTag::Unreachable(from as u16)));
+                }
+            }
+        }
+    }
+
+    /// Publishes changed hops and hands the queued packets to workers.
+    fn flush(&mut self, plane: &mut ControlPlane) {
+        self.publish();
+        let workers = plane.worker_infos().count().max(1);
+        for (mut packet, tag) in self.outbox.drain(..) {
+            let segment = match tag {
+                RouterTag::Route(segment) | RouterTag::Unreachable(segment) | RouterTag::Send(segment) => segment,
+            };
+            packet.set_in_port(None);
+            packet.set_app(tag.pack());
+            plane.enqueue_to_worker(usize::from(segment) % workers, packet);
+        }
+    }
+
+    /// Advances all timers.
+    pub(in crate::tunnel) fn tick(&mut self, plane: &mut ControlPlane) {
+        let (now, seconds) = (plane.now() / 1_000_000, plane.seconds());
+        for _ in 0..128 {
+            let Some((segment, ip)) = self.unresolved.pop_front() else { break };
+            if self.by_spec.contains_key(&HopSpec::Neighbour(segment, ip))
+                && let Some(router) = self.segments.get_mut(&segment)
+            {
+                router.neighbours.resolve(ip, now);
+            }
+        }
+        let segments: Vec<u16> = self.segments.keys().copied().collect();
+        for segment in segments {
+            let Some(router) = self.segments.get_mut(&segment) else { continue };
+            router.neighbours.tick(now);
+            let frames = router.neighbours.announcements(now);
+            self.run_actions(plane, segment);
+            for frame in frames {
+                self.send_frame(plane, segment, &frame);
+            }
+        }
+        while let Some((_, segment, ip)) = self.failed.pop_front_if(|(until, ..)| *until <= now) {
+            let Some(router) = self.segments.get(&segment) else { continue };
+            let has_failed = matches!(
+                router.neighbours.state(ip),
+                Some(NeighbourState::Failed | NeighbourState::Incomplete) if router.neighbours.mac(ip).is_none()
+            );
+            if has_failed {
+                let vrf = router.vrf;
+                self.forget(vrf, ip, seconds);
+                self.run_actions(plane, segment);
+            }
+        }
+        self.flush(plane);
+    }
+
+    /// Number of packets that wait for a neighbour.
+    pub(in crate::tunnel) fn waiting(&self) -> usize {
+        self.segments.values().map(|router| router.neighbours.waiting()).sum()
+    }
+
+    /// Removes and returns all packets that wait.
+    pub(in crate::tunnel) fn drain_queues(&mut self) -> Vec<Packet> {
+        self.segments
+            .values_mut()
+            .flat_map(|router| router.neighbours.drain_queues())
+            .map(|(packet, _)| packet)
+            .collect()
+    }
+
+    /// Returns the neighbours of all segments: name of the segment, address, state and Ethernet address.
+    pub(in crate::tunnel) fn neighbours(&self) -> Vec<(String, IpAddr, NeighbourState, Option<MacAddr>)> {
+        let of = |router: &SegmentRouter| -> Vec<_> {
+            router.neighbours.iter().map(|(ip, state, mac)| (router.name.clone(), ip, state, mac)).collect()
+        };
+        self.segments.values().flat_map(of).collect()
+    }
+
+    /// Number of routes.
+    pub(in crate::tunnel) fn len(&self) -> usize {
+        self.installed.len() + self.learned.len()
+    }
+
+    /// Returns all routes, in order.
+    pub(in crate::tunnel) fn rows(&self) -> Vec<RouteRow> {
+        let names: HashMap<u16, &str> = self.vrfs.iter().map(|(name, number)| (*number, name.as_str())).collect();
+        let installed = self.installed.iter().map(|((vrf, to), (_, hop))| (*vrf, *to, *hop, "configured"));
+        let learned =
+            self.learned.iter().filter_map(|((vrf, ip), (_, hop))| Some((*vrf, host_prefix(*ip)?, *hop, "neighbour")));
+        let mut all: Vec<(u16, NetworkPrefix, u32, &'static str)> = installed.chain(learned).collect();
+        all.sort_unstable_by_key(|(vrf, to, ..)| (names.get(vrf).copied().unwrap_or_default(), *to));
+        all.into_iter()
+            .map(|(vrf, to, hop, origin)| {
+                let state = match self.hops.list.get(hop as usize) {
+                    Some(Hop::Resolving(..)) => "resolving",
+                    Some(Hop::Unreachable(_)) => "unreachable",
+                    Some(_) => "ready",
+                    None => "missing",
+                };
+                let origin = match self.states.get(hop as usize) {
+                    Some(Some(HopState {
+                        spec: HopSpec::Fixed(FixedHop::Connected(_) | FixedHop::NotUnicast),
+                        ..
+                    })) => "connected",
+                    Some(Some(HopState { spec: HopSpec::Fixed(FixedHop::Local), .. })) => "local",
+                    _ => origin,
+                };
+                RouteRow {
+                    vrf: names.get(&vrf).map(|name| (*name).to_owned()).unwrap_or_default(),
+                    to: to.to_string(),
+                    origin,
+                    via: self
+                        .states
+                        .get(hop as usize)
+                        .and_then(|it| it.as_ref())
+                        .map_or(String::new(), |it| self.describe(&it.spec, &names)),
+                    state,
+                }
+            })
+            .collect()
+    }
+
+    /// Describes a hop for listings.
+    fn describe(&self, spec: &HopSpec, vrfs: &HashMap<u16, &str>) -> String {
+        let segment = |segment: &u16| self.segments.get(segment).map_or("?", |router| router.name.as_str()).to_owned();
+        match spec {
+            HopSpec::Fixed(FixedHop::Local) => "local".to_owned(),
+            HopSpec::Fixed(FixedHop::Connected(at)) => format!("segment {}", segment(at)),
+            HopSpec::Fixed(FixedHop::Router(at, mac)) => format!("{mac} in segment {}", segment(at)),
+            HopSpec::Fixed(FixedHop::Vrf(vrf)) => format!("vrf {}", vrfs.get(vrf).copied().unwrap_or("?")),
+            HopSpec::Fixed(FixedHop::Discard(discard)) => format!("{discard:?}").to_lowercase(),
+            HopSpec::Fixed(FixedHop::NotUnicast) => "not routed".to_owned(),
+            HopSpec::Neighbour(at, ip) => format!("{ip} in segment {}", segment(at)),
+            HopSpec::Group(members) => {
+                let member = |(spec, weight): &(HopSpec, u16)| format!("{} weight {weight}", self.describe(spec, vrfs));
+                members.iter().map(member).collect::<Vec<_>>().join(", ")
+            }
+        }
+    }
+}
+
+/// Returns whether an address can be that of a neighbour: another host of a network of the segment.
+fn is_neighbour(router: &SegmentRouter, ip: IpAddr) -> bool {
+    let addresses = &router.neighbours.addresses().addresses;
+    let has = |prefix: &Prefix| prefix.contains(ip) && prefix.address != ip && !prefix.is_reserved(ip);
+    addresses.iter().any(has) && addresses.iter().all(|prefix| prefix.address != ip)
+}
+
+/// Returns the prefix of a single address.
+fn host_prefix(ip: IpAddr) -> Option<NetworkPrefix> {
+    NetworkPrefix::new(ip, if ip.is_ipv4() { 32 } else { 128 })
+}
+
+/// Returns the destination of an IP packet in an Ethernet frame.
+fn destination(packet: &Packet) -> Option<IpAddr> {
+    let parser = Parser { tunnels: Tunnels::NONE, ..Parser::default() };
+    let frame = packet.data();
+    let layers = parser.parse_stack(frame, 0, packet.len()).ok()?;
+    match layers.l3_type() {
+        L3Type::Ipv4 => layers.ipv4_header(frame).map(|h| IpAddr::from([h[16], h[17], h[18], h[19]])),
+        L3Type::Ipv6 => Some(IpAddr::from(*layers.ipv6_header(frame)?.get(24..)?.first_chunk::<16>()?)),
+        L3Type::Arp | L3Type::Other => None,
+    }
+}
+
+/// Returns the routes of a configuration.
+fn desired_routes(config: &GatewayConfig, places: &Places, vrfs: &[u16]) -> HashMap<(u16, NetworkPrefix), HopSpec> {
+    let mut routes = HashMap::new();
+    let number = |vrf: usize| vrfs.get(vrf).copied().unwrap_or_default();
+    let routers = config.segments.iter().zip(&places.segments);
+    for (router, segment) in routers.filter_map(|(it, place)| Some((it.router.as_ref()?, place.index))) {
+        let vrf = number(router.vrf);
+        for prefix in &router.addresses {
+            if let Some(host) = host_prefix(prefix.address) {
+                routes.insert((vrf, host), HopSpec::Fixed(FixedHop::Local));
+            }
+            let Some(network) = NetworkPrefix::new(prefix.address, prefix.len) else { continue };
+            routes.entry((vrf, network)).or_insert(HopSpec::Fixed(FixedHop::Connected(segment)));
+            if let (IpAddr::V4(ip), true) = (network.address(), prefix.len < 31) {
+                let broadcast = ip.to_bits() | u32::MAX.checked_shr(prefix.len.into()).unwrap_or(0);
+                for reserved in [ip, broadcast.into()] {
+                    if let Some(host) = host_prefix(reserved.into()) {
+                        routes.entry((vrf, host)).or_insert(HopSpec::Fixed(FixedHop::NotUnicast));
+                    }
+                }
+            }
+        }
+    }
+    for route in &config.routing.routes {
+        let hop = |hop: &HopConfig| match *hop {
+            HopConfig::Neighbour { segment, address } => {
+                places.segments.get(segment).map(|place| HopSpec::Neighbour(place.index, address))
+            }
+            HopConfig::Router { segment, mac, .. } => {
+                places.segments.get(segment).map(|place| HopSpec::Fixed(FixedHop::Router(place.index, mac)))
+            }
+        };
+        let spec = match &route.target {
+            RouteTarget::NextHops(hops) => match hops.as_slice() {
+                [(only, _)] => hop(only),
+                many => {
+                    Some(HopSpec::Group(many.iter().filter_map(|(it, weight)| Some((hop(it)?, *weight))).collect()))
+                }
+            },
+            RouteTarget::Lookup(vrf) => Some(HopSpec::Fixed(FixedHop::Vrf(number(*vrf)))),
+            RouteTarget::Discard(discard) => Some(HopSpec::Fixed(FixedHop::Discard(*discard))),
+        };
+        if let Some(spec) = spec {
+            routes.entry((number(route.vrf), route.to)).or_insert(spec);
+        }
+    }
+    routes
+}
+
+/// Stores a group at an index, which may be one behind the last.
+fn put(groups: &mut Vec<NextHopGroup>, index: usize, group: NextHopGroup) {
+    match groups.get_mut(index) {
+        Some(old) => *old = group,
+        None => groups.resize(index + 1, group),
+    }
+}
