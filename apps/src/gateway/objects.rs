@@ -12,7 +12,10 @@ pub(super) static OBJECTS: [&ConfigObject; 10] =
 
 /// Name of a segment without the key `name`, as [`wirepath_pipeline::tunnel::config`] gives it.
 fn unnamed(table: &dyn TableLike) -> Option<String> {
-    table.get("vni")?.as_integer().map(|vni| format!("vni{vni}"))
+    match table.get("vni") {
+        Some(vni) => vni.as_integer().map(|vni| format!("vni{vni}")),
+        None => table.get("kind")?.as_str().map(str::to_owned),
+    }
 }
 
 const IN_SEGMENT: Parent = Parent::Named { key: "segment", argument: "segment", unnamed };

@@ -95,16 +95,16 @@ pub fn update_nic_tunnels(reporting: &mut GatewayMonitor, rules: &mut RuleContro
         });
         let due = it.encap.is_none_or(|number| number.is_err_and(|again| again <= now));
         if let Some(hop) = tunnel.next_hop.filter(|_| due) {
-            let (to, vni) = (tunnel.remote, tunnel.id.id);
+            let (to, id) = (tunnel.remote, tunnel.id);
             let number = match install_encap(gateway, rules, plane, port, &tunnel, hop) {
                 Ok(number) => {
-                    tracing::info!("tunnel to {to} (VNI {vni}): the NIC encapsulates");
+                    tracing::info!("tunnel to {to} ({id}): the NIC encapsulates");
                     Ok(number)
                 }
                 Err((why, again)) => {
                     // The reason is logged only once.
                     if it.encap.is_none() {
-                        tracing::info!("tunnel to {to} (VNI {vni}): the workers encapsulate: {why}");
+                        tracing::info!("tunnel to {to} ({id}): the workers encapsulate: {why}");
                     }
                     Err(if again { now + RETRY_INTERVAL } else { NEVER })
                 }
@@ -131,7 +131,7 @@ fn install_decap(gateway: &mut GatewayControl, rules: &mut RuleControl, plane: &
     let us = gateway.mac();
     let hop = |_: IpAddr| (us, us);
     let config = gateway.config();
-    let Some(segment) = config.segment(tunnel.id) else { return };
+    let Some(segment) = config.segment(tunnel.id, tunnel.remote) else { return };
     let rule = decap_rule(config, segment, (tunnel.local, tunnel.remote), tunnel.index, &hop);
     // The configuration was checked, so the rule is valid.
     if let Ok(Some(rule)) = rule {
@@ -156,7 +156,7 @@ fn install_encap(
         return never("the NIC chooses source ports from all dynamic ones");
     }
     let hops = |_: IpAddr| (us, hop);
-    let Some(segment) = config.segment(tunnel.id) else { return never("the segment was removed") };
+    let Some(segment) = config.segment(tunnel.id, tunnel.remote) else { return never("the segment was removed") };
     let rule = match encap_rule(config, segment, (tunnel.local, tunnel.remote), 0, &hops) {
         Ok(Some(rule)) => rule,
         Ok(None) => return never("the outer DSCP is that of each packet"),

@@ -61,7 +61,7 @@ impl GatewayMonitor {
                 |new: u64, old: u64| Rate(new.saturating_sub(old) as f64 / seconds).to_string().trim_end().to_owned();
             table.push([
                 segment.name.clone(),
-                segment.vni.to_string(),
+                segment.vni.map_or_else(|| "-".to_owned(), |vni| vni.to_string()),
                 rate(stats.overlay_tx.0, old.overlay_tx.0),
                 rate(stats.overlay_rx.0, old.overlay_rx.0),
                 rate(stats.flooded, old.flooded),
@@ -98,7 +98,7 @@ impl std::fmt::Display for Report<'_> {
             let (s, l) = (self.0.segment_stats(i), self.0.learn_stats(i));
             table.row([
                 segment.name.clone(),
-                segment.vni.to_string(),
+                segment.vni.map_or_else(|| "-".to_owned(), |vni| vni.to_string()),
                 s.local_rx.0.to_string(),
                 s.overlay_tx.0.to_string(),
                 s.overlay_rx.0.to_string(),

@@ -76,7 +76,7 @@ pub fn decap_rule(
     hop: Hop<'_>,
 ) -> Result<Option<Rule>, RuleError> {
     let underlay = &config.underlay;
-    let Some(tunnel) = segment.kind.exact_item(segment.vni.get()) else { return Ok(None) };
+    let Some(tunnel) = segment.kind.exact_item(segment.vni) else { return Ok(None) };
     let (us, _) = hop(remote);
     let link = Item::new(ItemKind::Eth).exact(Field::EthDst, mac(us));
     let mut pattern = vec![port(config)];
@@ -107,8 +107,8 @@ pub fn decap_rule(
     Rule::new(Direction::Ingress, PRIORITY, pattern, vec![Action::Reformat(decap), Action::Mark(tag)]).map(Some)
 }
 
-/// Returns the rule that encapsulates packets whose data is `tag`; `None` if the outer DSCP is copied from
-/// the inner one, which no rule can express.
+/// Returns the rule that encapsulates packets whose data is `tag`; `None` if no rule can express it: if the outer DSCP
+/// is copied from the inner one, or if fields of the tunnel header differ from packet to packet.
 pub fn encap_rule(
     config: &GatewayConfig,
     segment: &SegmentConfig,
@@ -122,6 +122,9 @@ pub fn encap_rule(
     }
     // The configuration guarantees that a remote's local address has the same IP version.
     let Ok(template) = outer_headers(underlay, segment, hop(remote), (local, remote)) else { return Ok(None) };
+    if template.varies() {
+        return Ok(None);
+    }
     let mut header = template.bytes().to_vec();
     // A checksum other than 0 is computed for each packet, like the lengths and the source port.
     if let Some(field) = template.udp_offset().filter(|_| template.needs_sum()).and_then(|at| header.get_mut(at + 7)) {

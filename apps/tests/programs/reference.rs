@@ -108,6 +108,7 @@ impl Place {
                 &format!("{segment}{lan}kind = \"geneve\"\n"),
                 "geneve_options = [{ class = 0x0102, type = 1",
             ),
+            "segment.gre" => place(true, &format!("{segment}{lan}kind = \"gretap\"\n"), "[segment.gre]\n"),
             "segment.static" => inline(
                 true,
                 &format!(

@@ -4,6 +4,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use wirepath_settings::{
     Choice, ConfigError, ConfigTable, DeValue, Flag, FromValue, Integer, Key, List, Parsed, Required, Settings, Span,
@@ -11,10 +13,10 @@ use wirepath_settings::{
 };
 use wirepath_wire::build::OuterChecksum;
 use wirepath_wire::vlan::MAX_ID;
-use wirepath_wire::{MacAddr, Vni};
+use wirepath_wire::{EtherType, MacAddr, Vni};
 
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
-use super::kinds::{KINDS, TunnelKind};
+use super::kinds::{HeaderTemplate, KINDS, TunnelKind};
 use super::outer::TunnelId;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::underlay::{Prefix, is_host_address};
@@ -136,11 +138,14 @@ static STATIC: ConfigTable = ConfigTable {
 };
 
 const SEGMENT_NAME: Key<Text> = Key::text("name", "any text without control characters")
-    .absent("\"vni\" and the number, such as vni42")
+    .absent("\"vni\" and the number, such as vni42; without number the kind")
     .about("Name of the segment in displays.");
-const VNI: Key<Required<Integer<u32>>> = Key::integer("vni", 0..=Vni::MAX as i64)
-    .required()
-    .about("Network identifier in tunnel headers. Each segment of a kind has another one.");
+const VNI: Key<Integer<u32>> = Key::integer("vni", 0..=Vni::MAX as i64)
+    .absent("an error; for kind = \"gretap\" packets without a key")
+    .about(
+        "Network identifier in tunnel headers: VNI, VSID of NVGRE, or key of GRE, which has up to 32 bits. Each segment \
+         of a kind has another one.",
+    );
 const LOCAL: Key<List<Parsed<IpAddr>>> = Key::parsed("local", IP_ADDRESS)
     .list()
     .absent("the first of the underlay's addresses, for each IP version")
@@ -195,7 +200,10 @@ pub static SEGMENT: ConfigTable = ConfigTable {
     ],
     tables: || {
         let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));
-        [&PORTS, &STATIC].into_iter().chain(of_kinds).collect()
+        let mut tables = vec![&PORTS, &STATIC];
+        tables.extend(of_kinds);
+        tables.dedup_by_key(|table| table.name);
+        tables
     },
     example: "[[segment]]\nname = \"blue\"\nvni = 42\nremotes = [\"10.9.0.2\", \"10.9.0.3\"]\n\
               ports = [{ port = \"lan\" }]\n",
@@ -290,8 +298,8 @@ pub struct RemoteConfig {
 pub struct SegmentConfig {
     /// Name in displays.
     pub name: String,
-    /// Network identifier in tunnel headers.
-    pub vni: Vni,
+    /// Network identifier in tunnel headers, if they have one.
+    pub vni: Option<u32>,
     /// Kind of the segment's tunnels.
     pub kind: &'static TunnelKind,
     /// Options of sent tunnel headers, in the form of the kind.
@@ -323,12 +331,28 @@ pub struct SegmentConfig {
 impl SegmentConfig {
     /// Returns the segment's identifier in tunnel headers.
     pub fn tunnel_id(&self) -> TunnelId {
-        TunnelId { kind: self.kind.number(), id: self.vni.get() }
+        TunnelId { kind: self.kind.number(), id: self.vni }
+    }
+
+    /// Returns what the segment has in common with itself in another configuration: the identifier in tunnel headers,
+    /// and without one the name.
+    pub(super) fn identity(&self) -> (TunnelId, Option<&str>) {
+        (self.tunnel_id(), self.vni.is_none().then_some(&self.name))
+    }
+
+    /// Returns the tunnel header of the segment's packets.
+    pub(super) fn header(&self) -> HeaderTemplate {
+        (self.kind.write)(self.vni, EtherType::TRANSPARENT_ETHERNET, &self.options)
+    }
+
+    /// Returns a counter for the sequence numbers of a remote; `None` if the tunnel headers have none.
+    pub(super) fn new_sequence(&self) -> Option<Arc<AtomicU32>> {
+        self.header().variable.sequence.map(|_| Arc::default())
     }
 
     /// Bytes of the underlay's MTU that the outer headers towards `remote` use, without Ethernet.
     pub fn overhead(&self, remote: IpAddr) -> usize {
-        self.kind.overhead(self.options.len(), remote)
+        self.kind.overhead(self.header().bytes.len(), remote)
     }
 }
 
@@ -348,6 +372,12 @@ struct Reader<'p> {
     /// `None` if the underlay has errors: what depends on it is not checked.
     underlay: Option<&'p UnderlayConfig>,
     vnis: HashMap<TunnelId, String>,
+    /// Kinds of tunnels of the segments so far.
+    kinds: Vec<&'static TunnelKind>,
+    /// Segment of each remote whose packets have no identifier.
+    without_id: HashMap<(u8, IpAddr), String>,
+    /// Segment without identifier that accepts unknown remotes, of each kind.
+    accepting: HashMap<u8, String>,
     names: HashSet<String>,
     /// VRFs; `None` if they have errors.
     routing: Option<&'p RoutingConfig>,
@@ -379,6 +409,9 @@ impl GatewayConfig {
             routing: routing.as_ref().ok(),
             underlay: underlay.as_ref().ok(),
             vnis: HashMap::new(),
+            kinds: Vec::new(),
+            without_id: HashMap::new(),
+            accepting: HashMap::new(),
             names: HashSet::new(),
             attached: HashMap::new(),
             remotes: 0,
@@ -390,9 +423,10 @@ impl GatewayConfig {
         Ok(Self { segments, underlay: underlay?, routing })
     }
 
-    /// Returns the segment with this identifier in tunnel headers.
-    pub fn segment(&self, id: TunnelId) -> Option<&SegmentConfig> {
-        self.segments.iter().find(|segment| segment.tunnel_id() == id)
+    /// Returns the segment with this identifier in tunnel headers and this configured remote.
+    pub fn segment(&self, id: TunnelId, remote: IpAddr) -> Option<&SegmentConfig> {
+        let has_remote = |segment: &SegmentConfig| segment.remotes.iter().any(|it| it.address == remote);
+        self.segments.iter().find(|segment| segment.tunnel_id() == id && has_remote(segment))
     }
 
     /// Returns the largest inner IP packet of a segment in bytes, for an underlay with the MTU `underlay`.
@@ -538,7 +572,6 @@ impl FromValue for Dscp {
 impl Reader<'_> {
     fn segment(&mut self, table: &Settings<'_>) -> Result<SegmentConfig> {
         let kind = self.kind(table)?;
-        let max_id = kind.max_id;
         let options = options(table, kind)?;
         let name = table.read(&SEGMENT_NAME)?;
         let locals = self.locals(table)?;
@@ -554,18 +587,23 @@ impl Reader<'_> {
         };
         let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
         table.has(&STATIC);
-        let vni = table.read(&VNI);
-        if let Ok(vni) = vni
-            && vni > max_id
-        {
-            let message = format!("found {vni}, expected an integer from 0 to {max_id}, as tunnels of this kind have");
-            table.record(vni_span.error(message));
-        }
-        let name = name.unwrap_or_else(|| vni.as_ref().map_or(table.path().to_owned(), |vni| format!("vni{vni}")));
+        let vni = identifier(table, kind);
+        let name = name.unwrap_or_else(|| match vni {
+            Ok(Some(vni)) => format!("vni{vni}"),
+            Ok(None) => kind.name.to_owned(),
+            Err(_) => table.path().to_owned(),
+        });
         let attachments = table.collect(self.attachments(table, &name, router.is_some()));
         let vni = vni?;
-        if let Some(other) = self.vnis.insert(TunnelId { kind: kind.number(), id: vni }, name.clone()) {
-            table.record(vni_span.error(format!("{vni} is the VNI of segment \"{other}\" already")));
+        let id = TunnelId { kind: kind.number(), id: vni };
+        match vni {
+            Some(vni) => {
+                if let Some(other) = self.vnis.insert(id, name.clone()) {
+                    let message = format!("{vni} is the {} of segment \"{other}\" already", kind.id_name);
+                    table.record(vni_span.error(message));
+                }
+            }
+            None => self.without_identifier(table, kind, &name, &remotes, accept_unknown_remotes),
         }
         if name.chars().any(char::is_control) {
             table.record(name_span.error(format!("found {name:?}, expected a name without control characters")));
@@ -583,7 +621,7 @@ impl Reader<'_> {
         let statics = statics(table, self.ports, &remotes, &attachments)?;
         Ok(SegmentConfig {
             name,
-            vni: Vni::from_low_bits(vni),
+            vni,
             kind,
             options,
             locals,
@@ -601,7 +639,7 @@ impl Reader<'_> {
     }
 
     /// Returns the kind of a segment's tunnels.
-    fn kind(&self, table: &Settings<'_>) -> Result<&'static TunnelKind> {
+    fn kind(&mut self, table: &Settings<'_>) -> Result<&'static TunnelKind> {
         let named = table.read(&SEGMENT_KIND)?;
         let Some(underlay) = self.underlay else { return Ok(named.unwrap_or(KINDS[0])) };
         let kind = named.unwrap_or(underlay.kind);
@@ -613,7 +651,37 @@ impl Reader<'_> {
             );
             table.record(table.error_in(&SEGMENT_KIND, message));
         }
+        let other = [underlay.kind].into_iter().chain(self.kinds.iter().copied()).find(|it| it.conflicts_with(kind));
+        if let Some(other) = other {
+            let (name, other) = (kind.name, other.name);
+            let message = format!("found {name:?} beside {other:?}; received packets of both are alike, so choose one");
+            table.record(table.error_in(&SEGMENT_KIND, message));
+        }
+        self.kinds.push(kind);
         Ok(kind)
+    }
+
+    /// Checks that packets of a segment without identifier can be told apart from those of others: by their source.
+    fn without_identifier(
+        &mut self,
+        table: &Settings<'_>,
+        kind: &TunnelKind,
+        name: &str,
+        remotes: &[RemoteConfig],
+        accepts_unknown: bool,
+    ) {
+        let id_name = kind.id_name;
+        for RemoteConfig { address, .. } in remotes {
+            if let Some(other) = self.without_id.insert((kind.number(), *address), name.to_owned()) {
+                let message = format!("{address} is a remote of segment \"{other}\", which has no {id_name} either");
+                table.record(table.error_in(&REMOTES, message));
+            }
+        }
+        if accepts_unknown && let Some(other) = self.accepting.insert(kind.number(), name.to_owned()) {
+            let message =
+                format!("segment \"{other}\", which has no {id_name} either, accepts unknown remotes already");
+            table.record(table.error_in(&ACCEPT_UNKNOWN_REMOTES, message));
+        }
     }
 
     /// Returns the gateway's addresses for a segment: the configured ones, or the first address of each IP
@@ -696,14 +764,26 @@ impl Reader<'_> {
     }
 }
 
+/// Returns the identifier in a segment's tunnel headers.
+fn identifier(table: &Settings<'_>, kind: &TunnelKind) -> Result<Option<u32>> {
+    // The range of the kind, which may be wider than that of the key.
+    let vni = table.integer(VNI.name(), 0..=i64::from(kind.max_id))?;
+    if vni.is_none() && kind.needs_id && !table.has_error(&VNI) {
+        let missing = || table.error_in(&VNI, format!("missing, expected an integer from 0 to {}", kind.max_id));
+        return Err(table.misspelt(&VNI).unwrap_or_else(missing));
+    }
+    Ok(vni)
+}
+
 /// Returns the options of a segment's tunnel headers.
 fn options(table: &Settings<'_>, kind: &TunnelKind) -> Result<Box<[u8]>> {
     let mut options = Box::default();
+    let own = kind.settings.as_ref().map(|settings| settings.table.name);
     for known in KINDS {
         let Some(settings) = &known.settings else { continue };
         if known == kind {
             options = (settings.read)(table)?;
-        } else if table.has(settings.table) {
+        } else if own != Some(settings.table.name) && table.has(settings.table) {
             let message = format!("found in a segment of kind {:?}, expected only for {:?}", kind.name, known.name);
             table.record(table.error_in(settings.table, message));
         }
@@ -816,7 +896,7 @@ mod tests {
             (0, Some(7), 8472, (1024, 2047), 9, None)
         );
         let [blue, other] = &config.segments[..] else { panic!() };
-        assert_eq!((blue.vni.get(), blue.learning, blue.ageing, blue.mtu), (42, false, 0, Some(1400)));
+        assert_eq!((blue.vni, blue.learning, blue.ageing, blue.mtu), (Some(42), false, 0, Some(1400)));
         let locals: Vec<String> = blue.remotes.iter().map(|r| r.local.to_string()).collect();
         assert_eq!(locals, ["10.9.0.1", "10.9.0.1", "fd00:9::1"]);
         let destinations: Vec<StaticDestination> = blue.statics.iter().map(|(_, destination)| *destination).collect();
@@ -892,6 +972,52 @@ mod tests {
         for (text, message) in cases {
             let found = refused(text);
             assert!(found.contains(message), "{text}\n  gave {found}\n  not  {message}");
+        }
+    }
+
+    #[test]
+    fn kinds_of_gre() {
+        let segment = |keys: &str, vlan: u16| {
+            format!("[[segment]]\nports = [{{ port = 'lan', vlan = {vlan} }}]\nkind = 'gretap'\n{keys}\n")
+        };
+        let read = |segments: &str| read(&(UNDERLAY.to_owned() + segments));
+        let two = segment("remotes = ['10.9.0.2']", 1) + &segment("remotes = ['10.9.0.3']\nname = 'b'", 2);
+        let config = read(&two).unwrap();
+        let found = |remote: &str| {
+            let segment = config.segment(config.segments[0].tunnel_id(), remote.parse().unwrap());
+            segment.map(|segment| segment.name.as_str())
+        };
+        assert_eq!((found("10.9.0.2"), found("10.9.0.3"), found("10.9.0.4")), (Some("gretap"), Some("b"), None));
+        let largest = read(&segment("vni = 4294967295\nremotes = ['10.9.0.2']", 1)).unwrap();
+        assert_eq!((largest.segments[0].vni, largest.segments[0].name.as_str()), (Some(u32::MAX), "vni4294967295"));
+        let with = |keys: &str| segment(&format!("remotes = ['10.9.0.2']\n{keys}"), 1);
+        for (segments, message) in [
+            (
+                with("") + &segment("name = 'b'\nremotes = ['10.9.0.2']", 2),
+                "10.9.0.2 is a remote of segment \"gretap\"",
+            ),
+            (
+                segment("accept_unknown_remotes = true", 1) + &segment("accept_unknown_remotes = true\nname = 'b'", 2),
+                "segment \"gretap\", which has no key either, accepts unknown remotes already",
+            ),
+            (
+                with("vni = 7") + &segment("vni = 7\nremotes = ['10.9.0.3']", 2),
+                "7 is the key of segment \"vni7\" already",
+            ),
+            (with("vni = 4294967296"), "found 4294967296, expected an integer from 0 to 4294967295"),
+            (with("gre = { checksums = true }"), "segment[0].gre.checksums: unknown key; did you mean \"checksum\"?"),
+            (with("").replace("gretap", "geneve"), "segment[0].vni: missing, expected an integer from 0 to 16777215"),
+            (
+                with("vni = 5\ngre = { checksum = true }").replace("gretap", "nvgre"),
+                "found in a segment of kind \"nvgre\", expected only for \"gretap\"",
+            ),
+            (
+                with("") + &segment("vni = 7\nremotes = ['10.9.0.3']", 2).replace("gretap", "nvgre"),
+                "found \"nvgre\" beside \"gretap\"; received packets of both are alike",
+            ),
+        ] {
+            let found = read(&segments).unwrap_err().to_string();
+            assert!(found.contains(message), "{segments}\n  gave {found}\n  not  {message}");
         }
     }
 

@@ -475,7 +475,7 @@ impl GatewayControl {
     fn send_queued(&mut self, plane: &mut ControlPlane, mut packet: Packet, remote: u32) {
         let underlay = &self.layout.underlay;
         let len = packet.len();
-        let Some(Remote { next_hop, segment, .. }) = self.list.get(remote as usize) else {
+        let Some(Remote { next_hop, segment, sequence, .. }) = self.list.get(remote as usize) else {
             return plane.drop(packet, DropReason::NoNeighbour);
         };
         let (NextHop::Ready(template) | NextHop::InNic(template, _) | NextHop::Held(template, _)) = next_hop else {
@@ -483,7 +483,7 @@ impl GatewayControl {
         };
         let flow =
             Flow::from_frame(packet.data(), packet.len(), &Parser { tunnels: Tunnels::NONE, ..Parser::default() });
-        match encapsulate(&mut packet, template, underlay, flow) {
+        match encapsulate(&mut packet, template, underlay, flow, sequence) {
             Ok(()) => {
                 if let Some(counters) = self.layout.counters(*segment, self.workers) {
                     counters.overlay_tx.add(1, len);
@@ -542,7 +542,7 @@ impl GatewayControl {
         let Some(segment) = self.layout.segment_of(id) else {
             return plane.drop(packet, DropReason::UnknownVni);
         };
-        let known = self.list.iter().any(|r| r.address == source && r.segment == segment);
+        let known = self.list.iter().any(|r| r.address == source && tunnel_id(&self.layout, r.segment) == id);
         if !known {
             let locals = self.segment_config(segment).map(|s| s.locals.as_slice()).unwrap_or_default();
             let local = locals.iter().copied().find(|ip| ip.is_ipv4() == source.is_ipv4());
@@ -556,11 +556,11 @@ impl GatewayControl {
             let Some(index) = self.place_for_remote(segment, plane.seconds()) else {
                 return plane.drop(packet, DropReason::RemoteLimit);
             };
-            tracing::debug!("remote {source} joins segment {}", id.id);
+            tracing::debug!("remote {source} joins the segment of {id}");
             let settings = self.segment_config(segment);
             let max_frame = max_frame(&self.config.underlay, self.underlay_mtu, settings, source);
             // Its next hop is resolved when the first frame has to be sent to it.
-            let remote = Remote { address: source, segment, max_frame, next_hop: NextHop::Resolving };
+            let remote = Remote::new(source, segment, max_frame, settings);
             let route = Route { local, next_hop: Some(next_hop), mac: None };
             match (self.list.get_mut(index as usize), self.routes.get_mut(index as usize)) {
                 (Some(free), Some(free_route)) => (*free, *free_route) = (remote, route),
@@ -653,7 +653,7 @@ impl GatewayControl {
                 let (s, l) = (self.segment_stats(i), self.learn_stats(i));
                 json!({
                     "name": segment.name,
-                    "vni": segment.vni.get(),
+                    "vni": segment.vni,
                     "kind": segment.kind.name,
                     "local_rx": traffic(s.local_rx),
                     "local_tx": traffic(s.local_tx),
@@ -699,7 +699,7 @@ impl GatewayControl {
 }
 
 pub(super) fn tunnel_id(layout: &Layout, segment: u16) -> TunnelId {
-    layout.segments.get(usize::from(segment)).map_or(TunnelId { kind: 0, id: 0 }, |segment| segment.tunnel_id())
+    layout.segments.get(usize::from(segment)).map_or(TunnelId { kind: 0, id: None }, |segment| segment.tunnel_id())
 }
 
 /// Maximum length of an inner frame to a remote, from the underlay's MTU and the segment's setting.
@@ -711,7 +711,7 @@ pub(super) fn max_frame(
 ) -> usize {
     let left = usize::from(underlay_mtu).saturating_sub(match segment {
         Some(segment) => segment.overhead(remote),
-        None => underlay.kind.overhead(0, remote),
+        None => underlay.kind.overhead(underlay.kind.header_len, remote),
     });
     let of_mtu =
         |segment: &SegmentConfig| Some(usize::from(segment.mtu?) + ETHERNET_LEN + segment.inner_vlans.tag_len());

@@ -145,8 +145,8 @@ impl View<'_> {
             let Some(quick) = packet.data().first_chunk::<QUICK>() else { continue };
             let Some((vni, source)) = quick_outer(quick, packet.len(), &ours) else { continue };
             if (vni, source) != (tunnel.0, tunnel.1) {
-                let Some(remote) =
-                    remotes.find_source(TunnelId { kind: ours.kind, id: vni }, IpAddr::V4(Ipv4Addr::from_bits(source)))
+                let Some(remote) = remotes
+                    .find_source(TunnelId { kind: ours.kind, id: Some(vni) }, IpAddr::V4(Ipv4Addr::from_bits(source)))
                 else {
                     continue;
                 };
@@ -369,8 +369,14 @@ impl View<'_> {
         if end < inner + ETHERNET_LEN {
             return Err(DropReason::TooShort.into());
         }
-        let segment = self.layout.segment_of(id).ok_or(DropReason::UnknownVni)?;
+        // The kernel leaves out the checksum of a superframe, as above.
+        if header.has_checksum && !packet.flags().contains(Flags::TX_SEGMENT) {
+            check_sum(packet, found.start, end, checksum::Sum::ZERO)?;
+        }
+        // Segments without identifier are distinguished by their remotes.
         let remote = remotes.find_source(id, src);
+        let of_remote = remote.and_then(|remote| remotes.list.get(remote as usize)).map(|remote| remote.segment);
+        let segment = of_remote.or_else(|| self.layout.segment_of(id)).ok_or(DropReason::UnknownVni)?;
         if remote.is_none() {
             let takes = self.layout.segments.get(usize::from(segment)).is_some_and(|s| s.accept_unknown_remotes);
             if takes && !underlay.can_be_remote(src) {
@@ -464,10 +470,14 @@ fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Rejection> {
     if packet.checksum_status().contains(ChecksumStatus::OUTER_L4_GOOD) {
         return Ok(());
     }
-    let bad = || Rejection::Drop(DropReason::BadL4Checksum);
-    let cover = ChecksumSpan::of(packet.data(), outer).ok_or_else(bad)?;
-    let (mut skip, mut left, mut at) = (cover.start, cover.end.saturating_sub(cover.start), 0);
-    let mut sum = cover.pseudo;
+    let cover = ChecksumSpan::of(packet.data(), outer).ok_or(DropReason::BadL4Checksum)?;
+    check_sum(packet, cover.start, cover.end, cover.pseudo)
+}
+
+/// Verifies that the bytes from `start` to `end` over all segments and the sum `pseudo` have a valid checksum.
+fn check_sum(packet: &Packet, start: usize, end: usize, pseudo: checksum::Sum) -> Result<(), Rejection> {
+    let (mut skip, mut left, mut at) = (start, end.saturating_sub(start), 0);
+    let mut sum = pseudo;
     for segment in packet.segments() {
         let here = segment.get(skip.min(segment.len())..).unwrap_or(&[]);
         skip = skip.saturating_sub(segment.len());
@@ -476,7 +486,7 @@ fn check_udp(packet: &Packet, outer: &HeaderOffsets) -> Result<(), Rejection> {
         at += here.len();
         left -= here.len();
     }
-    if left == 0 && sum.is_valid() { Ok(()) } else { Err(bad()) }
+    if left == 0 && sum.is_valid() { Ok(()) } else { Err(DropReason::BadL4Checksum.into()) }
 }
 
 /// Removes the underlay's VLAN tag. Frames without it are dropped.

@@ -7,11 +7,13 @@
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_packet::offload::{ChecksumStatus, Flags};
-use wirepath_packet::superframe::longest_frame;
+use wirepath_packet::superframe::{Cutter, longest_frame};
 use wirepath_packet::{BATCH, Batch, Packet};
 use wirepath_wire::build::{IcmpError, OuterHeaders, PLAIN_LEN, icmp_error, max_icmp_error_len};
 use wirepath_wire::{EtherType, MacAddr};
@@ -193,7 +195,8 @@ impl View<'_> {
                 let len = packet.len();
                 let done = match &remote.next_hop {
                     NextHop::Ready(template) => {
-                        len <= remote.max_frame && encapsulate(packet, template, underlay, flows[i]).is_ok()
+                        len <= remote.max_frame
+                            && encapsulate(packet, template, underlay, flows[i], &remote.sequence).is_ok()
                     }
                     NextHop::InNic(_, number)
                         if len <= remote.max_frame && encapsulate_in_nic(packet, *number, underlay, flows[i]) =>
@@ -396,6 +399,10 @@ impl View<'_> {
         if len > remote.max_frame && longest_frame(&packet) > remote.max_frame {
             return self.drop_too_big(state, context, packet, remote.max_frame, sender);
         }
+        let segment = self.layout.segments.get(usize::from(remote.segment));
+        if packet.flags().contains(Flags::TX_SEGMENT) && segment.is_some_and(|segment| segment.cuts_superframes) {
+            return self.send_cut(state, context, remotes, packet, to, flow);
+        }
         match &remote.next_hop {
             NextHop::InNic(_, number) if encapsulate_in_nic(&mut packet, *number, &self.layout.underlay, flow) => {
                 if let Some(c) = self.layout.counters(remote.segment, state.worker) {
@@ -408,7 +415,7 @@ impl View<'_> {
                 context.punt(packet, PuntCode::Unresolved(to).pack());
             }
             NextHop::Ready(template) | NextHop::InNic(template, _) | NextHop::Held(template, _) => {
-                match encapsulate(&mut packet, template, &self.layout.underlay, flow) {
+                match encapsulate(&mut packet, template, &self.layout.underlay, flow, &remote.sequence) {
                     Ok(()) => {
                         if let Some(c) = self.layout.counters(remote.segment, state.worker) {
                             c.overlay_tx.add(1, len);
@@ -420,6 +427,31 @@ impl View<'_> {
             }
             NextHop::Resolving => state.punt_unresolved(context, packet, to),
             NextHop::Unreachable => context.drop(packet, DropReason::NoNeighbour),
+        }
+    }
+
+    /// Cuts a superframe whose frames need different tunnel headers, and sends the frames to a remote.
+    #[cold]
+    fn send_cut(
+        &self,
+        state: &mut StageState,
+        context: &mut Context<'_>,
+        remotes: &Remotes,
+        packet: Packet,
+        to: u32,
+        flow: Flow,
+    ) {
+        let mut cutter = match Cutter::new(packet, None) {
+            Ok(cutter) => cutter,
+            Err((packet, reason)) => return context.drop(packet, reason),
+        };
+        // One of the frames stands for the superframe.
+        context.count_copies(cutter.remaining().saturating_sub(1));
+        while let Some(frame) = cutter.next_frame(&state.pool) {
+            match frame {
+                Ok(frame) => self.send_to(state, context, remotes, frame, to, flow, None),
+                Err(reason) => context.count_drops(reason, 1),
+            }
         }
     }
 
@@ -509,13 +541,14 @@ fn sort_by_tag(local: &LocalPort, context: &mut Context<'_>, batch: &mut Batch, 
 }
 
 /// Adds the outer headers to an inner frame. Its length is at most [`super::tables::Remote::max_frame`], so the packet
-/// is not longer than IP allows.
+/// is not longer than IP allows. `sequence` is that of the remote.
 #[inline(always)]
 pub(super) fn encapsulate(
     packet: &mut Packet,
     template: &OuterHeaders,
     underlay: &Underlay,
     flow: Flow,
+    sequence: &Option<Arc<AtomicU32>>,
 ) -> Result<(), DropReason> {
     let (len, source_port) = (packet.len(), underlay.source_port(flow.entropy));
     let class = flow.class & underlay.copied_class;
@@ -526,7 +559,7 @@ pub(super) fn encapsulate(
         packet.set_checksum_status(ChecksumStatus::NONE);
         return Ok(());
     }
-    encapsulate_slow(packet, template, underlay, class, source_port)
+    encapsulate_slow(packet, template, underlay, Flow { class, ..flow }, source_port, sequence)
 }
 
 /// Leaves the outer headers to the NIC if it would write the same ones. It cannot copy a mark or DSCP, and it
@@ -544,18 +577,25 @@ fn encapsulate_in_nic(packet: &mut Packet, number: u32, underlay: &Underlay, flo
     true
 }
 
-/// Adds the outer headers to packets with a congestion mark, and for underlays with a VLAN tag or over IPv6.
+/// Adds the outer headers to packets with a congestion mark, for underlays with a VLAN tag or over IPv6, and for tunnel
+/// headers that are not plain. The class of `flow` has only the bits that are copied.
 #[inline(never)]
 fn encapsulate_slow(
     packet: &mut Packet,
     template: &OuterHeaders,
     underlay: &Underlay,
-    class: u8,
+    flow: Flow,
     source_port: u16,
+    sequence: &Option<Arc<AtomicU32>>,
 ) -> Result<(), DropReason> {
     let mut patch = template.fields(packet.len(), source_port);
     // RFC 6040 section 4.1: the mark is copied. RFC 2983: the DSCP is copied if configured.
-    patch.traffic_class |= class;
+    patch.traffic_class |= flow.class;
+    patch.entropy = flow.entropy;
+    if let Some(sequence) = sequence {
+        // Each number is used once. Packets of one worker leave in the order of their numbers.
+        patch.sequence = sequence.fetch_add(1, Ordering::Relaxed);
+    }
     // The port or the kernel computes the sums of the packets that it makes of a superframe.
     if template.needs_sum() && !packet.flags().contains(Flags::TX_SEGMENT) {
         patch.inner_sum = packet_checksum(packet);

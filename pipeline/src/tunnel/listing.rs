@@ -17,7 +17,7 @@ static SEGMENTS: TableSpec = TableSpec {
     metric: Some("segment"),
     columns: &[
         Column::key("segment", "Name of the segment"),
-        Column::key("vni", "Network identifier in tunnel headers"),
+        Column::key("vni", "Network identifier in tunnel headers, if they have one"),
         Column::attribute("ports", "Attached ports, with their VLAN"),
         Column::gauge("remotes", Unit::None, "Configured and learned remotes"),
         Column::counter("local_rx_packets", Unit::Packets, "Frames received from local ports"),
@@ -181,7 +181,7 @@ impl GatewayControl {
         let remotes = place.remotes.len() + self.learned.of_segment(place.index).count();
         let mut row: Vec<Value> = vec![
             segment.name.clone().into(),
-            segment.vni.get().into(),
+            segment.vni.into(),
             ports.collect::<Vec<_>>().join(" ").into(),
             remotes.into(),
         ];

@@ -1,13 +1,14 @@
 //! Outer headers: the template of a remote, and recognition of received tunnel packets.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use wirepath_packet::drops::DropReason;
 use wirepath_wire::build::{EncapError, OuterConfig, OuterHeaders, Transport};
-use wirepath_wire::{EtherType, HeaderOffsets, IpProtocol, L4Type, MacAddr, Tag};
+use wirepath_wire::{HeaderOffsets, IpProtocol, L4Type, MacAddr, Tag};
 
 use super::config::{SegmentConfig, UnderlayConfig};
-use super::kinds::{Carrier, TunnelHeader, TunnelKind};
+use super::kinds::{Carrier, KINDS, TunnelHeader, TunnelKind};
 use super::tables::Underlay;
 
 /// Returns the outer headers of a segment's packets from the gateway to a remote. The Ethernet header is from
@@ -23,6 +24,9 @@ pub fn outer_headers(
 ) -> Result<OuterHeaders, EncapError> {
     let kind = segment.kind;
     let tag = underlay.vlan.map(Tag::new);
+    let mut header = segment.header();
+    // Without UDP ports, the flow label spreads the flows over the paths of the underlay (RFC 6438).
+    header.variable.flow_label = dst.is_ipv6() && kind.default_port().is_none();
     OuterHeaders::new(&OuterConfig {
         src_mac,
         dst_mac,
@@ -38,7 +42,8 @@ pub fn outer_headers(
             }
             Carrier::Ip(protocol) => Transport::Protocol(protocol),
         },
-        tunnel_header: &(kind.write)(segment.vni.get(), EtherType::TRANSPARENT_ETHERNET, &segment.options),
+        tunnel_header: &header.bytes,
+        variable: header.variable,
     })
 }
 
@@ -83,13 +88,25 @@ impl PlainPackets {
     }
 }
 
-/// Identifier of a segment in tunnel headers.
+/// Identifier of a segment in tunnel headers. Segments whose headers have no identifier share one value; the addresses
+/// of their remotes distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TunnelId {
     /// Number of the kind: its position in [`super::kinds::KINDS`].
     pub kind: u8,
-    /// The identifier within the kind, such as a VNI.
-    pub id: u32,
+    /// The identifier within the kind, such as a VNI; `None` if the headers have none.
+    pub id: Option<u32>,
+}
+
+impl fmt::Display for TunnelId {
+    /// Writes name and value, such as `VNI 42`, or `gretap` for tunnels without identifier.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = KINDS.get(usize::from(self.kind));
+        match self.id {
+            Some(id) => write!(f, "{} {id}", kind.map_or("identifier", |kind| kind.id_name)),
+            None => f.write_str(kind.map_or("no identifier", |kind| kind.name)),
+        }
+    }
 }
 
 /// Position of the tunnel header of a received packet.
@@ -97,7 +114,7 @@ pub struct TunnelId {
 pub(super) struct Found<'u> {
     active: &'u ActiveKind,
     /// Offset of the tunnel header.
-    start: usize,
+    pub(super) start: usize,
     /// End of the tunnel packet. Padding may follow.
     pub(super) end: usize,
 }

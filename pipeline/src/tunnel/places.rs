@@ -9,7 +9,6 @@ use std::net::IpAddr;
 
 use super::config::{GatewayConfig, MAX_REMOTES, MAX_SEGMENTS};
 use super::learned::INDICES;
-use super::outer::TunnelId;
 
 /// Seconds until a free index is used again.
 pub(super) const REUSE_DELAY: u32 = 10;
@@ -105,11 +104,11 @@ impl Places {
     ) -> Result<Self, String> {
         let mut next =
             Self { segments: Vec::with_capacity(new.segments.len()), positions: HashMap::new(), ..self.clone() };
-        let mut before: HashMap<TunnelId, usize> =
-            old.segments.iter().enumerate().map(|(position, segment)| (segment.tunnel_id(), position)).collect();
+        let mut before: HashMap<_, usize> =
+            old.segments.iter().enumerate().map(|(position, segment)| (segment.identity(), position)).collect();
         let full = || format!("too many parts were removed in the last {REUSE_DELAY} seconds; try again later");
         for segment in &new.segments {
-            let position = before.remove(&segment.tunnel_id());
+            let position = before.remove(&segment.identity());
             let known = position.and_then(|position| Some((old.segments.get(position)?, self.segments.get(position)?)));
             let index = match known {
                 Some((_, place)) => place.index,

@@ -1,6 +1,7 @@
 //! Changes of a gateway's configuration while its workers forward.
 //!
-//! Segments are identified by kind of tunnel and VNI, attachments by port and VLAN, remotes by address. What stays
+//! Segments are identified by kind of tunnel and VNI, those without VNI by kind and name. Attachments are identified by
+//! port and VLAN, remotes by address. What stays
 //! keeps its index in the tables ([`super::places`]), its forwarding entries, counters and next hop, so its packets do
 //! not notice the change. The workers see the new segments and the new remotes at two moments, one shortly after the
 //! other. In between, only parts that the change adds or removes can lose packets.
@@ -13,6 +14,7 @@ use wirepath_wire::MacAddr;
 use super::config::{GatewayConfig, SegmentConfig, StaticDestination, UnderlayConfig};
 use super::control::{GatewayControl, Route, max_frame};
 use super::learned::LEARNED_REMOTES;
+use super::outer::TunnelId;
 use super::places::{Places, SegmentPlace};
 use super::router::config::{HopConfig, RouteTarget};
 use super::router::router_macs;
@@ -154,14 +156,14 @@ impl GatewayControl {
                 let known = list.get(at).is_some_and(same);
                 if let (Some(it), Some(route), true) = (list.get_mut(at), routes.get_mut(at), known) {
                     it.max_frame = max_frame;
+                    it.sequence = segment.new_sequence().map(|new| it.sequence.take().unwrap_or(new));
                     if route.local != remote.local || route.next_hop != next_hop || templates_changed {
                         (route.local, route.next_hop) = (remote.local, next_hop);
                         changed.push(*index);
                     }
                     continue;
                 }
-                let new =
-                    Remote { address: remote.address, segment: place.index, max_frame, next_hop: NextHop::Resolving };
+                let new = Remote::new(remote.address, place.index, max_frame, Some(segment));
                 let route = Route { local: remote.local, next_hop, mac: None };
                 put(list, at, new);
                 put(routes, at, route);
@@ -172,6 +174,8 @@ impl GatewayControl {
             let Some(remote) = list.get_mut(index as usize) else { continue };
             let segment = places.position(remote.segment).and_then(|at| config.segments.get(at));
             remote.max_frame = max_frame(&config.underlay, self.underlay_mtu, segment, remote.address);
+            let sequence = segment.and_then(SegmentConfig::new_sequence);
+            remote.sequence = sequence.map(|new| remote.sequence.take().unwrap_or(new));
             changed.extend(templates_changed.then_some(index));
         }
         for index in changed {
@@ -198,12 +202,19 @@ impl GatewayControl {
     /// Removes learned remotes that the configuration does not allow any more, and updates the others.
     fn remove_lost_learned(&mut self, removed: &HashSet<u16>, now: u32) {
         let learned: Vec<u32> = self.learned.indices().collect();
+        // Of segments without identifier, another one may have the remote now.
+        let without_id = self.config.segments.iter().filter(|it| it.vni.is_none());
+        let configured: HashSet<(TunnelId, IpAddr)> =
+            without_id.flat_map(|it| it.remotes.iter().map(|remote| (it.tunnel_id(), remote.address))).collect();
         for index in learned {
             let Some((address, segment)) = self.list.get(index as usize).map(|it| (it.address, it.segment)) else {
                 continue;
             };
             let settings = self.segment_config(segment).filter(|_| !removed.contains(&segment));
-            let local = settings.filter(|settings| settings.accept_unknown_remotes).and_then(|settings| {
+            let accepts = |settings: &&SegmentConfig| {
+                settings.accept_unknown_remotes && !configured.contains(&(settings.tunnel_id(), address))
+            };
+            let local = settings.filter(accepts).and_then(|settings| {
                 settings.locals.iter().copied().find(|local| local.is_ipv4() == address.is_ipv4())
             });
             let next_hop = self.next_hops.next_hop(address);
@@ -303,8 +314,8 @@ fn ageing(config: &GatewayConfig, places: &Places) -> impl Iterator<Item = (u16,
 
 /// Returns whether the options in the tunnel headers of a segment change.
 fn options_differ(old: &GatewayConfig, new: &GatewayConfig) -> bool {
-    let options: HashMap<_, _> = old.segments.iter().map(|it| (it.tunnel_id(), &it.options)).collect();
-    new.segments.iter().any(|it| options.get(&it.tunnel_id()).is_some_and(|old| **old != it.options))
+    let options: HashMap<_, _> = old.segments.iter().map(|it| (it.identity(), &it.options)).collect();
+    new.segments.iter().any(|it| options.get(&it.identity()).is_some_and(|old| **old != it.options))
 }
 
 /// Returns whether the outer headers of all tunnels change.

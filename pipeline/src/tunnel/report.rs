@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use super::outer::TunnelId;
 use super::stage::View;
 use super::tables::{Destination, NextHop, Remote, Remotes};
 use crate::Context;
@@ -12,14 +13,9 @@ use crate::table::Key;
 pub(super) const STAGE: &str = "gateway";
 
 impl View<'_> {
-    /// Returns the VNI of a segment, for reports.
-    fn vni(&self, segment: u16) -> u32 {
-        self.layout.segments.get(usize::from(segment)).map_or(0, |segment| segment.vni)
-    }
-
-    /// Returns the name of a segment's identifier, for reports.
-    fn id_name(&self, segment: u16) -> &'static str {
-        self.layout.segments.get(usize::from(segment)).map_or("identifier", |segment| segment.kind.id_name)
+    /// Returns the identifier of a segment, for reports.
+    fn id(&self, segment: u16) -> TunnelId {
+        super::control::tunnel_id(self.layout, segment)
     }
 
     /// Describes a destination of a forwarding entry.
@@ -50,8 +46,8 @@ impl View<'_> {
         segment: u16,
     ) {
         let from = from.map_or("an unknown remote".to_owned(), |from| self.describe(context, remotes, from));
-        let (kind, vni) = (self.id_name(segment), self.vni(segment));
-        context.trace(STAGE, |text| write!(text, "frame from {from}: segment of {kind} {vni}"));
+        let id = self.id(segment);
+        context.trace(STAGE, |text| write!(text, "frame from {from}: segment of {id}"));
     }
 
     /// Reports a lookup of a frame's destination in the forwarding database.
@@ -63,13 +59,14 @@ impl View<'_> {
         key: Key,
         found: Option<Destination>,
     ) {
-        let (mac, vni) = (key.mac(), self.vni(key.segment()));
+        let (mac, id) = (key.mac(), self.id(key.segment()));
+        let id = id.id.map_or_else(|| id.to_string(), |id| id.to_string());
         let result = match found {
             Some(destination) => self.describe(context, remotes, destination),
             None if key.is_unicast() => "unknown, so the frame is flooded".to_owned(),
             None => "a group address, so the frame is flooded".to_owned(),
         };
-        context.trace(STAGE, |text| write!(text, "FDB {mac} in segment {vni}: {result}"));
+        context.trace(STAGE, |text| write!(text, "FDB {mac} in segment {id}: {result}"));
     }
 }
 

@@ -1,9 +1,10 @@
 //! Tables that the workers of a gateway read: ports and segments, which a change of the configuration replaces, and
 //! remotes, which change often.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use wirepath_pmd::port::{Offloads, PortId};
 use wirepath_wire::MacAddr;
@@ -156,8 +157,8 @@ impl Underlay {
 pub struct Segment {
     /// Kind of its tunnels.
     pub kind: &'static TunnelKind,
-    /// Network identifier in tunnel headers.
-    pub vni: u32,
+    /// Network identifier in tunnel headers, if they have one.
+    pub vni: Option<u32>,
     /// Indices of the segment's attachments.
     pub attachments: Vec<u32>,
     /// Indices of the segment's configured remotes: the replication list.
@@ -172,6 +173,8 @@ pub struct Segment {
     pub accept_unknown_remotes: bool,
     /// Counters of each worker, followed by those of the control thread.
     pub counters: Arc<[SegmentCounters]>,
+    /// True if each frame of a superframe needs a tunnel header of its own.
+    pub(super) cuts_superframes: bool,
     /// Limits the tunnel packets of unknown VTEPs that the control thread gets.
     pub(super) new_remotes: Arc<TokenBucket>,
 }
@@ -267,8 +270,11 @@ pub struct Layout {
     pub attachments: Vec<Attachment>,
     /// Role of each port.
     roles: Vec<Role>,
-    /// Segment index of each identifier in tunnel headers.
+    /// Segment index of each identifier in tunnel headers. Of segments without identifier, the one that accepts unknown
+    /// remotes has precedence.
     vnis: HashMap<TunnelId, u16>,
+    /// Indices of the configured segments.
+    in_use: HashSet<u16>,
 }
 
 impl Layout {
@@ -283,6 +289,7 @@ impl Layout {
             attachments: Vec::new(),
             roles: Vec::new(),
             vnis: HashMap::new(),
+            in_use: HashSet::new(),
         }
     }
 
@@ -296,13 +303,14 @@ impl Layout {
         ports: &[PortInfo],
         workers: usize,
     ) {
-        let Self { underlay, segments, attachments, roles, vnis } = self;
+        let Self { underlay, segments, attachments, roles, vnis, in_use } = self;
         *underlay = Underlay::new(&config.underlay, &config.segments, underlay.mac, underlay.mtu);
         *roles = ports.iter().map(|_| Role::None).collect();
         if let Some(role) = roles.get_mut(config.underlay.port) {
             *role = Role::Underlay;
         }
-        let mut old_vnis = std::mem::take(vnis);
+        let mut removed = std::mem::take(in_use);
+        vnis.clear();
         let routers = interfaces(config, vrfs, underlay.mac);
         for ((segment, place), router) in config.segments.iter().zip(&places.segments).zip(routers) {
             let id = segment.tunnel_id();
@@ -320,7 +328,7 @@ impl Layout {
                 };
                 put(attachments, *index as usize, new);
             }
-            let known = segments.get(usize::from(place.index)).filter(|_| old_vnis.remove(&id).is_some());
+            let known = segments.get(usize::from(place.index)).filter(|_| removed.remove(&place.index));
             let counters = || (0..=workers).map(|_| SegmentCounters::default()).collect();
             let new = Segment {
                 kind: segment.kind,
@@ -331,6 +339,7 @@ impl Layout {
                 inner_vlans: segment.inner_vlans,
                 router,
                 accept_unknown_remotes: segment.accept_unknown_remotes,
+                cuts_superframes: segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
                 new_remotes: known.map_or_else(
                     || Arc::new(TokenBucket::new(NEW_REMOTES.0, NEW_REMOTES.1)),
@@ -338,13 +347,13 @@ impl Layout {
                 ),
             };
             put(segments, place.index.into(), new);
-            vnis.insert(id, place.index);
+            in_use.insert(place.index);
+            if segment.accept_unknown_remotes || !vnis.contains_key(&id) {
+                vnis.insert(id, place.index);
+            }
         }
-        for removed in old_vnis.into_values() {
-            // Its index may be in use by a new segment already.
-            if let Some(segment) = segments.get_mut(usize::from(removed))
-                && vnis.get(&segment.tunnel_id()) != Some(&removed)
-            {
+        for removed in removed {
+            if let Some(segment) = segments.get_mut(usize::from(removed)) {
                 (segment.attachments, segment.remotes) = (Vec::new(), Vec::new());
                 (segment.learning, segment.accept_unknown_remotes, segment.router) = (false, false, None);
             }
@@ -372,7 +381,7 @@ impl Layout {
         }
     }
 
-    /// Returns the index of the segment with this identifier in tunnel headers.
+    /// Returns the index of the segment with this identifier in tunnel headers, for packets of unknown remotes.
     pub fn segment_of(&self, id: TunnelId) -> Option<u16> {
         self.vnis.get(&id).copied()
     }
@@ -434,6 +443,16 @@ pub struct Remote {
     pub max_frame: usize,
     /// State of the next hop.
     pub next_hop: NextHop,
+    /// Next sequence number in tunnel headers, if they have one. All workers take their numbers from it.
+    pub sequence: Option<Arc<AtomicU32>>,
+}
+
+impl Remote {
+    /// Creates a remote whose next hop is not resolved. `config` has the settings of its segment.
+    pub(super) fn new(address: IpAddr, segment: u16, max_frame: usize, config: Option<&SegmentConfig>) -> Self {
+        let sequence = config.and_then(SegmentConfig::new_sequence);
+        Self { address, segment, max_frame, next_hop: NextHop::Resolving, sequence }
+    }
 }
 
 /// All remotes. A change replaces the whole list, in which each remote keeps its index.
@@ -489,7 +508,8 @@ impl RemoteMap {
 
     #[inline(always)]
     fn key(id: TunnelId, address: IpAddr) -> (u64, u128) {
-        let id = u64::from(id.id) | u64::from(id.kind) << 40;
+        let number = id.id.map_or(1 << 33, u64::from);
+        let id = number | u64::from(id.kind) << 40;
         match address {
             IpAddr::V4(ip) => (id, u128::from(ip.to_bits())),
             IpAddr::V6(ip) => (id | 1 << 32, ip.to_bits()),
@@ -541,16 +561,18 @@ mod tests {
             segment,
             max_frame: 1500,
             next_hop: NextHop::Resolving,
+            sequence: None,
         };
         let mut list = vec![remote(0, "10.0.0.1"), remote(1, "10.0.0.1"), remote(0, "fd00::1"), remote(0, "::a00:1")];
         for i in 0..1000u32 {
             list.push(remote(2, &Ipv4Addr::from(0x0b00_0000 + i).to_string()));
         }
-        let id = |segment: u16| TunnelId { kind: 0, id: u32::from(segment) + 100 };
+        let id = |segment: u16| TunnelId { kind: 0, id: (segment != 1).then(|| u32::from(segment) + 100) };
         let remotes = Remotes::new(list.clone(), id);
         for (i, r) in list.iter().enumerate() {
             assert_eq!(remotes.find_source(id(r.segment), r.address), Some(i as u32));
-            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: 99 }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(99) }, r.address), None);
+            assert_eq!(remotes.find_source(TunnelId { kind: 0, id: Some(0) }, r.address), None);
             assert_eq!(remotes.find_source(TunnelId { kind: 1, ..id(r.segment) }, r.address), None);
         }
         assert_eq!(Remotes::new(Vec::new(), id).find_source(id(0), list[0].address), None);

@@ -2,7 +2,7 @@
 
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::underlay::Addresses;
-use wirepath_wire::build::{OuterChecksum, OuterConfig, OuterHeaders, Transport};
+use wirepath_wire::build::{OuterChecksum, OuterConfig, OuterHeaders, Transport, VariableFields};
 use wirepath_wire::{MacAddr, Tunnel, Vni, checksum, geneve, parse};
 
 use crate::lab::{FAR, HOST, LAN, Lab, PEER, US, WAN, frame, vxlan};
@@ -28,6 +28,7 @@ fn packet(from: &str, header: &[u8], inner: &[u8]) -> Vec<u8> {
         flow_label: 0,
         transport: Transport::Udp { dst_port: geneve::PORT, checksum: OuterChecksum::Standard },
         tunnel_header: header,
+        variable: VariableFields::default(),
     })
     .unwrap();
     let mut out = vec![0; outer.len()];

@@ -36,10 +36,13 @@ impl Lab {
     }
 
     pub(crate) fn of(underlay: &str, segment: &str) -> Self {
-        let text = format!(
-            "[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n{underlay}\n\
-             [[segment]]\nvni = 42\nports = [{{ port = 'lan' }}]\n{segment}\n"
-        );
+        Self::of_segments(underlay, &format!("[[segment]]\nvni = 42\nports = [{{ port = 'lan' }}]\n{segment}\n"))
+    }
+
+    /// Creates a gateway with these tables of segments.
+    pub(crate) fn of_segments(underlay: &str, segments: &str) -> Self {
+        let text =
+            format!("[underlay]\nport = 'wan'\naddresses = ['10.9.0.1/24', 'fd00:9::1/64']\n{underlay}\n{segments}");
         Self::with_ports(&text, &["wan", "lan"])
     }
 

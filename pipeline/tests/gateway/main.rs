@@ -1,6 +1,7 @@
 //! Tests of the gateway, with worker threads and step by step.
 
 mod floods;
+mod gre;
 mod kinds;
 mod lab;
 mod learned_remotes;

@@ -65,6 +65,7 @@ drop_reasons! {
     UnknownVni, "unknown_vni", "the network identifier in the tunnel header belongs to no segment";
     BadTunnelHeader, "bad_tunnel_header", "the tunnel header is malformed";
     TunnelVersion, "tunnel_version", "the tunnel header has a version that is not known";
+    TunnelFlags, "tunnel_flags", "the tunnel header has flags that are not known or not allowed (RFC 2784 section 2.3)";
     TunnelPayload, "tunnel_payload", "the tunnel carries another protocol than its segment";
     TunnelControl, "tunnel_control", "control packet of a tunnel (O bit, RFC 8926 section 3.4), which is not forwarded";
     CriticalOption, "critical_option", "the tunnel header has an unknown critical option (RFC 8926 section 3.5)";

@@ -115,13 +115,6 @@ impl Decap {
         let (l4, udp) = (outer.l4(), outer.l4_type() == L4Type::Udp);
         match self.tunnel {
             tunnel::VXLAN_GPE if udp => Some(l4 + 16),
-            tunnel::GRE => {
-                let flags = u16::from_be_bytes(*frame.get(l4..)?.first_chunk()?);
-                // Other versions, and flags for which a receiver discards the packet (RFC 2784 section 2.3),
-                // do not define what follows.
-                let optional = [0x8000, 0x2000, 0x1000].into_iter().filter(|bit| flags & bit != 0).count();
-                (flags & 0x4c07 == 0).then_some(l4 + 4 + optional * 4)
-            }
             // A label stack does not identify its payload. IP in IP carries no frame.
             kind => {
                 let start = if udp { l4 + udp::HEADER_LEN } else { l4 };

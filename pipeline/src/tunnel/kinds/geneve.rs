@@ -10,7 +10,7 @@ use wirepath_settings::{ConfigError, ConfigTable, Integer, Key, Parsed, Required
 use wirepath_wire::geneve::{FLAG_CONTROL, OptionTlv, Options, Repr};
 use wirepath_wire::{EtherType, Vni, geneve};
 
-use super::{Carrier, KindSettings, PlainHeader, TunnelHeader, TunnelKind};
+use super::{Carrier, HeaderTemplate, KindSettings, PlainHeader, TunnelHeader, TunnelKind};
 
 /// GENEVE.
 pub static KIND: TunnelKind = TunnelKind {
@@ -18,6 +18,7 @@ pub static KIND: TunnelKind = TunnelKind {
     about: "GENEVE (RFC 8926)",
     id_name: "VNI",
     max_id: Vni::MAX,
+    needs_id: true,
     carrier: Carrier::Udp(geneve::PORT),
     header_len: geneve::HEADER_LEN,
     rule_tunnel: tunnel::GENEVE,
@@ -29,7 +30,7 @@ pub static KIND: TunnelKind = TunnelKind {
     // A NIC does not look into options.
     match_item: Some(|id| {
         Item::new(ItemKind::Geneve)
-            .exact(Field::GeneveVni, id.into())
+            .exact(Field::GeneveVni, id.unwrap_or(0).into())
             .exact(Field::GeneveProto, EtherType::TRANSPARENT_ETHERNET.0.into())
             .exact(Field::GeneveOptLen, 0)
             .exact(Field::GeneveOam, 0)
@@ -99,10 +100,10 @@ fn read(segment: &Settings<'_>) -> Result<Box<[u8]>, ConfigError> {
 }
 
 /// If an option is critical, the C flag is set (section 3.5).
-fn write(id: u32, payload: EtherType, options: &[u8]) -> Vec<u8> {
+fn write(id: Option<u32>, payload: EtherType, options: &[u8]) -> HeaderTemplate {
     let critical = Options::of(options).flatten().any(|option| option.kind & CRITICAL != 0);
     let header = Repr {
-        vni: Vni::from_low_bits(id),
+        vni: Vni::from_low_bits(id.unwrap_or(0)),
         protocol: payload,
         options_len: options.len() as u8,
         control: false,
@@ -112,7 +113,7 @@ fn write(id: u32, payload: EtherType, options: &[u8]) -> Vec<u8> {
     // There is room for the header.
     let _ = header.emit(&mut bytes);
     bytes.extend_from_slice(options);
-    bytes
+    bytes.into()
 }
 
 fn parse(bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
@@ -136,8 +137,9 @@ fn parse(bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
             return Err(DropReason::CriticalOption);
         }
     }
-    let id = u32::from_be_bytes([0, header[4], header[5], header[6]]);
-    Ok(TunnelHeader { id, len, payload: EtherType(u16::from_be_bytes([header[2], header[3]])) })
+    let id = Some(u32::from_be_bytes([0, header[4], header[5], header[6]]));
+    let payload = EtherType(u16::from_be_bytes([header[2], header[3]]));
+    Ok(TunnelHeader { id, len, payload, has_checksum: false })
 }
 
 #[cfg(test)]
@@ -154,7 +156,8 @@ mod tests {
 
     #[test]
     fn rfc8926_section_3_4() {
-        let expected = |len| Ok(TunnelHeader { id: 0x12_3456, len, payload: EtherType::TRANSPARENT_ETHERNET });
+        let payload = EtherType::TRANSPARENT_ETHERNET;
+        let expected = |len| Ok(TunnelHeader { id: Some(0x12_3456), len, payload, has_checksum: false });
         assert_eq!(parse(&header(0, 0x3f, &[])), expected(8), "reserved bits are ignored");
         assert_eq!(parse(&header(0, 0, &[1, 2, 3, 0, 1, 2, 0x7f, 0xe1, 9, 9, 9, 9])), expected(20));
         for version in 1..4 {
@@ -173,7 +176,8 @@ mod tests {
             assert_eq!(parse(&header(0, flags, &second)), Err(DropReason::CriticalOption));
         }
         assert_eq!(parse(&header(0, 0, &[1, 2, 3, 1])), Err(DropReason::BadTunnelHeader), "an option without its data");
-        assert_eq!(write(1, EtherType::TRANSPARENT_ETHERNET, &[1, 2, 3, 0])[..2], [1, 0]);
-        assert_eq!(write(1, EtherType::TRANSPARENT_ETHERNET, &[1, 2, 0x83, 0])[..2], [1, FLAG_CRITICAL]);
+        let start = |options| write(Some(1), EtherType::TRANSPARENT_ETHERNET, options).bytes[..2].to_vec();
+        assert_eq!(start(&[1, 2, 3, 0]), [1, 0]);
+        assert_eq!(start(&[1, 2, 0x83, 0]), [1, FLAG_CRITICAL]);
     }
 }

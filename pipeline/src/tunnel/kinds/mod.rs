@@ -6,6 +6,7 @@
 //!   addresses and the bytes of `TunnelKind::write`, the action `encap` of flow rules from the bytes of the rule.
 //! - The gateway checks received headers by `TunnelKind::parse`. The action `decap` uses `payload_offset`.
 //! - Headers of the form `PlainHeader` take the gateway's fast path for received packets.
+//! - Fields that differ from packet to packet are [`VariableFields`], which the template completes.
 //! - A NIC decapsulates what `TunnelKind::match_item` matches.
 
 use std::fmt;
@@ -14,13 +15,16 @@ use std::net::IpAddr;
 use wirepath_flow::Item;
 use wirepath_packet::drops::DropReason;
 use wirepath_settings::{ConfigError, ConfigTable, Settings};
+use wirepath_wire::build::VariableFields;
 use wirepath_wire::{EtherType, IpProtocol, ipv4, ipv6, udp};
 
 pub mod geneve;
+pub mod gre;
+pub mod nvgre;
 pub mod vxlan;
 
 /// All kinds; the first one is the default.
-pub static KINDS: [&TunnelKind; 2] = [&vxlan::KIND, &geneve::KIND];
+pub static KINDS: [&TunnelKind; 4] = [&vxlan::KIND, &geneve::KIND, &gre::GRETAP, &nvgre::KIND];
 
 /// A kind of tunnel.
 pub struct TunnelKind {
@@ -30,8 +34,10 @@ pub struct TunnelKind {
     pub about: &'static str,
     /// Name of the segment identifier in displays.
     pub id_name: &'static str,
-    /// Largest segment identifier.
+    /// Largest segment identifier; 0: tunnel headers of the kind have none.
     pub max_id: u32,
+    /// True if each tunnel header has an identifier.
+    pub needs_id: bool,
     /// Protocol below the tunnel header.
     pub carrier: Carrier,
     /// Length of the tunnel header without options in bytes.
@@ -39,7 +45,7 @@ pub struct TunnelKind {
     /// Number of the kind in flow rules, as in [`wirepath_flow::tunnel`].
     pub(crate) rule_tunnel: u8,
     /// Writes a tunnel header with options, which are in the form of [`KindSettings::read`].
-    pub(crate) write: fn(id: u32, payload: EtherType, options: &[u8]) -> Vec<u8>,
+    pub(crate) write: fn(id: Option<u32>, payload: EtherType, options: &[u8]) -> HeaderTemplate,
     /// Reads and checks a received tunnel header. The bytes begin with it and end at the latest with the packet.
     pub(crate) parse: fn(&[u8]) -> Result<TunnelHeader, DropReason>,
     /// Returns the length of a tunnel header with its options, without further checks. The bytes are as for `parse`.
@@ -48,7 +54,7 @@ pub struct TunnelKind {
     pub(crate) plain: Option<PlainHeader>,
     /// Returns the item of a flow rule that matches exactly the headers with this identifier which `parse` accepts
     /// for Ethernet frames; `None`: NICs do not decapsulate tunnels of the kind.
-    pub(crate) match_item: Option<fn(id: u32) -> Item>,
+    pub(crate) match_item: Option<fn(id: Option<u32>) -> Item>,
     /// Settings of the kind in a table `[[segment]]`.
     pub(crate) settings: Option<KindSettings>,
 }
@@ -62,15 +68,33 @@ pub enum Carrier {
     Ip(IpProtocol),
 }
 
+/// A tunnel header to send.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeaderTemplate {
+    /// The header with its options.
+    pub(crate) bytes: Vec<u8>,
+    /// Fields of the header that differ from packet to packet.
+    pub(crate) variable: VariableFields,
+}
+
+impl From<Vec<u8>> for HeaderTemplate {
+    /// Returns a header that is the same in all packets.
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+}
+
 /// Values of a received tunnel header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelHeader {
-    /// Identifier of the segment.
-    pub id: u32,
+    /// Identifier of the segment, if the header has one.
+    pub id: Option<u32>,
     /// Length with all options in bytes.
     pub len: usize,
     /// Type of the payload; [`EtherType::TRANSPARENT_ETHERNET`] for Ethernet frames.
     pub payload: EtherType,
+    /// True if the header has a checksum, so that header and payload have the sum 0.
+    pub has_checksum: bool,
 }
 
 /// A tunnel header of 8 bytes over UDP that can be checked by one comparison. Its identifier is in the bytes 4 to 6,
@@ -106,12 +130,17 @@ impl PartialEq for TunnelKind {
 impl Eq for TunnelKind {}
 
 impl TunnelKind {
-    /// Bytes of the underlay's MTU that the IP, UDP and tunnel headers towards `remote` use, with options of
-    /// `options` bytes.
-    pub fn overhead(&self, options: usize, remote: IpAddr) -> usize {
+    /// Bytes of the underlay's MTU that the IP, UDP and tunnel headers towards `remote` use. The tunnel header has
+    /// `header` bytes.
+    pub fn overhead(&self, header: usize, remote: IpAddr) -> usize {
         let ip = if remote.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
         let udp = if matches!(self.carrier, Carrier::Udp(_)) { udp::HEADER_LEN } else { 0 };
-        ip + udp + self.header_len + options
+        ip + udp + header
+    }
+
+    /// Returns whether received packets of two kinds cannot be told apart, so that a gateway cannot use both.
+    pub fn conflicts_with(&self, other: &Self) -> bool {
+        self != other && self.carrier == other.carrier
     }
 
     /// Returns the default UDP destination port; `None` without UDP.
@@ -124,7 +153,7 @@ impl TunnelKind {
 
     /// Returns the item of a flow rule that matches exactly the headers with this identifier which the gateway accepts
     /// for Ethernet frames; `None`: NICs do not decapsulate tunnels of the kind.
-    pub fn exact_item(&self, id: u32) -> Option<Item> {
+    pub fn exact_item(&self, id: Option<u32>) -> Option<Item> {
         self.match_item.map(|item| item(id))
     }
 
@@ -147,16 +176,22 @@ mod tests {
     #[test]
     fn every_kind_reads_what_it_writes() {
         for kind in KINDS {
-            let id = 0x12_3456 & kind.max_id;
-            let mut bytes = (kind.write)(id, EtherType::TRANSPARENT_ETHERNET, &[]);
-            assert_eq!(bytes.len(), kind.header_len, "{}", kind.name);
-            let len = bytes.len();
-            bytes.extend([0xa5; 14]);
-            let expected = TunnelHeader { id, len, payload: EtherType::TRANSPARENT_ETHERNET };
-            assert_eq!((kind.parse)(&bytes), Ok(expected), "{}", kind.name);
-            assert_eq!((kind.length)(&bytes), Some(len), "{}", kind.name);
-            for cut in 0..len {
-                assert_eq!((kind.parse)(&bytes[..cut]), Err(DropReason::BadTunnelHeader), "{} {cut}", kind.name);
+            assert!(kind.max_id >= 0x12_3456);
+            for id in [Some(0x12_3456), None] {
+                if id.is_none() && kind.needs_id {
+                    continue;
+                }
+                let mut bytes = (kind.write)(id, EtherType::TRANSPARENT_ETHERNET, &[]).bytes;
+                let len = bytes.len();
+                assert!(len >= kind.header_len && (len == kind.header_len) == (kind.needs_id || id.is_none()));
+                bytes.extend([0xa5; 14]);
+                let payload = EtherType::TRANSPARENT_ETHERNET;
+                let expected = TunnelHeader { id, len, payload, has_checksum: false };
+                assert_eq!((kind.parse)(&bytes), Ok(expected), "{}", kind.name);
+                assert_eq!((kind.length)(&bytes), Some(len), "{}", kind.name);
+                for cut in 0..len {
+                    assert_eq!((kind.parse)(&bytes[..cut]), Err(DropReason::BadTunnelHeader), "{} {cut}", kind.name);
+                }
             }
         }
     }
@@ -172,11 +207,12 @@ mod tests {
                 let word = random.u64(..) & !plain.mask | plain.value & plain.mask;
                 let mut bytes = word.to_be_bytes().to_vec();
                 bytes.extend([0xa5; 14]);
-                let id = (word >> 8) as u32 & 0xff_ffff;
-                let expected = TunnelHeader { id, len: 8, payload: EtherType::TRANSPARENT_ETHERNET };
+                let id = Some((word >> 8) as u32 & 0xff_ffff);
+                let payload = EtherType::TRANSPARENT_ETHERNET;
+                let expected = TunnelHeader { id, len: 8, payload, has_checksum: false };
                 assert_eq!((kind.parse)(&bytes), Ok(expected), "{} {word:#x}", kind.name);
             }
-            let own = (kind.write)(1, EtherType::TRANSPARENT_ETHERNET, &[]);
+            let own = (kind.write)(Some(1), EtherType::TRANSPARENT_ETHERNET, &[]).bytes;
             let word = u64::from_be_bytes(*own.first_chunk().unwrap());
             assert_eq!((word ^ plain.value) & plain.mask, 0, "own packets take the fast path: {}", kind.name);
         }
@@ -186,7 +222,9 @@ mod tests {
     fn kinds_differ() {
         for (i, kind) in KINDS.iter().enumerate() {
             assert_eq!(usize::from(kind.number()), i);
-            assert!(KINDS[..i].iter().all(|other| other.carrier != kind.carrier && other.name != kind.name));
+            assert!(KINDS[..i].iter().all(|other| other.name != kind.name));
+            let udp = |kind: &TunnelKind| matches!(kind.carrier, Carrier::Udp(_));
+            assert!(KINDS[..i].iter().all(|other| other.carrier != kind.carrier || !udp(kind)));
         }
     }
 }

@@ -12,18 +12,19 @@ pub static KIND: TunnelKind = TunnelKind {
     about: "VXLAN (RFC 7348)",
     id_name: "VNI",
     max_id: Vni::MAX,
+    needs_id: true,
     carrier: Carrier::Udp(vxlan::PORT),
     header_len: vxlan::HEADER_LEN,
     rule_tunnel: tunnel::VXLAN,
     write: |id, _, _| {
         let mut header = vec![vxlan::FLAG_VNI, 0, 0, 0];
-        header.extend((id << 8).to_be_bytes());
-        header
+        header.extend((id.unwrap_or(0) << 8).to_be_bytes());
+        header.into()
     },
     parse,
     length: |_| Some(vxlan::HEADER_LEN),
     plain: Some(PlainHeader { mask: (vxlan::FLAG_VNI as u64) << 56, value: (vxlan::FLAG_VNI as u64) << 56 }),
-    match_item: Some(|id| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.into())),
+    match_item: Some(|id| Item::new(ItemKind::Vxlan).exact(Field::VxlanVni, id.unwrap_or(0).into())),
     settings: None,
 };
 
@@ -33,8 +34,9 @@ fn parse(bytes: &[u8]) -> Result<TunnelHeader, DropReason> {
     if header[0] & vxlan::FLAG_VNI == 0 {
         return Err(DropReason::BadTunnelHeader);
     }
-    let id = u32::from_be_bytes([0, header[4], header[5], header[6]]);
-    Ok(TunnelHeader { id, len: vxlan::HEADER_LEN, payload: EtherType::TRANSPARENT_ETHERNET })
+    let id = Some(u32::from_be_bytes([0, header[4], header[5], header[6]]));
+    let payload = EtherType::TRANSPARENT_ETHERNET;
+    Ok(TunnelHeader { id, len: vxlan::HEADER_LEN, payload, has_checksum: false })
 }
 
 #[cfg(test)]
@@ -44,7 +46,8 @@ mod tests {
     #[test]
     fn rfc7348_section_5() {
         let header = |flags| [flags, 1, 2, 3, 0x12, 0x34, 0x56, 0x78];
-        let expected = TunnelHeader { id: 0x12_3456, len: 8, payload: EtherType::TRANSPARENT_ETHERNET };
+        let payload = EtherType::TRANSPARENT_ETHERNET;
+        let expected = TunnelHeader { id: Some(0x12_3456), len: 8, payload, has_checksum: false };
         assert_eq!(parse(&header(0xff)), Ok(expected), "reserved bits are ignored");
         assert_eq!(parse(&header(0xf7)), Err(DropReason::BadTunnelHeader), "without a valid VNI");
     }

@@ -48,6 +48,26 @@ pub enum Transport {
     Protocol(IpProtocol),
 }
 
+/// Fields of a tunnel header that differ from packet to packet. Offsets count from the start of the tunnel header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VariableFields {
+    /// Offset of a checksum of two bytes over tunnel header and inner packet, as in GRE (RFC 2784 section 2.1).
+    pub checksum: Option<u8>,
+    /// Offset of a sequence number of four bytes, as in GRE (RFC 2890 section 2.2).
+    pub sequence: Option<u8>,
+    /// Offset of a byte of entropy, as the FlowID of NVGRE (RFC 7637 section 3.2).
+    pub flow_id: Option<u8>,
+    /// The IPv6 flow label is entropy too (RFC 6438), for tunnels without UDP ports.
+    pub flow_label: bool,
+}
+
+impl VariableFields {
+    /// Returns whether two frames of one superframe need different headers.
+    pub fn differ_in_superframes(&self) -> bool {
+        self.checksum.is_some() || self.sequence.is_some()
+    }
+}
+
 /// Contents of the outer headers of a tunnel to one remote.
 #[derive(Clone, Copy, Debug)]
 pub struct OuterConfig<'a> {
@@ -71,6 +91,8 @@ pub struct OuterConfig<'a> {
     pub transport: Transport,
     /// The tunnel header with its options; empty if the inner packet follows the IP header.
     pub tunnel_header: &'a [u8],
+    /// Fields of the tunnel header that differ from packet to packet. They are zero in `tunnel_header`.
+    pub variable: VariableFields,
 }
 
 /// Contents of the outer headers of a VXLAN tunnel to one remote.
@@ -142,6 +164,10 @@ pub struct EncapFields {
     pub ttl: u8,
     /// IPv4 identification; `None`: that of the template, which is not used if DF is set (RFC 6864 section 4.1).
     pub identification: Option<u16>,
+    /// Hash of the inner packet's flow, for [`VariableFields::flow_id`] and [`VariableFields::flow_label`].
+    pub entropy: u32,
+    /// Sequence number, for [`VariableFields::sequence`].
+    pub sequence: u32,
     /// Sum of the whole inner frame. It is used only if [`OuterHeaders::needs_sum`] is true.
     pub inner_sum: Sum,
     /// If true, the UDP checksum field gets the sum of the pseudo header only, which a device completes.
@@ -174,6 +200,9 @@ pub struct OuterHeaders {
     traffic_class: u8,
     ttl: u8,
     needs_sum: bool,
+    /// True if `variable` names a field.
+    varies: bool,
+    variable: VariableFields,
     /// Sum of the IPv4 header without its length, folded, in the machine's byte order.
     ip_sum: u16,
     /// UDP source port; 0: it differs between packets.
@@ -232,7 +261,17 @@ impl OuterHeaders {
         }
         out.bytes(config.tunnel_header)?;
         let headers = out.bytes.get(..out.at).ok_or(EncapError::TooManyHeaders)?;
-        Self::from_bytes(headers, l3, l4, if v4 { 4 } else { 6 }).ok_or(EncapError::TooManyHeaders)
+        let headers = Self::from_bytes(headers, l3, l4, if v4 { 4 } else { 6 }).ok_or(EncapError::TooManyHeaders)?;
+        Ok(headers.with_variable(config.variable))
+    }
+
+    /// Sets the fields of the tunnel header that differ from packet to packet.
+    fn with_variable(self, variable: VariableFields) -> Self {
+        if variable == VariableFields::default() {
+            return self;
+        }
+        let needs_sum = self.needs_sum || variable.checksum.is_some();
+        Self { variable, varies: true, not_plain: 0xff, needs_sum, ..self }
     }
 
     /// Builds the template of a VXLAN tunnel (RFC 7348).
@@ -253,6 +292,7 @@ impl OuterHeaders {
             flow_label,
             transport,
             tunnel_header: &header,
+            variable: VariableFields::default(),
         })
     }
 
@@ -275,6 +315,8 @@ impl OuterHeaders {
             traffic_class: 0,
             ttl: 0,
             needs_sum: false,
+            varies: false,
+            variable: VariableFields::default(),
             ip_sum: 0,
             source_port: 0,
             udp_sum: Sum::ZERO,
@@ -366,10 +408,23 @@ impl OuterHeaders {
         (self.source_port != 0).then_some(self.source_port)
     }
 
-    /// True if the UDP checksum covers the inner frame, so that [`EncapFields::inner_sum`] is needed.
+    /// True if a checksum of UDP or of the tunnel header covers the inner frame, so that [`EncapFields::inner_sum`] is
+    /// needed.
     #[inline]
     pub fn needs_sum(&self) -> bool {
         self.needs_sum
+    }
+
+    /// Returns the fields of the tunnel header that differ from packet to packet.
+    #[inline]
+    pub fn variable(&self) -> &VariableFields {
+        &self.variable
+    }
+
+    /// True if [`Self::variable`] names a field.
+    #[inline]
+    pub fn varies(&self) -> bool {
+        self.varies
     }
 
     /// Returns fields with the template's traffic class and TTL, and no sum.
@@ -381,6 +436,8 @@ impl OuterHeaders {
             traffic_class: self.traffic_class,
             ttl: self.ttl,
             identification: None,
+            entropy: 0,
+            sequence: 0,
             inner_sum: Sum::ZERO,
             partial_sum: false,
         }
@@ -451,7 +508,32 @@ impl OuterHeaders {
             put::<4, 2, 8>(udp, len.to_be_bytes());
             put::<6, 2, 8>(udp, sum.to_be_bytes());
         }
+        if self.varies {
+            self.write_variable(out, patch);
+        }
         Ok(())
+    }
+
+    /// Writes the fields of the tunnel header that differ from packet to packet.
+    #[inline(never)]
+    fn write_variable(&self, out: &mut [u8], p: &EncapFields) {
+        let VariableFields { checksum, sequence, flow_id, flow_label } = self.variable;
+        if flow_label
+            && self.is_ipv6()
+            && let Some(word) = out.get_mut(self.l3()..).and_then(|ip| ip.first_chunk_mut::<4>())
+        {
+            // A label of 0 would mean that the packet has none (RFC 6437 section 2).
+            let label = (p.entropy >> 12).max(1);
+            *word = (u32::from_be_bytes(*word) & 0xfff0_0000 | label).to_be_bytes();
+        }
+        let start = usize::from(self.l4) + if self.udp { udp::HEADER_LEN } else { 0 };
+        let Some(header) = out.get_mut(start..) else { return };
+        write_at(header, sequence, &p.sequence.to_be_bytes());
+        write_at(header, flow_id, &[(p.entropy >> 24) as u8]);
+        if checksum.is_some() {
+            let sum = checksum::sum(header).and_at(header.len(), p.inner_sum).checksum();
+            write_at(header, checksum, &sum.to_be_bytes());
+        }
     }
 
     #[inline(always)]
@@ -495,6 +577,14 @@ impl OuterHeaders {
         let addresses = if self.is_ipv4() { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 };
         let addresses = self.bytes.get(addresses).unwrap_or_default();
         checksum::sum(addresses).word(u16::from(IpProtocol::UDP.0)).word(len).fold()
+    }
+}
+
+/// Writes a field at an offset, if there is one.
+fn write_at(header: &mut [u8], at: Option<u8>, value: &[u8]) {
+    let field = at.and_then(|at| header.get_mut(usize::from(at)..)?.get_mut(..value.len()));
+    if let Some(field) = field {
+        field.copy_from_slice(value);
     }
 }
 
