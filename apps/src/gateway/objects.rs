@@ -39,6 +39,9 @@ macro_rules! segment_keys {
             Argument::optional("vrf", Text, "VRF of the segment's router"),
             Argument::optional("addresses", List, "addresses of the router with their prefix lengths"),
             Argument::optional("router_mac", Text, "Ethernet address of the router"),
+            Argument::optional("broadcast_limit", Number, "most flooded broadcast frames per second"),
+            Argument::optional("multicast_limit", Number, "most flooded multicast frames per second"),
+            Argument::optional("unknown_unicast_limit", Number, "most flooded unknown unicast frames per second"),
         ]
     };
 }

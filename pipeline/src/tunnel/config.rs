@@ -19,6 +19,7 @@ use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::kinds::{HeaderTemplate, KINDS, TunnelKind};
 use super::outer::TunnelId;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
+use super::storm_control::{self, StormLimits};
 use super::underlay::{Prefix, is_host_address};
 
 /// Maximum number of segments of a gateway.
@@ -26,7 +27,7 @@ pub const MAX_SEGMENTS: usize = 4096;
 /// Maximum number of configured remotes over all segments.
 pub const MAX_REMOTES: usize = 65_536;
 
-type Result<T> = std::result::Result<T, ConfigError>;
+pub(super) type Result<T> = std::result::Result<T, ConfigError>;
 
 const IP_ADDRESS: &str = "an IP address";
 const PREFIX: &str = "an address with its prefix length, such as \"10.9.0.1/24\"";
@@ -197,6 +198,9 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &SEGMENT_VRF,
         &SEGMENT_ADDRESSES,
         &ROUTER_MAC,
+        &storm_control::BROADCAST_LIMIT,
+        &storm_control::MULTICAST_LIMIT,
+        &storm_control::UNKNOWN_UNICAST_LIMIT,
     ],
     tables: || {
         let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));
@@ -322,6 +326,8 @@ pub struct SegmentConfig {
     pub accept_unknown_remotes: bool,
     /// Handling of VLAN tags inside the tunnel.
     pub inner_vlans: InnerVlans,
+    /// Limits of flooded frames from local ports.
+    pub storm_limits: StormLimits,
     /// Static entries, which are never overridden.
     pub statics: Vec<(MacAddr, StaticDestination)>,
     /// Router of the segment.
@@ -585,6 +591,7 @@ impl Reader<'_> {
             Some(routing) => routing.read_router(table)?,
             None => RoutingConfig::none().read_router(table).unwrap_or_default(),
         };
+        let storm_limits = StormLimits::read(table)?;
         let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
         table.has(&STATIC);
         let vni = identifier(table, kind);
@@ -633,6 +640,7 @@ impl Reader<'_> {
             mtu_span,
             accept_unknown_remotes,
             inner_vlans,
+            storm_limits,
             statics,
             router,
         })

@@ -661,6 +661,9 @@ impl GatewayControl {
                     "overlay_tx": traffic(s.overlay_tx),
                     "flooded": s.flooded,
                     "unknown_unicast": s.unknown_unicast,
+                    "storm_drops": {
+                        "broadcast": s.storm_drops[0], "multicast": s.storm_drops[1], "unknown_unicast": s.storm_drops[2]
+                    },
                     "too_big": s.too_big,
                     "told_too_big": s.icmp_too_big,
                     "learned": l.learned,

@@ -36,6 +36,8 @@ pub struct SegmentCounters {
     pub flooded: Counter,
     /// Replicated unicast frames with an unknown destination.
     pub unknown_unicast: Counter,
+    /// Frames dropped by storm control: broadcast, multicast and unknown unicast.
+    pub storm_drops: [Counter; 3],
     /// Frames too long for the underlay.
     pub too_big: Counter,
     /// ICMP messages sent about frames that were too long.
@@ -67,6 +69,8 @@ pub struct SegmentStats {
     pub flooded: u64,
     /// Unicast frames with an unknown destination.
     pub unknown_unicast: u64,
+    /// Frames dropped by storm control: broadcast, multicast and unknown unicast.
+    pub storm_drops: [u64; 3],
     /// Frames too long for the underlay.
     pub too_big: u64,
     /// ICMP messages sent about frames that were too long.
@@ -98,6 +102,7 @@ impl SegmentStats {
             sum.icmp_errors += counters.icmp_errors.get();
             sum.flooded += counters.flooded.get();
             sum.unknown_unicast += counters.unknown_unicast.get();
+            sum.storm_drops = std::array::from_fn(|kind| sum.storm_drops[kind] + counters.storm_drops[kind].get());
             sum.too_big += counters.too_big.get();
             sum.icmp_too_big += counters.icmp_too_big.get();
             sum.nic_encapsulated += counters.nic_encapsulated.get();

@@ -22,6 +22,7 @@ use super::config::InnerVlans;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN, packet_checksum, pop_vlan_tag};
 use super::report::{STAGE, report_next_hop};
 use super::stage::{Flow, KnownSource, PuntCode, Scratch, StageState, Tally, View, adapt_to_attachment};
+use super::storm_control::FloodKind;
 use super::tables::{Destination, LocalPort, NextHop, Remotes, Underlay};
 use crate::Context;
 use crate::table::{HashTable, Key};
@@ -347,6 +348,13 @@ impl View<'_> {
         }
         match known {
             None => {
+                let kind = FloodKind::of(dst.mac());
+                if !segment.storm_control.admits(kind, context.now()) {
+                    if let Some(c) = self.layout.counters(attachment.segment, state.worker) {
+                        c.storm_drops[kind as usize].add(1);
+                    }
+                    return context.drop(packet, DropReason::StormControl);
+                }
                 if let Some(c) = self.layout.counters(attachment.segment, state.worker) {
                     c.unknown_unicast.add(u64::from(dst.is_unicast()));
                 }

@@ -43,6 +43,9 @@ static SEGMENTS: TableSpec = TableSpec {
         Column::counter("moved", Unit::None, "Addresses that moved to another port or remote"),
         Column::counter("aged", Unit::None, "Addresses removed because they were not seen"),
         Column::counter("refused", Unit::None, "Addresses not learned because a limit was reached"),
+        Column::counter("storm_broadcast", Unit::Packets, "Broadcast frames above their limit, dropped"),
+        Column::counter("storm_multicast", Unit::Packets, "Multicast frames above their limit, dropped"),
+        Column::counter("storm_unknown", Unit::Packets, "Unknown unicast frames above their limit, dropped"),
     ],
 };
 
@@ -195,6 +198,7 @@ impl GatewayControl {
         row.push(stats.icmp_errors.into());
         row.extend([stats.nic_encapsulated, stats.nic_decapsulated].map(Value::from));
         row.extend([learn.learned, learn.moved, learn.aged, learn.refused].map(Value::from));
+        row.extend(stats.storm_drops.map(Value::from));
         row
     }
 }

@@ -14,6 +14,7 @@
 //! - [`neighbour`], [`underlay`]: the neighbour table, ARP and neighbour discovery.
 //! - `next_hops`: these for one network, and the remotes that each next hop serves.
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
+//! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
 //! - `control`: combines these on the control thread.
@@ -50,6 +51,7 @@ mod reconfigure;
 mod report;
 pub mod router;
 mod stage;
+mod storm_control;
 pub mod tables;
 pub mod underlay;
 
@@ -59,3 +61,4 @@ pub use learned::LearnedRemoteStats;
 pub use outer::{ActiveKind, TunnelId, outer_headers};
 pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};
+pub use storm_control::StormLimits;

@@ -17,6 +17,7 @@ use super::kinds::TunnelKind;
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
 use super::places::Places;
 use super::router::{Interface, interfaces};
+use super::storm_control::StormControl;
 use super::underlay::{Prefix, is_host_address};
 use crate::PortInfo;
 use crate::token_bucket::TokenBucket;
@@ -175,6 +176,8 @@ pub struct Segment {
     pub counters: Arc<[SegmentCounters]>,
     /// True if each frame of a superframe needs a tunnel header of its own.
     pub(super) cuts_superframes: bool,
+    /// Limits the frames that local ports flood.
+    pub(super) storm_control: Arc<StormControl>,
     /// Limits the tunnel packets of unknown VTEPs that the control thread gets.
     pub(super) new_remotes: Arc<TokenBucket>,
 }
@@ -341,6 +344,7 @@ impl Layout {
                 accept_unknown_remotes: segment.accept_unknown_remotes,
                 cuts_superframes: segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
+                storm_control: StormControl::new(segment.storm_limits, known.map(|known| &known.storm_control)),
                 new_remotes: known.map_or_else(
                     || Arc::new(TokenBucket::new(NEW_REMOTES.0, NEW_REMOTES.1)),
                     |known| Arc::clone(&known.new_remotes),

@@ -36,7 +36,12 @@ impl Lab {
     }
 
     pub(crate) fn of(underlay: &str, segment: &str) -> Self {
-        Self::of_segments(underlay, &format!("[[segment]]\nvni = 42\nports = [{{ port = 'lan' }}]\n{segment}\n"))
+        Self::with_attachments(underlay, "{ port = 'lan' }", segment)
+    }
+
+    /// Creates a gateway with these elements of `ports`.
+    pub(crate) fn with_attachments(underlay: &str, ports: &str, segment: &str) -> Self {
+        Self::of_segments(underlay, &format!("[[segment]]\nvni = 42\nports = [{ports}]\n{segment}\n"))
     }
 
     /// Creates a gateway with these tables of segments.

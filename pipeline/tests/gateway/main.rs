@@ -8,6 +8,7 @@ mod learned_remotes;
 mod link;
 mod reconfigure;
 mod routing;
+mod segments;
 mod stepped;
 mod threaded;
 mod traces;
