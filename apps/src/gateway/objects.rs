@@ -42,6 +42,8 @@ macro_rules! segment_keys {
             Argument::optional("broadcast_limit", Number, "most flooded broadcast frames per second"),
             Argument::optional("multicast_limit", Number, "most flooded multicast frames per second"),
             Argument::optional("unknown_unicast_limit", Number, "most flooded unknown unicast frames per second"),
+            Argument::optional("mac_limit", Number, "most addresses that the segment learns"),
+            Argument::optional("remote_mac_limit", Number, "most addresses that are learned behind each remote"),
         ]
     };
 }
@@ -72,15 +74,23 @@ const REMOTE_ARGUMENTS: &[Argument] = &[OF_SEGMENT, Argument::required("address"
 static ATTACHMENT: ConfigObject = ConfigObject {
     spec: &ObjectSpec {
         name: "attachment",
-        about: "A local port of a segment, or a VLAN of one",
-        operations: &[(Operation::Add, ATTACHMENT_ARGUMENTS), (Operation::Remove, ATTACHMENT_ARGUMENTS)],
+        about: "A local port of a segment, or a VLAN of one; an empty value means the default",
+        operations: &[
+            (Operation::Add, ATTACHMENT_ARGUMENTS),
+            (Operation::Set, ATTACHMENT_ARGUMENTS),
+            (Operation::Remove, &[OF_SEGMENT, ATTACHED_PORT, ATTACHED_VLAN]),
+        ],
     },
     place: Place::Elements { parent: IN_SEGMENT, key: "ports", identity: &["port", "vlan"] },
 };
+const ATTACHED_PORT: Argument = Argument::required("port", Text, "name of the port");
+const ATTACHED_VLAN: Argument =
+    Argument::optional("vlan", Number, "VLAN ID on the port; without it, frames without a tag");
 const ATTACHMENT_ARGUMENTS: &[Argument] = &[
     OF_SEGMENT,
-    Argument::required("port", Text, "name of the port"),
-    Argument::optional("vlan", Number, "VLAN ID on the port; without it, frames without a tag"),
+    ATTACHED_PORT,
+    ATTACHED_VLAN,
+    Argument::optional("mac_limit", Number, "most addresses that are learned there"),
 ];
 
 static STATIC: ConfigObject = ConfigObject {

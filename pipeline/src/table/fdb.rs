@@ -35,6 +35,15 @@ impl Default for FdbLimits {
     }
 }
 
+/// Limits for one address to learn, besides those of the database; `None`: no further limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LearnLimits {
+    /// Maximum number of learned entries of its segment.
+    pub segment: Option<usize>,
+    /// Maximum number of learned entries with its destination. It also applies to addresses that move there.
+    pub destination: Option<usize>,
+}
+
 /// Result of learning an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
@@ -76,6 +85,8 @@ pub struct FdbWriter {
     /// Entries that are not removed. Those that age have a timer.
     entries: HashMap<Key, Option<TimerId>>,
     learned: HashMap<u16, usize>,
+    /// Number of learned entries of each destination.
+    learned_at: HashMap<u32, usize>,
     /// Ageing times of segments that do not use the default.
     ageing: HashMap<u16, u32>,
     wheel: TimerWheel<Key>,
@@ -113,6 +124,7 @@ impl FdbWriter {
             limits,
             entries: HashMap::new(),
             learned: HashMap::new(),
+            learned_at: HashMap::new(),
             ageing: HashMap::new(),
             wheel: TimerWheel::new(now.into()),
             used: 0,
@@ -166,10 +178,17 @@ impl FdbWriter {
 
     /// Records that an address was seen at a destination (any number except [`NO_DESTINATION`]).
     pub fn learn(&mut self, key: Key, destination: u32, now: u32) -> Learned {
+        self.learn_within(key, destination, now, LearnLimits::default())
+    }
+
+    /// Does the same as [`Self::learn`] within further limits.
+    pub fn learn_within(&mut self, key: Key, destination: u32, now: u32, limits: LearnLimits) -> Learned {
         if !key.is_unicast() || destination == NO_DESTINATION {
             return Learned::NotUnicast;
         }
         let known = self.entries.contains_key(&key);
+        let there = self.learned_at(destination);
+        let is_full = limits.destination.is_some_and(|limit| there >= limit);
         self.reader.quiescent();
         if known && let Some(entry) = self.fdb.table(self.reader.guard()).find(key) {
             let from = entry.destination();
@@ -178,15 +197,20 @@ impl FdbWriter {
                 Learned::Known
             } else if entry.seen() == u32::MAX {
                 Learned::Static
+            } else if is_full {
+                Learned::Full
             } else {
                 entry.touch(now);
                 entry.set_destination(destination);
                 self.bump_generation();
+                self.count_learned(from, -1);
+                self.count_learned(destination, 1);
                 Learned::Moved { from }
             };
         }
         let in_segment = self.learned.get(&key.segment()).copied().unwrap_or(0);
-        if self.entries.len() >= self.limits.entries || in_segment >= self.limits.per_segment {
+        let per_segment = limits.segment.map_or(self.limits.per_segment, |limit| limit.min(self.limits.per_segment));
+        if self.entries.len() >= self.limits.entries || in_segment >= per_segment || is_full {
             return Learned::Full;
         }
         if !self.insert_entry(key, destination, now) {
@@ -196,7 +220,22 @@ impl FdbWriter {
         let timer = (ageing > 0).then(|| self.wheel.arm(u64::from(now) + u64::from(ageing), key));
         self.entries.insert(key, timer);
         *self.learned.entry(key.segment()).or_default() += 1;
+        self.count_learned(destination, 1);
         Learned::New
+    }
+
+    /// Number of learned entries with this destination.
+    pub fn learned_at(&self, destination: u32) -> usize {
+        self.learned_at.get(&destination).copied().unwrap_or(0)
+    }
+
+    /// Changes the number of learned entries of a destination by 1 or -1.
+    fn count_learned(&mut self, destination: u32, change: isize) {
+        let count = self.learned_at.entry(destination).or_default();
+        *count = count.saturating_add_signed(change);
+        if *count == 0 {
+            self.learned_at.remove(&destination);
+        }
     }
 
     /// Inserts an entry that does not age, does not move and does not count against its segment. It takes the room of
@@ -237,10 +276,11 @@ impl FdbWriter {
         let entry = self.fdb.table(self.reader.guard()).find(key)?;
         let removed = fdb_entry(entry);
         entry.set_destination(NO_DESTINATION);
-        if removed.seen.is_some()
-            && let Some(n) = self.learned.get_mut(&key.segment())
-        {
-            *n -= 1;
+        if removed.seen.is_some() {
+            if let Some(n) = self.learned.get_mut(&key.segment()) {
+                *n -= 1;
+            }
+            self.count_learned(removed.destination, -1);
         }
         self.bump_generation();
         Some(removed)
@@ -328,19 +368,20 @@ impl FdbWriter {
         for entry in old.iter().filter(is_static).chain(old.iter().filter(|entry| !is_static(entry))) {
             match next.insert(entry.key(), entry.destination(), entry.seen()) {
                 Some(_) => self.used += 1,
-                None => lost.push((entry.key(), entry.seen())),
+                None => lost.push(fdb_entry(entry)),
             }
         }
         // A table that is a quarter full rejects an entry only if keys were chosen to collide. The address is
         // learned again or flooded.
-        for (key, seen) in lost {
+        for FdbEntry { key, destination, seen } in lost {
             if let Some(Some(timer)) = self.entries.remove(&key) {
                 self.wheel.cancel(timer);
             }
-            if seen != u32::MAX
-                && let Some(n) = self.learned.get_mut(&key.segment())
-            {
-                *n -= 1;
+            if seen.is_some() {
+                if let Some(n) = self.learned.get_mut(&key.segment()) {
+                    *n -= 1;
+                }
+                self.count_learned(destination, -1);
             }
         }
         self.fdb.table.replace(next);
@@ -449,6 +490,25 @@ mod tests {
         assert!(writer.is_empty() && writer.fdb.table(reader.guard()).slots() <= 4 * INITIAL_CAPACITY);
         drop(reader);
         assert_eq!(writer.learn(key(1), 1, 6), Learned::New, "room again");
+    }
+
+    #[test]
+    fn destinations_have_limits() {
+        let domain = Domain::new();
+        let mut writer = FdbWriter::new(&domain, FdbLimits { ageing: 5, ..FdbLimits::default() }, 0);
+        let limits = LearnLimits { segment: Some(3), destination: Some(2) };
+        let mut learn = |writer: &mut FdbWriter, i, to| writer.learn_within(key(i), to, 0, limits);
+        assert_eq!([1, 2, 3].map(|i| learn(&mut writer, i, 7)), [Learned::New, Learned::New, Learned::Full]);
+        assert_eq!([3, 4].map(|i| learn(&mut writer, i, 8)), [Learned::New, Learned::Full], "the segment is full");
+        assert_eq!(learn(&mut writer, 3, 7), Learned::Full, "no move either");
+        assert_eq!(lookup(&writer, &domain, key(3)), 8);
+        assert_eq!(learn(&mut writer, 1, 8), Learned::Moved { from: 7 });
+        assert_eq!(learn(&mut writer, 3, 7), Learned::Moved { from: 8 });
+        assert_eq!((writer.learned_at(7), writer.learned_at(8)), (2, 1));
+        assert!(writer.insert_static(key(2), 7), "a static entry takes the place of a learned one");
+        assert_eq!(writer.learned_at(7), 1);
+        writer.age(5, |_| ());
+        assert!(writer.learned_at.is_empty());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use wirepath_wire::{EtherType, MacAddr, Vni};
 
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::kinds::{HeaderTemplate, KINDS, TunnelKind};
+use super::learning::{self, AttachmentRules, LearnRules};
 use super::outer::TunnelId;
 use super::router::config::{ROUTER_MAC, RouterConfig, RoutingConfig, SEGMENT_ADDRESSES, SEGMENT_VRF, check_networks};
 use super::storm_control::{self, StormLimits};
@@ -107,7 +108,7 @@ static PORTS: ConfigTable = ConfigTable {
     written: Written::InlineList,
     about: "Local ports of the segment. A port and VLAN belong to one segment.",
     absent: "an error, unless the segment has a router",
-    keys: &[&ATTACHED_PORT, &ATTACHED_VLAN],
+    keys: &[&ATTACHED_PORT, &ATTACHED_VLAN, &learning::PORT_MAC_LIMIT],
     example: "ports = [{ port = \"lan\" }, { port = \"lan2\", vlan = 100 }]\n",
     ..ConfigTable::EMPTY
 };
@@ -201,6 +202,8 @@ pub static SEGMENT: ConfigTable = ConfigTable {
         &storm_control::BROADCAST_LIMIT,
         &storm_control::MULTICAST_LIMIT,
         &storm_control::UNKNOWN_UNICAST_LIMIT,
+        &learning::MAC_LIMIT,
+        &learning::REMOTE_MAC_LIMIT,
     ],
     tables: || {
         let of_kinds = KINDS.iter().filter_map(|kind| Some(kind.settings.as_ref()?.table));
@@ -275,6 +278,8 @@ pub struct AttachmentConfig {
     pub port: usize,
     /// VLAN on that port; `None`: frames without a tag.
     pub vlan: Option<u16>,
+    /// Rules for its hosts.
+    pub rules: AttachmentRules,
     /// Position in the configuration.
     pub port_span: Span,
 }
@@ -328,6 +333,8 @@ pub struct SegmentConfig {
     pub inner_vlans: InnerVlans,
     /// Limits of flooded frames from local ports.
     pub storm_limits: StormLimits,
+    /// Rules for learned addresses.
+    pub learn_rules: LearnRules,
     /// Static entries, which are never overridden.
     pub statics: Vec<(MacAddr, StaticDestination)>,
     /// Router of the segment.
@@ -592,6 +599,7 @@ impl Reader<'_> {
             None => RoutingConfig::none().read_router(table).unwrap_or_default(),
         };
         let storm_limits = StormLimits::read(table)?;
+        let learn_rules = LearnRules::read(table)?;
         let (vni_span, name_span) = (table.span(&VNI), table.span(&SEGMENT_NAME));
         table.has(&STATIC);
         let vni = identifier(table, kind);
@@ -641,6 +649,7 @@ impl Reader<'_> {
             accept_unknown_remotes,
             inner_vlans,
             storm_limits,
+            learn_rules,
             statics,
             router,
         })
@@ -748,6 +757,7 @@ impl Reader<'_> {
             let port = at.collect(at.read(&ATTACHED_PORT).and_then(|name| port_index(at, &name, self.ports)));
             let vlan = at.read(&ATTACHED_VLAN)?;
             let port_span = at.span(&ATTACHED_PORT);
+            let rules = AttachmentRules::read(at)?;
             let port = port?;
             // A misspelt VLAN would claim the untagged frames.
             at.check_keys()?;
@@ -762,7 +772,7 @@ impl Reader<'_> {
                 let message = format!("frames {what} on port \"{name}\" belong to segment \"{other}\" already");
                 return Err(at.error_in(key, message));
             }
-            Ok(AttachmentConfig { port, vlan, port_span })
+            Ok(AttachmentConfig { port, vlan, rules, port_span })
         })?;
         if attachments.is_empty() && !has_router {
             let missing = "missing, expected at least one port, as in [{ port = \"lan\" }]";

@@ -16,6 +16,7 @@ use super::counters::SegmentStats;
 use super::encap::encapsulate;
 use super::headers::{ETHERNET_LEN, VLAN_TAG_LEN};
 use super::learned::{LearnedRemoteStats, LearnedRemotes};
+use super::learning::RareLog;
 use super::neighbour::{Millis, NeighbourAction, NeighbourState};
 use super::next_hops::NextHops;
 use super::outer::{TunnelId, outer_headers};
@@ -28,7 +29,7 @@ use super::tables::{Destination, Layout, NextHop, Remote, Remotes};
 use super::underlay::{Addresses, HostReply};
 use crate::epoch::{Domain, Shared};
 use crate::registry::{Change, Changed, ObjectSpec, Page, TableSpec};
-use crate::table::{FdbLimits, FdbWriter, Key, Learned};
+use crate::table::{FdbLimits, FdbWriter, Key};
 use crate::{Control, ControlPlane, Learn, PortInfo, Punt, WorkerInfo};
 
 /// Minimum milliseconds between two log messages about address conflicts.
@@ -101,6 +102,7 @@ pub struct GatewayControl {
     /// Number of changes of the underlay's settings, which all tunnels have in common.
     pub(super) underlay_version: u64,
     pub(super) learns: Vec<LearnStats>,
+    pub(super) refusal_log: RareLog,
     conflicts: u64,
     conflict_logged_at: Option<Millis>,
     aged_at: u32,
@@ -153,6 +155,7 @@ impl GatewayControl {
             decapsulated_by_nic: false,
             underlay_version: 0,
             learns: Vec::new(),
+            refusal_log: RareLog::default(),
             conflicts: 0,
             conflict_logged_at: None,
             aged_at: seconds,
@@ -261,12 +264,12 @@ impl GatewayControl {
     }
 
     /// Returns whether a remote is configured or was learned and not removed.
-    fn is_live(&self, remote: u32) -> bool {
+    pub(super) fn is_live(&self, remote: u32) -> bool {
         self.list.get(remote as usize).is_some_and(|remote| !remote.address.is_unspecified())
     }
 
     /// Returns whether a segment has an attachment.
-    fn has_attachment(&self, segment: u16, attachment: u32) -> bool {
+    pub(super) fn has_attachment(&self, segment: u16, attachment: u32) -> bool {
         let attachments = self.layout.segments.get(usize::from(segment)).map(|segment| &segment.attachments);
         attachments.is_some_and(|attachments| attachments.contains(&attachment))
     }
@@ -749,40 +752,7 @@ impl Control for GatewayControl {
     }
 
     fn learn(&mut self, learn: Learn, plane: &mut ControlPlane) {
-        let Learn { key, destination } = learn;
-        let remote_of = |destination| match Destination::unpack(destination) {
-            Destination::Remote(index) => Some(index),
-            Destination::Attachment(_) | Destination::Router => None,
-        };
-        let remote = remote_of(destination);
-        // The segment, port or remote may have been removed since.
-        let is_there = match Destination::unpack(destination) {
-            Destination::Remote(index) => self.is_live(index),
-            Destination::Attachment(index) => self.has_attachment(key.segment(), index),
-            Destination::Router => false,
-        };
-        let Some(stats) = self.learns.get_mut(usize::from(key.segment())).filter(|_| is_there) else { return };
-        let outcome = self.fdb.learn(key, destination, plane.seconds());
-        if let (Learned::New | Learned::Moved { .. }, Some(index)) = (outcome, remote) {
-            self.learned.add_key(index, key);
-        }
-        match outcome {
-            Learned::New => stats.learned += 1,
-            Learned::Moved { from } => {
-                stats.moved += 1;
-                if let Some(index) = remote_of(from) {
-                    self.learned.remove_key(index, key, plane.seconds());
-                }
-                tracing::debug!(
-                    "{} moved from {:?} to {:?}",
-                    key.mac(),
-                    Destination::unpack(from),
-                    Destination::unpack(destination)
-                );
-            }
-            Learned::Full => stats.refused += 1,
-            Learned::Known | Learned::Static | Learned::NotUnicast => {}
-        }
+        self.learn_address(learn, plane);
     }
 
     fn tick(&mut self, plane: &mut ControlPlane) {

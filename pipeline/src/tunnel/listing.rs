@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::control::GatewayControl;
-use super::tables::{Destination, NextHop};
+use super::tables::{Destination, Layout, NextHop, Remote};
 use crate::ControlPlane;
 use crate::registry::{Column, Page, Row, TableSpec, Unit};
 use crate::table::FdbEntry;
@@ -118,13 +118,7 @@ impl GatewayControl {
                 page.extend_from(slots, |entry| {
                     let entry: FdbEntry = entry?;
                     let (config, layout, remotes, places) = layout;
-                    let to = match Destination::unpack(entry.destination) {
-                        Destination::Attachment(index) => {
-                            layout.attachments.get(index as usize).map(|it| attachment(plane, it.port.index(), it.vlan))
-                        }
-                        Destination::Router => Some("router".to_owned()),
-                        Destination::Remote(index) => remotes.get(index as usize).map(|it| it.address.to_string()),
-                    };
+                    let to = place_name(layout, remotes, Destination::unpack(entry.destination), plane);
                     let segment = places.position(entry.key.segment()).and_then(|at| config.segments.get(at));
                     let segment = segment.map(|segment| segment.name.clone());
                     let kind = if entry.seen.is_some() { "learned" } else { "static" };
@@ -176,6 +170,11 @@ impl GatewayControl {
         }
     }
 
+    /// Describes the place of an address, for the log.
+    pub(super) fn place_name(&self, place: Destination, plane: &ControlPlane) -> String {
+        place_name(&self.layout, &self.list, place, plane).unwrap_or_default()
+    }
+
     fn segment_row(&self, index: usize, plane: &ControlPlane) -> Row {
         let (stats, learn) = (self.segment_stats(index), self.learn_stats(index));
         let segment = &self.config.segments[index];
@@ -200,6 +199,17 @@ impl GatewayControl {
         row.extend([learn.learned, learn.moved, learn.aged, learn.refused].map(Value::from));
         row.extend(stats.storm_drops.map(Value::from));
         row
+    }
+}
+
+/// Returns the port, with its VLAN, or the remote of a forwarding entry.
+fn place_name(layout: &Layout, remotes: &[Remote], place: Destination, plane: &ControlPlane) -> Option<String> {
+    match place {
+        Destination::Attachment(index) => {
+            layout.attachments.get(index as usize).map(|it| attachment(plane, it.port.index(), it.vlan))
+        }
+        Destination::Router => Some("router".to_owned()),
+        Destination::Remote(index) => remotes.get(index as usize).map(|it| it.address.to_string()),
     }
 }
 

@@ -16,6 +16,7 @@
 //! - `host`: classification of the underlay packets for the gateway itself, and echo, on the workers.
 //! - `storm_control`: limits of flooded frames.
 //! - `policer`: rate limits of these packets.
+//! - `learning`: limits of learned addresses.
 //! - `learned`: limits, ageing and eviction of learned VTEPs.
 //! - `control`: combines these on the control thread.
 //! - `reconfigure`: changes of the configuration while the workers forward.
@@ -41,6 +42,7 @@ mod headers;
 mod host;
 pub mod kinds;
 mod learned;
+mod learning;
 mod listing;
 pub mod neighbour;
 mod next_hops;
@@ -58,6 +60,7 @@ pub mod underlay;
 pub use config::GatewayConfig;
 pub use control::{GatewayControl, LearnStats, Tunnel};
 pub use learned::LearnedRemoteStats;
+pub use learning::{AttachmentRules, LearnRules};
 pub use outer::{ActiveKind, TunnelId, outer_headers};
 pub use reconfigure::Reconfiguration;
 pub use stage::{Gateway, GatewayTables, PuntCode};

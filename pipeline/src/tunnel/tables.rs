@@ -14,6 +14,7 @@ use super::config::{GatewayConfig, InnerVlans, SegmentConfig, UnderlayConfig};
 use super::counters::SegmentCounters;
 use super::headers::ETHERNET_LEN;
 use super::kinds::TunnelKind;
+use super::learning::{AttachmentRules, LearnRules};
 use super::outer::{ActiveKind, PlainPackets, TunnelId};
 use super::places::Places;
 use super::router::{Interface, interfaces};
@@ -176,6 +177,8 @@ pub struct Segment {
     pub counters: Arc<[SegmentCounters]>,
     /// True if each frame of a superframe needs a tunnel header of its own.
     pub(super) cuts_superframes: bool,
+    /// Rules for learned addresses.
+    pub learn_rules: LearnRules,
     /// Limits the frames that local ports flood.
     pub(super) storm_control: Arc<StormControl>,
     /// Limits the tunnel packets of unknown VTEPs that the control thread gets.
@@ -198,6 +201,8 @@ pub struct Attachment {
     pub vlan: Option<u16>,
     /// Index of the segment.
     pub segment: u16,
+    /// Rules for its hosts.
+    pub rules: AttachmentRules,
     /// If true, the port inserts VLAN tags itself.
     pub inserts_vlan: bool,
     /// Maximum length of a frame without tag, in bytes.
@@ -326,6 +331,7 @@ impl Layout {
                     port: port.id,
                     vlan: attachment.vlan,
                     segment: place.index,
+                    rules: attachment.rules,
                     inserts_vlan: port.capabilities.offloads.contains(Offloads::TX_VLAN_INSERT),
                     max_frame: usize::from(port.mtu) + ETHERNET_LEN + segment.inner_vlans.tag_len(),
                 };
@@ -344,6 +350,7 @@ impl Layout {
                 accept_unknown_remotes: segment.accept_unknown_remotes,
                 cuts_superframes: segment.header().variable.differ_in_superframes(),
                 counters: known.map_or_else(counters, |known| Arc::clone(&known.counters)),
+                learn_rules: segment.learn_rules,
                 storm_control: StormControl::new(segment.storm_limits, known.map(|known| &known.storm_control)),
                 new_remotes: known.map_or_else(
                     || Arc::new(TokenBucket::new(NEW_REMOTES.0, NEW_REMOTES.1)),

@@ -11,7 +11,7 @@ use wirepath_pipeline::{Control, PortInfo, SteppedRuntime, WorkerInfo};
 use wirepath_pmd::port::PortEvent;
 use wirepath_settings::Source;
 use wirepath_wire::build::{OuterChecksum, OuterHeaders, VxlanConfig};
-use wirepath_wire::{EtherType, MacAddr, Vni, checksum, ethernet, parse};
+use wirepath_wire::{EtherType, MacAddr, Tag, Vni, checksum, ethernet, parse, vlan};
 
 // Ethernet addresses: the gateway, its peer on the underlay, a local host, a host behind the peer.
 pub(crate) const US: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -172,5 +172,13 @@ pub(crate) fn vxlan(from: &Addresses, inner: &[u8]) -> Vec<u8> {
     fields.inner_sum = checksum::sum(inner);
     encap.emit(&mut out, &fields).unwrap();
     out.extend_from_slice(inner);
+    out
+}
+
+/// Returns the frame with an 802.1Q tag.
+pub(crate) fn tagged(bytes: &[u8], id: u16) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    out.extend_from_slice(bytes);
+    assert!(vlan::push(&mut out, Tag::new(id)));
     out
 }

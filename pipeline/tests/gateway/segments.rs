@@ -4,7 +4,7 @@ use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::underlay::Addresses;
 use wirepath_wire::MacAddr;
 
-use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, WAN, frame, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, WAN, frame, tagged, vxlan};
 
 const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 const GROUP: MacAddr = MacAddr([1, 0, 0x5e, 1, 2, 3]);
@@ -40,4 +40,45 @@ fn storm_control_limits_each_kind() {
     assert_eq!(lab.settle().iter().filter(|(port, bytes)| *port == LAN && *bytes == inner).count(), 200);
     assert_eq!(flooded(&mut lab, FAR, 64), 64);
     assert_eq!(lab.control.segment_stats(0).unknown_unicast, 201);
+}
+
+/// The port `lan` without tag, and with VLAN 5.
+const TWO: &str = "{ port = 'lan', mac_limit = 10 }, { port = 'lan', vlan = 5 }";
+
+fn host(n: u32) -> MacAddr {
+    let [_, b, c, d] = n.to_be_bytes();
+    MacAddr([2, 7, 0, b, c, d])
+}
+
+#[test]
+fn full_limits_refuse_addresses_and_forward_their_frames() {
+    let mut lab = Lab::with_attachments("", TWO, "remotes = ['10.9.0.2']\nmac_limit = 25\nremote_mac_limit = 5").with_peer();
+    lab.settle();
+    // Ten addresses of the port, then five of the remote, then as many as the segment still has room for.
+    for n in 0..40 {
+        lab.send(LAN, &frame(FAR, host(n)));
+        lab.settle();
+    }
+    let counts = |lab: &Lab| {
+        let stats = lab.control.learn_stats(0);
+        (stats.learned, stats.refused)
+    };
+    assert_eq!(counts(&lab), (10, 30));
+    for n in 100..140 {
+        let inner = frame(host(0), host(n));
+        lab.send(WAN, &vxlan(&peer(), &inner));
+        assert!(lab.settle().contains(&(LAN, inner)), "frames of refused addresses are forwarded");
+    }
+    assert_eq!(counts(&lab), (15, 65));
+    for n in 200..240 {
+        lab.send(LAN, &tagged(&frame(FAR, host(n)), 5));
+        lab.settle();
+    }
+    assert_eq!((counts(&lab), lab.control.fdb_entries()), ((25, 95), 25));
+    // Known addresses have their entries still, frames to refused ones are flooded.
+    let before = lab.control.segment_stats(0).unknown_unicast;
+    lab.send(LAN, &frame(host(100), host(0)));
+    assert_eq!((lab.tunnelled(), lab.control.segment_stats(0).unknown_unicast), (1, before));
+    lab.send(LAN, &frame(host(130), host(0)));
+    assert_eq!((lab.tunnelled(), lab.control.segment_stats(0).unknown_unicast), (1, before + 1));
 }

@@ -6,9 +6,9 @@ use wirepath_packet::PortId;
 use wirepath_packet::drops::DropReason;
 use wirepath_pipeline::tunnel::neighbour::NeighbourState;
 use wirepath_pipeline::tunnel::underlay::Addresses;
-use wirepath_wire::{MacAddr, Tag, parse, vlan};
+use wirepath_wire::{MacAddr, parse};
 
-use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, US, WAN, frame, vxlan};
+use crate::lab::{FAR, HOST, LAN, Lab, PEER, SECOND, US, WAN, frame, tagged, vxlan};
 
 #[test]
 fn frames_for_an_unresolved_next_hop_are_queued_or_dropped() {
@@ -95,14 +95,6 @@ fn a_duplicate_vtep_address_is_reported() {
     let defended = lab.settle();
     assert_eq!(lab.control.conflicts(), 1);
     assert!(defended.iter().any(|(port, bytes)| *port == WAN && bytes[6..12] == US.0 && bytes[12..14] == [8, 6]));
-}
-
-/// Returns the frame with an 802.1Q tag.
-fn tagged(bytes: &[u8], id: u16) -> Vec<u8> {
-    let mut out = vec![0; 4];
-    out.extend_from_slice(bytes);
-    assert!(vlan::push(&mut out, Tag::new(id)));
-    out
 }
 
 #[test]

@@ -1,0 +1,138 @@
+//! Rules for learned addresses, on the control thread: limits of their number.
+//!
+//! Workers report a source address that is new, or at another place than in the forwarding database. A refused address
+//! changes nothing: its frames are forwarded, and frames to it are flooded or go to its known place.
+
+use wirepath_settings::{Integer, Key as ConfigKey, Settings};
+
+use super::config::Result;
+use super::control::GatewayControl;
+use super::neighbour::Millis;
+use super::tables::Destination;
+use crate::table::{Key, LearnLimits, Learned};
+use crate::{ControlPlane, Learn};
+
+/// Largest limit: no segment learns more addresses.
+const MAX_LIMIT: i64 = 16_384;
+/// Minimum milliseconds between two log messages about refused addresses.
+const LOG_INTERVAL: Millis = 10_000;
+
+pub(super) const MAC_LIMIT: ConfigKey<Integer<u32>> = ConfigKey::integer("mac_limit", 1..=MAX_LIMIT)
+    .absent("16384")
+    .about("Most addresses that the segment learns. Frames to further addresses are flooded.");
+pub(super) const REMOTE_MAC_LIMIT: ConfigKey<Integer<u32>> = ConfigKey::integer("remote_mac_limit", 1..=MAX_LIMIT)
+    .absent("no limit but that of the segment")
+    .about("Most addresses that the segment learns behind each remote.");
+pub(super) const PORT_MAC_LIMIT: ConfigKey<Integer<u32>> = ConfigKey::integer("mac_limit", 1..=MAX_LIMIT)
+    .absent("no limit but that of the segment")
+    .about("Most addresses that the segment learns behind this port and VLAN.");
+
+/// Rules of a segment for the addresses that it learns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LearnRules {
+    /// Most addresses of the segment.
+    pub limit: Option<u32>,
+    /// Most addresses behind each remote.
+    pub remote_limit: Option<u32>,
+}
+
+impl LearnRules {
+    pub(super) fn read(table: &Settings<'_>) -> Result<Self> {
+        Ok(Self { limit: table.read(&MAC_LIMIT)?, remote_limit: table.read(&REMOTE_MAC_LIMIT)? })
+    }
+}
+
+/// Rules of an attachment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttachmentRules {
+    /// Most addresses that are learned there.
+    pub mac_limit: Option<u32>,
+}
+
+impl AttachmentRules {
+    pub(super) fn read(table: &Settings<'_>) -> Result<Self> {
+        Ok(Self { mac_limit: table.read(&PORT_MAC_LIMIT)? })
+    }
+}
+
+/// Log messages of one kind, at most one in [`LOG_INTERVAL`].
+#[derive(Debug, Default)]
+pub(super) struct RareLog {
+    last: Option<Millis>,
+}
+
+impl RareLog {
+    /// Returns whether a message may be logged now.
+    pub(super) fn admits(&mut self, now: Millis) -> bool {
+        let admitted = self.last.is_none_or(|last| now >= last + LOG_INTERVAL);
+        if admitted {
+            self.last = Some(now);
+        }
+        admitted
+    }
+}
+
+impl GatewayControl {
+    /// Learns an address that a worker reported, within the rules.
+    pub(super) fn learn_address(&mut self, learn: Learn, plane: &ControlPlane) {
+        let Learn { key, destination } = learn;
+        let to = Destination::unpack(destination);
+        // The segment, port or remote may have been removed since.
+        let is_there = match to {
+            Destination::Remote(index) => self.is_live(index),
+            Destination::Attachment(index) => self.has_attachment(key.segment(), index),
+            Destination::Router => false,
+        };
+        if !is_there || usize::from(key.segment()) >= self.learns.len() {
+            return;
+        }
+        let limits = self.learn_limits(key.segment(), to);
+        let outcome = self.fdb.learn_within(key, destination, plane.seconds(), limits);
+        if let (Learned::New | Learned::Moved { .. }, Destination::Remote(index)) = (outcome, to) {
+            self.learned.add_key(index, key);
+        }
+        let stats = &mut self.learns[usize::from(key.segment())];
+        match outcome {
+            Learned::New => stats.learned += 1,
+            Learned::Moved { from } => {
+                stats.moved += 1;
+                let from = Destination::unpack(from);
+                if let Destination::Remote(index) = from {
+                    self.learned.remove_key(index, key, plane.seconds());
+                }
+                tracing::debug!("{} moved from {from:?} to {to:?}", key.mac());
+            }
+            Learned::Full => {
+                stats.refused += 1;
+                if self.refusal_log.admits(plane.now() / 1_000_000) {
+                    let (mac, name) = (key.mac(), self.segment_name(key));
+                    let place = self.place_name(to, plane);
+                    tracing::warn!("segment \"{name}\" does not learn {mac} from {place}: a limit is reached");
+                }
+            }
+            Learned::Known | Learned::Static | Learned::NotUnicast => {}
+        }
+    }
+
+    /// Returns the limits for an address of a segment at this place.
+    fn learn_limits(&self, segment: u16, to: Destination) -> LearnLimits {
+        let rules = self.layout.segments.get(usize::from(segment)).map(|segment| segment.learn_rules);
+        let rules = rules.unwrap_or_default();
+        let destination = match to {
+            Destination::Attachment(index) => {
+                self.layout.attachments.get(index as usize).and_then(|attachment| attachment.rules.mac_limit)
+            }
+            Destination::Remote(_) => rules.remote_limit,
+            Destination::Router => None,
+        };
+        LearnLimits {
+            segment: rules.limit.map(|limit| limit as usize),
+            destination: destination.map(|limit| limit as usize),
+        }
+    }
+
+    /// Returns the name of the segment of a forwarding entry.
+    pub(super) fn segment_name(&self, key: Key) -> String {
+        self.segment_config(key.segment()).map_or_else(String::new, |segment| segment.name.clone())
+    }
+}
